@@ -1,0 +1,18 @@
+/* Seeded faults: a pure function of (seed, group, op, slot, sender, receiver, round, packet).
+ * lossycoll/plan/inject.py is the same function; the oracle test holds the two together. */
+#ifndef LC_INJECT_H
+#define LC_INJECT_H
+
+#include "lossycoll.h"
+
+/* The key of one round of one stream. */
+uint64_t lc_inject_key(const lc_inject *inject, uint32_t group, uint32_t op, uint16_t slot,
+                       uint16_t sender, uint16_t receiver, uint8_t round);
+/* Sets bit k of bits (ceil(n/64) words) for every packet k that is lost. Returns their number. */
+uint32_t lc_inject_losses(const lc_inject *inject, uint64_t key, uint32_t n_packets, uint64_t *bits);
+int lc_inject_duplicates(const lc_inject *inject, uint64_t key, uint32_t packet);
+int lc_inject_reorders(const lc_inject *inject, uint64_t key, uint32_t packet);
+/* Whether any fault is asked for. */
+int lc_inject_active(const lc_inject *inject);
+
+#endif

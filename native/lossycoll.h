@@ -1,0 +1,214 @@
+/* lossycoll native engine: the whole public C interface.
+ *
+ * The part between the two cdef marks is read by native/build_cffi.py as it stands,
+ * so it holds plain declarations only. docs/engine.md explains the state machine.
+ */
+#ifndef LOSSYCOLL_H
+#define LOSSYCOLL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* cdef begin */
+
+/* ---- element types on the wire ---- */
+enum lc_dtype { LC_F32 = 0, LC_F64 = 1, LC_F16 = 2, LC_BF16 = 3, LC_BYTES = 4 };
+
+/* ---- plan tables (lossycoll/plan/model.py has the meaning of every field) ---- */
+enum lc_combine { LC_COPY = 0, LC_ADD = 1 };
+enum lc_finish { LC_FINISH_NONE = 0, LC_FINISH_MEAN = 1, LC_FINISH_STRATIFIED = 2 };
+enum lc_target { LC_TARGET_NONE = 0, LC_TARGET_OUT = 1, LC_TARGET_SCRATCH = 2 };
+enum lc_missing { LC_MISSING_KEEP = 0, LC_MISSING_OWN = 1 };
+
+typedef struct {
+    uint64_t offset;     /* elements, in the buffer that target names */
+    uint64_t length;     /* elements */
+    uint64_t own_offset; /* elements, in the input buffer */
+    uint32_t first_edge; /* sources first, then dests, in the edge table */
+    uint32_t n_sources;
+    uint32_t n_dests;
+    uint16_t number; /* the wire's slot field at this rank */
+    uint8_t combine;
+    uint8_t own;
+    uint8_t finish;
+    uint8_t target;
+    uint8_t missing;
+    uint8_t reserved;
+} lc_slot_desc;
+
+typedef struct {
+    uint16_t peer; /* rank in the group */
+    uint16_t slot; /* slot number at that peer (unused for sources) */
+} lc_edge;
+
+/* ---- seeded faults ---- */
+typedef struct {
+    double loss;    /* fraction of data packets, 0..1 */
+    double burst;   /* mean burst length in packets; <= 1 means single losses */
+    double dup;     /* fraction delivered twice */
+    double reorder; /* fraction delivered after their successor */
+    uint64_t seed;
+} lc_inject;
+
+/* ---- engine ---- */
+enum lc_fast_path { LC_GSO = 1, LC_GRO = 2, LC_MMSG = 4, LC_GATHER = 8, LC_SIMD = 16 };
+
+typedef struct {
+    const char *address; /* numeric address to bind; its family decides IPv4 or IPv6 */
+    uint16_t port;       /* 0: the kernel chooses */
+    uint16_t rank;
+    uint16_t size;
+    uint16_t payload_bytes;   /* data bytes per packet; a multiple of 8 */
+    int32_t socket_buffer;    /* bytes asked of the kernel for each direction; 0: the most it gives */
+    uint32_t disable;         /* lc_fast_path bits that must not be used */
+    uint32_t group;           /* number of the group, equal on all ranks; keys injected faults */
+    uint64_t deadline_min_ns; /* floor and ceiling of the learnt deadline */
+    uint64_t deadline_max_ns;
+    uint64_t reorder_ns; /* least time a stream waits after its end; 0: learnt alone */
+    double pace_bytes_per_s; /* 0: no fixed rate, congestion window only */
+    lc_inject inject;
+} lc_config;
+
+enum lc_code {
+    LC_OK = 0,
+    LC_PENDING = 1,
+    LC_E_ARGUMENT = -1,
+    LC_E_MEMORY = -2,
+    LC_E_SYSTEM = -3,   /* errno in lc_failure.sys_errno */
+    LC_E_MISMATCH = -4, /* a peer means another collective, size or dtype */
+    LC_E_TIMEOUT = -5,  /* a peer never took part within the operation's timeout */
+    LC_E_ABORTED = -6,  /* lc_engine_abort, or a peer's failure */
+    LC_E_CLOSED = -7,
+    LC_E_PEER = -8 /* a peer was declared dead by lc_engine_peer_dead */
+};
+
+typedef struct {
+    int32_t code;
+    int32_t sys_errno;
+    int32_t peer; /* rank in the group, or -1 */
+    uint32_t op;
+    uint64_t mine[3];   /* signature, element count, dtype: of this rank's call */
+    uint64_t theirs[3]; /* the same of the peer's call */
+} lc_failure;
+
+enum lc_cause { LC_CAUSE_COMPLETE = 0, LC_CAUSE_LOSS = 1, LC_CAUSE_DEADLINE = 2, LC_CAUSE_FAILED = 3 };
+
+/* Figures of one operation at this rank. A "contribution" is one rank's addend in one packet. */
+typedef struct {
+    uint32_t op;
+    int32_t cause;
+    uint64_t packets_sent;
+    uint64_t packets_resent;   /* of those sent, in repair rounds */
+    uint64_t packets_received; /* settled by arrival */
+    uint64_t packets_missing;  /* settled by being given up */
+    uint64_t packets_injected; /* dropped by injection */
+    uint64_t bytes_sent;       /* headers included */
+    uint64_t bytes_received;
+    uint64_t contribution_packets; /* finished packets that the next two figures describe */
+    uint64_t contributions;        /* their contributions, added up */
+    uint32_t contributions_min;
+    uint32_t deadline_hits; /* streams ended by the deadline */
+    uint64_t own_filled;    /* packets filled by on_missing="own" */
+    uint64_t kept;          /* packets left as they were */
+    uint64_t alone;         /* stratified packets to which no other rank contributed */
+    uint64_t elapsed_ns;
+} lc_report;
+
+/* Figures of an engine since it was opened. */
+typedef struct {
+    uint64_t operations;
+    uint64_t packets_sent, packets_resent, bytes_sent;
+    uint64_t packets_received, bytes_received;
+    uint64_t packets_injected, packets_duplicated, packets_reordered;
+    uint64_t packets_missing;
+    uint64_t contributions, contribution_packets;
+    uint64_t deadline_hits;
+    uint64_t malformed; /* too short, bad magic, version, checksum, length or range */
+    uint64_t foreign;   /* another session, or an address that is not the sender's */
+    uint64_t stale;     /* of an operation that has ended, or a round that is over */
+    uint64_t repeated;  /* arrived before */
+    uint64_t socket_overflow; /* dropped by the kernel because the socket buffer was full */
+    uint64_t send_calls, receive_calls, control_sent, control_received;
+    uint64_t operation_ns; /* time of all operations, added up */
+} lc_stats;
+
+typedef struct {
+    uint64_t packets_sent, packets_received, packets_missing;
+    uint64_t rtt_ns;      /* smoothed; 0 while unknown */
+    uint64_t deadline_ns; /* the deadline that a stream of one packet would get now */
+    double delivery_rate; /* received / (received + missing); 1 while unknown */
+} lc_peer_stats;
+
+typedef struct {
+    int32_t receive_buffer, send_buffer; /* what the kernel gave */
+    uint32_t active;                     /* lc_fast_path bits in use now */
+    uint16_t port;
+    uint16_t payload_bytes;
+} lc_link_info;
+
+typedef struct {
+    const char *host; /* numeric */
+    uint16_t port;
+} lc_address;
+
+typedef struct {
+    const lc_slot_desc *slots;
+    const lc_edge *edges;
+    uint32_t n_slots;
+    uint32_t n_edges;
+    const void *in;
+    void *out; /* may equal in */
+    uint64_t in_elements;
+    uint64_t out_elements;
+    uint64_t scratch_elements;
+    uint32_t elements_per_packet;
+    uint8_t dtype;
+    uint8_t reliable; /* resend until everything has arrived */
+    uint8_t repair;   /* rounds of resending when not reliable */
+    uint8_t notify;   /* hand the ticket to lc_engine_next as well */
+    double scale;     /* world for SUM, 1 for a mean */
+    uint64_t signature;
+    uint64_t timeout_ns; /* for peers that never take part */
+} lc_call;
+
+typedef struct lc_engine lc_engine;
+
+const char *lc_version(void);
+/* Opens the socket. NULL on failure, with the reason in *failure. */
+lc_engine *lc_engine_open(const lc_config *config, lc_failure *failure);
+/* Makes the peers known (size addresses, indexed by rank) and starts the progress thread. */
+int lc_engine_start(lc_engine *engine, uint64_t session, const lc_address *peers);
+/* Stops and joins the thread, fails what is pending, closes the socket and frees the engine. */
+void lc_engine_close(lc_engine *engine);
+void lc_engine_link(lc_engine *engine, lc_link_info *info);
+
+/* Hands an operation to the engine. Returns a ticket (> 0), or an lc_code < 0 at once. Buffers
+ * belong to the engine until the ticket is done. Operation numbers are given in submit order. */
+int64_t lc_engine_submit(lc_engine *engine, const lc_call *call);
+/* LC_OK when done, LC_PENDING after timeout_ns, or the code the operation failed with. */
+int lc_engine_wait(lc_engine *engine, int64_t ticket, uint64_t timeout_ns);
+int lc_engine_result(lc_engine *engine, int64_t ticket, lc_report *report, lc_failure *failure);
+/* Forgets a finished ticket. */
+void lc_engine_release(lc_engine *engine, int64_t ticket);
+/* The next finished ticket among those submitted with notify; 0 after timeout_ns; < 0 when closed. */
+int64_t lc_engine_next(lc_engine *engine, uint64_t timeout_ns);
+/* Wakes lc_engine_next with LC_E_CLOSED. */
+void lc_engine_stop_next(lc_engine *engine);
+
+void lc_engine_abort(lc_engine *engine, int code, int peer);
+void lc_engine_peer_dead(lc_engine *engine, int peer);
+void lc_engine_stats(lc_engine *engine, lc_stats *stats);
+int lc_engine_peer_stats(lc_engine *engine, int peer, lc_peer_stats *stats);
+void lc_engine_last_report(lc_engine *engine, lc_report *report);
+
+/* Which packets of a stream injection drops: one byte per packet, 1 = dropped. */
+void lc_inject_stream(const lc_inject *inject, uint32_t group, uint32_t op, uint16_t slot,
+                      uint16_t sender, uint16_t receiver, uint8_t round, uint32_t n_packets,
+                      uint8_t *dropped);
+/* Header size on the wire, bytes. */
+uint32_t lc_header_bytes(void);
+/* lc_fast_path bits that the processor and kernel offer, before any switch. */
+uint32_t lc_probe(void);
+
+/* cdef end */
+#endif

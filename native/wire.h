@@ -1,0 +1,86 @@
+/* The wire format: one fixed-size header, then payload. All fields are little-endian.
+ *
+ *   0 u16 magic      2 u8 version    3 u8 type       4 u32 crc32c of the header, this field as 0
+ *   8 u64 session   16 u32 link_seq 20 u32 op       24 u32 packet
+ *  28 u16 slot      30 u16 sender   32 u16 receiver 34 u16 length (payload bytes)
+ *  36 u16 count     38 u8 round     39 u8 format    40 u32 group     44 u32 time_us
+ *
+ * A data packet carries the elements [packet * elements_per_packet, ...) of a slot. A control
+ * packet carries `count` records of 32 bytes. The payload of a data packet is guarded by UDP's
+ * own checksum; the header has its own since some kernels damage the headers of offloaded sends.
+ */
+#ifndef LC_WIRE_H
+#define LC_WIRE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    LC_HEADER_BYTES = 48,
+    LC_RECORD_BYTES = 32,
+    LC_MAGIC = 0x4C43,
+    LC_WIRE_VERSION = 1,
+    LC_MAX_FORMAT = 4 /* the largest lc_dtype */
+};
+
+enum lc_packet_type { LC_DATA = 1, LC_CONTROL = 2 };
+
+typedef struct {
+    uint64_t session;
+    uint32_t link_seq; /* counts what this sender sent to this receiver, data only */
+    uint32_t op;
+    uint32_t packet;
+    uint32_t group;
+    uint32_t time_us; /* sender's clock, echoed by LC_R_ACK */
+    uint16_t slot;    /* number at the receiver */
+    uint16_t sender;
+    uint16_t receiver;
+    uint16_t length;
+    uint16_t count; /* contributions in a data packet, records in a control packet */
+    uint8_t type;
+    uint8_t round; /* 0 for the first sending, then the repair round */
+    uint8_t format;
+} lc_header;
+
+/* What a header must say to be ours. */
+typedef struct {
+    uint64_t session;
+    uint32_t group;
+    uint16_t rank;
+    uint16_t size;
+    uint16_t payload_bytes; /* the largest length */
+} lc_expect;
+
+enum lc_verdict { LC_GOOD = 0, LC_MALFORMED = 1, LC_FOREIGN = 2 };
+
+enum lc_record_kind {
+    LC_R_READY = 1,   /* a peer has posted op: send.      a = dtype, c = signature, d = elements */
+    LC_R_WANT = 2,    /* op is posted here, is it there?  same fields */
+    LC_R_FIN = 3,     /* this round of a stream is sent.  a = packets sent in the round */
+    LC_R_NACK = 4,    /* missing after a round.           a = first packet, b = all missing, c d = bits */
+    LC_R_DONE = 5,    /* a stream has settled.            a = packets missing for good */
+    LC_R_ACK = 6,     /* link. a = link_seq seen + 1, b = packets that may be in flight, c = time echo, d = received */
+    LC_R_PROBE = 7,   /* link. a = link_seq of the next packet */
+    LC_R_MISMATCH = 8 /* op means something else here.    same fields as READY */
+};
+
+typedef struct {
+    uint64_t c, d;
+    uint32_t op;
+    uint32_t a, b;
+    uint16_t slot;
+    uint8_t kind;
+    uint8_t round;
+} lc_record;
+
+/* Writes LC_HEADER_BYTES, checksum included. */
+void lc_wire_put(uint8_t *dst, const lc_header *header);
+/* Checks every field of a datagram of n bytes that this file can know to be right; *header is
+ * valid only when the verdict is LC_GOOD. Ranges of op, slot and packet are the engine's to check. */
+enum lc_verdict lc_wire_get(const uint8_t *src, size_t n, const lc_expect *expect,
+                            lc_header *header);
+void lc_record_put(uint8_t *dst, const lc_record *record);
+/* LC_GOOD or LC_MALFORMED (unknown kind). */
+enum lc_verdict lc_record_get(const uint8_t *src, lc_record *record);
+
+#endif

@@ -56,12 +56,15 @@ enum lc_verdict { LC_GOOD = 0, LC_MALFORMED = 1, LC_FOREIGN = 2 };
 enum lc_record_kind {
     LC_R_READY = 1,   /* a peer has posted op: send.      a = dtype, c = signature, d = elements */
     LC_R_WANT = 2,    /* op is posted here, is it there?  same fields */
-    LC_R_FIN = 3,     /* this round of a stream is sent.  a = packets sent in the round */
+    LC_R_FIN = 3,     /* this round of a stream is sent.  a = packets sent in the round, b = next link_seq */
     LC_R_NACK = 4,    /* missing after a round.           a = first packet, b = all missing, c d = bits */
     LC_R_DONE = 5,    /* a stream has settled.            a = packets missing for good */
     LC_R_ACK = 6,     /* link. a = link_seq seen + 1, b = packets that may be in flight, c = time echo, d = received */
     LC_R_PROBE = 7,   /* link. a = link_seq of the next packet */
-    LC_R_MISMATCH = 8 /* op means something else here.    same fields as READY */
+    LC_R_MISMATCH = 8, /* op means something else here.   same fields as READY */
+    LC_R_ASK = 9,     /* a stream is silent: where is it? */
+    LC_R_WAIT = 10,   /* the stream waits for its own sources or for its rank: nothing is lost */
+    LC_R_LAST = 10
 };
 
 typedef struct {

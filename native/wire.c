@@ -1,0 +1,202 @@
+/* Headers and records to bytes and back; nothing unchecked gets past lc_wire_get. */
+#include "wire.h"
+
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__ARM_FEATURE_CRC32) && !defined(__AARCH64EB__)
+#include <arm_acle.h>
+#endif
+
+/* ---- little-endian fields, whatever the host and the alignment ---- */
+
+static void put16(uint8_t *p, uint16_t v) {
+    p[0] = (uint8_t)v;
+    p[1] = (uint8_t)(v >> 8);
+}
+
+static void put32(uint8_t *p, uint32_t v) {
+    put16(p, (uint16_t)v);
+    put16(p + 2, (uint16_t)(v >> 16));
+}
+
+static void put64(uint8_t *p, uint64_t v) {
+    put32(p, (uint32_t)v);
+    put32(p + 4, (uint32_t)(v >> 32));
+}
+
+static uint16_t get16(const uint8_t *p) {
+    return (uint16_t)(p[0] | p[1] << 8);
+}
+
+static uint32_t get32(const uint8_t *p) {
+    return get16(p) | (uint32_t)get16(p + 2) << 16;
+}
+
+static uint64_t get64(const uint8_t *p) {
+    return get32(p) | (uint64_t)get32(p + 4) << 32;
+}
+
+/* ---- CRC32C of a header ---- */
+
+enum { OFFSET_CRC = 4 };
+
+static uint32_t crc_table[256];
+
+/* Before main and before any thread, so that the table needs no lock. */
+__attribute__((constructor)) static void make_crc_table(void) {
+    for (uint32_t i = 0; i < 256; i++) {
+        uint32_t crc = i;
+        for (int bit = 0; bit < 8; bit++)
+            crc = crc >> 1 ^ (crc & 1 ? 0x82F63B78u : 0);
+        crc_table[i] = crc;
+    }
+}
+
+static uint32_t crc_plain(const uint8_t *header) {
+    uint32_t crc = ~0u;
+    for (int i = 0; i < LC_HEADER_BYTES; i++)
+        crc = crc >> 8 ^ crc_table[(crc ^ header[i]) & 0xFF];
+    return ~crc;
+}
+
+#if defined(__x86_64__)
+__attribute__((target("sse4.2"))) static uint32_t crc_sse42(const uint8_t *header) {
+    uint64_t crc = ~0u;
+    for (int i = 0; i < LC_HEADER_BYTES; i += 8)
+        crc = _mm_crc32_u64(crc, get64(header + i));
+    return ~(uint32_t)crc;
+}
+#elif defined(__ARM_FEATURE_CRC32) && !defined(__AARCH64EB__)
+static uint32_t crc_arm(const uint8_t *header) {
+    uint32_t crc = ~0u;
+    for (int i = 0; i < LC_HEADER_BYTES; i += 8)
+        crc = __crc32cd(crc, get64(header + i));
+    return ~crc;
+}
+#endif
+
+/* The processor is asked once, when the program loads; here it is a load and a predicted branch. */
+static uint32_t crc_of(const uint8_t *header) {
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("sse4.2"))
+        return crc_sse42(header);
+#elif defined(__ARM_FEATURE_CRC32) && !defined(__AARCH64EB__)
+    return crc_arm(header);
+#endif
+    return crc_plain(header);
+}
+
+static uint32_t checksum(const uint8_t *src) {
+    uint8_t header[LC_HEADER_BYTES];
+    memcpy(header, src, sizeof header);
+    put32(header + OFFSET_CRC, 0);
+    return crc_of(header);
+}
+
+/* ---- headers ---- */
+
+void lc_wire_put(uint8_t *dst, const lc_header *header) {
+    put16(dst, LC_MAGIC);
+    dst[2] = LC_WIRE_VERSION;
+    dst[3] = header->type;
+    put32(dst + OFFSET_CRC, 0);
+    put64(dst + 8, header->session);
+    put32(dst + 16, header->link_seq);
+    put32(dst + 20, header->op);
+    put32(dst + 24, header->packet);
+    put16(dst + 28, header->slot);
+    put16(dst + 30, header->sender);
+    put16(dst + 32, header->receiver);
+    put16(dst + 34, header->length);
+    put16(dst + 36, header->count);
+    dst[38] = header->round;
+    dst[39] = header->format;
+    put32(dst + 40, header->group);
+    put32(dst + 44, header->time_us);
+    put32(dst + OFFSET_CRC, crc_of(dst));
+}
+
+static void read_fields(const uint8_t *src, lc_header *header) {
+    header->type = src[3];
+    header->session = get64(src + 8);
+    header->link_seq = get32(src + 16);
+    header->op = get32(src + 20);
+    header->packet = get32(src + 24);
+    header->slot = get16(src + 28);
+    header->sender = get16(src + 30);
+    header->receiver = get16(src + 32);
+    header->length = get16(src + 34);
+    header->count = get16(src + 36);
+    header->round = src[38];
+    header->format = src[39];
+    header->group = get32(src + 40);
+    header->time_us = get32(src + 44);
+}
+
+/* True of a datagram that is a packet of this version, intact, whoever it is for. */
+static int well_formed(const uint8_t *src, size_t n) {
+    return n >= LC_HEADER_BYTES && get16(src) == LC_MAGIC && src[2] == LC_WIRE_VERSION &&
+           get32(src + OFFSET_CRC) == checksum(src);
+}
+
+static int is_ours(const lc_header *header, const lc_expect *expect) {
+    return header->session == expect->session && header->group == expect->group &&
+           header->receiver == expect->rank && header->sender < expect->size &&
+           header->sender != expect->rank;
+}
+
+/* Whether the fields that describe the payload agree with it and with each other. */
+static int has_shape(const lc_header *header, size_t payload) {
+    if (header->length != payload || header->count < 1 || header->format > LC_MAX_FORMAT)
+        return 0;
+    if (header->type == LC_CONTROL)
+        return header->length == (uint32_t)header->count * LC_RECORD_BYTES;
+    return header->type == LC_DATA;
+}
+
+/* Foreign is asked before what depends on our own settings (the largest length, the world size):
+ * another job may have a larger payload, and is then foreign, not malformed. */
+enum lc_verdict lc_wire_get(const uint8_t *src, size_t n, const lc_expect *expect,
+                            lc_header *header) {
+    if (!well_formed(src, n))
+        return LC_MALFORMED;
+    lc_header seen;
+    read_fields(src, &seen);
+    if (!has_shape(&seen, n - LC_HEADER_BYTES))
+        return LC_MALFORMED;
+    if (!is_ours(&seen, expect))
+        return LC_FOREIGN;
+    if (seen.length > expect->payload_bytes)
+        return LC_MALFORMED;
+    *header = seen;
+    return LC_GOOD;
+}
+
+/* ---- records: u8 kind, u8 round, u16 slot, u32 op, u32 a, u32 b, u64 c, u64 d ---- */
+
+void lc_record_put(uint8_t *dst, const lc_record *record) {
+    dst[0] = record->kind;
+    dst[1] = record->round;
+    put16(dst + 2, record->slot);
+    put32(dst + 4, record->op);
+    put32(dst + 8, record->a);
+    put32(dst + 12, record->b);
+    put64(dst + 16, record->c);
+    put64(dst + 24, record->d);
+}
+
+enum lc_verdict lc_record_get(const uint8_t *src, lc_record *record) {
+    if (src[0] < LC_R_READY || src[0] > LC_R_MISMATCH)
+        return LC_MALFORMED;
+    record->kind = src[0];
+    record->round = src[1];
+    record->slot = get16(src + 2);
+    record->op = get32(src + 4);
+    record->a = get32(src + 8);
+    record->b = get32(src + 12);
+    record->c = get64(src + 16);
+    record->d = get64(src + 24);
+    return LC_GOOD;
+}

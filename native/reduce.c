@@ -3,6 +3,11 @@
 
 #include <string.h>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#endif
+
 /* The variants must agree bit for bit, so no target may fuse a multiplication with an addition.
  * Clang is told here; gcc does not know this pragma, and does not fuse under -std=c11. */
 #if defined(__clang__)
@@ -19,18 +24,76 @@
 #define VECTOR_BYTES 16
 #include "reduce_target.h"
 
-enum variant { PLAIN, N_VARIANTS };
+#if defined(__x86_64__)
+/* Register widths are the compiler's to keep within what TARGET allows, whatever flags the build
+ * has: nothing here needs -march, and one binary serves every processor. */
+#define TARGET        __attribute__((target("avx2,f16c")))
+#define VARIANT       avx2
+#define VECTOR_BYTES  32
+#define WIDEN_F16(v)  ((VF32)_mm256_cvtph_ps((__m128i)(v)))
+#define NARROW_F16(v) ((VU16)_mm256_cvtps_ph((__m256)(v), _MM_FROUND_TO_NEAREST_INT))
+#include "reduce_target.h"
 
-static const lc_kernels *const *const kernels[N_VARIANTS] = {[PLAIN] = kernels_plain};
+#define TARGET        __attribute__((target("avx512f,avx512bw,avx512vl")))
+#define VARIANT       avx512
+#define VECTOR_BYTES  64
+#define WIDEN_F16(v)  ((VF32)_mm512_cvtph_ps((__m256i)(v)))
+#define NARROW_F16(v) ((VU16)_mm512_cvtps_ph((__m512)(v), _MM_FROUND_TO_NEAREST_INT))
+#include "reduce_target.h"
+#endif
 
-static enum variant best_variant(void) {
-    return PLAIN;
+typedef struct {
+    const char *name;
+    const lc_kernels *const *kernels; /* indexed by dtype */
+    int (*runs)(void);                /* whether this processor and kernel can execute it */
+} variant;
+
+static int always(void) {
+    return 1;
+}
+
+#if defined(__x86_64__)
+/* clang 14 cannot ask for f16c by name. */
+static int has_f16c(void) {
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+
+static int runs_avx2(void) {
+    return __builtin_cpu_supports("avx2") && has_f16c();
+}
+
+static int runs_avx512(void) {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl");
+}
+#endif
+
+/* Best first; the last runs everywhere. */
+static const variant variants[] = {
+#if defined(__x86_64__)
+    {"avx512", kernels_avx512, runs_avx512},
+    {"avx2", kernels_avx2, runs_avx2},
+#endif
+    {"plain", kernels_plain, always},
+};
+
+enum { N_VARIANTS = sizeof variants / sizeof variants[0] };
+
+static const variant *best;
+
+/* Before main and before any thread, so that the choice needs no lock. */
+__attribute__((constructor)) static void choose_best(void) {
+    best = variants;
+    while (!best->runs())
+        best++;
 }
 
 const lc_kernels *lc_kernels_of(int dtype, int simd) {
     if (dtype < LC_F32 || dtype > LC_BF16)
         return NULL;
-    return kernels[simd ? best_variant() : PLAIN][dtype];
+    const variant *v = simd ? best : &variants[N_VARIANTS - 1];
+    return v->kernels[dtype];
 }
 
 uint32_t lc_element_bytes(int dtype) {
@@ -40,6 +103,5 @@ uint32_t lc_element_bytes(int dtype) {
 }
 
 const char *lc_simd_name(void) {
-    static const char *const names[N_VARIANTS] = {[PLAIN] = "plain"};
-    return names[best_variant()];
+    return best->name;
 }

@@ -18,20 +18,24 @@ INLINE size_t K(lanes)(size_t n, size_t i) {
 }
 
 INLINE VECTOR K(load_acc)(const char *p, size_t lanes) {
-    VECTOR v = {0};
-    if (lanes == LANES)
+    VECTOR v;
+    if (lanes == LANES) {
         memcpy(&v, p, sizeof v);
-    else
-        memcpy(&v, p, lanes * ACC_STEP);
+        return v;
+    }
+    v = (VECTOR){0};
+    memcpy(&v, p, lanes * ACC_STEP);
     return v;
 }
 
 INLINE VECTOR K(load)(const char *p, size_t lanes) {
-    WIRE_VECTOR v = {0};
-    if (lanes == LANES)
+    WIRE_VECTOR v;
+    if (lanes == LANES) {
         memcpy(&v, p, sizeof v);
-    else
-        memcpy(&v, p, lanes * WIRE_STEP);
+        return FROM_WIRE(v);
+    }
+    v = (WIRE_VECTOR){0};
+    memcpy(&v, p, lanes * WIRE_STEP);
     return FROM_WIRE(v);
 }
 

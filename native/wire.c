@@ -156,8 +156,14 @@ static int has_shape(const lc_header *header, size_t payload) {
     return header->type == LC_DATA;
 }
 
-/* Foreign is asked before what depends on our own settings (the largest length, the world size):
- * another job may have a larger payload, and is then foreign, not malformed. */
+/* Whether the header stays within what this group agreed on. */
+static int in_range(const lc_header *header, const lc_expect *expect) {
+    int believable = header->type == LC_CONTROL || header->count <= expect->size;
+    return believable && header->length <= expect->payload_bytes;
+}
+
+/* Foreign is asked before the ranges: another job may have larger packets and more ranks, and is
+ * then foreign, not malformed. */
 enum lc_verdict lc_wire_get(const uint8_t *src, size_t n, const lc_expect *expect,
                             lc_header *header) {
     if (!well_formed(src, n))
@@ -168,7 +174,7 @@ enum lc_verdict lc_wire_get(const uint8_t *src, size_t n, const lc_expect *expec
         return LC_MALFORMED;
     if (!is_ours(&seen, expect))
         return LC_FOREIGN;
-    if (seen.length > expect->payload_bytes)
+    if (!in_range(&seen, expect))
         return LC_MALFORMED;
     *header = seen;
     return LC_GOOD;
@@ -188,7 +194,7 @@ void lc_record_put(uint8_t *dst, const lc_record *record) {
 }
 
 enum lc_verdict lc_record_get(const uint8_t *src, lc_record *record) {
-    if (src[0] < LC_R_READY || src[0] > LC_R_MISMATCH)
+    if (src[0] < LC_R_READY || src[0] > LC_R_LAST)
         return LC_MALFORMED;
     record->kind = src[0];
     record->round = src[1];

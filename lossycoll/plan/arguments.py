@@ -1,0 +1,71 @@
+"""What every plan builder asks of its arguments. All refusals are ValueErrors with both values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
+from operator import index
+from typing import Final
+
+MAX_WORLD: Final = 32768
+"""A slot number is 16 bits on the wire and an all-reduce uses two per rank."""
+
+
+def check_world(world: int, rank: int, elements_per_packet: int) -> None:
+    """Refuses a world outside 1..32768, a rank outside 0..world-1 and packets of no elements."""
+    if not 1 <= world <= MAX_WORLD:
+        raise ValueError(f"world is {world}, wanted 1 to {MAX_WORLD}")
+    check_rank("rank", rank, world)
+    if elements_per_packet < 1:
+        raise ValueError(f"elements_per_packet is {elements_per_packet}, wanted 1 or more")
+
+
+def check_rank(name: str, rank: int, world: int) -> None:
+    """Refuses a rank that the world doesn't have; ``name`` is the argument's."""
+    if not 0 <= rank < world:
+        raise ValueError(f"{name} is {rank}, wanted 0 to {world - 1}")
+
+
+def check_count(name: str, count: int) -> int:
+    """``count`` as a plain int; refuses what is not an integer or is negative."""
+    try:
+        value = index(count)
+    except TypeError:
+        raise ValueError(f"{name} is {count!r}, wanted an integer of 0 or more") from None
+    if value < 0:
+        raise ValueError(f"{name} is {value}, wanted 0 or more")
+    return value
+
+
+def check_counts(name: str, counts: int | Sequence[int], world: int) -> tuple[int, ...]:
+    """One element count per rank: a single number stands for the same on every rank."""
+    if not isinstance(counts, Sequence):
+        return (check_count(name, counts),) * world
+    if len(counts) != world:
+        raise ValueError(f"{name} has {len(counts)} entries, wanted one per rank: {world}")
+    return tuple(check_count(f"{name}[{i}]", count) for i, count in enumerate(counts))
+
+
+@lru_cache(maxsize=256)
+def check_order(order: tuple[int, ...], world: int) -> tuple[int, ...]:
+    """The inverse of ``order``, a permutation of the ranks: entry ``r`` is the place of rank r."""
+    if sorted(order) != list(range(world)):
+        raise ValueError(f"order is {order}, wanted each of 0 to {world - 1} once")
+    place = [0] * world
+    for position, rank in enumerate(order):
+        place[rank] = position
+    return tuple(place)
+
+
+def starts(counts: tuple[int, ...]) -> tuple[int, ...]:
+    """Where each of several ranges begins when they lie one after another, in elements."""
+    return tuple(accumulate(counts[:-1], initial=0)) if counts else ()
+
+
+def others(world: int, rank: int) -> tuple[int, ...]:
+    """The other ranks, from ``rank + 1`` on and around.
+
+    Every rank begins with another peer, so that they don't all send to rank 0 first.
+    """
+    return (*range(rank + 1, world), *range(rank))

@@ -1,0 +1,49 @@
+"""A plan as the native engine reads it: the arrays of lc_slot_desc and lc_edge, as bytes."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from .model import Plan
+
+SLOT: Final = struct.Struct("<QQQIIIHBBBBBB4x")
+"""lc_slot_desc of native/lossycoll.h: 48 bytes, its padding included."""
+EDGE: Final = struct.Struct("<HH")
+"""lc_edge: 4 bytes."""
+
+
+def encode(plan: Plan) -> tuple[bytes, bytes]:
+    """(slot table, edge table) of ``plan``; little-endian, as all machines we run on.
+
+    The edges of a slot lie together, its sources (whose slot field is 0) before its dests, and
+    slots follow in the plan's order. Raises ValueError if a field doesn't fit.
+    """
+    slots = bytearray()
+    edges: list[int] = []
+    try:
+        for slot in plan.slots:
+            slots += SLOT.pack(
+                slot.offset,
+                slot.length,
+                slot.own_offset,
+                len(edges) // 2,
+                len(slot.sources),
+                len(slot.dests),
+                slot.number,
+                slot.combine,
+                slot.own,
+                slot.finish,
+                slot.target,
+                slot.missing,
+                0,
+            )
+            for source in slot.sources:
+                edges += (source, 0)
+            for dest in slot.dests:
+                edges += (dest.peer, dest.slot)
+        return bytes(slots), struct.pack(f"<{len(edges)}H", *edges)
+    except struct.error as error:
+        raise ValueError(
+            f"the {plan.collective} plan doesn't fit the native table: {error}"
+        ) from None

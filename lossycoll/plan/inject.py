@@ -1,0 +1,170 @@
+"""Seeded faults: which packets of a stream are lost, doubled or delayed.
+
+A pure function of (seed, group, op, slot, sender, receiver, round, packet). native/inject.c is the
+same function, and a test holds the two together, so the reference executor knows exactly what the
+native engine loses. All draws are uniform on [0, 1) with 53 bits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .splitmix import MASK, mix, mix_array
+
+LOSS: Final = 0
+DUPLICATE: Final = 1
+REORDER: Final = 2
+
+FORM: Final = (
+    "loss, dup and reorder in [0, 1]; burst >= 1, the mean number of packets lost in a row; "
+    "seed an integer >= 0; as in loss=0.1,burst=8,seed=7"
+)
+
+
+@dataclass(frozen=True)
+class Inject:
+    """What to inject.
+
+    ``loss``: fraction of packets lost. ``burst``: mean number of packets lost in a row; 1 means
+    that each packet is lost on its own. ``dup``: fraction delivered twice. ``reorder``: fraction
+    delivered after their successor. ``seed``: 64 bits.
+
+    Raises ValueError for a value outside its range, and for a burst length that a loss rate can't
+    have: between bursts at least one packet arrives, so loss <= burst / (burst + 1) unless it is 1.
+    """
+
+    loss: float = 0.0
+    burst: float = 1.0
+    dup: float = 0.0
+    reorder: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("loss", "dup", "reorder"):
+            value = getattr(self, name)
+            if not 0 <= value <= 1:
+                raise ValueError(f"{name} is {value}, wanted 0 to 1 ({FORM})")
+        if not (self.burst >= 1 and math.isfinite(self.burst)):
+            raise ValueError(f"burst is {self.burst}, wanted a number of 1 or more ({FORM})")
+        if not (isinstance(self.seed, int) and 0 <= self.seed <= MASK):
+            raise ValueError(f"seed is {self.seed}, wanted an integer, 0 to 2**64 - 1 ({FORM})")
+        if self.burst > 1 and self.loss < 1 and _begin(self.loss, 1 / self.burst) > 1 + 1e-9:
+            raise ValueError(
+                f"burst is {self.burst}, wanted at least {self.loss / (1 - self.loss):.6g} for "
+                f"loss {self.loss}: shorter bursts can't lose so many packets ({FORM})"
+            )
+
+    @property
+    def active(self) -> bool:
+        """Whether any fault is asked for."""
+        return self.loss > 0 or self.dup > 0 or self.reorder > 0
+
+
+def parse(text: str) -> Inject:
+    """Reads ``"loss=0.1,burst=8,seed=7,dup=0.01,reorder=0.01"``; any part may be left out.
+
+    Raises ValueError naming the part that is wrong, the names there are and the form.
+    """
+    allowed = [field.name for field in fields(Inject)]
+    found: dict[str, float | int] = {}
+    for part in text.split(",") if text.strip() else ():
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or name not in allowed:
+            raise ValueError(
+                f"{part.strip()!r} in {text!r}: wanted name=value with a name of "
+                f"{', '.join(allowed)} ({FORM})"
+            )
+        if name in found:
+            raise ValueError(f"{part.strip()!r} in {text!r}: {name} is given twice ({FORM})")
+        try:
+            found[name] = int(value) if name == "seed" else float(value)
+        except ValueError:
+            kind = "an integer" if name == "seed" else "a number"
+            raise ValueError(
+                f"{part.strip()!r} in {text!r}: {name} is {value!r}, wanted {kind} "
+                f"(names: {', '.join(allowed)}; {FORM})"
+            ) from None
+    try:
+        return Inject(**found)  # type: ignore[arg-type]  # seed is an int, see above
+    except ValueError as error:
+        raise ValueError(f"{text!r}: {error}; names: {', '.join(allowed)}") from None
+
+
+def stream_key(  # noqa: PLR0917 -- the arguments of lc_inject_key, in its order
+    seed: int, group: int, op: int, slot: int, sender: int, receiver: int, round: int
+) -> int:
+    """The 64-bit key of one round of one stream; ``slot`` is the number at the receiver."""
+    key = seed
+    for value in (group, op, slot, sender, receiver, round):
+        key = mix(key ^ value)
+    return key
+
+
+def draw(key: int, lane: int, n_packets: int) -> NDArray[np.float64]:
+    """Uniform draws on [0, 1) for the packets 0..n_packets-1 of a stream; shape (n_packets,)."""
+    packets = np.arange(n_packets, dtype=np.uint64)
+    words = mix_array((packets | np.uint64(lane << 32)) ^ np.uint64(key))
+    uniform: NDArray[np.float64] = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return uniform
+
+
+def _begin(loss: float, end: float) -> float:
+    """Chance that a burst begins after a packet that arrived, if one ends with chance ``end``."""
+    return loss * end / (1 - loss)
+
+
+def losses(inject: Inject, key: int, n_packets: int) -> NDArray[np.bool_]:
+    """Which packets are lost; bool, shape (n_packets,). ``key`` is :func:`stream_key`'s.
+
+    Bursts are the two-state chain of Gilbert, "Capacity of a burst-noise channel", Bell Syst.
+    Tech. J. 39 (1960), with every packet lost in the bad state and none in the good one, started
+    in its steady state: a packet is lost with chance ``loss``, bursts have mean length ``burst``.
+    """
+    if inject.loss >= 1:
+        return np.ones(n_packets, dtype=np.bool_)
+    u = draw(key, LOSS, n_packets)
+    if inject.burst <= 1 or n_packets == 0:
+        return u < inject.loss
+    end = 1 / inject.burst
+    from_good = u < _begin(inject.loss, end)
+    from_bad = u >= end
+    from_good[0] = from_bad[0] = u[0] < inject.loss
+    # Each packet maps the state before it to its own: to a constant where both agree, else
+    # unchanged or inverted. So a state is the last constant, inverted as often as was asked since.
+    index = np.arange(n_packets)
+    constant = np.maximum.accumulate(np.where(from_good == from_bad, index, 0))
+    odd = np.logical_xor.accumulate(from_good & ~from_bad)
+    return np.asarray(from_good[constant] ^ odd ^ odd[constant])
+
+
+def duplicates(inject: Inject, key: int, n_packets: int) -> NDArray[np.bool_]:
+    """Which packets are delivered twice; bool, shape (n_packets,)."""
+    return draw(key, DUPLICATE, n_packets) < inject.dup
+
+
+def reorders(inject: Inject, key: int, n_packets: int) -> NDArray[np.bool_]:
+    """Which packets are delivered after their successor; bool, shape (n_packets,)."""
+    return draw(key, REORDER, n_packets) < inject.reorder
+
+
+def lost(  # noqa: PLR0917 -- the last five are those of reference.Lost
+    inject: Inject,
+    group: int,
+    op: int,
+    sender: int,
+    receiver: int,
+    slot: int,
+    n_packets: int,
+    round: int = 0,
+) -> NDArray[np.bool_]:
+    """:func:`losses` of one round of one stream, by the stream's name.
+
+    With ``functools.partial(lost, inject, group, op)`` it is what the reference executor asks for.
+    """
+    key = stream_key(inject.seed, group, op, slot, sender, receiver, round)
+    return losses(inject, key, n_packets)

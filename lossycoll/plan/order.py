@@ -1,0 +1,59 @@
+"""Who owns what: a seeded order of the ranks, and a tensor cut into segments."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+
+from .arguments import MAX_WORLD, check_count
+from .splitmix import MASK, mix
+
+DOMAIN: Final = 0x6F72646572
+"""Keeps the order apart from injected faults, which may be given the same seed ("order")."""
+
+
+def draw_order(seed: int, group: int, op: int, world: int) -> tuple[int, ...]:
+    """A permutation of the ranks 0..world-1, equal on all ranks that share the arguments.
+
+    Fisher and Yates' shuffle over splitmix64. ``seed`` is 64 bits, ``group`` and ``op`` 32 bits,
+    all unsigned. Redrawing it for each operation is what makes the mean of what arrived unbiased:
+    the owner's own contribution always counts, so each rank must be the owner equally often.
+
+    Raises ValueError for a number outside its range.
+    """
+    for name, value, bits in (("seed", seed, 64), ("group", group, 32), ("op", op, 32)):
+        if not 0 <= value < 1 << bits:
+            raise ValueError(f"{name} is {value}, wanted 0 to 2**{bits} - 1")
+    if not 1 <= world <= MAX_WORLD:
+        raise ValueError(f"world is {world}, wanted 1 to {MAX_WORLD}")
+    key = mix(mix(mix((seed ^ DOMAIN) & MASK) ^ group) ^ op)
+    order = list(range(world))
+    for i in range(world - 1, 0, -1):
+        # The high bits of the product: uniform on 0..i up to i / 2**64.
+        j = (mix(key ^ i) * (i + 1)) >> 64
+        order[i], order[j] = order[j], order[i]
+    return tuple(order)
+
+
+@lru_cache(maxsize=256)
+def segments(elements: int, parts: int, elements_per_packet: int) -> tuple[tuple[int, int], ...]:
+    """Cuts ``elements`` into ``parts`` contiguous segments: (offset, length) of each, in elements.
+
+    Borders are multiples of ``elements_per_packet``, so that no packet is cut, and sizes differ by
+    at most one packet. With fewer packets than parts the last segments are empty (length 0).
+
+    Raises ValueError for a negative count, or fewer than one part or element per packet.
+    """
+    check_count("elements", elements)
+    if parts < 1:
+        raise ValueError(f"parts is {parts}, wanted 1 or more")
+    if elements_per_packet < 1:
+        raise ValueError(f"elements_per_packet is {elements_per_packet}, wanted 1 or more")
+    share, extra = divmod(-(-elements // elements_per_packet), parts)
+    out = []
+    begin = 0
+    for i in range(parts):
+        end = min(begin + (share + (i < extra)) * elements_per_packet, elements)
+        out.append((begin, end - begin))
+        begin = end
+    return tuple(out)

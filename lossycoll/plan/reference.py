@@ -1,0 +1,296 @@
+"""The reference executor: what the result of a collective *is*, given which packets were lost.
+
+All ranks' plans run in one process, without sockets or time, on numpy arrays. The native engine
+must give the same elements, to rounding, for every plan and every set of lost packets.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .model import Combine, Finish, Missing, Plan, Slot, Target, packet_count
+from .wire_types import Array, WireType, wire_type
+
+Lost = Callable[[int, int, int, int, int], NDArray[np.bool_]]
+"""(sender, receiver, slot number at the receiver, number of packets, round) -> lost, per packet."""
+
+
+@dataclass
+class RankResult:
+    """One rank's outcome. The counters are those of the native engine's report, by name."""
+
+    output: Array
+    """The rank's output buffer: the array that was passed in."""
+    missing: dict[tuple[int, int], NDArray[np.int64]] = field(default_factory=dict)
+    """(slot number here, sender) -> packets of that stream that never arrived, ascending.
+
+    Lost packets, and those that the sender had nothing to put into. Every stream has an entry.
+    """
+    counts: dict[int, NDArray[np.int64]] = field(default_factory=dict)
+    """Slot number -> contributions in each of its packets, for slots that finish a mean."""
+    contribution_packets: int = 0
+    """Packets finished by a mean; the next two describe them."""
+    contributions: int = 0
+    contributions_min: int = 0
+    own_filled: int = 0
+    """Packets that never arrived and became own * scale."""
+    kept: int = 0
+    """Packets that never arrived and left the output as it was."""
+    alone: int = 0
+    """Stratified packets to which no other rank contributed."""
+
+    @property
+    def packets_missing(self) -> int:
+        return sum(len(packets) for packets in self.missing.values())
+
+
+@dataclass
+class _Value:
+    """What a slot holds at the end: elements as sent on, and contributions per packet (0: none)."""
+
+    elements: Array
+    count: NDArray[np.int64]
+
+
+_Key = tuple[int, int]  # rank, slot number
+
+
+def execute(  # noqa: PLR0917 -- an operation has these seven parts
+    plans: Sequence[Plan],
+    inputs: Sequence[Array],
+    outputs: Sequence[Array],
+    dtype: str,
+    scale: float,
+    lost: Lost,
+    rounds: int | None,
+) -> list[RankResult]:
+    """Runs one collective on all ranks; entry ``r`` of each sequence is rank r's.
+
+    ``inputs[r]``: ``in_elements`` elements, ``outputs[r]``: ``out_elements`` elements, written in
+    place; both one-dimensional and of the wire type that ``dtype`` names ("f32", "f64", "f16",
+    "bf16" as uint16 bit patterns, "bytes" as uint8). One array may be both. ``scale`` multiplies
+    means: ``world`` for a sum, 1 for a mean.
+
+    ``lost`` says which packets of a stream are lost in a round; ``rounds`` is the number of repair
+    rounds, each of which sends again what the rounds before it lost. None means reliable: nothing
+    is missing and ``lost`` isn't called.
+
+    Sums are taken in float32 (f64: float64), the own contribution first, then the sources in the
+    order of the plan, and are rounded to the wire type whenever they are stored or sent on.
+
+    Raises ValueError for plans that don't fit each other, wrong buffers, or an operation that the
+    type doesn't have.
+    """
+    kind = wire_type(dtype)
+    if rounds is not None and rounds < 0:
+        raise ValueError(f"rounds is {rounds}, wanted 0 or more, or None for reliable")
+    _check_buffers(plans, inputs, outputs, kind)
+    slots = {(plan.rank, slot.number): slot for plan in plans for slot in plan.slots}
+    if len(slots) != sum(len(plan.slots) for plan in plans):
+        raise ValueError("a plan has two slots of one number, wanted each number once")
+    feeds = _match(plans, slots)
+    # What a rank contributes is what it came with, whatever an in-place collective writes.
+    came_with = [np.array(array, copy=True) for array in inputs]
+    values: dict[_Key, _Value] = {}
+    results = [RankResult(output) for output in outputs]
+    for rank, number in _sorted(slots, feeds):
+        slot = slots[rank, number]
+        arrived = []
+        for sender in slot.sources:
+            value = values[sender, feeds[rank, number, sender]]
+            here = value.count > 0
+            if rounds is not None:
+                here &= ~_gone(lost, (sender, rank, number), len(here), rounds)
+            results[rank].missing[number, sender] = np.flatnonzero(~here)
+            arrived.append(_Value(value.elements, np.where(here, value.count, 0)))
+        at = _Rank(plans[rank], came_with[rank], results[rank], kind, scale)
+        values[rank, number] = at.run(slot, arrived)
+    return results
+
+
+def _gone(
+    lost: Lost, stream: tuple[int, int, int], n_packets: int, rounds: int
+) -> NDArray[np.bool_]:
+    """Packets of (sender, receiver, slot) lost in the first sending and in every repair round."""
+    gone = np.ones(n_packets, dtype=np.bool_)
+    for round in range(rounds + 1):
+        gone &= lost(*stream, n_packets, round)
+        if not gone.any():
+            break
+    return gone
+
+
+@dataclass(frozen=True)
+class _Rank:
+    """What the slots of one rank have in common."""
+
+    plan: Plan
+    came_with: Array
+    result: RankResult
+    kind: WireType
+    scale: float
+
+    def run(self, slot: Slot, arrived: list[_Value]) -> _Value:
+        """Combines, finishes and stores one slot; returns what it sends on."""
+        if slot.combine == Combine.ADD:
+            value = self._sum(slot, arrived)
+        else:
+            value = arrived[0] if arrived else self._own(slot)
+        if slot.target == Target.OUT:
+            self._store(slot, value)
+        return value
+
+    def _own(self, slot: Slot) -> _Value:
+        if not slot.own:
+            raise ValueError(f"slot {slot.number} has no sources, wanted own data in it")
+        n_packets = packet_count(slot.length, self.plan.elements_per_packet)
+        own = self.came_with[slot.own_offset : slot.own_offset + slot.length]
+        return _Value(own, np.ones(n_packets, dtype=np.int64))
+
+    def _sum(self, slot: Slot, arrived: list[_Value]) -> _Value:
+        """Adds what arrived and finishes it. Factors are per packet, in the type of the sum."""
+        kind, scale, world = self.kind, self.scale, self.plan.world
+        if kind.acc is None:
+            raise ValueError(f"dtype is {kind.name}, which can't be added: wanted a floating type")
+        stratified = slot.finish == Finish.STRATIFIED
+        if stratified and not slot.own:
+            raise ValueError(f"slot {slot.number} is stratified, wanted own data in it")
+        own = kind.widen(self._own(slot).elements) if slot.own else None
+        total = np.zeros(slot.length, dtype=kind.acc)
+        count = np.zeros(packet_count(slot.length, self.plan.elements_per_packet), dtype=np.int64)
+        if own is not None and not stratified:
+            total += own
+            count += 1
+        for value in arrived:
+            here = self._spread(value.count > 0, slot)
+            np.add(total, kind.widen(value.elements), out=total, where=here)
+            count += value.count
+        if slot.finish == Finish.MEAN:
+            total *= self._spread(_ratio(scale, count), slot).astype(kind.acc)
+        elif stratified and own is not None:
+            self.result.alone += int(np.count_nonzero(count == 0))
+            total *= self._spread(_ratio(scale * (world - 1) / world, count), slot).astype(kind.acc)
+            own_factor = np.where(count > 0, scale / world, scale)
+            total += own * self._spread(own_factor, slot).astype(kind.acc)
+            count += 1
+        if slot.finish != Finish.NONE:
+            _note(self.result, slot.number, count)
+        return _Value(kind.narrow(total), count)
+
+    def _store(self, slot: Slot, value: _Value) -> None:
+        """Writes what there is to the output, and what is missing as the slot asks."""
+        out = self.result.output[slot.offset : slot.offset + slot.length]
+        there = self._spread(value.count > 0, slot)
+        gone = int(np.count_nonzero(value.count == 0))
+        if slot.missing == Missing.OWN:
+            if gone and self.kind.acc is None:
+                raise ValueError(f"dtype is {self.kind.name}, which can't be scaled: wanted KEEP")
+            self.result.own_filled += gone
+            if gone:
+                wide = self.kind.widen(out[~there])
+                out[~there] = self.kind.narrow(wide * wide.dtype.type(self.scale))
+        else:
+            self.result.kept += gone
+        np.copyto(out, value.elements, where=there)
+
+    def _spread(self, per_packet: Array, slot: Slot) -> Array:
+        """One value per packet -> one per element."""
+        return np.repeat(per_packet, self.plan.elements_per_packet)[: slot.length]
+
+
+def _ratio(scale: float, count: NDArray[np.int64]) -> NDArray[np.float64]:
+    """scale / count, and 0 where nothing was counted (nothing is finished there either)."""
+    return np.divide(scale, count, out=np.zeros(len(count)), where=count > 0)
+
+
+def _note(result: RankResult, number: int, count: NDArray[np.int64]) -> None:
+    """Adds a finished slot's contributions to the rank's counters."""
+    result.counts[number] = count
+    finished = count[count > 0]
+    if len(finished):
+        least = int(finished.min())
+        if result.contribution_packets:
+            least = min(least, result.contributions_min)
+        result.contributions_min = least
+        result.contribution_packets += len(finished)
+        result.contributions += int(finished.sum())
+
+
+def _check_buffers(
+    plans: Sequence[Plan], inputs: Sequence[Array], outputs: Sequence[Array], kind: WireType
+) -> None:
+    if not len(plans) == len(inputs) == len(outputs):
+        raise ValueError(
+            f"{len(plans)} plans, {len(inputs)} inputs, {len(outputs)} outputs: wanted one of each "
+            f"per rank"
+        )
+    for rank, plan in enumerate(plans):
+        if (plan.rank, plan.world) != (rank, len(plans)):
+            raise ValueError(
+                f"plan {rank} is of rank {plan.rank} of {plan.world}, wanted {rank} of {len(plans)}"
+            )
+        if (plan.signature, plan.elements_per_packet) != (
+            plans[0].signature,
+            plans[0].elements_per_packet,
+        ):
+            raise ValueError(f"rank {rank} means another collective than rank 0: signatures differ")
+        for name, array, elements in (
+            ("input", inputs[rank], plan.in_elements),
+            ("output", outputs[rank], plan.out_elements),
+        ):
+            if array.shape != (elements,) or array.dtype != kind.wire:
+                raise ValueError(
+                    f"{name} of rank {rank} is {array.dtype}{array.shape}, wanted "
+                    f"{kind.wire}({elements},)"
+                )
+
+
+def _match(plans: Sequence[Plan], slots: Mapping[_Key, Slot]) -> dict[tuple[int, int, int], int]:
+    """(receiver, its slot, sender) -> the sender's slot. Every stream must have both its ends."""
+    feeds: dict[tuple[int, int, int], int] = {}
+    for plan in plans:
+        for slot in plan.slots:
+            for edge in slot.dests:
+                at = slots.get((edge.peer, edge.slot))
+                stream = f"the stream from rank {plan.rank} to slot {edge.slot} of {edge.peer}"
+                if at is None or plan.rank not in at.sources:
+                    raise ValueError(f"{stream} has no receiver, wanted a slot that expects it")
+                if at.length != slot.length:
+                    raise ValueError(
+                        f"{stream} has {slot.length} elements, wanted the receiver's {at.length}"
+                    )
+                if (edge.peer, edge.slot, plan.rank) in feeds:
+                    raise ValueError(f"{stream} has two senders, wanted one")
+                feeds[edge.peer, edge.slot, plan.rank] = slot.number
+    for (rank, number), slot in slots.items():
+        for sender in slot.sources:
+            if (rank, number, sender) not in feeds:
+                raise ValueError(
+                    f"slot {number} of rank {rank} waits for rank {sender}, wanted a slot there "
+                    f"that sends to it"
+                )
+    return feeds
+
+
+def _sorted(slots: Mapping[_Key, Slot], feeds: Mapping[tuple[int, int, int], int]) -> list[_Key]:
+    """All slots, each after those that feed it (Kahn, CACM 5 (1962))."""
+    waits = {key: len(slot.sources) for key, slot in slots.items()}
+    ready = deque(key for key, n in waits.items() if n == 0)
+    done: list[_Key] = []
+    while ready:
+        key = ready.popleft()
+        done.append(key)
+        for edge in slots[key].dests:
+            fed = (edge.peer, edge.slot)
+            waits[fed] -= 1
+            if waits[fed] == 0:
+                ready.append(fed)
+    if len(done) != len(slots):
+        stuck = sorted(key for key, n in waits.items() if n > 0)
+        raise ValueError(f"these (rank, slot) wait for each other: {stuck}; wanted no cycle")
+    return done

@@ -1,0 +1,35 @@
+/* CHECK(condition): prints where it failed and goes on, so that one run shows every failure.
+ * A test's main ends with `return check_result("name");`. */
+#ifndef LC_CHECK_H
+#define LC_CHECK_H
+
+#include <stdio.h>
+
+enum { CHECK_SHOWN = 20 };
+
+static unsigned long check_total, check_failed;
+
+static inline int check_that(int ok, const char *file, int line, const char *condition) {
+    check_total++;
+    if (!ok && check_failed++ < CHECK_SHOWN)
+        fprintf(stderr, "%s:%d: not true: %s\n", file, line, condition);
+    return ok;
+}
+
+#define CHECK(condition) check_that(!!(condition), __FILE__, __LINE__, #condition)
+
+/* For loops: says at which values it failed. */
+#define CHECK_AT(condition, ...)                                                                   \
+    do {                                                                                           \
+        if (!CHECK(condition) && check_failed <= CHECK_SHOWN) {                                    \
+            fprintf(stderr, "    at " __VA_ARGS__);                                                \
+            fprintf(stderr, "\n");                                                                 \
+        }                                                                                          \
+    } while (0)
+
+static inline int check_result(const char *name) {
+    printf("%-12s %lu checks, %lu failed\n", name, check_total, check_failed);
+    return check_failed != 0;
+}
+
+#endif

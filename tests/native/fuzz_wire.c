@@ -1,0 +1,136 @@
+/* Fuzzes the parser of datagrams. The first byte of an input says what is put right about the rest,
+ * so that the checks behind a checksum or a session are reached as well as those before them. */
+/* The checksum is private to the file. */
+#include "../../native/wire.c"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+enum repair {
+    FIX_CHECKSUM = 1, /* always last, when asked for */
+    FIX_MAGIC = 2,
+    FIX_GROUP = 4,
+    FIX_ENDS = 8,
+    FIX_LENGTH = 16,
+    FIX_TYPE = 32,
+    FIX_RECORDS = 64
+};
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static const lc_expect expect = {.session = 0x0123456789ABCDEF,
+                                 .group = 0x5A5A5A5A,
+                                 .rank = 3,
+                                 .size = 9,
+                                 .payload_bytes = 1024};
+
+static unsigned long verdicts[3], records;
+
+/* Fuzzing that never gets in has tested nothing. */
+__attribute__((destructor)) static void report(void) {
+    unsigned long total = verdicts[0] + verdicts[1] + verdicts[2];
+    printf("fuzz_wire: %lu good, %lu malformed, %lu foreign; %lu records\n", verdicts[LC_GOOD],
+           verdicts[LC_MALFORMED], verdicts[LC_FOREIGN], records);
+    if (total > 1000000 && (!verdicts[LC_GOOD] || !verdicts[LC_FOREIGN] || !records))
+        abort();
+}
+
+static void must(int ok, const char *what) {
+    if (ok)
+        return;
+    fprintf(stderr, "fuzz_wire: not true: %s\n", what);
+    abort();
+}
+
+#define MUST(condition) must(condition, #condition)
+
+static void put_right(uint8_t *p, size_t n, uint8_t what) {
+    if (n < LC_HEADER_BYTES)
+        return;
+    size_t payload = n - LC_HEADER_BYTES;
+    if (what & FIX_MAGIC) {
+        put16(p, LC_MAGIC);
+        p[2] = LC_WIRE_VERSION;
+    }
+    if (what & FIX_GROUP) {
+        put64(p + 8, expect.session);
+        put32(p + 40, expect.group);
+    }
+    if (what & FIX_ENDS) {
+        put16(p + 30, p[30] % (expect.size + 1)); /* now and then no rank, or the receiver */
+        put16(p + 32, expect.rank);
+    }
+    if (what & FIX_TYPE)
+        p[3] = (p[3] & 1) ? LC_DATA : LC_CONTROL;
+    if (what & FIX_LENGTH)
+        put16(p + 34, (uint16_t)payload);
+    if (what & FIX_RECORDS) {
+        put16(p + 36, (uint16_t)(payload / LC_RECORD_BYTES));
+        p[39] %= LC_MAX_FORMAT + 1;
+    }
+    if (what & FIX_CHECKSUM)
+        put32(p + OFFSET_CRC, checksum(p));
+}
+
+/* An accepted header keeps every promise that lc_wire_get makes, and says all that the bytes say.
+ */
+static void check_good(const uint8_t *p, size_t n, const lc_header *header) {
+    MUST(n == LC_HEADER_BYTES + (size_t)header->length);
+    MUST(header->length <= expect.payload_bytes);
+    MUST(header->session == expect.session && header->group == expect.group);
+    MUST(header->receiver == expect.rank && header->sender != expect.rank);
+    MUST(header->sender < expect.size);
+    MUST(header->format <= LC_MAX_FORMAT && header->count >= 1);
+    MUST(header->type == LC_DATA || header->type == LC_CONTROL);
+    MUST(header->type == LC_CONTROL || header->count <= expect.size);
+    uint8_t again[LC_HEADER_BYTES];
+    lc_wire_put(again, header);
+    MUST(memcmp(again, p, sizeof again) == 0);
+}
+
+static void check_record(const uint8_t *p) {
+    lc_record record;
+    memset(&record, 0xA5, sizeof record);
+    lc_record before = record;
+    if (lc_record_get(p, &record) != LC_GOOD) {
+        MUST(memcmp(&record, &before, sizeof record) == 0);
+        return;
+    }
+    records++;
+    MUST(record.kind >= LC_R_READY && record.kind <= LC_R_LAST);
+    uint8_t again[LC_RECORD_BYTES];
+    lc_record_put(again, &record);
+    MUST(memcmp(again, p, sizeof again) == 0);
+}
+
+static void check_datagram(const uint8_t *p, size_t n) {
+    lc_header header;
+    memset(&header, 0xA5, sizeof header);
+    lc_header before = header;
+    enum lc_verdict verdict = lc_wire_get(p, n, &expect, &header);
+    verdicts[verdict]++;
+    if (verdict != LC_GOOD) {
+        MUST(memcmp(&header, &before, sizeof header) == 0);
+        return;
+    }
+    check_good(p, n, &header);
+    for (size_t i = 0; header.type == LC_CONTROL && i < header.count; i++)
+        check_record(p + LC_HEADER_BYTES + i * LC_RECORD_BYTES);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    if (size < 1)
+        return 0;
+    size_t n = size - 1;
+    /* A buffer of just that size, so that ASan sees a read one byte beyond. */
+    uint8_t *datagram = malloc(n ? n : 1);
+    if (!datagram)
+        return 0;
+    memcpy(datagram, data + 1, n);
+    put_right(datagram, n, data[0]);
+    check_datagram(datagram, n);
+    if (n >= LC_RECORD_BYTES)
+        check_record(datagram);
+    free(datagram);
+    return 0;
+}

@@ -1,0 +1,388 @@
+/* The sums: every variant that this processor runs, against a scalar reference, bit for bit.
+ * NaNs only need to be NaNs where an addition made them: which operand's payload survives is the
+ * compiler's choice. Conversions keep payloads and are compared whole. */
+#include "check.h"
+
+/* All variants are tested, not only the one that is selected. */
+#include "../../native/reduce.c"
+
+#include <math.h>
+#include <stdlib.h>
+
+enum { MOST = 1100, GUARD = 64, SHIFTS = 3 };
+
+typedef struct {
+    char bytes[GUARD + MOST * 8 + GUARD];
+} buffer;
+
+static uint64_t state = 1;
+
+static uint32_t random32(void) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(state >> 32);
+}
+
+static float float_of(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static uint32_t bits_of(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+/* ---- the reference: small floats by their definition, in double ---- */
+
+typedef struct {
+    int fraction_bits, min_exponent, infinity;
+} format;
+
+static const format half = {10, -14, 0x7C00}, brain = {7, -126, 0x7F80};
+
+static float decode(format f, uint16_t bits) {
+    int magnitude = bits & 0x7FFF, fraction = magnitude & ((1 << f.fraction_bits) - 1);
+    uint32_t sign = (uint32_t)(bits & 0x8000) << 16;
+    if (magnitude > f.infinity) /* bf16 is kept as it is, fp16 made quiet */
+        return float_of(sign | 0x7F800000u | (uint32_t)fraction << (23 - f.fraction_bits) |
+                        (f.fraction_bits == 10 ? 0x400000u : 0));
+    double x = INFINITY;
+    if (magnitude < 1 << f.fraction_bits)
+        x = ldexp(fraction, f.min_exponent - f.fraction_bits);
+    else if (magnitude < f.infinity)
+        x = ldexp(fraction + (1 << f.fraction_bits),
+                  (magnitude >> f.fraction_bits) - 1 + f.min_exponent - f.fraction_bits);
+    return float_of(bits_of((float)x) | sign);
+}
+
+static uint16_t encode(format f, float x) {
+    uint16_t sign = (uint16_t)(bits_of(x) >> 16 & 0x8000);
+    int fraction = (int)(bits_of(x) >> (23 - f.fraction_bits)) & ((1 << f.fraction_bits) - 1);
+    if (isnan(x))
+        return (uint16_t)(sign | f.infinity | fraction | 1 << (f.fraction_bits - 1));
+    if (isinf(x))
+        return (uint16_t)(sign | f.infinity);
+    double size = fabs((double)x);
+    int exponent = size > 0 && ilogb(size) > f.min_exponent ? ilogb(size) : f.min_exponent;
+    double units = nearbyint(ldexp(size, f.fraction_bits - exponent)); /* ties to even */
+    int bits = (exponent - f.min_exponent) * (1 << f.fraction_bits) + (int)units;
+    return (uint16_t)(sign | (bits < f.infinity ? bits : f.infinity));
+}
+
+static double read_wire(int dtype, const char *p, size_t i) {
+    float x;
+    double y;
+    uint16_t h;
+    if (dtype == LC_F64)
+        return memcpy(&y, p + i * 8, 8), y;
+    if (dtype == LC_F32)
+        return memcpy(&x, p + i * 4, 4), (double)x;
+    memcpy(&h, p + i * 2, 2);
+    return (double)decode(dtype == LC_F16 ? half : brain, h);
+}
+
+static double read_acc(int dtype, const char *p, size_t i) {
+    return read_wire(dtype == LC_F64 ? LC_F64 : LC_F32, p, i);
+}
+
+/* What the value is once it stands on the wire. */
+static double on_wire(int dtype, double x) {
+    if (dtype == LC_F16 || dtype == LC_BF16) {
+        format f = dtype == LC_F16 ? half : brain;
+        return (double)decode(f, encode(f, (float)x));
+    }
+    return x;
+}
+
+/* One rounding each, to the accumulator's type. */
+static double add(int dtype, double a, double b) {
+    return dtype == LC_F64 ? a + b : (double)((float)a + (float)b);
+}
+
+static double multiply(int dtype, double a, double b) {
+    return dtype == LC_F64 ? a * b : (double)((float)a * (float)b);
+}
+
+static int alike(double a, double b) {
+    return (isnan(a) && isnan(b)) || memcmp(&a, &b, sizeof a) == 0;
+}
+
+/* ---- inputs ---- */
+
+/* Mostly numbers of training's size; some of every kind there is. */
+static float random_value(void) {
+    static const float special[] = {0.0f,   -0.0f, INFINITY, -INFINITY, NAN,    1e-45f, -1e-40f,
+                                    6e-8f,  3e-8f, 65504.0f, 65520.0f,  1e30f,  -3e38f, 6.1e-5f,
+                                    1e-38f, 1.0f,  2048.5f,  -65519.0f, 3.4e38f};
+    uint32_t r = random32();
+    if (r % 8 == 0)
+        return special[random32() % (sizeof special / sizeof *special)];
+    if (r % 8 == 1)
+        return float_of(random32());
+    return ((float)random32() / 4294967296.0f - 0.5f) * 8;
+}
+
+static void fill_wire(int dtype, char *p, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        float x = random_value();
+        double y = (double)x * (1 + random32() * 0x1p-40);
+        uint16_t h = encode(dtype == LC_F16 ? half : brain, x);
+        if (dtype == LC_F64)
+            memcpy(p + i * 8, &y, 8);
+        else if (dtype == LC_F32)
+            memcpy(p + i * 4, &x, 4);
+        else
+            memcpy(p + i * 2, &h, 2);
+    }
+}
+
+static void fill_acc(int dtype, char *p, size_t n) {
+    fill_wire(dtype == LC_F64 ? LC_F64 : LC_F32, p, n);
+}
+
+/* ---- the kernels ---- */
+
+typedef struct {
+    const variant *v;
+    const lc_kernels *k;
+    int dtype;
+    size_t n;
+    char *own, *x, *acc, *out; /* out is as it was before: filled with 0xA5 */
+} trial;
+
+static void expect_wire(const trial *t, const char *out, size_t i, double wanted, int line) {
+    double got = read_wire(t->dtype, out, i);
+    if (!check_that(alike(got, on_wire(t->dtype, wanted)), __FILE__, line, "kernel is right"))
+        fprintf(stderr, "    %s dtype %d n %zu [%zu]: %a not %a\n", t->v->name, t->dtype, t->n, i,
+                got, on_wire(t->dtype, wanted));
+}
+
+static void expect_acc(const trial *t, const char *acc, size_t i, double wanted, int line) {
+    double got = read_acc(t->dtype, acc, i);
+    if (!check_that(alike(got, wanted), __FILE__, line, "kernel is right"))
+        fprintf(stderr, "    %s dtype %d n %zu [%zu]: %a not %a\n", t->v->name, t->dtype, t->n, i,
+                got, wanted);
+}
+
+/* That n elements were written, and not a byte around them. */
+static void expect_bounds(const char *written, size_t bytes) {
+    int touched = 0;
+    for (size_t i = 0; i < GUARD - SHIFTS; i++)
+        touched |= written[-1 - (long)i] != (char)0xA5 || written[bytes + i] != (char)0xA5;
+    CHECK(!touched);
+}
+
+static void try_first(const trial *t) {
+    int d = t->dtype;
+    t->k->first(t->out, t->own, t->x, t->n);
+    for (size_t i = 0; i < t->n; i++)
+        expect_acc(t, t->out, i, add(d, read_wire(d, t->own, i), read_wire(d, t->x, i)), __LINE__);
+    expect_bounds(t->out, t->n * t->k->acc_bytes);
+    t->k->first(t->out, NULL, t->x, t->n);
+    for (size_t i = 0; i < t->n; i++)
+        expect_acc(t, t->out, i, read_wire(d, t->x, i), __LINE__);
+    expect_bounds(t->out, t->n * t->k->acc_bytes);
+    if (t->k->acc_bytes != t->k->element_bytes)
+        return;
+    memcpy(t->out, t->own, t->n * t->k->acc_bytes); /* acc may be own */
+    t->k->first(t->out, t->out, t->x, t->n);
+    for (size_t i = 0; i < t->n; i++)
+        expect_acc(t, t->out, i, add(d, read_wire(d, t->own, i), read_wire(d, t->x, i)), __LINE__);
+}
+
+static void try_add(const trial *t) {
+    int d = t->dtype;
+    memcpy(t->out, t->acc, t->n * t->k->acc_bytes);
+    t->k->add(t->out, t->x, t->n);
+    for (size_t i = 0; i < t->n; i++)
+        expect_acc(t, t->out, i, add(d, read_acc(d, t->acc, i), read_wire(d, t->x, i)), __LINE__);
+    expect_bounds(t->out, t->n * t->k->acc_bytes);
+}
+
+static void try_finish(const trial *t) {
+    static const double factors[] = {1, 0.5, 1.0 / 3, 7.0 / 5};
+    int d = t->dtype;
+    for (size_t f = 0; f < sizeof factors / sizeof *factors; f++)
+        for (int in_place = 0; in_place < 2; in_place++) {
+            memset(t->out, 0xA5, t->n * t->k->acc_bytes);
+            if (in_place)
+                memcpy(t->out, t->acc, t->n * t->k->acc_bytes);
+            t->k->finish(t->out, in_place ? t->out : t->acc, t->n, factors[f]);
+            for (size_t i = 0; i < t->n; i++)
+                expect_wire(t, t->out, i, multiply(d, read_acc(d, t->acc, i), factors[f]),
+                            __LINE__);
+            size_t written = in_place ? t->k->acc_bytes : t->k->element_bytes;
+            expect_bounds(t->out, t->n * written);
+        }
+}
+
+static double blended(const trial *t, size_t i, double own_factor, int with_acc,
+                      double acc_factor) {
+    double own = multiply(t->dtype, read_wire(t->dtype, t->own, i), own_factor);
+    if (!with_acc)
+        return own;
+    return add(t->dtype, own, multiply(t->dtype, read_acc(t->dtype, t->acc, i), acc_factor));
+}
+
+/* alias: 0 apart, 1 out is own, 2 out is acc. */
+static void try_blend(const trial *t, int with_acc, int alias) {
+    const char *own = alias == 1 ? t->out : t->own, *acc = alias == 2 ? t->out : t->acc;
+    memset(t->out, 0xA5, t->n * t->k->acc_bytes);
+    if (alias == 1)
+        memcpy(t->out, t->own, t->n * t->k->element_bytes);
+    if (alias == 2)
+        memcpy(t->out, t->acc, t->n * t->k->acc_bytes);
+    t->k->blend(t->out, own, 1.0 / 3, with_acc ? acc : NULL, 2.0 / 7, t->n);
+    for (size_t i = 0; i < t->n; i++)
+        expect_wire(t, t->out, i, blended(t, i, 1.0 / 3, with_acc, 2.0 / 7), __LINE__);
+    size_t written = alias == 2 ? t->k->acc_bytes : t->k->element_bytes;
+    expect_bounds(t->out, t->n * written);
+}
+
+static void try_kernels(const variant *v, int dtype, size_t n, size_t shift) {
+    static buffer own, x, acc, out;
+    trial t = {v, v->kernels[dtype], dtype, n, NULL, NULL, NULL, NULL};
+    t.own = own.bytes + GUARD + shift;
+    t.x = x.bytes + GUARD + (shift + 1) % (SHIFTS + 1);
+    t.acc = acc.bytes + GUARD + (shift + 2) % (SHIFTS + 1);
+    t.out = out.bytes + GUARD + (shift + 3) % (SHIFTS + 1);
+    fill_wire(dtype, t.own, n);
+    fill_wire(dtype, t.x, n);
+    fill_acc(dtype, t.acc, n);
+    memset(&out, 0xA5, sizeof out);
+    try_first(&t);
+    try_add(&t);
+    try_finish(&t);
+    try_blend(&t, 0, 0);
+    try_blend(&t, 1, 0);
+    try_blend(&t, 0, 1);
+    try_blend(&t, 1, 1);
+    try_blend(&t, 1, 2);
+}
+
+static void test_kernels(const variant *v) {
+    for (int dtype = LC_F32; dtype <= LC_BF16; dtype++) {
+        for (size_t shift = 0; shift <= SHIFTS; shift++)
+            for (size_t n = 0; n <= 70; n++)
+                try_kernels(v, dtype, n, shift);
+        try_kernels(v, dtype, MOST - 1, 1);
+    }
+}
+
+/* ---- conversions ---- */
+
+static void test_widening(const variant *v, int dtype) {
+    static uint16_t all[65536];
+    static float got[65536];
+    for (uint32_t i = 0; i < 65536; i++)
+        all[i] = (uint16_t)i;
+    v->kernels[dtype]->first(got, NULL, all, 65536);
+    for (uint32_t i = 0; i < 65536; i++) {
+        uint32_t wanted = bits_of(decode(dtype == LC_F16 ? half : brain, (uint16_t)i));
+        CHECK_AT(bits_of(got[i]) == wanted, "%s dtype %d: %04x to %08x, not %08x", v->name, dtype,
+                 i, bits_of(got[i]), wanted);
+    }
+}
+
+/* Factor 1 is exact, and quiets NaNs as conversion would. */
+static void narrow(const variant *v, int dtype, const float *x, uint16_t *out, size_t n) {
+    v->kernels[dtype]->finish(out, x, n, 1);
+}
+
+static void expect_narrow(const variant *v, int dtype, const float *x, size_t n) {
+    static uint16_t got[4096];
+    narrow(v, dtype, x, got, n);
+    for (size_t i = 0; i < n; i++) {
+        uint16_t wanted = encode(dtype == LC_F16 ? half : brain, x[i]);
+        CHECK_AT(got[i] == wanted, "%s dtype %d: %a to %04x, not %04x", v->name, dtype,
+                 (double)x[i], got[i], wanted);
+    }
+}
+
+/* Every value of the small format, every tie between two of them, and the floats beside those. */
+static void test_ties(const variant *v, int dtype) {
+    format f = dtype == LC_F16 ? half : brain;
+    for (uint32_t bits = 0; bits < 65536; bits++) {
+        float at = decode(f, (uint16_t)bits), next = decode(f, (uint16_t)(bits + 1));
+        float tie = (float)(((double)at + (double)next) / 2);
+        if ((bits & 0x7FFF) == (uint32_t)f.infinity - 1) /* the step to where infinity would be */
+            tie = (bits & 0x8000 ? -1.0f : 1.0f) * (dtype == LC_F16 ? 65520.0f : 0x1.FFp127f);
+        float x[6] = {at, tie};
+        for (size_t i = 0; i < 2; i++) {
+            x[2 + i] = float_of(bits_of(x[i]) + 1);
+            x[4 + i] = float_of(bits_of(x[i]) - 1);
+        }
+        expect_narrow(v, dtype, x, 6);
+    }
+}
+
+/* Floats of all kinds, evenly over the bit patterns. */
+static void test_narrowing(const variant *v, int dtype) {
+    enum { STRIDE = 4099 };
+    static float x[4096];
+    size_t n = 0;
+    for (uint64_t bits = random32() % STRIDE; bits < (uint64_t)1 << 32; bits += STRIDE) {
+        x[n++] = float_of((uint32_t)bits);
+        if (n == 4096 || bits + STRIDE >= (uint64_t)1 << 32) {
+            expect_narrow(v, dtype, x, n);
+            n = 0;
+        }
+    }
+}
+
+static void test_conversions(const variant *v) {
+    for (int dtype = LC_F16; dtype <= LC_BF16; dtype++) {
+        test_widening(v, dtype);
+        test_ties(v, dtype);
+        test_narrowing(v, dtype);
+    }
+}
+
+/* All 2^32 floats, variants against each other; minutes, so only when asked for. */
+static void test_every_float(const variant *v) {
+    enum { BLOCK = 4096 };
+    static float x[BLOCK];
+    static uint16_t got[BLOCK], wanted[BLOCK];
+    for (int dtype = LC_F16; dtype <= LC_BF16; dtype++)
+        for (uint64_t base = 0; base < (uint64_t)1 << 32; base += BLOCK) {
+            for (uint32_t i = 0; i < BLOCK; i++)
+                x[i] = float_of((uint32_t)base + i);
+            narrow(v, dtype, x, got, BLOCK);
+            narrow(&variants[N_VARIANTS - 1], dtype, x, wanted, BLOCK);
+            CHECK_AT(memcmp(got, wanted, sizeof got) == 0, "%s dtype %d: from %08llx", v->name,
+                     dtype, (unsigned long long)base);
+        }
+}
+
+static void test_selection(void) {
+    CHECK(lc_kernels_of(LC_BYTES, 1) == NULL && lc_kernels_of(-1, 1) == NULL &&
+          lc_kernels_of(99, 0) == NULL);
+    CHECK(lc_element_bytes(LC_BYTES) == 1 && lc_element_bytes(-1) == 0 &&
+          lc_element_bytes(LC_BYTES + 1) == 0);
+    for (int dtype = LC_F32; dtype <= LC_BF16; dtype++) {
+        const lc_kernels *k = lc_kernels_of(dtype, 1);
+        CHECK(k == best->kernels[dtype]);
+        CHECK(lc_kernels_of(dtype, 0) == kernels_plain[dtype]);
+        CHECK(k->element_bytes == lc_element_bytes(dtype));
+        CHECK(k->acc_bytes == (dtype == LC_F64 ? 8 : 4));
+    }
+    CHECK(strcmp(lc_simd_name(), best->name) == 0);
+}
+
+int main(int argc, char **argv) {
+    int every = argc > 1 && strcmp(argv[1], "every") == 0;
+    test_selection();
+    for (int i = 0; i < N_VARIANTS; i++) {
+        if (!variants[i].runs()) {
+            printf("this processor has no %s\n", variants[i].name);
+            continue;
+        }
+        test_kernels(&variants[i]);
+        test_conversions(&variants[i]);
+        if (every)
+            test_every_float(&variants[i]);
+    }
+    return check_result("reduce");
+}

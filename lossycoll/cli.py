@@ -1,0 +1,41 @@
+"""The ``lossycoll`` command: finds the subcommand and calls it, nothing else."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+
+from lossycoll import bench, demo, doctor
+
+# What a shell reports for a program that SIGINT ended.
+EXIT_INTERRUPTED = 130
+
+
+def parser() -> argparse.ArgumentParser:
+    root = argparse.ArgumentParser(
+        prog="lossycoll", description="Collectives for PyTorch that lose packets on purpose."
+    )
+    root.add_argument("--version", action="version", version=metadata.version("lossycoll"))
+    commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, module in (("demo", demo), ("bench", bench), ("doctor", doctor)):
+        summary = (module.__doc__ or "").splitlines()[0]
+        command = commands.add_parser(name, help=summary, description=summary)
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
+    return root
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parser().parse_args(arguments)
+    try:
+        status: int = options.run(options)
+    except KeyboardInterrupt:
+        print("lossycoll: stopped", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,159 @@
+"""Train a small GPT three times: with gloo, on a clean network, and losing packets.
+
+The three runs differ in nothing but the name of the backend and the injected loss.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from lossycoll import demo_report
+from lossycoll.arguments import inject_text, names, real, whole
+
+RUNS = ("gloo", "clean", "lossy")
+HEAD_WIDTH = 32  # as in demo_model, which would import torch before --help can answer
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--loss", type=real(0, 1), default=0.1, help="share of packets to drop (default 0.1)")
+    add("--burst", type=real(1), default=1.0, help="mean length of a loss, in packets (default 1)")
+    add("--ranks", type=whole(2, 64), default=4, help="processes (default 4)")
+    add("--steps", type=whole(1), default=400, help="optimizer steps of each run (default 400)")
+    add("--seed", type=whole(0, 2**31 - 1), default=7, help="of everything random (default 7)")
+    add("--layers", type=whole(1, 96), default=4, help="transformer blocks (default 4)")
+    add(
+        "--width",
+        type=whole(HEAD_WIDTH, 8192, HEAD_WIDTH),
+        default=128,
+        help="width of the model (default 128)",
+    )
+    add("--context", type=whole(8, 4096), default=128, help="bytes of context (default 128)")
+    add("--batch", type=whole(1, 4096), default=4, help="windows per rank and step (default 4)")
+    add("--mtu", type=whole(576, 65535), default=1500, help="of the lossy runs (default 1500)")
+    add(
+        "--runs",
+        type=names(RUNS),
+        default=RUNS,
+        help="which to do: some of gloo,clean,lossy (default: all)",
+    )
+    add("--out", type=Path, default=Path("demo-results"), help="folder for results")
+    add("--json", action="store_true", help="print the results as JSON, not as a table")
+
+
+def run(options: argparse.Namespace) -> int:
+    # With --json, standard output carries the JSON and nothing else.
+    console = Console(stderr=options.json)
+    errors = Console(stderr=True)
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        errors.print(f"lossycoll demo: cannot write to {options.out}: {error.strerror}")
+        return EXIT_FAILED
+
+    from lossycoll.launch import Interrupted, LaunchError
+
+    results = _header(options)
+    try:
+        for name in options.runs:
+            results["runs"][name] = _one_run(name, options, console)
+    except Interrupted as error:
+        errors.print(f"lossycoll demo: {error}")
+        return EXIT_INTERRUPTED
+    except LaunchError as error:
+        errors.print(f"lossycoll demo: {error}", markup=False, highlight=False)
+        return EXIT_FAILED
+    demo_report.compare(results["runs"])
+    saved = options.out / "demo.json"
+    saved.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    if options.json:
+        print(json.dumps(results))
+    else:
+        console.print(demo_report.table(results["runs"]))
+        for line in demo_report.remarks(results["runs"]):
+            console.print(line, highlight=False)
+    console.print(f"figures: {saved}", highlight=False)
+    try:
+        from lossycoll import demo_plot
+    except ImportError:
+        errors.print('no plot: matplotlib is missing (pip install "lossycoll[demo]")', markup=False)
+    else:
+        plot = options.out / "demo.png"
+        demo_plot.draw(results, plot)
+        console.print(f"plot:    {plot}", highlight=False)
+    return 0
+
+
+def _header(options: argparse.Namespace) -> dict[str, Any]:
+    from importlib import metadata
+
+    chosen = {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in vars(options).items()
+        if name not in ("command", "run", "json")
+    }
+    return {
+        "lossycoll": metadata.version("lossycoll"),
+        "torch": metadata.version("torch"),
+        "python": sys.version.split()[0],
+        "options": chosen,
+        "runs": {},
+    }
+
+
+def _one_run(name: str, options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Starts the ranks, shows how far they are, and sums up what they found."""
+    from lossycoll.launch import launch
+
+    loss = options.loss if name == "lossy" else 0.0
+    config = {
+        "backend": "gloo" if name == "gloo" else "lossy",
+        **{
+            option: getattr(options, option)
+            for option in ("steps", "seed", "layers", "width", "context", "batch")
+        },
+    }
+    environment = {
+        "LOSSYCOLL_INJECT": inject_text(loss, options.burst, options.seed),
+        # Loopback would take packets of 64 KiB, of which a loss would be another matter.
+        "LOSSYCOLL_MTU": str(options.mtu),
+    }
+    folder = options.out / name
+    progress = Progress(
+        TextColumn("{task.description:<16}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]:<20}"),
+        TimeElapsedColumn(),
+        console=console,
+    )
+    started = time.monotonic()
+    with progress:
+        label = f"{name}, {loss:.0%} lost" if name == "lossy" else name
+        task = progress.add_task(label, total=options.steps, note="starting ranks")
+
+        def on_event(event: dict[str, Any]) -> None:
+            if event["kind"] == "step":
+                note = f"loss {event['loss']:.3f}"
+                progress.update(task, completed=event["step"], note=note)
+
+        launch(
+            "lossycoll.demo_train",
+            config,
+            ranks=options.ranks,
+            folder=folder,
+            environment=environment,
+            on_event=on_event,
+        )
+    ranks = json.loads((folder / "ranks.json").read_text(encoding="utf-8"))
+    return demo_report.summarize(ranks, config["backend"], loss, time.monotonic() - started)

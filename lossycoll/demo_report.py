@@ -1,0 +1,107 @@
+"""Turns what the ranks of the demo measured into figures and a table."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+from rich.table import Table
+
+Run = dict[str, Any]
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The smallest value that at least ``share`` of the values do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+def summarize(ranks: list[Run], backend: str, loss: float, seconds: float) -> Run:
+    """One run's figures. Losses and drift at the end are of the last step."""
+    first = ranks[0]
+    steps = [value for rank in ranks for value in rank["step_seconds"]]
+    last = [rank["validation"][-1][1] for rank in ranks]
+    traffic = None
+    if first["traffic"] is not None:
+        traffic = {name: sum(rank["traffic"][name] for rank in ranks) for name in first["traffic"]}
+    return {
+        "backend": backend,
+        "injected_loss": loss,
+        "validation_loss": last[0],
+        "perplexity": math.exp(last[0]),
+        "validation_loss_of_replicas": last,
+        "perplexity_replica_mean": statistics.fmean(map(math.exp, last)),
+        "step_ms_p50": 1e3 * percentile(steps, 0.5),
+        "step_ms_p99": 1e3 * percentile(steps, 0.99),
+        "traffic": traffic,
+        "drift": first["drift"][-1][1],
+        "seconds": seconds,
+        "parameters": first["parameters"],
+        "corpus": first["corpus"],
+        "curves": {
+            # Ranks train on different windows; their mean is the loss of the step.
+            "train": [
+                statistics.fmean(values)
+                for values in zip(*(rank["train"] for rank in ranks), strict=True)
+            ],
+            "validation": first["validation"],
+            "drift": first["drift"],
+        },
+    }
+
+
+def compare(runs: dict[str, Run]) -> None:
+    """Adds each run's change of perplexity against gloo, where gloo has run too."""
+    base = runs.get("gloo")
+    for run in runs.values():
+        run["perplexity_change_percent"] = (
+            None if base is None else 100 * (run["perplexity"] / base["perplexity"] - 1)
+        )
+
+
+def table(runs: dict[str, Run]) -> Table:
+    out = Table(title="Same seed, same data, same steps")
+    out.add_column("")
+    for name in runs:
+        out.add_column(name, justify="right")
+    rows: dict[str, Callable[[Run], str]] = {
+        "packets dropped on purpose": lambda run: f"{run['injected_loss']:.0%}",
+        "validation loss, nats/byte": lambda run: f"{run['validation_loss']:.4f}",
+        "perplexity per byte (rank 0)": lambda run: f"{run['perplexity']:.3f}",
+        "  against gloo": lambda run: _percent(run["perplexity_change_percent"]),
+        "  mean over replicas": lambda run: f"{run['perplexity_replica_mean']:.3f}",
+        "step time p50, ms": lambda run: f"{run['step_ms_p50']:.1f}",
+        "step time p99, ms": lambda run: f"{run['step_ms_p99']:.1f}",
+        "packets sent": lambda run: _traffic(run, "packets_sent"),
+        "packets injection dropped": lambda run: _traffic(run, "packets_injected"),
+        "packets given up as missing": lambda run: _traffic(run, "packets_missing"),
+        "MB sent": lambda run: _traffic(run, "bytes_sent", 1e-6),
+        "replica distance, squared": lambda run: f"{run['drift']['mean_square_distance']:.3g}",
+        "  RMS / parameter norm": lambda run: f"{run['drift']['relative_rms']:.3%}",
+        "whole run, s": lambda run: f"{run['seconds']:.0f}",
+    }
+    for label, show in rows.items():
+        out.add_row(label, *(show(run) for run in runs.values()))
+    return out
+
+
+def remarks(runs: dict[str, Run]) -> list[str]:
+    """What a reader of the table should know about the distance between replicas."""
+    drifting = [run for run in runs.values() if run["drift"]["mean_square_distance"] > 0]
+    if not drifting:
+        return []
+    return [
+        "Replicas drift apart under loss: a rank that a mean does not reach goes on with its own",
+        "gradient. The distance is exact, taken over all pairs of ranks at the last step.",
+    ]
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.2f}%"
+
+
+def _traffic(run: Run, name: str, scale: float = 1) -> str:
+    # gloo moves its bytes by TCP and does not count them.
+    return "-" if run["traffic"] is None else f"{run['traffic'][name] * scale:,.0f}"

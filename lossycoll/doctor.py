@@ -1,0 +1,61 @@
+"""Check what this machine can do, and say what to change.
+
+Exit code 1 means that something would break a job; a warning only costs speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+
+from rich.console import Console
+from rich.table import Table
+
+from lossycoll.doctor_checks import CHECKS, Finding, Status
+
+MARKS = {Status.OK: "[green]ok[/]", Status.WARN: "[yellow]warn[/]", Status.FAIL: "[red]FAIL[/]"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    findings = examine()
+    broken = any(finding.status is Status.FAIL for finding in findings)
+    if options.json:
+        print(json.dumps({"ok": not broken, "checks": [asdict(finding) for finding in findings]}))
+    else:
+        show(findings, Console())
+    return 1 if broken else 0
+
+
+def examine() -> list[Finding]:
+    """Runs every check. One that raises is itself a finding: a doctor must not fall ill."""
+    findings: list[Finding] = []
+    for check in CHECKS:
+        try:
+            findings += check()
+        except Exception as error:
+            name = check.__name__.replace("_", " ")
+            findings.append(Finding(name, Status.FAIL, f"{type(error).__name__}: {error}"))
+    return findings
+
+
+def show(findings: list[Finding], console: Console) -> None:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    table.add_column("check", no_wrap=True)
+    table.add_column("found", overflow="fold")
+    for finding in findings:
+        table.add_row(MARKS[finding.status], finding.name, finding.found)
+    console.print(table, highlight=False)
+    advised = [finding for finding in findings if finding.advice]
+    if advised:
+        console.print("\nWhat to change:")
+    for finding in advised:
+        # Not wrapped: these lines are there to be copied.
+        line = f"  {MARKS[finding.status]} {finding.name}: "
+        console.print(line, end="", highlight=False, soft_wrap=True)
+        console.print(finding.advice, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,230 @@
+"""The doctor's checks: each looks at one thing and returns what it found."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from importlib import metadata
+from pathlib import Path
+
+from lossycoll.doctor_network import engine_loopback, udp_loopback
+
+UDP_SEGMENT = 103  # from <linux/udp.h>; Python's socket module has no names for these
+UDP_GRO = 104
+WANTED_BUFFER = 4 << 20
+SLOW_CLOCKS = {"hpet", "acpi_pm", "jiffies", "refined-jiffies"}
+SLOW_CLOCK_NS = 1000
+
+
+class Status(str, Enum):
+    OK = "ok"
+    WARN = "warn"
+    """Slower or less certain than it could be."""
+    FAIL = "fail"
+    """A job would not work."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    name: str
+    status: Status
+    found: str
+    advice: str = ""
+
+
+def _good_if(good: bool, name: str, found: str, otherwise: Status, advice: str) -> Finding:
+    return Finding(name, Status.OK, found) if good else Finding(name, otherwise, found, advice)
+
+
+def system() -> list[Finding]:
+    release = f"{platform.system()} {platform.release()} ({platform.machine()})"
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return [
+        _good_if(
+            sys.platform == "linux", "kernel", release, Status.FAIL, "lossycoll runs on Linux only"
+        ),
+        _good_if(
+            (cores or 1) > 1,
+            "cores",
+            str(cores),
+            Status.WARN,
+            "the engine's thread and the training share one core; give the process two",
+        ),
+    ]
+
+
+def versions() -> list[Finding]:
+    import torch
+
+    return [
+        _good_if(
+            sys.version_info >= (3, 10),
+            "Python",
+            platform.python_version(),
+            Status.FAIL,
+            "use Python 3.10 or newer",
+        ),
+        _good_if(
+            # The same range as in pyproject.toml: a process group's methods change by release.
+            torch.__version__.split(".")[:2] == ["2", "13"],
+            "torch",
+            torch.__version__,
+            Status.FAIL,
+            'pip install "torch>=2.13,<2.14"',
+        ),
+    ]
+
+
+def engine() -> list[Finding]:
+    try:
+        from lossycoll._native import ffi, lib
+    except ImportError as error:
+        advice = "install lossycoll again with a C compiler present: pip install --force-reinstall"
+        return [Finding("native engine", Status.FAIL, f"does not load: {error}", advice)]
+    version = ffi.string(lib.lc_version()).decode()
+    names = {lib.LC_GSO: "gso", lib.LC_GRO: "gro", lib.LC_MMSG: "mmsg"}
+    names |= {lib.LC_GATHER: "gather", lib.LC_SIMD: "simd"}
+    bits = lib.lc_probe()
+    offered = [name for bit, name in names.items() if bits & bit]
+    return [Finding("native engine", Status.OK, f"{version}; offers {', '.join(offered) or '-'}")]
+
+
+def entry_point() -> list[Finding]:
+    import torch.distributed as dist
+
+    installed = [
+        point.value for point in metadata.entry_points(group="torch.backends", name="lossycoll")
+    ]
+    if not installed:
+        advice = "install the package, do not only put it on PYTHONPATH: pip install lossycoll"
+        return [Finding("entry point", Status.FAIL, "none in group torch.backends", advice)]
+    advice = "torch did not load the entry point"
+    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
+        advice = "unset TORCH_DEVICE_BACKEND_AUTOLOAD, or import lossycoll in the script"
+    known = dist.is_available() and dist.is_backend_available("lossy")
+    found = f"{installed[0]}; backend lossy is {'known' if known else 'unknown'} to torch"
+    return [_good_if(known, "entry point", found, Status.FAIL, advice)]
+
+
+def options() -> list[Finding]:
+    """LOSSYCOLL_* variables are read when a group is made; better to hear of a slip now."""
+    from lossycoll.errors import OptionError
+    from lossycoll.options import Options
+
+    names = sorted(name for name in os.environ if name.startswith("LOSSYCOLL_"))
+    found = " ".join(f"{name}={os.environ[name]}" for name in names) or "none set"
+    try:
+        effective = Options.from_env()
+    except OptionError as error:
+        return [Finding("variables", Status.FAIL, found, str(error))]
+    advice = "LOSSYCOLL_INJECT drops packets on purpose: unset it to train for real"
+    return [_good_if(not effective.inject, "variables", found, Status.WARN, advice)]
+
+
+def clock() -> list[Finding]:
+    path = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+    source = path.read_text().strip() if path.exists() else "unknown"
+    started = time.monotonic_ns()
+    for _ in range(10_000):
+        time.monotonic_ns()
+    cost = (time.monotonic_ns() - started) / 10_000
+    advice = f"reading {source} enters the kernel; boot with clocksource=tsc where it is stable"
+    good = source not in SLOW_CLOCKS and cost < SLOW_CLOCK_NS
+    return [_good_if(good, "clock", f"{source}, {cost:.0f} ns per read", Status.WARN, advice)]
+
+
+def socket_buffers() -> list[Finding]:
+    out = []
+    for name, option, limit in (
+        ("receive buffer", socket.SO_RCVBUF, "rmem_max"),
+        ("send buffer", socket.SO_SNDBUF, "wmem_max"),
+    ):
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
+            before = udp.getsockopt(socket.SOL_SOCKET, option)
+            udp.setsockopt(socket.SOL_SOCKET, option, WANTED_BUFFER)
+            # Linux reports double what it grants, for its own bookkeeping.
+            got = udp.getsockopt(socket.SOL_SOCKET, option) // 2
+        found = f"asked {WANTED_BUFFER >> 10} KiB, got {got >> 10} KiB (default {before >> 11} KiB)"
+        advice = f"as root: sysctl -w net.core.{limit}={WANTED_BUFFER} (and in /etc/sysctl.d)"
+        out.append(_good_if(got >= WANTED_BUFFER, name, found, Status.WARN, advice))
+    return out
+
+
+def offloads() -> list[Finding]:
+    out = []
+    for name, option, value, since in (
+        ("UDP GSO (send)", UDP_SEGMENT, 1448, "4.18"),
+        ("UDP GRO (receive)", UDP_GRO, 1, "5.0"),
+    ):
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
+            try:
+                udp.setsockopt(socket.IPPROTO_UDP, option, value)
+                found, good = "yes", True
+            except OSError as error:
+                found, good = f"no: {error.strerror}", False
+        advice = f"needs Linux {since} or newer; without it each packet is a trip to the kernel"
+        out.append(_good_if(good, name, found, Status.WARN, advice))
+    return out
+
+
+def interfaces() -> list[Finding]:
+    out = []
+    for _, name in socket.if_nameindex():
+        folder = Path("/sys/class/net") / name
+        mtu = int((folder / "mtu").read_text())
+        state = (folder / "operstate").read_text().strip()
+        out.append(
+            _good_if(
+                mtu >= 1280,
+                f"interface {name}",
+                f"MTU {mtu}, {state}",
+                Status.WARN,
+                f"small packets cost time: ip link set dev {name} mtu 1500",
+            )
+        )
+    return out or [Finding("interfaces", Status.FAIL, "none", "bring one up: ip link set lo up")]
+
+
+def host_name() -> list[Finding]:
+    name = socket.gethostname()
+    try:
+        found, good = f"{name} is {socket.gethostbyname(name)}", True
+    except OSError:
+        found, good = f"{name} does not resolve", False
+    advice = "gloo looks it up: add it to /etc/hosts, or set GLOO_SOCKET_IFNAME"
+    return [_good_if(good, "host name", found, Status.WARN, advice)]
+
+
+def loopback() -> list[Finding]:
+    out = []
+    for name, test in (
+        ("UDP over loopback", udp_loopback),
+        ("engine over loopback", engine_loopback),
+    ):
+        try:
+            out.append(Finding(name, Status.OK, test()))
+        except (OSError, RuntimeError, ImportError) as error:
+            advice = "a firewall on the loopback interface? see iptables -S and nft list ruleset"
+            out.append(Finding(name, Status.FAIL, str(error), advice))
+    return out
+
+
+CHECKS: tuple[Callable[[], list[Finding]], ...] = (
+    system,
+    versions,
+    engine,
+    entry_point,
+    options,
+    clock,
+    socket_buffers,
+    offloads,
+    interfaces,
+    host_name,
+    loopback,
+)

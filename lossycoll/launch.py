@@ -1,0 +1,156 @@
+"""Starts the ranks of a job on this machine through torchrun's own API.
+
+A rank is ``python -m MODULE CONFIG``, as torchrun would start it. Rank 0 tells the
+parent how far it is by appending JSON lines to a file: that needs no second
+channel between processes, and what was reported outlives a crash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+POLL_SECONDS = 0.1
+LOG_TAIL_LINES = 15
+
+
+class LaunchError(RuntimeError):
+    """A rank failed; the text ends with what it wrote last."""
+
+
+class Interrupted(RuntimeError):
+    """The user or the system asked the job to stop; its ranks are gone."""
+
+
+class EventWriter:
+    """Rank 0's side: one JSON object per line."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115 (closed in close)
+
+    def write(self, **event: object) -> None:
+        self._file.write(json.dumps(event) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def launch(
+    module: str,
+    config: Mapping[str, object],
+    *,
+    ranks: int,
+    folder: Path,
+    environment: Mapping[str, str | None],
+    on_event: Callable[[dict[str, Any]], None],
+) -> None:
+    """Runs ``module`` on ``ranks`` ranks and returns when all of them have ended well.
+
+    ``folder`` receives the configuration, the events and each rank's output. A value
+    of None in ``environment`` takes that variable away from the ranks.
+    """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    folder.mkdir(parents=True, exist_ok=True)
+    events = folder / "events.jsonl"
+    events.write_text("", encoding="utf-8")
+    config_file = folder / "config.json"
+    config_file.write_text(json.dumps({**config, "events": str(events)}), encoding="utf-8")
+    logs = folder / "logs"
+    logs.mkdir(exist_ok=True)
+    settings = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=ranks,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        # A host whose own name does not resolve must still be able to talk to itself.
+        local_addr="127.0.0.1",
+        max_restarts=0,
+        monitor_interval=POLL_SECONDS,
+        logs_specs=DefaultLogsSpecs(log_dir=str(logs), redirects=Std.ALL),
+    )
+    with _environment(_defaults() | dict(environment)), _follow(events, on_event):
+        try:
+            elastic_launch(settings, sys.executable)("-u", "-m", module, str(config_file))
+        except ChildFailedError as error:
+            raise LaunchError(_explain(error.failures, logs)) from error
+        except (SignalException, KeyboardInterrupt) as error:
+            raise Interrupted("stopped; all ranks have been ended") from error
+
+
+def _defaults() -> dict[str, str | None]:
+    """What ranks that share one machine need, unless the user has said otherwise."""
+    wanted = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    if Path("/sys/class/net/lo").exists():
+        # gloo otherwise binds to whatever the host's name resolves to, which may be nothing.
+        wanted["GLOO_SOCKET_IFNAME"] = "lo"
+    return {name: value for name, value in wanted.items() if name not in os.environ}
+
+
+@contextlib.contextmanager
+def _environment(changes: Mapping[str, str | None]) -> Iterator[None]:
+    """The ranks inherit this process's environment, so it is changed for a while."""
+    before = {name: os.environ.get(name) for name in changes}
+    try:
+        _apply(changes)
+        yield
+    finally:
+        _apply(before)
+
+
+def _apply(changes: Mapping[str, str | None]) -> None:
+    for name, value in changes.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _follow(path: Path, on_event: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+    """Hands every line that is appended to ``path`` to ``on_event``, until the block ends."""
+    ended = threading.Event()
+
+    def read() -> None:
+        with path.open(encoding="utf-8") as lines:
+            kept = ""
+            while True:
+                last_round = ended.is_set()
+                while chunk := lines.readline():
+                    kept += chunk
+                    if kept.endswith("\n"):
+                        on_event(json.loads(kept))
+                        kept = ""
+                if last_round:
+                    return
+                ended.wait(POLL_SECONDS)
+
+    reader = threading.Thread(target=read, name="lossycoll-events", daemon=True)
+    reader.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        reader.join()
+
+
+def _explain(failures: Mapping[int, Any], logs: Path) -> str:
+    """The failure that came first is the cause; the others follow from it."""
+    rank, first = min(failures.items(), key=lambda item: item[1].timestamp)
+    text = f"rank {rank} failed with exit code {first.exitcode}; its output is under {logs}"
+    for path in sorted(logs.rglob(f"{rank}/stderr.log")):
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        text = "\n".join([text, *("  " + line for line in lines[-LOG_TAIL_LINES:])])
+    return text

@@ -1,0 +1,254 @@
+/* What arrives: a data packet is checked against its stream, combined into its slot, and when the
+ * last source of that packet has settled, the packet is finished and handed on. */
+#include "engine.h"
+
+#include <string.h>
+
+/* ---- one packet of one slot ---- */
+
+typedef struct {
+    uint8_t *value, *acc;
+    const uint8_t *own;
+    uint32_t n;
+} piece;
+
+static piece piece_of(const lc_op_slot *s, uint32_t k) {
+    const lc_op *op = s->op;
+    size_t at = (size_t)k * op->call.elements_per_packet;
+    size_t acc_bytes = s->acc == s->value ? op->element_bytes : op->acc_bytes;
+    return (piece){s->value + at * op->element_bytes, s->acc + at * acc_bytes,
+                   s->own ? s->own + at * op->element_bytes : NULL, lc_slot_elements(s, k)};
+}
+
+static void count_contributions(lc_op *op, uint32_t n) {
+    lc_report *r = &op->report;
+    if (r->contribution_packets == 0 || n < r->contributions_min)
+        r->contributions_min = n;
+    r->contribution_packets++;
+    r->contributions += n;
+}
+
+static void finish_partial(lc_op_slot *s, uint32_t k, piece p) {
+    const lc_op *op = s->op;
+    if (s->count[k] == 0) {
+        if (p.own && p.own != p.value)
+            memcpy(p.value, p.own, (size_t)p.n * op->element_bytes);
+    } else if (s->acc != s->value) {
+        op->kernels->finish(p.value, p.acc, p.n, 1.0);
+    }
+    s->count[k] = (uint16_t)(s->count[k] + (p.own != NULL));
+}
+
+static void finish_mean(lc_op_slot *s, uint32_t k, piece p) {
+    lc_op *op = s->op;
+    uint32_t arrived = s->count[k];
+    uint32_t total = arrived + (p.own != NULL);
+    s->count[k] = (uint16_t)total;
+    if (total == 0)
+        return;
+    double factor = op->call.scale / total;
+    if (arrived == 0)
+        op->kernels->blend(p.value, p.own, factor, NULL, 0, p.n);
+    else if (factor != 1.0 || s->acc != s->value)
+        op->kernels->finish(p.value, p.acc, p.n, factor);
+    count_contributions(op, total);
+}
+
+static void finish_stratified(lc_op_slot *s, uint32_t k, piece p) {
+    lc_op *op = s->op;
+    double others = s->count[k];
+    double world = s->desc.n_sources + 1.0;
+    double scale = op->call.scale;
+    if (others > 0) {
+        op->kernels->blend(p.value, p.own, scale / world, p.acc,
+                           scale * (world - 1) / (world * others), p.n);
+    } else {
+        op->kernels->blend(p.value, p.own, scale, NULL, 0, p.n);
+        op->report.alone++;
+    }
+    s->count[k] = (uint16_t)(s->count[k] + 1);
+    count_contributions(op, s->count[k]);
+}
+
+static void fill_missing(lc_op_slot *s, uint32_t k, piece p) {
+    lc_op *op = s->op;
+    (void)k;
+    if (s->desc.missing == LC_MISSING_OWN) {
+        op->kernels->blend(p.value, p.value, op->call.scale, NULL, 0, p.n);
+        op->report.own_filled++;
+        count_contributions(op, 1);
+    } else {
+        op->report.kept++;
+    }
+}
+
+static void packet_ready(lc_engine *e, lc_op_slot *s, uint32_t k) {
+    piece p = piece_of(s, k);
+    if (s->desc.combine == LC_COPY) {
+        if (s->count[k] == 0)
+            fill_missing(s, k, p);
+        else
+            count_contributions(s->op, s->count[k]);
+    } else if (s->desc.finish == LC_FINISH_NONE) {
+        finish_partial(s, k, p);
+    } else if (s->desc.finish == LC_FINISH_MEAN) {
+        finish_mean(s, k, p);
+    } else {
+        finish_stratified(s, k, p);
+    }
+    if (s->count[k])
+        s->ready[s->n_ready++] = k;
+    else
+        s->n_void++;
+    int last = s->n_ready + s->n_void == s->n_packets;
+    for (uint32_t i = 0; i < s->desc.n_dests; i++) {
+        lc_out_wake(e, &s->outs[i]);
+        if (last)
+            lc_out_check(e, &s->outs[i]);
+    }
+    if (last)
+        s->op->slots_unsettled--;
+}
+
+/* One more source of packet k has settled. */
+static void source_settled(lc_engine *e, lc_op_slot *s, uint32_t k) {
+    if (!s->pending || --s->pending[k] == 0)
+        packet_ready(e, s, k);
+}
+
+static void combine(lc_op_slot *s, uint32_t k, const lc_header *h, const uint8_t *payload) {
+    const lc_op *op = s->op;
+    piece p = piece_of(s, k);
+    if (s->desc.combine == LC_COPY)
+        memcpy(p.value, payload, h->length);
+    else if (s->count[k])
+        op->kernels->add(p.acc, payload, p.n);
+    else
+        op->kernels->first(p.acc, s->desc.finish == LC_FINISH_STRATIFIED ? NULL : p.own, payload,
+                           p.n);
+    s->count[k] = (uint16_t)(s->count[k] + h->count);
+}
+
+/* ---- streams ---- */
+
+static void settle(lc_engine *e, lc_in *in, int cause) {
+    lc_op_slot *s = in->slot;
+    lc_op *op = s->op;
+    uint32_t missing = s->n_packets - in->n_arrived;
+    in->state = LC_IN_SETTLED;
+    op->report.packets_missing += missing;
+    e->peers[in->peer].packets_missing += missing;
+    if (missing && op->report.cause < cause)
+        op->report.cause = cause;
+    if (in->n_arrived > 1)
+        lc_deadline_add(&e->peers[in->peer].deadline, in->last_ns - in->started_ns, in->gap_ns,
+                        in->n_arrived);
+}
+
+/* Settles what has not arrived as missing. */
+void lc_give_up(lc_engine *e, lc_in *in, int cause) {
+    lc_op_slot *s = in->slot;
+    if (cause == LC_CAUSE_DEADLINE)
+        s->op->report.deadline_hits++;
+    settle(e, in, cause);
+    for (uint32_t k = 0; k < s->n_packets; k++)
+        if (!lc_bit(in->arrived, k))
+            source_settled(e, s, k);
+    lc_record done = {.kind = LC_R_DONE,
+                      .op = s->op->number,
+                      .slot = s->desc.number,
+                      .round = in->round,
+                      .a = s->n_packets - in->n_arrived};
+    lc_tell(e, in->peer, &done);
+}
+
+void lc_inject_round(lc_engine *e, lc_in *in) {
+    if (!in->lost)
+        return;
+    const lc_op_slot *s = in->slot;
+    in->inject_key = lc_inject_key(&e->config.inject, e->config.group, s->op->number,
+                                   s->desc.number, in->peer, e->config.rank, in->round);
+    memset(in->lost, 0, lc_words(s->n_packets) * 8);
+    (void)lc_inject_losses(&e->config.inject, in->inject_key, s->n_packets, in->lost);
+}
+
+/* The reorder allowance is over: ask for what is missing, or give it up. */
+void lc_round_ended(lc_engine *e, lc_in *in) {
+    const lc_op *op = in->slot->op;
+    if (!op->call.reliable && in->round >= op->call.repair) {
+        lc_give_up(e, in, LC_CAUSE_LOSS);
+        return;
+    }
+    in->round = lc_next_round(in->round);
+    in->state = LC_IN_OPEN;
+    in->nack_ns = e->now + lc_pace_rto(&e->peers[in->peer].pace);
+    lc_inject_round(e, in);
+    lc_tell_missing(e, in);
+}
+
+static void note_arrival(lc_engine *e, lc_in *in) {
+    if (!in->started_ns)
+        in->started_ns = e->now;
+    else if (e->now - in->last_ns > in->gap_ns)
+        in->gap_ns = e->now - in->last_ns;
+    in->last_ns = e->now;
+    in->ask_ns = 0;
+}
+
+static void note_link(lc_engine *e, lc_peer *peer, const lc_header *h) {
+    if ((int32_t)(h->link_seq + 1 - peer->rx_next) > 0)
+        peer->rx_next = h->link_seq + 1;
+    peer->rx_taken++;
+    peer->rx_echo_us = h->time_us;
+    if (peer->rx_next - peer->rx_reported >= (e->window + 3) / 4)
+        peer->ack_due = 1;
+}
+
+void lc_data_arrived(lc_engine *e, const lc_header *h, const uint8_t *payload) {
+    lc_peer *peer = &e->peers[h->sender];
+    lc_op *op = lc_find_op(e, h->op);
+    if (!op) {
+        note_link(e, peer, h);
+        e->live.stale++;
+        return;
+    }
+    lc_in *in = lc_op_in(op, h->slot, h->sender);
+    if (!in || h->packet >= in->slot->n_packets || h->format != op->call.dtype ||
+        h->count > e->config.size ||
+        h->length != (size_t)lc_slot_elements(in->slot, h->packet) * op->element_bytes) {
+        e->live.malformed++;
+        return;
+    }
+    if (in->lost && in->state != LC_IN_SETTLED) {
+        if (h->round != in->round) { /* its fate belongs to a round that is over */
+            e->live.stale++;
+            return;
+        }
+        if (lc_bit(in->lost, h->packet)) {
+            e->live.packets_injected++;
+            op->report.packets_injected++;
+            return;
+        }
+    }
+    note_link(e, peer, h);
+    if (lc_bit(in->arrived, h->packet)) {
+        e->live.repeated++;
+        return;
+    }
+    if (in->state == LC_IN_SETTLED) {
+        e->live.stale++;
+        return;
+    }
+    note_arrival(e, in);
+    lc_bit_set(in->arrived, h->packet);
+    in->n_arrived++;
+    peer->packets_received++;
+    op->report.packets_received++;
+    op->report.bytes_received += LC_HEADER_BYTES + h->length;
+    combine(in->slot, h->packet, h, payload);
+    if (in->n_arrived == in->slot->n_packets)
+        settle(e, in, LC_CAUSE_COMPLETE);
+    source_settled(e, in->slot, h->packet);
+    if (in->state == LC_IN_SETTLED)
+        lc_op_check(e, op);
+}

@@ -1,0 +1,426 @@
+/* Control records. None is ever acknowledged for its own sake: each is repeated by a timer until
+ * what it asks for has happened, so any of them may be lost. */
+#include "engine.h"
+
+#include <string.h>
+
+/* ---- out ---- */
+
+void lc_tell(lc_engine *e, uint16_t peer, const lc_record *record) {
+    lc_peer *p = &e->peers[peer];
+    if (p->n_records < LC_RECORDS)
+        p->records[p->n_records++] = *record;
+}
+
+void lc_tell_call(lc_engine *e, lc_op *op, uint16_t peer, uint8_t kind) {
+    lc_record r = {.kind = kind,
+                   .op = op->number,
+                   .a = op->call.dtype,
+                   .c = op->call.signature,
+                   .d = op->call.in_elements};
+    lc_tell(e, peer, &r);
+}
+
+void lc_tell_fin(lc_engine *e, lc_out *out) {
+    lc_record r = {.kind = LC_R_FIN,
+                   .op = out->slot->op->number,
+                   .slot = out->number,
+                   .round = out->round,
+                   .a = out->sent,
+                   .b = e->peers[out->peer].tx_next};
+    lc_tell(e, out->peer, &r);
+}
+
+void lc_tell_probe(lc_engine *e, uint16_t peer) {
+    lc_record r = {.kind = LC_R_PROBE, .a = e->peers[peer].tx_next};
+    lc_tell(e, peer, &r);
+}
+
+static uint64_t missing_word(const lc_in *in, uint32_t base) {
+    uint32_t n = in->slot->n_packets;
+    if (base >= n)
+        return 0;
+    uint64_t miss = ~in->arrived[base / 64];
+    return n - base < 64 ? miss & ((1ull << (n - base)) - 1) : miss;
+}
+
+void lc_tell_missing(lc_engine *e, lc_in *in) {
+    const lc_op_slot *s = in->slot;
+    lc_record r = {.kind = LC_R_NACK,
+                   .op = s->op->number,
+                   .slot = s->desc.number,
+                   .round = in->round,
+                   .b = s->n_packets - in->n_arrived};
+    for (uint32_t base = 0; base < s->n_packets; base += 128) {
+        r.a = base;
+        r.c = missing_word(in, base);
+        r.d = missing_word(in, base + 64);
+        if (r.c | r.d)
+            lc_tell(e, in->peer, &r);
+    }
+}
+
+static lc_record ack_of(lc_engine *e, lc_peer *p) {
+    lc_record r = {.kind = LC_R_ACK,
+                   .a = p->rx_next,
+                   .b = e->window,
+                   .c = p->rx_next != p->rx_reported ? (1ull << 32 | p->rx_echo_us) : 0,
+                   .d = p->rx_taken};
+    p->rx_reported = p->rx_next;
+    p->ack_due = 0;
+    return r;
+}
+
+/* One datagram of records for a peer, an acknowledgement first. Returns the records taken. */
+static uint32_t put_control(lc_engine *e, uint16_t rank, lc_run *run, int i) {
+    lc_peer *p = &e->peers[rank];
+    uint32_t room = e->config.payload_bytes / LC_RECORD_BYTES - 1;
+    uint32_t n = p->n_records < room ? p->n_records : room;
+    uint8_t *payload = e->control_out + (size_t)i * e->config.payload_bytes;
+    lc_record ack = ack_of(e, p);
+    lc_record_put(payload, &ack);
+    for (uint32_t k = 0; k < n; k++)
+        lc_record_put(payload + (size_t)(k + 1) * LC_RECORD_BYTES, &p->records[k]);
+    lc_header h = {.session = e->expect.session,
+                   .group = e->config.group,
+                   .time_us = (uint32_t)(e->now / 1000),
+                   .sender = e->config.rank,
+                   .receiver = rank,
+                   .length = (uint16_t)((n + 1) * LC_RECORD_BYTES),
+                   .count = (uint16_t)(n + 1),
+                   .type = LC_CONTROL};
+    size_t first = (size_t)i * LC_RUN_PACKETS;
+    *run = (lc_run){&e->iov[2 * first], 1, LC_HEADER_BYTES + h.length, rank};
+    run->iov[0] = (struct iovec){e->headers + first * LC_HEADER_BYTES, LC_HEADER_BYTES};
+    run->iov[1] = (struct iovec){payload, h.length};
+    lc_wire_put(run->iov[0].iov_base, &h);
+    return n;
+}
+
+static void drop_records(lc_peer *p, uint32_t n) {
+    p->n_records -= n;
+    memmove(p->records, p->records + n, p->n_records * sizeof *p->records);
+}
+
+/* Control follows the data that it speaks of: only when no data waits for the link. */
+void lc_send_control(lc_engine *e) {
+    lc_run runs[LC_BATCH_RUNS];
+    if (e->n_runs)
+        return;
+    uint16_t rank = 0;
+    while (rank < e->config.size) {
+        int n = 0;
+        while (n < LC_BATCH_RUNS && rank < e->config.size) {
+            lc_peer *p = &e->peers[rank];
+            if (!p->n_records && !p->ack_due) {
+                rank++;
+                continue;
+            }
+            drop_records(p, put_control(e, rank, &runs[n], n));
+            n++;
+        }
+        int error = 0;
+        if (n && lc_link_send(e->link, runs, n, &error) < 0) {
+            lc_failure why = {.code = LC_E_SYSTEM, .sys_errno = error, .peer = runs[0].peer};
+            lc_fail_all(e, &why);
+            return;
+        }
+        e->live.control_sent += (uint64_t)n;
+    }
+}
+
+/* ---- in ---- */
+
+static void answer_done(lc_engine *e, uint16_t peer, const lc_record *r, uint32_t missing) {
+    lc_record done = {
+        .kind = LC_R_DONE, .op = r->op, .slot = r->slot, .round = r->round, .a = missing};
+    lc_tell(e, peer, &done);
+}
+
+static void mismatch(lc_engine *e, lc_op *op, uint16_t peer, uint64_t signature, uint64_t elements,
+                     uint32_t dtype) {
+    lc_failure why = {.code = LC_E_MISMATCH,
+                      .peer = peer,
+                      .op = op->number,
+                      .mine = {op->call.signature, op->call.in_elements, op->call.dtype},
+                      .theirs = {signature, elements, dtype}};
+    lc_tell_call(e, op, peer, LC_R_MISMATCH);
+    lc_send_control(e);
+    lc_fail_all(e, &why);
+}
+
+static int same_call(const lc_op *op, const lc_record *r) {
+    return r->c == op->call.signature && r->d == op->call.in_elements && r->a == op->call.dtype;
+}
+
+static void peer_ready(lc_engine *e, lc_op *op, uint16_t peer) {
+    if (op->peers[peer].ready)
+        return;
+    op->peers[peer].ready = 1;
+    for (uint32_t i = 0; i < op->n_slots; i++) {
+        lc_op_slot *s = &op->slots[i];
+        for (uint32_t j = 0; j < s->desc.n_dests; j++) {
+            if (s->outs[j].peer != peer)
+                continue;
+            lc_out_wake(e, &s->outs[j]);
+            lc_out_check(e, &s->outs[j]);
+        }
+    }
+}
+
+void lc_check_early(lc_engine *e, lc_op *op) {
+    for (uint16_t i = 0; i < e->config.size; i++) {
+        if (!e->peers[i].early)
+            continue;
+        lc_early *early = &e->peers[i].early[op->number % LC_OPS];
+        if (!early->known || early->op != op->number)
+            continue;
+        early->known = 0;
+        if (early->signature != op->call.signature || early->elements != op->call.in_elements ||
+            early->dtype != op->call.dtype) {
+            mismatch(e, op, i, early->signature, early->elements, early->dtype);
+            return;
+        }
+        peer_ready(e, op, i);
+    }
+}
+
+/* READY and WANT: the peer has posted the operation. */
+static void on_call(lc_engine *e, uint16_t peer, const lc_record *r) {
+    lc_op *op = lc_find_op(e, r->op);
+    if (op) {
+        if (!same_call(op, r)) {
+            mismatch(e, op, peer, r->c, r->d, r->a);
+            return;
+        }
+        if (r->kind == LC_R_WANT)
+            lc_tell_call(e, op, peer, LC_R_READY);
+        peer_ready(e, op, peer);
+        lc_op_check(e, op);
+    } else if (!lc_op_posted(e, r->op)) {
+        if (r->op - e->next_op < LC_OPS)
+            e->peers[peer].early[r->op % LC_OPS] = (lc_early){r->c, r->d, r->op, r->a, 1};
+    } else if (r->kind == LC_R_WANT) {
+        lc_record all = *r;
+        all.slot = 0xFFFF;
+        answer_done(e, peer, &all, 0);
+    }
+}
+
+static void on_fin(lc_engine *e, uint16_t peer, const lc_record *r) {
+    if ((int32_t)(r->b - e->peers[peer].rx_next) > 0)
+        e->peers[peer].rx_next = r->b;
+    lc_op *op = lc_find_op(e, r->op);
+    if (!op) {
+        if (lc_op_posted(e, r->op))
+            answer_done(e, peer, r, 0);
+        return;
+    }
+    lc_in *in = lc_op_in(op, r->slot, peer);
+    if (!in) {
+        e->live.malformed++;
+        return;
+    }
+    in->ask_ns = 0;
+    if (in->state == LC_IN_SETTLED) {
+        answer_done(e, peer, r, in->slot->n_packets - in->n_arrived);
+        return;
+    }
+    if (r->round != in->round) {
+        if (in->nack_ns && lc_next_round(r->round) == in->round)
+            in->nack_ns = e->now; /* it has not heard what is missing */
+        return;
+    }
+    if (in->state == LC_IN_OPEN) {
+        const lc_pace *pace = &e->peers[peer].pace;
+        uint64_t allowance = pace->rtt_ns / 4;
+        if (allowance < e->config.reorder_ns)
+            allowance = e->config.reorder_ns;
+        in->state = LC_IN_CLOSING;
+        in->nack_ns = 0;
+        in->close_ns = e->now + allowance;
+        if (in->close_ns < e->tick_ns)
+            e->tick_ns = in->close_ns;
+    }
+}
+
+static uint32_t take_asked(lc_out *out, uint32_t base, uint64_t bits) {
+    const lc_op_slot *s = out->slot;
+    uint32_t taken = 0;
+    while (bits) {
+        uint32_t k = base + (uint32_t)__builtin_ctzll(bits);
+        bits &= bits - 1;
+        if (k >= s->n_packets || lc_bit(out->asked, k))
+            continue;
+        lc_bit_set(out->asked, k);
+        taken++;
+        if (s->desc.n_sources == 0 || s->count[k]) {
+            lc_bit_set(out->again, k);
+            out->again_left++;
+        }
+    }
+    return taken;
+}
+
+static void on_nack(lc_engine *e, uint16_t peer, const lc_record *r) {
+    lc_op *op = lc_find_op(e, r->op);
+    lc_out *out = op ? lc_op_out(op, r->slot, peer) : NULL;
+    if (!out || !out->again || r->a % 64 || r->b > out->slot->n_packets) {
+        e->live.stale++;
+        return;
+    }
+    if (out->state == LC_OUT_SENT && lc_next_round(out->round) == r->round) {
+        size_t bytes = lc_words(out->slot->n_packets) * 8;
+        memset(out->again, 0, bytes);
+        memset(out->asked, 0, bytes);
+        out->round = r->round;
+        out->state = LC_OUT_OPEN;
+        out->cursor = out->sent = out->again_left = out->asked_so_far = 0;
+        out->asked_total = r->b;
+    } else if (out->round != r->round) {
+        e->live.stale++;
+        return;
+    } else if (out->state == LC_OUT_SENT) {
+        lc_tell_fin(e, out);
+        return;
+    }
+    if (out->state != LC_OUT_OPEN)
+        return;
+    out->asked_so_far += take_asked(out, r->a, r->c);
+    out->asked_so_far += take_asked(out, r->a + 64, r->d);
+    lc_out_wake(e, out);
+    lc_out_check(e, out);
+}
+
+static void tail_done(lc_engine *e, uint16_t peer, const lc_record *r) {
+    for (uint32_t i = 0; i < e->n_tail; i++) {
+        lc_tail *t = &e->tail[i];
+        if (t->op == r->op && t->peer == peer && t->number == r->slot) {
+            *t = e->tail[--e->n_tail];
+            return;
+        }
+    }
+}
+
+/* The peer has settled a stream; for an operation that it has ended altogether, every stream. */
+static void on_done(lc_engine *e, uint16_t peer, const lc_record *r) {
+    lc_op *op = lc_find_op(e, r->op);
+    if (!op) {
+        tail_done(e, peer, r);
+        return;
+    }
+    for (uint32_t i = 0; i < op->n_slots; i++) {
+        lc_op_slot *s = &op->slots[i];
+        for (uint32_t j = 0; j < s->desc.n_dests; j++)
+            if (s->outs[j].peer == peer && (s->outs[j].number == r->slot || r->slot == 0xFFFF))
+                lc_out_done(e, &s->outs[j]);
+    }
+    lc_op_check(e, op);
+}
+
+static void on_ack(lc_engine *e, uint16_t peer, const lc_record *r) {
+    lc_peer *p = &e->peers[peer];
+    uint32_t moved = r->a - p->tx_acked;
+    p->tx_window = r->b;
+    if (moved > p->tx_next - p->tx_acked)
+        return; /* older than what we know, or beyond what we sent */
+    uint32_t taken = (uint32_t)r->d - p->tx_received;
+    uint32_t lost = taken < r->a - p->tx_seen ? r->a - p->tx_seen - taken : 0;
+    p->tx_received = (uint32_t)r->d;
+    p->tx_seen = r->a;
+    if (moved)
+        p->probe_ns = 0;
+    p->tx_acked = r->a;
+    uint64_t rtt = 0;
+    if (r->c >> 32)
+        rtt = (uint64_t)((uint32_t)(e->now / 1000) - (uint32_t)r->c) * 1000 + 1;
+    if (rtt > 60000000000u)
+        rtt = 0; /* a clock that makes no sense */
+    lc_pace_acked(&p->pace, e->now, rtt, moved, lost);
+}
+
+static void on_ask(lc_engine *e, uint16_t peer, const lc_record *r) {
+    lc_op *op = lc_find_op(e, r->op);
+    lc_record answer = {.kind = LC_R_WAIT, .op = r->op, .slot = r->slot, .round = r->round};
+    if (op) {
+        lc_out *out = lc_op_out(op, r->slot, peer);
+        if (!out)
+            return;
+        if (out->state != LC_OUT_OPEN) {
+            lc_tell_fin(e, out);
+            return;
+        }
+        if (out->listed)
+            return; /* it has packets to send and cannot: that is the network's doing */
+    } else if (lc_op_posted(e, r->op)) {
+        answer.kind = LC_R_FIN;
+        answer.b = e->peers[peer].tx_next;
+    }
+    lc_tell(e, peer, &answer);
+}
+
+static void on_wait(lc_engine *e, uint16_t peer, const lc_record *r) {
+    lc_op *op = lc_find_op(e, r->op);
+    lc_in *in = op ? lc_op_in(op, r->slot, peer) : NULL;
+    if (in)
+        in->excused_ns = e->now;
+}
+
+static void on_mismatch(lc_engine *e, uint16_t peer, const lc_record *r) {
+    lc_op *op = lc_find_op(e, r->op);
+    if (!op || same_call(op, r))
+        return;
+    lc_failure why = {.code = LC_E_MISMATCH,
+                      .peer = peer,
+                      .op = op->number,
+                      .mine = {op->call.signature, op->call.in_elements, op->call.dtype},
+                      .theirs = {r->c, r->d, r->a}};
+    lc_fail_all(e, &why);
+}
+
+void lc_control_arrived(lc_engine *e, const lc_header *h, const uint8_t *payload) {
+    lc_peer *p = &e->peers[h->sender];
+    e->live.control_received++;
+    for (uint16_t i = 0; i < h->count; i++) {
+        lc_record r;
+        if (lc_record_get(payload + (size_t)i * LC_RECORD_BYTES, &r) != LC_GOOD) {
+            e->live.malformed++;
+            continue;
+        }
+        switch (r.kind) {
+        case LC_R_READY:
+        case LC_R_WANT:
+            on_call(e, h->sender, &r);
+            break;
+        case LC_R_FIN:
+            on_fin(e, h->sender, &r);
+            break;
+        case LC_R_NACK:
+            on_nack(e, h->sender, &r);
+            break;
+        case LC_R_DONE:
+            on_done(e, h->sender, &r);
+            break;
+        case LC_R_ACK:
+            on_ack(e, h->sender, &r);
+            break;
+        case LC_R_PROBE:
+            if ((int32_t)(r.a - p->rx_next) > 0)
+                p->rx_next = r.a;
+            p->ack_due = 1;
+            break;
+        case LC_R_MISMATCH:
+            on_mismatch(e, h->sender, &r);
+            break;
+        case LC_R_ASK:
+            on_ask(e, h->sender, &r);
+            break;
+        case LC_R_WAIT:
+            on_wait(e, h->sender, &r);
+            break;
+        default:
+            e->live.malformed++;
+            break;
+        }
+    }
+}

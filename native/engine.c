@@ -1,0 +1,468 @@
+/* The engine's surface for callers, and the loop of its progress thread. */
+#define _GNU_SOURCE
+#include "engine.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static const uint64_t SECOND_NS = 1000000000u;
+
+const char *lc_version(void) {
+    return "0.1.0";
+}
+
+uint32_t lc_header_bytes(void) {
+    return LC_HEADER_BYTES;
+}
+
+uint64_t lc_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * SECOND_NS + (uint64_t)t.tv_nsec;
+}
+
+/* ---- the progress thread ---- */
+
+static void take_inbox(lc_engine *e) {
+    if (!atomic_load(&e->inbox_full))
+        return;
+    pthread_mutex_lock(&e->lock);
+    atomic_store(&e->inbox_full, 0);
+    lc_op *newest = e->inbox;
+    e->inbox = NULL;
+    pthread_mutex_unlock(&e->lock);
+    lc_op *oldest = NULL;
+    while (newest) {
+        lc_op *next = newest->next;
+        newest->next = oldest;
+        oldest = newest;
+        newest = next;
+    }
+    while (oldest) {
+        lc_op *next = oldest->next;
+        lc_op_start(e, oldest);
+        oldest = next;
+    }
+    pthread_mutex_lock(&e->lock);
+    lc_failure failed = e->failed;
+    pthread_mutex_unlock(&e->lock);
+    if (failed.code) /* submitted while the failure was on its way */
+        lc_fail_all(e, &failed);
+}
+
+static void obey_abort(lc_engine *e) {
+    int code = atomic_exchange(&e->abort_code, 0);
+    if (!code)
+        return;
+    lc_failure why = {.code = code, .peer = atomic_load(&e->abort_peer)};
+    lc_fail_all(e, &why);
+}
+
+static void publish(lc_engine *e) {
+    e->live.socket_overflow = lc_link_overflow(e->link);
+    lc_link_calls(e->link, &e->live.send_calls, &e->live.receive_calls);
+    pthread_mutex_lock(&e->lock);
+    e->stats = e->live;
+    for (uint16_t i = 0; i < e->config.size; i++) {
+        lc_peer *p = &e->peers[i];
+        uint64_t total = p->packets_received + p->packets_missing;
+        e->peer_stats[i] = (lc_peer_stats){
+            .packets_sent = p->packets_sent,
+            .packets_received = p->packets_received,
+            .packets_missing = p->packets_missing,
+            .rtt_ns = p->pace.rtt_ns,
+            .deadline_ns = lc_deadline_of(&p->deadline, 1, e->config.deadline_min_ns,
+                                          e->config.deadline_max_ns),
+            .delivery_rate = total ? (double)p->packets_received / (double)total : 1.0};
+    }
+    pthread_mutex_unlock(&e->lock);
+}
+
+static uint64_t pace_delay(const lc_engine *e) {
+    uint64_t least = UINT64_MAX;
+    for (uint16_t i = 0; i < e->config.size; i++) {
+        if (!e->peers[i].outs)
+            continue;
+        uint64_t d = lc_pace_delay(&e->peers[i].pace, e->now, lc_wire_bytes_max(e));
+        if (d && d < least)
+            least = d;
+    }
+    return least;
+}
+
+static void rest(lc_engine *e) {
+    uint64_t until = e->tick_ns > e->now ? e->tick_ns - e->now : 0;
+    if (e->config.pace_bytes_per_s > 0) {
+        uint64_t delay = pace_delay(e);
+        if (delay < until)
+            until = delay;
+    }
+    if (!until)
+        return;
+    atomic_store(&e->sleeping, 1);
+    if (!atomic_load(&e->inbox_full) && !atomic_load(&e->stop) && !atomic_load(&e->abort_code))
+        lc_link_sleep(e->link, until, e->blocked);
+    atomic_store(&e->sleeping, 0);
+}
+
+static void *progress(void *argument) {
+    lc_engine *e = argument;
+    uint64_t published = 0;
+    while (!atomic_load(&e->stop)) {
+        e->now = lc_now();
+        take_inbox(e);
+        obey_abort(e);
+        int busy = lc_receive(e);
+        busy |= lc_send_data(e);
+        if (busy)
+            e->busy_ns = e->now;
+        if (e->now >= e->tick_ns)
+            lc_tick(e);
+        lc_send_control(e);
+        if (e->now - published > SECOND_NS / 20) {
+            publish(e);
+            published = e->now;
+        }
+        if (!busy)
+            rest(e);
+    }
+    take_inbox(e);
+    lc_failure why = {.code = LC_E_CLOSED, .peer = -1};
+    lc_fail_all(e, &why);
+    return NULL;
+}
+
+static void nudge(lc_engine *e) {
+    if (atomic_load(&e->sleeping))
+        lc_link_wake(e->link);
+}
+
+/* ---- open and close ---- */
+
+static uint32_t round_up_power(uint32_t v) {
+    uint32_t p = 1;
+    while (p < v)
+        p *= 2;
+    return p;
+}
+
+/* How many packets each peer may have in flight, so that all of them together fit the receive
+ * buffer at what the kernel charges for a packet (its memory, not its length), and a fifth is left
+ * for control. */
+static uint32_t window_for(int32_t buffer, uint32_t packet_bytes, uint16_t size) {
+    uint32_t charge = round_up_power(packet_bytes + 512) + 512;
+    uint32_t room = (uint32_t)((uint64_t)buffer * 8 / 10 / charge);
+    uint32_t share = size > 1 ? room / (size - 1u) : room;
+    return share < 2 ? 2 : share;
+}
+
+static int config_ok(const lc_config *c) {
+    return c->address && c->size >= 1 && c->rank < c->size && c->payload_bytes >= 64 &&
+           c->payload_bytes % 8 == 0 && c->payload_bytes + LC_HEADER_BYTES <= LC_MTU_MAX - 28 &&
+           c->socket_buffer >= 0 && c->deadline_min_ns <= c->deadline_max_ns &&
+           c->inject.loss >= 0 && c->inject.loss <= 1 && c->pace_bytes_per_s >= 0;
+}
+
+static void free_peers(lc_engine *e) {
+    for (uint16_t i = 0; e->peers && i < e->config.size; i++) {
+        free(e->peers[i].records);
+        free(e->peers[i].held);
+        free(e->peers[i].early);
+    }
+    free(e->peers);
+}
+
+static void free_engine(lc_engine *e) {
+    while (e->newest) {
+        lc_op *op = e->newest;
+        e->newest = op->older;
+        lc_op_free(op, &e->pool, &e->pool_lock);
+    }
+    lc_pool_clear(&e->pool);
+    lc_link_close(e->link);
+    free_peers(e);
+    free(e->tail);
+    free(e->iov);
+    free(e->headers);
+    free(e->control_out);
+    free(e->peer_stats);
+    pthread_cond_destroy(&e->changed);
+    pthread_cond_destroy(&e->notified);
+    pthread_mutex_destroy(&e->lock);
+    pthread_mutex_destroy(&e->pool_lock);
+    free(e);
+}
+
+static int make_peers(lc_engine *e) {
+    e->peers = calloc(e->config.size, sizeof *e->peers);
+    e->peer_stats = calloc(e->config.size, sizeof *e->peer_stats);
+    if (!e->peers || !e->peer_stats)
+        return 0;
+    for (uint16_t i = 0; i < e->config.size; i++) {
+        lc_peer *p = &e->peers[i];
+        e->peer_stats[i].delivery_rate = 1.0;
+        lc_pace_init(&p->pace, e->config.pace_bytes_per_s, lc_now());
+        if (i == e->config.rank)
+            continue;
+        p->records = calloc(LC_RECORDS, sizeof *p->records);
+        p->early = calloc(LC_OPS, sizeof *p->early);
+        if (e->config.inject.reorder > 0)
+            p->held = malloc(lc_wire_bytes_max(e));
+        if (!p->records || !p->early || (e->config.inject.reorder > 0 && !p->held))
+            return 0;
+    }
+    return 1;
+}
+
+static void init_locks(lc_engine *e) {
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&e->changed, &attr);
+    pthread_cond_init(&e->notified, &attr);
+    pthread_condattr_destroy(&attr);
+    pthread_mutex_init(&e->lock, NULL);
+    pthread_mutex_init(&e->pool_lock, NULL);
+}
+
+lc_engine *lc_engine_open(const lc_config *config, lc_failure *failure) {
+    memset(failure, 0, sizeof *failure);
+    failure->peer = -1;
+    failure->code = LC_E_ARGUMENT;
+    if (!config_ok(config))
+        return NULL;
+    lc_engine *e = calloc(1, sizeof *e);
+    failure->code = LC_E_MEMORY;
+    if (!e)
+        return NULL;
+    e->config = *config;
+    init_locks(e);
+    size_t packets = (size_t)LC_BATCH_RUNS * LC_RUN_PACKETS;
+    e->tail = calloc(LC_TAIL, sizeof *e->tail);
+    e->iov = calloc(2 * packets, sizeof *e->iov);
+    e->headers = calloc(packets, LC_HEADER_BYTES);
+    e->control_out = calloc(LC_BATCH_RUNS, config->payload_bytes);
+    if (e->tail && e->iov && e->headers && e->control_out && make_peers(e)) {
+        failure->code = LC_OK;
+        e->link = lc_link_open(config, failure);
+    }
+    if (!e->link) {
+        free_engine(e);
+        return NULL;
+    }
+    e->config.address = NULL; /* the caller's string is not kept */
+    return e;
+}
+
+int lc_engine_start(lc_engine *e, uint64_t session, const lc_address *peers) {
+    int bad = -1;
+    if (e->running)
+        return LC_E_ARGUMENT;
+    int code = lc_link_set_peers(e->link, peers, e->config.size, &bad);
+    if (code != LC_OK)
+        return code;
+    lc_link_info info;
+    lc_link_info_of(e->link, &info);
+    e->window = window_for(info.receive_buffer, lc_wire_bytes_max(e), e->config.size);
+    e->expect = (lc_expect){session, e->config.group, e->config.rank, e->config.size,
+                            e->config.payload_bytes};
+    for (uint16_t i = 0; i < e->config.size; i++)
+        e->peers[i].tx_window = 2; /* until the peer says what it can take */
+    /* Signals are Python's to handle: the thread takes none. */
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(&e->thread, NULL, progress, e);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error)
+        return LC_E_SYSTEM;
+    (void)pthread_setname_np(e->thread, "lossycoll");
+    e->running = 1;
+    return LC_OK;
+}
+
+void lc_engine_close(lc_engine *e) {
+    if (e->running) {
+        atomic_store(&e->stop, 1);
+        lc_link_wake(e->link);
+        pthread_join(e->thread, NULL);
+    }
+    pthread_mutex_lock(&e->lock);
+    e->closed = 1;
+    pthread_cond_broadcast(&e->changed);
+    pthread_cond_broadcast(&e->notified);
+    while (e->callers)
+        pthread_cond_wait(&e->changed, &e->lock);
+    pthread_mutex_unlock(&e->lock);
+    free_engine(e);
+}
+
+void lc_engine_link(lc_engine *e, lc_link_info *info) {
+    lc_link_info_of(e->link, info);
+}
+
+/* ---- operations ---- */
+
+static struct timespec deadline_after(uint64_t timeout_ns) {
+    uint64_t most = 3600 * SECOND_NS;
+    uint64_t at = lc_now() + (timeout_ns < most ? timeout_ns : most);
+    return (struct timespec){(time_t)(at / SECOND_NS), (long)(at % SECOND_NS)};
+}
+
+int64_t lc_engine_submit(lc_engine *e, const lc_call *call) {
+    int code = LC_OK;
+    if (!e->running || (uint64_t)call->elements_per_packet * lc_element_bytes(call->dtype) >
+                           e->config.payload_bytes)
+        return LC_E_ARGUMENT;
+    int simd = !(e->config.disable & LC_SIMD);
+    lc_op *op = lc_op_build(call, e->config.rank, e->config.size, simd,
+                            lc_inject_active(&e->config.inject), &e->pool, &e->pool_lock, &code);
+    if (!op)
+        return code;
+    op->submitted_ns = lc_now();
+    pthread_mutex_lock(&e->lock);
+    e->callers++;
+    while (e->in_flight >= LC_OPS / 2 && !e->closed && !e->failed.code)
+        pthread_cond_wait(&e->changed, &e->lock);
+    e->callers--;
+    if (e->closed || e->failed.code) {
+        code = e->closed ? LC_E_CLOSED : e->failed.code;
+        pthread_cond_broadcast(&e->changed);
+        pthread_mutex_unlock(&e->lock);
+        lc_op_free(op, &e->pool, &e->pool_lock);
+        return code;
+    }
+    op->number = e->submitted++;
+    op->next = e->inbox;
+    e->inbox = op;
+    op->older = e->newest;
+    if (e->newest)
+        e->newest->newer = op;
+    e->newest = op;
+    e->in_flight++;
+    atomic_store(&e->inbox_full, 1);
+    pthread_mutex_unlock(&e->lock);
+    nudge(e);
+    return (int64_t)(intptr_t)op;
+}
+
+static lc_op *op_of(int64_t ticket) {
+    return (lc_op *)(intptr_t)ticket;
+}
+
+int lc_engine_wait(lc_engine *e, int64_t ticket, uint64_t timeout_ns) {
+    lc_op *op = op_of(ticket);
+    struct timespec until = deadline_after(timeout_ns);
+    int error = 0;
+    pthread_mutex_lock(&e->lock);
+    e->callers++;
+    while (!op->finished && !e->closed && error != ETIMEDOUT)
+        error = pthread_cond_timedwait(&e->changed, &e->lock, &until);
+    e->callers--;
+    int code = op->finished ? op->failure.code : e->closed ? LC_E_CLOSED : LC_PENDING;
+    if (e->closed)
+        pthread_cond_broadcast(&e->changed);
+    pthread_mutex_unlock(&e->lock);
+    return code;
+}
+
+int lc_engine_result(lc_engine *e, int64_t ticket, lc_report *report, lc_failure *failure) {
+    const lc_op *op = op_of(ticket);
+    pthread_mutex_lock(&e->lock);
+    int finished = op->finished;
+    pthread_mutex_unlock(&e->lock);
+    if (!finished)
+        return LC_PENDING;
+    *report = op->report;
+    *failure = op->failure;
+    return op->failure.code;
+}
+
+void lc_engine_release(lc_engine *e, int64_t ticket) {
+    lc_op *op = op_of(ticket);
+    pthread_mutex_lock(&e->lock);
+    int finished = op->finished;
+    if (finished) {
+        if (op->newer)
+            op->newer->older = op->older;
+        else
+            e->newest = op->older;
+        if (op->older)
+            op->older->newer = op->newer;
+    }
+    pthread_mutex_unlock(&e->lock);
+    if (finished)
+        lc_op_free(op, &e->pool, &e->pool_lock);
+}
+
+int64_t lc_engine_next(lc_engine *e, uint64_t timeout_ns) {
+    struct timespec until = deadline_after(timeout_ns);
+    int error = 0;
+    int64_t ticket = 0;
+    pthread_mutex_lock(&e->lock);
+    e->callers++;
+    while (!e->done_first && !e->closed && !e->next_stopped && error != ETIMEDOUT)
+        error = pthread_cond_timedwait(&e->notified, &e->lock, &until);
+    e->callers--;
+    lc_op *op = e->done_first;
+    if (op) {
+        e->done_first = op->next;
+        if (!e->done_first)
+            e->done_last = NULL;
+        ticket = (int64_t)(intptr_t)op;
+    } else if (e->closed || e->next_stopped) {
+        ticket = LC_E_CLOSED;
+    }
+    if (e->closed)
+        pthread_cond_broadcast(&e->changed);
+    pthread_mutex_unlock(&e->lock);
+    return ticket;
+}
+
+void lc_engine_stop_next(lc_engine *e) {
+    pthread_mutex_lock(&e->lock);
+    e->next_stopped = 1;
+    pthread_cond_broadcast(&e->notified);
+    pthread_mutex_unlock(&e->lock);
+}
+
+/* ---- faults and figures ---- */
+
+void lc_engine_abort(lc_engine *e, int code, int peer) {
+    pthread_mutex_lock(&e->lock);
+    if (!e->failed.code)
+        e->failed = (lc_failure){.code = code, .peer = peer};
+    pthread_cond_broadcast(&e->changed);
+    pthread_mutex_unlock(&e->lock);
+    atomic_store(&e->abort_peer, peer);
+    atomic_store(&e->abort_code, code);
+    nudge(e);
+}
+
+void lc_engine_peer_dead(lc_engine *e, int peer) {
+    lc_engine_abort(e, LC_E_PEER, peer);
+}
+
+void lc_engine_stats(lc_engine *e, lc_stats *stats) {
+    pthread_mutex_lock(&e->lock);
+    *stats = e->stats;
+    pthread_mutex_unlock(&e->lock);
+}
+
+int lc_engine_peer_stats(lc_engine *e, int peer, lc_peer_stats *stats) {
+    if (peer < 0 || peer >= e->config.size)
+        return LC_E_ARGUMENT;
+    pthread_mutex_lock(&e->lock);
+    *stats = e->peer_stats[peer];
+    pthread_mutex_unlock(&e->lock);
+    return LC_OK;
+}
+
+void lc_engine_last_report(lc_engine *e, lc_report *report) {
+    pthread_mutex_lock(&e->lock);
+    *report = e->last;
+    pthread_mutex_unlock(&e->lock);
+}

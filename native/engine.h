@@ -1,0 +1,168 @@
+/* Inside the engine: what its files share. Only the progress thread touches what is here, except
+ * where a field says otherwise. */
+#ifndef LC_ENGINE_H
+#define LC_ENGINE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "deadline.h"
+#include "inject.h"
+#include "link.h"
+#include "op.h"
+#include "pace.h"
+#include "wire.h"
+
+enum {
+    LC_OPS = 256,      /* operations in flight */
+    LC_RECORDS = 1024, /* control records queued for one peer; more are dropped, all are repeated */
+    LC_TAIL = 1024,    /* streams of ended operations whose end a peer has not confirmed */
+    LC_TAIL_TRIES = 12,
+    LC_MTU_MAX = 65535
+};
+
+/* What a peer has posted before this rank did. */
+typedef struct {
+    uint64_t signature, elements;
+    uint32_t op;
+    uint32_t dtype;
+    uint32_t known;
+} lc_early;
+
+typedef struct {
+    lc_pace pace;
+    lc_deadline deadline;
+    /* sending */
+    uint32_t tx_next;     /* link_seq of the next packet */
+    uint32_t tx_acked;    /* link_seq up to which the peer has seen packets */
+    uint32_t tx_window;   /* packets that the peer lets be in flight */
+    uint32_t tx_received; /* packets that the peer says it has taken */
+    uint32_t tx_seen;     /* tx_acked when tx_received was told */
+    uint64_t probe_ns;    /* when to ask, if the window stays full */
+    lc_out *outs;         /* streams with something to send, by operation */
+    /* receiving */
+    uint32_t rx_next; /* link_seq up to which packets have been seen */
+    uint32_t rx_reported;
+    uint32_t rx_taken; /* packets taken, repeated ones included */
+    uint32_t rx_echo_us;
+    int ack_due;
+    uint64_t heard_ns;
+    int dead;
+    lc_record *records;
+    uint32_t n_records;
+    uint8_t *held; /* a datagram that injection delays */
+    uint32_t held_bytes;
+    lc_early *early; /* LC_OPS of them */
+    uint64_t packets_sent, packets_received, packets_missing;
+} lc_peer;
+
+/* The end of a stream that is repeated after the operation has gone. */
+typedef struct {
+    uint64_t next_ns;
+    uint32_t op;
+    uint32_t sent;
+    uint16_t peer;
+    uint16_t number;
+    uint8_t round;
+    uint8_t tries;
+} lc_tail;
+
+struct lc_engine {
+    lc_config config;
+    char address[64];
+    lc_link *link;
+    lc_peer *peers;
+    lc_expect expect;
+    uint32_t window;  /* packets that this rank lets each peer have in flight */
+    uint64_t now;     /* of this turn of the loop */
+    uint64_t tick_ns; /* when timers are looked at next */
+    uint64_t busy_ns; /* when something last happened */
+    uint16_t turn;    /* the peer that sends first in this turn */
+
+    lc_op *table[LC_OPS];
+    uint32_t next_op; /* number of the next operation that this thread takes up */
+    uint32_t active;  /* operations in table */
+    lc_tail *tail;
+    uint32_t n_tail;
+
+    /* the batch on its way to the link */
+    lc_run runs[LC_BATCH_RUNS];
+    lc_op *run_op[LC_BATCH_RUNS];
+    int n_runs;
+    struct iovec *iov;    /* LC_BATCH_RUNS * LC_RUN_PACKETS * 2 */
+    uint8_t *headers;     /* LC_BATCH_RUNS * LC_RUN_PACKETS */
+    uint8_t *control_out; /* LC_BATCH_RUNS payloads */
+    int blocked;          /* the link was full */
+
+    /* shared with callers */
+    pthread_mutex_t lock;
+    pthread_cond_t changed;  /* some operation has finished, or there is room for another */
+    pthread_cond_t notified; /* for lc_engine_next */
+    pthread_t thread;
+    int running;       /* the thread exists (caller's side) */
+    lc_op *inbox;      /* submitted, newest first; under lock */
+    lc_op *newest;     /* all operations that are not released; under lock */
+    lc_op *done_first; /* finished, with notify; under lock */
+    lc_op *done_last;
+    uint32_t submitted; /* number of the next operation submitted; under lock */
+    uint32_t in_flight; /* under lock */
+    uint32_t callers;   /* inside lc_engine_wait or _next; under lock */
+    int closed;         /* under lock */
+    int next_stopped;   /* under lock */
+    lc_failure failed;  /* code 0: sound; under lock */
+    lc_report last;     /* under lock */
+    lc_stats stats; /* written by the thread under lock at the end of each turn that changed it */
+    lc_stats live;  /* the thread's own */
+    lc_peer_stats *peer_stats; /* under lock */
+    atomic_int inbox_full;     /* something is in the inbox */
+    atomic_int stop;
+    atomic_int sleeping;
+    atomic_int abort_code; /* lc_code to fail everything with, 0: none */
+    atomic_int abort_peer;
+    pthread_mutex_t pool_lock;
+    lc_pool pool;
+};
+
+/* operations.c: the life of an operation */
+void lc_op_start(lc_engine *e, lc_op *op);
+void lc_op_check(lc_engine *e, lc_op *op); /* completes it if nothing is left */
+void lc_fail_all(lc_engine *e, const lc_failure *why);
+lc_op *lc_find_op(lc_engine *e, uint32_t number);
+int lc_op_posted(const lc_engine *e, uint32_t number); /* here, now or before */
+
+/* arrive.c: packets in, sums, readiness */
+void lc_data_arrived(lc_engine *e, const lc_header *h, const uint8_t *payload);
+void lc_give_up(lc_engine *e, lc_in *in, int cause);
+void lc_round_ended(lc_engine *e, lc_in *in);
+void lc_inject_round(lc_engine *e, lc_in *in);
+
+/* send.c: packets out */
+void lc_out_wake(lc_engine *e, lc_out *out);
+void lc_out_check(lc_engine *e, lc_out *out); /* tells the end of a round that is sent */
+void lc_out_done(lc_engine *e, lc_out *out);
+void lc_out_drop(lc_engine *e, lc_out *out);
+int lc_send_data(lc_engine *e);
+int lc_flush_batch(lc_engine *e);
+uint32_t lc_wire_bytes_max(const lc_engine *e);
+
+/* control.c: records out and in */
+void lc_tell(lc_engine *e, uint16_t peer, const lc_record *record);
+void lc_tell_call(lc_engine *e, lc_op *op, uint16_t peer, uint8_t kind);
+void lc_tell_fin(lc_engine *e, lc_out *out);
+void lc_tell_missing(lc_engine *e, lc_in *in);
+void lc_tell_probe(lc_engine *e, uint16_t peer);
+void lc_send_control(lc_engine *e);
+void lc_control_arrived(lc_engine *e, const lc_header *h, const uint8_t *payload);
+void lc_check_early(lc_engine *e, lc_op *op);
+
+/* timers.c: looks at every timer and sets tick_ns */
+void lc_tick(lc_engine *e);
+
+/* receive.c: datagrams in */
+int lc_receive(lc_engine *e);
+void lc_release_held(lc_engine *e, lc_peer *peer);
+
+/* The system's monotonic clock, nanoseconds. */
+uint64_t lc_now(void);
+
+#endif

@@ -1,0 +1,337 @@
+#include "op.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "wire.h"
+
+/* ---- blocks ---- */
+
+static void *pool_take(lc_pool *pool, pthread_mutex_t *lock, size_t need, size_t *got) {
+    void *block = NULL;
+    pthread_mutex_lock(lock);
+    for (int i = 0; i < LC_POOL_BLOCKS && !block; i++) {
+        if (pool->block[i] && pool->bytes[i] >= need && pool->bytes[i] / 4 <= need + 65536) {
+            block = pool->block[i];
+            *got = pool->bytes[i];
+            pool->block[i] = NULL;
+        }
+    }
+    pthread_mutex_unlock(lock);
+    if (!block) {
+        *got = need;
+        block = malloc(need);
+    }
+    return block;
+}
+
+/* Keeps the block in the place of an empty or the smallest one. */
+static void pool_give(lc_pool *pool, pthread_mutex_t *lock, void *block, size_t bytes) {
+    pthread_mutex_lock(lock);
+    int at = 0;
+    for (int i = 0; i < LC_POOL_BLOCKS; i++) {
+        if (!pool->block[i]) {
+            at = i;
+            break;
+        }
+        if (pool->bytes[i] < pool->bytes[at])
+            at = i;
+    }
+    void *out = pool->block[at];
+    pool->block[at] = block;
+    pool->bytes[at] = bytes;
+    pthread_mutex_unlock(lock);
+    free(out);
+}
+
+void lc_pool_clear(lc_pool *pool) {
+    for (int i = 0; i < LC_POOL_BLOCKS; i++) {
+        free(pool->block[i]);
+        pool->block[i] = NULL;
+    }
+}
+
+/* Hands out pieces of a block; with base NULL it only measures. */
+typedef struct {
+    uint8_t *base;
+    size_t used;
+} bump;
+
+static void *take(bump *b, size_t bytes) {
+    void *at = b->base ? b->base + b->used : NULL;
+    b->used += (bytes + 63) & ~(size_t)63;
+    return at;
+}
+
+/* ---- checks ---- */
+
+static int range_ok(uint64_t offset, uint64_t length, uint64_t limit) {
+    return offset <= limit && length <= limit - offset;
+}
+
+static int edges_ok(const lc_call *call, const lc_slot_desc *d, uint16_t rank, uint16_t size) {
+    uint64_t n = (uint64_t)d->n_sources + d->n_dests;
+    if (!range_ok(d->first_edge, n, call->n_edges))
+        return 0;
+    for (uint64_t i = 0; i < n; i++) {
+        const lc_edge *e = &call->edges[d->first_edge + i];
+        if (e->peer >= size || e->peer == rank)
+            return 0;
+    }
+    return 1;
+}
+
+static int slot_ok(const lc_call *call, const lc_slot_desc *d) {
+    uint64_t room = d->target == LC_TARGET_OUT ? call->out_elements : call->scratch_elements;
+    if (d->target != LC_TARGET_NONE && !range_ok(d->offset, d->length, room))
+        return 0;
+    if (d->own && !range_ok(d->own_offset, d->length, call->in_elements))
+        return 0;
+    if (d->target > LC_TARGET_SCRATCH || d->combine > LC_ADD || d->missing > LC_MISSING_OWN ||
+        d->finish > LC_FINISH_STRATIFIED || d->number == 0xFFFF)
+        return 0;
+    if (d->n_sources == 0)
+        return d->own != 0;
+    if (d->target == LC_TARGET_NONE)
+        return 0;
+    if (d->combine == LC_COPY)
+        return d->n_sources == 1 && !d->own && d->finish == LC_FINISH_NONE;
+    return d->finish != LC_FINISH_STRATIFIED || d->own;
+}
+
+static int needs_sums(const lc_slot_desc *d) {
+    return (d->combine == LC_ADD && d->n_sources) || d->missing == LC_MISSING_OWN;
+}
+
+static int call_ok(const lc_call *call, uint16_t rank, uint16_t size) {
+    if (!lc_element_bytes(call->dtype) || call->elements_per_packet == 0 || call->n_slots >= 0xFFFF)
+        return 0;
+    for (uint32_t i = 0; i < call->n_slots; i++) {
+        const lc_slot_desc *d = &call->slots[i];
+        if (!edges_ok(call, d, rank, size) || !slot_ok(call, d))
+            return 0;
+        if (needs_sums(d) && !lc_kernels_of(call->dtype, 0))
+            return 0;
+        uint64_t packets = (d->length + call->elements_per_packet - 1) / call->elements_per_packet;
+        if (packets > 0x7FFFFFFF)
+            return 0;
+    }
+    return 1;
+}
+
+/* ---- layout ---- */
+
+static uint32_t packets_of(const lc_call *call, const lc_slot_desc *d) {
+    return (uint32_t)((d->length + call->elements_per_packet - 1) / call->elements_per_packet);
+}
+
+static int overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes) {
+    const uint8_t *x = a, *y = b;
+    return x < y + b_bytes && y < x + a_bytes;
+}
+
+/* A sum can run in the result itself unless the accumulator's type is wider, or the own addend is
+ * kept apart and may lie in the same memory. */
+static int needs_acc(const lc_op *op, const lc_slot_desc *d) {
+    if (d->combine != LC_ADD || d->n_sources == 0)
+        return 0;
+    if (op->acc_bytes != op->element_bytes)
+        return 1;
+    size_t e = op->element_bytes;
+    return d->finish == LC_FINISH_STRATIFIED &&
+           overlap(op->call.in, op->call.in_elements * e, op->call.out, op->call.out_elements * e);
+}
+
+static void place_streams(lc_op *op, lc_op_slot *s, bump *b, int inject) {
+    uint32_t words = lc_words(s->n_packets);
+    int repairs = op->call.reliable || op->call.repair;
+    for (uint32_t i = 0; i < s->desc.n_sources; i++) {
+        uint64_t *arrived = take(b, words * 8);
+        uint64_t *lost = inject ? take(b, words * 8) : NULL;
+        if (b->base) {
+            s->ins[i].arrived = arrived;
+            s->ins[i].lost = lost;
+        }
+    }
+    for (uint32_t i = 0; i < s->desc.n_dests; i++) {
+        uint64_t *again = repairs ? take(b, words * 8) : NULL;
+        uint64_t *asked = repairs ? take(b, words * 8) : NULL;
+        if (b->base) {
+            s->outs[i].again = again;
+            s->outs[i].asked = asked;
+        }
+    }
+}
+
+/* Runs twice: to measure, and to place. Zeroed memory first, then what is written before it is
+ * read; returns where the second part begins. */
+static size_t place(lc_op *op, const lc_call *call, uint16_t size, int inject, bump *b) {
+    op->slots = take(b, call->n_slots * sizeof(lc_op_slot));
+    op->peers = take(b, size * sizeof(lc_op_peer));
+    lc_op_slot measured;
+    for (uint32_t i = 0; i < call->n_slots; i++) {
+        lc_op_slot *s = b->base ? &op->slots[i] : &measured;
+        s->op = op;
+        s->desc = call->slots[i];
+        s->n_packets = packets_of(call, &s->desc);
+        s->ins = take(b, s->desc.n_sources * sizeof(lc_in));
+        s->outs = take(b, s->desc.n_dests * sizeof(lc_out));
+        s->count = take(b, s->n_packets * sizeof(uint16_t));
+        place_streams(op, s, b, inject);
+    }
+    size_t zeroed = b->used;
+    op->slot_of_number = take(b, op->n_numbers * sizeof(uint16_t));
+    uint8_t *scratch = take(b, call->scratch_elements * op->element_bytes);
+    for (uint32_t i = 0; i < call->n_slots; i++) {
+        lc_op_slot *s = b->base ? &op->slots[i] : &measured;
+        s->desc = call->slots[i];
+        s->n_packets = packets_of(call, &s->desc);
+        uint32_t sources = s->desc.n_sources;
+        s->in_of_peer = take(b, sources > 1 ? size * sizeof(uint16_t) : 0);
+        s->pending = take(b, sources > 1 ? s->n_packets * sizeof(uint16_t) : 0);
+        s->ready = take(b, sources ? s->n_packets * sizeof(uint32_t) : 0);
+        size_t acc = needs_acc(op, &s->desc) ? s->desc.length * op->acc_bytes : 0;
+        s->acc = take(b, acc);
+        if (!b->base)
+            continue;
+        if (sources < 2)
+            s->in_of_peer = s->pending = NULL;
+        if (!sources)
+            s->ready = NULL;
+        size_t e = op->element_bytes;
+        s->own = s->desc.own ? (const uint8_t *)call->in + s->desc.own_offset * e : NULL;
+        s->value = s->desc.target == LC_TARGET_OUT       ? (uint8_t *)call->out + s->desc.offset * e
+                   : s->desc.target == LC_TARGET_SCRATCH ? scratch + s->desc.offset * e
+                                                         : (uint8_t *)(uintptr_t)s->own;
+        if (!acc)
+            s->acc = s->value;
+    }
+    return zeroed;
+}
+
+static void init_slot(lc_op *op, lc_op_slot *s, uint16_t size) {
+    const lc_edge *edge = op->call.edges + s->desc.first_edge;
+    if (s->in_of_peer)
+        memset(s->in_of_peer, 0xFF, size * sizeof(uint16_t));
+    for (uint32_t i = 0; i < s->desc.n_sources; i++, edge++) {
+        s->ins[i].slot = s;
+        s->ins[i].peer = edge->peer;
+        op->peers[edge->peer].source = 1;
+        if (s->in_of_peer)
+            s->in_of_peer[edge->peer] = (uint16_t)i;
+    }
+    for (uint32_t i = 0; i < s->desc.n_dests; i++, edge++) {
+        s->outs[i].slot = s;
+        s->outs[i].peer = edge->peer;
+        s->outs[i].number = edge->slot;
+        op->peers[edge->peer].dest = 1;
+    }
+    if (s->pending)
+        for (uint32_t k = 0; k < s->n_packets; k++)
+            s->pending[k] = (uint16_t)s->desc.n_sources;
+    if (s->desc.n_sources && s->n_packets)
+        op->slots_unsettled++;
+    else if (!s->desc.n_sources)
+        s->n_ready = s->n_packets;
+    op->outs_open += s->desc.n_dests;
+}
+
+static int number_slots(lc_op *op) {
+    memset(op->slot_of_number, 0xFF, op->n_numbers * sizeof(uint16_t));
+    for (uint32_t i = 0; i < op->n_slots; i++) {
+        uint16_t number = op->slots[i].desc.number;
+        if (op->slot_of_number[number] != 0xFFFF)
+            return 0;
+        op->slot_of_number[number] = (uint16_t)i;
+    }
+    return 1;
+}
+
+/* A plan whose slots have the same peer twice as a source would let one stream settle twice. */
+static int sources_distinct(const lc_op *op) {
+    for (uint32_t i = 0; i < op->n_slots; i++) {
+        const lc_op_slot *s = &op->slots[i];
+        for (uint32_t j = 0; s->in_of_peer && j < s->desc.n_sources; j++)
+            if (s->in_of_peer[s->ins[j].peer] != j)
+                return 0;
+    }
+    return 1;
+}
+
+lc_op *lc_op_build(const lc_call *call, uint16_t rank, uint16_t size, int simd, int inject,
+                   lc_pool *pool, pthread_mutex_t *pool_lock, int *code) {
+    *code = LC_E_ARGUMENT;
+    if (!call_ok(call, rank, size))
+        return NULL;
+    lc_op *op = calloc(1, sizeof *op);
+    *code = LC_E_MEMORY;
+    if (!op)
+        return NULL;
+    op->call = *call;
+    op->kernels = lc_kernels_of(call->dtype, simd);
+    op->element_bytes = lc_element_bytes(call->dtype);
+    op->acc_bytes = op->kernels ? op->kernels->acc_bytes : op->element_bytes;
+    op->packet_bytes = call->elements_per_packet * op->element_bytes;
+    op->n_slots = call->n_slots;
+    for (uint32_t i = 0; i < call->n_slots; i++)
+        if (call->slots[i].number >= op->n_numbers)
+            op->n_numbers = call->slots[i].number + 1u;
+    bump measure = {NULL, 0};
+    place(op, call, size, inject, &measure);
+    op->block = pool_take(pool, pool_lock, measure.used + 64, &op->block_bytes);
+    if (!op->block) {
+        free(op);
+        return NULL;
+    }
+    bump put = {(uint8_t *)op->block, 0};
+    /* Zeroing needs its length before the pointers in the zeroed part are written. */
+    bump again = {NULL, 0};
+    size_t zeroed = place(op, call, size, inject, &again);
+    memset(op->block, 0, zeroed);
+    place(op, call, size, inject, &put);
+    int good = number_slots(op);
+    for (uint32_t i = 0; i < op->n_slots && good; i++)
+        init_slot(op, &op->slots[i], size);
+    if (!good || !sources_distinct(op)) {
+        *code = LC_E_ARGUMENT;
+        lc_op_free(op, pool, pool_lock);
+        return NULL;
+    }
+    op->call.slots = NULL;
+    op->call.edges = NULL;
+    *code = LC_OK;
+    return op;
+}
+
+void lc_op_free(lc_op *op, lc_pool *pool, pthread_mutex_t *pool_lock) {
+    pool_give(pool, pool_lock, op->block, op->block_bytes);
+    free(op);
+}
+
+/* ---- look-up ---- */
+
+static lc_op_slot *slot_of(lc_op *op, uint16_t number) {
+    if (number >= op->n_numbers || op->slot_of_number[number] == 0xFFFF)
+        return NULL;
+    return &op->slots[op->slot_of_number[number]];
+}
+
+lc_in *lc_op_in(lc_op *op, uint16_t number, uint16_t peer) {
+    lc_op_slot *s = slot_of(op, number);
+    if (!s || !s->desc.n_sources)
+        return NULL;
+    if (!s->in_of_peer)
+        return s->ins[0].peer == peer ? &s->ins[0] : NULL;
+    uint16_t i = s->in_of_peer[peer];
+    return i == 0xFFFF ? NULL : &s->ins[i];
+}
+
+lc_out *lc_op_out(lc_op *op, uint16_t number, uint16_t peer) {
+    for (uint32_t i = 0; i < op->n_slots; i++) {
+        lc_op_slot *s = &op->slots[i];
+        for (uint32_t j = 0; j < s->desc.n_dests; j++)
+            if (s->outs[j].peer == peer && s->outs[j].number == number)
+                return &s->outs[j];
+    }
+    return NULL;
+}

@@ -1,0 +1,162 @@
+/* One operation as the engine sees it: slots, the streams into them and out of them.
+ *
+ * Everything of an operation lies in one block of memory that is taken when it is submitted;
+ * while packets move, nothing is allocated. docs/engine.md has the states and their edges. */
+#ifndef LC_OP_H
+#define LC_OP_H
+
+#include <pthread.h>
+
+#include "lossycoll.h"
+#include "reduce.h"
+
+typedef struct lc_op lc_op;
+typedef struct lc_op_slot lc_op_slot;
+
+enum lc_in_state {
+    LC_IN_OPEN = 0, /* packets of the round are under way */
+    LC_IN_CLOSING,  /* the round has been sent, the reorder allowance runs */
+    LC_IN_SETTLED   /* every packet has arrived or has been given up */
+};
+
+/* A stream that arrives: one slot's packets from one peer. */
+typedef struct {
+    lc_op_slot *slot;
+    uint64_t *arrived;   /* a bit per packet */
+    uint64_t *lost;      /* a bit per packet that injection drops in this round, or NULL */
+    uint64_t started_ns; /* first packet; 0: none yet */
+    uint64_t last_ns;    /* latest packet */
+    uint64_t gap_ns;     /* longest silence between two packets */
+    uint64_t excused_ns; /* the peer said that it waits itself: the deadline starts anew */
+    uint64_t close_ns;   /* when CLOSING ends */
+    uint64_t nack_ns;    /* when the round is asked for again; 0: none is asked for */
+    uint64_t ask_ns;     /* when the peer is asked where the stream is */
+    uint64_t inject_key;
+    uint32_t n_arrived;
+    uint16_t peer;
+    uint8_t round;
+    uint8_t state;
+} lc_in;
+
+enum lc_out_state {
+    LC_OUT_OPEN = 0, /* packets of the round are still to be sent */
+    LC_OUT_SENT,     /* all sent; the peer is told until it answers */
+    LC_OUT_DONE      /* the peer has settled the stream */
+};
+
+/* A stream that is sent: one slot's packets to one peer. */
+typedef struct lc_out {
+    lc_op_slot *slot;
+    struct lc_out *next, *prev; /* the peer's list of streams with something to send */
+    uint64_t *again;            /* a bit per packet to be resent in this round */
+    uint64_t *asked;            /* a bit per packet that the peer asked for in this round */
+    uint64_t fin_ns;            /* when FIN is repeated */
+    uint32_t fin_tries;
+    uint32_t cursor; /* round 0: next in the slot's order of readiness; later: where to look on */
+    uint32_t sent;   /* packets of this round */
+    uint32_t again_left;   /* bits in again */
+    uint32_t asked_so_far; /* bits in asked */
+    uint32_t asked_total;  /* bits that the peer will ask for in this round */
+    uint16_t peer;
+    uint16_t number; /* of the slot at the peer */
+    uint8_t round;
+    uint8_t state;
+    uint8_t listed;
+} lc_out;
+
+struct lc_op_slot {
+    lc_op *op;
+    lc_slot_desc desc;
+    uint32_t n_packets;
+    uint32_t n_ready;   /* packets that may be sent on */
+    uint32_t n_void;    /* packets that nobody contributed to */
+    uint16_t *pending;  /* per packet: sources that have not settled */
+    uint16_t *count;    /* per packet: contributions so far; with own once it is ready */
+    uint32_t *ready;    /* packets in the order in which they became ready; NULL: 0, 1, 2, ... */
+    const uint8_t *own; /* own contribution; NULL: out */
+    uint8_t *value;     /* the result, in the wire type; for LC_TARGET_NONE the own input */
+    uint8_t *acc;       /* the running sum; value itself where the types allow it */
+    lc_in *ins;
+    lc_out *outs;
+    uint16_t *in_of_peer; /* rank -> index in ins; NULL for a single source */
+};
+
+/* One peer's part in an operation. */
+typedef struct {
+    uint8_t source;   /* some slot takes from it */
+    uint8_t dest;     /* some slot gives to it */
+    uint8_t ready;    /* it has posted the operation */
+    uint64_t want_ns; /* when it is asked again whether it has */
+    uint64_t want_wait_ns;
+} lc_op_peer;
+
+struct lc_op {
+    lc_call call; /* slots and edges are not kept */
+    const lc_kernels *kernels;
+    uint32_t number;
+    uint32_t element_bytes;
+    uint32_t acc_bytes;
+    uint32_t packet_bytes; /* payload of a full packet */
+    uint32_t n_slots;
+    uint32_t n_numbers;       /* entries of slot_of_number */
+    uint32_t slots_unsettled; /* slots with sources that have unsettled packets */
+    uint32_t outs_open;       /* streams that keep the operation from completing */
+    lc_op_slot *slots;
+    uint16_t *slot_of_number; /* 0xFFFF: none */
+    lc_op_peer *peers;        /* one per rank of the group */
+    uint64_t submitted_ns, started_ns;
+    lc_report report;
+    lc_failure failure;
+    lc_op *next;          /* in the inbox, or among the finished ones to be notified */
+    lc_op *older, *newer; /* all operations that are not released; under the engine's mutex */
+    uint64_t *block;      /* the memory of all of the above */
+    size_t block_bytes;
+    int finished; /* under the engine's mutex */
+};
+
+/* Freed blocks, kept for the next operation: large blocks cost page faults. */
+enum { LC_POOL_BLOCKS = 4 };
+typedef struct {
+    void *block[LC_POOL_BLOCKS];
+    size_t bytes[LC_POOL_BLOCKS];
+} lc_pool;
+
+/* Checks the call and lays the operation out. rank, size: of this engine in its group. *code says
+ * why there is none: LC_E_ARGUMENT or LC_E_MEMORY. Not in the progress thread. */
+lc_op *lc_op_build(const lc_call *call, uint16_t rank, uint16_t size, int simd, int inject,
+                   lc_pool *pool, pthread_mutex_t *pool_lock, int *code);
+void lc_op_free(lc_op *op, lc_pool *pool, pthread_mutex_t *pool_lock);
+void lc_pool_clear(lc_pool *pool);
+
+/* The stream of a slot number from a peer, or NULL if the plan has none. */
+lc_in *lc_op_in(lc_op *op, uint16_t number, uint16_t peer);
+/* The stream to a slot number at a peer, or NULL. */
+lc_out *lc_op_out(lc_op *op, uint16_t number, uint16_t peer);
+
+static inline uint32_t lc_words(uint32_t bits) {
+    return (bits + 63) / 64;
+}
+static inline int lc_bit(const uint64_t *bits, uint32_t i) {
+    return (bits[i / 64] >> (i % 64)) & 1;
+}
+static inline void lc_bit_set(uint64_t *bits, uint32_t i) {
+    bits[i / 64] |= 1ull << (i % 64);
+}
+static inline void lc_bit_clear(uint64_t *bits, uint32_t i) {
+    bits[i / 64] &= ~(1ull << (i % 64));
+}
+
+/* Rounds are 8 bits on the wire. 0 is the first sending alone; a reliable stream that needs more
+ * than 255 repairs goes on at 1. */
+static inline uint8_t lc_next_round(uint8_t round) {
+    return round == 255 ? 1 : (uint8_t)(round + 1);
+}
+
+/* Elements of packet k. */
+static inline uint32_t lc_slot_elements(const lc_op_slot *slot, uint32_t k) {
+    uint64_t left = slot->desc.length - (uint64_t)k * slot->op->call.elements_per_packet;
+    return left < slot->op->call.elements_per_packet ? (uint32_t)left
+                                                     : slot->op->call.elements_per_packet;
+}
+
+#endif

@@ -1,0 +1,139 @@
+/* The life of an operation in the progress thread: start, completion, failure. */
+#include "engine.h"
+
+#include <string.h>
+
+lc_op *lc_find_op(lc_engine *e, uint32_t number) {
+    lc_op *op = e->table[number % LC_OPS];
+    return op && op->number == number ? op : NULL;
+}
+
+int lc_op_posted(const lc_engine *e, uint32_t number) {
+    return (int32_t)(number - e->next_op) < 0;
+}
+
+/* ---- start ---- */
+
+static void start_slot(lc_engine *e, lc_op *op, lc_op_slot *s) {
+    if (!s->desc.n_sources && s->desc.target == LC_TARGET_OUT && s->value != s->own)
+        memmove(s->value, s->own, s->desc.length * op->element_bytes);
+    for (uint32_t i = 0; i < s->desc.n_sources; i++) {
+        if (s->n_packets)
+            lc_inject_round(e, &s->ins[i]);
+        else
+            s->ins[i].state = LC_IN_SETTLED;
+    }
+    for (uint32_t i = 0; i < s->desc.n_dests && !s->n_packets; i++)
+        lc_out_done(e, &s->outs[i]);
+}
+
+/* Tells those who send to this rank that they may, and looks who has told it the same. */
+void lc_op_start(lc_engine *e, lc_op *op) {
+    op->started_ns = e->now;
+    e->table[op->number % LC_OPS] = op;
+    e->next_op = op->number + 1;
+    e->active++;
+    e->tick_ns = e->now;
+    for (uint32_t i = 0; i < op->n_slots; i++)
+        start_slot(e, op, &op->slots[i]);
+    for (uint16_t i = 0; i < e->config.size; i++) {
+        op->peers[i].want_wait_ns = 2000000;
+        op->peers[i].want_ns = e->now + op->peers[i].want_wait_ns;
+        if (op->peers[i].source)
+            lc_tell_call(e, op, i, LC_R_READY);
+    }
+    uint32_t number = op->number;
+    lc_check_early(e, op);
+    if (lc_find_op(e, number))
+        lc_op_check(e, op);
+}
+
+/* ---- end ---- */
+
+static void add_report(lc_stats *t, const lc_report *r) {
+    t->operations++;
+    t->packets_sent += r->packets_sent;
+    t->packets_resent += r->packets_resent;
+    t->bytes_sent += r->bytes_sent;
+    t->packets_received += r->packets_received;
+    t->bytes_received += r->bytes_received;
+    t->packets_missing += r->packets_missing;
+    t->contributions += r->contributions;
+    t->contribution_packets += r->contribution_packets;
+    t->deadline_hits += r->deadline_hits;
+    t->operation_ns += r->elapsed_ns;
+}
+
+static void add_tail(lc_engine *e, const lc_out *out) {
+    if (e->n_tail == LC_TAIL)
+        return; /* the receiver's own timers end the stream */
+    e->tail[e->n_tail++] = (lc_tail){.next_ns = out->fin_ns,
+                                     .op = out->slot->op->number,
+                                     .sent = out->sent,
+                                     .peer = out->peer,
+                                     .number = out->number,
+                                     .round = out->round};
+}
+
+static void finish(lc_engine *e, lc_op *op) {
+    op->report.op = op->number;
+    op->report.elapsed_ns = e->now - op->submitted_ns;
+    add_report(&e->live, &op->report);
+    e->table[op->number % LC_OPS] = NULL;
+    e->active--;
+    pthread_mutex_lock(&e->lock);
+    e->last = op->report;
+    e->stats = e->live;
+    e->in_flight--;
+    if (op->call.notify) {
+        op->next = NULL;
+        if (e->done_last)
+            e->done_last->next = op;
+        else
+            e->done_first = op;
+        e->done_last = op;
+        pthread_cond_broadcast(&e->notified);
+    }
+    op->finished = 1;
+    pthread_cond_broadcast(&e->changed);
+    pthread_mutex_unlock(&e->lock);
+}
+
+static int in_batch(const lc_engine *e, const lc_op *op) {
+    for (int i = 0; i < e->n_runs; i++)
+        if (e->run_op[i] == op)
+            return 1;
+    return 0;
+}
+
+void lc_op_check(lc_engine *e, lc_op *op) {
+    if (op->slots_unsettled || op->outs_open || in_batch(e, op))
+        return;
+    for (uint32_t i = 0; i < op->n_slots; i++) {
+        lc_op_slot *s = &op->slots[i];
+        for (uint32_t j = 0; j < s->desc.n_dests; j++)
+            if (s->outs[j].state == LC_OUT_SENT)
+                add_tail(e, &s->outs[j]);
+    }
+    finish(e, op);
+}
+
+static void fail_op(lc_engine *e, lc_op *op, const lc_failure *why) {
+    for (uint32_t i = 0; i < op->n_slots; i++)
+        for (uint32_t j = 0; j < op->slots[i].desc.n_dests; j++)
+            lc_out_drop(e, &op->slots[i].outs[j]);
+    op->failure = *why;
+    op->report.cause = LC_CAUSE_FAILED;
+    finish(e, op);
+}
+
+void lc_fail_all(lc_engine *e, const lc_failure *why) {
+    pthread_mutex_lock(&e->lock);
+    if (!e->failed.code)
+        e->failed = *why;
+    pthread_mutex_unlock(&e->lock);
+    e->n_runs = 0;
+    for (uint32_t i = 0; i < LC_OPS; i++)
+        if (e->table[i])
+            fail_op(e, e->table[i], why);
+}

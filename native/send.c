@@ -1,0 +1,264 @@
+/* What is sent: runs of ready packets, gathered from where they lie, as far as the peer's window,
+ * the congestion window and the fixed rate allow. */
+#include "engine.h"
+
+#include <string.h>
+
+static int has_more(const lc_out *out) {
+    return out->round ? out->again_left > 0 : out->cursor < out->slot->n_ready;
+}
+
+static int round_sent(const lc_out *out) {
+    const lc_op_slot *s = out->slot;
+    if (out->round)
+        return out->again_left == 0 && out->asked_so_far >= out->asked_total;
+    return out->cursor == s->n_ready && s->n_ready + s->n_void == s->n_packets;
+}
+
+/* Streams stay in the order of their operations, so that the oldest finishes first; streams of one
+ * operation take turns. */
+static void list_insert(lc_peer *peer, lc_out *out) {
+    lc_out *after = NULL;
+    uint32_t number = out->slot->op->number;
+    for (lc_out *o = peer->outs; o && (int32_t)(o->slot->op->number - number) <= 0; o = o->next)
+        after = o;
+    out->prev = after;
+    out->next = after ? after->next : peer->outs;
+    if (out->next)
+        out->next->prev = out;
+    if (after)
+        after->next = out;
+    else
+        peer->outs = out;
+    out->listed = 1;
+}
+
+static void list_remove(lc_peer *peer, lc_out *out) {
+    if (out->prev)
+        out->prev->next = out->next;
+    else
+        peer->outs = out->next;
+    if (out->next)
+        out->next->prev = out->prev;
+    out->next = out->prev = NULL;
+    out->listed = 0;
+}
+
+void lc_out_drop(lc_engine *e, lc_out *out) {
+    if (out->listed)
+        list_remove(&e->peers[out->peer], out);
+}
+
+void lc_out_wake(lc_engine *e, lc_out *out) {
+    const lc_op *op = out->slot->op;
+    if (!out->listed && out->state == LC_OUT_OPEN && op->peers[out->peer].ready && has_more(out))
+        list_insert(&e->peers[out->peer], out);
+}
+
+static int waits_for_done(const lc_op *op) {
+    return op->call.reliable || op->call.repair;
+}
+
+void lc_out_check(lc_engine *e, lc_out *out) {
+    lc_op *op = out->slot->op;
+    if (out->state != LC_OUT_OPEN || !round_sent(out) || !op->peers[out->peer].ready)
+        return;
+    out->state = LC_OUT_SENT;
+    out->fin_tries = 0;
+    out->fin_ns = e->now + lc_pace_rto(&e->peers[out->peer].pace);
+    lc_tell_fin(e, out);
+    if (!waits_for_done(op))
+        op->outs_open--;
+}
+
+void lc_out_done(lc_engine *e, lc_out *out) {
+    lc_op *op = out->slot->op;
+    if (out->state == LC_OUT_DONE)
+        return;
+    if (out->state == LC_OUT_OPEN || waits_for_done(op))
+        op->outs_open--;
+    out->state = LC_OUT_DONE;
+    lc_out_drop(e, out);
+}
+
+/* ---- runs ---- */
+
+static uint32_t next_packet(lc_out *out) {
+    const lc_op_slot *s = out->slot;
+    if (!out->round) {
+        uint32_t k = out->cursor++;
+        return s->ready ? s->ready[k] : k;
+    }
+    uint32_t word = out->cursor / 64;
+    while (!out->again[word])
+        word = word + 1 < lc_words(s->n_packets) ? word + 1 : 0;
+    uint32_t k = word * 64 + (uint32_t)__builtin_ctzll(out->again[word]);
+    lc_bit_clear(out->again, k);
+    out->again_left--;
+    out->cursor = word * 64;
+    return k;
+}
+
+static uint32_t wire_bytes(const lc_op *op) {
+    return LC_HEADER_BYTES + op->packet_bytes;
+}
+
+uint32_t lc_wire_bytes_max(const lc_engine *e) {
+    return LC_HEADER_BYTES + e->config.payload_bytes;
+}
+
+static void put_packet(lc_engine *e, lc_out *out, lc_run *run) {
+    const lc_op_slot *s = out->slot;
+    const lc_op *op = s->op;
+    lc_peer *peer = &e->peers[out->peer];
+    uint32_t k = next_packet(out);
+    uint32_t bytes = lc_slot_elements(s, k) * op->element_bytes;
+    lc_header h = {.session = e->expect.session,
+                   .link_seq = peer->tx_next++,
+                   .op = op->number,
+                   .packet = k,
+                   .group = e->config.group,
+                   .time_us = (uint32_t)(e->now / 1000),
+                   .slot = out->number,
+                   .sender = e->config.rank,
+                   .receiver = out->peer,
+                   .length = (uint16_t)bytes,
+                   .count = s->desc.n_sources ? s->count[k] : 1,
+                   .type = LC_DATA,
+                   .round = out->round,
+                   .format = op->call.dtype};
+    struct iovec *v = &run->iov[2 * run->n_packets];
+    lc_wire_put(v[0].iov_base, &h);
+    v[0].iov_len = LC_HEADER_BYTES;
+    v[1].iov_base = s->value + (size_t)k * op->packet_bytes;
+    v[1].iov_len = bytes;
+    run->n_packets++;
+    out->sent++;
+}
+
+/* Gathers up to most packets of one stream into a run. */
+static void fill_run(lc_engine *e, lc_out *out, uint32_t most) {
+    lc_op *op = out->slot->op;
+    int i = e->n_runs++;
+    lc_run *run = &e->runs[i];
+    size_t first = (size_t)i * LC_RUN_PACKETS;
+    *run = (lc_run){&e->iov[2 * first], 0, wire_bytes(op), out->peer};
+    e->run_op[i] = op;
+    for (uint32_t k = 0; k < most; k++)
+        run->iov[2 * k].iov_base = e->headers + (first + k) * LC_HEADER_BYTES;
+    while (run->n_packets < most && has_more(out)) {
+        put_packet(e, out, run);
+        if (run->iov[2 * run->n_packets - 1].iov_len < op->packet_bytes)
+            break; /* a short packet can only be the last of an offloaded send */
+    }
+    lc_report *r = &op->report;
+    r->packets_sent += run->n_packets;
+    if (out->round)
+        r->packets_resent += run->n_packets;
+    e->peers[out->peer].packets_sent += run->n_packets;
+}
+
+static uint32_t allowance(lc_engine *e, uint16_t rank, uint32_t packet_bytes) {
+    lc_peer *peer = &e->peers[rank];
+    uint32_t window = lc_pace_window(&peer->pace, peer->tx_window);
+    uint32_t flying = peer->tx_next - peer->tx_acked;
+    if (flying >= window) {
+        if (!peer->probe_ns) {
+            /* The peer acknowledges by quarters of its own window; a smaller one must ask. */
+            if (window < peer->tx_window)
+                lc_tell_probe(e, rank);
+            peer->probe_ns = e->now + lc_pace_rto(&peer->pace);
+        }
+        return 0;
+    }
+    uint32_t most = LC_RUN_BYTES / packet_bytes;
+    if (most > LC_RUN_PACKETS)
+        most = LC_RUN_PACKETS;
+    if (most > window - flying)
+        most = window - flying;
+    return lc_pace_take(&peer->pace, e->now, most, packet_bytes);
+}
+
+/* One run for this peer, if it may have one. */
+static int serve(lc_engine *e, uint16_t rank) {
+    lc_peer *peer = &e->peers[rank];
+    lc_out *out = peer->outs;
+    if (!out)
+        return 0;
+    uint32_t most = allowance(e, rank, wire_bytes(out->slot->op));
+    if (!most)
+        return 0;
+    fill_run(e, out, most);
+    list_remove(peer, out);
+    if (has_more(out))
+        list_insert(peer, out);
+    else
+        lc_out_check(e, out);
+    return 1;
+}
+
+/* ---- the batch ---- */
+
+static void drop_sent(lc_engine *e, uint32_t packets) {
+    int keep = 0;
+    for (int i = 0; i < e->n_runs; i++) {
+        lc_run run = e->runs[i];
+        uint32_t gone = packets < run.n_packets ? packets : run.n_packets;
+        packets -= gone;
+        for (uint32_t k = 0; k < 2 * gone; k++)
+            e->run_op[i]->report.bytes_sent += run.iov[k].iov_len;
+        run.iov += 2 * gone;
+        run.n_packets -= gone;
+        if (run.n_packets) {
+            e->run_op[keep] = e->run_op[i];
+            e->runs[keep++] = run;
+        }
+    }
+    e->n_runs = keep;
+}
+
+/* Returns whether the batch is empty now. */
+int lc_flush_batch(lc_engine *e) {
+    if (!e->n_runs)
+        return 1;
+    lc_op *ops[LC_BATCH_RUNS];
+    int n_ops = 0;
+    for (int i = 0; i < e->n_runs; i++) {
+        int known = 0;
+        for (int j = 0; j < n_ops; j++)
+            known |= ops[j] == e->run_op[i];
+        if (!known)
+            ops[n_ops++] = e->run_op[i];
+    }
+    int error = 0;
+    int sent = lc_link_send(e->link, e->runs, e->n_runs, &error);
+    if (sent < 0) {
+        lc_failure why = {.code = LC_E_SYSTEM, .sys_errno = error, .peer = e->runs[0].peer};
+        e->n_runs = 0;
+        lc_fail_all(e, &why);
+        return 1;
+    }
+    drop_sent(e, (uint32_t)sent);
+    e->blocked = e->n_runs > 0;
+    for (int j = 0; j < n_ops; j++)
+        lc_op_check(e, ops[j]);
+    return !e->blocked;
+}
+
+/* One turn of sending: every peer gets runs until the batch is full. Returns whether it sent. */
+int lc_send_data(lc_engine *e) {
+    if (!lc_flush_batch(e))
+        return 0;
+    uint16_t size = e->config.size;
+    int more = 1;
+    while (more && e->n_runs < LC_BATCH_RUNS) {
+        more = 0;
+        for (uint16_t i = 0; i < size && e->n_runs < LC_BATCH_RUNS; i++)
+            more |= serve(e, (uint16_t)((e->turn + i) % size));
+    }
+    e->turn = (uint16_t)((e->turn + 1) % size);
+    if (!e->n_runs)
+        return 0;
+    lc_flush_batch(e);
+    return 1;
+}

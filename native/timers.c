@@ -1,0 +1,166 @@
+/* What happens when nothing arrives: questions are repeated, rounds and deadlines end. */
+#include "engine.h"
+
+static const uint64_t TICK_BUSY_NS = 500000, TICK_QUIET_NS = 5000000, TICK_IDLE_NS = 100000000;
+static const uint64_t QUIET_AFTER_NS = 20000000;
+static const uint64_t ASK_NS = 100000000, WANT_MAX_NS = 100000000;
+
+static uint64_t later(uint64_t a, uint64_t b) {
+    return a > b ? a : b;
+}
+
+static uint64_t backoff(const lc_engine *e, uint16_t peer, uint32_t tries) {
+    return lc_pace_rto(&e->peers[peer].pace) << (tries < 5 ? tries : 5);
+}
+
+/* Nothing at all has come from the peer for as long as any stream may be silent. */
+static int path_silent(const lc_engine *e, const lc_op *op, uint16_t peer) {
+    uint64_t since = later(e->peers[peer].heard_ns, op->started_ns);
+    return e->now - since > e->config.deadline_max_ns;
+}
+
+static void ask(lc_engine *e, lc_in *in) {
+    uint64_t silent_since = later(in->last_ns, in->slot->op->started_ns);
+    if (e->now - silent_since < ASK_NS || e->now < in->ask_ns)
+        return;
+    lc_record r = {.kind = LC_R_ASK,
+                   .op = in->slot->op->number,
+                   .slot = in->slot->desc.number,
+                   .round = in->round};
+    lc_tell(e, in->peer, &r);
+    in->ask_ns = e->now + ASK_NS;
+}
+
+static int overdue(lc_engine *e, lc_in *in) {
+    const lc_op *op = in->slot->op;
+    if (op->call.reliable)
+        return 0;
+    if (!in->started_ns)
+        return path_silent(e, op, in->peer);
+    uint64_t since = later(in->started_ns, in->excused_ns);
+    return e->now - since > lc_deadline_of(&e->peers[in->peer].deadline, in->slot->n_packets,
+                                           e->config.deadline_min_ns, e->config.deadline_max_ns);
+}
+
+static void tick_in(lc_engine *e, lc_in *in, uint64_t *next) {
+    if (in->state == LC_IN_CLOSING) {
+        if (e->now >= in->close_ns)
+            lc_round_ended(e, in);
+        else if (in->close_ns < *next)
+            *next = in->close_ns;
+    } else if (in->state == LC_IN_OPEN) {
+        if (overdue(e, in)) {
+            lc_give_up(e, in, LC_CAUSE_DEADLINE);
+            return;
+        }
+        if (in->nack_ns && e->now >= in->nack_ns) {
+            in->nack_ns = e->now + 2 * lc_pace_rto(&e->peers[in->peer].pace);
+            lc_tell_missing(e, in);
+        }
+        ask(e, in);
+    }
+}
+
+static void tick_out(lc_engine *e, lc_out *out) {
+    lc_op *op = out->slot->op;
+    if (out->state == LC_OUT_DONE)
+        return;
+    if (!op->call.reliable && path_silent(e, op, out->peer)) {
+        lc_out_done(e, out);
+    } else if (out->state == LC_OUT_SENT && e->now >= out->fin_ns) {
+        lc_tell_fin(e, out);
+        out->fin_ns = e->now + backoff(e, out->peer, ++out->fin_tries);
+    }
+}
+
+static void tick_wants(lc_engine *e, lc_op *op) {
+    for (uint16_t i = 0; i < e->config.size; i++) {
+        lc_op_peer *p = &op->peers[i];
+        if (!p->dest || p->ready || e->now < p->want_ns)
+            continue;
+        lc_tell_call(e, op, i, LC_R_WANT);
+        p->want_wait_ns = p->want_wait_ns * 2 < WANT_MAX_NS ? p->want_wait_ns * 2 : WANT_MAX_NS;
+        p->want_ns = e->now + p->want_wait_ns;
+    }
+}
+
+/* A peer that keeps the operation from ending, or -1. */
+static int waited_for(const lc_op *op) {
+    for (uint32_t i = 0; i < op->n_slots; i++) {
+        const lc_op_slot *s = &op->slots[i];
+        for (uint32_t j = 0; j < s->desc.n_sources; j++)
+            if (s->ins[j].state != LC_IN_SETTLED)
+                return s->ins[j].peer;
+    }
+    for (uint32_t i = 0; i < op->n_slots; i++) {
+        const lc_op_slot *s = &op->slots[i];
+        for (uint32_t j = 0; j < s->desc.n_dests; j++)
+            if (s->outs[j].state != LC_OUT_DONE)
+                return s->outs[j].peer;
+    }
+    return -1;
+}
+
+/* Returns 0 if everything has failed with the operation. */
+static int tick_op(lc_engine *e, lc_op *op, uint64_t *next) {
+    if (op->call.timeout_ns && e->now - op->submitted_ns > op->call.timeout_ns) {
+        lc_failure why = {.code = LC_E_TIMEOUT, .peer = waited_for(op), .op = op->number};
+        lc_fail_all(e, &why);
+        return 0;
+    }
+    tick_wants(e, op);
+    for (uint32_t i = 0; i < op->n_slots; i++) {
+        lc_op_slot *s = &op->slots[i];
+        for (uint32_t j = 0; j < s->desc.n_sources; j++)
+            tick_in(e, &s->ins[j], next);
+        for (uint32_t j = 0; j < s->desc.n_dests; j++)
+            tick_out(e, &s->outs[j]);
+    }
+    lc_op_check(e, op);
+    return 1;
+}
+
+static void tick_tail(lc_engine *e) {
+    for (uint32_t i = 0; i < e->n_tail;) {
+        lc_tail *t = &e->tail[i];
+        if (t->tries >= LC_TAIL_TRIES) {
+            *t = e->tail[--e->n_tail];
+            continue;
+        }
+        if (e->now >= t->next_ns) {
+            lc_record r = {.kind = LC_R_FIN,
+                           .op = t->op,
+                           .slot = t->number,
+                           .round = t->round,
+                           .a = t->sent,
+                           .b = e->peers[t->peer].tx_next};
+            lc_tell(e, t->peer, &r);
+            t->next_ns = e->now + backoff(e, t->peer, ++t->tries);
+        }
+        i++;
+    }
+}
+
+static void tick_peer(lc_engine *e, uint16_t rank) {
+    lc_peer *p = &e->peers[rank];
+    lc_release_held(e, p);
+    if (p->probe_ns && e->now >= p->probe_ns) {
+        lc_tell_probe(e, rank);
+        p->probe_ns = e->now + 2 * lc_pace_rto(&p->pace);
+    }
+}
+
+void lc_tick(lc_engine *e) {
+    uint64_t interval = TICK_IDLE_NS;
+    if (e->active || e->n_tail)
+        interval = e->now - e->busy_ns < QUIET_AFTER_NS ? TICK_BUSY_NS : TICK_QUIET_NS;
+    uint64_t next = e->now + interval;
+    for (uint16_t i = 0; i < e->config.size; i++)
+        if (i != e->config.rank)
+            tick_peer(e, i);
+    for (uint32_t i = 0; i < LC_OPS && e->active; i++)
+        if (e->table[i] && !tick_op(e, e->table[i], &next))
+            break;
+    tick_tail(e);
+    e->tick_ns = next;
+}

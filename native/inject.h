@@ -2,7 +2,8 @@
  * lossycoll/plan/inject.py is the same function; the oracle test holds the two together.
  *
  * With burst > 1 at least one packet arrives between two bursts, so the loss cannot exceed
- * burst / (burst + 1) unless it is 1; inject.py refuses what is more, here the excess is not lost. */
+ * burst / (burst + 1) unless it is 1; inject.py refuses what is more, here the
+ * excess is not lost. */
 #ifndef LC_INJECT_H
 #define LC_INJECT_H
 
@@ -12,7 +13,8 @@
 uint64_t lc_inject_key(const lc_inject *inject, uint32_t group, uint32_t op, uint16_t slot,
                        uint16_t sender, uint16_t receiver, uint8_t round);
 /* Sets bit k of bits (ceil(n/64) words) for every packet k that is lost. Returns their number. */
-uint32_t lc_inject_losses(const lc_inject *inject, uint64_t key, uint32_t n_packets, uint64_t *bits);
+uint32_t lc_inject_losses(const lc_inject *inject, uint64_t key, uint32_t n_packets,
+                          uint64_t *bits);
 int lc_inject_duplicates(const lc_inject *inject, uint64_t key, uint32_t packet);
 int lc_inject_reorders(const lc_inject *inject, uint64_t key, uint32_t packet);
 /* Whether any fault is asked for. */

@@ -2,7 +2,8 @@
  * other pointers are of the wire type. Every pointer may be unaligned. n counts elements.
  *
  * All variants give the same bits: one rounding to nearest even per operation, factors rounded to
- * the accumulator's type first, NaNs kept. Buffers overlap not at all or, where it says so, wholly. */
+ * the accumulator's type first, NaNs kept. Buffers overlap not at all or, where
+ * a kernel allows it, wholly. */
 #ifndef LC_REDUCE_H
 #define LC_REDUCE_H
 

@@ -10,8 +10,9 @@
  *
  *   0 u8 kind  1 u8 round  2 u16 slot  4 u32 op  8 u32 a  12 u32 b  16 u64 c  24 u64 d
  *
- * A data packet's `count` is at least 1 and at most the group's size. The payload of a data packet is guarded by UDP's
- * own checksum; the header has its own since some kernels damage the headers of offloaded sends.
+ * A data packet's `count` is at least 1 and at most the group's size. Its payload is guarded by
+ * UDP's own checksum; the header has its own since some kernels damage the headers of offloaded
+ * sends.
  */
 #ifndef LC_WIRE_H
 #define LC_WIRE_H

@@ -149,8 +149,9 @@ static void mismatch(lc_engine *e, lc_op *op, uint16_t peer, uint64_t signature,
     lc_fail_all(e, &why);
 }
 
+/* The signature covers the sizes; a rank's own number of elements may differ (gather). */
 static int same_call(const lc_op *op, const lc_record *r) {
-    return r->c == op->call.signature && r->d == op->call.in_elements && r->a == op->call.dtype;
+    return r->c == op->call.signature && r->a == op->call.dtype;
 }
 
 static void peer_ready(lc_engine *e, lc_op *op, uint16_t peer) {
@@ -176,8 +177,7 @@ void lc_check_early(lc_engine *e, lc_op *op) {
         if (!early->known || early->op != op->number)
             continue;
         early->known = 0;
-        if (early->signature != op->call.signature || early->elements != op->call.in_elements ||
-            early->dtype != op->call.dtype) {
+        if (early->signature != op->call.signature || early->dtype != op->call.dtype) {
             mismatch(e, op, i, early->signature, early->elements, early->dtype);
             return;
         }

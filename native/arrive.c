@@ -140,6 +140,7 @@ static void settle(lc_engine *e, lc_in *in, int cause) {
     e->peers[in->peer].packets_missing += missing;
     if (missing && op->report.cause < cause)
         op->report.cause = cause;
+    e->peers[in->peer].late_ns -= e->peers[in->peer].late_ns / 64;
     if (in->n_arrived > 1)
         lc_deadline_add(&e->peers[in->peer].deadline, in->last_ns - in->started_ns, in->gap_ns,
                         in->n_arrived);
@@ -193,6 +194,9 @@ static void note_arrival(lc_engine *e, lc_in *in) {
         in->gap_ns = e->now - in->last_ns;
     in->last_ns = e->now;
     in->ask_ns = 0;
+    lc_peer *peer = &e->peers[in->peer];
+    if (in->state == LC_IN_CLOSING && e->now - in->fin_ns > peer->late_ns)
+        peer->late_ns = e->now - in->fin_ns;
 }
 
 static void note_link(lc_engine *e, lc_peer *peer, const lc_header *h) {

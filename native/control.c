@@ -207,6 +207,14 @@ static void on_call(lc_engine *e, uint16_t peer, const lc_record *r) {
     }
 }
 
+/* How long packets may still come after the end of their stream: what this peer's did before, a
+ * quarter of a round trip, and never less than the floor. */
+static uint64_t reorder_allowance(const lc_engine *e, const lc_peer *p) {
+    uint64_t floor = e->config.reorder_ns ? e->config.reorder_ns : LC_REORDER_NS;
+    uint64_t learnt = 4 * p->late_ns > p->pace.rtt_ns / 4 ? 4 * p->late_ns : p->pace.rtt_ns / 4;
+    return learnt > floor ? learnt : floor;
+}
+
 static void on_fin(lc_engine *e, uint16_t peer, const lc_record *r) {
     if ((int32_t)(r->b - e->peers[peer].rx_next) > 0)
         e->peers[peer].rx_next = r->b;
@@ -232,13 +240,10 @@ static void on_fin(lc_engine *e, uint16_t peer, const lc_record *r) {
         return;
     }
     if (in->state == LC_IN_OPEN) {
-        const lc_pace *pace = &e->peers[peer].pace;
-        uint64_t allowance = pace->rtt_ns / 4;
-        if (allowance < e->config.reorder_ns)
-            allowance = e->config.reorder_ns;
         in->state = LC_IN_CLOSING;
         in->nack_ns = 0;
-        in->close_ns = e->now + allowance;
+        in->fin_ns = e->now;
+        in->close_ns = e->now + reorder_allowance(e, &e->peers[peer]);
         if (in->close_ns < e->tick_ns)
             e->tick_ns = in->close_ns;
     }

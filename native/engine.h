@@ -18,7 +18,8 @@ enum {
     LC_RECORDS = 1024, /* control records queued for one peer; more are dropped, all are repeated */
     LC_TAIL = 1024,    /* streams of ended operations whose end a peer has not confirmed */
     LC_TAIL_TRIES = 12,
-    LC_MTU_MAX = 65535
+    LC_MTU_MAX = 65535,
+    LC_REORDER_NS = 1000000 /* floor of the reorder allowance */
 };
 
 /* What a peer has posted before this rank did. */
@@ -45,6 +46,7 @@ typedef struct {
     uint32_t rx_reported;
     uint32_t rx_taken; /* packets taken, repeated ones included */
     uint32_t rx_echo_us;
+    uint64_t late_ns; /* how late packets come after the end of their stream; fades */
     int ack_due;
     uint64_t heard_ns;
     int dead;

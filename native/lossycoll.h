@@ -64,7 +64,7 @@ typedef struct {
     uint32_t group;           /* number of the group, equal on all ranks; keys injected faults */
     uint64_t deadline_min_ns; /* floor and ceiling of the learnt deadline */
     uint64_t deadline_max_ns;
-    uint64_t reorder_ns; /* least time a stream waits after its end; 0: learnt alone */
+    uint64_t reorder_ns; /* least time a stream waits after its end; 0: one millisecond */
     double pace_bytes_per_s; /* 0: no fixed rate, congestion window only */
     lc_inject inject;
 } lc_config;

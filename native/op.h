@@ -28,6 +28,7 @@ typedef struct {
     uint64_t last_ns;    /* latest packet */
     uint64_t gap_ns;     /* longest silence between two packets */
     uint64_t excused_ns; /* the peer said that it waits itself: the deadline starts anew */
+    uint64_t fin_ns;     /* when the end of the round was told */
     uint64_t close_ns;   /* when CLOSING ends */
     uint64_t nack_ns;    /* when the round is asked for again; 0: none is asked for */
     uint64_t ask_ns;     /* when the peer is asked where the stream is */

@@ -1,0 +1,139 @@
+"""Several ranks' engines in one process, joined by real sockets on loopback.
+
+The engines do not know it: each has its own socket and progress thread, as in a job of processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+import numpy as np
+
+from lossycoll.engine import Call, DType, Encoded, Engine
+from lossycoll.errors import Code, Failure
+from lossycoll.options import Options
+from lossycoll.plan import Plan
+from lossycoll.plan.wire_types import Array
+from lossycoll.stats import Report
+
+GROUP = 3
+SESSION = 0x5EED5EED
+DTYPES = {
+    "f32": DType.F32,
+    "f64": DType.F64,
+    "f16": DType.F16,
+    "bf16": DType.BF16,
+    "bytes": DType.BYTES,
+}
+
+
+@dataclass
+class Ended:
+    """One rank's outcome of one operation."""
+
+    code: int
+    report: Report
+    failure: Failure
+
+
+class Network:
+    """``world`` engines on loopback. ``op`` counts the operations, as each engine does."""
+
+    def __init__(self, world: int, payload_bytes: int = 1408, **options: object) -> None:
+        given = {"deadline_min": 60.0, "deadline_max": 60.0, **options}
+        self.world = world
+        self.payload_bytes = payload_bytes
+        self.options = Options(**given)  # type: ignore[arg-type]
+        self.engines = [
+            Engine(
+                rank,
+                world,
+                "127.0.0.1",
+                payload_bytes=payload_bytes,
+                group=GROUP,
+                options=self.options,
+            )
+            for rank in range(world)
+        ]
+        addresses = [("127.0.0.1", engine.link().port) for engine in self.engines]
+        for engine in self.engines:
+            engine.start(SESSION, addresses)
+        self.op = 0
+
+    def __enter__(self) -> Network:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for engine in self.engines:
+            engine.close()
+
+    def submit(
+        self,
+        rank: int,
+        plan: Plan,
+        buffers: tuple[Array, Array],
+        dtype: str,
+        scale: float = 1.0,
+        *,
+        reliable: bool = False,
+        repair: int = 0,
+        timeout: float = 60.0,
+    ) -> int:
+        into, out = buffers
+        call = Call(
+            input=into.ctypes.data,
+            output=out.ctypes.data,
+            dtype=DTYPES[dtype],
+            scale=scale,
+            signature=plan.signature,
+            timeout=timeout,
+            reliable=reliable,
+            repair=repair,
+            notify=False,
+        )
+        return self.engines[rank].submit(Encoded.of(plan), call)
+
+    def end(self, rank: int, ticket: int, seconds: float = 60.0) -> Ended:
+        """Waits for an operation; fails the test if it doesn't end in time."""
+        engine = self.engines[rank]
+        for _ in range(max(1, int(seconds / 0.1))):
+            code = engine.wait(ticket, 0.1)
+            if code != Code.PENDING:
+                report, failure = engine.result(ticket)
+                engine.release(ticket)
+                return Ended(code, report, failure)
+        raise AssertionError(f"rank {rank}: the operation did not end within {seconds} s")
+
+    def run(
+        self,
+        plans: Sequence[Plan],
+        inputs: Sequence[Array],
+        outputs: Sequence[Array],
+        dtype: str,
+        scale: float = 1.0,
+        **how: object,
+    ) -> list[Ended]:
+        """One collective on all ranks."""
+        tickets = [
+            self.submit(rank, plans[rank], (inputs[rank], outputs[rank]), dtype, scale, **how)  # type: ignore[arg-type]
+            for rank in range(self.world)
+        ]
+        self.op += 1
+        return [self.end(rank, ticket) for rank, ticket in enumerate(tickets)]
+
+
+def elements(dtype: str, count: int, rng: np.random.Generator) -> Array:
+    """Random data of a wire type: small multiples of 1/8, so that values are exact in each."""
+    if dtype == "bytes":
+        return rng.integers(0, 256, count, dtype=np.uint8)
+    values = rng.integers(-16, 17, count).astype(np.float32) / 8
+    if dtype == "bf16":
+        return (values.view(np.uint32) >> 16).astype(np.uint16)
+    return values.astype({"f32": np.float32, "f64": np.float64, "f16": np.float16}[dtype])

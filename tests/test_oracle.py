@@ -1,0 +1,139 @@
+"""The backbone: the engine's result over real sockets equals the reference executor's.
+
+Injected loss is a pure function of (seed, group, operation, slot, sender, receiver, round, packet),
+so both are told the same losses and must agree on every element, for every plan, at every loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import pytest
+from network import GROUP, Ended, Network
+from oracle_cases import CASES, Case, buffers
+
+from lossycoll.plan import Plan, inject, reference
+from lossycoll.plan.reference import RankResult
+from lossycoll.plan.wire_types import Array, wire_type
+
+LOSSES = (
+    "",
+    "loss=0.01,seed=5",
+    "loss=0.1,seed=6",
+    "loss=0.5,seed=7",
+    "loss=0.01,burst=4,seed=8",
+    "loss=0.1,burst=8,seed=9",
+    "loss=0.5,burst=3,seed=10",
+    "loss=0.1,dup=0.05,reorder=0.1,seed=11",
+)
+DTYPES = ("f32", "f64", "f16", "bf16", "bytes")
+PAYLOAD = 256
+
+
+def sizes(world: int, per_packet: int) -> tuple[int, ...]:
+    """Element counts around every boundary of ranks and packets."""
+    return (
+        0,
+        1,
+        world - 1,
+        world + 1,
+        per_packet - 1,
+        per_packet,
+        per_packet + 1,
+        world * per_packet + 3,
+        37 * per_packet + 5,
+    )
+
+
+def dtypes_of(case: Case, turn: int) -> Iterator[str]:
+    """Two types a turn, so that every type meets every size and loss."""
+    allowed = [d for d in DTYPES if not (case.sums and d == "bytes")]
+    yield allowed[turn % len(allowed)]
+    yield allowed[(turn + 2) % len(allowed)]
+
+
+def assert_close(got: Array, want: Array, dtype: str, name: str) -> None:
+    if dtype == "bytes":
+        np.testing.assert_array_equal(got, want, err_msg=name)
+        return
+    kind = wire_type(dtype)
+    # The order of a sum is free: two roundings of the wire type are the most it can make.
+    rtol = {"f32": 1e-5, "f64": 1e-13, "f16": 4e-3, "bf16": 3e-2}[dtype]
+    np.testing.assert_allclose(
+        kind.widen(got), kind.widen(want), rtol=rtol, atol=rtol, err_msg=name
+    )
+
+
+def assert_report(ended: Ended, want: RankResult, plan: Plan, name: str) -> None:
+    report = ended.report
+    assert report.packets_missing == want.packets_missing, name
+    assert report.own_filled == want.own_filled, name
+    assert report.kept == want.kept, name
+    assert report.alone == want.alone, name
+    assert report.deadline_hits == 0, name
+
+
+def check(
+    network: Network, case: Case, count: int, dtype: str, loss: str, how: dict[str, object]
+) -> int:
+    """Runs one operation in the engine and in the reference. Returns the packets it lost."""
+    per_packet = network.payload_bytes // wire_type(dtype).wire.itemsize
+    rng = np.random.default_rng(network.op)
+    plans = case.plans(network.world, count, per_packet, network.op)
+    inputs, outputs = buffers(case, plans, dtype, rng)
+    want_in = [x.copy() for x in inputs]
+    want_out = want_in if case.in_place else [x.copy() for x in outputs]
+    lost = partial(inject.lost, inject.parse(loss), GROUP, network.op)
+    scale = float(network.world)
+    rounds = None if how.get("reliable") else how.get("repair", 0)
+    name = f"{case.name} world={network.world} count={count} {dtype} {loss} {how} op={network.op}"
+    ended = network.run(plans, inputs, outputs, dtype, scale, **how)
+    want = reference.execute(plans, want_in, want_out, dtype, scale, lost, rounds)  # type: ignore[arg-type]
+    for rank in range(network.world):
+        assert ended[rank].code == 0, (name, ended[rank].failure)
+        assert_close(outputs[rank], want_out[rank], dtype, f"{name} rank={rank}")
+        assert_report(ended[rank], want[rank], plans[rank], f"{name} rank={rank}")
+    return sum(e.report.packets_injected for e in ended)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("world", range(1, 9))
+def test_engine_equals_reference(world: int, loss: str) -> None:
+    dropped = 0
+    with Network(world, PAYLOAD, inject=loss, seed=11) as network:
+        turn = 0
+        for case in CASES:
+            for repair in (0, 1):
+                for count in sizes(world, PAYLOAD // 4):
+                    for dtype in dtypes_of(case, turn):
+                        dropped += check(network, case, count, dtype, loss, {"repair": repair})
+                    turn += 1
+        for stats in (engine.stats() for engine in network.engines):
+            assert stats.malformed == stats.foreign == stats.socket_overflow == 0
+            if not loss:
+                assert stats.packets_missing == 0
+    if loss and world > 1:
+        assert dropped > 0, "the fault did not happen"
+
+
+@pytest.mark.parametrize("loss", ["", "loss=0.1,seed=3", "loss=0.5,burst=4,seed=4"])
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_reliable_delivers_everything(world: int, loss: str) -> None:
+    dropped = 0
+    with Network(world, PAYLOAD, inject=loss) as network:
+        for case in CASES:
+            for count in (1, PAYLOAD // 4 + 1, 2000):
+                dtype = "f32" if case.sums else "bytes"
+                dropped += check(network, case, count, dtype, loss, {"reliable": True})
+    assert (dropped > 0) == bool(loss)
+
+
+@pytest.mark.parametrize("loss", ["", "loss=0.1,burst=8,seed=21"])
+@pytest.mark.parametrize("world", [2, 4])
+def test_millions_of_elements(world: int, loss: str) -> None:
+    with Network(world, 1408, inject=loss) as network:
+        for case in CASES[:5]:
+            check(network, case, 2_000_003, "f32", loss, {})
+            check(network, case, 1_000_001, "bf16", loss, {"repair": 1})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
+from functools import cache
 from itertools import pairwise, permutations
 from math import sqrt
 from pathlib import Path
@@ -302,6 +303,7 @@ def test_order_depends_on_everything(change: tuple[int, int, int]) -> None:
     assert draw_order(*change, 20) != draw_order(1, 1, 1, 20)
 
 
+@cache
 def declared() -> FFI:
     text = HEADER.read_text(encoding="utf-8")
     found = re.search(r"/\* cdef begin \*/(.*?)/\* cdef end \*/", text, re.DOTALL)

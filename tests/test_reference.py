@@ -286,6 +286,30 @@ def test_figures_count_contributions() -> None:
     assert results[2].packets_missing == 0
 
 
+def test_figures_cover_all_slots_that_finish() -> None:
+    """No builder finishes two ranges at one rank; a plan may."""
+
+    def loss(_s: int, _r: int, slot: int, n: int, _round: int) -> NDArray[np.bool_]:
+        return np.full(n, slot == 1)
+
+    good = [transpose.all_reduce(2, rank, 2 * PER, PER) for rank in range(2)]
+    mean = good[0].slots[1]
+    here = [
+        dataclasses.replace(mean, number=n, offset=n * PER, own_offset=n * PER, dests=())
+        for n in range(2)
+    ]
+    there = [dataclasses.replace(good[1].slots[0], number=n, dests=(Edge(0, n),)) for n in range(2)]
+    plans = [
+        dataclasses.replace(plan, slots=tuple(slots))
+        for plan, slots in zip(good, (here, there), strict=True)
+    ]
+    for slots in (here, here[::-1]):
+        plans[0] = dataclasses.replace(plans[0], slots=tuple(slots))
+        result = execute(plans, *buffers(plans, True), "f32", 1, loss, 0)[0]
+        assert (result.contribution_packets, result.contributions) == (2, 3)
+        assert result.contributions_min == 1
+
+
 def test_what_a_rank_never_got_it_does_not_send_on() -> None:
     def loss(sender: int, _r: int, _slot: int, n: int, _round: int) -> NDArray[np.bool_]:
         gone = np.zeros(n, dtype=np.bool_)

@@ -1,0 +1,28 @@
+"""Registers ``backend="lossy"`` while torch itself is being imported (entry point torch.backends).
+
+It runs in every process that imports torch, data loader workers included, and a failure here would
+break ``import torch``: so nothing is imported at the top, nothing is started, nothing may raise.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def _create(backend_options: Any, pg_options: object) -> Any:
+    from .backend import LossyProcessGroup
+
+    return LossyProcessGroup(backend_options, pg_options)
+
+
+def register() -> None:
+    """Makes the name known to torch.distributed; the backend is imported when a group is made."""
+    try:
+        import torch.distributed as dist
+
+        if dist.is_available() and "LOSSY" not in dist.Backend._plugins:
+            dist.Backend.register_backend("lossy", _create, extended_api=True, devices=["cpu"])
+    except Exception as error:
+        import warnings
+
+        warnings.warn(f"lossycoll: the backend is not registered: {error!r}", stacklevel=2)

@@ -83,16 +83,12 @@ def versions() -> list[Finding]:
 
 def engine() -> list[Finding]:
     try:
-        from lossycoll._native import ffi, lib
+        from lossycoll.engine import probe, version
     except ImportError as error:
         advice = "install lossycoll again with a C compiler present: pip install --force-reinstall"
         return [Finding("native engine", Status.FAIL, f"does not load: {error}", advice)]
-    version = ffi.string(lib.lc_version()).decode()
-    names = {lib.LC_GSO: "gso", lib.LC_GRO: "gro", lib.LC_MMSG: "mmsg"}
-    names |= {lib.LC_GATHER: "gather", lib.LC_SIMD: "simd"}
-    bits = lib.lc_probe()
-    offered = [name for bit, name in names.items() if bits & bit]
-    return [Finding("native engine", Status.OK, f"{version}; offers {', '.join(offered) or '-'}")]
+    offered = ", ".join(probe()) or "no fast path"
+    return [Finding("native engine", Status.OK, f"{version()}; offers {offered}")]
 
 
 def entry_point() -> list[Finding]:

@@ -1,0 +1,69 @@
+# make demo and make test do everything on a fresh machine: the virtual environment, the
+# pinned packages, the native build, then the job. Later runs skip what is up to date.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+CC ?= cc
+RAW_UDP_FLAGS := -std=c11 -O3 -march=native -Wall -Wextra -Werror -pthread
+
+NATIVE := $(wildcard native/*.c native/*.h) native/build_cffi.py
+C_FILES := $(wildcard native/*.[ch] tests/native/*.[ch] benchmarks/*.[ch])
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format bench doctor clean
+
+help:
+	@echo "make demo      train a small GPT three times and compare (under 5 minutes)"
+	@echo "make test      the whole test suite"
+	@echo "make lint      ruff, mypy and clang-format"
+	@echo "make format    let ruff and clang-format rewrite the sources"
+	@echo "make bench     all-reduce against gloo, then the bare sockets"
+	@echo "make doctor    what this machine can do"
+	@echo "make clean     remove what was built; the packages in $(VENV) stay"
+
+demo: $(VENV)/.built
+	$(BIN)/lossycoll demo $(ARGS)
+
+test: $(VENV)/.built benchmarks/build/raw_udp
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.built
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $(C_FILES)
+
+format: $(VENV)/.packages
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(C_FILES)
+
+bench: $(VENV)/.built benchmarks/build/raw_udp
+	$(BIN)/lossycoll bench $(ARGS)
+	$(BIN)/python benchmarks/raw_udp.py
+
+doctor: $(VENV)/.built
+	$(BIN)/lossycoll doctor
+
+clean:
+	rm -rf build benchmarks/build *.egg-info lossycoll/_native.c lossycoll/_native*.so
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks demo-results
+	rm -f $(VENV)/.built
+
+# The two stamps below say when packages and extension were last brought up to date.
+
+$(VENV)/.packages: requirements-dev.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --requirement requirements-dev.txt
+	touch $@
+
+# Without isolation the build uses the pinned setuptools and cffi, and needs no second copy.
+$(VENV)/.built: $(VENV)/.packages $(NATIVE) setup.py pyproject.toml
+	LOSSYCOLL_WERROR=1 $(BIN)/python -m pip install --no-build-isolation --editable .[demo]
+	touch $@
+
+benchmarks/build/raw_udp: benchmarks/raw_udp.c
+	mkdir -p $(@D)
+	$(CC) $(RAW_UDP_FLAGS) -o $@ $<

@@ -1,0 +1,111 @@
+"""The benchmarks run, and what they report follows from what they measured."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lossycoll import bench, bench_rank
+
+ROOT = Path(__file__).resolve().parent.parent
+FAST_PATHS = ("gso", "gro", "mmsg", "gather", "simd")
+
+
+def run_bench(*options: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "lossycoll.cli", "bench", "--json", *options],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def test_both_backends_side_by_side(tmp_path: Path) -> None:
+    saved = tmp_path / "bench.json"
+    result = run_bench("--sizes", "4k,256k", "--seconds", "0.2", "--out", str(saved))
+    assert json.loads(saved.read_text()) == result
+    rows = result["rows"]
+    assert [(row["bytes"], row["backend"]) for row in rows] == [
+        (4096, "lossy"),
+        (4096, "gloo"),
+        (262144, "lossy"),
+        (262144, "gloo"),
+    ]
+    for row in rows:
+        assert row["verified"] is True
+        assert row["iterations"] >= bench_rank.LEAST_ROUNDS
+        assert 0 < row["median_ms"] <= row["p99_ms"]
+        # nccl-tests: algbw = bytes / time; busbw = algbw * 2 (n - 1) / n, which is algbw for two.
+        assert row["algbw_gb_s"] == pytest.approx(row["bytes"] / row["median_ms"] / 1e6)
+        assert row["busbw_gb_s"] == pytest.approx(row["algbw_gb_s"])
+    ratio = rows[2]["algbw_gb_s"] / rows[3]["algbw_gb_s"]
+    assert rows[2]["lossy_over_gloo"] == pytest.approx(ratio)
+    assert result["traffic"]["packets_missing"] == 0
+
+
+def test_loss_and_switches_reach_the_ranks() -> None:
+    result = run_bench(
+        *("--backend", "lossy", "--sizes", "512k", "--seconds", "0.1", "--ranks", "3"),
+        *("--loss", "0.2", "--mtu", "1500", "--disable", "gso,gro", "--algorithm", "ring"),
+    )
+    (row,) = result["rows"]
+    assert row["verified"] is None  # with loss there is no one right answer
+    assert row["lossy_over_gloo"] is None
+    assert row["busbw_gb_s"] == pytest.approx(row["algbw_gb_s"] * 4 / 3)
+    assert result["traffic"]["packets_injected"] > 0
+    assert result["traffic"]["packets_missing"] > 0
+
+
+def test_sizes() -> None:
+    assert bench.sizes("4k, 1MiB,100m,9") == (4096, 1 << 20, 100 << 20, 8)
+    for text in ("", "0", "4", "2g", "1t", "-4k"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            bench.sizes(text)
+
+
+def test_one_wrong_rank_makes_a_result_wrong() -> None:
+    def rank(right: bool, seconds: float) -> list[dict[str, Any]]:
+        return [{"bytes": 8, "seconds": {"gloo": [seconds]}, "verified": {"gloo": right}}]
+
+    (merged,) = bench_rank.merge([rank(True, 1.0), rank(False, 3.0)])
+    assert merged["verified"] == {"gloo": False}
+    assert merged["seconds"] == {"gloo": [2.0]}
+
+
+@pytest.fixture(scope="module")
+def raw_udp(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    program = tmp_path_factory.mktemp("raw_udp") / "raw_udp"
+    source = ROOT / "benchmarks" / "raw_udp.c"
+    command = ["cc", "-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread"]
+    subprocess.run([*command, "-o", str(program), str(source)], check=True, timeout=60)
+    return program
+
+
+@pytest.mark.parametrize("off", [(), *((name,) for name in FAST_PATHS), FAST_PATHS])
+def test_raw_udp_arrives_whole(raw_udp: Path, off: tuple[str, ...]) -> None:
+    command = [str(raw_udp), "--megabytes", "16", *(f"--no-{name}" for name in off)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    result = json.loads(done.stdout)
+    assert [name for name in FAST_PATHS if not result[name]] == list(off)
+    assert result["lost"] == 0
+    # Every datagram holds ones, so the sum counts them.
+    assert result["sum"] == result["received"] >= 16_000_000 // result["datagram"]
+    if not off:
+        # One call of the kernel sends many datagrams; otherwise the fast path was not taken.
+        assert result["send_calls"] * 8 < result["received"]
+
+
+def test_raw_udp_refuses(raw_udp: Path) -> None:
+    for arguments in (["--no-warp"], ["--datagram", "1"], ["--megabytes", "0"]):
+        done = subprocess.run([str(raw_udp), *arguments], capture_output=True, check=False)
+        assert done.returncode == 2

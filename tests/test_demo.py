@@ -1,0 +1,188 @@
+"""The demo, small: real ranks, all three runs, figures that agree with each other."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import multiprocessing
+
+from lossycoll import demo_data, demo_plot, demo_report, demo_train
+from lossycoll.launch import LaunchError, launch
+
+DEMO = [sys.executable, "-m", "lossycoll.cli", "demo"]
+SMALL = ["--ranks", "2", "--layers", "1", "--width", "32", "--context", "32", "--batch", "2"]
+
+
+def test_three_runs(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*DEMO, *SMALL, "--steps", "12", "--loss", "0.3", "--out", str(tmp_path), "--json"],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    results = json.loads(done.stdout)
+    assert json.loads((tmp_path / "demo.json").read_text()) == results
+    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
+
+    gloo, clean, lossy = (results["runs"][name] for name in ("gloo", "clean", "lossy"))
+    for run in (gloo, clean, lossy):
+        assert len(run["curves"]["train"]) == 12
+        assert run["curves"]["validation"][0][0] == 0
+        assert run["curves"]["validation"][-1][0] == run["curves"]["drift"][-1][0] == 12
+        assert run["perplexity"] == pytest.approx(math.exp(run["validation_loss"]))
+        assert 0 < run["step_ms_p50"] <= run["step_ms_p99"]
+        # It has begun to learn: the first guess is no better than one of 256 bytes.
+        assert run["validation_loss"] < run["curves"]["validation"][0][1]
+
+    # The same seed: until the first packet is lost, the three runs are the same run.
+    assert clean["curves"]["train"] == pytest.approx(gloo["curves"]["train"], rel=1e-3)
+    assert lossy["curves"]["train"][0] == pytest.approx(gloo["curves"]["train"][0], rel=1e-6)
+    assert gloo["traffic"] is None
+    assert clean["traffic"]["packets_sent"] > 0
+    assert clean["traffic"]["packets_injected"] == clean["traffic"]["packets_missing"] == 0
+    assert lossy["traffic"]["packets_missing"] > 0
+    injected = lossy["traffic"]["packets_injected"] / lossy["traffic"]["packets_sent"]
+    assert 0.15 < injected < 0.45
+    assert gloo["drift"]["mean_square_distance"] == clean["drift"]["mean_square_distance"] == 0
+    assert lossy["drift"]["mean_square_distance"] > 0
+    change = 100 * (lossy["perplexity"] / gloo["perplexity"] - 1)
+    assert lossy["perplexity_change_percent"] == pytest.approx(change)
+
+
+def test_ctrl_c_ends_every_rank(tmp_path: Path) -> None:
+    command = [*DEMO, *SMALL, "--runs", "gloo", "--steps", "1000000", "--out", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        events = tmp_path / "gloo" / "events.jsonl"
+        until = time.monotonic() + 90
+        while not (events.exists() and events.stat().st_size):
+            assert process.poll() is None, process.stderr.read()
+            assert time.monotonic() < until, "no step within 90 s"
+            time.sleep(0.2)
+        assert len(ranks_of(tmp_path)) == 2
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"stopped" in errors
+    assert ranks_of(tmp_path) == []
+
+
+def ranks_of(folder: Path) -> list[int]:
+    """Ranks that were started with the configuration in ``folder``."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            arguments = entry.read_bytes().split(b"\0")
+        except OSError:
+            continue  # ended in the meantime
+        if str(folder / "gloo" / "config.json").encode() in arguments:
+            found.append(int(entry.parent.name))
+    return found
+
+
+def test_unwritable_folder() -> None:
+    done = subprocess.run(
+        [*DEMO, "--out", "/dev/null/results"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "/dev/null/results" in done.stderr
+
+
+def test_failing_rank_is_quoted(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match=r"exit code 1(.|\n)*steps"):
+        launch(
+            "lossycoll.demo_train",
+            {"backend": "gloo"},  # and nothing else that the ranks need
+            ranks=2,
+            folder=tmp_path,
+            environment={"LOSSYCOLL_TEST_ONLY": None},
+            on_event=lambda event: None,
+        )
+
+
+def test_corpus_is_split_by_file(tmp_path: Path) -> None:
+    for number in range(40):
+        (tmp_path / f"m{number}.py").write_bytes(bytes([33 + number]) * 10_000)
+    for skipped in ("site-packages", "test"):
+        (tmp_path / skipped).mkdir()
+        (tmp_path / skipped / "x.py").write_bytes(b"\x7f" * 10_000)
+    corpus = demo_data.load(3, tmp_path)
+    assert (corpus.train_files, corpus.validation_files) == (36, 4)
+    train, held_out = set(corpus.train.tolist()), set(corpus.validation.tolist())
+    assert not train & held_out
+    assert train | held_out == set(range(33, 73))
+    again = demo_data.load(3, tmp_path)
+    assert torch.equal(corpus.validation, again.validation)
+    assert not torch.equal(corpus.validation, demo_data.load(4, tmp_path).validation)
+
+
+def test_too_little_text(tmp_path: Path) -> None:
+    (tmp_path / "only.py").write_text("pass\n")
+    with pytest.raises(demo_data.CorpusError, match="install"):
+        demo_data.load(0, tmp_path)
+
+
+def test_targets_are_the_next_bytes() -> None:
+    text = torch.arange(200, dtype=torch.uint8)
+    inputs, targets = demo_data.draw(text, 5, 16, torch.Generator().manual_seed(0))
+    assert inputs.shape == targets.shape == (5, 16)
+    assert torch.equal(inputs + 1, targets)
+
+
+def drift_rank(rank: int, world: int, port: int, results: Any) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
+    dist.init_process_group(backend="gloo", rank=rank, world_size=world)
+    model = torch.nn.Linear(4, 1)
+    for parameter in model.parameters():
+        torch.nn.init.constant_(parameter, 1 / 3)
+    equal = demo_train.measure_drift(model)
+    for parameter in model.parameters():
+        torch.nn.init.constant_(parameter, float(rank))
+    apart = demo_train.measure_drift(model)
+    if rank == 0:
+        results.put((equal, apart))
+    dist.destroy_process_group()
+
+
+def test_drift_is_the_mean_over_pairs() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    results = multiprocessing.get_context("spawn").SimpleQueue()
+    multiprocessing.spawn(drift_rank, args=(3, port, results), nprocs=3)
+    equal, apart = results.get()
+    assert equal == demo_train.Drift(0.0, 0.0)
+    # Five parameters with values 0, 1, 2: pairs are 1, 2 and 1 apart, so (1 + 4 + 1) / 3 * 5.
+    assert apart.mean_square_distance == pytest.approx(10)
+    assert apart.relative_rms == pytest.approx(math.sqrt(10) / math.sqrt(5))
+
+
+def test_percentile() -> None:
+    values = [float(value) for value in range(1, 101)]
+    assert demo_report.percentile(values, 0.5) == 50
+    assert demo_report.percentile(values, 0.99) == 99
+    assert demo_report.percentile([4.0], 0.99) == 4
+
+
+def test_smooth() -> None:
+    assert demo_plot.smooth([1.0, 3.0, 5.0, 7.0], 2) == [1.0, 2.0, 4.0, 6.0]
+
+
+def test_learning_rate_rises_and_falls() -> None:
+    rates = [demo_train.learning_rate(step, 100) for step in range(100)]
+    assert max(rates) == pytest.approx(demo_train.LEARNING_RATE)
+    assert rates[0] < rates[5] < rates[9]
+    assert rates[20] > rates[60] > rates[99] > 0

@@ -199,13 +199,13 @@ def host_name() -> list[Finding]:
 
 def loopback() -> list[Finding]:
     out = []
-    for name, test in (
-        ("UDP over loopback", udp_loopback),
-        ("engine over loopback", engine_loopback),
-    ):
+    tests = {"UDP over loopback": udp_loopback, "engine over loopback": engine_loopback}
+    for name, test in tests.items():
         try:
             out.append(Finding(name, Status.OK, test()))
-        except (OSError, RuntimeError, ImportError) as error:
+        except ImportError:
+            continue  # the native engine does not load, which has its own line
+        except (OSError, RuntimeError) as error:
             advice = "a firewall on the loopback interface? see iptables -S and nft list ruleset"
             out.append(Finding(name, Status.FAIL, str(error), advice))
     return out

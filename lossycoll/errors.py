@@ -1,0 +1,210 @@
+"""Typed errors, and the one funnel from the engine's codes to them.
+
+Every text names what the reader needs to act: the rank that speaks, the peer and its
+address, the collective and its number in the group, the value seen, the value wanted,
+and what to do about it.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, TypeVar
+
+_Error = TypeVar("_Error", bound="LossyError")
+
+
+class LossyError(RuntimeError):
+    """Whatever lossycoll raises. ``peer`` is the rank at fault, if one is known."""
+
+    def __init__(self, message: str, *, peer: int | None = None) -> None:
+        super().__init__(message)
+        self.peer = peer
+
+    def again(self: _Error, during: str = "") -> _Error:
+        """A copy to raise: one exception object must not be raised by two threads.
+
+        ``during`` is the call that meets the error now, if the text doesn't name it yet.
+        """
+        other = copy.copy(self).with_traceback(None)
+        if during and during not in str(self):
+            other.args = (f"{self} (met in {during})",)
+        return other
+
+
+class OptionError(LossyError, ValueError):
+    """An option, a variable or a part of one that is unknown or out of range."""
+
+
+class RendezvousError(LossyError):
+    """The ranks of a group didn't find together: missing, doubled, or of different options."""
+
+
+class InterfaceError(LossyError):
+    """No usable network interface or address."""
+
+
+class MismatchError(LossyError):
+    """Ranks disagree about what the same operation is."""
+
+
+class PeerLostError(LossyError):
+    """A rank died, or left while others still needed it."""
+
+
+class OperationTimeout(LossyError, TimeoutError):
+    """A rank that is alive never took part within the operation's timeout."""
+
+
+class AbortedError(LossyError):
+    """The group was aborted, here or at another rank."""
+
+
+class UnsupportedError(LossyError, TypeError):
+    """A tensor, operation or group that lossycoll can't serve."""
+
+
+class EngineError(LossyError):
+    """The transport failed. ``code`` is the engine's code or None, ``errno`` the system's or 0."""
+
+    def __init__(
+        self, message: str, *, code: int | None = None, errno: int = 0, peer: int | None = None
+    ) -> None:
+        super().__init__(message, peer=peer)
+        self.code = code
+        self.errno = errno
+
+
+class ClosedError(LossyError):
+    """The group was destroyed, or belongs to the process that this one was forked from."""
+
+
+class Code(IntEnum):
+    """lc_code of native/lossycoll.h."""
+
+    OK = 0
+    PENDING = 1
+    ARGUMENT = -1
+    MEMORY = -2
+    SYSTEM = -3
+    MISMATCH = -4
+    TIMEOUT = -5
+    ABORTED = -6
+    CLOSED = -7
+    PEER = -8
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """lc_failure of native/lossycoll.h. ``mine`` and ``theirs``: signature, elements, dtype."""
+
+    code: int
+    errno: int = 0
+    peer: int = -1
+    op: int = 0
+    mine: tuple[int, int, int] = (0, 0, 0)
+    theirs: tuple[int, int, int] = (0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """What the funnel says besides the code: whose call failed, and whom it is made with.
+
+    ``call`` is the collective as text, ``seq`` its number in the group (-1: no call),
+    ``addresses`` one text per rank, ``timeout`` in seconds.
+    """
+
+    rank: int
+    world: int
+    call: str = ""
+    seq: int = -1
+    addresses: Sequence[str] = ()
+    timeout: float = 0.0
+
+    def __str__(self) -> str:
+        text = f"rank {self.rank}/{self.world}"
+        return f"{text}: call #{self.seq} {self.call}" if self.seq >= 0 else text
+
+    def peer(self, rank: int) -> str:
+        """A rank as errors write it: with its address, where that is known."""
+        if rank < 0:
+            return "a peer"
+        known = 0 <= rank < len(self.addresses)
+        return f"rank {rank} ({self.addresses[rank]})" if known else f"rank {rank}"
+
+
+DTYPE_NAMES: Final = ("float32", "float64", "float16", "bfloat16", "bytes")
+"""Names of lc_dtype's values, in their order."""
+
+
+def check(failure: Failure, where: Where) -> None:
+    """Raises the typed error of ``failure``; nothing for a code that isn't one."""
+    if failure.code < 0:
+        raise error_of(failure, where)
+
+
+def error_of(failure: Failure, where: Where) -> LossyError:
+    """The typed error that belongs to an engine failure (``failure.code`` < 0)."""
+    code = failure.code
+    peer = failure.peer if failure.peer >= 0 else None
+    who = where.peer(failure.peer)
+    if code == Code.MISMATCH:
+        return MismatchError(
+            f"{where}: {who} means something else by operation {failure.op}: "
+            f"{_difference(failure)}; make all ranks issue the same collectives in the same order "
+            f"with the same sizes, dtypes and options",
+            peer=peer,
+        )
+    if code == Code.TIMEOUT:
+        return OperationTimeout(
+            f"{where}: {who} didn't take part within {where.timeout:g} s; is it stuck or still "
+            f"computing? a longer timeout is given to init_process_group or new_group",
+            peer=peer,
+        )
+    if code == Code.PEER:
+        return PeerLostError(f"{where}: lost {who}; restart the job without it", peer=peer)
+    if code == Code.ABORTED:
+        return AbortedError(
+            f"{where}: aborted; the first error of the job has the cause", peer=peer
+        )
+    if code == Code.CLOSED:
+        return ClosedError(f"{where}: the group was destroyed before the operation ended")
+    if code == Code.SYSTEM:
+        reason = os.strerror(failure.errno)
+        return EngineError(
+            f"{where}: the socket failed with errno {failure.errno} ({reason}); "
+            f"'lossycoll doctor' checks this machine",
+            code=code,
+            errno=failure.errno,
+            peer=peer,
+        )
+    reasons: dict[int, str] = {
+        Code.ARGUMENT: "refused an argument",
+        Code.MEMORY: "ran out of memory",
+    }
+    return EngineError(
+        f"{where}: the engine {reasons.get(code, 'failed')} (code {code}); unless memory "
+        f"is short this is a bug in lossycoll",
+        code=code,
+        errno=failure.errno,
+        peer=peer,
+    )
+
+
+def _difference(failure: Failure) -> str:
+    """What differs between the two calls, as ``name: mine here, theirs there``."""
+    parts = []
+    if failure.mine[2] != failure.theirs[2]:
+        parts.append(f"{_dtype(failure.mine[2])} here, {_dtype(failure.theirs[2])} there")
+    if failure.mine[1] != failure.theirs[1]:
+        parts.append(f"{failure.mine[1]} elements here, {failure.theirs[1]} there")
+    if not parts:
+        parts.append("another collective, root, reduction or delivery")
+    return "; ".join(parts)
+
+
+def _dtype(value: int) -> str:
+    return DTYPE_NAMES[value] if 0 <= value < len(DTYPE_NAMES) else f"dtype {value}"

@@ -1,0 +1,137 @@
+"""Figures, as typed data. The names are those of native/lossycoll.h, where both have them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Cause(IntEnum):
+    """Why an operation ended."""
+
+    COMPLETE = 0
+    """Everything arrived."""
+    LOSS = 1
+    """Something was given up, no stream by its deadline."""
+    DEADLINE = 2
+    """At least one stream was ended by its deadline."""
+    FAILED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One operation of the engine at this rank. A contribution is one rank's addend in one packet.
+
+    ``contributions`` is their number in the ``contribution_packets`` that this rank reduced (or
+    received reduced), ``contributions_min`` the fewest in one of them. ``own_filled``, ``kept`` and
+    ``alone`` count packets that no reduction reached: filled with the rank's own, left as they
+    were, and reduced without any other rank. Bytes include headers.
+    """
+
+    op: int
+    cause: Cause
+    packets_sent: int
+    packets_resent: int
+    packets_received: int
+    packets_missing: int
+    packets_injected: int
+    bytes_sent: int
+    bytes_received: int
+    contribution_packets: int
+    contributions: int
+    contributions_min: int
+    deadline_hits: int
+    own_filled: int
+    kept: int
+    alone: int
+    elapsed_ns: int
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds from submission to completion."""
+        return self.elapsed_ns * 1e-9
+
+    @property
+    def contributions_mean(self) -> float:
+        """Contributions per reduced packet; 0 when nothing was reduced."""
+        return self.contributions / self.contribution_packets if self.contribution_packets else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStats:
+    """What passed between this rank and one peer since the group was made.
+
+    ``rtt_ns`` is 0 while unknown; ``deadline_ns`` is the deadline that a stream of one packet
+    would get now; ``delivery_rate`` is received / (received + missing).
+    """
+
+    rank: int
+    address: str
+    packets_sent: int
+    packets_received: int
+    packets_missing: int
+    rtt_ns: int
+    deadline_ns: int
+    delivery_rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Sums over all operations of an engine since it was opened (lc_stats)."""
+
+    operations: int = 0
+    packets_sent: int = 0
+    packets_resent: int = 0
+    bytes_sent: int = 0
+    packets_received: int = 0
+    bytes_received: int = 0
+    packets_injected: int = 0
+    packets_duplicated: int = 0
+    packets_reordered: int = 0
+    packets_missing: int = 0
+    contributions: int = 0
+    contribution_packets: int = 0
+    deadline_hits: int = 0
+    malformed: int = 0
+    foreign: int = 0
+    stale: int = 0
+    repeated: int = 0
+    socket_overflow: int = 0
+    send_calls: int = 0
+    receive_calls: int = 0
+    control_sent: int = 0
+    control_received: int = 0
+    operation_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stats(EngineStats):
+    """What :func:`lossycoll.stats` returns: the engine's sums, and what lies around the engine.
+
+    ``calls`` are collectives issued in the group (point to point not counted); those that are not
+    among ``operations`` went to gloo. ``control_foreign`` counts control messages without the
+    group's token. ``peers`` has an entry per rank, this one's with zeros.
+    """
+
+    rank: int = 0
+    world: int = 1
+    calls: int = 0
+    control_foreign: int = 0
+    peers: tuple[PeerStats, ...] = ()
+
+    @property
+    def loss_rate(self) -> float:
+        """Packets given up, of those expected here; 0 before the first."""
+        expected = self.packets_received + self.packets_missing
+        return self.packets_missing / expected if expected else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LinkInfo:
+    """The engine's socket: buffers in bytes as the kernel gave them, fast paths by name."""
+
+    receive_buffer: int
+    send_buffer: int
+    active: tuple[str, ...]
+    port: int
+    payload_bytes: int

@@ -1,0 +1,423 @@
+"""The options of a group: one table for fields, variables, checks and documentation.
+
+``Options(repair=1)`` as ``pg_options`` (a dict does as well) sets what is written; what is not
+comes from ``LOSSYCOLL_<NAME>`` variables when the group is made, then from the defaults.
+``python -m lossycoll.options`` prints the table of docs/options.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import Field, dataclass, field, fields, replace
+from functools import lru_cache
+from typing import Any, Final
+
+from .errors import OptionError
+from .plan import inject as faults
+
+PREFIX: Final = "LOSSYCOLL_"
+BUILD_VARIABLES: Final = frozenset({"LOSSYCOLL_WERROR", "LOSSYCOLL_CFLAGS"})
+"""Read when the extension is built, so they may stand in a developer's environment."""
+FAST_PATHS: Final = ("gso", "gro", "mmsg", "gather", "simd")
+MAX_BYTES: Final = 1 << 62
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How values of an option look. ``read`` takes a variable's text, ``check`` any value.
+
+    Both return the value in its final type and raise ValueError or TypeError for a bad one.
+    """
+
+    allowed: str
+    read: Callable[[str], Any]
+    check: Callable[[Any], Any]
+
+
+def _choice(*names: str) -> Kind:
+    def check(value: Any) -> str:
+        if value not in names:
+            raise ValueError
+        return str(value)
+
+    return Kind(" or ".join(f"`{name}`" for name in names), str.strip, check)
+
+
+def _integer(low: int, high: int, *, allowed: str | None = None, zero: bool = False) -> Kind:
+    def check(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError
+        if not (low <= value <= high or (zero and value == 0)):
+            raise ValueError
+        return value
+
+    if allowed is None:
+        top = f"2^{high.bit_length() - 1}" if high > 1 << 32 else str(high)
+        allowed = f"{low} to {top}"
+    return Kind(allowed, lambda text: int(text.strip(), 0), check)
+
+
+def _number(low: float, high: float, unit: str) -> Kind:
+    def check(value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise TypeError
+        if not (math.isfinite(value) and low <= value <= high):
+            raise ValueError
+        return float(value)
+
+    return Kind(f"{low:g} to {high:g} {unit}", float, check)
+
+
+def _text(allowed: str, check: Callable[[str], str]) -> Kind:
+    def typed(value: Any) -> str:
+        if not isinstance(value, str):
+            raise TypeError
+        return check(value.strip())
+
+    return Kind(allowed, str, typed)
+
+
+def _check_interface(text: str) -> str:
+    if not text:
+        raise ValueError
+    return text
+
+
+def _check_ports(text: str) -> str:
+    if text != "0":
+        low, high = (int(part) for part in text.split("-"))
+        if not 1 <= low <= high <= 65535:
+            raise ValueError
+    return text
+
+
+def _check_disable(text: str) -> str:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not set(names) <= set(FAST_PATHS):
+        raise ValueError
+    return ",".join(names)
+
+
+def _check_inject(text: str) -> str:
+    faults.parse(text)
+    return text
+
+
+def _option(
+    default: Any, kind: Kind, meaning: str, *, agree: bool = False, per_call: bool = False
+) -> Any:
+    """``agree``: equal on all ranks, or the rendezvous refuses. ``per_call``: scopes may set it."""
+    return field(
+        default=default,
+        metadata={"kind": kind, "meaning": meaning, "agree": agree, "per_call": per_call},
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How a group behaves. Each field is a row of the table in docs/options.md.
+
+    Raises OptionError for a value that isn't allowed, naming option, value and what is allowed.
+    """
+
+    algorithm: str = _option(
+        "auto",
+        _choice("auto", "ring", "transpose"),
+        "Plan of all_reduce; auto takes the one that measured faster for world and size.",
+        agree=True,
+        per_call=True,
+    )
+    delivery: str = _option(
+        "lossy",
+        _choice("lossy", "reliable"),
+        "lossy: all_reduce and reduce_scatter (SUM, AVG) of floats give up what is lost. "
+        "reliable: nothing does.",
+        agree=True,
+        per_call=True,
+    )
+    repair: int = _option(
+        0,
+        _integer(0, 255),
+        "Rounds of selective resending in lossy delivery.",
+        agree=True,
+        per_call=True,
+    )
+    lossy_min_bytes: int = _option(
+        16384,
+        _integer(0, MAX_BYTES),
+        "Smaller tensors are reliable: they are control data more often than gradients.",
+        agree=True,
+        per_call=True,
+    )
+    bulk_min_bytes: int = _option(
+        1 << 20,
+        _integer(0, MAX_BYTES),
+        "From this size on, reliable broadcast, all_gather, all_reduce and reduce_scatter use the "
+        "engine rather than gloo.",
+        agree=True,
+        per_call=True,
+    )
+    on_missing: str = _option(
+        "own",
+        _choice("own", "keep"),
+        "A reduced packet that never arrives becomes the rank's own contribution, or stays as it "
+        "was.",
+        agree=True,
+        per_call=True,
+    )
+    estimator: str = _option(
+        "count",
+        _choice("count"),
+        "Mean of what arrived: the sum divided by the number of contributions in it.",
+        agree=True,
+    )
+    deadline_min: float = _option(
+        1.0, _number(1e-4, 3600, "s"), "Floor of the deadline learnt from arrivals."
+    )
+    deadline_max: float = _option(
+        30.0, _number(1e-3, 3600, "s"), "Ceiling of the deadline learnt from arrivals."
+    )
+    interface: str = _option(
+        "auto",
+        _text("`auto`, an interface's name or a local address", _check_interface),
+        "Where this rank sends and receives; auto is the interface that routes to the master.",
+    )
+    port_range: str = _option(
+        "0",
+        _text("`0` or `lo-hi`", _check_ports),
+        "Local ports to use (UDP, and TCP at rank 0's control plane); 0 lets the kernel choose.",
+    )
+    mtu: int = _option(
+        0,
+        _integer(576, 65535, allowed="0, or 576 to 65535 bytes", zero=True),
+        "Largest IP packet; 0 takes the interface's, at most 9000. The group uses the smallest of "
+        "its ranks'.",
+    )
+    socket_buffer: int = _option(
+        0, _integer(0, (1 << 31) - 1), "Bytes asked for each direction; 0 asks for the most."
+    )
+    disable: str = _option(
+        "",
+        _text("names of `gso,gro,mmsg,gather,simd`, with commas", _check_disable),
+        "Fast paths that must not be used.",
+    )
+    pace: float = _option(
+        0.0, _number(0, 1e12, "bytes/s"), "Fixed sending rate per rank; 0 is none."
+    )
+    inject: str = _option(
+        "",
+        _text("empty, or as in `loss=0.1,burst=8,dup=0.01,reorder=0.01,seed=7`", _check_inject),
+        "Seeded faults, for tests and studies: a fraction of packets lost, doubled or delayed.",
+        agree=True,
+    )
+    seed: int = _option(
+        0,
+        _integer(0, (1 << 64) - 1, allowed="0 to 2^64-1"),
+        "Draws owners and ring orders, anew for each operation.",
+        agree=True,
+    )
+    liveness: float = _option(
+        10.0,
+        _number(0.5, 3600, "s"),
+        "A rank that dies is named by an error on every other within this time.",
+        agree=True,
+    )
+    log: str = _option(
+        "info",
+        _choice("off", "warning", "info", "debug"),
+        "What the logger `lossycoll` shows on standard error, unless logging is configured.",
+    )
+
+    def __new__(cls, **given: Any) -> Options:
+        """Notes which fields were written: those beat the environment, defaults don't."""
+        self = super().__new__(cls)
+        object.__setattr__(self, "_given", frozenset(given))
+        return self
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            checked = _check(entry, getattr(self, entry.name), f"option {entry.name}")
+            object.__setattr__(self, entry.name, checked)
+        if self.deadline_max < self.deadline_min:
+            raise OptionError(
+                f"option deadline_max is {self.deadline_max:g} s, wanted at least deadline_min, "
+                f"{self.deadline_min:g} s"
+            )
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None, **explicit: Any) -> Options:
+        """The effective options: ``explicit`` first, then ``environ`` (os.environ), then defaults.
+
+        Raises OptionError for an unknown LOSSYCOLL_* variable or keyword, naming the nearest one
+        there is, and for a value that isn't allowed.
+        """
+        environ = os.environ if environ is None else environ
+        table = {entry.name: entry for entry in fields(cls)}
+        for name in explicit:
+            if name not in table:
+                raise OptionError(_unknown("option", name, list(table)))
+        variables = {variable(name): entry for name, entry in table.items()}
+        values = dict(explicit)
+        for name, text in environ.items():
+            if not name.startswith(PREFIX) or name in BUILD_VARIABLES:
+                continue
+            entry = variables.get(name)
+            if entry is None:
+                raise OptionError(_unknown("variable", name, list(variables)))
+            if entry.name not in explicit:
+                values[entry.name] = _check(entry, _read(entry, text), f"variable {name}")
+        return cls(**values)
+
+    @classmethod
+    def resolve(
+        cls, pg_options: object = None, environ: Mapping[str, str] | None = None
+    ) -> Options:
+        """What a group uses, from what was passed as ``pg_options``: None, Options or a dict.
+
+        Raises OptionError as :meth:`from_env` does, and for any other type.
+        """
+        if pg_options is None:
+            return cls.from_env(environ)
+        if isinstance(pg_options, Options):
+            given: frozenset[str] = pg_options.__dict__["_given"]
+            written = {name: getattr(pg_options, name) for name in given}
+            return cls.from_env(environ, **written)
+        if isinstance(pg_options, Mapping):
+            return cls.from_env(environ, **{str(k): v for k, v in pg_options.items()})
+        raise OptionError(
+            f"pg_options is a {type(pg_options).__name__}, wanted lossycoll.Options or a dict"
+        )
+
+    @property
+    def ports(self) -> tuple[int, int]:
+        """(first, last) local port; (0, 0) for any."""
+        if self.port_range == "0":
+            return (0, 0)
+        low, high = self.port_range.split("-")
+        return (int(low), int(high))
+
+    @property
+    def disabled(self) -> tuple[str, ...]:
+        """The fast paths that must not be used, by name."""
+        return tuple(name for name in self.disable.split(",") if name)
+
+    def shared(self) -> dict[str, Any]:
+        """The options that all ranks of a group must agree on, by name."""
+        return {e.name: getattr(self, e.name) for e in fields(self) if e.metadata["agree"]}
+
+
+def variable(name: str) -> str:
+    """The environment variable of an option."""
+    return PREFIX + name.upper()
+
+
+def _read(entry: Field[Any], text: str) -> Any:
+    kind: Kind = entry.metadata["kind"]
+    try:
+        return kind.read(text)
+    except ValueError:
+        return text  # refused by the check, which says what is allowed
+
+
+def _check(entry: Field[Any], value: Any, what: str) -> Any:
+    kind: Kind = entry.metadata["kind"]
+    try:
+        return kind.check(value)
+    except (ValueError, TypeError) as error:
+        reason = f" ({error})" if str(error) else ""
+        allowed = kind.allowed.replace("`", "")
+        raise OptionError(f"{what} is {value!r}, wanted {allowed}{reason}") from None
+
+
+def _unknown(what: str, name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+    return f"unknown {what} {name}; {hint}"
+
+
+# ---- blocks of code that change the delivery ----
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What a ``with`` block changes: option values, and whether copies may be lossy too."""
+
+    changes: tuple[tuple[str, Any], ...]
+    lossy_copies: bool
+
+
+_scope: ContextVar[Scope | None] = ContextVar("lossycoll_scope", default=None)
+
+
+def scope() -> Scope | None:
+    """The innermost block that the caller is in, with what the outer ones changed as well."""
+    return _scope.get()
+
+
+@lru_cache(maxsize=256)
+def within(options: Options, scope: Scope | None) -> Options:
+    """The options of a group as the block ``scope`` changes them."""
+    return options if scope is None else replace(options, **dict(scope.changes))
+
+
+@contextlib.contextmanager
+def _block(lossy_copies: bool, changes: Mapping[str, Any]) -> Iterator[None]:
+    table = {entry.name: entry for entry in fields(Options)}
+    for name in changes:
+        if name not in table or not table[name].metadata["per_call"]:
+            known = [n for n, entry in table.items() if entry.metadata["per_call"]]
+            raise OptionError(_unknown("option of a block", name, known))
+    checked = {n: _check(table[n], v, f"option {n}") for n, v in changes.items()}
+    outer = _scope.get()
+    merged = (dict(outer.changes) if outer else {}) | checked
+    token = _scope.set(Scope(tuple(sorted(merged.items())), lossy_copies))
+    try:
+        yield
+    finally:
+        _scope.reset(token)
+
+
+def reliable() -> contextlib.AbstractContextManager[None]:
+    """A block in which no collective loses anything: ``with lossycoll.reliable(): ...``.
+
+    It holds for calls made in this thread (or asyncio task) while the block is open, and must be
+    opened on all ranks alike. A thread that is started inside it doesn't inherit it.
+    """
+    return _block(False, {"delivery": "reliable"})
+
+
+def lossy(**changes: Any) -> contextlib.AbstractContextManager[None]:
+    """A block in which floats are reduced lossily, and broadcast and all_gather are lossy as well.
+
+    ``changes`` are per-operation options: ``repair``, ``on_missing``, ``algorithm``,
+    ``lossy_min_bytes``, ... A packet of a copy that never arrives leaves the buffer as it was.
+    Threads and ranks as in :func:`reliable`. Raises OptionError for another name or a bad value.
+    """
+    return _block(True, {**changes, "delivery": "lossy"})
+
+
+# ---- documentation ----
+
+
+def table() -> str:
+    """The options as a Markdown table."""
+    rows = [
+        "| Option | Variable | Default | Allowed | Meaning | Equal on all ranks | Per block |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for entry in fields(Options):
+        meta = entry.metadata
+        default = f"`{entry.default!r}`".replace("'", '"')
+        marks = ["yes" if meta[key] else "" for key in ("agree", "per_call")]
+        cells = [f"`{entry.name}`", f"`{variable(entry.name)}`", default, meta["kind"].allowed]
+        rows.append("| " + " | ".join([*cells, meta["meaning"], *marks]) + " |")
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    print(table())

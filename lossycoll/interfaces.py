@@ -1,0 +1,145 @@
+"""This machine's network interfaces, and which one leads to a host."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import ipaddress
+import socket
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from .errors import InterfaceError
+
+SIOCGIFCONF: Final = 0x8912
+SIOCGIFMTU: Final = 0x8921
+IFREQ: Final = struct.Struct("16s16s8x")
+"""struct ifreq on 64-bit Linux; for SIOCGIFCONF its union holds a sockaddr_in."""
+MAX_ADDRESSES: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """One numeric address of this machine, the interface it belongs to and that one's MTU."""
+
+    name: str
+    address: str
+    mtu: int
+
+    @property
+    def version(self) -> int:
+        """4 or 6."""
+        return 6 if ":" in self.address else 4
+
+    @property
+    def loopback(self) -> bool:
+        return ipaddress.ip_address(self.address).is_loopback
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.address})"
+
+
+def mtu_of(name: str) -> int:
+    """MTU of the interface ``name`` in bytes; InterfaceError when there is none of that name."""
+    request = bytearray(IFREQ.pack(name.encode(), b""))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            fcntl.ioctl(probe, SIOCGIFMTU, request)
+        except OSError as error:
+            raise InterfaceError(f"interface {name}: no MTU ({error.strerror})") from error
+    return int(struct.unpack_from("i", request, 16)[0])
+
+
+def interfaces() -> list[Interface]:
+    """All addresses of all interfaces that are up, IPv4 first; link-local IPv6 is left out."""
+    found: list[Interface] = []
+    for name, address in [*_ipv4(), *_ipv6()]:
+        with contextlib.suppress(InterfaceError):  # gone since it was listed
+            found.append(Interface(name, address, mtu_of(name)))
+    return found
+
+
+def _ipv4() -> list[tuple[str, str]]:
+    room = array.array("B", bytes(IFREQ.size * MAX_ADDRESSES))
+    address, length = room.buffer_info()
+    request = bytearray(struct.pack("iP", length, address))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        fcntl.ioctl(probe, SIOCGIFCONF, request)
+    used = struct.unpack_from("i", request)[0]
+    out = []
+    for name, sockaddr in IFREQ.iter_unpack(room.tobytes()[:used]):
+        # An address beside an interface's first may be listed under an alias such as eth0:1.
+        plain = name.rstrip(b"\0").decode().partition(":")[0]
+        out.append((plain, socket.inet_ntoa(sockaddr[4:8])))
+    return out
+
+
+def _ipv6() -> list[tuple[str, str]]:
+    try:
+        lines = Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines()
+    except OSError:  # a kernel without IPv6
+        return []
+    out = []
+    for line in lines:
+        digits, _, _, _, _, name = line.split()
+        address = ipaddress.IPv6Address(bytes.fromhex(digits))
+        if not address.is_link_local:
+            out.append((name, str(address)))
+    return out
+
+
+def choose(wanted: str, master: str | None) -> Interface:
+    """The interface to use.
+
+    ``wanted``: an interface's name, a local address, or ``"auto"`` for the one that routes to
+    ``master`` (a host name or address; None: any that routes outward, else loopback).
+    Raises InterfaceError, which lists the interfaces there are.
+    """
+    have = interfaces()
+    if wanted != "auto":
+        for one in have:
+            if wanted in (one.name, one.address):
+                return one
+        raise InterfaceError(
+            f"option interface is {wanted!r}, which is neither an interface that is up nor an "
+            f"address of this machine; there are: {_listed(have)}"
+        )
+    # 192.0.2.1 is set aside for documentation (RFC 5737): it has the default route, and a UDP
+    # connect sends nothing.
+    local = _source(master or "192.0.2.1")
+    if local is None and master is None:
+        local = "127.0.0.1"
+    if local is None:
+        raise InterfaceError(
+            f"no route to the master {master!r}; check MASTER_ADDR and the routing table, or set "
+            f"LOSSYCOLL_INTERFACE to one of: {_listed(have)}"
+        )
+    for one in have:
+        if one.address == local:
+            return one
+    if ipaddress.ip_address(local).is_loopback:
+        return Interface("lo", local, mtu_of("lo"))
+    raise InterfaceError(
+        f"the address {local}, which routes to the master {master!r}, belongs to no interface "
+        f"that is up; set LOSSYCOLL_INTERFACE to one of: {_listed(have)}"
+    )
+
+
+def _source(host: str) -> str | None:
+    """The local address from which packets to ``host`` would go, or None without a route."""
+    try:
+        targets = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError):
+        return None
+    for family, kind, protocol, _, address in targets:
+        with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0]).partition("%")[0]
+    return None
+
+
+def _listed(have: list[Interface]) -> str:
+    return ", ".join(str(one) for one in have) or "none"

@@ -1,0 +1,310 @@
+"""How the ranks of a group find one another through a torch store.
+
+The store may be older than this group: a restarted job and a second init in one process see the
+keys of those before. So rank 0 makes a fresh session; every other rank answers below it with a
+nonce of its own; rank 0 writes the roster; and a rank believes only a roster with its own nonce.
+Values are polled, never waited for: a blocking get would hold the store's client for all threads.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from .errors import RendezvousError
+
+POLL_SECONDS: Final = (0.001, 0.02)
+"""First and longest pause between two looks into the store."""
+GRACE_SECONDS: Final = 5.0
+"""How long rank 0 of a group that is refused tells those that come late."""
+HEADER_BYTES: Final = 48
+"""lc_header_bytes()"""
+IP_UDP_BYTES: Final = {4: 28, 6: 48}
+AUTO_MTU_MAX: Final = 9000
+
+
+class Store(Protocol):
+    """The part of torch.distributed.Store that is used here."""
+
+    def set(self, key: str, value: str, /) -> None: ...
+    def get(self, key: str, /) -> bytes: ...
+    def add(self, key: str, value: int, /) -> int: ...
+    def check(self, keys: list[str], /) -> bool: ...
+
+
+def payload_bytes(mtu: int, ip_version: int) -> int:
+    """Data bytes per packet for an MTU: what headers leave, down to a multiple of 64."""
+    return max(64, (mtu - IP_UDP_BYTES[ip_version] - HEADER_BYTES) // 64 * 64)
+
+
+class Rendezvous:
+    """One group's meeting. ``meet`` first, then any number of ``exchange`` rounds.
+
+    ``describe`` is what others may say about this process when they must name it (host, pid).
+    ``timeout`` in seconds covers all rounds together. ``alive`` is asked whether a rank 0 that
+    once said this hello still runs: that tells a doubled rank from the keys of a job that is over.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        timeout: float,
+        *,
+        describe: str,
+        alive: Callable[[Mapping[str, Any]], bool] = lambda hello: False,
+    ) -> None:
+        self._store = store
+        self._rank = rank
+        self._size = size
+        self._timeout = timeout
+        self._end = time.monotonic() + timeout
+        self._nonce = secrets.token_hex(8)
+        self._who = describe
+        self._alive = alive
+        self.session = ""
+        """16 hex digits, equal on all ranks; empty until ``meet`` is over."""
+
+    def meet(self, hello: Mapping[str, Any], error: Exception | None = None) -> list[Any]:
+        """What every rank said, by rank.
+
+        A rank that can't take part says so by ``error``: then all ranks raise RendezvousError at
+        once, and that one its own error. Raises RendezvousError naming the ranks that are missing
+        when the time is over, and those that more than one process claims.
+        """
+        mine = {
+            "nonce": self._nonce,
+            "who": self._who,
+            "hello": dict(hello),
+            "error": "" if error is None else str(error),
+        }
+        try:
+            roster = self._gather(mine) if self._rank == 0 else self._answer(mine)
+        except RendezvousError:
+            if error is not None:
+                raise error from None
+            raise
+        return [entry["hello"] for entry in roster]
+
+    def exchange(self, name: str, value: Any, error: Exception | None = None) -> list[Any]:
+        """One more round: every rank's ``value`` (JSON), by rank. ``name`` is the round's own.
+
+        Raises as :meth:`meet` does, with ``error`` meaning the same.
+        """
+        mine = {"value": value, "error": "" if error is None else str(error)}
+        self._set(f"{name}/{self._rank}", mine)
+        if error is not None:
+            raise error
+        entries = [self._wait(f"{name}/{rank}", name) for rank in range(self._size)]
+        for rank, entry in enumerate(entries):
+            if entry["error"]:
+                raise self._error(f"rank {rank} can't take part: {entry['error']}", rank)
+        return [entry["value"] for entry in entries]
+
+    # ---- rank 0 ----
+
+    def _gather(self, mine: dict[str, Any]) -> list[Any]:
+        before = self._session_now()
+        if before and self._is_alive(before):
+            raise self._error(f"another process is rank 0 already: {self._name_of(before)}", 0)
+        self.session = secrets.token_hex(8)
+        self._store.set("session", self.session)
+        roster: dict[int, Any] = {0: mine}
+        refusal = self._refusal(roster)
+        end = self._end
+        pause = _Pause()
+        while True:
+            for rank in range(1, self._size):
+                entry = None if rank in roster else self._get(f"hello/{rank}")
+                if entry is not None:
+                    roster[rank] = entry
+                    refusal = refusal or self._refusal(roster)
+                    if refusal:
+                        self._refuse(refusal, roster)
+            if len(roster) == self._size:
+                break
+            self._check_second_master(roster)
+            if refusal:
+                # The latecomers are to hear of it as well, but not for long.
+                end = min(end, time.monotonic() + GRACE_SECONDS)
+            if time.monotonic() > end:
+                break
+            pause()
+        missing = [rank for rank in range(self._size) if rank not in roster]
+        doubled = [rank for rank in range(1, self._size) if self._claims(rank) > 1]
+        if refusal is None and missing:
+            refusal = self._error(
+                f"{_ranks(missing)} missing after {self._timeout:g} s; are all processes started, "
+                f"with one world size and one master?",
+                missing[0],
+            )
+        elif refusal is None and doubled:
+            refusal = self._error(self._claimed_text(doubled[0]), doubled[0])
+        if refusal is not None:
+            self._refuse(refusal, roster)
+            raise refusal
+        out = [roster[rank] for rank in range(self._size)]
+        self._set("roster", {"ranks": out, "nonces": [entry["nonce"] for entry in out]})
+        return out
+
+    def _refusal(self, roster: Mapping[int, Any]) -> RendezvousError | None:
+        """What all ranks raise because one of those in the roster can't take part."""
+        for rank, entry in roster.items():
+            if entry["error"]:
+                return self._error(
+                    f"rank {rank} ({entry['who']}) can't take part: {entry['error']}", rank
+                )
+        return None
+
+    def _refuse(self, error: RendezvousError, roster: Mapping[int, Any]) -> None:
+        """Writes a roster that makes every rank in it raise, doubled ones included."""
+        nonces = [entry["nonce"] for entry in roster.values()]
+        for rank in range(1, self._size):
+            claimed = [self._get(f"claimed/{rank}/{n + 1}") for n in range(self._claims(rank))]
+            nonces += [entry["nonce"] for entry in claimed if entry]
+        self._set("roster", {"error": str(error), "peer": error.peer, "nonces": nonces})
+
+    def _check_second_master(self, roster: Mapping[int, Any]) -> None:
+        """Of two processes that are rank 0 the later one overwrites the session: the first sees it.
+
+        It tells the second through a key of the second's session.
+        """
+        now = self._session_now()
+        if now != self.session:
+            self._store.set(f"{now}/second", json.dumps(self._who))
+        other = self._get("second")
+        if now != self.session or other is not None:
+            names = self._who if other is None else f"{other} and {self._who}"
+            error = self._error(
+                f"more than one process claims rank 0: {names}; every process needs a RANK of its "
+                f"own",
+                0,
+            )
+            self._refuse(error, roster)
+            raise error
+
+    # ---- the others ----
+
+    def _answer(self, mine: dict[str, Any]) -> list[Any]:
+        pause = _Pause()
+        looked = ""
+        while True:
+            session = self._session_now()
+            if session and session != self.session:
+                self.session = session
+                self._claim(mine)
+            roster = self._get("roster") if self.session else None
+            if roster is not None and self._nonce in roster["nonces"]:
+                if "error" in roster:
+                    raise self._error(f"refused by rank 0: {roster['error']}", roster["peer"])
+                found: list[Any] = roster["ranks"]
+                return found
+            if roster is not None and looked != self.session:
+                # A group without this process: one that is over, or one whose place is taken.
+                looked = self.session
+                if self._is_alive(self.session):
+                    raise self._error(self._claimed_text(self._rank), self._rank)
+            if time.monotonic() > self._end:
+                raise self._error(
+                    f"nothing from rank 0 within {self._timeout:g} s; is it started, with the "
+                    f"same master and group?",
+                    0,
+                )
+            pause()
+
+    def _claim(self, mine: dict[str, Any]) -> None:
+        """Takes this rank's place in the session; a second taker is noticed by the counter."""
+        n = self._store.add(self._key(f"claims/{self._rank}"), 1)
+        self._set(f"claimed/{self._rank}/{n}", {"nonce": self._nonce, "who": self._who})
+        self._set(f"hello/{self._rank}", mine)
+
+    # ---- what both know ----
+
+    def _error(self, text: str, peer: int) -> RendezvousError:
+        return RendezvousError(f"rank {self._rank}/{self._size}: {text}", peer=peer)
+
+    def _session_now(self) -> str:
+        return self._store.get("session").decode() if self._store.check(["session"]) else ""
+
+    def _is_alive(self, session: str) -> bool:
+        """Whether rank 0 of a session that has met still runs."""
+        key = f"{session}/roster"
+        roster = json.loads(self._store.get(key)) if self._store.check([key]) else {}
+        return "ranks" in roster and self._alive(roster["ranks"][0]["hello"])
+
+    def _name_of(self, session: str) -> str:
+        """The process that is rank 0 of a session that has met."""
+        return str(json.loads(self._store.get(f"{session}/roster"))["ranks"][0]["who"])
+
+    def _claims(self, rank: int) -> int:
+        return self._store.add(self._key(f"claims/{rank}"), 0)
+
+    def _claimed_text(self, rank: int) -> str:
+        claimed = [self._get(f"claimed/{rank}/{n + 1}") for n in range(self._claims(rank))]
+        names = " and ".join(str(entry["who"]) for entry in claimed if entry)
+        return (
+            f"more than one process claims rank {rank}: {names}; every process needs a RANK of "
+            f"its own"
+        )
+
+    # ---- the store ----
+
+    def _wait(self, key: str, name: str) -> Any:
+        pause = _Pause()
+        while (value := self._get(key)) is None:
+            if time.monotonic() > self._end:
+                missing = [r for r in range(self._size) if self._get(f"{name}/{r}") is None] or [0]
+                raise self._error(
+                    f"{_ranks(missing)} silent in round {name!r} of the rendezvous "
+                    f"({self._timeout:g} s)",
+                    missing[0],
+                )
+            pause()
+        return value
+
+    def _key(self, key: str) -> str:
+        return f"{self.session}/{key}"
+
+    def _set(self, key: str, value: Any) -> None:
+        self._store.set(self._key(key), json.dumps(value))
+
+    def _get(self, key: str) -> Any:
+        key = self._key(key)
+        return json.loads(self._store.get(key)) if self._store.check([key]) else None
+
+
+class _Pause:
+    """Sleeps a little longer each time: quick when all are there, light when one is late."""
+
+    def __init__(self) -> None:
+        self._seconds = POLL_SECONDS[0]
+
+    def __call__(self) -> None:
+        time.sleep(self._seconds)
+        self._seconds = min(self._seconds * 1.5, POLL_SECONDS[1])
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    some = ", ".join(str(rank) for rank in ranks[:8])
+    more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
+    return f"rank {some} is" if len(ranks) == 1 else f"ranks {some}{more} are"
+
+
+def compare_options(rank: int, shared: Sequence[Mapping[str, Any]]) -> None:
+    """Raises RendezvousError, with the same content on every rank, if options differ.
+
+    ``shared`` holds each rank's options that must agree (:meth:`Options.shared`).
+    """
+    for other, theirs in enumerate(shared):
+        for name, wanted in shared[0].items():
+            if theirs.get(name) != wanted:
+                raise RendezvousError(
+                    f"rank {rank}/{len(shared)}: option {name} is {theirs.get(name)!r} on rank "
+                    f"{other} but {wanted!r} on rank 0; set LOSSYCOLL_{name.upper()} or "
+                    f"pg_options alike on all ranks",
+                    peer=other,
+                )

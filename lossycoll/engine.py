@@ -1,0 +1,327 @@
+"""The native engine from Python: the only file that knows cffi.
+
+Buffers are addresses (ints) here: whoever submits keeps the memory alive until the ticket is done.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from enum import IntEnum
+from typing import Any, Final, NoReturn, TypeVar
+
+from ._native import ffi, lib
+from .errors import ClosedError, Code, Failure, Where, error_of
+from .options import FAST_PATHS, Options
+from .plan import Plan, encode, inject
+from .figures import Cause, EngineStats, LinkInfo, PeerStats, Report
+
+SLICE_SECONDS: Final = 0.1
+"""Longest stay in C, so that Ctrl-C works."""
+
+_Data = TypeVar("_Data", Report, EngineStats)
+
+
+class DType(IntEnum):
+    """lc_dtype: element types on the wire."""
+
+    F32 = 0
+    F64 = 1
+    F16 = 2
+    BF16 = 3
+    BYTES = 4
+
+    @property
+    def itemsize(self) -> int:
+        return (4, 8, 2, 2, 1)[self]
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A plan as C reads it."""
+
+    plan: Plan
+    slots: bytes
+    edges: bytes
+
+    @classmethod
+    def of(cls, plan: Plan) -> Encoded:
+        return cls(plan, *encode(plan))
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What one operation needs besides its plan (lc_call).
+
+    ``input`` and ``output`` are addresses, ``timeout`` is in seconds, ``signature`` 64 bits that
+    are equal on ranks that mean the same. ``notify``: :meth:`Engine.next` returns the ticket too.
+    """
+
+    input: int
+    output: int
+    dtype: DType
+    scale: float
+    signature: int
+    timeout: float
+    reliable: bool
+    repair: int
+    notify: bool
+
+
+class Engine:
+    """One group's socket and progress thread at this rank.
+
+    Opened at once; ``start`` makes the peers known. Methods may be called from any thread, except
+    that nothing may be in progress during ``close`` (``abort`` first ends what waits).
+    Raises the errors of :func:`lossycoll.errors.error_of`.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world: int,
+        address: str,
+        *,
+        payload_bytes: int,
+        group: int,
+        options: Options,
+    ) -> None:
+        self._where = Where(rank, world, addresses=[address] * world)
+        self._world = world
+        self._users = 0
+        self._idle = threading.Condition()
+        self._closing = False
+        config = ffi.new("lc_config *")
+        text = ffi.new("char[]", address.encode())
+        config.address = text
+        config.rank = rank
+        config.size = world
+        config.payload_bytes = payload_bytes
+        config.socket_buffer = options.socket_buffer
+        config.disable = fast_path_bits(options.disabled)
+        config.group = group
+        config.deadline_min_ns = _ns(options.deadline_min)
+        config.deadline_max_ns = _ns(options.deadline_max)
+        config.pace_bytes_per_s = options.pace
+        faults = inject.parse(options.inject)
+        for name in ("loss", "burst", "dup", "reorder", "seed"):
+            setattr(config.inject, name, getattr(faults, name))
+        self._handle = ffi.NULL
+        failure = ffi.new("lc_failure *")
+        first, last = options.ports
+        for port in range(first, last + 1):
+            config.port = port
+            self._handle = lib.lc_engine_open(config, failure)
+            if self._handle != ffi.NULL:
+                return
+        raise error_of(_failure(failure), self._where)
+
+    def start(self, session: int, peers: Sequence[tuple[str, int]]) -> None:
+        """``session``: 64 bits, equal on all ranks. ``peers``: (numeric host, port) by rank."""
+        hosts = [ffi.new("char[]", host.encode()) for host, _ in peers]
+        table = ffi.new("lc_address[]", len(peers))
+        for entry, host, (_, port) in zip(table, hosts, peers, strict=True):
+            entry.host = host
+            entry.port = port
+        self._where = Where(
+            self._where.rank, self._world, addresses=[f"{host}:{port}" for host, port in peers]
+        )
+        code = lib.lc_engine_start(self._handle, session, table)
+        if code < 0:
+            raise error_of(Failure(code), self._where)
+
+    def close(self) -> None:
+        """Ends what is pending (it fails as CLOSED), joins the thread, frees everything."""
+        with self._idle:
+            if self._closing:
+                return
+            self._closing = True
+        lib.lc_engine_stop_next(self._handle)
+        lib.lc_engine_abort(self._handle, Code.CLOSED, -1)
+        with self._idle:
+            self._idle.wait_for(lambda: self._users == 0)
+        lib.lc_engine_close(self._handle)
+
+    def submit(self, encoded: Encoded, call: Call) -> int:
+        """Hands over an operation; returns its ticket."""
+        plan = encoded.plan
+        c = ffi.new("lc_call *")
+        c.slots = ffi.cast("lc_slot_desc *", ffi.from_buffer(encoded.slots))
+        c.edges = ffi.cast("lc_edge *", ffi.from_buffer(encoded.edges))
+        c.n_slots = len(plan.slots)
+        c.n_edges = len(encoded.edges) // ffi.sizeof("lc_edge")
+        setattr(c, "in", ffi.cast("void *", call.input))
+        c.out = ffi.cast("void *", call.output)
+        c.in_elements = plan.in_elements
+        c.out_elements = plan.out_elements
+        c.scratch_elements = plan.scratch_elements
+        c.elements_per_packet = plan.elements_per_packet
+        c.dtype = call.dtype
+        c.reliable = call.reliable
+        c.repair = call.repair
+        c.notify = call.notify
+        c.scale = call.scale
+        c.signature = call.signature
+        c.timeout_ns = _ns(call.timeout)
+        with self._use():
+            ticket = int(lib.lc_engine_submit(self._handle, c))
+        if ticket < 0:
+            raise error_of(Failure(ticket), self._where)
+        return ticket
+
+    def wait(self, ticket: int, seconds: float) -> int:
+        """The operation's code, or Code.PENDING after ``seconds`` (at most SLICE_SECONDS)."""
+        with self._use():
+            return int(lib.lc_engine_wait(self._handle, ticket, _ns(min(seconds, SLICE_SECONDS))))
+
+    def result(self, ticket: int) -> tuple[Report, Failure]:
+        """What a finished operation did, and why it failed (code 0: it didn't)."""
+        report, failure = ffi.new("lc_report *"), ffi.new("lc_failure *")
+        with self._use():
+            code = lib.lc_engine_result(self._handle, ticket, report, failure)
+        found = _failure(failure)
+        if code < 0 and found.code >= 0:
+            found = Failure(code)
+        return _data(Report, report), found
+
+    def release(self, ticket: int) -> None:
+        """Forgets a finished operation."""
+        with self._use():
+            lib.lc_engine_release(self._handle, ticket)
+
+    def next(self, seconds: float) -> int:
+        """The next finished ticket with ``notify``; 0 after ``seconds``; -1 when closed."""
+        try:
+            with self._use():
+                ticket = lib.lc_engine_next(self._handle, _ns(min(seconds, SLICE_SECONDS)))
+                return max(-1, int(ticket))
+        except ClosedError:
+            return -1
+
+    def stop_next(self) -> None:
+        """Makes :meth:`next` return -1, now and from now on."""
+        with self._use():
+            lib.lc_engine_stop_next(self._handle)
+
+    def abort(self, code: Code, peer: int = -1) -> None:
+        """Fails everything that is pending or comes later."""
+        with self._use():
+            lib.lc_engine_abort(self._handle, code, peer)
+
+    def peer_dead(self, peer: int) -> None:
+        """Fails everything that needs ``peer``, with Code.PEER."""
+        with self._use():
+            lib.lc_engine_peer_dead(self._handle, peer)
+
+    def stats(self) -> EngineStats:
+        c = ffi.new("lc_stats *")
+        with self._use():
+            lib.lc_engine_stats(self._handle, c)
+        return _data(EngineStats, c)
+
+    def peer_stats(self, peer: int) -> PeerStats:
+        c = ffi.new("lc_peer_stats *")
+        with self._use():
+            lib.lc_engine_peer_stats(self._handle, peer, c)
+        return PeerStats(
+            rank=peer,
+            address=self._where.addresses[peer],
+            packets_sent=c.packets_sent,
+            packets_received=c.packets_received,
+            packets_missing=c.packets_missing,
+            rtt_ns=c.rtt_ns,
+            deadline_ns=c.deadline_ns,
+            delivery_rate=c.delivery_rate,
+        )
+
+    def last_report(self) -> Report | None:
+        """The operation that ended last; None before the first."""
+        if self.stats().operations == 0:
+            return None
+        c = ffi.new("lc_report *")
+        with self._use():
+            lib.lc_engine_last_report(self._handle, c)
+        return _data(Report, c)
+
+    def link(self) -> LinkInfo:
+        c = ffi.new("lc_link_info *")
+        with self._use():
+            lib.lc_engine_link(self._handle, c)
+        return LinkInfo(
+            receive_buffer=c.receive_buffer,
+            send_buffer=c.send_buffer,
+            active=fast_path_names(c.active),
+            port=c.port,
+            payload_bytes=c.payload_bytes,
+        )
+
+    def _use(self) -> _Use:
+        return _Use(self)
+
+    def _refuse(self) -> NoReturn:
+        raise ClosedError(f"{self._where}: the group was destroyed")
+
+
+class _Use:
+    """Counts who is inside C, so that ``close`` frees the engine only when nobody is."""
+
+    __slots__ = ("_engine",)
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __enter__(self) -> None:
+        engine = self._engine
+        with engine._idle:
+            if engine._closing:
+                engine._refuse()
+            engine._users += 1
+
+    def __exit__(self, *exc: object) -> None:
+        engine = self._engine
+        with engine._idle:
+            engine._users -= 1
+            if engine._closing:
+                engine._idle.notify_all()
+
+
+def version() -> str:
+    """Version of the native engine."""
+    return bytes(ffi.string(lib.lc_version())).decode()
+
+
+def probe() -> tuple[str, ...]:
+    """Fast paths that this processor and kernel offer, by name."""
+    return fast_path_names(lib.lc_probe())
+
+
+def fast_path_bits(names: Sequence[str]) -> int:
+    return sum(1 << FAST_PATHS.index(name) for name in names)
+
+
+def fast_path_names(bits: int) -> tuple[str, ...]:
+    return tuple(name for i, name in enumerate(FAST_PATHS) if bits >> i & 1)
+
+
+def _ns(seconds: float) -> int:
+    return max(0, int(seconds * 1e9))
+
+
+def _failure(c: Any) -> Failure:
+    return Failure(
+        code=c.code,
+        errno=c.sys_errno,
+        peer=c.peer,
+        op=c.op,
+        mine=(c.mine[0], c.mine[1], c.mine[2]),
+        theirs=(c.theirs[0], c.theirs[1], c.theirs[2]),
+    )
+
+
+def _data(cls: type[_Data], c: Any) -> _Data:
+    """The struct ``c`` as a dataclass whose fields have the same names."""
+    values = {entry.name: getattr(c, entry.name) for entry in fields(cls)}
+    if cls is Report:
+        values["cause"] = Cause(values["cause"])
+    return cls(**values)

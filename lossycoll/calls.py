@@ -1,0 +1,164 @@
+"""Calls and operations: what a rank was asked to do, and what became of it in the engine."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from .errors import ClosedError, Code, LossyError, OperationTimeout, Where
+from .options import Options
+from .figures import Report
+
+NUDGE_SECONDS: Final = (0.3, 1.0)
+"""A call that takes longer than the first asks the other ranks what they are at, and then again."""
+
+
+class Collective:
+    """One call, as the other ranks must issue it too. The text is made only when it is needed.
+
+    ``seq`` is its number in the group, set when it is issued; point to point has none (-1).
+    """
+
+    __slots__ = ("detail", "dtype", "elements", "name", "seq")
+
+    def __init__(
+        self, name: str, dtype: object = None, elements: int = -1, detail: object = ""
+    ) -> None:
+        self.name = name
+        self.dtype = dtype
+        self.elements = elements
+        self.detail = detail
+        self.seq = -1
+
+    def __str__(self) -> str:
+        text = self.name
+        if self.dtype is not None:
+            text += " " + str(self.dtype).removeprefix("torch.")
+        if self.elements >= 0:
+            text += f"[{self.elements}]"
+        detail = getattr(self.detail, "name", self.detail)  # an enum's, or as it is
+        return f"{text} {detail}" if detail != "" else text
+
+    @property
+    def numbered(self) -> str:
+        return f"call #{self.seq} {self}" if self.seq >= 0 else f"a {self}"
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How an operation is to be done.
+
+    ``options``: the group's, as the caller's block changes them. ``mean`` or sum. ``timeout`` in
+    seconds for ranks that never take part; None: the group's. ``keep``: whatever owns the buffers,
+    held until the operation is done. ``epilogue``: run on success, before it counts as done.
+    ``future``: nobody may wait for it, so it has to complete by itself.
+    """
+
+    options: Options
+    mean: bool = True
+    timeout: float | None = None
+    keep: object = None
+    epilogue: Callable[[], None] | None = None
+    future: bool = False
+
+
+class Owner(Protocol):
+    """What an operation needs of its communicator."""
+
+    def wait_ticket(self, ticket: int, seconds: float) -> int: ...
+    def take(self, operation: Operation) -> tuple[Report | None, LossyError | None]: ...
+    def note_waiting(self, call: Collective) -> None: ...
+    def where(self, operation: Operation | None = None) -> Where: ...
+
+
+class Operation:
+    """One operation that the engine was given. It owns its buffers until it is done."""
+
+    __slots__ = (
+        "_callbacks",
+        "_epilogue",
+        "_keep",
+        "_lock",
+        "_nudge_at",
+        "_owner",
+        "call",
+        "done",
+        "error",
+        "notify",
+        "report",
+        "ticket",
+        "timeout",
+    )
+
+    def __init__(self, owner: Owner, call: Collective, terms: Terms, timeout: float) -> None:
+        self._owner = owner
+        self._epilogue = terms.epilogue
+        self._keep = terms.keep
+        self._lock = threading.Lock()
+        self._callbacks: list[Callable[[], None]] = []
+        self._nudge_at = time.monotonic() + NUDGE_SECONDS[0]
+        self.call = call
+        self.timeout = timeout
+        self.ticket = 0
+        self.notify = False
+        self.done = False
+        self.error: LossyError | None = None
+        self.report: Report | None = None
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Returns when done; raises its error, or OperationTimeout after ``timeout`` seconds.
+
+        After a timeout the operation goes on, and its buffers still belong to it.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        while not self.poll(0.1 if end is None else end - time.monotonic()):
+            now = time.monotonic()
+            if end is not None and now >= end:
+                raise OperationTimeout(
+                    f"{self._owner.where(self)}: not done after the {timeout:g} s given to wait()"
+                )
+            self.nudge(now)
+        if self.error is not None:
+            raise self.error.again(self.call.numbered)
+
+    def poll(self, seconds: float = 0.0) -> bool:
+        """Whether it is done, after at most ``seconds`` (and a tenth)."""
+        if not self.done:
+            try:
+                code = self._owner.wait_ticket(self.ticket, max(0.0, seconds))
+            except ClosedError:
+                code = Code.CLOSED
+            if code != Code.PENDING:
+                self.complete()
+        return self.done
+
+    def on_done(self, callback: Callable[[], None]) -> None:
+        """Calls ``callback`` when done: at once, or from the thread that finds it done."""
+        with self._lock:
+            if not self.done:
+                self._callbacks.append(callback)
+                return
+        callback()
+
+    def nudge(self, now: float) -> None:
+        """Asks the other ranks about this call if it takes long."""
+        if now >= self._nudge_at:
+            self._nudge_at = now + NUDGE_SECONDS[1]
+            self._owner.note_waiting(self.call)
+
+    def complete(self) -> None:
+        """Takes the result of the finished ticket; of several threads the first does."""
+        with self._lock:
+            if self.done:
+                return
+            self.report, self.error = self._owner.take(self)
+            if self.error is None and self._epilogue is not None:
+                self._epilogue()
+            self._epilogue = self._keep = None
+            self.done = True
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()

@@ -1,0 +1,357 @@
+"""One rank's endpoint of a group, without torch: chooses plans, submits, completes, reports."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, Final
+
+from .calls import Collective, Operation, Terms
+from .control import Control
+from .engine import Call, DType, Encoded, Engine
+from .errors import ClosedError, Code, Failure, LossyError, Where, error_of
+from .health import Health
+from .options import Options
+from .plan import Missing, Plan, draw_order, exchange, ring, signature, transpose, tree
+from .figures import Report, Stats
+
+VERDICT_SECONDS: Final = 1.0
+"""How long a mismatch that the engine found waits for the control plane to name both calls."""
+REAP_FROM: Final = 8
+"""Unfinished operations from which on submitting looks for some that nobody waits for."""
+FIGURES: Final = (
+    "operations",
+    "packets_sent",
+    "packets_resent",
+    "packets_received",
+    "packets_missing",
+    "packets_injected",
+    "bytes_sent",
+    "deadline_hits",
+    "operation_ns",
+)
+"""What travels with every beat, so that each rank can see every other's."""
+
+
+def choose_algorithm(world: int, nbytes: int) -> str:
+    """What algorithm="auto" means for an all-reduce of ``nbytes`` in a group of ``world`` ranks."""
+    del world, nbytes
+    return "transpose"
+
+
+class Communicator:
+    """Also the control plane's listener (:class:`lossycoll.control.Listener`), with ``health``.
+
+    ``engine`` and ``control`` are None in a world of one, where every call is gloo's. ``group`` is
+    the group's number, ``timeout`` its seconds for ranks that never take part.
+    """
+
+    def __init__(
+        self,
+        health: Health,
+        *,
+        options: Options,
+        group: int,
+        timeout: float,
+        engine: Engine | None,
+        control: Control | None,
+    ) -> None:
+        self.health = health
+        self.options = options
+        self.rank = health.where.rank
+        self.world = health.where.world
+        self.timeout = timeout
+        self._group = group
+        self._engine = engine
+        self._control = control
+        self._payload = engine.link().payload_bytes if engine is not None else 0
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._operations = 0
+        self._pending: dict[int, Operation] = {}
+        self._watched: dict[int, Callable[[float], None]] = {}
+        self._unnotified: deque[Operation] = deque()
+        self._watcher: threading.Thread | None = None
+
+    # ---- operations; buffers are addresses, and the calls have been issued ----
+
+    def all_reduce(
+        self, call: Collective, address: int, elements: int, dtype: DType, terms: Terms
+    ) -> Operation:
+        """In place: the sum (or mean) of all ranks' ``elements`` at ``address``."""
+        options = terms.options
+        algorithm = options.algorithm
+        if algorithm == "auto":
+            algorithm = choose_algorithm(self.world, elements * dtype.itemsize)
+        order = None
+        if options.delivery == "lossy":
+            # Without loss nobody's own contribution weighs more, and one order does for all.
+            number = self._operations & 0xFFFFFFFF
+            order = draw_order(options.seed, self._group, number, self.world)
+        encoded = _all_reduce(
+            algorithm,
+            (self.world, self.rank, elements, self._payload // dtype.itemsize),
+            order,
+            Missing.OWN if options.on_missing == "own" else Missing.KEEP,
+        )
+        return self._submit(encoded, call, (address, address), dtype, terms)
+
+    def reduce_scatter(
+        self, call: Collective, buffers: tuple[int, int], elements: int, dtype: DType, terms: Terms
+    ) -> Operation:
+        """The sum (or mean) of all ranks' chunk number ``rank``; chunks of ``elements``.
+
+        ``buffers``: input (a chunk for each rank) and output (one chunk).
+        """
+        per_packet = self._payload // dtype.itemsize
+        encoded = _reduce_scatter(self.world, self.rank, elements, per_packet)
+        return self._submit(encoded, call, buffers, dtype, terms)
+
+    def broadcast(
+        self, call: Collective, address: int, nbytes: int, root: int, terms: Terms
+    ) -> Operation:
+        """In place: ``root``'s ``nbytes`` on all ranks."""
+        encoded = _broadcast(self.world, self.rank, nbytes, self._payload, root)
+        return self._submit(encoded, call, (address, address), DType.BYTES, terms)
+
+    def all_gather(
+        self, call: Collective, buffers: tuple[int, int], nbytes: int, terms: Terms
+    ) -> Operation:
+        """Every rank's ``nbytes`` (``buffers[0]``), one after another at ``buffers[1]``."""
+        encoded = _all_gather(self.world, self.rank, nbytes, self._payload)
+        return self._submit(encoded, call, buffers, DType.BYTES, terms)
+
+    def _submit(
+        self,
+        encoded: Encoded,
+        call: Collective,
+        buffers: tuple[int, int],
+        dtype: DType,
+        terms: Terms,
+    ) -> Operation:
+        assert self._engine is not None
+        if len(self._pending) >= REAP_FROM:
+            self._reap()
+        timeout = self.timeout if terms.timeout is None else terms.timeout
+        operation = Operation(self, call, terms, timeout)
+        # Until the watcher runs, nobody would take the finished ticket.
+        operation.notify = terms.future and self._watcher is not None
+        reliable = terms.options.delivery == "reliable"
+        repair = 0 if reliable else terms.options.repair
+        self._operations += 1
+        operation.ticket = self._engine.submit(
+            encoded,
+            Call(
+                input=buffers[0],
+                output=buffers[1],
+                dtype=dtype,
+                scale=1.0 if terms.mean else float(self.world),
+                signature=_signature(encoded.plan.signature, reliable, repair, terms.mean),
+                timeout=timeout,
+                reliable=reliable,
+                repair=repair,
+                notify=operation.notify,
+            ),
+        )
+        self._pending[operation.ticket] = operation
+        return operation
+
+    def _reap(self) -> None:
+        """Finishes operations whose work was dropped without a wait, oldest first."""
+        for operation in list(self._pending.values()):
+            if not operation.poll():
+                return
+
+    # ---- what an operation asks for (calls.Owner) ----
+
+    def wait_ticket(self, ticket: int, seconds: float) -> int:
+        assert self._engine is not None
+        return self._engine.wait(ticket, seconds)
+
+    def take(self, operation: Operation) -> tuple[Report | None, LossyError | None]:
+        """A finished operation's report or error; the engine forgets it."""
+        assert self._engine is not None
+        self._pending.pop(operation.ticket, None)
+        try:
+            report, failure = self._engine.result(operation.ticket)
+            self._engine.release(operation.ticket)
+        except ClosedError as error:
+            return None, self.health.failure or error
+        if failure.code >= 0:
+            return report, None
+        return report, self._explain(operation, failure)
+
+    def _explain(self, operation: Operation, failure: Failure) -> LossyError:
+        """The typed error of a failed operation; it becomes the group's and goes to all ranks."""
+        error = self.health.failure
+        if error is None and failure.code == Code.MISMATCH:
+            self.health.waiting(operation.call)
+            error = self.health.await_failure(VERDICT_SECONDS)
+        if error is None:
+            error = error_of(failure, self.where(operation))
+            self.health.fail(error, tell=True)
+        return error
+
+    def note_waiting(self, call: Collective) -> None:
+        self.health.waiting(call)
+
+    def where(self, operation: Operation | None = None) -> Where:
+        """What errors say about this rank, or about one of its operations."""
+        where = self.health.where
+        if operation is None:
+            return where
+        call = operation.call
+        timeout = operation.timeout
+        return Where(self.rank, self.world, str(call), call.seq, where.addresses, timeout)
+
+    # ---- the watcher: completes operations that only a future waits for ----
+
+    def watch(self, call: Collective, nudge: Callable[[float], None]) -> None:
+        """Calls ``nudge(time.monotonic())`` now and then until ``unwatch(call)``."""
+        self._watched[call.seq] = nudge
+        self._start_watcher()
+
+    def unwatch(self, call: Collective) -> None:
+        self._watched.pop(call.seq, None)
+
+    def complete_by_itself(self, operation: Operation) -> None:
+        """Has the watcher complete ``operation``, whether anybody waits or not."""
+        if not operation.notify:
+            self._unnotified.append(operation)
+        self._start_watcher()
+
+    def _start_watcher(self) -> None:
+        with self._lock:
+            if self._watcher is None and self._engine is not None and not self.health.closed:
+                self._watcher = threading.Thread(
+                    target=self._watch, name="lossycoll-complete", daemon=True
+                )
+                self._watcher.start()
+
+    def _watch(self) -> None:
+        assert self._engine is not None
+        slow: list[Operation] = []
+        while True:
+            # The engine hands to next() only what was submitted with notify.
+            while self._unnotified:
+                slow.append(self._unnotified.popleft())
+            slow = [operation for operation in slow if not operation.poll(0.001)]
+            ticket = self._engine.next(0.001 if slow else 0.1)
+            if ticket < 0:
+                return
+            if ticket == 0:
+                self._nudge_all(time.monotonic())
+            elif (operation := self._pending.get(ticket)) is not None:
+                operation.complete()
+                del operation  # it may hold the buffers' owner until the next one comes
+
+    def _nudge_all(self, now: float) -> None:
+        for operation in list(self._pending.values()):
+            operation.nudge(now)
+        for nudge in list(self._watched.values()):
+            nudge(now)
+
+    # ---- figures ----
+
+    def stats(self) -> Stats:
+        around: dict[str, Any] = {
+            "rank": self.rank,
+            "world": self.world,
+            "calls": self.health.seq + 1,
+        }
+        if self._engine is None or self._control is None:
+            return Stats(**around)
+        sums = self._engine.stats()
+        return Stats(
+            **{name: getattr(sums, name) for name in sums.__dataclass_fields__},
+            **around,
+            control_foreign=self._control.foreign,
+            peers=tuple(self._engine.peer_stats(rank) for rank in range(self.world)),
+        )
+
+    def last_report(self) -> Report | None:
+        """Of the last operation that the engine ended here; None before the first."""
+        return self._engine.last_report() if self._engine is not None else None
+
+    def group_stats(self) -> Mapping[int, Mapping[str, Any]]:
+        """The latest counters of every rank, by rank; at most a beat old."""
+        others = self._control.group_figures() if self._control is not None else {}
+        return dict(sorted({**others, self.rank: self.figures()}.items()))
+
+    def figures(self) -> dict[str, Any]:
+        """This rank's counters for the other ranks; also called by the control plane's thread."""
+        out: dict[str, Any] = {"calls": self.health.seq + 1}
+        if self._engine is not None:
+            try:
+                sums = self._engine.stats()
+            except ClosedError:
+                return out
+            out |= {name: getattr(sums, name) for name in FIGURES}
+        return out
+
+    # ---- the end ----
+
+    def end_pending(self, error: LossyError) -> None:
+        """Ends all operations because of the group's failure ``error``."""
+        if self._engine is not None:
+            try:
+                self._engine.abort(Code.ABORTED, -1 if error.peer is None else error.peer)
+            except ClosedError:
+                return
+
+    def close(self) -> None:
+        """Says goodbye to the other ranks, ends what is pending, joins all threads. Idempotent."""
+        with self._lock:
+            if self.health.closed or os.getpid() != self._pid:
+                return
+            self.health.closed = True
+        if self._engine is not None and self._watcher is not None:
+            self._engine.stop_next()
+            if threading.current_thread() is not self._watcher:
+                self._watcher.join()
+        if self._control is not None:
+            self._control.close(self.health.seq)
+        if self._engine is not None:
+            self._engine.close()
+        for operation in list(self._pending.values()):
+            operation.complete()
+
+
+# ---- plans, kept for the sizes that come again ----
+
+
+@lru_cache(maxsize=256)
+def _all_reduce(
+    algorithm: str,
+    shape: tuple[int, int, int, int],
+    order: tuple[int, ...] | None,
+    missing: Missing,
+) -> Encoded:
+    """``shape``: world, rank, elements, elements per packet."""
+    build: Callable[..., Plan] = ring.all_reduce if algorithm == "ring" else transpose.all_reduce
+    return Encoded.of(build(*shape, order=order, missing=missing))
+
+
+@lru_cache(maxsize=64)
+def _reduce_scatter(world: int, rank: int, elements: int, per_packet: int) -> Encoded:
+    return Encoded.of(transpose.reduce_scatter(world, rank, elements, per_packet))
+
+
+@lru_cache(maxsize=64)
+def _broadcast(world: int, rank: int, nbytes: int, per_packet: int, root: int) -> Encoded:
+    return Encoded.of(tree.broadcast(world, rank, nbytes, per_packet, root=root))
+
+
+@lru_cache(maxsize=64)
+def _all_gather(world: int, rank: int, nbytes: int, per_packet: int) -> Encoded:
+    return Encoded.of(exchange.all_gather(world, rank, nbytes, per_packet))
+
+
+@lru_cache(maxsize=256)
+def _signature(plan: int, reliable: bool, repair: int, mean: bool) -> int:
+    """A plan's signature with the rest of what the ranks must agree on, 64 bits."""
+    return signature("call", "", plan, reliable, repair, mean)

@@ -1,0 +1,173 @@
+"""Whether a group is sound, and if not, why.
+
+A failure belongs to the group: the first one wins, ends all that is pending, and every later call
+is refused with it at once.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from .calls import Collective
+from .control import Control
+from .errors import (
+    AbortedError,
+    ClosedError,
+    LossyError,
+    MismatchError,
+    OperationTimeout,
+    PeerLostError,
+    Where,
+)
+
+HISTORY: Final = 4096
+"""Calls that are remembered for comparison with other ranks."""
+
+
+class Health:
+    """One rank's view of its group; the control plane's callbacks end here.
+
+    ``addresses``: one text per rank. ``liveness`` in seconds. ``control``: None in a world of one.
+    ``on_failure`` runs once, in the thread that finds the failure, and must be quick.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world: int,
+        *,
+        addresses: Sequence[str],
+        liveness: float,
+        control: Control | None,
+        on_failure: Callable[[LossyError], None],
+    ) -> None:
+        self.where = Where(rank, world, addresses=addresses)
+        self.failure: LossyError | None = None
+        self.closed = False
+        self.seq = -1
+        """Number of the last call issued."""
+        self._liveness = liveness
+        self._control = control
+        self._on_failure = on_failure
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._failed = threading.Event()
+        self._left: dict[int, int] = {}
+        self._history: list[Collective | None] = [None] * HISTORY
+
+    # ---- calls ----
+
+    def admit(self, call: Collective) -> None:
+        """Every call comes here first: raises the reason why there can't be one."""
+        if self.failure is not None:
+            raise self.failure.again(str(call))
+        if self.closed:
+            raise ClosedError(f"{self.where}: {call}: the group was destroyed; make a new one")
+        if os.getpid() != self._pid:
+            raise ClosedError(
+                f"{self.where}: {call}: the group belongs to process {self._pid}, from which "
+                f"process {os.getpid()} was forked; make a group after the fork, or use spawn"
+            )
+
+    def issue(self, call: Collective) -> None:
+        """Admits a collective and numbers it: all ranks issue the same ones in the same order."""
+        self.admit(call)
+        self.seq += 1
+        call.seq = self.seq
+        self._history[call.seq % HISTORY] = call
+
+    def call_at(self, seq: int) -> str | None:
+        call = self._history[seq % HISTORY] if seq >= 0 else None
+        return str(call) if call is not None and call.seq == seq else None
+
+    def waiting(self, call: Collective) -> None:
+        """This rank waits for ``call``: will it ever end, and do the others mean the same?"""
+        if call.seq < 0:
+            return
+        for rank, last in sorted(self._left.items()):
+            if call.seq > last:
+                self.fail(self._left_error(rank))
+                return
+        if self._control is not None:
+            self._control.waiting(call.seq, str(call))
+
+    # ---- failures ----
+
+    def fail(self, error: LossyError, *, tell: bool = False) -> None:
+        """Makes ``error`` the group's failure, unless it has one. ``tell``: the other ranks too."""
+        with self._lock:
+            if self.failure is not None or self.closed:
+                return
+            self.failure = error
+        self._on_failure(error)
+        self._failed.set()
+        if tell and self._control is not None:
+            self._control.abort(str(error))
+
+    def await_failure(self, seconds: float) -> LossyError | None:
+        """The group's failure, if there is one within ``seconds``."""
+        self._failed.wait(seconds)
+        return self.failure
+
+    def verdict(self, call: Collective, cause: Exception) -> LossyError:
+        """Why gloo failed with ``cause``, as the control plane finds within the liveness time."""
+        if self.failure is None:
+            self.waiting(call)
+        if self.await_failure(0 if self.closed else self._liveness) is None:
+            text = f"{self.where}: {call.numbered}"
+            reason = (str(cause).splitlines() or [type(cause).__name__])[0]
+            if self._left:
+                self.fail(self._left_error(min(self._left)))
+            elif "imed out" in reason:
+                text += f": {reason}; all ranks are alive, so one is stuck or still computing"
+                self.fail(OperationTimeout(text), tell=True)
+            else:
+                text += f": a connection broke though all ranks are alive: {reason}"
+                self.fail(PeerLostError(text), tell=True)
+        return self.failure or ClosedError(f"{self.where}: {call}: the group was destroyed")
+
+    def _left_error(self, rank: int) -> PeerLostError:
+        return PeerLostError(
+            f"{self.where}: {self.where.peer(rank)} left the group after call "
+            f"#{self._left[rank]}; did it end early, or raise an error of its own?",
+            peer=rank,
+        )
+
+    # ---- what the control plane tells, from its thread ----
+
+    def on_dead(self, rank: int, silent: float) -> None:
+        where = self.where
+        limits = f"liveness {self._liveness:g} s"
+        if rank == where.rank:
+            text = (
+                f"{where}: this rank was silent for {silent:g} s (stopped, or cut off from rank "
+                f"0), so the others have given it up ({limits})"
+            )
+            self.fail(AbortedError(text, peer=rank))
+        else:
+            text = (
+                f"{where}: lost {where.peer(rank)}: silent for {silent:g} s, so it is dead, "
+                f"stopped or cut off ({limits}); restart the job, or raise LOSSYCOLL_LIVENESS if "
+                f"it was only busy"
+            )
+            self.fail(PeerLostError(text, peer=rank))
+
+    def on_abort(self, rank: int, reason: str) -> None:
+        text = f"{self.where}: {self.where.peer(rank)} aborted the group: {reason}"
+        self.fail(AbortedError(text, peer=rank))
+
+    def on_bye(self, rank: int, seq: int) -> None:
+        self._left[rank] = seq
+
+    def on_mismatch(self, seq: int, calls: dict[int, str]) -> None:
+        where = self.where
+        parts = [f"{call} on {where.peer(rank)}" for rank, call in sorted(calls.items())]
+        text = (
+            f"{where}: call #{seq} is {' but '.join(parts)}; make all ranks issue the same "
+            f"collectives in the same order with the same sizes and dtypes"
+        )
+        peer = next((rank for rank in sorted(calls) if rank != where.rank), None)
+        self.fail(MismatchError(text, peer=peer))

@@ -1,0 +1,108 @@
+"""Collectives for PyTorch that lose packets on purpose and stay correct.
+
+``torch.distributed.init_process_group(backend="lossy")`` needs no import of this package; what is
+here is for blocks of code, options and figures. Nothing heavy is imported until it is used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch.distributed import ProcessGroup
+
+    from .errors import (
+        AbortedError,
+        ClosedError,
+        EngineError,
+        InterfaceError,
+        LossyError,
+        MismatchError,
+        OperationTimeout,
+        OptionError,
+        PeerLostError,
+        RendezvousError,
+        UnsupportedError,
+    )
+    from .options import Options, lossy, reliable
+    from .figures import PeerStats, Report, Stats
+
+__version__ = "0.1.0"
+
+_HOME: Final = {
+    **dict.fromkeys(
+        (
+            "AbortedError",
+            "ClosedError",
+            "EngineError",
+            "InterfaceError",
+            "LossyError",
+            "MismatchError",
+            "OperationTimeout",
+            "OptionError",
+            "PeerLostError",
+            "RendezvousError",
+            "UnsupportedError",
+        ),
+        "errors",
+    ),
+    **dict.fromkeys(("Options", "lossy", "reliable"), "options"),
+    **dict.fromkeys(("PeerStats", "Report", "Stats"), "figures"),
+}
+"""The module of each public name."""
+
+__all__ = [
+    "AbortedError",
+    "ClosedError",
+    "EngineError",
+    "InterfaceError",
+    "LossyError",
+    "MismatchError",
+    "OperationTimeout",
+    "OptionError",
+    "Options",
+    "PeerLostError",
+    "PeerStats",
+    "RendezvousError",
+    "Report",
+    "Stats",
+    "UnsupportedError",
+    "group_stats",
+    "last_report",
+    "lossy",
+    "reliable",
+    "stats",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_HOME[name]}", __name__), name)
+
+
+def stats(group: ProcessGroup | None = None) -> Stats:
+    """This rank's figures since ``group`` (None: the default group) was made.
+
+    Raises UnsupportedError for a group of another backend, as the next two do.
+    """
+    from .backend import of
+
+    return of(group).lossy_stats()
+
+
+def last_report(group: ProcessGroup | None = None) -> Report | None:
+    """What the engine's last finished operation in ``group`` did at this rank; None before it."""
+    from .backend import of
+
+    return of(group).lossy_last_report()
+
+
+def group_stats(group: ProcessGroup | None = None) -> Mapping[int, Mapping[str, Any]]:
+    """The counters of every rank of ``group``, by rank, as its last sign of life told them."""
+    from .backend import of
+
+    return of(group).lossy_group_stats()

@@ -1,0 +1,83 @@
+"""The private gloo mesh of a group: torch's own collectives, made interruptible.
+
+Gloo has no abort: who waits for a rank that hangs waits until the timeout. But all that waits ends
+at once when its connections are shut down, so the mesh remembers which sockets are its own.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from datetime import timedelta
+from typing import Any
+
+from torch._C import _distributed_c10d as c10d
+
+from .errors import RendezvousError
+
+_Ends = tuple[Any, Any]
+
+
+class GlooMesh:
+    """``group`` is the ProcessGroupGloo; ``cut`` ends all that waits in it, for good.
+
+    ``address`` is this rank's, numeric. GLOO_SOCKET_IFNAME goes before it, as everywhere in torch.
+    Raises RendezvousError when the mesh can't be connected.
+    """
+
+    def __init__(
+        self, store: c10d.Store, rank: int, size: int, *, timeout: timedelta, address: str
+    ) -> None:
+        before = _connections()
+        make: Any = c10d.ProcessGroupGloo  # the stub lacks the constructor with options
+        options = make._Options()
+        options._timeout = timeout
+        try:
+            if "GLOO_SOCKET_IFNAME" in os.environ:
+                options._devices = [make.create_default_device()]
+            else:
+                options._devices = [make.create_device(hostname=address)]
+            self.group: c10d.ProcessGroupGloo = make(store, rank, size, options)
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise RendezvousError(
+                f"rank {rank}/{size}: no gloo connection to the other ranks from {address}: "
+                f"{reason}; set LOSSYCOLL_INTERFACE to an interface that reaches them"
+            ) from error
+        opened = {fd: ends for fd, ends in _connections().items() if before.get(fd) != ends}
+        # One connection per peer. Anything else opened meanwhile can't be told from gloo's, so
+        # then none is touched, and waiting calls end by gloo's own timeout.
+        self._sockets = opened if len(opened) == size - 1 else {}
+
+    def cut(self) -> None:
+        """Shuts the connections down: every call that waits, here and at the peers, fails now."""
+        now = _connections()
+        for fd, ends in self._sockets.items():
+            if now.get(fd) == ends:  # else gloo has closed it, and the number may be another's
+                _shut_down(fd)
+        self._sockets = {}
+
+
+def _shut_down(fd: int) -> None:
+    try:
+        with socket.socket(fileno=os.dup(fd)) as end:
+            end.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return
+
+
+def _connections() -> dict[int, _Ends]:
+    """This process's connected TCP sockets: both ends by file descriptor."""
+    out: dict[int, _Ends] = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            # The copy is only to read from: closing it leaves the original as it is.
+            with socket.socket(fileno=os.dup(int(name))) as end:
+                if end.type == socket.SOCK_STREAM and end.family in (
+                    socket.AF_INET,
+                    socket.AF_INET6,
+                ):
+                    out[int(name)] = (end.getsockname(), end.getpeername())
+        except OSError:  # not a socket, not connected, or gone
+            continue
+    return out

@@ -1,0 +1,251 @@
+"""A group at one rank: all its parts, made in order and undone in order.
+
+Rendezvous, interface, engine, gloo mesh and control plane come together here; backend.py turns
+torch's calls into theirs.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import sys
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from .communicator import Communicator
+from .control import Control, reachable
+from .engine import Engine
+from .errors import LossyError
+from .gloo import GlooMesh
+from .health import Health
+from .interfaces import Interface, choose
+from .options import Options
+from .rendezvous import AUTO_MTU_MAX, Rendezvous, compare_options, payload_bytes
+
+log: Final = logging.getLogger("lossycoll")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this process stands: a rank of a group. ``name`` is torch's name of the group."""
+
+    store: Store
+    rank: int
+    size: int
+    timeout: timedelta
+    name: str
+
+
+class Group:
+    """``communicator``, ``gloo`` and a ``store`` without stale keys, for one rank of one group.
+
+    Raises the errors of :mod:`lossycoll.errors`, on every rank that can know.
+    """
+
+    def __init__(self, place: Place, pg_options: object) -> None:
+        if place.size == 1:
+            self._stay_alone(place, pg_options)
+        else:
+            with contextlib.ExitStack() as undo:
+                self._meet(place, pg_options, undo)
+                undo.pop_all()
+        # Threads that still run when the interpreter ends would bring it down.
+        atexit.register(self.close)
+
+    def _stay_alone(self, place: Place, pg_options: object) -> None:
+        """A world of one: nothing to send, so gloo does what there is."""
+        options = Options.resolve(pg_options)
+        show_log(options.log)
+        self.store: Store = PrefixStore(f"lossy/{secrets.token_hex(8)}", place.store)
+        store = PrefixStore("gloo", self.store)
+        self._mesh = GlooMesh(store, 0, 1, timeout=place.timeout, address="127.0.0.1")
+        self.communicator = self._communicator(place, options, ["this process"])
+
+    def _meet(self, place: Place, pg_options: object, undo: contextlib.ExitStack) -> None:
+        rank, size = place.rank, place.size
+        rendezvous = Rendezvous(
+            PrefixStore("lossy", place.store),
+            rank,
+            size,
+            place.timeout.total_seconds(),
+            describe=f"{socket.gethostname()} pid {os.getpid()}",
+            alive=_alive,
+        )
+        # What can be wrong with this rank alone is found first, so that the others hear of it.
+        hello: dict[str, Any] = {}
+        failure: LossyError | None = None
+        try:
+            options = Options.resolve(pg_options)
+            show_log(options.log)
+            interface = choose(options.interface, _master(place.store))
+            hello = {"address": interface.address, "options": options.shared()}
+            if rank == 0:
+                control = Control(rank, size, secrets.token_hex(16), options.liveness)
+                undo.callback(control.close, -1)
+                port = control.open(interface.address, options.ports)
+                hello["control"] = [interface.address, port]
+                hello["token"] = control.token
+                hello["group"] = _number(place.name)
+        except LossyError as error:
+            failure = error
+        ranks = rendezvous.meet(hello, failure)
+        compare_options(rank, [entry["options"] for entry in ranks])
+        first = ranks[0]
+        if rank != 0:
+            control = Control(rank, size, first["token"], options.liveness)
+            undo.callback(control.close, -1)
+
+        interface = _same_network(interface, options, [entry["address"] for entry in ranks])
+        mtu = options.mtu or min(interface.mtu, AUTO_MTU_MAX)
+        payload = min(rendezvous.exchange("payload", payload_bytes(mtu, interface.version)))
+        try:
+            engine = Engine(
+                rank,
+                size,
+                interface.address,
+                payload_bytes=payload,
+                group=first["group"],
+                options=options,
+            )
+        except LossyError as error:
+            rendezvous.exchange("links", None, error)
+            raise
+        undo.callback(engine.close)
+        info = engine.link()
+        links = rendezvous.exchange("links", [interface.address, info.port])
+        peers = [(str(host), int(port)) for host, port in links]
+        engine.start(int(rendezvous.session, 16), peers)
+
+        self.store = PrefixStore(f"lossy/s/{rendezvous.session}", place.store)
+        # Before the control plane, whose connections would be taken for gloo's.
+        store = PrefixStore("gloo", self.store)
+        address = interface.address
+        self._mesh = GlooMesh(store, rank, size, timeout=place.timeout, address=address)
+        addresses = [f"{host}:{port}" for host, port in peers]
+        self.communicator = self._communicator(
+            place,
+            options,
+            addresses,
+            number=first["group"],
+            engine=engine,
+            control=control,
+        )
+        control.start(_Listener(self.communicator), *first["control"])
+        fast = " ".join(name.upper() for name in info.active) or "no fast path"
+        log.info(
+            "rank %d/%d %s dev %s mtu %d payload %d %s buffers %d%s",
+            rank,
+            size,
+            addresses[rank],
+            interface.name,
+            mtu,
+            payload,
+            fast,
+            info.receive_buffer,
+            f" injecting {options.inject}" if options.inject else "",
+        )
+
+    def _communicator(
+        self,
+        place: Place,
+        options: Options,
+        addresses: Sequence[str],
+        *,
+        number: int = 0,
+        engine: Engine | None = None,
+        control: Control | None = None,
+    ) -> Communicator:
+        health = Health(
+            place.rank,
+            place.size,
+            addresses=addresses,
+            liveness=options.liveness,
+            control=control,
+            on_failure=self._end,
+        )
+        return Communicator(
+            health,
+            options=options,
+            group=number,
+            timeout=place.timeout.total_seconds(),
+            engine=engine,
+            control=control,
+        )
+
+    def _end(self, error: LossyError) -> None:
+        """The group has failed: nothing may wait any longer, on the engine or on gloo."""
+        self.communicator.end_pending(error)
+        self._mesh.cut()
+
+    @property
+    def gloo(self) -> Any:
+        return self._mesh.group
+
+    def close(self) -> None:
+        """Leaves the group: says goodbye, joins all threads, frees all sockets. Idempotent."""
+        atexit.unregister(self.close)
+        self.communicator.close()
+        self._mesh.group.shutdown()
+
+
+class _Listener:
+    """What the control plane talks to: the health, and the communicator's figures."""
+
+    def __init__(self, communicator: Communicator) -> None:
+        health = communicator.health
+        self.on_dead = health.on_dead
+        self.on_abort = health.on_abort
+        self.on_bye = health.on_bye
+        self.on_mismatch = health.on_mismatch
+        self.call_at = health.call_at
+        self.figures = communicator.figures
+
+
+def show_log(level: str) -> None:
+    """Shows what the logger ``lossycoll`` says on standard error, unless logging is configured."""
+    if level == "off":
+        log.setLevel(logging.CRITICAL + 1)
+        return
+    log.setLevel(level.upper())
+    if not log.hasHandlers():
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("lossycoll: %(message)s"))
+        log.addHandler(handler)
+
+
+def _alive(hello: Mapping[str, Any]) -> bool:
+    """Whether the rank 0 that once said ``hello`` still listens."""
+    return "control" in hello and reachable(*hello["control"])
+
+
+def _master(store: Store) -> str | None:
+    """Host of the store's server, or MASTER_ADDR; None if there is none (a file, say)."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    host = getattr(store, "host", None)
+    return str(host) if host else os.environ.get("MASTER_ADDR")
+
+
+def _number(name: str) -> int:
+    """A 32-bit number for a group's name; the same in every run, since it keys injected faults."""
+    return int(name) if name.isdecimal() and len(name) < 9 else zlib.crc32(name.encode())
+
+
+def _same_network(interface: Interface, options: Options, addresses: list[str]) -> Interface:
+    """The master's own host may know the master as loopback, where no other host can reach it.
+
+    Then this rank takes the address that routes to a peer's.
+    """
+    elsewhere = [a for a in addresses if not Interface("", a, 0).loopback]
+    if interface.loopback and elsewhere and options.interface == "auto":
+        return choose("auto", elsewhere[0])
+    return interface

@@ -1,0 +1,246 @@
+"""torch's Work objects: how completion and errors reach the caller.
+
+``wait`` raises typed errors. ``get_future`` is a ``then`` child that raises: the only form in which
+C++ (DDP's reducer) sees a failure at all; ``Future.set_exception`` would look like success.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from .calls import NUDGE_SECONDS, Collective, Operation
+from .communicator import Communicator
+from .errors import LossyError, OperationTimeout
+
+SLICE: Final = timedelta(milliseconds=200)
+"""Longest stay in gloo, so that Ctrl-C works. A wait that runs out does a collective no harm."""
+
+Future = torch.futures.Future[Any]
+
+
+class LossyWork(dist.Work):
+    """What all works here share. ``result`` is the list of output tensors."""
+
+    def __init__(self, result: list[torch.Tensor]) -> None:
+        super().__init__()
+        self._result = result
+
+    def result(self) -> list[torch.Tensor]:
+        return self._result
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self.exception() is None
+
+    def source_rank(self) -> int:
+        return -1
+
+    def _source_rank(self) -> int:
+        return self.source_rank()
+
+
+class EngineWork(LossyWork):
+    """An operation of the engine."""
+
+    def __init__(
+        self, communicator: Communicator, operation: Operation, result: list[torch.Tensor]
+    ) -> None:
+        super().__init__(result)
+        self._communicator = communicator
+        self._operation = operation
+        self._future: Future | None = None
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        self._operation.wait(_seconds(timeout))
+        return True
+
+    def get_future(self) -> Future:
+        if self._future is None:
+            operation, result = self._operation, self._result
+            source: Future = torch.futures.Future()
+            self._future = source.then(_value_or_raise)
+
+            def resolve() -> None:
+                error = operation.error
+                source.set_result(result if error is None else error.again(operation.call.numbered))
+
+            operation.on_done(resolve)
+            if not operation.done:
+                self._communicator.complete_by_itself(operation)
+        return self._future
+
+    def is_completed(self) -> bool:
+        return self._operation.poll()
+
+    def exception(self) -> LossyError | None:
+        return self._operation.error
+
+
+class GlooWork(LossyWork):
+    """A collective of the private gloo group, with its errors explained."""
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        call: Collective,
+        inner: dist.Work,
+        result: list[torch.Tensor],
+    ) -> None:
+        super().__init__(result)
+        self._communicator = communicator
+        self._call = call
+        self._inner = inner
+        self._error: LossyError | None = None
+        self._future: Future | None = None
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        try:
+            # Nearly every call ends here; the rest of this class is for the others.
+            return self._inner.wait(SLICE if not timeout or timeout > SLICE else timeout)
+        except RuntimeError as error:
+            return self._wait_on(error, _seconds(timeout))
+
+    def _wait_on(self, error: RuntimeError, timeout: float | None) -> bool:
+        """What to do after a first wait that raised ``error``."""
+        health = self._communicator.health
+        begin = nudged = time.monotonic() - SLICE.total_seconds()
+        while not self._inner.is_completed():
+            now = time.monotonic()
+            if timeout is not None and now - begin >= timeout:
+                raise OperationTimeout(
+                    f"{health.where}: {self._call.numbered}: not done after the {timeout:g} s "
+                    f"given to wait()"
+                ) from None
+            if now - nudged >= NUDGE_SECONDS[nudged > begin]:
+                nudged = now
+                health.waiting(self._call)
+            try:
+                return self._inner.wait(SLICE)
+            except RuntimeError as next_error:
+                error = next_error
+        if "Operation timed out!" in str(error):  # the slice's end, and then it completed
+            return self._inner.wait()
+        self._error = health.verdict(self._call, error)
+        raise self._error.again(self._call.numbered) from error
+
+    def get_future(self) -> Future:
+        if self._future is None:
+            communicator, call = self._communicator, self._call
+            nudged = time.monotonic() + NUDGE_SECONDS[0]
+
+            def nudge(now: float) -> None:
+                nonlocal nudged
+                if now >= nudged:
+                    nudged = now + NUDGE_SECONDS[1]
+                    communicator.health.waiting(call)
+
+            def explain(done: Future) -> Any:
+                communicator.unwatch(call)
+                try:
+                    return done.value()
+                except RuntimeError as error:
+                    verdict = communicator.health.verdict(call, error)
+                    raise verdict.again(call.numbered) from error
+
+            communicator.watch(call, nudge)
+            self._future = self._inner.get_future().then(explain)
+        return self._future
+
+    def is_completed(self) -> bool:
+        return self._inner.is_completed()
+
+    def exception(self) -> Any:
+        return self._error
+
+
+class PointToPointWork(LossyWork):
+    """A send or receive of the private gloo group. Gloo breaks the connection if a wait runs out,
+    so it waits in one piece; an abort ends it by cutting the connection."""
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        call: Collective,
+        inner: dist.Work,
+        result: list[torch.Tensor],
+    ) -> None:
+        super().__init__(result)
+        self._communicator = communicator
+        self._call = call
+        self._inner = inner
+        self._error: LossyError | None = None
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        try:
+            return self._inner.wait(timeout) if timeout else self._inner.wait()
+        except RuntimeError as error:
+            self._error = self._communicator.health.verdict(self._call, error)
+            raise self._error.again(self._call.numbered) from error
+
+    def get_future(self) -> Future:
+        return self._inner.get_future()
+
+    def is_completed(self) -> bool:
+        return self._inner.is_completed()
+
+    def exception(self) -> Any:
+        return self._error
+
+    def source_rank(self) -> int:
+        return self._inner._source_rank()
+
+
+class ManyWork(LossyWork):
+    """Several works that count as one."""
+
+    def __init__(self, works: Sequence[dist.Work], result: list[torch.Tensor]) -> None:
+        super().__init__(result)
+        self._works = works
+        self._future: Future | None = None
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        for work in self._works:
+            if timeout:
+                work.wait(timeout)
+            else:
+                work.wait()
+        return True
+
+    def get_future(self) -> Future:
+        if self._future is None:
+            result = self._result
+
+            def values(done: torch.futures.Future[list[Future]]) -> list[torch.Tensor]:
+                for one in done.value():
+                    one.value()  # raises the first error
+                return result
+
+            futures = [work.get_future() for work in self._works]
+            self._future = torch.futures.collect_all(futures).then(values)
+        return self._future
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+    def exception(self) -> Any:
+        return next((e for work in self._works if (e := work.exception()) is not None), None)
+
+
+def _seconds(timeout: timedelta | None) -> float | None:
+    """A timeout as torch passes it: None and zero are for none."""
+    return timeout.total_seconds() if timeout else None
+
+
+def _value_or_raise(source: Future) -> Any:
+    value = source.value()
+    if isinstance(value, BaseException):
+        raise value
+    return value

@@ -1,0 +1,222 @@
+"""Runs a function on several ranks, each a process of its own, and collects what became of them.
+
+The function is named as "module:function" (of tests/), takes (rank, world) and returns something
+that pickles. Ranks are started with subprocess rather than fork: torch and threads don't survive it.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).resolve().parent
+
+
+@dataclass
+class Outcome:
+    """What one rank did. ``error`` is the exception's type name ("" if none), ``text`` its text.
+
+    ``seconds``: from start to end. ``code``: exit status, negative for a signal.
+    """
+
+    rank: int
+    value: Any = None
+    error: str = ""
+    text: str = ""
+    code: int | None = None
+    seconds: float = 0.0
+    stderr: str = ""
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}: {self.error} {self.text} (code {self.code})\n{self.stderr}"
+
+
+class Ranks:
+    """Ranks that run; a ``with`` block in which they can be signalled, and that ends them all."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any] | str,
+        world: int,
+        env: Mapping[str, str] | None = None,
+        *,
+        ranks: Sequence[int] | None = None,
+        per_rank: Mapping[int, Mapping[str, str]] | None = None,
+        port: int | None = None,
+    ) -> None:
+        """``ranks``: the rank of each process, by default each once. ``per_rank``: by process."""
+        name = function if isinstance(function, str) else _name(function)
+        self._folder = tempfile.TemporaryDirectory()
+        self._start = time.monotonic()
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self._ranks = list(range(world)) if ranks is None else list(ranks)
+        self._ended: dict[int, float] = {}
+        base = {k: v for k, v in os.environ.items() if not k.startswith("LOSSYCOLL_")}
+        base |= {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port or free_port()),
+            "WORLD_SIZE": str(world),
+            "OMP_NUM_THREADS": "1",
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+            "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)]),
+            "PYTHONFAULTHANDLER": "1",
+            **(env or {}),
+        }
+        for number, rank in enumerate(self._ranks):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank), **(per_rank or {}).get(number, {})}
+            out = self._path(number, "err").open("wb")
+            with out:
+                self.processes.append(
+                    subprocess.Popen(
+                        [sys.executable, "-m", "harness", name, str(self._path(number, "out"))],
+                        env={**base, **own},
+                        stderr=out,
+                        stdout=out,
+                    )
+                )
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+        self._folder.cleanup()
+
+    def signal(self, number: int, which: signal.Signals) -> float:
+        """Sends a signal to a process; returns time.monotonic() of it."""
+        os.kill(self.processes[number].pid, which)
+        return time.monotonic()
+
+    def wait_for(self, number: int, text: str, timeout: float = 60.0) -> None:
+        """Returns when the process has written ``text``; fails after ``timeout`` s."""
+        end = time.monotonic() + timeout
+        while text not in self.output(number):
+            assert self.processes[number].poll() is None, f"ended early:\n{self.output(number)}"
+            assert time.monotonic() < end, f"no {text!r} from {number}:\n{self.output(number)}"
+            time.sleep(0.02)
+
+    def output(self, number: int) -> str:
+        return self._path(number, "err").read_text(encoding="utf-8", errors="replace")
+
+    def collect(self, timeout: float, but: Sequence[int] = ()) -> list[Outcome]:
+        """What became of the processes, apart from ``but``; those not done in time are killed."""
+        wanted = [n for n in range(len(self.processes)) if n not in but]
+        end = self._start + timeout
+        while time.monotonic() < end:
+            for number in wanted:
+                if number not in self._ended and self.processes[number].poll() is not None:
+                    self._ended[number] = time.monotonic()
+            if all(number in self._ended for number in wanted):
+                break
+            time.sleep(0.01)
+        return [self._outcome(number) for number in wanted]
+
+    def _outcome(self, number: int) -> Outcome:
+        process = self.processes[number]
+        if process.poll() is None:
+            process.send_signal(signal.SIGABRT)  # faulthandler writes where it hangs
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        out = Outcome(self._ranks[number], code=process.returncode, stderr=self.output(number))
+        out.seconds = self._ended.get(number, float("inf")) - self._start
+        path = self._path(number, "out")
+        if path.exists():
+            out.value, out.error, out.text = pickle.loads(path.read_bytes())
+        elif number not in self._ended:
+            out.error = "Hang"
+        return out
+
+    def _path(self, number: int, kind: str) -> Path:
+        return Path(self._folder.name) / f"{number}.{kind}"
+
+
+def run_ranks(
+    function: Callable[..., Any] | str,
+    world: int,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 120.0,
+    **rest: Any,
+) -> list[Outcome]:
+    """Runs ``function`` on ``world`` ranks to their end; ``rest`` as for :class:`Ranks`."""
+    with Ranks(function, world, env, **rest) as ranks:
+        return ranks.collect(timeout)
+
+
+def run_good(
+    function: Callable[..., Any] | str,
+    world: int,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 120.0,
+    **rest: Any,
+) -> list[Any]:
+    """The values by rank, of ranks that must all end well: no exception, exit status 0."""
+    outcomes = run_ranks(function, world, env, timeout, **rest)
+    for outcome in outcomes:
+        assert not outcome.error, str(outcome)
+        assert outcome.code == 0, str(outcome)
+    return [outcome.value for outcome in outcomes]
+
+
+def free_port() -> int:
+    """A TCP port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def init(timeout: float = 60.0, **rest: Any) -> None:
+    """init_process_group as a test's rank does it."""
+    import torch.distributed as dist
+
+    dist.init_process_group(
+        **{"backend": "lossy", "timeout": timedelta(seconds=timeout), **rest}
+    )
+
+
+def note(text: str) -> None:
+    """Tells the parent, which waits for it with :meth:`Ranks.wait_for`."""
+    print(text, flush=True)
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return f"{function.__module__}:{function.__name__}"
+
+
+def _main() -> None:
+    module, _, name = sys.argv[1].partition(":")
+    path = Path(sys.argv[2])
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    value: Any = None
+    error = text = ""
+    try:
+        __import__(module)
+        value = getattr(sys.modules[module], name)(rank, world)
+    except BaseException as caught:
+        traceback.print_exc()
+        error, text = type(caught).__name__, str(caught)
+    path.with_suffix(".tmp").write_bytes(pickle.dumps((value, error, text)))
+    path.with_suffix(".tmp").rename(path)
+    if error:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    _main()

@@ -16,7 +16,7 @@ from lossycoll.errors import Code, Failure
 from lossycoll.options import Options
 from lossycoll.plan import Plan
 from lossycoll.plan.wire_types import Array
-from lossycoll.stats import Report
+from lossycoll.figures import Report
 
 GROUP = 3
 SESSION = 0x5EED5EED

@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -160,10 +161,12 @@ def summarize(measured: dict[str, Any], options: argparse.Namespace) -> dict[str
 
 def table(results: dict[str, Any]) -> Table:
     chosen = results["options"]
-    out = Table(title=f"all-reduce, {chosen['ranks']} ranks, {chosen['dtype']}")
-    headings = ("size", "backend", "runs", "median ms", "p99 ms", "algbw GB/s", "busbw GB/s")
-    for heading in (*headings, "lossy / gloo", "result"):
-        out.add_column(heading, justify="left" if heading == "backend" else "right")
+    title = f"all-reduce, {chosen['ranks']} ranks, {chosen['dtype']}; bandwidths in GB/s"
+    out = Table(title=title, box=box.SIMPLE_HEAD)
+    headings = ("size", "backend", "runs", "median ms", "p99 ms", "algbw", "busbw")
+    for heading in (*headings, "lossy/gloo", "result"):
+        left = heading == "backend"
+        out.add_column(heading, justify="left" if left else "right", no_wrap=True)
     before = None
     for row in results["rows"]:
         first = row["bytes"] != before

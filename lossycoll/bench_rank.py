@@ -56,9 +56,10 @@ def measure_size(
                 right = torch.allclose(tensor.double(), wanted, rtol=1e-6, atol=0)
                 verified[name] = verified.get(name, True) and right
 
+    one_round(0, check=config["verify"])
     started = time.perf_counter()
     for number in range(WARM_UP_ROUNDS):
-        one_round(number, check=config["verify"])
+        one_round(number)
     # Rank 0's clock decides for all: everyone must do the same number of rounds.
     a_round = (time.perf_counter() - started) / WARM_UP_ROUNDS
     rounds = torch.tensor(min(MOST_ROUNDS, max(LEAST_ROUNDS, int(config["seconds"] / a_round))))

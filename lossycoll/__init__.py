@@ -27,8 +27,8 @@ if TYPE_CHECKING:
         RendezvousError,
         UnsupportedError,
     )
-    from .options import Options, lossy, reliable
     from .figures import PeerStats, Report, Stats
+    from .options import Options, lossy, reliable
 
 __version__ = "0.1.0"
 

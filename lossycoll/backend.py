@@ -18,22 +18,25 @@ from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
 from .calls import Collective, Operation, Terms
-from .engine import DType
-from .errors import AbortedError, UnsupportedError
+from .errors import AbortedError, MismatchError, UnsupportedError
+from .figures import Report, Stats
 from .group import Group, Place
 from .options import Options, Scope, scope, within
-from .figures import Report, Stats
+from .tensors import (
+    AVG,
+    DTYPES,
+    SUM,
+    contiguous,
+    copy_back,
+    flat,
+    local_reduction,
+    nbytes,
+    plain,
+    spread,
+)
 from .work import EngineWork, GlooWork, ManyWork, PointToPointWork
 
-DTYPES: Final = {
-    torch.float32: DType.F32,
-    torch.float64: DType.F64,
-    torch.float16: DType.F16,
-    torch.bfloat16: DType.BF16,
-}
 _c10d: Any = c10d  # its stub lacks half of what is used here, and has overloads we don't serve
-SUM: Final = _c10d.ReduceOp.RedOpType.SUM
-AVG: Final = _c10d.ReduceOp.RedOpType.AVG
 Tensors = list[Tensor]
 
 
@@ -90,18 +93,22 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         opts = _c10d.AllreduceOptions() if opts is None else opts
-        tensor = tensors[0]
-        op = opts.reduceOp.op
-        call = self._issue("all_reduce", tensors, tensor, op)
-        options = self._reducing(tensor, op) if len(tensors) == 1 else None
+        tensor, op = tensors[0], opts.reduceOp.op
+        reduction = self._reduction("all_reduce", tensors, op)
+        options = self._reducing(tensor, op)
+        call = self._issue("all_reduce", tensors, tensor, op, options)
         if options is None:
-            return GlooWork(self._comm, call, self._gloo.allreduce(tensors, opts), tensors)
-        buffer = _contiguous(tensor)
-        terms = self._terms(options, opts, buffer, mean=op == AVG, copy_to=tensor)
-        operation = self._comm.all_reduce(
-            call, buffer.data_ptr(), buffer.numel(), DTYPES[buffer.dtype], terms
+            return self._by_gloo(call, lambda: self._gloo.allreduce(tensors, opts), tensors)
+        if reduction is not None:
+            return self._reduce_here(call, tensor, reduction, options, opts)
+        buffer = contiguous(tensor)
+        terms = self._terms(options, opts, buffer, copy_back(buffer, tensor), op=op)
+        return self._engine_work(
+            self._comm.all_reduce(
+                call, buffer.data_ptr(), buffer.numel(), DTYPES[buffer.dtype], terms
+            ),
+            tensors,
         )
-        return EngineWork(self._comm, operation, tensors)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         one = _c10d.AllreduceOptions()
@@ -110,15 +117,60 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
             one.timeout = opts.timeout
         return ManyWork([self.allreduce([tensor], one) for tensor in tensors], tensors)
 
+    def reduce(self, tensors: Tensors, opts: Any) -> dist.Work:
+        tensor, op, root = tensors[0], opts.reduceOp.op, opts.rootRank
+        # Only the root has the result, so nothing could be made of what it lacks: always reliable.
+        reduction = local_reduction(op, tensor.dtype)
+        self._reduction("reduce", tensors, op)
+        options = self._exact(tensor)
+        call = self._issue("reduce", tensors, tensor, f"{op.name} to {root}", options)
+        if options is None or reduction is None:
+            return self._by_gloo(call, lambda: self._gloo.reduce(tensors, opts), tensors)
+        return self._reduce_here(call, tensor, reduction, options, opts, root=root)
+
+    def _reduce_here(
+        self,
+        call: Collective,
+        tensor: Tensor,
+        reduction: Callable[[Tensor], Tensor],
+        options: Options,
+        opts: Any,
+        *,
+        root: int | None = None,
+    ) -> dist.Work:
+        """Gathers what the engine can't add (at ``root``, or everywhere) and reduces it there."""
+        source = contiguous(tensor)
+        if root is not None and root != self._comm.rank:
+            terms = self._terms(options, opts, source)
+            buffers = (source.data_ptr(), source.data_ptr())
+            operation = self._comm.gather(call, buffers, nbytes(source), root, terms)
+            return self._engine_work(operation, [tensor])
+        rows = self._rows(source)
+
+        def finish() -> None:
+            spread(reduction(rows), [tensor])
+
+        terms = self._terms(options, opts, (source, rows), finish)
+        buffers = (source.data_ptr(), rows.data_ptr())
+        if root is None:
+            operation = self._comm.all_gather(call, buffers, nbytes(source), terms)
+        else:
+            operation = self._comm.gather(call, buffers, nbytes(source), root, terms)
+        return self._engine_work(operation, [tensor])
+
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
         opts = _c10d.ReduceScatterOptions() if opts is None else opts
         op = opts.reduceOp.op
-        call = self._issue("reduce_scatter", [output, input], input, op)
+        self._chunks("reduce_scatter", output, input)
+        reduction = self._reduction("reduce_scatter", [output, input], op)
         options = self._reducing(input, op)
-        if options is None or not self._chunks(output, input):
-            inner = self._gloo._reduce_scatter_base(output, input, opts)
-            return GlooWork(self._comm, call, inner, [output])
-        return self._scatter_sum(call, [output], _contiguous(input), options, opts)
+        call = self._issue("reduce_scatter", [output, input], input, op, options)
+        if options is None:
+            return self._by_gloo(
+                call, lambda: self._gloo._reduce_scatter_base(output, input, opts), [output]
+            )
+        source = contiguous(input)
+        return self._reduce_scatter(call, output, source, reduction, options=options, opts=opts)
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -134,63 +186,75 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         self, outputs: Tensors, inputs: list[Tensors], opts: Any = None
     ) -> dist.Work:
         opts = _c10d.ReduceScatterOptions() if opts is None else opts
-        op = opts.reduceOp.op
-        output, parts = outputs[0], inputs[0]
-        call = self._issue("reduce_scatter", [*outputs, *parts], output, op)
-        if len(outputs) == 1 and self._alike(output, parts):
-            options = self._reducing(output, op, parts=self._comm.world)
-            if options is not None:
-                flat = torch.cat([part.detach().reshape(-1) for part in parts])
-                return self._scatter_sum(call, outputs, flat, options, opts)
-        inner = self._gloo.reduce_scatter(outputs, inputs, opts)
-        return GlooWork(self._comm, call, inner, outputs)
+        op, output, parts = opts.reduceOp.op, outputs[0], inputs[0]
+        self._list("reduce_scatter", output, parts)
+        reduction = self._reduction("reduce_scatter", [output, *parts], op)
+        options = self._reducing(output, op, parts=self._comm.world)
+        call = self._issue("reduce_scatter", [output, *parts], output, op, options)
+        if options is None:
+            return self._by_gloo(
+                call, lambda: self._gloo.reduce_scatter(outputs, inputs, opts), outputs
+            )
+        source = flat(parts)
+        return self._reduce_scatter(call, output, source, reduction, options=options, opts=opts)
 
-    def _scatter_sum(
-        self, call: Collective, outputs: Tensors, source: Tensor, options: Options, opts: Any
+    def _reduce_scatter(
+        self,
+        call: Collective,
+        output: Tensor,
+        source: Tensor,
+        reduction: Callable[[Tensor], Tensor] | None,
+        *,
+        options: Options,
+        opts: Any,
     ) -> dist.Work:
-        target = _contiguous(outputs[0])
-        terms = self._terms(
-            options,
-            opts,
-            (source, target),
-            mean=opts.reduceOp.op == AVG,
-            copy_to=outputs[0],
-            copy_from=target,
-        )
-        buffers = (source.data_ptr(), target.data_ptr())
-        dtype = DTYPES[source.dtype]
-        operation = self._comm.reduce_scatter(call, buffers, target.numel(), dtype, terms)
-        return EngineWork(self._comm, operation, outputs)
+        """``source``: a chunk like ``output`` for each rank, one after another."""
+        if reduction is None:
+            target = contiguous(output)
+            terms = self._terms(
+                options, opts, (source, target), copy_back(target, output), op=opts.reduceOp.op
+            )
+            buffers = (source.data_ptr(), target.data_ptr())
+            dtype = DTYPES[source.dtype]
+            operation = self._comm.reduce_scatter(call, buffers, target.numel(), dtype, terms)
+            return self._engine_work(operation, [output])
+        rows = self._rows(output)
 
-    def reduce(self, tensors: Tensors, opts: Any) -> dist.Work:
-        detail = f"{opts.reduceOp.op.name} to {opts.rootRank}"
-        call = self._issue("reduce", tensors, tensors[0], detail)
-        return GlooWork(self._comm, call, self._gloo.reduce(tensors, opts), tensors)
+        def finish() -> None:
+            spread(reduction(rows), [output])
+
+        terms = self._terms(options, opts, (source, rows), finish)
+        buffers = (source.data_ptr(), rows.data_ptr())
+        operation = self._comm.all_to_all(call, buffers, nbytes(output), terms)
+        return self._engine_work(operation, [output])
 
     # ---- copies ----
 
     def broadcast(self, tensors: Tensors, opts: Any) -> dist.Work:
         tensor, root = tensors[0], opts.rootRank
-        call = self._issue("broadcast", tensors, tensor, root)
-        options = self._copying(tensor) if len(tensors) == 1 else None
+        options = self._copying(tensor)
+        call = self._issue("broadcast", tensors, tensor, f"from {root}", options)
         if options is None:
-            return GlooWork(self._comm, call, self._gloo.broadcast(tensors, opts), tensors)
-        buffer = _contiguous(tensor)
-        terms = self._terms(options, opts, buffer, copy_to=tensor)
-        nbytes = buffer.numel() * buffer.element_size()
-        operation = self._comm.broadcast(call, buffer.data_ptr(), nbytes, root, terms)
-        return EngineWork(self._comm, operation, tensors)
+            return self._by_gloo(call, lambda: self._gloo.broadcast(tensors, opts), tensors)
+        buffer = contiguous(tensor)
+        terms = self._terms(options, opts, buffer, copy_back(buffer, tensor))
+        operation = self._comm.broadcast(call, buffer.data_ptr(), nbytes(buffer), root, terms)
+        return self._engine_work(operation, tensors)
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
         opts = _c10d.AllgatherOptions() if opts is None else opts
-        call = self._issue("all_gather", [output, input], input)
+        self._chunks("all_gather", input, output)
         options = self._copying(output)
-        if options is None or not self._chunks(input, output):
-            inner = self._gloo._allgather_base(output, input, opts)
-            return GlooWork(self._comm, call, inner, [output])
-        source, target = _contiguous(input), _contiguous(output)
-        terms = self._terms(options, opts, (source, target), copy_to=output, copy_from=target)
-        return EngineWork(self._comm, self._gather(call, source, target, terms), [output])
+        call = self._issue("all_gather", [output, input], input, options=options)
+        if options is None or not plain(input):
+            return self._by_gloo(
+                call, lambda: self._gloo._allgather_base(output, input, opts), [output]
+            )
+        source, target = contiguous(input), contiguous(output)
+        terms = self._terms(options, opts, (source, target), copy_back(target, output))
+        buffers = (source.data_ptr(), target.data_ptr())
+        operation = self._comm.all_gather(call, buffers, nbytes(source), terms)
+        return self._engine_work(operation, [output])
 
     _allgather_base = all_gather_single
 
@@ -205,50 +269,67 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> dist.Work:
         opts = _c10d.AllgatherOptions() if opts is None else opts
         tensor, parts = inputs[0], outputs[0]
-        call = self._issue("all_gather", [*inputs, *parts], tensor)
-        if len(inputs) == 1 and self._alike(tensor, parts):
-            options = self._copying(tensor, parts=self._comm.world)
-            if options is not None:
-                source = _contiguous(tensor)
-                target = source.new_empty((len(parts), *source.shape))
-                if self._lossy(options):
-                    # What never arrives is to stay as it was, in the caller's tensors.
-                    for row, part in zip(target, parts, strict=True):
-                        row.copy_(part.detach())
-
-                def spread() -> None:
-                    for row, part in zip(target, parts, strict=True):
-                        part.detach().copy_(row)
-
-                terms = self._terms(options, opts, (source, target), epilogue=spread)
-                operation = self._gather(call, source, target, terms)
-                return EngineWork(self._comm, operation, parts)
-        inner = self._gloo.allgather(outputs, inputs, opts)
-        return GlooWork(self._comm, call, inner, parts)
+        self._list("all_gather", tensor, parts)
+        options = self._copying(tensor, parts=self._comm.world)
+        call = self._issue("all_gather", [tensor, *parts], tensor, options=options)
+        if options is None:
+            return self._by_gloo(call, lambda: self._gloo.allgather(outputs, inputs, opts), parts)
+        source = contiguous(tensor)
+        # In a lossy block, what never arrives stays as it was in the caller's tensors.
+        rows = flat(parts) if options.delivery == "lossy" else self._rows(source)
+        terms = self._terms(options, opts, (source, rows), lambda: spread(rows, parts))
+        buffers = (source.data_ptr(), rows.data_ptr())
+        operation = self._comm.all_gather(call, buffers, nbytes(source), terms)
+        return self._engine_work(operation, parts)
 
     def allgather_coalesced(
         self, outputs: list[Tensors], inputs: Tensors, opts: Any = None
     ) -> dist.Work:
-        opts = _c10d.AllgatherOptions() if opts is None else opts
-        call = self._issue("all_gather_coalesced", inputs, inputs[0])
-        inner = self._gloo.allgather_coalesced(outputs, inputs, opts)
-        return GlooWork(self._comm, call, inner, [t for ts in outputs for t in ts])
-
-    def _gather(self, call: Collective, source: Tensor, target: Tensor, terms: Terms) -> Operation:
-        buffers = (source.data_ptr(), target.data_ptr())
-        nbytes = source.numel() * source.element_size()
-        return self._comm.all_gather(call, buffers, nbytes, terms)
+        """``outputs[rank][i]`` receives rank's ``inputs[i]``."""
+        works = [
+            self.allgather([[row[i] for row in outputs]], [tensor], opts)
+            for i, tensor in enumerate(inputs)
+        ]
+        return ManyWork(works, [tensor for row in outputs for tensor in row])
 
     def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> dist.Work:
-        call = self._issue("gather", inputs, inputs[0], f"to {opts.rootRank}")
-        inner = self._gloo.gather(outputs, inputs, opts)
-        return GlooWork(self._comm, call, inner, outputs[0] if outputs else [])
+        tensor, root = inputs[0], opts.rootRank
+        parts = outputs[0] if root == self._comm.rank and outputs else []
+        if root == self._comm.rank:
+            self._list("gather", tensor, parts)
+        options = self._exact(tensor)
+        call = self._issue("gather", [tensor, *parts], tensor, f"to {root}", options)
+        if options is None:
+            return self._by_gloo(call, lambda: self._gloo.gather(outputs, inputs, opts), parts)
+        source = contiguous(tensor)
+        rows = self._rows(source) if parts else source
+        finish = (lambda: spread(rows, parts)) if parts else None
+        terms = self._terms(options, opts, (source, rows), finish)
+        buffers = (source.data_ptr(), rows.data_ptr())
+        operation = self._comm.gather(call, buffers, nbytes(source), root, terms)
+        return self._engine_work(operation, parts)
 
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> dist.Work:
-        call = self._issue("scatter", outputs, outputs[0], f"from {opts.rootRank}")
-        return GlooWork(self._comm, call, self._gloo.scatter(outputs, inputs, opts), outputs)
+        output, root = outputs[0], opts.rootRank
+        parts = inputs[0] if root == self._comm.rank and inputs else []
+        if root == self._comm.rank:
+            self._list("scatter", output, parts)
+        options = self._exact(output)
+        call = self._issue("scatter", [output, *parts], output, f"from {root}", options)
+        if options is None:
+            return self._by_gloo(call, lambda: self._gloo.scatter(outputs, inputs, opts), outputs)
+        target = contiguous(output)
+        source = flat(parts) if parts else target
+        terms = self._terms(options, opts, (source, target), copy_back(target, output))
+        buffers = (source.data_ptr(), target.data_ptr())
+        operation = self._comm.scatter(call, buffers, nbytes(target), root, terms)
+        return self._engine_work(operation, outputs)
 
-    # ---- exchanges, where sizes may rightly differ between ranks ----
+    def _rows(self, tensor: Tensor) -> Tensor:
+        """Room for one tensor like this per rank."""
+        return tensor.new_empty((self._comm.world, *tensor.shape))
+
+    # ---- exchanges ----
 
     def all_to_all_single(
         self,
@@ -259,17 +340,98 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         opts: Any = None,
     ) -> dist.Work:
         opts = _c10d.AllToAllOptions() if opts is None else opts
-        call = self._issue("all_to_all", [output, input])
-        sizes = (list(output_split_sizes), list(input_split_sizes))
-        inner = self._gloo.alltoall_base(output, input, *sizes, opts)
-        return GlooWork(self._comm, call, inner, [output])
+        send = self._splits(input, input_split_sizes)
+        receive = self._splits(output, output_split_sizes)
+        call = self._issue("all_to_all", [output, input], detail=input.dtype)
+        if not self._by_engine(input):
+            sizes = (list(output_split_sizes), list(input_split_sizes))
+            return self._by_gloo(
+                call, lambda: self._gloo.alltoall_base(output, input, *sizes, opts), [output]
+            )
+        source, target = contiguous(input), contiguous(output)
+        finish = copy_back(target, output)
+        return self._exchange(
+            call, (source, target), (send, receive), finish, opts=opts, result=[output]
+        )
 
     alltoall_base = all_to_all_single
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist.Work:
         opts = _c10d.AllToAllOptions() if opts is None else opts
-        call = self._issue("all_to_all", [*outputs, *inputs])
-        return GlooWork(self._comm, call, self._gloo.alltoall(outputs, inputs, opts), outputs)
+        for tensors in (outputs, inputs):
+            if len(tensors) != self._comm.world:
+                raise self._refusal("all_to_all", f"{len(tensors)} tensors for")
+        call = self._issue("all_to_all", [*outputs, *inputs], detail=inputs[0].dtype)
+        if not self._by_engine(inputs[0]):
+            return self._by_gloo(call, lambda: self._gloo.alltoall(outputs, inputs, opts), outputs)
+        source, target = flat(inputs), flat(outputs)
+        counts = ([nbytes(tensor) for tensor in inputs], [nbytes(tensor) for tensor in outputs])
+        return self._exchange(
+            call,
+            (source, target),
+            counts,
+            lambda: spread(target, outputs),
+            opts=opts,
+            result=outputs,
+        )
+
+    def _splits(self, tensor: Tensor, sizes: Sequence[int]) -> list[int]:
+        """Bytes per rank; ``sizes``: lengths in the first dimension, or empty for equal parts."""
+        world = self._comm.world
+        rows = tensor.shape[0] if tensor.dim() else 0
+        if not sizes and rows % world == 0:
+            sizes = [rows // world] * world
+        if len(sizes) != world or sum(sizes) != rows:
+            raise self._refusal("all_to_all", f"{rows} rows in parts of {list(sizes)} for")
+        row = nbytes(tensor) // rows if rows else 0
+        return [size * row for size in sizes]
+
+    def _exchange(
+        self,
+        call: Collective,
+        tensors: tuple[Tensor, Tensor],
+        counts: tuple[list[int], list[int]],
+        finish: Callable[[], None] | None,
+        *,
+        opts: Any,
+        result: Tensors,
+    ) -> dist.Work:
+        """Sends and receives ``counts`` bytes per rank. Only this rank knows them, so beside the
+        data each rank tells what it sends, and each looks whether it expects just that."""
+        options = reliable_version(self._effective())
+        terms = self._terms(options, opts, tensors, finish)
+        told = torch.tensor(counts[0])
+        table = told.new_empty((self._comm.world, self._comm.world))
+
+        def compare() -> None:
+            for peer, wanted in enumerate(counts[1]):
+                sent = int(table[peer, self._comm.rank])
+                if sent != wanted:
+                    where = self._health.where
+                    error = MismatchError(
+                        f"{where}: {call.numbered}: {where.peer(peer)} sends {sent} bytes where "
+                        f"{wanted} are expected here; make the split sizes of both ranks agree",
+                        peer=peer,
+                    )
+                    self._health.fail(error, tell=True)
+                    raise error
+
+        check = self._terms(options, opts, (told, table), compare)
+        works = [
+            self._engine_work(
+                self._comm.all_gather(
+                    call, (told.data_ptr(), table.data_ptr()), nbytes(told), check
+                ),
+                result,
+            ),
+            self._engine_work(
+                self._comm.exchange(
+                    call, (_address(tensors[0]), _address(tensors[1])), *counts, terms
+                ),
+                result,
+            ),
+        ]
+        return ManyWork(works, result)
 
     # ---- point to point ----
 
@@ -303,9 +465,17 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     def barrier(self, opts: Any = None) -> dist.Work:
         opts = _c10d.BarrierOptions() if opts is None else opts
         call = self._issue("barrier", [])
-        return GlooWork(self._comm, call, self._gloo.barrier(opts), [])
+        if self._comm.world == 1 or self._options.bulk_min_bytes:
+            return self._by_gloo(call, lambda: self._gloo.barrier(opts), [])
+        return self._engine_work(self._barrier(call, opts), [])
+
+    def _barrier(self, call: Collective, opts: Any) -> Operation:
+        one = torch.ones(1)
+        terms = self._terms(reliable_version(self._options), opts, one)
+        return self._comm.barrier(call, one.data_ptr(), terms)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """Gloo's, whose error names the ranks that are missing."""
         self._issue("monitored_barrier", [])
         self._gloo.monitored_barrier(timeout or timedelta(0), wait_all_ranks)
 
@@ -323,19 +493,109 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         self._health.fail(AbortedError(text, peer=self._comm.rank), tell=True)
         self._group.close()
 
-    # ---- which way a call takes ----
+    # ---- which way a call takes: decided by nothing that may differ between ranks ----
 
     def _issue(
-        self, name: str, tensors: Tensors, shape: Tensor | None = None, detail: object = ""
+        self,
+        name: str,
+        tensors: Tensors,
+        shape: Tensor | None = None,
+        detail: object = "",
+        options: Options | None = None,
     ) -> Collective:
-        """Checks the tensors and numbers the call; ``shape`` is the tensor all ranks agree on."""
+        """Checks the tensors and numbers the call.
+
+        ``shape`` is the tensor whose size and dtype all ranks must agree on; ``options`` are those
+        of an operation by the engine.
+        """
         self._check_device(name, tensors)
         if shape is None:
             call = Collective(name, detail=detail)
         else:
             call = Collective(name, shape.dtype, shape.numel(), detail)
+        if options is not None and options.delivery == "lossy":
+            call.delivery = f"lossy, repair {options.repair}" if options.repair else "lossy"
         self._health.issue(call)
         return call
+
+    def _effective(self) -> Options:
+        block = scope()
+        return self._options if block is None else within(self._options, block)
+
+    def _reducing(self, tensor: Tensor, op: object, parts: int = 1) -> Options | None:
+        """The options for a reduction by the engine; None: it is gloo's.
+
+        ``tensor`` times ``parts`` is the size that counts.
+        """
+        if self._comm.world == 1 or not plain(tensor):
+            return None
+        options = self._effective()
+        size = nbytes(tensor) * parts
+        if (
+            options.delivery == "lossy"
+            and size >= options.lossy_min_bytes
+            and tensor.dtype in DTYPES
+            and op in (SUM, AVG)
+        ):
+            return options
+        return reliable_version(options) if size >= options.bulk_min_bytes else None
+
+    def _copying(self, tensor: Tensor, parts: int = 1) -> Options | None:
+        """The same for a copy. Only a block of ``lossy()`` makes copies lossy, and only floats."""
+        block = scope()
+        if block is not None and block.lossy_copies and tensor.dtype in DTYPES:
+            return self._reducing(tensor, SUM, parts)
+        return self._exact(tensor, parts)
+
+    def _exact(self, tensor: Tensor, parts: int = 1) -> Options | None:
+        """The same for what is never lossy."""
+        if self._comm.world == 1 or not plain(tensor):
+            return None
+        options = self._effective()
+        size = nbytes(tensor) * parts
+        return reliable_version(options) if size >= options.bulk_min_bytes else None
+
+    def _by_engine(self, tensor: Tensor) -> bool:
+        """The same where sizes may rightly differ between ranks, so that they can't decide."""
+        return self._comm.world > 1 and tensor.layout is torch.strided
+
+    def _by_gloo(
+        self, call: Collective, post: Callable[[], dist.Work], result: Tensors
+    ) -> dist.Work:
+        """Gloo ends the process when ranks disagree on a size. So where it serves what is rare (a
+        sparse tensor, an empty one), all ranks first agree on the call; that waits for them."""
+        if self._comm.world > 1 and not self._options.bulk_min_bytes:
+            self._barrier(call, _c10d.BarrierOptions()).wait()
+        return GlooWork(self._comm, call, post(), result)
+
+    def _engine_work(self, operation: Operation, result: Tensors) -> dist.Work:
+        return EngineWork(self._comm, operation, result)
+
+    def _terms(
+        self,
+        options: Options,
+        opts: Any,
+        keep: object,
+        epilogue: Callable[[], None] | None = None,
+        *,
+        op: object = AVG,
+    ) -> Terms:
+        seconds = opts.timeout.total_seconds()
+        return Terms(
+            options=options,
+            mean=op == AVG,
+            timeout=seconds if seconds > 0 else None,
+            keep=keep,
+            epilogue=epilogue,
+            future=opts.asyncOp,
+        )
+
+    # ---- what is refused, before the call gets a number ----
+
+    def _refusal(self, name: str, what: str) -> UnsupportedError:
+        return UnsupportedError(
+            f"{self._health.where}: {name} got {what} a group of {self._comm.world} ranks"
+        )
 
     def _check_device(self, name: str, tensors: Tensors) -> None:
         for tensor in tensors:
@@ -346,102 +606,52 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
                     f"of another backend for it"
                 )
 
-    def _reducing(self, tensor: Tensor, op: object, parts: int = 1) -> Options | None:
-        """The options for a reduction by the engine; None: it is gloo's.
-
-        ``tensor`` times ``parts`` is the size that counts.
-        """
-        if op not in (SUM, AVG) or tensor.dtype not in DTYPES or not self._plain(tensor):
+    def _reduction(self, name: str, tensors: Tensors, op: Any) -> Callable[[Tensor], Tensor] | None:
+        """How to reduce what the engine can't add; None if it can (or gloo shall: sparse)."""
+        dtype = tensors[0].dtype
+        if (op in (SUM, AVG) and dtype in DTYPES) or tensors[0].layout is not torch.strided:
             return None
-        options = self._effective()
-        nbytes = tensor.numel() * tensor.element_size() * parts
-        if options.delivery == "lossy" and nbytes >= options.lossy_min_bytes:
-            return options
-        return _reliable(options) if nbytes >= options.bulk_min_bytes else None
+        found = local_reduction(op, dtype)
+        if found is None:
+            raise UnsupportedError(
+                f"{self._health.where}: {name} can't form the {op.name} of {dtype}; it knows SUM, "
+                f"PRODUCT, MIN and MAX of floats and integers, AVG of floats, and BAND, BOR and "
+                f"BXOR of integers and bool; convert the tensor first"
+            )
+        return found
 
-    def _copying(self, tensor: Tensor, parts: int = 1) -> Options | None:
-        """The same for a copy. Only a block of ``lossy()`` makes copies lossy, and only floats."""
-        if not self._plain(tensor):
-            return None
-        block = scope()
-        options = self._effective()
-        nbytes = tensor.numel() * tensor.element_size() * parts
-        wanted = block is not None and block.lossy_copies and tensor.dtype in DTYPES
-        if wanted and options.delivery == "lossy" and nbytes >= options.lossy_min_bytes:
-            return options
-        return _reliable(options) if nbytes >= options.bulk_min_bytes else None
+    def _chunks(self, name: str, part: Tensor, whole: Tensor) -> None:
+        """``whole`` must be one ``part`` per rank."""
+        if part.dtype != whole.dtype or part.numel() * self._comm.world != whole.numel():
+            raise self._refusal(
+                name,
+                f"{whole.dtype}[{whole.numel()}] whose parts are {part.dtype}[{part.numel()}] in",
+            )
 
-    def _effective(self) -> Options:
-        block: Scope | None = scope()
-        return self._options if block is None else within(self._options, block)
-
-    def _lossy(self, options: Options) -> bool:
-        return options.delivery == "lossy"
-
-    def _plain(self, tensor: Tensor) -> bool:
-        """Whether the engine could touch the tensor's memory, or that of a contiguous copy."""
-        return (
-            self._comm.world > 1
-            and tensor.layout is torch.strided
-            and tensor.numel() > 0
-            and not tensor.is_neg()
-            and not tensor.is_conj()
-        )
-
-    def _chunks(self, part: Tensor, whole: Tensor) -> bool:
-        """Whether ``whole`` is one ``part`` per rank; gloo says what is wrong if not."""
-        return (
-            part.dtype == whole.dtype
-            and self._plain(part)
-            and part.numel() * self._comm.world == whole.numel()
-        )
-
-    def _alike(self, tensor: Tensor, parts: Tensors) -> bool:
-        """Whether ``parts`` are one tensor per rank, all like ``tensor``."""
-        return len(parts) == self._comm.world and all(
-            part.shape == tensor.shape and part.dtype == tensor.dtype and self._plain(part)
-            for part in parts
-        )
-
-    def _terms(
-        self,
-        options: Options,
-        opts: Any,
-        keep: object,
-        *,
-        mean: bool = True,
-        copy_to: Tensor | None = None,
-        copy_from: Tensor | None = None,
-        epilogue: Callable[[], None] | None = None,
-    ) -> Terms:
-        """``copy_to``: the caller's tensor; ``copy_from`` the buffer, if ``keep`` isn't it."""
-        buffer = keep if copy_from is None else copy_from
-        if copy_to is not None and isinstance(buffer, Tensor) and buffer is not copy_to:
-            target = copy_to
-
-            def epilogue() -> None:
-                target.detach().copy_(buffer.view(target.shape))
-
-        seconds = opts.timeout.total_seconds()
-        return Terms(
-            options=options,
-            mean=mean,
-            timeout=seconds if seconds > 0 else None,
-            keep=(keep, copy_to),
-            epilogue=epilogue,
-            future=opts.asyncOp,
-        )
-
-
-def _contiguous(tensor: Tensor) -> Tensor:
-    """The tensor itself where its memory is in order, or a copy in order."""
-    return tensor if tensor.is_contiguous() else tensor.detach().contiguous()
+    def _list(self, name: str, tensor: Tensor, parts: Tensors) -> None:
+        """``parts`` must be one tensor like ``tensor`` per rank."""
+        sizes = {(part.dtype, part.numel()) for part in parts}
+        if len(parts) != self._comm.world or sizes != {(tensor.dtype, tensor.numel())}:
+            listed = ", ".join(f"{part.dtype}[{part.numel()}]" for part in parts[:4])
+            raise self._refusal(
+                name,
+                f"{tensor.dtype}[{tensor.numel()}] and a list of {len(parts)} tensors ({listed}) "
+                f"for",
+            )
 
 
 @lru_cache(maxsize=64)
-def _reliable(options: Options) -> Options:
+def reliable_version(options: Options) -> Options:
     """The same options with nothing given up."""
     return within(options, Scope((("delivery", "reliable"),), lossy_copies=False))
+
+
+def _address(tensor: Tensor) -> int:
+    """Where the elements are; for an empty tensor anywhere valid, since nothing is touched."""
+    return tensor.data_ptr() or _NOTHING.data_ptr()
+
+
+_NOTHING: Final = torch.zeros(8)
 
 
 def of(group: dist.ProcessGroup | None) -> LossyProcessGroup:

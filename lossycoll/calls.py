@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from .errors import ClosedError, Code, LossyError, OperationTimeout, Where
-from .options import Options
+from .errors import ClosedError, Code, EngineError, LossyError, OperationTimeout, Where
 from .figures import Report
+from .options import Options
 
 NUDGE_SECONDS: Final = (0.3, 1.0)
 """A call that takes longer than the first asks the other ranks what they are at, and then again."""
@@ -20,9 +20,10 @@ class Collective:
     """One call, as the other ranks must issue it too. The text is made only when it is needed.
 
     ``seq`` is its number in the group, set when it is issued; point to point has none (-1).
+    ``delivery`` is empty for what is reliable.
     """
 
-    __slots__ = ("detail", "dtype", "elements", "name", "seq")
+    __slots__ = ("delivery", "detail", "dtype", "elements", "name", "seq")
 
     def __init__(
         self, name: str, dtype: object = None, elements: int = -1, detail: object = ""
@@ -31,6 +32,7 @@ class Collective:
         self.dtype = dtype
         self.elements = elements
         self.detail = detail
+        self.delivery = ""
         self.seq = -1
 
     def __str__(self) -> str:
@@ -40,7 +42,9 @@ class Collective:
         if self.elements >= 0:
             text += f"[{self.elements}]"
         detail = getattr(self.detail, "name", self.detail)  # an enum's, or as it is
-        return f"{text} {detail}" if detail != "" else text
+        if detail != "":
+            text += f" {detail}"
+        return f"{text} ({self.delivery})" if self.delivery else text
 
     @property
     def numbered(self) -> str:
@@ -70,12 +74,17 @@ class Owner(Protocol):
 
     def wait_ticket(self, ticket: int, seconds: float) -> int: ...
     def take(self, operation: Operation) -> tuple[Report | None, LossyError | None]: ...
+    def release(self, operation: Operation) -> None: ...
     def note_waiting(self, call: Collective) -> None: ...
     def where(self, operation: Operation | None = None) -> Where: ...
 
 
 class Operation:
-    """One operation that the engine was given. It owns its buffers until it is done."""
+    """One operation that the engine was given. It owns its buffers until it is done.
+
+    The engine's ticket is memory of the engine: it is given back only when the operation is done,
+    no thread waits for it, and the engine has handed it to the watcher if it was to (``notify``).
+    """
 
     __slots__ = (
         "_callbacks",
@@ -84,6 +93,8 @@ class Operation:
         "_lock",
         "_nudge_at",
         "_owner",
+        "_released",
+        "_waiters",
         "call",
         "done",
         "error",
@@ -100,6 +111,8 @@ class Operation:
         self._lock = threading.Lock()
         self._callbacks: list[Callable[[], None]] = []
         self._nudge_at = time.monotonic() + NUDGE_SECONDS[0]
+        self._waiters = 0
+        self._released = False
         self.call = call
         self.timeout = timeout
         self.ticket = 0
@@ -126,13 +139,22 @@ class Operation:
 
     def poll(self, seconds: float = 0.0) -> bool:
         """Whether it is done, after at most ``seconds`` (and a tenth)."""
-        if not self.done:
-            try:
-                code = self._owner.wait_ticket(self.ticket, max(0.0, seconds))
-            except ClosedError:
-                code = Code.CLOSED
-            if code != Code.PENDING:
-                self.complete()
+        with self._lock:
+            if self.done:
+                return True
+            self._waiters += 1
+        code: int = Code.PENDING
+        try:
+            code = self._owner.wait_ticket(self.ticket, max(0.0, seconds))
+        except ClosedError:
+            code = Code.CLOSED
+        finally:
+            with self._lock:
+                self._waiters -= 1
+        if code != Code.PENDING:
+            self.complete()
+        elif self.done:
+            self._retire()
         return self.done
 
     def on_done(self, callback: Callable[[], None]) -> None:
@@ -145,20 +167,39 @@ class Operation:
 
     def nudge(self, now: float) -> None:
         """Asks the other ranks about this call if it takes long."""
-        if now >= self._nudge_at:
+        if now >= self._nudge_at and not self.done:
             self._nudge_at = now + NUDGE_SECONDS[1]
             self._owner.note_waiting(self.call)
 
+    def handed_over(self) -> None:
+        """The engine has named the finished ticket to the watcher, and so forgotten it."""
+        self.notify = False
+        self.complete()
+
     def complete(self) -> None:
         """Takes the result of the finished ticket; of several threads the first does."""
+        callbacks: list[Callable[[], None]] = []
         with self._lock:
-            if self.done:
-                return
-            self.report, self.error = self._owner.take(self)
-            if self.error is None and self._epilogue is not None:
-                self._epilogue()
-            self._epilogue = self._keep = None
-            self.done = True
-            callbacks, self._callbacks = self._callbacks, []
+            if not self.done:
+                self.report, self.error = self._owner.take(self)
+                if self.error is None and self._epilogue is not None:
+                    try:
+                        self._epilogue()
+                    except LossyError as error:
+                        self.error = error
+                    except Exception as error:
+                        where = self._owner.where(self)
+                        self.error = EngineError(f"{where}: the result can't be stored: {error}")
+                self._epilogue = self._keep = None
+                self.done = True
+                callbacks, self._callbacks = self._callbacks, []
+        self._retire()
         for callback in callbacks:
             callback()
+
+    def _retire(self) -> None:
+        with self._lock:
+            if self._released or self._waiters or self.notify or not self.done:
+                return
+            self._released = True
+        self._owner.release(self)

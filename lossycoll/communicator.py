@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -14,13 +15,15 @@ from .calls import Collective, Operation, Terms
 from .control import Control
 from .engine import Call, DType, Encoded, Engine
 from .errors import ClosedError, Code, Failure, LossyError, Where, error_of
+from .figures import Report, Stats
 from .health import Health
 from .options import Options
 from .plan import Missing, Plan, draw_order, exchange, ring, signature, transpose, tree
-from .figures import Report, Stats
 
 VERDICT_SECONDS: Final = 1.0
 """How long a mismatch that the engine found waits for the control plane to name both calls."""
+LINGER_SECONDS: Final = 1.0
+"""How long a rank that leaves waits for the others to leave, too."""
 REAP_FROM: Final = 8
 """Unfinished operations from which on submitting looks for some that nobody waits for."""
 FIGURES: Final = (
@@ -71,8 +74,10 @@ class Communicator:
         self._payload = engine.link().payload_bytes if engine is not None else 0
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._operations = 0
-        self._pending: dict[int, Operation] = {}
+        self._submitted = 0
+        self._ended = False
+        self._operations: dict[int, Operation] = {}
+        """Those whose tickets the engine still holds."""
         self._watched: dict[int, Callable[[float], None]] = {}
         self._unnotified: deque[Operation] = deque()
         self._watcher: threading.Thread | None = None
@@ -90,7 +95,7 @@ class Communicator:
         order = None
         if options.delivery == "lossy":
             # Without loss nobody's own contribution weighs more, and one order does for all.
-            number = self._operations & 0xFFFFFFFF
+            number = self._submitted & 0xFFFFFFFF
             order = draw_order(options.seed, self._group, number, self.world)
         encoded = _all_reduce(
             algorithm,
@@ -115,7 +120,7 @@ class Communicator:
         self, call: Collective, address: int, nbytes: int, root: int, terms: Terms
     ) -> Operation:
         """In place: ``root``'s ``nbytes`` on all ranks."""
-        encoded = _broadcast(self.world, self.rank, nbytes, self._payload, root)
+        encoded = _rooted("broadcast", self.world, self.rank, nbytes, (self._payload, root))
         return self._submit(encoded, call, (address, address), DType.BYTES, terms)
 
     def all_gather(
@@ -124,6 +129,46 @@ class Communicator:
         """Every rank's ``nbytes`` (``buffers[0]``), one after another at ``buffers[1]``."""
         encoded = _all_gather(self.world, self.rank, nbytes, self._payload)
         return self._submit(encoded, call, buffers, DType.BYTES, terms)
+
+    def all_to_all(
+        self, call: Collective, buffers: tuple[int, int], nbytes: int, terms: Terms
+    ) -> Operation:
+        """``nbytes`` to each rank and from each rank; both buffers in rank order."""
+        encoded = _all_to_all(self.world, self.rank, nbytes, self._payload)
+        return self._submit(encoded, call, buffers, DType.BYTES, terms)
+
+    def exchange(
+        self,
+        call: Collective,
+        buffers: tuple[int, int],
+        send: Sequence[int],
+        receive: Sequence[int],
+        terms: Terms,
+    ) -> Operation:
+        """``send[r]`` bytes to rank r, ``receive[r]`` from it; whether both agree is unchecked."""
+        encoded = Encoded.of(
+            exchange.all_to_all_uneven(self.world, self.rank, send, receive, self._payload)
+        )
+        return self._submit(encoded, call, buffers, DType.BYTES, terms)
+
+    def gather(
+        self, call: Collective, buffers: tuple[int, int], nbytes: int, root: int, terms: Terms
+    ) -> Operation:
+        """Every rank's ``nbytes`` at ``root``, one after another."""
+        encoded = _rooted("gather", self.world, self.rank, nbytes, (self._payload, root))
+        return self._submit(encoded, call, buffers, DType.BYTES, terms)
+
+    def scatter(
+        self, call: Collective, buffers: tuple[int, int], nbytes: int, root: int, terms: Terms
+    ) -> Operation:
+        """``root``'s chunk number r of ``nbytes`` at rank r."""
+        encoded = _rooted("scatter", self.world, self.rank, nbytes, (self._payload, root))
+        return self._submit(encoded, call, buffers, DType.BYTES, terms)
+
+    def barrier(self, call: Collective, address: int, terms: Terms) -> Operation:
+        """Done on no rank before all have begun it. ``address``: a float32, 1.0, to work in."""
+        encoded = _barrier(self.world, self.rank)
+        return self._submit(encoded, call, (address, address), DType.F32, terms)
 
     def _submit(
         self,
@@ -134,7 +179,7 @@ class Communicator:
         terms: Terms,
     ) -> Operation:
         assert self._engine is not None
-        if len(self._pending) >= REAP_FROM:
+        if len(self._operations) >= REAP_FROM:
             self._reap()
         timeout = self.timeout if terms.timeout is None else terms.timeout
         operation = Operation(self, call, terms, timeout)
@@ -142,27 +187,30 @@ class Communicator:
         operation.notify = terms.future and self._watcher is not None
         reliable = terms.options.delivery == "reliable"
         repair = 0 if reliable else terms.options.repair
-        self._operations += 1
-        operation.ticket = self._engine.submit(
-            encoded,
-            Call(
-                input=buffers[0],
-                output=buffers[1],
-                dtype=dtype,
-                scale=1.0 if terms.mean else float(self.world),
-                signature=_signature(encoded.plan.signature, reliable, repair, terms.mean),
-                timeout=timeout,
-                reliable=reliable,
-                repair=repair,
-                notify=operation.notify,
-            ),
-        )
-        self._pending[operation.ticket] = operation
+        self._submitted += 1
+        try:
+            operation.ticket = self._engine.submit(
+                encoded,
+                Call(
+                    input=buffers[0],
+                    output=buffers[1],
+                    dtype=dtype,
+                    scale=1.0 if terms.mean else float(self.world),
+                    signature=_signature(encoded.plan.signature, reliable, repair, str(call)),
+                    timeout=timeout,
+                    reliable=reliable,
+                    repair=repair,
+                    notify=operation.notify,
+                ),
+            )
+        except LossyError as error:
+            raise (self.health.failure or error).again(call.numbered) from None
+        self._operations[operation.ticket] = operation
         return operation
 
     def _reap(self) -> None:
         """Finishes operations whose work was dropped without a wait, oldest first."""
-        for operation in list(self._pending.values()):
+        for operation in list(self._operations.values()):
             if not operation.poll():
                 return
 
@@ -175,15 +223,21 @@ class Communicator:
     def take(self, operation: Operation) -> tuple[Report | None, LossyError | None]:
         """A finished operation's report or error; the engine forgets it."""
         assert self._engine is not None
-        self._pending.pop(operation.ticket, None)
+        self._ended = True
         try:
             report, failure = self._engine.result(operation.ticket)
-            self._engine.release(operation.ticket)
         except ClosedError as error:
             return None, self.health.failure or error
         if failure.code >= 0:
             return report, None
         return report, self._explain(operation, failure)
+
+    def release(self, operation: Operation) -> None:
+        """The engine forgets a finished operation."""
+        assert self._engine is not None
+        del self._operations[operation.ticket]
+        with contextlib.suppress(ClosedError):  # closing frees it as well
+            self._engine.release(operation.ticket)
 
     def _explain(self, operation: Operation, failure: Failure) -> LossyError:
         """The typed error of a failed operation; it becomes the group's and goes to all ranks."""
@@ -245,12 +299,17 @@ class Communicator:
                 return
             if ticket == 0:
                 self._nudge_all(time.monotonic())
-            elif (operation := self._pending.get(ticket)) is not None:
-                operation.complete()
-                del operation  # it may hold the buffers' owner until the next one comes
+            else:
+                self._operation(ticket).handed_over()
+
+    def _operation(self, ticket: int) -> Operation:
+        """By its ticket; it may be done before the thread that submits it has noted it."""
+        while (found := self._operations.get(ticket)) is None:
+            time.sleep(0.0001)
+        return found
 
     def _nudge_all(self, now: float) -> None:
-        for operation in list(self._pending.values()):
+        for operation in list(self._operations.values()):
             operation.nudge(now)
         for nudge in list(self._watched.values()):
             nudge(now)
@@ -275,7 +334,7 @@ class Communicator:
 
     def last_report(self) -> Report | None:
         """Of the last operation that the engine ended here; None before the first."""
-        return self._engine.last_report() if self._engine is not None else None
+        return self._engine.last_report() if self._engine is not None and self._ended else None
 
     def group_stats(self) -> Mapping[int, Mapping[str, Any]]:
         """The latest counters of every rank, by rank; at most a beat old."""
@@ -309,15 +368,18 @@ class Communicator:
             if self.health.closed or os.getpid() != self._pid:
                 return
             self.health.closed = True
+        if self._control is not None:
+            self._control.leave(self.health.seq)
+            self.health.await_others(LINGER_SECONDS)
         if self._engine is not None and self._watcher is not None:
             self._engine.stop_next()
             if threading.current_thread() is not self._watcher:
                 self._watcher.join()
         if self._control is not None:
-            self._control.close(self.health.seq)
+            self._control.close()
         if self._engine is not None:
             self._engine.close()
-        for operation in list(self._pending.values()):
+        for operation in list(self._operations.values()):
             operation.complete()
 
 
@@ -342,8 +404,16 @@ def _reduce_scatter(world: int, rank: int, elements: int, per_packet: int) -> En
 
 
 @lru_cache(maxsize=64)
-def _broadcast(world: int, rank: int, nbytes: int, per_packet: int, root: int) -> Encoded:
-    return Encoded.of(tree.broadcast(world, rank, nbytes, per_packet, root=root))
+def _rooted(
+    kind: str, world: int, rank: int, nbytes: int, packet_and_root: tuple[int, int]
+) -> Encoded:
+    build: dict[str, Callable[..., Plan]] = {
+        "broadcast": tree.broadcast,
+        "gather": exchange.gather,
+        "scatter": exchange.scatter,
+    }
+    per_packet, root = packet_and_root
+    return Encoded.of(build[kind](world, rank, nbytes, per_packet, root=root))
 
 
 @lru_cache(maxsize=64)
@@ -351,7 +421,17 @@ def _all_gather(world: int, rank: int, nbytes: int, per_packet: int) -> Encoded:
     return Encoded.of(exchange.all_gather(world, rank, nbytes, per_packet))
 
 
+@lru_cache(maxsize=64)
+def _all_to_all(world: int, rank: int, nbytes: int, per_packet: int) -> Encoded:
+    return Encoded.of(exchange.all_to_all(world, rank, nbytes, per_packet))
+
+
+@lru_cache(maxsize=64)
+def _barrier(world: int, rank: int) -> Encoded:
+    return Encoded.of(tree.barrier(world, rank))
+
+
 @lru_cache(maxsize=256)
-def _signature(plan: int, reliable: bool, repair: int, mean: bool) -> int:
+def _signature(plan: int, reliable: bool, repair: int, call: str) -> int:
     """A plan's signature with the rest of what the ranks must agree on, 64 bits."""
-    return signature("call", "", plan, reliable, repair, mean)
+    return signature(call, "", plan, reliable, repair)

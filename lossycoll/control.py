@@ -9,7 +9,7 @@ kind        fields                  meaning
 ==========  ======================  ===========================================================
 beat        figures                 the sender lives; its counters
 dead        rank, silent            rank 0 has declared that rank dead (silent: seconds)
-abort       reason                  the sender gives the group up
+abort       reason, kind            the sender gives the group up; the error's type
 bye         seq                     the sender leaves in order after call number seq
 waiting     seq, call               the sender has waited for that call for a while
 mismatch    seq, call, rank, other  the sender's call at seq is ``call``, rank's is ``other``
@@ -48,7 +48,7 @@ class Listener(Protocol):
     """What the control plane tells and asks. Called from its thread: must be quick, never raise."""
 
     def on_dead(self, rank: int, silent: float) -> None: ...
-    def on_abort(self, rank: int, reason: str) -> None: ...
+    def on_abort(self, rank: int, reason: str, kind: str) -> None: ...
     def on_bye(self, rank: int, seq: int) -> None: ...
     def on_mismatch(self, seq: int, calls: dict[int, str]) -> None: ...
     def call_at(self, seq: int) -> str | None: ...
@@ -56,7 +56,7 @@ class Listener(Protocol):
 
 
 class Control:
-    """One rank's end. ``open`` (rank 0), then ``start``; ``close`` joins the thread.
+    """One rank's end. ``open`` (rank 0), ``start``, ``leave``, ``close``.
 
     ``token``: the group's secret, equal on all ranks. ``liveness`` in seconds. World >= 2.
     """
@@ -98,7 +98,7 @@ class Control:
                 endpoint = self._socket.getsockopt(zmq.LAST_ENDPOINT)
                 assert isinstance(endpoint, bytes)
                 return int(endpoint.rstrip(b"\0").rpartition(b":")[2])
-        self.close(0)
+        self.close()
         raise RendezvousError(
             f"rank 0/{self._world}: no free TCP port at {address} in {first}-{last}; widen "
             f"LOSSYCOLL_PORT_RANGE"
@@ -115,9 +115,9 @@ class Control:
         self._thread = threading.Thread(target=self._run, name="lossycoll-control", daemon=True)
         self._thread.start()
 
-    def abort(self, reason: str) -> None:
-        """Gives the group up, on all ranks."""
-        self._post({"k": "abort", "reason": reason})
+    def abort(self, reason: str, kind: str) -> None:
+        """Gives the group up, on all ranks; ``kind``: the name of the error's type."""
+        self._post({"k": "abort", "reason": reason, "kind": kind})
 
     def waiting(self, seq: int, call: str) -> None:
         """Asks all ranks whether they mean the same by call number ``seq``."""
@@ -132,14 +132,17 @@ class Control:
         with self._lock:
             return dict(self._figures)
 
-    def close(self, seq: int) -> None:
-        """Says goodbye (``seq``: the last call issued), joins the thread and frees the sockets."""
+    def leave(self, seq: int) -> None:
+        """Says goodbye to all ranks; ``seq``: the last call issued."""
+        self._post({"k": "bye", "seq": seq})
+
+    def close(self) -> None:
+        """Joins the thread and frees the sockets. Idempotent."""
         with self._lock:
             if self._stopping:
                 return
             self._stopping = True
             if self._thread is not None:
-                self._outbox.append({"k": "bye", "seq": seq})
                 os.eventfd_write(self._wake, 1)
         if self._thread is None:
             self._release(0)
@@ -281,7 +284,7 @@ class Control:
                 self._gone.add(message["rank"])
                 listener.on_dead(int(message["rank"]), float(message["silent"]))
             elif kind == "abort":
-                listener.on_abort(sender, str(message["reason"]))
+                listener.on_abort(sender, str(message["reason"]), str(message["kind"]))
             elif kind == "bye":
                 self._gone.add(sender)
                 listener.on_bye(sender, int(message["seq"]))

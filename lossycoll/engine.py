@@ -13,9 +13,9 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from ._native import ffi, lib
 from .errors import ClosedError, Code, Failure, Where, error_of
+from .figures import Cause, EngineStats, LinkInfo, PeerStats, Report
 from .options import FAST_PATHS, Options
 from .plan import Plan, encode, inject
-from .figures import Cause, EngineStats, LinkInfo, PeerStats, Report
 
 SLICE_SECONDS: Final = 0.1
 """Longest stay in C, so that Ctrl-C works."""
@@ -235,10 +235,8 @@ class Engine:
             delivery_rate=c.delivery_rate,
         )
 
-    def last_report(self) -> Report | None:
-        """The operation that ended last; None before the first."""
-        if self.stats().operations == 0:
-            return None
+    def last_report(self) -> Report:
+        """The operation that ended last; zeros before the first."""
         c = ffi.new("lc_report *")
         with self._use():
             lib.lc_engine_last_report(self._handle, c)

@@ -6,8 +6,10 @@ at once when its connections are shut down, so the mesh remembers which sockets 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -59,25 +61,32 @@ class GlooMesh:
 
 
 def _shut_down(fd: int) -> None:
+    with contextlib.suppress(OSError), _borrow(fd) as end:
+        end.shutdown(socket.SHUT_RDWR)
+
+
+@contextlib.contextmanager
+def _borrow(fd: int) -> Iterator[socket.socket]:
+    """The socket behind a descriptor that somebody else goes on owning. OSError if it is none."""
+    copy = os.dup(fd)
     try:
-        with socket.socket(fileno=os.dup(fd)) as end:
-            end.shutdown(socket.SHUT_RDWR)
+        end = socket.socket(fileno=copy)
     except OSError:
-        return
+        os.close(copy)
+        raise
+    with end:
+        yield end
 
 
 def _connections() -> dict[int, _Ends]:
     """This process's connected TCP sockets: both ends by file descriptor."""
     out: dict[int, _Ends] = {}
     for name in os.listdir("/proc/self/fd"):
-        try:
-            # The copy is only to read from: closing it leaves the original as it is.
-            with socket.socket(fileno=os.dup(int(name))) as end:
-                if end.type == socket.SOCK_STREAM and end.family in (
-                    socket.AF_INET,
-                    socket.AF_INET6,
-                ):
-                    out[int(name)] = (end.getsockname(), end.getpeername())
-        except OSError:  # not a socket, not connected, or gone
-            continue
+        fd = int(name)
+        with contextlib.suppress(OSError):  # gone, or not connected
+            if os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"):
+                with _borrow(fd) as end:
+                    inet = end.family in (socket.AF_INET, socket.AF_INET6)
+                    if inet and end.type == socket.SOCK_STREAM:
+                        out[fd] = (end.getsockname(), end.getpeername())
     return out

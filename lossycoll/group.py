@@ -90,7 +90,7 @@ class Group:
             hello = {"address": interface.address, "options": options.shared()}
             if rank == 0:
                 control = Control(rank, size, secrets.token_hex(16), options.liveness)
-                undo.callback(control.close, -1)
+                undo.callback(control.close)
                 port = control.open(interface.address, options.ports)
                 hello["control"] = [interface.address, port]
                 hello["token"] = control.token
@@ -102,7 +102,7 @@ class Group:
         first = ranks[0]
         if rank != 0:
             control = Control(rank, size, first["token"], options.liveness)
-            undo.callback(control.close, -1)
+            undo.callback(control.close)
 
         interface = _same_network(interface, options, [entry["address"] for entry in ranks])
         mtu = options.mtu or min(interface.mtu, AUTO_MTU_MAX)

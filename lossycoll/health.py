@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -25,6 +26,8 @@ from .errors import (
 
 HISTORY: Final = 4096
 """Calls that are remembered for comparison with other ranks."""
+_SHARED: Final = {cls.__name__: cls for cls in (MismatchError, OperationTimeout, PeerLostError)}
+"""Errors that are of the same type on all ranks, whoever finds them."""
 
 
 class Health:
@@ -55,6 +58,7 @@ class Health:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._failed = threading.Event()
+        self._all_left = threading.Event()
         self._left: dict[int, int] = {}
         self._history: list[Collective | None] = [None] * HISTORY
 
@@ -63,7 +67,7 @@ class Health:
     def admit(self, call: Collective) -> None:
         """Every call comes here first: raises the reason why there can't be one."""
         if self.failure is not None:
-            raise self.failure.again(str(call))
+            raise self.failure.again(call.numbered)
         if self.closed:
             raise ClosedError(f"{self.where}: {call}: the group was destroyed; make a new one")
         if os.getpid() != self._pid:
@@ -87,7 +91,7 @@ class Health:
         """This rank waits for ``call``: will it ever end, and do the others mean the same?"""
         if call.seq < 0:
             return
-        for rank, last in sorted(self._left.items()):
+        for rank, last in sorted(dict(self._left).items()):
             if call.seq > last:
                 self.fail(self._left_error(rank))
                 return
@@ -105,7 +109,7 @@ class Health:
         self._on_failure(error)
         self._failed.set()
         if tell and self._control is not None:
-            self._control.abort(str(error))
+            self._control.abort(str(error), type(error).__name__)
 
     def await_failure(self, seconds: float) -> LossyError | None:
         """The group's failure, if there is one within ``seconds``."""
@@ -155,12 +159,25 @@ class Health:
             )
             self.fail(PeerLostError(text, peer=rank))
 
-    def on_abort(self, rank: int, reason: str) -> None:
-        text = f"{self.where}: {self.where.peer(rank)} aborted the group: {reason}"
-        self.fail(AbortedError(text, peer=rank))
+    def on_abort(self, rank: int, reason: str, kind: str) -> None:
+        text = f"{self.where}: {self.where.peer(rank)} ended the group: {reason}"
+        self.fail(_SHARED.get(kind, AbortedError)(text, peer=rank))
 
     def on_bye(self, rank: int, seq: int) -> None:
-        self._left[rank] = seq
+        with self._lock:
+            self._left[rank] = seq
+            if len(self._left) == self.where.world - 1:
+                self._all_left.set()
+
+    def await_others(self, seconds: float) -> None:
+        """Returns when all other ranks have said goodbye, or after ``seconds``, or on a failure.
+
+        What a rank owes the others (a last confirmation that was lost, say) needs it to stay.
+        """
+        end = time.monotonic() + seconds
+        while self.failure is None and time.monotonic() < end:
+            if self._all_left.wait(0.05):
+                return
 
     def on_mismatch(self, seq: int, calls: dict[int, str]) -> None:
         where = self.where

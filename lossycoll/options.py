@@ -155,10 +155,10 @@ class Options:
         per_call=True,
     )
     bulk_min_bytes: int = _option(
-        1 << 20,
+        0,
         _integer(0, MAX_BYTES),
-        "From this size on, reliable broadcast, all_gather, all_reduce and reduce_scatter use the "
-        "engine rather than gloo.",
+        "From this size on reliable collectives use the engine rather than gloo. The engine "
+        "measures faster at all sizes, and gloo ends the process when ranks disagree on a size.",
         agree=True,
         per_call=True,
     )

@@ -1,0 +1,119 @@
+"""Tensors as the engine can take them, and the sums that it doesn't know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch._C import _distributed_c10d as c10d
+
+from .engine import DType
+
+_Op: Any = c10d.ReduceOp.RedOpType
+SUM: Final = _Op.SUM
+AVG: Final = _Op.AVG
+
+DTYPES: Final = {
+    torch.float32: DType.F32,
+    torch.float64: DType.F64,
+    torch.float16: DType.F16,
+    torch.bfloat16: DType.BF16,
+}
+"""What the engine can add."""
+
+_INTEGERS: Final = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+def plain(tensor: Tensor) -> bool:
+    """Whether there are elements, and they lie in memory one by one (not sparse)."""
+    return tensor.layout is torch.strided and tensor.numel() > 0
+
+
+def nbytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def contiguous(tensor: Tensor) -> Tensor:
+    """The tensor itself where its memory is the elements in order, or such a copy."""
+    if tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj():
+        return tensor
+    copy = tensor.detach().clone(memory_format=torch.contiguous_format)
+    return copy.resolve_neg().resolve_conj()
+
+
+def flat(tensors: Sequence[Tensor]) -> Tensor:
+    """A copy of all elements, one tensor after another; shape (sum of numel,)."""
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def copy_back(buffer: Tensor, target: Tensor) -> Callable[[], None] | None:
+    """What brings the result from ``buffer`` to the caller's tensor; None if it is there."""
+    if buffer is target:
+        return None
+    return lambda: spread(buffer, [target])
+
+
+def spread(buffer: Tensor, targets: Sequence[Tensor]) -> None:
+    """The reverse of :func:`flat`: ``buffer``'s elements to ``targets``, in order."""
+    elements, begin = buffer.reshape(-1), 0
+    for target in targets:
+        piece = elements[begin : begin + target.numel()]
+        target.detach().copy_(piece.view(target.shape))
+        begin += target.numel()
+
+
+def local_reduction(op: object, dtype: torch.dtype) -> Callable[[Tensor], Tensor] | None:
+    """How contributions are reduced where the engine can't: of shape (world, ...) to (...).
+
+    Rows are taken in the order of the ranks, so that all ranks get the same bits; 16-bit floats are
+    added in float32. None for what has no meaning (bits of floats) or isn't known here.
+    """
+    if dtype == torch.bool:
+        return _BOOLEAN.get(op)
+    if op in _BITWISE:
+        return _rows(_BITWISE[op]) if dtype in _INTEGERS else None
+    if op == AVG:
+        return None if dtype in _INTEGERS else lambda rows: _sum(rows).div_(len(rows)).to(dtype)
+    if dtype.is_complex and op not in (SUM, _Op.PRODUCT):
+        return None
+    if dtype not in _INTEGERS and dtype not in DTYPES and not dtype.is_complex:
+        return None
+    return _ARITHMETIC.get(op)
+
+
+def _sum(rows: Tensor) -> Tensor:
+    """Sums in the type that they are added in."""
+    wide = torch.float32 if rows.dtype in (torch.float16, torch.bfloat16) else rows.dtype
+    total = rows[0].to(wide, copy=True)
+    for row in rows[1:]:
+        total += row
+    return total
+
+
+def _rows(combine: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda rows: reduce(combine, rows.unbind(0))
+
+
+_ARITHMETIC: Final[dict[object, Callable[[Tensor], Tensor]]] = {
+    SUM: lambda rows: _sum(rows).to(rows.dtype),
+    _Op.PRODUCT: _rows(torch.mul),
+    _Op.MIN: _rows(torch.minimum),
+    _Op.MAX: _rows(torch.maximum),
+}
+_BITWISE: Final[dict[object, Callable[[Tensor, Tensor], Tensor]]] = {
+    _Op.BAND: torch.bitwise_and,
+    _Op.BOR: torch.bitwise_or,
+    _Op.BXOR: torch.bitwise_xor,
+}
+_BOOLEAN: Final[dict[object, Callable[[Tensor], Tensor]]] = {
+    SUM: _rows(torch.logical_or),
+    _Op.MAX: _rows(torch.logical_or),
+    _Op.BOR: _rows(torch.logical_or),
+    _Op.PRODUCT: _rows(torch.logical_and),
+    _Op.MIN: _rows(torch.logical_and),
+    _Op.BAND: _rows(torch.logical_and),
+    _Op.BXOR: _rows(torch.logical_xor),
+}

@@ -204,6 +204,7 @@ static void note_link(lc_engine *e, lc_peer *peer, const lc_header *h) {
         peer->rx_next = h->link_seq + 1;
     peer->rx_taken++;
     peer->rx_echo_us = h->time_us;
+    peer->rx_echo_ns = e->now;
     if (peer->rx_next - peer->rx_reported >= (e->window + 3) / 4)
         peer->ack_due = 1;
 }

@@ -60,12 +60,11 @@ void lc_tell_missing(lc_engine *e, lc_in *in) {
     }
 }
 
+/* The echo travels with the time it was kept here, or waiting would pass for a long way. */
 static lc_record ack_of(lc_engine *e, lc_peer *p) {
-    lc_record r = {.kind = LC_R_ACK,
-                   .a = p->rx_next,
-                   .b = e->window,
-                   .c = p->rx_next != p->rx_reported ? (1ull << 32 | p->rx_echo_us) : 0,
-                   .d = p->rx_taken};
+    lc_record r = {.kind = LC_R_ACK, .a = p->rx_next, .b = e->window, .d = p->rx_taken};
+    if (p->rx_next != p->rx_reported)
+        r.c = ((e->now - p->rx_echo_ns) / 1000 + 1) << 32 | p->rx_echo_us;
     p->rx_reported = p->rx_next;
     p->ack_due = 0;
     return r;
@@ -337,10 +336,12 @@ static void on_ack(lc_engine *e, uint16_t peer, const lc_record *r) {
         p->probe_ns = 0;
     p->tx_acked = r->a;
     uint64_t rtt = 0;
-    if (r->c >> 32)
-        rtt = (uint64_t)((uint32_t)(e->now / 1000) - (uint32_t)r->c) * 1000 + 1;
-    if (rtt > 60000000000u)
-        rtt = 0; /* a clock that makes no sense */
+    if (r->c >> 32) {
+        uint32_t kept_us = (uint32_t)(r->c >> 32) - 1;
+        uint32_t back_us = (uint32_t)(e->now / 1000) - (uint32_t)r->c;
+        if (kept_us <= back_us && back_us < 60000000) /* else a clock that makes no sense */
+            rtt = (uint64_t)(back_us - kept_us) * 1000 + 1;
+    }
     lc_pace_acked(&p->pace, e->now, rtt, moved, lost);
 }
 

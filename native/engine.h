@@ -44,8 +44,9 @@ typedef struct {
     /* receiving */
     uint32_t rx_next; /* link_seq up to which packets have been seen */
     uint32_t rx_reported;
-    uint32_t rx_taken; /* packets taken, repeated ones included */
-    uint32_t rx_echo_us;
+    uint32_t rx_taken;   /* packets taken, repeated ones included */
+    uint32_t rx_echo_us; /* the sender's clock in the latest packet, and ours when it came */
+    uint64_t rx_echo_ns;
     uint64_t late_ns; /* how late packets come after the end of their stream; fades */
     int ack_due;
     uint64_t heard_ns;

@@ -64,7 +64,7 @@ enum lc_record_kind {
     LC_R_FIN = 3,     /* this round of a stream is sent.  a = packets sent in the round, b = next link_seq */
     LC_R_NACK = 4,    /* missing after a round.           a = first packet, b = all missing, c d = bits */
     LC_R_DONE = 5,    /* a stream has settled.            a = packets missing for good */
-    LC_R_ACK = 6,     /* link. a = link_seq seen + 1, b = packets that may be in flight, c = time echo, d = received */
+    LC_R_ACK = 6,     /* link. a = link_seq seen + 1, b = packets that may be in flight, c = time echo and how long it was kept, d = received */
     LC_R_PROBE = 7,   /* link. a = link_seq of the next packet */
     LC_R_MISMATCH = 8, /* op means something else here.   same fields as READY */
     LC_R_ASK = 9,     /* a stream is silent: where is it? */

@@ -47,6 +47,11 @@ def sizes(world: int, per_packet: int) -> tuple[int, ...]:
     )
 
 
+def cases(world: int) -> tuple[Case, ...]:
+    """All of them, but that one rank has nobody to send to."""
+    return tuple(c for c in CASES if world > 1 or c.name != "point to point")
+
+
 def dtypes_of(case: Case, turn: int) -> Iterator[str]:
     """Two types a turn, so that every type meets every size and loss."""
     allowed = [d for d in DTYPES if not (case.sums and d == "bytes")]
@@ -104,7 +109,7 @@ def test_engine_equals_reference(world: int, loss: str) -> None:
     dropped = 0
     with Network(world, PAYLOAD, inject=loss, seed=11) as network:
         turn = 0
-        for case in CASES:
+        for case in cases(world):
             for repair in (0, 1):
                 for count in sizes(world, PAYLOAD // 4):
                     for dtype in dtypes_of(case, turn):

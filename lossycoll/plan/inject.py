@@ -98,7 +98,7 @@ def stream_key(  # noqa: PLR0917 -- the arguments of lc_inject_key, in its order
     seed: int, group: int, op: int, slot: int, sender: int, receiver: int, round: int
 ) -> int:
     """The 64-bit key of one round of one stream; ``slot`` is the number at the receiver."""
-    key = seed
+    key = mix(seed)  # first, or the seed could stand in for the group
     for value in (group, op, slot, sender, receiver, round):
         key = mix(key ^ value)
     return key

@@ -84,8 +84,12 @@ static void tick_wants(lc_engine *e, lc_op *op) {
     }
 }
 
-/* A peer that keeps the operation from ending, or -1. */
-static int waited_for(const lc_op *op) {
+/* A peer that keeps the operation from ending, or -1. One that has not posted it comes first:
+ * others may only pass its absence on. */
+static int waited_for(const lc_engine *e, const lc_op *op) {
+    for (uint16_t i = 0; i < e->config.size; i++)
+        if (op->peers[i].dest && !op->peers[i].ready)
+            return i;
     for (uint32_t i = 0; i < op->n_slots; i++) {
         const lc_op_slot *s = &op->slots[i];
         for (uint32_t j = 0; j < s->desc.n_sources; j++)
@@ -104,7 +108,7 @@ static int waited_for(const lc_op *op) {
 /* Returns 0 if everything has failed with the operation. */
 static int tick_op(lc_engine *e, lc_op *op, uint64_t *next) {
     if (op->call.timeout_ns && e->now - op->submitted_ns > op->call.timeout_ns) {
-        lc_failure why = {.code = LC_E_TIMEOUT, .peer = waited_for(op), .op = op->number};
+        lc_failure why = {.code = LC_E_TIMEOUT, .peer = waited_for(e, op), .op = op->number};
         lc_fail_all(e, &why);
         return 0;
     }

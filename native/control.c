@@ -148,6 +148,20 @@ static void mismatch(lc_engine *e, lc_op *op, uint16_t peer, uint64_t signature,
     lc_fail_all(e, &why);
 }
 
+/* The answer to whoever goes on with an operation that has failed here: that it is another one, if
+ * that is why. Else none, since FIN or DONE would pass the failure for loss. */
+static void tell_failed(lc_engine *e, uint16_t peer, uint32_t op) {
+    const lc_failure *why = &e->broken;
+    if (why->code != LC_E_MISMATCH || why->op != op)
+        return;
+    lc_record r = {.kind = LC_R_MISMATCH,
+                   .op = op,
+                   .a = (uint32_t)why->mine[2],
+                   .c = why->mine[0],
+                   .d = why->mine[1]};
+    lc_tell(e, peer, &r);
+}
+
 /* The signature covers the sizes; a rank's own number of elements may differ (gather). */
 static int same_call(const lc_op *op, const lc_record *r) {
     return r->c == op->call.signature && r->a == op->call.dtype;
@@ -199,6 +213,10 @@ static void on_call(lc_engine *e, uint16_t peer, const lc_record *r) {
     } else if (!lc_op_posted(e, r->op)) {
         if (r->op - e->next_op < LC_OPS)
             e->peers[peer].early[r->op % LC_OPS] = (lc_early){r->c, r->d, r->op, r->a, 1};
+        if (r->kind == LC_R_WANT)
+            e->peers[peer].ack_due = 1; /* not yet, but alive: any answer says so */
+    } else if (lc_op_failed(e, r->op)) {
+        tell_failed(e, peer, r->op);
     } else if (r->kind == LC_R_WANT) {
         lc_record all = *r;
         all.slot = 0xFFFF;
@@ -219,7 +237,9 @@ static void on_fin(lc_engine *e, uint16_t peer, const lc_record *r) {
         e->peers[peer].rx_next = r->b;
     lc_op *op = lc_find_op(e, r->op);
     if (!op) {
-        if (lc_op_posted(e, r->op))
+        if (lc_op_failed(e, r->op))
+            tell_failed(e, peer, r->op);
+        else if (lc_op_posted(e, r->op))
             answer_done(e, peer, r, 0);
         return;
     }
@@ -358,6 +378,9 @@ static void on_ask(lc_engine *e, uint16_t peer, const lc_record *r) {
         }
         if (out->listed)
             return; /* it has packets to send and cannot: that is the network's doing */
+    } else if (lc_op_failed(e, r->op)) {
+        tell_failed(e, peer, r->op);
+        return;
     } else if (lc_op_posted(e, r->op)) {
         answer.kind = LC_R_FIN;
         answer.b = e->peers[peer].tx_next;

@@ -156,7 +156,7 @@ static uint32_t window_for(int32_t buffer, uint32_t packet_bytes, uint16_t size)
     uint32_t charge = round_up_power(packet_bytes + 512) + 512;
     uint32_t room = (uint32_t)((uint64_t)buffer * 8 / 10 / charge);
     uint32_t share = size > 1 ? room / (size - 1u) : room;
-    return share < 2 ? 2 : share;
+    return share < 1 ? 1 : share;
 }
 
 static int config_ok(const lc_config *c) {
@@ -270,7 +270,7 @@ int lc_engine_start(lc_engine *e, uint64_t session, const lc_address *peers) {
     e->expect = (lc_expect){session, e->config.group, e->config.rank, e->config.size,
                             e->config.payload_bytes};
     for (uint16_t i = 0; i < e->config.size; i++)
-        e->peers[i].tx_window = 2; /* until the peer says what it can take */
+        e->peers[i].tx_window = 1; /* until the peer says what it can take */
     /* Signals are Python's to handle: the thread takes none. */
     sigset_t all, before;
     sigfillset(&all);
@@ -325,7 +325,8 @@ int64_t lc_engine_submit(lc_engine *e, const lc_call *call) {
     op->submitted_ns = lc_now();
     pthread_mutex_lock(&e->lock);
     e->callers++;
-    while (e->in_flight >= LC_OPS / 2 && !e->closed && !e->failed.code)
+    while ((e->in_flight >= LC_OPS / 2 || e->taken[e->submitted % LC_OPS]) && !e->closed &&
+           !e->failed.code)
         pthread_cond_wait(&e->changed, &e->lock);
     e->callers--;
     if (e->closed || e->failed.code) {
@@ -336,6 +337,7 @@ int64_t lc_engine_submit(lc_engine *e, const lc_call *call) {
         return code;
     }
     op->number = e->submitted++;
+    e->taken[op->number % LC_OPS] = 1;
     op->next = e->inbox;
     e->inbox = op;
     op->older = e->newest;

@@ -83,8 +83,10 @@ struct lc_engine {
     uint16_t turn;    /* the peer that sends first in this turn */
 
     lc_op *table[LC_OPS];
-    uint32_t next_op; /* number of the next operation that this thread takes up */
-    uint32_t active;  /* operations in table */
+    uint32_t next_op;     /* number of the next operation that this thread takes up */
+    uint32_t active;      /* operations in table */
+    lc_failure broken;    /* the first failure; code 0: none */
+    uint32_t broken_from; /* operations from here on have failed with it */
     lc_tail *tail;
     uint32_t n_tail;
 
@@ -107,13 +109,14 @@ struct lc_engine {
     lc_op *newest;     /* all operations that are not released; under lock */
     lc_op *done_first; /* finished, with notify; under lock */
     lc_op *done_last;
-    uint32_t submitted; /* number of the next operation submitted; under lock */
-    uint32_t in_flight; /* under lock */
-    uint32_t callers;   /* inside lc_engine_wait or _next; under lock */
-    int closed;         /* under lock */
-    int next_stopped;   /* under lock */
-    lc_failure failed;  /* code 0: sound; under lock */
-    lc_report last;     /* under lock */
+    uint32_t submitted;    /* number of the next operation submitted; under lock */
+    uint32_t in_flight;    /* under lock */
+    uint8_t taken[LC_OPS]; /* places in table that are spoken for; under lock */
+    uint32_t callers;      /* inside lc_engine_wait or _next; under lock */
+    int closed;            /* under lock */
+    int next_stopped;      /* under lock */
+    lc_failure failed;     /* code 0: sound; under lock */
+    lc_report last;        /* under lock */
     lc_stats stats; /* written by the thread under lock at the end of each turn that changed it */
     lc_stats live;  /* the thread's own */
     lc_peer_stats *peer_stats; /* under lock */
@@ -132,6 +135,7 @@ void lc_op_check(lc_engine *e, lc_op *op); /* completes it if nothing is left */
 void lc_fail_all(lc_engine *e, const lc_failure *why);
 lc_op *lc_find_op(lc_engine *e, uint32_t number);
 int lc_op_posted(const lc_engine *e, uint32_t number); /* here, now or before */
+int lc_op_failed(const lc_engine *e, uint32_t number); /* ended by the engine's failure */
 
 /* arrive.c: packets in, sums, readiness */
 void lc_data_arrived(lc_engine *e, const lc_header *h, const uint8_t *payload);

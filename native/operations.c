@@ -12,6 +12,10 @@ int lc_op_posted(const lc_engine *e, uint32_t number) {
     return (int32_t)(number - e->next_op) < 0;
 }
 
+int lc_op_failed(const lc_engine *e, uint32_t number) {
+    return e->broken.code && lc_op_posted(e, number) && (int32_t)(number - e->broken_from) >= 0;
+}
+
 /* ---- start ---- */
 
 static void start_slot(lc_engine *e, lc_op *op, lc_op_slot *s) {
@@ -30,6 +34,8 @@ static void start_slot(lc_engine *e, lc_op *op, lc_op_slot *s) {
 /* Tells those who send to this rank that they may, and looks who has told it the same. */
 void lc_op_start(lc_engine *e, lc_op *op) {
     op->started_ns = e->now;
+    if (op->submitted_ns > e->now) /* it came after this turn had looked at the clock */
+        op->submitted_ns = e->now;
     e->table[op->number % LC_OPS] = op;
     e->next_op = op->number + 1;
     e->active++;
@@ -85,6 +91,7 @@ static void finish(lc_engine *e, lc_op *op) {
     e->last = op->report;
     e->stats = e->live;
     e->in_flight--;
+    e->taken[op->number % LC_OPS] = 0;
     if (op->call.notify) {
         op->next = NULL;
         if (e->done_last)
@@ -132,8 +139,16 @@ void lc_fail_all(lc_engine *e, const lc_failure *why) {
     if (!e->failed.code)
         e->failed = *why;
     pthread_mutex_unlock(&e->lock);
+    if (!e->broken.code) {
+        e->broken = *why;
+        e->broken_from = e->next_op;
+    }
     e->n_runs = 0;
-    for (uint32_t i = 0; i < LC_OPS; i++)
-        if (e->table[i])
-            fail_op(e, e->table[i], why);
+    for (uint32_t i = 0; i < LC_OPS; i++) {
+        if (!e->table[i])
+            continue;
+        if ((int32_t)(e->table[i]->number - e->broken_from) < 0)
+            e->broken_from = e->table[i]->number;
+        fail_op(e, e->table[i], why);
+    }
 }

@@ -1,4 +1,5 @@
-/* A datagram link: what the engine needs of a network, and nothing more. link_udp.c is the first. */
+/* A datagram link: what the engine needs of a network, and nothing more. link_udp.c is the first.
+ */
 #ifndef LC_LINK_H
 #define LC_LINK_H
 
@@ -7,10 +8,10 @@
 #include "lossycoll.h"
 
 enum {
-    LC_RUN_PACKETS = 64,      /* packets in one offloaded send */
-    LC_RUN_BYTES = 65000,     /* and their bytes, headers included */
-    LC_BATCH_RUNS = 8,        /* runs handed over in one call */
-    LC_RECEIVE_BUFFERS = 8,   /* aggregates taken in one call */
+    LC_RUN_PACKETS = 64,       /* packets in one offloaded send */
+    LC_RUN_BYTES = 65000,      /* and their bytes, headers included */
+    LC_BATCH_RUNS = 8,         /* runs handed over in one call */
+    LC_RECEIVE_BUFFERS = 8,    /* aggregates taken in one call */
     LC_AGGREGATE_BYTES = 65536 /* the kernel never merges more than this */
 };
 
@@ -35,7 +36,8 @@ typedef struct {
 
 lc_link *lc_link_open(const lc_config *config, lc_failure *failure);
 void lc_link_close(lc_link *link);
-/* Copies the peers' addresses. LC_OK or LC_E_ARGUMENT with *bad the rank whose address is unusable. */
+/* Copies the peers' addresses. LC_OK or LC_E_ARGUMENT with *bad the rank whose address is unusable.
+ */
 int lc_link_set_peers(lc_link *link, const lc_address *peers, uint16_t n, int *bad);
 void lc_link_info_of(const lc_link *link, lc_link_info *info);
 

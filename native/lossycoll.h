@@ -58,13 +58,13 @@ typedef struct {
     uint16_t port;       /* 0: the kernel chooses */
     uint16_t rank;
     uint16_t size;
-    uint16_t payload_bytes;   /* data bytes per packet; a multiple of 8 */
-    int32_t socket_buffer;    /* bytes asked of the kernel for each direction; 0: the most it gives */
-    uint32_t disable;         /* lc_fast_path bits that must not be used */
-    uint32_t group;           /* number of the group, equal on all ranks; keys injected faults */
+    uint16_t payload_bytes; /* data bytes per packet; a multiple of 8 */
+    int32_t socket_buffer;  /* bytes asked of the kernel for each direction; 0: the most it gives */
+    uint32_t disable;       /* lc_fast_path bits that must not be used */
+    uint32_t group;         /* number of the group, equal on all ranks; keys injected faults */
     uint64_t deadline_min_ns; /* floor and ceiling of the learnt deadline */
     uint64_t deadline_max_ns;
-    uint64_t reorder_ns; /* least time a stream waits after its end; 0: one millisecond */
+    uint64_t reorder_ns;     /* least time a stream waits after its end; 0: one millisecond */
     double pace_bytes_per_s; /* 0: no fixed rate, congestion window only */
     lc_inject inject;
 } lc_config;
@@ -91,7 +91,12 @@ typedef struct {
     uint64_t theirs[3]; /* the same of the peer's call */
 } lc_failure;
 
-enum lc_cause { LC_CAUSE_COMPLETE = 0, LC_CAUSE_LOSS = 1, LC_CAUSE_DEADLINE = 2, LC_CAUSE_FAILED = 3 };
+enum lc_cause {
+    LC_CAUSE_COMPLETE = 0,
+    LC_CAUSE_LOSS = 1,
+    LC_CAUSE_DEADLINE = 2,
+    LC_CAUSE_FAILED = 3
+};
 
 /* Figures of one operation at this rank. A "contribution" is one rank's addend in one packet. */
 typedef struct {
@@ -123,10 +128,10 @@ typedef struct {
     uint64_t packets_missing;
     uint64_t contributions, contribution_packets;
     uint64_t deadline_hits;
-    uint64_t malformed; /* too short, bad magic, version, checksum, length or range */
-    uint64_t foreign;   /* another session, or an address that is not the sender's */
-    uint64_t stale;     /* of an operation that has ended, or a round that is over */
-    uint64_t repeated;  /* arrived before */
+    uint64_t malformed;       /* too short, bad magic, version, checksum, length or range */
+    uint64_t foreign;         /* another session, or an address that is not the sender's */
+    uint64_t stale;           /* of an operation that has ended, or a round that is over */
+    uint64_t repeated;        /* arrived before */
     uint64_t socket_overflow; /* dropped by the kernel because the socket buffer was full */
     uint64_t send_calls, receive_calls, control_sent, control_received;
     uint64_t operation_ns; /* time of all operations, added up */
@@ -190,7 +195,8 @@ int lc_engine_wait(lc_engine *engine, int64_t ticket, uint64_t timeout_ns);
 int lc_engine_result(lc_engine *engine, int64_t ticket, lc_report *report, lc_failure *failure);
 /* Forgets a finished ticket. */
 void lc_engine_release(lc_engine *engine, int64_t ticket);
-/* The next finished ticket among those submitted with notify; 0 after timeout_ns; < 0 when closed. */
+/* The next finished ticket among those submitted with notify; 0 after timeout_ns; < 0 when closed.
+ */
 int64_t lc_engine_next(lc_engine *engine, uint64_t timeout_ns);
 /* Wakes lc_engine_next with LC_E_CLOSED. */
 void lc_engine_stop_next(lc_engine *engine);

@@ -13,10 +13,10 @@ import numpy as np
 
 from lossycoll.engine import Call, DType, Encoded, Engine
 from lossycoll.errors import Code, Failure
+from lossycoll.figures import Report
 from lossycoll.options import Options
 from lossycoll.plan import Plan
 from lossycoll.plan.wire_types import Array
-from lossycoll.figures import Report
 
 GROUP = 3
 SESSION = 0x5EED5EED

@@ -80,9 +80,7 @@ def assert_report(ended: Ended, want: RankResult, plan: Plan, name: str) -> None
     assert report.deadline_hits == 0, name
 
 
-def check(
-    network: Network, case: Case, count: int, dtype: str, loss: str, how: dict[str, object]
-) -> int:
+def check(network: Network, case: Case, count: int, dtype: str, loss: str, **how: object) -> int:
     """Runs one operation in the engine and in the reference. Returns the packets it lost."""
     per_packet = network.payload_bytes // wire_type(dtype).wire.itemsize
     rng = np.random.default_rng(network.op)
@@ -113,7 +111,7 @@ def test_engine_equals_reference(world: int, loss: str) -> None:
             for repair in (0, 1):
                 for count in sizes(world, PAYLOAD // 4):
                     for dtype in dtypes_of(case, turn):
-                        dropped += check(network, case, count, dtype, loss, {"repair": repair})
+                        dropped += check(network, case, count, dtype, loss, repair=repair)
                     turn += 1
         for stats in (engine.stats() for engine in network.engines):
             assert stats.malformed == stats.foreign == stats.socket_overflow == 0
@@ -131,7 +129,7 @@ def test_reliable_delivers_everything(world: int, loss: str) -> None:
         for case in CASES:
             for count in (1, PAYLOAD // 4 + 1, 2000):
                 dtype = "f32" if case.sums else "bytes"
-                dropped += check(network, case, count, dtype, loss, {"reliable": True})
+                dropped += check(network, case, count, dtype, loss, reliable=True)
     assert (dropped > 0) == bool(loss)
 
 
@@ -140,5 +138,5 @@ def test_reliable_delivers_everything(world: int, loss: str) -> None:
 def test_millions_of_elements(world: int, loss: str) -> None:
     with Network(world, 1408, inject=loss) as network:
         for case in CASES[:5]:
-            check(network, case, 2_000_003, "f32", loss, {})
-            check(network, case, 1_000_001, "bf16", loss, {"repair": 1})
+            check(network, case, 2_000_003, "f32", loss)
+            check(network, case, 1_000_001, "bf16", loss, repair=1)

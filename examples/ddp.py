@@ -22,8 +22,8 @@ def train(steps: int) -> float:
 
     torch.manual_seed(1 + dist.get_rank())  # but data of its own
     for _ in range(steps):
-        inputs = torch.randn(64, FEATURES)
-        targets = inputs @ truth + 0.1 * torch.randn(64, FEATURES)
+        inputs = torch.randn(256, FEATURES)
+        targets = inputs @ truth + 0.1 * torch.randn(256, FEATURES)
         loss = torch.nn.functional.mse_loss(model(inputs), targets)
         optimizer.zero_grad()
         loss.backward()

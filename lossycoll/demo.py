@@ -31,15 +31,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--ranks", type=whole(2, 64), default=4, help="processes (default 4)")
     add("--steps", type=whole(1), default=400, help="optimizer steps of each run (default 400)")
     add("--seed", type=whole(0, 2**31 - 1), default=7, help="of everything random (default 7)")
-    add("--layers", type=whole(1, 96), default=4, help="transformer blocks (default 4)")
+    add("--layers", type=whole(1, 96), default=2, help="transformer blocks (default 2)")
     add(
         "--width",
         type=whole(HEAD_WIDTH, 8192, HEAD_WIDTH),
-        default=128,
-        help="width of the model (default 128)",
+        default=64,
+        help="width of the model (default 64)",
     )
-    add("--context", type=whole(8, 4096), default=128, help="bytes of context (default 128)")
-    add("--batch", type=whole(1, 4096), default=4, help="windows per rank and step (default 4)")
+    add("--context", type=whole(8, 4096), default=64, help="bytes of context (default 64)")
+    add("--batch", type=whole(1, 4096), default=64, help="windows per rank and step (default 64)")
     add("--mtu", type=whole(576, 65535), default=1500, help="of the lossy runs (default 1500)")
     add(
         "--runs",

@@ -93,8 +93,8 @@ def remarks(runs: dict[str, Run]) -> list[str]:
     if not drifting:
         return []
     return [
-        "Replicas drift apart under loss: a rank that a mean does not reach goes on with its own",
-        "gradient. The distance is exact, taken over all pairs of ranks at the last step.",
+        "Replicas drift apart under loss: a rank that a mean does not reach goes on with its own"
+        " gradient. The distance is exact, taken over all pairs of ranks at the last step.",
     ]
 
 

@@ -25,8 +25,10 @@ from lossycoll import demo_data
 from lossycoll.demo_model import ByteGPT, next_byte_loss
 from lossycoll.launch import EventWriter
 
-LEARNING_RATE = 3e-3
-VALIDATION_WINDOWS = 64
+# Replicas drift with the square root of the steps times this, times the noise of one rank's
+# gradient: a large batch and a modest rate keep them together.
+LEARNING_RATE = 1.5e-3
+VALIDATION_WINDOWS = 256
 MEASUREMENTS = 8
 # The first steps pay for DDP's bucket building and cold memory; they say nothing about the rest.
 UNTIMED_STEPS = 3
@@ -104,7 +106,6 @@ def train(config: TrainConfig) -> dict[str, Any]:
         loss = next_byte_loss(replica(inputs), targets)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(replica.parameters(), 1.0)
         optimizer.step()
         step_seconds.append(time.perf_counter() - started)
         train_losses.append(loss.item())

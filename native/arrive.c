@@ -200,11 +200,12 @@ static void note_arrival(lc_engine *e, lc_in *in) {
 }
 
 static void note_link(lc_engine *e, lc_peer *peer, const lc_header *h) {
-    if ((int32_t)(h->link_seq + 1 - peer->rx_next) > 0)
-        peer->rx_next = h->link_seq + 1;
     peer->rx_taken++;
-    peer->rx_echo_us = h->time_us;
-    peer->rx_echo_ns = e->now;
+    if ((int32_t)(h->link_seq + 1 - peer->rx_next) > 0) {
+        peer->rx_next = h->link_seq + 1;
+        peer->rx_echo_us = h->time_us; /* of an old packet it would tell how old that is */
+        peer->rx_echo_ns = e->now;
+    }
     if (peer->rx_next - peer->rx_reported >= (e->window + 3) / 4)
         peer->ack_due = 1;
 }

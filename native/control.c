@@ -28,6 +28,9 @@ void lc_tell_fin(lc_engine *e, lc_out *out) {
                    .round = out->round,
                    .a = out->sent,
                    .b = e->peers[out->peer].tx_next};
+    /* While parts of a NACK are missing, the round before it is the one that is over. */
+    if (out->state == LC_OUT_OPEN)
+        r.round--;
     lc_tell(e, out->peer, &r);
 }
 
@@ -44,26 +47,34 @@ static uint64_t missing_word(const lc_in *in, uint32_t base) {
     return n - base < 64 ? miss & ((1ull << (n - base)) - 1) : miss;
 }
 
+/* Each record names what is missing of 128 packets, and says that nothing else is missing before b,
+ * where the next record begins. So the sender knows when it has heard of every packet, whichever
+ * records were lost and whatever arrives between one telling and the next. */
 void lc_tell_missing(lc_engine *e, lc_in *in) {
     const lc_op_slot *s = in->slot;
-    lc_record r = {.kind = LC_R_NACK,
-                   .op = s->op->number,
-                   .slot = s->desc.number,
-                   .round = in->round,
-                   .b = s->n_packets - in->n_arrived};
-    for (uint32_t base = 0; base < s->n_packets; base += 128) {
+    lc_record r = {
+        .kind = LC_R_NACK, .op = s->op->number, .slot = s->desc.number, .round = in->round};
+    r.c = missing_word(in, 0);
+    r.d = missing_word(in, 64);
+    for (uint32_t base = 128; base < s->n_packets; base += 128) {
+        uint64_t c = missing_word(in, base);
+        uint64_t d = missing_word(in, base + 64);
+        if (!(c | d))
+            continue;
+        r.b = base;
+        lc_tell(e, in->peer, &r);
         r.a = base;
-        r.c = missing_word(in, base);
-        r.d = missing_word(in, base + 64);
-        if (r.c | r.d)
-            lc_tell(e, in->peer, &r);
+        r.c = c;
+        r.d = d;
     }
+    r.b = s->n_packets;
+    lc_tell(e, in->peer, &r);
 }
 
 /* The echo travels with the time it was kept here, or waiting would pass for a long way. */
 static lc_record ack_of(lc_engine *e, lc_peer *p) {
     lc_record r = {.kind = LC_R_ACK, .a = p->rx_next, .b = e->window, .d = p->rx_taken};
-    if (p->rx_next != p->rx_reported)
+    if (p->rx_next != p->rx_reported && p->rx_echo_ns)
         r.c = ((e->now - p->rx_echo_ns) / 1000 + 1) << 32 | p->rx_echo_us;
     p->rx_reported = p->rx_next;
     p->ack_due = 0;
@@ -268,39 +279,39 @@ static void on_fin(lc_engine *e, uint16_t peer, const lc_record *r) {
     }
 }
 
-static uint32_t take_asked(lc_out *out, uint32_t base, uint64_t bits) {
+/* Takes a NACK's word on the packets [a, b): those in its bits are missing, the rest is not. */
+static void take_told(lc_out *out, const lc_record *r) {
     const lc_op_slot *s = out->slot;
-    uint32_t taken = 0;
-    while (bits) {
-        uint32_t k = base + (uint32_t)__builtin_ctzll(bits);
-        bits &= bits - 1;
-        if (k >= s->n_packets || lc_bit(out->asked, k))
+    for (uint32_t k = r->a; k < r->b; k++) {
+        if (lc_bit(out->told, k))
             continue;
-        lc_bit_set(out->asked, k);
-        taken++;
-        if (s->desc.n_sources == 0 || s->count[k]) {
+        lc_bit_set(out->told, k);
+        out->n_told++;
+        uint32_t at = k - r->a;
+        int missing = at < 64 ? r->c >> at & 1 : at < 128 && (r->d >> (at - 64) & 1);
+        if (missing && (s->desc.n_sources == 0 || s->count[k])) {
             lc_bit_set(out->again, k);
             out->again_left++;
         }
     }
-    return taken;
 }
 
 static void on_nack(lc_engine *e, uint16_t peer, const lc_record *r) {
     lc_op *op = lc_find_op(e, r->op);
     lc_out *out = op ? lc_op_out(op, r->slot, peer) : NULL;
-    if (!out || !out->again || r->a % 64 || r->b > out->slot->n_packets) {
+    if (!out || !out->again || r->a % 128 || r->a >= r->b || r->b > out->slot->n_packets) {
         e->live.stale++;
         return;
     }
     if (out->state == LC_OUT_SENT && lc_next_round(out->round) == r->round) {
         size_t bytes = lc_words(out->slot->n_packets) * 8;
         memset(out->again, 0, bytes);
-        memset(out->asked, 0, bytes);
+        memset(out->told, 0, bytes);
         out->round = r->round;
         out->state = LC_OUT_OPEN;
-        out->cursor = out->sent = out->again_left = out->asked_so_far = 0;
-        out->asked_total = r->b;
+        out->cursor = out->sent = out->again_left = out->n_told = 0;
+        out->fin_tries = 0;
+        out->fin_ns = e->now + lc_pace_rto(&e->peers[peer].pace);
     } else if (out->round != r->round) {
         e->live.stale++;
         return;
@@ -310,8 +321,7 @@ static void on_nack(lc_engine *e, uint16_t peer, const lc_record *r) {
     }
     if (out->state != LC_OUT_OPEN)
         return;
-    out->asked_so_far += take_asked(out, r->a, r->c);
-    out->asked_so_far += take_asked(out, r->a + 64, r->d);
+    take_told(out, r);
     lc_out_wake(e, out);
     lc_out_check(e, out);
 }
@@ -356,7 +366,7 @@ static void on_ack(lc_engine *e, uint16_t peer, const lc_record *r) {
         p->probe_ns = 0;
     p->tx_acked = r->a;
     uint64_t rtt = 0;
-    if (r->c >> 32) {
+    if (moved && r->c >> 32) { /* an answer that comes again tells how old it is */
         uint32_t kept_us = (uint32_t)(r->c >> 32) - 1;
         uint32_t back_us = (uint32_t)(e->now / 1000) - (uint32_t)r->c;
         if (kept_us <= back_us && back_us < 60000000) /* else a clock that makes no sense */

@@ -155,10 +155,10 @@ static void place_streams(lc_op *op, lc_op_slot *s, bump *b, int inject) {
     }
     for (uint32_t i = 0; i < s->desc.n_dests; i++) {
         uint64_t *again = repairs ? take(b, words * 8) : NULL;
-        uint64_t *asked = repairs ? take(b, words * 8) : NULL;
+        uint64_t *told = repairs ? take(b, words * 8) : NULL;
         if (b->base) {
             s->outs[i].again = again;
-            s->outs[i].asked = asked;
+            s->outs[i].told = told;
         }
     }
 }

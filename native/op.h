@@ -50,14 +50,13 @@ typedef struct lc_out {
     lc_op_slot *slot;
     struct lc_out *next, *prev; /* the peer's list of streams with something to send */
     uint64_t *again;            /* a bit per packet to be resent in this round */
-    uint64_t *asked;            /* a bit per packet that the peer asked for in this round */
+    uint64_t *told;             /* a bit per packet of which NACKs of this round have spoken */
     uint64_t fin_ns;            /* when FIN is repeated */
     uint32_t fin_tries;
     uint32_t cursor; /* round 0: next in the slot's order of readiness; later: where to look on */
     uint32_t sent;   /* packets of this round */
-    uint32_t again_left;   /* bits in again */
-    uint32_t asked_so_far; /* bits in asked */
-    uint32_t asked_total;  /* bits that the peer will ask for in this round */
+    uint32_t again_left; /* bits in again */
+    uint32_t n_told;     /* bits in told */
     uint16_t peer;
     uint16_t number; /* of the slot at the peer */
     uint8_t round;

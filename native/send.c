@@ -11,7 +11,7 @@ static int has_more(const lc_out *out) {
 static int round_sent(const lc_out *out) {
     const lc_op_slot *s = out->slot;
     if (out->round)
-        return out->again_left == 0 && out->asked_so_far >= out->asked_total;
+        return out->again_left == 0 && out->n_told == s->n_packets;
     return out->cursor == s->n_ready && s->n_ready + s->n_void == s->n_packets;
 }
 

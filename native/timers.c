@@ -65,9 +65,10 @@ static void tick_out(lc_engine *e, lc_out *out) {
     lc_op *op = out->slot->op;
     if (out->state == LC_OUT_DONE)
         return;
+    int wants_nack = out->state == LC_OUT_OPEN && out->round && out->n_told < out->slot->n_packets;
     if (!op->call.reliable && path_silent(e, op, out->peer)) {
         lc_out_done(e, out);
-    } else if (out->state == LC_OUT_SENT && e->now >= out->fin_ns) {
+    } else if ((out->state == LC_OUT_SENT || wants_nack) && e->now >= out->fin_ns) {
         lc_tell_fin(e, out);
         out->fin_ns = e->now + backoff(e, out->peer, ++out->fin_tries);
     }

@@ -58,17 +58,30 @@ typedef struct {
 
 enum lc_verdict { LC_GOOD = 0, LC_MALFORMED = 1, LC_FOREIGN = 2 };
 
+/* What a record says, and what its fields hold beyond op, slot and round.
+ *
+ *   READY     a peer has posted op: send          a dtype, c signature, d elements
+ *   WANT      op is posted here; is it there?     the same
+ *   FIN       this round of a stream is sent      a packets sent in it, b next link_seq
+ *   NACK      missing after a round               a first packet, b the next record's, c d bits
+ *   DONE      a stream has settled                a packets missing for good
+ *   ACK       the link, from its receiver         a link_seq seen + 1, b packets that may be in
+ *                                                 flight, c time echo and its age, d packets taken
+ *   PROBE     the link, from its sender           a link_seq of the next packet
+ *   MISMATCH  op means something else here        as READY
+ *   ASK       a stream is silent: where is it?
+ *   WAIT      it waits for its own sources or its rank: nothing is lost */
 enum lc_record_kind {
-    LC_R_READY = 1,   /* a peer has posted op: send.      a = dtype, c = signature, d = elements */
-    LC_R_WANT = 2,    /* op is posted here, is it there?  same fields */
-    LC_R_FIN = 3,     /* this round of a stream is sent.  a = packets sent in the round, b = next link_seq */
-    LC_R_NACK = 4,    /* missing after a round.           a = first packet, b = all missing, c d = bits */
-    LC_R_DONE = 5,    /* a stream has settled.            a = packets missing for good */
-    LC_R_ACK = 6,     /* link. a = link_seq seen + 1, b = packets that may be in flight, c = time echo and how long it was kept, d = received */
-    LC_R_PROBE = 7,   /* link. a = link_seq of the next packet */
-    LC_R_MISMATCH = 8, /* op means something else here.   same fields as READY */
-    LC_R_ASK = 9,     /* a stream is silent: where is it? */
-    LC_R_WAIT = 10,   /* the stream waits for its own sources or for its rank: nothing is lost */
+    LC_R_READY = 1,
+    LC_R_WANT = 2,
+    LC_R_FIN = 3,
+    LC_R_NACK = 4,
+    LC_R_DONE = 5,
+    LC_R_ACK = 6,
+    LC_R_PROBE = 7,
+    LC_R_MISMATCH = 8,
+    LC_R_ASK = 9,
+    LC_R_WAIT = 10,
     LC_R_LAST = 10
 };
 
@@ -84,7 +97,8 @@ typedef struct {
 /* Writes LC_HEADER_BYTES, checksum included. */
 void lc_wire_put(uint8_t *dst, const lc_header *header);
 /* Checks every field of a datagram of n bytes that this file can know to be right; *header is
- * valid only when the verdict is LC_GOOD. Ranges of op, slot and packet are the engine's to check. */
+ * valid only when the verdict is LC_GOOD. Ranges of op, slot and packet are for the engine to
+ * check. */
 enum lc_verdict lc_wire_get(const uint8_t *src, size_t n, const lc_expect *expect,
                             lc_header *header);
 void lc_record_put(uint8_t *dst, const lc_record *record);

@@ -236,10 +236,14 @@ static void on_call(lc_engine *e, uint16_t peer, const lc_record *r) {
 }
 
 /* How long packets may still come after the end of their stream: what this peer's did before, a
- * quarter of a round trip, and never less than the floor. */
-static uint64_t reorder_allowance(const lc_engine *e, const lc_peer *p) {
+ * quarter of a round trip, and never less than the floor. Before packets are given up for good, four
+ * times as long as they were late before; asking for them too early costs no more than a resend. */
+static uint64_t reorder_allowance(const lc_engine *e, const lc_in *in) {
+    const lc_peer *p = &e->peers[in->peer];
+    const lc_call *call = &in->slot->op->call;
     uint64_t floor = e->config.reorder_ns ? e->config.reorder_ns : LC_REORDER_NS;
-    uint64_t learnt = 4 * p->late_ns > p->pace.rtt_ns / 4 ? 4 * p->late_ns : p->pace.rtt_ns / 4;
+    uint64_t late = !call->reliable && in->round >= call->repair ? 4 * p->late_ns : p->late_ns;
+    uint64_t learnt = late > p->pace.rtt_ns / 4 ? late : p->pace.rtt_ns / 4;
     return learnt > floor ? learnt : floor;
 }
 
@@ -273,7 +277,7 @@ static void on_fin(lc_engine *e, uint16_t peer, const lc_record *r) {
         in->state = LC_IN_CLOSING;
         in->nack_ns = 0;
         in->fin_ns = e->now;
-        in->close_ns = e->now + reorder_allowance(e, &e->peers[peer]);
+        in->close_ns = e->now + reorder_allowance(e, in);
         if (in->close_ns < e->tick_ns)
             e->tick_ns = in->close_ns;
     }

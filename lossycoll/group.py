@@ -71,15 +71,28 @@ class Group:
         self.communicator = self._communicator(place, options, ["this process"])
 
     def _meet(self, place: Place, pg_options: object, undo: contextlib.ExitStack) -> None:
-        rank, size = place.rank, place.size
         rendezvous = Rendezvous(
             PrefixStore("lossy", place.store),
-            rank,
-            size,
+            place.rank,
+            place.size,
             place.timeout.total_seconds(),
             describe=f"{socket.gethostname()} pid {os.getpid()}",
             alive=_alive,
         )
+        try:
+            self._assemble(place, pg_options, rendezvous, undo)
+        except LossyError as error:
+            rendezvous.part(error)
+            raise
+
+    def _assemble(
+        self,
+        place: Place,
+        pg_options: object,
+        rendezvous: Rendezvous,
+        undo: contextlib.ExitStack,
+    ) -> None:
+        rank, size = place.rank, place.size
         # What can be wrong with this rank alone is found first, so that the others hear of it.
         hello: dict[str, Any] = {}
         failure: LossyError | None = None
@@ -107,18 +120,14 @@ class Group:
         interface = _same_network(interface, options, [entry["address"] for entry in ranks])
         mtu = options.mtu or min(interface.mtu, AUTO_MTU_MAX)
         payload = min(rendezvous.exchange("payload", payload_bytes(mtu, interface.version)))
-        try:
-            engine = Engine(
-                rank,
-                size,
-                interface.address,
-                payload_bytes=payload,
-                group=first["group"],
-                options=options,
-            )
-        except LossyError as error:
-            rendezvous.exchange("links", None, error)
-            raise
+        engine = Engine(
+            rank,
+            size,
+            interface.address,
+            payload_bytes=payload,
+            group=first["group"],
+            options=options,
+        )
         undo.callback(engine.close)
         info = engine.link()
         links = rendezvous.exchange("links", [interface.address, info.port])

@@ -12,7 +12,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from .errors import RendezvousError
 
@@ -24,6 +24,9 @@ HEADER_BYTES: Final = 48
 """lc_header_bytes()"""
 IP_UDP_BYTES: Final = {4: 28, 6: 48}
 AUTO_MTU_MAX: Final = 9000
+
+
+_Value = TypeVar("_Value")
 
 
 class Store(Protocol):
@@ -58,7 +61,7 @@ class Rendezvous:
         describe: str,
         alive: Callable[[Mapping[str, Any]], bool] = lambda hello: False,
     ) -> None:
-        self._store = store
+        self._store = _Polled(store, f"rank {rank}/{size}")
         self._rank = rank
         self._size = size
         self._timeout = timeout
@@ -90,28 +93,49 @@ class Rendezvous:
             raise
         return [entry["hello"] for entry in roster]
 
-    def exchange(self, name: str, value: Any, error: Exception | None = None) -> list[Any]:
+    def exchange(self, name: str, value: Any) -> list[Any]:
         """One more round: every rank's ``value`` (JSON), by rank. ``name`` is the round's own.
 
-        Raises as :meth:`meet` does, with ``error`` meaning the same.
+        Raises RendezvousError if a rank doesn't come, or has parted with an error.
         """
-        mine = {"value": value, "error": "" if error is None else str(error)}
-        self._set(f"{name}/{self._rank}", mine)
-        if error is not None:
-            raise error
-        entries = [self._wait(f"{name}/{rank}", name) for rank in range(self._size)]
-        for rank, entry in enumerate(entries):
-            if entry["error"]:
-                raise self._error(f"rank {rank} can't take part: {entry['error']}", rank)
-        return [entry["value"] for entry in entries]
+        self._set(f"{name}/{self._rank}", value)
+        return [self._wait(f"{name}/{rank}", name) for rank in range(self._size)]
+
+    def part(self, error: Exception) -> None:
+        """To be called before ``error`` is raised, which ends the rendezvous for all ranks.
+
+        Rank 0 waits a little for the others: it may be the store's server, and then what they have
+        not read yet would go with it.
+        """
+        if not self.session:
+            return
+        try:
+            if self._get("failed") is None:
+                self._set("failed", {"rank": self._rank, "error": str(error)})
+            if self._rank != 0:
+                self._set(f"parted/{self._rank}", True)
+                return
+            end = time.monotonic() + GRACE_SECONDS
+            pause = _Pause()
+            waiting = set(range(1, self._size))
+            while waiting and time.monotonic() < end:
+                pause()
+                for rank in sorted(waiting):
+                    here = self._get(f"hello/{rank}") is not None
+                    if not here or self._get(f"parted/{rank}"):
+                        waiting.discard(rank)
+        except RendezvousError:
+            return
 
     # ---- rank 0 ----
 
     def _gather(self, mine: dict[str, Any]) -> list[Any]:
         before = self._session_now()
         if before and self._is_alive(before):
-            raise self._error(f"another process is rank 0 already: {self._name_of(before)}", 0)
+            names = f"{self._name_of(before)} and {self._who}"
+            raise self._error(_claimed(0, names), 0)
         self.session = secrets.token_hex(8)
+        self._set("who", self._who)
         self._store.set("session", self.session)
         roster: dict[int, Any] = {0: mine}
         refusal = self._refusal(roster)
@@ -123,12 +147,14 @@ class Rendezvous:
                 if entry is not None:
                     roster[rank] = entry
                     refusal = refusal or self._refusal(roster)
-                    if refusal:
-                        self._refuse(refusal, roster)
             if len(roster) == self._size:
                 break
-            self._check_second_master(roster)
+            second = self._second_master()
+            if second is not None and self._session_now() != self.session:
+                raise second  # the others have turned away from this process
+            refusal = refusal or second
             if refusal:
+                self._refuse(refusal, roster)
                 # The latecomers are to hear of it as well, but not for long.
                 end = min(end, time.monotonic() + GRACE_SECONDS)
             if time.monotonic() > end:
@@ -137,11 +163,7 @@ class Rendezvous:
         missing = [rank for rank in range(self._size) if rank not in roster]
         doubled = [rank for rank in range(1, self._size) if self._claims(rank) > 1]
         if refusal is None and missing:
-            refusal = self._error(
-                f"{_ranks(missing)} missing after {self._timeout:g} s; are all processes started, "
-                f"with one world size and one master?",
-                missing[0],
-            )
+            refusal = self._missing(missing)
         elif refusal is None and doubled:
             refusal = self._error(self._claimed_text(doubled[0]), doubled[0])
         if refusal is not None:
@@ -168,7 +190,7 @@ class Rendezvous:
             nonces += [entry["nonce"] for entry in claimed if entry]
         self._set("roster", {"error": str(error), "peer": error.peer, "nonces": nonces})
 
-    def _check_second_master(self, roster: Mapping[int, Any]) -> None:
+    def _second_master(self) -> RendezvousError | None:
         """Of two processes that are rank 0 the later one overwrites the session: the first sees it.
 
         It tells the second through a key of the second's session.
@@ -176,16 +198,8 @@ class Rendezvous:
         now = self._session_now()
         if now != self.session:
             self._store.set(f"{now}/second", json.dumps(self._who))
-        other = self._get("second")
-        if now != self.session or other is not None:
-            names = self._who if other is None else f"{other} and {self._who}"
-            error = self._error(
-                f"more than one process claims rank 0: {names}; every process needs a RANK of its "
-                f"own",
-                0,
-            )
-            self._refuse(error, roster)
-            raise error
+        other = self._get("second") or (self._name_of(now) if now != self.session else None)
+        return None if other is None else self._error(_claimed(0, f"{other} and {self._who}"), 0)
 
     # ---- the others ----
 
@@ -209,11 +223,10 @@ class Rendezvous:
                 if self._is_alive(self.session):
                     raise self._error(self._claimed_text(self._rank), self._rank)
             if time.monotonic() > self._end:
-                raise self._error(
-                    f"nothing from rank 0 within {self._timeout:g} s; is it started, with the "
-                    f"same master and group?",
-                    0,
-                )
+                # Rank 0 is the first that can't be reached, unless it has started this session.
+                names = [f"hello/{rank}" for rank in range(1, self._size)]
+                missing = [n for n, name in enumerate(names, 1) if self._get(name) is None]
+                raise self._missing(missing if self.session and missing else [0])
             pause()
 
     def _claim(self, mine: dict[str, Any]) -> None:
@@ -227,18 +240,24 @@ class Rendezvous:
     def _error(self, text: str, peer: int) -> RendezvousError:
         return RendezvousError(f"rank {self._rank}/{self._size}: {text}", peer=peer)
 
+    def _missing(self, ranks: Sequence[int]) -> RendezvousError:
+        return self._error(
+            f"{_ranks(ranks)} missing after {self._timeout:g} s; are all processes started, with "
+            f"one world size and one master?",
+            ranks[0],
+        )
+
     def _session_now(self) -> str:
-        return self._store.get("session").decode() if self._store.check(["session"]) else ""
+        return self._store.get("session") or ""
 
     def _is_alive(self, session: str) -> bool:
         """Whether rank 0 of a session that has met still runs."""
-        key = f"{session}/roster"
-        roster = json.loads(self._store.get(key)) if self._store.check([key]) else {}
+        roster = json.loads(self._store.get(f"{session}/roster") or "{}")
         return "ranks" in roster and self._alive(roster["ranks"][0]["hello"])
 
     def _name_of(self, session: str) -> str:
-        """The process that is rank 0 of a session that has met."""
-        return str(json.loads(self._store.get(f"{session}/roster"))["ranks"][0]["who"])
+        """The process that is rank 0 of a session."""
+        return str(json.loads(self._store.get(f"{session}/who") or '"another"'))
 
     def _claims(self, rank: int) -> int:
         return self._store.add(self._key(f"claims/{rank}"), 0)
@@ -246,16 +265,22 @@ class Rendezvous:
     def _claimed_text(self, rank: int) -> str:
         claimed = [self._get(f"claimed/{rank}/{n + 1}") for n in range(self._claims(rank))]
         names = " and ".join(str(entry["who"]) for entry in claimed if entry)
-        return (
-            f"more than one process claims rank {rank}: {names}; every process needs a RANK of "
-            f"its own"
-        )
+        return _claimed(rank, names)
 
     # ---- the store ----
 
     def _wait(self, key: str, name: str) -> Any:
         pause = _Pause()
         while (value := self._get(key)) is None:
+            # Another rank 0 may have come between two looks, when this group had all but met.
+            second = self._second_master() if self._rank == 0 else None
+            if second is not None:
+                raise second
+            failed = self._get("failed")
+            if failed is not None:
+                raise self._error(
+                    f"rank {failed['rank']} can't take part: {failed['error']}", failed["rank"]
+                )
             if time.monotonic() > self._end:
                 missing = [r for r in range(self._size) if self._get(f"{name}/{r}") is None] or [0]
                 raise self._error(
@@ -273,8 +298,38 @@ class Rendezvous:
         self._store.set(self._key(key), json.dumps(value))
 
     def _get(self, key: str) -> Any:
-        key = self._key(key)
-        return json.loads(self._store.get(key)) if self._store.check([key]) else None
+        found = self._store.get(self._key(key))
+        return None if found is None else json.loads(found)
+
+
+class _Polled:
+    """A store whose own failures are RendezvousErrors."""
+
+    def __init__(self, store: Store, who: str) -> None:
+        self._store = store
+        self._who = who
+
+    def set(self, key: str, value: str) -> None:
+        self._try(lambda: self._store.set(key, value))
+
+    def get(self, key: str) -> str | None:
+        """The value, or None while there is none."""
+        return self._try(
+            lambda: self._store.get(key).decode() if self._store.check([key]) else None
+        )
+
+    def add(self, key: str, value: int) -> int:
+        return self._try(lambda: self._store.add(key, value))
+
+    def _try(self, use: Callable[[], _Value]) -> _Value:
+        try:
+            return use()
+        except RuntimeError as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise RendezvousError(
+                f"{self._who}: the store failed in the rendezvous ({reason}); it ends with the "
+                f"process that serves it, rank 0 or the launcher: their error came first"
+            ) from error
 
 
 class _Pause:
@@ -286,6 +341,12 @@ class _Pause:
     def __call__(self) -> None:
         time.sleep(self._seconds)
         self._seconds = min(self._seconds * 1.5, POLL_SECONDS[1])
+
+
+def _claimed(rank: int, names: str) -> str:
+    return (
+        f"more than one process claims rank {rank}: {names}; every process needs a RANK of its own"
+    )
 
 
 def _ranks(ranks: Sequence[int]) -> str:

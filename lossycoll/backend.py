@@ -342,7 +342,7 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         opts = _c10d.AllToAllOptions() if opts is None else opts
         send = self._splits(input, input_split_sizes)
         receive = self._splits(output, output_split_sizes)
-        call = self._issue("all_to_all", [output, input], detail=input.dtype)
+        call = self._issue("all_to_all", [output, input], detail=str(input.dtype))
         if not self._by_engine(input):
             sizes = (list(output_split_sizes), list(input_split_sizes))
             return self._by_gloo(
@@ -361,7 +361,7 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         for tensors in (outputs, inputs):
             if len(tensors) != self._comm.world:
                 raise self._refusal("all_to_all", f"{len(tensors)} tensors for")
-        call = self._issue("all_to_all", [*outputs, *inputs], detail=inputs[0].dtype)
+        call = self._issue("all_to_all", [*outputs, *inputs], detail=str(inputs[0].dtype))
         if not self._by_engine(inputs[0]):
             return self._by_gloo(call, lambda: self._gloo.alltoall(outputs, inputs, opts), outputs)
         source, target = flat(inputs), flat(outputs)
@@ -477,7 +477,8 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Gloo's, whose error names the ranks that are missing."""
         self._issue("monitored_barrier", [])
-        self._gloo.monitored_barrier(timeout or timedelta(0), wait_all_ranks)
+        timeout = timeout or timedelta(seconds=self._comm.timeout)
+        self._gloo.monitored_barrier(timeout, wait_all_ranks)
 
     # ---- life ----
 

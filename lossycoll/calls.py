@@ -43,7 +43,7 @@ class Collective:
             text += f"[{self.elements}]"
         detail = getattr(self.detail, "name", self.detail)  # an enum's, or as it is
         if detail != "":
-            text += f" {detail}"
+            text += " " + str(detail).removeprefix("torch.")
         return f"{text} ({self.delivery})" if self.delivery else text
 
     @property

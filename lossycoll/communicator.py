@@ -381,6 +381,7 @@ class Communicator:
             self._engine.close()
         for operation in list(self._operations.values()):
             operation.complete()
+        self.health.detach()
 
 
 # ---- plans, kept for the sizes that come again ----

@@ -26,6 +26,10 @@ from .errors import (
 
 HISTORY: Final = 4096
 """Calls that are remembered for comparison with other ranks."""
+def _nothing(error: LossyError) -> None:
+    del error
+
+
 _SHARED: Final = {cls.__name__: cls for cls in (MismatchError, OperationTimeout, PeerLostError)}
 """Errors that are of the same type on all ranks, whoever finds them."""
 
@@ -139,6 +143,10 @@ class Health:
             f"#{self._left[rank]}; did it end early, or raise an error of its own?",
             peer=rank,
         )
+
+    def detach(self) -> None:
+        """Lets go of whoever made this, so that a closed group is freed without a collector."""
+        self._on_failure = _nothing
 
     # ---- what the control plane tells, from its thread ----
 

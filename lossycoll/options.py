@@ -335,8 +335,10 @@ def _check(entry: Field[Any], value: Any, what: str) -> Any:
 
 
 def _unknown(what: str, name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+    short = {entry.removeprefix(PREFIX).lower(): entry for entry in known}
+    wanted = name.removeprefix(PREFIX).lower()
+    near = difflib.get_close_matches(wanted, short, n=1, cutoff=0.4)
+    hint = f"did you mean {short[near[0]]}?" if near else f"known: {', '.join(known)}"
     return f"unknown {what} {name}; {hint}"
 
 

@@ -1,7 +1,8 @@
 """Runs a function on several ranks, each a process of its own, and collects what became of them.
 
 The function is named as "module:function" (of tests/), takes (rank, world) and returns something
-that pickles. Ranks are started with subprocess rather than fork: torch and threads don't survive it.
+that pickles. Ranks are started by subprocess rather than fork, which torch and threads don't
+survive.
 """
 
 from __future__ import annotations
@@ -54,19 +55,26 @@ class Ranks:
         *,
         ranks: Sequence[int] | None = None,
         per_rank: Mapping[int, Mapping[str, str]] | None = None,
-        port: int | None = None,
+        own_store: bool = False,
     ) -> None:
-        """``ranks``: the rank of each process, by default each once. ``per_rank``: by process."""
+        """``ranks``: the rank of each process, by default each once. ``per_rank``: by process.
+
+        ``own_store``: rank 0 serves the store, as without a launcher.
+        """
         name = function if isinstance(function, str) else _name(function)
         self._folder = tempfile.TemporaryDirectory()
         self._start = time.monotonic()
         self.processes: list[subprocess.Popen[bytes]] = []
         self._ranks = list(range(world)) if ranks is None else list(ranks)
         self._ended: dict[int, float] = {}
+        self._store = None if own_store else _serve_store()
+        port = free_port() if self._store is None else self._store.port
         base = {k: v for k, v in os.environ.items() if not k.startswith("LOSSYCOLL_")}
         base |= {
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port or free_port()),
+            "MASTER_PORT": str(port),
+            # As under torchrun: the store is the launcher's, and outlives any rank.
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
             "WORLD_SIZE": str(world),
             "OMP_NUM_THREADS": "1",
             "TORCH_CPP_LOG_LEVEL": "ERROR",
@@ -74,6 +82,8 @@ class Ranks:
             "PYTHONFAULTHANDLER": "1",
             **(env or {}),
         }
+        if own_store:
+            del base["TORCHELASTIC_USE_AGENT_STORE"]
         for number, rank in enumerate(self._ranks):
             own = {"RANK": str(rank), "LOCAL_RANK": str(rank), **(per_rank or {}).get(number, {})}
             out = self._path(number, "err").open("wb")
@@ -175,6 +185,12 @@ def run_good(
     return [outcome.value for outcome in outcomes]
 
 
+def _serve_store() -> Any:
+    from torch.distributed import TCPStore
+
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
 def free_port() -> int:
     """A TCP port that was free a moment ago."""
     with socket.socket() as probe:
@@ -186,9 +202,7 @@ def init(timeout: float = 60.0, **rest: Any) -> None:
     """init_process_group as a test's rank does it."""
     import torch.distributed as dist
 
-    dist.init_process_group(
-        **{"backend": "lossy", "timeout": timedelta(seconds=timeout), **rest}
-    )
+    dist.init_process_group(**{"backend": "lossy", "timeout": timedelta(seconds=timeout), **rest})
 
 
 def note(text: str) -> None:

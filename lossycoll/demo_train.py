@@ -27,7 +27,7 @@ from lossycoll.launch import EventWriter
 
 # Replicas drift with the square root of the steps times this, times the noise of one rank's
 # gradient: a large batch and a modest rate keep them together.
-LEARNING_RATE = 1.5e-3
+LEARNING_RATE = 1.2e-3
 VALIDATION_WINDOWS = 256
 MEASUREMENTS = 8
 # The first steps pay for DDP's bucket building and cold memory; they say nothing about the rest.

@@ -255,7 +255,7 @@ class Control:
             token = message["t"].encode()
             sender = message["r"]
             known = isinstance(sender, int) and 0 <= sender < self._world and sender != self._rank
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
         good = known and isinstance(message.get("k"), str)
         return message if good and hmac.compare_digest(token, self.token.encode()) else None

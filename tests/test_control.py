@@ -1,0 +1,273 @@
+"""The control plane by itself: several ranks in threads of one process, over real sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import zmq
+
+from lossycoll.control import Control, reachable
+from lossycoll.errors import RendezvousError
+
+TOKEN = "secret"
+LIVENESS = 1.6
+
+
+class Notes:
+    """A listener that writes down what it is told; ``calls``: what was called at each number."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.told: list[tuple[Any, ...]] = []
+        self.when: list[float] = []
+        self.calls: dict[int, str] = {}
+
+    def _note(self, *what: Any) -> None:
+        self.told.append(what)
+        self.when.append(time.monotonic())
+
+    def on_dead(self, rank: int, silent: float) -> None:
+        assert silent > 0.7 * LIVENESS
+        self._note("dead", rank)
+
+    def on_abort(self, rank: int, reason: str, kind: str) -> None:
+        self._note("abort", rank, reason, kind)
+
+    def on_bye(self, rank: int, seq: int) -> None:
+        self._note("bye", rank, seq)
+
+    def on_mismatch(self, seq: int, calls: dict[int, str]) -> None:
+        self._note("mismatch", seq, tuple(sorted(calls.items())))
+
+    def call_at(self, seq: int) -> str | None:
+        return self.calls.get(seq)
+
+    def figures(self) -> dict[str, Any]:
+        return {"rank": self.rank, "operations": 10 * self.rank}
+
+
+class Star:
+    def __init__(self, world: int, liveness: float) -> None:
+        self.controls = [Control(rank, world, TOKEN, liveness) for rank in range(world)]
+        self.notes = [Notes(rank) for rank in range(world)]
+        self.port = self.controls[0].open("127.0.0.1")
+        for control, note in zip(self.controls, self.notes, strict=True):
+            control.start(note, "127.0.0.1", self.port)
+        until(lambda: len(self.controls[0]._routes) == world - 1)
+
+    def silence(self, rank: int) -> None:
+        """The rank goes on living, but nothing of it is heard any more."""
+        self.controls[rank]._send = lambda *_: None  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def star(world: int, liveness: float = 30.0) -> Iterator[Star]:
+    made = Star(world, liveness)
+    try:
+        yield made
+    finally:
+        for control in made.controls:
+            control.close()
+
+
+def until(condition: Callable[[], bool], timeout: float = 5.0) -> None:
+    end = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.005)
+
+
+def quiet(seconds: float, notes: list[Notes]) -> None:
+    time.sleep(seconds)
+    assert all(not note.told for note in notes), [note.told for note in notes]
+
+
+@pytest.mark.parametrize("sender", [0, 2])
+def test_an_abort_reaches_every_other_rank_once(sender: int) -> None:
+    with star(4) as s:
+        begin = time.monotonic()
+        s.controls[sender].abort("out of memory", "EngineError")
+        others = [note for note in s.notes if note.rank != sender]
+        until(lambda: all(note.told for note in others))
+        assert time.monotonic() - begin < 1
+        time.sleep(0.05)
+        for note in others:
+            assert note.told == [("abort", sender, "out of memory", "EngineError")]
+        assert s.notes[sender].told == []
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_silent_rank_is_declared_dead_in_time(victim: int) -> None:
+    with star(3, LIVENESS) as s:
+        quiet(1.2 * LIVENESS, s.notes)  # as long as all are heard, nobody is
+        begin = time.monotonic()
+        s.silence(victim)
+        others = [note for note in s.notes if note.rank != victim]
+        until(lambda: all(note.told for note in others), 2 * LIVENESS)
+        for note in others:
+            assert note.told == [("dead", victim)]
+            assert 0.5 * LIVENESS < note.when[0] - begin < LIVENESS
+        if victim:  # rank 0 still reaches it, and says so
+            until(lambda: s.notes[victim].told == [("dead", victim)])
+
+
+@pytest.mark.parametrize("leaver", [0, 2])
+def test_a_rank_that_says_goodbye_is_not_dead(leaver: int) -> None:
+    with star(3, LIVENESS) as s:
+        s.controls[leaver].leave(41)
+        s.controls[leaver].close()
+        others = [note for note in s.notes if note.rank != leaver]
+        until(lambda: all(note.told for note in others))
+        time.sleep(1.5 * LIVENESS)
+        assert all(note.told == [("bye", leaver, 41)] for note in others)
+
+
+def test_a_rank_that_is_starved_itself_accuses_nobody() -> None:
+    with star(2, LIVENESS) as s:
+        slow = s.notes[0].figures
+        held = threading.Event()
+
+        def stuck() -> dict[str, Any]:
+            if not held.is_set():
+                held.set()
+                time.sleep(1.5 * LIVENESS)  # rank 0's thread hears nothing meanwhile
+            return slow()
+
+        s.notes[0].figures = stuck  # type: ignore[method-assign]
+        until(held.is_set)
+        time.sleep(1.6 * LIVENESS)
+        assert s.notes[0].told == []
+
+
+def test_a_mismatch_is_told_to_all_with_both_calls() -> None:
+    with star(3) as s:
+        for note in s.notes:
+            note.calls[7] = "all_reduce float32[10] SUM"
+        s.controls[1].waiting(7, "all_reduce float32[10] SUM")
+        quiet(0.2, s.notes)
+        s.notes[2].calls[7] = "barrier"
+        s.controls[1].waiting(7, "all_reduce float32[10] SUM")
+        until(lambda: all(note.told for note in s.notes))
+        for note in s.notes:
+            assert note.told[0] == (
+                "mismatch",
+                7,
+                ((1, "all_reduce float32[10] SUM"), (2, "barrier")),
+            )
+        s.controls[0].waiting(9, "barrier")  # nobody is there yet
+        time.sleep(0.1)
+        assert all(told[1] == 7 for note in s.notes for told in note.told)
+
+
+def test_every_rank_can_ask_for_everybodys_figures() -> None:
+    with star(3, LIVENESS) as s:
+        time.sleep(0.3 * LIVENESS)
+        for control in s.controls:
+            begin = time.monotonic()
+            assert control.group_figures() == {
+                rank: {"rank": rank, "operations": 10 * rank} for rank in range(3)
+            }
+            assert time.monotonic() - begin < 0.9
+
+
+HOSTILE = [
+    b"",
+    b"\x80\x04\x95pickle",
+    b"null",
+    b"[]",
+    b"{}",
+    b"[" * 200_000,
+    json.dumps({"t": "wrong", "r": 1, "k": "abort", "reason": "x", "kind": "y"}).encode(),
+    json.dumps({"t": 5, "r": 1, "k": "abort"}).encode(),
+    json.dumps({"t": "\u00e9", "r": 1, "k": "abort"}).encode(),
+]
+"""Without the token, or nothing of ours at all."""
+BROKEN = [
+    json.dumps({"t": TOKEN, "r": 9, "k": "beat"}).encode(),
+    json.dumps({"t": TOKEN, "r": 0, "k": "beat"}).encode(),
+    json.dumps({"t": TOKEN, "r": "1", "k": "beat"}).encode(),
+    json.dumps({"t": TOKEN, "r": True, "k": []}).encode(),
+    json.dumps({"t": TOKEN, "r": 1, "k": "abort"}).encode(),
+    json.dumps({"t": TOKEN, "r": 1, "k": "mismatch", "seq": "x", "call": 1, "rank": []}).encode(),
+    json.dumps({"t": TOKEN, "r": 1, "k": "bye", "seq": None}).encode(),
+]
+
+
+def test_foreign_and_malformed_messages_are_counted_and_dropped() -> None:
+    with star(2) as s, zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.linger = 0
+        stranger.connect(f"tcp://127.0.0.1:{s.port}")
+        route = s.controls[0]._routes[1]
+        for body in HOSTILE:
+            stranger.send(body)
+        stranger.send_multipart([b"many", b"frames", b"{}"])
+        until(lambda: s.controls[0].foreign == len(HOSTILE) + 1)
+        assert s.controls[0]._routes[1] == route
+        for body in BROKEN:
+            stranger.send(body)
+        until(lambda: s.controls[0].foreign == len(HOSTILE) + 1 + len(BROKEN))
+        with socket.create_connection(("127.0.0.1", s.port)) as raw:
+            raw.sendall(os.urandom(1000))
+        time.sleep(0.1)
+        assert not s.notes[0].told
+        assert not s.notes[1].told
+        s.controls[1].abort("still here", "EngineError")
+        until(lambda: bool(s.notes[0].told))
+        assert s.notes[0].told == [("abort", 1, "still here", "EngineError")]
+
+
+def test_ports_and_reachability() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert reachable("127.0.0.1", port)
+        control = Control(0, 2, TOKEN, LIVENESS)
+        with pytest.raises(
+            RendezvousError, match=f"no free TCP port at 127.0.0.1 in {port}-{port}"
+        ):
+            control.open("127.0.0.1", (port, port))
+    assert not reachable("127.0.0.1", port)
+
+
+def test_threads_and_descriptors_are_given_back() -> None:
+    def count() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+    with star(3):
+        pass
+    before = count()
+    for _ in range(5):
+        with star(3):
+            pass
+    unused = Control(1, 2, TOKEN, LIVENESS)
+    unused.close()
+    unused.close()
+    assert count() == before
+
+
+def test_closing_while_others_post_is_safe() -> None:
+    with star(2) as s:
+        stop = threading.Event()
+
+        def post() -> None:
+            while not stop.is_set():
+                s.controls[1].waiting(1, "barrier")
+
+        threads = [threading.Thread(target=post) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.05)
+        s.controls[1].leave(1)
+        s.controls[1].close()
+        stop.set()
+        for thread in threads:
+            thread.join()

@@ -10,7 +10,7 @@ static uint64_t later(uint64_t a, uint64_t b) {
 }
 
 static uint64_t backoff(const lc_engine *e, uint16_t peer, uint32_t tries) {
-    return lc_pace_rto(&e->peers[peer].pace) << (tries < 5 ? tries : 5);
+    return lc_pace_rto(&e->peers[peer].pace) << (tries < 3 ? tries : 3);
 }
 
 /* Nothing at all has come from the peer for as long as any stream may be silent. */

@@ -26,7 +26,11 @@
 #define SO_RXQ_OVFL 40
 #endif
 
-enum { CONTROL_BYTES = 128, BUFFER_WISH = 32 << 20 };
+enum {
+    CONTROL_BYTES = 128,
+    BUFFER_WISH = 32 << 20,
+    GATHER_BYTES = 4096 /* packets below this are packed: two pieces each cost more than the copy */
+};
 
 typedef union {
     struct sockaddr any;
@@ -305,26 +309,31 @@ static uint32_t flatten(lc_link *link, const lc_run *run) {
     return used;
 }
 
+static int gathers(const lc_link *link, const lc_run *run) {
+    return (link->active & LC_GATHER) && (run->n_packets == 1 || run->packet_bytes >= GATHER_BYTES);
+}
+
 /* One run is one message. Returns the runs that went, or 0 with errno set. */
 static int send_offloaded(lc_link *link, const lc_run *runs, int n) {
-    struct iovec flat;
-    if (!(link->active & LC_GATHER))
-        n = 1; /* one staging buffer */
-    for (int i = 0; i < n; i++) {
-        struct msghdr *m = &link->out[i].msg_hdr;
-        address_message(link, m, runs[i].peer);
-        m->msg_iov = runs[i].iov;
-        m->msg_iovlen = 2 * runs[i].n_packets;
-        if (!(link->active & LC_GATHER)) {
-            flat.iov_base = link->staging;
-            flat.iov_len = flatten(link, &runs[i]);
+    struct iovec flat = {link->staging, 0};
+    int packed = !gathers(link, &runs[0]);
+    int count = 0;
+    do {
+        const lc_run *run = &runs[count];
+        struct msghdr *m = &link->out[count].msg_hdr;
+        address_message(link, m, run->peer);
+        m->msg_iov = run->iov;
+        m->msg_iovlen = 2 * run->n_packets;
+        if (packed) {
+            flat.iov_len = flatten(link, run);
             m->msg_iov = &flat;
             m->msg_iovlen = 1;
         }
-        if (runs[i].n_packets > 1)
-            segment_message(m, link->out_control[i], (uint16_t)runs[i].packet_bytes);
-    }
-    return send_messages(link, link->out, n);
+        if (run->n_packets > 1)
+            segment_message(m, link->out_control[count], (uint16_t)run->packet_bytes);
+        count++;
+    } while (!packed && count < n && gathers(link, &runs[count]));
+    return send_messages(link, link->out, count);
 }
 
 int lc_link_send(lc_link *link, const lc_run *runs, int n_runs, int *sys_errno) {

@@ -3,12 +3,14 @@
 #include "engine.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 static const uint64_t SECOND_NS = 1000000000u;
+static const uint64_t SPIN_NS = 50000; /* how long the thread stays awake after a packet */
 
 const char *lc_version(void) {
     return "0.1.0";
@@ -94,6 +96,12 @@ static uint64_t pace_delay(const lc_engine *e) {
 }
 
 static void rest(lc_engine *e) {
+    /* Answers come within microseconds while an operation runs; waking up takes longer than that.
+     */
+    if (e->active && e->now - e->busy_ns < SPIN_NS) {
+        sched_yield();
+        return;
+    }
     uint64_t until = e->tick_ns > e->now ? e->tick_ns - e->now : 0;
     if (e->config.pace_bytes_per_s > 0) {
         uint64_t delay = pace_delay(e);

@@ -160,6 +160,8 @@ class Rendezvous:
             if time.monotonic() > end:
                 break
             pause()
+        # A second process of some rank may have seen the session just after the first.
+        time.sleep(POLL_SECONDS[1])
         missing = [rank for rank in range(self._size) if rank not in roster]
         doubled = [rank for rank in range(1, self._size) if self._claims(rank) > 1]
         if refusal is None and missing:

@@ -236,8 +236,9 @@ static void on_call(lc_engine *e, uint16_t peer, const lc_record *r) {
 }
 
 /* How long packets may still come after the end of their stream: what this peer's did before, a
- * quarter of a round trip, and never less than the floor. Before packets are given up for good, four
- * times as long as they were late before; asking for them too early costs no more than a resend. */
+ * quarter of a round trip, and never less than the floor. Before packets are given up for good,
+ * four times as long as they were late before; asking for them too early costs no more than a
+ * resend. */
 static uint64_t reorder_allowance(const lc_engine *e, const lc_in *in) {
     const lc_peer *p = &e->peers[in->peer];
     const lc_call *call = &in->slot->op->call;
@@ -248,8 +249,7 @@ static uint64_t reorder_allowance(const lc_engine *e, const lc_in *in) {
 }
 
 static void on_fin(lc_engine *e, uint16_t peer, const lc_record *r) {
-    if ((int32_t)(r->b - e->peers[peer].rx_next) > 0)
-        e->peers[peer].rx_next = r->b;
+    lc_link_seen(e, &e->peers[peer], r->b);
     lc_op *op = lc_find_op(e, r->op);
     if (!op) {
         if (lc_op_failed(e, r->op))
@@ -448,8 +448,7 @@ void lc_control_arrived(lc_engine *e, const lc_header *h, const uint8_t *payload
             on_ack(e, h->sender, &r);
             break;
         case LC_R_PROBE:
-            if ((int32_t)(r.a - p->rx_next) > 0)
-                p->rx_next = r.a;
+            lc_link_seen(e, p, r.a);
             p->ack_due = 1;
             break;
         case LC_R_MISMATCH:

@@ -526,6 +526,21 @@ def test_old_datagrams_do_not_pass_for_a_long_way() -> None:
             assert network.engines[rank].peer_stats(1 - rank).rtt_ns < 0.3e9
 
 
+def test_a_link_number_from_beyond_does_not_silence_the_link() -> None:
+    """Records have no checksum of their own; a wrong one must not cost more than itself."""
+    with RelayedNetwork(2, Faults()) as network:
+        assert_sums(network, 3000, 2)
+        for far in (10_000, 2**30, 2**31 + 5, 2**32 - 1):
+            for kind, a, b in ((PROBE, far, 0), (FIN, 0, far)):
+                record = struct.pack("<BBHIIIQQ", kind, 0, 0, 0, a, b, 0, 0)
+                packet = Packet(type=CONTROL, payload=record)
+                network.relay.send(1, 0, packet.bytes())
+            network.relay.send(1, 0, Packet(link_seq=far).bytes())
+        for ended in assert_sums(network, 100_000, 4):
+            assert ended.report.packets_missing == 0
+            assert ended.report.elapsed < 4
+
+
 def test_damaged_headers_are_dropped_and_repaired() -> None:
     with RelayedNetwork(2, Faults(damage=0.05, seed=3)) as network:
         assert_sums(network, 6000, 20, reliable=True)

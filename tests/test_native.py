@@ -1,4 +1,4 @@
-"""Runs the C tests of tests/native: plain, under ASan and UBSan, and the fuzzer of the parser.
+"""Runs the C tests of tests/native: plain, under ASan and UBSan, under TSan, and the two fuzzers.
 
 A C compiler is a requirement of the project, so its absence is a failure and not a skip.
 """
@@ -13,7 +13,7 @@ import pytest
 NATIVE = Path(__file__).resolve().parent / "native"
 
 
-@pytest.mark.parametrize("target", ["test", "asan", "fuzz"])
+@pytest.mark.parametrize("target", ["test", "asan", "tsan", "fuzz"])
 def test_make(target: str) -> None:
     done = subprocess.run(
         ["make", "-C", str(NATIVE), target, "FUZZ_SECONDS=5"],

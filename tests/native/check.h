@@ -10,8 +10,8 @@ enum { CHECK_SHOWN = 20 };
 static unsigned long check_total, check_failed;
 
 static inline int check_that(int ok, const char *file, int line, const char *condition) {
-    check_total++;
-    if (!ok && check_failed++ < CHECK_SHOWN)
+    __atomic_fetch_add(&check_total, 1, __ATOMIC_RELAXED); /* tests have threads */
+    if (!ok && __atomic_fetch_add(&check_failed, 1, __ATOMIC_RELAXED) < CHECK_SHOWN)
         fprintf(stderr, "%s:%d: not true: %s\n", file, line, condition);
     return ok;
 }

@@ -1,0 +1,200 @@
+/* Engines in one process, joined by loopback, and hand-built plans for them. */
+#ifndef LC_TEST_NET_H
+#define LC_TEST_NET_H
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "check.h"
+#include "lossycoll.h"
+
+enum { NET_MAX = 8, NET_GROUP = 9, NET_PAYLOAD = 256, NET_PER_PACKET = NET_PAYLOAD / 4 };
+
+static const uint64_t NET_SESSION = 0x0123456789ABCDEF;
+static const uint64_t MS = 1000000, SECOND = 1000000000;
+
+typedef struct {
+    lc_engine *engine[NET_MAX];
+    uint16_t port[NET_MAX];
+    uint16_t size;
+    uint64_t timeout_ns; /* of operations */
+} net;
+
+/* at: the ports that ranks know each other by; NULL: those that they have. */
+static inline void net_open_at(net *n, uint16_t size, lc_inject inject, uint64_t deadline_ns,
+                               const uint16_t *at, uint64_t timeout_ns) {
+    lc_address peers[NET_MAX];
+    n->size = size;
+    n->timeout_ns = timeout_ns;
+    for (uint16_t r = 0; r < size; r++) {
+        lc_config c = {.address = "127.0.0.1",
+                       .rank = r,
+                       .size = size,
+                       .payload_bytes = NET_PAYLOAD,
+                       .socket_buffer = 106496,
+                       .group = NET_GROUP,
+                       .deadline_min_ns = deadline_ns,
+                       .deadline_max_ns = deadline_ns,
+                       .inject = inject};
+        lc_failure failure;
+        lc_link_info info;
+        n->engine[r] = lc_engine_open(&c, &failure);
+        if (!CHECK(n->engine[r] != NULL))
+            abort();
+        lc_engine_link(n->engine[r], &info);
+        n->port[r] = info.port;
+        peers[r] = (lc_address){"127.0.0.1", at ? at[r] : info.port};
+    }
+    for (uint16_t r = 0; r < size; r++)
+        CHECK(lc_engine_start(n->engine[r], NET_SESSION, peers) == LC_OK);
+}
+
+static inline void net_open(net *n, uint16_t size, lc_inject inject, uint64_t deadline_ns) {
+    net_open_at(n, size, inject, deadline_ns, NULL, 30 * SECOND);
+}
+
+static inline void net_close(net *n) {
+    for (uint16_t r = 0; r < n->size; r++)
+        lc_engine_close(n->engine[r]);
+}
+
+/* ---- plans: the tables of ring.py and transpose.py, in rank order and of equal segments ---- */
+
+typedef struct {
+    lc_slot_desc slots[2 * NET_MAX];
+    lc_edge edges[4 * NET_MAX];
+    uint32_t n_slots, n_edges;
+    uint32_t scratch;
+} table;
+
+static inline lc_slot_desc *add_slot(table *t, uint16_t number, uint64_t offset, uint64_t length) {
+    lc_slot_desc *s = &t->slots[t->n_slots++];
+    *s = (lc_slot_desc){.number = number,
+                        .offset = offset,
+                        .length = length,
+                        .first_edge = t->n_edges,
+                        .target = LC_TARGET_OUT,
+                        .missing = LC_MISSING_OWN};
+    return s;
+}
+
+static inline void add_source(table *t, lc_slot_desc *s, uint16_t peer) {
+    t->edges[t->n_edges++] = (lc_edge){peer, 0};
+    s->n_sources++;
+}
+
+static inline void add_dest(table *t, lc_slot_desc *s, uint16_t peer, uint16_t slot) {
+    t->edges[t->n_edges++] = (lc_edge){peer, slot};
+    s->n_dests++;
+}
+
+static inline void own_at(lc_slot_desc *s, uint64_t offset, uint8_t target) {
+    s->own = 1;
+    s->own_offset = offset;
+    s->target = target;
+    s->missing = LC_MISSING_KEEP;
+}
+
+static inline void plan_transpose(table *t, uint16_t size, uint16_t rank, uint32_t segment) {
+    *t = (table){.n_slots = 0};
+    for (uint16_t p = 0; p < size; p++) {
+        if (p == rank)
+            continue;
+        lc_slot_desc *s = add_slot(t, p, 0, segment);
+        own_at(s, (uint64_t)p * segment, LC_TARGET_NONE);
+        add_dest(t, s, p, p);
+    }
+    lc_slot_desc *mine = add_slot(t, rank, (uint64_t)rank * segment, segment);
+    own_at(mine, (uint64_t)rank * segment, LC_TARGET_OUT);
+    mine->combine = LC_ADD;
+    mine->finish = LC_FINISH_MEAN;
+    for (uint16_t p = 0; p < size; p++)
+        if (p != rank)
+            add_source(t, mine, p);
+    for (uint16_t p = 0; p < size; p++)
+        if (p != rank)
+            add_dest(t, mine, p, (uint16_t)(size + rank));
+    for (uint16_t p = 0; p < size; p++)
+        if (p != rank)
+            add_source(t, add_slot(t, (uint16_t)(size + p), (uint64_t)p * segment, segment), p);
+}
+
+static inline void plan_ring(table *t, uint16_t size, uint16_t rank, uint32_t segment) {
+    uint16_t before = (uint16_t)((rank + size - 1) % size);
+    uint16_t after = (uint16_t)((rank + 1) % size);
+    *t = (table){.n_slots = 0};
+    for (uint16_t step = 0; step < size; step++) {
+        uint16_t s = (uint16_t)((rank + size - step) % size);
+        int last = step == size - 1;
+        uint64_t at = (uint64_t)s * segment;
+        lc_slot_desc *d = add_slot(t, s, last ? at : t->scratch, segment);
+        if (step == 0) {
+            d->offset = 0;
+            own_at(d, at, LC_TARGET_NONE);
+        } else {
+            own_at(d, at, last ? LC_TARGET_OUT : LC_TARGET_SCRATCH);
+            d->combine = LC_ADD;
+            d->finish = last ? LC_FINISH_MEAN : LC_FINISH_NONE;
+            add_source(t, d, before);
+            if (!last)
+                t->scratch += segment;
+        }
+        add_dest(t, d, after, (uint16_t)(last ? size + s : s));
+    }
+    for (uint16_t step = 0; step + 1 < size; step++) {
+        uint16_t s = (uint16_t)((rank + size - step) % size);
+        lc_slot_desc *d = add_slot(t, (uint16_t)(size + s), (uint64_t)s * segment, segment);
+        add_source(t, d, before);
+        if (step + 2 < size)
+            add_dest(t, d, after, (uint16_t)(size + s));
+    }
+}
+
+/* An in-place mean of size * segment floats. */
+static inline int64_t net_submit(net *n, uint16_t rank, int ring, uint32_t segment, float *data,
+                                 int reliable, int repair, int notify) {
+    table t;
+    if (ring)
+        plan_ring(&t, n->size, rank, segment);
+    else
+        plan_transpose(&t, n->size, rank, segment);
+    lc_call call = {.slots = t.slots,
+                    .edges = t.edges,
+                    .n_slots = t.n_slots,
+                    .n_edges = t.n_edges,
+                    .in = data,
+                    .out = data,
+                    .in_elements = (uint64_t)n->size * segment,
+                    .out_elements = (uint64_t)n->size * segment,
+                    .scratch_elements = t.scratch,
+                    .elements_per_packet = NET_PER_PACKET,
+                    .dtype = LC_F32,
+                    .reliable = (uint8_t)reliable,
+                    .repair = (uint8_t)repair,
+                    .notify = (uint8_t)notify,
+                    .scale = 1,
+                    .signature = 1000 + segment + (uint64_t)ring,
+                    .timeout_ns = n->timeout_ns};
+    return lc_engine_submit(n->engine[rank], &call);
+}
+
+/* Rank r gives 2^r: what an element may become is the mean over a subset of the ranks. */
+static inline void fill(float *data, size_t elements, uint16_t rank) {
+    for (size_t i = 0; i < elements; i++)
+        data[i] = (float)(1 << rank);
+}
+
+static inline int is_mean_of_some(float value, uint16_t size) {
+    for (int bits = 1; bits < 1 << size; bits++) {
+        float diff = value - (float)bits / (float)__builtin_popcount((unsigned)bits);
+        if (diff < 1e-4f && diff > -1e-4f)
+            return 1;
+    }
+    return 0;
+}
+
+static inline float mean_of_all(uint16_t size) {
+    return (float)((1 << size) - 1) / (float)size;
+}
+
+#endif

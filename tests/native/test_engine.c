@@ -1,0 +1,334 @@
+/* Whole engines under the sanitizers: seeded faults, many operations in flight, and callers that
+ * submit, wait, read figures, release, abort and close from several threads. */
+#define _DEFAULT_SOURCE
+#include "net.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+typedef struct {
+    net *n;
+    uint16_t rank;
+    int ring, reliable, repair;
+    uint32_t segment;
+    int operations;
+    int deep;  /* operations in flight */
+    int whole; /* nothing may be missing */
+    uint64_t missing, injected;
+} worker;
+
+static void check_values(const worker *w, const float *data) {
+    uint16_t size = w->n->size;
+    int good = 1;
+    for (size_t i = 0; i < (size_t)size * w->segment; i++) {
+        float diff = data[i] - mean_of_all(size);
+        good &= w->whole ? diff < 1e-4f && diff > -1e-4f : is_mean_of_some(data[i], size);
+    }
+    CHECK_AT(good, "rank %d ring %d reliable %d repair %d", w->rank, w->ring, w->reliable,
+             w->repair);
+}
+
+static void end(worker *w, int64_t ticket, const float *data) {
+    lc_report report;
+    lc_failure failure;
+    int code = LC_PENDING;
+    for (int i = 0; i < 400 && code == LC_PENDING; i++)
+        code = lc_engine_wait(w->n->engine[w->rank], ticket, 100 * MS);
+    CHECK_AT(code == LC_OK, "rank %d code %d", w->rank, code);
+    CHECK(lc_engine_result(w->n->engine[w->rank], ticket, &report, &failure) == code);
+    CHECK(report.elapsed_ns < 60 * SECOND);
+    CHECK(!w->whole || report.packets_missing == 0);
+    w->missing += report.packets_missing;
+    w->injected += report.packets_injected;
+    lc_engine_release(w->n->engine[w->rank], ticket);
+    if (code == LC_OK)
+        check_values(w, data);
+}
+
+static void *work(void *argument) {
+    worker *w = argument;
+    size_t elements = (size_t)w->n->size * w->segment;
+    float *data = malloc((size_t)w->deep * elements * sizeof *data);
+    int64_t *tickets = calloc((size_t)w->deep, sizeof *tickets);
+    for (int i = 0; i < w->operations + w->deep; i++) {
+        int at = i % w->deep;
+        float *mine = data + (size_t)at * elements;
+        if (tickets[at])
+            end(w, tickets[at], mine);
+        tickets[at] = 0;
+        if (i >= w->operations)
+            continue;
+        fill(mine, elements, w->rank);
+        tickets[at] =
+            net_submit(w->n, w->rank, w->ring, w->segment, mine, w->reliable, w->repair, 0);
+        CHECK(tickets[at] > 0);
+    }
+    free(tickets);
+    free(data);
+    return NULL;
+}
+
+/* Reads figures all the while, as a monitor does. */
+static int watching;
+
+static void *watch(void *argument) {
+    net *n = argument;
+    while (__atomic_load_n(&watching, __ATOMIC_RELAXED)) {
+        for (uint16_t r = 0; r < n->size; r++) {
+            lc_stats stats;
+            lc_report report;
+            lc_peer_stats peer;
+            lc_link_info info;
+            lc_engine_stats(n->engine[r], &stats);
+            lc_engine_last_report(n->engine[r], &report);
+            CHECK(lc_engine_peer_stats(n->engine[r], (r + 1) % n->size, &peer) == LC_OK);
+            CHECK(peer.delivery_rate >= 0 && peer.delivery_rate <= 1);
+            lc_engine_link(n->engine[r], &info);
+        }
+        usleep(2000);
+    }
+    return NULL;
+}
+
+static void run(lc_inject inject, worker how) {
+    net n;
+    worker workers[NET_MAX];
+    pthread_t threads[NET_MAX], watcher;
+    uint64_t missing = 0, injected = 0, moved = 0;
+    net_open(&n, 3, inject, 20 * SECOND);
+    watching = 1;
+    pthread_create(&watcher, NULL, watch, &n);
+    for (uint16_t r = 0; r < n.size; r++) {
+        workers[r] = how;
+        workers[r].n = &n;
+        workers[r].rank = r;
+        pthread_create(&threads[r], NULL, work, &workers[r]);
+    }
+    for (uint16_t r = 0; r < n.size; r++) {
+        pthread_join(threads[r], NULL);
+        missing += workers[r].missing;
+        injected += workers[r].injected;
+    }
+    __atomic_store_n(&watching, 0, __ATOMIC_RELAXED);
+    pthread_join(watcher, NULL);
+    usleep(150000); /* figures of an idle engine are this fresh */
+    for (uint16_t r = 0; r < n.size; r++) {
+        lc_stats stats;
+        lc_engine_stats(n.engine[r], &stats);
+        CHECK(stats.malformed == 0 && stats.foreign == 0 && stats.socket_overflow == 0);
+        CHECK(stats.operations == (uint64_t)how.operations);
+        moved += stats.packets_duplicated + stats.packets_reordered;
+    }
+    CHECK((injected > 0) == (inject.loss > 0));
+    CHECK((moved > 0) == (inject.dup > 0));
+    CHECK((missing > 0) == (inject.loss > 0 && !how.reliable));
+    net_close(&n);
+}
+
+static void test_faults(void) {
+    const lc_inject none = {.loss = 0};
+    const lc_inject lossy = {.loss = 0.2, .burst = 3, .seed = 5};
+    const lc_inject bad = {.loss = 0.1, .dup = 0.2, .reorder = 0.2, .seed = 6};
+    for (int ring = 0; ring < 2; ring++) {
+        worker w = {.ring = ring, .segment = 1000, .operations = 60, .deep = 8};
+        run(lossy, w);
+        run(bad, w);
+        w.repair = 1;
+        run(bad, w);
+        w.repair = 0;
+        w.whole = 1;
+        run(none, w);
+        w.reliable = 1;
+        run(bad, w);
+    }
+}
+
+/* More operations than an engine takes at once: submitting waits for room. */
+static void test_deep(void) {
+    worker w = {.ring = 1, .segment = 70, .operations = 600, .deep = 200, .whole = 1};
+    run((lc_inject){.loss = 0}, w);
+}
+
+/* ---- tickets handed out by lc_engine_next ---- */
+
+static void *collect(void *argument) {
+    lc_engine *e = argument;
+    intptr_t got = 0;
+    for (;;) {
+        int64_t ticket = lc_engine_next(e, 50 * MS);
+        if (ticket < 0)
+            return (void *)got;
+        if (!ticket)
+            continue;
+        lc_report report;
+        lc_failure failure;
+        CHECK(lc_engine_result(e, ticket, &report, &failure) == LC_OK);
+        lc_engine_release(e, ticket);
+        got++;
+    }
+}
+
+static void test_notify(void) {
+    enum { MANY = 100, SEGMENT = 100 };
+    static float data[2][MANY][2 * SEGMENT];
+    net n;
+    pthread_t threads[4];
+    net_open(&n, 2, (lc_inject){.loss = 0}, 20 * SECOND);
+    for (int i = 0; i < 4; i++) /* two collectors for each engine */
+        pthread_create(&threads[i], NULL, collect, n.engine[i / 2]);
+    for (int i = 0; i < MANY; i++)
+        for (uint16_t r = 0; r < 2; r++)
+            CHECK(net_submit(&n, r, i % 2, SEGMENT, data[r][i], 1, 0, 1) > 0);
+    for (int i = 0; i < 200; i++) {
+        lc_stats a, b;
+        lc_engine_stats(n.engine[0], &a);
+        lc_engine_stats(n.engine[1], &b);
+        if (a.operations == MANY && b.operations == MANY)
+            break;
+        usleep(20000);
+    }
+    intptr_t got = 0;
+    usleep(100000);
+    for (int i = 0; i < 2; i++)
+        lc_engine_stop_next(n.engine[i]);
+    for (int i = 0; i < 4; i++) {
+        void *some;
+        pthread_join(threads[i], &some);
+        got += (intptr_t)some;
+    }
+    CHECK(got == 2 * MANY);
+    net_close(&n);
+}
+
+/* ---- endings ---- */
+
+typedef struct {
+    net *n;
+    int64_t ticket;
+    int code;
+} waiter;
+
+static void *wait_long(void *argument) {
+    waiter *w = argument;
+    w->code = lc_engine_wait(w->n->engine[0], w->ticket, 20 * SECOND);
+    return NULL;
+}
+
+static void *abort_soon(void *argument) {
+    net *n = argument;
+    usleep(5000);
+    lc_engine_abort(n->engine[0], LC_E_ABORTED, 1);
+    lc_engine_peer_dead(n->engine[0], 2);
+    return NULL;
+}
+
+/* Aborts from two sides while submits go on; who waits is woken; then close. */
+static void test_abort(void) {
+    enum { MANY = 400, SEGMENT = 100 };
+    static float data[MANY][3 * SEGMENT];
+    net n;
+    pthread_t aborting, waiting;
+    int64_t tickets[MANY];
+    int taken = 0;
+    net_open(&n, 3, (lc_inject){.loss = 0}, 20 * SECOND);
+    waiter w = {&n, net_submit(&n, 0, 1, SEGMENT, data[0], 0, 0, 0), LC_OK};
+    CHECK(w.ticket > 0);
+    pthread_create(&waiting, NULL, wait_long, &w);
+    pthread_create(&aborting, NULL, abort_soon, &n);
+    for (int i = 1; i < MANY; i++) { /* blocks when 128 are in flight, until the abort */
+        int64_t ticket = net_submit(&n, 0, 1, SEGMENT, data[i], 0, 0, 0);
+        if (ticket > 0)
+            tickets[taken++] = ticket;
+        else
+            CHECK(ticket == LC_E_ABORTED || ticket == LC_E_PEER);
+    }
+    CHECK(taken < 200);
+    pthread_join(aborting, NULL);
+    pthread_join(waiting, NULL);
+    CHECK(w.code == LC_E_ABORTED || w.code == LC_E_PEER);
+    for (int i = 0; i < taken; i++) {
+        int code = lc_engine_wait(n.engine[0], tickets[i], 5 * SECOND);
+        CHECK(code == LC_E_ABORTED || code == LC_E_PEER);
+        if (i % 2)
+            lc_engine_release(n.engine[0], tickets[i]); /* the rest is left to close */
+    }
+    net_close(&n);
+}
+
+/* Closing at any moment, with packets under way and operations that nobody released. */
+static void test_close(void) {
+    enum { SEGMENT = 20000 };
+    static float data[4][3][3 * SEGMENT];
+    for (int turn = 0; turn < 12; turn++) {
+        net n;
+        net_open(&n, 3, (lc_inject){.loss = 0.05, .dup = 0.1, .reorder = 0.1, .seed = 3}, SECOND);
+        for (int i = 0; i < 4; i++)
+            for (uint16_t r = 0; r < 3; r++)
+                CHECK(net_submit(&n, r, i % 2, SEGMENT, data[i][r], turn % 2, 0, turn % 3 == 0) >
+                      0);
+        usleep((unsigned)(turn * 700));
+        net_close(&n);
+    }
+}
+
+static void test_bad_arguments(void) {
+    net n;
+    float data[64] = {0};
+    lc_failure failure;
+    lc_config c = {.address = "127.0.0.1", .size = 2, .payload_bytes = 60};
+    CHECK(lc_engine_open(&c, &failure) == NULL && failure.code == LC_E_ARGUMENT);
+    c.payload_bytes = 256;
+    c.rank = 2;
+    CHECK(lc_engine_open(&c, &failure) == NULL && failure.code == LC_E_ARGUMENT);
+    c.rank = 0;
+    c.address = "not an address";
+    CHECK(lc_engine_open(&c, &failure) == NULL && failure.code == LC_E_ARGUMENT);
+    c.address = "192.0.2.1"; /* nobody's */
+    CHECK(lc_engine_open(&c, &failure) == NULL && failure.code == LC_E_SYSTEM);
+    net_open(&n, 2, (lc_inject){.loss = 0}, SECOND);
+    const lc_edge edges[3] = {{1, 0}, {1, 0}, {0, 0}};
+    const lc_slot_desc good = {.length = 8, .n_dests = 1, .own = 1};
+    lc_slot_desc bad[8];
+    for (int i = 0; i < 8; i++)
+        bad[i] = good;
+    bad[0].own_offset = 57;         /* beyond the input */
+    bad[1].own_offset = UINT64_MAX; /* wraps */
+    bad[2].first_edge = 3;          /* beyond the edges */
+    bad[3].first_edge = UINT32_MAX; /* wraps */
+    bad[4].first_edge = 2;          /* to itself */
+    bad[5].number = 0xFFFF;         /* means none */
+    bad[6].own = 0;                 /* nothing to send */
+    bad[7].length = UINT64_MAX;     /* beyond everything */
+    for (int i = 0; i < 8; i++) {
+        lc_call call = {.slots = &bad[i],
+                        .edges = edges,
+                        .n_slots = 1,
+                        .n_edges = 3,
+                        .in = data,
+                        .out = data,
+                        .in_elements = 64,
+                        .out_elements = 64,
+                        .elements_per_packet = 64,
+                        .scale = 1};
+        CHECK_AT(lc_engine_submit(n.engine[0], &call) == LC_E_ARGUMENT, "bad slot %d", i);
+        call.slots = &good;
+        call.elements_per_packet = 65; /* more than a packet holds */
+        CHECK(lc_engine_submit(n.engine[0], &call) == LC_E_ARGUMENT);
+        call.elements_per_packet = 0;
+        CHECK(lc_engine_submit(n.engine[0], &call) == LC_E_ARGUMENT);
+        call.elements_per_packet = 64;
+        call.dtype = 9;
+        CHECK(lc_engine_submit(n.engine[0], &call) == LC_E_ARGUMENT);
+    }
+    net_close(&n);
+}
+
+int main(void) {
+    test_bad_arguments();
+    test_faults();
+    test_deep();
+    test_notify();
+    test_abort();
+    test_close();
+    return check_result("test_engine");
+}

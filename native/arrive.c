@@ -199,12 +199,9 @@ static void note_arrival(lc_engine *e, lc_in *in) {
         peer->late_ns = e->now - in->fin_ns;
 }
 
-/* The peer has sent what comes before `next`. Returns whether that is news. It never sends further
- * ahead than the window: a number from beyond would silence the link, since the peer does not
- * believe an acknowledgement of what it has not sent. */
-int lc_link_seen(lc_engine *e, lc_peer *peer, uint32_t next) {
-    uint32_t ahead = next - peer->rx_next;
-    if (ahead == 0 || ahead > e->window)
+/* The peer has sent what comes before `next`. Returns whether that is news. */
+int lc_link_seen(lc_peer *peer, uint32_t next) {
+    if ((int32_t)(next - peer->rx_next) <= 0)
         return 0;
     peer->rx_next = next;
     return 1;
@@ -212,7 +209,7 @@ int lc_link_seen(lc_engine *e, lc_peer *peer, uint32_t next) {
 
 static void note_link(lc_engine *e, lc_peer *peer, const lc_header *h) {
     peer->rx_taken++;
-    if (lc_link_seen(e, peer, h->link_seq + 1)) {
+    if (lc_link_seen(peer, h->link_seq + 1)) {
         peer->rx_echo_us = h->time_us; /* of an old packet it would tell how old that is */
         peer->rx_echo_ns = e->now;
     }

@@ -249,7 +249,7 @@ static uint64_t reorder_allowance(const lc_engine *e, const lc_in *in) {
 }
 
 static void on_fin(lc_engine *e, uint16_t peer, const lc_record *r) {
-    lc_link_seen(e, &e->peers[peer], r->b);
+    lc_link_seen(&e->peers[peer], r->b);
     lc_op *op = lc_find_op(e, r->op);
     if (!op) {
         if (lc_op_failed(e, r->op))
@@ -360,8 +360,16 @@ static void on_ack(lc_engine *e, uint16_t peer, const lc_record *r) {
     lc_peer *p = &e->peers[peer];
     uint32_t moved = r->a - p->tx_acked;
     p->tx_window = r->b;
+    if ((int32_t)(r->a - p->tx_next) > 0) {
+        /* More than was sent: a damaged number got through, here or there. Numbers only have to
+         * grow, so going on from where the peer is makes both agree again. */
+        p->tx_next = p->tx_acked = p->tx_seen = r->a;
+        p->tx_received = (uint32_t)r->d;
+        p->probe_ns = 0;
+        return;
+    }
     if (moved > p->tx_next - p->tx_acked)
-        return; /* older than what we know, or beyond what we sent */
+        return; /* older than what we know */
     uint32_t taken = (uint32_t)r->d - p->tx_received;
     uint32_t lost = taken < r->a - p->tx_seen ? r->a - p->tx_seen - taken : 0;
     p->tx_received = (uint32_t)r->d;
@@ -448,7 +456,7 @@ void lc_control_arrived(lc_engine *e, const lc_header *h, const uint8_t *payload
             on_ack(e, h->sender, &r);
             break;
         case LC_R_PROBE:
-            lc_link_seen(e, p, r.a);
+            lc_link_seen(p, r.a);
             p->ack_due = 1;
             break;
         case LC_R_MISMATCH:

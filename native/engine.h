@@ -139,7 +139,7 @@ int lc_op_failed(const lc_engine *e, uint32_t number); /* ended by the engine's 
 
 /* arrive.c: packets in, sums, readiness */
 void lc_data_arrived(lc_engine *e, const lc_header *h, const uint8_t *payload);
-int lc_link_seen(lc_engine *e, lc_peer *peer, uint32_t next);
+int lc_link_seen(lc_peer *peer, uint32_t next);
 void lc_give_up(lc_engine *e, lc_in *in, int cause);
 void lc_round_ended(lc_engine *e, lc_in *in);
 void lc_inject_round(lc_engine *e, lc_in *in);

@@ -520,10 +520,10 @@ def test_old_datagrams_do_not_pass_for_a_long_way() -> None:
                 network.relay.send(1 - receiver, receiver, datagram)
                 if i % 16 == 0:
                     time.sleep(0.002)
-        assert_sums(network, 3000, 4)
         time.sleep(0.2)
         for rank in range(2):
-            assert network.engines[rank].peer_stats(1 - rank).rtt_ns < 0.3e9
+            assert network.engines[rank].peer_stats(1 - rank).rtt_ns < 0.1e9
+        assert_sums(network, 3000, 4)
 
 
 def test_a_link_number_from_beyond_does_not_silence_the_link() -> None:

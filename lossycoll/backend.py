@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from functools import lru_cache
 from typing import Any, Final
 
 import torch
@@ -17,15 +16,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
-from .calls import Collective, Operation, Terms
+from .calls import Collective
 from .errors import AbortedError, MismatchError, UnsupportedError
 from .figures import Report, Stats
 from .group import Group, Place
-from .options import Options, Scope, scope, within
+from .options import Options
+from .routes import Routes, reliable_version
 from .tensors import (
-    AVG,
     DTYPES,
-    SUM,
     contiguous,
     copy_back,
     flat,
@@ -34,7 +32,7 @@ from .tensors import (
     plain,
     spread,
 )
-from .work import EngineWork, GlooWork, ManyWork, PointToPointWork
+from .work import ManyWork, PointToPointWork
 
 _c10d: Any = c10d  # its stub lacks half of what is used here, and has overloads we don't serve
 Tensors = list[Tensor]
@@ -61,7 +59,7 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         )
         self._comm = self._group.communicator
         self._health = self._comm.health
-        self._options = self._comm.options
+        self._routes = Routes(self._comm)
         self._gloo = self._group.gloo
         self._gloo._set_sequence_number_for_group()
         # Parts of torch ask a group for its CPU backend: checkpointing, timeouts, names.
@@ -94,16 +92,16 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     def allreduce(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         opts = _c10d.AllreduceOptions() if opts is None else opts
         tensor, op = tensors[0], opts.reduceOp.op
-        reduction = self._reduction("all_reduce", tensors, op)
-        options = self._reducing(tensor, op)
-        call = self._issue("all_reduce", tensors, tensor, op, options)
+        reduction = self._routes.reduction("all_reduce", tensors, op)
+        options = self._routes.reducing(tensor, op)
+        call = self._routes.issue("all_reduce", tensors, tensor, op, options)
         if options is None:
-            return self._by_gloo(call, lambda: self._gloo.allreduce(tensors, opts), tensors)
+            return self._routes.by_gloo(call, lambda: self._gloo.allreduce(tensors, opts), tensors)
         if reduction is not None:
             return self._reduce_here(call, tensor, reduction, options, opts)
         buffer = contiguous(tensor)
-        terms = self._terms(options, opts, buffer, copy_back(buffer, tensor), op=op)
-        return self._engine_work(
+        terms = self._routes.terms(options, opts, buffer, copy_back(buffer, tensor), op=op)
+        return self._routes.work(
             self._comm.all_reduce(
                 call, buffer.data_ptr(), buffer.numel(), DTYPES[buffer.dtype], terms
             ),
@@ -121,11 +119,11 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         tensor, op, root = tensors[0], opts.reduceOp.op, opts.rootRank
         # Only the root has the result, so nothing could be made of what it lacks: always reliable.
         reduction = local_reduction(op, tensor.dtype)
-        self._reduction("reduce", tensors, op)
-        options = self._exact(tensor)
-        call = self._issue("reduce", tensors, tensor, f"{op.name} to {root}", options)
+        self._routes.reduction("reduce", tensors, op)
+        options = self._routes.exact(tensor)
+        call = self._routes.issue("reduce", tensors, tensor, f"{op.name} to {root}", options)
         if options is None or reduction is None:
-            return self._by_gloo(call, lambda: self._gloo.reduce(tensors, opts), tensors)
+            return self._routes.by_gloo(call, lambda: self._gloo.reduce(tensors, opts), tensors)
         return self._reduce_here(call, tensor, reduction, options, opts, root=root)
 
     def _reduce_here(
@@ -141,32 +139,32 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         """Gathers what the engine can't add (at ``root``, or everywhere) and reduces it there."""
         source = contiguous(tensor)
         if root is not None and root != self._comm.rank:
-            terms = self._terms(options, opts, source)
+            terms = self._routes.terms(options, opts, source)
             buffers = (source.data_ptr(), source.data_ptr())
             operation = self._comm.gather(call, buffers, nbytes(source), root, terms)
-            return self._engine_work(operation, [tensor])
+            return self._routes.work(operation, [tensor])
         rows = self._rows(source)
 
         def finish() -> None:
             spread(reduction(rows), [tensor])
 
-        terms = self._terms(options, opts, (source, rows), finish)
+        terms = self._routes.terms(options, opts, (source, rows), finish)
         buffers = (source.data_ptr(), rows.data_ptr())
         if root is None:
             operation = self._comm.all_gather(call, buffers, nbytes(source), terms)
         else:
             operation = self._comm.gather(call, buffers, nbytes(source), root, terms)
-        return self._engine_work(operation, [tensor])
+        return self._routes.work(operation, [tensor])
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
         opts = _c10d.ReduceScatterOptions() if opts is None else opts
         op = opts.reduceOp.op
-        self._chunks("reduce_scatter", output, input)
-        reduction = self._reduction("reduce_scatter", [output, input], op)
-        options = self._reducing(input, op)
-        call = self._issue("reduce_scatter", [output, input], input, op, options)
+        self._routes.check_chunks("reduce_scatter", output, input)
+        reduction = self._routes.reduction("reduce_scatter", [output, input], op)
+        options = self._routes.reducing(input, op)
+        call = self._routes.issue("reduce_scatter", [output, input], input, op, options)
         if options is None:
-            return self._by_gloo(
+            return self._routes.by_gloo(
                 call, lambda: self._gloo._reduce_scatter_base(output, input, opts), [output]
             )
         source = contiguous(input)
@@ -187,12 +185,12 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     ) -> dist.Work:
         opts = _c10d.ReduceScatterOptions() if opts is None else opts
         op, output, parts = opts.reduceOp.op, outputs[0], inputs[0]
-        self._list("reduce_scatter", output, parts)
-        reduction = self._reduction("reduce_scatter", [output, *parts], op)
-        options = self._reducing(output, op, parts=self._comm.world)
-        call = self._issue("reduce_scatter", [output, *parts], output, op, options)
+        self._routes.check_list("reduce_scatter", output, parts)
+        reduction = self._routes.reduction("reduce_scatter", [output, *parts], op)
+        options = self._routes.reducing(output, op, parts=self._comm.world)
+        call = self._routes.issue("reduce_scatter", [output, *parts], output, op, options)
         if options is None:
-            return self._by_gloo(
+            return self._routes.by_gloo(
                 call, lambda: self._gloo.reduce_scatter(outputs, inputs, opts), outputs
             )
         source = flat(parts)
@@ -211,50 +209,50 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         """``source``: a chunk like ``output`` for each rank, one after another."""
         if reduction is None:
             target = contiguous(output)
-            terms = self._terms(
+            terms = self._routes.terms(
                 options, opts, (source, target), copy_back(target, output), op=opts.reduceOp.op
             )
             buffers = (source.data_ptr(), target.data_ptr())
             dtype = DTYPES[source.dtype]
             operation = self._comm.reduce_scatter(call, buffers, target.numel(), dtype, terms)
-            return self._engine_work(operation, [output])
+            return self._routes.work(operation, [output])
         rows = self._rows(output)
 
         def finish() -> None:
             spread(reduction(rows), [output])
 
-        terms = self._terms(options, opts, (source, rows), finish)
+        terms = self._routes.terms(options, opts, (source, rows), finish)
         buffers = (source.data_ptr(), rows.data_ptr())
         operation = self._comm.all_to_all(call, buffers, nbytes(output), terms)
-        return self._engine_work(operation, [output])
+        return self._routes.work(operation, [output])
 
     # ---- copies ----
 
     def broadcast(self, tensors: Tensors, opts: Any) -> dist.Work:
         tensor, root = tensors[0], opts.rootRank
-        options = self._copying(tensor)
-        call = self._issue("broadcast", tensors, tensor, f"from {root}", options)
+        options = self._routes.copying(tensor)
+        call = self._routes.issue("broadcast", tensors, tensor, f"from {root}", options)
         if options is None:
-            return self._by_gloo(call, lambda: self._gloo.broadcast(tensors, opts), tensors)
+            return self._routes.by_gloo(call, lambda: self._gloo.broadcast(tensors, opts), tensors)
         buffer = contiguous(tensor)
-        terms = self._terms(options, opts, buffer, copy_back(buffer, tensor))
+        terms = self._routes.terms(options, opts, buffer, copy_back(buffer, tensor))
         operation = self._comm.broadcast(call, buffer.data_ptr(), nbytes(buffer), root, terms)
-        return self._engine_work(operation, tensors)
+        return self._routes.work(operation, tensors)
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
         opts = _c10d.AllgatherOptions() if opts is None else opts
-        self._chunks("all_gather", input, output)
-        options = self._copying(output)
-        call = self._issue("all_gather", [output, input], input, options=options)
+        self._routes.check_chunks("all_gather", input, output)
+        options = self._routes.copying(output)
+        call = self._routes.issue("all_gather", [output, input], input, options=options)
         if options is None or not plain(input):
-            return self._by_gloo(
+            return self._routes.by_gloo(
                 call, lambda: self._gloo._allgather_base(output, input, opts), [output]
             )
         source, target = contiguous(input), contiguous(output)
-        terms = self._terms(options, opts, (source, target), copy_back(target, output))
+        terms = self._routes.terms(options, opts, (source, target), copy_back(target, output))
         buffers = (source.data_ptr(), target.data_ptr())
         operation = self._comm.all_gather(call, buffers, nbytes(source), terms)
-        return self._engine_work(operation, [output])
+        return self._routes.work(operation, [output])
 
     _allgather_base = all_gather_single
 
@@ -269,18 +267,20 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> dist.Work:
         opts = _c10d.AllgatherOptions() if opts is None else opts
         tensor, parts = inputs[0], outputs[0]
-        self._list("all_gather", tensor, parts)
-        options = self._copying(tensor, parts=self._comm.world)
-        call = self._issue("all_gather", [tensor, *parts], tensor, options=options)
+        self._routes.check_list("all_gather", tensor, parts)
+        options = self._routes.copying(tensor, parts=self._comm.world)
+        call = self._routes.issue("all_gather", [tensor, *parts], tensor, options=options)
         if options is None:
-            return self._by_gloo(call, lambda: self._gloo.allgather(outputs, inputs, opts), parts)
+            return self._routes.by_gloo(
+                call, lambda: self._gloo.allgather(outputs, inputs, opts), parts
+            )
         source = contiguous(tensor)
         # In a lossy block, what never arrives stays as it was in the caller's tensors.
         rows = flat(parts) if options.delivery == "lossy" else self._rows(source)
-        terms = self._terms(options, opts, (source, rows), lambda: spread(rows, parts))
+        terms = self._routes.terms(options, opts, (source, rows), lambda: spread(rows, parts))
         buffers = (source.data_ptr(), rows.data_ptr())
         operation = self._comm.all_gather(call, buffers, nbytes(source), terms)
-        return self._engine_work(operation, parts)
+        return self._routes.work(operation, parts)
 
     def allgather_coalesced(
         self, outputs: list[Tensors], inputs: Tensors, opts: Any = None
@@ -296,34 +296,38 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         tensor, root = inputs[0], opts.rootRank
         parts = outputs[0] if root == self._comm.rank and outputs else []
         if root == self._comm.rank:
-            self._list("gather", tensor, parts)
-        options = self._exact(tensor)
-        call = self._issue("gather", [tensor, *parts], tensor, f"to {root}", options)
+            self._routes.check_list("gather", tensor, parts)
+        options = self._routes.exact(tensor)
+        call = self._routes.issue("gather", [tensor, *parts], tensor, f"to {root}", options)
         if options is None:
-            return self._by_gloo(call, lambda: self._gloo.gather(outputs, inputs, opts), parts)
+            return self._routes.by_gloo(
+                call, lambda: self._gloo.gather(outputs, inputs, opts), parts
+            )
         source = contiguous(tensor)
         rows = self._rows(source) if parts else source
         finish = (lambda: spread(rows, parts)) if parts else None
-        terms = self._terms(options, opts, (source, rows), finish)
+        terms = self._routes.terms(options, opts, (source, rows), finish)
         buffers = (source.data_ptr(), rows.data_ptr())
         operation = self._comm.gather(call, buffers, nbytes(source), root, terms)
-        return self._engine_work(operation, parts)
+        return self._routes.work(operation, parts)
 
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> dist.Work:
         output, root = outputs[0], opts.rootRank
         parts = inputs[0] if root == self._comm.rank and inputs else []
         if root == self._comm.rank:
-            self._list("scatter", output, parts)
-        options = self._exact(output)
-        call = self._issue("scatter", [output, *parts], output, f"from {root}", options)
+            self._routes.check_list("scatter", output, parts)
+        options = self._routes.exact(output)
+        call = self._routes.issue("scatter", [output, *parts], output, f"from {root}", options)
         if options is None:
-            return self._by_gloo(call, lambda: self._gloo.scatter(outputs, inputs, opts), outputs)
+            return self._routes.by_gloo(
+                call, lambda: self._gloo.scatter(outputs, inputs, opts), outputs
+            )
         target = contiguous(output)
         source = flat(parts) if parts else target
-        terms = self._terms(options, opts, (source, target), copy_back(target, output))
+        terms = self._routes.terms(options, opts, (source, target), copy_back(target, output))
         buffers = (source.data_ptr(), target.data_ptr())
         operation = self._comm.scatter(call, buffers, nbytes(target), root, terms)
-        return self._engine_work(operation, outputs)
+        return self._routes.work(operation, outputs)
 
     def _rows(self, tensor: Tensor) -> Tensor:
         """Room for one tensor like this per rank."""
@@ -340,12 +344,13 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         opts: Any = None,
     ) -> dist.Work:
         opts = _c10d.AllToAllOptions() if opts is None else opts
-        send = self._splits(input, input_split_sizes)
-        receive = self._splits(output, output_split_sizes)
-        call = self._issue("all_to_all", [output, input], detail=str(input.dtype))
-        if not self._by_engine(input):
+        send = self._routes.splits(input, input_split_sizes)
+        receive = self._routes.splits(output, output_split_sizes)
+        self._routes.check_own(send, receive)
+        call = self._routes.issue("all_to_all", [output, input], detail=str(input.dtype))
+        if not self._routes.by_engine(input):
             sizes = (list(output_split_sizes), list(input_split_sizes))
-            return self._by_gloo(
+            return self._routes.by_gloo(
                 call, lambda: self._gloo.alltoall_base(output, input, *sizes, opts), [output]
             )
         source, target = contiguous(input), contiguous(output)
@@ -360,12 +365,15 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         opts = _c10d.AllToAllOptions() if opts is None else opts
         for tensors in (outputs, inputs):
             if len(tensors) != self._comm.world:
-                raise self._refusal("all_to_all", f"{len(tensors)} tensors for")
-        call = self._issue("all_to_all", [*outputs, *inputs], detail=str(inputs[0].dtype))
-        if not self._by_engine(inputs[0]):
-            return self._by_gloo(call, lambda: self._gloo.alltoall(outputs, inputs, opts), outputs)
-        source, target = flat(inputs), flat(outputs)
+                raise self._routes.refusal("all_to_all", f"{len(tensors)} tensors for")
         counts = ([nbytes(tensor) for tensor in inputs], [nbytes(tensor) for tensor in outputs])
+        self._routes.check_own(*counts)
+        call = self._routes.issue("all_to_all", [*outputs, *inputs], detail=str(inputs[0].dtype))
+        if not self._routes.by_engine(inputs[0]):
+            return self._routes.by_gloo(
+                call, lambda: self._gloo.alltoall(outputs, inputs, opts), outputs
+            )
+        source, target = flat(inputs), flat(outputs)
         return self._exchange(
             call,
             (source, target),
@@ -374,17 +382,6 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
             opts=opts,
             result=outputs,
         )
-
-    def _splits(self, tensor: Tensor, sizes: Sequence[int]) -> list[int]:
-        """Bytes per rank; ``sizes``: lengths in the first dimension, or empty for equal parts."""
-        world = self._comm.world
-        rows = tensor.shape[0] if tensor.dim() else 0
-        if not sizes and rows % world == 0:
-            sizes = [rows // world] * world
-        if len(sizes) != world or sum(sizes) != rows:
-            raise self._refusal("all_to_all", f"{rows} rows in parts of {list(sizes)} for")
-        row = nbytes(tensor) // rows if rows else 0
-        return [size * row for size in sizes]
 
     def _exchange(
         self,
@@ -398,8 +395,8 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     ) -> dist.Work:
         """Sends and receives ``counts`` bytes per rank. Only this rank knows them, so beside the
         data each rank tells what it sends, and each looks whether it expects just that."""
-        options = reliable_version(self._effective())
-        terms = self._terms(options, opts, tensors, finish)
+        options = reliable_version(self._routes.effective())
+        terms = self._routes.terms(options, opts, tensors, finish)
         told = torch.tensor(counts[0])
         table = told.new_empty((self._comm.world, self._comm.world))
 
@@ -416,15 +413,15 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
                     self._health.fail(error, tell=True)
                     raise error
 
-        check = self._terms(options, opts, (told, table), compare)
+        check = self._routes.terms(options, opts, (told, table), compare)
         works = [
-            self._engine_work(
+            self._routes.work(
                 self._comm.all_gather(
                     call, (told.data_ptr(), table.data_ptr()), nbytes(told), check
                 ),
                 result,
             ),
-            self._engine_work(
+            self._routes.work(
                 self._comm.exchange(
                     call, (_address(tensors[0]), _address(tensors[1])), *counts, terms
                 ),
@@ -451,7 +448,7 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     def _direct(self, name: str, tensors: Tensors, post: Callable[[], dist.Work]) -> dist.Work:
         """Posts at call time: whoever sends before it receives must not wait for a turn."""
         call = Collective(name, tensors[0].dtype, tensors[0].numel())
-        self._check_device(name, tensors)
+        self._routes.check_device(name, tensors)
         self._health.admit(call)
         try:
             return PointToPointWork(self._comm, call, post(), tensors)
@@ -464,19 +461,14 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
 
     def barrier(self, opts: Any = None) -> dist.Work:
         opts = _c10d.BarrierOptions() if opts is None else opts
-        call = self._issue("barrier", [])
-        if self._comm.world == 1 or self._options.bulk_min_bytes:
-            return self._by_gloo(call, lambda: self._gloo.barrier(opts), [])
-        return self._engine_work(self._barrier(call, opts), [])
-
-    def _barrier(self, call: Collective, opts: Any) -> Operation:
-        one = torch.ones(1)
-        terms = self._terms(reliable_version(self._options), opts, one)
-        return self._comm.barrier(call, one.data_ptr(), terms)
+        call = self._routes.issue("barrier", [])
+        if self._comm.world == 1 or self._comm.options.bulk_min_bytes:
+            return self._routes.by_gloo(call, lambda: self._gloo.barrier(opts), [])
+        return self._routes.work(self._routes.barrier(call, opts), [])
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Gloo's, whose error names the ranks that are missing."""
-        self._issue("monitored_barrier", [])
+        self._routes.issue("monitored_barrier", [])
         timeout = timeout or timedelta(seconds=self._comm.timeout)
         self._gloo.monitored_barrier(timeout, wait_all_ranks)
 
@@ -493,158 +485,6 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         text = f"{self._health.where}: the group was aborted here by abort_process_group"
         self._health.fail(AbortedError(text, peer=self._comm.rank), tell=True)
         self._group.close()
-
-    # ---- which way a call takes: decided by nothing that may differ between ranks ----
-
-    def _issue(
-        self,
-        name: str,
-        tensors: Tensors,
-        shape: Tensor | None = None,
-        detail: object = "",
-        options: Options | None = None,
-    ) -> Collective:
-        """Checks the tensors and numbers the call.
-
-        ``shape`` is the tensor whose size and dtype all ranks must agree on; ``options`` are those
-        of an operation by the engine.
-        """
-        self._check_device(name, tensors)
-        if shape is None:
-            call = Collective(name, detail=detail)
-        else:
-            call = Collective(name, shape.dtype, shape.numel(), detail)
-        if options is not None and options.delivery == "lossy":
-            call.delivery = f"lossy, repair {options.repair}" if options.repair else "lossy"
-        self._health.issue(call)
-        return call
-
-    def _effective(self) -> Options:
-        block = scope()
-        return self._options if block is None else within(self._options, block)
-
-    def _reducing(self, tensor: Tensor, op: object, parts: int = 1) -> Options | None:
-        """The options for a reduction by the engine; None: it is gloo's.
-
-        ``tensor`` times ``parts`` is the size that counts.
-        """
-        if self._comm.world == 1 or not plain(tensor):
-            return None
-        options = self._effective()
-        size = nbytes(tensor) * parts
-        if (
-            options.delivery == "lossy"
-            and size >= options.lossy_min_bytes
-            and tensor.dtype in DTYPES
-            and op in (SUM, AVG)
-        ):
-            return options
-        return reliable_version(options) if size >= options.bulk_min_bytes else None
-
-    def _copying(self, tensor: Tensor, parts: int = 1) -> Options | None:
-        """The same for a copy. Only a block of ``lossy()`` makes copies lossy, and only floats."""
-        block = scope()
-        if block is not None and block.lossy_copies and tensor.dtype in DTYPES:
-            return self._reducing(tensor, SUM, parts)
-        return self._exact(tensor, parts)
-
-    def _exact(self, tensor: Tensor, parts: int = 1) -> Options | None:
-        """The same for what is never lossy."""
-        if self._comm.world == 1 or not plain(tensor):
-            return None
-        options = self._effective()
-        size = nbytes(tensor) * parts
-        return reliable_version(options) if size >= options.bulk_min_bytes else None
-
-    def _by_engine(self, tensor: Tensor) -> bool:
-        """The same where sizes may rightly differ between ranks, so that they can't decide."""
-        return self._comm.world > 1 and tensor.layout is torch.strided
-
-    def _by_gloo(
-        self, call: Collective, post: Callable[[], dist.Work], result: Tensors
-    ) -> dist.Work:
-        """Gloo ends the process when ranks disagree on a size. So where it serves what is rare (a
-        sparse tensor, an empty one), all ranks first agree on the call; that waits for them."""
-        if self._comm.world > 1 and not self._options.bulk_min_bytes:
-            self._barrier(call, _c10d.BarrierOptions()).wait()
-        return GlooWork(self._comm, call, post(), result)
-
-    def _engine_work(self, operation: Operation, result: Tensors) -> dist.Work:
-        return EngineWork(self._comm, operation, result)
-
-    def _terms(
-        self,
-        options: Options,
-        opts: Any,
-        keep: object,
-        epilogue: Callable[[], None] | None = None,
-        *,
-        op: object = AVG,
-    ) -> Terms:
-        seconds = opts.timeout.total_seconds()
-        return Terms(
-            options=options,
-            mean=op == AVG,
-            timeout=seconds if seconds > 0 else None,
-            keep=keep,
-            epilogue=epilogue,
-            future=opts.asyncOp,
-        )
-
-    # ---- what is refused, before the call gets a number ----
-
-    def _refusal(self, name: str, what: str) -> UnsupportedError:
-        return UnsupportedError(
-            f"{self._health.where}: {name} got {what} a group of {self._comm.world} ranks"
-        )
-
-    def _check_device(self, name: str, tensors: Tensors) -> None:
-        for tensor in tensors:
-            if not tensor.is_cpu:
-                raise UnsupportedError(
-                    f"{self._health.where}: {name} got a tensor on {tensor.device}, but backend "
-                    f"'lossy' serves CPU tensors only so far; copy it with .cpu(), or use a group "
-                    f"of another backend for it"
-                )
-
-    def _reduction(self, name: str, tensors: Tensors, op: Any) -> Callable[[Tensor], Tensor] | None:
-        """How to reduce what the engine can't add; None if it can (or gloo shall: sparse)."""
-        dtype = tensors[0].dtype
-        if (op in (SUM, AVG) and dtype in DTYPES) or tensors[0].layout is not torch.strided:
-            return None
-        found = local_reduction(op, dtype)
-        if found is None:
-            raise UnsupportedError(
-                f"{self._health.where}: {name} can't form the {op.name} of {dtype}; it knows SUM, "
-                f"PRODUCT, MIN and MAX of floats and integers, AVG of floats, and BAND, BOR and "
-                f"BXOR of integers and bool; convert the tensor first"
-            )
-        return found
-
-    def _chunks(self, name: str, part: Tensor, whole: Tensor) -> None:
-        """``whole`` must be one ``part`` per rank."""
-        if part.dtype != whole.dtype or part.numel() * self._comm.world != whole.numel():
-            raise self._refusal(
-                name,
-                f"{whole.dtype}[{whole.numel()}] whose parts are {part.dtype}[{part.numel()}] in",
-            )
-
-    def _list(self, name: str, tensor: Tensor, parts: Tensors) -> None:
-        """``parts`` must be one tensor like ``tensor`` per rank."""
-        sizes = {(part.dtype, part.numel()) for part in parts}
-        if len(parts) != self._comm.world or sizes != {(tensor.dtype, tensor.numel())}:
-            listed = ", ".join(f"{part.dtype}[{part.numel()}]" for part in parts[:4])
-            raise self._refusal(
-                name,
-                f"{tensor.dtype}[{tensor.numel()}] and a list of {len(parts)} tensors ({listed}) "
-                f"for",
-            )
-
-
-@lru_cache(maxsize=64)
-def reliable_version(options: Options) -> Options:
-    """The same options with nothing given up."""
-    return within(options, Scope((("delivery", "reliable"),), lossy_copies=False))
 
 
 def _address(tensor: Tensor) -> int:

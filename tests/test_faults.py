@@ -390,6 +390,12 @@ def rank_refusals(rank: int, world: int) -> int:
         ("parts", lambda: dist.all_gather_single(torch.ones(21), good)),
         ("parts", lambda: dist.reduce_scatter_single(good, torch.ones(21))),
         ("a list of 1 tensors", lambda: dist.group.WORLD.allgather([[good]], [good])),
+        (
+            "bytes to itself",
+            lambda: dist.all_to_all_single(
+                good.clone(), good, [3 + rank, 7 - rank], [4 + rank, 6 - rank]
+            ),
+        ),
         ("rows in parts", lambda: dist.all_to_all_single(good, good, [1, 2], [5, 5])),
     ):
         with pytest.raises(refused, match=match) as caught:
@@ -400,12 +406,12 @@ def rank_refusals(rank: int, world: int) -> int:
     dist.all_reduce(good)
     assert (good == world).all()
     dist.destroy_process_group()
-    return 11
+    return 12
 
 
 def test_what_cannot_be_served_is_refused_and_harms_nothing() -> None:
     outcomes = run_ranks(rank_refusals, 2, QUIET)
-    assert [outcome.value for outcome in outcomes] == [11, 11], [str(o) for o in outcomes]
+    assert [outcome.value for outcome in outcomes] == [12, 12], [str(o) for o in outcomes]
 
 
 # ---- a group that can't be made ----

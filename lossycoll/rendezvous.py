@@ -69,6 +69,7 @@ class Rendezvous:
         self._nonce = secrets.token_hex(8)
         self._who = describe
         self._alive = alive
+        self._met = False
         self.session = ""
         """16 hex digits, equal on all ranks; empty until ``meet`` is over."""
 
@@ -91,6 +92,7 @@ class Rendezvous:
             if error is not None:
                 raise error from None
             raise
+        self._met = True
         return [entry["hello"] for entry in roster]
 
     def exchange(self, name: str, value: Any) -> list[Any]:
@@ -110,7 +112,8 @@ class Rendezvous:
         if not self.session:
             return
         try:
-            if self._get("failed") is None:
+            # A process that is not in the roster has no say in the group of those that are.
+            if self._met and self._get("failed") is None:
                 self._set("failed", {"rank": self._rank, "error": str(error)})
             if self._rank != 0:
                 self._set(f"parted/{self._rank}", True)

@@ -157,8 +157,8 @@ class Options:
     bulk_min_bytes: int = _option(
         0,
         _integer(0, MAX_BYTES),
-        "From this size on reliable collectives use the engine rather than gloo. The engine "
-        "measures faster at all sizes, and gloo ends the process when ranks disagree on a size.",
+        "From this size on reliable collectives use the engine rather than gloo, which ends the "
+        "process when ranks disagree on a size.",
         agree=True,
         per_call=True,
     )

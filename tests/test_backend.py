@@ -220,6 +220,7 @@ def rank_collectives(rank: int, world: int) -> int:
             assert dist.recv(got) == int(got[0]) > 0
     else:
         dist.send(torch.full((30_000,), float(rank)), 0)
+    dist.barrier()  # rank 0 takes from anybody: nothing else may be on its way to it
     requests = dist.batch_isend_irecv(
         [dist.P2POp(dist.isend, torch.ones(5), right), dist.P2POp(dist.irecv, got[:5], left)]
     )

@@ -26,6 +26,8 @@ from .errors import (
 
 HISTORY: Final = 4096
 """Calls that are remembered for comparison with other ranks."""
+
+
 def _nothing(error: LossyError) -> None:
     del error
 

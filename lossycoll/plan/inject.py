@@ -94,7 +94,7 @@ def parse(text: str) -> Inject:
         raise ValueError(f"{text!r}: {error}") from None
 
 
-def stream_key(  # noqa: PLR0917 -- the arguments of lc_inject_key, in its order
+def stream_key(
     seed: int, group: int, op: int, slot: int, sender: int, receiver: int, round: int
 ) -> int:
     """The 64-bit key of one round of one stream; ``slot`` is the number at the receiver."""
@@ -151,7 +151,7 @@ def reorders(inject: Inject, key: int, n_packets: int) -> NDArray[np.bool_]:
     return draw(key, REORDER, n_packets) < inject.reorder
 
 
-def lost(  # noqa: PLR0917 -- the last five are those of reference.Lost
+def lost(
     inject: Inject,
     group: int,
     op: int,

@@ -60,7 +60,7 @@ class _Value:
 _Key = tuple[int, int]  # rank, slot number
 
 
-def execute(  # noqa: PLR0917 -- an operation has these seven parts
+def execute(
     plans: Sequence[Plan],
     inputs: Sequence[Array],
     outputs: Sequence[Array],

@@ -70,9 +70,8 @@ static void finish_stratified(lc_op_slot *s, uint32_t k, piece p) {
     count_contributions(op, s->count[k]);
 }
 
-static void fill_missing(lc_op_slot *s, uint32_t k, piece p) {
+static void fill_missing(lc_op_slot *s, piece p) {
     lc_op *op = s->op;
-    (void)k;
     if (s->desc.missing == LC_MISSING_OWN) {
         op->kernels->blend(p.value, p.value, op->call.scale, NULL, 0, p.n);
         op->report.own_filled++;
@@ -86,7 +85,7 @@ static void packet_ready(lc_engine *e, lc_op_slot *s, uint32_t k) {
     piece p = piece_of(s, k);
     if (s->desc.combine == LC_COPY) {
         if (s->count[k] == 0)
-            fill_missing(s, k, p);
+            fill_missing(s, p);
         else
             count_contributions(s->op, s->count[k]);
     } else if (s->desc.finish == LC_FINISH_NONE) {

@@ -10,7 +10,8 @@
 #include <time.h>
 
 static const uint64_t SECOND_NS = 1000000000u;
-static const uint64_t SPIN_NS = 50000; /* how long the thread stays awake after a packet */
+static const uint64_t STARVED_NS = 250000000; /* a turn of the loop never takes this long */
+static const uint64_t SPIN_NS = 50000;        /* how long the thread stays awake after a packet */
 
 const char *lc_version(void) {
     return "0.1.0";
@@ -36,6 +37,7 @@ static void take_inbox(lc_engine *e) {
     lc_op *newest = e->inbox;
     e->inbox = NULL;
     pthread_mutex_unlock(&e->lock);
+    lc_op *last = newest;
     lc_op *oldest = NULL;
     while (newest) {
         lc_op *next = newest->next;
@@ -43,16 +45,27 @@ static void take_inbox(lc_engine *e) {
         oldest = newest;
         newest = next;
     }
-    while (oldest) {
-        lc_op *next = oldest->next;
-        lc_op_start(e, oldest);
-        oldest = next;
-    }
+    if (e->queue_last)
+        e->queue_last->next = oldest;
+    else
+        e->queue_first = oldest;
+    e->queue_last = last;
     pthread_mutex_lock(&e->lock);
     lc_failure failed = e->failed;
     pthread_mutex_unlock(&e->lock);
     if (failed.code) /* submitted while the failure was on its way */
         lc_fail_all(e, &failed);
+}
+
+/* Takes operations up in their order, as far as there is room: a caller is never kept waiting. */
+static void start_queued(lc_engine *e) {
+    while (e->queue_first && e->active < LC_OPS / 2 && !e->table[e->queue_first->number % LC_OPS]) {
+        lc_op *op = e->queue_first;
+        e->queue_first = op->next;
+        if (!e->queue_first)
+            e->queue_last = NULL;
+        lc_op_start(e, op);
+    }
 }
 
 static void obey_abort(lc_engine *e) {
@@ -83,16 +96,11 @@ static void publish(lc_engine *e) {
     pthread_mutex_unlock(&e->lock);
 }
 
-static uint64_t pace_delay(const lc_engine *e) {
-    uint64_t least = UINT64_MAX;
-    for (uint16_t i = 0; i < e->config.size; i++) {
-        if (!e->peers[i].outs)
-            continue;
-        uint64_t d = lc_pace_delay(&e->peers[i].pace, e->now, lc_wire_bytes_max(e));
-        if (d && d < least)
-            least = d;
-    }
-    return least;
+static int wants_to_send(const lc_engine *e) {
+    for (uint16_t i = 0; i < e->config.size; i++)
+        if (e->peers[i].outs)
+            return 1;
+    return 0;
 }
 
 static void rest(lc_engine *e) {
@@ -103,9 +111,9 @@ static void rest(lc_engine *e) {
         return;
     }
     uint64_t until = e->tick_ns > e->now ? e->tick_ns - e->now : 0;
-    if (e->config.pace_bytes_per_s > 0) {
-        uint64_t delay = pace_delay(e);
-        if (delay < until)
+    if (e->rate.bytes_per_s > 0 && wants_to_send(e)) {
+        uint64_t delay = lc_rate_delay(&e->rate, e->now, lc_wire_bytes_max(e));
+        if (delay && delay < until)
             until = delay;
     }
     if (!until)
@@ -119,10 +127,15 @@ static void rest(lc_engine *e) {
 static void *progress(void *argument) {
     lc_engine *e = argument;
     uint64_t published = 0;
+    e->now = lc_now();
     while (!atomic_load(&e->stop)) {
+        uint64_t before = e->now;
         e->now = lc_now();
+        if (e->now - before > STARVED_NS)
+            e->awake_ns = e->now; /* stopped or starved: what is late may lie in the socket */
         take_inbox(e);
         obey_abort(e);
+        start_queued(e);
         int busy = lc_receive(e);
         busy |= lc_send_data(e);
         if (busy)
@@ -212,7 +225,7 @@ static int make_peers(lc_engine *e) {
     for (uint16_t i = 0; i < e->config.size; i++) {
         lc_peer *p = &e->peers[i];
         e->peer_stats[i].delivery_rate = 1.0;
-        lc_pace_init(&p->pace, e->config.pace_bytes_per_s, lc_now());
+        lc_pace_init(&p->pace, lc_now());
         if (i == e->config.rank)
             continue;
         p->records = calloc(LC_RECORDS, sizeof *p->records);
@@ -248,6 +261,7 @@ lc_engine *lc_engine_open(const lc_config *config, lc_failure *failure) {
         return NULL;
     e->config = *config;
     init_locks(e);
+    lc_rate_init(&e->rate, config->pace_bytes_per_s, lc_now());
     size_t packets = (size_t)LC_BATCH_RUNS * LC_RUN_PACKETS;
     e->tail = calloc(LC_TAIL, sizeof *e->tail);
     e->iov = calloc(2 * packets, sizeof *e->iov);
@@ -332,27 +346,19 @@ int64_t lc_engine_submit(lc_engine *e, const lc_call *call) {
         return code;
     op->submitted_ns = lc_now();
     pthread_mutex_lock(&e->lock);
-    e->callers++;
-    while ((e->in_flight >= LC_OPS / 2 || e->taken[e->submitted % LC_OPS]) && !e->closed &&
-           !e->failed.code)
-        pthread_cond_wait(&e->changed, &e->lock);
-    e->callers--;
     if (e->closed || e->failed.code) {
         code = e->closed ? LC_E_CLOSED : e->failed.code;
-        pthread_cond_broadcast(&e->changed);
         pthread_mutex_unlock(&e->lock);
         lc_op_free(op, &e->pool, &e->pool_lock);
         return code;
     }
     op->number = e->submitted++;
-    e->taken[op->number % LC_OPS] = 1;
     op->next = e->inbox;
     e->inbox = op;
     op->older = e->newest;
     if (e->newest)
         e->newest->newer = op;
     e->newest = op;
-    e->in_flight++;
     atomic_store(&e->inbox_full, 1);
     pthread_mutex_unlock(&e->lock);
     nudge(e);

@@ -50,7 +50,6 @@ typedef struct {
     uint64_t late_ns; /* how late packets come after the end of their stream; fades */
     int ack_due;
     uint64_t heard_ns;
-    int dead;
     lc_record *records;
     uint32_t n_records;
     uint8_t *held; /* a datagram that injection delays */
@@ -76,17 +75,20 @@ struct lc_engine {
     lc_link *link;
     lc_peer *peers;
     lc_expect expect;
-    uint32_t window;  /* packets that this rank lets each peer have in flight */
-    uint64_t now;     /* of this turn of the loop */
-    uint64_t tick_ns; /* when timers are looked at next */
+    uint32_t window;   /* packets that this rank lets each peer have in flight */
+    uint64_t now;      /* of this turn of the loop */
+    uint64_t tick_ns;  /* when timers are looked at next */
+    uint64_t awake_ns; /* when the thread last came back from being stopped or starved */
+    lc_rate rate;
     uint64_t busy_ns; /* when something last happened */
     uint16_t turn;    /* the peer that sends first in this turn */
 
     lc_op *table[LC_OPS];
-    uint32_t next_op;     /* number of the next operation that this thread takes up */
-    uint32_t active;      /* operations in table */
-    lc_failure broken;    /* the first failure; code 0: none */
-    uint32_t broken_from; /* operations from here on have failed with it */
+    lc_op *queue_first, *queue_last; /* submitted, not started: there was no room */
+    uint32_t next_op;                /* number of the next operation that this thread takes up */
+    uint32_t active;                 /* operations in table */
+    lc_failure broken;               /* the first failure; code 0: none */
+    uint32_t broken_from;            /* operations from here on have failed with it */
     lc_tail *tail;
     uint32_t n_tail;
 
@@ -101,7 +103,7 @@ struct lc_engine {
 
     /* shared with callers */
     pthread_mutex_t lock;
-    pthread_cond_t changed;  /* some operation has finished, or there is room for another */
+    pthread_cond_t changed;  /* some operation has finished */
     pthread_cond_t notified; /* for lc_engine_next */
     pthread_t thread;
     int running;       /* the thread exists (caller's side) */
@@ -109,14 +111,12 @@ struct lc_engine {
     lc_op *newest;     /* all operations that are not released; under lock */
     lc_op *done_first; /* finished, with notify; under lock */
     lc_op *done_last;
-    uint32_t submitted;    /* number of the next operation submitted; under lock */
-    uint32_t in_flight;    /* under lock */
-    uint8_t taken[LC_OPS]; /* places in table that are spoken for; under lock */
-    uint32_t callers;      /* inside lc_engine_wait or _next; under lock */
-    int closed;            /* under lock */
-    int next_stopped;      /* under lock */
-    lc_failure failed;     /* code 0: sound; under lock */
-    lc_report last;        /* under lock */
+    uint32_t submitted; /* number of the next operation submitted; under lock */
+    uint32_t callers;   /* inside lc_engine_wait or _next; under lock */
+    int closed;         /* under lock */
+    int next_stopped;   /* under lock */
+    lc_failure failed;  /* code 0: sound; under lock */
+    lc_report last;     /* under lock */
     lc_stats stats; /* written by the thread under lock at the end of each turn that changed it */
     lc_stats live;  /* the thread's own */
     lc_peer_stats *peer_stats; /* under lock */

@@ -62,10 +62,10 @@ typedef struct {
     int32_t socket_buffer;  /* bytes asked of the kernel for each direction; 0: the most it gives */
     uint32_t disable;       /* lc_fast_path bits that must not be used */
     uint32_t group;         /* number of the group, equal on all ranks; keys injected faults */
-    uint64_t deadline_min_ns; /* floor and ceiling of the learnt deadline */
-    uint64_t deadline_max_ns;
-    uint64_t reorder_ns;     /* least time a stream waits after its end; 0: one millisecond */
-    double pace_bytes_per_s; /* 0: no fixed rate, congestion window only */
+    uint64_t deadline_min_ns; /* floor of the learnt deadline */
+    uint64_t deadline_max_ns; /* how long a stream or a path may be silent */
+    uint64_t reorder_ns;      /* least time a stream waits after its end; 0: one millisecond */
+    double pace_bytes_per_s;  /* 0: no fixed rate, congestion window only */
     lc_inject inject;
 } lc_config;
 
@@ -193,7 +193,8 @@ int64_t lc_engine_submit(lc_engine *engine, const lc_call *call);
 /* LC_OK when done, LC_PENDING after timeout_ns, or the code the operation failed with. */
 int lc_engine_wait(lc_engine *engine, int64_t ticket, uint64_t timeout_ns);
 int lc_engine_result(lc_engine *engine, int64_t ticket, lc_report *report, lc_failure *failure);
-/* Forgets a finished ticket. */
+/* Forgets a finished ticket, which nobody may be waiting for. One submitted with notify must have
+ * been taken by lc_engine_next before. */
 void lc_engine_release(lc_engine *engine, int64_t ticket);
 /* The next finished ticket among those submitted with notify; 0 after timeout_ns; < 0 when closed.
  */

@@ -85,13 +85,18 @@ static void finish(lc_engine *e, lc_op *op) {
     op->report.op = op->number;
     op->report.elapsed_ns = e->now - op->submitted_ns;
     add_report(&e->live, &op->report);
-    e->table[op->number % LC_OPS] = NULL;
-    e->active--;
+    if (e->table[op->number % LC_OPS] == op) { /* else it failed before it was started */
+        e->table[op->number % LC_OPS] = NULL;
+        e->active--;
+    }
     pthread_mutex_lock(&e->lock);
     e->last = op->report;
     e->stats = e->live;
-    e->in_flight--;
-    e->taken[op->number % LC_OPS] = 0;
+    for (uint16_t i = 0; i < e->config.size; i++) {
+        e->peer_stats[i].packets_sent = e->peers[i].packets_sent;
+        e->peer_stats[i].packets_received = e->peers[i].packets_received;
+        e->peer_stats[i].packets_missing = e->peers[i].packets_missing;
+    }
     if (op->call.notify) {
         op->next = NULL;
         if (e->done_last)
@@ -151,4 +156,10 @@ void lc_fail_all(lc_engine *e, const lc_failure *why) {
             e->broken_from = e->table[i]->number;
         fail_op(e, e->table[i], why);
     }
+    while (e->queue_first) {
+        lc_op *op = e->queue_first;
+        e->queue_first = op->next;
+        fail_op(e, op, why);
+    }
+    e->queue_last = NULL;
 }

@@ -7,44 +7,13 @@ static const uint64_t QUEUE_NS = 100000000u;   /* a standing queue of this is to
 static const uint64_t RTO_MIN_NS = 5000000u, RTO_MAX_NS = 200000000u, RTO_START_NS = 20000000u;
 static const double LOSS_TOLERANCE = 0.6, CUT = 0.7;
 
-void lc_pace_init(lc_pace *pace, double bytes_per_s, uint64_t now) {
-    *pace = (lc_pace){
-        .window = WINDOW_START, .bytes_per_s = bytes_per_s, .filled_ns = now, .epoch_ns = now};
+void lc_pace_init(lc_pace *pace, uint64_t now) {
+    *pace = (lc_pace){.window = WINDOW_START, .epoch_ns = now};
 }
 
 uint32_t lc_pace_window(const lc_pace *pace, uint32_t peer_window) {
     uint32_t own = (uint32_t)pace->window;
     return own < peer_window ? own : peer_window;
-}
-
-/* Two milliseconds of sending, or one offloaded run, may be saved up. */
-static double depth(const lc_pace *pace) {
-    double most = pace->bytes_per_s * 0.002;
-    return most > 65536 ? most : 65536;
-}
-
-static double tokens_at(const lc_pace *pace, uint64_t now) {
-    double t = pace->tokens + pace->bytes_per_s * 1e-9 * (double)(now - pace->filled_ns);
-    return t < depth(pace) ? t : depth(pace);
-}
-
-uint32_t lc_pace_take(lc_pace *pace, uint64_t now, uint32_t want, uint32_t packet_bytes) {
-    if (pace->bytes_per_s <= 0)
-        return want;
-    pace->tokens = tokens_at(pace, now);
-    pace->filled_ns = now;
-    uint32_t may = (uint32_t)(pace->tokens / packet_bytes);
-    if (may > want)
-        may = want;
-    pace->tokens -= (double)may * packet_bytes;
-    return may;
-}
-
-uint64_t lc_pace_delay(const lc_pace *pace, uint64_t now, uint32_t packet_bytes) {
-    if (pace->bytes_per_s <= 0)
-        return 0;
-    double short_of = packet_bytes - tokens_at(pace, now);
-    return short_of <= 0 ? 0 : (uint64_t)(short_of / pace->bytes_per_s * 1e9) + 1;
 }
 
 static void sample_rtt(lc_pace *pace, uint64_t now, uint64_t rtt_ns) {
@@ -88,4 +57,38 @@ uint64_t lc_pace_rto(const lc_pace *pace) {
         return RTO_START_NS;
     uint64_t rto = 4 * pace->rtt_ns + RTO_MIN_NS;
     return rto < RTO_MAX_NS + pace->rtt_ns * 2 ? rto : RTO_MAX_NS + pace->rtt_ns * 2;
+}
+
+void lc_rate_init(lc_rate *rate, double bytes_per_s, uint64_t now) {
+    *rate = (lc_rate){.bytes_per_s = bytes_per_s, .filled_ns = now};
+}
+
+/* Two milliseconds of sending, or one offloaded run, may be saved up. */
+static double depth(const lc_rate *rate) {
+    double most = rate->bytes_per_s * 0.002;
+    return most > 65536 ? most : 65536;
+}
+
+static double tokens_at(const lc_rate *rate, uint64_t now) {
+    double t = rate->tokens + rate->bytes_per_s * 1e-9 * (double)(now - rate->filled_ns);
+    return t < depth(rate) ? t : depth(rate);
+}
+
+uint32_t lc_rate_take(lc_rate *rate, uint64_t now, uint32_t want, uint32_t packet_bytes) {
+    if (rate->bytes_per_s <= 0)
+        return want;
+    rate->tokens = tokens_at(rate, now);
+    rate->filled_ns = now;
+    uint32_t may = (uint32_t)(rate->tokens / packet_bytes);
+    if (may > want)
+        may = want;
+    rate->tokens -= (double)may * packet_bytes;
+    return may;
+}
+
+uint64_t lc_rate_delay(const lc_rate *rate, uint64_t now, uint32_t packet_bytes) {
+    if (rate->bytes_per_s <= 0)
+        return 0;
+    double short_of = packet_bytes - tokens_at(rate, now);
+    return short_of <= 0 ? 0 : (uint64_t)(short_of / rate->bytes_per_s * 1e9) + 1;
 }

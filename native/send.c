@@ -171,12 +171,12 @@ static uint32_t allowance(lc_engine *e, uint16_t rank, uint32_t packet_bytes) {
         }
         return 0;
     }
-    uint32_t most = LC_RUN_BYTES / packet_bytes;
+    uint32_t most = packet_bytes < LC_RUN_BYTES ? LC_RUN_BYTES / packet_bytes : 1;
     if (most > LC_RUN_PACKETS)
         most = LC_RUN_PACKETS;
     if (most > window - flying)
         most = window - flying;
-    return lc_pace_take(&peer->pace, e->now, most, packet_bytes);
+    return lc_rate_take(&e->rate, e->now, most, packet_bytes);
 }
 
 /* One run for this peer, if it may have one. */

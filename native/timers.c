@@ -15,7 +15,7 @@ static uint64_t backoff(const lc_engine *e, uint16_t peer, uint32_t tries) {
 
 /* Nothing at all has come from the peer for as long as any stream may be silent. */
 static int path_silent(const lc_engine *e, const lc_op *op, uint16_t peer) {
-    uint64_t since = later(e->peers[peer].heard_ns, op->started_ns);
+    uint64_t since = later(later(e->peers[peer].heard_ns, op->started_ns), e->awake_ns);
     return e->now - since > e->config.deadline_max_ns;
 }
 
@@ -37,9 +37,13 @@ static int overdue(lc_engine *e, lc_in *in) {
         return 0;
     if (!in->started_ns)
         return path_silent(e, op, in->peer);
-    uint64_t since = later(in->started_ns, in->excused_ns);
-    return e->now - since > lc_deadline_of(&e->peers[in->peer].deadline, in->slot->n_packets,
-                                           e->config.deadline_min_ns, e->config.deadline_max_ns);
+    uint64_t excused = later(in->excused_ns, e->awake_ns);
+    if (e->now - later(in->last_ns, excused) > e->config.deadline_max_ns)
+        return 1;
+    /* The ceiling is for silence: a slow link whose packets keep coming loses nothing by it. */
+    return e->now - later(in->started_ns, excused) >
+           lc_deadline_of(&e->peers[in->peer].deadline, in->slot->n_packets,
+                          e->config.deadline_min_ns, UINT64_MAX);
 }
 
 static void tick_in(lc_engine *e, lc_in *in, uint64_t *next) {

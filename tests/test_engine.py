@@ -172,7 +172,7 @@ def test_a_late_rank_loses_nothing(algorithm: str) -> None:
 
 
 def test_a_rank_far_ahead_is_waited_for() -> None:
-    """200 operations are more than an engine takes at once: submitting waits, nothing is lost."""
+    """200 operations are more than are taken up at once: the rest waits in line."""
     world, many = 3, 200
     with Network(world, 1408, deadline_min=0.3, deadline_max=1.0) as network:
         plans = [all_reduce(network, ("ring", "transpose")[i % 2], 500 + i) for i in range(many)]
@@ -433,8 +433,9 @@ def test_close_returns_with_operations_pending_and_waited_for() -> None:
 
     def submit() -> None:
         try:
-            for _ in range(20):  # more than there is room for
+            while True:  # many more than are taken up at once; only closing ends it
                 network.submit(0, plans[0], (data[0], data[0]), "f32")
+                time.sleep(0.001)
         except LossyError:
             refused.set()
 
@@ -451,6 +452,41 @@ def test_close_returns_with_operations_pending_and_waited_for() -> None:
     assert time.monotonic() - begin < 3.0
     assert codes == [Code.CLOSED]
     assert refused.is_set()
+
+
+def test_submitting_never_waits_for_a_peer() -> None:
+    """A caller that is kept waiting could not be interrupted, nor go on to another group."""
+    with Network(2, 1408) as network:
+        plans = all_reduce(network, "transpose", 100)
+        data = [[np.full(100, 1.0 + rank, np.float32) for _ in range(700)] for rank in range(2)]
+        begin = time.monotonic()
+        early = [network.submit(0, plans[0], (x, x), "f32") for x in data[0]]
+        assert time.monotonic() - begin < 2.0
+        late = [network.submit(1, plans[1], (x, x), "f32") for x in data[1]]
+        for rank, tickets in enumerate((early, late)):
+            assert {network.end(rank, ticket).code for ticket in tickets} == {0}
+        assert all((x == 1.5).all() for x in data[0] + data[1])
+
+
+@pytest.mark.parametrize("payload", [64, 65408])
+def test_smallest_and_largest_packet(payload: int) -> None:
+    with Network(2, payload) as network:
+        plans = all_reduce(network, "transpose", 50_000)
+        data = [np.full(50_000, 1.0 + rank, np.float32) for rank in range(2)]
+        ended = network.run(plans, data, data, "f32")
+        assert {e.code for e in ended} == {0}
+        assert all((x == 1.5).all() for x in data)
+
+
+def test_a_slow_link_is_not_a_silent_one() -> None:
+    """The ceiling of the deadline is for silence: packets that keep coming are waited for."""
+    with Network(2, 1408, pace=1e6, deadline_min=0.1, deadline_max=0.5) as network:
+        plans = all_reduce(network, "transpose", 400_000)
+        data = [np.full(400_000, 1.0 + rank, np.float32) for rank in range(2)]
+        ended = network.run(plans, data, data, "f32")
+        assert min(e.report.elapsed for e in ended) > 1.0, "the link was not slow"
+        assert sum(e.report.packets_missing for e in ended) == 0
+        assert all((x == 1.5).all() for x in data)
 
 
 def test_close_amid_traffic() -> None:

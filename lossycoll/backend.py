@@ -19,11 +19,12 @@ from torch._C import _distributed_c10d as c10d
 from .calls import Collective
 from .errors import AbortedError, MismatchError, UnsupportedError
 from .figures import Report, Stats
-from .group import Group, Place
+from .group import Group, Place, bounded
 from .options import Options
 from .routes import Routes, reliable_version
 from .tensors import (
     DTYPES,
+    apart,
     contiguous,
     copy_back,
     flat,
@@ -92,6 +93,7 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     def allreduce(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         opts = _c10d.AllreduceOptions() if opts is None else opts
         tensor, op = tensors[0], opts.reduceOp.op
+        self._routes.check_targets("all_reduce", tensors)
         reduction = self._routes.reduction("all_reduce", tensors, op)
         options = self._routes.reducing(tensor, op)
         call = self._routes.issue("all_reduce", tensors, tensor, op, options)
@@ -119,6 +121,7 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         tensor, op, root = tensors[0], opts.reduceOp.op, opts.rootRank
         # Only the root has the result, so nothing could be made of what it lacks: always reliable.
         reduction = local_reduction(op, tensor.dtype)
+        self._routes.check_targets("reduce", tensors)
         self._routes.reduction("reduce", tensors, op)
         options = self._routes.exact(tensor)
         call = self._routes.issue("reduce", tensors, tensor, f"{op.name} to {root}", options)
@@ -159,6 +162,7 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
         opts = _c10d.ReduceScatterOptions() if opts is None else opts
         op = opts.reduceOp.op
+        self._routes.check_targets("reduce_scatter", [output])
         self._routes.check_chunks("reduce_scatter", output, input)
         reduction = self._routes.reduction("reduce_scatter", [output, input], op)
         options = self._routes.reducing(input, op)
@@ -185,6 +189,7 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     ) -> dist.Work:
         opts = _c10d.ReduceScatterOptions() if opts is None else opts
         op, output, parts = opts.reduceOp.op, outputs[0], inputs[0]
+        self._routes.check_targets("reduce_scatter", [output])
         self._routes.check_list("reduce_scatter", output, parts)
         reduction = self._routes.reduction("reduce_scatter", [output, *parts], op)
         options = self._routes.reducing(output, op, parts=self._comm.world)
@@ -209,6 +214,7 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         """``source``: a chunk like ``output`` for each rank, one after another."""
         if reduction is None:
             target = contiguous(output)
+            source = apart(source, target, own=self._comm.rank * nbytes(target))
             terms = self._routes.terms(
                 options, opts, (source, target), copy_back(target, output), op=opts.reduceOp.op
             )
@@ -230,6 +236,7 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
 
     def broadcast(self, tensors: Tensors, opts: Any) -> dist.Work:
         tensor, root = tensors[0], opts.rootRank
+        self._routes.check_targets("broadcast", tensors)
         options = self._routes.copying(tensor)
         call = self._routes.issue("broadcast", tensors, tensor, f"from {root}", options)
         if options is None:
@@ -241,6 +248,7 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
         opts = _c10d.AllgatherOptions() if opts is None else opts
+        self._routes.check_targets("all_gather", [output])
         self._routes.check_chunks("all_gather", input, output)
         options = self._routes.copying(output)
         call = self._routes.issue("all_gather", [output, input], input, options=options)
@@ -248,7 +256,9 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
             return self._routes.by_gloo(
                 call, lambda: self._gloo._allgather_base(output, input, opts), [output]
             )
-        source, target = contiguous(input), contiguous(output)
+        target = contiguous(output)
+        source = contiguous(input)
+        source = apart(source, target, own=-self._comm.rank * nbytes(source))
         terms = self._routes.terms(options, opts, (source, target), copy_back(target, output))
         buffers = (source.data_ptr(), target.data_ptr())
         operation = self._comm.all_gather(call, buffers, nbytes(source), terms)
@@ -267,6 +277,7 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> dist.Work:
         opts = _c10d.AllgatherOptions() if opts is None else opts
         tensor, parts = inputs[0], outputs[0]
+        self._routes.check_targets("all_gather", parts)
         self._routes.check_list("all_gather", tensor, parts)
         options = self._routes.copying(tensor, parts=self._comm.world)
         call = self._routes.issue("all_gather", [tensor, *parts], tensor, options=options)
@@ -296,6 +307,7 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         tensor, root = inputs[0], opts.rootRank
         parts = outputs[0] if root == self._comm.rank and outputs else []
         if root == self._comm.rank:
+            self._routes.check_targets("gather", parts)
             self._routes.check_list("gather", tensor, parts)
         options = self._routes.exact(tensor)
         call = self._routes.issue("gather", [tensor, *parts], tensor, f"to {root}", options)
@@ -314,6 +326,7 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> dist.Work:
         output, root = outputs[0], opts.rootRank
         parts = inputs[0] if root == self._comm.rank and inputs else []
+        self._routes.check_targets("scatter", outputs)
         if root == self._comm.rank:
             self._routes.check_list("scatter", output, parts)
         options = self._routes.exact(output)
@@ -344,6 +357,7 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         opts: Any = None,
     ) -> dist.Work:
         opts = _c10d.AllToAllOptions() if opts is None else opts
+        self._routes.check_targets("all_to_all", [output])
         send = self._routes.splits(input, input_split_sizes)
         receive = self._routes.splits(output, output_split_sizes)
         self._routes.check_own(send, receive)
@@ -353,7 +367,8 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
             return self._routes.by_gloo(
                 call, lambda: self._gloo.alltoall_base(output, input, *sizes, opts), [output]
             )
-        source, target = contiguous(input), contiguous(output)
+        target = contiguous(output)
+        source = apart(contiguous(input), target)
         finish = copy_back(target, output)
         return self._exchange(
             call, (source, target), (send, receive), finish, opts=opts, result=[output]
@@ -366,6 +381,7 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         for tensors in (outputs, inputs):
             if len(tensors) != self._comm.world:
                 raise self._routes.refusal("all_to_all", f"{len(tensors)} tensors for")
+        self._routes.check_targets("all_to_all", outputs)
         counts = ([nbytes(tensor) for tensor in inputs], [nbytes(tensor) for tensor in outputs])
         self._routes.check_own(*counts)
         call = self._routes.issue("all_to_all", [*outputs, *inputs], detail=str(inputs[0].dtype))
@@ -475,6 +491,7 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     # ---- life ----
 
     def set_timeout(self, timeout: timedelta) -> None:
+        timeout = bounded(timeout)
         self._comm.timeout = timeout.total_seconds()
         self._gloo._set_default_timeout(timeout)
 

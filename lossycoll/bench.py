@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,13 @@ from rich.table import Table
 
 from lossycoll.arguments import inject_text, names, real, whole
 from lossycoll.demo_report import percentile
+from lossycoll.launch import EXIT_FAILED, launch, must_be_writable, scratch
+from lossycoll.options import FAST_PATHS
 
 BACKENDS = ("lossy", "gloo")
-FAST_PATHS = ("gso", "gro", "mmsg", "gather", "simd")
 DTYPES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 DEFAULT_SIZES = "4k,16k,64k,256k,1m,4m,25m,100m"
-EXIT_FAILED = 1
-EXIT_INTERRUPTED = 130
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,8 +59,8 @@ def sizes(text: str) -> tuple[int, ...]:
 
 
 def run(options: argparse.Namespace) -> int:
-    from lossycoll.launch import Interrupted, LaunchError, launch
-
+    if options.out:
+        must_be_writable(options.out)
     # With --json, standard output carries the JSON and nothing else.
     console, errors = Console(stderr=options.json), Console(stderr=True)
     config = {
@@ -89,30 +87,23 @@ def run(options: argparse.Namespace) -> int:
         TimeElapsedColumn(),
         console=console,
     )
-    with tempfile.TemporaryDirectory(prefix="lossycoll-bench-") as folder:
-        try:
-            with progress:
-                task = progress.add_task("starting ranks", total=len(options.sizes))
+    with scratch("lossycoll-bench-") as folder:
+        with progress:
+            task = progress.add_task("starting ranks", total=len(options.sizes))
 
-                def on_event(event: dict[str, Any]) -> None:
-                    label = "all-reduce " + human(event["bytes"])
-                    progress.update(task, description=label, completed=event["done"])
+            def on_event(event: dict[str, Any]) -> None:
+                label = "all-reduce " + human(event["bytes"])
+                progress.update(task, description=label, completed=event["done"])
 
-                launch(
-                    "lossycoll.bench_rank",
-                    config,
-                    ranks=options.ranks,
-                    folder=Path(folder),
-                    environment=environment,
-                    on_event=on_event,
-                )
-        except Interrupted as error:
-            errors.print(f"lossycoll bench: {error}")
-            return EXIT_INTERRUPTED
-        except LaunchError as error:
-            errors.print(f"lossycoll bench: {error}", markup=False, highlight=False)
-            return EXIT_FAILED
-        measured = json.loads((Path(folder) / "ranks.json").read_text(encoding="utf-8"))
+            launch(
+                "lossycoll.bench_rank",
+                config,
+                ranks=options.ranks,
+                folder=folder,
+                environment=environment,
+                on_event=on_event,
+            )
+        measured = json.loads((folder / "ranks.json").read_text(encoding="utf-8"))
     results = summarize(measured, options)
     if options.out:
         options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

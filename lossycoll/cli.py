@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from importlib import metadata
 
 from lossycoll import bench, demo, doctor
+from lossycoll.launch import EXIT_FAILED, Interrupted, LaunchError, Unwritable
 
+EXIT_USAGE = 2  # as argparse's
 # What a shell reports for a program that SIGINT ended.
 EXIT_INTERRUPTED = 130
 
@@ -32,8 +34,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         status: int = options.run(options)
     except KeyboardInterrupt:
-        print("lossycoll: stopped", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        return _complain(options.command, "stopped", EXIT_INTERRUPTED)
+    except Interrupted as error:
+        return _complain(options.command, error, EXIT_INTERRUPTED)
+    except LaunchError as error:
+        return _complain(options.command, error, EXIT_FAILED)
+    except Unwritable as error:
+        return _complain(options.command, error, EXIT_USAGE)
+    return status
+
+
+def _complain(command: str, reason: object, status: int) -> int:
+    print(f"lossycoll {command}: {reason}", file=sys.stderr)
     return status
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -20,12 +21,17 @@ from .health import Health
 from .options import Options
 from .plan import Missing, Plan, draw_order, exchange, ring, signature, transpose, tree
 
+log: Final = logging.getLogger("lossycoll")
+
 VERDICT_SECONDS: Final = 1.0
 """How long a mismatch that the engine found waits for the control plane to name both calls."""
 LINGER_SECONDS: Final = 1.0
 """How long a rank that leaves waits for the others to leave, too."""
 REAP_FROM: Final = 8
 """Unfinished operations from which on submitting looks for some that nobody waits for."""
+AUTO_ALGORITHM: Final = "transpose"
+"""What algorithm="auto" means, at every world and size: two steps rather than 2 (world - 1), and a
+lost packet costs one contribution rather than a partial sum (docs/design.md)."""
 FIGURES: Final = (
     "operations",
     "packets_sent",
@@ -33,17 +39,12 @@ FIGURES: Final = (
     "packets_received",
     "packets_missing",
     "packets_injected",
+    "socket_overflow",
     "bytes_sent",
     "deadline_hits",
     "operation_ns",
 )
 """What travels with every beat, so that each rank can see every other's."""
-
-
-def choose_algorithm(world: int, nbytes: int) -> str:
-    """What algorithm="auto" means for an all-reduce of ``nbytes`` in a group of ``world`` ranks."""
-    del world, nbytes
-    return "transpose"
 
 
 class Communicator:
@@ -76,6 +77,7 @@ class Communicator:
         self._lock = threading.Lock()
         self._submitted = 0
         self._ended = False
+        self._overflow_told = False
         self._operations: dict[int, Operation] = {}
         """Those whose tickets the engine still holds."""
         self._watched: dict[int, Callable[[float], None]] = {}
@@ -91,7 +93,7 @@ class Communicator:
         options = terms.options
         algorithm = options.algorithm
         if algorithm == "auto":
-            algorithm = choose_algorithm(self.world, elements * dtype.itemsize)
+            algorithm = AUTO_ALGORITHM
         order = None
         if options.delivery == "lossy":
             # Without loss nobody's own contribution weighs more, and one order does for all.
@@ -349,8 +351,21 @@ class Communicator:
                 sums = self._engine.stats()
             except ClosedError:
                 return out
+            self._warn_of_overflow(sums.socket_overflow)
             out |= {name: getattr(sums, name) for name in FIGURES}
         return out
+
+    def _warn_of_overflow(self, packets: int) -> None:
+        """Once per group: loss that nobody asked for, and that a larger buffer would prevent."""
+        if packets > 0 and not self._overflow_told:
+            self._overflow_told = True
+            log.warning(
+                "%s: the kernel dropped %d packets so far since this rank's receive buffer was "
+                "full; raise it (sysctl net.core.rmem_max, and LOSSYCOLL_SOCKET_BUFFER if that is "
+                "set) or lower LOSSYCOLL_MTU",
+                self.health.where,
+                packets,
+            )
 
     # ---- the end ----
 
@@ -371,6 +386,7 @@ class Communicator:
         if self._control is not None:
             self._control.leave(self.health.seq)
             self.health.await_others(LINGER_SECONDS)
+        self.figures()
         if self._engine is not None and self._watcher is not None:
             self._engine.stop_next()
             if threading.current_thread() is not self._watcher:

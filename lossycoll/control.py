@@ -10,6 +10,7 @@ kind        fields                  meaning
 beat        figures                 the sender lives; its counters
 dead        rank, silent            rank 0 has declared that rank dead (silent: seconds)
 abort       reason, kind            the sender gives the group up; the error's type
+all         -                       from rank 0, once: it has heard every rank
 bye         seq                     the sender leaves in order after call number seq
 waiting     seq, call               the sender has waited for that call for a while
 mismatch    seq, call, rank, other  the sender's call at seq is ``call``, rank's is ``other``
@@ -17,7 +18,8 @@ ask         -                       to rank 0: send me all figures
 figures     figures                 from rank 0: the counters of all ranks
 ==========  ======================  ===========================================================
 
-All but beat, ask and figures reach every rank, by way of rank 0.
+All but beat, all, ask and figures reach every rank, by way of rank 0, which can reach a rank once
+it has heard it: so nobody goes on (:meth:`Control.meet`) before rank 0 has heard all.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ class Listener(Protocol):
 
 
 class Control:
-    """One rank's end. ``open`` (rank 0), ``start``, ``leave``, ``close``.
+    """One rank's end. ``open`` (rank 0), ``start``, ``meet``, ``leave``, ``close``.
 
     ``token``: the group's secret, equal on all ranks. ``liveness`` in seconds. World >= 2.
     """
@@ -81,6 +83,11 @@ class Control:
         self._routes: dict[int, bytes] = {}
         self._heard: dict[int, float] = {}
         self._gone: set[int] = set()
+        self._dead: set[int] = set()
+        """Those of ``_gone`` that didn't say goodbye."""
+        self._endpoint = ("", 0)
+        self._all_heard = False
+        self._settled = threading.Event()
         self._figures: dict[int, dict[str, Any]] = {}
         self._fresh = threading.Event()
         self.foreign = 0
@@ -108,12 +115,28 @@ class Control:
         """Starts the thread; ``host`` and ``port`` are rank 0's."""
         if self._rank != 0:
             self._socket.connect(f"tcp://{_bracketed(host)}:{port}")
+        self._endpoint = (host, port)
         self._listener = listener
         now = time.monotonic()
         judged = range(1, self._world) if self._rank == 0 else (0,)
         self._heard = dict.fromkeys(judged, now)
         self._thread = threading.Thread(target=self._run, name="lossycoll-control", daemon=True)
         self._thread.start()
+
+    def meet(self, timeout: float) -> bool:
+        """Whether rank 0 and every other rank have heard each other, within ``timeout`` seconds.
+
+        Before, what is told may not reach all. False at once when a rank died or gave up meanwhile:
+        the listener has been told.
+        """
+        self._settled.wait(timeout)
+        return self._all_heard
+
+    def missing(self) -> list[int]:
+        """The ranks that have not been heard yet, as far as this one can know."""
+        if self._rank != 0:
+            return [0]
+        return [rank for rank in range(1, self._world) if rank not in self._routes]
 
     def abort(self, reason: str, kind: str) -> None:
         """Gives the group up, on all ranks; ``kind``: the name of the error's type."""
@@ -180,8 +203,11 @@ class Control:
                 self._judge(now)
                 due = now + self._interval
         self._flush()
-        alone = self._rank != 0 and 0 in self._gone
-        self._release(0 if alone else LINGER_MS)
+        self._release(0 if self._rank != 0 and self._is_alone() else LINGER_MS)
+
+    def _is_alone(self) -> bool:
+        """Whether rank 0 can't hear this one's goodbye. One that has said its own waits for it."""
+        return 0 in self._dead or (0 in self._gone and not reachable(*self._endpoint, 0.2))
 
     def _release(self, linger: int) -> None:
         self._socket.close(linger)
@@ -221,6 +247,7 @@ class Control:
             silent = now - heard
             if silent > self._silence and rank not in self._gone:
                 self._gone.add(rank)
+                self._dead.add(rank)
                 message = {"k": "dead", "r": self._rank, "rank": rank, "silent": round(silent, 2)}
                 if self._rank == 0:
                     self._hub(message)
@@ -243,6 +270,10 @@ class Control:
             if self._rank == 0:
                 self._routes[sender] = frames[0]
                 self._heard[sender] = time.monotonic()
+                if not self._all_heard and len(self._routes) == self._world - 1:
+                    self._relay({"k": "all", "r": 0}, but=0)
+                    self._all_heard = True
+                    self._settled.set()
                 self._hub(message)
             else:
                 self._heard[0] = time.monotonic()
@@ -282,9 +313,15 @@ class Control:
         try:
             if kind == "dead":
                 self._gone.add(message["rank"])
+                self._dead.add(message["rank"])
                 listener.on_dead(int(message["rank"]), float(message["silent"]))
+                self._settled.set()
             elif kind == "abort":
                 listener.on_abort(sender, str(message["reason"]), str(message["kind"]))
+                self._settled.set()
+            elif kind == "all":
+                self._all_heard = True
+                self._settled.set()
             elif kind == "bye":
                 self._gone.add(sender)
                 listener.on_bye(sender, int(message["seq"]))

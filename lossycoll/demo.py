@@ -17,11 +17,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from lossycoll import demo_report
 from lossycoll.arguments import inject_text, names, real, whole
+from lossycoll.launch import launch, must_be_writable
 
 RUNS = ("gloo", "clean", "lossy")
 HEAD_WIDTH = 32  # as in demo_model, which would import torch before --help can answer
-EXIT_FAILED = 1
-EXIT_INTERRUPTED = 130
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,26 +54,12 @@ def run(options: argparse.Namespace) -> int:
     # With --json, standard output carries the JSON and nothing else.
     console = Console(stderr=options.json)
     errors = Console(stderr=True)
-    try:
-        options.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        errors.print(f"lossycoll demo: cannot write to {options.out}: {error.strerror}")
-        return EXIT_FAILED
-
-    from lossycoll.launch import Interrupted, LaunchError
-
-    results = _header(options)
-    try:
-        for name in options.runs:
-            results["runs"][name] = _one_run(name, options, console)
-    except Interrupted as error:
-        errors.print(f"lossycoll demo: {error}")
-        return EXIT_INTERRUPTED
-    except LaunchError as error:
-        errors.print(f"lossycoll demo: {error}", markup=False, highlight=False)
-        return EXIT_FAILED
-    demo_report.compare(results["runs"])
     saved = options.out / "demo.json"
+    must_be_writable(saved, make_folder=True)
+    results = _header(options)
+    for name in options.runs:
+        results["runs"][name] = _one_run(name, options, console)
+    demo_report.compare(results["runs"])
     saved.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     if options.json:
         print(json.dumps(results))
@@ -113,8 +98,6 @@ def _header(options: argparse.Namespace) -> dict[str, Any]:
 
 def _one_run(name: str, options: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Starts the ranks, shows how far they are, and sums up what they found."""
-    from lossycoll.launch import launch
-
     loss = options.loss if name == "lossy" else 0.0
     config = {
         "backend": "gloo" if name == "gloo" else "lossy",

@@ -12,7 +12,8 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.table import Table
 
-from lossycoll.doctor_checks import CHECKS, Finding, Status
+from lossycoll.doctor_checks import CHECKS
+from lossycoll.doctor_findings import Finding, Status
 
 MARKS = {Status.OK: "[green]ok[/]", Status.WARN: "[yellow]warn[/]", Status.FAIL: "[red]FAIL[/]"}
 

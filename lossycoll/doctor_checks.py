@@ -8,11 +8,11 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import Enum
 from importlib import metadata
 from pathlib import Path
 
+from lossycoll.doctor_findings import Finding, Status, good_if
+from lossycoll.doctor_job import chosen_interface, mtu, port_range
 from lossycoll.doctor_network import engine_loopback, udp_loopback
 
 UDP_SEGMENT = 103  # from <linux/udp.h>; Python's socket module has no names for these
@@ -22,34 +22,14 @@ SLOW_CLOCKS = {"hpet", "acpi_pm", "jiffies", "refined-jiffies"}
 SLOW_CLOCK_NS = 1000
 
 
-class Status(str, Enum):
-    OK = "ok"
-    WARN = "warn"
-    """Slower or less certain than it could be."""
-    FAIL = "fail"
-    """A job would not work."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    name: str
-    status: Status
-    found: str
-    advice: str = ""
-
-
-def _good_if(good: bool, name: str, found: str, otherwise: Status, advice: str) -> Finding:
-    return Finding(name, Status.OK, found) if good else Finding(name, otherwise, found, advice)
-
-
 def system() -> list[Finding]:
     release = f"{platform.system()} {platform.release()} ({platform.machine()})"
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return [
-        _good_if(
+        good_if(
             sys.platform == "linux", "kernel", release, Status.FAIL, "lossycoll runs on Linux only"
         ),
-        _good_if(
+        good_if(
             (cores or 1) > 1,
             "cores",
             str(cores),
@@ -63,14 +43,14 @@ def versions() -> list[Finding]:
     import torch
 
     return [
-        _good_if(
+        good_if(
             sys.version_info >= (3, 10),
             "Python",
             platform.python_version(),
             Status.FAIL,
             "use Python 3.10 or newer",
         ),
-        _good_if(
+        good_if(
             # The same range as in pyproject.toml: a process group's methods change by release.
             torch.__version__.split(".")[:2] == ["2", "13"],
             "torch",
@@ -105,7 +85,7 @@ def entry_point() -> list[Finding]:
         advice = "unset TORCH_DEVICE_BACKEND_AUTOLOAD, or import lossycoll in the script"
     known = dist.is_available() and dist.is_backend_available("lossy")
     found = f"{installed[0]}; backend lossy is {'known' if known else 'unknown'} to torch"
-    return [_good_if(known, "entry point", found, Status.FAIL, advice)]
+    return [good_if(known, "entry point", found, Status.FAIL, advice)]
 
 
 def options() -> list[Finding]:
@@ -120,7 +100,7 @@ def options() -> list[Finding]:
     except OptionError as error:
         return [Finding("variables", Status.FAIL, found, str(error))]
     advice = "LOSSYCOLL_INJECT drops packets on purpose: unset it to train for real"
-    return [_good_if(not effective.inject, "variables", found, Status.WARN, advice)]
+    return [good_if(not effective.inject, "variables", found, Status.WARN, advice)]
 
 
 def clock() -> list[Finding]:
@@ -132,7 +112,7 @@ def clock() -> list[Finding]:
     cost = (time.monotonic_ns() - started) / 10_000
     advice = f"reading {source} enters the kernel; boot with clocksource=tsc where it is stable"
     good = source not in SLOW_CLOCKS and cost < SLOW_CLOCK_NS
-    return [_good_if(good, "clock", f"{source}, {cost:.0f} ns per read", Status.WARN, advice)]
+    return [good_if(good, "clock", f"{source}, {cost:.0f} ns per read", Status.WARN, advice)]
 
 
 def socket_buffers() -> list[Finding]:
@@ -148,7 +128,7 @@ def socket_buffers() -> list[Finding]:
             got = udp.getsockopt(socket.SOL_SOCKET, option) // 2
         found = f"asked {WANTED_BUFFER >> 10} KiB, got {got >> 10} KiB (default {before >> 11} KiB)"
         advice = f"as root: sysctl -w net.core.{limit}={WANTED_BUFFER} (and in /etc/sysctl.d)"
-        out.append(_good_if(got >= WANTED_BUFFER, name, found, Status.WARN, advice))
+        out.append(good_if(got >= WANTED_BUFFER, name, found, Status.WARN, advice))
     return out
 
 
@@ -165,7 +145,7 @@ def offloads() -> list[Finding]:
             except OSError as error:
                 found, good = f"no: {error.strerror}", False
         advice = f"needs Linux {since} or newer; without it each packet is a trip to the kernel"
-        out.append(_good_if(good, name, found, Status.WARN, advice))
+        out.append(good_if(good, name, found, Status.WARN, advice))
     return out
 
 
@@ -173,13 +153,13 @@ def interfaces() -> list[Finding]:
     out = []
     for _, name in socket.if_nameindex():
         folder = Path("/sys/class/net") / name
-        mtu = int((folder / "mtu").read_text())
+        size = int((folder / "mtu").read_text())
         state = (folder / "operstate").read_text().strip()
         out.append(
-            _good_if(
-                mtu >= 1280,
+            good_if(
+                size >= 1280,
                 f"interface {name}",
-                f"MTU {mtu}, {state}",
+                f"MTU {size}, {state}",
                 Status.WARN,
                 f"small packets cost time: ip link set dev {name} mtu 1500",
             )
@@ -194,7 +174,7 @@ def host_name() -> list[Finding]:
     except OSError:
         found, good = f"{name} does not resolve", False
     advice = "gloo looks it up: add it to /etc/hosts, or set GLOO_SOCKET_IFNAME"
-    return [_good_if(good, "host name", found, Status.WARN, advice)]
+    return [good_if(good, "host name", found, Status.WARN, advice)]
 
 
 def loopback() -> list[Finding]:
@@ -221,6 +201,9 @@ CHECKS: tuple[Callable[[], list[Finding]], ...] = (
     socket_buffers,
     offloads,
     interfaces,
+    chosen_interface,
+    mtu,
+    port_range,
     host_name,
     loopback,
 )

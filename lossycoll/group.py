@@ -15,16 +15,17 @@ import socket
 import sys
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from .buffers import fitting_payload, packets_per_peer, receive_buffer
 from .communicator import Communicator
 from .control import Control, reachable
 from .engine import Engine
-from .errors import LossyError
+from .errors import InterfaceError, LossyError, OptionError, RendezvousError
 from .gloo import GlooMesh
 from .health import Health
 from .interfaces import Interface, choose
@@ -32,6 +33,9 @@ from .options import Options
 from .rendezvous import AUTO_MTU_MAX, Rendezvous, compare_options, payload_bytes
 
 log: Final = logging.getLogger("lossycoll")
+
+LONGEST: Final = timedelta(days=10_000)
+"""What is asked for beyond (timedelta.max, say) would overflow the nanoseconds of whoever waits."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +56,17 @@ class Group:
     """
 
     def __init__(self, place: Place, pg_options: object) -> None:
-        if place.size == 1:
-            self._stay_alone(place, pg_options)
-        else:
-            with contextlib.ExitStack() as undo:
-                self._meet(place, pg_options, undo)
-                undo.pop_all()
+        place = replace(place, timeout=bounded(place.timeout))
+        try:
+            if place.size == 1:
+                self._stay_alone(place, pg_options)
+            else:
+                with contextlib.ExitStack() as undo:
+                    self._meet(place, pg_options, undo)
+                    undo.pop_all()
+        except (OptionError, InterfaceError) as error:
+            # Options and interfaces don't know whose they are.
+            raise type(error)(f"rank {place.rank}/{place.size}: {error}") from error
         # Threads that still run when the interpreter ends would bring it down.
         atexit.register(self.close)
 
@@ -119,7 +128,17 @@ class Group:
 
         interface = _same_network(interface, options, [entry["address"] for entry in ranks])
         mtu = options.mtu or min(interface.mtu, AUTO_MTU_MAX)
-        payload = min(rendezvous.exchange("payload", payload_bytes(mtu, interface.version)))
+        if mtu > interface.mtu:
+            log.warning(
+                "rank %d/%d: option mtu is %d, but that of %s is %d: larger packets are cut into "
+                "fragments or refused; lower LOSSYCOLL_MTU, or raise that of the interface",
+                rank,
+                size,
+                mtu,
+                interface,
+                interface.mtu,
+            )
+        payload = min(rendezvous.exchange("payload", _payload(place, options, interface, mtu)))
         engine = Engine(
             rank,
             size,
@@ -139,6 +158,7 @@ class Group:
         store = PrefixStore("gloo", self.store)
         address = interface.address
         self._mesh = GlooMesh(store, rank, size, timeout=place.timeout, address=address)
+        undo.callback(self._mesh.group.shutdown)
         addresses = [f"{host}:{port}" for host, port in peers]
         self.communicator = self._communicator(
             place,
@@ -149,6 +169,12 @@ class Group:
             control=control,
         )
         control.start(_Listener(self.communicator), *first["control"])
+        if not control.meet(place.timeout.total_seconds()):
+            raise self.communicator.health.failure or RendezvousError(
+                f"rank {rank}/{size}: no control connection with ranks {control.missing()} after "
+                f"{place.timeout.total_seconds():g} s; can all reach TCP port "
+                f"{first['control'][1]} of {first['control'][0]}?"
+            )
         fast = " ".join(name.upper() for name in info.active) or "no fast path"
         log.info(
             "rank %d/%d %s dev %s mtu %d payload %d %s buffers %d%s",
@@ -229,6 +255,29 @@ def show_log(level: str) -> None:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter("lossycoll: %(message)s"))
         log.addHandler(handler)
+
+
+def bounded(timeout: timedelta) -> timedelta:
+    """``timeout``, or what can be waited for; torch makes what overflows negative."""
+    return min(timeout, LONGEST) if timeout > timedelta(0) else LONGEST
+
+
+def _payload(place: Place, options: Options, interface: Interface, mtu: int) -> int:
+    """Data bytes per packet that suit this rank: its MTU and its receive buffer."""
+    largest = payload_bytes(mtu, interface.version)
+    buffer = receive_buffer(options.socket_buffer, interface.version)
+    payload = fitting_payload(largest, buffer, place.size)
+    if packets_per_peer(payload, buffer, place.size) < 1:
+        log.warning(
+            "rank %d/%d: the receive buffer of %d bytes can't hold one packet of each of the %d "
+            "other ranks, so some will be lost; raise sysctl net.core.rmem_max, and "
+            "LOSSYCOLL_SOCKET_BUFFER if that is set",
+            place.rank,
+            place.size,
+            buffer,
+            place.size - 1,
+        )
+    return payload
 
 
 def _alive(hello: Mapping[str, Any]) -> bool:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import sys
+import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +21,7 @@ from typing import Any
 
 POLL_SECONDS = 0.1
 LOG_TAIL_LINES = 15
+EXIT_FAILED = 1
 
 
 class LaunchError(RuntimeError):
@@ -27,6 +30,42 @@ class LaunchError(RuntimeError):
 
 class Interrupted(RuntimeError):
     """The user or the system asked the job to stop; its ranks are gone."""
+
+
+class Unwritable(RuntimeError):
+    """There is no writing to where the results are to go."""
+
+
+def must_be_writable(file: Path, *, make_folder: bool = False) -> None:
+    """Raises Unwritable when ``file`` can't be written, which is better known before a long run.
+
+    Tried out, not looked up: permissions don't tell of a full or odd file system.
+    """
+    try:
+        if make_folder:
+            file.parent.mkdir(parents=True, exist_ok=True)
+        before = file.exists()
+        with file.open("a", encoding="utf-8"):
+            pass
+        if not before:
+            file.unlink()
+    except OSError as error:
+        raise Unwritable(f"cannot write to {file}: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def scratch(prefix: str) -> Iterator[Path]:
+    """A temporary folder. It stays when a rank fails: the error points to the logs in it."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    failed = False
+    try:
+        yield folder
+    except LaunchError:
+        failed = True
+        raise
+    finally:
+        if not failed:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class EventWriter:

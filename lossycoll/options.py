@@ -128,7 +128,8 @@ class Options:
     algorithm: str = _option(
         "auto",
         _choice("auto", "ring", "transpose"),
-        "Plan of all_reduce; auto takes the one that measured faster for world and size.",
+        "Plan of all_reduce; auto is the transpose at every world and size: two steps rather than "
+        "2 (N - 1), and a lost packet costs one contribution rather than a partial sum.",
         agree=True,
         per_call=True,
     )
@@ -157,8 +158,9 @@ class Options:
     bulk_min_bytes: int = _option(
         0,
         _integer(0, MAX_BYTES),
-        "From this size on reliable collectives use the engine rather than gloo, which ends the "
-        "process when ranks disagree on a size.",
+        "From this size on reliable collectives use the engine, smaller ones gloo. Gloo is faster "
+        "for small broadcasts (figures in backend.md), but ends the process when ranks disagree on "
+        "a size, where the engine raises an error that says so: hence 0.",
         agree=True,
         per_call=True,
     )
@@ -290,7 +292,7 @@ class Options:
         if isinstance(pg_options, Mapping):
             return cls.from_env(environ, **{str(k): v for k, v in pg_options.items()})
         raise OptionError(
-            f"pg_options is a {type(pg_options).__name__}, wanted lossycoll.Options or a dict"
+            f"pg_options is of type {type(pg_options).__name__}, wanted lossycoll.Options or a dict"
         )
 
     @property
@@ -400,6 +402,12 @@ def lossy(**changes: Any) -> contextlib.AbstractContextManager[None]:
     ``lossy_min_bytes``, ... A packet of a copy that never arrives leaves the buffer as it was.
     Threads and ranks as in :func:`reliable`. Raises OptionError for another name or a bad value.
     """
+    delivery = changes.get("delivery", "lossy")
+    if delivery != "lossy":
+        raise OptionError(
+            f"option delivery is {delivery!r} in a block of lossycoll.lossy(), wanted lossy; "
+            f"lossycoll.reliable() opens a block without loss"
+        )
     return _block(True, {**changes, "delivery": "lossy"})
 
 

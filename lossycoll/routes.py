@@ -18,7 +18,7 @@ from .calls import Collective, Operation, Terms
 from .communicator import Communicator
 from .errors import UnsupportedError
 from .options import Options, Scope, scope, within
-from .tensors import AVG, DTYPES, SUM, local_reduction, nbytes, plain
+from .tensors import AVG, DTYPES, SUM, local_reduction, nbytes, overlaps_itself, plain
 from .work import EngineWork, GlooWork
 
 _c10d: Any = c10d  # its stub lacks half of what is used here
@@ -118,7 +118,7 @@ class Routes:
         *,
         op: object = AVG,
     ) -> Terms:
-        seconds = opts.timeout.total_seconds()
+        seconds = min(opts.timeout, LONGEST).total_seconds()
         return Terms(
             options=options,
             mean=op == AVG,
@@ -147,6 +147,15 @@ class Routes:
                     f"{self._health.where}: {name} got a tensor on {tensor.device}, but backend "
                     f"'lossy' serves CPU tensors only so far; copy it with .cpu(), or use a group "
                     f"of another backend for it"
+                )
+
+    def check_targets(self, name: str, tensors: Tensors) -> None:
+        for tensor in tensors:
+            if overlaps_itself(tensor):
+                raise UnsupportedError(
+                    f"{self._health.where}: {name} can't fill a tensor of shape "
+                    f"{tuple(tensor.shape)} and stride {tensor.stride()}, several of whose elements "
+                    f"share one place (an expanded one); give it memory of its own with .clone()"
                 )
 
     def reduction(self, name: str, tensors: Tensors, op: Any) -> Callable[[Tensor], Tensor] | None:

@@ -49,6 +49,25 @@ def flat(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
+def apart(source: Tensor, target: Tensor, own: int | None = None) -> Tensor:
+    """``source``, or a copy of it where filling ``target`` would change what has yet to be read.
+
+    Both contiguous. ``own``: bytes from source to target at which an overlap is harmless: there
+    each element is read before it is replaced.
+    """
+    begin, other = source.data_ptr(), target.data_ptr()
+    if begin + nbytes(source) <= other or other + nbytes(target) <= begin:
+        return source
+    return source if own is not None and other - begin == own else source.detach().clone()
+
+
+def overlaps_itself(tensor: Tensor) -> bool:
+    """Whether several elements share one place (an expanded tensor): then it can't be filled."""
+    if tensor.layout is not torch.strided or tensor.is_contiguous():
+        return False
+    return any(n > 1 and not step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
 def copy_back(buffer: Tensor, target: Tensor) -> Callable[[], None] | None:
     """What brings the result from ``buffer`` to the caller's tensor; None if it is there."""
     if buffer is target:

@@ -462,7 +462,7 @@ UNMAKEABLE: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "address": ({"interface": "198.51.100.7"}, "InterfaceError", "lo (127.0.0.1)"),
     "port": ({"port_range": "taken"}, "EngineError", "ddress already in use"),
-    "type": ({"": None}, "OptionError", "pg_options is a int"),
+    "type": ({"": None}, "OptionError", "pg_options is of type int"),
 }
 
 

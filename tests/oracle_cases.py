@@ -22,7 +22,8 @@ class Case:
     """(world, count, elements per packet, operation number) -> a plan per rank"""
     sums: bool
     in_place: bool
-    repairs: bool = True
+    barrier: bool = False
+    """Counts ranks, at any size: ones come back as the world. For reliable delivery only."""
 
 
 def _uneven(world: int, count: int) -> tuple[int, ...]:
@@ -116,13 +117,26 @@ CASES = (
         sums=False,
         in_place=False,
     ),
+    Case(
+        "barrier",
+        lambda w, n, epp, op: [tree.barrier(w, r, epp) for r in range(w)],
+        sums=True,
+        in_place=True,
+        barrier=True,
+    ),
 )
 
 
 def buffers(
     case: Case, plans: list[Plan], dtype: str, rng: np.random.Generator
 ) -> tuple[list[Array], list[Array]]:
-    """Random inputs, and outputs that hold something else (or the inputs, in place)."""
+    """Random inputs, and outputs that hold something else (or the inputs, in place).
+
+    A barrier's are ones, of which the sum counts the ranks.
+    """
+    if case.barrier:
+        ones = [np.ones(plan.in_elements, np.float32) for plan in plans]
+        return ones, ones
     inputs = [elements(dtype, plan.in_elements, rng) for plan in plans]
     if case.in_place:
         return inputs, inputs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from typing import Any
@@ -11,13 +12,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from lossycoll import doctor
-from lossycoll.doctor_checks import Finding, Status
+from lossycoll import doctor, doctor_job, interfaces
+from lossycoll.doctor_findings import Finding, Status
+from lossycoll.interfaces import Interface
+
+OF_A_JOB = ("LOSSYCOLL_", "MASTER_ADDR", "LOCAL_WORLD_SIZE")
 
 
 def examine(**changes: str) -> tuple[int, dict[str, dict[str, Any]]]:
     """Runs the command in a process of its own, with these variables."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("LOSSYCOLL_")}
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(OF_A_JOB)}
     done = subprocess.run(
         [sys.executable, "-m", "lossycoll.cli", "doctor", "--json"],
         capture_output=True,
@@ -55,6 +59,66 @@ def test_misspelt_variable_breaks_a_job() -> None:
     assert status == 1
     assert checks["variables"]["status"] == "fail"
     assert "LOSSYCOLL_INJECT" in checks["variables"]["advice"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("LOSSYCOLL_REPAIR", "many"), ("LOSSYCOLL_PORT_RANGE", "9-1"), ("LOSSYCOLL_MTU", "100")],
+)
+def test_bad_value_breaks_a_job(name: str, value: str) -> None:
+    status, checks = examine(**{name: value})
+    assert status == 1
+    assert checks["variables"]["status"] == "fail"
+    assert name in checks["variables"]["found"]
+    assert name in checks["variables"]["advice"]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"LOSSYCOLL_INTERFACE": "nope"}, {"MASTER_ADDR": "nowhere.invalid"}]
+)
+def test_interface_that_a_job_would_not_get(changes: dict[str, str]) -> None:
+    status, checks = examine(**changes)
+    assert status == 1
+    assert checks["interface in use"]["status"] == "fail"
+    assert "lo (127.0.0.1)" in checks["interface in use"]["advice"]  # what there is instead
+
+
+def test_interface_is_the_one_that_a_job_gets() -> None:
+    status, checks = examine(MASTER_ADDR="127.0.0.1")
+    assert status == 0
+    assert checks["interface in use"]["found"] == "lo (127.0.0.1), routes to 127.0.0.1"
+
+
+def test_packets_larger_than_an_interface_of_1500_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    wire = Interface("eth0", "192.0.2.7", 1500)
+    monkeypatch.setattr(interfaces, "choose", lambda wanted, master: wire)
+    found = []
+    for size in ("0", "1500", "1501"):
+        monkeypatch.setenv("LOSSYCOLL_MTU", size)
+        found.append([(one.status, "1500" in one.advice) for one in doctor_job.mtu()])
+    assert found == [[], [(Status.OK, False)], [(Status.WARN, True)]]
+
+
+@pytest.mark.parametrize("kind", [socket.SOCK_DGRAM, socket.SOCK_STREAM])
+def test_port_range_that_is_taken_breaks_a_job(kind: socket.SocketKind) -> None:
+    with socket.socket(socket.AF_INET, kind) as taken:
+        taken.bind(("127.0.0.1", 0))
+        if kind is socket.SOCK_STREAM:
+            taken.listen()
+        port = taken.getsockname()[1]
+        changes = {"LOSSYCOLL_INTERFACE": "lo", "LOSSYCOLL_PORT_RANGE": f"{port}-{port}"}
+        status, checks = examine(**changes)
+    assert status == 1
+    assert checks["port range"]["status"] == "fail"
+    assert "LOSSYCOLL_PORT_RANGE" in checks["port range"]["advice"]
+
+
+def test_port_range_has_to_hold_the_ranks_of_this_machine() -> None:
+    changes = {"LOSSYCOLL_INTERFACE": "lo", "LOSSYCOLL_PORT_RANGE": "23450-23470"}
+    status, checks = examine(**changes, LOCAL_WORLD_SIZE="2")
+    assert (status, checks["port range"]["status"]) == (0, "ok")
+    status, checks = examine(**changes, LOCAL_WORLD_SIZE="22")
+    assert (status, checks["port range"]["status"]) == (1, "fail")
 
 
 def test_injection_is_a_warning_and_leaves_the_self_test_alone() -> None:

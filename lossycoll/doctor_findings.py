@@ -1,0 +1,26 @@
+"""What a check of the doctor says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Status(str, Enum):
+    OK = "ok"
+    WARN = "warn"
+    """Slower or less certain than it could be."""
+    FAIL = "fail"
+    """A job would not work."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    name: str
+    status: Status
+    found: str
+    advice: str = ""
+
+
+def good_if(good: bool, name: str, found: str, otherwise: Status, advice: str) -> Finding:
+    return Finding(name, Status.OK, found) if good else Finding(name, otherwise, found, advice)

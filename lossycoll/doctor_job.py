@@ -1,0 +1,112 @@
+"""What a job that is started from this environment would meet: the same choices, made now.
+
+Without an interface or with options that are refused there is no job; those have a line of
+their own, and the checks that need them have nothing to say.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING
+
+from lossycoll.doctor_findings import Finding, Status, good_if
+
+if TYPE_CHECKING:
+    from lossycoll.interfaces import Interface
+    from lossycoll.options import Options
+
+ENOUGH_PORTS = 64
+
+
+def chosen_interface() -> list[Finding]:
+    """As in group.py, but that the master is known from MASTER_ADDR only."""
+    from lossycoll.errors import InterfaceError
+    from lossycoll.interfaces import choose
+
+    options = _options()
+    if options is None:
+        return []
+    master = os.environ.get("MASTER_ADDR")
+    why = f"routes to {master or 'the outside'}" if options.interface == "auto" else "as asked for"
+    try:
+        interface = choose(options.interface, master)
+    except InterfaceError as error:
+        found = f"none for {options.interface!r}"
+        return [Finding("interface in use", Status.FAIL, found, str(error))]
+    return [Finding("interface in use", Status.OK, f"{interface}, {why}")]
+
+
+def mtu() -> list[Finding]:
+    options, interface = _options(), _interface()
+    if options is None or interface is None or options.mtu == 0:
+        return []
+    found = f"{options.mtu} asked for; {interface.name} has {interface.mtu}"
+    advice = (
+        "packets would be cut into fragments, and one lost fragment loses the packet: "
+        f"set LOSSYCOLL_MTU to {interface.mtu} or less, or unset it"
+    )
+    return [good_if(options.mtu <= interface.mtu, "MTU in use", found, Status.WARN, advice)]
+
+
+def port_range() -> list[Finding]:
+    """A rank takes one UDP port per group; rank 0 of a group takes one TCP port as well."""
+    options, interface = _options(), _interface()
+    if options is None or interface is None or options.ports == (0, 0):
+        return []
+    ranks = _local_ranks()
+    udp = _free(interface, options.ports, socket.SOCK_DGRAM)
+    tcp = _free(interface, options.ports, socket.SOCK_STREAM)
+    more = " or more" if max(udp, tcp) >= ENOUGH_PORTS else ""
+    found = f"{options.port_range} at {interface.address}: {udp} UDP, {tcp} TCP{more} free"
+    advice = (
+        f"widen LOSSYCOLL_PORT_RANGE: the {ranks} ranks of this machine take a UDP port each, for "
+        "every group, and rank 0 a TCP port"
+    )
+    return [good_if(udp >= ranks and tcp >= 1, "port range", found, Status.FAIL, advice)]
+
+
+def _options() -> Options | None:
+    from lossycoll.errors import OptionError
+    from lossycoll.options import Options
+
+    try:
+        return Options.from_env()
+    except OptionError:
+        return None
+
+
+def _interface() -> Interface | None:
+    from lossycoll.errors import InterfaceError
+    from lossycoll.interfaces import choose
+
+    options = _options()
+    try:
+        return choose(options.interface, os.environ.get("MASTER_ADDR")) if options else None
+    except InterfaceError:
+        return None
+
+
+def _local_ranks() -> int:
+    """How many torchrun starts here; a doctor that it didn't start knows of one."""
+    text = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, int(text)) if text.isdecimal() else 1
+
+
+def _free(interface: Interface, ports: tuple[int, int], kind: socket.SocketKind) -> int:
+    """How many ports can be bound; counting ends when there are enough for anybody."""
+    family = socket.AF_INET6 if interface.version == 6 else socket.AF_INET
+    free = 0
+    for port in range(ports[0], ports[1] + 1):
+        with socket.socket(family, kind) as probe:
+            if kind is socket.SOCK_STREAM:
+                # As the control plane does: connections of a job that is over don't hold a port.
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((interface.address, port))
+            except OSError:
+                continue
+        free += 1
+        if free == max(ENOUGH_PORTS, _local_ranks()):
+            break
+    return free

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +14,9 @@ from typing import Any
 import pytest
 
 from lossycoll import bench, bench_rank
+from lossycoll.options import FAST_PATHS
 
 ROOT = Path(__file__).resolve().parent.parent
-FAST_PATHS = ("gso", "gro", "mmsg", "gather", "simd")
 
 
 def run_bench(*options: str) -> dict[str, Any]:
@@ -64,6 +66,24 @@ def test_loss_and_switches_reach_the_ranks() -> None:
     assert row["busbw_gb_s"] == pytest.approx(row["algbw_gb_s"] * 4 / 3)
     assert result["traffic"]["packets_injected"] > 0
     assert result["traffic"]["packets_missing"] > 0
+
+
+def test_logs_of_a_rank_that_failed_are_there_to_be_read(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "lossycoll.cli", "bench", "--backend", "lossy", "--sizes", "4k"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=os.environ | {"LOSSYCOLL_INTERFACE": "nope", "TMPDIR": str(tmp_path)},
+    )
+    assert done.returncode == 1
+    said = re.search(r"lossycoll bench: rank \d failed .* output is under (\S+)", done.stderr)
+    assert said is not None, done.stderr
+    assert "InterfaceError" in done.stderr
+    logs = Path(said[1])
+    assert logs.is_relative_to(tmp_path)
+    assert any("'nope'" in log.read_text() for log in logs.rglob("stderr.log"))
 
 
 def test_sizes() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lossycoll import arguments, cli
+from lossycoll import arguments, cli, launch
 
 SCRIPT = Path(sys.executable).with_name("lossycoll")
 
@@ -71,6 +71,56 @@ def test_keyboard_interrupt_is_an_exit_code(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(cli.doctor, "run", interrupted)
     assert cli.main(["doctor"]) == 130
+
+
+@pytest.mark.parametrize("command", ["demo", "bench"])
+@pytest.mark.parametrize("place", ["/dev/null/results", "a-folder/demo.json"])
+def test_refuses_a_place_that_cannot_be_written_before_it_starts(
+    command: str,
+    place: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def started(*_: object, **__: object) -> None:
+        raise AssertionError("ranks were started")
+
+    monkeypatch.setattr(getattr(cli, command), "launch", started)
+    # A folder where the file is to go; demo is told of the folder, bench of the file.
+    (tmp_path / "a-folder" / "demo.json").mkdir(parents=True)
+    out = tmp_path / place
+    out = out.parent if command == "demo" and out.is_dir() else out
+    assert cli.main([command, "--out", str(out)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"lossycoll {command}: cannot write to {out}")
+    assert said.count("\n") == 1
+
+
+def test_a_place_that_can_be_written_is_left_as_it_was(tmp_path: Path) -> None:
+    old = tmp_path / "old.json"
+    old.write_text("{}")
+    launch.must_be_writable(old)
+    launch.must_be_writable(tmp_path / "new" / "new.json", make_folder=True)
+    assert old.read_text() == "{}"
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(launch.LaunchError, 1), (launch.Interrupted, 130), (launch.Unwritable, 2)],
+)
+def test_errors_are_exit_codes(
+    error: type[Exception],
+    status: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def failing(_: object) -> int:
+        raise error("[bold]rank 1[/] failed")
+
+    monkeypatch.setattr(cli.bench, "run", failing)
+    assert cli.main(["bench"]) == status
+    assert capsys.readouterr().err == "lossycoll bench: [bold]rank 1[/] failed\n"
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import multiprocessing
 
 from lossycoll import demo_data, demo_plot, demo_report, demo_train
-from lossycoll.launch import LaunchError, launch
+from lossycoll.launch import Interrupted, LaunchError, launch, scratch
 
 DEMO = [sys.executable, "-m", "lossycoll.cli", "demo"]
 SMALL = ["--ranks", "2", "--layers", "1", "--width", "32", "--context", "32", "--batch", "2"]
@@ -93,12 +93,20 @@ def ranks_of(folder: Path) -> list[int]:
     return found
 
 
-def test_unwritable_folder() -> None:
-    done = subprocess.run(
-        [*DEMO, "--out", "/dev/null/results"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
-    assert "/dev/null/results" in done.stderr
+def test_scratch_stays_for_a_rank_that_failed_only(tmp_path: Path) -> None:
+    kept: list[Path] = []
+
+    def work(error: type[Exception] | None) -> None:
+        with scratch(str(tmp_path / "scratch-")) as folder:
+            kept.append(folder)
+            if error is not None:
+                raise error("for the test")
+
+    work(None)
+    for error in (LaunchError, Interrupted, KeyError):
+        with pytest.raises(error):
+            work(error)
+    assert [folder.exists() for folder in kept] == [False, True, False, False]
 
 
 def test_failing_rank_is_quoted(tmp_path: Path) -> None:

@@ -16,10 +16,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
-from .calls import Collective
+from .calls import Collective, bounded
 from .errors import AbortedError, MismatchError, UnsupportedError
 from .figures import Report, Stats
-from .group import Group, Place, bounded
+from .group import Group, Place
 from .options import Options
 from .routes import Routes, reliable_version
 from .tensors import (

@@ -6,14 +6,22 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Final, Protocol
 
 from .errors import ClosedError, Code, EngineError, LossyError, OperationTimeout, Where
 from .figures import Report
 from .options import Options
 
+LONGEST: Final = timedelta(days=10_000)
+"""More (timedelta.max, say) would overflow the nanoseconds of whoever waits."""
 NUDGE_SECONDS: Final = (0.3, 1.0)
 """A call that takes longer than the first asks the other ranks what they are at, and then again."""
+
+
+def bounded(timeout: timedelta) -> timedelta:
+    """``timeout``, or what can be waited for: torch's own arithmetic makes the largest negative."""
+    return min(timeout, LONGEST) if timeout > timedelta(0) else LONGEST
 
 
 class Collective:

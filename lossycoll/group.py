@@ -22,6 +22,7 @@ from typing import Any, Final
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from .buffers import fitting_payload, packets_per_peer, receive_buffer
+from .calls import bounded
 from .communicator import Communicator
 from .control import Control, reachable
 from .engine import Engine
@@ -33,9 +34,6 @@ from .options import Options
 from .rendezvous import AUTO_MTU_MAX, Rendezvous, compare_options, payload_bytes
 
 log: Final = logging.getLogger("lossycoll")
-
-LONGEST: Final = timedelta(days=10_000)
-"""What is asked for beyond (timedelta.max, say) would overflow the nanoseconds of whoever waits."""
 
 
 @dataclass(frozen=True)
@@ -255,11 +253,6 @@ def show_log(level: str) -> None:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter("lossycoll: %(message)s"))
         log.addHandler(handler)
-
-
-def bounded(timeout: timedelta) -> timedelta:
-    """``timeout``, or what can be waited for; torch makes what overflows negative."""
-    return min(timeout, LONGEST) if timeout > timedelta(0) else LONGEST
 
 
 def _payload(place: Place, options: Options, interface: Interface, mtu: int) -> int:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
-from .calls import Collective, Operation, Terms
+from .calls import LONGEST, Collective, Operation, Terms
 from .communicator import Communicator
 from .errors import UnsupportedError
 from .options import Options, Scope, scope, within
@@ -154,8 +154,9 @@ class Routes:
             if overlaps_itself(tensor):
                 raise UnsupportedError(
                     f"{self._health.where}: {name} can't fill a tensor of shape "
-                    f"{tuple(tensor.shape)} and stride {tensor.stride()}, several of whose elements "
-                    f"share one place (an expanded one); give it memory of its own with .clone()"
+                    f"{tuple(tensor.shape)} and stride {tensor.stride()}, several of whose "
+                    f"elements share one place (an expanded one); give it memory of its own with "
+                    f".clone()"
                 )
 
     def reduction(self, name: str, tensors: Tensors, op: Any) -> Callable[[Tensor], Tensor] | None:

@@ -488,6 +488,77 @@ def test_works_complete_by_wait_by_future_and_when_dropped() -> None:
 # ---- life ----
 
 
+def rank_aliases(rank: int, world: int) -> None:
+    import torch
+    import torch.distributed as dist
+
+    init()
+    n = 100_000
+    total = world * (world + 1) / 2
+    for start in (0, n // 2, n * (world - 1), rank * n):
+        b = torch.arange(world * n, dtype=torch.float64) * (rank + 1)
+        wanted = b[rank * n : rank * n + n] / (rank + 1) * total
+        dist.reduce_scatter_tensor(b[start : start + n], b)
+        assert torch.equal(b[start : start + n], wanted), start
+
+        b = torch.full((world * n,), -1.0)
+        b[start : start + n] = rank
+        dist.all_gather_into_tensor(b, b[start : start + n])
+        assert torch.equal(b, torch.arange(float(world)).repeat_interleave(n)), start
+    b = torch.arange(world).repeat_interleave(n) + rank * world
+    dist.all_to_all_single(b, b)
+    assert torch.equal(b, (torch.arange(world) * world + rank).repeat_interleave(n))
+    b = torch.arange(float((world + 1) * n))
+    wanted = b[: world * n].reshape(world, n)[rank].repeat(world)
+    dist.all_to_all_single(b[n:], b[: world * n])
+    assert torch.equal(b[n:], wanted)
+    b = torch.arange(float(world * n))
+    dist.scatter(b[:n], list(b.view(world, n).unbind()) if rank == 0 else None, 0)
+    assert torch.equal(b[:n], torch.arange(float(n)) + rank * n)
+    dist.destroy_process_group()
+
+
+def test_outputs_may_overlap_inputs() -> None:
+    run_good(rank_aliases, 3, {**QUIET, "LOSSYCOLL_DEADLINE_MIN": "5"})
+
+
+def rank_buffers(rank: int, world: int) -> None:
+    import torch
+    import torch.distributed as dist
+
+    init(pg_options={"socket_buffer": 2304, "mtu": 9000})
+    dist.barrier()
+    group = dist.new_group(backend="lossy", pg_options={"socket_buffer": 53_248, "mtu": 9000})
+    t = torch.ones(300_000)
+    dist.broadcast(t, 0, group=group)
+    dist.destroy_process_group()
+
+
+def test_a_small_buffer_makes_small_packets_or_a_warning() -> None:
+    for outcome in run_ranks(rank_buffers, 4, {"LOSSYCOLL_INTERFACE": "lo"}):
+        assert not outcome.error, str(outcome)
+        assert outcome.stderr.count("the receive buffer of 4608 bytes can't hold") == 1
+        assert "of the 3 other ranks" in outcome.stderr
+        assert "net.core.rmem_max" in outcome.stderr
+        assert " payload 7616 " in outcome.stderr, outcome.stderr
+
+
+def test_overflow_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    from lossycoll.communicator import Communicator
+    from lossycoll.health import Health
+    from lossycoll.options import Options
+
+    health = Health(1, 4, addresses=[], liveness=10.0, control=None, on_failure=lambda error: None)
+    communicator = Communicator(
+        health, options=Options(), group=0, timeout=1.0, engine=None, control=None
+    )
+    for packets in (0, 7, 9):
+        communicator._warn_of_overflow(packets)
+    (record,) = caplog.records
+    assert "rank 1/4: the kernel dropped 7 packets" in record.getMessage()
+    assert "net.core.rmem_max" in record.getMessage()
+
+
 def rank_groups(rank: int, world: int) -> list[str]:
     import torch
     import torch.distributed as dist

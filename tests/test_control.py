@@ -104,6 +104,54 @@ def test_an_abort_reaches_every_other_rank_once(sender: int) -> None:
         assert s.notes[sender].told == []
 
 
+def test_what_is_told_right_after_meeting_reaches_even_those_that_came_last() -> None:
+    controls = [Control(rank, 3, TOKEN, 30.0) for rank in range(3)]
+    notes = [Notes(rank) for rank in range(3)]
+    try:
+        port = controls[0].open("127.0.0.1")
+        for rank in (0, 1):
+            controls[rank].start(notes[rank], "127.0.0.1", port)
+        begin = time.monotonic()
+        assert not controls[0].meet(0.2)
+        assert controls[0].missing() == [2]
+        assert not controls[1].meet(0.1)
+        assert 0.25 < time.monotonic() - begin < 2
+        controls[2].start(notes[2], "127.0.0.1", port)
+        assert controls[0].meet(5)
+        controls[0].abort("at once", "EngineError")
+        controls[0].close()
+        assert all(control.meet(5) for control in controls[1:])
+        until(lambda: all(note.told for note in notes[1:]))
+        assert [note.told for note in notes[1:]] == [[("abort", 0, "at once", "EngineError")]] * 2
+    finally:
+        for control in controls:
+            control.close()
+
+
+def test_nobody_waits_to_meet_a_group_that_has_been_given_up() -> None:
+    controls = [Control(rank, 3, TOKEN, LIVENESS) for rank in range(3)]
+    try:
+        port = controls[0].open("127.0.0.1")
+        for rank in (0, 1):
+            controls[rank].start(Notes(rank), "127.0.0.1", port)
+        begin = time.monotonic()
+        assert not any(control.meet(20) for control in controls[:2])  # rank 2 never comes
+        assert time.monotonic() - begin < 2 * LIVENESS
+    finally:
+        for control in controls:
+            control.close()
+
+
+def test_a_goodbye_is_heard_though_rank_0_has_said_its_own() -> None:
+    for _ in range(20):
+        with star(2) as s:
+            s.controls[0].leave(1)
+            until(lambda: bool(s.notes[1].told))
+            s.controls[1].leave(1)
+            s.controls[1].close()
+            until(lambda: s.notes[0].told == [("bye", 1, 1)], 1)
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_silent_rank_is_declared_dead_in_time(victim: int) -> None:
     with star(3, LIVENESS) as s:

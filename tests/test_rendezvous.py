@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from lossycoll import interfaces
+from lossycoll.buffers import fitting_payload, packets_per_peer, receive_buffer
 from lossycoll.errors import InterfaceError, LossyError, OptionError, RendezvousError
 from lossycoll.rendezvous import Rendezvous, compare_options, payload_bytes
 
@@ -81,6 +82,36 @@ def together(
     for thread in threads:
         thread.join()
     return out
+
+
+@pytest.mark.parametrize(
+    ("buffer", "world", "wanted"),
+    [
+        (8 << 20, 2, 8896),
+        (8 << 20, 64, 8896),
+        (2 * 106_496, 2, 8896),
+        (2 * 106_496, 8, 7616),
+        (2 * 106_496, 16, 3520),
+        (2 * 106_496, 30, 1472),
+        (2 * 106_496, 35, 3520),  # two of no size do, one of this does
+        (2 * 106_496, 100, 448),
+        (2 * 106_496, 1000, 448),  # nothing does
+    ],
+)
+def test_a_payload_suits_the_buffer_that_the_peers_share(
+    buffer: int, world: int, wanted: int
+) -> None:
+    payload = fitting_payload(8896, buffer, world)
+    assert payload == wanted
+    assert payload % 64 == 0
+    assert fitting_payload(1408, buffer, world) <= 1408
+    fits = packets_per_peer(payload, buffer, world)
+    assert fits >= 1 if world < 1000 else fits == 0
+
+
+def test_the_buffer_that_a_socket_will_get() -> None:
+    assert receive_buffer(100_000, 4) == 200_000  # the kernel doubles it
+    assert receive_buffer(0, 4) >= 200_000
 
 
 def meet(rendezvous: Rendezvous, rank: int) -> Any:

@@ -72,6 +72,15 @@ def test_a_value_comes_from_the_environment_or_from_the_user(
     assert Options(**{name: given}) == from_env
 
 
+def test_a_lossy_block_cannot_be_reliable() -> None:
+    with pytest.raises(OptionError, match=r"'reliable'.*lossycoll\.reliable\(\)"):
+        lossycoll.lossy(delivery="reliable")
+    with lossycoll.lossy(delivery="lossy", repair=1):
+        found = scope()
+    assert found is not None
+    assert dict(found.changes)["delivery"] == "lossy"
+
+
 def test_every_option_is_in_the_test_above() -> None:
     (mark,) = test_a_value_comes_from_the_environment_or_from_the_user.pytestmark
     assert [case[0] for case in mark.args[1]] == [entry.name for entry in fields(Options)]
@@ -168,7 +177,7 @@ def test_what_is_written_beats_the_environment_which_beats_the_default() -> None
 
 
 def test_pg_options_of_other_types_and_names_are_refused() -> None:
-    with pytest.raises(OptionError, match=r"pg_options is a int, wanted lossycoll\.Options"):
+    with pytest.raises(OptionError, match=r"pg_options is of type int, wanted lossycoll\.Options"):
         Options.resolve(3, {})
     with pytest.raises(OptionError, match=r"unknown option repiar; did you mean repair\?"):
         Options.resolve({"repiar": 1}, {})

@@ -543,6 +543,27 @@ def test_a_small_buffer_makes_small_packets_or_a_warning() -> None:
         assert " payload 7616 " in outcome.stderr, outcome.stderr
 
 
+def rank_fragments(rank: int, world: int) -> None:
+    import torch.distributed as dist
+
+    from lossycoll import group
+    from lossycoll.calls import LONGEST, bounded
+    from lossycoll.interfaces import Interface
+
+    group.choose = lambda wanted, master: Interface("lo", "127.0.0.1", 1500)
+    init(pg_options={"mtu": 9000})
+    dist.destroy_process_group()
+    assert bounded(timedelta.max) == bounded(timedelta(days=-1)) == LONGEST
+    assert bounded(timedelta(seconds=5)) == timedelta(seconds=5)
+
+
+def test_an_mtu_above_the_interfaces_is_warned_of() -> None:
+    for outcome in run_ranks(rank_fragments, 2):
+        assert not outcome.error, str(outcome)
+        text = "option mtu is 9000, but that of lo (127.0.0.1) is 1500"
+        assert outcome.stderr.count(text) == 1, str(outcome)
+
+
 def test_overflow_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     from lossycoll.communicator import Communicator
     from lossycoll.health import Health

@@ -182,7 +182,9 @@ class Options:
         1.0, _number(1e-4, 3600, "s"), "Floor of the deadline learnt from arrivals."
     )
     deadline_max: float = _option(
-        30.0, _number(1e-3, 3600, "s"), "Ceiling of the deadline learnt from arrivals."
+        30.0,
+        _number(1e-3, 3600, "s"),
+        "How long a stream, or all that comes from a rank, may be silent before it is given up.",
     )
     interface: str = _option(
         "auto",

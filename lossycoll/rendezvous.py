@@ -228,7 +228,7 @@ class Rendezvous:
                 if self._is_alive(self.session):
                     raise self._error(self._claimed_text(self._rank), self._rank)
             if time.monotonic() > self._end:
-                # Rank 0 is the first that can't be reached, unless it has started this session.
+                # Rank 0 is the first that can't be reached, unless it has opened the joining.
                 names = [f"hello/{rank}" for rank in range(1, self._size)]
                 missing = [n for n, name in enumerate(names, 1) if self._get(name) is None]
                 raise self._missing(missing if self.session and missing else [0])

@@ -128,8 +128,12 @@ class GlooWork(LossyWork):
                 error = next_error
         if "Operation timed out!" in str(error):  # the slice's end, and then it completed
             return self._inner.wait()
-        self._error = health.verdict(self._call, error)
-        raise self._error.again(self._call.numbered) from error
+        raise self._explained(error) from error
+
+    def _explained(self, error: RuntimeError) -> LossyError:
+        """Gloo's error as the group's verdict; kept for ``exception``."""
+        self._error = self._communicator.health.verdict(self._call, error)
+        return self._error.again(self._call.numbered)
 
     def get_future(self) -> Future:
         if self._future is None:
@@ -161,38 +165,18 @@ class GlooWork(LossyWork):
         return self._error
 
 
-class PointToPointWork(LossyWork):
+class PointToPointWork(GlooWork):
     """A send or receive of the private gloo group. Gloo breaks the connection if a wait runs out,
     so it waits in one piece; an abort ends it by cutting the connection."""
-
-    def __init__(
-        self,
-        communicator: Communicator,
-        call: Collective,
-        inner: dist.Work,
-        result: list[torch.Tensor],
-    ) -> None:
-        super().__init__(result)
-        self._communicator = communicator
-        self._call = call
-        self._inner = inner
-        self._error: LossyError | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         try:
             return self._inner.wait(timeout) if timeout else self._inner.wait()
         except RuntimeError as error:
-            self._error = self._communicator.health.verdict(self._call, error)
-            raise self._error.again(self._call.numbered) from error
+            raise self._explained(error) from error
 
     def get_future(self) -> Future:
         return self._inner.get_future()
-
-    def is_completed(self) -> bool:
-        return self._inner.is_completed()
-
-    def exception(self) -> Any:
-        return self._error
 
     def source_rank(self) -> int:
         return self._inner._source_rank()

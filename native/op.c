@@ -277,16 +277,13 @@ lc_op *lc_op_build(const lc_call *call, uint16_t rank, uint16_t size, int simd, 
         if (call->slots[i].number >= op->n_numbers)
             op->n_numbers = call->slots[i].number + 1u;
     bump measure = {NULL, 0};
-    place(op, call, size, inject, &measure);
+    size_t zeroed = place(op, call, size, inject, &measure);
     op->block = pool_take(pool, pool_lock, measure.used + 64, &op->block_bytes);
     if (!op->block) {
         free(op);
         return NULL;
     }
     bump put = {(uint8_t *)op->block, 0};
-    /* Zeroing needs its length before the pointers in the zeroed part are written. */
-    bump again = {NULL, 0};
-    size_t zeroed = place(op, call, size, inject, &again);
     memset(op->block, 0, zeroed);
     place(op, call, size, inject, &put);
     int good = number_slots(op);

@@ -57,10 +57,14 @@ class Network:
             )
             for rank in range(world)
         ]
-        addresses = [("127.0.0.1", engine.link().port) for engine in self.engines]
+        addresses = self.introduce([engine.link().port for engine in self.engines])
         for engine in self.engines:
             engine.start(SESSION, addresses)
         self.op = 0
+
+    def introduce(self, ports: list[int]) -> list[tuple[str, int]]:
+        """The addresses by which the engines know each other, by rank."""
+        return [("127.0.0.1", port) for port in ports]
 
     def __enter__(self) -> Network:
         return self

@@ -22,9 +22,7 @@ import numpy as np
 import pytest
 from network import GROUP, SESSION, Ended, Network, elements
 
-from lossycoll.engine import Engine
 from lossycoll.figures import EngineStats
-from lossycoll.options import Options
 from lossycoll.plan import Plan, ring, transpose
 from lossycoll.plan.order import draw_order
 from lossycoll.plan.wire_types import Array
@@ -236,25 +234,14 @@ class RelayedNetwork(Network):
     def __init__(
         self, world: int, faults: Faults, payload_bytes: int = PAYLOAD, **options: object
     ) -> None:
-        given = {"deadline_min": 5.0, "deadline_max": 20.0, **options}
-        self.world = world
-        self.payload_bytes = payload_bytes
-        self.options = Options(**given)  # type: ignore[arg-type]
-        self.engines = [
-            Engine(
-                rank,
-                world,
-                "127.0.0.1",
-                payload_bytes=payload_bytes,
-                group=GROUP,
-                options=self.options,
-            )
-            for rank in range(world)
-        ]
-        self.relay = Relay([engine.link().port for engine in self.engines], faults)
-        for engine in self.engines:
-            engine.start(SESSION, self.relay.addresses)
-        self.op = 0
+        self.faults = faults
+        super().__init__(
+            world, payload_bytes, **{"deadline_min": 5.0, "deadline_max": 20.0, **options}
+        )
+
+    def introduce(self, ports: list[int]) -> list[tuple[str, int]]:
+        self.relay = Relay(ports, self.faults)
+        return self.relay.addresses
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(None, None, None)

@@ -2,4 +2,9 @@
 
 from setuptools import setup
 
-setup(cffi_modules=["native/build_cffi.py:ffi"])
+setup(
+    cffi_modules=["native/build_cffi.py:ffi"],
+    # cffi builds against the stable ABI by itself; this says so in the wheel's name, so that one
+    # wheel serves every CPython from this version on.
+    options={"bdist_wheel": {"py_limited_api": "cp310"}},
+)

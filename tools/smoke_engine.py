@@ -1,0 +1,71 @@
+"""What an installed lossycoll can do without torch: plans and the native engine.
+
+Two engines in this process sum a vector over loopback, and the sum must be right. Prints one line.
+Run it outside the source tree with the Python that lossycoll is installed for.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+
+import numpy as np
+
+from lossycoll import engine
+from lossycoll.engine import Call, DType, Encoded, Engine
+from lossycoll.errors import Code
+from lossycoll.options import Options
+from lossycoll.plan import transpose
+
+WORLD = 2
+COUNT = 50_000
+PAYLOAD_BYTES = 1408
+SECONDS = 60.0
+
+
+def finish(one: Engine, ticket: int) -> int:
+    """The operation's code; the engine itself ends it after SECONDS."""
+    while (code := one.wait(ticket, 1.0)) == Code.PENDING:
+        pass
+    one.release(ticket)
+    return code
+
+
+def main() -> None:
+    options = Options()
+    engines = [
+        Engine(rank, WORLD, "127.0.0.1", payload_bytes=PAYLOAD_BYTES, group=1, options=options)
+        for rank in range(WORLD)
+    ]
+    addresses = [("127.0.0.1", one.link().port) for one in engines]
+    arrays = [np.arange(COUNT, dtype=np.float32) * (rank + 1) for rank in range(WORLD)]
+    want = np.sum(arrays, axis=0)
+    tickets = []
+    for rank, one in enumerate(engines):
+        one.start(7, addresses)
+        plan = transpose.all_reduce(WORLD, rank, COUNT, PAYLOAD_BYTES // 4)
+        place = arrays[rank].ctypes.data
+        call = Call(
+            input=place,
+            output=place,
+            dtype=DType.F32,
+            scale=float(WORLD),
+            signature=plan.signature,
+            timeout=SECONDS,
+            reliable=True,
+            repair=0,
+            notify=False,
+        )
+        tickets.append(one.submit(Encoded.of(plan), call))
+    codes = [finish(one, ticket) for one, ticket in zip(engines, tickets, strict=True)]
+    assert codes == [0] * WORLD, codes
+    for array in arrays:
+        np.testing.assert_array_equal(array, want)
+    for one in engines:
+        one.close()
+    assert "torch" not in sys.modules
+    print(f"engine {engine.version()} under Python {platform.python_version()}, without torch: ok")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""Runs one case on forked ranks and judges what became of them.
+
+Importing torch takes seconds and a fork milliseconds, so the caller imports torch once and every
+rank of every case is a fork of it. That is only sound while the caller has a single thread, which
+is checked before each fork.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import faulthandler
+import multiprocessing
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NoReturn
+
+Entry = Callable[[int, Connection], None]
+"""What a rank runs. It may send one text, the reason of a failure or skip, and raise SystemExit."""
+
+GRACE_SECONDS = 3.0
+"""How long the other ranks get to fail by themselves after the first one has."""
+POLL_SECONDS = 0.01
+MAX_TEXT = 20_000  # a pipe holds 64 KiB that nobody has read yet
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """``kind``: pass, skip, fail or timeout. ``reason``: one line, empty for a pass."""
+
+    kind: str
+    reason: str = ""
+    seconds: float = 0.0
+
+
+@dataclass
+class _Rank:
+    number: int
+    pid: int
+    pipe: Connection
+    log: Path
+    code: int | None = None
+    killed: bool = False
+    text: str = field(default="")
+
+    def running(self) -> bool:
+        if self.code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.code = os.waitstatus_to_exitcode(status)
+                with self.pipe:
+                    if self.pipe.poll():
+                        try:
+                            self.text = self.pipe.recv()
+                        except EOFError:
+                            self.text = ""
+        return self.code is None
+
+    def kill(self) -> None:
+        """Ends the rank and all that it started; faulthandler writes where it was."""
+        if not self.running():
+            return
+        self.killed = True
+        os.kill(self.pid, signal.SIGABRT)
+        end = time.monotonic() + 5
+        while self.running() and time.monotonic() < end:
+            time.sleep(POLL_SECONDS)
+        if self.code is None:
+            os.kill(self.pid, signal.SIGKILL)
+            while self.running():
+                time.sleep(POLL_SECONDS)
+
+    def failed(self, skips: Mapping[int, str]) -> bool:
+        return self.code is not None and self.code != 0 and self.code not in skips
+
+
+def run(entry: Entry, world: int, *, limit: float, skips: Mapping[int, str]) -> Outcome:
+    """Runs ``entry`` on ``world`` forked ranks; ends them all after ``limit`` seconds.
+
+    ``skips``: the reason for each exit status that means a skip. Raises RuntimeError if this
+    process has more than one thread.
+    """
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [_fork(entry, number, Path(folder)) for number in range(world)]
+        try:
+            end = start + limit
+            while [rank for rank in ranks if rank.running()]:  # asks every one, unlike any()
+                now = time.monotonic()
+                if now >= end:
+                    break
+                if any(rank.failed(skips) for rank in ranks):
+                    end = min(end, now + GRACE_SECONDS)
+                time.sleep(POLL_SECONDS)
+        finally:
+            for rank in ranks:
+                rank.kill()
+        kind, reason = _judge(ranks, skips, limit)
+    return Outcome(kind, reason, round(time.monotonic() - start, 2))
+
+
+def _fork(entry: Entry, number: int, folder: Path) -> _Rank:
+    threads = len(os.listdir("/proc/self/task"))
+    if threads != 1:
+        raise RuntimeError(f"there are {threads} threads where a fork needs a single one")
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    log = folder / f"{number}.log"
+    parent = os.getpid()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if not pid:
+        ours.close()
+        _be_a_rank(entry, number, theirs, log, parent)
+    theirs.close()
+    return _Rank(number, pid, ours, log)
+
+
+def _be_a_rank(entry: Entry, number: int, pipe: Connection, log: Path, parent: int) -> NoReturn:
+    """Ends as an interpreter of its own would: with its own exit functions, and no others."""
+    code = 1
+    try:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(code)
+        atexit._clear()
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        faulthandler.enable()
+        entry(number, pipe)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        pipe.send(traceback.format_exc()[-MAX_TEXT:])
+    finally:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _judge(ranks: list[_Rank], skips: Mapping[int, str], limit: float) -> tuple[str, str]:
+    failed = [rank for rank in ranks if rank.failed(skips) and not rank.killed]
+    if failed:
+        first = next((rank for rank in failed if rank.text), failed[0])
+        return "fail", f"rank {first.number}: {first_line(first.text) or _ended(first)}"
+    hung = [rank for rank in ranks if rank.killed]
+    if hung:
+        where = _where(hung[0].log.read_text(encoding="utf-8", errors="replace"))
+        return "timeout", f"rank {hung[0].number}: not done after {limit:g} s, in {where}"
+    codes = {rank.code for rank in ranks}
+    if codes == {0}:
+        return "pass", ""
+    if len(codes) > 1:
+        return "fail", f"the ranks ended differently: {[rank.code for rank in ranks]}"
+    return "skip", ranks[0].text or skips[ranks[0].code or 0]
+
+
+def first_line(text: str) -> str:
+    """The line of a traceback that names the error: the first one of the last exception."""
+    head, _, tail = text.rpartition("Traceback (most recent call last):\n")
+    lines = (tail if head or tail else text).splitlines()
+    return next((line.strip() for line in lines if line and not line[0].isspace()), "")
+
+
+def _ended(rank: _Rank) -> str:
+    code = rank.code or 0
+    return f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+
+
+def _where(log: str) -> str:
+    """The innermost frame of the main thread in what faulthandler wrote."""
+    _, _, stack = log.rpartition("Current thread")
+    found = re.search(r'File "(.*?)", line (\d+) in (\S+)', stack)
+    if not found:
+        return "an unknown place"
+    path, line, name = found.groups()
+    return f"{name} ({Path(path).name}:{line})"

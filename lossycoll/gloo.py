@@ -53,16 +53,13 @@ class GlooMesh:
 
     def cut(self) -> None:
         """Shuts the connections down: every call that waits, here and at the peers, fails now."""
-        now = _connections()
         for fd, ends in self._sockets.items():
-            if now.get(fd) == ends:  # else gloo has closed it, and the number may be another's
-                _shut_down(fd)
+            # Gloo may have closed it, and the number may be another's by now: another group's
+            # listener, say. What has been borrowed stays what it is, so it is looked at then.
+            with contextlib.suppress(OSError), _borrow(fd) as end:
+                if _ends(end) == ends:
+                    end.shutdown(socket.SHUT_RDWR)
         self._sockets = {}
-
-
-def _shut_down(fd: int) -> None:
-    with contextlib.suppress(OSError), _borrow(fd) as end:
-        end.shutdown(socket.SHUT_RDWR)
 
 
 @contextlib.contextmanager
@@ -78,15 +75,25 @@ def _borrow(fd: int) -> Iterator[socket.socket]:
         yield end
 
 
+def _ends(end: socket.socket) -> _Ends | None:
+    """Both addresses of a connected TCP socket; None for one of another kind, or a listener."""
+    if end.family not in (socket.AF_INET, socket.AF_INET6) or end.type != socket.SOCK_STREAM:
+        return None
+    try:
+        return end.getsockname(), end.getpeername()
+    except OSError:
+        return None
+
+
 def _connections() -> dict[int, _Ends]:
     """This process's connected TCP sockets: both ends by file descriptor."""
     out: dict[int, _Ends] = {}
     for name in os.listdir("/proc/self/fd"):
         fd = int(name)
-        with contextlib.suppress(OSError):  # gone, or not connected
+        with contextlib.suppress(OSError):  # gone
             if os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"):
                 with _borrow(fd) as end:
-                    inet = end.family in (socket.AF_INET, socket.AF_INET6)
-                    if inet and end.type == socket.SOCK_STREAM:
-                        out[fd] = (end.getsockname(), end.getpeername())
+                    ends = _ends(end)
+                if ends is not None:
+                    out[fd] = ends
     return out

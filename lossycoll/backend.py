@@ -485,7 +485,7 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Gloo's, whose error names the ranks that are missing."""
         self._routes.issue("monitored_barrier", [])
-        timeout = timeout or timedelta(seconds=self._comm.timeout)
+        timeout = timedelta(seconds=self._comm.timeout) if timeout is None else timeout
         self._gloo.monitored_barrier(timeout, wait_all_ranks)
 
     # ---- life ----

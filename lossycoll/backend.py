@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Final
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,16 +22,17 @@ from .errors import AbortedError, MismatchError, UnsupportedError
 from .figures import Report, Stats
 from .group import Group, Place
 from .options import Options
-from .routes import Routes, reliable_version
+from .routes import Reduction, Routes, reliable_version
+from .sparse import Sparse
 from .tensors import (
     DTYPES,
+    address,
     apart,
     contiguous,
     copy_back,
     flat,
-    local_reduction,
     nbytes,
-    plain,
+    scaled,
     spread,
 )
 from .work import ManyWork, PointToPointWork
@@ -61,6 +63,9 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         self._comm = self._group.communicator
         self._health = self._comm.health
         self._routes = Routes(self._comm)
+        self._operations = self._routes.operations
+        self._splits = 0
+        self._sparse = Sparse(self._routes, self._comm)
         self._gloo = self._group.gloo
         self._gloo._set_sequence_number_for_group()
         # Parts of torch ask a group for its CPU backend: checkpointing, timeouts, names.
@@ -92,19 +97,26 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         opts = _c10d.AllreduceOptions() if opts is None else opts
-        tensor, op = tensors[0], opts.reduceOp.op
+        tensor = self._routes.only("all_reduce", tensors)
+        if tensor.layout is torch.sparse_coo:
+            return self._sparse.all_reduce(tensor, opts)
         self._routes.check_targets("all_reduce", tensors)
-        reduction = self._routes.reduction("all_reduce", tensors, op)
-        options = self._routes.reducing(tensor, op)
-        call = self._routes.issue("all_reduce", tensors, tensor, op, options)
+        reduction = self._routes.reduction("all_reduce", tensor.dtype, opts.reduceOp)
+        options = self._routes.reducing(tensor.dtype, nbytes(tensor), reduction)
+        call = self._routes.issue("all_reduce", tensors, tensor, opts.reduceOp.op, options)
+        if not tensor.numel():
+            return self._routes.nothing(call, opts, tensors)
         if options is None:
-            return self._routes.by_gloo(call, lambda: self._gloo.allreduce(tensors, opts), tensors)
-        if reduction is not None:
+            return self._routes.by_gloo(
+                call, lambda targets: self._gloo.allreduce(targets, opts), tensors
+            )
+        if not reduction.native:
             return self._reduce_here(call, tensor, reduction, options, opts)
-        buffer = contiguous(tensor)
-        terms = self._routes.terms(options, opts, buffer, copy_back(buffer, tensor), op=op)
+        buffer = reduction.contribution(tensor)
+        finish = copy_back(buffer, tensor)
+        terms = self._routes.terms(options, opts, buffer, finish, op=reduction.op)
         return self._routes.work(
-            self._comm.all_reduce(
+            self._operations.all_reduce(
                 call, buffer.data_ptr(), buffer.numel(), DTYPES[buffer.dtype], terms
             ),
             tensors,
@@ -115,64 +127,78 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         if opts is not None:
             one.reduceOp = opts.reduceOp
             one.timeout = opts.timeout
+            one.asyncOp = opts.asyncOp
         return ManyWork([self.allreduce([tensor], one) for tensor in tensors], tensors)
 
     def reduce(self, tensors: Tensors, opts: Any) -> dist.Work:
-        tensor, op, root = tensors[0], opts.reduceOp.op, opts.rootRank
+        tensor, root = self._routes.only("reduce", tensors), opts.rootRank
         # Only the root has the result, so nothing could be made of what it lacks: always reliable.
-        reduction = local_reduction(op, tensor.dtype)
         self._routes.check_targets("reduce", tensors)
-        self._routes.reduction("reduce", tensors, op)
-        options = self._routes.exact(tensor)
-        call = self._routes.issue("reduce", tensors, tensor, f"{op.name} to {root}", options)
-        if options is None or reduction is None:
-            return self._routes.by_gloo(call, lambda: self._gloo.reduce(tensors, opts), tensors)
+        self._routes.check_root("reduce", root)
+        reduction = self._routes.reduction("reduce", tensor.dtype, opts.reduceOp)
+        by_gloo = reduction.factor is None
+        options = self._routes.exact(tensor.dtype, nbytes(tensor), by_gloo=by_gloo)
+        detail = f"{opts.reduceOp.op.name} to {root}"
+        call = self._routes.issue("reduce", tensors, tensor, detail, options)
+        if not tensor.numel():
+            return self._routes.nothing(call, opts, tensors)
+        if options is None:
+            return self._routes.by_gloo(
+                call, lambda targets: self._gloo.reduce(targets, opts), tensors
+            )
         return self._reduce_here(call, tensor, reduction, options, opts, root=root)
 
     def _reduce_here(
         self,
         call: Collective,
         tensor: Tensor,
-        reduction: Callable[[Tensor], Tensor],
+        reduction: Reduction,
         options: Options,
         opts: Any,
         *,
         root: int | None = None,
     ) -> dist.Work:
         """Gathers what the engine can't add (at ``root``, or everywhere) and reduces it there."""
-        source = contiguous(tensor)
+        source = reduction.contribution(tensor)
         if root is not None and root != self._comm.rank:
-            terms = self._routes.terms(options, opts, source)
+            terms = self._routes.terms(options, opts, source, among=lambda _: None)
             buffers = (source.data_ptr(), source.data_ptr())
-            operation = self._comm.gather(call, buffers, nbytes(source), root, terms)
+            operation = self._operations.gather(call, buffers, nbytes(source), root, terms)
             return self._routes.work(operation, [tensor])
         rows = self._rows(source)
 
-        def finish() -> None:
-            spread(reduction(rows), [tensor])
+        def finish(members: Sequence[int]) -> None:
+            spread(reduction.over(rows, members), [tensor])
 
-        terms = self._routes.terms(options, opts, (source, rows), finish)
+        terms = self._routes.terms(options, opts, (source, rows), among=finish)
         buffers = (source.data_ptr(), rows.data_ptr())
         if root is None:
-            operation = self._comm.all_gather(call, buffers, nbytes(source), terms)
+            operation = self._operations.all_gather(call, buffers, nbytes(source), terms)
         else:
-            operation = self._comm.gather(call, buffers, nbytes(source), root, terms)
+            operation = self._operations.gather(call, buffers, nbytes(source), root, terms)
         return self._routes.work(operation, [tensor])
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
         opts = _c10d.ReduceScatterOptions() if opts is None else opts
-        op = opts.reduceOp.op
         self._routes.check_targets("reduce_scatter", [output])
         self._routes.check_chunks("reduce_scatter", output, input)
-        reduction = self._routes.reduction("reduce_scatter", [output, input], op)
-        options = self._routes.reducing(input, op)
+        reduction = self._routes.reduction("reduce_scatter", input.dtype, opts.reduceOp)
+        options = self._routes.reducing(input.dtype, nbytes(input), reduction)
+        op = opts.reduceOp.op
         call = self._routes.issue("reduce_scatter", [output, input], input, op, options)
+        if not input.numel():
+            return self._routes.nothing(call, opts, [output])
         if options is None:
+            source = contiguous(input)
             return self._routes.by_gloo(
-                call, lambda: self._gloo._reduce_scatter_base(output, input, opts), [output]
+                call,
+                lambda targets: self._gloo._reduce_scatter_base(targets[0], source, opts),
+                [output],
             )
-        source = contiguous(input)
-        return self._reduce_scatter(call, output, source, reduction, options=options, opts=opts)
+        source = reduction.contribution(input)
+        return self._reduce_scatter(
+            call, output, source, reduction, sizes=output.numel(), options=options, opts=opts
+        )
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -188,80 +214,115 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         self, outputs: Tensors, inputs: list[Tensors], opts: Any = None
     ) -> dist.Work:
         opts = _c10d.ReduceScatterOptions() if opts is None else opts
-        op, output, parts = opts.reduceOp.op, outputs[0], inputs[0]
-        self._routes.check_targets("reduce_scatter", [output])
-        self._routes.check_list("reduce_scatter", output, parts)
-        reduction = self._routes.reduction("reduce_scatter", [output, *parts], op)
-        options = self._routes.reducing(output, op, parts=self._comm.world)
-        call = self._routes.issue("reduce_scatter", [output, *parts], output, op, options)
-        if options is None:
+        output = self._routes.only("reduce_scatter", outputs)
+        parts = self._routes.only("reduce_scatter", inputs)
+        self._routes.check_targets("reduce_scatter", outputs)
+        sizes = self._routes.check_parts("reduce_scatter", output, parts)
+        reduction = self._routes.reduction("reduce_scatter", output.dtype, opts.reduceOp)
+        size = sum(sizes) * output.element_size()
+        options = self._routes.reducing(output.dtype, size, reduction)
+        even = len(set(sizes)) == 1
+        detail = opts.reduceOp.op if even else f"{opts.reduceOp.op.name} of {list(sizes)}"
+        call = self._routes.issue(
+            "reduce_scatter", [output, *parts], output if even else None, detail, options
+        )
+        if not any(sizes):
+            return self._routes.nothing(call, opts, outputs)
+        if options is None and even:
+            dense = [contiguous(part) for part in parts]
             return self._routes.by_gloo(
-                call, lambda: self._gloo.reduce_scatter(outputs, inputs, opts), outputs
+                call,
+                lambda targets: self._gloo.reduce_scatter(targets, [dense], opts),
+                outputs,
             )
-        source = flat(parts)
-        return self._reduce_scatter(call, output, source, reduction, options=options, opts=opts)
+        options = options or reliable_version(self._routes.effective())
+        source = scaled(flat(parts), reduction.factor)
+        return self._reduce_scatter(
+            call,
+            output,
+            source,
+            reduction,
+            sizes=sizes[0] if even else sizes,
+            options=options,
+            opts=opts,
+        )
 
     def _reduce_scatter(
         self,
         call: Collective,
         output: Tensor,
         source: Tensor,
-        reduction: Callable[[Tensor], Tensor] | None,
+        reduction: Reduction,
         *,
+        sizes: int | tuple[int, ...],
         options: Options,
         opts: Any,
     ) -> dist.Work:
-        """``source``: a chunk like ``output`` for each rank, one after another."""
-        if reduction is None:
+        """``source``: a chunk for each rank, one after another, of ``sizes`` elements."""
+        if reduction.native:
             target = contiguous(output)
             source = apart(source, target, own=self._comm.rank * nbytes(target))
-            terms = self._routes.terms(
-                options, opts, (source, target), copy_back(target, output), op=opts.reduceOp.op
+            finish = copy_back(target, output)
+            terms = self._routes.terms(options, opts, (source, target), finish, op=reduction.op)
+            buffers = (address(source), address(target))
+            operation = self._operations.reduce_scatter(
+                call, buffers, sizes, DTYPES[source.dtype], terms
             )
-            buffers = (source.data_ptr(), target.data_ptr())
-            dtype = DTYPES[source.dtype]
-            operation = self._comm.reduce_scatter(call, buffers, target.numel(), dtype, terms)
             return self._routes.work(operation, [output])
         rows = self._rows(output)
 
-        def finish() -> None:
-            spread(reduction(rows), [output])
+        def finish_here(members: Sequence[int]) -> None:
+            spread(reduction.over(rows, members), [output])
 
-        terms = self._routes.terms(options, opts, (source, rows), finish)
-        buffers = (source.data_ptr(), rows.data_ptr())
-        operation = self._comm.all_to_all(call, buffers, nbytes(output), terms)
+        terms = self._routes.terms(options, opts, (source, rows), among=finish_here)
+        buffers = (address(source), address(rows))
+        if isinstance(sizes, int):
+            operation = self._operations.all_to_all(call, buffers, nbytes(output), terms)
+        else:
+            send = [size * output.element_size() for size in sizes]
+            receive = [nbytes(output)] * self._comm.world
+            operation = self._operations.exchange(call, buffers, send, receive, terms)
         return self._routes.work(operation, [output])
 
     # ---- copies ----
 
     def broadcast(self, tensors: Tensors, opts: Any) -> dist.Work:
-        tensor, root = tensors[0], opts.rootRank
+        tensor, root = self._routes.only("broadcast", tensors), opts.rootRank
         self._routes.check_targets("broadcast", tensors)
-        options = self._routes.copying(tensor)
+        self._routes.check_root("broadcast", root)
+        options = self._routes.copying(tensor.dtype, nbytes(tensor))
         call = self._routes.issue("broadcast", tensors, tensor, f"from {root}", options)
+        if not tensor.numel():
+            return self._routes.nothing(call, opts, tensors)
         if options is None:
-            return self._routes.by_gloo(call, lambda: self._gloo.broadcast(tensors, opts), tensors)
+            return self._routes.by_gloo(
+                call, lambda targets: self._gloo.broadcast(targets, opts), tensors
+            )
         buffer = contiguous(tensor)
         terms = self._routes.terms(options, opts, buffer, copy_back(buffer, tensor))
-        operation = self._comm.broadcast(call, buffer.data_ptr(), nbytes(buffer), root, terms)
+        operation = self._operations.broadcast(call, buffer.data_ptr(), nbytes(buffer), root, terms)
         return self._routes.work(operation, tensors)
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
         opts = _c10d.AllgatherOptions() if opts is None else opts
         self._routes.check_targets("all_gather", [output])
         self._routes.check_chunks("all_gather", input, output)
-        options = self._routes.copying(output)
+        options = self._routes.copying(output.dtype, nbytes(output))
         call = self._routes.issue("all_gather", [output, input], input, options=options)
-        if options is None or not plain(input):
+        if not output.numel():
+            return self._routes.nothing(call, opts, [output])
+        source = contiguous(input)
+        if options is None:
             return self._routes.by_gloo(
-                call, lambda: self._gloo._allgather_base(output, input, opts), [output]
+                call,
+                lambda targets: self._gloo._allgather_base(targets[0], source, opts),
+                [output],
             )
         target = contiguous(output)
-        source = contiguous(input)
         source = apart(source, target, own=-self._comm.rank * nbytes(source))
         terms = self._routes.terms(options, opts, (source, target), copy_back(target, output))
         buffers = (source.data_ptr(), target.data_ptr())
-        operation = self._comm.all_gather(call, buffers, nbytes(source), terms)
+        operation = self._operations.all_gather(call, buffers, nbytes(source), terms)
         return self._routes.work(operation, [output])
 
     _allgather_base = all_gather_single
@@ -275,22 +336,35 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> dist.Work:
+        """``outputs[0]``: a tensor per rank, which may be of different sizes."""
         opts = _c10d.AllgatherOptions() if opts is None else opts
-        tensor, parts = inputs[0], outputs[0]
+        tensor = self._routes.only("all_gather", inputs)
+        parts = self._routes.only("all_gather", outputs)
         self._routes.check_targets("all_gather", parts)
-        self._routes.check_list("all_gather", tensor, parts)
-        options = self._routes.copying(tensor, parts=self._comm.world)
-        call = self._routes.issue("all_gather", [tensor, *parts], tensor, options=options)
-        if options is None:
-            return self._routes.by_gloo(
-                call, lambda: self._gloo.allgather(outputs, inputs, opts), parts
-            )
+        sizes = self._routes.check_parts("all_gather", tensor, parts)
+        options = self._routes.copying(tensor.dtype, sum(sizes) * tensor.element_size())
+        even = len(set(sizes)) == 1
+        call = self._routes.issue(
+            "all_gather",
+            [tensor, *parts],
+            tensor if even else None,
+            "" if even else f"{tensor.dtype} {list(sizes)}",
+            options,
+        )
+        if not any(sizes):
+            return self._routes.nothing(call, opts, parts)
         source = contiguous(tensor)
-        # In a lossy block, what never arrives stays as it was in the caller's tensors.
-        rows = flat(parts) if options.delivery == "lossy" else self._rows(source)
+        if options is None and even:
+            return self._routes.by_gloo(
+                call, lambda targets: self._gloo.allgather([targets], [source], opts), parts
+            )
+        options = options or reliable_version(self._routes.effective())
+        rows = flat(parts)
         terms = self._routes.terms(options, opts, (source, rows), lambda: spread(rows, parts))
-        buffers = (source.data_ptr(), rows.data_ptr())
-        operation = self._comm.all_gather(call, buffers, nbytes(source), terms)
+        counts = tuple(size * tensor.element_size() for size in sizes)
+        operation = self._operations.all_gather(
+            call, (address(source), rows.data_ptr()), counts[0] if even else counts, terms
+        )
         return self._routes.work(operation, parts)
 
     def allgather_coalesced(
@@ -304,42 +378,55 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         return ManyWork(works, [tensor for row in outputs for tensor in row])
 
     def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> dist.Work:
-        tensor, root = inputs[0], opts.rootRank
-        parts = outputs[0] if root == self._comm.rank and outputs else []
+        tensor, root = self._routes.only("gather", inputs), opts.rootRank
+        self._routes.check_root("gather", root)
+        parts: Tensors = []
         if root == self._comm.rank:
+            parts = self._routes.only("gather", outputs)
             self._routes.check_targets("gather", parts)
             self._routes.check_list("gather", tensor, parts)
-        options = self._routes.exact(tensor)
+        options = self._routes.exact(tensor.dtype, nbytes(tensor))
         call = self._routes.issue("gather", [tensor, *parts], tensor, f"to {root}", options)
+        if not tensor.numel():
+            return self._routes.nothing(call, opts, parts)
+        source = contiguous(tensor)
         if options is None:
             return self._routes.by_gloo(
-                call, lambda: self._gloo.gather(outputs, inputs, opts), parts
+                call,
+                lambda targets: self._gloo.gather([targets] if parts else [], [source], opts),
+                parts,
             )
-        source = contiguous(tensor)
         rows = self._rows(source) if parts else source
         finish = (lambda: spread(rows, parts)) if parts else None
         terms = self._routes.terms(options, opts, (source, rows), finish)
         buffers = (source.data_ptr(), rows.data_ptr())
-        operation = self._comm.gather(call, buffers, nbytes(source), root, terms)
+        operation = self._operations.gather(call, buffers, nbytes(source), root, terms)
         return self._routes.work(operation, parts)
 
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> dist.Work:
-        output, root = outputs[0], opts.rootRank
-        parts = inputs[0] if root == self._comm.rank and inputs else []
+        output, root = self._routes.only("scatter", outputs), opts.rootRank
         self._routes.check_targets("scatter", outputs)
+        self._routes.check_root("scatter", root)
+        parts: Tensors = []
         if root == self._comm.rank:
+            parts = self._routes.only("scatter", inputs)
             self._routes.check_list("scatter", output, parts)
-        options = self._routes.exact(output)
+        options = self._routes.exact(output.dtype, nbytes(output))
         call = self._routes.issue("scatter", [output, *parts], output, f"from {root}", options)
+        if not output.numel():
+            return self._routes.nothing(call, opts, outputs)
         if options is None:
+            dense = [contiguous(part) for part in parts]
             return self._routes.by_gloo(
-                call, lambda: self._gloo.scatter(outputs, inputs, opts), outputs
+                call,
+                lambda targets: self._gloo.scatter(targets, [dense] if parts else [], opts),
+                outputs,
             )
         target = contiguous(output)
         source = flat(parts) if parts else target
         terms = self._routes.terms(options, opts, (source, target), copy_back(target, output))
         buffers = (source.data_ptr(), target.data_ptr())
-        operation = self._comm.scatter(call, buffers, nbytes(target), root, terms)
+        operation = self._operations.scatter(call, buffers, nbytes(target), root, terms)
         return self._routes.work(operation, outputs)
 
     def _rows(self, tensor: Tensor) -> Tensor:
@@ -361,12 +448,8 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         send = self._routes.splits(input, input_split_sizes)
         receive = self._routes.splits(output, output_split_sizes)
         self._routes.check_own(send, receive)
+        self._routes.check_dtypes("all_to_all", [output, input])
         call = self._routes.issue("all_to_all", [output, input], detail=str(input.dtype))
-        if not self._routes.by_engine(input):
-            sizes = (list(output_split_sizes), list(input_split_sizes))
-            return self._routes.by_gloo(
-                call, lambda: self._gloo.alltoall_base(output, input, *sizes, opts), [output]
-            )
         target = contiguous(output)
         source = apart(contiguous(input), target)
         finish = copy_back(target, output)
@@ -384,11 +467,8 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         self._routes.check_targets("all_to_all", outputs)
         counts = ([nbytes(tensor) for tensor in inputs], [nbytes(tensor) for tensor in outputs])
         self._routes.check_own(*counts)
+        self._routes.check_dtypes("all_to_all", [*outputs, *inputs])
         call = self._routes.issue("all_to_all", [*outputs, *inputs], detail=str(inputs[0].dtype))
-        if not self._routes.by_engine(inputs[0]):
-            return self._routes.by_gloo(
-                call, lambda: self._gloo.alltoall(outputs, inputs, opts), outputs
-            )
         source, target = flat(inputs), flat(outputs)
         return self._exchange(
             call,
@@ -432,14 +512,14 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         check = self._routes.terms(options, opts, (told, table), compare)
         works = [
             self._routes.work(
-                self._comm.all_gather(
+                self._operations.all_gather(
                     call, (told.data_ptr(), table.data_ptr()), nbytes(told), check
                 ),
                 result,
             ),
             self._routes.work(
-                self._comm.exchange(
-                    call, (_address(tensors[0]), _address(tensors[1])), *counts, terms
+                self._operations.exchange(
+                    call, (address(tensors[0]), address(tensors[1])), *counts, terms
                 ),
                 result,
             ),
@@ -473,13 +553,23 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
                 raise  # a bad argument
             raise self._health.verdict(call, error).again(call.numbered) from error
 
+    # ---- works that torch wants as one; torch's own would ask gloo, which refuses ----
+
+    def _start_coalescing(self, device: torch.device | None = None) -> None:
+        del device
+        self._routes.begin_coalescing()
+
+    def _end_coalescing(self, device: torch.device | None = None) -> dist.Work:
+        del device
+        return self._routes.end_coalescing()
+
     # ---- barriers ----
 
     def barrier(self, opts: Any = None) -> dist.Work:
         opts = _c10d.BarrierOptions() if opts is None else opts
         call = self._routes.issue("barrier", [])
-        if self._comm.world == 1 or self._comm.options.bulk_min_bytes:
-            return self._routes.by_gloo(call, lambda: self._gloo.barrier(opts), [])
+        if self._comm.world > 1 and self._comm.options.bulk_min_bytes:
+            return self._routes.by_gloo(call, lambda _: self._gloo.barrier(opts), [])
         return self._routes.work(self._routes.barrier(call, opts), [])
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
@@ -487,6 +577,43 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         self._routes.issue("monitored_barrier", [])
         timeout = timedelta(seconds=self._comm.timeout) if timeout is None else timeout
         self._gloo.monitored_barrier(timeout, wait_all_ranks)
+
+    # ---- other groups ----
+
+    def split_group(
+        self,
+        ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: object = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: object = None,
+    ) -> LossyProcessGroup | None:
+        """A group of some of this one's ranks, by its numbers; None where this rank isn't one.
+
+        ``opts`` are pg_options. torch.distributed.split_group gets here only with an accelerator.
+        """
+        del device_types
+        chosen = sorted(set(ranks))
+        if not chosen or chosen[0] < 0 or chosen[-1] >= self._comm.world:
+            raise self._routes.refusal("split_group", f"ranks {list(ranks)} in")
+        if self._comm.rank not in chosen:
+            return None
+        self._splits += 1
+        name = group_name or f"{self.group_name}:split:{self._splits}:{chosen}"
+        split = LossyProcessGroup(
+            SimpleNamespace(
+                store=_c10d.PrefixStore(f"split/{name}", self._group.store),
+                group_rank=chosen.index(self._comm.rank),
+                group_size=len(chosen),
+                timeout=timeout or timedelta(seconds=self._comm.timeout),
+                group_id=name,
+            ),
+            opts,
+        )
+        split._set_group_name(name)
+        split._set_group_desc(group_desc or f"{self.group_desc}:split:{self._splits}")
+        return split
 
     # ---- life ----
 
@@ -502,14 +629,6 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         text = f"{self._health.where}: the group was aborted here by abort_process_group"
         self._health.fail(AbortedError(text, peer=self._comm.rank), tell=True)
         self._group.close()
-
-
-def _address(tensor: Tensor) -> int:
-    """Where the elements are; for an empty tensor anywhere valid, since nothing is touched."""
-    return tensor.data_ptr() or _NOTHING.data_ptr()
-
-
-_NOTHING: Final = torch.zeros(8)
 
 
 def of(group: dist.ProcessGroup | None) -> LossyProcessGroup:

@@ -6,6 +6,7 @@ Nothing that may rightly differ between ranks decides the way: all of them must 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -14,15 +15,57 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
+from .alone import Alone
 from .calls import LONGEST, Collective, Operation, Terms
 from .communicator import Communicator
 from .errors import UnsupportedError
 from .options import Options, Scope, scope, within
-from .tensors import AVG, DTYPES, SUM, local_reduction, nbytes, overlaps_itself, plain
-from .work import EngineWork, GlooWork
+from .tensors import (
+    AVG,
+    DTYPES,
+    GLOO_DTYPES,
+    PREMUL_SUM,
+    SUM,
+    contiguous,
+    local_reduction,
+    nbytes,
+    overlaps_itself,
+    scaled,
+    spread,
+)
+from .work import EngineWork, GlooWork, ManyWork
 
 _c10d: Any = c10d  # its stub lacks half of what is used here
 Tensors = list[Tensor]
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """``op`` of contributions that each rank first multiplies by its ``factor``, if it has one.
+
+    ``native``: whether the engine can form it; ``local`` does without, of shape (world, ...) to
+    (...).
+    """
+
+    op: object
+    native: bool
+    local: Callable[[Tensor], Tensor]
+    factor: float | None = None
+
+    def over(self, rows: Tensor, members: Sequence[int]) -> Tensor:
+        """The result from one contribution per rank, of which only those of ``members`` count.
+
+        A sum of floats stands for all ranks, as the engine's does: the mean over those that are
+        left times the world.
+        """
+        if len(members) == len(rows):
+            return self.local(rows)
+        result = self.local(rows[list(members)])
+        return result * (len(rows) / len(members)) if self.native and self.op == SUM else result
+
+    def contribution(self, tensor: Tensor) -> Tensor:
+        """``tensor`` with its elements in order in memory; itself where that is so already."""
+        return scaled(tensor, self.factor)
 
 
 class Routes:
@@ -32,6 +75,10 @@ class Routes:
         self._communicator = communicator
         self._health = communicator.health
         self._options = communicator.options
+        self.operations: Communicator | Alone = (
+            communicator if communicator.world > 1 else Alone(communicator.health)
+        )
+        self._coalesced: list[dist.Work] | None = None
 
     def issue(
         self,
@@ -60,54 +107,65 @@ class Routes:
         block = scope()
         return self._options if block is None else within(self._options, block)
 
-    def reducing(self, tensor: Tensor, op: object, parts: int = 1) -> Options | None:
-        """The options for a reduction by the engine; None: it is gloo's.
+    def reducing(self, dtype: torch.dtype, size: int, reduction: Reduction) -> Options | None:
+        """The options for a reduction of ``size`` bytes by the engine; None: it is gloo's."""
+        if reduction.native and self._may_be_lossy(size):
+            return self.effective()
+        return self.exact(dtype, size, by_gloo=reduction.factor is None)
 
-        ``tensor`` times ``parts`` is the size that counts.
-        """
-        if self._communicator.world == 1 or not plain(tensor):
-            return None
-        options = self.effective()
-        size = nbytes(tensor) * parts
-        if (
-            options.delivery == "lossy"
-            and size >= options.lossy_min_bytes
-            and tensor.dtype in DTYPES
-            and op in (SUM, AVG)
-        ):
-            return options
-        return reliable_version(options) if size >= options.bulk_min_bytes else None
-
-    def copying(self, tensor: Tensor, parts: int = 1) -> Options | None:
+    def copying(self, dtype: torch.dtype, size: int) -> Options | None:
         """The same for a copy. Only a block of ``lossy()`` makes copies lossy, and only floats."""
         block = scope()
-        if block is not None and block.lossy_copies and tensor.dtype in DTYPES:
-            return self.reducing(tensor, SUM, parts)
-        return self.exact(tensor, parts)
+        asked = block is not None and block.lossy_copies and dtype in DTYPES
+        if asked and self._may_be_lossy(size):
+            return self.effective()
+        return self.exact(dtype, size)
 
-    def exact(self, tensor: Tensor, parts: int = 1) -> Options | None:
-        """The same for what is never lossy."""
-        if self._communicator.world == 1 or not plain(tensor):
-            return None
+    def exact(self, dtype: torch.dtype, size: int, *, by_gloo: bool = True) -> Options | None:
+        """The same for what is never lossy. ``by_gloo``: whether gloo can do it at all."""
         options = self.effective()
-        size = nbytes(tensor) * parts
-        return reliable_version(options) if size >= options.bulk_min_bytes else None
+        small = 0 < size < options.bulk_min_bytes and self._communicator.world > 1
+        return None if small and by_gloo and dtype in GLOO_DTYPES else reliable_version(options)
 
-    def by_engine(self, tensor: Tensor) -> bool:
-        """The same where sizes may rightly differ between ranks, so that they can't decide."""
-        return self._communicator.world > 1 and tensor.layout is torch.strided
+    def _may_be_lossy(self, size: int) -> bool:
+        options = self.effective()
+        return options.delivery == "lossy" and size >= options.lossy_min_bytes
 
     def by_gloo(
-        self, call: Collective, post: Callable[[], dist.Work], result: Tensors
+        self, call: Collective, post: Callable[[Tensors], dist.Work], targets: Tensors
     ) -> dist.Work:
-        """Gloo ends the process when ranks disagree on a size. So where it serves what is rare (a
-        sparse tensor, an empty one), all ranks first agree on the call; that waits for them."""
-        if self._communicator.world > 1 and not self._options.bulk_min_bytes:
-            self.barrier(call, _c10d.BarrierOptions()).wait()
-        return GlooWork(self._communicator, call, post(), result)
+        """``post`` gets what gloo can fill, which takes a strided tensor for a dense one. Where
+        that isn't ``targets``, this waits for the result."""
+        dense = [contiguous(target) for target in targets]
+        work = GlooWork(self._communicator, call, post(dense), targets)
+        staged = [pair for pair in zip(dense, targets, strict=True) if pair[0] is not pair[1]]
+        if staged:
+            work.wait()
+        for buffer, target in staged:
+            spread(buffer, [target])
+        return self.noted(work)
 
     def work(self, operation: Operation, result: Tensors) -> dist.Work:
-        return EngineWork(self._communicator, operation, result)
+        return self.noted(EngineWork(self._communicator, operation, result))
+
+    def nothing(self, call: Collective, opts: Any, result: Tensors) -> dist.Work:
+        """For tensors without elements: nothing moves, but all ranks must mean the same."""
+        return self.work(self.barrier(call, opts), result)
+
+    # ---- works that torch wants as one ----
+
+    def begin_coalescing(self) -> None:
+        self._coalesced = []
+
+    def end_coalescing(self) -> dist.Work:
+        works, self._coalesced = self._coalesced or [], None
+        return ManyWork(works, [tensor for work in works for tensor in work.result()])
+
+    def noted(self, work: dist.Work) -> dist.Work:
+        """Every work goes through here, so that ``end_coalescing`` has those since the begin."""
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
 
     def terms(
         self,
@@ -117,6 +175,7 @@ class Routes:
         epilogue: Callable[[], None] | None = None,
         *,
         op: object = AVG,
+        among: Callable[[Sequence[int]], None] | None = None,
     ) -> Terms:
         seconds = min(opts.timeout, LONGEST).total_seconds()
         return Terms(
@@ -125,13 +184,14 @@ class Routes:
             timeout=seconds if seconds > 0 else None,
             keep=keep,
             epilogue=epilogue,
+            among=among,
             future=opts.asyncOp,
         )
 
     def barrier(self, call: Collective, opts: Any) -> Operation:
         one = torch.ones(1)
         terms = self.terms(reliable_version(self._options), opts, one)
-        return self._communicator.barrier(call, one.data_ptr(), terms)
+        return self.operations.barrier(call, one.data_ptr(), terms)
 
     # ---- what is refused, before the call gets a number ----
 
@@ -141,6 +201,7 @@ class Routes:
         )
 
     def check_device(self, name: str, tensors: Tensors) -> None:
+        """Refuses what the engine can't read as elements in memory, one by one."""
         for tensor in tensors:
             if not tensor.is_cpu:
                 raise UnsupportedError(
@@ -148,6 +209,32 @@ class Routes:
                     f"'lossy' serves CPU tensors only so far; copy it with .cpu(), or use a group "
                     f"of another backend for it"
                 )
+            if tensor.layout is not torch.strided or tensor.is_quantized:
+                kind = tensor.dtype if tensor.is_quantized else tensor.layout
+                raise UnsupportedError(
+                    f"{self._health.where}: {name} got a tensor of {kind}, but takes dense ones "
+                    f"only; make it one with .to_dense() or .dequantize() (all_reduce alone takes "
+                    f"torch.sparse_coo as well)"
+                )
+
+    def only(self, name: str, tensors: Sequence[Any]) -> Any:
+        """The entry of a list that torch's interface leaves room for several in."""
+        if len(tensors) != 1:
+            raise UnsupportedError(
+                f"{self._health.where}: {name} got {len(tensors)} tensors of this rank, but takes "
+                f"one at a time"
+            )
+        return tensors[0]
+
+    def check_root(self, name: str, root: int) -> None:
+        if not 0 <= root < self._communicator.world:
+            raise self.refusal(name, f"root {root} in")
+
+    def check_dtypes(self, name: str, tensors: Tensors) -> None:
+        dtypes = {tensor.dtype for tensor in tensors}
+        if len(dtypes) != 1:
+            listed = ", ".join(sorted(str(dtype) for dtype in dtypes))
+            raise self.refusal(name, f"tensors of different types ({listed}) in")
 
     def check_targets(self, name: str, tensors: Tensors) -> None:
         for tensor in tensors:
@@ -159,19 +246,24 @@ class Routes:
                     f".clone()"
                 )
 
-    def reduction(self, name: str, tensors: Tensors, op: Any) -> Callable[[Tensor], Tensor] | None:
-        """How to reduce what the engine can't add; None if it can (or gloo shall: sparse)."""
-        dtype = tensors[0].dtype
-        if (op in (SUM, AVG) and dtype in DTYPES) or tensors[0].layout is not torch.strided:
-            return None
-        found = local_reduction(op, dtype)
-        if found is None:
+    def reduction(self, name: str, dtype: torch.dtype, op: Any) -> Reduction:
+        """What torch's ``op`` asks for. Raises UnsupportedError for what can't be done."""
+        kind, factor = op.op, None
+        if kind == PREMUL_SUM and (dtype.is_floating_point or dtype.is_complex):
+            kind, factor = SUM, self._factor(name, op.factor)
+        local = local_reduction(kind, dtype)
+        if local is None:
             raise UnsupportedError(
-                f"{self._health.where}: {name} can't form the {op.name} of {dtype}; it knows SUM, "
-                f"PRODUCT, MIN and MAX of floats and integers, AVG of floats, and BAND, BOR and "
-                f"BXOR of integers and bool; convert the tensor first"
+                f"{self._health.where}: {name} can't form the {kind.name} of {dtype}; it knows "
+                f"SUM, PRODUCT, MIN and MAX of floats and integers, AVG and PREMUL_SUM of floats, "
+                f"and BAND, BOR and BXOR of integers and bool; convert the tensor first"
             )
-        return found
+        return Reduction(kind, kind in (SUM, AVG) and dtype in DTYPES, local, factor)
+
+    def _factor(self, name: str, factor: float | Tensor) -> float:
+        if isinstance(factor, Tensor) and (factor.numel() != 1 or factor.is_complex()):
+            raise self.refusal(name, f"a factor of shape {tuple(factor.shape)}, not one number, in")
+        return float(factor)
 
     def check_chunks(self, name: str, part: Tensor, whole: Tensor) -> None:
         """``whole`` must be one ``part`` per rank."""
@@ -185,12 +277,26 @@ class Routes:
         """``parts`` must be one tensor like ``tensor`` per rank."""
         sizes = {(part.dtype, part.numel()) for part in parts}
         if len(parts) != self._communicator.world or sizes != {(tensor.dtype, tensor.numel())}:
-            listed = ", ".join(f"{part.dtype}[{part.numel()}]" for part in parts[:4])
-            raise self.refusal(
-                name,
-                f"{tensor.dtype}[{tensor.numel()}] and a list of {len(parts)} tensors ({listed}) "
-                f"for",
-            )
+            raise self._bad_list(name, tensor, parts)
+
+    def check_parts(self, name: str, tensor: Tensor, parts: Tensors) -> tuple[int, ...]:
+        """``parts`` must be one tensor per rank, and this rank's like ``tensor``.
+
+        Returns the elements of each.
+        """
+        sizes = tuple(part.numel() for part in parts)
+        alike = {part.dtype for part in parts} == {tensor.dtype}
+        own = self._communicator.rank
+        if len(parts) != self._communicator.world or not alike or sizes[own] != tensor.numel():
+            raise self._bad_list(name, tensor, parts)
+        return sizes
+
+    def _bad_list(self, name: str, tensor: Tensor, parts: Tensors) -> UnsupportedError:
+        listed = ", ".join(f"{part.dtype}[{part.numel()}]" for part in parts[:4])
+        return self.refusal(
+            name,
+            f"{tensor.dtype}[{tensor.numel()}] and a list of {len(parts)} tensors ({listed}) for",
+        )
 
     def check_own(self, send: Sequence[int], receive: Sequence[int]) -> None:
         """What this rank sends itself must be what it expects from itself, in bytes."""
@@ -202,10 +308,12 @@ class Routes:
     def splits(self, tensor: Tensor, sizes: Sequence[int]) -> list[int]:
         """Bytes per rank; ``sizes``: lengths in the first dimension, or empty for equal parts."""
         world = self._communicator.world
-        rows = tensor.shape[0] if tensor.dim() else 0
+        if not tensor.dim():
+            raise self.refusal("all_to_all", "a tensor without dimensions to split for")
+        rows = tensor.shape[0]
         if not sizes and rows % world == 0:
             sizes = [rows // world] * world
-        if len(sizes) != world or sum(sizes) != rows:
+        if len(sizes) != world or sum(sizes) != rows or min(sizes) < 0:
             raise self.refusal("all_to_all", f"{rows} rows in parts of {list(sizes)} for")
         row = nbytes(tensor) // rows if rows else 0
         return [size * row for size in sizes]

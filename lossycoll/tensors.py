@@ -15,6 +15,7 @@ from .engine import DType
 _Op: Any = c10d.ReduceOp.RedOpType
 SUM: Final = _Op.SUM
 AVG: Final = _Op.AVG
+PREMUL_SUM: Final = _Op.PREMUL_SUM
 
 DTYPES: Final = {
     torch.float32: DType.F32,
@@ -23,13 +24,26 @@ DTYPES: Final = {
     torch.bfloat16: DType.BF16,
 }
 """What the engine can add."""
+GLOO_DTYPES: Final = frozenset(
+    {*DTYPES, torch.int8, torch.uint8, torch.int32, torch.int64},
+)
+"""What gloo handles as we do. It takes a bool for a number."""
 
-_INTEGERS: Final = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_SIGNED: Final = {
+    torch.uint16: torch.int16,
+    torch.uint32: torch.int32,
+    torch.uint64: torch.int64,
+}
+"""Types that torch stores but can't add, and those of the same bits that it can."""
+_INTEGERS: Final = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, *_SIGNED)
 
 
-def plain(tensor: Tensor) -> bool:
-    """Whether there are elements, and they lie in memory one by one (not sparse)."""
-    return tensor.layout is torch.strided and tensor.numel() > 0
+_NOTHING: Final = torch.zeros(8)
+
+
+def address(tensor: Tensor) -> int:
+    """Where the elements are; for an empty tensor anywhere valid, since nothing is touched."""
+    return tensor.data_ptr() or _NOTHING.data_ptr()
 
 
 def nbytes(tensor: Tensor) -> int:
@@ -42,6 +56,14 @@ def contiguous(tensor: Tensor) -> Tensor:
         return tensor
     copy = tensor.detach().clone(memory_format=torch.contiguous_format)
     return copy.resolve_neg().resolve_conj()
+
+
+def scaled(tensor: Tensor, factor: float | None) -> Tensor:
+    """:func:`contiguous`; with a factor a copy, times that."""
+    if factor is None:
+        return contiguous(tensor)
+    with torch.inference_mode():
+        return contiguous(tensor.detach() * factor)
 
 
 def flat(tensors: Sequence[Tensor]) -> Tensor:
@@ -77,11 +99,14 @@ def copy_back(buffer: Tensor, target: Tensor) -> Callable[[], None] | None:
 
 def spread(buffer: Tensor, targets: Sequence[Tensor]) -> None:
     """The reverse of :func:`flat`: ``buffer``'s elements to ``targets``, in order."""
-    elements, begin = buffer.reshape(-1), 0
-    for target in targets:
-        piece = elements[begin : begin + target.numel()]
-        target.detach().copy_(piece.view(target.shape))
-        begin += target.numel()
+    # Nothing here is autograd's, and only in this mode can a thread of ours fill a tensor that the
+    # caller made in it.
+    with torch.inference_mode():
+        elements, begin = buffer.reshape(-1), 0
+        for target in targets:
+            piece = elements[begin : begin + target.numel()]
+            target.detach().copy_(piece.view(target.shape))
+            begin += target.numel()
 
 
 def local_reduction(op: object, dtype: torch.dtype) -> Callable[[Tensor], Tensor] | None:
@@ -92,6 +117,8 @@ def local_reduction(op: object, dtype: torch.dtype) -> Callable[[Tensor], Tensor
     """
     if dtype == torch.bool:
         return _BOOLEAN.get(op)
+    if dtype in _SIGNED:
+        return _as_signed(op, dtype)
     if op in _BITWISE:
         return _rows(_BITWISE[op]) if dtype in _INTEGERS else None
     if op == AVG:
@@ -101,6 +128,19 @@ def local_reduction(op: object, dtype: torch.dtype) -> Callable[[Tensor], Tensor
     if dtype not in _INTEGERS and dtype not in DTYPES and not dtype.is_complex:
         return None
     return _ARITHMETIC.get(op)
+
+
+def _as_signed(op: object, dtype: torch.dtype) -> Callable[[Tensor], Tensor] | None:
+    """The reduction of an unsigned type by that of the signed one of the same bits.
+
+    Sums, products and bits are the same. Order is, once the highest bit is flipped.
+    """
+    signed = _SIGNED[dtype]
+    found = local_reduction(op, signed)
+    if found is None:
+        return None
+    flip = torch.iinfo(signed).min if op in (_Op.MIN, _Op.MAX) else 0
+    return lambda rows: found(rows.view(signed) ^ flip).bitwise_xor_(flip).view(dtype)
 
 
 def _sum(rows: Tensor) -> Tensor:

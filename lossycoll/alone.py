@@ -1,0 +1,123 @@
+"""The operations of a world of one: what would be sent is copied, and all is done at once."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+from .calls import Collective, Operation, Terms
+from .engine import DType
+from .errors import Code, LossyError, Where
+from .figures import Report
+from .health import Health
+
+
+class Alone:
+    """Takes the calls of :class:`lossycoll.communicator.Communicator` where there is no engine.
+
+    A reduction of one rank's contribution is that contribution.
+    """
+
+    def __init__(self, health: Health) -> None:
+        self._health = health
+
+    def all_reduce(
+        self, call: Collective, address: int, elements: int, dtype: DType, terms: Terms
+    ) -> Operation:
+        del address, elements, dtype
+        return self._done(call, terms)
+
+    def reduce_scatter(
+        self,
+        call: Collective,
+        buffers: tuple[int, int],
+        elements: int | tuple[int, ...],
+        dtype: DType,
+        terms: Terms,
+    ) -> Operation:
+        return self._copy(call, buffers, elements, terms, dtype.itemsize)
+
+    def broadcast(
+        self, call: Collective, address: int, nbytes: int, root: int, terms: Terms
+    ) -> Operation:
+        del address, nbytes, root
+        return self._done(call, terms)
+
+    def all_gather(
+        self,
+        call: Collective,
+        buffers: tuple[int, int],
+        nbytes: int | tuple[int, ...],
+        terms: Terms,
+    ) -> Operation:
+        return self._copy(call, buffers, nbytes, terms)
+
+    def all_to_all(
+        self, call: Collective, buffers: tuple[int, int], nbytes: int, terms: Terms
+    ) -> Operation:
+        return self._copy(call, buffers, nbytes, terms)
+
+    def exchange(
+        self,
+        call: Collective,
+        buffers: tuple[int, int],
+        send: Sequence[int],
+        receive: Sequence[int],
+        terms: Terms,
+    ) -> Operation:
+        del receive
+        return self._copy(call, buffers, send[0], terms)
+
+    def gather(
+        self, call: Collective, buffers: tuple[int, int], nbytes: int, root: int, terms: Terms
+    ) -> Operation:
+        del root
+        return self._copy(call, buffers, nbytes, terms)
+
+    def scatter(
+        self, call: Collective, buffers: tuple[int, int], nbytes: int, root: int, terms: Terms
+    ) -> Operation:
+        del root
+        return self._copy(call, buffers, nbytes, terms)
+
+    def barrier(self, call: Collective, address: int, terms: Terms) -> Operation:
+        del address
+        return self._done(call, terms)
+
+    def _copy(
+        self,
+        call: Collective,
+        buffers: tuple[int, int],
+        count: int | tuple[int, ...],
+        terms: Terms,
+        itemsize: int = 1,
+    ) -> Operation:
+        source, target = buffers
+        own = count if isinstance(count, int) else count[0]
+        ctypes.memmove(target, source, own * itemsize)
+        return self._done(call, terms)
+
+    def _done(self, call: Collective, terms: Terms) -> Operation:
+        operation = Operation(self, call, terms, 0.0)
+        operation.complete()
+        return operation
+
+    # ---- what an operation asks for (calls.Owner) ----
+
+    def wait_ticket(self, ticket: int, seconds: float) -> int:
+        del ticket, seconds
+        return Code.OK
+
+    def take(self, operation: Operation) -> tuple[Report | None, LossyError | None]:
+        del operation
+        return None, None
+
+    def release(self, operation: Operation) -> None:
+        pass
+
+    def note_waiting(self, call: Collective) -> None:
+        pass
+
+    def where(self, operation: Operation | None = None) -> Where:
+        del operation
+        return self._health.where

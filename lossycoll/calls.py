@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, Protocol
@@ -66,7 +66,8 @@ class Terms:
     ``options``: the group's, as the caller's block changes them. ``mean`` or sum. ``timeout`` in
     seconds for ranks that never take part; None: the group's. ``keep``: whatever owns the buffers,
     held until the operation is done. ``epilogue``: run on success, before it counts as done.
-    ``future``: nobody may wait for it, so it has to complete by itself.
+    ``among``: an epilogue for what can do without the parts of ranks that are lost; it is given
+    the ranks that took part. ``future``: nobody may wait for it, so it has to complete by itself.
     """
 
     options: Options
@@ -74,6 +75,7 @@ class Terms:
     timeout: float | None = None
     keep: object = None
     epilogue: Callable[[], None] | None = None
+    among: Callable[[Sequence[int]], None] | None = None
     future: bool = False
 
 
@@ -95,6 +97,7 @@ class Operation:
     """
 
     __slots__ = (
+        "_among",
         "_callbacks",
         "_epilogue",
         "_keep",
@@ -106,6 +109,8 @@ class Operation:
         "call",
         "done",
         "error",
+        "exact",
+        "members",
         "notify",
         "report",
         "ticket",
@@ -115,6 +120,7 @@ class Operation:
     def __init__(self, owner: Owner, call: Collective, terms: Terms, timeout: float) -> None:
         self._owner = owner
         self._epilogue = terms.epilogue
+        self._among = terms.among
         self._keep = terms.keep
         self._lock = threading.Lock()
         self._callbacks: list[Callable[[], None]] = []
@@ -125,6 +131,9 @@ class Operation:
         self.timeout = timeout
         self.ticket = 0
         self.notify = False
+        self.exact = False
+        """Whether data that a rank's death left out makes it fail."""
+        self.members: Sequence[int] = (0,)
         self.done = False
         self.error: LossyError | None = None
         self.report: Report | None = None
@@ -190,20 +199,26 @@ class Operation:
         with self._lock:
             if not self.done:
                 self.report, self.error = self._owner.take(self)
-                if self.error is None and self._epilogue is not None:
+                if self.error is None:
                     try:
-                        self._epilogue()
+                        self._finish()
                     except LossyError as error:
                         self.error = error
                     except Exception as error:
                         where = self._owner.where(self)
                         self.error = EngineError(f"{where}: the result can't be stored: {error}")
-                self._epilogue = self._keep = None
+                self._epilogue = self._among = self._keep = None
                 self.done = True
                 callbacks, self._callbacks = self._callbacks, []
         self._retire()
         for callback in callbacks:
             callback()
+
+    def _finish(self) -> None:
+        if self._epilogue is not None:
+            self._epilogue()
+        if self._among is not None:
+            self._among(self.members)
 
     def _retire(self) -> None:
         with self._lock:

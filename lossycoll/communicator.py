@@ -9,19 +9,28 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final
 
+from . import plans
 from .calls import Collective, Operation, Terms
 from .control import Control
 from .engine import Call, DType, Encoded, Engine
-from .errors import ClosedError, Code, Failure, LossyError, Where, error_of
+from .errors import ClosedError, Code, Failure, LossyError, PeerLostError, Where, error_of
 from .figures import Report, Stats
 from .health import Health
 from .options import Options
-from .plan import Missing, Plan, draw_order, exchange, ring, signature, transpose, tree
+from .plan import Missing, draw_order, signature
+from .survivors import View
+from .turns import Roster, Turns
 
 log: Final = logging.getLogger("lossycoll")
+
+
+def _nothing(rank: int, error: LossyError) -> None:
+    del rank, error
+
 
 VERDICT_SECONDS: Final = 1.0
 """How long a mismatch that the engine found waits for the control plane to name both calls."""
@@ -29,9 +38,6 @@ LINGER_SECONDS: Final = 1.0
 """How long a rank that leaves waits for the others to leave, too."""
 REAP_FROM: Final = 8
 """Unfinished operations from which on submitting looks for some that nobody waits for."""
-AUTO_ALGORITHM: Final = "transpose"
-"""What algorithm="auto" means, at every world and size: two steps rather than 2 (world - 1), and a
-lost packet costs one contribution rather than a partial sum (docs/design.md)."""
 FIGURES: Final = (
     "operations",
     "packets_sent",
@@ -75,7 +81,11 @@ class Communicator:
         self._payload = engine.link().payload_bytes if engine is not None else 0
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._submitted = 0
+        self._turns = Turns(self.rank, self.world, self._check_sound)
+        # Where a rank may be lost, none but the root may be in the way of others.
+        self._fanout = self.world if options.on_peer_loss == "continue" else 2
+        self.on_lost: Callable[[int, LossyError], None] = _nothing
+        """Told when the group goes on without a rank."""
         self._ended = False
         self._overflow_told = False
         self._operations: dict[int, Operation] = {}
@@ -91,53 +101,66 @@ class Communicator:
     ) -> Operation:
         """In place: the sum (or mean) of all ranks' ``elements`` at ``address``."""
         options = terms.options
-        algorithm = options.algorithm
-        if algorithm == "auto":
-            algorithm = AUTO_ALGORITHM
-        order = None
-        if options.delivery == "lossy":
-            # Without loss nobody's own contribution weighs more, and one order does for all.
-            number = self._submitted & 0xFFFFFFFF
-            order = draw_order(options.seed, self._group, number, self.world)
-        encoded = _all_reduce(
-            algorithm,
-            (self.world, self.rank, elements, self._payload // dtype.itemsize),
-            order,
-            Missing.OWN if options.on_missing == "own" else Missing.KEEP,
-        )
-        return self._submit(encoded, call, (address, address), dtype, terms)
+        missing = Missing.OWN if options.on_missing == "own" else Missing.KEEP
+        per_packet = self._payload // dtype.itemsize
+        with self._turns as who:
+            order = None
+            if options.delivery == "lossy":
+                # Without loss nobody's own contribution weighs more, and one order does for all.
+                number = self._turns.next & 0xFFFFFFFF
+                order = draw_order(options.seed, self._group, number, len(who.members))
+            encoded = plans.all_reduce(who, options.algorithm, elements, per_packet, order, missing)
+            return self._submit(encoded, call, (address, address), dtype, terms, sums=True)
 
     def reduce_scatter(
-        self, call: Collective, buffers: tuple[int, int], elements: int, dtype: DType, terms: Terms
+        self,
+        call: Collective,
+        buffers: tuple[int, int],
+        elements: int | tuple[int, ...],
+        dtype: DType,
+        terms: Terms,
     ) -> Operation:
-        """The sum (or mean) of all ranks' chunk number ``rank``; chunks of ``elements``.
+        """The sum (or mean) of all ranks' chunk number ``rank``; chunks of ``elements`` (each).
 
         ``buffers``: input (a chunk for each rank) and output (one chunk).
         """
-        per_packet = self._payload // dtype.itemsize
-        encoded = _reduce_scatter(self.world, self.rank, elements, per_packet)
-        return self._submit(encoded, call, buffers, dtype, terms)
+        with self._turns as who:
+            encoded = plans.reduce_scatter(who, elements, self._payload // dtype.itemsize)
+            return self._submit(encoded, call, buffers, dtype, terms, sums=True)
 
     def broadcast(
         self, call: Collective, address: int, nbytes: int, root: int, terms: Terms
     ) -> Operation:
         """In place: ``root``'s ``nbytes`` on all ranks."""
-        encoded = _rooted("broadcast", self.world, self.rank, nbytes, (self._payload, root))
-        return self._submit(encoded, call, (address, address), DType.BYTES, terms)
+        with self._turns as who:
+            self._need(call, who, (root,))
+            encoded = plans.broadcast(who, nbytes, self._payload, root, self._fanout)
+            return self._submit(encoded, call, (address, address), DType.BYTES, terms)
 
     def all_gather(
-        self, call: Collective, buffers: tuple[int, int], nbytes: int, terms: Terms
+        self,
+        call: Collective,
+        buffers: tuple[int, int],
+        nbytes: int | tuple[int, ...],
+        terms: Terms,
     ) -> Operation:
-        """Every rank's ``nbytes`` (``buffers[0]``), one after another at ``buffers[1]``."""
-        encoded = _all_gather(self.world, self.rank, nbytes, self._payload)
-        return self._submit(encoded, call, buffers, DType.BYTES, terms)
+        """Every rank's ``nbytes`` (``buffers[0]``), one after another at ``buffers[1]``.
+
+        ``nbytes``: the same for all, or one number per rank.
+        """
+        with self._turns as who:
+            self._need_all(call, who, terms)
+            encoded = plans.all_gather(who, nbytes, self._payload)
+            return self._submit(encoded, call, buffers, DType.BYTES, terms)
 
     def all_to_all(
         self, call: Collective, buffers: tuple[int, int], nbytes: int, terms: Terms
     ) -> Operation:
         """``nbytes`` to each rank and from each rank; both buffers in rank order."""
-        encoded = _all_to_all(self.world, self.rank, nbytes, self._payload)
-        return self._submit(encoded, call, buffers, DType.BYTES, terms)
+        with self._turns as who:
+            self._need_all(call, who, terms)
+            encoded = plans.all_to_all(who, nbytes, self._payload)
+            return self._submit(encoded, call, buffers, DType.BYTES, terms)
 
     def exchange(
         self,
@@ -148,29 +171,54 @@ class Communicator:
         terms: Terms,
     ) -> Operation:
         """``send[r]`` bytes to rank r, ``receive[r]`` from it; whether both agree is unchecked."""
-        encoded = Encoded.of(
-            exchange.all_to_all_uneven(self.world, self.rank, send, receive, self._payload)
-        )
-        return self._submit(encoded, call, buffers, DType.BYTES, terms)
+        with self._turns as who:
+            self._need_all(call, who, terms)
+            encoded = plans.all_to_all_uneven(who, send, receive, self._payload)
+            return self._submit(encoded, call, buffers, DType.BYTES, terms)
 
     def gather(
         self, call: Collective, buffers: tuple[int, int], nbytes: int, root: int, terms: Terms
     ) -> Operation:
         """Every rank's ``nbytes`` at ``root``, one after another."""
-        encoded = _rooted("gather", self.world, self.rank, nbytes, (self._payload, root))
-        return self._submit(encoded, call, buffers, DType.BYTES, terms)
+        with self._turns as who:
+            self._need(call, who, (root,))
+            self._need_all(call, who, terms)
+            encoded = plans.gather(who, nbytes, self._payload, root)
+            return self._submit(encoded, call, buffers, DType.BYTES, terms)
 
     def scatter(
         self, call: Collective, buffers: tuple[int, int], nbytes: int, root: int, terms: Terms
     ) -> Operation:
         """``root``'s chunk number r of ``nbytes`` at rank r."""
-        encoded = _rooted("scatter", self.world, self.rank, nbytes, (self._payload, root))
-        return self._submit(encoded, call, buffers, DType.BYTES, terms)
+        with self._turns as who:
+            self._need(call, who, (root,))
+            encoded = plans.scatter(who, nbytes, self._payload, root)
+            return self._submit(encoded, call, buffers, DType.BYTES, terms)
 
     def barrier(self, call: Collective, address: int, terms: Terms) -> Operation:
         """Done on no rank before all have begun it. ``address``: a float32, 1.0, to work in."""
-        encoded = _barrier(self.world, self.rank)
-        return self._submit(encoded, call, (address, address), DType.F32, terms)
+        with self._turns as who:
+            encoded = plans.barrier(who, self._fanout)
+            return self._submit(encoded, call, (address, address), DType.F32, terms)
+
+    def _need(self, call: Collective, who: Roster, ranks: Sequence[int]) -> None:
+        """Refuses a call that can't do without ranks that are lost; on all ranks alike."""
+        lost = sorted(set(ranks) - set(who.members))
+        if lost:
+            raise self._missed(call, lost)
+
+    def _need_all(self, call: Collective, who: Roster, terms: Terms) -> None:
+        """The same for a call whose result has a part of every rank's."""
+        if not who.complete and terms.among is None and terms.options.delivery == "reliable":
+            raise self._missed(call, who.lost)
+
+    def _missed(self, call: Collective, lost: Sequence[int]) -> PeerLostError:
+        names = " and ".join(self.health.where.peer(rank) for rank in lost)
+        return PeerLostError(
+            f"{self.health.where}: {call.numbered} needs data of {names}, lost before; the group "
+            f"goes on without: reductions, and broadcasts from a rank that is left, still work",
+            peer=lost[0],
+        )
 
     def _submit(
         self,
@@ -179,17 +227,21 @@ class Communicator:
         buffers: tuple[int, int],
         dtype: DType,
         terms: Terms,
+        *,
+        sums: bool = False,
     ) -> Operation:
+        """``sums``: what a rank that dies meanwhile leaves out is loss, rather than an error."""
         assert self._engine is not None
         if len(self._operations) >= REAP_FROM:
             self._reap()
         timeout = self.timeout if terms.timeout is None else terms.timeout
+        reliable = terms.options.delivery == "reliable"
         operation = Operation(self, call, terms, timeout)
+        operation.members = self._turns.at(self._turns.next).members
+        operation.exact = reliable and not sums
         # Until the watcher runs, nobody would take the finished ticket.
         operation.notify = terms.future and self._watcher is not None
-        reliable = terms.options.delivery == "reliable"
         repair = 0 if reliable else terms.options.repair
-        self._submitted += 1
         try:
             operation.ticket = self._engine.submit(
                 encoded,
@@ -207,6 +259,7 @@ class Communicator:
             )
         except LossyError as error:
             raise (self.health.failure or error).again(call.numbered) from None
+        self._turns.next += 1
         self._operations[operation.ticket] = operation
         return operation
 
@@ -231,7 +284,8 @@ class Communicator:
         except ClosedError as error:
             return None, self.health.failure or error
         if failure.code >= 0:
-            return report, None
+            torn = self._torn(operation) if operation.exact and report.kept else None
+            return self._with_lost(report), torn
         return report, self._explain(operation, failure)
 
     def release(self, operation: Operation) -> None:
@@ -240,6 +294,16 @@ class Communicator:
         del self._operations[operation.ticket]
         with contextlib.suppress(ClosedError):  # closing frees it as well
             self._engine.release(operation.ticket)
+
+    def _torn(self, operation: Operation) -> PeerLostError:
+        """A rank died in the middle of what has to be exact; only this operation fails."""
+        lost = self._turns.latest.lost
+        names = " and ".join(self.health.where.peer(rank) for rank in lost) or "a rank"
+        return PeerLostError(
+            f"{self.where(operation)}: {names} died before all of its data came; other ranks may "
+            f"have it all. The group goes on without; the contents of the result are undefined",
+            peer=lost[0] if lost else None,
+        )
 
     def _explain(self, operation: Operation, failure: Failure) -> LossyError:
         """The typed error of a failed operation; it becomes the group's and goes to all ranks."""
@@ -331,12 +395,19 @@ class Communicator:
             **{name: getattr(sums, name) for name in sums.__dataclass_fields__},
             **around,
             control_foreign=self._control.foreign,
+            lost=self._turns.latest.lost,
             peers=tuple(self._engine.peer_stats(rank) for rank in range(self.world)),
         )
 
     def last_report(self) -> Report | None:
         """Of the last operation that the engine ended here; None before the first."""
-        return self._engine.last_report() if self._engine is not None and self._ended else None
+        if self._engine is None or not self._ended:
+            return None
+        return self._with_lost(self._engine.last_report())
+
+    def _with_lost(self, report: Report) -> Report:
+        who = self._turns.at(report.op)
+        return report if who.complete else replace(report, lost=who.lost)
 
     def group_stats(self) -> Mapping[int, Mapping[str, Any]]:
         """The latest counters of every rank, by rank; at most a beat old."""
@@ -366,6 +437,40 @@ class Communicator:
                 self.health.where,
                 packets,
             )
+
+    # ---- ranks that are lost, where the group outlives them; from the control plane's thread ----
+
+    def lose(self, rank: int) -> int:
+        """Waits no longer for ``rank``; submits nothing until :meth:`go_on`.
+
+        Returns the number of the next operation.
+        """
+        assert self._engine is not None
+        with contextlib.suppress(ClosedError):
+            self._engine.peer_dead(rank)
+        return self._turns.stop()
+
+    def go_on(self, views: Sequence[View], agreed: bool) -> None:
+        """``views``: who is left, from which operation on."""
+        before = self._turns.latest
+        self._turns.go_on(views, agreed=agreed)
+        after = self._turns.latest
+        for rank in sorted(set(after.lost) - set(before.lost)):
+            log.warning(
+                "%s: lost %s; going on with ranks %s from operation %d on, means are over those",
+                self.health.where,
+                self.health.where.peer(rank),
+                ", ".join(str(member) for member in after.members),
+                views[-1].first,
+            )
+            self.on_lost(rank, self.health.lost_error(rank))
+
+    def _check_sound(self) -> None:
+        """Raises what has happened meanwhile to the group, if anything."""
+        if self.health.failure is not None:
+            raise self.health.failure.again()
+        if self.health.closed:
+            raise ClosedError(f"{self.health.where}: the group was destroyed")
 
     # ---- the end ----
 
@@ -398,54 +503,6 @@ class Communicator:
         for operation in list(self._operations.values()):
             operation.complete()
         self.health.detach()
-
-
-# ---- plans, kept for the sizes that come again ----
-
-
-@lru_cache(maxsize=256)
-def _all_reduce(
-    algorithm: str,
-    shape: tuple[int, int, int, int],
-    order: tuple[int, ...] | None,
-    missing: Missing,
-) -> Encoded:
-    """``shape``: world, rank, elements, elements per packet."""
-    build: Callable[..., Plan] = ring.all_reduce if algorithm == "ring" else transpose.all_reduce
-    return Encoded.of(build(*shape, order=order, missing=missing))
-
-
-@lru_cache(maxsize=64)
-def _reduce_scatter(world: int, rank: int, elements: int, per_packet: int) -> Encoded:
-    return Encoded.of(transpose.reduce_scatter(world, rank, elements, per_packet))
-
-
-@lru_cache(maxsize=64)
-def _rooted(
-    kind: str, world: int, rank: int, nbytes: int, packet_and_root: tuple[int, int]
-) -> Encoded:
-    build: dict[str, Callable[..., Plan]] = {
-        "broadcast": tree.broadcast,
-        "gather": exchange.gather,
-        "scatter": exchange.scatter,
-    }
-    per_packet, root = packet_and_root
-    return Encoded.of(build[kind](world, rank, nbytes, per_packet, root=root))
-
-
-@lru_cache(maxsize=64)
-def _all_gather(world: int, rank: int, nbytes: int, per_packet: int) -> Encoded:
-    return Encoded.of(exchange.all_gather(world, rank, nbytes, per_packet))
-
-
-@lru_cache(maxsize=64)
-def _all_to_all(world: int, rank: int, nbytes: int, per_packet: int) -> Encoded:
-    return Encoded.of(exchange.all_to_all(world, rank, nbytes, per_packet))
-
-
-@lru_cache(maxsize=64)
-def _barrier(world: int, rank: int) -> Encoded:
-    return Encoded.of(tree.barrier(world, rank))
 
 
 @lru_cache(maxsize=256)

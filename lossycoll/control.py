@@ -1,130 +1,130 @@
-"""The control plane of a group: who lives, who gives up, who means something else.
+"""The control plane of a group: who lives, who gives up, who means something else, who is left.
 
-A star over TCP (pyzmq): a ROUTER at rank 0, a DEALER at every other rank, one daemon thread per
-group and rank. Messages are JSON objects that carry the group's token; anything else is counted
-and dropped. Rank 0 judges the others' silence and tells all; the others judge rank 0's.
+One daemon thread per group and rank, on the sockets of :mod:`lossycoll.star`. The hub (rank 0, at
+first) judges the others' silence and tells all; the others judge the hub's.
 
-==========  ======================  ===========================================================
-kind        fields                  meaning
-==========  ======================  ===========================================================
-beat        figures                 the sender lives; its counters
-dead        rank, silent            rank 0 has declared that rank dead (silent: seconds)
-abort       reason, kind            the sender gives the group up; the error's type
-all         -                       from rank 0, once: it has heard every rank
-bye         seq                     the sender leaves in order after call number seq
-waiting     seq, call               the sender has waited for that call for a while
-mismatch    seq, call, rank, other  the sender's call at seq is ``call``, rank's is ``other``
-ask         -                       to rank 0: send me all figures
-figures     figures                 from rank 0: the counters of all ranks
-==========  ======================  ===========================================================
+==========  =========================  ========================================================
+kind        fields                     meaning
+==========  =========================  ========================================================
+beat        figures                    the sender lives; its counters
+dead        rank, silent, ended        from the hub: it gives that rank up (silent: seconds)
+abort       reason, kind               the sender gives the group up; the error's type
+all         -                          from the hub, once: it has heard every rank
+bye         seq                        the sender leaves in order after call number seq
+missed      rank                       to the hub: the sender needs a rank that has left
+waiting     seq, call                  the sender has waited for that call for a while
+mismatch    seq, call, rank, other     the sender's call at seq is ``call``, rank's is ``other``
+ask         -                          to the hub: send me all figures
+figures     figures                    from the hub: the counters of all ranks
+state       lost, next, views          to the hub: the sender has stopped before operation next
+views       views                      from the hub: who is left, from which operation on
+==========  =========================  ========================================================
 
-All but beat, all, ask and figures reach every rank, by way of rank 0, which can reach a rank once
-it has heard it: so nobody goes on (:meth:`Control.meet`) before rank 0 has heard all.
+``dead``, ``abort``, ``bye``, ``waiting`` and ``mismatch`` reach every rank, by way of the hub,
+which can reach a rank once it has heard it: so nobody goes on (:meth:`Control.meet`) before the hub
+has heard all. The last two kinds and ``missed`` are for groups that outlive a rank
+(:mod:`lossycoll.survivors`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
-import json
 import os
-import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 import zmq
 
-from .errors import RendezvousError
+from .star import Message, Star
+from .survivors import Survivors, View
 
 BEATS_PER_LIVENESS: Final = 8
 SILENT_SHARE: Final = 0.7
 """Of the liveness time; the rest is for the verdict to reach every rank."""
 LINGER_MS: Final = 500
-BATCH: Final = 256
-RELAYED: Final = frozenset({"dead", "abort", "bye", "waiting", "mismatch"})
+PROBE_SECONDS: Final = (0.02, 1.0)
+"""A rank whose connection broke is looked for this often, and for this long."""
+RELAYED: Final = frozenset({"abort", "bye", "waiting", "mismatch"})
 
 
 class Listener(Protocol):
-    """What the control plane tells and asks. Called from its thread: must be quick, never raise."""
+    """What the control plane tells and asks. Called from its thread: must be quick, never raise.
 
-    def on_dead(self, rank: int, silent: float) -> None: ...
+    The last three only where the group outlives a rank. ``on_lost`` stops submitting, and returns
+    the number of the next operation; ``on_views`` goes on if ``agreed``.
+    """
+
+    def on_dead(self, rank: int, silent: float, ended: bool) -> None: ...
     def on_abort(self, rank: int, reason: str, kind: str) -> None: ...
     def on_bye(self, rank: int, seq: int) -> None: ...
     def on_mismatch(self, seq: int, calls: dict[int, str]) -> None: ...
     def call_at(self, seq: int) -> str | None: ...
     def figures(self) -> dict[str, Any]: ...
+    def on_lost(self, rank: int, silent: float, ended: bool) -> int: ...
+    def on_views(self, views: Sequence[View], agreed: bool) -> None: ...
+    def on_apart(self, lost: Sequence[int], left: Sequence[int]) -> None: ...
 
 
 class Control:
-    """One rank's end. ``open`` (rank 0), ``start``, ``meet``, ``leave``, ``close``.
+    """One rank's end. ``open``, ``start``, ``meet``, ``leave``, ``close``.
 
-    ``token``: the group's secret, equal on all ranks. ``liveness`` in seconds. World >= 2.
+    ``liveness`` in seconds. World >= 2. ``outlive``: the group goes on without ranks that are lost.
     """
 
-    def __init__(self, rank: int, world: int, token: str, liveness: float) -> None:
+    def __init__(self, rank: int, world: int, liveness: float, *, outlive: bool = False) -> None:
         self._rank = rank
         self._world = world
-        self.token = token
         self._interval = liveness / BEATS_PER_LIVENESS
         self._silence = liveness * SILENT_SHARE
+        self._liveness = liveness
         self._listener: Listener | None = None
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER if rank == 0 else zmq.DEALER)
-        self._socket.setsockopt(zmq.IPV6, 1)
-        self._socket.setsockopt(zmq.LINGER, 0)
+        self._star = Star(rank, world)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._outbox: deque[dict[str, Any]] = deque()
+        self._outbox: deque[Message] = deque()
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._lock = threading.Lock()
         # The rest belongs to the thread, apart from plain reads.
-        self._routes: dict[int, bytes] = {}
+        self._survivors = Survivors(rank, world) if outlive else None
+        self._next = 0
+        self._stopped_at = 0.0
         self._heard: dict[int, float] = {}
+        self._suspects: dict[int, float] = {}
+        """Ranks whose connections broke, and when."""
         self._gone: set[int] = set()
         self._dead: set[int] = set()
         """Those of ``_gone`` that didn't say goodbye."""
-        self._endpoint = ("", 0)
         self._all_heard = False
         self._settled = threading.Event()
         self._figures: dict[int, dict[str, Any]] = {}
         self._fresh = threading.Event()
-        self.foreign = 0
+
+    @property
+    def foreign(self) -> int:
         """Messages dropped since they were malformed or without the token."""
+        return self._star.foreign
 
     def open(self, address: str, ports: tuple[int, int] = (0, 0)) -> int:
-        """Listens at rank 0 on ``address`` and a port of ``ports`` (first, last); 0: any.
+        """Listens on ``address`` and a port of ``ports`` (first, last); 0: any.
 
         Returns the port. Raises RendezvousError when none can be had.
         """
-        first, last = ports
-        for port in range(first, last + 1):
-            with contextlib.suppress(zmq.ZMQError):
-                self._socket.bind(f"tcp://{_bracketed(address)}:{port or '*'}")
-                endpoint = self._socket.getsockopt(zmq.LAST_ENDPOINT)
-                assert isinstance(endpoint, bytes)
-                return int(endpoint.rstrip(b"\0").rpartition(b":")[2])
-        self.close()
-        raise RendezvousError(
-            f"rank 0/{self._world}: no free TCP port at {address} in {first}-{last}; widen "
-            f"LOSSYCOLL_PORT_RANGE"
-        )
+        return self._star.open(address, ports)
 
-    def start(self, listener: Listener, host: str, port: int) -> None:
-        """Starts the thread; ``host`` and ``port`` are rank 0's."""
-        if self._rank != 0:
-            self._socket.connect(f"tcp://{_bracketed(host)}:{port}")
-        self._endpoint = (host, port)
+    def start(self, listener: Listener, token: str, endpoints: Sequence[tuple[str, int]]) -> None:
+        """Starts the thread. ``token``: the group's secret, equal on all ranks; ``endpoints``:
+        where each rank listens (host, port)."""
         self._listener = listener
-        now = time.monotonic()
-        judged = range(1, self._world) if self._rank == 0 else (0,)
-        self._heard = dict.fromkeys(judged, now)
+        self._star.connect(token, endpoints)
+        self._judge_anew()
         self._thread = threading.Thread(target=self._run, name="lossycoll-control", daemon=True)
         self._thread.start()
 
     def meet(self, timeout: float) -> bool:
-        """Whether rank 0 and every other rank have heard each other, within ``timeout`` seconds.
+        """Whether the hub and every other rank have heard each other, within ``timeout`` seconds.
 
         Before, what is told may not reach all. False at once when a rank died or gave up meanwhile:
         the listener has been told.
@@ -136,7 +136,7 @@ class Control:
         """The ranks that have not been heard yet, as far as this one can know."""
         if self._rank != 0:
             return [0]
-        return [rank for rank in range(1, self._world) if rank not in self._routes]
+        return [rank for rank in range(1, self._world) if rank not in self._star.routes]
 
     def abort(self, reason: str, kind: str) -> None:
         """Gives the group up, on all ranks; ``kind``: the name of the error's type."""
@@ -146,9 +146,13 @@ class Control:
         """Asks all ranks whether they mean the same by call number ``seq``."""
         self._post({"k": "waiting", "seq": seq, "call": call})
 
+    def missed(self, rank: int) -> None:
+        """``rank`` has left, and is needed: a group that outlives ranks goes on without it."""
+        self._post({"k": "missed", "rank": rank})
+
     def group_figures(self, timeout: float = 1.0) -> dict[int, dict[str, Any]]:
-        """The latest counters of each rank, as rank 0 knows them; waits at most ``timeout`` s."""
-        if self._rank != 0:
+        """The latest counters of each rank, as the hub knows them; waits at most ``timeout`` s."""
+        if not self._is_hub:
             self._fresh.clear()
             self._post({"k": "ask"})
             self._fresh.wait(timeout)
@@ -172,7 +176,7 @@ class Control:
         elif threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def _post(self, message: dict[str, Any]) -> None:
+    def _post(self, message: Message) -> None:
         with self._lock:
             if self._stopping:
                 return
@@ -181,21 +185,28 @@ class Control:
 
     # ---- the thread ----
 
+    @property
+    def _is_hub(self) -> bool:
+        return self._star.hub == self._rank
+
     def _run(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
+        poller = self._star.poller
         poller.register(self._wake, zmq.POLLIN)
         due = 0.0
         while not self._stopping:
             pause = max(0.0, due - time.monotonic())
+            if self._suspects:
+                pause = min(pause, PROBE_SECONDS[0])
             events = dict(poller.poll(int(pause * 1000) + 1))
             if self._wake in events:
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._wake)
             # Receive before judging: what has arrived while this thread had to wait is no silence.
-            self._receive()
+            for message in self._star.receive():
+                self._take(message)
             self._flush()
             now = time.monotonic()
+            self._probe(now)
             if now >= due:
                 if due:
                     self._forgive(now - due)
@@ -203,37 +214,47 @@ class Control:
                 self._judge(now)
                 due = now + self._interval
         self._flush()
-        self._release(0 if self._rank != 0 and self._is_alone() else LINGER_MS)
+        self._release(0 if self._is_alone() else LINGER_MS)
 
     def _is_alone(self) -> bool:
-        """Whether rank 0 can't hear this one's goodbye. One that has said its own waits for it."""
-        return 0 in self._dead or (0 in self._gone and not reachable(*self._endpoint, 0.2))
+        """Whether the hub can't hear this one's goodbye. One that has said its own waits for it."""
+        hub = self._star.hub
+        return not self._is_hub and (
+            hub in self._dead or (hub in self._gone and self._star.ended(hub))
+        )
 
     def _release(self, linger: int) -> None:
-        self._socket.close(linger)
-        self._context.term()
+        self._star.close(linger)
         with self._lock:
             os.close(self._wake)
 
     def _flush(self) -> None:
         while self._outbox:
-            message = self._outbox.popleft()
-            message["r"] = self._rank
-            if self._rank == 0:
-                self._hub(message)
+            message = {**self._outbox.popleft(), "r": self._rank}
+            if self._is_hub:
+                self._at_hub(message)
+            elif message["k"] == "missed" and message["rank"] == self._star.hub:
+                self._give_up(message["rank"], 0.0, ended=True)
             else:
-                self._send(message)
+                self._star.send(message)
 
     def _beat(self) -> None:
-        """Own counters to rank 0, or a sign of life from it to all (figures only when asked)."""
+        """Own counters to the hub, or a sign of life from it to all (figures only when asked)."""
         assert self._listener is not None
         figures = self._listener.figures()
-        if self._rank == 0:
+        if self._is_hub:
             with self._lock:
-                self._figures[0] = figures
-            self._relay({"k": "beat", "r": 0}, but=0)
+                self._figures[self._rank] = figures
+            self._relay({"k": "beat"})
         else:
-            self._send({"k": "beat", "r": self._rank, "figures": figures})
+            self._star.send({"k": "beat", "figures": figures})
+        if self._survivors is not None and not self._survivors.agreed:
+            self._agree()
+
+    def _judge_anew(self) -> None:
+        now = time.monotonic()
+        judged = range(self._world) if self._is_hub else (self._star.hub,)
+        self._heard = {rank: now for rank in judged if rank != self._rank}
 
     def _forgive(self, late: float) -> None:
         """Who slept itself (stopped, or without the GIL) can't tell how long others were silent."""
@@ -242,57 +263,130 @@ class Control:
                 self._heard[rank] += late
 
     def _judge(self, now: float) -> None:
+        for rank, heard in list(self._heard.items()):
+            if now - heard > self._silence and rank not in self._gone:
+                self._give_up(rank, now - heard)
+
+    def _probe(self, now: float) -> None:
+        """A process that was killed leaves a broken connection, and nobody who listens."""
+        for rank in self._star.disconnected():
+            self._suspects.setdefault(rank, now)
+        for rank, since in list(self._suspects.items()):
+            if rank in self._gone or now - since > PROBE_SECONDS[1]:
+                del self._suspects[rank]
+            elif self._star.ended(rank):
+                del self._suspects[rank]
+                self._give_up(rank, now - self._heard.get(rank, now), ended=True)
+
+    # ---- ranks that are lost ----
+
+    def _give_up(self, rank: int, silent: float, *, ended: bool = False) -> None:
+        """This rank is sure that ``rank`` is lost; the hub's word is the others'."""
+        if self._survivors is None and rank in self._gone:
+            return
+        if self._is_hub:
+            told = {"k": "dead", "rank": rank, "silent": round(silent, 2), "ended": ended}
+            self._relay(told)
+        self._lose(rank, silent, ended)
+
+    def _lose(self, rank: int, silent: float, ended: bool) -> None:
         assert self._listener is not None
-        for rank, heard in self._heard.items():
-            silent = now - heard
-            if silent > self._silence and rank not in self._gone:
-                self._gone.add(rank)
-                self._dead.add(rank)
-                message = {"k": "dead", "r": self._rank, "rank": rank, "silent": round(silent, 2)}
-                if self._rank == 0:
-                    self._hub(message)
-                else:
-                    self._deliver(message)
+        survivors = self._survivors
+        self._gone.add(rank)
+        self._dead.add(rank)
+        if survivors is None or rank == self._rank:
+            self._listener.on_dead(rank, silent, ended)
+            self._settled.set()
+            return
+        if not survivors.lose(rank, proven=ended):
+            return
+        self._next = self._listener.on_lost(rank, silent, ended)
+        self._stopped_at = time.monotonic()
+        if not survivors.may_go_on():
+            self._listener.on_apart(sorted(survivors.lost), survivors.left)
+            return
+        if survivors.hub != self._star.hub:
+            self._star.follow(survivors.hub)
+            self._judge_anew()
+        self._agree()
+
+    def _agree(self) -> None:
+        """Tells the hub where this rank stands; the hub decides when it knows that of all."""
+        survivors = self._survivors
+        assert survivors is not None
+        assert self._listener is not None
+        if time.monotonic() - self._stopped_at > self._liveness:
+            self._listener.on_apart(sorted(survivors.lost), survivors.left)
+            return
+        survivors.told(self._rank, survivors.lost, self._next, survivors.views)
+        if self._is_hub:
+            for rank in survivors.left:
+                if rank in self._gone:  # it left in order, and can't be asked any more
+                    self._give_up(rank, 0.0, ended=True)
+                    return
+            if survivors.decide() is not None:
+                self._relay({"k": "views", "views": _plain(survivors.views)})
+                self._listener.on_views(survivors.views, survivors.agreed)
+        else:
+            state = {"lost": sorted(survivors.lost), "next": self._next}
+            self._star.send({"k": "state", **state, "views": _plain(survivors.views)})
+
+    def _on_state(self, message: Message) -> None:
+        survivors = self._survivors
+        if survivors is None:
+            return
+        sender, lost = message["r"], {int(rank) for rank in message["lost"]}
+        views = _views(message["views"], self._world)
+        for rank in lost - survivors.lost - {self._rank}:
+            self._suspects.setdefault(rank, time.monotonic())
+        if not self._is_hub:
+            return
+        survivors.told(sender, lost, int(message["next"]), views)
+        if survivors.agreed:  # the sender has missed the verdict
+            self._star.send({"k": "views", "views": _plain(survivors.views)}, sender)
+            return
+        for rank in survivors.lost - lost:
+            dead = {"k": "dead", "rank": rank, "silent": 0.0, "ended": False}
+            self._star.send(dead, sender)
+        self._agree()
+
+    def _on_views(self, message: Message) -> None:
+        survivors = self._survivors
+        assert self._listener is not None
+        if survivors is None or self._is_hub or message["r"] != self._star.hub:
+            return
+        views = _views(message["views"], self._world)
+        if self._rank not in views[-1].members:
+            self._listener.on_dead(self._rank, 0.0, False)
+            return
+        survivors.learn(views)
+        self._listener.on_views(survivors.views, survivors.agreed)
 
     # ---- messages ----
 
-    def _receive(self) -> None:
-        for _ in range(BATCH):
-            try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            message = self._parse(frames[-1])
-            if message is None:
-                self.foreign += 1
-                continue
-            sender = message["r"]
-            if self._rank == 0:
-                self._routes[sender] = frames[0]
-                self._heard[sender] = time.monotonic()
-                if not self._all_heard and len(self._routes) == self._world - 1:
-                    self._relay({"k": "all", "r": 0}, but=0)
-                    self._all_heard = True
-                    self._settled.set()
-                self._hub(message)
-            else:
-                self._heard[0] = time.monotonic()
-                self._deliver(message)
-
-    def _parse(self, body: bytes) -> dict[str, Any] | None:
-        """The message, or None if it isn't one of this group's."""
+    def _take(self, message: Message) -> None:
+        sender = message["r"]
+        if sender in self._heard:
+            self._heard[sender] = time.monotonic()
+        if self._survivors is not None and sender in self._survivors.lost:
+            if self._is_hub:  # it lives after all, but the others went on without it
+                dead = {"k": "dead", "rank": sender, "silent": 0.0, "ended": False}
+                self._star.send(dead, sender)
+            return
         try:
-            message = json.loads(body)
-            token = message["t"].encode()
-            sender = message["r"]
-            known = isinstance(sender, int) and 0 <= sender < self._world and sender != self._rank
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            return None
-        good = known and isinstance(message.get("k"), str)
-        return message if good and hmac.compare_digest(token, self.token.encode()) else None
+            if self._is_hub:
+                if not self._all_heard and len(self._star.routes) == self._world - 1:
+                    self._all_heard = True
+                    self._relay({"k": "all"})
+                    self._settled.set()
+                self._at_hub(message)
+            elif sender == self._star.hub or message["k"] in RELAYED | {"state"}:
+                self._deliver(message)
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError):
+            self._star.foreign += 1
 
-    def _hub(self, message: dict[str, Any]) -> None:
-        """Rank 0: what concerns all goes on to all, and is taken in here."""
+    def _at_hub(self, message: Message) -> None:
+        """What concerns all goes on to all, and is taken in here."""
         kind, sender = message["k"], message["r"]
         if kind == "beat":
             with self._lock:
@@ -300,42 +394,47 @@ class Control:
         elif kind == "ask":
             with self._lock:
                 figures = {str(rank): found for rank, found in self._figures.items()}
-            self._send({"k": "figures", "r": 0, "figures": figures}, sender)
+            self._star.send({"k": "figures", "figures": figures}, sender)
+        elif kind == "missed":
+            if int(message["rank"]) in self._gone:
+                self._give_up(int(message["rank"]), 0.0, ended=True)
+        elif kind == "state":
+            self._on_state(message)
         elif kind in RELAYED:
             self._relay(message, but=sender)
-            if sender != 0 or kind == "dead":
+            if sender != self._rank:
                 self._deliver(message)
 
-    def _deliver(self, message: dict[str, Any]) -> None:
+    def _deliver(self, message: Message) -> None:
         listener = self._listener
         assert listener is not None
         kind, sender = message["k"], message["r"]
-        try:
-            if kind == "dead":
-                self._gone.add(message["rank"])
-                self._dead.add(message["rank"])
-                listener.on_dead(int(message["rank"]), float(message["silent"]))
-                self._settled.set()
-            elif kind == "abort":
-                listener.on_abort(sender, str(message["reason"]), str(message["kind"]))
-                self._settled.set()
-            elif kind == "all":
-                self._all_heard = True
-                self._settled.set()
-            elif kind == "bye":
-                self._gone.add(sender)
-                listener.on_bye(sender, int(message["seq"]))
-            elif kind == "waiting":
-                self._compare(sender, int(message["seq"]), str(message["call"]))
-            elif kind == "mismatch":
-                calls = {sender: str(message["call"]), int(message["rank"]): str(message["other"])}
-                listener.on_mismatch(int(message["seq"]), calls)
-            elif kind == "figures":
-                with self._lock:
-                    self._figures = {int(r): found for r, found in message["figures"].items()}
-                self._fresh.set()
-        except (KeyError, TypeError, ValueError):
-            self.foreign += 1
+        if kind == "dead":
+            self._lose(int(message["rank"]), float(message["silent"]), bool(message["ended"]))
+        elif kind == "abort":
+            self._gone.add(sender)  # whether it lives on doesn't matter any more
+            listener.on_abort(sender, str(message["reason"]), str(message["kind"]))
+            self._settled.set()
+        elif kind == "all":
+            self._all_heard = True
+            self._settled.set()
+        elif kind == "bye":
+            seq = int(message["seq"])
+            self._gone.add(sender)
+            listener.on_bye(sender, seq)
+        elif kind == "waiting":
+            self._compare(sender, int(message["seq"]), str(message["call"]))
+        elif kind == "mismatch":
+            calls = {sender: str(message["call"]), int(message["rank"]): str(message["other"])}
+            listener.on_mismatch(int(message["seq"]), calls)
+        elif kind == "figures":
+            with self._lock:
+                self._figures = {int(r): found for r, found in message["figures"].items()}
+            self._fresh.set()
+        elif kind == "state":
+            self._on_state(message)
+        elif kind == "views":
+            self._on_views(message)
 
     def _compare(self, sender: int, seq: int, call: str) -> None:
         assert self._listener is not None
@@ -347,27 +446,24 @@ class Control:
             self._listener.on_mismatch(seq, {self._rank: mine, sender: call})
             os.eventfd_write(self._wake, 1)
 
-    def _relay(self, message: dict[str, Any], but: int) -> None:
-        for rank in list(self._routes):
+    def _relay(self, message: Message, but: int = -1) -> None:
+        for rank in list(self._star.routes):
             if rank != but:
-                self._send(message, rank)
-
-    def _send(self, message: dict[str, Any], rank: int = 0) -> None:
-        """To rank 0, or from rank 0 to ``rank``. A broken connection loses it: silence tells."""
-        body = json.dumps({**message, "t": self.token}).encode()
-        frames = [self._routes[rank], body] if self._rank == 0 else [body]
-        with contextlib.suppress(zmq.ZMQError):
-            self._socket.send_multipart(frames, zmq.NOBLOCK)
+                self._star.send(message, rank)
 
 
-def reachable(host: str, port: int, timeout: float = 1.0) -> bool:
-    """Whether something listens there: rank 0 of a group that still runs."""
-    try:
-        with socket.create_connection((host, port), timeout):
-            return True
-    except OSError:
-        return False
+def _plain(views: Sequence[View]) -> list[list[Any]]:
+    return [[view.first, list(view.members)] for view in views]
 
 
-def _bracketed(address: str) -> str:
-    return f"[{address}]" if ":" in address else address
+def _views(plain: Any, world: int) -> list[View]:
+    """The other way round. Raises ValueError for what can't have been views of this group."""
+    views = [View(int(first), tuple(int(rank) for rank in members)) for first, members in plain]
+    ranks = set(range(world))
+    for view in views:
+        if not view.members or not set(view.members) <= ranks:
+            raise ValueError(f"members are {view.members}, wanted some of {world} ranks")
+        ranks = set(view.members)
+    if not views or len(views[0].members) != world:
+        raise ValueError("the first view is not of all ranks")
+    return views

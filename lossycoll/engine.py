@@ -210,7 +210,7 @@ class Engine:
             lib.lc_engine_abort(self._handle, code, peer)
 
     def peer_dead(self, peer: int) -> None:
-        """Fails everything that needs ``peer``, with Code.PEER."""
+        """From now on ``peer`` is lost altogether, for good: nothing waits for it."""
         with self._use():
             lib.lc_engine_peer_dead(self._handle, peer)
 
@@ -319,7 +319,7 @@ def _failure(c: Any) -> Failure:
 
 def _data(cls: type[_Data], c: Any) -> _Data:
     """The struct ``c`` as a dataclass whose fields have the same names."""
-    values = {entry.name: getattr(c, entry.name) for entry in fields(cls)}
+    values = {e.name: getattr(c, e.name) for e in fields(cls) if hasattr(c, e.name)}
     if cls is Report:
         values["cause"] = Cause(values["cause"])
     return cls(**values)

@@ -94,7 +94,6 @@ class Code(IntEnum):
     TIMEOUT = -5
     ABORTED = -6
     CLOSED = -7
-    PEER = -8
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +163,6 @@ def error_of(failure: Failure, where: Where) -> LossyError:
             f"computing? a longer timeout is given to init_process_group or new_group",
             peer=peer,
         )
-    if code == Code.PEER:
-        return PeerLostError(f"{where}: lost {who}; restart the job without it", peer=peer)
     if code == Code.ABORTED:
         return AbortedError(
             f"{where}: aborted; the first error of the job has the cause", peer=peer

@@ -15,7 +15,9 @@ class Cause(IntEnum):
     """Something was given up, no stream by its deadline."""
     DEADLINE = 2
     """At least one stream was ended by its deadline."""
-    FAILED = 3
+    PEER = 3
+    """A rank died while it still owed something, which was given up."""
+    FAILED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,8 @@ class Report:
     ``contributions`` is their number in the ``contribution_packets`` that this rank reduced (or
     received reduced), ``contributions_min`` the fewest in one of them. ``own_filled``, ``kept`` and
     ``alone`` count packets that no reduction reached: filled with the rank's own, left as they
-    were, and reduced without any other rank. Bytes include headers.
+    were, and reduced without any other rank. ``lost``: ranks that had been lost before it, and took
+    no part. Bytes include headers.
     """
 
     op: int
@@ -45,6 +48,7 @@ class Report:
     kept: int
     alone: int
     elapsed_ns: int
+    lost: tuple[int, ...] = ()
 
     @property
     def elapsed(self) -> float:
@@ -110,13 +114,15 @@ class Stats(EngineStats):
 
     ``calls`` are collectives issued in the group (point to point not counted); those that are not
     among ``operations`` went to gloo. ``control_foreign`` counts control messages without the
-    group's token. ``peers`` has an entry per rank, this one's with zeros.
+    group's token. ``lost``: ranks that the group goes on without. ``peers`` has an entry per rank,
+    this one's with zeros.
     """
 
     rank: int = 0
     world: int = 1
     calls: int = 0
     control_foreign: int = 0
+    lost: tuple[int, ...] = ()
     peers: tuple[PeerStats, ...] = ()
 
     @property

@@ -24,7 +24,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from .buffers import fitting_payload, packets_per_peer, receive_buffer
 from .calls import bounded
 from .communicator import Communicator
-from .control import Control, reachable
+from .control import Control
 from .engine import Engine
 from .errors import InterfaceError, LossyError, OptionError, RendezvousError
 from .gloo import GlooMesh
@@ -32,6 +32,7 @@ from .health import Health
 from .interfaces import Interface, choose
 from .options import Options
 from .rendezvous import AUTO_MTU_MAX, Rendezvous, compare_options, payload_bytes
+from .star import reachable
 
 log: Final = logging.getLogger("lossycoll")
 
@@ -108,22 +109,19 @@ class Group:
             show_log(options.log)
             interface = choose(options.interface, _master(place.store))
             hello = {"address": interface.address, "options": options.shared()}
+            outlive = options.on_peer_loss == "continue"
+            control = Control(rank, size, options.liveness, outlive=outlive)
+            undo.callback(control.close)
+            port = control.open(interface.address, options.ports)
+            hello["control"] = [interface.address, port]
             if rank == 0:
-                control = Control(rank, size, secrets.token_hex(16), options.liveness)
-                undo.callback(control.close)
-                port = control.open(interface.address, options.ports)
-                hello["control"] = [interface.address, port]
-                hello["token"] = control.token
+                hello["token"] = secrets.token_hex(16)
                 hello["group"] = _number(place.name)
         except LossyError as error:
             failure = error
         ranks = rendezvous.meet(hello, failure)
         compare_options(rank, [entry["options"] for entry in ranks])
         first = ranks[0]
-        if rank != 0:
-            control = Control(rank, size, first["token"], options.liveness)
-            undo.callback(control.close)
-
         interface = _same_network(interface, options, [entry["address"] for entry in ranks])
         mtu = options.mtu or min(interface.mtu, AUTO_MTU_MAX)
         if mtu > interface.mtu:
@@ -166,7 +164,8 @@ class Group:
             engine=engine,
             control=control,
         )
-        control.start(_Listener(self.communicator), *first["control"])
+        endpoints = [(str(host), int(port)) for host, port in (r["control"] for r in ranks)]
+        control.start(_Listener(self.communicator), first["token"], endpoints)
         if not control.meet(place.timeout.total_seconds()):
             raise self.communicator.health.failure or RendezvousError(
                 f"rank {rank}/{size}: no control connection with ranks {control.missing()} after "
@@ -204,6 +203,7 @@ class Group:
             liveness=options.liveness,
             control=control,
             on_failure=self._end,
+            outlive=options.on_peer_loss == "continue",
         )
         return Communicator(
             health,
@@ -235,12 +235,19 @@ class _Listener:
 
     def __init__(self, communicator: Communicator) -> None:
         health = communicator.health
+        self._communicator = communicator
         self.on_dead = health.on_dead
         self.on_abort = health.on_abort
         self.on_bye = health.on_bye
         self.on_mismatch = health.on_mismatch
         self.call_at = health.call_at
         self.figures = communicator.figures
+        self.on_views = communicator.go_on
+        self.on_apart = health.on_apart
+
+    def on_lost(self, rank: int, silent: float, ended: bool) -> int:
+        self._communicator.health.on_lost(rank, silent, ended)
+        return self._communicator.lose(rank)
 
 
 def show_log(level: str) -> None:

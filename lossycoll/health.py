@@ -40,7 +40,8 @@ class Health:
     """One rank's view of its group; the control plane's callbacks end here.
 
     ``addresses``: one text per rank. ``liveness`` in seconds. ``control``: None in a world of one.
-    ``on_failure`` runs once, in the thread that finds the failure, and must be quick.
+    ``on_failure`` runs once, in the thread that finds the failure, and must be quick. ``outlive``:
+    the group goes on without ranks that are lost.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Health:
         liveness: float,
         control: Control | None,
         on_failure: Callable[[LossyError], None],
+        outlive: bool = False,
     ) -> None:
         self.where = Where(rank, world, addresses=addresses)
         self.failure: LossyError | None = None
@@ -60,6 +62,9 @@ class Health:
         """Number of the last call issued."""
         self._liveness = liveness
         self._control = control
+        self._outlive = outlive
+        self._without: dict[int, str] = {}
+        """Ranks that the group goes on without, and why."""
         self._on_failure = on_failure
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -98,9 +103,12 @@ class Health:
         if call.seq < 0:
             return
         for rank, last in sorted(dict(self._left).items()):
-            if call.seq > last:
-                self.fail(self._left_error(rank))
-                return
+            if call.seq > last and rank not in self._without:
+                if self._outlive and self._control is not None:
+                    self._control.missed(rank)
+                else:
+                    self.fail(self._left_error(rank))
+                    return
         if self._control is not None:
             self._control.waiting(call.seq, str(call))
 
@@ -139,6 +147,10 @@ class Health:
                 self.fail(PeerLostError(text), tell=True)
         return self.failure or ClosedError(f"{self.where}: {call}: the group was destroyed")
 
+    def left(self, rank: int) -> PeerLostError | None:
+        """Why a rank that has said goodbye can't take part any more; None if it hasn't."""
+        return self._left_error(rank) if rank in self._left else None
+
     def _left_error(self, rank: int) -> PeerLostError:
         return PeerLostError(
             f"{self.where}: {self.where.peer(rank)} left the group after call "
@@ -152,22 +164,46 @@ class Health:
 
     # ---- what the control plane tells, from its thread ----
 
-    def on_dead(self, rank: int, silent: float) -> None:
+    def on_dead(self, rank: int, silent: float, ended: bool) -> None:
         where = self.where
-        limits = f"liveness {self._liveness:g} s"
         if rank == where.rank:
             text = (
-                f"{where}: this rank was silent for {silent:g} s (stopped, or cut off from rank "
-                f"0), so the others have given it up ({limits})"
+                f"{where}: the others have given this rank up, since it was silent for {silent:g} "
+                f"s (stopped, or cut off from rank 0; liveness {self._liveness:g} s)"
             )
             self.fail(AbortedError(text, peer=rank))
         else:
-            text = (
-                f"{where}: lost {where.peer(rank)}: silent for {silent:g} s, so it is dead, "
-                f"stopped or cut off ({limits}); restart the job, or raise LOSSYCOLL_LIVENESS if "
-                f"it was only busy"
-            )
+            remedy = "restart the job"
+            if not ended:
+                remedy += ", or raise LOSSYCOLL_LIVENESS if it was only busy"
+            text = f"{where}: lost {where.peer(rank)}: {self._how(silent, ended)}; {remedy}"
             self.fail(PeerLostError(text, peer=rank))
+
+    def _how(self, silent: float, ended: bool) -> str:
+        if ended:
+            return "its process has ended"
+        limits = f"liveness {self._liveness:g} s"
+        return f"silent for {silent:g} s, so it is dead, stopped or cut off ({limits})"
+
+    def on_lost(self, rank: int, silent: float, ended: bool) -> None:
+        """The group goes on without ``rank``."""
+        with self._lock:
+            self._without[rank] = self._how(silent, ended)
+            self._count_left()
+
+    def lost_error(self, rank: int) -> PeerLostError:
+        """What to say of a rank that the group goes on without."""
+        how = self._without.get(rank, "")
+        return PeerLostError(f"{self.where}: lost {self.where.peer(rank)}: {how}", peer=rank)
+
+    def on_apart(self, lost: Sequence[int], left: Sequence[int]) -> None:
+        names = ", ".join(f"{self.where.peer(rank)}: {self._without.get(rank)}" for rank in lost)
+        text = (
+            f"{self.where}: lost {names}; ranks {list(left)} don't go on without, since they may "
+            f"be the smaller part of a network that fell apart, or couldn't agree in time; "
+            f"restart the job"
+        )
+        self.fail(PeerLostError(text, peer=lost[0] if lost else None))
 
     def on_abort(self, rank: int, reason: str, kind: str) -> None:
         text = f"{self.where}: {self.where.peer(rank)} ended the group: {reason}"
@@ -176,8 +212,11 @@ class Health:
     def on_bye(self, rank: int, seq: int) -> None:
         with self._lock:
             self._left[rank] = seq
-            if len(self._left) == self.where.world - 1:
-                self._all_left.set()
+            self._count_left()
+
+    def _count_left(self) -> None:
+        if len(self._left.keys() | self._without.keys()) == self.where.world - 1:
+            self._all_left.set()
 
     def await_others(self, seconds: float) -> None:
         """Returns when all other ranks have said goodbye, or after ``seconds``, or on a failure.

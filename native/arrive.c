@@ -70,6 +70,15 @@ static void finish_stratified(lc_op_slot *s, uint32_t k, piece p) {
     count_contributions(op, s->count[k]);
 }
 
+void lc_finish_alone(lc_op_slot *s) {
+    lc_op *op = s->op;
+    op->kernels->blend(s->value, s->own, op->call.scale, NULL, 0, s->desc.length);
+    for (uint32_t k = 0; k < s->n_packets; k++)
+        count_contributions(op, 1);
+    if (s->desc.finish == LC_FINISH_STRATIFIED)
+        op->report.alone += s->n_packets;
+}
+
 static void fill_missing(lc_op_slot *s, piece p) {
     lc_op *op = s->op;
     if (s->desc.missing == LC_MISSING_OWN) {

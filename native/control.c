@@ -8,7 +8,7 @@
 
 void lc_tell(lc_engine *e, uint16_t peer, const lc_record *record) {
     lc_peer *p = &e->peers[peer];
-    if (p->n_records < LC_RECORDS)
+    if (p->n_records < LC_RECORDS && !p->dead)
         p->records[p->n_records++] = *record;
 }
 
@@ -264,6 +264,13 @@ static void on_fin(lc_engine *e, uint16_t peer, const lc_record *r) {
         return;
     }
     in->ask_ns = 0;
+    if (e->n_dead && op->call.reliable && in->round && r->round == in->round && !r->a &&
+        in->state == LC_IN_OPEN) {
+        /* Nothing came of asking: what is missing died with the rank that had it. */
+        lc_give_up(e, in, LC_CAUSE_PEER);
+        lc_op_check(e, op);
+        return;
+    }
     if (in->state == LC_IN_SETTLED) {
         answer_done(e, peer, r, in->slot->n_packets - in->n_arrived);
         return;

@@ -76,6 +76,14 @@ static void obey_abort(lc_engine *e) {
     lc_fail_all(e, &why);
 }
 
+static void bury_doomed(lc_engine *e) {
+    if (!atomic_exchange(&e->doom, 0))
+        return;
+    for (uint16_t i = 0; i < e->config.size; i++)
+        if (atomic_load(&e->peers[i].doomed) && !e->peers[i].dead)
+            lc_bury(e, i);
+}
+
 static void publish(lc_engine *e) {
     e->live.socket_overflow = lc_link_overflow(e->link);
     lc_link_calls(e->link, &e->live.send_calls, &e->live.receive_calls);
@@ -119,7 +127,8 @@ static void rest(lc_engine *e) {
     if (!until)
         return;
     atomic_store(&e->sleeping, 1);
-    if (!atomic_load(&e->inbox_full) && !atomic_load(&e->stop) && !atomic_load(&e->abort_code))
+    if (!atomic_load(&e->inbox_full) && !atomic_load(&e->stop) && !atomic_load(&e->abort_code) &&
+        !atomic_load(&e->doom))
         lc_link_sleep(e->link, until, e->blocked);
     atomic_store(&e->sleeping, 0);
 }
@@ -135,6 +144,7 @@ static void *progress(void *argument) {
             e->awake_ns = e->now; /* stopped or starved: what is late may lie in the socket */
         take_inbox(e);
         obey_abort(e);
+        bury_doomed(e);
         start_queued(e);
         int busy = lc_receive(e);
         busy |= lc_send_data(e);
@@ -459,7 +469,11 @@ void lc_engine_abort(lc_engine *e, int code, int peer) {
 }
 
 void lc_engine_peer_dead(lc_engine *e, int peer) {
-    lc_engine_abort(e, LC_E_PEER, peer);
+    if (peer < 0 || peer >= e->config.size || peer == e->config.rank)
+        return;
+    atomic_store(&e->peers[peer].doomed, 1);
+    atomic_store(&e->doom, 1);
+    nudge(e);
 }
 
 void lc_engine_stats(lc_engine *e, lc_stats *stats) {

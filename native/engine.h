@@ -55,6 +55,8 @@ typedef struct {
     uint8_t *held; /* a datagram that injection delays */
     uint32_t held_bytes;
     lc_early *early; /* LC_OPS of them */
+    int dead;
+    atomic_int doomed; /* dead as soon as the thread takes notice; any thread sets it */
     uint64_t packets_sent, packets_received, packets_missing;
 } lc_peer;
 
@@ -91,6 +93,7 @@ struct lc_engine {
     uint32_t broken_from;            /* operations from here on have failed with it */
     lc_tail *tail;
     uint32_t n_tail;
+    uint32_t n_dead; /* peers */
 
     /* the batch on its way to the link */
     lc_run runs[LC_BATCH_RUNS];
@@ -125,6 +128,7 @@ struct lc_engine {
     atomic_int sleeping;
     atomic_int abort_code; /* lc_code to fail everything with, 0: none */
     atomic_int abort_peer;
+    atomic_int doom; /* some peer is doomed */
     pthread_mutex_t pool_lock;
     lc_pool pool;
 };
@@ -133,6 +137,7 @@ struct lc_engine {
 void lc_op_start(lc_engine *e, lc_op *op);
 void lc_op_check(lc_engine *e, lc_op *op); /* completes it if nothing is left */
 void lc_fail_all(lc_engine *e, const lc_failure *why);
+void lc_bury(lc_engine *e, uint16_t peer);
 lc_op *lc_find_op(lc_engine *e, uint32_t number);
 int lc_op_posted(const lc_engine *e, uint32_t number); /* here, now or before */
 int lc_op_failed(const lc_engine *e, uint32_t number); /* ended by the engine's failure */
@@ -140,6 +145,7 @@ int lc_op_failed(const lc_engine *e, uint32_t number); /* ended by the engine's 
 /* arrive.c: packets in, sums, readiness */
 void lc_data_arrived(lc_engine *e, const lc_header *h, const uint8_t *payload);
 int lc_link_seen(lc_peer *peer, uint32_t next);
+void lc_finish_alone(lc_op_slot *s); /* the mean over a single rank */
 void lc_give_up(lc_engine *e, lc_in *in, int cause);
 void lc_round_ended(lc_engine *e, lc_in *in);
 void lc_inject_round(lc_engine *e, lc_in *in);

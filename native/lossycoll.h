@@ -78,8 +78,7 @@ enum lc_code {
     LC_E_MISMATCH = -4, /* a peer means another collective, size or dtype */
     LC_E_TIMEOUT = -5,  /* a peer never took part within the operation's timeout */
     LC_E_ABORTED = -6,  /* lc_engine_abort, or a peer's failure */
-    LC_E_CLOSED = -7,
-    LC_E_PEER = -8 /* a peer was declared dead by lc_engine_peer_dead */
+    LC_E_CLOSED = -7
 };
 
 typedef struct {
@@ -95,7 +94,8 @@ enum lc_cause {
     LC_CAUSE_COMPLETE = 0,
     LC_CAUSE_LOSS = 1,
     LC_CAUSE_DEADLINE = 2,
-    LC_CAUSE_FAILED = 3
+    LC_CAUSE_PEER = 3, /* a peer died: what it still owed was given up */
+    LC_CAUSE_FAILED = 4
 };
 
 /* Figures of one operation at this rank. A "contribution" is one rank's addend in one packet. */
@@ -203,6 +203,8 @@ int64_t lc_engine_next(lc_engine *engine, uint64_t timeout_ns);
 void lc_engine_stop_next(lc_engine *engine);
 
 void lc_engine_abort(lc_engine *engine, int code, int peer);
+/* From now on the peer counts as lost altogether, for good: what it owes is given up, in reliable
+ * operations too, what is owed to it is dropped, and its packets are not believed. */
 void lc_engine_peer_dead(lc_engine *engine, int peer);
 void lc_engine_stats(lc_engine *engine, lc_stats *stats);
 int lc_engine_peer_stats(lc_engine *engine, int peer, lc_peer_stats *stats);

@@ -100,7 +100,7 @@ static int slot_ok(const lc_call *call, const lc_slot_desc *d) {
 }
 
 static int needs_sums(const lc_slot_desc *d) {
-    return (d->combine == LC_ADD && d->n_sources) || d->missing == LC_MISSING_OWN;
+    return (d->combine == LC_ADD && (d->n_sources || d->finish)) || d->missing == LC_MISSING_OWN;
 }
 
 static int call_ok(const lc_call *call, uint16_t rank, uint16_t size) {

@@ -19,8 +19,12 @@ int lc_op_failed(const lc_engine *e, uint32_t number) {
 /* ---- start ---- */
 
 static void start_slot(lc_engine *e, lc_op *op, lc_op_slot *s) {
-    if (!s->desc.n_sources && s->desc.target == LC_TARGET_OUT && s->value != s->own)
-        memmove(s->value, s->own, s->desc.length * op->element_bytes);
+    if (!s->desc.n_sources && s->desc.target == LC_TARGET_OUT) {
+        if (s->desc.finish != LC_FINISH_NONE)
+            lc_finish_alone(s);
+        else if (s->value != s->own)
+            memmove(s->value, s->own, s->desc.length * op->element_bytes);
+    }
     for (uint32_t i = 0; i < s->desc.n_sources; i++) {
         if (s->n_packets)
             lc_inject_round(e, &s->ins[i]);
@@ -29,6 +33,20 @@ static void start_slot(lc_engine *e, lc_op *op, lc_op_slot *s) {
     }
     for (uint32_t i = 0; i < s->desc.n_dests && !s->n_packets; i++)
         lc_out_done(e, &s->outs[i]);
+}
+
+/* Nothing comes from the dead, and nothing is owed to them. */
+static void go_without(lc_engine *e, lc_op *op, uint16_t peer) {
+    op->peers[peer].source = op->peers[peer].dest = 0;
+    for (uint32_t i = 0; i < op->n_slots; i++) {
+        lc_op_slot *s = &op->slots[i];
+        for (uint32_t j = 0; j < s->desc.n_sources; j++)
+            if (s->ins[j].peer == peer && s->ins[j].state != LC_IN_SETTLED)
+                lc_give_up(e, &s->ins[j], LC_CAUSE_PEER);
+        for (uint32_t j = 0; j < s->desc.n_dests; j++)
+            if (s->outs[j].peer == peer)
+                lc_out_done(e, &s->outs[j]);
+    }
 }
 
 /* Tells those who send to this rank that they may, and looks who has told it the same. */
@@ -42,6 +60,9 @@ void lc_op_start(lc_engine *e, lc_op *op) {
     e->tick_ns = e->now;
     for (uint32_t i = 0; i < op->n_slots; i++)
         start_slot(e, op, &op->slots[i]);
+    for (uint16_t i = 0; i < e->config.size && e->n_dead; i++)
+        if (e->peers[i].dead)
+            go_without(e, op, i);
     for (uint16_t i = 0; i < e->config.size; i++) {
         op->peers[i].want_wait_ns = 2000000;
         op->peers[i].want_ns = e->now + op->peers[i].want_wait_ns;
@@ -128,6 +149,28 @@ void lc_op_check(lc_engine *e, lc_op *op) {
                 add_tail(e, &s->outs[j]);
     }
     finish(e, op);
+}
+
+void lc_bury(lc_engine *e, uint16_t peer) {
+    lc_peer *p = &e->peers[peer];
+    p->dead = 1;
+    p->n_records = 0;
+    p->ack_due = 0;
+    p->held_bytes = 0;
+    e->n_dead++;
+    for (uint32_t i = 0; i < e->n_tail;) {
+        if (e->tail[i].peer == peer)
+            e->tail[i] = e->tail[--e->n_tail];
+        else
+            i++;
+    }
+    for (uint32_t i = 0; i < LC_OPS; i++) {
+        lc_op *op = e->table[i];
+        if (!op)
+            continue;
+        go_without(e, op, peer);
+        lc_op_check(e, op);
+    }
 }
 
 static void fail_op(lc_engine *e, lc_op *op, const lc_failure *why) {

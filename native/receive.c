@@ -52,6 +52,10 @@ static void one_packet(lc_engine *e, const lc_arrival *arrival, const uint8_t *p
         return;
     }
     lc_peer *peer = &e->peers[h.sender];
+    if (peer->dead) {
+        e->live.stale++;
+        return;
+    }
     peer->heard_ns = e->now;
     if (h.type == LC_CONTROL) {
         lc_release_held(e, peer);

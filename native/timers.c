@@ -165,7 +165,7 @@ void lc_tick(lc_engine *e) {
         interval = e->now - e->busy_ns < QUIET_AFTER_NS ? TICK_BUSY_NS : TICK_QUIET_NS;
     uint64_t next = e->now + interval;
     for (uint16_t i = 0; i < e->config.size; i++)
-        if (i != e->config.rank)
+        if (i != e->config.rank && !e->peers[i].dead)
             tick_peer(e, i);
     for (uint32_t i = 0; i < LC_OPS && e->active; i++)
         if (e->table[i] && !tick_op(e, e->table[i], &next))

@@ -8,14 +8,16 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import zmq
 
-from lossycoll.control import Control, reachable
+from lossycoll.control import Control
 from lossycoll.errors import RendezvousError
+from lossycoll.star import reachable
+from lossycoll.survivors import View
 
 TOKEN = "secret"
 LIVENESS = 1.6
@@ -29,13 +31,14 @@ class Notes:
         self.told: list[tuple[Any, ...]] = []
         self.when: list[float] = []
         self.calls: dict[int, str] = {}
+        self.next = 10 + rank
 
     def _note(self, *what: Any) -> None:
         self.told.append(what)
         self.when.append(time.monotonic())
 
-    def on_dead(self, rank: int, silent: float) -> None:
-        assert silent > 0.7 * LIVENESS
+    def on_dead(self, rank: int, silent: float, ended: bool) -> None:
+        assert silent > 0.7 * LIVENESS or ended
         self._note("dead", rank)
 
     def on_abort(self, rank: int, reason: str, kind: str) -> None:
@@ -50,27 +53,39 @@ class Notes:
     def call_at(self, seq: int) -> str | None:
         return self.calls.get(seq)
 
+    def on_lost(self, rank: int, silent: float, ended: bool) -> int:
+        assert silent > 0.7 * LIVENESS or ended
+        self._note("lost", rank)
+        return self.next
+
+    def on_views(self, views: Sequence[View], agreed: bool) -> None:
+        self._note("views", [(view.first, view.members) for view in views], agreed)
+
+    def on_apart(self, lost: Sequence[int], left: Sequence[int]) -> None:
+        self._note("apart", list(lost), list(left))
+
     def figures(self) -> dict[str, Any]:
         return {"rank": self.rank, "operations": 10 * self.rank}
 
 
 class Star:
-    def __init__(self, world: int, liveness: float) -> None:
-        self.controls = [Control(rank, world, TOKEN, liveness) for rank in range(world)]
+    def __init__(self, world: int, liveness: float, outlive: bool) -> None:
+        self.controls = [Control(rank, world, liveness, outlive=outlive) for rank in range(world)]
         self.notes = [Notes(rank) for rank in range(world)]
-        self.port = self.controls[0].open("127.0.0.1")
+        endpoints = [("127.0.0.1", control.open("127.0.0.1")) for control in self.controls]
+        self.port = endpoints[0][1]
         for control, note in zip(self.controls, self.notes, strict=True):
-            control.start(note, "127.0.0.1", self.port)
-        until(lambda: len(self.controls[0]._routes) == world - 1)
+            control.start(note, TOKEN, endpoints)
+        until(lambda: len(self.controls[0]._star.routes) == world - 1)
 
     def silence(self, rank: int) -> None:
         """The rank goes on living, but nothing of it is heard any more."""
-        self.controls[rank]._send = lambda *_: None  # type: ignore[method-assign]
+        self.controls[rank]._star.send = lambda *_: True  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager
-def star(world: int, liveness: float = 30.0) -> Iterator[Star]:
-    made = Star(world, liveness)
+def star(world: int, liveness: float = 30.0, *, outlive: bool = False) -> Iterator[Star]:
+    made = Star(world, liveness, outlive)
     try:
         yield made
     finally:
@@ -105,18 +120,18 @@ def test_an_abort_reaches_every_other_rank_once(sender: int) -> None:
 
 
 def test_what_is_told_right_after_meeting_reaches_even_those_that_came_last() -> None:
-    controls = [Control(rank, 3, TOKEN, 30.0) for rank in range(3)]
+    controls = [Control(rank, 3, 30.0) for rank in range(3)]
     notes = [Notes(rank) for rank in range(3)]
     try:
-        port = controls[0].open("127.0.0.1")
+        endpoints = [("127.0.0.1", control.open("127.0.0.1")) for control in controls]
         for rank in (0, 1):
-            controls[rank].start(notes[rank], "127.0.0.1", port)
+            controls[rank].start(notes[rank], TOKEN, endpoints)
         begin = time.monotonic()
         assert not controls[0].meet(0.2)
         assert controls[0].missing() == [2]
         assert not controls[1].meet(0.1)
         assert 0.25 < time.monotonic() - begin < 2
-        controls[2].start(notes[2], "127.0.0.1", port)
+        controls[2].start(notes[2], TOKEN, endpoints)
         assert controls[0].meet(5)
         controls[0].abort("at once", "EngineError")
         controls[0].close()
@@ -129,11 +144,11 @@ def test_what_is_told_right_after_meeting_reaches_even_those_that_came_last() ->
 
 
 def test_nobody_waits_to_meet_a_group_that_has_been_given_up() -> None:
-    controls = [Control(rank, 3, TOKEN, LIVENESS) for rank in range(3)]
+    controls = [Control(rank, 3, LIVENESS) for rank in range(3)]
     try:
-        port = controls[0].open("127.0.0.1")
+        endpoints = [("127.0.0.1", control.open("127.0.0.1")) for control in controls]
         for rank in (0, 1):
-            controls[rank].start(Notes(rank), "127.0.0.1", port)
+            controls[rank].start(Notes(rank), TOKEN, endpoints)
         begin = time.monotonic()
         assert not any(control.meet(20) for control in controls[:2])  # rank 2 never comes
         assert time.monotonic() - begin < 2 * LIVENESS
@@ -253,12 +268,12 @@ def test_foreign_and_malformed_messages_are_counted_and_dropped() -> None:
     with star(2) as s, zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
         stranger.linger = 0
         stranger.connect(f"tcp://127.0.0.1:{s.port}")
-        route = s.controls[0]._routes[1]
+        route = s.controls[0]._star.routes[1]
         for body in HOSTILE:
             stranger.send(body)
         stranger.send_multipart([b"many", b"frames", b"{}"])
         until(lambda: s.controls[0].foreign == len(HOSTILE) + 1)
-        assert s.controls[0]._routes[1] == route
+        assert s.controls[0]._star.routes[1] == route
         for body in BROKEN:
             stranger.send(body)
         until(lambda: s.controls[0].foreign == len(HOSTILE) + 1 + len(BROKEN))
@@ -278,11 +293,12 @@ def test_ports_and_reachability() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         assert reachable("127.0.0.1", port)
-        control = Control(0, 2, TOKEN, LIVENESS)
+        control = Control(0, 2, LIVENESS)
         with pytest.raises(
             RendezvousError, match=f"no free TCP port at 127.0.0.1 in {port}-{port}"
         ):
             control.open("127.0.0.1", (port, port))
+        control.close()
     assert not reachable("127.0.0.1", port)
 
 
@@ -296,7 +312,7 @@ def test_threads_and_descriptors_are_given_back() -> None:
     for _ in range(5):
         with star(3):
             pass
-    unused = Control(1, 2, TOKEN, LIVENESS)
+    unused = Control(1, 2, LIVENESS)
     unused.close()
     unused.close()
     assert count() == before

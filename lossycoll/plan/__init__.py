@@ -6,13 +6,15 @@
 
 Builders: ``ring.all_reduce``; ``transpose.all_reduce`` and ``.reduce_scatter``; ``tree.broadcast``
 and ``.barrier``; ``exchange.all_gather``, ``.all_to_all``, ``.all_to_all_uneven``, ``.gather``,
-``.scatter`` and ``.point_to_point``. ``reference.execute`` defines what their result is.
+``.scatter`` and ``.point_to_point``. ``rename`` and ``leave_out`` make them plans for the ranks
+that are left. ``reference.execute`` defines what their result is.
 """
 
 from __future__ import annotations
 
 from . import exchange, inject, ring, transpose, tree
 from .encode import encode
+from .members import leave_out, rename
 from .model import Combine, Edge, Finish, Missing, Plan, Slot, Target, packet_count
 from .order import draw_order, segments
 from .signature import signature
@@ -29,7 +31,9 @@ __all__ = [
     "encode",
     "exchange",
     "inject",
+    "leave_out",
     "packet_count",
+    "rename",
     "ring",
     "segments",
     "signature",

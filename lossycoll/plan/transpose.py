@@ -57,7 +57,7 @@ def all_reduce(
             )
     mine = place[rank]
     offset, length = cut[mine]
-    if length and peers:
+    if length:
         slots.append(
             Slot(
                 number=mine,

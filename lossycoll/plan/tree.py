@@ -1,7 +1,8 @@
-"""Collectives along a binary tree: no rank sends more than two copies of anything.
+"""Collectives along a tree: no rank sends more than ``fanout`` copies of anything.
 
-The tree is the one of a binary heap: with ranks counted from the root, ``v`` has the children
-``2v + 1`` and ``2v + 2``.
+The tree is the one of a heap: with ranks counted from the root and a fanout of 2, ``v`` has the
+children ``2v + 1`` and ``2v + 2``. With a fanout of the world nobody but the root passes anything
+on, so that nobody but the root is missed when it dies.
 """
 
 from __future__ import annotations
@@ -11,15 +12,26 @@ from .model import Combine, Edge, Plan, Slot, Target
 from .signature import signature
 
 
-def _family(world: int, rank: int, root: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _family(
+    world: int, rank: int, root: int, fanout: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(the parent, or nothing at the root; the children), as ranks."""
+    if fanout < 1:
+        raise ValueError(f"fanout is {fanout}, wanted 1 or more")
     v = (rank - root) % world
-    parent = (((v - 1) // 2 + root) % world,) if v else ()
-    return parent, tuple((c + root) % world for c in (2 * v + 1, 2 * v + 2) if c < world)
+    parent = (((v - 1) // fanout + root) % world,) if v else ()
+    children = range(fanout * v + 1, min(fanout * (v + 1) + 1, world))
+    return parent, tuple((child + root) % world for child in children)
 
 
 def broadcast(
-    world: int, rank: int, elements: int, elements_per_packet: int, *, root: int = 0
+    world: int,
+    rank: int,
+    elements: int,
+    elements_per_packet: int,
+    *,
+    root: int = 0,
+    fanout: int = 2,
 ) -> Plan:
     """``root``'s buffer on all ranks, in place. One slot each, number 0.
 
@@ -29,7 +41,7 @@ def broadcast(
     check_world(world, rank, elements_per_packet)
     check_rank("root", root, world)
     elements = check_count("elements", elements)
-    parent, children = _family(world, rank, root)
+    parent, children = _family(world, rank, root, fanout)
     slots = []
     if elements and world > 1:
         slots.append(
@@ -53,11 +65,13 @@ def broadcast(
         out_elements=elements,
         scratch_elements=0,
         slots=tuple(slots),
-        signature=signature("broadcast", "tree", world, elements, elements_per_packet, root),
+        signature=signature(
+            "broadcast", "tree", world, elements, elements_per_packet, root, fanout
+        ),
     )
 
 
-def barrier(world: int, rank: int, elements_per_packet: int = 1) -> Plan:
+def barrier(world: int, rank: int, elements_per_packet: int = 1, *, fanout: int = 2) -> Plan:
     """Ends on no rank before every rank has begun it. To be run reliably.
 
     One float32 element, in place, is added up the tree (slot number 0) and its sum is copied down
@@ -65,7 +79,7 @@ def barrier(world: int, rank: int, elements_per_packet: int = 1) -> Plan:
     Raises ValueError for a rank that the world doesn't have.
     """
     check_world(world, rank, elements_per_packet)
-    parent, children = _family(world, rank, 0)
+    parent, children = _family(world, rank, 0, fanout)
     up = tuple(Edge(above, 0) for above in parent)
     down = tuple(Edge(child, 1) for child in children)
     slots = []
@@ -105,5 +119,5 @@ def barrier(world: int, rank: int, elements_per_packet: int = 1) -> Plan:
         out_elements=1,
         scratch_elements=1 if parent and children else 0,
         slots=tuple(slots),
-        signature=signature("barrier", "tree", world, elements_per_packet),
+        signature=signature("barrier", "tree", world, elements_per_packet, fanout),
     )

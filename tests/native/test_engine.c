@@ -218,7 +218,7 @@ static void *abort_soon(void *argument) {
     net *n = argument;
     usleep(5000);
     lc_engine_abort(n->engine[0], LC_E_ABORTED, 1);
-    lc_engine_peer_dead(n->engine[0], 2);
+    lc_engine_abort(n->engine[0], LC_E_CLOSED, 2);
     return NULL;
 }
 
@@ -241,15 +241,15 @@ static void test_abort(void) {
         if (ticket > 0)
             tickets[taken++] = ticket;
         else
-            CHECK(ticket == LC_E_ABORTED || ticket == LC_E_PEER);
+            CHECK(ticket == LC_E_ABORTED);
     }
     CHECK(taken < MANY - 1); /* the abort came in the middle */
     pthread_join(aborting, NULL);
     pthread_join(waiting, NULL);
-    CHECK(w.code == LC_E_ABORTED || w.code == LC_E_PEER);
+    CHECK(w.code == LC_E_ABORTED || w.code == LC_E_CLOSED);
     for (int i = 0; i < taken; i++) {
         int code = lc_engine_wait(n.engine[0], tickets[i], 5 * SECOND);
-        CHECK(code == LC_E_ABORTED || code == LC_E_PEER);
+        CHECK(code == LC_E_ABORTED || code == LC_E_CLOSED);
         if (i % 2)
             lc_engine_release(n.engine[0], tickets[i]); /* the rest is left to close */
     }

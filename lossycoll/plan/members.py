@@ -1,0 +1,79 @@
+"""Plans for the ranks of a world that are left: pure functions from plan to plan.
+
+After a rank has died, collectives whose buffers have no part per rank (all-reduce, broadcast,
+barrier) are planned for as many ranks as are left and renamed: ``rename``. Those whose buffers
+have one keep their plan, and lose the streams of the dead: ``leave_out``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from .model import Combine, Edge, Plan, Slot
+from .signature import signature
+
+
+def rename(plan: Plan, members: Sequence[int], world: int) -> Plan:
+    """``plan``, made for ``len(members)`` ranks, with rank ``i``'s part done by ``members[i]``.
+
+    ``members``: distinct ranks of ``world``, ascending. Raises ValueError for others, and for a
+    plan of another number of ranks.
+    """
+    _check(members, world)
+    if plan.world != len(members):
+        raise ValueError(f"the plan is for {plan.world} ranks, wanted {len(members)}: {members}")
+    slots = [
+        replace(
+            slot,
+            sources=tuple(members[source] for source in slot.sources),
+            dests=tuple(Edge(members[dest.peer], dest.slot) for dest in slot.dests),
+        )
+        for slot in plan.slots
+    ]
+    return replace(
+        plan,
+        rank=members[plan.rank],
+        world=world,
+        slots=tuple(slots),
+        signature=_signature(plan, members),
+    )
+
+
+def leave_out(plan: Plan, members: Sequence[int]) -> Plan:
+    """``plan`` without the streams from and to ranks that are not among ``members``.
+
+    A range that only such a rank could have filled is left as it was; a sum is that of the
+    contributions that are left. ``members``: distinct ranks, ascending, the plan's own among them;
+    else ValueError.
+    """
+    _check(members, plan.world)
+    if plan.rank not in members:
+        raise ValueError(f"rank {plan.rank} is not among {members}, wanted it there")
+    left = frozenset(members)
+    slots = [_left(slot, left) for slot in plan.slots if _has_purpose(slot, left)]
+    return replace(plan, slots=tuple(slots), signature=_signature(plan, members))
+
+
+def _left(slot: Slot, left: frozenset[int]) -> Slot:
+    return replace(
+        slot,
+        sources=tuple(source for source in slot.sources if source in left),
+        dests=tuple(dest for dest in slot.dests if dest.peer in left),
+    )
+
+
+def _has_purpose(slot: Slot, left: frozenset[int]) -> bool:
+    """Not so a copy whose source is gone, which nobody can supply."""
+    fed = not slot.sources or not left.isdisjoint(slot.sources)
+    return fed or (slot.combine == Combine.ADD and slot.own)
+
+
+def _signature(plan: Plan, members: Sequence[int]) -> int:
+    return signature(plan.collective, f"{plan.algorithm} among", plan.signature, members)
+
+
+def _check(members: Sequence[int], world: int) -> None:
+    ordered = list(members) == sorted(set(members))
+    if not members or not ordered or not 0 <= members[0] <= members[-1] < world:
+        raise ValueError(f"members are {members}, wanted distinct ranks of {world}, ascending")

@@ -1,0 +1,195 @@
+"""The control plane's sockets: every rank can reach the hub, and the hub every rank.
+
+TCP by pyzmq: each rank has a ROUTER that listens, and a DEALER to the hub, which is rank 0 at
+first. Messages are JSON objects that carry the group's token and the sender's rank; anything else
+is counted and dropped. Used by one thread, but for ``open``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hmac
+import json
+import socket
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from .errors import RendezvousError
+
+BATCH: Final = 256
+LONGEST: Final = 1 << 20
+PROBE_SECONDS: Final = 0.2
+
+Message = dict[str, Any]
+
+
+class Star:
+    """One rank's end. ``open``, ``connect``, then the rest; ``close`` at the end.
+
+    ``routes`` has the ranks that this one has heard at its own ROUTER. ``foreign`` counts what was
+    dropped since it was malformed or without the token.
+    """
+
+    def __init__(self, rank: int, world: int) -> None:
+        self._rank = rank
+        self._world = world
+        self._token = ""
+        self.hub = 0
+        self.foreign = 0
+        self.routes: dict[int, bytes] = {}
+        self._endpoints: Sequence[tuple[str, int]] = ()
+        self._context = zmq.Context()
+        self._listening = self._socket(zmq.ROUTER)
+        self._listening.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._to_hub: zmq.Socket[bytes] | None = None
+        self._monitors: list[zmq.Socket[bytes]] = []
+        self.poller = zmq.Poller()
+        self._watch(self._listening)
+
+    def open(self, address: str, ports: tuple[int, int]) -> int:
+        """Listens on ``address`` and a port of ``ports`` (first, last); 0: any.
+
+        Returns the port. Raises RendezvousError when none can be had.
+        """
+        first, last = ports
+        for port in range(first, last + 1):
+            with contextlib.suppress(zmq.ZMQError):
+                self._listening.bind(f"tcp://{_bracketed(address)}:{port or '*'}")
+                endpoint = self._listening.getsockopt(zmq.LAST_ENDPOINT)
+                assert isinstance(endpoint, bytes)
+                return int(endpoint.rstrip(b"\0").rpartition(b":")[2])
+        raise RendezvousError(
+            f"rank {self._rank}/{self._world}: no free TCP port at {address} in {first}-{last}; "
+            f"widen LOSSYCOLL_PORT_RANGE"
+        )
+
+    def connect(self, token: str, endpoints: Sequence[tuple[str, int]]) -> None:
+        """``endpoints``: (host, port) of every rank."""
+        self._token = token
+        self._endpoints = endpoints
+        self.follow(self.hub)
+
+    def follow(self, hub: int) -> None:
+        """From now on ``hub`` is the one to talk to."""
+        self.hub = hub
+        if self._to_hub is not None:
+            self._unwatch(self._to_hub)
+            self._to_hub.close(0)
+            self._to_hub = None
+        if hub != self._rank:
+            host, port = self._endpoints[hub]
+            self._to_hub = self._socket(zmq.DEALER)
+            self._watch(self._to_hub)
+            self._to_hub.connect(f"tcp://{_bracketed(host)}:{port}")
+
+    def send(self, message: Message, rank: int | None = None) -> bool:
+        """To ``rank`` (the hub can), or to the hub. A broken connection loses it: silence tells.
+
+        Returns False if it is known that there is no connection.
+        """
+        body = json.dumps({"r": self._rank, **message, "t": self._token}).encode()
+        try:
+            if rank is not None:
+                self._listening.send_multipart([self.routes[rank], body], zmq.NOBLOCK)
+            elif self._to_hub is not None:
+                self._to_hub.send(body, zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            return error.errno != errno.EHOSTUNREACH
+        return True
+
+    def receive(self) -> Iterator[Message]:
+        """What has come, up to a bound."""
+        for end in (self._to_hub, self._listening):
+            for _ in range(BATCH):
+                if end is None:
+                    break
+                try:
+                    frames = end.recv_multipart(zmq.NOBLOCK)
+                except zmq.ZMQError:  # nothing left, or closed meanwhile
+                    break
+                message = self._parse(frames[-1])
+                if message is None:
+                    self.foreign += 1
+                    continue
+                if end is self._listening:
+                    self.routes[message["r"]] = frames[0]
+                yield message
+
+    def disconnected(self) -> set[int]:
+        """Ranks whose connections have broken since this was last asked."""
+        events = set()
+        for monitor in self._monitors:
+            while monitor.poll(0):
+                events.add(recv_monitor_message(monitor)["event"])
+        if zmq.EVENT_DISCONNECTED not in events:
+            return set()
+        if self.hub != self._rank:
+            return {self.hub}
+        return {rank for rank in list(self.routes) if not self.send({"k": "beat"}, rank)}
+
+    def ended(self, rank: int) -> bool:
+        """Whether the rank's process has ended: its host answers that nobody listens there."""
+        try:
+            with socket.create_connection(self._endpoints[rank], PROBE_SECONDS):
+                return False
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+
+    def close(self, linger_ms: int) -> None:
+        for end in (self._to_hub, self._listening):
+            if end is not None:
+                self._unwatch(end)
+                end.close(linger_ms)
+        self._context.term()
+
+    def _socket(self, kind: int) -> zmq.Socket[bytes]:
+        made: zmq.Socket[bytes] = self._context.socket(kind)
+        made.setsockopt(zmq.IPV6, 1)
+        made.setsockopt(zmq.LINGER, 0)
+        made.setsockopt(zmq.MAXMSGSIZE, LONGEST)
+        return made
+
+    def _watch(self, end: zmq.Socket[bytes]) -> None:
+        monitor = end.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._monitors.append(monitor)
+        self.poller.register(end, zmq.POLLIN)
+        self.poller.register(monitor, zmq.POLLIN)
+
+    def _unwatch(self, end: zmq.Socket[bytes]) -> None:
+        monitor = end.get_monitor_socket()
+        self.poller.unregister(end)
+        self.poller.unregister(monitor)
+        self._monitors.remove(monitor)
+        end.disable_monitor()
+        monitor.close(0)
+
+    def _parse(self, body: bytes) -> Message | None:
+        """The message, or None if it isn't one of this group's."""
+        try:
+            message = json.loads(body)
+            token = message["t"].encode()
+            sender = message["r"]
+            known = isinstance(sender, int) and 0 <= sender < self._world and sender != self._rank
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return None
+        good = known and isinstance(message.get("k"), str)
+        return message if good and hmac.compare_digest(token, self._token.encode()) else None
+
+
+def reachable(host: str, port: int, timeout: float = 1.0) -> bool:
+    """Whether something listens there: rank 0 of a group that still runs."""
+    try:
+        with socket.create_connection((host, port), timeout):
+            return True
+    except OSError:
+        return False
+
+
+def _bracketed(address: str) -> str:
+    return f"[{address}]" if ":" in address else address

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import Field, dataclass, field, fields, replace
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from .errors import OptionError
 from .plan import inject as faults
@@ -225,10 +225,24 @@ class Options:
         "Draws owners and ring orders, anew for each operation.",
         agree=True,
     )
+    futures: str = _option(
+        "overlap",
+        _choice("overlap", "in_order"),
+        "in_order: `get_future()` waits for the result, so that what `.then` is given runs at "
+        "once, on all ranks in the same order, and may issue collectives (PowerSGD's hook does).",
+        agree=True,
+    )
     liveness: float = _option(
         10.0,
         _number(0.5, 3600, "s"),
         "A rank that dies is named by an error on every other within this time.",
+        agree=True,
+    )
+    on_peer_loss: str = _option(
+        "raise",
+        _choice("raise", "continue"),
+        "raise: a rank that dies ends the group on all others, with an error that names it. "
+        "continue: the others go on, means are over those that are left (failures.md).",
         agree=True,
     )
     log: str = _option(
@@ -236,6 +250,8 @@ class Options:
         _choice("off", "warning", "info", "debug"),
         "What the logger `lossycoll` shows on standard error, unless logging is configured.",
     )
+    _timeout: ClassVar[None] = None
+    """Asked for by torch's DeviceMesh, of all backends' options; None is torch's own default."""
 
     def __new__(cls, **given: Any) -> Options:
         """Notes which fields were written: those beat the environment, defaults don't."""

@@ -103,7 +103,7 @@ class Communicator:
         options = terms.options
         missing = Missing.OWN if options.on_missing == "own" else Missing.KEEP
         per_packet = self._payload // dtype.itemsize
-        with self._turns as who:
+        with self._turn() as who:
             order = None
             if options.delivery == "lossy":
                 # Without loss nobody's own contribution weighs more, and one order does for all.
@@ -124,7 +124,7 @@ class Communicator:
 
         ``buffers``: input (a chunk for each rank) and output (one chunk).
         """
-        with self._turns as who:
+        with self._turn() as who:
             encoded = plans.reduce_scatter(who, elements, self._payload // dtype.itemsize)
             return self._submit(encoded, call, buffers, dtype, terms, sums=True)
 
@@ -132,7 +132,7 @@ class Communicator:
         self, call: Collective, address: int, nbytes: int, root: int, terms: Terms
     ) -> Operation:
         """In place: ``root``'s ``nbytes`` on all ranks."""
-        with self._turns as who:
+        with self._turn() as who:
             self._need(call, who, (root,))
             encoded = plans.broadcast(who, nbytes, self._payload, root, self._fanout)
             return self._submit(encoded, call, (address, address), DType.BYTES, terms)
@@ -148,7 +148,7 @@ class Communicator:
 
         ``nbytes``: the same for all, or one number per rank.
         """
-        with self._turns as who:
+        with self._turn() as who:
             self._need_all(call, who, terms)
             encoded = plans.all_gather(who, nbytes, self._payload)
             return self._submit(encoded, call, buffers, DType.BYTES, terms)
@@ -157,7 +157,7 @@ class Communicator:
         self, call: Collective, buffers: tuple[int, int], nbytes: int, terms: Terms
     ) -> Operation:
         """``nbytes`` to each rank and from each rank; both buffers in rank order."""
-        with self._turns as who:
+        with self._turn() as who:
             self._need_all(call, who, terms)
             encoded = plans.all_to_all(who, nbytes, self._payload)
             return self._submit(encoded, call, buffers, DType.BYTES, terms)
@@ -171,7 +171,7 @@ class Communicator:
         terms: Terms,
     ) -> Operation:
         """``send[r]`` bytes to rank r, ``receive[r]`` from it; whether both agree is unchecked."""
-        with self._turns as who:
+        with self._turn() as who:
             self._need_all(call, who, terms)
             encoded = plans.all_to_all_uneven(who, send, receive, self._payload)
             return self._submit(encoded, call, buffers, DType.BYTES, terms)
@@ -180,7 +180,7 @@ class Communicator:
         self, call: Collective, buffers: tuple[int, int], nbytes: int, root: int, terms: Terms
     ) -> Operation:
         """Every rank's ``nbytes`` at ``root``, one after another."""
-        with self._turns as who:
+        with self._turn() as who:
             self._need(call, who, (root,))
             self._need_all(call, who, terms)
             encoded = plans.gather(who, nbytes, self._payload, root)
@@ -190,16 +190,23 @@ class Communicator:
         self, call: Collective, buffers: tuple[int, int], nbytes: int, root: int, terms: Terms
     ) -> Operation:
         """``root``'s chunk number r of ``nbytes`` at rank r."""
-        with self._turns as who:
+        with self._turn() as who:
             self._need(call, who, (root,))
             encoded = plans.scatter(who, nbytes, self._payload, root)
             return self._submit(encoded, call, buffers, DType.BYTES, terms)
 
     def barrier(self, call: Collective, address: int, terms: Terms) -> Operation:
         """Done on no rank before all have begun it. ``address``: a float32, 1.0, to work in."""
-        with self._turns as who:
+        with self._turn() as who:
             encoded = plans.barrier(who, self._fanout)
             return self._submit(encoded, call, (address, address), DType.F32, terms)
+
+    def _turn(self) -> Turns:
+        """To be entered. Before, since what waits for a future may submit operations itself, looks
+        for operations that nobody waits for."""
+        if len(self._operations) >= REAP_FROM:
+            self._reap()
+        return self._turns
 
     def _need(self, call: Collective, who: Roster, ranks: Sequence[int]) -> None:
         """Refuses a call that can't do without ranks that are lost; on all ranks alike."""
@@ -232,8 +239,6 @@ class Communicator:
     ) -> Operation:
         """``sums``: what a rank that dies meanwhile leaves out is loss, rather than an error."""
         assert self._engine is not None
-        if len(self._operations) >= REAP_FROM:
-            self._reap()
         timeout = self.timeout if terms.timeout is None else terms.timeout
         reliable = terms.options.delivery == "reliable"
         operation = Operation(self, call, terms, timeout)

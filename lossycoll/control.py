@@ -91,6 +91,7 @@ class Control:
         self._survivors = Survivors(rank, world) if outlive else None
         self._next = 0
         self._stopped_at = 0.0
+        self._apart = False
         self._heard: dict[int, float] = {}
         self._suspects: dict[int, float] = {}
         """Ranks whose connections broke, and when."""
@@ -302,9 +303,6 @@ class Control:
             return
         self._next = self._listener.on_lost(rank, silent, ended)
         self._stopped_at = time.monotonic()
-        if not survivors.may_go_on():
-            self._listener.on_apart(sorted(survivors.lost), survivors.left)
-            return
         if survivors.hub != self._star.hub:
             self._star.follow(survivors.hub)
             self._judge_anew()
@@ -315,8 +313,11 @@ class Control:
         survivors = self._survivors
         assert survivors is not None
         assert self._listener is not None
-        if time.monotonic() - self._stopped_at > self._liveness:
-            self._listener.on_apart(sorted(survivors.lost), survivors.left)
+        late = time.monotonic() - self._stopped_at > self._liveness
+        if self._apart or late or not survivors.may_go_on():
+            if not self._apart:
+                self._listener.on_apart(sorted(survivors.lost), survivors.left)
+            self._apart = True
             return
         survivors.told(self._rank, survivors.lost, self._next, survivors.views)
         if self._is_hub:

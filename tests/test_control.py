@@ -38,7 +38,7 @@ class Notes:
         self.when.append(time.monotonic())
 
     def on_dead(self, rank: int, silent: float, ended: bool) -> None:
-        assert silent > 0.7 * LIVENESS or ended
+        assert silent > 0.7 * LIVENESS or ended or rank == self.rank
         self._note("dead", rank)
 
     def on_abort(self, rank: int, reason: str, kind: str) -> None:
@@ -335,3 +335,89 @@ def test_closing_while_others_post_is_safe() -> None:
         stop.set()
         for thread in threads:
             thread.join()
+
+
+# ---- groups that outlive a rank ----
+
+FIRST = (0, (0, 1, 2, 3))
+
+
+def view_of(star: Star, *left: int, since: int = 1) -> tuple[int, tuple[int, ...]]:
+    """What those that are left must agree on after ``since`` losses, and do."""
+    until(lambda: all(len(views(star, rank)) > since for rank in left), 3 * LIVENESS)
+    found = {views(star, rank)[since] for rank in left}
+    assert len(found) == 1, found
+    return found.pop()
+
+
+def views(star: Star, rank: int) -> list[tuple[int, tuple[int, ...]]]:
+    told = [entry for entry in star.notes[rank].told if entry[0] == "views"]
+    return told[-1][1] if told else []
+
+
+@pytest.mark.parametrize("victim", [0, 3])
+@pytest.mark.parametrize("ended", [False, True])
+def test_survivors_agree_on_who_is_left_and_from_when_on(victim: int, ended: bool) -> None:
+    with star(4, LIVENESS, outlive=True) as s:
+        begin = time.monotonic()
+        if ended:
+            s.controls[victim].close()  # and says no goodbye
+        else:
+            s.silence(victim)
+        left = [rank for rank in range(4) if rank != victim]
+        # No rank has submitted its operation 10 + rank yet, so the greatest of these is the first.
+        assert view_of(s, *left) == (10 + max(left), tuple(left))
+        assert time.monotonic() - begin < (0.5 * LIVENESS if ended else 2 * LIVENESS)
+        for rank in left:
+            assert s.notes[rank].told[0] == ("lost", victim)
+            assert s.notes[rank].told[-1] == ("views", [FIRST, (10 + max(left), tuple(left))], True)
+        time.sleep(1.2 * LIVENESS)
+        assert all(len(s.notes[rank].told) == 2 for rank in left)  # and then there is peace
+        if not ended:
+            until(lambda: s.notes[victim].told[-1][0] in ("dead", "apart"), 3 * LIVENESS)
+
+
+def test_hubs_may_die_one_after_another() -> None:
+    with star(4, LIVENESS, outlive=True) as s:
+        s.controls[0].close()
+        view_of(s, 1, 2, 3)
+        for note in s.notes:
+            note.next = 50 - note.rank
+        s.controls[1].close()
+        assert view_of(s, 2, 3, since=2) == (48, (2, 3))
+        s.controls[2].close()
+        # One of two isn't the larger part; but a process that has ended isn't a part.
+        assert view_of(s, 3, since=3) == (48, (3,))
+
+
+def test_two_may_die_at_once() -> None:
+    with star(4, LIVENESS, outlive=True) as s:
+        s.silence(0)
+        s.controls[2].close()
+        until(lambda: all(views(s, rank)[-1:] == [(13, (1, 3))] for rank in (1, 3)), 3 * LIVENESS)
+        assert views(s, 1) == views(s, 3)
+
+
+def test_the_smaller_part_of_a_broken_network_ends() -> None:
+    with star(4, LIVENESS, outlive=True) as s:
+        for rank in (1, 2, 3):
+            s.silence(rank)
+        until(lambda: ("apart", [1, 2, 3], [0]) in s.notes[0].told, 3 * LIVENESS)
+        time.sleep(0.5 * LIVENESS)
+        assert not views(s, 0)
+
+
+def test_a_rank_that_left_is_gone_without_when_it_is_missed() -> None:
+    for leaver in (0, 2):
+        with star(4, LIVENESS, outlive=True) as s:
+            s.controls[leaver].leave(7)
+            left = [rank for rank in range(4) if rank != leaver]
+            until(lambda: all(s.notes[rank].told for rank in left))  # noqa: B023
+            s.controls[leaver].close()
+            time.sleep(0.3)
+            assert not any(views(s, rank) for rank in left)
+            for rank in left[1:]:  # not all need to miss it
+                s.controls[rank].missed(leaver)
+            if leaver == 0:  # a hub is missed by each for itself
+                s.controls[left[0]].missed(leaver)
+            assert view_of(s, *left)[1] == tuple(left)

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
 from .calls import Collective, bounded
+from .direct import Direct
 from .errors import AbortedError, MismatchError, UnsupportedError
 from .figures import Report, Stats
 from .group import Group, Place
@@ -35,7 +36,7 @@ from .tensors import (
     scaled,
     spread,
 )
-from .work import ManyWork, PointToPointWork
+from .work import ManyWork
 
 _c10d: Any = c10d  # its stub lacks half of what is used here, and has overloads we don't serve
 Tensors = list[Tensor]
@@ -63,6 +64,7 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         self._comm = self._group.communicator
         self._health = self._comm.health
         self._routes = Routes(self._comm)
+        self._direct = Direct(self._routes, self._comm, self._group.messages)
         self._operations = self._routes.operations
         self._splits = 0
         self._sparse = Sparse(self._routes, self._comm)
@@ -529,29 +531,15 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     # ---- point to point ----
 
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> dist.Work:
-        return self._direct(f"send to {dst}", tensors, lambda: self._gloo.send(tensors, dst, tag))
+        return self._direct.send(tensors, dst, tag)
 
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> dist.Work:
-        return self._direct(
-            f"receive from {src}", tensors, lambda: self._gloo.recv(tensors, src, tag)
-        )
+        return self._direct.receive(tensors, src, tag)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> dist.Work:
-        return self._direct("receive", tensors, lambda: self._gloo.recv_anysource(tensors, tag))
+        return self._direct.receive(tensors, None, tag)
 
     recvAnysource = recv_anysource
-
-    def _direct(self, name: str, tensors: Tensors, post: Callable[[], dist.Work]) -> dist.Work:
-        """Posts at call time: whoever sends before it receives must not wait for a turn."""
-        call = Collective(name, tensors[0].dtype, tensors[0].numel())
-        self._routes.check_device(name, tensors)
-        self._health.admit(call)
-        try:
-            return PointToPointWork(self._comm, call, post(), tensors)
-        except RuntimeError as error:
-            if "gloo/transport" not in str(error):
-                raise  # a bad argument
-            raise self._health.verdict(call, error).again(call.numbered) from error
 
     # ---- works that torch wants as one; torch's own would ask gloo, which refuses ----
 

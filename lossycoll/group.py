@@ -30,6 +30,7 @@ from .errors import InterfaceError, LossyError, OptionError, RendezvousError
 from .gloo import GlooMesh
 from .health import Health
 from .interfaces import Interface, choose
+from .messages import Messages
 from .options import Options
 from .rendezvous import AUTO_MTU_MAX, Rendezvous, compare_options, payload_bytes
 from .star import reachable
@@ -73,6 +74,7 @@ class Group:
         """A world of one: nothing to send, so gloo does what there is."""
         options = Options.resolve(pg_options)
         show_log(options.log)
+        self.messages: Messages | None = None
         self.store: Store = PrefixStore(f"lossy/{secrets.token_hex(8)}", place.store)
         store = PrefixStore("gloo", self.store)
         self._mesh = GlooMesh(store, 0, 1, timeout=place.timeout, address="127.0.0.1")
@@ -153,6 +155,11 @@ class Group:
         # Before the control plane, whose connections would be taken for gloo's.
         store = PrefixStore("gloo", self.store)
         address = interface.address
+        self.messages = messages = Messages(
+            rank, size, token=first["token"], address=address, ports=options.ports
+        )
+        undo.callback(messages.close)
+        ends = rendezvous.exchange("messages", [address, messages.port])
         self._mesh = GlooMesh(store, rank, size, timeout=place.timeout, address=address)
         undo.callback(self._mesh.group.shutdown)
         addresses = [f"{host}:{port}" for host, port in peers]
@@ -165,6 +172,8 @@ class Group:
             control=control,
         )
         endpoints = [(str(host), int(port)) for host, port in (r["control"] for r in ranks)]
+        messages.start(self.communicator.health, options.liveness, ends)
+        self.communicator.on_lost = messages.peer_lost
         control.start(_Listener(self.communicator), first["token"], endpoints)
         if not control.meet(place.timeout.total_seconds()):
             raise self.communicator.health.failure or RendezvousError(
@@ -218,6 +227,8 @@ class Group:
         """The group has failed: nothing may wait any longer, on the engine or on gloo."""
         self.communicator.end_pending(error)
         self._mesh.cut()
+        if self.messages is not None:
+            self.messages.fail(error)
 
     @property
     def gloo(self) -> Any:
@@ -226,7 +237,11 @@ class Group:
     def close(self) -> None:
         """Leaves the group: says goodbye, joins all threads, frees all sockets. Idempotent."""
         atexit.unregister(self.close)
+        if self.messages is not None:
+            self.messages.flush()
         self.communicator.close()
+        if self.messages is not None:
+            self.messages.close()
         self._mesh.group.shutdown()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any, Final
@@ -64,6 +65,11 @@ def scaled(tensor: Tensor, factor: float | None) -> Tensor:
         return contiguous(tensor)
     with torch.inference_mode():
         return contiguous(tensor.detach() * factor)
+
+
+def memory(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor that :func:`contiguous` gave. The tensor must outlive their use."""
+    return memoryview((ctypes.c_char * nbytes(tensor)).from_address(tensor.data_ptr())).cast("B")
 
 
 def flat(tensors: Sequence[Tensor]) -> Tensor:

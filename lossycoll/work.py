@@ -17,6 +17,7 @@ import torch.distributed as dist
 from .calls import NUDGE_SECONDS, Collective, Operation
 from .communicator import Communicator
 from .errors import LossyError, OperationTimeout
+from .transfers import Transfer
 
 SLICE: Final = timedelta(milliseconds=200)
 """Longest stay in gloo, so that Ctrl-C works. A wait that runs out does a collective no harm."""
@@ -51,7 +52,10 @@ class EngineWork(LossyWork):
     """An operation of the engine."""
 
     def __init__(
-        self, communicator: Communicator, operation: Operation, result: list[torch.Tensor]
+        self,
+        communicator: Communicator,
+        operation: Operation | Transfer,
+        result: list[torch.Tensor],
     ) -> None:
         super().__init__(result)
         self._communicator = communicator
@@ -74,8 +78,12 @@ class EngineWork(LossyWork):
 
             operation.on_done(resolve)
             if not operation.done:
-                self._communicator.complete_by_itself(operation)
+                self._complete_by_itself()
         return self._future
+
+    def _complete_by_itself(self) -> None:
+        assert isinstance(self._operation, Operation)
+        self._communicator.complete_by_itself(self._operation)
 
     def is_completed(self) -> bool:
         return self._operation.poll()
@@ -165,21 +173,20 @@ class GlooWork(LossyWork):
         return self._error
 
 
-class PointToPointWork(GlooWork):
-    """A send or receive of the private gloo group. Gloo breaks the connection if a wait runs out,
-    so it waits in one piece; an abort ends it by cutting the connection."""
+class MessageWork(EngineWork):
+    """A send or a receive."""
 
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        try:
-            return self._inner.wait(timeout) if timeout else self._inner.wait()
-        except RuntimeError as error:
-            raise self._explained(error) from error
+    def __init__(
+        self, communicator: Communicator, transfer: Transfer, result: list[torch.Tensor]
+    ) -> None:
+        super().__init__(communicator, transfer, result)
+        self._transfer = transfer
 
-    def get_future(self) -> Future:
-        return self._inner.get_future()
+    def _complete_by_itself(self) -> None:
+        """It does."""
 
     def source_rank(self) -> int:
-        return self._inner._source_rank()
+        return -1 if self._transfer.peer is None else self._transfer.peer
 
 
 class ManyWork(LossyWork):

@@ -1,0 +1,81 @@
+"""torch's sends and receives, as messages: what is refused, and where the bytes lie."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .calls import Collective
+from .communicator import Communicator
+from .errors import UnsupportedError
+from .messages import Messages
+from .routes import Routes
+from .tensors import contiguous, copy_back, memory
+from .work import MessageWork
+
+MOST_TAG: Final = (1 << 63) - 1
+
+
+class Direct:
+    """For one group. ``messages``: None in a world of one, where there is nobody to talk to."""
+
+    def __init__(
+        self, routes: Routes, communicator: Communicator, messages: Messages | None
+    ) -> None:
+        self._routes = routes
+        self._communicator = communicator
+        self._messages = messages
+
+    def send(self, tensors: list[Tensor], peer: int, tag: int) -> dist.Work:
+        call, messages = self._admit(f"send to {peer}", tensors, peer, tag)
+        source = contiguous(tensors[0])
+        transfer = messages.send(
+            call, memory(source), peer, tag, keep=source, timeout=self._communicator.timeout
+        )
+        return self._routes.noted(MessageWork(self._communicator, transfer, tensors))
+
+    def receive(self, tensors: list[Tensor], peer: int | None, tag: int) -> dist.Work:
+        """``peer``: None for any."""
+        name = "receive" if peer is None else f"receive from {peer}"
+        call, messages = self._admit(name, tensors, peer, tag)
+        self._routes.check_targets(name, tensors)
+        target = contiguous(tensors[0])
+        transfer = messages.receive(
+            call,
+            memory(target),
+            peer,
+            tag,
+            keep=target,
+            timeout=self._communicator.timeout,
+            finish=copy_back(target, tensors[0]),
+        )
+        return self._routes.noted(MessageWork(self._communicator, transfer, tensors))
+
+    def _admit(
+        self, name: str, tensors: list[Tensor], peer: int | None, tag: int
+    ) -> tuple[Collective, Messages]:
+        """Posts happen at call time, in the order of the calls: nobody waits for a turn."""
+        where = self._communicator.health.where
+        if len(tensors) != 1:
+            raise UnsupportedError(f"{where}: {name} got {len(tensors)} tensors, but takes one")
+        tensor = tensors[0]
+        self._routes.check_device(name, tensors)
+        if tensor.layout is not torch.strided:
+            raise UnsupportedError(
+                f"{where}: {name} got a tensor of layout {tensor.layout}; send its parts (indices "
+                f"and values) or a dense one"
+            )
+        if not 0 <= tag <= MOST_TAG:
+            raise UnsupportedError(f"{where}: {name} got tag {tag}, wanted 0 to 2^63 - 1")
+        if peer == where.rank or self._messages is None:
+            raise UnsupportedError(
+                f"{where}: {name} is to this rank itself; copy the tensor instead"
+            )
+        if peer is not None and not 0 <= peer < where.world:
+            raise UnsupportedError(f"{where}: {name}: there are ranks 0 to {where.world - 1} only")
+        call = Collective(name, tensor.dtype, tensor.numel(), f"tag {tag}")
+        self._communicator.health.admit(call)
+        return call, self._messages

@@ -266,7 +266,7 @@ class Control:
     def _judge(self, now: float) -> None:
         for rank, heard in list(self._heard.items()):
             if now - heard > self._silence and rank not in self._gone:
-                self._give_up(rank, now - heard)
+                self._give_up(rank, now - heard, ended=self._star.ended(rank))
 
     def _probe(self, now: float) -> None:
         """A process that was killed leaves a broken connection, and nobody who listens."""

@@ -22,6 +22,7 @@ from .direct import Direct
 from .errors import AbortedError, MismatchError, UnsupportedError
 from .figures import Report, Stats
 from .group import Group, Place
+from .opaque import opaque
 from .options import Options
 from .routes import Reduction, Routes, reliable_version
 from .sparse import Sparse
@@ -36,12 +37,13 @@ from .tensors import (
     scaled,
     spread,
 )
-from .work import ManyWork
+from .work import ManyWork, why_no_barrier
 
 _c10d: Any = c10d  # its stub lacks half of what is used here, and has overloads we don't serve
 Tensors = list[Tensor]
 
 
+@opaque
 class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     """The process group of ``backend="lossy"``.
 
@@ -562,9 +564,12 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Gloo's, whose error names the ranks that are missing."""
-        self._routes.issue("monitored_barrier", [])
+        call = self._routes.issue("monitored_barrier", [])
         timeout = timedelta(seconds=self._comm.timeout) if timeout is None else timeout
-        self._gloo.monitored_barrier(timeout, wait_all_ranks)
+        try:
+            self._gloo.monitored_barrier(timeout, wait_all_ranks)
+        except RuntimeError as error:
+            raise why_no_barrier(self._health, call, error) from error
 
     # ---- other groups ----
 

@@ -6,6 +6,9 @@ C++ (DDP's reducer) sees a failure at all; ``Future.set_exception`` would look l
 
 from __future__ import annotations
 
+import contextlib
+import re
+import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -17,6 +20,8 @@ import torch.distributed as dist
 from .calls import NUDGE_SECONDS, Collective, Operation
 from .communicator import Communicator
 from .errors import LossyError, OperationTimeout
+from .health import Health
+from .opaque import opaque
 from .transfers import Transfer
 
 SLICE: Final = timedelta(milliseconds=200)
@@ -24,7 +29,11 @@ SLICE: Final = timedelta(milliseconds=200)
 
 Future = torch.futures.Future[Any]
 
+_thread: Final = threading.local()
+"""``completing`` is set while a thread runs what was given to ``then`` of an operation's future."""
 
+
+@opaque
 class LossyWork(dist.Work):
     """What all works here share. ``result`` is the list of output tensors."""
 
@@ -41,6 +50,14 @@ class LossyWork(dist.Work):
     def is_success(self) -> bool:
         return self.is_completed() and self.exception() is None
 
+    def _wait_if_in_order(self, communicator: Communicator) -> None:
+        """Waits where a future must be complete before anyone has it: when the group is to keep
+        its futures in order, and inside a callback, whose thread may be the one that completes
+        futures. Errors are the future's."""
+        if communicator.options.futures == "in_order" or getattr(_thread, "completing", False):
+            with contextlib.suppress(LossyError):
+                self.wait()
+
     def source_rank(self) -> int:
         return -1
 
@@ -48,6 +65,7 @@ class LossyWork(dist.Work):
         return self.source_rank()
 
 
+@opaque
 class EngineWork(LossyWork):
     """An operation of the engine."""
 
@@ -69,12 +87,19 @@ class EngineWork(LossyWork):
     def get_future(self) -> Future:
         if self._future is None:
             operation, result = self._operation, self._result
+            self._wait_if_in_order(self._communicator)
             source: Future = torch.futures.Future()
             self._future = source.then(_value_or_raise)
 
             def resolve() -> None:
                 error = operation.error
-                source.set_result(result if error is None else error.again(operation.call.numbered))
+                outer, _thread.completing = getattr(_thread, "completing", False), True
+                try:
+                    source.set_result(
+                        result if error is None else error.again(operation.call.numbered)
+                    )
+                finally:
+                    _thread.completing = outer
 
             operation.on_done(resolve)
             if not operation.done:
@@ -92,6 +117,7 @@ class EngineWork(LossyWork):
         return self._operation.error
 
 
+@opaque
 class GlooWork(LossyWork):
     """A collective of the private gloo group, with its errors explained."""
 
@@ -146,6 +172,7 @@ class GlooWork(LossyWork):
     def get_future(self) -> Future:
         if self._future is None:
             communicator, call = self._communicator, self._call
+            self._wait_if_in_order(communicator)
             nudged = time.monotonic() + NUDGE_SECONDS[0]
 
             def nudge(now: float) -> None:
@@ -173,6 +200,7 @@ class GlooWork(LossyWork):
         return self._error
 
 
+@opaque
 class MessageWork(EngineWork):
     """A send or a receive."""
 
@@ -223,6 +251,20 @@ class ManyWork(LossyWork):
 
     def exception(self) -> Any:
         return next((e for work in self._works if (e := work.exception()) is not None), None)
+
+
+def why_no_barrier(health: Health, call: Collective, cause: RuntimeError) -> LossyError:
+    """The error of gloo's monitored barrier as the group's. Only rank 0 knows who was missing."""
+    missing = re.search(r"Ranks? ([\d, ]+) failed to pass .* in (\d+) ms", str(cause))
+    if missing and "Timed out" in str(cause):
+        ranks = [int(rank) for rank in missing[1].split(",")]
+        who = ", ".join(health.where.peer(rank) for rank in ranks)
+        text = (
+            f"{health.where}: {call.numbered}: {who} didn't take part within "
+            f"{int(missing[2]) / 1000:g} s; stuck, or still computing?"
+        )
+        health.fail(OperationTimeout(text, peer=ranks[0]), tell=True)
+    return health.verdict(call, cause).again(call.numbered)
 
 
 def _seconds(timeout: timedelta | None) -> float | None:

@@ -360,8 +360,8 @@ class Control:
         if self._rank not in views[-1].members:
             self._listener.on_dead(self._rank, 0.0, False)
             return
-        survivors.learn(views)
-        self._listener.on_views(survivors.views, survivors.agreed)
+        if survivors.learn(views):
+            self._listener.on_views(survivors.views, survivors.agreed)
 
     # ---- messages ----
 

@@ -60,11 +60,13 @@ class Survivors:
         self._told[rank] = (frozenset(lost), following)
         self.learn(views)
 
-    def learn(self, views: Sequence[View]) -> None:
-        """Takes over views that another rank has heard of and this one hasn't."""
-        if len(views) > len(self.views):
-            self.views = list(views)
-            self.lost |= set(self.views[0].members) - set(self.views[-1].members)
+    def learn(self, views: Sequence[View]) -> bool:
+        """Takes over views that another rank has heard of and this one hasn't. False: not news."""
+        if len(views) <= len(self.views):
+            return False
+        self.views = list(views)
+        self.lost |= set(self.views[0].members) - set(self.views[-1].members)
+        return True
 
     def decide(self) -> View | None:
         """At the hub: the next view, once all that are left have told the same; else None."""

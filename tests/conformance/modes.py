@@ -14,6 +14,41 @@ class Mode:
     meaning: str
     env: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def inject(self) -> bool:
+        """Whether packets are lost on purpose."""
+        return _INJECT in self.env
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A choice of tests: torch makes it when the suite is imported for the backend ``named``.
+
+    ``env_name``: BACKEND while a test runs; only the limit on the world size still looks at it.
+    ``reason``: begins the reason for which the first choice leaves out what this one is to run.
+    """
+
+    name: str
+    named: str
+    env_name: str
+    meaning: str
+    reason: str = ""
+
+
+CHOICES = {
+    choice.name: choice
+    for choice in (
+        Choice("gloo", "gloo", "gloo", "what torch chooses for gloo"),
+        Choice(
+            "groups",
+            "gloo",
+            "mpi",
+            "what torch runs only from 8 ranks on (or with MPI): groups of 2 of the ranks",
+            "Skipped due to small world size",
+        ),
+        Choice("mpi", "mpi", "mpi", "what torch runs on CPUs for MPI only", "Only MPI supports"),
+    )
+}
 
 _DELIVERY = "LOSSYCOLL_DELIVERY"
 _INJECT = "LOSSYCOLL_INJECT"

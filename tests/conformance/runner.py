@@ -8,6 +8,7 @@ is checked before each fork.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import faulthandler
 import multiprocessing
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -25,7 +27,7 @@ from pathlib import Path
 from typing import NoReturn
 
 Entry = Callable[[int, Connection], None]
-"""What a rank runs. It may send one text, the reason of a failure or skip, and raise SystemExit."""
+"""What a rank runs. It may raise SystemExit, and send a :class:`Message` or two before it ends."""
 
 GRACE_SECONDS = 3.0
 """How long the other ranks get to fail by themselves after the first one has."""
@@ -35,12 +37,24 @@ PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
+class Message:
+    """What a rank tells: the text of a failure or skip, and counters to be summed over ranks."""
+
+    text: str = ""
+    counters: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Outcome:
-    """``kind``: pass, skip, fail or timeout. ``reason``: one line, empty for a pass."""
+    """``kind``: pass, skip, fail or timeout. ``reason``: one line, empty for a pass.
+
+    ``counters``: the ranks' sums.
+    """
 
     kind: str
     reason: str = ""
     seconds: float = 0.0
+    counters: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -50,20 +64,24 @@ class _Rank:
     pipe: Connection
     log: Path
     code: int | None = None
+    ended: float = 0.0
     killed: bool = False
-    text: str = field(default="")
+    messages: list[Message] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """The last one: the end of a process can fail in its own way after a test has passed."""
+        return next((m.text for m in reversed(self.messages) if m.text), "")
 
     def running(self) -> bool:
         if self.code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
                 self.code = os.waitstatus_to_exitcode(status)
-                with self.pipe:
-                    if self.pipe.poll():
-                        try:
-                            self.text = self.pipe.recv()
-                        except EOFError:
-                            self.text = ""
+                self.ended = time.monotonic()
+                with self.pipe, contextlib.suppress(EOFError):
+                    while self.pipe.poll():
+                        self.messages.append(self.pipe.recv())
         return self.code is None
 
     def kill(self) -> None:
@@ -106,7 +124,11 @@ def run(entry: Entry, world: int, *, limit: float, skips: Mapping[int, str]) -> 
             for rank in ranks:
                 rank.kill()
         kind, reason = _judge(ranks, skips, limit)
-    return Outcome(kind, reason, round(time.monotonic() - start, 2))
+    counters: Counter[str] = Counter()
+    for rank in ranks:
+        for message in rank.messages:
+            counters.update(message.counters)
+    return Outcome(kind, reason, round(time.monotonic() - start, 2), dict(counters))
 
 
 def _fork(entry: Entry, number: int, folder: Path) -> _Rank:
@@ -143,7 +165,7 @@ def _be_a_rank(entry: Entry, number: int, pipe: Connection, log: Path, parent: i
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
-        pipe.send(traceback.format_exc()[-MAX_TEXT:])
+        pipe.send(Message(traceback.format_exc()[-MAX_TEXT:]))
     finally:
         atexit._run_exitfuncs()
         sys.stdout.flush()
@@ -154,12 +176,12 @@ def _be_a_rank(entry: Entry, number: int, pipe: Connection, log: Path, parent: i
 def _judge(ranks: list[_Rank], skips: Mapping[int, str], limit: float) -> tuple[str, str]:
     failed = [rank for rank in ranks if rank.failed(skips) and not rank.killed]
     if failed:
-        first = next((rank for rank in failed if rank.text), failed[0])
+        first = min(failed, key=lambda rank: rank.ended)  # the others may follow from it
         return "fail", f"rank {first.number}: {first_line(first.text) or _ended(first)}"
     hung = [rank for rank in ranks if rank.killed]
     if hung:
-        where = _where(hung[0].log.read_text(encoding="utf-8", errors="replace"))
-        return "timeout", f"rank {hung[0].number}: not done after {limit:g} s, in {where}"
+        places = ", ".join(f"rank {rank.number} in {_where(rank.log)}" for rank in hung)
+        return "timeout", f"not done after {limit:g} s: {places}"
     codes = {rank.code for rank in ranks}
     if codes == {0}:
         return "pass", ""
@@ -180,9 +202,10 @@ def _ended(rank: _Rank) -> str:
     return f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
 
 
-def _where(log: str) -> str:
+def _where(log: Path) -> str:
     """The innermost frame of the main thread in what faulthandler wrote."""
-    _, _, stack = log.rpartition("Current thread")
+    text = log.read_text(encoding="utf-8", errors="replace")
+    _, _, stack = text.rpartition("Current thread")
     found = re.search(r'File "(.*?)", line (\d+) in (\S+)', stack)
     if not found:
         return "an unknown place"

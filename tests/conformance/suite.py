@@ -1,8 +1,8 @@
 """Finds torch's tests and makes each of them a case that :mod:`conformance.runner` can run.
 
 The suite decides by the name of the backend which tests to run, when it is imported. So that lossy
-has to face what gloo faces, it is always imported as for gloo; from then on the backend is lossy,
-under a name that the suite's own comparisons (not torch's) take for gloo's.
+has to face what gloo faces, it is imported as for gloo; from then on the backend is lossy, under a
+name that the suite's own comparisons (not torch's) take for gloo's.
 """
 
 from __future__ import annotations
@@ -13,24 +13,28 @@ import sys
 import tempfile
 import traceback
 import unittest
+from collections import Counter
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from .modes import Mode
-from .runner import MAX_TEXT, Outcome, run
+from .modes import Choice, Mode
+from .runner import MAX_TEXT, Message, Outcome, run
 
 SLOW = {"test_ddp_uneven_inputs": 400.0}
 LIMIT_SECONDS = 120.0
+COUNTERS = ("operations", "packets_injected", "packets_missing")
+"""Of lossycoll's statistics: engine operations, packets lost on purpose, packets given up."""
 
 
-class _TakenForGloo(str):
+class _TakenFor(str):
     """A backend's name. ``BACKEND == "gloo"`` is how some tests know that models are on CPUs."""
 
-    __slots__ = ()
+    __slots__ = ("other",)
+    other: str
 
     def __eq__(self, other: object) -> bool:
-        return str.__eq__(self, other) or other == "gloo"
+        return str.__eq__(self, other) or other == self.other
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -44,9 +48,13 @@ class Suite:
     ``samples``: our own cases, which show what the runner makes of them, in place of torch's.
     """
 
-    def __init__(self, mode: Mode, world: int, *, samples: bool = False) -> None:
-        backend = mode.backend
-        os.environ |= {"BACKEND": "gloo", "WORLD_SIZE": str(world), "TEMP_DIR": "", **mode.env}
+    def __init__(self, mode: Mode, world: int, choice: Choice, *, samples: bool = False) -> None:
+        os.environ |= {
+            "BACKEND": choice.named,
+            "WORLD_SIZE": str(world),
+            "TEMP_DIR": "",
+            **mode.env,
+        }
         from torch.testing._internal import common_distributed
         from torch.testing._internal.distributed import distributed_test
 
@@ -55,15 +63,25 @@ class Suite:
         else:
             Tests = distributed_test.DistributedTest._DistTestBase
         logging.getLogger("torch.testing").setLevel(logging.WARNING)
-        if backend == "lossy":
+        if mode.backend == "lossy":
             import lossycoll.backend  # noqa: F401 (once here rather than in every rank)
-        os.environ |= {"BACKEND": backend, "MASTER_ADDR": str(distributed_test.MASTER_ADDR)}
-        distributed_test.BACKEND = backend if backend == "gloo" else _TakenForGloo(backend)
+        os.environ |= {
+            "BACKEND": choice.env_name,
+            "MASTER_ADDR": str(distributed_test.MASTER_ADDR),
+        }
+        self._name = distributed_test.BACKEND = _TakenFor(mode.backend)
+        self._name.other = choice.named
         self._shared = common_distributed
         self._world = world
         self._case = _case(distributed_test.TestDistBackend, Tests)
         self._skips = {s.exit_code: s.message for s in common_distributed.TEST_SKIPS.values()}
         self.names = unittest.TestLoader().getTestCaseNames(self._case)
+
+    def lift_names(self) -> None:
+        """Makes torch's own comparisons of a group's backend with gloo say yes, as later torch."""
+        from torch.distributed import distributed_c10d
+
+        distributed_c10d.get_backend = lambda group=None: self._name
 
     def run(self, name: str, limit: float | None = None) -> Outcome:
         """Runs one test; after ``limit`` seconds (or what it usually gets) it counts as hung."""
@@ -96,13 +114,26 @@ def _case(base: Any, tests: Any) -> Any:
             try:
                 test()
             except unittest.SkipTest as skip:
-                pipe.send(str(skip))
+                pipe.send(Message(str(skip)))
                 sys.exit(_GENERIC_SKIP)
             except Exception:
-                pipe.send(traceback.format_exc()[-MAX_TEXT:])
+                pipe.send(Message(traceback.format_exc()[-MAX_TEXT:], _counters()))
                 sys.exit(self.TEST_ERROR_EXIT_CODE)
+            pipe.send(Message("", _counters()))
 
     return Case
 
 
 _GENERIC_SKIP = 86
+
+
+def _counters() -> dict[str, int]:
+    """What the engines of this rank's groups have done, as far as the test has left them."""
+    from torch.distributed import distributed_c10d
+
+    total: Counter[str] = Counter()
+    for group in distributed_c10d._world.pg_map:
+        if hasattr(group, "lossy_stats"):
+            stats = group.lossy_stats()
+            total.update({name: getattr(stats, name) for name in COUNTERS})
+    return dict(total)

@@ -71,7 +71,8 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         self._splits = 0
         self._sparse = Sparse(self._routes, self._comm)
         self._gloo = self._group.gloo
-        self._gloo._set_sequence_number_for_group()
+        if torch.__version__ < "2.14":  # from then on it warns: numbers start at 0 by themselves
+            self._gloo._set_sequence_number_for_group()
         # Parts of torch ask a group for its CPU backend: checkpointing, timeouts, names.
         custom = _c10d.ProcessGroup.BackendType.CUSTOM
         self._set_default_backend(custom)

@@ -39,7 +39,7 @@ TOOLS = Path(__file__).resolve().parent
 SOURCE = TOOLS.parent
 STEP_SECONDS = 300.0
 INSTALL_SECONDS = 1800.0  # torch's CUDA build comes with gigabytes of libraries
-TAIL_LINES = 25
+TAIL_LINES = 80  # torchrun writes much after the cause
 NOT_RUN = "-"
 OK = "ok"
 FAILED = "FAILED"
@@ -165,6 +165,7 @@ class Checker:
         except StepFailed as error:
             result.steps[step] = FAILED
             result.said.append(str(error))
+            print(error, file=sys.stderr, flush=True)
         finally:
             result.seconds = round(time.monotonic() - begin, 1)
             shutil.rmtree(folder, ignore_errors=True)

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
 import os
 import platform
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 
 from .modes import CHOICES, MODES
 from .runner import Outcome
 from .table import counts, page, skip_reasons
-from .verdict import Run, contradictions
+from .verdict import Contradiction, Run, contradictions
 
 ROOT = Path(__file__).resolve().parents[2]
 RANKS_ENV = {
@@ -78,12 +81,22 @@ def main() -> int:
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--worlds", nargs="+", type=int, default=[3, 4])
     parser.add_argument("--tests", nargs="+", help="only these")
+    parser.add_argument("--jobs", type=int, default=1, help="world sizes at the same time")
     parser.add_argument("--write", type=Path, help="the page to write")
     given = parser.parse_args()
     measured = facts()
     results: dict[str, dict[tuple[str, int], Run]] = {name: {} for name in CHOICES}
-    bad = []
-    for world in given.worlds:
+    lock = threading.Lock()
+
+    def keep(choice: str, mode: str, world: int, run: Run) -> None:
+        """The page has whatever is done, so an interrupted run isn't lost."""
+        with lock:
+            results[choice][mode, world] = run
+            if given.write:
+                given.write.write_text(page(results, measured), encoding="utf-8")
+
+    def all_of(world: int) -> list[Contradiction]:
+        bad = []
         for choice in CHOICES.values():
             runs, tests = results[choice.name], given.tests
             if choice.reason:
@@ -93,15 +106,18 @@ def main() -> int:
                 ]
             modes = [mode for mode in given.modes if not choice.reason or not MODES[mode].inject]
             for mode in dict.fromkeys(["gloo", *modes]):
-                run = runs[mode, world] = _run(mode, world, choice.name, tests)
+                run = _run(mode, world, choice.name, tests)
+                keep(choice.name, mode, world, run)
                 if mode == "gloo":
                     tests = [name for name, outcome in run.items() if outcome.kind != "skip"]
                 else:
                     bad += contradictions(runs["gloo", world], run, mode, world)
+        return bad
+
+    with ThreadPoolExecutor(given.jobs) as pool:
+        bad = list(itertools.chain.from_iterable(pool.map(all_of, given.worlds)))
     for one in bad:
         print(f"not as known: {one}")
-    if given.write:
-        given.write.write_text(page(results, measured), encoding="utf-8")
     return 1 if bad else 0
 
 

@@ -29,7 +29,7 @@ from typing import NoReturn
 Entry = Callable[[int, Connection], None]
 """What a rank runs. It may raise SystemExit, and send a :class:`Message` or two before it ends."""
 
-GRACE_SECONDS = 3.0
+GRACE_SECONDS = 2.0
 """How long the other ranks get to fail by themselves after the first one has."""
 POLL_SECONDS = 0.01
 MAX_TEXT = 20_000  # a pipe holds 64 KiB that nobody has read yet

@@ -21,7 +21,6 @@ from typing import Any
 from .modes import Choice, Mode
 from .runner import MAX_TEXT, Message, Outcome, run
 
-SLOW = {"test_ddp_uneven_inputs": 400.0}
 LIMIT_SECONDS = 120.0
 COUNTERS = ("operations", "packets_injected", "packets_missing")
 """Of lossycoll's statistics: engine operations, packets lost on purpose, packets given up."""
@@ -83,12 +82,12 @@ class Suite:
 
         distributed_c10d.get_backend = lambda group=None: self._name
 
-    def run(self, name: str, limit: float | None = None) -> Outcome:
-        """Runs one test; after ``limit`` seconds (or what it usually gets) it counts as hung."""
+    def run(self, name: str) -> Outcome:
+        """Runs one test; after its ``limit``, or else LIMIT_SECONDS, it counts as hung."""
         method = getattr(self._case, name)
         if getattr(method, "__unittest_skip__", False):
             return Outcome("skip", method.__unittest_skip_why__)
-        limit = SLOW.get(name, LIMIT_SECONDS) if limit is None else limit
+        limit = getattr(method, "limit", LIMIT_SECONDS)
         self._shared.initialize_temp_directories()
         try:
             with tempfile.TemporaryDirectory() as folder:

@@ -12,15 +12,17 @@ NATIVE := $(wildcard native/*.c native/*.h) native/build_cffi.py
 C_FILES := $(wildcard native/*.[ch] tests/native/*.[ch] benchmarks/*.[ch])
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench doctor clean
+.PHONY: help demo test lint format conformance bench doctor examples clean
 
 help:
 	@echo "make demo      train a small GPT three times and compare (under 5 minutes)"
 	@echo "make test      the whole test suite"
 	@echo "make lint      ruff, mypy and clang-format"
 	@echo "make format    let ruff and clang-format rewrite the sources"
+	@echo "make conformance  torch's suite for backends against gloo and lossy (half an hour)"
 	@echo "make bench     all-reduce against gloo, then the bare sockets"
 	@echo "make doctor    what this machine can do"
+	@echo "make examples  every example with gloo and with lossy at 5% loss; writes docs/examples.md"
 	@echo "make clean     remove what was built; the packages in $(VENV) stay"
 
 demo: $(VENV)/.built
@@ -40,12 +42,18 @@ format: $(VENV)/.packages
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(C_FILES)
 
+conformance: $(VENV)/.built
+	PYTHONPATH=tests $(BIN)/python -m conformance --write docs/conformance.md $(ARGS)
+
 bench: $(VENV)/.built benchmarks/build/raw_udp
 	$(BIN)/lossycoll bench $(ARGS)
 	$(BIN)/python benchmarks/raw_udp.py
 
 doctor: $(VENV)/.built
 	$(BIN)/lossycoll doctor
+
+examples: $(VENV)/.built
+	$(BIN)/python examples/run.py --docs
 
 clean:
 	rm -rf build benchmarks/build *.egg-info lossycoll/_native.c lossycoll/_native*.so

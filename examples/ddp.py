@@ -40,6 +40,7 @@ def main() -> None:
     dist.init_process_group(backend=options.backend)
     loss = train(options.steps)
     print(f"rank {dist.get_rank()} of {dist.get_world_size()}: last loss {loss:.4f}")
+    assert loss < 1, "it began with 128"
     # DDP's wrapper is part of a reference cycle. While it lives, so do gloo's threads, and those
     # can abort the process while the interpreter is going down.
     gc.collect()

@@ -120,7 +120,7 @@ def launch(
         monitor_interval=POLL_SECONDS,
         logs_specs=DefaultLogsSpecs(log_dir=str(logs), redirects=Std.ALL),
     )
-    with _environment(_defaults() | dict(environment)), _follow(events, on_event):
+    with _environment(on_one_machine() | dict(environment)), _follow(events, on_event):
         try:
             elastic_launch(settings, sys.executable)("-u", "-m", module, str(config_file))
         except ChildFailedError as error:
@@ -129,8 +129,8 @@ def launch(
             raise Interrupted("stopped; all ranks have been ended") from error
 
 
-def _defaults() -> dict[str, str | None]:
-    """What ranks that share one machine need, unless the user has said otherwise."""
+def on_one_machine() -> dict[str, str | None]:
+    """Environment variables that ranks on one machine need, unless the user has said otherwise."""
     wanted = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     if Path("/sys/class/net/lo").exists():
         # gloo otherwise binds to whatever the host's name resolves to, which may be nothing.

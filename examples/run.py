@@ -1,0 +1,200 @@
+"""Runs the examples under torchrun, with gloo and with lossy, and writes what became of them.
+
+python examples/run.py                      # a table on standard output
+python examples/run.py ddp_join fsdp        # only these
+python examples/run.py --docs               # ... and into docs/examples.md and examples.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from lossycoll.launch import on_one_machine
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE.parent / "docs" / "examples.md"
+INJECT = "loss=0.05,seed=7"
+BEGIN, END = "<!-- make examples writes this table -->\n", "<!-- end of the table -->\n"
+
+
+@dataclass(frozen=True)
+class Example:
+    """``arguments`` are torchrun's."""
+
+    name: str
+    ranks: int
+    shows: str
+    note: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    arguments: Sequence[str] = ()
+
+
+EXAMPLES = (
+    Example("ddp", 2, "the smallest DDP job"),
+    Example(
+        "ddp_accumulation",
+        2,
+        "`no_sync`, gradient clipping",
+        "run with `TORCH_DISTRIBUTED_DEBUG=DETAIL`",
+        environment={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"},
+    ),
+    Example("ddp_join", 3, "`join()` for uneven inputs", "replicas equal at the end"),
+    Example(
+        "ddp_buffers",
+        2,
+        "BatchNorm's buffers, static graph, activation checkpointing",
+        "buffers equal after each forward",
+    ),
+    Example(
+        "fsdp",
+        4,
+        "FSDP2, and HSDP on a 2 x 2 mesh",
+        "a step inside `reliable()` equals that of one process",
+    ),
+    Example(
+        "tensor_parallel",
+        4,
+        "DTensor's tensor parallel beside FSDP2 on a 2 x 2 mesh",
+        "activations in reliable groups, equal to one process's",
+    ),
+    Example("zero", 3, "ZeroRedundancyOptimizer", "replicas stay equal"),
+    Example(
+        "comm_hooks",
+        2,
+        "fp16, bf16 and PowerSGD with several buckets",
+        "PowerSGD in a group with `futures=in_order`; gloo has no such option, and its ranks issue "
+        "collectives in different orders",
+    ),
+    Example(
+        "post_local_sgd",
+        4,
+        "post-local SGD, model averaging",
+        "subgroups made by hand: torch's default ones need CUDA, with any backend",
+    ),
+    Example("checkpoint", 2, "checkpoint save, `async_save`, load", "restored bit for bit"),
+    Example(
+        "compiled_ddp",
+        2,
+        "torch.compile of a DDP model",
+        "with `aot_eager`; `COMPILER=inductor` works as well, but compiles for a minute",
+    ),
+    Example("functional", 3, "functional collectives, also compiled"),
+    Example(
+        "restart",
+        2,
+        "a rank dies, `--max-restarts` starts all again from a checkpoint",
+        "gloo meets the keys of the first attempt in torchrun's store",
+        arguments=("--max-restarts", "1"),
+    ),
+)
+
+
+@dataclass
+class Outcome:
+    """What one run did. ``status`` is torchrun's, None if it had to be ended."""
+
+    name: str
+    backend: str
+    status: int | None
+    seconds: float
+    summary: str
+    output: str
+
+    @property
+    def verdict(self) -> str:
+        if self.status is None:
+            return f"no end within {self.seconds:.0f} s"
+        return "passes" if self.status == 0 else "fails"
+
+
+def run(example: Example, backend: str, timeout: float) -> Outcome:
+    """One run of one example, with 5% of packets dropped if ``backend`` can do so."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("LOSSYCOLL_")}
+    environment |= {k: v for k, v in on_one_machine().items() if v is not None}
+    environment |= {"LOSSYCOLL_LOG": "warning", "LOSSYCOLL_INJECT": INJECT, **example.environment}
+    torchrun = ["torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", *torchrun, "--nproc-per-node", str(example.ranks)),
+            *(*example.arguments, str(HERE / f"{example.name}.py"), "--backend", backend),
+        ],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    begin = time.monotonic()
+    status: int | None = None
+    try:
+        output = process.communicate(timeout=timeout)[0]
+        status = process.returncode
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGTERM)  # torchrun passes it on to the ranks
+        output = process.communicate()[0]
+    seconds = time.monotonic() - begin
+    found = re.search(rf"^{example.name}: (.+)$", output, re.MULTILINE)
+    summary = found[1] if found else ""
+    return Outcome(example.name, backend, status, round(seconds, 1), summary, output)
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """A row for each example; each needs an outcome for both backends."""
+    by_name = {(outcome.name, outcome.backend): outcome for outcome in outcomes}
+    rows = [
+        "| Example | Shows | Ranks | gloo | lossy, 5% lost | Notes |",
+        "|---|---|---|---|---|---|",
+    ]
+    for example in EXAMPLES:
+        if (example.name, "lossy") in by_name:
+            gloo, lossy = (by_name[example.name, backend] for backend in ("gloo", "lossy"))
+            link = f"[{example.name}](../examples/{example.name}.py)"
+            seen = f"{lossy.verdict}: {lossy.summary}" if lossy.summary else lossy.verdict
+            cells = (link, example.shows, example.ranks, gloo.verdict, seen, example.note)
+            rows.append("| " + " | ".join(str(cell) for cell in cells) + " |")
+    return "\n".join(rows) + "\n"
+
+
+def main() -> int:
+    names = [example.name for example in EXAMPLES]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="EXAMPLE", help="which to run (default: all)")
+    parser.add_argument("--docs", action="store_true", help=f"write the table into {PAGE.name}")
+    parser.add_argument("--timeout", type=float, default=90, help="seconds per run (default 90)")
+    options = parser.parse_args()
+    if unknown := set(options.names) - set(names):
+        parser.error(f"no example {sorted(unknown)}; there are {', '.join(names)}")
+    if options.docs and options.names:
+        parser.error("--docs needs all examples")
+    outcomes = []
+    for example in EXAMPLES:
+        if not options.names or example.name in options.names:
+            for backend in ("gloo", "lossy"):
+                outcome = run(example, backend, options.timeout)
+                outcomes.append(outcome)
+                print(f"{example.name}, {backend}: {outcome.verdict}, {outcome.seconds} s")
+                if backend == "lossy" and outcome.status != 0:
+                    print(outcome.output)
+    print(table(outcomes))
+    if options.docs:
+        before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+        after = rest.split(END)[1]
+        PAGE.write_text(before + BEGIN + table(outcomes) + END + after, encoding="utf-8")
+        figures = [
+            {k: v for k, v in asdict(outcome).items() if k != "output"} for outcome in outcomes
+        ]
+        PAGE.with_suffix(".json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    return 0 if all(o.status == 0 for o in outcomes if o.backend == "lossy") else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -250,7 +250,7 @@ class Routes:
         """What torch's ``op`` asks for. Raises UnsupportedError for what can't be done."""
         kind, factor = op.op, None
         if kind == PREMUL_SUM and (dtype.is_floating_point or dtype.is_complex):
-            kind, factor = SUM, self._factor(name, op.factor)
+            kind, factor = SUM, float(op.factor)
         local = local_reduction(kind, dtype)
         if local is None:
             raise UnsupportedError(
@@ -259,11 +259,6 @@ class Routes:
                 f"and BAND, BOR and BXOR of integers and bool; convert the tensor first"
             )
         return Reduction(kind, kind in (SUM, AVG) and dtype in DTYPES, local, factor)
-
-    def _factor(self, name: str, factor: float | Tensor) -> float:
-        if isinstance(factor, Tensor) and (factor.numel() != 1 or factor.is_complex()):
-            raise self.refusal(name, f"a factor of shape {tuple(factor.shape)}, not one number, in")
-        return float(factor)
 
     def check_chunks(self, name: str, part: Tensor, whole: Tensor) -> None:
         """``whole`` must be one ``part`` per rank."""

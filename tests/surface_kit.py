@@ -10,6 +10,7 @@ from functools import reduce
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -180,7 +181,7 @@ class Table:
         self.done += 1
         try:
             run()
-        except Exception as error:
+        except (Exception, pytest.fail.Exception) as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
             place = f"{where.filename.rsplit('/', 1)[-1]}:{where.lineno}"
             self.failures.append(f"{name}: {type(error).__name__} at {place}: {error}"[:600])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -63,11 +62,6 @@ class Direct:
             raise UnsupportedError(f"{where}: {name} got {len(tensors)} tensors, but takes one")
         tensor = tensors[0]
         self._routes.check_device(name, tensors)
-        if tensor.layout is not torch.strided:
-            raise UnsupportedError(
-                f"{where}: {name} got a tensor of layout {tensor.layout}; send its parts (indices "
-                f"and values) or a dense one"
-            )
         if not 0 <= tag <= MOST_TAG:
             raise UnsupportedError(f"{where}: {name} got tag {tag}, wanted 0 to 2^63 - 1")
         if peer == where.rank or self._messages is None:

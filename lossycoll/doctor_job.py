@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from lossycoll.options import Options
 
 ENOUGH_PORTS = 64
+TCP_PORTS = 2
+"""Of a rank in a group: control and messages."""
 
 
 def chosen_interface() -> list[Finding]:
@@ -50,7 +52,7 @@ def mtu() -> list[Finding]:
 
 
 def port_range() -> list[Finding]:
-    """A rank takes one UDP port per group; rank 0 of a group takes one TCP port as well."""
+    """A rank takes a UDP port and two TCP ports (control, messages) per group."""
     options, interface = _options(), _interface()
     if options is None or interface is None or options.ports == (0, 0):
         return []
@@ -60,10 +62,11 @@ def port_range() -> list[Finding]:
     more = " or more" if max(udp, tcp) >= ENOUGH_PORTS else ""
     found = f"{options.port_range} at {interface.address}: {udp} UDP, {tcp} TCP{more} free"
     advice = (
-        f"widen LOSSYCOLL_PORT_RANGE: the {ranks} ranks of this machine take a UDP port each, for "
-        "every group, and rank 0 a TCP port"
+        f"widen LOSSYCOLL_PORT_RANGE: for every group each of the {ranks} ranks of this machine "
+        f"takes a UDP port and {TCP_PORTS} TCP ports"
     )
-    return [good_if(udp >= ranks and tcp >= 1, "port range", found, Status.FAIL, advice)]
+    good = udp >= ranks and tcp >= TCP_PORTS * ranks
+    return [good_if(good, "port range", found, Status.FAIL, advice)]
 
 
 def _options() -> Options | None:
@@ -107,6 +110,6 @@ def _free(interface: Interface, ports: tuple[int, int], kind: socket.SocketKind)
             except OSError:
                 continue
         free += 1
-        if free == max(ENOUGH_PORTS, _local_ranks()):
+        if free == max(ENOUGH_PORTS, TCP_PORTS * _local_ranks()):
             break
     return free

@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from .calls import Collective
 from .errors import (
@@ -23,69 +23,20 @@ from .errors import (
     MismatchError,
     OperationTimeout,
     PeerLostError,
-    RendezvousError,
 )
 from .health import Health
 from .mailbox import Mailbox
+from .peers import CHARGE_BYTES, WINDOW_BYTES, Arrival, Hello, Peer, listen
 from .pump import Events, Pump
 from .streams import EAGER_BYTES, Frame, Kind, Malformed, Stream
 from .transfers import Transfer
 
-WINDOW_BYTES: Final = 1 << 20
-"""What a rank may send another one before it is wanted, all small messages together."""
-CHARGE_BYTES: Final = 256
-"""What a message counts against the window besides its bytes."""
 TIMER_SECONDS: Final = 0.1
 HELLO_SECONDS: Final = 5.0
 """How long a connection may take to say whose it is."""
 STRANGERS: Final = 128
 """Connections that haven't said whose they are; of more, the oldest are closed."""
 FLUSH_SECONDS: Final = 1.0
-LEFT_SECONDS: Final = 5.0
-"""How long what a rank sent before it left in order may still be under way."""
-
-
-class _Arrival:
-    """A message that came before it was wanted. ``data``: None if it was only announced."""
-
-    __slots__ = ("complete", "data", "frame", "receive", "source")
-
-    def __init__(self, source: int, frame: Frame) -> None:
-        self.source = source
-        self.frame = frame
-        self.data = bytearray(frame.nbytes) if frame.kind == Kind.EAGER else None
-        self.complete = self.data is None
-        self.receive: Transfer | None = None
-
-
-class _Hello(NamedTuple):
-    rank: int
-    token: bytearray
-
-
-class _Peer:
-    """What is known of one other rank. ``sent`` and ``heard`` count messages each way."""
-
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-        self.outbound: Stream | None = None
-        self.inbound: Stream | None = None
-        self.sent = self.heard = 0
-        self.window = WINDOW_BYTES
-        """What may still go to it before it is wanted."""
-        self.held = self.consumed = 0
-        """What came from it and is not taken, and what is taken but not yet told."""
-        self.announced: dict[int, Transfer] = {}
-        self.granted: dict[int, Transfer] = {}
-        self.lost: LossyError | None = None
-        self.broken = ""
-        """Why a connection with it ended."""
-        self.broken_since = self.left_since = 0.0
-
-    def has_sent_all(self, now: float) -> bool:
-        """Whether nothing more can come, since it is lost or has left."""
-        late = now - self.left_since > LEFT_SECONDS
-        return self.lost is not None or (self.left_since > 0 and (self.inbound is None or late))
 
 
 class Messages:
@@ -102,7 +53,7 @@ class Messages:
         self._rank = rank
         self._token = token.encode()
         self._pid = os.getpid()
-        self._listener = _listen(rank, world, address, ports)
+        self._listener = listen(rank, world, address, ports)
         self.port = int(self._listener.getsockname()[1])
         self.foreign = 0
         """Connections dropped since they spoke something else, or were not of this group."""
@@ -111,12 +62,12 @@ class Messages:
         self._health: Health | None = None
         self._liveness = 0.0
         self._addresses: Sequence[tuple[str, int]] = ()
-        self._peers = [_Peer(other) for other in range(world)]
-        self._mailbox: Mailbox[_Arrival, Transfer] = Mailbox()
+        self._peers = [Peer(other) for other in range(world)]
+        self._mailbox: Mailbox[Arrival, Transfer] = Mailbox()
         self._pending: dict[Transfer, None] = {}
         self._streams: dict[int, Stream] = {}
         self._strangers: dict[Stream, float] = {}
-        self._filling: dict[Stream, Transfer | _Arrival | _Hello | None] = {}
+        self._filling: dict[Stream, Transfer | Arrival | Hello | None] = {}
         self._unsent: set[Stream] = set()
         self._ended: LossyError | None = None
         self._pump: Pump | None = None
@@ -226,7 +177,7 @@ class Messages:
         if arrival.complete:
             self._hand_over(arrival)
 
-    def _hand_over(self, arrival: _Arrival) -> None:
+    def _hand_over(self, arrival: Arrival) -> None:
         if arrival.receive is not None and not arrival.receive.done and arrival.data is not None:
             arrival.receive.memory[:] = arrival.data
             self._finish(arrival.receive)
@@ -250,12 +201,12 @@ class Messages:
         )
         return False
 
-    def _grant(self, peer: _Peer, number: int, receive: Transfer) -> None:
+    def _grant(self, peer: Peer, number: int, receive: Transfer) -> None:
         peer.granted[number] = receive
         if peer.inbound is not None:
             self._write(peer.inbound, Frame(Kind.GRANT, number=number))
 
-    def _consume(self, peer: _Peer, frame: Frame) -> None:
+    def _consume(self, peer: Peer, frame: Frame) -> None:
         """Gives back the room of a small message; several at a time."""
         peer.held -= frame.nbytes + CHARGE_BYTES
         peer.consumed += frame.nbytes + CHARGE_BYTES
@@ -330,7 +281,7 @@ class Messages:
 
     # ---- connections ----
 
-    def _connection(self, peer: _Peer) -> Stream | None:
+    def _connection(self, peer: Peer) -> Stream | None:
         """To ``peer``; None if it is broken, and then the control plane will say why."""
         if peer.outbound is not None or peer.broken:
             return peer.outbound
@@ -455,11 +406,11 @@ class Messages:
         known = 0 <= frame.tag < len(self._peers) and frame.tag != self._rank
         if stream in self._filling or not (good and known) or frame.number != self._rank:
             raise Malformed
-        hello = _Hello(frame.tag, bytearray(frame.nbytes))
+        hello = Hello(frame.tag, bytearray(frame.nbytes))
         self._filling[stream] = hello
         return memoryview(hello.token)
 
-    def _on_reply(self, peer: _Peer, stream: Stream, frame: Frame) -> None:
+    def _on_reply(self, peer: Peer, stream: Stream, frame: Frame) -> None:
         if frame.kind == Kind.GRANT and frame.number in peer.announced:
             transfer = peer.announced.pop(frame.number)
             data = Frame(Kind.DATA, number=frame.number, nbytes=len(transfer.memory))
@@ -469,7 +420,7 @@ class Messages:
         else:
             raise Malformed
 
-    def _on_message(self, peer: _Peer, stream: Stream, frame: Frame) -> memoryview | None:
+    def _on_message(self, peer: Peer, stream: Stream, frame: Frame) -> memoryview | None:
         eager = frame.kind == Kind.EAGER
         if not (eager or frame.kind == Kind.ANNOUNCE) or frame.number != peer.heard:
             raise Malformed
@@ -478,7 +429,7 @@ class Messages:
             if frame.nbytes > EAGER_BYTES or peer.held > WINDOW_BYTES:
                 raise Malformed
         peer.heard += 1
-        arrival = _Arrival(peer.rank, frame)
+        arrival = Arrival(peer.rank, frame)
         receive = self._mailbox.arrive(peer.rank, frame.tag, arrival)
         if receive is not None and not self._fits(receive, peer.rank, frame):
             receive = None  # the group has ended; what follows must go somewhere all the same
@@ -497,7 +448,7 @@ class Messages:
         target = self._filling.pop(stream, None)
         if isinstance(target, Transfer):
             self._finish(target)
-        elif isinstance(target, _Arrival):
+        elif isinstance(target, Arrival):
             target.complete = True
             self._hand_over(target)
         elif target is not None:
@@ -522,7 +473,7 @@ class Messages:
         for peer in self._peers:
             self._judge_peer(peer, now)
 
-    def _judge_peer(self, peer: _Peer, now: float) -> None:
+    def _judge_peer(self, peer: Peer, now: float) -> None:
         health = self._health
         assert health is not None
         left = health.left(peer.rank)
@@ -537,7 +488,7 @@ class Messages:
             )
             self._verdicts.append(PeerLostError(text, peer=peer.rank))
 
-    def _needs(self, peer: _Peer) -> bool:
+    def _needs(self, peer: Peer) -> bool:
         return any(transfer.peer == peer.rank for transfer in self._pending)
 
     def _overdue(self, transfer: Transfer) -> LossyError:
@@ -555,7 +506,7 @@ class Messages:
             peer=transfer.peer,
         )
 
-    def _give_up(self, peer: _Peer, error: LossyError, now: float) -> None:
+    def _give_up(self, peer: Peer, error: LossyError, now: float) -> None:
         """Ends what waits for a rank that is gone; receives from any source if all others are."""
         receives = peer.has_sent_all(now)
         alone = all(other.has_sent_all(now) for other in self._peers if other.rank != self._rank)
@@ -575,7 +526,7 @@ class Messages:
         for it later, ends with ``error``."""
         self._guarded(lambda: self._lose(self._peers[rank], error))
 
-    def _lose(self, peer: _Peer, error: LossyError) -> None:
+    def _lose(self, peer: Peer, error: LossyError) -> None:
         peer.lost = error
         for stream in (peer.inbound, peer.outbound):
             if stream is not None:
@@ -624,21 +575,3 @@ class Messages:
             self._pump.stop()
             self._pump.join()
             self._pump = None  # each refers to the other
-
-
-def _listen(rank: int, world: int, address: str, ports: tuple[int, int]) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    for port in range(ports[0], ports[1] + 1):
-        listener = socket.socket(family)
-        try:
-            listener.bind((address, port))
-            listener.listen(128 + 2 * world)
-        except OSError:
-            listener.close()
-            continue
-        listener.setblocking(False)
-        return listener
-    raise RendezvousError(
-        f"rank {rank}/{world}: no free TCP port at {address} in {ports[0]}-{ports[1]}; widen "
-        f"LOSSYCOLL_PORT_RANGE"
-    )

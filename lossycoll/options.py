@@ -194,7 +194,7 @@ class Options:
     port_range: str = _option(
         "0",
         _text("`0` or `lo-hi`", _check_ports),
-        "Local ports to use (UDP, and TCP at rank 0's control plane); 0 lets the kernel choose.",
+        "Local ports to use: a UDP and two TCP ports for each group; 0 lets the kernel choose.",
     )
     mtu: int = _option(
         0,
@@ -312,6 +312,10 @@ class Options:
         raise OptionError(
             f"pg_options is of type {type(pg_options).__name__}, wanted lossycoll.Options or a dict"
         )
+
+    def is_given(self, name: str) -> bool:
+        """Whether the option was written, or set by the environment."""
+        return name in self.__dict__["_given"]
 
     @property
     def ports(self) -> tuple[int, int]:

@@ -112,6 +112,9 @@ class Stream:
         self._queue.clear()
         self._sink = None
         self._begin = self._end = 0
+        # A forked child may hold the socket as well: closing alone would tell the peer nothing.
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()
 
     # ---- writing ----

@@ -481,7 +481,8 @@ class Messages:
             peer.left_since = now  # what it sent before is read first
         elif left is not None:
             self._give_up(peer, left, now)
-        elif peer.broken and now - peer.broken_since > self._liveness and self._needs(peer):
+        elif peer.broken and now - peer.broken_since > 2 * self._liveness and self._needs(peer):
+            # By now the control plane would know of a death, and the group have gone on.
             text = (
                 f"{health.where}: the connection with {health.where.peer(peer.rank)} broke though "
                 f"all ranks are alive: {peer.broken}; look for a firewall between the two"

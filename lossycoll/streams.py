@@ -156,7 +156,7 @@ class Stream:
     def _send(self, pieces: list[memoryview]) -> list[memoryview]:
         """What of ``pieces`` the kernel didn't take."""
         try:
-            sent = self.socket.sendmsg(pieces)
+            sent = self.socket.sendmsg(pieces, (), socket.MSG_NOSIGNAL)
         except BlockingIOError:
             return pieces
         for number, piece in enumerate(pieces):

@@ -45,7 +45,7 @@ EXAMPLES = (
         "ddp_accumulation",
         2,
         "`no_sync`, gradient clipping",
-        "run with `TORCH_DISTRIBUTED_DEBUG=DETAIL`",
+        "run with `TORCH_DISTRIBUTED_DEBUG=DETAIL`, where DDP's constructor crashes with gloo",
         environment={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"},
     ),
     Example("ddp_join", 3, "`join()` for uneven inputs", "replicas equal at the end"),
@@ -164,6 +164,15 @@ def table(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(rows) + "\n"
 
 
+def write(outcomes: Sequence[Outcome]) -> None:
+    """Puts the table into its place in docs/examples.md, and the figures beside it as JSON."""
+    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+    after = rest.split(END)[1]
+    PAGE.write_text(before + BEGIN + table(outcomes) + END + after, encoding="utf-8")
+    figures = [{k: v for k, v in asdict(one).items() if k != "output"} for one in outcomes]
+    PAGE.with_suffix(".json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
 def main() -> int:
     names = [example.name for example in EXAMPLES]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -186,13 +195,7 @@ def main() -> int:
                     print(outcome.output)
     print(table(outcomes))
     if options.docs:
-        before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-        after = rest.split(END)[1]
-        PAGE.write_text(before + BEGIN + table(outcomes) + END + after, encoding="utf-8")
-        figures = [
-            {k: v for k, v in asdict(outcome).items() if k != "output"} for outcome in outcomes
-        ]
-        PAGE.with_suffix(".json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        write(outcomes)
     return 0 if all(o.status == 0 for o in outcomes if o.backend == "lossy") else 1
 
 

@@ -37,7 +37,7 @@ from .tensors import (
     scaled,
     spread,
 )
-from .work import ManyWork, why_no_barrier
+from .work import ManyWork, no_time_for_barrier, why_no_barrier
 
 _c10d: Any = c10d  # its stub lacks half of what is used here, and has overloads we don't serve
 Tensors = list[Tensor]
@@ -567,6 +567,9 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         """Gloo's, whose error names the ranks that are missing."""
         call = self._routes.issue("monitored_barrier", [])
         timeout = timedelta(seconds=self._comm.timeout) if timeout is None else timeout
+        if not timeout and self._comm.rank == 0:
+            # Gloo takes what is left of it, nothing, for no limit, unless a millisecond has passed.
+            raise no_time_for_barrier(self._health, call)
         try:
             self._gloo.monitored_barrier(timeout, wait_all_ranks)
         except RuntimeError as error:

@@ -253,6 +253,17 @@ class ManyWork(LossyWork):
         return next((e for work in self._works if (e := work.exception()) is not None), None)
 
 
+def no_time_for_barrier(health: Health, call: Collective) -> LossyError:
+    """The error of a monitored barrier at rank 0 with a timeout of nothing, in gloo's words."""
+    text = (
+        f"{health.where}: {call.numbered}: Rank 0 timed out in monitoredBarrier after 0 ms; "
+        f"give it a longer timeout"
+    )
+    error = OperationTimeout(text, peer=health.where.rank)
+    health.fail(error, tell=True)
+    return error
+
+
 def why_no_barrier(health: Health, call: Collective, cause: RuntimeError) -> LossyError:
     """The error of gloo's monitored barrier as the group's. Only rank 0 knows who was missing."""
     missing = re.search(r"Ranks? ([\d, ]+) failed to pass .* in (\d+) ms", str(cause))

@@ -58,7 +58,11 @@ MODES = {
     for mode in (
         Mode("gloo", "gloo", "torch's own backend for CPUs, the yardstick"),
         Mode("reliable", "lossy", "`LOSSYCOLL_DELIVERY=reliable`", {_DELIVERY: "reliable"}),
-        Mode("default", "lossy", "no options at all: large float sums may lose packets"),
+        Mode(
+            "default",
+            "lossy",
+            "no options: float sums of 16 KiB or more may lose packets, but none are lost",
+        ),
         Mode(
             "reliable-loss",
             "lossy",
@@ -68,8 +72,14 @@ MODES = {
         Mode(
             "default-loss",
             "lossy",
-            "default delivery, while 1% of all data packets are lost",
-            {_INJECT: "loss=0.01,seed=7"},
+            "default delivery, while 5% of all data packets are lost",
+            {_INJECT: "loss=0.05,seed=7"},
+        ),
+        Mode(
+            "all-lossy",
+            "lossy",
+            "default delivery, and no float sum is too small for it (`lossy_min_bytes=0`)",
+            {"LOSSYCOLL_LOSSY_MIN_BYTES": "0"},
         ),
     )
 }

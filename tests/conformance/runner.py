@@ -176,8 +176,11 @@ def _be_a_rank(entry: Entry, number: int, pipe: Connection, log: Path, parent: i
 def _judge(ranks: list[_Rank], skips: Mapping[int, str], limit: float) -> tuple[str, str]:
     failed = [rank for rank in ranks if rank.failed(skips) and not rank.killed]
     if failed:
-        first = min(failed, key=lambda rank: rank.ended)  # the others may follow from it
-        return "fail", f"rank {first.number}: {first_line(first.text) or _ended(first)}"
+        failed.sort(key=lambda rank: rank.ended)  # what came first is mostly the cause
+        texts: dict[str, int] = {}
+        for rank in failed:
+            texts.setdefault(first_line(rank.text) or _ended(rank), rank.number)
+        return "fail", "; ".join(f"rank {number}: {text}" for text, number in texts.items())
     hung = [rank for rank in ranks if rank.killed]
     if hung:
         places = ", ".join(f"rank {rank.number} in {_where(rank.log)}" for rank in hung)

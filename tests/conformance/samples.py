@@ -6,10 +6,12 @@ import os
 import signal
 import time
 import unittest
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.testing._internal.common_distributed import TEST_SKIPS
+from torch.testing._internal.distributed import distributed_test
 
 
 class Samples:
@@ -17,8 +19,8 @@ class Samples:
 
     rank: int
 
-    def _barrier(self) -> None:
-        dist.barrier()
+    def _barrier(self, *args: Any, **kwargs: Any) -> None:
+        distributed_test.Barrier.sync(*args, **kwargs)
 
     def test_pass(self) -> None:
         tensor = torch.ones(100_000)

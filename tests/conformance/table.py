@@ -63,7 +63,7 @@ def page(choices: Mapping[str, Results], facts: Iterable[str]) -> str:
         "## Test by test\n",
         _tests(results),
         _MORE.format(meanings="\n".join(f"- {CHOICES[name].meaning}" for name in more)),
-        *(_tests(found) for found in more.values()),
+        *(_tests(found) for found in more.values() if found),
         _skips(results),
     ]
     return "\n".join(parts)

@@ -20,11 +20,8 @@ def main() -> None:
     parser.add_argument("tests", nargs="*", help="all, if there are none")
     parser.add_argument("--choice", choices=CHOICES, default="gloo")
     parser.add_argument("--samples", action="store_true", help="our own cases, not torch's")
-    parser.add_argument("--lift-names", action="store_true", help="torch takes lossy for gloo")
     given = parser.parse_args()
     suite = Suite(MODES[given.mode], given.world, CHOICES[given.choice], samples=given.samples)
-    if given.lift_names:
-        suite.lift_names()
     for name in given.tests or suite.names:
         outcome = suite.run(name)
         print(json.dumps({"test": name, **asdict(outcome)}), flush=True)

@@ -18,6 +18,7 @@ from .calls import Collective, Operation, Terms
 from .control import Control
 from .engine import Call, DType, Encoded, Engine
 from .errors import ClosedError, Code, Failure, LossyError, PeerLostError, Where, error_of
+from .events import event
 from .figures import Report, Stats
 from .health import Health
 from .options import Options
@@ -81,6 +82,7 @@ class Communicator:
         self._payload = engine.link().payload_bytes if engine is not None else 0
         self._pid = os.getpid()
         self._lock = threading.Lock()
+        self._tracing = log.isEnabledFor(logging.DEBUG)
         self._turns = Turns(self.rank, self.world, self._check_sound)
         # Where a rank may be lost, none but the root may be in the way of others.
         self._fanout = self.world if options.on_peer_loss == "continue" else 2
@@ -264,6 +266,8 @@ class Communicator:
             )
         except LossyError as error:
             raise (self.health.failure or error).again(call.numbered) from None
+        if self._tracing:
+            self._trace_begin(operation, buffers)
         self._turns.next += 1
         self._operations[operation.ticket] = operation
         return operation
@@ -288,6 +292,8 @@ class Communicator:
             report, failure = self._engine.result(operation.ticket)
         except ClosedError as error:
             return None, self.health.failure or error
+        if self._tracing:
+            self._trace_end(operation, report, failure)
         if failure.code >= 0:
             torn = self._torn(operation) if operation.exact and report.kept else None
             return self._with_lost(report), torn
@@ -300,10 +306,41 @@ class Communicator:
         with contextlib.suppress(ClosedError):  # closing frees it as well
             self._engine.release(operation.ticket)
 
+    def _trace_begin(self, operation: Operation, buffers: tuple[int, int]) -> None:
+        event(
+            logging.DEBUG,
+            self.health.where,
+            "begin",
+            seq=operation.call.seq,
+            op=self._turns.next,
+            call=operation.call,
+            ranks=len(operation.members),
+            in_place=buffers[0] == buffers[1],
+        )
+
+    def _trace_end(self, operation: Operation, report: Report, failure: Failure) -> None:
+        event(
+            logging.DEBUG,
+            self.health.where,
+            "end",
+            seq=operation.call.seq,
+            op=report.op,
+            call=operation.call,
+            code=Code(failure.code).name,
+            cause=report.cause.name,
+            seconds=report.elapsed,
+            sent=report.packets_sent,
+            resent=report.packets_resent,
+            received=report.packets_received,
+            missing=report.packets_missing,
+            contributions=report.contributions_mean,
+            own_filled=report.own_filled,
+        )
+
     def _torn(self, operation: Operation) -> PeerLostError:
         """A rank died in the middle of what has to be exact; only this operation fails."""
-        lost = self._turns.latest.lost
-        names = " and ".join(self.health.where.peer(rank) for rank in lost) or "a rank"
+        lost = sorted(self.health.without)
+        names = " and ".join(self.health.where.peer(rank) for rank in lost)
         return PeerLostError(
             f"{self.where(operation)}: {names} died before all of its data came; other ranks may "
             f"have it all. The group goes on without; the contents of the result are undefined",

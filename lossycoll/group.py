@@ -12,7 +12,6 @@ import logging
 import os
 import secrets
 import socket
-import sys
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from typing import Any, Final
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from . import events
 from .buffers import fitting_payload, packets_per_peer, receive_buffer
 from .calls import bounded
 from .communicator import Communicator
@@ -73,7 +73,7 @@ class Group:
     def _stay_alone(self, place: Place, pg_options: object) -> None:
         """A world of one: nothing to send, so gloo does what there is."""
         options = Options.resolve(pg_options)
-        show_log(options.log)
+        events.show(options)
         self.messages: Messages | None = None
         self.store: Store = PrefixStore(f"lossy/{secrets.token_hex(8)}", place.store)
         store = PrefixStore("gloo", self.store)
@@ -108,7 +108,7 @@ class Group:
         failure: LossyError | None = None
         try:
             options = Options.resolve(pg_options)
-            show_log(options.log)
+            events.show(options)
             interface = choose(options.interface, _master(place.store))
             hello = {"address": interface.address, "options": options.shared()}
             outlive = options.on_peer_loss == "continue"
@@ -263,18 +263,6 @@ class _Listener:
     def on_lost(self, rank: int, silent: float, ended: bool) -> int:
         self._communicator.health.on_lost(rank, silent, ended)
         return self._communicator.lose(rank)
-
-
-def show_log(level: str) -> None:
-    """Shows what the logger ``lossycoll`` says on standard error, unless logging is configured."""
-    if level == "off":
-        log.setLevel(logging.CRITICAL + 1)
-        return
-    log.setLevel(level.upper())
-    if not log.hasHandlers():
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("lossycoll: %(message)s"))
-        log.addHandler(handler)
 
 
 def _payload(place: Place, options: Options, interface: Interface, mtu: int) -> int:

@@ -6,6 +6,7 @@ is refused with it at once.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -23,6 +24,7 @@ from .errors import (
     PeerLostError,
     Where,
 )
+from .events import event
 
 HISTORY: Final = 4096
 """Calls that are remembered for comparison with other ranks."""
@@ -63,7 +65,7 @@ class Health:
         self._liveness = liveness
         self._control = control
         self._outlive = outlive
-        self._without: dict[int, str] = {}
+        self.without: dict[int, str] = {}
         """Ranks that the group goes on without, and why."""
         self._on_failure = on_failure
         self._pid = os.getpid()
@@ -103,7 +105,7 @@ class Health:
         if call.seq < 0:
             return
         for rank, last in sorted(dict(self._left).items()):
-            if call.seq > last and rank not in self._without:
+            if call.seq > last and rank not in self.without:
                 if self._outlive and self._control is not None:
                     self._control.missed(rank)
                 else:
@@ -120,6 +122,9 @@ class Health:
             if self.failure is not None or self.closed:
                 return
             self.failure = error
+        event(
+            logging.INFO, self.where, "failed", seq=self.seq, type=type(error).__name__, why=error
+        )
         self._on_failure(error)
         self._failed.set()
         if tell and self._control is not None:
@@ -188,16 +193,16 @@ class Health:
     def on_lost(self, rank: int, silent: float, ended: bool) -> None:
         """The group goes on without ``rank``."""
         with self._lock:
-            self._without[rank] = self._how(silent, ended)
+            self.without[rank] = self._how(silent, ended)
             self._count_left()
 
     def lost_error(self, rank: int) -> PeerLostError:
         """What to say of a rank that the group goes on without."""
-        how = self._without.get(rank, "")
+        how = self.without.get(rank, "")
         return PeerLostError(f"{self.where}: lost {self.where.peer(rank)}: {how}", peer=rank)
 
     def on_apart(self, lost: Sequence[int], left: Sequence[int]) -> None:
-        names = ", ".join(f"{self.where.peer(rank)}: {self._without.get(rank)}" for rank in lost)
+        names = ", ".join(f"{self.where.peer(rank)}: {self.without.get(rank)}" for rank in lost)
         text = (
             f"{self.where}: lost {names}; ranks {list(left)} don't go on without, since they may "
             f"be the smaller part of a network that fell apart, or couldn't agree in time; "
@@ -215,7 +220,7 @@ class Health:
             self._count_left()
 
     def _count_left(self) -> None:
-        if len(self._left.keys() | self._without.keys()) == self.where.world - 1:
+        if len(self._left.keys() | self.without.keys()) == self.where.world - 1:
             self._all_left.set()
 
     def await_others(self, seconds: float) -> None:

@@ -59,7 +59,9 @@ def test_every_option_has_a_row_a_variable_and_a_default_that_is_allowed() -> No
         ("pace", "1e9", 1e9),
         ("inject", "loss=0.1,burst=8,seed=7", "loss=0.1,burst=8,seed=7"),
         ("seed", str((1 << 64) - 1), (1 << 64) - 1),
+        ("futures", "in_order", "in_order"),
         ("liveness", "2", 2.0),
+        ("on_peer_loss", "continue", "continue"),
         ("log", "off", "off"),
     ],
 )

@@ -1,0 +1,57 @@
+"""Structured log lines of the logger ``lossycoll``: ``rank=1 world=4 event=done call="..." ...``.
+
+One line per event, in logfmt: ``name=value``, with quotes where a value has spaces. The fields
+are also on the log record (``record.fields``), for handlers that want them as data.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from typing import Any, Final
+
+from .errors import Where
+from .options import Options
+
+log: Final = logging.getLogger("lossycoll")
+
+
+def show(options: Options) -> None:
+    """Shows what the logger says on standard error, unless logging is configured.
+
+    The level is that of the option ``log``; where that isn't given, TORCH_DISTRIBUTED_DEBUG=DETAIL
+    asks for debug.
+    """
+    level = options.log
+    if not options.is_given("log") and os.environ.get("TORCH_DISTRIBUTED_DEBUG") == "DETAIL":
+        level = "debug"
+    if level == "off":
+        log.setLevel(logging.CRITICAL + 1)
+        return
+    log.setLevel(level.upper())
+    if not log.hasHandlers():
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("lossycoll: %(message)s"))
+        log.addHandler(handler)
+
+
+def event(level: int, where: Where, name: str, **fields: Any) -> None:
+    """Logs ``name`` and ``fields`` as seen by the rank of ``where``."""
+    if log.isEnabledFor(level):
+        table = {"rank": where.rank, "world": where.world, "event": name, **fields}
+        log.log(level, "%s", line(table), extra={"fields": table})
+
+
+def line(fields: dict[str, Any]) -> str:
+    """``fields`` in logfmt."""
+    return " ".join(f"{name}={_text(value)}" for name, value in fields.items())
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = str(value)
+    plain = text and text.isprintable() and not any(c in text for c in ' "=')
+    return text if plain else json.dumps(text)

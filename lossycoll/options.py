@@ -186,6 +186,12 @@ class Options:
         _number(1e-3, 3600, "s"),
         "How long a stream, or all that comes from a rank, may be silent before it is given up.",
     )
+    reorder_min: float = _option(
+        0.001,
+        _number(1e-6, 1, "s"),
+        "How long a stream waits at least for packets that come after its end. More is for "
+        "networks, or busy machines, that reorder by more; each loss costs that long.",
+    )
     interface: str = _option(
         "auto",
         _text("`auto`, an interface's name or a local address", _check_interface),

@@ -33,6 +33,8 @@ from lossycoll.plan.order import draw_order
 from lossycoll.plan.wire_types import Array
 
 F32 = 4
+PATIENT: dict[str, object] = {"reorder_min": 0.5}
+"""A machine with more to do than processors delivers its own packets late, and out of order."""
 UNTOUCHED = (53248, 106496)
 """What to ask for so that getsockopt reports 106496 and 212992: the kernel doubles it."""
 
@@ -113,7 +115,7 @@ def test_nothing_is_lost_in_small_buffers(world: int, asked: int, payload: int) 
     counts = (1, 300, 20_000, 1 << 20, 7, 65_536, 300_001)
     if world == 2:
         counts += (1 << 22,)  # 16 MiB
-    with Network(world, payload, socket_buffer=asked) as network:
+    with Network(world, payload, socket_buffer=asked, **PATIENT) as network:
         assert network.engines[0].link().receive_buffer == 2 * asked
         assert_lossless(network, counts, how={})
 
@@ -121,26 +123,26 @@ def test_nothing_is_lost_in_small_buffers(world: int, asked: int, payload: int) 
 def test_sixteen_ranks_choose_packets_that_fit() -> None:
     payload = fitting_payload(8896, 2 * 53248, 16)
     assert payload < 8896
-    with Network(16, payload, socket_buffer=53248) as network:
+    with Network(16, payload, socket_buffer=53248, **PATIENT) as network:
         assert_lossless(network, (1, 20_000, 300_001), how={})
 
 
 def test_nothing_is_lost_at_16_mib_on_8_ranks() -> None:
-    with Network(8, 1408, socket_buffer=106496) as network:
+    with Network(8, 1408, socket_buffer=106496, **PATIENT) as network:
         assert_lossless(network, (1 << 22,), how={})
 
 
 @pytest.mark.parametrize("disable", [*FAST_PATHS, ",".join(FAST_PATHS)])
 @pytest.mark.parametrize("payload", [1408, 8896])
 def test_nothing_is_lost_without_fast_paths(disable: str, payload: int) -> None:
-    with Network(3, payload, socket_buffer=106496, disable=disable) as network:
+    with Network(3, payload, socket_buffer=106496, disable=disable, **PATIENT) as network:
         assert not set(disable.split(",")) & set(network.engines[0].link().active)
         assert_lossless(network, (5, 100_000, 1 << 19, 1000), how={})
 
 
 @pytest.mark.parametrize("how", [{"reliable": True}, {"repair": 2}])
 def test_nothing_is_lost_or_resent_with_repair(how: dict[str, object]) -> None:
-    with Network(3, 1408, socket_buffer=106496) as network:
+    with Network(3, 1408, socket_buffer=106496, **PATIENT) as network:
         assert_lossless(network, (5, 100_000, 1 << 19, 1000), how=how)
 
 

@@ -51,6 +51,7 @@ def test_every_option_has_a_row_a_variable_and_a_default_that_is_allowed() -> No
         ("estimator", "count", "count"),
         ("deadline_min", "0.5", 0.5),
         ("deadline_max", "60", 60.0),
+        ("reorder_min", "0.01", 0.01),
         ("interface", "eth0", "eth0"),
         ("port_range", "40000-40100", "40000-40100"),
         ("mtu", "9000", 9000),

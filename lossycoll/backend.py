@@ -107,7 +107,7 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
             return self._sparse.all_reduce(tensor, opts)
         self._routes.check_targets("all_reduce", tensors)
         reduction = self._routes.reduction("all_reduce", tensor.dtype, opts.reduceOp)
-        options = self._routes.reducing(tensor.dtype, nbytes(tensor), reduction)
+        options = self._routes.all_reducing(tensor.dtype, nbytes(tensor), reduction)
         call = self._routes.issue("all_reduce", tensors, tensor, opts.reduceOp.op, options)
         if not tensor.numel():
             return self._routes.nothing(call, opts, tensors)
@@ -141,16 +141,11 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         self._routes.check_targets("reduce", tensors)
         self._routes.check_root("reduce", root)
         reduction = self._routes.reduction("reduce", tensor.dtype, opts.reduceOp)
-        by_gloo = reduction.factor is None
-        options = self._routes.exact(tensor.dtype, nbytes(tensor), by_gloo=by_gloo)
+        options = reliable_version(self._routes.effective())
         detail = f"{opts.reduceOp.op.name} to {root}"
         call = self._routes.issue("reduce", tensors, tensor, detail, options)
         if not tensor.numel():
             return self._routes.nothing(call, opts, tensors)
-        if options is None:
-            return self._routes.by_gloo(
-                call, lambda targets: self._gloo.reduce(targets, opts), tensors
-            )
         return self._reduce_here(call, tensor, reduction, options, opts, root=root)
 
     def _reduce_here(
@@ -188,18 +183,11 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         self._routes.check_targets("reduce_scatter", [output])
         self._routes.check_chunks("reduce_scatter", output, input)
         reduction = self._routes.reduction("reduce_scatter", input.dtype, opts.reduceOp)
-        options = self._routes.reducing(input.dtype, nbytes(input), reduction)
+        options = self._routes.reducing(nbytes(input), reduction)
         op = opts.reduceOp.op
         call = self._routes.issue("reduce_scatter", [output, input], input, op, options)
         if not input.numel():
             return self._routes.nothing(call, opts, [output])
-        if options is None:
-            source = contiguous(input)
-            return self._routes.by_gloo(
-                call,
-                lambda targets: self._gloo._reduce_scatter_base(targets[0], source, opts),
-                [output],
-            )
         source = reduction.contribution(input)
         return self._reduce_scatter(
             call, output, source, reduction, sizes=output.numel(), options=options, opts=opts
@@ -225,7 +213,7 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         sizes = self._routes.check_parts("reduce_scatter", output, parts)
         reduction = self._routes.reduction("reduce_scatter", output.dtype, opts.reduceOp)
         size = sum(sizes) * output.element_size()
-        options = self._routes.reducing(output.dtype, size, reduction)
+        options = self._routes.reducing(size, reduction)
         even = len(set(sizes)) == 1
         detail = opts.reduceOp.op if even else f"{opts.reduceOp.op.name} of {list(sizes)}"
         call = self._routes.issue(
@@ -233,14 +221,6 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         )
         if not any(sizes):
             return self._routes.nothing(call, opts, outputs)
-        if options is None and even:
-            dense = [contiguous(part) for part in parts]
-            return self._routes.by_gloo(
-                call,
-                lambda targets: self._gloo.reduce_scatter(targets, [dense], opts),
-                outputs,
-            )
-        options = options or reliable_version(self._routes.effective())
         source = scaled(flat(parts), reduction.factor)
         return self._reduce_scatter(
             call,
@@ -320,7 +300,9 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         if options is None:
             return self._routes.by_gloo(
                 call,
-                lambda targets: self._gloo._allgather_base(targets[0], source, opts),
+                lambda targets: self._gloo._allgather_base(  # it refuses the stacked shape
+                    targets[0].view(-1), source.detach().flatten().clone(), opts
+                ),
                 [output],
             )
         target = contiguous(output)
@@ -361,7 +343,9 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         source = contiguous(tensor)
         if options is None and even:
             return self._routes.by_gloo(
-                call, lambda targets: self._gloo.allgather([targets], [source], opts), parts
+                call,
+                lambda targets: self._gloo.allgather([targets], [source.detach().clone()], opts),
+                parts,
             )
         options = options or reliable_version(self._routes.effective())
         rows = flat(parts)
@@ -398,7 +382,9 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         if options is None:
             return self._routes.by_gloo(
                 call,
-                lambda targets: self._gloo.gather([targets] if parts else [], [source], opts),
+                lambda targets: self._gloo.gather(
+                    [targets] if parts else [], [source.detach().clone()], opts
+                ),
                 parts,
             )
         rows = self._rows(source) if parts else source
@@ -421,7 +407,7 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         if not output.numel():
             return self._routes.nothing(call, opts, outputs)
         if options is None:
-            dense = [contiguous(part) for part in parts]
+            dense = [contiguous(part).detach().clone() for part in parts]
             return self._routes.by_gloo(
                 call,
                 lambda targets: self._gloo.scatter(targets, [dense] if parts else [], opts),

@@ -107,11 +107,18 @@ class Routes:
         block = scope()
         return self._options if block is None else within(self._options, block)
 
-    def reducing(self, dtype: torch.dtype, size: int, reduction: Reduction) -> Options | None:
-        """The options for a reduction of ``size`` bytes by the engine; None: it is gloo's."""
+    def reducing(self, size: int, reduction: Reduction) -> Options:
+        """The options for a reduction of ``size`` bytes by the engine."""
+        options = self.effective()
+        lossy = reduction.native and self._may_be_lossy(size)
+        return options if lossy else reliable_version(options)
+
+    def all_reducing(self, dtype: torch.dtype, size: int, reduction: Reduction) -> Options | None:
+        """The same where gloo may do it, too: then None. Of its other reductions one crashes, one
+        fills the tensors of all ranks, and some lose what is not a number."""
         if reduction.native and self._may_be_lossy(size):
             return self.effective()
-        return self.exact(dtype, size, by_gloo=reduction.factor is None)
+        return self.exact(dtype, size, by_gloo=reduction.native and reduction.factor is None)
 
     def copying(self, dtype: torch.dtype, size: int) -> Options | None:
         """The same for a copy. Only a block of ``lossy()`` makes copies lossy, and only floats."""
@@ -137,7 +144,9 @@ class Routes:
         """``post`` gets what gloo can fill, which takes a strided tensor for a dense one. Where
         that isn't ``targets``, this waits for the result."""
         dense = [contiguous(target) for target in targets]
-        work = GlooWork(self._communicator, call, post(dense), targets)
+        # Gloo's own copies are subject to autograd, which has no say in them.
+        detached = [buffer.detach() for buffer in dense]
+        work = GlooWork(self._communicator, call, post(detached), targets)
         staged = [pair for pair in zip(dense, targets, strict=True) if pair[0] is not pair[1]]
         if staged:
             work.wait()

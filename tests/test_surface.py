@@ -25,6 +25,10 @@ LOSS = {
 }
 
 
+EVERY_NTH = {1: 1, 2: 2, 3: 1, 4: 3}
+"""Of how many cases one is run, by world: three ranks have all of what can differ."""
+
+
 def rank_table(rank: int, world: int) -> dict[str, Any]:
     import surface_cases as cases
     from surface_kit import EVERY, LAYOUTS, SUMMABLE, Table, operations
@@ -33,16 +37,16 @@ def rank_table(rank: int, world: int) -> dict[str, Any]:
 
     warnings.simplefilter("ignore", FutureWarning)
     init(timeout=30)
-    table = Table(rank, world)
+    table = Table(rank, world, EVERY_NTH[world])
     for case in cases.COPIES:
         for dtype in EVERY:
-            table.kit(case.__name__, case, dtype, LAYOUTS[table.done % len(LAYOUTS)])
+            table.kit(case.__name__, case, dtype, LAYOUTS[table.turn % len(LAYOUTS)])
         for layout in LAYOUTS:
             table.kit(case.__name__, case, layout=layout)
     for case in cases.REDUCTIONS:
         for dtype in SUMMABLE:
             for op in operations(dtype):
-                layout = LAYOUTS[table.done % len(LAYOUTS)]
+                layout = LAYOUTS[table.turn % len(LAYOUTS)]
                 table.kit(
                     f"{case.__name__} {op}",
                     lambda kit, case=case, op=op: case(kit, op),
@@ -65,7 +69,7 @@ def rank_table(rank: int, world: int) -> dict[str, Any]:
 def test_every_collective_type_and_layout(world: int) -> None:
     outs = run_good(rank_table, world, LOSS)
     _no_failures(outs)
-    assert min(out["done"] for out in outs) > 500
+    assert min(out["done"] for out in outs) > 600 // EVERY_NTH[world]
     assert world == 1 or sum(out["dropped"] for out in outs) > 0, "the fault did not happen"
 
 
@@ -191,7 +195,7 @@ def _in_group(cases: Any, group: Any, table: Any, name: str) -> None:
     import torch
     from surface_kit import Kit
 
-    for turn in range(3):
+    for turn in range(2):
         for case in (cases.all_reduce, cases.all_gather, cases.all_to_all_single, cases.sparse):
             kit = Kit(
                 *(group.rank(), group.size()),

@@ -56,26 +56,30 @@ def whole(model: nn.Module) -> torch.Tensor:
 
 
 def example() -> str:
-    place = [tempfile.mkdtemp()] if dist.get_rank() == 0 else [None]
-    dist.broadcast_object_list(place)
+    with tempfile.TemporaryDirectory() as own:
+        place = [own]
+        dist.broadcast_object_list(place)  # all use rank 0's folder
+        return save_and_load(f"{place[0]}/first", f"{place[0]}/second")
+
+
+def save_and_load(first: str, second: str) -> str:
     model, optimizer = sharded()
     task = common.Task(seed=dist.get_rank())
     train(model, optimizer, task)
     saved = whole(model)
-    dcp.save(state_of(model, optimizer), checkpoint_id=f"{place[0]}/first")
+    dcp.save(state_of(model, optimizer), checkpoint_id=first)
 
     own_group = dist.new_group()
-    saving = dcp.async_save(
-        state_of(model, optimizer), checkpoint_id=f"{place[0]}/second", process_group=own_group
-    )
+    state = state_of(model, optimizer)
+    saving = dcp.async_save(state, checkpoint_id=second, process_group=own_group)
     loss = train(model, optimizer, task)
     saving.result()
     assert not torch.equal(whole(model), saved)
 
-    for name in ("first", "second"):
-        again, its_optimizer = load(f"{place[0]}/{name}")
-        assert torch.equal(whole(again), saved), name
-    resumed = train(again, its_optimizer, task)
+    for path in (first, second):
+        again, its_optimizer = load(path)
+        assert torch.equal(whole(again), saved), path
+    resumed = train(again, its_optimizer, task)  # also waits for ranks that still load
     assert resumed < 1.5 * loss, (resumed, loss)
     lost = common.dropped()
     return f"restored what was saved, loss {loss:.3f} and {resumed:.3f} after it, {lost}"

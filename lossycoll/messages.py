@@ -139,7 +139,7 @@ class Messages:
             self._post_send(transfer)
         else:
             self._post_receive(transfer)
-        if self._pending:
+        if self._pending or self._unsent:
             self._pump.wake()
 
     def _post_send(self, transfer: Transfer) -> None:

@@ -137,6 +137,17 @@ def test_nobody_needs_to_wait_for_messages_to_move() -> None:
         assert done[-1] == "at once"
 
 
+def test_a_small_message_wakes_the_thread_that_has_to_connect_for_it() -> None:
+    with ends(3) as (a, b, c):
+        assert a.send(b"b", 1).done
+        b.receive(bytearray(1), 0).wait(10)
+        pump = a.messages._pump
+        assert pump is not None
+        until(lambda: pump._parked)
+        assert a.send(b"c", 2).done  # so nobody waits for it, and the connection isn't made yet
+        c.receive(bytearray(1), 0).wait(10)
+
+
 def test_many_small_messages_wait_at_the_sender_once_the_window_is_full() -> None:
     with ends(2) as (a, b):
         size = 10_000

@@ -129,7 +129,8 @@ class Kit:
         if self.mode == "async":
             work.wait()
         elif self.mode == "future":
-            work.get_future().wait()
+            # Some of torch's functions return the future itself.
+            getattr(work, "get_future", lambda: work)().wait()
 
     def same(self, got: Tensor, want: Tensor, what: object = "") -> None:
         assert got.dtype == want.dtype, (got.dtype, want.dtype)

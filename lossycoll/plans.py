@@ -42,7 +42,9 @@ def all_reduce(
 ) -> Encoded:
     """``order`` is a permutation of as many ranks as are left, or None."""
     name = AUTO_ALGORITHM if algorithm == "auto" else algorithm
-    build: Callable[..., Plan] = ring.all_reduce if name == "ring" else transpose.all_reduce
+    # A ring of one has nothing to do, but the mean over the last rank is still to be scaled.
+    in_ring = name == "ring" and len(who.members) > 1
+    build: Callable[..., Plan] = ring.all_reduce if in_ring else transpose.all_reduce
     return _renamed(
         who,
         lambda world, rank: build(world, rank, elements, per_packet, order=order, missing=missing),

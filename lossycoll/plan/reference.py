@@ -154,7 +154,7 @@ class _Rank:
 
     def _sum(self, slot: Slot, arrived: list[_Value]) -> _Value:
         """Adds what arrived and finishes it. Factors are per packet, in the type of the sum."""
-        kind, scale, world = self.kind, self.scale, self.plan.world
+        kind, scale, world = self.kind, self.scale, len(slot.sources) + 1
         if kind.acc is None:
             raise ValueError(f"dtype is {kind.name}, which can't be added: wanted a floating type")
         stratified = slot.finish == Finish.STRATIFIED

@@ -275,6 +275,12 @@ class Options:
                 f"{self.deadline_min:g} s"
             )
 
+        if self.on_peer_loss == "continue" and self.bulk_min_bytes:
+            raise OptionError(
+                f"option bulk_min_bytes is {self.bulk_min_bytes}, wanted 0 with "
+                f"on_peer_loss='continue': gloo, which serves smaller calls, can't outlive a rank"
+            )
+
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, **explicit: Any) -> Options:
         """The effective options: ``explicit`` first, then ``environ`` (os.environ), then defaults.

@@ -110,6 +110,22 @@ def every_collective(rank: int, world: int) -> dict[str, Any]:
     ask("lossy gather", lossy_gather)
     ask("all_gather", lambda: dist.all_gather_object([None] * world, rank))
     ask("barrier", dist.barrier)
+    # torch's own function of that name is for groups that are called gloo.
+    ask("monitored barrier", dist.group.WORLD.monitored_barrier)
+    empty = torch.zeros(0)
+    ask("nothing", lambda: dist.all_reduce(empty))
+    other = members[0] if rank != members[0] else members[-1]
+    if len(members) > 1 and rank in (members[0], members[-1]):
+        got = torch.zeros(2)
+        ops = [
+            dist.P2POp(dist.isend, torch.full((2,), float(rank)), other),
+            dist.P2POp(dist.irecv, got, other),
+        ]
+        ask("pair", lambda: [work.wait() for work in dist.batch_isend_irecv(ops)] and got.tolist())
+        out["pair"] = out["pair"] == [float(other)] * 2
+    else:
+        out["pair"] = True
+    ask("recv", lambda: dist.recv(torch.zeros(2), victim))
     out["lost"] = (lossycoll.stats().lost, lossycoll.last_report().lost)  # type: ignore[union-attr]
     pair = dist.new_group(members, use_local_synchronization=True)
     out["new group"] = reduced_in(pair, rank)
@@ -152,7 +168,10 @@ def test_every_collective_goes_on_or_says_whom_it_lacks(world: int, victim: int)
             assert got[name] == (None if want is None else [pytest.approx(want)]), (name, outcome)
         rows = [-1.0 if r == victim else float(r) for r in range(world)]
         assert got["lossy gather"] == rows
-        assert got["barrier"] is None
+        assert got["barrier"] is got["monitored barrier"] is got["nothing"] is None
+        assert got["pair"] is True
+        assert got["recv"][0] == "PeerLostError"
+        assert f"rank {victim} (127.0.0.1:" in got["recv"][1]
         assert got["lost"] == ((victim,), (victim,))
         for name in ("all_gather", "broadcast of the dead"):
             kind, text = got[name]

@@ -75,6 +75,11 @@ def test_a_value_comes_from_the_environment_or_from_the_user(
     assert Options(**{name: given}) == from_env
 
 
+def test_what_gloo_serves_cannot_outlive_a_rank() -> None:
+    with pytest.raises(OptionError, match=r"bulk_min_bytes is 4096, wanted 0 with on_peer_loss"):
+        Options(on_peer_loss="continue", bulk_min_bytes=4096)
+
+
 def test_a_lossy_block_cannot_be_reliable() -> None:
     with pytest.raises(OptionError, match=r"'reliable'.*lossycoll\.reliable\(\)"):
         lossycoll.lossy(delivery="reliable")

@@ -25,6 +25,7 @@ from .group import Group, Place
 from .opaque import opaque
 from .options import Options
 from .routes import Reduction, Routes, reliable_version
+from .shortage import told
 from .sparse import Sparse
 from .tensors import (
     DTYPES,
@@ -43,7 +44,6 @@ _c10d: Any = c10d  # its stub lacks half of what is used here, and has overloads
 Tensors = list[Tensor]
 
 
-@opaque
 class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     """The process group of ``backend="lossy"``.
 
@@ -550,7 +550,13 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         return self._routes.work(self._routes.barrier(call, opts), [])
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """Gloo's, whose error names the ranks that are missing."""
+        """Gloo's, whose error names the ranks that are missing; or a barrier of those left."""
+        if self._comm.options.on_peer_loss == "continue":
+            opts = _c10d.BarrierOptions()
+            if timeout is not None:
+                opts.timeout = timeout
+            self.barrier(opts).wait()
+            return
         call = self._routes.issue("monitored_barrier", [])
         timeout = timedelta(seconds=self._comm.timeout) if timeout is None else timeout
         if not timeout and self._comm.rank == 0:
@@ -612,6 +618,16 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         text = f"{self._health.where}: the group was aborted here by abort_process_group"
         self._health.fail(AbortedError(text, peer=self._comm.rank), tell=True)
         self._group.close()
+
+
+for _name in (
+    *("allreduce", "reduce", "broadcast", "barrier", "gather", "scatter", "allgather"),
+    *("reduce_scatter", "reduce_scatter_single", "_reduce_scatter_base"),
+    *("all_gather_single", "_allgather_base", "alltoall", "all_to_all_single", "alltoall_base"),
+):
+    setattr(LossyProcessGroup, _name, told(getattr(LossyProcessGroup, _name)))
+
+opaque(LossyProcessGroup)  # after the last change to its methods
 
 
 def of(group: dist.ProcessGroup | None) -> LossyProcessGroup:

@@ -90,6 +90,7 @@ class Communicator:
         """Told when the group goes on without a rank."""
         self._ended = False
         self._overflow_told = False
+        self._first_failed: int | None = None
         self._operations: dict[int, Operation] = {}
         """Those whose tickets the engine still holds."""
         self._watched: dict[int, Callable[[float], None]] = {}
@@ -297,6 +298,8 @@ class Communicator:
         if failure.code >= 0:
             torn = self._torn(operation) if operation.exact and report.kept else None
             return self._with_lost(report), torn
+        if self._first_failed is None or operation.call.seq < self._first_failed:
+            self._first_failed = operation.call.seq
         return report, self._explain(operation, failure)
 
     def release(self, operation: Operation) -> None:
@@ -524,6 +527,19 @@ class Communicator:
             except ClosedError:
                 return
 
+    def _last_finished(self) -> int:
+        """Number of the last call of which this rank owes the others nothing any more.
+
+        What is pending has a little time to end: nobody here waits for it, but the others may.
+        """
+        end = time.monotonic() + LINGER_SECONDS
+        for operation in list(self._operations.values()):
+            while not operation.poll(end - time.monotonic()):
+                if self.health.failure is not None or time.monotonic() >= end:
+                    return operation.call.seq - 1
+        failed = self._first_failed
+        return self.health.seq if failed is None else min(failed - 1, self.health.seq)
+
     def close(self) -> None:
         """Says goodbye to the other ranks, ends what is pending, joins all threads. Idempotent."""
         with self._lock:
@@ -531,7 +547,7 @@ class Communicator:
                 return
             self.health.closed = True
         if self._control is not None:
-            self._control.leave(self.health.seq)
+            self._control.leave(self._last_finished())
             self.health.await_others(LINGER_SECONDS)
         self.figures()
         if self._engine is not None and self._watcher is not None:

@@ -33,6 +33,7 @@ from .interfaces import Interface, choose
 from .messages import Messages
 from .options import Options
 from .rendezvous import AUTO_MTU_MAX, Rendezvous, compare_options, payload_bytes
+from .shortage import check_descriptors, refused
 from .star import reachable
 
 log: Final = logging.getLogger("lossycoll")
@@ -94,6 +95,10 @@ class Group:
         except LossyError as error:
             rendezvous.part(error)
             raise
+        except Exception as error:
+            failure = refused(place.rank, place.size, error)
+            rendezvous.part(failure)
+            raise failure from error
 
     def _assemble(
         self,
@@ -109,6 +114,7 @@ class Group:
         try:
             options = Options.resolve(pg_options)
             events.show(options)
+            check_descriptors(rank, size)
             interface = choose(options.interface, _master(place.store))
             hello = {"address": interface.address, "options": options.shared()}
             outlive = options.on_peer_loss == "continue"
@@ -121,6 +127,8 @@ class Group:
                 hello["group"] = _number(place.name)
         except LossyError as error:
             failure = error
+        except Exception as error:
+            failure = refused(rank, size, error)
         ranks = rendezvous.meet(hello, failure)
         compare_options(rank, [entry["options"] for entry in ranks])
         first = ranks[0]

@@ -112,6 +112,12 @@ class Ranks:
         os.kill(self.processes[number].pid, which)
         return time.monotonic()
 
+    def lose_store(self) -> float:
+        """The store's server goes away; returns time.monotonic() of it."""
+        assert self._store is not None
+        self._store = None
+        return time.monotonic()
+
     def wait_for(self, number: int, text: str, timeout: float = 60.0) -> None:
         """Returns when the process has written ``text``; fails after ``timeout`` s."""
         end = time.monotonic() + timeout

@@ -2,12 +2,13 @@
 
 torchrun --nproc-per-node 2 examples/comm_hooks.py
 
-What a hook sends may lose packets as any gradient may. PowerSGD's factors are small (here below
-``lossy_min_bytes``), so they are reliable once its first iterations are over. DDP refuses the name
-of bf16_compress_hook without NCCL, though a CPU can do all that is in it: hence the function here.
+Compressed gradients may lose packets, as any may; PowerSGD's factors must not: factors that differ
+between ranks no longer fit together. So it has a reliable group. PowerSGD also issues collectives
+when earlier ones complete: with several buckets in another order on each rank, unless the group
+keeps its futures in order. Gloo has no such thing: there it fails.
 
-PowerSGD issues collectives when earlier ones complete. With several buckets that is another order
-on each rank, unless the group keeps its futures in order. Gloo has no such thing: there it fails.
+DDP refuses the name of bf16_compress_hook without NCCL, though a CPU can do all that is in it:
+hence the function here.
 """
 
 from collections.abc import Callable
@@ -47,7 +48,9 @@ def train(hook: Callable, state: object = None, group: dist.ProcessGroup | None 
 
 
 def example() -> str:
-    options = lossycoll.Options(futures="in_order") if dist.get_backend() == "lossy" else None
+    options = None
+    if dist.get_backend() == "lossy":
+        options = lossycoll.Options(futures="in_order", delivery="reliable")
     in_order = dist.new_group(pg_options=options)
     power = powerSGD_hook.PowerSGDState(
         in_order, matrix_approximation_rank=8, start_powerSGD_iter=4, min_compression_rate=1
@@ -58,7 +61,7 @@ def example() -> str:
         "PowerSGD": train(powerSGD_hook.powerSGD_hook, power, in_order),
     }
     text = ", ".join(f"{name} {share:.2f}" for name, share in shares.items())
-    return f"last loss over first: {text}; {common.dropped(dist.group.WORLD, in_order)}"
+    return f"last loss over first: {text}; {common.dropped()}"
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 STEPS = 60
 SMALL_BATCHES = 4
-MAX_NORM = 0.5
+MAX_NORM = 0.05
 
 
 def example() -> str:
@@ -38,7 +38,8 @@ def example() -> str:
         clipped += bool(torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM) > MAX_NORM)
         optimizer.step()
         losses.append(total)
-    assert losses[-1] < 0.2 * losses[0], losses
+    assert losses[-1] < 0.3 * losses[0], losses
+    assert clipped > 0
     lost = common.dropped()
     return f"loss {losses[0]:.3f} -> {losses[-1]:.3f}, clipped {clipped} of {STEPS} steps, {lost}"
 

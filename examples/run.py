@@ -72,8 +72,8 @@ EXAMPLES = (
         "comm_hooks",
         2,
         "fp16, bf16 and PowerSGD with several buckets",
-        "PowerSGD in a group with `futures=in_order`; gloo has no such option, and its ranks issue "
-        "collectives in different orders",
+        "PowerSGD in a reliable group with `futures=in_order`; gloo has no such option, so its "
+        "ranks issue collectives in different orders",
     ),
     Example(
         "post_local_sgd",

@@ -17,7 +17,16 @@ from . import plans
 from .calls import Collective, Operation, Terms
 from .control import Control
 from .engine import Call, DType, Encoded, Engine
-from .errors import ClosedError, Code, Failure, LossyError, PeerLostError, Where, error_of
+from .errors import (
+    ClosedError,
+    Code,
+    EngineError,
+    Failure,
+    LossyError,
+    PeerLostError,
+    Where,
+    error_of,
+)
 from .events import event
 from .figures import Report, Stats
 from .health import Health
@@ -398,6 +407,14 @@ class Communicator:
                 self._watcher.start()
 
     def _watch(self) -> None:
+        try:
+            self._complete_all()
+        except Exception as error:  # else whoever waits for a future would wait for ever
+            text = f"{self.health.where}: the thread that completes futures failed: {error!r}"
+            self.health.fail(EngineError(text), tell=True)
+            raise
+
+    def _complete_all(self) -> None:
         assert self._engine is not None
         slow: list[Operation] = []
         while True:

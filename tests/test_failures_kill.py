@@ -82,7 +82,7 @@ def _calls(victim: int) -> dict[str, Callable[[Any], Any]]:
         "barrier": lambda g: dist.barrier(group=g),
         "monitored_barrier": lambda g: g.monitored_barrier(),
         "recv": lambda g: dist.recv(torch.empty(60), victim, group=g),
-        # "recv from any": lambda g: dist.recv(torch.empty(60), group=g),
+        "recv from any": lambda g: dist.recv(torch.empty(60), group=g),
         "batch_isend_irecv": lambda g: [
             work.wait()
             for work in dist.batch_isend_irecv(

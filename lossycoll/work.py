@@ -275,7 +275,9 @@ def why_no_barrier(health: Health, call: Collective, cause: RuntimeError) -> Los
             f"{int(missing[2]) / 1000:g} s; stuck, or still computing?"
         )
         health.fail(OperationTimeout(text, peer=ranks[0]), tell=True)
-    return health.verdict(call, cause).again(call.numbered)
+    error = health.verdict(call, cause).again(call.numbered)
+    error.args = (f"{error} (gloo: {(str(cause).splitlines() or [''])[0]})",)
+    return error
 
 
 def _seconds(timeout: timedelta | None) -> float | None:

@@ -178,7 +178,7 @@ class Health:
             )
             self.fail(AbortedError(text, peer=rank))
         else:
-            remedy = "restart the job"
+            remedy = "restart the job (LOSSYCOLL_ON_PEER_LOSS=continue would go on without)"
             if not ended:
                 remedy += ", or raise LOSSYCOLL_LIVENESS if it was only busy"
             text = f"{where}: lost {where.peer(rank)}: {self._how(silent, ended)}; {remedy}"

@@ -157,6 +157,8 @@ void lc_bury(lc_engine *e, uint16_t peer) {
     p->n_records = 0;
     p->ack_due = 0;
     p->held_bytes = 0;
+    /* What it posted ahead of the survivors was planned with it; theirs of that number is not. */
+    memset(p->early, 0, LC_OPS * sizeof *p->early);
     e->n_dead++;
     for (uint32_t i = 0; i < e->n_tail;) {
         if (e->tail[i].peer == peer)

@@ -66,6 +66,27 @@ def test_survivors_plan_for_themselves() -> None:
             np.testing.assert_allclose(data[rank], (1 + 3 + 4) / 3)
 
 
+def test_what_the_dead_one_had_posted_ahead_is_no_mismatch() -> None:
+    """It submits more operations than the others, and dies: theirs are planned without it."""
+    elements, members = 1000, (0, 1)
+    with Network(3, 1408) as network:
+        data = {r: np.full(elements, r + 1, np.float32) for r in range(3)}
+        network.submit(2, transpose.all_reduce(3, 2, elements, 352), (data[2], data[2]), "f32")
+        end = time.monotonic() + 10
+        while not all(network.engines[r].stats().control_received for r in members):
+            assert time.monotonic() < end, "the dead one's offer has not come"
+            time.sleep(0.01)
+        network.engines[2].close()
+        for rank in members:
+            network.engines[rank].peer_dead(2)
+        plans = {r: rename(transpose.all_reduce(2, r, elements, 352), members, 3) for r in members}
+        tickets = {r: network.submit(r, plans[r], (data[r], data[r]), "f32") for r in members}
+        for rank, ticket in tickets.items():
+            ended = network.end(rank, ticket, 5)
+            assert (ended.code, ended.report.cause) == (0, Cause.COMPLETE), ended.failure
+            np.testing.assert_array_equal(data[rank], 1.5)
+
+
 def test_the_last_rank_is_its_own_mean() -> None:
     with Network(2, 1408) as network:
         network.engines[1].peer_dead(0)

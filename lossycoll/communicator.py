@@ -66,8 +66,9 @@ FIGURES: Final = (
 class Communicator:
     """Also the control plane's listener (:class:`lossycoll.control.Listener`), with ``health``.
 
-    ``engine`` and ``control`` are None in a world of one, where every call is gloo's. ``group`` is
-    the group's number, ``timeout`` its seconds for ranks that never take part.
+    ``engine`` and ``control`` are None in a world of one, where :class:`lossycoll.alone.Alone`
+    takes the calls. ``group`` is the group's number, ``timeout`` its seconds for ranks that never
+    take part.
     """
 
     def __init__(

@@ -72,7 +72,7 @@ class Group:
         atexit.register(self.close)
 
     def _stay_alone(self, place: Place, pg_options: object) -> None:
-        """A world of one: nothing to send, so gloo does what there is."""
+        """A world of one: nothing to send. Parts of torch ask for a gloo group all the same."""
         options = Options.resolve(pg_options)
         events.show(options)
         self.messages: Messages | None = None

@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from .calls import Collective
 from .errors import (
@@ -37,6 +37,8 @@ HELLO_SECONDS: Final = 5.0
 STRANGERS: Final = 128
 """Connections that haven't said whose they are; of more, the oldest are closed."""
 FLUSH_SECONDS: Final = 1.0
+
+_Item = TypeVar("_Item")
 
 
 class Messages:
@@ -269,14 +271,10 @@ class Messages:
 
     def _settle(self) -> None:
         """Tells others, who may call back."""
-        while self._verdicts:
+        while self._verdicts and (verdict := _first(self._verdicts)) is not None:
             assert self._health is not None
-            self._health.fail(self._verdicts.pop(0), tell=True)
-        while self._callbacks:
-            try:
-                callback = self._callbacks.pop(0)
-            except IndexError:  # another thread was first
-                return
+            self._health.fail(verdict, tell=True)
+        while self._callbacks and (callback := _first(self._callbacks)) is not None:
             callback()
 
     # ---- connections ----
@@ -576,3 +574,11 @@ class Messages:
             self._pump.stop()
             self._pump.join()
             self._pump = None  # each refers to the other
+
+
+def _first(items: list[_Item]) -> _Item | None:
+    """Takes out the first; None if another thread was quicker to take the last."""
+    try:
+        return items.pop(0)
+    except IndexError:
+        return None

@@ -8,9 +8,7 @@ from typing import Final
 from .model import Plan
 
 SLOT: Final = struct.Struct("<QQQIIIHBBBBBB4x")
-"""lc_slot_desc of native/lossycoll.h: 48 bytes, its padding included."""
-EDGE: Final = struct.Struct("<HH")
-"""lc_edge: 4 bytes."""
+"""lc_slot_desc of native/lossycoll.h: 48 bytes, its padding included. An lc_edge is two shorts."""
 
 
 def encode(plan: Plan) -> tuple[bytes, bytes]:

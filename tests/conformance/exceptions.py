@@ -24,7 +24,8 @@ class Excuse:
 
 _BY_NAME = Excuse(
     "`dist.monitored_barrier` of torch 2.13 refuses every backend whose name isn't `gloo`, before "
-    "it asks the backend; `group.monitored_barrier()` works, with errors in lossy's own words"
+    "it asks the backend; `group.monitored_barrier()` works, with lossy's errors, which quote "
+    "gloo's"
 )
 
 EXCEPTIONS = dict.fromkeys(

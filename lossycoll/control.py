@@ -95,6 +95,10 @@ class Control:
         self._heard: dict[int, float] = {}
         self._suspects: dict[int, float] = {}
         """Ranks whose connections broke, and when."""
+        self._expected: dict[int, float] = {}
+        """Ranks to be heard in a star whose hub has changed, and since when."""
+        self._woke: float | None = None
+        """When this one had slept so long that the others may go on without it, until it knows."""
         self._gone: set[int] = set()
         self._dead: set[int] = set()
         """Those of ``_gone`` that didn't say goodbye."""
@@ -196,7 +200,7 @@ class Control:
         due = 0.0
         while not self._stopping:
             pause = max(0.0, due - time.monotonic())
-            if self._suspects:
+            if self._suspects or self._expected:
                 pause = min(pause, PROBE_SECONDS[0])
             events = dict(poller.poll(int(pause * 1000) + 1))
             if self._wake in events:
@@ -207,10 +211,10 @@ class Control:
                 self._take(message)
             self._flush()
             now = time.monotonic()
+            if due and now >= due:
+                self._forgive(now, now - due)
             self._probe(now)
             if now >= due:
-                if due:
-                    self._forgive(now - due)
                 self._beat()
                 self._judge(now)
                 due = now + self._interval
@@ -221,7 +225,7 @@ class Control:
         """Whether the hub can't hear this one's goodbye. One that has said its own waits for it."""
         hub = self._star.hub
         return not self._is_hub and (
-            hub in self._dead or (hub in self._gone and self._star.ended(hub))
+            hub in self._dead or (hub in self._gone and hub in self._star.ended((hub,)))
         )
 
     def _release(self, linger: int) -> None:
@@ -257,27 +261,40 @@ class Control:
         judged = range(self._world) if self._is_hub else (self._star.hub,)
         self._heard = {rank: now for rank in judged if rank != self._rank}
 
-    def _forgive(self, late: float) -> None:
+    def _forgive(self, now: float, late: float) -> None:
         """Who slept itself (stopped, or without the GIL) can't tell how long others were silent."""
         if late > 2 * self._interval:
             for rank in self._heard:
                 self._heard[rank] += late
+        if late > self._silence - 2 * self._interval:
+            self._woke = now
 
     def _judge(self, now: float) -> None:
-        for rank, heard in list(self._heard.items()):
-            if now - heard > self._silence and rank not in self._gone:
-                self._give_up(rank, now - heard, ended=self._star.ended(rank))
+        silent = {
+            rank: now - heard
+            for rank, heard in self._heard.items()
+            if now - heard > self._silence and rank not in self._gone
+        }
+        if silent:
+            ended = self._star.ended(silent)
+            for rank, seconds in silent.items():
+                self._give_up(rank, seconds, ended=rank in ended)
 
     def _probe(self, now: float) -> None:
         """A process that was killed leaves a broken connection, and nobody who listens."""
         for rank in self._star.disconnected():
             self._suspects.setdefault(rank, now)
-        for rank, since in list(self._suspects.items()):
-            if rank in self._gone or now - since > PROBE_SECONDS[1]:
-                del self._suspects[rank]
-            elif self._star.ended(rank):
-                del self._suspects[rank]
-                self._give_up(rank, now - self._heard.get(rank, now), ended=True)
+        for looked_for in (self._suspects, self._expected):
+            for rank, since in list(looked_for.items()):
+                if rank in self._gone or now - since > PROBE_SECONDS[1]:
+                    del looked_for[rank]
+        doubtful = {*self._suspects, *self._expected}
+        ended = self._star.ended(doubtful) if doubtful else set()
+        if ended:  # a goodbye that came meanwhile is the better reason
+            for message in self._star.receive():
+                self._take(message)
+        for rank in ended - self._gone:
+            self._give_up(rank, now - self._heard.get(rank, now), ended=True)
 
     # ---- ranks that are lost ----
 
@@ -295,17 +312,21 @@ class Control:
         survivors = self._survivors
         self._gone.add(rank)
         self._dead.add(rank)
-        if survivors is None or rank == self._rank:
+        if survivors is None or rank == self._rank or not self._all_heard:
             self._listener.on_dead(rank, silent, ended)
             self._settled.set()
             return
-        if not survivors.lose(rank, proven=ended):
+        # While this one slept, those that have ended since may have gone on without it.
+        if not survivors.lose(rank, proven=ended and self._woke is None):
             return
         self._next = self._listener.on_lost(rank, silent, ended)
         self._stopped_at = time.monotonic()
         if survivors.hub != self._star.hub:
             self._star.follow(survivors.hub)
             self._judge_anew()
+            self._expected = {
+                rank: now for rank, now in self._heard.items() if rank not in survivors.lost
+            }
         self._agree()
 
     def _agree(self) -> None:
@@ -328,6 +349,8 @@ class Control:
             if survivors.decide() is not None:
                 self._relay({"k": "views", "views": _plain(survivors.views)})
                 self._listener.on_views(survivors.views, survivors.agreed)
+        elif self._star.hub in self._gone:
+            self._give_up(self._star.hub, 0.0, ended=True)
         else:
             state = {"lost": sorted(survivors.lost), "next": self._next}
             self._star.send({"k": "state", **state, "views": _plain(survivors.views)})
@@ -336,20 +359,29 @@ class Control:
         survivors = self._survivors
         if survivors is None:
             return
-        sender, lost = message["r"], {int(rank) for rank in message["lost"]}
+        sender, lost = message["r"], {self._rank_in(rank) for rank in message["lost"]}
         views = _views(message["views"], self._world)
-        for rank in lost - survivors.lost - {self._rank}:
-            self._suspects.setdefault(rank, time.monotonic())
+        news = lost - survivors.lost - {self._rank}
         if not self._is_hub:
+            for rank in news:
+                self._suspects.setdefault(rank, time.monotonic())
             return
         survivors.told(sender, lost, int(message["next"]), views)
+        if news:  # a hub before this one gave them up, and didn't live to tell all
+            ended = self._star.ended(news)
+            for rank in news:
+                self._give_up(rank, self._silence, ended=rank in ended)
         if survivors.agreed:  # the sender has missed the verdict
             self._star.send({"k": "views", "views": _plain(survivors.views)}, sender)
             return
         for rank in survivors.lost - lost:
-            dead = {"k": "dead", "rank": rank, "silent": 0.0, "ended": False}
-            self._star.send(dead, sender)
+            self._star.send(self._dead_already(rank), sender)
         self._agree()
+
+    def _dead_already(self, rank: int) -> Message:
+        assert self._survivors is not None
+        ended = rank in self._survivors.proven
+        return {"k": "dead", "rank": rank, "silent": round(self._silence, 2), "ended": ended}
 
     def _on_views(self, message: Message) -> None:
         survivors = self._survivors
@@ -368,11 +400,13 @@ class Control:
     def _take(self, message: Message) -> None:
         sender = message["r"]
         if sender in self._heard:
-            self._heard[sender] = time.monotonic()
+            now = self._heard[sender] = time.monotonic()
+            self._expected.pop(sender, None)
+            if self._woke is not None and now - self._woke > self._interval:
+                self._woke = None
         if self._survivors is not None and sender in self._survivors.lost:
             if self._is_hub:  # it lives after all, but the others went on without it
-                dead = {"k": "dead", "rank": sender, "silent": 0.0, "ended": False}
-                self._star.send(dead, sender)
+                self._star.send(self._dead_already(sender), sender)
             return
         try:
             if self._is_hub:
@@ -383,7 +417,7 @@ class Control:
                 self._at_hub(message)
             elif sender == self._star.hub or message["k"] in RELAYED | {"state"}:
                 self._deliver(message)
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError):
+        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
             self._star.foreign += 1
 
     def _at_hub(self, message: Message) -> None:
@@ -397,8 +431,8 @@ class Control:
                 figures = {str(rank): found for rank, found in self._figures.items()}
             self._star.send({"k": "figures", "figures": figures}, sender)
         elif kind == "missed":
-            if int(message["rank"]) in self._gone:
-                self._give_up(int(message["rank"]), 0.0, ended=True)
+            if self._rank_in(message["rank"]) in self._gone:
+                self._give_up(message["rank"], 0.0, ended=True)
         elif kind == "state":
             self._on_state(message)
         elif kind in RELAYED:
@@ -411,7 +445,8 @@ class Control:
         assert listener is not None
         kind, sender = message["k"], message["r"]
         if kind == "dead":
-            self._lose(int(message["rank"]), float(message["silent"]), bool(message["ended"]))
+            rank = self._rank_in(message["rank"])
+            self._lose(rank, float(message["silent"]), bool(message["ended"]))
         elif kind == "abort":
             self._gone.add(sender)  # whether it lives on doesn't matter any more
             listener.on_abort(sender, str(message["reason"]), str(message["kind"]))
@@ -437,6 +472,12 @@ class Control:
         elif kind == "views":
             self._on_views(message)
 
+    def _rank_in(self, rank: Any) -> int:
+        """Raises ValueError for what is no rank."""
+        if not isinstance(rank, int) or not 0 <= rank < self._world:
+            raise ValueError(f"rank is {rank!r}, wanted one of {self._world}")
+        return rank
+
     def _compare(self, sender: int, seq: int, call: str) -> None:
         assert self._listener is not None
         mine = self._listener.call_at(seq)
@@ -461,10 +502,12 @@ def _views(plain: Any, world: int) -> list[View]:
     """The other way round. Raises ValueError for what can't have been views of this group."""
     views = [View(int(first), tuple(int(rank) for rank in members)) for first, members in plain]
     ranks = set(range(world))
+    if [view.first for view in views] != sorted(view.first for view in views):
+        raise ValueError("the views are out of order")
     for view in views:
         if not view.members or not set(view.members) <= ranks:
             raise ValueError(f"members are {view.members}, wanted some of {world} ranks")
         ranks = set(view.members)
-    if not views or len(views[0].members) != world:
+    if not views or views[0].first != 0 or len(views[0].members) != world:
         raise ValueError("the first view is not of all ranks")
     return views

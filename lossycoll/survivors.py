@@ -30,7 +30,8 @@ class Survivors:
         self.views: list[View] = [View(0, tuple(range(world)))]
         self.lost: set[int] = set()
         """Ranks that this one gives up, in the latest view or since."""
-        self._proven: set[int] = set()
+        self.proven: set[int] = set()
+        """Ranks whose processes are known to have ended."""
         self._told: dict[int, tuple[frozenset[int], int]] = {}
 
     @property
@@ -49,7 +50,7 @@ class Survivors:
     def lose(self, rank: int, *, proven: bool) -> bool:
         """Gives ``rank`` up; ``proven``: its process is known to have ended. False: not news."""
         if proven:
-            self._proven.add(rank)
+            self.proven.add(rank)
         if rank in self.lost or rank == self._rank:
             return False
         self.lost.add(rank)
@@ -88,6 +89,6 @@ class Survivors:
         They must be more than half of the latest view's ranks, or half of them with its lowest.
         Ranks whose processes have ended don't count.
         """
-        rest = [rank for rank in self.views[-1].members if rank not in self._proven]
+        rest = [rank for rank in self.views[-1].members if rank not in self.proven]
         here = len(self.left)
         return 2 * here > len(rest) or (2 * here == len(rest) and rest[0] in self.left)

@@ -1,7 +1,8 @@
-"""Structured log lines of the logger ``lossycoll``: ``rank=1 world=4 event=done call="..." ...``.
+"""Structured log lines of the logger ``lossycoll``: ``rank=1 world=4 event=end call="..." ...``.
 
 One line per event, in logfmt: ``name=value``, with quotes where a value has spaces. The fields
 are also on the log record (``record.fields``), for handlers that want them as data.
+docs/backend.md has the events.
 """
 
 from __future__ import annotations

@@ -189,18 +189,17 @@ class Group:
                 f"{place.timeout.total_seconds():g} s; can all reach TCP port "
                 f"{first['control'][1]} of {first['control'][0]}?"
             )
-        fast = " ".join(name.upper() for name in info.active) or "no fast path"
-        log.info(
-            "rank %d/%d %s dev %s mtu %d payload %d %s buffers %d%s",
-            rank,
-            size,
-            addresses[rank],
-            interface.name,
-            mtu,
-            payload,
-            fast,
-            info.receive_buffer,
-            f" injecting {options.inject}" if options.inject else "",
+        events.event(
+            logging.INFO,
+            self.communicator.health.where,
+            "ready",
+            address=addresses[rank],
+            dev=interface.name,
+            mtu=mtu,
+            payload=payload,
+            fast=",".join(info.active) or "none",
+            buffers=info.receive_buffer,
+            **({"inject": options.inject} if options.inject else {}),
         )
 
     def _communicator(

@@ -319,7 +319,7 @@ def test_a_small_buffer_makes_small_packets_or_a_warning() -> None:
         assert outcome.stderr.count("the receive buffer of 4608 bytes can't hold") == 1
         assert "of the 3 other ranks" in outcome.stderr
         assert "net.core.rmem_max" in outcome.stderr
-        assert " payload 7616 " in outcome.stderr, outcome.stderr
+        assert " payload=7616 " in outcome.stderr, outcome.stderr
 
 
 def rank_fragments(rank: int, world: int) -> None:
@@ -470,8 +470,9 @@ def test_one_line_per_rank_says_what_is_in_use() -> None:
     for outcome in run_ranks(rank_imported, 2):
         lines = [line for line in outcome.stderr.splitlines() if line.startswith("lossycoll: ")]
         assert len(lines) == 1, outcome.stderr
-        for part in (f"rank {outcome.rank}/2", "127.0.0.1:", "dev lo", "mtu 9000", "payload 8896"):
+        for part in (f"rank={outcome.rank} world=2 event=ready ", "dev=lo", "payload=8896 "):
             assert part in lines[0]
+        assert " address=127.0.0.1:" in lines[0]
 
 
 # ---- a torchrun restart leaves stale keys in the store ----

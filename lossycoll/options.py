@@ -248,7 +248,7 @@ class Options:
         "raise",
         _choice("raise", "continue"),
         "raise: a rank that dies ends the group on all others, with an error that names it. "
-        "continue: the others go on, means are over those that are left (failures.md).",
+        "continue: the others go on, means are over those that are left (survivors.md).",
         agree=True,
     )
     log: str = _option(

@@ -172,12 +172,8 @@ def test_ranks_that_all_end_without_destroy_end_well() -> None:
 
 def rank_forks(rank: int, world: int) -> Any:
     """Children that use the group, end by every way, and leave the parent's group as it was."""
-    import threading
-
     import torch
     import torch.distributed as dist
-
-    import lossycoll
 
     init()
     t = torch.ones(60_000)
@@ -209,7 +205,6 @@ def rank_forks(rank: int, world: int) -> Any:
             if way == "raise":
                 sys.stderr = open(os.devnull, "w")  # noqa: SIM115
                 sys.excepthook = lambda *_: None
-            threading.main_thread()
             # As a program ends that knows nothing of the group: atexit and all.
             _end_interpreter(1 if way == "raise" else 0)
     statuses = []
@@ -231,7 +226,6 @@ def rank_forks(rank: int, world: int) -> Any:
     for _ in range(3):
         dist.all_reduce(t.fill_(1))
         assert (t == world).all()
-    assert isinstance(lossycoll.stats().calls, int)
     dist.destroy_process_group()
     return statuses
 

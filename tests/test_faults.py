@@ -12,13 +12,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from failure_cases import CALM, LIVENESS, QUIET, SLACK
 from harness import Outcome, Ranks, free_port, init, note, run_good, run_ranks
-
-LIVENESS = 2.0
-SLACK = 1.5
-"""Seconds that a loaded machine may add."""
-QUIET = {"LOSSYCOLL_LOG": "off", "LOSSYCOLL_LIVENESS": str(LIVENESS)}
-
 
 # ---- a rank dies or stops ----
 
@@ -126,7 +121,7 @@ def test_a_lost_rank_is_named_by_every_survivor_in_time(
         assert (0 if killed else 0.25 * LIVENESS) < when - begin < LIVENESS + SLACK, text
         # Afterwards the group refuses at once, with the same reason.
         assert after == "PeerLostError"
-        assert again < 0.5
+        assert again < SLACK
 
 
 def rank_ddp(rank: int, world: int) -> Any:
@@ -223,7 +218,7 @@ def rank_aborts(rank: int, world: int) -> str:
 
 
 def test_an_abort_reaches_whoever_waits() -> None:
-    outcomes = run_ranks(rank_aborts, 3, QUIET)
+    outcomes = run_ranks(rank_aborts, 3, CALM)
     assert [outcome.value for outcome in outcomes] == ["good"] * 3, [str(o) for o in outcomes]
 
 
@@ -244,8 +239,8 @@ def rank_aborts_at_once(rank: int, world: int) -> float:
 
 
 def test_an_abort_right_after_init_reaches_all() -> None:
-    for seconds in run_good(rank_aborts_at_once, 3, QUIET):
-        assert seconds < 1
+    for seconds in run_good(rank_aborts_at_once, 3, CALM):
+        assert seconds < 1 + SLACK
 
 
 def rank_timeout(rank: int, world: int) -> Any:
@@ -279,7 +274,7 @@ def rank_interrupted(rank: int, world: int) -> float:
     init()
     dist.barrier()
     if rank == 1:
-        time.sleep(3)
+        time.sleep(2 + SLACK)  # so that nothing else ends the wait in time
         return 0.0
     note("ready")
     try:
@@ -296,7 +291,7 @@ def test_ctrl_c_ends_a_wait() -> None:
         begin = ranks.signal(0, signal.SIGINT)
         outcome = ranks.collect(60)[0]
     assert outcome.value is not None, str(outcome)
-    assert outcome.value - begin < 0.6
+    assert outcome.value - begin < 0.2 + SLACK
 
 
 # ---- ranks that disagree ----
@@ -370,7 +365,7 @@ def rank_mismatch(rank: int, world: int) -> list[tuple[str, str, str, float]]:
 
 
 def test_ranks_that_disagree_on_an_operation_all_say_who_and_how() -> None:
-    outcomes = run_ranks(rank_mismatch, 3, QUIET)
+    outcomes = run_ranks(rank_mismatch, 3, CALM)
     for outcome in outcomes:
         assert outcome.code == 0, str(outcome)
         assert len(outcome.value) == 12
@@ -384,7 +379,7 @@ def test_ranks_that_disagree_on_an_operation_all_say_who_and_how() -> None:
             assert f"rank {outcome.rank}/3" in text, where
             assert "rank 1 (127.0.0.1:" in text or outcome.rank == 1, where
             assert "make " in text, where
-            assert seconds < 3, where
+            assert seconds < 3 + SLACK, where
             if name == "size":
                 assert "float32[100000]" in text, where
                 assert "float32[100001]" in text, where
@@ -440,7 +435,7 @@ def rank_refusals(rank: int, world: int) -> int:
 
 
 def test_what_cannot_be_served_is_refused_and_harms_nothing() -> None:
-    outcomes = run_ranks(rank_refusals, 2, QUIET)
+    outcomes = run_ranks(rank_refusals, 2, CALM)
     assert [outcome.value for outcome in outcomes] == [14, 14], [str(o) for o in outcomes]
 
 
@@ -532,7 +527,7 @@ def rank_unmakeable(rank: int, world: int) -> dict[str, tuple[str, str, float]]:
 
 
 def test_a_group_that_cannot_be_made_tells_every_rank_why() -> None:
-    outcomes = run_ranks(rank_unmakeable, 3, QUIET)
+    outcomes = run_ranks(rank_unmakeable, 3, CALM)
     for outcome in outcomes:
         assert outcome.value is not None, str(outcome)
         for name, (_, expected, part) in UNMAKEABLE.items():
@@ -541,7 +536,7 @@ def test_a_group_that_cannot_be_made_tells_every_rank_why() -> None:
             assert kind == (expected if outcome.rank == 1 else "RendezvousError"), where
             assert part in text, where
             assert f"rank {outcome.rank}/3: " in text, where
-            assert seconds < 2, where
+            assert seconds < 2 + SLACK, where
 
 
 def test_a_master_whose_name_means_nothing() -> None:

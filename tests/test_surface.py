@@ -7,8 +7,8 @@ what is below ``lossy_min_bytes``, and what isn't a sum of floats, must be exact
 from __future__ import annotations
 
 import os
-import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,18 @@ def rank_table(rank: int, world: int) -> dict[str, Any]:
     from surface_kit import EVERY, LAYOUTS, SUMMABLE, Table, operations
 
     import lossycoll
+    from lossycoll.routes import Routes
 
     warnings.simplefilter("ignore", FutureWarning)
+    left_to_gloo = 0
+    original = Routes.by_gloo
+
+    def by_gloo(*args: Any) -> Any:
+        nonlocal left_to_gloo
+        left_to_gloo += 1
+        return original(*args)
+
+    Routes.by_gloo = by_gloo  # type: ignore[method-assign]
     init(timeout=30)
     table = Table(rank, world, EVERY_NTH[world])
     for case in cases.COPIES:
@@ -62,7 +72,12 @@ def rank_table(rank: int, world: int) -> dict[str, Any]:
 
     dropped = lossycoll.stats().packets_injected if world > 1 else 0
     dist.destroy_process_group()
-    return {"done": table.done, "failures": table.failures, "dropped": dropped}
+    return {
+        "done": table.done,
+        "failures": table.failures,
+        "dropped": dropped,
+        "by_gloo": left_to_gloo,
+    }
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
@@ -71,11 +86,13 @@ def test_every_collective_type_and_layout(world: int) -> None:
     _no_failures(outs)
     assert min(out["done"] for out in outs) > 600 // EVERY_NTH[world]
     assert world == 1 or sum(out["dropped"] for out in outs) > 0, "the fault did not happen"
+    assert [out["by_gloo"] for out in outs] == [0] * world
 
 
 def test_what_is_left_to_gloo_is_the_same() -> None:
     outs = run_good(rank_table, 2, {**LOSS, "LOSSYCOLL_BULK_MIN_BYTES": "1000000"})
     _no_failures(outs)
+    assert min(out["by_gloo"] for out in outs) > 50
 
 
 def rank_refused(rank: int, world: int) -> dict[str, Any]:
@@ -160,14 +177,10 @@ def rank_groups(rank: int, world: int) -> dict[str, Any]:
         if group not in (None, dist.GroupMember.NON_GROUP_MEMBER)
     }
     # All at once: several groups in flight, from a thread each.
-    lines = [
-        threading.Thread(target=_in_group, args=(cases, group, table, name))
-        for name, group in mine.items()
-    ]
+    with ThreadPoolExecutor(len(mine)) as pool:
+        lines = [pool.submit(_in_group, cases, group, table, name) for name, group in mine.items()]
     for line in lines:
-        line.start()
-    for line in lines:
-        line.join()
+        line.result()  # raises what no case has caught
     table.case("description", lambda: _equal(groups["named"].group_desc, "a name"))
     table.case("backend", lambda: _equal(dist.get_backend(groups["named"]), "lossy"))
     if mine.get("split") is not None:

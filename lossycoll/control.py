@@ -295,6 +295,8 @@ class Control:
                 self._take(message)
         for rank in ended - self._gone:
             self._give_up(rank, now - self._heard.get(rank, now), ended=True)
+        if self._star.hub in self._expected:  # it may not have known that it is the hub
+            self._agree()
 
     # ---- ranks that are lost ----
 
@@ -458,6 +460,8 @@ class Control:
             seq = int(message["seq"])
             self._gone.add(sender)
             listener.on_bye(sender, seq)
+            if self._survivors is not None and not self._survivors.agreed:
+                self._agree()
         elif kind == "waiting":
             self._compare(sender, int(message["seq"]), str(message["call"]))
         elif kind == "mismatch":

@@ -526,7 +526,7 @@ def test_what_a_hub_told_only_some_before_it_died_is_so() -> None:
 
 
 def test_a_hub_that_leaves_while_the_others_agree_is_not_waited_for() -> None:
-    with star(4, outlive=True) as s:
+    with star(4, 8.0, outlive=True) as s:
         hub = s.controls[0]._star
         send = hub.send
 

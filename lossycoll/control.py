@@ -200,7 +200,7 @@ class Control:
         due = 0.0
         while not self._stopping:
             pause = max(0.0, due - time.monotonic())
-            if self._suspects or self._expected:
+            if self._suspects or self._expected or self._star.settling:
                 pause = min(pause, PROBE_SECONDS[0])
             events = dict(poller.poll(int(pause * 1000) + 1))
             if self._wake in events:

@@ -49,6 +49,7 @@ class Star:
         self._listening.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._to_hub: zmq.Socket[bytes] | None = None
         self._monitors: list[zmq.Socket[bytes]] = []
+        self._settling_until = 0.0
         self.poller = zmq.Poller()
         self._watch(self._listening)
 
@@ -127,11 +128,19 @@ class Star:
         for monitor in self._monitors:
             while monitor.poll(0):
                 events.add(recv_monitor_message(monitor)["event"])
-        if zmq.EVENT_DISCONNECTED not in events:
+        if zmq.EVENT_DISCONNECTED in events:
+            # The ROUTER may learn a little later than the monitor which connection it was.
+            self._settling_until = time.monotonic() + PROBE_SECONDS
+        elif not self.settling:
             return set()
         if self.hub != self._rank:
             return {self.hub}
         return {rank for rank in list(self.routes) if not self.send({"k": "beat"}, rank)}
+
+    @property
+    def settling(self) -> bool:
+        """Whether :meth:`disconnected` is to be asked again soon."""
+        return time.monotonic() < self._settling_until
 
     def ended(self, ranks: Iterable[int]) -> set[int]:
         """Those whose processes have ended: their hosts answer that nobody listens there.

@@ -581,3 +581,20 @@ def test_absurd_losses_and_views_are_counted_and_dropped() -> None:
         assert not any(note.told for note in s.notes)
         s.controls[2].close()
         assert view_of(s, 0, 1) == (11, (0, 1))
+
+
+def test_a_broken_connection_is_noticed_though_the_router_learns_of_it_later() -> None:
+    with star(3) as s:
+        hub = s.controls[0]._star
+        send, late = hub.send, [5]
+
+        def unaware(message: dict[str, Any], rank: int | None = None) -> bool:
+            if not send(message, rank) and rank == 2 and message["k"] == "beat":
+                late[0] -= 1
+                return late[0] >= 0
+            return True
+
+        hub.send = unaware  # type: ignore[method-assign]
+        s.controls[2].close()
+        until(lambda: all(("dead", 2) in s.notes[rank].told for rank in (0, 1)))
+        assert late[0] < 0

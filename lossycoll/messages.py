@@ -132,7 +132,7 @@ class Messages:
         if gone is not None:
             raise gone.again(transfer.call.numbered)
         if self._pump is None:
-            self._pump = Pump(self._handle, lambda: bool(self._pending or self._unsent))
+            self._pump = Pump(self._handle, self._is_busy)
             self._pump.watch(self._listener.fileno(), writable=False, new=True)
         transfer.timeout = timeout
         transfer.deadline = time.monotonic() + timeout
@@ -143,6 +143,9 @@ class Messages:
             self._post_receive(transfer)
         if self._pending or self._unsent:
             self._pump.wake()
+
+    def _is_busy(self) -> bool:
+        return bool(self._pending or self._unsent or self._callbacks)
 
     def _post_send(self, transfer: Transfer) -> None:
         assert transfer.peer is not None
@@ -523,7 +526,12 @@ class Messages:
     def peer_lost(self, rank: int, error: LossyError) -> None:
         """Rank ``rank`` is gone and the group goes on: what waits for it, and whatever is posted
         for it later, ends with ``error``."""
-        self._guarded(lambda: self._lose(self._peers[rank], error))
+        with self._lock:
+            self._lose(self._peers[rank], error)
+            self._next_timer = 0.0
+        # Callbacks are not for the control plane's thread, whose beats would stop meanwhile.
+        if self._pump is not None:
+            self._pump.wake()
 
     def _lose(self, peer: Peer, error: LossyError) -> None:
         peer.lost = error

@@ -299,7 +299,12 @@ def test_a_lost_rank_ends_only_what_needs_it() -> None:
         gone = PeerLostError("rank 2 is gone", peer=2)
         lost = [group[0].receive(bytearray(4), 2), group[0].send(bytes(LARGE), 2)]
         kept = [group[0].receive(bytearray(4), 1), group[0].receive(bytearray(4), None, tag=1)]
+        called_by: list[int] = []
+        lost[0].on_done(lambda: called_by.append(threading.get_ident()))
         group[0].messages.peer_lost(2, gone)
+        # Not here, where the control plane's thread would be: a callback may take long.
+        until(lambda: bool(called_by))
+        assert called_by != [threading.get_ident()]
         for transfer in lost:
             with pytest.raises(PeerLostError, match="rank 2 is gone"):
                 transfer.wait(5)

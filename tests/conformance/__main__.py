@@ -78,7 +78,8 @@ def facts() -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="conformance", description=__doc__)
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
+    measured_modes = [mode.name for mode in MODES.values() if mode.on_page]
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=measured_modes)
     parser.add_argument("--worlds", nargs="+", type=int, default=[3, 4])
     parser.add_argument("--tests", nargs="+", help="only these")
     parser.add_argument("--jobs", type=int, default=1, help="world sizes at the same time")

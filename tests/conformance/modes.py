@@ -7,12 +7,17 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Mode:
-    """``env``: variables that the ranks get. ``meaning``: what the documentation says of it."""
+    """``env``: variables that the ranks get. ``meaning``: what the documentation says of it.
+
+    ``on_page``: not where the suite's sums of large tensors are wrong by design; the chosen tests
+    of tests/test_conformance.py run in such a mode.
+    """
 
     name: str
     backend: str
     meaning: str
     env: dict[str, str] = field(default_factory=dict)
+    on_page: bool = True
 
     @property
     def inject(self) -> bool:
@@ -74,6 +79,7 @@ MODES = {
             "lossy",
             "default delivery, while 5% of all data packets are lost",
             {_INJECT: "loss=0.05,seed=7"},
+            on_page=False,
         ),
         Mode(
             "all-lossy",

@@ -76,6 +76,7 @@ def rank_ends(rank: int, world: int) -> dict[str, Any]:
 
     def abort(group: Any) -> None:
         pending(group)
+        dist.barrier()  # else the call may come after the abort, and be refused
         if rank == 0:
             group.abort()
         else:

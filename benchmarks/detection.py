@@ -30,12 +30,12 @@ def rank_main(victim: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("lossy")
     tensor = torch.ones(1000)
-    for _ in range(STEPS_BEFORE):
-        dist.all_reduce(tensor.fill_(1.0))
-    if dist.get_rank() == victim:
-        print(time.monotonic(), flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
     try:
+        for _ in range(STEPS_BEFORE):
+            dist.all_reduce(tensor.fill_(1.0))
+        if dist.get_rank() == victim:
+            print(time.monotonic(), flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
         while not lossycoll.stats().lost:
             dist.all_reduce(tensor.fill_(1.0))
         dist.all_reduce(tensor.fill_(1.0))

@@ -16,7 +16,6 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
-from torch.nn.functional import mse_loss
 
 STEPS = 20
 
@@ -28,12 +27,8 @@ def sharded() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, task: common.Task) -> float:
     for _ in range(STEPS):
-        inputs, targets = task.batch()
-        loss = mse_loss(model(inputs), targets)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return loss.item()
+        loss = common.step(model, optimizer, task.batch())
+    return loss
 
 
 def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, object]:

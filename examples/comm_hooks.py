@@ -17,7 +17,6 @@ import common
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 import lossycoll
@@ -37,12 +36,7 @@ def train(hook: Callable, state: object = None, group: dist.ProcessGroup | None 
     task = common.Task(seed=dist.get_rank())
     losses = []
     for _ in range(STEPS):
-        inputs, targets = task.batch()
-        loss = mse_loss(model(inputs), targets)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+        losses.append(common.step(model, optimizer, task.batch()))
     assert losses[-1] < 0.5 * losses[0], (hook.__name__, losses)
     return losses[-1] / losses[0]
 

@@ -63,6 +63,15 @@ class Task:
         return inputs, torch.tanh(inputs @ self._truth)
 
 
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tensor]) -> float:
+    """One step of training on ``batch`` (inputs, targets); returns its loss."""
+    loss = nn.functional.mse_loss(model(batch[0]), batch[1])
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
 def parameters(model: nn.Module) -> Tensor:
     """All of them, one after another, float32[n]."""
     return nn.utils.parameters_to_vector(model.parameters()).detach()

@@ -10,7 +10,6 @@ import common
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -37,12 +36,7 @@ def example() -> str:
     task = common.Task(seed=dist.get_rank())
     losses = []
     for _ in range(STEPS):
-        inputs, targets = task.batch()
-        loss = mse_loss(model(inputs), targets)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+        losses.append(common.step(model, optimizer, task.batch()))
     assert losses[-1] < 0.3 * losses[0], losses
 
     model(task.batch()[0])  # what training has changed goes out with the next forward

@@ -9,7 +9,6 @@ of a rank that stayed to the last: copies are never lossy, so the replicas are e
 import common
 import torch
 import torch.distributed as dist
-from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -21,12 +20,7 @@ def example() -> str:
     losses = []
     with model.join():
         for _ in range(batches):
-            inputs, targets = task.batch()
-            loss = mse_loss(model(inputs), targets)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
+            losses.append(common.step(model, optimizer, task.batch()))
     difference = common.spread(common.parameters(model))
     assert difference == 0, difference
     assert losses[-1] < 0.3 * losses[0], losses

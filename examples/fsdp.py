@@ -13,19 +13,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.nn.functional import mse_loss
 
 import lossycoll
 
 STEPS = 30
-
-
-def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tensor]) -> float:
-    loss = mse_loss(model(batch[0]), batch[1])
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    return loss.item()
 
 
 def first_step_alone() -> Tensor:
@@ -34,7 +25,7 @@ def first_step_alone() -> Tensor:
     tasks = [common.Task(seed=rank) for rank in range(dist.get_world_size())]
     inputs, targets = zip(*(task.batch() for task in tasks), strict=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
-    step(model, optimizer, (torch.cat(inputs), torch.cat(targets)))
+    common.step(model, optimizer, (torch.cat(inputs), torch.cat(targets)))
     return common.parameters(model)
 
 
@@ -51,10 +42,10 @@ def train(mesh: DeviceMesh) -> tuple[float, float]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     task = common.Task(seed=dist.get_rank())
     with lossycoll.reliable():  # a step without loss is that of one process
-        first = step(model, optimizer, task.batch())
+        first = common.step(model, optimizer, task.batch())
     torch.testing.assert_close(whole(model).detach(), first_step_alone())
     for _ in range(STEPS):
-        last = step(model, optimizer, task.batch())
+        last = common.step(model, optimizer, task.batch())
     assert last < 0.2 * first, (first, last)
     return first, last
 

@@ -15,7 +15,6 @@ from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
 )
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.optim import PostLocalSGDOptimizer
-from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 import lossycoll
@@ -41,12 +40,7 @@ def example() -> str:
     losses = []
     apart = []
     for _ in range(STEPS + 1):
-        inputs, targets = task.batch()
-        loss = mse_loss(model(inputs), targets)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+        losses.append(common.step(model, optimizer, task.batch()))
         apart.append(common.spread(common.parameters(model)))
     assert losses[-1] < 0.2 * losses[0], losses
     assert max(apart) > 0, "local steps were the same everywhere"

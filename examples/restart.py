@@ -14,7 +14,6 @@ from pathlib import Path
 import common
 import torch
 import torch.distributed as dist
-from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 STEPS = 40
@@ -39,12 +38,7 @@ def example() -> str:
     losses = []
     task = common.Task(seed=dist.get_rank() + 100 * attempt)
     for step in range(first + 1, STEPS + 1):
-        inputs, targets = task.batch()
-        loss = mse_loss(model(inputs), targets)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+        losses.append(common.step(model, optimizer, task.batch()))
         if step % SAVES_EVERY == 0:
             if dist.get_rank() == 0:
                 state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}

@@ -10,7 +10,6 @@ import common
 import torch
 import torch.distributed as dist
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 STEPS = 60
@@ -24,12 +23,7 @@ def example() -> str:
     task = common.Task(seed=dist.get_rank())
     losses = []
     for _ in range(STEPS):
-        inputs, targets = task.batch()
-        loss = mse_loss(model(inputs), targets)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+        losses.append(common.step(model, optimizer, task.batch()))
     difference = common.spread(common.parameters(model))
     assert difference == 0, difference
     assert losses[-1] < 0.2 * losses[0], losses

@@ -551,7 +551,7 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Gloo's, whose error names the ranks that are missing; or a barrier of those left."""
-        if self._comm.options.on_peer_loss == "continue":
+        if self._comm.options.outlives:
             opts = _c10d.BarrierOptions()
             if timeout is not None:
                 opts.timeout = timeout

@@ -95,7 +95,7 @@ class Communicator:
         self._tracing = log.isEnabledFor(logging.DEBUG)
         self._turns = Turns(self.rank, self.world, self._check_sound)
         # Where a rank may be lost, none but the root may be in the way of others.
-        self._fanout = self.world if options.on_peer_loss == "continue" else 2
+        self._fanout = self.world if options.outlives else 2
         self.on_lost: Callable[[int, LossyError], None] = _nothing
         """Told when the group goes on without a rank."""
         self._ended = False

@@ -43,6 +43,14 @@ class RendezvousError(LossyError):
     """The ranks of a group didn't find together: missing, doubled, or of different options."""
 
 
+def no_port(rank: int, world: int, address: str, ports: tuple[int, int]) -> RendezvousError:
+    """No TCP port of ``ports`` (first, last) could be had at ``address``."""
+    return RendezvousError(
+        f"rank {rank}/{world}: no free TCP port at {address} in {ports[0]}-{ports[1]}; widen "
+        f"LOSSYCOLL_PORT_RANGE"
+    )
+
+
 class InterfaceError(LossyError):
     """No usable network interface or address."""
 

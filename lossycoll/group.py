@@ -117,8 +117,7 @@ class Group:
             check_descriptors(rank, size)
             interface = choose(options.interface, _master(place.store))
             hello = {"address": interface.address, "options": options.shared()}
-            outlive = options.on_peer_loss == "continue"
-            control = Control(rank, size, options.liveness, outlive=outlive)
+            control = Control(rank, size, options.liveness, outlive=options.outlives)
             undo.callback(control.close)
             port = control.open(interface.address, options.ports)
             hello["control"] = [interface.address, port]
@@ -219,7 +218,7 @@ class Group:
             liveness=options.liveness,
             control=control,
             on_failure=self._end,
-            outlive=options.on_peer_loss == "continue",
+            outlive=options.outlives,
         )
         return Communicator(
             health,

@@ -275,7 +275,7 @@ class Options:
                 f"{self.deadline_min:g} s"
             )
 
-        if self.on_peer_loss == "continue" and self.bulk_min_bytes:
+        if self.outlives and self.bulk_min_bytes:
             raise OptionError(
                 f"option bulk_min_bytes is {self.bulk_min_bytes}, wanted 0 with "
                 f"on_peer_loss='continue': gloo, which serves smaller calls, can't outlive a rank"
@@ -328,6 +328,11 @@ class Options:
     def is_given(self, name: str) -> bool:
         """Whether the option was written, or set by the environment."""
         return name in self.__dict__["_given"]
+
+    @property
+    def outlives(self) -> bool:
+        """Whether the group goes on without ranks that are lost."""
+        return self.on_peer_loss == "continue"
 
     @property
     def ports(self) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from typing import Final, NamedTuple
 
-from .errors import LossyError, RendezvousError
+from .errors import LossyError, no_port
 from .streams import Frame, Kind, Stream
 from .transfers import Transfer
 
@@ -72,7 +72,4 @@ def listen(rank: int, world: int, address: str, ports: tuple[int, int]) -> socke
             continue
         listener.setblocking(False)
         return listener
-    raise RendezvousError(
-        f"rank {rank}/{world}: no free TCP port at {address} in {ports[0]}-{ports[1]}; widen "
-        f"LOSSYCOLL_PORT_RANGE"
-    )
+    raise no_port(rank, world, address, ports)

@@ -20,7 +20,7 @@ from typing import Any, Final
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from .errors import RendezvousError
+from .errors import no_port
 
 BATCH: Final = 256
 LONGEST: Final = 1 << 20
@@ -65,10 +65,7 @@ class Star:
                 endpoint = self._listening.getsockopt(zmq.LAST_ENDPOINT)
                 assert isinstance(endpoint, bytes)
                 return int(endpoint.rstrip(b"\0").rpartition(b":")[2])
-        raise RendezvousError(
-            f"rank {self._rank}/{self._world}: no free TCP port at {address} in {first}-{last}; "
-            f"widen LOSSYCOLL_PORT_RANGE"
-        )
+        raise no_port(self._rank, self._world, address, ports)
 
     def connect(self, token: str, endpoints: Sequence[tuple[str, int]]) -> None:
         """``endpoints``: (host, port) of every rank."""

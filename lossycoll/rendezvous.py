@@ -28,6 +28,9 @@ AUTO_MTU_MAX: Final = 9000
 
 _Value = TypeVar("_Value")
 
+_met_here: Final[set[tuple[str, int, str]]] = set()
+"""(session, rank, description) of every group that has met in this process, over or not."""
+
 
 class Store(Protocol):
     """The part of torch.distributed.Store that is used here."""
@@ -93,6 +96,7 @@ class Rendezvous:
                 raise error from None
             raise
         self._met = True
+        _met_here.add((self.session, self._rank, self._who))
         return [entry["hello"] for entry in roster]
 
     def exchange(self, name: str, value: Any) -> list[Any]:
@@ -223,9 +227,11 @@ class Rendezvous:
                 found: list[Any] = roster["ranks"]
                 return found
             if roster is not None and looked != self.session:
-                # A group without this process: one that is over, or one whose place is taken.
+                # A group without this one: one that is over, or one whose place is taken. An earlier
+                # one of this very process is over here, though rank 0 may still be about to leave.
                 looked = self.session
-                if self._is_alive(self.session):
+                mine_before = (self.session, self._rank, self._who) in _met_here
+                if not mine_before and self._is_alive(self.session):
                     raise self._error(self._claimed_text(self._rank), self._rank)
             if time.monotonic() > self._end:
                 # Rank 0 is the first that can't be reached, unless it has opened the joining.

@@ -226,6 +226,21 @@ def test_a_late_second_process_of_a_rank_knows_at_once() -> None:
         assert time.monotonic() - begin < 3
 
 
+def test_a_rank_that_makes_its_group_anew_waits_for_rank_0_to_leave_the_old_one() -> None:
+    store = Memory()
+    first = together(store, [0, 1], 2, meet)
+    left = time.monotonic() + 0.2
+    asked: list[bool] = []
+
+    def alive(hello: Mapping[str, Any]) -> bool:
+        asked.append(time.monotonic() < left)
+        return asked[-1]
+
+    second = together(store, [0, 1], 2, meet, late={0: 0.3}, alive=alive)
+    assert asked == [False], "rank 1 took its own earlier group for another process"
+    assert second[0][0] == second[1][0] != first[0][0]
+
+
 def test_two_processes_of_rank_0_at_once() -> None:
     for gap in (0.0, 0.01, 0.05):
         found = together(Memory(), [0, 0, 1], 2, meet, late={1: gap, 2: 0.2}, timeout=5)

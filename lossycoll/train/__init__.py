@@ -1,0 +1,1 @@
+"""What a training script adds, beyond the name of the backend."""

@@ -55,7 +55,7 @@ class ContributionWork(EngineWork):
         return self._lost
 
 
-class BlockGather:
+class BlockCalls:
     """The calls of one group."""
 
     def __init__(self, routes: Routes, communicator: Communicator) -> None:

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     )
     from .figures import PeerStats, Report, Stats
     from .options import Options, lossy, reliable
-    from .train.sharded import ShardedFigures, ShardedOptimizer
+    from .train.copies import ShardedFigures
+    from .train.sharded import ShardedOptimizer
 
 __version__ = "0.1.0"
 
@@ -60,7 +61,8 @@ _HOME: Final = {
     ),
     **dict.fromkeys(("Options", "lossy", "reliable"), "options"),
     **dict.fromkeys(("PeerStats", "Report", "Stats"), "figures"),
-    **dict.fromkeys(("ShardedFigures", "ShardedOptimizer"), "train.sharded"),
+    "ShardedFigures": "train.copies",
+    "ShardedOptimizer": "train.sharded",
 }
 """The module of each public name."""
 

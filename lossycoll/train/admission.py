@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -67,7 +67,7 @@ def spec(parameter: Tensor, group: int) -> Spec:
 
 def check_agreement(
     exchange: Exchange,
-    settings: dict[str, Any],
+    settings: Mapping[str, Any],
     specs: Sequence[Spec],
     names: Sequence[str],
 ) -> None:
@@ -76,7 +76,7 @@ def check_agreement(
     for entry, name in zip(specs, names, strict=True):
         dense = is_dense(entry.shape, entry.stride)
         stride = entry.stride if dense else contiguous(entry.shape)
-        group, dtype, _ = entry.key  # type: ignore[misc]
+        group, dtype, _ = cast("tuple[int, torch.dtype, torch.device]", entry.key)
         mine.append(f"{name}: {dtype}, shape {entry.shape}, strides {stride}, group {group}")
     for rank, theirs in enumerate(exchange.tell_all(mine)):
         if theirs == mine:

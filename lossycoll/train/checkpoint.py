@@ -15,6 +15,8 @@ from torch import Tensor
 
 from ..errors import CheckpointError
 from .buckets import Segment, Slot
+from .exchange import Exchange
+from .held import Group, Held, options
 
 State = dict[str, Any]
 
@@ -34,7 +36,8 @@ class Part:
 def part(segment: Segment, state: Mapping[str, Any], elementwise: Collection[str]) -> Part:
     """``state``: of ``segment``. ``elementwise``: see :func:`cut`."""
     length = segment.end - segment.begin
-    sliced, whole = {}, {}
+    sliced: State = {}
+    whole: State = {}
     for key, value in state.items():
         held = value.detach().cpu() if isinstance(value, Tensor) else value
         each = isinstance(value, Tensor) and value.shape == (length,)
@@ -78,7 +81,7 @@ def cut(segment: Segment, state: Mapping[str, Any], elementwise: Collection[str]
 def check_state(
     state: Mapping[str, Any], shape: tuple[int, ...], elementwise: Collection[str], name: str
 ) -> None:
-    """Raises CheckpointError, naming the parameter, unless ``state`` is that of one of ``shape``."""
+    """Raises CheckpointError, naming the parameter, if ``state`` isn't that of one of ``shape``."""
     for key, value in state.items():
         if _has_elements(key, value, elementwise) and tuple(value.shape) != shape:
             raise CheckpointError(
@@ -92,12 +95,107 @@ def _has_elements(key: str, value: object, elementwise: Collection[str]) -> bool
     return isinstance(value, Tensor) and (value.dim() > 0 or key in elementwise)
 
 
-def check_groups(saved: Sequence[Mapping[str, Any]], wanted: Sequence[int], where: str) -> None:
-    """Raises CheckpointError unless ``saved`` are groups of ``wanted`` parameters each."""
+# ---- whole checkpoints ----
+
+
+def gather(
+    exchange: Exchange, held: Held, state: Mapping[Any, State], to: int
+) -> dict[Tensor, State] | None:
+    """The state of all parameters, by parameter, at rank ``to``; None elsewhere.
+
+    ``state``: the inner optimizer's, by segment. Bucket by bucket, so that what travels at once is
+    bounded.
+    """
+    out: dict[Tensor, State] = {}
+    for shard in held.shards:
+        mine = [
+            part(piece.segment, found, held.elementwise)
+            for piece in shard.pieces
+            if (found := state.get(piece.parameter))
+        ]
+        told = exchange.tell(mine, to) or []
+        for slot in shard.bucket.slots:
+            parts = [each for parts in told for each in parts if each.index == slot.index]
+            if parts:
+                out[held.model[slot.index]] = joined(slot, parts)
+    out |= {parameter: found for parameter, found in held.frozen.items() if found}
+    return out if exchange.rank == to else None
+
+
+def deal(
+    states: Mapping[Tensor, State],
+    saved: Sequence[Mapping[str, Any]],
+    segments: Sequence[Mapping[str, Any]],
+    held: Held,
+) -> dict[str, Any]:
+    """What this rank's inner optimizer loads of a checkpoint: ``states`` by parameter, and its
+    groups ``saved``. ``segments``: the inner optimizer's groups."""
+    pieces = {piece.parameter: piece for piece in held.pieces}
+    local: dict[int, State] = {}
+    groups, count = [], 0
+    for mine, other in zip(segments, saved, strict=True):
+        numbers = list(range(count, count + len(mine["params"])))
+        count += len(numbers)
+        for number, segment in zip(numbers, mine["params"], strict=True):
+            piece = pieces[segment]
+            found = states.get(held.model[piece.index])
+            if found is not None:
+                local[number] = cut(piece.segment, found, held.elementwise)
+        groups.append({**options(other), "params": numbers})
+    return {"state": local, "param_groups": groups}
+
+
+def by_parameter(
+    state_dict: Mapping[str, Any], groups: Sequence[Group], where: str
+) -> dict[Tensor, State]:
+    """The state in a checkpoint, by the parameters of ``groups``, which it must be of.
+
+    Raises CheckpointError where groups or numbers of parameters differ.
+    """
+    saved = state_dict["param_groups"]
     found = [len(group["params"]) for group in saved]
-    if found != list(wanted):
+    wanted = [len(group["params"]) for group in groups]
+    if found != wanted:
         raise CheckpointError(
             f"{where}: the checkpoint has {sum(found)} parameters in groups of {found}, wanted "
-            f"{sum(wanted)} in groups of {list(wanted)}; make the optimizer with the parameters "
-            f"and groups that it was saved with"
+            f"{sum(wanted)} in groups of {wanted}; make the optimizer with the parameters and "
+            f"groups that it was saved with"
         )
+    parameters = (parameter for group in groups for parameter in group["params"])
+    numbers = (number for group in saved for number in group["params"])
+    return {
+        parameter: state_dict["state"][number]
+        for parameter, number in zip(parameters, numbers, strict=True)
+        if number in state_dict["state"]
+    }
+
+
+def pack_groups(segments: Sequence[Group], groups: Sequence[Group]) -> list[Group]:
+    """``groups`` (the model's) as a plain optimizer's ``state_dict`` has them, with the options in
+    force: those of ``segments``, the inner optimizer's groups."""
+    numbers = _numbers(groups)
+    out = []
+    for mine, given in zip(segments, groups, strict=True):
+        packed = options(mine)
+        if "param_names" in given:
+            packed["param_names"] = given["param_names"]
+        out.append({**packed, "params": [numbers[p] for p in given["params"]]})
+    return out
+
+
+def numbered(states: Mapping[Tensor, State], groups: Sequence[Group]) -> dict[int, State]:
+    """State by the numbers of :func:`pack_groups`, in their order."""
+    numbers = _numbers(groups)
+    by_number = {numbers[parameter]: state for parameter, state in states.items()}
+    return dict(sorted(by_number.items()))
+
+
+def _numbers(groups: Sequence[Group]) -> dict[Tensor, int]:
+    """By parameter, as torch numbers them; one that comes twice has its first number."""
+    out: dict[Tensor, int] = {}
+    start = 0
+    for group in groups:
+        for place, parameter in enumerate(group["params"], start):
+            out.setdefault(parameter, place)
+        start += len(group["params"])
+    return out

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Final
 
 import torch
@@ -48,7 +49,7 @@ def elementwise_state(
             _run(optimizer, [whole], [[grad] for grad in grads])
         except Exception as error:
             raise _refusal(where, name, f"a plain step() of it raises: {error}") from error
-        cuts = list(zip(CUTS, CUTS[1:], strict=False))
+        cuts = list(pairwise(CUTS))
         pieces = [Parameter(values.flatten()[begin:end].clone()) for begin, end in cuts]
         try:
             other = optimizer_class(pieces, **copy.deepcopy(dict(options)))

@@ -89,7 +89,7 @@ class Reducer:
             for position, slot in enumerate(shard.bucket.slots):
                 self._place[slot.index] = (number, position)
                 hook = _Hook(weakref.ref(self), slot.index)
-                self._model[slot.index].register_post_accumulate_grad_hook(hook)
+                self._model[slot.index].register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,36 +15,18 @@ from torch.optim import Optimizer
 
 from ..errors import (
     CheckpointError,
-    LinkError,
     NonFiniteError,
     OptionError,
     PeerLostError,
     TrainingError,
 )
 from . import checkpoint
-from .admission import check_agreement, check_parameters, spec
-from .ages import MAX_AGE, Ages, histogram
-from .buckets import BUCKET_BYTES, plan
-from .exchange import Exchange, Mask
-from .probe import elementwise_state
+from .ages import MAX_AGE
+from .buckets import BUCKET_BYTES
+from .copies import Copies, ShardedFigures
+from .exchange import Exchange
+from .held import Held, options
 from .reducer import Reducer, Status
-from .shards import Piece, Shard
-
-
-@dataclass(frozen=True, slots=True)
-class ShardedFigures:
-    """What :meth:`ShardedOptimizer.figures` returns: sums over all steps at this rank.
-
-    ``steps`` that were taken, ``skipped`` because of NaN or infinity. ``blocks`` of parameters that
-    other ranks sent here; of those ``stale`` ones didn't arrive, and left what was there, and
-    ``repaired`` ones were asked for until they did.
-    """
-
-    steps: int = 0
-    skipped: int = 0
-    blocks: int = 0
-    stale: int = 0
-    repaired: int = 0
 
 
 class ShardedOptimizer(Optimizer):
@@ -63,40 +44,31 @@ class ShardedOptimizer(Optimizer):
         **defaults: Any,
     ) -> None:
         _check_arguments(max_age, bucket_bytes, on_nonfinite)
+        settings = {
+            "optimizer_class": getattr(optimizer_class, "__name__", ""),
+            "max_age": max_age,
+            "bucket_bytes": bucket_bytes,
+            "on_nonfinite": on_nonfinite,
+        }
         self._inner: Optimizer | None = None
-        self._exchange = Exchange(group)
-        self._class = optimizer_class
-        self._options = dict(defaults)
-        self._max_age = max_age
-        self._bucket_bytes = bucket_bytes
         self._on_nonfinite = on_nonfinite
-        self._model: list[Parameter] = []
-        self._names: list[str] = []
-        self._shards: list[Shard] = []
-        self._ages: list[Ages] = []
-        self._pieces: list[Piece] = []
-        self._frozen: dict[Parameter, checkpoint.State] = {}
-        """Parameters that are left out, with the state that a checkpoint had of them."""
-        self._elementwise: frozenset[str] = frozenset()
+        self._exchange = Exchange(group)
+        self._held = Held(self._exchange, optimizer_class, defaults, settings)
+        self._copies = Copies(self._exchange, max_age)
+        self._reducer = Reducer(self._exchange, self._held.name, self._receive)
         self._carrier: Parameter | None = None
         self._reduced: Status | None = None
         """Of the backward pass whose gradients the next step takes."""
         self._consolidated: dict[str, Any] | None = None
-        self._figures = ShardedFigures()
-        self._reducer = Reducer(self._exchange, lambda index: self._names[index], self._receive)
         super().__init__(params, {})
         self._groups = self.param_groups
         """As the caller gave them: the model's parameters, and the options that were written."""
         segments = self._take(self._groups, 0)
-        inner = optimizer_class(
-            [
-                {**_options(entry), "params": pieces}
-                for entry, pieces in zip(self._groups, segments, strict=True)
-            ],
-            **defaults,
+        pairs = zip(self._groups, segments, strict=True)
+        self._inner = optimizer_class(
+            [{**options(entry), "params": pieces} for entry, pieces in pairs], **defaults
         )
-        self._inner = inner
-        self.defaults = inner.defaults
+        self.defaults = self._inner.defaults
         self._adopt()
 
     # ---- parameters ----
@@ -116,7 +88,7 @@ class ShardedOptimizer(Optimizer):
             [added["params"]] if isinstance(added["params"], Tensor) else list(added["params"])
         )
         tensors = [entry[1] if isinstance(entry, tuple) else entry for entry in added["params"]]
-        thawed = {p for p in tensors if p in self._frozen and p.requires_grad}
+        thawed = {p for p in tensors if p in self._held.frozen and p.requires_grad}
         before = [list(entry["params"]) for entry in self._groups]
         for entry in self._groups:
             entry["params"] = [p for p in entry["params"] if p not in thawed]
@@ -132,64 +104,24 @@ class ShardedOptimizer(Optimizer):
             raise
         finally:
             self.param_groups = self._inner.param_groups
-        self._inner.add_param_group({**_options(added), "params": pieces})
-        for piece in self._pieces:
-            state = self._frozen.get(self._model[piece.index])
+        self._inner.add_param_group({**options(added), "params": pieces})
+        for piece in self._held.pieces:
+            state = self._held.frozen.get(self._held.model[piece.index])
             if state:
-                cut = checkpoint.cut(piece.segment, state, self._elementwise)
+                cut = checkpoint.cut(piece.segment, state, self._held.elementwise)
                 self._inner.state[piece.parameter] = cut
         for parameter in thawed:
-            del self._frozen[parameter]
+            del self._held.frozen[parameter]
         self._consolidated = self._reduced = None
 
     def _take(self, groups: Sequence[dict[str, Any]], number: int) -> list[list[Parameter]]:
-        """Moves the parameters of new groups, the first of which is group ``number``, into buckets.
-
-        Returns this rank's segments, by group.
-        """
-        model, names, specs, frozen = [], [], [], []
-        for place, entry in enumerate(groups, number):
-            told = entry.get("param_names")
-            for position, parameter in enumerate(dict.fromkeys(entry["params"])):
-                name = f"parameter {position} of group {place}"
-                name = f"{told[position]!r} ({name})" if told else name
-                if parameter.requires_grad:
-                    model.append(parameter)
-                    names.append(name)
-                    specs.append(spec(parameter, place))
-                else:
-                    frozen.append(parameter)
-        check_parameters(self._exchange, model, names)
-        for entry in groups:
-            options = {**self._options, **_options(entry)}
-            self._elementwise |= elementwise_state(self._class, options, str(self._exchange))
-        settings = {
-            "optimizer": getattr(self._class, "__name__", ""),
-            "max_age": self._max_age,
-            "bucket_bytes": self._bucket_bytes,
-            "on_nonfinite": self._on_nonfinite,
-        }
-        check_agreement(self._exchange, settings, specs, names)
-        start, rank = len(self._model), self._exchange.rank
-        self._model += model
-        self._names += names
-        self._frozen |= {parameter: {} for parameter in frozen}
-        buckets = plan(specs, self._exchange.world, self._bucket_bytes, start=start)
-        shards = [Shard(bucket, self._model, rank) for bucket in buckets]
-        for shard in shards:
-            self._exchange.broadcast(shard.flat)
-            blocks = self._exchange.blocks(shard.bucket.chunk * shard.flat.element_size())
-            self._ages.append(Ages(rank, self._exchange.world, blocks, self._max_age))
-        self._shards += shards
-        self._reducer.watch(model, shards)
-        pieces = [piece for shard in shards for piece in shard.pieces]
-        self._pieces += pieces
-        out: list[list[Parameter]] = [[] for _ in groups]
-        by_index = sorted(pieces, key=lambda piece: piece.index)
-        for piece in by_index:
-            place = specs[piece.index - start].key[0]  # type: ignore[index]
-            out[place - number].append(piece.parameter)
-        return out
+        """This rank's segments of new groups, the first of which is group ``number``."""
+        held = self._held
+        parameters, shards = len(held.model), len(held.shards)
+        segments = held.take(groups, number)
+        self._reducer.watch(held.model[parameters:], held.shards[shards:])
+        self._copies.add(held.shards[shards:])
+        return segments
 
     def _adopt(self) -> None:
         """What schedulers, scalers and users see is the inner optimizer's own."""
@@ -205,7 +137,7 @@ class ShardedOptimizer(Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears the gradients of the model's parameters, and those of this rank's segments."""
-        for parameter in (*self._model, *self._frozen):
+        for parameter in (*self._held.model, *self._held.frozen):
             if parameter.grad is not None:
                 if set_to_none:
                     parameter.grad = None
@@ -215,7 +147,7 @@ class ShardedOptimizer(Optimizer):
         self._reducer.forget()
         self._reduced = None
         self._drop_carrier()
-        for piece in self._pieces:
+        for piece in self._held.pieces:
             piece.parameter.grad = None
 
     def _receive(self, status: Status) -> None:
@@ -223,9 +155,9 @@ class ShardedOptimizer(Optimizer):
         self._reduced = status
         self._drop_carrier()
         used = status.used
-        for piece in self._pieces:
+        for piece in self._held.pieces:
             piece.parameter.grad = piece.grad if used[piece.index] else None
-        held = [piece.grad for piece in self._pieces if used[piece.index]]
+        held = [piece.grad for piece in self._held.pieces if used[piece.index]]
         if any(used) and not held:
             held = [self._lend_carrier()]
         if status.bad:
@@ -235,7 +167,7 @@ class ShardedOptimizer(Optimizer):
 
     def _lend_carrier(self) -> Tensor:
         """A parameter of no meaning for a rank that has no gradient, as a GradScaler wants one."""
-        like = self._model[0]
+        like = self._held.model[0]
         self._carrier = Parameter(torch.zeros(1, dtype=like.dtype, device=like.device))
         self._carrier.grad = torch.zeros_like(self._carrier)
         self.param_groups[0]["params"].append(self._carrier)
@@ -255,8 +187,8 @@ class ShardedOptimizer(Optimizer):
             index = self._reducer.changed()
             if index is not None:
                 raise TrainingError(
-                    f"{self._exchange}: the gradient of {self._names[index]} was changed after "
-                    f"the backward pass had sent it, which has no effect; clip by "
+                    f"{self._exchange}: the gradient of {self._held.name(index)} was changed "
+                    f"after the backward pass had sent it, which has no effect; clip by "
                     f"optimizer.clip_grad_norm_(max_norm), change the gradients of "
                     f"optimizer.param_groups instead, or change them within the backward pass"
                 )
@@ -274,7 +206,7 @@ class ShardedOptimizer(Optimizer):
         self._reduce()
         grads = [p.grad for g in self.param_groups for p in g["params"] if p.grad is not None]
         norms = [torch.linalg.vector_norm(g, norm_type, dtype=torch.float64) for g in grads]
-        device = self._model[0].device if self._model else torch.device("cpu")
+        device = self._held.model[0].device if self._held.model else torch.device("cpu")
         local = torch.stack([norm.to(device) for norm in norms]) if norms else torch.zeros(1)
         if math.isinf(norm_type):
             total = local.max().to(torch.float64)
@@ -291,7 +223,7 @@ class ShardedOptimizer(Optimizer):
     # ---- a step ----
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Steps this rank's segments, and sends them to all. All ranks must call this."""
         loss = None
         if closure is not None:
@@ -306,15 +238,14 @@ class ShardedOptimizer(Optimizer):
             return loss
         self._reduced = self._consolidated = None
         self._inner.step()
-        self._figures = replace(self._figures, steps=self._figures.steps + 1)
-        self._spread()
+        self._copies.spread(self._held.model)
         return loss
 
     def _refuse(self, bad: Sequence[int]) -> None:
         """The gradients of ranks ``bad`` are not numbers."""
         if self._on_nonfinite == "skip":
             self._reduced = None
-            self._figures = replace(self._figures, skipped=self._figures.skipped + 1)
+            self._copies.skip()
             return
         who = ", ".join(self._exchange.peer(rank) for rank in bad)
         raise NonFiniteError(
@@ -322,44 +253,6 @@ class ShardedOptimizer(Optimizer):
             f"step; lower the learning rate or clip, use a torch.amp.GradScaler with float16, "
             f"or skip such steps by on_nonfinite='skip'",
             bad,
-        )
-
-    def _spread(self) -> None:
-        """Sends every chunk to all ranks; what doesn't arrive stays as it was, and ages."""
-        asked = [ages.needed() for ages in self._ages]
-        pairs = zip(self._shards, asked, strict=True)
-        works = [self._exchange.gather(shard.flat, needed) for shard, needed in pairs]
-        masks = [work.wait() for work in works]
-        torch.autograd.graph.increment_version(self._model)
-        dead: LinkError | None = None
-        for ages, needed, arrived in zip(self._ages, asked, masks, strict=True):
-            if needed is not None and (needed & ~arrived).any():
-                dead = dead or self._dead_link(ages, needed & ~arrived)
-            self._count(ages, needed, arrived)
-            ages.advance(arrived)
-        if dead is not None:
-            raise dead
-
-    def _count(self, ages: Ages, needed: Mask | None, arrived: Mask) -> None:
-        sent = ages.values.size - ages.values.shape[1]
-        repaired = 0 if needed is None else int((needed & arrived).sum())
-        self._figures = replace(
-            self._figures,
-            blocks=self._figures.blocks + sent,
-            stale=self._figures.stale + int((~arrived).sum()),
-            repaired=self._figures.repaired + repaired,
-        )
-
-    def _dead_link(self, ages: Ages, missing: Mask) -> LinkError:
-        owner = int(missing.any(axis=1).argmax())
-        block = int(missing[owner].argmax())
-        age = int(ages.values[owner, block]) + 1
-        return LinkError(
-            f"{self._exchange}: parameters of {self._exchange.peer(owner)} haven't come for {age} "
-            f"steps, wanted at most {self._max_age} (max_age), and asking for them again had no "
-            f"answer: the link from there is dead or loses everything; repair it, or restart "
-            f"without that rank from the last checkpoint",
-            peer=owner,
         )
 
     def _check_sound(self) -> None:
@@ -373,22 +266,7 @@ class ShardedOptimizer(Optimizer):
                 f"checkpoint (load_state_dict takes it at any number of ranks)",
                 peer=lost[0],
             )
-        for shard in self._shards:
-            for position, slot in enumerate(shard.bucket.slots):
-                if self._model[slot.index].data_ptr() != shard.address(position) and slot.shape:
-                    raise TrainingError(
-                        f"{self._exchange}: {self._names[slot.index]} was given other memory after "
-                        f"the optimizer was made (model.to(), parameter.data = ..., "
-                        f"load_state_dict(assign=True)); do that before, or make the optimizer anew"
-                    )
-        for parameter in self._frozen:
-            if parameter.grad is not None:
-                raise TrainingError(
-                    f"{self._exchange}: a parameter of shape {tuple(parameter.shape)} that was "
-                    f"frozen (requires_grad=False) when the optimizer was made has a gradient; "
-                    f"call optimizer.add_param_group({{'params': [parameter]}}) on all ranks when "
-                    f"it is to be trained"
-                )
+        self._held.check_sound()
 
     # ---- replicas and figures ----
 
@@ -398,21 +276,15 @@ class ShardedOptimizer(Optimizer):
 
         All ranks must call this.
         """
-        works = [self._exchange.copy(shard.flat) for shard in self._shards]
-        for work in works:
-            if work is not None:
-                work.wait()
-        torch.autograd.graph.increment_version(self._model)
-        for ages in self._ages:
-            ages.reset()
+        self._copies.synchronize(self._held.model)
 
     def ages(self) -> tuple[int, ...]:
         """How many blocks of other ranks' parameters are 0, 1, 2, ... steps old here."""
-        return histogram(self._ages, self._exchange.rank)
+        return self._copies.ages()
 
     def figures(self) -> ShardedFigures:
         """What has happened at this rank since the optimizer was made."""
-        return self._figures
+        return self._copies.figures
 
     # ---- checkpoints ----
 
@@ -428,44 +300,13 @@ class ShardedOptimizer(Optimizer):
             )
         self.synchronize_parameters()
         self._consolidated = None
-        state: dict[Parameter, checkpoint.State] = {}
-        for shard in self._shards:
-            mine = [
-                checkpoint.part(piece.segment, held, self._elementwise)
-                for piece in shard.pieces
-                if (held := self._inner.state.get(piece.parameter))
-            ]
-            told = self._exchange.tell(mine, to)
-            for slot in shard.bucket.slots if told is not None else ():
-                parts = [part for parts in told or () for part in parts if part.index == slot.index]
-                if parts:
-                    state[self._model[slot.index]] = checkpoint.joined(slot, parts)
-        if self._exchange.rank == to:
-            state |= {parameter: held for parameter, held in self._frozen.items() if held}
-            ids = self._ids()
+        state = checkpoint.gather(self._exchange, self._held, self._inner.state, to)
+        if state is not None:
+            groups = checkpoint.pack_groups(self.param_groups, self._groups)
             self._consolidated = {
-                "state": {ids[p]: state[p] for p in sorted(state, key=ids.__getitem__)},
-                "param_groups": self._packed_groups(ids),
+                "state": checkpoint.numbered(state, self._groups),
+                "param_groups": groups,
             }
-
-    def _ids(self) -> dict[Parameter, int]:
-        """The numbers by which a plain optimizer's state_dict calls the same parameters."""
-        out: dict[Parameter, int] = {}
-        start = 0
-        for entry in self._groups:
-            for place, parameter in enumerate(entry["params"], start):
-                out.setdefault(parameter, place)
-            start += len(entry["params"])
-        return out
-
-    def _packed_groups(self, ids: dict[Parameter, int]) -> list[dict[str, Any]]:
-        out = []
-        for mine, given in zip(self.param_groups, self._groups, strict=True):
-            packed = {key: value for key, value in mine.items() if key != "params"}
-            if "param_names" in given:
-                packed["param_names"] = given["param_names"]
-            out.append({**packed, "params": [ids[p] for p in given["params"]]})
-        return out
 
     def state_dict(self) -> dict[str, Any]:
         """As the plain optimizer's over the same parameters, so that it loads there, and at any
@@ -496,48 +337,18 @@ class ShardedOptimizer(Optimizer):
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict
         saved = state_dict["param_groups"]
-        counts = [len(entry["params"]) for entry in self._groups]
-        checkpoint.check_groups(saved, counts, str(self._exchange))
-        members = (p for entry in self._groups for p in entry["params"])
-        numbers = (number for entry in saved for number in entry["params"])
-        states = {
-            parameter: state_dict["state"][number]
-            for parameter, number in zip(members, numbers, strict=True)
-            if number in state_dict["state"]
-        }
-        self._check_shapes(states)
+        states = checkpoint.by_parameter(state_dict, self._groups, str(self._exchange))
+        for parameter, name in zip(self._held.model, self._held.names, strict=True):
+            shape = tuple(parameter.shape)
+            state = states.get(parameter, {})
+            checkpoint.check_state(state, shape, self._held.elementwise, name)
         self._drop_carrier()
-        pieces = {id(piece.parameter): piece for piece in self._pieces}
-        local: dict[int, checkpoint.State] = {}
-        groups: list[dict[str, Any]] = []
-        count = 0
-        for mine, other in zip(self.param_groups, saved, strict=True):
-            numbered = list(enumerate(mine["params"], count))
-            count += len(numbered)
-            for number, segment in numbered:
-                piece = pieces[id(segment)]
-                held = states.get(self._model[piece.index])
-                if held is not None:
-                    local[number] = checkpoint.cut(piece.segment, held, self._elementwise)
-            groups.append({**_options(other), "params": [number for number, _ in numbered]})
-        self._inner.load_state_dict({"state": local, "param_groups": groups})
-        self._frozen = {p: dict(states.get(p, {})) for p in self._frozen}
+        self._inner.load_state_dict(checkpoint.deal(states, saved, self.param_groups, self._held))
+        self._held.frozen = {p: dict(states.get(p, {})) for p in self._held.frozen}
         self._adopt()
         self._consolidated = None
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
-
-    def _check_shapes(self, states: dict[Parameter, checkpoint.State]) -> None:
-        """On every rank alike, whatever it owns."""
-        for parameter, name in zip(self._model, self._names, strict=True):
-            checkpoint.check_state(
-                states.get(parameter, {}), tuple(parameter.shape), self._elementwise, name
-            )
-
-
-def _options(group: dict[str, Any]) -> dict[str, Any]:
-    """What a parameter group says besides its members."""
-    return {key: value for key, value in group.items() if key not in ("params", "param_names")}
 
 
 def _check_arguments(max_age: object, bucket_bytes: object, on_nonfinite: object) -> None:

@@ -62,9 +62,13 @@ class Shard:
             for segment in bucket.segments(rank)
         ]
 
-    def address(self, position: int) -> int:
-        """Where the parameter of slot ``position`` must be."""
-        return self.flat.data_ptr() + self.bucket.slots[position].begin * self.flat.element_size()
+    def holds(self, position: int, parameter: Parameter) -> bool:
+        """Whether ``parameter`` still is the view of slot ``position`` that it was made."""
+        slot = self.bucket.slots[position]
+        place = self.flat.data_ptr() + slot.begin * self.flat.element_size()
+        return slot.begin == slot.end or (
+            parameter.data_ptr() == place and parameter.dtype == self.flat.dtype
+        )
 
     def is_finite(self) -> bool:
         """Whether all that this rank contributes is a number."""

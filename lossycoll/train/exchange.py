@@ -87,9 +87,7 @@ class Exchange:
 
     def blocks(self, nbytes: int) -> int:
         """Packets that carry a chunk of ``nbytes``."""
-        if self.lossy is None or not hasattr(self.lossy, "blocks"):
-            return 1
-        return int(self.lossy.blocks(nbytes))
+        return 1 if self.lossy is None else self.lossy.blocks(nbytes)
 
     def gather(self, flat: Tensor, needed: Mask | None) -> Gathering:
         """Starts to send this rank's chunk of ``flat`` (world * n,) to all, in place; a packet that
@@ -97,7 +95,7 @@ class Exchange:
         """
         blocks = self.blocks(flat.numel() // self.world * flat.element_size())
         everything = np.ones((self.world, blocks), np.bool_)
-        if self.lossy is None or not hasattr(self.lossy, "all_gather_blocks"):
+        if self.lossy is None:
             return Gathering(self.copy(flat), lambda: everything)
         work = self.lossy.all_gather_blocks(flat, everything if self._exact() else needed)
         return Gathering(work, lambda: work.arrived)

@@ -19,8 +19,8 @@ from sharded_cases import (
     loss_of,
     network,
     replicas,
-    share,
     sharded,
+    share,
 )
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -78,7 +78,7 @@ def optimizers(rank: int, world: int) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("world", "backend"), [(1, "lossy"), (2, "gloo"), (3, "lossy")], ids=lambda value: str(value)
+    ("world", "backend"), [(1, "lossy"), (2, "gloo"), (3, "lossy")], ids=str
 )
 def test_optimizers_step_as_one_process(world: int, backend: str) -> None:
     values = run_good(optimizers, world, {**ENV, "BACKEND": backend})

@@ -93,11 +93,10 @@ class Exchange:
         """Starts to send this rank's chunk of ``flat`` (world * n,) to all, in place; a packet that
         is lost leaves what was there. ``needed``: see :class:`.ages.Ages`.
         """
-        blocks = self.blocks(flat.numel() // self.world * flat.element_size())
-        everything = np.ones((self.world, blocks), np.bool_)
         if self.lossy is None:
+            everything = np.ones((self.world, 1), np.bool_)
             return Gathering(self.copy(flat), lambda: everything)
-        work = self.lossy.all_gather_blocks(flat, everything if self._exact() else needed)
+        work: Any = self.lossy.all_gather_blocks(flat, needed)
         return Gathering(work, lambda: work.arrived)
 
     def copy(self, flat: Tensor) -> Work | None:

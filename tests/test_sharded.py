@@ -77,9 +77,7 @@ def optimizers(rank: int, world: int) -> list[str]:
     return passed
 
 
-@pytest.mark.parametrize(
-    ("world", "backend"), [(1, "lossy"), (2, "gloo"), (3, "lossy")], ids=str
-)
+@pytest.mark.parametrize(("world", "backend"), [(1, "lossy"), (2, "gloo"), (3, "lossy")], ids=str)
 def test_optimizers_step_as_one_process(world: int, backend: str) -> None:
     values = run_good(optimizers, world, {**ENV, "BACKEND": backend})
     assert values == [[optimizer.__name__ for optimizer, _ in OPTIMIZERS]] * world

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
 from typing import Any
 
 import harness
-import pytest
 import torch
 import torch.distributed as dist
 from harness import run_good
@@ -42,17 +40,16 @@ OPTIMIZERS: list[tuple[Any, dict[str, Any]]] = [
 ]
 
 
-def optimizers(rank: int, world: int) -> list[str]:
+def optimizers(group: dist.ProcessGroup, some: slice) -> None:
     """Each trains as one process with the whole batch does, and ends with the same state."""
-    harness.init(backend=os.environ["BACKEND"])
-    passed = []
-    for number, (optimizer, options) in enumerate(OPTIMIZERS):
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    for number, (optimizer, options) in enumerate(OPTIMIZERS[some]):
         # In float64, since some divide by what is nearly 0.
         model, plain = network().double(), network().double()
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(rank)  # rank 0's count
-        mine = sharded(model.parameters(), optimizer, **options)
+        mine = sharded(model.parameters(), optimizer, group, **options)
         theirs = optimizer(plain.parameters(), **options)
         for step in range(STEPS):
             data = batch(10 * number + step, world, torch.float64)
@@ -67,20 +64,20 @@ def optimizers(rank: int, world: int) -> list[str]:
         mine.consolidate_state_dict(to=to)
         if rank == to:
             check_state(mine.state_dict(), theirs.state_dict())
-        assert bool((replicas(model) == replicas(model)[0]).all())
+        rows = replicas(model, group)
+        assert bool((rows == rows[0]).all())
         figures = mine.figures()
         assert (figures.steps, figures.skipped, figures.stale) == (STEPS, 0, 0)
         assert (figures.blocks > 0) is (world > 1)
         assert mine.ages() == ((figures.blocks // STEPS,) if world > 1 else ())
-        passed.append(optimizer.__name__)
-    dist.destroy_process_group()
-    return passed
 
 
-@pytest.mark.parametrize(("world", "backend"), [(1, "lossy"), (2, "gloo"), (3, "lossy")], ids=str)
-def test_optimizers_step_as_one_process(world: int, backend: str) -> None:
-    values = run_good(optimizers, world, {**ENV, "BACKEND": backend})
-    assert values == [[optimizer.__name__ for optimizer, _ in OPTIMIZERS]] * world
+def groups(rank: int, world: int) -> None:
+    """All optimizers in a lossy group; some in one of gloo, of two ranks, and of a single one."""
+    optimizers(dist.group.WORLD, slice(None))
+    optimizers(dist.new_group(backend="gloo"), slice(0, 2))
+    pairs = [dist.new_group([0, 2]), dist.new_group([1])]
+    optimizers(pairs[rank % 2], slice(2, 4))
 
 
 # ---- what training scripts do ----
@@ -433,6 +430,7 @@ def tiny(rank: int, world: int) -> None:
 
 
 SCRIPTS = (
+    groups,
     groups_and_schedulers,
     odd_parameters,
     accumulation_and_clipping,
@@ -461,4 +459,4 @@ def scripts(rank: int, world: int) -> int:
 
 
 def test_scripts_train_as_one_process() -> None:
-    assert run_good(scripts, 2, ENV) == [0, 0]
+    assert run_good(scripts, 3, ENV) == [0, 0, 0]

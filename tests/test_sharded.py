@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import harness
+import pytest
 import torch
 import torch.distributed as dist
 from harness import run_good
@@ -429,6 +430,55 @@ def tiny(rank: int, world: int) -> None:
     assert rank == 0 or not mine.param_groups[0]["params"]
 
 
+def overlap(rank: int, world: int) -> None:
+    """Buckets leave while the backward pass still computes, in the same order on all ranks."""
+    model = network()
+    mine = sharded(model.parameters(), torch.optim.SGD, lr=0.1)
+    sent: list[tuple[int, int]] = []
+    average = mine._exchange.average
+
+    def noting(output: Tensor, source: Tensor) -> Any:
+        sent.append((len(source), len(mine._reducer._seen)))
+        return average(output, source)
+
+    mine._exchange.average = noting  # type: ignore[method-assign]
+    loss_of(model, share(batch(0, world), rank)).backward()
+    sizes = [shard.bucket.size for shard in mine._held.shards]
+    assert [size for size, _ in sent] == sizes
+    assert len(sizes) > 2
+    gradients = [seen for _, seen in sent]
+    assert 0 < gradients[0] < gradients[1] < gradients[-1] == 6, gradients
+    mine.step()
+
+
+def old_graphs(rank: int, world: int) -> None:
+    """A graph from before a step can't be used after it, as with any optimizer; and that error
+    leaves nothing behind."""
+    model, plain = network(), network()
+    mine = sharded(model.parameters(), torch.optim.SGD, lr=0.1)
+    theirs = torch.optim.SGD(plain.parameters(), lr=0.1)
+    loss = loss_of(model, share(batch(0, world), rank))
+    loss.backward(retain_graph=True)
+    mine.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    loss_of(plain, batch(0, world)).backward()
+    theirs.step()
+    train(mine, theirs, model, plain, rank, world)
+    check_equal(model, plain)
+
+
+def nothing_to_train(rank: int, world: int) -> None:
+    fixed = nn.Parameter(torch.ones(3), requires_grad=False)
+    mine = sharded([fixed], torch.optim.AdamW, lr=0.1)
+    mine.zero_grad()
+    assert mine.clip_grad_norm_(1.0) == 0
+    mine.step()
+    assert mine.ages() == ()
+    with pytest.raises(lossycoll.OptionError, match="norm_type is 0"):
+        mine.clip_grad_norm_(1.0, 0)
+
+
 SCRIPTS = (
     groups,
     groups_and_schedulers,
@@ -442,6 +492,9 @@ SCRIPTS = (
     added_parameters,
     scaled,
     tiny,
+    overlap,
+    old_graphs,
+    nothing_to_train,
 )
 
 

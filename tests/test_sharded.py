@@ -468,6 +468,26 @@ def old_graphs(rank: int, world: int) -> None:
     check_equal(model, plain)
 
 
+def replaced(rank: int, world: int) -> None:
+    """A new optimizer of the same parameters takes them over from one that is still there."""
+    model, plain = network(), network()
+    old = sharded(model.parameters(), torch.optim.SGD, lr=0.1)
+    mine = sharded(model.parameters(), torch.optim.AdamW, lr=0.01)
+    theirs = torch.optim.AdamW(plain.parameters(), lr=0.01)
+    before = lossycoll.stats().calls
+    train(mine, theirs, model, plain, rank, world)
+    calls = STEPS * (2 * len(mine._held.shards) + 1)
+    assert lossycoll.stats().calls - before == calls
+    check_equal(model, plain)
+    with pytest.raises(lossycoll.TrainingError, match="was given other memory"):
+        old.step()
+    # One that nobody has any more sends nothing.
+    del mine, old
+    before = lossycoll.stats().calls
+    loss_of(model, share(batch(0, world), rank)).backward()
+    assert lossycoll.stats().calls == before
+
+
 def nothing_to_train(rank: int, world: int) -> None:
     fixed = nn.Parameter(torch.ones(3), requires_grad=False)
     mine = sharded([fixed], torch.optim.AdamW, lr=0.1)
@@ -494,6 +514,7 @@ SCRIPTS = (
     tiny,
     overlap,
     old_graphs,
+    replaced,
     nothing_to_train,
 )
 
@@ -512,4 +533,4 @@ def scripts(rank: int, world: int) -> int:
 
 
 def test_scripts_train_as_one_process() -> None:
-    assert run_good(scripts, 3, ENV) == [0, 0, 0]
+    assert run_good(scripts, 3, ENV, timeout=200) == [0, 0, 0]

@@ -226,4 +226,4 @@ def checkpoints(rank: int, world: int) -> int:
 
 
 def test_checkpoints() -> None:
-    assert min(run_good(checkpoints, WORLD, ENV)) > 20
+    assert min(run_good(checkpoints, WORLD, ENV, timeout=200)) > 20

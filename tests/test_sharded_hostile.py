@@ -291,7 +291,7 @@ def hostile(rank: int, world: int) -> str:
 
 def test_hostile_cases() -> None:
     with Ranks(hostile, WORLD, ENV) as ranks:
-        outcomes = ranks.collect(150)
+        outcomes = ranks.collect(200)
     assert outcomes[1].code == -signal.SIGKILL, "\n".join(map(str, outcomes))
     for outcome in (outcomes[0], outcomes[2]):
         assert not outcome.error, outcome

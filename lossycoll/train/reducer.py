@@ -64,7 +64,7 @@ class Reducer:
     ) -> None:
         self._exchange = exchange
         self._name = name
-        self._finished = finished
+        self._finished = weakref.WeakMethod(finished)  # or it would live until cycles are collected
         self._model: list[Parameter] = []
         self._shards: list[Shard] = []
         self._place: dict[int, tuple[int, int]] = {}
@@ -105,8 +105,9 @@ class Reducer:
     @torch.no_grad()
     def ready(self, index: int) -> None:
         """The gradient of parameter ``index`` is complete; from within the backward pass."""
-        if not self._sync:
-            return
+        bucket, position = self._place[index]
+        if not self._sync or not self._shards[bucket].holds(position, self._model[index]):
+            return  # another optimizer has it now; step() tells whoever doesn't know
         task = torch._C._current_graph_task_id()
         if self._open and self._armed not in (None, task) and not _is_nested():
             self.finish()  # the pass before this one raised
@@ -116,7 +117,6 @@ class Reducer:
             engine.queue_callback(_End(weakref.ref(self)))
         if not self._open:
             self._begin()
-        bucket, _ = self._place[index]
         if bucket < len(self._works):
             raise TrainingError(
                 f"{self._exchange}: {self._name(index)} got its gradient in two parts during one "
@@ -151,7 +151,9 @@ class Reducer:
         finally:
             self._open, self._armed = False, None
         self._left = [_mark(parameter.grad) for parameter in self._model]
-        self._finished(self._status)
+        finished = self._finished()
+        if finished is not None:
+            finished(self._status)
 
     def _launch_rest(self) -> None:
         while len(self._works) < len(self._shards):

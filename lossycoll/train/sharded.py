@@ -243,7 +243,12 @@ class ShardedOptimizer(Optimizer):
             self._carrier = None
 
     def _reduce(self) -> Status:
-        """The status of the gradients as they are; reduces them if no backward pass has."""
+        """The status of the gradients as they are; reduces them if no backward pass has.
+
+        Raises if a step with them would be wrong.
+        """
+        self._exchange.check_owners()
+        self._held.check_sound()
         if self._reduced is None:
             self._reducer.finish()
         else:
@@ -298,8 +303,6 @@ class ShardedOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         assert self._inner is not None
-        self._exchange.check_owners()
-        self._held.check_sound()
         bad = self._reduce().bad
         self._drop_carrier()
         if bad:

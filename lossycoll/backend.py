@@ -330,6 +330,11 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
+    @property
+    def block_bytes(self) -> int:
+        """What one block (packet) carries."""
+        return self._comm.block_bytes
+
     def blocks(self, nbytes: int) -> int:
         """The blocks (packets) of a chunk of ``nbytes`` in :meth:`all_gather_blocks`."""
         return self._comm.blocks(nbytes)

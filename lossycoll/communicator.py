@@ -198,6 +198,11 @@ class Communicator:
             encoded = plans.all_gather(who, nbytes, self._payload)
             return self._submit(encoded, call, buffers, DType.BYTES, terms)
 
+    @property
+    def block_bytes(self) -> int:
+        """What one packet carries."""
+        return self._payload
+
     def blocks(self, nbytes: int) -> int:
         """Packets that carry ``nbytes``."""
         return packet_count(nbytes, self._payload)

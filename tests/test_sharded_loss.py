@@ -151,12 +151,58 @@ def not_numbers(rank: int) -> list[float]:
     return [scaler.get_scale()]
 
 
+def fed_back(rank: int) -> float:
+    """Of all gradients nothing is lost: it was stepped with, or is still to come."""
+    weights = [nn.Parameter(torch.zeros(4000)), nn.Parameter(torch.zeros(1000))]
+    mine = sharded(
+        weights,
+        torch.optim.SGD,
+        lr=1.0,
+        error_feedback=True,
+        on_nonfinite="skip",
+        bucket_bytes=8000,
+    )
+    given = [torch.zeros_like(w.data) for w in weights]
+    for step in range(12):
+        mine.zero_grad()
+        draw = torch.Generator().manual_seed(100 * step + rank)
+        parts = [torch.randn(w.shape, generator=draw) for w in weights]
+        if step == 5 or (step + rank) % 3 == 0:
+            parts[1].zero_()  # not used here, and in step 5 nowhere
+        skipped = step == 7
+        factor = float("nan") if skipped and rank == 1 else 1.0
+        loss = (weights[0] * parts[0]).sum() * factor
+        if bool(parts[1].any()):
+            loss = loss + (weights[1] * parts[1]).sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        if step == 3:  # once more with the same graph's gradients added: only the last counts
+            (weights[0] * parts[0]).sum().backward()  # type: ignore[no-untyped-call]
+            given[0] += parts[0]
+        mine.step()
+        if not skipped:
+            for have, part in zip(given, parts, strict=True):
+                have.add_(part)
+    left = [torch.zeros_like(w.data) for w in weights]
+    for shard, residue in zip(mine._held.shards, mine._reducer._residues, strict=True):
+        for slot, view in zip(shard.bucket.slots, residue._views, strict=True):
+            left[slot.index] += view
+    assert mine.residue() == pytest.approx(float(torch.cat(left).norm()), rel=1e-5)
+    mine.synchronize_parameters()
+    with lossycoll.reliable():
+        for weight, have, kept in zip(weights, given, left, strict=True):
+            stepped = have - kept
+            dist.all_reduce(stepped)
+            torch.testing.assert_close(weight.data, -stepped / WORLD, rtol=1e-4, atol=1e-4)
+    return mine.residue()
+
+
 def lossy(rank: int, world: int) -> dict[str, Any]:
     harness.init()
     out: dict[str, Any] = {age: bounded(rank, age) for age in (0, 1, 3)}
     out["unbounded"] = unbounded(rank)
     out["scale"] = not_numbers(rank)
     in_a_reliable_block(rank)
+    out["residue"] = fed_back(rank)
     out["injected"] = lossycoll.stats().packets_injected
     dist.destroy_process_group()
     return out
@@ -197,6 +243,10 @@ def test_it_learns_and_nothing_is_older_than_max_age(
 
 def test_without_a_bound_blocks_get_older(values: list[dict[Any, Any]]) -> None:
     assert max(value["unbounded"] for value in values) > 3
+
+
+def test_nothing_is_lost_with_error_feedback(values: list[dict[Any, Any]]) -> None:
+    assert all(value["residue"] > 0 for value in values)
 
 
 def test_all_ranks_skip_alike(values: list[dict[Any, Any]]) -> None:

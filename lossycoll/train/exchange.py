@@ -48,6 +48,22 @@ class Gathering:
         return self._arrived()
 
 
+class Sending:
+    """A reduction that is under way. ``lost``, once it is over: bool (world, blocks), what other
+    ranks did without of this rank's contribution."""
+
+    def __init__(self, work: Work, lost: Callable[[], Mask]) -> None:
+        self._work = work
+        self._lost = lost
+
+    def wait(self) -> None:
+        self._work.wait()
+
+    @property
+    def lost(self) -> Mask:
+        return self._lost()
+
+
 class Exchange:
     """The group ``group`` (None: the default one) as sharded training uses it."""
 
@@ -103,6 +119,18 @@ class Exchange:
         if self.lossy is not None:
             return work  # type: ignore[no-any-return]
         return _Then(work, lambda: output.div_(self.world))
+
+    def contribute(self, output: Tensor, source: Tensor) -> Sending:
+        """:meth:`average`, in which what is lost of ``source`` counts as zero, and is told."""
+        if self.lossy is None or self._exact():
+            work = self.average(output, source)
+            return Sending(work, lambda: np.zeros((self.world, 0), np.bool_))
+        told = self.lossy.reduce_scatter_blocks(output, source)
+        return Sending(told, lambda: told.lost)
+
+    def block_elements(self, flat: Tensor) -> int:
+        """Elements of a block."""
+        return 1 if self.lossy is None else self.lossy.block_bytes // flat.element_size()
 
     # ---- parameters ----
 

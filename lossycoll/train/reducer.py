@@ -8,6 +8,7 @@ buckets before it are there; when the pass ends, whatever hasn't started does.
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,8 @@ from torch.autograd.function import BackwardCFunction
 from torch.nn import Parameter
 
 from ..errors import TrainingError, UnsupportedError
-from .exchange import Exchange, Work, settle
+from .exchange import Exchange, Sending, Work, settle
+from .residue import Residue
 from .shards import Shard
 
 _NESTED: Final = BackwardCFunction.apply.__code__
@@ -56,13 +58,21 @@ class Reducer:
     """``shards`` and ``model`` may grow between backward passes (:meth:`watch`).
 
     ``name``: how errors call a parameter, by index. ``finished`` is called when a pass has been
-    reduced.
+    reduced. ``feedback``: what is lost is sent again with the next pass that is :meth:`kept`.
     """
 
     def __init__(
-        self, exchange: Exchange, name: Callable[[int], str], finished: Callable[[Status], None]
+        self,
+        exchange: Exchange,
+        name: Callable[[int], str],
+        finished: Callable[[Status], None],
+        *,
+        feedback: bool = False,
     ) -> None:
         self._exchange = exchange
+        self._feedback = feedback
+        self._residues: list[Residue] = []
+        self._sendings: list[Sending] = []
         self._name = name
         self._finished = weakref.WeakMethod(finished)  # or it would live until cycles are collected
         self._model: list[Parameter] = []
@@ -85,6 +95,8 @@ class Reducer:
         self._model += model
         self._shards += shards
         self._left = []
+        if self._feedback:
+            self._residues += [Residue(shard.bucket, shard.grads) for shard in shards]
         for number, shard in enumerate(shards, first):
             for position, slot in enumerate(shard.bucket.slots):
                 self._place[slot.index] = (number, position)
@@ -165,6 +177,7 @@ class Reducer:
                     view.zero_()
                 else:
                     self._copy(slot.index)
+                    self._seen.add(slot.index)
             self._launch()
 
     def abandon(self) -> None:
@@ -188,7 +201,23 @@ class Reducer:
                 return index
         return None
 
+    @torch.no_grad()
+    def keep_lost(self) -> None:
+        """A step was taken with the last pass: what it lost is to come with the next."""
+        for shard, residue, sending in zip(
+            self._shards, self._residues, self._sendings, strict=False
+        ):
+            present = {i for i, s in enumerate(shard.bucket.slots) if s.index in self._seen}
+            per_block = self._exchange.block_elements(shard.grads)
+            residue.keep(shard.grads, sending.lost, per_block, present)
+        self._sendings = []
+
+    def residue(self) -> float:
+        """L2 norm of what is still to be sent again."""
+        return math.hypot(*(residue.norm() for residue in self._residues))
+
     def _begin(self) -> None:
+        self._sendings = []
         self._open = True
         self._seen = set()
         self._missing = [len(shard.bucket.slots) for shard in self._shards]
@@ -204,14 +233,21 @@ class Reducer:
                 f"only dense ones can be sharded; make the embedding with sparse=False"
             )
         bucket, position = self._place[index]
-        self._shards[bucket].views[position].copy_(grad)
+        view = self._shards[bucket].views[position]
+        view.copy_(grad)
+        if self._feedback:
+            self._residues[bucket].add_to(view, position)
         self._status.note_used(index)
 
     def _launch(self) -> None:
         shard = self._shards[len(self._works)]
         if not shard.is_finite():
             self._status.note_bad(self._exchange.rank)
-        self._works.append(self._exchange.average(shard.own_grads, shard.grads))
+        if not self._feedback:
+            self._works.append(self._exchange.average(shard.own_grads, shard.grads))
+            return
+        self._sendings.append(self._exchange.contribute(shard.own_grads, shard.grads))
+        self._works.append(self._sendings[-1])
 
 
 class _Hook:

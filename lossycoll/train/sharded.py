@@ -68,6 +68,11 @@ class ShardedOptimizer(Optimizer):
     equal, and only gradients lossy. None: no bound. All blocks that are due are repaired at once,
     in the step in which they are due.
 
+    ``error_feedback``: what is lost of a rank's gradients is added to its next ones, in place of
+    weighing what arrives by its count. Nothing of any gradient is lost then, but some of it comes a
+    step or more late; and a gradient's worth of memory is needed. With one link at 100% loss
+    its rank's gradients never arrive, and pile up: :meth:`residue` tells. Not in checkpoints.
+
     ``bucket_bytes``: the size of a bucket, 25 MiB as DDP's (the first one at most 1 MiB).
 
     ``on_nonfinite``: what ``step()`` does when a rank's gradient holds NaN or infinity: "raise" a
@@ -102,6 +107,7 @@ class ShardedOptimizer(Optimizer):
         group: dist.ProcessGroup | None = None,
         *,
         max_age: int | None = MAX_AGE,
+        error_feedback: bool = False,
         bucket_bytes: int = BUCKET_BYTES,
         on_nonfinite: str = "raise",
         **defaults: Any,
@@ -110,6 +116,7 @@ class ShardedOptimizer(Optimizer):
         settings = {
             "optimizer_class": getattr(optimizer_class, "__name__", ""),
             "max_age": max_age,
+            "error_feedback": error_feedback,
             "bucket_bytes": bucket_bytes,
             "on_nonfinite": on_nonfinite,
         }
@@ -118,7 +125,9 @@ class ShardedOptimizer(Optimizer):
         self._exchange = Exchange(group)
         self._held = Held(self._exchange, optimizer_class, defaults, settings)
         self._copies = Copies(self._exchange, max_age)
-        self._reducer = Reducer(self._exchange, self._held.name, self._receive)
+        self._reducer = Reducer(
+            self._exchange, self._held.name, self._receive, feedback=error_feedback
+        )
         self._carrier: Parameter | None = None
         self._reduced: Status | None = None
         """Of the backward pass whose gradients the next step takes."""
@@ -310,6 +319,7 @@ class ShardedOptimizer(Optimizer):
             return loss
         self._reduced = self._consolidated = None
         self._inner.step()
+        self._reducer.keep_lost()
         self._copies.spread(self._held.model)
         return loss
 
@@ -340,6 +350,11 @@ class ShardedOptimizer(Optimizer):
     def ages(self) -> tuple[int, ...]:
         """How many blocks of other ranks' parameters are 0, 1, 2, ... steps old here."""
         return self._copies.ages()
+
+    def residue(self) -> float:
+        """L2 norm of this rank's gradients that were lost, and come with its next ones; 0 without
+        error feedback."""
+        return self._reducer.residue()
 
     def figures(self) -> ShardedFigures:
         """What has happened at this rank since the optimizer was made."""

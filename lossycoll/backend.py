@@ -96,6 +96,10 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     def lossy_stats(self) -> Stats:
         return self._comm.stats()
 
+    def lossy_options(self) -> Options:
+        """Those in force for a call made now: the group's, as the block around changes them."""
+        return self._routes.effective()
+
     def lossy_last_report(self) -> Report | None:
         return self._comm.last_report()
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     )
     from .figures import PeerStats, Report, Stats
     from .options import Options, lossy, reliable
+    from .train.drift import Drift, measure_drift
+    from .train.drift_bound import DriftBound
 
 __version__ = "0.1.0"
 
@@ -51,12 +53,16 @@ _HOME: Final = {
     ),
     **dict.fromkeys(("Options", "lossy", "reliable"), "options"),
     **dict.fromkeys(("PeerStats", "Report", "Stats"), "figures"),
+    **dict.fromkeys(("Drift", "measure_drift"), "train.drift"),
+    "DriftBound": "train.drift_bound",
 }
 """The module of each public name."""
 
 __all__ = [
     "AbortedError",
     "ClosedError",
+    "Drift",
+    "DriftBound",
     "EngineError",
     "InterfaceError",
     "LossyError",
@@ -73,6 +79,7 @@ __all__ = [
     "group_stats",
     "last_report",
     "lossy",
+    "measure_drift",
     "reliable",
     "stats",
 ]

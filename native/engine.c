@@ -99,7 +99,9 @@ static void publish(lc_engine *e) {
             .rtt_ns = p->pace.rtt_ns,
             .deadline_ns = lc_deadline_of(&p->deadline, 1, e->config.deadline_min_ns,
                                           e->config.deadline_max_ns),
-            .delivery_rate = total ? (double)p->packets_received / (double)total : 1.0};
+            .delivery_rate = total ? (double)p->packets_received / (double)total : 1.0,
+            .offered = p->offered,
+            .delivered = p->delivered};
     }
     pthread_mutex_unlock(&e->lock);
 }
@@ -190,11 +192,18 @@ static uint32_t window_for(int32_t buffer, uint32_t packet_bytes, uint16_t size)
     return share < 1 ? 1 : share;
 }
 
+static int losses_ok(const lc_config *c) {
+    for (uint16_t i = 0; c->inject_loss && i < c->size; i++)
+        if (!(c->inject_loss[i] >= 0 && c->inject_loss[i] <= 1))
+            return 0;
+    return c->inject.loss >= 0 && c->inject.loss <= 1;
+}
+
 static int config_ok(const lc_config *c) {
     return c->address && c->size >= 1 && c->rank < c->size && c->payload_bytes >= 64 &&
            c->payload_bytes % 8 == 0 && c->payload_bytes + LC_HEADER_BYTES <= LC_MTU_MAX - 28 &&
-           c->socket_buffer >= 0 && c->deadline_min_ns <= c->deadline_max_ns &&
-           c->inject.loss >= 0 && c->inject.loss <= 1 && c->pace_bytes_per_s >= 0;
+           c->socket_buffer >= 0 && c->deadline_min_ns <= c->deadline_max_ns && losses_ok(c) &&
+           c->pace_bytes_per_s >= 0;
 }
 
 static void free_peers(lc_engine *e) {
@@ -238,6 +247,9 @@ static int make_peers(lc_engine *e) {
         lc_pace_init(&p->pace, lc_now());
         if (i == e->config.rank)
             continue;
+        p->inject_loss = e->config.inject_loss ? e->config.inject_loss[i] : e->config.inject.loss;
+        lc_inject faults = lc_inject_link(&e->config.inject, p->inject_loss);
+        e->inject_active |= lc_inject_active(&faults);
         p->records = calloc(LC_RECORDS, sizeof *p->records);
         p->early = calloc(LC_OPS, sizeof *p->early);
         if (e->config.inject.reorder > 0)
@@ -285,7 +297,8 @@ lc_engine *lc_engine_open(const lc_config *config, lc_failure *failure) {
         free_engine(e);
         return NULL;
     }
-    e->config.address = NULL; /* the caller's string is not kept */
+    e->config.address = NULL; /* what the caller points to is not kept */
+    e->config.inject_loss = NULL;
     return e;
 }
 
@@ -350,8 +363,8 @@ int64_t lc_engine_submit(lc_engine *e, const lc_call *call) {
                            e->config.payload_bytes)
         return LC_E_ARGUMENT;
     int simd = !(e->config.disable & LC_SIMD);
-    lc_op *op = lc_op_build(call, e->config.rank, e->config.size, simd,
-                            lc_inject_active(&e->config.inject), &e->pool, &e->pool_lock, &code);
+    lc_op *op = lc_op_build(call, e->config.rank, e->config.size, simd, e->inject_active, &e->pool,
+                            &e->pool_lock, &code);
     if (!op)
         return code;
     op->submitted_ns = lc_now();
@@ -405,6 +418,22 @@ int lc_engine_result(lc_engine *e, int64_t ticket, lc_report *report, lc_failure
     *report = op->report;
     *failure = op->failure;
     return op->failure.code;
+}
+
+int lc_engine_arrived(lc_engine *e, int64_t ticket, uint16_t slot, uint16_t peer, uint8_t *arrived,
+                      uint32_t n_packets) {
+    lc_op *op = op_of(ticket);
+    pthread_mutex_lock(&e->lock);
+    int finished = op->finished;
+    pthread_mutex_unlock(&e->lock);
+    if (!finished)
+        return LC_PENDING;
+    const lc_in *in = peer < e->config.size ? lc_op_in(op, slot, peer) : NULL;
+    if (!in || in->slot->n_packets != n_packets)
+        return LC_E_ARGUMENT;
+    for (uint32_t k = 0; k < n_packets; k++)
+        arrived[k] = (uint8_t)lc_bit(in->arrived, k);
+    return LC_OK;
 }
 
 void lc_engine_release(lc_engine *e, int64_t ticket) {

@@ -54,10 +54,12 @@ typedef struct {
     uint32_t n_records;
     uint8_t *held; /* a datagram that injection delays */
     uint32_t held_bytes;
-    lc_early *early; /* LC_OPS of them */
+    double inject_loss; /* share of its packets that injection drops here */
+    lc_early *early;    /* LC_OPS of them */
     int dead;
     atomic_int doomed; /* dead as soon as the thread takes notice; any thread sets it */
     uint64_t packets_sent, packets_received, packets_missing;
+    uint64_t offered, delivered; /* packets of streams that may lose any */
 } lc_peer;
 
 /* The end of a stream that is repeated after the operation has gone. */
@@ -73,6 +75,7 @@ typedef struct {
 
 struct lc_engine {
     lc_config config;
+    int inject_active; /* whether packets of any peer suffer faults */
     char address[64];
     lc_link *link;
     lc_peer *peers;
@@ -169,8 +172,9 @@ void lc_send_control(lc_engine *e);
 void lc_control_arrived(lc_engine *e, const lc_header *h, const uint8_t *payload);
 void lc_check_early(lc_engine *e, lc_op *op);
 
-/* timers.c: looks at every timer and sets tick_ns */
-void lc_tick(lc_engine *e);
+/* timers.c */
+void lc_tick(lc_engine *e); /* looks at every timer and sets tick_ns */
+int lc_overdue(const lc_engine *e, const lc_in *in);
 
 /* receive.c: datagrams in */
 int lc_receive(lc_engine *e);

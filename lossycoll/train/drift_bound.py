@@ -55,10 +55,13 @@ class DriftBound:
     a replicated dimension (HSDP), where each part is kept together among its copies. ``optimizer``:
     steps parameters of the model; those of them that require gradients are looked after, also
     those that are added or unfrozen later, from the next sweep on. ``group``: the ranks that hold a
-    replica; None is DDP's group, else the default group, of any backend. ``repair``: rounds of
-    selective resending, 0 to 255; with 255 nothing is missing in practice. ``state``: whether the
-    optimizer's element-wise state (``exp_avg``, ``momentum_buffer``, ...) is brought along, which
-    takes so many times the bytes; docs/theory.md has what it is worth.
+    replica; None is DDP's group, else the default group, of any backend.
+
+    ``repair``: rounds of selective resending, 0 to 255. A packet that a rank misses costs it a
+    whole sweep, so two rounds are worth far more than their bytes (docs/theory.md has figures);
+    with 255 nothing is missing in practice. ``state``: whether the optimizer's element-wise state
+    (``exp_avg``, ``momentum_buffer``, ...) is brought along, which takes that many more bytes; a
+    shorter period is a better use for them, so it isn't by default.
 
     Only steps that are taken count, so all ranks must take the same: under
     ``torch.amp.GradScaler`` ranks may find infinities where others don't, when gradients are lossy,
@@ -78,7 +81,7 @@ class DriftBound:
         period: int = 16,
         *,
         group: dist.ProcessGroup | None = None,
-        repair: int = 0,
+        repair: int = 2,
         state: bool = False,
     ) -> None:
         _check("period", period, 1, 1 << 20)

@@ -87,19 +87,16 @@ class Exchange:
 
     def blocks(self, nbytes: int) -> int:
         """Packets that carry a chunk of ``nbytes``."""
-        if self.lossy is None or not hasattr(self.lossy, "blocks"):
-            return 1
-        return int(self.lossy.blocks(nbytes))
+        return 1 if self.lossy is None else self.lossy.blocks(nbytes)
 
     def gather(self, flat: Tensor, needed: Mask | None) -> Gathering:
         """Starts to send this rank's chunk of ``flat`` (world * n,) to all, in place; a packet that
         is lost leaves what was there. ``needed``: see :class:`.ages.Ages`.
         """
-        blocks = self.blocks(flat.numel() // self.world * flat.element_size())
-        everything = np.ones((self.world, blocks), np.bool_)
-        if self.lossy is None or not hasattr(self.lossy, "all_gather_blocks"):
+        if self.lossy is None:
+            everything = np.ones((self.world, 1), np.bool_)
             return Gathering(self.copy(flat), lambda: everything)
-        work = self.lossy.all_gather_blocks(flat, everything if self._exact() else needed)
+        work: Any = self.lossy.all_gather_blocks(flat, needed)
         return Gathering(work, lambda: work.arrived)
 
     def copy(self, flat: Tensor) -> Work | None:

@@ -52,8 +52,10 @@ def elementwise_state(
         cuts = list(pairwise(CUTS))
         pieces = [Parameter(values.flatten()[begin:end].clone()) for begin, end in cuts]
         try:
-            other = optimizer_class(pieces, **copy.deepcopy(dict(options)))
-            _run(other, pieces, [[g.flatten()[a:b] for a, b in cuts] for g in grads])
+            for some in (slice(0, 2), slice(2, None)):  # as two ranks, each with its own
+                other = optimizer_class(pieces[some], **copy.deepcopy(dict(options)))
+                steps = [[g.flatten()[a:b] for a, b in cuts[some]] for g in grads]
+                _run(other, pieces[some], steps)
         except Exception as error:
             raise _refusal(where, name, f"it doesn't take flat pieces: {error}") from error
     joined = torch.cat([piece.detach() for piece in pieces]).view(SHAPE)

@@ -1,10 +1,10 @@
 """How far apart the replicas of a ShardedOptimizer should be, from how its parameters move.
 
-A block that was lost k times in a row is k steps old, with probability (1 - p) p^k. So two replicas
-that both receive it hold values |a - b| = k steps apart with probability 2 (1 - p) / (1 + p) p^k, and
-the owner and another k steps with (1 - p) p^k. Where steps are uncorrelated, with second moment
-s^2, the value k steps ago is k s^2 away, and the sums become 2p / (1 - p^2) s^2 and
-p / (1 - p) s^2 (docs/theory.md). Adam's steps are not, so the distances are taken as they are.
+At loss p a block is k steps old with a chance in proportion to p^k, up to the age at which it is
+repaired. So two replicas that both receive it hold values some steps apart, and the owner and
+another one k. Where steps are uncorrelated, with second moment s^2, the value of k steps ago is
+k s^2 away, and without repair the drift is 2p / (1 - p^2) s^2 (docs/theory.md). Steps of Adam are
+correlated, so the distances are taken as they are.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class Trail:
 
 def expected(loss: float, world: int, moved: list[float]) -> float:
     """``moved[k]``: squared distance of the parameters from their values k steps before, k = 0 to
-    the greatest age there is: what would be older is repaired, and is as new as the owner's.
+    the greatest age there is.
 
     Of all pairs of ranks and blocks, the owner is one of the pair in 2 / world.
     """
-    ages = [(1 - loss) * loss**k for k in range(len(moved))]
-    ages[0] += 1 - sum(ages)
+    weights = [loss**k for k in range(len(moved))]
+    ages = [weight / sum(weights) for weight in weights]
     both = sum(a * b * moved[abs(i - j)] for i, a in enumerate(ages) for j, b in enumerate(ages))
     one = sum(age * distance for age, distance in zip(ages, moved, strict=True))
     return (1 - 2 / world) * both + 2 / world * one

@@ -44,8 +44,11 @@ def loss_of(model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
     return nn.functional.mse_loss(model(data[0]), data[1])
 
 
-def sharded(params: Any, optimizer: Any, **rest: Any) -> lossycoll.ShardedOptimizer:
-    return lossycoll.ShardedOptimizer(params, optimizer, **{"bucket_bytes": SMALL, **rest})
+def sharded(
+    params: Any, optimizer: Any, group: dist.ProcessGroup | None = None, **rest: Any
+) -> lossycoll.ShardedOptimizer:
+    rest = {"bucket_bytes": SMALL, **rest}
+    return lossycoll.ShardedOptimizer(params, optimizer, group, **rest)
 
 
 def check_equal(model: nn.Module, plain: nn.Module, what: str = "", **tolerance: float) -> None:
@@ -68,10 +71,10 @@ def flat(parameters: Iterable[Tensor]) -> Tensor:
     return torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
 
 
-def replicas(model: nn.Module) -> Tensor:
+def replicas(model: nn.Module, group: dist.ProcessGroup | None = None) -> Tensor:
     """All ranks' parameters, float[world, n], reliably."""
     own = flat(model.parameters()).contiguous()
-    rows = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    rows = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     with lossycoll.reliable():
-        dist.all_gather(rows, own)
+        dist.all_gather(rows, own, group)
     return torch.stack(rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
 from typing import Any
 
@@ -42,17 +41,16 @@ OPTIMIZERS: list[tuple[Any, dict[str, Any]]] = [
 ]
 
 
-def optimizers(rank: int, world: int) -> list[str]:
+def optimizers(group: dist.ProcessGroup, some: slice) -> None:
     """Each trains as one process with the whole batch does, and ends with the same state."""
-    harness.init(backend=os.environ["BACKEND"])
-    passed = []
-    for number, (optimizer, options) in enumerate(OPTIMIZERS):
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    for number, (optimizer, options) in enumerate(OPTIMIZERS[some]):
         # In float64, since some divide by what is nearly 0.
         model, plain = network().double(), network().double()
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(rank)  # rank 0's count
-        mine = sharded(model.parameters(), optimizer, **options)
+        mine = sharded(model.parameters(), optimizer, group, **options)
         theirs = optimizer(plain.parameters(), **options)
         for step in range(STEPS):
             data = batch(10 * number + step, world, torch.float64)
@@ -67,20 +65,20 @@ def optimizers(rank: int, world: int) -> list[str]:
         mine.consolidate_state_dict(to=to)
         if rank == to:
             check_state(mine.state_dict(), theirs.state_dict())
-        assert bool((replicas(model) == replicas(model)[0]).all())
+        rows = replicas(model, group)
+        assert bool((rows == rows[0]).all())
         figures = mine.figures()
         assert (figures.steps, figures.skipped, figures.stale) == (STEPS, 0, 0)
         assert (figures.blocks > 0) is (world > 1)
         assert mine.ages() == ((figures.blocks // STEPS,) if world > 1 else ())
-        passed.append(optimizer.__name__)
-    dist.destroy_process_group()
-    return passed
 
 
-@pytest.mark.parametrize(("world", "backend"), [(1, "lossy"), (2, "gloo"), (3, "lossy")], ids=str)
-def test_optimizers_step_as_one_process(world: int, backend: str) -> None:
-    values = run_good(optimizers, world, {**ENV, "BACKEND": backend})
-    assert values == [[optimizer.__name__ for optimizer, _ in OPTIMIZERS]] * world
+def groups(rank: int, world: int) -> None:
+    """All optimizers in a lossy group; some in one of gloo, of two ranks, and of a single one."""
+    optimizers(dist.group.WORLD, slice(None))
+    optimizers(dist.new_group(backend="gloo"), slice(0, 2))
+    pairs = [dist.new_group([0, 2]), dist.new_group([1])]
+    optimizers(pairs[rank % 2], slice(2, 4))
 
 
 # ---- what training scripts do ----
@@ -432,7 +430,77 @@ def tiny(rank: int, world: int) -> None:
     assert rank == 0 or not mine.param_groups[0]["params"]
 
 
+def overlap(rank: int, world: int) -> None:
+    """Buckets leave while the backward pass still computes, in the same order on all ranks."""
+    model = network()
+    mine = sharded(model.parameters(), torch.optim.SGD, lr=0.1)
+    sent: list[tuple[int, int]] = []
+    average = mine._exchange.average
+
+    def noting(output: Tensor, source: Tensor) -> Any:
+        sent.append((len(source), len(mine._reducer._seen)))
+        return average(output, source)
+
+    mine._exchange.average = noting  # type: ignore[method-assign]
+    loss_of(model, share(batch(0, world), rank)).backward()
+    sizes = [shard.bucket.size for shard in mine._held.shards]
+    assert [size for size, _ in sent] == sizes
+    assert len(sizes) > 2
+    gradients = [seen for _, seen in sent]
+    assert 0 < gradients[0] < gradients[1] < gradients[-1] == 6, gradients
+    mine.step()
+
+
+def old_graphs(rank: int, world: int) -> None:
+    """A graph from before a step can't be used after it, as with any optimizer; and that error
+    leaves nothing behind."""
+    model, plain = network(), network()
+    mine = sharded(model.parameters(), torch.optim.SGD, lr=0.1)
+    theirs = torch.optim.SGD(plain.parameters(), lr=0.1)
+    loss = loss_of(model, share(batch(0, world), rank))
+    loss.backward(retain_graph=True)
+    mine.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    loss_of(plain, batch(0, world)).backward()
+    theirs.step()
+    train(mine, theirs, model, plain, rank, world)
+    check_equal(model, plain)
+
+
+def replaced(rank: int, world: int) -> None:
+    """A new optimizer of the same parameters takes them over from one that is still there."""
+    model, plain = network(), network()
+    old = sharded(model.parameters(), torch.optim.SGD, lr=0.1)
+    mine = sharded(model.parameters(), torch.optim.AdamW, lr=0.01)
+    theirs = torch.optim.AdamW(plain.parameters(), lr=0.01)
+    before = lossycoll.stats().calls
+    train(mine, theirs, model, plain, rank, world)
+    calls = STEPS * (2 * len(mine._held.shards) + 1)
+    assert lossycoll.stats().calls - before == calls
+    check_equal(model, plain)
+    with pytest.raises(lossycoll.TrainingError, match="was given other memory"):
+        old.step()
+    # One that nobody has any more sends nothing.
+    del mine, old
+    before = lossycoll.stats().calls
+    loss_of(model, share(batch(0, world), rank)).backward()
+    assert lossycoll.stats().calls == before
+
+
+def nothing_to_train(rank: int, world: int) -> None:
+    fixed = nn.Parameter(torch.ones(3), requires_grad=False)
+    mine = sharded([fixed], torch.optim.AdamW, lr=0.1)
+    mine.zero_grad()
+    assert mine.clip_grad_norm_(1.0) == 0
+    mine.step()
+    assert mine.ages() == ()
+    with pytest.raises(lossycoll.OptionError, match="norm_type is 0"):
+        mine.clip_grad_norm_(1.0, 0)
+
+
 SCRIPTS = (
+    groups,
     groups_and_schedulers,
     odd_parameters,
     accumulation_and_clipping,
@@ -444,6 +512,10 @@ SCRIPTS = (
     added_parameters,
     scaled,
     tiny,
+    overlap,
+    old_graphs,
+    replaced,
+    nothing_to_train,
 )
 
 
@@ -461,4 +533,4 @@ def scripts(rank: int, world: int) -> int:
 
 
 def test_scripts_train_as_one_process() -> None:
-    assert run_good(scripts, 2, ENV) == [0, 0]
+    assert run_good(scripts, 3, ENV, timeout=200) == [0, 0, 0]

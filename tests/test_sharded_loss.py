@@ -164,7 +164,7 @@ def lossy(rank: int, world: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def values() -> list[dict[Any, Any]]:
-    return run_good(lossy, WORLD, ENV)
+    return run_good(lossy, WORLD, ENV, timeout=200)
 
 
 def expected(max_age: int, steps: int) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from torch.nn import Parameter
 
 from ..errors import LinkError
 from .ages import Ages, Mask, histogram
-from .exchange import Exchange
+from .exchange import Exchange, settle
 from .shards import Shard
 
 
@@ -57,8 +57,9 @@ class Copies:
         """
         asked = [ages.needed() for ages in self._ages]
         pairs = zip(self._shards, asked, strict=True)
-        works = [self._exchange.gather(shard.flat, needed) for shard, needed in pairs]
-        masks = [work.wait() for work in works]
+        with self._exchange.owners_needed():
+            works = [self._exchange.gather(shard.flat, needed) for shard, needed in pairs]
+            masks = [work.wait() for work in works]
         torch.autograd.graph.increment_version(model)
         dead: LinkError | None = None
         for ages, needed, arrived in zip(self._ages, asked, masks, strict=True):
@@ -72,9 +73,9 @@ class Copies:
 
     def synchronize(self, model: Sequence[Parameter]) -> None:
         """Brings all chunks to all ranks, reliably."""
-        for work in [self._exchange.copy(shard.flat) for shard in self._shards]:
-            if work is not None:
-                work.wait()
+        with self._exchange.owners_needed():
+            works = [self._exchange.copy(shard.flat) for shard in self._shards]
+            settle([work for work in works if work is not None])
         torch.autograd.graph.increment_version(model)
         for ages in self._ages:
             ages.reset()

@@ -6,8 +6,9 @@ rank needs none.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
@@ -16,9 +17,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..backend import LossyProcessGroup
+from ..errors import PeerLostError
 from ..options import lossy, reliable
 
 Mask = NDArray[np.bool_]
+
+
+REMEDY: Final = (
+    "A rank that is lost had the only copy of its share of the optimizer's state: restart with the "
+    "ranks that are left from the last checkpoint, which loads at any number of ranks"
+)
 
 
 class Work(Protocol):
@@ -64,9 +72,22 @@ class Exchange:
         """Whether the caller, or the group, wants nothing to be lost."""
         return self.lossy is None or self.lossy.lossy_options().delivery == "reliable"
 
-    def lost(self) -> tuple[int, ...]:
-        """Ranks that the group goes on without."""
-        return () if self.lossy is None else self.lossy.lossy_stats().lost
+    @contextlib.contextmanager
+    def owners_needed(self) -> Iterator[None]:
+        """A block in which a lost rank's PeerLostError says what that means here."""
+        try:
+            yield
+        except PeerLostError as error:
+            if REMEDY in str(error):
+                raise
+            raise PeerLostError(f"{error}. {REMEDY}", peer=error.peer) from error
+
+    def check_owners(self) -> None:
+        """Raises PeerLostError if the group goes on without a rank: its chunks have no owner."""
+        lost = () if self.lossy is None else self.lossy.lossy_stats().lost
+        if lost:
+            who = ", ".join(self.peer(rank) for rank in lost)
+            raise PeerLostError(f"{self}: lost {who}. {REMEDY}", peer=lost[0])
 
     # ---- gradients ----
 

@@ -94,8 +94,8 @@ class Held:
                 if not shard.holds(position, self.model[slot.index]):
                     raise TrainingError(
                         f"{self._exchange}: {self.names[slot.index]} was given other memory after "
-                        f"the optimizer was made (by model.to(), parameter.data = ..., "
-                        f"load_state_dict(assign=True)); do that before, or make the optimizer anew"
+                        f"the optimizer was made (by model.to() or parameter.data = ..., say); "
+                        f"do that before, or make the optimizer anew"
                     )
         for parameter in self.frozen:
             if parameter.grad is not None:

@@ -64,7 +64,7 @@ class Reducer:
     ) -> None:
         self._exchange = exchange
         self._name = name
-        self._finished = finished
+        self._finished = weakref.WeakMethod(finished)  # or it would live until cycles are collected
         self._model: list[Parameter] = []
         self._shards: list[Shard] = []
         self._place: dict[int, tuple[int, int]] = {}
@@ -105,8 +105,9 @@ class Reducer:
     @torch.no_grad()
     def ready(self, index: int) -> None:
         """The gradient of parameter ``index`` is complete; from within the backward pass."""
-        if not self._sync:
-            return
+        bucket, position = self._place[index]
+        if not self._sync or not self._shards[bucket].holds(position, self._model[index]):
+            return  # another optimizer has it now; step() tells whoever doesn't know
         task = torch._C._current_graph_task_id()
         if self._open and self._armed not in (None, task) and not _is_nested():
             self.finish()  # the pass before this one raised
@@ -116,7 +117,6 @@ class Reducer:
             engine.queue_callback(_End(weakref.ref(self)))
         if not self._open:
             self._begin()
-        bucket, _ = self._place[index]
         if bucket < len(self._works):
             raise TrainingError(
                 f"{self._exchange}: {self._name(index)} got its gradient in two parts during one "
@@ -127,8 +127,9 @@ class Reducer:
         if index not in self._seen:
             self._seen.add(index)
             self._missing[bucket] -= 1
-        while len(self._works) < len(self._shards) and not self._missing[len(self._works)]:
-            self._launch()
+        with self._exchange.owners_needed():
+            while len(self._works) < len(self._shards) and not self._missing[len(self._works)]:
+                self._launch()
 
     def end(self) -> None:
         """The pass that :meth:`ready` was called from is over."""
@@ -143,22 +144,28 @@ class Reducer:
         if not self._open:
             self._begin()
         try:
-            while len(self._works) < len(self._shards):
-                shard = self._shards[len(self._works)]
-                for slot, view in zip(shard.bucket.slots, shard.views, strict=True):
-                    if slot.index in self._seen:
-                        continue
-                    if self._model[slot.index].grad is None:
-                        view.zero_()
-                    else:
-                        self._copy(slot.index)
-                self._launch()
-            work = self._exchange.combine(self._status.flags, dist.ReduceOp.MAX)
-            settle([*self._works, work])
+            with self._exchange.owners_needed():
+                self._launch_rest()
+                work = self._exchange.combine(self._status.flags, dist.ReduceOp.MAX)
+                settle([*self._works, work])
         finally:
             self._open, self._armed = False, None
         self._left = [_mark(parameter.grad) for parameter in self._model]
-        self._finished(self._status)
+        finished = self._finished()
+        if finished is not None:
+            finished(self._status)
+
+    def _launch_rest(self) -> None:
+        while len(self._works) < len(self._shards):
+            shard = self._shards[len(self._works)]
+            for slot, view in zip(shard.bucket.slots, shard.views, strict=True):
+                if slot.index in self._seen:
+                    continue
+                if self._model[slot.index].grad is None:
+                    view.zero_()
+                else:
+                    self._copy(slot.index)
+            self._launch()
 
     def abandon(self) -> None:
         """Ends a pass that raised, so that this rank has issued what the others have."""
@@ -173,8 +180,11 @@ class Reducer:
         """The first parameter whose ``grad`` isn't what the last pass has sent."""
         for index, (was, version) in enumerate(self._left):
             grad = self._model[index].grad
-            held = None if was is None else was()
-            if grad is not held or (grad is not None and grad._version != version):
+            if grad is None or was is None:
+                same = grad is None and was is None
+            else:
+                same = grad is was() and grad._version == version
+            if not same:
                 return index
         return None
 

@@ -17,7 +17,6 @@ from ..errors import (
     CheckpointError,
     NonFiniteError,
     OptionError,
-    PeerLostError,
     TrainingError,
 )
 from . import checkpoint
@@ -30,7 +29,71 @@ from .reducer import Reducer, Status
 
 
 class ShardedOptimizer(Optimizer):
-    """Any element-wise optimizer, sharded over the ranks, over a network that loses packets."""
+    """Any element-wise optimizer, sharded over the ranks of a network that loses packets.
+
+    Called as torch's ZeroRedundancyOptimizer is, but the model is *not* wrapped in
+    DistributedDataParallel: this reduces the gradients itself::
+
+        optimizer = lossycoll.ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            loss(model(inputs), targets).backward()  # gradients travel meanwhile
+            optimizer.clip_grad_norm_(1.0)
+            optimizer.step()  # each rank its own shard, then parameters travel
+
+    It is the method of "Distributed Training under Packet Loss" (Weintraub, Banner, Orda,
+    arXiv 2507.07114) in the layout of ZeRO-1. Parameters live in flat buckets, of which each rank
+    owns an equal chunk. Gradients go to their owners by a lossy reduce-scatter, bucket by bucket
+    while the backward pass goes on; the mean is unbiased whatever is lost, also with different data
+    on each rank (own data is a stratum of its own, docs/design.md). Owners step their chunks, cut
+    into segments of parameters, and send *parameters* to all: a packet that is lost leaves the old
+    value, which the next step's replaces, so replicas don't drift apart. What steers a step (norms,
+    NaN, which parameters had gradients) travels reliably, so all ranks do the same.
+
+    ``params``: parameters, (name, parameter) pairs or groups (dicts), as torch's optimizers take
+    them, and in the same order on all ranks; their values become rank 0's. Each once, however often
+    it is tied. Those with ``requires_grad=False`` are left out (see :meth:`add_param_group`).
+    Parameters become views of the buckets, so move or convert the model before.
+
+    ``optimizer_class``, ``**defaults``: any torch.optim.Optimizer that is element-wise, with its
+    options.
+
+    ``group``: the ranks to share with, any backend (None: the default group). Only with "lossy" is
+    anything ever lost; in a block of ``lossycoll.reliable()``, or with ``delivery="reliable"``,
+    nothing is. ``with lossycoll.lossy(repair=1):`` around ``backward()`` works, too.
+
+    ``max_age``: how many steps old a block (a packet's part of an owner's chunk) may be at a
+    replica. A block that is missing for the ``max_age``-th step in a row is sent again in the next
+    one until it arrives, so after a step none is older than ``max_age``. 0: replicas are always
+    equal, and only gradients lossy. None: no bound. All blocks that are due are repaired at once,
+    in the step in which they are due.
+
+    ``bucket_bytes``: the size of a bucket, 25 MiB as DDP's (the first one at most 1 MiB).
+
+    ``on_nonfinite``: what ``step()`` does when a rank's gradient holds NaN or infinity: "raise" a
+    NonFiniteError, or "skip" the step, on all ranks alike. A GradScaler needs neither: every rank's
+    segments then hold infinity, so that all of them skip and lower the scale together.
+
+    ``param_groups`` and ``state`` are the inner optimizer's own: over this rank's segments, with
+    the options that schedulers and users change (on all ranks alike). Between ``backward()`` and
+    ``step()`` the segments' gradients are the mean, to look at or change. The model's are this
+    rank's own, which have been sent: changing those is refused by ``step()``. Hence
+    :meth:`clip_grad_norm_` instead of torch.nn.utils'.
+
+    All ranks must make it alike, and call ``backward()`` (outside of :meth:`no_sync`), ``step()``
+    and whatever says so below equally often. A second ``backward()`` before ``step()`` reduces the
+    accumulated gradients anew: correct, but :meth:`no_sync` saves the first. Buffers, such as batch
+    normalisation's, are not sent. Needs memory for each parameter's gradient twice (as DDP does)
+    and for 1/world of the optimizer's state.
+
+    Raises OptionError for a bad argument; UnsupportedError for an optimizer that isn't
+    element-wise, and for parameters that are sparse, lazy, sharded, not floats, that share memory
+    or (in a lossy group) aren't on the CPU; MismatchError where ranks differ in parameters or
+    arguments. ``backward()`` and ``step()`` raise PeerLostError when a rank is lost, whose shard
+    has no owner any more; ``step()`` raises LinkError when a block that is due doesn't come, and
+    TrainingError for what would go wrong in silence: changed gradients, moved parameters, frozen
+    ones that have gradients.
+    """
 
     def __init__(
         self,
@@ -180,7 +243,12 @@ class ShardedOptimizer(Optimizer):
             self._carrier = None
 
     def _reduce(self) -> Status:
-        """The status of the gradients as they are; reduces them if no backward pass has."""
+        """The status of the gradients as they are; reduces them if no backward pass has.
+
+        Raises if a step with them would be wrong.
+        """
+        self._exchange.check_owners()
+        self._held.check_sound()
         if self._reduced is None:
             self._reducer.finish()
         else:
@@ -203,17 +271,22 @@ class ShardedOptimizer(Optimizer):
         norm before, float64 of no dimension, the same on all ranks. After ``unscale_``, if a
         GradScaler is used. All ranks must call this.
         """
+        if not norm_type > 0:
+            raise OptionError(f"norm_type is {norm_type!r}, wanted a number above 0, or infinity")
         self._reduce()
         grads = [p.grad for g in self.param_groups for p in g["params"] if p.grad is not None]
-        norms = [torch.linalg.vector_norm(g, norm_type, dtype=torch.float64) for g in grads]
         device = self._held.model[0].device if self._held.model else torch.device("cpu")
-        local = torch.stack([norm.to(device) for norm in norms]) if norms else torch.zeros(1)
-        if math.isinf(norm_type):
-            total = local.max().to(torch.float64)
-            self._exchange.combine(total, dist.ReduceOp.MAX).wait()
-        else:
-            total = local.to(torch.float64).pow(norm_type).sum()
-            self._exchange.combine(total, dist.ReduceOp.SUM).wait()
+        norms = [torch.zeros((), dtype=torch.float64, device=device)]
+        for grad in grads:
+            norm = torch.linalg.vector_norm(grad, norm_type, dtype=torch.float64)
+            norms.append(norm.to(device))
+        local = torch.stack(norms)
+        highest = math.isinf(norm_type)
+        total = local.max() if highest else local.pow(norm_type).sum()
+        op = dist.ReduceOp.MAX if highest else dist.ReduceOp.SUM
+        with self._exchange.owners_needed():
+            self._exchange.combine(total, op).wait()
+        if not highest:
             total = total.pow(1.0 / norm_type)
         scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
         for grad in grads:
@@ -230,7 +303,6 @@ class ShardedOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         assert self._inner is not None
-        self._check_sound()
         bad = self._reduce().bad
         self._drop_carrier()
         if bad:
@@ -254,19 +326,6 @@ class ShardedOptimizer(Optimizer):
             f"or skip such steps by on_nonfinite='skip'",
             bad,
         )
-
-    def _check_sound(self) -> None:
-        """Raises if a step would be wrong."""
-        lost = self._exchange.lost()
-        if lost:
-            who = ", ".join(self._exchange.peer(rank) for rank in lost)
-            raise PeerLostError(
-                f"{self._exchange}: lost {who}, which had the only copy of its share of the "
-                f"optimizer's state; restart with the ranks that are left, from the last "
-                f"checkpoint (load_state_dict takes it at any number of ranks)",
-                peer=lost[0],
-            )
-        self._held.check_sound()
 
     # ---- replicas and figures ----
 

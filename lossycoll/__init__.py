@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from .figures import PeerStats, Report, Stats
     from .options import Options, lossy, reliable
     from .train.copies import ShardedFigures
+    from .train.drift import Drift, measure_drift
+    from .train.drift_bound import DriftBound
     from .train.sharded import ShardedOptimizer
 
 __version__ = "0.1.0"
@@ -63,6 +65,8 @@ _HOME: Final = {
     **dict.fromkeys(("PeerStats", "Report", "Stats"), "figures"),
     "ShardedFigures": "train.copies",
     "ShardedOptimizer": "train.sharded",
+    **dict.fromkeys(("Drift", "measure_drift"), "train.drift"),
+    "DriftBound": "train.drift_bound",
 }
 """The module of each public name."""
 
@@ -70,6 +74,8 @@ __all__ = [
     "AbortedError",
     "CheckpointError",
     "ClosedError",
+    "Drift",
+    "DriftBound",
     "EngineError",
     "InterfaceError",
     "LinkError",
@@ -91,6 +97,7 @@ __all__ = [
     "group_stats",
     "last_report",
     "lossy",
+    "measure_drift",
     "reliable",
     "stats",
 ]

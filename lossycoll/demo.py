@@ -1,6 +1,7 @@
-"""Train a small GPT three times: with gloo, on a clean network, and losing packets.
+"""Train a small GPT five times: with gloo, on a clean network, and losing packets in three ways.
 
-The three runs differ in nothing but the name of the backend and the injected loss.
+The runs have the same seed, data and steps. Under loss there are plain DDP, DDP with DriftBound,
+and ShardedOptimizer.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from lossycoll import demo_report
 from lossycoll.arguments import inject_text, names, real, whole
 from lossycoll.launch import launch, must_be_writable
 
-RUNS = ("gloo", "clean", "lossy")
+RUNS = ("gloo", "clean", "lossy", "bounded", "sharded")
+LOSSY_RUNS = ("lossy", "bounded", "sharded")
 HEAD_WIDTH = 32  # as in demo_model, which would import torch before --help can answer
 
 
@@ -28,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--loss", type=real(0, 1), default=0.1, help="share of packets to drop (default 0.1)")
     add("--burst", type=real(1), default=1.0, help="mean length of a loss, in packets (default 1)")
     add("--ranks", type=whole(2, 64), default=4, help="processes (default 4)")
-    add("--steps", type=whole(1), default=400, help="optimizer steps of each run (default 400)")
+    add("--steps", type=whole(1), default=300, help="optimizer steps of each run (default 300)")
     add("--seed", type=whole(0, 2**31 - 1), default=7, help="of everything random (default 7)")
     add("--layers", type=whole(1, 96), default=2, help="transformer blocks (default 2)")
     add(
@@ -44,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--runs",
         type=names(RUNS),
         default=RUNS,
-        help="which to do: some of gloo,clean,lossy (default: all)",
+        help="which to do: some of gloo,clean,lossy,bounded,sharded (default: all)",
     )
     add("--out", type=Path, default=Path("demo-results"), help="folder for results")
     add("--json", action="store_true", help="print the results as JSON, not as a table")
@@ -98,9 +100,11 @@ def _header(options: argparse.Namespace) -> dict[str, Any]:
 
 def _one_run(name: str, options: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Starts the ranks, shows how far they are, and sums up what they found."""
-    loss = options.loss if name == "lossy" else 0.0
+    loss = options.loss if name in LOSSY_RUNS else 0.0
     config = {
         "backend": "gloo" if name == "gloo" else "lossy",
+        "method": name if name in ("bounded", "sharded") else "ddp",
+        "loss": loss,
         **{
             option: getattr(options, option)
             for option in ("steps", "seed", "layers", "width", "context", "batch")
@@ -122,7 +126,7 @@ def _one_run(name: str, options: argparse.Namespace, console: Console) -> dict[s
     )
     started = time.monotonic()
     with progress:
-        label = f"{name}, {loss:.0%} lost" if name == "lossy" else name
+        label = f"{name}, {loss:.0%} lost" if loss else name
         task = progress.add_task(label, total=options.steps, note="starting ranks")
 
         def on_event(event: dict[str, Any]) -> None:

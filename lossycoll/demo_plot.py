@@ -12,9 +12,15 @@ matplotlib.use("Agg")  # There may be no display.
 
 import matplotlib.pyplot as plt
 
-COLOURS = {"gloo": "tab:blue", "clean": "tab:green", "lossy": "tab:red"}
+COLOURS = {
+    "gloo": "tab:blue",
+    "clean": "tab:green",
+    "lossy": "tab:red",
+    "bounded": "tab:orange",
+    "sharded": "tab:purple",
+}
 # Curves lie on top of one another: the first is drawn wide, the others within it.
-WIDTHS = {"gloo": 6.0, "clean": 3.5, "lossy": 1.2}
+WIDTHS = {"gloo": 6.0, "clean": 3.5, "lossy": 1.2, "bounded": 1.2, "sharded": 1.2}
 SMOOTHED_STEPS = 20
 
 
@@ -43,7 +49,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
     base_name = next(iter(runs))
     for name, run in runs.items():
         curves = run["curves"]
-        label = f"{name}, {run['injected_loss']:.0%} lost" if name == "lossy" else name
+        label = f"{name}, {run['injected_loss']:.0%} lost" if run["injected_loss"] else name
         style = {"color": COLOURS[name], "linewidth": WIDTHS[name], "label": label}
         steps = range(1, len(curves["train"]) + 1)
         losses.plot(steps, smooth(curves["train"]), color=COLOURS[name], alpha=0.35, linewidth=1)

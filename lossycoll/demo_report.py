@@ -79,6 +79,7 @@ def table(runs: dict[str, Run]) -> Table:
         "packets given up as missing": lambda run: _traffic(run, "packets_missing"),
         "MB sent": lambda run: _traffic(run, "bytes_sent", 1e-6),
         "replica distance, squared": lambda run: f"{run['drift']['mean_square_distance']:.3g}",
+        "  theory's": lambda run: _expected(run["drift"]["expected"]),
         "  RMS / parameter norm": lambda run: f"{run['drift']['relative_rms']:.3%}",
         "whole run, s": lambda run: f"{run['seconds']:.0f}",
     }
@@ -93,9 +94,16 @@ def remarks(runs: dict[str, Run]) -> list[str]:
     if not drifting:
         return []
     return [
-        "Replicas drift apart under loss: a rank that a mean does not reach goes on with its own"
-        " gradient. The distance is exact, taken over all pairs of ranks at the last step.",
+        "lossy: a rank that a mean does not reach goes on with its own gradient, so replicas drift"
+        " apart for as long as training lasts. bounded: DriftBound brings 1/16 of the parameters"
+        " together after each step. sharded: parameters are sent, not gradients; a lost packet"
+        " leaves a value that is a step or two old. docs/guide.md says which to use when.",
+        "The distance is exact, taken over all pairs of ranks at the last step.",
     ]
+
+
+def _expected(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
 
 
 def _percent(value: float | None) -> str:

@@ -1,7 +1,8 @@
-"""What one rank of the demo does: plain DDP training, measured.
+"""What one rank of the demo does: training, measured.
 
-Started by demo.py as ``python -m lossycoll.demo_train CONFIG``. Apart from the name of
-the backend, nothing in the training loop knows that packets may be lost.
+Started by demo.py as ``python -m lossycoll.demo_train CONFIG``. Apart from the name of the backend,
+nothing in the training loop knows that packets may be lost; the methods differ in how model and
+optimizer are made.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import math
 import sys
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import lossycoll
-from lossycoll import demo_data
+from lossycoll import demo_data, demo_theory
 from lossycoll.demo_model import ByteGPT, next_byte_loss
 from lossycoll.launch import EventWriter
 
@@ -37,6 +38,9 @@ UNTIMED_STEPS = 3
 @dataclass(frozen=True)
 class TrainConfig:
     backend: str
+    method: str
+    """ddp, bounded (DDP with DriftBound) or sharded (ShardedOptimizer)."""
+    loss: float
     steps: int
     seed: int
     layers: int
@@ -44,16 +48,6 @@ class TrainConfig:
     context: int
     batch: int
     events: str
-
-
-@dataclass
-class Drift:
-    """How far the replicas are apart."""
-
-    mean_square_distance: float
-    """Squared L2 distance of the parameters, averaged over all pairs of ranks."""
-    relative_rms: float
-    """Its root, over the L2 norm of the average parameters."""
 
 
 class Validation:
@@ -87,8 +81,8 @@ def train(config: TrainConfig) -> dict[str, Any]:
     corpus = demo_data.load(config.seed)
     torch.manual_seed(config.seed)
     model = ByteGPT(config.layers, config.width, config.context)
-    replica = DistributedDataParallel(model)
-    optimizer = torch.optim.AdamW(replica.parameters(), betas=(0.9, 0.95), weight_decay=0.1)
+    replica, optimizer = set_up(config.method, model)
+    theory = demo_theory.Trail(optimizer) if config.method == "sharded" else None
     batches = torch.Generator().manual_seed(config.seed * 10_007 + rank + 1)
     validation = Validation(corpus.validation, config)
     report = EventWriter(config.events) if rank == 0 else None
@@ -97,7 +91,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
     train_losses: list[float] = []
     step_seconds: list[float] = []
     validation_curve = [(0, validation.loss(model))]
-    drift_curve: list[tuple[int, Drift]] = []
+    drift_curve: list[tuple[int, dict[str, Any]]] = []
     for step in range(1, config.steps + 1):
         started = time.perf_counter()
         for parameter_group in optimizer.param_groups:
@@ -107,6 +101,8 @@ def train(config: TrainConfig) -> dict[str, Any]:
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
+        if theory is not None:
+            theory.note()
         step_seconds.append(time.perf_counter() - started)
         train_losses.append(loss.item())
         if report is not None:
@@ -114,13 +110,13 @@ def train(config: TrainConfig) -> dict[str, Any]:
         if step in measured_at:
             # The replica itself, not DDP's wrapper: that one may start collectives of its own.
             validation_curve.append((step, validation.loss(model)))
-            drift_curve.append((step, measure_drift(model)))
+            drift_curve.append((step, drift_of(model, theory, config.loss)))
     if report is not None:
         report.close()
     return {
         "train": train_losses,
         "validation": validation_curve,
-        "drift": [(step, asdict(drift)) for step, drift in drift_curve],
+        "drift": drift_curve,
         "step_seconds": step_seconds[UNTIMED_STEPS:] or step_seconds,
         "traffic": traffic(config.backend),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -133,24 +129,26 @@ def train(config: TrainConfig) -> dict[str, Any]:
     }
 
 
-@torch.no_grad()
-def measure_drift(model: nn.Module) -> Drift:
-    """The distance between replicas, exactly: nothing of this may be lost on the way.
+def set_up(method: str, model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """What is run forward, and what is stepped."""
+    how: dict[str, Any] = {"betas": (0.9, 0.95), "weight_decay": 0.1}
+    if method == "sharded":
+        return model, lossycoll.ShardedOptimizer(model.parameters(), torch.optim.AdamW, **how)
+    replica = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(replica.parameters(), **how)
+    if method == "bounded":
+        lossycoll.DriftBound(replica, optimizer)
+    return replica, optimizer
 
-    The mean over pairs of ||x_i - x_j||^2 is 2 / (N - 1) times the sum of the squared
-    distances to the average. In double precision the average of equal floats is that
-    float, so replicas that are equal give zero and not rounding noise.
-    """
-    world = dist.get_world_size()
-    own = nn.utils.parameters_to_vector(model.parameters()).double()
-    average = own.clone()
-    with lossycoll.reliable():
-        dist.all_reduce(average)
-        average /= world
-        squares = (own - average).square().sum()
-        dist.all_reduce(squares)
-    mean_square = 2 * squares.item() / max(1, world - 1)
-    return Drift(mean_square, math.sqrt(mean_square) / average.norm().item())
+
+def drift_of(model: nn.Module, theory: demo_theory.Trail | None, loss: float) -> dict[str, Any]:
+    """How far the replicas are apart, and where there is a formula, how far they should be."""
+    drift = lossycoll.measure_drift(model)
+    return {
+        "mean_square_distance": drift.total,
+        "relative_rms": drift.relative_rms,
+        "expected": None if theory is None else theory.expected_drift(loss),
+    }
 
 
 def traffic(backend: str) -> dict[str, int] | None:

@@ -1,0 +1,311 @@
+"""DriftBound: replicas that step by themselves, kept together by a slice of the parameters a step.
+
+Under plain DDP with lossy gradients each replica steps with a slightly different mean, so their
+squared distance grows with every step. Broadcasting parameters bounds it (Weintraub, Banner, Orda,
+"Distributed Training under Packet Loss", arXiv 2507.07114, stage 2); here a little at a time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..errors import MismatchError, OptionError, UnsupportedError
+from ..options import lossy
+from .replicas import Part, in_memory_order, local, parts_of
+from .slices import Slices, cut, owner
+
+MOST_REPAIR: Final = 255
+DTYPES: Final = (
+    *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
+    *(torch.complex64, torch.complex128),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class _Source:
+    """A parameter, or with ``key`` a tensor of its state."""
+
+    name: str
+    parameter: nn.Parameter
+    key: str | None
+
+    @property
+    def identity(self) -> tuple[str, int]:
+        return self.name, id(self.parameter)
+
+
+class DriftBound:
+    """Bounds the drift of replicas: ``DriftBound(model, optimizer)``, once, on all ranks.
+
+    After each ``optimizer.step()`` 1/``period`` of the parameters' bytes is brought to one value on
+    all ranks; after ``period`` steps all have been. Each rank owns, and sends to all others, an
+    equal chunk of every slice, and another one in the next sweep, so no rank's replica is favoured
+    and none sends more than others. A packet that is lost leaves a rank's own value until the next
+    sweep.
+
+    ``model``: plain, wrapped by DistributedDataParallel, or sharded by fully_shard on a mesh with
+    a replicated dimension (HSDP), where each part is kept together among its copies. ``optimizer``:
+    steps parameters of the model; those of them that require gradients are looked after, also
+    those that are added or unfrozen later, from the next sweep on. ``group``: the ranks that hold a
+    replica; None is DDP's group, else the default group, of any backend.
+
+    ``repair``: rounds of selective resending, 0 to 255. A packet that a rank misses costs it a
+    whole sweep, so two rounds are worth far more than their bytes (docs/theory.md has figures);
+    with 255 nothing is missing in practice. ``state``: whether the optimizer's element-wise state
+    (``exp_avg``, ``momentum_buffer``, ...) is brought along, which takes that many more bytes; a
+    shorter period is a better use for them, so it isn't by default.
+
+    Only steps that are taken count, so all ranks must take the same: under
+    ``torch.amp.GradScaler`` ranks may find infinities where others don't, when gradients are lossy,
+    and one that skips a step that others take is a MismatchError on all of them at the next
+    collective. ``torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler(device="cpu")`` makes
+    all ranks skip alike.
+
+    Use it as a context, or call :meth:`detach`, to end it. Raises OptionError for a bad ``period``
+    or ``repair``, UnsupportedError for what has no replicas or can't be sent, MismatchError where
+    ranks hold parameters of other names, shapes or types.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        period: int = 16,
+        *,
+        group: dist.ProcessGroup | None = None,
+        repair: int = 2,
+        state: bool = False,
+    ) -> None:
+        _check("period", period, 1, 1 << 20)
+        _check("repair", repair, 0, MOST_REPAIR)
+        if not isinstance(optimizer, Optimizer):
+            raise UnsupportedError(
+                f"optimizer is a {type(optimizer).__name__}, wanted a torch.optim.Optimizer, "
+                f"after whose steps parameters are exchanged"
+            )
+        self.period = period
+        self.steps = 0
+        """Steps of the optimizer seen."""
+        self._model = model
+        self._optimizer = optimizer
+        self._wanted_group = group
+        self._repair = repair
+        self._state = state
+        self._plan()
+        self._hook = optimizer.register_step_post_hook(self._after_step)
+
+    @property
+    def bytes_per_step(self) -> int:
+        """What one step brings to one value on all ranks."""
+        return self._staging.numel()
+
+    def detach(self) -> None:
+        """Ends the exchange after steps, on all ranks at the same step. Idempotent."""
+        self._hook.remove()
+
+    def __enter__(self) -> DriftBound:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.detach()
+
+    # ---- what there is to exchange ----
+
+    def _parts(self) -> list[Part]:
+        """The model's parameters that the optimizer steps."""
+        stepped = {id(p) for entry in self._optimizer.param_groups for p in entry["params"]}
+        parts = [
+            part
+            for part in parts_of(self._model, self._wanted_group)
+            if id(part.parameter) in stepped and part.parameter.requires_grad
+        ]
+        if not parts:
+            raise UnsupportedError(
+                "the optimizer steps none of the model's parameters that require gradients; pass "
+                "the optimizer that was made of this model's parameters"
+            )
+        return parts
+
+    def _sources(self, parts: list[Part]) -> list[_Source]:
+        """The parameters, each followed by its state, where that is brought along."""
+        sources = []
+        for part in parts:
+            sources.append(_Source(part.name, part.parameter, None))
+            for key, value in sorted(self._optimizer.state.get(part.parameter, {}).items()):
+                if self._state and _is_elementwise(key, value, part.parameter):
+                    sources.append(_Source(f"{part.name}, {key}", part.parameter, key))
+        return sources
+
+    def _tensor(self, source: _Source) -> Tensor | None:
+        """What is there now; None for state that isn't any more."""
+        if source.key is None:
+            return local(source.parameter)
+        value = self._optimizer.state.get(source.parameter, {}).get(source.key)
+        return local(value) if isinstance(value, Tensor) else None
+
+    def _plan(self) -> None:
+        """Cuts what there is now into slices. All ranks do so at the same step."""
+        parts = self._parts()
+        self._group = _group_of(parts)
+        self._world = dist.get_world_size(self._group)
+        self._rank = dist.get_rank(self._group)
+        sources = self._sources(parts)
+        tensors = {s.name: t for s in sources if (t := self._tensor(s)) is not None}
+        device = _device_of(tensors)
+        self._sources_now = sources
+        self._described = [_described(tensor) for tensor in tensors.values()]
+        _agree(list(zip(tensors, self._described, strict=True)), self._group, device)
+        sizes = [(tensor.numel(), tensor.element_size()) for tensor in tensors.values()]
+        self._slices: Slices = cut(sizes, self.period, self._world)
+        self._staging = torch.empty(
+            self._world * self._slices.chunk_bytes, dtype=torch.uint8, device=device
+        )
+
+    # ---- a step ----
+
+    @torch.no_grad()
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        del optimizer, args, kwargs
+        sweep, number = divmod(self.steps, self.period)
+        self.steps += 1
+        if self._changed(number):
+            self._plan()
+        if self._world > 1 and not self._slices.empty(number):
+            self._exchange(number, sweep)
+
+    def _changed(self, number: int) -> bool:
+        """Whether slice ``number`` isn't what was planned. Additions are seen by the first one."""
+        if number == 0:
+            now = [source.identity for source in self._sources(self._parts())]
+            if now != [source.identity for source in self._sources_now]:
+                return True
+        touched = {piece.tensor for chunk in self._slices.of(number) for piece in chunk}
+        for index in touched:
+            tensor = self._tensor(self._sources_now[index])
+            if tensor is None or _described(tensor) != self._described[index]:
+                return True
+        return False
+
+    def _exchange(self, number: int, sweep: int) -> None:
+        """Packs a slice, this rank's own values everywhere; gathers it; unpacks what came."""
+        chunk_bytes, rank = self._slices.chunk_bytes, self._rank
+        rows: dict[int, Tensor] = {}
+        own: list[Tensor] = []
+        staged: list[Tensor] = []
+        came: list[bool] = []
+        for chunk, pieces in enumerate(self._slices.of(number)):
+            by = owner(number, chunk, sweep, self._world)
+            for piece in pieces:
+                if piece.tensor not in rows:
+                    tensor = self._tensor(self._sources_now[piece.tensor])
+                    assert tensor is not None
+                    rows[piece.tensor] = in_memory_order(tensor)
+                values = rows[piece.tensor][piece.begin : piece.end]
+                begin = by * chunk_bytes + piece.at
+                end = begin + values.numel() * values.element_size()
+                own.append(values)
+                staged.append(self._staging[begin:end].view(values.dtype))
+                came.append(by != rank)
+        torch._foreach_copy_(staged, own)
+        # As floats, for only floats may be lossy; the bytes are copied as they are.
+        whole = self._staging.view(torch.float32)
+        mine = self._staging[rank * chunk_bytes : (rank + 1) * chunk_bytes].view(torch.float32)
+        with lossy(lossy_min_bytes=0, repair=self._repair):
+            dist.all_gather_single(whole, mine, group=self._group)
+        torch._foreach_copy_(
+            [to for to, others in zip(own, came, strict=True) if others],
+            [of for of, others in zip(staged, came, strict=True) if others],
+        )
+
+
+def _check(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise OptionError(f"{name} is {value!r}, wanted an integer, {low} to {high}")
+
+
+def _is_elementwise(key: object, value: object, parameter: Tensor) -> bool:
+    return (
+        key != "step"
+        and isinstance(value, Tensor)
+        and value.shape == parameter.shape
+        and value.dtype in DTYPES
+    )
+
+
+def _group_of(parts: list[Part]) -> dist.ProcessGroup:
+    """The one group that holds copies of all parts."""
+    first = parts[0]
+    for part in parts:
+        copies = [group for group in part.copies if dist.get_world_size(group) > 1]
+        if part.rest and not copies:
+            raise UnsupportedError(
+                f"parameter {part.name} is sharded and has no copies: nothing can drift, and there "
+                f"is nothing to bound; DriftBound is for DDP, and for fully_shard on a mesh with "
+                f"a replicated dimension (HSDP)"
+            )
+        if len(copies) > 1 or part.copies != first.copies:
+            raise UnsupportedError(
+                f"parameters {first.name} and {part.name} have copies in {len(first.copies)} and "
+                f"{len(part.copies)} groups, or in different ones, wanted one for all; attach one "
+                f"DriftBound for each, with optimizers of their own"
+            )
+    larger = [group for group in first.copies if dist.get_world_size(group) > 1]
+    return (larger or list(first.copies))[0]
+
+
+def _device_of(tensors: dict[str, Tensor]) -> torch.device:
+    """Theirs, all of which must be on one and of types that can be sent."""
+    first_name, first = next(iter(tensors.items()))
+    for name, tensor in tensors.items():
+        if tensor.device != first.device:
+            raise UnsupportedError(
+                f"{first_name} is on {first.device} and {name} on {tensor.device}, wanted all on "
+                f"one device; give each its own optimizer and DriftBound"
+            )
+        if tensor.layout is not torch.strided or tensor.dtype not in DTYPES:
+            raise UnsupportedError(
+                f"{name} is {tensor.layout} of {tensor.dtype}, wanted a dense tensor of "
+                f"{', '.join(str(dtype) for dtype in DTYPES)}"
+            )
+        in_memory_order(tensor)
+    return first.device
+
+
+_Described = tuple[torch.dtype, torch.Size, tuple[int, ...]]
+
+
+def _described(tensor: Tensor) -> _Described:
+    return tensor.dtype, tensor.shape, tensor.stride()
+
+
+def _agree(
+    described: list[tuple[str, _Described]], group: dist.ProcessGroup, device: torch.device
+) -> None:
+    """Raises MismatchError on all ranks unless they describe the same tensors."""
+    digest = hashlib.sha256(repr(described).encode()).digest()
+    own = int.from_bytes(digest[:7], "big")
+    both = torch.tensor([own, -own], device=device)
+    dist.all_reduce(both, dist.ReduceOp.MAX, group=group)
+    most, least = both.tolist()
+    if most != -least:
+        listed = ", ".join(
+            f"{name} {dtype}{list(shape)}" for name, (dtype, shape, _) in described[:4]
+        )
+        raise MismatchError(
+            f"rank {dist.get_rank(group)}/{dist.get_world_size(group)}: ranks hold different "
+            f"parameters; here {len(described)} tensors, {listed}, ...: wanted the same names, "
+            f"types, shapes and strides on all ranks, and the same optimizer"
+        )

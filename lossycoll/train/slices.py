@@ -1,0 +1,72 @@
+"""Cutting tensors into slices of equal bytes, of which each rank owns an equal chunk. Pure.
+
+All tensors lie in one row of bytes, each at a multiple of 16, so that every element is whole in
+every chunk. The row is cut into ``period`` slices and each slice into one chunk per rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+ALIGN: Final = 16
+"""Bytes: the largest element's (complex128)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Elements ``begin`` to ``end`` of tensor number ``tensor``, from byte ``at`` of a chunk on."""
+
+    tensor: int
+    begin: int
+    end: int
+    at: int
+
+
+@dataclass(frozen=True)
+class Slices:
+    """``chunks[s * world + c]``: the pieces of chunk c of slice s; each at most ``chunk_bytes``.
+
+    The last ones are empty where there are fewer bytes than chunks.
+    """
+
+    period: int
+    world: int
+    chunk_bytes: int
+    chunks: tuple[tuple[Piece, ...], ...]
+
+    def of(self, number: int) -> tuple[tuple[Piece, ...], ...]:
+        """The chunks of slice ``number``."""
+        return self.chunks[number * self.world : (number + 1) * self.world]
+
+    def empty(self, number: int) -> bool:
+        return not any(self.of(number))
+
+
+def cut(sizes: Sequence[tuple[int, int]], period: int, world: int) -> Slices:
+    """``sizes``: (elements, bytes of an element, a divisor of 16) of each tensor."""
+    begins, total = [], 0
+    for elements, itemsize in sizes:
+        begins.append(total)
+        total += _aligned(elements * itemsize)
+    chunk = max(ALIGN, _aligned(-(-total // (period * world))))
+    chunks: list[list[Piece]] = [[] for _ in range(period * world)]
+    for tensor, (begin, (elements, itemsize)) in enumerate(zip(begins, sizes, strict=True)):
+        done = 0
+        while done < elements:
+            number, at = divmod(begin + done * itemsize, chunk)
+            end = min(elements, done + (chunk - at) // itemsize)
+            chunks[number].append(Piece(tensor, done, end, at))
+            done = end
+    return Slices(period, world, chunk, tuple(tuple(pieces) for pieces in chunks))
+
+
+def owner(number: int, chunk: int, sweep: int, world: int) -> int:
+    """The rank whose values of a chunk of slice ``number`` all take. Over ``world`` sweeps each
+    rank owns each chunk once, and in every slice each rank owns one."""
+    return (chunk + number + sweep) % world
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGN) * ALIGN

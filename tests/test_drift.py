@@ -1,0 +1,230 @@
+"""measure_drift is exact: against numpy, on replicas of which each rank knows all.
+
+And with DriftBound it stays small under loss.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from harness import init, run_good
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import lossycoll
+
+LOSS = {
+    "LOSSYCOLL_INJECT": "loss=0.3,seed=5",
+    "LOSSYCOLL_LOSSY_MIN_BYTES": "0",
+    "LOSSYCOLL_MTU": "1500",
+    "LOSSYCOLL_LOG": "off",
+}
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64)
+
+
+class Mixed(nn.Module):
+    """Parameters of several types, one of them twice, one frozen, one empty, one permuted."""
+
+    def __init__(self, rank: int, equal: bool = False) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(100 if equal else rank)
+        for dtype in DTYPES:
+            values = torch.randn(37, 11, generator=generator, dtype=torch.float64).to(dtype)
+            self.register_parameter(f"of_{str(dtype)[6:]}", nn.Parameter(values))
+        self.inner = nn.Linear(5, 5)
+        with torch.no_grad():
+            for parameter in self.inner.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator))
+        self.again = self.inner
+        self.frozen = nn.Parameter(torch.randn(6, generator=generator), requires_grad=False)
+        self.empty = nn.Parameter(torch.zeros(0))
+        image = torch.randn(2, 3, 4, 5, generator=generator)
+        self.image = nn.Parameter(image.to(memory_format=torch.channels_last))
+        self.scalar = nn.Parameter(torch.randn((), generator=generator))
+
+
+def oracle(replicas: list[dict[str, Tensor]]) -> tuple[dict[str, float], float, float]:
+    """By the definition, over pairs: of each parameter, in total, and the relative distance."""
+    wide = [{name: _wide(t) for name, t in of.items()} for of in replicas]
+    pairs = [(a, b) for i, a in enumerate(wide) for b in wide[i + 1 :]]
+    each = {
+        name: float(np.mean([np.sum(np.abs(a[name] - b[name]) ** 2) for a, b in pairs]))
+        for name in wide[0]
+    }
+    total = sum(each.values())
+    norm = sum(
+        float(np.sum(np.abs(np.mean([of[name] for of in wide], axis=0)) ** 2)) for name in wide[0]
+    )
+    return each, total, math.sqrt(total / norm)
+
+
+def _wide(tensor: Tensor) -> Any:
+    return tensor.detach().to(torch.complex128).numpy()
+
+
+def under_loss(rank: int, world: int) -> dict[str, Any]:
+    init()
+    out: dict[str, Any] = {"measured": whole_models(rank, world), "ddp": ddp(rank)}
+    out["injected"] = lossycoll.stats().packets_injected
+    dist.destroy_process_group()
+    return out
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[dict[str, Any]]:
+    return run_good(under_loss, 3, LOSS)
+
+
+def whole_models(rank: int, world: int) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    models = [Mixed(r) for r in range(world)]
+    own = models[rank]
+    want = oracle([dict(model.named_parameters()) for model in models])
+    out["far"] = (lossycoll.measure_drift(own), want)
+    out["equal"] = lossycoll.measure_drift(Mixed(rank, equal=True))
+
+    from lossycoll.train import drift
+
+    largest = 0
+    original = dist.all_reduce
+
+    def spied(tensor: Tensor, *args: Any, **rest: Any) -> Any:
+        nonlocal largest
+        largest = max(largest, tensor.numel())
+        return original(tensor, *args, **rest)
+
+    whole, drift.CHUNK = drift.CHUNK, 64  # type: ignore[misc]
+    dist.all_reduce = spied
+    out["in chunks"] = (lossycoll.measure_drift(own), largest)
+    drift.CHUNK, dist.all_reduce = whole, original  # type: ignore[misc]
+
+    torch.manual_seed(rank)
+    net = nn.Linear(7, 3)
+    plain = lossycoll.measure_drift(net)
+    compiled = nn.Module()  # torch.compile's wrapper, without its seconds of imports
+    compiled._orig_mod = net
+    out["compiled"] = plain == lossycoll.measure_drift(compiled)
+    wrapped = DistributedDataParallel(net)  # which makes them equal
+    out["names"] = (list(plain.per_parameter), list(lossycoll.measure_drift(wrapped).per_parameter))
+    out["wrapped"] = lossycoll.measure_drift(wrapped).total
+
+    pair = dist.new_group([0, 2])
+    if rank != 1:
+        want = oracle([dict(models[r].named_parameters()) for r in (0, 2)])
+        out["pair"] = (lossycoll.measure_drift(own, pair), want)
+    alone = [dist.new_group([r]) for r in range(world)][rank]
+    out["alone"] = lossycoll.measure_drift(own, alone)
+    gloo = dist.new_group(backend="gloo")
+    out["gloo"] = lossycoll.measure_drift(own, gloo)
+
+    if rank == 1:
+        with torch.no_grad():
+            own.inner.bias[2] = math.nan
+    out["nan"] = lossycoll.measure_drift(own)
+    return out
+
+
+def close(got: lossycoll.Drift, want: tuple[dict[str, float], float, float]) -> None:
+    each, total, relative = want
+    assert got.total == pytest.approx(total, rel=1e-12)
+    assert got.relative_rms == pytest.approx(relative, rel=1e-12)
+    assert dict(got.per_parameter) == pytest.approx(each, rel=1e-12)
+    assert math.fsum(got.per_parameter.values()) == got.total
+
+
+def test_of_whole_models(ranks: list[dict[str, Any]]) -> None:
+    first, _, last = (rank["measured"] for rank in ranks)
+    for got in (rank["measured"] for rank in ranks):
+        close(*got["far"])
+        assert "again.weight" not in got["far"][0].per_parameter  # tied, and counted once
+        equal = got["equal"]
+        assert (equal.total, equal.relative_rms) == (0.0, 0.0)
+        assert set(equal.per_parameter.values()) == {0.0}
+        in_chunks, largest = got["in chunks"]
+        close(in_chunks, got["far"][1])
+        assert largest <= 2 * 64  # a complex element is two real ones
+        assert got["compiled"]
+        assert got["names"][0] == got["names"][1] == ["weight", "bias"]
+        assert got["wrapped"] == 0.0
+        close(got["gloo"], got["far"][1])
+        assert got["alone"].total == got["alone"].relative_rms == 0.0
+        assert math.isnan(got["nan"].total)
+        assert math.isnan(got["nan"].relative_rms)
+        bad = [name for name, value in got["nan"].per_parameter.items() if math.isnan(value)]
+        assert bad == ["inner.bias"]
+        assert got["far"][0] == first["far"][0]  # to the bit, on all ranks
+    close(*first["pair"])
+    assert first["pair"] == last["pair"]
+
+
+# ---- what DriftBound bounds ----
+
+
+def regress(
+    rank: int, model: nn.Module, wrapped: nn.Module, steps: int, *, period: int = 0, **rest: Any
+) -> list[float]:
+    """Trains on noise of each rank's own; the drift at each of the last half of the steps."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            nn.init.normal_(parameter, std=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    bound = lossycoll.DriftBound(wrapped, optimizer, period, **rest) if period else None
+    generator = torch.Generator().manual_seed(rank)
+    drifts = []
+    no_sync: Callable[[], Any] = getattr(wrapped, "no_sync", contextlib.nullcontext)
+    for step in range(steps):
+        for last in (False, True):
+            inputs = torch.randn(8, 40, generator=generator)
+            # A static graph is recorded in its first steps, which torch wants to be in sync.
+            with contextlib.nullcontext() if last or step < 2 else no_sync():
+                (wrapped(inputs) - inputs.flip(1)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step >= steps // 2:
+            drifts.append(lossycoll.measure_drift(model).total)
+    if bound is not None:
+        assert bound.steps == steps  # not the backward passes
+        bound.detach()
+    return drifts
+
+
+def ddp(rank: int) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for name, static, rest in (
+        ("without", False, {}),
+        ("with", False, {"period": 4}),
+        ("static graph", True, {"period": 4}),
+        ("no repair", True, {"period": 4, "repair": 0}),
+    ):
+        model = nn.Sequential(nn.Linear(40, 60), nn.Tanh(), nn.Linear(60, 40))
+        wrapped = DistributedDataParallel(model, static_graph=static)
+        out[name] = regress(rank, model, wrapped, 60, **rest)
+        del wrapped
+    return out
+
+
+def bounded(drifts: list[float], free: list[float], period: int) -> bool:
+    """Whether no drift is more than a few periods' worth of steps."""
+    per_step = free[-1] / (2 * len(free))
+    return max(drifts) < 3 * period * per_step
+
+
+def test_ddp_under_loss_stays_together(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        got = rank["ddp"]
+        assert rank["injected"] > 1000
+        assert got == ranks[0]["ddp"]
+        free = got["without"]
+        assert free[-1] > 1.3 * free[0]  # it grows
+        for name in ("with", "static graph", "no repair"):
+            assert min(got[name]) > 0
+            assert bounded(got[name], free, 4), (name, got[name], free)
+        assert not bounded(free, free, 4)

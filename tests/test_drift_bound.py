@@ -1,0 +1,341 @@
+"""DriftBound: what it exchanges, to the element, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from harness import Ranks, init, run_good
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import lossycoll
+from lossycoll.train.slices import ALIGN, cut, owner
+
+WORLD = 3
+
+# ---- slices ----
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+@pytest.mark.parametrize("period", [1, 4, 7, 1000])
+def test_slices_hold_every_element_once(period: int, world: int) -> None:
+    sizes = [(1000, 4), (7, 2), (0, 4), (1, 16), (333, 8), (1, 2)]
+    slices = cut(sizes, period, world)
+    assert len(slices.chunks) == period * world
+    seen: dict[int, list[int]] = {tensor: [] for tensor in range(len(sizes))}
+    for pieces in slices.chunks:
+        end = 0
+        for piece in pieces:
+            itemsize = sizes[piece.tensor][1]
+            assert piece.at >= end
+            assert piece.at % itemsize == 0
+            end = piece.at + (piece.end - piece.begin) * itemsize
+            seen[piece.tensor] += range(piece.begin, piece.end)
+        assert end <= slices.chunk_bytes
+    assert seen == {tensor: list(range(n)) for tensor, (n, _) in enumerate(sizes)}
+    total = sum(n * itemsize for n, itemsize in sizes)
+    padded = total + ALIGN * len(sizes)
+    assert slices.chunk_bytes * world <= padded / period + ALIGN * world
+
+
+def test_each_rank_owns_each_chunk_in_turn_and_one_of_each_slice() -> None:
+    for world in (1, 2, 3, 5):
+        for number in range(7):
+            for sweep in range(4):
+                owners = {owner(number, chunk, sweep, world) for chunk in range(world)}
+                assert owners == set(range(world))
+            for chunk in range(world):
+                owners = {owner(number, chunk, sweep, world) for sweep in range(world)}
+                assert owners == set(range(world))
+
+
+# ---- what is exchanged, on three ranks without loss ----
+
+
+class Mixed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(30, 20)
+        self.tied = self.first
+        self.frozen = nn.Parameter(torch.zeros(50), requires_grad=False)
+        self.short = nn.Parameter(torch.zeros(41, dtype=torch.bfloat16))
+        self.long = nn.Parameter(torch.zeros(29, dtype=torch.float64))
+        image = torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last)
+        self.image = nn.Parameter(image)
+
+
+def fill(model: nn.Module, value: float) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(value)
+
+
+def elements(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().double().flatten() for p in model.parameters()])
+
+
+def still(model: nn.Module) -> torch.optim.SGD:
+    """An optimizer whose steps change nothing."""
+    return torch.optim.SGD(model.parameters(), lr=0.0)
+
+
+def quiet(rank: int, world: int) -> dict[str, Any]:
+    """All that needs no loss, in one group of processes. The last of it ends the group."""
+    out: dict[str, Any] = {"refused": refusals(rank)}
+    out["exchanged"] = exchanged(rank, world)
+    out["changed"] = changes(rank)
+    out["scaled"] = scaled(rank)
+    return out
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[dict[str, Any]]:
+    return run_good(quiet, WORLD, {"LOSSYCOLL_LOG": "off"})
+
+
+def exchanged(rank: int, world: int) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for name, group in (("lossy", None), ("gloo", dist.new_group(backend="gloo"))):
+        model = Mixed()
+        optimizer = still(model)
+        bound = lossycoll.DriftBound(model, optimizer, 4, group=group)
+        memory = bound._staging.data_ptr()
+        rows = []
+        for sweep in range(world + 1):
+            # Where a value comes from shows in it; all differ from those of the sweep before.
+            fill(model, 10.0 * sweep + rank + 1)
+            for _ in range(4):
+                optimizer.step()
+                rows.append(elements(model).tolist())
+        assert bound._staging.data_ptr() == memory
+        out[name] = (rows, bound.bytes_per_step, bound.steps)
+        bound.detach()
+        bound.detach()
+        calls = lossycoll.stats().calls
+        optimizer.step()
+        assert lossycoll.stats().calls == calls
+    return out
+
+
+def changes(rank: int) -> dict[str, Any]:
+    """What is added, unfrozen, replaced or stateful."""
+    out: dict[str, Any] = {}
+    model = nn.Module()
+    model.a = nn.Parameter(torch.full((64,), float(rank)))
+    model.b = nn.Parameter(torch.full((64,), float(rank)), requires_grad=False)
+    optimizer = still(model)
+    with lossycoll.reliable(), lossycoll.DriftBound(model, optimizer, 2) as bound:
+        optimizer.step()
+        model.b.requires_grad_()
+        model.c = nn.Parameter(torch.full((64,), float(rank)))
+        optimizer.add_param_group({"params": [model.c]})
+        optimizer.step()
+        out["first sweep"] = [len(set(p.tolist())) for p in (model.b, model.c)]
+        out["own"] = [set(p.tolist()) == {float(rank)} for p in (model.b, model.c)]
+        optimizer.step()
+        optimizer.step()
+        out["second sweep"] = lossycoll.measure_drift(model).total
+        optimizer.step()
+        model.a.data = torch.full((64,), float(rank), dtype=torch.float64)  # in mid sweep
+        optimizer.step()
+        optimizer.step()
+        optimizer.step()
+        out["replaced"] = lossycoll.measure_drift(model).total
+        out["steps"] = bound.steps
+    assert not optimizer._optimizer_step_post_hooks
+    model = nn.Linear(9, 9)
+    adam = torch.optim.AdamW(model.parameters(), lr=0.1 * (rank + 1))
+    with lossycoll.DriftBound(model, adam, 1, state=True):
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, rank + 1.0)
+        adam.step()
+    states = [adam.state[p][key] for p in model.parameters() for key in ("exp_avg", "exp_avg_sq")]
+    shown = torch.cat([state.flatten() for state in states])
+    most = shown.clone()
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    out["state"] = (torch.equal(shown, most), len(set(shown.tolist())))
+    out["model"] = lossycoll.measure_drift(model).total
+    return out
+
+
+@pytest.mark.parametrize("name", ["lossy", "gloo"])
+def test_every_element_is_sent_once_a_sweep_by_each_rank_in_turn(
+    ranks: list[dict[str, Any]], name: str
+) -> None:
+    world, period = WORLD, 4
+    every = [got["exchanged"][name] for got in ranks]
+    rows = [torch.tensor(got[0]) for got in every]
+    whole = 30 * 20 * 4 + 20 * 4 + 41 * 2 + 29 * 8 + 2 * 3 * 4 * 5 * 4
+    assert all(got[1] <= whole / period + world * ALIGN * 5 for got in every)
+    assert all(got[2] == (world + 1) * period for got in every)
+    owners = []
+    for sweep in range(world + 1):
+        last = [row[(sweep + 1) * period - 1] for row in rows]
+        known = (last[0] == last[1]) & (last[1] == last[2])
+        # All but the frozen ones have one value, which some rank had.
+        assert int((~known).sum()) == 50
+        owners.append(last[0][known] - 10 * sweep - 1)
+        assert set(owners[-1].tolist()) == {0.0, 1.0, 2.0}
+        shares = torch.bincount(owners[-1].long()) / len(owners[-1])
+        assert shares.max() < 0.4, shares  # a third each
+        agreed = []
+        for step in range(period):
+            now = [row[sweep * period + step] for row in rows]
+            agreed.append(int(((now[0] == now[1]) & (now[1] == now[2])).sum()))
+        new = [b - a for a, b in zip([0, *agreed], agreed, strict=False)]
+        assert max(new) <= sum(new) / period * 1.5, new  # about a quarter at each step
+    for element in zip(*(turn.tolist() for turn in owners[:world]), strict=True):
+        assert set(element) == {0.0, 1.0, 2.0}
+    assert torch.equal(owners[0], owners[world])
+
+
+def test_what_is_added_unfrozen_or_replaced_comes_along(ranks: list[dict[str, Any]]) -> None:
+    for got in (rank["changed"] for rank in ranks):
+        assert got["first sweep"] == [1, 1]
+        assert got["own"] == [True, True]
+        assert got["second sweep"] == got["replaced"] == 0.0
+        assert got["steps"] == 8
+        assert got["state"] == (True, 6)  # a value of each rank's in each of both
+        assert got["model"] == 0.0
+
+
+# ---- steps that are skipped ----
+
+
+def scaled(rank: int) -> dict[str, Any]:
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+    out: dict[str, Any] = {}
+    model = nn.Linear(20, 20)
+    wrapped = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    bound = lossycoll.DriftBound(wrapped, optimizer, 2)
+
+    def train(scaler: torch.amp.GradScaler) -> None:
+        for step in range(6):
+            scaler.scale(wrapped(torch.ones(3, 20)).square().mean()).backward()
+            if step == 2 and rank == 1:  # as if one rank's mean had lost what others' has
+                assert model.bias.grad is not None
+                model.bias.grad[0] = math.inf
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+
+    train(ShardedGradScaler(device="cpu"))
+    out["agreed"] = bound.steps
+    try:
+        train(torch.amp.GradScaler("cpu"))
+    except (lossycoll.LossyError, RuntimeError) as error:
+        out["alone"] = (type(error).__name__, str(error))
+    out["steps"] = bound.steps
+    return out
+
+
+def test_ranks_that_skip_apart_are_told_and_sharded_grad_scaler_keeps_them_together(
+    ranks: list[dict[str, Any]],
+) -> None:
+    for rank, got in enumerate(rank["scaled"] for rank in ranks):
+        assert got["agreed"] == 5
+        assert got["steps"] == 5 + 2 + (rank != 1)
+        kind, text = got["alone"]
+        assert kind in ("MismatchError", "RuntimeError")  # the latter where DDP passes it on
+        assert "all_gather float32[" in text
+        assert "all_reduce float32[" in text
+
+
+# ---- a rank dies; nothing arrives ----
+
+
+def train_on(rank: int, world: int) -> dict[str, Any]:
+    init()
+    model = nn.Linear(60, 60, bias=False)
+    fill(model, float(rank))
+    optimizer = still(model)
+    bound = lossycoll.DriftBound(model, optimizer, 2)
+    optimizer.step()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    for _ in range(7):
+        optimizer.step()
+    drift = lossycoll.measure_drift(model)
+    bound.detach()
+    fill(model, float(rank))
+    apart = lossycoll.measure_drift(model)
+    lost = lossycoll.stats().lost
+    dist.destroy_process_group()
+    return {"drift": drift.total, "apart": apart.total, "lost": lost}
+
+
+def test_goes_on_without_a_rank_that_dies() -> None:
+    env = {"LOSSYCOLL_ON_PEER_LOSS": "continue", "LOSSYCOLL_LIVENESS": "4", "LOSSYCOLL_LOG": "off"}
+    with Ranks(train_on, 3, env) as ranks:
+        outcomes = ranks.collect(90)
+    assert outcomes[1].code == -signal.SIGKILL
+    for outcome in (outcomes[0], outcomes[2]):
+        assert outcome.code == 0, outcome
+        assert outcome.value == {"drift": 0.0, "apart": 4 * 3600.0, "lost": (1,)}
+
+
+# ---- what is refused ----
+
+
+def refusals(rank: int) -> dict[str, str]:
+    out: dict[str, str] = {}
+
+    def ask(name: str, kind: type[Exception], call: Callable[[], Any]) -> None:
+        try:
+            call()
+        except kind as error:
+            out[name] = str(error)
+
+    model = nn.Linear(3, 3)
+    optimizer = still(model)
+    ask("no group", lossycoll.UnsupportedError, lambda: lossycoll.DriftBound(model, optimizer))
+    init()
+    bad: list[Any] = [0, -1, 1.5, True, "16", None]
+    for period in bad:
+        ask(
+            f"period {period!r}",
+            ValueError,
+            lambda period=period: lossycoll.DriftBound(model, optimizer, period),
+        )
+    ask("repair", ValueError, lambda: lossycoll.DriftBound(model, optimizer, repair=256))
+    ask("no optimizer", TypeError, lambda: lossycoll.DriftBound(model, model))  # type: ignore[arg-type]
+    other = nn.Linear(3, 3)
+    ask("other", lossycoll.UnsupportedError, lambda: lossycoll.DriftBound(other, optimizer))
+    for name, value in (
+        ("expanded", torch.zeros(3, 1).expand(3, 4)),
+        ("gaps", torch.zeros(4, 6)[:, ::2]),
+        ("device", torch.zeros(3, device="meta")),
+    ):
+        one = nn.Linear(3, 3)
+        one.extra = nn.Parameter(value)
+        ask(name, lossycoll.UnsupportedError, lambda one=one: lossycoll.DriftBound(one, still(one)))
+    uneven = nn.Linear(3, 3 + rank)
+    ask(
+        "shapes",
+        lossycoll.MismatchError,
+        lambda: lossycoll.DriftBound(uneven, still(uneven)),
+    )
+    return out
+
+
+def test_what_is_refused_says_why(ranks: list[dict[str, Any]]) -> None:
+    for rank, got in enumerate(rank["refused"] for rank in ranks):
+        assert "init_process_group" in got["no group"]
+        for period in ("0", "-1", "1.5", "True", "'16'", "None"):
+            assert f"period is {period}, wanted an integer, 1 to" in got[f"period {period}"]
+        assert "repair is 256, wanted an integer, 0 to 255" in got["repair"]
+        assert "optimizer is a Linear" in got["no optimizer"]
+        assert "steps none of the model's parameters" in got["other"]
+        assert "stride (1, 0)" in got["expanded"]
+        assert "stride (6, 2)" in got["gaps"]
+        assert "extra on meta" in got["device"]
+        assert f"rank {rank}/3: ranks hold different parameters" in got["shapes"]

@@ -17,7 +17,8 @@ from theory import EXECUTORS
 from lossycoll.plan import Finish, inject
 
 STANDARD_ERRORS = 4.0
-OPERATIONS = 300
+OPERATIONS = {"sockets": 300, "reference": 150}
+"""They give the same samples, and the reference is slower."""
 ALGORITHMS = ("ring", "transpose", "reduce_scatter")
 UNEVEN = "loss=0.1,link=3-0:0.5,link=3-1:0.5,link=0-2:0.4"
 UNBIASED = {
@@ -36,7 +37,7 @@ UNBIASED = {
 def test_the_mean_is_unbiased(case: str, algorithm: str, executor: str) -> None:
     faults, dead, finish = UNBIASED[case]
     samples = theory.means(
-        executor, algorithm, f"{faults},seed=41", OPERATIONS, dead=dead, finish=finish
+        executor, algorithm, f"{faults},seed=41", OPERATIONS[executor], dead=dead, finish=finish
     )
     assert theory.standard_errors(samples, theory.truth(4, dead)) < STANDARD_ERRORS
 
@@ -44,8 +45,9 @@ def test_the_mean_is_unbiased(case: str, algorithm: str, executor: str) -> None:
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_uneven_links_bias_the_mean_by_count(algorithm: str, executor: str) -> None:
-    samples = theory.means(executor, algorithm, f"{UNEVEN},seed=41", OPERATIONS)
-    assert theory.standard_errors(samples, theory.truth(4)) > 2 * STANDARD_ERRORS
+    samples = theory.means(executor, algorithm, f"{UNEVEN},seed=41", OPERATIONS[executor])
+    over_segments = samples.mean(axis=2, keepdims=True)
+    assert theory.standard_errors(over_segments, theory.truth(4)) > STANDARD_ERRORS
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "transpose"])
@@ -58,7 +60,7 @@ def test_by_how_much_uneven_links_bias_it() -> None:
     """Against the sum over all that can arrive, for owners that stay (of a transpose: segment s is
     rank s's)."""
     faults = inject.parse(UNEVEN)
-    samples = theory.means("sockets", "reduce_scatter", f"{UNEVEN},seed=41", OPERATIONS,
+    samples = theory.means("sockets", "reduce_scatter", f"{UNEVEN},seed=41", 300,
                            finish=Finish.MEAN)  # fmt: skip
     for rank in range(4):
         others = [(theory.own(r), faults.loss_of(r, rank)) for r in range(4) if r != rank]
@@ -87,7 +89,10 @@ def test_drift_of_broadcast_parameters(loss: float, executor: str) -> None:
     assert got.from_owner == pytest.approx(formulas.owner_distance(loss), rel=0.05)
     older = got.ages[::-1].cumsum()[::-1] / got.ages.sum()
     for steps in range(5):
-        assert older[steps] == pytest.approx(formulas.staleness_tail(loss, steps), rel=0.1)
+        tail = formulas.staleness_tail(loss, steps)
+        # What is old now is likely old at the next step: fewer observations than ages.
+        error = (tail * (1 + loss) / (1 - loss) / got.ages.sum()) ** 0.5
+        assert older[steps] == pytest.approx(tail, abs=STANDARD_ERRORS * error)
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)

@@ -182,28 +182,29 @@ def means(
     operations: int,
     *,
     world: int = 4,
-    packets: int = 8,
     dead: int | None = None,
     finish: Finish | None = None,
     redrawn: bool = True,
 ) -> Array:
-    """Of each operation and rank, the mean over the packets that it has of those that were reduced,
-    each divided by the chance that it gets there; shape (operation, rank that is left).
+    """Of each operation, rank that is left, and segment: the mean over the packets that the rank
+    has of those that were reduced, each divided by the chance that it gets there.
 
     Packets of one operation may share bursts, so an operation is one observation. ``finish``
-    WEIGHTED has the weights 1 / (1 - loss) of each link. Of reduce_scatter by count, packets that no
-    other rank contributed to are left out.
+    WEIGHTED has the weights 1 / (1 - loss) of each link. reduce_scatter leaves a rank one segment;
+    by count, packets of it that no other rank contributed to are left out (NaN if none is left).
     """
     f = inject.parse(faults)
     left = [rank for rank in range(world) if rank != dead]
     n, mark = len(left), np.float32(-1000)
+    packets = 2 * n
+    cut = 1 if algorithm == "reduce_scatter" else n
     weights = None
     if finish == Finish.WEIGHTED:
         weights = np.array(
             [[1.0 if i == j else 1 / (1 - f.loss_of(j, i)) for j in range(world)]
              for i in range(world)]
         )  # fmt: skip
-    samples = np.zeros((operations, n))
+    samples = np.zeros((operations, n, cut))
     with executing(executor, world, faults, dead) as at:
         for begin in range(0, operations, IN_FLIGHT):
             jobs, chance = [], []
@@ -226,7 +227,8 @@ def means(
                         known = values[values != own(left[i])] if alone else values
                     else:
                         known = values * (values != mark) / reach[i]
-                    samples[begin + number, i] = known.mean() if len(known) else np.nan
+                    here = known.reshape(cut, -1).mean(axis=1) if len(known) else np.nan
+                    samples[begin + number, i] = here
     return samples
 
 
@@ -235,7 +237,7 @@ def truth(world: int, dead: int | None = None) -> float:
 
 
 def standard_errors(samples: Array, true: float) -> float:
-    """The worst rank's distance from ``true``, in standard errors. ``samples``: as of means()."""
+    """The worst segment's distance from ``true``, in standard errors; ``samples``: of means()."""
     many = np.count_nonzero(~np.isnan(samples), axis=0)
     error = np.nanstd(samples, axis=0, ddof=1) / np.sqrt(many)
     return float(np.max(np.abs(np.nanmean(samples, axis=0) - true) / error))
@@ -293,8 +295,8 @@ def broadcast(
     packets: int = 40,
     seed: int = 2,
 ) -> Broadcast:
-    """Every rank owns a chunk, moves it by ``mean`` + N(0, 1) at each step, and sends it to all by a
-    lossy all-gather into a buffer that outlives the step: what is lost leaves what was there.
+    """Every rank owns a chunk, moves it by ``mean`` + N(0, 1) at each step, and sends it to all by
+    a lossy all-gather into a buffer that outlives the step: what is lost leaves what was there.
 
     The first element of a packet says when it was sent.
     """

@@ -20,6 +20,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
+import numpy as np  # noqa: E402
 import theory  # noqa: E402
 import theory_formulas as formulas  # noqa: E402
 import theory_plots  # noqa: E402
@@ -61,9 +62,7 @@ def unbiased() -> list[dict[str, Any]]:
                     "case": case,
                     "algorithm": algorithm,
                     "standard_errors": theory.standard_errors(samples, true),
-                    "bias": float(abs(samples.mean(axis=(0, 2)) / true - 1).max())
-                    if not (samples != samples).any()
-                    else None,
+                    "bias": float(np.abs(np.nanmean(samples, axis=(0, 2)) / true - 1).max()),
                 }
             )
     return rows
@@ -74,12 +73,37 @@ def inflation() -> list[dict[str, Any]]:
         {
             "world": world,
             "loss": loss,
-            "measured": theory.inflation("sockets", world, loss, 400),
+            "measured": theory.variance("sockets", world, loss, 400),
             "predicted": formulas.inflation(loss, world),
         }
         for world in WORLDS
         for loss in LOSSES
     ]
+
+
+def estimators() -> list[dict[str, Any]]:
+    rows = []
+    for loss in LOSSES:
+        for mean in (0.0, 1.0, 2.0):
+            for name, finish, predicted in (
+                ("count", None, formulas.inflation(loss, 4)),
+                (
+                    "inverse_probability",
+                    Finish.WEIGHTED,
+                    formulas.weighted_variance(loss, 4, mean),
+                ),
+            ):
+                measured = theory.variance("sockets", 4, loss, 400, mean=mean, finish=finish)
+                rows.append(
+                    {
+                        "loss": loss,
+                        "mean": mean,
+                        "estimator": name,
+                        "measured": measured,
+                        "predicted": predicted,
+                    }
+                )
+    return rows
 
 
 def broadcast() -> list[dict[str, Any]]:
@@ -155,6 +179,7 @@ def optimizers() -> list[dict[str, Any]]:
 PARTS = {
     "unbiased": unbiased,
     "inflation": inflation,
+    "estimators": estimators,
     "broadcast": broadcast,
     "bursts": bursts,
     "steps": steps,
@@ -178,6 +203,7 @@ def tables(found: dict[str, Any]) -> None:
     )  # fmt: skip
     for name, keys in (
         ("inflation", ("world", "loss", "measured", "predicted")),
+        ("estimators", ("loss", "mean", "estimator", "measured", "predicted")),
         ("broadcast", ("loss", "mean", "drift", "predicted", "published", "from_owner",
                        "from_owner_predicted")),
         ("bursts", ("loss", "burst", "drift", "predicted")),
@@ -214,7 +240,7 @@ def main() -> None:
             print(f"{name}: {time.monotonic() - begin:.0f} s", flush=True)
             found["measured"] = {
                 "date": datetime.date.today().isoformat(),
-                "commit": subprocess.run(git, capture_output=True, text=True).stdout.strip(),
+                "commit": subprocess.check_output(git, text=True).strip(),
                 "machine": f"{os.cpu_count()} cores, {os.uname().machine}, loopback",
             }
             JSON.write_text(json.dumps(found, indent=1) + "\n")

@@ -11,10 +11,10 @@ import numpy as np
 
 matplotlib.use("Agg")  # There may be no display.
 
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-import theory_formulas as formulas  # noqa: E402
+import theory_formulas as formulas
 
 CURVE = np.linspace(0.001, 0.45, 100)
 DPI = 110
@@ -23,7 +23,11 @@ DPI = 110
 def draw(found: dict[str, Any], folder: Path) -> None:
     """Writes theory-means.png, theory-broadcast.png and theory-steps.png."""
     pictures = {
-        "theory-means.png": ((standard_errors, "unbiased"), (inflation, "inflation")),
+        "theory-means.png": (
+            (standard_errors, "unbiased"),
+            (inflation, "inflation"),
+            (estimators, "estimators"),
+        ),
         "theory-broadcast.png": (
             (broadcast, "broadcast"),
             (staleness, "broadcast"),
@@ -78,6 +82,28 @@ def inflation(axes: Any, rows: list[dict[str, Any]]) -> None:
     axes.set(xlabel="loss p", ylabel="variance of the mean, lossless = 1")
     axes.set_title("Variance: (1 - p^N) / (1 - p)")
     axes.legend()
+
+
+def estimators(axes: Any, rows: list[dict[str, Any]]) -> None:
+    for mean in sorted({row["mean"] for row in rows}):
+        line = axes.plot(
+            CURVE,
+            [formulas.weighted_variance(p, 4, mean) for p in CURVE],
+            label=f"weighted, mean {mean:g}",
+        )[0]
+        for name, mark in (("inverse_probability", "o"), ("count", "x")):
+            mine = [r for r in rows if (r["mean"], r["estimator"]) == (mean, name)]
+            axes.plot(
+                [row["loss"] for row in mine],
+                [row["measured"] for row in mine],
+                mark,
+                color=line.get_color(),
+                label=f"measured: {name.replace('_', ' ')}",
+            )
+    axes.plot(CURVE, [formulas.inflation(p, 4) for p in CURVE], "--", color="gray", label="count")
+    axes.set(xlabel="loss p", ylabel="variance of the mean, lossless = 1")
+    axes.set_title("Cost of weights: contributions of N(mean, 1), 4 ranks")
+    axes.legend(fontsize=7)
 
 
 def broadcast(axes: Any, rows: list[dict[str, Any]]) -> None:

@@ -74,10 +74,19 @@ def test_by_how_much_uneven_links_bias_it() -> None:
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize(("world", "loss"), [(2, 0.3), (4, 0.1), (4, 0.4)])
 def test_variance_grows_as_predicted(world: int, loss: float, executor: str) -> None:
-    got = theory.inflation(executor, world, loss, 200)
+    got = theory.variance(executor, world, loss, 200)
     want = formulas.inflation(loss, world)
     assert got == pytest.approx(want, rel=0.03)
     assert abs(want - 1) > 2 * 0.03 * want  # no inflation would be found out
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_weights_cost_variance_in_proportion_to_the_mean(executor: str) -> None:
+    for mean in (0.0, 2.0):
+        by_count = theory.variance(executor, 4, 0.3, 100, mean=mean)
+        assert by_count == pytest.approx(formulas.inflation(0.3, 4), rel=0.03)
+        weighted = theory.variance(executor, 4, 0.3, 100, mean=mean, finish=Finish.WEIGHTED)
+        assert weighted == pytest.approx(formulas.weighted_variance(0.3, 4, mean), rel=0.06)
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)

@@ -243,25 +243,40 @@ def standard_errors(samples: Array, true: float) -> float:
     return float(np.max(np.abs(np.nanmean(samples, axis=0) - true) / error))
 
 
-def inflation(executor: str, world: int, loss: float, operations: int, seed: int = 1) -> float:
-    """Variance of what owners reduce from noise of variance 1, over that of the lossless mean."""
+def variance(
+    executor: str,
+    world: int,
+    loss: float,
+    operations: int,
+    *,
+    mean: float = 0.0,
+    finish: Finish | None = None,
+    seed: int = 1,
+) -> float:
+    """Mean square distance from ``mean`` of what owners reduce from N(mean, 1), over the variance
+    of the lossless mean. ``finish`` as for :func:`means`."""
     rng = np.random.default_rng(seed)
     packets = 4 * world
+    weights = None
+    if finish == Finish.WEIGHTED:
+        weights = np.full((world, world), 1 / (1 - loss))
+        np.fill_diagonal(weights, 1.0)
     square, many = 0.0, 0
     with executing(executor, world, f"loss={loss},seed={seed}") as at:
         for begin in range(0, operations, IN_FLIGHT):
             jobs = []
             orders = [draw_order(5, GROUP, op, world) for op in range(begin, begin + IN_FLIGHT)]
             for order in orders:
-                made = plans("transpose", executor, world, packets, order, None, None)
-                data = rng.standard_normal((world, packets * PER_PACKET)).astype(np.float32)
+                made = plans("transpose", executor, world, packets, order, None, finish)
+                noise = rng.standard_normal((world, packets * PER_PACKET))
+                data = (mean + noise).astype(np.float32)
                 jobs.append(Job(made, list(data), [row.copy() for row in data]))
-            at.run(jobs)
+            at.run(jobs, weights)
             for order, job in zip(orders, jobs, strict=True):
                 cut = segments(packets * PER_PACKET, world, PER_PACKET)
                 for owner, (offset, length) in zip(order, cut, strict=True):
                     reduced = job.got[owner][offset : offset + length].astype(np.float64)
-                    square += float(np.square(reduced).sum())
+                    square += float(np.square(reduced - mean).sum())
                     many += length
     return square / many * world
 

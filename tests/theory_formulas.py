@@ -16,6 +16,13 @@ def inflation(p: float, world: int) -> float:
     return world * mean_inverse_count(p, world)
 
 
+def weighted_variance(p: float, world: int, mean: float = 0.0) -> float:
+    """The same of the mean weighted by 1 / (1 - p), from contributions of N(mean, 1): what is lost
+    or not multiplies the mean as well."""
+    lost = (world - 1) * p / (1 - p)
+    return (1 + (world - 1) / (1 - p)) / world + lost / world * mean * mean
+
+
 def count_mean_uneven(own: float, others: list[tuple[float, float]]) -> float:
     """Expected mean by count at an owner; ``others``: (contribution, loss of its link)."""
     total = 0.0

@@ -195,7 +195,7 @@ def steps(axes: Any, rows: list[dict[str, Any]]) -> None:
             axes.axhline(part["predicted"], color="black", linestyle=":", linewidth=1)
     axes.set_yscale("log")
     axes.set_xscale("log")
-    axes.set(xlabel="step", ylabel="squared distance per element, variance of a gradient = 1")
+    axes.set(xlabel="step", ylabel="squared distance per element (gradients: N(0, 1))")
     axes.set_title("Drift of reduced gradients, 3 ranks (dotted: predicted)")
     axes.legend(fontsize=7)
 

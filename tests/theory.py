@@ -253,15 +253,15 @@ def variance(
     finish: Finish | None = None,
     seed: int = 1,
 ) -> float:
-    """Mean square distance from ``mean`` of what owners reduce from N(mean, 1), over the variance
-    of the lossless mean. ``finish`` as for :func:`means`."""
+    """Mean square distance from ``mean`` of what owners reduce from N(mean, 1), over that of the
+    lossless mean of the same contributions. ``finish`` as for :func:`means`."""
     rng = np.random.default_rng(seed)
     packets = 4 * world
     weights = None
     if finish == Finish.WEIGHTED:
         weights = np.full((world, world), 1 / (1 - loss))
         np.fill_diagonal(weights, 1.0)
-    square, many = 0.0, 0
+    square, lossless = 0.0, 0.0
     with executing(executor, world, f"loss={loss},seed={seed}") as at:
         for begin in range(0, operations, IN_FLIGHT):
             jobs = []
@@ -269,6 +269,7 @@ def variance(
             for order in orders:
                 made = plans("transpose", executor, world, packets, order, None, finish)
                 noise = rng.standard_normal((world, packets * PER_PACKET))
+                lossless += float(np.square(noise.mean(axis=0)).sum())
                 data = (mean + noise).astype(np.float32)
                 jobs.append(Job(made, list(data), [row.copy() for row in data]))
             at.run(jobs, weights)
@@ -277,8 +278,7 @@ def variance(
                 for owner, (offset, length) in zip(order, cut, strict=True):
                     reduced = job.got[owner][offset : offset + length].astype(np.float64)
                     square += float(np.square(reduced - mean).sum())
-                    many += length
-    return square / many * world
+    return square / lossless
 
 
 # ---- parameters that are broadcast ----

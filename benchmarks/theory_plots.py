@@ -217,6 +217,7 @@ def optimizers(axes: Any, rows: list[dict[str, Any]]) -> None:
         )
     axes.set_xticks(range(len(names)), names)
     axes.set_yscale("log")
+    axes.set_ylim(top=8 * max(row["drift"] for row in rows))  # room for the legend
     axes.set(ylabel="squared distance of replicas")
     axes.set_title("Trained networks, p = 0.3: is the state worth its bytes?")
     axes.legend(fontsize=7)

@@ -1,0 +1,87 @@
+"""What the theory predicts, as formulas. docs/theory.md says where each comes from.
+
+``p``: the share of packets lost, each on its own; ``world``: ranks. Distances are squared.
+"""
+
+from __future__ import annotations
+
+
+def mean_inverse_count(p: float, world: int) -> float:
+    """E[1/R] of R = 1 + Binomial(world - 1, 1 - p) contributions to a packet."""
+    return (1 - p**world) / (world * (1 - p))
+
+
+def inflation(p: float, world: int) -> float:
+    """Variance of the mean of what arrived, over that of the lossless mean."""
+    return world * mean_inverse_count(p, world)
+
+
+def weighted_variance(p: float, world: int, mean: float = 0.0) -> float:
+    """The same of the mean weighted by 1 / (1 - p), from contributions of N(mean, 1): what is lost
+    or not multiplies the mean as well."""
+    lost = (world - 1) * p / (1 - p)
+    return (1 + (world - 1) / (1 - p)) / world + lost / world * mean * mean
+
+
+def count_mean_uneven(own: float, others: list[tuple[float, float]]) -> float:
+    """Expected mean by count at an owner; ``others``: (contribution, loss of its link)."""
+    total = 0.0
+    for which in range(1 << len(others)):
+        chance, values = 1.0, [own]
+        for i, (value, loss) in enumerate(others):
+            arrives = which >> i & 1
+            chance *= 1 - loss if arrives else loss
+            values += [value] * arrives
+        total += chance * sum(values) / len(values)
+    return total
+
+
+# ---- parameters that are broadcast at each step; a lost packet leaves the stale value ----
+
+
+def broadcast_drift(p: float, variance: float = 1.0, mean: float = 0.0) -> float:
+    """Between two receivers, if the owner's value moves by ``mean`` and ``variance`` a step."""
+    return 2 * p / (1 - p * p) * variance + 2 * p / (1 - p) ** 2 * mean * mean
+
+
+def broadcast_drift_published(p: float) -> float:
+    """The same with 2p / (1 + p), as it is published: right if ``variance`` is that of the jump in
+    which one receiver alone misses the packet, which is 1 / (1 - p) times that of a step."""
+    return 2 * p / (1 + p)
+
+
+def owner_distance(p: float) -> float:
+    """Between the owner and a receiver, at variance 1 a step."""
+    return p / (1 - p)
+
+
+def staleness_tail(p: float, steps: int) -> float:
+    """The chance that a receiver's value is at least so many steps old."""
+    return p**steps
+
+
+def burst_drift(p: float, burst: float) -> float:
+    """:func:`broadcast_drift` at variance 1 where a receiver's losses come in runs (Gilbert) of
+    ``burst`` steps on average."""
+    end = 1 / burst
+    return 2 * p / end * (1 - p / (2 - end))
+
+
+# ---- gradients that are reduced, where each replica steps by itself ----
+
+
+def free_drift_per_step(p: float, world: int) -> float:
+    """What the distance of two replicas grows by in a step of the transpose, own data where no
+    reduction arrives; per element, if contributions are independent with variance 1."""
+    inverse = mean_inverse_count(p, world)
+    # Of the mean from a rank's own contribution, which is in it if it reached the owner.
+    apart = inverse + 1 - 2 * (1 - inverse) / (world - 1)
+    neither_owns = (world - 2) / world
+    return neither_owns * (2 * p * (1 - p) * apart + p * p * 2) + 2 / world * p * apart
+
+
+def bounded_drift(per_step: float, period: int, world: int, missed: float = 0.0) -> float:
+    """The steady distance with DriftBound, averaged over its sweep. ``missed``: the chance that a
+    rank misses a packet of it, p ** (1 + repair)."""
+    together = 2 / world * (1 - missed) + (1 - 2 / world) * (1 - missed) ** 2
+    return per_step * ((period - 1) / 2 + period * (1 - together) / together)

@@ -77,6 +77,7 @@ class Server:
                 start_new_session=True,
             )
         atexit.register(self.close)
+        self.ask(None)  # importing is over, so it counts for no rank's time
 
     def start(self, function: str, *args: str, env: Mapping[str, str], output: Path) -> Process:
         """Calls ``function``, named as "module:function", in a process of its own.
@@ -86,7 +87,10 @@ class Server:
         return Process(self, self.ask((function, args, dict(env), str(output))))
 
     def ask(self, question: Any) -> Any:
-        """The answer to a call to fork is a pid, the one to a pid its exit status, or None."""
+        """The answer to a call to fork is a pid, the one to a pid its exit status, or None.
+
+        None asks nothing but whether the server is there.
+        """
         self._asked += 1
         self._socket.send(pickle.dumps((self._asked, question)))
         while packet := self._socket.recv(LARGEST):
@@ -113,6 +117,8 @@ def serve(fd: int) -> None:
                 pid, status = os.waitpid(question, os.WNOHANG)
                 alive.discard(pid)
                 answer = os.waitstatus_to_exitcode(status) if pid else None
+            elif question is None:
+                answer = None
             else:
                 answer = _fork()
                 if not answer:

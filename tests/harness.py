@@ -69,6 +69,7 @@ class Ranks:
         """
         name = function if isinstance(function, str) else _name(function)
         self._folder = tempfile.TemporaryDirectory()
+        start = start_afresh if fresh else _server().start
         self._start = time.monotonic()
         self.processes: list[Process | subprocess.Popen[bytes]] = []
         self._ranks = list(range(world)) if ranks is None else list(ranks)
@@ -86,7 +87,6 @@ class Ranks:
         }
         if own_store:
             del base["TORCHELASTIC_USE_AGENT_STORE"]
-        start = start_afresh if fresh else _server().start
         for number, rank in enumerate(self._ranks):
             own = {"RANK": str(rank), "LOCAL_RANK": str(rank), **(per_rank or {}).get(number, {})}
             self.processes.append(

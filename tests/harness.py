@@ -1,14 +1,16 @@
 """Runs a function on several ranks, each a process of its own, and collects what became of them.
 
 The function is named as "module:function" (of tests/), takes (rank, world) and returns something
-that pickles. Ranks are started by subprocess rather than fork, which torch and threads don't
-survive.
+that pickles. Ranks are forks of a server that has imported torch: forks.py.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import pickle
+import secrets
 import signal
 import socket
 import subprocess
@@ -21,6 +23,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+
+from forks import Process, Server, start_afresh
 
 TESTS = Path(__file__).resolve().parent
 
@@ -56,46 +60,44 @@ class Ranks:
         ranks: Sequence[int] | None = None,
         per_rank: Mapping[int, Mapping[str, str]] | None = None,
         own_store: bool = False,
+        fresh: bool = False,
     ) -> None:
         """``ranks``: the rank of each process, by default each once. ``per_rank``: by process.
 
-        ``own_store``: rank 0 serves the store, as without a launcher.
+        ``own_store``: rank 0 serves the store, as without a launcher. ``fresh``: the processes
+        are no forks, so each imports torch for itself and has a seed of hashes of its own.
         """
         name = function if isinstance(function, str) else _name(function)
         self._folder = tempfile.TemporaryDirectory()
+        start = start_afresh if fresh else _server().start
         self._start = time.monotonic()
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[Process | subprocess.Popen[bytes]] = []
         self._ranks = list(range(world)) if ranks is None else list(ranks)
         self._ended: dict[int, float] = {}
         self._store = None if own_store else _serve_store()
         port = free_port() if self._store is None else self._store.port
-        base = {k: v for k, v in os.environ.items() if not k.startswith("LOSSYCOLL_")}
-        base |= {
+        base = {
+            **_inherited(),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
             # As under torchrun: the store is the launcher's, and outlives any rank.
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "WORLD_SIZE": str(world),
-            "OMP_NUM_THREADS": "1",
-            "TORCH_CPP_LOG_LEVEL": "ERROR",
-            "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)]),
-            "PYTHONFAULTHANDLER": "1",
             **(env or {}),
         }
         if own_store:
             del base["TORCHELASTIC_USE_AGENT_STORE"]
         for number, rank in enumerate(self._ranks):
             own = {"RANK": str(rank), "LOCAL_RANK": str(rank), **(per_rank or {}).get(number, {})}
-            out = self._path(number, "err").open("wb")
-            with out:
-                self.processes.append(
-                    subprocess.Popen(
-                        [sys.executable, "-m", "harness", name, str(self._path(number, "out"))],
-                        env={**base, **own},
-                        stderr=out,
-                        stdout=out,
-                    )
+            self.processes.append(
+                start(
+                    "harness:be_a_rank",
+                    name,
+                    str(self._path(number, "out")),
+                    env={**base, **own},
+                    output=self._path(number, "err"),
                 )
+            )
 
     def __enter__(self) -> Ranks:
         return self
@@ -127,7 +129,8 @@ class Ranks:
             time.sleep(0.02)
 
     def output(self, number: int) -> str:
-        return self._path(number, "err").read_text(encoding="utf-8", errors="replace")
+        path = self._path(number, "err")
+        return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
     def collect(self, timeout: float, but: Sequence[int] = ()) -> list[Outcome]:
         """What became of the processes, apart from ``but``; those not done in time are killed."""
@@ -198,10 +201,15 @@ def _serve_store() -> Any:
 
 
 def free_port() -> int:
-    """A TCP port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port that was free a moment ago, and that the kernel gives nobody by itself.
+
+    Those that it gives start at 32768, and tests that run beside this one take many of them.
+    """
+    while True:
+        port = 20_000 + secrets.randbelow(12_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def init(timeout: float = 60.0, **rest: Any) -> None:
@@ -220,9 +228,26 @@ def _name(function: Callable[..., Any]) -> str:
     return f"{function.__module__}:{function.__name__}"
 
 
-def _main() -> None:
-    module, _, name = sys.argv[1].partition(":")
-    path = Path(sys.argv[2])
+@functools.cache
+def _server() -> Server:
+    return Server(_inherited())
+
+
+def _inherited() -> dict[str, str]:
+    """What every rank finds in its environment, and what torch was imported with."""
+    return {
+        **{k: v for k, v in os.environ.items() if not k.startswith("LOSSYCOLL_")},
+        "OMP_NUM_THREADS": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)]),
+        "PYTHONFAULTHANDLER": "1",
+    }
+
+
+def be_a_rank(function: str, out: str) -> None:
+    """What a rank's process does; ``out``: the file for its outcome."""
+    module, _, name = function.partition(":")
+    path = Path(out)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     value: Any = None
     error = text = ""
@@ -236,7 +261,3 @@ def _main() -> None:
     path.with_suffix(".tmp").rename(path)
     if error:
         sys.exit(1)
-
-
-if __name__ == "__main__":
-    _main()

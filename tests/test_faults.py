@@ -188,6 +188,10 @@ def rank_leaves(rank: int, world: int) -> str:
     ) as e:
         dist.all_reduce(torch.ones(50_000))
     assert e.value.peer == 1
+    # Else a slow one could come when the other has left as well, and miss that one.
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"seen by {rank}", "")
+    store.wait(["seen by 0", "seen by 2"])
     return "good"
 
 

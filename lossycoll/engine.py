@@ -108,6 +108,9 @@ class Engine:
         faults = inject.parse(options.inject)
         for name in ("loss", "burst", "dup", "reorder", "seed"):
             setattr(config.inject, name, getattr(faults, name))
+        if faults.links:
+            shares = ffi.new("double[]", [faults.loss_of(peer, rank) for peer in range(world)])
+            config.inject_loss = shares
         self._handle = ffi.NULL
         failure = ffi.new("lc_failure *")
         first, last = options.ports

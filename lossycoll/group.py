@@ -32,6 +32,7 @@ from .health import Health
 from .interfaces import Interface, choose
 from .messages import Messages
 from .options import Options
+from .plan import inject
 from .rendezvous import AUTO_MTU_MAX, Rendezvous, compare_options, payload_bytes
 from .shortage import check_descriptors, refused
 from .star import reachable
@@ -74,6 +75,7 @@ class Group:
     def _stay_alone(self, place: Place, pg_options: object) -> None:
         """A world of one: nothing to send. Parts of torch ask for a gloo group all the same."""
         options = Options.resolve(pg_options)
+        _check_links(options, 1)
         events.show(options)
         self.messages: Messages | None = None
         self.store: Store = PrefixStore(f"lossy/{secrets.token_hex(8)}", place.store)
@@ -113,6 +115,7 @@ class Group:
         failure: LossyError | None = None
         try:
             options = Options.resolve(pg_options)
+            _check_links(options, size)
             events.show(options)
             check_descriptors(rank, size)
             interface = choose(options.interface, _master(place.store))
@@ -269,6 +272,17 @@ class _Listener:
     def on_lost(self, rank: int, silent: float, ended: bool) -> int:
         self._communicator.health.on_lost(rank, silent, ended)
         return self._communicator.lose(rank)
+
+
+def _check_links(options: Options, size: int) -> None:
+    """Raises OptionError when injection is told of a rank that the group doesn't have."""
+    try:
+        inject.parse(options.inject).check_world(size)
+    except ValueError as error:
+        raise OptionError(
+            f"option inject is {options.inject!r}, but {error}; a group of other ranks than the "
+            f"job's takes its own from pg_options"
+        ) from None
 
 
 def _payload(place: Place, options: Options, interface: Interface, mtu: int) -> int:

@@ -222,7 +222,8 @@ class Options:
     inject: str = _option(
         "",
         _text("empty, or as in `loss=0.1,burst=8,dup=0.01,reorder=0.01,seed=7`", _check_inject),
-        "Seeded faults, for tests and studies: a fraction of packets lost, doubled or delayed.",
+        "Seeded faults, for tests and studies: a fraction of packets lost, doubled or delayed. "
+        "`link=0-1:0.3` sets the loss from rank 0 to rank 1 of the group; it may be repeated.",
         agree=True,
     )
     seed: int = _option(

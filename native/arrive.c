@@ -175,10 +175,11 @@ void lc_inject_round(lc_engine *e, lc_in *in) {
     if (!in->lost)
         return;
     const lc_op_slot *s = in->slot;
-    in->inject_key = lc_inject_key(&e->config.inject, e->config.group, s->op->number,
-                                   s->desc.number, in->peer, e->config.rank, in->round);
+    lc_inject link = lc_inject_link(&e->config.inject, e->peers[in->peer].inject_loss);
+    in->inject_key = lc_inject_key(&link, e->config.group, s->op->number, s->desc.number, in->peer,
+                                   e->config.rank, in->round);
     memset(in->lost, 0, lc_words(s->n_packets) * 8);
-    (void)lc_inject_losses(&e->config.inject, in->inject_key, s->n_packets, in->lost);
+    (void)lc_inject_losses(&link, in->inject_key, s->n_packets, in->lost);
 }
 
 /* The reorder allowance is over: ask for what is missing, or give it up. */

@@ -190,11 +190,18 @@ static uint32_t window_for(int32_t buffer, uint32_t packet_bytes, uint16_t size)
     return share < 1 ? 1 : share;
 }
 
+static int losses_ok(const lc_config *c) {
+    for (uint16_t i = 0; c->inject_loss && i < c->size; i++)
+        if (!(c->inject_loss[i] >= 0 && c->inject_loss[i] <= 1))
+            return 0;
+    return c->inject.loss >= 0 && c->inject.loss <= 1;
+}
+
 static int config_ok(const lc_config *c) {
     return c->address && c->size >= 1 && c->rank < c->size && c->payload_bytes >= 64 &&
            c->payload_bytes % 8 == 0 && c->payload_bytes + LC_HEADER_BYTES <= LC_MTU_MAX - 28 &&
-           c->socket_buffer >= 0 && c->deadline_min_ns <= c->deadline_max_ns &&
-           c->inject.loss >= 0 && c->inject.loss <= 1 && c->pace_bytes_per_s >= 0;
+           c->socket_buffer >= 0 && c->deadline_min_ns <= c->deadline_max_ns && losses_ok(c) &&
+           c->pace_bytes_per_s >= 0;
 }
 
 static void free_peers(lc_engine *e) {
@@ -238,6 +245,9 @@ static int make_peers(lc_engine *e) {
         lc_pace_init(&p->pace, lc_now());
         if (i == e->config.rank)
             continue;
+        p->inject_loss = e->config.inject_loss ? e->config.inject_loss[i] : e->config.inject.loss;
+        lc_inject faults = lc_inject_link(&e->config.inject, p->inject_loss);
+        e->inject_active |= lc_inject_active(&faults);
         p->records = calloc(LC_RECORDS, sizeof *p->records);
         p->early = calloc(LC_OPS, sizeof *p->early);
         if (e->config.inject.reorder > 0)
@@ -285,7 +295,8 @@ lc_engine *lc_engine_open(const lc_config *config, lc_failure *failure) {
         free_engine(e);
         return NULL;
     }
-    e->config.address = NULL; /* the caller's string is not kept */
+    e->config.address = NULL; /* what the caller points to is not kept */
+    e->config.inject_loss = NULL;
     return e;
 }
 
@@ -350,8 +361,8 @@ int64_t lc_engine_submit(lc_engine *e, const lc_call *call) {
                            e->config.payload_bytes)
         return LC_E_ARGUMENT;
     int simd = !(e->config.disable & LC_SIMD);
-    lc_op *op = lc_op_build(call, e->config.rank, e->config.size, simd,
-                            lc_inject_active(&e->config.inject), &e->pool, &e->pool_lock, &code);
+    lc_op *op = lc_op_build(call, e->config.rank, e->config.size, simd, e->inject_active, &e->pool,
+                            &e->pool_lock, &code);
     if (!op)
         return code;
     op->submitted_ns = lc_now();

@@ -54,7 +54,8 @@ typedef struct {
     uint32_t n_records;
     uint8_t *held; /* a datagram that injection delays */
     uint32_t held_bytes;
-    lc_early *early; /* LC_OPS of them */
+    double inject_loss; /* share of its packets that injection drops here */
+    lc_early *early;    /* LC_OPS of them */
     int dead;
     atomic_int doomed; /* dead as soon as the thread takes notice; any thread sets it */
     uint64_t packets_sent, packets_received, packets_missing;
@@ -73,6 +74,7 @@ typedef struct {
 
 struct lc_engine {
     lc_config config;
+    int inject_active; /* whether packets of any peer suffer faults */
     char address[64];
     lc_link *link;
     lc_peer *peers;

@@ -69,6 +69,12 @@ int lc_inject_active(const lc_inject *inject) {
     return inject->loss > 0 || inject->dup > 0 || inject->reorder > 0;
 }
 
+lc_inject lc_inject_link(const lc_inject *inject, double loss) {
+    lc_inject link = *inject;
+    link.loss = loss;
+    return link;
+}
+
 void lc_inject_stream(const lc_inject *inject, uint32_t group, uint32_t op, uint16_t slot,
                       uint16_t sender, uint16_t receiver, uint8_t round, uint32_t n_packets,
                       uint8_t *dropped) {

@@ -19,5 +19,7 @@ int lc_inject_duplicates(const lc_inject *inject, uint64_t key, uint32_t packet)
 int lc_inject_reorders(const lc_inject *inject, uint64_t key, uint32_t packet);
 /* Whether any fault is asked for. */
 int lc_inject_active(const lc_inject *inject);
+/* The faults of one link, whose loss is its own. */
+lc_inject lc_inject_link(const lc_inject *inject, double loss);
 
 #endif

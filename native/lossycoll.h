@@ -67,6 +67,8 @@ typedef struct {
     uint64_t reorder_ns;      /* least time a stream waits after its end; 0: one millisecond */
     double pace_bytes_per_s;  /* 0: no fixed rate, congestion window only */
     lc_inject inject;
+    const double *inject_loss; /* loss of packets from each rank to this one (size entries), in
+                                  place of inject.loss; NULL: alike from all */
 } lc_config;
 
 enum lc_code {

@@ -478,6 +478,11 @@ UNMAKEABLE: dict[str, tuple[dict[str, Any], str, str]] = {
     "value": ({"repair": 300}, "OptionError", "option repair is 300, wanted 0 to 255"),
     "name": ({"repairs": 1}, "OptionError", "unknown option repairs; did you mean repair?"),
     "inject": ({"inject": "loss=1.5"}, "OptionError", "loss is 1.5, wanted 0 to 1"),
+    "link": (
+        {"inject": "link=0-3:0.5"},
+        "OptionError",
+        "link=0-3:0.5 names rank 3, wanted ranks of the group, 0 to 2",
+    ),
     "variable": ({"LOSSYCOLL_INJCET": "x"}, "OptionError", "did you mean LOSSYCOLL_INJECT?"),
     "differs": ({"repair": 2}, "RendezvousError", "option repair is 2 on rank 1 but 0 on rank 0"),
     "interface": (

@@ -123,6 +123,7 @@ def test_every_option_is_in_the_test_above() -> None:
         ("inject", "los=0.1"),
         ("inject", "loss=0.1,loss=0.2"),
         ("inject", "loss=0.9,burst=2"),
+        ("inject", "link=0-0:0.1"),
         ("seed", "-1"),
         ("liveness", "0.1"),
         ("log", "verbose"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ LOSSES = (
     "loss=0.5,burst=3,seed=10",
     "loss=0.1,dup=0.05,reorder=0.1,seed=11",
 )
+UNEVEN = "loss=0.2,burst=3,link=0-1:0.6,link=1-0:0,link=2-1:1,seed=12"
 DTYPES = ("f32", "f64", "f16", "bf16", "bytes")
 PAYLOAD = 256
 WORLDS = range(1, 9)
@@ -117,8 +119,9 @@ def check(network: Network, case: Case, count: int, dtype: str, loss: str, **how
     return sum(e.report.packets_injected for e in ended)
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(
+    ("world", "loss"), [*product(WORLDS, LOSSES), *product((2, 3, 5), [UNEVEN])]
+)
 def test_engine_equals_reference(world: int, loss: str) -> None:
     dropped = 0
     with Network(world, PAYLOAD, inject=loss, seed=11) as network:
@@ -146,7 +149,10 @@ def test_everything_meets() -> None:
     assert len(met) == types * len(REPAIRS) * len(sizes(max(WORLDS), 1))
 
 
-@pytest.mark.parametrize("loss", ["", "loss=0.1,seed=3", "loss=0.5,burst=4,seed=4"])
+@pytest.mark.parametrize(
+    "loss",
+    ["", "loss=0.1,seed=3", "loss=0.5,burst=4,seed=4", "link=0-1:0.5,link=2-1:0.3,seed=5"],
+)
 @pytest.mark.parametrize("world", [2, 3, 5])
 def test_reliable_delivers_everything(world: int, loss: str) -> None:
     dropped = 0

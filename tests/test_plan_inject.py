@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from lossycoll.plan.inject import (
     Inject,
+    Link,
     draw,
     duplicates,
     losses,
@@ -128,6 +129,42 @@ def test_parse_reads_every_part() -> None:
 def test_parse_takes_bursts_that_just_fit() -> None:
     assert parse("loss=0.9,burst=9").burst == 9
     assert parse("loss=1,burst=2").loss == 1
+    assert parse("burst=9,link=0-1:0.9").loss_of(0, 1) == 0.9
+
+
+def test_parse_reads_links() -> None:
+    found = parse("loss=0.1,link=0-1:0.3, link = 12 - 1 : 0 ,seed=7")
+    assert found == Inject(loss=0.1, seed=7, links=(Link(0, 1, 0.3), Link(12, 1, 0.0)))
+    assert [found.loss_of(*link) for link in ((0, 1), (1, 0), (12, 1), (2, 1))] == [
+        0.3,
+        0.1,
+        0,
+        0.1,
+    ]
+    assert parse("link=0-1:0.3").active
+    assert not parse("link=0-1:0").active
+
+
+def test_a_link_loses_at_its_own_rate_and_the_others_as_before() -> None:
+    even = parse("loss=0.1,burst=3,seed=5")
+    uneven = parse("loss=0.1,burst=3,seed=5,link=2-1:0.4,link=0-1:1,link=3-1:0")
+    for sender, loss in ((0, 1.0), (2, 0.4), (3, 0.0), (4, 0.1)):
+        alone = parse(f"loss={loss},burst=3,seed=5")
+        streams = [lost(uneven, 0, op, sender, 1, 2, 500) for op in range(60)]
+        wanted = [lost(alone, 0, op, sender, 1, 2, 500) for op in range(60)]
+        np.testing.assert_array_equal(streams, wanted)
+        rates = np.mean(streams, axis=1)
+        assert abs(rates.mean() - loss) <= 4 * rates.std(ddof=1) / sqrt(len(rates))
+    # A link has a direction.
+    back = lost(uneven, 0, 9, 1, 2, 2, 500)
+    assert back.tolist() == lost(even, 0, 9, 1, 2, 2, 500).tolist()
+
+
+def test_links_are_of_ranks_that_the_group_has() -> None:
+    asked = parse("link=0-1:0.3,link=3-1:0.3")
+    asked.check_world(4)
+    with pytest.raises(ValueError, match=r"link=3-1:0\.3 names rank 3, wanted .* 0 to 2"):
+        asked.check_world(3)
 
 
 @pytest.mark.parametrize(
@@ -145,13 +182,22 @@ def test_parse_takes_bursts_that_just_fit() -> None:
         ("burst=0.5", "burst is 0.5, wanted a number of 1 or more"),
         ("burst=inf", "burst is inf, wanted a number of 1 or more"),
         ("loss=0.9,burst=2", "burst is 2.0, wanted at least 9 for loss 0.9"),
+        ("link=0-1", "link is '0-1', wanted FROM-TO:LOSS"),
+        ("link=0:0.1", "link is '0:0.1', wanted FROM-TO:LOSS"),
+        ("link=-1-0:0.1", "link is '-1-0:0.1', wanted FROM-TO:LOSS"),
+        ("link=0-1:x", "link is '0-1:x', wanted FROM-TO:LOSS"),
+        ("link=0-1:1.5", "loss in link=0-1:1.5 is 1.5, wanted 0 to 1"),
+        ("link=0-1:nan", "loss in link=0-1:nan is nan, wanted 0 to 1"),
+        ("link=1-1:0.1", "link=1-1:0.1: wanted two ranks that differ"),
+        ("link=0-1:0.1,link=0-1:0.2", "link=0-1 is given twice"),
+        ("burst=2,link=0-1:0.9", "burst is 2.0, wanted at least 9 for loss 0.9"),
         ("seed=1.5", "seed is '1.5', wanted an integer"),
         ("seed=-1", "seed is -1, wanted an integer"),
         ("seed=18446744073709551616", "seed is 18446744073709551616, wanted"),
     ],
 )
 def test_parse_names_what_is_wrong(text: str, part: str) -> None:
-    with pytest.raises(ValueError, match="names: loss, burst, dup, reorder, seed;") as caught:
+    with pytest.raises(ValueError, match="names: loss, link, burst, dup, reorder, seed;") as caught:
         parse(text)
     message = str(caught.value)
     assert part in message

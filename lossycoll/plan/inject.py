@@ -1,15 +1,17 @@
 """Seeded faults: which packets of a stream are lost, doubled or delayed.
 
-A pure function of (seed, group, op, slot, sender, receiver, round, packet). native/inject.c is the
-same function, and a test holds the two together, so the reference executor knows exactly what the
-native engine loses. All draws are uniform on [0, 1) with 53 bits.
+A pure function of (seed, group, op, slot, sender, receiver, round, packet). Links may differ in
+their loss. native/inject.c is the same function, and a test holds the two together, so the
+reference executor knows exactly what the native engine loses. All draws are uniform on [0, 1) with
+53 bits.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
-from typing import Final
+import re
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +22,25 @@ LOSS: Final = 0
 DUPLICATE: Final = 1
 REORDER: Final = 2
 
+NAMES: Final = ("loss", "link", "burst", "dup", "reorder", "seed")
+
 FORM: Final = (
-    "names: loss, burst, dup, reorder, seed; loss, dup and reorder in [0, 1]; "
+    f"names: {', '.join(NAMES)}; loss, dup and reorder in [0, 1]; "
+    "link FROM-TO:LOSS, the loss between two ranks, once for each link that differs; "
     "burst >= 1, the mean number of packets lost in a row; seed an integer >= 0; "
-    "as in loss=0.1,burst=8,seed=7"
+    "as in loss=0.1,burst=8,seed=7 or loss=0.1,link=0-1:0.3"
 )
+
+
+class Link(NamedTuple):
+    """Packets from rank ``sender`` to rank ``receiver`` (of the group) are lost at ``loss``."""
+
+    sender: int
+    receiver: int
+    loss: float
+
+    def __str__(self) -> str:
+        return f"link={self.sender}-{self.receiver}:{self.loss:g}"
 
 
 @dataclass(frozen=True)
@@ -33,10 +49,11 @@ class Inject:
 
     ``loss``: fraction of packets lost. ``burst``: mean number of packets lost in a row; 1 means
     that each packet is lost on its own. ``dup``: fraction delivered twice. ``reorder``: fraction
-    delivered after their successor. ``seed``: 64 bits.
+    delivered after their successor. ``seed``: 64 bits. ``links``: those with a loss of their own.
 
-    Raises ValueError for a value outside its range, and for a burst length that a loss rate can't
-    have: between bursts at least one packet arrives, so loss <= burst / (burst + 1) unless it is 1.
+    Raises ValueError for a value outside its range, for a link from a rank to itself or one that
+    is there twice, and for a burst length that a loss rate can't have: between bursts at least one
+    packet arrives, so loss <= burst / (burst + 1) unless it is 1.
     """
 
     loss: float = 0.0
@@ -44,6 +61,7 @@ class Inject:
     dup: float = 0.0
     reorder: float = 0.0
     seed: int = 0
+    links: tuple[Link, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("loss", "dup", "reorder"):
@@ -54,31 +72,64 @@ class Inject:
             raise ValueError(f"burst is {self.burst}, wanted a number of 1 or more ({FORM})")
         if not (isinstance(self.seed, int) and 0 <= self.seed <= MASK):
             raise ValueError(f"seed is {self.seed}, wanted an integer, 0 to 2**64 - 1 ({FORM})")
-        if self.burst > 1 and self.loss < 1 and _begin(self.loss, 1 / self.burst) > 1 + 1e-9:
-            raise ValueError(
-                f"burst is {self.burst}, wanted at least {self.loss / (1 - self.loss):.6g} for "
-                f"loss {self.loss}: shorter bursts can't lose so many packets ({FORM})"
-            )
+        for link in self.links:
+            self._check_link(link)
+        for loss in (self.loss, *(link.loss for link in self.links)):
+            if self.burst > 1 and loss < 1 and _begin(loss, 1 / self.burst) > 1 + 1e-9:
+                raise ValueError(
+                    f"burst is {self.burst}, wanted at least {loss / (1 - loss):.6g} for "
+                    f"loss {loss}: shorter bursts can't lose so many packets ({FORM})"
+                )
+
+    def _check_link(self, link: Link) -> None:
+        if not 0 <= link.loss <= 1:
+            raise ValueError(f"loss in {link} is {link.loss}, wanted 0 to 1 ({FORM})")
+        if link.sender < 0 or link.sender == link.receiver:
+            raise ValueError(f"{link}: wanted two ranks that differ ({FORM})")
+        if sum(link[:2] == other[:2] for other in self.links) > 1:
+            name = f"link={link.sender}-{link.receiver}"
+            raise ValueError(f"{name} is given twice ({FORM})")
 
     @property
     def active(self) -> bool:
         """Whether any fault is asked for."""
-        return self.loss > 0 or self.dup > 0 or self.reorder > 0
+        shares = (self.loss, self.dup, self.reorder, *(link.loss for link in self.links))
+        return any(share > 0 for share in shares)
+
+    def loss_of(self, sender: int, receiver: int) -> float:
+        """The fraction lost of what ``sender`` sends to ``receiver``."""
+        for link in self.links:
+            if link[:2] == (sender, receiver):
+                return link.loss
+        return self.loss
+
+    def check_world(self, world: int) -> None:
+        """Raises ValueError for a link of a rank that a group of ``world`` ranks doesn't have."""
+        for link in self.links:
+            rank = max(link.sender, link.receiver)
+            if rank >= world:
+                raise ValueError(
+                    f"{link} names rank {rank}, wanted ranks of the group, 0 to {world - 1}"
+                )
 
 
 def parse(text: str) -> Inject:
-    """Reads ``"loss=0.1,burst=8,seed=7,dup=0.01,reorder=0.01"``; any part may be left out.
+    """Reads ``"loss=0.1,link=0-1:0.3,burst=8,seed=7,dup=0.01,reorder=0.01"``.
 
+    Any part may be left out; ``link`` may be there as often as there are links.
     Raises ValueError naming the part that is wrong, the names there are and the form.
     """
-    allowed = [field.name for field in fields(Inject)]
     found: dict[str, float | int] = {}
+    links: list[Link] = []
     for part in text.split(",") if text.strip() else ():
         name, equals, value = (piece.strip() for piece in part.partition("="))
-        if not equals or name not in allowed:
+        if not equals or name not in NAMES:
             raise ValueError(
                 f"{part.strip()!r} in {text!r}: wanted name=value with a known name ({FORM})"
             )
+        if name == "link":
+            links.append(_link(value, f"{part.strip()!r} in {text!r}"))
+            continue
         if name in found:
             raise ValueError(f"{part.strip()!r} in {text!r}: {name} is given twice ({FORM})")
         try:
@@ -89,9 +140,19 @@ def parse(text: str) -> Inject:
                 f"{part.strip()!r} in {text!r}: {name} is {value!r}, wanted {kind} ({FORM})"
             ) from None
     try:
-        return Inject(**found)  # type: ignore[arg-type]  # seed is an int, see above
+        return Inject(**found, links=tuple(links))  # type: ignore[arg-type]  # seed is an int
     except ValueError as error:
         raise ValueError(f"{text!r}: {error}") from None
+
+
+def _link(value: str, where: str) -> Link:
+    found = re.fullmatch(r"\s*([0-9]+)\s*-\s*([0-9]+)\s*:(.*)", value)
+    try:
+        if found is None:
+            raise ValueError
+        return Link(int(found[1]), int(found[2]), float(found[3]))
+    except ValueError:
+        raise ValueError(f"{where}: link is {value!r}, wanted FROM-TO:LOSS ({FORM})") from None
 
 
 def stream_key(
@@ -161,9 +222,11 @@ def lost(
     n_packets: int,
     round: int = 0,
 ) -> NDArray[np.bool_]:
-    """:func:`losses` of one round of one stream, by the stream's name.
+    """:func:`losses` of one round of one stream, by the stream's name, at the loss of its link.
 
     With ``functools.partial(lost, inject, group, op)`` it is what the reference executor asks for.
     """
     key = stream_key(inject.seed, group, op, slot, sender, receiver, round)
+    if inject.links:
+        inject = replace(inject, loss=inject.loss_of(sender, receiver), links=())
     return losses(inject, key, n_packets)

@@ -284,6 +284,11 @@ static void test_bad_arguments(void) {
     c.rank = 0;
     c.address = "not an address";
     CHECK(lc_engine_open(&c, &failure) == NULL && failure.code == LC_E_ARGUMENT);
+    const double losses[2] = {0.5, 1.5};
+    c.address = "127.0.0.1";
+    c.inject_loss = losses;
+    CHECK(lc_engine_open(&c, &failure) == NULL && failure.code == LC_E_ARGUMENT);
+    c.inject_loss = NULL;
     c.address = "192.0.2.1"; /* nobody's */
     CHECK(lc_engine_open(&c, &failure) == NULL && failure.code == LC_E_SYSTEM);
     net_open(&n, 2, (lc_inject){.loss = 0}, SECOND);

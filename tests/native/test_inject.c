@@ -112,6 +112,9 @@ static void test_limits(void) {
     CHECK(!lc_inject_active(&none) && lc_inject_active(&all));
     lc_inject dup = {.dup = 0.1}, reorder = {.reorder = 0.1};
     CHECK(lc_inject_active(&dup) && lc_inject_active(&reorder));
+    lc_inject link = lc_inject_link(&all, 0), other = lc_inject_link(&dup, 0.5);
+    CHECK(!lc_inject_active(&link) && lc_inject_losses(&link, 1, 3, bits) == 0);
+    CHECK(other.loss == 0.5 && other.dup == 0.1);
     for (uint32_t k = 0; k < 100; k++)
         CHECK(!lc_inject_duplicates(&none, 1, k) && !lc_inject_reorders(&none, 1, k));
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 
 def whole(least: int, most: int | None = None, multiple_of: int = 1) -> Callable[[str], int]:
@@ -56,8 +56,12 @@ def names(known: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
     return parse
 
 
-def inject_text(loss: float, burst: float, seed: int) -> str | None:
-    """The value of LOSSYCOLL_INJECT for this much loss."""
-    if not loss:
+def inject_text(
+    loss: float, burst: float, seed: int, links: Mapping[tuple[int, int], float] | None = None
+) -> str | None:
+    """The value of LOSSYCOLL_INJECT for this much loss; ``links``: by (sender, receiver)."""
+    parts = [f"loss={loss:g}"] if loss else []
+    parts += [f"link={a}-{b}:{share:g}" for (a, b), share in (links or {}).items()]
+    if not parts:
         return None
-    return f"loss={loss:g}" + (f",burst={burst:g}" if burst > 1 else "") + f",seed={seed}"
+    return ",".join([*parts, *([f"burst={burst:g}"] if burst > 1 else []), f"seed={seed}"])

@@ -133,3 +133,10 @@ def test_errors_are_exit_codes(
 )
 def test_inject_text(loss: float, burst: float, text: str | None) -> None:
     assert arguments.inject_text(loss, burst, 7) == text
+
+
+def test_inject_text_of_links() -> None:
+    links = {(0, 1): 0.3, (2, 1): 0.0}
+    text = arguments.inject_text(0.1, 8, 7, links)
+    assert text == "loss=0.1,link=0-1:0.3,link=2-1:0,burst=8,seed=7"
+    assert arguments.inject_text(0, 1, 7, links) == "link=0-1:0.3,link=2-1:0,seed=7"

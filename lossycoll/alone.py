@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
+from .blocks import Blocks
 from .calls import Collective, Operation, Terms
 from .engine import DType
 from .errors import Code, LossyError, Where
 from .figures import Report
 from .health import Health
+from .plan import exchange
+
+PAYLOAD: Final = 1408
+"""Bytes that a packet would carry, for those who count blocks."""
 
 
 class Alone:
@@ -51,6 +60,19 @@ class Alone:
         terms: Terms,
     ) -> Operation:
         return self._copy(call, buffers, nbytes, terms)
+
+    def all_gather_blocks(
+        self,
+        call: Collective,
+        buffers: tuple[int, int],
+        nbytes: int,
+        needed: NDArray[np.bool_] | None,
+        terms: Terms,
+    ) -> Operation:
+        del needed
+        operation = self._copy(call, buffers, nbytes, terms)
+        operation.blocks = Blocks(exchange.all_gather(1, 0, nbytes, PAYLOAD))
+        return operation
 
     def all_to_all(
         self, call: Collective, buffers: tuple[int, int], nbytes: int, terms: Terms

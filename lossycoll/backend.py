@@ -12,11 +12,14 @@ from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
+from .block_gather import BlockGather
 from .calls import Collective, bounded
 from .direct import Direct
 from .errors import AbortedError, MismatchError, UnsupportedError
@@ -70,6 +73,7 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         self._operations = self._routes.operations
         self._splits = 0
         self._sparse = Sparse(self._routes, self._comm)
+        self._block_gather = BlockGather(self._routes, self._comm)
         self._gloo = self._group.gloo
         if torch.__version__ < "2.14":  # from then on it warns: numbers start at 0 by themselves
             self._gloo._set_sequence_number_for_group()
@@ -321,6 +325,26 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         return ManyWork([self.all_gather_single(o, i, opts) for o, i in pairs], outputs)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def blocks(self, nbytes: int) -> int:
+        """The blocks (packets) of a chunk of ``nbytes`` in :meth:`all_gather_blocks`."""
+        return self._comm.blocks(nbytes)
+
+    def all_gather_blocks(
+        self, output: Tensor, needed: NDArray[np.bool_] | None = None
+    ) -> dist.Work:
+        """Rank r's chunk of ``output`` on all ranks, in place, block by block.
+
+        ``output``: (world * n,), contiguous; chunk r is ``output[r * n : (r + 1) * n]``. In lossy
+        delivery (the group's, or a block's) a block that doesn't arrive leaves what was there.
+        ``needed``: bool (world, blocks), those that are asked for until they come, by owner; own
+        row ignored. Returns a work whose ``arrived`` waits for it and is bool (world, blocks): own
+        row True. A needed block is missing in it only if nothing came over that link for
+        ``deadline_max`` seconds, or if its owner is lost.
+
+        Raises UnsupportedError for tensors of another form.
+        """
+        return self._block_gather.all_gather(output, needed)
 
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> dist.Work:
         """``outputs[0]``: a tensor per rank, which may be of different sizes."""
@@ -622,7 +646,7 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
 
 for _name in (
     *("allreduce", "reduce", "broadcast", "barrier", "gather", "scatter", "allgather"),
-    *("reduce_scatter", "reduce_scatter_single", "_reduce_scatter_base"),
+    *("reduce_scatter", "reduce_scatter_single", "_reduce_scatter_base", "all_gather_blocks"),
     *("all_gather_single", "_allgather_base", "alltoall", "all_to_all_single", "alltoall_base"),
 ):
     setattr(LossyProcessGroup, _name, told(getattr(LossyProcessGroup, _name)))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, Protocol
 
+from .blocks import Blocks
 from .errors import ClosedError, Code, EngineError, LossyError, OperationTimeout, Where
 from .figures import Report
 from .options import Options
@@ -106,6 +107,7 @@ class Operation:
         "_owner",
         "_released",
         "_waiters",
+        "blocks",
         "call",
         "done",
         "error",
@@ -133,6 +135,8 @@ class Operation:
         self.notify = False
         self.exact = False
         """Whether data that a rank's death left out makes it fail."""
+        self.blocks: Blocks | None = None
+        """What arrived, for an all-gather that is to know."""
         self.members: Sequence[int] = (0,)
         self.done = False
         self.error: LossyError | None = None

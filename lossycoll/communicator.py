@@ -13,7 +13,11 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final
 
-from . import plans
+import numpy as np
+from numpy.typing import NDArray
+
+from . import alone, plans
+from .blocks import Blocks
 from .calls import Collective, Operation, Terms
 from .control import Control
 from .engine import Call, DType, Encoded, Engine
@@ -27,11 +31,12 @@ from .errors import (
     Where,
     error_of,
 )
+from .estimators import BY_COUNT, Estimators, Means
 from .events import event
-from .figures import Report, Stats
+from .figures import PeerStats, Report, Stats
 from .health import Health
 from .options import Options
-from .plan import Missing, draw_order, signature
+from .plan import Finish, Missing, draw_order, packet_count, signature
 from .survivors import View
 from .turns import Roster, Turns
 
@@ -89,7 +94,8 @@ class Communicator:
         self._group = group
         self._engine = engine
         self._control = control
-        self._payload = engine.link().payload_bytes if engine is not None else 0
+        self._payload = engine.link().payload_bytes if engine is not None else alone.PAYLOAD
+        self._estimators = Estimators(self.world, self._peer_stats)
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._tracing = log.isEnabledFor(logging.DEBUG)
@@ -114,7 +120,7 @@ class Communicator:
     ) -> Operation:
         """In place: the sum (or mean) of all ranks' ``elements`` at ``address``."""
         options = terms.options
-        missing = Missing.OWN if options.on_missing == "own" else Missing.KEEP
+        missing = Missing[options.on_missing.upper()]
         per_packet = self._payload // dtype.itemsize
         with self._turn() as who:
             order = None
@@ -122,8 +128,12 @@ class Communicator:
                 # Without loss nobody's own contribution weighs more, and one order does for all.
                 number = self._turns.next & 0xFFFFFFFF
                 order = draw_order(options.seed, self._group, number, len(who.members))
-            encoded = plans.all_reduce(who, options.algorithm, elements, per_packet, order, missing)
-            return self._submit(encoded, call, (address, address), dtype, terms, sums=True)
+            means = self._estimators.means(options, who)
+            finish = means.finish or Finish.MEAN
+            encoded = plans.all_reduce(
+                who, options.algorithm, elements, per_packet, order, missing, finish
+            )
+            return self._submit(encoded, call, (address, address), dtype, terms, means=means)
 
     def reduce_scatter(
         self,
@@ -138,8 +148,10 @@ class Communicator:
         ``buffers``: input (a chunk for each rank) and output (one chunk).
         """
         with self._turn() as who:
-            encoded = plans.reduce_scatter(who, elements, self._payload // dtype.itemsize)
-            return self._submit(encoded, call, buffers, dtype, terms, sums=True)
+            means = self._estimators.means(terms.options, who)
+            finish = means.finish or Finish.STRATIFIED
+            encoded = plans.reduce_scatter(who, elements, self._payload // dtype.itemsize, finish)
+            return self._submit(encoded, call, buffers, dtype, terms, means=means)
 
     def broadcast(
         self, call: Collective, address: int, nbytes: int, root: int, terms: Terms
@@ -165,6 +177,28 @@ class Communicator:
             self._need_all(call, who, terms)
             encoded = plans.all_gather(who, nbytes, self._payload)
             return self._submit(encoded, call, buffers, DType.BYTES, terms)
+
+    def blocks(self, nbytes: int) -> int:
+        """Packets that carry ``nbytes``."""
+        return packet_count(nbytes, self._payload)
+
+    def all_gather_blocks(
+        self,
+        call: Collective,
+        buffers: tuple[int, int],
+        nbytes: int,
+        needed: NDArray[np.bool_] | None,
+        terms: Terms,
+    ) -> Operation:
+        """An all-gather of equal chunks that knows in the end which ``blocks`` (packets) arrived.
+
+        ``needed``: bool (world, packets), those that are asked for until they come; None: none.
+        """
+        with self._turn() as who:
+            encoded = plans.all_gather(who, nbytes, self._payload)
+            return self._submit(
+                encoded, call, buffers, DType.BYTES, terms, blocks=Blocks(encoded.plan, needed)
+            )
 
     def all_to_all(
         self, call: Collective, buffers: tuple[int, int], nbytes: int, terms: Terms
@@ -248,18 +282,23 @@ class Communicator:
         dtype: DType,
         terms: Terms,
         *,
-        sums: bool = False,
+        means: Means | None = None,
+        blocks: Blocks | None = None,
     ) -> Operation:
-        """``sums``: what a rank that dies meanwhile leaves out is loss, rather than an error."""
+        """``means``: how they are formed, by a reduction: what a rank that dies meanwhile leaves
+        out is then loss, rather than an error."""
         assert self._engine is not None
         timeout = self.timeout if terms.timeout is None else terms.timeout
         reliable = terms.options.delivery == "reliable"
         operation = Operation(self, call, terms, timeout)
         operation.members = self._turns.at(self._turns.next).members
-        operation.exact = reliable and not sums
+        operation.exact = reliable and means is None
+        operation.blocks = blocks
         # Until the watcher runs, nobody would take the finished ticket.
         operation.notify = terms.future and self._watcher is not None
         repair = 0 if reliable else terms.options.repair
+        way = "" if reliable else "blocks" if blocks else terms.options.estimator
+        means = means or BY_COUNT
         try:
             operation.ticket = self._engine.submit(
                 encoded,
@@ -268,11 +307,15 @@ class Communicator:
                     output=buffers[1],
                     dtype=dtype,
                     scale=1.0 if terms.mean else float(self.world),
-                    signature=_signature(encoded.plan.signature, reliable, repair, str(call)),
+                    signature=_signature(encoded.plan.signature, reliable, repair, str(call), way),
                     timeout=timeout,
                     reliable=reliable,
                     repair=repair,
                     notify=operation.notify,
+                    weights=means.weights,
+                    divisor=means.divisor,
+                    selective=blocks is not None,
+                    needed=b"" if blocks is None else blocks.encoded(),
                 ),
             )
         except LossyError as error:
@@ -307,6 +350,8 @@ class Communicator:
             self._trace_end(operation, report, failure)
         if failure.code >= 0:
             torn = self._torn(operation) if operation.exact and report.kept else None
+            if operation.blocks is not None:
+                operation.blocks.note(self._engine, operation.ticket)
             return self._with_lost(report), torn
         if self._first_failed is None or operation.call.seq < self._first_failed:
             self._first_failed = operation.call.seq
@@ -459,8 +504,12 @@ class Communicator:
             **around,
             control_foreign=self._control.foreign,
             lost=self._turns.latest.lost,
-            peers=tuple(self._engine.peer_stats(rank) for rank in range(self.world)),
+            peers=tuple(self._peer_stats(rank) for rank in range(self.world)),
         )
+
+    def _peer_stats(self, rank: int) -> PeerStats:
+        assert self._engine is not None
+        return self._engine.peer_stats(rank)
 
     def last_report(self) -> Report | None:
         """Of the last operation that the engine ended here; None before the first."""
@@ -582,6 +631,6 @@ class Communicator:
 
 
 @lru_cache(maxsize=256)
-def _signature(plan: int, reliable: bool, repair: int, call: str) -> int:
+def _signature(plan: int, reliable: bool, repair: int, call: str, way: str) -> int:
     """A plan's signature with the rest of what the ranks must agree on, 64 bits."""
-    return signature(call, "", plan, reliable, repair)
+    return signature(call, way, plan, reliable, repair)

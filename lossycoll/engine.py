@@ -11,6 +11,9 @@ from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Any, Final, NoReturn, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ._native import ffi, lib
 from .errors import ClosedError, Code, Failure, Where, error_of
 from .figures import Cause, EngineStats, LinkInfo, PeerStats, Report
@@ -56,6 +59,10 @@ class Call:
 
     ``input`` and ``output`` are addresses, ``timeout`` is in seconds, ``signature`` 64 bits that
     are equal on ranks that mean the same. ``notify``: :meth:`Engine.next` returns the ticket too.
+    ``weights``, by rank: what contributions are multiplied by (empty: 1), in plans whose finish is
+    WEIGHTED, which divide by ``divisor``. ``selective``: receivers may need single packets, which
+    are resent until they come; ``needed`` says which this rank needs, a byte for each packet of
+    each copy that comes from a peer, in the plan's order (empty: none).
     """
 
     input: int
@@ -67,6 +74,10 @@ class Call:
     reliable: bool
     repair: int
     notify: bool
+    weights: Sequence[float] = ()
+    divisor: float = 1.0
+    selective: bool = False
+    needed: bytes = b""
 
 
 class Engine:
@@ -168,6 +179,16 @@ class Engine:
         c.scale = call.scale
         c.signature = call.signature
         c.timeout_ns = _ns(call.timeout)
+        c.selective = call.selective
+        c.divisor = call.divisor
+        # Both are read during the call only; the names keep them that long.
+        needed = ffi.from_buffer(call.needed)
+        weights = ffi.new("double[]", list(call.weights))
+        if call.needed:
+            c.needed = ffi.cast("uint8_t *", needed)
+            c.n_needed = len(call.needed)
+        if call.weights:
+            c.weights = weights
         with self._use():
             ticket = int(lib.lc_engine_submit(self._handle, c))
         if ticket < 0:
@@ -188,6 +209,22 @@ class Engine:
         if code < 0 and found.code >= 0:
             found = Failure(code)
         return _data(Report, report), found
+
+    def arrived(self, ticket: int, slot: int, peer: int, n_packets: int) -> NDArray[np.bool_]:
+        """Which packets of a stream of a finished operation arrived, by its slot number here.
+
+        Shape (n_packets,). Raises ValueError for a stream that there isn't, or of another length.
+        """
+        here = np.empty(n_packets, np.uint8)
+        with self._use():
+            code = lib.lc_engine_arrived(
+                self._handle, ticket, slot, peer, ffi.from_buffer("uint8_t *", here), n_packets
+            )
+        if code != Code.OK:
+            raise ValueError(
+                f"{self._where}: no stream of slot {slot} from rank {peer} with {n_packets} packets"
+            )
+        return here.astype(np.bool_)
 
     def release(self, ticket: int) -> None:
         """Forgets a finished operation."""
@@ -237,6 +274,8 @@ class Engine:
             rtt_ns=c.rtt_ns,
             deadline_ns=c.deadline_ns,
             delivery_rate=c.delivery_rate,
+            offered=c.offered,
+            delivered=c.delivered,
         )
 
     def last_report(self) -> Report:

@@ -25,10 +25,10 @@ class Report:
     """One operation of the engine at this rank. A contribution is one rank's addend in one packet.
 
     ``contributions`` is their number in the ``contribution_packets`` that this rank reduced (or
-    received reduced), ``contributions_min`` the fewest in one of them. ``own_filled``, ``kept`` and
-    ``alone`` count packets that no reduction reached: filled with the rank's own, left as they
-    were, and reduced without any other rank. ``lost``: ranks that had been lost before it, and took
-    no part. Bytes include headers.
+    received reduced), ``contributions_min`` the fewest in one of them. ``own_filled``, ``kept``,
+    ``zero_filled`` and ``alone`` count packets that no reduction reached: filled with the rank's
+    own, left as they were, made zero, and reduced without any other rank. ``lost``: ranks that
+    had been lost before it, and took no part. Bytes include headers.
     """
 
     op: int
@@ -46,6 +46,7 @@ class Report:
     deadline_hits: int
     own_filled: int
     kept: int
+    zero_filled: int
     alone: int
     elapsed_ns: int
     lost: tuple[int, ...] = ()
@@ -66,7 +67,8 @@ class PeerStats:
     """What passed between this rank and one peer since the group was made.
 
     ``rtt_ns`` is 0 while unknown; ``deadline_ns`` is the deadline that a stream of one packet
-    would get now; ``delivery_rate`` is received / (received + missing).
+    would get now; ``delivery_rate`` is received / (received + missing). ``offered`` are packets
+    of streams that might lose any, ``delivered`` those of them that came.
     """
 
     rank: int
@@ -77,6 +79,8 @@ class PeerStats:
     rtt_ns: int
     deadline_ns: int
     delivery_rate: float
+    offered: int = 0
+    delivered: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,17 +166,21 @@ class Options:
     )
     on_missing: str = _option(
         "own",
-        _choice("own", "keep"),
-        "A reduced packet that never arrives becomes the rank's own contribution, or stays as it "
-        "was.",
+        _choice("own", "keep", "zero"),
+        "A reduced packet that never arrives becomes the rank's own contribution, stays as it was, "
+        "or becomes zero (which is for comparisons: it shrinks what is trained with).",
         agree=True,
         per_call=True,
     )
     estimator: str = _option(
         "count",
-        _choice("count"),
-        "Mean of what arrived: the sum divided by the number of contributions in it.",
+        _choice("count", "inverse_probability", "zero_fill"),
+        "count: the mean of what arrived, its sum divided by the number of contributions in it. "
+        "inverse_probability: each contribution times 1 / (the rate at which its link delivers), "
+        "divided by all ranks: for links that lose differently (theory.md). zero_fill: what is "
+        "lost counts as zero; biased, for comparisons only.",
         agree=True,
+        per_call=True,
     )
     deadline_min: float = _option(
         1.0, _number(1e-4, 3600, "s"), "Floor of the deadline learnt from arrivals."

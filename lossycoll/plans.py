@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Final
 
 from .engine import Encoded
-from .plan import Missing, Plan, exchange, leave_out, rename, ring, transpose, tree
+from .plan import Finish, Missing, Plan, exchange, leave_out, rename, ring, transpose, tree
 from .turns import Roster
 
 AUTO_ALGORITHM: Final = "transpose"
@@ -39,6 +39,7 @@ def all_reduce(
     per_packet: int,
     order: tuple[int, ...] | None,
     missing: Missing,
+    finish: Finish,
 ) -> Encoded:
     """``order`` is a permutation of as many ranks as are left, or None."""
     name = AUTO_ALGORITHM if algorithm == "auto" else algorithm
@@ -47,7 +48,9 @@ def all_reduce(
     build: Callable[..., Plan] = ring.all_reduce if in_ring else transpose.all_reduce
     return _renamed(
         who,
-        lambda world, rank: build(world, rank, elements, per_packet, order=order, missing=missing),
+        lambda world, rank: build(
+            world, rank, elements, per_packet, order=order, missing=missing, finish=finish
+        ),
     )
 
 
@@ -68,8 +71,11 @@ def barrier(who: Roster, fanout: int) -> Encoded:
 
 
 @lru_cache(maxsize=64)
-def reduce_scatter(who: Roster, elements: int | tuple[int, ...], per_packet: int) -> Encoded:
-    return _left(who, transpose.reduce_scatter(who.world, who.rank, elements, per_packet))
+def reduce_scatter(
+    who: Roster, elements: int | tuple[int, ...], per_packet: int, finish: Finish
+) -> Encoded:
+    plan = transpose.reduce_scatter(who.world, who.rank, elements, per_packet, finish=finish)
+    return _left(who, plan)
 
 
 @lru_cache(maxsize=64)

@@ -227,8 +227,8 @@ class Rendezvous:
                 found: list[Any] = roster["ranks"]
                 return found
             if roster is not None and looked != self.session:
-                # A group without this one: one that is over, or one whose place is taken. An earlier
-                # one of this very process is over here, though rank 0 may still be about to leave.
+                # A group that is over, or one in which this rank's place is taken; not by this very
+                # process before: rank 0 may just be slower to leave that group.
                 looked = self.session
                 mine_before = (self.session, self._rank, self._who) in _met_here
                 if not mine_before and self._is_alive(self.session):

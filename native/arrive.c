@@ -39,6 +39,12 @@ static void finish_partial(lc_op_slot *s, uint32_t k, piece p) {
     s->count[k] = (uint16_t)(s->count[k] + (p.own != NULL));
 }
 
+/* What the sum of so many contributions is multiplied by. */
+static double factor_of(const lc_op_slot *s, uint32_t contributions) {
+    const lc_call *call = &s->op->call;
+    return call->scale / (s->desc.finish == LC_FINISH_WEIGHTED ? call->divisor : contributions);
+}
+
 static void finish_mean(lc_op_slot *s, uint32_t k, piece p) {
     lc_op *op = s->op;
     uint32_t arrived = s->count[k];
@@ -46,7 +52,7 @@ static void finish_mean(lc_op_slot *s, uint32_t k, piece p) {
     s->count[k] = (uint16_t)total;
     if (total == 0)
         return;
-    double factor = op->call.scale / total;
+    double factor = factor_of(s, total);
     if (arrived == 0)
         op->kernels->blend(p.value, p.own, factor, NULL, 0, p.n);
     else if (factor != 1.0 || s->acc != s->value)
@@ -72,7 +78,7 @@ static void finish_stratified(lc_op_slot *s, uint32_t k, piece p) {
 
 void lc_finish_alone(lc_op_slot *s) {
     lc_op *op = s->op;
-    op->kernels->blend(s->value, s->own, op->call.scale, NULL, 0, s->desc.length);
+    op->kernels->blend(s->value, s->own, factor_of(s, 1), NULL, 0, s->desc.length);
     for (uint32_t k = 0; k < s->n_packets; k++)
         count_contributions(op, 1);
     if (s->desc.finish == LC_FINISH_STRATIFIED)
@@ -85,6 +91,9 @@ static void fill_missing(lc_op_slot *s, piece p) {
         op->kernels->blend(p.value, p.value, op->call.scale, NULL, 0, p.n);
         op->report.own_filled++;
         count_contributions(op, 1);
+    } else if (s->desc.missing == LC_MISSING_ZERO) {
+        memset(p.value, 0, (size_t)p.n * op->element_bytes);
+        op->report.zero_filled++;
     } else {
         op->report.kept++;
     }
@@ -99,10 +108,10 @@ static void packet_ready(lc_engine *e, lc_op_slot *s, uint32_t k) {
             count_contributions(s->op, s->count[k]);
     } else if (s->desc.finish == LC_FINISH_NONE) {
         finish_partial(s, k, p);
-    } else if (s->desc.finish == LC_FINISH_MEAN) {
-        finish_mean(s, k, p);
-    } else {
+    } else if (s->desc.finish == LC_FINISH_STRATIFIED) {
         finish_stratified(s, k, p);
+    } else {
+        finish_mean(s, k, p);
     }
     if (s->count[k])
         s->ready[s->n_ready++] = k;
@@ -127,13 +136,17 @@ static void source_settled(lc_engine *e, lc_op_slot *s, uint32_t k) {
 static void combine(lc_op_slot *s, uint32_t k, const lc_header *h, const uint8_t *payload) {
     const lc_op *op = s->op;
     piece p = piece_of(s, k);
+    const uint8_t *own = s->desc.finish == LC_FINISH_STRATIFIED ? NULL : p.own;
     if (s->desc.combine == LC_COPY)
         memcpy(p.value, payload, h->length);
+    else if (op->weights && s->count[k])
+        op->kernels->add_weighted(p.acc, payload, op->weights[h->sender], p.n);
+    else if (op->weights)
+        op->kernels->first_weighted(p.acc, own, payload, op->weights[h->sender], p.n);
     else if (s->count[k])
         op->kernels->add(p.acc, payload, p.n);
     else
-        op->kernels->first(p.acc, s->desc.finish == LC_FINISH_STRATIFIED ? NULL : p.own, payload,
-                           p.n);
+        op->kernels->first(p.acc, own, payload, p.n);
     s->count[k] = (uint16_t)(s->count[k] + h->count);
 }
 
@@ -146,6 +159,11 @@ static void settle(lc_engine *e, lc_in *in, int cause) {
     in->state = LC_IN_SETTLED;
     op->report.packets_missing += missing;
     e->peers[in->peer].packets_missing += missing;
+    /* What is asked for until it comes says nothing about the link. */
+    if (!op->call.reliable && !in->needed && cause != LC_CAUSE_PEER) {
+        e->peers[in->peer].offered += s->n_packets;
+        e->peers[in->peer].delivered += in->n_arrived;
+    }
     if (missing && op->report.cause < cause)
         op->report.cause = cause;
     e->peers[in->peer].late_ns -= e->peers[in->peer].late_ns / 64;
@@ -186,8 +204,11 @@ void lc_inject_round(lc_engine *e, lc_in *in) {
 void lc_round_ended(lc_engine *e, lc_in *in) {
     const lc_op *op = in->slot->op;
     if (!op->call.reliable && in->round >= op->call.repair) {
-        lc_give_up(e, in, LC_CAUSE_LOSS);
-        return;
+        int lacks = lc_in_lacks(in);
+        if (!lacks || lc_overdue(e, in)) {
+            lc_give_up(e, in, lacks ? LC_CAUSE_DEADLINE : LC_CAUSE_LOSS);
+            return;
+        }
     }
     in->round = lc_next_round(in->round);
     in->state = LC_IN_OPEN;

@@ -99,7 +99,9 @@ static void publish(lc_engine *e) {
             .rtt_ns = p->pace.rtt_ns,
             .deadline_ns = lc_deadline_of(&p->deadline, 1, e->config.deadline_min_ns,
                                           e->config.deadline_max_ns),
-            .delivery_rate = total ? (double)p->packets_received / (double)total : 1.0};
+            .delivery_rate = total ? (double)p->packets_received / (double)total : 1.0,
+            .offered = p->offered,
+            .delivered = p->delivered};
     }
     pthread_mutex_unlock(&e->lock);
 }
@@ -416,6 +418,22 @@ int lc_engine_result(lc_engine *e, int64_t ticket, lc_report *report, lc_failure
     *report = op->report;
     *failure = op->failure;
     return op->failure.code;
+}
+
+int lc_engine_arrived(lc_engine *e, int64_t ticket, uint16_t slot, uint16_t peer, uint8_t *arrived,
+                      uint32_t n_packets) {
+    lc_op *op = op_of(ticket);
+    pthread_mutex_lock(&e->lock);
+    int finished = op->finished;
+    pthread_mutex_unlock(&e->lock);
+    if (!finished)
+        return LC_PENDING;
+    const lc_in *in = peer < e->config.size ? lc_op_in(op, slot, peer) : NULL;
+    if (!in || in->slot->n_packets != n_packets)
+        return LC_E_ARGUMENT;
+    for (uint32_t k = 0; k < n_packets; k++)
+        arrived[k] = (uint8_t)lc_bit(in->arrived, k);
+    return LC_OK;
 }
 
 void lc_engine_release(lc_engine *e, int64_t ticket) {

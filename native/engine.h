@@ -59,6 +59,7 @@ typedef struct {
     int dead;
     atomic_int doomed; /* dead as soon as the thread takes notice; any thread sets it */
     uint64_t packets_sent, packets_received, packets_missing;
+    uint64_t offered, delivered; /* packets of streams that may lose any */
 } lc_peer;
 
 /* The end of a stream that is repeated after the operation has gone. */
@@ -171,8 +172,9 @@ void lc_send_control(lc_engine *e);
 void lc_control_arrived(lc_engine *e, const lc_header *h, const uint8_t *payload);
 void lc_check_early(lc_engine *e, lc_op *op);
 
-/* timers.c: looks at every timer and sets tick_ns */
-void lc_tick(lc_engine *e);
+/* timers.c */
+void lc_tick(lc_engine *e); /* looks at every timer and sets tick_ns */
+int lc_overdue(const lc_engine *e, const lc_in *in);
 
 /* receive.c: datagrams in */
 int lc_receive(lc_engine *e);

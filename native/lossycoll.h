@@ -16,9 +16,14 @@ enum lc_dtype { LC_F32 = 0, LC_F64 = 1, LC_F16 = 2, LC_BF16 = 3, LC_BYTES = 4 };
 
 /* ---- plan tables (lossycoll/plan/model.py has the meaning of every field) ---- */
 enum lc_combine { LC_COPY = 0, LC_ADD = 1 };
-enum lc_finish { LC_FINISH_NONE = 0, LC_FINISH_MEAN = 1, LC_FINISH_STRATIFIED = 2 };
+enum lc_finish {
+    LC_FINISH_NONE = 0,
+    LC_FINISH_MEAN = 1,
+    LC_FINISH_STRATIFIED = 2,
+    LC_FINISH_WEIGHTED = 3
+};
 enum lc_target { LC_TARGET_NONE = 0, LC_TARGET_OUT = 1, LC_TARGET_SCRATCH = 2 };
-enum lc_missing { LC_MISSING_KEEP = 0, LC_MISSING_OWN = 1 };
+enum lc_missing { LC_MISSING_KEEP = 0, LC_MISSING_OWN = 1, LC_MISSING_ZERO = 2 };
 
 typedef struct {
     uint64_t offset;     /* elements, in the buffer that target names */
@@ -117,6 +122,7 @@ typedef struct {
     uint32_t deadline_hits; /* streams ended by the deadline */
     uint64_t own_filled;    /* packets filled by on_missing="own" */
     uint64_t kept;          /* packets left as they were */
+    uint64_t zero_filled;   /* packets filled by on_missing="zero" */
     uint64_t alone;         /* stratified packets to which no other rank contributed */
     uint64_t elapsed_ns;
 } lc_report;
@@ -141,9 +147,10 @@ typedef struct {
 
 typedef struct {
     uint64_t packets_sent, packets_received, packets_missing;
-    uint64_t rtt_ns;      /* smoothed; 0 while unknown */
-    uint64_t deadline_ns; /* the deadline that a stream of one packet would get now */
-    double delivery_rate; /* received / (received + missing); 1 while unknown */
+    uint64_t rtt_ns;             /* smoothed; 0 while unknown */
+    uint64_t deadline_ns;        /* the deadline that a stream of one packet would get now */
+    double delivery_rate;        /* received / (received + missing); 1 while unknown */
+    uint64_t offered, delivered; /* packets of streams that may lose any, and those that came */
 } lc_peer_stats;
 
 typedef struct {
@@ -170,10 +177,17 @@ typedef struct {
     uint64_t scratch_elements;
     uint32_t elements_per_packet;
     uint8_t dtype;
-    uint8_t reliable; /* resend until everything has arrived */
-    uint8_t repair;   /* rounds of resending when not reliable */
-    uint8_t notify;   /* hand the ticket to lc_engine_next as well */
-    double scale;     /* world for SUM, 1 for a mean */
+    uint8_t reliable;      /* resend until everything has arrived */
+    uint8_t repair;        /* rounds of resending when not reliable */
+    uint8_t notify;        /* hand the ticket to lc_engine_next as well */
+    uint8_t selective;     /* receivers may need single packets, which are resent until they come */
+    const uint8_t *needed; /* which this rank needs: a byte for each packet of each copy that comes
+                              from a peer, in the plan's order; NULL: none. Not read after submit */
+    uint64_t n_needed;
+    const double *weights; /* by rank: what contributions are multiplied by; NULL: 1. Not read
+                              after submit */
+    double divisor;        /* of LC_FINISH_WEIGHTED */
+    double scale;          /* world for SUM, 1 for a mean */
     uint64_t signature;
     uint64_t timeout_ns; /* for peers that never take part */
 } lc_call;
@@ -195,6 +209,10 @@ int64_t lc_engine_submit(lc_engine *engine, const lc_call *call);
 /* LC_OK when done, LC_PENDING after timeout_ns, or the code the operation failed with. */
 int lc_engine_wait(lc_engine *engine, int64_t ticket, uint64_t timeout_ns);
 int lc_engine_result(lc_engine *engine, int64_t ticket, lc_report *report, lc_failure *failure);
+/* Which packets of the stream (slot number here, peer) of a finished operation arrived: a byte for
+ * each of its n_packets. LC_E_ARGUMENT if there is no such stream, or of another length. */
+int lc_engine_arrived(lc_engine *engine, int64_t ticket, uint16_t slot, uint16_t peer,
+                      uint8_t *arrived, uint32_t n_packets);
 /* Forgets a finished ticket, which nobody may be waiting for. One submitted with notify must have
  * been taken by lc_engine_next before. */
 void lc_engine_release(lc_engine *engine, int64_t ticket);

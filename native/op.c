@@ -1,5 +1,6 @@
 #include "op.h"
 
+#include <float.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -87,8 +88,8 @@ static int slot_ok(const lc_call *call, const lc_slot_desc *d) {
         return 0;
     if (d->own && !range_ok(d->own_offset, d->length, call->in_elements))
         return 0;
-    if (d->target > LC_TARGET_SCRATCH || d->combine > LC_ADD || d->missing > LC_MISSING_OWN ||
-        d->finish > LC_FINISH_STRATIFIED || d->number == 0xFFFF)
+    if (d->target > LC_TARGET_SCRATCH || d->combine > LC_ADD || d->missing > LC_MISSING_ZERO ||
+        d->finish > LC_FINISH_WEIGHTED || d->number == 0xFFFF)
         return 0;
     if (d->n_sources == 0)
         return d->own != 0;
@@ -101,6 +102,32 @@ static int slot_ok(const lc_call *call, const lc_slot_desc *d) {
 
 static int needs_sums(const lc_slot_desc *d) {
     return (d->combine == LC_ADD && (d->n_sources || d->finish)) || d->missing == LC_MISSING_OWN;
+}
+
+static uint32_t packets_of(const lc_call *call, const lc_slot_desc *d) {
+    return (uint32_t)((d->length + call->elements_per_packet - 1) / call->elements_per_packet);
+}
+
+/* A copy that comes from a peer: only its packets can be needed. */
+static int is_received(const lc_slot_desc *d) {
+    return d->combine == LC_COPY && d->n_sources == 1;
+}
+
+static int weights_ok(const lc_call *call, uint16_t size) {
+    for (uint16_t i = 0; call->weights && i < size; i++)
+        if (!(call->weights[i] >= 0 && call->weights[i] <= DBL_MAX))
+            return 0;
+    for (uint32_t i = 0; i < call->n_slots; i++)
+        if (call->slots[i].finish == LC_FINISH_WEIGHTED && !(call->divisor >= 1))
+            return 0;
+    return 1;
+}
+
+static int needed_ok(const lc_call *call) {
+    uint64_t packets = 0;
+    for (uint32_t i = 0; i < call->n_slots; i++)
+        packets += is_received(&call->slots[i]) ? packets_of(call, &call->slots[i]) : 0;
+    return !call->needed || (call->selective && call->n_needed == packets);
 }
 
 static int call_ok(const lc_call *call, uint16_t rank, uint16_t size) {
@@ -116,14 +143,10 @@ static int call_ok(const lc_call *call, uint16_t rank, uint16_t size) {
         if (packets > 0x7FFFFFFF)
             return 0;
     }
-    return 1;
+    return weights_ok(call, size) && needed_ok(call);
 }
 
 /* ---- layout ---- */
-
-static uint32_t packets_of(const lc_call *call, const lc_slot_desc *d) {
-    return (uint32_t)((d->length + call->elements_per_packet - 1) / call->elements_per_packet);
-}
 
 static int overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes) {
     const uint8_t *x = a, *y = b;
@@ -144,13 +167,16 @@ static int needs_acc(const lc_op *op, const lc_slot_desc *d) {
 
 static void place_streams(lc_op *op, lc_op_slot *s, bump *b, int inject) {
     uint32_t words = lc_words(s->n_packets);
-    int repairs = op->call.reliable || op->call.repair;
+    int repairs = lc_op_resends(op);
+    int needs = op->call.needed && is_received(&s->desc);
     for (uint32_t i = 0; i < s->desc.n_sources; i++) {
         uint64_t *arrived = take(b, words * 8);
         uint64_t *lost = inject ? take(b, words * 8) : NULL;
+        uint64_t *needed = needs ? take(b, words * 8) : NULL;
         if (b->base) {
             s->ins[i].arrived = arrived;
             s->ins[i].lost = lost;
+            s->ins[i].needed = needed;
         }
     }
     for (uint32_t i = 0; i < s->desc.n_dests; i++) {
@@ -181,6 +207,7 @@ static size_t place(lc_op *op, const lc_call *call, uint16_t size, int inject, b
     }
     size_t zeroed = b->used;
     op->slot_of_number = take(b, op->n_numbers * sizeof(uint16_t));
+    op->weights = call->weights ? take(b, size * sizeof(double)) : NULL;
     uint8_t *scratch = take(b, call->scratch_elements * op->element_bytes);
     for (uint32_t i = 0; i < call->n_slots; i++) {
         lc_op_slot *s = b->base ? &op->slots[i] : &measured;
@@ -234,6 +261,18 @@ static void init_slot(lc_op *op, lc_op_slot *s, uint16_t size) {
     else if (!s->desc.n_sources)
         s->n_ready = s->n_packets;
     op->outs_open += s->desc.n_dests;
+}
+
+static void copy_needed(lc_op *op) {
+    const uint8_t *needed = op->call.needed;
+    for (uint32_t i = 0; i < op->n_slots && needed; i++) {
+        lc_op_slot *s = &op->slots[i];
+        if (!is_received(&s->desc))
+            continue;
+        for (uint32_t k = 0; k < s->n_packets; k++)
+            if (*needed++)
+                lc_bit_set(s->ins[0].needed, k);
+    }
 }
 
 static int number_slots(lc_op *op) {
@@ -294,8 +333,13 @@ lc_op *lc_op_build(const lc_call *call, uint16_t rank, uint16_t size, int simd, 
         lc_op_free(op, pool, pool_lock);
         return NULL;
     }
+    copy_needed(op);
+    if (op->weights)
+        memcpy(op->weights, call->weights, size * sizeof(double));
     op->call.slots = NULL;
     op->call.edges = NULL;
+    op->call.needed = NULL;
+    op->call.weights = NULL;
     *code = LC_OK;
     return op;
 }

@@ -24,6 +24,7 @@ typedef struct {
     lc_op_slot *slot;
     uint64_t *arrived;   /* a bit per packet */
     uint64_t *lost;      /* a bit per packet that injection drops in this round, or NULL */
+    uint64_t *needed;    /* a bit per packet that must not be given up, or NULL: none */
     uint64_t started_ns; /* first packet; 0: none yet */
     uint64_t last_ns;    /* latest packet */
     uint64_t gap_ns;     /* longest silence between two packets */
@@ -104,6 +105,7 @@ struct lc_op {
     lc_op_slot *slots;
     uint16_t *slot_of_number; /* 0xFFFF: none */
     lc_op_peer *peers;        /* one per rank of the group */
+    double *weights;          /* by rank, or NULL */
     uint64_t submitted_ns, started_ns;
     lc_report report;
     lc_failure failure;
@@ -150,6 +152,19 @@ static inline void lc_bit_clear(uint64_t *bits, uint32_t i) {
  * than 255 repairs goes on at 1. */
 static inline uint8_t lc_next_round(uint8_t round) {
     return round == 255 ? 1 : (uint8_t)(round + 1);
+}
+
+/* Whether streams that are sent wait for what their receivers miss. */
+static inline int lc_op_resends(const lc_op *op) {
+    return op->call.reliable || op->call.repair || op->call.selective;
+}
+
+/* Whether a packet that must not be given up has not arrived. */
+static inline int lc_in_lacks(const lc_in *in) {
+    for (uint32_t i = 0; in->needed && i < lc_words(in->slot->n_packets); i++)
+        if (in->needed[i] & ~in->arrived[i])
+            return 1;
+    return 0;
 }
 
 /* Elements of packet k. */

@@ -117,6 +117,8 @@ static void finish(lc_engine *e, lc_op *op) {
         e->peer_stats[i].packets_sent = e->peers[i].packets_sent;
         e->peer_stats[i].packets_received = e->peers[i].packets_received;
         e->peer_stats[i].packets_missing = e->peers[i].packets_missing;
+        e->peer_stats[i].offered = e->peers[i].offered;
+        e->peer_stats[i].delivered = e->peers[i].delivered;
     }
     if (op->call.notify) {
         op->next = NULL;

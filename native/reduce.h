@@ -16,6 +16,9 @@ typedef struct {
     void (*first)(void *acc, const void *own, const void *x, size_t n);
     /* acc += x */
     void (*add)(void *acc, const void *x, size_t n);
+    /* first with x * factor for x, and add; a product is rounded before it is added. */
+    void (*first_weighted)(void *acc, const void *own, const void *x, double factor, size_t n);
+    void (*add_weighted)(void *acc, const void *x, double factor, size_t n);
     /* out = acc * factor; out may be acc where the types are the same. */
     void (*finish)(void *out, const void *acc, size_t n, double factor);
     /* out = own * own_factor + acc * acc_factor; acc NULL: out = own * own_factor. out may be own

@@ -1,4 +1,4 @@
-/* The four kernels for one dtype and one instruction set; reduce_target.h includes this, with
+/* The six kernels for one dtype and one instruction set; reduce_target.h includes this, with
  *   DTYPE         the suffix of their names
  *   VECTOR        a register of accumulators; SCALAR is the type of one
  *   WIRE_VECTOR   as many elements as they stand on the wire
@@ -76,6 +76,31 @@ TARGET static void K(add)(void *acc, const void *x, size_t n) {
     }
 }
 
+TARGET static void K(first_weighted)(void *acc, const void *own, const void *x, double factor,
+                                     size_t n) {
+    char *a = acc;
+    const char *o = own, *p = x;
+    SCALAR f = (SCALAR)factor;
+    for (size_t i = 0; i < n; i += LANES) {
+        size_t lanes = K(lanes)(n, i);
+        VECTOR sum = K(load)(p + i * WIRE_STEP, lanes) * f;
+        if (o)
+            sum = K(load)(o + i * WIRE_STEP, lanes) + sum;
+        K(store_acc)(a + i * ACC_STEP, sum, lanes);
+    }
+}
+
+TARGET static void K(add_weighted)(void *acc, const void *x, double factor, size_t n) {
+    char *a = acc;
+    const char *p = x;
+    SCALAR f = (SCALAR)factor;
+    for (size_t i = 0; i < n; i += LANES) {
+        size_t lanes = K(lanes)(n, i);
+        VECTOR part = K(load)(p + i * WIRE_STEP, lanes) * f;
+        K(store_acc)(a + i * ACC_STEP, K(load_acc)(a + i * ACC_STEP, lanes) + part, lanes);
+    }
+}
+
 TARGET static void K(finish)(void *out, const void *acc, size_t n, double factor) {
     char *to = out;
     const char *a = acc;
@@ -100,7 +125,8 @@ TARGET static void K(blend)(void *out, const void *own, double own_factor, const
     }
 }
 
-static const lc_kernels K(kernels) = {WIRE_STEP, ACC_STEP, K(first), K(add), K(finish), K(blend)};
+static const lc_kernels K(kernels) = {WIRE_STEP,         ACC_STEP,        K(first),  K(add),
+                                      K(first_weighted), K(add_weighted), K(finish), K(blend)};
 
 #undef K
 #undef LANES

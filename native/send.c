@@ -55,10 +55,6 @@ void lc_out_wake(lc_engine *e, lc_out *out) {
         list_insert(&e->peers[out->peer], out);
 }
 
-static int waits_for_done(const lc_op *op) {
-    return op->call.reliable || op->call.repair;
-}
-
 void lc_out_check(lc_engine *e, lc_out *out) {
     lc_op *op = out->slot->op;
     if (out->state != LC_OUT_OPEN || !round_sent(out) || !op->peers[out->peer].ready)
@@ -67,7 +63,7 @@ void lc_out_check(lc_engine *e, lc_out *out) {
     out->fin_tries = 0;
     out->fin_ns = e->now + lc_pace_rto(&e->peers[out->peer].pace);
     lc_tell_fin(e, out);
-    if (!waits_for_done(op))
+    if (!lc_op_resends(op))
         op->outs_open--;
 }
 
@@ -75,7 +71,7 @@ void lc_out_done(lc_engine *e, lc_out *out) {
     lc_op *op = out->slot->op;
     if (out->state == LC_OUT_DONE)
         return;
-    if (out->state == LC_OUT_OPEN || waits_for_done(op))
+    if (out->state == LC_OUT_OPEN || lc_op_resends(op))
         op->outs_open--;
     out->state = LC_OUT_DONE;
     lc_out_drop(e, out);

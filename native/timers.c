@@ -31,10 +31,16 @@ static void ask(lc_engine *e, lc_in *in) {
     in->ask_ns = e->now + ASK_NS;
 }
 
-static int overdue(lc_engine *e, lc_in *in) {
+/* Whether the deadline of a stream is over. */
+int lc_overdue(const lc_engine *e, const lc_in *in) {
     const lc_op *op = in->slot->op;
     if (op->call.reliable)
         return 0;
+    if (lc_in_lacks(in)) {
+        /* Only a link on which nothing arrives any more is a reason to do without. */
+        uint64_t came = later(in->last_ns, op->started_ns);
+        return e->now - later(came, later(in->excused_ns, e->awake_ns)) > e->config.deadline_max_ns;
+    }
     if (!in->started_ns)
         return path_silent(e, op, in->peer);
     uint64_t excused = later(in->excused_ns, e->awake_ns);
@@ -53,7 +59,7 @@ static void tick_in(lc_engine *e, lc_in *in, uint64_t *next) {
         else if (in->close_ns < *next)
             *next = in->close_ns;
     } else if (in->state == LC_IN_OPEN) {
-        if (overdue(e, in)) {
+        if (lc_overdue(e, in)) {
             lc_give_up(e, in, LC_CAUSE_DEADLINE);
             return;
         }

@@ -5,7 +5,7 @@ The engines do not know it: each has its own socket and progress thread, as in a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -89,7 +89,11 @@ class Network:
         reliable: bool = False,
         repair: int = 0,
         timeout: float = 60.0,
+        weights: Array | None = None,
+        divisor: float = 1.0,
+        needed: bytes | None = None,
     ) -> int:
+        """``weights``: (receiver, sender). ``needed``: see Call; None: the call isn't selective."""
         into, out = buffers
         call = Call(
             input=into.ctypes.data,
@@ -101,16 +105,29 @@ class Network:
             reliable=reliable,
             repair=repair,
             notify=False,
+            weights=() if weights is None else weights[rank].tolist(),
+            divisor=divisor,
+            selective=needed is not None,
+            needed=needed or b"",
         )
         return self.engines[rank].submit(Encoded.of(plan), call)
 
-    def end(self, rank: int, ticket: int, seconds: float = 60.0) -> Ended:
-        """Waits for an operation; fails the test if it doesn't end in time."""
+    def end(
+        self,
+        rank: int,
+        ticket: int,
+        seconds: float = 60.0,
+        note: Callable[[int], None] | None = None,
+    ) -> Ended:
+        """Waits for an operation; fails the test if it doesn't end in time. ``note``: is given the
+        ticket before the engine forgets it."""
         engine = self.engines[rank]
         for _ in range(max(1, int(seconds / 0.1))):
             code = engine.wait(ticket, 0.1)
             if code != Code.PENDING:
                 report, failure = engine.result(ticket)
+                if note is not None:
+                    note(ticket)
                 engine.release(ticket)
                 return Ended(code, report, failure)
         raise AssertionError(f"rank {rank}: the operation did not end within {seconds} s")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from network import elements
 
-from lossycoll.plan import Missing, Plan, exchange, ring, transpose, tree
+from lossycoll.plan import Finish, Missing, Plan, exchange, ring, transpose, tree
 from lossycoll.plan.order import draw_order
 from lossycoll.plan.wire_types import Array
 
@@ -22,6 +22,8 @@ class Case:
     """(world, count, elements per packet, operation number) -> a plan per rank"""
     sums: bool
     in_place: bool
+    weighted: bool = False
+    """Contributions have weights, and means a divisor of their own."""
     barrier: bool = False
     """Counts ranks, at any size: ones come back as the world. For reliable delivery only."""
 
@@ -31,12 +33,12 @@ def _uneven(world: int, count: int) -> tuple[int, ...]:
     return tuple((count * (rank + 1)) // world if rank != 1 else 0 for rank in range(world))
 
 
-def _all_reduce(builder: Callable[..., Plan], missing: Missing) -> Callable[..., list[Plan]]:
+def _all_reduce(
+    builder: Callable[..., Plan], missing: Missing, finish: Finish = Finish.MEAN
+) -> Callable[..., list[Plan]]:
     def plans(world: int, count: int, epp: int, op: int) -> list[Plan]:
-        order = draw_order(11, 3, op, world)
-        return [
-            builder(world, rank, count, epp, order=order, missing=missing) for rank in range(world)
-        ]
+        how = {"order": draw_order(11, 3, op, world), "missing": missing, "finish": finish}
+        return [builder(world, rank, count, epp, **how) for rank in range(world)]
 
     return plans
 
@@ -57,6 +59,29 @@ CASES = (
         lambda w, n, epp, op: [transpose.reduce_scatter(w, r, n, epp) for r in range(w)],
         sums=True,
         in_place=False,
+    ),
+    Case(
+        "ring weighted",
+        _all_reduce(ring.all_reduce, Missing.ZERO, Finish.WEIGHTED),
+        sums=True,
+        in_place=True,
+        weighted=True,
+    ),
+    Case(
+        "transpose weighted",
+        _all_reduce(transpose.all_reduce, Missing.ZERO, Finish.WEIGHTED),
+        sums=True,
+        in_place=True,
+        weighted=True,
+    ),
+    Case(
+        "reduce_scatter weighted",
+        lambda w, n, epp, op: [
+            transpose.reduce_scatter(w, r, n, epp, finish=Finish.WEIGHTED) for r in range(w)
+        ],
+        sums=True,
+        in_place=False,
+        weighted=True,
     ),
     Case(
         "reduce_scatter uneven",

@@ -12,10 +12,12 @@ from itertools import product
 
 import numpy as np
 import pytest
-from network import GROUP, Ended, Network
+from network import GROUP, Ended, Network, elements
 from oracle_cases import CASES, Case, buffers
 
-from lossycoll.plan import Plan, inject, reference
+from lossycoll.blocks import Blocks
+from lossycoll.figures import Cause
+from lossycoll.plan import Plan, exchange, inject, packet_count, reference
 from lossycoll.plan.reference import RankResult
 from lossycoll.plan.wire_types import Array, wire_type
 
@@ -92,8 +94,14 @@ def assert_report(ended: Ended, want: RankResult, plan: Plan, name: str) -> None
     assert report.packets_missing == want.packets_missing, name
     assert report.own_filled == want.own_filled, name
     assert report.kept == want.kept, name
+    assert report.zero_filled == want.zero_filled, name
     assert report.alone == want.alone, name
     assert report.deadline_hits == 0, name
+
+
+def weights(world: int) -> Array:
+    """(receiver, sender): numbers that differ from link to link."""
+    return 1.0 + np.arange(world * world).reshape(world, world) % 5 / 4
 
 
 def check(network: Network, case: Case, count: int, dtype: str, loss: str, **how: object) -> int:
@@ -107,9 +115,13 @@ def check(network: Network, case: Case, count: int, dtype: str, loss: str, **how
     lost = partial(inject.lost, inject.parse(loss), GROUP, network.op)
     scale = float(network.world)
     rounds = None if how.get("reliable") else how.get("repair", 0)
+    # Exact in every type, so that rounding doesn't depend on who multiplies.
+    weighing = (
+        {"weights": weights(network.world), "divisor": network.world + 0.5} if case.weighted else {}
+    )
     name = f"{case.name} world={network.world} count={count} {dtype} {loss} {how} op={network.op}"
-    ended = network.run(plans, inputs, outputs, dtype, scale, **how)
-    want = reference.execute(plans, want_in, want_out, dtype, scale, lost, rounds)  # type: ignore[arg-type]
+    ended = network.run(plans, inputs, outputs, dtype, scale, **how, **weighing)
+    want = reference.execute(plans, want_in, want_out, dtype, scale, lost, rounds, **weighing)  # type: ignore[arg-type]
     for rank in range(network.world):
         assert ended[rank].code == 0, (name, ended[rank].failure)
         assert_close(outputs[rank], want_out[rank], dtype, f"{name} rank={rank}")
@@ -162,6 +174,80 @@ def test_reliable_delivers_everything(world: int, loss: str) -> None:
                 dtype = "f32" if case.sums else "bytes"
                 dropped += check(network, case, count, dtype, loss, reliable=True)
     assert (dropped > 0) == bool(loss)
+
+
+@pytest.mark.parametrize("repair", REPAIRS)
+@pytest.mark.parametrize("world", [2, 3, 8])
+def test_needed_packets_come_and_no_others(world: int, repair: int) -> None:
+    """What a receiver needs is resent until it is there; the rest is lost as ever."""
+    needs, missed = 0, 0
+    with Network(world, PAYLOAD, inject="loss=0.5,seed=13") as network:
+        for count in (1, PAYLOAD, 20 * PAYLOAD + 3):
+            rng = np.random.default_rng(count)
+            plans = [exchange.all_gather(world, r, count, PAYLOAD) for r in range(world)]
+            packets = packet_count(count, PAYLOAD)
+            needed = rng.random((world, world, packets)) < 0.4  # (receiver, owner, packet)
+            inputs = [elements("bytes", count, rng) for _ in range(world)]
+            outputs = [elements("bytes", count * world, rng) for _ in range(world)]
+            want_out = [x.copy() for x in outputs]
+            lost = partial(inject.lost, inject.parse("loss=0.5,seed=13"), GROUP, network.op)
+            network.op += 1
+            blocks = [Blocks(plans[r], needed[r]) for r in range(world)]
+            tickets = [
+                network.submit(
+                    r,
+                    plans[r],
+                    (inputs[r], outputs[r]),
+                    "bytes",
+                    repair=repair,
+                    needed=blocks[r].encoded(),
+                )
+                for r in range(world)
+            ]
+            want = reference.execute(
+                plans,
+                inputs,
+                want_out,
+                "bytes",
+                1.0,
+                lost,
+                repair,
+                needed=lambda sender, receiver, slot, n, need=needed: need[receiver, sender],
+            )
+            for r in range(world):
+                ended = network.end(r, tickets[r], note=partial(blocks[r].note, network.engines[r]))
+                assert ended.code == 0
+                np.testing.assert_array_equal(outputs[r], want_out[r])
+                for owner in set(range(world)) - {r}:
+                    gone = np.flatnonzero(~blocks[r].arrived[owner])
+                    assert gone.tolist() == want[r].missing[owner, owner].tolist()
+                    assert not needed[r, owner, gone].any()
+                assert blocks[r].arrived[r].all()
+                assert ended.report.packets_missing == want[r].packets_missing
+                missed += ended.report.packets_missing
+                needs += int(needed[r].sum())
+        for engine in network.engines:
+            rates = [engine.peer_stats(p) for p in range(world) if p != engine._where.rank]
+            assert all(r.delivered <= r.offered for r in rates)
+    assert needs > 0
+    assert missed > 0
+
+
+def test_a_link_that_brings_nothing_is_given_up_though_it_is_needed() -> None:
+    with Network(2, PAYLOAD, inject="loss=1", deadline_min=0.3, deadline_max=0.5) as network:
+        plans = [exchange.all_gather(2, r, 3 * PAYLOAD, PAYLOAD) for r in range(2)]
+        blocks = [Blocks(plans[r], np.ones((2, 3), np.bool_)) for r in range(2)]
+        into = [np.full(3 * PAYLOAD, r + 1, np.uint8) for r in range(2)]
+        out = [np.zeros(6 * PAYLOAD, np.uint8) for r in range(2)]
+        tickets = [
+            network.submit(r, plans[r], (into[r], out[r]), "bytes", needed=blocks[r].encoded())
+            for r in range(2)
+        ]
+        for r in range(2):
+            ended = network.end(r, tickets[r], note=partial(blocks[r].note, network.engines[r]))
+            assert (ended.code, ended.report.cause) == (0, Cause.DEADLINE)
+            assert ended.report.packets_injected > 3, "it was not asked for again"
+            assert blocks[r].arrived.tolist() == [[own == r] * 3 for own in range(2)]
 
 
 @pytest.mark.parametrize("loss", ["", "loss=0.1,burst=8,seed=21"])

@@ -132,6 +132,8 @@ def slow_transpose(
                     outputs[r][here] = mean * scale
                 elif missing == Missing.OWN:
                     outputs[r][here] = inputs[r][here].astype(np.float64) * scale
+                elif missing == Missing.ZERO:
+                    outputs[r][here] = 0.0
     return outputs
 
 
@@ -157,6 +159,8 @@ def slow_ring(
                     outputs[receiver][here] = outputs[path[-1]][here]
                 elif missing == Missing.OWN:
                     outputs[receiver][here] = inputs[receiver][here].astype(np.float64) * scale
+                elif missing == Missing.ZERO:
+                    outputs[receiver][here] = 0.0
     return outputs
 
 
@@ -192,6 +196,45 @@ def test_lossy_all_reduce_is_the_rule(
         mean = np.mean(inputs, axis=0) * 2.5
         differs += sum(not np.allclose(output, mean) for output in outputs)
     assert differs > 0, "nothing was lost: the test has tested nothing"
+
+
+@by_loss
+@pytest.mark.parametrize("build", [transpose.all_reduce, ring.all_reduce])
+def test_a_weighted_mean_is_the_rule(inject: Inject, build: Callable[..., Plan]) -> None:
+    """What is added is multiplied by the weight of the link it came by; the divisor is fixed."""
+    world, elements, scale, divisor = 4, 100, 3.0, 5.0
+    loss = partial(lost, inject, 7, 1)
+    weights = 1.0 + np.arange(world * world).reshape(world, world) / 8
+    order = draw_order(1, 2, 3, world)
+    plans = [
+        build(world, r, elements, PER, order=order, missing=Missing.ZERO, finish=Finish.WEIGHTED)
+        for r in range(world)
+    ]
+    inputs, outputs = buffers(plans, True)
+    results = execute(
+        plans, inputs, outputs, "f32", scale, loss, 0, weights=weights, divisor=divisor
+    )
+    streams = Streams(loss, 0)
+    for s, (offset, length) in enumerate(segments(elements, world, PER)):
+        cut = packets(offset, length)
+        for k, here in enumerate(cut):
+            parts = [inputs[r][here].astype(np.float64) for r in range(world)]
+            if build is ring.all_reduce:
+                path = [order[(s + i) % world] for i in range(world)]
+                owner, total = path[-1], parts[path[0]]
+                for sender, receiver in pairwise(path):
+                    came = streams.arrives(sender, receiver, s, k, len(cut))
+                    total = parts[receiver] + came * weights[receiver, sender] * total
+            else:
+                owner = order[s]
+                total = parts[owner] + sum(
+                    weights[owner, r] * parts[r]
+                    for r in range(world)
+                    if r != owner and streams.arrives(r, owner, s, k, len(cut))
+                )
+            np.testing.assert_allclose(outputs[owner][here], total / divisor * scale, rtol=1e-5)
+    assert sum(result.packets_missing for result in results) > 0
+    assert sum(result.zero_filled for result in results) > 0
 
 
 @by_loss

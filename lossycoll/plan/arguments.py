@@ -8,6 +8,8 @@ from itertools import accumulate
 from operator import index
 from typing import Final
 
+from .model import Finish
+
 MAX_WORLD: Final = 32768
 """A slot number is 16 bits on the wire and an all-reduce uses two per rank."""
 
@@ -56,6 +58,13 @@ def check_order(order: tuple[int, ...], world: int) -> tuple[int, ...]:
     for position, rank in enumerate(order):
         place[rank] = position
     return tuple(place)
+
+
+def check_finish(finish: Finish, *allowed: Finish) -> None:
+    """Refuses a finish that the plan can't have."""
+    if finish not in allowed:
+        names = " or ".join(f.name for f in allowed)
+        raise ValueError(f"finish is {finish!r}, wanted {names}")
 
 
 def starts(counts: tuple[int, ...]) -> tuple[int, ...]:

@@ -42,6 +42,13 @@ class Finish(IntEnum):
     Own data is a stratum of its own, for owners that cannot be redrawn. If none
     of the others arrived the result is own * scale.
     """
+    WEIGHTED = 3
+    """sum / divisor * scale, whatever has arrived.
+
+    Each contribution is multiplied by the weight of the link that it came by when it is added, on
+    the way as well. With weights of 1 / (delivery rate) this is Horvitz and Thompson's estimator
+    (J. Am. Stat. Assoc. 47, 1952); with weights of 1 what is lost counts as zero.
+    """
 
 
 class Target(IntEnum):
@@ -62,6 +69,8 @@ class Missing(IntEnum):
     """The output buffer stays as it was."""
     OWN = 1
     """The output becomes own * scale (own is read from the *output* buffer, in place)."""
+    ZERO = 2
+    """The output becomes zero."""
 
 
 @dataclass(frozen=True, slots=True)

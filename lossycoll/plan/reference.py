@@ -19,6 +19,9 @@ from .wire_types import Array, WireType, wire_type
 Lost = Callable[[int, int, int, int, int], NDArray[np.bool_]]
 """(sender, receiver, slot number at the receiver, number of packets, round) -> lost, per packet."""
 
+Needed = Callable[[int, int, int, int], NDArray[np.bool_]]
+"""(sender, receiver, slot number at the receiver, number of packets) -> needed, per packet."""
+
 
 @dataclass
 class RankResult:
@@ -41,6 +44,8 @@ class RankResult:
     """Packets that never arrived and became own * scale."""
     kept: int = 0
     """Packets that never arrived and left the output as it was."""
+    zero_filled: int = 0
+    """Packets that never arrived and became zero."""
     alone: int = 0
     """Stratified packets to which no other rank contributed."""
 
@@ -68,6 +73,10 @@ def execute(
     scale: float,
     lost: Lost,
     rounds: int | None,
+    *,
+    weights: NDArray[np.float64] | None = None,
+    divisor: float | None = None,
+    needed: Needed | None = None,
 ) -> list[RankResult]:
     """Runs one collective on all ranks; entry ``r`` of each sequence is rank r's.
 
@@ -79,6 +88,10 @@ def execute(
     ``lost`` says which packets of a stream are lost in a round; ``rounds`` is the number of repair
     rounds, each of which sends again what the rounds before it lost. None means reliable: nothing
     is missing and ``lost`` isn't called.
+
+    ``weights[receiver, sender]`` multiplies what is added at ``receiver`` of what comes from
+    ``sender`` (None: 1); ``divisor`` is that of a ``WEIGHTED`` finish (None: the world). ``needed``
+    says of a stream which packets are resent until they come, beyond all rounds.
 
     Sums are taken in float32 (f64: float64), the own contribution first, then the sources in the
     order of the plan, and are rounded to the wire type whenever they are stored or sent on.
@@ -105,10 +118,21 @@ def execute(
             value = values[sender, feeds[rank, number, sender]]
             here = value.count > 0
             if rounds is not None:
-                here &= ~_gone(lost, (sender, rank, number), len(here), rounds)
+                gone = _gone(lost, (sender, rank, number), len(here), rounds)
+                if needed is not None:
+                    gone &= ~needed(sender, rank, number, len(here))
+                here &= ~gone
             results[rank].missing[number, sender] = np.flatnonzero(~here)
             arrived.append(_Value(value.elements, np.where(here, value.count, 0)))
-        at = _Rank(plans[rank], came_with[rank], results[rank], kind, scale)
+        at = _Rank(
+            plans[rank],
+            came_with[rank],
+            results[rank],
+            kind,
+            scale,
+            np.ones(len(plans)) if weights is None else weights[rank],
+            len(plans) if divisor is None else divisor,
+        )
         values[rank, number] = at.run(slot, arrived)
     return results
 
@@ -134,6 +158,8 @@ class _Rank:
     result: RankResult
     kind: WireType
     scale: float
+    weights: NDArray[np.float64]
+    divisor: float
 
     def run(self, slot: Slot, arrived: list[_Value]) -> _Value:
         """Combines, finishes and stores one slot; returns what it sends on."""
@@ -166,12 +192,15 @@ class _Rank:
         if own is not None and not stratified:
             total += own
             count += 1
-        for value in arrived:
+        for sender, value in zip(slot.sources, arrived, strict=True):
             here = self._spread(value.count > 0, slot)
-            np.add(total, kind.widen(value.elements), out=total, where=here)
+            part = kind.widen(value.elements) * kind.acc.type(self.weights[sender])
+            np.add(total, part, out=total, where=here)
             count += value.count
         if slot.finish == Finish.MEAN:
             total *= self._spread(_ratio(scale, count), slot).astype(kind.acc)
+        elif slot.finish == Finish.WEIGHTED:
+            total *= kind.acc.type(scale / self.divisor)
         elif stratified and own is not None:
             self.result.alone += int(np.count_nonzero(count == 0))
             total *= self._spread(_ratio(scale * (world - 1) / world, count), slot).astype(kind.acc)
@@ -194,6 +223,9 @@ class _Rank:
             if gone:
                 wide = self.kind.widen(out[~there])
                 out[~there] = self.kind.narrow(wide * wide.dtype.type(self.scale))
+        elif slot.missing == Missing.ZERO:
+            self.result.zero_filled += gone
+            out[~there] = 0
         else:
             self.result.kept += gone
         np.copyto(out, value.elements, where=there)

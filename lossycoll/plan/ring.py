@@ -7,7 +7,7 @@ added, and a lost partial sum restarts at the next position with its own contrib
 
 from __future__ import annotations
 
-from .arguments import check_count, check_order, check_world
+from .arguments import check_count, check_finish, check_order, check_world
 from .model import Combine, Edge, Finish, Missing, Plan, Slot, Target
 from .order import segments
 from .signature import signature
@@ -21,6 +21,7 @@ def all_reduce(
     *,
     order: tuple[int, ...] | None = None,
     missing: Missing = Missing.OWN,
+    finish: Finish = Finish.MEAN,
 ) -> Plan:
     """Mean of all ranks' buffers, on all ranks, in place, around the ring ``order``.
 
@@ -29,8 +30,10 @@ def all_reduce(
     ``order`` is a permutation of the ranks (:func:`~.order.draw_order`); None means 0, 1, 2, ...
     ``missing`` says what a reduced packet becomes at a rank that it never reaches.
 
-    Raises ValueError for a rank, count or order that the world doesn't allow.
+    Raises ValueError for a rank, count or order that the world doesn't allow, or a finish other
+    than MEAN and WEIGHTED.
     """
+    check_finish(finish, Finish.MEAN, Finish.WEIGHTED)
     check_world(world, rank, elements_per_packet)
     elements = check_count("elements", elements)
     order = tuple(range(world)) if order is None else order
@@ -72,7 +75,7 @@ def all_reduce(
                 combine=Combine.ADD,
                 own=True,
                 own_offset=offset,
-                finish=Finish.MEAN if last else Finish.NONE,
+                finish=finish if last else Finish.NONE,
                 target=Target.OUT if last else Target.SCRATCH,
             )
         )

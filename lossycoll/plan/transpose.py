@@ -9,7 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .arguments import check_count, check_counts, check_order, check_world, others, starts
+from .arguments import (
+    check_count,
+    check_counts,
+    check_finish,
+    check_order,
+    check_world,
+    others,
+    starts,
+)
 from .model import Combine, Edge, Finish, Missing, Plan, Slot, Target
 from .order import segments
 from .signature import signature
@@ -23,6 +31,7 @@ def all_reduce(
     *,
     order: tuple[int, ...] | None = None,
     missing: Missing = Missing.OWN,
+    finish: Finish = Finish.MEAN,
 ) -> Plan:
     """Mean of all ranks' buffers, on all ranks, in place; segment ``s`` is reduced by ``order[s]``.
 
@@ -31,8 +40,10 @@ def all_reduce(
     ``missing`` says what a reduced packet becomes at a rank that it never reaches.
     The executor's ``scale`` makes the mean a sum (``world``) or leaves it (1).
 
-    Raises ValueError for a rank, count or order that the world doesn't allow.
+    Raises ValueError for a rank, count or order that the world doesn't allow, or a finish other
+    than MEAN and WEIGHTED.
     """
+    check_finish(finish, Finish.MEAN, Finish.WEIGHTED)
     check_world(world, rank, elements_per_packet)
     elements = check_count("elements", elements)
     order = tuple(range(world)) if order is None else order
@@ -68,7 +79,7 @@ def all_reduce(
                 combine=Combine.ADD,
                 own=True,
                 own_offset=offset,
-                finish=Finish.MEAN,
+                finish=finish,
             )
         )
     for peer in peers:
@@ -112,14 +123,14 @@ def reduce_scatter(
 
     The input holds the chunks one after another, ``counts[r]`` elements each (one number: all of
     that size); the output is this rank's chunk. Slot number ``s`` belongs to chunk ``s``. The owner
-    can't be redrawn here, so ``STRATIFIED`` is the unbiased finish; without loss ``MEAN`` is equal.
+    can't be redrawn here, so ``STRATIFIED`` is the unbiased finish (``WEIGHTED`` is as well, with
+    the right weights); without loss ``MEAN`` is equal.
 
     Raises ValueError for a rank or count that the world doesn't allow, or finish ``NONE``.
     """
+    check_finish(finish, Finish.MEAN, Finish.STRATIFIED, Finish.WEIGHTED)
     check_world(world, rank, elements_per_packet)
     sizes = check_counts("counts", counts, world)
-    if finish not in (Finish.MEAN, Finish.STRATIFIED):
-        raise ValueError(f"finish is {finish!r}, wanted MEAN or STRATIFIED")
     begin = starts(sizes)
     peers = others(world, rank)
     slots = [
@@ -159,7 +170,5 @@ def reduce_scatter(
         out_elements=sizes[rank],
         scratch_elements=0,
         slots=tuple(slots),
-        signature=signature(
-            "reduce_scatter", "transpose", world, sizes, elements_per_packet, finish
-        ),
+        signature=signature("reduce_scatter", "transpose", world, sizes, elements_per_packet),
     )

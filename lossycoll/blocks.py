@@ -1,0 +1,39 @@
+"""Blocks: the packets of an all-gather of which a rank knows one by one whether they arrived."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .engine import Engine
+from .plan import Plan, packet_count
+
+
+class Blocks:
+    """What one rank needs and gets in an all-gather of equal chunks, ``plan``.
+
+    ``needed``: bool (world, blocks), by owner; a block is a packet of the owner's chunk. None: none
+    is. This rank's own row says nothing. ``arrived`` is of the same shape once the operation is
+    done: own row True, that of a rank that is lost False.
+    """
+
+    def __init__(self, plan: Plan, needed: NDArray[np.bool_] | None = None) -> None:
+        self._received = [slot for slot in plan.slots if slot.sources]
+        self._needed = needed if needed is not None and needed.any() else None
+        blocks = packet_count(plan.in_elements, plan.elements_per_packet)
+        self.arrived: NDArray[np.bool_] = np.zeros((plan.world, blocks), np.bool_)
+        self.arrived[plan.rank] = True
+
+    def encoded(self) -> bytes:
+        """``needed`` as the engine reads it."""
+        if self._needed is None:
+            return b""
+        rows = [self._needed[slot.sources[0]] for slot in self._received]
+        return np.concatenate(rows).astype(np.uint8).tobytes() if rows else b""
+
+    def note(self, engine: Engine, ticket: int) -> None:
+        """Takes what arrived from the engine, of an operation that is done."""
+        for slot in self._received:
+            (owner,) = slot.sources
+            row = self.arrived[owner]
+            row[:] = engine.arrived(ticket, slot.number, owner, len(row))

@@ -67,7 +67,7 @@ def uneven(loss: float, world: int) -> tuple[float, float]:
     The bad link loses three times the average, at most UNEVEN_MOST. The others lose as much less as
     keeps the average over all links at ``loss``: what differs from even loss is the unevenness.
     """
-    bad = min(UNEVEN_FACTOR * loss, UNEVEN_MOST)
+    bad = round(min(UNEVEN_FACTOR * loss, UNEVEN_MOST), 6)
     links = world * (world - 1)
     return round((links * loss - 2 * bad) / (links - 2), 6), bad
 

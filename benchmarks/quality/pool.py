@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import time
@@ -86,12 +87,10 @@ class Pool:
 
     def close(self, at_once: bool = False) -> None:
         """Ends the ranks."""
-        for process, pipe in self._ranks:
+        for _, pipe in self._ranks:
             if not at_once:
-                try:
+                with contextlib.suppress(OSError):
                     pipe.send(None)
-                except OSError:
-                    pass
             pipe.close()
         for process, _ in self._ranks:
             process.join(0.0 if at_once else 20.0)

@@ -64,13 +64,11 @@ def train(task: Task, run: Run) -> dict[str, Any]:
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(run.seed)
     model = task.model()
-    arm = ARMS[run.arm].prepare(
-        model, task.optimizer, {"lr": task.learning_rate, **task.defaults}
-    )
+    arm = ARMS[run.arm].prepare(model, task.optimizer, {"lr": task.learning_rate, **task.defaults})
     batches = torch.Generator().manual_seed(run.seed * 10_007)
     losses = torch.zeros(task.steps)
     before = _traffic()
-    started = time.monotonic()
+    started, used = time.monotonic(), time.process_time()
     for step in range(task.steps):
         for group in arm.optimizer.param_groups:
             group["lr"] = task.rate(step)
@@ -80,7 +78,7 @@ def train(task: Task, run: Run) -> dict[str, Any]:
         loss.backward()
         arm.optimizer.step()
         losses[step] = loss.detach()
-    seconds = time.monotonic() - started
+    seconds, used = time.monotonic() - started, time.process_time() - used
     traffic = _traffic() - before
     with lossycoll.reliable():
         dist.all_reduce(losses, op=dist.ReduceOp.AVG)
@@ -94,6 +92,7 @@ def train(task: Task, run: Run) -> dict[str, Any]:
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "steps": task.steps,
             "seconds": round(seconds, 3),
+            "cpu_seconds": round(used, 3),
         }
 
 

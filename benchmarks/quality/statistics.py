@@ -41,9 +41,7 @@ def estimate(values: Iterable[float]) -> Estimate:
     from scipy.stats import t
 
     quantile = float(t.ppf((1 + CONFIDENCE) / 2, n - 1))
-    return Estimate(
-        statistics.fmean(found), quantile * statistics.stdev(found) / math.sqrt(n), n
-    )
+    return Estimate(statistics.fmean(found), quantile * statistics.stdev(found) / math.sqrt(n), n)
 
 
 def perplexity_change(model: str = "rank0") -> Measure:

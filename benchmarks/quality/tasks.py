@@ -123,7 +123,7 @@ def digits(steps: int = 200) -> Task:
         held_out=held_out,
         optimizer=torch.optim.SGD,
         defaults={"momentum": 0.9, "weight_decay": 1e-3},
-        learning_rate=0.2,
+        learning_rate=0.1,
         steps=steps,
     )
 

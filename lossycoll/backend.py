@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
-from .block_gather import BlockGather
+from .block_gather import BlockGather, BlockWork
 from .calls import Collective, bounded
 from .direct import Direct
 from .errors import AbortedError, MismatchError, UnsupportedError
@@ -332,7 +332,7 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
 
     def all_gather_blocks(
         self, output: Tensor, needed: NDArray[np.bool_] | None = None
-    ) -> dist.Work:
+    ) -> BlockWork:
         """Rank r's chunk of ``output`` on all ranks, in place, block by block.
 
         ``output``: (world * n,), contiguous; chunk r is ``output[r * n : (r + 1) * n]``. In lossy

@@ -9,12 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
-from .blocks import Blocks
 from .calls import Operation
 from .communicator import Communicator
 from .errors import UnsupportedError
@@ -30,13 +28,13 @@ class BlockWork(EngineWork):
 
     def __init__(self, communicator: Communicator, operation: Operation, result: Tensor) -> None:
         super().__init__(communicator, operation, [result])
-        assert operation.blocks is not None
-        self._blocks: Blocks = operation.blocks
+        blocks = operation.blocks
+        self._arrived = np.ones((communicator.world, 0), bool) if blocks is None else blocks.arrived
 
     @property
     def arrived(self) -> NDArray[np.bool_]:
         self.wait()
-        return self._blocks.arrived
+        return self._arrived
 
 
 class BlockGather:
@@ -46,7 +44,7 @@ class BlockGather:
         self._routes = routes
         self._comm = communicator
 
-    def all_gather(self, output: Tensor, needed: NDArray[np.bool_] | None) -> dist.Work:
+    def all_gather(self, output: Tensor, needed: NDArray[np.bool_] | None) -> BlockWork:
         routes, world, name = self._routes, self._comm.world, "all_gather_blocks"
         if output.dim() != 1 or not output.is_contiguous() or output.numel() % world:
             raise UnsupportedError(
@@ -64,14 +62,17 @@ class BlockGather:
         options = routes.effective()
         call = routes.issue(name, [output], output, options=options)
         opts = _c10d.AllgatherOptions()
-        if not chunk:
-            return routes.nothing(call, opts, [output])
-        start = address(output)
-        operation = routes.operations.all_gather_blocks(
-            call,
-            (start + self._comm.rank * chunk, start),
-            chunk,
-            needed,
-            routes.terms(options, opts, output),
-        )
-        return routes.noted(BlockWork(self._comm, operation, output))
+        if chunk:
+            start = address(output)
+            operation = routes.operations.all_gather_blocks(
+                call,
+                (start + self._comm.rank * chunk, start),
+                chunk,
+                needed,
+                routes.terms(options, opts, output),
+            )
+        else:
+            operation = routes.barrier(call, opts)
+        work = BlockWork(self._comm, operation, output)
+        routes.noted(work)
+        return work

@@ -56,7 +56,7 @@ class _Link:
     @property
     def rate(self) -> float | None:
         """The share of packets that arrive; None while too few are known."""
-        return self.delivered / self.offered if self.offered >= ENOUGH else None
+        return self.delivered / self.offered if self.offered_before >= ENOUGH else None
 
 
 class Estimators:

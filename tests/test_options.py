@@ -103,7 +103,7 @@ def test_every_option_is_in_the_test_above() -> None:
         ("repair", "-1"),
         ("repair", "1.5"),
         ("lossy_min_bytes", "16 KiB"),
-        ("on_missing", "zero"),
+        ("on_missing", "nothing"),
         ("estimator", "mean"),
         ("deadline_min", "0"),
         ("deadline_min", "nan"),

@@ -201,6 +201,29 @@ static void try_add(const trial *t) {
     expect_bounds(t->out, t->n * t->k->acc_bytes);
 }
 
+static void try_weighted(const trial *t) {
+    static const double factors[] = {0, 1, 1.0 / 0.7, 20};
+    int d = t->dtype;
+    for (size_t f = 0; f < sizeof factors / sizeof *factors; f++)
+        for (int with = 0; with < 3; with++) { /* nothing, own, the sum so far */
+            memset(t->out, 0xA5, t->n * t->k->acc_bytes);
+            if (with == 2) {
+                memcpy(t->out, t->acc, t->n * t->k->acc_bytes);
+                t->k->add_weighted(t->out, t->x, factors[f], t->n);
+            } else {
+                t->k->first_weighted(t->out, with ? t->own : NULL, t->x, factors[f], t->n);
+            }
+            for (size_t i = 0; i < t->n; i++) {
+                double part = multiply(d, read_wire(d, t->x, i), factors[f]);
+                double wanted = with == 2   ? add(d, read_acc(d, t->acc, i), part)
+                                : with == 1 ? add(d, read_wire(d, t->own, i), part)
+                                            : part;
+                expect_acc(t, t->out, i, wanted, __LINE__);
+            }
+            expect_bounds(t->out, t->n * t->k->acc_bytes);
+        }
+}
+
 static void try_finish(const trial *t) {
     static const double factors[] = {1, 0.5, 1.0 / 3, 7.0 / 5};
     int d = t->dtype;
@@ -254,6 +277,7 @@ static void try_kernels(const variant *v, int dtype, size_t n, size_t shift) {
     memset(&out, 0xA5, sizeof out);
     try_first(&t);
     try_add(&t);
+    try_weighted(&t);
     try_finish(&t);
     try_blend(&t, 0, 0);
     try_blend(&t, 1, 0);

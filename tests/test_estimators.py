@@ -1,0 +1,150 @@
+"""Estimators: the rates that a rank believes, and means that are unbiased where links differ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from failure_cases import CALM
+from harness import init, run_good
+
+from lossycoll.estimators import BY_COUNT, ENOUGH, LEAST_RATE, MEMORY, Estimators
+from lossycoll.figures import PeerStats
+from lossycoll.options import Options
+from lossycoll.plan import Finish
+from lossycoll.turns import Roster
+
+STANDARD_ERRORS = 4.0
+
+
+class Links:
+    """Stands for the engine: what each link was offered, and delivered."""
+
+    def __init__(self, world: int) -> None:
+        self.offered = [0] * world
+        self.delivered = [0] * world
+
+    def send(self, rank: int, packets: int, rate: float) -> None:
+        self.offered[rank] += packets
+        self.delivered[rank] += round(packets * rate)
+
+    def __call__(self, rank: int) -> PeerStats:
+        return PeerStats(
+            rank, "", 0, 0, 0, 0, 0, 1.0, offered=self.offered[rank], delivered=self.delivered[rank]
+        )
+
+
+INVERSE = Options(estimator="inverse_probability")
+EVERYONE = Roster(3, 1, (0, 1, 2))
+
+
+def test_what_is_unknown_is_not_guessed() -> None:
+    links = Links(3)
+    choice = Estimators(3, links)
+    assert choice.means(INVERSE, EVERYONE) == BY_COUNT
+    links.send(0, ENOUGH, 0.5)
+    links.send(2, ENOUGH - 1, 0.8)
+    assert choice.means(INVERSE, EVERYONE) == BY_COUNT
+    links.send(2, 1, 1.0)
+    means = choice.means(INVERSE, EVERYONE)
+    assert means.finish == Finish.WEIGHTED
+    assert means.divisor == 3
+    assert means.weights == pytest.approx((2.0, 1.0, 1.25), rel=5e-3)
+
+
+def test_only_the_ranks_that_are_left_count() -> None:
+    links = Links(3)
+    links.send(0, 5000, 0.25)
+    means = Estimators(3, links).means(INVERSE, Roster(3, 1, (0, 1)))
+    assert means.divisor == 2
+    assert means.weights[:2] == pytest.approx((4.0, 1.0))
+
+
+def test_rates_follow_the_link() -> None:
+    links = Links(3)
+    choice = Estimators(3, links)
+    links.send(2, 10 * MEMORY, 1.0)
+    links.send(0, 10 * MEMORY, 0.9)
+    before = choice.means(INVERSE, EVERYONE).weights[0]
+    for _ in range(100):
+        links.send(0, MEMORY // 10, 0.5)
+        after = choice.means(INVERSE, EVERYONE).weights[0]
+    assert before == pytest.approx(1 / 0.9, rel=1e-3)
+    assert after == pytest.approx(2.0, rel=1e-2)
+
+
+def test_no_weight_is_without_bound() -> None:
+    links = Links(3)
+    for rank in (0, 2):
+        links.send(rank, 5000, 0.0)
+    assert max(Estimators(3, links).means(INVERSE, EVERYONE).weights) == 1 / LEAST_RATE
+
+
+def test_other_estimators_ask_no_link() -> None:
+    def never(rank: int) -> PeerStats:
+        raise AssertionError(rank)
+
+    choice = Estimators(3, never)
+    assert choice.means(Options(), EVERYONE) == BY_COUNT
+    assert choice.means(Options(estimator="zero_fill"), EVERYONE).weights == ()
+    reliable = Options(estimator="inverse_probability", delivery="reliable")
+    assert choice.means(reliable, EVERYONE) == BY_COUNT
+
+
+# ---- unbiased where links lose differently: real ranks, real sockets ----
+
+ELEMENTS = 40_000
+OPERATIONS = 120
+UNEVEN = "loss=0.1,link=0-1:0.6,link=0-2:0.6,seed=5"
+"""Rank 0's contributions seldom reach the others."""
+
+
+def rank_means(rank: int, world: int) -> dict[str, Any]:
+    """(estimator, collective) -> per operation, the mean over the packets reduced by this rank."""
+    import torch
+    import torch.distributed as dist
+
+    import lossycoll
+
+    init()
+    own = float(10 if rank == 0 else 0)
+    for _ in range(12):  # until every link is known
+        dist.all_reduce(torch.full((ELEMENTS,), own))
+    found: dict[str, Any] = {}
+    for estimator in ("count", "inverse_probability", "zero_fill"):
+        with lossycoll.lossy(estimator=estimator, lossy_min_bytes=0):
+            scattered, reduced = [], []
+            for _ in range(OPERATIONS):
+                chunk = torch.empty(ELEMENTS // world)
+                dist.reduce_scatter_single(
+                    chunk, torch.full((ELEMENTS // world * world,), own), dist.ReduceOp.AVG
+                )
+                scattered.append(chunk.double().mean().item())
+                t = torch.full((ELEMENTS,), own)
+                dist.all_reduce(t, dist.ReduceOp.AVG)
+                reduced.append(t.double().mean().item())
+        found[estimator] = {"reduce_scatter": scattered, "all_reduce": reduced}
+    found["lost"] = lossycoll.stats().packets_injected
+    dist.destroy_process_group()
+    return found
+
+
+def standard_errors(samples: list[float], truth: float) -> float:
+    values = np.asarray(samples)
+    return float(abs(values.mean() - truth) / (values.std(ddof=1) / len(values) ** 0.5))
+
+
+def test_uneven_links_bias_the_count_and_not_the_weights() -> None:
+    env = {**CALM, "LOSSYCOLL_INJECT": UNEVEN, "LOSSYCOLL_MTU": "1500"}
+    world = 3
+    found = run_good(rank_means, world, env)
+    assert all(f["lost"] > 0 for f in found)
+    truth = 10 / world
+    for rank in (1, 2):  # what rank 0 reduces has its own contribution always
+        weighted = found[rank]["inverse_probability"]["reduce_scatter"]
+        assert standard_errors(weighted, truth) < STANDARD_ERRORS
+        for biased in ("count", "zero_fill"):
+            samples = found[rank][biased]["reduce_scatter"]
+            assert standard_errors(samples, truth) > 2 * STANDARD_ERRORS, biased
+            assert np.mean(samples) < truth

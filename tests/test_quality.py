@@ -15,7 +15,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ is b
 from benchmarks.quality import __main__ as command
 from benchmarks.quality import report, store
 from benchmarks.quality.arms import ARMS as PREPARED
-from benchmarks.quality.matrix import ARMS, BASE, LOSSES, Run, faults, only, runs, uneven
+from benchmarks.quality.matrix import (
+    ARMS,
+    BASE,
+    CONTROL,
+    LOSSES,
+    Run,
+    batch_share,
+    faults,
+    only,
+    runs,
+    uneven,
+)
 from benchmarks.quality.pool import Pool, RunFailed
 from benchmarks.quality.statistics import cells, estimate, perplexity_change
 from benchmarks.quality.tasks import TASKS
@@ -57,6 +68,11 @@ def test_faults_of_a_run() -> None:
     assert faults(Run("gpt", 4, "none", 0.0, "reliable", 3)) == ""
     assert faults(Run("gpt", 4, "single", 0.1, "ddp", 3)) == "loss=0.1,seed=3"
     assert faults(Run("gpt", 4, "bursty", 0.1, "ddp", 3)) == "loss=0.1,burst=8,seed=3"
+    assert batch_share(Run("gpt", 4, "bursty", 0.4, "ddp", 3)) == 1
+    control = Run("gpt", 4, "single", 0.4, CONTROL, 3)
+    assert faults(control) == ""
+    # The variance at 40% and 4 ranks, (1 - 0.4^4) / (1 - 0.4), is 1.624 times that of no loss.
+    assert batch_share(control) == pytest.approx(1 / 1.624)
 
 
 def test_only_takes_what_fits() -> None:
@@ -127,7 +143,7 @@ def test_reports_of_a_part_of_the_study(tmp_path: Path) -> None:
     text = (tmp_path / "quality.md").read_text()
     assert text.startswith("Text.\n\n<!-- gpt-perplexity-4: begin -->\n\n| loss | zero-fill |")
     assert "old" not in text
-    assert "| 10% single | - | - | - | - | +3.06 ± 5.12% | +0.8%; +1.17% validation |" in text
+    assert "| 10% single | - | - | - | - | +3.06 ± 5.12% | - | +0.8%; +1.17% validation |" in text
     assert "| sharded | 4 | 10% single | +0.4% | +3.06 ± 5.12% | missed on average, not" in text
     saved = json.loads((tmp_path / "quality.json").read_text())
     assert len(saved["runs"]) == 8

@@ -13,6 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 import lossycoll
 from lossycoll import OptionError, Options
 
+from .matrix import BASE, CONTROL
+
 
 @dataclass
 class Prepared:
@@ -53,13 +55,14 @@ class Arm:
 
 
 ARMS: Mapping[str, Arm] = {
-    "reliable": Arm(_ddp, {"delivery": "reliable"}),
+    BASE: Arm(_ddp, {"delivery": "reliable"}),
     # What is lost counts as zero, in the sum of the gradients and in what is handed back.
     "zero-fill": Arm(_ddp, {"estimator": "zero_fill", "on_missing": "zero"}),
     # Zero in the sum; where a sum doesn't come back, the rank's own gradient over N (which DDP has
     # put into the bucket) stays. The published code of OptiReduce (arXiv 2310.06993) does this.
     "own-gradient": Arm(_ddp, {"estimator": "zero_fill", "on_missing": "keep"}),
     "ddp": Arm(_ddp),
+    CONTROL: Arm(_ddp, {"delivery": "reliable"}),
     "ddp+driftbound": Arm(_drift_bound, needs="DriftBound"),
     "sharded": Arm(_sharded, needs="ShardedOptimizer"),
 }

@@ -12,7 +12,10 @@ TASKS = ("gpt", "digits")
 WORLDS = (4, 8)
 KINDS = ("single", "bursty", "uneven")
 BASE = "reliable"
-ARMS = ("zero-fill", "own-gradient", "ddp", "ddp+driftbound", "sharded")
+# Not an arm against loss: nothing is lost, but the batch is smaller by as much as makes the gradient
+# as noisy as the mean of what arrives. What it costs no unbiased estimator of that mean can save.
+CONTROL = "smaller-batch"
+ARMS = ("zero-fill", "own-gradient", "ddp", "ddp+driftbound", "sharded", CONTROL)
 # The three losses that have a goal come first.
 LOSSES = (0.1, 0.2, 0.4, 0.3)
 BURST = 8
@@ -53,12 +56,22 @@ class Run:
 
 def faults(run: Run) -> str:
     """The option ``inject`` of a run."""
+    if run.arm == CONTROL:
+        return ""
     links: dict[tuple[int, int], float] = {}
     loss = run.loss
     if run.kind == "uneven":
         loss, bad = uneven(run.loss, run.world)
         links = {(0, 1): bad, (1, 0): bad}
     return inject_text(loss, BURST if run.kind == "bursty" else 1, run.seed, links) or ""
+
+
+def batch_share(run: Run) -> float:
+    """The share of the batch that a run trains with: the control's is the inverse of the variance
+    that loss adds, (1 - p^N) / (1 - p), so that both have the same."""
+    if run.arm != CONTROL:
+        return 1.0
+    return (1 - run.loss) / (1 - run.loss**run.world)
 
 
 def uneven(loss: float, world: int) -> tuple[float, float]:
@@ -82,7 +95,8 @@ def runs(seeds: Sequence[int]) -> Iterator[Run]:
                         if kind == KINDS[0] and loss == LOSSES[0]:
                             yield Run(task, world, "none", 0.0, BASE, seed)
                         for arm in ARMS:
-                            yield Run(task, world, kind, loss, arm, seed)
+                            if arm != CONTROL or kind == KINDS[0]:
+                                yield Run(task, world, kind, loss, arm, seed)
         for world in WORLDS:
             for task in TASKS:
                 for arm in AT_NO_LOSS:

@@ -24,6 +24,7 @@ COLOURS = {
     "ddp": "tab:purple",
     "ddp+driftbound": "tab:blue",
     "sharded": "tab:green",
+    "smaller-batch": "tab:gray",
 }
 TITLES = {"gpt": "GPT: held-out perplexity", "digits": "Digits: exp(held-out loss)"}
 LINEAR = 1.0

@@ -18,7 +18,7 @@ import lossycoll
 from lossycoll.demo_train import measure_drift
 
 from .arms import ARMS
-from .matrix import Run, faults
+from .matrix import Run, batch_share, faults
 from .tasks import TASKS, Task, cross_entropy, judge
 
 MTU = 1500
@@ -72,7 +72,10 @@ def train(task: Task, run: Run) -> dict[str, Any]:
     for step in range(task.steps):
         for group in arm.optimizer.param_groups:
             group["lr"] = task.rate(step)
-        inputs, targets = (part[rank::world] for part in task.draw(batches))
+        inputs, targets = (
+            part[rank::world][: round(batch_share(run) * len(part) / world)]
+            for part in task.draw(batches)
+        )
         loss = cross_entropy(arm.forward(inputs), targets)
         arm.optimizer.zero_grad()
         loss.backward()

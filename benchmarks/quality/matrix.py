@@ -12,8 +12,8 @@ TASKS = ("gpt", "digits")
 WORLDS = (4, 8)
 KINDS = ("single", "bursty", "uneven")
 BASE = "reliable"
-# Not an arm against loss: nothing is lost, but the batch is smaller by as much as makes the gradient
-# as noisy as the mean of what arrives. What it costs no unbiased estimator of that mean can save.
+# No arm against loss: nothing is lost, but the batch is smaller by as much as makes the gradient as
+# noisy as the mean of what arrives. What that costs, no way of averaging what arrives can save.
 CONTROL = "smaller-batch"
 ARMS = ("zero-fill", "own-gradient", "ddp", "ddp+driftbound", "sharded", CONTROL)
 # The three losses that have a goal come first.

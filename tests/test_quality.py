@@ -146,7 +146,7 @@ def test_reports_of_a_part_of_the_study(tmp_path: Path) -> None:
     assert "| 10% single | - | - | - | - | +3.06 ± 5.12% | - | +0.8%; +1.17% validation |" in text
     assert "| sharded | 4 | 10% single | +0.4% | +3.06 ± 5.12% | missed on average, not" in text
     saved = json.loads((tmp_path / "quality.json").read_text())
-    assert len(saved["runs"]) == 8
+    assert saved["runs"] == 8
     assert saved["cells"][0]["perplexity_change_percent"]["mean"] == pytest.approx(3.06, abs=0.01)
     assert (tmp_path / "quality-gpt.png").stat().st_size > 10_000
     report.write({}, tmp_path)  # nothing has run yet

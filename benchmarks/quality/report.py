@@ -190,7 +190,7 @@ def markdown(head: list[str], rows: list[list[str]]) -> str:
 
 
 def as_json(entries: Mapping[str, Entry]) -> dict[str, Any]:
-    """The runs as measured, and every cell's estimates."""
+    """Every cell's estimates; the runs themselves are the lines of the results."""
     measures: dict[str, Callable[[Entry, Entry], float]] = {
         "perplexity_change_percent": perplexity_change(HEADLINE),
         "perplexity_change_percent_rank0": perplexity_change("rank0"),
@@ -204,4 +204,4 @@ def as_json(entries: Mapping[str, Entry]) -> dict[str, Any]:
             place |= dict(zip(("task", "world", "kind", "loss", "arm"), cell, strict=True))
             place |= {"seeds": got.n}
             place[name] = {"mean": got.mean, "half_width_95": got.half}
-    return {"headline": HEADLINE, "cells": list(found.values()), "runs": list(entries.values())}
+    return {"headline": HEADLINE, "runs": len(entries), "cells": list(found.values())}

@@ -69,6 +69,12 @@ EXAMPLES = (
     ),
     Example("zero", 3, "ZeroRedundancyOptimizer", "replicas stay equal"),
     Example(
+        "sharded",
+        3,
+        "`lossycoll.ShardedOptimizer`: lossy gradients and lossy weights",
+        "no weight is ever more than `max_age` steps old; equal when they are consolidated",
+    ),
+    Example(
         "comm_hooks",
         2,
         "fp16, bf16 and PowerSGD with several buckets",

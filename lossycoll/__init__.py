@@ -16,19 +16,25 @@ if TYPE_CHECKING:
 
     from .errors import (
         AbortedError,
+        CheckpointError,
         ClosedError,
         EngineError,
         InterfaceError,
+        LinkError,
         LossyError,
         MismatchError,
+        NonFiniteError,
         OperationTimeout,
         OptionError,
         PeerLostError,
         RendezvousError,
+        TrainingError,
         UnsupportedError,
     )
     from .figures import PeerStats, Report, Stats
     from .options import Options, lossy, reliable
+    from .train.copies import ShardedFigures
+    from .train.sharded import ShardedOptimizer
 
 __version__ = "0.1.0"
 
@@ -36,31 +42,40 @@ _HOME: Final = {
     **dict.fromkeys(
         (
             "AbortedError",
+            "CheckpointError",
             "ClosedError",
             "EngineError",
             "InterfaceError",
+            "LinkError",
             "LossyError",
             "MismatchError",
+            "NonFiniteError",
             "OperationTimeout",
             "OptionError",
             "PeerLostError",
             "RendezvousError",
+            "TrainingError",
             "UnsupportedError",
         ),
         "errors",
     ),
     **dict.fromkeys(("Options", "lossy", "reliable"), "options"),
     **dict.fromkeys(("PeerStats", "Report", "Stats"), "figures"),
+    "ShardedFigures": "train.copies",
+    "ShardedOptimizer": "train.sharded",
 }
 """The module of each public name."""
 
 __all__ = [
     "AbortedError",
+    "CheckpointError",
     "ClosedError",
     "EngineError",
     "InterfaceError",
+    "LinkError",
     "LossyError",
     "MismatchError",
+    "NonFiniteError",
     "OperationTimeout",
     "OptionError",
     "Options",
@@ -68,7 +83,10 @@ __all__ = [
     "PeerStats",
     "RendezvousError",
     "Report",
+    "ShardedFigures",
+    "ShardedOptimizer",
     "Stats",
+    "TrainingError",
     "UnsupportedError",
     "group_stats",
     "last_report",

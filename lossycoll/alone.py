@@ -9,13 +9,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from .blocks import Blocks
+from .blocks import Blocks, Contributions
 from .calls import Collective, Operation, Terms
 from .engine import DType
 from .errors import Code, LossyError, Where
 from .figures import Report
 from .health import Health
-from .plan import exchange
+from .plan import exchange, transpose
 
 PAYLOAD: Final = 1408
 """Bytes that a packet would carry, for those who count blocks."""
@@ -45,6 +45,19 @@ class Alone:
         terms: Terms,
     ) -> Operation:
         return self._copy(call, buffers, elements, terms, dtype.itemsize)
+
+    def reduce_scatter_blocks(
+        self,
+        call: Collective,
+        buffers: tuple[int, int],
+        elements: int,
+        dtype: DType,
+        terms: Terms,
+    ) -> Operation:
+        operation = self._copy(call, buffers, elements, terms, dtype.itemsize)
+        per_packet = PAYLOAD // dtype.itemsize
+        operation.blocks = Contributions(transpose.reduce_scatter(1, 0, elements, per_packet))
+        return operation
 
     def broadcast(
         self, call: Collective, address: int, nbytes: int, root: int, terms: Terms

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
-from .block_gather import BlockGather, BlockWork
+from .block_calls import BlockCalls, BlockWork, ContributionWork
 from .calls import Collective, bounded
 from .direct import Direct
 from .errors import AbortedError, MismatchError, UnsupportedError
@@ -73,7 +73,7 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         self._operations = self._routes.operations
         self._splits = 0
         self._sparse = Sparse(self._routes, self._comm)
-        self._block_gather = BlockGather(self._routes, self._comm)
+        self._block_calls = BlockCalls(self._routes, self._comm)
         self._gloo = self._group.gloo
         if torch.__version__ < "2.14":  # from then on it warns: numbers start at 0 by themselves
             self._gloo._set_sequence_number_for_group()
@@ -95,6 +95,10 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
 
     def lossy_stats(self) -> Stats:
         return self._comm.stats()
+
+    def lossy_options(self) -> Options:
+        """Those in force for a call made now: the group's, as the block around changes them."""
+        return self._routes.effective()
 
     def lossy_last_report(self) -> Report | None:
         return self._comm.last_report()
@@ -344,7 +348,21 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
 
         Raises UnsupportedError for tensors of another form.
         """
-        return self._block_gather.all_gather(output, needed)
+        return self._block_calls.all_gather(output, needed)
+
+    def reduce_scatter_blocks(self, output: Tensor, input: Tensor) -> ContributionWork:
+        """The sum over all ranks of their chunks number ``rank``, divided by the world: in
+        ``output``, of what arrived of ``input``.
+
+        ``input``: (world * n,), contiguous, floating; ``output``: (n,), contiguous, which may be
+        this rank's chunk of ``input``. In lossy delivery what is lost counts as *zero*: for callers
+        that add it to their next contribution. Returns a work whose ``lost`` waits for it and is
+        bool (world, blocks), by owner: the blocks (packets) of this rank's contributions that were
+        lost. What a link lost that was silent for ``deadline_max`` isn't known, and not in it.
+
+        Raises UnsupportedError for tensors of another form.
+        """
+        return self._block_calls.reduce_scatter(output, input)
 
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> dist.Work:
         """``outputs[0]``: a tensor per rank, which may be of different sizes."""
@@ -646,7 +664,8 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
 
 for _name in (
     *("allreduce", "reduce", "broadcast", "barrier", "gather", "scatter", "allgather"),
-    *("reduce_scatter", "reduce_scatter_single", "_reduce_scatter_base", "all_gather_blocks"),
+    *("reduce_scatter", "reduce_scatter_single", "_reduce_scatter_base"),
+    *("all_gather_blocks", "reduce_scatter_blocks"),
     *("all_gather_single", "_allgather_base", "alltoall", "all_to_all_single", "alltoall_base"),
 ):
     setattr(LossyProcessGroup, _name, told(getattr(LossyProcessGroup, _name)))

@@ -1,6 +1,8 @@
-"""Blocks: the packets of an all-gather of which a rank knows one by one whether they arrived."""
+"""Blocks: packets of which a rank knows one by one what became of them."""
 
 from __future__ import annotations
+
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +18,9 @@ class Blocks:
     is. This rank's own row says nothing. ``arrived`` is of the same shape once the operation is
     done: own row True, that of a rank that is lost False.
     """
+
+    selective: Final = True
+    feedback: Final = False
 
     def __init__(self, plan: Plan, needed: NDArray[np.bool_] | None = None) -> None:
         self._received = [slot for slot in plan.slots if slot.sources]
@@ -37,3 +42,28 @@ class Blocks:
             (owner,) = slot.sources
             row = self.arrived[owner]
             row[:] = engine.arrived(ticket, slot.number, owner, len(row))
+
+
+class Contributions:
+    """What became of a rank's contributions to a reduce-scatter of equal chunks, ``plan``.
+
+    ``lost``: bool (world, blocks), by owner, once the operation is done: the blocks of this rank's
+    contribution that the owner did without. Own row False.
+    """
+
+    selective: Final = False
+    feedback: Final = True
+
+    def __init__(self, plan: Plan) -> None:
+        self._sent = [dest for slot in plan.slots for dest in slot.dests]
+        blocks = packet_count(plan.out_elements, plan.elements_per_packet)
+        self.lost: NDArray[np.bool_] = np.zeros((plan.world, blocks), np.bool_)
+
+    def encoded(self) -> bytes:
+        return b""
+
+    def note(self, engine: Engine, ticket: int) -> None:
+        """Takes what was given up from the engine, of an operation that is done."""
+        for dest in self._sent:
+            row = self.lost[dest.peer]
+            row[:] = engine.given_up(ticket, dest.slot, dest.peer, len(row))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, Protocol
 
-from .blocks import Blocks
+from .blocks import Blocks, Contributions
 from .errors import ClosedError, Code, EngineError, LossyError, OperationTimeout, Where
 from .figures import Report
 from .options import Options
@@ -135,8 +135,8 @@ class Operation:
         self.notify = False
         self.exact = False
         """Whether data that a rank's death left out makes it fail."""
-        self.blocks: Blocks | None = None
-        """What arrived, for an all-gather that is to know."""
+        self.blocks: Blocks | Contributions | None = None
+        """What becomes of single packets, for calls that are to know."""
         self.members: Sequence[int] = (0,)
         self.done = False
         self.error: LossyError | None = None

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import alone, plans
-from .blocks import Blocks
+from .blocks import Blocks, Contributions
 from .calls import Collective, Operation, Terms
 from .control import Control
 from .engine import Call, DType, Encoded, Engine
@@ -153,6 +153,26 @@ class Communicator:
             encoded = plans.reduce_scatter(who, elements, self._payload // dtype.itemsize, finish)
             return self._submit(encoded, call, buffers, dtype, terms, means=means)
 
+    def reduce_scatter_blocks(
+        self,
+        call: Collective,
+        buffers: tuple[int, int],
+        elements: int,
+        dtype: DType,
+        terms: Terms,
+    ) -> Operation:
+        """A reduce-scatter of equal chunks after which each rank knows which ``blocks`` (packets)
+        of its contributions were lost: they count as zero, for whoever sends them again."""
+        with self._turn() as who:
+            per_packet = self._payload // dtype.itemsize
+            finish = Finish.STRATIFIED
+            means = BY_COUNT
+            if terms.options.delivery == "lossy":
+                finish, means = Finish.WEIGHTED, Means(divisor=float(len(who.members)))
+            encoded = plans.reduce_scatter(who, elements, per_packet, finish)
+            blocks = Contributions(encoded.plan)
+            return self._submit(encoded, call, buffers, dtype, terms, means=means, blocks=blocks)
+
     def broadcast(
         self, call: Collective, address: int, nbytes: int, root: int, terms: Terms
     ) -> Operation:
@@ -283,7 +303,7 @@ class Communicator:
         terms: Terms,
         *,
         means: Means | None = None,
-        blocks: Blocks | None = None,
+        blocks: Blocks | Contributions | None = None,
     ) -> Operation:
         """``means``: how they are formed, by a reduction: what a rank that dies meanwhile leaves
         out is then loss, rather than an error."""
@@ -297,7 +317,7 @@ class Communicator:
         # Until the watcher runs, nobody would take the finished ticket.
         operation.notify = terms.future and self._watcher is not None
         repair = 0 if reliable else terms.options.repair
-        way = "" if reliable else "blocks" if blocks else terms.options.estimator
+        way = "" if reliable else type(blocks).__name__ if blocks else terms.options.estimator
         means = means or BY_COUNT
         try:
             operation.ticket = self._engine.submit(
@@ -314,7 +334,8 @@ class Communicator:
                     notify=operation.notify,
                     weights=means.weights,
                     divisor=means.divisor,
-                    selective=blocks is not None,
+                    selective=blocks is not None and blocks.selective,
+                    feedback=blocks is not None and blocks.feedback,
                     needed=b"" if blocks is None else blocks.encoded(),
                 ),
             )

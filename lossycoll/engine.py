@@ -62,7 +62,8 @@ class Call:
     ``weights``, by rank: what contributions are multiplied by (empty: 1), in plans whose finish is
     WEIGHTED, which divide by ``divisor``. ``selective``: receivers may need single packets, which
     are resent until they come; ``needed`` says which this rank needs, a byte for each packet of
-    each copy that comes from a peer, in the plan's order (empty: none).
+    each copy that comes from a peer, in the plan's order (empty: none). ``feedback``: receivers
+    tell senders what they have given up.
     """
 
     input: int
@@ -77,6 +78,7 @@ class Call:
     weights: Sequence[float] = ()
     divisor: float = 1.0
     selective: bool = False
+    feedback: bool = False
     needed: bytes = b""
 
 
@@ -180,6 +182,7 @@ class Engine:
         c.signature = call.signature
         c.timeout_ns = _ns(call.timeout)
         c.selective = call.selective
+        c.feedback = call.feedback
         c.divisor = call.divisor
         # Both are read during the call only; the names keep them that long.
         needed = ffi.from_buffer(call.needed)
@@ -215,16 +218,25 @@ class Engine:
 
         Shape (n_packets,). Raises ValueError for a stream that there isn't, or of another length.
         """
-        here = np.empty(n_packets, np.uint8)
+        return self._packets(lib.lc_engine_arrived, ticket, slot, peer, n_packets)
+
+    def given_up(self, ticket: int, slot: int, peer: int, n_packets: int) -> NDArray[np.bool_]:
+        """Which packets of a stream to ``peer`` (by its slot number there) it has given up, of a
+        finished operation with feedback. Otherwise as :meth:`arrived`."""
+        return self._packets(lib.lc_engine_given_up, ticket, slot, peer, n_packets)
+
+    def _packets(
+        self, ask: Any, ticket: int, slot: int, peer: int, n_packets: int
+    ) -> NDArray[np.bool_]:
+        found = np.empty(n_packets, np.uint8)
+        buffer = ffi.from_buffer("uint8_t *", found)
         with self._use():
-            code = lib.lc_engine_arrived(
-                self._handle, ticket, slot, peer, ffi.from_buffer("uint8_t *", here), n_packets
-            )
+            code = ask(self._handle, ticket, slot, peer, buffer, n_packets)
         if code != Code.OK:
             raise ValueError(
-                f"{self._where}: no stream of slot {slot} from rank {peer} with {n_packets} packets"
+                f"{self._where}: slot {slot} has no stream of {n_packets} packets with rank {peer}"
             )
-        return here.astype(np.bool_)
+        return found.astype(np.bool_)
 
     def release(self, ticket: int) -> None:
         """Forgets a finished operation."""

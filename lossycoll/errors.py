@@ -63,6 +63,26 @@ class PeerLostError(LossyError):
     """A rank died, or left while others still needed it."""
 
 
+class LinkError(LossyError, ConnectionError):
+    """A peer is alive, but what had to come from it doesn't."""
+
+
+class NonFiniteError(LossyError, ArithmeticError):
+    """A gradient holds NaN or infinity. ``ranks`` are those whose own does."""
+
+    def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
+        super().__init__(message, peer=ranks[0] if ranks else None)
+        self.ranks = tuple(ranks)
+
+
+class TrainingError(LossyError):
+    """A training script did what would make a step wrong in silence."""
+
+
+class CheckpointError(LossyError, ValueError):
+    """A checkpoint that doesn't fit, or isn't there."""
+
+
 class OperationTimeout(LossyError, TimeoutError):
     """A rank that is alive never took part within the operation's timeout."""
 

@@ -178,15 +178,34 @@ void lc_give_up(lc_engine *e, lc_in *in, int cause) {
     if (cause == LC_CAUSE_DEADLINE)
         s->op->report.deadline_hits++;
     settle(e, in, cause);
+    int tells = s->op->call.feedback && !s->op->call.reliable && cause != LC_CAUSE_PEER;
+    if (tells) {
+        in->telling = 1;
+        s->op->telling++;
+    }
     for (uint32_t k = 0; k < s->n_packets; k++)
         if (!lc_bit(in->arrived, k))
             source_settled(e, s, k);
+    if (tells) {
+        in->round = lc_next_round(in->round);
+        in->nack_ns = e->now + lc_pace_rto(&e->peers[in->peer].pace);
+        lc_tell_missing(e, in);
+        return;
+    }
     lc_record done = {.kind = LC_R_DONE,
                       .op = s->op->number,
                       .slot = s->desc.number,
                       .round = in->round,
                       .a = s->n_packets - in->n_arrived};
     lc_tell(e, in->peer, &done);
+}
+
+void lc_told(lc_engine *e, lc_in *in) {
+    if (!in->telling)
+        return;
+    in->telling = 0;
+    in->slot->op->telling--;
+    lc_op_check(e, in->slot->op);
 }
 
 void lc_inject_round(lc_engine *e, lc_in *in) {

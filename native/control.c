@@ -28,7 +28,7 @@ void lc_tell_fin(lc_engine *e, lc_out *out) {
                    .round = out->round,
                    .a = out->sent,
                    .b = e->peers[out->peer].tx_next};
-    /* While parts of a NACK are missing, the round before it is the one that is over. */
+    /* While parts of a NACK or LOST are missing, the round before it is the one that is over. */
     if (out->state == LC_OUT_OPEN)
         r.round--;
     lc_tell(e, out->peer, &r);
@@ -55,8 +55,10 @@ static uint64_t missing_word(const lc_in *in, uint32_t base) {
  * records were lost and whatever arrives between one telling and the next. */
 void lc_tell_missing(lc_engine *e, lc_in *in) {
     const lc_op_slot *s = in->slot;
-    lc_record r = {
-        .kind = LC_R_NACK, .op = s->op->number, .slot = s->desc.number, .round = in->round};
+    lc_record r = {.kind = in->telling ? LC_R_LOST : LC_R_NACK,
+                   .op = s->op->number,
+                   .slot = s->desc.number,
+                   .round = in->round};
     r.c = missing_word(in, 0);
     r.d = missing_word(in, 64);
     for (uint32_t base = 128; base < s->n_packets; base += 128) {
@@ -274,8 +276,13 @@ static void on_fin(lc_engine *e, uint16_t peer, const lc_record *r) {
         lc_op_check(e, op);
         return;
     }
+    if (in->telling && r->round != in->round) {
+        in->nack_ns = e->now; /* it has not heard all of what was given up */
+        return;
+    }
     if (in->state == LC_IN_SETTLED) {
         answer_done(e, peer, r, in->slot->n_packets - in->n_arrived);
+        lc_told(e, in);
         return;
     }
     if (r->round != in->round) {
@@ -305,9 +312,15 @@ static void take_told(lc_out *out, const lc_record *r) {
         int missing = at < 64 ? r->c >> at & 1 : at < 128 && (r->d >> (at - 64) & 1);
         if (missing && (s->desc.n_sources == 0 || s->count[k])) {
             lc_bit_set(out->again, k);
-            out->again_left++;
+            out->again_left += r->kind == LC_R_NACK;
         }
     }
+}
+
+/* A NACK or LOST of the next round ends the one before. What is given up needs no end of it. */
+static int begins_round(const lc_out *out, const lc_record *r) {
+    int over = out->state == LC_OUT_SENT || (out->state == LC_OUT_OPEN && r->kind == LC_R_LOST);
+    return over && lc_next_round(out->round) == r->round;
 }
 
 static void on_nack(lc_engine *e, uint16_t peer, const lc_record *r) {
@@ -317,7 +330,9 @@ static void on_nack(lc_engine *e, uint16_t peer, const lc_record *r) {
         e->live.stale++;
         return;
     }
-    if (out->state == LC_OUT_SENT && lc_next_round(out->round) == r->round) {
+    if (begins_round(out, r)) {
+        lc_out_drop(e, out);
+        out->given_up = r->kind == LC_R_LOST;
         size_t bytes = lc_words(out->slot->n_packets) * 8;
         memset(out->again, 0, bytes);
         memset(out->told, 0, bytes);
@@ -326,7 +341,7 @@ static void on_nack(lc_engine *e, uint16_t peer, const lc_record *r) {
         out->cursor = out->sent = out->again_left = out->n_told = 0;
         out->fin_tries = 0;
         out->fin_ns = e->now + lc_pace_rto(&e->peers[peer].pace);
-    } else if (out->round != r->round) {
+    } else if (out->round != r->round || out->given_up != (r->kind == LC_R_LOST)) {
         e->live.stale++;
         return;
     } else if (out->state == LC_OUT_SENT) {
@@ -457,6 +472,7 @@ void lc_control_arrived(lc_engine *e, const lc_header *h, const uint8_t *payload
             on_fin(e, h->sender, &r);
             break;
         case LC_R_NACK:
+        case LC_R_LOST:
             on_nack(e, h->sender, &r);
             break;
         case LC_R_DONE:

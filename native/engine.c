@@ -408,12 +408,16 @@ int lc_engine_wait(lc_engine *e, int64_t ticket, uint64_t timeout_ns) {
     return code;
 }
 
-int lc_engine_result(lc_engine *e, int64_t ticket, lc_report *report, lc_failure *failure) {
-    const lc_op *op = op_of(ticket);
+static int is_finished(lc_engine *e, const lc_op *op) {
     pthread_mutex_lock(&e->lock);
     int finished = op->finished;
     pthread_mutex_unlock(&e->lock);
-    if (!finished)
+    return finished;
+}
+
+int lc_engine_result(lc_engine *e, int64_t ticket, lc_report *report, lc_failure *failure) {
+    const lc_op *op = op_of(ticket);
+    if (!is_finished(e, op))
         return LC_PENDING;
     *report = op->report;
     *failure = op->failure;
@@ -423,16 +427,26 @@ int lc_engine_result(lc_engine *e, int64_t ticket, lc_report *report, lc_failure
 int lc_engine_arrived(lc_engine *e, int64_t ticket, uint16_t slot, uint16_t peer, uint8_t *arrived,
                       uint32_t n_packets) {
     lc_op *op = op_of(ticket);
-    pthread_mutex_lock(&e->lock);
-    int finished = op->finished;
-    pthread_mutex_unlock(&e->lock);
-    if (!finished)
+    if (!is_finished(e, op))
         return LC_PENDING;
     const lc_in *in = peer < e->config.size ? lc_op_in(op, slot, peer) : NULL;
     if (!in || in->slot->n_packets != n_packets)
         return LC_E_ARGUMENT;
     for (uint32_t k = 0; k < n_packets; k++)
         arrived[k] = (uint8_t)lc_bit(in->arrived, k);
+    return LC_OK;
+}
+
+int lc_engine_given_up(lc_engine *e, int64_t ticket, uint16_t slot, uint16_t peer,
+                       uint8_t *given_up, uint32_t n_packets) {
+    lc_op *op = op_of(ticket);
+    if (!is_finished(e, op))
+        return LC_PENDING;
+    const lc_out *out = lc_op_out(op, slot, peer);
+    if (!out || out->slot->n_packets != n_packets)
+        return LC_E_ARGUMENT;
+    for (uint32_t k = 0; k < n_packets; k++)
+        given_up[k] = out->given_up && lc_bit(out->again, k);
     return LC_OK;
 }
 

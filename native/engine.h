@@ -150,6 +150,7 @@ void lc_data_arrived(lc_engine *e, const lc_header *h, const uint8_t *payload);
 int lc_link_seen(lc_peer *peer, uint32_t next);
 void lc_finish_alone(lc_op_slot *s); /* the mean over a single rank */
 void lc_give_up(lc_engine *e, lc_in *in, int cause);
+void lc_told(lc_engine *e, lc_in *in); /* the sender knows what was given up */
 void lc_round_ended(lc_engine *e, lc_in *in);
 void lc_inject_round(lc_engine *e, lc_in *in);
 

@@ -181,6 +181,7 @@ typedef struct {
     uint8_t repair;        /* rounds of resending when not reliable */
     uint8_t notify;        /* hand the ticket to lc_engine_next as well */
     uint8_t selective;     /* receivers may need single packets, which are resent until they come */
+    uint8_t feedback;      /* receivers tell senders which packets they have given up */
     const uint8_t *needed; /* which this rank needs: a byte for each packet of each copy that comes
                               from a peer, in the plan's order; NULL: none. Not read after submit */
     uint64_t n_needed;
@@ -213,6 +214,10 @@ int lc_engine_result(lc_engine *engine, int64_t ticket, lc_report *report, lc_fa
  * each of its n_packets. LC_E_ARGUMENT if there is no such stream, or of another length. */
 int lc_engine_arrived(lc_engine *engine, int64_t ticket, uint16_t slot, uint16_t peer,
                       uint8_t *arrived, uint32_t n_packets);
+/* Which packets of the stream to (slot number there, peer) of a finished operation with feedback
+ * the peer has given up: a byte for each of its n_packets. LC_E_ARGUMENT as above. */
+int lc_engine_given_up(lc_engine *engine, int64_t ticket, uint16_t slot, uint16_t peer,
+                       uint8_t *given_up, uint32_t n_packets);
 /* Forgets a finished ticket, which nobody may be waiting for. One submitted with notify must have
  * been taken by lc_engine_next before. */
 void lc_engine_release(lc_engine *engine, int64_t ticket);

@@ -38,6 +38,7 @@ typedef struct {
     uint16_t peer;
     uint8_t round;
     uint8_t state;
+    uint8_t telling; /* settled, but the sender may not know yet what was given up */
 } lc_in;
 
 enum lc_out_state {
@@ -50,7 +51,7 @@ enum lc_out_state {
 typedef struct lc_out {
     lc_op_slot *slot;
     struct lc_out *next, *prev; /* the peer's list of streams with something to send */
-    uint64_t *again;            /* a bit per packet to be resent in this round */
+    uint64_t *again;            /* a bit per packet to be resent in this round; or given up */
     uint64_t *told;             /* a bit per packet of which NACKs of this round have spoken */
     uint64_t fin_ns;            /* when FIN is repeated */
     uint32_t fin_tries;
@@ -63,6 +64,7 @@ typedef struct lc_out {
     uint8_t round;
     uint8_t state;
     uint8_t listed;
+    uint8_t given_up; /* the peer has: again says what */
 } lc_out;
 
 struct lc_op_slot {
@@ -102,6 +104,7 @@ struct lc_op {
     uint32_t n_numbers;       /* entries of slot_of_number */
     uint32_t slots_unsettled; /* slots with sources that have unsettled packets */
     uint32_t outs_open;       /* streams that keep the operation from completing */
+    uint32_t telling;         /* streams of whose end the sender has to know */
     lc_op_slot *slots;
     uint16_t *slot_of_number; /* 0xFFFF: none */
     lc_op_peer *peers;        /* one per rank of the group */
@@ -156,7 +159,7 @@ static inline uint8_t lc_next_round(uint8_t round) {
 
 /* Whether streams that are sent wait for what their receivers miss. */
 static inline int lc_op_resends(const lc_op *op) {
-    return op->call.reliable || op->call.repair || op->call.selective;
+    return op->call.reliable || op->call.repair || op->call.selective || op->call.feedback;
 }
 
 /* Whether a packet that must not be given up has not arrived. */

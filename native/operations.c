@@ -40,9 +40,14 @@ static void go_without(lc_engine *e, lc_op *op, uint16_t peer) {
     op->peers[peer].source = op->peers[peer].dest = 0;
     for (uint32_t i = 0; i < op->n_slots; i++) {
         lc_op_slot *s = &op->slots[i];
-        for (uint32_t j = 0; j < s->desc.n_sources; j++)
-            if (s->ins[j].peer == peer && s->ins[j].state != LC_IN_SETTLED)
+        for (uint32_t j = 0; j < s->desc.n_sources; j++) {
+            if (s->ins[j].peer != peer)
+                continue;
+            if (s->ins[j].state != LC_IN_SETTLED)
                 lc_give_up(e, &s->ins[j], LC_CAUSE_PEER);
+            s->op->telling -= s->ins[j].telling;
+            s->ins[j].telling = 0;
+        }
         for (uint32_t j = 0; j < s->desc.n_dests; j++)
             if (s->outs[j].peer == peer)
                 lc_out_done(e, &s->outs[j]);
@@ -142,7 +147,7 @@ static int in_batch(const lc_engine *e, const lc_op *op) {
 }
 
 void lc_op_check(lc_engine *e, lc_op *op) {
-    if (op->slots_unsettled || op->outs_open || in_batch(e, op))
+    if (op->slots_unsettled || op->outs_open || op->telling || in_batch(e, op))
         return;
     for (uint32_t i = 0; i < op->n_slots; i++) {
         lc_op_slot *s = &op->slots[i];

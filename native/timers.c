@@ -58,6 +58,14 @@ static void tick_in(lc_engine *e, lc_in *in, uint64_t *next) {
             lc_round_ended(e, in);
         else if (in->close_ns < *next)
             *next = in->close_ns;
+    } else if (in->telling) {
+        if (path_silent(e, in->slot->op, in->peer)) {
+            in->slot->op->telling--; /* tick_op looks whether that was all */
+            in->telling = 0;
+        } else if (e->now >= in->nack_ns) {
+            in->nack_ns = e->now + 2 * lc_pace_rto(&e->peers[in->peer].pace);
+            lc_tell_missing(e, in);
+        }
     } else if (in->state == LC_IN_OPEN) {
         if (lc_overdue(e, in)) {
             lc_give_up(e, in, LC_CAUSE_DEADLINE);

@@ -70,7 +70,8 @@ enum lc_verdict { LC_GOOD = 0, LC_MALFORMED = 1, LC_FOREIGN = 2 };
  *   PROBE     the link, from its sender           a link_seq of the next packet
  *   MISMATCH  op means something else here        as READY
  *   ASK       a stream is silent: where is it?
- *   WAIT      it waits for its own sources or its rank: nothing is lost */
+ *   WAIT      it waits for its own sources or its rank: nothing is lost
+ *   LOST      given up for good after a round     as NACK */
 enum lc_record_kind {
     LC_R_READY = 1,
     LC_R_WANT = 2,
@@ -82,7 +83,8 @@ enum lc_record_kind {
     LC_R_MISMATCH = 8,
     LC_R_ASK = 9,
     LC_R_WAIT = 10,
-    LC_R_LAST = 10
+    LC_R_LOST = 11,
+    LC_R_LAST = 11
 };
 
 typedef struct {

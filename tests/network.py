@@ -92,6 +92,7 @@ class Network:
         weights: Array | None = None,
         divisor: float = 1.0,
         needed: bytes | None = None,
+        feedback: bool = False,
     ) -> int:
         """``weights``: (receiver, sender). ``needed``: see Call; None: the call isn't selective."""
         into, out = buffers
@@ -109,6 +110,7 @@ class Network:
             divisor=divisor,
             selective=needed is not None,
             needed=needed or b"",
+            feedback=feedback,
         )
         return self.engines[rank].submit(Encoded.of(plan), call)
 

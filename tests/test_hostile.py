@@ -17,13 +17,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import pytest
 from network import GROUP, SESSION, Ended, Network, elements
 
+from lossycoll.blocks import Blocks, Contributions
 from lossycoll.figures import EngineStats
-from lossycoll.plan import Plan, ring, transpose
+from lossycoll.plan import Finish, Plan, exchange, ring, transpose
 from lossycoll.plan.order import draw_order
 from lossycoll.plan.wire_types import Array
 
@@ -619,3 +621,73 @@ def test_lossy_ends_soon_with_means_of_subsets(repair: int, name: str) -> None:
             assert missing > 0.5 * faults.drop * expected
         if repair == 3:
             assert missing < (0.01 + faults.drop) * expected
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("repair", [0, 1])
+def test_both_ends_agree_on_what_was_lost(repair: int, name: str) -> None:
+    """Rank r contributes 2**r: a packet's sum says whose contributions are in it, and each sender
+    must have been told just that, on networks that lose what tells it as well."""
+    faults, world, packets = NETWORKS[name], 3, 60
+    count = packets * PER_PACKET
+    lost = 0
+    with RelayedNetwork(world, faults) as network:
+        for _ in range(6):
+            plans = [
+                transpose.reduce_scatter(world, r, count, PER_PACKET, finish=Finish.WEIGHTED)
+                for r in range(world)
+            ]
+            parts = [Contributions(plan) for plan in plans]
+            data = [np.full(count * world, float(1 << r), np.float32) for r in range(world)]
+            sums = [np.zeros(count, np.float32) for _ in range(world)]
+            tickets = [
+                network.submit(r, plans[r], (data[r], sums[r]), "f32", repair=repair, feedback=True)
+                for r in range(world)
+            ]
+            for r in range(world):
+                note = partial(parts[r].note, network.engines[r])
+                ended = network.end(r, tickets[r], 30, note)
+                assert ended.code == 0, ended.failure
+                assert ended.report.elapsed < 15
+            for owner in range(world):
+                held = sums[owner].reshape(packets, PER_PACKET)
+                assert (held == held[:, :1]).all()
+                for r in range(world):
+                    there = held[:, 0].astype(int) >> r & 1
+                    np.testing.assert_array_equal(there == 0, parts[r].lost[owner])
+                    lost += int((there == 0).sum())
+        assert_happened(faults, network.relay.passed)
+    assert lost > 0 or not faults.drop
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_what_is_needed_comes_whatever_the_network_does(name: str) -> None:
+    faults, world, packets = NETWORKS[name], 3, 60
+    count = packets * PAYLOAD
+    stale = 0
+    with RelayedNetwork(world, faults) as network:
+        for number in range(1, 7):
+            plans = [exchange.all_gather(world, r, count, PAYLOAD) for r in range(world)]
+            draw = np.random.default_rng(number)
+            needed = draw.random((world, world, packets)) < 0.5  # (receiver, owner, packet)
+            blocks = [Blocks(plans[r], needed[r]) for r in range(world)]
+            given = [np.full(count, number, np.uint8) for _ in range(world)]
+            held = [np.zeros(count * world, np.uint8) for _ in range(world)]
+            tickets = [
+                network.submit(
+                    r, plans[r], (given[r], held[r]), "bytes", needed=blocks[r].encoded()
+                )
+                for r in range(world)
+            ]
+            for r in range(world):
+                note = partial(blocks[r].note, network.engines[r])
+                ended = network.end(r, tickets[r], 30, note)
+                assert ended.code == 0, ended.failure
+                assert ended.report.elapsed < 15
+                came = held[r].reshape(world, packets, PAYLOAD)
+                assert ((came == number).all(-1) == blocks[r].arrived).all()
+                assert ((came == 0).all(-1) == ~blocks[r].arrived).all()
+                assert blocks[r].arrived[needed[r]].all()
+                stale += int((~blocks[r].arrived).sum())
+        assert_happened(faults, network.relay.passed)
+    assert stale > 0 or not faults.drop

@@ -15,9 +15,9 @@ import pytest
 from network import GROUP, Ended, Network, elements
 from oracle_cases import CASES, Case, buffers
 
-from lossycoll.blocks import Blocks
+from lossycoll.blocks import Blocks, Contributions
 from lossycoll.figures import Cause
-from lossycoll.plan import Plan, exchange, inject, packet_count, reference
+from lossycoll.plan import Finish, Plan, exchange, inject, packet_count, reference, transpose
 from lossycoll.plan.reference import RankResult
 from lossycoll.plan.wire_types import Array, wire_type
 
@@ -231,6 +231,43 @@ def test_needed_packets_come_and_no_others(world: int, repair: int) -> None:
             assert all(r.delivered <= r.offered for r in rates)
     assert needs > 0
     assert missed > 0
+
+
+@pytest.mark.parametrize("loss", ["loss=0.5,seed=14", "loss=0.4,burst=300,seed=15", "loss=1"])
+@pytest.mark.parametrize("repair", REPAIRS)
+@pytest.mark.parametrize("world", [2, 3, 8])
+def test_senders_learn_what_was_given_up(world: int, repair: int, loss: str) -> None:
+    told = 0
+    per_packet = PAYLOAD // 4
+    with Network(world, PAYLOAD, inject=loss) as network:
+        for count in (1, per_packet, 20 * per_packet + 3, 300 * per_packet):
+            rng = np.random.default_rng(count)
+            plans = [
+                transpose.reduce_scatter(world, r, count, per_packet, finish=Finish.WEIGHTED)
+                for r in range(world)
+            ]
+            inputs = [elements("f32", count * world, rng) for _ in range(world)]
+            outputs = [elements("f32", count, rng) for _ in range(world)]
+            want_out = [x.copy() for x in outputs]
+            lost = partial(inject.lost, inject.parse(loss), GROUP, network.op)
+            network.op += 1
+            parts = [Contributions(plan) for plan in plans]
+            how = {"repair": repair, "divisor": float(world), "feedback": True}
+            tickets = [
+                network.submit(r, plans[r], (inputs[r], outputs[r]), "f32", **how)  # type: ignore[arg-type]
+                for r in range(world)
+            ]
+            want = reference.execute(plans, inputs, want_out, "f32", 1.0, lost, repair)
+            for r in range(world):
+                ended = network.end(r, tickets[r], note=partial(parts[r].note, network.engines[r]))
+                assert ended.code == 0
+                assert_close(outputs[r], want_out[r], "f32", f"rank {r}")
+                for owner in set(range(world)) - {r}:
+                    gone = np.flatnonzero(parts[r].lost[owner])
+                    assert gone.tolist() == want[owner].missing[owner, r].tolist()
+                    told += len(gone)
+                assert not parts[r].lost[r].any()
+    assert told > 0
 
 
 def test_a_link_that_brings_nothing_is_given_up_though_it_is_needed() -> None:

@@ -1,4 +1,4 @@
-"""all_gather_blocks through the backend: what is lost stays stale, what is needed comes."""
+"""Blocks through the backend: what is lost stays stale or is told, what is needed comes."""
 
 from __future__ import annotations
 
@@ -77,6 +77,61 @@ def test_stale_blocks_stay_until_they_are_needed(world: int) -> None:
                 continue  # any length is a multiple of one
             assert caught.kind == "UnsupportedError", name
             assert "wanted" in caught.text
+
+
+def rank_contributions(rank: int, world: int) -> dict[str, Any]:
+    """What is lost is sent again with the next contribution, until all of it has come."""
+    import torch
+    import torch.distributed as dist
+
+    import lossycoll
+    from lossycoll import backend
+
+    init()
+    group = backend.of(None)
+    blocks = group.blocks(CHUNK * 4)
+    per_packet = next(n for n in range(1, CHUNK) if group.blocks(4 * n + 4) == 2)
+    left = torch.arange(float(world * CHUNK)) % 97
+    left += rank
+    whole, total = left.clone(), torch.zeros(CHUNK)
+    rounds = lost = 0
+    while rounds < 60:
+        part = torch.empty(CHUNK)
+        work = group.reduce_scatter_blocks(part, left)
+        work.wait()
+        total += part * world
+        assert work.lost.shape == (world, blocks)
+        assert not work.lost[rank].any()
+        keep = torch.from_numpy(np.repeat(work.lost, per_packet, axis=1)[:, :CHUNK].copy())
+        left = left * keep.flatten()
+        lost += int(work.lost.sum())
+        rounds += 1
+    assert not left.any()
+    with lossycoll.reliable():
+        exact = torch.empty(CHUNK)
+        assert not group.reduce_scatter_blocks(exact, whole).lost.any()
+    torch.testing.assert_close(total, exact * world)
+    assert group.reduce_scatter_blocks(torch.zeros(0), torch.zeros(0)).lost.shape == (world, 0)
+    wrong = {
+        "chunk": catch(lambda: group.reduce_scatter_blocks(torch.zeros(3), whole)),
+        "integers": catch(
+            lambda: group.reduce_scatter_blocks(torch.zeros(1).int(), torch.zeros(world).int())
+        ),
+        "stride": catch(
+            lambda: group.reduce_scatter_blocks(torch.zeros(8)[::2], whole[: 4 * world])
+        ),
+    }
+    dist.all_reduce(torch.ones(1))
+    dist.destroy_process_group()
+    return {"lost": lost, "wrong": wrong}
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_nothing_is_lost_for_good_of_what_is_sent_again(world: int) -> None:
+    for found in run_good(rank_contributions, world, LOSSY):
+        assert (found["lost"] > 0) == (world > 1), "the fault did not happen"
+        for name, caught in found["wrong"].items():
+            assert caught.kind == "UnsupportedError", name
 
 
 def rank_dead_link(rank: int, world: int) -> list[list[bool]]:

@@ -1,0 +1,93 @@
+"""Which parameters can be sharded, and whether all ranks mean the same by them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import Parameter, is_lazy
+
+from ..errors import MismatchError, UnsupportedError
+from ..tensors import DTYPES
+from .buckets import Spec, contiguous, is_dense
+from .exchange import Exchange
+
+
+def check_parameters(exchange: Exchange, model: Sequence[Parameter], names: Sequence[str]) -> None:
+    """Raises UnsupportedError, naming the first parameter that can't be sharded."""
+    for parameter, name in zip(model, names, strict=True):
+        reason = _why_not(parameter, lossy=exchange.lossy is not None)
+        if reason:
+            raise UnsupportedError(f"{exchange}: {name} {reason}")
+    spans = sorted(
+        (*_span(parameter), name)
+        for parameter, name in zip(model, names, strict=True)
+        if parameter.numel()
+    )
+    for (_, end, name), (begin, _, other) in pairwise(spans):
+        if begin < end:
+            raise UnsupportedError(
+                f"{exchange}: {name} and {other} share memory but are two parameters, and would be "
+                f"torn apart; tie them by using one Parameter object in both places"
+            )
+
+
+def _why_not(parameter: Tensor, *, lossy: bool) -> str:
+    if is_lazy(parameter):
+        return "isn't initialised yet; run the model once on a batch before making the optimizer"
+    if type(parameter.data) is not Tensor:
+        kind = type(parameter.data).__name__
+        return f"is a {kind}; only plain tensors can be sharded, not what is sharded already"
+    if parameter.layout is not torch.strided or parameter.dtype not in DTYPES:
+        wanted = ", ".join(str(dtype) for dtype in DTYPES)
+        return f"is {parameter.layout} of {parameter.dtype}, wanted dense of {wanted}"
+    if lossy and parameter.device.type != "cpu":
+        return (
+            f"is on {parameter.device}, but backend 'lossy' serves CPU tensors only so far; keep "
+            f"the model on the CPU, or pass a group of a backend that serves that device"
+        )
+    return ""
+
+
+def _span(parameter: Tensor) -> tuple[int, int]:
+    """First address of its elements, and the one after the last."""
+    steps = zip(parameter.shape, parameter.stride(), strict=True)
+    reach = sum((length - 1) * step for length, step in steps) + 1
+    return parameter.data_ptr(), parameter.data_ptr() + reach * parameter.element_size()
+
+
+def spec(parameter: Tensor, group: int) -> Spec:
+    """``group``: the number of its parameter group."""
+    key = (group, parameter.dtype, parameter.device)
+    return Spec(tuple(parameter.shape), parameter.stride(), parameter.element_size(), key)
+
+
+def check_agreement(
+    exchange: Exchange,
+    settings: Mapping[str, Any],
+    specs: Sequence[Spec],
+    names: Sequence[str],
+) -> None:
+    """Raises MismatchError, on all ranks, where they differ in ``settings`` or parameters."""
+    mine = [f"{key} = {value!r}" for key, value in settings.items()]
+    for entry, name in zip(specs, names, strict=True):
+        dense = is_dense(entry.shape, entry.stride)
+        stride = entry.stride if dense else contiguous(entry.shape)
+        group, dtype, _ = cast("tuple[int, torch.dtype, torch.device]", entry.key)
+        mine.append(f"{name}: {dtype}, shape {entry.shape}, strides {stride}, group {group}")
+    for rank, theirs in enumerate(exchange.tell_all(mine)):
+        if theirs == mine:
+            continue
+        pairs = zip(mine, theirs, strict=False)
+        own, other = next(
+            (pair for pair in pairs if pair[0] != pair[1]),
+            (f"{len(mine)} entries", f"{len(theirs)} entries"),
+        )
+        raise MismatchError(
+            f"{exchange}: ShardedOptimizer is made differently on {exchange.peer(rank)}: "
+            f"{own} here, {other} there; all ranks need the same model and the same arguments",
+            peer=rank,
+        )

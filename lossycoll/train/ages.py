@@ -1,0 +1,59 @@
+"""How old what a replica holds is, block by block.
+
+A block is what one packet carries of one rank's chunk. Its age at a replica is the number of steps
+since it last came there from its owner: 0 where the last step's arrived. With independent loss p
+the age is k with probability (1 - p) p^k ("Distributed Training under Packet Loss", Weintraub,
+Banner, Orda, arXiv 2507.07114, keep a stale value however old; the bound is ours).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAX_AGE: Final = 3
+"""Of blocks, p^3 are repaired in a step: one in 1000 at 10% loss, one in 16 at 40%. Less repairs so
+much that little is left of a lossy step, more lets the rare old value weigh: with p^K shrinking so
+fast, what is gained from waiting longer soon is nothing."""
+
+Mask = NDArray[np.bool_]
+
+
+class Ages:
+    """The ages of one bucket's blocks at rank ``rank``: int32 (world, blocks), own row 0.
+
+    ``max_age``: a block of that age is needed in the next step; None: none ever is.
+    """
+
+    def __init__(self, rank: int, world: int, blocks: int, max_age: int | None) -> None:
+        self._rank = rank
+        self._max_age = max_age
+        self.values = np.zeros((world, blocks), np.int32)
+
+    def needed(self) -> Mask | None:
+        """The blocks (world, blocks) that the next step must bring; None if it needn't any."""
+        if self._max_age is None:
+            return None
+        mask: Mask = self.values >= self._max_age
+        mask[self._rank] = False
+        return mask if mask.any() else None
+
+    def advance(self, arrived: Mask) -> None:
+        """One more step, of which ``arrived`` (world, blocks) came."""
+        self.values += 1
+        self.values[arrived] = 0
+        self.values[self._rank] = 0
+
+    def reset(self) -> None:
+        """All replicas are equal."""
+        self.values[:] = 0
+
+
+def histogram(ages: Iterable[Ages], rank: int) -> tuple[int, ...]:
+    """How many blocks of other ranks have age 0, 1, ..., over several buckets."""
+    values = [np.delete(entry.values, rank, axis=0).ravel() for entry in ages]
+    joined = np.concatenate(values) if values else np.zeros(0, np.int32)
+    return tuple(int(count) for count in np.bincount(joined))

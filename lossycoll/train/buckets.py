@@ -1,0 +1,169 @@
+"""How parameters are laid out in buckets, as data: no tensors, no ranks talking.
+
+A bucket is a flat stretch of elements that one collective carries: whole parameters one after
+another, in the order in which the backward pass is expected to finish them, then padding up to a
+size that splits into equal chunks, one for each rank. What a rank's chunk has of one parameter is
+a segment.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+ALIGNMENT: Final = 64
+"""Bytes: where each parameter and each chunk begins. A cache line, a vector of AVX-512, and what
+torch aligns its own tensors to, so kernels compiled for those take the views as they are."""
+BUCKET_BYTES: Final = 25 << 20
+"""As DDP's: large enough that what a collective costs besides its bytes is small, small enough that
+several are under way while the backward pass still computes."""
+FIRST_BUCKET_BYTES: Final = 1 << 20
+"""As DDP's: the sooner the first bucket is full, the sooner anything travels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One parameter. ``stride`` in elements; only parameters of equal ``key`` share a bucket."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    itemsize: int
+    key: Hashable = None
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where a parameter is in its bucket: elements ``begin`` to ``end``, with these strides.
+
+    ``index``: the parameter's, in order of registration.
+    """
+
+    index: int
+    begin: int
+    end: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A range of elements of a bucket that is one rank's, and one parameter's."""
+
+    slot: Slot
+    begin: int
+    end: int
+
+    @property
+    def offset(self) -> int:
+        """Of its first element within its parameter, in the order of memory."""
+        return self.begin - self.slot.begin
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """``size`` elements, of which each of ``world`` ranks owns as many."""
+
+    key: Hashable
+    slots: tuple[Slot, ...]
+    size: int
+    world: int
+
+    @property
+    def chunk(self) -> int:
+        """Elements of one rank."""
+        return self.size // self.world
+
+    def segments(self, rank: int) -> list[Segment]:
+        """What ``rank`` owns, in order; empty where its chunk is padding alone."""
+        first, last = rank * self.chunk, (rank + 1) * self.chunk
+        return [
+            Segment(slot, max(slot.begin, first), min(slot.end, last))
+            for slot in self.slots
+            if max(slot.begin, first) < min(slot.end, last)
+        ]
+
+
+def plan(
+    specs: Sequence[Spec],
+    world: int,
+    bucket_bytes: int = BUCKET_BYTES,
+    first_bytes: int = FIRST_BUCKET_BYTES,
+    start: int = 0,
+) -> list[Bucket]:
+    """The buckets of parameters, in the order in which they are expected to become full.
+
+    Parameters are taken last first, since the backward pass ends with the first. Those of one key
+    fill one bucket after another, up to ``bucket_bytes`` (the very first ``first_bytes``); a larger
+    parameter has a bucket of its own. ``start``: the index of the first of ``specs``.
+    """
+    limit = min(first_bytes, bucket_bytes)
+    filling: dict[Hashable, list[int]] = {}
+    done: list[list[int]] = []
+    for index in reversed(range(len(specs))):
+        spec = specs[index]
+        members = filling.setdefault(spec.key, [])
+        if members and _bytes(specs, members) + _padded(spec) > limit:
+            done.append(filling.pop(spec.key))
+            members, limit = filling.setdefault(spec.key, []), bucket_bytes
+        members.append(index)
+        if _bytes(specs, members) >= limit:
+            done.append(filling.pop(spec.key))
+            limit = bucket_bytes
+    done += filling.values()
+    # A bucket is full when its last member is, so that is what puts them in order.
+    done.sort(key=lambda members: -members[-1])
+    return [_bucket(specs, members, world, start) for members in done]
+
+
+def _bucket(specs: Sequence[Spec], members: Sequence[int], world: int, start: int) -> Bucket:
+    slots, end = [], 0
+    unit = _unit(specs[members[0]])
+    for index in members:
+        spec = specs[index]
+        stride = spec.stride if is_dense(spec.shape, spec.stride) else contiguous(spec.shape)
+        slots.append(Slot(start + index, end, end + spec.numel, spec.shape, stride))
+        end = _up(end + spec.numel, unit)
+    size = world * _up(max(1, -(-end // world)), unit)
+    return Bucket(specs[members[0]].key, tuple(slots), size, world)
+
+
+def _unit(spec: Spec) -> int:
+    """Elements in ALIGNMENT bytes."""
+    return ALIGNMENT // spec.itemsize
+
+
+def _padded(spec: Spec) -> int:
+    return _up(spec.numel * spec.itemsize, ALIGNMENT)
+
+
+def _bytes(specs: Sequence[Spec], members: Sequence[int]) -> int:
+    return sum(_padded(specs[index]) for index in members)
+
+
+def _up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
+
+
+def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of elements in the order of their indices, the last fastest."""
+    stride, out = 1, []
+    for length in reversed(shape):
+        out.append(stride)
+        stride *= max(1, length)
+    return tuple(reversed(out))
+
+
+def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether the elements fill a stretch of memory, each place once, in whatever order."""
+    expected = 1
+    for step, length in sorted((s, n) for s, n in zip(stride, shape, strict=True) if n != 1):
+        if step != expected:
+            return False
+        expected *= length
+    return True

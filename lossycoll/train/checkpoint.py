@@ -1,0 +1,201 @@
+"""Optimizer state between segments and whole parameters.
+
+A checkpoint has the format of the plain optimizer's ``state_dict()``: by parameter, whole tensors,
+whatever the number of ranks that wrote it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import CheckpointError
+from .buckets import Segment, Slot
+from .exchange import Exchange
+from .held import Group, Held, options
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a rank tells of its segment of a parameter: elements ``begin`` to ``end`` of that, in
+    the order of memory. ``sliced``: state that has an entry for each of these."""
+
+    index: int
+    begin: int
+    end: int
+    sliced: State
+    whole: State
+
+
+def part(segment: Segment, state: Mapping[str, Any], elementwise: Collection[str]) -> Part:
+    """``state``: of ``segment``. ``elementwise``: see :func:`cut`."""
+    length = segment.end - segment.begin
+    sliced: State = {}
+    whole: State = {}
+    for key, value in state.items():
+        held = value.detach().cpu() if isinstance(value, Tensor) else value
+        each = isinstance(value, Tensor) and value.shape == (length,)
+        # With a single element the shape can't tell, and the name must.
+        target = sliced if each and (length > 1 or key in elementwise) else whole
+        target[key] = held
+    return Part(segment.slot.index, segment.offset, segment.offset + length, sliced, whole)
+
+
+def joined(slot: Slot, parts: Sequence[Part]) -> State:
+    """The state of a whole parameter from those of all of its segments."""
+    length = slot.end - slot.begin
+    out: State = {}
+    for piece in parts:
+        for key, value in piece.whole.items():
+            out.setdefault(key, value)
+        for key, value in piece.sliced.items():
+            if key not in out:
+                out[key] = torch.empty_strided(slot.shape, slot.stride, dtype=value.dtype)
+            out[key].as_strided((length,), (1,))[piece.begin : piece.end] = value
+    assert sum(piece.end - piece.begin for piece in parts) == length, (slot, parts)
+    return out
+
+
+def cut(segment: Segment, state: Mapping[str, Any], elementwise: Collection[str]) -> State:
+    """The segment's part of a whole parameter's state, which :func:`check_state` has passed.
+
+    ``elementwise``: names of what has an entry for each element.
+    """
+    slot, out = segment.slot, {}
+    for key, value in state.items():
+        if not _has_elements(key, value, elementwise):
+            out[key] = value.clone() if isinstance(value, Tensor) else value
+            continue
+        whole = torch.empty_strided(slot.shape, slot.stride, dtype=value.dtype)
+        flat = whole.copy_(value).as_strided((slot.end - slot.begin,), (1,))
+        out[key] = flat[segment.offset : segment.offset + segment.end - segment.begin].clone()
+    return out
+
+
+def check_state(
+    state: Mapping[str, Any], shape: tuple[int, ...], elementwise: Collection[str], name: str
+) -> None:
+    """Raises CheckpointError, naming the parameter, if ``state`` isn't that of one of ``shape``."""
+    for key, value in state.items():
+        if _has_elements(key, value, elementwise) and tuple(value.shape) != shape:
+            raise CheckpointError(
+                f"the checkpoint's {key} of {name} has shape {tuple(value.shape)}, wanted "
+                f"{shape}; it is another model's, or its parameters are in another order"
+            )
+
+
+def _has_elements(key: str, value: object, elementwise: Collection[str]) -> bool:
+    """Of a parameter without dimensions only the name can tell."""
+    return isinstance(value, Tensor) and (value.dim() > 0 or key in elementwise)
+
+
+# ---- whole checkpoints ----
+
+
+def gather(
+    exchange: Exchange, held: Held, state: Mapping[Any, State], to: int
+) -> dict[Tensor, State] | None:
+    """The state of all parameters, by parameter, at rank ``to``; None elsewhere.
+
+    ``state``: the inner optimizer's, by segment. Bucket by bucket, so that what travels at once is
+    bounded.
+    """
+    out: dict[Tensor, State] = {}
+    for shard in held.shards:
+        mine = [
+            part(piece.segment, found, held.elementwise)
+            for piece in shard.pieces
+            if (found := state.get(piece.parameter))
+        ]
+        told = exchange.tell(mine, to) or []
+        for slot in shard.bucket.slots:
+            parts = [each for parts in told for each in parts if each.index == slot.index]
+            if parts:
+                out[held.model[slot.index]] = joined(slot, parts)
+    out |= {parameter: found for parameter, found in held.frozen.items() if found}
+    return out if exchange.rank == to else None
+
+
+def deal(
+    states: Mapping[Tensor, State],
+    saved: Sequence[Mapping[str, Any]],
+    segments: Sequence[Mapping[str, Any]],
+    held: Held,
+) -> dict[str, Any]:
+    """What this rank's inner optimizer loads of a checkpoint: ``states`` by parameter, and its
+    groups ``saved``. ``segments``: the inner optimizer's groups."""
+    pieces = {piece.parameter: piece for piece in held.pieces}
+    local: dict[int, State] = {}
+    groups, count = [], 0
+    for mine, other in zip(segments, saved, strict=True):
+        numbers = list(range(count, count + len(mine["params"])))
+        count += len(numbers)
+        for number, segment in zip(numbers, mine["params"], strict=True):
+            piece = pieces[segment]
+            found = states.get(held.model[piece.index])
+            if found is not None:
+                local[number] = cut(piece.segment, found, held.elementwise)
+        groups.append({**options(other), "params": numbers})
+    return {"state": local, "param_groups": groups}
+
+
+def by_parameter(
+    state_dict: Mapping[str, Any], groups: Sequence[Group], where: str
+) -> dict[Tensor, State]:
+    """The state in a checkpoint, by the parameters of ``groups``, which it must be of.
+
+    Raises CheckpointError where groups or numbers of parameters differ.
+    """
+    saved = state_dict["param_groups"]
+    found = [len(group["params"]) for group in saved]
+    wanted = [len(group["params"]) for group in groups]
+    if found != wanted:
+        raise CheckpointError(
+            f"{where}: the checkpoint has {sum(found)} parameters in groups of {found}, wanted "
+            f"{sum(wanted)} in groups of {wanted}; make the optimizer with the parameters and "
+            f"groups that it was saved with"
+        )
+    parameters = (parameter for group in groups for parameter in group["params"])
+    numbers = (number for group in saved for number in group["params"])
+    return {
+        parameter: state_dict["state"][number]
+        for parameter, number in zip(parameters, numbers, strict=True)
+        if number in state_dict["state"]
+    }
+
+
+def pack_groups(segments: Sequence[Group], groups: Sequence[Group]) -> list[Group]:
+    """``groups`` (the model's) as a plain optimizer's ``state_dict`` has them, with the options in
+    force: those of ``segments``, the inner optimizer's groups."""
+    numbers = _numbers(groups)
+    out = []
+    for mine, given in zip(segments, groups, strict=True):
+        packed = options(mine)
+        if "param_names" in given:
+            packed["param_names"] = given["param_names"]
+        out.append({**packed, "params": [numbers[p] for p in given["params"]]})
+    return out
+
+
+def numbered(states: Mapping[Tensor, State], groups: Sequence[Group]) -> dict[int, State]:
+    """State by the numbers of :func:`pack_groups`, in their order."""
+    numbers = _numbers(groups)
+    by_number = {numbers[parameter]: state for parameter, state in states.items()}
+    return dict(sorted(by_number.items()))
+
+
+def _numbers(groups: Sequence[Group]) -> dict[Tensor, int]:
+    """By parameter, as torch numbers them; one that comes twice has its first number."""
+    out: dict[Tensor, int] = {}
+    start = 0
+    for group in groups:
+        for place, parameter in enumerate(group["params"], start):
+            out.setdefault(parameter, place)
+        start += len(group["params"])
+    return out

@@ -1,0 +1,110 @@
+"""Parameters on their way: from their owners to all replicas, where a lost packet leaves the value
+that was there, and counts how old it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch.nn import Parameter
+
+from ..errors import LinkError
+from .ages import Ages, Mask, histogram
+from .exchange import Exchange, settle
+from .shards import Shard
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedFigures:
+    """What :meth:`.sharded.ShardedOptimizer.figures` returns: sums over all steps at this rank.
+
+    ``steps`` that were taken, and ``skipped`` because of NaN or infinity (those that a GradScaler
+    skips not counted). ``blocks`` of parameters that other ranks sent here; of those, ``stale``
+    ones didn't arrive and left what was there, and ``repaired`` ones were due by max_age: they were
+    sent again until they arrived.
+    """
+
+    steps: int = 0
+    skipped: int = 0
+    blocks: int = 0
+    stale: int = 0
+    repaired: int = 0
+
+
+class Copies:
+    """``max_age``: see :class:`.ages.Ages`."""
+
+    def __init__(self, exchange: Exchange, max_age: int | None) -> None:
+        self._exchange = exchange
+        self._max_age = max_age
+        self._shards: list[Shard] = []
+        self._ages: list[Ages] = []
+        self.figures = ShardedFigures()
+
+    def add(self, shards: Sequence[Shard]) -> None:
+        """Buckets that are equal on all ranks."""
+        for shard in shards:
+            blocks = self._exchange.blocks(shard.bucket.chunk * shard.flat.element_size())
+            ages = Ages(self._exchange.rank, self._exchange.world, blocks, self._max_age)
+            self._shards.append(shard)
+            self._ages.append(ages)
+
+    def spread(self, model: Sequence[Parameter]) -> None:
+        """Sends every rank's chunk of every bucket to all, all buckets at once.
+
+        Raises LinkError when a block that was due didn't come.
+        """
+        asked = [ages.needed() for ages in self._ages]
+        pairs = zip(self._shards, asked, strict=True)
+        with self._exchange.owners_needed():
+            works = [self._exchange.gather(shard.flat, needed) for shard, needed in pairs]
+            masks = [work.wait() for work in works]
+        torch.autograd.graph.increment_version(model)
+        dead: LinkError | None = None
+        for ages, needed, arrived in zip(self._ages, asked, masks, strict=True):
+            self._count(needed, arrived)
+            ages.advance(arrived)
+            if needed is not None and (needed & ~arrived).any():
+                dead = dead or self._dead_link(ages, needed & ~arrived)
+        self.figures = replace(self.figures, steps=self.figures.steps + 1)
+        if dead is not None:
+            raise dead
+
+    def synchronize(self, model: Sequence[Parameter]) -> None:
+        """Brings all chunks to all ranks, reliably."""
+        with self._exchange.owners_needed():
+            works = [self._exchange.copy(shard.flat) for shard in self._shards]
+            settle([work for work in works if work is not None])
+        torch.autograd.graph.increment_version(model)
+        for ages in self._ages:
+            ages.reset()
+
+    def skip(self) -> None:
+        """Counts a step that no rank took."""
+        self.figures = replace(self.figures, skipped=self.figures.skipped + 1)
+
+    def ages(self) -> tuple[int, ...]:
+        """How many blocks of other ranks are 0, 1, 2, ... steps old."""
+        return histogram(self._ages, self._exchange.rank)
+
+    def _count(self, needed: Mask | None, arrived: Mask) -> None:
+        repaired = 0 if needed is None else int((needed & arrived).sum())
+        self.figures = replace(
+            self.figures,
+            blocks=self.figures.blocks + arrived.size - arrived.shape[1],
+            stale=self.figures.stale + int((~arrived).sum()),
+            repaired=self.figures.repaired + repaired,
+        )
+
+    def _dead_link(self, ages: Ages, missing: Mask) -> LinkError:
+        """``missing``: what was needed and didn't come."""
+        owner = int(missing.any(axis=1).argmax())
+        return LinkError(
+            f"{self._exchange}: parameters of {self._exchange.peer(owner)} are "
+            f"{int(ages.values[owner][missing[owner]].max())} steps old, wanted at most "
+            f"{self._max_age} (max_age), and didn't come though they were asked for again: that "
+            f"link is dead, or loses everything; repair it, or restart without that rank from the "
+            f"last checkpoint",
+            peer=owner,
+        )

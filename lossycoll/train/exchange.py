@@ -1,0 +1,180 @@
+"""The collectives of sharded training, over a lossy group or any other.
+
+Elsewhere nothing is ever missing: another backend's collectives are reliable, and a group of one
+rank needs none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..backend import LossyProcessGroup
+from ..errors import PeerLostError
+from ..options import lossy, reliable
+
+Mask = NDArray[np.bool_]
+
+
+REMEDY: Final = (
+    "A rank that is lost had the only copy of its share of the optimizer's state: restart with the "
+    "ranks that are left from the last checkpoint, which loads at any number of ranks"
+)
+
+
+class Work(Protocol):
+    """What a collective returns that is under way."""
+
+    def wait(self) -> Any: ...
+
+
+class Gathering:
+    """An all-gather that is under way. ``wait`` returns what arrived: bool (world, blocks)."""
+
+    def __init__(self, work: Work | None, arrived: Callable[[], Mask]) -> None:
+        self._work = work
+        self._arrived = arrived
+
+    def wait(self) -> Mask:
+        if self._work is not None:
+            self._work.wait()
+        return self._arrived()
+
+
+class Exchange:
+    """The group ``group`` (None: the default one) as sharded training uses it."""
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        found = dist.group.WORLD if group is None else group
+        if found is None:
+            raise RuntimeError("call torch.distributed.init_process_group first")
+        self.group: dist.ProcessGroup = found
+        self.rank = dist.get_rank(found)
+        self.world = dist.get_world_size(found)
+        self.lossy = found if isinstance(found, LossyProcessGroup) else None
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}/{self.world}"
+
+    def peer(self, rank: int) -> str:
+        """A rank as errors write it."""
+        known = () if self.lossy is None else self.lossy.lossy_stats().peers
+        return f"rank {rank} ({known[rank].address})" if known else f"rank {rank}"
+
+    def _exact(self) -> bool:
+        """Whether the caller, or the group, wants nothing to be lost."""
+        return self.lossy is None or self.lossy.lossy_options().delivery == "reliable"
+
+    @contextlib.contextmanager
+    def owners_needed(self) -> Iterator[None]:
+        """A block in which a lost rank's PeerLostError says what that means here."""
+        try:
+            yield
+        except PeerLostError as error:
+            if REMEDY in str(error):
+                raise
+            raise PeerLostError(f"{error}. {REMEDY}", peer=error.peer) from error
+
+    def check_owners(self) -> None:
+        """Raises PeerLostError if the group goes on without a rank: its chunks have no owner."""
+        lost = () if self.lossy is None else self.lossy.lossy_stats().lost
+        if lost:
+            who = ", ".join(self.peer(rank) for rank in lost)
+            raise PeerLostError(f"{self}: lost {who}. {REMEDY}", peer=lost[0])
+
+    # ---- gradients ----
+
+    def average(self, output: Tensor, source: Tensor) -> Work:
+        """Starts the mean over the ranks of ``source`` (world * n,), of which ``output`` (n,) is
+        this rank's chunk. Lossy and unbiased, unless a block of code or the group says reliable.
+        """
+        exact = self._exact()
+        # A mean is what the lossy group forms; gloo's and others' are sums.
+        op = dist.ReduceOp.AVG if self.lossy is not None else dist.ReduceOp.SUM
+        with reliable() if exact else lossy(lossy_min_bytes=0):
+            work = dist.reduce_scatter_single(output, source, op, self.group, async_op=True)
+        if self.lossy is not None:
+            return work  # type: ignore[no-any-return]
+        return _Then(work, lambda: output.div_(self.world))
+
+    # ---- parameters ----
+
+    def blocks(self, nbytes: int) -> int:
+        """Packets that carry a chunk of ``nbytes``."""
+        return 1 if self.lossy is None else self.lossy.blocks(nbytes)
+
+    def gather(self, flat: Tensor, needed: Mask | None) -> Gathering:
+        """Starts to send this rank's chunk of ``flat`` (world * n,) to all, in place; a packet that
+        is lost leaves what was there. ``needed``: see :class:`.ages.Ages`.
+        """
+        if self.lossy is None:
+            everything = np.ones((self.world, 1), np.bool_)
+            return Gathering(self.copy(flat), lambda: everything)
+        work: Any = self.lossy.all_gather_blocks(flat, needed)
+        return Gathering(work, lambda: work.arrived)
+
+    def copy(self, flat: Tensor) -> Work | None:
+        """Starts to send this rank's chunk of ``flat`` to all, in place, and loses nothing."""
+        if self.world == 1:
+            return None
+        own = flat.chunk(self.world)[self.rank].clone()
+        with reliable():
+            return dist.all_gather_single(flat, own, self.group, async_op=True)  # type: ignore[no-any-return]
+
+    # ---- what steers, and is never lossy ----
+
+    def broadcast(self, flat: Tensor) -> None:
+        """``flat`` as rank 0 has it."""
+        with reliable():
+            dist.broadcast(flat, group=self.group, group_src=0)
+
+    def combine(self, tensor: Tensor, op: Any) -> Work:
+        """Starts to reduce ``tensor`` over the ranks, in place."""
+        with reliable():
+            return dist.all_reduce(tensor, op, self.group, async_op=True)  # type: ignore[no-any-return]
+
+    def tell_all(self, value: object) -> list[Any]:
+        """What each rank has passed."""
+        out: list[Any] = [None] * self.world
+        with reliable():
+            dist.all_gather_object(out, value, self.group)
+        return out
+
+    def tell(self, value: object, to: int) -> list[Any] | None:
+        """The same at rank ``to`` of the group; None elsewhere."""
+        out: list[Any] | None = [None] * self.world if self.rank == to else None
+        with reliable():
+            dist.gather_object(value, out, group=self.group, group_dst=to)
+        return out
+
+
+class _Then:
+    """A work with what follows it."""
+
+    def __init__(self, work: Work, then: Callable[[], object]) -> None:
+        self._work = work
+        self._then = then
+
+    def wait(self) -> None:
+        self._work.wait()
+        with torch.no_grad():
+            self._then()
+
+
+def settle(works: list[Work]) -> None:
+    """Waits for all, also after one has failed; raises the first failure."""
+    failure: Exception | None = None
+    for work in works:
+        try:
+            work.wait()
+        except Exception as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure

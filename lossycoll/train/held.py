@@ -1,0 +1,122 @@
+"""What one rank holds of a model: all of its parameters, in buckets, and its own segments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch.nn import Parameter
+
+from ..errors import TrainingError
+from .admission import check_agreement, check_parameters, spec
+from .buckets import plan
+from .exchange import Exchange
+from .probe import elementwise_state
+from .shards import Piece, Shard
+
+Group = dict[str, Any]
+
+
+class Held:
+    """``settings``: what all ranks must have alike, by name; ``bucket_bytes`` is among them.
+
+    ``optimizer_class`` and ``options``: the optimizer that steps the segments.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        optimizer_class: Callable[..., Any],
+        options: Mapping[str, Any],
+        settings: Mapping[str, Any],
+    ) -> None:
+        self._exchange = exchange
+        self._class = optimizer_class
+        self._options = options
+        self._settings = settings
+        self.model: list[Parameter] = []
+        """The parameters that are trained, in order of registration: elsewhere called by index."""
+        self.names: list[str] = []
+        self.frozen: dict[Parameter, dict[str, Any]] = {}
+        """Those that aren't, with the state that a checkpoint had of them."""
+        self.shards: list[Shard] = []
+        self.pieces: list[Piece] = []
+        self.elementwise: frozenset[str] = frozenset()
+        """Names of the optimizer's state that has an entry for each element."""
+
+    def name(self, index: int) -> str:
+        """A parameter as errors call it."""
+        return self.names[index]
+
+    def take(self, groups: Sequence[Group], number: int) -> list[list[Parameter]]:
+        """Moves the parameters of new groups, the first of which is group ``number``, into buckets,
+        with rank 0's values. Returns this rank's segments, by group. All ranks must call this.
+
+        Raises UnsupportedError and MismatchError; then nothing has been moved.
+        """
+        model, names, frozen, places = [], [], [], []
+        for place, group in enumerate(groups, number):
+            for name, parameter in _named(group, place):
+                if parameter.requires_grad:
+                    model.append(parameter)
+                    names.append(name)
+                    places.append(place)
+                else:
+                    frozen.append(parameter)
+        check_parameters(self._exchange, model, names)
+        elementwise = self.elementwise
+        for group in groups:
+            written = {**self._options, **options(group)}
+            elementwise |= elementwise_state(self._class, written, str(self._exchange))
+        specs = [spec(*pair) for pair in zip(model, places, strict=True)]
+        check_agreement(self._exchange, self._settings, specs, names)
+        start = len(self.model)
+        self.elementwise = elementwise
+        self.model += model
+        self.names += names
+        self.frozen |= {parameter: {} for parameter in frozen}
+        buckets = plan(specs, self._exchange.world, self._settings["bucket_bytes"], start=start)
+        shards = [Shard(bucket, self.model, self._exchange.rank) for bucket in buckets]
+        for shard in shards:
+            self._exchange.broadcast(shard.flat)
+        pieces = [piece for shard in shards for piece in shard.pieces]
+        self.shards += shards
+        self.pieces += pieces
+        out: list[list[Parameter]] = [[] for _ in groups]
+        for piece in sorted(pieces, key=lambda piece: piece.index):
+            out[places[piece.index - start] - number].append(piece.parameter)
+        return out
+
+    def check_sound(self) -> None:
+        """Raises TrainingError if a parameter isn't where, or what, it was."""
+        for shard in self.shards:
+            for position, slot in enumerate(shard.bucket.slots):
+                if not shard.holds(position, self.model[slot.index]):
+                    raise TrainingError(
+                        f"{self._exchange}: {self.names[slot.index]} was given other memory after "
+                        f"the optimizer was made (by model.to() or parameter.data = ..., say); "
+                        f"do that before, or make the optimizer anew"
+                    )
+        for parameter in self.frozen:
+            if parameter.grad is not None:
+                raise TrainingError(
+                    f"{self._exchange}: a parameter of shape {tuple(parameter.shape)} that was "
+                    f"frozen (requires_grad=False) when the optimizer was made has a gradient; "
+                    f"call optimizer.add_param_group({{'params': [parameter]}}) on all ranks when "
+                    f"it is to be trained"
+                )
+
+
+def options(group: Mapping[str, Any]) -> Group:
+    """What a parameter group says besides its members."""
+    return {key: value for key, value in group.items() if key not in ("params", "param_names")}
+
+
+def _named(group: Group, place: int) -> list[tuple[str, Parameter]]:
+    """The parameters of group ``place``, each once, as errors call them."""
+    told = group.get("param_names")
+    out: dict[Parameter, str] = {}
+    for position, parameter in enumerate(group["params"]):
+        name = f"parameter {position} of group {place}"
+        out.setdefault(parameter, f"{told[position]!r} ({name})" if told else name)
+    return [(name, parameter) for parameter, name in out.items()]

@@ -1,0 +1,252 @@
+"""Gradients on their way: from the backward pass, bucket by bucket, to their owners.
+
+Every rank issues the same collectives in the same order, whatever its model did: each bucket once
+for each backward pass, in order, then the status. A bucket starts when all of its gradients and all
+buckets before it are there; when the pass ends, whatever hasn't started does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+from torch.nn import Parameter
+
+from ..errors import TrainingError, UnsupportedError
+from .exchange import Exchange, Work, settle
+from .shards import Shard
+
+_NESTED: Final = BackwardCFunction.apply.__code__
+
+
+class Status:
+    """What all ranks know of a backward pass: who had gradients that aren't numbers, and which
+    parameters had one at all, by index."""
+
+    def __init__(self, world: int, count: int) -> None:
+        self.flags = torch.zeros(world + count, dtype=torch.uint8)
+        self._world = world
+
+    def note_used(self, index: int) -> None:
+        self.flags[self._world + index] = 1
+
+    def note_bad(self, rank: int) -> None:
+        self.flags[rank] = 1
+
+    @property
+    def bad(self) -> tuple[int, ...]:
+        """The ranks whose own gradients hold NaN or infinity."""
+        return tuple(self.flags[: self._world].nonzero().flatten().tolist())
+
+    @property
+    def used(self) -> list[bool]:
+        """By parameter, whether any rank had a gradient of it."""
+        return [bool(flag) for flag in self.flags[self._world :].tolist()]
+
+
+class Reducer:
+    """``shards`` and ``model`` may grow between backward passes (:meth:`watch`).
+
+    ``name``: how errors call a parameter, by index. ``finished`` is called when a pass has been
+    reduced.
+    """
+
+    def __init__(
+        self, exchange: Exchange, name: Callable[[int], str], finished: Callable[[Status], None]
+    ) -> None:
+        self._exchange = exchange
+        self._name = name
+        self._finished = weakref.WeakMethod(finished)  # or it would live until cycles are collected
+        self._model: list[Parameter] = []
+        self._shards: list[Shard] = []
+        self._place: dict[int, tuple[int, int]] = {}
+        """By parameter: its bucket, and its slot there."""
+        self._sync = True
+        self._armed: int | None = None
+        """The pass (autograd's number of it) that calls back at its end."""
+        self._open = False
+        self._seen: set[int] = set()
+        self._missing: list[int] = []
+        self._works: list[Work] = []
+        self._status = Status(exchange.world, 0)
+        self._left: list[tuple[weakref.ref[Tensor] | None, int]] = []
+
+    def watch(self, model: Sequence[Parameter], shards: Sequence[Shard]) -> None:
+        """``model``: parameters from the next index on; ``shards``: buckets from the next on."""
+        first = len(self._shards)
+        self._model += model
+        self._shards += shards
+        self._left = []
+        for number, shard in enumerate(shards, first):
+            for position, slot in enumerate(shard.bucket.slots):
+                self._place[slot.index] = (number, position)
+                hook = _Hook(weakref.ref(self), slot.index)
+                self._model[slot.index].register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """A block whose backward passes only add to ``grad``."""
+        before, self._sync = self._sync, False
+        try:
+            yield
+        finally:
+            self._sync = before
+
+    # ---- a backward pass ----
+
+    @torch.no_grad()
+    def ready(self, index: int) -> None:
+        """The gradient of parameter ``index`` is complete; from within the backward pass."""
+        bucket, position = self._place[index]
+        if not self._sync or not self._shards[bucket].holds(position, self._model[index]):
+            return  # another optimizer has it now; step() tells whoever doesn't know
+        task = torch._C._current_graph_task_id()
+        if self._open and self._armed not in (None, task) and not _is_nested():
+            self.finish()  # the pass before this one raised
+        if self._armed is None:
+            self._armed = task
+            engine: Any = torch.autograd.Variable._execution_engine
+            engine.queue_callback(_End(weakref.ref(self)))
+        if not self._open:
+            self._begin()
+        if bucket < len(self._works):
+            raise TrainingError(
+                f"{self._exchange}: {self._name(index)} got its gradient in two parts during one "
+                f"backward pass, the second after its bucket had been sent; is it used inside "
+                f"and outside of a checkpointed block? use_reentrant=False makes it one part"
+            )
+        self._copy(index)
+        if index not in self._seen:
+            self._seen.add(index)
+            self._missing[bucket] -= 1
+        with self._exchange.owners_needed():
+            while len(self._works) < len(self._shards) and not self._missing[len(self._works)]:
+                self._launch()
+
+    def end(self) -> None:
+        """The pass that :meth:`ready` was called from is over."""
+        if _is_nested():
+            self._armed = None  # the pass around it goes on, and calls back for itself
+        else:
+            self.finish()
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Starts whatever hasn't started, with zeros for gradients that there aren't, and waits."""
+        if not self._open:
+            self._begin()
+        try:
+            with self._exchange.owners_needed():
+                self._launch_rest()
+                work = self._exchange.combine(self._status.flags, dist.ReduceOp.MAX)
+                settle([*self._works, work])
+        finally:
+            self._open, self._armed = False, None
+        self._left = [_mark(parameter.grad) for parameter in self._model]
+        finished = self._finished()
+        if finished is not None:
+            finished(self._status)
+
+    def _launch_rest(self) -> None:
+        while len(self._works) < len(self._shards):
+            shard = self._shards[len(self._works)]
+            for slot, view in zip(shard.bucket.slots, shard.views, strict=True):
+                if slot.index in self._seen:
+                    continue
+                if self._model[slot.index].grad is None:
+                    view.zero_()
+                else:
+                    self._copy(slot.index)
+            self._launch()
+
+    def abandon(self) -> None:
+        """Ends a pass that raised, so that this rank has issued what the others have."""
+        if self._open:
+            self.finish()
+
+    def forget(self) -> None:
+        """The gradients of the last pass are no longer wanted."""
+        self._left = []
+
+    def changed(self) -> int | None:
+        """The first parameter whose ``grad`` isn't what the last pass has sent."""
+        for index, (was, version) in enumerate(self._left):
+            grad = self._model[index].grad
+            if grad is None or was is None:
+                same = grad is None and was is None
+            else:
+                same = grad is was() and grad._version == version
+            if not same:
+                return index
+        return None
+
+    def _begin(self) -> None:
+        self._open = True
+        self._seen = set()
+        self._missing = [len(shard.bucket.slots) for shard in self._shards]
+        self._works = []
+        self._status = Status(self._exchange.world, len(self._model))
+
+    def _copy(self, index: int) -> None:
+        grad = self._model[index].grad
+        assert grad is not None
+        if grad.layout is not torch.strided:
+            raise UnsupportedError(
+                f"{self._exchange}: the gradient of {self._name(index)} is {grad.layout}, but "
+                f"only dense ones can be sharded; make the embedding with sparse=False"
+            )
+        bucket, position = self._place[index]
+        self._shards[bucket].views[position].copy_(grad)
+        self._status.note_used(index)
+
+    def _launch(self) -> None:
+        shard = self._shards[len(self._works)]
+        if not shard.is_finite():
+            self._status.note_bad(self._exchange.rank)
+        self._works.append(self._exchange.average(shard.own_grads, shard.grads))
+
+
+class _Hook:
+    """Doesn't keep the reducer, so that an optimizer that nobody has any more is gone."""
+
+    def __init__(self, reducer: weakref.ref[Reducer], index: int) -> None:
+        self._reducer = reducer
+        self._index = index
+
+    def __call__(self, _: Tensor) -> None:
+        reducer = self._reducer()
+        if reducer is not None:
+            reducer.ready(self._index)
+
+
+class _End:
+    def __init__(self, reducer: weakref.ref[Reducer]) -> None:
+        self._reducer = reducer
+
+    def __call__(self) -> None:
+        reducer = self._reducer()
+        if reducer is not None:
+            reducer.end()
+
+
+def _mark(grad: Tensor | None) -> tuple[weakref.ref[Tensor] | None, int]:
+    """By which :meth:`Reducer.changed` knows a gradient again."""
+    return (None, 0) if grad is None else (weakref.ref(grad), grad._version)
+
+
+def _is_nested() -> bool:
+    """Whether this backward pass runs inside of another's (a reentrant checkpoint)."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _NESTED:
+            return True
+        frame = frame.f_back
+    return False

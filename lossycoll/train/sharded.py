@@ -1,0 +1,420 @@
+"""An optimizer whose state is sharded, and whose gradients and parameters may lose packets."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from ..errors import (
+    CheckpointError,
+    NonFiniteError,
+    OptionError,
+    TrainingError,
+)
+from . import checkpoint
+from .ages import MAX_AGE
+from .buckets import BUCKET_BYTES
+from .copies import Copies, ShardedFigures
+from .exchange import Exchange
+from .held import Held, options
+from .reducer import Reducer, Status
+
+
+class ShardedOptimizer(Optimizer):
+    """Any element-wise optimizer, sharded over the ranks of a network that loses packets.
+
+    Called as torch's ZeroRedundancyOptimizer is, but the model is *not* wrapped in
+    DistributedDataParallel: this reduces the gradients itself::
+
+        optimizer = lossycoll.ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            loss(model(inputs), targets).backward()  # gradients travel meanwhile
+            optimizer.clip_grad_norm_(1.0)
+            optimizer.step()  # each rank its own shard, then parameters travel
+
+    It is the method of "Distributed Training under Packet Loss" (Weintraub, Banner, Orda,
+    arXiv 2507.07114) in the layout of ZeRO-1. Parameters live in flat buckets, of which each rank
+    owns an equal chunk. Gradients go to their owners by a lossy reduce-scatter, bucket by bucket
+    while the backward pass goes on; the mean is unbiased whatever is lost, also with different data
+    on each rank (own data is a stratum of its own, docs/design.md). Owners step their chunks, cut
+    into segments of parameters, and send *parameters* to all: a packet that is lost leaves the old
+    value, which the next step's replaces, so replicas don't drift apart. What steers a step (norms,
+    NaN, which parameters had gradients) travels reliably, so all ranks do the same.
+
+    ``params``: parameters, (name, parameter) pairs or groups (dicts), as torch's optimizers take
+    them, and in the same order on all ranks; their values become rank 0's. Each once, however often
+    it is tied. Those with ``requires_grad=False`` are left out (see :meth:`add_param_group`).
+    Parameters become views of the buckets, so move or convert the model before.
+
+    ``optimizer_class``, ``**defaults``: any torch.optim.Optimizer that is element-wise, with its
+    options.
+
+    ``group``: the ranks to share with, any backend (None: the default group). Only with "lossy" is
+    anything ever lost; in a block of ``lossycoll.reliable()``, or with ``delivery="reliable"``,
+    nothing is. ``with lossycoll.lossy(repair=1):`` around ``backward()`` works, too.
+
+    ``max_age``: how many steps old a block (a packet's part of an owner's chunk) may be at a
+    replica. A block that is missing for the ``max_age``-th step in a row is sent again in the next
+    one until it arrives, so after a step none is older than ``max_age``. 0: replicas are always
+    equal, and only gradients lossy. None: no bound. All blocks that are due are repaired at once,
+    in the step in which they are due.
+
+    ``bucket_bytes``: the size of a bucket, 25 MiB as DDP's (the first one at most 1 MiB).
+
+    ``on_nonfinite``: what ``step()`` does when a rank's gradient holds NaN or infinity: "raise" a
+    NonFiniteError, or "skip" the step, on all ranks alike. A GradScaler needs neither: every rank's
+    segments then hold infinity, so that all of them skip and lower the scale together.
+
+    ``param_groups`` and ``state`` are the inner optimizer's own: over this rank's segments, with
+    the options that schedulers and users change (on all ranks alike). Between ``backward()`` and
+    ``step()`` the segments' gradients are the mean, to look at or change. The model's are this
+    rank's own, which have been sent: changing those is refused by ``step()``. Hence
+    :meth:`clip_grad_norm_` instead of torch.nn.utils'.
+
+    All ranks must make it alike, and call ``backward()`` (outside of :meth:`no_sync`), ``step()``
+    and whatever says so below equally often. A second ``backward()`` before ``step()`` reduces the
+    accumulated gradients anew: correct, but :meth:`no_sync` saves the first. Buffers, such as batch
+    normalisation's, are not sent. Needs memory for each parameter's gradient twice (as DDP does)
+    and for 1/world of the optimizer's state.
+
+    Raises OptionError for a bad argument; UnsupportedError for an optimizer that isn't
+    element-wise, and for parameters that are sparse, lazy, sharded, not floats, that share memory
+    or (in a lossy group) aren't on the CPU; MismatchError where ranks differ in parameters or
+    arguments. ``backward()`` and ``step()`` raise PeerLostError when a rank is lost, whose shard
+    has no owner any more; ``step()`` raises LinkError when a block that is due doesn't come, and
+    TrainingError for what would go wrong in silence: changed gradients, moved parameters, frozen
+    ones that have gradients.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        optimizer_class: Callable[..., Optimizer],
+        group: dist.ProcessGroup | None = None,
+        *,
+        max_age: int | None = MAX_AGE,
+        bucket_bytes: int = BUCKET_BYTES,
+        on_nonfinite: str = "raise",
+        **defaults: Any,
+    ) -> None:
+        _check_arguments(max_age, bucket_bytes, on_nonfinite)
+        settings = {
+            "optimizer_class": getattr(optimizer_class, "__name__", ""),
+            "max_age": max_age,
+            "bucket_bytes": bucket_bytes,
+            "on_nonfinite": on_nonfinite,
+        }
+        self._inner: Optimizer | None = None
+        self._on_nonfinite = on_nonfinite
+        self._exchange = Exchange(group)
+        self._held = Held(self._exchange, optimizer_class, defaults, settings)
+        self._copies = Copies(self._exchange, max_age)
+        self._reducer = Reducer(self._exchange, self._held.name, self._receive)
+        self._carrier: Parameter | None = None
+        self._reduced: Status | None = None
+        """Of the backward pass whose gradients the next step takes."""
+        self._consolidated: dict[str, Any] | None = None
+        super().__init__(params, {})
+        self._groups = self.param_groups
+        """As the caller gave them: the model's parameters, and the options that were written."""
+        segments = self._take(self._groups, 0)
+        pairs = zip(self._groups, segments, strict=True)
+        self._inner = optimizer_class(
+            [{**options(entry), "params": pieces} for entry, pieces in pairs], **defaults
+        )
+        self.defaults = self._inner.defaults
+        self._adopt()
+
+    # ---- parameters ----
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds parameters, in buckets of their own. All ranks must call this alike, and not within
+        a backward pass.
+
+        A parameter that was frozen when the optimizer was made, and has ``requires_grad`` now,
+        moves to the new group.
+        """
+        if self._inner is None:
+            super().add_param_group(param_group)
+            return
+        added = dict(param_group)
+        added["params"] = (
+            [added["params"]] if isinstance(added["params"], Tensor) else list(added["params"])
+        )
+        tensors = [entry[1] if isinstance(entry, tuple) else entry for entry in added["params"]]
+        thawed = {p for p in tensors if p in self._held.frozen and p.requires_grad}
+        before = [list(entry["params"]) for entry in self._groups]
+        for entry in self._groups:
+            entry["params"] = [p for p in entry["params"] if p not in thawed]
+        self.param_groups = self._groups
+        try:
+            super().add_param_group(added)
+            number = len(self._groups) - 1
+            pieces = self._take(self._groups[number:], number)[0]
+        except BaseException:
+            for entry, members in zip(self._groups, before, strict=False):
+                entry["params"] = members
+            del self._groups[len(before) :]
+            raise
+        finally:
+            self.param_groups = self._inner.param_groups
+        self._inner.add_param_group({**options(added), "params": pieces})
+        for piece in self._held.pieces:
+            state = self._held.frozen.get(self._held.model[piece.index])
+            if state:
+                cut = checkpoint.cut(piece.segment, state, self._held.elementwise)
+                self._inner.state[piece.parameter] = cut
+        for parameter in thawed:
+            del self._held.frozen[parameter]
+        self._consolidated = self._reduced = None
+
+    def _take(self, groups: Sequence[dict[str, Any]], number: int) -> list[list[Parameter]]:
+        """This rank's segments of new groups, the first of which is group ``number``."""
+        held = self._held
+        parameters, shards = len(held.model), len(held.shards)
+        segments = held.take(groups, number)
+        self._reducer.watch(held.model[parameters:], held.shards[shards:])
+        self._copies.add(held.shards[shards:])
+        return segments
+
+    def _adopt(self) -> None:
+        """What schedulers, scalers and users see is the inner optimizer's own."""
+        assert self._inner is not None
+        self.param_groups = self._inner.param_groups
+        self.state = self._inner.state
+
+    # ---- gradients ----
+
+    def no_sync(self) -> contextlib.AbstractContextManager[None]:
+        """A block whose backward passes add to ``grad`` and send nothing, as DDP's."""
+        return self._reducer.no_sync()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clears the gradients of the model's parameters, and those of this rank's segments."""
+        for parameter in (*self._held.model, *self._held.frozen):
+            if parameter.grad is not None:
+                if set_to_none:
+                    parameter.grad = None
+                else:
+                    parameter.grad.detach_().zero_()
+        self._reducer.abandon()
+        self._reducer.forget()
+        self._reduced = None
+        self._drop_carrier()
+        for piece in self._held.pieces:
+            piece.parameter.grad = None
+
+    def _receive(self, status: Status) -> None:
+        """A backward pass has been reduced: hands the segments their gradients."""
+        self._reduced = status
+        self._drop_carrier()
+        used = status.used
+        for piece in self._held.pieces:
+            piece.parameter.grad = piece.grad if used[piece.index] else None
+        held = [piece.grad for piece in self._held.pieces if used[piece.index]]
+        if any(used) and not held:
+            held = [self._lend_carrier()]
+        if status.bad:
+            # A GradScaler looks at this rank's gradients only, and all must skip this step.
+            for grad in held:
+                grad.fill_(math.inf)
+
+    def _lend_carrier(self) -> Tensor:
+        """A parameter of no meaning for a rank that has no gradient, as a GradScaler wants one."""
+        like = self._held.model[0]
+        self._carrier = Parameter(torch.zeros(1, dtype=like.dtype, device=like.device))
+        self._carrier.grad = torch.zeros_like(self._carrier)
+        self.param_groups[0]["params"].append(self._carrier)
+        return self._carrier.grad
+
+    def _drop_carrier(self) -> None:
+        if self._carrier is not None:
+            members = self.param_groups[0]["params"]
+            members[:] = [member for member in members if member is not self._carrier]
+            self._carrier = None
+
+    def _reduce(self) -> Status:
+        """The status of the gradients as they are; reduces them if no backward pass has.
+
+        Raises if a step with them would be wrong.
+        """
+        self._exchange.check_owners()
+        self._held.check_sound()
+        if self._reduced is None:
+            self._reducer.finish()
+        else:
+            index = self._reducer.changed()
+            if index is not None:
+                raise TrainingError(
+                    f"{self._exchange}: the gradient of {self._held.name(index)} was changed "
+                    f"after the backward pass had sent it, which has no effect; clip by "
+                    f"optimizer.clip_grad_norm_(max_norm), change the gradients of "
+                    f"optimizer.param_groups instead, or change them within the backward pass"
+                )
+        assert self._reduced is not None
+        return self._reduced
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Scales the averaged gradient down to norm ``max_norm``, as torch.nn.utils' does.
+
+        Over the parameters of all ranks; the norm travels reliably, so all scale alike. Returns the
+        norm before, float64 of no dimension, the same on all ranks. After ``unscale_``, if a
+        GradScaler is used. All ranks must call this.
+        """
+        if not norm_type > 0:
+            raise OptionError(f"norm_type is {norm_type!r}, wanted a number above 0, or infinity")
+        self._reduce()
+        grads = [p.grad for g in self.param_groups for p in g["params"] if p.grad is not None]
+        device = self._held.model[0].device if self._held.model else torch.device("cpu")
+        norms = [torch.zeros((), dtype=torch.float64, device=device)]
+        for grad in grads:
+            norm = torch.linalg.vector_norm(grad, norm_type, dtype=torch.float64)
+            norms.append(norm.to(device))
+        local = torch.stack(norms)
+        highest = math.isinf(norm_type)
+        total = local.max() if highest else local.pow(norm_type).sum()
+        op = dist.ReduceOp.MAX if highest else dist.ReduceOp.SUM
+        with self._exchange.owners_needed():
+            self._exchange.combine(total, op).wait()
+        if not highest:
+            total = total.pow(1.0 / norm_type)
+        scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
+        for grad in grads:
+            grad.mul_(scale.to(grad.device, grad.dtype))
+        return total
+
+    # ---- a step ----
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Steps this rank's segments, and sends them to all. All ranks must call this."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        assert self._inner is not None
+        bad = self._reduce().bad
+        self._drop_carrier()
+        if bad:
+            self._refuse(bad)
+            return loss
+        self._reduced = self._consolidated = None
+        self._inner.step()
+        self._copies.spread(self._held.model)
+        return loss
+
+    def _refuse(self, bad: Sequence[int]) -> None:
+        """The gradients of ranks ``bad`` are not numbers."""
+        if self._on_nonfinite == "skip":
+            self._reduced = None
+            self._copies.skip()
+            return
+        who = ", ".join(self._exchange.peer(rank) for rank in bad)
+        raise NonFiniteError(
+            f"{self._exchange}: the gradient of {who} holds NaN or infinity, and no rank took a "
+            f"step; lower the learning rate or clip, use a torch.amp.GradScaler with float16, "
+            f"or skip such steps by on_nonfinite='skip'",
+            bad,
+        )
+
+    # ---- replicas and figures ----
+
+    @torch.no_grad()
+    def synchronize_parameters(self) -> None:
+        """Makes all replicas equal, bit for bit: every rank gets all owners' parameters, reliably.
+
+        All ranks must call this.
+        """
+        self._copies.synchronize(self._held.model)
+
+    def ages(self) -> tuple[int, ...]:
+        """How many blocks of other ranks' parameters are 0, 1, 2, ... steps old here."""
+        return self._copies.ages()
+
+    def figures(self) -> ShardedFigures:
+        """What has happened at this rank since the optimizer was made."""
+        return self._copies.figures
+
+    # ---- checkpoints ----
+
+    @torch.no_grad()
+    def consolidate_state_dict(self, to: int = 0) -> None:
+        """Makes replicas equal, then brings the state of all ranks to rank ``to`` of the group,
+        where :meth:`state_dict` returns it until the next step. All ranks must call this.
+        """
+        assert self._inner is not None
+        if not 0 <= to < self._exchange.world:
+            raise OptionError(
+                f"{self._exchange}: to is {to}, wanted a rank, 0 to {self._exchange.world - 1}"
+            )
+        self.synchronize_parameters()
+        self._consolidated = None
+        state = checkpoint.gather(self._exchange, self._held, self._inner.state, to)
+        if state is not None:
+            groups = checkpoint.pack_groups(self.param_groups, self._groups)
+            self._consolidated = {
+                "state": checkpoint.numbered(state, self._groups),
+                "param_groups": groups,
+            }
+
+    def state_dict(self) -> dict[str, Any]:
+        """As the plain optimizer's over the same parameters, so that it loads there, and at any
+        number of ranks. Only on the rank that :meth:`consolidate_state_dict` has brought it to.
+        """
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
+        if self._consolidated is None:
+            raise CheckpointError(
+                f"{self._exchange}: no rank has the whole state; call "
+                f"optimizer.consolidate_state_dict(to=...) on all ranks after the last step, and "
+                f"state_dict() on that rank only"
+            )
+        out = self._consolidated
+        for after in self._optimizer_state_dict_post_hooks.values():
+            out = after(self, out) or out
+        return out
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes what :meth:`state_dict`, or the plain optimizer's, has returned, at whatever number
+        of ranks. All ranks must load the same; the model's parameters are loaded by the model.
+
+        Raises CheckpointError where groups, counts or shapes don't fit; then nothing has changed.
+        """
+        assert self._inner is not None
+        state_dict = dict(state_dict)
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = before(self, state_dict) or state_dict
+        saved = state_dict["param_groups"]
+        states = checkpoint.by_parameter(state_dict, self._groups, str(self._exchange))
+        for parameter, name in zip(self._held.model, self._held.names, strict=True):
+            shape = tuple(parameter.shape)
+            state = states.get(parameter, {})
+            checkpoint.check_state(state, shape, self._held.elementwise, name)
+        self._drop_carrier()
+        self._inner.load_state_dict(checkpoint.deal(states, saved, self.param_groups, self._held))
+        self._held.frozen = {p: dict(states.get(p, {})) for p in self._held.frozen}
+        self._adopt()
+        self._consolidated = None
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
+
+
+def _check_arguments(max_age: object, bucket_bytes: object, on_nonfinite: object) -> None:
+    whole = isinstance(max_age, int) and not isinstance(max_age, bool) and max_age >= 0
+    if max_age is not None and not whole:
+        raise OptionError(f"max_age is {max_age!r}, wanted a number of steps from 0 on, or None")
+    if isinstance(bucket_bytes, bool) or not isinstance(bucket_bytes, int) or bucket_bytes < 1:
+        raise OptionError(f"bucket_bytes is {bucket_bytes!r}, wanted a number of bytes from 1 on")
+    if on_nonfinite not in ("raise", "skip"):
+        raise OptionError(f"on_nonfinite is {on_nonfinite!r}, wanted 'raise' or 'skip'")

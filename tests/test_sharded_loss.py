@@ -1,0 +1,203 @@
+"""ShardedOptimizer where packets are lost: it learns, nothing gets older than max_age, and replicas
+are equal whenever they are asked to be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import harness
+import pytest
+import torch
+import torch.distributed as dist
+from harness import run_good
+from sharded_cases import batch, check_equal, loss_of, network, replicas, sharded, share
+from torch import Tensor, nn
+
+import lossycoll
+
+WORLD = 3
+LOSS = 0.3
+ENV = {
+    "LOSSYCOLL_LOG": "off",
+    "LOSSYCOLL_LIVENESS": "30",
+    "LOSSYCOLL_MTU": "576",  # many blocks
+    "LOSSYCOLL_INJECT": f"loss={LOSS},seed=7",
+}
+HIDDEN = 100
+STEPS = 30
+BUCKET = 20_000
+
+
+def task(step: int, rank: int) -> tuple[Tensor, Tensor]:
+    """Something to learn, of which each rank sees other inputs."""
+    inputs, _ = share(batch(step, WORLD), rank)
+    return inputs, torch.stack([inputs[:, i].sin() + inputs[:, i + 5] for i in range(5)], 1)
+
+
+def truth(optimizer: Any) -> list[Tensor]:
+    """What the owners have, by bucket."""
+    out = [shard.flat.clone() for shard in optimizer._held.shards]
+    for flat in out:
+        optimizer._exchange.copy(flat).wait()
+    return out
+
+
+def learn(
+    optimizer: Any, model: nn.Module, rank: int, steps: int, check: Any = None
+) -> list[float]:
+    losses = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = loss_of(model, task(step, rank))
+        loss.backward()
+        optimizer.clip_grad_norm_(1.0)
+        optimizer.step()
+        losses.append(loss.item())
+        if check:
+            check()
+    return losses
+
+
+def bounded(rank: int, max_age: int) -> dict[str, Any]:
+    """Every element always is what its owner had at most ``max_age`` steps ago."""
+    model = network(HIDDEN)
+    mine = sharded(
+        model.parameters(), torch.optim.AdamW, lr=0.003, max_age=max_age, bucket_bytes=BUCKET
+    )
+    history = [truth(mine)]
+    oldest = 0
+
+    def check() -> None:
+        nonlocal oldest
+        history.append(truth(mine))
+        recent = history[-max_age - 1 :]
+        for number, shard in enumerate(mine._held.shards):
+            known = torch.stack([values[number] for values in recent])
+            assert bool((known == shard.flat).any(0).all())
+        oldest = max(oldest, len(mine.ages()) - 1)
+        assert oldest <= max_age, mine.ages()
+        assert sum(mine.ages()) * mine.figures().steps == mine.figures().blocks
+
+    losses = learn(mine, model, rank, STEPS, check)
+    figures = mine.figures()
+    rows = replicas(model)
+    drift = float((rows - rows[0]).abs().max())
+    mine.synchronize_parameters()
+    rows = replicas(model)
+    assert bool((rows == rows[0]).all())
+    for owned, shard in zip(history[-1], mine._held.shards, strict=True):
+        assert torch.equal(owned, shard.flat)
+    assert len(mine.ages()) == 1
+    return {
+        "losses": losses,
+        "blocks": figures.blocks,
+        "stale": figures.stale,
+        "repaired": figures.repaired,
+        "oldest": oldest,
+        "drift": drift,
+    }
+
+
+def unbounded(rank: int) -> int:
+    model = network(HIDDEN)
+    mine = sharded(model.parameters(), torch.optim.SGD, lr=0.01, max_age=None, bucket_bytes=BUCKET)
+    learn(mine, model, rank, 12)
+    assert mine.figures().repaired == 0
+    return len(mine.ages()) - 1
+
+
+def in_a_reliable_block(rank: int) -> None:
+    model, plain = network(), network()
+    mine = sharded(model.parameters(), torch.optim.AdamW, lr=0.01)
+    theirs = torch.optim.AdamW(plain.parameters(), lr=0.01)
+    for step in range(4):
+        data = batch(step, WORLD)
+        mine.zero_grad()
+        theirs.zero_grad()
+        with lossycoll.reliable():
+            loss_of(model, share(data, rank)).backward()
+            mine.step()
+        loss_of(plain, data).backward()
+        theirs.step()
+    check_equal(model, plain)
+    assert mine.figures().stale == 0
+
+
+def not_numbers(rank: int) -> list[float]:
+    """What steers a step is reliable, so all ranks skip it alike."""
+    model = network(HIDDEN)
+    mine = sharded(
+        model.parameters(), torch.optim.SGD, lr=0.01, on_nonfinite="skip", bucket_bytes=BUCKET
+    )
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    skipped = 0
+    for step in range(12):
+        bad = step % 4 == 1 and rank == step % WORLD
+        factor = float("nan") if bad else 1.0
+        mine.zero_grad()
+        if step < 6:
+            (loss_of(model, task(step, rank)) * factor).backward()
+            mine.step()
+            skipped += step % 4 == 1
+            assert mine.figures().skipped == skipped
+        else:
+            scaler.scale(loss_of(model, task(step, rank)) * factor).backward()
+            scaler.unscale_(mine)
+            mine.clip_grad_norm_(1.0)
+            scaler.step(mine)
+            scaler.update()
+        assert bool(torch.isfinite(torch.cat([p.flatten() for p in model.parameters()])).all())
+    assert (mine.figures().steps, mine.figures().skipped) == (9, 2)
+    return [scaler.get_scale()]
+
+
+def lossy(rank: int, world: int) -> dict[str, Any]:
+    harness.init()
+    out: dict[str, Any] = {age: bounded(rank, age) for age in (0, 1, 3)}
+    out["unbounded"] = unbounded(rank)
+    out["scale"] = not_numbers(rank)
+    in_a_reliable_block(rank)
+    out["injected"] = lossycoll.stats().packets_injected
+    dist.destroy_process_group()
+    return out
+
+
+@pytest.fixture(scope="module")
+def values() -> list[dict[Any, Any]]:
+    return run_good(lossy, WORLD, ENV, timeout=200)
+
+
+def expected(max_age: int, steps: int) -> tuple[float, float]:
+    """Which part of all blocks is due, and which one is stale, when all begin with age 0 and each
+    is lost on its own, unless it is due."""
+    ages, due, stale = [1.0] + [0.0] * max_age, 0.0, 0.0
+    for _ in range(steps):
+        due += ages[-1]
+        lost = [LOSS * part for part in ages[:-1]]
+        stale += sum(lost)
+        ages = [1.0 - sum(lost), *lost]
+    return due / steps, stale / steps
+
+
+@pytest.mark.parametrize("max_age", [0, 1, 3])
+def test_it_learns_and_nothing_is_older_than_max_age(
+    values: list[dict[Any, Any]], max_age: int
+) -> None:
+    for value in values:
+        assert value["injected"] > 1000
+        seen = value[max_age]
+        assert sum(seen["losses"][-5:]) < 0.5 * sum(seen["losses"][:5]), seen["losses"]
+        assert seen["oldest"] == max_age
+        due, stale = expected(max_age, STEPS)
+        for name, share_ in (("repaired", due), ("stale", stale)):
+            mean = seen["blocks"] * share_
+            assert abs(seen[name] - mean) <= 5 * mean**0.5, (name, seen[name], mean)
+        assert (seen["drift"] > 0) is (max_age > 0)
+
+
+def test_without_a_bound_blocks_get_older(values: list[dict[Any, Any]]) -> None:
+    assert max(value["unbounded"] for value in values) > 3
+
+
+def test_all_ranks_skip_alike(values: list[dict[Any, Any]]) -> None:
+    assert [value["scale"] for value in values] == [[32.0]] * WORLD

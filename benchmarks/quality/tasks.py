@@ -1,0 +1,131 @@
+"""What is trained: a small GPT on source text, and a classifier of handwritten digits.
+
+Every rank draws the same batches and takes its share of each, so that runs of one seed see the same
+data in the same order whatever the number of ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from lossycoll import demo_data
+from lossycoll.demo_model import ByteGPT
+
+Pair = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Task:
+    """``draw`` gives a batch for all ranks together; ``held_out`` is what models are judged on."""
+
+    model: Callable[[], nn.Module]
+    draw: Callable[[torch.Generator], Pair]
+    held_out: Pair
+    optimizer: Callable[..., torch.optim.Optimizer]
+    defaults: Mapping[str, Any]
+    learning_rate: float
+    steps: int
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, 0 first: a linear warm-up, then half a cosine down to 1%."""
+        warm_up = max(1, self.steps // 10)
+        if step < warm_up:
+            return self.learning_rate * (step + 1) / warm_up
+        share = (step - warm_up) / max(1, self.steps - warm_up)
+        return self.learning_rate * (0.01 + 0.495 * (1 + math.cos(math.pi * share)))
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+    """In nats per byte or per digit. Logits (..., classes), targets (...)."""
+    return functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction=reduction)
+
+
+@torch.no_grad()
+def judge(model: nn.Module, examples: Pair, batch: int = 64) -> Tensor:
+    """(sum of the losses, number of right answers, number of answers), float64."""
+    sums = torch.zeros(3, dtype=torch.float64)
+    for inputs, targets in zip(*(part.split(batch) for part in examples), strict=True):
+        logits = model(inputs)
+        right = (logits.argmax(-1) == targets).sum()
+        loss = cross_entropy(logits, targets, "sum")
+        sums += torch.stack([loss.double(), right.double(), torch.tensor(float(targets.numel()))])
+    return sums
+
+
+CONTEXT = 32
+WINDOWS = 128
+HELD_OUT_WINDOWS = 1024
+
+
+@lru_cache(maxsize=1)
+def _corpus() -> demo_data.Corpus:
+    return demo_data.load(seed=7)
+
+
+def gpt(steps: int = 240) -> Task:
+    """Next bytes of the standard library's source. 68,000 parameters, AdamW."""
+    corpus = _corpus()
+    held_out = demo_data.draw(
+        corpus.validation, HELD_OUT_WINDOWS, CONTEXT, torch.Generator().manual_seed(7)
+    )
+    return Task(
+        model=lambda: ByteGPT(layers=1, width=64, context=CONTEXT),
+        draw=lambda generator: demo_data.draw(corpus.train, WINDOWS, CONTEXT, generator),
+        held_out=held_out,
+        optimizer=torch.optim.AdamW,
+        defaults={"betas": (0.9, 0.95), "weight_decay": 0.1},
+        learning_rate=4e-3,
+        steps=steps,
+    )
+
+
+DIGITS_BATCH = 128
+DIGITS_HELD_OUT = 597
+
+
+@lru_cache(maxsize=1)
+def _digits() -> tuple[Pair, Pair]:
+    """scikit-learn's 1,797 digits of 8 x 8 pixels; the test's are drawn once and for all."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(7))
+    x = torch.tensor(images, dtype=torch.float32)[order] / 16
+    y = torch.tensor(labels, dtype=torch.long)[order]
+    cut = DIGITS_HELD_OUT
+    return (x[cut:], y[cut:]), (x[:cut], y[:cut])
+
+
+def digits(steps: int = 200) -> Task:
+    """Handwritten digits, by a network of two hidden layers. 85,000 parameters, SGD."""
+    (images, labels), held_out = _digits()
+
+    def draw(generator: torch.Generator) -> Pair:
+        chosen = torch.randint(len(labels), (DIGITS_BATCH,), generator=generator)
+        return images[chosen], labels[chosen]
+
+    def model() -> nn.Module:
+        return nn.Sequential(
+            *(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
+        )
+
+    return Task(
+        model=model,
+        draw=draw,
+        held_out=held_out,
+        optimizer=torch.optim.SGD,
+        defaults={"momentum": 0.9, "weight_decay": 1e-3},
+        learning_rate=0.1,
+        steps=steps,
+    )
+
+
+TASKS: Mapping[str, Callable[..., Task]] = {"gpt": gpt, "digits": digits}

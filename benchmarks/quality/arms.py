@@ -36,13 +36,26 @@ def _drift_bound(
     model: nn.Module, optimizer: Callable[..., Any], settings: dict[str, Any]
 ) -> Prepared:
     out = _ddp(model, optimizer, settings)
-    bound = lossycoll.DriftBound(out.forward, out.optimizer)  # type: ignore[attr-defined]
+    bound = lossycoll.DriftBound(out.forward, out.optimizer)
     return Prepared(out.forward, out.optimizer, (bound,))
 
 
-def _sharded(model: nn.Module, optimizer: Callable[..., Any], settings: dict[str, Any]) -> Prepared:
-    sharded = lossycoll.ShardedOptimizer  # type: ignore[attr-defined]
-    return Prepared(model, sharded(model.parameters(), optimizer, **settings))
+def _often_bound(
+    model: nn.Module, optimizer: Callable[..., Any], settings: dict[str, Any]
+) -> Prepared:
+    out = _ddp(model, optimizer, settings)
+    bound = lossycoll.DriftBound(out.forward, out.optimizer, period=4)
+    return Prepared(out.forward, out.optimizer, (bound,))
+
+
+def _sharded(**how: Any) -> Prepare:
+    def prepare(
+        model: nn.Module, optimizer: Callable[..., Any], settings: dict[str, Any]
+    ) -> Prepared:
+        sharded = lossycoll.ShardedOptimizer(model.parameters(), optimizer, **how, **settings)
+        return Prepared(model, sharded)
+
+    return prepare
 
 
 @dataclass(frozen=True)
@@ -64,7 +77,15 @@ ARMS: Mapping[str, Arm] = {
     "ddp": Arm(_ddp),
     CONTROL: Arm(_ddp, {"delivery": "reliable"}),
     "ddp+driftbound": Arm(_drift_bound, needs="DriftBound"),
-    "sharded": Arm(_sharded, needs="ShardedOptimizer"),
+    "sharded": Arm(_sharded(), needs="ShardedOptimizer"),
+    # What was tried to improve the two methods.
+    "sharded, age 0": Arm(_sharded(max_age=0)),
+    "sharded, age 1": Arm(_sharded(max_age=1)),
+    "sharded, feedback": Arm(_sharded(error_feedback=True)),
+    "sharded, age 0, feedback": Arm(_sharded(max_age=0, error_feedback=True)),
+    "sharded, repair 1": Arm(_sharded(), {"repair": 1}),
+    "ddp+driftbound, period 4": Arm(_often_bound),
+    "ddp+driftbound, repair 1": Arm(_drift_bound, {"repair": 1}),
 }
 
 

@@ -16,6 +16,16 @@ BASE = "reliable"
 # noisy as the mean of what arrives. What that costs, no way of averaging what arrives can save.
 CONTROL = "smaller-batch"
 ARMS = ("zero-fill", "own-gradient", "ddp", "ddp+driftbound", "sharded", CONTROL)
+# What was tried to improve the two methods: with 4 ranks, at the losses that have a goal.
+VARIANTS = (
+    "sharded, age 0",
+    "sharded, age 1",
+    "sharded, feedback",
+    "sharded, age 0, feedback",
+    "sharded, repair 1",
+    "ddp+driftbound, period 4",
+    "ddp+driftbound, repair 1",
+)
 # The three losses that have a goal come first.
 LOSSES = (0.1, 0.2, 0.4, 0.3)
 BURST = 8
@@ -97,6 +107,10 @@ def runs(seeds: Sequence[int]) -> Iterator[Run]:
                         for arm in ARMS:
                             if arm != CONTROL or kind == KINDS[0]:
                                 yield Run(task, world, kind, loss, arm, seed)
+        for kind in KINDS[:2]:
+            for loss in LOSSES[:3]:
+                for arm in VARIANTS:
+                    yield Run(TASKS[0], WORLDS[0], kind, loss, arm, seed)
         for world in WORLDS:
             for task in TASKS:
                 for arm in AT_NO_LOSS:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import lossycoll
-from lossycoll.demo_train import measure_drift
 
 from .arms import ARMS
 from .matrix import Run, batch_share, faults
@@ -86,10 +85,10 @@ def train(task: Task, run: Run) -> dict[str, Any]:
     with lossycoll.reliable():
         dist.all_reduce(losses, op=dist.ReduceOp.AVG)
         dist.all_reduce(traffic)
-        drift = measure_drift(model)
+        drift = lossycoll.measure_drift(model)
         return {
             "models": _judged(task, model, rank, world),
-            "drift": {"mean_square": drift.mean_square_distance, "relative": drift.relative_rms},
+            "drift": {"mean_square": drift.total, "relative": drift.relative_rms},
             "curve": [round(part.mean().item(), 4) for part in losses.split(CURVE_STEPS)],
             "traffic": dict(zip(TRAFFIC, map(int, traffic.tolist()), strict=True)),
             "parameters": sum(parameter.numel() for parameter in model.parameters()),

@@ -13,6 +13,9 @@ enum { NET_MAX = 8, NET_GROUP = 9, NET_PAYLOAD = 256, NET_PER_PACKET = NET_PAYLO
 static const uint64_t NET_SESSION = 0x0123456789ABCDEF;
 static const uint64_t MS = 1000000, SECOND = 1000000000;
 
+/* That of an untouched Linux. */
+static int32_t net_socket_buffer = 106496;
+
 typedef struct {
     lc_engine *engine[NET_MAX];
     uint16_t port[NET_MAX];
@@ -31,7 +34,7 @@ static inline void net_open_at(net *n, uint16_t size, lc_inject inject, uint64_t
                        .rank = r,
                        .size = size,
                        .payload_bytes = NET_PAYLOAD,
-                       .socket_buffer = 106496,
+                       .socket_buffer = net_socket_buffer,
                        .group = NET_GROUP,
                        .deadline_min_ns = deadline_ns,
                        .deadline_max_ns = deadline_ns,

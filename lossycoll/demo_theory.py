@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 import lossycoll
-from lossycoll.train.ages import MAX_AGE
+from lossycoll.train.ages import MAX_AGE, REPAIR
 
 STEPS: Final = MAX_AGE
 """How far back the owner's values are kept: nothing is older than this."""
@@ -34,7 +34,7 @@ class Trail:
     @torch.no_grad()
     def note(self) -> None:
         owned = [p.detach().flatten() for g in self._optimizer.param_groups for p in g["params"]]
-        self._values.append(torch.cat(owned).double() if owned else torch.zeros(0))
+        self._values.append(torch.cat(owned).double() if owned else torch.zeros(0).double())
 
     def expected_drift(self, loss: float) -> float:
         """Squared distance, averaged over pairs of replicas, at this loss: the sum of what all
@@ -43,7 +43,8 @@ class Trail:
         moved = torch.stack([(latest - old).square().sum() for old in reversed(self._values)])
         with lossycoll.reliable():
             dist.all_reduce(moved)
-        return expected(loss, dist.get_world_size(), moved.tolist())
+        # What is resent is lost anew with the same chance.
+        return expected(loss ** (1 + REPAIR), dist.get_world_size(), moved.tolist())
 
 
 def expected(loss: float, world: int, moved: list[float]) -> float:

@@ -68,7 +68,7 @@ class PeerStats:
 
     ``rtt_ns`` is 0 while unknown; ``deadline_ns`` is the deadline that a stream of one packet
     would get now; ``delivery_rate`` is received / (received + missing). ``offered`` are packets
-    of streams that might lose any, ``delivered`` those of them that came.
+    to be added up that might be lost, ``delivered`` those of them that came.
     """
 
     rank: int

@@ -159,8 +159,8 @@ static void settle(lc_engine *e, lc_in *in, int cause) {
     in->state = LC_IN_SETTLED;
     op->report.packets_missing += missing;
     e->peers[in->peer].packets_missing += missing;
-    /* What is asked for until it comes says nothing about the link. */
-    if (!op->call.reliable && !in->needed && cause != LC_CAUSE_PEER) {
+    /* Copies may have been repaired by other rules than the sums that rates are for. */
+    if (!op->call.reliable && s->desc.combine == LC_ADD && cause != LC_CAUSE_PEER) {
         e->peers[in->peer].offered += s->n_packets;
         e->peers[in->peer].delivered += in->n_arrived;
     }

@@ -147,10 +147,11 @@ typedef struct {
 
 typedef struct {
     uint64_t packets_sent, packets_received, packets_missing;
-    uint64_t rtt_ns;             /* smoothed; 0 while unknown */
-    uint64_t deadline_ns;        /* the deadline that a stream of one packet would get now */
-    double delivery_rate;        /* received / (received + missing); 1 while unknown */
-    uint64_t offered, delivered; /* packets of streams that may lose any, and those that came */
+    uint64_t rtt_ns;      /* smoothed; 0 while unknown */
+    uint64_t deadline_ns; /* the deadline that a stream of one packet would get now */
+    double delivery_rate; /* received / (received + missing); 1 while unknown */
+    uint64_t offered,
+        delivered; /* packets to be added up that might be lost, and those that came */
 } lc_peer_stats;
 
 typedef struct {

@@ -47,7 +47,7 @@ def loss_of(model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
 def sharded(
     params: Any, optimizer: Any, group: dist.ProcessGroup | None = None, **rest: Any
 ) -> lossycoll.ShardedOptimizer:
-    rest = {"bucket_bytes": SMALL, **rest}
+    rest = {"bucket_bytes": SMALL, "repair": 0, **rest}
     return lossycoll.ShardedOptimizer(params, optimizer, group, **rest)
 
 

@@ -79,13 +79,14 @@ ARMS: Mapping[str, Arm] = {
     "ddp+driftbound": Arm(_drift_bound, needs="DriftBound"),
     "sharded": Arm(_sharded(), needs="ShardedOptimizer"),
     # What was tried to improve the two methods.
-    "sharded, age 0": Arm(_sharded(max_age=0)),
-    "sharded, age 1": Arm(_sharded(max_age=1)),
-    "sharded, feedback": Arm(_sharded(error_feedback=True)),
-    "sharded, age 0, feedback": Arm(_sharded(max_age=0, error_feedback=True)),
-    "sharded, repair 1": Arm(_sharded(), {"repair": 1}),
-    "ddp+driftbound, period 4": Arm(_often_bound),
-    "ddp+driftbound, repair 1": Arm(_drift_bound, {"repair": 1}),
+    "sharded/repair0": Arm(_sharded(repair=0)),  # the published method, with a bound of 3 steps
+    "sharded/repair0/age1": Arm(_sharded(repair=0, max_age=1)),
+    "sharded/age0": Arm(_sharded(max_age=0)),
+    "sharded/feedback": Arm(_sharded(error_feedback=True)),
+    "sharded/repair1": Arm(_sharded(repair=1)),
+    "ddp+driftbound/period4": Arm(_often_bound),
+    "ddp+driftbound/repair1": Arm(_drift_bound, {"repair": 1}),
+    "ddp+driftbound/repair2": Arm(_drift_bound, {"repair": 2}),
 }
 
 

@@ -18,13 +18,14 @@ CONTROL = "smaller-batch"
 ARMS = ("zero-fill", "own-gradient", "ddp", "ddp+driftbound", "sharded", CONTROL)
 # What was tried to improve the two methods: with 4 ranks, at the losses that have a goal.
 VARIANTS = (
-    "sharded, age 0",
-    "sharded, age 1",
-    "sharded, feedback",
-    "sharded, age 0, feedback",
-    "sharded, repair 1",
-    "ddp+driftbound, period 4",
-    "ddp+driftbound, repair 1",
+    "sharded/repair0",
+    "sharded/repair0/age1",
+    "sharded/age0",
+    "sharded/feedback",
+    "sharded/repair1",
+    "ddp+driftbound/period4",
+    "ddp+driftbound/repair1",
+    "ddp+driftbound/repair2",
 )
 # The three losses that have a goal come first.
 LOSSES = (0.1, 0.2, 0.4, 0.3)

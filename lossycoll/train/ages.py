@@ -19,6 +19,10 @@ MAX_AGE: Final = 3
 much that little is left of a lossy step, more lets the rare old value weigh: with p^K shrinking so
 fast, what is gained from waiting longer soon is nothing."""
 
+REPAIR: Final = 2
+"""Rounds of resending within a step, as DriftBound's."""
+MOST_REPAIR: Final = 255
+
 Mask = NDArray[np.bool_]
 
 

@@ -152,6 +152,11 @@ def by_parameter(
 
     Raises CheckpointError where groups or numbers of parameters differ.
     """
+    if not {"state", "param_groups"} <= set(state_dict):
+        raise CheckpointError(
+            f"{where}: the checkpoint has {sorted(state_dict)}, wanted state and param_groups, as "
+            f"an optimizer's state_dict() has them"
+        )
     saved = state_dict["param_groups"]
     found = [len(group["params"]) for group in saved]
     wanted = [len(group["params"]) for group in groups]
@@ -160,6 +165,12 @@ def by_parameter(
             f"{where}: the checkpoint has {sum(found)} parameters in groups of {found}, wanted "
             f"{sum(wanted)} in groups of {wanted}; make the optimizer with the parameters and "
             f"groups that it was saved with"
+        )
+    strays = set(state_dict["state"]) - {n for group in saved for n in group["params"]}
+    if strays:
+        raise CheckpointError(
+            f"{where}: the checkpoint has state of parameters {sorted(strays)[:8]}, which are in "
+            f"none of its groups; it is damaged, and nothing was loaded"
         )
     parameters = (parameter for group in groups for parameter in group["params"])
     numbers = (number for group in saved for number in group["params"])

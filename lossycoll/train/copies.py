@@ -59,6 +59,7 @@ class Copies:
         pairs = zip(self._shards, asked, strict=True)
         with self._exchange.owners_needed():
             works = [self._exchange.gather(shard.flat, needed) for shard, needed in pairs]
+            settle(works)
             masks = [work.wait() for work in works]
         torch.autograd.graph.increment_version(model)
         dead: LinkError | None = None

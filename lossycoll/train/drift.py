@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..backend import LossyProcessGroup
+from ..errors import PeerLostError
 from ..options import reliable
 from .replicas import Groups, Part, as_real, chunks, local, parts_of
 
@@ -92,6 +93,11 @@ def _sums_of_kind(
         after = [(_left(group, device), _left(group, device))[-1] for group in copies]
         if before == after:
             break
+    else:
+        raise PeerLostError(
+            f"ranks were lost during each of {ATTEMPTS} attempts to compare replicas, so the "
+            f"figure would be wrong; call measure_drift again when the group has settled"
+        )
     replicas = math.prod(after)
     for group, left in zip(copies, after, strict=True):
         sums[0] *= left / dist.get_world_size(group)  # a sum stands for all ranks, lost or not

@@ -17,8 +17,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..backend import LossyProcessGroup
 from ..errors import MismatchError, OptionError, UnsupportedError
-from ..options import lossy
+from ..options import lossy, reliable
 from .replicas import Part, in_memory_order, local, parts_of
 from .slices import Slices, cut, owner
 
@@ -59,7 +60,8 @@ class DriftBound:
 
     ``repair``: rounds of selective resending, 0 to 255. A packet that a rank misses costs it a
     whole sweep, so two rounds are worth far more than their bytes (docs/theory.md has figures);
-    with 255 nothing is missing in practice. ``state``: whether the optimizer's element-wise state
+    with 255 nothing is missing in practice. In a block of ``lossycoll.reliable()``, or a group
+    with ``delivery="reliable"``, nothing is. ``state``: whether the optimizer's element-wise state
     (``exp_avg``, ``momentum_buffer``, ...) is brought along, which takes that many more bytes; a
     shorter period is a better use for them, so it isn't by default.
 
@@ -223,7 +225,10 @@ class DriftBound:
         # As floats, for only floats may be lossy; the bytes are copied as they are.
         whole = self._staging.view(torch.float32)
         mine = self._staging[rank * chunk_bytes : (rank + 1) * chunk_bytes].view(torch.float32)
-        with lossy(lossy_min_bytes=0, repair=self._repair):
+        group = self._group
+        asked = group.lossy_options().delivery if isinstance(group, LossyProcessGroup) else ""
+        how = lossy(lossy_min_bytes=0, repair=self._repair)
+        with reliable() if asked == "reliable" else how:
             dist.all_gather_single(whole, mine, group=self._group)
         torch._foreach_copy_(
             [to for to, others in zip(own, came, strict=True) if others],

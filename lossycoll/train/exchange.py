@@ -7,7 +7,7 @@ rank needs none.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -65,9 +65,12 @@ class Sending:
 
 
 class Exchange:
-    """The group ``group`` (None: the default one) as sharded training uses it."""
+    """The group ``group`` (None: the default one) as sharded training uses it.
 
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
+    ``repair``: rounds of selective resending; more where the block of code or the group says so.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None, repair: int) -> None:
         found = dist.group.WORLD if group is None else group
         if found is None:
             raise RuntimeError("call torch.distributed.init_process_group first")
@@ -75,6 +78,7 @@ class Exchange:
         self.rank = dist.get_rank(found)
         self.world = dist.get_world_size(found)
         self.lossy = found if isinstance(found, LossyProcessGroup) else None
+        self._repair = repair
 
     def __str__(self) -> str:
         return f"rank {self.rank}/{self.world}"
@@ -83,6 +87,13 @@ class Exchange:
         """A rank as errors write it."""
         known = () if self.lossy is None else self.lossy.lossy_stats().peers
         return f"rank {rank} ({known[rank].address})" if known else f"rank {rank}"
+
+    def _delivery(self) -> contextlib.AbstractContextManager[None]:
+        """The block of code in which gradients and parameters are sent."""
+        if self.lossy is None or self._exact():
+            return reliable()
+        repair = max(self._repair, self.lossy.lossy_options().repair)
+        return lossy(lossy_min_bytes=0, repair=repair)
 
     def _exact(self) -> bool:
         """Whether the caller, or the group, wants nothing to be lost."""
@@ -111,10 +122,9 @@ class Exchange:
         """Starts the mean over the ranks of ``source`` (world * n,), of which ``output`` (n,) is
         this rank's chunk. Lossy and unbiased, unless a block of code or the group says reliable.
         """
-        exact = self._exact()
         # A mean is what the lossy group forms; gloo's and others' are sums.
         op = dist.ReduceOp.AVG if self.lossy is not None else dist.ReduceOp.SUM
-        with reliable() if exact else lossy(lossy_min_bytes=0):
+        with self._delivery():
             work = dist.reduce_scatter_single(output, source, op, self.group, async_op=True)
         if self.lossy is not None:
             return work  # type: ignore[no-any-return]
@@ -125,7 +135,8 @@ class Exchange:
         if self.lossy is None or self._exact():
             work = self.average(output, source)
             return Sending(work, lambda: np.zeros((self.world, 0), np.bool_))
-        told = self.lossy.reduce_scatter_blocks(output, source)
+        with self._delivery():
+            told = self.lossy.reduce_scatter_blocks(output, source)
         return Sending(told, lambda: told.lost)
 
     def block_elements(self, flat: Tensor) -> int:
@@ -145,7 +156,8 @@ class Exchange:
         if self.lossy is None:
             everything = np.ones((self.world, 1), np.bool_)
             return Gathering(self.copy(flat), lambda: everything)
-        work: Any = self.lossy.all_gather_blocks(flat, needed)
+        with self._delivery():
+            work = self.lossy.all_gather_blocks(flat, needed)
         return Gathering(work, lambda: work.arrived)
 
     def copy(self, flat: Tensor) -> Work | None:
@@ -196,7 +208,7 @@ class _Then:
             self._then()
 
 
-def settle(works: list[Work]) -> None:
+def settle(works: Sequence[Work]) -> None:
     """Waits for all, also after one has failed; raises the first failure."""
     failure: Exception | None = None
     for work in works:

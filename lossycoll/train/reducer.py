@@ -212,6 +212,12 @@ class Reducer:
             residue.keep(shard.grads, sending.lost, per_block, present)
         self._sendings = []
 
+    def forget_lost(self) -> None:
+        """What was lost belongs to a training that isn't gone on with."""
+        self._sendings = []
+        for residue in self._residues:
+            residue.clear()
+
     def residue(self) -> float:
         """L2 norm of what is still to be sent again."""
         return math.hypot(*(residue.norm() for residue in self._residues))

@@ -51,6 +51,10 @@ class Residue:
         for view, before in left:
             view.copy_(before)
 
+    def clear(self) -> None:
+        """Nothing is kept."""
+        self._kept.zero_()
+
     def norm(self) -> float:
         """L2 norm of what is kept."""
         return float(torch.linalg.vector_norm(self._kept))

@@ -20,7 +20,7 @@ from ..errors import (
     TrainingError,
 )
 from . import checkpoint
-from .ages import MAX_AGE
+from .ages import MAX_AGE, MOST_REPAIR, REPAIR
 from .buckets import BUCKET_BYTES
 from .copies import Copies, ShardedFigures
 from .exchange import Exchange
@@ -44,8 +44,10 @@ class ShardedOptimizer(Optimizer):
     It is the method of "Distributed Training under Packet Loss" (Weintraub, Banner, Orda,
     arXiv 2507.07114) in the layout of ZeRO-1. Parameters live in flat buckets, of which each rank
     owns an equal chunk. Gradients go to their owners by a lossy reduce-scatter, bucket by bucket
-    while the backward pass goes on; the mean is unbiased whatever is lost, also with different data
-    on each rank (own data is a stratum of its own, docs/design.md). Owners step their chunks, cut
+    while the backward pass goes on; the mean is unbiased also with different data on each rank, as
+    long as an owner gets the packet of one other rank (own data is a stratum of its own,
+    docs/design.md). That it gets none has a chance of p^(world - 1): with two or three ranks and
+    much loss, ``error_feedback`` is unbiased where this isn't. Owners step their chunks, cut
     into segments of parameters, and send *parameters* to all: a packet that is lost leaves the old
     value, which the next step's replaces, so replicas don't drift apart. What steers a step (norms,
     NaN, which parameters had gradients) travels reliably, so all ranks do the same.
@@ -58,9 +60,10 @@ class ShardedOptimizer(Optimizer):
     ``optimizer_class``, ``**defaults``: any torch.optim.Optimizer that is element-wise, with its
     options.
 
-    ``group``: the ranks to share with, any backend (None: the default group). Only with "lossy" is
-    anything ever lost; in a block of ``lossycoll.reliable()``, or with ``delivery="reliable"``,
-    nothing is. ``with lossycoll.lossy(repair=1):`` around ``backward()`` works, too.
+    ``group``: the ranks to share with, of a backend that serves CPU tensors too (None: the default
+    group). Only with "lossy" is anything ever lost; in a block of ``lossycoll.reliable()``, or with
+    ``delivery="reliable"``, nothing is. ``with lossycoll.lossy(repair=4):`` around ``backward()``
+    works, too.
 
     ``max_age``: how many steps old a block (a packet's part of an owner's chunk) may be at a
     replica. A block that is missing for the ``max_age``-th step in a row is sent again in the next
@@ -68,10 +71,17 @@ class ShardedOptimizer(Optimizer):
     equal, and only gradients lossy. None: no bound. All blocks that are due are repaired at once,
     in the step in which they are due.
 
+    ``repair``: rounds of selective resending within a step, of gradients and of parameters, after
+    which p^(repair + 1) is lost; more where the block of code or the group says so. 0 is the
+    published method. What is lost makes gradients noisier, and a stale parameter costs far more
+    than its bytes while steps are large (docs/quality.md): two rounds resend p + p^2 of the packets.
+
     ``error_feedback``: what is lost of a rank's gradients is added to its next ones, in place of
     weighing what arrives by its count. Nothing of any gradient is lost then, but some of it comes a
     step or more late; and a gradient's worth of memory is needed. With one link at 100% loss
-    its rank's gradients never arrive, and pile up: :meth:`residue` tells. Not in checkpoints.
+    its rank's gradients never arrive, and pile up: :meth:`residue` tells. Not in checkpoints. What
+    is kept under a GradScaler keeps the scale it had: where that changes, what comes a step late
+    has the wrong weight, by that factor.
 
     ``bucket_bytes``: the size of a bucket, 25 MiB as DDP's (the first one at most 1 MiB).
 
@@ -107,22 +117,24 @@ class ShardedOptimizer(Optimizer):
         group: dist.ProcessGroup | None = None,
         *,
         max_age: int | None = MAX_AGE,
+        repair: int = REPAIR,
         error_feedback: bool = False,
         bucket_bytes: int = BUCKET_BYTES,
         on_nonfinite: str = "raise",
         **defaults: Any,
     ) -> None:
-        _check_arguments(max_age, bucket_bytes, on_nonfinite)
+        _check_arguments(max_age, repair, bucket_bytes, on_nonfinite)
         settings = {
             "optimizer_class": getattr(optimizer_class, "__name__", ""),
             "max_age": max_age,
+            "repair": repair,
             "error_feedback": error_feedback,
             "bucket_bytes": bucket_bytes,
             "on_nonfinite": on_nonfinite,
         }
         self._inner: Optimizer | None = None
         self._on_nonfinite = on_nonfinite
-        self._exchange = Exchange(group)
+        self._exchange = Exchange(group, repair)
         self._held = Held(self._exchange, optimizer_class, defaults, settings)
         self._copies = Copies(self._exchange, max_age)
         self._reducer = Reducer(
@@ -410,8 +422,8 @@ class ShardedOptimizer(Optimizer):
         state_dict = dict(state_dict)
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict
-        saved = state_dict["param_groups"]
         states = checkpoint.by_parameter(state_dict, self._groups, str(self._exchange))
+        saved = state_dict["param_groups"]
         for parameter, name in zip(self._held.model, self._held.names, strict=True):
             shape = tuple(parameter.shape)
             state = states.get(parameter, {})
@@ -420,15 +432,20 @@ class ShardedOptimizer(Optimizer):
         self._inner.load_state_dict(checkpoint.deal(states, saved, self.param_groups, self._held))
         self._held.frozen = {p: dict(states.get(p, {})) for p in self._held.frozen}
         self._adopt()
+        self._reducer.forget_lost()
         self._consolidated = None
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
 
 
-def _check_arguments(max_age: object, bucket_bytes: object, on_nonfinite: object) -> None:
+def _check_arguments(
+    max_age: object, repair: object, bucket_bytes: object, on_nonfinite: object
+) -> None:
     whole = isinstance(max_age, int) and not isinstance(max_age, bool) and max_age >= 0
     if max_age is not None and not whole:
         raise OptionError(f"max_age is {max_age!r}, wanted a number of steps from 0 on, or None")
+    if isinstance(repair, bool) or not isinstance(repair, int) or not 0 <= repair <= MOST_REPAIR:
+        raise OptionError(f"repair is {repair!r}, wanted a number of rounds, 0 to {MOST_REPAIR}")
     if isinstance(bucket_bytes, bool) or not isinstance(bucket_bytes, int) or bucket_bytes < 1:
         raise OptionError(f"bucket_bytes is {bucket_bytes!r}, wanted a number of bytes from 1 on")
     if on_nonfinite not in ("raise", "skip"):

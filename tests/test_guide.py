@@ -17,7 +17,7 @@ WANTED = {
     "train.py": r"loss \d\.\d+",
     "train_bounded.py": r"loss \d\.\d+, replicas \d+\.\d+% of",
     "train_sharded.py": r"loss \d\.\d+, ages of blocks \(\d+",
-    "estimator.py": r"[12]\.\d+",
+    "estimator.py": r"\['0\.00', '0\.\d+'\]|\['0\.\d+', '0\.00'\]",
     "exact.py": "",
 }
 """What each script prints."""

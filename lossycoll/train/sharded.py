@@ -74,7 +74,8 @@ class ShardedOptimizer(Optimizer):
     ``repair``: rounds of selective resending within a step, of gradients and of parameters, after
     which p^(repair + 1) is lost; more where the block of code or the group says so. 0 is the
     published method. What is lost makes gradients noisier, and a stale parameter costs far more
-    than its bytes while steps are large (docs/quality.md): two rounds resend p + p^2 of the packets.
+    than its bytes while steps are large (docs/quality.md). Two rounds resend p + p^2 of the
+    packets.
 
     ``error_feedback``: what is lost of a rank's gradients is added to its next ones, in place of
     weighing what arrives by its count. Nothing of any gradient is lost then, but some of it comes a

@@ -317,10 +317,12 @@ static void take_told(lc_out *out, const lc_record *r) {
     }
 }
 
-/* A NACK or LOST of the next round ends the one before. What is given up needs no end of it. */
+/* A NACK of the next round ends the one before. LOST ends them all, and needs no end of any: no word
+ * of a round that the receiver asked for and then gave up may have come here. */
 static int begins_round(const lc_out *out, const lc_record *r) {
-    int over = out->state == LC_OUT_SENT || (out->state == LC_OUT_OPEN && r->kind == LC_R_LOST);
-    return over && lc_next_round(out->round) == r->round;
+    if (r->kind == LC_R_LOST)
+        return out->slot->op->call.feedback && !out->given_up && out->state != LC_OUT_DONE;
+    return out->state == LC_OUT_SENT && !out->given_up && lc_next_round(out->round) == r->round;
 }
 
 static void on_nack(lc_engine *e, uint16_t peer, const lc_record *r) {

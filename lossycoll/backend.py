@@ -100,6 +100,10 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         """Those in force for a call made now: the group's, as the block around changes them."""
         return self._routes.effective()
 
+    def lossy_lost(self) -> tuple[int, ...]:
+        """Ranks that the group goes on without, as soon as this rank knows."""
+        return tuple(sorted(self._health.without))
+
     def lossy_last_report(self) -> Report | None:
         return self._comm.last_report()
 

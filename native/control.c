@@ -317,8 +317,8 @@ static void take_told(lc_out *out, const lc_record *r) {
     }
 }
 
-/* A NACK of the next round ends the one before. LOST ends them all, and needs no end of any: no word
- * of a round that the receiver asked for and then gave up may have come here. */
+/* A NACK of the next round ends the one before. LOST ends them all, and needs no end of any: no
+ * word of a round that the receiver asked for and then gave up may have come here. */
 static int begins_round(const lc_out *out, const lc_record *r) {
     if (r->kind == LC_R_LOST)
         return out->slot->op->call.feedback && !out->given_up && out->state != LC_OUT_DONE;

@@ -444,7 +444,7 @@ def out_of_range() -> Iterator[tuple[bytes, str]]:
         yield replace(good, count=count).bytes(), "malformed"
     for size in (0, 4, PAYLOAD - 4, PAYLOAD + 8):
         yield replace(good, payload=bytes(size)).bytes(), "malformed"
-    for kind in (0, 11, 255):
+    for kind in (0, 12, 255):
         record = struct.pack("<BBHIIIQQ", kind, 0, 0, 0, 0, 0, 0, 0)
         yield replace(good, type=CONTROL, payload=record, count=1).bytes(), "malformed"
     fin = struct.pack("<BBHIIIQQ", FIN, 0, 999, 0, 0, 0, 0, 0)

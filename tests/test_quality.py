@@ -20,6 +20,7 @@ from benchmarks.quality.matrix import (
     BASE,
     CONTROL,
     LOSSES,
+    VARIANTS,
     Run,
     batch_share,
     faults,
@@ -47,7 +48,7 @@ def test_seeds_are_outermost_and_the_goals_come_first() -> None:
     assert found.index(Run("gpt", 4, "none", 0.0, BASE, 1)) == 0
     for place, run in enumerate(found):
         assert run.arm == BASE or found.index(run.base) < place
-    assert {run.arm for run in found} == {BASE, *ARMS} == set(PREPARED)
+    assert {run.arm for run in found} == {BASE, *ARMS, *VARIANTS} == set(PREPARED)
     assert {run.task for run in found} == set(TASKS)
 
 

@@ -49,6 +49,7 @@ def arguments(rank: int) -> None:
     for bad in (-1, 1.5, True, "3"):
         refuses(lossycoll.OptionError, "max_age is", lambda b=bad: sharded(some, sgd, max_age=b))
     refuses(ValueError, "bucket_bytes is 0, wanted", lambda: sharded(some, sgd, bucket_bytes=0))
+    refuses(ValueError, "error_feedback is 'no'", lambda: sharded(some, sgd, error_feedback="no"))
     refuses(ValueError, "'raise' or 'skip'", lambda: sharded(some, sgd, on_nonfinite="ignore"))
     refuses(ValueError, "empty parameter list", lambda: sharded([], sgd))
     refuses(ValueError, "Invalid learning rate", lambda: sharded(some, sgd, lr=-1))

@@ -70,6 +70,7 @@ class Copies:
                 dead = dead or self._dead_link(ages, needed & ~arrived)
         self.figures = replace(self.figures, steps=self.figures.steps + 1)
         if dead is not None:
+            self._exchange.check_owners()  # a rank that is lost is a better reason
             raise dead
 
     def synchronize(self, model: Sequence[Parameter]) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
 import numpy as np
-import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
@@ -111,7 +110,7 @@ class Exchange:
 
     def check_owners(self) -> None:
         """Raises PeerLostError if the group goes on without a rank: its chunks have no owner."""
-        lost = () if self.lossy is None else self.lossy.lossy_stats().lost
+        lost = () if self.lossy is None else self.lossy.lossy_lost()
         if lost:
             who = ", ".join(self.peer(rank) for rank in lost)
             raise PeerLostError(f"{self}: lost {who}. {REMEDY}", peer=lost[0])
@@ -119,16 +118,17 @@ class Exchange:
     # ---- gradients ----
 
     def average(self, output: Tensor, source: Tensor) -> Work:
-        """Starts the mean over the ranks of ``source`` (world * n,), of which ``output`` (n,) is
-        this rank's chunk. Lossy and unbiased, unless a block of code or the group says reliable.
+        """Starts the mean over the ranks of ``source`` (world * n,), which may be overwritten;
+        ``output`` (n,) is this rank's chunk of it. Lossy and unbiased, unless a block of code or
+        the group says reliable.
         """
-        # A mean is what the lossy group forms; gloo's and others' are sums.
-        op = dist.ReduceOp.AVG if self.lossy is not None else dist.ReduceOp.SUM
+        op = dist.ReduceOp.AVG
+        if self.lossy is None:
+            # Others form sums, in which 16-bit types could overflow.
+            op = dist.ReduceOp.SUM
+            source.div_(self.world)
         with self._delivery():
-            work = dist.reduce_scatter_single(output, source, op, self.group, async_op=True)
-        if self.lossy is not None:
-            return work  # type: ignore[no-any-return]
-        return _Then(work, lambda: output.div_(self.world))
+            return dist.reduce_scatter_single(output, source, op, self.group, async_op=True)  # type: ignore[no-any-return]
 
     def contribute(self, output: Tensor, source: Tensor) -> Sending:
         """:meth:`average`, in which what is lost of ``source`` counts as zero, and is told."""
@@ -193,19 +193,6 @@ class Exchange:
         with reliable():
             dist.gather_object(value, out, group=self.group, group_dst=to)
         return out
-
-
-class _Then:
-    """A work with what follows it."""
-
-    def __init__(self, work: Work, then: Callable[[], object]) -> None:
-        self._work = work
-        self._then = then
-
-    def wait(self) -> None:
-        self._work.wait()
-        with torch.no_grad():
-            self._then()
 
 
 def settle(works: Sequence[Work]) -> None:

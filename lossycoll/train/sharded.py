@@ -125,6 +125,8 @@ class ShardedOptimizer(Optimizer):
         **defaults: Any,
     ) -> None:
         _check_arguments(max_age, repair, bucket_bytes, on_nonfinite)
+        if not isinstance(error_feedback, bool):
+            raise OptionError(f"error_feedback is {error_feedback!r}, wanted True or False")
         settings = {
             "optimizer_class": getattr(optimizer_class, "__name__", ""),
             "max_age": max_age,

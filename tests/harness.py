@@ -251,6 +251,8 @@ def be_a_rank(function: str, out: str) -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     value: Any = None
     error = text = ""
+    # Shells have what they start in the background ignore it, and children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         __import__(module)
         value = getattr(sys.modules[module], name)(rank, world)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import math
 import statistics as plain
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .matrix import ARMS, BASE, KINDS, LOSSES, WORLDS, Run
+from .matrix import ARMS, BASE, KINDS, LOSSES, VARIANTS, WORLDS, Run
 from .statistics import Entry, Estimate, accuracy_change, cells, perplexity_change
 
 BEGIN, END = "<!-- {name}: begin -->", "<!-- {name}: end -->"
 GOALS = {0.1: 0.4, 0.2: 1.0, 0.4: 3.0}
 """Most that perplexity may rise, in %, for the arms and kinds of loss below."""
-GOAL_ARMS = ("ddp+driftbound", "sharded")
+GOAL_ARMS = ("ddp+driftbound", "ddp+driftbound/repair2", "sharded")
 GOAL_KINDS = ("single", "bursty")
 # Of a 7B model on 64 GPUs at single losses (arXiv 2507.07114), in %. Two columns that don't measure
 # the same thing and are not one series: the one of the abstract, and one of validation perplexity.
@@ -63,22 +63,36 @@ def tables(entries: Mapping[str, Entry]) -> dict[str, str]:
                 )
     for task in ("gpt", "digits"):
         out[f"{task}-drift"] = drift_table(entries, task)
+    out["variants"] = change_table(
+        cells(entries, change),
+        "gpt",
+        WORLDS[0],
+        "%",
+        paper=False,
+        arms=("ddp+driftbound", "sharded", *VARIANTS),
+    )
     return out
 
 
 def change_table(
-    found: Mapping[tuple[Any, ...], Estimate], task: str, world: int, unit: str, paper: bool
+    found: Mapping[tuple[Any, ...], Estimate],
+    task: str,
+    world: int,
+    unit: str,
+    *,
+    paper: bool,
+    arms: Sequence[str] = ARMS,
 ) -> str:
     """A row for each kind and rate of loss, a column for each arm."""
-    head = ["loss", *ARMS, *["paper, 7B"] * paper]
+    head = ["loss", *arms, *["paper, 7B"] * paper]
     rows = []
     for kind in KINDS:
         for loss in sorted(LOSSES):
-            shown = [show(found.get((task, world, kind, loss, arm)), unit) for arm in ARMS]
+            shown = [show(found.get((task, world, kind, loss, arm)), unit) for arm in arms]
             if any(cell != "-" for cell in shown):
                 said = [_paper(loss) if kind == "single" else "-"] * paper
                 rows.append([f"{loss:.0%} {kind}", *shown, *said])
-    nothing = [show(found.get((task, world, "none", 0.0, arm)), unit) for arm in ARMS]
+    nothing = [show(found.get((task, world, "none", 0.0, arm)), unit) for arm in arms]
     if any(cell != "-" for cell in nothing):
         rows.insert(0, ["0%", *nothing, *["-"] * paper])
     return markdown(head, rows)

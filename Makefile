@@ -19,7 +19,7 @@ C_FILES := $(wildcard native/*.[ch] tests/native/*.[ch] benchmarks/*.[ch])
 .PHONY: help demo test lint format conformance bench doctor examples clean
 
 help:
-	@echo "make demo      train a small GPT three times and compare (under 5 minutes)"
+	@echo "make demo      train a small GPT five times and compare (under 5 minutes)"
 	@echo "make test      the whole test suite"
 	@echo "make lint      ruff, mypy and clang-format"
 	@echo "make format    let ruff and clang-format rewrite the sources"

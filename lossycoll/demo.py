@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--loss", type=real(0, 1), default=0.1, help="share of packets to drop (default 0.1)")
     add("--burst", type=real(1), default=1.0, help="mean length of a loss, in packets (default 1)")
     add("--ranks", type=whole(2, 64), default=4, help="processes (default 4)")
-    add("--steps", type=whole(1), default=300, help="optimizer steps of each run (default 300)")
+    add("--steps", type=whole(1), default=200, help="optimizer steps of each run (default 200)")
     add("--seed", type=whole(0, 2**31 - 1), default=7, help="of everything random (default 7)")
     add("--layers", type=whole(1, 96), default=2, help="transformer blocks (default 2)")
     add(

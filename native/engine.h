@@ -59,7 +59,7 @@ typedef struct {
     int dead;
     atomic_int doomed; /* dead as soon as the thread takes notice; any thread sets it */
     uint64_t packets_sent, packets_received, packets_missing;
-    uint64_t offered, delivered; /* packets of streams that may lose any */
+    uint64_t offered, delivered; /* packets to be added up that might be lost */
 } lc_peer;
 
 /* The end of a stream that is repeated after the operation has gone. */

@@ -150,8 +150,8 @@ typedef struct {
     uint64_t rtt_ns;      /* smoothed; 0 while unknown */
     uint64_t deadline_ns; /* the deadline that a stream of one packet would get now */
     double delivery_rate; /* received / (received + missing); 1 while unknown */
-    uint64_t offered,
-        delivered; /* packets to be added up that might be lost, and those that came */
+    uint64_t offered;     /* packets to be added up that might be lost */
+    uint64_t delivered;   /* those of them that came */
 } lc_peer_stats;
 
 typedef struct {

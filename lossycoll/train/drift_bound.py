@@ -20,10 +20,10 @@ from torch.optim import Optimizer
 from ..backend import LossyProcessGroup
 from ..errors import MismatchError, OptionError, UnsupportedError
 from ..options import lossy, reliable
+from .ages import MOST_REPAIR
 from .replicas import Part, in_memory_order, local, parts_of
 from .slices import Slices, cut, owner
 
-MOST_REPAIR: Final = 255
 DTYPES: Final = (
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
     *(torch.complex64, torch.complex128),

@@ -12,15 +12,12 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ..backend import LossyProcessGroup
 from ..errors import PeerLostError
 from ..options import lossy, reliable
-
-Mask = NDArray[np.bool_]
-
+from .ages import Mask
 
 REMEDY: Final = (
     "A rank that is lost had the only copy of its share of the optimizer's state: restart with the "
@@ -89,14 +86,12 @@ class Exchange:
 
     def _delivery(self) -> contextlib.AbstractContextManager[None]:
         """The block of code in which gradients and parameters are sent."""
-        if self.lossy is None or self._exact():
+        if self.lossy is None:
             return reliable()
-        repair = max(self._repair, self.lossy.lossy_options().repair)
-        return lossy(lossy_min_bytes=0, repair=repair)
-
-    def _exact(self) -> bool:
-        """Whether the caller, or the group, wants nothing to be lost."""
-        return self.lossy is None or self.lossy.lossy_options().delivery == "reliable"
+        asked = self.lossy.lossy_options()
+        if asked.delivery == "reliable":
+            return reliable()
+        return lossy(lossy_min_bytes=0, repair=max(self._repair, asked.repair))
 
     @contextlib.contextmanager
     def owners_needed(self) -> Iterator[None]:
@@ -132,7 +127,7 @@ class Exchange:
 
     def contribute(self, output: Tensor, source: Tensor) -> Sending:
         """:meth:`average`, in which what is lost of ``source`` counts as zero, and is told."""
-        if self.lossy is None or self._exact():
+        if self.lossy is None or self.lossy.lossy_options().delivery == "reliable":
             work = self.average(output, source)
             return Sending(work, lambda: np.zeros((self.world, 0), np.bool_))
         with self._delivery():

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import UnsupportedError
+from .buckets import is_dense
 
 Groups = tuple[dist.ProcessGroup, ...]
 
@@ -71,15 +72,12 @@ def in_memory_order(tensor: Tensor) -> Tensor:
     """
     if tensor.is_contiguous():
         return tensor.view(-1)
-    expected = 1
-    for step, n in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if n > 1 and step != expected:
-            raise UnsupportedError(
-                f"a parameter of shape {tuple(tensor.shape)} has stride {tensor.stride()}, wanted "
-                f"one whose elements fill its memory, each in a place of its own; make it so with "
-                f".contiguous() before the optimizer is made"
-            )
-        expected *= n
+    if not is_dense(tensor.shape, tensor.stride()):
+        raise UnsupportedError(
+            f"a parameter of shape {tuple(tensor.shape)} has stride {tensor.stride()}, wanted one "
+            f"whose elements fill its memory, each in a place of its own; make it so with "
+            f".contiguous() before the optimizer is made"
+        )
     return tensor.as_strided((tensor.numel(),), (1,))
 
 

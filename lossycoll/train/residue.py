@@ -13,12 +13,10 @@ from collections.abc import Collection
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from .ages import Mask
 from .buckets import Bucket
-
-Mask = NDArray[np.bool_]
 
 
 class Residue:

@@ -27,6 +27,11 @@ ANSWER_SECONDS: Final = 5.0
 END_SECONDS: Final = 10.0
 
 
+def own_process(role: str) -> list[str]:
+    """The command of a process in which nothing but the extension is loaded (process.py)."""
+    return [sys.executable, str(HERE / "process.py"), _lab.__file__, role]
+
+
 class Switch:
     """Runs a switch, from now to :meth:`close`.
 
@@ -55,7 +60,7 @@ class Switch:
         inherited = (memory, lifeline, readied)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, HERE / "switch_main.py", _lab.__file__, *map(str, inherited)],
+                [*own_process("switch"), *map(str, inherited)],
                 pass_fds=inherited,
                 stdin=subprocess.DEVNULL,
                 env=environment,

@@ -92,6 +92,28 @@ typedef struct {
  * ``memory`` is a descriptor of a lab_shared, ``ready`` is closed once state is no longer
  * LAB_STARTING. Returns 0, or -1 with the reason in state, error and text. */
 int lab_switch(int memory, int lifeline, int ready);
+
+/* What became of numbered packets. */
+typedef struct {
+    uint64_t received; /* each counted once */
+    uint64_t lost;     /* whatever didn't come, overflowed ones included */
+    uint64_t bursts;   /* runs of lost packets, in the order in which they were sent */
+    uint64_t doubled;
+    uint64_t late;       /* came after one that was sent later */
+    uint64_t highest;    /* number of the last in order, and 1 */
+    uint64_t overflowed; /* found the receiver's socket full: loss that is none of the link's */
+    uint64_t bytes;      /* of payload */
+    double seconds;      /* from the first to the last */
+} lab_probe_counts;
+
+/* Sends ``count`` numbered datagrams of ``bytes`` bytes, ``segments`` per call (1: no UDP_SEGMENT),
+ * at most at ``bytes_per_s`` (0: as fast as it goes). Returns 0, or -1 with errno set. */
+int lab_probe_send(const char *address, int port, uint64_t count, uint32_t bytes, uint32_t segments,
+                   double bytes_per_s);
+/* Receives them: until all are there or, once one is, none has come for ``idle_s``; the first has
+ * ``first_s``. Writes a line to ``ready`` once it listens. Returns 0, or -1 with errno set. */
+int lab_probe_receive(int port, uint64_t count, int first_s, int idle_s, int ready,
+                      lab_probe_counts *out);
 /* cdef end */
 
 #endif

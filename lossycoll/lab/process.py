@@ -16,6 +16,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 FIRST_SECONDS = 10
@@ -81,7 +82,13 @@ def main(path: str, role: str, *arguments: str) -> None:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    roles = {"switch": switch, "receive": receive, "send": send, "echo": echo, "ping": ping}
+    roles: dict[str, Callable[..., None]] = {
+        "switch": switch,
+        "receive": receive,
+        "send": send,
+        "echo": echo,
+        "ping": ping,
+    }
     roles[role](module, *arguments)
 
 

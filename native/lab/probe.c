@@ -15,7 +15,8 @@
 
 enum { BYTES_MAX = 65507, NUMBER = 8 /* bytes at the head of each packet */ };
 static const int BUFFER = 64 << 20;
-static const int64_t IDLE_NS = 1000000; /* sooner than this no sleep is worth it */
+static const double NAP_S = 1e-4;  /* sooner than this no sleep is worth it */
+static const double LATE_S = 1e-3; /* what is behind by more is not made up for: it would burst */
 
 static double now_s(void) {
     struct timespec now;
@@ -23,12 +24,15 @@ static double now_s(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-static void sleep_until(double when) {
-    double left = (when - now_s()) * 1e9;
-    if (left > (double)IDLE_NS)
-        nanosleep(
-            &(struct timespec){.tv_sec = (time_t)(left / 1e9), .tv_nsec = (long)left % 1000000000},
-            NULL);
+/* Sleeps until ``when``; returns by how much to put off all that follows. */
+static double sleep_until(double when) {
+    double left = when - now_s();
+    if (left > NAP_S) {
+        time_t whole = (time_t)left;
+        struct timespec nap = {.tv_sec = whole, .tv_nsec = (long)((left - (double)whole) * 1e9)};
+        nanosleep(&nap, NULL);
+    }
+    return left < -LATE_S ? -left : 0;
 }
 
 int lab_probe_send(const char *address, int port, uint64_t count, uint32_t bytes, uint32_t segments,
@@ -59,7 +63,7 @@ int lab_probe_send(const char *address, int port, uint64_t count, uint32_t bytes
         }
         next += here;
         if (bytes_per_s > 0)
-            sleep_until(start + (double)next * bytes / bytes_per_s);
+            start += sleep_until(start + (double)next * bytes / bytes_per_s);
     }
     status = 0;
 out:

@@ -57,7 +57,7 @@ def _of(pid: int, folder: Path) -> list[Process]:
             command = (
                 (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             )
-            return [Process(pid, name, _is_alive(name), command.strip())]
+            return [Process(pid, name, is_alive(name), command.strip())]
     return []
 
 
@@ -76,7 +76,7 @@ def clean() -> list[Process]:
     return list(killed.values())
 
 
-def _is_alive(name: str) -> bool:
+def is_alive(name: str) -> bool:
     """Whether the maker of a laboratory still runs: a process of that number and that start."""
     try:
         _, pid, started = name.split("-")

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from ..errors import LabError
 from .laboratory import Lab
-from .network import ETHERNET_BYTES, Link
+from .network import ETHERNET_BYTES, Link, Network, queue_bytes
 from .ranks import end
 from .switch import own_process
 
@@ -32,6 +32,8 @@ SHARE: Final = 0.5
 MBIT: Final = 400.0
 """Where there is no limit."""
 SEGMENTS: Final = 40
+IDLE_MS: Final = 300
+"""After the last packet was sent, and has had its time to come."""
 PINGS: Final = 20
 SIGMAS: Final = 4.0
 QUEUED_SHARE: Final = 0.02
@@ -77,6 +79,7 @@ def flow(
     mbit: float = 0.0,
     segments: int = 1,
     payload: int | None = None,
+    port: int = PORT,
 ) -> Flow:
     """Sends ``packets`` datagrams over a link, ``segments`` per system call.
 
@@ -86,13 +89,30 @@ def flow(
     size = lab.network.mtu - UDP_BYTES if payload is None else payload
     segments = max(1, min(segments, 65_507 // size))
     before = _queued_out(lab)
+    idle = IDLE_MS + round(_longest_ms(lab.network, pair))
     arguments = map(str, (packets, size, segments, mbit * 125_000))
-    with _listening(lab, pair[1], "receive", str(PORT), str(packets)) as receiver:
-        sender = _end(lab, pair[0], "send", lab.address(pair[1]), str(PORT), *arguments)
+    with _listening(lab, pair[1], "receive", str(port), str(packets), str(idle)) as receiver:
+        sender = _end(lab, pair[0], "send", lab.address(pair[1]), str(port), *arguments)
         _answer(sender)
+        assert receiver.stdin is not None
+        receiver.stdin.close()
+        receiver.stdin = None
         counts = _answer(receiver)
     found = {name: counts[name] for name in _COUNTED}
     return Flow(sent=packets, queued_out=_queued_out(lab) - before, **found)
+
+
+def _longest_ms(network: Network, pair: tuple[int, int]) -> float:
+    """The most that a packet can take, from one host to another."""
+    link, mtu = network.link_of(*pair), network.mtu
+    sender, receiver = network.port_of(pair[0]), network.port_of(pair[1])
+    rates = ((sender.up_mbit, sender), (receiver.down_mbit, receiver), (link.rate_mbit, link))
+    queues = sum(
+        queue_bytes(mbit, part.queue_packets, part.queue_ms, mtu) / mbit / 125
+        for mbit, part in rates
+        if mbit is not None
+    )
+    return link.delay_ms + link.jitter_ms + link.hold_ms + queues
 
 
 def _queued_out(lab: Lab) -> int:
@@ -186,7 +206,7 @@ def _measure(lab: Lab, pair: tuple[int, int]) -> Row:
 
 def _end(lab: Lab, host: int, role: str, *arguments: str) -> subprocess.Popen[str]:
     command = [*own_process(role), *arguments]
-    return lab.start(host, command, stdout=subprocess.PIPE, text=True)
+    return lab.start(host, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 @contextlib.contextmanager
@@ -200,8 +220,9 @@ def _listening(lab: Lab, host: int, role: str, *arguments: str) -> Iterator[subp
         yield process
     finally:
         end([process])
-        assert process.stdout is not None
-        process.stdout.close()
+        for end_of_it in (process.stdin, process.stdout):
+            if end_of_it is not None:
+                end_of_it.close()
 
 
 def _answer(process: subprocess.Popen[str]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import time
@@ -35,14 +36,15 @@ def eventually(true: Callable[[], object], seconds: float = 20.0) -> bool:
 
 
 @contextlib.contextmanager
-def command(*arguments: str, cwd: Path = ROOT) -> Iterator[subprocess.Popen[str]]:
+def command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """``lossycoll lab`` in a process of its own, which is gone when the block ends."""
     process = subprocess.Popen(
         [sys.executable, "-m", "lossycoll.cli", "lab", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        cwd=cwd,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         start_new_session=True,
     )
     try:

@@ -44,6 +44,7 @@ class Lab:
         self.name = leftovers.new_name()
         self.backend = backend
         self._made: Backend | None = None
+        self._started: list[subprocess.Popen[Any]] = []
 
     def __enter__(self) -> Lab:
         if self._made is not None:
@@ -58,7 +59,13 @@ class Lab:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._running().close()
+        try:
+            # Its switch would do so, but for those that are still about to enter their host.
+            for process in self._started:
+                if process.poll() is None:
+                    process.kill()
+        finally:
+            self._running().close()
 
     @property
     def network(self) -> Network:
@@ -85,7 +92,9 @@ class Lab:
         self._network.check_host(host)
         inside = self._running().inside(host, list(command))
         rest.setdefault("start_new_session", True)
-        return subprocess.Popen(inside, env=self._environment(environment or {}), **rest)
+        process = subprocess.Popen(inside, env=self._environment(environment or {}), **rest)
+        self._started = [one for one in self._started if one.poll() is None] + [process]
+        return process
 
     def run(
         self,

@@ -58,6 +58,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how long ranks have to end when one has failed (%(default)g s)",
     )
     parser.add_argument("--counters", metavar="PATH", help="write what was counted, as JSON")
+    parser.add_argument(
+        "--mbit",
+        type=float,
+        default=verify.MBIT,
+        metavar="N",
+        help="what verify offers a link at most (%(default)g)",
+    )
     parser.add_argument("--json", action="store_true", help="print results as JSON")
 
 
@@ -131,7 +138,7 @@ def _verify(chosen: argparse.Namespace) -> int:
         table.add_column(heading, justify="right", no_wrap=True)
     with _stoppable(), Lab(network, backend=chosen.backend) as lab:
         backend = lab.backend
-        for row in verify.verify(lab):
+        for row in verify.verify(lab, mbit=chosen.mbit):
             rows.append(row)
             _add(table, row)
     complaints = [f"{row.pair[0]}-{row.pair[1]}: {text}" for row in rows for text in row.complaints]

@@ -30,7 +30,7 @@ PACKETS_MIN: Final = 400
 SHARE: Final = 0.5
 """Of a link's rate, so that its queues stay short: what is lost is then what was drawn."""
 MBIT: Final = 400.0
-"""Where there is no limit."""
+"""At most, if nothing else is said."""
 SEGMENTS: Final = 40
 IDLE_MS: Final = 300
 """After the last packet was sent, and has had its time to come."""
@@ -178,18 +178,23 @@ def bounds(link: Link, packets: int, sigmas: float = SIGMAS) -> tuple[float, flo
     return max(0.0, link.loss - slack), min(1.0, link.loss + slack)
 
 
-def verify(lab: Lab, pairs: Sequence[tuple[int, int]] | None = None) -> Iterator[Row]:
-    """Measures links one after the other; None: from the first host to each other one, and back."""
+def verify(
+    lab: Lab, pairs: Sequence[tuple[int, int]] | None = None, mbit: float = MBIT
+) -> Iterator[Row]:
+    """Measures links one after the other; None: from the first host to each other one, and back.
+
+    ``mbit``: what is offered at most; less, where a rate is less than twice of it.
+    """
     others = range(1, lab.network.hosts)
     for pair in pairs or [p for host in others for p in ((0, host), (host, 0))]:
-        yield _measure(lab, pair)
+        yield _measure(lab, pair, mbit)
 
 
-def _measure(lab: Lab, pair: tuple[int, int]) -> Row:
+def _measure(lab: Lab, pair: tuple[int, int], most: float) -> Row:
     network = lab.network
     there, back = network.link_of(*pair), network.link_of(pair[1], pair[0])
     rates = (network.port_of(pair[0]).up_mbit, network.port_of(pair[1]).down_mbit, there.rate_mbit)
-    mbit = min([MBIT, *(rate * SHARE for rate in rates if rate is not None)])
+    mbit = min([most, *(rate * SHARE for rate in rates if rate is not None)])
     frame = network.mtu + ETHERNET_BYTES
     packets = min(PACKETS, max(PACKETS_MIN, int(mbit * 125_000 * SECONDS / frame)))
     times = round_trips(lab, pair)

@@ -288,6 +288,9 @@ class Engine:
             delivery_rate=c.delivery_rate,
             offered=c.offered,
             delivered=c.delivered,
+            rate=c.rate,
+            queue_ns=c.queue_ns,
+            window=c.window,
         )
 
     def last_report(self) -> Report:

@@ -23,7 +23,7 @@ from .plan import inject as faults
 PREFIX: Final = "LOSSYCOLL_"
 BUILD_VARIABLES: Final = frozenset({"LOSSYCOLL_WERROR", "LOSSYCOLL_CFLAGS"})
 """Read when the extension is built, so they may stand in a developer's environment."""
-FAST_PATHS: Final = ("gso", "gro", "mmsg", "gather", "simd")
+FAST_PATHS: Final = ("gso", "gro", "mmsg", "gather", "simd", "stamps")
 MAX_BYTES: Final = 1 << 62
 
 
@@ -217,7 +217,7 @@ class Options:
     )
     disable: str = _option(
         "",
-        _text("names of `gso,gro,mmsg,gather,simd`, with commas", _check_disable),
+        _text("names of `gso,gro,mmsg,gather,simd,stamps`, with commas", _check_disable),
         "Fast paths that must not be used.",
     )
     pace: float = _option(

@@ -56,7 +56,14 @@ typedef struct {
 } lc_inject;
 
 /* ---- engine ---- */
-enum lc_fast_path { LC_GSO = 1, LC_GRO = 2, LC_MMSG = 4, LC_GATHER = 8, LC_SIMD = 16 };
+enum lc_fast_path {
+    LC_GSO = 1,
+    LC_GRO = 2,
+    LC_MMSG = 4,
+    LC_GATHER = 8,
+    LC_SIMD = 16,
+    LC_STAMPS = 32 /* when the kernel got a datagram */
+};
 
 typedef struct {
     const char *address; /* numeric address to bind; its family decides IPv4 or IPv6 */
@@ -152,6 +159,9 @@ typedef struct {
     double delivery_rate; /* received / (received + missing); 1 while unknown */
     uint64_t offered;     /* packets to be added up that might be lost */
     uint64_t delivered;   /* those of them that came */
+    double rate;          /* bytes/s that the path delivers; 0 while unknown */
+    uint64_t queue_ns;    /* standing on the path in the present round trip */
+    uint32_t window;      /* packets that may be in flight */
 } lc_peer_stats;
 
 typedef struct {

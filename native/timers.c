@@ -167,6 +167,8 @@ static void tick_tail(lc_engine *e) {
 static void tick_peer(lc_engine *e, uint16_t rank) {
     lc_peer *p = &e->peers[rank];
     lc_release_held(e, p);
+    if (p->rx_next != p->rx_reported && e->now - p->rx_ack_ns >= LC_ACK_NS)
+        p->ack_due = 1;
     if (p->probe_ns && e->now >= p->probe_ns) {
         lc_tell_probe(e, rank);
         p->probe_ns = e->now + 2 * lc_pace_rto(&p->pace);

@@ -111,12 +111,16 @@ def raw_udp(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return program
 
 
-@pytest.mark.parametrize("off", [(), *((name,) for name in FAST_PATHS), FAST_PATHS])
+# What the bare sockets have: nobody there asks when a datagram came.
+RAW_PATHS = tuple(name for name in FAST_PATHS if name != "stamps")
+
+
+@pytest.mark.parametrize("off", [(), *((name,) for name in RAW_PATHS), RAW_PATHS])
 def test_raw_udp_arrives_whole(raw_udp: Path, off: tuple[str, ...]) -> None:
     command = [str(raw_udp), "--megabytes", "16", *(f"--no-{name}" for name in off)]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
     result = json.loads(done.stdout)
-    assert [name for name in FAST_PATHS if not result[name]] == list(off)
+    assert [name for name in RAW_PATHS if not result[name]] == list(off)
     assert result["lost"] == 0
     # Every datagram holds ones, so the sum counts them.
     assert result["sum"] == result["received"] >= 16_000_000 // result["datagram"]

@@ -12,8 +12,8 @@ SHARED := --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
 CC ?= cc
 RAW_UDP_FLAGS := -std=c11 -O3 -march=native -Wall -Wextra -Werror -pthread
 
-NATIVE := $(wildcard native/*.c native/*.h) native/build_cffi.py
-C_FILES := $(wildcard native/*.[ch] tests/native/*.[ch] benchmarks/*.[ch])
+NATIVE := $(wildcard native/*.[ch] native/lab/*.[ch]) native/build_cffi.py
+C_FILES := $(wildcard native/*.[ch] native/lab/*.[ch] tests/native/*.[ch] benchmarks/*.[ch])
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint format conformance bench doctor examples clean
@@ -60,7 +60,7 @@ examples: $(VENV)/.built
 	$(BIN)/python examples/run.py --docs
 
 clean:
-	rm -rf build benchmarks/build *.egg-info lossycoll/_native.c lossycoll/_native*.so
+	rm -rf build benchmarks/build *.egg-info lossycoll/_native*.so lossycoll/_lab*.so
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks demo-results
 	rm -f $(VENV)/.built
 

@@ -106,6 +106,14 @@ class EngineError(LossyError):
         self.errno = errno
 
 
+class LabError(LossyError):
+    """The laboratory of bad networks can't be made, or broke."""
+
+
+class LabPermissionError(LabError, PermissionError):
+    """The laboratory needs rights that this process doesn't have."""
+
+
 class ClosedError(LossyError):
     """The group was destroyed, or belongs to the process that this one was forked from."""
 

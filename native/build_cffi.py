@@ -1,4 +1,5 @@
-"""Builds ``lossycoll._native`` from the C sources beside this file (cffi, API mode).
+"""Builds the C sources beside this file with cffi (API mode): ``lossycoll._native`` is the engine,
+``lossycoll._lab`` the laboratory's switch.
 
 ``LOSSYCOLL_WERROR=1`` turns warnings into errors and ``LOSSYCOLL_CFLAGS`` adds
 compiler flags; both are for developers.
@@ -14,15 +15,15 @@ from pathlib import Path
 from cffi import FFI
 
 HERE = Path(__file__).resolve().parent
-HEADER = HERE / "lossycoll.h"
 
 
-def declarations() -> str:
-    """The part of lossycoll.h that is declared to cffi."""
-    text = HEADER.read_text(encoding="utf-8")
-    found = re.search(r"/\* cdef begin \*/(.*?)/\* cdef end \*/", text, re.DOTALL)
+def declarations(header: Path) -> str:
+    """The part of a header that is declared to cffi."""
+    found = re.search(
+        r"/\* cdef begin \*/(.*?)/\* cdef end \*/", header.read_text(encoding="utf-8"), re.DOTALL
+    )
     if found is None:
-        raise RuntimeError(f"{HEADER}: the cdef marks are gone")
+        raise RuntimeError(f"{header}: the cdef marks are gone")
     return found.group(1)
 
 
@@ -33,14 +34,21 @@ def flags() -> list[str]:
     return out + shlex.split(os.environ.get("LOSSYCOLL_CFLAGS", ""))
 
 
-ffi = FFI()
-ffi.cdef(declarations())
-ffi.set_source(
-    "lossycoll._native",
-    '#include "lossycoll.h"',
-    # setuptools wants paths relative to setup.py, which runs one folder up.
-    sources=sorted(f"native/{path.name}" for path in HERE.glob("*.c")),
-    include_dirs=["native"],
-    extra_compile_args=flags(),
-    extra_link_args=["-pthread"],
-)
+def module(name: str, folder: str, header: str) -> FFI:
+    """The extension ``name`` of all C sources in ``folder``, which declares ``header``."""
+    made = FFI()
+    made.cdef(declarations(HERE.parent / folder / header))
+    made.set_source(
+        name,
+        f'#include "{header}"',
+        # setuptools wants paths relative to setup.py, which runs one folder up.
+        sources=sorted(f"{folder}/{path.name}" for path in (HERE.parent / folder).glob("*.c")),
+        include_dirs=[folder],
+        extra_compile_args=flags(),
+        extra_link_args=["-pthread"],
+    )
+    return made
+
+
+ffi = module("lossycoll._native", "native", "lossycoll.h")
+lab = module("lossycoll._lab", "native/lab", "lab.h")

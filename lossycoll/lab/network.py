@@ -1,0 +1,250 @@
+"""What a laboratory's network is like, as pure data: hosts, their ports, and the links between.
+
+A packet goes through the sender's port, the link, and the receiver's port. Delays are one-way: a
+round trip has two. Shares (loss, duplicate, reorder) are fractions of all packets, each as long as
+the MTU allows, whatever aggregates the kernel carries them in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final
+
+from ..errors import OptionError
+
+HOSTS_MAX: Final = 64
+MTU_MIN: Final = 576
+"""What every IPv4 host has to take (RFC 791)."""
+MTU_MAX: Final = 65521
+"""What Linux allows a TAP device."""
+ETHERNET_BYTES: Final = 14
+QUEUE_PACKETS: Final = 256
+"""A queue's length where nothing is said: 384 KB of full packets at an MTU of 1500."""
+HOLD_MS: Final = 1.0
+SEED_MAX: Final = (1 << 63) - 1
+
+
+def wrong(what: str, value: object, wanted: str) -> OptionError:
+    """The error for a part of a network that can't be."""
+    return OptionError(f"{what} is {value!r}, wanted {wanted}")
+
+
+def _number(what: str, value: object, low: float, high: float, wanted: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise wrong(what, value, wanted)
+    if not (math.isfinite(value) and low <= value <= high):
+        raise wrong(what, value, wanted)
+
+
+def _check_queue(what: str, packets: object, ms: object) -> None:
+    if packets is not None and ms is not None:
+        raise wrong(f"{what} queue_packets", packets, "either queue_packets or queue_ms")
+    if packets is not None and not (isinstance(packets, int) and 1 <= packets <= 1_000_000):
+        raise wrong(f"{what} queue_packets", packets, "1 to 1000000 packets")
+    if ms is not None:
+        _number(f"{what} queue_ms", ms, 1e-3, 60_000, "0.001 to 60000 ms")
+
+
+def _check_rate(what: str, mbit: object) -> None:
+    if mbit is not None:
+        _number(what, mbit, 0.01, 1_000_000, "0.01 to 1000000 Mbit/s, or None for no limit")
+
+
+@dataclass(frozen=True)
+class Link:
+    """From one host to another, in one direction.
+
+    ``loss``: fraction of packets lost. ``burst``: mean number of packets lost in a row; 1 means
+    each on its own, more is a Gilbert-Elliott channel whose bad state loses everything (Elliott,
+    Bell System Technical Journal 42, 1963). ``delay_ms``: one way. ``jitter_ms``: the delay
+    wanders by as much to both sides, in the order of 10 ms; order is kept. ``reorder``: fraction
+    held back by ``hold_ms`` behind what follows. ``duplicate``: fraction that arrives twice.
+    ``rate_mbit``: of this link alone, None for no limit; its queue, ``queue_packets`` or
+    ``queue_ms`` long, drops what doesn't fit.
+
+    Raises OptionError for a value outside its range, a jitter above the delay, and a burst too
+    short for the loss: one packet arrives between bursts, so loss <= burst / (burst + 1).
+    """
+
+    loss: float = 0.0
+    burst: float = 1.0
+    delay_ms: float = 0.0
+    jitter_ms: float = 0.0
+    reorder: float = 0.0
+    hold_ms: float = HOLD_MS
+    duplicate: float = 0.0
+    rate_mbit: float | None = None
+    queue_packets: int | None = None
+    queue_ms: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("loss", "reorder", "duplicate"):
+            _number(f"link's {name}", getattr(self, name), 0, 1, "a fraction, 0 to 1")
+        _number("link's burst", self.burst, 1, 1e6, "1 or more packets")
+        for name in ("delay_ms", "jitter_ms", "hold_ms"):
+            _number(f"link's {name}", getattr(self, name), 0, 60_000, "0 to 60000 ms")
+        if self.jitter_ms > self.delay_ms:
+            raise wrong("link's jitter_ms", self.jitter_ms, f"at most delay_ms, {self.delay_ms:g}")
+        if self.burst > 1 and self.loss < 1 and self.loss > self.burst / (self.burst + 1) + 1e-9:
+            least = self.loss / (1 - self.loss)
+            raise wrong(
+                "link's burst",
+                self.burst,
+                f"at least {least:.6g} for a loss of {self.loss:g}: shorter bursts can't lose so "
+                f"many packets",
+            )
+        _check_rate("link's rate_mbit", self.rate_mbit)
+        _check_queue("link's", self.queue_packets, self.queue_ms)
+
+    @property
+    def only_loses(self) -> bool:
+        """Whether loss is all that is asked for, so that the kernel's packet filter will do."""
+        return replace(self, loss=0.0, burst=1.0) == Link()
+
+
+@dataclass(frozen=True)
+class Port:
+    """How a host is connected: a rate to and from the network, each with a queue before it.
+
+    ``up_mbit``, ``down_mbit``: None for no limit. ``queue_packets`` or ``queue_ms``: how much
+    waits in front of each; what doesn't fit is dropped.
+    """
+
+    up_mbit: float | None = None
+    down_mbit: float | None = None
+    queue_packets: int | None = None
+    queue_ms: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_rate("port's up_mbit", self.up_mbit)
+        _check_rate("port's down_mbit", self.down_mbit)
+        _check_queue("port's", self.queue_packets, self.queue_ms)
+
+
+@dataclass(frozen=True)
+class Network:
+    """A laboratory's network.
+
+    ``link`` and ``port`` are what hosts have by default; ``links`` by (sender, receiver) and
+    ``ports`` by host are those that differ. ``mtu`` in bytes. ``seed``: of everything drawn; each
+    link has a sequence of its own, so what it loses depends only on how many packets it is given.
+
+    Raises OptionError for a number out of range, and for a link or port of a host there isn't.
+    """
+
+    hosts: int = 2
+    link: Link = Link()
+    port: Port = Port()
+    links: Mapping[tuple[int, int], Link] = field(default_factory=dict)
+    ports: Mapping[int, Port] = field(default_factory=dict)
+    mtu: int = 1500
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        _whole("hosts", self.hosts, 2, HOSTS_MAX)
+        _whole("mtu", self.mtu, MTU_MIN, MTU_MAX)
+        _whole("seed", self.seed, 0, SEED_MAX)
+        for sender, receiver in self.links:
+            self.check_link(sender, receiver)
+        for host in self.ports:
+            self.check_host(host)
+
+    def check_host(self, host: int) -> None:
+        """Raises OptionError for a host that isn't there."""
+        _whole("host", host, 0, self.hosts - 1)
+
+    def check_link(self, sender: int, receiver: int) -> None:
+        """Raises OptionError for a link that isn't there."""
+        self.check_host(sender)
+        self.check_host(receiver)
+        if sender == receiver:
+            raise wrong("link", (sender, receiver), "two hosts that differ")
+
+    def link_of(self, sender: int, receiver: int) -> Link:
+        return self.links.get((sender, receiver), self.link)
+
+    def port_of(self, host: int) -> Port:
+        return self.ports.get(host, self.port)
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """All (sender, receiver)."""
+        return [(a, b) for a in range(self.hosts) for b in range(self.hosts) if a != b]
+
+    def with_parts(self, **changes: Any) -> Network:
+        """With other values for fields of a network; those of links and ports change them all.
+
+        Raises OptionError for a field that none of them has.
+        """
+        parts = {name: value for name, value in changes.items() if name in _names(Network)}
+        of_links = {name: value for name, value in changes.items() if name in LINK_FIELDS}
+        of_ports = {name: value for name, value in changes.items() if name in PORT_FIELDS}
+        for name in changes:
+            if name not in {*parts, *of_links, *of_ports}:
+                raise OptionError(f"neither a network nor its links or ports have a {name}")
+        made = replace(self, **parts)
+        made = made.with_link(None, **of_links) if of_links else made
+        return made.with_port(None, **of_ports) if of_ports else made
+
+    def with_link(self, pair: tuple[int, int] | None, **changes: Any) -> Network:
+        """With other values for one link; ``pair`` None: for all of them."""
+        if pair is None:
+            links = {key: changed(link, **changes) for key, link in self.links.items()}
+            return replace(self, link=changed(self.link, **changes), links=links)
+        self.check_link(*pair)
+        return replace(self, links={**self.links, pair: changed(self.link_of(*pair), **changes)})
+
+    def with_port(self, host: int | None, **changes: Any) -> Network:
+        """With other values for one host's port; ``host`` None: for all of them."""
+        if host is None:
+            ports = {key: changed(port, **changes) for key, port in self.ports.items()}
+            return replace(self, port=changed(self.port, **changes), ports=ports)
+        self.check_host(host)
+        return replace(self, ports={**self.ports, host: changed(self.port_of(host), **changes)})
+
+    @property
+    def only_loses(self) -> bool:
+        """Whether loss is all that is asked for, of any link."""
+        links = (self.link, *self.links.values())
+        ports = (self.port, *self.ports.values())
+        return all(link.only_loses for link in links) and all(port == Port() for port in ports)
+
+
+def _names(kind: type) -> frozenset[str]:
+    return frozenset(entry.name for entry in fields(kind))
+
+
+QUEUE_FIELDS: Final = frozenset({"queue_packets", "queue_ms"})
+"""Of ports, when both links and ports could be meant: that is where rates usually are."""
+LINK_FIELDS: Final = _names(Link) - QUEUE_FIELDS
+PORT_FIELDS: Final = _names(Port)
+
+
+def changed(part: Any, **changes: Any) -> Any:
+    """A Link or Port with other values. A queue given one way replaces one given the other."""
+    known = _names(type(part))
+    for name in changes:
+        if name not in known:
+            kind = type(part).__name__.lower()
+            raise OptionError(f"a {kind} has no {name}; it has {', '.join(sorted(known))}")
+    if changes.get("queue_ms") is not None:
+        changes.setdefault("queue_packets", None)
+    elif changes.get("queue_packets") is not None:
+        changes.setdefault("queue_ms", None)
+    return replace(part, **changes)
+
+
+def queue_bytes(
+    rate_mbit: float, queue_packets: int | None, queue_ms: float | None, mtu: int
+) -> float:
+    """How much may wait, in bytes of frames; two packets at least, or nothing would pass."""
+    frame = mtu + ETHERNET_BYTES
+    if queue_ms is not None:
+        return max(queue_ms * rate_mbit * 125, 2.0 * frame)
+    return max(QUEUE_PACKETS if queue_packets is None else queue_packets, 2) * float(frame)
+
+
+def _whole(what: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise wrong(what, value, f"a whole number from {low} to {high}")

@@ -1,0 +1,149 @@
+"""Runs one command per host, as the ranks of one job."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from .laboratory import Lab
+
+MASTER_PORT: Final = 29400
+POLL_SECONDS: Final = 0.05
+GRACE_SECONDS: Final = 30.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What became of a rank. ``code``: exit status, negative for a signal. ``output``: stdout and
+    stderr together, where it was kept."""
+
+    rank: int
+    code: int
+    output: str = ""
+
+    @property
+    def status(self) -> int:
+        """As a shell would report it: 128 and the signal's number."""
+        return self.code if self.code >= 0 else 128 - self.code
+
+
+def rank_environment(rank: int, world: int, master: str) -> dict[str, str]:
+    """What torchrun would tell the only rank of a node, and the interface to use."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "GROUP_RANK": str(rank),
+        "GROUP_WORLD_SIZE": str(world),
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(world),
+        "MASTER_ADDR": master,
+        "MASTER_PORT": str(MASTER_PORT),
+        "LOSSYCOLL_INTERFACE": "eth0",
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "NCCL_SOCKET_IFNAME": "eth0",
+        "TP_SOCKET_IFNAME": "eth0",
+    }
+
+
+def run_ranks(
+    lab: Lab,
+    command: Sequence[str],
+    environment: Mapping[str, str | None],
+    *,
+    ranks: int | None = None,
+    timeout: float | None = None,
+    grace: float = GRACE_SECONDS,
+    tell: Callable[[int, str], None] | None = None,
+) -> list[Ended]:
+    """Runs ``command`` on the first ``ranks`` hosts (None: all); returns when all have ended.
+
+    ``tell`` gets (rank, line) as lines are written; without it output is kept and returned.
+    When a rank fails the others have ``grace`` seconds to find out; then they are ended, as they
+    are after ``timeout`` seconds (None: never) and when this process is interrupted: first by
+    SIGTERM, 5 s later by SIGKILL.
+    """
+    world = lab.network.hosts if ranks is None else ranks
+    kept: list[list[str]] = [[] for _ in range(world)]
+    processes: list[subprocess.Popen[Any]] = []
+    readers = []
+    try:
+        for rank in range(world):
+            own = rank_environment(rank, world, lab.address(0))
+            process = lab.start(
+                rank,
+                command,
+                # What the caller says goes first, but for who is who.
+                {**own, **environment, "RANK": str(rank), "WORLD_SIZE": str(world)},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+            )
+            processes.append(process)
+            sink = tell or _keep(kept)
+            reader = threading.Thread(target=_follow, args=(process.stdout, rank, sink))
+            reader.daemon = True  # a rank's child may hold the pipe open for longer
+            reader.start()
+            readers.append(reader)
+        _await(processes, timeout, grace)
+    finally:
+        end(processes)
+        for reader in readers:
+            reader.join(1.0)
+    return [Ended(n, process.returncode, "".join(kept[n])) for n, process in enumerate(processes)]
+
+
+def _keep(kept: list[list[str]]) -> Callable[[int, str], None]:
+    return lambda rank, line: kept[rank].append(line)
+
+
+def _follow(lines: IO[str], rank: int, tell: Callable[[int, str], None]) -> None:
+    for line in lines:
+        tell(rank, line)
+
+
+def _await(processes: Sequence[subprocess.Popen[Any]], timeout: float | None, grace: float) -> None:
+    """Returns when all have ended, or one failed and the others had their time, or at timeout."""
+    end_at = None if timeout is None else time.monotonic() + timeout
+    failed = False
+    while True:
+        codes = [process.poll() for process in processes]
+        if None not in codes:
+            return
+        now = time.monotonic()
+        if not failed and any(codes):
+            failed = True
+            end_at = now + grace if end_at is None else min(end_at, now + grace)
+        if end_at is not None and now > end_at:
+            return
+        time.sleep(POLL_SECONDS)
+
+
+def end(processes: Sequence[subprocess.Popen[Any]], patience: float = 5.0) -> None:
+    """Ends processes that lead sessions, and returns when they are gone."""
+    for which in (signal.SIGTERM, signal.SIGKILL):
+        left = [process for process in processes if process.poll() is None]
+        for process in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, which)
+        until = time.monotonic() + patience
+        while any(process.poll() is None for process in left) and time.monotonic() < until:
+            time.sleep(POLL_SECONDS)
+
+
+def prefixed(rank: int, line: str) -> None:
+    """Writes a rank's line with its number before it."""
+    sys.stdout.write(f"[{rank}] {line}" if line.endswith("\n") else f"[{rank}] {line}\n")
+    sys.stdout.flush()

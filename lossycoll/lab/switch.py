@@ -1,0 +1,178 @@
+"""The switch as Python sees it: its process, its memory, and its namespaces."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from .. import _lab
+from .._lab import ffi, lib
+from ..errors import LabError, LabPermissionError
+from . import tables
+from .counters import Counters, read
+from .network import Network
+
+HERE: Final = Path(__file__).resolve().parent
+START_SECONDS: Final = 20.0
+ANSWER_SECONDS: Final = 5.0
+END_SECONDS: Final = 10.0
+
+
+def own_process(role: str) -> list[str]:
+    """The command of a process in which nothing but the extension is loaded (process.py)."""
+    return [sys.executable, str(HERE / "process.py"), _lab.__file__, role]
+
+
+class Switch:
+    """Runs a switch, from now to :meth:`close`.
+
+    ``devices`` False: only the namespaces are made, with one more in the middle, for another
+    backend to join. ``environment``: of its process, by which leftovers are known.
+
+    Raises LabPermissionError where namespaces or devices may not be made, LabError for anything
+    else that fails.
+    """
+
+    def __init__(self, network: Network, environment: dict[str, str], devices: bool = True) -> None:
+        self.network = network
+        self._lock = threading.Lock()
+        memory = os.memfd_create("lossycoll-lab")
+        os.ftruncate(memory, ffi.sizeof("lab_shared"))
+        self._map = mmap.mmap(memory, ffi.sizeof("lab_shared"))
+        self._shared: Any = ffi.from_buffer("lab_shared *", self._map)
+        self._shared.hosts = network.hosts
+        self._shared.mtu = network.mtu
+        self._shared.devices = devices
+        self._shared.network = tables.NETWORK
+        self._shared.seed = network.seed
+        tables.write(self._shared, network)
+        lifeline, self._lifeline = os.pipe()
+        ready, readied = os.pipe()
+        inherited = (memory, lifeline, readied)
+        try:
+            self._process = subprocess.Popen(
+                [*own_process("switch"), *map(str, inherited)],
+                pass_fds=inherited,
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                start_new_session=True,  # Ctrl-C is for the lab, which then closes the lifeline
+            )
+        except BaseException:
+            os.close(self._lifeline)
+            os.close(ready)
+            raise
+        finally:
+            for descriptor in inherited:
+                os.close(descriptor)
+        try:
+            self._await(ready)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            os.close(ready)
+
+    def _await(self, ready: int) -> None:
+        """Returns when the switch runs."""
+        if not select.select([ready], [], [], START_SECONDS)[0]:
+            raise LabError(f"the laboratory's switch didn't start within {START_SECONDS:g} s")
+        state = self._shared.state
+        if state == lib.LAB_READY:
+            return
+        if state != lib.LAB_FAILED:
+            raise LabError(f"the laboratory's switch ended with status {self._process.wait()}")
+        what = ffi.string(self._shared.text).decode()
+        raise _why(what, self._shared.error)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def namespaces(self, number: int) -> list[str]:
+        """Paths of the namespaces of a host, in the order in which to enter them.
+
+        The number after the last host's is the namespace in the middle, where there is one.
+        """
+        handles = [self._shared.user_fd, self._shared.net_fd[number]]
+        return [f"/proc/{self.pid}/fd/{handle}" for handle in handles if handle >= 0]
+
+    def inside(self, number: int, command: list[str]) -> list[str]:
+        """The command that runs ``command`` on a host."""
+        enter = [sys.executable, "-I", "-S", str(HERE / "enter.py")]
+        return [*enter, *self.namespaces(number), "--", *command]
+
+    def change(self, network: Network) -> None:
+        """Puts other links and ports in force; returns when they are. Hosts and MTU stay."""
+        with self._lock:
+            tables.write(self._shared, network)
+            self.network = network
+            self._ask()
+
+    def counters(self) -> Counters:
+        """What was counted up to now."""
+        with self._lock:
+            if self.running:
+                self._ask()
+            return read(self._shared, self.network)
+
+    def _ask(self) -> None:
+        number = self._shared.wanted + 1
+        self._shared.wanted = number
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._lifeline, b"!")
+        end = time.monotonic() + ANSWER_SECONDS
+        while self._shared.applied != number:
+            if not self.running:
+                raise LabError(
+                    f"the laboratory's switch ended with status {self._process.returncode}; its "
+                    f"hosts have no network any more"
+                )
+            if time.monotonic() > end:
+                raise LabError(f"the laboratory's switch didn't answer for {ANSWER_SECONDS:g} s")
+            time.sleep(0.0005)
+
+    def close(self) -> None:
+        """Ends the switch and everything that runs on its hosts. May be called again."""
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _why(what: str, code: int) -> LabError:
+    text = f"the laboratory can't {what}: {os.strerror(code)}"
+    if code in (errno.EPERM, errno.EACCES, errno.ENOSPC, errno.EUSERS):
+        return LabPermissionError(
+            f"{text}; it needs root, or a kernel that lets users have user namespaces (sysctl "
+            f"kernel.unprivileged_userns_clone=1 and user.max_user_namespaces, and no AppArmor "
+            f"restriction on them) and lets them open /dev/net/tun. Without either, packets can "
+            f"be lost inside the processes: {instead()}"
+        )
+    if code in (errno.ENOENT, errno.ENODEV, errno.ENXIO):
+        return LabError(
+            f"{text}; it needs the kernel's TAP devices (module tun; in a container, the device "
+            f"/dev/net/tun). Without them, packets can be lost inside the processes: {instead()}"
+        )
+    return LabError(text)
+
+
+def instead() -> str:
+    """What to do where no laboratory can be made."""
+    return "set LOSSYCOLL_INJECT, as in LOSSYCOLL_INJECT=loss=0.01,burst=4,seed=1"

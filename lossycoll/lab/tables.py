@@ -1,0 +1,50 @@
+"""Between a Network and the numbers in the switch's memory (native/lab/lab.h)."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from .._lab import lib
+from .network import Link, Network, queue_bytes
+
+WIDTH: Final[int] = lib.LAB_HOSTS
+NETWORK: Final = 10 << 24 | 77 << 16
+"""10.77.0.0/24, the hosts' network. Nobody else can see it."""
+
+
+def address_of(host: int) -> str:
+    """The IPv4 address of a host."""
+    return f"10.77.0.{host + 1}"
+
+
+def chances(link: Link) -> tuple[float, float]:
+    """Chances that a packet is lost: after one that wasn't, and after one that was."""
+    if link.burst <= 1 or link.loss >= 1:
+        return link.loss, link.loss
+    end = 1 / link.burst
+    return min(1.0, link.loss * end / (1 - link.loss)), 1 - end
+
+
+def write(shared: Any, network: Network) -> None:
+    """Writes the tables of ``network`` into a lab_shared."""
+    for host in range(network.hosts):
+        port = network.port_of(host)
+        for rate, mbit in ((shared.up[host], port.up_mbit), (shared.down[host], port.down_mbit)):
+            _write_rate(rate, mbit, port.queue_packets, port.queue_ms, network.mtu)
+    for sender, receiver in network.pairs():
+        link = network.link_of(sender, receiver)
+        entry = shared.link[sender * WIDTH + receiver]
+        entry.begin, entry.go_on = chances(link)
+        entry.double_ = link.duplicate
+        entry.reorder = link.reorder
+        entry.hold_ns = link.hold_ms * 1e6
+        entry.delay_ns = link.delay_ms * 1e6
+        entry.jitter_ns = link.jitter_ms * 1e6
+        _write_rate(entry.rate, link.rate_mbit, link.queue_packets, link.queue_ms, network.mtu)
+
+
+def _write_rate(
+    entry: Any, mbit: float | None, packets: int | None, ms: float | None, mtu: int
+) -> None:
+    entry.bytes_per_s = 0.0 if mbit is None else mbit * 125_000
+    entry.queue_bytes = 0.0 if mbit is None else queue_bytes(mbit, packets, ms, mtu)

@@ -1,0 +1,193 @@
+"""Measures what a laboratory's links do, with counted packets, and sets it beside what was asked.
+
+The packets' fate is counted at the receiver, so this tests the switch as well as its counters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import statistics
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ..errors import LabError
+from .laboratory import Lab
+from .network import ETHERNET_BYTES, Link
+from .ranks import end
+from .switch import own_process
+
+PORT: Final = 29399
+UDP_BYTES: Final = 28
+"""Of the IPv4 and UDP headers."""
+SECONDS: Final = 2.0
+"""For which each link is loaded, about."""
+PACKETS: Final = 40_000
+PACKETS_MIN: Final = 400
+SHARE: Final = 0.5
+"""Of a link's rate, so that its queues stay short: what is lost is then what was drawn."""
+MBIT: Final = 400.0
+"""Where there is no limit."""
+SEGMENTS: Final = 40
+PINGS: Final = 20
+SIGMAS: Final = 4.0
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Numbered packets over one link, as they were sent and as they came (lab_probe_counts)."""
+
+    sent: int
+    received: int
+    lost: int
+    bursts: int
+    doubled: int
+    late: int
+    overflowed: int
+    seconds: float
+    bytes: int
+
+    @property
+    def loss(self) -> float:
+        return self.lost / self.sent
+
+    @property
+    def burst(self) -> float:
+        return self.lost / self.bursts if self.bursts else 0.0
+
+    @property
+    def mbit(self) -> float:
+        """Payload received, per second."""
+        return self.bytes * 8e-6 / self.seconds if self.seconds > 0 else 0.0
+
+
+def flow(
+    lab: Lab,
+    pair: tuple[int, int],
+    *,
+    packets: int,
+    mbit: float = 0.0,
+    segments: int = 1,
+    payload: int | None = None,
+) -> Flow:
+    """Sends ``packets`` datagrams over a link, ``segments`` per system call.
+
+    ``mbit``: rate of the payload, 0 for as fast as it goes. ``payload``: bytes per datagram, by
+    default as much as the MTU takes.
+    """
+    size = lab.network.mtu - UDP_BYTES if payload is None else payload
+    segments = max(1, min(segments, 65_507 // size))
+    arguments = map(str, (packets, size, segments, mbit * 125_000))
+    with _listening(lab, pair[1], "receive", str(PORT), str(packets)) as receiver:
+        sender = _end(lab, pair[0], "send", lab.address(pair[1]), str(PORT), *arguments)
+        _answer(sender)
+        counts = _answer(receiver)
+    return Flow(sent=packets, **{name: counts[name] for name in _COUNTED})
+
+
+_COUNTED: Final = (
+    *("received", "lost", "bursts", "doubled", "late", "overflowed", "seconds", "bytes"),
+)
+
+
+def round_trips(lab: Lab, pair: tuple[int, int], count: int = PINGS) -> list[float]:
+    """Times in ms of those round trips that came back."""
+    with _listening(lab, pair[1], "echo", str(PORT)):
+        asker = _end(lab, pair[0], "ping", lab.address(pair[1]), str(PORT), str(count))
+        times: list[float] = _answer(asker)["ms"]
+    return times
+
+
+@dataclass(frozen=True)
+class Row:
+    """One link, asked against got. ``plain``: one datagram per call; ``aggregated``: SEGMENTS."""
+
+    pair: tuple[int, int]
+    link: Link
+    round_trip_asked: float
+    round_trip: float
+    plain: Flow
+    aggregated: Flow
+
+    @property
+    def complaints(self) -> list[str]:
+        """What is not as asked, beyond what chance explains; empty if all is well."""
+        out = []
+        for name, one in (("plain", self.plain), ("aggregated", self.aggregated)):
+            low, high = bounds(self.link, one.sent)
+            if one.overflowed:
+                out.append(f"{name}: the receiver's socket overflowed {one.overflowed} times")
+            elif not low <= one.loss <= high:
+                out.append(f"{name}: lost {one.loss:.4%}, wanted {low:.4%} to {high:.4%}")
+        if self.round_trip < self.round_trip_asked:
+            out.append(f"a round trip took {self.round_trip:.2f} ms, less than was asked")
+        return out
+
+
+def bounds(link: Link, packets: int, sigmas: float = SIGMAS) -> tuple[float, float]:
+    """Between what shares the loss of ``packets`` packets should be, but for bad luck.
+
+    Losses in a row count as one draw: the variance of a share is (2 burst - 1) times that of single
+    losses, about (the correlation of a two-state chain at small loss).
+    """
+    spread = math.sqrt(link.loss * (1 - link.loss) * (2 * link.burst - 1) / packets)
+    slack = sigmas * spread + 2 * sigmas * link.burst * (link.loss > 0) / packets
+    return max(0.0, link.loss - slack), min(1.0, link.loss + slack)
+
+
+def verify(lab: Lab, pairs: Sequence[tuple[int, int]] | None = None) -> Iterator[Row]:
+    """Measures links one after the other; None: from the first host to each other one, and back."""
+    others = range(1, lab.network.hosts)
+    for pair in pairs or [p for host in others for p in ((0, host), (host, 0))]:
+        yield _measure(lab, pair)
+
+
+def _measure(lab: Lab, pair: tuple[int, int]) -> Row:
+    network = lab.network
+    there, back = network.link_of(*pair), network.link_of(pair[1], pair[0])
+    rates = (network.port_of(pair[0]).up_mbit, network.port_of(pair[1]).down_mbit, there.rate_mbit)
+    mbit = min([MBIT, *(rate * SHARE for rate in rates if rate is not None)])
+    frame = network.mtu + ETHERNET_BYTES
+    packets = min(PACKETS, max(PACKETS_MIN, int(mbit * 125_000 * SECONDS / frame)))
+    asked = there.delay_ms + back.delay_ms - there.jitter_ms - back.jitter_ms
+    times = round_trips(lab, pair)
+    return Row(
+        pair,
+        there,
+        asked,
+        statistics.median(times) if times else math.inf,
+        flow(lab, pair, packets=packets, mbit=mbit),
+        flow(lab, pair, packets=packets, mbit=mbit, segments=SEGMENTS),
+    )
+
+
+def _end(lab: Lab, host: int, role: str, *arguments: str) -> subprocess.Popen[str]:
+    command = [*own_process(role), *arguments]
+    return lab.start(host, command, stdout=subprocess.PIPE, text=True)
+
+
+@contextlib.contextmanager
+def _listening(
+    lab: Lab, host: int, role: str, *arguments: str
+) -> Iterator[subprocess.Popen[str]]:
+    """A process that listens by the time the block begins."""
+    process = _end(lab, host, role, *arguments)
+    try:
+        assert process.stdout is not None
+        if process.stdout.readline() != "ready\n":
+            raise LabError(f"the probe on host {host} ended with status {process.wait()}")
+        yield process
+    finally:
+        end([process])
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def _answer(process: subprocess.Popen[str]) -> Any:
+    text, _ = process.communicate(timeout=120)
+    if process.returncode:
+        raise LabError(f"a probe ended with status {process.returncode}; its output says why")
+    return json.loads(text)

@@ -1,0 +1,257 @@
+#include "paths.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Aggregates are cut into pieces that a rate serves in this time, so that a slow link hands over
+ * single packets and not 64 KiB at once. */
+static const double PIECE_NS = 100e3;
+/* Frames that may be in the switch. */
+static const uint64_t STORE_MAX = (uint64_t)1 << 30;
+/* The jitter wanders to a new value within this time, or longer where it has far to go. */
+static const double TURN_NS = 10e6;
+
+static uint64_t mix(uint64_t z) { /* the finalizer of splitmix64 */
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+/* Uniform on [0, 1), with 53 bits. */
+static double draw(uint64_t *state) {
+    *state += 0x9e3779b97f4a7c15u;
+    return (double)(mix(*state) >> 11) * 0x1p-53;
+}
+
+/* ---- the agenda ---- */
+
+static int before(const lab_train *a, const lab_train *b) {
+    return a->at != b->at ? a->at < b->at : a->order < b->order;
+}
+
+static void agenda_add(lab_paths *paths, lab_train train) {
+    lab_agenda *agenda = &paths->agenda;
+    if (agenda->count == agenda->room) {
+        uint32_t room = agenda->room ? 2 * agenda->room : 1024;
+        lab_train *more = realloc(agenda->train, room * sizeof *more);
+        if (!more) {
+            paths->shared->host_counts[train.from].shed += train.packets;
+            lab_frame_drop(&paths->store, train.frame);
+            return;
+        }
+        agenda->train = more;
+        agenda->room = room;
+    }
+    train.order = agenda->order++;
+    uint32_t at = agenda->count++;
+    while (at && before(&train, agenda->train + (at - 1) / 2)) {
+        agenda->train[at] = agenda->train[(at - 1) / 2];
+        at = (at - 1) / 2;
+    }
+    agenda->train[at] = train;
+}
+
+static lab_train agenda_take(lab_agenda *agenda) {
+    lab_train top = agenda->train[0], last = agenda->train[--agenda->count];
+    uint32_t at = 0;
+    for (uint32_t child; (child = 2 * at + 1) < agenda->count; at = child) {
+        if (child + 1 < agenda->count && before(agenda->train + child + 1, agenda->train + child))
+            child++;
+        if (!before(agenda->train + child, &last))
+            break;
+        agenda->train[at] = agenda->train[child];
+    }
+    agenda->train[at] = last;
+    return top;
+}
+
+/* ---- rates and queues ---- */
+
+/* Takes the next piece of ``rest`` through a queue: its ``at`` is then when it has left. Returns 0
+ * when nothing is left of ``rest``. */
+static int pass(const lab_rate *rate, lab_queue *queue, lab_rate_counts *counts, lab_train *rest,
+                lab_train *piece) {
+    if (!rest->packets)
+        return 0;
+    *piece = *rest;
+    if (rate->bytes_per_s > 0) {
+        double ns_per_byte = 1e9 / rate->bytes_per_s;
+        int64_t wait = queue->free_at > rest->at ? queue->free_at - rest->at : 0;
+        double waiting = (double)wait / ns_per_byte;
+        uint32_t each = lab_wire(rest->frame, rest->first, 1);
+        double fits = (rate->queue_bytes - waiting) / each;
+        uint32_t served = (uint32_t)(PIECE_NS / ns_per_byte / each) + 1;
+        if (served > rest->packets)
+            served = rest->packets;
+        if (fits < served)
+            served = fits < 1 ? 0 : (uint32_t)fits;
+        if (!served) {
+            counts->packets += rest->packets;
+            counts->bytes += lab_wire(rest->frame, rest->first, rest->packets);
+            counts->dropped += rest->packets;
+            rest->packets = 0;
+            return 0;
+        }
+        piece->packets = (uint16_t)served;
+        double bytes = lab_wire(piece->frame, piece->first, served);
+        piece->at += wait + (int64_t)(bytes * ns_per_byte + 0.5);
+        queue->free_at = piece->at;
+        if (waiting + bytes > (double)counts->queue_max)
+            counts->queue_max = (uint64_t)(waiting + bytes);
+    }
+    counts->packets += piece->packets;
+    counts->bytes += lab_wire(piece->frame, piece->first, piece->packets);
+    rest->first += piece->packets;
+    rest->packets -= piece->packets;
+    return 1;
+}
+
+/* ---- links ---- */
+
+static double jitter(const lab_link *link, lab_way *way, int64_t now) {
+    if (link->jitter_ns <= 0)
+        return 0;
+    if (now >= way->turn_end) {
+        /* At most by half the time that passes, so that packets don't catch up with each other. */
+        double longest = link->jitter_ns * 4 > TURN_NS ? link->jitter_ns * 4 : TURN_NS;
+        way->turn_from = way->turn_to;
+        way->turn_to = 2 * draw(&way->wander) - 1;
+        way->turn_at = now;
+        way->turn_end = now + (int64_t)longest;
+    }
+    double part = (double)(now - way->turn_at) / (double)(way->turn_end - way->turn_at);
+    return link->jitter_ns * (way->turn_from + part * (way->turn_to - way->turn_from));
+}
+
+static int lose(const lab_link *link, lab_way *way, lab_link_counts *counts) {
+    double chance = way->was_lost ? link->go_on : link->begin;
+    int lost = chance > 0 && draw(&way->chance) < chance;
+    counts->lost += (uint64_t)lost;
+    counts->bursts += lost && !way->was_lost;
+    way->was_lost = (uint8_t)lost;
+    return lost;
+}
+
+static void send_on(lab_paths *paths, lab_train part, uint32_t first, uint32_t packets) {
+    if (!packets)
+        return;
+    part.first = (uint16_t)first;
+    part.packets = (uint16_t)packets;
+    lab_frame_keep(part.frame, 1);
+    agenda_add(paths, part);
+}
+
+/* Draws the fate of each packet of a train; what stays together stays a train. */
+static void impair(lab_paths *paths, const lab_train *train, uint32_t index) {
+    const lab_link *link = paths->link + index;
+    lab_way *way = paths->way + index;
+    lab_link_counts *counts = paths->shared->link_counts + index;
+    lab_train part = *train;
+    part.at += (int64_t)(link->delay_ns + jitter(link, way, train->at));
+    if (part.at < way->last_at)
+        part.at = way->last_at;
+    way->last_at = part.at;
+    counts->offered += train->packets;
+    if (!link->begin && !link->reorder && !link->double_) {
+        way->was_lost = 0;
+        send_on(paths, part, train->first, train->packets);
+        return;
+    }
+    uint32_t from = train->first, end = from + train->packets;
+    for (uint32_t i = from; i < end; i++) {
+        if (lose(link, way, counts)) {
+            send_on(paths, part, from, i - from);
+            from = i + 1;
+            continue;
+        }
+        if (link->reorder > 0 && draw(&way->chance) < link->reorder) {
+            send_on(paths, part, from, i - from);
+            from = i + 1;
+            counts->reordered++;
+            lab_train held = part;
+            held.at += (int64_t)link->hold_ns;
+            send_on(paths, held, i, 1);
+        } else if (link->double_ > 0 && draw(&way->chance) < link->double_) {
+            send_on(paths, part, from, i + 1 - from);
+            from = i + 1;
+            counts->doubled++;
+            send_on(paths, part, i, 1);
+        }
+    }
+    send_on(paths, part, from, end - from);
+}
+
+void lab_paths_enter(lab_paths *paths, lab_frame *frame, uint32_t from, uint32_t to, int64_t now) {
+    lab_shared *shared = paths->shared;
+    uint32_t index = from * LAB_HOSTS + to;
+    lab_train sent = {.at = now,
+                      .frame = frame,
+                      .packets = frame->packets,
+                      .from = (uint8_t)from,
+                      .to = (uint8_t)to};
+    lab_train up, across;
+    if (paths->store.bytes > STORE_MAX) {
+        shared->host_counts[from].shed += frame->packets;
+        sent.packets = 0;
+    }
+    while (pass(paths->up + from, paths->up_queue + from, shared->up_counts + from, &sent, &up))
+        while (pass(&paths->link[index].rate, &paths->way[index].queue,
+                    &shared->link_counts[index].queue, &up, &across))
+            impair(paths, &across, index);
+    lab_frame_drop(&paths->store, frame);
+}
+
+int lab_paths_due(lab_paths *paths, int64_t now, lab_train *train, int64_t *next_ns) {
+    lab_agenda *agenda = &paths->agenda;
+    while (agenda->count && agenda->train[0].at <= now) {
+        *train = agenda_take(agenda);
+        lab_rate *rate = paths->down + train->to;
+        lab_rate_counts *counts = paths->shared->down_counts + train->to;
+        if (train->out)
+            return 1;
+        if (rate->bytes_per_s <= 0) {
+            counts->packets += train->packets;
+            counts->bytes += lab_wire(train->frame, train->first, train->packets);
+            return 1;
+        }
+        lab_train piece, rest = *train;
+        while (pass(rate, paths->down_queue + train->to, counts, &rest, &piece)) {
+            piece.out = 1;
+            lab_frame_keep(piece.frame, 1);
+            agenda_add(paths, piece);
+        }
+        lab_frame_drop(&paths->store, train->frame);
+    }
+    *next_ns = agenda->count ? agenda->train[0].at : -1;
+    return 0;
+}
+
+/* ---- life ---- */
+
+void lab_paths_change(lab_paths *paths) {
+    lab_shared *shared = paths->shared;
+    for (uint32_t i = 0; i < LAB_HOSTS * LAB_HOSTS; i++)
+        /* What is sent on a new route may overtake what still is on the old one. */
+        if (paths->link[i].delay_ns != shared->link[i].delay_ns)
+            paths->way[i].last_at = 0;
+    memcpy(paths->up, shared->up, sizeof paths->up);
+    memcpy(paths->down, shared->down, sizeof paths->down);
+    memcpy(paths->link, shared->link, sizeof paths->link);
+}
+
+void lab_paths_init(lab_paths *paths, lab_shared *shared) {
+    memset(paths, 0, sizeof *paths);
+    paths->shared = shared;
+    for (uint32_t i = 0; i < LAB_HOSTS * LAB_HOSTS; i++) {
+        paths->way[i].chance = mix(mix(shared->seed + 1) + 2 * (uint64_t)i);
+        paths->way[i].wander = mix(mix(shared->seed + 1) + 2 * (uint64_t)i + 1);
+    }
+    lab_paths_change(paths);
+}
+
+void lab_paths_free(lab_paths *paths) {
+    for (uint32_t i = 0; i < paths->agenda.count; i++)
+        lab_frame_drop(&paths->store, paths->agenda.train[i].frame);
+    free(paths->agenda.train);
+    lab_store_free(&paths->store);
+}

@@ -35,10 +35,10 @@ class GlooMesh:
         options = make._Options()
         options._timeout = timeout
         try:
-            if "GLOO_SOCKET_IFNAME" in os.environ:
-                options._devices = [make.create_default_device()]
-            else:
-                options._devices = [make.create_device(hostname=address)]
+            named = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")
+            options._devices = [make.create_device(interface=name) for name in named if name] or [
+                make.create_device(hostname=address)
+            ]
             self.group: c10d.ProcessGroupGloo = make(store, rank, size, options)
         except RuntimeError as error:
             reason = str(error).splitlines()[0]

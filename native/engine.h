@@ -19,7 +19,7 @@ enum {
     LC_TAIL = 1024,    /* streams of ended operations whose end a peer has not confirmed */
     LC_TAIL_TRIES = 12,
     LC_MTU_MAX = 65535,
-    LC_ACK_PACKETS = 64,   /* the sender hears of so many at once, or of fewer after LC_ACK_NS */
+    LC_ACK_PACKETS = 64, /* the sender hears of so many at once, or of fewer after LC_ACK_NS */
     LC_ACK_NS = 1000000,
     LC_REORDER_NS = 1000000 /* floor of the reorder allowance */
 };
@@ -50,8 +50,8 @@ typedef struct {
     uint32_t rx_echo_us; /* the sender's clock in the latest packet, and ours when it came */
     uint64_t rx_echo_ns;
     uint64_t rx_ack_ns; /* when the peer was last told what came */
-    uint32_t settled; /* streams */
-    uint64_t late_ns; /* how late packets come after the end of their stream; fades */
+    uint32_t settled;   /* streams */
+    uint64_t late_ns;   /* how late packets come after the end of their stream; fades */
     int ack_due;
     uint64_t heard_ns;
     lc_record *records;

@@ -55,8 +55,8 @@ struct lc_link {
     uint32_t overflow_seen; /* the kernel's own counter, which wraps */
     uint64_t send_calls, receive_calls;
     uint64_t now_ns, day_ns; /* both clocks, at the latest receive */
-    uint8_t *buffers; /* LC_RECEIVE_BUFFERS aggregates */
-    uint8_t *staging; /* one aggregate, for sends without gather */
+    uint8_t *buffers;        /* LC_RECEIVE_BUFFERS aggregates */
+    uint8_t *staging;        /* one aggregate, for sends without gather */
     struct mmsghdr in[LC_RECEIVE_BUFFERS];
     struct iovec in_iov[LC_RECEIVE_BUFFERS];
     address in_from[LC_RECEIVE_BUFFERS];

@@ -17,21 +17,22 @@ static const uint64_t ROUND_MIN_NS = 2000000u;
  * flows that share a queue share the rate alike, whatever they began with. */
 static const double QUEUE_ONE = 11.2;
 static const double RUN_BYTES = 65536; /* one offloaded run */
-static const double STEP = 0.5;      /* share of the way to the aim that a round goes */
-static const double CUT_MOST = 0.7;  /* a round keeps at least so much of the window */
-static const double AHEAD = 1.1;     /* paced so much above the rate where a queue shows room */
-static const double TRIAL = 1.25;    /* and so much to try whether more gets through */
-static const double FOUND = 1.1;     /* a trial that brings so much has found more */
-static const double CEILING = 1.3;   /* window against the rate of delivery */
-static const double GROWN = 1.25;    /* a start goes on as long as a round brings so much more */
-static const uint32_t TAKEN_MIN = 8; /* packets without which a round says nothing */
+static const double STEP = 0.5;        /* share of the way to the aim that a round goes */
+static const double CUT_MOST = 0.7;    /* a round keeps at least so much of the window */
+static const double AHEAD = 1.1;       /* paced so much above the rate where a queue shows room */
+static const double TRIAL = 1.25;      /* and so much to try whether more gets through */
+static const double FOUND = 1.1;       /* a trial that brings so much has found more */
+static const double CEILING = 1.3;     /* window against the rate of delivery */
+static const double GROWN = 1.25;      /* a start goes on as long as a round brings so much more */
+static const uint32_t TAKEN_MIN = 8;   /* packets without which a round says nothing */
 static const uint32_t TRAIN_MIN = 48;
 static const double HOLD_MAX_S = 0.05;
-static const double CALM = 0.95;     /* paced so in a round that tells random loss from an overrun */
+static const double CALM = 0.95; /* paced so in a round that tells random loss from an overrun */
 static const double CALM_LOSS = 0.01;
 static const uint32_t CALM_EVERY = LC_PACE_ROUNDS - 2;
 static const uint64_t DIP_EVERY_NS = 5000000000u, DIP_MIN_NS = 10000000u;
-static const double LOSS_TOLERANCE = 0.6; /* more than this is an overrun, whatever the queue says */
+static const double LOSS_TOLERANCE =
+    0.6; /* more than this is an overrun, whatever the queue says */
 static const uint32_t LOST_MIN = 64;
 
 /* ---- rates ---- */
@@ -137,19 +138,24 @@ static void sample_rate(lc_pace *pace, const lc_pace_ack *ack) {
 
 /* Returns the queue that the packet met, ns. */
 static int64_t sample_path(lc_pace *pace, const lc_pace_ack *ack) {
-    pace->rtt_ns =
-        pace->rtt_ns ? pace->rtt_ns - pace->rtt_ns / 8 + ack->rtt_ns / 8 : ack->rtt_ns;
-    least_add(&pace->rtt, ack->now, (int64_t)ack->rtt_ns);
     uint32_t way = ack->arrived_us - ack->sent_us;
     if (!pace->way.known)
         pace->way_first_us = way;
     int64_t relative = (int32_t)(way - pace->way_first_us);
+    /* One way is a part of there and back: what says otherwise is no measurement. */
+    int64_t both_us = (int64_t)(pace->rtt_ns + ack->rtt_ns) / 1000 + NOISE_NS / 1000;
+    if (pace->way.known && relative < least_of(&pace->way) - both_us)
+        relative = least_of(&pace->way);
+    pace->rtt_ns = pace->rtt_ns ? pace->rtt_ns - pace->rtt_ns / 8 + ack->rtt_ns / 8 : ack->rtt_ns;
+    least_add(&pace->rtt, ack->now, (int64_t)ack->rtt_ns);
     least_add(&pace->way, ack->now, relative);
     if (pace->dip_ns) {
         least_add(&pace->dip_way, ack->now, relative);
         least_add(&pace->dip_rtt, ack->now, (int64_t)ack->rtt_ns);
     }
     int64_t queue = 1000 * (relative - least_of(&pace->way));
+    if (queue > (int64_t)ack->rtt_ns)
+        queue = (int64_t)ack->rtt_ns;
     if (queue < pace->least_queue_ns)
         pace->least_queue_ns = queue;
     double hold = 1e-9 * (double)((int64_t)ack->elapsed_ns - least_of(&pace->rtt) - queue);
@@ -163,12 +169,12 @@ static int64_t sample_path(lc_pace *pace, const lc_pace_ack *ack) {
 
 /* ---- the law ---- */
 
-/* Packets/s that must go out for the rate of delivery. What is lost even in calm rounds is random and
- * doesn't mean less; what isn't, or comes with a long queue, was an overrun. */
+/* Packets/s that must go out for the rate of delivery. What is lost even in calm rounds is random
+ * and doesn't mean less; what isn't, or comes with a long queue, was an overrun. */
 static double send_rate(const lc_pace *pace) {
     if (pace->calm)
         return CALM * pace->rate;
-    return pace->high ? pace->rate : pace->rate / (1 - pace->loss);
+    return pace->high_rounds ? pace->rate : pace->rate / (1 - pace->loss);
 }
 
 /* From sending to hearing of it, without any queue. */
@@ -182,6 +188,11 @@ static double full_window(const lc_pace *pace) {
     return rate * (loop_s(pace) + aim_s(pace, rate));
 }
 
+/* More goes out for one round; what comes of it shows in the next two. */
+static int trying(const lc_pace *pace) {
+    return pace->tried_from > 0 && pace->trial_rounds == 0;
+}
+
 static void set_gate(lc_pace *pace, uint64_t now) {
     double rtt = rtt_min_s(pace);
     if (pace->same_host || !pace->rtt.known || least_of(&pace->rtt) < (int64_t)PACED_RTT_NS) {
@@ -190,10 +201,10 @@ static void set_gate(lc_pace *pace, uint64_t now) {
     }
     double rate = 2 * pace->window / rtt;
     if (pace->cruising)
-        rate = send_rate(pace) * (pace->calm                ? 1
-                                  : pace->tried_from > 0    ? TRIAL
+        rate = send_rate(pace) * (pace->calm               ? 1
+                                  : trying(pace)           ? TRIAL
                                   : pace->idle_rounds == 0 ? AHEAD
-                                                            : 1);
+                                                           : 1);
     pace->gate.tokens = pace->gate.bytes_per_s > 0 ? tokens_at(&pace->gate, now) : 0;
     pace->gate.filled_ns = now;
     pace->gate.bytes_per_s = rate * pace->packet_bytes;
@@ -234,9 +245,14 @@ static void start(lc_pace *pace, double rate_before) {
         start_cruising(pace);
 }
 
-/* More is tried where no queue stands; a path with a short buffer would else be overrun for good. */
+/* More is tried where no queue stands; a path with a short buffer would else be overrun for good.
+ */
 static void judge_trial(lc_pace *pace) {
-    if (pace->tried_from <= 0 || ++pace->trial_rounds < 3)
+    if (pace->tried_from <= 0)
+        return;
+    if (++pace->trial_rounds == 1 && pace->window > full_window(pace))
+        pace->window = full_window(pace);
+    if (pace->trial_rounds < 3)
         return;
     if (pace->rate >= FOUND * pace->tried_from)
         pace->patience = 1;
@@ -266,9 +282,9 @@ static void cruise(lc_pace *pace, double queue) {
         pace->window = CUT_MOST * before;
     judge_trial(pace);
     pace->idle_rounds = queue < aim / 3 && pace->limited ? pace->idle_rounds + 1 : 0;
-    pace->high = queue > 4 * aim;
-    if (pace->high)
-        pace->patience = PATIENCE; /* the path has changed */
+    pace->high_rounds = queue > 4 * aim ? pace->high_rounds + 1 : 0;
+    if (pace->high_rounds >= 4)
+        pace->patience = PATIENCE; /* a trial's queue is gone by now: the path has changed */
     if (pace->tried_from <= 0 && pace->idle_rounds >= pace->patience) {
         pace->tried_from = pace->rate;
         pace->trial_rounds = 0;

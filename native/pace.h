@@ -42,16 +42,16 @@ typedef struct {
     /* the path */
     uint64_t rtt_ns; /* smoothed; 0: unknown */
     lc_least rtt;    /* round trip, ns */
-    lc_least way;    /* one-way delay against the first one, us: offset and drift of clocks cancel */
+    lc_least way; /* one-way delay against the first one, us: offset and drift of clocks cancel */
     uint32_t way_first_us;
     double hold_s; /* what threads add to a round trip; the path's own share is in rtt and way */
-    double rate;                       /* packets/s delivered: the most of the last rounds */
-    double loss;                       /* share: the least of the last rounds */
-    double rates[LC_PACE_ROUNDS];      /* of the last rounds in which sending was held back */
-    double losses[LC_PACE_ROUNDS];     /* of the same rounds */
-    uint32_t n_rounds;                 /* so far, in both */
-    uint32_t train_us, train_taken;    /* where the present sample of the rate began */
-    uint32_t last_us;                  /* the latest arrival in it */
+    double rate;   /* packets/s delivered: the most of the last rounds */
+    double loss;   /* share: the least of the last rounds */
+    double rates[LC_PACE_ROUNDS];   /* of the last rounds in which sending was held back */
+    double losses[LC_PACE_ROUNDS];  /* of the same rounds */
+    uint32_t n_rounds;              /* so far, in both */
+    uint32_t train_us, train_taken; /* where the present sample of the rate began */
+    uint32_t last_us;               /* the latest arrival in it */
     int in_train;
     /* the law */
     double window; /* packets */
@@ -63,10 +63,10 @@ typedef struct {
     uint32_t patience;    /* rounds of that before more is tried */
     double tried_from;    /* the rate before more was tried; 0: nothing is being tried */
     uint32_t trial_rounds;
-    uint32_t rounds;    /* of cruising */
-    int calm;           /* this round sends no more than was delivered, to see whether that is lost too */
-    uint64_t lowest_ns; /* when the queue was last seen empty */
-    int high; /* the queue is several times what is aimed at */
+    uint32_t rounds; /* of cruising */
+    int calm; /* this round sends no more than was delivered, to see whether that is lost too */
+    uint64_t lowest_ns;   /* when the queue was last seen empty */
+    uint32_t high_rounds; /* in a row with a queue of several times what is aimed at */
     uint64_t dip_ns;   /* until when the window is low, to see the path without this flow's queue */
     uint64_t clock_ns; /* what makes `now` a clock that all senders of the path share */
     lc_least dip_way, dip_rtt;
@@ -79,8 +79,8 @@ typedef struct {
     lc_rate gate;
 } lc_pace;
 
-/* clock_ns: what `now` lacks to the time of day, in which all senders look for the empty path at the
- * same moments. */
+/* clock_ns: what `now` lacks to the time of day, in which all senders look for the empty path at
+ * the same moments. */
 void lc_pace_init(lc_pace *pace, uint64_t now, uint64_t clock_ns, uint32_t packet_bytes);
 /* Packets that may be in flight. peer_window is what the peer's socket buffer holds; what is under
  * way on a long path is not in that buffer. */

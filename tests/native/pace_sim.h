@@ -1,5 +1,5 @@
-/* A path for lc_pace in the time of a simulation: flows share one bottleneck with a drop-tail queue;
- * each has its delay and its random loss. Nothing of it depends on the machine. */
+/* A path for lc_pace in the time of a simulation: flows share one bottleneck with a drop-tail
+ * queue; each has its delay and its random loss. Nothing of it depends on the machine. */
 #ifndef LC_PACE_SIM_H
 #define LC_PACE_SIM_H
 
@@ -171,8 +171,8 @@ static void sim_receive(sim *s, sim_flow *f) {
         f->arrived_ns = s->now;
     }
     if (f->unacked >= SIM_ACK_PACKETS || (f->unacked && s->now - f->ack_ns >= SIM_ACK_NS)) {
-        f->acks[f->acks_in++ % SIM_LINE] = (sim_ack){s->now + f->way_ns, f->sent_ns, f->arrived_ns,
-                                                     f->seen_at, f->taken};
+        f->acks[f->acks_in++ % SIM_LINE] =
+            (sim_ack){s->now + f->way_ns, f->sent_ns, f->arrived_ns, f->seen_at, f->taken};
         f->unacked = 0;
         f->ack_ns = s->now;
     }

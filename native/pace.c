@@ -31,6 +31,7 @@ static const double CALM = 0.95; /* paced so in a round that tells random loss f
 static const double CALM_LOSS = 0.01;
 static const uint32_t CALM_EVERY = LC_PACE_ROUNDS - 2;
 static const uint64_t DIP_EVERY_NS = 5000000000u, DIP_MIN_NS = 10000000u;
+static const double LONGER = 4; /* aims by which a path must grow to begin anew */
 static const double LOSS_TOLERANCE =
     0.6; /* more than this is an overrun, whatever the queue says */
 static const uint32_t LOST_MIN = 64;
@@ -282,6 +283,8 @@ static void cruise(lc_pace *pace, double queue) {
         pace->window = CUT_MOST * before;
     judge_trial(pace);
     pace->idle_rounds = queue < aim / 3 && pace->limited ? pace->idle_rounds + 1 : 0;
+    if (!pace->high_rounds)
+        pace->window_before = before;
     pace->high_rounds = queue > 4 * aim ? pace->high_rounds + 1 : 0;
     if (pace->high_rounds >= 4)
         pace->patience = PATIENCE; /* a trial's queue is gone by now: the path has changed */
@@ -303,6 +306,15 @@ static void dip(lc_pace *pace, uint64_t now) {
             return;
         pace->dip_ns = 0;
         if (pace->dip_way.known) {
+            /* What passed for a queue was a longer path, and the window was cut for nothing. */
+            int64_t longer_ns = 1000 * (pace->dip_way.now - least_of(&pace->way));
+            if (longer_ns > LONGER * 1e9 * aim_s(pace, send_rate(pace))) {
+                pace->cruising = 0;
+                if (pace->high_rounds && pace->window < pace->window_before)
+                    pace->window = pace->window_before;
+            }
+            pace->flat_rounds = 0;
+            pace->high_ns = 0;
             pace->way.now = pace->way.before = pace->dip_way.now;
             pace->rtt.now = pace->rtt.before = pace->dip_rtt.now;
             pace->way.began_ns = pace->rtt.began_ns = now;

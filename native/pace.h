@@ -67,6 +67,7 @@ typedef struct {
     int calm; /* this round sends no more than was delivered, to see whether that is lost too */
     uint64_t lowest_ns;   /* when the queue was last seen empty */
     uint32_t high_rounds; /* in a row with a queue of several times what is aimed at */
+    double window_before; /* the window when that began */
     uint64_t dip_ns;   /* until when the window is low, to see the path without this flow's queue */
     uint64_t clock_ns; /* what makes `now` a clock that all senders of the path share */
     lc_least dip_way, dip_rtt;

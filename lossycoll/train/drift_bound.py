@@ -8,6 +8,7 @@ squared distance grows with every step. Broadcasting parameters bounds it (Weint
 from __future__ import annotations
 
 import hashlib
+import time
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final
@@ -18,11 +19,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..backend import LossyProcessGroup
-from ..errors import MismatchError, OptionError, UnsupportedError
+from ..errors import LinkError, MismatchError, OptionError, UnsupportedError
 from ..options import lossy, reliable
 from .ages import MOST_REPAIR
 from .replicas import Part, in_memory_order, local, parts_of
 from .slices import Slices, cut, owner
+from .unheard import Unheard
 
 DTYPES: Final = (
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
@@ -73,7 +75,9 @@ class DriftBound:
 
     Use it as a context, or call :meth:`detach`, to end it. Raises OptionError for a bad ``period``
     or ``repair``, UnsupportedError for what has no replicas or can't be sent, MismatchError where
-    ranks hold parameters of other names, shapes or types.
+    ranks hold parameters of other names, shapes or types. ``optimizer.step()`` raises LinkError
+    when nothing of what a rank owns has come here for two sweeps (and 256 packets, and as long as
+    a reliable call would wait for that link): that replica is no longer kept together with others.
     """
 
     def __init__(
@@ -175,6 +179,7 @@ class DriftBound:
         self._staging = torch.empty(
             self._world * self._slices.chunk_bytes, dtype=torch.uint8, device=device
         )
+        self._unheard = Unheard(self._rank, self._world, self.period)
 
     # ---- a step ----
 
@@ -222,17 +227,39 @@ class DriftBound:
                 staged.append(self._staging[begin:end].view(values.dtype))
                 came.append(by != rank)
         torch._foreach_copy_(staged, own)
-        # As floats, for only floats may be lossy; the bytes are copied as they are.
-        whole = self._staging.view(torch.float32)
-        mine = self._staging[rank * chunk_bytes : (rank + 1) * chunk_bytes].view(torch.float32)
-        group = self._group
-        asked = group.lossy_options().delivery if isinstance(group, LossyProcessGroup) else ""
-        how = lossy(lossy_min_bytes=0, repair=self._repair)
-        with reliable() if asked == "reliable" else how:
-            dist.all_gather_single(whole, mine, group=self._group)
+        self._gather()
         torch._foreach_copy_(
             [to for to, others in zip(own, came, strict=True) if others],
             [of for of, others in zip(staged, came, strict=True) if others],
+        )
+
+    def _gather(self) -> None:
+        """Each rank's row of the staging memory to all; what is lost leaves what was there."""
+        group = self._group
+        if not isinstance(group, LossyProcessGroup):
+            mine = self._staging.view(self._world, -1)[self._rank]
+            dist.all_gather_single(self._staging, mine, group=group)
+            return
+        options = group.lossy_options()
+        how = lossy(lossy_min_bytes=0, repair=self._repair)
+        with reliable() if options.delivery == "reliable" else how:
+            arrived = group.all_gather_blocks(self._staging).arrived
+        now = time.monotonic()
+        self._unheard.note(arrived, now)
+        for peer in self._unheard.dead(now, options.link_patience):
+            if peer not in group.lossy_lost():
+                raise self._dead_link(group, peer, now)
+
+    def _dead_link(self, group: LossyProcessGroup, peer: int, now: float) -> LinkError:
+        unheard = self._unheard
+        named = f"rank {peer} ({group.lossy_stats().peers[peer].address})"
+        return LinkError(
+            f"rank {self._rank}/{self._world}: of {unheard.blocks[peer]} packets of parameters "
+            f"that {named} sent in the last {unheard.steps[peer]} steps (period {self.period}) "
+            f"none has come for {now - unheard.heard(peer):.3g} s, so DriftBound no longer keeps "
+            f"this replica together with that one: that link is dead, or loses everything; repair "
+            f"it, or restart without that rank from the last checkpoint",
+            peer=peer,
         )
 
 

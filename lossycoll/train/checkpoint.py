@@ -1,16 +1,18 @@
 """Optimizer state between segments and whole parameters.
 
 A checkpoint has the format of the plain optimizer's ``state_dict()``: by parameter, whole tensors,
-whatever the number of ranks that wrote it.
+whatever the number of ranks that wrote it. Beside it is, with error feedback, what the ranks that
+wrote it still owe; a plain optimizer doesn't look there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import CheckpointError
@@ -19,6 +21,8 @@ from .exchange import Exchange
 from .held import Group, Held, options
 
 State = dict[str, Any]
+OWED: Final = "error_feedback"
+"""The key of what is owed, by the parameter's number: the mean over the ranks, without scale."""
 
 
 @dataclass(frozen=True)
@@ -181,6 +185,61 @@ def by_parameter(
     }
 
 
+# ---- what is owed ----
+
+
+def gather_owed(
+    exchange: Exchange, held: Held, lost: Sequence[Tensor], to: int
+) -> dict[Tensor, Tensor]:
+    """The mean over the ranks of what each has ``lost``, by bucket: whole tensors, by parameter, at
+    rank ``to``; empty elsewhere. A mean of gradients lacks just that."""
+    out: dict[Tensor, Tensor] = {}
+    for shard, flat in zip(held.shards, lost, strict=True):
+        mean = flat.to(torch.promote_types(flat.dtype, torch.float32))
+        with exchange.owners_needed():
+            exchange.combine(mean, dist.ReduceOp.SUM).wait()
+        mean = mean.div_(exchange.world).cpu()
+        for slot in shard.bucket.slots if exchange.rank == to else ():
+            whole = torch.empty_strided(slot.shape, slot.stride, dtype=mean.dtype)
+            whole.as_strided((slot.end - slot.begin,), (1,)).copy_(mean[slot.begin : slot.end])
+            out[held.model[slot.index]] = whole
+    return out
+
+
+def owed(
+    state_dict: Mapping[str, Any], groups: Sequence[Group], held: Held, where: str
+) -> dict[int, Tensor]:
+    """What each rank owes after loading a checkpoint that :func:`by_parameter` has passed, by the
+    parameter's index: the mean, so that the mean over these ranks gets just what that over those
+    lacked. Raises CheckpointError for what isn't a parameter's."""
+    given = dict(state_dict.get(OWED, {}))
+    numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    places = {parameter: index for index, parameter in enumerate(held.model)}
+    out: dict[int, Tensor] = {}
+    for number, parameter in zip(numbers, parameters, strict=True):
+        value = given.pop(number, None)
+        if value is None or parameter not in places:
+            continue
+        if not isinstance(value, Tensor) or value.shape != parameter.shape:
+            shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise CheckpointError(
+                f"{where}: the checkpoint's {OWED} of {held.name(places[parameter])} has shape "
+                f"{shape}, wanted {tuple(parameter.shape)}; it is another model's"
+            )
+        if bool(value.any()):
+            out[places[parameter]] = value
+    if given:
+        raise CheckpointError(
+            f"{where}: the checkpoint has {OWED} of parameters {sorted(given)[:8]}, which are in "
+            f"none of its groups; it is damaged, and nothing was loaded"
+        )
+    return out
+
+
+# ---- numbers ----
+
+
 def pack_groups(segments: Sequence[Group], groups: Sequence[Group]) -> list[Group]:
     """``groups`` (the model's) as a plain optimizer's ``state_dict`` has them, with the options in
     force: those of ``segments``, the inner optimizer's groups."""
@@ -194,7 +253,10 @@ def pack_groups(segments: Sequence[Group], groups: Sequence[Group]) -> list[Grou
     return out
 
 
-def numbered(states: Mapping[Tensor, State], groups: Sequence[Group]) -> dict[int, State]:
+_Entry = TypeVar("_Entry")
+
+
+def numbered(states: Mapping[Tensor, _Entry], groups: Sequence[Group]) -> dict[int, _Entry]:
     """State by the numbers of :func:`pack_groups`, in their order."""
     numbers = _numbers(groups)
     by_number = {numbers[parameter]: state for parameter, state in states.items()}

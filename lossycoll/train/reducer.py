@@ -11,7 +11,7 @@ import contextlib
 import math
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, Final
 
@@ -70,7 +70,9 @@ class Reducer:
         feedback: bool = False,
     ) -> None:
         self._exchange = exchange
-        self._feedback = feedback
+        self.feedback = feedback
+        self._scale = 1.0
+        """That a GradScaler is expected to have in the next pass."""
         self._residues: list[Residue] = []
         self._sendings: list[Sending] = []
         self._name = name
@@ -95,7 +97,7 @@ class Reducer:
         self._model += model
         self._shards += shards
         self._left = []
-        if self._feedback:
+        if self.feedback:
             self._residues += [Residue(shard.bucket, shard.grads) for shard in shards]
         for number, shard in enumerate(shards, first):
             for position, slot in enumerate(shard.bucket.slots):
@@ -202,21 +204,32 @@ class Reducer:
         return None
 
     @torch.no_grad()
-    def keep_lost(self) -> None:
-        """A step was taken with the last pass: what it lost is to come with the next."""
+    def keep_lost(self, scale: float) -> None:
+        """A step was taken with the last pass: what it lost is to come with the next. ``scale``:
+        what the gradients of the pass have been divided by since."""
         for shard, residue, sending in zip(
             self._shards, self._residues, self._sendings, strict=False
         ):
             present = {i for i, s in enumerate(shard.bucket.slots) if s.index in self._seen}
             per_block = self._exchange.block_elements(shard.grads)
-            residue.keep(shard.grads, sending.lost, per_block, present)
+            residue.keep(shard.grads, sending.lost, per_block, present, (self._scale, scale))
         self._sendings = []
+        self._scale = scale
 
-    def forget_lost(self) -> None:
-        """What was lost belongs to a training that isn't gone on with."""
+    def rescale(self, scale: float) -> None:
+        """What was lost is sent with this scale from the next pass on."""
+        self._scale = scale
+
+    def lost(self) -> list[Tensor]:
+        """What is still to be sent again, by bucket, float[size]; none without feedback."""
+        return [residue.kept() for residue in self._residues]
+
+    @torch.no_grad()
+    def replace_lost(self, lost: Mapping[int, Tensor]) -> None:
+        """Another training is gone on with, of which ``lost`` is to be sent again, by index."""
         self._sendings = []
         for residue in self._residues:
-            residue.clear()
+            residue.replace(lost)
 
     def residue(self) -> float:
         """L2 norm of what is still to be sent again."""
@@ -241,15 +254,15 @@ class Reducer:
         bucket, position = self._place[index]
         view = self._shards[bucket].views[position]
         view.copy_(grad)
-        if self._feedback:
-            self._residues[bucket].add_to(view, position)
+        if self.feedback:
+            self._residues[bucket].add_to(view, position, self._scale)
         self._status.note_used(index)
 
     def _launch(self) -> None:
         shard = self._shards[len(self._works)]
         if not shard.is_finite():
             self._status.note_bad(self._exchange.rank)
-        if not self._feedback:
+        if not self.feedback:
             self._works.append(self._exchange.average(shard.own_grads, shard.grads))
             return
         self._sendings.append(self._exchange.contribute(shard.own_grads, shard.grads))

@@ -34,14 +34,14 @@ def test_slices_hold_every_element_once(period: int, world: int) -> None:
     slices = cut(sizes, period, world)
     assert len(slices.chunks) == period * world
     seen: dict[int, list[int]] = {tensor: [] for tensor in range(len(sizes))}
-    for pieces in slices.chunks:
+    for fragments in slices.chunks:
         end = 0
-        for piece in pieces:
-            itemsize = sizes[piece.tensor][1]
-            assert piece.at >= end
-            assert piece.at % itemsize == 0
-            end = piece.at + (piece.end - piece.begin) * itemsize
-            seen[piece.tensor] += range(piece.begin, piece.end)
+        for fragment in fragments:
+            itemsize = sizes[fragment.tensor][1]
+            assert fragment.at >= end
+            assert fragment.at % itemsize == 0
+            end = fragment.at + (fragment.end - fragment.begin) * itemsize
+            seen[fragment.tensor] += range(fragment.begin, fragment.end)
         assert end <= slices.chunk_bytes
     assert seen == {tensor: list(range(n)) for tensor, (n, _) in enumerate(sizes)}
     total = sum(n * itemsize for n, itemsize in sizes)

@@ -434,12 +434,15 @@ def steps_in_reference(
         sweep, number = divmod(step, period)
         staged = np.zeros((world, world * chunk), np.float32)
         places = []
-        for c, pieces in enumerate(slices.of(number)):
+        for c, fragments in enumerate(slices.of(number)):
             by = owner(number, c, sweep, world)
-            for piece in pieces:
-                at = by * chunk + piece.at // 4
+            for fragment in fragments:
+                at = by * chunk + fragment.at // 4
                 places.append(
-                    (slice(piece.begin, piece.end), slice(at, at + piece.end - piece.begin))
+                    (
+                        slice(fragment.begin, fragment.end),
+                        slice(at, at + fragment.end - fragment.begin),
+                    )
                 )
         for here, there in places:
             staged[:, there] = bound[:, here]

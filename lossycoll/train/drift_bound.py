@@ -22,7 +22,7 @@ from ..backend import LossyProcessGroup
 from ..errors import LinkError, MismatchError, OptionError, UnsupportedError
 from ..options import lossy, reliable
 from .ages import MOST_REPAIR
-from .replicas import Part, in_memory_order, local, parts_of
+from .replicas import Holding, holdings_of, in_memory_order, local
 from .slices import Slices, cut, owner
 from .unheard import Unheard
 
@@ -55,7 +55,7 @@ class DriftBound:
     sweep.
 
     ``model``: plain, wrapped by DistributedDataParallel, or sharded by fully_shard on a mesh with
-    a replicated dimension (HSDP), where each part is kept together among its copies. ``optimizer``:
+    a replicated dimension (HSDP), where copies of the same shard are kept together. ``optimizer``:
     steps parameters of the model; those of them that require gradients are looked after, also
     those that are added or unfrozen later, from the next sweep on. ``group``: the ranks that hold a
     replica; None is DDP's group, else the default group, of any backend.
@@ -105,7 +105,7 @@ class DriftBound:
         self._wanted_group = group
         self._repair = repair
         self._state = state
-        self._plan()
+        self._lay_out()
         self._hook = optimizer.register_step_post_hook(self._after_step)
 
     @property
@@ -130,29 +130,29 @@ class DriftBound:
 
     # ---- what there is to exchange ----
 
-    def _parts(self) -> list[Part]:
+    def _holdings(self) -> list[Holding]:
         """The model's parameters that the optimizer steps."""
         stepped = {id(p) for entry in self._optimizer.param_groups for p in entry["params"]}
-        parts = [
-            part
-            for part in parts_of(self._model, self._wanted_group)
-            if id(part.parameter) in stepped and part.parameter.requires_grad
+        holdings = [
+            holding
+            for holding in holdings_of(self._model, self._wanted_group)
+            if id(holding.parameter) in stepped and holding.parameter.requires_grad
         ]
-        if not parts:
+        if not holdings:
             raise UnsupportedError(
                 "the optimizer steps none of the model's parameters that require gradients; pass "
                 "the optimizer that was made of this model's parameters"
             )
-        return parts
+        return holdings
 
-    def _sources(self, parts: list[Part]) -> list[_Source]:
+    def _sources(self, holdings: list[Holding]) -> list[_Source]:
         """The parameters, each followed by its state, where that is brought along."""
         sources = []
-        for part in parts:
-            sources.append(_Source(part.name, part.parameter, None))
-            for key, value in sorted(self._optimizer.state.get(part.parameter, {}).items()):
-                if self._state and _is_elementwise(key, value, part.parameter):
-                    sources.append(_Source(f"{part.name}, {key}", part.parameter, key))
+        for holding in holdings:
+            sources.append(_Source(holding.name, holding.parameter, None))
+            for key, value in sorted(self._optimizer.state.get(holding.parameter, {}).items()):
+                if self._state and _is_elementwise(key, value, holding.parameter):
+                    sources.append(_Source(f"{holding.name}, {key}", holding.parameter, key))
         return sources
 
     def _tensor(self, source: _Source) -> Tensor | None:
@@ -162,13 +162,13 @@ class DriftBound:
         value = self._optimizer.state.get(source.parameter, {}).get(source.key)
         return local(value) if isinstance(value, Tensor) else None
 
-    def _plan(self) -> None:
+    def _lay_out(self) -> None:
         """Cuts what there is now into slices. All ranks do so at the same step."""
-        parts = self._parts()
-        self._group = _group_of(parts)
+        holdings = self._holdings()
+        self._group = _group_of(holdings)
         self._world = dist.get_world_size(self._group)
         self._rank = dist.get_rank(self._group)
-        sources = self._sources(parts)
+        sources = self._sources(holdings)
         tensors = {s.name: t for s in sources if (t := self._tensor(s)) is not None}
         device = _device_of(tensors)
         self._sources_now = sources
@@ -189,17 +189,17 @@ class DriftBound:
         sweep, number = divmod(self.steps, self.period)
         self.steps += 1
         if self._changed(number):
-            self._plan()
+            self._lay_out()
         if self._world > 1 and not self._slices.empty(number):
             self._exchange(number, sweep)
 
     def _changed(self, number: int) -> bool:
-        """Whether slice ``number`` isn't what was planned. Additions are seen by the first one."""
+        """Whether slice ``number`` isn't what was laid out. Additions are seen by the first one."""
         if number == 0:
-            now = [source.identity for source in self._sources(self._parts())]
+            now = [source.identity for source in self._sources(self._holdings())]
             if now != [source.identity for source in self._sources_now]:
                 return True
-        touched = {piece.tensor for chunk in self._slices.of(number) for piece in chunk}
+        touched = {fragment.tensor for chunk in self._slices.of(number) for fragment in chunk}
         for index in touched:
             tensor = self._tensor(self._sources_now[index])
             if tensor is None or _described(tensor) != self._described[index]:
@@ -213,15 +213,15 @@ class DriftBound:
         own: list[Tensor] = []
         staged: list[Tensor] = []
         came: list[bool] = []
-        for chunk, pieces in enumerate(self._slices.of(number)):
+        for chunk, fragments in enumerate(self._slices.of(number)):
             by = owner(number, chunk, sweep, self._world)
-            for piece in pieces:
-                if piece.tensor not in rows:
-                    tensor = self._tensor(self._sources_now[piece.tensor])
+            for fragment in fragments:
+                if fragment.tensor not in rows:
+                    tensor = self._tensor(self._sources_now[fragment.tensor])
                     assert tensor is not None
-                    rows[piece.tensor] = in_memory_order(tensor)
-                values = rows[piece.tensor][piece.begin : piece.end]
-                begin = by * chunk_bytes + piece.at
+                    rows[fragment.tensor] = in_memory_order(tensor)
+                values = rows[fragment.tensor][fragment.begin : fragment.end]
+                begin = by * chunk_bytes + fragment.at
                 end = begin + values.numel() * values.element_size()
                 own.append(values)
                 staged.append(self._staging[begin:end].view(values.dtype))
@@ -277,22 +277,22 @@ def _is_elementwise(key: object, value: object, parameter: Tensor) -> bool:
     )
 
 
-def _group_of(parts: list[Part]) -> dist.ProcessGroup:
-    """The one group that holds copies of all parts."""
-    first = parts[0]
-    for part in parts:
-        copies = [group for group in part.copies if dist.get_world_size(group) > 1]
-        if part.rest and not copies:
+def _group_of(holdings: list[Holding]) -> dist.ProcessGroup:
+    """The one group that holds copies of all of them."""
+    first = holdings[0]
+    for holding in holdings:
+        copies = [group for group in holding.copies if dist.get_world_size(group) > 1]
+        if holding.rest and not copies:
             raise UnsupportedError(
-                f"parameter {part.name} is sharded and has no copies: nothing can drift, and there "
-                f"is nothing to bound; DriftBound is for DDP, and for fully_shard on a mesh with "
-                f"a replicated dimension (HSDP)"
+                f"parameter {holding.name} is sharded and has no copies: nothing can drift, and "
+                f"there is nothing to bound; DriftBound is for DDP, and for fully_shard on a mesh "
+                f"with a replicated dimension (HSDP)"
             )
-        if len(copies) > 1 or part.copies != first.copies:
+        if len(copies) > 1 or holding.copies != first.copies:
             raise UnsupportedError(
-                f"parameters {first.name} and {part.name} have copies in {len(first.copies)} and "
-                f"{len(part.copies)} groups, or in different ones, wanted one for all; attach one "
-                f"DriftBound for each, with optimizers of their own"
+                f"parameters {first.name} and {holding.name} have copies in {len(first.copies)} "
+                f"and {len(holding.copies)} groups, or in different ones, wanted one for all; "
+                f"attach one DriftBound for each, with optimizers of their own"
             )
     larger = [group for group in first.copies if dist.get_world_size(group) > 1]
     return (larger or list(first.copies))[0]

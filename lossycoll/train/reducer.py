@@ -80,7 +80,7 @@ class Reducer:
         self._model: list[Parameter] = []
         self._shards: list[Shard] = []
         self._place: dict[int, tuple[int, int]] = {}
-        """By parameter: its bucket, and its slot there."""
+        """By parameter: its bucket, and its place there."""
         self._sync = True
         self._armed: int | None = None
         """The pass (autograd's number of it) that calls back at its end."""
@@ -100,10 +100,10 @@ class Reducer:
         if self.feedback:
             self._residues += [Residue(shard.bucket, shard.grads) for shard in shards]
         for number, shard in enumerate(shards, first):
-            for position, slot in enumerate(shard.bucket.slots):
-                self._place[slot.index] = (number, position)
-                hook = _Hook(weakref.ref(self), slot.index)
-                self._model[slot.index].register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+            for position, member in enumerate(shard.bucket.members):
+                self._place[member.index] = (number, position)
+                hook = _Hook(weakref.ref(self), member.index)
+                self._model[member.index].register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -172,14 +172,14 @@ class Reducer:
     def _launch_rest(self) -> None:
         while len(self._works) < len(self._shards):
             shard = self._shards[len(self._works)]
-            for slot, view in zip(shard.bucket.slots, shard.views, strict=True):
-                if slot.index in self._seen:
+            for member, view in zip(shard.bucket.members, shard.views, strict=True):
+                if member.index in self._seen:
                     continue
-                if self._model[slot.index].grad is None:
+                if self._model[member.index].grad is None:
                     view.zero_()
                 else:
-                    self._copy(slot.index)
-                    self._seen.add(slot.index)
+                    self._copy(member.index)
+                    self._seen.add(member.index)
             self._launch()
 
     def abandon(self) -> None:
@@ -210,7 +210,7 @@ class Reducer:
         for shard, residue, sending in zip(
             self._shards, self._residues, self._sendings, strict=False
         ):
-            present = {i for i, s in enumerate(shard.bucket.slots) if s.index in self._seen}
+            present = {i for i, m in enumerate(shard.bucket.members) if m.index in self._seen}
             per_block = self._exchange.block_elements(shard.grads)
             residue.keep(shard.grads, sending.lost, per_block, present, (self._scale, scale))
         self._sendings = []
@@ -239,7 +239,7 @@ class Reducer:
         self._sendings = []
         self._open = True
         self._seen = set()
-        self._missing = [len(shard.bucket.slots) for shard in self._shards]
+        self._missing = [len(shard.bucket.members) for shard in self._shards]
         self._works = []
         self._status = Status(self._exchange.world, len(self._model))
 

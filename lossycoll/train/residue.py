@@ -34,11 +34,12 @@ class Residue:
         self._bucket = bucket
         self._kept = torch.zeros_like(like)
         self._views = [
-            self._kept.as_strided(slot.shape, slot.stride, slot.begin) for slot in bucket.slots
+            self._kept.as_strided(member.shape, member.stride, member.begin)
+            for member in bucket.members
         ]
 
     def add_to(self, gradient: Tensor, position: int, scale: float) -> None:
-        """Adds what is kept of slot ``position``, times ``scale``, to what is sent of it now."""
+        """Adds what is kept of member ``position``, times ``scale``, to what is sent of it now."""
         gradient.add_(self._views[position], alpha=scale)
 
     def keep(
@@ -52,7 +53,7 @@ class Residue:
         """Keeps what was lost of ``sent``, float[size], for the next time.
 
         ``lost``: bool (world, blocks), by owner; a block has ``per_block`` elements. What is kept
-        of slots that weren't ``present``, of which zeros were sent, stays. ``scales``: the one
+        of members that weren't ``present``, of which zeros were sent, stays. ``scales``: the one
         that was given to :meth:`add_to`, and the one that it should have been.
         """
         left = [(view, view.clone()) for i, view in enumerate(self._views) if i not in present]
@@ -73,9 +74,9 @@ class Residue:
     def replace(self, kept: Mapping[int, Tensor]) -> None:
         """Keeps ``kept``, by the parameter's index, and nothing else of what there was."""
         self._kept.zero_()
-        for slot, view in zip(self._bucket.slots, self._views, strict=True):
-            if slot.index in kept:
-                view.copy_(kept[slot.index])
+        for member, view in zip(self._bucket.members, self._views, strict=True):
+            if member.index in kept:
+                view.copy_(kept[member.index])
 
     def norm(self) -> float:
         """L2 norm of what is kept."""

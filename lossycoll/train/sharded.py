@@ -52,7 +52,7 @@ class ShardedOptimizer(Optimizer):
     long as an owner gets the packet of one other rank (own data is a stratum of its own,
     docs/design.md). That it gets none has a chance of p^(world - 1): with two or three ranks and
     much loss, ``error_feedback`` is unbiased where this isn't. Owners step their chunks, cut
-    into segments of parameters, and send *parameters* to all: a packet that is lost leaves the old
+    into fragments of parameters, and send *parameters* to all: a packet that is lost leaves the old
     value, which the next step's replaces, so replicas don't drift apart. What steers a step (norms,
     NaN, which parameters had gradients) travels reliably, so all ranks do the same.
 
@@ -69,7 +69,7 @@ class ShardedOptimizer(Optimizer):
     ``delivery="reliable"``, nothing is. ``with lossycoll.lossy(repair=4):`` around ``backward()``
     works, too.
 
-    ``max_age``: how many steps old a block (a packet's part of an owner's chunk) may be at a
+    ``max_age``: how many steps old a block (a packet's worth of an owner's chunk) may be at a
     replica. A block that is missing for the ``max_age``-th step in a row is sent again in the next
     one until it arrives, so after a step none is older than ``max_age``. 0: replicas are always
     equal, and only gradients lossy. None: no bound. All blocks that are due are repaired at once,
@@ -93,11 +93,11 @@ class ShardedOptimizer(Optimizer):
 
     ``on_nonfinite``: what ``step()`` does when a rank's gradient holds NaN or infinity: "raise" a
     NonFiniteError, or "skip" the step, on all ranks alike. A GradScaler needs neither: every rank's
-    segments then hold infinity, so that all of them skip and lower the scale together.
+    fragments then hold infinity, so that all of them skip and lower the scale together.
 
-    ``param_groups`` and ``state`` are the inner optimizer's own: over this rank's segments, with
+    ``param_groups`` and ``state`` are the inner optimizer's own: over this rank's fragments, with
     the options that schedulers and users change (on all ranks alike). Between ``backward()`` and
-    ``step()`` the segments' gradients are the mean, to look at or change. The model's are this
+    ``step()`` the fragments' gradients are the mean, to look at or change. The model's are this
     rank's own, which have been sent: changing those is refused by ``step()``. Hence
     :meth:`clip_grad_norm_` instead of torch.nn.utils'.
 
@@ -155,10 +155,10 @@ class ShardedOptimizer(Optimizer):
         super().__init__(params, {})
         self._groups = self.param_groups
         """As the caller gave them: the model's parameters, and the options that were written."""
-        segments = self._take(self._groups, 0)
-        pairs = zip(self._groups, segments, strict=True)
+        fragments = self._take(self._groups, 0)
+        pairs = zip(self._groups, fragments, strict=True)
         self._inner = optimizer_class(
-            [{**options(entry), "params": pieces} for entry, pieces in pairs], **defaults
+            [{**options(entry), "params": members} for entry, members in pairs], **defaults
         )
         self.defaults = self._inner.defaults
         self._adopt()
@@ -188,7 +188,7 @@ class ShardedOptimizer(Optimizer):
         try:
             super().add_param_group(added)
             number = len(self._groups) - 1
-            pieces = self._take(self._groups[number:], number)[0]
+            fragments = self._take(self._groups[number:], number)[0]
         except BaseException:
             for entry, members in zip(self._groups, before, strict=False):
                 entry["params"] = members
@@ -196,24 +196,24 @@ class ShardedOptimizer(Optimizer):
             raise
         finally:
             self.param_groups = self._inner.param_groups
-        self._inner.add_param_group({**options(added), "params": pieces})
-        for piece in self._held.pieces:
-            state = self._held.frozen.get(self._held.model[piece.index])
+        self._inner.add_param_group({**options(added), "params": fragments})
+        for each in self._held.owned:
+            state = self._held.frozen.get(self._held.model[each.index])
             if state:
-                cut = checkpoint.cut(piece.segment, state, self._held.elementwise)
-                self._inner.state[piece.parameter] = cut
+                cut = checkpoint.cut(each.fragment, state, self._held.elementwise)
+                self._inner.state[each.parameter] = cut
         for parameter in thawed:
             del self._held.frozen[parameter]
         self._consolidated = self._reduced = None
 
     def _take(self, groups: Sequence[dict[str, Any]], number: int) -> list[list[Parameter]]:
-        """This rank's segments of new groups, the first of which is group ``number``."""
+        """This rank's fragments of new groups, the first of which is group ``number``."""
         held = self._held
         parameters, shards = len(held.model), len(held.shards)
-        segments = held.take(groups, number)
+        fragments = held.take(groups, number)
         self._reducer.watch(held.model[parameters:], held.shards[shards:])
         self._copies.add(held.shards[shards:])
-        return segments
+        return fragments
 
     def _adopt(self) -> None:
         """What schedulers, scalers and users see is the inner optimizer's own."""
@@ -228,7 +228,7 @@ class ShardedOptimizer(Optimizer):
         return self._reducer.no_sync()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clears the gradients of the model's parameters, and those of this rank's segments."""
+        """Clears the gradients of the model's parameters, and those of this rank's fragments."""
         for parameter in (*self._held.model, *self._held.frozen):
             if parameter.grad is not None:
                 if set_to_none:
@@ -238,17 +238,17 @@ class ShardedOptimizer(Optimizer):
         self._reducer.abandon()
         self._reducer.forget()
         self._no_step()
-        for piece in self._held.pieces:
-            piece.parameter.grad = None
+        for each in self._held.owned:
+            each.parameter.grad = None
 
     def _receive(self, status: Status) -> None:
-        """A backward pass has been reduced: hands the segments their gradients."""
+        """A backward pass has been reduced: hands the fragments their gradients."""
         self._no_step()
         self._reduced = status
         used = status.used
-        for piece in self._held.pieces:
-            piece.parameter.grad = piece.grad if used[piece.index] else None
-        held = [piece.grad for piece in self._held.pieces if used[piece.index]]
+        for each in self._held.owned:
+            each.parameter.grad = each.grad if used[each.index] else None
+        held = [each.grad for each in self._held.owned if used[each.index]]
         if any(used) and (self._reducer.feedback or not held):
             carrier = self._lend_carrier()
             held = held or [carrier]
@@ -345,7 +345,7 @@ class ShardedOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Steps this rank's segments, and sends them to all. All ranks must call this."""
+        """Steps this rank's fragments, and sends them to all. All ranks must call this."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

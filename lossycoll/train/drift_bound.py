@@ -75,9 +75,10 @@ class DriftBound:
 
     Use it as a context, or call :meth:`detach`, to end it. Raises OptionError for a bad ``period``
     or ``repair``, UnsupportedError for what has no replicas or can't be sent, MismatchError where
-    ranks hold parameters of other names, shapes or types. ``optimizer.step()`` raises LinkError
-    when nothing of what a rank owns has come here for two sweeps (and 256 packets, and as long as
-    a reliable call would wait for that link): that replica is no longer kept together with others.
+    ranks hold parameters of other names, shapes or types, LinkError when a link delivers nothing of
+    what ranks have to agree on. ``optimizer.step()`` raises LinkError when nothing of what a rank
+    owns has come here for two sweeps (and 256 packets, and as long as a reliable call would wait
+    for that link): that replica is no longer kept together with others.
     """
 
     def __init__(

@@ -111,9 +111,9 @@ class ShardedOptimizer(Optimizer):
     element-wise, and for parameters that are sparse, lazy, sharded, not floats, that share memory
     or (in a lossy group) aren't on the CPU; MismatchError where ranks differ in parameters or
     arguments. ``backward()`` and ``step()`` raise PeerLostError when a rank is lost, whose shard
-    has no owner any more; ``step()`` raises LinkError when a block that is due doesn't come, and
-    TrainingError for what would go wrong in silence: changed gradients, moved parameters, frozen
-    ones that have gradients.
+    has no owner any more, and LinkError, as the constructor does, when a link delivers nothing;
+    ``step()`` also when a block that is due doesn't come, and TrainingError for what would go wrong
+    in silence: changed gradients, moved parameters, frozen ones that have gradients.
     """
 
     def __init__(

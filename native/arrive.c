@@ -220,9 +220,22 @@ void lc_inject_round(lc_engine *e, lc_in *in) {
     (void)lc_inject_losses(&link, in->inject_key, s->n_packets, in->lost);
 }
 
+/* What the peer has sent in the round that ends, if nothing of it came. */
+static void note_barren(lc_engine *e, lc_in *in) {
+    lc_peer *peer = &e->peers[in->peer];
+    if (in->n_told && !in->came) {
+        if (!peer->barren_rounds++)
+            peer->barren_ns = e->now;
+        peer->barren_packets += in->n_told;
+    }
+    in->n_told = 0;
+    in->came = 0;
+}
+
 /* The reorder allowance is over: ask for what is missing, or give it up. */
 void lc_round_ended(lc_engine *e, lc_in *in) {
     const lc_op *op = in->slot->op;
+    note_barren(e, in);
     if (!op->call.reliable && in->round >= op->call.repair) {
         int lacks = lc_in_lacks(in);
         if (!lacks || lc_overdue(e, in)) {
@@ -265,6 +278,8 @@ int lc_link_seen(lc_peer *peer, uint32_t next) {
 
 static void note_link(lc_engine *e, lc_peer *peer, const lc_header *h) {
     peer->rx_taken++;
+    peer->barren_rounds = 0;
+    peer->barren_packets = 0;
     if (lc_link_seen(peer, h->link_seq + 1)) {
         peer->rx_echo_us = h->time_us; /* of an old packet it would tell how old that is */
         peer->rx_echo_ns = e->came_ns;
@@ -303,6 +318,7 @@ void lc_data_arrived(lc_engine *e, const lc_header *h, const uint8_t *payload) {
         }
     }
     note_link(e, peer, h);
+    in->came = 1;
     if (lc_bit(in->arrived, h->packet)) {
         e->live.repeated++;
         return;

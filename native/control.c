@@ -297,6 +297,7 @@ static void on_fin(lc_engine *e, uint16_t peer, const lc_record *r) {
     }
     if (in->state == LC_IN_OPEN) {
         in->state = LC_IN_CLOSING;
+        in->n_told = r->a;
         in->nack_ns = 0;
         in->fin_ns = e->now;
         in->close_ns = e->now + reorder_allowance(e, in);

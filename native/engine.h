@@ -54,6 +54,9 @@ typedef struct {
     uint64_t late_ns;   /* how late packets come after the end of their stream; fades */
     int ack_due;
     uint64_t heard_ns;
+    uint64_t barren_ns;      /* the first round's end since data last came; 0: none has ended */
+    uint64_t barren_packets; /* that the peer says it has sent in rounds since then */
+    uint32_t barren_rounds;
     lc_record *records;
     uint32_t n_records;
     uint8_t *held; /* a datagram that injection delays */

@@ -76,6 +76,8 @@ typedef struct {
     uint32_t group;         /* number of the group, equal on all ranks; keys injected faults */
     uint64_t deadline_min_ns; /* floor of the learnt deadline */
     uint64_t deadline_max_ns; /* how long a stream or a path may be silent */
+    uint64_t link_ns;         /* how long a reliable operation waits for a link that delivers
+                                 nothing of what its peer sends; 0: as long as for the peer */
     uint64_t reorder_ns;      /* least time a stream waits after its end; 0: one millisecond */
     double pace_bytes_per_s;  /* 0: no fixed rate, congestion window only */
     lc_inject inject;
@@ -92,7 +94,10 @@ enum lc_code {
     LC_E_MISMATCH = -4, /* a peer means another collective, size or dtype */
     LC_E_TIMEOUT = -5,  /* a peer never took part within the operation's timeout */
     LC_E_ABORTED = -6,  /* lc_engine_abort, or a peer's failure */
-    LC_E_CLOSED = -7
+    LC_E_CLOSED = -7,
+    LC_E_LINK = -8 /* a link delivers nothing, or no data, within link_ns: lc_failure.mine has the
+                      packets of data that the peer said it sent (0: nothing was heard at all), in
+                      how many rounds, and for how many ns */
 };
 
 typedef struct {

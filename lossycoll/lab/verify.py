@@ -170,9 +170,7 @@ def _end(lab: Lab, host: int, role: str, *arguments: str) -> subprocess.Popen[st
 
 
 @contextlib.contextmanager
-def _listening(
-    lab: Lab, host: int, role: str, *arguments: str
-) -> Iterator[subprocess.Popen[str]]:
+def _listening(lab: Lab, host: int, role: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A process that listens by the time the block begins."""
     process = _end(lab, host, role, *arguments)
     try:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from importlib import metadata
 
 from lossycoll import bench, demo, doctor
+from lossycoll.errors import LabError, OptionError
+from lossycoll.lab import command as lab
 from lossycoll.launch import EXIT_FAILED, Interrupted, LaunchError, Unwritable
 
 EXIT_USAGE = 2  # as argparse's
@@ -21,7 +23,7 @@ def parser() -> argparse.ArgumentParser:
     )
     root.add_argument("--version", action="version", version=metadata.version("lossycoll"))
     commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, module in (("demo", demo), ("bench", bench), ("doctor", doctor)):
+    for name, module in (("demo", demo), ("bench", bench), ("doctor", doctor), ("lab", lab)):
         summary = (module.__doc__ or "").splitlines()[0]
         command = commands.add_parser(name, help=summary, description=summary)
         module.add_arguments(command)
@@ -30,7 +32,13 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = parser().parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    words = None
+    if given[:1] == ["lab"] and "--" in given:
+        # What follows is somebody else's command line.
+        at = given.index("--")
+        given, words = given[:at], given[at + 1 :]
+    options = parser().parse_args(given, argparse.Namespace(words=words))
     try:
         status: int = options.run(options)
     except KeyboardInterrupt:
@@ -39,6 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(options.command, error, EXIT_INTERRUPTED)
     except LaunchError as error:
         return _complain(options.command, error, EXIT_FAILED)
+    except LabError as error:
+        return _complain(options.command, error, EXIT_FAILED)
+    except OptionError as error:
+        return _complain(options.command, error, EXIT_USAGE)
     except Unwritable as error:
         return _complain(options.command, error, EXIT_USAGE)
     return status

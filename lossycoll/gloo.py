@@ -35,10 +35,12 @@ class GlooMesh:
         options = make._Options()
         options._timeout = timeout
         try:
-            named = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")
-            options._devices = [make.create_device(interface=name) for name in named if name] or [
-                make.create_device(hostname=address)
-            ]
+            # create_default_device would look at the host's name alone.
+            names = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+            if names:
+                options._devices = [make.create_device(interface=name) for name in names]
+            else:
+                options._devices = [make.create_device(hostname=address)]
             self.group: c10d.ProcessGroupGloo = make(store, rank, size, options)
         except RuntimeError as error:
             reason = str(error).splitlines()[0]

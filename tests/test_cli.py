@@ -29,7 +29,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         cli.main(["--help"])
     assert ended.value.code == 0
     text = capsys.readouterr().out
-    assert all(name in text for name in ("demo", "bench", "doctor"))
+    assert all(name in text for name in ("demo", "bench", "doctor", "lab"))
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,8 @@ def test_the_installed_wheel_works_and_leaves_nothing(built: tuple[object, dict[
 def test_the_wheel_has_the_package_and_no_more(wheel: dict[str, bytes]) -> None:
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "lossycoll").rglob("*.py")}
     inside = {name for name in wheel if ".dist-info/" not in name}
-    assert inside == modules | {"lossycoll/py.typed", "lossycoll/_native.abi3.so"}
+    built = {"lossycoll/_native.abi3.so", "lossycoll/_lab.abi3.so"}
+    assert inside == modules | built | {"lossycoll/py.typed"}
 
 
 def test_the_wheel_says_what_it_is(wheel: dict[str, bytes]) -> None:
@@ -105,9 +106,9 @@ def test_the_sdist_has_what_a_build_needs(built: tuple[Path, object]) -> None:
     needed = {
         path.relative_to(ROOT).as_posix()
         for pattern in ("*.c", "*.h", "*.py")
-        for path in native.glob(pattern)
+        for path in native.rglob(pattern)
     }
-    assert "native/lossycoll.h" in needed
+    assert {"native/lossycoll.h", "native/lab/lab.h"} <= needed
     assert needed | {"setup.py", "pyproject.toml", "LICENSE", "README.md"} <= inside
     assert not any(name.startswith("tests") for name in inside)
 

@@ -13,11 +13,17 @@ def main(arguments: "list[str]") -> None:
     end = arguments.index("--")
     libc = ctypes.CDLL(None, use_errno=True)
     # All of them are opened first: once in a user namespace, the others' owner may be out of sight.
-    handles = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in arguments[:end]]
+    try:
+        handles = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in arguments[:end]]
+    except OSError:
+        sys.exit("the laboratory has ended")
     for path, handle in zip(arguments, handles):  # noqa: B905 (more arguments than handles)
         if libc.setns(handle, 0):
             reason = os.strerror(ctypes.get_errno())
             sys.exit(f"cannot enter {path}: {reason}")
+    # Who enters while it ends might otherwise be overlooked by it.
+    if not all(map(os.path.exists, arguments[:end])):
+        sys.exit("the laboratory has ended")
     command = arguments[end + 1 :]
     try:
         os.execvp(command[0], command)

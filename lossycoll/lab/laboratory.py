@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import os
-import secrets
 import subprocess
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final
 
 from ..errors import LabError
+from . import leftovers
+from .backends import Backend, make
 from .counters import Counters
 from .network import Network
 from .profiles import profile
 from .ranks import Ended, run_ranks
-from .switch import Switch
 from .tables import address_of
 
 INTERFACE: Final = "eth0"
 """Of every host."""
-MARK: Final = "LAB_OF_LOSSYCOLL"
-"""The variable that says to which laboratory a process belongs: its name ends with the number of
-the process that made it. Options begin with LOSSYCOLL_, so this doesn't."""
 
 
 class Lab:
     """Hosts and the network between them; a ``with`` block that leaves nothing behind.
 
     ``network``: a :class:`Network`, or the name of a profile, of which ``changes`` replaces parts
-    (``Lab("cross-dc", hosts=4)``). Host i has the address of :func:`address`.
+    (``Lab("cross-dc", hosts=4)``). Host i has the address of :func:`address`. ``backend``: what
+    makes the network, "switch", "nft", "netem" or "auto" (backends.py).
 
     Hosts are namespaces without a name that a process of the laboratory holds: when that ends they
     are gone, and it ends with this one, however that ends. What still runs on them is then killed.
@@ -37,17 +35,22 @@ class Lab:
     takes, LabError for anything else that is missing.
     """
 
-    def __init__(self, network: Network | str = "clean", **changes: Any) -> None:
+    def __init__(
+        self, network: Network | str = "clean", *, backend: str = "switch", **changes: Any
+    ) -> None:
         if isinstance(network, str):
             network = profile(network)
         self._network = network.with_parts(**changes) if changes else network
-        self.name = f"{secrets.token_hex(4)}-{os.getpid()}"
-        self._switch: Switch | None = None
+        self.name = leftovers.new_name()
+        self.backend = backend
+        self._made: Backend | None = None
+        self._started: list[subprocess.Popen[Any]] = []
 
     def __enter__(self) -> Lab:
-        if self._switch is not None:
+        if self._made is not None:
             raise LabError(f"laboratory {self.name} was started before; make another one")
-        self._switch = Switch(self._network, self._environment({}))
+        leftovers.clean()
+        self.backend, self._made = make(self.backend, self._network, self._environment({}))
         return self
 
     def __exit__(
@@ -56,7 +59,13 @@ class Lab:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._running().close()
+        try:
+            # Its switch would do so, but for those that are still about to enter their host.
+            for process in self._started:
+                if process.poll() is None:
+                    process.kill()
+        finally:
+            self._running().close()
 
     @property
     def network(self) -> Network:
@@ -83,7 +92,9 @@ class Lab:
         self._network.check_host(host)
         inside = self._running().inside(host, list(command))
         rest.setdefault("start_new_session", True)
-        return subprocess.Popen(inside, env=self._environment(environment or {}), **rest)
+        process = subprocess.Popen(inside, env=self._environment(environment or {}), **rest)
+        self._started = [one for one in self._started if one.poll() is None] + [process]
+        return process
 
     def run(
         self,
@@ -116,11 +127,11 @@ class Lab:
         self._running().change(network)
         self._network = network
 
-    def _running(self) -> Switch:
-        if self._switch is None:
+    def _running(self) -> Backend:
+        if self._made is None:
             raise LabError(f"laboratory {self.name} isn't started; use it in a with block")
-        return self._switch
+        return self._made
 
     def _environment(self, changes: Mapping[str, str | None]) -> dict[str, str]:
-        merged = {**os.environ, **changes, MARK: self.name}
+        merged = {**os.environ, **changes, leftovers.MARK: self.name}
         return {name: value for name, value in merged.items() if value is not None}

@@ -99,6 +99,13 @@ class Link:
         _check_queue("link's", self.queue_packets, self.queue_ms)
 
     @property
+    def mean_burst(self) -> float:
+        """The mean number of packets lost in a row; at a burst of 1 that is 1 / (1 - loss)."""
+        if self.burst > 1 or self.loss >= 1:
+            return self.burst
+        return 1 / (1 - self.loss)
+
+    @property
     def only_loses(self) -> bool:
         """Whether loss is all that is asked for, so that the kernel's packet filter will do."""
         return replace(self, loss=0.0, burst=1.0) == Link()

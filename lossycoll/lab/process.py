@@ -1,7 +1,7 @@
 """What runs in a process of its own: the switch, and the two ends of a probe (native/lab/lab.h).
 
     process.py EXTENSION switch MEMORY LIFELINE READY
-    process.py EXTENSION receive PORT COUNT
+    process.py EXTENSION receive PORT COUNT IDLE_MS
     process.py EXTENSION send ADDRESS PORT COUNT BYTES SEGMENTS BYTES_PER_S
     process.py EXTENSION echo PORT
     process.py EXTENSION ping ADDRESS PORT COUNT
@@ -16,10 +16,9 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
-FIRST_SECONDS = 10
-IDLE_SECONDS = 1
 PING_SECONDS = 2.0
 
 
@@ -28,10 +27,10 @@ def switch(lab: Any, memory: str, lifeline: str, ready: str) -> None:
         sys.exit(1)
 
 
-def receive(lab: Any, port: str, count: str) -> None:
+def receive(lab: Any, port: str, count: str, idle_ms: str) -> None:
+    """Until all are there or, once stdin ends, none has come for ``idle_ms``."""
     counts = lab.ffi.new("lab_probe_counts *")
-    wait = (FIRST_SECONDS, IDLE_SECONDS)
-    if lab.lib.lab_probe_receive(int(port), int(count), *wait, 1, counts):
+    if lab.lib.lab_probe_receive(int(port), int(count), int(idle_ms), 1, 0, counts):
         sys.exit(f"cannot receive: {os.strerror(lab.ffi.errno)}")
     names = [name for name, _ in lab.ffi.typeof("lab_probe_counts").fields]
     print(json.dumps({name: getattr(counts, name) for name in names}))
@@ -81,7 +80,13 @@ def main(path: str, role: str, *arguments: str) -> None:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    roles = {"switch": switch, "receive": receive, "send": send, "echo": echo, "ping": ping}
+    roles: dict[str, Callable[..., None]] = {
+        "switch": switch,
+        "receive": receive,
+        "send": send,
+        "echo": echo,
+        "ping": ping,
+    }
     roles[role](module, *arguments)
 
 

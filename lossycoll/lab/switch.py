@@ -91,7 +91,7 @@ class Switch:
         if state != lib.LAB_FAILED:
             raise LabError(f"the laboratory's switch ended with status {self._process.wait()}")
         what = ffi.string(self._shared.text).decode()
-        raise _why(what, self._shared.error)
+        raise why(what, self._shared.error)
 
     @property
     def pid(self) -> int:
@@ -156,7 +156,8 @@ class Switch:
             self._process.wait()
 
 
-def _why(what: str, code: int) -> LabError:
+def why(what: str, code: int) -> LabError:
+    """The error for ``what`` that failed with errno ``code``: what is needed, or else to do."""
     text = f"the laboratory can't {what}: {os.strerror(code)}"
     if code in (errno.EPERM, errno.EACCES, errno.ENOSPC, errno.EUSERS):
         return LabPermissionError(

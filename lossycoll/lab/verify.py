@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from ..errors import LabError
 from .laboratory import Lab
-from .network import ETHERNET_BYTES, Link
+from .network import ETHERNET_BYTES, Link, Network, queue_bytes
 from .ranks import end
 from .switch import own_process
 
@@ -32,8 +32,12 @@ SHARE: Final = 0.5
 MBIT: Final = 400.0
 """Where there is no limit."""
 SEGMENTS: Final = 40
+IDLE_MS: Final = 300
+"""After the last packet was sent, and has had its time to come."""
 PINGS: Final = 20
 SIGMAS: Final = 4.0
+QUEUED_SHARE: Final = 0.02
+"""Of the packets; a busy machine sends in bursts, which queues may drop."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +53,13 @@ class Flow:
     overflowed: int
     seconds: float
     bytes: int
+    queued_out: int = 0
+    """Found a queue of the network full: not what is drawn."""
 
     @property
     def loss(self) -> float:
-        return self.lost / self.sent
+        """Of what the queues let pass."""
+        return (self.lost - self.queued_out) / max(1, self.sent - self.queued_out)
 
     @property
     def burst(self) -> float:
@@ -72,6 +79,7 @@ def flow(
     mbit: float = 0.0,
     segments: int = 1,
     payload: int | None = None,
+    port: int = PORT,
 ) -> Flow:
     """Sends ``packets`` datagrams over a link, ``segments`` per system call.
 
@@ -80,12 +88,37 @@ def flow(
     """
     size = lab.network.mtu - UDP_BYTES if payload is None else payload
     segments = max(1, min(segments, 65_507 // size))
+    before = _queued_out(lab)
+    idle = IDLE_MS + round(_longest_ms(lab.network, pair))
     arguments = map(str, (packets, size, segments, mbit * 125_000))
-    with _listening(lab, pair[1], "receive", str(PORT), str(packets)) as receiver:
-        sender = _end(lab, pair[0], "send", lab.address(pair[1]), str(PORT), *arguments)
+    with _listening(lab, pair[1], "receive", str(port), str(packets), str(idle)) as receiver:
+        sender = _end(lab, pair[0], "send", lab.address(pair[1]), str(port), *arguments)
         _answer(sender)
+        assert receiver.stdin is not None
+        receiver.stdin.close()
+        receiver.stdin = None
         counts = _answer(receiver)
-    return Flow(sent=packets, **{name: counts[name] for name in _COUNTED})
+    found = {name: counts[name] for name in _COUNTED}
+    return Flow(sent=packets, queued_out=_queued_out(lab) - before, **found)
+
+
+def _longest_ms(network: Network, pair: tuple[int, int]) -> float:
+    """The most that a packet can take, from one host to another."""
+    link, mtu = network.link_of(*pair), network.mtu
+    sender, receiver = network.port_of(pair[0]), network.port_of(pair[1])
+    rates = ((sender.up_mbit, sender), (receiver.down_mbit, receiver), (link.rate_mbit, link))
+    queues = sum(
+        queue_bytes(mbit, part.queue_packets, part.queue_ms, mtu) / mbit / 125
+        for mbit, part in rates
+        if mbit is not None
+    )
+    return link.delay_ms + link.jitter_ms + link.hold_ms + queues
+
+
+def _queued_out(lab: Lab) -> int:
+    counters = lab.counters()
+    ports = sum(host.up.dropped + host.down.dropped for host in counters.hosts)
+    return ports + sum(link.queue.dropped for link in counters.links.values())
 
 
 _COUNTED: Final = (
@@ -103,11 +136,15 @@ def round_trips(lab: Lab, pair: tuple[int, int], count: int = PINGS) -> list[flo
 
 @dataclass(frozen=True)
 class Row:
-    """One link, asked against got. ``plain``: one datagram per call; ``aggregated``: SEGMENTS."""
+    """One link, asked against got. ``plain``: one datagram per call; ``aggregated``: SEGMENTS.
+
+    Times in ms; ``jitter`` is of both ways together.
+    """
 
     pair: tuple[int, int]
     link: Link
     round_trip_asked: float
+    jitter: float
     round_trip: float
     plain: Flow
     aggregated: Flow
@@ -118,12 +155,15 @@ class Row:
         out = []
         for name, one in (("plain", self.plain), ("aggregated", self.aggregated)):
             low, high = bounds(self.link, one.sent)
-            if one.overflowed:
+            if one.queued_out > one.sent * QUEUED_SHARE:
+                out.append(f"{name}: the network's queues dropped {one.queued_out} packets")
+            elif one.overflowed:
                 out.append(f"{name}: the receiver's socket overflowed {one.overflowed} times")
             elif not low <= one.loss <= high:
                 out.append(f"{name}: lost {one.loss:.4%}, wanted {low:.4%} to {high:.4%}")
-        if self.round_trip < self.round_trip_asked:
-            out.append(f"a round trip took {self.round_trip:.2f} ms, less than was asked")
+        least = self.round_trip_asked - self.jitter
+        if self.round_trip < least:
+            out.append(f"a round trip took {self.round_trip:.2f} ms, wanted {least:.2f} at least")
         return out
 
 
@@ -152,12 +192,12 @@ def _measure(lab: Lab, pair: tuple[int, int]) -> Row:
     mbit = min([MBIT, *(rate * SHARE for rate in rates if rate is not None)])
     frame = network.mtu + ETHERNET_BYTES
     packets = min(PACKETS, max(PACKETS_MIN, int(mbit * 125_000 * SECONDS / frame)))
-    asked = there.delay_ms + back.delay_ms - there.jitter_ms - back.jitter_ms
     times = round_trips(lab, pair)
     return Row(
         pair,
         there,
-        asked,
+        there.delay_ms + back.delay_ms,
+        there.jitter_ms + back.jitter_ms,
         statistics.median(times) if times else math.inf,
         flow(lab, pair, packets=packets, mbit=mbit),
         flow(lab, pair, packets=packets, mbit=mbit, segments=SEGMENTS),
@@ -166,7 +206,7 @@ def _measure(lab: Lab, pair: tuple[int, int]) -> Row:
 
 def _end(lab: Lab, host: int, role: str, *arguments: str) -> subprocess.Popen[str]:
     command = [*own_process(role), *arguments]
-    return lab.start(host, command, stdout=subprocess.PIPE, text=True)
+    return lab.start(host, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 @contextlib.contextmanager
@@ -180,8 +220,9 @@ def _listening(lab: Lab, host: int, role: str, *arguments: str) -> Iterator[subp
         yield process
     finally:
         end([process])
-        assert process.stdout is not None
-        process.stdout.close()
+        for end_of_it in (process.stdin, process.stdout):
+            if end_of_it is not None:
+                end_of_it.close()
 
 
 def _answer(process: subprocess.Popen[str]) -> Any:

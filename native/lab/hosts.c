@@ -73,7 +73,7 @@ static int set_addresses(const lab_shared *shared, uint32_t host, int socket_) {
         return -1;
     request.ifr_qlen = QUEUE_PACKETS;
     if (ioctl(socket_, SIOCSIFTXQLEN, &request))
-        return -1;
+        errno = 0; /* only the machine's own root may; then it stays at 500 */
     address_of(shared, host, &request.ifr_addr);
     if (ioctl(socket_, SIOCSIFADDR, &request))
         return -1;
@@ -168,7 +168,7 @@ static int write_file(const char *path, const char *text) {
     return written < 0 ? -1 : 0;
 }
 
-/* Whoever isn't root is root of a user namespace of its own, and keeps its own number there. */
+/* Whoever isn't root becomes root of a user namespace of its own. */
 static int become_owner(lab_shared *shared) {
     uid_t user = geteuid();
     gid_t group = getegid();
@@ -179,10 +179,10 @@ static int become_owner(lab_shared *shared) {
         return failed(shared, "make a user namespace");
     if (write_file("/proc/self/setgroups", "deny"))
         return failed(shared, "write /proc/self/setgroups");
-    snprintf(map, sizeof map, "%u %u 1", user, user);
+    snprintf(map, sizeof map, "0 %u 1", user);
     if (write_file("/proc/self/uid_map", map))
         return failed(shared, "write /proc/self/uid_map");
-    snprintf(map, sizeof map, "%u %u 1", group, group);
+    snprintf(map, sizeof map, "0 %u 1", group);
     if (write_file("/proc/self/gid_map", map))
         return failed(shared, "write /proc/self/gid_map");
     shared->user_fd = open("/proc/self/ns/user", O_RDONLY | O_CLOEXEC);

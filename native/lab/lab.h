@@ -110,9 +110,9 @@ typedef struct {
  * at most at ``bytes_per_s`` (0: as fast as it goes). Returns 0, or -1 with errno set. */
 int lab_probe_send(const char *address, int port, uint64_t count, uint32_t bytes, uint32_t segments,
                    double bytes_per_s);
-/* Receives them: until all are there or, once one is, none has come for ``idle_s``; the first has
- * ``first_s``. Writes a line to ``ready`` once it listens. Returns 0, or -1 with errno set. */
-int lab_probe_receive(int port, uint64_t count, int first_s, int idle_s, int ready,
+/* Receives them: until all are there or, once ``done`` is closed at its other end, none has come
+ * for ``idle_ms``. Writes a line to ``ready`` once it listens. Returns 0, or -1 with errno set. */
+int lab_probe_receive(int port, uint64_t count, int idle_ms, int ready, int done,
                       lab_probe_counts *out);
 /* cdef end */
 

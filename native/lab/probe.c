@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/udp.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,9 +14,10 @@
 
 #include "lab.h"
 
-enum { BYTES_MAX = 65507, NUMBER = 8 /* bytes at the head of each packet */ };
+enum { BYTES_MAX = 65507, NUMBER = 8 /* bytes at the head of each packet */, SILENT_MS = 30000 };
 static const int BUFFER = 64 << 20;
-static const int64_t IDLE_NS = 1000000; /* sooner than this no sleep is worth it */
+static const double NAP_S = 1e-4;  /* sooner than this no sleep is worth it */
+static const double LATE_S = 1e-3; /* what is behind by more is not made up for: it would burst */
 
 static double now_s(void) {
     struct timespec now;
@@ -23,12 +25,15 @@ static double now_s(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-static void sleep_until(double when) {
-    double left = (when - now_s()) * 1e9;
-    if (left > (double)IDLE_NS)
-        nanosleep(
-            &(struct timespec){.tv_sec = (time_t)(left / 1e9), .tv_nsec = (long)left % 1000000000},
-            NULL);
+/* Sleeps until ``when``; returns by how much to put off all that follows. */
+static double sleep_until(double when) {
+    double left = when - now_s();
+    if (left > NAP_S) {
+        time_t whole = (time_t)left;
+        struct timespec nap = {.tv_sec = whole, .tv_nsec = (long)((left - (double)whole) * 1e9)};
+        nanosleep(&nap, NULL);
+    }
+    return left < -LATE_S ? -left : 0;
 }
 
 int lab_probe_send(const char *address, int port, uint64_t count, uint32_t bytes, uint32_t segments,
@@ -59,7 +64,7 @@ int lab_probe_send(const char *address, int port, uint64_t count, uint32_t bytes
         }
         next += here;
         if (bytes_per_s > 0)
-            sleep_until(start + (double)next * bytes / bytes_per_s);
+            start += sleep_until(start + (double)next * bytes / bytes_per_s);
     }
     status = 0;
 out:
@@ -114,12 +119,21 @@ static uint64_t overflowed(int handle) {
     return getsockopt(handle, SOL_SOCKET, SO_MEMINFO, memory, &size) ? 0 : memory[8];
 }
 
-static void listen_for(int handle, int *seconds) {
-    struct timeval patience = {.tv_sec = *seconds};
-    setsockopt(handle, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+/* Waits for a packet. Returns 0 when none will come: the sender has ended, and for idle_ms since
+ * there was none; or it is silent for too long. */
+static int more(int handle, int *done, int idle_ms) {
+    for (;;) {
+        struct pollfd on[2] = {{handle, POLLIN, 0}, {*done, POLLIN, 0}};
+        int count = poll(on, 2, *done < 0 ? idle_ms : SILENT_MS);
+        if (count < 0 && errno == EINTR)
+            continue;
+        if (count <= 0 || on[0].revents)
+            return count > 0;
+        *done = -1;
+    }
 }
 
-int lab_probe_receive(int port, uint64_t count, int first_s, int idle_s, int ready,
+int lab_probe_receive(int port, uint64_t count, int idle_ms, int ready, int done,
                       lab_probe_counts *out) {
     struct sockaddr_in here = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
     int yes = 1, handle = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0), status = -1;
@@ -130,7 +144,6 @@ int lab_probe_receive(int port, uint64_t count, int first_s, int idle_s, int rea
     if (setsockopt(handle, SOL_SOCKET, SO_RCVBUFFORCE, &BUFFER, sizeof BUFFER))
         setsockopt(handle, SOL_SOCKET, SO_RCVBUF, &BUFFER, sizeof BUFFER);
     setsockopt(handle, IPPROTO_UDP, UDP_GRO, &yes, sizeof yes);
-    listen_for(handle, &first_s);
     dprintf(ready, "ready\n");
     double first = 0, last = 0;
     while (out->received < count) {
@@ -143,16 +156,15 @@ int lab_probe_receive(int port, uint64_t count, int first_s, int idle_s, int rea
                                  .msg_iovlen = 1,
                                  .msg_control = &control,
                                  .msg_controllen = sizeof control};
-        ssize_t length = recvmsg(handle, &message, 0);
-        if (length < 0 && errno == EINTR)
+        ssize_t length = recvmsg(handle, &message, MSG_DONTWAIT);
+        if (length < 0) {
+            if (errno != EINTR && !more(handle, &done, idle_ms))
+                break; /* what isn't here is lost */
             continue;
-        if (length < 0)
-            break; /* idle: what isn't here is lost */
-        last = now_s();
-        if (first == 0) {
-            first = last;
-            listen_for(handle, &idle_s);
         }
+        last = now_s();
+        if (first == 0)
+            first = last;
         if (length > 0)
             note(data, (size_t)length, segment_of(&message, (size_t)length), seen, count, out);
     }

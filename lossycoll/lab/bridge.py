@@ -1,0 +1,132 @@
+"""Hosts on a bridge, for networks that the kernel makes: veth devices, and ip, nft and tc.
+
+Senders have their offloads switched off: the kernel then cuts aggregates before the packets reach
+the bridge, so that loss hits packets and not 64 KiB at once. It wouldn't if loss were made where
+they are sent: queues and filters there still see aggregates.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from typing import Final
+
+from ..errors import LabError
+from .counters import Counters
+from .network import Network
+from .switch import Switch
+from .tables import address_of
+
+DEVICE: Final = "eth0"
+BRIDGE: Final = "br0"
+TOOL_SECONDS: Final = 30.0
+
+
+class Bridge:
+    """Namespaces, a bridge in the middle and a veth device per host; what passes is up to others.
+
+    Raises LabError, with what the failing command said, and LabPermissionError.
+    """
+
+    def __init__(self, network: Network, environment: dict[str, str]) -> None:
+        self.network = network
+        self._environment = environment
+        self._switch = Switch(network, environment, devices=False)
+        try:
+            self._build()
+            self.prepare()
+            self.apply(network)
+        except BaseException:
+            self.close()
+            raise
+
+    def prepare(self) -> None:
+        """Makes what stays as it is until the end."""
+
+    def apply(self, network: Network) -> None:
+        """Puts links and ports in force; called at the start and for each change."""
+        raise NotImplementedError
+
+    def counters(self) -> Counters:
+        raise NotImplementedError
+
+    def change(self, network: Network) -> None:
+        self.apply(network)
+        self.network = network
+
+    def inside(self, number: int, command: list[str]) -> list[str]:
+        return self._switch.inside(number, command)
+
+    def close(self) -> None:
+        self._switch.close()
+
+    @property
+    def middle(self) -> int:
+        """The number of the namespace that has the bridge."""
+        return self.network.hosts
+
+    def tool(self, number: int, *command: str, text: str | None = None) -> str:
+        """Runs a command in a namespace; returns its output. LabError when it fails."""
+        done = subprocess.run(
+            self.inside(number, list(command)),
+            input=text,
+            capture_output=True,
+            text=True,
+            env=self._environment,
+            timeout=TOOL_SECONDS,
+            check=False,
+        )
+        if done.returncode:
+            said = (done.stderr.strip() or done.stdout.strip()).partition("\n")[0]
+            raise LabError(f"{' '.join(command[:4])} failed in the laboratory: {said}")
+        return done.stdout
+
+    def _build(self) -> None:
+        hosts, mtu = self.network.hosts, self.network.mtu
+        bridge = [
+            f"link add {BRIDGE} type bridge stp_state 0 mcast_snooping 0",
+            f"link set {BRIDGE} mtu {mtu} up",
+        ]
+        self.tool(self.middle, "ip", "-batch", "-", text="\n".join(bridge))
+        # A namespace without a name is named by a process in it.
+        command = self.inside(self.middle, ["sh", "-c", "echo ready; read _"])
+        with subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=self._environment,
+        ) as holder:
+            assert holder.stdout is not None
+            holder.stdout.readline()
+            for host in range(hosts):
+                lines = _device(host, self.network, holder.pid)
+                self.tool(host, "ip", "-batch", "-", text="\n".join(lines))
+                offloads = ("tso", "off", "gso", "off", "tx-udp-segmentation", "off")
+                self.tool(host, "ethtool", "-K", DEVICE, *offloads)
+            assert holder.stdin is not None
+            holder.stdin.close()
+        ports = [f"link set {port_of(i)} mtu {mtu} master {BRIDGE} up" for i in range(hosts)]
+        self.tool(self.middle, "ip", "-batch", "-", text="\n".join(ports))
+
+
+def port_of(host: int) -> str:
+    """The bridge's end of a host's cable."""
+    return f"h{host}"
+
+
+def _device(host: int, network: Network, holder: int) -> list[str]:
+    out = [
+        f"link add {DEVICE} mtu {network.mtu} address {_hardware(host)} type veth "
+        f"peer name {port_of(host)} mtu {network.mtu}",
+        f"link set {port_of(host)} netns {holder}",
+        f"addr add {address_of(host)}/24 dev {DEVICE}",
+        f"link set {DEVICE} up",
+    ]
+    others = [other for other in range(network.hosts) if other != host]
+    return out + [
+        f"neigh add {address_of(other)} lladdr {_hardware(other)} dev {DEVICE} nud permanent"
+        for other in others
+    ]
+
+
+def _hardware(host: int) -> str:
+    return f"02:6c:61:62:00:{host + 1:02x}"

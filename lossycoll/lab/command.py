@@ -1,0 +1,202 @@
+"""Run a job on hosts of its own, over a network as bad as you like.
+
+lossycoll lab --hosts 4 --profile cross-dc -- python train.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from ..launch import Interrupted, must_be_writable
+from . import check, files, leftovers, options, verify
+from .backends import BACKENDS
+from .laboratory import Lab
+from .profiles import PROFILES
+from .ranks import GRACE_SECONDS, Ended, prefixed
+
+ACTIONS: Final = {
+    "run": "the command after -- on every host, as the ranks of one job",
+    "verify": "measure the links, and set them beside what was asked",
+    "check": "what this machine offers, and what it lacks",
+    "clean": "end what a killed laboratory left behind",
+    "profiles": "the networks that have names",
+}
+
+
+HEADINGS: Final = (
+    *("link", "sent as", "loss asked", "got", "burst asked", "got"),
+    *("RTT asked, ms", "got", "Mbit/s", ""),
+)
+WIDTH: Final = 110
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = "; ".join(f"{name}: {meaning}" for name, meaning in ACTIONS.items())
+    parser.add_argument("action", nargs="?", default="run", choices=ACTIONS, help=actions)
+    options.add_arguments(parser)
+    parser.add_argument(
+        "--backend", default="auto", choices=("auto", *BACKENDS), help="what makes the network"
+    )
+    parser.add_argument("--timeout", type=float, metavar="S", help="end the job after S seconds")
+    parser.add_argument(
+        "--grace",
+        type=float,
+        default=GRACE_SECONDS,
+        metavar="S",
+        help="how long ranks have to end when one has failed (%(default)g s)",
+    )
+    parser.add_argument("--counters", metavar="PATH", help="write what was counted, as JSON")
+    parser.add_argument("--json", action="store_true", help="print results as JSON")
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """``chosen.words``: the command after "--"."""
+    return {
+        "run": _run,
+        "verify": _verify,
+        "check": _check,
+        "clean": _clean,
+        "profiles": _profiles,
+    }[chosen.action](chosen)
+
+
+def _run(chosen: argparse.Namespace) -> int:
+    if not chosen.words:
+        print("lossycoll lab: nothing to run; write a command after --", file=sys.stderr)
+        return 2
+    network = options.network_of(chosen)
+    if chosen.counters:
+        must_be_writable(Path(chosen.counters))
+    with _stoppable(), Lab(network, backend=chosen.backend) as lab:
+        print(f"lab: {network.hosts} hosts, backend {lab.backend}", file=sys.stderr)
+        ended = lab.run(chosen.words, timeout=chosen.timeout, grace=chosen.grace, tell=prefixed)
+        counters = lab.counters()
+    if chosen.counters:
+        text = json.dumps({"network": files.as_data(network), **counters.as_json()}, indent=1)
+        Path(chosen.counters).write_text(text + "\n", encoding="utf-8")
+    unasked = sum(host.unasked for host in counters.hosts)
+    if unasked:
+        print(
+            f"lab: {unasked} packets were lost that nobody asked for: the job sent more than this "
+            f"machine carries",
+            file=sys.stderr,
+        )
+    return _worst(ended)
+
+
+def _worst(ended: Sequence[Ended]) -> int:
+    for one in ended:
+        if one.code:
+            print(f"lab: rank {one.rank} ended with status {one.status}", file=sys.stderr)
+    return max(one.status for one in ended)
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the laboratory as Ctrl-C does: in order."""
+
+    def stop(number: int, _: object) -> None:
+        raise Interrupted(f"stopped by {signal.Signals(number).name}; all ranks have been ended")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {which: signal.signal(which, stop) for which in (signal.SIGTERM, signal.SIGHUP)}
+    # Shells have what they start in the background ignore it.
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for which, handler in before.items():
+            signal.signal(which, handler)
+
+
+def _verify(chosen: argparse.Namespace) -> int:
+    network = options.network_of(chosen)
+    rows = []
+    table = Table(box=None, pad_edge=False)
+    for heading in HEADINGS:
+        table.add_column(heading, justify="right", no_wrap=True)
+    with _stoppable(), Lab(network, backend=chosen.backend) as lab:
+        backend = lab.backend
+        for row in verify.verify(lab):
+            rows.append(row)
+            _add(table, row)
+    complaints = [f"{row.pair[0]}-{row.pair[1]}: {text}" for row in rows for text in row.complaints]
+    if chosen.json:
+        data = [{**asdict(row), "complaints": row.complaints} for row in rows]
+        print(json.dumps({"backend": backend, "links": data, "ok": not complaints}))
+    else:
+        console = Console(width=max(WIDTH, Console().width))
+        console.print(f"backend {backend}, {network.hosts} hosts, MTU {network.mtu}")
+        console.print(table, highlight=False)
+        for text in complaints:
+            console.print(f"not as asked: {text}", highlight=False, markup=False)
+    return 1 if complaints else 0
+
+
+def _add(table: Table, row: verify.Row) -> None:
+    for name, one in (("datagrams", row.plain), ("aggregates", row.aggregated)):
+        table.add_row(
+            f"{row.pair[0]}-{row.pair[1]}",
+            name,
+            f"{row.link.loss:.3%}",
+            f"{one.loss:.3%}",
+            f"{row.link.mean_burst:.2f}" if row.link.loss else "-",
+            f"{one.burst:.2f}" if one.lost else "-",
+            f"{row.round_trip_asked:.2f}",
+            f"{row.round_trip:.2f}",
+            f"{one.mbit:.0f}",
+            "ok" if not row.complaints else "not as asked",
+        )
+
+
+def _check(chosen: argparse.Namespace) -> int:
+    findings = check.examine()
+    if chosen.json:
+        print(json.dumps([asdict(one) for one in findings]))
+    else:
+        table = Table(box=None, pad_edge=False)
+        for _ in range(3):
+            table.add_column(overflow="fold")
+        for one in findings:
+            table.add_row("[green]ok[/]" if one.good else "[yellow]no[/]", one.name, one.found)
+        Console().print(table, highlight=False)
+    return 0 if check.can_run(findings) else 1
+
+
+def _clean(chosen: argparse.Namespace) -> int:
+    killed = leftovers.clean()
+    if chosen.json:
+        print(json.dumps([asdict(one) for one in killed]))
+    else:
+        for one in killed:
+            print(f"ended {one.pid} of laboratory {one.lab}: {one.command}")
+        print(f"{len(killed)} leftovers")
+    return 0
+
+
+def _profiles(chosen: argparse.Namespace) -> int:
+    if chosen.json:
+        data: dict[str, Any] = {
+            name: {**asdict(one), "network": files.as_data(one.network)}
+            for name, one in PROFILES.items()
+        }
+        print(json.dumps(data))
+        return 0
+    for name, one in PROFILES.items():
+        print(f"{name}: {one.meaning}\n  {one.network.link}\n  {one.network.port}")
+        print(f"  source: {one.source}\n  assumed: {one.assumed}")
+    return 0

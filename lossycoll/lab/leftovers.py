@@ -1,0 +1,96 @@
+"""Processes of laboratories whose maker is gone.
+
+Everything that a laboratory starts carries its name in the environment; the name tells the process
+that made it. A laboratory cleans up behind itself even when its maker is killed, unless the switch
+is killed with it: what is found here is from such a case. Nothing else is left: namespaces and
+devices have no names, and vanish with the processes in them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+MARK: Final = "LAB_OF_LOSSYCOLL"
+"""The variable that holds the name. Options begin with LOSSYCOLL_, so this doesn't."""
+PATIENCE_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process of a laboratory. ``alive``: whether the laboratory's maker still is."""
+
+    pid: int
+    lab: str
+    alive: bool
+    command: str
+
+
+def new_name() -> str:
+    """A name for a laboratory of this process."""
+    pid = os.getpid()
+    return f"{secrets.token_hex(4)}-{pid}-{_started(pid)}"
+
+
+def find() -> list[Process]:
+    """All processes of laboratories that this user can see."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            # Those that end meanwhile, or belong to somebody else, are left out.
+            with contextlib.suppress(OSError):
+                found += _of(int(folder.name), folder)
+    return found
+
+
+def _of(pid: int, folder: Path) -> list[Process]:
+    key = f"{MARK}=".encode()
+    for entry in (folder / "environ").read_bytes().split(b"\0"):
+        if entry.startswith(key):
+            name = entry[len(key) :].decode(errors="replace")
+            command = (
+                (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            )
+            return [Process(pid, name, is_alive(name), command.strip())]
+    return []
+
+
+def clean() -> list[Process]:
+    """Kills what dead laboratories left; returns what that was."""
+    killed: dict[int, Process] = {}
+    until = time.monotonic() + PATIENCE_SECONDS
+    while left := [one for one in find() if not one.alive]:
+        for one in left:
+            killed[one.pid] = one
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(one.pid, signal.SIGKILL)
+        if time.monotonic() > until:
+            break
+        time.sleep(0.02)
+    return list(killed.values())
+
+
+def is_alive(name: str) -> bool:
+    """Whether the maker of a laboratory still runs: a process of that number and that start."""
+    try:
+        _, pid, started = name.split("-")
+        maker, start = int(pid), int(started)
+    except ValueError:
+        return True  # of another version, so not ours to judge
+    try:
+        return _started(maker) == start
+    except OSError:
+        return False
+
+
+def _started(pid: int) -> int:
+    """When a process started, in ticks since boot. OSError if there is none."""
+    text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    # The command, in parentheses, may hold blanks; the start is the 22nd field in all.
+    return int(text.rpartition(")")[2].split()[19])

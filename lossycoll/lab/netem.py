@@ -1,0 +1,153 @@
+"""The kernel's own network emulator, tc netem, where the kernel has it.
+
+A packet passes the sender's port (an ifb device in the middle), the receiver's port (the bridge's
+end of its cable) and then the link (an ifb device at the receiver, a class per sender). All three
+are netem queues behind the place where aggregates are cut.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, Final
+
+from ..errors import LabError
+from .bridge import DEVICE, Bridge, port_of
+from .counters import Counters, HostCounts, LinkCounts, QueueCounts
+from .network import ETHERNET_BYTES, Link, Network, Port, queue_bytes
+from .tables import address_of, chances
+
+LINKS: Final = "links"
+"""The ifb device of a host."""
+LIMIT: Final = 1_000_000
+"""Packets in a queue without a rate: what the delay holds."""
+FIRST_CLASS: Final = 16
+
+
+def link_arguments(link: Link, mtu: int) -> list[str]:
+    """What to write behind "netem" for a link. LabError for what netem can't do.
+
+    netem's jitter reorders. Its ``reorder`` sends packets ahead at once rather than hold them back,
+    and only where there is a delay.
+    """
+    out = ["limit", str(_limit(link, mtu))]
+    if link.delay_ms or link.jitter_ms:
+        jitter = [f"{link.jitter_ms:g}ms"] if link.jitter_ms else []
+        out += ["delay", f"{link.delay_ms:g}ms", *jitter]
+    if link.burst > 1 and 0 < link.loss < 1:
+        begin, go_on = chances(link)
+        out += ["loss", "gemodel", _percent(begin), _percent(1 - go_on)]
+    elif link.loss:
+        out += ["loss", "random", _percent(link.loss)]
+    if link.duplicate:
+        out += ["duplicate", _percent(link.duplicate)]
+    if link.reorder and not link.delay_ms:
+        raise LabError("netem reorders only where there is a delay; set delay_ms, or use switch")
+    if link.reorder:
+        out += ["reorder", _percent(link.reorder)]
+    if link.rate_mbit is not None:
+        out += ["rate", f"{link.rate_mbit * 1e6:.0f}bit"]
+    return out
+
+
+def rate_arguments(mbit: float | None, port: Port, mtu: int) -> list[str]:
+    """What to write behind "netem" for one direction of a port."""
+    if mbit is None:
+        return ["limit", str(LIMIT)]
+    bytes_ = queue_bytes(mbit, port.queue_packets, port.queue_ms, mtu)
+    return ["limit", str(max(2, round(bytes_ / (mtu + ETHERNET_BYTES)))), "rate", f"{mbit:g}mbit"]
+
+
+def _limit(link: Link, mtu: int) -> int:
+    """netem counts what its delay holds as queued."""
+    if link.rate_mbit is None:
+        return LIMIT
+    queue = queue_bytes(link.rate_mbit, link.queue_packets, link.queue_ms, mtu)
+    held = link.rate_mbit * 125 * (link.delay_ms + link.jitter_ms)
+    return math.ceil((queue + held) / (mtu + ETHERNET_BYTES))
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.7g}%"
+
+
+class Netem(Bridge):
+    def prepare(self) -> None:
+        for host in range(self.network.hosts):
+            up = f"up{host}"
+            self._redirect(self.middle, port_of(host), up)
+            self._tc(self.middle, f"qdisc add dev {up} root handle 1: netem limit {LIMIT}")
+            out = port_of(host)
+            self._tc(self.middle, f"qdisc add dev {out} root handle 1: netem limit {LIMIT}")
+            self._redirect(host, DEVICE, LINKS)
+            self._tc(host, f"qdisc add dev {LINKS} root handle 1: htb default 1")
+            for sender in self._senders(host):
+                number = FIRST_CLASS + sender
+                parent = f"dev {LINKS} parent 1:"
+                rate = "htb rate 100gbit quantum 200000"
+                self._tc(host, f"class add {parent} classid 1:{number:x} {rate}")
+                leaf = f"{parent}{number:x} handle {number:x}: netem limit {LIMIT}"
+                self._tc(host, f"qdisc add {leaf}")
+                match = f"u32 match ip src {address_of(sender)}/32 flowid 1:{number:x}"
+                self._tc(host, f"filter add {parent} protocol ip prio 1 {match}")
+
+    def apply(self, network: Network) -> None:
+        mtu = network.mtu
+        for host in range(network.hosts):
+            port = network.port_of(host)
+            up, down = (rate_arguments(m, port, mtu) for m in (port.up_mbit, port.down_mbit))
+            for device, arguments in ((f"up{host}", up), (port_of(host), down)):
+                change = f"qdisc replace dev {device} root handle 1: netem"
+                self._tc(self.middle, change, *arguments)
+            for sender in self._senders(host):
+                number = FIRST_CLASS + sender
+                where = f"dev {LINKS} parent 1:{number:x} handle {number:x}: netem"
+                arguments = link_arguments(network.link_of(sender, host), mtu)
+                self._tc(host, f"qdisc replace {where}", *arguments)
+
+    def counters(self) -> Counters:
+        """Runs of lost packets aren't counted: tc doesn't tell of them."""
+        links, hosts = {}, []
+        for host in range(self.network.hosts):
+            queues = self._queues(host, LINKS)
+            for sender in self._senders(host):
+                one = queues[f"{FIRST_CLASS + sender:x}:"]
+                offered = one["packets"] + one["drops"]
+                links[sender, host] = LinkCounts(
+                    offered,
+                    one["drops"],
+                    0,
+                    0,
+                    0,
+                    one["packets"],
+                    one["bytes"],
+                    QueueCounts(),
+                )
+            up, down = (
+                _queue(self._queues(self.middle, device)["1:"])
+                for device in (f"up{host}", port_of(host))
+            )
+            hosts.append(HostCounts(up, down, 0, 0, 0, 0.0))
+        return Counters({pair: links[pair] for pair in self.network.pairs()}, tuple(hosts))
+
+    def _senders(self, host: int) -> list[int]:
+        return [other for other in range(self.network.hosts) if other != host]
+
+    def _redirect(self, number: int, device: str, through: str) -> None:
+        """What arrives at ``device`` passes the queue of an ifb device first."""
+        lines = f"link add {through} type ifb\nlink set {through} txqueuelen 1000 up\n"
+        self.tool(number, "ip", "-batch", "-", text=lines)
+        self._tc(number, f"qdisc add dev {device} handle ffff: ingress")
+        action = f"matchall action mirred egress redirect dev {through}"
+        self._tc(number, f"filter add dev {device} parent ffff: protocol all {action}")
+
+    def _tc(self, number: int, line: str, *more: str) -> None:
+        self.tool(number, "tc", *line.split(), *more)
+
+    def _queues(self, number: int, device: str) -> dict[str, Any]:
+        said = json.loads(self.tool(number, "tc", "-s", "-j", "qdisc", "show", "dev", device))
+        return {queue["handle"]: queue for queue in said}
+
+
+def _queue(queue: Any) -> QueueCounts:
+    return QueueCounts(queue["packets"] + queue["drops"], queue["bytes"], queue["drops"], 0)

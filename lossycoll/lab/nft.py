@@ -1,0 +1,91 @@
+"""Loss alone, by the kernel's packet filter where packets arrive: at the kernel's full speed."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from ..errors import LabError
+from .bridge import DEVICE, Bridge
+from .counters import Counters, HostCounts, LinkCounts, QueueCounts
+from .network import Network
+from .pattern import draw
+from .tables import address_of
+
+TABLE: Final = "netdev lab"
+KINDS: Final = ("offered", "lost", "bursts")
+
+
+class Nft(Bridge):
+    """A chain per sender at every receiver. The same seed loses the same packets."""
+
+    def prepare(self) -> None:
+        for host in range(self.network.hosts):
+            self.tool(host, "nft", "-f", "-", text=_table(self.network, host))
+
+    def apply(self, network: Network) -> None:
+        if not network.only_loses:
+            raise LabError(
+                "the backend nft makes loss alone; delay, jitter, order, doubles and rates take "
+                "the backend switch"
+            )
+        for host in range(network.hosts):
+            rules = [
+                line for sender in _senders(network, host) for line in _rules(network, sender, host)
+            ]
+            self.tool(host, "nft", "-f", "-", text="\n".join(rules) + "\n")
+
+    def counters(self) -> Counters:
+        links = {}
+        for host in range(self.network.hosts):
+            said = self.tool(host, "nft", "-j", "list", "counters", "table", *TABLE.split())
+            entries = [e["counter"] for e in json.loads(said)["nftables"] if "counter" in e]
+            packets = {entry["name"]: entry["packets"] for entry in entries}
+            size = {entry["name"]: entry["bytes"] for entry in entries}
+            for sender in _senders(self.network, host):
+                offered, lost, bursts = (packets[f"{kind}{sender}"] for kind in KINDS)
+                arrived = size[f"offered{sender}"] - size[f"lost{sender}"]
+                links[sender, host] = LinkCounts(
+                    offered, lost, bursts, 0, 0, offered - lost, arrived, QueueCounts()
+                )
+        ports = [HostCounts(QueueCounts(), QueueCounts(), 0, 0, 0, 0.0)] * self.network.hosts
+        return Counters({pair: links[pair] for pair in self.network.pairs()}, tuple(ports))
+
+
+def _senders(network: Network, host: int) -> list[int]:
+    return [other for other in range(network.hosts) if other != host]
+
+
+def _table(network: Network, host: int) -> str:
+    senders = _senders(network, host)
+    lines = [f"table {TABLE} {{"]
+    lines += [f"counter {kind}{sender} {{ }}" for kind in KINDS for sender in senders]
+    for sender in senders:
+        lost = f"counter name lost{sender} drop"
+        lines += [f"chain first{sender} {{ counter name bursts{sender} {lost}\n}}"]
+        lines += [f"chain next{sender} {{ {lost}\n}}", f"chain from{sender} {{ }}"]
+    lines += [f'chain in {{ type filter hook ingress device "{DEVICE}" priority 0; policy accept;']
+    lines += [f"ip saddr {address_of(sender)} jump from{sender}" for sender in senders]
+    return "\n".join([*lines, "}", "}", ""])
+
+
+def _rules(network: Network, sender: int, host: int) -> list[str]:
+    """Packets of a sender are numbered, and dropped by their number."""
+    pattern = draw(network.link_of(sender, host), network.seed, (sender, host))
+    chain = f"{TABLE} from{sender}"
+    fates = []
+    for first, last in pattern.runs:
+        fates.append(f"{first} : goto first{sender}")
+        if last > first:
+            fates.append(f"{_span(first + 1, last)} : goto next{sender}")
+    out = [f"flush chain {chain}", f"add rule {chain} counter name offered{sender}"]
+    if pattern.period == 1 and fates:
+        out.append(f"add rule {chain} goto next{sender}")
+    elif fates:
+        number = f"numgen inc mod {pattern.period}"
+        out.append(f"add rule {chain} {number} vmap {{ {', '.join(fates)} }}")
+    return out
+
+
+def _span(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last}"

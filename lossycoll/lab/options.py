@@ -1,0 +1,77 @@
+"""The options of ``lossycoll lab`` that describe a network, and the network they describe."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, Final
+
+from ..errors import OptionError
+from . import files
+from .network import Network
+from .profiles import PROFILES, profile
+
+NUMBERS: Final = {
+    "loss": "fraction of packets lost, on every link",
+    "burst": "mean number of packets lost in a row",
+    "delay_ms": "one way; a round trip has two",
+    "jitter_ms": "by which the delay wanders to both sides",
+    "reorder": "fraction of packets held back behind others",
+    "hold_ms": "by how much",
+    "duplicate": "fraction of packets that arrive twice",
+    "rate_mbit": "of every link by itself",
+    "up_mbit": "of every host's port, to the network",
+    "down_mbit": "of every host's port, from the network",
+    "queue_ms": "length of the queues before ports, in time",
+}
+WHOLE: Final = {
+    "hosts": "2 to 64",
+    "mtu": "in bytes",
+    "seed": "of everything drawn",
+    "queue_packets": "length of the queues before ports, in packets",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    known = ", ".join(PROFILES)
+    parser.add_argument("--profile", default="clean", metavar="NAME", help=f"one of {known}")
+    parser.add_argument("--file", metavar="PATH", help="a network in JSON or TOML, not a profile")
+    for kind, table in ((int, WHOLE), (float, NUMBERS)):
+        for name, meaning in table.items():
+            flag = "--" + name.replace("_", "-")
+            parser.add_argument(flag, type=kind, metavar="N", dest=name, help=meaning)
+    parser.add_argument(
+        "--link",
+        action="append",
+        default=[],
+        metavar="A-B:NAME=N,...",
+        help="one link that differs, as in 0-1:loss=0.3,delay_ms=40",
+    )
+    parser.add_argument(
+        "--port",
+        action="append",
+        default=[],
+        metavar="HOST:NAME=N,...",
+        help="one host's port that differs, as in 2:up_mbit=10",
+    )
+
+
+def network_of(options: argparse.Namespace) -> Network:
+    """A profile or a file, changed by what else is written. OptionError for what can't be."""
+    network = files.load(options.file) if options.file else profile(options.profile)
+    given = {name: getattr(options, name) for name in (*WHOLE, *NUMBERS)}
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    network = network.with_parts(**changes)
+    for text in options.link:
+        where, values = _split(text)
+        network = network.with_link(files.pair(where), **values)
+    for text in options.port:
+        where, values = _split(text)
+        network = network.with_port(files.host(where), **values)
+    return network
+
+
+def _split(text: str) -> tuple[str, dict[str, Any]]:
+    where, colon, values = text.partition(":")
+    if not colon:
+        raise OptionError(f"{text!r} isn't WHERE:NAME=N,...")
+    return where, files.values(values)

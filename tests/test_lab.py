@@ -1,0 +1,254 @@
+"""The laboratory as data: what networks can be, what they become, and what is refused."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lossycoll import cli
+from lossycoll.errors import LabError, LabPermissionError, LossyError, OptionError
+from lossycoll.lab import (
+    PROFILES,
+    Lab,
+    Link,
+    Network,
+    Port,
+    files,
+    leftovers,
+    netem,
+    pattern,
+    tables,
+    verify,
+)
+from lossycoll.lab.network import QUEUE_PACKETS, queue_bytes
+from lossycoll.lab.ranks import Ended, rank_environment
+from lossycoll.lab.switch import why
+
+
+@pytest.mark.parametrize(
+    ("make", "complaint"),
+    [
+        (lambda: Link(loss=1.1), "link's loss is 1.1, wanted a fraction, 0 to 1"),
+        (lambda: Link(loss=-0.1), "loss is -0.1"),
+        (lambda: Link(loss=float("nan")), "loss is nan"),
+        (lambda: Link(loss=True), "loss is True"),
+        (lambda: Link(loss="much"), "loss is 'much'"),
+        (lambda: Link(burst=0.5), "burst is 0.5, wanted 1 or more"),
+        (lambda: Link(loss=0.9, burst=2), "burst is 2, wanted at least 9 for a loss of 0.9"),
+        (lambda: Link(delay_ms=-1), "delay_ms is -1"),
+        (lambda: Link(delay_ms=float("inf")), "delay_ms is inf"),
+        (lambda: Link(delay_ms=1, jitter_ms=2), "jitter_ms is 2, wanted at most delay_ms, 1"),
+        (lambda: Link(reorder=2), "reorder is 2"),
+        (lambda: Link(duplicate=-1), "duplicate is -1"),
+        (lambda: Link(rate_mbit=0), "rate_mbit is 0"),
+        (lambda: Link(queue_packets=0), "queue_packets is 0"),
+        (lambda: Port(up_mbit=-5), "up_mbit is -5"),
+        (lambda: Port(queue_ms=0), "queue_ms is 0"),
+        (lambda: Port(queue_ms=5, queue_packets=5), "either queue_packets or queue_ms"),
+        (lambda: Network(hosts=1), "hosts is 1, wanted a whole number from 2 to 64"),
+        (lambda: Network(hosts=65), "hosts is 65"),
+        (lambda: Network(hosts=2.0), "hosts is 2.0"),
+        (lambda: Network(mtu=575), "mtu is 575, wanted a whole number from 576 to 65521"),
+        (lambda: Network(mtu=65536), "mtu is 65536"),
+        (lambda: Network(seed=-1), "seed is -1"),
+        (lambda: Network(links={(0, 2): Link()}), "host is 2, wanted a whole number from 0 to 1"),
+        (lambda: Network(links={(1, 1): Link()}), "two hosts that differ"),
+        (lambda: Network(ports={-1: Port()}), "host is -1"),
+        (lambda: Network().with_link((0, 1), los=1), "a link has no los"),
+        (lambda: Network().with_port(0, rate=1), "a port has no rate"),
+        (lambda: Network().with_parts(speed=1), "have a speed"),
+        (lambda: Lab("cloudy"), "no profile is called 'cloudy'; did you mean cloud?"),
+        (lambda: files.from_data([]), "a network is 'list'"),
+        (lambda: files.from_data({"links": {"0:1": {}}}), "SENDER-RECEIVER"),
+        (lambda: files.from_data({"host": 3}), "a network has no host"),
+        (lambda: files.from_data({"link": 3}), "wanted an object"),
+        (lambda: files.values("loss"), "NAME=VALUE"),
+        (lambda: files.values("loss=x"), "loss is 'x', wanted a number"),
+    ],
+)
+def test_refuses(make: Any, complaint: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        make()
+    assert complaint in str(caught.value)
+
+
+def test_what_is_wanted_of_a_rank_and_what_it_is_called() -> None:
+    told = rank_environment(2, 4, "10.77.0.1")
+    wanted = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "MASTER_ADDR": "10.77.0.1"}
+    assert wanted.items() <= told.items()
+    assert told["LOSSYCOLL_INTERFACE"] == told["GLOO_SOCKET_IFNAME"] == "eth0"
+    assert [Ended(0, code).status for code in (0, 3, -9)] == [0, 3, 137]
+
+
+def test_changes_reach_what_they_name() -> None:
+    network = Network(hosts=3, link=Link(loss=0.1), links={(0, 1): Link(delay_ms=5)})
+    all_of_them = network.with_link(None, loss=0.2)
+    assert all_of_them.link_of(1, 2) == Link(loss=0.2)
+    assert all_of_them.link_of(0, 1) == Link(loss=0.2, delay_ms=5)
+    one = network.with_link((2, 1), burst=3)
+    assert (one.link_of(2, 1), one.link_of(1, 2)) == (Link(loss=0.1, burst=3), Link(loss=0.1))
+    both = network.with_parts(hosts=2, delay_ms=7, up_mbit=10, queue_ms=3)
+    assert (both.hosts, both.link_of(0, 1).delay_ms) == (2, 7)
+    assert both.port_of(1) == Port(up_mbit=10, queue_ms=3)
+    # One way to give a queue replaces the other.
+    assert both.with_port(0, queue_packets=9).port_of(0).queue_ms is None
+    assert network.with_port(1, down_mbit=1).port_of(0) == Port()
+    assert [n.only_loses for n in (Network(link=Link(loss=0.1, burst=2)), network, both)] == [
+        True,
+        False,
+        False,
+    ]
+
+
+@pytest.mark.parametrize("loss", [1e-4, 0.01, 0.3, 0.5])
+@pytest.mark.parametrize("burst", [1.0, 2.0, 8.0])
+def test_chances_make_the_loss_and_the_burst(loss: float, burst: float) -> None:
+    begin, go_on = tables.chances(Link(loss=loss, burst=burst))
+    # The share of a two-state chain, and the mean time in its bad state.
+    assert begin / (begin + 1 - go_on) == pytest.approx(loss)
+    assert 1 / (1 - go_on) == pytest.approx(Link(loss=loss, burst=burst).mean_burst)
+
+
+def test_chances_at_the_ends() -> None:
+    assert tables.chances(Link()) == (0, 0)
+    assert tables.chances(Link(loss=1)) == tables.chances(Link(loss=1, burst=4)) == (1, 1)
+
+
+def test_length_of_queues() -> None:
+    assert queue_bytes(8, None, 10, 1500) == 10_000
+    assert queue_bytes(8, 5, None, 1486) == 7500
+    assert queue_bytes(8, None, None, 1486) == QUEUE_PACKETS * 1500
+    assert queue_bytes(0.01, None, 1, 1500) == 2 * 1514  # or nothing would ever pass
+
+
+@pytest.mark.parametrize("link", [Link(loss=0.001), Link(loss=0.05), Link(loss=0.02, burst=5)])
+def test_patterns_lose_what_was_asked(link: Link) -> None:
+    one = pattern.draw(link, 1, (0, 1))
+    assert one.lost / one.period == pytest.approx(link.loss, rel=1e-3)
+    lengths = [last - first + 1 for first, last in one.runs]
+    assert statistics.mean(lengths) == pytest.approx(link.mean_burst, rel=0.1)
+    edges = [edge for run in one.runs for edge in run]
+    assert edges == sorted(edges)
+    assert all(b - a >= 2 for (_, a), (b, _) in zip(one.runs, one.runs[1:], strict=False))
+    assert edges[-1] < one.period
+    assert one == pattern.draw(link, 1, (0, 1)) != pattern.draw(link, 1, (1, 0))
+
+
+def test_patterns_at_the_ends() -> None:
+    assert pattern.draw(Link(), 1, (0, 1)).lost == 0
+    assert pattern.draw(Link(loss=1), 1, (0, 1)) == pattern.Pattern(1, ((0, 0),))
+
+
+def test_files_say_the_same_again(tmp_path: Path) -> None:
+    network = Network(
+        hosts=3,
+        link=Link(loss=0.1, burst=2),
+        links={(0, 1): Link(delay_ms=5)},
+        ports={2: Port(up_mbit=10, queue_ms=4)},
+        mtu=9000,
+        seed=7,
+    )
+    path = tmp_path / "net.json"
+    path.write_text(json.dumps(files.as_data(network)))
+    assert files.load(path) == network
+    path.write_text('{"hosts": 4, "link": {"loss": 0.1}, "links": {"0-3": {"delay_ms": 9}}}')
+    read = files.load(path)
+    assert read.link_of(0, 3) == Link(loss=0.1, delay_ms=9)
+    for text, complaint in (("{", "isn't json"), ('{"mtu": 9}', "mtu is 9")):
+        path.write_text(text)
+        with pytest.raises(OptionError, match=complaint):
+            files.load(path)
+    with pytest.raises(OptionError, match="No such file"):
+        files.load(tmp_path / "none.json")
+
+
+def test_profiles_say_where_they_come_from() -> None:
+    wanted = {"clean", "lan-incast", "cloud", "cross-dc", "transatlantic", "home"}
+    assert set(PROFILES) == wanted
+    for one in PROFILES.values():
+        assert one.meaning
+        assert one.source
+        assert one.assumed
+        assert files.from_data(files.as_data(one.network)) == one.network
+
+
+def test_netem_is_told_the_same() -> None:
+    def said(link: Link) -> str:
+        return " ".join(netem.link_arguments(link, 1500))
+
+    assert said(Link()) == "limit 1000000"
+    assert said(Link(loss=0.01, delay_ms=10, jitter_ms=2)).endswith("delay 10ms 2ms loss random 1%")
+    assert said(Link(loss=0.01, burst=4)).endswith("loss gemodel 0.2525253% 25%")
+    assert said(Link(delay_ms=1, reorder=0.1, duplicate=0.2)).endswith("duplicate 20% reorder 10%")
+    # Its limit holds what is delayed, too: 10 ms of 100 Mbit/s is 83 packets.
+    assert said(Link(rate_mbit=100, delay_ms=10, queue_packets=5)) == (
+        "limit 88 delay 10ms rate 100000000bit"
+    )
+    with pytest.raises(LabError, match="only where there is a delay"):
+        netem.link_arguments(Link(reorder=0.1), 1500)
+
+
+def test_bounds_hold_what_chance_does() -> None:
+    low, high = verify.bounds(Link(loss=0.01), 40_000)
+    assert 0.0075 < low < 0.0085
+    assert 0.0115 < high < 0.0125
+    wide = verify.bounds(Link(loss=0.01, burst=8), 40_000)
+    assert wide[0] < low < high < wide[1]
+    assert verify.bounds(Link(), 1000) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"), [(errno.EPERM, LabPermissionError), (errno.ENOENT, LabError)]
+)
+def test_what_a_machine_lacks_is_said_with_a_way_out(code: int, kind: type[LossyError]) -> None:
+    error = why("make a network namespace", code)
+    assert type(error) is kind
+    assert isinstance(error, PermissionError) is (kind is LabPermissionError)
+    assert os.strerror(code) in str(error)
+    assert "LOSSYCOLL_INJECT=loss=0.01" in str(error)
+
+
+def test_a_laboratory_is_alive_as_long_as_its_maker() -> None:
+    mine = leftovers.new_name()
+    token, pid, started = mine.split("-")
+    assert leftovers.is_alive(mine)
+    assert not leftovers.is_alive(f"{token}-{pid}-{int(started) + 1}")  # the number was used again
+    assert not leftovers.is_alive(f"{token}-{2**22 + 1}-5")
+    assert leftovers.is_alive("of another version")
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("lab", "nothing to run; write a command after --"),
+        ("lab --loss 2 -- true", "loss is 2.0"),
+        ("lab --hosts 1 -- true", "hosts is 1"),
+        ("lab --mtu 100 -- true", "mtu is 100"),
+        ("lab verify --profile nowhere", "no profile is called 'nowhere'"),
+        ("lab verify --link 0-0:loss=0.1", "two hosts that differ"),
+        ("lab verify --link 0-1", "WHERE:NAME=N"),
+        ("lab verify --port 7:up_mbit=1", "host is 7"),
+        ("lab verify --file /nonexistent.json", "can't read the network"),
+        ("lab verify --jitter-ms 3", "jitter_ms is 3.0"),
+        ("lab --counters /dev/null/x -- true", "cannot write to /dev/null/x"),
+    ],
+)
+def test_the_command_refuses(line: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(line.split()) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("lossycoll lab: ")
+    assert complaint in said
+    assert said.count("\n") == 1
+
+
+def test_a_laboratory_must_be_started() -> None:
+    with pytest.raises(LabError, match="isn't started"):
+        Lab().counters()
+    with pytest.raises(OptionError, match="no backend is called 'wire'"), Lab(backend="wire"):
+        pass

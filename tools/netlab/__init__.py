@@ -1,0 +1,1 @@
+"""The laboratory of bad networks, from a source tree: ``python -m tools.netlab``."""

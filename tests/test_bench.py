@@ -34,7 +34,9 @@ def run_bench(*options: str) -> dict[str, Any]:
 
 def test_both_backends_side_by_side(tmp_path: Path) -> None:
     saved = tmp_path / "bench.json"
-    result = run_bench("--sizes", "4k,256k", "--seconds", "0.2", "--out", str(saved))
+    folder = tmp_path / "report"
+    options = ("--sizes", "4k,256k", "--seconds", "0.2", "--report", str(folder))
+    result = run_bench(*options, "--out", str(saved))
     assert json.loads(saved.read_text()) == result
     rows = result["rows"]
     assert [(row["bytes"], row["backend"]) for row in rows] == [
@@ -53,6 +55,13 @@ def test_both_backends_side_by_side(tmp_path: Path) -> None:
     ratio = rows[2]["algbw_gb_s"] / rows[3]["algbw_gb_s"]
     assert rows[2]["lossy_over_gloo"] == pytest.approx(ratio)
     assert result["traffic"]["packets_missing"] == 0
+    # The report has every time of what the table sums up.
+    for row, whole in zip(
+        rows, json.loads((folder / "bench.json").read_text())["rows"], strict=True
+    ):
+        assert {name: whole[name] for name in row} == row
+        assert len(whole["seconds"]) == row["iterations"]
+    assert (folder / "bench.png").stat().st_size > 10_000
 
 
 def test_loss_and_switches_reach_the_ranks() -> None:

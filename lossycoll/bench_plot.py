@@ -28,7 +28,8 @@ def draw(results: dict[str, Any], human: Callable[[int], str], path: Path) -> No
         bandwidth.plot(sizes, [row["busbw_gb_s"] for row in own], "o-", **style)
         medians = [row["median_ms"] for row in own]
         time.plot(sizes, medians, "o-", **style)
-        time.fill_between(sizes, medians, [row["p99_ms"] for row in own], alpha=0.2, **style)
+        longest = [row["p99_ms"] for row in own]
+        time.fill_between(sizes, medians, longest, alpha=0.2, color=COLOURS[name])
         _spread(spread, own[-1], COLOURS[name])
     chosen = results["options"]
     loss = f", {chosen['loss']:.1%} lost" if chosen["loss"] else ""

@@ -209,6 +209,8 @@ def tables(found: dict[str, Any]) -> None:
         ("bursts", ("loss", "burst", "drift", "predicted")),
     ):  # fmt: skip
         table("| " + " | ".join(keys) + " |", [[row[key] for key in keys] for row in found[name]])
+    for name, at in found["measured"].items():
+        print(f"{name}: {at['date']}, commit {at['commit']}, {at['machine']}")
     print("\nolder", [[row["loss"], *row["older"][:7]] for row in found["broadcast"]][:5])
     table(
         "| loss | free, per step | predicted | repair | with DriftBound | predicted |",
@@ -219,6 +221,16 @@ def tables(found: dict[str, Any]) -> None:
     table(
         "| " + " | ".join(keys) + " |", [[row[key] for key in keys] for row in found["optimizers"]]
     )
+
+
+def source() -> dict[str, str]:
+    """When, by which code and where figures are taken."""
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=7", "--exclude=*"]
+    return {
+        "date": datetime.date.today().isoformat(),
+        "commit": subprocess.check_output(git, text=True).strip(),
+        "machine": f"{os.cpu_count()} cores, {os.uname().machine}, loopback",
+    }
 
 
 def _cell(value: Any) -> str:
@@ -233,16 +245,12 @@ def main() -> None:
     options = parser.parse_args()
     found: dict[str, Any] = json.loads(JSON.read_text()) if JSON.exists() else {}
     if not (options.plots or options.tables):
-        git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
         for name in options.only or PARTS:
             begin = time.monotonic()
             found[name] = PARTS[name]()
             print(f"{name}: {time.monotonic() - begin:.0f} s", flush=True)
-            found["measured"] = {
-                "date": datetime.date.today().isoformat(),
-                "commit": subprocess.check_output(git, text=True).strip(),
-                "machine": f"{os.cpu_count()} cores, {os.uname().machine}, loopback",
-            }
+            # Part by part: one that is measured again says nothing of when the others were.
+            found.setdefault("measured", {})[name] = source()
             JSON.write_text(json.dumps(found, indent=1) + "\n")
     if options.tables:
         tables(found)

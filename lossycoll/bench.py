@@ -44,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--no-verify", action="store_true", help="do not check results (they are at zero loss)")
     add("--json", action="store_true", help="print JSON instead of the table")
     add("--out", type=Path, help="also write the JSON to this file")
+    add("--report", type=Path, help="folder for bench.json, with every time, and bench.png")
 
 
 def sizes(text: str) -> tuple[int, ...]:
@@ -61,6 +62,8 @@ def sizes(text: str) -> tuple[int, ...]:
 def run(options: argparse.Namespace) -> int:
     if options.out:
         must_be_writable(options.out)
+    if options.report:
+        must_be_writable(options.report / "bench.json", make_folder=True)
     # With --json, standard output carries the JSON and nothing else.
     console, errors = Console(stderr=options.json), Console(stderr=True)
     config = {
@@ -111,6 +114,8 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(results))
     else:
         console.print(table(results))
+    if options.report:
+        report(measured, results, options.report, errors)
     wrong = [row for row in results["rows"] if row["verified"] is False]
     for row in wrong:
         errors.print(f"lossycoll bench: {row['backend']} is wrong at {human(row['bytes'])}")
@@ -147,6 +152,27 @@ def summarize(measured: dict[str, Any], options: argparse.Namespace) -> dict[str
         )
     }
     return {"options": chosen, "traffic": measured["traffic"], "rows": rows}
+
+
+def report(
+    measured: dict[str, Any], results: dict[str, Any], folder: Path, errors: Console
+) -> None:
+    """bench.json and bench.png: the results with the seconds of every iteration."""
+    seconds = {
+        (entry["bytes"], name): times
+        for entry in measured["sizes"]
+        for name, times in entry["seconds"].items()
+    }
+    rows = [{**row, "seconds": seconds[row["bytes"], row["backend"]]} for row in results["rows"]]
+    whole_results = {**results, "rows": rows}
+    (folder / "bench.json").write_text(json.dumps(whole_results) + "\n", encoding="utf-8")
+    try:
+        from lossycoll import bench_plot
+    except ModuleNotFoundError:
+        errors.print('no plot: matplotlib is missing (pip install "lossycoll[demo]")', markup=False)
+    else:
+        bench_plot.draw(whole_results, human, folder / "bench.png")
+        errors.print(f"report: {folder}", markup=False)
 
 
 def table(results: dict[str, Any]) -> Table:

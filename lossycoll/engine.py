@@ -116,6 +116,7 @@ class Engine:
         config.group = group
         config.deadline_min_ns = _ns(options.deadline_min)
         config.deadline_max_ns = _ns(options.deadline_max)
+        config.link_ns = _ns(options.link_patience)
         config.reorder_ns = _ns(options.reorder_min)
         config.pace_bytes_per_s = options.pace
         faults = inject.parse(options.inject)
@@ -288,6 +289,9 @@ class Engine:
             delivery_rate=c.delivery_rate,
             offered=c.offered,
             delivered=c.delivered,
+            rate=c.rate,
+            queue_ns=c.queue_ns,
+            window=c.window,
         )
 
     def last_report(self) -> Report:

@@ -64,7 +64,7 @@ class PeerLostError(LossyError):
 
 
 class LinkError(LossyError, ConnectionError):
-    """A peer is alive, but what had to come from it doesn't."""
+    """A peer is alive, but what has to come from it doesn't."""
 
 
 class NonFiniteError(LossyError, ArithmeticError):
@@ -130,11 +130,13 @@ class Code(IntEnum):
     TIMEOUT = -5
     ABORTED = -6
     CLOSED = -7
+    LINK = -8
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """lc_failure of native/lossycoll.h. ``mine`` and ``theirs``: signature, elements, dtype."""
+    """lc_failure of native/lossycoll.h. ``mine`` and ``theirs``: signature, elements, dtype; for
+    LINK ``mine`` has the packets that the peer sent, the rounds that it took, and nanoseconds."""
 
     code: int
     errno: int = 0
@@ -199,6 +201,8 @@ def error_of(failure: Failure, where: Where) -> LossyError:
             f"computing? a longer timeout is given to init_process_group or new_group",
             peer=peer,
         )
+    if code == Code.LINK:
+        return _link_error(failure, where)
     if code == Code.ABORTED:
         return AbortedError(
             f"{where}: aborted; the first error of the job has the cause", peer=peer
@@ -224,6 +228,30 @@ def error_of(failure: Failure, where: Where) -> LossyError:
         code=code,
         errno=failure.errno,
         peer=peer,
+    )
+
+
+def _link_error(failure: Failure, where: Where) -> LinkError:
+    packets, rounds, waited = failure.mine
+    link = f"the link from {where.peer(failure.peer)} to {where.peer(where.rank)}"
+    seconds = f"{waited / 1e9:.3g} s"
+    if packets:
+        seen = (
+            f"{link} delivers no data: of {packets} packets that were sent over it in {rounds} "
+            f"rounds none has come for {seconds}, though that rank's control packets do; does a "
+            f"firewall or an interface drop large packets (a smaller LOSSYCOLL_MTU helps), or is "
+            f"LOSSYCOLL_INJECT set?"
+        )
+    else:
+        seen = (
+            f"{link} is silent: no packet has come for {seconds}, though that rank was asked all "
+            f"the time and isn't lost; does a firewall drop UDP between the two "
+            f"(LOSSYCOLL_PORT_RANGE says which ports are used)?"
+        )
+    return LinkError(
+        f"{where}: {seen} 'lossycoll doctor' checks a network; repair the link, or start the job "
+        f"without that rank",
+        peer=failure.peer,
     )
 
 

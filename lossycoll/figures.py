@@ -68,7 +68,9 @@ class PeerStats:
 
     ``rtt_ns`` is 0 while unknown; ``deadline_ns`` is the deadline that a stream of one packet
     would get now; ``delivery_rate`` is received / (received + missing). ``offered`` are packets
-    to be added up that might be lost, ``delivered`` those of them that came.
+    to be added up that might be lost, ``delivered`` those of them that came. ``rate`` is what the
+    path delivers, bytes/s, 0 while unknown; ``queue_ns`` the queue that stands on it; ``window``
+    how many packets may be in flight (docs/congestion.md).
     """
 
     rank: int
@@ -81,6 +83,9 @@ class PeerStats:
     delivery_rate: float
     offered: int = 0
     delivered: int = 0
+    rate: float = 0.0
+    queue_ns: int = 0
+    window: int = 0
 
 
 @dataclass(frozen=True, slots=True)

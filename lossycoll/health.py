@@ -18,6 +18,7 @@ from .control import Control
 from .errors import (
     AbortedError,
     ClosedError,
+    LinkError,
     LossyError,
     MismatchError,
     OperationTimeout,
@@ -34,7 +35,9 @@ def _nothing(error: LossyError) -> None:
     del error
 
 
-_SHARED: Final = {cls.__name__: cls for cls in (MismatchError, OperationTimeout, PeerLostError)}
+_SHARED: Final = {
+    cls.__name__: cls for cls in (LinkError, MismatchError, OperationTimeout, PeerLostError)
+}
 """Errors that are of the same type on all ranks, whoever finds them."""
 
 

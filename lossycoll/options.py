@@ -23,7 +23,7 @@ from .plan import inject as faults
 PREFIX: Final = "LOSSYCOLL_"
 BUILD_VARIABLES: Final = frozenset({"LOSSYCOLL_WERROR", "LOSSYCOLL_CFLAGS"})
 """Read when the extension is built, so they may stand in a developer's environment."""
-FAST_PATHS: Final = ("gso", "gro", "mmsg", "gather", "simd")
+FAST_PATHS: Final = ("gso", "gro", "mmsg", "gather", "simd", "stamps")
 MAX_BYTES: Final = 1 << 62
 
 
@@ -188,7 +188,8 @@ class Options:
     deadline_max: float = _option(
         30.0,
         _number(1e-3, 3600, "s"),
-        "How long a stream, or all that comes from a rank, may be silent before it is given up.",
+        "How long a stream, or all that comes from a rank, may be silent before it is given up; in "
+        "reliable calls that is a LinkError, after twice `liveness` if that is longer.",
     )
     reorder_min: float = _option(
         0.001,
@@ -217,7 +218,7 @@ class Options:
     )
     disable: str = _option(
         "",
-        _text("names of `gso,gro,mmsg,gather,simd`, with commas", _check_disable),
+        _text("names of `gso,gro,mmsg,gather,simd,stamps`, with commas", _check_disable),
         "Fast paths that must not be used.",
     )
     pace: float = _option(
@@ -338,6 +339,12 @@ class Options:
     def outlives(self) -> bool:
         """Whether the group goes on without ranks that are lost."""
         return self.on_peer_loss == "continue"
+
+    @property
+    def link_patience(self) -> float:
+        """Seconds that a reliable call waits for a link that delivers nothing. A rank that is dead
+        or stopped is found by ``liveness`` well before."""
+        return max(self.deadline_max, 2 * self.liveness)
 
     @property
     def ports(self) -> tuple[int, int]:

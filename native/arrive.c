@@ -167,6 +167,7 @@ static void settle(lc_engine *e, lc_in *in, int cause) {
     if (missing && op->report.cause < cause)
         op->report.cause = cause;
     e->peers[in->peer].late_ns -= e->peers[in->peer].late_ns / 64;
+    e->peers[in->peer].settled++;
     if (in->n_arrived > 1)
         lc_deadline_add(&e->peers[in->peer].deadline, in->last_ns - in->started_ns, in->gap_ns,
                         in->n_arrived);
@@ -219,9 +220,22 @@ void lc_inject_round(lc_engine *e, lc_in *in) {
     (void)lc_inject_losses(&link, in->inject_key, s->n_packets, in->lost);
 }
 
+/* What the peer has sent in the round that ends, if nothing of it came. */
+static void note_barren(lc_engine *e, lc_in *in) {
+    lc_peer *peer = &e->peers[in->peer];
+    if (in->n_told && !in->came) {
+        if (!peer->barren_rounds++)
+            peer->barren_ns = e->now;
+        peer->barren_packets += in->n_told;
+    }
+    in->n_told = 0;
+    in->came = 0;
+}
+
 /* The reorder allowance is over: ask for what is missing, or give it up. */
 void lc_round_ended(lc_engine *e, lc_in *in) {
     const lc_op *op = in->slot->op;
+    note_barren(e, in);
     if (!op->call.reliable && in->round >= op->call.repair) {
         int lacks = lc_in_lacks(in);
         if (!lacks || lc_overdue(e, in)) {
@@ -236,6 +250,13 @@ void lc_round_ended(lc_engine *e, lc_in *in) {
     lc_tell_missing(e, in);
 }
 
+/* A packet that came after the end of its stream was said. */
+static void note_late(lc_engine *e, const lc_in *in) {
+    lc_peer *peer = &e->peers[in->peer];
+    if (in->fin_ns && e->now - in->fin_ns > peer->late_ns)
+        peer->late_ns = e->now - in->fin_ns;
+}
+
 static void note_arrival(lc_engine *e, lc_in *in) {
     if (!in->started_ns)
         in->started_ns = e->now;
@@ -243,9 +264,8 @@ static void note_arrival(lc_engine *e, lc_in *in) {
         in->gap_ns = e->now - in->last_ns;
     in->last_ns = e->now;
     in->ask_ns = 0;
-    lc_peer *peer = &e->peers[in->peer];
-    if (in->state == LC_IN_CLOSING && e->now - in->fin_ns > peer->late_ns)
-        peer->late_ns = e->now - in->fin_ns;
+    if (in->state == LC_IN_CLOSING)
+        note_late(e, in);
 }
 
 /* The peer has sent what comes before `next`. Returns whether that is news. */
@@ -258,11 +278,16 @@ int lc_link_seen(lc_peer *peer, uint32_t next) {
 
 static void note_link(lc_engine *e, lc_peer *peer, const lc_header *h) {
     peer->rx_taken++;
+    peer->barren_rounds = 0;
+    peer->barren_packets = 0;
     if (lc_link_seen(peer, h->link_seq + 1)) {
         peer->rx_echo_us = h->time_us; /* of an old packet it would tell how old that is */
-        peer->rx_echo_ns = e->now;
+        peer->rx_echo_ns = e->came_ns;
     }
-    if (peer->rx_next - peer->rx_reported >= (e->window + 3) / 4)
+    uint32_t untold = peer->rx_next - peer->rx_reported;
+    uint32_t most = (e->window + 3) / 4;
+    if (untold >= (most < LC_ACK_PACKETS ? most : LC_ACK_PACKETS) ||
+        (untold >= LC_ACK_PACKETS / 8 && e->now - peer->rx_ack_ns >= LC_ACK_NS))
         peer->ack_due = 1;
 }
 
@@ -293,12 +318,14 @@ void lc_data_arrived(lc_engine *e, const lc_header *h, const uint8_t *payload) {
         }
     }
     note_link(e, peer, h);
+    in->came = 1;
     if (lc_bit(in->arrived, h->packet)) {
         e->live.repeated++;
         return;
     }
     if (in->state == LC_IN_SETTLED) {
         e->live.stale++;
+        note_late(e, in);
         return;
     }
     note_arrival(e, in);

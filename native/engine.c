@@ -27,6 +27,12 @@ uint64_t lc_now(void) {
     return (uint64_t)t.tv_sec * SECOND_NS + (uint64_t)t.tv_nsec;
 }
 
+static uint64_t day_clock(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    return (uint64_t)t.tv_sec * SECOND_NS + (uint64_t)t.tv_nsec;
+}
+
 /* ---- the progress thread ---- */
 
 static void take_inbox(lc_engine *e) {
@@ -101,16 +107,29 @@ static void publish(lc_engine *e) {
                                           e->config.deadline_max_ns),
             .delivery_rate = total ? (double)p->packets_received / (double)total : 1.0,
             .offered = p->offered,
-            .delivered = p->delivered};
+            .delivered = p->delivered,
+            .rate = p->pace.rate * p->pace.packet_bytes,
+            .window = lc_pace_window(&p->pace, p->tx_window),
+            .queue_ns = lc_pace_queue(&p->pace)};
     }
     pthread_mutex_unlock(&e->lock);
 }
 
-static int wants_to_send(const lc_engine *e) {
-    for (uint16_t i = 0; i < e->config.size; i++)
-        if (e->peers[i].outs)
-            return 1;
-    return 0;
+/* How long until some rate lets a packet go; UINT64_MAX when none holds one back. */
+static uint64_t gate_delay(const lc_engine *e) {
+    uint64_t least = UINT64_MAX;
+    uint32_t bytes = lc_wire_bytes_max(e);
+    uint64_t own = lc_rate_delay(&e->rate, e->now, bytes);
+    for (uint16_t i = 0; i < e->config.size; i++) {
+        const lc_peer *p = &e->peers[i];
+        if (!p->outs || p->tx_next - p->tx_acked >= lc_pace_window(&p->pace, p->tx_window))
+            continue;
+        uint64_t delay = lc_pace_delay(&p->pace, e->now, bytes);
+        delay = delay > own ? delay : own;
+        if (delay < least)
+            least = delay;
+    }
+    return least;
 }
 
 static void rest(lc_engine *e) {
@@ -121,11 +140,9 @@ static void rest(lc_engine *e) {
         return;
     }
     uint64_t until = e->tick_ns > e->now ? e->tick_ns - e->now : 0;
-    if (e->rate.bytes_per_s > 0 && wants_to_send(e)) {
-        uint64_t delay = lc_rate_delay(&e->rate, e->now, lc_wire_bytes_max(e));
-        if (delay && delay < until)
-            until = delay;
-    }
+    uint64_t delay = gate_delay(e);
+    if (delay && delay < until)
+        until = delay;
     if (!until)
         return;
     atomic_store(&e->sleeping, 1);
@@ -241,10 +258,11 @@ static int make_peers(lc_engine *e) {
     e->peer_stats = calloc(e->config.size, sizeof *e->peer_stats);
     if (!e->peers || !e->peer_stats)
         return 0;
+    uint64_t now = lc_now();
     for (uint16_t i = 0; i < e->config.size; i++) {
         lc_peer *p = &e->peers[i];
         e->peer_stats[i].delivery_rate = 1.0;
-        lc_pace_init(&p->pace, lc_now());
+        lc_pace_init(&p->pace, now, day_clock() - now, lc_wire_bytes_max(e));
         if (i == e->config.rank)
             continue;
         p->inject_loss = e->config.inject_loss ? e->config.inject_loss[i] : e->config.inject.loss;
@@ -314,8 +332,10 @@ int lc_engine_start(lc_engine *e, uint64_t session, const lc_address *peers) {
     e->window = window_for(info.receive_buffer, lc_wire_bytes_max(e), e->config.size);
     e->expect = (lc_expect){session, e->config.group, e->config.rank, e->config.size,
                             e->config.payload_bytes};
-    for (uint16_t i = 0; i < e->config.size; i++)
+    for (uint16_t i = 0; i < e->config.size; i++) {
+        e->peers[i].pace.same_host = lc_link_is_here(e->link, i);
         e->peers[i].tx_window = 1; /* until the peer says what it can take */
+    }
     /* Signals are Python's to handle: the thread takes none. */
     sigset_t all, before;
     sigfillset(&all);

@@ -19,6 +19,8 @@ enum {
     LC_TAIL = 1024,    /* streams of ended operations whose end a peer has not confirmed */
     LC_TAIL_TRIES = 12,
     LC_MTU_MAX = 65535,
+    LC_ACK_PACKETS = 64, /* the sender hears of so many at once, or of fewer after LC_ACK_NS */
+    LC_ACK_NS = 1000000,
     LC_REORDER_NS = 1000000 /* floor of the reorder allowance */
 };
 
@@ -47,9 +49,14 @@ typedef struct {
     uint32_t rx_taken;   /* packets taken, repeated ones included */
     uint32_t rx_echo_us; /* the sender's clock in the latest packet, and ours when it came */
     uint64_t rx_echo_ns;
-    uint64_t late_ns; /* how late packets come after the end of their stream; fades */
+    uint64_t rx_ack_ns; /* when the peer was last told what came */
+    uint32_t settled;   /* streams */
+    uint64_t late_ns;   /* how late packets come after the end of their stream; fades */
     int ack_due;
     uint64_t heard_ns;
+    uint64_t barren_ns;      /* the first round's end since data last came; 0: none has ended */
+    uint64_t barren_packets; /* that the peer says it has sent in rounds since then */
+    uint32_t barren_rounds;
     lc_record *records;
     uint32_t n_records;
     uint8_t *held; /* a datagram that injection delays */
@@ -82,6 +89,7 @@ struct lc_engine {
     lc_expect expect;
     uint32_t window;   /* packets that this rank lets each peer have in flight */
     uint64_t now;      /* of this turn of the loop */
+    uint64_t came_ns;  /* when the kernel got the datagram that is looked at */
     uint64_t tick_ns;  /* when timers are looked at next */
     uint64_t awake_ns; /* when the thread last came back from being stopped or starved */
     lc_rate rate;

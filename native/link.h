@@ -31,6 +31,7 @@ typedef struct {
     const uint8_t *data;
     uint32_t length;
     uint32_t stride;
+    uint64_t came_ns; /* when the kernel got it, on lc_now's clock; 0: not known */
     const void *from; /* opaque; see lc_link_is_from */
 } lc_arrival;
 
@@ -39,6 +40,8 @@ void lc_link_close(lc_link *link);
 /* Copies the peers' addresses. LC_OK or LC_E_ARGUMENT with *bad the rank whose address is unusable.
  */
 int lc_link_set_peers(lc_link *link, const lc_address *peers, uint16_t n, int *bad);
+/* Whether a peer's address is one of this host's. */
+int lc_link_is_here(const lc_link *link, uint16_t peer);
 void lc_link_info_of(const lc_link *link, lc_link_info *info);
 
 /* Hands runs over in order. Returns how many packets of all runs, counted in order, are gone (sent,

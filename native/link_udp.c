@@ -22,6 +22,9 @@
 #ifndef UDP_GRO
 #define UDP_GRO 104
 #endif
+#ifndef SCM_TIMESTAMPNS
+#define SCM_TIMESTAMPNS SO_TIMESTAMPNS
+#endif
 #ifndef SO_RXQ_OVFL
 #define SO_RXQ_OVFL 40
 #endif
@@ -31,6 +34,8 @@ enum {
     BUFFER_WISH = 32 << 20,
     GATHER_BYTES = 4096 /* packets below this are packed: two pieces each cost more than the copy */
 };
+
+static const uint64_t STAMP_AGE_NS = 10000000000u;
 
 typedef union {
     struct sockaddr any;
@@ -49,8 +54,9 @@ struct lc_link {
     uint64_t overflow;
     uint32_t overflow_seen; /* the kernel's own counter, which wraps */
     uint64_t send_calls, receive_calls;
-    uint8_t *buffers; /* LC_RECEIVE_BUFFERS aggregates */
-    uint8_t *staging; /* one aggregate, for sends without gather */
+    uint64_t now_ns, day_ns; /* both clocks, at the latest receive */
+    uint8_t *buffers;        /* LC_RECEIVE_BUFFERS aggregates */
+    uint8_t *staging;        /* one aggregate, for sends without gather */
     struct mmsghdr in[LC_RECEIVE_BUFFERS];
     struct iovec in_iov[LC_RECEIVE_BUFFERS];
     address in_from[LC_RECEIVE_BUFFERS];
@@ -107,6 +113,10 @@ static uint32_t probe_socket(int fd) {
         (void)setsockopt(fd, IPPROTO_UDP, UDP_GRO, &zero, sizeof zero);
         found |= LC_GRO;
     }
+    if (setsockopt(fd, SOL_SOCKET, SO_TIMESTAMPNS, &one, sizeof one) == 0) {
+        (void)setsockopt(fd, SOL_SOCKET, SO_TIMESTAMPNS, &zero, sizeof zero);
+        found |= LC_STAMPS;
+    }
     return found;
 }
 
@@ -151,6 +161,8 @@ static int open_socket(lc_link *link, const lc_config *config, lc_failure *failu
     link->active = probe_socket(link->fd) & ~config->disable;
     if (link->active & LC_GRO)
         (void)setsockopt(link->fd, IPPROTO_UDP, UDP_GRO, &one, sizeof one);
+    if (link->active & LC_STAMPS)
+        (void)setsockopt(link->fd, SOL_SOCKET, SO_TIMESTAMPNS, &one, sizeof one);
     if (bind(link->fd, &here.any, address_bytes(link->family)) != 0)
         return fail(failure, LC_E_SYSTEM);
     return 0;
@@ -204,6 +216,20 @@ int lc_link_set_peers(lc_link *link, const lc_address *peers, uint16_t n, int *b
         }
     }
     return LC_OK;
+}
+
+/* Only an address of this host can be bound to. */
+int lc_link_is_here(const lc_link *link, uint16_t peer) {
+    address any_port = link->peers[peer];
+    if (link->family == AF_INET)
+        any_port.v4.sin_port = 0;
+    else
+        any_port.v6.sin6_port = 0;
+    int fd = socket(link->family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    int here = fd >= 0 && bind(fd, &any_port.any, address_bytes(link->family)) == 0;
+    if (fd >= 0)
+        close(fd);
+    return here;
 }
 
 void lc_link_info_of(const lc_link *link, lc_link_info *info) {
@@ -379,7 +405,23 @@ static void count_overflow(lc_link *link, uint32_t seen) {
     link->overflow_seen = seen;
 }
 
-static uint32_t read_control(lc_link *link, struct msghdr *m) {
+static uint64_t clock_of(clockid_t clock) {
+    struct timespec t;
+    clock_gettime(clock, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* The kernel stamps with the time of day, which may be set; how old the stamp is can't be more than
+ * the receive buffer explains, and a clock that was set in between is left out. */
+static uint64_t came_at(const struct cmsghdr *c, uint64_t day_ns, uint64_t now) {
+    struct timespec t;
+    memcpy(&t, CMSG_DATA(c), sizeof t);
+    uint64_t stamp = (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+    uint64_t age = day_ns - stamp;
+    return stamp <= day_ns && age < STAMP_AGE_NS && age < now ? now - age : 0;
+}
+
+static uint32_t read_control(lc_link *link, struct msghdr *m, lc_arrival *arrival) {
     uint32_t stride = 0;
     for (struct cmsghdr *c = CMSG_FIRSTHDR(m); c; c = CMSG_NXTHDR(m, c)) {
         if (c->cmsg_level == IPPROTO_UDP && c->cmsg_type == UDP_GRO) {
@@ -390,6 +432,8 @@ static uint32_t read_control(lc_link *link, struct msghdr *m) {
             uint32_t seen = 0;
             memcpy(&seen, CMSG_DATA(c), sizeof seen);
             count_overflow(link, seen);
+        } else if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_TIMESTAMPNS) {
+            arrival->came_ns = came_at(c, link->day_ns, link->now_ns);
         }
     }
     return stride;
@@ -424,8 +468,13 @@ int lc_link_receive(lc_link *link, lc_arrival *arrivals, int max) {
         max = LC_RECEIVE_BUFFERS;
     arm_receive(link, max);
     int n = receive_messages(link, max);
+    if (n > 0 && (link->active & LC_STAMPS)) {
+        link->now_ns = clock_of(CLOCK_MONOTONIC);
+        link->day_ns = clock_of(CLOCK_REALTIME);
+    }
     for (int i = 0; i < n; i++) {
-        uint32_t stride = read_control(link, &link->in[i].msg_hdr);
+        arrivals[i].came_ns = 0;
+        uint32_t stride = read_control(link, &link->in[i].msg_hdr, &arrivals[i]);
         arrivals[i].data = link->in_iov[i].iov_base;
         arrivals[i].length = link->in[i].msg_len;
         arrivals[i].stride = stride ? stride : link->in[i].msg_len;

@@ -56,7 +56,14 @@ typedef struct {
 } lc_inject;
 
 /* ---- engine ---- */
-enum lc_fast_path { LC_GSO = 1, LC_GRO = 2, LC_MMSG = 4, LC_GATHER = 8, LC_SIMD = 16 };
+enum lc_fast_path {
+    LC_GSO = 1,
+    LC_GRO = 2,
+    LC_MMSG = 4,
+    LC_GATHER = 8,
+    LC_SIMD = 16,
+    LC_STAMPS = 32 /* when the kernel got a datagram */
+};
 
 typedef struct {
     const char *address; /* numeric address to bind; its family decides IPv4 or IPv6 */
@@ -69,6 +76,8 @@ typedef struct {
     uint32_t group;         /* number of the group, equal on all ranks; keys injected faults */
     uint64_t deadline_min_ns; /* floor of the learnt deadline */
     uint64_t deadline_max_ns; /* how long a stream or a path may be silent */
+    uint64_t link_ns;         /* how long a reliable operation waits for a link that delivers
+                                 nothing of what its peer sends; 0: as long as for the peer */
     uint64_t reorder_ns;      /* least time a stream waits after its end; 0: one millisecond */
     double pace_bytes_per_s;  /* 0: no fixed rate, congestion window only */
     lc_inject inject;
@@ -85,7 +94,10 @@ enum lc_code {
     LC_E_MISMATCH = -4, /* a peer means another collective, size or dtype */
     LC_E_TIMEOUT = -5,  /* a peer never took part within the operation's timeout */
     LC_E_ABORTED = -6,  /* lc_engine_abort, or a peer's failure */
-    LC_E_CLOSED = -7
+    LC_E_CLOSED = -7,
+    LC_E_LINK = -8 /* a link delivers nothing, or no data, within link_ns: lc_failure.mine has the
+                      packets of data that the peer said it sent (0: nothing was heard at all), in
+                      how many rounds, and for how many ns */
 };
 
 typedef struct {
@@ -152,6 +164,9 @@ typedef struct {
     double delivery_rate; /* received / (received + missing); 1 while unknown */
     uint64_t offered;     /* packets to be added up that might be lost */
     uint64_t delivered;   /* those of them that came */
+    double rate;          /* bytes/s that the path delivers; 0 while unknown */
+    uint64_t queue_ns;    /* standing on the path in the present round trip */
+    uint32_t window;      /* packets that may be in flight */
 } lc_peer_stats;
 
 typedef struct {

@@ -35,9 +35,11 @@ typedef struct {
     uint64_t ask_ns;     /* when the peer is asked where the stream is */
     uint64_t inject_key;
     uint32_t n_arrived;
+    uint32_t n_told; /* packets that the peer says it has sent in this round */
     uint16_t peer;
     uint8_t round;
     uint8_t state;
+    uint8_t came;    /* some packet of the stream has come since the round began */
     uint8_t telling; /* settled, but the sender may not know yet what was given up */
 } lc_in;
 

@@ -1,72 +1,51 @@
 #include "pace.h"
 
-enum { WINDOW_MIN = 4, WINDOW_START = 256, WINDOW_MAX = 1 << 20 };
+#include <math.h>
 
-static const uint64_t EPOCH_NS = 10000000000u; /* memory of the least round trip */
-static const uint64_t QUEUE_NS = 100000000u;   /* a standing queue of this is too long */
+enum { WINDOW_MIN = 4, WINDOW_START = 64, WINDOW_MAX = 1 << 20, PATIENCE = 3, PATIENCE_MAX = 48 };
+
+static const uint64_t EPOCH_NS = 10000000000u; /* memory of the least delays */
 static const uint64_t RTO_MIN_NS = 5000000u, RTO_MAX_NS = 200000000u, RTO_START_NS = 20000000u;
-static const double LOSS_TOLERANCE = 0.6, CUT = 0.7;
 
-void lc_pace_init(lc_pace *pace, uint64_t now) {
-    *pace = (lc_pace){.window = WINDOW_START, .epoch_ns = now};
-}
+/* A round trip below this is one machine or one rack: windows alone hold it, and a timer is too
+ * coarse to pace it. What is shorter than the clocks' noise isn't taken for a queue. */
+static const uint64_t PACED_RTT_NS = 1000000u;
+static const int64_t NOISE_NS = 1000000;
+static const uint64_t ROUND_MIN_NS = 2000000u;
 
-uint32_t lc_pace_window(const lc_pace *pace, uint32_t peer_window) {
-    uint32_t own = (uint32_t)pace->window;
-    return own < peer_window ? own : peer_window;
-}
+/* Queue that one flow aims at: QUEUE_ONE / sqrt(bytes/s) seconds, 1 ms at 1 Gbit/s. With the root,
+ * flows that share a queue share the rate alike, whatever they began with. */
+static const double QUEUE_ONE = 11.2;
+static const double RUN_BYTES = 65536; /* one offloaded run */
+static const double STEP = 0.5;        /* share of the way to the aim that a round goes */
+static const double CUT_MOST = 0.7;    /* a round keeps at least so much of the window */
+static const double AHEAD = 1.1;       /* paced so much above the rate where a queue shows room */
+static const double TRIAL = 1.25;      /* and so much to try whether more gets through */
+static const double FOUND = 1.1;       /* a trial that brings so much has found more */
+static const double CEILING = 1.3;     /* window against the rate of delivery */
+static const double GROWN = 1.25;      /* a start goes on as long as a round brings so much more */
+static const uint32_t TAKEN_MIN = 8;   /* packets without which a round says nothing */
+static const uint32_t TRAIN_MIN = 48;
+static const double HOLD_MAX_S = 0.05;
+static const double CALM = 0.95; /* paced so in a round that tells random loss from an overrun */
+static const double CALM_LOSS = 0.01;
+static const uint32_t CALM_EVERY = LC_PACE_ROUNDS - 2;
+static const uint64_t DIP_EVERY_NS = 5000000000u, DIP_MIN_NS = 10000000u;
+static const double LONGER = 4; /* aims by which a path must grow to begin anew */
+static const double LOSS_TOLERANCE =
+    0.6; /* more than this is an overrun, whatever the queue says */
+static const uint32_t LOST_MIN = 64;
 
-static void sample_rtt(lc_pace *pace, uint64_t now, uint64_t rtt_ns) {
-    pace->rtt_ns = pace->rtt_ns ? pace->rtt_ns - pace->rtt_ns / 8 + rtt_ns / 8 : rtt_ns;
-    if (now - pace->epoch_ns > EPOCH_NS) {
-        pace->rtt_min_ns = pace->epoch_min_ns;
-        pace->epoch_min_ns = 0;
-        pace->epoch_ns = now;
-    }
-    if (!pace->epoch_min_ns || rtt_ns < pace->epoch_min_ns)
-        pace->epoch_min_ns = rtt_ns;
-    if (!pace->rtt_min_ns || rtt_ns < pace->rtt_min_ns)
-        pace->rtt_min_ns = rtt_ns;
-}
-
-void lc_pace_acked(lc_pace *pace, uint64_t now, uint64_t rtt_ns, uint32_t acked, uint32_t lost) {
-    if (rtt_ns)
-        sample_rtt(pace, now, rtt_ns);
-    pace->acked += acked;
-    pace->lost += lost;
-    uint64_t patience = pace->rtt_ns > 1000000u ? pace->rtt_ns : 1000000u;
-    if (now - pace->changed_ns < patience)
-        return;
-    int queue = pace->rtt_ns > pace->rtt_min_ns * 2 + QUEUE_NS;
-    int loss = pace->lost > 64 && pace->lost > LOSS_TOLERANCE * (pace->lost + pace->acked);
-    if (queue || loss)
-        pace->window *= CUT;
-    else
-        pace->window +=
-            pace->acked; /* doubles in a round trip, as long as nothing speaks against it */
-    if (pace->window < WINDOW_MIN)
-        pace->window = WINDOW_MIN;
-    if (pace->window > WINDOW_MAX)
-        pace->window = WINDOW_MAX;
-    pace->acked = pace->lost = 0;
-    pace->changed_ns = now;
-}
-
-uint64_t lc_pace_rto(const lc_pace *pace) {
-    if (!pace->rtt_ns)
-        return RTO_START_NS;
-    uint64_t rto = 4 * pace->rtt_ns + RTO_MIN_NS;
-    return rto < RTO_MAX_NS + pace->rtt_ns * 2 ? rto : RTO_MAX_NS + pace->rtt_ns * 2;
-}
+/* ---- rates ---- */
 
 void lc_rate_init(lc_rate *rate, double bytes_per_s, uint64_t now) {
-    *rate = (lc_rate){.bytes_per_s = bytes_per_s, .filled_ns = now};
+    *rate = (lc_rate){.bytes_per_s = bytes_per_s, .burst_bytes = RUN_BYTES, .filled_ns = now};
 }
 
-/* Two milliseconds of sending, or one offloaded run, may be saved up. */
+/* Two milliseconds of sending may be saved up. */
 static double depth(const lc_rate *rate) {
     double most = rate->bytes_per_s * 0.002;
-    return most > 65536 ? most : 65536;
+    return most > rate->burst_bytes ? most : rate->burst_bytes;
 }
 
 static double tokens_at(const lc_rate *rate, uint64_t now) {
@@ -91,4 +70,371 @@ uint64_t lc_rate_delay(const lc_rate *rate, uint64_t now, uint32_t packet_bytes)
         return 0;
     double short_of = packet_bytes - tokens_at(rate, now);
     return short_of <= 0 ? 0 : (uint64_t)(short_of / rate->bytes_per_s * 1e9) + 1;
+}
+
+/* ---- the path ---- */
+
+static void least_add(lc_least *least, uint64_t now, int64_t value) {
+    if (!least->known || now - least->began_ns > EPOCH_NS) {
+        least->before = least->known ? least->now : value;
+        least->now = value;
+        least->began_ns = now;
+        least->known = 1;
+    }
+    if (value < least->now)
+        least->now = value;
+}
+
+static int64_t least_of(const lc_least *least) {
+    return least->now < least->before ? least->now : least->before;
+}
+
+static double rtt_min_s(const lc_pace *pace) {
+    return 1e-9 * (double)least_of(&pace->rtt);
+}
+
+/* Seconds of queue that this flow aims at. */
+static double aim_s(const lc_pace *pace, double packets_per_s) {
+    double bytes_per_s = packets_per_s * pace->packet_bytes;
+    double aim = bytes_per_s > 0 ? QUEUE_ONE / sqrt(bytes_per_s) : 0;
+    return aim > 1e-9 * (double)NOISE_NS ? aim : 1e-9 * (double)NOISE_NS;
+}
+
+void lc_pace_init(lc_pace *pace, uint64_t now, uint64_t clock_ns, uint32_t packet_bytes) {
+    *pace = (lc_pace){.window = WINDOW_START,
+                      .packet_bytes = packet_bytes,
+                      .round_ns = now,
+                      .clock_ns = clock_ns,
+                      .patience = PATIENCE,
+                      .least_queue_ns = INT64_MAX};
+}
+
+/* The rate of delivery is taken from the peer's clock over a train of packets: shorter than a round
+ * trip, so that small operations on long paths tell it too, and longer than what a sleeping thread
+ * or an aggregate of packets blurs. */
+static void sample_rate(lc_pace *pace, const lc_pace_ack *ack) {
+    uint64_t span_us = pace->rtt_ns / 8000;
+    if (span_us < 2000)
+        span_us = 2000;
+    if (span_us > 20000)
+        span_us = 20000;
+    uint32_t gap = ack->arrived_us - pace->last_us;
+    uint32_t passed = ack->arrived_us - pace->train_us;
+    pace->last_us = ack->arrived_us;
+    if (!pace->in_train || gap > 4 * span_us) {
+        pace->in_train = 1;
+        pace->train_us = ack->arrived_us;
+        pace->train_taken = 0;
+        return;
+    }
+    pace->train_taken += ack->taken;
+    if (passed < span_us || pace->train_taken < TRAIN_MIN)
+        return;
+    double rate = 1e6 * pace->train_taken / passed;
+    if (rate > pace->best_rate)
+        pace->best_rate = rate;
+    pace->train_us = ack->arrived_us;
+    pace->train_taken = 0;
+}
+
+/* Returns the queue that the packet met, ns. */
+static int64_t sample_path(lc_pace *pace, const lc_pace_ack *ack) {
+    uint32_t way = ack->arrived_us - ack->sent_us;
+    if (!pace->way.known)
+        pace->way_first_us = way;
+    int64_t relative = (int32_t)(way - pace->way_first_us);
+    /* One way is a part of there and back: what says otherwise is no measurement. */
+    int64_t both_us = (int64_t)(pace->rtt_ns + ack->rtt_ns) / 1000 + NOISE_NS / 1000;
+    if (pace->way.known && relative < least_of(&pace->way) - both_us)
+        relative = least_of(&pace->way);
+    pace->rtt_ns = pace->rtt_ns ? pace->rtt_ns - pace->rtt_ns / 8 + ack->rtt_ns / 8 : ack->rtt_ns;
+    least_add(&pace->rtt, ack->now, (int64_t)ack->rtt_ns);
+    least_add(&pace->way, ack->now, relative);
+    if (pace->dip_ns) {
+        least_add(&pace->dip_way, ack->now, relative);
+        least_add(&pace->dip_rtt, ack->now, (int64_t)ack->rtt_ns);
+    }
+    int64_t queue = 1000 * (relative - least_of(&pace->way));
+    if (queue > (int64_t)ack->rtt_ns)
+        queue = (int64_t)ack->rtt_ns;
+    if (queue < pace->least_queue_ns)
+        pace->least_queue_ns = queue;
+    double hold = 1e-9 * (double)((int64_t)ack->elapsed_ns - least_of(&pace->rtt) - queue);
+    pace->hold_s -= pace->hold_s / 64;
+    if (hold > pace->hold_s)
+        pace->hold_s = hold < HOLD_MAX_S ? hold : HOLD_MAX_S;
+    if (queue < NOISE_NS / 8)
+        pace->lowest_ns = ack->now;
+    return queue;
+}
+
+/* ---- the law ---- */
+
+/* Packets/s that must go out for the rate of delivery. What is lost even in calm rounds is random
+ * and doesn't mean less; what isn't, or comes with a long queue, was an overrun. */
+static double send_rate(const lc_pace *pace) {
+    if (pace->calm)
+        return CALM * pace->rate;
+    return pace->high_rounds ? pace->rate : pace->rate / (1 - pace->loss);
+}
+
+/* From sending to hearing of it, without any queue. */
+static double loop_s(const lc_pace *pace) {
+    return rtt_min_s(pace) + pace->hold_s;
+}
+
+/* What keeps the path busy, with this flow's part of the queue. */
+static double full_window(const lc_pace *pace) {
+    double rate = send_rate(pace);
+    return rate * (loop_s(pace) + aim_s(pace, rate));
+}
+
+/* More goes out for one round; what comes of it shows in the next two. */
+static int trying(const lc_pace *pace) {
+    return pace->tried_from > 0 && pace->trial_rounds == 0;
+}
+
+static void set_gate(lc_pace *pace, uint64_t now) {
+    double rtt = rtt_min_s(pace);
+    if (pace->same_host || !pace->rtt.known || least_of(&pace->rtt) < (int64_t)PACED_RTT_NS) {
+        lc_rate_init(&pace->gate, 0, now);
+        return;
+    }
+    double rate = 2 * pace->window / rtt;
+    if (pace->cruising)
+        rate = send_rate(pace) * (pace->calm               ? 1
+                                  : trying(pace)           ? TRIAL
+                                  : pace->idle_rounds == 0 ? AHEAD
+                                                           : 1);
+    pace->gate.tokens = pace->gate.bytes_per_s > 0 ? tokens_at(&pace->gate, now) : 0;
+    pace->gate.filled_ns = now;
+    pace->gate.bytes_per_s = rate * pace->packet_bytes;
+    pace->gate.burst_bytes = 4 * pace->packet_bytes;
+}
+
+static void keep_rate(lc_pace *pace) {
+    if (pace->best_rate <= 0 || (!pace->limited && pace->best_rate <= pace->rate))
+        return;
+    uint32_t i = pace->n_rounds++ % LC_PACE_ROUNDS;
+    pace->rates[i] = pace->best_rate;
+    pace->losses[i] = pace->taken < pace->moved ? 1 - (double)pace->taken / pace->moved : 0;
+    uint32_t n = pace->n_rounds < LC_PACE_ROUNDS ? pace->n_rounds : LC_PACE_ROUNDS;
+    pace->rate = 0;
+    pace->loss = 0.5;
+    for (i = 0; i < n; i++) {
+        pace->rate = pace->rates[i] > pace->rate ? pace->rates[i] : pace->rate;
+        pace->loss = pace->losses[i] < pace->loss ? pace->losses[i] : pace->loss;
+    }
+}
+
+static void start_cruising(lc_pace *pace) {
+    keep_rate(pace);
+    if (pace->rate <= 0)
+        return;
+    pace->cruising = 1;
+    if (full_window(pace) < pace->window)
+        pace->window = full_window(pace);
+}
+
+static void start(lc_pace *pace, double rate_before) {
+    if (!pace->limited)
+        return;
+    pace->window *= 2;
+    if (rate_before > 0)
+        pace->flat_rounds = pace->rate < GROWN * rate_before ? pace->flat_rounds + 1 : 0;
+    if (pace->flat_rounds >= 3)
+        start_cruising(pace);
+}
+
+/* More is tried where no queue stands; a path with a short buffer would else be overrun for good.
+ */
+static void judge_trial(lc_pace *pace) {
+    if (pace->tried_from <= 0)
+        return;
+    if (++pace->trial_rounds == 1 && pace->window > full_window(pace))
+        pace->window = full_window(pace);
+    if (pace->trial_rounds < 3)
+        return;
+    if (pace->rate >= FOUND * pace->tried_from)
+        pace->patience = 1;
+    else
+        pace->patience = pace->patience * 2 < PATIENCE_MAX ? pace->patience * 2 : PATIENCE_MAX;
+    pace->tried_from = 0;
+    pace->idle_rounds = 0;
+}
+
+static void cruise(lc_pace *pace, double queue) {
+    double loop = loop_s(pace);
+    int was_calm = pace->calm;
+    pace->calm = 0;
+    double aim = aim_s(pace, send_rate(pace));
+    double before = pace->window;
+    double full = full_window(pace);
+    double want = before * loop / (loop + queue) + send_rate(pace) * aim;
+    if (queue < aim / 2 && want < full)
+        want = full;
+    if (queue < 1e-9 * (double)NOISE_NS && want < before)
+        want = before;
+    if (was_calm)
+        want = before; /* its queue was this law's doing */
+    if (want < before || pace->limited)
+        pace->window += STEP * (want - before);
+    if (pace->window < CUT_MOST * before)
+        pace->window = CUT_MOST * before;
+    judge_trial(pace);
+    pace->idle_rounds = queue < aim / 3 && pace->limited ? pace->idle_rounds + 1 : 0;
+    if (!pace->high_rounds)
+        pace->window_before = before;
+    pace->high_rounds = queue > 4 * aim ? pace->high_rounds + 1 : 0;
+    if (pace->high_rounds >= 4)
+        pace->patience = PATIENCE; /* a trial's queue is gone by now: the path has changed */
+    if (pace->tried_from <= 0 && pace->idle_rounds >= pace->patience) {
+        pace->tried_from = pace->rate;
+        pace->trial_rounds = 0;
+        pace->window = pace->window > full ? TRIAL * pace->window : TRIAL * full;
+    }
+    if (pace->window > CEILING * full)
+        pace->window = CEILING * full;
+    pace->calm = ++pace->rounds % CALM_EVERY == 0 && pace->loss > CALM_LOSS;
+}
+
+/* The least delay is only seen while no queue stands. Where that has not been for long, all senders
+ * lower their windows at the same moment of the day, and what is still there then is the path. */
+static void dip(lc_pace *pace, uint64_t now) {
+    if (pace->dip_ns) {
+        if (now < pace->dip_ns)
+            return;
+        pace->dip_ns = 0;
+        if (pace->dip_way.known) {
+            /* What passed for a queue was a longer path, and the window was cut for nothing. */
+            int64_t longer_ns = 1000 * (pace->dip_way.now - least_of(&pace->way));
+            if (longer_ns > LONGER * 1e9 * aim_s(pace, send_rate(pace))) {
+                pace->cruising = 0;
+                if (pace->high_rounds && pace->window < pace->window_before)
+                    pace->window = pace->window_before;
+            }
+            pace->flat_rounds = 0;
+            pace->high_ns = 0;
+            pace->way.now = pace->way.before = pace->dip_way.now;
+            pace->rtt.now = pace->rtt.before = pace->dip_rtt.now;
+            pace->way.began_ns = pace->rtt.began_ns = now;
+        }
+        pace->lowest_ns = now;
+        return;
+    }
+    uint64_t length = 2 * (pace->rtt_ns > DIP_MIN_NS ? pace->rtt_ns : DIP_MIN_NS);
+    if (!pace->cruising || now - pace->lowest_ns < DIP_EVERY_NS / 2 ||
+        (now + pace->clock_ns) % DIP_EVERY_NS > length)
+        return;
+    pace->dip_ns = now + length;
+    pace->dip_way = pace->dip_rtt = (lc_least){0};
+}
+
+/* Gives way to a loss that can't be random. */
+static void cut(lc_pace *pace, uint64_t now) {
+    if (!pace->cruising) {
+        if (pace->best_rate <= 0)
+            pace->best_rate = 1e9 * pace->taken / (double)(now - pace->round_ns);
+        start_cruising(pace);
+        if (pace->cruising)
+            return;
+    }
+    pace->window *= CUT_MOST;
+    pace->rate *= CUT_MOST;
+    for (uint32_t i = 0; i < LC_PACE_ROUNDS; i++)
+        pace->rates[i] *= CUT_MOST;
+}
+
+static void end_round(lc_pace *pace, uint64_t now) {
+    uint32_t lost = pace->moved > pace->taken ? pace->moved - pace->taken : 0;
+    if (lost > LOST_MIN && lost > LOSS_TOLERANCE * pace->moved)
+        cut(pace, now);
+    else if (pace->taken >= TAKEN_MIN && pace->least_queue_ns != INT64_MAX && !pace->dip_ns) {
+        double before = pace->rate;
+        keep_rate(pace);
+        if (pace->cruising)
+            cruise(pace, 1e-9 * (double)pace->least_queue_ns);
+        else
+            start(pace, before);
+    }
+    if (pace->window < WINDOW_MIN)
+        pace->window = WINDOW_MIN;
+    if (pace->window > WINDOW_MAX)
+        pace->window = WINDOW_MAX;
+    pace->round_ns = now;
+    pace->least_queue_ns = INT64_MAX;
+    pace->best_rate = 0;
+    pace->moved = pace->taken = 0;
+    pace->limited = 0;
+}
+
+static void watch_start(lc_pace *pace, uint64_t now, int64_t queue) {
+    int64_t high = least_of(&pace->rtt) / 8;
+    if (high < 2 * NOISE_NS)
+        high = 2 * NOISE_NS;
+    if (queue <= high)
+        pace->high_ns = 0;
+    else if (!pace->high_ns)
+        pace->high_ns = now;
+    else if (now - pace->high_ns > ROUND_MIN_NS)
+        start_cruising(pace);
+}
+
+void lc_pace_acked(lc_pace *pace, const lc_pace_ack *ack) {
+    pace->moved += ack->moved;
+    pace->taken += ack->taken;
+    if (ack->rtt_ns) {
+        int64_t queue = sample_path(pace, ack);
+        sample_rate(pace, ack);
+        if (!pace->cruising)
+            watch_start(pace, ack->now, queue);
+        dip(pace, ack->now);
+    }
+    uint64_t round = pace->rtt_ns > ROUND_MIN_NS ? pace->rtt_ns : ROUND_MIN_NS;
+    if (ack->now - pace->round_ns >= round)
+        end_round(pace, ack->now);
+    set_gate(pace, ack->now);
+}
+
+void lc_pace_limited(lc_pace *pace) {
+    pace->limited = 1;
+}
+
+uint32_t lc_pace_window(const lc_pace *pace, uint32_t peer_window) {
+    if (pace->same_host)
+        return peer_window;
+    double room = peer_window;
+    double window = pace->window;
+    if (pace->calm && full_window(pace) < window)
+        window = full_window(pace);
+    if (pace->dip_ns) {
+        window = send_rate(pace) * rtt_min_s(pace) / 2;
+        window = window > WINDOW_MIN ? window : WINDOW_MIN;
+    }
+    if (pace->rtt.known && least_of(&pace->rtt) > (int64_t)PACED_RTT_NS)
+        room += send_rate(pace) * 1e-9 * (double)(least_of(&pace->rtt) - (int64_t)PACED_RTT_NS);
+    return (uint32_t)(window < room ? window : room);
+}
+
+/* A run is a millisecond of sending at most: a long one stands in the way of others. */
+uint32_t lc_pace_take(lc_pace *pace, uint64_t now, uint32_t want, uint32_t packet_bytes) {
+    uint32_t most = (uint32_t)(pace->gate.bytes_per_s * 0.001 / packet_bytes);
+    if (pace->gate.bytes_per_s > 0 && want > most)
+        want = most > 2 ? most : 2;
+    return lc_rate_take(&pace->gate, now, want, packet_bytes);
+}
+
+uint64_t lc_pace_delay(const lc_pace *pace, uint64_t now, uint32_t packet_bytes) {
+    return lc_rate_delay(&pace->gate, now, packet_bytes);
+}
+
+uint64_t lc_pace_queue(const lc_pace *pace) {
+    return pace->least_queue_ns == INT64_MAX ? 0 : (uint64_t)pace->least_queue_ns;
+}
+
+uint64_t lc_pace_rto(const lc_pace *pace) {
+    if (!pace->rtt_ns)
+        return RTO_START_NS;
+    uint64_t rto = 4 * pace->rtt_ns + RTO_MIN_NS;
+    return rto < RTO_MAX_NS + pace->rtt_ns * 2 ? rto : RTO_MAX_NS + pace->rtt_ns * 2;
 }

@@ -1,38 +1,102 @@
-/* How much one sender may have under way to one peer.
+/* How much one sender may have under way to one peer, and how fast it goes out.
  *
- * The peer's window keeps its socket buffer from overflowing; this congestion window keeps the path
- * from filling without bound (RFC 8085, section 3.1). It grows while the round-trip time stays near
- * its least, and shrinks when a standing queue builds up, or when more is lost than the tolerance.
- * Loss below the tolerance is not congestion. */
+ * The peer's window keeps its socket buffer from overflowing. This law keeps the path busy and its
+ * queue short, and needs no setting; docs/congestion.md derives it. Loss by itself is not
+ * congestion: what speaks for that is a queue that stands, or a rate of delivery that does not
+ * follow the rate of sending. */
 #ifndef LC_PACE_H
 #define LC_PACE_H
 
 #include <stdint.h>
 
-typedef struct {
-    double window;         /* packets */
-    uint64_t rtt_ns;       /* smoothed; 0: unknown */
-    uint64_t rtt_min_ns;   /* least of this and the last epoch */
-    uint64_t epoch_min_ns; /* least of this epoch */
-    uint64_t epoch_ns;     /* when this epoch began */
-    uint64_t changed_ns;   /* when the window was last cut */
-    uint32_t acked, lost;  /* since the window was last judged */
-} lc_pace;
+enum { LC_PACE_ROUNDS = 8 };
 
-void lc_pace_init(lc_pace *pace, uint64_t now);
-/* Packets that may be in flight, given the peer's own window. */
-uint32_t lc_pace_window(const lc_pace *pace, uint32_t peer_window);
-/* An acknowledgement: rtt_ns 0 when it carries no echo. */
-void lc_pace_acked(lc_pace *pace, uint64_t now, uint64_t rtt_ns, uint32_t acked, uint32_t lost);
-/* How long to wait for an answer before asking again. */
-uint64_t lc_pace_rto(const lc_pace *pace);
-
-/* A fixed rate for all that a rank sends. */
+/* A fixed or a changing rate, kept by tokens. */
 typedef struct {
     double bytes_per_s; /* 0: none */
     double tokens;      /* bytes that may go now */
+    double burst_bytes; /* least that may be saved up */
     uint64_t filled_ns; /* when tokens were last added */
 } lc_rate;
+
+/* The least of this and the last epoch. */
+typedef struct {
+    int64_t now, before;
+    uint64_t began_ns;
+    int known;
+} lc_least;
+
+/* What an acknowledgement tells. Clocks are in microseconds and wrap; the peer's has any offset. */
+typedef struct {
+    uint64_t now;
+    uint64_t rtt_ns;     /* 0: it carries no echo, and the clocks say nothing either */
+    uint64_t elapsed_ns; /* since the packet was sent: with the time that threads took to look */
+    uint32_t sent_us;    /* the sender's clock in the latest packet that the peer has seen */
+    uint32_t arrived_us; /* the peer's clock when it came */
+    uint32_t moved;      /* packets that the peer has newly seen, or seen to be missing */
+    uint32_t taken;      /* of them, those that came */
+} lc_pace_ack;
+
+typedef struct {
+    int same_host; /* no network lies between: the peer's window is enough */
+    /* the path */
+    uint64_t rtt_ns; /* smoothed; 0: unknown */
+    lc_least rtt;    /* round trip, ns */
+    lc_least way; /* one-way delay against the first one, us: offset and drift of clocks cancel */
+    uint32_t way_first_us;
+    double hold_s; /* what threads add to a round trip; the path's own share is in rtt and way */
+    double rate;   /* packets/s delivered: the most of the last rounds */
+    double loss;   /* share: the least of the last rounds */
+    double rates[LC_PACE_ROUNDS];   /* of the last rounds in which sending was held back */
+    double losses[LC_PACE_ROUNDS];  /* of the same rounds */
+    uint32_t n_rounds;              /* so far, in both */
+    uint32_t train_us, train_taken; /* where the present sample of the rate began */
+    uint32_t last_us;               /* the latest arrival in it */
+    int in_train;
+    /* the law */
+    double window; /* packets */
+    double packet_bytes;
+    int cruising;         /* the path's rate has been found */
+    uint32_t flat_rounds; /* rounds of a start that delivered no more than the one before */
+    uint64_t high_ns;     /* since when the queue is too long for a start; 0: it is not */
+    uint32_t idle_rounds; /* rounds in a row with hardly any queue */
+    uint32_t patience;    /* rounds of that before more is tried */
+    double tried_from;    /* the rate before more was tried; 0: nothing is being tried */
+    uint32_t trial_rounds;
+    uint32_t rounds; /* of cruising */
+    int calm; /* this round sends no more than was delivered, to see whether that is lost too */
+    uint64_t lowest_ns;   /* when the queue was last seen empty */
+    uint32_t high_rounds; /* in a row with a queue of several times what is aimed at */
+    double window_before; /* the window when that began */
+    uint64_t dip_ns;   /* until when the window is low, to see the path without this flow's queue */
+    uint64_t clock_ns; /* what makes `now` a clock that all senders of the path share */
+    lc_least dip_way, dip_rtt;
+    /* this round */
+    uint64_t round_ns; /* when it began */
+    int64_t least_queue_ns;
+    double best_rate; /* of the samples in it */
+    uint32_t moved, taken;
+    int limited; /* sending was held back by this law */
+    lc_rate gate;
+} lc_pace;
+
+/* clock_ns: what `now` lacks to the time of day, in which all senders look for the empty path at
+ * the same moments. */
+void lc_pace_init(lc_pace *pace, uint64_t now, uint64_t clock_ns, uint32_t packet_bytes);
+/* Packets that may be in flight. peer_window is what the peer's socket buffer holds; what is under
+ * way on a long path is not in that buffer. */
+uint32_t lc_pace_window(const lc_pace *pace, uint32_t peer_window);
+/* Packets of packet_bytes that may go now; at most want. */
+uint32_t lc_pace_take(lc_pace *pace, uint64_t now, uint32_t want, uint32_t packet_bytes);
+/* Nanoseconds until the next run may go; 0: now. */
+uint64_t lc_pace_delay(const lc_pace *pace, uint64_t now, uint32_t packet_bytes);
+/* There was something to send, and the law held it back. */
+void lc_pace_limited(lc_pace *pace);
+void lc_pace_acked(lc_pace *pace, const lc_pace_ack *ack);
+/* The standing queue of the present round, ns; 0 while it is not known. */
+uint64_t lc_pace_queue(const lc_pace *pace);
+/* How long to wait for an answer before asking again. */
+uint64_t lc_pace_rto(const lc_pace *pace);
 
 void lc_rate_init(lc_rate *rate, double bytes_per_s, uint64_t now);
 /* Packets of packet_bytes that may go now; at most want. */

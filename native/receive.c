@@ -11,6 +11,7 @@ void lc_release_held(lc_engine *e, lc_peer *peer) {
     lc_header h;
     uint32_t n = peer->held_bytes;
     peer->held_bytes = 0;
+    e->came_ns = e->now;
     if (lc_wire_get(peer->held, n, &e->expect, &h) == LC_GOOD)
         lc_data_arrived(e, &h, peer->held + LC_HEADER_BYTES);
 }
@@ -57,6 +58,7 @@ static void one_packet(lc_engine *e, const lc_arrival *arrival, const uint8_t *p
         return;
     }
     peer->heard_ns = e->now;
+    e->came_ns = arrival->came_ns && arrival->came_ns < e->now ? arrival->came_ns : e->now;
     if (h.type == LC_CONTROL) {
         lc_release_held(e, peer);
         lc_control_arrived(e, &h, packet + LC_HEADER_BYTES);

@@ -103,7 +103,7 @@ uint32_t lc_wire_bytes_max(const lc_engine *e) {
     return LC_HEADER_BYTES + e->config.payload_bytes;
 }
 
-static void put_packet(lc_engine *e, lc_out *out, lc_run *run) {
+static void put_packet(lc_engine *e, lc_out *out, lc_run *run, uint32_t time_us) {
     const lc_op_slot *s = out->slot;
     const lc_op *op = s->op;
     lc_peer *peer = &e->peers[out->peer];
@@ -114,7 +114,7 @@ static void put_packet(lc_engine *e, lc_out *out, lc_run *run) {
                    .op = op->number,
                    .packet = k,
                    .group = e->config.group,
-                   .time_us = (uint32_t)(e->now / 1000),
+                   .time_us = time_us,
                    .slot = out->number,
                    .sender = e->config.rank,
                    .receiver = out->peer,
@@ -140,10 +140,12 @@ static void fill_run(lc_engine *e, lc_out *out, uint32_t most) {
     size_t first = (size_t)i * LC_RUN_PACKETS;
     *run = (lc_run){&e->iov[2 * first], 0, wire_bytes(op), out->peer};
     e->run_op[i] = op;
+    /* Sums that this turn of the loop has made would pass for a way of the packets. */
+    uint32_t time_us = (uint32_t)(lc_now() / 1000);
     for (uint32_t k = 0; k < most; k++)
         run->iov[2 * k].iov_base = e->headers + (first + k) * LC_HEADER_BYTES;
     while (run->n_packets < most && has_more(out)) {
-        put_packet(e, out, run);
+        put_packet(e, out, run, time_us);
         if (run->iov[2 * run->n_packets - 1].iov_len < op->packet_bytes)
             break; /* a short packet can only be the last of an offloaded send */
     }
@@ -159,12 +161,9 @@ static uint32_t allowance(lc_engine *e, uint16_t rank, uint32_t packet_bytes) {
     uint32_t window = lc_pace_window(&peer->pace, peer->tx_window);
     uint32_t flying = peer->tx_next - peer->tx_acked;
     if (flying >= window) {
-        if (!peer->probe_ns) {
-            /* The peer acknowledges by quarters of its own window; a smaller one must ask. */
-            if (window < peer->tx_window)
-                lc_tell_probe(e, rank);
+        if (!peer->probe_ns)
             peer->probe_ns = e->now + lc_pace_rto(&peer->pace);
-        }
+        lc_pace_limited(&peer->pace);
         return 0;
     }
     uint32_t most = packet_bytes < LC_RUN_BYTES ? LC_RUN_BYTES / packet_bytes : 1;
@@ -172,7 +171,11 @@ static uint32_t allowance(lc_engine *e, uint16_t rank, uint32_t packet_bytes) {
         most = LC_RUN_PACKETS;
     if (most > window - flying)
         most = window - flying;
-    return lc_rate_take(&e->rate, e->now, most, packet_bytes);
+    most = lc_rate_take(&e->rate, e->now, most, packet_bytes);
+    uint32_t may = most ? lc_pace_take(&peer->pace, e->now, most, packet_bytes) : 0;
+    if (may < most)
+        lc_pace_limited(&peer->pace);
+    return may;
 }
 
 /* One run for this peer, if it may have one. */

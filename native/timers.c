@@ -3,6 +3,9 @@
 
 static const uint64_t TICK_BUSY_NS = 500000, TICK_QUIET_NS = 5000000, TICK_IDLE_NS = 100000000;
 static const uint64_t QUIET_AFTER_NS = 20000000;
+/* So many rounds in a row of which nothing came: at 90% loss, of one packet each, that happens once
+ * in 5e11 times. */
+static const uint32_t BARREN_ROUNDS = 256;
 static const uint64_t ASK_NS = 100000000, WANT_MAX_NS = 100000000;
 
 static uint64_t later(uint64_t a, uint64_t b) {
@@ -124,10 +127,63 @@ static int waited_for(const lc_engine *e, const lc_op *op) {
     return -1;
 }
 
+static int awaits_from(const lc_op *op, uint16_t peer) {
+    for (uint32_t i = 0; i < op->n_slots; i++)
+        for (uint32_t j = 0; j < op->slots[i].desc.n_sources; j++)
+            if (op->slots[i].ins[j].peer == peer && op->slots[i].ins[j].state != LC_IN_SETTLED)
+                return 1;
+    return 0;
+}
+
+static int owes_to(const lc_op *op, uint16_t peer) {
+    for (uint32_t i = 0; i < op->n_slots; i++)
+        for (uint32_t j = 0; j < op->slots[i].desc.n_dests; j++)
+            if (op->slots[i].outs[j].peer == peer && op->slots[i].outs[j].state != LC_OUT_DONE)
+                return 1;
+    return 0;
+}
+
+/* Whether the link from a peer that this operation needs is dead, and why. A peer that is late
+ * answers whatever it is asked, and sends nothing before it is READY: so either silence, or rounds
+ * that it has sent and of which nothing came, are the link's doing. */
+static int is_dead_link(const lc_engine *e, const lc_op *op, uint16_t peer, lc_failure *why) {
+    const lc_peer *p = &e->peers[peer];
+    uint64_t begin = later(op->started_ns, e->awake_ns);
+    uint64_t silent = e->now - later(p->heard_ns, begin);
+    uint64_t barren = e->now - later(p->barren_ns, begin);
+    *why = (lc_failure){.code = LC_E_LINK, .peer = peer, .op = op->number};
+    if (silent > e->config.link_ns && (awaits_from(op, peer) || owes_to(op, peer))) {
+        why->mine[2] = silent;
+        return 1;
+    }
+    if (p->barren_rounds >= BARREN_ROUNDS && barren > e->config.link_ns && awaits_from(op, peer)) {
+        why->mine[0] = p->barren_packets;
+        why->mine[1] = p->barren_rounds;
+        why->mine[2] = barren;
+        return 1;
+    }
+    return 0;
+}
+
+static int find_dead_link(const lc_engine *e, const lc_op *op, lc_failure *why) {
+    uint64_t begin = later(op->started_ns, e->awake_ns);
+    if (!op->call.reliable || !e->config.link_ns || e->now - begin <= e->config.link_ns)
+        return 0;
+    for (uint16_t i = 0; i < e->config.size; i++)
+        if ((op->peers[i].source || op->peers[i].dest) && is_dead_link(e, op, i, why))
+            return 1;
+    return 0;
+}
+
 /* Returns 0 if everything has failed with the operation. */
 static int tick_op(lc_engine *e, lc_op *op, uint64_t *next) {
     if (op->call.timeout_ns && e->now - op->submitted_ns > op->call.timeout_ns) {
         lc_failure why = {.code = LC_E_TIMEOUT, .peer = waited_for(e, op), .op = op->number};
+        lc_fail_all(e, &why);
+        return 0;
+    }
+    lc_failure why;
+    if (find_dead_link(e, op, &why)) {
         lc_fail_all(e, &why);
         return 0;
     }
@@ -167,6 +223,8 @@ static void tick_tail(lc_engine *e) {
 static void tick_peer(lc_engine *e, uint16_t rank) {
     lc_peer *p = &e->peers[rank];
     lc_release_held(e, p);
+    if (p->rx_next != p->rx_reported && e->now - p->rx_ack_ns >= LC_ACK_NS)
+        p->ack_due = 1;
     if (p->probe_ns && e->now >= p->probe_ns) {
         lc_tell_probe(e, rank);
         p->probe_ns = e->now + 2 * lc_pace_rto(&p->pace);

@@ -100,10 +100,10 @@ def whole_models(rank: int, world: int) -> dict[str, Any]:
         largest = max(largest, tensor.numel())
         return original(tensor, *args, **rest)
 
-    whole, drift.CHUNK = drift.CHUNK, 64  # type: ignore[misc]
+    whole, drift.BATCH = drift.BATCH, 64  # type: ignore[misc]
     dist.all_reduce = spied
     out["in chunks"] = (lossycoll.measure_drift(own), largest)
-    drift.CHUNK, dist.all_reduce = whole, original  # type: ignore[misc]
+    drift.BATCH, dist.all_reduce = whole, original  # type: ignore[misc]
 
     torch.manual_seed(rank)
     net = nn.Linear(7, 3)

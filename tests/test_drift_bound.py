@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -17,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import lossycoll
 from lossycoll.train.slices import ALIGN, cut, owner
+from lossycoll.train.unheard import Unheard
 
 WORLD = 3
 
@@ -30,14 +34,14 @@ def test_slices_hold_every_element_once(period: int, world: int) -> None:
     slices = cut(sizes, period, world)
     assert len(slices.chunks) == period * world
     seen: dict[int, list[int]] = {tensor: [] for tensor in range(len(sizes))}
-    for pieces in slices.chunks:
+    for fragments in slices.chunks:
         end = 0
-        for piece in pieces:
-            itemsize = sizes[piece.tensor][1]
-            assert piece.at >= end
-            assert piece.at % itemsize == 0
-            end = piece.at + (piece.end - piece.begin) * itemsize
-            seen[piece.tensor] += range(piece.begin, piece.end)
+        for fragment in fragments:
+            itemsize = sizes[fragment.tensor][1]
+            assert fragment.at >= end
+            assert fragment.at % itemsize == 0
+            end = fragment.at + (fragment.end - fragment.begin) * itemsize
+            seen[fragment.tensor] += range(fragment.begin, fragment.end)
         assert end <= slices.chunk_bytes
     assert seen == {tensor: list(range(n)) for tensor, (n, _) in enumerate(sizes)}
     total = sum(n * itemsize for n, itemsize in sizes)
@@ -91,6 +95,7 @@ def quiet(rank: int, world: int) -> dict[str, Any]:
     out: dict[str, Any] = {"refused": refusals(rank)}
     out["exchanged"] = exchanged(rank, world)
     out["changed"] = changes(rank)
+    out["nothing"] = hears_nothing(rank)
     out["scaled"] = scaled(rank)
     return out
 
@@ -248,7 +253,7 @@ def test_ranks_that_skip_apart_are_told_and_sharded_grad_scaler_keeps_them_toget
         assert got["steps"] == 5 + 2 + (rank != 1)
         kind, text = got["alone"]
         assert kind in ("MismatchError", "RuntimeError")  # the latter where DDP passes it on
-        assert "all_gather float32[" in text
+        assert "all_gather_blocks uint8[" in text
         assert "all_reduce float32[" in text
 
 
@@ -283,6 +288,66 @@ def test_goes_on_without_a_rank_that_dies() -> None:
     for outcome in (outcomes[0], outcomes[2]):
         assert outcome.code == 0, outcome
         assert outcome.value == {"drift": 0.0, "apart": 4 * 3600.0, "lost": (1,)}
+
+
+def hears_nothing(rank: int) -> tuple[str, int, int]:
+    """What rank 1 is told over a link from rank 0 that loses everything, after how many steps of
+    DriftBound, and how many packets were lost."""
+    patience = {"liveness": 1.0, "deadline_max": 2.0}
+    lost = dist.new_group(pg_options=lossycoll.Options(inject="link=0-1:1,loss=0.5", **patience))
+    model = nn.Linear(60, 60, bias=False)
+    optimizer = still(model)
+    bound = lossycoll.DriftBound(model, optimizer, 2)
+    bound._group = lost  # from here on
+    end = time.monotonic() + 20
+    text = ""
+    while not text and time.monotonic() < end:
+        fill(model, float(rank))
+        try:
+            optimizer.step()
+        except lossycoll.LinkError as error:
+            text = f"{error.peer}: {error}"
+        except lossycoll.PeerLostError:
+            break  # the one that was told has left
+    injected = lossycoll.stats(lost).packets_injected
+    bound.detach()
+    dist.destroy_process_group(lost)
+    return text, bound.steps, injected
+
+
+def test_a_link_of_which_nothing_comes_is_an_error(ranks: list[dict[str, Any]]) -> None:
+    told = [got["nothing"] for got in ranks]
+    assert [bool(text) for text, _, _ in told] == [False, True, False]
+    text, steps, injected = told[1]
+    found = re.fullmatch(
+        r"0: rank 1/3: of (\d+) packets of parameters that rank 0 \(127.0.0.1:\d+\) sent in the "
+        r"last (\d+) steps \(period 2\) none has come for (\S+) s, .*that link is dead.*checkpoint",
+        text,
+    )
+    assert found, text
+    assert 256 <= int(found[1]) <= injected
+    assert 4 <= int(found[2]) <= steps
+    assert float(found[3]) >= 2.0
+
+
+@pytest.mark.parametrize("loss", [0.4, 0.9])
+def test_an_owner_is_dead_after_sweeps_blocks_and_seconds_without_any(loss: float) -> None:
+    draws = np.random.default_rng(9)
+    some = Unheard(2, 3, 4)
+    for step in range(3000):
+        some.note(draws.random((3, 5)) > loss, float(step))
+        assert not some.dead(float(step), 0.0)
+    none = np.ones((3, 5), np.bool_)
+    none[0] = False
+    for step in range(3000, 3060):
+        some.note(none, float(step))
+        wanted = [0] if step - some.heard(0) >= 55 else []
+        assert some.dead(float(step), 55.0) == wanted
+    assert wanted == [0]
+    assert some.dead(3060.0, 100.0) == []
+    none[0, 3] = True
+    some.note(none, 3060.0)
+    assert some.dead(3060.0, 0.0) == []
 
 
 # ---- what is refused ----

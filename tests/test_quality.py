@@ -135,6 +135,29 @@ def test_differences_are_paired() -> None:
     assert got.half == pytest.approx(estimate(wanted).half)
 
 
+def test_cells_of_a_goal_are_taken_together_by_seed() -> None:
+    entries = {}
+    for seed, shifts in ((1, (0.01, 0.02, 0.03, 0.04)), (2, (0.03, 0.02, 0.01, 0.02))):
+        places = [(world, kind) for world in (4, 8) for kind in ("single", "bursty")]
+        for (world, kind), shift in zip(places, shifts, strict=True):
+            run = Run("gpt", world, kind, 0.1, "sharded", seed)
+            entries[run.key] = entry(run, 1.0 + shift)
+            entries[run.base.key] = entry(run.base, 1.0)
+    got = report.together(entries, "sharded", 0.1)
+    assert got is not None
+    assert got.n == 2
+    wanted = [
+        100 * sum(map(math.expm1, shifts)) / 4
+        for shifts in ((0.01, 0.02, 0.03, 0.04), (0.03, 0.02, 0.01, 0.02))
+    ]
+    assert got.mean == pytest.approx(sum(wanted) / 2)
+    del entries[Run("gpt", 8, "bursty", 0.1, "sharded", 2).key]
+    got = report.together(entries, "sharded", 0.1)
+    assert got is not None
+    assert got.n == 1
+    assert report.together(entries, "sharded", 0.2) is None
+
+
 def test_reports_of_a_part_of_the_study(tmp_path: Path) -> None:
     page = (
         "Text.\n\n<!-- gpt-perplexity-4: begin -->\nold\n<!-- gpt-perplexity-4: end -->\n\nMore.\n"

@@ -282,15 +282,23 @@ def unused_parameters(rank: int, world: int) -> None:
 
 
 def half_precision(rank: int, world: int) -> None:
-    model, plain = network().to(torch.bfloat16), network().to(torch.bfloat16)
+    for dtype in (torch.bfloat16, torch.float16):
+        half_precision_of(dtype, rank, world)
+
+
+def half_precision_of(dtype: torch.dtype, rank: int, world: int) -> None:
+    model, plain = network().to(dtype), network().to(dtype)
     model[4].float()
     plain[4].float()
 
     def forward(net: Any, data: Any) -> Tensor:
-        hidden = net[:4](data[0].to(torch.bfloat16))
+        hidden = net[:4](data[0].to(dtype))
         return nn.functional.mse_loss(net[4](hidden.float()), data[1])
 
-    mine = sharded(model.parameters(), torch.optim.SGD, lr=2.0)
+    # What tells error feedback of a scale doesn't fit float16, which no GradScaler takes.
+    mine = sharded(
+        model.parameters(), torch.optim.SGD, lr=2.0, error_feedback=dtype == torch.float16
+    )
     theirs = torch.optim.SGD(plain.parameters(), lr=2.0)
     for step in range(STEPS):
         data = batch(step, world)
@@ -300,7 +308,7 @@ def half_precision(rank: int, world: int) -> None:
         forward(plain, data).backward()
         mine.step()
         theirs.step()
-    assert model[0].weight.dtype == torch.bfloat16
+    assert model[0].weight.dtype == dtype
     check_equal(model, plain, rtol=0.02, atol=0.01)
     moved = flat(p.float() for p in model.parameters()) - flat(network().parameters())
     assert moved.abs().max() > 0.05
@@ -384,7 +392,8 @@ def scaled(rank: int, world: int) -> None:
         for optimizer, net, own in ((mine, model, share(data, rank)), (theirs, plain, data)):
             scaler = scalers[id(optimizer)]
             optimizer.zero_grad()
-            with torch.autocast("cpu", torch.bfloat16, enabled=step > 1):
+            half = torch.float16 if step == 3 else torch.bfloat16
+            with torch.autocast("cpu", half, enabled=step > 1):
                 loss = loss_of(net, own).float()
             if step == 2 and (optimizer is theirs or rank == 1):
                 loss = loss * float("inf")

@@ -193,16 +193,16 @@ def while_packets_are_lost(rank: int, group: Any) -> int:
     book = saved(model, mine, rank)
     rows = replicas(model)
     assert bool((rows == rows[0]).all())
-    for piece in mine._held.pieces:
-        offset, length = piece.segment.offset, piece.segment.end - piece.segment.begin
-        number = mine._held.names[piece.index]
+    for owned in mine._held.owned:
+        offset, length = owned.fragment.offset, owned.fragment.end - owned.fragment.begin
+        number = mine._held.names[owned.index]
         place = next(
             i
             for i, p in enumerate(p for g in params(model) for p in g["params"])
-            if p is mine._held.model[piece.index]
+            if p is mine._held.model[owned.index]
         )
         whole = book["optimizer"]["state"][place]
-        for key, value in mine.state[piece.parameter].items():
+        for key, value in mine.state[owned.parameter].items():
             whole_flat = whole[key]
             if value.dim():
                 count = whole_flat.numel()

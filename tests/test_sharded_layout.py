@@ -14,7 +14,7 @@ from torch.nn import Parameter
 import lossycoll
 from lossycoll.train import checkpoint
 from lossycoll.train.ages import Ages, histogram
-from lossycoll.train.buckets import ALIGNMENT, Bucket, Spec, contiguous, is_dense, plan
+from lossycoll.train.buckets import ALIGNMENT, Bucket, Spec, contiguous, is_dense, lay_out
 from lossycoll.train.probe import elementwise_state
 
 # ---- buckets ----
@@ -26,32 +26,32 @@ def spec(*shape: int, itemsize: int = 4, key: str = "a") -> Spec:
 
 def check_buckets(buckets: list[Bucket], specs: list[Spec], world: int) -> None:
     """Every element of every parameter has one place and one owner, and nothing else has."""
-    slots = [slot for bucket in buckets for slot in bucket.slots]
-    assert sorted(slot.index for slot in slots) == list(range(len(specs)))
+    members = [member for bucket in buckets for member in bucket.members]
+    assert sorted(member.index for member in members) == list(range(len(specs)))
     for bucket in buckets:
-        itemsize = specs[bucket.slots[0].index].itemsize
+        itemsize = specs[bucket.members[0].index].itemsize
         assert bucket.size == bucket.chunk * world
         assert bucket.chunk * itemsize % ALIGNMENT == 0
         end = 0
-        for slot in bucket.slots:
-            assert specs[slot.index].key == bucket.key
-            assert slot.begin >= end
-            assert slot.begin * itemsize % ALIGNMENT == 0
-            assert slot.end - slot.begin == specs[slot.index].numel
-            end = slot.end
+        for member in bucket.members:
+            assert specs[member.index].key == bucket.key
+            assert member.begin >= end
+            assert member.begin * itemsize % ALIGNMENT == 0
+            assert member.end - member.begin == specs[member.index].numel
+            end = member.end
         assert end <= bucket.size
         owned = np.zeros(bucket.size, int)
         for rank in range(world):
-            for segment in bucket.segments(rank):
-                assert rank * bucket.chunk <= segment.begin < segment.end
-                assert segment.end <= (rank + 1) * bucket.chunk
-                assert segment.slot.begin <= segment.begin
-                assert segment.end <= segment.slot.end
-                assert segment.offset == segment.begin - segment.slot.begin
-                owned[segment.begin : segment.end] += 1
+            for fragment in bucket.fragments(rank):
+                assert rank * bucket.chunk <= fragment.begin < fragment.end
+                assert fragment.end <= (rank + 1) * bucket.chunk
+                assert fragment.member.begin <= fragment.begin
+                assert fragment.end <= fragment.member.end
+                assert fragment.offset == fragment.begin - fragment.member.begin
+                owned[fragment.begin : fragment.end] += 1
         wanted = np.zeros(bucket.size, int)
-        for slot in bucket.slots:
-            wanted[slot.begin : slot.end] = 1
+        for member in bucket.members:
+            wanted[member.begin : member.end] = 1
         np.testing.assert_array_equal(owned, wanted)
 
 
@@ -64,24 +64,24 @@ def test_every_element_has_one_owner(world: int) -> None:
             key = draw.choice("abc")
             shape = [draw.choice([0, 1, 2, 5, 17, 64]) for _ in range(draw.randint(0, 3))]
             specs.append(spec(*shape, itemsize={"a": 4, "b": 2, "c": 8}[key], key=key))
-        buckets = plan(specs, world, draw.choice([1, 300, 5000, 10**7]), draw.choice([1, 700]))
+        buckets = lay_out(specs, world, draw.choice([1, 300, 5000, 10**7]), draw.choice([1, 700]))
         check_buckets(buckets, specs, world)
 
 
 def test_buckets_are_in_the_order_of_the_backward_pass() -> None:
     specs = [spec(100, key="ab"[i % 2]) for i in range(8)]
-    buckets = plan(specs, 2, bucket_bytes=900, first_bytes=400)
-    last = [min(slot.index for slot in bucket.slots) for bucket in buckets]
+    buckets = lay_out(specs, 2, bucket_bytes=900, first_bytes=400)
+    last = [min(member.index for member in bucket.members) for bucket in buckets]
     assert last == sorted(last, reverse=True)
-    assert [slot.index for slot in buckets[0].slots] == [7]  # the first one is smaller
-    assert [slot.index for slot in buckets[1].slots] == [6, 4]
-    assert [slot.index for slot in buckets[2].slots] == [5, 3]
+    assert [member.index for member in buckets[0].members] == [7]  # the first one is smaller
+    assert [member.index for member in buckets[1].members] == [6, 4]
+    assert [member.index for member in buckets[2].members] == [5, 3]
 
 
 def test_a_large_parameter_has_a_bucket_of_its_own_and_indices_go_on() -> None:
     specs = [spec(10), spec(5000), spec(10), spec(10)]
-    buckets = plan(specs, 3, bucket_bytes=1000, start=7)
-    members = [[slot.index for slot in bucket.slots] for bucket in buckets]
+    buckets = lay_out(specs, 3, bucket_bytes=1000, start=7)
+    members = [[member.index for member in bucket.members] for bucket in buckets]
     assert members == [[10, 9], [8], [7]]
 
 
@@ -233,7 +233,7 @@ def test_bad_options_are_torchs_own_error() -> None:
         elementwise_state(torch.optim.AdamW, {"beta": 1}, "rank 0/1")
 
 
-# ---- state of segments and of whole parameters ----
+# ---- state of fragments and of whole parameters ----
 
 
 @pytest.mark.parametrize("world", [1, 2, 5])
@@ -246,22 +246,22 @@ def test_state_survives_cutting_and_joining(world: int) -> None:
     ]
     specs = [Spec(tuple(t.shape), t.stride(), 4) for t in shapes]
     draws = torch.Generator().manual_seed(world)
-    (bucket,) = plan(specs, world)
-    for slot in bucket.slots:
-        moment = torch.randn(slot.shape, generator=draws).double()
+    (bucket,) = lay_out(specs, world)
+    for member in bucket.members:
+        moment = torch.randn(member.shape, generator=draws).double()
         state = {"step": torch.tensor(7.0), "exp_avg": moment, "count": 3, "none": None}
         names = frozenset({"exp_avg"})
-        checkpoint.check_state(state, slot.shape, names, "it")
-        parts = [
-            checkpoint.part(segment, checkpoint.cut(segment, state, names), names)
+        checkpoint.check_state(state, member.shape, names, "it")
+        states = [
+            checkpoint.state_of(fragment, checkpoint.cut(fragment, state, names), names)
             for rank in range(world)
-            for segment in bucket.segments(rank)
-            if segment.slot == slot
+            for fragment in bucket.fragments(rank)
+            if fragment.member == member
         ]
-        back = checkpoint.joined(slot, parts)
+        back = checkpoint.joined(member, states)
         assert list(back) == list(state) or sorted(back) == sorted(state)
         torch.testing.assert_close(back["exp_avg"], moment, rtol=0, atol=0)
-        assert back["exp_avg"].stride() == shapes[slot.index].stride()
+        assert back["exp_avg"].stride() == shapes[member.index].stride()
         assert back["step"].shape == ()
         assert (back["step"], back["count"], back["none"]) == (7.0, 3, None)
 

@@ -6,6 +6,7 @@ ones, benchmarks/theory.py draws large ones.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -417,11 +418,14 @@ def steps_in_reference(
     def lost(op: int) -> Callable[[int, int, int, int, int], Array]:
         return lambda *stream: inject.lost(faults, GROUP, op, *stream)
 
-    for step in range(steps):
-        order = draw_order(5, GROUP, step, world)
-        made = [
+    @functools.cache
+    def reductions(order: tuple[int, ...]) -> list[Plan]:
+        return [
             transpose.all_reduce(world, r, count, PER_PACKET, order=order) for r in range(world)
         ]
+
+    for step in range(steps):
+        made = reductions(tuple(draw_order(5, GROUP, step, world)))
         data = rng.standard_normal((world, count)).astype(np.float32)
         means = [row.copy() for row in data]
         execute(made, means, means, "f32", 1.0, lost(2 * step), 0)
@@ -430,12 +434,15 @@ def steps_in_reference(
         sweep, number = divmod(step, period)
         staged = np.zeros((world, world * chunk), np.float32)
         places = []
-        for c, pieces in enumerate(slices.of(number)):
+        for c, fragments in enumerate(slices.of(number)):
             by = owner(number, c, sweep, world)
-            for piece in pieces:
-                at = by * chunk + piece.at // 4
+            for fragment in fragments:
+                at = by * chunk + fragment.at // 4
                 places.append(
-                    (slice(piece.begin, piece.end), slice(at, at + piece.end - piece.begin))
+                    (
+                        slice(fragment.begin, fragment.end),
+                        slice(at, at + fragment.end - fragment.begin),
+                    )
                 )
         for here, there in places:
             staged[:, there] = bound[:, here]

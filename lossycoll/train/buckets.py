@@ -3,7 +3,7 @@
 A bucket is a flat stretch of elements that one collective carries: whole parameters one after
 another, in the order in which the backward pass is expected to finish them, then padding up to a
 size that splits into equal chunks, one for each rank. What a rank's chunk has of one parameter is
-a segment.
+a fragment.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Spec:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
-    """Where a parameter is in its bucket: elements ``begin`` to ``end``, with these strides.
+class Member:
+    """A parameter in its bucket, where it has elements ``begin`` to ``end``, with these strides.
 
     ``index``: the parameter's, in order of registration.
     """
@@ -52,17 +52,17 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class Fragment:
     """A range of elements of a bucket that is one rank's, and one parameter's."""
 
-    slot: Slot
+    member: Member
     begin: int
     end: int
 
     @property
     def offset(self) -> int:
         """Of its first element within its parameter, in the order of memory."""
-        return self.begin - self.slot.begin
+        return self.begin - self.member.begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Bucket:
     """``size`` elements, of which each of ``world`` ranks owns as many."""
 
     key: Hashable
-    slots: tuple[Slot, ...]
+    members: tuple[Member, ...]
     size: int
     world: int
 
@@ -79,17 +79,17 @@ class Bucket:
         """Elements of one rank."""
         return self.size // self.world
 
-    def segments(self, rank: int) -> list[Segment]:
+    def fragments(self, rank: int) -> list[Fragment]:
         """What ``rank`` owns, in order; empty where its chunk is padding alone."""
         first, last = rank * self.chunk, (rank + 1) * self.chunk
         return [
-            Segment(slot, max(slot.begin, first), min(slot.end, last))
-            for slot in self.slots
-            if max(slot.begin, first) < min(slot.end, last)
+            Fragment(member, max(member.begin, first), min(member.end, last))
+            for member in self.members
+            if max(member.begin, first) < min(member.end, last)
         ]
 
 
-def plan(
+def lay_out(
     specs: Sequence[Spec],
     world: int,
     bucket_bytes: int = BUCKET_BYTES,
@@ -107,30 +107,30 @@ def plan(
     done: list[list[int]] = []
     for index in reversed(range(len(specs))):
         spec = specs[index]
-        members = filling.setdefault(spec.key, [])
-        if members and _bytes(specs, members) + _padded(spec) > limit:
+        indices = filling.setdefault(spec.key, [])
+        if indices and _bytes(specs, indices) + _padded(spec) > limit:
             done.append(filling.pop(spec.key))
-            members, limit = filling.setdefault(spec.key, []), bucket_bytes
-        members.append(index)
-        if _bytes(specs, members) >= limit:
+            indices, limit = filling.setdefault(spec.key, []), bucket_bytes
+        indices.append(index)
+        if _bytes(specs, indices) >= limit:
             done.append(filling.pop(spec.key))
             limit = bucket_bytes
     done += filling.values()
     # A bucket is full when its last member is, so that is what puts them in order.
-    done.sort(key=lambda members: -members[-1])
-    return [_bucket(specs, members, world, start) for members in done]
+    done.sort(key=lambda indices: -indices[-1])
+    return [_bucket(specs, indices, world, start) for indices in done]
 
 
-def _bucket(specs: Sequence[Spec], members: Sequence[int], world: int, start: int) -> Bucket:
-    slots, end = [], 0
-    unit = _unit(specs[members[0]])
-    for index in members:
+def _bucket(specs: Sequence[Spec], indices: Sequence[int], world: int, start: int) -> Bucket:
+    members, end = [], 0
+    unit = _unit(specs[indices[0]])
+    for index in indices:
         spec = specs[index]
         stride = spec.stride if is_dense(spec.shape, spec.stride) else contiguous(spec.shape)
-        slots.append(Slot(start + index, end, end + spec.numel, spec.shape, stride))
+        members.append(Member(start + index, end, end + spec.numel, spec.shape, stride))
         end = _up(end + spec.numel, unit)
     size = world * _up(max(1, -(-end // world)), unit)
-    return Bucket(specs[members[0]].key, tuple(slots), size, world)
+    return Bucket(specs[indices[0]].key, tuple(members), size, world)
 
 
 def _unit(spec: Spec) -> int:
@@ -142,8 +142,8 @@ def _padded(spec: Spec) -> int:
     return _up(spec.numel * spec.itemsize, ALIGNMENT)
 
 
-def _bytes(specs: Sequence[Spec], members: Sequence[int]) -> int:
-    return sum(_padded(specs[index]) for index in members)
+def _bytes(specs: Sequence[Spec], indices: Sequence[int]) -> int:
+    return sum(_padded(specs[index]) for index in indices)
 
 
 def _up(value: int, unit: int) -> int:

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from ..backend import LossyProcessGroup
 from ..errors import PeerLostError
 from ..options import reliable
-from .replicas import Groups, Part, as_real, chunks, local, parts_of
+from .replicas import Groups, Holding, as_real, batches, holdings_of, local
 
-CHUNK: Final = 1 << 20
+BATCH: Final = 1 << 20
 """Elements that are compared at a time; memory is a few doubles for each."""
 ATTEMPTS: Final = 8
 
@@ -39,7 +39,7 @@ def measure_drift(model: nn.Module, group: dist.ProcessGroup | None = None) -> D
 
     With N replicas x_i the mean over pairs of ||x_i - x_j||^2 is 2 / (N - 1) * sum_i ||x_i - m||^2,
     m being their mean. It is formed in double precision, of which nothing is lost on the way, in
-    chunks of bounded memory. Replicas that are equal give exactly 0; one replica gives 0; a
+    batches of bounded memory. Replicas that are equal give exactly 0; one replica gives 0; a
     parameter that is not finite in some replica gives NaN.
 
     ``model``: plain, wrapped by DistributedDataParallel or torch.compile, or sharded by fully_shard
@@ -50,10 +50,10 @@ def measure_drift(model: nn.Module, group: dist.ProcessGroup | None = None) -> D
     Raises UnsupportedError for FSDP1, for a group passed with DTensors, and for parameters that
     overlap themselves; PeerLostError if ranks kept dying meanwhile.
     """
-    parts = parts_of(model, group)
+    holdings = holdings_of(model, group)
     with reliable():
-        squares, norm = _sums(parts)
-    of = {part.name: value for part, value in zip(parts, squares, strict=True)}
+        squares, norm = _sums(holdings)
+    of = {holding.name: value for holding, value in zip(holdings, squares, strict=True)}
     total = math.fsum(squares)
     if total == 0:
         return Drift(0.0, of, 0.0)
@@ -61,16 +61,16 @@ def measure_drift(model: nn.Module, group: dist.ProcessGroup | None = None) -> D
     return Drift(total, of, relative)
 
 
-def _sums(parts: Sequence[Part]) -> tuple[list[float], float]:
+def _sums(holdings: Sequence[Holding]) -> tuple[list[float], float]:
     """The mean square distance of each parameter, and the squared norm of the mean replica."""
     kinds: dict[tuple[Groups, Groups, bool], list[int]] = {}
-    for number, part in enumerate(parts):
+    for number, holding in enumerate(holdings):
         # The mean of equal floats is that float as long as their sum has bits to spare.
-        exact = part.parameter.dtype in (torch.float32, torch.float16, torch.bfloat16)
-        kinds.setdefault((part.copies, part.rest, exact), []).append(number)
-    squares, norm = [0.0] * len(parts), 0.0
+        exact = holding.parameter.dtype in (torch.float32, torch.float16, torch.bfloat16)
+        kinds.setdefault((holding.copies, holding.rest, exact), []).append(number)
+    squares, norm = [0.0] * len(holdings), 0.0
     for (copies, rest, exact), numbers in kinds.items():
-        tensors = [local(parts[number].parameter) for number in numbers]
+        tensors = [local(holdings[number].parameter) for number in numbers]
         found, norms = _sums_of_kind(tensors, copies, rest, exact)
         norm += math.fsum(norms)
         for number, value in zip(numbers, found, strict=True):
@@ -109,13 +109,13 @@ def _sums_of_kind(
 
 
 def _compare(tensors: list[Tensor], copies: Groups, exact: bool) -> Tensor:
-    """(2, tensors): squared distances of this rank's part from the mean, and the mean's norm."""
+    """(2, tensors): squared distances of this rank's shard from the mean, and the mean's norm."""
     sums = torch.zeros(2, len(tensors), dtype=torch.float64, device=tensors[0].device)
     if math.prod(dist.get_world_size(group) for group in copies) == 1:
         return sums
-    for batch in chunks(tensors, CHUNK):
-        pieces = [as_real(piece) for _, piece in batch]
-        mean = torch.cat([piece.to(torch.float64) for piece in pieces])
+    for batch in batches(tensors, BATCH):
+        spans = [as_real(span) for _, span in batch]
+        mean = torch.cat([span.to(torch.float64) for span in spans])
         off = mean.clone()
         _to_mean(mean, copies)
         off -= mean
@@ -125,11 +125,11 @@ def _compare(tensors: list[Tensor], copies: Groups, exact: bool) -> Tensor:
             off -= rounding
             mean += rounding
         begin = 0
-        for (number, _), piece in zip(batch, pieces, strict=True):
-            here = slice(begin, begin + piece.numel())
+        for (number, _), span in zip(batch, spans, strict=True):
+            here = slice(begin, begin + span.numel())
             sums[0, number] += off[here].square().sum()
             sums[1, number] += mean[here].square().sum()
-            begin += piece.numel()
+            begin += span.numel()
     return sums
 
 

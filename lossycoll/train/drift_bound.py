@@ -8,6 +8,7 @@ squared distance grows with every step. Broadcasting parameters bounds it (Weint
 from __future__ import annotations
 
 import hashlib
+import time
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final
@@ -18,11 +19,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..backend import LossyProcessGroup
-from ..errors import MismatchError, OptionError, UnsupportedError
+from ..errors import LinkError, MismatchError, OptionError, UnsupportedError
 from ..options import lossy, reliable
 from .ages import MOST_REPAIR
-from .replicas import Part, in_memory_order, local, parts_of
+from .replicas import Holding, holdings_of, in_memory_order, local
 from .slices import Slices, cut, owner
+from .unheard import Unheard
 
 DTYPES: Final = (
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
@@ -53,7 +55,7 @@ class DriftBound:
     sweep.
 
     ``model``: plain, wrapped by DistributedDataParallel, or sharded by fully_shard on a mesh with
-    a replicated dimension (HSDP), where each part is kept together among its copies. ``optimizer``:
+    a replicated dimension (HSDP), where copies of the same shard are kept together. ``optimizer``:
     steps parameters of the model; those of them that require gradients are looked after, also
     those that are added or unfrozen later, from the next sweep on. ``group``: the ranks that hold a
     replica; None is DDP's group, else the default group, of any backend.
@@ -73,7 +75,10 @@ class DriftBound:
 
     Use it as a context, or call :meth:`detach`, to end it. Raises OptionError for a bad ``period``
     or ``repair``, UnsupportedError for what has no replicas or can't be sent, MismatchError where
-    ranks hold parameters of other names, shapes or types.
+    ranks hold parameters of other names, shapes or types, LinkError when a link delivers nothing of
+    what ranks have to agree on. ``optimizer.step()`` raises LinkError when nothing of what a rank
+    owns has come here for two sweeps (and 256 packets, and as long as a reliable call would wait
+    for that link): that replica is no longer kept together with others.
     """
 
     def __init__(
@@ -101,7 +106,7 @@ class DriftBound:
         self._wanted_group = group
         self._repair = repair
         self._state = state
-        self._plan()
+        self._lay_out()
         self._hook = optimizer.register_step_post_hook(self._after_step)
 
     @property
@@ -126,29 +131,29 @@ class DriftBound:
 
     # ---- what there is to exchange ----
 
-    def _parts(self) -> list[Part]:
+    def _holdings(self) -> list[Holding]:
         """The model's parameters that the optimizer steps."""
         stepped = {id(p) for entry in self._optimizer.param_groups for p in entry["params"]}
-        parts = [
-            part
-            for part in parts_of(self._model, self._wanted_group)
-            if id(part.parameter) in stepped and part.parameter.requires_grad
+        holdings = [
+            holding
+            for holding in holdings_of(self._model, self._wanted_group)
+            if id(holding.parameter) in stepped and holding.parameter.requires_grad
         ]
-        if not parts:
+        if not holdings:
             raise UnsupportedError(
                 "the optimizer steps none of the model's parameters that require gradients; pass "
                 "the optimizer that was made of this model's parameters"
             )
-        return parts
+        return holdings
 
-    def _sources(self, parts: list[Part]) -> list[_Source]:
+    def _sources(self, holdings: list[Holding]) -> list[_Source]:
         """The parameters, each followed by its state, where that is brought along."""
         sources = []
-        for part in parts:
-            sources.append(_Source(part.name, part.parameter, None))
-            for key, value in sorted(self._optimizer.state.get(part.parameter, {}).items()):
-                if self._state and _is_elementwise(key, value, part.parameter):
-                    sources.append(_Source(f"{part.name}, {key}", part.parameter, key))
+        for holding in holdings:
+            sources.append(_Source(holding.name, holding.parameter, None))
+            for key, value in sorted(self._optimizer.state.get(holding.parameter, {}).items()):
+                if self._state and _is_elementwise(key, value, holding.parameter):
+                    sources.append(_Source(f"{holding.name}, {key}", holding.parameter, key))
         return sources
 
     def _tensor(self, source: _Source) -> Tensor | None:
@@ -158,13 +163,13 @@ class DriftBound:
         value = self._optimizer.state.get(source.parameter, {}).get(source.key)
         return local(value) if isinstance(value, Tensor) else None
 
-    def _plan(self) -> None:
+    def _lay_out(self) -> None:
         """Cuts what there is now into slices. All ranks do so at the same step."""
-        parts = self._parts()
-        self._group = _group_of(parts)
+        holdings = self._holdings()
+        self._group = _group_of(holdings)
         self._world = dist.get_world_size(self._group)
         self._rank = dist.get_rank(self._group)
-        sources = self._sources(parts)
+        sources = self._sources(holdings)
         tensors = {s.name: t for s in sources if (t := self._tensor(s)) is not None}
         device = _device_of(tensors)
         self._sources_now = sources
@@ -175,6 +180,7 @@ class DriftBound:
         self._staging = torch.empty(
             self._world * self._slices.chunk_bytes, dtype=torch.uint8, device=device
         )
+        self._unheard = Unheard(self._rank, self._world, self.period)
 
     # ---- a step ----
 
@@ -184,17 +190,17 @@ class DriftBound:
         sweep, number = divmod(self.steps, self.period)
         self.steps += 1
         if self._changed(number):
-            self._plan()
+            self._lay_out()
         if self._world > 1 and not self._slices.empty(number):
             self._exchange(number, sweep)
 
     def _changed(self, number: int) -> bool:
-        """Whether slice ``number`` isn't what was planned. Additions are seen by the first one."""
+        """Whether slice ``number`` isn't what was laid out. Additions are seen by the first one."""
         if number == 0:
-            now = [source.identity for source in self._sources(self._parts())]
+            now = [source.identity for source in self._sources(self._holdings())]
             if now != [source.identity for source in self._sources_now]:
                 return True
-        touched = {piece.tensor for chunk in self._slices.of(number) for piece in chunk}
+        touched = {fragment.tensor for chunk in self._slices.of(number) for fragment in chunk}
         for index in touched:
             tensor = self._tensor(self._sources_now[index])
             if tensor is None or _described(tensor) != self._described[index]:
@@ -208,31 +214,53 @@ class DriftBound:
         own: list[Tensor] = []
         staged: list[Tensor] = []
         came: list[bool] = []
-        for chunk, pieces in enumerate(self._slices.of(number)):
+        for chunk, fragments in enumerate(self._slices.of(number)):
             by = owner(number, chunk, sweep, self._world)
-            for piece in pieces:
-                if piece.tensor not in rows:
-                    tensor = self._tensor(self._sources_now[piece.tensor])
+            for fragment in fragments:
+                if fragment.tensor not in rows:
+                    tensor = self._tensor(self._sources_now[fragment.tensor])
                     assert tensor is not None
-                    rows[piece.tensor] = in_memory_order(tensor)
-                values = rows[piece.tensor][piece.begin : piece.end]
-                begin = by * chunk_bytes + piece.at
+                    rows[fragment.tensor] = in_memory_order(tensor)
+                values = rows[fragment.tensor][fragment.begin : fragment.end]
+                begin = by * chunk_bytes + fragment.at
                 end = begin + values.numel() * values.element_size()
                 own.append(values)
                 staged.append(self._staging[begin:end].view(values.dtype))
                 came.append(by != rank)
         torch._foreach_copy_(staged, own)
-        # As floats, for only floats may be lossy; the bytes are copied as they are.
-        whole = self._staging.view(torch.float32)
-        mine = self._staging[rank * chunk_bytes : (rank + 1) * chunk_bytes].view(torch.float32)
-        group = self._group
-        asked = group.lossy_options().delivery if isinstance(group, LossyProcessGroup) else ""
-        how = lossy(lossy_min_bytes=0, repair=self._repair)
-        with reliable() if asked == "reliable" else how:
-            dist.all_gather_single(whole, mine, group=self._group)
+        self._gather()
         torch._foreach_copy_(
             [to for to, others in zip(own, came, strict=True) if others],
             [of for of, others in zip(staged, came, strict=True) if others],
+        )
+
+    def _gather(self) -> None:
+        """Each rank's row of the staging memory to all; what is lost leaves what was there."""
+        group = self._group
+        if not isinstance(group, LossyProcessGroup):
+            mine = self._staging.view(self._world, -1)[self._rank]
+            dist.all_gather_single(self._staging, mine, group=group)
+            return
+        options = group.lossy_options()
+        how = lossy(lossy_min_bytes=0, repair=self._repair)
+        with reliable() if options.delivery == "reliable" else how:
+            arrived = group.all_gather_blocks(self._staging).arrived
+        now = time.monotonic()
+        self._unheard.note(arrived, now)
+        for peer in self._unheard.dead(now, options.link_patience):
+            if peer not in group.lossy_lost():
+                raise self._dead_link(group, peer, now)
+
+    def _dead_link(self, group: LossyProcessGroup, peer: int, now: float) -> LinkError:
+        unheard = self._unheard
+        named = f"rank {peer} ({group.lossy_stats().peers[peer].address})"
+        return LinkError(
+            f"rank {self._rank}/{self._world}: of {unheard.blocks[peer]} packets of parameters "
+            f"that {named} sent in the last {unheard.steps[peer]} steps (period {self.period}) "
+            f"none has come for {now - unheard.heard(peer):.3g} s, so DriftBound no longer keeps "
+            f"this replica together with that one: that link is dead, or loses everything; repair "
+            f"it, or restart without that rank from the last checkpoint",
+            peer=peer,
         )
 
 
@@ -250,22 +278,22 @@ def _is_elementwise(key: object, value: object, parameter: Tensor) -> bool:
     )
 
 
-def _group_of(parts: list[Part]) -> dist.ProcessGroup:
-    """The one group that holds copies of all parts."""
-    first = parts[0]
-    for part in parts:
-        copies = [group for group in part.copies if dist.get_world_size(group) > 1]
-        if part.rest and not copies:
+def _group_of(holdings: list[Holding]) -> dist.ProcessGroup:
+    """The one group that holds copies of all of them."""
+    first = holdings[0]
+    for holding in holdings:
+        copies = [group for group in holding.copies if dist.get_world_size(group) > 1]
+        if holding.rest and not copies:
             raise UnsupportedError(
-                f"parameter {part.name} is sharded and has no copies: nothing can drift, and there "
-                f"is nothing to bound; DriftBound is for DDP, and for fully_shard on a mesh with "
-                f"a replicated dimension (HSDP)"
+                f"parameter {holding.name} is sharded and has no copies: nothing can drift, and "
+                f"there is nothing to bound; DriftBound is for DDP, and for fully_shard on a mesh "
+                f"with a replicated dimension (HSDP)"
             )
-        if len(copies) > 1 or part.copies != first.copies:
+        if len(copies) > 1 or holding.copies != first.copies:
             raise UnsupportedError(
-                f"parameters {first.name} and {part.name} have copies in {len(first.copies)} and "
-                f"{len(part.copies)} groups, or in different ones, wanted one for all; attach one "
-                f"DriftBound for each, with optimizers of their own"
+                f"parameters {first.name} and {holding.name} have copies in {len(first.copies)} "
+                f"and {len(holding.copies)} groups, or in different ones, wanted one for all; "
+                f"attach one DriftBound for each, with optimizers of their own"
             )
     larger = [group for group in first.copies if dist.get_world_size(group) > 1]
     return (larger or list(first.copies))[0]

@@ -1,4 +1,4 @@
-"""What one rank holds of a model: all of its parameters, in buckets, and its own segments."""
+"""What one rank holds of a model: all of its parameters, in buckets, and its own fragments."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch.nn import Parameter
 
 from ..errors import TrainingError
 from .admission import check_agreement, check_parameters, spec
-from .buckets import plan
+from .buckets import lay_out
 from .exchange import Exchange
 from .probe import elementwise_state
-from .shards import Piece, Shard
+from .shards import Owned, Shard
 
 Group = dict[str, Any]
 
@@ -20,7 +20,7 @@ Group = dict[str, Any]
 class Held:
     """``settings``: what all ranks must have alike, by name; ``bucket_bytes`` is among them.
 
-    ``optimizer_class`` and ``options``: the optimizer that steps the segments.
+    ``optimizer_class`` and ``options``: the optimizer that steps the fragments.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Held:
         self.frozen: dict[Parameter, dict[str, Any]] = {}
         """Those that aren't, with the state that a checkpoint had of them."""
         self.shards: list[Shard] = []
-        self.pieces: list[Piece] = []
+        self.owned: list[Owned] = []
         self.elementwise: frozenset[str] = frozenset()
         """Names of the optimizer's state that has an entry for each element."""
 
@@ -50,7 +50,7 @@ class Held:
 
     def take(self, groups: Sequence[Group], number: int) -> list[list[Parameter]]:
         """Moves the parameters of new groups, the first of which is group ``number``, into buckets,
-        with rank 0's values. Returns this rank's segments, by group. All ranks must call this.
+        with rank 0's values. Returns this rank's fragments, by group. All ranks must call this.
 
         Raises UnsupportedError and MismatchError; then nothing has been moved.
         """
@@ -75,27 +75,27 @@ class Held:
         self.model += model
         self.names += names
         self.frozen |= {parameter: {} for parameter in frozen}
-        buckets = plan(specs, self._exchange.world, self._settings["bucket_bytes"], start=start)
+        buckets = lay_out(specs, self._exchange.world, self._settings["bucket_bytes"], start=start)
         shards = [Shard(bucket, self.model, self._exchange.rank) for bucket in buckets]
         for shard in shards:
             self._exchange.broadcast(shard.flat)
-        pieces = [piece for shard in shards for piece in shard.pieces]
+        owned = [each for shard in shards for each in shard.owned]
         self.shards += shards
-        self.pieces += pieces
+        self.owned += owned
         out: list[list[Parameter]] = [[] for _ in groups]
-        for piece in sorted(pieces, key=lambda piece: piece.index):
-            out[places[piece.index - start] - number].append(piece.parameter)
+        for each in sorted(owned, key=lambda each: each.index):
+            out[places[each.index - start] - number].append(each.parameter)
         return out
 
     def check_sound(self) -> None:
         """Raises TrainingError if a parameter isn't where, or what, it was."""
         for shard in self.shards:
-            for position, slot in enumerate(shard.bucket.slots):
-                if not shard.holds(position, self.model[slot.index]):
+            for position, member in enumerate(shard.bucket.members):
+                if not shard.holds(position, self.model[member.index]):
                     raise TrainingError(
-                        f"{self._exchange}: {self.names[slot.index]} was given other memory after "
-                        f"the optimizer was made (by model.to() or parameter.data = ..., say); "
-                        f"do that before, or make the optimizer anew"
+                        f"{self._exchange}: {self.names[member.index]} was given other memory "
+                        f"after the optimizer was made (by model.to() or parameter.data = ..., "
+                        f"say); do that before, or make the optimizer anew"
                     )
         for parameter in self.frozen:
             if parameter.grad is not None:

@@ -1,9 +1,9 @@
 """Whether an optimizer is element-wise, found out by trying.
 
-A rank steps pieces of parameters, flat and cut anywhere. That gives what stepping the whole
+A rank steps fragments of parameters, flat and cut anywhere. That gives what stepping the whole
 parameter gives only if each element's step depends on that element's values alone. Adam's does;
 what uses norms (LAMB), rows and columns (Adafactor), matrices (Muon) or line searches (LBFGS) does
-not. So a small matrix is stepped as a whole and in pieces, and the two compared.
+not. So a small matrix is stepped as a whole and in fragments, and the two compared.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ def elementwise_state(
         except Exception as error:
             raise _refusal(where, name, f"a plain step() of it raises: {error}") from error
         cuts = list(pairwise(CUTS))
-        pieces = [Parameter(values.flatten()[begin:end].clone()) for begin, end in cuts]
+        fragments = [Parameter(values.flatten()[begin:end].clone()) for begin, end in cuts]
         try:
             for some in (slice(0, 2), slice(2, None)):  # as two ranks, each with its own
-                other = optimizer_class(pieces[some], **copy.deepcopy(dict(options)))
+                other = optimizer_class(fragments[some], **copy.deepcopy(dict(options)))
                 steps = [[g.flatten()[a:b] for a, b in cuts[some]] for g in grads]
-                _run(other, pieces[some], steps)
+                _run(other, fragments[some], steps)
         except Exception as error:
-            raise _refusal(where, name, f"it doesn't take flat pieces: {error}") from error
-    joined = torch.cat([piece.detach() for piece in pieces]).view(SHAPE)
+            raise _refusal(where, name, f"it doesn't take flat fragments: {error}") from error
+    joined = torch.cat([fragment.detach() for fragment in fragments]).view(SHAPE)
     if not torch.allclose(joined, whole.detach(), rtol=TOLERANCE, atol=1e-6):
         worst = float((joined - whole.detach()).abs().max())
-        raise _refusal(where, name, f"in pieces it steps otherwise, by up to {worst:.3g}")
+        raise _refusal(where, name, f"in fragments it steps otherwise, by up to {worst:.3g}")
     return frozenset(
         key
         for key, value in optimizer.state[whole].items()
@@ -91,7 +91,7 @@ def _run(
 def _refusal(where: str, name: str, what: str) -> UnsupportedError:
     return UnsupportedError(
         f"{where}: {name} is not element-wise, as far as a trial on a small matrix shows: {what}. "
-        f"ShardedOptimizer has each rank step flat pieces of parameters, which is the same only if "
-        f"each element's step depends on that element alone (SGD, Adam, AdamW, ... do); use such "
-        f"an optimizer, or DistributedDataParallel with this one"
+        f"ShardedOptimizer has each rank step flat fragments of parameters, which is the same only "
+        f"if each element's step depends on that element alone (SGD, Adam, AdamW, ... do); use "
+        f"such an optimizer, or DistributedDataParallel with this one"
     )

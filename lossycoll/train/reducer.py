@@ -11,7 +11,7 @@ import contextlib
 import math
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, Final
 
@@ -70,7 +70,9 @@ class Reducer:
         feedback: bool = False,
     ) -> None:
         self._exchange = exchange
-        self._feedback = feedback
+        self.feedback = feedback
+        self._scale = 1.0
+        """That a GradScaler is expected to have in the next pass."""
         self._residues: list[Residue] = []
         self._sendings: list[Sending] = []
         self._name = name
@@ -78,7 +80,7 @@ class Reducer:
         self._model: list[Parameter] = []
         self._shards: list[Shard] = []
         self._place: dict[int, tuple[int, int]] = {}
-        """By parameter: its bucket, and its slot there."""
+        """By parameter: its bucket, and its place there."""
         self._sync = True
         self._armed: int | None = None
         """The pass (autograd's number of it) that calls back at its end."""
@@ -95,13 +97,13 @@ class Reducer:
         self._model += model
         self._shards += shards
         self._left = []
-        if self._feedback:
+        if self.feedback:
             self._residues += [Residue(shard.bucket, shard.grads) for shard in shards]
         for number, shard in enumerate(shards, first):
-            for position, slot in enumerate(shard.bucket.slots):
-                self._place[slot.index] = (number, position)
-                hook = _Hook(weakref.ref(self), slot.index)
-                self._model[slot.index].register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+            for position, member in enumerate(shard.bucket.members):
+                self._place[member.index] = (number, position)
+                hook = _Hook(weakref.ref(self), member.index)
+                self._model[member.index].register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -170,14 +172,14 @@ class Reducer:
     def _launch_rest(self) -> None:
         while len(self._works) < len(self._shards):
             shard = self._shards[len(self._works)]
-            for slot, view in zip(shard.bucket.slots, shard.views, strict=True):
-                if slot.index in self._seen:
+            for member, view in zip(shard.bucket.members, shard.views, strict=True):
+                if member.index in self._seen:
                     continue
-                if self._model[slot.index].grad is None:
+                if self._model[member.index].grad is None:
                     view.zero_()
                 else:
-                    self._copy(slot.index)
-                    self._seen.add(slot.index)
+                    self._copy(member.index)
+                    self._seen.add(member.index)
             self._launch()
 
     def abandon(self) -> None:
@@ -202,21 +204,32 @@ class Reducer:
         return None
 
     @torch.no_grad()
-    def keep_lost(self) -> None:
-        """A step was taken with the last pass: what it lost is to come with the next."""
+    def keep_lost(self, scale: float) -> None:
+        """A step was taken with the last pass: what it lost is to come with the next. ``scale``:
+        what the gradients of the pass have been divided by since."""
         for shard, residue, sending in zip(
             self._shards, self._residues, self._sendings, strict=False
         ):
-            present = {i for i, s in enumerate(shard.bucket.slots) if s.index in self._seen}
+            present = {i for i, m in enumerate(shard.bucket.members) if m.index in self._seen}
             per_block = self._exchange.block_elements(shard.grads)
-            residue.keep(shard.grads, sending.lost, per_block, present)
+            residue.keep(shard.grads, sending.lost, per_block, present, (self._scale, scale))
         self._sendings = []
+        self._scale = scale
 
-    def forget_lost(self) -> None:
-        """What was lost belongs to a training that isn't gone on with."""
+    def rescale(self, scale: float) -> None:
+        """What was lost is sent with this scale from the next pass on."""
+        self._scale = scale
+
+    def lost(self) -> list[Tensor]:
+        """What is still to be sent again, by bucket, float[size]; none without feedback."""
+        return [residue.kept() for residue in self._residues]
+
+    @torch.no_grad()
+    def replace_lost(self, lost: Mapping[int, Tensor]) -> None:
+        """Another training is gone on with, of which ``lost`` is to be sent again, by index."""
         self._sendings = []
         for residue in self._residues:
-            residue.clear()
+            residue.replace(lost)
 
     def residue(self) -> float:
         """L2 norm of what is still to be sent again."""
@@ -226,7 +239,7 @@ class Reducer:
         self._sendings = []
         self._open = True
         self._seen = set()
-        self._missing = [len(shard.bucket.slots) for shard in self._shards]
+        self._missing = [len(shard.bucket.members) for shard in self._shards]
         self._works = []
         self._status = Status(self._exchange.world, len(self._model))
 
@@ -241,15 +254,15 @@ class Reducer:
         bucket, position = self._place[index]
         view = self._shards[bucket].views[position]
         view.copy_(grad)
-        if self._feedback:
-            self._residues[bucket].add_to(view, position)
+        if self.feedback:
+            self._residues[bucket].add_to(view, position, self._scale)
         self._status.note_used(index)
 
     def _launch(self) -> None:
         shard = self._shards[len(self._works)]
         if not shard.is_finite():
             self._status.note_bad(self._exchange.rank)
-        if not self._feedback:
+        if not self.feedback:
             self._works.append(self._exchange.average(shard.own_grads, shard.grads))
             return
         self._sendings.append(self._exchange.contribute(shard.own_grads, shard.grads))

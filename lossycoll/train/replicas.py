@@ -1,8 +1,8 @@
 """What a model keeps at this rank, and which other ranks keep the same or the rest.
 
 Parameters of DDP and of plain modules are whole on every rank of a group. Those of fully_shard
-(FSDP2) are DTensors on a mesh: the ranks of its replicated dimensions hold copies of one part,
-those of the other dimensions hold the other parts.
+(FSDP2) are DTensors on a mesh: the ranks of its replicated dimensions hold copies of one shard,
+those of the other dimensions hold the other shards.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Groups = tuple[dist.ProcessGroup, ...]
 
 
 @dataclass(frozen=True)
-class Part:
-    """One parameter's part at this rank. ``copies``: groups of ranks, one for each dimension of
-    the mesh, that hold the same part; ``rest``: such that hold the other parts."""
+class Holding:
+    """What this rank holds of one parameter. ``copies``: groups of ranks, one for each dimension of
+    the mesh, that hold the same; ``rest``: such that hold the rest of it."""
 
     name: str
     parameter: nn.Parameter
@@ -39,7 +39,7 @@ class Part:
         return math.prod(dist.get_world_size(group) for group in self.copies)
 
 
-def parts_of(model: nn.Module, group: dist.ProcessGroup | None) -> list[Part]:
+def holdings_of(model: nn.Module, group: dist.ProcessGroup | None) -> list[Holding]:
     """The model's parameters, tied ones once, by the names of the module that DDP or torch.compile
     wraps.
 
@@ -49,14 +49,14 @@ def parts_of(model: nn.Module, group: dist.ProcessGroup | None) -> list[Part]:
     """
     inner, group = _unwrapped(model, group)
     _show_shards(inner)
-    return [_part(name, parameter, group) for name, parameter in inner.named_parameters()]
+    return [_holding(name, parameter, group) for name, parameter in inner.named_parameters()]
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor, without autograd; a view."""
+    """What this rank holds of a tensor, without autograd; a view."""
     whole: Any = tensor
-    part: Tensor = whole.to_local() if is_dtensor(tensor) else whole
-    return part.detach()
+    held: Tensor = whole.to_local() if is_dtensor(tensor) else whole
+    return held.detach()
 
 
 def is_dtensor(tensor: Tensor) -> bool:
@@ -99,24 +99,24 @@ def _show_shards(model: nn.Module) -> None:
     module = sys.modules.get("torch.distributed.fsdp")
     if module is None:
         return
-    for part in model.modules():
-        if isinstance(part, module.FSDPModule):
-            part.reshard()
-        elif isinstance(part, module.FullyShardedDataParallel):
+    for inner in model.modules():
+        if isinstance(inner, module.FSDPModule):
+            inner.reshard()
+        elif isinstance(inner, module.FullyShardedDataParallel):
             raise UnsupportedError(
-                f"the model has a {type(part).__name__} (FSDP1), whose flat parameters are views "
+                f"the model has a {type(inner).__name__} (FSDP1), whose flat parameters are views "
                 f"of memory that comes and goes; wrap it with fully_shard (FSDP2)"
             )
 
 
-def _part(name: str, parameter: nn.Parameter, group: dist.ProcessGroup | None) -> Part:
+def _holding(name: str, parameter: nn.Parameter, group: dist.ProcessGroup | None) -> Holding:
     if not is_dtensor(parameter):
         found = dist.group.WORLD if group is None else group
         if found is None:
             raise UnsupportedError(
                 "there is no process group; call init_process_group first, or pass group="
             )
-        return Part(name, parameter, (found,), ())
+        return Holding(name, parameter, (found,), ())
     if group is not None:
         raise UnsupportedError(
             f"parameter {name} is a DTensor, whose mesh says who holds copies of it, but group= "
@@ -133,22 +133,22 @@ def _part(name: str, parameter: nn.Parameter, group: dist.ProcessGroup | None) -
             )
         to = copies if placement.is_replicate() else rest
         to.append(described.device_mesh.get_group(dimension))
-    return Part(name, parameter, tuple(copies), tuple(rest))
+    return Holding(name, parameter, tuple(copies), tuple(rest))
 
 
-def chunks(tensors: list[Tensor], elements: int) -> Iterator[list[tuple[int, Tensor]]]:
-    """Pieces (number of the tensor, one-dimensional view) of at most ``elements`` together."""
+def batches(tensors: list[Tensor], elements: int) -> Iterator[list[tuple[int, Tensor]]]:
+    """Spans (number of the tensor, one-dimensional view) of at most ``elements`` together."""
     batch: list[tuple[int, Tensor]] = []
     room = elements
     for number, tensor in enumerate(tensors):
         row = in_memory_order(tensor)
         for begin in range(0, row.numel(), elements):
-            piece = row[begin : begin + elements]
-            if piece.numel() > room:
+            span = row[begin : begin + elements]
+            if span.numel() > room:
                 yield batch
                 batch, room = [], elements
-            batch.append((number, piece))
-            room -= piece.numel()
+            batch.append((number, span))
+            room -= span.numel()
     if batch:
         yield batch
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -26,6 +27,9 @@ from .copies import Copies, ShardedFigures
 from .exchange import Exchange
 from .held import Held, options
 from .reducer import Reducer, Status
+from .residue import PROBE
+
+log: Final = logging.getLogger("lossycoll")
 
 
 class ShardedOptimizer(Optimizer):
@@ -48,7 +52,7 @@ class ShardedOptimizer(Optimizer):
     long as an owner gets the packet of one other rank (own data is a stratum of its own,
     docs/design.md). That it gets none has a chance of p^(world - 1): with two or three ranks and
     much loss, ``error_feedback`` is unbiased where this isn't. Owners step their chunks, cut
-    into segments of parameters, and send *parameters* to all: a packet that is lost leaves the old
+    into fragments of parameters, and send *parameters* to all: a packet that is lost leaves the old
     value, which the next step's replaces, so replicas don't drift apart. What steers a step (norms,
     NaN, which parameters had gradients) travels reliably, so all ranks do the same.
 
@@ -65,7 +69,7 @@ class ShardedOptimizer(Optimizer):
     ``delivery="reliable"``, nothing is. ``with lossycoll.lossy(repair=4):`` around ``backward()``
     works, too.
 
-    ``max_age``: how many steps old a block (a packet's part of an owner's chunk) may be at a
+    ``max_age``: how many steps old a block (a packet's worth of an owner's chunk) may be at a
     replica. A block that is missing for the ``max_age``-th step in a row is sent again in the next
     one until it arrives, so after a step none is older than ``max_age``. 0: replicas are always
     equal, and only gradients lossy. None: no bound. All blocks that are due are repaired at once,
@@ -80,19 +84,20 @@ class ShardedOptimizer(Optimizer):
     ``error_feedback``: what is lost of a rank's gradients is added to its next ones, in place of
     weighing what arrives by its count. Nothing of any gradient is lost then, but some of it comes a
     step or more late; and a gradient's worth of memory is needed. With one link at 100% loss
-    its rank's gradients never arrive, and pile up: :meth:`residue` tells. Not in checkpoints. What
-    is kept under a GradScaler keeps the scale it had: where that changes, what comes a step late
-    has the wrong weight, by that factor.
+    its rank's gradients never arrive, and pile up: :meth:`residue` tells. A checkpoint has what
+    its ranks still owe together, and those that load it owe it again. Of a GradScaler's scale it
+    knows from ``param_groups``, in which a parameter of one element is lent for that between
+    ``backward()`` and ``step()``.
 
     ``bucket_bytes``: the size of a bucket, 25 MiB as DDP's (the first one at most 1 MiB).
 
     ``on_nonfinite``: what ``step()`` does when a rank's gradient holds NaN or infinity: "raise" a
     NonFiniteError, or "skip" the step, on all ranks alike. A GradScaler needs neither: every rank's
-    segments then hold infinity, so that all of them skip and lower the scale together.
+    fragments then hold infinity, so that all of them skip and lower the scale together.
 
-    ``param_groups`` and ``state`` are the inner optimizer's own: over this rank's segments, with
+    ``param_groups`` and ``state`` are the inner optimizer's own: over this rank's fragments, with
     the options that schedulers and users change (on all ranks alike). Between ``backward()`` and
-    ``step()`` the segments' gradients are the mean, to look at or change. The model's are this
+    ``step()`` the fragments' gradients are the mean, to look at or change. The model's are this
     rank's own, which have been sent: changing those is refused by ``step()``. Hence
     :meth:`clip_grad_norm_` instead of torch.nn.utils'.
 
@@ -106,9 +111,9 @@ class ShardedOptimizer(Optimizer):
     element-wise, and for parameters that are sparse, lazy, sharded, not floats, that share memory
     or (in a lossy group) aren't on the CPU; MismatchError where ranks differ in parameters or
     arguments. ``backward()`` and ``step()`` raise PeerLostError when a rank is lost, whose shard
-    has no owner any more; ``step()`` raises LinkError when a block that is due doesn't come, and
-    TrainingError for what would go wrong in silence: changed gradients, moved parameters, frozen
-    ones that have gradients.
+    has no owner any more, and LinkError, as the constructor does, when a link delivers nothing;
+    ``step()`` also when a block that is due doesn't come, and TrainingError for what would go wrong
+    in silence: changed gradients, moved parameters, frozen ones that have gradients.
     """
 
     def __init__(
@@ -150,10 +155,10 @@ class ShardedOptimizer(Optimizer):
         super().__init__(params, {})
         self._groups = self.param_groups
         """As the caller gave them: the model's parameters, and the options that were written."""
-        segments = self._take(self._groups, 0)
-        pairs = zip(self._groups, segments, strict=True)
+        fragments = self._take(self._groups, 0)
+        pairs = zip(self._groups, fragments, strict=True)
         self._inner = optimizer_class(
-            [{**options(entry), "params": pieces} for entry, pieces in pairs], **defaults
+            [{**options(entry), "params": members} for entry, members in pairs], **defaults
         )
         self.defaults = self._inner.defaults
         self._adopt()
@@ -183,7 +188,7 @@ class ShardedOptimizer(Optimizer):
         try:
             super().add_param_group(added)
             number = len(self._groups) - 1
-            pieces = self._take(self._groups[number:], number)[0]
+            fragments = self._take(self._groups[number:], number)[0]
         except BaseException:
             for entry, members in zip(self._groups, before, strict=False):
                 entry["params"] = members
@@ -191,24 +196,24 @@ class ShardedOptimizer(Optimizer):
             raise
         finally:
             self.param_groups = self._inner.param_groups
-        self._inner.add_param_group({**options(added), "params": pieces})
-        for piece in self._held.pieces:
-            state = self._held.frozen.get(self._held.model[piece.index])
+        self._inner.add_param_group({**options(added), "params": fragments})
+        for each in self._held.owned:
+            state = self._held.frozen.get(self._held.model[each.index])
             if state:
-                cut = checkpoint.cut(piece.segment, state, self._held.elementwise)
-                self._inner.state[piece.parameter] = cut
+                cut = checkpoint.cut(each.fragment, state, self._held.elementwise)
+                self._inner.state[each.parameter] = cut
         for parameter in thawed:
             del self._held.frozen[parameter]
         self._consolidated = self._reduced = None
 
     def _take(self, groups: Sequence[dict[str, Any]], number: int) -> list[list[Parameter]]:
-        """This rank's segments of new groups, the first of which is group ``number``."""
+        """This rank's fragments of new groups, the first of which is group ``number``."""
         held = self._held
         parameters, shards = len(held.model), len(held.shards)
-        segments = held.take(groups, number)
+        fragments = held.take(groups, number)
         self._reducer.watch(held.model[parameters:], held.shards[shards:])
         self._copies.add(held.shards[shards:])
-        return segments
+        return fragments
 
     def _adopt(self) -> None:
         """What schedulers, scalers and users see is the inner optimizer's own."""
@@ -223,7 +228,7 @@ class ShardedOptimizer(Optimizer):
         return self._reducer.no_sync()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clears the gradients of the model's parameters, and those of this rank's segments."""
+        """Clears the gradients of the model's parameters, and those of this rank's fragments."""
         for parameter in (*self._held.model, *self._held.frozen):
             if parameter.grad is not None:
                 if set_to_none:
@@ -232,31 +237,32 @@ class ShardedOptimizer(Optimizer):
                     parameter.grad.detach_().zero_()
         self._reducer.abandon()
         self._reducer.forget()
-        self._reduced = None
-        self._drop_carrier()
-        for piece in self._held.pieces:
-            piece.parameter.grad = None
+        self._no_step()
+        for each in self._held.owned:
+            each.parameter.grad = None
 
     def _receive(self, status: Status) -> None:
-        """A backward pass has been reduced: hands the segments their gradients."""
+        """A backward pass has been reduced: hands the fragments their gradients."""
+        self._no_step()
         self._reduced = status
-        self._drop_carrier()
         used = status.used
-        for piece in self._held.pieces:
-            piece.parameter.grad = piece.grad if used[piece.index] else None
-        held = [piece.grad for piece in self._held.pieces if used[piece.index]]
-        if any(used) and not held:
-            held = [self._lend_carrier()]
+        for each in self._held.owned:
+            each.parameter.grad = each.grad if used[each.index] else None
+        held = [each.grad for each in self._held.owned if used[each.index]]
+        if any(used) and (self._reducer.feedback or not held):
+            carrier = self._lend_carrier()
+            held = held or [carrier]
         if status.bad:
             # A GradScaler looks at this rank's gradients only, and all must skip this step.
             for grad in held:
                 grad.fill_(math.inf)
 
     def _lend_carrier(self) -> Tensor:
-        """A parameter of no meaning for a rank that has no gradient, as a GradScaler wants one."""
+        """A parameter of no meaning for a rank that has no gradient, as a GradScaler wants one;
+        what becomes of its gradient tells the scale."""
         like = self._held.model[0]
         self._carrier = Parameter(torch.zeros(1, dtype=like.dtype, device=like.device))
-        self._carrier.grad = torch.zeros_like(self._carrier)
+        self._carrier.grad = torch.full_like(self._carrier, PROBE)
         self.param_groups[0]["params"].append(self._carrier)
         return self._carrier.grad
 
@@ -265,6 +271,23 @@ class ShardedOptimizer(Optimizer):
             members = self.param_groups[0]["params"]
             members[:] = [member for member in members if member is not self._carrier]
             self._carrier = None
+
+    def _no_step(self) -> None:
+        """None is taken any more with the last pass. Where a GradScaler has refused one, its scale
+        is known, and that it is about to halve: too small a scale makes what was lost come later,
+        too large a one makes it more than it was."""
+        scale = self._scale()
+        if scale != 1.0:
+            bad = self._reduced is not None and self._reduced.bad
+            self._reducer.rescale(scale / 2 if bad else scale)
+        self._reduced = None
+        self._drop_carrier()
+
+    def _scale(self) -> float:
+        """What a GradScaler has divided the gradients by. 1 in float16, which none would take."""
+        grad = None if self._carrier is None else self._carrier.grad
+        found = 0.0 if grad is None else float(grad)
+        return PROBE / found if found > 0 and math.isfinite(found) else 1.0
 
     def _reduce(self) -> Status:
         """The status of the gradients as they are; reduces them if no backward pass has.
@@ -298,7 +321,8 @@ class ShardedOptimizer(Optimizer):
         if not norm_type > 0:
             raise OptionError(f"norm_type is {norm_type!r}, wanted a number above 0, or infinity")
         self._reduce()
-        grads = [p.grad for g in self.param_groups for p in g["params"] if p.grad is not None]
+        members = (p for g in self.param_groups for p in g["params"] if p is not self._carrier)
+        grads = [member.grad for member in members if member.grad is not None]
         device = self._held.model[0].device if self._held.model else torch.device("cpu")
         norms = [torch.zeros((), dtype=torch.float64, device=device)]
         for grad in grads:
@@ -321,20 +345,21 @@ class ShardedOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Steps this rank's segments, and sends them to all. All ranks must call this."""
+        """Steps this rank's fragments, and sends them to all. All ranks must call this."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         assert self._inner is not None
         bad = self._reduce().bad
+        scale = self._scale()
         self._drop_carrier()
         if bad:
             self._refuse(bad)
             return loss
         self._reduced = self._consolidated = None
         self._inner.step()
-        self._reducer.keep_lost()
+        self._reducer.keep_lost(scale)
         self._copies.spread(self._held.model)
         return loss
 
@@ -396,6 +421,10 @@ class ShardedOptimizer(Optimizer):
                 "state": checkpoint.numbered(state, self._groups),
                 "param_groups": groups,
             }
+        if self._reducer.feedback:
+            owed = checkpoint.gather_owed(self._exchange, self._held, self._reducer.lost(), to)
+            if self._consolidated is not None:
+                self._consolidated[checkpoint.OWED] = checkpoint.numbered(owed, self._groups)
 
     def state_dict(self) -> dict[str, Any]:
         """As the plain optimizer's over the same parameters, so that it loads there, and at any
@@ -431,11 +460,18 @@ class ShardedOptimizer(Optimizer):
             shape = tuple(parameter.shape)
             state = states.get(parameter, {})
             checkpoint.check_state(state, shape, self._held.elementwise, name)
+        owed = checkpoint.owed(state_dict, self._groups, self._held, str(self._exchange))
         self._drop_carrier()
         self._inner.load_state_dict(checkpoint.deal(states, saved, self.param_groups, self._held))
         self._held.frozen = {p: dict(states.get(p, {})) for p in self._held.frozen}
         self._adopt()
-        self._reducer.forget_lost()
+        self._reducer.replace_lost(owed)
+        if owed and not self._reducer.feedback:
+            log.warning(
+                "%s: the checkpoint has gradients that were lost and are still to be sent, which "
+                "are left out; make the optimizer with error_feedback=True to send them",
+                self._exchange,
+            )
         self._consolidated = None
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)

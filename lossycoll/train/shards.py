@@ -1,8 +1,8 @@
 """One bucket in memory at one rank.
 
 All of its parameters are views of ``flat``, so what an all-gather writes there is in the model.
-This rank's chunk is cut into segments, each a parameter of the optimizer, with a gradient that is a
-view of ``own_grads``.
+This rank's chunk is cut into fragments, each a parameter of the optimizer, with a gradient that is
+a view of ``own_grads``.
 """
 
 from __future__ import annotations
@@ -14,28 +14,29 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from .buckets import Bucket, Segment
+from .buckets import Bucket, Fragment
 
 
 @dataclass(eq=False)
-class Piece:
-    """A segment as the optimizer has it. ``grad``: where its gradient is, float[n]."""
+class Owned:
+    """A fragment that this rank owns, as its optimizer has it. ``grad``: where its gradient is,
+    float[n]."""
 
-    segment: Segment
+    fragment: Fragment
     parameter: Parameter
     grad: Tensor
 
     @property
     def index(self) -> int:
         """Of the model's parameter that it is part of."""
-        return self.segment.slot.index
+        return self.fragment.member.index
 
 
 class Shard:
     """``model``: the parameters in order of registration; those of ``bucket`` move here."""
 
     def __init__(self, bucket: Bucket, model: Sequence[Parameter], rank: int) -> None:
-        first = model[bucket.slots[0].index]
+        first = model[bucket.members[0].index]
         self.bucket = bucket
         self.flat = torch.zeros(bucket.size, dtype=first.dtype, device=first.device)
         self.grads = torch.zeros_like(self.flat)
@@ -43,30 +44,31 @@ class Shard:
         self.own_grads = torch.zeros(bucket.chunk, dtype=first.dtype, device=first.device)
         """This rank's chunk of the mean."""
         self.views = [
-            self.grads.as_strided(slot.shape, slot.stride, slot.begin) for slot in bucket.slots
+            self.grads.as_strided(member.shape, member.stride, member.begin)
+            for member in bucket.members
         ]
-        """Where each parameter's gradient goes, in the order of slots."""
+        """Where each parameter's gradient goes, in the order of members."""
         with torch.no_grad():
-            for slot in bucket.slots:
-                parameter = model[slot.index]
-                view = self.flat.as_strided(slot.shape, slot.stride, slot.begin)
+            for member in bucket.members:
+                parameter = model[member.index]
+                view = self.flat.as_strided(member.shape, member.stride, member.begin)
                 view.copy_(parameter)
                 parameter.data = view
         base = rank * bucket.chunk
-        self.pieces = [
-            Piece(
-                segment,
-                Parameter(self.flat[segment.begin : segment.end]),
-                self.own_grads[segment.begin - base : segment.end - base],
+        self.owned = [
+            Owned(
+                fragment,
+                Parameter(self.flat[fragment.begin : fragment.end]),
+                self.own_grads[fragment.begin - base : fragment.end - base],
             )
-            for segment in bucket.segments(rank)
+            for fragment in bucket.fragments(rank)
         ]
 
     def holds(self, position: int, parameter: Parameter) -> bool:
-        """Whether ``parameter`` still is the view of slot ``position`` that it was made."""
-        slot = self.bucket.slots[position]
-        place = self.flat.data_ptr() + slot.begin * self.flat.element_size()
-        return slot.begin == slot.end or (
+        """Whether ``parameter`` still is the view of member ``position`` that it was made."""
+        member = self.bucket.members[position]
+        place = self.flat.data_ptr() + member.begin * self.flat.element_size()
+        return member.begin == member.end or (
             parameter.data_ptr() == place and parameter.dtype == self.flat.dtype
         )
 

@@ -15,7 +15,7 @@ ALIGN: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Fragment:
     """Elements ``begin`` to ``end`` of tensor number ``tensor``, from byte ``at`` of a chunk on."""
 
     tensor: int
@@ -26,7 +26,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Slices:
-    """``chunks[s * world + c]``: the pieces of chunk c of slice s; each at most ``chunk_bytes``.
+    """``chunks[s * world + c]``: the fragments of chunk c of slice s; each at most ``chunk_bytes``.
 
     The last ones are empty where there are fewer bytes than chunks.
     """
@@ -34,9 +34,9 @@ class Slices:
     period: int
     world: int
     chunk_bytes: int
-    chunks: tuple[tuple[Piece, ...], ...]
+    chunks: tuple[tuple[Fragment, ...], ...]
 
-    def of(self, number: int) -> tuple[tuple[Piece, ...], ...]:
+    def of(self, number: int) -> tuple[tuple[Fragment, ...], ...]:
         """The chunks of slice ``number``."""
         return self.chunks[number * self.world : (number + 1) * self.world]
 
@@ -51,15 +51,15 @@ def cut(sizes: Sequence[tuple[int, int]], period: int, world: int) -> Slices:
         begins.append(total)
         total += _aligned(elements * itemsize)
     chunk = max(ALIGN, _aligned(-(-total // (period * world))))
-    chunks: list[list[Piece]] = [[] for _ in range(period * world)]
+    chunks: list[list[Fragment]] = [[] for _ in range(period * world)]
     for tensor, (begin, (elements, itemsize)) in enumerate(zip(begins, sizes, strict=True)):
         done = 0
         while done < elements:
             number, at = divmod(begin + done * itemsize, chunk)
             end = min(elements, done + (chunk - at) // itemsize)
-            chunks[number].append(Piece(tensor, done, end, at))
+            chunks[number].append(Fragment(tensor, done, end, at))
             done = end
-    return Slices(period, world, chunk, tuple(tuple(pieces) for pieces in chunks))
+    return Slices(period, world, chunk, tuple(tuple(fragments) for fragments in chunks))
 
 
 def owner(number: int, chunk: int, sweep: int, world: int) -> int:

@@ -1,0 +1,1 @@
+"""All-reduce on bad wires: this backend beside gloo in networks of the laboratory."""

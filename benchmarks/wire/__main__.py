@@ -1,0 +1,142 @@
+"""All-reduce on bad wires: ``python -m benchmarks.wire --report docs``.
+
+Needs the laboratory (root, or user namespaces: ``lossycoll lab check``). Every cell is appended to
+a file when it is done; what is done is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.quality.store import ROOT, commit
+from lossycoll.errors import LossyError
+from lossycoll.lab.laboratory import Lab
+
+from .cells import WAYS, Cell, cells
+
+ROUNDS = {"lossy": 30, "repair": 10, "reliable": 10, "gloo": 7}
+CELL_SECONDS = 300.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.wire", description=__doc__)
+    add = parser.add_argument
+    add("--results", type=Path, default=ROOT / "benchmarks" / "wire" / "results.jsonl")
+    add("--report", type=Path, help="folder of performance.md, for the table and the plot")
+    add("--limit-minutes", type=float, default=0, help="start no more after so long (no limit)")
+    add("--hosts", type=int, help="only cells with so many hosts")
+    add("--mbit", type=float, help="only cells of this rate")
+    add("--rounds", type=int, help="of the lossy way; the others have fewer in proportion")
+    options = parser.parse_args(arguments)
+    console = Console(stderr=True, highlight=False)
+    done = load(options.results)
+    left = [
+        cell
+        for cell in cells()
+        if cell not in done
+        and options.hosts in (None, cell.hosts)
+        and options.mbit in (None, cell.mbit)
+    ]
+    begin = time.monotonic()
+    for _, group in groupby(left, key=lambda cell: cell.network):
+        if options.limit_minutes and time.monotonic() - begin > 60 * options.limit_minutes:
+            break
+        wanted = list(group)
+        try:
+            found = run(wanted, options.rounds)
+        except LossyError as error:
+            console.print(str(error), markup=False)
+            return 1
+        with options.results.open("a") as file:
+            for entry in found:
+                file.write(json.dumps(entry) + "\n")
+                console.print(line(entry), markup=False)
+    if options.report:
+        from .report import write
+
+        write(list(load(options.results).values()), options.report)
+    return 0
+
+
+def load(path: Path) -> dict[Cell, dict[str, Any]]:
+    """The entries of a results file by cell; none where there is no file."""
+    if not path.exists():
+        return {}
+    entries = [json.loads(text) for text in path.read_text().splitlines()]
+    return {Cell(**entry["cell"]): entry for entry in entries}
+
+
+def rounds_of(lossy: int | None) -> dict[str, int]:
+    if lossy is None:
+        return ROUNDS
+    return {way: max(3, n * lossy // ROUNDS["lossy"]) for way, n in ROUNDS.items()}
+
+
+def run(group: Sequence[Cell], lossy_rounds: int | None) -> list[dict[str, Any]]:
+    """Measures cells of one network. Raises LabError where a rank fails."""
+    config = {"mib": [cell.mib for cell in group], "ways": WAYS, "rounds": rounds_of(lossy_rounds)}
+    with tempfile.TemporaryDirectory() as folder, Lab(group[0].network) as lab:
+        out = Path(folder) / "out"
+        ended = lab.run(
+            [sys.executable, "-m", "benchmarks.wire.rank", json.dumps(config), str(out)],
+            {"OMP_NUM_THREADS": "1", "LOSSYCOLL_LOG": "warning", "PYTHONPATH": str(ROOT)},
+            timeout=CELL_SECONDS * len(group),
+        )
+        for rank in ended:
+            if rank.code:
+                raise LossyError(f"{group[0].name}: host {rank.rank} failed\n{rank.output}")
+        counters = lab.counters()
+        ranks = [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(group[0].hosts)]
+    offered = sum(link.offered for link in counters.links.values())
+    lost = sum(link.lost for link in counters.links.values())
+    entries = []
+    for i, cell in enumerate(group):
+        # An operation has ended when it has ended everywhere.
+        seconds = {
+            way: [
+                max(times)
+                for times in zip(*(rank[i]["seconds"][way] for rank in ranks), strict=True)
+            ]
+            for way in WAYS
+        }
+        missing = {
+            way: [share for rank in ranks for share in rank[i]["missing"][way]] for way in WAYS
+        }
+        entries.append(
+            {
+                "cell": cell.as_dict(),
+                "commit": commit(),
+                "limit": cell.limit,
+                "seconds": seconds,
+                "missing": {way: sum(s) / len(s) for way, s in missing.items() if s},
+                "network": {
+                    "loss": lost / offered if offered else 0.0,
+                    "queue_drops": sum(h.up.dropped + h.down.dropped for h in counters.hosts),
+                    "packets": offered,
+                    "unasked": sum(host.unasked for host in counters.hosts),
+                },
+            }
+        )
+    return entries
+
+
+def line(entry: dict[str, Any]) -> str:
+    from .report import median
+
+    cell = Cell(**entry["cell"])
+    times = ", ".join(f"{way} {1e3 * median(entry, way):.0f}" for way in WAYS)
+    return f"{cell.name}: limit {1e3 * cell.limit:.0f} ms; {times}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

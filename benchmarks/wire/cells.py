@@ -1,0 +1,61 @@
+"""What is measured, as data: networks, sizes, and ways to reduce."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lossycoll.lab.network import Link, Network, Port
+
+MIB = 1 << 20
+QUEUE_MS = 25.0
+"""Room before each port, in time at its rate: what a router of today has."""
+WAYS = ("lossy", "repair", "reliable", "gloo")
+"""Lossy with nothing resent, with one round of resending, all resent; and torch's gloo."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One network and one size. ``rtt_ms`` without queues; ``loss`` in bursts of ``burst``."""
+
+    hosts: int
+    mbit: float
+    rtt_ms: float
+    loss: float
+    burst: float
+    mib: float
+
+    @property
+    def network(self) -> Network:
+        return Network(
+            hosts=self.hosts,
+            link=Link(loss=self.loss, burst=self.burst, delay_ms=self.rtt_ms / 2),
+            port=Port(up_mbit=self.mbit, down_mbit=self.mbit, queue_ms=QUEUE_MS),
+        )
+
+    @property
+    def limit(self) -> float:
+        """Seconds that no all-reduce by two phases can beat: its bytes over the rate, and a way
+        for each phase. Headers, handshakes and losses are not in it."""
+        share = 2 * (self.hosts - 1) / self.hosts
+        return share * self.mib * MIB * 8 / (self.mbit * 1e6) + self.rtt_ms / 1e3
+
+    @property
+    def name(self) -> str:
+        loss = f"{self.loss:.1%}" + (f" in {self.burst:g}" if self.burst > 1 else "")
+        path = f"{self.hosts} hosts, {self.mbit:g} Mbit/s, {self.rtt_ms:g} ms"
+        return f"{path}, {loss}, {self.mib:g} MiB"
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def cells() -> Iterator[Cell]:
+    """The most important first."""
+    losses = ((0.01, 1.0), (0.0, 1.0), (0.05, 1.0), (0.01, 8.0), (0.001, 1.0), (0.05, 8.0))
+    for hosts, mbit in ((2, 1000.0), (4, 1000.0), (2, 100.0), (8, 100.0)):
+        for loss, burst in losses:
+            for rtt_ms in (20.0, 80.0, 0.2):
+                for mib in (25.0, 4.0):
+                    yield Cell(hosts, mbit, rtt_ms, loss, burst, mib)

@@ -1,0 +1,41 @@
+"""What ranks do in test_congestion.py; says how the path looked to them as JSON."""
+
+from __future__ import annotations
+
+import json
+
+import torch
+import torch.distributed as dist
+
+import lossycoll
+
+ELEMENTS = 1 << 19
+ROUNDS = 14
+
+
+def main() -> None:
+    dist.init_process_group("lossy")
+    rank = dist.get_rank()
+    tensor = torch.empty(ELEMENTS)
+    for _ in range(ROUNDS):
+        tensor.fill_(float(rank + 1))
+        dist.all_reduce(tensor)
+    stats = lossycoll.stats()
+    peer = stats.peers[1 - rank]
+    print(
+        json.dumps(
+            {
+                "rate": peer.rate,
+                "rtt_ns": peer.rtt_ns,
+                "window": peer.window,
+                "missing": stats.packets_missing,
+                "values": sorted(set(tensor.unique().tolist())),
+            }
+        )
+    )
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

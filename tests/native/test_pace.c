@@ -1,0 +1,214 @@
+/* The control law on simulated paths: how much of the rate it uses, how long a queue it keeps, how
+ * it shares, and when it gives way. Times are the simulation's, so nothing depends on the machine.
+ */
+#include "check.h"
+#include "pace_sim.h"
+
+static sim_flow *flow(sim *s, int i, double rtt_ms, double loss, double burst) {
+    sim_flow *f = &s->flows[i];
+    f->way_ns = (uint64_t)(rtt_ms * 0.5e6);
+    f->loss = loss;
+    f->burst = burst;
+    return f;
+}
+
+static double share(const sim *s, int i, double seconds) {
+    return (double)s->flows[i].delivered * SIM_PACKET / seconds / s->bytes_per_s;
+}
+
+static double queue_loss(const sim *s, int i) {
+    const sim_flow *f = &s->flows[i];
+    double sent = (double)(f->delivered + f->lost_random + f->lost_queue);
+    return sent > 0 ? (double)f->lost_queue / sent : 0;
+}
+
+/* Random loss costs what it takes and no more, and the queue stays short, at any loss. */
+static void test_one_flow(void) {
+    static const double mbits[] = {100, 1000, 10000}, rtts[] = {0.2, 20, 80};
+    static const struct {
+        double loss, burst;
+    } losses[] = {{0, 1}, {0.001, 1}, {0.01, 1}, {0.01, 8}, {0.05, 1}, {0.05, 4}};
+    for (int r = 0; r < 3; r++) {
+        for (int t = 0; t < 3; t++) {
+            for (int l = 0; l < 6; l++) {
+                sim *s = sim_new(mbits[r] * 1e6, 0.05, 1);
+                flow(s, 0, rtts[t], losses[l].loss, losses[l].burst);
+                sim_run(s, 1 + rtts[t] * 0.02);
+                sim_count_anew(s);
+                sim_run(s, 3);
+                double used = share(s, 0, 3) / (1 - losses[l].loss);
+                CHECK_AT(used > 0.88, "%.0f Mbit/s, %.1f ms, loss %.3f in %.0f: used %.3f",
+                         mbits[r], rtts[t], losses[l].loss, losses[l].burst, used);
+                CHECK_AT(sim_queue_ms(s) < 12, "%.0f Mbit/s, %.1f ms, loss %.3f in %.0f: %.1f ms",
+                         mbits[r], rtts[t], losses[l].loss, losses[l].burst, sim_queue_ms(s));
+                CHECK(queue_loss(s, 0) < 0.01);
+                if (losses[l].loss > 0)
+                    CHECK(s->flows[0].lost_random > 0);
+                sim_free(s);
+            }
+        }
+    }
+}
+
+/* A path that holds two milliseconds of packets isn't overrun for good. */
+static void test_short_buffer(void) {
+    for (int t = 0; t < 2; t++) {
+        sim *s = sim_new(1e9, 0.002, 1);
+        flow(s, 0, t ? 80 : 20, 0.01, 1);
+        sim_run(s, 3);
+        sim_count_anew(s);
+        sim_run(s, 4);
+        CHECK_AT(share(s, 0, 4) > 0.9, "used %.3f", share(s, 0, 4));
+        CHECK_AT(queue_loss(s, 0) < 0.1, "lost %.3f", queue_loss(s, 0));
+        sim_free(s);
+    }
+}
+
+/* The second comes two seconds after the first. */
+static void test_two_share(void) {
+    static const double rtts[] = {20, 80};
+    for (int t = 0; t < 2; t++) {
+        sim *s = sim_new(1e9, 0.05, 2);
+        flow(s, 0, rtts[t], 0.001, 1);
+        flow(s, 1, rtts[t], 0.001, 1)->begin_ns = s->now + 2000000000u;
+        sim_run(s, 7);
+        sim_count_anew(s);
+        sim_run(s, 10);
+        for (int i = 0; i < 2; i++)
+            CHECK_AT(share(s, i, 10) > 0.38 && share(s, i, 10) < 0.62, "%.0f ms: flow %d has %.3f",
+                     rtts[t], i, share(s, i, 10));
+        CHECK_AT(sim_queue_ms(s) < 10, "%.1f ms", sim_queue_ms(s));
+        sim_free(s);
+    }
+}
+
+static void test_beside_tcp(void) {
+    sim *s = sim_new(1e9, 0.02, 2);
+    flow(s, 0, 20, 0, 1);
+    flow(s, 1, 20, 0, 1)->tcp = 1;
+    sim_run(s, 5);
+    sim_count_anew(s);
+    sim_run(s, 20);
+    CHECK_AT(share(s, 1, 20) > 0.33, "TCP has %.3f", share(s, 1, 20));
+    CHECK_AT(share(s, 0, 20) > 0.05, "this has %.3f", share(s, 0, 20));
+    sim_free(s);
+}
+
+/* Seven send to one: the queue before it stays bounded, and all get some. */
+static void test_incast(void) {
+    sim *s = sim_new(1e9, 0.02, 7);
+    for (int i = 0; i < 7; i++)
+        flow(s, i, 1.5, 0, 1);
+    sim_run(s, 2);
+    sim_count_anew(s);
+    sim_run(s, 5);
+    double sum = 0;
+    for (int i = 0; i < 7; i++) {
+        sum += share(s, i, 5);
+        CHECK_AT(share(s, i, 5) > 0.03, "flow %d has %.3f", i, share(s, i, 5));
+        CHECK_AT(queue_loss(s, i) < 0.05, "flow %d loses %.3f", i, queue_loss(s, i));
+    }
+    CHECK_AT(sum > 0.9, "used %.3f", sum);
+    CHECK_AT(sim_queue_ms(s) < 15, "%.1f ms", sim_queue_ms(s));
+    sim_free(s);
+}
+
+/* The round trip grows tenfold: a longer path is no queue, and is used again within seconds. */
+static void test_longer_path(void) {
+    sim *s = sim_new(1e9, 0.05, 1);
+    sim_flow *f = flow(s, 0, 8, 0.01, 1);
+    sim_run(s, 3);
+    f->way_ns *= 10;
+    sim_run(s, 12);
+    sim_count_anew(s);
+    sim_run(s, 4);
+    CHECK_AT(share(s, 0, 4) > 0.85, "used %.3f", share(s, 0, 4));
+    sim_free(s);
+}
+
+/* A quarter of the rate is left: the sender follows within a second. */
+static void test_narrower_path(void) {
+    sim *s = sim_new(1e9, 0.05, 1);
+    flow(s, 0, 20, 0.01, 1);
+    sim_run(s, 3);
+    s->bytes_per_s /= 4;
+    s->queue_bytes /= 4;
+    sim_run(s, 1);
+    sim_count_anew(s);
+    sim_run(s, 4);
+    CHECK_AT(share(s, 0, 4) > 0.85, "used %.3f", share(s, 0, 4));
+    CHECK_AT(queue_loss(s, 0) < 0.05, "lost %.3f", queue_loss(s, 0));
+    sim_free(s);
+}
+
+/* Operations of 4 MB with pauses: the rate is found, though none is as long as a round trip. */
+static void test_short_operations(void) {
+    sim *s = sim_new(1e9, 0.05, 1);
+    sim_flow *f = flow(s, 0, 80, 0.01, 1);
+    f->on_ns = 40000000;
+    f->off_ns = 160000000;
+    sim_run(s, 6);
+    sim_count_anew(s);
+    sim_run(s, 4);
+    double used = share(s, 0, 4) / 0.2;
+    CHECK_AT(used > 0.8, "used %.3f of the time in which there was something to send", used);
+    sim_free(s);
+}
+
+/* Nearly all is lost: less and less is sent. */
+static void test_gives_way(void) {
+    sim *s = sim_new(1e9, 0.05, 1);
+    sim_flow *f = flow(s, 0, 20, 0.9, 1);
+    sim_run(s, 4);
+    sim_count_anew(s);
+    sim_run(s, 2);
+    double sent = (double)(f->delivered + f->lost_random + f->lost_queue) * SIM_PACKET / 2;
+    CHECK_AT(sent < 0.1 * s->bytes_per_s, "sends %.3f of the rate", sent / s->bytes_per_s);
+    CHECK(f->delivered > 0);
+    sim_free(s);
+}
+
+/* An acknowledgement whose clocks make no sense changes little. */
+static void test_wrong_clocks(void) {
+    for (int k = 0; k < 4; k++) {
+        static const uint32_t wrong[] = {0, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF};
+        sim *s = sim_new(1e9, 0.05, 1);
+        flow(s, 0, 20, 0, 1);
+        sim_run(s, 2);
+        lc_pace_ack ack = {.now = s->now,
+                           .rtt_ns = 20000000,
+                           .elapsed_ns = 20000000,
+                           .sent_us = (uint32_t)(s->now / 1000) - 20000,
+                           .arrived_us = wrong[k],
+                           .moved = 1,
+                           .taken = 1};
+        lc_pace_acked(&s->flows[0].pace, &ack);
+        sim_count_anew(s);
+        sim_run(s, 2);
+        CHECK_AT(share(s, 0, 2) > 0.9, "%08x: used %.3f", wrong[k], share(s, 0, 2));
+        sim_free(s);
+    }
+}
+
+static void test_same_host_is_not_held(void) {
+    lc_pace pace;
+    lc_pace_init(&pace, 0, 0, SIM_PACKET);
+    CHECK(lc_pace_window(&pace, 5000) < 5000);
+    pace.same_host = 1;
+    CHECK(lc_pace_window(&pace, 5000) == 5000);
+}
+
+int main(void) {
+    test_one_flow();
+    test_short_buffer();
+    test_two_share();
+    test_beside_tcp();
+    test_incast();
+    test_longer_path();
+    test_narrower_path();
+    test_short_operations();
+    test_gives_way();
+    test_wrong_clocks();
+    test_same_host_is_not_held();
+    return check_result("test_pace");
+}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from lossycoll.lab.network import Link, Network, Port
@@ -11,8 +12,9 @@ from lossycoll.lab.network import Link, Network, Port
 MIB = 1 << 20
 QUEUE_MS = 25.0
 """Room before each port, in time at its rate: what a router of today has."""
-WAYS = ("lossy", "repair", "reliable", "gloo")
-"""Lossy with nothing resent, with one round of resending, all resent; and torch's gloo."""
+WAYS = ("lossy", "repair", "reliable", "gloo", "gloo-bbr")
+"""Lossy with nothing resent, with one round of resending, all resent; torch's gloo over TCP with
+the kernel's cubic, and with bbr."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,12 @@ class Cell:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def ways() -> tuple[str, ...]:
+    """Those that this kernel has."""
+    known = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
+    return tuple(way for way in WAYS if way != "gloo-bbr" or "bbr" in known)
 
 
 def cells() -> Iterator[Cell]:

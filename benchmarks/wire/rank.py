@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import socket
 import sys
 import time
 from pathlib import Path
@@ -23,39 +25,78 @@ SCOPES: dict[str, Any] = {
     "repair": lambda: lossycoll.lossy(repair=1),
     "reliable": lossycoll.reliable,
     "gloo": contextlib.nullcontext,
+    "gloo-bbr": contextlib.nullcontext,
 }
+SLOW_SECONDS = 5.0
+"""A way that takes longer is measured once: the others would wait for it."""
+CONTROL = {"gloo": "cubic", "gloo-bbr": "bbr"}
 
 
 def main() -> None:
     config = json.loads(sys.argv[1])
     torch.set_num_threads(1)
     dist.init_process_group("lossy")
-    gloo = dist.new_group(backend="gloo")
-    out = [measure(mib, config, gloo) for mib in config["mib"]]
+    groups = {way: tcp_group(CONTROL[way]) for way in config["ways"] if way in CONTROL}
+    out = [measure(mib, config, groups) for mib in config["mib"]]
     Path(f"{sys.argv[2]}.{dist.get_rank()}").write_text(json.dumps(out))
     dist.destroy_process_group()
 
 
-def measure(mib: float, config: dict[str, Any], gloo: dist.ProcessGroup) -> dict[str, Any]:
+def tcp_group(control: str) -> dist.ProcessGroup:
+    """A gloo group of which the connections use this congestion control."""
+    before = tcp_sockets()
+    group = dist.new_group(backend="gloo")
+    dist.barrier(group=group)  # by now all are connected
+    for number in tcp_sockets() - before:
+        with socket.socket(fileno=os.dup(number)) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, control.encode())
+    return group
+
+
+def agreed(here: bool) -> bool:
+    """Whether it is so on any rank."""
+    flag = torch.tensor(float(here))
+    with lossycoll.reliable():
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    return bool(flag)
+
+
+def tcp_sockets() -> set[int]:
+    """File descriptors of this process's TCP connections."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as one:
+            if one.family == socket.AF_INET and one.type == socket.SOCK_STREAM:
+                one.getpeername()
+                found.add(int(name))
+    return found
+
+
+def measure(
+    mib: float, config: dict[str, Any], groups: dict[str, dist.ProcessGroup]
+) -> dict[str, Any]:
     tensor = torch.empty(int(mib * (1 << 18)))
     seconds: dict[str, list[float]] = {way: [] for way in config["ways"]}
     missing: dict[str, list[float]] = {way: [] for way in config["ways"]}
+    slow: set[str] = set()
     for number in range(max(config["rounds"].values())):
         order = config["ways"] if number % 2 == 0 else config["ways"][::-1]
         for way in order:
-            if number >= config["rounds"][way]:
+            if number >= config["rounds"][way] or way in slow:
                 continue
             tensor.fill_(1.0)
             with lossycoll.reliable():
                 dist.barrier()
             started = time.perf_counter()
             with SCOPES[way]():
-                dist.all_reduce(tensor, group=gloo if way == "gloo" else None)
+                dist.all_reduce(tensor, group=groups.get(way))
             seconds[way].append(time.perf_counter() - started)
             report = lossycoll.last_report()
-            if way != "gloo" and report is not None:
+            if way not in groups and report is not None:
                 packets = report.packets_received + report.packets_missing
                 missing[way].append(report.packets_missing / packets if packets else 0.0)
+            if way in groups and agreed(seconds[way][-1] > SLOW_SECONDS):
+                slow.add(way)
     return {"seconds": seconds, "missing": missing}
 
 

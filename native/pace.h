@@ -44,9 +44,10 @@ typedef struct {
     lc_least rtt;    /* round trip, ns */
     lc_least way; /* one-way delay against the first one, us: offset and drift of clocks cancel */
     uint32_t way_first_us;
-    double hold_s; /* what threads add to a round trip; the path's own share is in rtt and way */
-    double rate;   /* packets/s delivered: the most of the last rounds */
-    double loss;   /* share: the least of the last rounds */
+    uint32_t strange; /* acknowledgements in a row whose clocks make no sense */
+    double hold_s;    /* what threads add to a round trip; the path's own share is in rtt and way */
+    double rate;      /* packets/s delivered: the most of the last rounds */
+    double loss;      /* share: the least of the last rounds */
     double rates[LC_PACE_ROUNDS];   /* of the last rounds in which sending was held back */
     double losses[LC_PACE_ROUNDS];  /* of the same rounds */
     uint32_t n_rounds;              /* so far, in both */

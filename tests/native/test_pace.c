@@ -190,6 +190,111 @@ static void test_wrong_clocks(void) {
     }
 }
 
+/* What is used of the path in the second after this flow has paused for so long. */
+static double used_after(sim *s, uint64_t pause_ns) {
+    sim_flow *f = &s->flows[0];
+    f->begin_ns = s->now + pause_ns;
+    sim_run(s, 0.5);
+    s->now += pause_ns - 500000000u;
+    sim_count_anew(s);
+    sim_run(s, 1);
+    return share(s, 0, 1);
+}
+
+/* In an hour the clocks of two hosts drift by more than any queue. */
+static void test_pause(void) {
+    static const double drifts[] = {-5e-5, 0, 5e-5};
+    for (int k = 0; k < 3; k++) {
+        sim *s = sim_new(1e9, 0.05, 1);
+        flow(s, 0, 20, 0.001, 1)->drift = drifts[k];
+        sim_run(s, 3);
+        double used = used_after(s, 3600000000000u);
+        CHECK_AT(used > 0.9, "drift %.0e: used %.3f", drifts[k], used);
+        sim_run(s, 4);
+        CHECK_AT(sim_queue_ms(s) < 3, "drift %.0e: %.1f ms", drifts[k], sim_queue_ms(s));
+        sim_free(s);
+    }
+}
+
+/* A clock that is set, or was wrong in the first packet: the queue is seen again. */
+static void test_set_clocks(void) {
+    for (int k = 0; k < 4; k++) {
+        uint32_t step = k % 2 ? 5000000u : (uint32_t)-5000000;
+        sim *s = sim_new(1e9, 0.05, 1);
+        sim_flow *f = flow(s, 0, 20, 0, 1);
+        sim_run(s, k / 2 ? 3 : 0.022);
+        f->clock_us += step;
+        sim_run(s, 12);
+        sim_count_anew(s);
+        sim_run(s, 4);
+        CHECK_AT(share(s, 0, 4) > 0.9, "case %d: used %.3f", k, share(s, 0, 4));
+        CHECK_AT(sim_queue_ms(s) < 3, "case %d: %.1f ms", k, sim_queue_ms(s));
+        sim_free(s);
+    }
+}
+
+/* A window of a few packets, whatever brought it there, can grow again. */
+static void test_grows_again(void) {
+    sim *s = sim_new(1e6, 0.5, 1);
+    flow(s, 0, 20, 0, 1);
+    sim_run(s, 10);
+    CHECK(lc_pace_window(&s->flows[0].pace, 2000) < 16);
+    s->bytes_per_s *= 1000;
+    s->queue_bytes *= 100;
+    sim_run(s, 10);
+    sim_count_anew(s);
+    sim_run(s, 4);
+    CHECK_AT(share(s, 0, 4) > 0.9, "after 1 Mbit/s: used %.3f", share(s, 0, 4));
+    sim_free(s);
+
+    s = sim_new(1e9, 0.05, 1);
+    flow(s, 0, 20, 0.95, 1);
+    sim_run(s, 5);
+    s->flows[0].loss = 0;
+    sim_run(s, 5);
+    sim_count_anew(s);
+    sim_run(s, 4);
+    CHECK_AT(share(s, 0, 4) > 0.9, "after 95%% loss: used %.3f", share(s, 0, 4));
+    sim_free(s);
+}
+
+/* Packets that come 120 ms apart tell a rate, too. */
+static void test_slow_path(void) {
+    sim *s = sim_new(1e5, 60, 1);
+    flow(s, 0, 20, 0, 1);
+    sim_run(s, 60);
+    sim_count_anew(s);
+    sim_run(s, 60);
+    CHECK_AT(share(s, 0, 60) > 0.95, "used %.3f", share(s, 0, 60));
+    CHECK_AT(sim_queue_ms(s) < 1000, "%.1f ms", sim_queue_ms(s));
+    sim_free(s);
+}
+
+/* A peer with a small socket buffer, far away: what is on the way is not in the buffer. */
+static void test_small_peer_window(void) {
+    sim *s = sim_new(1e9, 0.05, 1);
+    flow(s, 0, 80, 0.001, 1)->peer_window = 20;
+    sim_run(s, 6);
+    sim_count_anew(s);
+    sim_run(s, 4);
+    CHECK_AT(share(s, 0, 4) > 0.6, "used %.3f", share(s, 0, 4));
+    sim_free(s);
+}
+
+/* Half of the packets come 3 ms late: neither loss nor a queue. */
+static void test_reordering(void) {
+    sim *s = sim_new(1e9, 0.05, 1);
+    sim_flow *f = flow(s, 0, 20, 0.001, 1);
+    f->late = 0.5;
+    f->late_ns = 3000000;
+    sim_run(s, 3);
+    sim_count_anew(s);
+    sim_run(s, 4);
+    CHECK_AT(share(s, 0, 4) > 0.9, "used %.3f", share(s, 0, 4));
+    CHECK_AT(sim_queue_ms(s) < 5, "%.1f ms", sim_queue_ms(s));
+    sim_free(s);
+}
+
 static void test_same_host_is_not_held(void) {
     lc_pace pace;
     lc_pace_init(&pace, 0, 0, SIM_PACKET);
@@ -209,6 +314,12 @@ int main(void) {
     test_short_operations();
     test_gives_way();
     test_wrong_clocks();
+    test_pause();
+    test_set_clocks();
+    test_grows_again();
+    test_slow_path();
+    test_small_peer_window();
+    test_reordering();
     test_same_host_is_not_held();
     return check_result("test_pace");
 }

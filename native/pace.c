@@ -16,15 +16,16 @@ static const uint64_t ROUND_MIN_NS = 2000000u;
 /* Queue that one flow aims at: QUEUE_ONE / sqrt(bytes/s) seconds, 1 ms at 1 Gbit/s. With the root,
  * flows that share a queue share the rate alike, whatever they began with. */
 static const double QUEUE_ONE = 11.2;
-static const double RUN_BYTES = 65536; /* one offloaded run */
-static const double STEP = 0.5;        /* share of the way to the aim that a round goes */
-static const double CUT_MOST = 0.7;    /* a round keeps at least so much of the window */
-static const double AHEAD = 1.1;       /* paced so much above the rate where a queue shows room */
-static const double TRIAL = 1.25;      /* and so much to try whether more gets through */
-static const double FOUND = 1.1;       /* a trial that brings so much has found more */
-static const double CEILING = 1.3;     /* window against the rate of delivery */
-static const double GROWN = 1.25;      /* a start goes on as long as a round brings so much more */
-static const uint32_t TAKEN_MIN = 8;   /* packets without which a round says nothing */
+static const double RUN_S = 0.001, RUN_MIN = 2; /* a run of packets, seconds and packets */
+static const double BURST_PACKETS = 4;
+static const double STEP = 0.5;      /* share of the way to the aim that a round goes */
+static const double CUT_MOST = 0.7;  /* a round keeps at least so much of the window */
+static const double AHEAD = 1.1;     /* paced so much above the rate where a queue shows room */
+static const double TRIAL = 1.25;    /* and so much to try whether more gets through */
+static const double FOUND = 1.1;     /* a trial that brings so much has found more */
+static const double CEILING = 1.3;   /* window against the rate of delivery */
+static const double GROWN = 1.25;    /* a start goes on as long as a round brings so much more */
+static const uint32_t TAKEN_MIN = 8; /* packets without which a round says nothing */
 static const uint32_t TRAIN_MIN = 48;
 static const uint32_t STRANGE_MAX = 16; /* acknowledgements */
 static const double HOLD_MAX_S = 0.05;
@@ -36,42 +37,6 @@ static const double LONGER = 4; /* aims by which a path must grow to begin anew 
 static const double LOSS_TOLERANCE =
     0.6; /* more than this is an overrun, whatever the queue says */
 static const uint32_t LOST_MIN = 64;
-
-/* ---- rates ---- */
-
-void lc_rate_init(lc_rate *rate, double bytes_per_s, uint64_t now) {
-    *rate = (lc_rate){.bytes_per_s = bytes_per_s, .burst_bytes = RUN_BYTES, .filled_ns = now};
-}
-
-/* Two milliseconds of sending may be saved up. */
-static double depth(const lc_rate *rate) {
-    double most = rate->bytes_per_s * 0.002;
-    return most > rate->burst_bytes ? most : rate->burst_bytes;
-}
-
-static double tokens_at(const lc_rate *rate, uint64_t now) {
-    double t = rate->tokens + rate->bytes_per_s * 1e-9 * (double)(now - rate->filled_ns);
-    return t < depth(rate) ? t : depth(rate);
-}
-
-uint32_t lc_rate_take(lc_rate *rate, uint64_t now, uint32_t want, uint32_t packet_bytes) {
-    if (rate->bytes_per_s <= 0)
-        return want;
-    rate->tokens = tokens_at(rate, now);
-    rate->filled_ns = now;
-    uint32_t may = (uint32_t)(rate->tokens / packet_bytes);
-    if (may > want)
-        may = want;
-    rate->tokens -= (double)may * packet_bytes;
-    return may;
-}
-
-uint64_t lc_rate_delay(const lc_rate *rate, uint64_t now, uint32_t packet_bytes) {
-    if (rate->bytes_per_s <= 0)
-        return 0;
-    double short_of = packet_bytes - tokens_at(rate, now);
-    return short_of <= 0 ? 0 : (uint64_t)(short_of / rate->bytes_per_s * 1e9) + 1;
-}
 
 /* ---- the path ---- */
 
@@ -228,10 +193,7 @@ static void set_gate(lc_pace *pace, uint64_t now) {
                                   : trying(pace)           ? TRIAL
                                   : pace->idle_rounds == 0 ? AHEAD
                                                            : 1);
-    pace->gate.tokens = pace->gate.bytes_per_s > 0 ? tokens_at(&pace->gate, now) : 0;
-    pace->gate.filled_ns = now;
-    pace->gate.bytes_per_s = rate * pace->packet_bytes;
-    pace->gate.burst_bytes = 4 * pace->packet_bytes;
+    lc_rate_set(&pace->gate, rate * pace->packet_bytes, BURST_PACKETS * pace->packet_bytes, now);
 }
 
 static void keep_rate(lc_pace *pace) {
@@ -448,11 +410,17 @@ uint32_t lc_pace_window(const lc_pace *pace, uint32_t peer_window) {
 }
 
 /* A run is a millisecond of sending at most: a long one stands in the way of others. */
-uint32_t lc_pace_take(lc_pace *pace, uint64_t now, uint32_t want, uint32_t packet_bytes) {
-    uint32_t most = (uint32_t)(pace->gate.bytes_per_s * 0.001 / packet_bytes);
-    if (pace->gate.bytes_per_s > 0 && want > most)
-        want = most > 2 ? most : 2;
-    return lc_rate_take(&pace->gate, now, want, packet_bytes);
+uint32_t lc_pace_room(const lc_pace *pace, uint64_t now, uint32_t want, uint32_t packet_bytes) {
+    double run = pace->gate.bytes_per_s * RUN_S / packet_bytes;
+    if (run < RUN_MIN)
+        run = RUN_MIN;
+    if (pace->gate.bytes_per_s > 0 && run < want)
+        want = (uint32_t)run;
+    return lc_rate_room(&pace->gate, now, want, packet_bytes);
+}
+
+void lc_pace_spend(lc_pace *pace, uint64_t now, uint32_t packets, uint32_t packet_bytes) {
+    lc_rate_spend(&pace->gate, now, packets, packet_bytes);
 }
 
 uint64_t lc_pace_delay(const lc_pace *pace, uint64_t now, uint32_t packet_bytes) {

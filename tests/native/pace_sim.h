@@ -126,7 +126,7 @@ static void sim_send(sim *s, int number) {
         if (most > SIM_RUN)
             most = SIM_RUN;
         if (!f->tcp && most)
-            most = lc_pace_take(&f->pace, s->now, most, SIM_PACKET);
+            most = lc_pace_room(&f->pace, s->now, most, SIM_PACKET);
         if (!most) {
             if (!f->tcp)
                 lc_pace_limited(&f->pace);
@@ -136,6 +136,8 @@ static void sim_send(sim *s, int number) {
             }
             return;
         }
+        if (!f->tcp)
+            lc_pace_spend(&f->pace, s->now, most, SIM_PACKET);
         if (!flying)
             f->heard_ns = s->now;
         for (uint32_t k = 0; k < most; k++) {

@@ -303,6 +303,35 @@ static void test_same_host_is_not_held(void) {
     CHECK(lc_pace_window(&pace, 5000) == 5000);
 }
 
+/* A packet as large as a run may be goes alone, however slow the path. */
+static void test_room_is_not_more_than_asked(void) {
+    lc_pace pace;
+    lc_pace_init(&pace, 0, 0, 60000);
+    lc_pace_ack ack = {.now = 20000000, .rtt_ns = 20000000, .moved = 1, .taken = 1};
+    lc_pace_acked(&pace, &ack);
+    pace.gate.bytes_per_s = 1e6;
+    CHECK(lc_pace_room(&pace, 2000000000, 1, 60000) == 1);
+    CHECK(lc_pace_room(&pace, 2000000000, 9, 60000) == 2);
+}
+
+/* Asking takes nothing, and any rate and any time are numbers. */
+static void test_rate(void) {
+    lc_rate rate;
+    lc_rate_init(&rate, 1e6, 0);
+    for (int k = 0; k < 3; k++)
+        CHECK(lc_rate_room(&rate, 1000000000, 100, 1000) == 65);
+    lc_rate_spend(&rate, 1000000000, 65, 1000);
+    CHECK(lc_rate_room(&rate, 1000000000, 100, 1000) == 0);
+    uint64_t delay = lc_rate_delay(&rate, 1000000000, 1000);
+    CHECK(delay > 0 && lc_rate_room(&rate, 1000000000 + delay, 100, 1000) == 1);
+    CHECK(lc_rate_room(&rate, UINT64_MAX, 100, 1000) == 65);
+    lc_rate_init(&rate, 1e-300, 0);
+    CHECK(lc_rate_room(&rate, 1000000000, 100, 1000) == 0);
+    CHECK(lc_rate_delay(&rate, 1000000000, 1000) > 1000000000);
+    lc_rate_init(&rate, 1e300, 0);
+    CHECK(lc_rate_room(&rate, 1000000000, UINT32_MAX, 1) == UINT32_MAX);
+}
+
 int main(void) {
     test_one_flow();
     test_short_buffer();
@@ -321,5 +350,7 @@ int main(void) {
     test_small_peer_window();
     test_reordering();
     test_same_host_is_not_held();
+    test_room_is_not_more_than_asked();
+    test_rate();
     return check_result("test_pace");
 }

@@ -400,10 +400,10 @@ uint32_t lc_pace_window(const lc_pace *pace, uint32_t peer_window) {
     double window = pace->window;
     if (pace->calm && full_window(pace) < window)
         window = full_window(pace);
-    if (pace->dip_ns) {
+    if (pace->dip_ns)
         window = send_rate(pace) * rtt_min_s(pace) / 2;
-        window = window > WINDOW_MIN ? window : WINDOW_MIN;
-    }
+    if (window < WINDOW_MIN)
+        window = WINDOW_MIN; /* without a packet on its way nothing would ever be heard */
     if (pace->rtt.known && least_of(&pace->rtt) > (int64_t)PACED_RTT_NS)
         room += send_rate(pace) * 1e-9 * (double)(least_of(&pace->rtt) - (int64_t)PACED_RTT_NS);
     return (uint32_t)(window < room ? window : room);

@@ -270,6 +270,17 @@ static void test_slow_path(void) {
     sim_free(s);
 }
 
+/* Less than a packet would fill the path, and rounds of less than the rate come, too. */
+static void test_slow_lossy_path(void) {
+    sim *s = sim_new(5e4, 10, 1);
+    flow(s, 0, 20, 0.4, 1);
+    sim_run(s, 100);
+    sim_count_anew(s);
+    sim_run(s, 60);
+    CHECK_AT(share(s, 0, 60) > 0.4, "used %.3f", share(s, 0, 60));
+    sim_free(s);
+}
+
 /* A peer with a small socket buffer, far away: what is on the way is not in the buffer. */
 static void test_small_peer_window(void) {
     sim *s = sim_new(1e9, 0.05, 1);
@@ -332,6 +343,45 @@ static void test_rate(void) {
     CHECK(lc_rate_room(&rate, 1000000000, UINT32_MAX, 1) == UINT32_MAX);
 }
 
+static uint32_t any(sim *s) {
+    static const uint32_t edges[] = {0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF};
+    double u = sim_random(s);
+    return u < 0.5 ? edges[(int)(u * 10)] : (uint32_t)(sim_random(s) * 4294967295.0);
+}
+
+/* Acknowledgements of any content: windows and rates stay numbers, and some packet may always go
+ * within seconds. What a peer can say is bounded as in the engine. */
+static void test_hostile_acks(void) {
+    sim *s = sim_new(1e9, 0.05, 1);
+    lc_pace *pace = &s->flows[0].pace;
+    for (int k = 0; k < 20000; k++) {
+        s->now += 1000 + any(s) % 50000000;
+        uint32_t moved = any(s) % 5000;
+        lc_pace_ack ack = {.now = s->now,
+                           .rtt_ns = any(s) % 3 ? (uint64_t)(any(s) % 60000000) * 1000 + 1 : 0,
+                           .elapsed_ns = (uint64_t)any(s) * 1000,
+                           .sent_us = any(s),
+                           .arrived_us = any(s),
+                           .moved = moved,
+                           .taken = moved ? any(s) % (moved + 1) : 0};
+        if (any(s) % 2)
+            lc_pace_limited(pace);
+        lc_pace_acked(pace, &ack);
+        uint32_t window = lc_pace_window(pace, 1 + any(s) % 5000);
+        double numbers = pace->window + pace->rate + pace->hold_s + pace->gate.tokens;
+        int good = isfinite(numbers) && window >= 1 && pace->loss <= 0.5 && pace->rate >= 0 &&
+                   lc_pace_queue(pace) < 60000001000u;
+        CHECK_AT(good, "acknowledgement %d", k);
+        if (!good)
+            break;
+        CHECK(lc_pace_room(pace, s->now, 7, SIM_PACKET) <= 7);
+        CHECK_AT(lc_pace_delay(pace, s->now, SIM_PACKET) < 3600000000000u,
+                 "acknowledgement %d: %.0f s", k,
+                 1e-9 * (double)lc_pace_delay(pace, s->now, SIM_PACKET));
+    }
+    sim_free(s);
+}
+
 int main(void) {
     test_one_flow();
     test_short_buffer();
@@ -347,10 +397,12 @@ int main(void) {
     test_set_clocks();
     test_grows_again();
     test_slow_path();
+    test_slow_lossy_path();
     test_small_peer_window();
     test_reordering();
     test_same_host_is_not_held();
     test_room_is_not_more_than_asked();
     test_rate();
+    test_hostile_acks();
     return check_result("test_pace");
 }

@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+static const uint64_t LATE_MAX_NS = 100000000;
+
 /* ---- one packet of one slot ---- */
 
 typedef struct {
@@ -166,8 +168,12 @@ static void settle(lc_engine *e, lc_in *in, int cause) {
     }
     if (missing && op->report.cause < cause)
         op->report.cause = cause;
-    e->peers[in->peer].late_ns -= e->peers[in->peer].late_ns / 64;
-    e->peers[in->peer].settled++;
+    lc_peer *peer = &e->peers[in->peer];
+    peer->late_ns -= peer->late_ns / 64;
+    peer->settled++;
+    peer->last_op = op->number;
+    peer->last_slot = s->desc.number;
+    peer->last_fin_ns = missing ? in->fin_ns : 0;
     if (in->n_arrived > 1)
         lc_deadline_add(&e->peers[in->peer].deadline, in->last_ns - in->started_ns, in->gap_ns,
                         in->n_arrived);
@@ -250,11 +256,12 @@ void lc_round_ended(lc_engine *e, lc_in *in) {
     lc_tell_missing(e, in);
 }
 
-/* A packet that came after the end of its stream was said. */
-static void note_late(lc_engine *e, const lc_in *in) {
-    lc_peer *peer = &e->peers[in->peer];
-    if (in->fin_ns && e->now - in->fin_ns > peer->late_ns)
-        peer->late_ns = e->now - in->fin_ns;
+/* A packet that came after the end of its stream was said. One that a link held for longer than
+ * reordering takes would make every stream with a loss wait for its like. */
+static void note_late(lc_engine *e, lc_peer *peer, uint64_t fin_ns) {
+    uint64_t late = e->now - fin_ns;
+    if (fin_ns && late > peer->late_ns && late <= LATE_MAX_NS + peer->pace.rtt_ns)
+        peer->late_ns = late;
 }
 
 static void note_arrival(lc_engine *e, lc_in *in) {
@@ -265,7 +272,7 @@ static void note_arrival(lc_engine *e, lc_in *in) {
     in->last_ns = e->now;
     in->ask_ns = 0;
     if (in->state == LC_IN_CLOSING)
-        note_late(e, in);
+        note_late(e, &e->peers[in->peer], in->fin_ns);
 }
 
 /* The peer has sent what comes before `next`. Returns whether that is news. */
@@ -297,6 +304,8 @@ void lc_data_arrived(lc_engine *e, const lc_header *h, const uint8_t *payload) {
     if (!op) {
         note_link(e, peer, h);
         e->live.stale++;
+        if (h->op == peer->last_op && h->slot == peer->last_slot)
+            note_late(e, peer, peer->last_fin_ns);
         return;
     }
     lc_in *in = lc_op_in(op, h->slot, h->sender);
@@ -325,7 +334,7 @@ void lc_data_arrived(lc_engine *e, const lc_header *h, const uint8_t *payload) {
     }
     if (in->state == LC_IN_SETTLED) {
         e->live.stale++;
-        note_late(e, in);
+        note_late(e, peer, in->fin_ns);
         return;
     }
     note_arrival(e, in);

@@ -76,12 +76,14 @@ void lc_tell_missing(lc_engine *e, lc_in *in) {
     lc_tell(e, in->peer, &r);
 }
 
-/* The echo travels with the time it was kept here, or waiting would pass for a long way. */
+/* The echo travels with the time it was kept here, or waiting would pass for a long way. It is told
+ * once: what FIN or PROBE say about later packets, or none that came, tells nothing of the way. */
 static lc_record ack_of(lc_engine *e, lc_peer *p) {
     lc_record r = {.kind = LC_R_ACK, .a = p->rx_next, .b = e->window, .d = p->rx_taken};
-    if (p->rx_next != p->rx_reported && p->rx_echo_ns) {
+    if (p->rx_echo_ns) {
         r.c = ((e->now - p->rx_echo_ns) / 1000 + 1) << 32 | p->rx_echo_us;
         r.op = (uint32_t)(p->rx_echo_ns / 1000);
+        p->rx_echo_ns = 0;
     }
     p->rx_reported = p->rx_next;
     p->rx_ack_ns = e->now;

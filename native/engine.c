@@ -141,6 +141,8 @@ static void rest(lc_engine *e) {
     }
     uint64_t until = e->tick_ns > e->now ? e->tick_ns - e->now : 0;
     uint64_t delay = gate_delay(e);
+    if (!delay && !e->blocked)
+        return; /* a timer of this turn has made packets ready */
     if (delay && delay < until)
         until = delay;
     if (!until)

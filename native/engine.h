@@ -48,10 +48,13 @@ typedef struct {
     uint32_t rx_reported;
     uint32_t rx_taken;   /* packets taken, repeated ones included */
     uint32_t rx_echo_us; /* the sender's clock in the latest packet, and ours when it came */
-    uint64_t rx_echo_ns;
-    uint64_t rx_ack_ns; /* when the peer was last told what came */
-    uint32_t settled;   /* streams */
-    uint64_t late_ns;   /* how late packets come after the end of their stream; fades */
+    uint64_t rx_echo_ns; /* 0: it has been told */
+    uint64_t rx_ack_ns;  /* when the peer was last told what came */
+    uint32_t settled;    /* streams */
+    uint64_t late_ns;    /* how late packets come after the end of their stream; fades */
+    uint32_t last_op;    /* the stream that settled last, if some of it was missing: its packets */
+    uint16_t last_slot;  /* may come when the operation has gone */
+    uint64_t last_fin_ns;
     int ack_due;
     uint64_t heard_ns;
     uint64_t barren_ns;      /* the first round's end since data last came; 0: none has ended */

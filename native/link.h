@@ -40,7 +40,7 @@ void lc_link_close(lc_link *link);
 /* Copies the peers' addresses. LC_OK or LC_E_ARGUMENT with *bad the rank whose address is unusable.
  */
 int lc_link_set_peers(lc_link *link, const lc_address *peers, uint16_t n, int *bad);
-/* Whether a peer's address is one of this host's. */
+/* Whether a peer's address is one of this host's, as far as that can be told. */
 int lc_link_is_here(const lc_link *link, uint16_t peer);
 void lc_link_info_of(const lc_link *link, lc_link_info *info);
 

@@ -5,6 +5,7 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <ifaddrs.h>
 #include <netinet/in.h>
 #include <netinet/udp.h>
 #include <poll.h>
@@ -218,17 +219,29 @@ int lc_link_set_peers(lc_link *link, const lc_address *peers, uint16_t n, int *b
     return LC_OK;
 }
 
-/* Only an address of this host can be bound to. */
+static int is_same(const address *a, const struct sockaddr *own) {
+    if (!own || own->sa_family != a->any.sa_family)
+        return 0;
+    if (own->sa_family == AF_INET)
+        return ((const struct sockaddr_in *)own)->sin_addr.s_addr == a->v4.sin_addr.s_addr;
+    const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)own;
+    return own->sa_family == AF_INET6 &&
+           memcmp(&v6->sin6_addr, &a->v6.sin6_addr, sizeof v6->sin6_addr) == 0 &&
+           v6->sin6_scope_id == a->v6.sin6_scope_id;
+}
+
+/* That an address can be bound to says nothing: ip_nonlocal_bind lets any. */
 int lc_link_is_here(const lc_link *link, uint16_t peer) {
-    address any_port = link->peers[peer];
-    if (link->family == AF_INET)
-        any_port.v4.sin_port = 0;
-    else
-        any_port.v6.sin6_port = 0;
-    int fd = socket(link->family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    int here = fd >= 0 && bind(fd, &any_port.any, address_bytes(link->family)) == 0;
-    if (fd >= 0)
-        close(fd);
+    const address *a = &link->peers[peer];
+    if (link->family == AF_INET && ntohl(a->v4.sin_addr.s_addr) >> 24 == IN_LOOPBACKNET)
+        return 1;
+    struct ifaddrs *all;
+    if (getifaddrs(&all) != 0)
+        return 0;
+    int here = 0;
+    for (const struct ifaddrs *i = all; i && !here; i = i->ifa_next)
+        here = is_same(a, i->ifa_addr);
+    freeifaddrs(all);
     return here;
 }
 

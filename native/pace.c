@@ -16,16 +16,18 @@ static const uint64_t ROUND_MIN_NS = 2000000u;
 /* Queue that one flow aims at: QUEUE_ONE / sqrt(bytes/s) seconds, 1 ms at 1 Gbit/s. With the root,
  * flows that share a queue share the rate alike, whatever they began with. */
 static const double QUEUE_ONE = 11.2;
-static const double RUN_BYTES = 65536; /* one offloaded run */
-static const double STEP = 0.5;        /* share of the way to the aim that a round goes */
-static const double CUT_MOST = 0.7;    /* a round keeps at least so much of the window */
-static const double AHEAD = 1.1;       /* paced so much above the rate where a queue shows room */
-static const double TRIAL = 1.25;      /* and so much to try whether more gets through */
-static const double FOUND = 1.1;       /* a trial that brings so much has found more */
-static const double CEILING = 1.3;     /* window against the rate of delivery */
-static const double GROWN = 1.25;      /* a start goes on as long as a round brings so much more */
-static const uint32_t TAKEN_MIN = 8;   /* packets without which a round says nothing */
+static const double RUN_S = 0.001, RUN_MIN = 2; /* a run of packets, seconds and packets */
+static const double BURST_PACKETS = 4;
+static const double STEP = 0.5;      /* share of the way to the aim that a round goes */
+static const double CUT_MOST = 0.7;  /* a round keeps at least so much of the window */
+static const double AHEAD = 1.1;     /* paced so much above the rate where a queue shows room */
+static const double TRIAL = 1.25;    /* and so much to try whether more gets through */
+static const double FOUND = 1.1;     /* a trial that brings so much has found more */
+static const double CEILING = 1.3;   /* window against the rate of delivery */
+static const double GROWN = 1.25;    /* a start goes on as long as a round brings so much more */
+static const uint32_t TAKEN_MIN = 8; /* packets without which a round says nothing */
 static const uint32_t TRAIN_MIN = 48;
+static const uint32_t STRANGE_MAX = 16; /* acknowledgements */
 static const double HOLD_MAX_S = 0.05;
 static const double CALM = 0.95; /* paced so in a round that tells random loss from an overrun */
 static const double CALM_LOSS = 0.01;
@@ -36,47 +38,16 @@ static const double LOSS_TOLERANCE =
     0.6; /* more than this is an overrun, whatever the queue says */
 static const uint32_t LOST_MIN = 64;
 
-/* ---- rates ---- */
-
-void lc_rate_init(lc_rate *rate, double bytes_per_s, uint64_t now) {
-    *rate = (lc_rate){.bytes_per_s = bytes_per_s, .burst_bytes = RUN_BYTES, .filled_ns = now};
-}
-
-/* Two milliseconds of sending may be saved up. */
-static double depth(const lc_rate *rate) {
-    double most = rate->bytes_per_s * 0.002;
-    return most > rate->burst_bytes ? most : rate->burst_bytes;
-}
-
-static double tokens_at(const lc_rate *rate, uint64_t now) {
-    double t = rate->tokens + rate->bytes_per_s * 1e-9 * (double)(now - rate->filled_ns);
-    return t < depth(rate) ? t : depth(rate);
-}
-
-uint32_t lc_rate_take(lc_rate *rate, uint64_t now, uint32_t want, uint32_t packet_bytes) {
-    if (rate->bytes_per_s <= 0)
-        return want;
-    rate->tokens = tokens_at(rate, now);
-    rate->filled_ns = now;
-    uint32_t may = (uint32_t)(rate->tokens / packet_bytes);
-    if (may > want)
-        may = want;
-    rate->tokens -= (double)may * packet_bytes;
-    return may;
-}
-
-uint64_t lc_rate_delay(const lc_rate *rate, uint64_t now, uint32_t packet_bytes) {
-    if (rate->bytes_per_s <= 0)
-        return 0;
-    double short_of = packet_bytes - tokens_at(rate, now);
-    return short_of <= 0 ? 0 : (uint64_t)(short_of / rate->bytes_per_s * 1e9) + 1;
-}
-
 /* ---- the path ---- */
+
+/* Nothing was measured for so long that the clocks may have drifted by more than a queue. */
+static int is_old(const lc_least *least, uint64_t now) {
+    return now - least->began_ns > 2 * EPOCH_NS;
+}
 
 static void least_add(lc_least *least, uint64_t now, int64_t value) {
     if (!least->known || now - least->began_ns > EPOCH_NS) {
-        least->before = least->known ? least->now : value;
+        least->before = least->known && !is_old(least, now) ? least->now : value;
         least->now = value;
         least->began_ns = now;
         least->known = 1;
@@ -118,17 +89,21 @@ static void sample_rate(lc_pace *pace, const lc_pace_ack *ack) {
         span_us = 2000;
     if (span_us > 20000)
         span_us = 20000;
+    /* Packets of a slow path come far apart; that is no pause of the sender. */
+    double apart_us = pace->rate > 0 ? 4e6 / pace->rate : 1e-3 * (double)pace->rtt_ns;
+    double pause_us = 4 * (double)span_us > apart_us ? 4 * (double)span_us : apart_us;
+    double least = pace->window < TRAIN_MIN ? pace->window : TRAIN_MIN;
     uint32_t gap = ack->arrived_us - pace->last_us;
     uint32_t passed = ack->arrived_us - pace->train_us;
     pace->last_us = ack->arrived_us;
-    if (!pace->in_train || gap > 4 * span_us) {
+    if (!pace->in_train || gap > pause_us) {
         pace->in_train = 1;
         pace->train_us = ack->arrived_us;
         pace->train_taken = 0;
         return;
     }
     pace->train_taken += ack->taken;
-    if (passed < span_us || pace->train_taken < TRAIN_MIN)
+    if (passed < span_us || pace->train_taken < least || pace->train_taken < TAKEN_MIN)
         return;
     double rate = 1e6 * pace->train_taken / passed;
     if (rate > pace->best_rate)
@@ -137,16 +112,28 @@ static void sample_rate(lc_pace *pace, const lc_pace_ack *ack) {
     pace->train_taken = 0;
 }
 
+static void begin_way(lc_pace *pace, uint32_t way_us) {
+    pace->way_first_us = way_us;
+    pace->way = pace->dip_way = (lc_least){0};
+}
+
 /* Returns the queue that the packet met, ns. */
 static int64_t sample_path(lc_pace *pace, const lc_pace_ack *ack) {
     uint32_t way = ack->arrived_us - ack->sent_us;
-    if (!pace->way.known)
-        pace->way_first_us = way;
+    if (!pace->way.known || is_old(&pace->way, ack->now))
+        begin_way(pace, way);
     int64_t relative = (int32_t)(way - pace->way_first_us);
-    /* One way is a part of there and back: what says otherwise is no measurement. */
+    /* One way is a part of there and back: what says otherwise is no measurement, and what goes on
+     * saying so is a clock that was set. */
     int64_t both_us = (int64_t)(pace->rtt_ns + ack->rtt_ns) / 1000 + NOISE_NS / 1000;
-    if (pace->way.known && relative < least_of(&pace->way) - both_us)
+    int strange = pace->way.known && relative < least_of(&pace->way) - both_us;
+    pace->strange = strange ? pace->strange + 1 : 0;
+    if (pace->strange >= STRANGE_MAX) {
+        begin_way(pace, way);
+        relative = 0;
+    } else if (strange) {
         relative = least_of(&pace->way);
+    }
     pace->rtt_ns = pace->rtt_ns ? pace->rtt_ns - pace->rtt_ns / 8 + ack->rtt_ns / 8 : ack->rtt_ns;
     least_add(&pace->rtt, ack->now, (int64_t)ack->rtt_ns);
     least_add(&pace->way, ack->now, relative);
@@ -206,10 +193,7 @@ static void set_gate(lc_pace *pace, uint64_t now) {
                                   : trying(pace)           ? TRIAL
                                   : pace->idle_rounds == 0 ? AHEAD
                                                            : 1);
-    pace->gate.tokens = pace->gate.bytes_per_s > 0 ? tokens_at(&pace->gate, now) : 0;
-    pace->gate.filled_ns = now;
-    pace->gate.bytes_per_s = rate * pace->packet_bytes;
-    pace->gate.burst_bytes = 4 * pace->packet_bytes;
+    lc_rate_set(&pace->gate, rate * pace->packet_bytes, BURST_PACKETS * pace->packet_bytes, now);
 }
 
 static void keep_rate(lc_pace *pace) {
@@ -345,8 +329,18 @@ static void cut(lc_pace *pace, uint64_t now) {
         pace->rates[i] *= CUT_MOST;
 }
 
+static uint32_t lost_of(const lc_pace *pace) {
+    return pace->moved > pace->taken ? pace->moved - pace->taken : 0;
+}
+
+/* A window of a few packets takes several round trips to say something. */
+static int round_over(const lc_pace *pace, uint64_t now) {
+    uint64_t least = pace->rtt_ns > ROUND_MIN_NS ? pace->rtt_ns : ROUND_MIN_NS;
+    return now - pace->round_ns >= least && (pace->taken >= TAKEN_MIN || lost_of(pace) > LOST_MIN);
+}
+
 static void end_round(lc_pace *pace, uint64_t now) {
-    uint32_t lost = pace->moved > pace->taken ? pace->moved - pace->taken : 0;
+    uint32_t lost = lost_of(pace);
     if (lost > LOST_MIN && lost > LOSS_TOLERANCE * pace->moved)
         cut(pace, now);
     else if (pace->taken >= TAKEN_MIN && pace->least_queue_ns != INT64_MAX && !pace->dip_ns) {
@@ -390,8 +384,7 @@ void lc_pace_acked(lc_pace *pace, const lc_pace_ack *ack) {
             watch_start(pace, ack->now, queue);
         dip(pace, ack->now);
     }
-    uint64_t round = pace->rtt_ns > ROUND_MIN_NS ? pace->rtt_ns : ROUND_MIN_NS;
-    if (ack->now - pace->round_ns >= round)
+    if (round_over(pace, ack->now))
         end_round(pace, ack->now);
     set_gate(pace, ack->now);
 }
@@ -407,21 +400,27 @@ uint32_t lc_pace_window(const lc_pace *pace, uint32_t peer_window) {
     double window = pace->window;
     if (pace->calm && full_window(pace) < window)
         window = full_window(pace);
-    if (pace->dip_ns) {
+    if (pace->dip_ns)
         window = send_rate(pace) * rtt_min_s(pace) / 2;
-        window = window > WINDOW_MIN ? window : WINDOW_MIN;
-    }
+    if (window < WINDOW_MIN)
+        window = WINDOW_MIN; /* without a packet on its way nothing would ever be heard */
     if (pace->rtt.known && least_of(&pace->rtt) > (int64_t)PACED_RTT_NS)
         room += send_rate(pace) * 1e-9 * (double)(least_of(&pace->rtt) - (int64_t)PACED_RTT_NS);
     return (uint32_t)(window < room ? window : room);
 }
 
 /* A run is a millisecond of sending at most: a long one stands in the way of others. */
-uint32_t lc_pace_take(lc_pace *pace, uint64_t now, uint32_t want, uint32_t packet_bytes) {
-    uint32_t most = (uint32_t)(pace->gate.bytes_per_s * 0.001 / packet_bytes);
-    if (pace->gate.bytes_per_s > 0 && want > most)
-        want = most > 2 ? most : 2;
-    return lc_rate_take(&pace->gate, now, want, packet_bytes);
+uint32_t lc_pace_room(const lc_pace *pace, uint64_t now, uint32_t want, uint32_t packet_bytes) {
+    double run = pace->gate.bytes_per_s * RUN_S / packet_bytes;
+    if (run < RUN_MIN)
+        run = RUN_MIN;
+    if (pace->gate.bytes_per_s > 0 && run < want)
+        want = (uint32_t)run;
+    return lc_rate_room(&pace->gate, now, want, packet_bytes);
+}
+
+void lc_pace_spend(lc_pace *pace, uint64_t now, uint32_t packets, uint32_t packet_bytes) {
+    lc_rate_spend(&pace->gate, now, packets, packet_bytes);
 }
 
 uint64_t lc_pace_delay(const lc_pace *pace, uint64_t now, uint32_t packet_bytes) {

@@ -7,17 +7,9 @@
 #ifndef LC_PACE_H
 #define LC_PACE_H
 
-#include <stdint.h>
+#include "rate.h"
 
 enum { LC_PACE_ROUNDS = 8 };
-
-/* A fixed or a changing rate, kept by tokens. */
-typedef struct {
-    double bytes_per_s; /* 0: none */
-    double tokens;      /* bytes that may go now */
-    double burst_bytes; /* least that may be saved up */
-    uint64_t filled_ns; /* when tokens were last added */
-} lc_rate;
 
 /* The least of this and the last epoch. */
 typedef struct {
@@ -44,9 +36,10 @@ typedef struct {
     lc_least rtt;    /* round trip, ns */
     lc_least way; /* one-way delay against the first one, us: offset and drift of clocks cancel */
     uint32_t way_first_us;
-    double hold_s; /* what threads add to a round trip; the path's own share is in rtt and way */
-    double rate;   /* packets/s delivered: the most of the last rounds */
-    double loss;   /* share: the least of the last rounds */
+    uint32_t strange; /* acknowledgements in a row whose clocks make no sense */
+    double hold_s;    /* what threads add to a round trip; the path's own share is in rtt and way */
+    double rate;      /* packets/s delivered: the most of the last rounds */
+    double loss;      /* share: the least of the last rounds */
     double rates[LC_PACE_ROUNDS];   /* of the last rounds in which sending was held back */
     double losses[LC_PACE_ROUNDS];  /* of the same rounds */
     uint32_t n_rounds;              /* so far, in both */
@@ -87,21 +80,17 @@ void lc_pace_init(lc_pace *pace, uint64_t now, uint64_t clock_ns, uint32_t packe
  * way on a long path is not in that buffer. */
 uint32_t lc_pace_window(const lc_pace *pace, uint32_t peer_window);
 /* Packets of packet_bytes that may go now; at most want. */
-uint32_t lc_pace_take(lc_pace *pace, uint64_t now, uint32_t want, uint32_t packet_bytes);
-/* Nanoseconds until the next run may go; 0: now. */
+uint32_t lc_pace_room(const lc_pace *pace, uint64_t now, uint32_t want, uint32_t packet_bytes);
+/* So many packets go now. */
+void lc_pace_spend(lc_pace *pace, uint64_t now, uint32_t packets, uint32_t packet_bytes);
+/* Nanoseconds until a packet may go; 0: now. */
 uint64_t lc_pace_delay(const lc_pace *pace, uint64_t now, uint32_t packet_bytes);
-/* There was something to send, and the law held it back. */
+/* There is something to send, and the law holds it back. */
 void lc_pace_limited(lc_pace *pace);
 void lc_pace_acked(lc_pace *pace, const lc_pace_ack *ack);
 /* The standing queue of the present round, ns; 0 while it is not known. */
 uint64_t lc_pace_queue(const lc_pace *pace);
 /* How long to wait for an answer before asking again. */
 uint64_t lc_pace_rto(const lc_pace *pace);
-
-void lc_rate_init(lc_rate *rate, double bytes_per_s, uint64_t now);
-/* Packets of packet_bytes that may go now; at most want. */
-uint32_t lc_rate_take(lc_rate *rate, uint64_t now, uint32_t want, uint32_t packet_bytes);
-/* Nanoseconds until one packet may go; 0: now. */
-uint64_t lc_rate_delay(const lc_rate *rate, uint64_t now, uint32_t packet_bytes);
 
 #endif

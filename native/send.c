@@ -132,8 +132,8 @@ static void put_packet(lc_engine *e, lc_out *out, lc_run *run, uint32_t time_us)
     out->sent++;
 }
 
-/* Gathers up to most packets of one stream into a run. */
-static void fill_run(lc_engine *e, lc_out *out, uint32_t most) {
+/* Gathers up to most packets of one stream into a run. Returns how many. */
+static uint32_t fill_run(lc_engine *e, lc_out *out, uint32_t most) {
     lc_op *op = out->slot->op;
     int i = e->n_runs++;
     lc_run *run = &e->runs[i];
@@ -154,6 +154,7 @@ static void fill_run(lc_engine *e, lc_out *out, uint32_t most) {
     if (out->round)
         r->packets_resent += run->n_packets;
     e->peers[out->peer].packets_sent += run->n_packets;
+    return run->n_packets;
 }
 
 static uint32_t allowance(lc_engine *e, uint16_t rank, uint32_t packet_bytes) {
@@ -171,9 +172,9 @@ static uint32_t allowance(lc_engine *e, uint16_t rank, uint32_t packet_bytes) {
         most = LC_RUN_PACKETS;
     if (most > window - flying)
         most = window - flying;
-    most = lc_rate_take(&e->rate, e->now, most, packet_bytes);
-    uint32_t may = most ? lc_pace_take(&peer->pace, e->now, most, packet_bytes) : 0;
-    if (may < most)
+    most = lc_rate_room(&e->rate, e->now, most, packet_bytes);
+    uint32_t may = lc_pace_room(&peer->pace, e->now, most, packet_bytes);
+    if (most && !may)
         lc_pace_limited(&peer->pace);
     return may;
 }
@@ -184,10 +185,13 @@ static int serve(lc_engine *e, uint16_t rank) {
     lc_out *out = peer->outs;
     if (!out)
         return 0;
-    uint32_t most = allowance(e, rank, wire_bytes(out->slot->op));
+    uint32_t bytes = wire_bytes(out->slot->op);
+    uint32_t most = allowance(e, rank, bytes);
     if (!most)
         return 0;
-    fill_run(e, out, most);
+    uint32_t sent = fill_run(e, out, most);
+    lc_rate_spend(&e->rate, e->now, sent, bytes);
+    lc_pace_spend(&peer->pace, e->now, sent, bytes);
     list_remove(peer, out);
     if (has_more(out))
         list_insert(peer, out);

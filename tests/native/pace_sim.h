@@ -30,7 +30,11 @@ typedef struct {
     double loss, burst;        /* random loss, mean length of a run of it */
     uint32_t peer_window;      /* packets */
     uint64_t on_ns, off_ns;    /* sends this long, then pauses; 0: always sends */
-    int tcp;                   /* Reno in place of lc_pace */
+    double drift;              /* the receiver's clock gains so much, seconds per second */
+    uint32_t clock_us;         /* and is ahead by this */
+    double late;               /* share of packets that are overtaken by those of late_ns */
+    uint64_t late_ns;
+    int tcp; /* Reno in place of lc_pace */
     /* results */
     uint64_t delivered, lost_random, lost_queue;
     /* state */
@@ -44,6 +48,8 @@ typedef struct {
     uint64_t cut_ns;
     sim_packet line[SIM_LINE]; /* past the bottleneck, on the way to the receiver */
     uint32_t line_in, line_out;
+    sim_packet late_line[SIM_LINE]; /* the same, of packets that are overtaken */
+    uint32_t late_in, late_out;
     sim_ack acks[SIM_LINE];
     uint32_t acks_in, acks_out;
 } sim_flow;
@@ -79,6 +85,7 @@ static sim *sim_new(double bits_per_s, double queue_s, int n) {
         f->end_ns = UINT64_MAX;
         f->peer_window = 2000;
         f->burst = 1;
+        f->clock_us = 12345678u;
         f->cwnd = 10;
         f->ssthresh = 1e9;
         lc_pace_init(&f->pace, s->now, (uint64_t)i * 1000000u, SIM_PACKET);
@@ -119,7 +126,7 @@ static void sim_send(sim *s, int number) {
         if (most > SIM_RUN)
             most = SIM_RUN;
         if (!f->tcp && most)
-            most = lc_pace_take(&f->pace, s->now, most, SIM_PACKET);
+            most = lc_pace_room(&f->pace, s->now, most, SIM_PACKET);
         if (!most) {
             if (!f->tcp)
                 lc_pace_limited(&f->pace);
@@ -129,6 +136,8 @@ static void sim_send(sim *s, int number) {
             }
             return;
         }
+        if (!f->tcp)
+            lc_pace_spend(&f->pace, s->now, most, SIM_PACKET);
         if (!flying)
             f->heard_ns = s->now;
         for (uint32_t k = 0; k < most; k++) {
@@ -151,6 +160,9 @@ static void sim_serve(sim *s) {
         p.at_ns = s->now + f->way_ns;
         if (sim_loses(s, f))
             f->lost_random++;
+        else if (f->late > 0 && sim_random(s) < f->late)
+            f->late_line[f->late_in++ % SIM_LINE] =
+                (sim_packet){p.at_ns + f->late_ns, p.sent_ns, p.seq, p.flow};
         else
             f->line[f->line_in++ % SIM_LINE] = p;
     }
@@ -160,16 +172,22 @@ static void sim_serve(sim *s) {
     s->steps++;
 }
 
+static void sim_take(sim *s, sim_flow *f, sim_packet p) {
+    f->taken++;
+    f->delivered++;
+    if ((int32_t)(p.seq + 1 - f->seen_at) <= 0)
+        return;
+    f->unacked += p.seq + 1 - f->seen_at;
+    f->seen_at = p.seq + 1;
+    f->sent_ns = p.sent_ns;
+    f->arrived_ns = s->now;
+}
+
 static void sim_receive(sim *s, sim_flow *f) {
-    while (f->line_out != f->line_in && f->line[f->line_out % SIM_LINE].at_ns <= s->now) {
-        sim_packet p = f->line[f->line_out++ % SIM_LINE];
-        f->taken++;
-        f->delivered++;
-        f->unacked++;
-        f->seen_at = p.seq + 1;
-        f->sent_ns = p.sent_ns;
-        f->arrived_ns = s->now;
-    }
+    while (f->line_out != f->line_in && f->line[f->line_out % SIM_LINE].at_ns <= s->now)
+        sim_take(s, f, f->line[f->line_out++ % SIM_LINE]);
+    while (f->late_out != f->late_in && f->late_line[f->late_out % SIM_LINE].at_ns <= s->now)
+        sim_take(s, f, f->late_line[f->late_out++ % SIM_LINE]);
     if (f->unacked >= SIM_ACK_PACKETS || (f->unacked && s->now - f->ack_ns >= SIM_ACK_NS)) {
         f->acks[f->acks_in++ % SIM_LINE] =
             (sim_ack){s->now + f->way_ns, f->sent_ns, f->arrived_ns, f->seen_at, f->taken};
@@ -195,17 +213,20 @@ static void sim_acked(sim *s, sim_flow *f) {
             continue;
         uint32_t moved = a.seen - f->acked;
         uint32_t taken = a.taken - f->acked_taken;
+        if (!f->tcp && taken > moved)
+            taken = moved;
         f->acked = a.seen;
         f->acked_taken = a.taken;
         if (f->tcp) {
             sim_tcp(s, f, moved, taken);
             continue;
         }
+        uint64_t here_ns = (uint64_t)((double)a.arrived_ns * (1 + f->drift));
         lc_pace_ack ack = {.now = s->now,
                            .rtt_ns = s->now - a.sent_ns,
                            .elapsed_ns = s->now - a.sent_ns,
                            .sent_us = (uint32_t)(a.sent_ns / 1000),
-                           .arrived_us = (uint32_t)(a.arrived_ns / 1000) + 12345678u,
+                           .arrived_us = (uint32_t)(here_ns / 1000) + f->clock_us,
                            .moved = moved,
                            .taken = taken};
         lc_pace_acked(&f->pace, &ack);

@@ -1,6 +1,7 @@
 /* Whole engines under the sanitizers: seeded faults, many operations in flight, and callers that
  * submit, wait, read figures, release, abort and close from several threads. */
 #define _DEFAULT_SOURCE
+#include "link.h"
 #include "net.h"
 
 #include <pthread.h>
@@ -333,7 +334,22 @@ static void test_bad_arguments(void) {
     net_close(&n);
 }
 
+/* Which peers share this host: there the control law has nothing to do. */
+static void test_is_here(void) {
+    lc_config c = {.address = "127.0.0.1", .size = 4, .payload_bytes = NET_PAYLOAD};
+    lc_address peers[] = {{"127.0.0.1", 9}, {"127.0.0.9", 9}, {"192.0.2.1", 9}};
+    lc_failure failure;
+    int bad;
+    lc_link *link = lc_link_open(&c, &failure);
+    if (!CHECK(link != NULL))
+        return;
+    CHECK(lc_link_set_peers(link, peers, 3, &bad) == LC_OK);
+    CHECK(lc_link_is_here(link, 0) && lc_link_is_here(link, 1) && !lc_link_is_here(link, 2));
+    lc_link_close(link);
+}
+
 int main(void) {
+    test_is_here();
     test_bad_arguments();
     test_faults();
     test_deep();

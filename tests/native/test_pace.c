@@ -190,12 +190,196 @@ static void test_wrong_clocks(void) {
     }
 }
 
+/* What is used of the path in the second after this flow has paused for so long. */
+static double used_after(sim *s, uint64_t pause_ns) {
+    sim_flow *f = &s->flows[0];
+    f->begin_ns = s->now + pause_ns;
+    sim_run(s, 0.5);
+    s->now += pause_ns - 500000000u;
+    sim_count_anew(s);
+    sim_run(s, 1);
+    return share(s, 0, 1);
+}
+
+/* In an hour the clocks of two hosts drift by more than any queue. */
+static void test_pause(void) {
+    static const double drifts[] = {-5e-5, 0, 5e-5};
+    for (int k = 0; k < 3; k++) {
+        sim *s = sim_new(1e9, 0.05, 1);
+        flow(s, 0, 20, 0.001, 1)->drift = drifts[k];
+        sim_run(s, 3);
+        double used = used_after(s, 3600000000000u);
+        CHECK_AT(used > 0.9, "drift %.0e: used %.3f", drifts[k], used);
+        sim_run(s, 4);
+        CHECK_AT(sim_queue_ms(s) < 3, "drift %.0e: %.1f ms", drifts[k], sim_queue_ms(s));
+        sim_free(s);
+    }
+}
+
+/* A clock that is set, or was wrong in the first packet: the queue is seen again. */
+static void test_set_clocks(void) {
+    for (int k = 0; k < 4; k++) {
+        uint32_t step = k % 2 ? 5000000u : (uint32_t)-5000000;
+        sim *s = sim_new(1e9, 0.05, 1);
+        sim_flow *f = flow(s, 0, 20, 0, 1);
+        sim_run(s, k / 2 ? 3 : 0.022);
+        f->clock_us += step;
+        sim_run(s, 12);
+        sim_count_anew(s);
+        sim_run(s, 4);
+        CHECK_AT(share(s, 0, 4) > 0.9, "case %d: used %.3f", k, share(s, 0, 4));
+        CHECK_AT(sim_queue_ms(s) < 3, "case %d: %.1f ms", k, sim_queue_ms(s));
+        sim_free(s);
+    }
+}
+
+/* A window of a few packets, whatever brought it there, can grow again. */
+static void test_grows_again(void) {
+    sim *s = sim_new(1e6, 0.5, 1);
+    flow(s, 0, 20, 0, 1);
+    sim_run(s, 10);
+    CHECK(lc_pace_window(&s->flows[0].pace, 2000) < 16);
+    s->bytes_per_s *= 1000;
+    s->queue_bytes *= 100;
+    sim_run(s, 10);
+    sim_count_anew(s);
+    sim_run(s, 4);
+    CHECK_AT(share(s, 0, 4) > 0.9, "after 1 Mbit/s: used %.3f", share(s, 0, 4));
+    sim_free(s);
+
+    s = sim_new(1e9, 0.05, 1);
+    flow(s, 0, 20, 0.95, 1);
+    sim_run(s, 5);
+    s->flows[0].loss = 0;
+    sim_run(s, 5);
+    sim_count_anew(s);
+    sim_run(s, 4);
+    CHECK_AT(share(s, 0, 4) > 0.9, "after 95%% loss: used %.3f", share(s, 0, 4));
+    sim_free(s);
+}
+
+/* Packets that come 120 ms apart tell a rate, too. */
+static void test_slow_path(void) {
+    sim *s = sim_new(1e5, 60, 1);
+    flow(s, 0, 20, 0, 1);
+    sim_run(s, 60);
+    sim_count_anew(s);
+    sim_run(s, 60);
+    CHECK_AT(share(s, 0, 60) > 0.95, "used %.3f", share(s, 0, 60));
+    CHECK_AT(sim_queue_ms(s) < 1000, "%.1f ms", sim_queue_ms(s));
+    sim_free(s);
+}
+
+/* Less than a packet would fill the path, and rounds of less than the rate come, too. */
+static void test_slow_lossy_path(void) {
+    sim *s = sim_new(5e4, 10, 1);
+    flow(s, 0, 20, 0.4, 1);
+    sim_run(s, 100);
+    sim_count_anew(s);
+    sim_run(s, 60);
+    CHECK_AT(share(s, 0, 60) > 0.4, "used %.3f", share(s, 0, 60));
+    sim_free(s);
+}
+
+/* A peer with a small socket buffer, far away: what is on the way is not in the buffer. */
+static void test_small_peer_window(void) {
+    sim *s = sim_new(1e9, 0.05, 1);
+    flow(s, 0, 80, 0.001, 1)->peer_window = 20;
+    sim_run(s, 6);
+    sim_count_anew(s);
+    sim_run(s, 4);
+    CHECK_AT(share(s, 0, 4) > 0.6, "used %.3f", share(s, 0, 4));
+    sim_free(s);
+}
+
+/* Half of the packets come 3 ms late: neither loss nor a queue. */
+static void test_reordering(void) {
+    sim *s = sim_new(1e9, 0.05, 1);
+    sim_flow *f = flow(s, 0, 20, 0.001, 1);
+    f->late = 0.5;
+    f->late_ns = 3000000;
+    sim_run(s, 3);
+    sim_count_anew(s);
+    sim_run(s, 4);
+    CHECK_AT(share(s, 0, 4) > 0.9, "used %.3f", share(s, 0, 4));
+    CHECK_AT(sim_queue_ms(s) < 5, "%.1f ms", sim_queue_ms(s));
+    sim_free(s);
+}
+
 static void test_same_host_is_not_held(void) {
     lc_pace pace;
     lc_pace_init(&pace, 0, 0, SIM_PACKET);
     CHECK(lc_pace_window(&pace, 5000) < 5000);
     pace.same_host = 1;
     CHECK(lc_pace_window(&pace, 5000) == 5000);
+}
+
+/* A packet as large as a run may be goes alone, however slow the path. */
+static void test_room_is_not_more_than_asked(void) {
+    lc_pace pace;
+    lc_pace_init(&pace, 0, 0, 60000);
+    lc_pace_ack ack = {.now = 20000000, .rtt_ns = 20000000, .moved = 1, .taken = 1};
+    lc_pace_acked(&pace, &ack);
+    pace.gate.bytes_per_s = 1e6;
+    CHECK(lc_pace_room(&pace, 2000000000, 1, 60000) == 1);
+    CHECK(lc_pace_room(&pace, 2000000000, 9, 60000) == 2);
+}
+
+/* Asking takes nothing, and any rate and any time are numbers. */
+static void test_rate(void) {
+    lc_rate rate;
+    lc_rate_init(&rate, 1e6, 0);
+    for (int k = 0; k < 3; k++)
+        CHECK(lc_rate_room(&rate, 1000000000, 100, 1000) == 65);
+    lc_rate_spend(&rate, 1000000000, 65, 1000);
+    CHECK(lc_rate_room(&rate, 1000000000, 100, 1000) == 0);
+    uint64_t delay = lc_rate_delay(&rate, 1000000000, 1000);
+    CHECK(delay > 0 && lc_rate_room(&rate, 1000000000 + delay, 100, 1000) == 1);
+    CHECK(lc_rate_room(&rate, UINT64_MAX, 100, 1000) == 65);
+    lc_rate_init(&rate, 1e-300, 0);
+    CHECK(lc_rate_room(&rate, 1000000000, 100, 1000) == 0);
+    CHECK(lc_rate_delay(&rate, 1000000000, 1000) > 1000000000);
+    lc_rate_init(&rate, 1e300, 0);
+    CHECK(lc_rate_room(&rate, 1000000000, UINT32_MAX, 1) == UINT32_MAX);
+}
+
+static uint32_t any(sim *s) {
+    static const uint32_t edges[] = {0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF};
+    double u = sim_random(s);
+    return u < 0.5 ? edges[(int)(u * 10)] : (uint32_t)(sim_random(s) * 4294967295.0);
+}
+
+/* Acknowledgements of any content: windows and rates stay numbers, and some packet may always go
+ * within seconds. What a peer can say is bounded as in the engine. */
+static void test_hostile_acks(void) {
+    sim *s = sim_new(1e9, 0.05, 1);
+    lc_pace *pace = &s->flows[0].pace;
+    for (int k = 0; k < 20000; k++) {
+        s->now += 1000 + any(s) % 50000000;
+        uint32_t moved = any(s) % 5000;
+        lc_pace_ack ack = {.now = s->now,
+                           .rtt_ns = any(s) % 3 ? (uint64_t)(any(s) % 60000000) * 1000 + 1 : 0,
+                           .elapsed_ns = (uint64_t)any(s) * 1000,
+                           .sent_us = any(s),
+                           .arrived_us = any(s),
+                           .moved = moved,
+                           .taken = moved ? any(s) % (moved + 1) : 0};
+        if (any(s) % 2)
+            lc_pace_limited(pace);
+        lc_pace_acked(pace, &ack);
+        uint32_t window = lc_pace_window(pace, 1 + any(s) % 5000);
+        double numbers = pace->window + pace->rate + pace->hold_s + pace->gate.tokens;
+        int good = isfinite(numbers) && window >= 1 && pace->loss <= 0.5 && pace->rate >= 0 &&
+                   lc_pace_queue(pace) < 60000001000u;
+        CHECK_AT(good, "acknowledgement %d", k);
+        if (!good)
+            break;
+        CHECK(lc_pace_room(pace, s->now, 7, SIM_PACKET) <= 7);
+        CHECK_AT(lc_pace_delay(pace, s->now, SIM_PACKET) < 3600000000000u,
+                 "acknowledgement %d: %.0f s", k,
+                 1e-9 * (double)lc_pace_delay(pace, s->now, SIM_PACKET));
+    }
+    sim_free(s);
 }
 
 int main(void) {
@@ -209,6 +393,16 @@ int main(void) {
     test_short_operations();
     test_gives_way();
     test_wrong_clocks();
+    test_pause();
+    test_set_clocks();
+    test_grows_again();
+    test_slow_path();
+    test_slow_lossy_path();
+    test_small_peer_window();
+    test_reordering();
     test_same_host_is_not_held();
+    test_room_is_not_more_than_asked();
+    test_rate();
+    test_hostile_acks();
     return check_result("test_pace");
 }

@@ -178,10 +178,10 @@ def boot(image: Path, vmlinuz: Path, out: Path) -> int:
     """Runs the guest to its end; returns the status of its job."""
     share = "security_model=none,multidevs=remap"
     arguments = [
-        *("-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "3G"),
+        *("-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "1", "-m", "3G"),
         *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio"),
         *("-kernel", str(vmlinuz), "-initrd", str(image), "-device", "virtio-rng-pci"),
-        *("-append", "console=ttyS0 quiet panic=-1 mitigations=off nokaslr tsc=reliable"),
+        *("-append", "console=ttyS0 quiet panic=-1 mitigations=off nokaslr"),
         *("-virtfs", f"local,path=/,mount_tag=machine,readonly=on,{share}"),
         *("-virtfs", f"local,path={out},mount_tag=out,{share}"),
     ]

@@ -36,6 +36,7 @@ IDLE_MS: Final = 300
 """After the last packet was sent, and has had its time to come."""
 PINGS: Final = 20
 SIGMAS: Final = 4.0
+ANSWER_SECONDS: Final = 300.0
 QUEUED_SHARE: Final = 0.02
 """Of the packets; a busy machine sends in bursts, which queues may drop."""
 
@@ -231,7 +232,10 @@ def _listening(lab: Lab, host: int, role: str, *arguments: str) -> Iterator[subp
 
 
 def _answer(process: subprocess.Popen[str]) -> Any:
-    text, _ = process.communicate(timeout=120)
+    try:
+        text, _ = process.communicate(timeout=ANSWER_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise LabError(f"a probe didn't end within {ANSWER_SECONDS:g} s") from None
     if process.returncode:
         raise LabError(f"a probe ended with status {process.returncode}; its output says why")
     return json.loads(text)

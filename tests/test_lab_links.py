@@ -22,6 +22,9 @@ pytestmark = needs_lab
 
 PACKETS = 20_000
 MBIT = 200
+FEW = 900
+"""Packets that the kernel's backlog (net.core.netdev_max_backlog, 1000) holds: between namespaces
+more than that may be lost where processors are short."""
 
 
 def test_loss_bursts_and_delay_are_those_of_the_link() -> None:
@@ -110,7 +113,7 @@ def test_order_and_doubles() -> None:
 def test_the_same_seed_loses_the_same_packets() -> None:
     def lost(seed: int, backend: str) -> tuple[int, int]:
         with Lab(Network(link=Link(loss=0.1, burst=3), seed=seed), backend=backend) as lab:
-            one = flow(lab, (0, 1), packets=5000, mbit=100, segments=8)
+            one = flow(lab, (0, 1), packets=FEW, mbit=100, segments=8)
             return one.lost, one.bursts
 
     for backend in ("switch", "nft"):
@@ -124,15 +127,19 @@ def test_the_packet_filter_loses_as_much() -> None:
     assert choose(Network(link=link)) in ("nft", "netem")
     with Lab(Network(hosts=3, link=link), backend="nft") as lab:
         for segments in (1, SEGMENTS):
+            before = lab.counters().links[0, 1]
             one = flow(lab, (0, 1), packets=PACKETS, mbit=MBIT, segments=segments)
-            assert one.loss == pytest.approx(0.04, rel=0.15)
-            assert one.burst == pytest.approx(3, rel=0.15)
+            after = lab.counters().links[0, 1]
+            drawn, offered = after.lost - before.lost, after.offered - before.offered
+            assert drawn / offered == pytest.approx(0.04, rel=0.15)
+            # What never came to the filter was lost in the backlog of a starved machine.
+            assert one.lost == drawn + PACKETS - offered
         counts = lab.counters().links[0, 1]
-        assert counts.offered == 2 * PACKETS
         assert counts.burst == pytest.approx(3, rel=0.15)
         assert lab.counters().links[2, 1].offered == 0
         lab.change((0, 1), loss=0)
-        assert flow(lab, (0, 1), packets=PACKETS, mbit=MBIT, segments=SEGMENTS).lost == 0
+        assert flow(lab, (0, 1), packets=FEW, mbit=MBIT, segments=SEGMENTS).lost == 0
+        assert lab.counters().links[0, 1].lost == counts.lost
         with pytest.raises(LabError, match="nft makes loss alone"):
             lab.change(delay_ms=5)
 

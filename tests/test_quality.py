@@ -13,7 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ is beside tests/
 
 from benchmarks.quality import __main__ as command
-from benchmarks.quality import report, store
+from benchmarks.quality import plots, report, store
 from benchmarks.quality.arms import ARMS as PREPARED
 from benchmarks.quality.matrix import (
     ARMS,
@@ -156,6 +156,11 @@ def test_cells_of_a_goal_are_taken_together_by_seed() -> None:
     assert got is not None
     assert got.n == 1
     assert report.together(entries, "sharded", 0.2) is None
+
+
+def test_every_arm_has_its_colour() -> None:
+    assert set(plots.COLOURS) == {BASE, *ARMS}
+    assert len(set(plots.COLOURS.values())) == len(plots.COLOURS)
 
 
 def test_reports_of_a_part_of_the_study(tmp_path: Path) -> None:

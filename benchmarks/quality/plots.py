@@ -12,7 +12,7 @@ matplotlib.use("Agg")  # There may be no display.
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-from .matrix import ARMS, BASE, KINDS, LOSSES, WORLDS, Run
+from .matrix import ARMS, BASE, KINDS, LOSSES, REPAIRED, WORLDS, Run
 from .rank import CURVE_STEPS
 from .report import GOALS, HEADLINE, PAPER, PAPER_VALIDATION
 from .statistics import Entry, Measure, cells, perplexity_change
@@ -22,7 +22,8 @@ COLOURS = {
     "zero-fill": "tab:red",
     "own-gradient": "tab:orange",
     "ddp": "tab:purple",
-    "ddp+driftbound": "tab:blue",
+    "ddp+driftbound": "tab:cyan",
+    REPAIRED: "tab:blue",
     "sharded": "tab:green",
     "smaller-batch": "tab:gray",
 }

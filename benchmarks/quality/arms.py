@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 import lossycoll
 from lossycoll import OptionError, Options
 
-from .matrix import BASE, CONTROL
+from .matrix import BASE, CONTROL, REPAIRED
 
 
 @dataclass
@@ -86,7 +86,7 @@ ARMS: Mapping[str, Arm] = {
     "sharded/repair1": Arm(_sharded(repair=1)),
     "ddp+driftbound/period4": Arm(_often_bound),
     "ddp+driftbound/repair1": Arm(_drift_bound, {"repair": 1}),
-    "ddp+driftbound/repair2": Arm(_drift_bound, {"repair": 2}),
+    REPAIRED: Arm(_drift_bound, {"repair": 2}),
 }
 
 

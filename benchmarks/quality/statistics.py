@@ -53,9 +53,13 @@ def perplexity_change(model: str = "rank0") -> Measure:
     return measure
 
 
-def accuracy_change(entry: Entry, base: Entry) -> float:
-    """In percentage points, of rank 0's model."""
-    return 100 * (entry["models"]["rank0"]["accuracy"] - base["models"]["rank0"]["accuracy"])
+def accuracy_change(model: str = "rank0") -> Measure:
+    """In percentage points."""
+
+    def measure(entry: Entry, base: Entry) -> float:
+        return 100 * (entry["models"][model]["accuracy"] - base["models"][model]["accuracy"])
+
+    return measure
 
 
 def cells(entries: Mapping[str, Entry], measure: Measure) -> dict[tuple[Any, ...], Estimate]:

@@ -104,7 +104,7 @@ def _digits() -> tuple[Pair, Pair]:
     return (x[cut:], y[cut:]), (x[:cut], y[:cut])
 
 
-def digits(steps: int = 200) -> Task:
+def digits(steps: int = 60) -> Task:
     """Handwritten digits, by a network of two hidden layers. 85,000 parameters, SGD."""
     (images, labels), held_out = _digits()
 
@@ -123,7 +123,9 @@ def digits(steps: int = 200) -> Task:
         held_out=held_out,
         optimizer=torch.optim.SGD,
         defaults={"momentum": 0.9, "weight_decay": 1e-3},
-        learning_rate=0.1,
+        # A rate so high, and so few steps, that the network is still learning at the end: with more
+        # time it learns these digits whatever is lost, and nothing could be told apart.
+        learning_rate=0.3,
         steps=steps,
     )
 

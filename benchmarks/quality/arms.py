@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 import lossycoll
 from lossycoll import OptionError, Options
 
-from .matrix import BASE, CONTROL, REPAIRED
+from .matrix import BASE, CONTROL, NEVER_STALE, REPAIRED
 
 
 @dataclass
@@ -81,7 +81,7 @@ ARMS: Mapping[str, Arm] = {
     # What was tried to improve the two methods.
     "sharded/repair0": Arm(_sharded(repair=0)),  # the published method, with a bound of 3 steps
     "sharded/repair0/age1": Arm(_sharded(repair=0, max_age=1)),
-    "sharded/age0": Arm(_sharded(max_age=0)),
+    NEVER_STALE: Arm(_sharded(max_age=0)),
     "sharded/feedback": Arm(_sharded(error_feedback=True)),
     "sharded/repair1": Arm(_sharded(repair=1)),
     "ddp+driftbound/period4": Arm(_often_bound),

@@ -7,7 +7,9 @@ they are sent: queues and filters there still see aggregates.
 
 from __future__ import annotations
 
+import json
 import subprocess
+import time
 from typing import Final
 
 from ..errors import LabError
@@ -19,6 +21,7 @@ from .tables import address_of
 DEVICE: Final = "eth0"
 BRIDGE: Final = "br0"
 TOOL_SECONDS: Final = 30.0
+UP_POLL_SECONDS: Final = 0.02
 
 
 class Bridge:
@@ -106,6 +109,22 @@ class Bridge:
             holder.stdin.close()
         ports = [f"link set {port_of(i)} mtu {mtu} master {BRIDGE} up" for i in range(hosts)]
         self.tool(self.middle, "ip", "-batch", "-", text="\n".join(ports))
+        self._await_up(self.middle, {port_of(i) for i in range(hosts)})
+        for host in range(hosts):
+            self._await_up(host, {DEVICE})
+
+    def _await_up(self, number: int, devices: set[str]) -> None:
+        """The kernel takes up to a second to notice a carrier, and drops all that is sent before."""
+        end = time.monotonic() + TOOL_SECONDS
+        while True:
+            shown = json.loads(self.tool(number, "ip", "-json", "link"))
+            state = {one["ifname"]: one["operstate"] for one in shown}
+            down = sorted(name for name in devices if state.get(name) != "UP")
+            if not down:
+                return
+            if time.monotonic() > end:
+                raise LabError(f"{', '.join(down)} of the laboratory never came up: {state}")
+            time.sleep(UP_POLL_SECONDS)
 
 
 def port_of(host: int) -> str:

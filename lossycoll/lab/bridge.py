@@ -114,7 +114,7 @@ class Bridge:
             self._await_up(host, {DEVICE})
 
     def _await_up(self, number: int, devices: set[str]) -> None:
-        """The kernel takes up to a second to notice a carrier, and drops all that is sent before."""
+        """The kernel takes up to a second to notice a carrier; what is sent before it drops."""
         end = time.monotonic() + TOOL_SECONDS
         while True:
             shown = json.loads(self.tool(number, "ip", "-json", "link"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -243,7 +244,9 @@ def test_runs_are_real() -> None:
         Run("digits", 2, "single", 0.2, "ddp", 1),
         Run("digits", 2, "bursty", 0.4, "zero-fill", 1),
     ]
+    before = dict(os.environ)
     with Pool(2) as pool:
+        assert dict(os.environ) == before  # who makes a pool goes on with what it had
         wanted = pool.run(base, 6)
         assert wanted["traffic"]["packets_missing"] == 0
         assert wanted["drift"]["mean_square"] == 0

@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import time
+from collections.abc import Iterator
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any
@@ -23,6 +24,21 @@ class RunFailed(RuntimeError):
     """A rank raised an error, died or did not end in time. The pool's ranks are gone."""
 
 
+@contextlib.contextmanager
+def _environment_of_ranks() -> Iterator[None]:
+    """What is started here inherits it; the runs say all they need, and nothing else may change
+    them."""
+    before = dict(os.environ)
+    for name in [name for name in os.environ if name.startswith("LOSSYCOLL_")]:
+        del os.environ[name]
+    os.environ.update(ENVIRONMENT)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
 class Pool:
     """``world`` ranks on this machine; a ``with`` block ends them."""
 
@@ -31,18 +47,18 @@ class Pool:
         self._number = 0
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._ranks: list[tuple[Any, Connection]] = []
-        for name in [name for name in os.environ if name.startswith("LOSSYCOLL_")]:
-            del os.environ[name]  # the runs say all they need, and nothing else may change them
-        os.environ.update(ENVIRONMENT)
         spawn = multiprocessing.get_context("spawn")
-        for rank in range(world):
-            ours, theirs = spawn.Pipe()
-            process = spawn.Process(
-                target=rank_module.serve, args=(rank, world, self._store.port, theirs), daemon=True
-            )
-            process.start()
-            theirs.close()
-            self._ranks.append((process, ours))
+        with _environment_of_ranks():
+            for rank in range(world):
+                ours, theirs = spawn.Pipe()
+                process = spawn.Process(
+                    target=rank_module.serve,
+                    args=(rank, world, self._store.port, theirs),
+                    daemon=True,
+                )
+                process.start()
+                theirs.close()
+                self._ranks.append((process, ours))
 
     def __enter__(self) -> Pool:
         return self

@@ -21,18 +21,6 @@ uint32_t lc_header_bytes(void) {
     return LC_HEADER_BYTES;
 }
 
-uint64_t lc_now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * SECOND_NS + (uint64_t)t.tv_nsec;
-}
-
-static uint64_t day_clock(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_REALTIME, &t);
-    return (uint64_t)t.tv_sec * SECOND_NS + (uint64_t)t.tv_nsec;
-}
-
 /* ---- the progress thread ---- */
 
 static void take_inbox(lc_engine *e) {
@@ -264,7 +252,7 @@ static int make_peers(lc_engine *e) {
     for (uint16_t i = 0; i < e->config.size; i++) {
         lc_peer *p = &e->peers[i];
         e->peer_stats[i].delivery_rate = 1.0;
-        lc_pace_init(&p->pace, now, day_clock() - now, lc_wire_bytes_max(e));
+        lc_pace_init(&p->pace, now, lc_time_of_day() - now, lc_wire_bytes_max(e));
         if (i == e->config.rank)
             continue;
         p->inject_loss = e->config.inject_loss ? e->config.inject_loss[i] : e->config.inject.loss;

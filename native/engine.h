@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "clock.h"
 #include "deadline.h"
 #include "inject.h"
 #include "link.h"
@@ -191,8 +192,5 @@ int lc_overdue(const lc_engine *e, const lc_in *in);
 /* receive.c: datagrams in */
 int lc_receive(lc_engine *e);
 void lc_release_held(lc_engine *e, lc_peer *peer);
-
-/* The system's monotonic clock, nanoseconds. */
-uint64_t lc_now(void);
 
 #endif

@@ -1,6 +1,7 @@
 /* The UDP link: one unconnected socket; offloads and batching where the kernel has them, each with
  * a fall-back for good and a switch. */
 #define _GNU_SOURCE
+#include "clock.h"
 #include "link.h"
 
 #include <arpa/inet.h>
@@ -418,12 +419,6 @@ static void count_overflow(lc_link *link, uint32_t seen) {
     link->overflow_seen = seen;
 }
 
-static uint64_t clock_of(clockid_t clock) {
-    struct timespec t;
-    clock_gettime(clock, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
 /* The kernel stamps with the time of day, which may be set; how old the stamp is can't be more than
  * the receive buffer explains, and a clock that was set in between is left out. */
 static uint64_t came_at(const struct cmsghdr *c, uint64_t day_ns, uint64_t now) {
@@ -482,8 +477,8 @@ int lc_link_receive(lc_link *link, lc_arrival *arrivals, int max) {
     arm_receive(link, max);
     int n = receive_messages(link, max);
     if (n > 0 && (link->active & LC_STAMPS)) {
-        link->now_ns = clock_of(CLOCK_MONOTONIC);
-        link->day_ns = clock_of(CLOCK_REALTIME);
+        link->now_ns = lc_now();
+        link->day_ns = lc_time_of_day();
     }
     for (int i = 0; i < n; i++) {
         arrivals[i].came_ns = 0;

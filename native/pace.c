@@ -34,8 +34,8 @@ static const double CALM_LOSS = 0.01;
 static const uint32_t CALM_EVERY = LC_PACE_ROUNDS - 2;
 static const uint64_t DIP_EVERY_NS = 5000000000u, DIP_MIN_NS = 10000000u;
 static const double LONGER = 4; /* aims by which a path must grow to begin anew */
-static const double LOSS_TOLERANCE =
-    0.6; /* more than this is an overrun, whatever the queue says */
+/* More than this is an overrun, whatever the queue says. */
+static const double LOSS_TOLERANCE = 0.6;
 static const uint32_t LOST_MIN = 64;
 
 /* ---- the path ---- */

@@ -256,6 +256,13 @@ static void sim_count_anew(sim *s) {
         s->flows[i].delivered = s->flows[i].lost_queue = s->flows[i].lost_random = 0;
 }
 
+/* Counts what happens in the time after the start. */
+static void sim_measure(sim *s, double start_s, double counted_s) {
+    sim_run(s, start_s);
+    sim_count_anew(s);
+    sim_run(s, counted_s);
+}
+
 static double sim_queue_ms(const sim *s) {
     return s->steps ? 1e3 * s->queue_s_sum / (double)s->steps : 0;
 }

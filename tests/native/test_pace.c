@@ -33,9 +33,7 @@ static void test_one_flow(void) {
             for (int l = 0; l < 6; l++) {
                 sim *s = sim_new(mbits[r] * 1e6, 0.05, 1);
                 flow(s, 0, rtts[t], losses[l].loss, losses[l].burst);
-                sim_run(s, 1 + rtts[t] * 0.02);
-                sim_count_anew(s);
-                sim_run(s, 3);
+                sim_measure(s, 1 + rtts[t] * 0.02, 3);
                 double used = share(s, 0, 3) / (1 - losses[l].loss);
                 CHECK_AT(used > 0.88, "%.0f Mbit/s, %.1f ms, loss %.3f in %.0f: used %.3f",
                          mbits[r], rtts[t], losses[l].loss, losses[l].burst, used);
@@ -55,9 +53,7 @@ static void test_short_buffer(void) {
     for (int t = 0; t < 2; t++) {
         sim *s = sim_new(1e9, 0.002, 1);
         flow(s, 0, t ? 80 : 20, 0.01, 1);
-        sim_run(s, 3);
-        sim_count_anew(s);
-        sim_run(s, 4);
+        sim_measure(s, 3, 4);
         CHECK_AT(share(s, 0, 4) > 0.9, "used %.3f", share(s, 0, 4));
         CHECK_AT(queue_loss(s, 0) < 0.1, "lost %.3f", queue_loss(s, 0));
         sim_free(s);
@@ -71,9 +67,7 @@ static void test_two_share(void) {
         sim *s = sim_new(1e9, 0.05, 2);
         flow(s, 0, rtts[t], 0.001, 1);
         flow(s, 1, rtts[t], 0.001, 1)->begin_ns = s->now + 2000000000u;
-        sim_run(s, 7);
-        sim_count_anew(s);
-        sim_run(s, 10);
+        sim_measure(s, 7, 10);
         for (int i = 0; i < 2; i++)
             CHECK_AT(share(s, i, 10) > 0.38 && share(s, i, 10) < 0.62, "%.0f ms: flow %d has %.3f",
                      rtts[t], i, share(s, i, 10));
@@ -86,9 +80,7 @@ static void test_beside_tcp(void) {
     sim *s = sim_new(1e9, 0.02, 2);
     flow(s, 0, 20, 0, 1);
     flow(s, 1, 20, 0, 1)->tcp = 1;
-    sim_run(s, 5);
-    sim_count_anew(s);
-    sim_run(s, 20);
+    sim_measure(s, 5, 20);
     CHECK_AT(share(s, 1, 20) > 0.33, "TCP has %.3f", share(s, 1, 20));
     CHECK_AT(share(s, 0, 20) > 0.05, "this has %.3f", share(s, 0, 20));
     sim_free(s);
@@ -99,9 +91,7 @@ static void test_incast(void) {
     sim *s = sim_new(1e9, 0.02, 7);
     for (int i = 0; i < 7; i++)
         flow(s, i, 1.5, 0, 1);
-    sim_run(s, 2);
-    sim_count_anew(s);
-    sim_run(s, 5);
+    sim_measure(s, 2, 5);
     double sum = 0;
     for (int i = 0; i < 7; i++) {
         sum += share(s, i, 5);
@@ -119,9 +109,7 @@ static void test_longer_path(void) {
     sim_flow *f = flow(s, 0, 8, 0.01, 1);
     sim_run(s, 3);
     f->way_ns *= 10;
-    sim_run(s, 12);
-    sim_count_anew(s);
-    sim_run(s, 4);
+    sim_measure(s, 12, 4);
     CHECK_AT(share(s, 0, 4) > 0.85, "used %.3f", share(s, 0, 4));
     sim_free(s);
 }
@@ -133,9 +121,7 @@ static void test_narrower_path(void) {
     sim_run(s, 3);
     s->bytes_per_s /= 4;
     s->queue_bytes /= 4;
-    sim_run(s, 1);
-    sim_count_anew(s);
-    sim_run(s, 4);
+    sim_measure(s, 1, 4);
     CHECK_AT(share(s, 0, 4) > 0.85, "used %.3f", share(s, 0, 4));
     CHECK_AT(queue_loss(s, 0) < 0.05, "lost %.3f", queue_loss(s, 0));
     sim_free(s);
@@ -147,9 +133,7 @@ static void test_short_operations(void) {
     sim_flow *f = flow(s, 0, 80, 0.01, 1);
     f->on_ns = 40000000;
     f->off_ns = 160000000;
-    sim_run(s, 6);
-    sim_count_anew(s);
-    sim_run(s, 4);
+    sim_measure(s, 6, 4);
     double used = share(s, 0, 4) / 0.2;
     CHECK_AT(used > 0.8, "used %.3f of the time in which there was something to send", used);
     sim_free(s);
@@ -159,9 +143,7 @@ static void test_short_operations(void) {
 static void test_gives_way(void) {
     sim *s = sim_new(1e9, 0.05, 1);
     sim_flow *f = flow(s, 0, 20, 0.9, 1);
-    sim_run(s, 4);
-    sim_count_anew(s);
-    sim_run(s, 2);
+    sim_measure(s, 4, 2);
     double sent = (double)(f->delivered + f->lost_random + f->lost_queue) * SIM_PACKET / 2;
     CHECK_AT(sent < 0.1 * s->bytes_per_s, "sends %.3f of the rate", sent / s->bytes_per_s);
     CHECK(f->delivered > 0);
@@ -224,9 +206,7 @@ static void test_set_clocks(void) {
         sim_flow *f = flow(s, 0, 20, 0, 1);
         sim_run(s, k / 2 ? 3 : 0.022);
         f->clock_us += step;
-        sim_run(s, 12);
-        sim_count_anew(s);
-        sim_run(s, 4);
+        sim_measure(s, 12, 4);
         CHECK_AT(share(s, 0, 4) > 0.9, "case %d: used %.3f", k, share(s, 0, 4));
         CHECK_AT(sim_queue_ms(s) < 3, "case %d: %.1f ms", k, sim_queue_ms(s));
         sim_free(s);
@@ -241,9 +221,7 @@ static void test_grows_again(void) {
     CHECK(lc_pace_window(&s->flows[0].pace, 2000) < 16);
     s->bytes_per_s *= 1000;
     s->queue_bytes *= 100;
-    sim_run(s, 10);
-    sim_count_anew(s);
-    sim_run(s, 4);
+    sim_measure(s, 10, 4);
     CHECK_AT(share(s, 0, 4) > 0.9, "after 1 Mbit/s: used %.3f", share(s, 0, 4));
     sim_free(s);
 
@@ -251,9 +229,7 @@ static void test_grows_again(void) {
     flow(s, 0, 20, 0.95, 1);
     sim_run(s, 5);
     s->flows[0].loss = 0;
-    sim_run(s, 5);
-    sim_count_anew(s);
-    sim_run(s, 4);
+    sim_measure(s, 5, 4);
     CHECK_AT(share(s, 0, 4) > 0.9, "after 95%% loss: used %.3f", share(s, 0, 4));
     sim_free(s);
 }
@@ -262,9 +238,7 @@ static void test_grows_again(void) {
 static void test_slow_path(void) {
     sim *s = sim_new(1e5, 60, 1);
     flow(s, 0, 20, 0, 1);
-    sim_run(s, 60);
-    sim_count_anew(s);
-    sim_run(s, 60);
+    sim_measure(s, 60, 60);
     CHECK_AT(share(s, 0, 60) > 0.95, "used %.3f", share(s, 0, 60));
     CHECK_AT(sim_queue_ms(s) < 1000, "%.1f ms", sim_queue_ms(s));
     sim_free(s);
@@ -274,9 +248,7 @@ static void test_slow_path(void) {
 static void test_slow_lossy_path(void) {
     sim *s = sim_new(5e4, 10, 1);
     flow(s, 0, 20, 0.4, 1);
-    sim_run(s, 100);
-    sim_count_anew(s);
-    sim_run(s, 60);
+    sim_measure(s, 100, 60);
     CHECK_AT(share(s, 0, 60) > 0.4, "used %.3f", share(s, 0, 60));
     sim_free(s);
 }
@@ -285,9 +257,7 @@ static void test_slow_lossy_path(void) {
 static void test_small_peer_window(void) {
     sim *s = sim_new(1e9, 0.05, 1);
     flow(s, 0, 80, 0.001, 1)->peer_window = 20;
-    sim_run(s, 6);
-    sim_count_anew(s);
-    sim_run(s, 4);
+    sim_measure(s, 6, 4);
     CHECK_AT(share(s, 0, 4) > 0.6, "used %.3f", share(s, 0, 4));
     sim_free(s);
 }
@@ -298,9 +268,7 @@ static void test_reordering(void) {
     sim_flow *f = flow(s, 0, 20, 0.001, 1);
     f->late = 0.5;
     f->late_ns = 3000000;
-    sim_run(s, 3);
-    sim_count_anew(s);
-    sim_run(s, 4);
+    sim_measure(s, 3, 4);
     CHECK_AT(share(s, 0, 4) > 0.9, "used %.3f", share(s, 0, 4));
     CHECK_AT(sim_queue_ms(s) < 5, "%.1f ms", sim_queue_ms(s));
     sim_free(s);

@@ -1,0 +1,18 @@
+#define _GNU_SOURCE
+#include "clock.h"
+
+#include <time.h>
+
+static uint64_t read_clock(clockid_t clock) {
+    struct timespec t;
+    clock_gettime(clock, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+uint64_t lc_now(void) {
+    return read_clock(CLOCK_MONOTONIC);
+}
+
+uint64_t lc_time_of_day(void) {
+    return read_clock(CLOCK_REALTIME);
+}

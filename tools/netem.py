@@ -27,6 +27,7 @@ from lossycoll.errors import LabError, LabPermissionError, LossyError
 from lossycoll.lab import Link
 from lossycoll.lab.netem import link_arguments
 from lossycoll.lab.network import ETHERNET_BYTES
+from lossycoll.lab.options import add_numbers, given
 
 HANDLE: Final = "1055:"
 """Of the queue that ``apply`` puts at the root, by which ``clear`` knows it."""
@@ -71,7 +72,7 @@ def device(name: str, run: Run = run) -> Mapping[str, Any]:
 
 
 def login(environ: Mapping[str, str], run: Run = run) -> dict[str, str]:
-    """The interfaces that this session may hang on, each with the reason."""
+    """The interfaces that this login may hang on, each with the reason."""
     out = {}
     for route in json.loads(run(["ip", "-json", "route", "show", "default"]) or "[]"):
         if "dev" in route:
@@ -170,16 +171,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         one = actions.add_parser(action)
         one.add_argument("interface")
         if action == "apply":
-            for name, meaning in FIELDS.items():
-                flag = "--" + name.replace("_", "-")
-                one.add_argument(flag, type=float, metavar="N", dest=name, help=meaning)
+            add_numbers(one, FIELDS, float)
         if action != "show":
             one.add_argument("--yes", action="store_true", help="do it; without, only say what")
     chosen = parser.parse_args(arguments)
     try:
         if chosen.action == "apply":
-            given = {name: getattr(chosen, name) for name in FIELDS}
-            link = Link(**{name: value for name, value in given.items() if value is not None})
+            link = Link(**given(chosen, FIELDS))
             if link == Link():
                 parser.error("nothing to apply; say --loss, --delay-ms or another")
             apply(chosen.interface, link, chosen.yes)

@@ -140,10 +140,9 @@ def _device(host: int, network: Network, holder: int) -> list[str]:
         f"addr add {address_of(host)}/24 dev {DEVICE}",
         f"link set {DEVICE} up",
     ]
-    others = [other for other in range(network.hosts) if other != host]
     return out + [
         f"neigh add {address_of(other)} lladdr {_hardware(other)} dev {DEVICE} nud permanent"
-        for other in others
+        for other in network.others(host)
     ]
 
 

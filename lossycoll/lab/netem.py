@@ -81,7 +81,7 @@ class Netem(Bridge):
             self._tc(self.middle, f"qdisc add dev {out} root handle 1: netem limit {LIMIT}")
             self._redirect(host, DEVICE, LINKS)
             self._tc(host, f"qdisc add dev {LINKS} root handle 1: htb default 1")
-            for sender in self._senders(host):
+            for sender in self.network.others(host):
                 number = FIRST_CLASS + sender
                 parent = f"dev {LINKS} parent 1:"
                 rate = "htb rate 100gbit quantum 200000"
@@ -99,7 +99,7 @@ class Netem(Bridge):
             for device, arguments in ((f"up{host}", up), (port_of(host), down)):
                 change = f"qdisc replace dev {device} root handle 1: netem"
                 self._tc(self.middle, change, *arguments)
-            for sender in self._senders(host):
+            for sender in self.network.others(host):
                 number = FIRST_CLASS + sender
                 where = f"dev {LINKS} parent 1:{number:x} handle {number:x}: netem"
                 arguments = link_arguments(network.link_of(sender, host), mtu)
@@ -110,7 +110,7 @@ class Netem(Bridge):
         links, hosts = {}, []
         for host in range(self.network.hosts):
             queues = self._queues(host, LINKS)
-            for sender in self._senders(host):
+            for sender in self.network.others(host):
                 one = queues[f"{FIRST_CLASS + sender:x}:"]
                 offered = one["packets"] + one["drops"]
                 links[sender, host] = LinkCounts(
@@ -129,9 +129,6 @@ class Netem(Bridge):
             )
             hosts.append(HostCounts(up, down, 0, 0, 0, 0.0))
         return Counters({pair: links[pair] for pair in self.network.pairs()}, tuple(hosts))
-
-    def _senders(self, host: int) -> list[int]:
-        return [other for other in range(self.network.hosts) if other != host]
 
     def _redirect(self, number: int, device: str, through: str) -> None:
         """What arrives at ``device`` passes the queue of an ifb device first."""

@@ -175,6 +175,10 @@ class Network:
     def port_of(self, host: int) -> Port:
         return self.ports.get(host, self.port)
 
+    def others(self, host: int) -> list[int]:
+        """All hosts but this one."""
+        return [other for other in range(self.hosts) if other != host]
+
     def pairs(self) -> list[tuple[int, int]]:
         """All (sender, receiver)."""
         return [(a, b) for a in range(self.hosts) for b in range(self.hosts) if a != b]

@@ -31,7 +31,7 @@ class Nft(Bridge):
             )
         for host in range(network.hosts):
             rules = [
-                line for sender in _senders(network, host) for line in _rules(network, sender, host)
+                line for sender in network.others(host) for line in _rules(network, sender, host)
             ]
             self.tool(host, "nft", "-f", "-", text="\n".join(rules) + "\n")
 
@@ -42,7 +42,7 @@ class Nft(Bridge):
             entries = [e["counter"] for e in json.loads(said)["nftables"] if "counter" in e]
             packets = {entry["name"]: entry["packets"] for entry in entries}
             size = {entry["name"]: entry["bytes"] for entry in entries}
-            for sender in _senders(self.network, host):
+            for sender in self.network.others(host):
                 offered, lost, bursts = (packets[f"{kind}{sender}"] for kind in KINDS)
                 arrived = size[f"offered{sender}"] - size[f"lost{sender}"]
                 links[sender, host] = LinkCounts(
@@ -52,12 +52,8 @@ class Nft(Bridge):
         return Counters({pair: links[pair] for pair in self.network.pairs()}, tuple(ports))
 
 
-def _senders(network: Network, host: int) -> list[int]:
-    return [other for other in range(network.hosts) if other != host]
-
-
 def _table(network: Network, host: int) -> str:
-    senders = _senders(network, host)
+    senders = network.others(host)
     lines = [f"table {TABLE} {{"]
     lines += [f"counter {kind}{sender} {{ }}" for kind in KINDS for sender in senders]
     for sender in senders:

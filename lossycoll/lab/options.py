@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from ..errors import OptionError
@@ -35,10 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     known = ", ".join(PROFILES)
     parser.add_argument("--profile", default="clean", metavar="NAME", help=f"one of {known}")
     parser.add_argument("--file", metavar="PATH", help="a network in JSON or TOML, not a profile")
-    for kind, table in ((int, WHOLE), (float, NUMBERS)):
-        for name, meaning in table.items():
-            flag = "--" + name.replace("_", "-")
-            parser.add_argument(flag, type=kind, metavar="N", dest=name, help=meaning)
+    add_numbers(parser, WHOLE, int)
+    add_numbers(parser, NUMBERS, float)
     parser.add_argument(
         "--link",
         action="append",
@@ -55,12 +54,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_numbers(parser: argparse.ArgumentParser, table: Mapping[str, str], kind: type) -> None:
+    """An option for each name of ``table``, which has what it means."""
+    for name, meaning in table.items():
+        flag = "--" + name.replace("_", "-")
+        parser.add_argument(flag, type=kind, metavar="N", dest=name, help=meaning)
+
+
+def given(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """Those of the options that were written."""
+    values = {name: getattr(options, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
+
+
 def network_of(options: argparse.Namespace) -> Network:
     """A profile or a file, changed by what else is written. OptionError for what can't be."""
     network = files.load(options.file) if options.file else profile(options.profile)
-    given = {name: getattr(options, name) for name in (*WHOLE, *NUMBERS)}
-    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    network = network.with_parts(**changes)
+    network = network.with_parts(**given(options, (*WHOLE, *NUMBERS)))
     for text in options.link:
         where, values = _split(text)
         network = network.with_link(files.pair(where), **values)

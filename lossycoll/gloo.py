@@ -17,7 +17,7 @@ from torch._C import _distributed_c10d as c10d
 
 from .errors import RendezvousError
 
-_Ends = tuple[Any, Any]
+Ends = tuple[Any, Any]
 
 
 class GlooMesh:
@@ -30,7 +30,7 @@ class GlooMesh:
     def __init__(
         self, store: c10d.Store, rank: int, size: int, *, timeout: timedelta, address: str
     ) -> None:
-        before = _connections()
+        before = connections()
         make: Any = c10d.ProcessGroupGloo  # the stub lacks the constructor with options
         options = make._Options()
         options._timeout = timeout
@@ -48,7 +48,7 @@ class GlooMesh:
                 f"rank {rank}/{size}: no gloo connection to the other ranks from {address}: "
                 f"{reason}; set LOSSYCOLL_INTERFACE to an interface that reaches them"
             ) from error
-        opened = {fd: ends for fd, ends in _connections().items() if before.get(fd) != ends}
+        opened = {fd: ends for fd, ends in connections().items() if before.get(fd) != ends}
         # One connection per peer. Anything else opened meanwhile can't be told from gloo's, so
         # then none is touched, and waiting calls end by gloo's own timeout.
         self._sockets = opened if len(opened) == size - 1 else {}
@@ -58,14 +58,14 @@ class GlooMesh:
         for fd, ends in self._sockets.items():
             # Gloo may have closed it, and the number may be another's by now: another group's
             # listener, say. What has been borrowed stays what it is, so it is looked at then.
-            with contextlib.suppress(OSError), _borrow(fd) as end:
+            with contextlib.suppress(OSError), borrow(fd) as end:
                 if _ends(end) == ends:
                     end.shutdown(socket.SHUT_RDWR)
         self._sockets = {}
 
 
 @contextlib.contextmanager
-def _borrow(fd: int) -> Iterator[socket.socket]:
+def borrow(fd: int) -> Iterator[socket.socket]:
     """The socket behind a descriptor that somebody else goes on owning. OSError if it is none."""
     copy = os.dup(fd)
     try:
@@ -77,7 +77,7 @@ def _borrow(fd: int) -> Iterator[socket.socket]:
         yield end
 
 
-def _ends(end: socket.socket) -> _Ends | None:
+def _ends(end: socket.socket) -> Ends | None:
     """Both addresses of a connected TCP socket; None for one of another kind, or a listener."""
     if end.family not in (socket.AF_INET, socket.AF_INET6) or end.type != socket.SOCK_STREAM:
         return None
@@ -87,14 +87,14 @@ def _ends(end: socket.socket) -> _Ends | None:
         return None
 
 
-def _connections() -> dict[int, _Ends]:
+def connections() -> dict[int, Ends]:
     """This process's connected TCP sockets: both ends by file descriptor."""
-    out: dict[int, _Ends] = {}
+    out: dict[int, Ends] = {}
     for name in os.listdir("/proc/self/fd"):
         fd = int(name)
         with contextlib.suppress(OSError):  # gone
             if os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"):
-                with _borrow(fd) as end:
+                with borrow(fd) as end:
                     ends = _ends(end)
                 if ends is not None:
                     out[fd] = ends

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,30 +17,42 @@ ROOT = Path(__file__).resolve().parents[2]
 def load(path: Path) -> dict[str, dict[str, Any]]:
     """The results by the key of their run. A line that was cut off by a crash is left out."""
     found: dict[str, dict[str, Any]] = {}
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
-            entry = json.loads(line)
+    for entry in entries(path):
+        with contextlib.suppress(KeyError, TypeError):
             found[Run(**entry["run"]).key] = entry
-        except (json.JSONDecodeError, KeyError, TypeError):
-            continue
     return found
+
+
+def entries(path: Path) -> Iterator[dict[str, Any]]:
+    """What each line of a file of results says; nothing where there is no file. A line that was cut
+    off by a crash is left out."""
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        with contextlib.suppress(json.JSONDecodeError):
+            yield json.loads(line)
 
 
 def append(path: Path, run: Run, result: dict[str, Any], commit: str) -> dict[str, Any]:
     """Writes down a run that is done; returns the entry."""
     entry = {"run": run.as_dict(), "commit": commit, **result}
+    append_entry(path, entry)
+    return entry
+
+
+def append_entry(path: Path, entry: dict[str, Any]) -> None:
+    """One more line of a file of results."""
     path.parent.mkdir(parents=True, exist_ok=True)
     cut = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
     with path.open("a", encoding="utf-8") as lines:
         lines.write(("\n" if cut else "") + json.dumps(entry) + "\n")
-    return entry
 
 
-def commit() -> str:
-    """The commit that is checked out, with "+" where the code differs from it."""
+def commit(benchmark: str = "quality") -> str:
+    """The commit that is checked out, with "+" where the code differs from it, the benchmark's
+    included."""
     try:
         name = _git("rev-parse", "--short=10", "HEAD")
-        changed = _git("status", "--porcelain", "--", "lossycoll", "native", "benchmarks/quality")
+        folders = ("lossycoll", "native", f"benchmarks/{benchmark}")
+        changed = _git("status", "--porcelain", "--", *folders)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return name + ("+" if changed else "")

@@ -25,8 +25,9 @@ matplotlib.use("Agg")  # There may be no display.
 import matplotlib.pyplot as plt
 from rich.console import Console
 
+from benchmarks.lab_job import run_job
 from benchmarks.quality.report import between, markdown
-from benchmarks.quality.store import ROOT, commit
+from benchmarks.quality.store import commit
 from lossycoll.demo_train import TrainConfig
 from lossycoll.errors import LossyError
 from lossycoll.lab.laboratory import Lab
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             found.setdefault(profile, {})[name] = curve
             console.print(f"  {curve[-1][0]:.1f} s, loss {curve[-1][2]:.4f}", markup=False)
     results = {
-        "commit": commit(),
+        "commit": commit("target"),
         "steps": options.steps,
         "width": options.width,
         "batch": options.batch,
@@ -101,19 +102,7 @@ def run(profile: str, name: str, options: argparse.Namespace) -> Curve:
     )
     with tempfile.TemporaryDirectory() as folder, Lab(profile) as lab:
         out = Path(folder) / "curve"
-        ended = lab.run(
-            [sys.executable, "-m", "benchmarks.target.rank", json.dumps(asdict(config)), str(out)],
-            {
-                "OMP_NUM_THREADS": "1",
-                "LOSSYCOLL_LOG": "warning",
-                "PYTHONPATH": str(ROOT),
-                **environment,
-            },
-            timeout=RUN_SECONDS,
-        )
-        for rank in ended:
-            if rank.code:
-                raise LossyError(f"{profile}, {name}: host {rank.rank} failed\n{rank.output}")
+        run_job(lab, "benchmarks.target.rank", asdict(config), out, RUN_SECONDS, environment)
         curve: Curve = json.loads(out.read_text())
     return curve
 

@@ -18,7 +18,8 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.quality.store import ROOT, commit
+from benchmarks.lab_job import run_job
+from benchmarks.quality.store import ROOT, append_entry, commit, entries
 from lossycoll.errors import LossyError
 from lossycoll.lab.laboratory import Lab
 
@@ -57,10 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except LossyError as error:
             console.print(str(error), markup=False)
             return 1
-        with options.results.open("a") as file:
-            for entry in found:
-                file.write(json.dumps(entry) + "\n")
-                console.print(line(entry), markup=False)
+        for entry in found:
+            append_entry(options.results, entry)
+            console.print(line(entry), markup=False)
     if options.report:
         from .report import write
 
@@ -70,10 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def load(path: Path) -> dict[Cell, dict[str, Any]]:
     """The entries of a results file by cell; none where there is no file."""
-    if not path.exists():
-        return {}
-    entries = [json.loads(text) for text in path.read_text().splitlines()]
-    return {Cell(**entry["cell"]): entry for entry in entries}
+    return {Cell(**entry["cell"]): entry for entry in entries(path)}
 
 
 def rounds_of(lossy: int | None) -> dict[str, int]:
@@ -83,7 +80,7 @@ def rounds_of(lossy: int | None) -> dict[str, int]:
 
 
 def run(group: Sequence[Cell], lossy_rounds: int | None) -> list[dict[str, Any]]:
-    """Measures cells of one network. Raises LabError where a rank fails."""
+    """Measures cells of one network. Raises LossyError where a rank fails."""
     config = {
         "mib": [cell.mib for cell in group],
         "ways": ways(),
@@ -91,19 +88,12 @@ def run(group: Sequence[Cell], lossy_rounds: int | None) -> list[dict[str, Any]]
     }
     with tempfile.TemporaryDirectory() as folder, Lab(group[0].network) as lab:
         out = Path(folder) / "out"
-        ended = lab.run(
-            [sys.executable, "-m", "benchmarks.wire.rank", json.dumps(config), str(out)],
-            {"OMP_NUM_THREADS": "1", "LOSSYCOLL_LOG": "warning", "PYTHONPATH": str(ROOT)},
-            timeout=CELL_SECONDS * len(group),
-        )
-        for rank in ended:
-            if rank.code:
-                raise LossyError(f"{group[0].name}: host {rank.rank} failed\n{rank.output}")
+        run_job(lab, "benchmarks.wire.rank", config, out, CELL_SECONDS * len(group))
         counters = lab.counters()
         ranks = [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(group[0].hosts)]
     offered = sum(link.offered for link in counters.links.values())
     lost = sum(link.lost for link in counters.links.values())
-    entries = []
+    measured = []
     for i, cell in enumerate(group):
         # An operation has ended when it has ended everywhere.
         seconds = {
@@ -116,10 +106,10 @@ def run(group: Sequence[Cell], lossy_rounds: int | None) -> list[dict[str, Any]]
         missing = {
             way: [share for rank in ranks for share in rank[i]["missing"][way]] for way in ways()
         }
-        entries.append(
+        measured.append(
             {
                 "cell": cell.as_dict(),
-                "commit": commit(),
+                "commit": commit("wire"),
                 "limit": cell.limit,
                 "seconds": seconds,
                 "missing": {way: sum(s) / len(s) for way, s in missing.items() if s},
@@ -131,7 +121,7 @@ def run(group: Sequence[Cell], lossy_rounds: int | None) -> list[dict[str, Any]]
                 },
             }
         )
-    return entries
+    return measured
 
 
 def line(entry: dict[str, Any]) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
 import sys
 import time
@@ -19,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 import lossycoll
+from lossycoll.gloo import borrow, connections
 
 SCOPES: dict[str, Any] = {
     "lossy": lambda: lossycoll.lossy(repair=0),
@@ -44,11 +44,11 @@ def main() -> None:
 
 def tcp_group(control: str) -> dist.ProcessGroup:
     """A gloo group of which the connections use this congestion control."""
-    before = tcp_sockets()
+    before = connections()
     group = dist.new_group(backend="gloo")
     dist.barrier(group=group)  # by now all are connected
-    for number in tcp_sockets() - before:
-        with socket.socket(fileno=os.dup(number)) as connection:
+    for number in connections().keys() - before.keys():
+        with borrow(number) as connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, control.encode())
     return group
 
@@ -59,17 +59,6 @@ def agreed(here: bool) -> bool:
     with lossycoll.reliable():
         dist.all_reduce(flag, op=dist.ReduceOp.MAX)
     return bool(flag)
-
-
-def tcp_sockets() -> set[int]:
-    """File descriptors of this process's TCP connections."""
-    found = set()
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as one:
-            if one.family == socket.AF_INET and one.type == socket.SOCK_STREAM:
-                one.getpeername()
-                found.add(int(name))
-    return found
 
 
 def measure(

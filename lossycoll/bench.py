@@ -20,6 +20,7 @@ from lossycoll.arguments import inject_text, names, real, whole
 from lossycoll.demo_report import percentile
 from lossycoll.launch import EXIT_FAILED, launch, must_be_writable, scratch
 from lossycoll.options import FAST_PATHS
+from lossycoll.pictures import drawn
 
 BACKENDS = ("lossy", "gloo")
 DTYPES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
@@ -166,12 +167,7 @@ def report(
     rows = [{**row, "seconds": seconds[row["bytes"], row["backend"]]} for row in results["rows"]]
     whole_results = {**results, "rows": rows}
     (folder / "bench.json").write_text(json.dumps(whole_results) + "\n", encoding="utf-8")
-    try:
-        from lossycoll import bench_plot
-    except ModuleNotFoundError:
-        errors.print('no plot: matplotlib is missing (pip install "lossycoll[demo]")', markup=False)
-    else:
-        bench_plot.draw(whole_results, human, folder / "bench.png")
+    if drawn("bench_plot", errors, whole_results, human, folder / "bench.png"):
         errors.print(f"report: {folder}", markup=False)
 
 

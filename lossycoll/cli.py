@@ -45,13 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(options.command, "stopped", EXIT_INTERRUPTED)
     except Interrupted as error:
         return _complain(options.command, error, EXIT_INTERRUPTED)
-    except LaunchError as error:
+    except (LaunchError, LabError) as error:
         return _complain(options.command, error, EXIT_FAILED)
-    except LabError as error:
-        return _complain(options.command, error, EXIT_FAILED)
-    except OptionError as error:
-        return _complain(options.command, error, EXIT_USAGE)
-    except Unwritable as error:
+    except (OptionError, Unwritable) as error:
         return _complain(options.command, error, EXIT_USAGE)
     return status
 

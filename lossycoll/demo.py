@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from lossycoll import demo_report
 from lossycoll.arguments import inject_text, names, real, whole
 from lossycoll.launch import launch, must_be_writable
+from lossycoll.pictures import drawn
 
 RUNS = ("gloo", "clean", "lossy", "bounded", "sharded")
 LOSSY_RUNS = ("lossy", "bounded", "sharded")
@@ -70,13 +71,8 @@ def run(options: argparse.Namespace) -> int:
         for line in demo_report.remarks(results["runs"]):
             console.print(line, highlight=False)
     console.print(f"figures: {saved}", highlight=False)
-    try:
-        from lossycoll import demo_plot
-    except ImportError:
-        errors.print('no plot: matplotlib is missing (pip install "lossycoll[demo]")', markup=False)
-    else:
-        plot = options.out / "demo.png"
-        demo_plot.draw(results, plot)
+    plot = options.out / "demo.png"
+    if drawn("demo_plot", errors, results, plot):
         console.print(f"plot:    {plot}", highlight=False)
     return 0
 

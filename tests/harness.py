@@ -110,15 +110,18 @@ class Ranks:
         self._folder.cleanup()
 
     def signal(self, number: int, which: signal.Signals) -> float:
-        """Sends a signal to a process; returns time.monotonic() of it."""
+        """Sends a signal to a process; returns time.monotonic() just before it."""
+        # Afterwards would be too late: others may have noticed before this process runs again.
+        begin = time.monotonic()
         os.kill(self.processes[number].pid, which)
-        return time.monotonic()
+        return begin
 
     def lose_store(self) -> float:
-        """The store's server goes away; returns time.monotonic() of it."""
+        """The store's server goes away; returns time.monotonic() just before it."""
         assert self._store is not None
+        begin = time.monotonic()
         self._store = None
-        return time.monotonic()
+        return begin
 
     def wait_for(self, number: int, text: str, timeout: float = 60.0) -> None:
         """Returns when the process has written ``text``; fails after ``timeout`` s."""

@@ -118,6 +118,7 @@ class Engine:
         config.deadline_max_ns = _ns(options.deadline_max)
         config.link_ns = _ns(options.link_patience)
         config.reorder_ns = _ns(options.reorder_min)
+        config.eager_bytes = options.eager
         config.pace_bytes_per_s = options.pace
         faults = inject.parse(options.inject)
         for name in ("loss", "burst", "dup", "reorder", "seed"):

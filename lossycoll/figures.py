@@ -109,6 +109,8 @@ class EngineStats:
     foreign: int = 0
     stale: int = 0
     repeated: int = 0
+    eager_kept: int = 0
+    eager_dropped: int = 0
     socket_overflow: int = 0
     send_calls: int = 0
     receive_calls: int = 0

@@ -216,6 +216,13 @@ class Options:
     socket_buffer: int = _option(
         0, _integer(0, (1 << 31) - 1), "Bytes asked for each direction; 0 asks for the most."
     )
+    eager: int = _option(
+        8 << 20,
+        _integer(0, 1 << 32),
+        "Bytes set aside for packets of ranks that are ahead of this one. So much is sent before "
+        "the others are known to have called, which saves a one-way delay; 0 waits for their word.",
+        agree=True,
+    )
     disable: str = _option(
         "",
         _text("names of `gso,gro,mmsg,gather,simd,stamps`, with commas", _check_disable),

@@ -191,7 +191,8 @@ static int same_call(const lc_op *op, const lc_record *r) {
 static void peer_ready(lc_engine *e, lc_op *op, uint16_t peer) {
     if (op->peers[peer].ready)
         return;
-    op->peers[peer].ready = 1;
+    op->peers[peer].ready = op->peers[peer].agreed = 1;
+    lc_eager_over(e, op, peer);
     for (uint32_t i = 0; i < op->n_slots; i++) {
         lc_op_slot *s = &op->slots[i];
         for (uint32_t j = 0; j < s->desc.n_dests; j++) {
@@ -231,6 +232,7 @@ static void on_call(lc_engine *e, uint16_t peer, const lc_record *r) {
             lc_tell_call(e, op, peer, LC_R_READY);
         peer_ready(e, op, peer);
         lc_op_check(e, op);
+        lc_take_waiting(e, peer);
     } else if (!lc_op_posted(e, r->op)) {
         if (r->op - e->next_op < LC_OPS)
             e->peers[peer].early[r->op % LC_OPS] = (lc_early){r->c, r->d, r->op, r->a, 1};
@@ -262,6 +264,7 @@ static uint64_t reorder_allowance(const lc_engine *e, const lc_in *in) {
 
 static void on_fin(lc_engine *e, uint16_t peer, const lc_record *r) {
     lc_link_seen(&e->peers[peer], r->b);
+    lc_agree(e, r->op, peer); /* it is told to none but those who do */
     lc_op *op = lc_find_op(e, r->op);
     if (!op) {
         if (lc_op_failed(e, r->op))

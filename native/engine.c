@@ -235,6 +235,7 @@ static void free_engine(lc_engine *e) {
     free(e->iov);
     free(e->headers);
     free(e->control_out);
+    lc_cells_drop(&e->cells);
     free(e->peer_stats);
     pthread_cond_destroy(&e->changed);
     pthread_cond_destroy(&e->notified);
@@ -268,6 +269,15 @@ static int make_peers(lc_engine *e) {
     return 1;
 }
 
+static int make_cells(lc_engine *e) {
+    if (e->config.size < 2)
+        return 1;
+    if (!lc_cells_make(&e->cells, e->config.eager_bytes, e->config.payload_bytes))
+        return 0;
+    e->eager = e->cells.n_cells / (e->config.size - 1u);
+    return 1;
+}
+
 static void init_locks(lc_engine *e) {
     pthread_condattr_t attr;
     pthread_condattr_init(&attr);
@@ -297,7 +307,7 @@ lc_engine *lc_engine_open(const lc_config *config, lc_failure *failure) {
     e->iov = calloc(2 * packets, sizeof *e->iov);
     e->headers = calloc(packets, LC_HEADER_BYTES);
     e->control_out = calloc(LC_BATCH_RUNS, config->payload_bytes);
-    if (e->tail && e->iov && e->headers && e->control_out && make_peers(e)) {
+    if (e->tail && e->iov && e->headers && e->control_out && make_cells(e) && make_peers(e)) {
         failure->code = LC_OK;
         e->link = lc_link_open(config, failure);
     }

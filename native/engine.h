@@ -8,6 +8,7 @@
 
 #include "clock.h"
 #include "deadline.h"
+#include "eager.h"
 #include "inject.h"
 #include "link.h"
 #include "op.h"
@@ -43,6 +44,7 @@ typedef struct {
     uint32_t tx_received; /* packets that the peer says it has taken */
     uint32_t tx_seen;     /* tx_acked when tx_received was told */
     uint64_t probe_ns;    /* when to ask, if the window stays full */
+    uint32_t tx_eager;    /* packets of operations for which the peer is not ready */
     lc_out *outs;         /* streams with something to send, by operation */
     /* receiving */
     uint32_t rx_next; /* link_seq up to which packets have been seen */
@@ -67,6 +69,7 @@ typedef struct {
     uint32_t held_bytes;
     double inject_loss; /* share of its packets that injection drops here */
     lc_early *early;    /* LC_OPS of them */
+    lc_waiting waiting; /* eager packets */
     int dead;
     atomic_int doomed; /* dead as soon as the thread takes notice; any thread sets it */
     uint64_t packets_sent, packets_received, packets_missing;
@@ -92,6 +95,8 @@ struct lc_engine {
     lc_peer *peers;
     lc_expect expect;
     uint32_t window;   /* packets that this rank lets each peer have in flight */
+    lc_cells cells;    /* for eager packets of all peers */
+    uint32_t eager;    /* packets of which each rank may be in cells of each other */
     uint64_t now;      /* of this turn of the loop */
     uint64_t came_ns;  /* when the kernel got the datagram that is looked at */
     uint64_t tick_ns;  /* when timers are looked at next */
@@ -159,6 +164,9 @@ int lc_op_failed(const lc_engine *e, uint32_t number); /* ended by the engine's 
 
 /* arrive.c: packets in, sums, readiness */
 void lc_data_arrived(lc_engine *e, const lc_header *h, const uint8_t *payload);
+void lc_agree(lc_engine *e, uint32_t op, uint16_t peer); /* both mean the same by it */
+void lc_take_waiting(lc_engine *e, uint16_t peer);       /* eager packets whose time has come */
+void lc_drop_waiting(lc_engine *e, uint16_t peer);
 int lc_link_seen(lc_peer *peer, uint32_t next);
 void lc_finish_alone(lc_op_slot *s); /* the mean over a single rank */
 void lc_give_up(lc_engine *e, lc_in *in, int cause);
@@ -171,6 +179,7 @@ void lc_out_wake(lc_engine *e, lc_out *out);
 void lc_out_check(lc_engine *e, lc_out *out); /* tells the end of a round that is sent */
 void lc_out_done(lc_engine *e, lc_out *out);
 void lc_out_drop(lc_engine *e, lc_out *out);
+void lc_eager_over(lc_engine *e, lc_op *op, uint16_t peer); /* the peer keeps none of it any more */
 int lc_send_data(lc_engine *e);
 int lc_flush_batch(lc_engine *e);
 uint32_t lc_wire_bytes_max(const lc_engine *e);

@@ -79,6 +79,8 @@ typedef struct {
     uint64_t link_ns;         /* how long a reliable operation waits for a link that delivers
                                  nothing of what its peer sends; 0: as long as for the peer */
     uint64_t reorder_ns;      /* least time a stream waits after its end; 0: one millisecond */
+    uint64_t eager_bytes;     /* memory for packets of peers that are ahead; 0: none is sent ahead.
+                                 Equal on all ranks */
     double pace_bytes_per_s;  /* 0: no fixed rate, congestion window only */
     lc_inject inject;
     const double *inject_loss; /* loss of packets from each rank to this one (size entries), in
@@ -152,6 +154,8 @@ typedef struct {
     uint64_t foreign;         /* another session, or an address that is not the sender's */
     uint64_t stale;           /* of an operation that has ended, or a round that is over */
     uint64_t repeated;        /* arrived before */
+    uint64_t eager_kept;      /* came before this rank had posted their operation, and waited */
+    uint64_t eager_dropped;   /* the same, and there was no room for them */
     uint64_t socket_overflow; /* dropped by the kernel because the socket buffer was full */
     uint64_t send_calls, receive_calls, control_sent, control_received;
     uint64_t operation_ns; /* time of all operations, added up */

@@ -91,6 +91,8 @@ typedef struct {
     uint8_t source;   /* some slot takes from it */
     uint8_t dest;     /* some slot gives to it */
     uint8_t ready;    /* it has posted the operation */
+    uint8_t agreed;   /* it is known to mean the same by it */
+    uint32_t eager;   /* packets sent to it while it was not ready */
     uint64_t want_ns; /* when it is asked again whether it has */
     uint64_t want_wait_ns;
 } lc_op_peer;

@@ -38,6 +38,7 @@ static void start_slot(lc_engine *e, lc_op *op, lc_op_slot *s) {
 /* Nothing comes from the dead, and nothing is owed to them. */
 static void go_without(lc_engine *e, lc_op *op, uint16_t peer) {
     op->peers[peer].source = op->peers[peer].dest = 0;
+    lc_eager_over(e, op, peer);
     for (uint32_t i = 0; i < op->n_slots; i++) {
         lc_op_slot *s = &op->slots[i];
         for (uint32_t j = 0; j < s->desc.n_sources; j++) {
@@ -52,6 +53,13 @@ static void go_without(lc_engine *e, lc_op *op, uint16_t peer) {
             if (s->outs[j].peer == peer)
                 lc_out_done(e, &s->outs[j]);
     }
+}
+
+/* Own data may be sent ahead to those who are not ready. */
+static void wake_all(lc_engine *e, lc_op *op) {
+    for (uint32_t i = 0; i < op->n_slots && e->eager; i++)
+        for (uint32_t j = 0; j < op->slots[i].desc.n_dests; j++)
+            lc_out_wake(e, &op->slots[i].outs[j]);
 }
 
 /* Tells those who send to this rank that they may, and looks who has told it the same. */
@@ -71,13 +79,20 @@ void lc_op_start(lc_engine *e, lc_op *op) {
     for (uint16_t i = 0; i < e->config.size; i++) {
         op->peers[i].want_wait_ns = 2000000;
         op->peers[i].want_ns = e->now + op->peers[i].want_wait_ns;
-        if (op->peers[i].source)
+        if (op->peers[i].source || (op->peers[i].dest && e->eager))
             lc_tell_call(e, op, i, LC_R_READY);
     }
+    if (e->eager)
+        lc_send_control(e); /* before any eager packet, which else would have to wait there */
     uint32_t number = op->number;
     lc_check_early(e, op);
-    if (lc_find_op(e, number))
-        lc_op_check(e, op);
+    for (uint16_t i = 0; i < e->config.size; i++)
+        lc_take_waiting(e, i);
+    op = lc_find_op(e, number);
+    if (!op)
+        return;
+    wake_all(e, op);
+    lc_op_check(e, op);
 }
 
 /* ---- end ---- */
@@ -108,6 +123,8 @@ static void add_tail(lc_engine *e, const lc_out *out) {
 }
 
 static void finish(lc_engine *e, lc_op *op) {
+    for (uint16_t i = 0; i < e->config.size; i++)
+        lc_eager_over(e, op, i); /* of a peer that was never ready */
     op->report.op = op->number;
     op->report.elapsed_ns = e->now - op->submitted_ns;
     add_report(&e->live, &op->report);
@@ -166,6 +183,7 @@ void lc_bury(lc_engine *e, uint16_t peer) {
     p->held_bytes = 0;
     /* What it posted ahead of the survivors was planned with it; theirs of that number is not. */
     memset(p->early, 0, LC_OPS * sizeof *p->early);
+    lc_drop_waiting(e, peer);
     e->n_dead++;
     for (uint32_t i = 0; i < e->n_tail;) {
         if (e->tail[i].peer == peer)

@@ -49,9 +49,23 @@ void lc_out_drop(lc_engine *e, lc_out *out) {
         list_remove(&e->peers[out->peer], out);
 }
 
+/* Packets that may go although the peer is not known to be ready. */
+static uint32_t eager_room(const lc_engine *e, uint16_t rank) {
+    uint32_t used = e->peers[rank].tx_eager;
+    return used < e->eager ? e->eager - used : 0;
+}
+
+static int may_send(const lc_engine *e, const lc_out *out) {
+    return out->slot->op->peers[out->peer].ready || eager_room(e, out->peer);
+}
+
+void lc_eager_over(lc_engine *e, lc_op *op, uint16_t peer) {
+    e->peers[peer].tx_eager -= op->peers[peer].eager;
+    op->peers[peer].eager = 0;
+}
+
 void lc_out_wake(lc_engine *e, lc_out *out) {
-    const lc_op *op = out->slot->op;
-    if (!out->listed && out->state == LC_OUT_OPEN && op->peers[out->peer].ready && has_more(out))
+    if (!out->listed && out->state == LC_OUT_OPEN && has_more(out) && may_send(e, out))
         list_insert(&e->peers[out->peer], out);
 }
 
@@ -103,7 +117,7 @@ uint32_t lc_wire_bytes_max(const lc_engine *e) {
     return LC_HEADER_BYTES + e->config.payload_bytes;
 }
 
-static void put_packet(lc_engine *e, lc_out *out, lc_run *run, uint32_t time_us) {
+static void put_packet(lc_engine *e, lc_out *out, lc_run *run, uint8_t type, uint32_t time_us) {
     const lc_op_slot *s = out->slot;
     const lc_op *op = s->op;
     lc_peer *peer = &e->peers[out->peer];
@@ -120,7 +134,7 @@ static void put_packet(lc_engine *e, lc_out *out, lc_run *run, uint32_t time_us)
                    .receiver = out->peer,
                    .length = (uint16_t)bytes,
                    .count = s->desc.n_sources ? s->count[k] : 1,
-                   .type = LC_DATA,
+                   .type = type,
                    .round = out->round,
                    .format = op->call.dtype};
     struct iovec *v = &run->iov[2 * run->n_packets];
@@ -135,6 +149,9 @@ static void put_packet(lc_engine *e, lc_out *out, lc_run *run, uint32_t time_us)
 /* Gathers up to most packets of one stream into a run. Returns how many. */
 static uint32_t fill_run(lc_engine *e, lc_out *out, uint32_t most) {
     lc_op *op = out->slot->op;
+    int ready = op->peers[out->peer].ready;
+    if (!ready && most > eager_room(e, out->peer))
+        most = eager_room(e, out->peer);
     int i = e->n_runs++;
     lc_run *run = &e->runs[i];
     size_t first = (size_t)i * LC_RUN_PACKETS;
@@ -145,7 +162,7 @@ static uint32_t fill_run(lc_engine *e, lc_out *out, uint32_t most) {
     for (uint32_t k = 0; k < most; k++)
         run->iov[2 * k].iov_base = e->headers + (first + k) * LC_HEADER_BYTES;
     while (run->n_packets < most && has_more(out)) {
-        put_packet(e, out, run, time_us);
+        put_packet(e, out, run, ready ? LC_DATA : LC_EAGER, time_us);
         if (run->iov[2 * run->n_packets - 1].iov_len < op->packet_bytes)
             break; /* a short packet can only be the last of an offloaded send */
     }
@@ -154,6 +171,10 @@ static uint32_t fill_run(lc_engine *e, lc_out *out, uint32_t most) {
     if (out->round)
         r->packets_resent += run->n_packets;
     e->peers[out->peer].packets_sent += run->n_packets;
+    if (!ready) {
+        op->peers[out->peer].eager += run->n_packets;
+        e->peers[out->peer].tx_eager += run->n_packets;
+    }
     return run->n_packets;
 }
 
@@ -182,6 +203,8 @@ static uint32_t allowance(lc_engine *e, uint16_t rank, uint32_t packet_bytes) {
 /* One run for this peer, if it may have one. */
 static int serve(lc_engine *e, uint16_t rank) {
     lc_peer *peer = &e->peers[rank];
+    while (peer->outs && !may_send(e, peer->outs))
+        list_remove(peer, peer->outs); /* other operations have used the room up */
     lc_out *out = peer->outs;
     if (!out)
         return 0;
@@ -193,10 +216,10 @@ static int serve(lc_engine *e, uint16_t rank) {
     lc_rate_spend(&e->rate, e->now, sent, bytes);
     lc_pace_spend(&peer->pace, e->now, sent, bytes);
     list_remove(peer, out);
-    if (has_more(out))
-        list_insert(peer, out);
-    else
+    if (!has_more(out))
         lc_out_check(e, out);
+    else if (may_send(e, out))
+        list_insert(peer, out);
     return 1;
 }
 

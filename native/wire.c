@@ -153,7 +153,7 @@ static int has_shape(const lc_header *header, size_t payload) {
         return 0;
     if (header->type == LC_CONTROL)
         return header->length == (uint32_t)header->count * LC_RECORD_BYTES;
-    return header->type == LC_DATA;
+    return header->type == LC_DATA || header->type == LC_EAGER;
 }
 
 /* Whether the header stays within what this group agreed on. */

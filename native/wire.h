@@ -28,7 +28,8 @@ enum {
     LC_MAX_FORMAT = 4 /* the largest lc_dtype */
 };
 
-enum lc_packet_type { LC_DATA = 1, LC_CONTROL = 2 };
+/* EAGER: data whose receiver was not heard to have posted the operation, nor to mean the same. */
+enum lc_packet_type { LC_DATA = 1, LC_CONTROL = 2, LC_EAGER = 3 };
 
 typedef struct {
     uint64_t session;

@@ -184,9 +184,33 @@ def test_a_late_rank_loses_nothing(algorithm: str) -> None:
                 assert ended.code == 0, ended.failure
                 assert (ended.report.packets_missing, ended.report.deadline_hits) == (0, 0)
                 assert (ended.report.elapsed > 2.9) == (rank != late)
+        ahead = settled_stats(network, late)
+        assert ahead.eager_kept > 0
+        assert ahead.eager_dropped == 0
         for _, _, out, want in jobs:
             for rank in range(world):
                 np.testing.assert_array_equal(out[rank], want[rank])
+
+
+@pytest.mark.parametrize(("eager", "most"), [(0, 0), (4 * 1600, 4), (1 << 20, 10_000)])
+def test_no_more_is_sent_ahead_than_there_is_room_for(eager: int, most: int) -> None:
+    """Of 114 packets, those that there is no room for wait for READY."""
+    with Network(2, 1408, eager=eager) as network:
+        plans = all_reduce(network, "transpose", 80_000)
+        for turn in range(3):
+            inputs = inputs_of(network, plans, turn)
+            first = network.submit(0, plans[0], (inputs[0], inputs[0]), "f32", 2.0)
+            time.sleep(0.3)
+            want = total(inputs)
+            second = network.submit(1, plans[1], (inputs[1], inputs[1]), "f32", 2.0)
+            for rank, ticket in ((0, first), (1, second)):
+                ended = network.end(rank, ticket, 10)
+                assert ended.code == 0
+                assert ended.report.packets_missing == 0
+            assert_exact(inputs, want, f"eager={eager}")
+        late = settled_stats(network, 1)
+        assert late.eager_dropped == 0
+        assert late.eager_kept == 3 * min(most, 114)
 
 
 def test_a_rank_far_ahead_is_waited_for() -> None:

@@ -56,6 +56,7 @@ def test_every_option_has_a_row_a_variable_and_a_default_that_is_allowed() -> No
         ("port_range", "40000-40100", "40000-40100"),
         ("mtu", "9000", 9000),
         ("socket_buffer", "1000000", 1_000_000),
+        ("eager", "65536", 65536),
         ("disable", "gso, gro", "gso,gro"),
         ("pace", "1e9", 1e9),
         ("inject", "loss=0.1,burst=8,seed=7", "loss=0.1,burst=8,seed=7"),

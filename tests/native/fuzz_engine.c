@@ -101,7 +101,7 @@ static void change(datagram *d) {
     h.op = near(h.op) | 1;
     h.link_seq = near(h.link_seq);
     h.time_us = near(h.time_us);
-    if (h.type == LC_DATA) {
+    if (h.type != LC_CONTROL) {
         h.packet = near(h.packet);
         h.slot = (uint16_t)near(h.slot);
         h.round = (uint8_t)near(h.round);

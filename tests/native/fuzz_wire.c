@@ -61,7 +61,7 @@ static void put_right(uint8_t *p, size_t n, uint8_t what) {
         put16(p + 32, expect.rank);
     }
     if (what & FIX_TYPE)
-        p[3] = (p[3] & 1) ? LC_DATA : LC_CONTROL;
+        p[3] = (uint8_t)(LC_DATA + p[3] % 3);
     if (what & FIX_LENGTH)
         put16(p + 34, (uint16_t)payload);
     if (what & FIX_RECORDS) {
@@ -81,7 +81,7 @@ static void check_good(const uint8_t *p, size_t n, const lc_header *header) {
     MUST(header->receiver == expect.rank && header->sender != expect.rank);
     MUST(header->sender < expect.size);
     MUST(header->format <= LC_MAX_FORMAT && header->count >= 1);
-    MUST(header->type == LC_DATA || header->type == LC_CONTROL);
+    MUST(header->type >= LC_DATA && header->type <= LC_EAGER);
     MUST(header->type == LC_CONTROL || header->count <= expect.size);
     uint8_t again[LC_HEADER_BYTES];
     lc_wire_put(again, header);

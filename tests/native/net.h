@@ -36,6 +36,7 @@ static inline void net_open_at(net *n, uint16_t size, lc_inject inject, uint64_t
                        .payload_bytes = NET_PAYLOAD,
                        .socket_buffer = net_socket_buffer,
                        .group = NET_GROUP,
+                       .eager_bytes = 16384,
                        .deadline_min_ns = deadline_ns,
                        .deadline_max_ns = deadline_ns,
                        .inject = inject};

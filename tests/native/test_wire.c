@@ -136,7 +136,7 @@ static void test_foreign(void) {
 static void test_data_shape(void) {
     h = data_header(), h.type = 0;
     CHECK(verdict_of(h) == LC_MALFORMED);
-    h = data_header(), h.type = 3;
+    h = data_header(), h.type = LC_EAGER + 1;
     CHECK(verdict_of(h) == LC_MALFORMED);
     h = data_header(), h.format = LC_MAX_FORMAT;
     CHECK(verdict_of(h) == LC_GOOD);

@@ -37,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--limit-minutes", type=float, default=0, help="start no more after so long (no limit)")
     add("--hosts", type=int, help="only cells with so many hosts")
     add("--mbit", type=float, help="only cells of this rate")
+    add("--rtt", type=float, help="only cells of this round trip, ms")
+    add("--loss", type=float, help="only cells of this share of packets lost")
     add("--rounds", type=int, help="of the lossy way; the others have fewer in proportion")
     options = parser.parse_args(arguments)
     console = Console(stderr=True, highlight=False)
@@ -47,6 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if cell not in done
         and options.hosts in (None, cell.hosts)
         and options.mbit in (None, cell.mbit)
+        and options.rtt in (None, cell.rtt_ms)
+        and options.loss in (None, cell.loss)
     ]
     begin = time.monotonic()
     for _, group in groupby(left, key=lambda cell: cell.network):
@@ -82,7 +86,7 @@ def rounds_of(lossy: int | None) -> dict[str, int]:
 def run(group: Sequence[Cell], lossy_rounds: int | None) -> list[dict[str, Any]]:
     """Measures cells of one network. Raises LossyError where a rank fails."""
     config = {
-        "mib": [cell.mib for cell in group],
+        "what": ["step" if cell.what == "step" else cell.mib for cell in group],
         "ways": ways(),
         "rounds": rounds_of(lossy_rounds),
     }
@@ -95,11 +99,10 @@ def run(group: Sequence[Cell], lossy_rounds: int | None) -> list[dict[str, Any]]
     lost = sum(link.lost for link in counters.links.values())
     measured = []
     for i, cell in enumerate(group):
-        # An operation has ended when it has ended everywhere.
         seconds = {
             way: [
-                max(times)
-                for times in zip(*(rank[i]["seconds"][way] for rank in ranks), strict=True)
+                between_ranks(times)
+                for times in zip(*(rank[i]["times"][way] for rank in ranks), strict=True)
             ]
             for way in ways()
         }
@@ -122,6 +125,12 @@ def run(group: Sequence[Cell], lossy_rounds: int | None) -> list[dict[str, Any]]
             }
         )
     return measured
+
+
+def between_ranks(times: Sequence[tuple[float, float]]) -> float:
+    """Seconds from where the last rank has begun, since none can end without it, to where the last
+    one has ended. A barrier lets ranks go a one-way delay apart."""
+    return max(end for _, end in times) - max(begin for begin, _ in times)
 
 
 def line(entry: dict[str, Any]) -> str:

@@ -19,7 +19,10 @@ the kernel's cubic, and with bbr."""
 
 @dataclass(frozen=True)
 class Cell:
-    """One network and one size. ``rtt_ms`` without queues; ``loss`` in bursts of ``burst``."""
+    """One network and one size. ``rtt_ms`` without queues; ``loss`` in bursts of ``burst``.
+
+    ``what``: "all-reduce" of ``mib``, or "step" of DDP with so many MiB of gradients.
+    """
 
     hosts: int
     mbit: float
@@ -27,6 +30,7 @@ class Cell:
     loss: float
     burst: float
     mib: float
+    what: str = "all-reduce"
 
     @property
     def network(self) -> Network:
@@ -47,7 +51,7 @@ class Cell:
     def name(self) -> str:
         loss = f"{self.loss:.1%}" + (f" in {self.burst:g}" if self.burst > 1 else "")
         path = f"{self.hosts} hosts, {self.mbit:g} Mbit/s, {self.rtt_ms:g} ms"
-        return f"{path}, {loss}, {self.mib:g} MiB"
+        return f"{path}, {loss}, {self.mib:.3g} MiB" + (" DDP step" if self.what == "step" else "")
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -59,6 +63,13 @@ def ways() -> tuple[str, ...]:
     return tuple(way for way in WAYS if way != "gloo-bbr" or "bbr" in known)
 
 
+def gradient_mib() -> float:
+    """Of a DDP step."""
+    from .rank import CONTEXT, LAYERS, WIDTH, ByteGPT
+
+    return sum(p.numel() for p in ByteGPT(LAYERS, WIDTH, CONTEXT).parameters()) * 4 / MIB
+
+
 def cells() -> Iterator[Cell]:
     """The most important first."""
     losses = ((0.01, 1.0), (0.0, 1.0), (0.05, 1.0), (0.01, 8.0), (0.001, 1.0), (0.05, 8.0))
@@ -67,3 +78,4 @@ def cells() -> Iterator[Cell]:
             for rtt_ms in (20.0, 80.0, 0.2):
                 for mib in (25.0, 4.0):
                     yield Cell(hosts, mbit, rtt_ms, loss, burst, mib)
+                yield Cell(hosts, mbit, rtt_ms, loss, burst, gradient_mib(), "step")

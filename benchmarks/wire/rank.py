@@ -1,23 +1,28 @@
 """One host of the benchmark: ``python -m benchmarks.wire.rank CONFIG OUT``.
 
-CONFIG is JSON: sizes in MiB, ways, rounds of each way. The ways take turns, and the order turns
-around each time. OUT gets this rank's seconds by size and way, and what was missing.
+CONFIG is JSON: what is timed (a size in MiB, or "step" for a step of DDP), ways, rounds of each.
+The ways take turns, and the order turns around each time. OUT gets when this rank began and ended,
+by the clock that all hosts of a laboratory share, and what was missing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 import lossycoll
+from lossycoll.demo_model import VOCABULARY, ByteGPT, next_byte_loss
 from lossycoll.gloo import borrow, connections
 
 SCOPES: dict[str, Any] = {
@@ -30,6 +35,8 @@ SCOPES: dict[str, Any] = {
 SLOW_SECONDS = 5.0
 """A way that takes longer is measured once: the others would wait for it."""
 CONTROL = {"gloo": "cubic", "gloo-bbr": "bbr"}
+LAYERS, WIDTH, CONTEXT, BATCH = 2, 256, 64, 2
+"""Of the DDP step's model: many gradients for few sums, as on a machine with an accelerator."""
 
 
 def main() -> None:
@@ -37,7 +44,12 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("lossy")
     groups = {way: tcp_group(CONTROL[way]) for way in config["ways"] if way in CONTROL}
-    out = [measure(mib, config, groups) for mib in config["mib"]]
+    out = []
+    for what in config["what"]:
+        work = ddp_steps(groups) if what == "step" else all_reduces(what, groups)
+        out.append(measure(work, config, groups))
+        del work
+        gc.collect()  # DDP is part of a reference cycle, and holds the group
     Path(f"{sys.argv[2]}.{dist.get_rank()}").write_text(json.dumps(out))
     dist.destroy_process_group()
 
@@ -61,11 +73,41 @@ def agreed(here: bool) -> bool:
     return bool(flag)
 
 
+Work = Callable[[str], None]
+"""What is timed, done in one of the ways."""
+
+
+def all_reduces(mib: float, groups: dict[str, dist.ProcessGroup]) -> Work:
+    tensor = torch.ones(int(mib * (1 << 18)))
+
+    def work(way: str) -> None:
+        with SCOPES[way]():
+            dist.all_reduce(tensor, group=groups.get(way))
+        tensor.fill_(1.0)
+
+    return work
+
+
+def ddp_steps(groups: dict[str, dist.ProcessGroup]) -> Work:
+    replicas: dict[str, DistributedDataParallel] = {}
+    tokens = torch.randint(VOCABULARY, (BATCH, CONTEXT + 1))
+
+    def work(way: str) -> None:
+        replica = replicas.get(way)
+        if replica is None:
+            model = ByteGPT(LAYERS, WIDTH, CONTEXT)
+            replica = replicas[way] = DistributedDataParallel(model, process_group=groups.get(way))
+        replica.zero_grad()
+        with SCOPES[way]():
+            next_byte_loss(replica(tokens[:, :-1]), tokens[:, 1:]).backward()
+
+    return work
+
+
 def measure(
-    mib: float, config: dict[str, Any], groups: dict[str, dist.ProcessGroup]
+    work: Work, config: dict[str, Any], groups: dict[str, dist.ProcessGroup]
 ) -> dict[str, Any]:
-    tensor = torch.empty(int(mib * (1 << 18)))
-    seconds: dict[str, list[float]] = {way: [] for way in config["ways"]}
+    times: dict[str, list[tuple[float, float]]] = {way: [] for way in config["ways"]}
     missing: dict[str, list[float]] = {way: [] for way in config["ways"]}
     slow: set[str] = set()
     for number in range(max(config["rounds"].values())):
@@ -73,20 +115,18 @@ def measure(
         for way in order:
             if number >= config["rounds"][way] or way in slow:
                 continue
-            tensor.fill_(1.0)
             with lossycoll.reliable():
                 dist.barrier()
-            started = time.perf_counter()
-            with SCOPES[way]():
-                dist.all_reduce(tensor, group=groups.get(way))
-            seconds[way].append(time.perf_counter() - started)
+            began = time.monotonic()
+            work(way)
+            times[way].append((began, time.monotonic()))
             report = lossycoll.last_report()
             if way not in groups and report is not None:
                 packets = report.packets_received + report.packets_missing
                 missing[way].append(report.packets_missing / packets if packets else 0.0)
-            if way in groups and agreed(seconds[way][-1] > SLOW_SECONDS):
+            if way in groups and agreed(times[way][-1][1] - began > SLOW_SECONDS):
                 slow.add(way)
-    return {"seconds": seconds, "missing": missing}
+    return {"times": times, "missing": missing}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""Who gets how much of a link that several use."""

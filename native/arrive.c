@@ -299,13 +299,22 @@ static void note_link(lc_engine *e, lc_peer *peer, const lc_header *h) {
         peer->ack_due = 1;
 }
 
+/* Whether the packet says of its stream's parity what it may. Later rounds say nothing. */
+static int agrees(const lc_in *in, const lc_header *h) {
+    const lc_call *call = &in->slot->op->call;
+    if (!in->parity)
+        return !h->fec;
+    if (h->round)
+        return 1;
+    return (call->fec_auto || h->fec == call->fec) &&
+           lc_parity_fits(in->parity, h->fec, in->slot->n_packets);
+}
+
 /* Whether the packet can be of this stream. */
 static int belongs(const lc_in *in, const lc_header *h) {
     const lc_op_slot *s = in->slot;
     uint32_t k = h->packet;
-    if (h->format != s->op->call.dtype || (h->fec && !in->parity))
-        return 0;
-    if (in->parity && !h->round && !lc_parity_fits(in->parity, h->fec, s->n_packets))
+    if (h->format != s->op->call.dtype || !agrees(in, h))
         return 0;
     if (h->type == LC_PARITY) {
         if (k < s->n_packets || k - s->n_packets >= lc_fec_parity(h->fec, s->n_packets))

@@ -58,6 +58,7 @@ FIGURES: Final = (
     "packets_sent",
     "packets_resent",
     "packets_received",
+    "packets_recovered",
     "packets_missing",
     "packets_injected",
     "socket_overflow",
@@ -322,6 +323,7 @@ class Communicator:
         # Until the watcher runs, nobody would take the finished ticket.
         operation.notify = terms.future and self._watcher is not None
         repair = 0 if reliable else terms.options.repair
+        fec, fec_auto = (0, False) if reliable else terms.options.groups
         way = "" if reliable else type(blocks).__name__ if blocks else terms.options.estimator
         means = means or BY_COUNT
         try:
@@ -332,10 +334,14 @@ class Communicator:
                     output=buffers[1],
                     dtype=dtype,
                     scale=1.0 if terms.mean else float(self.world),
-                    signature=_signature(encoded.plan.signature, reliable, repair, str(call), way),
+                    signature=_signature(
+                        str(call), way, encoded.plan.signature, reliable, repair, fec, fec_auto
+                    ),
                     timeout=timeout,
                     reliable=reliable,
                     repair=repair,
+                    fec=fec,
+                    fec_auto=fec_auto,
                     notify=operation.notify,
                     weights=means.weights,
                     divisor=means.divisor,
@@ -416,6 +422,7 @@ class Communicator:
             sent=report.packets_sent,
             resent=report.packets_resent,
             received=report.packets_received,
+            recovered=report.packets_recovered,
             missing=report.packets_missing,
             contributions=report.contributions_mean,
             own_filled=report.own_filled,
@@ -657,6 +664,6 @@ class Communicator:
 
 
 @lru_cache(maxsize=256)
-def _signature(plan: int, reliable: bool, repair: int, call: str, way: str) -> int:
+def _signature(call: str, way: str, *fields: int) -> int:
     """A plan's signature with the rest of what the ranks must agree on, 64 bits."""
-    return signature(call, way, plan, reliable, repair)
+    return signature(call, way, *fields)

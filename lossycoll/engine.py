@@ -18,7 +18,7 @@ from ._native import ffi, lib
 from .errors import ClosedError, Code, Failure, Where, error_of
 from .figures import Cause, EngineStats, LinkInfo, PeerStats, Report
 from .options import FAST_PATHS, Options
-from .plan import Plan, encode, inject
+from .plan import Plan, encode, inject, parity
 
 SLICE_SECONDS: Final = 0.1
 """Longest stay in C, so that Ctrl-C works."""
@@ -63,7 +63,9 @@ class Call:
     WEIGHTED, which divide by ``divisor``. ``selective``: receivers may need single packets, which
     are resent until they come; ``needed`` says which this rank needs, a byte for each packet of
     each copy that comes from a peer, in the plan's order (empty: none). ``feedback``: receivers
-    tell senders what they have given up.
+    tell senders what they have given up. ``fec``: the size of the groups that a parity packet
+    protects, one of plan.parity's (0: none); ``fec_auto``: none on paths that lose nothing, and
+    groups of at least that size on others.
     """
 
     input: int
@@ -80,6 +82,8 @@ class Call:
     selective: bool = False
     feedback: bool = False
     needed: bytes = b""
+    fec: int = 0
+    fec_auto: bool = False
 
 
 class Engine:
@@ -185,6 +189,8 @@ class Engine:
         c.timeout_ns = _ns(call.timeout)
         c.selective = call.selective
         c.feedback = call.feedback
+        c.fec = parity.SIZES.index(call.fec)
+        c.fec_auto = call.fec_auto
         c.divisor = call.divisor
         # Both are read during the call only; the names keep them that long.
         needed = ffi.from_buffer(call.needed)

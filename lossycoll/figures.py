@@ -28,14 +28,19 @@ class Report:
     received reduced), ``contributions_min`` the fewest in one of them. ``own_filled``, ``kept``,
     ``zero_filled`` and ``alone`` count packets that no reduction reached: filled with the rank's
     own, left as they were, made zero, and reduced without any other rank. ``lost``: ranks that
-    had been lost before it, and took no part. Bytes include headers.
+    had been lost before it, and took no part. Parity is among what was sent, not among what was
+    received; ``packets_recovered`` are those of ``packets_received`` that came back by it. Bytes
+    include headers.
     """
 
     op: int
     cause: Cause
     packets_sent: int
     packets_resent: int
+    parity_sent: int
+    parity_received: int
     packets_received: int
+    packets_recovered: int
     packets_missing: int
     packets_injected: int
     bytes_sent: int
@@ -98,6 +103,9 @@ class EngineStats:
     bytes_sent: int = 0
     packets_received: int = 0
     bytes_received: int = 0
+    parity_sent: int = 0
+    parity_received: int = 0
+    packets_recovered: int = 0
     packets_injected: int = 0
     packets_duplicated: int = 0
     packets_reordered: int = 0

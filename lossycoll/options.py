@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Final
 
 from .errors import OptionError
 from .plan import inject as faults
+from .plan import parity
 
 PREFIX: Final = "LOSSYCOLL_"
 BUILD_VARIABLES: Final = frozenset({"LOSSYCOLL_WERROR", "LOSSYCOLL_CFLAGS"})
@@ -71,6 +72,24 @@ def _number(low: float, high: float, unit: str) -> Kind:
         return float(value)
 
     return Kind(f"{low:g} to {high:g} {unit}", float, check)
+
+
+def _share(least: float, word: str) -> Kind:
+    """0, a share of at least ``least``, or a word."""
+    number = _number(0, 1, "")
+
+    def check(value: Any) -> float | str:
+        if value == word:
+            return word
+        share: float = number.check(value)
+        if 0 < share < least:
+            raise ValueError
+        return share
+
+    def read(text: str) -> float | str:
+        return word if text.strip() == word else float(text)
+
+    return Kind(f"0, {least:g} to 1, or `{word}`", read, check)
 
 
 def _text(allowed: str, check: Callable[[str], str]) -> Kind:
@@ -145,6 +164,15 @@ class Options:
         0,
         _integer(0, 255),
         "Rounds of selective resending in lossy delivery.",
+        agree=True,
+        per_call=True,
+    )
+    fec: float | str = _option(
+        0.0,
+        _share(parity.LEAST_SHARE, "auto"),
+        "Parity packets in lossy delivery, as a share of the others: 0.1 is one for each ten, of "
+        "which it brings back one that is lost, without a round trip. auto: as the loss measured "
+        "on each path asks, none where nothing is lost, at most 0.25 (engine.md).",
         agree=True,
         per_call=True,
     )
@@ -352,6 +380,14 @@ class Options:
         """Seconds that a reliable call waits for a link that delivers nothing. A rank that is dead
         or stopped is found by ``liveness`` well before."""
         return max(self.deadline_max, 2 * self.liveness)
+
+    @property
+    def groups(self) -> tuple[int, bool]:
+        """How many packets a parity packet protects (0: there is none), and whether that is only
+        the fewest, of which measured loss may ask for more."""
+        if isinstance(self.fec, str):
+            return parity.AUTO_SIZE, True
+        return parity.size_of(self.fec), False
 
     @property
     def ports(self) -> tuple[int, int]:

@@ -222,8 +222,9 @@ void lc_inject_round(lc_engine *e, lc_in *in) {
     lc_inject link = lc_inject_link(&e->config.inject, e->peers[in->peer].inject_loss);
     in->inject_key = lc_inject_key(&link, e->config.group, s->op->number, s->desc.number, in->peer,
                                    e->config.rank, in->round);
-    memset(in->lost, 0, lc_words(s->n_packets) * 8);
-    (void)lc_inject_losses(&link, in->inject_key, s->n_packets, in->lost);
+    /* What is lost of the others doesn't depend on how much parity there is. */
+    uint32_t parity = in->parity && !in->round ? in->parity->most : 0;
+    (void)lc_inject_losses(&link, in->inject_key, s->n_packets + parity, in->lost);
 }
 
 /* What the peer has sent in the round that ends, if nothing of it came. */
@@ -298,22 +299,100 @@ static void note_link(lc_engine *e, lc_peer *peer, const lc_header *h) {
         peer->ack_due = 1;
 }
 
+/* Whether the packet says of its stream's parity what it may. Later rounds say nothing. */
+static int agrees(const lc_in *in, const lc_header *h) {
+    const lc_call *call = &in->slot->op->call;
+    if (!in->parity)
+        return !h->fec;
+    if (h->round)
+        return 1;
+    return (call->fec_auto || h->fec == call->fec) &&
+           lc_parity_fits(in->parity, h->fec, in->slot->n_packets);
+}
+
+/* Whether the packet can be of this stream. */
+static int belongs(const lc_in *in, const lc_header *h) {
+    const lc_op_slot *s = in->slot;
+    uint32_t k = h->packet;
+    if (h->format != s->op->call.dtype || !agrees(in, h))
+        return 0;
+    if (h->type == LC_PARITY) {
+        if (k < s->n_packets || k - s->n_packets >= lc_fec_parity(h->fec, s->n_packets))
+            return 0;
+        k -= s->n_packets;
+    }
+    return k < s->n_packets && h->length == (size_t)lc_slot_elements(s, k) * s->op->element_bytes;
+}
+
+/* A packet of the stream is here, from the wire or out of its group's parity. */
+static void take(lc_engine *e, lc_in *in, const lc_header *h, const uint8_t *payload) {
+    lc_op_slot *s = in->slot;
+    lc_bit_set(in->arrived, h->packet);
+    in->n_arrived++;
+    e->peers[in->peer].packets_received++;
+    s->op->report.packets_received++;
+    combine(s, h->packet, h, payload);
+    if (in->n_arrived == s->n_packets)
+        settle(e, in, LC_CAUSE_COMPLETE);
+    source_settled(e, s, h->packet);
+}
+
+/* If a single packet of the group is missing, it is what the sums hold. Nobody may have
+ * contributed to it, and it was never sent: then its count is 0. */
+static void recover(lc_engine *e, lc_in *in, uint32_t group) {
+    lc_parity *p = in->parity;
+    lc_op *op = in->slot->op;
+    uint16_t count = p->counts[group];
+    uint32_t k = group;
+    if (p->left[group] != 1 || !lc_bit(p->came, group) || !count || count > e->config.size)
+        return;
+    while (k < in->slot->n_packets && lc_bit(in->arrived, k))
+        k += p->groups;
+    if (k >= in->slot->n_packets)
+        return; /* it came before the parity was known of */
+    lc_header h = {.packet = k,
+                   .sender = in->peer,
+                   .count = count,
+                   .length = (uint16_t)(lc_slot_elements(in->slot, k) * op->element_bytes)};
+    p->left[group] = 0;
+    op->report.packets_recovered++;
+    take(e, in, &h, p->sums + (size_t)group * op->packet_bytes);
+}
+
+static void parity_arrived(lc_engine *e, lc_in *in, const lc_header *h, const uint8_t *payload) {
+    lc_op *op = in->slot->op;
+    lc_parity *p = in->parity;
+    uint32_t group = h->packet - in->slot->n_packets;
+    if (lc_bit(p->came, group)) {
+        e->live.repeated++;
+        return;
+    }
+    lc_bit_set(p->came, group);
+    op->report.parity_received++;
+    op->report.bytes_received += LC_HEADER_BYTES + h->length;
+    if (in->state == LC_IN_SETTLED)
+        return; /* that it wasn't needed is as it should be */
+    note_arrival(e, in);
+    lc_parity_add(p, group, payload, h->length, op->packet_bytes, h->count);
+    recover(e, in, group);
+    if (in->state == LC_IN_SETTLED)
+        lc_op_check(e, op);
+}
+
 /* kept: it has waited in a cell, and the link took note of it when it came. */
-static void take(lc_engine *e, const lc_header *h, const uint8_t *payload, int kept) {
+static void pass_on(lc_engine *e, const lc_header *h, const uint8_t *payload, int kept) {
     lc_peer *peer = &e->peers[h->sender];
     lc_op *op = lc_find_op(e, h->op);
     if (!op) {
         if (!kept)
             note_link(e, peer, h);
-        e->live.stale++;
+        e->live.stale += h->type == LC_DATA;
         if (h->op == peer->last_op && h->slot == peer->last_slot)
             note_late(e, peer, peer->last_fin_ns);
         return;
     }
     lc_in *in = lc_op_in(op, h->slot, h->sender);
-    if (!in || h->packet >= in->slot->n_packets || h->format != op->call.dtype ||
-        h->count > e->config.size ||
-        h->length != (size_t)lc_slot_elements(in->slot, h->packet) * op->element_bytes) {
+    if (!in || !belongs(in, h)) {
         e->live.malformed++;
         return;
     }
@@ -331,6 +410,12 @@ static void take(lc_engine *e, const lc_header *h, const uint8_t *payload, int k
     if (!kept)
         note_link(e, peer, h);
     in->came = 1;
+    if (in->parity && !in->parity->known && !h->round)
+        lc_parity_begin(in->parity, h->fec, in->slot->n_packets, op->packet_bytes);
+    if (h->type == LC_PARITY) {
+        parity_arrived(e, in, h, payload);
+        return;
+    }
     if (lc_bit(in->arrived, h->packet)) {
         e->live.repeated++;
         return;
@@ -341,15 +426,14 @@ static void take(lc_engine *e, const lc_header *h, const uint8_t *payload, int k
         return;
     }
     note_arrival(e, in);
-    lc_bit_set(in->arrived, h->packet);
-    in->n_arrived++;
-    peer->packets_received++;
-    op->report.packets_received++;
     op->report.bytes_received += LC_HEADER_BYTES + h->length;
-    combine(in->slot, h->packet, h, payload);
-    if (in->n_arrived == in->slot->n_packets)
-        settle(e, in, LC_CAUSE_COMPLETE);
-    source_settled(e, in->slot, h->packet);
+    take(e, in, h, payload);
+    if (in->parity && in->parity->groups && in->state != LC_IN_SETTLED) {
+        uint32_t group = h->packet % in->parity->groups;
+        lc_parity_add(in->parity, group, payload, h->length, op->packet_bytes, h->count);
+        in->parity->left[group]--;
+        recover(e, in, group);
+    }
     if (in->state == LC_IN_SETTLED)
         lc_op_check(e, op);
 }
@@ -367,7 +451,7 @@ static int must_wait(lc_engine *e, const lc_header *h) {
 
 void lc_data_arrived(lc_engine *e, const lc_header *h, const uint8_t *payload) {
     lc_peer *peer = &e->peers[h->sender];
-    if (h->type == LC_DATA) {
+    if (!h->eager) {
         lc_agree(e, h->op, h->sender); /* who sends it has seen that both do */
     } else if (must_wait(e, h)) {
         note_link(e, peer, h);
@@ -377,7 +461,7 @@ void lc_data_arrived(lc_engine *e, const lc_header *h, const uint8_t *payload) {
             e->live.eager_dropped++;
         return;
     }
-    take(e, h, payload, 0);
+    pass_on(e, h, payload, 0);
 }
 
 void lc_agree(lc_engine *e, uint32_t number, uint16_t peer) {
@@ -396,7 +480,7 @@ void lc_take_waiting(lc_engine *e, uint16_t peer) {
         if (must_wait(e, &cell->header)) {
             lc_waiting_add(&e->peers[peer].waiting, cell);
         } else {
-            take(e, &cell->header, cell->payload, 1);
+            pass_on(e, &cell->header, cell->payload, 1);
             lc_cells_free(&e->cells, cell);
         }
         cell = next;

@@ -409,6 +409,7 @@ static void on_ack(lc_engine *e, uint16_t peer, const lc_record *r) {
     if (moved > p->tx_next - p->tx_acked)
         return; /* older than what we know */
     uint32_t taken = (uint32_t)r->d - p->tx_received;
+    lc_fec_told(&p->fec, r->a - p->tx_seen, taken);
     uint32_t lost = taken < r->a - p->tx_seen ? r->a - p->tx_seen - taken : 0;
     p->tx_received = (uint32_t)r->d;
     p->tx_seen = r->a;

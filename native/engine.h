@@ -9,6 +9,7 @@
 #include "clock.h"
 #include "deadline.h"
 #include "eager.h"
+#include "fec.h"
 #include "inject.h"
 #include "link.h"
 #include "op.h"
@@ -36,6 +37,7 @@ typedef struct {
 
 typedef struct {
     lc_pace pace;
+    lc_fec_path fec;
     lc_deadline deadline;
     /* sending */
     uint32_t tx_next;     /* link_seq of the next packet */

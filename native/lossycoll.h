@@ -124,11 +124,14 @@ typedef struct {
     uint32_t op;
     int32_t cause;
     uint64_t packets_sent;
-    uint64_t packets_resent;   /* of those sent, in repair rounds */
-    uint64_t packets_received; /* settled by arrival */
-    uint64_t packets_missing;  /* settled by being given up */
-    uint64_t packets_injected; /* dropped by injection */
-    uint64_t bytes_sent;       /* headers included */
+    uint64_t packets_resent; /* of those sent, in repair rounds */
+    uint64_t parity_sent;    /* of those sent, parity */
+    uint64_t parity_received;
+    uint64_t packets_received;  /* settled by arrival; parity is not counted */
+    uint64_t packets_recovered; /* of those, by parity */
+    uint64_t packets_missing;   /* settled by being given up */
+    uint64_t packets_injected;  /* dropped by injection */
+    uint64_t bytes_sent;        /* headers included */
     uint64_t bytes_received;
     uint64_t contribution_packets; /* finished packets that the next two figures describe */
     uint64_t contributions;        /* their contributions, added up */
@@ -146,6 +149,7 @@ typedef struct {
     uint64_t operations;
     uint64_t packets_sent, packets_resent, bytes_sent;
     uint64_t packets_received, bytes_received;
+    uint64_t parity_sent, parity_received, packets_recovered;
     uint64_t packets_injected, packets_duplicated, packets_reordered;
     uint64_t packets_missing;
     uint64_t contributions, contribution_packets;
@@ -202,6 +206,8 @@ typedef struct {
     uint8_t notify;        /* hand the ticket to lc_engine_next as well */
     uint8_t selective;     /* receivers may need single packets, which are resent until they come */
     uint8_t feedback;      /* receivers tell senders which packets they have given up */
+    uint8_t fec;           /* parity packets: code of their group size; 0: none */
+    uint8_t fec_auto;      /* none where nothing is lost, and no more than fec says elsewhere */
     const uint8_t *needed; /* which this rank needs: a byte for each packet of each copy that comes
                               from a peer, in the plan's order; NULL: none. Not read after submit */
     uint64_t n_needed;
@@ -259,6 +265,9 @@ void lc_engine_last_report(lc_engine *engine, lc_report *report);
 void lc_inject_stream(const lc_inject *inject, uint32_t group, uint32_t op, uint16_t slot,
                       uint16_t sender, uint16_t receiver, uint8_t round, uint32_t n_packets,
                       uint8_t *dropped);
+/* The most packets that one parity packet protects, by its code on the wire; 0: none, or no such
+ * code. */
+uint32_t lc_fec_group(uint32_t code);
 /* Header size on the wire, bytes. */
 uint32_t lc_header_bytes(void);
 /* lc_fast_path bits that the processor and kernel offer, before any switch. */

@@ -140,9 +140,11 @@ static int call_ok(const lc_call *call, uint16_t rank, uint16_t size) {
         if (needs_sums(d) && !lc_kernels_of(call->dtype, 0))
             return 0;
         uint64_t packets = (d->length + call->elements_per_packet - 1) / call->elements_per_packet;
-        if (packets > 0x7FFFFFFF)
+        if (packets > 0x3FFFFFFF) /* parity packets are numbered beyond them */
             return 0;
     }
+    if (call->fec >= LC_FEC_CODES || (call->fec_auto && !call->fec))
+        return 0;
     return weights_ok(call, size) && needed_ok(call);
 }
 
@@ -165,15 +167,45 @@ static int needs_acc(const lc_op *op, const lc_slot_desc *d) {
            overlap(op->call.in, op->call.in_elements * e, op->call.out, op->call.out_elements * e);
 }
 
+/* All but the sums, which need not be zero. */
+static lc_parity *place_parity(bump *b, uint32_t most) {
+    if (!most)
+        return NULL;
+    lc_parity *p = take(b, sizeof *p);
+    uint16_t *counts = take(b, most * sizeof *counts);
+    uint16_t *left = take(b, most * sizeof *left);
+    uint64_t *came = take(b, lc_words(most) * sizeof *came);
+    if (b->base)
+        *p = (lc_parity){.counts = counts, .left = left, .came = came, .most = most};
+    return p;
+}
+
+static void place_sums(const lc_op *op, lc_op_slot *s, bump *b) {
+    uint32_t most = lc_fec_parity(op->call.fec, s->n_packets);
+    for (uint32_t i = 0; i < s->desc.n_sources && most; i++) {
+        uint8_t *sums = take(b, (size_t)most * op->packet_bytes);
+        if (b->base)
+            s->ins[i].parity->sums = sums;
+    }
+    if (s->desc.n_dests && most) {
+        uint8_t *sums = take(b, (size_t)most * op->packet_bytes);
+        if (b->base)
+            s->parity->sums = sums;
+    }
+}
+
 static void place_streams(lc_op *op, lc_op_slot *s, bump *b, int inject) {
     uint32_t words = lc_words(s->n_packets);
+    uint32_t parity = lc_fec_parity(op->call.fec, s->n_packets);
     int repairs = lc_op_resends(op);
     int needs = op->call.needed && is_received(&s->desc);
     for (uint32_t i = 0; i < s->desc.n_sources; i++) {
         uint64_t *arrived = take(b, words * 8);
-        uint64_t *lost = inject ? take(b, words * 8) : NULL;
+        uint64_t *lost = inject ? take(b, lc_words(s->n_packets + parity) * 8) : NULL;
         uint64_t *needed = needs ? take(b, words * 8) : NULL;
+        lc_parity *came = place_parity(b, parity);
         if (b->base) {
+            s->ins[i].parity = came;
             s->ins[i].arrived = arrived;
             s->ins[i].lost = lost;
             s->ins[i].needed = needed;
@@ -187,6 +219,7 @@ static void place_streams(lc_op *op, lc_op_slot *s, bump *b, int inject) {
             s->outs[i].told = told;
         }
     }
+    s->parity = s->desc.n_dests ? place_parity(b, parity) : NULL;
 }
 
 /* Runs twice: to measure, and to place. Zeroed memory first, then what is written before it is
@@ -219,6 +252,7 @@ static size_t place(lc_op *op, const lc_call *call, uint16_t size, int inject, b
         s->ready = take(b, sources ? s->n_packets * sizeof(uint32_t) : 0);
         size_t acc = needs_acc(op, &s->desc) ? s->desc.length * op->acc_bytes : 0;
         s->acc = take(b, acc);
+        place_sums(op, s, b);
         if (!b->base)
             continue;
         if (sources < 2)

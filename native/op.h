@@ -7,6 +7,7 @@
 
 #include <pthread.h>
 
+#include "fec.h"
 #include "lossycoll.h"
 #include "reduce.h"
 
@@ -23,8 +24,10 @@ enum lc_in_state {
 typedef struct {
     lc_op_slot *slot;
     uint64_t *arrived;   /* a bit per packet */
-    uint64_t *lost;      /* a bit per packet that injection drops in this round, or NULL */
+    uint64_t *lost;      /* a bit per packet that injection drops in this round, or NULL; parity
+                            packets follow the others */
     uint64_t *needed;    /* a bit per packet that must not be given up, or NULL: none */
+    lc_parity *parity;   /* NULL: none */
     uint64_t started_ns; /* first packet; 0: none yet */
     uint64_t last_ns;    /* latest packet */
     uint64_t gap_ns;     /* longest silence between two packets */
@@ -59,6 +62,7 @@ typedef struct lc_out {
     uint32_t fin_tries;
     uint32_t cursor; /* round 0: next in the slot's order of readiness; later: where to look on */
     uint32_t sent;   /* packets of this round */
+    uint32_t parity; /* parity packets sent */
     uint32_t again_left; /* bits in again */
     uint32_t n_told;     /* bits in told */
     uint16_t peer;
@@ -67,6 +71,7 @@ typedef struct lc_out {
     uint8_t state;
     uint8_t listed;
     uint8_t given_up; /* the peer has: again says what */
+    uint8_t fec;      /* code of the parity, from the first packet on; 0: none */
 } lc_out;
 
 struct lc_op_slot {
@@ -81,6 +86,7 @@ struct lc_op_slot {
     const uint8_t *own; /* own contribution; NULL: out */
     uint8_t *value;     /* the result, in the wire type; for LC_TARGET_NONE the own input */
     uint8_t *acc;       /* the running sum; value itself where the types allow it */
+    lc_parity *parity;  /* of what is sent, in the order of readiness; NULL: none */
     lc_in *ins;
     lc_out *outs;
     uint16_t *in_of_peer; /* rank -> index in ins; NULL for a single source */

@@ -102,6 +102,9 @@ static void add_report(lc_stats *t, const lc_report *r) {
     t->packets_sent += r->packets_sent;
     t->packets_resent += r->packets_resent;
     t->bytes_sent += r->bytes_sent;
+    t->parity_sent += r->parity_sent;
+    t->parity_received += r->parity_received;
+    t->packets_recovered += r->packets_recovered;
     t->packets_received += r->packets_received;
     t->bytes_received += r->bytes_received;
     t->packets_missing += r->packets_missing;

@@ -4,15 +4,25 @@
 
 #include <string.h>
 
+/* Parity is sent when all of its packets have been. */
+static uint32_t parity_left(const lc_out *out) {
+    const lc_op_slot *s = out->slot;
+    if (!out->fec || out->cursor < s->n_ready || s->n_ready + s->n_void < s->n_packets)
+        return 0;
+    return s->parity->groups - out->parity;
+}
+
 static int has_more(const lc_out *out) {
-    return out->round ? out->again_left > 0 : out->cursor < out->slot->n_ready;
+    if (out->round)
+        return out->again_left > 0;
+    return out->cursor < out->slot->n_ready || parity_left(out);
 }
 
 static int round_sent(const lc_out *out) {
     const lc_op_slot *s = out->slot;
     if (out->round)
         return out->again_left == 0 && out->n_told == s->n_packets;
-    return out->cursor == s->n_ready && s->n_ready + s->n_void == s->n_packets;
+    return out->cursor == s->n_ready && s->n_ready + s->n_void == s->n_packets && !parity_left(out);
 }
 
 /* Streams stay in the order of their operations, so that the oldest finishes first; streams of one
@@ -109,6 +119,10 @@ static uint32_t next_packet(lc_out *out) {
     return k;
 }
 
+static uint16_t count_of(const lc_op_slot *s, uint32_t k) {
+    return s->desc.n_sources ? s->count[k] : 1;
+}
+
 static uint32_t wire_bytes(const lc_op *op) {
     return LC_HEADER_BYTES + op->packet_bytes;
 }
@@ -117,30 +131,68 @@ uint32_t lc_wire_bytes_max(const lc_engine *e) {
     return LC_HEADER_BYTES + e->config.payload_bytes;
 }
 
-static void put_packet(lc_engine *e, lc_out *out, lc_run *run, uint8_t type, uint32_t time_us) {
+static uint8_t code_to(lc_engine *e, const lc_op *op, uint16_t peer) {
+    return op->call.fec_auto ? lc_fec_choose(&e->peers[peer].fec, op->call.fec) : op->call.fec;
+}
+
+/* All of a slot's streams have one parity: that of the path which loses most. */
+static uint8_t code_of_slot(lc_engine *e, const lc_op_slot *s) {
+    uint8_t found = 0;
+    for (uint32_t i = 0; i < s->desc.n_dests; i++) {
+        uint8_t code = s->outs[i].state == LC_OUT_DONE ? 0 : code_to(e, s->op, s->outs[i].peer);
+        if (code && (!found || code < found))
+            found = code;
+    }
+    return found;
+}
+
+/* Adds a packet to its group when it is first sent to anyone. Later it may not be what was sent:
+ * in place, the result takes the place of what went into it. */
+static void protect(lc_engine *e, lc_out *out, uint32_t k, uint32_t bytes) {
     const lc_op_slot *s = out->slot;
-    const lc_op *op = s->op;
+    lc_parity *p = s->parity;
+    if (!p->known)
+        lc_parity_begin(p, code_of_slot(e, s), s->n_packets, s->op->packet_bytes);
+    if (out->cursor == 1 && p->code && code_to(e, s->op, out->peer))
+        out->fec = p->code;
+    if (p->groups && out->cursor > p->taken) {
+        lc_parity_add(p, k % p->groups, s->value + (size_t)k * s->op->packet_bytes, bytes,
+                      s->op->packet_bytes, count_of(s, k));
+        p->taken++;
+    }
+}
+
+static void put_packet(lc_engine *e, lc_out *out, lc_run *run, int eager, uint32_t time_us) {
+    const lc_op_slot *s = out->slot;
+    lc_op *op = s->op;
     lc_peer *peer = &e->peers[out->peer];
-    uint32_t k = next_packet(out);
+    int parity = !out->round && out->cursor == s->n_ready;
+    uint32_t k = parity ? out->parity++ : next_packet(out);
     uint32_t bytes = lc_slot_elements(s, k) * op->element_bytes;
+    const uint8_t *payload = parity ? s->parity->sums : s->value;
+    if (s->parity && !out->round && !parity)
+        protect(e, out, k, bytes);
+    op->report.parity_sent += (uint64_t)parity;
     lc_header h = {.session = e->expect.session,
                    .link_seq = peer->tx_next++,
                    .op = op->number,
-                   .packet = k,
+                   .packet = parity ? s->n_packets + k : k,
                    .group = e->config.group,
                    .time_us = time_us,
                    .slot = out->number,
                    .sender = e->config.rank,
                    .receiver = out->peer,
                    .length = (uint16_t)bytes,
-                   .count = s->desc.n_sources ? s->count[k] : 1,
-                   .type = type,
+                   .count = parity ? s->parity->counts[k] : count_of(s, k),
+                   .type = parity ? LC_PARITY : LC_DATA,
+                   .eager = (uint8_t)eager,
                    .round = out->round,
-                   .format = op->call.dtype};
+                   .format = op->call.dtype,
+                   .fec = out->round ? 0 : out->fec};
     struct iovec *v = &run->iov[2 * run->n_packets];
     lc_wire_put(v[0].iov_base, &h);
     v[0].iov_len = LC_HEADER_BYTES;
-    v[1].iov_base = s->value + (size_t)k * op->packet_bytes;
+    v[1].iov_base = (void *)(uintptr_t)(payload + (size_t)k * op->packet_bytes);
     v[1].iov_len = bytes;
     run->n_packets++;
     out->sent++;
@@ -162,7 +214,7 @@ static uint32_t fill_run(lc_engine *e, lc_out *out, uint32_t most) {
     for (uint32_t k = 0; k < most; k++)
         run->iov[2 * k].iov_base = e->headers + (first + k) * LC_HEADER_BYTES;
     while (run->n_packets < most && has_more(out)) {
-        put_packet(e, out, run, ready ? LC_DATA : LC_EAGER, time_us);
+        put_packet(e, out, run, !ready, time_us);
         if (run->iov[2 * run->n_packets - 1].iov_len < op->packet_bytes)
             break; /* a short packet can only be the last of an offloaded send */
     }

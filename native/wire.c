@@ -40,7 +40,7 @@ static uint64_t get64(const uint8_t *p) {
 
 /* ---- CRC32C of a header ---- */
 
-enum { OFFSET_CRC = 4 };
+enum { OFFSET_CRC = 4, FEC_SHIFT = 3, EAGER = 0x80 };
 
 static uint32_t crc_table[256];
 
@@ -100,7 +100,7 @@ static uint32_t checksum(const uint8_t *src) {
 void lc_wire_put(uint8_t *dst, const lc_header *header) {
     put16(dst, LC_MAGIC);
     dst[2] = LC_WIRE_VERSION;
-    dst[3] = header->type;
+    dst[3] = (uint8_t)(header->type | (header->eager ? EAGER : 0));
     put32(dst + OFFSET_CRC, 0);
     put64(dst + 8, header->session);
     put32(dst + 16, header->link_seq);
@@ -112,14 +112,15 @@ void lc_wire_put(uint8_t *dst, const lc_header *header) {
     put16(dst + 34, header->length);
     put16(dst + 36, header->count);
     dst[38] = header->round;
-    dst[39] = header->format;
+    dst[39] = (uint8_t)(header->format | header->fec << FEC_SHIFT);
     put32(dst + 40, header->group);
     put32(dst + 44, header->time_us);
     put32(dst + OFFSET_CRC, crc_of(dst));
 }
 
 static void read_fields(const uint8_t *src, lc_header *header) {
-    header->type = src[3];
+    header->type = src[3] & ~EAGER;
+    header->eager = (src[3] & EAGER) != 0;
     header->session = get64(src + 8);
     header->link_seq = get32(src + 16);
     header->op = get32(src + 20);
@@ -130,7 +131,8 @@ static void read_fields(const uint8_t *src, lc_header *header) {
     header->length = get16(src + 34);
     header->count = get16(src + 36);
     header->round = src[38];
-    header->format = src[39];
+    header->format = src[39] & ((1 << FEC_SHIFT) - 1);
+    header->fec = src[39] >> FEC_SHIFT;
     header->group = get32(src + 40);
     header->time_us = get32(src + 44);
 }
@@ -149,16 +151,24 @@ static int is_ours(const lc_header *header, const lc_expect *expect) {
 
 /* Whether the fields that describe the payload agree with it and with each other. */
 static int has_shape(const lc_header *header, size_t payload) {
-    if (header->length != payload || header->count < 1 || header->format > LC_MAX_FORMAT)
+    if (header->length != payload || header->format > LC_MAX_FORMAT)
         return 0;
-    if (header->type == LC_CONTROL)
-        return header->length == (uint32_t)header->count * LC_RECORD_BYTES;
-    return header->type == LC_DATA || header->type == LC_EAGER;
+    switch (header->type) {
+    case LC_CONTROL:
+        return header->count && !header->fec && !header->eager &&
+               header->length == (uint32_t)header->count * LC_RECORD_BYTES;
+    case LC_DATA:
+        return header->count && !(header->fec && header->round);
+    case LC_PARITY:
+        return header->fec && !header->round;
+    default:
+        return 0;
+    }
 }
 
 /* Whether the header stays within what this group agreed on. */
 static int in_range(const lc_header *header, const lc_expect *expect) {
-    int believable = header->type == LC_CONTROL || header->count <= expect->size;
+    int believable = header->type != LC_DATA || header->count <= expect->size;
     return believable && header->length <= expect->payload_bytes;
 }
 

@@ -5,8 +5,15 @@
  *  28 u16 slot      30 u16 sender   32 u16 receiver 34 u16 length (payload bytes)
  *  36 u16 count     38 u8 round     39 u8 format    40 u32 group     44 u32 time_us
  *
- * A data packet carries the elements [packet * elements_per_packet, ...) of a slot. A control
- * packet carries `count` records of 32 bytes:
+ * The top bit of `type` is set in packets that are sent ahead of the peer's READY (eager.h).
+ *
+ * A data packet carries the elements [packet * elements_per_packet, ...) of a slot. `format` is the
+ * dtype in its low 3 bits; the upper 5 are the code of a stream's parity, in round 0 (fec.h): they
+ * tell a receiver from the first packet on which packets are protected together. 0: it has none.
+ * Parity packet j of a stream of n packets has `packet` = n + j, the length of data packet j, and
+ * the XOR of its packets' counts as `count`.
+ *
+ * A control packet carries `count` records of 32 bytes:
  *
  *   0 u8 kind  1 u8 round  2 u16 slot  4 u32 op  8 u32 a  12 u32 b  16 u64 c  24 u64 d
  *
@@ -28,8 +35,7 @@ enum {
     LC_MAX_FORMAT = 4 /* the largest lc_dtype */
 };
 
-/* EAGER: data whose receiver was not heard to have posted the operation, nor to mean the same. */
-enum lc_packet_type { LC_DATA = 1, LC_CONTROL = 2, LC_EAGER = 3 };
+enum lc_packet_type { LC_DATA = 1, LC_CONTROL = 2, LC_PARITY = 3 };
 
 typedef struct {
     uint64_t session;
@@ -44,8 +50,10 @@ typedef struct {
     uint16_t length;
     uint16_t count; /* contributions in a data packet, records in a control packet */
     uint8_t type;
-    uint8_t round; /* 0 for the first sending, then the repair round */
-    uint8_t format;
+    uint8_t eager;  /* sent ahead of the peer's READY */
+    uint8_t round;  /* 0 for the first sending, then the repair round */
+    uint8_t format; /* lc_dtype */
+    uint8_t fec;    /* code of the parity, or 0 */
 } lc_header;
 
 /* What a header must say to be ours. */
@@ -63,7 +71,8 @@ enum lc_verdict { LC_GOOD = 0, LC_MALFORMED = 1, LC_FOREIGN = 2 };
  *
  *   READY     a peer has posted op: send          a dtype, c signature, d elements
  *   WANT      op is posted here; is it there?     the same
- *   FIN       this round of a stream is sent      a packets sent in it, b next link_seq
+ *   FIN       this round of a stream is sent      a packets sent in it, with parity, b next
+ *                                                 link_seq
  *   NACK      missing after a round               a first packet, b the next record's, c d bits
  *   DONE      a stream has settled                a packets missing for good
  *   ACK       the link, from its receiver         a link_seq seen + 1, b packets that may be in

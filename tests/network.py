@@ -93,6 +93,8 @@ class Network:
         divisor: float = 1.0,
         needed: bytes | None = None,
         feedback: bool = False,
+        fec: int = 0,
+        fec_auto: bool = False,
     ) -> int:
         """``weights``: (receiver, sender). ``needed``: see Call; None: the call isn't selective."""
         into, out = buffers
@@ -111,6 +113,8 @@ class Network:
             selective=needed is not None,
             needed=needed or b"",
             feedback=feedback,
+            fec=fec,
+            fec_auto=fec_auto,
         )
         return self.engines[rank].submit(Encoded.of(plan), call)
 

@@ -32,7 +32,8 @@ from lossycoll.plan.wire_types import Array
 PAYLOAD = 256
 PER_PACKET = PAYLOAD // 4
 HEADER = struct.Struct("<HBBIQIIIHHHHHBBII")
-DATA, CONTROL, EAGER, RECORD_BYTES = 1, 2, 3, 32
+DATA, CONTROL, RECORD_BYTES = 1, 2, 32
+EAGER = 0x80 | DATA
 READY, WANT, FIN, NACK, DONE, ACK, PROBE = 1, 2, 3, 4, 5, 6, 7
 
 

@@ -45,6 +45,7 @@ def test_every_option_has_a_row_a_variable_and_a_default_that_is_allowed() -> No
         ("algorithm", "ring", "ring"),
         ("delivery", "reliable", "reliable"),
         ("repair", "2", 2),
+        ("fec", "0.1", 0.1),
         ("lossy_min_bytes", "0x100", 256),
         ("bulk_min_bytes", "1048576", 1 << 20),
         ("on_missing", "keep", "keep"),
@@ -103,6 +104,11 @@ def test_every_option_is_in_the_test_above() -> None:
         ("repair", "256"),
         ("repair", "-1"),
         ("repair", "1.5"),
+        ("fec", "0.001"),
+        ("fec", "1.5"),
+        ("fec", "-0.1"),
+        ("fec", "nan"),
+        ("fec", "much"),
         ("lossy_min_bytes", "16 KiB"),
         ("on_missing", "nothing"),
         ("estimator", "mean"),
@@ -142,11 +148,29 @@ def test_a_bad_value_is_refused_by_name_value_and_what_is_allowed(name: str, tex
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("repair", True), ("repair", 1.0), ("pace", True), ("delivery", None), ("interface", 3)],
+    [
+        ("repair", True),
+        ("repair", 1.0),
+        ("fec", True),
+        ("fec", None),
+        ("pace", True),
+        ("delivery", None),
+        ("interface", 3),
+    ],
 )
 def test_a_value_of_another_type_is_refused(name: str, value: Any) -> None:
     with pytest.raises(OptionError, match=f"option {name} is "):
         Options(**{name: value})
+
+
+def test_a_share_of_parity_is_the_nearest_size_of_groups() -> None:
+    groups = {0: 0, 0.002: 500, 0.01: 100, 0.05: 20, 0.1: 10, 0.19: 5, 0.2: 5, 0.3: 3, 0.5: 2, 1: 1}
+    assert {share: Options(fec=share).groups for share in groups} == {
+        share: (size, False) for share, size in groups.items()
+    }
+    assert Options.from_env({"LOSSYCOLL_FEC": " auto "}).groups == (4, True)
+    with pytest.raises(OptionError, match=r"option fec is 0\.001, wanted 0, 0\.002 to 1, or auto"):
+        Options(fec=0.001)
 
 
 def test_deadlines_must_be_in_order() -> None:

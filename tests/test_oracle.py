@@ -121,7 +121,9 @@ def check(network: Network, case: Case, count: int, dtype: str, loss: str, **how
     )
     name = f"{case.name} world={network.world} count={count} {dtype} {loss} {how} op={network.op}"
     ended = network.run(plans, inputs, outputs, dtype, scale, **how, **weighing)
-    want = reference.execute(plans, want_in, want_out, dtype, scale, lost, rounds, **weighing)  # type: ignore[arg-type]
+    want = reference.execute(
+        plans, want_in, want_out, dtype, scale, lost, rounds, fec=how.get("fec", 0), **weighing
+    )  # type: ignore[arg-type]
     for rank in range(network.world):
         assert ended[rank].code == 0, (name, ended[rank].failure)
         assert_close(outputs[rank], want_out[rank], dtype, f"{name} rank={rank}")

@@ -12,7 +12,7 @@ that are left. ``reference.execute`` defines what their result is.
 
 from __future__ import annotations
 
-from . import exchange, inject, ring, transpose, tree
+from . import exchange, inject, parity, ring, transpose, tree
 from .encode import encode
 from .members import leave_out, rename
 from .model import Combine, Edge, Finish, Missing, Plan, Slot, Target, packet_count
@@ -33,6 +33,7 @@ __all__ = [
     "inject",
     "leave_out",
     "packet_count",
+    "parity",
     "rename",
     "ring",
     "segments",

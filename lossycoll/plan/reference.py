@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .model import Combine, Finish, Missing, Plan, Slot, Target, packet_count
+from .parity import parity_count, recover
 from .wire_types import Array, WireType, wire_type
 
 Lost = Callable[[int, int, int, int, int], NDArray[np.bool_]]
@@ -77,6 +78,7 @@ def execute(
     weights: NDArray[np.float64] | None = None,
     divisor: float | None = None,
     needed: Needed | None = None,
+    fec: int = 0,
 ) -> list[RankResult]:
     """Runs one collective on all ranks; entry ``r`` of each sequence is rank r's.
 
@@ -91,7 +93,9 @@ def execute(
 
     ``weights[receiver, sender]`` multiplies what is added at ``receiver`` of what comes from
     ``sender`` (None: 1); ``divisor`` is that of a ``WEIGHTED`` finish (None: the world). ``needed``
-    says of a stream which packets are resent until they come, beyond all rounds.
+    says of a stream which packets are resent until they come, beyond all rounds. ``fec`` is the
+    size of the groups that a parity packet protects (0: none); ``lost`` is then asked of a stream's
+    first round with its parity packets, which follow the others.
 
     Sums are taken in float32 (f64: float64), the own contribution first, then the sources in the
     order of the plan, and are rounded to the wire type whenever they are stored or sent on.
@@ -118,10 +122,9 @@ def execute(
             value = values[sender, feeds[rank, number, sender]]
             here = value.count > 0
             if rounds is not None:
-                gone = _gone(lost, (sender, rank, number), len(here), rounds)
-                if needed is not None:
-                    gone &= ~needed(sender, rank, number, len(here))
-                here &= ~gone
+                stream = (sender, rank, number)
+                must = None if needed is None else needed(*stream, len(here))
+                here &= ~_gone(lost, stream, ~here, rounds, must, fec)
             results[rank].missing[number, sender] = np.flatnonzero(~here)
             arrived.append(_Value(value.elements, np.where(here, value.count, 0)))
         at = _Rank(
@@ -138,14 +141,28 @@ def execute(
 
 
 def _gone(
-    lost: Lost, stream: tuple[int, int, int], n_packets: int, rounds: int
+    lost: Lost,
+    stream: tuple[int, int, int],
+    void: NDArray[np.bool_],
+    rounds: int,
+    needed: NDArray[np.bool_] | None,
+    fec: int,
 ) -> NDArray[np.bool_]:
-    """Packets of (sender, receiver, slot) lost in the first sending and in every repair round."""
-    gone = np.ones(n_packets, dtype=np.bool_)
-    for round in range(rounds + 1):
-        gone &= lost(*stream, n_packets, round)
+    """Packets of (sender, receiver, slot) lost in the first sending and in every repair round, and
+    brought back neither by parity nor since they are needed. ``void`` were never sent."""
+    n_packets = len(void)
+    n_parity = 0 if void.all() else parity_count(fec, n_packets)
+    first = lost(*stream, n_packets + n_parity, 0)
+    gone, came = first[:n_packets], ~first[n_packets:]
+    gone = gone & ~recover(gone | void, void, came)
+    for round in range(1, rounds + 1):
         if not gone.any():
             break
+        gone &= lost(*stream, n_packets, round)
+        gone &= ~recover(gone | void, void, came)
+    if needed is not None:
+        gone &= ~needed
+        gone &= ~recover(gone | void, void, came)
     return gone
 
 

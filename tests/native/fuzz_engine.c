@@ -102,11 +102,16 @@ static void change(datagram *d) {
     h.link_seq = near(h.link_seq);
     h.time_us = near(h.time_us);
     if (h.type != LC_CONTROL) {
+        if (below(8) == 0)
+            h.type = below(2) ? LC_DATA : LC_PARITY;
+        if (below(8) == 0)
+            h.eager = !h.eager;
         h.packet = near(h.packet);
         h.slot = (uint16_t)near(h.slot);
         h.round = (uint8_t)near(h.round);
         h.count = (uint16_t)near(h.count);
-        h.format = (uint8_t)near(h.format);
+        h.format = (uint8_t)near(h.format) & 7;
+        h.fec = (uint8_t)near(h.fec) & 31;
         if (below(3) == 0)
             h.length = (uint16_t)below(NET_PAYLOAD + 1);
     } else {
@@ -237,7 +242,9 @@ static void *use(void *argument) {
     return NULL;
 }
 
-static int session(int *ended) {
+/* Whether operations have parity is decided by the pair's number, and is left to the loss now and
+ * then; nothing is lost here but by what is thrown. */
+static int session(int number, int *ended) {
     net n;
     relay r;
     user users[RANKS];
@@ -246,6 +253,8 @@ static int session(int *ended) {
     relay_open(&r);
     memset(kept, 0, sizeof kept);
     net_open_at(&n, RANKS, (lc_inject){.loss = 0}, SECOND / 5, r.real_port, 6 * SECOND);
+    n.fec = (uint8_t)(number % 3 ? 3 : 0);
+    n.fec_auto = number % 3 == 2;
     for (int i = 0; i < RANKS; i++)
         r.real[i] = (struct sockaddr_in){.sin_family = AF_INET,
                                          .sin_port = htons(n.port[i]),
@@ -279,8 +288,7 @@ int main(int argc, char **argv) {
     uint64_t longest = 0;
     do {
         uint64_t begin = now_ns();
-        failed += session(&ended) > 0;
-        sessions++;
+        failed += session(sessions++, &ended) > 0;
         if (now_ns() - begin > longest)
             longest = now_ns() - begin;
     } while (now_ns() < until);

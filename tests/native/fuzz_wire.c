@@ -61,12 +61,16 @@ static void put_right(uint8_t *p, size_t n, uint8_t what) {
         put16(p + 32, expect.rank);
     }
     if (what & FIX_TYPE)
-        p[3] = (uint8_t)(LC_DATA + p[3] % 3);
+        p[3] = (uint8_t)((p[3] & 0x80) | (1 + (p[3] & 0x7F) % LC_PARITY));
     if (what & FIX_LENGTH)
         put16(p + 34, (uint16_t)payload);
     if (what & FIX_RECORDS) {
         put16(p + 36, (uint16_t)(payload / LC_RECORD_BYTES));
-        p[39] %= LC_MAX_FORMAT + 1;
+        p[39] = (uint8_t)((p[39] & 0xF8) | (p[39] & 7) % (LC_MAX_FORMAT + 1));
+        if (p[3] == LC_CONTROL)
+            p[39] &= 7;
+        if ((p[3] & 0x7F) == LC_PARITY)
+            p[38] = 0;
     }
     if (what & FIX_CHECKSUM)
         put32(p + OFFSET_CRC, checksum(p));
@@ -80,9 +84,12 @@ static void check_good(const uint8_t *p, size_t n, const lc_header *header) {
     MUST(header->session == expect.session && header->group == expect.group);
     MUST(header->receiver == expect.rank && header->sender != expect.rank);
     MUST(header->sender < expect.size);
-    MUST(header->format <= LC_MAX_FORMAT && header->count >= 1);
-    MUST(header->type >= LC_DATA && header->type <= LC_EAGER);
-    MUST(header->type == LC_CONTROL || header->count <= expect.size);
+    MUST(header->format <= LC_MAX_FORMAT && header->fec < 32);
+    MUST(header->type == LC_DATA || header->type == LC_CONTROL || header->type == LC_PARITY);
+    MUST(header->type == LC_PARITY || header->count >= 1);
+    MUST(header->type != LC_DATA || header->count <= expect.size);
+    MUST(header->eager <= (header->type != LC_CONTROL));
+    MUST(!header->fec || (header->type != LC_CONTROL && !header->round));
     uint8_t again[LC_HEADER_BYTES];
     lc_wire_put(again, header);
     MUST(memcmp(again, p, sizeof again) == 0);

@@ -13,9 +13,10 @@ typedef struct {
     int ring, reliable, repair;
     uint32_t segment;
     int operations;
-    int deep;  /* operations in flight */
-    int whole; /* nothing may be missing */
-    uint64_t missing, injected;
+    int deep;    /* operations in flight */
+    int whole;   /* nothing may be missing */
+    uint8_t fec; /* code of the parity */
+    uint64_t missing, injected, recovered;
 } worker;
 
 static void check_values(const worker *w, const float *data) {
@@ -41,6 +42,9 @@ static void end(worker *w, int64_t ticket, const float *data) {
     CHECK(!w->whole || report.packets_missing == 0);
     w->missing += report.packets_missing;
     w->injected += report.packets_injected;
+    w->recovered += report.packets_recovered;
+    CHECK(report.packets_recovered <= report.packets_received);
+    CHECK((report.parity_sent > 0) == (w->fec > 0));
     lc_engine_release(w->n->engine[w->rank], ticket);
     if (code == LC_OK)
         check_values(w, data);
@@ -95,8 +99,9 @@ static void run(lc_inject inject, worker how) {
     net n;
     worker workers[NET_MAX];
     pthread_t threads[NET_MAX], watcher;
-    uint64_t missing = 0, injected = 0, moved = 0;
+    uint64_t missing = 0, injected = 0, recovered = 0, moved = 0;
     net_open(&n, 3, inject, 20 * SECOND);
+    n.fec = how.fec;
     watching = 1;
     pthread_create(&watcher, NULL, watch, &n);
     for (uint16_t r = 0; r < n.size; r++) {
@@ -109,6 +114,7 @@ static void run(lc_inject inject, worker how) {
         pthread_join(threads[r], NULL);
         missing += workers[r].missing;
         injected += workers[r].injected;
+        recovered += workers[r].recovered;
     }
     __atomic_store_n(&watching, 0, __ATOMIC_RELAXED);
     pthread_join(watcher, NULL);
@@ -123,6 +129,7 @@ static void run(lc_inject inject, worker how) {
     CHECK((injected > 0) == (inject.loss > 0));
     CHECK((moved > 0) == (inject.dup > 0));
     CHECK((missing > 0) == (inject.loss > 0 && !how.reliable));
+    CHECK((recovered > 0) == (inject.loss > 0 && how.fec));
     net_close(&n);
 }
 
@@ -140,6 +147,26 @@ static void test_faults(void) {
         w.whole = 1;
         run(none, w);
         w.reliable = 1;
+        run(bad, w);
+    }
+}
+
+/* What parity brings back is what was lost: in place, the results overwrite what it is made of. */
+static void test_parity(void) {
+    const lc_inject none = {.loss = 0};
+    const lc_inject lossy = {.loss = 0.2, .burst = 3, .seed = 7};
+    const lc_inject bad = {.loss = 0.1, .dup = 0.2, .reorder = 0.2, .seed = 8};
+    for (int ring = 0; ring < 2; ring++) {
+        worker w = {.ring = ring, .segment = 1000, .operations = 40, .deep = 8, .fec = 3};
+        run(lossy, w);
+        w.repair = 1;
+        w.fec = 10;
+        run(bad, w);
+        w.repair = 0;
+        w.whole = 1;
+        run(none, w);
+        w.reliable = 1;
+        w.fec = 1;
         run(bad, w);
     }
 }
@@ -352,6 +379,7 @@ int main(void) {
     test_is_here();
     test_bad_arguments();
     test_faults();
+    test_parity();
     test_deep();
     test_notify();
     test_abort();

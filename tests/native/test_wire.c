@@ -39,12 +39,22 @@ static lc_header control_header(void) {
     return header;
 }
 
+static lc_header parity_header(void) {
+    lc_header header = data_header();
+    header.type = LC_PARITY;
+    header.round = 0;
+    header.fec = 31;
+    header.count = 0; /* an even number of packets of one count */
+    return header;
+}
+
 static int same(const lc_header *a, const lc_header *b) {
     return a->session == b->session && a->link_seq == b->link_seq && a->op == b->op &&
            a->packet == b->packet && a->group == b->group && a->time_us == b->time_us &&
            a->slot == b->slot && a->sender == b->sender && a->receiver == b->receiver &&
            a->length == b->length && a->count == b->count && a->type == b->type &&
-           a->round == b->round && a->format == b->format;
+           a->round == b->round && a->format == b->format && a->fec == b->fec &&
+           a->eager == b->eager;
 }
 
 static enum lc_verdict verdict_of_bytes(size_t n) {
@@ -100,8 +110,8 @@ static void test_layout(void) {
 }
 
 static void test_round_trip(void) {
-    lc_header headers[] = {data_header(), control_header()};
-    for (size_t i = 0; i < 2; i++)
+    lc_header headers[] = {data_header(), control_header(), parity_header()};
+    for (size_t i = 0; i < 3; i++)
         for (size_t shift = 0; shift < 8; shift++) {
             lc_header seen = {0};
             size_t n = LC_HEADER_BYTES + (size_t)headers[i].length;
@@ -136,8 +146,10 @@ static void test_foreign(void) {
 static void test_data_shape(void) {
     h = data_header(), h.type = 0;
     CHECK(verdict_of(h) == LC_MALFORMED);
-    h = data_header(), h.type = LC_EAGER + 1;
+    h = data_header(), h.type = 4;
     CHECK(verdict_of(h) == LC_MALFORMED);
+    h = data_header(), h.eager = 1;
+    CHECK(verdict_of(h) == LC_GOOD && h.eager);
     h = data_header(), h.format = LC_MAX_FORMAT;
     CHECK(verdict_of(h) == LC_GOOD);
     h = data_header(), h.format = LC_MAX_FORMAT + 1;
@@ -153,6 +165,28 @@ static void test_data_shape(void) {
     h = data_header(), h.count = expect.size;
     CHECK(verdict_of(h) == LC_GOOD);
     h = data_header(), h.count = (uint16_t)(expect.size + 1);
+    CHECK(verdict_of(h) == LC_MALFORMED);
+}
+
+/* Only the first round has parity, and parity always says of which kind it is. */
+static void test_parity_shape(void) {
+    h = data_header(), h.round = 0, h.fec = 31;
+    CHECK(verdict_of(h) == LC_GOOD);
+    h.round = 1;
+    CHECK(verdict_of(h) == LC_MALFORMED);
+    h = parity_header(), h.round = 1;
+    CHECK(verdict_of(h) == LC_MALFORMED);
+    h = parity_header(), h.fec = 0;
+    CHECK(verdict_of(h) == LC_MALFORMED);
+    h = parity_header(), h.format = LC_MAX_FORMAT + 1;
+    CHECK(verdict_of(h) == LC_MALFORMED);
+    h = parity_header(), h.count = 0xFFFF; /* the engine looks at what comes out of it */
+    CHECK(verdict_of(h) == LC_GOOD);
+    h = parity_header(), h.length = PAYLOAD + 1;
+    CHECK(verdict_of(h) == LC_MALFORMED);
+    h = control_header(), h.eager = 1;
+    CHECK(verdict_of(h) == LC_MALFORMED);
+    h = control_header(), h.fec = 1;
     CHECK(verdict_of(h) == LC_MALFORMED);
 }
 
@@ -279,6 +313,7 @@ int main(void) {
     test_round_trip();
     test_foreign();
     test_data_shape();
+    test_parity_shape();
     test_control_shape();
     test_lengths();
     test_short_buffers();

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lossycoll import bench, bench_rank
+from lossycoll import bench, bench_loss, bench_rank, bench_turns, cli
 from lossycoll.options import FAST_PATHS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,6 +36,7 @@ def test_both_backends_side_by_side(tmp_path: Path) -> None:
     saved = tmp_path / "bench.json"
     folder = tmp_path / "report"
     options = ("--sizes", "4k,256k", "--seconds", "0.2", "--report", str(folder))
+    options += ("--losses", "0.02")
     result = run_bench(*options, "--out", str(saved))
     assert json.loads(saved.read_text()) == result
     rows = result["rows"]
@@ -47,7 +48,9 @@ def test_both_backends_side_by_side(tmp_path: Path) -> None:
     ]
     for row in rows:
         assert row["verified"] is True
-        assert row["iterations"] >= bench_rank.LEAST_ROUNDS
+        assert row["wrong"] == 0
+        assert row["lossy_over_nccl"] is None
+        assert row["iterations"] >= bench_turns.LEAST_ROUNDS
         assert 0 < row["median_ms"] <= row["p99_ms"]
         # nccl-tests: algbw = bytes / time; busbw = algbw * 2 (n - 1) / n, which is algbw for two.
         assert row["algbw_gb_s"] == pytest.approx(row["bytes"] / row["median_ms"] / 1e6)
@@ -56,12 +59,22 @@ def test_both_backends_side_by_side(tmp_path: Path) -> None:
     assert rows[2]["lossy_over_gloo"] == pytest.approx(ratio)
     assert result["traffic"]["packets_missing"] == 0
     # The report has every time of what the table sums up.
-    for row, whole in zip(
-        rows, json.loads((folder / "bench.json").read_text())["rows"], strict=True
-    ):
+    written = json.loads((folder / "bench.json").read_text())
+    for row, whole in zip(rows, written["rows"], strict=True):
         assert {name: whole[name] for name in row} == row
         assert len(whole["seconds"]) == row["iterations"]
-    assert (folder / "bench.png").stat().st_size > 10_000
+    # And times where packets are lost, with or without a laboratory.
+    lost = written["loss"]
+    assert [(row["loss"], row["backend"]) for row in lost["rows"]] == [
+        (0.02, "lossy"),
+        (0.02, "gloo"),
+    ]
+    assert lost["bytes"] == 262144
+    assert lost["steps"]["loss"] == 0.02
+    for times in (*(row["seconds"] for row in lost["rows"]), *lost["steps"]["seconds"].values()):
+        assert len(times) >= bench_turns.LEAST_ROUNDS
+        assert min(times) > 0
+    assert (folder / "bench.png").stat().st_size > 30_000
 
 
 def test_loss_and_switches_reach_the_ranks() -> None:
@@ -102,12 +115,31 @@ def test_sizes() -> None:
             bench.sizes(text)
 
 
-def test_one_wrong_rank_makes_a_result_wrong() -> None:
-    def rank(right: bool, seconds: float) -> list[dict[str, Any]]:
-        return [{"bytes": 8, "seconds": {"gloo": [seconds]}, "verified": {"gloo": right}}]
+def test_losses() -> None:
+    assert bench_loss.losses("0,0.01") == (0, 0.01)
+    for text in ("", "1", "0.1,0.01", "0.1,0.1", "-0.1"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            bench_loss.losses(text)
 
-    (merged,) = bench_rank.merge([rank(True, 1.0), rank(False, 3.0)])
-    assert merged["verified"] == {"gloo": False}
+
+def test_without_a_laboratory_loss_is_injected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_loss, "missing", lambda _: "no rights")
+    given = ["bench", "--backend", "lossy", "--sizes", "64k", "--seconds", "0.05"]
+    options = cli.parser().parse_args([*given, "--losses", "0.1"])
+    found = bench_loss.measure(options, bench.configuration(options), {}, lambda _: None)
+    assert found["without_laboratory"] == "no rights"
+    assert "injected" in found["network"]
+    assert found["injected"] > 0
+
+
+def test_one_wrong_rank_makes_a_result_wrong() -> None:
+    def rank(wrong: int, seconds: float) -> list[dict[str, Any]]:
+        return [{"bytes": 8, "seconds": {"gloo": [seconds]}, "wrong": {"gloo": wrong}}]
+
+    (merged,) = bench_rank.merge([rank(0, 1.0), rank(2, 3.0)])
+    assert merged["wrong"] == {"gloo": 2}
+    (row,) = bench.rows_of({"sizes": [merged]}, 2)
+    assert row["verified"] is False
     assert merged["seconds"] == {"gloo": [2.0]}
 
 

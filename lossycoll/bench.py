@@ -107,8 +107,10 @@ def run(options: argparse.Namespace) -> int:
         for line in labels(results):
             console.print(line, markup=False)
     if options.report:
-        with console.status("time against loss") as status:
-            loss = bench_loss.measure(options, config, environment, status.update)
+        loss = None
+        if options.backend != ("nccl",):  # which has no ranks on the CPU
+            with console.status("time against loss") as status:
+                loss = bench_loss.measure(options, config, environment, status.update)
         report(measured, results, loss, options.report, errors)
     wrong = [row for row in results["rows"] if row["verified"] is False]
     for row in wrong:
@@ -257,7 +259,7 @@ def rows_of(measured: dict[str, Any], ranks: int) -> list[dict[str, Any]]:
 def report(
     measured: dict[str, Any],
     results: dict[str, Any],
-    loss: dict[str, Any],
+    loss: dict[str, Any] | None,
     folder: Path,
     errors: Console,
 ) -> None:

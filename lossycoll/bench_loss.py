@@ -24,7 +24,7 @@ MBIT, ONE_WAY_MS, QUEUE_MS = 1000.0, 10.0, 25.0
 """Of the laboratory's network: a good wide-area path, as in benchmarks/wire."""
 MOST_BYTES = 1 << 20
 """What gloo carries over such a path within a second or two at 1%."""
-LOSS_TIME, STEP_TIME = 3, 5
+LOSS_TIME, STEP_TIME = 3, 10
 """How much longer than a size a loss is measured, and steps."""
 RANK_SECONDS = 900.0
 

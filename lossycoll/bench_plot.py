@@ -12,22 +12,26 @@ matplotlib.use("Agg")  # There may be no display.
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 COLOURS = {"lossy": "tab:red", "gloo": "tab:blue", "nccl": "tab:green"}
 
 
 def draw(results: dict[str, Any], human: Callable[[int], str], path: Path) -> None:
     """``results``: bench.summarize's, with the seconds of each row and ``loss``, what
-    bench_loss.measure found; ``human`` names a size."""
-    figure, axes = plt.subplots(2, 3, figsize=(15, 8.4), layout="constrained")
-    (bandwidth, time, spread), (loss, spread_lost, steps) = axes
+    bench_loss.measure found, or None; ``human`` names a size."""
+    rows = 1 if results["loss"] is None else 2
+    size = (15, 4.2 * rows)
+    figure, axes = plt.subplots(rows, 3, figsize=size, layout="constrained", squeeze=False)
+    bandwidth, time, spread = axes[0]
     by_name = _by_backend(results["rows"])
     sizes = sorted({row["bytes"] for row in results["rows"]})
     _over(bandwidth, by_name, "bytes", "busbw_gb_s")
     _over(time, by_name, "bytes", "median_ms", "p99_ms")
     bandwidth.set(ylabel="GB/s", ylim=(0, None))
     bandwidth.set_title("Bus bandwidth")
-    time.set(ylabel="ms", yscale="log")
+    _plain_log(time.yaxis, "ms")
     time.set_title("Time: median, and up to the 99th percentile")
     for axis in (bandwidth, time):
         axis.set_xscale("log", base=2)
@@ -37,15 +41,14 @@ def draw(results: dict[str, Any], human: Callable[[int], str], path: Path) -> No
         axis.set_xticks(sizes, [""] * len(sizes), minor=True)
         axis.set_xlabel("size")
     _spread(spread, {row["backend"]: row["seconds"] for row in results["rows"]})
-    spread.set(xlabel="ms", ylabel="share that took less")
     spread.set_title(f"All-reduces of {human(sizes[-1])}")
-    _draw_loss(results["loss"], human, loss, spread_lost, steps)
     chosen = results["options"]
     lost = f", {chosen['loss']:.1%} lost on purpose" if chosen["loss"] else ""
-    figure.suptitle(
-        f"All-reduce, {chosen['ranks']} ranks, {chosen['dtype']}. Above: this machine{lost}. "
-        f"Below: {results['loss']['network']}."
-    )
+    title = f"All-reduce, {chosen['ranks']} ranks, {chosen['dtype']}. Above: this machine{lost}."
+    if results["loss"] is not None:
+        _draw_loss(results["loss"], human, *axes[1])
+        title += f" Below: {results['loss']['network']}."
+    figure.suptitle(title)
     for axis in axes.flat:
         axis.grid(alpha=0.3)
         if axis.get_legend_handles_labels()[0]:
@@ -66,15 +69,14 @@ def _draw_loss(
     ticks = [100 * loss for loss in losses]
     time.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     time.set_xticks([], minor=True)
-    time.set(yscale="log", ylabel="ms", xlabel="packets lost, %", xlim=(-0.15 * least, None))
+    time.set(xlabel="packets lost, %", xlim=(-0.15 * least, None))
+    _plain_log(time.yaxis, "ms")
     time.set_title(f"Time of {human(found['bytes'])}: median, and up to the 99th percentile")
     at = found["steps"]["loss"]
     _spread(spread, {row["backend"]: row["seconds"] for row in rows if row["loss"] == at})
     spread.set_title(f"All-reduces of {human(found['bytes'])}, {100 * at:g}% lost")
     _spread(steps, found["steps"]["seconds"])
     steps.set_title(f"Steps of training under DDP, {100 * at:g}% lost")
-    for axis in (spread, steps):
-        axis.set(xlabel="ms", ylabel="share that took less")
 
 
 def _by_backend(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -111,7 +113,22 @@ def _spread(axis: Axes, seconds: dict[str, list[float]]) -> None:
             shares,
             where="post",
             color=COLOURS[name],
-            label=f"{name}, {len(times)}",
+            label=f"{name}, {len(times)} times",
         )
-    axis.set_xscale("log")
-    axis.set_ylim(0, 1)
+    _plain_log(axis.xaxis, "ms")
+    axis.set(ylim=(0, 1), ylabel="share that took less")
+
+
+def _plain_log(axis: Axis, unit: str) -> None:
+    """A logarithmic axis with plain numbers: 1, 2, 5, 10, as many as there is room for."""
+    owner = axis.axes
+    (owner.set_xscale if axis.axis_name == "x" else owner.set_yscale)("log")  # type: ignore[attr-defined]
+    low, high = axis.get_view_interval()
+    # Over a decade or two; else powers of ten are enough.
+    steps: tuple[float, ...] = (1, 2, 5) if high / low < 1e3 else (1,)
+    if high / low < 4:
+        steps = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
+    axis.set_major_locator(LogLocator(subs=steps))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+    axis.set_label_text(unit)

@@ -199,11 +199,12 @@ def labels(config: dict[str, Any], setup: bench_nccl.Setup | None) -> dict[str, 
 
 
 def about_nccl(setup: bench_nccl.Setup, connected: list[tuple[str, ...]]) -> dict[str, Any]:
+    version: Any = torch.cuda.nccl.version
     return {
         "mode": setup.mode,
         "hosts": setup.hosts,
         "gpu": torch.cuda.get_device_name(),
-        "version": ".".join(map(str, torch.cuda.nccl.version())),
+        "version": ".".join(map(str, version())),
         "transports": sorted({name for names in connected for name in names}),
     }
 

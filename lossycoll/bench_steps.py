@@ -33,7 +33,7 @@ def measure(groups: Mapping[str, dist.ProcessGroup], seconds: float) -> dict[str
         started = time.perf_counter()
         loss = next_byte_loss(replicas[name](text[:, :-1]), text[:, 1:])
         optimizers[name].zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizers[name].step()
         return time.perf_counter() - started
 

@@ -24,7 +24,7 @@ def run_bench(*options: str) -> dict[str, Any]:
         [sys.executable, "-m", "lossycoll.cli", "bench", "--json", *options],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=400,
         check=False,
     )
     assert done.returncode == 0, done.stderr

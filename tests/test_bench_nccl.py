@@ -169,6 +169,17 @@ def test_without_the_copy_back_a_result_is_wrong(monkeypatch: pytest.MonkeyPatch
     assert tensor.tolist() == [4, 4, 4]
 
 
+def test_what_was_measured_is_said() -> None:
+    setup = choose([host("one", "GPU-a")] * 2)
+    config = {"backends": ("lossy", "nccl", "gloo"), "staged": True}
+    said = bench_rank.labels(config, setup)
+    assert said["nccl"] == f"GPU tensors; {setup.label}"
+    assert said["lossy"] == said["gloo"]
+    assert "pinned CPU memory and back are in the time" in said["lossy"]
+    plain = bench_rank.labels({"backends": ("lossy",), "staged": False}, None)
+    assert plain == {"lossy": "CPU tensors"}
+
+
 def measured_row(name: str, ms: float, wrong: int | None) -> dict[str, Any]:
     return {
         "bytes": 1 << 20,

@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import date
 from pathlib import Path
 from typing import Any, Final
 
@@ -308,7 +308,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     complaints = [text for result in measured for text in result.complaints]
     verdict = "\n".join(complaints) if complaints else "all as asked"
     text = (
-        f"python -m tools.netem_check, {datetime.now(UTC):%Y-%m-%d}, Linux {version} in QEMU "
+        f"python -m tools.netem_check, {date.today().isoformat()}, Linux {version} in QEMU "
         f"without KVM, {time.monotonic() - begin:.0f} s\n\n{table(measured)}\n\n{verdict}\n"
     )
     print(text)

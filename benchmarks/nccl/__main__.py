@@ -16,7 +16,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +130,7 @@ def say_plan(seen: Sequence[bench_nccl.Seen], options: argparse.Namespace) -> in
 
 def tell(measured: dict[str, Any], options: argparse.Namespace) -> None:
     results = {
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "date": date.today().isoformat(),
         "commit": commit("nccl"),
         "ranks": options.ranks,
         "dtype": options.dtype,

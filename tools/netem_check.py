@@ -35,12 +35,12 @@ from lossycoll.lab.verify import SIGMAS, UDP_BYTES, Flow, Row
 ROOT: Final = Path(__file__).resolve().parents[1]
 SECONDS: Final = 460
 """The guest is ended then: the whole is to take 8 minutes at most."""
-PINGS: Final = 15
-PACKETS: Final = 4000
+PINGS: Final = 10
+PACKETS: Final = 2500
 PACKETS_PER_S: Final = 2000
 """A guest without KVM carries some 12,000 when the machine is idle."""
 SEGMENTS: Final = 40
-IDLE_MS: Final = 1500
+IDLE_MS: Final = 3000
 DELAY_MS: Final = 10.0
 TOOL: Final = Link(loss=0.1, delay_ms=5)
 PAIR: Final = (0, 1)

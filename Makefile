@@ -13,10 +13,10 @@ CC ?= cc
 RAW_UDP_FLAGS := -std=c11 -O3 -march=native -Wall -Wextra -Werror -pthread
 
 NATIVE := $(wildcard native/*.[ch] native/lab/*.[ch]) native/build_cffi.py
-C_FILES := $(wildcard native/*.[ch] native/lab/*.[ch] tests/native/*.[ch] benchmarks/*.[ch])
+C_FILES := $(wildcard native/*.[ch] native/lab/*.[ch] tests/native/*.[ch] benchmarks/*.[ch] tools/*.[ch])
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format conformance bench doctor examples clean
+.PHONY: help demo test lint format conformance bench doctor examples netem clean
 
 help:
 	@echo "make demo      train a small GPT five times and compare (under 5 minutes)"
@@ -27,6 +27,7 @@ help:
 	@echo "make bench     all-reduce against gloo, then the bare sockets"
 	@echo "make doctor    what this machine can do"
 	@echo "make examples  every example with gloo and with lossy at 5% loss; writes docs/examples.md"
+	@echo "make netem     the laboratory against real tc netem, in a guest (root, QEMU; 8 minutes at most)"
 	@echo "make clean     remove what was built; the packages in $(VENV) stay"
 
 demo: $(VENV)/.built
@@ -58,6 +59,9 @@ doctor: $(VENV)/.built
 
 examples: $(VENV)/.built
 	$(BIN)/python examples/run.py --docs
+
+netem: $(VENV)/.built
+	$(BIN)/python -m tools.netem_check $(ARGS)
 
 clean:
 	rm -rf build benchmarks/build *.egg-info lossycoll/_native*.so lossycoll/_lab*.so

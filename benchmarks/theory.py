@@ -11,14 +11,13 @@ import argparse
 import datetime
 import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 
 import numpy as np  # noqa: E402
 import theory  # noqa: E402
@@ -27,6 +26,7 @@ import theory_plots  # noqa: E402
 import theory_ranks  # noqa: E402
 from harness import run_good  # noqa: E402
 
+from benchmarks.quality.store import commit  # noqa: E402
 from lossycoll.plan import Finish  # noqa: E402
 
 JSON = ROOT / "docs" / "theory.json"
@@ -225,10 +225,9 @@ def tables(found: dict[str, Any]) -> None:
 
 def source() -> dict[str, str]:
     """When, by which code and where figures are taken."""
-    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=7", "--exclude=*"]
     return {
         "date": datetime.date.today().isoformat(),
-        "commit": subprocess.check_output(git, text=True).strip(),
+        "commit": commit("theory.py", "benchmarks/theory_plots.py", "tests"),
         "machine": f"{os.cpu_count()} cores, {os.uname().machine}, loopback",
     }
 

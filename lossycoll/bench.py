@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +17,28 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from lossycoll import bench_loss, bench_nccl
 from lossycoll.arguments import inject_text, names, real, whole
 from lossycoll.demo_report import percentile
 from lossycoll.launch import EXIT_FAILED, launch, must_be_writable, scratch
 from lossycoll.options import FAST_PATHS
 from lossycoll.pictures import drawn
 
-BACKENDS = ("lossy", "gloo")
+BACKENDS = ("lossy", "nccl", "gloo")
+DEFAULT_BACKENDS = ("lossy", "gloo")
 DTYPES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 DEFAULT_SIZES = "4k,16k,64k,256k,1m,4m,25m,100m"
+NCCL_TESTS = "nccl-tests"
+"""Names the sizes of ``all_reduce_perf -b 8 -e 128M -f 2``."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--backend", type=names(BACKENDS), default=BACKENDS, help="default: lossy,gloo")
+    add("--backend", type=names(BACKENDS), default=DEFAULT_BACKENDS, help="default: lossy,gloo")
     add("--ranks", type=whole(2, 64), default=2, help="processes (default 2)")
-    add("--sizes", type=sizes, default=sizes(DEFAULT_SIZES), help=f"default: {DEFAULT_SIZES}")
+    others = f"{NCCL_TESTS} is 8 to 128m by twos, the default with nccl"
+    add("--sizes", type=sizes, help=f"default: {DEFAULT_SIZES}; {others}")
     add("--dtype", choices=DTYPES, default="float32")
     add("--seconds", type=real(0.01), default=3.0, help="time for each size (default 3)")
     add("--loss", type=real(0, 1), default=0.0, help="share of packets to drop (default 0)")
@@ -46,10 +52,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print JSON instead of the table")
     add("--out", type=Path, help="also write the JSON to this file")
     add("--report", type=Path, help="folder for bench.json, with every time, and bench.png")
+    add(
+        "--losses",
+        type=bench_loss.losses,
+        default=bench_loss.losses(bench_loss.DEFAULT),
+        help=f"of the report's time against loss (default {bench_loss.DEFAULT})",
+    )
+    add("--dry-run", action="store_true", help="say what would be run, and what it lacks")
 
 
 def sizes(text: str) -> tuple[int, ...]:
-    """``4k,1m``: sizes in bytes, with binary units."""
+    """``4k,1m``: sizes in bytes, with binary units; ``nccl-tests``: :func:`sweep`'s."""
+    if text == NCCL_TESTS:
+        return sweep(8, 128 << 20, 2)
     out = []
     for part in text.lower().split(","):
         found = re.fullmatch(r"\s*(\d+)\s*([kmg]?)(?:i?b)?\s*", part)
@@ -60,20 +75,63 @@ def sizes(text: str) -> tuple[int, ...]:
     return tuple(out)
 
 
+def sweep(begin: int, end: int, factor: int) -> tuple[int, ...]:
+    """Sizes as nccl-tests' -b, -e and -f give them: from begin up to end at most, times factor."""
+    out = []
+    while begin <= end:
+        out.append(begin)
+        begin *= factor
+    return tuple(out)
+
+
 def run(options: argparse.Namespace) -> int:
+    if options.sizes is None:
+        options.sizes = sizes(NCCL_TESTS if "nccl" in options.backend else DEFAULT_SIZES)
+    if options.dry_run:
+        return dry_run(options)
     if options.out:
         must_be_writable(options.out)
     if options.report:
         must_be_writable(options.report / "bench.json", make_folder=True)
     # With --json, standard output carries the JSON and nothing else.
     console, errors = Console(stderr=options.json), Console(stderr=True)
-    config = {
+    config, environment = configuration(options), environment_of(options)
+    measured = measure(config, options.ranks, environment, console)
+    results = summarize(measured, options)
+    if options.out:
+        options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    if options.json:
+        print(json.dumps(results))
+    else:
+        console.print(table(results))
+        for line in labels(results):
+            console.print(line, markup=False)
+    if options.report:
+        loss = None
+        if options.backend != ("nccl",):  # which has no ranks on the CPU
+            with console.status("time against loss") as status:
+                loss = bench_loss.measure(options, config, environment, status.update)
+        report(measured, results, loss, options.report, errors)
+    wrong = [row for row in results["rows"] if row["verified"] is False]
+    for row in wrong:
+        errors.print(f"lossycoll bench: {row['backend']} is wrong at {human(row['bytes'])}")
+    return EXIT_FAILED if wrong else 0
+
+
+def configuration(options: argparse.Namespace) -> dict[str, Any]:
+    """What bench_rank is told."""
+    return {
         "backends": options.backend,
         "sizes": options.sizes,
         "dtype": options.dtype,
         "seconds": options.seconds,
         "verify": not options.no_verify and not options.loss,
+        "staged": False,
+        "step_seconds": 0,
     }
+
+
+def environment_of(options: argparse.Namespace) -> dict[str, str | None]:
     environment = {
         "LOSSYCOLL_INJECT": inject_text(options.loss, options.burst, options.seed),
         "LOSSYCOLL_DELIVERY": options.delivery,
@@ -84,6 +142,40 @@ def run(options: argparse.Namespace) -> int:
         environment["LOSSYCOLL_DISABLE"] = ",".join(options.disable)
     if options.mtu:
         environment["LOSSYCOLL_MTU"] = str(options.mtu)
+    return environment
+
+
+def dry_run(options: argparse.Namespace) -> int:
+    """Says what would be run on this machine; 1 where something that it takes is missing."""
+    chosen, count = options.sizes, len(options.sizes)
+    print(
+        f"would run: all-reduce of {options.dtype} by {', '.join(options.backend)} in turns, "
+        f"{options.ranks} ranks on this machine, {count} sizes from {human(min(chosen))} to "
+        f"{human(max(chosen))}, about {options.seconds:g} s each"
+    )
+    if "nccl" not in options.backend:
+        return 0
+    try:
+        setup = bench_nccl.choose([bench_nccl.look()] * options.ranks)
+    except bench_nccl.NcclMissing as error:
+        print(error)
+        return EXIT_FAILED
+    print("\n".join(bench_nccl.describe(setup)))
+    return 0
+
+
+def measure(
+    config: Mapping[str, Any],
+    ranks: int,
+    environment: Mapping[str, str | None],
+    console: Console,
+) -> dict[str, Any]:
+    """What ranks on this machine measured (bench_rank.take_part); progress goes to ``console``.
+
+    Raises LaunchError when one fails, NcclMissing before the start where NCCL can't run.
+    """
+    if "nccl" in config["backends"]:
+        bench_nccl.choose([bench_nccl.look()] * ranks)
     progress = Progress(
         TextColumn("{task.description:<18}"),
         BarColumn(),
@@ -93,7 +185,7 @@ def run(options: argparse.Namespace) -> int:
     )
     with scratch("lossycoll-bench-") as folder:
         with progress:
-            task = progress.add_task("starting ranks", total=len(options.sizes))
+            task = progress.add_task("starting ranks", total=len(config["sizes"]))
 
             def on_event(event: dict[str, Any]) -> None:
                 label = "all-reduce " + human(event["bytes"])
@@ -102,36 +194,51 @@ def run(options: argparse.Namespace) -> int:
             launch(
                 "lossycoll.bench_rank",
                 config,
-                ranks=options.ranks,
+                ranks=ranks,
                 folder=folder,
                 environment=environment,
                 on_event=on_event,
             )
-        measured = json.loads((folder / "ranks.json").read_text(encoding="utf-8"))
-    results = summarize(measured, options)
-    if options.out:
-        options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    if options.json:
-        print(json.dumps(results))
-    else:
-        console.print(table(results))
-    if options.report:
-        report(measured, results, options.report, errors)
-    wrong = [row for row in results["rows"] if row["verified"] is False]
-    for row in wrong:
-        errors.print(f"lossycoll bench: {row['backend']} is wrong at {human(row['bytes'])}")
-    return EXIT_FAILED if wrong else 0
+        measured: dict[str, Any] = json.loads((folder / "ranks.json").read_text(encoding="utf-8"))
+    return measured
 
 
 def summarize(measured: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
-    """A row per size and backend, with the ratio of lossy's bandwidth to gloo's."""
-    factor = 2 * (options.ranks - 1) / options.ranks
+    """A row per size and backend, and what was asked for and used."""
+    chosen = {
+        name: getattr(options, name)
+        for name in (
+            *("ranks", "dtype", "seconds", "loss", "burst", "seed"),
+            *("mtu", "delivery", "algorithm", "disable"),
+        )
+    }
+    return {
+        "options": chosen,
+        "traffic": measured["traffic"],
+        "measured": measured["measured"],
+        "nccl": measured["nccl"],
+        "rows": rows_of(measured, options.ranks),
+    }
+
+
+def rows_of(measured: dict[str, Any], ranks: int) -> list[dict[str, Any]]:
+    """A row per size and backend, with the ratios of lossy's bandwidth to the others'.
+
+    ``wrong``: elements that differ from the sum, in two checks at all ranks; None where unchecked.
+    """
+    factor = 2 * (ranks - 1) / ranks
     rows: list[dict[str, Any]] = []
     for entry in measured["sizes"]:
         medians = {name: percentile(times, 0.5) for name, times in entry["seconds"].items()}
         for name, times in entry["seconds"].items():
             bandwidth = entry["bytes"] / medians[name] / 1e9
-            both = {"lossy", "gloo"} <= medians.keys()
+            over = {
+                f"lossy_over_{other}": medians[other] / medians["lossy"]
+                if {"lossy", other} <= medians.keys()
+                else None
+                for other in ("gloo", "nccl")
+            }
+            wrong = entry["wrong"].get(name)
             rows.append(
                 {
                     "bytes": entry["bytes"],
@@ -141,31 +248,30 @@ def summarize(measured: dict[str, Any], options: argparse.Namespace) -> dict[str
                     "p99_ms": 1e3 * percentile(times, 0.99),
                     "algbw_gb_s": bandwidth,
                     "busbw_gb_s": bandwidth * factor,
-                    "lossy_over_gloo": medians["gloo"] / medians["lossy"] if both else None,
-                    "verified": entry["verified"].get(name),
+                    **over,
+                    "wrong": wrong,
+                    "verified": None if wrong is None else wrong == 0,
                 }
             )
-    chosen = {
-        name: getattr(options, name)
-        for name in (
-            *("ranks", "dtype", "seconds", "loss", "burst", "seed"),
-            *("mtu", "delivery", "algorithm", "disable"),
-        )
-    }
-    return {"options": chosen, "traffic": measured["traffic"], "rows": rows}
+    return rows
 
 
 def report(
-    measured: dict[str, Any], results: dict[str, Any], folder: Path, errors: Console
+    measured: dict[str, Any],
+    results: dict[str, Any],
+    loss: dict[str, Any] | None,
+    folder: Path,
+    errors: Console,
 ) -> None:
-    """bench.json and bench.png: the results with the seconds of every iteration."""
+    """bench.json and bench.png: the results with the seconds of every iteration, and what
+    bench_loss.measure has found."""
     seconds = {
         (entry["bytes"], name): times
         for entry in measured["sizes"]
         for name, times in entry["seconds"].items()
     }
     rows = [{**row, "seconds": seconds[row["bytes"], row["backend"]]} for row in results["rows"]]
-    whole_results = {**results, "rows": rows}
+    whole_results = {**results, "rows": rows, "loss": loss}
     (folder / "bench.json").write_text(json.dumps(whole_results) + "\n", encoding="utf-8")
     if drawn("bench_plot", errors, whole_results, human, folder / "bench.png"):
         errors.print(f"report: {folder}", markup=False)
@@ -176,14 +282,15 @@ def table(results: dict[str, Any]) -> Table:
     title = f"all-reduce, {chosen['ranks']} ranks, {chosen['dtype']}; bandwidths in GB/s"
     out = Table(title=title, box=None, padding=(0, 2, 0, 0))  # fits 80 columns
     headings = ("size", "backend", "runs", "median ms", "p99 ms", "algbw", "busbw")
-    for heading in (*headings, "lossy/gloo", "result"):
+    others = [name for name in ("gloo", "nccl") if name in results["measured"]]
+    for heading in (*headings, *(f"lossy/{name}" for name in others), "result"):
         left = heading == "backend"
         out.add_column(heading, justify="left" if left else "right", no_wrap=True)
     before = None
     for row in results["rows"]:
         first = row["bytes"] != before
         before = row["bytes"]
-        ratio = row["lossy_over_gloo"]
+        ratios = [row[f"lossy_over_{name}"] if first else None for name in others]
         out.add_row(
             human(row["bytes"]) if first else "",
             row["backend"],
@@ -192,7 +299,7 @@ def table(results: dict[str, Any]) -> Table:
             f"{row['p99_ms']:.3f}",
             f"{row['algbw_gb_s']:.3f}",
             f"{row['busbw_gb_s']:.3f}",
-            f"{ratio:.2f}x" if first and ratio is not None else "",
+            *("" if ratio is None else f"{ratio:.2f}x" for ratio in ratios),
             {True: "right", False: "WRONG", None: "-"}[row["verified"]],
         )
     traffic = results["traffic"]
@@ -201,6 +308,16 @@ def table(results: dict[str, Any]) -> Table:
             f"{traffic[name]:,} {name.replace('_', ' ')}" for name in traffic
         )
     return out
+
+
+def labels(results: dict[str, Any]) -> list[str]:
+    """What was measured, in words: a line per backend where there is more to say than its name."""
+    nccl = results["nccl"]
+    if nccl is None:
+        return []
+    lines = [f"{name}: {label}" for name, label in results["measured"].items()]
+    how = ", ".join(nccl["transports"]) or "its account doesn't say what"
+    return [*lines, f"NCCL {nccl['version']} on {nccl['gpu']}, connected by {how}"]
 
 
 def human(size: int) -> str:

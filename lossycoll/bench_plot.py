@@ -1,8 +1,8 @@
-"""The benchmark's picture: bandwidth and time over size, and how times are spread at each size."""
+"""The benchmark's picture: bandwidth and time over size, time over loss, and how times spread."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,47 +12,123 @@ matplotlib.use("Agg")  # There may be no display.
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-COLOURS = {"lossy": "tab:red", "gloo": "tab:blue"}
+COLOURS = {"lossy": "tab:red", "gloo": "tab:blue", "nccl": "tab:green"}
 
 
 def draw(results: dict[str, Any], human: Callable[[int], str], path: Path) -> None:
-    """``results``: bench.summarize's, with the seconds of each row; ``human`` names a size."""
-    figure, (bandwidth, time, spread) = plt.subplots(1, 3, figsize=(15, 4.2), layout="constrained")
-    rows: dict[str, list[dict[str, Any]]] = {}
-    for row in results["rows"]:
-        rows.setdefault(row["backend"], []).append(row)
-    for name, own in rows.items():
-        sizes = [row["bytes"] for row in own]
-        style = {"color": COLOURS[name], "label": name}
-        bandwidth.plot(sizes, [row["busbw_gb_s"] for row in own], "o-", **style)
-        medians = [row["median_ms"] for row in own]
-        time.plot(sizes, medians, "o-", **style)
-        longest = [row["p99_ms"] for row in own]
-        time.fill_between(sizes, medians, longest, alpha=0.2, color=COLOURS[name])
-        _spread(spread, own[-1], COLOURS[name])
-    chosen = results["options"]
-    loss = f", {chosen['loss']:.1%} lost" if chosen["loss"] else ""
-    figure.suptitle(f"all-reduce, {chosen['ranks']} ranks, {chosen['dtype']}{loss}")
-    largest = max(row["bytes"] for row in results["rows"])
-    bandwidth.set_ylabel("bus bandwidth, GB/s")
-    bandwidth.set_ylim(bottom=0)
-    time.set_ylabel("ms: median, and up to the 99th percentile")
-    time.set_yscale("log")
+    """``results``: bench.summarize's, with the seconds of each row and ``loss``, what
+    bench_loss.measure found, or None; ``human`` names a size."""
+    rows = 1 if results["loss"] is None else 2
+    size = (15, 4.2 * rows)
+    figure, axes = plt.subplots(rows, 3, figsize=size, layout="constrained", squeeze=False)
+    bandwidth, time, spread = axes[0]
+    by_name = _by_backend(results["rows"])
+    sizes = sorted({row["bytes"] for row in results["rows"]})
+    _over(bandwidth, by_name, "bytes", "busbw_gb_s")
+    _over(time, by_name, "bytes", "median_ms", "p99_ms")
+    bandwidth.set(ylabel="GB/s", ylim=(0, None))
+    bandwidth.set_title("Bus bandwidth")
+    _plain_log(time.yaxis, "ms")
+    time.set_title("Time: median, and up to the 99th percentile")
     for axis in (bandwidth, time):
         axis.set_xscale("log", base=2)
-        axis.set_xticks(sorted({row["bytes"] for row in results["rows"]}))
-        axis.xaxis.set_major_formatter(lambda size, _: human(int(size)))
+        # A label at each would run into the next.
+        shown = sizes[:: -(-len(sizes) // 9)]
+        axis.set_xticks(shown, [human(size) for size in shown], rotation=45)
+        axis.set_xticks(sizes, [""] * len(sizes), minor=True)
         axis.set_xlabel("size")
-        axis.tick_params(axis="x", labelrotation=45)
-        axis.legend()
-    spread.set_xlabel(f"ms, at {human(largest)}")
-    spread.set_ylabel("share of iterations that took less")
+    _spread(spread, {row["backend"]: row["seconds"] for row in results["rows"]})
+    spread.set_title(f"All-reduces of {human(sizes[-1])}")
+    chosen = results["options"]
+    lost = f", {chosen['loss']:.1%} lost on purpose" if chosen["loss"] else ""
+    title = f"All-reduce, {chosen['ranks']} ranks, {chosen['dtype']}. Above: this machine{lost}."
+    if results["loss"] is not None:
+        _draw_loss(results["loss"], human, *axes[1])
+        title += f" Below: {results['loss']['network']}."
+    figure.suptitle(title)
+    for axis in axes.flat:
+        axis.grid(alpha=0.3)
+        if axis.get_legend_handles_labels()[0]:
+            axis.legend()
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
 
-def _spread(axis: Axes, row: dict[str, Any], colour: str) -> None:
-    times = sorted(1e3 * seconds for seconds in row["seconds"])
-    shares = [(i + 1) / len(times) for i in range(len(times))]
-    axis.step(times, shares, where="post", color=colour, label=row["backend"])
+def _draw_loss(
+    found: dict[str, Any], human: Callable[[int], str], time: Axes, spread: Axes, steps: Axes
+) -> None:
+    losses = sorted({row["loss"] for row in found["rows"]})
+    rows = [{**row, "percent": 100 * row["loss"]} for row in found["rows"]]
+    _over(time, _by_backend(rows), "percent", "median_ms", "p99_ms")
+    # Linear up to the smallest loss, so that none has a place too.
+    least = 100 * min([loss for loss in losses if loss] or [0.01])
+    time.set_xscale("symlog", linthresh=least)
+    ticks = [100 * loss for loss in losses]
+    time.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    time.set_xticks([], minor=True)
+    time.set(xlabel="packets lost, %", xlim=(-0.15 * least, None))
+    _plain_log(time.yaxis, "ms")
+    time.set_title(f"Time of {human(found['bytes'])}: median, and up to the 99th percentile")
+    at = found["steps"]["loss"]
+    _spread(spread, {row["backend"]: row["seconds"] for row in rows if row["loss"] == at})
+    spread.set_title(f"All-reduces of {human(found['bytes'])}, {100 * at:g}% lost")
+    _spread(steps, found["steps"]["seconds"])
+    steps.set_title(f"Steps of training under DDP, {100 * at:g}% lost")
+
+
+def _by_backend(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    out: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        out.setdefault(row["backend"], []).append(row)
+    return out
+
+
+def _over(
+    axis: Axes,
+    by_name: dict[str, list[dict[str, Any]]],
+    across: str,
+    up: str,
+    longest: str | None = None,
+) -> None:
+    """A line for each backend, and the room up to ``longest`` shaded."""
+    for name, rows in by_name.items():
+        x = [row[across] for row in rows]
+        y = [row[up] for row in rows]
+        axis.plot(x, y, "o-", markersize=4, color=COLOURS[name], label=name)
+        if longest is not None:
+            top = [row[longest] for row in rows]
+            axis.fill_between(x, y, top, alpha=0.15, color=COLOURS[name])
+
+
+def _spread(axis: Axes, seconds: dict[str, list[float]]) -> None:
+    """The share of times up to each; of rows of one backend, the last."""
+    for name, times in seconds.items():
+        milliseconds = sorted(1e3 * one for one in times)
+        shares = [i / len(times) for i in range(len(times) + 1)]
+        axis.step(
+            [milliseconds[0], *milliseconds],
+            shares,
+            where="post",
+            color=COLOURS[name],
+            label=f"{name}, {len(times)} times",
+        )
+    _plain_log(axis.xaxis, "ms")
+    axis.set(ylim=(0, 1), ylabel="share that took less")
+
+
+def _plain_log(axis: Axis, unit: str) -> None:
+    """A logarithmic axis with plain numbers: 1, 2, 5, 10, as many as there is room for."""
+    owner = axis.axes
+    (owner.set_xscale if axis.axis_name == "x" else owner.set_yscale)("log")  # type: ignore[attr-defined]
+    low, high = axis.get_view_interval()
+    # Over a decade or two; else powers of ten are enough.
+    steps: tuple[float, ...] = (1, 2, 5) if high / low < 1e3 else (1,)
+    if high / low < 4:
+        steps = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
+    axis.set_major_locator(LogLocator(subs=steps))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+    axis.set_label_text(unit)

@@ -7,8 +7,11 @@ processes: whatever else the machine does in the meantime hits them alike.
 from __future__ import annotations
 
 import json
+import os
 import sys
+import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,11 +21,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 import lossycoll
+from lossycoll import bench_nccl, bench_steps
+from lossycoll.bench_turns import in_turns
 from lossycoll.launch import EventWriter
 
-LEAST_ROUNDS = 3
-MOST_ROUNDS = 2000
-WARM_UP_ROUNDS = 2
+Groups = dict[str, dist.ProcessGroup]
+Told = Callable[[int, int], None]
+"""Is told the bytes and how many sizes are done."""
 
 
 def contribution(elements: int, dtype: torch.dtype, rank: int) -> Tensor:
@@ -30,79 +35,98 @@ def contribution(elements: int, dtype: torch.dtype, rank: int) -> Tensor:
     return ((torch.arange(elements) * 7 + rank) % 4).to(dtype)
 
 
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def reducer(
+    name: str, tensor: Tensor, group: dist.ProcessGroup, staged: bool
+) -> Callable[[], None]:
+    """A backend's way to reduce ``tensor`` in place; returns when the result is there.
+
+    ``staged``: by way of a buffer on the CPU, pinned where the tensor is on a GPU.
+    """
+
+    def directly() -> None:
+        dist.all_reduce(tensor, group=group)
+        synchronize(tensor.device)
+
+    if not staged or name == "nccl":
+        return directly
+    buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda")
+
+    def by_the_buffer() -> None:
+        buffer.copy_(tensor)
+        dist.all_reduce(buffer, group=group)
+        tensor.copy_(buffer)
+        synchronize(tensor.device)
+
+    return by_the_buffer
+
+
 def measure_size(
-    groups: dict[str, dist.ProcessGroup], elements: int, config: dict[str, Any]
+    groups: Groups, elements: int, config: dict[str, Any], device: torch.device
 ) -> dict[str, Any]:
+    """``staged`` of the configuration: see :func:`reducer`."""
     dtype = getattr(torch, config["dtype"])
-    source = contribution(elements, dtype, dist.get_rank())
+    source = contribution(elements, dtype, dist.get_rank()).to(device)
     tensor = source.clone()
     wanted = torch.zeros(elements, dtype=torch.float64)
     for rank in range(dist.get_world_size()):
         wanted += contribution(elements, torch.float64, rank)
-    seconds: dict[str, list[float]] = {name: [] for name in groups}
-    verified: dict[str, bool] = {}
+    reduce = {
+        name: reducer(name, tensor, group, config["staged"]) for name, group in groups.items()
+    }
+    wrong: dict[str, int] = {}
 
-    def one_round(number: int, check: bool = False) -> None:
-        # The order turns around each time, so that nobody always runs second.
-        order = list(groups) if number % 2 == 0 else list(reversed(groups))
-        for name in order:
-            tensor.copy_(source)
-            dist.barrier()
-            started = time.perf_counter()
-            dist.all_reduce(tensor, group=groups[name])
-            seconds[name].append(time.perf_counter() - started)
-            if check:
-                # The lossy mean divides by a count and multiplies again: that may round.
-                right = torch.allclose(tensor.double(), wanted, rtol=1e-6, atol=0)
-                verified[name] = verified.get(name, True) and right
+    def once(name: str) -> float:
+        tensor.copy_(source)
+        synchronize(device)
+        dist.barrier()
+        started = time.perf_counter()
+        reduce[name]()
+        return time.perf_counter() - started
 
-    one_round(0, check=config["verify"])
-    started = time.perf_counter()
-    for number in range(WARM_UP_ROUNDS):
-        one_round(number)
-    # Rank 0's clock decides for all: everyone must do the same number of rounds.
-    a_round = (time.perf_counter() - started) / WARM_UP_ROUNDS
-    rounds = torch.tensor(min(MOST_ROUNDS, max(LEAST_ROUNDS, int(config["seconds"] / a_round))))
-    dist.broadcast(rounds, src=0)
-    for times in seconds.values():
-        times.clear()
-    for number in range(int(rounds)):
-        one_round(number)
-    one_round(0, check=config["verify"])
+    def check() -> None:
+        for name in groups if config["verify"] else ():
+            once(name)
+            # The lossy mean divides by a count and multiplies again: that may round.
+            right = torch.isclose(tensor.cpu().double(), wanted, rtol=1e-6, atol=0)
+            wrong[name] = wrong.get(name, 0) + elements - int(right.sum())
+
+    check()
+    seconds = in_turns(tuple(groups), once, config["seconds"])
+    check()
+    return {"bytes": elements * source.element_size(), "seconds": seconds, "wrong": wrong}
+
+
+def mean_by_round(ranks: list[dict[str, list[float]]]) -> dict[str, list[float]]:
+    """An iteration's time is the mean over the ranks, as nccl-tests has it."""
     return {
-        "bytes": elements * source.element_size(),
-        "seconds": {name: times[: int(rounds)] for name, times in seconds.items()},
-        "verified": verified,
+        name: [sum(times) / len(times) for times in zip(*(own[name] for own in ranks), strict=True)]
+        for name in ranks[0]
     }
 
 
 def merge(ranks: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """An iteration's time is the mean over the ranks, as nccl-tests has it."""
+    """One entry per size of every rank's. ``wrong``: elements, summed over the ranks."""
     out = []
     for entries in zip(*ranks, strict=True):
         first = entries[0]
         out.append(
             {
                 "bytes": first["bytes"],
-                "seconds": {
-                    name: [
-                        sum(times) / len(times)
-                        for times in zip(
-                            *(entry["seconds"][name] for entry in entries), strict=True
-                        )
-                    ]
-                    for name in first["seconds"]
-                },
-                "verified": {
-                    name: all(entry["verified"][name] for entry in entries)
-                    for name in first["verified"]
+                "seconds": mean_by_round([entry["seconds"] for entry in entries]),
+                "wrong": {
+                    name: sum(entry["wrong"][name] for entry in entries) for name in first["wrong"]
                 },
             }
         )
     return out
 
 
-def traffic(groups: dict[str, dist.ProcessGroup]) -> dict[str, int] | None:
+def traffic(groups: Groups) -> dict[str, int] | None:
     """The lossy group's counters at this rank."""
     if "lossy" not in groups:
         return None
@@ -111,34 +135,94 @@ def traffic(groups: dict[str, dist.ProcessGroup]) -> dict[str, int] | None:
     return {name: figures[name] for name in names}
 
 
+def seen_by_all() -> list[bench_nccl.Seen]:
+    seen: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(seen, bench_nccl.look())
+    return seen
+
+
+def take_part(config: dict[str, Any], told: Told) -> dict[str, Any] | None:
+    """Measures with the ranks of the default group, which only coordinates; rank 0 gets the result.
+
+    Raises NcclMissing, at every rank, where NCCL is asked for and can't run.
+    """
+    device, setup = torch.device("cpu"), None
+    with tempfile.TemporaryDirectory(prefix="lossycoll-bench-") as folder:
+        account = Path(folder) / "nccl.log"
+        if "nccl" in config["backends"]:
+            setup = bench_nccl.choose(seen_by_all())
+            place = setup.places[dist.get_rank()]
+            bench_nccl.settle(place, account)
+            device = torch.device("cuda", place.device)
+            config = {**config, "staged": True}
+        groups = {name: dist.new_group(backend=name) for name in config["backends"]}
+        itemsize = getattr(torch, config["dtype"]).itemsize
+        measured = []
+        for done, size in enumerate(config["sizes"]):
+            told(size, done)
+            measured.append(measure_size(groups, size // itemsize, config, device))
+            told(size, done + 1)
+        # DDP would hand a model on the GPU to backends of the CPU: those measure theirs.
+        ours = {name: group for name, group in groups.items() if name != "nccl"}
+        steps = bench_steps.measure(ours, config["step_seconds"]) if config["step_seconds"] else {}
+        connected = bench_nccl.transports(account.read_text()) if account.exists() else ()
+    gathered: list[Any] = [None] * dist.get_world_size()
+    own = {"sizes": measured, "steps": steps, "traffic": traffic(groups), "nccl": connected}
+    dist.all_gather_object(gathered, own)
+    if dist.get_rank():
+        return None
+    counters = [rank["traffic"] for rank in gathered if rank["traffic"] is not None]
+    return {
+        "sizes": merge([rank["sizes"] for rank in gathered]),
+        "steps": mean_by_round([rank["steps"] for rank in gathered]),
+        "traffic": (
+            {name: sum(counts[name] for counts in counters) for name in counters[0]}
+            if counters
+            else None
+        ),
+        "measured": labels(config, setup),
+        "nccl": None if setup is None else about_nccl(setup, [rank["nccl"] for rank in gathered]),
+    }
+
+
+def labels(config: dict[str, Any], setup: bench_nccl.Setup | None) -> dict[str, str]:
+    """What each backend's times are of, in words."""
+    others = "CPU tensors"
+    if setup is not None:
+        others = "GPU tensors; copies to pinned CPU memory and back are in the time"
+    elif config["staged"]:
+        others = "CPU tensors; copies to a buffer and back are in the time"
+    return {
+        name: f"GPU tensors; {setup.label}" if setup is not None and name == "nccl" else others
+        for name in config["backends"]
+    }
+
+
+def about_nccl(setup: bench_nccl.Setup, connected: list[tuple[str, ...]]) -> dict[str, Any]:
+    version: Any = torch.cuda.nccl.version
+    return {
+        "mode": setup.mode,
+        "hosts": setup.hosts,
+        "gpu": torch.cuda.get_device_name(),
+        "version": ".".join(map(str, version())),
+        "transports": sorted({name for names in connected for name in names}),
+    }
+
+
 def main() -> None:
     path = Path(sys.argv[1])
     config = json.loads(path.read_text(encoding="utf-8"))
     torch.set_num_threads(1)
-    # The default group only coordinates, and is none of those that are measured.
     dist.init_process_group(backend="gloo")
-    groups = {name: dist.new_group(backend=name) for name in config["backends"]}
-    report = EventWriter(config["events"]) if dist.get_rank() == 0 else None
-    measured = []
-    itemsize = getattr(torch, config["dtype"]).itemsize
-    for done, size in enumerate(config["sizes"]):
+    report = EventWriter(config["events"]) if os.environ["RANK"] == "0" else None
+
+    def told(size: int, done: int) -> None:
         if report is not None:
             report.write(bytes=size, done=done)
-        measured.append(measure_size(groups, size // itemsize, config))
-        if report is not None:
-            report.write(bytes=size, done=done + 1)
-    gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, (measured, traffic(groups)))
+
+    measured = take_part(config, told)
     if report is not None:
-        counters = [counts for _, counts in gathered if counts is not None]
-        total = (
-            {name: sum(counts[name] for counts in counters) for name in counters[0]}
-            if counters
-            else None
-        )
-        merged = merge([entries for entries, _ in gathered])
-        text = json.dumps({"sizes": merged, "traffic": total})
-        (path.parent / "ranks.json").write_text(text, encoding="utf-8")
+        (path.parent / "ranks.json").write_text(json.dumps(measured), encoding="utf-8")
         report.close()
     dist.destroy_process_group()
 

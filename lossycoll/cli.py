@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from importlib import metadata
 
 from lossycoll import bench, demo, doctor
+from lossycoll.bench_nccl import NcclMissing
 from lossycoll.errors import LabError, OptionError
 from lossycoll.lab import command as lab
 from lossycoll.launch import EXIT_FAILED, Interrupted, LaunchError, Unwritable
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(options.command, "stopped", EXIT_INTERRUPTED)
     except Interrupted as error:
         return _complain(options.command, error, EXIT_INTERRUPTED)
-    except (LaunchError, LabError) as error:
+    except (LaunchError, LabError, NcclMissing) as error:
         return _complain(options.command, error, EXIT_FAILED)
     except (OptionError, Unwritable) as error:
         return _complain(options.command, error, EXIT_USAGE)

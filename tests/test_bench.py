@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab_kit import needs_lab
 
-from lossycoll import bench, bench_rank
+from lossycoll import bench, bench_loss, bench_rank, bench_turns, cli
 from lossycoll.options import FAST_PATHS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,7 +25,7 @@ def run_bench(*options: str) -> dict[str, Any]:
         [sys.executable, "-m", "lossycoll.cli", "bench", "--json", *options],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=400,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -34,9 +35,7 @@ def run_bench(*options: str) -> dict[str, Any]:
 
 def test_both_backends_side_by_side(tmp_path: Path) -> None:
     saved = tmp_path / "bench.json"
-    folder = tmp_path / "report"
-    options = ("--sizes", "4k,256k", "--seconds", "0.2", "--report", str(folder))
-    result = run_bench(*options, "--out", str(saved))
+    result = run_bench("--sizes", "4k,256k", "--seconds", "0.2", "--out", str(saved))
     assert json.loads(saved.read_text()) == result
     rows = result["rows"]
     assert [(row["bytes"], row["backend"]) for row in rows] == [
@@ -47,7 +46,9 @@ def test_both_backends_side_by_side(tmp_path: Path) -> None:
     ]
     for row in rows:
         assert row["verified"] is True
-        assert row["iterations"] >= bench_rank.LEAST_ROUNDS
+        assert row["wrong"] == 0
+        assert row["lossy_over_nccl"] is None
+        assert row["iterations"] >= bench_turns.LEAST_ROUNDS
         assert 0 < row["median_ms"] <= row["p99_ms"]
         # nccl-tests: algbw = bytes / time; busbw = algbw * 2 (n - 1) / n, which is algbw for two.
         assert row["algbw_gb_s"] == pytest.approx(row["bytes"] / row["median_ms"] / 1e6)
@@ -55,13 +56,6 @@ def test_both_backends_side_by_side(tmp_path: Path) -> None:
     ratio = rows[2]["algbw_gb_s"] / rows[3]["algbw_gb_s"]
     assert rows[2]["lossy_over_gloo"] == pytest.approx(ratio)
     assert result["traffic"]["packets_missing"] == 0
-    # The report has every time of what the table sums up.
-    for row, whole in zip(
-        rows, json.loads((folder / "bench.json").read_text())["rows"], strict=True
-    ):
-        assert {name: whole[name] for name in row} == row
-        assert len(whole["seconds"]) == row["iterations"]
-    assert (folder / "bench.png").stat().st_size > 10_000
 
 
 def test_loss_and_switches_reach_the_ranks() -> None:
@@ -102,12 +96,64 @@ def test_sizes() -> None:
             bench.sizes(text)
 
 
-def test_one_wrong_rank_makes_a_result_wrong() -> None:
-    def rank(right: bool, seconds: float) -> list[dict[str, Any]]:
-        return [{"bytes": 8, "seconds": {"gloo": [seconds]}, "verified": {"gloo": right}}]
+def test_losses() -> None:
+    assert bench_loss.losses("0,0.01") == (0, 0.01)
+    for text in ("", "1", "0.1,0.01", "0.1,0.1", "-0.1"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            bench_loss.losses(text)
 
-    (merged,) = bench_rank.merge([rank(True, 1.0), rank(False, 3.0)])
-    assert merged["verified"] == {"gloo": False}
+
+def check_loss(found: dict[str, Any], backends: tuple[str, ...], size: int) -> None:
+    assert [(row["loss"], row["backend"]) for row in found["rows"]] == [(0.1, b) for b in backends]
+    assert found["bytes"] == size
+    assert found["steps"]["loss"] == 0.1
+    assert tuple(found["steps"]["seconds"]) == backends
+    for times in (*(row["seconds"] for row in found["rows"]), *found["steps"]["seconds"].values()):
+        assert len(times) >= bench_turns.LEAST_ROUNDS
+        assert min(times) > 0
+
+
+@needs_lab
+def test_time_against_loss_is_of_a_laboratory() -> None:
+    given = ["bench", "--sizes", "4k,64k", "--seconds", "0.05", "--losses", "0.1"]
+    options = cli.parser().parse_args(given)
+    said: list[str] = []
+    found = bench_loss.measure(options, bench.configuration(options), {}, said.append)
+    check_loss(found, ("lossy", "gloo"), 64 << 10)
+    assert said == ["time against loss: 0.1"]
+    assert "laboratory, 1000 Mbit/s, 20 ms" in found["network"]
+    # A round trip's half for each phase; loss is the network's.
+    assert all(row["median_ms"] > 2 * bench_loss.ONE_WAY_MS for row in found["rows"])
+    assert found["injected"] == 0
+
+
+def test_without_a_laboratory_loss_is_injected(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(bench_loss, "missing", lambda _: "no rights")
+    given = ["bench", "--backend", "lossy", "--sizes", "4k,64k", "--seconds", "0.05"]
+    assert cli.main([*given, "--losses", "0.1", "--report", str(tmp_path)]) == 0
+    written = json.loads((tmp_path / "bench.json").read_text())
+    # The report has every time of what the table sums up.
+    assert [row["bytes"] for row in written["rows"]] == [4 << 10, 64 << 10]
+    for row in written["rows"]:
+        assert len(row["seconds"]) == row["iterations"]
+    loss = written["loss"]
+    check_loss(loss, ("lossy",), 64 << 10)
+    assert loss["without_laboratory"] == "no rights"
+    assert "injected" in loss["network"]
+    assert loss["injected"] > 0
+    assert (tmp_path / "bench.png").stat().st_size > 30_000
+
+
+def test_one_wrong_rank_makes_a_result_wrong() -> None:
+    def rank(wrong: int, seconds: float) -> list[dict[str, Any]]:
+        return [{"bytes": 8, "seconds": {"gloo": [seconds]}, "wrong": {"gloo": wrong}}]
+
+    (merged,) = bench_rank.merge([rank(0, 1.0), rank(2, 3.0)])
+    assert merged["wrong"] == {"gloo": 2}
+    (row,) = bench.rows_of({"sizes": [merged]}, 2)
+    assert row["verified"] is False
     assert merged["seconds"] == {"gloo": [2.0]}
 
 

@@ -46,13 +46,13 @@ def append_entry(path: Path, entry: dict[str, Any]) -> None:
         lines.write(("\n" if cut else "") + json.dumps(entry) + "\n")
 
 
-def commit(benchmark: str = "quality") -> str:
+def commit(benchmark: str = "quality", *others: str) -> str:
     """The commit that is checked out, with "+" where the code differs from it, the benchmark's
-    included."""
+    included: its folder or file in benchmarks, and ``others`` by their paths."""
     try:
         name = _git("rev-parse", "--short=10", "HEAD")
-        folders = ("lossycoll", "native", f"benchmarks/{benchmark}")
-        changed = _git("status", "--porcelain", "--", *folders)
+        paths = ("lossycoll", "native", f"benchmarks/{benchmark}", *others)
+        changed = _git("status", "--porcelain", "--", *paths)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return name + ("+" if changed else "")

@@ -1,0 +1,145 @@
+"""Time against loss: the benchmark's ranks on the hosts of a laboratory, one loss after another.
+
+There packets of TCP are lost as well. Without a laboratory, loss is injected into what the lossy
+backend receives, which gloo doesn't feel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lossycoll.arguments import inject_text, real
+from lossycoll.demo_report import percentile
+from lossycoll.lab import Lab, Link, Network, Port
+from lossycoll.lab.backends import missing
+from lossycoll.launch import LOG_TAIL_LINES, LaunchError, launch, on_one_machine, scratch
+
+DEFAULT = "0,0.001,0.01,0.05"
+MBIT, ONE_WAY_MS, QUEUE_MS = 1000.0, 10.0, 25.0
+"""Of the laboratory's network: a good wide-area path, as in benchmarks/wire."""
+MOST_BYTES = 1 << 20
+"""What gloo carries over such a path within a second or two at 1%."""
+LOSS_TIME, STEP_TIME = 3, 10
+"""How much longer than a size a loss is measured, and steps."""
+RANK_SECONDS = 900.0
+
+
+def losses(text: str) -> tuple[float, ...]:
+    """``0,0.01``: shares of packets, each below 1, in rising order."""
+    found = tuple(real(0, 1)(part) for part in text.split(","))
+    if list(found) != sorted(set(found)):
+        raise argparse.ArgumentTypeError(f"{text!r} doesn't rise")
+    return found
+
+
+def network(ranks: int, loss: float) -> Network:
+    return Network(
+        hosts=ranks,
+        link=Link(loss=loss, delay_ms=ONE_WAY_MS),
+        port=Port(up_mbit=MBIT, down_mbit=MBIT, queue_ms=QUEUE_MS),
+    )
+
+
+def measure(
+    options: argparse.Namespace,
+    config: Mapping[str, Any],
+    environment: Mapping[str, str | None],
+    tell: Callable[[str], None],
+) -> dict[str, Any]:
+    """A row per loss and backend, and steps of training at the loss in the middle.
+
+    ``options``: bench's; ``config``, ``environment``: of its ranks; ``tell`` hears of each loss.
+    Raises LaunchError when a rank fails.
+    """
+    lacking = missing("switch")
+    size = min(MOST_BYTES, max(options.sizes))
+    backends = [name for name in options.backend if name != "nccl"]
+    middle = options.losses[len(options.losses) // 2]
+    rows: list[dict[str, Any]] = []
+    steps: dict[str, list[float]] = {}
+    injected = 0
+    for loss in options.losses:
+        tell(f"time against loss: {loss:.3g}")
+        own = {
+            **config,
+            "backends": backends,
+            "sizes": (size,),
+            "seconds": LOSS_TIME * options.seconds,
+            "verify": False,
+            "step_seconds": STEP_TIME * options.seconds if loss == middle else 0,
+        }
+        if lacking:
+            inject = inject_text(loss, 1, options.seed)
+            found = _by_injection(own, options.ranks, {**environment, "LOSSYCOLL_INJECT": inject})
+        else:
+            without = {**environment, "LOSSYCOLL_INJECT": None}
+            found = _in_a_laboratory(own, network(options.ranks, loss), without)
+        steps = found["steps"] or steps
+        injected += (found["traffic"] or {}).get("packets_injected", 0)
+        for name, times in found["sizes"][0]["seconds"].items():
+            rows.append(
+                {
+                    "loss": loss,
+                    "backend": name,
+                    "median_ms": 1e3 * percentile(times, 0.5),
+                    "p99_ms": 1e3 * percentile(times, 0.99),
+                    "seconds": times,
+                }
+            )
+    return {
+        "network": describe(lacking),
+        "without_laboratory": lacking,
+        "injected": injected,
+        "bytes": size,
+        "rows": rows,
+        "steps": {"loss": middle, "seconds": steps},
+    }
+
+
+def describe(lacking: str) -> str:
+    if lacking:
+        return "loss injected into what lossy receives; gloo's TCP loses nothing"
+    return f"laboratory, {MBIT:g} Mbit/s, {2 * ONE_WAY_MS:g} ms there and back, all packets alike"
+
+
+def _by_injection(
+    config: Mapping[str, Any], ranks: int, environment: Mapping[str, str | None]
+) -> dict[str, Any]:
+    with scratch("lossycoll-bench-") as folder:
+        launch(
+            "lossycoll.bench_rank",
+            config,
+            ranks=ranks,
+            folder=folder,
+            environment=environment,
+            on_event=lambda _: None,
+        )
+        return _result(folder)
+
+
+def _in_a_laboratory(
+    config: Mapping[str, Any], wanted: Network, environment: Mapping[str, str | None]
+) -> dict[str, Any]:
+    with scratch("lossycoll-bench-") as folder, Lab(wanted) as lab:
+        file = folder / "config.json"
+        file.write_text(json.dumps({**config, "events": str(folder / "events.jsonl")}))
+        command: Sequence[str] = [sys.executable, "-m", "lossycoll.bench_rank", str(file)]
+        # A host has one interface, and the laboratory names it.
+        own = {k: v for k, v in on_one_machine().items() if k != "GLOO_SOCKET_IFNAME"}
+        ended = lab.run(command, {**own, **environment}, timeout=RANK_SECONDS)
+        for rank in ended:
+            if rank.code:
+                last = rank.output.splitlines()[-LOG_TAIL_LINES:]
+                text = f"rank {rank.rank} failed in the laboratory with exit code {rank.code}"
+                raise LaunchError("\n".join([text, *("  " + line for line in last)]))
+        return _result(folder)
+
+
+def _result(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "ranks.json").read_text(encoding="utf-8"))
+    return found

@@ -159,6 +159,8 @@ static void settle(lc_engine *e, lc_in *in, int cause) {
     lc_op *op = s->op;
     uint32_t missing = s->n_packets - in->n_arrived;
     in->state = LC_IN_SETTLED;
+    in->settled_ns = e->now;
+    in->cause = (uint8_t)cause;
     op->report.packets_missing += missing;
     e->peers[in->peer].packets_missing += missing;
     /* Copies may have been repaired by other rules than the sums that rates are for. */

@@ -59,10 +59,15 @@ int lc_overdue(const lc_engine *e, const lc_in *in) {
     lc_peer *peer = &e->peers[in->peer];
     if (lc_still(e, peer))
         return 0;
+    excused = later(excused, peer->back_ns);
     /* The ceiling is for silence: a slow link whose packets keep coming loses nothing by it. */
-    return e->now - later(in->started_ns, later(excused, peer->back_ns)) >
-           lc_deadline_of(&peer->deadline, in->slot->n_packets, e->config.deadline_min_ns,
-                          UINT64_MAX);
+    if (e->now - later(in->started_ns, excused) <=
+        lc_deadline_of(&peer->deadline, in->slot->n_packets, e->config.deadline_min_ns, UINT64_MAX))
+        return 0;
+    /* What was learnt may be of another path than this one has become: packets that keep coming are
+     * waited for, as far apart as they may be by now. */
+    return e->now - later(in->last_ns, excused) >
+           lc_deadline_silence(&peer->deadline, later(in->gap_ns, peer->pace.rtt_ns));
 }
 
 static void tick_in(lc_engine *e, lc_in *in, uint64_t *next) {

@@ -20,6 +20,7 @@ from benchmarks.deadlines.summary import Operation, operations, summary
 from lossycoll.lab import Link, Network, Port
 
 LOSS = 0.01
+LONG_MS = 100.0
 PATH = Network(
     hosts=2,
     link=Link(loss=LOSS, delay_ms=5),
@@ -51,15 +52,15 @@ def test_a_rank_that_is_stopped_amid_a_stream_loses_nothing() -> None:
 
 
 @needs_lab
-def test_a_way_ten_times_as_long_is_waited_for() -> None:
+def test_a_way_that_grows_longer_is_waited_for() -> None:
     """What was learnt on the short one must not end what is slower at first on the long one."""
-    longer, back = Change(10, link={"delay_ms": 100}), Change(20, link={"delay_ms": 5})
+    longer, back = Change(10, link={"delay_ms": LONG_MS}), Change(20, link={"delay_ms": 5})
     found, record = measured((longer, back), 26)
     start = min(rank[0]["began"] for rank in record["ranks"])
     times = [when - start for when in record["changed"]]
     amid = [one for one in found if times[0] < one.began < times[1]]
-    # There and back for the handshake, and again for two phases, half as much each.
-    assert min(one.seconds for one in amid) > 0.2 > 0.1 > 2 * PATH.link.delay_ms / 1e3
+    # A way for each phase at least; before, an operation took less.
+    assert min(one.seconds for one in amid) > 2 * LONG_MS / 1e3
     assert sum(one.deadline_hits for one in found) == 0
     assert sum(one.given_up for one in found if one.began < times[1]) == 0
     # When the way shortens, the end of a stream overtakes the packets that were under way.

@@ -98,6 +98,9 @@ def test_the_best_fixed_deadline_is_the_shortest_that_gives_up_no_more() -> None
     # One long pause, and every stream that lacks something waits as long.
     assert hindsight.best([*streams, PAUSED], 0).waited == pytest.approx(6 + 1 + 2 * 6)
     assert hindsight.best([*streams, PAUSED], 6).deadline < 6
+    half = hindsight.as_long(streams, 3 * 0.5)
+    assert (half.deadline, half.waited) == (pytest.approx(0.5), pytest.approx(1.5))
+    assert half.given_up == EVEN.given_up(half.deadline)
     with pytest.raises(ValueError, match="no streams"):
         hindsight.best([], 0)
 

@@ -82,3 +82,15 @@ def best(streams: Sequence[Stream], given_up: float) -> Outcome:
         else:
             low = middle + 1
     return fixed(streams, times[low])
+
+
+def as_long(streams: Sequence[Stream], waited: float) -> Outcome:
+    """The longest deadline, to a millionth of the longest stream, that waits no more than that."""
+    low, high = 0.0, max(stream.ended for stream in streams)
+    for _ in range(20):
+        middle = (low + high) / 2
+        if fixed(streams, middle).waited <= waited:
+            low = middle
+        else:
+            high = middle
+    return fixed(streams, low)

@@ -112,6 +112,7 @@ def summary(record: Mapping[str, Any], changes: Sequence[int]) -> dict[str, Any]
         "deadline_hits": sum(operation.deadline_hits for operation in found),
         "learnt": asdict(ours),
         "fixed": asdict(hindsight.best(streams, ours.given_up)),
+        "fixed_as_long": asdict(hindsight.as_long(streams, ours.waited)),
         "fixed_before": None,
     }
     if before:

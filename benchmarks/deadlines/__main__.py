@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             entries[scenario.name] = report.entry(run(scenario), commit("deadlines"))
         except LossyError as error:
-            console.print(str(error), markup=False)
+            console.print(str(error), markup=False, soft_wrap=True)
             return 1
         if options.report:
             report.write(entries, options.report)

@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             entry = measure(one)
         except LossyError as error:
-            console.print(str(error), markup=False)
+            console.print(str(error), markup=False, soft_wrap=True)
             return 1
         append_entry(options.results, entry)
         done[one] = entry
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             print(write([done[one] for one in wanted if one in done], options.report))
         except ValueError as error:
-            console.print(str(error), markup=False)
+            console.print(str(error), markup=False, soft_wrap=True)
             return 1
     return 0
 

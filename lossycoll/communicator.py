@@ -409,6 +409,11 @@ class Communicator:
         )
 
     def _trace_end(self, operation: Operation, report: Report, failure: Failure) -> None:
+        assert self._engine is not None
+        with contextlib.suppress(ClosedError):
+            for stream in self._engine.streams(operation.ticket):
+                fields = stream.in_seconds()
+                event(logging.DEBUG, self.health.where, "stream", op=report.op, **fields)
         event(
             logging.DEBUG,
             self.health.where,

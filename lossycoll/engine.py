@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 
 from ._native import ffi, lib
 from .errors import ClosedError, Code, Failure, Where, error_of
-from .figures import Cause, EngineStats, LinkInfo, PeerStats, Report
+from .figures import Cause, EngineStats, LinkInfo, PeerStats, Report, Stream
 from .options import FAST_PATHS, Options
 from .plan import Plan, encode, inject, parity
 
 SLICE_SECONDS: Final = 0.1
 """Longest stay in C, so that Ctrl-C works."""
 
-_Data = TypeVar("_Data", Report, EngineStats)
+_Data = TypeVar("_Data", Report, EngineStats, Stream)
 
 
 class DType(IntEnum):
@@ -233,6 +233,14 @@ class Engine:
         finished operation with feedback. Otherwise as :meth:`arrived`."""
         return self._packets(lib.lc_engine_given_up, ticket, slot, peer, n_packets)
 
+    def streams(self, ticket: int) -> tuple[Stream, ...]:
+        """The streams of a finished operation that came here, in the plan's order."""
+        with self._use():
+            n = lib.lc_engine_streams(self._handle, ticket, ffi.NULL, 0)
+            table = ffi.new("lc_stream[]", max(0, n))
+            lib.lc_engine_streams(self._handle, ticket, table, max(0, n))
+        return tuple(_data(Stream, entry) for entry in table)
+
     def _packets(
         self, ask: Any, ticket: int, slot: int, peer: int, n_packets: int
     ) -> NDArray[np.bool_]:
@@ -386,6 +394,6 @@ def _failure(c: Any) -> Failure:
 def _data(cls: type[_Data], c: Any) -> _Data:
     """The struct ``c`` as a dataclass whose fields have the same names."""
     values = {e.name: getattr(c, e.name) for e in fields(cls) if hasattr(c, e.name)}
-    if cls is Report:
+    if "cause" in values:
         values["cause"] = Cause(values["cause"])
     return cls(**values)

@@ -68,6 +68,41 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
+class Stream:
+    """One stream of an operation at its receiver: a slot's packets from one peer.
+
+    ``first_ns`` and ``last_ns``: when the first and the last of the ``arrived`` packets came, since
+    the operation was submitted; 0 if none did. ``gap_ns``: the longest silence between two.
+    ``settled_ns``: when what had not come of all ``packets`` was given up, for ``cause``, or the
+    last one came; 0 in an operation that failed before. ``slot``: its number at this rank.
+    """
+
+    slot: int
+    peer: int
+    packets: int
+    arrived: int
+    first_ns: int
+    last_ns: int
+    gap_ns: int
+    settled_ns: int
+    cause: Cause
+
+    def in_seconds(self) -> dict[str, int | float | str]:
+        """As fields of an event: times in seconds, the cause by its name."""
+        return {
+            "slot": self.slot,
+            "peer": self.peer,
+            "packets": self.packets,
+            "arrived": self.arrived,
+            "first": self.first_ns * 1e-9,
+            "last": self.last_ns * 1e-9,
+            "gap": self.gap_ns * 1e-9,
+            "settled": self.settled_ns * 1e-9,
+            "cause": self.cause.name,
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class PeerStats:
     """What passed between this rank and one peer since the group was made.
 

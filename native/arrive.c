@@ -159,6 +159,8 @@ static void settle(lc_engine *e, lc_in *in, int cause) {
     lc_op *op = s->op;
     uint32_t missing = s->n_packets - in->n_arrived;
     in->state = LC_IN_SETTLED;
+    in->settled_ns = e->now;
+    in->cause = (uint8_t)cause;
     op->report.packets_missing += missing;
     e->peers[in->peer].packets_missing += missing;
     /* Copies may have been repaired by other rules than the sums that rates are for. */
@@ -174,9 +176,10 @@ static void settle(lc_engine *e, lc_in *in, int cause) {
     peer->last_op = op->number;
     peer->last_slot = s->desc.number;
     peer->last_fin_ns = missing ? in->fin_ns : 0;
-    if (in->n_arrived > 1)
-        lc_deadline_add(&e->peers[in->peer].deadline, in->last_ns - in->started_ns, in->gap_ns,
-                        in->n_arrived);
+    /* A pause of either rank says nothing of the path. */
+    int paused = peer->back_ns > in->started_ns || e->awake_ns > in->started_ns;
+    if (in->n_arrived > 1 && !paused)
+        lc_deadline_add(&peer->deadline, in->last_ns - in->started_ns, in->gap_ns, in->n_arrived);
 }
 
 /* Settles what has not arrived as missing. */

@@ -24,16 +24,26 @@ static uint64_t quantile(const uint64_t *samples, uint32_t n) {
     return sorted[(n - 1) * QUANTILE_PERCENT / 100];
 }
 
+static void refresh(lc_deadline *d) {
+    if (d->fresh)
+        return;
+    uint32_t n = d->n < LC_DEADLINE_SAMPLES ? d->n : LC_DEADLINE_SAMPLES;
+    d->per_packet_q = quantile(d->per_packet_ns, n);
+    d->gap_q = quantile(d->gap_ns, n);
+    d->fresh = 1;
+}
+
+uint64_t lc_deadline_silence(lc_deadline *d, uint64_t gap_ns) {
+    if (d->n)
+        refresh(d);
+    return MARGIN * (d->gap_q > gap_ns ? d->gap_q : gap_ns);
+}
+
 uint64_t lc_deadline_of(lc_deadline *d, uint32_t n_packets, uint64_t floor_ns,
                         uint64_t ceiling_ns) {
     if (d->n < SAMPLES_NEEDED)
         return ceiling_ns;
-    if (!d->fresh) {
-        uint32_t n = d->n < LC_DEADLINE_SAMPLES ? d->n : LC_DEADLINE_SAMPLES;
-        d->per_packet_q = quantile(d->per_packet_ns, n);
-        d->gap_q = quantile(d->gap_ns, n);
-        d->fresh = 1;
-    }
+    refresh(d);
     uint64_t t = MARGIN * (n_packets * d->per_packet_q + d->gap_q);
     if (t < floor_ns)
         t = floor_ns;

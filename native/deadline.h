@@ -18,5 +18,8 @@ void lc_deadline_add(lc_deadline *d, uint64_t duration_ns, uint64_t gap_ns, uint
 /* The time that a stream of n packets gets from its first packet on, within [floor, ceiling]; the
  * ceiling while too little is known. */
 uint64_t lc_deadline_of(lc_deadline *d, uint32_t n_packets, uint64_t floor_ns, uint64_t ceiling_ns);
+/* How long such a stream may be silent after its deadline, with a gap as long as that to be
+ * expected: by the packets that it has had, or by its path. */
+uint64_t lc_deadline_silence(lc_deadline *d, uint64_t gap_ns);
 
 #endif

@@ -470,6 +470,31 @@ int lc_engine_given_up(lc_engine *e, int64_t ticket, uint16_t slot, uint16_t pee
     return LC_OK;
 }
 
+static lc_stream stream_of(const lc_op *op, const lc_in *in) {
+    uint64_t begin = op->submitted_ns;
+    return (lc_stream){.first_ns = in->started_ns ? in->started_ns - begin : 0,
+                       .last_ns = in->started_ns ? in->last_ns - begin : 0,
+                       .gap_ns = in->gap_ns,
+                       .settled_ns = in->settled_ns ? in->settled_ns - begin : 0,
+                       .packets = in->slot->n_packets,
+                       .arrived = in->n_arrived,
+                       .slot = in->slot->desc.number,
+                       .peer = in->peer,
+                       .cause = in->cause};
+}
+
+int lc_engine_streams(lc_engine *e, int64_t ticket, lc_stream *streams, uint32_t room) {
+    lc_op *op = op_of(ticket);
+    if (!is_finished(e, op))
+        return LC_E_ARGUMENT;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < op->n_slots; i++)
+        for (uint32_t j = 0; j < op->slots[i].desc.n_sources; j++, n++)
+            if (n < room)
+                streams[n] = stream_of(op, &op->slots[i].ins[j]);
+    return (int)n;
+}
+
 void lc_engine_release(lc_engine *e, int64_t ticket) {
     lc_op *op = op_of(ticket);
     pthread_mutex_lock(&e->lock);

@@ -62,6 +62,7 @@ typedef struct {
     uint64_t last_fin_ns;
     int ack_due;
     uint64_t heard_ns;
+    uint64_t back_ns;        /* when it was heard again after it had been still */
     uint64_t barren_ns;      /* the first round's end since data last came; 0: none has ended */
     uint64_t barren_packets; /* that the peer says it has sent in rounds since then */
     uint32_t barren_rounds;
@@ -199,6 +200,7 @@ void lc_check_early(lc_engine *e, lc_op *op);
 /* timers.c */
 void lc_tick(lc_engine *e); /* looks at every timer and sets tick_ns */
 int lc_overdue(const lc_engine *e, const lc_in *in);
+int lc_still(const lc_engine *e, const lc_peer *peer);
 
 /* receive.c: datagrams in */
 int lc_receive(lc_engine *e);

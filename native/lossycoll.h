@@ -144,6 +144,18 @@ typedef struct {
     uint64_t elapsed_ns;
 } lc_report;
 
+/* A stream of a finished operation that came here. Times are since it was submitted. */
+typedef struct {
+    uint64_t first_ns, last_ns; /* when its first and its last packet came; 0: none did */
+    uint64_t gap_ns;            /* longest silence between two packets */
+    uint64_t settled_ns;        /* 0: it has not, since the operation failed */
+    uint32_t packets;
+    uint32_t arrived;
+    uint16_t slot; /* number here */
+    uint16_t peer;
+    uint8_t cause; /* why it settled */
+} lc_stream;
+
 /* Figures of an engine since it was opened. */
 typedef struct {
     uint64_t operations;
@@ -244,6 +256,9 @@ int lc_engine_arrived(lc_engine *engine, int64_t ticket, uint16_t slot, uint16_t
  * the peer has given up: a byte for each of its n_packets. LC_E_ARGUMENT as above. */
 int lc_engine_given_up(lc_engine *engine, int64_t ticket, uint16_t slot, uint16_t peer,
                        uint8_t *given_up, uint32_t n_packets);
+/* The streams of a finished operation that came here, in the plan's order, as many as there is room
+ * for. Returns how many there are. */
+int lc_engine_streams(lc_engine *engine, int64_t ticket, lc_stream *streams, uint32_t room);
 /* Forgets a finished ticket, which nobody may be waiting for. One submitted with notify must have
  * been taken by lc_engine_next before. */
 void lc_engine_release(lc_engine *engine, int64_t ticket);

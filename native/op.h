@@ -36,12 +36,14 @@ typedef struct {
     uint64_t close_ns;   /* when CLOSING ends */
     uint64_t nack_ns;    /* when the round is asked for again; 0: none is asked for */
     uint64_t ask_ns;     /* when the peer is asked where the stream is */
+    uint64_t settled_ns; /* 0: not yet */
     uint64_t inject_key;
     uint32_t n_arrived;
     uint32_t n_told; /* packets that the peer says it has sent in this round */
     uint16_t peer;
     uint8_t round;
     uint8_t state;
+    uint8_t cause;   /* why it settled */
     uint8_t came;    /* some packet of the stream has come since the round began */
     uint8_t telling; /* settled, but the sender may not know yet what was given up */
 } lc_in;

@@ -57,6 +57,8 @@ static void one_packet(lc_engine *e, const lc_arrival *arrival, const uint8_t *p
         e->live.stale++;
         return;
     }
+    if (lc_still(e, peer))
+        peer->back_ns = e->now;
     peer->heard_ns = e->now;
     e->came_ns = arrival->came_ns && arrival->came_ns < e->now ? arrival->came_ns : e->now;
     if (h.type == LC_CONTROL) {

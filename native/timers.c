@@ -6,7 +6,7 @@ static const uint64_t QUIET_AFTER_NS = 20000000;
 /* So many rounds in a row of which nothing came: at 90% loss, of one packet each, that happens once
  * in 5e11 times. */
 static const uint32_t BARREN_ROUNDS = 256;
-static const uint64_t ASK_NS = 100000000, WANT_MAX_NS = 100000000;
+static const uint64_t ASK_NS = 100000000, WANT_MAX_NS = 100000000, STILL_NS = 250000000;
 
 static uint64_t later(uint64_t a, uint64_t b) {
     return a > b ? a : b;
@@ -20,6 +20,13 @@ static uint64_t backoff(const lc_engine *e, uint16_t peer, uint32_t tries) {
 static int path_silent(const lc_engine *e, const lc_op *op, uint16_t peer) {
     uint64_t since = later(later(e->peers[peer].heard_ns, op->started_ns), e->awake_ns);
     return e->now - since > e->config.deadline_max_ns;
+}
+
+/* Nothing has come from the peer for longer than it takes to answer what is asked every ASK_NS. It
+ * is stopped or starved, and then nothing is lost; or the path is out, for which deadline_max is.
+ */
+int lc_still(const lc_engine *e, const lc_peer *peer) {
+    return e->now - peer->heard_ns > STILL_NS + 2 * peer->pace.rtt_ns;
 }
 
 static void ask(lc_engine *e, lc_in *in) {
@@ -49,10 +56,18 @@ int lc_overdue(const lc_engine *e, const lc_in *in) {
     uint64_t excused = later(in->excused_ns, e->awake_ns);
     if (e->now - later(in->last_ns, excused) > e->config.deadline_max_ns)
         return 1;
+    lc_peer *peer = &e->peers[in->peer];
+    if (lc_still(e, peer))
+        return 0;
+    excused = later(excused, peer->back_ns);
     /* The ceiling is for silence: a slow link whose packets keep coming loses nothing by it. */
-    return e->now - later(in->started_ns, excused) >
-           lc_deadline_of(&e->peers[in->peer].deadline, in->slot->n_packets,
-                          e->config.deadline_min_ns, UINT64_MAX);
+    if (e->now - later(in->started_ns, excused) <=
+        lc_deadline_of(&peer->deadline, in->slot->n_packets, e->config.deadline_min_ns, UINT64_MAX))
+        return 0;
+    /* What was learnt may be of another path than this one has become: packets that keep coming are
+     * waited for, as far apart as they may be by now. */
+    return e->now - later(in->last_ns, excused) >
+           lc_deadline_silence(&peer->deadline, later(in->gap_ns, peer->pace.rtt_ns));
 }
 
 static void tick_in(lc_engine *e, lc_in *in, uint64_t *next) {

@@ -101,6 +101,16 @@ def test_debug_tells_of_each_operation_and_of_the_failure(env: dict[str, str]) -
         ]
         assert [one["event"] for one in reduced] == ["begin", "end"]
         begin, end = reduced
+        streams = [one for one in found if one["event"] == "stream" and one["op"] == end["op"]]
+        assert [one["peer"] for one in streams] == [str(1 - outcome.rank)] * 2
+        short = sum(int(one["packets"]) - int(one["arrived"]) for one in streams)
+        assert short == int(end["missing"])
+        for one in streams:
+            times = [float(one[name]) for name in ("first", "last", "settled")]
+            assert 0 < times[0] <= times[1] <= times[2] <= float(end["seconds"]) * 1.001
+            assert float(one["gap"]) <= times[1]
+            lossy = int(one["arrived"]) < int(one["packets"])
+            assert one["cause"] == ("LOSS" if lossy else "COMPLETE")
         assert begin["seq"] == end["seq"]
         assert begin["op"] == end["op"]
         assert begin["ranks"] == "2"

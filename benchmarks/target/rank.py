@@ -1,6 +1,7 @@
 """One host of the benchmark: ``python -m benchmarks.target.rank CONFIG OUT``.
 
 Trains the demo's model, and notes the loss on held-out text over the seconds spent on training.
+CONFIG is JSON: ``train`` (a TrainConfig), ``control`` (of TCP, "" for none), ``limit`` in seconds.
 """
 
 from __future__ import annotations
@@ -10,22 +11,30 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from benchmarks import tcp
 from lossycoll import demo_data
 from lossycoll.demo_model import ByteGPT, next_byte_loss
 from lossycoll.demo_train import TrainConfig, Validation, learning_rate, set_up
+from lossycoll.gloo import connections
 
 CHECK_STEPS = 10
 
 
 def main() -> None:
-    config = TrainConfig(**json.loads(sys.argv[1]))
+    given = json.loads(sys.argv[1])
+    config = TrainConfig(**given["train"])
     torch.set_num_threads(1)
+    before = connections()
     dist.init_process_group(config.backend)
-    curve = train(config)
+    dist.barrier()  # by now all are connected
+    if given["control"]:
+        assert tcp.use(given["control"], before) >= dist.get_world_size() - 1
+    curve = train(config, given["limit"])
     if dist.get_rank() == 0:
         Path(sys.argv[2]).write_text(json.dumps(curve))
     gc.collect()  # DDP is part of a reference cycle, and holds the group
@@ -33,8 +42,11 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def train(config: TrainConfig) -> list[tuple[float, int, float]]:
-    """(seconds, step, validation loss): the seconds are of training alone, on the slowest rank."""
+def train(config: TrainConfig, limit: float) -> list[tuple[float, int, float]]:
+    """(seconds, step, validation loss of rank 0): seconds of training alone, on the slowest rank.
+
+    Ends after ``limit`` seconds. Other ranks' losses are 0.
+    """
     rank = dist.get_rank()
     corpus = demo_data.load(config.seed)
     torch.manual_seed(config.seed)
@@ -42,25 +54,47 @@ def train(config: TrainConfig) -> list[tuple[float, int, float]]:
     replica, optimizer = set_up(config.method, model)
     batches = torch.Generator().manual_seed(config.seed * 10_007 + rank + 1)
     validation = Validation(corpus.validation, config)
-    curve = [(0.0, 0, validation.loss(model))]
+
+    def judged() -> float:
+        return validation.loss(model) if rank == 0 else 0.0
+
+    curve = [(0.0, 0, judged())]
     spent = 0.0
     dist.barrier()
     started = time.perf_counter()
     for step in range(1, config.steps + 1):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step - 1, config.steps)
-        inputs, targets = demo_data.draw(corpus.train, config.batch, config.context, batches)
-        loss = next_byte_loss(replica(inputs), targets)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        step_of(replica, optimizer, corpus.train, config, batches)
         if step % CHECK_STEPS == 0 or step == config.steps:
             dist.barrier()
             spent += time.perf_counter() - started
-            curve.append((spent, step, validation.loss(model)))
-            dist.barrier()
+            curve.append((round(spent, 4), step, judged()))
+            if longest(spent) > limit:
+                break
             started = time.perf_counter()
     return curve
+
+
+def step_of(
+    replica: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    text: torch.Tensor,
+    config: TrainConfig,
+    batches: Any,
+) -> None:
+    inputs, targets = demo_data.draw(text, config.batch, config.context, batches)
+    loss = next_byte_loss(replica(inputs), targets)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def longest(seconds: float) -> float:
+    """Of all ranks, so that they agree; small, and so exact."""
+    most = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    return float(most)
 
 
 if __name__ == "__main__":

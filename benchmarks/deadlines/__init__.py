@@ -1,0 +1,1 @@
+"""Deadlines learnt from arrivals, beside the best fixed deadline in hindsight."""

@@ -1,0 +1,25 @@
+"""TCP's congestion control of connections that a library made."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Container
+from pathlib import Path
+
+from lossycoll.gloo import borrow, connections
+
+CONTROLS = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
+
+
+def controls() -> list[str]:
+    """Those that this kernel has."""
+    return CONTROLS.read_text().split()
+
+
+def use(control: str, but: Container[int] = ()) -> int:
+    """Sets it on this process's connections, but for those of these numbers; returns how many."""
+    chosen = [number for number in connections() if number not in but]
+    for number in chosen:
+        with borrow(number) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, control.encode())
+    return len(chosen)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,10 @@ from typing import Any
 from benchmarks.quality.store import ROOT
 from lossycoll.errors import LossyError
 from lossycoll.lab import Lab
+
+
+class JobTimeout(LossyError):
+    """A job was ended since it took too long."""
 
 
 def run_job(
@@ -23,8 +28,10 @@ def run_job(
 ) -> None:
     """Runs ``python -m module CONFIG OUT`` on every host, one thread each, CONFIG as JSON.
 
-    Raises LossyError with what a rank wrote when it fails, or takes longer than ``seconds``.
+    Raises LossyError with what ranks wrote when one fails, JobTimeout when they take longer than
+    ``seconds``.
     """
+    began = time.monotonic()
     ended = lab.run(
         [sys.executable, "-m", module, json.dumps(config), str(out)],
         {
@@ -39,4 +46,6 @@ def run_job(
     # All of the bad ones: the first is often but the victim of another.
     bad = [f"host {one.rank}, status {one.code}:\n{one.output}" for one in ended if one.code]
     if bad:
-        raise LossyError(f"{module}: ranks failed\n" + "\n".join(bad))
+        late = time.monotonic() - began >= seconds
+        why = f"not done in {seconds:g} s" if late else "ranks failed"
+        raise (JobTimeout if late else LossyError)(f"{module}: {why}\n" + "\n".join(bad))

@@ -34,18 +34,16 @@ def main() -> None:
     dist.barrier()  # by now all are connected
     if given["control"]:
         assert tcp.use(given["control"], before) >= dist.get_world_size() - 1
-    curve = train(config, given["limit"])
-    if dist.get_rank() == 0:
-        Path(sys.argv[2]).write_text(json.dumps(curve))
+    out = Path(sys.argv[2]) if dist.get_rank() == 0 else None
+    train(config, given["limit"], out)
     gc.collect()  # DDP is part of a reference cycle, and holds the group
     dist.barrier()
     dist.destroy_process_group()
 
 
-def train(config: TrainConfig, limit: float) -> list[tuple[float, int, float]]:
-    """(seconds, step, validation loss of rank 0): seconds of training alone, on the slowest rank.
-
-    Ends after ``limit`` seconds. Other ranks' losses are 0.
+def train(config: TrainConfig, limit: float, out: Path | None) -> None:
+    """Writes the curve to ``out`` as it grows: (seconds, step, validation loss), the seconds of
+    training alone, on the slowest rank. One rank has it, and judges. Ends after ``limit`` seconds.
     """
     rank = dist.get_rank()
     corpus = demo_data.load(config.seed)
@@ -55,11 +53,15 @@ def train(config: TrainConfig, limit: float) -> list[tuple[float, int, float]]:
     batches = torch.Generator().manual_seed(config.seed * 10_007 + rank + 1)
     validation = Validation(corpus.validation, config)
 
-    def judged() -> float:
-        return validation.loss(model) if rank == 0 else 0.0
-
-    curve = [(0.0, 0, judged())]
+    curve: list[tuple[float, int, float]] = []
     spent = 0.0
+
+    def note(step: int) -> None:
+        if out is not None:
+            curve.append((round(spent, 4), step, validation.loss(model)))
+            out.write_text(json.dumps(curve))
+
+    note(0)
     dist.barrier()
     started = time.perf_counter()
     for step in range(1, config.steps + 1):
@@ -69,11 +71,10 @@ def train(config: TrainConfig, limit: float) -> list[tuple[float, int, float]]:
         if step % CHECK_STEPS == 0 or step == config.steps:
             dist.barrier()
             spent += time.perf_counter() - started
-            curve.append((round(spent, 4), step, judged()))
+            note(step)
             if longest(spent) > limit:
                 break
             started = time.perf_counter()
-    return curve
 
 
 def step_of(

@@ -34,9 +34,9 @@ COLOURS = dict(
 
 def check(curve: Curve) -> None:
     """Raises ValueError for what no training writes: no points, time or steps that go back, a loss
-    that is no number above 0."""
-    if len(curve) < 2:
-        raise ValueError(f"a curve of {len(curve)} points, wanted 2 or more")
+    that is no number above 0. One point is a run that was cut off before the second."""
+    if not curve:
+        raise ValueError("a curve of no points, wanted 1 or more")
     for (t, step, _), (after, later, _) in pairwise(curve):
         if not (t < after and step < later):
             raise ValueError(f"a curve goes back: step {step} at {t} s, then {later} at {after} s")
@@ -181,7 +181,8 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
     for axis, (profile, ways) in zip(axes[0], networks.items(), strict=True):
         for name in (name for name in WAYS if name in ways):
             for i, curve in enumerate(ways[name]["curves"]):
-                seconds, _, losses = zip(*curve[1:], strict=True)
+                seconds = [point[0] for point in curve[1:]]
+                losses = [point[2] for point in curve[1:]]
                 label = name if i == 0 else None
                 axis.plot(seconds, losses, color=COLOURS[name], linewidth=1.2, label=label)
         axis.axhline(found["target"], color="grey", linestyle=":")

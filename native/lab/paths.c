@@ -6,6 +6,8 @@
 /* Aggregates are cut into pieces that a rate serves in this time, so that a slow link hands over
  * single packets and not 64 KiB at once. */
 static const double PIECE_NS = 100e3;
+/* A burst of losses is over when the link has been idle for so long. */
+static const int64_t FADE_NS = 50000000;
 /* Frames that may be in the switch. */
 static const uint64_t STORE_MAX = (uint64_t)1 << 30;
 /* The jitter wanders to a new value within this time, or longer where it has far to go. */
@@ -150,6 +152,10 @@ static void impair(lab_paths *paths, const lab_train *train, uint32_t index) {
     part.at += (int64_t)(link->delay_ns + jitter(link, way, train->at));
     if (part.at < way->last_at)
         part.at = way->last_at;
+    /* What makes bursts doesn't wait for packets: a sender that tries again from time to time, as
+     * TCP does after a timeout, would otherwise have to send as many as a burst has left. */
+    if (part.at - way->last_at > FADE_NS)
+        way->was_lost = 0;
     way->last_at = part.at;
     counts->offered += train->packets;
     if (!link->begin && !link->reorder && !link->double_) {

@@ -259,6 +259,23 @@ static void test_loss(double loss, double burst) {
     lab_paths_free(&paths);
 }
 
+/* Packets far apart are lost as seldom as bursts begin: none of them belongs to the one before. */
+static void test_a_burst_ends_in_a_pause(void) {
+    lab_link *link = fresh(1);
+    link->go_on = 0.9;
+    link->begin = 0.1;
+    for (int far = 0; far < 2; far++) {
+        lab_paths_init(&paths, &shared);
+        memset(shared.link_counts, 0, sizeof shared.link_counts);
+        int64_t last = 0;
+        send_all(10000, 1, far ? 200000000 : 1000000, &last);
+        double lost = (double)shared.link_counts[1].lost / 10000;
+        double wanted = far ? 0.1 : 0.5, sigma = far ? 0.003 : 0.015;
+        CHECK_AT(fabs(lost - wanted) < 4 * sigma, "far %d: %g", far, lost);
+        lab_paths_free(&paths);
+    }
+}
+
 static void test_rate(void) {
     fresh(1);
     shared.up[0] = (lab_rate){.bytes_per_s = 12.5e6, .queue_bytes = 1e6};
@@ -344,6 +361,7 @@ int main(void) {
     test_loss(0.3, 1);
     test_loss(0.01, 4);
     test_loss(0.2, 8);
+    test_a_burst_ends_in_a_pause();
     test_rate();
     test_order();
     test_doubles_and_holds();

@@ -34,6 +34,12 @@ static const double CALM_LOSS = 0.01;
 static const uint32_t CALM_EVERY = LC_PACE_ROUNDS - 2;
 static const uint64_t DIP_EVERY_NS = 5000000000u, DIP_MIN_NS = 10000000u;
 static const double LONGER = 4; /* aims by which a path must grow to begin anew */
+/* Lost beyond what is lost anyway: the buffer may be too short for the aims of all who share it. */
+static const double EXCESS = 0.06, MODEST_CUT = 0.9, MODEST_STEP = 0.5, MODEST_MIN = 1.0 / 16;
+static const double MODEST_GROWTH = 0.2; /* per second */
+static const double FOLLOWED = 0.8;      /* loss that falls to so much was an overrun */
+static const uint32_t MODEST_ROUNDS = 16;
+static const double BURSTY = 16; /* variance of the packets lost, against single losses */
 /* More than this is an overrun, whatever the queue says. */
 static const double LOSS_TOLERANCE = 0.6;
 static const uint32_t LOST_MIN = 64;
@@ -68,7 +74,7 @@ static double rtt_min_s(const lc_pace *pace) {
 static double aim_s(const lc_pace *pace, double packets_per_s) {
     double bytes_per_s = packets_per_s * pace->packet_bytes;
     double aim = bytes_per_s > 0 ? QUEUE_ONE / sqrt(bytes_per_s) : 0;
-    return aim > 1e-9 * (double)NOISE_NS ? aim : 1e-9 * (double)NOISE_NS;
+    return pace->modest * (aim > 1e-9 * (double)NOISE_NS ? aim : 1e-9 * (double)NOISE_NS);
 }
 
 void lc_pace_init(lc_pace *pace, uint64_t now, uint64_t clock_ns, uint32_t packet_bytes) {
@@ -77,6 +83,7 @@ void lc_pace_init(lc_pace *pace, uint64_t now, uint64_t clock_ns, uint32_t packe
                       .round_ns = now,
                       .clock_ns = clock_ns,
                       .patience = PATIENCE,
+                      .modest = 1,
                       .least_queue_ns = INT64_MAX};
 }
 
@@ -314,6 +321,51 @@ static void dip(lc_pace *pace, uint64_t now) {
     pace->dip_way = pace->dip_rtt = (lc_least){0};
 }
 
+static uint32_t lost_of(const lc_pace *pace) {
+    return pace->moved > pace->taken ? pace->moved - pace->taken : 0;
+}
+
+static double few_loss(const lc_pace *pace) {
+    return pace->few_moved > 0 ? pace->few_lost / pace->few_moved : 0;
+}
+
+/* Less has been aimed at. Loss that follows was an overrun; what doesn't is the path's own. */
+static void judge_modesty(lc_pace *pace) {
+    double loss = few_loss(pace);
+    if (loss > FOLLOWED * pace->loss_from) {
+        pace->base_loss = loss;
+        pace->modest = 1;
+    }
+    pace->modest_from = 0;
+}
+
+/* A buffer that is shorter than what its senders aim at is full for good, drops what comes, and its
+ * queue looks short to each of them. All see the loss, and all aim at less. */
+static void be_modest(lc_pace *pace, uint64_t now) {
+    pace->few_lost += lost_of(pace) - pace->few_lost / MODEST_ROUNDS;
+    pace->few_moved += pace->moved - pace->few_moved / MODEST_ROUNDS;
+    double loss = few_loss(pace);
+    if (pace->modest_from > 0) {
+        if (pace->modest > MODEST_STEP * pace->modest_from)
+            pace->modest *= MODEST_CUT;
+        else if (pace->modest_rounds++ == MODEST_ROUNDS)
+            judge_modesty(pace);
+        return;
+    }
+    if (pace->base_loss > loss)
+        pace->base_loss += (loss - pace->base_loss) / MODEST_ROUNDS;
+    double noise = sqrt(BURSTY * pace->few_lost);
+    double usual = (pace->base_loss + EXCESS) * pace->few_moved + noise;
+    if (pace->few_lost > usual && pace->modest > MODEST_MIN) {
+        pace->modest_from = pace->modest;
+        pace->loss_from = loss;
+        pace->modest_rounds = 0;
+    } else {
+        pace->modest *= 1 + MODEST_GROWTH * 1e-9 * (double)(now - pace->round_ns);
+        pace->modest = pace->modest < 1 ? pace->modest : 1;
+    }
+}
+
 /* Gives way to a loss that can't be random. */
 static void cut(lc_pace *pace, uint64_t now) {
     if (!pace->cruising) {
@@ -329,10 +381,6 @@ static void cut(lc_pace *pace, uint64_t now) {
         pace->rates[i] *= CUT_MOST;
 }
 
-static uint32_t lost_of(const lc_pace *pace) {
-    return pace->moved > pace->taken ? pace->moved - pace->taken : 0;
-}
-
 /* A window of a few packets takes several round trips to say something. */
 static int round_over(const lc_pace *pace, uint64_t now) {
     uint64_t least = pace->rtt_ns > ROUND_MIN_NS ? pace->rtt_ns : ROUND_MIN_NS;
@@ -346,6 +394,7 @@ static void end_round(lc_pace *pace, uint64_t now) {
     else if (pace->taken >= TAKEN_MIN && pace->least_queue_ns != INT64_MAX && !pace->dip_ns) {
         double before = pace->rate;
         keep_rate(pace);
+        be_modest(pace, now);
         if (pace->cruising)
             cruise(pace, 1e-9 * (double)pace->least_queue_ns);
         else

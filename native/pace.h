@@ -64,6 +64,13 @@ typedef struct {
     uint64_t dip_ns;   /* until when the window is low, to see the path without this flow's queue */
     uint64_t clock_ns; /* what makes `now` a clock that all senders of the path share */
     lc_least dip_way, dip_rtt;
+    /* a buffer shorter than the aim */
+    double modest;              /* share of the aim that it has room for */
+    double few_lost, few_moved; /* packets of the last rounds, of which the latest count most */
+    double base_loss;           /* what is lost however modest this sender is */
+    double modest_from;         /* before less was tried; 0: that is not being tried */
+    double loss_from;
+    uint32_t modest_rounds; /* since less was tried */
     /* this round */
     uint64_t round_ns; /* when it began */
     int64_t least_queue_ns;

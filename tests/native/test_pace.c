@@ -103,6 +103,27 @@ static void test_incast(void) {
     sim_free(s);
 }
 
+/* The same through 64 packets, which is less than they aim at together: without modesty a quarter
+ * to a half of all is lost, for good. */
+static void test_incast_into_a_short_buffer(void) {
+    sim *s = sim_new(1e8, 0.0077, 7);
+    double lost = 0, used = 0;
+    for (int i = 0; i < 7; i++) {
+        flow(s, i, 0.2, 0.01, 1);
+        s->flows[i].on_ns = 300000000;
+        s->flows[i].off_ns = 20000000;
+    }
+    sim_measure(s, 2, 8);
+    for (int i = 0; i < 7; i++) {
+        lost += queue_loss(s, i) / 7;
+        used += share(s, i, 8);
+        CHECK_AT(share(s, i, 8) > 0.03, "flow %d has %.3f", i, share(s, i, 8));
+    }
+    CHECK_AT(lost < 0.08, "lost %.3f", lost);
+    CHECK_AT(used > 0.85, "used %.3f", used);
+    sim_free(s);
+}
+
 /* The round trip grows tenfold: a longer path is no queue, and is used again within seconds. */
 static void test_longer_path(void) {
     sim *s = sim_new(1e9, 0.05, 1);
@@ -356,6 +377,7 @@ int main(void) {
     test_two_share();
     test_beside_tcp();
     test_incast();
+    test_incast_into_a_short_buffer();
     test_longer_path();
     test_narrower_path();
     test_short_operations();

@@ -323,7 +323,7 @@ class Communicator:
         # Until the watcher runs, nobody would take the finished ticket.
         operation.notify = terms.future and self._watcher is not None
         repair = 0 if reliable else terms.options.repair
-        fec, fec_auto = (0, False) if reliable else terms.options.groups
+        fec, fec_auto = (0, False) if reliable else terms.options.parity_sets
         way = "" if reliable else type(blocks).__name__ if blocks else terms.options.estimator
         means = means or BY_COUNT
         try:

@@ -63,9 +63,9 @@ class Call:
     WEIGHTED, which divide by ``divisor``. ``selective``: receivers may need single packets, which
     are resent until they come; ``needed`` says which this rank needs, a byte for each packet of
     each copy that comes from a peer, in the plan's order (empty: none). ``feedback``: receivers
-    tell senders what they have given up. ``fec``: the size of the groups that a parity packet
+    tell senders what they have given up. ``fec``: the size of the sets that a parity packet
     protects, one of plan.parity's (0: none); ``fec_auto``: none on paths that lose nothing, and
-    groups of at least that size on others.
+    sets of at least that size on others.
     """
 
     input: int

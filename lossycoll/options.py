@@ -382,7 +382,7 @@ class Options:
         return max(self.deadline_max, 2 * self.liveness)
 
     @property
-    def groups(self) -> tuple[int, bool]:
+    def parity_sets(self) -> tuple[int, bool]:
         """How many packets a parity packet protects (0: there is none), and whether that is only
         the fewest, of which measured loss may ask for more."""
         if isinstance(self.fec, str):

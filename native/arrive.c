@@ -327,7 +327,7 @@ static int belongs(const lc_in *in, const lc_header *h) {
     return k < s->n_packets && h->length == (size_t)lc_slot_elements(s, k) * s->op->element_bytes;
 }
 
-/* A packet of the stream is here, from the wire or out of its group's parity. */
+/* A packet of the stream is here, from the wire or out of its set's parity. */
 static void take(lc_engine *e, lc_in *in, const lc_header *h, const uint8_t *payload) {
     lc_op_slot *s = in->slot;
     lc_bit_set(in->arrived, h->packet);
@@ -340,44 +340,44 @@ static void take(lc_engine *e, lc_in *in, const lc_header *h, const uint8_t *pay
     source_settled(e, s, h->packet);
 }
 
-/* If a single packet of the group is missing, it is what the sums hold. Nobody may have
+/* If a single packet of the set is missing, it is what the sums hold. Nobody may have
  * contributed to it, and it was never sent: then its count is 0. */
-static void recover(lc_engine *e, lc_in *in, uint32_t group) {
+static void recover(lc_engine *e, lc_in *in, uint32_t set) {
     lc_parity *p = in->parity;
     lc_op *op = in->slot->op;
-    uint16_t count = p->counts[group];
-    uint32_t k = group;
-    if (p->left[group] != 1 || !lc_bit(p->came, group) || !count || count > e->config.size)
+    uint16_t count = p->counts[set];
+    uint32_t k = set;
+    if (p->left[set] != 1 || !lc_bit(p->came, set) || !count || count > e->config.size)
         return;
     while (k < in->slot->n_packets && lc_bit(in->arrived, k))
-        k += p->groups;
+        k += p->sets;
     if (k >= in->slot->n_packets)
         return; /* it came before the parity was known of */
     lc_header h = {.packet = k,
                    .sender = in->peer,
                    .count = count,
                    .length = (uint16_t)(lc_slot_elements(in->slot, k) * op->element_bytes)};
-    p->left[group] = 0;
+    p->left[set] = 0;
     op->report.packets_recovered++;
-    take(e, in, &h, p->sums + (size_t)group * op->packet_bytes);
+    take(e, in, &h, p->sums + (size_t)set * op->packet_bytes);
 }
 
 static void parity_arrived(lc_engine *e, lc_in *in, const lc_header *h, const uint8_t *payload) {
     lc_op *op = in->slot->op;
     lc_parity *p = in->parity;
-    uint32_t group = h->packet - in->slot->n_packets;
-    if (lc_bit(p->came, group)) {
+    uint32_t set = h->packet - in->slot->n_packets;
+    if (lc_bit(p->came, set)) {
         e->live.repeated++;
         return;
     }
-    lc_bit_set(p->came, group);
+    lc_bit_set(p->came, set);
     op->report.parity_received++;
     op->report.bytes_received += LC_HEADER_BYTES + h->length;
     if (in->state == LC_IN_SETTLED)
         return; /* that it wasn't needed is as it should be */
     note_arrival(e, in);
-    lc_parity_add(p, group, payload, h->length, op->packet_bytes, h->count);
-    recover(e, in, group);
+    lc_parity_add(p, set, payload, h->length, op->packet_bytes, h->count);
+    recover(e, in, set);
     if (in->state == LC_IN_SETTLED)
         lc_op_check(e, op);
 }
@@ -431,11 +431,11 @@ static void pass_on(lc_engine *e, const lc_header *h, const uint8_t *payload, in
     note_arrival(e, in);
     op->report.bytes_received += LC_HEADER_BYTES + h->length;
     take(e, in, h, payload);
-    if (in->parity && in->parity->groups && in->state != LC_IN_SETTLED) {
-        uint32_t group = h->packet % in->parity->groups;
-        lc_parity_add(in->parity, group, payload, h->length, op->packet_bytes, h->count);
-        in->parity->left[group]--;
-        recover(e, in, group);
+    if (in->parity && in->parity->sets && in->state != LC_IN_SETTLED) {
+        uint32_t set = h->packet % in->parity->sets;
+        lc_parity_add(in->parity, set, payload, h->length, op->packet_bytes, h->count);
+        in->parity->left[set]--;
+        recover(e, in, set);
     }
     if (in->state == LC_IN_SETTLED)
         lc_op_check(e, op);

@@ -17,17 +17,17 @@ static const double BURSTS = 8;
 /* Below this share there is no loss: one packet in the long average falls below it when as many
  * again have come. */
 static const double NO_LOSS = 5e-5;
-/* A packet comes back if the g others of its group (parity is one) do: (1 - p)^g = 0.9. */
+/* A packet comes back if the g others of its set (parity is one) do: (1 - p)^g = 0.9. */
 static const double LOG_KEPT = 0.105;
-/* The group size stays while what is wanted is within this factor of it: the estimate is noisy. */
+/* The set size stays while what is wanted is within this factor of it: the estimate is noisy. */
 static const double STEADY = 1.5;
 
-uint32_t lc_fec_group(uint32_t code) {
+uint32_t lc_fec_size(uint32_t code) {
     return code < LC_FEC_CODES ? sizes[code] : 0;
 }
 
 uint32_t lc_fec_parity(uint32_t code, uint32_t n) {
-    uint32_t size = lc_fec_group(code);
+    uint32_t size = lc_fec_size(code);
     return size ? (uint32_t)(((uint64_t)n + size - 1) / size) : 0;
 }
 
@@ -54,16 +54,16 @@ int lc_parity_fits(const lc_parity *p, uint32_t code, uint32_t n) {
 void lc_parity_begin(lc_parity *p, uint8_t code, uint32_t n, uint32_t packet_bytes) {
     p->known = 1;
     p->code = code;
-    p->groups = lc_fec_parity(code, n);
-    for (uint32_t j = 0; j < p->groups; j++)
-        p->left[j] = (uint16_t)((n - j - 1) / p->groups + 1);
-    memset(p->sums, 0, (size_t)p->groups * packet_bytes);
+    p->sets = lc_fec_parity(code, n);
+    for (uint32_t j = 0; j < p->sets; j++)
+        p->left[j] = (uint16_t)((n - j - 1) / p->sets + 1);
+    memset(p->sums, 0, (size_t)p->sets * packet_bytes);
 }
 
-void lc_parity_add(lc_parity *p, uint32_t group, const void *payload, uint32_t bytes,
+void lc_parity_add(lc_parity *p, uint32_t set, const void *payload, uint32_t bytes,
                    uint32_t packet_bytes, uint16_t count) {
-    add_bytes(p->sums + (size_t)group * packet_bytes, payload, bytes);
-    p->counts[group] ^= count;
+    add_bytes(p->sums + (size_t)set * packet_bytes, payload, bytes);
+    p->counts[set] ^= count;
 }
 
 /* ---- how much of it ---- */

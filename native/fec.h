@@ -1,9 +1,9 @@
 /* Forward error correction: parity packets, and how many of them a path needs.
  *
  * A stream of n packets has P = ceil(n / g) parity packets, where g is the most packets that one of
- * them protects. Packet k belongs to group k mod P, so a burst of up to P neighbours costs each
- * group one packet. A parity packet is the XOR of its group's payloads, a shorter one counting as
- * filled up with zeros, and of its group's counts: so one missing packet of a group is the XOR of
+ * them protects. Packet k belongs to set k mod P, so a burst of up to P neighbours costs each
+ * set one packet. A parity packet is the XOR of its set's payloads, a shorter one counting as
+ * filled up with zeros, and of its set's counts: so one missing packet of a set is the XOR of
  * all the others. docs/engine.md has the rest. */
 #ifndef LC_FEC_H
 #define LC_FEC_H
@@ -17,12 +17,12 @@ uint32_t lc_fec_parity(uint32_t code, uint32_t n);
 
 /* The parity of a slot's packets, as they are sent, or of those of a stream that have come. */
 typedef struct {
-    uint8_t *sums;    /* a packet for each group: XOR of its payloads */
+    uint8_t *sums;    /* a packet for each set: XOR of its payloads */
     uint16_t *counts; /* XOR of its counts */
     uint16_t *left;   /* its packets that are not in the sums, parity not counted */
     uint64_t *came;   /* a bit per parity packet */
-    uint32_t most;    /* groups that there is memory for */
-    uint32_t groups;  /* 0 without parity */
+    uint32_t most;    /* sets that there is memory for */
+    uint32_t sets;    /* 0 without parity */
     uint32_t taken;   /* packets in the sums */
     uint8_t code;
     uint8_t known; /* code is; the first packet says it */
@@ -32,8 +32,8 @@ typedef struct {
 int lc_parity_fits(const lc_parity *parity, uint32_t code, uint32_t n);
 /* Fixes the code, for which there must be memory. */
 void lc_parity_begin(lc_parity *parity, uint8_t code, uint32_t n, uint32_t packet_bytes);
-/* Adds a payload to a group: of a packet of it, or of its parity packet. */
-void lc_parity_add(lc_parity *parity, uint32_t group, const void *payload, uint32_t bytes,
+/* Adds a payload to a set: of a packet of it, or of its parity packet. */
+void lc_parity_add(lc_parity *parity, uint32_t set, const void *payload, uint32_t bytes,
                    uint32_t packet_bytes, uint16_t count);
 
 /* What acknowledgements tell of the loss on the way to a peer. */

@@ -218,7 +218,7 @@ typedef struct {
     uint8_t notify;        /* hand the ticket to lc_engine_next as well */
     uint8_t selective;     /* receivers may need single packets, which are resent until they come */
     uint8_t feedback;      /* receivers tell senders which packets they have given up */
-    uint8_t fec;           /* parity packets: code of their group size; 0: none */
+    uint8_t fec;           /* parity packets: code of the size of their sets; 0: none */
     uint8_t fec_auto;      /* none where nothing is lost, and no more than fec says elsewhere */
     const uint8_t *needed; /* which this rank needs: a byte for each packet of each copy that comes
                               from a peer, in the plan's order; NULL: none. Not read after submit */
@@ -282,7 +282,7 @@ void lc_inject_stream(const lc_inject *inject, uint32_t group, uint32_t op, uint
                       uint8_t *dropped);
 /* The most packets that one parity packet protects, by its code on the wire; 0: none, or no such
  * code. */
-uint32_t lc_fec_group(uint32_t code);
+uint32_t lc_fec_size(uint32_t code);
 /* Header size on the wire, bytes. */
 uint32_t lc_header_bytes(void);
 /* lc_fast_path bits that the processor and kernel offer, before any switch. */

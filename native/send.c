@@ -9,7 +9,7 @@ static uint32_t parity_left(const lc_out *out) {
     const lc_op_slot *s = out->slot;
     if (!out->fec || out->cursor < s->n_ready || s->n_ready + s->n_void < s->n_packets)
         return 0;
-    return s->parity->groups - out->parity;
+    return s->parity->sets - out->parity;
 }
 
 static int has_more(const lc_out *out) {
@@ -146,7 +146,7 @@ static uint8_t code_of_slot(lc_engine *e, const lc_op_slot *s) {
     return found;
 }
 
-/* Adds a packet to its group when it is first sent to anyone. Later it may not be what was sent:
+/* Adds a packet to its set when it is first sent to anyone. Later it may not be what was sent:
  * in place, the result takes the place of what went into it. */
 static void protect(lc_engine *e, lc_out *out, uint32_t k, uint32_t bytes) {
     const lc_op_slot *s = out->slot;
@@ -155,8 +155,8 @@ static void protect(lc_engine *e, lc_out *out, uint32_t k, uint32_t bytes) {
         lc_parity_begin(p, code_of_slot(e, s), s->n_packets, s->op->packet_bytes);
     if (out->cursor == 1 && p->code && code_to(e, s->op, out->peer))
         out->fec = p->code;
-    if (p->groups && out->cursor > p->taken) {
-        lc_parity_add(p, k % p->groups, s->value + (size_t)k * s->op->packet_bytes, bytes,
+    if (p->sets && out->cursor > p->taken) {
+        lc_parity_add(p, k % p->sets, s->value + (size_t)k * s->op->packet_bytes, bytes,
                       s->op->packet_bytes, count_of(s, k));
         p->taken++;
     }

@@ -25,8 +25,8 @@ SINGLE, BURSTY, BAD = (
 
 
 def test_both_tables_of_sizes_are_one() -> None:
-    assert [lib.lc_fec_group(code) for code in range(len(parity.SIZES))] == list(parity.SIZES)
-    assert lib.lc_fec_group(len(parity.SIZES)) == 0
+    assert [lib.lc_fec_size(code) for code in range(len(parity.SIZES))] == list(parity.SIZES)
+    assert lib.lc_fec_size(len(parity.SIZES)) == 0
     assert list(parity.SIZES) == sorted(set(parity.SIZES))
 
 
@@ -36,12 +36,12 @@ def test_what_comes_back() -> None:
         return "".join("01"[int(found)] for found in parity.recover(*bits))
 
     assert back("100000", "000000", "11") == "100000"
-    assert back("110000", "000000", "11") == "110000"  # a burst as long as there are groups
-    assert back("101000", "000000", "11") == "000000"  # two of one group
+    assert back("110000", "000000", "11") == "110000"  # a burst as long as there are sets
+    assert back("101000", "000000", "11") == "000000"  # two of one set
     assert back("101100", "000000", "11") == "000100"
     assert back("110000", "000000", "01") == "010000"  # parity is lost, too
     assert back("100000", "100000", "11") == "000000"  # never sent: nothing brings it
-    assert back("101000", "001000", "11") == "000000"  # nor what a group with it lost
+    assert back("101000", "001000", "11") == "000000"  # nor what a set with it lost
     assert back("1", "0", "1") == "1"
     assert back("111", "000", "111") == "111"
     assert back("10", "00", "") == "00"

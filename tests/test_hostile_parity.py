@@ -14,7 +14,7 @@ from lossycoll.plan import parity, transpose
 
 PARITY = 3
 COUNT = 1000  # of two ranks: streams of 8 packets, the last of 52 elements
-PACKETS, SIZE, GROUPS = 8, 4, 2
+PACKETS, SIZE, SETS = 8, 4, 2
 CODE = parity.SIZES.index(SIZE)
 VALUE = np.full(PER_PACKET, 2.0, np.float32).tobytes()
 
@@ -25,14 +25,14 @@ def data(packet: int, **changes: object) -> bytes:
     return replace(made, **changes).bytes()  # type: ignore[arg-type]
 
 
-def right(group: int, **changes: object) -> bytes:
-    """The parity of a group of four packets alike: nothing, of four counts of 1."""
-    made = Packet(bytes(PAYLOAD), type=PARITY, packet=PACKETS + group, count=0, format=CODE << 3)
+def right(number: int, **changes: object) -> bytes:
+    """The parity of a set of four packets alike: nothing, of four counts of 1."""
+    made = Packet(bytes(PAYLOAD), type=PARITY, packet=PACKETS + number, count=0, format=CODE << 3)
     return replace(made, **changes).bytes()  # type: ignore[arg-type]
 
 
 def malformed() -> Iterator[bytes]:
-    for packet in (0, PACKETS - 1, PACKETS + GROUPS, 1000, 2**30, 2**31, 2**32 - 1):
+    for packet in (0, PACKETS - 1, PACKETS + SETS, 1000, 2**30, 2**31, 2**32 - 1):
         yield right(0, packet=packet)
     for code in set(range(32)) - {CODE}:
         yield right(0, format=code << 3)
@@ -83,7 +83,7 @@ def test_parity_where_none_was_asked_for_is_malformed() -> None:
 
 @pytest.mark.parametrize(("count", "believed"), [(0, True), (1, False), (8, False), (65535, False)])
 def test_a_count_that_cannot_be_is_not_believed(count: int, believed: bool) -> None:
-    """Three packets of a group and its parity come; with a wrong count the fourth waits for the
+    """Three packets of a set and its parity come; with a wrong count the fourth waits for the
     real one, for nothing else can tell what it was."""
     with RelayedNetwork(2, Faults()) as network:
         plans = [transpose.all_reduce(2, r, COUNT, PER_PACKET) for r in range(2)]

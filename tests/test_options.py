@@ -163,12 +163,12 @@ def test_a_value_of_another_type_is_refused(name: str, value: Any) -> None:
         Options(**{name: value})
 
 
-def test_a_share_of_parity_is_the_nearest_size_of_groups() -> None:
-    groups = {0: 0, 0.002: 500, 0.01: 100, 0.05: 20, 0.1: 10, 0.19: 5, 0.2: 5, 0.3: 3, 0.5: 2, 1: 1}
-    assert {share: Options(fec=share).groups for share in groups} == {
-        share: (size, False) for share, size in groups.items()
+def test_a_share_of_parity_is_the_nearest_size_of_sets() -> None:
+    sizes = {0: 0, 0.002: 500, 0.01: 100, 0.05: 20, 0.1: 10, 0.19: 5, 0.2: 5, 0.3: 3, 0.5: 2, 1: 1}
+    assert {share: Options(fec=share).parity_sets for share in sizes} == {
+        share: (size, False) for share, size in sizes.items()
     }
-    assert Options.from_env({"LOSSYCOLL_FEC": " auto "}).groups == (4, True)
+    assert Options.from_env({"LOSSYCOLL_FEC": " auto "}).parity_sets == (4, True)
     with pytest.raises(OptionError, match=r"option fec is 0\.001, wanted 0, 0\.002 to 1, or auto"):
         Options(fec=0.001)
 

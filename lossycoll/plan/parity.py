@@ -1,7 +1,7 @@
 """Forward error correction: which packets of a stream its parity packets bring back.
 
-A stream of n packets is followed by P = ceil(n / size) parity packets. Packet k belongs to group
-k mod P, and parity packet j is the XOR of group j: it brings back one missing packet of it.
+A stream of n packets is followed by P = ceil(n / size) parity packets. Packet k belongs to set
+k mod P, and parity packet j is the XOR of set j: it brings back one missing packet of it.
 native/fec.c does it, and has the same table of sizes.
 """
 
@@ -20,11 +20,11 @@ SIZES: Final = (
 """Packets that one parity packet protects, by the code on the wire; 0 is none."""
 LEAST_SHARE: Final = 1 / SIZES[-1]
 AUTO_SIZE: Final = 4
-"""The smallest group that fec="auto" makes: no more than a quarter is parity."""
+"""The smallest set that fec="auto" makes: no more than a quarter is parity."""
 
 
 def size_of(share: float) -> int:
-    """The size of groups whose parity is nearest to ``share`` of the packets; 0 for none."""
+    """The size of sets whose parity is nearest to ``share`` of the packets; 0 for none."""
     if share <= 0:
         return 0
     return min(SIZES[1:], key=lambda size: abs(math.log(size * share)))
@@ -45,7 +45,7 @@ def recover(
     """
     if not len(came):
         return np.zeros_like(missing)
-    group = np.arange(len(missing)) % len(came)
-    alone = np.bincount(group, missing, len(came)) == 1
-    back: NDArray[np.bool_] = missing & (alone & came)[group] & ~void
+    of_set = np.arange(len(missing)) % len(came)
+    alone = np.bincount(of_set, missing, len(came)) == 1
+    back: NDArray[np.bool_] = missing & (alone & came)[of_set] & ~void
     return back

@@ -94,7 +94,7 @@ def execute(
     ``weights[receiver, sender]`` multiplies what is added at ``receiver`` of what comes from
     ``sender`` (None: 1); ``divisor`` is that of a ``WEIGHTED`` finish (None: the world). ``needed``
     says of a stream which packets are resent until they come, beyond all rounds. ``fec`` is the
-    size of the groups that a parity packet protects (0: none); ``lost`` is then asked of a stream's
+    size of the sets that a parity packet protects (0: none); ``lost`` is then asked of a stream's
     first round with its parity packets, which follow the others.
 
     Sums are taken in float32 (f64: float64), the own contribution first, then the sources in the

@@ -13,26 +13,26 @@ static double uniform(void) {
     return (double)(state >> 11) * 0x1p-53;
 }
 
-/* ---- groups ---- */
+/* ---- sets ---- */
 
 static void test_sizes(void) {
-    CHECK(lc_fec_group(0) == 0 && lc_fec_group(1) == 1);
+    CHECK(lc_fec_size(0) == 0 && lc_fec_size(1) == 1);
     for (uint32_t code = 1; code < LC_FEC_CODES; code++) {
-        uint32_t size = lc_fec_group(code);
-        CHECK(size > lc_fec_group(code - 1));
+        uint32_t size = lc_fec_size(code);
+        CHECK(size > lc_fec_size(code - 1));
         CHECK(lc_fec_parity(code, 0) == 0 && lc_fec_parity(code, 1) == 1);
         CHECK(lc_fec_parity(code, size) == 1 && lc_fec_parity(code, size + 1) == 2);
         CHECK(lc_fec_parity(code, 0x3FFFFFFF) <= 0x3FFFFFFF);
     }
     for (uint32_t code = LC_FEC_CODES; code < 300; code++)
-        CHECK(lc_fec_group(code) == 0 && lc_fec_parity(code, 1000) == 0);
-    CHECK(lc_fec_group(0xFFFFFFFF) == 0);
+        CHECK(lc_fec_size(code) == 0 && lc_fec_parity(code, 1000) == 0);
+    CHECK(lc_fec_size(0xFFFFFFFF) == 0);
 }
 
 enum { MOST = 40, BYTES = 52 };
 
-/* Sent and received as the engine does, with one packet of each group missing in turn. */
-static void test_groups(uint8_t code, uint32_t n) {
+/* Sent and received as the engine does, with one packet of each set missing in turn. */
+static void test_sets(uint8_t code, uint32_t n) {
     static uint8_t sums[2][MOST * BYTES], payload[MOST][BYTES];
     uint16_t counts[2][MOST] = {{0}}, left[2][MOST];
     uint64_t came = 0;
@@ -48,21 +48,21 @@ static void test_groups(uint8_t code, uint32_t n) {
         lc_parity_begin(&p[i], code, n, BYTES);
         CHECK(lc_parity_fits(&p[i], code, n) && !lc_parity_fits(&p[i], code - 1u, n));
     }
-    uint32_t groups = p[0].groups, members = 0;
-    for (uint32_t j = 0; j < groups; j++) {
+    uint32_t sets = p[0].sets, members = 0;
+    for (uint32_t j = 0; j < sets; j++) {
         members += left[0][j];
-        CHECK(left[0][j] >= 1 && left[0][j] <= lc_fec_group(code));
+        CHECK(left[0][j] >= 1 && left[0][j] <= lc_fec_size(code));
     }
     CHECK_AT(members == n, "%u of %u", members, n);
     for (uint32_t k = 0; k < n; k++) {
         uint32_t bytes = k + 1 < n ? BYTES : BYTES - 11;
         for (uint32_t i = 0; i < BYTES; i++)
             payload[k][i] = i < bytes ? (uint8_t)(uniform() * 256) : 0;
-        lc_parity_add(&p[0], k % groups, payload[k], bytes, BYTES, (uint16_t)(k % 5 + 1));
-        if (k % groups != k) /* the first of each group is lost */
-            lc_parity_add(&p[1], k % groups, payload[k], bytes, BYTES, (uint16_t)(k % 5 + 1));
+        lc_parity_add(&p[0], k % sets, payload[k], bytes, BYTES, (uint16_t)(k % 5 + 1));
+        if (k % sets != k) /* the first of each set is lost */
+            lc_parity_add(&p[1], k % sets, payload[k], bytes, BYTES, (uint16_t)(k % 5 + 1));
     }
-    for (uint32_t j = 0; j < groups; j++) {
+    for (uint32_t j = 0; j < sets; j++) {
         lc_parity_add(&p[1], j, sums[0] + j * BYTES, BYTES, BYTES, counts[0][j]);
         CHECK_AT(memcmp(sums[1] + j * BYTES, payload[j], BYTES) == 0, "code %u, packet %u of %u",
                  code, j, n);
@@ -76,7 +76,7 @@ enum { AUTO = 4 };
 
 typedef struct {
     lc_fec_path path;
-    uint32_t changes, least, most; /* group sizes; 0 counts as endless */
+    uint32_t changes, least, most; /* set sizes; 0 counts as endless */
 } seen;
 
 /* So many packets go by, told of in acknowledgements of up to 64; bursts as injection makes them.
@@ -96,7 +96,7 @@ static void pass(seen *s, double loss, double burst, uint32_t packets) {
         packets -= sent;
         uint8_t before = s->path.code;
         lc_fec_told(&s->path, sent, taken);
-        uint32_t size = lc_fec_group(lc_fec_choose(&s->path, AUTO));
+        uint32_t size = lc_fec_size(lc_fec_choose(&s->path, AUTO));
         s->changes += s->path.code != before;
         size = size ? size : UINT32_MAX;
         s->least = size < s->least ? size : s->least;
@@ -105,7 +105,7 @@ static void pass(seen *s, double loss, double burst, uint32_t packets) {
 }
 
 static uint32_t size_of(const seen *s) {
-    return lc_fec_group(s->path.code);
+    return lc_fec_size(s->path.code);
 }
 
 /* Once the loss is known, nine of ten packets shall come back, within what one can know of it. */
@@ -141,10 +141,10 @@ static void test_begins_and_ends(void) {
     pass(&s, 0, 1, 80000);
     CHECK_AT(size_of(&s) == 0, "size %u", size_of(&s));
     lc_fec_told(&s.path, 64, 63);
-    CHECK_AT(lc_fec_group(lc_fec_choose(&s.path, AUTO)) >= 300, "size %u", size_of(&s));
+    CHECK_AT(lc_fec_size(lc_fec_choose(&s.path, AUTO)) >= 300, "size %u", size_of(&s));
     s = (seen){{0}, 0, 0, 0}; /* the very first packets aren't the measure of all */
     lc_fec_told(&s.path, 4, 3);
-    CHECK_AT(lc_fec_group(lc_fec_choose(&s.path, AUTO)) >= 50, "size %u", size_of(&s));
+    CHECK_AT(lc_fec_size(lc_fec_choose(&s.path, AUTO)) >= 50, "size %u", size_of(&s));
 }
 
 /* Packets that are late by more than an acknowledgement are no loss, nor is nonsense. */
@@ -167,7 +167,7 @@ int main(void) {
     test_sizes();
     for (uint32_t n = 1; n <= MOST; n++)
         for (uint8_t code = 1; code < LC_FEC_CODES; code++)
-            test_groups(code, n);
+            test_sets(code, n);
     test_settles();
     test_begins_and_ends();
     test_reordering();

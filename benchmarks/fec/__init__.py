@@ -1,0 +1,1 @@
+"""Parity and resending: what is left of a loss, and what that costs."""

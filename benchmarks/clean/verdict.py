@@ -7,8 +7,18 @@ from typing import Any
 
 from lossycoll.bench import human
 
-from .cells import GOAL_CPU, GOAL_MEMORY, GOAL_RAW, GOAL_SMALL, MIB, RAW_SIZES, goal
-from .rates import raw_share
+from .cells import (
+    GOAL_CPU,
+    GOAL_MEMORY,
+    GOAL_RAW,
+    GOAL_SMALL,
+    GOAL_TWO,
+    MIB,
+    RAW_BASE,
+    RAW_SIZES,
+    goal,
+)
+from .rates import bus, raw_share
 
 Entry = dict[str, Any]
 Row = dict[str, Any]
@@ -43,7 +53,7 @@ def lines(entries: Sequence[Entry]) -> list[str]:
         if own:
             places = "; ".join(f"{name} ({speed:.2f}x)" for name, speed, _ in behind)
             out.append(f"{collective}: slower than gloo: {places or 'nowhere'}.")
-    out += _said("Share of bare sockets", _raw(entries), at_least=True)
+    out += _said("Share of bare sockets", _raw(entries), at_least=True) + _bound(entries)
     out += _said("Memory beyond the tensors, in buckets", _memory(entries), at_least=False)
     wrong = [_name(e, row) for e, row in rows if not all(w["right"] for w in row["ways"].values())]
     missing = sum(entry["found"].get("missing", 0) for entry in entries)
@@ -96,6 +106,27 @@ def _raw(entries: Sequence[Entry]) -> list[Found]:
         if entry["job"]["part"] == "raw"
         for size in RAW_SIZES
     ]
+
+
+def _bound(entries: Sequence[Entry]) -> list[str]:
+    """What the goal against gloo would take, beside what sockets carry at all."""
+    jobs = {(e["job"]["part"], e["job"]["wire"], e["job"]["ranks"]): e for e in entries}
+    out = []
+    for (part, wire, ranks), entry in jobs.items():
+        raw = jobs.get(("raw", wire, ranks))
+        if part != "collectives" or raw is None:
+            continue
+        row = max(
+            (row for row in entry["found"]["rows"] if row["collective"] == "all_reduce"),
+            key=lambda row: bus(entry, row, "gloo"),
+        )
+        gloo, rate = bus(entry, row, "gloo"), raw["found"]["raw"][RAW_BASE]["gb_per_s"]
+        out.append(
+            f"On {wire} gloo's best bus bandwidth with {ranks} ranks is {gloo:.2f} GB/s, and bare "
+            f"sockets carry {rate:.2f}: {rate / gloo:.1f} times that, where the goal is "
+            f"{GOAL_TWO:g} times."
+        )
+    return out
 
 
 def _memory(entries: Sequence[Entry]) -> list[Found]:

@@ -83,3 +83,7 @@ $(VENV)/.built: $(VENV)/.packages $(NATIVE) setup.py pyproject.toml
 benchmarks/build/raw_udp: benchmarks/raw_udp.c
 	mkdir -p $(@D)
 	$(CC) $(RAW_UDP_FLAGS) -o $@ $<
+
+benchmarks/build/raw_duplex: benchmarks/raw_duplex.c benchmarks/raw_ring.c benchmarks/raw_duplex.h
+	mkdir -p $(@D)
+	$(CC) $(RAW_UDP_FLAGS) -o $@ $(filter %.c,$^)

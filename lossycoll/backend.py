@@ -38,6 +38,7 @@ from .tensors import (
     copy_back,
     flat,
     nbytes,
+    room,
     scaled,
     spread,
 )
@@ -399,8 +400,9 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
                 parts,
             )
         options = options or reliable_version(self._routes.effective())
-        rows = flat(parts)
-        terms = self._routes.terms(options, opts, (source, rows), lambda: spread(rows, parts))
+        rows, finish = room(parts, kept=options.delivery == "lossy")
+        source = apart(source, rows)
+        terms = self._routes.terms(options, opts, (source, rows), finish)
         counts = tuple(size * tensor.element_size() for size in sizes)
         operation = self._operations.all_gather(
             call, (address(source), rows.data_ptr()), counts[0] if even else counts, terms

@@ -23,6 +23,10 @@ from .plan import Plan, encode, inject, parity
 SLICE_SECONDS: Final = 0.1
 """Longest stay in C, so that Ctrl-C works."""
 
+_SOUND: Final = Failure(0)
+_SHARED: Final[dict[type[Any], tuple[str, ...]]] = {}
+"""Fields that a dataclass and the struct that it stands for both have: asked at every call."""
+
 _Data = TypeVar("_Data", Report, EngineStats, Stream)
 
 
@@ -42,15 +46,26 @@ class DType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A plan as C reads it."""
+    """A plan as C reads it. ``call``: an lc_call that has what the plan says, and nothing else."""
 
     plan: Plan
     slots: bytes
     edges: bytes
+    call: Any
 
     @classmethod
     def of(cls, plan: Plan) -> Encoded:
-        return cls(plan, *encode(plan))
+        slots, edges = encode(plan)
+        call = ffi.new("lc_call *")
+        call.slots = ffi.cast("lc_slot_desc *", ffi.from_buffer(slots))
+        call.edges = ffi.cast("lc_edge *", ffi.from_buffer(edges))
+        call.n_slots = len(plan.slots)
+        call.n_edges = len(edges) // ffi.sizeof("lc_edge")
+        call.in_elements = plan.in_elements
+        call.out_elements = plan.out_elements
+        call.scratch_elements = plan.scratch_elements
+        call.elements_per_packet = plan.elements_per_packet
+        return cls(plan, slots, edges, call)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,18 +183,9 @@ class Engine:
 
     def submit(self, encoded: Encoded, call: Call) -> int:
         """Hands over an operation; returns its ticket."""
-        plan = encoded.plan
-        c = ffi.new("lc_call *")
-        c.slots = ffi.cast("lc_slot_desc *", ffi.from_buffer(encoded.slots))
-        c.edges = ffi.cast("lc_edge *", ffi.from_buffer(encoded.edges))
-        c.n_slots = len(plan.slots)
-        c.n_edges = len(encoded.edges) // ffi.sizeof("lc_edge")
+        c = ffi.new("lc_call *", encoded.call[0])
         setattr(c, "in", ffi.cast("void *", call.input))
         c.out = ffi.cast("void *", call.output)
-        c.in_elements = plan.in_elements
-        c.out_elements = plan.out_elements
-        c.scratch_elements = plan.scratch_elements
-        c.elements_per_packet = plan.elements_per_packet
         c.dtype = call.dtype
         c.reliable = call.reliable
         c.repair = call.repair
@@ -193,12 +199,12 @@ class Engine:
         c.fec_auto = call.fec_auto
         c.divisor = call.divisor
         # Both are read during the call only; the names keep them that long.
-        needed = ffi.from_buffer(call.needed)
-        weights = ffi.new("double[]", list(call.weights))
         if call.needed:
+            needed = ffi.from_buffer(call.needed)
             c.needed = ffi.cast("uint8_t *", needed)
             c.n_needed = len(call.needed)
         if call.weights:
+            weights = ffi.new("double[]", list(call.weights))
             c.weights = weights
         with self._use():
             ticket = int(lib.lc_engine_submit(self._handle, c))
@@ -216,7 +222,7 @@ class Engine:
         report, failure = ffi.new("lc_report *"), ffi.new("lc_failure *")
         with self._use():
             code = lib.lc_engine_result(self._handle, ticket, report, failure)
-        found = _failure(failure)
+        found = _failure(failure) if failure.code else _SOUND
         if code < 0 and found.code >= 0:
             found = Failure(code)
         return _data(Report, report), found
@@ -393,7 +399,12 @@ def _failure(c: Any) -> Failure:
 
 def _data(cls: type[_Data], c: Any) -> _Data:
     """The struct ``c`` as a dataclass whose fields have the same names."""
-    values = {e.name: getattr(c, e.name) for e in fields(cls) if hasattr(c, e.name)}
+    names = _SHARED.get(cls)
+    if names is None:
+        there = {name for name, _ in ffi.typeof(c).item.fields}
+        names = tuple(field.name for field in fields(cls) if field.name in there)
+        _SHARED[cls] = names
+    values = {name: getattr(c, name) for name in names}
     if "cause" in values:
         values["cause"] = Cause(values["cause"])
     return cls(**values)

@@ -6,7 +6,7 @@ Nothing that may rightly differ between ranks decides the way: all of them must 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -260,14 +260,14 @@ class Routes:
         kind, factor = op.op, None
         if kind == PREMUL_SUM and (dtype.is_floating_point or dtype.is_complex):
             kind, factor = SUM, float(op.factor)
-        local = local_reduction(kind, dtype)
-        if local is None:
+        found = _plain(kind, dtype)
+        if found is None:
             raise UnsupportedError(
                 f"{self._health.where}: {name} can't form the {kind.name} of {dtype}; it knows "
                 f"SUM, PRODUCT, MIN and MAX of floats and integers, AVG and PREMUL_SUM of floats, "
                 f"and BAND, BOR and BXOR of integers and bool; convert the tensor first"
             )
-        return Reduction(kind, kind in (SUM, AVG) and dtype in DTYPES, local, factor)
+        return found if factor is None else replace(found, factor=factor)
 
     def check_chunks(self, name: str, part: Tensor, whole: Tensor) -> None:
         """``whole`` must be one ``part`` per rank."""
@@ -321,6 +321,14 @@ class Routes:
             raise self.refusal("all_to_all", f"{rows} rows in parts of {list(sizes)} for")
         row = nbytes(tensor) // rows if rows else 0
         return [size * row for size in sizes]
+
+
+@lru_cache(maxsize=256)
+def _plain(kind: object, dtype: torch.dtype) -> Reduction | None:
+    """The reduction without a factor; None for what can't be done."""
+    local = local_reduction(kind, dtype)
+    native = kind in (SUM, AVG) and dtype in DTYPES
+    return None if local is None else Reduction(kind, native, local)
 
 
 @lru_cache(maxsize=64)

@@ -77,6 +77,32 @@ def flat(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
+def room(tensors: Sequence[Tensor], *, kept: bool) -> tuple[Tensor, Callable[[], None] | None]:
+    """One tensor for what is to fill all of these, shape (sum of numel,), and what brings it there.
+
+    Where they lie in one memory one behind the other it is that memory, and nothing is left to do.
+    Else it is new, with a copy of their elements if some may be ``kept`` as they are.
+    """
+    elements = sum(tensor.numel() for tensor in tensors)
+    if _in_a_row(tensors):
+        return tensors[0].detach().as_strided((elements,), (1,)), None
+    rows = flat(tensors) if kept else tensors[0].new_empty(elements)
+    return rows, lambda: spread(rows, tensors)
+
+
+def _in_a_row(tensors: Sequence[Tensor]) -> bool:
+    storage = tensors[0].untyped_storage().data_ptr()
+    end = address(tensors[0])
+    for tensor in tensors:
+        # Two memories may touch by chance, but then they are not one tensor's.
+        if tensor.untyped_storage().data_ptr() != storage or tensor.data_ptr() != end:
+            return False
+        if contiguous(tensor) is not tensor:
+            return False
+        end += nbytes(tensor)
+    return True
+
+
 def apart(source: Tensor, target: Tensor, own: int | None = None) -> Tensor:
     """``source``, or a copy of it where filling ``target`` would change what has yet to be read.
 

@@ -28,6 +28,15 @@ def all_gather(k: Kit) -> None:
     k.run(dist.all_gather, outs, k.source(k.values(k.rank)))
     for rank, out in enumerate(outs):
         k.same(out, k.values(rank), rank)
+    # Rows of one tensor, which in the end holds the input as well.
+    rows = list(k.target((k.world, *k.shape)).detach())
+    k.run(dist.all_gather, rows, k.source(k.values(k.rank)))
+    for rank, row in enumerate(rows):
+        k.same(row, k.values(rank), f"row {rank}")
+        row.copy_(k.values(50 + rank if rank == k.rank else 99))
+    k.run(dist.all_gather, rows, rows[k.rank])
+    for rank, row in enumerate(rows):
+        k.same(row, k.values(50 + rank), f"row {rank}, in place")
 
 
 def all_gather_single(k: Kit) -> None:

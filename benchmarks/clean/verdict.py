@@ -1,0 +1,139 @@
+"""The goals, and where they are missed, in words made from the figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lossycoll.bench import human
+
+from .cells import (
+    GOAL_CPU,
+    GOAL_MEMORY,
+    GOAL_RAW,
+    GOAL_SMALL,
+    GOAL_TWO,
+    MIB,
+    RAW_BASE,
+    RAW_SIZES,
+    goal,
+)
+from .rates import bus, raw_share
+
+Entry = dict[str, Any]
+Row = dict[str, Any]
+Found = tuple[str, float, float]
+"""What it is of, what was reached and what was wanted."""
+
+
+def lines(entries: Sequence[Entry]) -> list[str]:
+    """One sentence per goal, with all places where it is missed, and one on where gloo is ahead."""
+    rows = [
+        (entry, row)
+        for entry in entries
+        if entry["job"]["part"] == "collectives"
+        for row in entry["found"]["rows"]
+    ]
+    out = []
+    for collective in ("all_reduce", "broadcast", "all_gather"):
+        own = [(entry, row) for entry, row in rows if row["collective"] == collective]
+        large = [(_name(e, row), _speed(row), _goal(e, row)) for e, row in own if _goal(e, row)]
+        small = [
+            (f"{_name(e, row)} {share}", _ratio(row, share), GOAL_SMALL)
+            for e, row in own
+            if row["bytes"] < MIB
+            for share in ("p50", "p99")
+        ]
+        cpu = [(_name(e, row), _ratio(row, "cpu"), GOAL_CPU) for e, row in own]
+        out += _said(f"{collective}: times gloo's bus bandwidth", large, at_least=True)
+        out += _said(f"{collective}, 4 KiB: time against gloo's", small, at_least=False)
+        out += _said(f"{collective}: CPU time against gloo's", cpu, at_least=False)
+        behind = [(name, speed, 1.0) for name, speed, _ in large if speed < 1]
+        behind += [(name, 1 / ratio, 1.0) for name, ratio, _ in small if ratio > 1]
+        if own:
+            places = "; ".join(f"{name} ({speed:.2f}x)" for name, speed, _ in behind)
+            out.append(f"{collective}: slower than gloo: {places or 'nowhere'}.")
+    out += _said("Share of bare sockets", _raw(entries), at_least=True) + _bound(entries)
+    out += _said("Memory beyond the tensors, in buckets", _memory(entries), at_least=False)
+    wrong = [_name(e, row) for e, row in rows if not all(w["right"] for w in row["ways"].values())]
+    missing = sum(entry["found"].get("missing", 0) for entry in entries)
+    if rows:
+        out.append(
+            f"Results that were wrong: {'; '.join(wrong) or 'none'}. Packets missing: {missing}."
+        )
+    return out
+
+
+def _said(what: str, found: Sequence[Found], *, at_least: bool) -> list[str]:
+    if not found:
+        return []
+    reaches: Callable[[Found], bool] = (
+        (lambda f: f[1] >= f[2]) if at_least else (lambda f: f[1] <= f[2])
+    )
+    missed = [one for one in found if not reaches(one)]
+    values = sorted(value for _, value, _ in found)
+    wanted = sorted({want for _, _, want in found})
+    goals = " or ".join(f"{want:g}" for want in wanted)
+    text = f"{what}: {values[0]:.2f} to {values[-1]:.2f}, goal {'>=' if at_least else '<='} {goals}"
+    text += f", reached in {len(found) - len(missed)} of {len(found)}"
+    if missed:
+        text += "; not in " + "; ".join(f"{name} ({value:.2f})" for name, value, _ in missed)
+    return [text + "."]
+
+
+def _name(entry: Entry, row: Row) -> str:
+    job = entry["job"]
+    return f"{job['wire']}, {job['ranks']} ranks, {human(row['bytes'])}"
+
+
+def _goal(entry: Entry, row: Row) -> float:
+    return goal(row["collective"], entry["job"]["ranks"], row["bytes"]) or 0.0
+
+
+def _speed(row: Row) -> float:
+    return 1 / _ratio(row, "p50")
+
+
+def _ratio(row: Row, figure: str) -> float:
+    """Lossy's figure over gloo's."""
+    return float(row["ways"]["lossy"][figure] / row["ways"]["gloo"][figure])
+
+
+def _raw(entries: Sequence[Entry]) -> list[Found]:
+    return [
+        (f"{entry['job']['wire']}, {human(size)}", raw_share(entry, size), GOAL_RAW)
+        for entry in entries
+        if entry["job"]["part"] == "raw"
+        for size in RAW_SIZES
+    ]
+
+
+def _bound(entries: Sequence[Entry]) -> list[str]:
+    """What the goal against gloo would take, beside what sockets carry at all."""
+    jobs = {(e["job"]["part"], e["job"]["wire"], e["job"]["ranks"]): e for e in entries}
+    out = []
+    for (part, wire, ranks), entry in jobs.items():
+        raw = jobs.get(("raw", wire, ranks))
+        if part != "collectives" or raw is None:
+            continue
+        row = max(
+            (row for row in entry["found"]["rows"] if row["collective"] == "all_reduce"),
+            key=lambda row: bus(entry, row, "gloo"),
+        )
+        gloo, rate = bus(entry, row, "gloo"), raw["found"]["raw"][RAW_BASE]["gb_per_s"]
+        out.append(
+            f"On {wire} gloo's best bus bandwidth with {ranks} ranks is {gloo:.2f} GB/s, and bare "
+            f"sockets carry {rate:.2f}: {rate / gloo:.1f} times that, where the goal is "
+            f"{GOAL_TWO:g} times."
+        )
+    return out
+
+
+def _memory(entries: Sequence[Entry]) -> list[Found]:
+    return [
+        (f"bucket of {human(int(size))}", peak / int(size), GOAL_MEMORY)
+        for entry in entries
+        if entry["job"]["part"] == "memory"
+        for rank in entry["found"]["ranks"]
+        for size, peak in rank["lossy"]["peaks"].items()
+    ]

@@ -401,7 +401,8 @@ def _data(cls: type[_Data], c: Any) -> _Data:
     """The struct ``c`` as a dataclass whose fields have the same names."""
     names = _SHARED.get(cls)
     if names is None:
-        there = {name for name, _ in ffi.typeof(c).item.fields}
+        kind = ffi.typeof(c)
+        there = {name for name, _ in (kind.item if kind.kind == "pointer" else kind).fields}
         names = tuple(field.name for field in fields(cls) if field.name in there)
         _SHARED[cls] = names
     values = {name: getattr(c, name) for name in names}

@@ -86,8 +86,7 @@ def rounds_of(lossy: int | None) -> dict[str, int]:
 def run(group: Sequence[Cell], lossy_rounds: int | None) -> list[dict[str, Any]]:
     """Measures cells of one network. Raises LossyError where a rank fails."""
     config = {
-        "what": ["step" if cell.what == "step" else cell.mib for cell in group],
-        "ways": ways(),
+        "what": [("step" if cell.what == "step" else cell.mib, ways(cell)) for cell in group],
         "rounds": rounds_of(lossy_rounds),
     }
     with tempfile.TemporaryDirectory() as folder, Lab(group[0].network) as lab:
@@ -104,10 +103,11 @@ def run(group: Sequence[Cell], lossy_rounds: int | None) -> list[dict[str, Any]]
                 between_ranks(times)
                 for times in zip(*(rank[i]["times"][way] for rank in ranks), strict=True)
             ]
-            for way in ways()
+            for way in ways(cell)
         }
         missing = {
-            way: [share for rank in ranks for share in rank[i]["missing"][way]] for way in ways()
+            way: [share for rank in ranks for share in rank[i]["missing"][way]]
+            for way in ways(cell)
         }
         measured.append(
             {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from lossycoll.lab.network import Link, Network, Port
 
 MIB = 1 << 20
+PATIENCE = 45.0
 QUEUE_MS = 25.0
 """Room before each port, in time at its rate: what a router of today has."""
 WAYS = ("lossy", "repair", "reliable", "gloo", "gloo-bbr")
@@ -57,10 +59,23 @@ class Cell:
         return asdict(self)
 
 
-def ways() -> tuple[str, ...]:
-    """Those that this kernel has."""
+def ways(cell: Cell) -> tuple[str, ...]:
+    """Those that this kernel has, and that end within ``PATIENCE`` seconds or so."""
     known = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
-    return tuple(way for way in WAYS if way != "gloo-bbr" or "bbr" in known)
+    absent = {"gloo-bbr"} - ({"gloo-bbr"} if "bbr" in known else set())
+    if cubic_seconds(cell) > PATIENCE:
+        absent.add("gloo")
+    return tuple(way for way in WAYS if way not in absent)
+
+
+def cubic_seconds(cell: Cell) -> float:
+    """What cubic takes at least under random loss: sqrt(3 / 2 / loss) packets of 1448 bytes a round
+    trip (Mathis, Semke, Mahdavi, Ott, CCR 27(3), 1997), both directions at once."""
+    if not cell.loss:
+        return cell.limit
+    bytes_per_s = 1448 / (cell.rtt_ms / 1e3) * math.sqrt(1.5 / cell.loss)
+    share = 2 * (cell.hosts - 1) / cell.hosts
+    return max(cell.limit, share * cell.mib * MIB / bytes_per_s)
 
 
 def gradient_mib() -> float:

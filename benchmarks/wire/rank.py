@@ -1,8 +1,8 @@
 """One host of the benchmark: ``python -m benchmarks.wire.rank CONFIG OUT``.
 
-CONFIG is JSON: what is timed (a size in MiB, or "step" for a step of DDP), ways, rounds of each.
-The ways take turns, and the order turns around each time. OUT gets when this rank began and ended,
-by the clock that all hosts of a laboratory share, and what was missing.
+CONFIG is JSON: rounds of each way, and what is timed (a size in MiB, or "step" for a step of DDP)
+in which ways. They take turns, and the order turns around each time. OUT gets when this rank began
+and ended, by the clock that all hosts of a laboratory share, and what was missing.
 """
 
 from __future__ import annotations
@@ -43,11 +43,12 @@ def main() -> None:
     config = json.loads(sys.argv[1])
     torch.set_num_threads(1)
     dist.init_process_group("lossy")
-    groups = {way: tcp_group(CONTROL[way]) for way in config["ways"] if way in CONTROL}
+    used = {way for _, ways in config["what"] for way in ways}
+    groups = {way: tcp_group(CONTROL[way]) for way in sorted(used) if way in CONTROL}
     out = []
-    for what in config["what"]:
+    for what, ways in config["what"]:
         work = ddp_steps(groups) if what == "step" else all_reduces(what, groups)
-        out.append(measure(work, config, groups))
+        out.append(measure(work, ways, config["rounds"], groups))
         del work
         gc.collect()  # DDP is part of a reference cycle, and holds the group
     Path(f"{sys.argv[2]}.{dist.get_rank()}").write_text(json.dumps(out))
@@ -105,15 +106,15 @@ def ddp_steps(groups: dict[str, dist.ProcessGroup]) -> Work:
 
 
 def measure(
-    work: Work, config: dict[str, Any], groups: dict[str, dist.ProcessGroup]
+    work: Work, ways: list[str], rounds: dict[str, int], groups: dict[str, dist.ProcessGroup]
 ) -> dict[str, Any]:
-    times: dict[str, list[tuple[float, float]]] = {way: [] for way in config["ways"]}
-    missing: dict[str, list[float]] = {way: [] for way in config["ways"]}
+    times: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+    missing: dict[str, list[float]] = {way: [] for way in ways}
     slow: set[str] = set()
-    for number in range(max(config["rounds"].values())):
-        order = config["ways"] if number % 2 == 0 else config["ways"][::-1]
+    for number in range(max(rounds.values())):
+        order = ways if number % 2 == 0 else ways[::-1]
         for way in order:
-            if number >= config["rounds"][way] or way in slow:
+            if number >= rounds[way] or way in slow:
                 continue
             with lossycoll.reliable():
                 dist.barrier()

@@ -50,7 +50,7 @@ def table(entries: Sequence[dict[str, Any]]) -> str:
     for entry in sorted(entries, key=lambda entry: tuple(entry["cell"].values())):
         cell = Cell(**entry["cell"])
         ms = {way: 1e3 * median(entry, way) for way in entry["seconds"]}
-        gloo = min(ms[way] for way in ("gloo", "gloo-bbr") if way in ms)
+        gloo = min((ms[way] for way in ("gloo", "gloo-bbr") if way in ms), default=0.0)
         rows.append(
             [
                 cell.name,
@@ -61,10 +61,10 @@ def table(entries: Sequence[dict[str, Any]]) -> str:
                 f"{entry['missing']['lossy']:.2%}",
                 f"{ms['repair']:.0f}",
                 f"{ms['reliable']:.0f}",
-                f"{ms['gloo']:.0f}",
+                f"{ms['gloo']:.0f}" if "gloo" in ms else "-",
                 f"{ms['gloo-bbr']:.0f}" if "gloo-bbr" in ms else "-",
-                f"{gloo / ms['lossy']:.1f}x",
-                f"{gloo / ms['reliable']:.1f}x",
+                f"{gloo / ms['lossy']:.1f}x" if gloo else "-",
+                f"{gloo / ms['reliable']:.1f}x" if gloo else "-",
             ]
         )
     return markdown(head, rows)
@@ -76,7 +76,9 @@ def draw(entries: Sequence[dict[str, Any]], path: Path) -> None:
     for entry in entries:
         cell = Cell(**entry["cell"])
         if cell.burst == 1:
-            groups.setdefault((cell.hosts, cell.mbit, cell.mib, cell.rtt_ms), []).append(entry)
+            groups.setdefault((cell.hosts, cell.mbit, cell.mib, cell.rtt_ms, cell.what), []).append(
+                entry
+            )
     shown = {key: found for key, found in sorted(groups.items()) if len(found) > 1}
     if not shown:
         return
@@ -86,14 +88,24 @@ def draw(entries: Sequence[dict[str, Any]], path: Path) -> None:
     figure, axes = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
     for axis in axes.flat[len(shown) :]:
         axis.set_visible(False)
-    for axis, ((hosts, mbit, mib, rtt_ms), found) in zip(axes.flat, shown.items(), strict=False):
+    for axis, ((hosts, mbit, mib, rtt_ms, what), found) in zip(
+        axes.flat, shown.items(), strict=False
+    ):
         found.sort(key=lambda entry: entry["cell"]["loss"])
         x = [100 * entry["cell"]["loss"] for entry in found]
-        for way in found[0]["seconds"]:
-            axis.plot(x, [median(e, way) for e in found], "o-", color=COLOURS[way], label=way)
+        for way in WAYS:
+            ended = [
+                (at, median(e, way))
+                for at, e in zip(x, found, strict=True)
+                if e["seconds"].get(way)
+            ]
+            if ended:
+                axis.plot(*zip(*ended, strict=True), "o-", color=COLOURS[way], label=way)
         axis.axhline(found[0]["limit"], color="black", linestyle=":", label="limit of the link")
         axis.set_yscale("log")
-        axis.set_title(f"{mib:g} MiB, {hosts} hosts, {mbit:g} Mbit/s, {rtt_ms:g} ms", fontsize=9)
+        axis.set_title(
+            f"{what}, {mib:.3g} MiB, {hosts} hosts, {mbit:g} Mbit/s, {rtt_ms:g} ms", fontsize=9
+        )
         axis.set_xlabel("packets lost, %")
         axis.set_ylabel("all-reduce, s")
     axes.flat[0].legend(fontsize=8)

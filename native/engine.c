@@ -142,15 +142,19 @@ static void rest(lc_engine *e) {
     atomic_store(&e->sleeping, 0);
 }
 
+void lc_read_clock(lc_engine *e) {
+    uint64_t before = e->now;
+    e->now = lc_now();
+    if (e->now - before > STARVED_NS)
+        e->awake_ns = e->now; /* stopped or starved: what is late may lie in the socket */
+}
+
 static void *progress(void *argument) {
     lc_engine *e = argument;
     uint64_t published = 0;
     e->now = lc_now();
     while (!atomic_load(&e->stop)) {
-        uint64_t before = e->now;
-        e->now = lc_now();
-        if (e->now - before > STARVED_NS)
-            e->awake_ns = e->now; /* stopped or starved: what is late may lie in the socket */
+        lc_read_clock(e);
         take_inbox(e);
         obey_abort(e);
         bury_doomed(e);

@@ -202,6 +202,9 @@ void lc_tick(lc_engine *e); /* looks at every timer and sets tick_ns */
 int lc_overdue(const lc_engine *e, const lc_in *in);
 int lc_still(const lc_engine *e, const lc_peer *peer);
 
+/* engine.c */
+void lc_read_clock(lc_engine *e); /* sets now */
+
 /* receive.c: datagrams in */
 int lc_receive(lc_engine *e);
 void lc_release_held(lc_engine *e, lc_peer *peer);

@@ -38,6 +38,7 @@ enum {
 };
 
 static const uint64_t STAMP_AGE_NS = 10000000000u;
+static const uint64_t CLOCKS_APART_NS = 20000;
 
 typedef union {
     struct sockaddr any;
@@ -57,6 +58,7 @@ struct lc_link {
     uint32_t overflow_seen; /* the kernel's own counter, which wraps */
     uint64_t send_calls, receive_calls;
     uint64_t now_ns, day_ns; /* both clocks, at the latest receive */
+    int stamped;             /* they belong together */
     uint8_t *buffers;        /* LC_RECEIVE_BUFFERS aggregates */
     uint8_t *staging;        /* one aggregate, for sends without gather */
     struct mmsghdr in[LC_RECEIVE_BUFFERS];
@@ -440,7 +442,8 @@ static uint32_t read_control(lc_link *link, struct msghdr *m, lc_arrival *arriva
             uint32_t seen = 0;
             memcpy(&seen, CMSG_DATA(c), sizeof seen);
             count_overflow(link, seen);
-        } else if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_TIMESTAMPNS) {
+        } else if (link->stamped && c->cmsg_level == SOL_SOCKET &&
+                   c->cmsg_type == SCM_TIMESTAMPNS) {
             arrival->came_ns = came_at(c, link->day_ns, link->now_ns);
         }
     }
@@ -471,15 +474,24 @@ static int receive_messages(lc_link *link, int max) {
     return 1;
 }
 
+/* Reads both clocks at one moment. A thread that was put to sleep between them would date every
+ * packet back by its sleep, and one such packet passes for the shortest way for many seconds. */
+static int read_clocks(lc_link *link) {
+    for (int tries = 0; tries < 4; tries++) {
+        link->now_ns = lc_now();
+        link->day_ns = lc_time_of_day();
+        if (lc_now() - link->now_ns < CLOCKS_APART_NS)
+            return 1;
+    }
+    return 0;
+}
+
 int lc_link_receive(lc_link *link, lc_arrival *arrivals, int max) {
     if (max > LC_RECEIVE_BUFFERS)
         max = LC_RECEIVE_BUFFERS;
     arm_receive(link, max);
     int n = receive_messages(link, max);
-    if (n > 0 && (link->active & LC_STAMPS)) {
-        link->now_ns = lc_now();
-        link->day_ns = lc_time_of_day();
-    }
+    link->stamped = n > 0 && (link->active & LC_STAMPS) && read_clocks(link);
     for (int i = 0; i < n; i++) {
         arrivals[i].came_ns = 0;
         uint32_t stride = read_control(link, &link->in[i].msg_hdr, &arrivals[i]);

@@ -1,6 +1,8 @@
 #include "pace.h"
 
 #include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
 
 enum { WINDOW_MIN = 4, WINDOW_START = 64, WINDOW_MAX = 1 << 20, PATIENCE = 3, PATIENCE_MAX = 48 };
 
@@ -400,6 +402,17 @@ static void end_round(lc_pace *pace, uint64_t now) {
         else
             start(pace, before);
     }
+    if (getenv("LAW"))
+        fprintf(
+            stderr,
+            "LAW %.4f len %.1f moved %u lost %u rate %.2f best %.2f loss %.3f q %.2f rtt %.1f hold "
+            "%.1f win %.0f full %.0f lim %d cr %d calm %d try %d dip %d hi %u idle %u pat %u\n",
+            now * 1e-9, (now - pace->round_ns) * 1e-6, pace->moved, lost, pace->rate * 1496 * 8e-6,
+            pace->best_rate * 1496 * 8e-6, pace->loss,
+            pace->least_queue_ns == INT64_MAX ? -1.0 : pace->least_queue_ns * 1e-6,
+            rtt_min_s(pace) * 1e3, pace->hold_s * 1e3, pace->window, full_window(pace),
+            pace->limited, pace->cruising, pace->calm, trying(pace), pace->dip_ns > 0,
+            pace->high_rounds, pace->idle_rounds, pace->patience);
     if (pace->window < WINDOW_MIN)
         pace->window = WINDOW_MIN;
     if (pace->window > WINDOW_MAX)

@@ -79,6 +79,8 @@ int lc_receive(lc_engine *e) {
     int any = 0;
     for (int turn = 0; turn < CALLS_PER_TURN; turn++) {
         int n = lc_link_receive(e->link, arrivals, LC_RECEIVE_BUFFERS);
+        if (n > 0)
+            lc_read_clock(e); /* nothing can have come later than this */
         for (int i = 0; i < n; i++) {
             const lc_arrival *a = &arrivals[i];
             if (a->length == 0)

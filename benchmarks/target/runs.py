@@ -41,7 +41,7 @@ class Budget:
     seconds of training after which a run ends, whatever it has reached."""
 
     steps: int = 200
-    width: int = 128
+    width: int = 64
     batch: int = 4
     limit: float = 900.0
 

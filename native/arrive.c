@@ -264,7 +264,7 @@ void lc_round_ended(lc_engine *e, lc_in *in) {
  * reordering takes would make every stream with a loss wait for its like. */
 static void note_late(lc_engine *e, lc_peer *peer, uint64_t fin_ns) {
     uint64_t late = e->now - fin_ns;
-    if (fin_ns && late > peer->late_ns && late <= LATE_MAX_NS + peer->pace.rtt_ns)
+    if (fin_ns && late > peer->late_ns && late <= LATE_MAX_NS + peer->pace.path.rtt_ns)
         peer->late_ns = late;
 }
 

@@ -257,7 +257,7 @@ static uint64_t reorder_allowance(const lc_engine *e, const lc_in *in) {
     const lc_call *call = &in->slot->op->call;
     uint64_t floor = e->config.reorder_ns ? e->config.reorder_ns : LC_REORDER_NS;
     uint64_t late = !call->reliable && in->round >= call->repair ? 4 * p->late_ns : p->late_ns;
-    uint64_t unknown = p->settled < 64 ? p->pace.rtt_ns / 4 >> p->settled / 4 : 0;
+    uint64_t unknown = p->settled < 64 ? p->pace.path.rtt_ns / 4 >> p->settled / 4 : 0;
     uint64_t learnt = late > unknown ? late : unknown;
     return learnt > floor ? learnt : floor;
 }
@@ -416,7 +416,7 @@ static void on_ack(lc_engine *e, uint16_t peer, const lc_record *r) {
     if (moved)
         p->probe_ns = 0;
     p->tx_acked = r->a;
-    lc_pace_ack ack = {.now = e->now, .moved = moved, .taken = moved > lost ? moved - lost : 0};
+    lc_path_ack ack = {.now = e->now, .moved = moved, .taken = moved > lost ? moved - lost : 0};
     if (moved && r->c >> 32) { /* an answer that comes again tells how old it is */
         uint32_t kept_us = (uint32_t)(r->c >> 32) - 1;
         uint32_t back_us = (uint32_t)(e->came_ns / 1000) - (uint32_t)r->c;

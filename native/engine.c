@@ -90,7 +90,7 @@ static void publish(lc_engine *e) {
             .packets_sent = p->packets_sent,
             .packets_received = p->packets_received,
             .packets_missing = p->packets_missing,
-            .rtt_ns = p->pace.rtt_ns,
+            .rtt_ns = p->pace.path.rtt_ns,
             .deadline_ns = lc_deadline_of(&p->deadline, 1, e->config.deadline_min_ns,
                                           e->config.deadline_max_ns),
             .delivery_rate = total ? (double)p->packets_received / (double)total : 1.0,

@@ -1,18 +1,14 @@
 #include "pace.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 enum { WINDOW_MIN = 4, WINDOW_START = 64, WINDOW_MAX = 1 << 20, PATIENCE = 3, PATIENCE_MAX = 48 };
 
-static const uint64_t EPOCH_NS = 10000000000u; /* memory of the least delays */
 static const uint64_t RTO_MIN_NS = 5000000u, RTO_MAX_NS = 200000000u, RTO_START_NS = 20000000u;
 
 /* A round trip below this is one machine or one rack: windows alone hold it, and a timer is too
  * coarse to pace it. What is shorter than the clocks' noise isn't taken for a queue. */
 static const uint64_t PACED_RTT_NS = 1000000u;
-static const int64_t NOISE_NS = 1000000;
 static const uint64_t ROUND_MIN_NS = 2000000u;
 
 /* Queue that one flow aims at: QUEUE_ONE / sqrt(bytes/s) seconds, 1 ms at 1 Gbit/s. With the root,
@@ -28,9 +24,6 @@ static const double FOUND = 1.1;     /* a trial that brings so much has found mo
 static const double CEILING = 1.3;   /* window against the rate of delivery */
 static const double GROWN = 1.25;    /* a start goes on as long as a round brings so much more */
 static const uint32_t TAKEN_MIN = 8; /* packets without which a round says nothing */
-static const uint32_t TRAIN_MIN = 48;
-static const uint32_t STRANGE_MAX = 16; /* acknowledgements */
-static const double HOLD_MAX_S = 0.05;
 static const double CALM = 0.95; /* paced so in a round that tells random loss from an overrun */
 static const double CALM_LOSS = 0.01;
 static const uint32_t CALM_EVERY = LC_PACE_ROUNDS - 2;
@@ -46,37 +39,13 @@ static const double BURSTY = 16; /* variance of the packets lost, against single
 static const double LOSS_TOLERANCE = 0.6;
 static const uint32_t LOST_MIN = 64;
 
-/* ---- the path ---- */
-
-/* Nothing was measured for so long that the clocks may have drifted by more than a queue. */
-static int is_old(const lc_least *least, uint64_t now) {
-    return now - least->began_ns > 2 * EPOCH_NS;
-}
-
-static void least_add(lc_least *least, uint64_t now, int64_t value) {
-    if (!least->known || now - least->began_ns > EPOCH_NS) {
-        least->before = least->known && !is_old(least, now) ? least->now : value;
-        least->now = value;
-        least->began_ns = now;
-        least->known = 1;
-    }
-    if (value < least->now)
-        least->now = value;
-}
-
-static int64_t least_of(const lc_least *least) {
-    return least->now < least->before ? least->now : least->before;
-}
-
-static double rtt_min_s(const lc_pace *pace) {
-    return 1e-9 * (double)least_of(&pace->rtt);
-}
+/* ---- the law ---- */
 
 /* Seconds of queue that this flow aims at. */
 static double aim_s(const lc_pace *pace, double packets_per_s) {
     double bytes_per_s = packets_per_s * pace->packet_bytes;
     double aim = bytes_per_s > 0 ? QUEUE_ONE / sqrt(bytes_per_s) : 0;
-    return pace->modest * (aim > 1e-9 * (double)NOISE_NS ? aim : 1e-9 * (double)NOISE_NS);
+    return pace->modest * (aim > 1e-9 * (double)LC_NOISE_NS ? aim : 1e-9 * (double)LC_NOISE_NS);
 }
 
 void lc_pace_init(lc_pace *pace, uint64_t now, uint64_t clock_ns, uint32_t packet_bytes) {
@@ -89,83 +58,6 @@ void lc_pace_init(lc_pace *pace, uint64_t now, uint64_t clock_ns, uint32_t packe
                       .least_queue_ns = INT64_MAX};
 }
 
-/* The rate of delivery is taken from the peer's clock over a train of packets: shorter than a round
- * trip, so that small operations on long paths tell it too, and longer than what a sleeping thread
- * or an aggregate of packets blurs. */
-static void sample_rate(lc_pace *pace, const lc_pace_ack *ack) {
-    uint64_t span_us = pace->rtt_ns / 8000;
-    if (span_us < 2000)
-        span_us = 2000;
-    if (span_us > 20000)
-        span_us = 20000;
-    /* Packets of a slow path come far apart; that is no pause of the sender. */
-    double apart_us = pace->rate > 0 ? 4e6 / pace->rate : 1e-3 * (double)pace->rtt_ns;
-    double pause_us = 4 * (double)span_us > apart_us ? 4 * (double)span_us : apart_us;
-    double least = pace->window < TRAIN_MIN ? pace->window : TRAIN_MIN;
-    uint32_t gap = ack->arrived_us - pace->last_us;
-    uint32_t passed = ack->arrived_us - pace->train_us;
-    pace->last_us = ack->arrived_us;
-    if (!pace->in_train || gap > pause_us) {
-        pace->in_train = 1;
-        pace->train_us = ack->arrived_us;
-        pace->train_taken = 0;
-        return;
-    }
-    pace->train_taken += ack->taken;
-    if (passed < span_us || pace->train_taken < least || pace->train_taken < TAKEN_MIN)
-        return;
-    double rate = 1e6 * pace->train_taken / passed;
-    if (rate > pace->best_rate)
-        pace->best_rate = rate;
-    pace->train_us = ack->arrived_us;
-    pace->train_taken = 0;
-}
-
-static void begin_way(lc_pace *pace, uint32_t way_us) {
-    pace->way_first_us = way_us;
-    pace->way = pace->dip_way = (lc_least){0};
-}
-
-/* Returns the queue that the packet met, ns. */
-static int64_t sample_path(lc_pace *pace, const lc_pace_ack *ack) {
-    uint32_t way = ack->arrived_us - ack->sent_us;
-    if (!pace->way.known || is_old(&pace->way, ack->now))
-        begin_way(pace, way);
-    int64_t relative = (int32_t)(way - pace->way_first_us);
-    /* One way is a part of there and back: what says otherwise is no measurement, and what goes on
-     * saying so is a clock that was set. */
-    int64_t both_us = (int64_t)(pace->rtt_ns + ack->rtt_ns) / 1000 + NOISE_NS / 1000;
-    int strange = pace->way.known && relative < least_of(&pace->way) - both_us;
-    pace->strange = strange ? pace->strange + 1 : 0;
-    if (pace->strange >= STRANGE_MAX) {
-        begin_way(pace, way);
-        relative = 0;
-    } else if (strange) {
-        relative = least_of(&pace->way);
-    }
-    pace->rtt_ns = pace->rtt_ns ? pace->rtt_ns - pace->rtt_ns / 8 + ack->rtt_ns / 8 : ack->rtt_ns;
-    least_add(&pace->rtt, ack->now, (int64_t)ack->rtt_ns);
-    least_add(&pace->way, ack->now, relative);
-    if (pace->dip_ns) {
-        least_add(&pace->dip_way, ack->now, relative);
-        least_add(&pace->dip_rtt, ack->now, (int64_t)ack->rtt_ns);
-    }
-    int64_t queue = 1000 * (relative - least_of(&pace->way));
-    if (queue > (int64_t)ack->rtt_ns)
-        queue = (int64_t)ack->rtt_ns;
-    if (queue < pace->least_queue_ns)
-        pace->least_queue_ns = queue;
-    double hold = 1e-9 * (double)((int64_t)ack->elapsed_ns - least_of(&pace->rtt) - queue);
-    pace->hold_s -= pace->hold_s / 64;
-    if (hold > pace->hold_s)
-        pace->hold_s = hold < HOLD_MAX_S ? hold : HOLD_MAX_S;
-    if (queue < NOISE_NS / 8)
-        pace->lowest_ns = ack->now;
-    return queue;
-}
-
-/* ---- the law ---- */
-
 /* Packets/s that must go out for the rate of delivery. What is lost even in calm rounds is random
  * and doesn't mean less; what isn't, or comes with a long queue, was an overrun. */
 static double send_rate(const lc_pace *pace) {
@@ -174,15 +66,10 @@ static double send_rate(const lc_pace *pace) {
     return pace->high_rounds ? pace->rate : pace->rate / (1 - pace->loss);
 }
 
-/* From sending to hearing of it, without any queue. */
-static double loop_s(const lc_pace *pace) {
-    return rtt_min_s(pace) + pace->hold_s;
-}
-
 /* What keeps the path busy, with this flow's part of the queue. */
 static double full_window(const lc_pace *pace) {
     double rate = send_rate(pace);
-    return rate * (loop_s(pace) + aim_s(pace, rate));
+    return rate * (lc_path_loop_s(&pace->path) + aim_s(pace, rate));
 }
 
 /* More goes out for one round; what comes of it shows in the next two. */
@@ -191,8 +78,9 @@ static int trying(const lc_pace *pace) {
 }
 
 static void set_gate(lc_pace *pace, uint64_t now) {
-    double rtt = rtt_min_s(pace);
-    if (pace->same_host || !pace->rtt.known || least_of(&pace->rtt) < (int64_t)PACED_RTT_NS) {
+    double rtt = lc_path_rtt_s(&pace->path);
+    if (pace->same_host || !pace->path.rtt.known ||
+        lc_path_rtt_ns(&pace->path) < (int64_t)PACED_RTT_NS) {
         lc_rate_init(&pace->gate, 0, now);
         return;
     }
@@ -257,7 +145,7 @@ static void judge_trial(lc_pace *pace) {
 }
 
 static void cruise(lc_pace *pace, double queue) {
-    double loop = loop_s(pace);
+    double loop = lc_path_loop_s(&pace->path);
     int was_calm = pace->calm;
     pace->calm = 0;
     double aim = aim_s(pace, send_rate(pace));
@@ -266,7 +154,7 @@ static void cruise(lc_pace *pace, double queue) {
     double want = before * loop / (loop + queue) + send_rate(pace) * aim;
     if (queue < aim / 2 && want < full)
         want = full;
-    if (queue < 1e-9 * (double)NOISE_NS && want < before)
+    if (queue < 1e-9 * (double)LC_NOISE_NS && want < before)
         want = before;
     if (was_calm)
         want = before; /* its queue was this law's doing */
@@ -298,9 +186,9 @@ static void dip(lc_pace *pace, uint64_t now) {
         if (now < pace->dip_ns)
             return;
         pace->dip_ns = 0;
-        if (pace->dip_way.known) {
+        int64_t longer_ns;
+        if (lc_path_watched(&pace->path, now, &longer_ns)) {
             /* What passed for a queue was a longer path, and the window was cut for nothing. */
-            int64_t longer_ns = 1000 * (pace->dip_way.now - least_of(&pace->way));
             if (longer_ns > LONGER * 1e9 * aim_s(pace, send_rate(pace))) {
                 pace->cruising = 0;
                 if (pace->high_rounds && pace->window < pace->window_before)
@@ -308,19 +196,15 @@ static void dip(lc_pace *pace, uint64_t now) {
             }
             pace->flat_rounds = 0;
             pace->high_ns = 0;
-            pace->way.now = pace->way.before = pace->dip_way.now;
-            pace->rtt.now = pace->rtt.before = pace->dip_rtt.now;
-            pace->way.began_ns = pace->rtt.began_ns = now;
         }
-        pace->lowest_ns = now;
         return;
     }
-    uint64_t length = 2 * (pace->rtt_ns > DIP_MIN_NS ? pace->rtt_ns : DIP_MIN_NS);
-    if (!pace->cruising || now - pace->lowest_ns < DIP_EVERY_NS / 2 ||
+    uint64_t length = 2 * (pace->path.rtt_ns > DIP_MIN_NS ? pace->path.rtt_ns : DIP_MIN_NS);
+    if (!pace->cruising || now - pace->path.lowest_ns < DIP_EVERY_NS / 2 ||
         (now + pace->clock_ns) % DIP_EVERY_NS > length)
         return;
     pace->dip_ns = now + length;
-    pace->dip_way = pace->dip_rtt = (lc_least){0};
+    lc_path_watch(&pace->path);
 }
 
 static uint32_t lost_of(const lc_pace *pace) {
@@ -385,7 +269,7 @@ static void cut(lc_pace *pace, uint64_t now) {
 
 /* A window of a few packets takes several round trips to say something. */
 static int round_over(const lc_pace *pace, uint64_t now) {
-    uint64_t least = pace->rtt_ns > ROUND_MIN_NS ? pace->rtt_ns : ROUND_MIN_NS;
+    uint64_t least = pace->path.rtt_ns > ROUND_MIN_NS ? pace->path.rtt_ns : ROUND_MIN_NS;
     return now - pace->round_ns >= least && (pace->taken >= TAKEN_MIN || lost_of(pace) > LOST_MIN);
 }
 
@@ -402,17 +286,6 @@ static void end_round(lc_pace *pace, uint64_t now) {
         else
             start(pace, before);
     }
-    if (getenv("LAW"))
-        fprintf(
-            stderr,
-            "LAW %.4f len %.1f moved %u lost %u rate %.2f best %.2f loss %.3f q %.2f rtt %.1f hold "
-            "%.1f win %.0f full %.0f lim %d cr %d calm %d try %d dip %d hi %u idle %u pat %u\n",
-            now * 1e-9, (now - pace->round_ns) * 1e-6, pace->moved, lost, pace->rate * 1496 * 8e-6,
-            pace->best_rate * 1496 * 8e-6, pace->loss,
-            pace->least_queue_ns == INT64_MAX ? -1.0 : pace->least_queue_ns * 1e-6,
-            rtt_min_s(pace) * 1e3, pace->hold_s * 1e3, pace->window, full_window(pace),
-            pace->limited, pace->cruising, pace->calm, trying(pace), pace->dip_ns > 0,
-            pace->high_rounds, pace->idle_rounds, pace->patience);
     if (pace->window < WINDOW_MIN)
         pace->window = WINDOW_MIN;
     if (pace->window > WINDOW_MAX)
@@ -425,9 +298,9 @@ static void end_round(lc_pace *pace, uint64_t now) {
 }
 
 static void watch_start(lc_pace *pace, uint64_t now, int64_t queue) {
-    int64_t high = least_of(&pace->rtt) / 8;
-    if (high < 2 * NOISE_NS)
-        high = 2 * NOISE_NS;
+    int64_t high = lc_path_rtt_ns(&pace->path) / 8;
+    if (high < 2 * LC_NOISE_NS)
+        high = 2 * LC_NOISE_NS;
     if (queue <= high)
         pace->high_ns = 0;
     else if (!pace->high_ns)
@@ -436,12 +309,14 @@ static void watch_start(lc_pace *pace, uint64_t now, int64_t queue) {
         start_cruising(pace);
 }
 
-void lc_pace_acked(lc_pace *pace, const lc_pace_ack *ack) {
+void lc_pace_acked(lc_pace *pace, const lc_path_ack *ack) {
     pace->moved += ack->moved;
     pace->taken += ack->taken;
     if (ack->rtt_ns) {
-        int64_t queue = sample_path(pace, ack);
-        sample_rate(pace, ack);
+        int64_t queue = lc_path_sample(&pace->path, ack);
+        double rate = lc_path_rate(&pace->path, ack, pace->rate, pace->window);
+        pace->best_rate = rate > pace->best_rate ? rate : pace->best_rate;
+        pace->least_queue_ns = queue < pace->least_queue_ns ? queue : pace->least_queue_ns;
         if (!pace->cruising)
             watch_start(pace, ack->now, queue);
         dip(pace, ack->now);
@@ -463,11 +338,12 @@ uint32_t lc_pace_window(const lc_pace *pace, uint32_t peer_window) {
     if (pace->calm && full_window(pace) < window)
         window = full_window(pace);
     if (pace->dip_ns)
-        window = send_rate(pace) * rtt_min_s(pace) / 2;
+        window = send_rate(pace) * lc_path_rtt_s(&pace->path) / 2;
     if (window < WINDOW_MIN)
         window = WINDOW_MIN; /* without a packet on its way nothing would ever be heard */
-    if (pace->rtt.known && least_of(&pace->rtt) > (int64_t)PACED_RTT_NS)
-        room += send_rate(pace) * 1e-9 * (double)(least_of(&pace->rtt) - (int64_t)PACED_RTT_NS);
+    if (pace->path.rtt.known && lc_path_rtt_ns(&pace->path) > (int64_t)PACED_RTT_NS)
+        room +=
+            send_rate(pace) * 1e-9 * (double)(lc_path_rtt_ns(&pace->path) - (int64_t)PACED_RTT_NS);
     return (uint32_t)(window < room ? window : room);
 }
 
@@ -494,8 +370,8 @@ uint64_t lc_pace_queue(const lc_pace *pace) {
 }
 
 uint64_t lc_pace_rto(const lc_pace *pace) {
-    if (!pace->rtt_ns)
+    if (!pace->path.rtt_ns)
         return RTO_START_NS;
-    uint64_t rto = 4 * pace->rtt_ns + RTO_MIN_NS;
-    return rto < RTO_MAX_NS + pace->rtt_ns * 2 ? rto : RTO_MAX_NS + pace->rtt_ns * 2;
+    uint64_t rto = 4 * pace->path.rtt_ns + RTO_MIN_NS;
+    return rto < RTO_MAX_NS + pace->path.rtt_ns * 2 ? rto : RTO_MAX_NS + pace->path.rtt_ns * 2;
 }

@@ -7,45 +7,19 @@
 #ifndef LC_PACE_H
 #define LC_PACE_H
 
+#include "path.h"
 #include "rate.h"
 
 enum { LC_PACE_ROUNDS = 8 };
 
-/* The least of this and the last epoch. */
-typedef struct {
-    int64_t now, before;
-    uint64_t began_ns;
-    int known;
-} lc_least;
-
-/* What an acknowledgement tells. Clocks are in microseconds and wrap; the peer's has any offset. */
-typedef struct {
-    uint64_t now;
-    uint64_t rtt_ns;     /* 0: it carries no echo, and the clocks say nothing either */
-    uint64_t elapsed_ns; /* since the packet was sent: with the time that threads took to look */
-    uint32_t sent_us;    /* the sender's clock in the latest packet that the peer has seen */
-    uint32_t arrived_us; /* the peer's clock when it came */
-    uint32_t moved;      /* packets that the peer has newly seen, or seen to be missing */
-    uint32_t taken;      /* of them, those that came */
-} lc_pace_ack;
-
 typedef struct {
     int same_host; /* no network lies between: the peer's window is enough */
-    /* the path */
-    uint64_t rtt_ns; /* smoothed; 0: unknown */
-    lc_least rtt;    /* round trip, ns */
-    lc_least way; /* one-way delay against the first one, us: offset and drift of clocks cancel */
-    uint32_t way_first_us;
-    uint32_t strange; /* acknowledgements in a row whose clocks make no sense */
-    double hold_s;    /* what threads add to a round trip; the path's own share is in rtt and way */
-    double rate;      /* packets/s delivered: the most of the last rounds */
-    double loss;      /* share: the least of the last rounds */
-    double rates[LC_PACE_ROUNDS];   /* of the last rounds in which sending was held back */
-    double losses[LC_PACE_ROUNDS];  /* of the same rounds */
-    uint32_t n_rounds;              /* so far, in both */
-    uint32_t train_us, train_taken; /* where the present sample of the rate began */
-    uint32_t last_us;               /* the latest arrival in it */
-    int in_train;
+    lc_path path;
+    double rate;                   /* packets/s delivered: the most of the last rounds */
+    double loss;                   /* share: the least of the last rounds */
+    double rates[LC_PACE_ROUNDS];  /* of the last rounds in which sending was held back */
+    double losses[LC_PACE_ROUNDS]; /* of the same rounds */
+    uint32_t n_rounds;             /* so far, in both */
     /* the law */
     double window; /* packets */
     double packet_bytes;
@@ -58,12 +32,10 @@ typedef struct {
     uint32_t trial_rounds;
     uint32_t rounds; /* of cruising */
     int calm; /* this round sends no more than was delivered, to see whether that is lost too */
-    uint64_t lowest_ns;   /* when the queue was last seen empty */
     uint32_t high_rounds; /* in a row with a queue of several times what is aimed at */
     double window_before; /* the window when that began */
     uint64_t dip_ns;   /* until when the window is low, to see the path without this flow's queue */
     uint64_t clock_ns; /* what makes `now` a clock that all senders of the path share */
-    lc_least dip_way, dip_rtt;
     /* a buffer shorter than the aim */
     double modest;              /* share of the aim that it has room for */
     double few_lost, few_moved; /* packets of the last rounds, of which the latest count most */
@@ -94,7 +66,7 @@ void lc_pace_spend(lc_pace *pace, uint64_t now, uint32_t packets, uint32_t packe
 uint64_t lc_pace_delay(const lc_pace *pace, uint64_t now, uint32_t packet_bytes);
 /* There is something to send, and the law holds it back. */
 void lc_pace_limited(lc_pace *pace);
-void lc_pace_acked(lc_pace *pace, const lc_pace_ack *ack);
+void lc_pace_acked(lc_pace *pace, const lc_path_ack *ack);
 /* The standing queue of the present round, ns; 0 while it is not known. */
 uint64_t lc_pace_queue(const lc_pace *pace);
 /* How long to wait for an answer before asking again. */

@@ -26,7 +26,7 @@ static int path_silent(const lc_engine *e, const lc_op *op, uint16_t peer) {
  * is stopped or starved, and then nothing is lost; or the path is out, for which deadline_max is.
  */
 int lc_still(const lc_engine *e, const lc_peer *peer) {
-    return e->now - peer->heard_ns > STILL_NS + 2 * peer->pace.rtt_ns;
+    return e->now - peer->heard_ns > STILL_NS + 2 * peer->pace.path.rtt_ns;
 }
 
 static void ask(lc_engine *e, lc_in *in) {
@@ -67,7 +67,7 @@ int lc_overdue(const lc_engine *e, const lc_in *in) {
     /* What was learnt may be of another path than this one has become: packets that keep coming are
      * waited for, as far apart as they may be by now. */
     return e->now - later(in->last_ns, excused) >
-           lc_deadline_silence(&peer->deadline, later(in->gap_ns, peer->pace.rtt_ns));
+           lc_deadline_silence(&peer->deadline, later(in->gap_ns, peer->pace.path.rtt_ns));
 }
 
 static void tick_in(lc_engine *e, lc_in *in, uint64_t *next) {

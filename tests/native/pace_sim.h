@@ -222,7 +222,7 @@ static void sim_acked(sim *s, sim_flow *f) {
             continue;
         }
         uint64_t here_ns = (uint64_t)((double)a.arrived_ns * (1 + f->drift));
-        lc_pace_ack ack = {.now = s->now,
+        lc_path_ack ack = {.now = s->now,
                            .rtt_ns = s->now - a.sent_ns,
                            .elapsed_ns = s->now - a.sent_ns,
                            .sent_us = (uint32_t)(a.sent_ns / 1000),

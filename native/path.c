@@ -1,0 +1,129 @@
+#include "path.h"
+
+static const uint64_t EPOCH_NS = 10000000000u; /* memory of the least delays */
+static const uint32_t STRANGE_MAX = 16;        /* acknowledgements */
+static const double HOLD_MAX_S = 0.05;
+static const uint32_t TRAIN_MIN = 48, TRAIN_LEAST = 8;
+
+/* Nothing was measured for so long that the clocks may have drifted by more than a queue. */
+static int is_old(const lc_least *least, uint64_t now) {
+    return now - least->began_ns > 2 * EPOCH_NS;
+}
+
+static void least_add(lc_least *least, uint64_t now, int64_t value) {
+    if (!least->known || now - least->began_ns > EPOCH_NS) {
+        least->before = least->known && !is_old(least, now) ? least->now : value;
+        least->now = value;
+        least->began_ns = now;
+        least->known = 1;
+    }
+    if (value < least->now)
+        least->now = value;
+}
+
+static int64_t least_of(const lc_least *least) {
+    return least->now < least->before ? least->now : least->before;
+}
+
+int64_t lc_path_rtt_ns(const lc_path *path) {
+    return least_of(&path->rtt);
+}
+
+double lc_path_rtt_s(const lc_path *path) {
+    return 1e-9 * (double)least_of(&path->rtt);
+}
+
+double lc_path_loop_s(const lc_path *path) {
+    return lc_path_rtt_s(path) + path->hold_s;
+}
+
+/* The rate of delivery is taken from the peer's clock over a train of packets: shorter than a round
+ * trip, so that small operations on long paths tell it too, and longer than what a sleeping thread
+ * or an aggregate of packets blurs. */
+double lc_path_rate(lc_path *path, const lc_path_ack *ack, double rate, double window) {
+    uint64_t span_us = path->rtt_ns / 8000;
+    if (span_us < 2000)
+        span_us = 2000;
+    if (span_us > 20000)
+        span_us = 20000;
+    /* Packets of a slow path come far apart; that is no pause of the sender. */
+    double apart_us = rate > 0 ? 4e6 / rate : 1e-3 * (double)path->rtt_ns;
+    double pause_us = 4 * (double)span_us > apart_us ? 4 * (double)span_us : apart_us;
+    double least = window < TRAIN_MIN ? window : TRAIN_MIN;
+    uint32_t gap = ack->arrived_us - path->last_us;
+    uint32_t passed = ack->arrived_us - path->train_us;
+    path->last_us = ack->arrived_us;
+    if (!path->in_train || gap > pause_us) {
+        path->in_train = 1;
+        path->train_us = ack->arrived_us;
+        path->train_taken = 0;
+        return 0;
+    }
+    path->train_taken += ack->taken;
+    if (passed < span_us || path->train_taken < least || path->train_taken < TRAIN_LEAST)
+        return 0;
+    double found = 1e6 * path->train_taken / passed;
+    path->train_us = ack->arrived_us;
+    path->train_taken = 0;
+    return found;
+}
+
+static void begin_way(lc_path *path, uint32_t way_us) {
+    path->way_first_us = way_us;
+    path->way = path->watched_way = (lc_least){0};
+}
+
+/* The one-way delay against the first one, us. One way is a part of there and back: what says
+ * otherwise is no measurement, and what goes on saying so is a clock that was set. */
+static int64_t relative_way(lc_path *path, const lc_path_ack *ack) {
+    uint32_t way = ack->arrived_us - ack->sent_us;
+    if (!path->way.known || is_old(&path->way, ack->now))
+        begin_way(path, way);
+    int64_t relative = (int32_t)(way - path->way_first_us);
+    int64_t both_us = (int64_t)(path->rtt_ns + ack->rtt_ns) / 1000 + LC_NOISE_NS / 1000;
+    int strange = path->way.known && relative < least_of(&path->way) - both_us;
+    path->strange = strange ? path->strange + 1 : 0;
+    if (path->strange >= STRANGE_MAX) {
+        begin_way(path, way);
+        return 0;
+    }
+    return strange ? least_of(&path->way) : relative;
+}
+
+int64_t lc_path_sample(lc_path *path, const lc_path_ack *ack) {
+    int64_t relative = relative_way(path, ack);
+    path->rtt_ns = path->rtt_ns ? path->rtt_ns - path->rtt_ns / 8 + ack->rtt_ns / 8 : ack->rtt_ns;
+    least_add(&path->rtt, ack->now, (int64_t)ack->rtt_ns);
+    least_add(&path->way, ack->now, relative);
+    if (path->watched) {
+        least_add(&path->watched_way, ack->now, relative);
+        least_add(&path->watched_rtt, ack->now, (int64_t)ack->rtt_ns);
+    }
+    int64_t queue = 1000 * (relative - least_of(&path->way));
+    if (queue > (int64_t)ack->rtt_ns)
+        queue = (int64_t)ack->rtt_ns;
+    double hold = 1e-9 * (double)((int64_t)ack->elapsed_ns - least_of(&path->rtt) - queue);
+    path->hold_s -= path->hold_s / 64;
+    if (hold > path->hold_s)
+        path->hold_s = hold < HOLD_MAX_S ? hold : HOLD_MAX_S;
+    if (queue < LC_NOISE_NS / 8)
+        path->lowest_ns = ack->now;
+    return queue;
+}
+
+void lc_path_watch(lc_path *path) {
+    path->watched = 1;
+    path->watched_way = path->watched_rtt = (lc_least){0};
+}
+
+int lc_path_watched(lc_path *path, uint64_t now, int64_t *longer_ns) {
+    path->watched = 0;
+    path->lowest_ns = now;
+    if (!path->watched_way.known)
+        return 0;
+    *longer_ns = 1000 * (path->watched_way.now - least_of(&path->way));
+    path->way.now = path->way.before = path->watched_way.now;
+    path->rtt.now = path->rtt.before = path->watched_rtt.now;
+    path->way.began_ns = path->rtt.began_ns = now;
+    return 1;
+}

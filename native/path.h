@@ -1,0 +1,61 @@
+/* What acknowledgements tell of the path to a peer: its round trip, the queue on the way there, and
+ * how fast packets come out of it. docs/congestion.md says how each is measured. */
+#ifndef LC_PATH_H
+#define LC_PATH_H
+
+#include <stdint.h>
+
+/* What threads and clocks blur: delays that are shorter aren't taken for a queue. */
+enum { LC_NOISE_NS = 1000000 };
+
+/* The least of this and the last epoch. */
+typedef struct {
+    int64_t now, before;
+    uint64_t began_ns;
+    int known;
+} lc_least;
+
+/* What an acknowledgement tells. Clocks are in microseconds and wrap; the peer's has any offset. */
+typedef struct {
+    uint64_t now;
+    uint64_t rtt_ns;     /* 0: it carries no echo, and the clocks say nothing either */
+    uint64_t elapsed_ns; /* since the packet was sent: with the time that threads took to look */
+    uint32_t sent_us;    /* the sender's clock in the latest packet that the peer has seen */
+    uint32_t arrived_us; /* the peer's clock when it came */
+    uint32_t moved;      /* packets that the peer has newly seen, or seen to be missing */
+    uint32_t taken;      /* of them, those that came */
+} lc_path_ack;
+
+typedef struct {
+    uint64_t rtt_ns; /* smoothed; 0: unknown */
+    lc_least rtt;    /* round trip, ns */
+    lc_least way; /* one-way delay against the first one, us: offset and drift of clocks cancel */
+    uint32_t way_first_us;
+    uint32_t strange; /* acknowledgements in a row whose clocks make no sense */
+    double hold_s;    /* what threads add to a round trip; the path's own share is in rtt and way */
+    uint64_t lowest_ns; /* when the queue was last seen empty */
+    int watched;        /* the least delays are also taken on their own */
+    lc_least watched_way, watched_rtt;
+    /* the present train of packets */
+    uint32_t train_us, train_taken; /* where it began */
+    uint32_t last_us;               /* the latest arrival in it */
+    int in_train;
+} lc_path;
+
+/* Takes the delays in. Returns the queue that the packet met, ns. Only with an echo. */
+int64_t lc_path_sample(lc_path *path, const lc_path_ack *ack);
+/* Packets/s along a train that ends with this acknowledgement; 0: none does. rate: what is known of
+ * it, 0 if nothing is. window: packets that may be in flight. */
+double lc_path_rate(lc_path *path, const lc_path_ack *ack, double rate, double window);
+/* The least round trip. */
+int64_t lc_path_rtt_ns(const lc_path *path);
+double lc_path_rtt_s(const lc_path *path);
+/* From sending to hearing of it, without any queue, s. */
+double lc_path_loop_s(const lc_path *path);
+/* From here on it is watched, without the queue of those who share it. */
+void lc_path_watch(lc_path *path);
+/* What was seen since is the path now. Returns 0 if nothing was; *longer_ns: by how much it has
+ * grown. */
+int lc_path_watched(lc_path *path, uint64_t now, int64_t *longer_ns);
+
+#endif

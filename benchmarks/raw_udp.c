@@ -37,7 +37,7 @@ enum {
     MAX_SEGMENTS = 64,     /* of one GSO send; newer kernels take 128 */
     BATCH = 8,             /* messages per system call; more was no faster elsewhere */
     WANTED_BUFFER = 4 << 20,
-    STALL_NS = 50000000
+    STALL_NS = 2000000000 /* a busy machine keeps a thread waiting for long */
 };
 
 struct switches {

@@ -36,9 +36,9 @@ def draw(entries: Sequence[dict[str, Any]], path: Path) -> None:
                 continue
             rows = [row for row in entry["found"]["rows"] if row["collective"] == "all_reduce"]
             x = [row["bytes"] for row in rows]
-            for way, colour in COLOURS.items():
+            for way in rows[0]["ways"]:
                 y = [bus(entry, row, way) for row in rows]
-                axis.plot(x, y, "o-", color=colour, label=way)
+                axis.plot(x, y, "o-", color=COLOURS[way], label=way)
             raw = found.get(("raw", ranks, wire))
             if raw is not None:
                 rate = raw["found"]["raw"][RAW_BASE]["gb_per_s"]

@@ -169,7 +169,7 @@ def draw(found: Sequence[dict[str, Any]], path: Path) -> None:
         for samples, colour, name in zip(
             entry["samples"], ("tab:red", "tab:blue"), names, strict=True
         ):
-            x, y = zip(*by_half_second(samples), strict=True)
+            x, y = zip(*smoothed(samples), strict=True)
             axis.plot([when - begin for when in x], y, color=colour, label=name)
         axis.axhline(MBIT, color="black", linestyle=":", linewidth=1)
         axis.set_title(Contest(entry["beside"], entry["loss"]).name, fontsize=10)
@@ -181,13 +181,16 @@ def draw(found: Sequence[dict[str, Any]], path: Path) -> None:
     plt.close(figure)
 
 
-def by_half_second(samples: Samples) -> list[tuple[float, float]]:
+def smoothed(samples: Samples) -> list[tuple[float, float]]:
+    """Rates over two seconds: bytes of a job are counted when its operations end."""
     out = []
-    last = samples[0]
-    for when, total in samples[1:]:
-        if when - last[0] >= 0.5:
-            out.append(((when + last[0]) / 2, (total - last[1]) * 8e-6 / (when - last[0])))
-            last = (when, total)
+    first = 0
+    for when, total in samples:
+        while when - samples[first][0] > 2:
+            first += 1
+        begin, before = samples[first]
+        if when - begin > 1:
+            out.append(((when + begin) / 2, (total - before) * 8e-6 / (when - begin)))
     return out
 
 

@@ -22,12 +22,14 @@ from .rates import bus, raw_share
 
 Entry = dict[str, Any]
 Row = dict[str, Any]
+NAMED = 4
+"""Places that a sentence names at most."""
 Found = tuple[str, float, float]
 """What it is of, what was reached and what was wanted."""
 
 
 def lines(entries: Sequence[Entry]) -> list[str]:
-    """One sentence per goal, with all places where it is missed, and one on where gloo is ahead."""
+    """One sentence per goal, with the places where it is missed if they are few, and one on where gloo is ahead."""
     rows = [
         (entry, row)
         for entry in entries
@@ -76,7 +78,7 @@ def _said(what: str, found: Sequence[Found], *, at_least: bool) -> list[str]:
     goals = " or ".join(f"{want:g}" for want in wanted)
     text = f"{what}: {values[0]:.2f} to {values[-1]:.2f}, goal {'>=' if at_least else '<='} {goals}"
     text += f", reached in {len(found) - len(missed)} of {len(found)}"
-    if missed:
+    if 0 < len(missed) <= NAMED:  # else the tables tell
         text += "; not in " + "; ".join(f"{name} ({value:.2f})" for name, value, _ in missed)
     return [text + "."]
 

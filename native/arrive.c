@@ -407,6 +407,7 @@ static void pass_on(lc_engine *e, const lc_header *h, const uint8_t *payload, in
         if (lc_bit(in->lost, h->packet)) {
             e->live.packets_injected++;
             op->report.packets_injected++;
+            peer->rx_taken -= (uint32_t)kept;
             return;
         }
     }
@@ -458,10 +459,15 @@ void lc_data_arrived(lc_engine *e, const lc_header *h, const uint8_t *payload) {
         lc_agree(e, h->op, h->sender); /* who sends it has seen that both do */
     } else if (must_wait(e, h)) {
         note_link(e, peer, h);
-        if (lc_cells_keep(&e->cells, &peer->waiting, h, payload))
+        if (lc_waiting_has(&peer->waiting, h)) {
+            e->live.repeated++;
+        } else if (peer->waiting.n < e->eager &&
+                   lc_cells_keep(&e->cells, &peer->waiting, h, payload)) {
             e->live.eager_kept++;
-        else
+        } else {
+            peer->rx_taken--; /* it has come, but to nothing */
             e->live.eager_dropped++;
+        }
         return;
     }
     pass_on(e, h, payload, 0);
@@ -497,5 +503,5 @@ void lc_drop_waiting(lc_engine *e, uint16_t peer) {
         lc_cells_free(&e->cells, waiting->first);
         waiting->first = next;
     }
-    waiting->last = NULL;
+    *waiting = (lc_waiting){0};
 }

@@ -391,6 +391,8 @@ static void on_done(lc_engine *e, uint16_t peer, const lc_record *r) {
             if (s->outs[j].peer == peer && (s->outs[j].number == r->slot || r->slot == 0xFFFF))
                 lc_out_done(e, &s->outs[j]);
     }
+    if (r->slot == 0xFFFF)
+        peer_ready(e, op, peer); /* it must have been; its word was lost */
     lc_op_check(e, op);
 }
 

@@ -33,6 +33,12 @@ void lc_waiting_add(lc_waiting *list, lc_cell *cell) {
     else
         list->first = cell;
     list->last = cell;
+    list->n++;
+}
+
+int lc_waiting_has(const lc_waiting *list, const lc_header *h) {
+    const lc_header *last = list->last ? &list->last->header : NULL;
+    return last && last->op == h->op && last->slot == h->slot && last->packet == h->packet;
 }
 
 int lc_cells_keep(lc_cells *cells, lc_waiting *list, const lc_header *h, const uint8_t *payload) {

@@ -24,6 +24,7 @@ typedef struct {
 /* A peer's packets, in the order in which they came. */
 typedef struct {
     lc_cell *first, *last;
+    uint32_t n;
 } lc_waiting;
 
 /* Makes as many cells as memory allows; 0 bytes: none. Returns 0 if there is no memory. */
@@ -32,6 +33,8 @@ void lc_cells_drop(lc_cells *cells);
 /* Keeps a copy at the end of the list. Returns 0 if every cell is in use. */
 int lc_cells_keep(lc_cells *cells, lc_waiting *list, const lc_header *h, const uint8_t *payload);
 void lc_cells_free(lc_cells *cells, lc_cell *cell);
+/* Whether the packet is the one that came last: networks that double packets do so at once. */
+int lc_waiting_has(const lc_waiting *list, const lc_header *h);
 void lc_waiting_add(lc_waiting *list, lc_cell *cell);
 
 #endif

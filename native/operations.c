@@ -82,9 +82,11 @@ void lc_op_start(lc_engine *e, lc_op *op) {
         if (op->peers[i].source || (op->peers[i].dest && e->eager))
             lc_tell_call(e, op, i, LC_R_READY);
     }
+    uint32_t number = op->number;
     if (e->eager)
         lc_send_control(e); /* before any eager packet, which else would have to wait there */
-    uint32_t number = op->number;
+    if (!lc_find_op(e, number))
+        return; /* the link has failed, and the operation with it */
     lc_check_early(e, op);
     for (uint16_t i = 0; i < e->config.size; i++)
         lc_take_waiting(e, i);

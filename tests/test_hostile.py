@@ -490,16 +490,17 @@ def test_packets_sent_ahead_are_checked_when_their_operation_comes() -> None:
             replace(ahead, packet=16),
             replace(ahead, packet=2**32 - 1),
             replace(ahead, format=1),
-            replace(ahead, payload=bytes(PAYLOAD - 8)),
+            replace(ahead, packet=1, payload=bytes(PAYLOAD - 8)),
         ]
         too_far = [replace(ahead, op=op) for op in (256, 2**31, 2**32 - 1)]
-        flood = [replace(ahead, op=9)] * room
-        for packet in (*nonsense, *too_far, *flood):
+        flood = [replace(ahead, op=9, packet=i) for i in range(room)]
+        twice = [nonsense[-1]]
+        for packet in (*nonsense, *twice, *too_far, *flood):
             network.relay.send(1, 0, packet.bytes())
         stats = figures(network, 0, lambda s: s.eager_kept + s.eager_dropped >= 5 + room)
         assert stats.eager_kept + stats.eager_dropped == len(nonsense) + len(flood)
         assert stats.eager_dropped > 0
-        assert (stats.stale, stats.malformed) == (len(too_far), 0)
+        assert (stats.stale, stats.malformed, stats.repeated) == (len(too_far), 0, len(twice))
         for _ in range(2):
             for ended in network.run(plans, data, data, "f32", 2.0, reliable=True):
                 assert ended.code == 0, ended.failure

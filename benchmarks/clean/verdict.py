@@ -29,7 +29,8 @@ Found = tuple[str, float, float]
 
 
 def lines(entries: Sequence[Entry]) -> list[str]:
-    """One sentence per goal, with the places where it is missed if they are few, and one on where gloo is ahead."""
+    """One sentence per goal, with the places where it is missed if they are few, and one on where
+    gloo is ahead."""
     rows = [
         (entry, row)
         for entry in entries

@@ -80,10 +80,10 @@ $(VENV)/.built: $(VENV)/.packages $(NATIVE) setup.py pyproject.toml
 	LOSSYCOLL_WERROR=1 $(BIN)/python -m pip install --no-build-isolation --editable .[demo]
 	touch $@
 
-benchmarks/build/raw_udp: benchmarks/raw_udp.c
+benchmarks/build/raw_udp: benchmarks/raw_udp.c benchmarks/raw.h
 	mkdir -p $(@D)
 	$(CC) $(RAW_UDP_FLAGS) -o $@ $<
 
-benchmarks/build/raw_duplex: benchmarks/raw_duplex.c benchmarks/raw_ring.c benchmarks/raw_duplex.h
+benchmarks/build/raw_duplex: benchmarks/raw_duplex.c benchmarks/raw_ring.c benchmarks/raw_duplex.h benchmarks/raw.h
 	mkdir -p $(@D)
 	$(CC) $(RAW_UDP_FLAGS) -o $@ $(filter %.c,$^)

@@ -37,12 +37,6 @@ enum {
 
 enum kind { HELLO = 1, DATA, CREDIT, PING };
 
-static uint64_t now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
 static double cpu_seconds(void) {
     struct rusage u;
     getrusage(RUSAGE_SELF, &u);
@@ -63,30 +57,7 @@ static void *allocate(size_t bytes) {
     return memory;
 }
 
-static void add_vector(float *restrict sum, const float *restrict x, size_t n) {
-    for (size_t i = 0; i < n; i++)
-        sum[i] += x[i];
-}
-
-static void add_scalar(float *restrict sum, const float *restrict x, size_t n) {
-    for (size_t i = 0; i < n; i++) {
-        sum[i] += x[i];
-        __asm__ volatile("" ::: "memory"); /* one element at a time, whatever -O3 thinks */
-    }
-}
-
 /* ---- what comes ---- */
-
-static size_t stride_of(struct msghdr *message, size_t length) {
-    for (struct cmsghdr *c = CMSG_FIRSTHDR(message); c; c = CMSG_NXTHDR(message, c)) {
-        if (c->cmsg_level == IPPROTO_UDP && c->cmsg_type == UDP_GRO) {
-            int stride;
-            memcpy(&stride, CMSG_DATA(c), sizeof stride);
-            return (size_t)stride;
-        }
-    }
-    return length;
-}
 
 static void take(struct end *end, const char *data, size_t bytes) {
     struct header h;

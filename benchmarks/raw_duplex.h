@@ -9,12 +9,7 @@
 #include <stdint.h>
 #include <sys/socket.h>
 
-#ifndef UDP_SEGMENT
-#define UDP_SEGMENT 103
-#endif
-#ifndef UDP_GRO
-#define UDP_GRO 104
-#endif
+#include "raw.h"
 
 enum {
     AGGREGATE = 65536, /* more than one read can return */

@@ -23,12 +23,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#ifndef UDP_SEGMENT
-#define UDP_SEGMENT 103
-#endif
-#ifndef UDP_GRO
-#define UDP_GRO 104
-#endif
+#include "raw.h"
 
 enum {
     HEADER = 16,           /* bytes in front of each datagram's floats */
@@ -55,12 +50,6 @@ struct run {
     float sum; /* of the first float of every datagram */
 };
 
-static uint64_t now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
 static void fail(const char *what) {
     fprintf(stderr, "raw_udp: %s: %s\n", what, strerror(errno));
     exit(1);
@@ -72,30 +61,6 @@ static void *allocate(size_t bytes) {
         fail("memory");
     memset(memory, 0, bytes);
     return memory;
-}
-
-static void add_vector(float *restrict sum, const float *restrict x, size_t n) {
-    for (size_t i = 0; i < n; i++)
-        sum[i] += x[i];
-}
-
-static void add_scalar(float *restrict sum, const float *restrict x, size_t n) {
-    for (size_t i = 0; i < n; i++) {
-        sum[i] += x[i];
-        __asm__ volatile("" ::: "memory"); /* one element at a time, whatever -O3 thinks */
-    }
-}
-
-/* The stride of what GRO put together; a datagram that came alone has no such message. */
-static size_t segment_size(struct msghdr *message, size_t length) {
-    for (struct cmsghdr *c = CMSG_FIRSTHDR(message); c; c = CMSG_NXTHDR(message, c)) {
-        if (c->cmsg_level == IPPROTO_UDP && c->cmsg_type == UDP_GRO) {
-            int stride;
-            memcpy(&stride, CMSG_DATA(c), sizeof stride);
-            return (size_t)stride;
-        }
-    }
-    return length;
 }
 
 static void *receive(void *argument) {
@@ -130,7 +95,7 @@ static void *receive(void *argument) {
         uint64_t datagrams = 0;
         for (int i = 0; i < count; i++) {
             size_t length = messages[i].msg_len;
-            size_t stride = segment_size(&messages[i].msg_hdr, length);
+            size_t stride = stride_of(&messages[i].msg_hdr, length);
             const char *data = vectors[i].iov_base;
             for (size_t at = 0; at + HEADER < length; at += stride, datagrams++) {
                 size_t bytes = (length - at < stride ? length - at : stride) - HEADER;

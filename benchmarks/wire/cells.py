@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
+from benchmarks import tcp
 from lossycoll.lab.network import Link, Network, Port
 
 MIB = 1 << 20
@@ -61,8 +61,7 @@ class Cell:
 
 def ways(cell: Cell) -> tuple[str, ...]:
     """Those that this kernel has, and that end within ``PATIENCE`` seconds or so."""
-    known = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
-    absent = {"gloo-bbr"} - ({"gloo-bbr"} if "bbr" in known else set())
+    absent = set() if "bbr" in tcp.controls() else {"gloo-bbr"}
     if cubic_seconds(cell) > PATIENCE:
         absent.add("gloo")
     return tuple(way for way in WAYS if way not in absent)

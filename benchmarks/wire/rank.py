@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -22,8 +21,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import lossycoll
+from benchmarks import tcp
 from lossycoll.demo_model import VOCABULARY, ByteGPT, next_byte_loss
-from lossycoll.gloo import borrow, connections
+from lossycoll.gloo import connections
 
 SCOPES: dict[str, Any] = {
     "lossy": lambda: lossycoll.lossy(repair=0),
@@ -60,9 +60,7 @@ def tcp_group(control: str) -> dist.ProcessGroup:
     before = connections()
     group = dist.new_group(backend="gloo")
     dist.barrier(group=group)  # by now all are connected
-    for number in connections().keys() - before.keys():
-        with borrow(number) as connection:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, control.encode())
+    tcp.use(control, before)
     return group
 
 

@@ -222,6 +222,21 @@ def init(timeout: float = 60.0, **rest: Any) -> None:
     dist.init_process_group(**{"backend": "lossy", "timeout": timedelta(seconds=timeout), **rest})
 
 
+def die(victim: int) -> None:
+    """Rank ``victim`` kills itself once all ranks are here; the others go on.
+
+    A barrier would not do: what others still need of it can die with the rank that left it first.
+    """
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    store, world = _get_default_store(), dist.get_world_size()
+    store.set(f"here/{dist.get_rank()}", "")
+    if dist.get_rank() == victim:
+        store.wait([f"here/{rank}" for rank in range(world)])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def note(text: str) -> None:
     """Tells the parent, which waits for it with :meth:`Ranks.wait_for`."""
     print(text, flush=True)

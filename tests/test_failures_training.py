@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from failure_cases import LIVENESS, QUIET, SLACK, catch
-from harness import Ranks, init
+from harness import Ranks, die, init
 from sharded_cases import batch, loss_of, network, sharded, share
 
 import lossycoll
@@ -42,9 +42,7 @@ def train(rank: int, world: int) -> dict[str, Any]:
 
     step()
     plain.step()
-    dist.barrier()
-    if rank == VICTIM:
-        os.kill(os.getpid(), signal.SIGKILL)
+    die(VICTIM)
     since = time.monotonic()
     out = {"step": catch(lambda: until_told(step))}
     out["again"] = catch(step)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Callable
@@ -251,9 +250,7 @@ def dead_rank(rank: int) -> str:
     model = network()
     mine = sharded(model.parameters(), torch.optim.SGD, lr=0.1)
     step(model, mine, rank)
-    dist.barrier()
-    if rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+    harness.die(1)
 
     def until_told() -> None:
         end = time.monotonic() + 30

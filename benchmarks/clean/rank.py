@@ -7,6 +7,7 @@ kernel included, between its begin and its end. What is measured goes to the fil
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import time
@@ -67,6 +68,10 @@ def measure(collective: str, size: int, groups: Groups, seconds: float) -> dict[
     for number in range(WARM_UP):
         one_round(number, check=number == 0)
     a_round = (time.perf_counter() - begin) / WARM_UP
+    # Python looks through all of torch's objects once in a process's first hundreds of calls. That
+    # takes 0.1 s, and which way it meets is chance.
+    gc.collect()
+    gc.freeze()
     # Rank 0's clock decides: all must do the same number of rounds.
     rounds = int(agree(min(ROUNDS[1], max(ROUNDS[0], seconds / a_round))))
     for number in range(rounds):

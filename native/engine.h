@@ -20,11 +20,12 @@ enum {
     LC_OPS = 256,      /* operations in flight */
     LC_RECORDS = 1024, /* control records queued for one peer; more are dropped, all are repeated */
     LC_TAIL = 1024,    /* streams of ended operations whose end a peer has not confirmed */
-    LC_TAIL_TRIES = 12,
+    LC_TAIL_TRIES = 13,
     LC_MTU_MAX = 65535,
     LC_ACK_PACKETS = 64, /* the sender hears of so many at once, or of fewer after LC_ACK_NS */
     LC_ACK_NS = 1000000,
-    LC_REORDER_NS = 1000000 /* floor of the reorder allowance */
+    LC_FIN_AGAIN_NS = 1000000, /* an end that is lost costs no round trips: it is told twice */
+    LC_REORDER_NS = 1000000    /* floor of the reorder allowance */
 };
 
 /* What a peer has posted before this rank did. */

@@ -85,7 +85,7 @@ void lc_out_check(lc_engine *e, lc_out *out) {
         return;
     out->state = LC_OUT_SENT;
     out->fin_tries = 0;
-    out->fin_ns = e->now + lc_pace_rto(&e->peers[out->peer].pace);
+    out->fin_ns = e->now + LC_FIN_AGAIN_NS;
     lc_tell_fin(e, out);
     if (!lc_op_resends(op))
         op->outs_open--;

@@ -12,8 +12,9 @@ static uint64_t later(uint64_t a, uint64_t b) {
     return a > b ? a : b;
 }
 
+/* When to ask for an answer once more that was asked for so many times again. */
 static uint64_t backoff(const lc_engine *e, uint16_t peer, uint32_t tries) {
-    return lc_pace_rto(&e->peers[peer].pace) << (tries < 3 ? tries : 3);
+    return e->now + (lc_pace_rto(&e->peers[peer].pace) << (tries < 3 ? tries : 3));
 }
 
 /* Nothing at all has come from the peer for as long as any stream may be silent. */
@@ -106,7 +107,7 @@ static void tick_out(lc_engine *e, lc_out *out) {
         lc_out_done(e, out);
     } else if ((out->state == LC_OUT_SENT || wants_nack) && e->now >= out->fin_ns) {
         lc_tell_fin(e, out);
-        out->fin_ns = e->now + backoff(e, out->peer, ++out->fin_tries);
+        out->fin_ns = backoff(e, out->peer, out->fin_tries++);
     }
 }
 
@@ -229,7 +230,7 @@ static void tick_tail(lc_engine *e) {
                            .a = t->sent,
                            .b = e->peers[t->peer].tx_next};
             lc_tell(e, t->peer, &r);
-            t->next_ns = e->now + backoff(e, t->peer, ++t->tries);
+            t->next_ns = backoff(e, t->peer, t->tries++);
         }
         i++;
     }

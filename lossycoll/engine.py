@@ -75,6 +75,8 @@ class Call:
 
     ``input`` and ``output`` are addresses, ``timeout`` is in seconds, ``signature`` 64 bits that
     are equal on ranks that mean the same. ``notify``: :meth:`Engine.next` returns the ticket too.
+    ``waits``: the caller waits for it at once, and :meth:`Engine.submit` works on it meanwhile, as
+    long as packets come (a tenth of a second at most); not with ``notify``.
     ``weights``, by rank: what contributions are multiplied by (empty: 1), in plans whose finish is
     WEIGHTED, which divide by ``divisor``. ``selective``: receivers may need single packets, which
     are resent until they come; ``needed`` says which this rank needs, a byte for each packet of
@@ -93,6 +95,7 @@ class Call:
     reliable: bool
     repair: int
     notify: bool
+    waits: bool = False
     weights: Sequence[float] = ()
     divisor: float = 1.0
     selective: bool = False
@@ -118,6 +121,7 @@ class Ready:
         c.reliable = call.reliable
         c.repair = call.repair
         c.notify = call.notify
+        c.waits = call.waits
         c.scale = call.scale
         c.signature = call.signature
         c.timeout_ns = _ns(call.timeout)

@@ -22,6 +22,7 @@ def call_of(
     scale: float,
     timeout: float,
     notify: bool,
+    waits: bool,
 ) -> Call:
     """What the engine needs besides a plan, without buffers. ``key``, ``way``: as all ranks must
     mean it."""
@@ -42,6 +43,7 @@ def call_of(
         fec=fec,
         fec_auto=fec_auto,
         notify=notify,
+        waits=waits,
     )
 
 
@@ -70,9 +72,12 @@ def ready(
     scale: float,
     timeout: float,
     notify: bool,
+    waits: bool,
 ) -> Ready:
     """Kept for the calls that come again: filling one in takes longer than sending 4 KiB."""
-    return Ready.of(encoded, call_of(encoded, key, way, options, dtype, scale, timeout, notify))
+    return Ready.of(
+        encoded, call_of(encoded, key, way, options, dtype, scale, timeout, notify, waits)
+    )
 
 
 @lru_cache(maxsize=256)

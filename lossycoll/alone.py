@@ -13,7 +13,6 @@ from .blocks import Blocks, Contributions
 from .calls import Collective, Operation, Terms
 from .engine import DType
 from .errors import Code, LossyError, Where
-from .figures import Report
 from .health import Health
 from .plan import exchange, transpose
 
@@ -143,9 +142,9 @@ class Alone:
         del ticket, seconds
         return Code.OK
 
-    def take(self, operation: Operation) -> tuple[Report | None, LossyError | None]:
+    def take(self, operation: Operation) -> LossyError | None:
         del operation
-        return None, None
+        return None
 
     def release(self, operation: Operation) -> None:
         pass

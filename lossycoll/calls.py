@@ -5,13 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from .blocks import Blocks, Contributions
 from .errors import ClosedError, Code, EngineError, LossyError, OperationTimeout, Where
-from .figures import Report
 from .options import Options
 
 LONGEST: Final = timedelta(days=10_000)
@@ -23,6 +21,10 @@ NUDGE_SECONDS: Final = (0.3, 1.0)
 def bounded(timeout: timedelta) -> timedelta:
     """``timeout``, or what can be waited for: torch's own arithmetic makes the largest negative."""
     return min(timeout, LONGEST) if timeout > timedelta(0) else LONGEST
+
+
+CallKey = tuple[str, object, int, object, str]
+"""Name, dtype, elements, detail, delivery."""
 
 
 class Collective:
@@ -44,24 +46,33 @@ class Collective:
         self.delivery = ""
         self.seq = -1
 
+    @property
+    def key(self) -> CallKey:
+        """All that its text says."""
+        return self.name, self.dtype, self.elements, self.detail, self.delivery
+
     def __str__(self) -> str:
-        text = self.name
-        if self.dtype is not None:
-            text += " " + str(self.dtype).removeprefix("torch.")
-        if self.elements >= 0:
-            text += f"[{self.elements}]"
-        detail = getattr(self.detail, "name", self.detail)  # an enum's, or as it is
-        if detail != "":
-            text += " " + str(detail).removeprefix("torch.")
-        return f"{text} ({self.delivery})" if self.delivery else text
+        return text_of(self.key)
 
     @property
     def numbered(self) -> str:
         return f"call #{self.seq} {self}" if self.seq >= 0 else f"a {self}"
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+def text_of(key: CallKey) -> str:
+    """A call as errors name it, and as all ranks must mean it."""
+    text, dtype, elements, detail, delivery = key
+    if dtype is not None:
+        text += " " + str(dtype).removeprefix("torch.")
+    if elements >= 0:
+        text += f"[{elements}]"
+    detail = getattr(detail, "name", detail)  # an enum's, or as it is
+    if detail != "":
+        text += " " + str(detail).removeprefix("torch.")
+    return f"{text} ({delivery})" if delivery else text
+
+
+class Terms(NamedTuple):
     """How an operation is to be done.
 
     ``options``: the group's, as the caller's block changes them. ``mean`` or sum. ``timeout`` in
@@ -84,7 +95,7 @@ class Owner(Protocol):
     """What an operation needs of its communicator."""
 
     def wait_ticket(self, ticket: int, seconds: float) -> int: ...
-    def take(self, operation: Operation) -> tuple[Report | None, LossyError | None]: ...
+    def take(self, operation: Operation) -> LossyError | None: ...
     def release(self, operation: Operation) -> None: ...
     def note_waiting(self, call: Collective) -> None: ...
     def where(self, operation: Operation | None = None) -> Where: ...
@@ -114,7 +125,6 @@ class Operation:
         "exact",
         "members",
         "notify",
-        "report",
         "ticket",
         "timeout",
     )
@@ -140,7 +150,6 @@ class Operation:
         self.members: Sequence[int] = (0,)
         self.done = False
         self.error: LossyError | None = None
-        self.report: Report | None = None
 
     def wait(self, timeout: float | None = None) -> None:
         """Returns when done; raises its error, or OperationTimeout after ``timeout`` seconds.
@@ -202,7 +211,7 @@ class Operation:
         callbacks: list[Callable[[], None]] = []
         with self._lock:
             if not self.done:
-                self.report, self.error = self._owner.take(self)
+                self.error = self._owner.take(self)
                 if self.error is None:
                     try:
                         self._finish()

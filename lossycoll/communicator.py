@@ -10,17 +10,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from . import alone, plans
+from . import alone, plans, prepared
 from .blocks import Blocks, Contributions
 from .calls import Collective, Operation, Terms
 from .control import Control
-from .engine import Call, DType, Encoded, Engine
+from .engine import DType, Encoded, Engine
 from .errors import (
     ClosedError,
     Code,
@@ -36,7 +35,7 @@ from .events import event
 from .figures import PeerStats, Report, Stats
 from .health import Health
 from .options import Options
-from .plan import Finish, Missing, draw_order, packet_count, signature
+from .plan import Finish, Missing, draw_order, packet_count
 from .survivors import View
 from .turns import Roster, Turns
 
@@ -315,41 +314,25 @@ class Communicator:
         out is then loss, rather than an error."""
         assert self._engine is not None
         timeout = self.timeout if terms.timeout is None else terms.timeout
-        reliable = terms.options.delivery == "reliable"
+        options = terms.options
+        reliable = options.delivery == "reliable"
         operation = Operation(self, call, terms, timeout)
         operation.members = self._turns.at(self._turns.next).members
         operation.exact = reliable and means is None
         operation.blocks = blocks
         # Until the watcher runs, nobody would take the finished ticket.
         operation.notify = terms.future and self._watcher is not None
-        repair = 0 if reliable else terms.options.repair
-        fec, fec_auto = (0, False) if reliable else terms.options.parity_sets
-        way = "" if reliable else type(blocks).__name__ if blocks else terms.options.estimator
-        means = means or BY_COUNT
+        way = "" if reliable else type(blocks).__name__ if blocks else options.estimator
+        scale = 1.0 if terms.mean else float(self.world)
         try:
-            operation.ticket = self._engine.submit(
-                encoded,
-                Call(
-                    input=buffers[0],
-                    output=buffers[1],
-                    dtype=dtype,
-                    scale=1.0 if terms.mean else float(self.world),
-                    signature=_signature(
-                        str(call), way, encoded.plan.signature, reliable, repair, fec, fec_auto
-                    ),
-                    timeout=timeout,
-                    reliable=reliable,
-                    repair=repair,
-                    fec=fec,
-                    fec_auto=fec_auto,
-                    notify=operation.notify,
-                    weights=means.weights,
-                    divisor=means.divisor,
-                    selective=blocks is not None and blocks.selective,
-                    feedback=blocks is not None and blocks.feedback,
-                    needed=b"" if blocks is None else blocks.encoded(),
-                ),
-            )
+            meant = (encoded, call.key, way, options, dtype, scale, timeout)
+            if blocks is None and (means is None or means is BY_COUNT):
+                again = prepared.ready(*meant, operation.notify, not terms.future)
+                operation.ticket = self._engine.submit_ready(again, *buffers)
+            else:
+                once = prepared.call_of(*meant, operation.notify, not terms.future)
+                once = prepared.with_data(once, buffers, means or BY_COUNT, blocks)
+                operation.ticket = self._engine.submit(encoded, once)
         except LossyError as error:
             raise (self.health.failure or error).again(call.numbered) from None
         if self._tracing:
@@ -370,24 +353,24 @@ class Communicator:
         assert self._engine is not None
         return self._engine.wait(ticket, seconds)
 
-    def take(self, operation: Operation) -> tuple[Report | None, LossyError | None]:
-        """A finished operation's report or error; the engine forgets it."""
+    def take(self, operation: Operation) -> LossyError | None:
+        """A finished operation's error, if it has one."""
         assert self._engine is not None
         self._ended = True
         try:
-            report, failure = self._engine.result(operation.ticket)
+            code, kept = self._engine.outcome(operation.ticket)
+            if self._tracing:
+                self._trace_end(operation, *self._engine.result(operation.ticket))
+            if code >= 0:
+                if operation.blocks is not None:
+                    operation.blocks.note(self._engine, operation.ticket)
+                return self._torn(operation) if operation.exact and kept else None
+            failure = self._engine.result(operation.ticket)[1]
         except ClosedError as error:
-            return None, self.health.failure or error
-        if self._tracing:
-            self._trace_end(operation, report, failure)
-        if failure.code >= 0:
-            torn = self._torn(operation) if operation.exact and report.kept else None
-            if operation.blocks is not None:
-                operation.blocks.note(self._engine, operation.ticket)
-            return self._with_lost(report), torn
+            return self.health.failure or error
         if self._first_failed is None or operation.call.seq < self._first_failed:
             self._first_failed = operation.call.seq
-        return report, self._explain(operation, failure)
+        return self._explain(operation, failure)
 
     def release(self, operation: Operation) -> None:
         """The engine forgets a finished operation."""
@@ -666,9 +649,3 @@ class Communicator:
         for operation in list(self._operations.values()):
             operation.complete()
         self.health.detach()
-
-
-@lru_cache(maxsize=256)
-def _signature(call: str, way: str, *fields: int) -> int:
-    """A plan's signature with the rest of what the ranks must agree on, 64 bits."""
-    return signature(call, way, *fields)

@@ -44,9 +44,10 @@ class DType(IntEnum):
         return (4, 8, 2, 2, 1)[self]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
-    """A plan as C reads it. ``call``: an lc_call that has what the plan says, and nothing else."""
+    """A plan as C reads it; equal to itself alone. ``call``: an lc_call that has what the plan
+    says, and nothing else."""
 
     plan: Plan
     slots: bytes
@@ -74,6 +75,8 @@ class Call:
 
     ``input`` and ``output`` are addresses, ``timeout`` is in seconds, ``signature`` 64 bits that
     are equal on ranks that mean the same. ``notify``: :meth:`Engine.next` returns the ticket too.
+    ``waits``: the caller waits for it at once, and :meth:`Engine.submit` works on it meanwhile, as
+    long as packets come (a tenth of a second at most); not with ``notify``.
     ``weights``, by rank: what contributions are multiplied by (empty: 1), in plans whose finish is
     WEIGHTED, which divide by ``divisor``. ``selective``: receivers may need single packets, which
     are resent until they come; ``needed`` says which this rank needs, a byte for each packet of
@@ -92,6 +95,7 @@ class Call:
     reliable: bool
     repair: int
     notify: bool
+    waits: bool = False
     weights: Sequence[float] = ()
     divisor: float = 1.0
     selective: bool = False
@@ -99,6 +103,34 @@ class Call:
     needed: bytes = b""
     fec: int = 0
     fec_auto: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ready:
+    """A call of a plan as C reads it, but for the buffers: to be submitted any number of times."""
+
+    encoded: Encoded
+    call: Any
+
+    @classmethod
+    def of(cls, encoded: Encoded, call: Call) -> Ready:
+        """``call`` without its buffers, and without what is only read while it is submitted:
+        ``needed`` and ``weights``."""
+        c = ffi.new("lc_call *", encoded.call[0])
+        c.dtype = call.dtype
+        c.reliable = call.reliable
+        c.repair = call.repair
+        c.notify = call.notify
+        c.waits = call.waits
+        c.scale = call.scale
+        c.signature = call.signature
+        c.timeout_ns = _ns(call.timeout)
+        c.selective = call.selective
+        c.feedback = call.feedback
+        c.fec = parity.SIZES.index(call.fec)
+        c.fec_auto = call.fec_auto
+        c.divisor = call.divisor
+        return cls(encoded, c)
 
 
 class Engine:
@@ -122,7 +154,9 @@ class Engine:
         self._where = Where(rank, world, addresses=[address] * world)
         self._world = world
         self._users = 0
-        self._idle = threading.Condition()
+        self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
+        self._use = _Use(self)
         self._closing = False
         config = ffi.new("lc_config *")
         text = ffi.new("char[]", address.encode())
@@ -183,21 +217,7 @@ class Engine:
 
     def submit(self, encoded: Encoded, call: Call) -> int:
         """Hands over an operation; returns its ticket."""
-        c = ffi.new("lc_call *", encoded.call[0])
-        setattr(c, "in", ffi.cast("void *", call.input))
-        c.out = ffi.cast("void *", call.output)
-        c.dtype = call.dtype
-        c.reliable = call.reliable
-        c.repair = call.repair
-        c.notify = call.notify
-        c.scale = call.scale
-        c.signature = call.signature
-        c.timeout_ns = _ns(call.timeout)
-        c.selective = call.selective
-        c.feedback = call.feedback
-        c.fec = parity.SIZES.index(call.fec)
-        c.fec_auto = call.fec_auto
-        c.divisor = call.divisor
+        c = Ready.of(encoded, call).call
         # Both are read during the call only; the names keep them that long.
         if call.needed:
             needed = ffi.from_buffer(call.needed)
@@ -206,7 +226,16 @@ class Engine:
         if call.weights:
             weights = ffi.new("double[]", list(call.weights))
             c.weights = weights
-        with self._use():
+        return self._submit(c, call.input, call.output)
+
+    def submit_ready(self, ready: Ready, input: int, output: int) -> int:
+        """As :meth:`submit`, with what was prepared and the addresses of the buffers."""
+        return self._submit(ffi.new("lc_call *", ready.call[0]), input, output)
+
+    def _submit(self, c: Any, input: int, output: int) -> int:
+        setattr(c, "in", ffi.cast("void *", input))
+        c.out = ffi.cast("void *", output)
+        with self._use:
             ticket = int(lib.lc_engine_submit(self._handle, c))
         if ticket < 0:
             raise error_of(Failure(ticket), self._where)
@@ -214,13 +243,20 @@ class Engine:
 
     def wait(self, ticket: int, seconds: float) -> int:
         """The operation's code, or Code.PENDING after ``seconds`` (at most SLICE_SECONDS)."""
-        with self._use():
+        with self._use:
             return int(lib.lc_engine_wait(self._handle, ticket, _ns(min(seconds, SLICE_SECONDS))))
+
+    def outcome(self, ticket: int) -> tuple[int, int]:
+        """The code of a finished operation, and how many packets it left as they were."""
+        report, failure = ffi.new("lc_report *"), ffi.new("lc_failure *")
+        with self._use:
+            code = lib.lc_engine_result(self._handle, ticket, report, failure)
+        return code, report.kept
 
     def result(self, ticket: int) -> tuple[Report, Failure]:
         """What a finished operation did, and why it failed (code 0: it didn't)."""
         report, failure = ffi.new("lc_report *"), ffi.new("lc_failure *")
-        with self._use():
+        with self._use:
             code = lib.lc_engine_result(self._handle, ticket, report, failure)
         found = _failure(failure) if failure.code else _SOUND
         if code < 0 and found.code >= 0:
@@ -241,7 +277,7 @@ class Engine:
 
     def streams(self, ticket: int) -> tuple[Stream, ...]:
         """The streams of a finished operation that came here, in the plan's order."""
-        with self._use():
+        with self._use:
             n = lib.lc_engine_streams(self._handle, ticket, ffi.NULL, 0)
             table = ffi.new("lc_stream[]", max(0, n))
             lib.lc_engine_streams(self._handle, ticket, table, max(0, n))
@@ -252,7 +288,7 @@ class Engine:
     ) -> NDArray[np.bool_]:
         found = np.empty(n_packets, np.uint8)
         buffer = ffi.from_buffer("uint8_t *", found)
-        with self._use():
+        with self._use:
             code = ask(self._handle, ticket, slot, peer, buffer, n_packets)
         if code != Code.OK:
             raise ValueError(
@@ -262,13 +298,13 @@ class Engine:
 
     def release(self, ticket: int) -> None:
         """Forgets a finished operation."""
-        with self._use():
+        with self._use:
             lib.lc_engine_release(self._handle, ticket)
 
     def next(self, seconds: float) -> int:
         """The next finished ticket with ``notify``; 0 after ``seconds``; -1 when closed."""
         try:
-            with self._use():
+            with self._use:
                 ticket = lib.lc_engine_next(self._handle, _ns(min(seconds, SLICE_SECONDS)))
                 return max(-1, int(ticket))
         except ClosedError:
@@ -276,28 +312,28 @@ class Engine:
 
     def stop_next(self) -> None:
         """Makes :meth:`next` return -1, now and from now on."""
-        with self._use():
+        with self._use:
             lib.lc_engine_stop_next(self._handle)
 
     def abort(self, code: Code, peer: int = -1) -> None:
         """Fails everything that is pending or comes later."""
-        with self._use():
+        with self._use:
             lib.lc_engine_abort(self._handle, code, peer)
 
     def peer_dead(self, peer: int) -> None:
         """From now on ``peer`` is lost altogether, for good: nothing waits for it."""
-        with self._use():
+        with self._use:
             lib.lc_engine_peer_dead(self._handle, peer)
 
     def stats(self) -> EngineStats:
         c = ffi.new("lc_stats *")
-        with self._use():
+        with self._use:
             lib.lc_engine_stats(self._handle, c)
         return _data(EngineStats, c)
 
     def peer_stats(self, peer: int) -> PeerStats:
         c = ffi.new("lc_peer_stats *")
-        with self._use():
+        with self._use:
             lib.lc_engine_peer_stats(self._handle, peer, c)
         return PeerStats(
             rank=peer,
@@ -318,13 +354,13 @@ class Engine:
     def last_report(self) -> Report:
         """The operation that ended last; zeros before the first."""
         c = ffi.new("lc_report *")
-        with self._use():
+        with self._use:
             lib.lc_engine_last_report(self._handle, c)
         return _data(Report, c)
 
     def link(self) -> LinkInfo:
         c = ffi.new("lc_link_info *")
-        with self._use():
+        with self._use:
             lib.lc_engine_link(self._handle, c)
         return LinkInfo(
             receive_buffer=c.receive_buffer,
@@ -333,9 +369,6 @@ class Engine:
             port=c.port,
             payload_bytes=c.payload_bytes,
         )
-
-    def _use(self) -> _Use:
-        return _Use(self)
 
     def _refuse(self) -> NoReturn:
         raise ClosedError(f"{self._where}: the group was destroyed")
@@ -351,14 +384,14 @@ class _Use:
 
     def __enter__(self) -> None:
         engine = self._engine
-        with engine._idle:
+        with engine._lock:
             if engine._closing:
                 engine._refuse()
             engine._users += 1
 
     def __exit__(self, *exc: object) -> None:
         engine = self._engine
-        with engine._idle:
+        with engine._lock:
             engine._users -= 1
             if engine._closing:
                 engine._idle.notify_all()

@@ -300,6 +300,14 @@ class Options:
     _timeout: ClassVar[None] = None
     """Asked for by torch's DeviceMesh, of all backends' options; None is torch's own default."""
 
+    def __hash__(self) -> int:
+        """Formed once: every call looks something up by its options."""
+        kept: int | None = self.__dict__.get("_hash")
+        if kept is None:
+            kept = hash(tuple(getattr(self, entry.name) for entry in fields(self)))
+            object.__setattr__(self, "_hash", kept)
+        return kept
+
     def __new__(cls, **given: Any) -> Options:
         """Notes which fields were written: those beat the environment, defaults don't."""
         self = super().__new__(cls)

@@ -327,6 +327,21 @@ static int belongs(const lc_in *in, const lc_header *h) {
     return k < s->n_packets && h->length == (size_t)lc_slot_elements(s, k) * s->op->element_bytes;
 }
 
+/* The sender of a reliable stream waits for this word, and needn't say FIN to get it. */
+static void tell_whole(lc_engine *e, const lc_in *in) {
+    lc_peer *peer = &e->peers[in->peer];
+    lc_record done = {.kind = LC_R_DONE,
+                      .op = in->slot->op->number,
+                      .slot = in->slot->desc.number,
+                      .round = in->round};
+    lc_tell(e, in->peer, &done);
+    if (in->state == LC_IN_OPEN) {
+        peer->done_op = done.op;
+        peer->done_slot = done.slot;
+        peer->done_told = 1;
+    }
+}
+
 /* A packet of the stream is here, from the wire or out of its set's parity. */
 static void take(lc_engine *e, lc_in *in, const lc_header *h, const uint8_t *payload) {
     lc_op_slot *s = in->slot;
@@ -335,8 +350,11 @@ static void take(lc_engine *e, lc_in *in, const lc_header *h, const uint8_t *pay
     e->peers[in->peer].packets_received++;
     s->op->report.packets_received++;
     combine(s, h->packet, h, payload);
-    if (in->n_arrived == s->n_packets)
+    if (in->n_arrived == s->n_packets) {
+        if (s->op->call.reliable)
+            tell_whole(e, in);
         settle(e, in, LC_CAUSE_COMPLETE);
+    }
     source_settled(e, s, h->packet);
 }
 

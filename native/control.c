@@ -262,9 +262,19 @@ static uint64_t reorder_allowance(const lc_engine *e, const lc_in *in) {
     return learnt > floor ? learnt : floor;
 }
 
+/* Whether DONE is on its way. Should it be lost, FIN comes again, and that one is answered. */
+static int was_answered(lc_peer *peer, const lc_record *r) {
+    int answered = peer->done_told && r->op == peer->done_op && r->slot == peer->done_slot;
+    if (answered)
+        peer->done_told = 0;
+    return answered;
+}
+
 static void on_fin(lc_engine *e, uint16_t peer, const lc_record *r) {
     lc_link_seen(&e->peers[peer], r->b);
     lc_agree(e, r->op, peer); /* it is told to none but those who do */
+    if (was_answered(&e->peers[peer], r))
+        return;
     lc_op *op = lc_find_op(e, r->op);
     if (!op) {
         if (lc_op_failed(e, r->op))

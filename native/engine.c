@@ -12,6 +12,8 @@
 static const uint64_t SECOND_NS = 1000000000u;
 static const uint64_t STARVED_NS = 250000000; /* a turn of the loop never takes this long */
 static const uint64_t SPIN_NS = 50000;        /* how long the thread stays awake after a packet */
+static const uint64_t DRIVE_SPIN_NS = 200000; /* and a caller that does the thread's work */
+static const uint64_t DRIVE_NS = 100000000;   /* longest stay of a caller: it has signals to heed */
 
 const char *lc_version(void) {
     return "0.1.0";
@@ -120,10 +122,13 @@ static uint64_t gate_delay(const lc_engine *e) {
     return least;
 }
 
+/* Answers come within microseconds while an operation runs; waking up takes longer than that. */
+static int is_hot(const lc_engine *e) {
+    return e->active && e->now - e->busy_ns < SPIN_NS;
+}
+
 static void rest(lc_engine *e) {
-    /* Answers come within microseconds while an operation runs; waking up takes longer than that.
-     */
-    if (e->active && e->now - e->busy_ns < SPIN_NS) {
+    if (is_hot(e)) {
         sched_yield();
         return;
     }
@@ -135,11 +140,14 @@ static void rest(lc_engine *e) {
         until = delay;
     if (!until)
         return;
+    int blocked = e->blocked;
     atomic_store(&e->sleeping, 1);
+    pthread_mutex_unlock(&e->driving);
     if (!atomic_load(&e->inbox_full) && !atomic_load(&e->stop) && !atomic_load(&e->abort_code) &&
         !atomic_load(&e->doom))
-        lc_link_sleep(e->link, until, e->blocked);
+        lc_link_sleep(e->link, until, blocked);
     atomic_store(&e->sleeping, 0);
+    pthread_mutex_lock(&e->driving);
 }
 
 void lc_read_clock(lc_engine *e) {
@@ -149,39 +157,67 @@ void lc_read_clock(lc_engine *e) {
         e->awake_ns = e->now; /* stopped or starved: what is late may lie in the socket */
 }
 
+/* Returns whether anything moved. */
+static int take_turn(lc_engine *e) {
+    lc_read_clock(e);
+    take_inbox(e);
+    obey_abort(e);
+    bury_doomed(e);
+    start_queued(e);
+    int busy = lc_receive(e);
+    busy |= lc_send_data(e);
+    if (busy)
+        e->busy_ns = e->now;
+    if (e->now >= e->tick_ns)
+        lc_tick(e);
+    lc_send_control(e);
+    if (e->now - e->published_ns > SECOND_NS / 20) {
+        publish(e);
+        e->published_ns = e->now;
+    }
+    return busy;
+}
+
 static void *progress(void *argument) {
     lc_engine *e = argument;
-    uint64_t published = 0;
+    pthread_mutex_lock(&e->driving);
     e->now = lc_now();
-    while (!atomic_load(&e->stop)) {
-        lc_read_clock(e);
-        take_inbox(e);
-        obey_abort(e);
-        bury_doomed(e);
-        start_queued(e);
-        int busy = lc_receive(e);
-        busy |= lc_send_data(e);
-        if (busy)
-            e->busy_ns = e->now;
-        if (e->now >= e->tick_ns)
-            lc_tick(e);
-        lc_send_control(e);
-        if (e->now - published > SECOND_NS / 20) {
-            publish(e);
-            published = e->now;
-        }
-        if (!busy)
+    while (!atomic_load(&e->stop))
+        if (!take_turn(e))
             rest(e);
-    }
     take_inbox(e);
     lc_failure why = {.code = LC_E_CLOSED, .peer = -1};
     lc_fail_all(e, &why);
+    pthread_mutex_unlock(&e->driving);
     return NULL;
 }
 
 static void nudge(lc_engine *e) {
     if (atomic_load(&e->sleeping))
         lc_link_wake(e->link);
+}
+
+/* While the thread sleeps, a caller does its work until the operation has ended or nothing comes
+ * any more: so none has to wake the other, twice an operation, and packets wake none. */
+static void drive(lc_engine *e, const lc_op *op) {
+    if (pthread_mutex_trylock(&e->driving) != 0) {
+        nudge(e);
+        return;
+    }
+    lc_link_watch(e->link, 0);
+    uint64_t begin = lc_now();
+    e->busy_ns = begin;
+    do {
+        if (!take_turn(e))
+            sched_yield();
+    } while (!op->finished && e->now - e->busy_ns < DRIVE_SPIN_NS && e->now - begin < DRIVE_NS &&
+             !atomic_load(&e->stop));
+    /* It would sleep as long as there was nothing to do when it fell asleep. */
+    int needed = e->active || e->n_tail || e->queue_first || atomic_load(&e->stop);
+    lc_link_watch(e->link, 1);
+    pthread_mutex_unlock(&e->driving);
+    if (needed)
+        nudge(e);
 }
 
 /* ---- open and close ---- */
@@ -243,6 +279,7 @@ static void free_engine(lc_engine *e) {
     free(e->peer_stats);
     pthread_cond_destroy(&e->changed);
     pthread_cond_destroy(&e->notified);
+    pthread_mutex_destroy(&e->driving);
     pthread_mutex_destroy(&e->lock);
     pthread_mutex_destroy(&e->pool_lock);
     free(e);
@@ -289,6 +326,7 @@ static void init_locks(lc_engine *e) {
     pthread_cond_init(&e->changed, &attr);
     pthread_cond_init(&e->notified, &attr);
     pthread_condattr_destroy(&attr);
+    pthread_mutex_init(&e->driving, NULL);
     pthread_mutex_init(&e->lock, NULL);
     pthread_mutex_init(&e->pool_lock, NULL);
 }
@@ -381,6 +419,13 @@ static struct timespec deadline_after(uint64_t timeout_ns) {
     return (struct timespec){(time_t)(at / SECOND_NS), (long)(at % SECOND_NS)};
 }
 
+/* Under the lock: closing waits until no caller is inside. */
+static void leave(lc_engine *e) {
+    e->callers--;
+    if (e->closed)
+        pthread_cond_broadcast(&e->changed);
+}
+
 int64_t lc_engine_submit(lc_engine *e, const lc_call *call) {
     int code = LC_OK;
     if (!e->running || (uint64_t)call->elements_per_packet * lc_element_bytes(call->dtype) >
@@ -407,8 +452,17 @@ int64_t lc_engine_submit(lc_engine *e, const lc_call *call) {
         e->newest->newer = op;
     e->newest = op;
     atomic_store(&e->inbox_full, 1);
+    int drives = call->waits && !call->notify;
+    e->callers += (uint32_t)drives;
     pthread_mutex_unlock(&e->lock);
-    nudge(e);
+    if (drives) {
+        drive(e, op);
+        pthread_mutex_lock(&e->lock);
+        leave(e);
+        pthread_mutex_unlock(&e->lock);
+    } else {
+        nudge(e);
+    }
     return (int64_t)(intptr_t)op;
 }
 
@@ -424,10 +478,8 @@ int lc_engine_wait(lc_engine *e, int64_t ticket, uint64_t timeout_ns) {
     e->callers++;
     while (!op->finished && !e->closed && error != ETIMEDOUT)
         error = pthread_cond_timedwait(&e->changed, &e->lock, &until);
-    e->callers--;
     int code = op->finished ? op->failure.code : e->closed ? LC_E_CLOSED : LC_PENDING;
-    if (e->closed)
-        pthread_cond_broadcast(&e->changed);
+    leave(e);
     pthread_mutex_unlock(&e->lock);
     return code;
 }
@@ -524,7 +576,6 @@ int64_t lc_engine_next(lc_engine *e, uint64_t timeout_ns) {
     e->callers++;
     while (!e->done_first && !e->closed && !e->next_stopped && error != ETIMEDOUT)
         error = pthread_cond_timedwait(&e->notified, &e->lock, &until);
-    e->callers--;
     lc_op *op = e->done_first;
     if (op) {
         e->done_first = op->next;
@@ -534,8 +585,7 @@ int64_t lc_engine_next(lc_engine *e, uint64_t timeout_ns) {
     } else if (e->closed || e->next_stopped) {
         ticket = LC_E_CLOSED;
     }
-    if (e->closed)
-        pthread_cond_broadcast(&e->changed);
+    leave(e);
     pthread_mutex_unlock(&e->lock);
     return ticket;
 }

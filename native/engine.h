@@ -1,5 +1,5 @@
-/* Inside the engine: what its files share. Only the progress thread touches what is here, except
- * where a field says otherwise. */
+/* Inside the engine: what its files share. Only who drives it touches what is here, except where a
+ * field says otherwise: the progress thread, or a caller that does its work meanwhile. */
 #ifndef LC_ENGINE_H
 #define LC_ENGINE_H
 
@@ -61,6 +61,10 @@ typedef struct {
     uint32_t last_op;    /* the stream that settled last, if some of it was missing: its packets */
     uint16_t last_slot;  /* may come when the operation has gone */
     uint64_t last_fin_ns;
+    uint32_t done_op; /* the stream whose DONE went out before its FIN had come, if done_told: that
+                         FIN, on its way by then, needs no answer */
+    uint16_t done_slot;
+    int done_told;
     int ack_due;
     uint64_t heard_ns;
     uint64_t back_ns;        /* when it was heard again after it had been still */
@@ -106,8 +110,10 @@ struct lc_engine {
     uint64_t tick_ns;  /* when timers are looked at next */
     uint64_t awake_ns; /* when the thread last came back from being stopped or starved */
     lc_rate rate;
-    uint64_t busy_ns; /* when something last happened */
-    uint16_t turn;    /* the peer that sends first in this turn */
+    uint64_t busy_ns;        /* when something last happened */
+    uint16_t turn;           /* the peer that sends first in this turn */
+    uint64_t published_ns;   /* when callers were last told the figures */
+    pthread_mutex_t driving; /* held by who drives */
 
     lc_op *table[LC_OPS];
     lc_op *queue_first, *queue_last; /* submitted, not started: there was no room */
@@ -139,7 +145,7 @@ struct lc_engine {
     lc_op *done_first; /* finished, with notify; under lock */
     lc_op *done_last;
     uint32_t submitted; /* number of the next operation submitted; under lock */
-    uint32_t callers;   /* inside lc_engine_wait or _next; under lock */
+    uint32_t callers;   /* inside lc_engine_wait or _next, or driving; under lock */
     int closed;         /* under lock */
     int next_stopped;   /* under lock */
     lc_failure failed;  /* code 0: sound; under lock */

@@ -54,6 +54,8 @@ int lc_link_is_from(const lc_link *link, const lc_arrival *arrival, uint16_t pee
 /* Sleeps until something arrives, wake() is called, timeout_ns pass, or (when writable is set) the
  * link takes packets again. */
 void lc_link_sleep(lc_link *link, uint64_t timeout_ns, int writable);
+/* Whether arrivals wake who sleeps; they do at first. From any thread. */
+void lc_link_watch(lc_link *link, int on);
 /* From any thread. */
 void lc_link_wake(lc_link *link);
 /* Packets that the kernel dropped because the receive buffer was full. */

@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <time.h>
@@ -49,6 +50,7 @@ typedef union {
 struct lc_link {
     int fd;
     int wake_fd;
+    int watch_fd; /* an epoll of fd: who sleeps can be spared its packets */
     int family;
     uint32_t active; /* lc_fast_path bits */
     uint16_t n_peers;
@@ -154,7 +156,10 @@ static int open_socket(lc_link *link, const lc_config *config, lc_failure *failu
     }
     link->fd = socket(link->family, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     link->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    if (link->fd < 0 || link->wake_fd < 0)
+    link->watch_fd = epoll_create1(EPOLL_CLOEXEC);
+    struct epoll_event arrivals = {.events = EPOLLIN};
+    if (link->fd < 0 || link->wake_fd < 0 || link->watch_fd < 0 ||
+        epoll_ctl(link->watch_fd, EPOLL_CTL_ADD, link->fd, &arrivals) != 0)
         return fail(failure, LC_E_SYSTEM);
     int automatic = config->socket_buffer == 0;
     int wish = automatic ? BUFFER_WISH : config->socket_buffer;
@@ -178,7 +183,7 @@ lc_link *lc_link_open(const lc_config *config, lc_failure *failure) {
         failure->code = LC_E_MEMORY;
         return NULL;
     }
-    link->fd = link->wake_fd = -1;
+    link->fd = link->wake_fd = link->watch_fd = -1;
     link->payload_bytes = config->payload_bytes;
     link->buffers = malloc((size_t)LC_RECEIVE_BUFFERS * LC_AGGREGATE_BYTES);
     link->staging = malloc(LC_AGGREGATE_BYTES);
@@ -202,6 +207,8 @@ void lc_link_close(lc_link *link) {
         close(link->fd);
     if (link->wake_fd >= 0)
         close(link->wake_fd);
+    if (link->watch_fd >= 0)
+        close(link->watch_fd);
     free(link->buffers);
     free(link->staging);
     free(link->peers);
@@ -518,15 +525,21 @@ int lc_link_is_from(const lc_link *link, const lc_arrival *arrival, uint16_t pee
 /* ---- waiting ---- */
 
 void lc_link_sleep(lc_link *link, uint64_t timeout_ns, int writable) {
-    struct pollfd fds[2] = {
-        {link->fd, (short)(POLLIN | (writable ? POLLOUT : 0)), 0},
+    struct pollfd fds[3] = {
+        {link->watch_fd, POLLIN, 0},
         {link->wake_fd, POLLIN, 0},
+        {link->fd, POLLOUT, 0},
     };
     struct timespec t = {(time_t)(timeout_ns / 1000000000u), (long)(timeout_ns % 1000000000u)};
-    if (ppoll(fds, 2, &t, NULL) > 0 && (fds[1].revents & POLLIN)) {
+    if (ppoll(fds, writable ? 3 : 2, &t, NULL) > 0 && (fds[1].revents & POLLIN)) {
         uint64_t drained;
         (void)!read(link->wake_fd, &drained, sizeof drained);
     }
+}
+
+void lc_link_watch(lc_link *link, int on) {
+    struct epoll_event arrivals = {.events = on ? EPOLLIN : 0};
+    (void)epoll_ctl(link->watch_fd, EPOLL_CTL_MOD, link->fd, &arrivals);
 }
 
 void lc_link_wake(lc_link *link) {

@@ -216,6 +216,8 @@ typedef struct {
     uint8_t reliable;      /* resend until everything has arrived */
     uint8_t repair;        /* rounds of resending when not reliable */
     uint8_t notify;        /* hand the ticket to lc_engine_next as well */
+    uint8_t waits;         /* the caller waits for it at once: submitting does the engine's work
+                              itself, as long as packets come; not with notify */
     uint8_t selective;     /* receivers may need single packets, which are resent until they come */
     uint8_t feedback;      /* receivers tell senders which packets they have given up */
     uint8_t fec;           /* parity packets: code of the size of their sets; 0: none */

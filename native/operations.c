@@ -154,11 +154,14 @@ static void finish(lc_engine *e, lc_op *op) {
         else
             e->done_first = op;
         e->done_last = op;
-        pthread_cond_broadcast(&e->notified);
     }
+    int notify = op->call.notify;
     op->finished = 1;
-    pthread_cond_broadcast(&e->changed);
     pthread_mutex_unlock(&e->lock);
+    /* It may be gone by now. Who wakes while the lock is held only sleeps again. */
+    if (notify)
+        pthread_cond_broadcast(&e->notified);
+    pthread_cond_broadcast(&e->changed);
 }
 
 static int in_batch(const lc_engine *e, const lc_op *op) {

@@ -22,6 +22,7 @@ typedef struct {
     uint16_t size;
     uint64_t timeout_ns; /* of operations */
     uint8_t fec, fec_auto;
+    uint8_t waits; /* those who submit do the engine's work */
 } net;
 
 /* at: the ports that ranks know each other by; NULL: those that they have. */
@@ -30,7 +31,7 @@ static inline void net_open_at(net *n, uint16_t size, lc_inject inject, uint64_t
     lc_address peers[NET_MAX];
     n->size = size;
     n->timeout_ns = timeout_ns;
-    n->fec = n->fec_auto = 0;
+    n->fec = n->fec_auto = n->waits = 0;
     for (uint16_t r = 0; r < size; r++) {
         lc_config c = {.address = "127.0.0.1",
                        .rank = r,
@@ -178,6 +179,7 @@ static inline int64_t net_submit(net *n, uint16_t rank, int ring, uint32_t segme
                     .reliable = (uint8_t)reliable,
                     .repair = (uint8_t)repair,
                     .notify = (uint8_t)notify,
+                    .waits = n->waits,
                     .fec = n->fec,
                     .fec_auto = n->fec_auto,
                     .scale = 1,

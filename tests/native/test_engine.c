@@ -16,6 +16,7 @@ typedef struct {
     int deep;    /* operations in flight */
     int whole;   /* nothing may be missing */
     uint8_t fec; /* code of the parity */
+    uint8_t waits;
     uint64_t missing, injected, recovered;
 } worker;
 
@@ -102,6 +103,7 @@ static void run(lc_inject inject, worker how) {
     uint64_t missing = 0, injected = 0, recovered = 0, moved = 0;
     net_open(&n, 3, inject, 20 * SECOND);
     n.fec = how.fec;
+    n.waits = how.waits;
     watching = 1;
     pthread_create(&watcher, NULL, watch, &n);
     for (uint16_t r = 0; r < n.size; r++) {
@@ -179,6 +181,68 @@ static void test_deep(void) {
     worker w = {.ring = 1, .segment = 70, .operations = 600, .deep = 200, .whole = 1};
     run((lc_inject){.loss = 0}, w);
     net_socket_buffer = 106496;
+}
+
+/* Callers that do the engine's work: one operation at a time, and with others that are under way,
+ * so that they take turns with its thread. */
+static void test_waits(void) {
+    const lc_inject none = {.loss = 0};
+    const lc_inject bad = {.loss = 0.1, .dup = 0.2, .reorder = 0.2, .seed = 9};
+    for (int deep = 1; deep <= 4; deep += 3) {
+        worker w = {.segment = 300, .operations = 60, .deep = deep, .waits = 1};
+        run(bad, w);
+        w.whole = 1;
+        run(none, w);
+        w.reliable = 1;
+        run(bad, w);
+    }
+}
+
+typedef struct {
+    net *n;
+    float *data;
+    int64_t ticket;
+} waiting;
+
+static void *submit_and_wait(void *argument) {
+    waiting *w = argument;
+    w->ticket = net_submit(w->n, 0, 0, 10, w->data, 1, 0, 0);
+    if (w->ticket > 0)
+        w->ticket = lc_engine_wait(w->n->engine[0], w->ticket, 20 * SECOND);
+    return NULL;
+}
+
+/* A caller whose peer is late hands the work back to the thread. One that works on what never ends
+ * leaves when the engine is aborted, and when it is closed. */
+static void test_waits_in_vain(void) {
+    for (int end = 0; end < 3; end++) {
+        float data[2][20];
+        net n;
+        pthread_t thread;
+        net_open(&n, 2, (lc_inject){.loss = 0}, 20 * SECOND);
+        n.waits = 1;
+        fill(data[0], 20, 0);
+        fill(data[1], 20, 1);
+        waiting w = {&n, data[0], 0};
+        pthread_create(&thread, NULL, submit_and_wait, &w);
+        usleep(20000);
+        if (end == 0) {
+            int64_t ticket = net_submit(&n, 1, 0, 10, data[1], 1, 0, 0);
+            CHECK(lc_engine_wait(n.engine[1], ticket, 20 * SECOND) == LC_OK);
+        } else if (end == 1) {
+            lc_engine_abort(n.engine[0], LC_E_ABORTED, 1);
+        } else {
+            lc_engine_close(n.engine[0]);
+        }
+        pthread_join(thread, NULL);
+        CHECK_AT(w.ticket == (end == 0   ? LC_OK
+                              : end == 1 ? LC_E_ABORTED
+                                         : LC_E_CLOSED),
+                 "end %d code %d", end, (int)w.ticket);
+        if (end < 2)
+            lc_engine_close(n.engine[0]);
+        lc_engine_close(n.engine[1]);
+    }
 }
 
 /* ---- tickets handed out by lc_engine_next ---- */
@@ -381,6 +445,8 @@ int main(void) {
     test_faults();
     test_parity();
     test_deep();
+    test_waits();
+    test_waits_in_vain();
     test_notify();
     test_abort();
     test_close();

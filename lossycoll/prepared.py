@@ -1,0 +1,86 @@
+"""Calls as the engine takes them, from what they mean; kept for those that come again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from .blocks import Blocks, Contributions
+from .calls import CallKey, text_of
+from .engine import Call, DType, Encoded, Ready
+from .estimators import Means
+from .options import Options
+from .plan import signature
+
+
+def call_of(
+    encoded: Encoded,
+    key: CallKey,
+    way: str,
+    options: Options,
+    dtype: DType,
+    scale: float,
+    timeout: float,
+    notify: bool,
+    waits: bool,
+) -> Call:
+    """What the engine needs besides a plan, without buffers. ``key``, ``way``: as all ranks must
+    mean it."""
+    reliable = options.delivery == "reliable"
+    repair = 0 if reliable else options.repair
+    fec, fec_auto = (0, False) if reliable else options.parity_sets
+    return Call(
+        input=0,
+        output=0,
+        dtype=dtype,
+        scale=scale,
+        signature=_signature(
+            text_of(key), way, encoded.plan.signature, reliable, repair, fec, fec_auto
+        ),
+        timeout=timeout,
+        reliable=reliable,
+        repair=repair,
+        fec=fec,
+        fec_auto=fec_auto,
+        notify=notify,
+        waits=waits,
+    )
+
+
+def with_data(
+    call: Call, buffers: tuple[int, int], means: Means, blocks: Blocks | Contributions | None
+) -> Call:
+    return replace(
+        call,
+        input=buffers[0],
+        output=buffers[1],
+        weights=means.weights,
+        divisor=means.divisor,
+        selective=blocks is not None and blocks.selective,
+        feedback=blocks is not None and blocks.feedback,
+        needed=b"" if blocks is None else blocks.encoded(),
+    )
+
+
+@lru_cache(maxsize=256)
+def ready(
+    encoded: Encoded,
+    key: CallKey,
+    way: str,
+    options: Options,
+    dtype: DType,
+    scale: float,
+    timeout: float,
+    notify: bool,
+    waits: bool,
+) -> Ready:
+    """Kept for the calls that come again: filling one in takes longer than sending 4 KiB."""
+    return Ready.of(
+        encoded, call_of(encoded, key, way, options, dtype, scale, timeout, notify, waits)
+    )
+
+
+@lru_cache(maxsize=256)
+def _signature(call: str, way: str, *fields: int) -> int:
+    """A plan's signature with the rest of what the ranks must agree on, 64 bits."""
+    return signature(call, way, *fields)

@@ -308,6 +308,10 @@ class Options:
             object.__setattr__(self, "_hash", kept)
         return kept
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the hash: another process hashes strings otherwise."""
+        return {name: value for name, value in self.__dict__.items() if name != "_hash"}
+
     def __new__(cls, **given: Any) -> Options:
         """Notes which fields were written: those beat the environment, defaults don't."""
         self = super().__new__(cls)

@@ -87,7 +87,7 @@ def gradient_mib() -> float:
 def cells() -> Iterator[Cell]:
     """The most important first."""
     losses = ((0.01, 1.0), (0.0, 1.0), (0.05, 1.0), (0.01, 8.0), (0.001, 1.0), (0.05, 8.0))
-    for hosts, mbit in ((2, 1000.0), (4, 1000.0), (2, 100.0), (8, 100.0)):
+    for hosts, mbit in ((2, 1000.0), (2, 10000.0), (4, 1000.0), (8, 100.0)):
         for loss, burst in losses:
             for rtt_ms in (20.0, 80.0, 0.2):
                 for mib in (25.0, 4.0):

@@ -13,6 +13,7 @@ import datetime
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ SAMPLES = 8_000_000
 """Delays that are drawn for each number of ranks."""
 
 TOY_SEEDS = range(10)
+SCALES = (4, 16, 64, 256, 1024, 4096)
 
 
 def measure() -> dict[str, Any]:
@@ -46,18 +48,21 @@ def measure() -> dict[str, Any]:
         for workers in checks.SPEEDUPS
     ]
     log = {str(ranks): checks.authors_log(ranks, runs=200) for ranks in (8, 16)}
-    toy = [average(threshold, divisor) for threshold, divisor in checks.TOY_ARMS]
-    return {"maxima": maxima, "speedups": speedups, "log": log, "toy": toy}
+    # Seed by seed: the data of one are made once.
+    runs = [[checks.toy(*arm, seed=seed) for arm in checks.TOY_ARMS] for seed in TOY_SEEDS]
+    toy = [average(arm) for arm in zip(*runs, strict=True)]
+    scales = [checks.extrapolated(workers, recordings=30) for workers in SCALES]
+    return {"maxima": maxima, "speedups": speedups, "log": log, "toy": toy, "scales": scales}
 
 
-def average(threshold: float | None, divisor: str) -> dict[str, Any]:
+def average(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The toy problem's figures, the mean over its seeds."""
-    runs = [checks.toy(threshold, divisor, seed) for seed in TOY_SEEDS]
     means = {
         name: np.mean([run[name] for run in runs], axis=0).tolist()
         for name in ("drop_rate", "seconds", "loss", "losses")
     }
-    return {"threshold": threshold, "divisor": divisor, "seeds": len(runs), **means}
+    first = runs[0]
+    return {"threshold": first["threshold"], "divisor": first["divisor"], **means}
 
 
 def tables(found: dict[str, Any]) -> None:
@@ -89,6 +94,11 @@ def tables(found: dict[str, Any]) -> None:
         [[row["threshold"], row["divisor"], f"{row['drop_rate']:.1%}", f"{row['seconds']:.0f}",
           f"{row['loss']:.4f}"] for row in found["toy"]],
     )  # fmt: skip
+    keys = ("workers", "resampled", "independent", "fitted", "true", "kept")
+    table(
+        "| " + " | ".join(keys) + " |",
+        [[row["workers"], *(f"{row[key]:.3f}" for key in keys[1:])] for row in found["scales"]],
+    )
     print(found["measured"])
 
 

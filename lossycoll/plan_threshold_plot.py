@@ -75,5 +75,6 @@ def _spread(axes: Axes, found: Found) -> None:
         axes.ecdf(values, label=label, color=colour, linewidth=2)
     if found.at is not None:
         axes.axvline(found.at.threshold, **CHOSEN)
+    axes.margins(x=0.05)
     axes.set(xlabel="compute in a step, s", ylabel="share of the steps done by then")
     axes.set_title("What a threshold cuts off")

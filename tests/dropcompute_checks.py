@@ -3,16 +3,18 @@ tests/test_simulate_dropcompute.py and, with more samples, of benchmarks/dropcom
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from lossycoll import plan_threshold
 from lossycoll.simulate import (
     Delayed,
     Point,
+    Recorded,
     best,
     choose,
     curve,
@@ -118,6 +120,20 @@ TOY_ARMS = tuple(
 )
 
 
+@functools.lru_cache(maxsize=1)
+def _toy_data(seed: int) -> tuple[Any, Any, Any, Any]:
+    """Inputs and labels of every step, and of the held-out data."""
+    generator = np.random.default_rng(seed)
+    truth = generator.normal(size=TOY_FEATURES)
+
+    def draw(*shape: int) -> tuple[Any, Any]:
+        inputs = generator.standard_normal((*shape, TOY_FEATURES), np.float32)
+        chance = 1 / (1 + np.exp(-inputs @ truth))
+        return inputs, (generator.random(shape) < chance).astype(np.float32)
+
+    return *draw(TOY_STEPS, TOY_RANKS * BATCHES * TOY_SIZE), *draw(10_000)
+
+
 def toy(threshold: float | None, divisor: str, seed: int = 0) -> dict[str, Any]:
     """Logistic regression by 16 ranks of 12 micro-batches under the paper's delay.
 
@@ -125,30 +141,21 @@ def toy(threshold: float | None, divisor: str, seed: int = 0) -> dict[str, Any]:
     or by those that were completed. Returns the loss on held-out data after every tenth step, the
     share dropped, and simulated seconds.
     """
-    generator = np.random.default_rng(seed)
-    truth = generator.normal(size=TOY_FEATURES)
-
-    def draw(count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        inputs = generator.normal(size=(count, TOY_FEATURES))
-        chance = 1 / (1 + np.exp(-inputs @ truth))
-        return inputs, (generator.random(count) < chance).astype(np.float64)
-
-    held_inputs, held_labels = draw(10_000)
+    inputs, labels, held_inputs, held_labels = _toy_data(seed)
     delays = np.random.default_rng(seed + 1)
-    weights = np.zeros(TOY_FEATURES)
+    weights = np.zeros(TOY_FEATURES, np.float32)
     total = TOY_RANKS * BATCHES
+    limit = math.inf if threshold is None else threshold
     losses, seconds, completed = [], 0.0, 0
-    for step in range(1, TOY_STEPS + 1):
-        inputs, labels = draw(total * TOY_SIZE)
+    for step in range(TOY_STEPS):
         ends = Delayed().draw(delays, (TOY_RANKS, BATCHES)).cumsum(axis=1)
-        limit = math.inf if threshold is None else threshold
         done = (ends < limit).ravel()
         seconds += min(limit, float(ends.max()))
         completed += int(done.sum())
-        errors = 1 / (1 + np.exp(-inputs @ weights)) - labels
-        gradients = inputs.T @ (errors * np.repeat(done, TOY_SIZE)) / TOY_SIZE
-        weights -= TOY_RATE * gradients / (total if divisor == "fixed" else done.sum())
-        if step % TOY_EVERY == 0:
+        errors = 1 / (1 + np.exp(-inputs[step] @ weights)) - labels[step]
+        gradient = inputs[step].T @ (errors * np.repeat(done, TOY_SIZE)) / TOY_SIZE
+        weights -= np.float32(TOY_RATE / (total if divisor == "fixed" else done.sum())) * gradient
+        if (step + 1) % TOY_EVERY == 0:
             scores = held_inputs @ weights
             losses.append(float(np.mean(np.logaddexp(0, scores) - held_labels * scores)))
     return {
@@ -165,6 +172,29 @@ EXAMPLE_SHAPE = (24, 4, 8)
 EXAMPLE_CLEAN = 0.12
 EXAMPLE_COMMUNICATION = 0.15
 EXAMPLE_SEED = 6
+
+
+def extrapolated(workers: int, recordings: int) -> dict[str, float]:
+    """What recordings as large as the example promise other numbers of ranks, and what is true:
+    the speed-up by resampled steps, independent micro-batches and the fitted distribution, the true
+    one of the best threshold, and the true one of that which resampling chose. Means."""
+    batches = EXAMPLE_SHAPE[2]
+    truth = Delayed(EXAMPLE_CLEAN)
+    taus = np.linspace(0.5, 2.2, 300) * batches * truth.mean
+    exactly = noise_curve(taus, workers, batches, truth, EXAMPLE_COMMUNICATION)
+    rows = []
+    for seed in range(recordings):
+        times = truth.draw(np.random.default_rng([EXAMPLE_SEED, seed]), EXAMPLE_SHAPE)
+        found = plan_threshold.find(
+            Recorded(times, EXAMPLE_COMMUNICATION), workers, None, "finished", seed
+        )
+        chosen = np.array([found.choice.threshold])
+        (kept,) = noise_curve(chosen, workers, batches, truth, EXAMPLE_COMMUNICATION)
+        promised = (found.choice.speedup, best(found.independent).speedup)
+        rows.append((*promised, best(found.fitted).speedup, kept.speedup))
+    names = ("resampled", "independent", "fitted", "kept")
+    means = zip(names, np.mean(rows, axis=0).tolist(), strict=True)
+    return {"workers": workers, "true": best(exactly).speedup, **dict(means)}
 
 
 def example() -> str:

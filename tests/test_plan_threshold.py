@@ -164,10 +164,8 @@ def test_a_slow_rank_and_an_outlier_are_named(
 
 def test_a_large_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path, delayed(44, 16, 12), communication=2)
-    picture = tmp_path / "large.PNG"
-    told = json.loads(said(capsys, path, "--workers", 4096, "--json", "--picture", picture))
+    told = json.loads(said(capsys, path, "--workers", 4096, "--json"))
     assert told["speedup"] > 1.1
-    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 STEP = [[0.1, 0.2], [0.1]]

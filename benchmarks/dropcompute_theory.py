@@ -38,6 +38,7 @@ SAMPLES = 8_000_000
 """Delays that are drawn for each number of ranks."""
 
 TOY_SEEDS = range(10)
+CUTS = (8, 64, 200, 1024)
 SCALES = (4, 16, 64, 256, 1024, 4096)
 
 
@@ -52,7 +53,11 @@ def measure() -> dict[str, Any]:
     runs = [[checks.toy(*arm, seed=seed) for arm in checks.TOY_ARMS] for seed in TOY_SEEDS]
     toy = [average(arm) for arm in zip(*runs, strict=True)]
     scales = [checks.extrapolated(workers, recordings=30) for workers in SCALES]
-    return {"maxima": maxima, "speedups": speedups, "log": log, "toy": toy, "scales": scales}
+    cuts = [checks.cuts(workers, 3_000_000 // (workers * checks.BATCHES)) for workers in CUTS]
+    return {
+        **{"maxima": maxima, "speedups": speedups, "log": log},
+        **{"toy": toy, "scales": scales, "cuts": cuts},
+    }
 
 
 def average(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -99,6 +104,12 @@ def tables(found: dict[str, Any]) -> None:
         "| " + " | ".join(keys) + " |",
         [[row["workers"], *(f"{row[key]:.3f}" for key in keys[1:])] for row in found["scales"]],
     )
+    keys = ("finished", "threshold", "started")
+    table(
+        "| N | " + " | ".join(keys) + " |",
+        [[row["workers"], *(f"{row[key]:.3f} ({row[f'{key}_drop']:.0%})" for key in keys)]
+         for row in found["cuts"]],
+    )  # fmt: skip
     print(found["measured"])
 
 

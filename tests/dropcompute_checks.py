@@ -6,12 +6,13 @@ from __future__ import annotations
 import functools
 import json
 import math
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from lossycoll import plan_threshold
 from lossycoll.simulate import (
+    Cut,
     Delayed,
     Point,
     Recorded,
@@ -94,6 +95,16 @@ def speedup(workers: int, steps: int, seed: int) -> dict[str, float]:
         "error": float(np.std(each)) / math.sqrt(steps),
         "normal": best(normal).speedup,
     }
+
+
+def cuts(workers: int, steps: int) -> dict[str, float]:
+    """The best S_eff under the paper's delay for each of the cuts, sampled, and what it drops."""
+    drawn = Delayed().draw(np.random.default_rng([1, workers]), (steps, workers, BATCHES))
+    row: dict[str, float] = {"workers": workers}
+    for cut in get_args(Cut):
+        choice = choose(drawn, 0.0, cut=cut)
+        row[cut], row[f"{cut}_drop"] = choice.speedup, choice.drop_rate
+    return row
 
 
 def authors_log(ranks: int, runs: int) -> dict[str, tuple[float, float]]:

@@ -206,6 +206,14 @@ def test_the_choice_is_the_best_of_the_curve(cut: Any) -> None:
     assert choose(times.copy(), 0.5, cut=cut) == choice
 
 
+def test_what_is_begun_and_finished_gains_less() -> None:
+    """A micro-batch of the paper's delay may take five times the mean: to see it through costs."""
+    row = checks.cuts(64, 200)
+    assert row["finished"] == pytest.approx(1.285, abs=0.02)
+    assert row["threshold"] == pytest.approx(1.285, abs=0.02)
+    assert 1.1 < row["started"] < 1.2
+
+
 def test_more_communication_is_less_to_gain() -> None:
     times = delayed(20, 8, 8)
     gains = [choose(times, communication).speedup for communication in (0.0, 2.0, 10.0, 100.0)]

@@ -83,6 +83,8 @@ class Found:
     """And by the paper's formula from their mean and deviation."""
     at: Point | None
     """The chosen threshold; None for no threshold."""
+    harmless: Choice | None
+    """What HARMLESS_DROP would gain, where the best threshold drops more."""
 
     @property
     def full_seconds(self) -> float:
@@ -104,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
         for line in head(found):
             console.print(line, markup=False, highlight=False)
         console.print(table(found))
-        for line in remarks(found, options.drop_rate):
+        for line in remarks(found):
             console.print(line, markup=False, highlight=False)
     if options.picture is not None and drawn("plan_threshold_plot", errors, found, options.picture):
         console.print(f"picture: {options.picture}", markup=False, highlight=False)
@@ -127,9 +129,11 @@ def find(
     count = max(1, round(float(np.isfinite(pool).sum(axis=1).mean())))
     taus = np.array([point.threshold for point in choice.curve])
     ranks = by.shape[1]
-    at = None
+    at = harmless = None
     if math.isfinite(choice.threshold):
         (at,) = curve(by, np.array([choice.threshold]), communication, cut=cut)
+    if drop_rate is None and choice.drop_rate > HARMLESS_DROP:
+        harmless = choose(by, communication, drop_rate=HARMLESS_DROP, cut=cut)
     return Found(
         recorded,
         choice,
@@ -141,6 +145,7 @@ def find(
         noise_curve(taus, ranks, count, noise, communication),
         normal_curve(taus, ranks, count, recorded_noise, communication),
         at,
+        harmless,
     )
 
 
@@ -213,7 +218,7 @@ def _speedup(points: Sequence[Point], threshold: float) -> float:
     return float(np.interp(threshold, taus, [point.speedup for point in points]))
 
 
-def remarks(found: Found, drop_rate: float | None) -> list[str]:
+def remarks(found: Found) -> list[str]:
     """The answer in words, and what to mind about it."""
     choice, at = found.choice, found.at
     if at is None:
@@ -225,10 +230,11 @@ def remarks(found: Found, drop_rate: float | None) -> list[str]:
             f"dropped, a step takes {at.step_seconds:.4g} s rather than "
             f"{found.full_seconds:.4g} s, effective speed-up {choice.speedup:.3f}"
         ]
-        if drop_rate is None and choice.drop_rate > HARMLESS_DROP:
+        if found.harmless is not None:
             lines.append(
-                f"that is more than the {HARMLESS_DROP:.0%} up to which others have seen no loss "
-                f"of quality; --drop-rate {HARMLESS_DROP:g} still gains {_within(choice):.3f}"
+                f"that is more than the {HARMLESS_DROP:.0%} up to which others have seen no loss of"
+                f" quality; --drop-rate {HARMLESS_DROP:g} has a speed-up of "
+                f"{found.harmless.speedup:.3f}"
             )
     pool = profiles(found.recorded.times)
     if found.workers > len(pool):
@@ -244,11 +250,6 @@ def remarks(found: Found, drop_rate: float | None) -> list[str]:
             f"what is dropped is its data above all; look at that machine first"
         )
     return lines
-
-
-def _within(choice: Choice) -> float:
-    """The speed-up of the best threshold of the curve that drops no more than is harmless."""
-    return best(choice.curve, HARMLESS_DROP).speedup
 
 
 def slow_rank(times: Times) -> tuple[int, float] | None:

@@ -17,7 +17,8 @@ import pytest
 from lossycoll import OptionError, cli, plan_threshold
 from lossycoll.simulate import Delayed, choose, choose_at, recorded
 
-EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "dropcompute-times.json"
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLE = ROOT / "examples" / "dropcompute-times.json"
 KEYS = {"threshold", "drop_rate", "speedup", "curve"}
 
 
@@ -89,7 +90,7 @@ def test_the_table_has_the_curve_and_the_answer(capsys: pytest.CaptureFixture[st
     assert f"effective speed-up {choice.speedup:.3f}" in text
     assert text.count("# <-") == 1
     assert choice.drop_rate > plan_threshold.HARMLESS_DROP
-    assert "--drop-rate 0.1 still gains 1.0" in text
+    assert "--drop-rate 0.1 has a speed-up of 1.0" in text
     assert "outlier" not in text
 
 
@@ -101,6 +102,21 @@ def test_lines_fit_a_terminal(
     out = capsys.readouterr().out
     assert "…" not in out
     assert max(map(len, out.splitlines())) <= 80
+
+
+def test_the_page_shows_what_the_command_prints(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(ROOT)
+    name = str(EXAMPLE.relative_to(ROOT))
+    assert cli.main(["plan-threshold", name]) == 0
+    printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    page = (ROOT / "docs" / "dropcompute.md").read_text(encoding="utf-8")
+    (shown,) = (
+        block for block in page.split("\n\n") if f"$ lossycoll plan-threshold {name}" in block
+    )
+    assert [line[4:] for line in shown.splitlines()[1:]] == printed
 
 
 def test_another_scale(capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,7 +149,7 @@ def test_a_wanted_drop_rate_and_another_cut(capsys: pytest.CaptureFixture[str]) 
         assert told["speedup"] > 1
     text = said(capsys, EXAMPLE, "--drop-rate", 0.05)
     assert text.count("# <-") == 1
-    assert "still gains" not in text
+    assert "--drop-rate" not in text
     started = json.loads(said(capsys, EXAMPLE, "--json", "--cut", "started"))
     finished = json.loads(said(capsys, EXAMPLE, "--json"))
     assert started["speedup"] < finished["speedup"]

@@ -24,8 +24,6 @@ class ByDdp:
     """Works with whatever DDP was told: find_unused_parameters, static_graph, views of buckets,
     comm hooks."""
 
-    flags = NO_FLAGS
-
     def __init__(self, model: DistributedDataParallel) -> None:
         for unfit, what in (
             (model._use_python_reducer, "torch._dynamo.config.optimize_ddp = 'python_reducer'"),
@@ -63,9 +61,8 @@ class ByDdp:
                 "that run out of data take part in each step anyway (drop.steps)"
             )
         if self._untouched:
-            # The first pass of a static graph must not be one of no_sync: DDP would fail.
             self._untouched = False
-            self._empty_pass(lambda: None)
+            self._first_pass()
         quiet: contextlib.AbstractContextManager[None] = self._model.no_sync()
         return quiet
 
@@ -75,9 +72,30 @@ class ByDdp:
             self._order.forget()
             self._order = None
 
+    @property
+    def flags(self) -> Tensor:
+        """Of a static graph, which parameters have a gradient here."""
+        if not self._model.static_graph:
+            return NO_FLAGS
+        return torch.tensor([p.grad is not None for p in self.parameters], dtype=torch.float64)
+
     def finish(self, flags: Tensor, factor: float) -> None:
+        if self._model.static_graph:
+            for parameter, count in zip(self.parameters, flags.tolist(), strict=True):
+                if not count:
+                    parameter.grad = None
         if factor != 1.0:
             multiply(self.parameters, factor)
+
+    def _first_pass(self) -> None:
+        """The first pass of a static graph must not be one of no_sync, and is the one in which DDP
+        learns what is used: everything, it is told, as nobody knows yet."""
+        bare = [parameter for parameter in self.parameters if parameter.grad is None]
+        for parameter in bare:
+            parameter.grad = torch.zeros_like(parameter)
+        self._empty_pass(lambda: None)
+        for parameter in bare:
+            parameter.grad = None
 
     def _empty_pass(self, start: Start) -> None:
         """A forward pass of nothing through DDP, and its backward pass, in which parameters get
@@ -99,8 +117,8 @@ class ByDdp:
         """In the order in which they are to be ready."""
         if self._searches:
             # DDP finds the others by itself. Of nothing it would find nothing.
-            used = [p for p in self.parameters if p.grad is not None and p.requires_grad]
-            return used[::-1] or self.parameters[:1]
+            trained = [p for p in self.parameters if p.requires_grad]
+            return [p for p in reversed(trained) if p.grad is not None] or trained[:1]
         for index, parameter in enumerate(self.parameters):
             if not parameter.requires_grad:
                 raise TrainingError(

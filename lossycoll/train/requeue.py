@@ -26,9 +26,15 @@ class Requeue(Sampler[Batch]):
         self._drawn: deque[Batch] = deque()
         self._rest: Iterator[Batch] = iter(())
         self._given_back = 0
+        self._fresh = False
+        """Whether an epoch has begun of which nothing was drawn."""
 
     def __iter__(self) -> Iterator[Batch]:
-        # Not within the generator: an epoch begins with this call, not with its first batch.
+        # Not within the generator: an epoch begins with this call, not with its first batch. A
+        # loader with workers calls it twice.
+        if self._fresh:
+            return self._draw(self._rest, self._drawn)
+        self._fresh = True
         left = [*self._drawn, *self._rest]
         self._given_back = len(left)
         self._drawn = deque()
@@ -37,6 +43,7 @@ class Requeue(Sampler[Batch]):
 
     def _draw(self, rest: Iterator[Batch], drawn: deque[Batch]) -> Iterator[Batch]:
         for batch in rest:
+            self._fresh = False
             drawn.append(batch)
             yield batch
 

@@ -36,11 +36,16 @@ class Ranks:
     def group(self) -> dist.ProcessGroup | None:
         return None if self._exchange is None else self._exchange.group
 
-    def start_sum(self, tensor: Tensor) -> Work | None:
-        """Starts to add ``tensor`` up over the ranks, in place; None: there is nobody else.
+    @property
+    def left(self) -> int:
+        """How many ranks there are, apart from those that a lossy group goes on without."""
+        lossy = None if self._exchange is None else self._exchange.lossy
+        return self.world - (0 if lossy is None else len(lossy.lossy_lost()))
 
-        Floats, where a lossy group goes on without a lost rank: the mean over those that are left
-        times the world, as of gradients.
+    def start_sum(self, tensor: Tensor) -> Work | None:
+        """Starts to add ``tensor`` (floats) up over the ranks, in place; None: there is nobody
+        else. Where a lossy group goes on without a rank it becomes the mean over those that are
+        left, times the world.
         """
         if self._exchange is None or self.world == 1:
             return None

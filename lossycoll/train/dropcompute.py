@@ -299,11 +299,12 @@ class DropCompute:
         for work in works:
             if work is not None:
                 work.wait()
-        totals = count.tolist()[:HEAD]
-        factor = self._factor(totals[COMPLETED])
+        left = self._ranks.left
+        totals = (count[:HEAD] * (left / self._ranks.world)).tolist()
+        factor = self._factor(totals[COMPLETED], left)
         self._reduction.finish(count[HEAD:], factor)
         self._note(loop, dropped, totals, factor)
-        self._follow(totals)
+        self._follow(totals, left)
         self._more = totals[MORE] > 0
 
     def _rest(self, loop: MicroBatches[Any]) -> int:
@@ -329,13 +330,12 @@ class DropCompute:
         head[MORE] = isinstance(self._source, Peeking) and self._source.has_more()
         return torch.cat([head, flags]).to(self._ranks.device)
 
-    def _factor(self, completed: float) -> float:
-        """What makes DDP's mean that over completed micro-batches: DDP's is 1 / (M N) of the sum
-        over all ranks, M micro-batches and N ranks. Where N is only those that are left, the count
-        is of the same ones, times the same share."""
+    def _factor(self, completed: float, left: int) -> float:
+        """What makes the mean that over completed micro-batches: it is 1 / (M N) of the sum over
+        the ranks, of M micro-batches and N ranks that are left."""
         if self._fixed or not completed:
             return 1.0
-        return self.micro_batches * self._ranks.world / completed
+        return self.micro_batches * left / completed
 
     def _note(
         self, loop: MicroBatches[Any], dropped: int, totals: Sequence[float], factor: float
@@ -373,20 +373,20 @@ class DropCompute:
                 self.micro_batches,
             )  # fmt: skip
 
-    def _follow(self, totals: Sequence[float]) -> None:
+    def _follow(self, totals: Sequence[float], left: int) -> None:
         """What all ranks do alike, now that they know of each other."""
-        threshold, world = self._threshold, self._ranks.world
+        threshold = self._threshold
         if not threshold.measured:
             return
-        mean = totals[PHASE] / world
-        apart = totals[PHASE_SQUARED] / world - mean * mean
+        mean = totals[PHASE] / left
+        apart = totals[PHASE_SQUARED] / left - mean * mean
         if totals[STALE] or apart > 1e-6:
             # Phases differ where a rank was lost while they told each other.
             threshold.restart()
             log.info("%s: compute times have changed, the threshold is measured anew", self._ranks)
             return
         own = threshold.seconds if math.isfinite(threshold.seconds) else 0.0
-        agreed = totals[SECONDS] / world
+        agreed = totals[SECONDS] / left
         if abs(agreed - own) > 1e-6 * own:
             raise MismatchError(
                 f"{self._ranks}: the threshold is {own:.9g} s here and {agreed:.9g} s on average "

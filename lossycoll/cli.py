@@ -7,13 +7,20 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
-from lossycoll import bench, demo, doctor
+from lossycoll import bench, demo, doctor, plan_threshold
 from lossycoll.bench_nccl import NcclMissing
 from lossycoll.errors import LabError, OptionError
 from lossycoll.lab import command as lab
 from lossycoll.launch import EXIT_FAILED, Interrupted, LaunchError, Unwritable
 
 EXIT_USAGE = 2  # as argparse's
+COMMANDS = {
+    "demo": demo,
+    "bench": bench,
+    "doctor": doctor,
+    "lab": lab,
+    "plan-threshold": plan_threshold,
+}
 # What a shell reports for a program that SIGINT ended.
 EXIT_INTERRUPTED = 130
 
@@ -24,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
     )
     root.add_argument("--version", action="version", version=metadata.version("lossycoll"))
     commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, module in (("demo", demo), ("bench", bench), ("doctor", doctor), ("lab", lab)):
+    for name, module in COMMANDS.items():
         summary = (module.__doc__ or "").splitlines()[0]
         command = commands.add_parser(name, help=summary, description=summary)
         module.add_arguments(command)

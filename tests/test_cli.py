@@ -29,7 +29,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         cli.main(["--help"])
     assert ended.value.code == 0
     text = capsys.readouterr().out
-    assert all(name in text for name in ("demo", "bench", "doctor", "lab"))
+    assert all(name in text for name in ("demo", "bench", "doctor", "lab", "plan-threshold"))
 
 
 @pytest.mark.parametrize(
@@ -57,6 +57,10 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         ("bench --dtype int8", "int8"),
         ("bench --seconds inf", "'inf' is not"),
         ("doctor --fix", "--fix"),
+        ("plan-threshold", "times"),
+        ("plan-threshold t.json --workers 0", "'0' is not a whole number from 1 to 16384"),
+        ("plan-threshold t.json --drop-rate 1", "'1' is not a number of at least 0 and below 1"),
+        ("plan-threshold t.json --cut late", "'late'"),
     ],
 )
 def test_refuses(line: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -107,7 +107,7 @@ def choose(
     points = curve(kept, grid(kept), communication, cut=cut)
     left_out = tuple(int(step) for step in np.flatnonzero(~keep))
     if drop_rate is None:
-        best = max(points, key=lambda point: point.speedup)
+        best = max(reversed(points), key=lambda point: point.speedup)
         if best.speedup < 1 + LEAST_GAIN:
             return Choice(math.inf, 0.0, 1.0, points, left_out)
     else:

@@ -23,7 +23,7 @@ def checked(times: ArrayLike) -> Times:
     step says that the rank had fewer micro-batches in it.
 
     Raises OptionError, which says where, for another shape, for a step without any micro-batch, and
-    for a time that is negative or infinite, or NaN before a number.
+    for a time that is negative or infinite, or NaN before a number; and where all times are 0.
     """
     try:
         out = np.asarray(times, dtype=np.float64)
@@ -48,6 +48,8 @@ def checked(times: ArrayLike) -> Times:
             f"step {empty[0]}: no rank has a micro-batch; leave out a step in which nothing was "
             f"computed"
         )
+    if not np.nanmax(out) > 0:
+        raise OptionError("all times are 0 s; wanted: a clock that can tell a micro-batch's")
     return out
 
 

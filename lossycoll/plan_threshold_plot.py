@@ -1,0 +1,80 @@
+"""plan-threshold's picture: speed-up over threshold and over drop rate, and compute times."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")  # There may be no display.
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+
+from lossycoll.plan_threshold import Found
+from lossycoll.simulate.times import compute_seconds
+
+CHOSEN: dict[str, Any] = {"color": "tab:red", "linestyle": "--", "linewidth": 1.2}
+
+
+def draw(found: Found, path: Path) -> None:
+    figure, (gain, cost, spread) = plt.subplots(1, 3, figsize=(15, 4.4), layout="constrained")
+    what = "resampled" if found.resampled else "recorded"
+    curves = (
+        (found.choice.curve, f"{what} times", {"color": "tab:blue", "linewidth": 2.5}),
+        (found.independent, "independent micro-batches", {"color": "tab:green"}),
+        (found.fitted, "fitted distribution", {"color": "tab:orange", "linestyle": "--"}),
+        (found.paper, "paper's normal formula", {"color": "tab:gray", "linestyle": ":"}),
+    )
+    for points, label, style in curves:
+        speedups = [point.speedup for point in points]
+        gain.plot([point.threshold for point in points], speedups, label=label, **style)
+        cost.plot([100 * point.drop_rate for point in points], speedups, label=label, **style)
+    if found.at is not None:
+        label = f"chosen: {found.at.threshold:.4g} s"
+        gain.axvline(found.at.threshold, label=label, **CHOSEN)
+        label = f"{found.at.drop_rate:.1%} dropped: {found.at.speedup:.3f}"
+        cost.plot(100 * found.at.drop_rate, found.at.speedup, "o", color="tab:red", label=label)
+    for axes in (gain, cost):
+        axes.axhline(1, color="black", linewidth=0.8)
+        axes.set(ylabel="effective speed-up")
+    gain.set(xlabel="threshold, s")
+    gain.set_title("Speed-up against the threshold")
+    cost.set(xlabel="micro-batches dropped, %")
+    cost.set_title("Speed-up against what is dropped")
+    _spread(spread, found)
+    besides = f"{found.recorded.communication:.3g} s of a step besides compute"
+    figure.suptitle(f"DropCompute, {found.workers} ranks, {besides}")
+    for axes in (gain, cost, spread):
+        axes.grid(alpha=0.3)
+    # Beside the axes: among three curves there is no room.
+    handles, labels = gain.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(handles))
+    for axes in (cost, spread):
+        axes.legend(*_own(axes, labels))
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _own(axes: Axes, others: list[str]) -> tuple[list[Artist], list[str]]:
+    """What the legend below doesn't name."""
+    entries = zip(*axes.get_legend_handles_labels(), strict=True)
+    own = [(handle, label) for handle, label in entries if label not in others]
+    return [handle for handle, _ in own], [label for _, label in own]
+
+
+def _spread(axes: Axes, found: Found) -> None:
+    ranks = np.nansum(found.times, axis=2).ravel()
+    for values, label, colour in (
+        (ranks, "a rank", "tab:green"),
+        (compute_seconds(found.times), "the slowest rank", "tab:purple"),
+    ):
+        axes.ecdf(values, label=label, color=colour, linewidth=2)
+    if found.at is not None:
+        axes.axvline(found.at.threshold, **CHOSEN)
+    axes.margins(x=0.05)
+    axes.set(xlabel="compute in a step, s", ylabel="share of the steps done by then")
+    axes.set_title("What a threshold cuts off")

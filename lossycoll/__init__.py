@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from .train.copies import ShardedFigures
     from .train.drift import Drift, measure_drift
     from .train.drift_bound import DriftBound
+    from .train.drop_figures import DropReport, DropStep
+    from .train.dropcompute import DropCompute
     from .train.sharded import ShardedOptimizer
 
 __version__ = "0.1.0"
@@ -67,6 +69,8 @@ _HOME: Final = {
     "ShardedOptimizer": "train.sharded",
     **dict.fromkeys(("Drift", "measure_drift"), "train.drift"),
     "DriftBound": "train.drift_bound",
+    "DropCompute": "train.dropcompute",
+    **dict.fromkeys(("DropReport", "DropStep"), "train.drop_figures"),
 }
 """The module of each public name."""
 
@@ -76,6 +80,9 @@ __all__ = [
     "ClosedError",
     "Drift",
     "DriftBound",
+    "DropCompute",
+    "DropReport",
+    "DropStep",
     "EngineError",
     "InterfaceError",
     "LinkError",

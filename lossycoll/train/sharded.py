@@ -227,6 +227,30 @@ class ShardedOptimizer(Optimizer):
         """A block whose backward passes add to ``grad`` and send nothing, as DDP's."""
         return self._reducer.no_sync()
 
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The ranks that share it."""
+        return self._exchange.group
+
+    @property
+    def sharded_parameters(self) -> Sequence[Parameter]:
+        """The model's parameters that are trained, in order of registration."""
+        return tuple(self._held.model)
+
+    def reduce_gradients(self) -> None:
+        """Sends what blocks of :meth:`no_sync` have accumulated, as the end of a backward pass
+        outside of them does. All ranks must call this."""
+        self._exchange.check_owners()
+        self._held.check_sound()
+        self._reducer.finish()
+
+    @torch.no_grad()
+    def scale_gradients(self, factor: float) -> None:
+        """Multiplies the mean that the last pass has left, in ``param_groups``. All ranks must call
+        this alike."""
+        grads = [each.parameter.grad for each in self._held.owned]
+        torch._foreach_mul_([grad for grad in grads if grad is not None], factor)
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears the gradients of the model's parameters, and those of this rank's fragments."""
         for parameter in (*self._held.model, *self._held.frozen):

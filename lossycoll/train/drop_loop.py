@@ -1,0 +1,180 @@
+"""One step's micro-batches, handed out one by one while there is time."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Generic, Protocol, TypeVar
+
+from torch import Tensor
+from torch.nn import Parameter
+
+from .stopwatch import Stopwatch
+
+T = TypeVar("T")
+
+
+class Owner(Protocol):
+    """Whom a loop tells what becomes of it."""
+
+    def handed_out(self) -> None:
+        """A micro-batch was."""
+
+    def ended(self, loop: MicroBatches[Any]) -> None:
+        """The loop is over: the ranks are to average what they have. May raise."""
+
+    def failed(self, error: BaseException) -> None:
+        """:meth:`ended` raised where nobody could catch it."""
+
+
+class MicroBatches(Generic[T]):
+    """An iterator over at most ``most`` of the batches of ``source``, and a context for those who
+    leave it early.
+
+    Hands out no more once more than ``threshold`` seconds have passed; the first one always. When
+    there are no more, and as well when the loop is left by ``break`` or by an exception, this rank
+    takes part in the averaging with what it has done: others wait for it.
+    """
+
+    def __init__(
+        self,
+        owner: Owner,
+        source: Iterator[T],
+        most: int,
+        threshold: float,
+        watch: Stopwatch,
+        parameters: Sequence[Parameter],
+    ) -> None:
+        self._owner = owner
+        self._source = source
+        self._most = most
+        self._threshold = threshold
+        self._watch = watch
+        self._parameters = parameters
+        self._marks: list[Mark] = []
+        self._pending = False
+        """Whether a micro-batch is out whose end hasn't been seen."""
+        self._thread = threading.get_ident()
+        self.laps: list[float] = []
+        """Seconds of each that was handed out."""
+        self.completed = 0
+        """Those of them in which a backward pass added to a gradient."""
+        self.late = False
+        """Whether the threshold has ended it."""
+        self.over = False
+
+    def __iter__(self) -> MicroBatches[T]:
+        return self
+
+    def __next__(self) -> T:
+        if self.over:
+            raise StopIteration
+        self._look()
+        count = len(self.laps)
+        self.late = 0 < count < self._most and self._watch.elapsed > self._threshold
+        if count < self._most and not self.late:
+            for batch in self._source:
+                self._marks = marks_of(self._parameters)
+                self._pending = True
+                self._owner.handed_out()
+                return batch
+        self.close()
+        raise StopIteration
+
+    def __enter__(self) -> MicroBatches[T]:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._close_quietly()
+
+    def __del__(self) -> None:
+        # After ``break``, or an exception in the loop's body, the iterator is gone at once.
+        if not getattr(self, "over", True) and not sys.is_finalizing():
+            self._close_quietly()
+
+    def close(self) -> None:
+        """Ends it, if it hasn't ended, with what was done so far."""
+        if self.over:
+            return
+        self._look()
+        self.over = True
+        self._owner.ended(self)
+
+    def _close_quietly(self) -> None:
+        """Where an error can't be raised, or another one is on its way."""
+        try:
+            if threading.get_ident() != self._thread:
+                self.over = True
+                raise RuntimeError("the loop over micro-batches was given up in another thread")
+            self.close()
+        except BaseException as error:
+            self._owner.failed(error)
+
+    def _look(self) -> None:
+        """Notes what became of the micro-batch that was handed out last."""
+        if not self._pending:
+            return
+        self._pending = False
+        self.laps.append(self._watch.lap())
+        if any(mark.changed(p) for mark, p in zip(self._marks, self._parameters, strict=True)):
+            self.completed += 1
+        self._marks = []
+
+
+class Mark:
+    """By which one knows whether a parameter's gradient was added to."""
+
+    __slots__ = ("_grad", "_version")
+
+    def __init__(self, parameter: Parameter) -> None:
+        grad = parameter.grad
+        self._grad: Callable[[], Tensor | None] | None = None
+        self._version = 0
+        if grad is not None:
+            self._grad, self._version = weakref.ref(grad), grad._version
+
+    def changed(self, parameter: Parameter) -> bool:
+        grad = parameter.grad
+        if grad is None or self._grad is None:
+            return grad is not None
+        return grad is not self._grad() or grad._version != self._version
+
+
+def marks_of(parameters: Sequence[Parameter]) -> list[Mark]:
+    return [Mark(parameter) for parameter in parameters]
+
+
+class Peeking(Generic[T]):
+    """An iterator that can tell whether there is more."""
+
+    def __init__(self, source: Iterator[T]) -> None:
+        self._source = source
+        self._next: list[T] = []
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        return self._next.pop() if self._next else next(self._source)
+
+    def has_more(self) -> bool:
+        if not self._next:
+            self._next.extend(_first(self._source))
+        return bool(self._next)
+
+
+def _first(source: Iterator[T]) -> list[T]:
+    for value in source:
+        return [value]
+    return []

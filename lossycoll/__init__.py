@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     )
     from .figures import PeerStats, Report, Stats
     from .options import Options, lossy, reliable
+    from .train.compress.arc_topk import ARCTopKState
+    from .train.compress.hook import arc_topk_hook
     from .train.copies import ShardedFigures
     from .train.drift import Drift, measure_drift
     from .train.drift_bound import DriftBound
@@ -67,10 +69,13 @@ _HOME: Final = {
     "ShardedOptimizer": "train.sharded",
     **dict.fromkeys(("Drift", "measure_drift"), "train.drift"),
     "DriftBound": "train.drift_bound",
+    "ARCTopKState": "train.compress.arc_topk",
+    "arc_topk_hook": "train.compress.hook",
 }
 """The module of each public name."""
 
 __all__ = [
+    "ARCTopKState",
     "AbortedError",
     "CheckpointError",
     "ClosedError",
@@ -94,6 +99,7 @@ __all__ = [
     "Stats",
     "TrainingError",
     "UnsupportedError",
+    "arc_topk_hook",
     "group_stats",
     "last_report",
     "lossy",

@@ -158,18 +158,14 @@ class ARCTopKState:
         groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
         for i, gradient in enumerate(gradients):
             groups.setdefault((gradient.dtype, gradient.device), []).append(i)
-        for number, places in enumerate(groups.values()):
-            self.reduce([keys[i] for i in places], [gradients[i] for i in places], number)
+        for places in groups.values():
+            self.reduce([keys[i] for i in places], [gradients[i] for i in places])
         self.iter += 1
 
     def reduce(
-        self,
-        keys: Sequence[str],
-        gradients: Sequence[Tensor],
-        number: int,
-        flat: Tensor | None = None,
+        self, keys: Sequence[str], gradients: Sequence[Tensor], flat: Tensor | None = None
     ) -> None:
-        """A part of a step, the ``number``-th: gradients of one type and device, in place.
+        """A part of a step: gradients of one type and device, in place. The caller counts steps.
 
         ``flat``: what they are all views of, where there is such a vector.
         """
@@ -188,8 +184,7 @@ class ARCTopKState:
                 reduce_whole(flat, transport, self._traffic)
             return
         items = [self._item(*pair) for pair in zip(keys, gradients, strict=True)]
-        moment = (self.iter, number)
-        Reduction(items, self.settings, transport, self._owed, self._traffic, moment).run()
+        Reduction(items, self.settings, transport, self._owed, self._traffic, self.iter).run()
 
     def _ready(self) -> Transport:
         """The group; compares the ranks' arguments at the first step."""

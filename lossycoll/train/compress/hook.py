@@ -26,13 +26,13 @@ def arc_topk_hook(
             f"with sparse=False, or leave the hook out"
         )
     keys = state.keys(bucket.parameters())
-    gradients, number, last = bucket.gradients(), bucket.index(), bucket.is_last()
+    gradients, last = bucket.gradients(), bucket.is_last()
     source: torch.futures.Future[Any] = torch.futures.Future()
     out = source.then(_value_or_raise)
 
     def work() -> None:
         try:
-            state.reduce(keys, gradients, number, flat)
+            state.reduce(keys, gradients, flat)
             if last:
                 state.iter += 1
             source.set_result(flat)

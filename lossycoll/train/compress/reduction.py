@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -85,8 +86,8 @@ def reduce_whole(flat: Tensor, transport: Transport, traffic: Traffic) -> None:
 class Reduction:
     """Of ``items``, in one order on all ranks, which are of one type and on one device.
 
-    ``owed``: by key, what was sent whole and lost. ``moment``: numbers that all ranks have alike,
-    and that are others in every call, to draw from.
+    ``owed``: by key, what was sent whole and lost. ``step``: its number, to draw from. What is
+    drawn for an item doesn't depend on the others, since buckets change and a step should not.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class Reduction:
         transport: Transport,
         owed: MutableMapping[str, Tensor],
         traffic: Traffic,
-        moment: tuple[int, ...],
+        step: int,
     ) -> None:
         self._items = [item for item in items if item.gradient.numel()]
         self._sparse = [item for item in self._items if item.sparse]
@@ -105,7 +106,7 @@ class Reduction:
         self._transport = transport
         self._owed = owed
         self._traffic = traffic
-        self._moment = moment
+        self._step = step
 
     @torch.no_grad()
     def run(self) -> None:
@@ -138,7 +139,7 @@ class Reduction:
         pieces = vector[: sum(sizes)].split(sizes)
         if dim and self._sparse:
             widest = max(item.work.shape[1] for item in self._sparse)
-            draw = selection.generator(settings.seed, *self._moment)
+            draw = selection.generator(settings.seed, self._step)
             v = selection.directions(widest, dim, draw, like)
             for item, piece in zip(self._sparse, pieces, strict=True):
                 found = selection.sketch(_parts(item), v[:, : item.work.shape[1]])
@@ -158,11 +159,11 @@ class Reduction:
             for item in self._whole:
                 item.bad = bool(flags) and not bool(vector[-1].isfinite())
             self._refuse()
-        for number, (item, piece) in enumerate(zip(self._sparse, pieces, strict=True)):
+        for item, piece in zip(self._sparse, pieces, strict=True):
             if not item.bad:
-                item.index = self._rows_of(item, piece, number)
+                item.index = self._rows_of(item, piece)
 
-    def _rows_of(self, item: Item, piece: Tensor, number: int) -> Tensor:
+    def _rows_of(self, item: Item, piece: Tensor) -> Tensor:
         rows = len(item.work)
         k = kept_rows(rows, self._settings.ratio)
         if self._settings.method == "arc":
@@ -171,7 +172,7 @@ class Reduction:
             return selection.best(selection.scores(wide), k)
         if self._settings.method == "topk":
             return selection.best(selection.row_scores(_parts(item)), k)
-        draw = selection.generator(self._settings.seed, *self._moment, number)
+        draw = selection.generator(self._settings.seed, self._step, crc32(item.key.encode()))
         return selection.random_rows(rows, k, draw).to(item.work.device)
 
     def _refuse(self) -> None:

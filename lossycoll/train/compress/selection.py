@@ -29,10 +29,12 @@ def directions(columns: int, sketch_dim: int, draw: torch.Generator, like: Tenso
     """V^T / sqrt(r), (r, n) of independent N(0, 1), in the type and on the device of ``like``.
 
     So E ||V^T x / sqrt(r)||^2 = ||x||^2 for each row x: a sketch keeps norms on average, with a
-    relative standard deviation of sqrt(2 / r).
+    relative standard deviation of sqrt(2 / r). Of more columns the first are the same ones.
     """
-    v = torch.randn(sketch_dim, columns, generator=draw, dtype=torch.float32)
-    return v.mul_(1.0 / math.sqrt(sketch_dim)).to(like.device, like.dtype)
+    # torch draws normal numbers 16 at a time, and the last of a length between anew.
+    v = torch.randn(-(-columns // 16) * 16, sketch_dim, generator=draw, dtype=torch.float32)
+    scaled = v[:columns].t().mul(1.0 / math.sqrt(sketch_dim))
+    return scaled.contiguous().to(like.device, like.dtype)
 
 
 def sketch(parts: Parts, v: Tensor) -> Tensor:
@@ -49,12 +51,14 @@ def sketch(parts: Parts, v: Tensor) -> Tensor:
 def scores(sketch: Tensor) -> Tensor:
     """The squared norm of each row's sketch, (m,), from (r, m).
 
-    Not by a norm over a dimension, whose order of additions is the library's own business.
+    Not by a norm over a dimension, whose order of additions is the library's own business. Relative
+    to the largest entry, so that no square overflows, and none that counts vanishes.
     """
-    total = sketch[0] * sketch[0]
-    for i in range(1, len(sketch)):
-        square = sketch[i] * sketch[i]
-        total += square
+    largest = sketch.abs().max()
+    scaled = sketch / largest if float(largest) > 0 else sketch
+    total = scaled[0] * scaled[0]
+    for i in range(1, len(scaled)):
+        total += scaled[i] * scaled[i]
     return total
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+import torch
 from torch import Tensor
 
 from .selection import Parts
@@ -65,7 +66,7 @@ class Memory:
         return [(gradient, 1.0)]
 
     def take(self, gradient: Tensor) -> Tensor:
-        """Takes a gradient in; returns that of which rows are sent, less :attr:`sent` so far."""
+        """Takes a gradient in; returns that of which :meth:`rows` chooses."""
         held = self.tensors
         if self.rule == "ef14":
             if held:
@@ -79,10 +80,12 @@ class Memory:
     def rows(self, taken: Tensor, index: Tensor, out: Tensor) -> None:
         """c, the rows ``index`` (k,) of what is compressed, into ``out`` (k, n). ``taken``: what
         :meth:`take` returned."""
-        chosen = taken.index_select(0, index)
+        chosen = out if out.dtype == taken.dtype else taken.new_empty(out.shape)
+        torch.index_select(taken, 0, index, out=chosen)
         if self.rule in ("ef21", "ef21m"):
             chosen.sub_(self.tensors["own"].index_select(0, index))
-        out.copy_(chosen)
+        if chosen is not out:
+            out.copy_(chosen)
 
     def settle(self, index: Tensor, delivered: Tensor, applied: Applied, result: Tensor) -> None:
         """Of the rows ``index`` that were sent ``delivered`` (k, n) got there, 0 where it didn't.

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from lossycoll.arguments import inject_text
 from lossycoll.lab.network import Link, Network, Port
 
 from .tasks import TASKS
@@ -14,16 +15,18 @@ from .ways import RULE_WAYS, STEP_WAYS, TRAIN_WAYS
 HOSTS = 4
 DELAY_MS = 1.0
 QUEUE_MS = 25.0
-TRAIN_MBIT = 20.0
-"""Of small models' links: their gradients are to links of 20 Mbit/s what those of models five times
-as large are to 100 Mbit/s."""
+TRAIN_MBIT = 100.0
 LOSSES = (0.0, 0.1)
-AT_ONCE = 3
+SEED_OF_LOSS = 7
 
 
 @dataclass(frozen=True)
 class Cell:
-    """``kind``: "speed" (of the compressor alone), "forms", "steps" or "train"."""
+    """``kind``: "speed" (of the compressor alone), "forms", "steps" or "train".
+
+    ``loss``: share of packets that the backend itself drops (LOSSYCOLL_INJECT), the same ones for
+    every way; gloo's TCP has none of it.
+    """
 
     kind: str
     ways: tuple[str, ...] = ()
@@ -36,9 +39,14 @@ class Cell:
     def network(self) -> Network:
         return Network(
             hosts=HOSTS,
-            link=Link(loss=self.loss, delay_ms=DELAY_MS),
+            link=Link(delay_ms=DELAY_MS),
             port=Port(up_mbit=self.mbit, down_mbit=self.mbit, queue_ms=QUEUE_MS),
         )
+
+    @property
+    def environment(self) -> dict[str, str]:
+        text = inject_text(self.loss, 1, SEED_OF_LOSS)
+        return {"LOSSYCOLL_INJECT": text} if text else {}
 
     @property
     def name(self) -> str:
@@ -63,7 +71,5 @@ def cells() -> Iterator[Cell]:
         yield Cell("steps", STEP_WAYS, mbit)
     for task in TASKS:
         for loss in LOSSES:
-            for i in range(0, len(TRAIN_WAYS), AT_ONCE):
-                yield Cell("train", TRAIN_WAYS[i : i + AT_ONCE], TRAIN_MBIT, loss, task)
-    for i in range(0, len(RULE_WAYS), AT_ONCE):
-        yield Cell("train", RULE_WAYS[i : i + AT_ONCE], TRAIN_MBIT, 0.1, "gpt")
+            yield Cell("train", TRAIN_WAYS[bool(loss) :], TRAIN_MBIT, loss, task)
+    yield Cell("train", RULE_WAYS, TRAIN_MBIT, 0.1, "gpt")

@@ -27,7 +27,7 @@ from .ways import WAYS, replica
 
 UNTIMED = 3
 """Steps of each way that come first: memory, buckets, the rate of the path."""
-CHECKS = 10
+CHECKS = 8
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from benchmarks.quality.tasks import Task, digits, gpt
 
-GPT_STEPS, CONV_STEPS = 160, 100
+GPT_STEPS, CONV_STEPS = 120, 80
 
 
 def conv_net() -> nn.Module:

@@ -54,7 +54,6 @@ WAYS: Mapping[str, Way] = {
     "ARC 0.2, lossy": arc(0.2, "lossy"),
     "ARC 0.1, lossy": arc(0.1, "lossy"),
     "ARC 0.05, lossy": arc(0.05, "lossy"),
-    "PowerSGD 1, lossy": rank_of_powersgd(1, "lossy", reliable=True),
     "PowerSGD 4, lossy": rank_of_powersgd(4, "lossy", reliable=True),
     "Top-K 0.05, lossy": arc(0.05, "lossy", method="topk"),
     "ARC 0.1, lossy, EF21": arc(0.1, "lossy", "ef21"),
@@ -68,8 +67,8 @@ STEP_WAYS = (
     *("ARC 0.2, gloo", "ARC 0.05, gloo", "dense, lossy", "ARC 0.2, lossy", "ARC 0.05, lossy"),
 )
 TRAIN_WAYS = (
-    *("dense, gloo", "dense, lossy", "PowerSGD 1, lossy", "PowerSGD 4, lossy"),
-    *("Top-K 0.05, lossy", "ARC 0.2, lossy", "ARC 0.1, lossy", "ARC 0.05, lossy"),
+    *("dense, gloo", "dense, lossy", "PowerSGD 4, lossy", "Top-K 0.05, lossy"),
+    *("ARC 0.2, lossy", "ARC 0.1, lossy", "ARC 0.05, lossy"),
 )
 RULES = ("EF21", "EF21M 0.1", "EF21M 0.3", "EF21M 0.6", "none")
 RULE_WAYS = tuple(f"ARC 0.1, lossy, {rule}" for rule in RULES)

@@ -117,9 +117,9 @@ class ARCTopKState:
         self._live()
         if named_parameters is not None:
             self.name(named_parameters)
-        elif not callable(dense) and self._dense:
+        elif not callable(dense) and dense:
             raise OptionError(
-                f"dense has names ({', '.join(sorted(self._dense)[:3])}), wanted named_parameters="
+                f"dense has names ({', '.join(sorted(dense)[:3])}), wanted named_parameters="
                 f"model.named_parameters() beside them, or a function"
             )
 
@@ -178,7 +178,7 @@ class ARCTopKState:
                 reduce_whole(flat, transport, self._traffic)
                 sizes = [gradient.numel() for gradient in gradients]
                 with torch.no_grad():
-                    for gradient, mean in zip(gradients, flat.split(sizes), strict=True):
+                    for gradient, mean in zip(gradients, torch.split(flat, sizes), strict=True):
                         gradient.copy_(mean.view(gradient.shape))
             else:
                 reduce_whole(flat, transport, self._traffic)

@@ -11,7 +11,8 @@ from .arc_topk import ARCTopKState
 
 
 def arc_topk_hook(
-    state: ARCTopKState, bucket: dist.GradBucket
+    state: ARCTopKState,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[torch.Tensor]:
     """For ``DistributedDataParallel.register_comm_hook``; see :class:`ARCTopKState`.
 

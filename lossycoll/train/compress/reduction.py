@@ -136,7 +136,7 @@ class Reduction:
         vector = like.new_empty(sum(sizes) + flags, dtype=settings.sketch_dtype)
         if not len(vector):
             return
-        pieces = vector[: sum(sizes)].split(sizes)
+        pieces = torch.split(vector[: sum(sizes)], sizes)
         if dim and self._sparse:
             widest = max(item.work.shape[1] for item in self._sparse)
             draw = selection.generator(settings.seed, self._step)
@@ -195,7 +195,7 @@ class Reduction:
             return
         taken = [_memory(item).take(item.work) for item in chosen]
         values = self._transport.room(sum(sizes), self._items[0].gradient)
-        pieces = values[: sum(sizes)].split(sizes)
+        pieces = torch.split(values[: sum(sizes)], sizes)
         for item, source, piece in zip(chosen, taken, pieces, strict=False):
             _memory(item).rows(source, item.index, piece.view(len(item.index), -1))
         for item, piece in zip(self._whole, pieces[len(chosen) :], strict=True):
@@ -206,7 +206,8 @@ class Reduction:
         mean, lost = self._transport.mean(values, feedback=feedback)
         delivered = values if lost is None else values.masked_fill(lost, 0)
         self._note(sum(sizes[: len(chosen)]), sum(sizes[len(chosen) :]), values, lost)
-        means, arrived = mean[: sum(sizes)].split(sizes), delivered[: sum(sizes)].split(sizes)
+        means = torch.split(mean[: sum(sizes)], sizes)
+        arrived = torch.split(delivered[: sum(sizes)], sizes)
         for item, got, used in zip(chosen, arrived, means, strict=False):
             like, shape = item.work, (len(item.index), -1)
             applied = [(item.index, used.view(shape).to(like.dtype))]
@@ -251,17 +252,17 @@ class Reduction:
         sizes = [len(item.index) * item.work.shape[1] for item in chosen]
         counts = [len(item.index) for item in chosen]
         values = self._items[0].gradient.new_empty(sum(sizes))
-        for item, piece in zip(chosen, values.split(sizes), strict=True):
+        for item, piece in zip(chosen, torch.split(values, sizes), strict=True):
             taken = _memory(item).take(item.work)
             _memory(item).rows(taken, item.index, piece.view(len(item.index), -1))
         indices = torch.cat([item.index for item in chosen]).int()
-        all_values = self._transport.gather(values).split(sizes, dim=1)
-        all_indices = self._transport.gather(indices).split(counts, dim=1)
+        all_values = torch.split(self._transport.gather(values), sizes, dim=1)
+        all_indices = torch.split(self._transport.gather(indices), counts, dim=1)
         self._traffic.rows += sum(sizes)
         self._traffic.indices += sum(counts)
         self._traffic.bytes += values.numel() * values.element_size() + 4 * sum(counts)
         for item, own, found, places in zip(
-            chosen, values.split(sizes), all_values, all_indices, strict=True
+            chosen, torch.split(values, sizes), all_values, all_indices, strict=True
         ):
             like, shape = item.work, (len(item.index), -1)
             applied = [

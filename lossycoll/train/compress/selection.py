@@ -56,7 +56,7 @@ def scores(sketch: Tensor) -> Tensor:
     """
     largest = sketch.abs().max()
     scaled = sketch / largest if float(largest) > 0 else sketch
-    total = scaled[0] * scaled[0]
+    total: Tensor = scaled[0] * scaled[0]
     for i in range(1, len(scaled)):
         total += scaled[i] * scaled[i]
     return total

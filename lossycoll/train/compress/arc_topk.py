@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
@@ -129,7 +128,6 @@ class ARCTopKState:
         self._named = False
         self._transport: Transport | None = None
         self._worker: ThreadPoolExecutor | None = None
-        self._lock = threading.Lock()
 
     def name(self, named_parameters: Iterable[tuple[str, Tensor]]) -> None:
         """Tells the parameters' names, also after unpickling. Before the first step.
@@ -342,7 +340,7 @@ class ARCTopKState:
         self._transport = None
 
     def __getstate__(self) -> dict[str, Any]:
-        live = {"process_group", "_keys", "_named", "_transport", "_worker", "_lock"}
+        live = {"process_group", "_keys", "_named", "_transport", "_worker"}
         return {name: value for name, value in self.__dict__.items() if name not in live}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -68,8 +68,8 @@ def row_scores(parts: Parts) -> Tensor:
     total = first if not rest and factor == 1.0 else first * factor
     for tensor, factor in rest:
         total = total.add_(tensor, alpha=factor)
-    norms = torch.linalg.vector_norm(total, dim=1)
-    return norms.square_()
+    norms: Tensor = torch.linalg.vector_norm(total, dim=1)
+    return norms * norms
 
 
 def best(scores: Tensor, k: int) -> Tensor:

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ is b
 from benchmarks.arc_topk import report
 from benchmarks.arc_topk.cells import Cell, cells
 from benchmarks.arc_topk.speed import share
-from benchmarks.arc_topk.ways import RULE_WAYS, STEP_WAYS, TRAIN_WAYS, WAYS
+from benchmarks.arc_topk.ways import NONE_WAYS, RULE_WAYS, STEP_WAYS, TRAIN_WAYS, WAYS
 
 
 def test_every_piece_is_there_once_and_comes_back_from_json() -> None:
@@ -24,7 +24,7 @@ def test_every_piece_is_there_once_and_comes_back_from_json() -> None:
         assert Cell.of(json.loads(json.dumps(cell.as_dict()))) == cell
         assert set(cell.ways) <= set(WAYS)
         assert ("LOSSYCOLL_INJECT" in cell.environment) == (cell.loss > 0)
-    assert {*STEP_WAYS, *TRAIN_WAYS, *RULE_WAYS} <= set(WAYS)
+    assert {*STEP_WAYS, *TRAIN_WAYS, *RULE_WAYS, *NONE_WAYS} <= set(WAYS)
 
 
 def test_shares_of_the_bytes() -> None:

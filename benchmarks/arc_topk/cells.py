@@ -10,7 +10,7 @@ from lossycoll.arguments import inject_text
 from lossycoll.lab.network import Link, Network, Port
 
 from .tasks import TASKS
-from .ways import RULE_WAYS, STEP_WAYS, TRAIN_WAYS
+from .ways import NONE_WAYS, RULE_WAYS, STEP_WAYS, TRAIN_WAYS
 
 HOSTS = 4
 DELAY_MS = 1.0
@@ -72,4 +72,5 @@ def cells() -> Iterator[Cell]:
     for task in TASKS:
         for loss in LOSSES:
             yield Cell("train", TRAIN_WAYS[bool(loss) :], TRAIN_MBIT, loss, task)
+            yield Cell("train", NONE_WAYS, TRAIN_MBIT, loss, task)
     yield Cell("train", RULE_WAYS, TRAIN_MBIT, 0.1, "gpt")

@@ -20,7 +20,7 @@ from benchmarks.quality.report import between, markdown
 
 from .cells import DELAY_MS, HOSTS, LOSSES, TRAIN_MBIT, Cell
 from .tasks import TASKS
-from .ways import RULE_WAYS, STEP_WAYS, TRAIN_WAYS
+from .ways import NONE_WAYS, RULE_WAYS, STEP_WAYS, TRAIN_WAYS
 
 MBITS = (100.0, 1000.0)
 COLOURS = {
@@ -176,7 +176,7 @@ def training(curves: Mapping[tuple[str, float, str], Curve], task: str) -> str:
         return "No runs yet."
     steps_all, goal = base[-1][0], NEAR * base[-1][3]
     rows = []
-    for way in TRAIN_WAYS:
+    for way in (*TRAIN_WAYS, *NONE_WAYS):
         line = [way]
         for loss in LOSSES:
             curve = curves.get((task, loss, way))
@@ -216,8 +216,9 @@ def rules(curves: Mapping[tuple[str, float, str], Curve]) -> str:
 
 
 def style(way: str) -> dict[str, Any]:
-    name = way if way in COLOURS else way.rpartition(", ")[0]
-    return {"color": COLOURS[name], "linestyle": "--" if name.startswith("dense") else "-"}
+    name = way if way in COLOURS else way.partition(", ")[0]
+    dashes = {"dense, lossy": "--", "dense, gloo": "--"}.get(way, ":" if "none" in way else "-")
+    return {"color": COLOURS[name], "linestyle": dashes}
 
 
 def draw_curves(curves: Mapping[tuple[str, float, str], Curve], path: Path) -> None:
@@ -229,7 +230,7 @@ def draw_curves(curves: Mapping[tuple[str, float, str], Curve], path: Path) -> N
     what = ((0, 1.0, "step"), (2, 1e-6, "MB sent by a host"), (1, 1.0, "seconds of training"))
     for line, (task, loss) in zip(table, kinds, strict=True):
         for axis, (column, scale, label) in zip(line, what, strict=True):
-            for way in TRAIN_WAYS:
+            for way in (*TRAIN_WAYS, *NONE_WAYS):
                 curve = curves.get((task, loss, way), [])[1:]
                 if curve:
                     xs = [scale * point[column] for point in curve]

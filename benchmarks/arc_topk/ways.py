@@ -61,6 +61,8 @@ WAYS: Mapping[str, Way] = {
     "ARC 0.1, lossy, EF21M 0.3": arc(0.1, "lossy", "ef21m", momentum=0.3),
     "ARC 0.1, lossy, EF21M 0.6": arc(0.1, "lossy", "ef21m", momentum=0.6),
     "ARC 0.1, lossy, none": arc(0.1, "lossy", "none"),
+    "ARC 0.2, lossy, none": arc(0.2, "lossy", "none"),
+    "ARC 0.05, lossy, none": arc(0.05, "lossy", "none"),
 }
 STEP_WAYS = (
     *("dense, gloo", "PowerSGD 1, gloo", "PowerSGD 4, gloo", "Top-K 0.05, gloo"),
@@ -70,6 +72,8 @@ TRAIN_WAYS = (
     *("dense, gloo", "dense, lossy", "PowerSGD 4, lossy", "Top-K 0.05, lossy"),
     *("ARC 0.2, lossy", "ARC 0.1, lossy", "ARC 0.05, lossy"),
 )
+NONE_WAYS = ("ARC 0.2, lossy, none", "ARC 0.05, lossy, none")
+"""Without error feedback."""
 RULES = ("EF21", "EF21M 0.1", "EF21M 0.3", "EF21M 0.6", "none")
 RULE_WAYS = tuple(f"ARC 0.1, lossy, {rule}" for rule in RULES)
 

@@ -26,7 +26,7 @@ class Settings:
     sketch_dim: int = 4
     start_iter: int = 1000
     error_feedback: str = "ef21m"
-    momentum: float = 0.5
+    momentum: float = 0.9
     method: str = "arc"
     sketch_dtype: torch.dtype | None = None
     dense_below: int = DENSE_BELOW

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,16 +22,14 @@ buckets' sums would be a matter of luck."""
 class Way:
     """``hook``: "" for DDP's own, "powersgd" or "arc", with ``how`` as arguments of its state.
 
-    ``backend``: "gloo", or "lossy", where ``reliable`` says that nothing may be lost.
+    ``backend``: "gloo", or "lossy", where ``reliable`` says that nothing may be lost: by a group of
+    its own, since PowerSGD's hook sums from callbacks, where no block of code reaches.
     """
 
     hook: str
     backend: str
     how: Mapping[str, Any] = field(default_factory=dict)
     reliable: bool = False
-
-    def scope(self) -> contextlib.AbstractContextManager[None]:
-        return lossycoll.reliable() if self.reliable else contextlib.nullcontext()
 
 
 def arc(ratio: float, backend: str, feedback: str = "ef14", **how: Any) -> Way:
@@ -78,12 +75,29 @@ RULES = ("EF21", "EF21M 0.1", "EF21M 0.3", "EF21M 0.6", "none")
 RULE_WAYS = tuple(f"ARC 0.1, lossy, {rule}" for rule in RULES)
 
 
-def replica(
-    way: Way, model: nn.Module, gloo: dist.ProcessGroup, start: int
-) -> DistributedDataParallel:
-    """``gloo``: a group of that backend; the default group is lossy. ``start``: steps before
-    which all is sent whole."""
-    group = gloo if way.backend == "gloo" else None
+@dataclass(frozen=True)
+class Groups:
+    """Of all ranks; the default group, None, is lossy."""
+
+    gloo: dist.ProcessGroup
+    reliable: dist.ProcessGroup
+
+    @classmethod
+    def made(cls) -> Groups:
+        options = lossycoll.Options(delivery="reliable")
+        return cls(
+            dist.new_group(backend="gloo"), dist.new_group(backend="lossy", pg_options=options)
+        )
+
+    def of(self, way: Way) -> dist.ProcessGroup | None:
+        if way.backend == "gloo":
+            return self.gloo
+        return self.reliable if way.reliable else None
+
+
+def replica(way: Way, model: nn.Module, groups: Groups, start: int) -> DistributedDataParallel:
+    """``start``: steps before which all is sent whole."""
+    group = groups.of(way)
     ddp = DistributedDataParallel(model, process_group=group, bucket_cap_mb=ONE_BUCKET_MIB)
     if way.hook == "arc":
         state = lossycoll.ARCTopKState(group, start_iter=start, **way.how)

@@ -239,11 +239,10 @@ def draw_curves(curves: Mapping[tuple[str, float, str], Curve], path: Path) -> N
             axis.grid(alpha=0.3)
             if task == "conv":
                 axis.set_yscale("log")
-            if column:
-                axis.set_xscale("log")
         lost = f"{loss:.0%} of packets lost" if loss else "clean"
         line[0].set_ylabel("held-out loss, nats")
-        line[0].set_title(f"{task}, {lost}: {HOSTS} ranks, {TRAIN_MBIT:g} Mbit/s", fontsize=10)
+        line[0].set_title(f"{task}, {lost}", fontsize=10)
+    figure.suptitle(f"{HOSTS} ranks, {TRAIN_MBIT:g} Mbit/s")
     handles, labels = table[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper", fontsize=9)
     figure.savefig(path, dpi=90)

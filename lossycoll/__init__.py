@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     )
     from .figures import PeerStats, Report, Stats
     from .options import Options, lossy, reliable
+    from .train.compress.arc_topk import ARCTopKState
+    from .train.compress.hook import arc_topk_hook
     from .train.copies import ShardedFigures
     from .train.drift import Drift, measure_drift
     from .train.drift_bound import DriftBound
@@ -71,10 +73,13 @@ _HOME: Final = {
     "DriftBound": "train.drift_bound",
     "DropCompute": "train.dropcompute",
     **dict.fromkeys(("DropReport", "DropStep"), "train.drop_figures"),
+    "ARCTopKState": "train.compress.arc_topk",
+    "arc_topk_hook": "train.compress.hook",
 }
 """The module of each public name."""
 
 __all__ = [
+    "ARCTopKState",
     "AbortedError",
     "CheckpointError",
     "ClosedError",
@@ -101,6 +106,7 @@ __all__ = [
     "Stats",
     "TrainingError",
     "UnsupportedError",
+    "arc_topk_hook",
     "group_stats",
     "last_report",
     "lossy",

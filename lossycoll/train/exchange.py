@@ -84,7 +84,7 @@ class Exchange:
         known = () if self.lossy is None else self.lossy.lossy_stats().peers
         return f"rank {rank} ({known[rank].address})" if known else f"rank {rank}"
 
-    def _delivery(self) -> contextlib.AbstractContextManager[None]:
+    def delivery(self) -> contextlib.AbstractContextManager[None]:
         """The block of code in which gradients and parameters are sent."""
         if self.lossy is None:
             return reliable()
@@ -122,7 +122,7 @@ class Exchange:
             # Others form sums, in which 16-bit types could overflow.
             op = dist.ReduceOp.SUM
             source.div_(self.world)
-        with self._delivery():
+        with self.delivery():
             return dist.reduce_scatter_single(output, source, op, self.group, async_op=True)  # type: ignore[no-any-return]
 
     def contribute(self, output: Tensor, source: Tensor) -> Sending:
@@ -130,7 +130,7 @@ class Exchange:
         if self.lossy is None or self.lossy.lossy_options().delivery == "reliable":
             work = self.average(output, source)
             return Sending(work, lambda: np.zeros((self.world, 0), np.bool_))
-        with self._delivery():
+        with self.delivery():
             told = self.lossy.reduce_scatter_blocks(output, source)
         return Sending(told, lambda: told.lost)
 
@@ -151,7 +151,7 @@ class Exchange:
         if self.lossy is None:
             everything = np.ones((self.world, 1), np.bool_)
             return Gathering(self.copy(flat), lambda: everything)
-        with self._delivery():
+        with self.delivery():
             work = self.lossy.all_gather_blocks(flat, needed)
         return Gathering(work, lambda: work.arrived)
 

@@ -22,6 +22,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.nn import Parameter
 
 from ..errors import TrainingError, UnsupportedError
+from .compress.shards import Compressor
 from .exchange import Exchange, Sending, Work, settle
 from .residue import Residue
 from .shards import Shard
@@ -59,6 +60,7 @@ class Reducer:
 
     ``name``: how errors call a parameter, by index. ``finished`` is called when a pass has been
     reduced. ``feedback``: what is lost is sent again with the next pass that is :meth:`kept`.
+    ``compression``: what buckets are sent by instead.
     """
 
     def __init__(
@@ -68,8 +70,10 @@ class Reducer:
         finished: Callable[[Status], None],
         *,
         feedback: bool = False,
+        compression: Compressor | None = None,
     ) -> None:
         self._exchange = exchange
+        self._compression = compression
         self.feedback = feedback
         self._scale = 1.0
         """That a GradScaler is expected to have in the next pass."""
@@ -125,6 +129,8 @@ class Reducer:
         task = torch._C._current_graph_task_id()
         if self._open and self._armed not in (None, task) and not _is_nested():
             self.finish()  # the pass before this one raised
+        if self._compression is not None and not self._open:
+            self._compression.begin()
         if self._armed is None:
             self._armed = task
             engine: Any = torch.autograd.Variable._execution_engine
@@ -160,6 +166,9 @@ class Reducer:
         try:
             with self._exchange.owners_needed():
                 self._launch_rest()
+                if self._compression is not None:
+                    settle(self._works)  # before anything else is sent, on all ranks
+                    self._compression.end()
                 work = self._exchange.combine(self._status.flags, dist.ReduceOp.MAX)
                 settle([*self._works, work])
         finally:
@@ -190,6 +199,8 @@ class Reducer:
     def forget(self) -> None:
         """The gradients of the last pass are no longer wanted."""
         self._left = []
+        if self._compression is not None:
+            self._compression.forget()
 
     def changed(self) -> int | None:
         """The first parameter whose ``grad`` isn't what the last pass has sent."""
@@ -207,6 +218,8 @@ class Reducer:
     def keep_lost(self, scale: float) -> None:
         """A step was taken with the last pass: what it lost is to come with the next. ``scale``:
         what the gradients of the pass have been divided by since."""
+        if self._compression is not None:
+            self._compression.forget()
         for shard, residue, sending in zip(
             self._shards, self._residues, self._sendings, strict=False
         ):
@@ -262,6 +275,9 @@ class Reducer:
         shard = self._shards[len(self._works)]
         if not shard.is_finite():
             self._status.note_bad(self._exchange.rank)
+        if self._compression is not None:
+            self._works.append(self._compression.start(shard, self._model))
+            return
         if not self.feedback:
             self._works.append(self._exchange.average(shard.own_grads, shard.grads))
             return

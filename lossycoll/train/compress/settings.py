@@ -1,0 +1,56 @@
+"""How gradients are compressed, as data, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from ...errors import OptionError
+from .feedback import RULES
+
+METHODS: Final = ("arc", "randk", "topk")
+"""Rows by a common sketch, rows drawn at random, and each rank's own largest entries."""
+SKETCH_DTYPES: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+ON_NONFINITE: Final = ("pass", "raise")
+DENSE_BELOW: Final = 1024
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all ranks must have alike. Raises OptionError for a value that can't be."""
+
+    ratio: float = 0.2
+    sketch_dim: int = 4
+    start_iter: int = 1000
+    error_feedback: str = "ef21m"
+    momentum: float = 0.9
+    method: str = "arc"
+    sketch_dtype: torch.dtype | None = None
+    dense_below: int = DENSE_BELOW
+    on_nonfinite: str = "pass"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("ratio", "momentum"):
+            value = getattr(self, name)
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not (number and math.isfinite(value) and 0 < value <= 1):
+                raise OptionError(f"{name} is {value!r}, wanted a number above 0, up to 1")
+        for name, least in (("sketch_dim", 1), ("start_iter", 0), ("dense_below", 0), ("seed", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise OptionError(f"{name} is {value!r}, wanted a whole number from {least} on")
+        for name, known in (
+            ("error_feedback", RULES),
+            ("method", METHODS),
+            ("on_nonfinite", ON_NONFINITE),
+        ):
+            value = getattr(self, name)
+            if value not in known:
+                raise OptionError(f"{name} is {value!r}, wanted one of {', '.join(known)}")
+        if self.sketch_dtype is not None and self.sketch_dtype not in SKETCH_DTYPES:
+            listed = ", ".join(str(dtype) for dtype in SKETCH_DTYPES)
+            raise OptionError(f"sketch_dtype is {self.sketch_dtype!r}, wanted None or {listed}")

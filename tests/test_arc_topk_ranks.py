@@ -154,7 +154,7 @@ def shifted(rank: int, world: int) -> float:
     )
     w = torch.zeros(arc_cases.BLOCKS, arc_cases.BLOCK)
     velocity = torch.zeros_like(w)
-    for _ in range(200):
+    for _ in range(250):
         velocity = 0.5 * velocity + arc_cases.shifted_gradients(w, signs)[rank]
         gradient = velocity.clone()
         state.mean_([gradient])

@@ -48,6 +48,12 @@ EXAMPLES = (
         "run with `TORCH_DISTRIBUTED_DEBUG=DETAIL`, where DDP's constructor crashes with gloo",
         environment={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"},
     ),
+    Example(
+        "dropcompute",
+        3,
+        "`lossycoll.DropCompute`: a rank that is late drops micro-batches",
+        "in each step another rank is slow, and nobody waits for it",
+    ),
     Example("ddp_join", 3, "`join()` for uneven inputs", "replicas equal at the end"),
     Example(
         "ddp_buffers",

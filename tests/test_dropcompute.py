@@ -159,6 +159,31 @@ def test_an_epoch_ends_when_nothing_is_left() -> None:
         assert (sizes, seen) == ([3, 3, 3, 2], list(range(11)))
 
 
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_micro_batch_that_is_given_up_comes_again(listed: bool) -> None:
+    """In the middle of it the loop can be asked whether the rank is late."""
+    model = small()
+    drop = dropping(model, M, 1.5, requeue=listed)
+    source, done, first = iter(range(100)), [], []
+    for number in range(5):
+        given = [next(source) for _ in range(drop.room)] if listed else source
+        step = drop(given)
+        for batch in step:
+            first.append(len(done))
+            drop.clock.now += 2.0 if number == 4 else 0.9
+            if step.late:
+                continue
+            done.append(batch)
+            work(drop, model, 0.0)
+        model.zero_grad()
+    # Two are begun in each step, of which the second one is late; the first never is.
+    assert done == list(range(5))
+    assert len(first) == 4 * 2 + 1
+    report = drop.report()
+    assert (report.completed, report.dropped, report.skipped) == (5, 5 * (M - 1), 0)
+    assert report.seconds == pytest.approx(4 * 1.8 + 2)
+
+
 class Recorded:
     """Random batches of two, an epoch of 24; keeps what it has yielded."""
 
@@ -601,6 +626,7 @@ def test_a_threshold_below_one_micro_batch_is_warned_of(caplog: Any) -> None:
         ({"warm_up": 1}, "warm_up is 1, wanted a whole number, at least 2"),
         ({"skip": -1}, "skip is -1"),
         ({"window": 0}, "window is 0"),
+        ({"cut": "deep"}, "cut is 'deep', wanted one of finished, threshold, started"),
         ({"tolerance": 0.0}, "tolerance is 0.0"),
         ({"tolerance": math.nan}, "tolerance is nan"),
     ],

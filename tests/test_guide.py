@@ -18,6 +18,7 @@ WANTED = {
     "train_bounded.py": r"loss \d\.\d+, replicas \d+\.\d+% of",
     "train_sharded.py": r"loss \d\.\d+, ages of blocks \(\d+",
     "train_arc.py": r"loss \d\.\d+, 2\d% of the bytes",
+    "train_dropping.py": r"rank 0: \d+ completed, [1-9]\d* dropped\nrank 1: \d+ completed, [1-9]",
     "estimator.py": r"\['0\.00', '0\.\d+'\]|\['0\.\d+', '0\.00'\]",
     "exact.py": "",
 }

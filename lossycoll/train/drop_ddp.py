@@ -56,9 +56,10 @@ class ByDdp:
     def quiet(self) -> contextlib.AbstractContextManager[None]:
         if self._model._join_config.enable:
             raise UnsupportedError(
-                "DropCompute can't be used within DistributedDataParallel.join(): join counts "
-                "forward passes, of which ranks do different numbers here; leave join out: ranks "
-                "that run out of data take part in each step anyway (drop.steps)"
+                "DropCompute can't be used within DistributedDataParallel.join(), nor after it, as "
+                "torch leaves it on: join counts forward passes, of which ranks do different "
+                "numbers here; leave join out, as ranks that run out of data take part in each "
+                "step anyway (drop.steps)"
             )
         if self._untouched:
             self._untouched = False
@@ -102,7 +103,7 @@ class ByDdp:
         gradients that aren't there: accumulating those changes nothing, but DDP hears of it."""
         for parameter in self._sparse:
             if parameter.grad is None:  # DDP has no zeros for these
-                parameter.grad = torch.zeros_like(parameter).to_sparse()
+                parameter.grad = torch.zeros_like(parameter).to_sparse(1)
         touched = self._touched()
         with torch.enable_grad():
             token: Any = torch.zeros((), device=touched[0].device, requires_grad=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import torch
+from torch import Tensor
 from torch.nn import Parameter
 
 Start = Callable[[], None]
@@ -20,8 +21,13 @@ def device_of(parameters: Sequence[Parameter]) -> torch.device:
 @torch.no_grad()
 def multiply(parameters: Iterable[Parameter], factor: float) -> None:
     """The gradients of ``parameters``, of those that have one."""
-    held = [p.grad for p in parameters if p.grad is not None]
-    torch._foreach_mul_([grad for grad in held if grad.layout is torch.strided], factor)
-    for grad in held:
-        if grad.layout is not torch.strided:
+    dense: list[Tensor] = []
+    for grad in (p.grad for p in parameters):
+        if grad is None:
+            continue
+        if grad.layout is torch.strided:
+            dense.append(grad)
+        else:
             grad.mul_(factor)
+    if dense:
+        torch._foreach_mul_(dense, factor)

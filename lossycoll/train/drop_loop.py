@@ -20,8 +20,8 @@ T = TypeVar("T")
 class Owner(Protocol):
     """Whom a loop tells what becomes of it."""
 
-    def handed_out(self) -> None:
-        """A micro-batch was."""
+    def used(self) -> None:
+        """A micro-batch was, so it isn't given back."""
 
     def ended(self, loop: MicroBatches[Any]) -> None:
         """The loop is over: the ranks are to average what they have. May raise."""
@@ -55,14 +55,16 @@ class MicroBatches(Generic[T]):
         self._watch = watch
         self._parameters = parameters
         self._marks: list[Mark] = []
-        self._pending = False
-        """Whether a micro-batch is out whose end hasn't been seen."""
+        self._out: list[T] = []
+        """The micro-batch whose end hasn't been seen."""
         self._thread = threading.get_ident()
         self.laps: list[float] = []
         """Seconds of each that was handed out."""
         self.completed = 0
         """Those of them in which a backward pass added to a gradient."""
-        self.late = False
+        self.given_up: list[T] = []
+        """The last one, where it was left without a backward pass since it was late."""
+        self.stopped = False
         """Whether the threshold has ended it."""
         self.over = False
 
@@ -73,16 +75,27 @@ class MicroBatches(Generic[T]):
         if self.over:
             raise StopIteration
         self._look()
-        count = len(self.laps)
-        self.late = 0 < count < self._most and self._watch.elapsed > self._threshold
-        if count < self._most and not self.late:
+        if len(self.laps) < self._most and not self.stopped:
             for batch in self._source:
                 self._marks = marks_of(self._parameters)
-                self._pending = True
-                self._owner.handed_out()
+                self._out = [batch]
                 return batch
         self.close()
         raise StopIteration
+
+    @property
+    def late(self) -> bool:
+        """Whether the threshold has passed by now, within a micro-batch that isn't the first. One
+        that is left for that before its backward pass is dropped as well, and given back::
+
+            step = drop(batches)
+            for inputs, targets in step:
+                value = loss(model(inputs), targets) / drop.micro_batches
+                if step.late:
+                    continue  # which ends the loop
+                value.backward()
+        """
+        return bool(self.laps) and self._watch.passed() > self._threshold
 
     def __enter__(self) -> MicroBatches[T]:
         return self
@@ -123,12 +136,18 @@ class MicroBatches(Generic[T]):
 
     def _look(self) -> None:
         """Notes what became of the micro-batch that was handed out last."""
-        if not self._pending:
+        if not self._out:
             return
-        self._pending = False
+        out, self._out = self._out, []
         self.laps.append(self._watch.lap())
+        late = self._watch.elapsed > self._threshold
         if any(mark.changed(p) for mark, p in zip(self._marks, self._parameters, strict=True)):
             self.completed += 1
+        elif late:
+            self.given_up = out
+        if not self.given_up:
+            self._owner.used()
+        self.stopped = late and (len(self.laps) < self._most or bool(self.given_up))
         self._marks = []
 
 

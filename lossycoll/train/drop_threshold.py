@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..simulate.threshold import Choice, choose
+from ..simulate.threshold import Choice, Cut, choose
 from ..simulate.times import Times
 from .drop_ranks import Table
 
@@ -35,11 +35,13 @@ class Threshold:
         warm_up: int,
         window: int,
         tolerance: float,
+        cut: Cut = "started",
     ) -> None:
         self._micro_batches = micro_batches
         self._drop_rate = drop_rate
         self._warm_up = warm_up
         self._tolerance = tolerance
+        self._cut: Cut = cut
         self.measured = given is None
         self.seconds = math.inf if given is None else given
         """Of compute in a step, after which no micro-batch is begun."""
@@ -132,7 +134,7 @@ class Threshold:
         choice = choose(
             times, _communication(times, walls), drop_rate=self._drop_rate, cut="started"
         )
-        own = [_done(laps, choice.threshold) for laps in self._rows if laps]
+        own = [_begun(laps, choice.threshold) for laps in self._rows if laps]
         self._reference = statistics.median(map(_pace, own)) if own else None
         self._rows, self._walls = [], []
         self.seconds, self.choice = choice.threshold, choice
@@ -152,8 +154,8 @@ def _communication(times: Times, walls: Times) -> float:
     return max(0.0, float(np.median(rest)))
 
 
-def _done(laps: Sequence[float], threshold: float) -> Sequence[float]:
-    """Those that are done under ``threshold``, so that paces with and without one compare."""
+def _begun(laps: Sequence[float], threshold: float) -> Sequence[float]:
+    """Those that are begun under ``threshold``, so that paces with and without one compare."""
     elapsed, count = 0.0, 0
     while count < len(laps) and (count == 0 or elapsed <= threshold):
         elapsed += laps[count]

@@ -14,7 +14,8 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Final, TypeVar
+from itertools import chain
+from typing import Any, Final, TypeVar, get_args
 
 import torch
 import torch.distributed as dist
@@ -24,7 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
 from ..errors import MismatchError, OptionError, PeerLostError, TrainingError
-from ..simulate.threshold import Choice
+from ..simulate.threshold import Choice, Cut
 from .drop_figures import DropReport, DropStep, of_row, to_row
 from .drop_loop import MicroBatches, Peeking
 from .drop_reduction import reduction_of
@@ -77,7 +78,9 @@ class DropCompute:
     ``drop_rate`` as the one that drops such a share. All ranks share what they measured in one
     reliable collective, and so find the same threshold. It is measured anew, on all ranks, when the
     median over ``window`` steps of one rank's seconds for a micro-batch has changed by more than
-    ``tolerance`` (a share).
+    ``tolerance`` (a share). ``cut``: what becomes of a micro-batch that the threshold falls into,
+    for the choice (:func:`lossycoll.simulate.choose`): "started", it is seen through; "threshold",
+    for those who leave it then (:attr:`.drop_loop.MicroBatches.late`).
 
     ``divisor``: "completed" divides the sum of the gradients by the number of micro-batches that
     were done at all ranks; "fixed", as the authors', by ``micro_batches`` times the ranks, so that
@@ -112,6 +115,7 @@ class DropCompute:
         skip: int = 5,
         window: int = 32,
         tolerance: float = 0.25,
+        cut: Cut = "started",
         requeue: bool = False,
         clock: Callable[[], float] = time.perf_counter,
         synchronize: bool | None = None,
@@ -126,6 +130,8 @@ class DropCompute:
             _check_whole(name, value, least)
         if divisor not in ("completed", "fixed"):
             raise OptionError(f"divisor is {divisor!r}, wanted 'completed' or 'fixed'")
+        if cut not in get_args(Cut):
+            raise OptionError(f"cut is {cut!r}, wanted one of {', '.join(get_args(Cut))}")
         if not _is_number(tolerance) or not tolerance > 0:
             raise OptionError(f"tolerance is {tolerance!r}, wanted a share above 0")
         self.micro_batches = micro_batches
@@ -144,10 +150,11 @@ class DropCompute:
                 "divisor": divisor,
                 "warm_up": warm_up,
                 "skip": skip,
+                "cut": cut,
             }
         )
         self._threshold = Threshold(
-            micro_batches, given, drop_rate, skip, warm_up, window, tolerance
+            micro_batches, given, drop_rate, skip, warm_up, window, tolerance, cut
         )
         on_gpu = any(parameter.is_cuda for parameter in self._reduction.parameters)
         waits = on_gpu if synchronize is None else synchronize
@@ -159,9 +166,11 @@ class DropCompute:
         self._open: weakref.ref[MicroBatches[Any]] | None = None
         self._quiet: Any = None
         self._failure: BaseException | None = None
-        self._source: Iterator[Any] = iter(())
         self._given: Sequence[Any] | None = None
         """What the loop was given, where that is a list."""
+        self._given_up: Sequence[Any] = ()
+        """What was drawn from an iterator, and comes first in the next loop."""
+        self._peeking: Peeking[Any] | None = None
         self._more = False
         guard = weakref.WeakMethod(self._before_step)
         self._guard = register_optimizer_step_pre_hook(
@@ -182,12 +191,14 @@ class DropCompute:
             raise OptionError(
                 "a DataLoader begins anew with each loop; pass iter(loader), made once an epoch"
             )
+        self._peeking = batches if isinstance(batches, Peeking) else None
         if isinstance(batches, Sequence):
             self._given = [*(self.dropped if self._requeue else ()), *batches]
-            self._source = iter(self._given)
+            source: Iterator[T] = iter(self._given)
         else:
-            self._given, self._source = None, iter(batches)
-        self.dropped = ()
+            self._given = None
+            source = chain(self._given_up, batches) if self._given_up else iter(batches)
+        self.dropped, self._given_up = (), ()
         self._check_cleared()
         self._quiet = self._reduction.quiet()
         self._quiet.__enter__()
@@ -199,7 +210,7 @@ class DropCompute:
                 self._watch.start()
             loop: MicroBatches[T] = MicroBatches(
                 self,
-                self._source,
+                source,
                 self.micro_batches,
                 self._threshold.seconds,
                 self._watch,
@@ -280,7 +291,7 @@ class DropCompute:
 
     # ---- what the loop tells ----
 
-    def handed_out(self) -> None:
+    def used(self) -> None:
         for sampler in self._samplers:
             sampler.done()
 
@@ -308,12 +319,14 @@ class DropCompute:
         self._more = totals[MORE] > 0
 
     def _rest(self, loop: MicroBatches[Any]) -> int:
-        """How many micro-batches were dropped."""
-        handed, wanted = len(loop.laps), self.micro_batches
-        if self._given is not None:
-            self.dropped = self._given[handed:]
+        """How many micro-batches were dropped. Puts aside what is to come again."""
+        used, wanted = len(loop.laps) - len(loop.given_up), self.micro_batches
+        if self._given is None:
+            self._given_up = loop.given_up
+        else:
+            self.dropped = self._given[used:]
             wanted = min(wanted, len(self._given))
-        return wanted - handed if loop.late else 0
+        return wanted - used if loop.stopped else 0
 
     def _count(self, loop: MicroBatches[Any], dropped: int) -> Tensor:
         """What ranks add up."""
@@ -327,7 +340,8 @@ class DropCompute:
         head[PHASE] = threshold.phase
         head[PHASE_SQUARED] = threshold.phase**2
         head[SECONDS] = threshold.seconds if math.isfinite(threshold.seconds) else 0.0
-        head[MORE] = isinstance(self._source, Peeking) and self._source.has_more()
+        if self._peeking is not None:
+            head[MORE] = bool(self._given_up) or self._peeking.has_more()
         return torch.cat([head, flags]).to(self._ranks.device)
 
     def _factor(self, completed: float, left: int) -> float:
@@ -350,7 +364,7 @@ class DropCompute:
             steps=report.steps + 1,
             completed=report.completed + loop.completed,
             dropped=report.dropped + dropped,
-            skipped=report.skipped + len(laps) - loop.completed,
+            skipped=report.skipped + len(laps) - len(loop.given_up) - loop.completed,
             seconds=report.seconds + seconds,
             saved=report.saved + dropped * pace,
             total_completed=report.total_completed + completed,
@@ -362,7 +376,7 @@ class DropCompute:
 
     def _warn_of_short_steps(self, loop: MicroBatches[Any]) -> None:
         """A given threshold may be less than one micro-batch takes."""
-        short = loop.late and len(loop.laps) == 1
+        short = loop.stopped and len(loop.laps) == 1
         self._short = self._short + 1 if short else 0
         if self._short == SHORT_STEPS:
             log.warning(

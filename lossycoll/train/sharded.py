@@ -269,8 +269,9 @@ class ShardedOptimizer(Optimizer):
     def scale_gradients(self, factor: float) -> None:
         """Multiplies the mean that the last pass has left, in ``param_groups``. All ranks must call
         this alike."""
-        grads = [each.parameter.grad for each in self._held.owned]
-        torch._foreach_mul_([grad for grad in grads if grad is not None], factor)
+        for each in self._held.owned:
+            if each.parameter.grad is not None:
+                each.parameter.grad.mul_(factor)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears the gradients of the model's parameters, and those of this rank's fragments."""

@@ -44,6 +44,10 @@ class Stopwatch:
         self.elapsed += seconds
         return seconds
 
+    def passed(self) -> float:
+        """The seconds since the start, those of this lap so far included."""
+        return self.elapsed + max(0.0, self._read() - self._last)
+
     def _read(self) -> float:
         if self._settle is not None:
             self._settle()

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 import lossycoll
 from lossycoll.train.drop_ddp import _Order
 
-M, STEPS, WORLD = 3, 4, 3
+M, STEPS, WORLD = 3, 3, 3
 SMALL_BUCKETS = {"bucket_cap_mb": 0.002}
 """Several, so that the order in which gradients are ready decides what is in them."""
 KINDS: dict[str, dict[str, Any]] = {
@@ -109,8 +109,10 @@ def train_all(rank: int, world: int) -> dict[str, tuple[list[Tensor], list[Tenso
 
     for kind in KINDS:
         both(f"gloo {kind}", train_ddp, kind, gloo)
-        for name, pair in pairs.items() if rank < 2 else ():
-            both(f"pair {name} {kind}", train_ddp, kind, pair)
+        if rank < 2 and kind in ("plain", "static"):
+            both(f"pair gloo {kind}", train_ddp, kind, pairs["gloo"])
+        if rank < 2 and kind in ("views", "unused", "half"):
+            both(f"pair lossy {kind}", train_ddp, kind, pairs["lossy"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_Order, "_note", lambda *given: None)
         both("unlike, gloo plain", train_ddp, "plain", gloo)
@@ -133,7 +135,7 @@ def ranks() -> list[dict[str, tuple[list[Tensor], list[Tensor]]]]:
 
 
 def test_with_nothing_dropped_it_is_ddp_bit_for_bit(ranks: Any) -> None:
-    assert [len(found) for found in ranks] == [21, 21, 9]
+    assert [len(found) for found in ranks] == [16, 16, 9]
     for rank, found in enumerate(ranks):
         for name, (theirs, mine) in found.items():
             assert len(mine) == len(theirs) > 10, name

@@ -25,7 +25,7 @@ import lossycoll
 
 WORLD, M = 4, 4
 COUNTS = (1, 2, 3, 4)
-STEPS = 250
+STEPS = 120
 PER_PACKET = 300
 STANDARD_ERRORS = 4.0
 LOSS = {
@@ -100,7 +100,7 @@ def test_the_mean_over_completed_micro_batches_is_unbiased_under_loss(estimator:
     env = {"LOSSYCOLL_ESTIMATOR": estimator} if estimator else {}
     ranks = run_good(under_loss, WORLD, {**LOSS, **env})
     for found in ranks:
-        assert found["injected"] > 1000
+        assert found["injected"] > 500
     for way in ("ddp", "sharded"):
         steps = np.mean([found[way] for found in ranks], axis=0)
         assert len(steps) == STEPS

@@ -109,13 +109,16 @@ class ByDdp:
             token: Any = torch.zeros((), device=touched[0].device, requires_grad=True)
             self._model._pre_forward(token)
             start()
-            # The last that is touched is the first to be ready.
-            for parameter in reversed(touched):
-                token = _Touch.apply(token, parameter)  # type: ignore[no-untyped-call]
+            if self._order is None:
+                token = _Touch.apply(token, *touched)  # type: ignore[no-untyped-call]
+            else:
+                # The last that is touched is the first to be ready.
+                for parameter in reversed(touched):
+                    token = _Touch.apply(token, parameter)  # type: ignore[no-untyped-call]
             self._model._post_forward(token).backward()
 
     def _touched(self) -> Sequence[Parameter]:
-        """In the order in which they are to be ready."""
+        """In the order in which they are to be ready, while that matters."""
         if self._searches:
             # DDP finds the others by itself. Of nothing it would find nothing.
             trained = [p for p in self.parameters if p.requires_grad]
@@ -132,22 +135,21 @@ class ByDdp:
 
 
 class _Touch(torch.autograd.Function):
-    """Passes ``token`` on. In the backward pass ``parameter`` gets no gradient, but is told so.
+    """Passes ``token`` on. In the backward pass ``parameters`` get no gradients, but are told so.
 
-    One that has hooks of its user gets zeros, since those expect a tensor.
+    Those that have hooks of their user get zeros, since hooks expect a tensor.
     """
 
     @staticmethod
-    def forward(ctx: Any, token: Tensor, parameter: Tensor) -> Tensor:
-        ctx.parameter = parameter
+    def forward(ctx: Any, token: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.parameters = parameters
         return token.view_as(token)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, Tensor | None]:
-        parameter = ctx.parameter
-        if not parameter._backward_hooks:
-            return grads[0], None
-        return grads[0], parameter.new_zeros(()).expand(parameter.shape)
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        return grads[0], *(
+            p.new_zeros(()).expand(p.shape) if p._backward_hooks else None for p in ctx.parameters
+        )
 
 
 class _Order:

@@ -33,8 +33,8 @@ class DropReport:
     ``completed``: micro-batches whose backward pass counts. ``dropped``: those that it didn't begin
     because of the threshold. ``skipped``: handed out, but no backward pass came of them.
     ``seconds``: of compute. ``saved``: seconds that the dropped ones would have taken, at the
-    rank's median. ``threshold``: seconds; inf while nothing is dropped. ``choices``: how often it
-    was measured. ``clock_jumps``: readings of the clock that can't be.
+    median of their step. ``threshold``: seconds; inf while nothing is dropped. ``choices``: how
+    often it was measured. ``clock_jumps``: readings of the clock that can't be.
     """
 
     rank: int

@@ -11,7 +11,6 @@ import math
 import statistics
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -40,8 +39,6 @@ T = TypeVar("T")
 
 COMPLETED, DROPPED, STALE, PHASE, PHASE_SQUARED, SECONDS, MORE, HEAD = range(8)
 """Places of what ranks add up in every step; flags of the reduction follow."""
-PACES: Final = 256
-"""Micro-batches that a rank's median is of."""
 SHORT_STEPS: Final = 3
 """Steps of one micro-batch after which a threshold is said to be too low."""
 
@@ -160,7 +157,6 @@ class DropCompute:
         waits = on_gpu if synchronize is None else synchronize
         self._watch = Stopwatch(clock, torch.cuda.synchronize if waits else None)
         self._report = DropReport(self._ranks.rank)
-        self._paces: deque[float] = deque(maxlen=PACES)
         self._short = 0
         self._samplers: list[Requeue] = []
         self._open: weakref.ref[MicroBatches[Any]] | None = None
@@ -357,8 +353,8 @@ class DropCompute:
         report, laps = self._report, loop.laps
         completed, wanted = round(totals[COMPLETED]), round(totals[DROPPED])
         seconds = sum(laps)
-        self._paces.extend(laps)
-        pace = statistics.median(self._paces) if self._paces else 0.0
+        # What a step was slow by goes on in it; low, so that a clock that jumps isn't believed.
+        pace = statistics.median_low(laps) if laps else 0.0
         self._report = replace(
             report,
             steps=report.steps + 1,
@@ -380,11 +376,10 @@ class DropCompute:
         self._short = self._short + 1 if short else 0
         if self._short == SHORT_STEPS:
             log.warning(
-                "%s: one micro-batch takes %.3g s (the median), longer than the threshold of %.3g "
-                "s of DropCompute: it is the only one of %d in each step; wanted: a threshold "
-                "above that of a few micro-batches, or 'auto'",
-                self._ranks, statistics.median(self._paces), self._threshold.seconds,
-                self.micro_batches,
+                "%s: one micro-batch takes %.3g s, longer than the threshold of %.3g s of "
+                "DropCompute: it is the only one of %d in each step; wanted: a threshold above "
+                "that of a few micro-batches, or 'auto'",
+                self._ranks, loop.laps[0], self._threshold.seconds, self.micro_batches,
             )  # fmt: skip
 
     def _follow(self, totals: Sequence[float], left: int) -> None:

@@ -482,6 +482,9 @@ def test_all_ranks_take_the_threshold_that_is_chosen_from_all_times() -> None:
     rate = warmed(tables, 1, drop_rate=0.1)
     asked = choose(times, 0.5, drop_rate=0.1, cut="started")
     assert rate.seconds == pytest.approx(asked.threshold, rel=1e-6)
+    left = choose(times, 0.5, cut="threshold").threshold
+    assert left != pytest.approx(wanted.threshold, rel=1e-3)
+    assert warmed(tables, 2, cut="threshold").seconds == pytest.approx(left, rel=1e-6)
 
 
 def test_the_table_is_what_was_measured() -> None:

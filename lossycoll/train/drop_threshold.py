@@ -23,7 +23,7 @@ class Threshold:
     in which nothing is dropped.
 
     Measured anew where the median over ``window`` steps of this rank's seconds for a micro-batch is
-    off by more than ``tolerance`` (a share) from that of the warm-up.
+    off by more than ``tolerance`` (a share) from that of the warm-up. ``cut``: see ``choose``.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Threshold:
         walls = np.where(seconds[..., -1] > 0, seconds[..., -1], np.nan)[worked][:, present]
         times = times[worked][:, present]
         choice = choose(
-            times, _communication(times, walls), drop_rate=self._drop_rate, cut="started"
+            times, _communication(times, walls), drop_rate=self._drop_rate, cut=self._cut
         )
         own = [_begun(laps, choice.threshold) for laps in self._rows if laps]
         self._reference = statistics.median(map(_pace, own)) if own else None

@@ -325,12 +325,14 @@ class Communicator:
         way = "" if reliable else type(blocks).__name__ if blocks else options.estimator
         scale = 1.0 if terms.mean else float(self.world)
         try:
-            meant = (encoded, call.key, way, options, dtype, scale, timeout)
+            meant = prepared.Meaning(
+                encoded, call.key, way, options, dtype, scale, timeout,
+                notify=operation.notify, waits=not terms.future,
+            )  # fmt: skip
             if blocks is None and (means is None or means is BY_COUNT):
-                again = prepared.ready(*meant, operation.notify, not terms.future)
-                operation.ticket = self._engine.submit_ready(again, *buffers)
+                operation.ticket = self._engine.submit_ready(prepared.ready(meant), *buffers)
             else:
-                once = prepared.call_of(*meant, operation.notify, not terms.future)
+                once = prepared.call_of(meant)
                 once = prepared.with_data(once, buffers, means or BY_COUNT, blocks)
                 operation.ticket = self._engine.submit(encoded, once)
         except LossyError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from .blocks import Blocks, Contributions
 from .calls import CallKey, text_of
@@ -13,37 +14,40 @@ from .options import Options
 from .plan import signature
 
 
-def call_of(
-    encoded: Encoded,
-    key: CallKey,
-    way: str,
-    options: Options,
-    dtype: DType,
-    scale: float,
-    timeout: float,
-    notify: bool,
-    waits: bool,
-) -> Call:
-    """What the engine needs besides a plan, without buffers. ``key``, ``way``: as all ranks must
-    mean it."""
+class Meaning(NamedTuple):
+    """A call besides its data. ``key``, ``way``: as all ranks must mean it."""
+
+    encoded: Encoded
+    key: CallKey
+    way: str
+    options: Options
+    dtype: DType
+    scale: float
+    timeout: float
+    notify: bool
+    waits: bool
+
+
+def call_of(meant: Meaning) -> Call:
+    """What the engine needs besides a plan, without buffers."""
+    options = meant.options
     reliable = options.delivery == "reliable"
     repair = 0 if reliable else options.repair
     fec, fec_auto = (0, False) if reliable else options.parity_sets
+    plan = meant.encoded.plan.signature
     return Call(
         input=0,
         output=0,
-        dtype=dtype,
-        scale=scale,
-        signature=_signature(
-            text_of(key), way, encoded.plan.signature, reliable, repair, fec, fec_auto
-        ),
-        timeout=timeout,
+        dtype=meant.dtype,
+        scale=meant.scale,
+        signature=_signature(text_of(meant.key), meant.way, plan, reliable, repair, fec, fec_auto),
+        timeout=meant.timeout,
         reliable=reliable,
         repair=repair,
         fec=fec,
         fec_auto=fec_auto,
-        notify=notify,
-        waits=waits,
+        notify=meant.notify,
+        waits=meant.waits,
     )
 
 
@@ -63,21 +67,9 @@ def with_data(
 
 
 @lru_cache(maxsize=256)
-def ready(
-    encoded: Encoded,
-    key: CallKey,
-    way: str,
-    options: Options,
-    dtype: DType,
-    scale: float,
-    timeout: float,
-    notify: bool,
-    waits: bool,
-) -> Ready:
+def ready(meant: Meaning) -> Ready:
     """Kept for the calls that come again: filling one in takes longer than sending 4 KiB."""
-    return Ready.of(
-        encoded, call_of(encoded, key, way, options, dtype, scale, timeout, notify, waits)
-    )
+    return Ready.of(meant.encoded, call_of(meant))
 
 
 @lru_cache(maxsize=256)

@@ -89,7 +89,7 @@ class EngineWork(LossyWork):
             operation, result = self._operation, self._result
             self._wait_if_in_order(self._communicator)
             source: Future = torch.futures.Future()
-            self._future = source.then(_value_or_raise)
+            self._future = source.then(value_or_raise)
 
             def resolve() -> None:
                 error = operation.error
@@ -285,7 +285,9 @@ def _seconds(timeout: timedelta | None) -> float | None:
     return timeout.total_seconds() if timeout else None
 
 
-def _value_or_raise(source: Future) -> Any:
+def value_or_raise(source: Future) -> Any:
+    """What a future was set to, for its ``then``: an error that is raised there is seen by DDP, one
+    that is set would look like success."""
     value = source.value()
     if isinstance(value, BaseException):
         raise value

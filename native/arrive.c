@@ -182,6 +182,16 @@ static void settle(lc_engine *e, lc_in *in, int cause) {
         lc_deadline_add(&peer->deadline, in->last_ns - in->started_ns, in->gap_ns, in->n_arrived);
 }
 
+static void tell_done(lc_engine *e, const lc_in *in) {
+    const lc_op_slot *s = in->slot;
+    lc_record done = {.kind = LC_R_DONE,
+                      .op = s->op->number,
+                      .slot = s->desc.number,
+                      .round = in->round,
+                      .a = s->n_packets - in->n_arrived};
+    lc_tell(e, in->peer, &done);
+}
+
 /* Settles what has not arrived as missing. */
 void lc_give_up(lc_engine *e, lc_in *in, int cause) {
     lc_op_slot *s = in->slot;
@@ -202,12 +212,7 @@ void lc_give_up(lc_engine *e, lc_in *in, int cause) {
         lc_tell_missing(e, in);
         return;
     }
-    lc_record done = {.kind = LC_R_DONE,
-                      .op = s->op->number,
-                      .slot = s->desc.number,
-                      .round = in->round,
-                      .a = s->n_packets - in->n_arrived};
-    lc_tell(e, in->peer, &done);
+    tell_done(e, in);
 }
 
 void lc_told(lc_engine *e, lc_in *in) {
@@ -330,14 +335,10 @@ static int belongs(const lc_in *in, const lc_header *h) {
 /* The sender of a reliable stream waits for this word, and needn't say FIN to get it. */
 static void tell_whole(lc_engine *e, const lc_in *in) {
     lc_peer *peer = &e->peers[in->peer];
-    lc_record done = {.kind = LC_R_DONE,
-                      .op = in->slot->op->number,
-                      .slot = in->slot->desc.number,
-                      .round = in->round};
-    lc_tell(e, in->peer, &done);
+    tell_done(e, in);
     if (in->state == LC_IN_OPEN) {
-        peer->done_op = done.op;
-        peer->done_slot = done.slot;
+        peer->done_op = in->slot->op->number;
+        peer->done_slot = in->slot->desc.number;
         peer->done_told = 1;
     }
 }

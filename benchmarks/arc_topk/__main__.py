@@ -12,7 +12,6 @@ import argparse
 import json
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.lab_job import run_job
-from benchmarks.quality.store import ROOT, append_entry, commit, entries
+from benchmarks.quality.store import ROOT, append_entry, commit, entries, in_time
 from lossycoll.errors import LossyError
 from lossycoll.lab.laboratory import Lab
 
@@ -44,13 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     console = Console(stderr=True, highlight=False)
     done = load(options.results)
-    begin = time.monotonic()
     kinds = options.kind or ("speed", "forms", "steps", "train")
     left = [cell for cell in cells() if cell not in done and cell.kind in kinds]
     wanted = [cell for cell in left if options.only in cell.name]
-    for cell in wanted[: options.pieces]:
-        if options.limit_minutes and time.monotonic() - begin > 60 * options.limit_minutes:
-            break
+    for cell in in_time(wanted[: options.pieces], options.limit_minutes):
         try:
             entry = {"cell": cell.as_dict(), "commit": commit("arc_topk"), "found": run(cell)}
         except LossyError as error:

@@ -20,7 +20,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.quality.store import ROOT, append_entry, commit, entries
+from benchmarks.quality.store import ROOT, append_entry, commit, entries, in_time
 from lossycoll.arguments import names, real, whole
 from lossycoll.errors import LossyError
 from lossycoll.interfaces import mtu_of
@@ -63,10 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         and job.wire in options.wire
         and options.ranks in (None, job.ranks)
     ]
-    begin = time.monotonic()
-    for job in left:
-        if options.limit_minutes and time.monotonic() - begin > 60 * options.limit_minutes:
-            break
+    for job in in_time(left, options.limit_minutes):
         try:
             entry = run(job, options.seconds, options.operations)
         except (LossyError, LaunchError) as error:

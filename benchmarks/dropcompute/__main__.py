@@ -11,14 +11,13 @@ import argparse
 import json
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from benchmarks.quality.store import ROOT, append_entry, commit, entries
+from benchmarks.quality.store import ROOT, append_entry, commit, entries, in_time
 from lossycoll.launch import LaunchError, launch
 
 from .runs import RANKS, WAYS, Budget, Run, planned
@@ -52,12 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     wanted = [run for run in planned(budget) if not options.way or run.way in options.way]
     done = load(options.results)
-    begin = time.monotonic()
-    for run in wanted:
-        if run in done:
-            continue
-        if options.limit_minutes and time.monotonic() - begin > 60 * options.limit_minutes:
-            break
+    left = [run for run in wanted if run not in done]
+    for run in in_time(left, options.limit_minutes):
         console.print(f"delays times {run.factor:g}, {run.way} ...", markup=False)
         try:
             done[run] = measure(run)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .matrix import Run
+
+T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,6 +32,15 @@ def entries(path: Path) -> Iterator[dict[str, Any]]:
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         with contextlib.suppress(json.JSONDecodeError):
             yield json.loads(line)
+
+
+def in_time(pieces: Iterable[T], minutes: float) -> Iterator[T]:
+    """``pieces`` until so many minutes have passed, none of which is begun later; 0: all."""
+    begin = time.monotonic()
+    for piece in pieces:
+        if minutes and time.monotonic() - begin > 60 * minutes:
+            return
+        yield piece
 
 
 def append(path: Path, run: Run, result: dict[str, Any], commit: str) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import argparse
 import json
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +21,7 @@ from rich.console import Console
 
 from benchmarks import tcp
 from benchmarks.lab_job import JobTimeout, run_job
-from benchmarks.quality.store import ROOT, append_entry, commit, entries
+from benchmarks.quality.store import ROOT, append_entry, commit, entries, in_time
 from lossycoll.errors import LossyError
 from lossycoll.lab.laboratory import Lab
 
@@ -52,12 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     done = load(options.results)
-    begin = time.monotonic()
-    for one in wanted:
-        if one in done:
-            continue
-        if options.limit_minutes and time.monotonic() - begin > 60 * options.limit_minutes:
-            break
+    left = [one for one in wanted if one not in done]
+    for one in in_time(left, options.limit_minutes):
         console.print(f"{one.profile}, {one.way}, seed {one.seed} ...", markup=False)
         try:
             entry = measure(one)

@@ -10,7 +10,6 @@ import argparse
 import json
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.lab_job import run_job
-from benchmarks.quality.store import ROOT, append_entry, commit, entries
+from benchmarks.quality.store import ROOT, append_entry, commit, entries, in_time
 from lossycoll.errors import LossyError
 from lossycoll.lab.laboratory import Lab
 
@@ -52,10 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         and options.rtt in (None, cell.rtt_ms)
         and options.loss in (None, cell.loss)
     ]
-    begin = time.monotonic()
-    for _, group in groupby(left, key=lambda cell: cell.network):
-        if options.limit_minutes and time.monotonic() - begin > 60 * options.limit_minutes:
-            break
+    networks = groupby(left, key=lambda cell: cell.network)
+    for _, group in in_time(networks, options.limit_minutes):
         wanted = list(group)
         try:
             found = run(wanted, options.rounds)

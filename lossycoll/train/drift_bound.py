@@ -22,6 +22,7 @@ from ..backend import LossyProcessGroup
 from ..errors import LinkError, MismatchError, OptionError, UnsupportedError
 from ..options import lossy, reliable
 from .ages import MOST_REPAIR
+from .checks import is_whole
 from .replicas import Holding, holdings_of, in_memory_order, local
 from .slices import Slices, cut, owner
 from .unheard import Unheard
@@ -265,7 +266,7 @@ class DriftBound:
 
 
 def _check(name: str, value: object, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+    if not is_whole(value, low, high):
         raise OptionError(f"{name} is {value!r}, wanted an integer, {low} to {high}")
 
 

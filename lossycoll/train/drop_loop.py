@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 import threading
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
-from torch import Tensor
 from torch.nn import Parameter
 
+from .mark import Mark
 from .stopwatch import Stopwatch
 
 T = TypeVar("T")
@@ -77,7 +76,7 @@ class MicroBatches(Generic[T]):
         self._look()
         if len(self.laps) < self._most and not self.stopped:
             for batch in self._source:
-                self._marks = marks_of(self._parameters)
+                self._marks = [Mark(parameter.grad) for parameter in self._parameters]
                 self._out = [batch]
                 return batch
         self.close()
@@ -141,7 +140,9 @@ class MicroBatches(Generic[T]):
         out, self._out = self._out, []
         self.laps.append(self._watch.lap())
         late = self._watch.elapsed > self._threshold
-        if any(mark.changed(p) for mark, p in zip(self._marks, self._parameters, strict=True)):
+        grads = [parameter.grad for parameter in self._parameters]
+        pairs = zip(self._marks, grads, strict=True)
+        if any(grad is not None and not mark.fits(grad) for mark, grad in pairs):
             self.completed += 1
         elif late:
             self.given_up = out
@@ -149,29 +150,6 @@ class MicroBatches(Generic[T]):
             self._owner.used()
         self.stopped = late and (len(self.laps) < self._most or bool(self.given_up))
         self._marks = []
-
-
-class Mark:
-    """By which one knows whether a parameter's gradient was added to."""
-
-    __slots__ = ("_grad", "_version")
-
-    def __init__(self, parameter: Parameter) -> None:
-        grad = parameter.grad
-        self._grad: Callable[[], Tensor | None] | None = None
-        self._version = 0
-        if grad is not None:
-            self._grad, self._version = weakref.ref(grad), grad._version
-
-    def changed(self, parameter: Parameter) -> bool:
-        grad = parameter.grad
-        if grad is None or self._grad is None:
-            return grad is not None
-        return grad is not self._grad() or grad._version != self._version
-
-
-def marks_of(parameters: Sequence[Parameter]) -> list[Mark]:
-    return [Mark(parameter) for parameter in parameters]
 
 
 class Peeking(Generic[T]):

@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader
 
 from ..errors import MismatchError, OptionError, PeerLostError, TrainingError
 from ..simulate.threshold import Choice, Cut
+from .checks import is_number, is_whole
 from .drop_figures import DropReport, DropStep, of_row, to_row
 from .drop_loop import MicroBatches, Peeking
 from .drop_reduction import reduction_of
@@ -124,12 +125,13 @@ class DropCompute:
             ("skip", skip, 0),
             ("window", window, 1),
         ):
-            _check_whole(name, value, least)
+            if not is_whole(value, least):
+                raise OptionError(f"{name} is {value!r}, wanted a whole number, at least {least}")
         if divisor not in ("completed", "fixed"):
             raise OptionError(f"divisor is {divisor!r}, wanted 'completed' or 'fixed'")
         if cut not in get_args(Cut):
             raise OptionError(f"cut is {cut!r}, wanted one of {', '.join(get_args(Cut))}")
-        if not _is_number(tolerance) or not tolerance > 0:
+        if not is_number(tolerance) or not tolerance > 0:
             raise OptionError(f"tolerance is {tolerance!r}, wanted a share above 0")
         self.micro_batches = micro_batches
         """Of a whole step; by which the loss is to be divided."""
@@ -473,10 +475,10 @@ class DropCompute:
 def _given(threshold: float | str, drop_rate: float | None) -> float | None:
     """The threshold in seconds; None: it is to be measured."""
     if threshold == "auto":
-        if drop_rate is not None and not (_is_number(drop_rate) and 0 <= drop_rate < 1):
+        if drop_rate is not None and not (is_number(drop_rate) and 0 <= drop_rate < 1):
             raise OptionError(f"drop_rate is {drop_rate!r}, wanted a share, at least 0 and below 1")
         return None
-    if not _is_number(threshold) or not threshold > 0:  # type: ignore[operator]
+    if not is_number(threshold) or not threshold > 0:
         raise OptionError(f"threshold is {threshold!r}, wanted seconds above 0, or 'auto'")
     if drop_rate is not None:
         raise OptionError(
@@ -484,12 +486,3 @@ def _given(threshold: float | str, drop_rate: float | None) -> float | None:
             f"rate goes with threshold='auto'"
         )
     return float(threshold)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _check_whole(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise OptionError(f"{name} is {value!r}, wanted a whole number, at least {least}")

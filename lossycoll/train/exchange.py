@@ -61,7 +61,7 @@ class Sending:
 
 
 class Exchange:
-    """The group ``group`` (None: the default one) as sharded training uses it.
+    """The group ``group`` (None: the default one) as training uses it.
 
     ``repair``: rounds of selective resending; more where the block of code or the group says so.
     """

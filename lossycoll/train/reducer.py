@@ -24,6 +24,7 @@ from torch.nn import Parameter
 from ..errors import TrainingError, UnsupportedError
 from .compress.shards import Compressor
 from .exchange import Exchange, Sending, Work, settle
+from .mark import Mark
 from .residue import Residue
 from .shards import Shard
 
@@ -93,7 +94,7 @@ class Reducer:
         self._missing: list[int] = []
         self._works: list[Work] = []
         self._status = Status(exchange.world, 0)
-        self._left: list[tuple[weakref.ref[Tensor] | None, int]] = []
+        self._left: list[Mark] = []
 
     def watch(self, model: Sequence[Parameter], shards: Sequence[Shard]) -> None:
         """``model``: parameters from the next index on; ``shards``: buckets from the next on."""
@@ -173,7 +174,7 @@ class Reducer:
                 settle([*self._works, work])
         finally:
             self._open, self._armed = False, None
-        self._left = [_mark(parameter.grad) for parameter in self._model]
+        self._left = [Mark(parameter.grad) for parameter in self._model]
         finished = self._finished()
         if finished is not None:
             finished(self._status)
@@ -204,13 +205,8 @@ class Reducer:
 
     def changed(self) -> int | None:
         """The first parameter whose ``grad`` isn't what the last pass has sent."""
-        for index, (was, version) in enumerate(self._left):
-            grad = self._model[index].grad
-            if grad is None or was is None:
-                same = grad is None and was is None
-            else:
-                same = grad is was() and grad._version == version
-            if not same:
+        for index, mark in enumerate(self._left):
+            if not mark.fits(self._model[index].grad):
                 return index
         return None
 
@@ -306,11 +302,6 @@ class _End:
         reducer = self._reducer()
         if reducer is not None:
             reducer.end()
-
-
-def _mark(grad: Tensor | None) -> tuple[weakref.ref[Tensor] | None, int]:
-    """By which :meth:`Reducer.changed` knows a gradient again."""
-    return (None, 0) if grad is None else (weakref.ref(grad), grad._version)
 
 
 def _is_nested() -> bool:

@@ -23,6 +23,7 @@ from ..errors import (
 from . import checkpoint
 from .ages import MAX_AGE, MOST_REPAIR, REPAIR
 from .buckets import BUCKET_BYTES
+from .checks import is_whole
 from .compress.arc_topk import ARCTopKState
 from .compress.shards import Compressor
 from .copies import Copies, ShardedFigures
@@ -526,12 +527,11 @@ class ShardedOptimizer(Optimizer):
 def _check_arguments(
     max_age: object, repair: object, bucket_bytes: object, on_nonfinite: object
 ) -> None:
-    whole = isinstance(max_age, int) and not isinstance(max_age, bool) and max_age >= 0
-    if max_age is not None and not whole:
+    if max_age is not None and not is_whole(max_age, 0):
         raise OptionError(f"max_age is {max_age!r}, wanted a number of steps from 0 on, or None")
-    if isinstance(repair, bool) or not isinstance(repair, int) or not 0 <= repair <= MOST_REPAIR:
+    if not is_whole(repair, 0, MOST_REPAIR):
         raise OptionError(f"repair is {repair!r}, wanted a number of rounds, 0 to {MOST_REPAIR}")
-    if isinstance(bucket_bytes, bool) or not isinstance(bucket_bytes, int) or bucket_bytes < 1:
+    if not is_whole(bucket_bytes, 1):
         raise OptionError(f"bucket_bytes is {bucket_bytes!r}, wanted a number of bytes from 1 on")
     if on_nonfinite not in ("raise", "skip"):
         raise OptionError(f"on_nonfinite is {on_nonfinite!r}, wanted 'raise' or 'skip'")

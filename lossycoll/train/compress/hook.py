@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from ...errors import UnsupportedError
+from ...work import value_or_raise
 from .arc_topk import ARCTopKState
 
 
@@ -29,7 +30,7 @@ def arc_topk_hook(
     keys = state.keys(bucket.parameters())
     gradients, last = bucket.gradients(), bucket.is_last()
     source: torch.futures.Future[Any] = torch.futures.Future()
-    out = source.then(_value_or_raise)
+    out = source.then(value_or_raise)
 
     def work() -> None:
         try:
@@ -47,11 +48,3 @@ def arc_topk_hook(
     else:
         work()
     return out
-
-
-def _value_or_raise(source: torch.futures.Future[Any]) -> Any:
-    """An error that is raised here is seen by DDP; one that is set would look like success."""
-    value = source.value()
-    if isinstance(value, BaseException):
-        raise value
-    return value

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 
 from ...errors import OptionError
+from ..checks import is_number, is_whole
 from .feedback import RULES
 
 METHODS: Final = ("arc", "randk", "topk")
@@ -36,12 +36,11 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("ratio", "momentum"):
             value = getattr(self, name)
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not (number and math.isfinite(value) and 0 < value <= 1):
+            if not (is_number(value) and 0 < value <= 1):
                 raise OptionError(f"{name} is {value!r}, wanted a number above 0, up to 1")
         for name, least in (("sketch_dim", 1), ("start_iter", 0), ("dense_below", 0), ("seed", 0)):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            if not is_whole(value, least):
                 raise OptionError(f"{name} is {value!r}, wanted a whole number from {least} on")
         for name, known in (
             ("error_feedback", RULES),

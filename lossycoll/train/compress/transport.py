@@ -13,37 +13,28 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...backend import LossyProcessGroup
 from ...errors import PeerLostError
-from ...options import lossy, reliable
+from ...options import reliable
 from ..ages import Mask
+from ..exchange import Exchange
 
 
-class Transport:
+class Transport(Exchange):
     """The group ``group`` (None: the default one), of any backend."""
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
-        found = dist.group.WORLD if group is None else group
-        if found is None:
-            raise RuntimeError("call torch.distributed.init_process_group first")
-        self.group: dist.ProcessGroup = found
-        self.rank = dist.get_rank(found)
-        self.world = dist.get_world_size(found)
-        self._lossy = found if isinstance(found, LossyProcessGroup) else None
-
-    def __str__(self) -> str:
-        return f"rank {self.rank}/{self.world}"
+        super().__init__(group, 0)
 
     @property
     def may_lose(self) -> bool:
         """Whether a mean that starts now may lose packets; the same on all ranks."""
-        found = self._lossy
+        found = self.lossy
         return found is not None and found.lossy_options().delivery == "lossy" and self.world > 1
 
     def check_members(self) -> None:
         """Raises PeerLostError if the group goes on without a rank: what it still owed is gone, and
         the running means are of ranks that aren't there any more."""
-        lost = () if self._lossy is None else self._lossy.lossy_lost()
+        lost = () if self.lossy is None else self.lossy.lossy_lost()
         if lost:
             raise PeerLostError(
                 f"{self}: rank {lost[0]} is lost, and with it the errors that it still owed; "
@@ -76,13 +67,13 @@ class Transport:
             total = flat.clone()
             self.sum_(total)
             return total.div_(self.world), None
-        assert self._lossy is not None
+        assert self.lossy is not None
         self.check_members()
         own = flat.new_empty(len(flat) // self.world)
         lost: Mask | None = None
-        with lossy(lossy_min_bytes=0):
+        with self.delivery():
             if feedback:
-                work = self._lossy.reduce_scatter_blocks(own, flat)
+                work = self.lossy.reduce_scatter_blocks(own, flat)
                 lost = work.lost
             else:
                 dist.reduce_scatter_single(own, flat, dist.ReduceOp.AVG, self.group)
@@ -93,24 +84,15 @@ class Transport:
 
     def _elements(self, lost: Mask, flat: Tensor) -> Tensor | None:
         """``lost``: bool (world, blocks), by owner."""
-        assert self._lossy is not None
         if not lost.any():
             return None
-        per_block = self._lossy.block_bytes // flat.element_size()
         chunk = len(flat) // self.world
-        mask = np.repeat(lost, per_block, axis=1)[:, :chunk]
+        mask = np.repeat(lost, self.block_elements(flat), axis=1)[:, :chunk]
         return torch.from_numpy(np.ascontiguousarray(mask)).view(-1)
 
-    def gather(self, flat: Tensor) -> Tensor:
+    def stack(self, flat: Tensor) -> Tensor:
         """All ranks' ``flat`` (n,), as (world, n), reliable."""
         out = flat.new_empty(self.world * len(flat))
         with reliable():
             dist.all_gather_single(out, flat, self.group)
         return out.view(self.world, -1)
-
-    def tell_all(self, value: object) -> list[object]:
-        """What each rank has passed."""
-        out: list[object] = [None] * self.world
-        with reliable():
-            dist.all_gather_object(out, value, self.group)
-        return out

@@ -101,6 +101,11 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         """Those in force for a call made now: the group's, as the block around changes them."""
         return self._routes.effective()
 
+    def lossy_resend(self, rounds: int) -> Callable[[], None]:
+        """From now on ``repair`` is at least ``rounds``, unless it was written or set when this was
+        made. Returns what takes that back. All ranks must call both alike."""
+        return self._routes.resend(rounds)
+
     def lossy_lost(self) -> tuple[int, ...]:
         """Ranks that the group goes on without, as soon as this rank knows."""
         return tuple(sorted(self._health.without))

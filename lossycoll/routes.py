@@ -75,6 +75,7 @@ class Routes:
         self._communicator = communicator
         self._health = communicator.health
         self._options = communicator.options
+        self._asked_rounds: list[int] = []
         self.operations: Communicator | Alone = (
             communicator if communicator.world > 1 else Alone(communicator.health)
         )
@@ -102,6 +103,21 @@ class Routes:
             call.delivery = f"lossy, repair {options.repair}" if options.repair else "lossy"
         self._health.issue(call)
         return call
+
+    def resend(self, rounds: int) -> Callable[[], None]:
+        """From now on what is lossy is resent in at least so many rounds, unless the group's maker
+        has said how many. Returns what takes that back. All ranks must call both between the same
+        calls."""
+        made = self._communicator.options
+        if made.is_given("repair"):
+            return lambda: None
+
+        def change(what: Callable[[int], None]) -> None:
+            what(rounds)
+            self._options = replace(made, repair=max(made.repair, *self._asked_rounds, 0))
+
+        change(self._asked_rounds.append)
+        return lambda: change(self._asked_rounds.remove)
 
     def effective(self) -> Options:
         block = scope()

@@ -23,6 +23,7 @@ import lossycoll
 LOSS = {
     "LOSSYCOLL_INJECT": "loss=0.3,seed=5",
     "LOSSYCOLL_LOSSY_MIN_BYTES": "0",
+    "LOSSYCOLL_REPAIR": "0",  # of gradients, whatever DriftBound would have
     "LOSSYCOLL_MTU": "1500",
     "LOSSYCOLL_LOG": "off",
 }

@@ -95,6 +95,7 @@ def quiet(rank: int, world: int) -> dict[str, Any]:
     out: dict[str, Any] = {"refused": refusals(rank)}
     out["exchanged"] = exchanged(rank, world)
     out["changed"] = changes(rank)
+    out["resent"] = resent(rank)
     out["nothing"] = hears_nothing(rank)
     out["scaled"] = scaled(rank)
     return out
@@ -211,6 +212,55 @@ def test_what_is_added_unfrozen_or_replaced_comes_along(ranks: list[dict[str, An
         assert alike
         assert values > 2  # a rank's own are two
         assert got["model"] == 0.0
+
+
+# ---- gradients are resent as well ----
+
+
+def resent(rank: int) -> dict[str, Any]:
+    """The share of gradients that three ranks do without, as bounds come and go."""
+    out: dict[str, Any] = {}
+    one, other = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def share(group: Any) -> tuple[int, float]:
+        before = lossycoll.stats(group).peers
+        for _ in range(8):
+            dist.all_reduce(torch.ones(300_000), group=group)
+        pairs = list(zip(lossycoll.stats(group).peers, before, strict=True))
+        offered = sum(now.offered - was.offered for now, was in pairs)
+        delivered = sum(now.delivered - was.delivered for now, was in pairs)
+        return group.lossy_options().repair, 1 - delivered / offered
+
+    faults = {"inject": "loss=0.3,seed=8", "mtu": 1500}
+    group = dist.new_group(pg_options=lossycoll.Options(**faults))
+    out["none"] = share(group)
+    first = lossycoll.DriftBound(one, still(one), 2, group=group)
+    out["one"] = share(group)
+    second = lossycoll.DriftBound(other, still(other), 2, group=group, repair=1)
+    out["two"] = group.lossy_options().repair
+    first.detach()
+    out["the second"] = share(group)
+    with lossycoll.lossy(repair=3):
+        out["block"] = group.lossy_options().repair
+    second.detach()
+    second.detach()
+    out["none again"] = group.lossy_options().repair
+    written = dist.new_group(pg_options=lossycoll.Options(repair=0, **faults))
+    lossycoll.DriftBound(one, still(one), 2, group=written)
+    out["written"] = share(written)
+    return out
+
+
+def test_gradients_are_resent_as_often_as_slices_unless_the_group_says_otherwise(
+    ranks: list[dict[str, Any]],
+) -> None:
+    for got in (rank["resent"] for rank in ranks):
+        for name, rounds in (("none", 0), ("one", 2), ("the second", 1), ("written", 0)):
+            repair, missing = got[name]
+            assert repair == rounds
+            # What is resent is lost anew with the same chance.
+            assert 0.7 < missing / 0.3 ** (1 + rounds) < 1.4, (name, missing)
+        assert (got["two"], got["block"], got["none again"]) == (2, 3, 0)
 
 
 # ---- steps that are skipped ----

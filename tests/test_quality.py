@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -17,10 +18,16 @@ from benchmarks.quality import __main__ as command
 from benchmarks.quality import plots, report, store
 from benchmarks.quality.arms import ARMS as PREPARED
 from benchmarks.quality.matrix import (
+    AGE_RULES,
     ARMS,
     BASE,
     CONTROL,
+    DISPERSED,
+    FULL_SEEDS,
+    GOAL_KINDS,
+    GOALS,
     LOSSES,
+    METHODS,
     VARIANTS,
     Run,
     batch_share,
@@ -38,6 +45,11 @@ from lossycoll.plan import inject
 def test_seeds_are_outermost_and_the_goals_come_first() -> None:
     found = list(runs((1, 2)))
     assert len({run.key for run in found}) == len(found)
+    last = list(runs((FULL_SEEDS + 1,)))
+    assert {run.arm for run in last} == {BASE, *METHODS}
+    assert {(run.kind, run.loss) for run in last if run.arm != BASE} == set(
+        itertools.product(GOAL_KINDS, GOALS)
+    )
     half = len(found) // 2
     assert {run.seed for run in found[:half]} == {1}
     assert [run.cell for run in found[:half]] == [run.cell for run in found[half:]]
@@ -49,7 +61,8 @@ def test_seeds_are_outermost_and_the_goals_come_first() -> None:
     assert found.index(Run("gpt", 4, "none", 0.0, BASE, 1)) == 0
     for place, run in enumerate(found):
         assert run.arm == BASE or found.index(run.base) < place
-    assert {run.arm for run in found} == {BASE, *ARMS, *VARIANTS} == set(PREPARED)
+    arms = {BASE, *ARMS, *VARIANTS, *AGE_RULES, DISPERSED}
+    assert {run.arm for run in found} == arms == set(PREPARED)
     assert {run.task for run in found} == set(TASKS)
 
 

@@ -14,6 +14,7 @@ from torch.nn import Parameter
 import lossycoll
 from lossycoll.train import checkpoint
 from lossycoll.train.ages import Ages, histogram
+from lossycoll.train.behind import Behind
 from lossycoll.train.buckets import ALIGNMENT, Bucket, Spec, contiguous, is_dense, lay_out
 from lossycoll.train.probe import elementwise_state
 
@@ -133,6 +134,52 @@ def test_age_zero_needs_everything_and_none_nothing() -> None:
         never.advance(np.zeros((2, 3), bool))
     assert never.needed() is None
     assert histogram([never], rank=0) == (0,) * 100 + (3,)
+
+
+def test_of_owners_that_are_behind_all_but_a_turning_sample_is_needed() -> None:
+    ages = Ages(rank=0, world=3, blocks=40, max_age=3)
+    only = np.array([False, False, True])
+    assert ages.needed(np.zeros(3, bool)) is None
+    free = np.zeros(40, int)
+    for _ in range(16):
+        needed = ages.needed(only)
+        assert needed is not None
+        assert not needed[:2].any()
+        assert 2 <= (~needed[2]).sum() <= 3
+        free += ~needed[2]
+        ages.advance(np.ones((3, 40), bool))
+    assert (free == 1).all()
+    for _ in range(3):
+        ages.advance(np.zeros((3, 40), bool))
+    needed = ages.needed(only)
+    assert needed is not None
+    assert needed[1:].all()  # too old to be a sample
+
+
+def feed(behind: Behind, share: float, steps: int, needed: Any = None) -> list[bool]:
+    """``share`` of owner 1's 200 blocks stay away in each step; owner 2's all come."""
+    for step in range(steps):
+        arrived = np.ones((3, 200), bool)
+        arrived[1] = (np.arange(200) * 37 + step) % 200 >= round(share * 200)
+        behind.note(needed, arrived)
+    found: list[bool] = behind.owners().tolist()
+    return found
+
+
+def test_an_owner_is_behind_when_too_much_of_what_needn_t_come_stays_away() -> None:
+    behind = Behind(rank=0, world=3)
+    assert feed(behind, 0.5, 1) == [False, False, False]  # too little is known
+    assert feed(behind, 0.5, 1) == [False, True, False]
+    assert feed(Behind(0, 3), 0.015, 100) == [False, False, False]
+    assert feed(Behind(0, 3), 0.03, 100) == [False, True, False]
+    # Blocks that had to come say nothing: only what is free tells that the link is well again.
+    all_of_it = np.ones((3, 200), bool)
+    assert feed(behind, 0.0, 1000, all_of_it) == [False, True, False]
+    sample = all_of_it.copy()
+    sample[1, ::16] = False
+    assert feed(behind, 0.0, 500, sample) == [False, False, False]
+    own = Behind(rank=1, world=3)
+    assert feed(own, 0.5, 10) == [False, False, False]
 
 
 # ---- which optimizers are element-wise ----

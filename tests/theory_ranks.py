@@ -14,6 +14,7 @@ from torch import nn
 import lossycoll
 
 ENV = {
+    "LOSSYCOLL_REPAIR": "0",  # of gradients, whatever DriftBound would have
     "LOSSYCOLL_LOSSY_MIN_BYTES": "0",
     "LOSSYCOLL_MTU": "576",
     "LOSSYCOLL_REORDER_MIN": "0.0002",

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from . import arms, store
-from .matrix import Run, only, runs
+from .matrix import FULL_SEEDS, Run, only, runs
 from .pool import Pool, RunFailed
 
 FAILURES_ALLOWED = 3
@@ -45,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.quality", description=__doc__)
     add = parser.add_argument
-    add("--seeds", type=int, default=3, help="runs of each kind (3)")
+    help_seeds = f"runs of each kind (6); those beyond {FULL_SEEDS} only of what has a goal"
+    add("--seeds", type=int, default=6, help=help_seeds)
     add(
         "--only",
         action="append",

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import lossycoll
 from lossycoll import OptionError, Options
 
-from .matrix import BASE, CONTROL, NEVER_STALE, REPAIRED
+from .matrix import BASE, CONTROL, DISPERSED, UNREPAIRED
 
 
 @dataclass
@@ -32,20 +33,33 @@ def _ddp(model: nn.Module, optimizer: Callable[..., Any], settings: dict[str, An
     return Prepared(DistributedDataParallel(model), optimizer(model.parameters(), **settings))
 
 
-def _drift_bound(
-    model: nn.Module, optimizer: Callable[..., Any], settings: dict[str, Any]
-) -> Prepared:
-    out = _ddp(model, optimizer, settings)
-    bound = lossycoll.DriftBound(out.forward, out.optimizer)
-    return Prepared(out.forward, out.optimizer, (bound,))
+def _drift_bound(period: int = 16, dispersed: bool = False) -> Prepare:
+    def prepare(
+        model: nn.Module, optimizer: Callable[..., Any], settings: dict[str, Any]
+    ) -> Prepared:
+        out = _ddp(model, optimizer, settings)
+        if dispersed:
+            out.forward.register_comm_hook(None, _disperse)
+        bound = lossycoll.DriftBound(out.forward, out.optimizer, period)
+        return Prepared(out.forward, out.optimizer, (bound,))
+
+    return prepare
 
 
-def _often_bound(
-    model: nn.Module, optimizer: Callable[..., Any], settings: dict[str, Any]
-) -> Prepared:
-    out = _ddp(model, optimizer, settings)
-    bound = lossycoll.DriftBound(out.forward, out.optimizer, period=4)
-    return Prepared(out.forward, out.optimizer, (bound,))
+def _disperse(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """DDP's mean of gradients that are sent in an order in which no two neighbours are so in the
+    tensor but by chance: what a burst takes is spread over all of it."""
+    del state
+    flat = bucket.buffer()
+    order = torch.randperm(len(flat), generator=torch.Generator().manual_seed(bucket.index()))
+    shuffled = flat[order].div_(dist.get_world_size())
+    work = dist.all_reduce(shuffled, async_op=True)
+
+    def back(future: torch.futures.Future[list[Tensor]]) -> Tensor:
+        flat[order] = future.value()[0]
+        return flat
+
+    return work.get_future().then(back)
 
 
 def _sharded(**how: Any) -> Prepare:
@@ -76,17 +90,21 @@ ARMS: Mapping[str, Arm] = {
     "own-gradient": Arm(_ddp, {"estimator": "zero_fill", "on_missing": "keep"}),
     "ddp": Arm(_ddp),
     CONTROL: Arm(_ddp, {"delivery": "reliable"}),
-    "ddp+driftbound": Arm(_drift_bound, needs="DriftBound"),
+    UNREPAIRED: Arm(_drift_bound(), {"repair": 0}, needs="DriftBound"),
+    "ddp+driftbound": Arm(_drift_bound(), needs="DriftBound"),
     "sharded": Arm(_sharded(), needs="ShardedOptimizer"),
     # What was tried to improve the two methods.
-    "sharded/repair0": Arm(_sharded(repair=0)),  # the published method, with a bound of 3 steps
+    "sharded/published": Arm(_sharded(repair=0, max_age=None)),
+    "sharded/repair0": Arm(_sharded(repair=0, max_age=3)),
     "sharded/repair0/age1": Arm(_sharded(repair=0, max_age=1)),
-    NEVER_STALE: Arm(_sharded(max_age=0)),
-    "sharded/feedback": Arm(_sharded(error_feedback=True)),
-    "sharded/repair1": Arm(_sharded(repair=1)),
-    "ddp+driftbound/period4": Arm(_often_bound),
-    "ddp+driftbound/repair1": Arm(_drift_bound, {"repair": 1}),
-    REPAIRED: Arm(_drift_bound, {"repair": 2}),
+    "sharded/repair0/age0": Arm(_sharded(repair=0, max_age=0)),
+    "sharded/feedback": Arm(_sharded(error_feedback=True, max_age=3)),
+    "sharded/repair1": Arm(_sharded(repair=1, max_age=3)),
+    "sharded/age0": Arm(_sharded(max_age=0)),
+    "sharded/age3": Arm(_sharded(max_age=3)),
+    "ddp+driftbound/repair0/period4": Arm(_drift_bound(period=4), {"repair": 0}),
+    DISPERSED: Arm(_drift_bound(dispersed=True), {"repair": 0}),
+    "ddp+driftbound/repair1": Arm(_drift_bound(), {"repair": 1}),
 }
 
 

@@ -12,9 +12,9 @@ matplotlib.use("Agg")  # There may be no display.
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-from .matrix import ARMS, BASE, KINDS, LOSSES, REPAIRED, WORLDS, Run
+from .matrix import ARMS, BASE, GOALS, KINDS, LOSSES, UNREPAIRED, WORLDS, Run
 from .rank import CURVE_STEPS
-from .report import GOALS, HEADLINE, PAPER, PAPER_VALIDATION
+from .report import HEADLINE, PAPER, PAPER_VALIDATION
 from .statistics import Entry, Measure, cells, perplexity_change
 
 COLOURS = {
@@ -22,8 +22,8 @@ COLOURS = {
     "zero-fill": "tab:red",
     "own-gradient": "tab:orange",
     "ddp": "tab:purple",
-    "ddp+driftbound": "tab:cyan",
-    REPAIRED: "tab:blue",
+    UNREPAIRED: "tab:cyan",
+    "ddp+driftbound": "tab:blue",
     "sharded": "tab:green",
     "smaller-batch": "tab:gray",
 }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import platform
 import subprocess
 import time
 from collections.abc import Iterable, Iterator
@@ -44,8 +46,10 @@ def in_time(pieces: Iterable[T], minutes: float) -> Iterator[T]:
 
 
 def append(path: Path, run: Run, result: dict[str, Any], commit: str) -> dict[str, Any]:
-    """Writes down a run that is done; returns the entry."""
-    entry = {"run": run.as_dict(), "commit": commit, **result}
+    """Writes down a run that is done, with the day and the machine; returns the entry."""
+    day = time.strftime("%Y-%m-%d", time.gmtime())
+    machine = f"{os.cpu_count()} cores, {platform.machine()}"
+    entry = {"run": run.as_dict(), "commit": commit, "date": day, "machine": machine, **result}
     append_entry(path, entry)
     return entry
 
@@ -60,10 +64,12 @@ def append_entry(path: Path, entry: dict[str, Any]) -> None:
 
 def commit(benchmark: str = "quality", *others: str) -> str:
     """The commit that is checked out, with "+" where the code differs from it, the benchmark's
-    included: its folder or file in benchmarks, and ``others`` by their paths."""
+    included: its folder or file in benchmarks, and ``others`` by their paths. Results are no code:
+    each that is added would change it for the next."""
     try:
         name = _git("rev-parse", "--short=10", "HEAD")
-        paths = ("lossycoll", "native", f"benchmarks/{benchmark}", *others)
+        results = ":(exclude,glob)benchmarks/**/*.jsonl"
+        paths = ("lossycoll", "native", f"benchmarks/{benchmark}", *others, results)
         changed = _git("status", "--porcelain", "--", *paths)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"

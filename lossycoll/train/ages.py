@@ -14,14 +14,17 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+AUTO: Final = "auto"
 MAX_AGE: Final = 3
-"""Of blocks, p^3 are repaired in a step: one in 1000 at 10% loss, one in 16 at 40%. Less repairs so
-much that little is left of a lossy step, more lets the rare old value weigh: with p^K shrinking so
-fast, what is gained from waiting longer soon is nothing."""
+"""Of "auto", where a link delivers well. Of blocks, p^3 are repaired in a step: one in 1000 at 10%
+loss, one in 16 at 40%. Less repairs so much that little is left of a lossy step, more lets the rare
+old value weigh: with p^K shrinking so fast, what is gained from waiting longer soon is nothing."""
 
 REPAIR: Final = 2
 """Rounds of resending within a step, as DriftBound's."""
 MOST_REPAIR: Final = 255
+PROBE_EVERY: Final = 16
+"""Of an owner all of whose blocks must come, one in so many needn't, another one each step."""
 
 Mask = NDArray[np.bool_]
 
@@ -35,18 +38,26 @@ class Ages:
     def __init__(self, rank: int, world: int, blocks: int, max_age: int | None) -> None:
         self._rank = rank
         self._max_age = max_age
+        self._probes = np.arange(blocks) % PROBE_EVERY
+        self._steps = 0
         self.values = np.zeros((world, blocks), np.int32)
 
-    def needed(self) -> Mask | None:
-        """The blocks (world, blocks) that the next step must bring; None if it needn't any."""
+    def needed(self, behind: NDArray[np.bool_] | None = None) -> Mask | None:
+        """The blocks (world, blocks) that the next step must bring; None if it needn't any.
+
+        ``behind``: owners, bool (world,), of which all must come but for some to tell by.
+        """
         if self._max_age is None:
             return None
         mask: Mask = self.values >= self._max_age
+        if behind is not None and behind.any():
+            mask |= behind[:, None] & (self._probes != self._steps % PROBE_EVERY)
         mask[self._rank] = False
         return mask if mask.any() else None
 
     def advance(self, arrived: Mask) -> None:
         """One more step, of which ``arrived`` (world, blocks) came."""
+        self._steps += 1
         self.values += 1
         self.values[arrived] = 0
         self.values[self._rank] = 0

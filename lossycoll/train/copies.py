@@ -6,11 +6,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn import Parameter
 
 from ..errors import LinkError
-from .ages import Ages, Mask, histogram
+from .ages import AUTO, MAX_AGE, Ages, Mask, histogram
+from .behind import Behind
 from .exchange import Exchange, settle
 from .shards import Shard
 
@@ -22,7 +25,7 @@ class ShardedFigures:
     ``steps`` that were taken, and ``skipped`` because of NaN or infinity (those that a GradScaler
     skips not counted). ``blocks`` of parameters that other ranks sent here; of those, ``stale``
     ones didn't arrive and left what was there, and ``repaired`` ones were due by max_age: they were
-    sent again until they arrived.
+    sent as often as it took.
     """
 
     steps: int = 0
@@ -33,11 +36,13 @@ class ShardedFigures:
 
 
 class Copies:
-    """``max_age``: see :class:`.ages.Ages`."""
+    """``max_age``: see :class:`.ages.Ages`. "auto": MAX_AGE, and 0 for owners that are behind,
+    which each rank finds for itself: a receiver asks for what it needs."""
 
-    def __init__(self, exchange: Exchange, max_age: int | None) -> None:
+    def __init__(self, exchange: Exchange, max_age: int | str | None) -> None:
         self._exchange = exchange
-        self._max_age = max_age
+        self._behind = Behind(exchange.rank, exchange.world) if max_age == AUTO else None
+        self._max_age = MAX_AGE if isinstance(max_age, str) else max_age
         self._shards: list[Shard] = []
         self._ages: list[Ages] = []
         self.figures = ShardedFigures()
@@ -55,7 +60,8 @@ class Copies:
 
         Raises LinkError when a block that was due didn't come.
         """
-        asked = [ages.needed() for ages in self._ages]
+        behind = None if self._behind is None else self._behind.owners()
+        asked = [ages.needed(behind) for ages in self._ages]
         pairs = zip(self._shards, asked, strict=True)
         with self._exchange.owners_needed():
             works = [self._exchange.gather(shard.flat, needed) for shard, needed in pairs]
@@ -65,9 +71,11 @@ class Copies:
         dead: LinkError | None = None
         for ages, needed, arrived in zip(self._ages, asked, masks, strict=True):
             self._count(needed, arrived)
+            if self._behind is not None:
+                self._behind.note(needed, arrived)
             ages.advance(arrived)
             if needed is not None and (needed & ~arrived).any():
-                dead = dead or self._dead_link(ages, needed & ~arrived)
+                dead = dead or self._dead_link(ages, needed & ~arrived, behind)
         self.figures = replace(self.figures, steps=self.figures.steps + 1)
         if dead is not None:
             self._exchange.check_owners()  # a rank that is lost is a better reason
@@ -99,13 +107,14 @@ class Copies:
             repaired=self.figures.repaired + repaired,
         )
 
-    def _dead_link(self, ages: Ages, missing: Mask) -> LinkError:
+    def _dead_link(self, ages: Ages, missing: Mask, behind: NDArray[np.bool_] | None) -> LinkError:
         """``missing``: what was needed and didn't come."""
         owner = int(missing.any(axis=1).argmax())
+        wanted = 0 if behind is not None and behind[owner] else self._max_age
         return LinkError(
             f"{self._exchange}: parameters of {self._exchange.peer(owner)} are "
             f"{int(ages.values[owner][missing[owner]].max())} steps old, wanted at most "
-            f"{self._max_age} (max_age), and didn't come though they were asked for again: that "
+            f"{wanted} (max_age), and didn't come though they were asked for again: that "
             f"link is dead, or loses everything; repair it, or restart without that rank from the "
             f"last checkpoint",
             peer=owner,

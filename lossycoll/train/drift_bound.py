@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final
@@ -61,10 +62,13 @@ class DriftBound:
     those that are added or unfrozen later, from the next sweep on. ``group``: the ranks that hold a
     replica; None is DDP's group, else the default group, of any backend.
 
-    ``repair``: rounds of selective resending, 0 to 255. A packet that a rank misses costs it a
-    whole sweep, so two rounds are worth far more than their bytes (docs/theory.md has figures);
-    with 255 nothing is missing in practice. In a block of ``lossycoll.reliable()``, or a group
-    with ``delivery="reliable"``, nothing is. ``state``: whether the optimizer's element-wise state
+    ``repair``: rounds of selective resending, 0 to 255, of slices and of all else that is lossy in
+    this group: gradients, that is. A packet of a slice that a rank misses costs it a whole sweep,
+    and what is missing of gradients makes them noisier, which DriftBound can't mend: two rounds are
+    worth far more than their bytes (docs/theory.md, docs/quality.md). Where the group was made with
+    ``repair`` written or set (``LOSSYCOLL_REPAIR``), that holds for gradients. With 255 nothing is
+    missing in practice; in a block of ``lossycoll.reliable()``, or a group with
+    ``delivery="reliable"``, nothing is. ``state``: whether the optimizer's element-wise state
     (``exp_avg``, ``momentum_buffer``, ...) is brought along, which takes that many more bytes; a
     shorter period is a better use for them, so it isn't by default.
 
@@ -109,6 +113,9 @@ class DriftBound:
         self._state = state
         self._lay_out()
         self._hook = optimizer.register_step_post_hook(self._after_step)
+        self._undo: Callable[[], None] | None = None
+        if isinstance(self._group, LossyProcessGroup):
+            self._undo = self._group.lossy_resend(repair)
 
     @property
     def bytes_per_step(self) -> int:
@@ -118,6 +125,9 @@ class DriftBound:
     def detach(self) -> None:
         """Ends the exchange after steps, on all ranks at the same step. Idempotent."""
         self._hook.remove()
+        if self._undo is not None:
+            self._undo()
+            self._undo = None
 
     def __enter__(self) -> DriftBound:
         return self

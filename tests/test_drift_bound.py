@@ -95,6 +95,7 @@ def quiet(rank: int, world: int) -> dict[str, Any]:
     out: dict[str, Any] = {"refused": refusals(rank)}
     out["exchanged"] = exchanged(rank, world)
     out["changed"] = changes(rank)
+    out["finite"] = finite(rank)
     out["resent"] = resent(rank)
     out["nothing"] = hears_nothing(rank)
     out["scaled"] = scaled(rank)
@@ -212,6 +213,37 @@ def test_what_is_added_unfrozen_or_replaced_comes_along(ranks: list[dict[str, An
         assert alike
         assert values > 2  # a rank's own are two
         assert got["model"] == 0.0
+
+
+# ---- a replica that isn't finite ----
+
+
+def finite(rank: int) -> list[list[float]]:
+    """One rank's model of a diverged one, after each of two sweeps."""
+    model = nn.Linear(50, 40, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(float(rank))
+        if rank == 1:
+            model.weight[3:9] = math.nan
+            model.weight[20, 7] = -math.inf
+    optimizer = still(model)
+    out = []
+    with lossycoll.reliable(), lossycoll.DriftBound(model, optimizer, 2):
+        for _ in range(3):
+            optimizer.step()
+            optimizer.step()
+            out.append(model.weight.detach().flatten().tolist())
+    return out
+
+
+def test_what_is_not_finite_does_not_spread_and_is_healed(ranks: list[dict[str, Any]]) -> None:
+    sweeps = [rank["finite"] for rank in ranks]
+    for rank in (0, 2):
+        assert all(math.isfinite(value) for sweep in sweeps[rank] for value in sweep)
+    left = [sum(not math.isfinite(value) for value in sweep) for sweep in sweeps[1]]
+    # Rank 1 owns a third of what it has lost in the first sweep, and another third in the next.
+    assert 0 < left[0] < 6 * 50 + 1
+    assert left[1:] == [0, 0]
 
 
 # ---- gradients are resent as well ----

@@ -63,13 +63,14 @@ def measure_drift(model: nn.Module, group: dist.ProcessGroup | None = None) -> D
 
 def _sums(holdings: Sequence[Holding]) -> tuple[list[float], float]:
     """The mean square distance of each parameter, and the squared norm of the mean replica."""
-    kinds: dict[tuple[Groups, Groups, bool], list[int]] = {}
+    kinds: dict[tuple[Groups, Groups, bool, torch.device], list[int]] = {}
     for number, holding in enumerate(holdings):
         # The mean of equal floats is that float as long as their sum has bits to spare.
         exact = holding.parameter.dtype in (torch.float32, torch.float16, torch.bfloat16)
-        kinds.setdefault((holding.copies, holding.rest, exact), []).append(number)
+        device = local(holding.parameter).device
+        kinds.setdefault((holding.copies, holding.rest, exact, device), []).append(number)
     squares, norm = [0.0] * len(holdings), 0.0
-    for (copies, rest, exact), numbers in kinds.items():
+    for (copies, rest, exact, _), numbers in kinds.items():
         tensors = [local(holdings[number].parameter) for number in numbers]
         found, norms = _sums_of_kind(tensors, copies, rest, exact)
         norm += math.fsum(norms)

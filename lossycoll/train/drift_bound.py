@@ -8,6 +8,7 @@ squared distance grows with every step. Broadcasting parameters bounds it (Weint
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,11 +23,13 @@ from torch.optim import Optimizer
 from ..backend import LossyProcessGroup
 from ..errors import LinkError, MismatchError, OptionError, UnsupportedError
 from ..options import lossy, reliable
-from .ages import MOST_REPAIR
+from .ages import MOST_REPAIR, REPAIR
 from .checks import is_whole
 from .replicas import Holding, holdings_of, in_memory_order, local
 from .slices import Slices, cut, owner
 from .unheard import Unheard
+
+log: Final = logging.getLogger("lossycoll")
 
 DTYPES: Final = (
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
@@ -78,6 +81,9 @@ class DriftBound:
     collective. ``torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler(device="cpu")`` makes
     all ranks skip alike.
 
+    A value that isn't finite isn't taken over from its owner: a replica that has diverged doesn't
+    bring down the others, and gets theirs where it has such values.
+
     Use it as a context, or call :meth:`detach`, to end it. Raises OptionError for a bad ``period``
     or ``repair``, UnsupportedError for what has no replicas or can't be sent, MismatchError where
     ranks hold parameters of other names, shapes or types, LinkError when a link delivers nothing of
@@ -93,7 +99,7 @@ class DriftBound:
         period: int = 16,
         *,
         group: dist.ProcessGroup | None = None,
-        repair: int = 2,
+        repair: int = REPAIR,
         state: bool = False,
     ) -> None:
         _check("period", period, 1, 1 << 20)
@@ -113,6 +119,8 @@ class DriftBound:
         self._state = state
         self._lay_out()
         self._hook = optimizer.register_step_post_hook(self._after_step)
+        self._told = False
+        """Whether a replica that isn't finite has been."""
         self._undo: Callable[[], None] | None = None
         if isinstance(self._group, LossyProcessGroup):
             self._undo = self._group.lossy_resend(repair)
@@ -240,10 +248,29 @@ class DriftBound:
                 came.append(by != rank)
         torch._foreach_copy_(staged, own)
         self._gather()
-        torch._foreach_copy_(
-            [to for to, others in zip(own, came, strict=True) if others],
-            [of for of, others in zip(staged, came, strict=True) if others],
-        )
+        theirs = [
+            pair for pair, others in zip(zip(own, staged, strict=True), came, strict=True) if others
+        ]
+        for to, of in theirs:
+            self._keep_finite(to, of)
+        torch._foreach_copy_([to for to, _ in theirs], [of for _, of in theirs])
+
+    def _keep_finite(self, own: Tensor, came: Tensor) -> None:
+        """What isn't finite in one replica shall not be in all: puts ``own`` in its place."""
+        finite = torch.isfinite(came)
+        if bool(finite.all()):
+            return
+        torch.where(finite, came, own, out=came)
+        if not self._told:
+            self._told = True
+            log.warning(
+                "rank %d/%d: a replica holds NaN or infinity, which DriftBound doesn't spread: the "
+                "other ranks keep their own values (step %d); lower the learning rate, clip, or "
+                "use torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler with float16",
+                self._rank,
+                self._world,
+                self.steps,
+            )
 
     def _gather(self) -> None:
         """Each rank's row of the staging memory to all; what is lost leaves what was there."""

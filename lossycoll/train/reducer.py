@@ -60,7 +60,7 @@ class Reducer:
     """``shards`` and ``model`` may grow between backward passes (:meth:`watch`).
 
     ``name``: how errors call a parameter, by index. ``finished`` is called when a pass has been
-    reduced. ``feedback``: what is lost is sent again with the next pass that is :meth:`kept`.
+    reduced. ``feedback``: what is lost (:meth:`keep_lost`) is sent again with the next pass.
     ``compression``: what buckets are sent by instead.
     """
 

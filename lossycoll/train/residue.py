@@ -14,7 +14,6 @@ that was wrong by is kept as well.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Final
 
 import numpy as np
 import torch
@@ -22,9 +21,6 @@ from torch import Tensor
 
 from .ages import Mask
 from .buckets import Bucket
-
-PROBE: Final = 2.0**-90
-"""A gradient that nothing but a scale changes: its square, and so its part in a norm, is 0."""
 
 
 class Residue:

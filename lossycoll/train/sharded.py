@@ -23,6 +23,7 @@ from ..errors import (
 from . import checkpoint
 from .ages import AUTO, MOST_REPAIR, REPAIR
 from .buckets import BUCKET_BYTES
+from .carrier import Carrier
 from .checks import is_whole
 from .compress.arc_topk import ARCTopKState
 from .compress.shards import Compressor
@@ -30,7 +31,6 @@ from .copies import Copies, ShardedFigures
 from .exchange import Exchange
 from .held import Held, options
 from .reducer import Reducer, Status
-from .residue import PROBE
 
 log: Final = logging.getLogger("lossycoll")
 
@@ -141,15 +141,7 @@ class ShardedOptimizer(Optimizer):
         **defaults: Any,
     ) -> None:
         _check_arguments(max_age, repair, bucket_bytes, on_nonfinite)
-        if not isinstance(error_feedback, bool):
-            raise OptionError(f"error_feedback is {error_feedback!r}, wanted True or False")
-        if compression is not None and not isinstance(compression, ARCTopKState):
-            raise OptionError(f"compression is {compression!r}, wanted an ARCTopKState or None")
-        if compression is not None and error_feedback:
-            raise OptionError(
-                "error_feedback is True, wanted False with compression, whose state has its own "
-                "(ARCTopKState(error_feedback=...))"
-            )
+        _check_memory(error_feedback, compression)
         settings = {
             "optimizer_class": getattr(optimizer_class, "__name__", ""),
             "max_age": max_age,
@@ -171,7 +163,7 @@ class ShardedOptimizer(Optimizer):
             feedback=error_feedback,
             compression=None if compression is None else Compressor(compression, self._exchange),
         )
-        self._carrier: Parameter | None = None
+        self._carrier = Carrier()
         self._reduced: Status | None = None
         """Of the backward pass whose gradients the next step takes."""
         self._consolidated: dict[str, Any] | None = None
@@ -298,44 +290,23 @@ class ShardedOptimizer(Optimizer):
             each.parameter.grad = each.grad if used[each.index] else None
         held = [each.grad for each in self._held.owned if used[each.index]]
         if any(used) and (self._reducer.feedback or not held):
-            carrier = self._lend_carrier()
-            held = held or [carrier]
+            carried = self._carrier.lend(self.param_groups[0]["params"], self._held.model[0])
+            held = held or [carried]
         if status.bad:
             # A GradScaler looks at this rank's gradients only, and all must skip this step.
             for grad in held:
                 grad.fill_(math.inf)
 
-    def _lend_carrier(self) -> Tensor:
-        """A parameter of no meaning for a rank that has no gradient, as a GradScaler wants one;
-        what becomes of its gradient tells the scale."""
-        like = self._held.model[0]
-        self._carrier = Parameter(torch.zeros(1, dtype=like.dtype, device=like.device))
-        self._carrier.grad = torch.full_like(self._carrier, PROBE)
-        self.param_groups[0]["params"].append(self._carrier)
-        return self._carrier.grad
-
-    def _drop_carrier(self) -> None:
-        if self._carrier is not None:
-            members = self.param_groups[0]["params"]
-            members[:] = [member for member in members if member is not self._carrier]
-            self._carrier = None
-
     def _no_step(self) -> None:
         """None is taken any more with the last pass. Where a GradScaler has refused one, its scale
         is known, and that it is about to halve: too small a scale makes what was lost come later,
         too large a one makes it more than it was."""
-        scale = self._scale()
+        scale = self._carrier.scale()
         if scale != 1.0:
             bad = self._reduced is not None and self._reduced.bad
             self._reducer.rescale(scale / 2 if bad else scale)
         self._reduced = None
-        self._drop_carrier()
-
-    def _scale(self) -> float:
-        """What a GradScaler has divided the gradients by. 1 in float16, which none would take."""
-        grad = None if self._carrier is None else self._carrier.grad
-        found = 0.0 if grad is None else float(grad)
-        return PROBE / found if found > 0 and math.isfinite(found) else 1.0
+        self._carrier.take_back()
 
     def _reduce(self) -> Status:
         """The status of the gradients as they are; reduces them if no backward pass has.
@@ -369,7 +340,7 @@ class ShardedOptimizer(Optimizer):
         if not norm_type > 0:
             raise OptionError(f"norm_type is {norm_type!r}, wanted a number above 0, or infinity")
         self._reduce()
-        members = (p for g in self.param_groups for p in g["params"] if p is not self._carrier)
+        members = (p for g in self.param_groups for p in g["params"] if not self._carrier.is_(p))
         grads = [member.grad for member in members if member.grad is not None]
         device = self._held.model[0].device if self._held.model else torch.device("cpu")
         norms = [torch.zeros((), dtype=torch.float64, device=device)]
@@ -400,8 +371,8 @@ class ShardedOptimizer(Optimizer):
                 loss = closure()
         assert self._inner is not None
         bad = self._reduce().bad
-        scale = self._scale()
-        self._drop_carrier()
+        scale = self._carrier.scale()
+        self._carrier.take_back()
         if bad:
             self._refuse(bad)
             return loss
@@ -509,7 +480,7 @@ class ShardedOptimizer(Optimizer):
             state = states.get(parameter, {})
             checkpoint.check_state(state, shape, self._held.elementwise, name)
         owed = checkpoint.owed(state_dict, self._groups, self._held, str(self._exchange))
-        self._drop_carrier()
+        self._carrier.take_back()
         self._inner.load_state_dict(checkpoint.deal(states, saved, self.param_groups, self._held))
         self._held.frozen = {p: dict(states.get(p, {})) for p in self._held.frozen}
         self._adopt()
@@ -538,3 +509,16 @@ def _check_arguments(
         raise OptionError(f"bucket_bytes is {bucket_bytes!r}, wanted a number of bytes from 1 on")
     if on_nonfinite not in ("raise", "skip"):
         raise OptionError(f"on_nonfinite is {on_nonfinite!r}, wanted 'raise' or 'skip'")
+
+
+def _check_memory(error_feedback: object, compression: object) -> None:
+    """Two things would remember what wasn't sent."""
+    if not isinstance(error_feedback, bool):
+        raise OptionError(f"error_feedback is {error_feedback!r}, wanted True or False")
+    if compression is not None and not isinstance(compression, ARCTopKState):
+        raise OptionError(f"compression is {compression!r}, wanted an ARCTopKState or None")
+    if compression is not None and error_feedback:
+        raise OptionError(
+            "error_feedback is True, wanted False with compression, whose state has its own "
+            "(ARCTopKState(error_feedback=...))"
+        )

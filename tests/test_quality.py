@@ -172,9 +172,10 @@ def test_cells_of_a_goal_are_taken_together_by_seed() -> None:
     assert report.together(entries, "sharded", 0.2) is None
 
 
-def test_every_arm_has_its_colour() -> None:
-    assert set(plots.COLOURS) == {BASE, *ARMS}
-    assert len(set(plots.COLOURS.values())) == len(plots.COLOURS)
+def test_every_arm_has_its_style() -> None:
+    assert set(plots.STYLES) == set(ARMS)
+    for kind in (0, 1):  # colours and markers tell arms apart, each by itself
+        assert len({style[kind] for style in plots.STYLES.values()}) == len(ARMS)
 
 
 def test_reports_of_a_part_of_the_study(tmp_path: Path) -> None:

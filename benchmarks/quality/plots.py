@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -11,25 +11,41 @@ matplotlib.use("Agg")  # There may be no display.
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
-from .matrix import ARMS, BASE, GOALS, KINDS, LOSSES, UNREPAIRED, WORLDS, Run
+from .matrix import (
+    ARMS,
+    BASE,
+    CONTROL,
+    GOAL_KINDS,
+    GOALS,
+    KINDS,
+    LOSSES,
+    METHODS,
+    UNREPAIRED,
+    WORLDS,
+    Run,
+)
 from .rank import CURVE_STEPS
 from .report import HEADLINE, PAPER, PAPER_VALIDATION
 from .statistics import Entry, Measure, cells, perplexity_change
 
-COLOURS = {
-    "reliable": "black",
-    "zero-fill": "tab:red",
-    "own-gradient": "tab:orange",
-    "ddp": "tab:purple",
-    UNREPAIRED: "tab:cyan",
-    "ddp+driftbound": "tab:blue",
-    "sharded": "tab:green",
-    "smaller-batch": "tab:gray",
+STYLES = {
+    "zero-fill": ("tab:red", "v", "-"),
+    "own-gradient": ("tab:orange", "s", "-"),
+    "ddp": ("tab:purple", "D", "-"),
+    UNREPAIRED: ("tab:cyan", "^", "--"),
+    "ddp+driftbound": ("tab:blue", "o", "-"),
+    "sharded": ("tab:green", "P", "-"),
+    CONTROL: ("tab:gray", "x", ":"),
 }
+"""By arm: colour, marker, line."""
 TITLES = {"gpt": "GPT: held-out perplexity", "digits": "Digits: exp(held-out loss)"}
 LINEAR = 1.0
 """In %: below it the axis of changes is linear, above logarithmic."""
+SMOOTHED = 3
+"""Points of a curve of training loss that are averaged."""
 
 
 def write(entries: Mapping[str, Entry], folder: Path) -> None:
@@ -41,42 +57,69 @@ def write(entries: Mapping[str, Entry], folder: Path) -> None:
 
 
 def _lines(
-    axes: Axes, entries: Mapping[str, Entry], measure: Measure, task: str, world: int, kind: str
+    axes: Axes,
+    entries: Mapping[str, Entry],
+    measure: Measure,
+    cell: tuple[str, int, str],
+    *,
+    arms: Sequence[str] = ARMS,
+    positive: bool = False,
 ) -> None:
-    """A line with its intervals for each arm; arms stand side by side so that they can be told."""
+    """A line with its intervals for each arm; arms stand side by side so that they can be told.
+    ``positive``: what isn't can't be drawn."""
     found = cells(entries, measure)
-    for number, arm in enumerate(ARMS):
-        got = {loss: found.get((task, world, kind, loss, arm)) for loss in sorted(LOSSES)}
+    for number, arm in enumerate(arms):
+        got = {loss: found.get((*cell, loss, arm)) for loss in sorted(LOSSES)}
         points = [(loss, one) for loss, one in got.items() if one is not None]
+        points = [(loss, one) for loss, one in points if one.mean > 0 or not positive]
+        colour, marker, line = STYLES[arm]
         if points:
             axes.errorbar(
-                [100 * loss + 0.5 * (number - len(ARMS) / 2) for loss, _ in points],
+                [100 * loss + 0.5 * (number - (len(arms) - 1) / 2) for loss, _ in points],
                 [one.mean for _, one in points],
-                [one.half or 0.0 for _, one in points],
-                color=COLOURS[arm],
-                marker="o",
+                [min(one.half or 0.0, one.mean if positive else 1e9) for _, one in points],
+                color=colour,
+                marker=marker,
+                linestyle=line,
                 markersize=4,
                 linewidth=1.2,
+                elinewidth=0.7,
                 capsize=2,
                 label=arm,
             )
     axes.grid(alpha=0.3)
     axes.set_xticks([100 * loss for loss in sorted(LOSSES)])
-    axes.set_title(f"{world} ranks, {kind}")
+    axes.set_title(f"{cell[1]} ranks, {cell[2]}")
+
+
+def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
+    """Of all that is drawn, once."""
+    found = {}
+    for one in axes:
+        found |= {
+            label: handle for handle, label in zip(*one.get_legend_handles_labels(), strict=True)
+        }
+    if found:
+        figure.legend(list(found.values()), list(found), loc="outside right upper")
 
 
 def _changes(entries: Mapping[str, Entry], task: str, path: Path) -> None:
+    """All arms on a logarithmic axis; below, the two methods alone on a linear one."""
     figure, table = plt.subplots(
-        len(WORLDS), len(KINDS), figsize=(14, 7.5), sharex=True, sharey=True, layout="constrained"
-    )
-    for row, world in zip(table, WORLDS, strict=True):
+        2 * len(WORLDS), len(KINDS), figsize=(14, 13), sharex=True, sharey="row",
+        layout="constrained",
+    )  # fmt: skip
+    rows = [(world, ARMS) for world in WORLDS] + [(world, METHODS) for world in WORLDS]
+    for row, (world, arms) in zip(table, rows, strict=True):
         for axes, kind in zip(row, KINDS, strict=True):
-            _lines(axes, entries, perplexity_change(HEADLINE), task, world, kind)
+            cell = (task, world, kind)
+            _lines(axes, entries, perplexity_change(HEADLINE), cell, arms=arms)
             axes.axhline(0, color="black", linewidth=0.8)
-            if task == "gpt" and kind != "uneven":
-                axes.plot(
-                    [100 * loss for loss in GOALS], list(GOALS.values()), "k_", ms=14, label="goal"
-                )
+            if task == "gpt" and kind in GOAL_KINDS:
+                xs = [100 * loss for loss in GOALS]
+                axes.plot(xs, list(GOALS.values()), "k_", ms=24, mew=2, label="goal, at most")
+            if arms is METHODS:
+                continue
             if task == "gpt" and kind == "single":
                 for said, mark, name in (
                     (PAPER, "kx", "paper, 7B"),
@@ -84,14 +127,18 @@ def _changes(entries: Mapping[str, Entry], task: str, path: Path) -> None:
                 ):
                     axes.plot([100 * x for x in said], list(said.values()), mark, ms=7, label=name)
             axes.set_yscale("symlog", linthresh=LINEAR)
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     for axes in table[-1]:
         axes.set_xlabel("packets lost, %")
     for row in table:
         row[0].set_ylabel("change against reliable, %")
-    figure.suptitle(f"{TITLES[task]} against the reliable run of the same seed (95% intervals)")
-    handles, labels = table[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right upper")
-    figure.savefig(path, dpi=100)
+    figure.suptitle(
+        f"{TITLES[task]} against the same seed's reliable run, 95% intervals "
+        f"(lower half: the two methods alone)",
+        x=0.42,
+    )
+    _legend(figure, list(table.flat))
+    figure.savefig(path, dpi=90)
     plt.close(figure)
 
 
@@ -99,42 +146,50 @@ def _drift(entries: Mapping[str, Entry], task: str, path: Path) -> None:
     def relative(entry: Entry, _: Entry) -> float:
         return 100 * float(entry["drift"]["relative"])
 
-    figure, row = plt.subplots(
-        1, len(KINDS), figsize=(14, 4), sharex=True, sharey=True, layout="constrained"
+    figure, table = plt.subplots(
+        len(WORLDS), len(KINDS), figsize=(14, 7.5), sharex=True, sharey=True, layout="constrained"
     )
-    for axes, kind in zip(row, KINDS, strict=True):
-        _lines(axes, entries, relative, task, WORLDS[0], kind)
+    lossy = [arm for arm in ARMS if arm != CONTROL]
+    for row, world in zip(table, WORLDS, strict=True):
+        for axes, kind in zip(row, KINDS, strict=True):
+            _lines(axes, entries, relative, (task, world, kind), arms=lossy, positive=True)
+            axes.set_yscale("log")
+        row[0].set_ylabel("RMS distance of two replicas,\n% of the parameters' norm")
+    for axes in table[-1]:
         axes.set_xlabel("packets lost, %")
-        axes.set_yscale("log")
-    row[0].set_ylabel("RMS distance of two replicas,\n% of the parameters' norm")
-    handles, labels = row[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right upper")
-    figure.savefig(path, dpi=100)
+    figure.suptitle(
+        f"{TITLES[task].partition(':')[0]}: distance between replicas after the last step "
+        f"(nothing is drawn where they were equal in all runs)"
+    )
+    _legend(figure, list(table.flat))
+    figure.savefig(path, dpi=90)
     plt.close(figure)
 
 
 def _curves(entries: Mapping[str, Entry], task: str, path: Path) -> None:
-    """Training loss at single losses, mean over the seeds, by arm."""
+    """What training loss is above the reliable run's, mean over the seeds, by arm."""
     shown = (0.1, 0.4)
-    figure, row = plt.subplots(1, len(shown), figsize=(12, 4.2), sharey=True, layout="constrained")
+    figure, row = plt.subplots(1, len(shown), figsize=(12, 4.2), layout="constrained")
     for axes, loss in zip(row, shown, strict=True):
-        for arm in (BASE, *ARMS):
-            kind = ("none", 0.0) if arm == BASE else ("single", loss)
-            curves = [
-                entry["curve"]
-                for entry in entries.values()
-                if Run(**entry["run"]).cell == (task, WORLDS[0], *kind, arm)
-            ]
+        for arm in ARMS:
+            curves = []
+            for entry in entries.values():
+                run = Run(**entry["run"])
+                base = entries.get(run.base.key)
+                if base and run.cell == (task, WORLDS[0], "single", loss, arm):
+                    pairs = zip(entry["curve"], base["curve"], strict=True)
+                    curves.append([mine - other for mine, other in pairs])
             if curves:
                 means = [sum(point) / len(point) for point in zip(*curves, strict=True)]
+                means = [sum(means[max(0, k + 1 - SMOOTHED) : k + 1]) / min(k + 1, SMOOTHED)
+                         for k in range(len(means))]  # fmt: skip
                 steps = [CURVE_STEPS * (k + 0.5) for k in range(len(means))]
-                style = {"linewidth": 4.0, "alpha": 0.3} if arm == BASE else {"linewidth": 1.2}
-                axes.plot(steps, means, color=COLOURS[arm], label=arm, **style)
+                colour, _, line = STYLES[arm]
+                axes.plot(steps, means, color=colour, linestyle=line, linewidth=1.4, label=arm)
+        axes.axhline(0, color="black", linewidth=0.8)
         axes.set(xlabel="step", title=f"{WORLDS[0]} ranks, {loss:.0%} of packets lost one by one")
         axes.grid(alpha=0.3)
-        if task == "digits":
-            axes.set_yscale("log")
-    row[0].set_ylabel("training loss, nats")
-    row[-1].legend()
+    row[0].set_ylabel(f"training loss above {BASE}, nats")
+    _legend(figure, list(row))
     figure.savefig(path, dpi=100)
     plt.close(figure)

@@ -73,6 +73,7 @@ def tables(entries: Mapping[str, Entry]) -> dict[str, str]:
                 )
     for task in ("gpt", "digits"):
         out[f"{task}-drift"] = drift_table(entries, task)
+    out["traffic"] = traffic_table(entries)
     out["variants"] = change_table(
         cells(entries, change),
         "gpt",
@@ -218,7 +219,7 @@ def drift_table(entries: Mapping[str, Entry], task: str) -> str:
             for loss in sorted(LOSSES):
                 got = [found.get((task, world, kind, loss, arm)) for arm in ARMS]
                 if any(got):
-                    shown = ["-" if one is None else f"{one.mean:.2f}%" for one in got]
+                    shown = ["-" if one is None else _small(one.mean) for one in got]
                     rows.append([f"{world}", f"{loss:.0%} {kind}", *shown])
     return markdown(["ranks", "loss", *ARMS], rows)
 
@@ -228,6 +229,30 @@ def show(got: Estimate | None, unit: str) -> str:
         return "-"
     half = "" if got.half is None else f" ± {got.half:.2f}"
     return f"{got.mean:+.2f}{half}{unit}"
+
+
+def _small(percent: float) -> str:
+    """To two digits, however small; 0 only where it is."""
+    return f"{percent:.2f}%" if percent >= 0.1 or not percent else f"{percent:.1g}%"
+
+
+def traffic_table(entries: Mapping[str, Entry]) -> str:
+    """What the ranks sent together, per step: how much more than the reliable run without loss."""
+
+    def more(entry: Entry, base: Entry) -> float:
+        sent, least = (one["traffic"]["bytes_sent"] / one["steps"] for one in (entry, base))
+        return 100.0 * (sent / least - 1)
+
+    arms = ("ddp", UNREPAIRED, *METHODS, *AGE_RULES)
+    found = cells(entries, more)
+    rows = []
+    for kind in KINDS:
+        for loss in sorted(LOSSES):
+            got = [found.get(("gpt", WORLDS[0], kind, loss, arm)) for arm in arms]
+            if any(got):
+                shown = ["-" if one is None else f"{one.mean:+.0f}%" for one in got]
+                rows.append([f"{loss:.0%} {kind}", *shown])
+    return markdown(["loss", *arms], rows)
 
 
 def _spread(values: list[float], digits: int) -> str:

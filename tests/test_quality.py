@@ -121,6 +121,7 @@ def entry(run: Run, loss: float) -> dict[str, Any]:
         "run": run.as_dict(),
         "models": {"rank0": judged, "average": judged, "replicas": judged},
         "drift": {"mean_square": 0.1, "relative": 0.01},
+        "traffic": {"bytes_sent": 1000 if run.arm == BASE else 1150},
         "curve": [3.0, loss],
         "parameters": 7,
         "steps": 20,
@@ -182,7 +183,10 @@ def test_reports_of_a_part_of_the_study(tmp_path: Path) -> None:
     page = (
         "Text.\n\n<!-- gpt-perplexity-4: begin -->\nold\n<!-- gpt-perplexity-4: end -->\n\nMore.\n"
     )
-    (tmp_path / "quality.md").write_text(page + "<!-- goals: begin --><!-- goals: end -->\n")
+    places = "".join(
+        f"<!-- {name}: begin --><!-- {name}: end -->\n" for name in ("goals", "traffic")
+    )
+    (tmp_path / "quality.md").write_text(page + places)
     report.write(example(), tmp_path)
     text = (tmp_path / "quality.md").read_text()
     assert text.startswith("Text.\n\n<!-- gpt-perplexity-4: begin -->\n\n| loss | zero-fill |")
@@ -190,6 +194,7 @@ def test_reports_of_a_part_of_the_study(tmp_path: Path) -> None:
     row = "| 10% single | - | - | - | - | - | +3.06 ± 5.12% | - | +0.8%; +1.17% validation |"
     assert row in text
     assert "| sharded | 4 | 10% single | +0.4% | +3.06 ± 5.12% | missed on average, not" in text
+    assert "| 10% single | - | - | - | +15% | - | - |" in text
     saved = json.loads((tmp_path / "quality.json").read_text())
     assert saved["runs"] == 8
     assert saved["cells"][0]["perplexity_change_percent"]["mean"] == pytest.approx(3.06, abs=0.01)

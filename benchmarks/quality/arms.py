@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import lossycoll
 from lossycoll import OptionError, Options
 
+from .disperse import disperse
 from .matrix import BASE, CONTROL, DISPERSED, UNREPAIRED
 
 
@@ -39,27 +39,11 @@ def _drift_bound(period: int = 16, dispersed: bool = False) -> Prepare:
     ) -> Prepared:
         out = _ddp(model, optimizer, settings)
         if dispersed:
-            out.forward.register_comm_hook(None, _disperse)
+            out.forward.register_comm_hook(None, disperse)
         bound = lossycoll.DriftBound(out.forward, out.optimizer, period)
         return Prepared(out.forward, out.optimizer, (bound,))
 
     return prepare
-
-
-def _disperse(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """DDP's mean of gradients that are sent in an order in which no two neighbours are so in the
-    tensor but by chance: what a burst takes is spread over all of it."""
-    del state
-    flat = bucket.buffer()
-    order = torch.randperm(len(flat), generator=torch.Generator().manual_seed(bucket.index()))
-    shuffled = flat[order].div_(dist.get_world_size())
-    work = dist.all_reduce(shuffled, async_op=True)
-
-    def back(future: torch.futures.Future[list[Tensor]]) -> Tensor:
-        flat[order] = future.value()[0]
-        return flat
-
-    return work.get_future().then(back)
 
 
 def _sharded(**how: Any) -> Prepare:

@@ -356,8 +356,8 @@ def added_parameters(rank: int, world: int) -> None:
         nn.init.normal_(extra.weight)  # rank 0's count here, too
     for net in (model, plain):
         net[0].requires_grad_(False)
-    mine = sharded(model.parameters(), torch.optim.Adam, lr=0.01)
-    theirs = torch.optim.Adam([p for p in plain.parameters() if p.requires_grad], lr=0.01)
+    mine = sharded(model.parameters(), torch.optim.AdamW, lr=0.01)
+    theirs = torch.optim.AdamW([p for p in plain.parameters() if p.requires_grad], lr=0.01)
     train(mine, theirs, model, plain, rank, world)
     for net, optimizer, more in ((model, mine, extra), (plain, theirs, plain_extra)):
         net[0].requires_grad_(True)

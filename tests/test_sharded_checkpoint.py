@@ -134,13 +134,13 @@ def other_worlds(rank: int, name: str, groups: list[Any]) -> None:
 def kept(rank: int) -> None:
     """The state of what is frozen now stays in the checkpoint, and goes with what is thawed."""
     plain = network()
-    theirs = torch.optim.Adam(plain.parameters(), lr=0.01)
+    theirs = torch.optim.AdamW(plain.parameters(), lr=0.01)
     train(plain, theirs, 0, 2, same)  # type: ignore[arg-type]
     book = theirs.state_dict()
     model = network()
     model.load_state_dict(plain.state_dict())
     model[0].requires_grad_(False)
-    mine = sharded(model.parameters(), torch.optim.Adam, lr=0.01)
+    mine = sharded(model.parameters(), torch.optim.AdamW, lr=0.01)
     mine.load_state_dict(book)
     state = all_states(mine)
     assert state is None or bits(state) == bits(book)

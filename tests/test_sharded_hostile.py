@@ -75,6 +75,9 @@ def parameters(rank: int) -> None:
     pair = [("a", nn.Parameter(whole[:6])), ("b", nn.Parameter(whole[5:]))]
     text = "'a' .* and 'b' .* share memory but are two parameters"
     refuses(refused, text, lambda: sharded(pair, torch.optim.SGD, lr=0.1))
+    frozen = [nn.Parameter(whole[5:], requires_grad=False), nn.Parameter(whole[:6])]
+    text = "parameter 1 of group 0 and a frozen one of shape .5,. share memory"
+    refuses(refused, text, lambda: sharded(frozen, torch.optim.SGD, lr=0.1))
     # Nothing was moved by what was refused.
     assert pair[0][1].data_ptr() == whole.data_ptr()
 
@@ -84,11 +87,12 @@ def disagreement(rank: int) -> None:
     for model, options, text in (
         (network(9 + (rank == 2)), {}, r"shape \(1?[90], 13\).*shape \(1?[90], 13\)"),
         (network(9), {"max_age": 2 + (rank == 1)}, r"max_age = [23] here, max_age = [23] there"),
+        (network(9), {"lr": 0.1 + (rank == 1)}, r"group 0 = .*'lr': [01].1.* here, group 0 = "),
     ):
         error = refuses(
             lossycoll.MismatchError,
             text,
-            lambda m=model, o=options: sharded(m.parameters(), torch.optim.SGD, lr=0.1, **o),
+            lambda m=model, o=options: sharded(m.parameters(), torch.optim.SGD, **{"lr": 0.1, **o}),
         )
         assert isinstance(error, lossycoll.MismatchError)
         assert error.peer != rank

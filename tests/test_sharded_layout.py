@@ -223,6 +223,24 @@ def test_torchs_elementwise_optimizers_pass(
     assert names == {key for key, shape in shapes.items() if shape == (3, 5)}
 
 
+def test_what_a_group_says_besides_is_not_the_constructors() -> None:
+    written = {"name": "backbone", "lr_scale": 0.5, "initial_lr": 0.1, "weight_decay": 0.2}
+    names = elementwise_state(torch.optim.AdamW, {"lr": 0.1}, "rank 0/1", written)
+    assert names == {"exp_avg", "exp_avg_sq"}
+    group = torch.optim.AdamW([Parameter(torch.zeros(1))]).param_groups[0]
+    whole = {key: value for key, value in group.items() if key != "params"}
+    assert elementwise_state(torch.optim.AdamW, {}, "rank 0/1", whole) == names
+
+
+class Counting(torch.optim.SGD):
+    """State that is no parameter's, and would be lost from checkpoints."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.state["steps"] = self.state.get("steps", 0) + 1
+        super().step()
+
+
 class NormScaled(torch.optim.SGD):
     """The trust ratio of LAMB and LARS: a step as long as the parameter's norm says."""
 
@@ -261,6 +279,7 @@ class Noisy(torch.optim.SGD):
         NormScaled,
         Clipped,
         Noisy,
+        Counting,
     ],
 )
 def test_others_are_refused_with_an_explanation(optimizer: Any) -> None:
@@ -300,17 +319,35 @@ def test_state_survives_cutting_and_joining(world: int) -> None:
         names = frozenset({"exp_avg"})
         checkpoint.check_state(state, member.shape, names, "it")
         states = [
-            checkpoint.state_of(fragment, checkpoint.cut(fragment, state, names), names)
+            checkpoint.state_of(fragment, checkpoint.cut(fragment, state, names))
             for rank in range(world)
             for fragment in bucket.fragments(rank)
             if fragment.member == member
         ]
-        back = checkpoint.joined(member, states)
+        back = checkpoint.joined(member, states, names)
         assert list(back) == list(state) or sorted(back) == sorted(state)
         torch.testing.assert_close(back["exp_avg"], moment, rtol=0, atol=0)
         assert back["exp_avg"].stride() == shapes[member.index].stride()
         assert back["step"].shape == ()
         assert (back["step"], back["count"], back["none"]) == (7.0, 3, None)
+
+
+def test_a_single_element_has_what_others_have() -> None:
+    """SGD without momentum, which a scheduler gives it: the trial has seen no momentum_buffer."""
+    small, large = Parameter(torch.zeros(())), Parameter(torch.zeros(4))
+    states = {
+        small: {"buffer": torch.ones(1), "step": torch.zeros(1)},
+        large: {"buffer": torch.ones(4)},
+    }
+    assert checkpoint.elementwise_of(states, {"known"}) == {"known", "buffer"}
+    specs = [Spec((), (), 4), Spec((4,), (1,), 4)]
+    (bucket,) = lay_out(specs, 1)
+    (fragment,) = (one for one in bucket.fragments(0) if one.member.index == 0)
+    told = checkpoint.state_of(fragment, states[small])
+    back = checkpoint.joined(fragment.member, [told], {"buffer"})
+    assert (back["buffer"].shape, back["step"].shape) == ((), (1,))
+    # What isn't by element has any shape.
+    checkpoint.check_state({"step": torch.zeros(1)}, (3, 4), {"buffer"}, "'w'")
 
 
 def test_state_of_another_shape_names_the_parameter() -> None:

@@ -16,19 +16,29 @@ from .buckets import Spec, contiguous, is_dense
 from .exchange import Exchange
 
 
-def check_parameters(exchange: Exchange, model: Sequence[Parameter], names: Sequence[str]) -> None:
-    """Raises UnsupportedError, naming the first parameter that can't be sharded."""
+def check_parameters(
+    exchange: Exchange,
+    model: Sequence[Parameter],
+    names: Sequence[str],
+    frozen: Sequence[Parameter],
+) -> None:
+    """Raises UnsupportedError, naming the first parameter that can't be sharded. ``frozen``: those
+    that aren't to be, and with whose memory no other may part."""
     for parameter, name in zip(model, names, strict=True):
         reason = _why_not(parameter, lossy=exchange.lossy is not None)
         if reason:
             raise UnsupportedError(f"{exchange}: {name} {reason}")
-    spans = sorted(
-        (*_span(parameter), name)
+    spans = [
+        (*_span(parameter), name, True)
         for parameter, name in zip(model, names, strict=True)
         if parameter.numel()
-    )
-    for (_, end, name), (begin, _, other) in pairwise(spans):
-        if begin < end:
+    ] + [
+        (*_span(parameter), f"a frozen one of shape {tuple(parameter.shape)}", False)
+        for parameter in frozen
+        if not _why_not(parameter, lossy=False) and parameter.numel()
+    ]
+    for (_, end, name, trained), (begin, _, other, also) in pairwise(sorted(spans)):
+        if begin < end and (trained or also):
             raise UnsupportedError(
                 f"{exchange}: {name} and {other} share memory but are two parameters, and would be "
                 f"torn apart; tie them by using one Parameter object in both places"

@@ -21,6 +21,7 @@ from .exchange import Exchange
 from .held import Group, Held, options
 
 State = dict[str, Any]
+_Of = TypeVar("_Of", bound=Tensor)
 OWED: Final = "error_feedback"
 """The key of what is owed, by the parameter's number: the mean over the ranks, without scale."""
 
@@ -28,41 +29,38 @@ OWED: Final = "error_feedback"
 @dataclass(frozen=True)
 class FragmentState:
     """What a rank tells of its fragment of a parameter: elements ``begin`` to ``end`` of that, in
-    the order of memory. ``sliced``: state that has an entry for each of these."""
+    the order of memory, and their ``state``."""
 
     index: int
     begin: int
     end: int
-    sliced: State
-    whole: State
+    state: State
 
-
-def state_of(
-    fragment: Fragment, state: Mapping[str, Any], elementwise: Collection[str]
-) -> FragmentState:
-    """``state``: of ``fragment``. ``elementwise``: see :func:`cut`."""
-    length = fragment.end - fragment.begin
-    sliced: State = {}
-    whole: State = {}
-    for key, value in state.items():
-        held = value.detach().cpu() if isinstance(value, Tensor) else value
+    def has_elements(self, key: str, elementwise: Collection[str]) -> bool:
+        """Whether state ``key`` has an entry for each element. Of a single element the shape can't
+        tell, and the name must."""
+        value, length = self.state[key], self.end - self.begin
         each = isinstance(value, Tensor) and value.shape == (length,)
-        # With a single element the shape can't tell, and the name must.
-        target = sliced if each and (length > 1 or key in elementwise) else whole
-        target[key] = held
-    return FragmentState(
-        fragment.member.index, fragment.offset, fragment.offset + length, sliced, whole
-    )
+        return each and (length > 1 or key in elementwise)
 
 
-def joined(member: Member, states: Sequence[FragmentState]) -> State:
-    """The state of a whole parameter from those of all of its fragments."""
+def state_of(fragment: Fragment, state: Mapping[str, Any]) -> FragmentState:
+    """``state``: of ``fragment``."""
+    begin = fragment.offset
+    held = {k: v.detach().cpu() if isinstance(v, Tensor) else v for k, v in state.items()}
+    return FragmentState(fragment.member.index, begin, begin + fragment.end - fragment.begin, held)
+
+
+def joined(member: Member, states: Sequence[FragmentState], elementwise: Collection[str]) -> State:
+    """The state of a whole parameter from those of all of its fragments. ``elementwise``: names of
+    what has an entry for each element."""
     length = member.end - member.begin
     out: State = {}
     for told in states:
-        for key, value in told.whole.items():
-            out.setdefault(key, value)
-        for key, value in told.sliced.items():
+        for key, value in told.state.items():
+            if not told.has_elements(key, elementwise):
+                out.setdefault(key, value)
+                continue
             if key not in out:
                 out[key] = torch.empty_strided(member.shape, member.stride, dtype=value.dtype)
             out[key].as_strided((length,), (1,))[told.begin : told.end] = value
@@ -77,7 +75,7 @@ def cut(fragment: Fragment, state: Mapping[str, Any], elementwise: Collection[st
     """
     member, out = fragment.member, {}
     for key, value in state.items():
-        if not _has_elements(key, value, elementwise):
+        if not (isinstance(value, Tensor) and key in elementwise):
             out[key] = value.clone() if isinstance(value, Tensor) else value
             continue
         whole = torch.empty_strided(member.shape, member.stride, dtype=value.dtype)
@@ -91,16 +89,25 @@ def check_state(
 ) -> None:
     """Raises CheckpointError, naming the parameter, if ``state`` isn't that of one of ``shape``."""
     for key, value in state.items():
-        if _has_elements(key, value, elementwise) and tuple(value.shape) != shape:
+        each = isinstance(value, Tensor) and key in elementwise
+        if each and tuple(value.shape) != shape:
             raise CheckpointError(
                 f"the checkpoint's {key} of {name} has shape {tuple(value.shape)}, wanted "
                 f"{shape}; it is another model's, or its parameters are in another order"
             )
 
 
-def _has_elements(key: str, value: object, elementwise: Collection[str]) -> bool:
-    """Of a parameter without dimensions only the name can tell."""
-    return isinstance(value, Tensor) and (value.dim() > 0 or key in elementwise)
+def elementwise_of(
+    states: Mapping[_Of, Mapping[str, Any]], known: Collection[str]
+) -> frozenset[str]:
+    """``known``, and names of what has an entry for each element of some parameter: an option that
+    was changed in training may have added state that a trial didn't see."""
+    return frozenset(known) | {
+        key
+        for parameter, state in states.items()
+        for key, value in state.items()
+        if isinstance(value, Tensor) and value.numel() > 1 and value.shape == parameter.shape
+    }
 
 
 # ---- whole checkpoints ----
@@ -114,18 +121,25 @@ def gather(
     ``state``: the inner optimizer's, by fragment. Bucket by bucket, so that what travels at once is
     bounded.
     """
-    out: dict[Tensor, State] = {}
+    told: list[tuple[Member, list[FragmentState]]] = []
+    elementwise = set(held.elementwise)
     for shard in held.shards:
         mine = [
-            state_of(each.fragment, found, held.elementwise)
+            state_of(each.fragment, found)
             for each in shard.owned
             if (found := state.get(each.parameter))
         ]
-        told = exchange.tell(mine, to) or []
-        for member in shard.bucket.members:
-            states = [each for row in told for each in row if each.index == member.index]
-            if states:
-                out[held.model[member.index]] = joined(member, states)
+        states = [each for row in exchange.tell(mine, to) or [] for each in row]
+        for each in states:
+            elementwise |= {key for key in each.state if each.has_elements(key, elementwise)}
+        told += [
+            (member, of)
+            for member in shard.bucket.members
+            if (of := [each for each in states if each.index == member.index])
+        ]
+    out: dict[Tensor, State] = {
+        held.model[member.index]: joined(member, of, elementwise) for member, of in told
+    }
     out |= {parameter: found for parameter, found in held.frozen.items() if found}
     return out if exchange.rank == to else None
 
@@ -135,9 +149,11 @@ def deal(
     saved: Sequence[Mapping[str, Any]],
     fragments: Sequence[Mapping[str, Any]],
     held: Held,
+    elementwise: Collection[str],
 ) -> dict[str, Any]:
     """What this rank's inner optimizer loads of a checkpoint: ``states`` by parameter, and its
-    groups ``saved``. ``fragments``: the inner optimizer's groups."""
+    groups ``saved``. ``fragments``: the inner optimizer's groups. ``elementwise``: see
+    :func:`cut`."""
     owned = {each.parameter: each for each in held.owned}
     local: dict[int, State] = {}
     groups, count = [], 0
@@ -148,7 +164,7 @@ def deal(
             each = owned[fragment]
             found = states.get(held.model[each.index])
             if found is not None:
-                local[number] = cut(each.fragment, found, held.elementwise)
+                local[number] = cut(each.fragment, found, elementwise)
         groups.append({**options(other), "params": numbers})
     return {"state": local, "param_groups": groups}
 
@@ -160,10 +176,15 @@ def by_parameter(
 
     Raises CheckpointError where groups or numbers of parameters differ.
     """
-    if not {"state", "param_groups"} <= set(state_dict):
+    fits = isinstance(state_dict, Mapping) and {"state", "param_groups"} <= set(state_dict)
+    if fits:
+        entries = [*state_dict["param_groups"], *state_dict["state"].values()]
+        fits = all(isinstance(entry, Mapping) for entry in entries)
+        fits = fits and all("params" in group for group in state_dict["param_groups"])
+    if not fits:
         raise CheckpointError(
-            f"{where}: the checkpoint has {sorted(state_dict)}, wanted state and param_groups, as "
-            f"an optimizer's state_dict() has them"
+            f"{where}: the checkpoint has {sorted(map(str, state_dict))}, wanted state (a dict by "
+            f"number) and param_groups (dicts with params), as an optimizer's state_dict() has them"
         )
     saved = state_dict["param_groups"]
     found = [len(group["params"]) for group in saved]

@@ -63,13 +63,17 @@ class Held:
                     places.append(place)
                 else:
                     frozen.append(parameter)
-        check_parameters(self._exchange, model, names)
+        still = [parameter for parameter in (*self.frozen, *frozen) if not parameter.requires_grad]
+        check_parameters(self._exchange, model, names, still)
         elementwise = self.elementwise
-        for group in groups:
-            written = {**self._options, **options(group)}
-            elementwise |= elementwise_state(self._class, written, str(self._exchange))
+        settings = dict(self._settings)
+        for place, group in enumerate(groups, number):
+            written, where = options(group), str(self._exchange)
+            elementwise |= elementwise_state(self._class, self._options, where, written)
+            plain = {k: v for k, v in {**self._options, **written}.items() if _is_plain(v)}
+            settings[f"group {place}"] = dict(sorted(plain.items()))
         specs = [spec(*pair) for pair in zip(model, places, strict=True)]
-        check_agreement(self._exchange, self._settings, specs, names)
+        check_agreement(self._exchange, settings, specs, names)
         start = len(self.model)
         self.elementwise = elementwise
         self.model += model
@@ -120,3 +124,10 @@ def _named(group: Group, place: int) -> list[tuple[str, Parameter]]:
         name = f"parameter {position} of group {place}"
         out.setdefault(parameter, f"{told[position]!r} ({name})" if told else name)
     return [(name, parameter) for parameter, name in out.items()]
+
+
+def _is_plain(value: object) -> bool:
+    """Whether two processes write it alike."""
+    if isinstance(value, list | tuple):
+        return all(_is_plain(one) for one in value)
+    return value is None or isinstance(value, bool | int | float | str)

@@ -31,11 +31,15 @@ TOLERANCE: Final = 1e-4
 
 
 def elementwise_state(
-    optimizer_class: OptimizerClass, options: Mapping[str, Any], where: str
+    optimizer_class: OptimizerClass,
+    options: Mapping[str, Any],
+    where: str,
+    group: Mapping[str, Any] | None = None,
 ) -> frozenset[str]:
     """The names of the state that has an entry for each element (``exp_avg``, say).
 
-    ``options``: as ``optimizer_class`` takes them. ``where``: how errors begin. Raises
+    ``options``: as ``optimizer_class`` takes them. ``group``: what the parameters' group says
+    besides, which may be what the class doesn't know. ``where``: how errors begin. Raises
     UnsupportedError if it isn't element-wise; what its constructor raises passes through. Neither
     the global random state nor ``options`` are touched.
     """
@@ -44,7 +48,14 @@ def elementwise_state(
         torch.manual_seed(0)
         values, grads = _inputs()
         whole = Parameter(values.clone())
-        optimizer = optimizer_class([whole], **copy.deepcopy(dict(options)))
+
+        def make(parameters: list[Parameter]) -> torch.optim.Optimizer:
+            written = copy.deepcopy(dict(group or {}))
+            return optimizer_class(
+                [{**written, "params": parameters}], **copy.deepcopy(dict(options))
+            )
+
+        optimizer = make([whole])
         try:
             _run(optimizer, [whole], [[grad] for grad in grads])
         except Exception as error:
@@ -53,11 +64,14 @@ def elementwise_state(
         fragments = [Parameter(values.flatten()[begin:end].clone()) for begin, end in cuts]
         try:
             for some in (slice(0, 2), slice(2, None)):  # as two ranks, each with its own
-                other = optimizer_class(fragments[some], **copy.deepcopy(dict(options)))
+                other = make(fragments[some])
                 steps = [[g.flatten()[a:b] for a, b in cuts[some]] for g in grads]
                 _run(other, fragments[some], steps)
         except Exception as error:
             raise _refusal(where, name, f"it doesn't take flat fragments: {error}") from error
+    strays = [key for key in optimizer.state if not isinstance(key, Tensor)]
+    if strays:
+        raise _refusal(where, name, f"it keeps state {strays[0]!r} that is no parameter's")
     joined = torch.cat([fragment.detach() for fragment in fragments]).view(SHAPE)
     if not torch.allclose(joined, whole.detach(), rtol=TOLERANCE, atol=1e-6):
         worst = float((joined - whole.detach()).abs().max())

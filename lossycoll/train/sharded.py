@@ -215,8 +215,8 @@ class ShardedOptimizer(Optimizer):
         for each in self._held.owned:
             state = self._held.frozen.get(self._held.model[each.index])
             if state:
-                cut = checkpoint.cut(each.fragment, state, self._held.elementwise)
-                self._inner.state[each.parameter] = cut
+                names = checkpoint.elementwise_of(self._held.frozen, self._held.elementwise)
+                self._inner.state[each.parameter] = checkpoint.cut(each.fragment, state, names)
         for parameter in thawed:
             del self._held.frozen[parameter]
         self._consolidated = self._reduced = None
@@ -475,13 +475,14 @@ class ShardedOptimizer(Optimizer):
             state_dict = before(self, state_dict) or state_dict
         states = checkpoint.by_parameter(state_dict, self._groups, str(self._exchange))
         saved = state_dict["param_groups"]
+        elementwise = checkpoint.elementwise_of(states, self._held.elementwise)
         for parameter, name in zip(self._held.model, self._held.names, strict=True):
             shape = tuple(parameter.shape)
-            state = states.get(parameter, {})
-            checkpoint.check_state(state, shape, self._held.elementwise, name)
+            checkpoint.check_state(states.get(parameter, {}), shape, elementwise, name)
         owed = checkpoint.owed(state_dict, self._groups, self._held, str(self._exchange))
         self._carrier.take_back()
-        self._inner.load_state_dict(checkpoint.deal(states, saved, self.param_groups, self._held))
+        dealt = checkpoint.deal(states, saved, self.param_groups, self._held, elementwise)
+        self._inner.load_state_dict(dealt)
         self._held.frozen = {p: dict(states.get(p, {})) for p in self._held.frozen}
         self._adopt()
         self._reducer.replace_lost(owed)

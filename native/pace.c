@@ -3,6 +3,7 @@
 #include <math.h>
 
 enum { WINDOW_MIN = 4, WINDOW_START = 64, WINDOW_MAX = 1 << 20, PATIENCE = 3, PATIENCE_MAX = 48 };
+enum { BACKOFF_MAX = 3 }; /* doublings */
 
 static const uint64_t RTO_MIN_NS = 5000000u, RTO_MAX_NS = 200000000u, RTO_START_NS = 20000000u;
 
@@ -252,14 +253,15 @@ static void be_modest(lc_pace *pace, uint64_t now) {
     }
 }
 
-/* Gives way to a loss that can't be random. */
-static void cut(lc_pace *pace, uint64_t now) {
+/* Gives way to a loss that can't be random. Before any train has told the rate, what is left of a
+ * burst doesn't tell it either: over a round with a pause in it, that may be a packet per second.
+ * What came through is what the path has room for, and the start goes on from there. */
+static void cut(lc_pace *pace) {
     if (!pace->cruising) {
-        if (pace->best_rate <= 0)
-            pace->best_rate = 1e9 * pace->taken / (double)(now - pace->round_ns);
         start_cruising(pace);
-        if (pace->cruising)
-            return;
+        if (!pace->cruising && pace->taken < pace->window)
+            pace->window = pace->taken;
+        return;
     }
     pace->window *= CUT_MOST;
     pace->rate *= CUT_MOST;
@@ -276,7 +278,7 @@ static int round_over(const lc_pace *pace, uint64_t now) {
 static void end_round(lc_pace *pace, uint64_t now) {
     uint32_t lost = lost_of(pace);
     if (lost > LOST_MIN && lost > LOSS_TOLERANCE * pace->moved)
-        cut(pace, now);
+        cut(pace);
     else if (pace->taken >= TAKEN_MIN && pace->least_queue_ns != INT64_MAX && !pace->dip_ns) {
         double before = pace->rate;
         keep_rate(pace);
@@ -374,4 +376,11 @@ uint64_t lc_pace_rto(const lc_pace *pace) {
         return RTO_START_NS;
     uint64_t rto = 4 * pace->path.rtt_ns + RTO_MIN_NS;
     return rto < RTO_MAX_NS + pace->path.rtt_ns * 2 ? rto : RTO_MAX_NS + pace->path.rtt_ns * 2;
+}
+
+uint64_t lc_pace_again(const lc_pace *pace, uint32_t tries, uint64_t silent_ns) {
+    uint64_t rto = lc_pace_rto(pace);
+    if (silent_ns < 2 * rto)
+        return rto;
+    return rto << (tries < BACKOFF_MAX ? tries : BACKOFF_MAX);
 }

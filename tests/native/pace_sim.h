@@ -115,6 +115,17 @@ static int sim_active(const sim *s, const sim_flow *f) {
     return !f->on_ns || (s->now - f->begin_ns) % (f->on_ns + f->off_ns) < f->on_ns;
 }
 
+/* The receiver says how much came of all that was sent, without an echo. */
+static void sim_told(sim *s, sim_flow *f) {
+    lc_path_ack ack = {
+        .now = s->now, .moved = f->next - f->acked, .taken = f->taken - f->acked_taken};
+    f->acked = f->next;
+    f->acked_taken = f->taken;
+    f->heard_ns = s->now;
+    if (!f->tcp)
+        lc_pace_acked(&f->pace, &ack);
+}
+
 static void sim_send(sim *s, int number) {
     sim_flow *f = &s->flows[number];
     if (!sim_active(s, f))
@@ -131,8 +142,7 @@ static void sim_send(sim *s, int number) {
             if (!f->tcp)
                 lc_pace_limited(&f->pace);
             if (flying >= window && s->now - f->heard_ns > 2 * f->way_ns + 100000000) {
-                f->acked = f->next; /* all of it was lost, and a probe has told so */
-                f->heard_ns = s->now;
+                sim_told(s, f); /* what is left of it was lost, and a probe has told so */
             }
             return;
         }

@@ -255,6 +255,50 @@ static void test_grows_again(void) {
     sim_free(s);
 }
 
+/* A start in which nearly all is lost: it has found no rate, and goes on when the path is better.
+ */
+static void test_start_amid_loss(void) {
+    static const double mbits[] = {20, 1000}, rtts[] = {2, 20, 80};
+    for (int r = 0; r < 2; r++) {
+        for (int t = 0; t < 3; t++) {
+            sim *s = sim_new(mbits[r] * 1e6, 0.05, 1);
+            flow(s, 0, rtts[t], 0.95, 1);
+            sim_run(s, 5);
+            s->flows[0].loss = 0.1;
+            sim_measure(s, 5, 4);
+            double used = share(s, 0, 4) / 0.9;
+            CHECK_AT(used > 0.9, "%.0f Mbit/s, %.0f ms: used %.3f", mbits[r], rtts[t], used);
+            sim_free(s);
+        }
+    }
+}
+
+/* A host sends each of three others a burst at once, more than its port holds, and then pauses:
+ * what is left of a burst, over the time until the next, is no rate. */
+static void test_bursts_with_pauses(void) {
+    for (int l = 0; l < 3; l++) {
+        double loss = 0.05 * l, sum = 0;
+        sim *s = sim_new(2e7, 0.025, 3);
+        for (int i = 0; i < 3; i++) {
+            flow(s, i, 2, loss, 1);
+            s->flows[i].on_ns = 1000000;
+            s->flows[i].off_ns = 299000000;
+        }
+        sim_run(s, 6);
+        double lost = queue_loss(s, 0) + queue_loss(s, 1) + queue_loss(s, 2);
+        CHECK_AT(lost > 1, "bursts fit: %.2f lost", lost / 3);
+        for (int i = 0; i < 3; i++)
+            s->flows[i].on_ns = 0;
+        sim_measure(s, 1, 3);
+        for (int i = 0; i < 3; i++) {
+            sum += share(s, i, 3);
+            CHECK_AT(share(s, i, 3) > 0.1, "loss %.2f: flow %d has %.3f", loss, i, share(s, i, 3));
+        }
+        CHECK_AT(sum > 0.9 * (1 - loss), "loss %.2f: used %.3f", loss, sum);
+        sim_free(s);
+    }
+}
+
 /* Packets that come 120 ms apart tell a rate, too. */
 static void test_slow_path(void) {
     sim *s = sim_new(1e5, 60, 1);
@@ -301,6 +345,22 @@ static void test_same_host_is_not_held(void) {
     CHECK(lc_pace_window(&pace, 5000) < 5000);
     pace.same_host = 1;
     CHECK(lc_pace_window(&pace, 5000) == 5000);
+}
+
+/* A peer that is heard is asked again at the same pace, one that is silent more and more slowly. */
+static void test_asking_again(void) {
+    lc_pace pace;
+    lc_pace_init(&pace, 0, 0, SIM_PACKET);
+    for (int known = 0; known < 2; known++) {
+        uint64_t rto = lc_pace_rto(&pace);
+        for (uint32_t tries = 0; tries < 14; tries++) {
+            CHECK(lc_pace_again(&pace, tries, 0) == rto);
+            CHECK(lc_pace_again(&pace, tries, 2 * rto - 1) == rto);
+            CHECK(lc_pace_again(&pace, tries, 2 * rto) == rto << (tries < 3 ? tries : 3));
+        }
+        lc_path_ack ack = {.now = 40000000, .rtt_ns = 40000000, .moved = 1, .taken = 1};
+        lc_pace_acked(&pace, &ack);
+    }
 }
 
 /* A packet as large as a run may be goes alone, however slow the path. */
@@ -386,11 +446,14 @@ int main(void) {
     test_pause();
     test_set_clocks();
     test_grows_again();
+    test_start_amid_loss();
+    test_bursts_with_pauses();
     test_slow_path();
     test_slow_lossy_path();
     test_small_peer_window();
     test_reordering();
     test_same_host_is_not_held();
+    test_asking_again();
     test_room_is_not_more_than_asked();
     test_rate();
     test_hostile_acks();

@@ -23,8 +23,8 @@ SAVES_EVERY = 10
 
 def example() -> str:
     attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-    # The same on all attempts: torchrun's own process is the parent of all ranks.
-    saved = Path(tempfile.gettempdir()) / f"restart-{os.getppid()}.pt"
+    # The name of the job is the same on all attempts.
+    saved = Path(tempfile.gettempdir()) / f"restart-{os.environ['TORCHELASTIC_RUN_ID']}.pt"
     model = DistributedDataParallel(common.network())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     first = 0

@@ -129,15 +129,18 @@ class Outcome:
         return "passes" if self.status == 0 else "fails"
 
 
-def run(example: Example, backend: str, timeout: float) -> Outcome:
-    """One run of one example, with 5% of packets dropped if ``backend`` can do so."""
+def run(example: Example, backend: str, timeout: float, python: str = sys.executable) -> Outcome:
+    """One run of one example, with 5% of packets dropped if ``backend`` can do so.
+
+    ``python``: the interpreter of torchrun, and so of the ranks.
+    """
     environment = {k: v for k, v in os.environ.items() if not k.startswith("LOSSYCOLL_")}
     environment |= {k: v for k, v in on_one_machine().items() if v is not None}
     environment |= {"LOSSYCOLL_LOG": "warning", "LOSSYCOLL_INJECT": INJECT, **example.environment}
     torchrun = ["torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", *torchrun, "--nproc-per-node", str(example.ranks)),
+            *(python, "-m", *torchrun, "--nproc-per-node", str(example.ranks)),
             *(*example.arguments, str(HERE / f"{example.name}.py"), "--backend", backend),
         ],
         env=environment,

@@ -15,16 +15,25 @@ import gc
 import importlib
 import os
 import pickle
+import select
+import shlex
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-PRELOADED = ("numpy", "pytest", "torch.distributed.fsdp", "torch._dynamo", "lossycoll.backend")
+import warm
+
+PRELOADED = (
+    *("numpy", "pytest", "torch.distributed.fsdp", "torch._dynamo", "torch.distributed.run"),
+    "lossycoll.backend",
+)
 """What most ranks need: an optimizer imports torch._dynamo."""
 LARGEST = 1 << 20
 POLL_SECONDS = 0.005
@@ -62,17 +71,28 @@ class Process:
 
 
 class Server:
-    """The process that forks. It ends, and all that it forked, when this process is gone."""
+    """The process that forks. It ends, and all that it forked, when this process is gone.
+
+    ``python``: an executable, the interpreter of warm.py.
+    """
 
     def __init__(self, env: Mapping[str, str]) -> None:
         # Of packets, so that a question that was interrupted leaves no half of itself.
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._asked = 0
-        with theirs:
+        self._folder = tempfile.TemporaryDirectory()
+        self.python = str(Path(self._folder.name) / "python")
+        with theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind("")  # to an abstract address of the kernel's choice
+            listener.listen(64)
+            client = (sys.executable, "-IS", warm.__file__, listener.getsockname()[1:].decode())
+            Path(self.python).write_text(f'#!/bin/sh\nexec {shlex.join(client)} "$@"\n')
+            Path(self.python).chmod(0o700)
+            fds = (theirs.fileno(), listener.fileno())
             self._process = subprocess.Popen(
-                [sys.executable, "-c", f"import forks; forks.serve({theirs.fileno()})"],
+                [sys.executable, "-c", f"import forks; forks.serve(*{fds}, {self.python!r})"],
                 env=dict(env),
-                pass_fds=[theirs.fileno()],
+                pass_fds=fds,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
@@ -102,34 +122,55 @@ class Server:
     def close(self) -> None:
         self._socket.close()
         self._process.wait()
+        self._folder.cleanup()
 
 
-def serve(fd: int) -> None:
-    """The server's life. In a forked process it returns once the function has ended."""
+def serve(owners: int, listeners: int, python: str) -> None:
+    """The server's life. In a forked process it returns once the function has ended.
+
+    ``owners`` and ``listeners``: descriptors of sockets; ``python``: the executable of warm.py.
+    """
     for name in PRELOADED:
         importlib.import_module(name)
     gc.freeze()  # else the first collection of each fork copies all that was imported
+    with socket.socket(fileno=owners) as owner, socket.socket(fileno=listeners) as listener:
+        task = _answer(owner, listener, python)
+    if task is not None:
+        task()
+
+
+def _answer(
+    owner: socket.socket, listener: socket.socket, python: str
+) -> Callable[[], None] | None:
+    """Forks on demand, until the owner is gone. Returns in each fork, with what that is to do."""
     alive: set[int] = set()
-    with socket.socket(fileno=fd) as connection:
-        while packet := connection.recv(LARGEST):
-            number, question = pickle.loads(packet)
-            if isinstance(question, int):
-                pid, status = os.waitpid(question, os.WNOHANG)
-                alive.discard(pid)
-                answer = os.waitstatus_to_exitcode(status) if pid else None
-            elif question is None:
-                answer = None
-            else:
-                answer = _fork()
-                if not answer:
-                    break
-                alive.add(answer)
-            connection.send(pickle.dumps((number, answer)))
-        else:
+    keepers: set[int] = set()
+    while True:
+        if listener in select.select([owner, listener], [], [])[0]:
+            keepers = {pid for pid in keepers if not os.waitpid(pid, os.WNOHANG)[0]}
+            connection = listener.accept()[0]
+            if not (pid := _fork()):
+                return partial(warm.serve, connection, python)
+            keepers.add(pid)
+            connection.close()
+            continue
+        packet = owner.recv(LARGEST)
+        if not packet:
             for pid in alive:
                 os.kill(pid, signal.SIGKILL)
-            return
-    _run(*question)
+            return None
+        number, question = pickle.loads(packet)
+        answer: int | None = None
+        if isinstance(question, int):
+            pid, status = os.waitpid(question, os.WNOHANG)
+            alive.discard(pid)
+            answer = os.waitstatus_to_exitcode(status) if pid else None
+        elif question is not None:
+            answer = _fork()
+            if not answer:
+                return partial(_run, *question)
+            alive.add(answer)
+        owner.send(pickle.dumps((number, answer)))
 
 
 def _fork() -> int:
@@ -143,11 +184,17 @@ def _run(function: str, args: tuple[str, ...], env: dict[str, str], output: str)
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.close(file)
+    adopt(env)
+    _call(function, *args)
+
+
+def adopt(env: Mapping[str, str]) -> None:
+    """In a fork: ``env`` is its whole environment from now on."""
     os.environ.clear()
     os.environ.update(env)
+    tempfile.tempdir = None  # it's found out once, from TMPDIR
     # torch reads this variable when it is imported.
     importlib.import_module("torch").distributed.set_debug_level_from_env()
-    _call(function, *args)
 
 
 def start_afresh(

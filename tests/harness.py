@@ -246,6 +246,11 @@ def _name(function: Callable[..., Any]) -> str:
     return f"{function.__module__}:{function.__name__}"
 
 
+def warm_python() -> str:
+    """An interpreter that has torch imported already, as a path to start it by: warm.py."""
+    return _server().python
+
+
 @functools.cache
 def _server() -> Server:
     return Server(_inherited())

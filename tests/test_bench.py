@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness import warm_python
 from lab_kit import needs_lab
 
 from lossycoll import bench, bench_loss, bench_rank, bench_turns, cli
@@ -20,9 +21,9 @@ from lossycoll.options import FAST_PATHS
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def run_bench(*options: str) -> dict[str, Any]:
+def run_bench(*options: str, python: str = "") -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-m", "lossycoll.cli", "bench", "--json", *options],
+        [python or warm_python(), "-m", "lossycoll.cli", "bench", "--json", *options],
         capture_output=True,
         text=True,
         timeout=400,
@@ -35,7 +36,8 @@ def run_bench(*options: str) -> dict[str, Any]:
 
 def test_both_backends_side_by_side(tmp_path: Path) -> None:
     saved = tmp_path / "bench.json"
-    result = run_bench("--sizes", "4k,256k", "--seconds", "0.2", "--out", str(saved))
+    given = ("--sizes", "4k,256k", "--seconds", "0.2", "--out", str(saved))
+    result = run_bench(*given, python=sys.executable)
     assert json.loads(saved.read_text()) == result
     rows = result["rows"]
     assert [(row["bytes"], row["backend"]) for row in rows] == [
@@ -73,7 +75,7 @@ def test_loss_and_switches_reach_the_ranks() -> None:
 
 def test_logs_of_a_rank_that_failed_are_there_to_be_read(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "lossycoll.cli", "bench", "--backend", "lossy", "--sizes", "4k"],
+        [warm_python(), "-m", "lossycoll.cli", "bench", "--backend", "lossy", "--sizes", "4k"],
         capture_output=True,
         text=True,
         timeout=120,

@@ -12,17 +12,29 @@ from pathlib import Path
 
 import pytest
 import torch
+from harness import warm_python
 
 from lossycoll import demo_data, demo_plot, demo_report, demo_theory, demo_train
 from lossycoll.launch import Interrupted, LaunchError, launch, scratch
 
-DEMO = [sys.executable, "-m", "lossycoll.cli", "demo"]
+DEMO = ["-m", "lossycoll.cli", "demo"]
 SMALL = ["--ranks", "2", "--layers", "1", "--width", "32", "--context", "32", "--batch", "2"]
 
 
 def test_all_runs(tmp_path: Path) -> None:
     done = subprocess.run(
-        [*DEMO, *SMALL, "--steps", "12", "--loss", "0.3", "--out", str(tmp_path), "--json"],
+        [
+            warm_python(),
+            *DEMO,
+            *SMALL,
+            "--steps",
+            "12",
+            "--loss",
+            "0.3",
+            "--out",
+            str(tmp_path),
+            "--json",
+        ],
         capture_output=True,
         text=True,
         timeout=200,
@@ -65,7 +77,8 @@ def test_all_runs(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_ends_every_rank(tmp_path: Path) -> None:
-    command = [*DEMO, *SMALL, "--runs", "gloo", "--steps", "1000000", "--out", str(tmp_path)]
+    given = ["--runs", "gloo", "--steps", "1000000", "--out", str(tmp_path)]
+    command = [sys.executable, *DEMO, *SMALL, *given]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         events = tmp_path / "gloo" / "events.jsonl"
         until = time.monotonic() + 90

@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 import pytest
+from harness import warm_python
 from rich.console import Console
 
 from lossycoll import doctor, doctor_job, interfaces
@@ -19,11 +20,11 @@ from lossycoll.interfaces import Interface
 OF_A_JOB = ("LOSSYCOLL_", "MASTER_ADDR", "LOCAL_WORLD_SIZE")
 
 
-def examine(**changes: str) -> tuple[int, dict[str, dict[str, Any]]]:
+def examine(python: str = "", **changes: str) -> tuple[int, dict[str, dict[str, Any]]]:
     """Runs the command in a process of its own, with these variables."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(OF_A_JOB)}
     done = subprocess.run(
-        [sys.executable, "-m", "lossycoll.cli", "doctor", "--json"],
+        [python or warm_python(), "-m", "lossycoll.cli", "doctor", "--json"],
         capture_output=True,
         text=True,
         timeout=120,
@@ -36,7 +37,7 @@ def examine(**changes: str) -> tuple[int, dict[str, dict[str, Any]]]:
 
 
 def test_healthy() -> None:
-    status, checks = examine()
+    status, checks = examine(sys.executable)
     failed = [check for check in checks.values() if check["status"] == "fail"]
     assert (status, failed) == (0, [])
     for name in ("kernel", "torch", "native engine", "entry point", "clock", "receive buffer"):
@@ -48,7 +49,7 @@ def test_healthy() -> None:
 
 
 def test_entry_point_that_torch_does_not_load() -> None:
-    status, checks = examine(TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    status, checks = examine(sys.executable, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     assert status == 1
     assert checks["entry point"]["status"] == "fail"
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD" in checks["entry point"]["advice"]

@@ -7,18 +7,22 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness import warm_python
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "examples"))
 import run as examples  # noqa: E402 (a script beside the examples, not a package)
 
 HELPERS = {"common", "run"}
+COLD = "ddp"
+"""The one whose processes import torch for themselves, as at a user's."""
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("example", examples.EXAMPLES, ids=lambda example: example.name)
 def test_example(example: examples.Example) -> None:
-    outcome = examples.run(example, "lossy", timeout=240)
+    python = sys.executable if example.name == COLD else warm_python()
+    outcome = examples.run(example, "lossy", timeout=240, python=python)
     assert outcome.status == 0, outcome.output
     assert "terminate called" not in outcome.output
     assert "Traceback" not in outcome.output or example.name == "restart", outcome.output

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness import warm_python
 
 GUIDE = Path(__file__).resolve().parent.parent / "docs" / "guide.md"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -44,8 +45,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("command", commands)
 def test_a_command(command: str, folder: Path) -> None:
-    # The guide's torchrun is that of the Python which runs this test.
-    torchrun = f"{sys.executable} -m torch.distributed.run"
+    # The guide's torchrun is that of the Python which runs this test; the first imports torch as
+    # at a user's.
+    python = sys.executable if command == commands[0] else warm_python()
+    torchrun = f"{python} -m torch.distributed.run"
     environ = {k: v for k, v in os.environ.items() if not k.startswith("LOSSYCOLL_")}
     done = subprocess.run(
         command.replace("torchrun", f"{torchrun} --rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:0"),

@@ -6,7 +6,7 @@ so both are told the same losses and must agree on every element, for every plan
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import product
 
@@ -62,19 +62,20 @@ def cases(world: int) -> tuple[Case, ...]:
     return tuple(c for c in CASES if not c.barrier and (world > 1 or c.name != "point to point"))
 
 
-def meetings(world: int) -> Iterator[tuple[Case, int, int, str]]:
-    """(case, repair, size by number, type), the same at every loss.
+def meetings(world: int, loss: str) -> Iterator[tuple[Case, int, int, str]]:
+    """(case, repair, size by number, type).
 
-    Two types at a time; which two moves on with the world, so that over the worlds every case
-    meets every type in every size, with and without repair.
+    One type at a time; which one moves on with the world and with the loss. So every case meets
+    every type in every size, with and without repair: at each loss over the worlds, and in each
+    world over the losses.
     """
+    start = world + (LOSSES.index(loss) if loss in LOSSES else 0)
     for at, case in enumerate(cases(world)):
         allowed = [d for d in DTYPES if not (case.sums and d == "bytes")]
         for repair in REPAIRS:
             for size in range(len(sizes(world, 1))):
-                turn = at + repair + size + world
+                turn = start + at + repair + size
                 yield case, repair, size, allowed[turn % len(allowed)]
-                yield case, repair, size, allowed[(turn + 2) % len(allowed)]
 
 
 def assert_close(got: Array, want: Array, dtype: str, name: str) -> None:
@@ -139,7 +140,7 @@ def check(network: Network, case: Case, count: int, dtype: str, loss: str, **how
 def test_engine_equals_reference(world: int, loss: str) -> None:
     dropped = 0
     with Network(world, PAYLOAD, inject=loss, seed=11) as network:
-        for case, repair, size, dtype in meetings(world):
+        for case, repair, size, dtype in meetings(world, loss):
             # Borders of packets lie elsewhere in every type.
             count = sizes(world, PAYLOAD // wire_type(dtype).wire.itemsize)[size]
             dropped += check(network, case, count, dtype, loss, repair=repair)
@@ -153,14 +154,18 @@ def test_engine_equals_reference(world: int, loss: str) -> None:
 
 def test_everything_meets() -> None:
     """Of worlds without peers nothing can be said about loss: they don't count."""
-    met = {
-        (case.name, repair, size, dtype)
-        for world in WORLDS
-        if world > 1
-        for case, repair, size, dtype in meetings(world)
-    }
     types = sum(len(DTYPES) - case.sums for case in cases(max(WORLDS)))
-    assert len(met) == types * len(REPAIRS) * len(sizes(max(WORLDS), 1))
+    everything = types * len(REPAIRS) * len(sizes(max(WORLDS), 1))
+    with_peers = [world for world in WORLDS if world > 1]
+
+    def met(worlds: Iterable[int], losses: Iterable[str]) -> int:
+        found = (meeting for at in product(worlds, losses) for meeting in meetings(*at))
+        return len({(case.name, *rest) for case, *rest in found})
+
+    for loss in LOSSES:
+        assert met(with_peers, [loss]) == everything
+    for world in with_peers:
+        assert met([world], LOSSES) == everything
 
 
 @pytest.mark.parametrize(

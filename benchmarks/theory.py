@@ -23,10 +23,10 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 import numpy as np  # noqa: E402
 import theory  # noqa: E402
 import theory_formulas as formulas  # noqa: E402
-import theory_plots  # noqa: E402
 import theory_ranks  # noqa: E402
 from harness import run_good  # noqa: E402
 
+from benchmarks import theory_plots  # noqa: E402
 from benchmarks.quality.store import commit  # noqa: E402
 from lossycoll.plan import Finish  # noqa: E402
 

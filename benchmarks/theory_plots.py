@@ -255,7 +255,7 @@ def steps(axes: Any, rows: list[dict[str, Any]]) -> None:
                 axes.axhline(part["predicted"], color="black", linestyle=":", linewidth=1)
     lowest = min(rows, key=lambda row: row["loss"])
     axes.annotate(
-        "slope 1: so much a step",
+        "slope 1: linear in steps",
         (700, 700 * lowest["per_step_predicted"]),
         (900, 15 * lowest["per_step_predicted"] * 10),
         arrowprops={"arrowstyle": "->"},
@@ -307,7 +307,8 @@ def states(axes: Any, rows: list[dict[str, Any]]) -> None:
                 np.array(series) / row["halves"][name][1],
                 style,
                 color=colour,
-                linewidth=1,
+                linewidth=3 if name == "momentum_buffer" else 1,  # exp_avg lies on it
+                alpha=0.5 if name == "momentum_buffer" else 1,
                 label=f"{row['optimizer']}: {name}",
             )
     axes.set_yscale("log")

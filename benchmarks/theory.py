@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,10 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 import numpy as np  # noqa: E402
 import theory  # noqa: E402
 import theory_formulas as formulas  # noqa: E402
-import theory_plots  # noqa: E402
 import theory_ranks  # noqa: E402
 from harness import run_good  # noqa: E402
 
+from benchmarks import theory_plots  # noqa: E402
 from benchmarks.quality.store import commit  # noqa: E402
 from lossycoll.plan import Finish  # noqa: E402
 
@@ -46,6 +47,8 @@ WORLDS = (2, 4, 8)
 BURSTS = (1.5, 2.0, 4.0, 8.0, 16.0)
 STEPS = {"elements": 2400, "steps": 5000, "period": 16, "every": 47, "repairs": [0, 1, 2]}
 OPTIMIZER_STEPS = 480
+STATE_LOSS = 0.3
+STATE_ARMS = ((0, 0, False), (16, 2, False))
 ARMS = ((0, 0, False), (16, 0, False), (16, 2, False), (16, 2, True), (32, 2, True), (48, 2, True))
 
 
@@ -75,6 +78,19 @@ def inflation() -> list[dict[str, Any]]:
             "loss": loss,
             "measured": theory.variance("sockets", world, loss, 400),
             "predicted": formulas.inflation(loss, world),
+        }
+        for world in WORLDS
+        for loss in LOSSES
+    ]
+
+
+def stratified() -> list[dict[str, Any]]:
+    return [
+        {
+            "world": world,
+            "loss": loss,
+            "measured": theory.variance("sockets", world, loss, 400, algorithm="reduce_scatter"),
+            "predicted": formulas.stratified_variance(loss, world),
         }
         for world in WORLDS
         for loss in LOSSES
@@ -162,6 +178,14 @@ def steps() -> list[dict[str, Any]]:
                     }
                     for repair, drifts in zip(STEPS["repairs"], bound, strict=True)  # type: ignore[call-overload]
                 ],
+                "states": [
+                    {
+                        "state": state,
+                        "halves": _halves(got["states"][state]),
+                        "predicted": formulas.state_drift(loss, 3, state, beta),
+                    }
+                    for state, beta in theory_ranks.BETAS.items()
+                ],
             }
         )
     return rows
@@ -176,14 +200,43 @@ def optimizers() -> list[dict[str, Any]]:
     return rows
 
 
+def _halves(series: Sequence[float]) -> list[float]:
+    """The means over the first half, without its first tenth, and over the second."""
+    half = len(series) // 2
+    return [float(np.mean(series[half // 10 : half])), float(np.mean(series[half:]))]
+
+
+def momentum() -> list[dict[str, Any]]:
+    return _states("SGD, momentum 0.9")
+
+
+def adam() -> list[dict[str, Any]]:
+    return _states("AdamW")
+
+
+def _states(optimizer: str) -> list[dict[str, Any]]:
+    """Without DriftBound, and with it."""
+    env = theory_ranks.env(
+        STATE_LOSS, optimizer=optimizer, arms=STATE_ARMS, steps=5000, every=STEPS["every"]
+    )
+    rows = run_good(theory_ranks.states, 3, env | {"LOSSYCOLL_MTU": "1500"}, timeout=590)[0]
+    return [
+        {"loss": STATE_LOSS, **row, "halves": {k: _halves(v) for k, v in row["drift"].items()}}
+        for row in rows
+    ]
+
+
 PARTS = {
     "unbiased": unbiased,
     "inflation": inflation,
+    "stratified": stratified,
     "estimators": estimators,
     "broadcast": broadcast,
     "bursts": bursts,
     "steps": steps,
     "optimizers": optimizers,
+    "momentum": momentum,
+    "adam": adam,
 }
 
 
@@ -203,6 +256,7 @@ def tables(found: dict[str, Any]) -> None:
     )  # fmt: skip
     for name, keys in (
         ("inflation", ("world", "loss", "measured", "predicted")),
+        ("stratified", ("world", "loss", "measured", "predicted")),
         ("estimators", ("loss", "mean", "estimator", "measured", "predicted")),
         ("broadcast", ("loss", "mean", "drift", "predicted", "published", "from_owner",
                        "from_owner_predicted")),
@@ -216,6 +270,17 @@ def tables(found: dict[str, Any]) -> None:
         "| loss | free, per step | predicted | repair | with DriftBound | predicted |",
         [[row["loss"], row["per_step"], row["per_step_predicted"], part["repair"], part["mean"],
           part["predicted"]] for row in found["steps"] for part in row["bound"]],
+    )  # fmt: skip
+    table(
+        "| loss | state, N(0, 1) | first half | second half | predicted |",
+        [[row["loss"], part["state"], *part["halves"], part["predicted"]]
+         for row in found["steps"] for part in row["states"]],
+    )  # fmt: skip
+    table(
+        "| optimizer | period | drift of | first half | second half |",
+        [[row["optimizer"], row["period"], name, *halves]
+         for part in ("momentum", "adam") for row in found[part]
+         for name, halves in row["halves"].items()],
     )  # fmt: skip
     keys = ("loss", "optimizer", "period", "repair", "state", "drift", "bytes_per_step")
     table(

@@ -98,6 +98,7 @@ def quiet(rank: int, world: int) -> dict[str, Any]:
     out["finite"] = finite(rank)
     out["resent"] = resent(rank)
     out["nothing"] = hears_nothing(rank)
+    out["joined"] = joined(rank)
     out["scaled"] = scaled(rank)
     return out
 
@@ -334,6 +335,42 @@ def test_ranks_that_skip_apart_are_told_and_sharded_grad_scaler_keeps_them_toget
         assert got["agreed"] == 5
         assert got["steps"] == 5 + 2 + (rank != 1)
         kind, text = got["alone"]
+        assert kind in ("MismatchError", "RuntimeError")  # the latter where DDP passes it on
+        assert "all_gather_blocks uint8[" in text
+        assert "all_reduce float32[" in text
+
+
+def joined(rank: int) -> dict[str, Any]:
+    """How DistributedDataParallel.join ends, with a rank that has two batches less; first without
+    DriftBound, where it is well."""
+    out: dict[str, Any] = {}
+    for name in ("plain", "bounded"):
+        group = dist.new_group()
+        wrapped = DistributedDataParallel(nn.Linear(20, 20), process_group=group)
+        optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+        bound = lossycoll.DriftBound(wrapped, optimizer, 2) if name == "bounded" else None
+        steps, kind, text = 0, "", ""
+        try:
+            with wrapped.join():
+                for _ in range(3 if rank == 0 else 5):
+                    optimizer.zero_grad()
+                    wrapped(torch.ones(3, 20)).square().mean().backward()
+                    optimizer.step()
+                    steps += 1
+        except (lossycoll.LossyError, RuntimeError) as error:
+            kind, text = type(error).__name__, str(error)
+        if bound is not None:
+            bound.detach()
+        out[name] = steps, kind, text
+        dist.destroy_process_group(group)
+    return out
+
+
+def test_uneven_steps_under_join_are_an_error_on_all_ranks(ranks: list[dict[str, Any]]) -> None:
+    for rank, got in enumerate(rank["joined"] for rank in ranks):
+        assert got["plain"] == (3 if rank == 0 else 5, "", "")
+        steps, kind, text = got["bounded"]
+        assert steps == 3
         assert kind in ("MismatchError", "RuntimeError")  # the latter where DDP passes it on
         assert "all_gather_blocks uint8[" in text
         assert "all_reduce float32[" in text

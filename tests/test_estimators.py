@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -130,7 +131,7 @@ def rank_means(rank: int, world: int) -> dict[str, Any]:
     return found
 
 
-def standard_errors(samples: list[float], truth: float) -> float:
+def standard_errors(samples: Any, truth: float) -> float:
     values = np.asarray(samples)
     return float(abs(values.mean() - truth) / (values.std(ddof=1) / len(values) ** 0.5))
 
@@ -148,3 +149,115 @@ def test_uneven_links_bias_the_count_and_not_the_weights() -> None:
             samples = found[rank][biased]
             assert standard_errors(samples, truth) > 2 * STANDARD_ERRORS, biased
             assert np.mean(samples) < truth
+
+
+# ---- sharded training: owners that stay, and data that differ ----
+
+SHARDED_WORLD = 4
+EVEN = "loss=0.3,seed=6"
+STEPS = 12
+CHUNK_PACKETS = 100
+UNEVEN_SHARDED = "loss=0.2,link=0-1:0.7,link=0-2:0.7,seed=5"
+GIVEN = (1.0, 2.0, 16.0, 17.0)
+"""What each rank's gradient is everywhere: far from the mean, and to no owner are the means of some
+others' and of other others' alike."""
+TRUTH = 9.0
+
+
+def reduce(group: Any, packets: int) -> Any:
+    """The packets of this rank's chunk by reduce_scatter_single."""
+    import torch
+    import torch.distributed as dist
+
+    per_packet = group.block_bytes // 4
+    chunk = torch.empty(packets * per_packet)
+    source = torch.full((dist.get_world_size() * len(chunk),), GIVEN[dist.get_rank()])
+    dist.reduce_scatter_single(chunk, source, dist.ReduceOp.AVG, group)
+    return chunk[::per_packet].tolist()
+
+
+def rank_sharded(rank: int, world: int) -> dict[str, Any]:
+    """By what is asked for: per step, the packets of the mean gradient that this rank owns."""
+    import torch
+    import torch.distributed as dist
+
+    import lossycoll
+
+    init()
+    assert isinstance(dist.group.WORLD, lossycoll.backend.LossyProcessGroup)
+    found: dict[str, Any] = {}
+    with lossycoll.lossy(lossy_min_bytes=0):
+        found["reduce-scatter"] = [reduce(dist.group.WORLD, CHUNK_PACKETS) for _ in range(STEPS)]
+
+    def gradients(group: Any, steps: int, **rest: Any) -> list[list[float]]:
+        per_packet = group.block_bytes // 4
+        elements = world * CHUNK_PACKETS * per_packet
+        weights = torch.nn.Parameter(torch.zeros(elements))
+        optimizer = lossycoll.ShardedOptimizer(
+            [weights], torch.optim.SGD, group, bucket_bytes=4 * elements, lr=1.0, **rest
+        )
+        out = []
+        for _ in range(steps):
+            optimizer.zero_grad()
+            (weights.sum() * GIVEN[rank]).backward()
+            (fragment,) = optimizer.param_groups[0]["params"]
+            out.append(fragment.grad[::per_packet].tolist())
+        return out
+
+    found["sharded"] = gradients(dist.group.WORLD, STEPS, repair=0)
+    # Rates are guessed from what came before: the first steps are left out.
+    for estimator, first in (("count", 0), ("inverse_probability", 2 * STEPS)):
+        options = lossycoll.Options(estimator=estimator, inject=UNEVEN_SHARDED)
+        group = dist.new_group(pg_options=options)
+        found[estimator] = gradients(group, first + 2 * STEPS)[first:]
+        found[f"lost, {estimator}"] = lossycoll.stats(group).packets_injected
+    found["lost"] = lossycoll.stats().packets_injected
+    dist.destroy_process_group()
+    return found
+
+
+@pytest.fixture(scope="module")
+def sharded() -> list[dict[str, Any]]:
+    env = {**CALM, "LOSSYCOLL_INJECT": EVEN, "LOSSYCOLL_MTU": "576"}
+    return run_good(rank_sharded, SHARDED_WORLD, env)
+
+
+def by_count(rank: int, mean: float) -> float:
+    """What dividing the sum by its count would have made of the contributions in this mean."""
+    others = [GIVEN[r] for r in range(SHARDED_WORLD) if r != rank]
+    for k in range(1, SHARDED_WORLD):
+        for some in itertools.combinations(others, k):
+            weighed = (GIVEN[rank] + (SHARDED_WORLD - 1) * sum(some) / k) / SHARDED_WORLD
+            if mean == pytest.approx(weighed, rel=1e-6):
+                return (GIVEN[rank] + sum(some)) / (1 + k)
+    raise AssertionError(f"rank {rank} has {mean}, which is no mean of a stratum and others")
+
+
+@pytest.mark.parametrize("way", ["reduce-scatter", "sharded"])
+def test_each_owner_has_an_unbiased_mean_where_links_lose_alike(
+    sharded: list[dict[str, Any]], way: str
+) -> None:
+    """Of packets to which another rank contributed; by count the same arrivals would be biased."""
+    for rank, found in enumerate(sharded):
+        assert found["lost"] > 1000
+        packets = np.concatenate(found[way])
+        known = packets[packets != GIVEN[rank]]
+        assert len(known) > 0.9 * len(packets)
+        assert standard_errors(known, TRUTH) < STANDARD_ERRORS
+        means, where = np.unique(known, return_inverse=True)
+        counted = np.array([by_count(rank, mean) for mean in means])[where]
+        assert standard_errors(counted, TRUTH) > 2 * STANDARD_ERRORS
+
+
+def test_weights_are_unbiased_for_sharded_optimizer_where_links_lose_differently(
+    sharded: list[dict[str, Any]],
+) -> None:
+    """With its two rounds of resending, of which the rates are."""
+    for rank, found in enumerate(sharded):
+        weighted, count = (
+            np.mean(found[name], axis=1) for name in ("inverse_probability", "count")
+        )
+        assert found["lost, inverse_probability"] > 1000
+        assert standard_errors(weighted, TRUTH) < STANDARD_ERRORS
+        if rank in (1, 2):  # to whom rank 0's seldom come
+            assert standard_errors(count, TRUTH) > 2 * STANDARD_ERRORS

@@ -21,6 +21,7 @@ ENV = {
     "LOSSYCOLL_LOG": "off",
     "LOSSYCOLL_LIVENESS": "30",
     "LOSSYCOLL_MTU": "576",  # many blocks
+    "LOSSYCOLL_LOSSY_MIN_BYTES": "0",  # what steers a step is reliable, and not as it is small
     "LOSSYCOLL_INJECT": f"loss={LOSS},seed=7",
 }
 GOOD, BAD = 0.002, 0.5
@@ -45,18 +46,19 @@ def truth(optimizer: Any) -> list[Tensor]:
 
 def learn(
     optimizer: Any, model: nn.Module, rank: int, steps: int, check: Any = None
-) -> list[float]:
-    losses = []
+) -> tuple[list[float], list[float]]:
+    """The losses, and the gradients' norms by which all ranks clip."""
+    losses, norms = [], []
     for step in range(steps):
         optimizer.zero_grad()
         loss = loss_of(model, task(step, rank))
         loss.backward()
-        optimizer.clip_grad_norm_(1.0)
+        norms.append(optimizer.clip_grad_norm_(1.0).item())
         optimizer.step()
         losses.append(loss.item())
         if check:
             check()
-    return losses
+    return losses, norms
 
 
 def bounded(rank: int, max_age: int) -> dict[str, Any]:
@@ -79,7 +81,7 @@ def bounded(rank: int, max_age: int) -> dict[str, Any]:
         assert oldest <= max_age, mine.ages()
         assert sum(mine.ages()) * mine.figures().steps == mine.figures().blocks
 
-    losses = learn(mine, model, rank, STEPS, check)
+    losses, norms = learn(mine, model, rank, STEPS, check)
     figures = mine.figures()
     rows = replicas(model)
     drift = float((rows - rows[0]).abs().max())
@@ -91,6 +93,7 @@ def bounded(rank: int, max_age: int) -> dict[str, Any]:
     assert len(mine.ages()) == 1
     return {
         "losses": losses,
+        "norms": norms,
         "blocks": figures.blocks,
         "stale": figures.stale,
         "repaired": figures.repaired,
@@ -279,6 +282,14 @@ def test_it_learns_and_nothing_is_older_than_max_age(
             mean = seen["blocks"] * share_
             assert abs(seen[name] - mean) <= 5 * mean**0.5, (name, seen[name], mean)
         assert (seen["drift"] > 0) is (max_age > 0)
+
+
+def test_all_ranks_clip_by_one_norm(values: list[dict[Any, Any]]) -> None:
+    for max_age in (0, 1, 3):
+        norms = [value[max_age]["norms"] for value in values]
+        assert len(set(norms[0])) == STEPS
+        assert max(norms[0]) > 1.0  # some steps are clipped
+        assert all(other == norms[0] for other in norms)
 
 
 def test_all_but_some_are_asked_for_of_an_owner_that_hardly_gets_through(

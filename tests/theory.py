@@ -252,33 +252,46 @@ def variance(
     *,
     mean: float = 0.0,
     finish: Finish | None = None,
+    algorithm: str = "transpose",
     seed: int = 1,
 ) -> float:
     """Mean square distance from ``mean`` of what owners reduce from N(mean, 1), over that of the
-    lossless mean of the same contributions. ``finish`` as for :func:`means`."""
+    lossless mean of the same contributions. ``finish`` and reduce_scatter as for :func:`means`:
+    packets to which no other rank contributed are left out."""
     rng = np.random.default_rng(seed)
     packets = 4 * world
     weights = None
     if finish == Finish.WEIGHTED:
         weights = np.full((world, world), 1 / (1 - loss))
         np.fill_diagonal(weights, 1.0)
+    cut = segments(packets * PER_PACKET, world, PER_PACKET)
+    scattered = algorithm == "reduce_scatter"
     square, lossless = 0.0, 0.0
     with executing(executor, world, f"loss={loss},seed={seed}") as at:
         for begin in range(0, operations, IN_FLIGHT):
-            jobs = []
-            orders = [draw_order(5, GROUP, op, world) for op in range(begin, begin + IN_FLIGHT)]
+            jobs, noises = [], []
+            orders = [
+                tuple(range(world)) if scattered else draw_order(5, GROUP, op, world)
+                for op in range(begin, begin + IN_FLIGHT)
+            ]
             for order in orders:
-                made = plans("transpose", executor, world, packets, order, None, finish)
-                noise = rng.standard_normal((world, packets * PER_PACKET))
-                lossless += float(np.square(noise.mean(axis=0)).sum())
-                data = (mean + noise).astype(np.float32)
-                jobs.append(Job(made, list(data), [row.copy() for row in data]))
+                per_plan = packets // world if scattered else packets
+                made = plans(algorithm, executor, world, per_plan, order, None, finish)
+                noises.append(rng.standard_normal((world, packets * PER_PACKET)))
+                data = list((mean + noises[-1]).astype(np.float32))
+                got = [
+                    row[: plan.out_elements].copy() for row, plan in zip(data, made, strict=True)
+                ]
+                jobs.append(Job(made, data, got))
             at.run(jobs, weights)
-            for order, job in zip(orders, jobs, strict=True):
-                cut = segments(packets * PER_PACKET, world, PER_PACKET)
+            for order, job, noise in zip(orders, jobs, noises, strict=True):
                 for owner, (offset, length) in zip(order, cut, strict=True):
-                    reduced = job.got[owner][offset : offset + length].astype(np.float64)
-                    square += float(np.square(reduced - mean).sum())
+                    there = slice(offset, offset + length)
+                    reduced = job.got[owner] if scattered else job.got[owner][there]
+                    alone = scattered and weights is None
+                    known = reduced != job.given[owner][there] if alone else slice(None)
+                    square += float(np.square(reduced[known].astype(np.float64) - mean).sum())
+                    lossless += float(np.square(noise[:, there].mean(axis=0)[known]).sum())
     return square / lossless
 
 
@@ -399,7 +412,7 @@ class Steps:
 
 
 def steps_in_reference(
-    loss: float, steps: int, period: int, every: int, *, world: int = 3, packets: int = 48
+    loss: float, steps: int, period: int, every: int, *, world: int, packets: int
 ) -> Steps:
     """Replicas that step by means of N(0, 1) as they arrive. DriftBound's slices and owners are its
     own (lossycoll.train.slices); that it does so is what theory_ranks.py shows."""

@@ -5,15 +5,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from math import comb
+
 
 def mean_inverse_count(p: float, world: int) -> float:
     """E[1/R] of R = 1 + Binomial(world - 1, 1 - p) contributions to a packet."""
     return (1 - p**world) / (world * (1 - p))
 
 
+def others_arrived(p: float, world: int) -> Iterator[tuple[int, float]]:
+    """How many of ``world`` - 1 other ranks' contributions reach an owner, each with its chance."""
+    for k in range(world):
+        yield k, comb(world - 1, k) * (1 - p) ** k * p ** (world - 1 - k)
+
+
 def inflation(p: float, world: int) -> float:
     """Variance of the mean of what arrived, over that of the lossless mean."""
     return world * mean_inverse_count(p, world)
+
+
+def stratified_variance(p: float, world: int) -> float:
+    """The same of a reduce-scatter by count, whose owner weighs 1 / world whatever arrives, where
+    some other rank's contribution did."""
+    some = 1 - p ** (world - 1)
+    inverse = sum(chance / k for k, chance in others_arrived(p, world) if k) / some
+    return (1 + (world - 1) ** 2 * inverse) / world
 
 
 def weighted_variance(p: float, world: int, mean: float = 0.0) -> float:
@@ -78,6 +95,27 @@ def free_drift_per_step(p: float, world: int) -> float:
     apart = inverse + 1 - 2 * (1 - inverse) / (world - 1)
     neither_owns = (world - 2) / world
     return neither_owns * (2 * p * (1 - p) * apart + p * p * 2) + 2 / world * p * apart
+
+
+def free_drift_of_squares(p: float, world: int) -> float:
+    """The mean of (g^2 - h^2)^2 of two replicas' means g, h of one step, as above: for normal g and
+    h that is 3 g^4 + 3 h^4 - 2 g^2 h^2 - 4 (gh)^2, each of these a variance or covariance."""
+    apart = 0.0
+    for k, chance in others_arrived(p, world):
+        r = k + 1
+        apart += chance * (3 / r**2 + 3 - 2 / r - 4 * k / (world - 1) / r**2)
+    neither_owns = (world - 2) / world
+    return neither_owns * (2 * p * (1 - p) * apart + p * p * 4) + 2 / world * p * apart
+
+
+def state_drift(p: float, world: int, state: str, beta: float) -> float:
+    """What the distance of two replicas' optimizer state stays at, per element. ``state``:
+    momentum_buffer sums gradients that fade by ``beta``, exp_avg and exp_avg_sq are means of
+    them, and of their squares."""
+    if state == "momentum_buffer":
+        return free_drift_per_step(p, world) / (1 - beta**2)
+    of = {"exp_avg": free_drift_per_step, "exp_avg_sq": free_drift_of_squares}[state]
+    return of(p, world) * (1 - beta) / (1 + beta)
 
 
 def bounded_drift(per_step: float, period: int, world: int, missed: float = 0.0) -> float:

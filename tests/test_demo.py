@@ -18,13 +18,11 @@ from lossycoll.launch import Interrupted, LaunchError, launch, scratch
 
 DEMO = [sys.executable, "-m", "lossycoll.cli", "demo"]
 SMALL = ["--ranks", "2", "--layers", "1", "--width", "32", "--context", "32", "--batch", "2"]
-# Many small packets, of which enough are lost after two rounds of resending for a mean to be tight.
-DRIFTING = [*SMALL, "--width", "64", "--mtu", "576", "--loss", "0.2", "--steps", "60"]
 
 
 def test_all_runs(tmp_path: Path) -> None:
     done = subprocess.run(
-        [*DEMO, *DRIFTING, "--out", str(tmp_path), "--json"],
+        [*DEMO, *SMALL, "--steps", "12", "--loss", "0.3", "--out", str(tmp_path), "--json"],
         capture_output=True,
         text=True,
         timeout=200,
@@ -39,9 +37,9 @@ def test_all_runs(tmp_path: Path) -> None:
         results["runs"][name] for name in ("gloo", "clean", "lossy", "bounded", "sharded")
     )
     for run in results["runs"].values():
-        assert len(run["curves"]["train"]) == 60
+        assert len(run["curves"]["train"]) == 12
         assert run["curves"]["validation"][0][0] == 0
-        assert run["curves"]["validation"][-1][0] == run["curves"]["drift"][-1][0] == 60
+        assert run["curves"]["validation"][-1][0] == run["curves"]["drift"][-1][0] == 12
         assert run["perplexity"] == pytest.approx(math.exp(run["validation_loss"]))
         assert 0 < run["step_ms_p50"] <= run["step_ms_p99"]
         # It has begun to learn: the first guess is no better than one of 256 bytes.
@@ -55,15 +53,18 @@ def test_all_runs(tmp_path: Path) -> None:
     assert clean["traffic"]["packets_injected"] == clean["traffic"]["packets_missing"] == 0
     assert lossy["traffic"]["packets_missing"] > 0
     injected = lossy["traffic"]["packets_injected"] / lossy["traffic"]["packets_sent"]
-    assert 0.1 < injected < 0.3
+    assert 0.15 < injected < 0.45
     assert gloo["drift"]["mean_square_distance"] == clean["drift"]["mean_square_distance"] == 0
     assert lossy["drift"]["mean_square_distance"] > bounded["drift"]["mean_square_distance"] > 0
     for run in (bounded, sharded):
         assert run["traffic"]["packets_injected"] > 0
-        # Twice or half as much as is expected would be found out.
-        drift = run["drift"]
-        assert drift["measurements"] == 10
-        assert drift["mean_square_distance"] == pytest.approx(drift["expected"], rel=0.4)
+        # How near these come to one another, test_demo_theory.py asks.
+        curve = [figures for step, figures in run["curves"]["drift"] if step > 6]
+        assert run["drift"]["measurements"] == len(curve) == 2
+        for figure in ("mean_square_distance", "expected"):
+            mean = sum(figures[figure] for figures in curve) / 2
+            assert run["drift"][figure] == pytest.approx(mean)
+        assert run["drift"]["expected"] > 0
     assert gloo["drift"]["expected"] == clean["drift"]["expected"] == 0
     assert lossy["drift"]["expected"] is None  # nothing bounds it
     change = 100 * (lossy["perplexity"] / gloo["perplexity"] - 1)

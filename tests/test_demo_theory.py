@@ -1,16 +1,22 @@
-"""The drift that the demo foretells, against replicas that are simulated in numpy: their steps are
-correlated, as Adam's are, and what is stale is told by ShardedOptimizer's own book of ages."""
+"""The drift that the demo foretells: its formulas against replicas that are simulated in numpy, and
+all of it against real ranks whose blocks are all alike, so that few of them tell."""
 
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
+from harness import init, run_good
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
-from lossycoll import demo_theory
+import lossycoll
+from lossycoll import demo_theory, demo_train
 from lossycoll.train.ages import MAX_AGE, Ages
 from lossycoll.train.behind import TOO_MANY
 
@@ -21,7 +27,7 @@ STEPS = 60
 def walk(
     rng: np.random.Generator, shape: tuple[int, ...], momentum: float = 0.9
 ) -> Iterator[Values]:
-    """The steps of elements that go on in their direction for some 1 / (1 - momentum) of them."""
+    """Steps of elements that, as Adam's, keep their direction for 1 / (1 - momentum) of them."""
     velocity = np.zeros(shape)
     while True:
         velocity = momentum * velocity + rng.standard_normal(shape)
@@ -97,3 +103,56 @@ def test_the_formulas_of_the_page_on_theory() -> None:
         assert demo_theory.drift_by_age(ages, far, 2) == pytest.approx(loss / (1 - loss))
     assert demo_theory.bounded_drift(far[:17], 4, 0) == pytest.approx(15 / 2)
     assert demo_theory.bounded_drift(far[:17], 2, 0.2) == pytest.approx(15 / 2 + 16 * 0.25)
+
+
+LOSS = 0.2
+ELEMENTS = 60_000
+
+
+class Noise(nn.Module):
+    """Its gradient is what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values = nn.Parameter(torch.zeros(ELEMENTS))
+
+    def forward(self, gradient: Tensor) -> Tensor:
+        return (self.values * gradient).sum()
+
+
+def drifting(rank: int, world: int) -> dict[str, tuple[float, float, int]]:
+    """By method: the mean drift, the one that is expected, and how many packets were missing."""
+    torch.set_num_threads(1)
+    init()
+    out = {}
+    for method in ("bounded", "sharded"):
+        model = Noise()
+        replica, optimizer = demo_train.made(method, model)
+        theory = demo_train.theory_of(method, optimizer, LOSS)
+        demo_train.bind(method, replica, optimizer)
+        generator = torch.Generator().manual_seed(rank)
+        missing = lossycoll.stats().packets_missing
+        found = []
+        for step in range(1, 81):
+            optimizer.zero_grad()
+            replica(torch.randn(ELEMENTS, generator=generator)).backward()
+            optimizer.step()
+            if step > 32 and step % demo_train.DRIFT_EVERY == 0:
+                found.append(demo_train.drift_of(model, theory, LOSS))
+        out[method] = (
+            statistics.fmean(drift["mean_square_distance"] for drift in found),
+            statistics.fmean(drift["expected"] for drift in found),
+            lossycoll.stats().packets_missing - missing,
+        )
+        del replica, optimizer
+    dist.destroy_process_group()
+    return out
+
+
+def test_drift_of_real_ranks_is_the_expected_one() -> None:
+    env = {"LOSSYCOLL_INJECT": f"loss={LOSS},seed=3", "LOSSYCOLL_MTU": "576"}
+    for by_method in run_good(drifting, 3, env):
+        for found, expected, missing in by_method.values():
+            assert missing > 100
+            # Twice or half as much would be found out.
+            assert found == pytest.approx(expected, rel=0.35)

@@ -1,8 +1,9 @@
-"""The demo's picture: loss curves of all runs, what loss costs, and the drift of the replicas."""
+"""The demo's picture: what loss costs, and the drift of the replicas beside theory's."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,22 @@ COLOURS = {
     "sharded": "tab:purple",
 }
 # Curves lie on top of one another: the first is drawn wide, the others within it.
-WIDTHS = {"gloo": 6.0, "clean": 3.5, "lossy": 1.2, "bounded": 1.2, "sharded": 1.2}
-SMOOTHED_STEPS = 20
+WIDTHS = {"gloo": 6.0, "clean": 3.0, "lossy": 1.4, "bounded": 1.4, "sharded": 1.4}
+PARTS = 8
 
 
-def smooth(values: list[float], width: int = SMOOTHED_STEPS) -> list[float]:
-    """The mean of the last ``width`` values at each point; fewer at the beginning."""
-    out = []
-    for end in range(1, len(values) + 1):
-        window = values[max(0, end - width) : end]
-        out.append(sum(window) / len(window))
-    return out
+def means(curve: list[tuple[int, dict[str, Any]]], name: str) -> list[tuple[float, float]]:
+    """The mean step and the mean of figure ``name``, of each of PARTS equal parts of the steps;
+    left out are those that a log axis can't show."""
+    last = curve[-1][0]
+    parts: dict[int, list[tuple[int, float]]] = {}
+    for step, figures in curve:
+        parts.setdefault(math.ceil(PARTS * step / last), []).append((step, figures[name]))
+    points = [
+        (statistics.fmean(step for step, _ in part), statistics.fmean(value for _, value in part))
+        for _, part in sorted(parts.items())
+    ]
+    return [(step, value) for step, value in points if value > 0]
 
 
 def excess(run: dict[str, Any], base: dict[str, Any]) -> list[tuple[int, float]]:
@@ -44,32 +50,31 @@ def excess(run: dict[str, Any], base: dict[str, Any]) -> list[tuple[int, float]]
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
-    figure, (losses, costs, drift) = plt.subplots(1, 3, figsize=(15, 4.2), layout="constrained")
+    figure, (costs, drift) = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
     runs = results["runs"]
     base_name = next(iter(runs))
+    equal: list[str] = []
     for name, run in runs.items():
-        curves = run["curves"]
         label = f"{name}, {run['injected_loss']:.0%} lost" if run["injected_loss"] else name
-        style = {"color": COLOURS[name], "linewidth": WIDTHS[name], "label": label}
-        steps = range(1, len(curves["train"]) + 1)
-        losses.plot(steps, smooth(curves["train"]), color=COLOURS[name], alpha=0.35, linewidth=1)
-        losses.plot(*zip(*curves["validation"], strict=True), **style)
-        costs.plot(*zip(*excess(run, runs[base_name]), strict=True), "o-", markersize=4, **style)
-        drift.plot(
-            [step for step, _ in curves["drift"]],
-            [100 * figures["relative_rms"] for _, figures in curves["drift"]],
-            "o-",
-            markersize=4,
-            **style,
-        )
-    losses.set(xlabel="step", ylabel="nats per byte")
-    losses.set_title("Loss: validation (bold), training (faint)")
+        style = {"color": COLOURS[name], "marker": "o", "markersize": 4}
+        points = zip(*excess(run, runs[base_name]), strict=True)
+        costs.plot(*points, **style, linewidth=WIDTHS[name], label=label)
+        curve = run["curves"]["drift"]
+        if measured := means(curve, "mean_square_distance"):
+            drift.plot(*zip(*measured, strict=True), **style, linewidth=WIDTHS[name])
+        else:
+            equal.append(name)
+        if curve[-1][1]["expected"]:
+            expected = zip(*means(curve, "expected"), strict=True)
+            drift.plot(*expected, "--", color=COLOURS[name], linewidth=2.4)
+    zeros = f" (0: {', '.join(equal)})" if equal else ""
+    drift.plot([], [], "--", color="tab:gray", linewidth=2.4, label="by theory")
     costs.set(xlabel="step", ylabel=f"% of the perplexity of {base_name}")
     costs.set_title(f"Validation perplexity against {base_name}")
-    drift.set(xlabel="step", ylabel="% of the parameter norm")
-    drift.set_title("Distance between replicas (RMS over pairs)")
-    for axes in (losses, costs, drift):
+    drift.set(xlabel="step", ylabel="squared L2 distance", yscale="log")
+    drift.set_title(f"Distance between replicas{zeros}")
+    for axes in (costs, drift):
         axes.grid(alpha=0.3)
-        axes.legend()
+    figure.legend(loc="outside lower center", ncols=len(runs) + 1)
     figure.savefig(path, dpi=110)
     plt.close(figure)

@@ -7,14 +7,16 @@ optimizer are made.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import math
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -31,6 +33,11 @@ from lossycoll.launch import EventWriter
 LEARNING_RATE = 1.2e-3
 VALIDATION_WINDOWS = 256
 MEASUREMENTS = 8
+PERIOD = 16
+DRIFT_EVERY, DRIFT_EVERY_EARLY = 3, 9
+"""Steps between measurements of the drift, in the second half, over which its mean is taken, and in
+the first. No divisors of PERIOD or of the turn in which ShardedOptimizer probes links: all parts of
+them are looked at. Where nothing is lost it is measured with the validation only."""
 # The first steps pay for DDP's bucket building and cold memory; they say nothing about the rest.
 UNTIMED_STEPS = 3
 
@@ -48,6 +55,39 @@ class TrainConfig:
     context: int
     batch: int
     events: str
+
+
+Theory = demo_theory.OwnersTrail | demo_theory.OwnSteps
+COUNTED: Final = ("packets_sent", "packets_missing", "packets_injected", "bytes_sent")
+
+
+class Traffic:
+    """What training has sent and missed at this rank, without what measuring it has."""
+
+    def __init__(self, backend: str) -> None:
+        # torch's other backends don't count.
+        self._counts = backend == "lossy"
+        self._aside = dict.fromkeys(COUNTED, 0)
+
+    def _now(self) -> dict[str, int]:
+        figures = lossycoll.stats()
+        return {name: int(getattr(figures, name)) for name in COUNTED}
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """A block whose traffic isn't training's."""
+        if not self._counts:
+            yield
+            return
+        before = self._now()
+        yield
+        for name, value in self._now().items():
+            self._aside[name] += value - before[name]
+
+    def figures(self) -> dict[str, int] | None:
+        if not self._counts:
+            return None
+        return {name: value - self._aside[name] for name, value in self._now().items()}
 
 
 class Validation:
@@ -81,12 +121,15 @@ def train(config: TrainConfig) -> dict[str, Any]:
     corpus = demo_data.load(config.seed)
     torch.manual_seed(config.seed)
     model = ByteGPT(config.layers, config.width, config.context)
-    replica, optimizer = set_up(config.method, model)
-    theory = demo_theory.Trail(optimizer) if config.method == "sharded" else None
+    replica, optimizer = made(config.method, model)
+    theory = theory_of(config.method, optimizer, config.loss)
+    bind(config.method, replica, optimizer)
     batches = torch.Generator().manual_seed(config.seed * 10_007 + rank + 1)
     validation = Validation(corpus.validation, config)
     report = EventWriter(config.events) if rank == 0 else None
-    measured_at = {round(config.steps * i / MEASUREMENTS) for i in range(1, MEASUREMENTS + 1)}
+    validated_at = {round(config.steps * i / MEASUREMENTS) for i in range(1, MEASUREMENTS + 1)}
+    compared_at = compared_steps(config.steps) if config.loss else validated_at
+    traffic = Traffic(config.backend)
 
     train_losses: list[float] = []
     step_seconds: list[float] = []
@@ -101,16 +144,18 @@ def train(config: TrainConfig) -> dict[str, Any]:
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        if theory is not None:
-            theory.note()
         step_seconds.append(time.perf_counter() - started)
         train_losses.append(loss.item())
         if report is not None:
             report.write(kind="step", step=step, loss=train_losses[-1])
-        if step in measured_at:
-            # The replica itself, not DDP's wrapper: that one may start collectives of its own.
-            validation_curve.append((step, validation.loss(model)))
-            drift_curve.append((step, drift_of(model, theory, config.loss)))
+        # Of the replica itself, not DDP's wrapper: that one may start collectives of its own.
+        if step in validated_at:
+            if rank == 0 or step == config.steps:
+                validation_curve.append((step, validation.loss(model)))
+            dist.barrier()  # so that others wait here, and not within the next step
+        if step in compared_at:
+            with traffic.aside():
+                drift_curve.append((step, drift_of(model, theory, config.loss)))
     if report is not None:
         report.close()
     return {
@@ -118,7 +163,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
         "validation": validation_curve,
         "drift": drift_curve,
         "step_seconds": step_seconds[UNTIMED_STEPS:] or step_seconds,
-        "traffic": traffic(config.backend),
+        "traffic": traffic.figures(),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "corpus": {
             "train_files": corpus.train_files,
@@ -129,36 +174,52 @@ def train(config: TrainConfig) -> dict[str, Any]:
     }
 
 
+def compared_steps(steps: int) -> set[int]:
+    """After which the drift is measured."""
+    early = range(DRIFT_EVERY_EARLY, steps // 2 + 1, DRIFT_EVERY_EARLY)
+    late = range(steps, steps // 2, -DRIFT_EVERY)
+    return {*early, *late}
+
+
 def set_up(method: str, model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
     """What is run forward, and what is stepped."""
+    replica, optimizer = made(method, model)
+    bind(method, replica, optimizer)
+    return replica, optimizer
+
+
+def made(method: str, model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """The same before DriftBound."""
     how: dict[str, Any] = {"betas": (0.9, 0.95), "weight_decay": 0.1}
     if method == "sharded":
         return model, lossycoll.ShardedOptimizer(model.parameters(), torch.optim.AdamW, **how)
     replica = DistributedDataParallel(model)
-    optimizer = torch.optim.AdamW(replica.parameters(), **how)
+    return replica, torch.optim.AdamW(replica.parameters(), **how)
+
+
+def bind(method: str, replica: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Attaches DriftBound, where that is the method."""
     if method == "bounded":
-        lossycoll.DriftBound(replica, optimizer)
-    return replica, optimizer
+        lossycoll.DriftBound(replica, optimizer, PERIOD)
 
 
-def drift_of(model: nn.Module, theory: demo_theory.Trail | None, loss: float) -> dict[str, Any]:
-    """How far the replicas are apart, and where there is a formula, how far they should be."""
+def theory_of(method: str, optimizer: torch.optim.Optimizer, loss: float) -> Theory | None:
+    """What foretells the drift, where anything does. To be made before :func:`bind`."""
+    if method == "sharded":
+        return demo_theory.OwnersTrail(optimizer, loss)
+    if method == "bounded":
+        return demo_theory.OwnSteps(optimizer, PERIOD, loss)
+    return None
+
+
+def drift_of(model: nn.Module, theory: Theory | None, loss: float) -> dict[str, Any]:
+    """How far the replicas are apart, and how far they should be: None where nothing bounds it."""
     drift = lossycoll.measure_drift(model)
+    expected = None if loss else 0.0
     return {
         "mean_square_distance": drift.total,
         "relative_rms": drift.relative_rms,
-        "expected": None if theory is None else theory.expected_drift(loss),
-    }
-
-
-def traffic(backend: str) -> dict[str, int] | None:
-    """What this rank sent and missed. torch's other backends do not count."""
-    if backend != "lossy":
-        return None
-    figures = lossycoll.stats()
-    return {
-        name: int(getattr(figures, name))
-        for name in ("packets_sent", "packets_missing", "packets_injected", "bytes_sent")
+        "expected": expected if theory is None else theory.expected_drift(),
     }
 
 

@@ -1,4 +1,4 @@
-"""The demo, small: real ranks, all three runs, figures that agree with each other."""
+"""The demo, small: real ranks, all five runs, figures that agree with each other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import torch
 from harness import warm_python
 
-from lossycoll import demo_data, demo_plot, demo_report, demo_theory, demo_train
+from lossycoll import demo_data, demo_plot, demo_report, demo_train
 from lossycoll.launch import Interrupted, LaunchError, launch, scratch
 
 DEMO = ["-m", "lossycoll.cli", "demo"]
@@ -57,7 +57,7 @@ def test_all_runs(tmp_path: Path) -> None:
         # It has begun to learn: the first guess is no better than one of 256 bytes.
         assert run["validation_loss"] < run["curves"]["validation"][0][1]
 
-    # The same seed: until the first packet is lost, the three runs are the same run.
+    # The same seed: until the first packet is lost, the runs with DDP are the same run.
     assert clean["curves"]["train"] == pytest.approx(gloo["curves"]["train"], rel=1e-3)
     assert lossy["curves"]["train"][0] == pytest.approx(gloo["curves"]["train"][0], rel=1e-6)
     assert gloo["traffic"] is None
@@ -70,8 +70,15 @@ def test_all_runs(tmp_path: Path) -> None:
     assert lossy["drift"]["mean_square_distance"] > bounded["drift"]["mean_square_distance"] > 0
     for run in (bounded, sharded):
         assert run["traffic"]["packets_injected"] > 0
-    assert sharded["drift"]["expected"] > 0
-    assert gloo["drift"]["expected"] is None
+        # How near these come to one another, test_demo_theory.py asks.
+        curve = [figures for step, figures in run["curves"]["drift"] if step > 6]
+        assert run["drift"]["measurements"] == len(curve) == 2
+        for figure in ("mean_square_distance", "expected"):
+            mean = sum(figures[figure] for figures in curve) / 2
+            assert run["drift"][figure] == pytest.approx(mean)
+        assert run["drift"]["expected"] > 0
+    assert gloo["drift"]["expected"] == clean["drift"]["expected"] == 0
+    assert lossy["drift"]["expected"] is None  # nothing bounds it
     change = 100 * (lossy["perplexity"] / gloo["perplexity"] - 1)
     assert lossy["perplexity_change_percent"] == pytest.approx(change)
 
@@ -164,15 +171,6 @@ def test_targets_are_the_next_bytes() -> None:
     assert torch.equal(inputs + 1, targets)
 
 
-def test_expected_drift_is_the_formula() -> None:
-    """Steps of variance 1 that know nothing of each other, among many ranks, never repaired."""
-    for loss in (0.1, 0.4):
-        found = demo_theory.expected(loss, 10**9, [float(k) for k in range(80)])
-        assert found == pytest.approx(2 * loss / (1 - loss**2))
-        alone = demo_theory.expected(loss, 2, [float(k) for k in range(80)])
-        assert alone == pytest.approx(loss / (1 - loss))
-
-
 def test_percentile() -> None:
     values = [float(value) for value in range(1, 101)]
     assert demo_report.percentile(values, 0.5) == 50
@@ -180,8 +178,33 @@ def test_percentile() -> None:
     assert demo_report.percentile([4.0], 0.99) == 4
 
 
-def test_smooth() -> None:
-    assert demo_plot.smooth([1.0, 3.0, 5.0, 7.0], 2) == [1.0, 2.0, 4.0, 6.0]
+def test_means_of_the_second_half() -> None:
+    curve = [
+        (step, {"mean_square_distance": float(step), "relative_rms": step**0.5, "expected": 2.0})
+        for step in range(1, 9)
+    ]
+    found = demo_report.mean_drift(curve, 8)
+    assert found["measurements"] == 4
+    assert found["mean_square_distance"] == pytest.approx(6.5)
+    assert found["relative_rms"] == pytest.approx(6.5**0.5)
+    assert found["expected"] == 2
+    curve[-1][1]["expected"] = None
+    assert demo_report.mean_drift(curve, 8)["expected"] is None
+
+
+def test_points_of_the_picture() -> None:
+    curve = [(step, {"far": float(step > 8)}) for step in range(1, 17)]
+    points = demo_plot.means(curve, "far")
+    assert points == [(9.5, 1.0), (11.5, 1.0), (13.5, 1.0), (15.5, 1.0)]  # no zeros on a log axis
+
+
+def test_drift_is_measured_at_all_parts_of_a_sweep() -> None:
+    steps = demo_train.compared_steps(200)
+    assert {1, 2, 3, 9, 100} & steps == {9}
+    late = [step for step in steps if step > 100]
+    assert len(late) == 34
+    assert max(late) == 200
+    assert {step % demo_train.PERIOD for step in late} == set(range(demo_train.PERIOD))
 
 
 def test_learning_rate_rises_and_falls() -> None:

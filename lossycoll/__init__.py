@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .train.compress.arc_topk import ARCTopKState
     from .train.compress.hook import arc_topk_hook
     from .train.copies import ShardedFigures
+    from .train.disperse import dispersing_hook
     from .train.drift import Drift, measure_drift
     from .train.drift_bound import DriftBound
     from .train.drop_figures import DropReport, DropStep
@@ -68,6 +69,7 @@ _HOME: Final = {
     **dict.fromkeys(("Options", "lossy", "reliable"), "options"),
     **dict.fromkeys(("PeerStats", "Report", "Stats"), "figures"),
     "ShardedFigures": "train.copies",
+    "dispersing_hook": "train.disperse",
     "ShardedOptimizer": "train.sharded",
     **dict.fromkeys(("Drift", "measure_drift"), "train.drift"),
     "DriftBound": "train.drift_bound",
@@ -107,6 +109,7 @@ __all__ = [
     "TrainingError",
     "UnsupportedError",
     "arc_topk_hook",
+    "dispersing_hook",
     "group_stats",
     "last_report",
     "lossy",

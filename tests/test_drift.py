@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import lossycoll
+from lossycoll.train import disperse
 
 LOSS = {
     "LOSSYCOLL_INJECT": "loss=0.3,seed=5",
@@ -73,6 +74,7 @@ def _wide(tensor: Tensor) -> Any:
 def under_loss(rank: int, world: int) -> dict[str, Any]:
     init()
     out: dict[str, Any] = {"measured": whole_models(rank, world), "ddp": ddp(rank)}
+    out["spread"] = {hooked: neighbours(hooked) for hooked in (False, True)}
     out["injected"] = lossycoll.stats().packets_injected
     dist.destroy_process_group()
     return out
@@ -212,6 +214,21 @@ def ddp(rank: int) -> dict[str, Any]:
     return out
 
 
+def neighbours(hooked: bool) -> tuple[float, float, int]:
+    """Of a mean of ones: the share of elements that lack something, the share of those whose right
+    neighbour does, too, and how many there are."""
+    model = nn.Linear(211, 307, bias=False)
+    wrapped = DistributedDataParallel(model)
+    if hooked:
+        wrapped.register_comm_hook(None, lossycoll.dispersing_hook)
+    scale = 1.0 + dist.get_rank()
+    (wrapped(torch.eye(211)).sum() * scale).backward()
+    assert model.weight.grad is not None
+    off = (model.weight.grad.flatten() - 2.0).abs() > 1e-3
+    both = off[:-1] & off[1:]
+    return float(off.double().mean()), float(both.sum() / off.sum()), int(off.sum())
+
+
 def bounded(drifts: list[float], free: list[float], period: int) -> bool:
     """Whether no drift is more than a few periods' worth of steps."""
     per_step = free[-1] / (2 * len(free))
@@ -229,3 +246,26 @@ def test_ddp_under_loss_stays_together(ranks: list[dict[str, Any]]) -> None:
             assert min(got[name]) > 0
             assert bounded(got[name], free, 4), (name, got[name], free)
         assert not bounded(free, free, 4)
+
+
+def test_what_is_lost_is_scattered_by_the_hook(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        plain, hooked = rank["spread"][False], rank["spread"][True]
+        for share, _, count in (plain, hooked):
+            assert 0.1 < share < 0.95
+            assert count > 1000
+        assert plain[1] > 0.98
+        # Of a neighbour nothing is known: its packet is another one.
+        assert abs(hooked[1] - hooked[0]) < 0.2
+
+
+@pytest.mark.parametrize("length", [1, 2, 351, 352, 5000, 70_001])
+def test_dispersed_gradients_come_back_in_order(length: int) -> None:
+    flat = torch.arange(1.0, length + 1)
+    packets = disperse._prime_from(length / 352)
+    assert packets in (2, 3, 5, 17, 199)
+    sent = disperse._dispersed(flat, packets)
+    assert len(sent) == -(-length // packets) * packets
+    assert torch.equal(disperse._gathered(sent, packets, length), flat)
+    for packet in sent.view(packets, -1):
+        assert bool((packet[packet > 0].diff() == packets).all())

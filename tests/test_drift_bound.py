@@ -95,6 +95,7 @@ def quiet(rank: int, world: int) -> dict[str, Any]:
     out: dict[str, Any] = {"refused": refusals(rank)}
     out["exchanged"] = exchanged(rank, world)
     out["changed"] = changes(rank)
+    out["hook"] = [hooked(rank, hook) for hook in (None, lossycoll.dispersing_hook)]
     out["finite"] = finite(rank)
     out["resent"] = resent(rank)
     out["nothing"] = hears_nothing(rank)
@@ -214,6 +215,33 @@ def test_what_is_added_unfrozen_or_replaced_comes_along(ranks: list[dict[str, An
         assert alike
         assert values > 2  # a rank's own are two
         assert got["model"] == 0.0
+
+
+# ---- gradients in another order ----
+
+
+def hooked(rank: int, hook: Any) -> list[float]:
+    """Weights after three steps in which nothing is lost."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(70, 90), nn.Tanh(), nn.Linear(90, 70))
+    wrapped = DistributedDataParallel(model, bucket_cap_mb=0.01)  # several buckets
+    if hook is not None:
+        wrapped.register_comm_hook(None, hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    draws = torch.Generator().manual_seed(rank)
+    for _ in range(3):
+        inputs = torch.randn(8, 70, generator=draws)
+        (wrapped(inputs) - inputs).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return elements(model).tolist()
+
+
+def test_the_hook_that_disperses_averages_as_ddp_does(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        plain, other = rank["hook"]
+        assert rank["hook"] == ranks[0]["hook"]
+        assert other == pytest.approx(plain, rel=1e-5, abs=1e-6)
 
 
 # ---- a replica that isn't finite ----

@@ -61,7 +61,7 @@ def test_seeds_are_outermost_and_the_goals_come_first() -> None:
     assert found.index(Run("gpt", 4, "none", 0.0, BASE, 1)) == 0
     for place, run in enumerate(found):
         assert run.arm == BASE or found.index(run.base) < place
-    arms = {BASE, *ARMS, *VARIANTS, *AGE_RULES, DISPERSED}
+    arms = {BASE, *ARMS, *VARIANTS, *AGE_RULES, *DISPERSED}
     assert {run.arm for run in found} == arms == set(PREPARED)
     assert {run.task for run in found} == set(TASKS)
 

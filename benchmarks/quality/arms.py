@@ -13,7 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 import lossycoll
 from lossycoll import OptionError, Options
 
-from .disperse import disperse
 from .matrix import BASE, CONTROL, DISPERSED, UNREPAIRED
 
 
@@ -39,7 +38,7 @@ def _drift_bound(period: int = 16, dispersed: bool = False) -> Prepare:
     ) -> Prepared:
         out = _ddp(model, optimizer, settings)
         if dispersed:
-            out.forward.register_comm_hook(None, disperse)
+            out.forward.register_comm_hook(None, lossycoll.dispersing_hook)
         bound = lossycoll.DriftBound(out.forward, out.optimizer, period)
         return Prepared(out.forward, out.optimizer, (bound,))
 
@@ -87,7 +86,8 @@ ARMS: Mapping[str, Arm] = {
     "sharded/age0": Arm(_sharded(max_age=0)),
     "sharded/age3": Arm(_sharded(max_age=3)),
     "ddp+driftbound/repair0/period4": Arm(_drift_bound(period=4), {"repair": 0}),
-    DISPERSED: Arm(_drift_bound(dispersed=True), {"repair": 0}),
+    DISPERSED[0]: Arm(_drift_bound(dispersed=True), {"repair": 0}),
+    DISPERSED[1]: Arm(_drift_bound(dispersed=True)),
     "ddp+driftbound/repair1": Arm(_drift_bound(), {"repair": 1}),
 }
 

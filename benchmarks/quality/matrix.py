@@ -32,8 +32,9 @@ VARIANTS = (
 )
 # They differ from "sharded" where much is lost: there also with 8 ranks and bursts.
 AGE_RULES = ("sharded/age0", "sharded/age3")
-# What a burst takes is spread over the whole tensor: for bursts.
-DISPERSED = "ddp+driftbound/repair0/dispersed"
+# What is lost is spread over the whole tensor: single and bursty losses with 4 ranks, the second one
+# where most is lost.
+DISPERSED = ("ddp+driftbound/repair0/dispersed", "ddp+driftbound/dispersed")
 # The three losses that have a goal come first.
 LOSSES = (0.1, 0.2, 0.4, 0.3)
 BURST = 8
@@ -126,7 +127,9 @@ def runs(seeds: Sequence[int]) -> Iterator[Run]:
         for loss in GOALS:
             for arm in (*VARIANTS, *AGE_RULES):
                 yield Run(TASKS[0], WORLDS[0], KINDS[0], loss, arm, seed)
-            yield Run(TASKS[0], WORLDS[0], KINDS[1], loss, DISPERSED, seed)
+            for kind in GOAL_KINDS:
+                for arm in DISPERSED if loss == max(GOALS) else DISPERSED[:1]:
+                    yield Run(TASKS[0], WORLDS[0], kind, loss, arm, seed)
         for world, kind in ((WORLDS[0], KINDS[1]), (WORLDS[1], KINDS[0]), (WORLDS[1], KINDS[1])):
             for arm in AGE_RULES:
                 yield Run(TASKS[0], world, kind, max(GOALS), arm, seed)

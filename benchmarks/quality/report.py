@@ -80,7 +80,7 @@ def tables(entries: Mapping[str, Entry]) -> dict[str, str]:
         WORLDS[0],
         "%",
         paper=False,
-        arms=(*METHODS, *AGE_RULES, *VARIANTS, UNREPAIRED, DISPERSED),
+        arms=(*METHODS, *AGE_RULES, *VARIANTS, UNREPAIRED, *DISPERSED),
     )
     return out
 

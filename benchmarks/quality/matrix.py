@@ -32,8 +32,7 @@ VARIANTS = (
 )
 # They differ from "sharded" where much is lost: there also with 8 ranks and bursts.
 AGE_RULES = ("sharded/age0", "sharded/age3")
-# What is lost is spread over the whole tensor: single and bursty losses with 4 ranks, the second one
-# where most is lost.
+# What is lost is spread over the whole tensor: with 4 ranks, the second where most is lost.
 DISPERSED = ("ddp+driftbound/repair0/dispersed", "ddp+driftbound/dispersed")
 # The three losses that have a goal come first.
 LOSSES = (0.1, 0.2, 0.4, 0.3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -11,13 +12,16 @@ from .options import Options
 from .plan import Finish
 from .turns import Roster
 
+log: Final = logging.getLogger("lossycoll")
+
 ENOUGH: Final = 1000
 """Packets that a link must have been offered before its rate is believed: 1 / rate is then right to
 3% (one standard error) at a rate of one half, and its own bias is below 0.1%."""
 MEMORY: Final = 100_000
 """Packets after which what a link did counts half: rates change."""
 LEAST_RATE: Final = 0.01
-"""No contribution is multiplied by more than its inverse."""
+"""A link that delivers less is out of use: weights can't stand for what never comes. So no
+contribution is multiplied by more than its inverse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,25 +42,40 @@ BY_COUNT: Final = Means()
 
 @dataclass
 class _Link:
-    """What one link did, older packets counting less."""
+    """What one link did, older packets counting less. What was known of one that goes out of use is
+    forgotten: if it comes back, its rate is that of what follows."""
 
     offered: float = 0.0
     delivered: float = 0.0
+    known: int = 0
+    """Packets that were offered since the link is in use."""
+    silent: int = 0
+    """Packets that were offered since one arrived."""
+    out_of_use: bool = False
     offered_before: int = 0
     delivered_before: int = 0
 
     def note(self, offered: int, delivered: int) -> None:
         """Takes in the link's counters, which only grow."""
-        new = offered - self.offered_before
+        new, came = offered - self.offered_before, delivered - self.delivered_before
+        self.offered_before, self.delivered_before = offered, delivered
+        self.silent = 0 if came else self.silent + new
+        if self.out_of_use and not came:
+            return
+        self.out_of_use = False
         fade = 0.5 ** (new / MEMORY)
         self.offered = self.offered * fade + new
-        self.delivered = self.delivered * fade + delivered - self.delivered_before
-        self.offered_before, self.delivered_before = offered, delivered
+        self.delivered = self.delivered * fade + came
+        self.known += new
+        rate = self.rate
+        if rate is not None and (rate < LEAST_RATE or self.silent >= ENOUGH):
+            self.offered = self.delivered = self.known = 0
+            self.out_of_use = True
 
     @property
     def rate(self) -> float | None:
         """The share of packets that arrive; None while too few are known."""
-        return self.delivered / self.offered if self.offered_before >= ENOUGH else None
+        return self.delivered / self.offered if self.known >= ENOUGH else None
 
 
 class Estimators:
@@ -65,12 +84,16 @@ class Estimators:
     def __init__(self, world: int, peer_stats: Callable[[int], PeerStats]) -> None:
         self._links = [_Link() for _ in range(world)]
         self._peer_stats = peer_stats
+        self._told: set[int] = set()
+        """Ranks whose links have been warned of."""
 
     def means(self, options: Options, who: Roster) -> Means:
         """The way for an operation with these options among these ranks.
 
         Rates are those that this rank saw in the operations before. As long as some link is unknown
-        the mean is that by count: a guess of 1 would make it too small by what is lost.
+        the mean is that by count: a guess of 1 would make it too small by what is lost. So it is
+        while some link delivers nothing, which would make it too small by all that this rank's
+        contribution is; of that it warns, once per link.
         """
         if options.delivery != "lossy" or options.estimator == "count":
             return BY_COUNT
@@ -78,13 +101,36 @@ class Estimators:
         if options.estimator == "zero_fill":
             return Means(Finish.WEIGHTED, (), divisor)
         weights = [1.0] * who.world
+        unknown = False
         for rank in who.members:
             if rank == who.rank:
                 continue
-            seen = self._peer_stats(rank)
-            self._links[rank].note(seen.offered, seen.delivered)
-            rate = self._links[rank].rate
+            seen, link = self._peer_stats(rank), self._links[rank]
+            link.note(seen.offered, seen.delivered)
+            if link.out_of_use:
+                self._warn(who, seen)
+            rate = link.rate
             if rate is None:
-                return BY_COUNT
-            weights[rank] = 1 / max(rate, LEAST_RATE)
-        return Means(Finish.WEIGHTED, tuple(weights), divisor)
+                unknown = True
+            else:
+                weights[rank] = 1 / rate
+        return BY_COUNT if unknown else Means(Finish.WEIGHTED, tuple(weights), divisor)
+
+    def _warn(self, who: Roster, seen: PeerStats) -> None:
+        if seen.rank in self._told:
+            return
+        self._told.add(seen.rank)
+        log.warning(
+            "rank %d/%d: the link from rank %d (%s) to this rank delivers nothing now, or less "
+            "than %g%%, of what is to be reduced (%d of %d packets since the start). No weight "
+            "can stand for what never comes, so until that link is back, "
+            "estimator='inverse_probability' is the mean by count here, without that rank's data; "
+            "repair the link ('lossycoll doctor' checks a network)",
+            who.rank,
+            who.world,
+            seen.rank,
+            seen.address,
+            100 * LEAST_RATE,
+            seen.delivered,
+            seen.offered,
+        )

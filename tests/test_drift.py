@@ -75,6 +75,7 @@ def under_loss(rank: int, world: int) -> dict[str, Any]:
     init()
     out: dict[str, Any] = {"measured": whole_models(rank, world), "ddp": ddp(rank)}
     out["spread"] = {hooked: neighbours(hooked) for hooked in (False, True)}
+    out["apart"] = apart(rank)
     out["injected"] = lossycoll.stats().packets_injected
     dist.destroy_process_group()
     return out
@@ -113,7 +114,7 @@ def whole_models(rank: int, world: int) -> dict[str, Any]:
     plain = lossycoll.measure_drift(net)
     compiled = nn.Module()  # torch.compile's wrapper, without its seconds of imports
     compiled._orig_mod = net
-    out["compiled"] = plain == lossycoll.measure_drift(compiled)
+    out["compiled"] = (plain, lossycoll.measure_drift(compiled))
     wrapped = DistributedDataParallel(net)  # which makes them equal
     out["names"] = (list(plain.per_parameter), list(lossycoll.measure_drift(wrapped).per_parameter))
     out["wrapped"] = lossycoll.measure_drift(wrapped).total
@@ -153,7 +154,9 @@ def test_of_whole_models(ranks: list[dict[str, Any]]) -> None:
         in_chunks, largest = got["in chunks"]
         close(in_chunks, got["far"][1])
         assert largest <= 2 * 64  # a complex element is two real ones
-        assert got["compiled"]
+        plain, compiled = got["compiled"]  # sums are formed in the order in which addends come
+        assert compiled.total == pytest.approx(plain.total, rel=1e-12)
+        assert list(compiled.per_parameter) == list(plain.per_parameter)
         assert got["names"][0] == got["names"][1] == ["weight", "bias"]
         assert got["wrapped"] == 0.0
         close(got["gloo"], got["far"][1])
@@ -165,6 +168,86 @@ def test_of_whole_models(ranks: list[dict[str, Any]]) -> None:
         assert got["far"][0] == first["far"][0]  # to the bit, on all ranks
     close(*first["pair"])
     assert first["pair"] == last["pair"]
+
+
+# ---- what ranks don't hold alike ----
+
+
+def parameters(*pairs: tuple[str, Tensor]) -> nn.Module:
+    model = nn.Module()
+    for name, values in pairs:
+        model.register_parameter(name, nn.Parameter(values))
+    return model
+
+
+def apart(rank: int) -> dict[str, Any]:
+    """What each rank is told where rank 1 has another model, and of a group it isn't in."""
+    three, two = torch.ones(3), torch.ones(2, 3)
+    image = torch.ones(2, 3, 4, 5)
+    models = {
+        "order": (("a", three), ("b", three)),
+        "shape": (("a", two),),
+        "type": (("a", three),),
+        "memory": (("a", image),),
+        "fewer": (("a", three), ("b", two)),
+        "none": (("a", three),),
+    }
+    others = {
+        "order": (("b", three), ("a", three)),
+        "shape": (("a", two.t().contiguous()),),
+        "type": (("a", three.double()),),
+        "memory": (("a", image.to(memory_format=torch.channels_last)),),
+        "fewer": (("a", three),),
+        "none": (),
+    }
+    out: dict[str, Any] = {}
+    for name, pairs in (others if rank == 1 else models).items():
+        try:
+            out[name] = lossycoll.measure_drift(parameters(*pairs))
+        except lossycoll.MismatchError as error:
+            out[name] = (error.peer, str(error))
+    huge = torch.full((1,), 8e153 * rank, dtype=torch.float64)
+    out["huge"] = lossycoll.measure_drift(parameters(*((f"of{i}", huge) for i in range(4))))
+    pair = dist.new_group([0, 2])
+    model = parameters(("a", three))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    calls: dict[str, Callable[[], Any]] = {
+        "drift": lambda: lossycoll.measure_drift(model, pair),
+        "bound": lambda: lossycoll.DriftBound(model, optimizer, group=pair),
+        "sharded": lambda: lossycoll.ShardedOptimizer(
+            model.parameters(), torch.optim.SGD, pair, lr=0.1
+        ),
+    }
+    if rank == 1:
+        for name, call in calls.items():
+            with pytest.raises(lossycoll.UnsupportedError, match="isn't in the group") as caught:
+                call()
+            out[f"outside, {name}"] = str(caught.value)
+    return out
+
+
+def test_ranks_that_hold_something_else_are_all_told_what(ranks: list[dict[str, Any]]) -> None:
+    one = "torch.float32 [3]"
+    differ = {
+        "order": (f"a {one}", f"b {one}"),
+        "shape": ("a torch.float32 [2, 3]", "a torch.float32 [3, 2]"),
+        "type": (f"a {one}", "a torch.float64 [3]"),
+        "memory": (
+            "a torch.float32 [2, 3, 4, 5]",
+            "a torch.float32 [2, 3, 4, 5] strides [60, 1, 15, 3]",
+        ),
+        "fewer": ("b torch.float32 [2, 3]", "nothing more"),
+        "none": (f"a {one}", "nothing more"),
+    }
+    for rank, got in enumerate(rank["apart"] for rank in ranks):
+        for name, (most, other) in differ.items():
+            peer, text = got[name]
+            here, there = (other, most) if rank == 1 else (most, other)
+            assert peer == (0 if rank == 1 else 1)
+            assert f"rank {rank}/3: ranks hold different parameters: {here} here, {there}" in text
+            assert f"{there} on rank {peer} (127.0.0.1:" in text
+        assert got["huge"].total == math.inf
+    assert len([name for name in ranks[1]["apart"] if name.startswith("outside")]) == 3
 
 
 # ---- what DriftBound bounds ----

@@ -538,6 +538,8 @@ def refusals(rank: int) -> dict[str, str]:
         lossycoll.MismatchError,
         lambda: lossycoll.DriftBound(uneven, still(uneven)),
     )
+    sharded = lossycoll.ShardedOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+    ask("sharded", lossycoll.UnsupportedError, lambda: lossycoll.DriftBound(model, sharded))
     return out
 
 
@@ -552,4 +554,9 @@ def test_what_is_refused_says_why(ranks: list[dict[str, Any]]) -> None:
         assert "stride (1, 0)" in got["expanded"]
         assert "stride (6, 2)" in got["gaps"]
         assert "extra on meta" in got["device"]
-        assert f"rank {rank}/3: ranks hold different parameters" in got["shapes"]
+        there = int(rank == 0)  # the first rank that differs
+        assert (
+            f"rank {rank}/3: ranks hold different parameters: weight torch.float32 [{3 + rank}, 3] "
+            f"here, weight torch.float32 [{3 + there}, 3] on rank {there} (" in got["shapes"]
+        )
+        assert "keeps replicas together by itself" in got["sharded"]

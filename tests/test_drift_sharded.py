@@ -61,6 +61,13 @@ def measured(mesh: Any, world: int) -> dict[str, Any]:
         lossycoll.measure_drift(plain, dist.group.WORLD)
     except lossycoll.UnsupportedError as error:
         out["group"] = str(error)
+    uneven = nn.Sequential(nn.Linear(7, 5, bias=dist.get_rank() == 2))
+    fully_shard(uneven, mesh=mesh)
+    try:
+        lossycoll.measure_drift(uneven)
+    except lossycoll.MismatchError as error:
+        out["differ"] = (error.peer, str(error))
+    out["none"] = lossycoll.measure_drift(nn.Sequential()).total
     return out
 
 
@@ -72,6 +79,13 @@ def test_drift_of_sharded_models(ranks: list[dict[str, Any]]) -> None:
         assert got["far"][0] == got["after forward"] == first["far"][0]
         assert got["one replica"].total == 0.0
         assert "leave it out" in got["group"]
+        assert got["none"] == 0.0
+    # Rank 1 shares no group with rank 2; those of all others have it as rank 0 or 1 of two.
+    assert [rank["measured"]["differ"][0] for rank in ranks] == [1, None, 0, 0]
+    texts = [rank["measured"]["differ"][1] for rank in ranks]
+    assert all("ranks hold different parameters" in text for text in texts)
+    assert "nothing more here, 0.bias torch.float32 [5], of which torch.float32 [3]" in texts[0]
+    assert "nothing more here, 0.bias torch.float32 [5] on rank 0" in texts[3]
 
 
 def bound(rank: int, mesh: Any, world: int) -> dict[str, Any]:

@@ -78,8 +78,33 @@ def test_rates_follow_the_link() -> None:
 def test_no_weight_is_without_bound() -> None:
     links = Links(3)
     for rank in (0, 2):
-        links.send(rank, 5000, 0.0)
-    assert max(Estimators(3, links).means(INVERSE, EVERYONE).weights) == 1 / LEAST_RATE
+        links.send(rank, 5000, 2 * LEAST_RATE)
+    weights = Estimators(3, links).means(INVERSE, EVERYONE).weights
+    assert weights == pytest.approx((50.0, 1.0, 50.0))
+
+
+@pytest.mark.parametrize("before", [0, 10 * MEMORY])
+def test_a_link_that_delivers_nothing_is_told_and_counted_without(
+    before: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And when it is back, nothing is remembered of that."""
+    links = Links(3)
+    choice = Estimators(3, links)
+    links.send(2, 5000, 1.0)
+    links.send(0, before, 0.9)
+    choice.means(INVERSE, EVERYONE)
+    with caplog.at_level("WARNING", "lossycoll"):
+        for _ in range(20):
+            links.send(0, ENOUGH // 10, 0.0)
+            means = choice.means(INVERSE, EVERYONE)
+    assert means == BY_COUNT
+    (told,) = caplog.messages
+    assert told.startswith("rank 1/3: the link from rank 0 (")
+    for _ in range(9):
+        links.send(0, ENOUGH // 10, 0.5)
+        assert choice.means(INVERSE, EVERYONE) == BY_COUNT
+    links.send(0, ENOUGH // 10, 0.5)
+    assert choice.means(INVERSE, EVERYONE).weights == pytest.approx((2.0, 1.0, 1.0), rel=5e-3)
 
 
 def test_other_estimators_ask_no_link() -> None:

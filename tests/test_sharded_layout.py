@@ -292,6 +292,16 @@ def test_others_are_refused_with_an_explanation(optimizer: Any) -> None:
     assert "DistributedDataParallel" in text
 
 
+@pytest.mark.parametrize("rate", [0.0, 1e-12, 1e-7, torch.tensor(0.0)], ids=str)
+def test_a_rate_that_hardly_moves_anything_hides_nothing(rate: Any) -> None:
+    """A warm-up begins so."""
+    for optimizer in (NormScaled, Clipped, torch.optim.Muon):
+        with pytest.raises(lossycoll.UnsupportedError, match=r"of its largest step|flat fragments"):
+            elementwise_state(optimizer, {"lr": rate}, "rank 1/4")
+    for optimizer in (torch.optim.SGD, torch.optim.AdamW):
+        elementwise_state(optimizer, {"lr": rate, "weight_decay": 0.1}, "rank 1/4")
+
+
 def test_bad_options_are_torchs_own_error() -> None:
     with pytest.raises(ValueError, match="Invalid learning rate"):
         elementwise_state(torch.optim.AdamW, {"lr": -1.0}, "rank 0/1")

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from network import GROUP, Network
 
-from lossycoll.plan import Missing, Plan, inject, ring, transpose
+from lossycoll.plan import Finish, Missing, Plan, inject, ring, transpose
 from lossycoll.plan.order import draw_order, segments
 from lossycoll.plan.wire_types import Array
 
@@ -157,3 +157,39 @@ def test_owners_that_are_never_redrawn_are_found_out(algorithm: str) -> None:
 def test_zeros_are_found_out() -> None:
     samples = sample("transpose", "loss=0.1,seed=41", zeros=True)
     assert distance(samples.all.mean(axis=1)) > STANDARD_ERRORS
+
+
+# ---- links that lose differently: what ranks end with leans to those that miss more ----
+
+
+def test_the_mean_over_ranks_leans_to_those_that_miss_more_as_theory_says() -> None:
+    """With the weights of the links, by which owners' reductions are unbiased (test_theory.py)."""
+    loss = np.full((WORLD, WORLD), 0.1)  # (receiver, sender)
+    loss[3] = 0.6
+    np.fill_diagonal(loss, 0.0)
+    faults = "loss=0.1,link=0-3:0.6,link=1-3:0.6,link=2-3:0.6,seed=41"
+    means = []
+    with Network(WORLD, PAYLOAD, inject=faults) as network:
+        for op in range(400):
+            order = draw_order(17, GROUP, op, WORLD)
+            got = [np.full(COUNT, own(rank), np.float32) for rank in range(WORLD)]
+            tickets = []
+            for rank, out in enumerate(got):
+                plan = transpose.all_reduce(
+                    *(WORLD, rank, COUNT, PER_PACKET),
+                    order=order,
+                    missing=Missing.OWN,
+                    finish=Finish.WEIGHTED,
+                )
+                how = {"weights": 1 / (1 - loss), "divisor": float(WORLD)}
+                tickets.append(network.submit(rank, plan, (out, out), "f32", **how))
+            for rank, ticket in enumerate(tickets):
+                assert network.end(rank, ticket).code == 0
+            means.append(np.mean(got, dtype=np.float64))
+        assert sum(engine.stats().packets_injected for engine in network.engines) > 1000
+    missed = loss.mean(axis=1)
+    given = np.array([own(rank) for rank in range(WORLD)])
+    leaning = np.mean(missed * (given - truth()))
+    error = np.std(means, ddof=1) / len(means) ** 0.5
+    assert abs(np.mean(means) - truth() - leaning) < STANDARD_ERRORS * error
+    assert leaning > 2 * STANDARD_ERRORS * error

@@ -14,7 +14,17 @@ from torch import Tensor, nn
 from ..backend import LossyProcessGroup
 from ..errors import PeerLostError
 from ..options import reliable
-from .replicas import Groups, Holding, as_real, batches, holdings_of, local
+from .agreement import Meant, as_line, check_same
+from .checks import own_group
+from .replicas import (
+    Groups,
+    Holding,
+    as_real,
+    batches,
+    holdings_of,
+    is_dtensor,
+    local,
+)
 
 BATCH: Final = 1 << 20
 """Elements that are compared at a time; memory is a few doubles for each."""
@@ -46,19 +56,57 @@ def measure_drift(model: nn.Module, group: dist.ProcessGroup | None = None) -> D
     (where replicas are those of the mesh's replicated dimensions, and a model without any is its
     only replica). ``group``: the ranks that hold a replica; None is DDP's group, else the default
     group. Where a group goes on without ranks that are lost, the replicas are those that are left.
+    A square that is beyond double precision (of distances from 1e154 on) is infinite, and NaN what
+    is relative to such a one.
 
-    Raises UnsupportedError for FSDP1, for a group passed with DTensors, and for parameters that
-    overlap themselves; PeerLostError if ranks kept dying meanwhile.
+    Raises UnsupportedError for FSDP1, for a group passed with DTensors or that this rank isn't in,
+    and for parameters that overlap themselves; MismatchError, on all ranks, where they hold
+    parameters of other names, types or shapes, or in another order; PeerLostError if ranks kept
+    dying meanwhile.
     """
     holdings = holdings_of(model, group)
+    check_same(
+        _meant(holdings, group),
+        "measure_drift compares the same parameters, registered in the same order, on all ranks",
+    )
     with reliable():
         squares, norm = _sums(holdings)
     of = {holding.name: value for holding, value in zip(holdings, squares, strict=True)}
-    total = math.fsum(squares)
+    total = _sum(squares)
     if total == 0:
         return Drift(0.0, of, 0.0)
     relative = math.sqrt(total) / math.sqrt(norm) if norm else math.inf
     return Drift(total, of, relative)
+
+
+def _meant(holdings: Sequence[Holding], group: dist.ProcessGroup | None) -> list[Meant]:
+    """What each group's ranks have to hold alike: copies are the same to the last stride, the rest
+    of a parameter is of the same whole."""
+    if not holdings:  # others may have some
+        here = own_group(group)
+        return [Meant(here, (), here.bound_device_id or torch.device("cpu"))]
+    lines: dict[dist.ProcessGroup, list[str]] = {}
+    devices: dict[dist.ProcessGroup, torch.device] = {}
+    for holding in holdings:
+        mine = local(holding.parameter)
+        whole = f"{holding.name} {holding.parameter.dtype} {list(holding.parameter.shape)}"
+        part = as_line(f"{whole}, of which", mine) if is_dtensor(holding.parameter) else ""
+        for groups, line in (
+            (holding.copies, part or as_line(holding.name, mine)),
+            (holding.rest, whole),
+        ):
+            for each in groups:
+                lines.setdefault(each, []).append(line)
+                devices.setdefault(each, mine.device)
+    return [Meant(each, of, devices[each]) for each, of in lines.items()]
+
+
+def _sum(squares: Sequence[float]) -> float:
+    """Exact; infinite where it is more than a float can be."""
+    try:
+        return math.fsum(squares)
+    except OverflowError:
+        return math.inf
 
 
 def _sums(holdings: Sequence[Holding]) -> tuple[list[float], float]:
@@ -73,7 +121,7 @@ def _sums(holdings: Sequence[Holding]) -> tuple[list[float], float]:
     for (copies, rest, exact, _), numbers in kinds.items():
         tensors = [local(holdings[number].parameter) for number in numbers]
         found, norms = _sums_of_kind(tensors, copies, rest, exact)
-        norm += math.fsum(norms)
+        norm += _sum(norms)
         for number, value in zip(numbers, found, strict=True):
             squares[number] = value
     return squares, norm

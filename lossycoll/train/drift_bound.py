@@ -7,7 +7,6 @@ squared distance grows with every step. Broadcasting parameters bounds it (Weint
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 from collections.abc import Callable
@@ -21,11 +20,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..backend import LossyProcessGroup
-from ..errors import LinkError, MismatchError, OptionError, UnsupportedError
+from ..errors import LinkError, OptionError, UnsupportedError
 from ..options import lossy, reliable
 from .ages import MOST_REPAIR, REPAIR
+from .agreement import Meant, as_line, check_same
 from .checks import is_whole
 from .replicas import Holding, holdings_of, in_memory_order, local
+from .sharded import ShardedOptimizer
 from .slices import Slices, cut, owner
 from .unheard import Unheard
 
@@ -108,6 +109,12 @@ class DriftBound:
             raise UnsupportedError(
                 f"optimizer is a {type(optimizer).__name__}, wanted a torch.optim.Optimizer, "
                 f"after whose steps parameters are exchanged"
+            )
+        if isinstance(optimizer, ShardedOptimizer):
+            raise UnsupportedError(
+                "optimizer is a ShardedOptimizer, which sends the parameters after each step and "
+                "keeps replicas together by itself (max_age says how closely); leave DriftBound "
+                "out, or use it with DistributedDataParallel and a plain torch.optim.Optimizer"
             )
         self.period = period
         self.steps = 0
@@ -193,7 +200,11 @@ class DriftBound:
         device = _device_of(tensors)
         self._sources_now = sources
         self._described = [_described(tensor) for tensor in tensors.values()]
-        _agree(list(zip(tensors, self._described, strict=True)), self._group, device)
+        lines = [as_line(name, tensor) for name, tensor in tensors.items()]
+        check_same(
+            [Meant(self._group, lines, device)],
+            "DriftBound needs the same model on all ranks, and the same optimizer",
+        )
         sizes = [(tensor.numel(), tensor.element_size()) for tensor in tensors.values()]
         self._slices: Slices = cut(sizes, self.period, self._world)
         self._staging = torch.empty(
@@ -360,23 +371,3 @@ _Described = tuple[torch.dtype, torch.Size, tuple[int, ...]]
 
 def _described(tensor: Tensor) -> _Described:
     return tensor.dtype, tensor.shape, tensor.stride()
-
-
-def _agree(
-    described: list[tuple[str, _Described]], group: dist.ProcessGroup, device: torch.device
-) -> None:
-    """Raises MismatchError on all ranks unless they describe the same tensors."""
-    digest = hashlib.sha256(repr(described).encode()).digest()
-    own = int.from_bytes(digest[:7], "big")
-    both = torch.tensor([own, -own], device=device)
-    dist.all_reduce(both, dist.ReduceOp.MAX, group=group)
-    most, least = both.tolist()
-    if most != -least:
-        listed = ", ".join(
-            f"{name} {dtype}{list(shape)}" for name, (dtype, shape, _) in described[:4]
-        )
-        raise MismatchError(
-            f"rank {dist.get_rank(group)}/{dist.get_world_size(group)}: ranks hold different "
-            f"parameters; here {len(described)} tensors, {listed}, ...: wanted the same names, "
-            f"types, shapes and strides on all ranks, and the same optimizer"
-        )

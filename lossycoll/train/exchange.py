@@ -18,6 +18,7 @@ from ..backend import LossyProcessGroup
 from ..errors import PeerLostError
 from ..options import lossy, reliable
 from .ages import Mask
+from .checks import own_group
 
 REMEDY: Final = (
     "A rank that is lost had the only copy of its share of the optimizer's state: restart with the "
@@ -64,12 +65,11 @@ class Exchange:
     """The group ``group`` (None: the default one) as training uses it.
 
     ``repair``: rounds of selective resending; more where the block of code or the group says so.
+    Raises UnsupportedError where there is no group, and for one that this rank isn't in.
     """
 
     def __init__(self, group: dist.ProcessGroup | None, repair: int) -> None:
-        found = dist.group.WORLD if group is None else group
-        if found is None:
-            raise RuntimeError("call torch.distributed.init_process_group first")
+        found = own_group(group)
         self.group: dist.ProcessGroup = found
         self.rank = dist.get_rank(found)
         self.world = dist.get_world_size(found)

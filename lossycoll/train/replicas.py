@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import UnsupportedError
 from .buckets import is_dense
+from .checks import own_group
 
 Groups = tuple[dist.ProcessGroup, ...]
 
@@ -44,8 +45,8 @@ def holdings_of(model: nn.Module, group: dist.ProcessGroup | None) -> list[Holdi
     wraps.
 
     ``group``: the ranks that hold a copy of the model; None is DDP's group, where the model is
-    wrapped by it, else the default group. Raises UnsupportedError for FSDP1, and for a group where
-    parameters are DTensors, which know theirs.
+    wrapped by it, else the default group. Raises UnsupportedError for FSDP1, for a group where
+    parameters are DTensors, which know theirs, and for one that this rank isn't in.
     """
     inner, group = _unwrapped(model, group)
     _show_shards(inner)
@@ -111,12 +112,7 @@ def _show_shards(model: nn.Module) -> None:
 
 def _holding(name: str, parameter: nn.Parameter, group: dist.ProcessGroup | None) -> Holding:
     if not is_dtensor(parameter):
-        found = dist.group.WORLD if group is None else group
-        if found is None:
-            raise UnsupportedError(
-                "there is no process group; call init_process_group first, or pass group="
-            )
-        return Holding(name, parameter, (found,), ())
+        return Holding(name, parameter, (own_group(group),), ())
     if group is not None:
         raise UnsupportedError(
             f"parameter {name} is a DTensor, whose mesh says who holds copies of it, but group= "

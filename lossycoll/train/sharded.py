@@ -337,6 +337,7 @@ class ShardedOptimizer(Optimizer):
         norm before, float64 of no dimension, the same on all ranks. After ``unscale_``, if a
         GradScaler is used. All ranks must call this.
         """
+        norm_type = float(norm_type)  # torch takes "inf", too
         if not norm_type > 0:
             raise OptionError(f"norm_type is {norm_type!r}, wanted a number above 0, or infinity")
         self._reduce()

@@ -126,7 +126,12 @@ def late_hooks(rank: int) -> None:
     """What hooks change that are registered after the optimizer's isn't sent."""
     model = network()
     mine = sharded(model.parameters(), torch.optim.SGD, lr=0.1)
-    model[2].weight.register_post_accumulate_grad_hook(lambda p: p.grad.mul_(0.1) and None)
+
+    def shrink(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.grad.mul_(0.1)
+
+    model[2].weight.register_post_accumulate_grad_hook(shrink)
     text = "was changed .*hooks that are registered before"
     refuses(lossycoll.TrainingError, text, lambda: step(model, mine, rank))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import ExitStack
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 import torch.distributed as dist
 from harness import run_good
 from sharded_cases import (
+    CLASSES,
+    FEATURES,
     batch,
     check_equal,
     check_state,
@@ -417,12 +420,88 @@ def scaled(rank: int, world: int) -> None:
     assert all(entry == scales for entry in told)
 
 
+def scaled_accumulation(rank: int, world: int) -> None:
+    """Nothing is left of a step for a scaler to find; what it has unscaled stays, whatever is added
+    before the step."""
+    model, plain = network(), network()
+    mine = sharded(model.parameters(), torch.optim.SGD, lr=0.05)
+    theirs = torch.optim.SGD(plain.parameters(), lr=0.05)
+    extra, plain_extra = (nn.Parameter(torch.ones(7)) for _ in range(2))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for step in range(3):
+        data = batch(step, world)
+        model.zero_grad()
+        theirs.zero_grad()
+        with mine.no_sync():
+            loss = loss_of(model, share(data, rank)) + (extra.sum() if step == 2 else 0)
+            scaler.scale(loss).backward()
+        (loss_of(plain, data) + (plain_extra.sum() if step == 2 else 0)).backward()
+        mine.reduce_gradients()
+        if step == 1:
+            scaler.unscale_(mine)
+            mine.clip_grad_norm_(0.1)
+            nn.utils.clip_grad_norm_(plain.parameters(), 0.1)
+            mine.add_param_group({"params": extra})
+            theirs.add_param_group({"params": plain_extra})
+        scaler.step(mine)
+        scaler.update()
+        theirs.step()
+        assert all(each.parameter.grad is None for each in mine._held.owned)
+    check_equal(model, plain)
+    torch.testing.assert_close(extra, plain_extra)
+
+
+class Parts(nn.Module):
+    """Two layers of one size, added up in either order, or one of them alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.parts = nn.ModuleList(nn.Linear(FEATURES, CLASSES) for _ in range(2))
+
+    def forward(self, x: Tensor, *used: int) -> Tensor:
+        return sum((i + 1) * self.parts[i](x) for i in used)  # type: ignore[return-value]
+
+
+def several(rank: int, world: int) -> None:
+    """Optimizers of parts of one model, in one group: each rank's passes touch them in an order of
+    its own, or not at all; what is gone makes nobody wait."""
+    model, plain = Parts(), Parts()
+    gc.collect()  # what other tests have left
+    gone = sharded(network().parameters(), torch.optim.SGD, lr=0.1)
+    mine = [sharded(part.parameters(), torch.optim.SGD, lr=0.1) for part in model.parts]
+    theirs = torch.optim.SGD(plain.parameters(), lr=0.1)
+    del gone
+    rows = (
+        [(0, 1), (1, 0), (0, 1)],
+        [(0, 1), (0,), (1,)],
+        [(1,), (1,), (1,)],
+        [(0,), (0, 1), (1, 0)],
+    )
+    for step, used in enumerate(rows):
+        inputs, targets = batch(step, world)
+        theirs.zero_grad()
+        for optimizer in mine:
+            optimizer.zero_grad()
+        x, y = share((inputs, targets), rank)
+        nn.functional.mse_loss(model(x, *used[rank]), y).backward()
+        for other in range(world):
+            x, y = share((inputs, targets), other)
+            (nn.functional.mse_loss(plain(x, *used[other]), y) / world).backward()
+        for optimizer in mine:
+            optimizer.step()
+        theirs.step()
+    check_equal(model, plain)
+    roster = mine[0]._reducer._roster
+    assert [one() for one in roster._members] == [each._reducer for each in mine]
+
+
 def tiny(rank: int, world: int) -> None:
     """Fewer elements than chunks: the last rank owns padding alone, and a scaler copes."""
     weight, plain = (nn.Parameter(torch.full((3,), 2.0)) for _ in range(2))
     mine = sharded([weight], torch.optim.SGD, lr=0.1)
     theirs = torch.optim.SGD([plain], lr=0.1)
-    assert rank == 0 or not mine.param_groups[0]["params"]
+    assert rank == 0 or not mine._held.owned
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     for step in range(STEPS):
         mine.zero_grad()
@@ -436,12 +515,13 @@ def tiny(rank: int, world: int) -> None:
             plain.square().sum().backward()
             theirs.step()
     torch.testing.assert_close(weight, plain)
-    assert rank == 0 or not mine.param_groups[0]["params"]
+    assert len(mine.param_groups[0]["params"]) == len(mine._held.owned) + 1
 
 
 def overlap(rank: int, world: int) -> None:
     """Buckets leave while the backward pass still computes, in the same order on all ranks."""
     model = network()
+    gc.collect()  # with other optimizers around, buckets leave at the end
     mine = sharded(model.parameters(), torch.optim.SGD, lr=0.1)
     sent: list[tuple[int, int]] = []
     average = mine._exchange.average
@@ -480,6 +560,7 @@ def old_graphs(rank: int, world: int) -> None:
 def replaced(rank: int, world: int) -> None:
     """A new optimizer of the same parameters takes them over from one that is still there."""
     model, plain = network(), network()
+    gc.collect()  # what other tests have left would send at the end of a pass, too
     old = sharded(model.parameters(), torch.optim.SGD, lr=0.1)
     mine = sharded(model.parameters(), torch.optim.AdamW, lr=0.01)
     theirs = torch.optim.AdamW(plain.parameters(), lr=0.01)
@@ -520,6 +601,8 @@ SCRIPTS = (
     checkpointed,
     added_parameters,
     scaled,
+    scaled_accumulation,
+    several,
     tiny,
     overlap,
     old_graphs,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import harness
@@ -123,6 +124,57 @@ def changed_gradients(rank: int) -> None:
     nn.utils.clip_grad_value_([p for g in mine.param_groups for p in g["params"]], 0.0)
     mine.step()
     assert torch.equal(flat(model.parameters()), before)
+
+
+def late_hooks(rank: int) -> None:
+    """What hooks change that are registered after the optimizer's isn't sent."""
+    model = network()
+    mine = sharded(model.parameters(), torch.optim.SGD, lr=0.1)
+
+    def shrink(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.grad.mul_(0.1)
+
+    model[2].weight.register_post_accumulate_grad_hook(shrink)
+    text = "was changed .*hooks that are registered before"
+    refuses(lossycoll.TrainingError, text, lambda: step(model, mine, rank))
+
+
+def late_parameters(rank: int) -> None:
+    """One that is added with a gradient, which hasn't been sent."""
+    model = network()
+    mine = sharded(model.parameters(), torch.optim.SGD, lr=0.1)
+    extra = nn.Parameter(torch.ones(7))
+    (loss_of(model, share(batch(0, WORLD), rank)) + extra.sum()).backward()
+    mine.add_param_group({"params": extra})
+    refuses(lossycoll.TrainingError, "0 of group 1 was changed .*parameters were added", mine.step)
+    mine.reduce_gradients()
+    mine.step()
+    assert torch.allclose(extra, torch.full((7,), 0.9))
+
+
+def early_scalers(rank: int) -> None:
+    """One that unscales what hasn't been reduced; then nothing is, until zero_grad()."""
+    model = network()
+    before = flat(model.parameters())
+    told = r"optimizer.reduce_gradients\(\) .*before scaler.unscale_"
+    for unscale, mixed in ((True, False), (False, False), (True, True)):
+        mine = sharded(model.parameters(), torch.optim.SGD, lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        loss = scaler.scale(loss_of(model, share(batch(0, WORLD), rank)))
+        if mixed:
+            loss.backward(retain_graph=True)
+        with mine.no_sync():
+            loss.backward()
+        if unscale:
+            scaler.unscale_(mine)
+        first = r"optimizer.reduce_gradients\(\)"
+        refuses(lossycoll.TrainingError, first, partial(scaler.step, mine))
+        for call in (mine.reduce_gradients, mine.step, partial(mine.clip_grad_norm_, 1.0)):
+            refuses(lossycoll.TrainingError, told, call)
+        mine.zero_grad()
+        mine.step()
+        assert torch.equal(flat(model.parameters()), before)
 
 
 def moved_parameters(rank: int) -> None:
@@ -271,6 +323,9 @@ CASES = (
     parameters,
     disagreement,
     changed_gradients,
+    late_hooks,
+    late_parameters,
+    early_scalers,
     moved_parameters,
     thawed_parameters,
     sparse_gradients,

@@ -85,7 +85,7 @@ def scaled(rank: int) -> dict[str, Any]:
     owed = means([have - left for have, left in zip(given, kept(mine), strict=True)], None)
     for weight, wanted in zip(weights, owed, strict=True):
         torch.testing.assert_close(weight.data, -wanted, rtol=1e-4, atol=1e-4)
-    assert len(mine.param_groups[0]["params"]) == len(mine._held.owned)
+    assert len(mine.param_groups[0]["params"]) == len(mine._held.owned) + 1
     finite = [norm for norm in norms if norm < float("inf")]
     # The mean of four gradients, and a share of what is late; nothing of a scale.
     assert all(0.4 < norm / sum(SIZES) ** 0.5 < 0.8 for norm in finite), norms

@@ -1,7 +1,8 @@
-"""A parameter of no meaning, lent to an optimizer's groups between ``backward()`` and ``step()``.
+"""A parameter of no meaning, lent to an optimizer's groups between its steps.
 
 A rank that owns nothing of what had gradients would have none to show to a GradScaler, which wants
-one. And what the scaler does to the carrier's gradient tells by what it has divided the others.
+one. And what is done to the carrier's gradient tells by what the scaler has divided the others; or
+that somebody scales or clips before there is anything to.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from .mark import Mark
+
 PROBE: Final = 2.0**-90
 """A gradient that nothing but a scale changes: its square, and so its part in a norm, is 0."""
 
@@ -23,6 +26,7 @@ class Carrier:
     def __init__(self) -> None:
         self._parameter: Parameter | None = None
         self._members: list[Any] = []
+        self._mark = Mark(None)
 
     def lend(self, members: list[Any], like: Tensor) -> Tensor:
         """Adds it to ``members``, a group's parameters, with the type and device of ``like``;
@@ -32,6 +36,7 @@ class Carrier:
         parameter.grad = torch.full_like(parameter, PROBE)
         members.append(parameter)
         self._parameter, self._members = parameter, members
+        self._mark = Mark(parameter.grad)
         return parameter.grad
 
     def take_back(self) -> None:
@@ -42,6 +47,14 @@ class Carrier:
 
     def is_(self, parameter: object) -> bool:
         return self._parameter is not None and parameter is self._parameter
+
+    def was_changed(self) -> bool:
+        """Whether anything but clearing was done to its gradient since it was lent. In float16,
+        and of a scale of 1, one can't tell."""
+        grad = None if self._parameter is None else self._parameter.grad
+        if grad is None or float(grad) == 0:
+            return False
+        return float(grad) != PROBE or not self._mark.fits(grad)
 
     def scale(self) -> float:
         """What a GradScaler has divided the gradients by. 1 in float16, which none would take."""

@@ -2,7 +2,8 @@
 
 Every rank issues the same collectives in the same order, whatever its model did: each bucket once
 for each backward pass, in order, then the status. A bucket starts when all of its gradients and all
-buckets before it are there; when the pass ends, whatever hasn't started does.
+buckets before it are there; when the pass ends, whatever hasn't started does. Where several
+reducers share the group, all buckets start then (:mod:`.roster`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from .compress.shards import Compressor
 from .exchange import Exchange, Sending, Work, settle
 from .mark import Mark
 from .residue import Residue
+from .roster import roster_of
 from .shards import Shard
 
 _NESTED: Final = BackwardCFunction.apply.__code__
@@ -94,14 +96,22 @@ class Reducer:
         self._missing: list[int] = []
         self._works: list[Work] = []
         self._status = Status(exchange.world, 0)
-        self._left: list[Mark] = []
+        self._left: dict[int, Mark] = {}
+        """By parameter, the gradient that was sent, as it was then."""
+        self._roster = roster_of(exchange.group)
+
+    def join(self) -> None:
+        """Takes its place among the group's reducers. All ranks must call this."""
+        self._roster.join(self, self._exchange)
 
     def watch(self, model: Sequence[Parameter], shards: Sequence[Shard]) -> None:
         """``model``: parameters from the next index on; ``shards``: buckets from the next on."""
         first = len(self._shards)
+        # What isn't in the last pass has no gradient there.
+        for index in range(len(self._model), len(self._model) + len(model)):
+            self._left[index] = Mark(None)
         self._model += model
         self._shards += shards
-        self._left = []
         if self.feedback:
             self._residues += [Residue(shard.bucket, shard.grads) for shard in shards]
         for number, shard in enumerate(shards, first):
@@ -148,6 +158,8 @@ class Reducer:
         if index not in self._seen:
             self._seen.add(index)
             self._missing[bucket] -= 1
+        if not self._roster.is_single:
+            return
         with self._exchange.owners_needed():
             while len(self._works) < len(self._shards) and not self._missing[len(self._works)]:
                 self._launch()
@@ -156,12 +168,35 @@ class Reducer:
         """The pass that :meth:`ready` was called from is over."""
         if _is_nested():
             self._armed = None  # the pass around it goes on, and calls back for itself
-        else:
+        elif self._open:
             self.finish()
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Starts whatever hasn't started, with zeros for gradients that there aren't, and waits."""
+        """Sends the gradients as they are, with zeros for those that there aren't; and those of the
+        group's other reducers that the pass has touched."""
+        with self._exchange.owners_needed():
+            self._roster.finish(self, self._exchange)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a pass has begun that isn't over."""
+        return self._open
+
+    @property
+    def is_used(self) -> bool:
+        """Whether not all of its parameters have been given to another optimizer."""
+        found = True
+        for shard in self._shards:
+            for position, member in enumerate(shard.bucket.members):
+                if member.begin < member.end:
+                    found = shard.holds(position, self._model[member.index])
+                    if found:
+                        return True
+        return found
+
+    def send(self) -> None:
+        """Starts whatever hasn't started, and waits."""
         if not self._open:
             self._begin()
         try:
@@ -174,7 +209,6 @@ class Reducer:
                 settle([*self._works, work])
         finally:
             self._open, self._armed = False, None
-        self._left = [Mark(parameter.grad) for parameter in self._model]
         finished = self._finished()
         if finished is not None:
             finished(self._status)
@@ -186,6 +220,7 @@ class Reducer:
                 if member.index in self._seen:
                     continue
                 if self._model[member.index].grad is None:
+                    self._left[member.index] = Mark(None)
                     view.zero_()
                 else:
                     self._copy(member.index)
@@ -199,13 +234,13 @@ class Reducer:
 
     def forget(self) -> None:
         """The gradients of the last pass are no longer wanted."""
-        self._left = []
+        self._left = {}
         if self._compression is not None:
             self._compression.forget()
 
     def changed(self) -> int | None:
         """The first parameter whose ``grad`` isn't what the last pass has sent."""
-        for index, mark in enumerate(self._left):
+        for index, mark in sorted(self._left.items()):
             if not mark.fits(self._model[index].grad):
                 return index
         return None
@@ -250,6 +285,7 @@ class Reducer:
         self._seen = set()
         self._missing = [len(shard.bucket.members) for shard in self._shards]
         self._works = []
+        self._left = {}
         self._status = Status(self._exchange.world, len(self._model))
 
     def _copy(self, index: int) -> None:
@@ -263,6 +299,7 @@ class Reducer:
         bucket, position = self._place[index]
         view = self._shards[bucket].views[position]
         view.copy_(grad)
+        self._left[index] = Mark(grad)  # what hooks change from here on isn't sent
         if self.feedback:
             self._residues[bucket].add_to(view, position, self._scale)
         self._status.note_used(index)

@@ -89,9 +89,7 @@ class ShardedOptimizer(Optimizer):
     weighing what arrives by its count. Nothing of any gradient is lost then, but some of it comes a
     step or more late; and a gradient's worth of memory is needed. With one link at 100% loss
     its rank's gradients never arrive, and pile up: :meth:`residue` tells. A checkpoint has what
-    its ranks still owe together, and those that load it owe it again. Of a GradScaler's scale it
-    knows from ``param_groups``, in which a parameter of one element is lent for that between
-    ``backward()`` and ``step()``.
+    its ranks still owe together, and those that load it owe it again.
 
     ``compression``: an ARCTopKState, by which gradients are compressed on their way instead: in
     place of a reduction to their owners all ranks get what is used of them, which costs no more
@@ -107,9 +105,11 @@ class ShardedOptimizer(Optimizer):
 
     ``param_groups`` and ``state`` are the inner optimizer's own: over this rank's fragments, with
     the options that schedulers and users change (on all ranks alike). Between ``backward()`` and
-    ``step()`` the fragments' gradients are the mean, to look at or change. The model's are this
-    rank's own, which have been sent: changing those is refused by ``step()``. Hence
-    :meth:`clip_grad_norm_` instead of torch.nn.utils'.
+    ``step()`` the fragments' gradients are the mean, to look at or change; else there are none. The
+    model's are this rank's own, which have been sent: changing those is refused by ``step()``, as
+    far as torch notices it (not of ``grad.data``). Hence :meth:`clip_grad_norm_` instead of
+    torch.nn.utils'. In the first group a parameter of one element is lent, which tells of a
+    GradScaler's scale, and of one that comes before gradients are reduced.
 
     All ranks must make it alike, and call ``backward()`` (outside of :meth:`no_sync`), ``step()``
     and whatever says so below equally often. A second ``backward()`` before ``step()`` reduces the
@@ -123,7 +123,11 @@ class ShardedOptimizer(Optimizer):
     arguments. ``backward()`` and ``step()`` raise PeerLostError when a rank is lost, whose shard
     has no owner any more, and LinkError, as the constructor does, when a link delivers nothing;
     ``step()`` also when a block that is due doesn't come, and TrainingError for what would go wrong
-    in silence: changed gradients, moved parameters, frozen ones that have gradients.
+    in silence: changed gradients, moved parameters, frozen ones that have gradients, fragments'
+    gradients that were unscaled or clipped before :meth:`reduce_gradients`.
+
+    Several optimizers may share a group, and what each rank's backward pass touches of them may
+    differ; their gradients leave when the pass ends, and not while it goes on.
     """
 
     def __init__(
@@ -177,12 +181,15 @@ class ShardedOptimizer(Optimizer):
         )
         self.defaults = self._inner.defaults
         self._adopt()
+        self._clear()
+        self._reducer.join()
 
     # ---- parameters ----
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters, in buckets of their own. All ranks must call this alike, and not within
-        a backward pass.
+        a backward pass. Gradients that have been reduced stay as they are; those of what is added
+        must come from later passes, or be sent by :meth:`reduce_gradients`.
 
         A parameter that was frozen when the optimizer was made, and has ``requires_grad`` now,
         moves to the new group.
@@ -219,7 +226,7 @@ class ShardedOptimizer(Optimizer):
                 self._inner.state[each.parameter] = checkpoint.cut(each.fragment, state, names)
         for parameter in thawed:
             del self._held.frozen[parameter]
-        self._consolidated = self._reduced = None
+        self._consolidated = None
 
     def _take(self, groups: Sequence[dict[str, Any]], number: int) -> list[list[Parameter]]:
         """This rank's fragments of new groups, the first of which is group ``number``."""
@@ -254,7 +261,9 @@ class ShardedOptimizer(Optimizer):
 
     def reduce_gradients(self) -> None:
         """Sends what blocks of :meth:`no_sync` have accumulated, as the end of a backward pass
-        outside of them does. All ranks must call this."""
+        outside of them does. All ranks must call this. ``step()`` and :meth:`clip_grad_norm_` do it
+        if nobody has, but a GradScaler, and whatever else looks at ``param_groups``, needs it
+        before."""
         self._exchange.check_owners()
         self._held.check_sound()
         self._reducer.finish()
@@ -275,23 +284,45 @@ class ShardedOptimizer(Optimizer):
                     parameter.grad = None
                 else:
                     parameter.grad.detach_().zero_()
+        self._no_step()
         self._reducer.abandon()
         self._reducer.forget()
-        self._no_step()
+        self._clear()
+
+    def _clear(self) -> None:
+        """Nothing has been reduced: fragments have no gradients, and what is done to the carrier's
+        tells of somebody who takes what there is for them."""
+        self._reduced = None
         for each in self._held.owned:
             each.parameter.grad = None
+        self._lend()
+
+    def _lend(self) -> list[Tensor]:
+        """The carrier anew; its gradient, if there is anything to train."""
+        self._carrier.take_back()
+        like = self._held.model[:1]
+        return [self._carrier.lend(self.param_groups[0]["params"], each) for each in like]
 
     def _receive(self, status: Status) -> None:
         """A backward pass has been reduced: hands the fragments their gradients."""
+        if self._reduced is None and self._carrier.was_changed():
+            raise TrainingError(
+                f"{self._exchange}: a GradScaler has unscaled the gradients of "
+                f"optimizer.param_groups, or they were changed, before they were reduced, which "
+                f"has no effect on them; call optimizer.reduce_gradients() on all ranks after the "
+                f"last backward pass within no_sync(), before scaler.unscale_() and scaler.step(); "
+                f"now begin this step anew with optimizer.zero_grad() and scaler.update()"
+            )
         self._no_step()
         self._reduced = status
         used = status.used
         for each in self._held.owned:
             each.parameter.grad = each.grad if used[each.index] else None
         held = [each.grad for each in self._held.owned if used[each.index]]
-        if any(used) and (self._reducer.feedback or not held):
-            carried = self._carrier.lend(self.param_groups[0]["params"], self._held.model[0])
-            held = held or [carried]
+        if not any(used):
+            self._carrier.take_back()
+        elif not held:
+            held = self._lend()
         if status.bad:
             # A GradScaler looks at this rank's gradients only, and all must skip this step.
             for grad in held:
@@ -305,8 +336,7 @@ class ShardedOptimizer(Optimizer):
         if scale != 1.0:
             bad = self._reduced is not None and self._reduced.bad
             self._reducer.rescale(scale / 2 if bad else scale)
-        self._reduced = None
-        self._carrier.take_back()
+        self._clear()
 
     def _reduce(self) -> Status:
         """The status of the gradients as they are; reduces them if no backward pass has.
@@ -320,11 +350,16 @@ class ShardedOptimizer(Optimizer):
         else:
             index = self._reducer.changed()
             if index is not None:
+                if self._carrier.was_changed():
+                    self._reduced = None  # nor may it be reduced anew after it was unscaled
                 raise TrainingError(
                     f"{self._exchange}: the gradient of {self._held.name(index)} was changed "
                     f"after the backward pass had sent it, which has no effect; clip by "
                     f"optimizer.clip_grad_norm_(max_norm), change the gradients of "
-                    f"optimizer.param_groups instead, or change them within the backward pass"
+                    f"optimizer.param_groups instead, or change them by hooks that are registered "
+                    f"before the optimizer is made; if a backward pass within no_sync() came "
+                    f"after that, or parameters were added, call optimizer.reduce_gradients(), "
+                    f"before scaler.unscale_() if there is one"
                 )
         assert self._reduced is not None
         return self._reduced
@@ -379,6 +414,7 @@ class ShardedOptimizer(Optimizer):
             return loss
         self._reduced = self._consolidated = None
         self._inner.step()
+        self._clear()
         self._reducer.keep_lost(scale)
         self._copies.spread(self._held.model)
         return loss
@@ -386,7 +422,7 @@ class ShardedOptimizer(Optimizer):
     def _refuse(self, bad: Sequence[int]) -> None:
         """The gradients of ranks ``bad`` are not numbers."""
         if self._on_nonfinite == "skip":
-            self._reduced = None
+            self._clear()
             self._copies.skip()
             return
         who = ", ".join(self._exchange.peer(rank) for rank in bad)
@@ -486,6 +522,7 @@ class ShardedOptimizer(Optimizer):
         self._inner.load_state_dict(dealt)
         self._held.frozen = {p: dict(states.get(p, {})) for p in self._held.frozen}
         self._adopt()
+        self._lend()
         self._reducer.replace_lost(owed)
         if owed and not self._reducer.feedback:
             log.warning(

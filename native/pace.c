@@ -3,7 +3,6 @@
 #include <math.h>
 
 enum { WINDOW_MIN = 4, WINDOW_START = 64, WINDOW_MAX = 1 << 20, PATIENCE = 3, PATIENCE_MAX = 48 };
-enum { BACKOFF_MAX = 3 }; /* doublings */
 
 static const uint64_t RTO_MIN_NS = 5000000u, RTO_MAX_NS = 200000000u, RTO_START_NS = 20000000u;
 
@@ -376,11 +375,4 @@ uint64_t lc_pace_rto(const lc_pace *pace) {
         return RTO_START_NS;
     uint64_t rto = 4 * pace->path.rtt_ns + RTO_MIN_NS;
     return rto < RTO_MAX_NS + pace->path.rtt_ns * 2 ? rto : RTO_MAX_NS + pace->path.rtt_ns * 2;
-}
-
-uint64_t lc_pace_again(const lc_pace *pace, uint32_t tries, uint64_t silent_ns) {
-    uint64_t rto = lc_pace_rto(pace);
-    if (silent_ns < 2 * rto)
-        return rto;
-    return rto << (tries < BACKOFF_MAX ? tries : BACKOFF_MAX);
 }

@@ -71,8 +71,5 @@ void lc_pace_acked(lc_pace *pace, const lc_path_ack *ack);
 uint64_t lc_pace_queue(const lc_pace *pace);
 /* How long to wait for an answer before asking again. */
 uint64_t lc_pace_rto(const lc_pace *pace);
-/* The same once it has been asked again so many times: longer and longer if nothing at all has come
- * from the peer for so long. One that is heard isn't slow; the question or its answer was lost. */
-uint64_t lc_pace_again(const lc_pace *pace, uint32_t tries, uint64_t silent_ns);
 
 #endif

@@ -14,8 +14,7 @@ static uint64_t later(uint64_t a, uint64_t b) {
 
 /* When to ask for an answer once more that was asked for so many times again. */
 static uint64_t backoff(const lc_engine *e, uint16_t peer, uint32_t tries) {
-    const lc_peer *p = &e->peers[peer];
-    return e->now + lc_pace_again(&p->pace, tries, e->now - p->heard_ns);
+    return e->now + (lc_pace_rto(&e->peers[peer].pace) << (tries < 3 ? tries : 3));
 }
 
 /* Nothing at all has come from the peer for as long as any stream may be silent. */

@@ -347,22 +347,6 @@ static void test_same_host_is_not_held(void) {
     CHECK(lc_pace_window(&pace, 5000) == 5000);
 }
 
-/* A peer that is heard is asked again at the same pace, one that is silent more and more slowly. */
-static void test_asking_again(void) {
-    lc_pace pace;
-    lc_pace_init(&pace, 0, 0, SIM_PACKET);
-    for (int known = 0; known < 2; known++) {
-        uint64_t rto = lc_pace_rto(&pace);
-        for (uint32_t tries = 0; tries < 14; tries++) {
-            CHECK(lc_pace_again(&pace, tries, 0) == rto);
-            CHECK(lc_pace_again(&pace, tries, 2 * rto - 1) == rto);
-            CHECK(lc_pace_again(&pace, tries, 2 * rto) == rto << (tries < 3 ? tries : 3));
-        }
-        lc_path_ack ack = {.now = 40000000, .rtt_ns = 40000000, .moved = 1, .taken = 1};
-        lc_pace_acked(&pace, &ack);
-    }
-}
-
 /* A packet as large as a run may be goes alone, however slow the path. */
 static void test_room_is_not_more_than_asked(void) {
     lc_pace pace;
@@ -453,7 +437,6 @@ int main(void) {
     test_small_peer_window();
     test_reordering();
     test_same_host_is_not_held();
-    test_asking_again();
     test_room_is_not_more_than_asked();
     test_rate();
     test_hostile_acks();

@@ -225,7 +225,7 @@ def rank_sharded(rank: int, world: int) -> dict[str, Any]:
         for _ in range(steps):
             optimizer.zero_grad()
             (weights.sum() * GIVEN[rank]).backward()
-            (fragment,) = optimizer.param_groups[0]["params"]
+            fragment, *_ = optimizer.param_groups[0]["params"]
             out.append(fragment.grad[::per_packet].tolist())
         return out
 

@@ -500,6 +500,19 @@ UNMAKEABLE: dict[str, tuple[dict[str, Any], str, str]] = {
 }
 
 
+def take_low(taken: socket.socket) -> int:
+    """Binds it to a port that no connection is given by chance: TCP's of that number must be free."""
+    for port in range(20_000 + os.getpid() % 10_000, 32_000):
+        try:
+            with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as other:
+                other.bind(("127.0.0.1", port))
+            taken.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+        return port
+    raise AssertionError("no free port from 20000 to 32000")
+
+
 def rank_unmakeable(rank: int, world: int) -> dict[str, tuple[str, str, float]]:
     import torch
     import torch.distributed as dist
@@ -507,8 +520,7 @@ def rank_unmakeable(rank: int, world: int) -> dict[str, tuple[str, str, float]]:
     dist.init_process_group("gloo")
     out = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
+        port = take_low(taken)
         for name, (asked, _, _) in UNMAKEABLE.items():
             options: Any = {}
             if rank == 1:

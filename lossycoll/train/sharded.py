@@ -359,7 +359,8 @@ class ShardedOptimizer(Optimizer):
                     f"optimizer.param_groups instead, or change them by hooks that are registered "
                     f"before the optimizer is made; if a backward pass within no_sync() came "
                     f"after that, or parameters were added, call optimizer.reduce_gradients(), "
-                    f"before scaler.unscale_() if there is one"
+                    f"before scaler.unscale_() if there is one; and don't wrap the model in "
+                    f"DistributedDataParallel"
                 )
         assert self._reduced is not None
         return self._reduced

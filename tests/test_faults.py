@@ -501,7 +501,7 @@ UNMAKEABLE: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 def take_low(taken: socket.socket) -> int:
-    """Binds it to a port that no connection has by chance: TCP ports of that number must be free."""
+    """Binds it to a port that no connection has by chance, TCP ports of the same number neither."""
     for port in range(20_000 + os.getpid() % 10_000, 32_000):
         try:
             with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as other:

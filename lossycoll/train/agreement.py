@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..backend import LossyProcessGroup
 from ..errors import MismatchError
 from ..options import reliable
+from .exchange import named
 
 NOTHING: Final = "nothing more"
 
@@ -67,7 +67,7 @@ def check_same(meant: Sequence[Meant], remedy: str) -> None:
             peer, here, there = difference
             raise MismatchError(
                 f"{_here(each)}: ranks hold different parameters: {here} here, {there} on "
-                f"{_named(each.group, peer)}; {remedy}",
+                f"{named(each.group, peer)}; {remedy}",
                 peer=peer,
             )
     raise MismatchError(
@@ -113,9 +113,3 @@ def _first_difference(meant: Meant) -> tuple[int, str, str] | None:
             here, there = next(pair for pair in pairs if pair[0] != pair[1])
             return peer, here or NOTHING, there or NOTHING
     return None
-
-
-def _named(group: dist.ProcessGroup, rank: int) -> str:
-    """A rank as errors write it."""
-    known = group.lossy_stats().peers if isinstance(group, LossyProcessGroup) else ()
-    return f"rank {rank} ({known[rank].address})" if known else f"rank {rank}"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from typing import TypeGuard
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from ..errors import UnsupportedError
 
@@ -17,6 +19,15 @@ def is_number(value: object) -> TypeGuard[float]:
 
 def is_whole(value: object, low: int, high: float = math.inf) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def check_dense(gradients: Tensor, hook: str) -> None:
+    """Raises UnsupportedError, which names the communication hook that got them, if not."""
+    if gradients.layout is not torch.strided:
+        raise UnsupportedError(
+            f"{hook} got a gradient of {gradients.layout}, wanted dense ones: make embeddings "
+            f"with sparse=False, or leave the hook out"
+        )
 
 
 def own_group(group: object) -> dist.ProcessGroup:

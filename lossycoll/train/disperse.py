@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ..backend import LossyProcessGroup
-from ..errors import UnsupportedError
+from .checks import check_dense
 
 
 def dispersing_hook(
@@ -29,11 +29,7 @@ def dispersing_hook(
     Raises UnsupportedError for sparse gradients.
     """
     flat = bucket.buffer()
-    if flat.layout is not torch.strided:
-        raise UnsupportedError(
-            f"dispersing_hook got a gradient of {flat.layout}, wanted dense ones: make embeddings "
-            f"with sparse=False, or leave the hook out"
-        )
+    check_dense(flat, "dispersing_hook")
     group = dist.group.WORLD if state is None else state
     flat.div_(dist.get_world_size(group))
     if not isinstance(group, LossyProcessGroup) or group.lossy_options().delivery == "reliable":

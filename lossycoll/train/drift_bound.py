@@ -25,6 +25,7 @@ from ..options import lossy, reliable
 from .ages import MOST_REPAIR, REPAIR
 from .agreement import Meant, as_line, check_same
 from .checks import is_whole
+from .exchange import named
 from .replicas import Holding, holdings_of, in_memory_order, local
 from .sharded import ShardedOptimizer
 from .slices import Slices, cut, owner
@@ -302,13 +303,13 @@ class DriftBound:
 
     def _dead_link(self, group: LossyProcessGroup, peer: int, now: float) -> LinkError:
         unheard = self._unheard
-        named = f"rank {peer} ({group.lossy_stats().peers[peer].address})"
         return LinkError(
             f"rank {self._rank}/{self._world}: of {unheard.blocks[peer]} packets of parameters "
-            f"that {named} sent in the last {unheard.steps[peer]} steps (period {self.period}) "
-            f"none has come for {now - unheard.heard(peer):.3g} s, so DriftBound no longer keeps "
-            f"this replica together with that one: that link is dead, or loses everything; repair "
-            f"it, or restart without that rank from the last checkpoint",
+            f"that {named(group, peer)} sent in the last {unheard.steps[peer]} steps "
+            f"(period {self.period}) none has come for {now - unheard.heard(peer):.3g} s, so "
+            f"DriftBound no longer keeps this replica together with that one: that link is dead, "
+            f"or loses everything; repair it, or restart without that rank from the last "
+            f"checkpoint",
             peer=peer,
         )
 

@@ -81,8 +81,7 @@ class Exchange:
 
     def peer(self, rank: int) -> str:
         """A rank as errors write it."""
-        known = () if self.lossy is None else self.lossy.lossy_stats().peers
-        return f"rank {rank} ({known[rank].address})" if known else f"rank {rank}"
+        return named(self.group, rank)
 
     def delivery(self) -> contextlib.AbstractContextManager[None]:
         """The block of code in which gradients and parameters are sent."""
@@ -188,6 +187,12 @@ class Exchange:
         with reliable():
             dist.gather_object(value, out, group=self.group, group_dst=to)
         return out
+
+
+def named(group: dist.ProcessGroup, rank: int) -> str:
+    """A rank of ``group`` as errors write it."""
+    known = group.lossy_stats().peers if isinstance(group, LossyProcessGroup) else ()
+    return f"rank {rank} ({known[rank].address})" if known else f"rank {rank}"
 
 
 def settle(works: Sequence[Work]) -> None:

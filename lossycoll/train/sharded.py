@@ -219,10 +219,10 @@ class ShardedOptimizer(Optimizer):
         finally:
             self.param_groups = self._inner.param_groups
         self._inner.add_param_group({**options(added), "params": fragments})
+        names = checkpoint.elementwise_of(self._held.frozen, self._held.elementwise)
         for each in self._held.owned:
             state = self._held.frozen.get(self._held.model[each.index])
             if state:
-                names = checkpoint.elementwise_of(self._held.frozen, self._held.elementwise)
                 self._inner.state[each.parameter] = checkpoint.cut(each.fragment, state, names)
         for parameter in thawed:
             del self._held.frozen[parameter]

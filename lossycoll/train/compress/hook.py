@@ -6,8 +6,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...errors import UnsupportedError
 from ...work import value_or_raise
+from ..checks import check_dense
 from .arc_topk import ARCTopKState
 
 
@@ -22,11 +22,7 @@ def arc_topk_hook(
     come between this step's collectives.
     """
     flat = bucket.buffer()
-    if flat.layout is not torch.strided:
-        raise UnsupportedError(
-            f"arc_topk_hook got a gradient of {flat.layout}, wanted dense ones: make embeddings "
-            f"with sparse=False, or leave the hook out"
-        )
+    check_dense(flat, "arc_topk_hook")
     keys = state.keys(bucket.parameters())
     gradients, last = bucket.gradients(), bucket.is_last()
     source: torch.futures.Future[Any] = torch.futures.Future()

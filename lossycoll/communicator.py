@@ -576,14 +576,16 @@ class Communicator:
     # ---- ranks that are lost, where the group outlives them; from the control plane's thread ----
 
     def lose(self, rank: int) -> int:
-        """Waits no longer for ``rank``; submits nothing until :meth:`go_on`.
+        """Submits nothing until :meth:`go_on`, and waits no longer for ``rank``.
 
         Returns the number of the next operation.
         """
         assert self._engine is not None
+        # First, or whoever waited for the rank submits once more, for all that the plan still has.
+        following = self._turns.stop()
         with contextlib.suppress(ClosedError):
             self._engine.peer_dead(rank)
-        return self._turns.stop()
+        return following
 
     def go_on(self, views: Sequence[View], agreed: bool) -> None:
         """``views``: who is left, from which operation on."""

@@ -77,8 +77,8 @@ class Turns:
 
     def stop(self) -> int:
         """Lets nobody submit any more; returns the number of the next operation."""
+        self._stopped = True  # before the lock, which a thread that submits anew may win each time
         with self._turn:
-            self._stopped = True
             return self.next
 
     def go_on(self, views: Sequence[View], *, agreed: bool) -> None:

@@ -7,6 +7,7 @@ import signal
 import time
 from typing import Any
 
+import harness
 import pytest
 import torch
 import torch.distributed as dist
@@ -49,9 +50,7 @@ def every_collective(rank: int, world: int) -> dict[str, Any]:
     victim = int(os.environ["VICTIM"])
     root = 1 if victim == 0 else 0
     members = [r for r in range(world) if r != victim]
-    dist.barrier()
-    if rank == victim:
-        die()
+    harness.die(victim)
     begin = time.monotonic()
     large = torch.full((50_000,), float(rank + 1))
     dist.all_reduce(large)  # in flight while the victim dies: some packets are own
@@ -178,6 +177,31 @@ def test_every_collective_goes_on_or_says_whom_it_lacks(world: int, victim: int)
             assert kind == "PeerLostError"
             assert f"rank {rank}/{world}: call #" in text
             assert f"needs data of rank {victim} (127.0.0.1:" in text
+
+
+def at_once(rank: int, world: int) -> tuple[int, list[float]]:
+    """Waits for a rank that dies, with a control plane that takes its time; then adds again."""
+    dist.init_process_group("lossy")
+    peer_dead = lossycoll.engine.Engine.peer_dead
+    told = []
+
+    def slowly(engine: lossycoll.engine.Engine, peer: int) -> None:
+        peer_dead(engine, peer)  # ends what waits for the peer
+        told.append(peer)
+        time.sleep(0.5)
+
+    lossycoll.engine.Engine.peer_dead = slowly  # type: ignore[method-assign]
+    harness.die(2)
+    dist.all_reduce(torch.ones(50_000))
+    value = torch.full((50_000,), float(rank + 1))
+    dist.all_reduce(value)
+    dist.destroy_process_group()
+    return len(told), value.unique().tolist()
+
+
+def test_what_is_submitted_as_soon_as_a_wait_for_the_dead_ends_is_without_them() -> None:
+    for outcome in survivors(4, (2,), at_once):
+        assert outcome.value == (1, [pytest.approx(4 * (1 + 2 + 4) / 3)]), outcome
 
 
 # ---- in flight ----

@@ -19,7 +19,7 @@ C_FILES := $(wildcard native/*.[ch] native/lab/*.[ch] tests/native/*.[ch] benchm
 .PHONY: help demo test lint format conformance bench doctor examples netem clean
 
 help:
-	@echo "make demo      train a small GPT five times and compare (under 5 minutes)"
+	@echo "make demo      train a small GPT five times and compare (about 6 minutes)"
 	@echo "make test      the whole test suite"
 	@echo "make lint      ruff, mypy and clang-format"
 	@echo "make format    let ruff and clang-format rewrite the sources"

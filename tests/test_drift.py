@@ -349,6 +349,6 @@ def test_dispersed_gradients_come_back_in_order(length: int) -> None:
     assert packets in (2, 3, 5, 17, 199)
     sent = disperse._dispersed(flat, packets)
     assert len(sent) == -(-length // packets) * packets
-    assert torch.equal(disperse._gathered(sent, packets, length), flat)
+    assert torch.equal(disperse._restored(sent, packets, length), flat)
     for packet in sent.view(packets, -1):
         assert bool((packet[packet > 0].diff() == packets).all())

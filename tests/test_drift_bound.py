@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import lossycoll
-from lossycoll.train.slices import ALIGN, cut, owner
+from lossycoll.train.slices import ALIGN, owner, slice_up
 from lossycoll.train.unheard import Unheard
 
 WORLD = 3
@@ -31,17 +31,17 @@ WORLD = 3
 @pytest.mark.parametrize("period", [1, 4, 7, 1000])
 def test_slices_hold_every_element_once(period: int, world: int) -> None:
     sizes = [(1000, 4), (7, 2), (0, 4), (1, 16), (333, 8), (1, 2)]
-    slices = cut(sizes, period, world)
+    slices = slice_up(sizes, period, world)
     assert len(slices.chunks) == period * world
     seen: dict[int, list[int]] = {tensor: [] for tensor in range(len(sizes))}
-    for fragments in slices.chunks:
+    for pieces in slices.chunks:
         end = 0
-        for fragment in fragments:
-            itemsize = sizes[fragment.tensor][1]
-            assert fragment.at >= end
-            assert fragment.at % itemsize == 0
-            end = fragment.at + (fragment.end - fragment.begin) * itemsize
-            seen[fragment.tensor] += range(fragment.begin, fragment.end)
+        for piece in pieces:
+            itemsize = sizes[piece.tensor][1]
+            assert piece.at >= end
+            assert piece.at % itemsize == 0
+            end = piece.at + (piece.end - piece.begin) * itemsize
+            seen[piece.tensor] += range(piece.begin, piece.end)
         assert end <= slices.chunk_bytes
     assert seen == {tensor: list(range(n)) for tensor, (n, _) in enumerate(sizes)}
     total = sum(n * itemsize for n, itemsize in sizes)

@@ -457,11 +457,18 @@ def test_what_can_not_be_is_refused_on_all_ranks(ranks: list[dict[str, Any]]) ->
     for rank, found in enumerate(ranks):
         refused = found["refused"]
         assert refused["counts"][0] == "MismatchError"
-        said = refused["counts"][1]
-        assert said.startswith(f"rank {rank}/{WORLD}: DropCompute is made differently on rank")
-        assert "micro_batches is 4 at rank 0, 4 at rank 1, 5 at rank 2" in said
-        assert "threshold is 1.0 at rank 0, 2.0 at rank 1" in refused["thresholds"][1]
-        assert "divisor is 'completed' at rank 0, 'fixed' at rank 1" in refused["divisor"][1]
+        own, theirs, other = (5, 4, 0) if rank == 2 else (4, 5, 2)
+        assert refused["counts"][1].startswith(
+            f"rank {rank}/{WORLD}: DropCompute is made differently: micro_batches = {own} here, "
+            f"micro_batches = {theirs} on rank {other} (127.0.0.1:"
+        )
+        other = 1 if rank == 0 else 0
+        assert (
+            f": threshold = {1.0 + rank} here, threshold = {1.0 + other} on rank {other} ("
+            in (refused["thresholds"][1])
+        )
+        mine, theirs = ("fixed", "completed") if rank == 1 else ("completed", "fixed")
+        assert f": divisor = '{mine}' here, divisor = '{theirs}' on rank" in refused["divisor"][1]
         assert refused["group"] == (
             "OptionError",
             "group was passed, but DistributedDataParallel knows its own; leave it out",

@@ -87,7 +87,7 @@ def disagreement(rank: int) -> None:
     """Ranks that mean something else all say so."""
     for model, options, text in (
         (network(9 + (rank == 2)), {}, r"shape \(1?[90], 13\).*shape \(1?[90], 13\)"),
-        (network(9), {"max_age": 2 + (rank == 1)}, r"max_age = [23] here, max_age = [23] there"),
+        (network(9), {"max_age": 2 + (rank == 1)}, r"max_age = [23] here, max_age = [23] on rank"),
         (network(9), {"lr": 0.1 + (rank == 1)}, r"group 0 = .*'lr': [01].1.* here, group 0 = "),
     ):
         error = refuses(

@@ -329,7 +329,7 @@ def test_state_survives_cutting_and_joining(world: int) -> None:
         names = frozenset({"exp_avg"})
         checkpoint.check_state(state, member.shape, names, "it")
         states = [
-            checkpoint.state_of(fragment, checkpoint.cut(fragment, state, names))
+            checkpoint.state_of(fragment, checkpoint.part_of(fragment, state, names))
             for rank in range(world)
             for fragment in bucket.fragments(rank)
             if fragment.member == member

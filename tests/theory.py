@@ -416,12 +416,12 @@ def steps_in_reference(
 ) -> Steps:
     """Replicas that step by means of N(0, 1) as they arrive. DriftBound's slices and owners are its
     own (lossycoll.train.slices); that it does so is what theory_ranks.py shows."""
-    from lossycoll.train.slices import cut, owner
+    from lossycoll.train.slices import owner, slice_up
 
     rng = np.random.default_rng(7)
     faults = inject.parse(f"loss={loss},seed=9")
     count = packets * PER_PACKET
-    slices = cut([(count, 4)], period, world)
+    slices = slice_up([(count, 4)], period, world)
     chunk = slices.chunk_bytes // 4
     gathers = [all_gather(world, rank, chunk, PER_PACKET) for rank in range(world)]
     free = np.zeros((world, count))
@@ -447,14 +447,14 @@ def steps_in_reference(
         sweep, number = divmod(step, period)
         staged = np.zeros((world, world * chunk), np.float32)
         places = []
-        for c, fragments in enumerate(slices.of(number)):
+        for c, pieces in enumerate(slices.of(number)):
             by = owner(number, c, sweep, world)
-            for fragment in fragments:
-                at = by * chunk + fragment.at // 4
+            for piece in pieces:
+                at = by * chunk + piece.at // 4
                 places.append(
                     (
-                        slice(fragment.begin, fragment.end),
-                        slice(at, at + fragment.end - fragment.begin),
+                        slice(piece.begin, piece.end),
+                        slice(at, at + piece.end - piece.begin),
                     )
                 )
         for here, there in places:

@@ -1,4 +1,4 @@
-"""Which parameters can be sharded, and whether all ranks mean the same by them."""
+"""Which parameters can be sharded, and what all ranks have to mean alike by them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import Parameter, is_lazy
 
-from ..errors import MismatchError, UnsupportedError
+from ..errors import UnsupportedError
 from ..tensors import DTYPES
+from .agreement import Meant, as_lines
 from .buckets import Spec, contiguous, is_dense
 from .exchange import Exchange
 
@@ -75,29 +76,18 @@ def spec(parameter: Tensor, group: int) -> Spec:
     return Spec(tuple(parameter.shape), parameter.stride(), parameter.element_size(), key)
 
 
-def check_agreement(
+def meant(
     exchange: Exchange,
     settings: Mapping[str, Any],
     specs: Sequence[Spec],
     names: Sequence[str],
-) -> None:
-    """Raises MismatchError, on all ranks, where they differ in ``settings`` or parameters."""
-    mine = [f"{key} = {value!r}" for key, value in settings.items()]
+) -> Meant:
+    """What all ranks have to have alike: these settings, and parameters."""
+    lines = as_lines(settings)
+    device = torch.device("cpu")
     for entry, name in zip(specs, names, strict=True):
         dense = is_dense(entry.shape, entry.stride)
         stride = entry.stride if dense else contiguous(entry.shape)
-        group, dtype, _ = cast("tuple[int, torch.dtype, torch.device]", entry.key)
-        mine.append(f"{name}: {dtype}, shape {entry.shape}, strides {stride}, group {group}")
-    for rank, theirs in enumerate(exchange.tell_all(mine)):
-        if theirs == mine:
-            continue
-        pairs = zip(mine, theirs, strict=False)
-        own, other = next(
-            (pair for pair in pairs if pair[0] != pair[1]),
-            (f"{len(mine)} entries", f"{len(theirs)} entries"),
-        )
-        raise MismatchError(
-            f"{exchange}: ShardedOptimizer is made differently on {exchange.peer(rank)}: "
-            f"{own} here, {other} there; all ranks need the same model and the same arguments",
-            peer=rank,
-        )
+        group, dtype, device = cast("tuple[int, torch.dtype, torch.device]", entry.key)
+        lines.append(f"{name}: {dtype}, shape {entry.shape}, strides {stride}, group {group}")
+    return Meant(exchange.group, lines, device)

@@ -1,12 +1,12 @@
-"""Whether all ranks hold the same tensors, before they are sent as one."""
+"""Whether all ranks mean the same: tensors before they are sent as one, arguments."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -17,11 +17,12 @@ from ..options import reliable
 from .exchange import named
 
 NOTHING: Final = "nothing more"
+PARAMETERS_DIFFER: Final = "ranks hold different parameters"
 
 
 @dataclass(frozen=True)
 class Meant:
-    """What all ranks of ``group`` have to hold alike, a line for each tensor, in order.
+    """What all ranks of ``group`` have to have alike, a line for each tensor or argument, in order.
 
     ``device``: where the group's collectives are at home.
     """
@@ -44,11 +45,17 @@ def as_line(name: str, tensor: Tensor) -> str:
     return f"{text} strides {strides}"
 
 
-def check_same(meant: Sequence[Meant], remedy: str) -> None:
+def as_lines(settings: Mapping[str, Any]) -> list[str]:
+    """Lines: arguments by name."""
+    return [f"{name} = {value!r}" for name, value in settings.items()]
+
+
+def check_same(meant: Sequence[Meant], what: str, remedy: str) -> None:
     """Raises MismatchError, on all ranks of all these groups, where those of one differ.
 
     All ranks of each group must call this, with their groups in the same order. A few bytes for
-    each group; what differs is asked for only where something does. ``remedy`` ends the error.
+    each group; what differs is asked for only where something does. ``what`` differs begins the
+    error, ``remedy`` ends it.
     """
     shared = [each for each in meant if dist.get_world_size(each.group) > 1]
     with reliable():
@@ -64,15 +71,14 @@ def check_same(meant: Sequence[Meant], remedy: str) -> None:
         found = [_first_difference(each) for each in shared]
     for each, difference in zip(shared, found, strict=True):
         if difference is not None:
-            peer, here, there = difference
+            peer, own, other = difference
+            who = named(each.group, peer)
             raise MismatchError(
-                f"{_here(each)}: ranks hold different parameters: {here} here, {there} on "
-                f"{named(each.group, peer)}; {remedy}",
-                peer=peer,
+                f"{_here(each)}: {what}: {own} here, {other} on {who}; {remedy}", peer=peer
             )
     raise MismatchError(
-        f"{_here(shared[0])}: ranks hold different parameters, though none that this rank shares a "
-        f"group with: the errors of the others say which; {remedy}"
+        f"{_here(shared[0])}: {what}, though none that this rank shares a group with: the errors "
+        f"of the others say which; {remedy}"
     )
 
 

@@ -68,7 +68,7 @@ def joined(member: Member, states: Sequence[FragmentState], elementwise: Collect
     return out
 
 
-def cut(fragment: Fragment, state: Mapping[str, Any], elementwise: Collection[str]) -> State:
+def part_of(fragment: Fragment, state: Mapping[str, Any], elementwise: Collection[str]) -> State:
     """What the fragment has of a whole parameter's state, which :func:`check_state` has passed.
 
     ``elementwise``: names of what has an entry for each element.
@@ -113,7 +113,7 @@ def elementwise_of(
 # ---- whole checkpoints ----
 
 
-def gather(
+def consolidate(
     exchange: Exchange, held: Held, state: Mapping[Any, State], to: int
 ) -> dict[Tensor, State] | None:
     """The state of all parameters, by parameter, at rank ``to``; None elsewhere.
@@ -153,7 +153,7 @@ def deal(
 ) -> dict[str, Any]:
     """What this rank's inner optimizer loads of a checkpoint: ``states`` by parameter, and its
     groups ``saved``. ``fragments``: the inner optimizer's groups. ``elementwise``: see
-    :func:`cut`."""
+    :func:`part_of`."""
     owned = {each.parameter: each for each in held.owned}
     local: dict[int, State] = {}
     groups, count = [], 0
@@ -164,7 +164,7 @@ def deal(
             each = owned[fragment]
             found = states.get(held.model[each.index])
             if found is not None:
-                local[number] = cut(each.fragment, found, elementwise)
+                local[number] = part_of(each.fragment, found, elementwise)
         groups.append({**options(other), "params": numbers})
     return {"state": local, "param_groups": groups}
 
@@ -213,7 +213,7 @@ def by_parameter(
 # ---- what is owed ----
 
 
-def gather_owed(
+def consolidate_owed(
     exchange: Exchange, held: Held, lost: Sequence[Tensor], to: int
 ) -> dict[Tensor, Tensor]:
     """The mean over the ranks of what each has ``lost``, by bucket: whole tensors, by parameter, at

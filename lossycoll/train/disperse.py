@@ -40,7 +40,7 @@ def dispersing_hook(
 
     def back(future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
         whole: torch.Tensor = flat
-        return whole.copy_(_gathered(future.value(), packets, len(flat)))
+        return whole.copy_(_restored(future.value(), packets, len(flat)))
 
     out: torch.futures.Future[torch.Tensor] = done.then(back)
     return out
@@ -54,7 +54,7 @@ def _dispersed(flat: torch.Tensor, packets: int) -> torch.Tensor:
     return padded.view(rows, packets).t().contiguous().view(-1)
 
 
-def _gathered(sent: torch.Tensor, packets: int, length: int) -> torch.Tensor:
+def _restored(sent: torch.Tensor, packets: int, length: int) -> torch.Tensor:
     """What :func:`_dispersed` was given."""
     return sent.view(packets, -1).t().reshape(-1)[:length]
 

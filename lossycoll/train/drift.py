@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..backend import LossyProcessGroup
 from ..errors import PeerLostError
 from ..options import reliable
-from .agreement import Meant, as_line, check_same
+from .agreement import PARAMETERS_DIFFER, Meant, as_line, check_same
 from .checks import own_group
 from .replicas import (
     Groups,
@@ -67,6 +67,7 @@ def measure_drift(model: nn.Module, group: dist.ProcessGroup | None = None) -> D
     holdings = holdings_of(model, group)
     check_same(
         _meant(holdings, group),
+        PARAMETERS_DIFFER,
         "measure_drift compares the same parameters, registered in the same order, on all ranks",
     )
     with reliable():

@@ -23,12 +23,12 @@ from ..backend import LossyProcessGroup
 from ..errors import LinkError, OptionError, UnsupportedError
 from ..options import lossy, reliable
 from .ages import MOST_REPAIR, REPAIR
-from .agreement import Meant, as_line, check_same
+from .agreement import PARAMETERS_DIFFER, Meant, as_line, check_same
 from .checks import is_whole
 from .exchange import named
 from .replicas import Holding, holdings_of, in_memory_order, local
 from .sharded import ShardedOptimizer
-from .slices import Slices, cut, owner
+from .slices import Slices, owner, slice_up
 from .unheard import Unheard
 
 log: Final = logging.getLogger("lossycoll")
@@ -204,10 +204,11 @@ class DriftBound:
         lines = [as_line(name, tensor) for name, tensor in tensors.items()]
         check_same(
             [Meant(self._group, lines, device)],
+            PARAMETERS_DIFFER,
             "DriftBound needs the same model on all ranks, and the same optimizer",
         )
         sizes = [(tensor.numel(), tensor.element_size()) for tensor in tensors.values()]
-        self._slices: Slices = cut(sizes, self.period, self._world)
+        self._slices: Slices = slice_up(sizes, self.period, self._world)
         self._staging = torch.empty(
             self._world * self._slices.chunk_bytes, dtype=torch.uint8, device=device
         )
@@ -231,7 +232,7 @@ class DriftBound:
             now = [source.identity for source in self._sources(self._holdings())]
             if now != [source.identity for source in self._sources_now]:
                 return True
-        touched = {fragment.tensor for chunk in self._slices.of(number) for fragment in chunk}
+        touched = {piece.tensor for chunk in self._slices.of(number) for piece in chunk}
         for index in touched:
             tensor = self._tensor(self._sources_now[index])
             if tensor is None or _described(tensor) != self._described[index]:
@@ -245,15 +246,15 @@ class DriftBound:
         own: list[Tensor] = []
         staged: list[Tensor] = []
         came: list[bool] = []
-        for chunk, fragments in enumerate(self._slices.of(number)):
+        for chunk, pieces in enumerate(self._slices.of(number)):
             by = owner(number, chunk, sweep, self._world)
-            for fragment in fragments:
-                if fragment.tensor not in rows:
-                    tensor = self._tensor(self._sources_now[fragment.tensor])
+            for piece in pieces:
+                if piece.tensor not in rows:
+                    tensor = self._tensor(self._sources_now[piece.tensor])
                     assert tensor is not None
-                    rows[fragment.tensor] = in_memory_order(tensor)
-                values = rows[fragment.tensor][fragment.begin : fragment.end]
-                begin = by * chunk_bytes + fragment.at
+                    rows[piece.tensor] = in_memory_order(tensor)
+                values = rows[piece.tensor][piece.begin : piece.end]
+                begin = by * chunk_bytes + piece.at
                 end = begin + values.numel() * values.element_size()
                 own.append(values)
                 staged.append(self._staging[begin:end].view(values.dtype))

@@ -12,7 +12,8 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..errors import MismatchError, PeerLostError
+from ..errors import PeerLostError
+from .agreement import Meant, as_lines, check_same
 from .exchange import Exchange, Work
 
 Table = NDArray[np.int64]
@@ -70,16 +71,9 @@ class Ranks:
 
     def check_alike(self, settings: Mapping[str, Any]) -> None:
         """Raises MismatchError, on all ranks, where they were given different ``settings``."""
-        if self._exchange is None or self.world == 1:
-            return
-        told = self._exchange.tell_all(dict(settings))
-        for name, own in settings.items():
-            values = [theirs[name] for theirs in told]
-            if any(value != values[0] for value in values):
-                other = next(rank for rank, value in enumerate(values) if value != own)
-                listed = ", ".join(f"{value!r} at rank {rank}" for rank, value in enumerate(values))
-                raise MismatchError(
-                    f"{self}: DropCompute is made differently on {self._exchange.peer(other)}: "
-                    f"{name} is {listed}; wanted: the same on all ranks",
-                    peer=other,
-                )
+        if self.group is not None:
+            check_same(
+                [Meant(self.group, as_lines(settings), self.device)],
+                "DropCompute is made differently",
+                "all ranks need the same arguments",
+            )

@@ -8,7 +8,8 @@ from typing import Any
 from torch.nn import Parameter
 
 from ..errors import TrainingError
-from .admission import check_agreement, check_parameters, spec
+from .admission import check_parameters, meant, spec
+from .agreement import check_same
 from .buckets import lay_out
 from .exchange import Exchange
 from .probe import elementwise_state
@@ -73,7 +74,11 @@ class Held:
             plain = {k: v for k, v in {**self._options, **written}.items() if _is_plain(v)}
             settings[f"group {place}"] = dict(sorted(plain.items()))
         specs = [spec(*pair) for pair in zip(model, places, strict=True)]
-        check_agreement(self._exchange, settings, specs, names)
+        check_same(
+            [meant(self._exchange, settings, specs, names)],
+            "ShardedOptimizer is made differently",
+            "all ranks need the same model and the same arguments",
+        )
         start = len(self.model)
         self.elementwise = elementwise
         self.model += model

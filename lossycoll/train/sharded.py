@@ -223,7 +223,7 @@ class ShardedOptimizer(Optimizer):
         for each in self._held.owned:
             state = self._held.frozen.get(self._held.model[each.index])
             if state:
-                self._inner.state[each.parameter] = checkpoint.cut(each.fragment, state, names)
+                self._inner.state[each.parameter] = checkpoint.part_of(each.fragment, state, names)
         for parameter in thawed:
             del self._held.frozen[parameter]
         self._consolidated = None
@@ -471,7 +471,7 @@ class ShardedOptimizer(Optimizer):
             )
         self.synchronize_parameters()
         self._consolidated = None
-        state = checkpoint.gather(self._exchange, self._held, self._inner.state, to)
+        state = checkpoint.consolidate(self._exchange, self._held, self._inner.state, to)
         if state is not None:
             groups = checkpoint.pack_groups(self.param_groups, self._groups)
             self._consolidated = {
@@ -479,7 +479,7 @@ class ShardedOptimizer(Optimizer):
                 "param_groups": groups,
             }
         if self._reducer.feedback:
-            owed = checkpoint.gather_owed(self._exchange, self._held, self._reducer.lost(), to)
+            owed = checkpoint.consolidate_owed(self._exchange, self._held, self._reducer.lost(), to)
             if self._consolidated is not None:
                 self._consolidated[checkpoint.OWED] = checkpoint.numbered(owed, self._groups)
 

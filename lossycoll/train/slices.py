@@ -15,7 +15,7 @@ ALIGN: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Fragment:
+class Piece:
     """Elements ``begin`` to ``end`` of tensor number ``tensor``, from byte ``at`` of a chunk on."""
 
     tensor: int
@@ -26,7 +26,7 @@ class Fragment:
 
 @dataclass(frozen=True)
 class Slices:
-    """``chunks[s * world + c]``: the fragments of chunk c of slice s; each at most ``chunk_bytes``.
+    """``chunks[s * world + c]``: the pieces of chunk c of slice s; each at most ``chunk_bytes``.
 
     The last ones are empty where there are fewer bytes than chunks.
     """
@@ -34,9 +34,9 @@ class Slices:
     period: int
     world: int
     chunk_bytes: int
-    chunks: tuple[tuple[Fragment, ...], ...]
+    chunks: tuple[tuple[Piece, ...], ...]
 
-    def of(self, number: int) -> tuple[tuple[Fragment, ...], ...]:
+    def of(self, number: int) -> tuple[tuple[Piece, ...], ...]:
         """The chunks of slice ``number``."""
         return self.chunks[number * self.world : (number + 1) * self.world]
 
@@ -44,22 +44,22 @@ class Slices:
         return not any(self.of(number))
 
 
-def cut(sizes: Sequence[tuple[int, int]], period: int, world: int) -> Slices:
+def slice_up(sizes: Sequence[tuple[int, int]], period: int, world: int) -> Slices:
     """``sizes``: (elements, bytes of an element, a divisor of 16) of each tensor."""
     begins, total = [], 0
     for elements, itemsize in sizes:
         begins.append(total)
         total += _aligned(elements * itemsize)
     chunk = max(ALIGN, _aligned(-(-total // (period * world))))
-    chunks: list[list[Fragment]] = [[] for _ in range(period * world)]
+    chunks: list[list[Piece]] = [[] for _ in range(period * world)]
     for tensor, (begin, (elements, itemsize)) in enumerate(zip(begins, sizes, strict=True)):
         done = 0
         while done < elements:
             number, at = divmod(begin + done * itemsize, chunk)
             end = min(elements, done + (chunk - at) // itemsize)
-            chunks[number].append(Fragment(tensor, done, end, at))
+            chunks[number].append(Piece(tensor, done, end, at))
             done = end
-    return Slices(period, world, chunk, tuple(tuple(fragments) for fragments in chunks))
+    return Slices(period, world, chunk, tuple(tuple(pieces) for pieces in chunks))
 
 
 def owner(number: int, chunk: int, sweep: int, world: int) -> int:

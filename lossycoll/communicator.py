@@ -330,17 +330,23 @@ class Communicator:
                 notify=operation.notify, waits=not terms.future,
             )  # fmt: skip
             if blocks is None and (means is None or means is BY_COUNT):
-                operation.ticket = self._engine.submit_ready(prepared.ready(meant), *buffers)
+                self._engine.submit_ready(prepared.ready(meant), *buffers, operation)
             else:
                 once = prepared.call_of(meant)
                 once = prepared.with_data(once, buffers, means or BY_COUNT, blocks)
-                operation.ticket = self._engine.submit(encoded, once)
+                self._engine.submit(encoded, once, operation)
         except LossyError as error:
             raise (self.health.failure or error).again(call.numbered) from None
+        finally:
+            # Calls nothing, so that Ctrl-C can't come between: the engine writes to the buffers.
+            if operation.ticket:
+                number = self._turns.next
+                self._turns.next = number + 1
+                self._operations[operation.ticket] = operation
+            elif self._first_failed is None or call.seq < self._first_failed:
+                self._first_failed = call.seq
         if self._tracing:
-            self._trace_begin(operation, buffers)
-        self._turns.next += 1
-        self._operations[operation.ticket] = operation
+            self._trace_begin(operation, number, buffers)
         return operation
 
     def _reap(self) -> None:
@@ -381,13 +387,13 @@ class Communicator:
         with contextlib.suppress(ClosedError):  # closing frees it as well
             self._engine.release(operation.ticket)
 
-    def _trace_begin(self, operation: Operation, buffers: tuple[int, int]) -> None:
+    def _trace_begin(self, operation: Operation, number: int, buffers: tuple[int, int]) -> None:
         event(
             logging.DEBUG,
             self.health.where,
             "begin",
             seq=operation.call.seq,
-            op=self._turns.next,
+            op=number,
             call=operation.call,
             ranks=len(operation.members),
             in_place=buffers[0] == buffers[1],

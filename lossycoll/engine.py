@@ -9,7 +9,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,8 +75,8 @@ class Call:
 
     ``input`` and ``output`` are addresses, ``timeout`` is in seconds, ``signature`` 64 bits that
     are equal on ranks that mean the same. ``notify``: :meth:`Engine.next` returns the ticket too.
-    ``waits``: the caller waits for it at once, and :meth:`Engine.submit` works on it meanwhile, as
-    long as packets come (a tenth of a second at most); not with ``notify``.
+    ``waits``: the caller waits for it at once, and its first :meth:`Engine.wait` does the engine's
+    work, as long as packets come (a tenth of a second at most); not with ``notify``.
     ``weights``, by rank: what contributions are multiplied by (empty: 1), in plans whose finish is
     WEIGHTED, which divide by ``divisor``. ``selective``: receivers may need single packets, which
     are resent until they come; ``needed`` says which this rank needs, a byte for each packet of
@@ -103,6 +103,12 @@ class Call:
     needed: bytes = b""
     fec: int = 0
     fec_auto: bool = False
+
+
+class Ticketed(Protocol):
+    """Who keeps the memory of an operation. ``ticket``: 0 as long as it is not the engine's."""
+
+    ticket: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -215,8 +221,12 @@ class Engine:
             self._idle.wait_for(lambda: self._users == 0)
         lib.lc_engine_close(self._handle)
 
-    def submit(self, encoded: Encoded, call: Call) -> int:
-        """Hands over an operation; returns its ticket."""
+    def submit(self, encoded: Encoded, call: Call, owner: Ticketed | None = None) -> int:
+        """Hands over an operation; returns its ticket.
+
+        ``owner.ticket`` is set to it as well, also where a signal's handler raises in between: from
+        then on the engine writes to the buffers.
+        """
         c = Ready.of(encoded, call).call
         # Both are read during the call only; the names keep them that long.
         if call.needed:
@@ -226,17 +236,21 @@ class Engine:
         if call.weights:
             weights = ffi.new("double[]", list(call.weights))
             c.weights = weights
-        return self._submit(c, call.input, call.output)
+        return self._submit(c, call.input, call.output, owner)
 
-    def submit_ready(self, ready: Ready, input: int, output: int) -> int:
+    def submit_ready(self, ready: Ready, input: int, output: int, owner: Ticketed) -> int:
         """As :meth:`submit`, with what was prepared and the addresses of the buffers."""
-        return self._submit(ffi.new("lc_call *", ready.call[0]), input, output)
+        return self._submit(ffi.new("lc_call *", ready.call[0]), input, output, owner)
 
-    def _submit(self, c: Any, input: int, output: int) -> int:
+    def _submit(self, c: Any, input: int, output: int, owner: Ticketed | None) -> int:
         setattr(c, "in", ffi.cast("void *", input))
         c.out = ffi.cast("void *", output)
-        with self._use:
-            ticket = int(lib.lc_engine_submit(self._handle, c))
+        try:
+            with self._use:
+                ticket = int(lib.lc_engine_submit(self._handle, c))
+        finally:
+            if owner is not None:
+                owner.ticket = c.ticket
         if ticket < 0:
             raise error_of(Failure(ticket), self._where)
         return ticket

@@ -134,13 +134,13 @@ static void rest(lc_engine *e) {
     }
     uint64_t until = e->tick_ns > e->now ? e->tick_ns - e->now : 0;
     uint64_t delay = gate_delay(e);
-    if (!delay && !e->blocked)
+    int blocked = e->n_runs > 0; /* the link was full */
+    if (!delay && !blocked)
         return; /* a timer of this turn has made packets ready */
     if (delay && delay < until)
         until = delay;
     if (!until)
         return;
-    int blocked = e->blocked;
     atomic_store(&e->sleeping, 1);
     pthread_mutex_unlock(&e->driving);
     if (!atomic_load(&e->inbox_full) && !atomic_load(&e->stop) && !atomic_load(&e->abort_code) &&
@@ -199,7 +199,7 @@ static void nudge(lc_engine *e) {
 
 /* While the thread sleeps, a caller does its work until the operation has ended or nothing comes
  * any more: so none has to wake the other, twice an operation, and packets wake none. */
-static void drive(lc_engine *e, const lc_op *op) {
+static void drive(lc_engine *e, const lc_op *op, uint64_t longest_ns) {
     if (pthread_mutex_trylock(&e->driving) != 0) {
         nudge(e);
         return;
@@ -210,7 +210,7 @@ static void drive(lc_engine *e, const lc_op *op) {
     do {
         if (!take_turn(e))
             sched_yield();
-    } while (!op->finished && e->now - e->busy_ns < DRIVE_SPIN_NS && e->now - begin < DRIVE_NS &&
+    } while (!op->finished && e->now - e->busy_ns < DRIVE_SPIN_NS && e->now - begin < longest_ns &&
              !atomic_load(&e->stop));
     /* It would sleep as long as there was nothing to do when it fell asleep. */
     int needed = e->active || e->n_tail || e->queue_first || atomic_load(&e->stop);
@@ -426,7 +426,7 @@ static void leave(lc_engine *e) {
         pthread_cond_broadcast(&e->changed);
 }
 
-int64_t lc_engine_submit(lc_engine *e, const lc_call *call) {
+int64_t lc_engine_submit(lc_engine *e, lc_call *call) {
     int code = LC_OK;
     if (!e->running || (uint64_t)call->elements_per_packet * lc_element_bytes(call->dtype) >
                            e->config.payload_bytes)
@@ -452,18 +452,13 @@ int64_t lc_engine_submit(lc_engine *e, const lc_call *call) {
         e->newest->newer = op;
     e->newest = op;
     atomic_store(&e->inbox_full, 1);
-    int drives = call->waits && !call->notify;
-    e->callers += (uint32_t)drives;
+    op->undriven = call->waits && !call->notify;
+    int wake = !op->undriven;
     pthread_mutex_unlock(&e->lock);
-    if (drives) {
-        drive(e, op);
-        pthread_mutex_lock(&e->lock);
-        leave(e);
-        pthread_mutex_unlock(&e->lock);
-    } else {
+    call->ticket = (int64_t)(intptr_t)op;
+    if (wake)
         nudge(e);
-    }
-    return (int64_t)(intptr_t)op;
+    return call->ticket;
 }
 
 static lc_op *op_of(int64_t ticket) {
@@ -476,6 +471,12 @@ int lc_engine_wait(lc_engine *e, int64_t ticket, uint64_t timeout_ns) {
     int error = 0;
     pthread_mutex_lock(&e->lock);
     e->callers++;
+    if (op->undriven) {
+        op->undriven = 0;
+        pthread_mutex_unlock(&e->lock);
+        drive(e, op, timeout_ns < DRIVE_NS ? timeout_ns : DRIVE_NS);
+        pthread_mutex_lock(&e->lock);
+    }
     while (!op->finished && !e->closed && error != ETIMEDOUT)
         error = pthread_cond_timedwait(&e->changed, &e->lock, &until);
     int code = op->finished ? op->failure.code : e->closed ? LC_E_CLOSED : LC_PENDING;

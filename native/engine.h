@@ -132,7 +132,6 @@ struct lc_engine {
     struct iovec *iov;    /* LC_BATCH_RUNS * LC_RUN_PACKETS * 2 */
     uint8_t *headers;     /* LC_BATCH_RUNS * LC_RUN_PACKETS */
     uint8_t *control_out; /* LC_BATCH_RUNS payloads */
-    int blocked;          /* the link was full */
 
     /* shared with callers */
     pthread_mutex_t lock;

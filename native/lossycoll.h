@@ -216,8 +216,9 @@ typedef struct {
     uint8_t reliable;      /* resend until everything has arrived */
     uint8_t repair;        /* rounds of resending when not reliable */
     uint8_t notify;        /* hand the ticket to lc_engine_next as well */
-    uint8_t waits;         /* the caller waits for it at once: submitting does the engine's work
-                              itself, as long as packets come; not with notify */
+    uint8_t waits;         /* the caller waits for it at once: the first wait does the engine's work
+                              itself, as long as packets come, and nobody does before; not with
+                              notify */
     uint8_t selective;     /* receivers may need single packets, which are resent until they come */
     uint8_t feedback;      /* receivers tell senders which packets they have given up */
     uint8_t fec;           /* parity packets: code of the size of their sets; 0: none */
@@ -231,6 +232,8 @@ typedef struct {
     double scale;          /* world for SUM, 1 for a mean */
     uint64_t signature;
     uint64_t timeout_ns; /* for peers that never take part */
+    int64_t ticket;      /* set by submit: what it returns, for callers that an interrupt may keep
+                            from seeing that */
 } lc_call;
 
 typedef struct lc_engine lc_engine;
@@ -246,7 +249,7 @@ void lc_engine_link(lc_engine *engine, lc_link_info *info);
 
 /* Hands an operation to the engine. Returns a ticket (> 0), or an lc_code < 0 at once. Buffers
  * belong to the engine until the ticket is done. Operation numbers are given in submit order. */
-int64_t lc_engine_submit(lc_engine *engine, const lc_call *call);
+int64_t lc_engine_submit(lc_engine *engine, lc_call *call);
 /* LC_OK when done, LC_PENDING after timeout_ns, or the code the operation failed with. */
 int lc_engine_wait(lc_engine *engine, int64_t ticket, uint64_t timeout_ns);
 int lc_engine_result(lc_engine *engine, int64_t ticket, lc_report *report, lc_failure *failure);

@@ -128,7 +128,8 @@ struct lc_op {
     lc_op *older, *newer; /* all operations that are not released; under the engine's mutex */
     uint64_t *block;      /* the memory of all of the above */
     size_t block_bytes;
-    int finished; /* under the engine's mutex */
+    int finished; /* under the engine's mutex, as the next */
+    int undriven; /* who waits for it first does the engine's work */
 };
 
 /* Freed blocks, kept for the next operation: large blocks cost page faults. */

@@ -317,10 +317,9 @@ int lc_flush_batch(lc_engine *e) {
         return 1;
     }
     drop_sent(e, (uint32_t)sent);
-    e->blocked = e->n_runs > 0;
     for (int j = 0; j < n_ops; j++)
         lc_op_check(e, ops[j]);
-    return !e->blocked;
+    return !e->n_runs;
 }
 
 /* One turn of sending: every peer gets runs until the batch is full. Returns whether it sent. */

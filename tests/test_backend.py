@@ -18,6 +18,8 @@ import pytest
 from harness import init, run_good, run_ranks
 
 QUIET = {"LOSSYCOLL_LOG": "off"}
+EXACT = {**QUIET, "LOSSYCOLL_REORDER_MIN": "0.5", "LOSSYCOLL_DEADLINE_MIN": "5"}
+"""Packets that a busy machine delivers late are no loss: so what lossy calls add up is exact."""
 LOSSY_10 = {**QUIET, "LOSSYCOLL_INJECT": "loss=0.1,seed=7", "LOSSYCOLL_DEADLINE_MIN": "0.02"}
 
 
@@ -261,7 +263,7 @@ def rank_completion(rank: int, world: int) -> None:
 
 
 def test_works_complete_by_wait_by_future_and_when_dropped() -> None:
-    run_good(rank_completion, 2, QUIET)
+    run_good(rank_completion, 2, EXACT)
 
 
 # ---- life ----
@@ -298,7 +300,7 @@ def rank_aliases(rank: int, world: int) -> None:
 
 
 def test_outputs_may_overlap_inputs() -> None:
-    run_good(rank_aliases, 3, {**QUIET, "LOSSYCOLL_DEADLINE_MIN": "5"})
+    run_good(rank_aliases, 3, EXACT)
 
 
 def rank_buffers(rank: int, world: int) -> None:
@@ -492,7 +494,7 @@ def test_a_restart_by_torchrun_finds_no_stale_ranks(tmp_path: Any) -> None:
         "print('GOOD' + os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
         "dist.destroy_process_group()\n"
     )
-    env = {**os.environ, **QUIET, "LOSSYCOLL_LIVENESS": "2", "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, **QUIET, "LOSSYCOLL_LIVENESS": "6", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "1"),

@@ -8,10 +8,13 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from failure_cases import CALM, LIVENESS, SLACK, catch, holdings, left_over
+from failure_cases import CALM, catch, holdings, left_over
 from harness import init, run_good
 
 CYCLES = 20
+PROMPT = float(CALM["LOSSYCOLL_LIVENESS"]) / 2
+"""Seconds: what ends within it, on a starved machine as well, has waited for no limit but its own.
+"""
 
 
 def rank_cycles(rank: int, world: int) -> Any:
@@ -50,8 +53,10 @@ def rank_ends(rank: int, world: int) -> dict[str, Any]:
     """Ends a group in every way that leaves the process alive, each time asking what is left."""
     import torch
     import torch.distributed as dist
+    from torch.distributed.distributed_c10d import _get_default_store
 
     dist.init_process_group("gloo")
+    store = _get_default_store()
     t = torch.ones(60_000)
 
     def pending(group: Any) -> None:
@@ -90,8 +95,10 @@ def rank_ends(rank: int, world: int) -> dict[str, Any]:
             caught = catch(lambda: dist.all_reduce(t, group=group))
             assert caught.kind == "OperationTimeout", caught
             assert "within 3 s" in caught.text, caught
+            store.set("timed out", "")
         else:
-            time.sleep(4)
+            store.wait(["timed out"])
+            time.sleep(1)  # it is told meanwhile
             caught = catch(lambda: dist.all_reduce(t, group=group))
             assert caught.kind == "OperationTimeout", caught
             assert "rank 1 (127.0.0.1:" in caught.text, caught
@@ -148,25 +155,28 @@ def test_no_way_to_end_a_group_leaves_anything() -> None:
         assert len(found) == 8
         for name, (seconds, left) in found.items():
             assert not left, (name, left)
-            assert seconds < LIVENESS + 2 * SLACK, (name, seconds)
+            assert seconds < PROMPT, (name, seconds)
 
 
 def rank_waits_shortly(rank: int, world: int) -> Any:
     """A timeout given to wait() is the caller's alone: the operation goes on."""
     import torch
     import torch.distributed as dist
+    from torch.distributed.distributed_c10d import _get_default_store
 
     init()
     dist.barrier()
+    store = _get_default_store()
     t = torch.ones(60_000)
     if rank == 1:
-        time.sleep(2)
+        store.wait(["ran out"])
         dist.all_reduce(t)
         dist.destroy_process_group()
         return None
     work = dist.all_reduce(t, async_op=True)
     begin = time.monotonic()
     caught = catch(lambda: work.wait(timedelta(seconds=0.3)))
+    store.set("ran out", "")
     work.wait()
     assert (t == world).all()
     dist.destroy_process_group()
@@ -178,4 +188,5 @@ def test_a_wait_that_runs_out_leaves_the_operation_going() -> None:
     assert caught.kind == "OperationTimeout", caught
     for part in ("rank 0/2", "call #1 all_reduce float32[60000]", "the 0.3 s given to wait()"):
         assert part in caught.text
-    assert 0.3 <= seconds < 0.3 + 1.5, seconds
+    # Rank 1 hasn't called before: only the wait's own limit can have ended it.
+    assert seconds >= 0.3, seconds

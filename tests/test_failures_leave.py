@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -13,6 +14,11 @@ from typing import Any
 import pytest
 from failure_cases import CALM, LIVENESS, QUIET, SLACK, Caught, catch, good, must_name_the_lost
 from harness import Ranks, init, note, run_good
+
+TIMEOUT = 60.0
+"""Seconds: of every call, where nothing else ends it."""
+PROMPT = TIMEOUT / 3
+"""What ends within it, on a starved machine as well, has waited for no timeout."""
 
 # ---- stopped and continued ----
 
@@ -92,8 +98,10 @@ def rank_exits(rank: int, world: int) -> Any:
     """Ranks 1 to 4 end in the way that is theirs, with work pending; 0 and 5 wait for them."""
     import torch
     import torch.distributed as dist
+    from torch.distributed.distributed_c10d import _get_default_store
 
-    init()
+    init(TIMEOUT)
+    store = _get_default_store()
     groups = {way: dist.new_group([0, way, 5], backend="lossy") for way in WAYS}
     t = torch.ones(60_000)
     dist.barrier()
@@ -102,6 +110,7 @@ def rank_exits(rank: int, world: int) -> Any:
         works = [dist.all_reduce(t.clone(), group=group, async_op=True) for _ in range(3)]
         works.append(dist.irecv(torch.ones(4), 0, group=group))
         works[0].get_future().then(lambda done: done.value())
+        store.set(f"leaving/{rank}", "")
         note(f"leaving at {time.monotonic()}")
         if rank == 2:
             raise ValueError("a bug of the user's")
@@ -110,7 +119,9 @@ def rank_exits(rank: int, world: int) -> Any:
         if rank == 4:
             os._exit(9)
         return time.monotonic()
-    time.sleep(1)  # so that those four don't find what they wait for
+    # What those four wait for comes, if at all, once they leave.
+    store.wait([f"leaving/{way}" for way in WAYS])
+    time.sleep(1)
     return {
         way: [
             _until_it_fails(lambda g=group: dist.all_reduce(t, group=g)),  # type: ignore[misc]
@@ -130,16 +141,19 @@ def _until_it_fails(call: Any) -> Caught:
 
 
 def test_a_rank_that_ends_with_work_pending_ends_at_once_and_is_missed() -> None:
-    with Ranks(rank_exits, 6, QUIET) as ranks:
+    with Ranks(rank_exits, 6, {**QUIET, "LOSSYCOLL_LIVENESS": str(PATIENT)}) as ranks:
+        left = []
         for number in WAYS:
             ranks.wait_for(number, "leaving", 200)
-        begin = time.monotonic()
+            left += re.findall(r"leaving at ([\d.]+)", ranks.output(number))
+        assert len(left) == len(WAYS), left
         for number, code in CODES.items():
             assert ranks.processes[number].wait(30) == code, ranks.output(number)
         ended = time.monotonic()
         outcomes = ranks.collect(200)
-    # Goodbyes take at most a second for each of the two groups, the interpreter its own time.
-    assert ended - begin < 2 * 1.0 + 2 * SLACK
+    # Goodbyes take at most a second for each of the two groups, what is pending takes TIMEOUT.
+    assert ended - max(map(float, left)) < PROMPT
+    begin = min(map(float, left))
     for outcome, value in zip(outcomes[::5], good(outcomes[::5]), strict=True):
         for way, found in value.items():
             for caught in found:
@@ -148,7 +162,7 @@ def test_a_rank_that_ends_with_work_pending_ends_at_once_and_is_missed() -> None
                 # In its group of three, rank ``way`` of the job is number 1.
                 assert "rank 1 (127.0.0.1:" in caught.text, where
                 assert ("left the group after call" in caught.text) == (way != 4), where
-                assert begin < caught.when < ended + len(WAYS) * (LIVENESS + SLACK), where
+                assert begin < caught.when < ended + len(WAYS) * (PATIENT + SLACK), where
 
 
 def rank_ends_in_order(rank: int, world: int) -> float:
@@ -156,7 +170,7 @@ def rank_ends_in_order(rank: int, world: int) -> float:
     import torch
     import torch.distributed as dist
 
-    init()
+    init(TIMEOUT)
     works = [dist.all_reduce(torch.ones(60_000), async_op=True) for _ in range(20)]
     works[3].get_future()
     return time.monotonic()
@@ -166,7 +180,7 @@ def test_ranks_that_all_end_without_destroy_end_well() -> None:
     with Ranks(rank_ends_in_order, 2, CALM) as ranks:
         outcomes = ranks.collect(200)
         ended = time.monotonic()
-    assert ended - min(good(outcomes)) < 2 + SLACK
+    assert ended - min(good(outcomes)) < PROMPT
 
 
 # ---- fork ----
@@ -293,9 +307,17 @@ def rank_interrupted(rank: int, world: int) -> Any:
     """Waits in every way at once would need a main thread each, so one rank has one way."""
     import torch
     import torch.distributed as dist
+    from torch.distributed.distributed_c10d import _get_default_store
 
     way = ["collective", "work", "future", "recv", "barrier", "silent"][rank]
-    init()
+    init(TIMEOUT)
+    # One group of processes, as at a terminal.
+    store = _get_default_store()
+    if rank == 0:
+        os.setpgid(0, 0)
+        store.set("leader", str(os.getpid()))
+    else:
+        os.setpgid(0, int(store.get("leader")))
     dist.barrier()
     note("ready")
     t = torch.ones(60_000)
@@ -311,16 +333,16 @@ def rank_interrupted(rank: int, world: int) -> Any:
 
 
 def test_ctrl_c_of_all_ranks_ends_every_kind_of_wait() -> None:
-    with Ranks(rank_interrupted, 6, {**QUIET, "LOSSYCOLL_LIVENESS": "20"}) as ranks:
+    with Ranks(rank_interrupted, 6, {**QUIET, "LOSSYCOLL_LIVENESS": "60"}) as ranks:
         for number in range(6):
             ranks.wait_for(number, "ready", 200)
         time.sleep(1)
         begin = time.monotonic()
-        for number in range(6):
-            ranks.signal(number, signal.SIGINT)
+        # At once, so that nobody hears of another's end before its own interrupt is there.
+        os.killpg(ranks.processes[0].pid, signal.SIGINT)
         outcomes = ranks.collect(200)
-        # Goodbyes take a second at most, far less than liveness.
-        assert time.monotonic() - begin < 1 + 2 * SLACK
+        # Goodbyes take a second at most; far more are liveness and what the calls wait for.
+        assert time.monotonic() - begin < PROMPT
     for outcome in outcomes:
         # An interrupt that a future held back may also come while the harness ends.
         assert outcome.code in {1, -signal.SIGINT}, str(outcome)
@@ -349,7 +371,7 @@ def rank_one_interrupted(rank: int, world: int) -> Any:
 
 
 def test_ctrl_c_of_one_rank_is_heard_by_the_others() -> None:
-    with Ranks(rank_one_interrupted, 2, QUIET) as ranks:
+    with Ranks(rank_one_interrupted, 2, {**QUIET, "LOSSYCOLL_LIVENESS": str(PATIENT)}) as ranks:
         for number in range(2):
             ranks.wait_for(number, "ready", 200)
         time.sleep(0.5)
@@ -360,14 +382,18 @@ def test_ctrl_c_of_one_rank_is_heard_by_the_others() -> None:
     assert caught.kind == "PeerLostError", caught
     assert "rank 1 (127.0.0.1:" in caught.text
     assert "left the group" in caught.text
-    assert begin < caught.when < begin + 3 + LIVENESS + SLACK
+    assert begin < caught.when < begin + 3 + PATIENT + SLACK
 
 
 def rank_joins(rank: int, world: int) -> Any:
     """Rank 0 of two: the other never comes."""
     import_module("torch.distributed")
-    note("joining")
-    return catch(lambda: init(timeout=200))
+
+    def join() -> None:
+        note("joining")
+        init(timeout=200)
+
+    return catch(join)
 
 
 def test_ctrl_c_ends_a_rendezvous() -> None:
@@ -378,4 +404,4 @@ def test_ctrl_c_ends_a_rendezvous() -> None:
         (outcome,) = ranks.collect(200)
     caught = outcome.value
     assert caught.kind == "KeyboardInterrupt", caught
-    assert caught.when - begin < SLACK
+    assert caught.when - begin < PROMPT  # far below the timeout of 200 s

@@ -8,9 +8,12 @@ import time
 from datetime import timedelta
 from typing import Any
 
-from failure_cases import CALM, SLACK, catch, holdings, left_over
+from failure_cases import CALM, catch, holdings, left_over
 from harness import run_good
 
+TIMEOUT = 60.0
+PROMPT = TIMEOUT / 3
+"""Seconds: what ends within it, on a starved machine as well, has waited for no timeout."""
 SPARE = (0, 1, 3, 6, 10, 15, 20, 25, 30, 35, 40, 50)
 """How many descriptors rank 1 may still open: from none to more than a group takes."""
 
@@ -40,7 +43,7 @@ def rank_without_descriptors(rank: int, world: int) -> Any:
         made: list[Any] = []
         begin = time.monotonic()
         caught = catch(
-            lambda: made.append(dist.new_group(backend="lossy", timeout=timedelta(seconds=60)))  # noqa: B023
+            lambda: made.append(dist.new_group(backend="lossy", timeout=timedelta(seconds=TIMEOUT)))  # noqa: B023
         )
         seconds = caught.when - begin
         used = catch(lambda: dist.all_reduce(t.fill_(1), group=made[0])) if made else None  # noqa: B023
@@ -69,8 +72,8 @@ def test_a_rank_without_descriptors_says_so_and_tells_the_others() -> None:
             assert caught.kind == ("EngineError" if rank == 1 else "RendezvousError"), where
             for part in (f"rank {rank}/3", "rank 1/3", "ulimit"):
                 assert part in caught.text, where
-            # The reason is told: nobody waits for the timeout of 60 seconds.
-            assert seconds < 5 + SLACK, where
+            # The reason is told: nobody waits for the timeout.
+            assert seconds < PROMPT, where
         assert found[0][0].kind, "the fault didn't happen"
         assert not found[SPARE[-1]][0].kind, "with enough of them it still fails"
 
@@ -92,7 +95,7 @@ def rank_without_memory(rank: int, world: int) -> Any:
     }
     out = {}
     for name, call in calls.items():
-        group = dist.new_group(backend="lossy")
+        group = dist.new_group(backend="lossy", timeout=timedelta(seconds=TIMEOUT))
         dist.all_reduce(torch.ones(20_000), group=group)
         dist.barrier()
         limits = resource.getrlimit(resource.RLIMIT_AS)
@@ -120,7 +123,7 @@ def test_a_rank_without_memory_says_so_and_tells_the_others() -> None:
         for rank, found in enumerate(ranks):
             caught, seconds, again = found[name]
             where = f"{name}, rank {rank}: {caught}, then {again}"
-            assert seconds < 3 * SLACK, where
+            assert seconds < PROMPT, where
             if after.kind == "":
                 # Nothing was short, or only what forms rank 1's result from what had arrived:
                 # then its call fails alone, and the group is as good as before.

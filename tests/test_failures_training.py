@@ -10,18 +10,21 @@ from typing import Any
 
 import pytest
 import torch
-from failure_cases import LIVENESS, QUIET, SLACK, catch
+from failure_cases import QUIET, catch
 from harness import Ranks, die, init
 from sharded_cases import batch, loss_of, network, sharded, share
 
 import lossycoll
 
 WORLD, VICTIM = 3, 1
+LIVENESS, SLACK = 6.0, 10.0
+"""Seconds: ranks that compute on a starved machine are neither lost nor told late."""
 
 
 def train(rank: int, world: int) -> dict[str, Any]:
     """What each call says once rank 1 is dead: (type, text, seconds since)."""
     import torch.distributed as dist
+    from torch.distributed.distributed_c10d import _get_default_store
 
     init()
     model, bound_model = network(), network()
@@ -43,6 +46,7 @@ def train(rank: int, world: int) -> dict[str, Any]:
     step()
     plain.step()
     die(VICTIM)
+    _get_default_store().wait([f"here/{rank}" for rank in range(world)])  # it dies now
     since = time.monotonic()
     out = {"step": catch(lambda: until_told(step))}
     out["again"] = catch(step)
@@ -65,7 +69,8 @@ def train(rank: int, world: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("mode", ["raise", "continue"])
 def test_a_rank_that_dies_while_optimizers_train_is_named(mode: str) -> None:
-    with Ranks(train, WORLD, {**QUIET, "LOSSYCOLL_ON_PEER_LOSS": mode}) as ranks:
+    own = {"LOSSYCOLL_ON_PEER_LOSS": mode, "LOSSYCOLL_LIVENESS": str(LIVENESS)}
+    with Ranks(train, WORLD, {**QUIET, **own}) as ranks:
         outcomes = ranks.collect(100)
     assert outcomes[VICTIM].code == -signal.SIGKILL, outcomes[VICTIM]
     for outcome in (outcomes[0], outcomes[2]):

@@ -42,14 +42,16 @@ def example() -> str:
         optimizer.zero_grad()
         losses.append(total / drop.report().last.completed)
     reports = drop.gather_report()
-    assert losses[-1] < 0.5 * losses[0], losses
+    # A busy machine drops more, so a single step's loss says little.
+    reached = sum(losses[-10:]) / 10
+    assert reached < 0.5 * losses[0], losses
     for report in reports:
         # Of 8 micro-batches in a slow step the fifth can't begin any more.
         assert report.dropped >= 4 * (STEPS // world), report
         assert report.saved > 0
     rate, saved = reports[0].drop_rate, sum(report.saved for report in reports)
     return (
-        f"loss {losses[0]:.3f} -> {losses[-1]:.3f}, {rate:.0%} of the micro-batches dropped, "
+        f"loss {losses[0]:.3f} -> {reached:.3f}, {rate:.0%} of the micro-batches dropped, "
         f"{saved:.1f} s of compute saved, {common.dropped()}"
     )
 

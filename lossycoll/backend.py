@@ -110,6 +110,12 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         """Ranks that the group goes on without, as soon as this rank knows."""
         return tuple(sorted(self._health.without))
 
+    def lossy_lost_alike(self) -> tuple[int, ...]:
+        """Ranks that the last collective was made without: the same on all ranks at the same place
+        among their collectives, so what they do next may depend on it. Says nothing of a rank that
+        was lost since; the next collective will."""
+        return self._comm.lost_alike()
+
     def lossy_last_report(self) -> Report | None:
         return self._comm.last_report()
 

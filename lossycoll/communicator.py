@@ -372,6 +372,7 @@ class Communicator:
             if code >= 0:
                 if operation.blocks is not None:
                     operation.blocks.note(self._engine, operation.ticket)
+                    return None  # they tell what is missing
                 return self._torn(operation) if operation.exact and kept else None
             failure = self._engine.result(operation.ticket)[1]
         except ClosedError as error:
@@ -426,7 +427,7 @@ class Communicator:
 
     def _torn(self, operation: Operation) -> PeerLostError:
         """A rank died in the middle of what has to be exact; only this operation fails."""
-        lost = sorted(self.health.without)
+        lost = sorted(self.health.without.keys() & set(operation.members))
         names = " and ".join(self.health.where.peer(rank) for rank in lost)
         return PeerLostError(
             f"{self.where(operation)}: {names} died before all of its data came; other ranks may "
@@ -607,6 +608,11 @@ class Communicator:
                 views[-1].first,
             )
             self.on_lost(rank, self.health.lost_error(rank))
+
+    def lost_alike(self) -> tuple[int, ...]:
+        """Ranks that the last operation submitted here is without. Nothing that happens later
+        changes that, so it is the same on all ranks that have submitted as many."""
+        return self._turns.at(self._turns.next - 1).lost
 
     def _check_sound(self) -> None:
         """Raises what has happened meanwhile to the group, if anything."""

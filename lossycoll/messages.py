@@ -478,7 +478,9 @@ class Messages:
         health = self._health
         assert health is not None
         left = health.left(peer.rank)
-        if left is not None and not peer.left_since:
+        if peer.lost is not None:
+            self._give_up(peer, peer.lost, now)  # also what was posted since, for any rank
+        elif left is not None and not peer.left_since:
             peer.left_since = now  # what it sent before is read first
         elif left is not None:
             self._give_up(peer, left, now)

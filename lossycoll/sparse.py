@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .calls import Collective, Operation, Terms
 from .communicator import Communicator
-from .errors import UnsupportedError
+from .errors import PeerLostError, UnsupportedError
 from .routes import Routes, reliable_version
 from .tensors import AVG, GLOO_DTYPES, SUM, address, contiguous, nbytes, scaled
 
@@ -27,13 +28,16 @@ class Sparse:
     def __init__(self, routes: Routes, communicator: Communicator) -> None:
         self._routes = routes
         self._world = communicator.world
+        self._health = communicator.health
         self._where = communicator.health.where
+        self._outlives = communicator.options.outlives
 
     def all_reduce(self, tensor: Tensor, opts: Any) -> dist.Work:
         """The sum (or mean) of the ranks' ``tensor`` (torch.sparse_coo, all of one shape and one
         number of sparse dimensions), in its place and coalesced.
 
-        Entries of one place are added in the order of the ranks, 16-bit floats in float32.
+        Entries of one place are added in the order of the ranks, 16-bit floats in float32. Raises
+        PeerLostError, on all ranks, where the group goes on without one.
         """
         dtype, kind = tensor.dtype, opts.reduceOp.op
         reduction = self._routes.reduction("all_reduce", dtype, opts.reduceOp)
@@ -53,7 +57,11 @@ class Sparse:
         number = torch.tensor([len(values)])
         numbers = torch.empty(self._world, dtype=torch.int64)
         terms = self._routes.terms(options, opts, (number, numbers))
-        gather(call, (address(number), address(numbers)), nbytes(number), terms).wait()
+        operation = gather(call, (address(number), address(numbers)), nbytes(number), terms)
+        if self._outlives:
+            self._all_or_none(call, operation, self._routes.terms(options, opts, None))
+        else:
+            operation.wait()
         counts: list[int] = numbers.tolist()
 
         source = torch.cat([_bytes(indices), _bytes(values)])
@@ -77,6 +85,36 @@ class Sparse:
         terms = self._routes.terms(options, opts, (source, target), finish)
         operation = gather(call, (address(source), address(target)), sizes, terms)
         return self._routes.work(operation, [tensor])
+
+    def _all_or_none(self, call: Collective, counted: Operation, terms: Terms) -> None:
+        """Waits for ``counted``. A rank that dies meanwhile may have told some of its count and not
+        others, who couldn't take part in what comes next: so all tell each other, and raise if one
+        lacks a count. The dead one itself tells some at most, and only that it lacks none.
+        """
+        lacks = self._lacks(counted)
+        own = torch.tensor([lacks + 1])
+        all_own = torch.zeros(self._world, dtype=torch.int64)
+        gather = self._routes.operations.all_gather
+        terms = terms._replace(keep=(own, all_own))
+        self._lacks(gather(call, (address(own), address(all_own)), nbytes(own), terms))
+        lost = int(all_own.max()) - 1
+        if lost >= 0:
+            raise PeerLostError(
+                f"{self._where}: {call.numbered}: {self._where.peer(lost)} died before all ranks "
+                f"knew how many entries it has, so none has the sum; the group goes on without, "
+                f"but sparse sums need all ranks: use .to_dense()",
+                peer=lost,
+            )
+
+    def _lacks(self, operation: Operation) -> int:
+        """Waits for it; a rank whose part is missing since that one died, or -1."""
+        try:
+            operation.wait()
+        except PeerLostError as error:
+            if self._health.failure is not None or error.peer is None:
+                raise
+            return error.peer
+        return -1
 
 
 def _bytes(tensor: Tensor) -> Tensor:

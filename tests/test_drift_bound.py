@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import signal
 import time
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from harness import Ranks, init, run_good
+from harness import Ranks, die, init, run_good
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -106,7 +105,7 @@ def quiet(rank: int, world: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def ranks() -> list[dict[str, Any]]:
-    return run_good(quiet, WORLD, {"LOSSYCOLL_LOG": "off"})
+    return run_good(quiet, WORLD, {"LOSSYCOLL_LOG": "off"}, timeout=200)
 
 
 def exchanged(rank: int, world: int) -> dict[str, Any]:
@@ -414,8 +413,7 @@ def train_on(rank: int, world: int) -> dict[str, Any]:
     optimizer = still(model)
     bound = lossycoll.DriftBound(model, optimizer, 2)
     optimizer.step()
-    if rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+    die(1)
     for _ in range(7):
         optimizer.step()
     drift = lossycoll.measure_drift(model)
@@ -440,13 +438,13 @@ def test_goes_on_without_a_rank_that_dies() -> None:
 def hears_nothing(rank: int) -> tuple[str, int, int]:
     """What rank 1 is told over a link from rank 0 that loses everything, after how many steps of
     DriftBound, and how many packets were lost."""
-    patience = {"liveness": 1.0, "deadline_max": 2.0}
+    patience = {"liveness": 4.0, "deadline_max": 2.0}
     lost = dist.new_group(pg_options=lossycoll.Options(inject="link=0-1:1,loss=0.5", **patience))
     model = nn.Linear(60, 60, bias=False)
     optimizer = still(model)
     bound = lossycoll.DriftBound(model, optimizer, 2)
     bound._group = lost  # from here on
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     text = ""
     while not text and time.monotonic() < end:
         fill(model, float(rank))
@@ -474,7 +472,7 @@ def test_a_link_of_which_nothing_comes_is_an_error(ranks: list[dict[str, Any]]) 
     assert found, text
     assert 256 <= int(found[1]) <= injected
     assert 4 <= int(found[2]) <= steps
-    assert float(found[3]) >= 2.0
+    assert float(found[3]) >= 8.0  # twice liveness
 
 
 @pytest.mark.parametrize("loss", [0.4, 0.9])

@@ -321,6 +321,9 @@ def test_a_lost_rank_ends_only_what_needs_it() -> None:
         group[0].messages.peer_lost(1, PeerLostError("rank 1 too", peer=1))
         with pytest.raises(PeerLostError, match="rank 1 too"):
             last.wait(5)
+        with pytest.raises(PeerLostError, match=r"rank (1|2) "):
+            group[0].receive(bytearray(4), None).wait(5)
+        assert group[0].health.failure is None
 
 
 def test_what_a_rank_sent_before_it_left_still_arrives_and_then_its_leaving_is_told() -> None:

@@ -58,7 +58,8 @@ class Copies:
     def spread(self, model: Sequence[Parameter]) -> None:
         """Sends every rank's chunk of every bucket to all, all buckets at once.
 
-        Raises LinkError when a block that was due didn't come.
+        Raises LinkError when a block that was due didn't come, and PeerLostError, on all ranks
+        alike, once all know that its owner is lost.
         """
         behind = None if self._behind is None else self._behind.owners()
         asked = [ages.needed(behind) for ages in self._ages]
@@ -74,11 +75,14 @@ class Copies:
             if self._behind is not None:
                 self._behind.note(needed, arrived)
             ages.advance(arrived)
-            if needed is not None and (needed & ~arrived).any():
-                dead = dead or self._dead_link(ages, needed & ~arrived, behind)
+            missing = None if needed is None else needed & ~arrived
+            if missing is not None:
+                missing[list(self._exchange.lost_here())] = False  # no link's fault
+                if missing.any():
+                    dead = dead or self._dead_link(ages, missing, behind)
         self.figures = replace(self.figures, steps=self.figures.steps + 1)
+        self._exchange.check_owners()
         if dead is not None:
-            self._exchange.check_owners()  # a rank that is lost is a better reason
             raise dead
 
     def synchronize(self, model: Sequence[Parameter]) -> None:

@@ -39,9 +39,9 @@ class Ranks:
 
     @property
     def left(self) -> int:
-        """How many ranks there are, apart from those that a lossy group goes on without."""
-        lossy = None if self._exchange is None else self._exchange.lossy
-        return self.world - (0 if lossy is None else len(lossy.lossy_lost()))
+        """How many ranks there are, apart from those that the last collective was made without; the
+        same on all ranks."""
+        return self.world - (0 if self._exchange is None else len(self._exchange.lost_alike()))
 
     def start_sum(self, tensor: Tensor) -> Work | None:
         """Starts to add ``tensor`` (floats) up over the ranks, in place; None: there is nobody
@@ -66,8 +66,7 @@ class Ranks:
 
     def goes_on_without(self, error: PeerLostError) -> bool:
         """Whether the group outlives the loss that ``error`` is about."""
-        lossy = None if self._exchange is None else self._exchange.lossy
-        return lossy is not None and error.peer in lossy.lossy_lost()
+        return self._exchange is not None and self._exchange.goes_on_without(error)
 
     def check_alike(self, settings: Mapping[str, Any]) -> None:
         """Raises MismatchError, on all ranks, where they were given different ``settings``."""

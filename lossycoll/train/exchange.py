@@ -102,9 +102,24 @@ class Exchange:
                 raise
             raise PeerLostError(f"{error}. {REMEDY}", peer=error.peer) from error
 
+    def lost_alike(self) -> tuple[int, ...]:
+        """Ranks that the group's last collective was made without; the same on all ranks. What
+        decides on the next collective goes by this: by what one rank happens to know, that rank
+        would raise, and another that had already begun the next one would wait for it."""
+        return () if self.lossy is None else self.lossy.lossy_lost_alike()
+
+    def lost_here(self) -> tuple[int, ...]:
+        """Ranks that the group goes on without as far as this rank knows, before others may."""
+        return () if self.lossy is None else self.lossy.lossy_lost()
+
+    def goes_on_without(self, error: PeerLostError) -> bool:
+        """Whether the group outlives the loss that ``error`` is about."""
+        return error.peer in self.lost_here()
+
     def check_owners(self) -> None:
-        """Raises PeerLostError if the group goes on without a rank: its chunks have no owner."""
-        lost = () if self.lossy is None else self.lossy.lossy_lost()
+        """Raises PeerLostError, on all ranks alike, if the last collective was made without a rank:
+        its chunks have no owner."""
+        lost = self.lost_alike()
         if lost:
             who = ", ".join(self.peer(rank) for rank in lost)
             raise PeerLostError(f"{self}: lost {who}. {REMEDY}", peer=lost[0])

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.nn import Parameter
 
-from ..errors import TrainingError, UnsupportedError
+from ..errors import PeerLostError, TrainingError, UnsupportedError
 from .compress.shards import Compressor
 from .exchange import Exchange, Sending, Work, settle
 from .mark import Mark
@@ -205,13 +205,23 @@ class Reducer:
                 if self._compression is not None:
                     settle(self._works)  # before anything else is sent, on all ranks
                     self._compression.end()
-                work = self._exchange.combine(self._status.flags, dist.ReduceOp.MAX)
-                settle([*self._works, work])
+                self._combine_status()
         finally:
             self._open, self._armed = False, None
         finished = self._finished()
         if finished is not None:
             finished(self._status)
+
+    def _combine_status(self) -> None:
+        work = self._exchange.combine(self._status.flags, dist.ReduceOp.MAX)
+        try:
+            settle([*self._works, work])
+        except PeerLostError as error:
+            if not self._exchange.goes_on_without(error):
+                raise
+            # Others may have all of what the dead one told, and go on: so does this rank, with
+            # flags of its own, up to the check that all of them fail.
+        self._exchange.check_owners()
 
     def _launch_rest(self) -> None:
         while len(self._works) < len(self._shards):

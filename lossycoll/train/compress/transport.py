@@ -32,9 +32,10 @@ class Transport(Exchange):
         return found is not None and found.lossy_options().delivery == "lossy" and self.world > 1
 
     def check_members(self) -> None:
-        """Raises PeerLostError if the group goes on without a rank: what it still owed is gone, and
-        the running means are of ranks that aren't there any more."""
-        lost = () if self.lossy is None else self.lossy.lossy_lost()
+        """Raises PeerLostError, on all ranks alike, if the last collective was made without a rank:
+        what it still owed is gone, and the running means are of ranks that aren't there any more.
+        """
+        lost = self.lost_alike()
         if lost:
             raise PeerLostError(
                 f"{self}: rank {lost[0]} is lost, and with it the errors that it still owed; "
@@ -68,7 +69,6 @@ class Transport(Exchange):
             self.sum_(total)
             return total.div_(self.world), None
         assert self.lossy is not None
-        self.check_members()
         own = flat.new_empty(len(flat) // self.world)
         lost: Mask | None = None
         with self.delivery():
@@ -77,6 +77,7 @@ class Transport(Exchange):
                 lost = work.lost
             else:
                 dist.reduce_scatter_single(own, flat, dist.ReduceOp.AVG, self.group)
+        self.check_members()
         total = torch.empty_like(flat)
         with reliable():
             dist.all_gather_single(total, own, self.group)

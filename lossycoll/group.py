@@ -245,13 +245,13 @@ class Group:
 
     def close(self) -> None:
         """Leaves the group: says goodbye, joins all threads, frees all sockets. Idempotent."""
-        atexit.unregister(self.close)
         if self.messages is not None:
             self.messages.flush()
         self.communicator.close()
         if self.messages is not None:
             self.messages.close()
         self._mesh.group.shutdown()
+        atexit.unregister(self.close)  # last: what Ctrl-C keeps this from is done at exit
 
 
 class _Listener:

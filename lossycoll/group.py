@@ -262,6 +262,7 @@ class _Listener:
         self._communicator = communicator
         self.on_dead = health.on_dead
         self.on_abort = health.on_abort
+        self.on_broken = health.on_broken
         self.on_bye = health.on_bye
         self.on_mismatch = health.on_mismatch
         self.call_at = health.call_at

@@ -14,8 +14,11 @@ from typing import Any
 import pytest
 import zmq
 
+from lossycoll.communicator import Communicator
 from lossycoll.control import Control
 from lossycoll.errors import RendezvousError
+from lossycoll.health import Health
+from lossycoll.options import Options
 from lossycoll.star import Star, reachable
 from lossycoll.survivors import View
 
@@ -524,6 +527,29 @@ def test_who_is_silent_is_asked_over_a_new_connection() -> None:
             control._star.ask = counted  # type: ignore[assignment]
         quiet(1.5 * LIVENESS, s.notes)
         assert questions > 0
+
+
+def test_a_close_that_ctrl_c_cut_short_is_finished_by_the_next() -> None:
+    with star(2) as s:
+        control = s.controls[1]
+        health = Health(
+            1, 2, addresses=["a", "b"], liveness=30.0, control=control, on_failure=lambda _: None
+        )
+        made = Communicator(
+            health, options=Options(), group=0, timeout=9.0, engine=None, control=control
+        )
+
+        def interrupted(seconds: float) -> None:
+            raise KeyboardInterrupt
+
+        health.await_others = interrupted  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            made.close()
+        made.close()  # without another goodbye
+        assert control._thread is not None
+        assert not control._thread.is_alive()
+        made.close()
+        until(lambda: s.notes[0].told == [("bye", 1, -1)])
 
 
 # ---- groups that outlive a rank ----

@@ -105,6 +105,8 @@ class Communicator:
         self.on_lost: Callable[[int, LossyError], None] = _nothing
         """Told when the group goes on without a rank."""
         self._ended = False
+        self._closing = threading.Lock()
+        self._closed = self._said_goodbye = False
         self._overflow_told = False
         self._first_failed: int | None = None
         self._operations: dict[int, Operation] = {}
@@ -645,13 +647,26 @@ class Communicator:
         return self.health.seq if failed is None else min(failed - 1, self.health.seq)
 
     def close(self) -> None:
-        """Says goodbye to the other ranks, ends what is pending, joins all threads. Idempotent."""
+        """Says goodbye to the other ranks, ends what is pending, joins all threads.
+
+        Idempotent; what Ctrl-C kept one call from, the next one does.
+        """
+        if os.getpid() != self._pid or not self._closing.acquire(blocking=False):
+            return
+        try:
+            if not self._closed:
+                self._leave()
+                self._closed = True
+        finally:
+            self._closing.release()
+
+    def _leave(self) -> None:
         with self._lock:
-            if self.health.closed or os.getpid() != self._pid:
-                return
             self.health.closed = True
-        if self._control is not None:
-            self._control.leave(self._last_finished())
+        if self._control is not None and not self._said_goodbye:
+            last = self._last_finished()
+            self._said_goodbye = True
+            self._control.leave(last)
             self.health.await_others(LINGER_SECONDS)
         self.figures()
         if self._engine is not None and self._watcher is not None:

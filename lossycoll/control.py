@@ -1,12 +1,15 @@
 """The control plane of a group: who lives, who gives up, who means something else, who is left.
 
-One daemon thread per group and rank, on the sockets of :mod:`lossycoll.star`. The hub (rank 0, at
-first) judges the others' silence and tells all; the others judge the hub's.
+One daemon thread per group and rank, on the sockets of :mod:`lossycoll.star`. The hub (the lowest
+rank that has not left and is not lost) judges the others' silence and tells all; the others judge
+the hub's.
 
 ==========  =========================  ========================================================
 kind        fields                     meaning
 ==========  =========================  ========================================================
 beat        figures                    the sender lives; its counters
+alive       -                          to one that is silent: does it live? Over a new connection
+here        -                          the answer to that
 dead        rank, silent, ended        from the hub: it gives that rank up (silent: seconds)
 abort       reason, kind               the sender gives the group up; the error's type
 all         -                          from the hub, once: it has heard every rank
@@ -22,8 +25,8 @@ views       views                      from the hub: who is left, from which ope
 
 ``dead``, ``abort``, ``bye``, ``waiting`` and ``mismatch`` reach every rank, by way of the hub,
 which can reach a rank once it has heard it: so nobody goes on (:meth:`Control.meet`) before the hub
-has heard all. The last two kinds and ``missed`` are for groups that outlive a rank
-(:mod:`lossycoll.survivors`).
+has heard all. When the hub changes, all but ``waiting`` are told again. The last two kinds and
+``missed`` are for groups that outlive a rank (:mod:`lossycoll.survivors`).
 """
 
 from __future__ import annotations
@@ -48,19 +51,23 @@ LINGER_MS: Final = 500
 PROBE_SECONDS: Final = (0.02, 1.0)
 """A rank whose connection broke is looked for this often, and for this long."""
 RELAYED: Final = frozenset({"abort", "bye", "waiting", "mismatch"})
+KEPT: Final = RELAYED - {"waiting"}
+"""What nobody says twice, and so has to survive a hub."""
 
 
 class Listener(Protocol):
     """What the control plane tells and asks. Called from its thread: must be quick, never raise.
 
     The last three only where the group outlives a rank. ``on_lost`` stops submitting, and returns
-    the number of the next operation; ``on_views`` goes on if ``agreed``.
+    the number of the next operation; ``on_views`` goes on if ``agreed``. After ``on_broken`` the
+    thread ends; what is posted within still goes out.
     """
 
     def on_dead(self, rank: int, silent: float, ended: bool) -> None: ...
     def on_abort(self, rank: int, reason: str, kind: str) -> None: ...
     def on_bye(self, rank: int, seq: int) -> None: ...
     def on_mismatch(self, seq: int, calls: dict[int, str]) -> None: ...
+    def on_broken(self, error: Exception) -> None: ...
     def call_at(self, seq: int) -> str | None: ...
     def figures(self) -> dict[str, Any]: ...
     def on_lost(self, rank: int, silent: float, ended: bool) -> int: ...
@@ -102,6 +109,10 @@ class Control:
         self._gone: set[int] = set()
         self._dead: set[int] = set()
         """Those of ``_gone`` that didn't say goodbye."""
+        self._kept: dict[tuple[Any, ...], Message] = {}
+        """What was told of the kinds that have to survive a hub."""
+        self._briefed: set[int] = set()
+        """At the hub: who has been told what was kept."""
         self._all_heard = False
         self._settled = threading.Event()
         self._figures: dict[int, dict[str, Any]] = {}
@@ -169,15 +180,14 @@ class Control:
         self._post({"k": "bye", "seq": seq})
 
     def close(self) -> None:
-        """Joins the thread and frees the sockets. Idempotent."""
+        """Joins the thread and frees the sockets. Idempotent, also where Ctrl-C has ended it."""
         with self._lock:
-            if self._stopping:
-                return
-            self._stopping = True
-            if self._thread is not None:
+            stopped, self._stopping = self._stopping, True
+            if self._thread is not None and not stopped:
                 os.eventfd_write(self._wake, 1)
         if self._thread is None:
-            self._release(0)
+            if not stopped:
+                self._release(0)
         elif threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -195,6 +205,23 @@ class Control:
         return self._star.hub == self._rank
 
     def _run(self) -> None:
+        assert self._listener is not None
+        linger = LINGER_MS
+        try:
+            self._serve()
+            linger = 0 if self._is_alone() else LINGER_MS
+        except Exception as error:  # else nobody would ever learn of a death again
+            self._listener.on_broken(error)
+            with contextlib.suppress(Exception):
+                self._flush()
+            raise
+        finally:
+            with self._lock:
+                self._stopping = True
+            self._settled.set()
+            self._release(linger)
+
+    def _serve(self) -> None:
         poller = self._star.poller
         poller.register(self._wake, zmq.POLLIN)
         due = 0.0
@@ -217,9 +244,9 @@ class Control:
             if now >= due:
                 self._beat()
                 self._judge(now)
+                self._ask(now)
                 due = now + self._interval
         self._flush()
-        self._release(0 if self._is_alone() else LINGER_MS)
 
     def _is_alone(self) -> bool:
         """Whether the hub can't hear this one's goodbye. One that has said its own waits for it."""
@@ -241,6 +268,7 @@ class Control:
             elif message["k"] == "missed" and message["rank"] == self._star.hub:
                 self._give_up(message["rank"], 0.0, ended=True)
             else:
+                self._keep(message)
                 self._star.send(message)
 
     def _beat(self) -> None:
@@ -279,6 +307,14 @@ class Control:
             ended = self._star.ended(silent)
             for rank, seconds in silent.items():
                 self._give_up(rank, seconds, ended=rank in ended)
+        hub = self._star.hub
+        if self._hub_has_left and now - self._heard.get(hub, now) > self._silence:
+            self._follow()
+
+    def _ask(self, now: float) -> None:
+        """Whose beats don't come may be late only since TCP waits after a cut."""
+        late = [rank for rank, heard in self._heard.items() if now - heard > 2 * self._interval]
+        self._star.ask([rank for rank in late if rank not in self._gone], self._interval / 4)
 
     def _probe(self, now: float) -> None:
         """A process that was killed leaves a broken connection, and nobody who listens."""
@@ -286,7 +322,8 @@ class Control:
             self._suspects.setdefault(rank, now)
         for looked_for in (self._suspects, self._expected):
             for rank, since in list(looked_for.items()):
-                if rank in self._gone or now - since > PROBE_SECONDS[1]:
+                known = rank in self._gone and not (rank == self._star.hub and self._hub_has_left)
+                if known or now - since > PROBE_SECONDS[1]:
                     del looked_for[rank]
         doubtful = {*self._suspects, *self._expected}
         ended = self._star.ended(doubtful) if doubtful else set()
@@ -295,8 +332,59 @@ class Control:
                 self._take(message)
         for rank in ended - self._gone:
             self._give_up(rank, now - self._heard.get(rank, now), ended=True)
-        if self._star.hub in self._expected:  # it may not have known that it is the hub
-            self._agree()
+        if self._hub_has_left and self._star.hub in ended:
+            self._follow()
+        survivors = self._survivors
+        if survivors is not None and not survivors.agreed and self._star.hub in self._expected:
+            self._agree()  # it may not have known that it is the hub
+
+    # ---- the next hub ----
+
+    @property
+    def _hub_has_left(self) -> bool:
+        """In order. It is the hub until it ends, since it waits for the others' goodbyes."""
+        return self._star.hub in self._gone - self._dead
+
+    def _lowest(self) -> int:
+        lost = self._survivors.lost if self._survivors is not None else set[int]()
+        out = (self._gone | lost) - {self._rank}
+        return min(rank for rank in range(self._world) if rank not in out)
+
+    def _follow(self) -> None:
+        """The hub is no more: the lowest rank takes its place."""
+        self._star.follow(self._lowest())
+        self._judge_anew()
+        if (self._rank, "bye", 0) in self._kept:
+            self._heard.clear()  # who leaves judges nobody: the rest follow another
+        self._expected = {rank: at for rank, at in self._heard.items() if rank not in self._gone}
+        if self._is_hub:
+            self._briefed.clear()
+            for rank in list(self._star.routes):
+                self._brief(rank)
+            return
+        for message in list(self._kept.values()):
+            if message["r"] == self._rank:
+                self._star.send(message)
+        self._star.send({"k": "beat"})  # so that the hub knows of this one at once
+
+    def _brief(self, rank: int) -> None:
+        """Tells a rank that is new here what it may have missed."""
+        self._briefed.add(rank)
+        for message in self._kept.values():
+            if message["r"] != rank:
+                self._star.send(message, rank)
+
+    @staticmethod
+    def _key(message: Message) -> tuple[Any, ...]:
+        kind = message["k"]
+        return message["r"], kind, message["seq"] if kind == "mismatch" else 0
+
+    def _keep(self, message: Message) -> None:
+        if message["k"] in KEPT:
+            self._kept[self._key(message)] = message
+
+    def _is_known(self, message: Message) -> bool:
+        return message["k"] in KEPT and self._key(message) in self._kept
 
     # ---- ranks that are lost ----
 
@@ -306,6 +394,7 @@ class Control:
             return
         if self._is_hub:
             told = {"k": "dead", "rank": rank, "silent": round(silent, 2), "ended": ended}
+            self._kept[self._rank, "dead", rank] = {**told, "r": self._rank}
             self._relay(told)
         self._lose(rank, silent, ended)
 
@@ -323,12 +412,8 @@ class Control:
             return
         self._next = self._listener.on_lost(rank, silent, ended)
         self._stopped_at = time.monotonic()
-        if survivors.hub != self._star.hub:
-            self._star.follow(survivors.hub)
-            self._judge_anew()
-            self._expected = {
-                rank: now for rank, now in self._heard.items() if rank not in survivors.lost
-            }
+        if self._star.hub in survivors.lost:
+            self._follow()
         self._agree()
 
     def _agree(self) -> None:
@@ -410,8 +495,14 @@ class Control:
             if self._is_hub:  # it lives after all, but the others went on without it
                 self._star.send(self._dead_already(sender), sender)
             return
+        if message["k"] == "alive":
+            if sender not in self._dead:
+                self._star.answer(sender)
+            return
         try:
             if self._is_hub:
+                if sender not in self._briefed:
+                    self._brief(sender)
                 if not self._all_heard and len(self._star.routes) == self._world - 1:
                     self._all_heard = True
                     self._relay({"k": "all"})
@@ -428,6 +519,8 @@ class Control:
         if kind == "beat":
             with self._lock:
                 self._figures[sender] = message.get("figures", {})
+        elif kind == "ask" and sender == self._rank:  # it has become the hub meanwhile
+            self._fresh.set()
         elif kind == "ask":
             with self._lock:
                 figures = {str(rank): found for rank, found in self._figures.items()}
@@ -437,15 +530,19 @@ class Control:
                 self._give_up(message["rank"], 0.0, ended=True)
         elif kind == "state":
             self._on_state(message)
-        elif kind in RELAYED:
+        elif kind in RELAYED and not self._is_known(message):
             self._relay(message, but=sender)
             if sender != self._rank:
                 self._deliver(message)
+            else:
+                self._keep(message)
 
     def _deliver(self, message: Message) -> None:
         listener = self._listener
         assert listener is not None
         kind, sender = message["k"], message["r"]
+        if self._is_known(message):
+            return
         if kind == "dead":
             rank = self._rank_in(message["rank"])
             self._lose(rank, float(message["silent"]), bool(message["ended"]))
@@ -475,6 +572,7 @@ class Control:
             self._on_state(message)
         elif kind == "views":
             self._on_views(message)
+        self._keep(message)
 
     def _rank_in(self, rank: Any) -> int:
         """Raises ValueError for what is no rank."""

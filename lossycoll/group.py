@@ -245,13 +245,13 @@ class Group:
 
     def close(self) -> None:
         """Leaves the group: says goodbye, joins all threads, frees all sockets. Idempotent."""
-        atexit.unregister(self.close)
         if self.messages is not None:
             self.messages.flush()
         self.communicator.close()
         if self.messages is not None:
             self.messages.close()
         self._mesh.group.shutdown()
+        atexit.unregister(self.close)  # last: what Ctrl-C keeps this from is done at exit
 
 
 class _Listener:
@@ -262,6 +262,7 @@ class _Listener:
         self._communicator = communicator
         self.on_dead = health.on_dead
         self.on_abort = health.on_abort
+        self.on_broken = health.on_broken
         self.on_bye = health.on_bye
         self.on_mismatch = health.on_mismatch
         self.call_at = health.call_at

@@ -18,6 +18,7 @@ from .control import Control
 from .errors import (
     AbortedError,
     ClosedError,
+    EngineError,
     LinkError,
     LossyError,
     MismatchError,
@@ -216,6 +217,11 @@ class Health:
     def on_abort(self, rank: int, reason: str, kind: str) -> None:
         text = f"{self.where}: {self.where.peer(rank)} ended the group: {reason}"
         self.fail(_SHARED.get(kind, AbortedError)(text, peer=rank))
+
+    def on_broken(self, error: Exception) -> None:
+        """The control plane's thread ends by ``error``: nobody here would learn of a death."""
+        text = f"{self.where}: the thread that hears of other ranks failed: {error!r}"
+        self.fail(EngineError(text), tell=True)
 
     def on_bye(self, rank: int, seq: int) -> None:
         with self._lock:

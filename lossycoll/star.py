@@ -3,6 +3,9 @@
 TCP by pyzmq: each rank has a ROUTER that listens, and a DEALER to the hub, which is rank 0 at
 first. Messages are JSON objects that carry the group's token and the sender's rank; anything else
 is counted and dropped. Used by one thread, but for ``open``.
+
+After a cut, TCP tries an old connection ever less often. So who is silent is also asked over new
+ones (:meth:`Star.ask`), which carry signs of life alone: what was under way on the old ones comes.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from .errors import no_port
 BATCH: Final = 256
 LONGEST: Final = 1 << 20
 PROBE_SECONDS: Final = 0.2
+RECONNECT_MS: Final = 20
 
 Message = dict[str, Any]
 
@@ -48,6 +52,9 @@ class Star:
         self._listening = self._socket(zmq.ROUTER)
         self._listening.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._to_hub: zmq.Socket[bytes] | None = None
+        self._asked: dict[int, zmq.Socket[bytes]] = {}
+        self._asking: dict[int, bytes] = {}
+        """Ranks that have asked this one over a connection of its own, and which."""
         self._monitors: list[zmq.Socket[bytes]] = []
         self._settling_until = 0.0
         self.poller = zmq.Poller()
@@ -76,24 +83,26 @@ class Star:
     def follow(self, hub: int) -> None:
         """From now on ``hub`` is the one to talk to."""
         self.hub = hub
+        self.ask((), 1.0)
         if self._to_hub is not None:
             self._unwatch(self._to_hub)
             self._to_hub.close(0)
             self._to_hub = None
         if hub != self._rank:
-            host, port = self._endpoints[hub]
             self._to_hub = self._socket(zmq.DEALER)
             self._watch(self._to_hub)
-            self._to_hub.connect(f"tcp://{_bracketed(host)}:{port}")
+            self._to_hub.connect(self._place(hub))
 
     def send(self, message: Message, rank: int | None = None) -> bool:
         """To ``rank`` (the hub can), or to the hub. A broken connection loses it: silence tells.
 
         Returns False if it is known that there is no connection.
         """
-        body = json.dumps({"r": self._rank, **message, "t": self._token}).encode()
+        body = self._packed(message)
         try:
             if rank is not None:
+                if rank not in self.routes:
+                    return False
                 self._listening.send_multipart([self.routes[rank], body], zmq.NOBLOCK)
             elif self._to_hub is not None:
                 self._to_hub.send(body, zmq.NOBLOCK)
@@ -101,9 +110,35 @@ class Star:
             return error.errno != errno.EHOSTUNREACH
         return True
 
+    def ask(self, ranks: Iterable[int], patience: float) -> None:
+        """Asks ``ranks`` for a sign of life, each over a new connection; forgets earlier questions.
+
+        The connection is tried anew every ``patience`` seconds, until it is made.
+        """
+        for end in self._asked.values():
+            self.poller.unregister(end)
+            end.close(0)
+        self._asked.clear()
+        for rank in ranks:
+            with contextlib.suppress(zmq.ZMQError):  # short of descriptors: the old one must do
+                end = self._socket(zmq.DEALER)
+                self._asked[rank] = end
+                self.poller.register(end, zmq.POLLIN)
+                end.setsockopt(zmq.CONNECT_TIMEOUT, max(1, int(patience * 1000)))
+                end.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+                end.connect(self._place(rank))
+                end.send(self._packed({"k": "alive"}), zmq.NOBLOCK)
+
+    def answer(self, rank: int) -> None:
+        """The sign of life that ``rank`` has asked for."""
+        with contextlib.suppress(zmq.ZMQError, KeyError):
+            self._listening.send_multipart(
+                [self._asking.pop(rank), self._packed({"k": "here"})], zmq.NOBLOCK
+            )
+
     def receive(self) -> Iterator[Message]:
         """What has come, up to a bound."""
-        for end in (self._to_hub, self._listening):
+        for end in (self._to_hub, self._listening, *self._asked.values()):
             for _ in range(BATCH):
                 if end is None:
                     break
@@ -116,7 +151,8 @@ class Star:
                     self.foreign += 1
                     continue
                 if end is self._listening:
-                    self.routes[message["r"]] = frames[0]
+                    routes = self._asking if message["k"] == "alive" else self.routes
+                    routes[message["r"]] = frames[0]
                 yield message
 
     def disconnected(self) -> set[int]:
@@ -169,6 +205,7 @@ class Star:
         return found
 
     def close(self, linger_ms: int) -> None:
+        self.ask((), 1.0)
         for end in (self._to_hub, self._listening):
             if end is not None:
                 self._unwatch(end)
@@ -195,6 +232,13 @@ class Star:
         self._monitors.remove(monitor)
         end.disable_monitor()
         monitor.close(0)
+
+    def _place(self, rank: int) -> str:
+        host, port = self._endpoints[rank]
+        return f"tcp://{_bracketed(host)}:{port}"
+
+    def _packed(self, message: Message) -> bytes:
+        return json.dumps({"r": self._rank, **message, "t": self._token}).encode()
 
     def _parse(self, body: bytes) -> Message | None:
         """The message, or None if it isn't one of this group's."""

@@ -39,10 +39,6 @@ class Survivors:
         return tuple(rank for rank in self.views[-1].members if rank not in self.lost)
 
     @property
-    def hub(self) -> int:
-        return self.left[0]
-
-    @property
     def agreed(self) -> bool:
         """Whether the latest view knows of all that are lost."""
         return self.left == self.views[-1].members

@@ -15,8 +15,8 @@ import pytest
 from failure_cases import QUIET, SLACK, catch, good, must_name_the_lost
 from harness import Ranks, init, note
 
-PATIENT = 6.0
-"""A liveness that the short cut can't reach, however slow the machine is."""
+PATIENT = 10.0
+"""The liveness. Half of it is promised to do no harm, and no slow machine reaches all of it."""
 CALMER = {**QUIET, "LOSSYCOLL_LIVENESS": str(PATIENT)}
 LOADED = 10.0
 """Seconds that a starved machine may add to any bound; far below the timeouts."""
@@ -120,8 +120,8 @@ def test_a_network_that_is_cut_shortly_heals_and_one_cut_for_long_is_an_error(
     with Ranks(rank_across, 3, env, per_rank=homes, own_store=True) as ranks:
         for number in range(3):
             ranks.wait_for(number, "sum 20", 100)
-        cable.cut()
-        time.sleep(1)
+        since = cable.cut()
+        time.sleep(max(0.0, since + 0.42 * PATIENT - time.monotonic()))  # half, and a slow machine
         assert cable.mend() > 0
         for number in range(3):  # it goes on, well beyond what was under way
             ranks.wait_for(number, f"sum {_sums(ranks, number) + 60}", 60)

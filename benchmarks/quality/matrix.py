@@ -32,7 +32,8 @@ VARIANTS = (
 )
 # They differ from "sharded" where much is lost: there also with 8 ranks and bursts.
 AGE_RULES = ("sharded/age0", "sharded/age3")
-# What is lost is spread over the whole tensor: with 4 ranks, the second where most is lost.
+# What is lost is spread over the whole tensor: with 4 ranks, the second where most is lost, and
+# there also with 8.
 DISPERSED = ("ddp+driftbound/repair0/dispersed", "ddp+driftbound/dispersed")
 # The three losses that have a goal come first.
 LOSSES = (0.1, 0.2, 0.4, 0.3)
@@ -132,6 +133,8 @@ def runs(seeds: Sequence[int]) -> Iterator[Run]:
         for world, kind in ((WORLDS[0], KINDS[1]), (WORLDS[1], KINDS[0]), (WORLDS[1], KINDS[1])):
             for arm in AGE_RULES:
                 yield Run(TASKS[0], world, kind, max(GOALS), arm, seed)
+        for kind in GOAL_KINDS:
+            yield Run(TASKS[0], WORLDS[1], kind, max(GOALS), DISPERSED[1], seed)
         for world in WORLDS:
             for task in TASKS:
                 for arm in AT_NO_LOSS:

@@ -149,7 +149,7 @@ def goal_table(entries: Mapping[str, Entry]) -> str:
     """The goals of perplexity for the GPT, and whether they are met."""
     found = cells(entries, perplexity_change(HEADLINE))
     rows = []
-    for arm in METHODS:
+    for arm in (*METHODS, DISPERSED[1]):
         for world in WORLDS:
             for kind in GOAL_KINDS:
                 for loss, most in GOALS.items():

@@ -140,7 +140,9 @@ def test_with_nothing_dropped_it_is_ddp_bit_for_bit(ranks: Any) -> None:
         for name, (theirs, mine) in found.items():
             assert len(mine) == len(theirs) > 10, name
             if name.startswith(("close", "unlike")):
-                torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+                # Terms of the order of 1 are added in the order in which they arrive, and before
+                # a batch norm they cancel: a bias's gradient is nothing but what is rounded off.
+                torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
                 continue
             for index, (a, b) in enumerate(zip(mine, theirs, strict=True)):
                 assert torch.equal(a, b), (rank, name, index, (a - b).abs().max())

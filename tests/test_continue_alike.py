@@ -157,8 +157,16 @@ def sparse_sums(rank: int, world: int) -> dict[str, Any]:
     """Rank 3's packets never reach rank 0."""
     harness.init(timeout=60)
     out: dict[str, Any] = {}
+    store = _get_default_store()
+    store.set(f"here {rank}", "")
+
+    def die_in_the_middle() -> None:
+        store.wait([f"here {other}" for other in range(world)], PATIENCE)
+        time.sleep(1)
+        die()
+
     if rank == 3:
-        threading.Timer(1.0, die).start()
+        threading.Thread(target=die_in_the_middle, daemon=True).start()
     places = torch.tensor([[rank, 4]])
     for name in ("in flight", "after"):
         value = torch.sparse_coo_tensor(places, torch.ones(2), (6,))

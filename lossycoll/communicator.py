@@ -345,8 +345,8 @@ class Communicator:
                 number = self._turns.next
                 self._turns.next = number + 1
                 self._operations[operation.ticket] = operation
-            elif self._first_failed is None or call.seq < self._first_failed:
-                self._first_failed = call.seq
+            else:
+                self._note_failed(call)
         if self._tracing:
             self._trace_begin(operation, number, buffers)
         return operation
@@ -379,9 +379,12 @@ class Communicator:
             failure = self._engine.result(operation.ticket)[1]
         except ClosedError as error:
             return self.health.failure or error
-        if self._first_failed is None or operation.call.seq < self._first_failed:
-            self._first_failed = operation.call.seq
+        self._note_failed(operation.call)
         return self._explain(operation, failure)
+
+    def _note_failed(self, call: Collective) -> None:
+        if self._first_failed is None or call.seq < self._first_failed:
+            self._first_failed = call.seq
 
     def release(self, operation: Operation) -> None:
         """The engine forgets a finished operation."""

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -222,6 +222,21 @@ def init(timeout: float = 60.0, **rest: Any) -> None:
     dist.init_process_group(**{"backend": "lossy", "timeout": timedelta(seconds=timeout), **rest})
 
 
+EXACT = {"LOSSYCOLL_REORDER_MIN": "0.5", "LOSSYCOLL_DEADLINE_MIN": "5"}
+"""Packets that a busy machine delivers late are no loss: so what lossy calls add up is exact."""
+
+
+def await_ranks(what: str, ranks: Iterable[int]) -> None:
+    """Returns when all of ``ranks`` have set the store's key ``what``/rank."""
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    _get_default_store().wait([f"{what}/{rank}" for rank in ranks])
+
+
+def kill_self() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def die(victim: int) -> None:
     """Rank ``victim`` kills itself once all ranks are here; the others go on.
 
@@ -233,8 +248,8 @@ def die(victim: int) -> None:
     store, world = _get_default_store(), dist.get_world_size()
     store.set(f"here/{dist.get_rank()}", "")
     if dist.get_rank() == victim:
-        store.wait([f"here/{rank}" for rank in range(world)])
-        os.kill(os.getpid(), signal.SIGKILL)
+        await_ranks("here", range(world))
+        kill_self()
 
 
 def note(text: str) -> None:

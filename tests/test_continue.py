@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterable
 from typing import Any
 
 import harness
 import pytest
 import torch
 import torch.distributed as dist
-from harness import Outcome, Ranks
+from harness import EXACT, Outcome, Ranks, await_ranks, kill_self
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import _get_default_store
 
@@ -25,17 +24,6 @@ ENV = {
     "LOSSYCOLL_LIVENESS": str(LIVENESS),
     "LOSSYCOLL_LOG": "warning",
 }
-EXACT = {"LOSSYCOLL_REORDER_MIN": "0.5", "LOSSYCOLL_DEADLINE_MIN": "5"}
-"""Packets that a busy machine delivers late are no loss: so a mean is over all that are left."""
-
-
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def await_ranks(what: str, ranks: Iterable[int]) -> None:
-    """Returns when all of ``ranks`` have set the store's key ``what``/rank."""
-    _get_default_store().wait([f"{what}/{rank}" for rank in ranks])
 
 
 def survivors(world: int, victims: tuple[int, ...], function: Any, **env: str) -> list[Outcome]:
@@ -226,7 +214,7 @@ def copies_in_flight(rank: int, world: int) -> dict[str, Any]:
     dist.barrier()
     if rank == 1:
         await_ranks("submitted", (0, 2, 3))
-        die()
+        kill_self()
     out = {}
     calls = {
         "from 0": lambda: dist.broadcast(torch.full((9,), rank), 0, async_op=True),
@@ -374,7 +362,7 @@ def train(rank: int, world: int) -> Any:
     wrapped = nn.parallel.DistributedDataParallel(model)
     for step in range(STEPS):
         if rank == 3 and step == KILLED_AT:
-            die()
+            kill_self()
         inputs, targets = data_of(rank, step, seed=0)
         optimizer.zero_grad()
         nn.functional.mse_loss(wrapped(inputs), targets).backward()

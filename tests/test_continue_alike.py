@@ -13,7 +13,7 @@ import harness
 import pytest
 import torch
 import torch.distributed as dist
-from harness import Ranks
+from harness import Ranks, await_ranks, kill_self
 from sharded_cases import batch, loss_of, network, sharded, share
 from torch.distributed.distributed_c10d import _get_default_store
 
@@ -33,10 +33,6 @@ ENV = {
 WORLD = 3
 LATE, AHEAD, VICTIM = range(WORLD)
 PATIENCE = timedelta(seconds=30)
-
-
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def left_of(ranks: Ranks, victim: int) -> list[Any]:
@@ -122,7 +118,7 @@ def one_is_ahead(rank: int, world: int) -> tuple[int | None, str]:
 
     if rank == VICTIM:
         store.wait(["ahead"], PATIENCE)
-        die()
+        kill_self()
     if rank == AHEAD:
         once_it(kind, name, ahead)
     else:
@@ -158,12 +154,12 @@ def sparse_sums(rank: int, world: int) -> dict[str, Any]:
     harness.init(timeout=60)
     out: dict[str, Any] = {}
     store = _get_default_store()
-    store.set(f"here {rank}", "")
+    store.set(f"here/{rank}", "")
 
     def die_in_the_middle() -> None:
-        store.wait([f"here {other}" for other in range(world)], PATIENCE)
+        await_ranks("here", range(world))
         time.sleep(1)
-        die()
+        kill_self()
 
     if rank == 3:
         threading.Thread(target=die_in_the_middle, daemon=True).start()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from failure_cases import QUIET, catch
-from harness import Ranks, die, init
+from harness import Ranks, await_ranks, die, init
 from sharded_cases import batch, loss_of, network, sharded, share
 
 import lossycoll
@@ -24,7 +24,6 @@ LIVENESS, SLACK = 6.0, 10.0
 def train(rank: int, world: int) -> dict[str, Any]:
     """What each call says once rank 1 is dead: (type, text, seconds since)."""
     import torch.distributed as dist
-    from torch.distributed.distributed_c10d import _get_default_store
 
     init()
     model, bound_model = network(), network()
@@ -46,7 +45,7 @@ def train(rank: int, world: int) -> dict[str, Any]:
     step()
     plain.step()
     die(VICTIM)
-    _get_default_store().wait([f"here/{rank}" for rank in range(world)])  # it dies now
+    await_ranks("here", range(world))  # it dies now
     since = time.monotonic()
     out = {"step": catch(lambda: until_told(step))}
     out["again"] = catch(step)

@@ -4,6 +4,7 @@ time. Each test asserts that its fault happened.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -502,15 +503,11 @@ UNMAKEABLE: dict[str, tuple[dict[str, Any], str, str]] = {
 
 def take_low(taken: socket.socket) -> int:
     """Binds it to a port that no connection has by chance, TCP ports of the same number neither."""
-    for port in range(20_000 + os.getpid() % 10_000, 32_000):
-        try:
-            with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as other:
-                other.bind(("127.0.0.1", port))
+    while True:
+        port = free_port()
+        with contextlib.suppress(OSError):
             taken.bind(("127.0.0.1", port))
-        except OSError:
-            continue
-        return port
-    raise AssertionError("no free port from 20000 to 32000")
+            return port
 
 
 def rank_unmakeable(rank: int, world: int) -> dict[str, tuple[str, str, float]]:

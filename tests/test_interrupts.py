@@ -55,7 +55,7 @@ def interrupted(rank: int, world: int) -> dict[str, Any]:
 
 
 def test_an_interrupted_call_goes_on_and_so_does_the_group() -> None:
-    env = {"LOSSYCOLL_PACE": str(PACE), "LOSSYCOLL_REORDER_MIN": "0.5"}
+    env = {"LOSSYCOLL_PACE": str(PACE), **harness.EXACT}
     with harness.Ranks(interrupted, 2, env) as ranks:
         outcomes = ranks.collect(90)
     for outcome in outcomes:

@@ -189,15 +189,8 @@ class Exchange:
         with reliable():
             return dist.all_reduce(tensor, op, self.group, async_op=True)  # type: ignore[no-any-return]
 
-    def tell_all(self, value: object) -> list[Any]:
-        """What each rank has passed."""
-        out: list[Any] = [None] * self.world
-        with reliable():
-            dist.all_gather_object(out, value, self.group)
-        return out
-
     def tell(self, value: object, to: int) -> list[Any] | None:
-        """The same at rank ``to`` of the group; None elsewhere."""
+        """What each rank has passed, at rank ``to`` of the group; None elsewhere."""
         out: list[Any] | None = [None] * self.world if self.rank == to else None
         with reliable():
             dist.gather_object(value, out, group=self.group, group_dst=to)

@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...errors import CheckpointError, MismatchError, OptionError, TrainingError, UnsupportedError
+from ...errors import CheckpointError, OptionError, TrainingError, UnsupportedError
+from ..agreement import Meant, as_lines, check_same
 from ..buckets import is_dense
 from .feedback import NAMES, Memory
 from .matrix import Form, entries, natural, pays
@@ -167,7 +168,7 @@ class ARCTopKState:
 
         ``flat``: what they are all views of, where there is such a vector.
         """
-        transport = self._ready()
+        transport = self._ready(gradients[0].device)
         for key, gradient in zip(keys, gradients, strict=True):
             self._check(key, gradient)
         if self.iter < self.settings.start_iter:
@@ -184,20 +185,16 @@ class ARCTopKState:
         items = [self._item(*pair) for pair in zip(keys, gradients, strict=True)]
         Reduction(items, self.settings, transport, self._owed, self._traffic, self.iter).run()
 
-    def _ready(self) -> Transport:
+    def _ready(self, device: torch.device) -> Transport:
         """The group; compares the ranks' arguments at the first step."""
         if self._transport is None:
             transport = Transport(self.process_group)
             mine = {**asdict(self.settings), "iter": self.iter, "memories": self._remembered()}
-            for rank, theirs in enumerate(transport.tell_all(mine)):
-                assert isinstance(theirs, dict)
-                for name, value in mine.items():
-                    if theirs[name] != value:
-                        raise MismatchError(
-                            f"{transport}: ARCTopKState has {name} {value!r} here, rank {rank} has "
-                            f"{theirs[name]!r}; make them alike on all ranks",
-                            peer=rank,
-                        )
+            check_same(
+                [Meant(transport.group, as_lines(mine), device)],
+                "ARCTopKState is made differently",
+                "make them alike on all ranks",
+            )
             self._transport = transport
         return self._transport
 

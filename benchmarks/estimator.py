@@ -14,7 +14,9 @@ from functools import partial
 
 import numpy as np
 
-from lossycoll.plan import inject, reference, ring, transpose
+from lossycoll.plan import faults as inject
+from lossycoll.plan import reference_executor as reference
+from lossycoll.plan import ring, transpose
 from lossycoll.plan.order import draw_order
 
 PACKETS = 240

@@ -14,7 +14,8 @@ from .calls import Collective, Operation, Terms
 from .engine import DType
 from .errors import Code, LossyError, Where
 from .health import Health
-from .plan import exchange, transpose
+from .plan import data_movement as exchange
+from .plan import transpose
 
 PAYLOAD: Final = 1408
 """Bytes that a packet would carry, for those who count blocks."""

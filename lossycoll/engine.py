@@ -18,7 +18,8 @@ from ._native import ffi, lib
 from .errors import ClosedError, Code, Failure, Where, error_of
 from .figures import Cause, EngineStats, LinkInfo, PeerStats, Report, Stream
 from .options import FAST_PATHS, Options
-from .plan import Plan, encode, inject, parity
+from .plan import Plan, encode, parity
+from .plan import faults as inject
 
 SLICE_SECONDS: Final = 0.1
 """Longest stay in C, so that Ctrl-C works."""

@@ -32,7 +32,7 @@ from .health import Health
 from .interfaces import Interface, choose
 from .messages import Messages
 from .options import Options
-from .plan import inject
+from .plan import faults as inject
 from .rendezvous import AUTO_MTU_MAX, Rendezvous, compare_options, payload_bytes
 from .shortage import check_descriptors, refused
 from .star import reachable

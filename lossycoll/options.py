@@ -18,8 +18,7 @@ from functools import lru_cache
 from typing import Any, ClassVar, Final
 
 from .errors import OptionError
-from .plan import inject as faults
-from .plan import parity
+from .plan import faults, parity
 
 PREFIX: Final = "LOSSYCOLL_"
 BUILD_VARIABLES: Final = frozenset({"LOSSYCOLL_WERROR", "LOSSYCOLL_CFLAGS"})

@@ -10,7 +10,8 @@ from functools import lru_cache
 from typing import Final
 
 from .engine import Encoded
-from .plan import Finish, Missing, Plan, exchange, leave_out, rename, ring, transpose, tree
+from .plan import Finish, Missing, Plan, leave_out, rename, ring, transpose, tree
+from .plan import data_movement as exchange
 from .turns import Roster
 
 AUTO_ALGORITHM: Final = "transpose"

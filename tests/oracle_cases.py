@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from network import elements
 
-from lossycoll.plan import Finish, Missing, Plan, exchange, ring, transpose, tree
+from lossycoll.plan import Finish, Missing, Plan, ring, transpose, tree
+from lossycoll.plan import data_movement as exchange
 from lossycoll.plan.order import draw_order
 from lossycoll.plan.wire_types import Array
 

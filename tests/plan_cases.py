@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lossycoll.plan import Finish, Plan, draw_order, exchange, ring, transpose, tree
+from lossycoll.plan import Finish, Plan, draw_order, ring, transpose, tree
+from lossycoll.plan import data_movement as exchange
 
 Arrays = list[np.ndarray]
 

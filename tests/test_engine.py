@@ -17,16 +17,9 @@ from lossycoll.buffers import fitting_payload
 from lossycoll.errors import AbortedError, Code, LossyError, MismatchError
 from lossycoll.figures import Cause
 from lossycoll.options import FAST_PATHS
-from lossycoll.plan import (
-    Missing,
-    Plan,
-    exchange,
-    reference,
-    ring,
-    transpose,
-    tree,
-)
-from lossycoll.plan import inject as faults
+from lossycoll.plan import Missing, Plan, faults, ring, transpose, tree
+from lossycoll.plan import data_movement as exchange
+from lossycoll.plan import reference_executor as reference
 from lossycoll.plan.order import draw_order
 from lossycoll.plan.wire_types import Array
 

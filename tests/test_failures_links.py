@@ -19,7 +19,7 @@ from torch import nn
 
 import lossycoll
 from lossycoll.errors import Code, Where, error_of
-from lossycoll.plan import exchange
+from lossycoll.plan import data_movement as exchange
 
 PATIENCE = 8.0
 """Seconds: twice the groups' liveness."""

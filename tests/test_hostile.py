@@ -25,7 +25,8 @@ from network import GROUP, SESSION, Ended, Network, elements
 
 from lossycoll.blocks import Blocks, Contributions
 from lossycoll.figures import EngineStats
-from lossycoll.plan import Finish, Plan, exchange, ring, transpose
+from lossycoll.plan import Finish, Plan, ring, transpose
+from lossycoll.plan import data_movement as exchange
 from lossycoll.plan.order import draw_order
 from lossycoll.plan.wire_types import Array
 

@@ -26,12 +26,12 @@ from lossycoll.plan import (
     Target,
     draw_order,
     encode,
-    exchange,
     ring,
     segments,
     transpose,
     tree,
 )
+from lossycoll.plan import data_movement as exchange
 
 WORLDS = range(1, 9)
 HEADER = Path(__file__).resolve().parents[1] / "native" / "lossycoll.h"

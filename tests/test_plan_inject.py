@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lossycoll.plan.inject import (
+from lossycoll.plan.faults import (
     Inject,
     Link,
     draw,
@@ -20,7 +20,7 @@ from lossycoll.plan.inject import (
     reorders,
     stream_key,
 )
-from lossycoll.plan.splitmix import mix, mix_array
+from lossycoll.plan.rng import mix, mix_array
 
 U64 = 1 << 64
 

@@ -8,17 +8,9 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from lossycoll.plan import (
-    Plan,
-    draw_order,
-    exchange,
-    leave_out,
-    reference,
-    rename,
-    ring,
-    transpose,
-    tree,
-)
+from lossycoll.plan import Plan, draw_order, leave_out, rename, ring, transpose, tree
+from lossycoll.plan import data_movement as exchange
+from lossycoll.plan import reference_executor as reference
 from lossycoll.plan.wire_types import Array
 
 WORLD, PER_PACKET = 5, 4

@@ -39,7 +39,7 @@ from benchmarks.quality.matrix import (
 from benchmarks.quality.pool import Pool, RunFailed
 from benchmarks.quality.statistics import cells, estimate, perplexity_change
 from benchmarks.quality.tasks import TASKS
-from lossycoll.plan import inject
+from lossycoll.plan import faults as inject
 
 
 def test_seeds_are_outermost_and_the_goals_come_first() -> None:

@@ -21,15 +21,15 @@ from lossycoll.plan import (
     Missing,
     Plan,
     draw_order,
-    exchange,
     packet_count,
     ring,
     segments,
     transpose,
     tree,
 )
-from lossycoll.plan.inject import Inject, lost
-from lossycoll.plan.reference import Lost, RankResult, execute
+from lossycoll.plan import data_movement as exchange
+from lossycoll.plan.faults import Inject, lost
+from lossycoll.plan.reference_executor import Lost, RankResult, execute
 from lossycoll.plan.wire_types import WIRE_TYPES
 
 Array = NDArray[Any]

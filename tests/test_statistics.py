@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from network import GROUP, Network
 
-from lossycoll.plan import Finish, Missing, Plan, inject, ring, transpose
+from lossycoll.plan import Finish, Missing, Plan, ring, transpose
+from lossycoll.plan import faults as inject
 from lossycoll.plan.order import draw_order, segments
 from lossycoll.plan.wire_types import Array
 

@@ -16,7 +16,8 @@ import theory_ranks
 from harness import run_good
 from theory import EXECUTORS
 
-from lossycoll.plan import Finish, inject
+from lossycoll.plan import Finish
+from lossycoll.plan import faults as inject
 from lossycoll.plan.wire_types import Array
 
 STANDARD_ERRORS = 4.0

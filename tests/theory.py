@@ -16,10 +16,11 @@ from typing import Protocol
 import numpy as np
 from network import GROUP, Network
 
-from lossycoll.plan import Finish, Missing, Plan, inject, leave_out, rename, ring, transpose
-from lossycoll.plan.exchange import all_gather
+from lossycoll.plan import Finish, Missing, Plan, leave_out, rename, ring, transpose
+from lossycoll.plan import faults as inject
+from lossycoll.plan.data_movement import all_gather
 from lossycoll.plan.order import draw_order, segments
-from lossycoll.plan.reference import execute
+from lossycoll.plan.reference_executor import execute
 from lossycoll.plan.wire_types import Array
 
 PAYLOAD = 64

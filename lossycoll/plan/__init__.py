@@ -12,12 +12,14 @@ that are left. ``reference.execute`` defines what their result is.
 
 from __future__ import annotations
 
-from . import exchange, inject, parity, ring, transpose, tree
+from . import data_movement as exchange
+from . import faults as inject
+from . import parity, ring, transpose, tree
 from .encode import encode
-from .members import leave_out, rename
 from .model import Combine, Edge, Finish, Missing, Plan, Slot, Target, packet_count
 from .order import draw_order, segments
 from .signature import signature
+from .survivor_plans import leave_out, rename
 
 __all__ = [
     "Combine",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final
 
-from .arguments import MAX_WORLD, check_count
-from .splitmix import MASK, mix
+from .rng import MASK, mix
+from .validation import MAX_WORLD, check_count
 
 DOMAIN: Final = 0x6F72646572
 """Keeps the order apart from injected faults, which may be given the same seed ("order")."""

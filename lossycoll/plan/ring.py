@@ -7,10 +7,10 @@ added, and a lost partial sum restarts at the next position with its own contrib
 
 from __future__ import annotations
 
-from .arguments import check_count, check_finish, check_order, check_world
 from .model import Combine, Edge, Finish, Missing, Plan, Slot, Target
 from .order import segments
 from .signature import signature
+from .validation import check_count, check_finish, check_order, check_world
 
 
 def all_reduce(

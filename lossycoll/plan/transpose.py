@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .arguments import (
+from .model import Combine, Edge, Finish, Missing, Plan, Slot, Target
+from .order import segments
+from .signature import signature
+from .validation import (
     check_count,
     check_counts,
     check_finish,
@@ -18,9 +21,6 @@ from .arguments import (
     others,
     starts,
 )
-from .model import Combine, Edge, Finish, Missing, Plan, Slot, Target
-from .order import segments
-from .signature import signature
 
 
 def all_reduce(

@@ -7,9 +7,9 @@ on, so that nobody but the root is missed when it dies.
 
 from __future__ import annotations
 
-from .arguments import check_count, check_rank, check_world
 from .model import Combine, Edge, Plan, Slot, Target
 from .signature import signature
+from .validation import check_count, check_rank, check_world
 
 
 def _family(

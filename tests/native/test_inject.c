@@ -19,7 +19,7 @@ static uint64_t key_of(const lc_inject *inject) {
     return lc_inject_key(inject, 3, 1000, 2, 1, 0, 0);
 }
 
-/* The values that lossycoll/plan/inject.py is pinned to as well. */
+/* The values that lossycoll/plan/faults.py is pinned to as well. */
 static void test_known_answers(void) {
     lc_inject single = {.loss = 0.25, .burst = 1, .dup = 0.25, .reorder = 0.25, .seed = 42};
     lc_inject bursty = single;

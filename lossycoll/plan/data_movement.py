@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .arguments import check_count, check_counts, check_rank, check_world, others, starts
 from .model import Edge, Plan, Slot, Target
 from .signature import signature
+from .validation import check_count, check_counts, check_rank, check_world, others, starts
 
 
 def _send(number: int, own_offset: int, length: int, *dests: Edge) -> Slot:

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .splitmix import MASK, mix, mix_array
+from .rng import MASK, mix, mix_array
 
 LOSS: Final = 0
 DUPLICATE: Final = 1

@@ -23,12 +23,13 @@ from lossycoll.arguments import real, whole
 from lossycoll.errors import OptionError
 from lossycoll.launch import must_be_writable
 from lossycoll.pictures import drawn
-from lossycoll.simulate.dropcompute import best, noise_curve, normal_curve
 from lossycoll.simulate.noise import Empirical, Noise, fit
 from lossycoll.simulate.recorded import Recorded, load
 from lossycoll.simulate.scale import choose_at, profiles
 from lossycoll.simulate.threshold import Choice, Cut, Point, choose, curve
 from lossycoll.simulate.times import Times, usual
+
+from .simulate.theory import best, noise_curve, normal_curve
 
 MOST_WORKERS = 1 << 14
 ROWS = 14  # of the table; the curve has more points

@@ -1,7 +1,10 @@
 """Training predicted before it runs: what waiting for the slowest rank costs, and what not waiting
 gains. numpy alone: no torch, no sockets, no clock."""
 
-from .dropcompute import (
+from .noise import Delayed, Empirical, Exponential, LogNormal, Noise, Normal, fit
+from .recorded import Recorded, load
+from .scale import choose_at
+from .theory import (
     best,
     completed_fraction,
     effective_speedup,
@@ -9,9 +12,6 @@ from .dropcompute import (
     noise_curve,
     normal_curve,
 )
-from .noise import Delayed, Empirical, Exponential, LogNormal, Noise, Normal, fit
-from .recorded import Recorded, load
-from .scale import choose_at
 from .threshold import Choice, Cut, Point, choose, curve, grid
 
 __all__ = [

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         UnsupportedError,
     )
     from .figures import PeerStats, Report, Stats
-    from .options import Options, lossy, reliable
+    from .options.fields import Options, lossy, reliable
     from .train.compress.arc_topk import ARCTopKState
     from .train.compress.hook import arc_topk_hook
     from .train.copies import ShardedFigures
@@ -66,7 +66,7 @@ _HOME: Final = {
         ),
         "errors",
     ),
-    **dict.fromkeys(("Options", "lossy", "reliable"), "options"),
+    **dict.fromkeys(("Options", "lossy", "reliable"), "options.fields"),
     **dict.fromkeys(("PeerStats", "Report", "Stats"), "figures"),
     "ShardedFigures": "train.copies",
     "dispersing_hook": "train.disperse",

@@ -26,7 +26,7 @@ from .errors import AbortedError, MismatchError, UnsupportedError
 from .figures import Report, Stats
 from .group import Group, Place
 from .opaque import opaque
-from .options import Options
+from .options.fields import Options
 from .routes import Reduction, Routes, reliable_version
 from .shortage import told
 from .sparse import Sparse
@@ -52,7 +52,7 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     """The process group of ``backend="lossy"``.
 
     ``backend_options`` is torch's description of the group; ``pg_options`` are the user's
-    (:meth:`lossycoll.options.Options.resolve`).
+    (:meth:`lossycoll.options.fields.Options.resolve`).
     """
 
     def __init__(self, backend_options: Any, pg_options: object = None) -> None:

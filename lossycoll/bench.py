@@ -21,8 +21,9 @@ from lossycoll import bench_loss, bench_nccl
 from lossycoll.arguments import inject_text, names, real, whole
 from lossycoll.demo_report import percentile
 from lossycoll.launch import EXIT_FAILED, launch, must_be_writable, scratch
-from lossycoll.options import FAST_PATHS
 from lossycoll.pictures import drawn
+
+from .options.fields import FAST_PATHS
 
 BACKENDS = ("lossy", "nccl", "gloo")
 DEFAULT_BACKENDS = ("lossy", "gloo")

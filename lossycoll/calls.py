@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, Protocol
 
 from .blocks import Blocks, Contributions
 from .errors import ClosedError, Code, EngineError, LossyError, OperationTimeout, Where
-from .options import Options
+from .options.fields import Options
 
 LONGEST: Final = timedelta(days=10_000)
 """More (timedelta.max, say) would overflow the nanoseconds of whoever waits."""

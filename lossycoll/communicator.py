@@ -34,7 +34,7 @@ from .estimators import BY_COUNT, Estimators, Means
 from .events import event
 from .figures import PeerStats, Report, Stats
 from .health import Health
-from .options import Options
+from .options.fields import Options
 from .plan import Finish, Missing, draw_order, packet_count
 from .survivors import View
 from .turns import Roster, Turns

@@ -91,7 +91,8 @@ def entry_point() -> list[Finding]:
 def options() -> list[Finding]:
     """LOSSYCOLL_* variables are read when a group is made; better to hear of a slip now."""
     from lossycoll.errors import OptionError
-    from lossycoll.options import Options
+
+    from .options.fields import Options
 
     names = sorted(name for name in os.environ if name.startswith("LOSSYCOLL_"))
     found = " ".join(f"{name}={os.environ[name]}" for name in names) or "none set"

@@ -14,7 +14,8 @@ from lossycoll.doctor_findings import Finding, Status, good_if
 
 if TYPE_CHECKING:
     from lossycoll.interfaces import Interface
-    from lossycoll.options import Options
+
+    from .options.fields import Options
 
 ENOUGH_PORTS = 64
 TCP_PORTS = 2
@@ -71,7 +72,8 @@ def port_range() -> list[Finding]:
 
 def _options() -> Options | None:
     from lossycoll.errors import OptionError
-    from lossycoll.options import Options
+
+    from .options.fields import Options
 
     try:
         return Options.from_env()

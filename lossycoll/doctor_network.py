@@ -43,8 +43,9 @@ def engine_loopback() -> str:
     import numpy as np
 
     from lossycoll.engine import Call, DType, Encoded, Engine
-    from lossycoll.options import Options
     from lossycoll.plan import draw_order, transpose
+
+    from .options.fields import Options
 
     options = Options()  # the defaults: what the environment injects is not the network's fault
     address = "127.0.0.1"

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ._native import ffi, lib
 from .errors import ClosedError, Code, Failure, Where, error_of
 from .figures import Cause, EngineStats, LinkInfo, PeerStats, Report, Stream
-from .options import FAST_PATHS, Options
+from .options.fields import FAST_PATHS, Options
 from .plan import Plan, encode, parity
 from .plan import faults as inject
 

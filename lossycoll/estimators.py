@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from .figures import PeerStats
-from .options import Options
+from .options.fields import Options
 from .plan import Finish
 from .turns import Roster
 

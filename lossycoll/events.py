@@ -14,7 +14,7 @@ import sys
 from typing import Any, Final
 
 from .errors import Where
-from .options import Options
+from .options.fields import Options
 
 log: Final = logging.getLogger("lossycoll")
 

@@ -31,7 +31,7 @@ from .gloo import GlooMesh
 from .health import Health
 from .interfaces import Interface, choose
 from .messages import Messages
-from .options import Options
+from .options.fields import Options
 from .plan import faults as inject
 from .rendezvous import AUTO_MTU_MAX, Rendezvous, compare_options, payload_bytes
 from .shortage import check_descriptors, refused

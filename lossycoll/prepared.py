@@ -10,7 +10,7 @@ from .blocks import Blocks, Contributions
 from .calls import CallKey, text_of
 from .engine import Call, DType, Encoded, Ready
 from .estimators import Means
-from .options import Options
+from .options.fields import Options
 from .plan import signature
 
 

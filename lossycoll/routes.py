@@ -19,7 +19,7 @@ from .alone import Alone
 from .calls import LONGEST, Collective, Operation, Terms
 from .communicator import Communicator
 from .errors import UnsupportedError
-from .options import Options, Scope, scope, within
+from .options.fields import Options, Scope, scope, within
 from .tensors import (
     AVG,
     DTYPES,

@@ -14,7 +14,7 @@ import numpy as np
 from lossycoll.engine import Call, DType, Encoded, Engine
 from lossycoll.errors import Code, Failure
 from lossycoll.figures import Report
-from lossycoll.options import Options
+from lossycoll.options.fields import Options
 from lossycoll.plan import Plan
 from lossycoll.plan.wire_types import Array
 

@@ -346,7 +346,7 @@ def test_an_mtu_above_the_interfaces_is_warned_of() -> None:
 def test_overflow_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     from lossycoll.communicator import Communicator
     from lossycoll.health import Health
-    from lossycoll.options import Options
+    from lossycoll.options.fields import Options
 
     health = Health(1, 4, addresses=[], liveness=10.0, control=None, on_failure=lambda error: None)
     communicator = Communicator(

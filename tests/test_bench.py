@@ -16,7 +16,7 @@ from harness import warm_python
 from lab_kit import needs_lab
 
 from lossycoll import bench, bench_loss, bench_rank, bench_turns, cli
-from lossycoll.options import FAST_PATHS
+from lossycoll.options.fields import FAST_PATHS
 
 ROOT = Path(__file__).resolve().parent.parent
 

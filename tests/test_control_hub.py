@@ -11,7 +11,7 @@ from test_control import LIVENESS, Group, quiet, star, until, view_of, views
 
 from lossycoll.communicator import Communicator
 from lossycoll.health import Health
-from lossycoll.options import Options
+from lossycoll.options.fields import Options
 
 
 def without_hub(s: Group) -> None:

@@ -16,7 +16,7 @@ from network import GROUP, Ended, Network, elements
 from lossycoll.buffers import fitting_payload
 from lossycoll.errors import AbortedError, Code, LossyError, MismatchError
 from lossycoll.figures import Cause
-from lossycoll.options import FAST_PATHS
+from lossycoll.options.fields import FAST_PATHS
 from lossycoll.plan import Missing, Plan, faults, ring, transpose, tree
 from lossycoll.plan import data_movement as exchange
 from lossycoll.plan import reference_executor as reference

@@ -12,7 +12,7 @@ from harness import init, run_good
 
 from lossycoll.estimators import BY_COUNT, ENOUGH, LEAST_RATE, MEMORY, Estimators
 from lossycoll.figures import PeerStats
-from lossycoll.options import Options
+from lossycoll.options.fields import Options
 from lossycoll.plan import Finish
 from lossycoll.turns import Roster
 

@@ -11,7 +11,7 @@ from harness import Outcome, init, run_ranks
 
 from lossycoll import events
 from lossycoll.errors import Where
-from lossycoll.options import Options
+from lossycoll.options.fields import Options
 
 WHERE = Where(1, 4)
 

@@ -14,7 +14,7 @@ import numpy as np
 from lossycoll import engine
 from lossycoll.engine import Call, DType, Encoded, Engine
 from lossycoll.errors import Code
-from lossycoll.options import Options
+from lossycoll.options.fields import Options
 from lossycoll.plan import transpose
 
 WORLD = 2

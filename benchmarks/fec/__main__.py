@@ -28,7 +28,7 @@ from lossycoll.errors import LossyError
 from lossycoll.figures import EngineStats
 from lossycoll.lab import Lab, Link, Port
 from lossycoll.lab import Network as Wire
-from lossycoll.options import Options
+from lossycoll.options.fields import Options
 from lossycoll.plan import draw_order, transpose
 
 from .report import ARMS, predicted, write

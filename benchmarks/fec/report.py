@@ -14,7 +14,7 @@ matplotlib.use("Agg")  # There may be no display.
 import matplotlib.pyplot as plt
 
 from benchmarks.quality.report import between, markdown
-from lossycoll.options import Options
+from lossycoll.options.fields import Options
 
 ARMS: Final[dict[str, dict[str, Any]]] = {
     "nothing": {"fec": 0},

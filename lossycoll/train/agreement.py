@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lossycoll.options.fields import reliable
+
 from ..errors import MismatchError
-from ..options import reliable
 from .exchange import named
 
 NOTHING: Final = "nothing more"

@@ -11,9 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from lossycoll.options.fields import reliable
+
 from ..backend import LossyProcessGroup
 from ..errors import PeerLostError
-from ..options import reliable
 from .agreement import PARAMETERS_DIFFER, Meant, as_line, check_same
 from .checks import own_group
 from .replicas import (

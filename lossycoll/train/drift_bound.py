@@ -19,9 +19,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lossycoll.options.fields import lossy, reliable
+
 from ..backend import LossyProcessGroup
 from ..errors import LinkError, OptionError, UnsupportedError
-from ..options import lossy, reliable
 from .ages import MOST_REPAIR, REPAIR
 from .agreement import PARAMETERS_DIFFER, Meant, as_line, check_same
 from .checks import is_whole

@@ -14,9 +14,10 @@ import numpy as np
 import torch.distributed as dist
 from torch import Tensor
 
+from lossycoll.options.fields import lossy, reliable
+
 from ..backend import LossyProcessGroup
 from ..errors import PeerLostError
-from ..options import lossy, reliable
 from .ages import Mask
 from .checks import own_group
 

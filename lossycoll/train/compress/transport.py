@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lossycoll.options.fields import reliable
+
 from ...errors import PeerLostError
-from ...options import reliable
 from ..ages import Mask
 from ..exchange import Exchange
 

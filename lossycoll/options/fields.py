@@ -2,7 +2,7 @@
 
 ``Options(repair=1)`` as ``pg_options`` (a dict does as well) sets what is written; what is not
 comes from ``LOSSYCOLL_<NAME>`` variables when the group is made, then from the defaults.
-``python -m lossycoll.options`` prints the table of docs/options.md.
+``python -m lossycoll.options.fields`` prints the table of docs/options.md.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from dataclasses import Field, dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any, ClassVar, Final
 
-from .errors import OptionError
-from .plan import faults, parity
+from lossycoll.errors import OptionError
+from lossycoll.plan import faults, parity
 
 PREFIX: Final = "LOSSYCOLL_"
 BUILD_VARIABLES: Final = frozenset({"LOSSYCOLL_WERROR", "LOSSYCOLL_CFLAGS"})

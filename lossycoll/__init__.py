@@ -31,8 +31,8 @@ if TYPE_CHECKING:
         TrainingError,
         UnsupportedError,
     )
-    from .figures import PeerStats, Report, Stats
     from .options.fields import Options, lossy, reliable
+    from .runtime.engine.reports import PeerStats, Report, Stats
     from .train.compress.arc_topk import ARCTopKState
     from .train.compress.hook import arc_topk_hook
     from .train.copies import ShardedFigures
@@ -67,7 +67,7 @@ _HOME: Final = {
         "errors",
     ),
     **dict.fromkeys(("Options", "lossy", "reliable"), "options.fields"),
-    **dict.fromkeys(("PeerStats", "Report", "Stats"), "figures"),
+    **dict.fromkeys(("PeerStats", "Report", "Stats"), "runtime.engine.reports"),
     "ShardedFigures": "train.copies",
     "dispersing_hook": "train.disperse",
     "ShardedOptimizer": "train.sharded",

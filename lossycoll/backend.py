@@ -20,14 +20,14 @@ from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
 from .block_calls import BlockCalls, BlockWork, ContributionWork
-from .calls import Collective, bounded
 from .direct import Direct
 from .errors import AbortedError, MismatchError, UnsupportedError
-from .figures import Report, Stats
 from .group import Group, Place
 from .opaque import opaque
 from .options.fields import Options
 from .routes import Reduction, Routes, reliable_version
+from .runtime.core.call import Collective, bounded
+from .runtime.engine.reports import Report, Stats
 from .shortage import told
 from .sparse import Sparse
 from .tensors import (

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
-from .blocks import Blocks, Contributions
-from .calls import Operation
-from .communicator import Communicator
 from .errors import UnsupportedError
 from .routes import Routes
+from .runtime.collectives.endpoint import Communicator
+from .runtime.core.call import Operation
+from .runtime.engine.packet_masks import Blocks, Contributions
 from .tensors import AVG, DTYPES, address, nbytes
 from .work import EngineWork
 

@@ -7,11 +7,11 @@ from typing import Final
 import torch.distributed as dist
 from torch import Tensor
 
-from .calls import Collective
-from .communicator import Communicator
 from .errors import UnsupportedError
-from .messages import Messages
 from .routes import Routes
+from .runtime.collectives.endpoint import Communicator
+from .runtime.core.call import Collective
+from .runtime.p2p.endpoint import Messages
 from .tensors import contiguous, copy_back, memory
 from .work import MessageWork
 

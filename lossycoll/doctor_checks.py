@@ -63,7 +63,7 @@ def versions() -> list[Finding]:
 
 def engine() -> list[Finding]:
     try:
-        from lossycoll.engine import probe, version
+        from .runtime.engine.binding import probe, version
     except ImportError as error:
         advice = "install lossycoll again with a C compiler present: pip install --force-reinstall"
         return [Finding("native engine", Status.FAIL, f"does not load: {error}", advice)]

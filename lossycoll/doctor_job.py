@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 from lossycoll.doctor_findings import Finding, Status, good_if
 
 if TYPE_CHECKING:
-    from lossycoll.interfaces import Interface
-
     from .options.fields import Options
+    from .runtime.net.interfaces import Interface
 
 ENOUGH_PORTS = 64
 TCP_PORTS = 2
@@ -25,7 +24,8 @@ TCP_PORTS = 2
 def chosen_interface() -> list[Finding]:
     """As in group.py, but that the master is known from MASTER_ADDR only."""
     from lossycoll.errors import InterfaceError
-    from lossycoll.interfaces import choose
+
+    from .runtime.net.interfaces import choose
 
     options = _options()
     if options is None:
@@ -83,7 +83,8 @@ def _options() -> Options | None:
 
 def _interface() -> Interface | None:
     from lossycoll.errors import InterfaceError
-    from lossycoll.interfaces import choose
+
+    from .runtime.net.interfaces import choose
 
     options = _options()
     try:

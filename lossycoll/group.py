@@ -20,22 +20,22 @@ from typing import Any, Final
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from . import events
-from .buffers import fitting_payload, packets_per_peer, receive_buffer
-from .calls import bounded
-from .communicator import Communicator
-from .control import Control
-from .engine import Engine
 from .errors import InterfaceError, LossyError, OptionError, RendezvousError
 from .gloo import GlooMesh
-from .health import Health
-from .interfaces import Interface, choose
-from .messages import Messages
 from .options.fields import Options
 from .plan import faults as inject
-from .rendezvous import AUTO_MTU_MAX, Rendezvous, compare_options, payload_bytes
+from .runtime.collectives.endpoint import Communicator
+from .runtime.core import logfmt as events
+from .runtime.core.call import bounded
+from .runtime.engine.binding import Engine
+from .runtime.membership.failure_detector import Control
+from .runtime.membership.group_state import Health
+from .runtime.membership.hub_sockets import reachable
+from .runtime.membership.rendezvous import AUTO_MTU_MAX, Rendezvous, compare_options, payload_bytes
+from .runtime.net.buffers import fitting_payload, packets_per_peer, receive_buffer
+from .runtime.net.interfaces import Interface, choose
+from .runtime.p2p.endpoint import Messages
 from .shortage import check_descriptors, refused
-from .star import reachable
 
 log: Final = logging.getLogger("lossycoll")
 

@@ -15,11 +15,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
-from .alone import Alone
-from .calls import LONGEST, Collective, Operation, Terms
-from .communicator import Communicator
 from .errors import UnsupportedError
 from .options.fields import Options, Scope, scope, within
+from .runtime.collectives.endpoint import Communicator
+from .runtime.collectives.single_rank import Alone
+from .runtime.core.call import LONGEST, Collective, Operation, Terms
 from .tensors import (
     AVG,
     DTYPES,

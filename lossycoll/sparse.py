@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .calls import Collective, Operation, Terms
-from .communicator import Communicator
 from .errors import PeerLostError, UnsupportedError
 from .routes import Routes, reliable_version
+from .runtime.collectives.endpoint import Communicator
+from .runtime.core.call import Collective, Operation, Terms
 from .tensors import AVG, GLOO_DTYPES, SUM, address, contiguous, nbytes, scaled
 
 _DTYPES: Final = GLOO_DTYPES | {torch.int16, torch.complex64, torch.complex128}

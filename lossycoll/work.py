@@ -17,12 +17,12 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from .calls import NUDGE_SECONDS, Collective, Operation
-from .communicator import Communicator
 from .errors import LossyError, OperationTimeout
-from .health import Health
 from .opaque import opaque
-from .transfers import Transfer
+from .runtime.collectives.endpoint import Communicator
+from .runtime.core.call import NUDGE_SECONDS, Collective, Operation
+from .runtime.membership.group_state import Health
+from .runtime.p2p.request import Transfer
 
 SLICE: Final = timedelta(milliseconds=200)
 """Longest stay in gloo, so that Ctrl-C works. A wait that runs out does a collective no harm."""

@@ -11,12 +11,12 @@ from types import TracebackType
 
 import numpy as np
 
-from lossycoll.engine import Call, DType, Encoded, Engine
 from lossycoll.errors import Code, Failure
-from lossycoll.figures import Report
 from lossycoll.options.fields import Options
 from lossycoll.plan import Plan
 from lossycoll.plan.wire_types import Array
+from lossycoll.runtime.engine.binding import Call, DType, Encoded, Engine
+from lossycoll.runtime.engine.reports import Report
 
 GROUP = 3
 SESSION = 0x5EED5EED

@@ -326,8 +326,8 @@ def rank_fragments(rank: int, world: int) -> None:
     import torch.distributed as dist
 
     from lossycoll import group
-    from lossycoll.calls import LONGEST, bounded
-    from lossycoll.interfaces import Interface
+    from lossycoll.runtime.core.call import LONGEST, bounded
+    from lossycoll.runtime.net.interfaces import Interface
 
     group.choose = lambda wanted, master: Interface("lo", "127.0.0.1", 1500)
     init(pg_options={"mtu": 9000})
@@ -344,9 +344,9 @@ def test_an_mtu_above_the_interfaces_is_warned_of() -> None:
 
 
 def test_overflow_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    from lossycoll.communicator import Communicator
-    from lossycoll.health import Health
     from lossycoll.options.fields import Options
+    from lossycoll.runtime.collectives.endpoint import Communicator
+    from lossycoll.runtime.membership.group_state import Health
 
     health = Health(1, 4, addresses=[], liveness=10.0, control=None, on_failure=lambda error: None)
     communicator = Communicator(

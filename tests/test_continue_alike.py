@@ -19,9 +19,9 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 import lossycoll
 from lossycoll.backend import LossyProcessGroup
-from lossycoll.calls import Collective, Operation, Terms
-from lossycoll.communicator import Communicator
-from lossycoll.health import Health
+from lossycoll.runtime.collectives.endpoint import Communicator
+from lossycoll.runtime.core.call import Collective, Operation, Terms
+from lossycoll.runtime.membership.group_state import Health
 from lossycoll.train.compress.transport import Transport
 from lossycoll.train.exchange import Exchange
 

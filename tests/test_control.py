@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import zmq
 
-from lossycoll.control import Control
 from lossycoll.errors import RendezvousError
-from lossycoll.star import Star, reachable
-from lossycoll.survivors import View
+from lossycoll.runtime.membership.failure_detector import Control
+from lossycoll.runtime.membership.hub_sockets import Star, reachable
+from lossycoll.runtime.membership.view_agreement import View
 
 TOKEN = "secret"
 LIVENESS = 3.0
@@ -218,7 +218,7 @@ def test_a_goodbye_that_comes_with_the_end_of_the_process_is_the_better_reason()
 
 
 def test_hosts_that_do_not_answer_are_asked_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lossycoll.star.PROBE_SECONDS", 1.0)
+    monkeypatch.setattr("lossycoll.runtime.membership.hub_sockets.PROBE_SECONDS", 1.0)
     with contextlib.ExitStack() as stack:
         ports = []
         for _ in range(4):  # who neither accepts nor has room for more doesn't answer

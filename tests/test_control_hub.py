@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from test_control import LIVENESS, Group, quiet, star, until, view_of, views
 
-from lossycoll.communicator import Communicator
-from lossycoll.health import Health
 from lossycoll.options.fields import Options
+from lossycoll.runtime.collectives.endpoint import Communicator
+from lossycoll.runtime.membership.group_state import Health
 
 
 def without_hub(s: Group) -> None:

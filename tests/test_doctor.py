@@ -13,9 +13,10 @@ import pytest
 from harness import warm_python
 from rich.console import Console
 
-from lossycoll import doctor, doctor_job, interfaces
+from lossycoll import doctor, doctor_job
 from lossycoll.doctor_findings import Finding, Status
-from lossycoll.interfaces import Interface
+from lossycoll.runtime.net import interfaces
+from lossycoll.runtime.net.interfaces import Interface
 
 OF_A_JOB = ("LOSSYCOLL_", "MASTER_ADDR", "LOCAL_WORLD_SIZE")
 

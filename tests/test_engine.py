@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 from network import GROUP, Ended, Network, elements
 
-from lossycoll.buffers import fitting_payload
 from lossycoll.errors import AbortedError, Code, LossyError, MismatchError
-from lossycoll.figures import Cause
 from lossycoll.options.fields import FAST_PATHS
 from lossycoll.plan import Missing, Plan, faults, ring, transpose, tree
 from lossycoll.plan import data_movement as exchange
 from lossycoll.plan import reference_executor as reference
 from lossycoll.plan.order import draw_order
 from lossycoll.plan.wire_types import Array
+from lossycoll.runtime.engine.reports import Cause
+from lossycoll.runtime.net.buffers import fitting_payload
 
 F32 = 4
 PATIENT: dict[str, object] = {"reorder_min": 0.5}

@@ -9,8 +9,8 @@ import pytest
 from network import Network
 
 from lossycoll.errors import Code
-from lossycoll.figures import Cause
 from lossycoll.plan import Missing, leave_out, rename, ring, transpose
+from lossycoll.runtime.engine.reports import Cause
 
 ALGORITHMS = {"transpose": transpose.all_reduce, "ring": ring.all_reduce}
 

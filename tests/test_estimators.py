@@ -10,11 +10,17 @@ import pytest
 from failure_cases import CALM
 from harness import init, run_good
 
-from lossycoll.estimators import BY_COUNT, ENOUGH, LEAST_RATE, MEMORY, Estimators
-from lossycoll.figures import PeerStats
 from lossycoll.options.fields import Options
 from lossycoll.plan import Finish
-from lossycoll.turns import Roster
+from lossycoll.runtime.collectives.estimators import (
+    BY_COUNT,
+    ENOUGH,
+    LEAST_RATE,
+    MEMORY,
+    Estimators,
+)
+from lossycoll.runtime.collectives.sequencer import Roster
+from lossycoll.runtime.engine.reports import PeerStats
 
 STANDARD_ERRORS = 4.0
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 from harness import Outcome, init, run_ranks
 
-from lossycoll import events
 from lossycoll.errors import Where
 from lossycoll.options.fields import Options
+from lossycoll.runtime.core import logfmt as events
 
 WHERE = Where(1, 4)
 

@@ -13,12 +13,12 @@ from network import GROUP, Network, elements
 from test_oracle import PAYLOAD, assert_close, cases, check
 
 import lossycoll
-from lossycoll.blocks import Blocks, Contributions
-from lossycoll.engine import lib
 from lossycoll.plan import Finish, packet_count, parity, transpose
 from lossycoll.plan import data_movement as exchange
 from lossycoll.plan import faults as inject
 from lossycoll.plan import reference_executor as reference
+from lossycoll.runtime.engine.binding import lib
+from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
 
 SINGLE, BURSTY, BAD = (
     "loss=0.1,seed=6",

@@ -23,12 +23,12 @@ import numpy as np
 import pytest
 from network import GROUP, SESSION, Ended, Network, elements
 
-from lossycoll.blocks import Blocks, Contributions
-from lossycoll.figures import EngineStats
 from lossycoll.plan import Finish, Plan, ring, transpose
 from lossycoll.plan import data_movement as exchange
 from lossycoll.plan.order import draw_order
 from lossycoll.plan.wire_types import Array
+from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
+from lossycoll.runtime.engine.reports import EngineStats
 
 PAYLOAD = 256
 PER_PACKET = PAYLOAD // 4

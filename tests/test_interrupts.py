@@ -18,10 +18,10 @@ import torch.distributed as dist
 from network import Network
 
 import lossycoll
-from lossycoll.calls import Collective, Operation, Terms
-from lossycoll.communicator import Communicator
-from lossycoll.engine import DType
-from lossycoll.health import Health
+from lossycoll.runtime.collectives.endpoint import Communicator
+from lossycoll.runtime.core.call import Collective, Operation, Terms
+from lossycoll.runtime.engine.binding import DType
+from lossycoll.runtime.membership.group_state import Health
 
 ELEMENTS = 2_000_000
 PACE = 20_000_000

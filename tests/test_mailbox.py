@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lossycoll.mailbox import Mailbox
+from lossycoll.runtime.p2p.matching import Mailbox
 
 SOURCES = (0, 1, 2)
 TAGS = (0, 7)

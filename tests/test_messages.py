@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 
-from lossycoll import messages
-from lossycoll.calls import Collective
 from lossycoll.errors import (
     ClosedError,
     LossyError,
@@ -24,11 +22,13 @@ from lossycoll.errors import (
     PeerLostError,
     RendezvousError,
 )
-from lossycoll.health import Health
-from lossycoll.messages import Messages
-from lossycoll.peers import CHARGE_BYTES, WINDOW_BYTES
-from lossycoll.streams import EAGER_BYTES, HEADER_BYTES, Frame, Kind
-from lossycoll.transfers import Transfer
+from lossycoll.runtime.core.call import Collective
+from lossycoll.runtime.membership.group_state import Health
+from lossycoll.runtime.p2p import endpoint as messages
+from lossycoll.runtime.p2p.connection import EAGER_BYTES, HEADER_BYTES, Frame, Kind
+from lossycoll.runtime.p2p.endpoint import Messages
+from lossycoll.runtime.p2p.peer_state import CHARGE_BYTES, WINDOW_BYTES
+from lossycoll.runtime.p2p.request import Transfer
 
 TOKEN = "0123456789abcdef" * 2
 LIVENESS = 1.0

@@ -15,14 +15,14 @@ import pytest
 from network import GROUP, Ended, Network, elements
 from oracle_cases import CASES, Case, buffers
 
-from lossycoll.blocks import Blocks, Contributions
-from lossycoll.figures import Cause
 from lossycoll.plan import Finish, Plan, packet_count, transpose
 from lossycoll.plan import data_movement as exchange
 from lossycoll.plan import faults as inject
 from lossycoll.plan import reference_executor as reference
 from lossycoll.plan.reference_executor import RankResult
 from lossycoll.plan.wire_types import Array, wire_type
+from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
+from lossycoll.runtime.engine.reports import Cause
 
 LOSSES = (
     "",

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from lossycoll import interfaces
-from lossycoll.buffers import fitting_payload, packets_per_peer, receive_buffer
 from lossycoll.errors import InterfaceError, LossyError, OptionError, RendezvousError
-from lossycoll.rendezvous import Rendezvous, compare_options, payload_bytes
+from lossycoll.runtime.membership.rendezvous import Rendezvous, compare_options, payload_bytes
+from lossycoll.runtime.net import interfaces
+from lossycoll.runtime.net.buffers import fitting_payload, packets_per_peer, receive_buffer
 
 
 class Memory:

@@ -23,10 +23,10 @@ from rich.console import Console
 from benchmarks.quality.store import ROOT, append_entry, commit, entries, in_time
 from lossycoll.arguments import names, real, whole
 from lossycoll.errors import LossyError
-from lossycoll.interfaces import mtu_of
 from lossycoll.lab import Lab, Network
 from lossycoll.launch import LaunchError, launch
-from lossycoll.rendezvous import AUTO_MTU_MAX
+from lossycoll.runtime.membership.rendezvous import AUTO_MTU_MAX
+from lossycoll.runtime.net.interfaces import mtu_of
 
 from .cells import FLAT_OPERATIONS, PARTS, WIRES, Job, jobs
 from .sockets import FOLDER, PROGRAM

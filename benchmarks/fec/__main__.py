@@ -25,11 +25,11 @@ from network import Network
 from rich.console import Console
 
 from lossycoll.errors import LossyError
-from lossycoll.figures import EngineStats
 from lossycoll.lab import Lab, Link, Port
 from lossycoll.lab import Network as Wire
 from lossycoll.options.fields import Options
 from lossycoll.plan import draw_order, transpose
+from lossycoll.runtime.engine.reports import EngineStats
 
 from .report import ARMS, predicted, write
 

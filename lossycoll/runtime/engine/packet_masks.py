@@ -7,8 +7,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from .engine import Engine
-from .plan import Plan, packet_count
+from lossycoll.plan import Plan, packet_count
+
+from .binding import Engine
 
 
 class Blocks:

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from .calls import Collective
-from .errors import LossyError
+from lossycoll.errors import LossyError
+from lossycoll.runtime.core.call import Collective
 
 NOTHING: Final = memoryview(bytearray())
 

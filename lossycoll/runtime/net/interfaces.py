@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from .errors import InterfaceError
+from lossycoll.errors import InterfaceError
 
 SIOCGIFCONF: Final = 0x8912
 SIOCGIFMTU: Final = 0x8921

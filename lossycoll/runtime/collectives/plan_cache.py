@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Final
 
-from .engine import Encoded
-from .plan import Finish, Missing, Plan, leave_out, rename, ring, transpose, tree
-from .plan import data_movement as exchange
-from .turns import Roster
+from lossycoll.plan import Finish, Missing, Plan, leave_out, rename, ring, transpose, tree
+from lossycoll.plan import data_movement as exchange
+from lossycoll.runtime.engine.binding import Encoded
+
+from .sequencer import Roster
 
 AUTO_ALGORITHM: Final = "transpose"
 """What algorithm="auto" means, at every world and size: two steps rather than 2 (world - 1), and a

@@ -14,12 +14,13 @@ from typing import Any, Final, NoReturn, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ._native import ffi, lib
-from .errors import ClosedError, Code, Failure, Where, error_of
-from .figures import Cause, EngineStats, LinkInfo, PeerStats, Report, Stream
-from .options.fields import FAST_PATHS, Options
-from .plan import Plan, encode, parity
-from .plan import faults as inject
+from lossycoll._native import ffi, lib
+from lossycoll.errors import ClosedError, Code, Failure, Where, error_of
+from lossycoll.options.fields import FAST_PATHS, Options
+from lossycoll.plan import Plan, encode, parity
+from lossycoll.plan import faults as inject
+
+from .reports import Cause, EngineStats, LinkInfo, PeerStats, Report, Stream
 
 SLICE_SECONDS: Final = 0.1
 """Longest stay in C, so that Ctrl-C works."""

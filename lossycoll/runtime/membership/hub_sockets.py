@@ -23,7 +23,7 @@ from typing import Any, Final
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from .errors import no_port
+from lossycoll.errors import no_port
 
 BATCH: Final = 256
 LONGEST: Final = 1 << 20

@@ -13,9 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from .calls import Collective
-from .control import Control
-from .errors import (
+from lossycoll.errors import (
     AbortedError,
     ClosedError,
     EngineError,
@@ -26,7 +24,10 @@ from .errors import (
     PeerLostError,
     Where,
 )
-from .events import event
+from lossycoll.runtime.core.call import Collective
+from lossycoll.runtime.core.logfmt import event
+
+from .failure_detector import Control
 
 HISTORY: Final = 4096
 """Calls that are remembered for comparison with other ranks."""

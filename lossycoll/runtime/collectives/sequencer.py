@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-from .survivors import View
+from lossycoll.runtime.membership.view_agreement import View
 
 
 @dataclass(frozen=True, slots=True)

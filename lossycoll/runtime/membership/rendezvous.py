@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
-from .errors import RendezvousError
+from lossycoll.errors import RendezvousError
 
 POLL_SECONDS: Final = (0.001, 0.02)
 """First and longest pause between two looks into the store."""

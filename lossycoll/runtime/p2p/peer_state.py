@@ -5,9 +5,10 @@ from __future__ import annotations
 import socket
 from typing import Final, NamedTuple
 
-from .errors import LossyError, no_port
-from .streams import Frame, Kind, Stream
-from .transfers import Transfer
+from lossycoll.errors import LossyError, no_port
+
+from .connection import Frame, Kind, Stream
+from .request import Transfer
 
 WINDOW_BYTES: Final = 1 << 20
 """What a rank may send another one before it is wanted, all small messages together."""

@@ -13,8 +13,8 @@ import os
 import sys
 from typing import Any, Final
 
-from .errors import Where
-from .options.fields import Options
+from lossycoll.errors import Where
+from lossycoll.options.fields import Options
 
 log: Final = logging.getLogger("lossycoll")
 

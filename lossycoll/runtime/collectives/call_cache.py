@@ -6,12 +6,13 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from .blocks import Blocks, Contributions
-from .calls import CallKey, text_of
-from .engine import Call, DType, Encoded, Ready
+from lossycoll.options.fields import Options
+from lossycoll.plan import signature
+from lossycoll.runtime.core.call import CallKey, text_of
+from lossycoll.runtime.engine.binding import Call, DType, Encoded, Ready
+from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
+
 from .estimators import Means
-from .options.fields import Options
-from .plan import signature
 
 
 class Meaning(NamedTuple):

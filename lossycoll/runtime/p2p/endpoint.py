@@ -15,8 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
-from .calls import Collective
-from .errors import (
+from lossycoll.errors import (
     AbortedError,
     ClosedError,
     LossyError,
@@ -24,12 +23,14 @@ from .errors import (
     OperationTimeout,
     PeerLostError,
 )
-from .health import Health
-from .mailbox import Mailbox
-from .peers import CHARGE_BYTES, WINDOW_BYTES, Arrival, Hello, Peer, listen
-from .pump import Events, Pump
-from .streams import EAGER_BYTES, Frame, Kind, Malformed, Stream
-from .transfers import Transfer
+from lossycoll.runtime.core.call import Collective
+from lossycoll.runtime.membership.group_state import Health
+
+from .connection import EAGER_BYTES, Frame, Kind, Malformed, Stream
+from .matching import Mailbox
+from .peer_state import CHARGE_BYTES, WINDOW_BYTES, Arrival, Hello, Peer, listen
+from .progress import Events, Pump
+from .request import Transfer
 
 TIMER_SECONDS: Final = 0.1
 HELLO_SECONDS: Final = 5.0

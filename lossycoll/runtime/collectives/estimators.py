@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from .figures import PeerStats
-from .options.fields import Options
-from .plan import Finish
-from .turns import Roster
+from lossycoll.options.fields import Options
+from lossycoll.plan import Finish
+from lossycoll.runtime.engine.reports import PeerStats
+
+from .sequencer import Roster
 
 log: Final = logging.getLogger("lossycoll")
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Final, NamedTuple, Protocol
 
-from .blocks import Blocks, Contributions
-from .errors import ClosedError, Code, EngineError, LossyError, OperationTimeout, Where
-from .options.fields import Options
+from lossycoll.errors import ClosedError, Code, EngineError, LossyError, OperationTimeout, Where
+from lossycoll.options.fields import Options
+from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
 
 LONGEST: Final = timedelta(days=10_000)
 """More (timedelta.max, say) would overflow the nanoseconds of whoever waits."""

@@ -9,20 +9,20 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from .blocks import Blocks, Contributions
-from .calls import Collective, Operation, Terms
-from .engine import DType
-from .errors import Code, LossyError, Where
-from .health import Health
-from .plan import data_movement as exchange
-from .plan import transpose
+from lossycoll.errors import Code, LossyError, Where
+from lossycoll.plan import data_movement as exchange
+from lossycoll.plan import transpose
+from lossycoll.runtime.core.call import Collective, Operation, Terms
+from lossycoll.runtime.engine.binding import DType
+from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
+from lossycoll.runtime.membership.group_state import Health
 
 PAYLOAD: Final = 1408
 """Bytes that a packet would carry, for those who count blocks."""
 
 
 class Alone:
-    """Takes the calls of :class:`lossycoll.communicator.Communicator` where there is no engine.
+    """Takes the calls of :class:`Communicator` where there is no engine.
 
     A reduction of one rank's contribution is that contribution.
     """

@@ -1,6 +1,6 @@
 """The control plane of a group: who lives, who gives up, who means something else, who is left.
 
-One daemon thread per group and rank, on the sockets of :mod:`lossycoll.star`. The hub (the lowest
+One daemon thread per group and rank, on the sockets of :mod:`hub_sockets`. The hub (the lowest
 rank that has not left and is not lost) judges the others' silence and tells all; the others judge
 the hub's.
 
@@ -26,7 +26,7 @@ views       views                      from the hub: who is left, from which ope
 ``dead``, ``abort``, ``bye``, ``waiting`` and ``mismatch`` reach every rank, by way of the hub,
 which can reach a rank once it has heard it: so nobody goes on (:meth:`Control.meet`) before the hub
 has heard all. When the hub changes, all but ``waiting`` are told again. The last two kinds and
-``missed`` are for groups that outlive a rank (:mod:`lossycoll.survivors`).
+``missed`` are for groups that outlive a rank (:mod:`lossycoll.runtime.membership.view_agreement`).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from typing import Any, Final, Protocol
 
 import zmq
 
-from .star import Message, Star
-from .survivors import Survivors, View
+from .hub_sockets import Message, Star
+from .view_agreement import Survivors, View
 
 BEATS_PER_LIVENESS: Final = 8
 SILENT_SHARE: Final = 0.7

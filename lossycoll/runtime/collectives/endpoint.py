@@ -15,12 +15,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from . import alone, plans, prepared
-from .blocks import Blocks, Contributions
-from .calls import Collective, Operation, Terms
-from .control import Control
-from .engine import DType, Encoded, Engine
-from .errors import (
+from lossycoll.errors import (
     ClosedError,
     Code,
     EngineError,
@@ -30,14 +25,22 @@ from .errors import (
     Where,
     error_of,
 )
+from lossycoll.options.fields import Options
+from lossycoll.plan import Finish, Missing, draw_order, packet_count
+from lossycoll.runtime.core.call import Collective, Operation, Terms
+from lossycoll.runtime.core.logfmt import event
+from lossycoll.runtime.engine.binding import DType, Encoded, Engine
+from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
+from lossycoll.runtime.engine.reports import PeerStats, Report, Stats
+from lossycoll.runtime.membership.failure_detector import Control
+from lossycoll.runtime.membership.group_state import Health
+from lossycoll.runtime.membership.view_agreement import View
+
+from . import call_cache as prepared
+from . import plan_cache as plans
+from . import single_rank as alone
 from .estimators import BY_COUNT, Estimators, Means
-from .events import event
-from .figures import PeerStats, Report, Stats
-from .health import Health
-from .options.fields import Options
-from .plan import Finish, Missing, draw_order, packet_count
-from .survivors import View
-from .turns import Roster, Turns
+from .sequencer import Roster, Turns
 
 log: Final = logging.getLogger("lossycoll")
 
@@ -69,9 +72,9 @@ FIGURES: Final = (
 
 
 class Communicator:
-    """Also the control plane's listener (:class:`lossycoll.control.Listener`), with ``health``.
+    """Also the control plane's listener (:class:`Listener`), with ``health``.
 
-    ``engine`` and ``control`` are None in a world of one, where :class:`lossycoll.alone.Alone`
+    ``engine`` and ``control`` are None in a world of one, where :class:`Alone`
     takes the calls. ``group`` is the group's number, ``timeout`` its seconds for ranks that never
     take part.
     """

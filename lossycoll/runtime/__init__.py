@@ -1,0 +1,1 @@
+"""One rank without torch: collectives and messages over membership, network and engine."""

@@ -1,0 +1,1 @@
+"""One rank's endpoint for collectives: what is planned, in which order, and by what estimator."""

@@ -1,0 +1,1 @@
+"""What every part of the runtime shares: calls as data, and log lines."""

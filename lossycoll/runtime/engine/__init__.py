@@ -1,0 +1,1 @@
+"""The native engine as Python sees it: the only package that knows cffi."""

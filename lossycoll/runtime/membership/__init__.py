@@ -1,0 +1,1 @@
+"""Who is in the group, who is alive, who is left, and what failed."""

@@ -1,0 +1,1 @@
+"""Interfaces, sockets and their buffers."""

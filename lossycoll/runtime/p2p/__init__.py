@@ -1,0 +1,1 @@
+"""Point to point: send and recv over connections of the group's own."""

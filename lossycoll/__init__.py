@@ -130,20 +130,20 @@ def stats(group: ProcessGroup | None = None) -> Stats:
 
     Raises UnsupportedError for a group of another backend, as the next two do.
     """
-    from .backend import of
+    from .backend.process_group import of
 
     return of(group).lossy_stats()
 
 
 def last_report(group: ProcessGroup | None = None) -> Report | None:
     """What the engine's last finished operation in ``group`` did at this rank; None before it."""
-    from .backend import of
+    from .backend.process_group import of
 
     return of(group).lossy_last_report()
 
 
 def group_stats(group: ProcessGroup | None = None) -> Mapping[int, Mapping[str, Any]]:
     """The counters of every rank of ``group``, by rank, as its last sign of life told them."""
-    from .backend import of
+    from .backend.process_group import of
 
     return of(group).lossy_group_stats()

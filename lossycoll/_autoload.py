@@ -10,7 +10,7 @@ from typing import Any
 
 
 def _create(backend_options: Any, pg_options: object) -> Any:
-    from .backend import LossyProcessGroup
+    from .backend.process_group import LossyProcessGroup
 
     return LossyProcessGroup(backend_options, pg_options)
 

@@ -32,7 +32,7 @@ import warm
 
 PRELOADED = (
     *("numpy", "pytest", "torch.distributed.fsdp", "torch._dynamo", "torch.distributed.run"),
-    "lossycoll.backend",
+    "lossycoll.backend.process_group",
 )
 """What most ranks need: an optimizer imports torch._dynamo."""
 LARGEST = 1 << 20

@@ -325,7 +325,7 @@ def test_a_small_buffer_makes_small_packets_or_a_warning() -> None:
 def rank_fragments(rank: int, world: int) -> None:
     import torch.distributed as dist
 
-    from lossycoll import group
+    from lossycoll.backend import bootstrap as group
     from lossycoll.runtime.core.call import LONGEST, bounded
     from lossycoll.runtime.net.interfaces import Interface
 

@@ -20,7 +20,7 @@ def rank_rounds(rank: int, world: int) -> dict[str, Any]:
     import torch.distributed as dist
 
     import lossycoll
-    from lossycoll import backend
+    from lossycoll.backend import process_group as backend
 
     init()
     group = backend.of(None)
@@ -85,7 +85,7 @@ def rank_contributions(rank: int, world: int) -> dict[str, Any]:
     import torch.distributed as dist
 
     import lossycoll
-    from lossycoll import backend
+    from lossycoll.backend import process_group as backend
 
     init()
     group = backend.of(None)
@@ -138,7 +138,7 @@ def rank_dead_link(rank: int, world: int) -> list[list[bool]]:
     import torch
     import torch.distributed as dist
 
-    from lossycoll import backend
+    from lossycoll.backend import process_group as backend
 
     init()
     group = backend.of(None)

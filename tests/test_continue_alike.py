@@ -18,7 +18,7 @@ from sharded_cases import batch, loss_of, network, sharded, share
 from torch.distributed.distributed_c10d import _get_default_store
 
 import lossycoll
-from lossycoll.backend import LossyProcessGroup
+from lossycoll.backend.process_group import LossyProcessGroup
 from lossycoll.runtime.collectives.endpoint import Communicator
 from lossycoll.runtime.core.call import Collective, Operation, Terms
 from lossycoll.runtime.membership.group_state import Health

@@ -215,7 +215,7 @@ def rank_sharded(rank: int, world: int) -> dict[str, Any]:
     import lossycoll
 
     init()
-    assert isinstance(dist.group.WORLD, lossycoll.backend.LossyProcessGroup)
+    assert isinstance(dist.group.WORLD, lossycoll.backend.process_group.LossyProcessGroup)
     found: dict[str, Any] = {}
     with lossycoll.lossy(lossy_min_bytes=0):
         found["reduce-scatter"] = [reduce(dist.group.WORLD, CHUNK_PACKETS) for _ in range(STEPS)]

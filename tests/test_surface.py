@@ -34,7 +34,7 @@ def rank_table(rank: int, world: int) -> dict[str, Any]:
     from surface_kit import EVERY, LAYOUTS, SUMMABLE, Table, operations
 
     import lossycoll
-    from lossycoll.routes import Routes
+    from lossycoll.backend.dispatch import Routes
 
     warnings.simplefilter("ignore", FutureWarning)
     left_to_gloo = 0

@@ -18,9 +18,9 @@ import torch.distributed as dist
 
 from benchmarks import tcp
 from lossycoll import demo_data
+from lossycoll.backend.gloo_mesh import connections
 from lossycoll.demo_model import ByteGPT, next_byte_loss
 from lossycoll.demo_train import TrainConfig, Validation, learning_rate, set_up
-from lossycoll.gloo import connections
 
 CHECK_STEPS = 10
 

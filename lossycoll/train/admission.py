@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import Parameter, is_lazy
 
+from lossycoll.backend.tensors import DTYPES
+
 from ..errors import UnsupportedError
-from ..tensors import DTYPES
 from .agreement import Meant, as_lines
 from .buckets import Spec, contiguous, is_dense
 from .exchange import Exchange

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..backend import LossyProcessGroup
+from lossycoll.backend.process_group import LossyProcessGroup
+
 from .checks import check_dense
 
 

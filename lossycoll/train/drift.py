@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from lossycoll.backend.process_group import LossyProcessGroup
 from lossycoll.options.fields import reliable
 
-from ..backend import LossyProcessGroup
 from ..errors import PeerLostError
 from .agreement import PARAMETERS_DIFFER, Meant, as_line, check_same
 from .checks import own_group

@@ -19,9 +19,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lossycoll.backend.process_group import LossyProcessGroup
 from lossycoll.options.fields import lossy, reliable
 
-from ..backend import LossyProcessGroup
 from ..errors import LinkError, OptionError, UnsupportedError
 from .ages import MOST_REPAIR, REPAIR
 from .agreement import PARAMETERS_DIFFER, Meant, as_line, check_same

@@ -14,9 +14,9 @@ import numpy as np
 import torch.distributed as dist
 from torch import Tensor
 
+from lossycoll.backend.process_group import LossyProcessGroup
 from lossycoll.options.fields import lossy, reliable
 
-from ..backend import LossyProcessGroup
 from ..errors import PeerLostError
 from .ages import Mask
 from .checks import own_group

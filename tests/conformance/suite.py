@@ -64,7 +64,7 @@ class Suite:
             Tests = distributed_test.DistributedTest._DistTestBase
         logging.getLogger("torch.testing").setLevel(logging.WARNING)
         if mode.backend == "lossy":
-            import lossycoll.backend  # noqa: F401 (once here rather than in every rank)
+            import lossycoll.backend.process_group  # noqa: F401 (once here rather than in every rank)
         os.environ |= {
             "BACKEND": choice.env_name,
             "MASTER_ADDR": str(distributed_test.MASTER_ADDR),

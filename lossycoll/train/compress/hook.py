@@ -6,7 +6,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...work import value_or_raise
+from lossycoll.backend.work import value_or_raise
+
 from ..checks import check_dense
 from .arc_topk import ARCTopKState
 

@@ -19,16 +19,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
-from .block_calls import BlockCalls, BlockWork, ContributionWork
-from .direct import Direct
-from .errors import AbortedError, MismatchError, UnsupportedError
-from .group import Group, Place
-from .opaque import opaque
-from .options.fields import Options
-from .routes import Reduction, Routes, reliable_version
-from .runtime.core.call import Collective, bounded
-from .runtime.engine.reports import Report, Stats
-from .shortage import told
+from lossycoll.errors import AbortedError, MismatchError, UnsupportedError
+from lossycoll.options.fields import Options
+from lossycoll.runtime.core.call import Collective, bounded
+from lossycoll.runtime.engine.reports import Report, Stats
+
+from .block_collectives import BlockCalls, BlockWork, ContributionWork
+from .bootstrap import Group, Place
+from .dispatch import Reduction, Routes, reliable_version
+from .dynamo_skip import opaque
+from .point_to_point import Direct
+from .resource_limits import told
 from .sparse import Sparse
 from .tensors import (
     DTYPES,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
-from .runtime.engine.binding import DType
+from lossycoll.runtime.engine.binding import DType
 
 _Op: Any = c10d.ReduceOp.RedOpType
 SUM: Final = _Op.SUM

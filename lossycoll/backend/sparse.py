@@ -12,10 +12,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .errors import PeerLostError, UnsupportedError
-from .routes import Routes, reliable_version
-from .runtime.collectives.endpoint import Communicator
-from .runtime.core.call import Collective, Operation, Terms
+from lossycoll.errors import PeerLostError, UnsupportedError
+from lossycoll.runtime.collectives.endpoint import Communicator
+from lossycoll.runtime.core.call import Collective, Operation, Terms
+
+from .dispatch import Routes, reliable_version
 from .tensors import AVG, GLOO_DTYPES, SUM, address, contiguous, nbytes, scaled
 
 _DTYPES: Final = GLOO_DTYPES | {torch.int16, torch.complex64, torch.complex128}

@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
-from .errors import UnsupportedError
-from .routes import Routes
-from .runtime.collectives.endpoint import Communicator
-from .runtime.core.call import Operation
-from .runtime.engine.packet_masks import Blocks, Contributions
+from lossycoll.errors import UnsupportedError
+from lossycoll.runtime.collectives.endpoint import Communicator
+from lossycoll.runtime.core.call import Operation
+from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
+
+from .dispatch import Routes
 from .tensors import AVG, DTYPES, address, nbytes
 from .work import EngineWork
 

@@ -7,11 +7,12 @@ from typing import Final
 import torch.distributed as dist
 from torch import Tensor
 
-from .errors import UnsupportedError
-from .routes import Routes
-from .runtime.collectives.endpoint import Communicator
-from .runtime.core.call import Collective
-from .runtime.p2p.endpoint import Messages
+from lossycoll.errors import UnsupportedError
+from lossycoll.runtime.collectives.endpoint import Communicator
+from lossycoll.runtime.core.call import Collective
+from lossycoll.runtime.p2p.endpoint import Messages
+
+from .dispatch import Routes
 from .tensors import contiguous, copy_back, memory
 from .work import MessageWork
 

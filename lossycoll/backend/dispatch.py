@@ -15,11 +15,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
-from .errors import UnsupportedError
-from .options.fields import Options, Scope, scope, within
-from .runtime.collectives.endpoint import Communicator
-from .runtime.collectives.single_rank import Alone
-from .runtime.core.call import LONGEST, Collective, Operation, Terms
+from lossycoll.errors import UnsupportedError
+from lossycoll.options.fields import Options, Scope, scope, within
+from lossycoll.runtime.collectives.endpoint import Communicator
+from lossycoll.runtime.collectives.single_rank import Alone
+from lossycoll.runtime.core.call import LONGEST, Collective, Operation, Terms
+
 from .tensors import (
     AVG,
     DTYPES,

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch._C import _distributed_c10d as c10d
 
-from .errors import RendezvousError
+from lossycoll.errors import RendezvousError
 
 Ends = tuple[Any, Any]
 

@@ -20,22 +20,28 @@ from typing import Any, Final
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from .errors import InterfaceError, LossyError, OptionError, RendezvousError
-from .gloo import GlooMesh
-from .options.fields import Options
-from .plan import faults as inject
-from .runtime.collectives.endpoint import Communicator
-from .runtime.core import logfmt as events
-from .runtime.core.call import bounded
-from .runtime.engine.binding import Engine
-from .runtime.membership.failure_detector import Control
-from .runtime.membership.group_state import Health
-from .runtime.membership.hub_sockets import reachable
-from .runtime.membership.rendezvous import AUTO_MTU_MAX, Rendezvous, compare_options, payload_bytes
-from .runtime.net.buffers import fitting_payload, packets_per_peer, receive_buffer
-from .runtime.net.interfaces import Interface, choose
-from .runtime.p2p.endpoint import Messages
-from .shortage import check_descriptors, refused
+from lossycoll.errors import InterfaceError, LossyError, OptionError, RendezvousError
+from lossycoll.options.fields import Options
+from lossycoll.plan import faults as inject
+from lossycoll.runtime.collectives.endpoint import Communicator
+from lossycoll.runtime.core import logfmt as events
+from lossycoll.runtime.core.call import bounded
+from lossycoll.runtime.engine.binding import Engine
+from lossycoll.runtime.membership.failure_detector import Control
+from lossycoll.runtime.membership.group_state import Health
+from lossycoll.runtime.membership.hub_sockets import reachable
+from lossycoll.runtime.membership.rendezvous import (
+    AUTO_MTU_MAX,
+    Rendezvous,
+    compare_options,
+    payload_bytes,
+)
+from lossycoll.runtime.net.buffers import fitting_payload, packets_per_peer, receive_buffer
+from lossycoll.runtime.net.interfaces import Interface, choose
+from lossycoll.runtime.p2p.endpoint import Messages
+
+from .gloo_mesh import GlooMesh
+from .resource_limits import check_descriptors, refused
 
 log: Final = logging.getLogger("lossycoll")
 

@@ -12,7 +12,7 @@ import resource
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from .errors import Code, EngineError, LossyError
+from lossycoll.errors import Code, EngineError, LossyError
 
 DESCRIPTORS: Final = (32, 4)
 """What a group may take, with room to spare: in any case, and for each rank."""

@@ -17,12 +17,13 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from .errors import LossyError, OperationTimeout
-from .opaque import opaque
-from .runtime.collectives.endpoint import Communicator
-from .runtime.core.call import NUDGE_SECONDS, Collective, Operation
-from .runtime.membership.group_state import Health
-from .runtime.p2p.request import Transfer
+from lossycoll.errors import LossyError, OperationTimeout
+from lossycoll.runtime.collectives.endpoint import Communicator
+from lossycoll.runtime.core.call import NUDGE_SECONDS, Collective, Operation
+from lossycoll.runtime.membership.group_state import Health
+from lossycoll.runtime.p2p.request import Transfer
+
+from .dynamo_skip import opaque
 
 SLICE: Final = timedelta(milliseconds=200)
 """Longest stay in gloo, so that Ctrl-C works. A wait that runs out does a collective no harm."""

@@ -1,0 +1,1 @@
+"""torch's calls in, collectives and messages out."""

@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from .options.fields import Options, lossy, reliable
     from .runtime.engine.reports import PeerStats, Report, Stats
     from .train.compress.arc_topk import ARCTopKState
-    from .train.compress.hook import arc_topk_hook
-    from .train.copies import ShardedFigures
-    from .train.disperse import dispersing_hook
-    from .train.drift import Drift, measure_drift
-    from .train.drift_bound import DriftBound
-    from .train.drop_figures import DropReport, DropStep
-    from .train.dropcompute import DropCompute
-    from .train.sharded import ShardedOptimizer
+    from .train.drift.bound import DriftBound
+    from .train.drift.measure import Drift, measure_drift
+    from .train.dropcompute.controller import DropCompute
+    from .train.dropcompute.report import DropReport, DropStep
+    from .train.hooks.arc_topk import arc_topk_hook
+    from .train.hooks.dispersing import dispersing_hook
+    from .train.sharded.optimizer import ShardedOptimizer
+    from .train.sharded.parameter_sync import ShardedFigures
 
 __version__ = "0.1.0"
 
@@ -68,15 +68,15 @@ _HOME: Final = {
     ),
     **dict.fromkeys(("Options", "lossy", "reliable"), "options.fields"),
     **dict.fromkeys(("PeerStats", "Report", "Stats"), "runtime.engine.reports"),
-    "ShardedFigures": "train.copies",
-    "dispersing_hook": "train.disperse",
-    "ShardedOptimizer": "train.sharded",
-    **dict.fromkeys(("Drift", "measure_drift"), "train.drift"),
-    "DriftBound": "train.drift_bound",
-    "DropCompute": "train.dropcompute",
-    **dict.fromkeys(("DropReport", "DropStep"), "train.drop_figures"),
+    "ShardedFigures": "train.sharded.parameter_sync",
+    "dispersing_hook": "train.hooks.dispersing",
+    "ShardedOptimizer": "train.sharded.optimizer",
+    **dict.fromkeys(("Drift", "measure_drift"), "train.drift.measure"),
+    "DriftBound": "train.drift.bound",
+    "DropCompute": "train.dropcompute.controller",
+    **dict.fromkeys(("DropReport", "DropStep"), "train.dropcompute.report"),
     "ARCTopKState": "train.compress.arc_topk",
-    "arc_topk_hook": "train.compress.hook",
+    "arc_topk_hook": "train.hooks.arc_topk",
 }
 """The module of each public name."""
 

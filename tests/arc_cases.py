@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from lossycoll.train.compress import selection
-from lossycoll.train.compress.feedback import Memory
-from lossycoll.train.compress.matrix import kept_rows
+from lossycoll.train.compress.error_memory import Memory
+from lossycoll.train.compress.rows import kept_rows
 
 BLOCKS, BLOCK = 200, 10
 NOISE_BLOCKS, SIGNAL = 150, 150

@@ -14,8 +14,8 @@ from torch import Tensor
 
 import lossycoll
 from lossycoll.train.compress import selection
-from lossycoll.train.compress.feedback import NAMES, RULES, Memory
-from lossycoll.train.compress.matrix import Form, as_matrix, kept_rows, natural, pays
+from lossycoll.train.compress.error_memory import NAMES, RULES, Memory
+from lossycoll.train.compress.rows import Form, as_matrix, kept_rows, natural, pays
 
 
 def kept(matrix: Tensor, k: int, dim: int, seed: int) -> float:

@@ -22,8 +22,8 @@ from lossycoll.backend.process_group import LossyProcessGroup
 from lossycoll.runtime.collectives.endpoint import Communicator
 from lossycoll.runtime.core.call import Collective, Operation, Terms
 from lossycoll.runtime.membership.group_state import Health
+from lossycoll.train.common.collectives import Exchange
 from lossycoll.train.compress.transport import Transport
-from lossycoll.train.exchange import Exchange
 
 ENV = {
     "LOSSYCOLL_ON_PEER_LOSS": "continue",

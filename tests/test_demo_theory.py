@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 import lossycoll
 from lossycoll import demo_theory, demo_train
-from lossycoll.train.ages import MAX_AGE, Ages
-from lossycoll.train.behind import TOO_MANY
+from lossycoll.train.common.staleness import MAX_AGE, Ages
+from lossycoll.train.sharded.undelivered import TOO_MANY
 
 Values = NDArray[np.float64]
 STEPS = 60

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import lossycoll
-from lossycoll.train import disperse
+from lossycoll.train.hooks import dispersing as disperse
 
 LOSS = {
     "LOSSYCOLL_INJECT": "loss=0.3,seed=5",
@@ -94,7 +94,7 @@ def whole_models(rank: int, world: int) -> dict[str, Any]:
     out["far"] = (lossycoll.measure_drift(own), want)
     out["equal"] = lossycoll.measure_drift(Mixed(rank, equal=True))
 
-    from lossycoll.train import drift
+    from lossycoll.train.drift import measure as drift
 
     largest = 0
     original = dist.all_reduce

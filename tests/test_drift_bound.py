@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import lossycoll
-from lossycoll.train.slices import ALIGN, owner, slice_up
-from lossycoll.train.unheard import Unheard
+from lossycoll.train.drift.silent_owners import Unheard
+from lossycoll.train.drift.slices import ALIGN, owner, slice_up
 
 WORLD = 3
 

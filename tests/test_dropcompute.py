@@ -27,8 +27,8 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 import lossycoll
 from lossycoll.simulate import choose
-from lossycoll.train.drop_threshold import NANO, Threshold
-from lossycoll.train.stopwatch import Stopwatch
+from lossycoll.train.dropcompute.stopwatch import Stopwatch
+from lossycoll.train.dropcompute.threshold import NANO, Threshold
 
 M = 4
 

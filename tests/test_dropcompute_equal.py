@@ -18,7 +18,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 import lossycoll
-from lossycoll.train.drop_ddp import _Order
+from lossycoll.train.dropcompute.ddp_averaging import _Order
 
 M, STEPS, WORLD = 3, 3, 3
 SMALL_BUCKETS = {"bucket_cap_mb": 0.002}

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.nn import Parameter
 
 import lossycoll
-from lossycoll.train import checkpoint
-from lossycoll.train.ages import Ages, histogram
-from lossycoll.train.behind import Behind
-from lossycoll.train.buckets import ALIGNMENT, Bucket, Spec, contiguous, is_dense, lay_out
-from lossycoll.train.probe import elementwise_state
+from lossycoll.train.common.layout import ALIGNMENT, Bucket, Spec, contiguous, is_dense, lay_out
+from lossycoll.train.common.staleness import Ages, histogram
+from lossycoll.train.sharded import checkpoint
+from lossycoll.train.sharded.elementwise_probe import elementwise_state
+from lossycoll.train.sharded.undelivered import Behind
 
 # ---- buckets ----
 

@@ -416,8 +416,8 @@ def steps_in_reference(
     loss: float, steps: int, period: int, every: int, *, world: int, packets: int
 ) -> Steps:
     """Replicas that step by means of N(0, 1) as they arrive. DriftBound's slices and owners are its
-    own (lossycoll.train.slices); that it does so is what theory_ranks.py shows."""
-    from lossycoll.train.slices import owner, slice_up
+    own (lossycoll.train.drift.slices); that it does so is what theory_ranks.py shows."""
+    from lossycoll.train.drift.slices import owner, slice_up
 
     rng = np.random.default_rng(7)
     faults = inject.parse(f"loss={loss},seed=9")

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import PeerLostError
-from .agreement import Meant, as_lines, check_same
-from .exchange import Exchange, Work
+from .common.collectives import Exchange, Work
+from .common.consistency import Meant, as_lines, check_same
 
 Table = NDArray[np.int64]
 

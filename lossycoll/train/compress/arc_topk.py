@@ -12,13 +12,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lossycoll.train.common.consistency import Meant, as_lines, check_same
+from lossycoll.train.common.layout import is_dense
+
 from ...errors import CheckpointError, OptionError, TrainingError, UnsupportedError
-from ..agreement import Meant, as_lines, check_same
-from ..buckets import is_dense
-from .feedback import NAMES, Memory
-from .matrix import Form, entries, natural, pays
-from .reduction import Item, Reduction, Traffic, reduce_whole
+from .error_memory import NAMES, Memory
+from .rows import Form, entries, natural, pays
 from .settings import DENSE_BELOW, Settings
+from .step import Item, Reduction, Traffic, reduce_whole
 from .transport import Transport
 
 Dense = Callable[[str, Tensor], bool] | Collection[str]

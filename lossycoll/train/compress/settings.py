@@ -7,9 +7,10 @@ from typing import Final
 
 import torch
 
+from lossycoll.train.common.arguments import is_number, is_whole
+
 from ...errors import OptionError
-from ..checks import is_number, is_whole
-from .feedback import RULES
+from .error_memory import RULES
 
 METHODS: Final = ("arc", "randk", "topk")
 """Rows by a common sketch, rows drawn at random, and each rank's own largest entries."""

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lossycoll.options.fields import reliable
+from lossycoll.train.common.collectives import Exchange
+from lossycoll.train.common.staleness import Mask
 
 from ...errors import PeerLostError
-from ..ages import Mask
-from ..exchange import Exchange
 
 
 class Transport(Exchange):

@@ -1,0 +1,1 @@
+"""What all methods of training stand on."""

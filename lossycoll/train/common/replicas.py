@@ -1,0 +1,155 @@
+"""What a model keeps at this rank, and which other ranks keep the same or the rest.
+
+Parameters of DDP and of plain modules are whole on every rank of a group. Those of fully_shard
+(FSDP2) are DTensors on a mesh: the ranks of its replicated dimensions hold copies of one shard,
+those of the other dimensions hold the other shards.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from lossycoll.errors import UnsupportedError
+
+from .arguments import own_group
+from .layout import is_dense
+
+Groups = tuple[dist.ProcessGroup, ...]
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What this rank holds of one parameter. ``copies``: groups of ranks, one for each dimension of
+    the mesh, that hold the same; ``rest``: such that hold the rest of it."""
+
+    name: str
+    parameter: nn.Parameter
+    copies: Groups
+    rest: Groups
+
+    @property
+    def replicas(self) -> int:
+        return math.prod(dist.get_world_size(group) for group in self.copies)
+
+
+def holdings_of(model: nn.Module, group: dist.ProcessGroup | None) -> list[Holding]:
+    """The model's parameters, tied ones once, by the names of the module that DDP or torch.compile
+    wraps.
+
+    ``group``: the ranks that hold a copy of the model; None is DDP's group, where the model is
+    wrapped by it, else the default group. Raises UnsupportedError for FSDP1, for a group where
+    parameters are DTensors, which know theirs, and for one that this rank isn't in.
+    """
+    inner, group = _unwrapped(model, group)
+    _show_shards(inner)
+    return [_holding(name, parameter, group) for name, parameter in inner.named_parameters()]
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor, without autograd; a view."""
+    whole: Any = tensor
+    held: Tensor = whole.to_local() if is_dtensor(tensor) else whole
+    return held.detach()
+
+
+def is_dtensor(tensor: Tensor) -> bool:
+    # Importing it takes seconds, and whoever has one has done so.
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def in_memory_order(tensor: Tensor) -> Tensor:
+    """All elements as one dimension, a view, in the order in which they lie in memory.
+
+    Raises UnsupportedError for a tensor with gaps, or several of whose elements share one place.
+    """
+    if tensor.is_contiguous():
+        return tensor.view(-1)
+    if not is_dense(tensor.shape, tensor.stride()):
+        raise UnsupportedError(
+            f"a parameter of shape {tuple(tensor.shape)} has stride {tensor.stride()}, wanted one "
+            f"whose elements fill its memory, each in a place of its own; make it so with "
+            f".contiguous() before the optimizer is made"
+        )
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def _unwrapped(
+    model: nn.Module, group: dist.ProcessGroup | None
+) -> tuple[nn.Module, dist.ProcessGroup | None]:
+    while True:
+        if isinstance(model, DistributedDataParallel):
+            group = model.process_group if group is None else group
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        else:
+            return model, group
+
+
+def _show_shards(model: nn.Module) -> None:
+    """After a forward pass without a backward pass, FSDP2 still shows whole parameters."""
+    module = sys.modules.get("torch.distributed.fsdp")
+    if module is None:
+        return
+    for inner in model.modules():
+        if isinstance(inner, module.FSDPModule):
+            inner.reshard()
+        elif isinstance(inner, module.FullyShardedDataParallel):
+            raise UnsupportedError(
+                f"the model has a {type(inner).__name__} (FSDP1), whose flat parameters are views "
+                f"of memory that comes and goes; wrap it with fully_shard (FSDP2)"
+            )
+
+
+def _holding(name: str, parameter: nn.Parameter, group: dist.ProcessGroup | None) -> Holding:
+    if not is_dtensor(parameter):
+        return Holding(name, parameter, (own_group(group),), ())
+    if group is not None:
+        raise UnsupportedError(
+            f"parameter {name} is a DTensor, whose mesh says who holds copies of it, but group= "
+            f"was passed; leave it out"
+        )
+    described: Any = parameter
+    copies: list[dist.ProcessGroup] = []
+    rest: list[dist.ProcessGroup] = []
+    for dimension, placement in enumerate(described.placements):
+        if placement.is_partial():
+            raise UnsupportedError(
+                f"parameter {name} is a DTensor placed as {described.placements}, wanted no "
+                f"Partial: each rank holds an addend of it, and not a copy"
+            )
+        to = copies if placement.is_replicate() else rest
+        to.append(described.device_mesh.get_group(dimension))
+    return Holding(name, parameter, tuple(copies), tuple(rest))
+
+
+def batches(tensors: list[Tensor], elements: int) -> Iterator[list[tuple[int, Tensor]]]:
+    """Spans (number of the tensor, one-dimensional view) of at most ``elements`` together."""
+    batch: list[tuple[int, Tensor]] = []
+    room = elements
+    for number, tensor in enumerate(tensors):
+        row = in_memory_order(tensor)
+        for begin in range(0, row.numel(), elements):
+            span = row[begin : begin + elements]
+            if span.numel() > room:
+                yield batch
+                batch, room = [], elements
+            batch.append((number, span))
+            room -= span.numel()
+    if batch:
+        yield batch
+
+
+def as_real(tensor: Tensor) -> Tensor:
+    """Complex elements as pairs of real ones."""
+    return torch.view_as_real(tensor).flatten() if tensor.is_complex() else tensor

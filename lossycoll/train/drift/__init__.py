@@ -1,0 +1,1 @@
+"""The drift of replicas under DDP: measured, and bounded."""

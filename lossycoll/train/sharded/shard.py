@@ -1,0 +1,78 @@
+"""One bucket in memory at one rank.
+
+All of its parameters are views of ``flat``, so what an all-gather writes there is in the model.
+This rank's chunk is cut into fragments, each a parameter of the optimizer, with a gradient that is
+a view of ``own_grads``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from lossycoll.train.common.layout import Bucket, Fragment
+
+
+@dataclass(eq=False)
+class Owned:
+    """A fragment that this rank owns, as its optimizer has it. ``grad``: where its gradient is,
+    float[n]."""
+
+    fragment: Fragment
+    parameter: Parameter
+    grad: Tensor
+
+    @property
+    def index(self) -> int:
+        """Of the model's parameter that it is part of."""
+        return self.fragment.member.index
+
+
+class Shard:
+    """``model``: the parameters in order of registration; those of ``bucket`` move here."""
+
+    def __init__(self, bucket: Bucket, model: Sequence[Parameter], rank: int) -> None:
+        first = model[bucket.members[0].index]
+        self.bucket = bucket
+        self.flat = torch.zeros(bucket.size, dtype=first.dtype, device=first.device)
+        self.grads = torch.zeros_like(self.flat)
+        """What this rank contributes. Padding stays 0."""
+        self.own_grads = torch.zeros(bucket.chunk, dtype=first.dtype, device=first.device)
+        """This rank's chunk of the mean."""
+        self.views = [
+            self.grads.as_strided(member.shape, member.stride, member.begin)
+            for member in bucket.members
+        ]
+        """Where each parameter's gradient goes, in the order of members."""
+        with torch.no_grad():
+            for member in bucket.members:
+                parameter = model[member.index]
+                view = self.flat.as_strided(member.shape, member.stride, member.begin)
+                view.copy_(parameter)
+                parameter.data = view
+        base = rank * bucket.chunk
+        self.owned = [
+            Owned(
+                fragment,
+                Parameter(self.flat[fragment.begin : fragment.end]),
+                self.own_grads[fragment.begin - base : fragment.end - base],
+            )
+            for fragment in bucket.fragments(rank)
+        ]
+
+    def holds(self, position: int, parameter: Parameter) -> bool:
+        """Whether ``parameter`` still is the view of member ``position`` that it was made."""
+        member = self.bucket.members[position]
+        place = self.flat.data_ptr() + member.begin * self.flat.element_size()
+        return member.begin == member.end or (
+            parameter.data_ptr() == place and parameter.dtype == self.flat.dtype
+        )
+
+    def is_finite(self) -> bool:
+        """Whether all that this rank contributes is a number."""
+        low, high = torch.aminmax(self.grads)  # a single pass, and NaN gets through
+        return bool(torch.isfinite(low) & torch.isfinite(high))

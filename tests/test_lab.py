@@ -13,21 +13,11 @@ import pytest
 
 from lossycoll import cli
 from lossycoll.errors import LabError, LabPermissionError, LossyError, OptionError
-from lossycoll.lab import (
-    PROFILES,
-    Lab,
-    Link,
-    Network,
-    Port,
-    files,
-    leftovers,
-    netem,
-    pattern,
-    tables,
-    verify,
-)
+from lossycoll.lab import PROFILES, Lab, Link, Network, Port, leftovers, netem, pattern, verify
+from lossycoll.lab import network_io as files
+from lossycoll.lab import switch_memory as tables
+from lossycoll.lab.job import Ended, rank_environment
 from lossycoll.lab.network import QUEUE_PACKETS, queue_bytes
-from lossycoll.lab.ranks import Ended, rank_environment
 from lossycoll.lab.switch import why
 
 

@@ -29,7 +29,7 @@ from typing import Any, Final
 
 from lossycoll.lab import Link, Network, Port
 from lossycoll.lab.netem import FIRST_CLASS, LINKS, Netem
-from lossycoll.lab.tables import address_of
+from lossycoll.lab.switch_memory import address_of
 from lossycoll.lab.verify import SIGMAS, UDP_BYTES, Flow, Row
 
 ROOT: Final = Path(__file__).resolve().parents[1]

@@ -16,7 +16,7 @@ from ..errors import LabError
 from .counters import Counters
 from .network import Network
 from .switch import Switch
-from .tables import address_of
+from .switch_memory import address_of
 
 DEVICE: Final = "eth0"
 BRIDGE: Final = "br0"

@@ -20,11 +20,13 @@ from rich.console import Console
 from rich.table import Table
 
 from ..launch import Interrupted, must_be_writable
-from . import check, files, leftovers, options, verify
+from . import capabilities as check
+from . import leftovers, options, verify
+from . import network_io as files
 from .backends import BACKENDS
+from .job import GRACE_SECONDS, Ended, prefixed
 from .laboratory import Lab
 from .profiles import PROFILES
-from .ranks import GRACE_SECONDS, Ended, prefixed
 
 ACTIONS: Final = {
     "run": "the command after -- on every host, as the ranks of one job",

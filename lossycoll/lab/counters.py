@@ -90,7 +90,7 @@ class Counters:
 
 def read(shared: Any, network: Network) -> Counters:
     """From a lab_shared."""
-    from .tables import WIDTH
+    from .switch_memory import WIDTH
 
     links = {}
     for a, b in network.pairs():

@@ -12,10 +12,10 @@ from ..errors import LabError
 from . import leftovers
 from .backends import Backend, make
 from .counters import Counters
+from .job import Ended, run_ranks
 from .network import Network
 from .profiles import profile
-from .ranks import Ended, run_ranks
-from .tables import address_of
+from .switch_memory import address_of
 
 INTERFACE: Final = "eth0"
 """Of every host."""

@@ -15,7 +15,7 @@ from ..errors import LabError
 from .bridge import DEVICE, Bridge, port_of
 from .counters import Counters, HostCounts, LinkCounts, QueueCounts
 from .network import ETHERNET_BYTES, Link, Network, Port, queue_bytes
-from .tables import address_of, chances
+from .switch_memory import address_of, chances
 
 LINKS: Final = "links"
 """The ifb device of a host."""

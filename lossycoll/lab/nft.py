@@ -10,7 +10,7 @@ from .bridge import DEVICE, Bridge
 from .counters import Counters, HostCounts, LinkCounts, QueueCounts
 from .network import Network
 from .pattern import draw
-from .tables import address_of
+from .switch_memory import address_of
 
 TABLE: Final = "netdev lab"
 KINDS: Final = ("offered", "lost", "bursts")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from ..errors import OptionError
-from . import files
+from . import network_io as files
 from .network import Network
 from .profiles import PROFILES, profile
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from .network import Link
-from .tables import chances
+from .switch_memory import chances
 
 RUNS: Final = 2000
 """Of lost packets, before the sequence repeats."""

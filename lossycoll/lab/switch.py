@@ -17,7 +17,7 @@ from typing import Any, Final
 from .. import _lab
 from .._lab import ffi, lib
 from ..errors import LabError, LabPermissionError
-from . import tables
+from . import switch_memory as tables
 from .counters import Counters, read
 from .network import Network
 

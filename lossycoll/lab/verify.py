@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ..errors import LabError
+from .job import end
 from .laboratory import Lab
 from .network import ETHERNET_BYTES, Link, Network, queue_bytes
-from .ranks import end
 from .switch import own_process
 
 PORT: Final = 29399

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
-from lossycoll.bench import human, percentile
-from lossycoll.launch import EventWriter, launch, scratch
+from lossycoll.cli.bench.command import human, percentile
+from lossycoll.cli.launcher import EventWriter, launch, scratch
 
 BACKENDS = ("lossy", "gloo")
 SIZES = {4096: 1000, 65536: 500, 1 << 20: 200, 16 << 20: 40}

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from lossycoll.launch import on_one_machine
+from lossycoll.cli.launcher import on_one_machine
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "examples.md"

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from lossycoll import plan_threshold
+from lossycoll.cli.threshold import command as plan_threshold
 from lossycoll.simulate import (
     Cut,
     Delayed,

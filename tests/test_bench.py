@@ -15,7 +15,11 @@ import pytest
 from harness import warm_python
 from lab_kit import needs_lab
 
-from lossycoll import bench, bench_loss, bench_rank, bench_turns, cli
+from lossycoll.cli import main as cli
+from lossycoll.cli.bench import command as bench
+from lossycoll.cli.bench import interleave as bench_turns
+from lossycoll.cli.bench import loss_sweep as bench_loss
+from lossycoll.cli.bench import worker as bench_rank
 from lossycoll.options.fields import FAST_PATHS
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -16,9 +16,12 @@ from lab_kit import ROOT
 
 from benchmarks.nccl.__main__ import main
 from benchmarks.nccl.report import table
-from lossycoll import bench, bench_nccl, bench_rank, cli
-from lossycoll.bench_nccl import NcclMissing, Seen, choose, transports
-from lossycoll.launch import launch
+from lossycoll.cli import main as cli
+from lossycoll.cli.bench import command as bench
+from lossycoll.cli.bench import nccl as bench_nccl
+from lossycoll.cli.bench import worker as bench_rank
+from lossycoll.cli.bench.nccl import NcclMissing, Seen, choose, transports
+from lossycoll.cli.launcher import launch
 
 GPUS = ("GPU-a", "GPU-b", "GPU-c", "GPU-d")
 NCCL_VARIABLES = {"NCCL_HOSTID", "NCCL_NET", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"}
@@ -141,7 +144,7 @@ def test_by_a_buffer_what_is_reduced_comes_back(tmp_path: Path) -> None:
         "step_seconds": 0.05,
     }
     launch(
-        "lossycoll.bench_rank",
+        "lossycoll.cli.bench.worker",
         config,
         ranks=2,
         folder=tmp_path,

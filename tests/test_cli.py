@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from lossycoll import arguments, cli, launch
+from lossycoll.cli import argtypes as arguments
+from lossycoll.cli import launcher as launch
+from lossycoll.cli import main as cli
 
 SCRIPT = Path(sys.executable).with_name("lossycoll")
 

@@ -14,8 +14,11 @@ import pytest
 import torch
 from harness import warm_python
 
-from lossycoll import demo_data, demo_plot, demo_report, demo_train
-from lossycoll.launch import Interrupted, LaunchError, launch, scratch
+from lossycoll.cli.demo import corpus as demo_data
+from lossycoll.cli.demo import plot as demo_plot
+from lossycoll.cli.demo import report as demo_report
+from lossycoll.cli.demo import worker as demo_train
+from lossycoll.cli.launcher import Interrupted, LaunchError, launch, scratch
 
 DEMO = ["-m", "lossycoll.cli", "demo"]
 SMALL = ["--ranks", "2", "--layers", "1", "--width", "32", "--context", "32", "--batch", "2"]
@@ -133,7 +136,7 @@ def test_scratch_stays_for_a_rank_that_failed_only(tmp_path: Path) -> None:
 def test_failing_rank_is_quoted(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match=r"exit code 1(.|\n)*steps"):
         launch(
-            "lossycoll.demo_train",
+            "lossycoll.cli.demo.worker",
             {"backend": "gloo"},  # and nothing else that the ranks need
             ranks=2,
             folder=tmp_path,

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import lossycoll
-from lossycoll import demo_theory, demo_train
+from lossycoll.cli.demo import drift_theory as demo_theory
+from lossycoll.cli.demo import worker as demo_train
 from lossycoll.train.common.staleness import MAX_AGE, Ages
 from lossycoll.train.sharded.undelivered import TOO_MANY
 

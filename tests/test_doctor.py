@@ -13,8 +13,9 @@ import pytest
 from harness import warm_python
 from rich.console import Console
 
-from lossycoll import doctor, doctor_job
-from lossycoll.doctor_findings import Finding, Status
+from lossycoll.cli.doctor import command as doctor
+from lossycoll.cli.doctor import job_environment as doctor_job
+from lossycoll.cli.doctor.findings import Finding, Status
 from lossycoll.runtime.net import interfaces
 from lossycoll.runtime.net.interfaces import Interface
 

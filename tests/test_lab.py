@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lossycoll import cli
+from lossycoll.cli import main as cli
 from lossycoll.errors import LabError, LabPermissionError, LossyError, OptionError
 from lossycoll.lab import PROFILES, Lab, Link, Network, Port, leftovers, netem, pattern, verify
 from lossycoll.lab import network_io as files

@@ -14,7 +14,9 @@ import dropcompute_checks as checks
 import numpy as np
 import pytest
 
-from lossycoll import OptionError, cli, plan_threshold
+from lossycoll import OptionError
+from lossycoll.cli import main as cli
+from lossycoll.cli.threshold import command as plan_threshold
 from lossycoll.simulate import Delayed, choose, choose_at, recorded
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,7 +53,7 @@ def test_as_a_person_runs_it(tmp_path: Path) -> None:
     """In a process of its own: standard output is the JSON alone, and nothing needs torch."""
     picture = tmp_path / "curve.png"
     probe = (
-        "import sys; from lossycoll import cli; status = cli.main(); "
+        "import sys; from lossycoll.cli.main import main; status = main(); "
         "sys.exit(status or 3 * ('torch' in sys.modules))"
     )
     done = subprocess.run(

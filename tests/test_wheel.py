@@ -92,7 +92,7 @@ def test_the_wheel_says_what_it_is(wheel: dict[str, bytes]) -> None:
     entries = ConfigParser()
     entries.read_string(wheel[name].decode())
     assert {section: dict(entries[section]) for section in entries.sections()} == {
-        "console_scripts": {"lossycoll": "lossycoll.cli:main"},
+        "console_scripts": {"lossycoll": "lossycoll.cli.main:main"},
         "torch.backends": {"lossycoll": "lossycoll._autoload:register"},
         "torch.distributed.backends": {"lossy": "lossycoll._autoload:register"},
     }

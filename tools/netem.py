@@ -23,11 +23,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from lossycoll.cli.lab_args import add_numbers, given
 from lossycoll.errors import LabError, LabPermissionError, LossyError
 from lossycoll.lab import Link
 from lossycoll.lab.netem import link_arguments
 from lossycoll.lab.network import ETHERNET_BYTES
-from lossycoll.lab.options import add_numbers, given
 
 HANDLE: Final = "1055:"
 """Of the queue that ``apply`` puts at the root, by which ``clear`` knows it."""

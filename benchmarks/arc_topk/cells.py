@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lossycoll.arguments import inject_text
+from lossycoll.cli.argtypes import inject_text
 from lossycoll.lab.network import Link, Network, Port
 
 from .tasks import TASKS

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.quality.tasks import cross_entropy, judge
 from benchmarks.wire.rank import BATCH, CONTEXT, LAYERS, WIDTH
-from lossycoll.demo_model import VOCABULARY, ByteGPT, next_byte_loss
+from lossycoll.cli.demo.model import VOCABULARY, ByteGPT, next_byte_loss
 
 from .tasks import TASKS
 from .ways import WAYS, Groups, replica

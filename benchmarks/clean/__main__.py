@@ -21,10 +21,10 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.quality.store import ROOT, append_entry, commit, entries, in_time
-from lossycoll.arguments import names, real, whole
+from lossycoll.cli.argtypes import names, real, whole
+from lossycoll.cli.launcher import LaunchError, launch
 from lossycoll.errors import LossyError
 from lossycoll.lab import Lab, Network
-from lossycoll.launch import LaunchError, launch
 from lossycoll.runtime.membership.rendezvous import AUTO_MTU_MAX
 from lossycoll.runtime.net.interfaces import mtu_of
 

@@ -12,8 +12,8 @@ matplotlib.use("Agg")  # There may be no display.
 
 import matplotlib.pyplot as plt
 
-from lossycoll.bench import human
-from lossycoll.bench_plot import COLOURS
+from lossycoll.cli.bench.command import human
+from lossycoll.cli.bench.plot import COLOURS
 
 from .cells import RANKS, RAW_BASE, WIRES
 from .rates import bus

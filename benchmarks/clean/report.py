@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.quality.report import between, markdown
-from lossycoll.bench import human
+from lossycoll.cli.bench.command import human
 
 from . import verdict
 from .cells import MIB, RAW, RAW_BASE, RAW_SIZES, WIRES, goal

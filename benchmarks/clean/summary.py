@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from lossycoll.demo_report import percentile
+from lossycoll.cli.demo.report import percentile
 
 SHARES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99, "longest": 1.0}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lossycoll.bench import human
+from lossycoll.cli.bench.command import human
 
 from .cells import (
     GOAL_CPU,

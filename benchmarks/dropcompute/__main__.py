@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.quality.store import ROOT, append_entry, commit, entries, in_time
-from lossycoll.launch import LaunchError, launch
+from lossycoll.cli.launcher import LaunchError, launch
 
 from .runs import RANKS, WAYS, Budget, Run, planned
 

@@ -22,10 +22,10 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import lossycoll
-from lossycoll import demo_data
-from lossycoll.demo_model import ByteGPT, next_byte_loss
-from lossycoll.demo_train import learning_rate
-from lossycoll.launch import EventWriter
+from lossycoll.cli.demo import corpus as demo_data
+from lossycoll.cli.demo.model import ByteGPT, next_byte_loss
+from lossycoll.cli.demo.worker import learning_rate
+from lossycoll.cli.launcher import EventWriter
 from lossycoll.simulate.noise import Delayed
 
 from .runs import CONTEXT, LAYERS, MICRO_BATCHES, WAYS, Run

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lossycoll.demo_model import HEAD_WIDTH
+from lossycoll.cli.demo.model import HEAD_WIDTH
 
 RANKS = 4
 MICRO_BATCHES = 12

@@ -24,9 +24,10 @@ from rich.console import Console
 
 from benchmarks.nccl.report import table
 from benchmarks.quality.store import commit
-from lossycoll import bench, bench_nccl
-from lossycoll.arguments import names, real, whole
-from lossycoll.launch import LaunchError, must_be_writable
+from lossycoll.cli.argtypes import names, real, whole
+from lossycoll.cli.bench import command as bench
+from lossycoll.cli.bench import nccl as bench_nccl
+from lossycoll.cli.launcher import LaunchError, must_be_writable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -90,7 +91,7 @@ def as_rank(options: argparse.Namespace) -> int:
     import torch
     import torch.distributed as dist
 
-    from lossycoll import bench_rank
+    from lossycoll.cli.bench import worker as bench_rank
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lossycoll.bench import DTYPES, labels
+from lossycoll.cli.bench.command import DTYPES, labels
 
 TYPES = {"float32": "float", "float64": "double", "float16": "half", "bfloat16": "bfloat16"}
 """As nccl-tests names them."""

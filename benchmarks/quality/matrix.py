@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lossycoll.arguments import inject_text
+from lossycoll.cli.argtypes import inject_text
 
 TASKS = ("gpt", "digits")
 WORLDS = (4, 8)

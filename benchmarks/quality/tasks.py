@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lossycoll import demo_data
-from lossycoll.demo_model import ByteGPT
+from lossycoll.cli.demo import corpus as demo_data
+from lossycoll.cli.demo.model import ByteGPT
 
 Pair = tuple[Tensor, Tensor]
 

@@ -17,10 +17,10 @@ import torch
 import torch.distributed as dist
 
 from benchmarks import tcp
-from lossycoll import demo_data
 from lossycoll.backend.gloo_mesh import connections
-from lossycoll.demo_model import ByteGPT, next_byte_loss
-from lossycoll.demo_train import TrainConfig, Validation, learning_rate, set_up
+from lossycoll.cli.demo import corpus as demo_data
+from lossycoll.cli.demo.model import ByteGPT, next_byte_loss
+from lossycoll.cli.demo.worker import TrainConfig, Validation, learning_rate, set_up
 
 CHECK_STEPS = 10
 

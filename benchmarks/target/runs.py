@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lossycoll.demo_model import HEAD_WIDTH
-from lossycoll.demo_train import TrainConfig
+from lossycoll.cli.demo.model import HEAD_WIDTH
+from lossycoll.cli.demo.worker import TrainConfig
 
 PROFILES = ("cross-dc", "home")
 CONTEXT = 64

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 import lossycoll
 from benchmarks import tcp
 from lossycoll.backend.gloo_mesh import connections
-from lossycoll.demo_model import VOCABULARY, ByteGPT, next_byte_loss
+from lossycoll.cli.demo.model import VOCABULARY, ByteGPT, next_byte_loss
 
 SCOPES: dict[str, Any] = {
     "lossy": lambda: lossycoll.lossy(repair=0),

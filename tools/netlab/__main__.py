@@ -2,7 +2,7 @@
 
 import sys
 
-from lossycoll.cli import main
+from lossycoll.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main(["lab", *sys.argv[1:]]))

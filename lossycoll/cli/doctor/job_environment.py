@@ -10,11 +10,11 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
-from lossycoll.doctor_findings import Finding, Status, good_if
+from .findings import Finding, Status, good_if
 
 if TYPE_CHECKING:
-    from .options.fields import Options
-    from .runtime.net.interfaces import Interface
+    from lossycoll.options.fields import Options
+    from lossycoll.runtime.net.interfaces import Interface
 
 ENOUGH_PORTS = 64
 TCP_PORTS = 2
@@ -24,8 +24,7 @@ TCP_PORTS = 2
 def chosen_interface() -> list[Finding]:
     """As in group.py, but that the master is known from MASTER_ADDR only."""
     from lossycoll.errors import InterfaceError
-
-    from .runtime.net.interfaces import choose
+    from lossycoll.runtime.net.interfaces import choose
 
     options = _options()
     if options is None:
@@ -72,8 +71,7 @@ def port_range() -> list[Finding]:
 
 def _options() -> Options | None:
     from lossycoll.errors import OptionError
-
-    from .options.fields import Options
+    from lossycoll.options.fields import Options
 
     try:
         return Options.from_env()
@@ -83,8 +81,7 @@ def _options() -> Options | None:
 
 def _interface() -> Interface | None:
     from lossycoll.errors import InterfaceError
-
-    from .runtime.net.interfaces import choose
+    from lossycoll.runtime.net.interfaces import choose
 
     options = _options()
     try:

@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lossycoll.arguments import inject_text, real
-from lossycoll.demo_report import percentile
+from lossycoll.cli.argtypes import inject_text, real
+from lossycoll.cli.demo.report import percentile
+from lossycoll.cli.launcher import LOG_TAIL_LINES, LaunchError, launch, on_one_machine, scratch
 from lossycoll.lab import Lab, Link, Network, Port
 from lossycoll.lab.backends import missing
-from lossycoll.launch import LOG_TAIL_LINES, LaunchError, launch, on_one_machine, scratch
 
 DEFAULT = "0,0.001,0.01,0.05"
 MBIT, ONE_WAY_MS, QUEUE_MS = 1000.0, 10.0, 25.0
@@ -112,7 +112,7 @@ def _by_injection(
 ) -> dict[str, Any]:
     with scratch("lossycoll-bench-") as folder:
         launch(
-            "lossycoll.bench_rank",
+            "lossycoll.cli.bench.worker",
             config,
             ranks=ranks,
             folder=folder,
@@ -128,7 +128,7 @@ def _in_a_laboratory(
     with scratch("lossycoll-bench-") as folder, Lab(wanted) as lab:
         file = folder / "config.json"
         file.write_text(json.dumps({**config, "events": str(folder / "events.jsonl")}))
-        command: Sequence[str] = [sys.executable, "-m", "lossycoll.bench_rank", str(file)]
+        command: Sequence[str] = [sys.executable, "-m", "lossycoll.cli.bench.worker", str(file)]
         # A host has one interface, and the laboratory names it.
         own = {k: v for k, v in on_one_machine().items() if k != "GLOO_SOCKET_IFNAME"}
         ended = lab.run(command, {**own, **environment}, timeout=RANK_SECONDS)

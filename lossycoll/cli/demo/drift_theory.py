@@ -30,9 +30,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 import lossycoll
-
-from .train.common.staleness import MAX_AGE, PROBE_EVERY, REPAIR
-from .train.sharded.undelivered import TOO_MANY
+from lossycoll.train.common.staleness import MAX_AGE, PROBE_EVERY, REPAIR
+from lossycoll.train.sharded.undelivered import TOO_MANY
 
 STRIDE: Final = 31
 """OwnSteps keeps one element in so many, a dozen of each packet. Prime, so that it meets all

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
-from lossycoll.doctor_findings import Finding, Status, good_if
-from lossycoll.doctor_job import chosen_interface, mtu, port_range
-from lossycoll.doctor_network import engine_loopback, udp_loopback
+from .findings import Finding, Status, good_if
+from .job_environment import chosen_interface, mtu, port_range
+from .loopback import engine_loopback, udp_loopback
 
 UDP_SEGMENT = 103  # from <linux/udp.h>; Python's socket module has no names for these
 UDP_GRO = 104
@@ -63,7 +63,7 @@ def versions() -> list[Finding]:
 
 def engine() -> list[Finding]:
     try:
-        from .runtime.engine.binding import probe, version
+        from lossycoll.runtime.engine.binding import probe, version
     except ImportError as error:
         advice = "install lossycoll again with a C compiler present: pip install --force-reinstall"
         return [Finding("native engine", Status.FAIL, f"does not load: {error}", advice)]
@@ -91,8 +91,7 @@ def entry_point() -> list[Finding]:
 def options() -> list[Finding]:
     """LOSSYCOLL_* variables are read when a group is made; better to hear of a slip now."""
     from lossycoll.errors import OptionError
-
-    from .options.fields import Options
+    from lossycoll.options.fields import Options
 
     names = sorted(name for name in os.environ if name.startswith("LOSSYCOLL_"))
     found = " ".join(f"{name}={os.environ[name]}" for name in names) or "none set"

@@ -7,11 +7,15 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
-from lossycoll import bench, demo, doctor, plan_threshold
-from lossycoll.bench_nccl import NcclMissing
 from lossycoll.errors import LabError, OptionError
-from lossycoll.lab import command as lab
-from lossycoll.launch import EXIT_FAILED, Interrupted, LaunchError, Unwritable
+
+from . import lab
+from .bench import command as bench
+from .bench.nccl import NcclMissing
+from .demo import command as demo
+from .doctor import command as doctor
+from .launcher import EXIT_FAILED, Interrupted, LaunchError, Unwritable
+from .threshold import command as plan_threshold
 
 EXIT_USAGE = 2  # as argparse's
 COMMANDS = {

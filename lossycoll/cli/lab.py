@@ -19,14 +19,16 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from ..launch import Interrupted, must_be_writable
-from . import capabilities as check
-from . import leftovers, options, verify
-from . import network_io as files
-from .backends import BACKENDS
-from .job import GRACE_SECONDS, Ended, prefixed
-from .laboratory import Lab
-from .profiles import PROFILES
+from lossycoll.lab import capabilities as check
+from lossycoll.lab import leftovers, verify
+from lossycoll.lab import network_io as files
+from lossycoll.lab.backends import BACKENDS
+from lossycoll.lab.job import GRACE_SECONDS, Ended, prefixed
+from lossycoll.lab.laboratory import Lab
+from lossycoll.lab.profiles import PROFILES
+
+from . import lab_args as options
+from .launcher import Interrupted, must_be_writable
 
 ACTIONS: Final = {
     "run": "the command after -- on every host, as the ranks of one job",

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .runtime.engine.binding import Engine
+    from lossycoll.runtime.engine.binding import Engine
 
 SECONDS = 0.3
 DATAGRAM = 8192
@@ -42,10 +42,9 @@ def engine_loopback() -> str:
     """Two engines of this process all-reduce with each other; the sum is checked."""
     import numpy as np
 
+    from lossycoll.options.fields import Options
     from lossycoll.plan import draw_order, transpose
-
-    from .options.fields import Options
-    from .runtime.engine.binding import Call, DType, Encoded, Engine
+    from lossycoll.runtime.engine.binding import Call, DType, Encoded, Engine
 
     options = Options()  # the defaults: what the environment injects is not the network's fault
     address = "127.0.0.1"

@@ -1,6 +1,6 @@
 """What one rank of the demo does: training, measured.
 
-Started by demo.py as ``python -m lossycoll.demo_train CONFIG``. Apart from the name of the backend,
+Started as ``python -m lossycoll.cli.demo.worker CONFIG``. Apart from the name of the backend,
 nothing in the training loop knows that packets may be lost; the methods differ in how model and
 optimizer are made.
 """
@@ -24,9 +24,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import lossycoll
-from lossycoll import demo_data, demo_theory
-from lossycoll.demo_model import ByteGPT, next_byte_loss
-from lossycoll.launch import EventWriter
+from lossycoll.cli.launcher import EventWriter
+
+from . import corpus as demo_data
+from . import drift_theory as demo_theory
+from .model import ByteGPT, next_byte_loss
 
 # Replicas drift with the square root of the steps times this, times the noise of one rank's
 # gradient: a large batch and a modest rate keep them together.

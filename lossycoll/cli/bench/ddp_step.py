@@ -10,8 +10,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from lossycoll.bench_turns import in_turns
-from lossycoll.demo_model import VOCABULARY, ByteGPT, next_byte_loss
+from lossycoll.cli.demo.model import VOCABULARY, ByteGPT, next_byte_loss
+
+from .interleave import in_turns
 
 LAYERS, WIDTH, CONTEXT, BATCH = 2, 128, 64, 4
 """Of the model (0.43 million parameters) and of what a rank draws for a step."""

@@ -12,8 +12,8 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.table import Table
 
-from lossycoll.doctor_checks import CHECKS
-from lossycoll.doctor_findings import Finding, Status
+from .checks import CHECKS
+from .findings import Finding, Status
 
 MARKS = {Status.OK: "[green]ok[/]", Status.WARN: "[yellow]warn[/]", Status.FAIL: "[red]FAIL[/]"}
 

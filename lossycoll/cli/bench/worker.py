@@ -21,9 +21,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 import lossycoll
-from lossycoll import bench_nccl, bench_steps
-from lossycoll.bench_turns import in_turns
-from lossycoll.launch import EventWriter
+from lossycoll.cli.launcher import EventWriter
+
+from . import ddp_step as bench_steps
+from . import nccl as bench_nccl
+from .interleave import in_turns
 
 Groups = dict[str, dist.ProcessGroup]
 Told = Callable[[int, int], None]

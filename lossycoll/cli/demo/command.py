@@ -16,10 +16,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from lossycoll import demo_report
-from lossycoll.arguments import inject_text, names, real, whole
-from lossycoll.launch import launch, must_be_writable
-from lossycoll.pictures import drawn
+from lossycoll.cli.argtypes import inject_text, names, real, whole
+from lossycoll.cli.launcher import launch, must_be_writable
+from lossycoll.cli.plotting import drawn
+
+from . import report as demo_report
 
 RUNS = ("gloo", "clean", "lossy", "bounded", "sharded")
 LOSSY_RUNS = ("lossy", "bounded", "sharded")
@@ -72,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
             console.print(line, highlight=False)
     console.print(f"figures: {saved}", highlight=False)
     plot = options.out / "demo.png"
-    if drawn("demo_plot", errors, results, plot):
+    if drawn("demo.plot", errors, results, plot):
         console.print(f"plot:    {plot}", highlight=False)
     return 0
 
@@ -131,7 +132,7 @@ def _one_run(name: str, options: argparse.Namespace, console: Console) -> dict[s
                 progress.update(task, completed=event["step"], note=note)
 
         launch(
-            "lossycoll.demo_train",
+            "lossycoll.cli.demo.worker",
             config,
             ranks=options.ranks,
             folder=folder,

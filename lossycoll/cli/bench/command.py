@@ -17,13 +17,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from lossycoll import bench_loss, bench_nccl
-from lossycoll.arguments import inject_text, names, real, whole
-from lossycoll.demo_report import percentile
-from lossycoll.launch import EXIT_FAILED, launch, must_be_writable, scratch
-from lossycoll.pictures import drawn
+from lossycoll.cli.argtypes import inject_text, names, real, whole
+from lossycoll.cli.demo.report import percentile
+from lossycoll.cli.launcher import EXIT_FAILED, launch, must_be_writable, scratch
+from lossycoll.cli.plotting import drawn
+from lossycoll.options.fields import FAST_PATHS
 
-from .options.fields import FAST_PATHS
+from . import loss_sweep as bench_loss
+from . import nccl as bench_nccl
 
 BACKENDS = ("lossy", "nccl", "gloo")
 DEFAULT_BACKENDS = ("lossy", "gloo")
@@ -193,7 +194,7 @@ def measure(
                 progress.update(task, description=label, completed=event["done"])
 
             launch(
-                "lossycoll.bench_rank",
+                "lossycoll.cli.bench.worker",
                 config,
                 ranks=ranks,
                 folder=folder,
@@ -274,7 +275,7 @@ def report(
     rows = [{**row, "seconds": seconds[row["bytes"], row["backend"]]} for row in results["rows"]]
     whole_results = {**results, "rows": rows, "loss": loss}
     (folder / "bench.json").write_text(json.dumps(whole_results) + "\n", encoding="utf-8")
-    if drawn("bench_plot", errors, whole_results, human, folder / "bench.png"):
+    if drawn("bench.plot", errors, whole_results, human, folder / "bench.png"):
         errors.print(f"report: {folder}", markup=False)
 
 

@@ -14,8 +14,9 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
-from lossycoll.plan_threshold import Found
 from lossycoll.simulate.times import compute_seconds
+
+from .command import Found
 
 CHOSEN: dict[str, Any] = {"color": "tab:red", "linestyle": "--", "linewidth": 1.2}
 

@@ -6,10 +6,10 @@ import argparse
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from ..errors import OptionError
-from . import network_io as files
-from .network import Network
-from .profiles import PROFILES, profile
+from lossycoll.errors import OptionError
+from lossycoll.lab import network_io as files
+from lossycoll.lab.network import Network
+from lossycoll.lab.profiles import PROFILES, profile
 
 NUMBERS: Final = {
     "loss": "fraction of packets lost, on every link",

@@ -19,17 +19,16 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from lossycoll.arguments import real, whole
+from lossycoll.cli.argtypes import real, whole
+from lossycoll.cli.launcher import must_be_writable
+from lossycoll.cli.plotting import drawn
 from lossycoll.errors import OptionError
-from lossycoll.launch import must_be_writable
-from lossycoll.pictures import drawn
 from lossycoll.simulate.noise import Empirical, Noise, fit
 from lossycoll.simulate.recorded import Recorded, load
 from lossycoll.simulate.scale import choose_at, profiles
+from lossycoll.simulate.theory import best, noise_curve, normal_curve
 from lossycoll.simulate.threshold import Choice, Cut, Point, choose, curve
 from lossycoll.simulate.times import Times, usual
-
-from .simulate.theory import best, noise_curve, normal_curve
 
 MOST_WORKERS = 1 << 14
 ROWS = 14  # of the table; the curve has more points
@@ -109,7 +108,7 @@ def run(options: argparse.Namespace) -> int:
         console.print(table(found))
         for line in remarks(found):
             console.print(line, markup=False, highlight=False)
-    if options.picture is not None and drawn("plan_threshold_plot", errors, found, options.picture):
+    if options.picture is not None and drawn("threshold.plot", errors, found, options.picture):
         console.print(f"picture: {options.picture}", markup=False, highlight=False)
     return 0
 

@@ -1,0 +1,1 @@
+"""Collectives timed beside gloo's."""

@@ -1,0 +1,1 @@
+"""A small GPT trained with gloo and with lossy, compared."""

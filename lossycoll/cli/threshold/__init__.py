@@ -1,0 +1,1 @@
+"""``lossycoll plan-threshold``: a threshold for DropCompute from recorded compute times."""

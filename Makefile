@@ -48,7 +48,7 @@ format: $(VENV)/.packages
 	$(BIN)/clang-format -i $(C_FILES)
 
 conformance: $(VENV)/.built
-	PYTHONPATH=tests $(BIN)/python -m conformance --write docs/conformance.md $(ARGS)
+	$(BIN)/python -m tests.conformance --write docs/conformance.md $(ARGS)
 
 bench: $(VENV)/.built benchmarks/build/raw_udp
 	$(BIN)/lossycoll bench $(ARGS)

@@ -3,7 +3,7 @@
 Writes docs/dropcompute-theory.json and .png. ``--tables`` prints them as in docs/dropcompute.md,
 ``--example`` writes examples/dropcompute-times.json, a recording for ``lossycoll plan-threshold``.
 No network, no clock: seeded samples and formulas alone, so the same figures on every machine.
-Smaller versions of all this run in CI (tests/test_simulate_dropcompute.py).
+Smaller versions of all this run in CI (tests/simulate/test_threshold.py).
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ matplotlib.use("Agg")  # There may be no display.
 import matplotlib.pyplot as plt
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "tests")]
-
-import dropcompute_checks as checks  # noqa: E402
+sys.path[:0] = [str(ROOT)]
 
 from benchmarks.quality.store import commit  # noqa: E402
+from tests.support import dropcompute_checks as checks  # noqa: E402
 
 JSON = ROOT / "docs" / "dropcompute-theory.json"
 PICTURE = JSON.with_suffix(".png")
@@ -174,7 +173,7 @@ def main() -> None:
         found = measure()
         found["measured"] = {
             "date": datetime.date.today().isoformat(),
-            "commit": commit("dropcompute_theory.py", "tests/dropcompute_checks.py"),
+            "commit": commit("dropcompute_theory.py", "tests/support/dropcompute_checks.py"),
             "machine": f"{os.cpu_count()} cores, {os.uname().machine}",
         }
         JSON.write_text(json.dumps(found) + "\n", encoding="utf-8")

@@ -2,7 +2,7 @@
 
 Real engines and sockets on loopback, losses injected. Writes docs/theory.json and the plots
 docs/theory-*.png; ``--plots`` draws from the figures that are there, ``--tables`` prints them as in
-docs/theory.md. The experiments are those of tests/test_theory.py, with more samples.
+docs/theory.md. The experiments are those of tests/benchmarks/test_theory.py, with more samples.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
+sys.path[:0] = [str(ROOT)]
 
 import numpy as np  # noqa: E402
-import theory  # noqa: E402
-import theory_formulas as formulas  # noqa: E402
-import theory_ranks  # noqa: E402
-from harness import run_good  # noqa: E402
 
 from benchmarks import theory_plots  # noqa: E402
 from benchmarks.quality.store import commit  # noqa: E402
 from lossycoll.plan import Finish  # noqa: E402
+from tests import theory, theory_ranks  # noqa: E402
+from tests import theory_formulas as formulas  # noqa: E402
+from tests.support.harness import run_good  # noqa: E402
 
 JSON = ROOT / "docs" / "theory.json"
 UNEVEN = "loss=0.1,link=3-0:0.5,link=3-1:0.5,link=0-2:0.4"

@@ -14,8 +14,8 @@ matplotlib.use("Agg")  # There may be no display.
 
 import matplotlib.pyplot as plt
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-import theory_formulas as formulas
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from tests import theory_formulas as formulas
 
 CURVE = np.linspace(0.001, 0.45, 100)
 DPI = 110

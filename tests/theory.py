@@ -1,7 +1,7 @@
 """The theory's experiments, each by either executor: engines joined by sockets, or the reference.
 
-An experiment takes sizes, a loss and a seed, and returns samples; tests/test_theory.py judges small
-ones, benchmarks/theory.py draws large ones.
+An experiment takes sizes, a loss and a seed, and returns samples; tests/benchmarks/test_theory.py
+judges small ones, benchmarks/theory.py draws large ones.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
-from network import GROUP, Network
 
 from lossycoll.plan import Finish, Missing, Plan, leave_out, rename, ring, transpose
 from lossycoll.plan import faults as inject
@@ -22,6 +21,7 @@ from lossycoll.plan.data_movement import all_gather
 from lossycoll.plan.order import draw_order, segments
 from lossycoll.plan.reference_executor import execute
 from lossycoll.plan.wire_types import Array
+from tests.support.network import GROUP, Network
 
 PAYLOAD = 64
 PER_PACKET = PAYLOAD // 4

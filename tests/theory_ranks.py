@@ -1,4 +1,4 @@
-"""Drift over many steps, by real ranks with DriftBound itself: run by tests/harness.py."""
+"""Drift over many steps, by real ranks with DriftBound itself: run by tests/support/harness.py."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from harness import init
 from torch import nn
 
 import lossycoll
+from tests.support.harness import init
 
 ENV = {
     "LOSSYCOLL_REPAIR": "0",  # of gradients, whatever DriftBound would have

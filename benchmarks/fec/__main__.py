@@ -18,10 +18,9 @@ from typing import Any
 
 from benchmarks.quality.store import ROOT, commit
 
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT))
 
 import numpy as np
-from network import Network
 from rich.console import Console
 
 from lossycoll.errors import LossyError
@@ -30,6 +29,7 @@ from lossycoll.lab import Network as Wire
 from lossycoll.options.fields import Options
 from lossycoll.plan import draw_order, transpose
 from lossycoll.runtime.engine.reports import EngineStats
+from tests.support.network import Network
 
 from .report import ARMS, predicted, write
 

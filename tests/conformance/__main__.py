@@ -1,4 +1,5 @@
-"""``python -m conformance``: the suite in every mode, the table, and whether all is as known."""
+"""``python -m tests.conformance``: the suite in every mode, the table, and whether all is as
+known."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ RANKS_ENV = {
     "OMP_NUM_THREADS": "1",  # a pool of threads doesn't survive a fork
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "GLOO_SOCKET_IFNAME": "lo",
-    "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), str(ROOT)]),
+    "PYTHONPATH": str(ROOT),
 }
 
 
@@ -44,7 +45,7 @@ def outcomes(
     if tests is not None and not tests:
         return
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("LOSSYCOLL_", "TORCH_"))}
-    command = [sys.executable, "-m", "conformance.worker", *arguments, mode, str(world)]
+    command = [sys.executable, "-m", "tests.conformance.worker", *arguments, mode, str(world)]
     with subprocess.Popen(
         [*command, *(tests or [])], stdout=subprocess.PIPE, text=True, env=kept | RANKS_ENV
     ) as worker:

@@ -10,7 +10,7 @@ class Mode:
     """``env``: variables that the ranks get. ``meaning``: what the documentation says of it.
 
     ``on_page``: not where the suite's sums of large tensors are wrong by design; the chosen tests
-    of tests/test_conformance.py run in such a mode.
+    of tests/conformance/test_conformance.py run in such a mode.
     """
 
     name: str

@@ -1,4 +1,5 @@
-"""``python -m conformance.worker MODE WORLD [TEST ...]``: one run of the suite, as JSON lines.
+"""``python -m tests.conformance.worker MODE WORLD [TEST ...]``: one run of the suite, as JSON
+lines.
 
 A process of its own for each mode and world size, since torch's suite fixes both on import.
 """
@@ -14,7 +15,7 @@ from .suite import Suite
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="conformance.worker")
+    parser = argparse.ArgumentParser(prog="tests.conformance.worker")
     parser.add_argument("mode", choices=MODES)
     parser.add_argument("world", type=int)
     parser.add_argument("tests", nargs="*", help="all, if there are none")

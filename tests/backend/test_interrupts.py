@@ -1,0 +1,145 @@
+"""Ctrl-C in the middle of a collective: the engine goes on writing to its buffers, so they stay."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+import lossycoll
+from lossycoll.runtime.collectives.endpoint import Communicator
+from lossycoll.runtime.core.call import Collective, Operation, Terms
+from lossycoll.runtime.engine.binding import DType
+from lossycoll.runtime.membership.group_state import Health
+from tests.support import harness
+from tests.support.network import Network
+
+ELEMENTS = 2_000_000
+PACE = 20_000_000
+"""Bytes a second: of two ranks each sends 8 MB, in 0.4 s. Packets follow one another so closely
+that the caller does the engine's work."""
+
+
+def interrupted(rank: int, world: int) -> dict[str, Any]:
+    harness.init()
+    value = torch.full((ELEMENTS,), float(rank + 1))
+    caught = False
+    dist.barrier()
+    if rank == 0:
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        with lossycoll.reliable():
+            dist.all_reduce(value)
+    except KeyboardInterrupt:
+        caught = True
+    early = value.unique().tolist()
+    after = torch.full((50_000,), float(rank))
+    dist.all_reduce(after)  # others than that one would have another number here
+    end = time.monotonic() + 60
+    while value.unique().tolist() != [3.0] and time.monotonic() < end:
+        time.sleep(0.05)
+    dist.barrier()
+    out = {"caught": caught, "early": early, "sum": value.unique().tolist()}
+    out["after"] = after.mean().item()
+    dist.destroy_process_group()
+    return out
+
+
+def test_an_interrupted_call_goes_on_and_so_does_the_group() -> None:
+    env = {"LOSSYCOLL_PACE": str(PACE), **harness.EXACT}
+    with harness.Ranks(interrupted, 2, env) as ranks:
+        outcomes = ranks.collect(90)
+    for outcome in outcomes:
+        assert outcome.code == 0, outcome
+        assert outcome.value["sum"] == [3.0], outcome
+        assert outcome.value["after"] == 1.0
+    assert outcomes[0].value["caught"], "it was to be interrupted"
+    assert outcomes[0].value["early"] != [3.0], "it was to be in the middle of the call"
+    assert not outcomes[1].value["caught"]
+
+
+def communicator(network: Network, rank: int) -> Communicator:
+    health = Health(
+        rank,
+        network.world,
+        addresses=["127.0.0.1"] * network.world,
+        liveness=10.0,
+        control=None,
+        on_failure=lambda error: None,
+    )
+    return Communicator(
+        health,
+        options=network.options,
+        group=3,
+        timeout=60.0,
+        engine=network.engines[rank],
+        control=None,
+    )
+
+
+def add(mine: Communicator, values: np.ndarray, *, future: bool) -> Operation:
+    call = Collective("all_reduce", "float32", len(values))
+    mine.health.issue(call)
+    terms = Terms(mine.options, mean=True, keep=values, future=future)
+    return mine.all_reduce(call, values.ctypes.data, len(values), DType.F32, terms)
+
+
+@pytest.mark.parametrize("future", [False, True])
+def test_an_interrupt_as_the_engine_takes_a_call(
+    monkeypatch: pytest.MonkeyPatch, future: bool
+) -> None:
+    """Signals are heeded as C returns, before anybody could note what it did."""
+    with Network(2) as network:
+        ranks = [communicator(network, rank) for rank in range(2)]
+        first = [np.ones(1000, np.float32) for _ in ranks]
+        begun = [add(mine, v, future=True) for mine, v in zip(ranks, first, strict=True)]
+        for mine, operation in zip(ranks, begun, strict=True):
+            mine.complete_by_itself(operation)  # starts its watcher
+            operation.wait()
+
+        use = type(network.engines[0]._use)
+        leave = use.__exit__
+
+        def interrupt(self: Any, *exc: object) -> None:
+            leave(self, *exc)
+            if threading.current_thread() is threading.main_thread() and not exc[0]:
+                raise KeyboardInterrupt
+
+        values = np.full(1000, 2, np.float32)
+        kept = weakref.ref(values)
+        with monkeypatch.context() as patched:
+            patched.setattr(use, "__exit__", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                add(ranks[0], values, future=future)
+        del values
+        gc.collect()
+        assert kept() is not None, "the engine's memory was freed"
+        theirs = np.full(1000, 4, np.float32)
+        add(ranks[1], theirs, future=False).wait()
+        np.testing.assert_array_equal(theirs, 3)
+        # The group goes on, with the same numbers on both ranks.
+        last = [np.full(1000, rank, np.float32) for rank in range(2)]
+        again = [add(mine, v, future=True) for mine, v in zip(ranks, last, strict=True)]
+        for operation, got in zip(again, last, strict=True):
+            operation.wait()
+            np.testing.assert_array_equal(got, 0.5)
+        end = time.monotonic() + 60
+        while kept() is not None and time.monotonic() < end:
+            for operation in list(ranks[0]._operations.values()):
+                operation.poll()
+            gc.collect()
+        assert kept() is None
+        ended = threading.Thread(target=ranks[0].close, daemon=True)
+        ended.start()
+        ended.join(30)
+        assert not ended.is_alive(), "close() hangs"
+        ranks[1].close()

@@ -1,0 +1,281 @@
+"""The study of quality: which runs there are, its statistics, and that a run can be stopped."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # benchmarks/ is beside tests/
+
+from benchmarks.quality import __main__ as command
+from benchmarks.quality import plots, report, store
+from benchmarks.quality.arms import ARMS as PREPARED
+from benchmarks.quality.matrix import (
+    AGE_RULES,
+    ARMS,
+    BASE,
+    CONTROL,
+    DISPERSED,
+    FULL_SEEDS,
+    GOAL_KINDS,
+    GOALS,
+    LOSSES,
+    METHODS,
+    VARIANTS,
+    Run,
+    batch_share,
+    faults,
+    only,
+    runs,
+    uneven,
+)
+from benchmarks.quality.pool import Pool, RunFailed
+from benchmarks.quality.statistics import cells, estimate, perplexity_change
+from benchmarks.quality.tasks import TASKS
+from lossycoll.plan import faults as inject
+
+
+def test_seeds_are_outermost_and_the_goals_come_first() -> None:
+    found = list(runs((1, 2)))
+    assert len({run.key for run in found}) == len(found)
+    last = list(runs((FULL_SEEDS + 1,)))
+    assert {run.arm for run in last} == {BASE, *METHODS}
+    assert {(run.kind, run.loss) for run in last if run.arm != BASE} == set(
+        itertools.product(GOAL_KINDS, GOALS)
+    )
+    half = len(found) // 2
+    assert {run.seed for run in found[:half]} == {1}
+    assert [run.cell for run in found[:half]] == [run.cell for run in found[half:]]
+    first = [run for run in found if run.task == "gpt" and run.arm == "sharded"][:3]
+    assert [(run.world, run.kind, run.loss) for run in first] == [
+        (4, "single", loss) for loss in (0.1, 0.2, 0.4)
+    ]
+    # The run that all of a seed are compared with comes before them.
+    assert found.index(Run("gpt", 4, "none", 0.0, BASE, 1)) == 0
+    for place, run in enumerate(found):
+        assert run.arm == BASE or found.index(run.base) < place
+    arms = {BASE, *ARMS, *VARIANTS, *AGE_RULES, *DISPERSED}
+    assert {run.arm for run in found} == arms == set(PREPARED)
+    assert {run.task for run in found} == set(TASKS)
+
+
+@pytest.mark.parametrize("world", [4, 8])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_uneven_loss_is_the_same_on_average(world: int, loss: float) -> None:
+    others, bad = uneven(loss, world)
+    links = [(a, b) for a in range(world) for b in range(world) if a != b]
+    asked = inject.parse(faults(Run("gpt", world, "uneven", loss, "ddp", 1)))
+    rates = [asked.loss_of(*link) for link in links]
+    assert sum(rates) / len(rates) == pytest.approx(loss, abs=1e-5)
+    assert sorted(set(rates)) == [others, bad]
+    assert bad == pytest.approx(min(3 * loss, 0.9))
+    assert asked.loss_of(0, 1) == asked.loss_of(1, 0) == bad
+
+
+def test_faults_of_a_run() -> None:
+    assert faults(Run("gpt", 4, "none", 0.0, "reliable", 3)) == ""
+    assert faults(Run("gpt", 4, "single", 0.1, "ddp", 3)) == "loss=0.1,seed=3"
+    assert faults(Run("gpt", 4, "bursty", 0.1, "ddp", 3)) == "loss=0.1,burst=8,seed=3"
+    assert batch_share(Run("gpt", 4, "bursty", 0.4, "ddp", 3)) == 1
+    control = Run("gpt", 4, "single", 0.4, CONTROL, 3)
+    assert faults(control) == ""
+    # The variance at 40% and 4 ranks, (1 - 0.4^4) / (1 - 0.4), is 1.624 times that of no loss.
+    assert batch_share(control) == pytest.approx(1 / 1.624)
+
+
+def test_only_takes_what_fits() -> None:
+    every = list(runs((1, 2)))
+    found = only(every, ["task=gpt", "loss=0.1,0.4", "arm=ddp", "kind=single", "world=4"])
+    assert [run.key for run in found] == [
+        f"gpt/4/single/{loss}/ddp/{seed}" for seed in (1, 2) for loss in (0.1, 0.4)
+    ]
+    with pytest.raises(ValueError, match=r"'lost=0.1': wanted NAME=VALUE"):
+        only(every, ["lost=0.1"])
+    with pytest.raises(ValueError, match=r"arm is one of ddp, ddp\+driftbound"):
+        only(every, ["arm=drp"])
+
+
+def test_estimates_are_students() -> None:
+    # By hand: mean 2, standard deviation 1, t(0.975; 2 degrees) 4.302653, over sqrt(3).
+    found = estimate([1.0, 2.0, 3.0])
+    assert found.mean == 2
+    assert found.half == pytest.approx(4.302653 / math.sqrt(3), rel=1e-6)
+    assert (found.low, found.high) == (2 - found.half, 2 + found.half)
+    # t(0.975; 1 degree) is 12.7062, the standard deviation sqrt(2).
+    assert estimate([0.0, 2.0]).half == pytest.approx(12.7062, rel=1e-5)
+    assert estimate([5.0]).half is None
+    assert estimate([5.0]).high == math.inf
+
+
+def entry(run: Run, loss: float) -> dict[str, Any]:
+    """A result with what the reports read."""
+    judged = {"loss": loss, "accuracy": 0.5}
+    return {
+        "run": run.as_dict(),
+        "models": {"rank0": judged, "average": judged, "replicas": judged},
+        "drift": {"mean_square": 0.1, "relative": 0.01},
+        "traffic": {"bytes_sent": 1000 if run.arm == BASE else 1150},
+        "curve": [3.0, loss],
+        "parameters": 7,
+        "steps": 20,
+    }
+
+
+def example() -> dict[str, dict[str, Any]]:
+    out = {}
+    for seed, base, lossy in ((1, 1.0, 1.01), (2, 2.0, 2.03), (3, 3.0, 3.05), (4, 4.0, None)):
+        reliable = Run("gpt", 4, "none", 0.0, BASE, seed)
+        out[reliable.key] = entry(reliable, base)
+        if lossy is not None:
+            run = Run("gpt", 4, "single", 0.1, "sharded", seed)
+            out[run.key] = entry(run, lossy)
+    alone = Run("gpt", 8, "single", 0.1, "sharded", 1)
+    return {**out, alone.key: entry(alone, 1.0)}
+
+
+def test_differences_are_paired() -> None:
+    found = cells(example(), perplexity_change())
+    assert list(found) == [("gpt", 4, "single", 0.1, "sharded")]  # without its base a run is none
+    (got,) = found.values()
+    wanted = [100 * (math.exp(d) - 1) for d in (0.01, 0.03, 0.05)]
+    assert got.n == 3
+    assert got.mean == pytest.approx(sum(wanted) / 3)
+    assert got.half == pytest.approx(estimate(wanted).half)
+
+
+def test_cells_of_a_goal_are_taken_together_by_seed() -> None:
+    entries = {}
+    for seed, shifts in ((1, (0.01, 0.02, 0.03, 0.04)), (2, (0.03, 0.02, 0.01, 0.02))):
+        places = [(world, kind) for world in (4, 8) for kind in ("single", "bursty")]
+        for (world, kind), shift in zip(places, shifts, strict=True):
+            run = Run("gpt", world, kind, 0.1, "sharded", seed)
+            entries[run.key] = entry(run, 1.0 + shift)
+            entries[run.base.key] = entry(run.base, 1.0)
+    got = report.together(entries, "sharded", 0.1)
+    assert got is not None
+    assert got.n == 2
+    wanted = [
+        100 * sum(map(math.expm1, shifts)) / 4
+        for shifts in ((0.01, 0.02, 0.03, 0.04), (0.03, 0.02, 0.01, 0.02))
+    ]
+    assert got.mean == pytest.approx(sum(wanted) / 2)
+    del entries[Run("gpt", 8, "bursty", 0.1, "sharded", 2).key]
+    got = report.together(entries, "sharded", 0.1)
+    assert got is not None
+    assert got.n == 1
+    assert report.together(entries, "sharded", 0.2) is None
+
+
+def test_every_arm_has_its_style() -> None:
+    assert set(plots.STYLES) == set(ARMS)
+    for kind in (0, 1):  # colours and markers tell arms apart, each by itself
+        assert len({style[kind] for style in plots.STYLES.values()}) == len(ARMS)
+
+
+def test_reports_of_a_part_of_the_study(tmp_path: Path) -> None:
+    page = (
+        "Text.\n\n<!-- gpt-perplexity-4: begin -->\nold\n<!-- gpt-perplexity-4: end -->\n\nMore.\n"
+    )
+    places = "".join(
+        f"<!-- {name}: begin --><!-- {name}: end -->\n" for name in ("goals", "traffic")
+    )
+    (tmp_path / "quality.md").write_text(page + places)
+    report.write(example(), tmp_path)
+    text = (tmp_path / "quality.md").read_text()
+    assert text.startswith("Text.\n\n<!-- gpt-perplexity-4: begin -->\n\n| loss | zero-fill |")
+    assert "old" not in text
+    row = "| 10% single | - | - | - | - | - | +3.06 ± 5.12% | - | +0.8%; +1.17% validation |"
+    assert row in text
+    assert "| sharded | 4 | 10% single | +0.4% | +3.06 ± 5.12% | missed on average, not" in text
+    assert "| 10% single | - | - | - | +15% | - | - |" in text
+    saved = json.loads((tmp_path / "quality.json").read_text())
+    assert saved["runs"] == 8
+    assert saved["cells"][0]["perplexity_change_percent"]["mean"] == pytest.approx(3.06, abs=0.01)
+    assert (tmp_path / "quality-gpt.png").stat().st_size > 10_000
+    report.write({}, tmp_path)  # nothing has run yet
+    assert "No runs yet." in (tmp_path / "quality.md").read_text()
+
+
+class NoRanks:
+    """Stands for the pool: what the command does with its answers needs no ranks."""
+
+    def __init__(self, world: int, log: list[str], failing: str) -> None:
+        self._log, self._failing = log, failing
+
+    def run(self, run: Run, steps: int | None = None) -> dict[str, Any]:
+        self._log.append(run.key)
+        if run.arm == self._failing:
+            raise RunFailed(f"{run.key}: rank 1 died")
+        return {name: value for name, value in entry(run, 1.0).items() if name != "run"}
+
+    def close(self) -> None:
+        self._log.append("closed")
+
+
+def test_the_study_goes_on_where_it_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    base = Run("digits", 2, "none", 0.0, BASE, 1)
+    first, second, third = (
+        Run("digits", 2, "single", 0.2, arm, 1) for arm in ("ddp", "zero-fill", "own-gradient")
+    )
+    log: list[str] = []
+    failing = ""
+    monkeypatch.setattr(command, "runs", lambda seeds: [base, first, second, third])
+    monkeypatch.setattr(command, "Pool", lambda world: NoRanks(world, log, failing))
+    results = tmp_path / "results.jsonl"
+    arguments = ["--results", str(results)]
+    assert command.main([*arguments, "--limit-minutes", "1e-12"]) == 0
+    assert not results.exists()
+    assert command.main([*arguments, "--only", "arm=reliable,ddp"]) == 0
+    assert log == [base.key, first.key, "closed"]
+    with results.open("a") as lines:
+        lines.write('{"run": {"task": "dig')  # as a crash leaves it
+    before = store.load(results)
+    log.clear()
+    failing = second.arm
+    assert command.main(arguments) == 1  # a run that fails is told, and tried again next time
+    shown = capfd.readouterr().err
+    assert "4 runs, 2 to do" in shown
+    assert f"{second.key}: rank 1 died" in shown
+    failing = ""
+    assert command.main(arguments) == 0
+    assert log == [second.key, third.key, "closed", second.key, "closed"]
+    after = store.load(results)
+    assert list(after) == [run.key for run in (base, first, third, second)]
+    assert {key: after[key] for key in before} == before
+    assert after[base.key]["commit"] == store.commit()
+    assert command.main([*arguments, "--only", "arm=none"]) == 2
+    assert "arm is one of" in capfd.readouterr().err
+
+
+def test_runs_are_real() -> None:
+    """Two ranks train with and without loss, in one pool; what they say is what happened."""
+    base = Run("digits", 2, "none", 0.0, BASE, 1)
+    lossy = [
+        Run("digits", 2, "single", 0.2, "ddp", 1),
+        Run("digits", 2, "bursty", 0.4, "zero-fill", 1),
+    ]
+    before = dict(os.environ)
+    with Pool(2) as pool:
+        assert dict(os.environ) == before  # who makes a pool goes on with what it had
+        wanted = pool.run(base, 6)
+        assert wanted["traffic"]["packets_missing"] == 0
+        assert wanted["drift"]["mean_square"] == 0
+        assert pool.run(base, 6)["models"] == wanted["models"]
+        for run in lossy:
+            found = pool.run(run, 6)
+            sent, dropped = (found["traffic"][f"packets_{name}"] for name in ("sent", "injected"))
+            assert run.loss / 2 < dropped / sent < 2 * run.loss
+            assert found["drift"]["mean_square"] > 0
+            assert found["models"]["rank0"]["loss"] != wanted["models"]["rank0"]["loss"]
+            assert found["steps"] == 6
+        with pytest.raises(RunFailed, match=r"rank \d failed"):
+            pool.run(Run("digits", 2, "single", 0.2, "no such arm", 1), 6)

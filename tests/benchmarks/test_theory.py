@@ -1,0 +1,201 @@
+"""The theory of docs/theory.md, by measurement: engines with real sockets, and the reference.
+
+Tolerances are several times what the sizes here leave to chance; seeds are fixed. Each criterion is
+shown to have power: what it must reject is measured as well.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+
+from lossycoll.plan import Finish
+from lossycoll.plan import faults as inject
+from lossycoll.plan.wire_types import Array
+from tests import theory, theory_ranks
+from tests import theory_formulas as formulas
+from tests.support.harness import run_good
+from tests.theory import EXECUTORS
+
+STANDARD_ERRORS = 4.0
+OPERATIONS = {"sockets": 300, "reference": 150}
+"""They give the same samples, and the reference is slower."""
+ALGORITHMS = ("ring", "transpose", "reduce_scatter")
+UNEVEN = "loss=0.1,link=3-0:0.5,link=3-1:0.5,link=0-2:0.4"
+UNBIASED = {
+    "even": ("loss=0.3", None, None),
+    "bursts": ("loss=0.3,burst=4", None, None),
+    "a rank dead": ("loss=0.3", 1, None),
+    "a rank dead, bursts": ("loss=0.3,burst=4", 1, None),
+    "uneven, weighted": (UNEVEN, None, Finish.WEIGHTED),
+    "uneven, bursts, weighted": (f"{UNEVEN},burst=4", None, Finish.WEIGHTED),
+}
+
+
+@functools.cache
+def samples_of(executor: str, algorithm: str, case: str) -> Array:
+    faults, dead, finish = UNBIASED[case]
+    return theory.means(
+        executor, algorithm, f"{faults},seed=41", OPERATIONS[executor], dead=dead, finish=finish
+    )
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("case", UNBIASED)
+def test_the_mean_is_unbiased(case: str, algorithm: str, executor: str) -> None:
+    samples = samples_of(executor, algorithm, case)
+    true = theory.truth(4, UNBIASED[case][1])
+    assert theory.standard_errors(samples, true) < STANDARD_ERRORS
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("case", UNBIASED)
+def test_both_executors_give_the_same_samples(case: str, algorithm: str) -> None:
+    engines, reference = (samples_of(executor, algorithm, case) for executor in EXECUTORS)
+    engines = engines[: len(reference)]
+    if algorithm == "reduce_scatter" and UNBIASED[case][1] is not None:
+        # Which the reference runs as a smaller world, whose slots have other numbers.
+        assert not np.array_equal(engines, reference, equal_nan=True)
+    elif UNBIASED[case][2] == Finish.WEIGHTED:  # weights aren't whole: the order of sums shows
+        np.testing.assert_allclose(engines, reference, rtol=1e-6)
+    else:
+        np.testing.assert_array_equal(engines, reference)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_uneven_links_bias_the_mean_by_count(algorithm: str, executor: str) -> None:
+    samples = theory.means(executor, algorithm, f"{UNEVEN},seed=41", OPERATIONS[executor])
+    over_segments = samples.mean(axis=2, keepdims=True)
+    assert theory.standard_errors(over_segments, theory.truth(4)) > STANDARD_ERRORS
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "transpose"])
+def test_so_do_owners_that_are_never_redrawn_where_a_rank_is_dead(algorithm: str) -> None:
+    samples = theory.means("sockets", algorithm, "loss=0.3,seed=41", 100, dead=1, redrawn=False)
+    assert theory.standard_errors(samples, theory.truth(4, 1)) > 2 * STANDARD_ERRORS
+
+
+def test_by_how_much_uneven_links_bias_it() -> None:
+    """Against the sum over all that can arrive, for owners that stay (of a transpose: segment s is
+    rank s's)."""
+    faults = inject.parse(UNEVEN)
+    samples = theory.means("sockets", "reduce_scatter", f"{UNEVEN},seed=41", 300,
+                           finish=Finish.MEAN)  # fmt: skip
+    for rank in range(4):
+        others = [(theory.own(r), faults.loss_of(r, rank)) for r in range(4) if r != rank]
+        alone = np.prod([loss for _, loss in others])
+        expected = formulas.count_mean_uneven(theory.own(rank), others)
+        # Packets to which no other contributed are not among the samples.
+        expected = (expected - alone * theory.own(rank)) / (1 - alone)
+        assert theory.standard_errors(samples[:, rank : rank + 1], expected) < STANDARD_ERRORS
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize(("world", "loss"), [(2, 0.3), (4, 0.1), (4, 0.4)])
+def test_variance_grows_as_predicted(world: int, loss: float, executor: str) -> None:
+    got = theory.variance(executor, world, loss, 200)
+    want = formulas.inflation(loss, world)
+    assert got == pytest.approx(want, rel=0.03)
+    assert abs(want - 1) > 2 * 0.03 * want  # no inflation would be found out
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_variance_of_a_reduce_scatter_whose_owners_have_a_stratum_of_their_own(
+    executor: str,
+) -> None:
+    want = formulas.stratified_variance(0.3, 4)
+    got = theory.variance(executor, 4, 0.3, 200, algorithm="reduce_scatter")
+    assert got == pytest.approx(want, rel=0.03)
+    by_count = theory.variance(
+        executor, 4, 0.3, 200, algorithm="reduce_scatter", finish=Finish.MEAN
+    )
+    assert abs(want - by_count) > 2 * 0.03 * want  # which is less, and biased
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_weights_cost_variance_in_proportion_to_the_mean(executor: str) -> None:
+    for mean in (0.0, 2.0):
+        by_count = theory.variance(executor, 4, 0.3, 100, mean=mean)
+        assert by_count == pytest.approx(formulas.inflation(0.3, 4), rel=0.03)
+        weighted = theory.variance(executor, 4, 0.3, 100, mean=mean, finish=Finish.WEIGHTED)
+        assert weighted == pytest.approx(formulas.weighted_variance(0.3, 4, mean), rel=0.06)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("loss", [0.2, 0.4])
+def test_drift_of_broadcast_parameters(loss: float, executor: str) -> None:
+    got = theory.broadcast(executor, loss, 360)
+    assert got.drift == pytest.approx(formulas.broadcast_drift(loss), rel=0.05)
+    assert got.drift != pytest.approx(formulas.broadcast_drift_published(loss), rel=0.15)
+    assert got.from_owner == pytest.approx(formulas.owner_distance(loss), rel=0.05)
+    older = got.ages[::-1].cumsum()[::-1] / got.ages.sum()
+    for steps in range(5):
+        tail = formulas.staleness_tail(loss, steps)
+        # What is old now is likely old at the next step: fewer observations than ages.
+        error = (tail * (1 + loss) / (1 - loss) / got.ages.sum()) ** 0.5
+        assert older[steps] == pytest.approx(tail, abs=STANDARD_ERRORS * error)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_drift_of_broadcast_parameters_that_have_a_direction(executor: str) -> None:
+    got = theory.broadcast(executor, 0.3, 360, mean=0.5)
+    assert got.drift == pytest.approx(formulas.broadcast_drift(0.3, mean=0.5), rel=0.06)
+    assert got.drift != pytest.approx(formulas.broadcast_drift(0.3), rel=0.3)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("burst", [2.0, 8.0])
+def test_drift_where_losses_come_in_runs_of_steps(burst: float, executor: str) -> None:
+    got = theory.bursts(executor, 0.2, burst, 20)
+    assert got == pytest.approx(formulas.burst_drift(0.2, burst), rel=0.08)
+    assert got != pytest.approx(formulas.broadcast_drift(0.2), rel=0.3)
+
+
+LOSS, STEPS, PERIOD, EVERY = 0.3, 5000, 16, 47
+"""EVERY has no factor of PERIOD: all parts of a sweep are looked at."""
+
+
+def check_steps(
+    world: int, at: list[int], free: list[float], bound: list[float], missed: float
+) -> None:
+    assert at[-1] > STEPS - EVERY
+    per_step = formulas.free_drift_per_step(LOSS, world)
+    # Straight through 0: the slope of the first half, and of all, is that of one step.
+    half = len(at) // 2
+    assert free[half] / at[half] == pytest.approx(per_step, rel=0.12)
+    assert free[-1] / at[-1] == pytest.approx(per_step, rel=0.12)
+    flat = np.array(bound[2:])
+    want = formulas.bounded_drift(per_step, PERIOD, world, missed)
+    for part in np.array_split(flat, 2):  # and it doesn't grow
+        assert part.mean() == pytest.approx(want, rel=0.12)
+    assert flat.max() < 3 * want
+    assert free[-1] > 10 * flat.max()  # what would be found out without DriftBound
+
+
+def check_states(got: dict[str, list[float]]) -> None:
+    """It is as large in the first half as in the second, and as predicted."""
+    for name, beta in theory_ranks.BETAS.items():
+        want = formulas.state_drift(LOSS, 3, name, beta)
+        series = np.array(got[name][10:])  # exp_avg_sq takes a thousand steps
+        for part in np.array_split(series, 2):
+            assert part.mean() == pytest.approx(want, rel=0.15), name
+        assert series.max() < 3 * want, name
+
+
+def test_drift_of_reduced_gradients_over_5000_steps_with_real_ranks() -> None:
+    env = theory_ranks.env(
+        LOSS, elements=2400, steps=STEPS, period=PERIOD, every=EVERY, repairs=[0]
+    )
+    for got in run_good(theory_ranks.steps, 3, env, timeout=220):
+        assert got["injected"] > STEPS
+        check_steps(3, got["at"], *got["drifts"], LOSS)
+        check_states(got["states"])
+
+
+def test_drift_of_reduced_gradients_over_5000_steps_in_the_reference() -> None:
+    got = theory.steps_in_reference(LOSS, STEPS, PERIOD, EVERY, world=3, packets=48)
+    check_steps(3, got.at, got.free, got.bound, LOSS)

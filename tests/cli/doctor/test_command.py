@@ -1,0 +1,147 @@
+"""The doctor finds what is there, and what is broken."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from lossycoll.cli.doctor import command as doctor
+from lossycoll.cli.doctor import job_environment as doctor_job
+from lossycoll.cli.doctor.findings import Finding, Status
+from lossycoll.runtime.net import interfaces
+from lossycoll.runtime.net.interfaces import Interface
+from tests.support.harness import warm_python
+
+OF_A_JOB = ("LOSSYCOLL_", "MASTER_ADDR", "LOCAL_WORLD_SIZE")
+
+
+def examine(python: str = "", **changes: str) -> tuple[int, dict[str, dict[str, Any]]]:
+    """Runs the command in a process of its own, with these variables."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(OF_A_JOB)}
+    done = subprocess.run(
+        [python or warm_python(), "-m", "lossycoll.cli", "doctor", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=environment | changes,
+    )
+    answer = json.loads(done.stdout)
+    assert answer["ok"] is (done.returncode == 0), done.stdout
+    return done.returncode, {check["name"]: check for check in answer["checks"]}
+
+
+def test_healthy() -> None:
+    status, checks = examine(sys.executable)
+    failed = [check for check in checks.values() if check["status"] == "fail"]
+    assert (status, failed) == (0, [])
+    for name in ("kernel", "torch", "native engine", "entry point", "clock", "receive buffer"):
+        assert checks[name]["found"]
+    assert "MTU" in checks["interface lo"]["found"]
+    assert "none lost" in checks["UDP over loopback"]["found"]
+    assert " 0 packets lost" in checks["engine over loopback"]["found"]
+    assert all(check["advice"] for check in checks.values() if check["status"] != "ok")
+
+
+def test_entry_point_that_torch_does_not_load() -> None:
+    status, checks = examine(sys.executable, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert status == 1
+    assert checks["entry point"]["status"] == "fail"
+    assert "TORCH_DEVICE_BACKEND_AUTOLOAD" in checks["entry point"]["advice"]
+
+
+def test_misspelt_variable_breaks_a_job() -> None:
+    status, checks = examine(LOSSYCOLL_INJCT="loss=0.1")
+    assert status == 1
+    assert checks["variables"]["status"] == "fail"
+    assert "LOSSYCOLL_INJECT" in checks["variables"]["advice"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("LOSSYCOLL_REPAIR", "many"), ("LOSSYCOLL_PORT_RANGE", "9-1"), ("LOSSYCOLL_MTU", "100")],
+)
+def test_bad_value_breaks_a_job(name: str, value: str) -> None:
+    status, checks = examine(**{name: value})
+    assert status == 1
+    assert checks["variables"]["status"] == "fail"
+    assert name in checks["variables"]["found"]
+    assert name in checks["variables"]["advice"]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"LOSSYCOLL_INTERFACE": "nope"}, {"MASTER_ADDR": "nowhere.invalid"}]
+)
+def test_interface_that_a_job_would_not_get(changes: dict[str, str]) -> None:
+    status, checks = examine(**changes)
+    assert status == 1
+    assert checks["interface in use"]["status"] == "fail"
+    assert "lo (127.0.0.1)" in checks["interface in use"]["advice"]  # what there is instead
+
+
+def test_interface_is_the_one_that_a_job_gets() -> None:
+    status, checks = examine(MASTER_ADDR="127.0.0.1")
+    assert status == 0
+    assert checks["interface in use"]["found"] == "lo (127.0.0.1), routes to 127.0.0.1"
+
+
+def test_packets_larger_than_an_interface_of_1500_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    wire = Interface("eth0", "192.0.2.7", 1500)
+    monkeypatch.setattr(interfaces, "choose", lambda wanted, master: wire)
+    found = []
+    for size in ("0", "1500", "1501"):
+        monkeypatch.setenv("LOSSYCOLL_MTU", size)
+        found.append([(one.status, "1500" in one.advice) for one in doctor_job.mtu()])
+    assert found == [[], [(Status.OK, False)], [(Status.WARN, True)]]
+
+
+@pytest.mark.parametrize("kind", [socket.SOCK_DGRAM, socket.SOCK_STREAM])
+def test_port_range_that_is_taken_breaks_a_job(kind: socket.SocketKind) -> None:
+    with socket.socket(socket.AF_INET, kind) as taken:
+        taken.bind(("127.0.0.1", 0))
+        if kind is socket.SOCK_STREAM:
+            taken.listen()
+        port = taken.getsockname()[1]
+        changes = {"LOSSYCOLL_INTERFACE": "lo", "LOSSYCOLL_PORT_RANGE": f"{port}-{port}"}
+        status, checks = examine(**changes)
+    assert status == 1
+    assert checks["port range"]["status"] == "fail"
+    assert "LOSSYCOLL_PORT_RANGE" in checks["port range"]["advice"]
+
+
+def test_port_range_has_to_hold_the_ranks_of_this_machine() -> None:
+    changes = {"LOSSYCOLL_INTERFACE": "lo", "LOSSYCOLL_PORT_RANGE": "23450-23470"}
+    status, checks = examine(**changes, LOCAL_WORLD_SIZE="2")
+    assert (status, checks["port range"]["status"]) == (0, "ok")
+    status, checks = examine(**changes, LOCAL_WORLD_SIZE="22")
+    assert (status, checks["port range"]["status"]) == (1, "fail")
+
+
+def test_injection_is_a_warning_and_leaves_the_self_test_alone() -> None:
+    status, checks = examine(LOSSYCOLL_INJECT="loss=0.5,seed=1")
+    assert status == 0
+    assert checks["variables"]["status"] == "warn"
+    assert " 0 packets lost" in checks["engine over loopback"]["found"]
+
+
+def test_a_check_that_raises_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def falls_ill() -> list[Finding]:
+        raise LookupError("no such bone")
+
+    monkeypatch.setattr(doctor, "CHECKS", (falls_ill,))
+    (finding,) = doctor.examine()
+    assert finding == Finding("falls ill", Status.FAIL, "LookupError: no such bone")
+
+
+def test_advice_is_printed_whole() -> None:
+    advice = "sysctl -w net.core.rmem_max=4194304 " * 5
+    console = Console(width=60, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    doctor.show([Finding("receive buffer", Status.WARN, "small", advice)], console)
+    assert advice in console.export_text()

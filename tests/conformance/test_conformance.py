@@ -1,0 +1,131 @@
+"""A part of torch's conformance suite, and what its runner makes of cases that fail.
+
+``make conformance`` runs the whole suite; docs/conformance.md has what came of it.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from .__main__ import WorkerError, outcomes
+from .exceptions import Excuse
+from .runner import Outcome, first_line
+from .table import page
+from .verdict import contradictions
+
+COLLECTIVES = [
+    "test_all_gather_coalesced_with_empty",
+    "test_all_gather_object_default_pg",
+    "test_all_reduce_coalesced_full_group_product",
+    "test_all_reduce_complex_unsupported_ops",
+    "test_all_reduce_sum_async",
+    "test_barrier_timeout_full_group",
+    "test_batch_isend_irecv_gloo_tags",
+    "test_broadcast_full_group",
+    "test_gather",
+    "test_monitored_barrier_gloo_rank_0_timeout",
+    "test_reduce_full_group_max",
+    "test_scatter_object_list",
+    "test_send_recv_any_source",
+    "test_sparse_all_reduce_sum",
+]
+TRAINING = [
+    "test_DistributedDataParallelCPU_grad_is_view",
+    "test_accumulate_gradients_no_sync_allreduce_hook",
+    "test_grads_same_across_ranks_with_no_sync",
+    "test_get_backend",
+]
+
+
+def _passed(found: dict[str, Outcome], wanted: list[str]) -> None:
+    assert list(found) == wanted
+    assert {name: out for name, out in found.items() if out.kind != "pass"} == {}
+
+
+def test_reliable_passes_what_gloo_passes() -> None:
+    _passed(dict(outcomes("reliable", 3, COLLECTIVES)), COLLECTIVES)
+
+
+def test_default_passes_what_gloo_passes_when_packets_are_lost() -> None:
+    found = dict(outcomes("default-loss", 4, TRAINING))
+    _passed(found, TRAINING)
+    assert sum(out.counters["packets_injected"] for out in found.values()) > 0
+
+
+def test_the_runner_tells_outcomes_apart() -> None:
+    found = dict(outcomes("reliable-loss", 3, None, "--samples"))
+    assert {name: out.kind for name, out in found.items()} == {
+        "test_crash": "fail",
+        "test_exit": "fail",
+        "test_fail": "fail",
+        "test_fail_of_last_rank": "fail",
+        "test_hang": "timeout",
+        "test_pass": "pass",
+        "test_skip_by_status": "skip",
+        "test_skip_inside": "skip",
+        "test_skip_of_one_rank": "timeout",
+        "test_skip_static": "skip",
+    }
+    reasons = {name: out.reason for name, out in found.items()}
+    assert reasons["test_crash"] == "rank 1: ended by SIGKILL"
+    assert reasons["test_exit"].endswith("ended with status 3")
+    assert reasons["test_fail"].endswith("ValueError: on every rank")
+    assert reasons["test_fail_of_last_rank"].startswith("rank 2: ValueError: the last rank only")
+    assert "rank 1 in wait_for_nothing (samples.py:" in reasons["test_hang"]
+    assert reasons["test_skip_by_status"] == "Need at least 3 CUDA devices"
+    assert reasons["test_skip_inside"] == "known inside"
+    assert reasons["test_skip_static"] == "known before it starts"
+    assert found["test_pass"].counters["packets_injected"] > 0
+
+
+def test_a_worker_that_fails_is_an_error() -> None:
+    with pytest.raises(WorkerError, match="status 1"):
+        list(outcomes("gloo", 2, ["test_of_nothing"], "--samples"))
+
+
+GLOO = {"a": Outcome("pass"), "b": Outcome("pass"), "c": Outcome("fail"), "d": Outcome("pass")}
+
+
+def test_what_contradicts_gloo() -> None:
+    excuses = {"a": Excuse("", ("default",)), "d": Excuse("", sometimes=True)}
+
+    def found(mode: str, **kinds: str) -> list[str]:
+        run = {name: Outcome(kind, "why") for name, kind in kinds.items()}
+        return [f"{one}" for one in contradictions(GLOO, run, mode, 3, excuses)]
+
+    assert found("default", a="fail", b="pass", c="timeout", d="pass") == []
+    assert found("default", b="skip", c="pass", d="fail") == [
+        "b (default, 3 ranks): skip where gloo passes: why"
+    ]
+    assert found("default", a="pass") == [
+        "a (default, 3 ranks): passes, although it is listed as an exception"
+    ]
+    assert found("reliable", a="timeout") == [
+        "a (reliable, 3 ranks): timeout where gloo passes: why"
+    ]
+
+
+def test_the_page_shows_both_worlds_and_what_is_not_explained() -> None:
+    skip = Outcome("skip", "no CUDA")
+    results = {
+        ("gloo", 3): {**GLOO, "e": skip},
+        ("gloo", 4): {**GLOO, "e": skip},
+        ("reliable", 3): {"a": Outcome("pass"), "b": Outcome("fail", "why | not")},
+        ("reliable", 4): {"a": Outcome("pass"), "b": Outcome("pass")},
+    }
+    text = page({"gloo": results}, ["Date: today"])
+    assert "- Date: today" in text
+    assert "| `a` | pass | pass |" in text
+    assert "| `b` | pass | fail / pass |" in text
+    assert "- b (reliable, 3 ranks): fail where gloo passes: why \\| not" in text
+    assert "| no CUDA | 1 | 1 | `e` |" in text
+
+
+def test_the_line_that_names_an_error() -> None:
+    trace = "Traceback (most recent call last):\n"
+    inner = f'{trace}  File "a", line 1, in b\n    c()\nKeyError: 1\n'
+    during = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    assert (
+        first_line(f"{inner}{during}{trace}  File\nValueError: two\nlines\n") == "ValueError: two"
+    )
+    assert first_line("") == ""

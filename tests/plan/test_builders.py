@@ -1,0 +1,433 @@
+"""Plans as tables: they fit each other, cover what they should, and encode as C reads them."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import Counter
+from functools import cache
+from itertools import pairwise, permutations
+from math import sqrt
+from pathlib import Path
+
+import pytest
+from cffi import FFI
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lossycoll.plan import (
+    Combine,
+    Edge,
+    Finish,
+    Missing,
+    Plan,
+    Slot,
+    Target,
+    draw_order,
+    encode,
+    ring,
+    segments,
+    transpose,
+    tree,
+)
+from lossycoll.plan import data_movement as exchange
+from tests.support.plan_cases import CASES, ELEMENTS_PER_PACKET, Case, counts
+
+WORLDS = range(1, 9)
+HEADER = Path(__file__).resolve().parents[2] / "native" / "lossycoll.h"
+
+
+def every(case: Case) -> list[list[Plan]]:
+    """All ranks' plans, for each world and count."""
+    return [
+        case.plans(world, count, ELEMENTS_PER_PACKET)
+        for world in WORLDS
+        if world >= case.least_world
+        for count in counts(world)
+    ]
+
+
+by_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+@by_case
+def test_every_stream_has_two_ends_of_one_length(case: Case) -> None:
+    streams = 0
+    for plans in every(case):
+        sent = Counter(
+            (plan.rank, edge.peer, edge.slot, slot.length)
+            for plan in plans
+            for slot in plan.slots
+            for edge in slot.dests
+        )
+        awaited = Counter(
+            (sender, plan.rank, slot.number, slot.length)
+            for plan in plans
+            for slot in plan.slots
+            for sender in slot.sources
+        )
+        assert sent == awaited
+        assert not sent or max(sent.values()) == 1
+        assert all(sender != receiver for sender, receiver, _, _ in sent)
+        streams += len(sent)
+    assert streams > 0
+
+
+@by_case
+def test_outputs_are_covered_once(case: Case) -> None:
+    covered = 0
+    for plans in every(case):
+        for plan in plans:
+            ranges = sorted(
+                (slot.offset, slot.offset + slot.length)
+                for slot in plan.slots
+                if slot.target == Target.OUT
+            )
+            if not ranges:
+                # In place, and nothing to change: alone, or the root of a broadcast.
+                assert (
+                    plan.out_elements == 0
+                    or (case.in_place and plan.world == 1)
+                    or plan.collective == "broadcast"
+                )
+                continue
+            assert (ranges[0][0], ranges[-1][1]) == (0, plan.out_elements)
+            assert all(before[1] == after[0] for before, after in pairwise(ranges))
+            covered += 1
+    assert covered > 0
+
+
+@by_case
+def test_slots_keep_the_rules_of_the_model(case: Case) -> None:
+    for plans in every(case):
+        for plan in plans:
+            numbers = [slot.number for slot in plan.slots]
+            assert len(set(numbers)) == len(numbers)
+            scratch = []
+            for slot in plan.slots:
+                assert slot.length > 0
+                assert 0 <= slot.number < 1 << 16
+                assert slot.sources or slot.own
+                assert len(set(slot.sources)) == len(slot.sources)
+                if slot.combine == Combine.COPY:
+                    assert len(slot.sources) + slot.own == 1
+                if slot.target == Target.NONE:
+                    assert not slot.sources
+                    assert slot.dests
+                if slot.own:
+                    assert 0 <= slot.own_offset <= plan.in_elements - slot.length
+                if slot.finish != Finish.NONE:
+                    assert slot.combine == Combine.ADD
+                if slot.target == Target.SCRATCH:
+                    scratch.append((slot.offset, slot.offset + slot.length))
+            scratch.sort()
+            assert all(before[1] <= after[0] for before, after in pairwise(scratch))
+            assert max((end for _, end in scratch), default=0) == plan.scratch_elements
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        case
+        for case in CASES
+        if case.name.startswith(("transpose", "reduce_scatter", "all_gather", "all_to_all"))
+    ],
+    ids=lambda case: case.name,
+)
+def test_ranks_begin_with_different_peers(case: Case) -> None:
+    for plan in case.plans(8, 30 * 8, ELEMENTS_PER_PACKET):
+        first = [slot for slot in plan.slots if slot.own]
+        away = [(edge.peer - plan.rank) % 8 for slot in first for edge in slot.dests]
+        if plan.collective == "all_reduce":
+            # Contributions are sent out first, means once they are formed.
+            assert away == [1, 2, 3, 4, 5, 6, 7] * 2
+        elif "uneven" in case.name:
+            assert away == sorted(away)
+        else:
+            assert away == [1, 2, 3, 4, 5, 6, 7]
+
+
+@by_case
+def test_signature_is_equal_on_all_ranks(case: Case) -> None:
+    for plans in every(case):
+        assert len({plan.signature for plan in plans}) == 1
+        assert 0 <= plans[0].signature < 1 << 64
+
+
+def test_signature_differs_when_anything_differs() -> None:
+    swapped = (1, 0, 2, 3)
+    plans = [
+        transpose.all_reduce(4, 0, 100, 7),
+        transpose.all_reduce(5, 0, 100, 7),
+        transpose.all_reduce(4, 0, 101, 7),
+        transpose.all_reduce(4, 0, 100, 8),
+        transpose.all_reduce(4, 0, 100, 7, order=swapped),
+        transpose.all_reduce(4, 0, 100, 7, missing=Missing.KEEP),
+        ring.all_reduce(4, 0, 100, 7),
+        ring.all_reduce(5, 0, 100, 7),
+        ring.all_reduce(4, 0, 101, 7),
+        ring.all_reduce(4, 0, 100, 8),
+        ring.all_reduce(4, 0, 100, 7, order=swapped),
+        ring.all_reduce(4, 0, 100, 7, missing=Missing.KEEP),
+        transpose.reduce_scatter(4, 0, 25, 7),
+        transpose.reduce_scatter(4, 0, 26, 7),
+        transpose.reduce_scatter(4, 0, 25, 8),
+        transpose.reduce_scatter(4, 0, (24, 26, 25, 25), 7),
+        exchange.all_gather(4, 0, 25, 7),
+        exchange.all_gather(4, 0, 26, 7),
+        exchange.all_gather(4, 0, (24, 26, 25, 25), 7),
+        exchange.all_to_all(4, 0, 25, 7),
+        exchange.all_to_all(4, 0, 26, 7),
+        exchange.all_to_all_uneven(4, 0, (25,) * 4, (25,) * 4, 7),
+        exchange.gather(4, 0, 25, 7),
+        exchange.gather(4, 0, 25, 7, root=1),
+        exchange.scatter(4, 0, 25, 7),
+        exchange.scatter(4, 0, 25, 7, root=1),
+        exchange.point_to_point(4, 0, 25, 7, sender=1, receiver=2),
+        exchange.point_to_point(4, 0, 25, 7, sender=2, receiver=1),
+        exchange.point_to_point(4, 0, 26, 7, sender=1, receiver=2),
+        tree.broadcast(4, 0, 100, 7),
+        tree.broadcast(4, 0, 100, 7, root=1),
+        tree.broadcast(4, 0, 101, 7),
+        tree.barrier(4, 0),
+        tree.barrier(5, 0),
+    ]
+    assert len({plan.signature for plan in plans}) == len(plans)
+
+
+def test_signature_never_changes() -> None:
+    """Peers of other Python versions must agree: the number is part of the protocol."""
+    assert transpose.all_reduce(4, 1, 100, 7).signature == GOLDEN_SIGNATURE
+
+
+def test_counts_may_be_a_list_or_one_number() -> None:
+    assert exchange.all_gather(3, 1, [5, 5, 5], 2) == exchange.all_gather(3, 1, 5, 2)
+
+
+def test_transpose_of_three() -> None:
+    plan = transpose.all_reduce(3, 0, 25, 5, order=(2, 0, 1))
+    assert segments(25, 3, 5) == ((0, 10), (10, 10), (20, 5))
+    assert plan.slots == (
+        Slot(2, 0, 5, dests=(Edge(1, 2),), own=True, own_offset=20, target=Target.NONE),
+        Slot(0, 0, 10, dests=(Edge(2, 0),), own=True, own_offset=0, target=Target.NONE),
+        Slot(
+            1,
+            10,
+            10,
+            sources=(1, 2),
+            dests=(Edge(1, 4), Edge(2, 4)),
+            combine=Combine.ADD,
+            own=True,
+            own_offset=10,
+            finish=Finish.MEAN,
+        ),
+        Slot(5, 20, 5, sources=(1,), missing=Missing.OWN),
+        Slot(3, 0, 10, sources=(2,), missing=Missing.OWN),
+    )
+
+
+def test_ring_of_three() -> None:
+    plan = ring.all_reduce(3, 0, 25, 5, order=(2, 0, 1), missing=Missing.KEEP)
+    assert plan.slots == (
+        Slot(1, 0, 10, dests=(Edge(1, 1),), own=True, own_offset=10, target=Target.NONE),
+        Slot(
+            0,
+            0,
+            10,
+            sources=(2,),
+            dests=(Edge(1, 0),),
+            combine=Combine.ADD,
+            own=True,
+            own_offset=0,
+            target=Target.SCRATCH,
+        ),
+        Slot(
+            2,
+            20,
+            5,
+            sources=(2,),
+            dests=(Edge(1, 5),),
+            combine=Combine.ADD,
+            own=True,
+            own_offset=20,
+            finish=Finish.MEAN,
+        ),
+        Slot(4, 10, 10, sources=(2,), dests=(Edge(1, 4),)),
+        Slot(3, 0, 10, sources=(2,)),
+    )
+    assert plan.scratch_elements == 10
+
+
+def test_broadcast_is_a_tree_of_two_children() -> None:
+    plans = [tree.broadcast(7, rank, 5, 5, root=2) for rank in range(7)]
+    fed = {plan.rank: plan.slots[0].sources for plan in plans}
+    assert fed == {2: (), 3: (2,), 4: (2,), 5: (3,), 6: (3,), 0: (4,), 1: (4,)}
+
+
+@given(elements=st.integers(0, 10**7), parts=st.integers(1, 40), per_packet=st.integers(1, 5000))
+def test_segments_partition(elements: int, parts: int, per_packet: int) -> None:
+    cut = segments(elements, parts, per_packet)
+    assert len(cut) == parts
+    end = 0
+    for offset, length in cut:
+        assert offset == end
+        assert length == 0 or offset % per_packet == 0
+        end = offset + length
+    assert end == elements
+    packets = [-(-length // per_packet) for _, length in cut]
+    assert max(packets) - min(packets) <= 1
+    assert sum(packets) == -(-elements // per_packet)
+
+
+@given(
+    seed=st.integers(0, 2**64 - 1),
+    group=st.integers(0, 2**32 - 1),
+    op=st.integers(0, 2**32 - 1),
+    world=st.integers(1, 100),
+)
+def test_order_is_a_permutation(seed: int, group: int, op: int, world: int) -> None:
+    assert sorted(draw_order(seed, group, op, world)) == list(range(world))
+
+
+def test_orders_are_equally_frequent() -> None:
+    n = 12000
+    seen = Counter(draw_order(1, 0, op, 4) for op in range(n))
+    assert set(seen) == set(permutations(range(4)))
+    p = 1 / 24
+    assert all(abs(times - n * p) < 4 * sqrt(n * p * (1 - p)) for times in seen.values())
+
+
+@pytest.mark.parametrize("change", [(2, 1, 1), (1, 2, 1), (1, 1, 2)])
+def test_order_depends_on_everything(change: tuple[int, int, int]) -> None:
+    assert draw_order(*change, 20) != draw_order(1, 1, 1, 20)
+
+
+@cache
+def declared() -> FFI:
+    text = HEADER.read_text(encoding="utf-8")
+    found = re.search(r"/\* cdef begin \*/(.*?)/\* cdef end \*/", text, re.DOTALL)
+    assert found is not None
+    ffi = FFI()
+    ffi.cdef(found.group(1))
+    return ffi
+
+
+@settings(max_examples=50)
+@given(
+    slots=st.lists(
+        st.builds(
+            Slot,
+            number=st.integers(0, 2**16 - 1),
+            offset=st.integers(0, 2**64 - 1),
+            length=st.integers(0, 2**64 - 1),
+            sources=st.lists(st.integers(0, 2**16 - 1), max_size=4).map(tuple),
+            dests=st.lists(
+                st.builds(Edge, st.integers(0, 2**16 - 1), st.integers(0, 2**16 - 1)), max_size=4
+            ).map(tuple),
+            combine=st.sampled_from(Combine),
+            own=st.booleans(),
+            own_offset=st.integers(0, 2**64 - 1),
+            finish=st.sampled_from(Finish),
+            target=st.sampled_from(Target),
+            missing=st.sampled_from(Missing),
+        ),
+        max_size=5,
+    )
+)
+def test_c_reads_what_was_encoded(slots: list[Slot]) -> None:
+    ffi = declared()
+    plan = dataclasses.replace(tree.barrier(2, 0), slots=tuple(slots))
+    slot_bytes, edge_bytes = encode(plan)
+    assert ffi.sizeof("lc_slot_desc") == 48
+    assert len(slot_bytes) == 48 * len(slots)
+    assert len(edge_bytes) == 4 * sum(len(slot.sources) + len(slot.dests) for slot in slots)
+    table = ffi.from_buffer("lc_slot_desc[]", slot_bytes)
+    edges = ffi.from_buffer("lc_edge[]", edge_bytes)
+    for row, slot in zip(table, slots, strict=True):
+        first, middle = row.first_edge, row.first_edge + row.n_sources
+        sources = [(edges[i].peer, edges[i].slot) for i in range(first, middle)]
+        dests = [(edges[i].peer, edges[i].slot) for i in range(middle, middle + row.n_dests)]
+        assert sources == [(peer, 0) for peer in slot.sources]
+        assert dests == [(edge.peer, edge.slot) for edge in slot.dests]
+        for field in dataclasses.fields(Slot):
+            if field.name in {"sources", "dests"}:
+                continue
+            assert getattr(row, field.name) == getattr(slot, field.name), field.name
+
+
+def test_c_and_python_name_the_same_numbers() -> None:
+    ffi = declared()
+    for prefix, kind, name in (
+        ("LC_", Combine, "enum lc_combine"),
+        ("LC_FINISH_", Finish, "enum lc_finish"),
+        ("LC_TARGET_", Target, "enum lc_target"),
+        ("LC_MISSING_", Missing, "enum lc_missing"),
+    ):
+        assert ffi.typeof(name).relements == {prefix + m.name: m.value for m in kind}
+
+
+def test_encode_refuses_what_does_not_fit() -> None:
+    plan = tree.broadcast(2, 0, 5, 5)
+    slot = dataclasses.replace(plan.slots[0], number=1 << 16)
+    with pytest.raises(ValueError, match="broadcast plan doesn't fit"):
+        encode(dataclasses.replace(plan, slots=(slot,)))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: ring.all_reduce(0, 0, 5, 5), "world is 0, wanted 1 to 32768"),
+        (lambda: ring.all_reduce(40000, 0, 5, 5), "world is 40000, wanted"),
+        (lambda: ring.all_reduce(3, 3, 5, 5), "rank is 3, wanted 0 to 2"),
+        (lambda: ring.all_reduce(3, -1, 5, 5), "rank is -1, wanted 0 to 2"),
+        (lambda: transpose.all_reduce(3, 0, 5, 0), "elements_per_packet is 0, wanted 1 or more"),
+        (lambda: transpose.all_reduce(3, 0, -5, 5), "elements is -5, wanted 0 or more"),
+        (
+            lambda: transpose.all_reduce(3, 0, 2.5, 5),  # type: ignore[arg-type]
+            "elements is 2.5, wanted an integer",
+        ),
+        (
+            lambda: transpose.all_reduce(3, 0, 5, 5, order=(0, 1, 1)),
+            r"order is \(0, 1, 1\), wanted each of 0 to 2 once",
+        ),
+        (lambda: ring.all_reduce(3, 0, 5, 5, order=(0, 1)), r"order is \(0, 1\), wanted each"),
+        (
+            lambda: transpose.reduce_scatter(3, 0, (1, 2), 5),
+            "counts has 2 entries, wanted one per rank: 3",
+        ),
+        (
+            lambda: transpose.reduce_scatter(3, 0, (1, 2, -3), 5),
+            r"counts\[2\] is -3, wanted 0 or more",
+        ),
+        (
+            lambda: transpose.reduce_scatter(3, 0, 1, 5, finish=Finish.NONE),
+            "finish is .*NONE.*, wanted MEAN or STRATIFIED or WEIGHTED",
+        ),
+        (lambda: exchange.gather(3, 0, 1, 5, root=3), "root is 3, wanted 0 to 2"),
+        (lambda: exchange.scatter(3, 0, 1, 5, root=-1), "root is -1, wanted 0 to 2"),
+        (lambda: tree.broadcast(3, 0, 1, 5, root=7), "root is 7, wanted 0 to 2"),
+        (
+            lambda: exchange.point_to_point(3, 0, 1, 5, sender=1, receiver=1),
+            "receiver is 1, wanted another rank than the sender's 1",
+        ),
+        (
+            lambda: exchange.point_to_point(3, 0, 1, 5, sender=3, receiver=1),
+            "sender is 3, wanted 0 to 2",
+        ),
+        (
+            lambda: exchange.all_to_all_uneven(2, 1, (4, 4), (4, 5), 5),
+            r"receive_counts\[1\] is 5, wanted 4",
+        ),
+        (lambda: draw_order(-1, 0, 0, 4), r"seed is -1, wanted 0 to 2\*\*64 - 1"),
+        (lambda: draw_order(0, 0, 1 << 32, 4), r"op is 4294967296, wanted 0 to 2\*\*32 - 1"),
+        (lambda: draw_order(0, 0, 0, 0), "world is 0, wanted 1"),
+        (lambda: segments(5, 0, 5), "parts is 0, wanted 1 or more"),
+    ],
+)
+def test_bad_arguments_are_named(call: object, message: str) -> None:
+    assert callable(call)
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+GOLDEN_SIGNATURE = 9552708099912578372

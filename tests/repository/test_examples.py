@@ -1,0 +1,42 @@
+"""The examples, under torchrun and with 5% of packets dropped; each checks its own results."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.harness import warm_python
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "examples"))
+import run as examples  # noqa: E402 (a script beside the examples, not a package)
+
+HELPERS = {"common", "run"}
+COLD = "ddp"
+"""The one whose processes import torch for themselves, as at a user's."""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("example", examples.EXAMPLES, ids=lambda example: example.name)
+def test_example(example: examples.Example) -> None:
+    python = sys.executable if example.name == COLD else warm_python()
+    outcome = examples.run(example, "lossy", timeout=240, python=python)
+    assert outcome.status == 0, outcome.output
+    assert "terminate called" not in outcome.output
+    assert "Traceback" not in outcome.output or example.name == "restart", outcome.output
+    if example.name != "ddp":  # the smallest job doesn't count
+        lost = re.search(r"(\d+) packets dropped", outcome.summary)
+        assert lost, outcome.output
+        assert int(lost[1]) > 0
+
+
+def test_all_examples_are_run_and_in_the_table() -> None:
+    names = {example.name for example in examples.EXAMPLES}
+    assert names == {path.stem for path in (ROOT / "examples").glob("*.py")} - HELPERS
+    page = examples.PAGE.read_text(encoding="utf-8")
+    for example in examples.EXAMPLES:
+        row = rf"^\| \[{example.name}\].* \| {example.ranks} \| .* \| passes.* \|"
+        assert re.search(row, page, re.MULTILINE), example.name

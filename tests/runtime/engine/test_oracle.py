@@ -1,0 +1,308 @@
+"""The backbone: the engine's result over real sockets equals the reference executor's.
+
+Injected loss is a pure function of (seed, group, operation, slot, sender, receiver, round, packet),
+so both are told the same losses and must agree on every element, for every plan, at every loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import product
+
+import numpy as np
+import pytest
+
+from lossycoll.plan import Finish, Plan, packet_count, transpose
+from lossycoll.plan import data_movement as exchange
+from lossycoll.plan import faults as inject
+from lossycoll.plan import reference_executor as reference
+from lossycoll.plan.reference_executor import RankResult
+from lossycoll.plan.wire_types import Array, wire_type
+from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
+from lossycoll.runtime.engine.reports import Cause
+from tests.support.network import GROUP, Ended, Network, elements
+from tests.support.oracle_cases import CASES, Case, buffers
+
+LOSSES = (
+    "",
+    "loss=0.01,seed=5",
+    "loss=0.1,seed=6",
+    "loss=0.5,seed=7",
+    "loss=0.01,burst=4,seed=8",
+    "loss=0.1,burst=8,seed=9",
+    "loss=0.5,burst=3,seed=10",
+    "loss=0.1,dup=0.05,reorder=0.1,seed=11",
+)
+UNEVEN = "loss=0.2,burst=3,link=0-1:0.6,link=1-0:0,link=2-1:1,seed=12"
+DTYPES = ("f32", "f64", "f16", "bf16", "bytes")
+PAYLOAD = 256
+WORLDS = range(1, 9)
+REPAIRS = (0, 1)
+MILLIONS = (
+    *("ring own", "ring keep", "transpose own", "transpose keep", "reduce_scatter"),
+    *("broadcast", "all_gather", "all_to_all"),
+)
+
+
+def sizes(world: int, per_packet: int) -> tuple[int, ...]:
+    """Element counts around every boundary of ranks and packets."""
+    return (
+        0,
+        1,
+        world - 1,
+        world + 1,
+        per_packet - 1,
+        per_packet,
+        per_packet + 1,
+        world * per_packet + 3,
+        37 * per_packet + 5,
+    )
+
+
+def cases(world: int) -> tuple[Case, ...]:
+    """Those that may lose packets, but that one rank has nobody to send to."""
+    return tuple(c for c in CASES if not c.barrier and (world > 1 or c.name != "point to point"))
+
+
+def meetings(world: int, loss: str) -> Iterator[tuple[Case, int, int, str]]:
+    """(case, repair, size by number, type).
+
+    One type at a time; which one moves on with the world and with the loss. So every case meets
+    every type in every size, with and without repair: at each loss over the worlds, and in each
+    world over the losses.
+    """
+    start = world + (LOSSES.index(loss) if loss in LOSSES else 0)
+    for at, case in enumerate(cases(world)):
+        allowed = [d for d in DTYPES if not (case.sums and d == "bytes")]
+        for repair in REPAIRS:
+            for size in range(len(sizes(world, 1))):
+                turn = start + at + repair + size
+                yield case, repair, size, allowed[turn % len(allowed)]
+
+
+def assert_close(got: Array, want: Array, dtype: str, name: str) -> None:
+    if dtype == "bytes":
+        np.testing.assert_array_equal(got, want, err_msg=name)
+        return
+    kind = wire_type(dtype)
+    # The order of a sum is free: two roundings of the wire type are the most it can make.
+    rtol = {"f32": 1e-5, "f64": 1e-13, "f16": 4e-3, "bf16": 3e-2}[dtype]
+    np.testing.assert_allclose(
+        kind.widen(got), kind.widen(want), rtol=rtol, atol=rtol, err_msg=name
+    )
+
+
+def assert_report(ended: Ended, want: RankResult, plan: Plan, name: str) -> None:
+    report = ended.report
+    assert report.packets_missing == want.packets_missing, name
+    assert report.own_filled == want.own_filled, name
+    assert report.kept == want.kept, name
+    assert report.zero_filled == want.zero_filled, name
+    assert report.alone == want.alone, name
+    assert report.deadline_hits == 0, name
+
+
+def weights(world: int) -> Array:
+    """(receiver, sender): numbers that differ from link to link."""
+    return 1.0 + np.arange(world * world).reshape(world, world) % 5 / 4
+
+
+def check(network: Network, case: Case, count: int, dtype: str, loss: str, **how: object) -> int:
+    """Runs one operation in the engine and in the reference. Returns the packets it lost."""
+    per_packet = network.payload_bytes // wire_type(dtype).wire.itemsize
+    rng = np.random.default_rng(network.op)
+    plans = case.plans(network.world, count, per_packet, network.op)
+    inputs, outputs = buffers(case, plans, dtype, rng)
+    want_in = [x.copy() for x in inputs]
+    want_out = want_in if case.in_place else [x.copy() for x in outputs]
+    lost = partial(inject.lost, inject.parse(loss), GROUP, network.op)
+    scale = float(network.world)
+    rounds = None if how.get("reliable") else how.get("repair", 0)
+    # Exact in every type, so that rounding doesn't depend on who multiplies.
+    weighing = (
+        {"weights": weights(network.world), "divisor": network.world + 0.5} if case.weighted else {}
+    )
+    name = f"{case.name} world={network.world} count={count} {dtype} {loss} {how} op={network.op}"
+    ended = network.run(plans, inputs, outputs, dtype, scale, **how, **weighing)
+    want = reference.execute(
+        plans, want_in, want_out, dtype, scale, lost, rounds, fec=how.get("fec", 0), **weighing
+    )  # type: ignore[arg-type]
+    for rank in range(network.world):
+        assert ended[rank].code == 0, (name, ended[rank].failure)
+        assert_close(outputs[rank], want_out[rank], dtype, f"{name} rank={rank}")
+        if case.barrier:
+            assert outputs[rank].tolist() == [network.world], f"{name} rank={rank}"
+        assert_report(ended[rank], want[rank], plans[rank], f"{name} rank={rank}")
+    return sum(e.report.packets_injected for e in ended)
+
+
+@pytest.mark.parametrize(
+    ("world", "loss"), [*product(WORLDS, LOSSES), *product((2, 3, 5), [UNEVEN])]
+)
+def test_engine_equals_reference(world: int, loss: str) -> None:
+    dropped = 0
+    with Network(world, PAYLOAD, inject=loss, seed=11) as network:
+        for case, repair, size, dtype in meetings(world, loss):
+            # Borders of packets lie elsewhere in every type.
+            count = sizes(world, PAYLOAD // wire_type(dtype).wire.itemsize)[size]
+            dropped += check(network, case, count, dtype, loss, repair=repair)
+        for stats in (engine.stats() for engine in network.engines):
+            assert stats.malformed == stats.foreign == stats.socket_overflow == 0
+            if not loss:
+                assert stats.packets_missing == 0
+    if loss and world > 1:
+        assert dropped > 0, "the fault did not happen"
+
+
+def test_everything_meets() -> None:
+    """Of worlds without peers nothing can be said about loss: they don't count."""
+    types = sum(len(DTYPES) - case.sums for case in cases(max(WORLDS)))
+    everything = types * len(REPAIRS) * len(sizes(max(WORLDS), 1))
+    with_peers = [world for world in WORLDS if world > 1]
+
+    def met(worlds: Iterable[int], losses: Iterable[str]) -> int:
+        found = (meeting for at in product(worlds, losses) for meeting in meetings(*at))
+        return len({(case.name, *rest) for case, *rest in found})
+
+    for loss in LOSSES:
+        assert met(with_peers, [loss]) == everything
+    for world in with_peers:
+        assert met([world], LOSSES) == everything
+
+
+@pytest.mark.parametrize(
+    "loss",
+    ["", "loss=0.1,seed=3", "loss=0.5,burst=4,seed=4", "link=0-1:0.5,link=2-1:0.3,seed=5"],
+)
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_reliable_delivers_everything(world: int, loss: str) -> None:
+    dropped = 0
+    with Network(world, PAYLOAD, inject=loss) as network:
+        for case in CASES:
+            for count in (1, PAYLOAD // 4 + 1, 2000):
+                dtype = "f32" if case.sums else "bytes"
+                dropped += check(network, case, count, dtype, loss, reliable=True)
+    assert (dropped > 0) == bool(loss)
+
+
+@pytest.mark.parametrize("repair", REPAIRS)
+@pytest.mark.parametrize("world", [2, 3, 8])
+def test_needed_packets_come_and_no_others(world: int, repair: int) -> None:
+    """What a receiver needs is resent until it is there; the rest is lost as ever."""
+    needs, missed = 0, 0
+    with Network(world, PAYLOAD, inject="loss=0.5,seed=13") as network:
+        for count in (1, PAYLOAD, 20 * PAYLOAD + 3):
+            rng = np.random.default_rng(count)
+            plans = [exchange.all_gather(world, r, count, PAYLOAD) for r in range(world)]
+            packets = packet_count(count, PAYLOAD)
+            needed = rng.random((world, world, packets)) < 0.4  # (receiver, owner, packet)
+            inputs = [elements("bytes", count, rng) for _ in range(world)]
+            outputs = [elements("bytes", count * world, rng) for _ in range(world)]
+            want_out = [x.copy() for x in outputs]
+            lost = partial(inject.lost, inject.parse("loss=0.5,seed=13"), GROUP, network.op)
+            network.op += 1
+            blocks = [Blocks(plans[r], needed[r]) for r in range(world)]
+            tickets = [
+                network.submit(
+                    r,
+                    plans[r],
+                    (inputs[r], outputs[r]),
+                    "bytes",
+                    repair=repair,
+                    needed=blocks[r].encoded(),
+                )
+                for r in range(world)
+            ]
+            want = reference.execute(
+                plans,
+                inputs,
+                want_out,
+                "bytes",
+                1.0,
+                lost,
+                repair,
+                needed=lambda sender, receiver, slot, n, need=needed: need[receiver, sender],
+            )
+            for r in range(world):
+                ended = network.end(r, tickets[r], note=partial(blocks[r].note, network.engines[r]))
+                assert ended.code == 0
+                np.testing.assert_array_equal(outputs[r], want_out[r])
+                for owner in set(range(world)) - {r}:
+                    gone = np.flatnonzero(~blocks[r].arrived[owner])
+                    assert gone.tolist() == want[r].missing[owner, owner].tolist()
+                    assert not needed[r, owner, gone].any()
+                assert blocks[r].arrived[r].all()
+                assert ended.report.packets_missing == want[r].packets_missing
+                missed += ended.report.packets_missing
+                needs += int(needed[r].sum())
+        for engine in network.engines:
+            rates = [engine.peer_stats(p) for p in range(world) if p != engine._where.rank]
+            assert all(r.delivered <= r.offered for r in rates)
+    assert needs > 0
+    assert missed > 0
+
+
+@pytest.mark.parametrize("loss", ["loss=0.5,seed=14", "loss=0.4,burst=300,seed=15", "loss=1"])
+@pytest.mark.parametrize("repair", REPAIRS)
+@pytest.mark.parametrize("world", [2, 3, 8])
+def test_senders_learn_what_was_given_up(world: int, repair: int, loss: str) -> None:
+    told = 0
+    per_packet = PAYLOAD // 4
+    with Network(world, PAYLOAD, inject=loss) as network:
+        for count in (1, per_packet, 20 * per_packet + 3, 300 * per_packet):
+            rng = np.random.default_rng(count)
+            plans = [
+                transpose.reduce_scatter(world, r, count, per_packet, finish=Finish.WEIGHTED)
+                for r in range(world)
+            ]
+            inputs = [elements("f32", count * world, rng) for _ in range(world)]
+            outputs = [elements("f32", count, rng) for _ in range(world)]
+            want_out = [x.copy() for x in outputs]
+            lost = partial(inject.lost, inject.parse(loss), GROUP, network.op)
+            network.op += 1
+            parts = [Contributions(plan) for plan in plans]
+            how = {"repair": repair, "divisor": float(world), "feedback": True}
+            tickets = [
+                network.submit(r, plans[r], (inputs[r], outputs[r]), "f32", **how)  # type: ignore[arg-type]
+                for r in range(world)
+            ]
+            want = reference.execute(plans, inputs, want_out, "f32", 1.0, lost, repair)
+            for r in range(world):
+                ended = network.end(r, tickets[r], note=partial(parts[r].note, network.engines[r]))
+                assert ended.code == 0
+                assert_close(outputs[r], want_out[r], "f32", f"rank {r}")
+                for owner in set(range(world)) - {r}:
+                    gone = np.flatnonzero(parts[r].lost[owner])
+                    assert gone.tolist() == want[owner].missing[owner, r].tolist()
+                    told += len(gone)
+                assert not parts[r].lost[r].any()
+    assert told > 0
+
+
+def test_a_link_that_brings_nothing_is_given_up_though_it_is_needed() -> None:
+    with Network(2, PAYLOAD, inject="loss=1", deadline_min=0.3, deadline_max=0.5) as network:
+        plans = [exchange.all_gather(2, r, 3 * PAYLOAD, PAYLOAD) for r in range(2)]
+        blocks = [Blocks(plans[r], np.ones((2, 3), np.bool_)) for r in range(2)]
+        into = [np.full(3 * PAYLOAD, r + 1, np.uint8) for r in range(2)]
+        out = [np.zeros(6 * PAYLOAD, np.uint8) for r in range(2)]
+        tickets = [
+            network.submit(r, plans[r], (into[r], out[r]), "bytes", needed=blocks[r].encoded())
+            for r in range(2)
+        ]
+        for r in range(2):
+            ended = network.end(r, tickets[r], note=partial(blocks[r].note, network.engines[r]))
+            assert (ended.code, ended.report.cause) == (0, Cause.DEADLINE)
+            assert ended.report.packets_injected > 3, "it was not asked for again"
+            assert blocks[r].arrived.tolist() == [[own == r] * 3 for own in range(2)]
+
+
+@pytest.mark.parametrize("loss", ["", "loss=0.1,burst=8,seed=21"])
+@pytest.mark.parametrize("world", [2, 4])
+def test_millions_of_elements(world: int, loss: str) -> None:
+    with Network(world, 1408, inject=loss) as network:
+        for case in (case for case in CASES if case.name in MILLIONS):
+            # Their count is that of one rank's part, and every rank holds all parts.
+            parts = world if case.name in ("all_gather", "all_to_all") else 1
+            check(network, case, 2_000_003 // parts, "f32", loss)
+            check(network, case, 1_000_001 // parts, "bf16", loss, repair=1)

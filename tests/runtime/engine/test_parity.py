@@ -1,0 +1,286 @@
+"""Parity packets: the engine brings back what the reference says, over every plan, and adapts."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+import lossycoll
+from lossycoll.plan import Finish, packet_count, parity, transpose
+from lossycoll.plan import data_movement as exchange
+from lossycoll.plan import faults as inject
+from lossycoll.plan import reference_executor as reference
+from lossycoll.runtime.engine.binding import lib
+from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
+from tests.runtime.engine.test_oracle import PAYLOAD, assert_close, cases, check
+from tests.support.harness import init, run_good, run_ranks
+from tests.support.network import GROUP, Network, elements
+
+SINGLE, BURSTY, BAD = (
+    "loss=0.1,seed=6",
+    "loss=0.2,burst=3,link=0-1:0.4,seed=7",
+    "loss=0.1,dup=0.05,reorder=0.1,seed=11",
+)
+
+
+def test_both_tables_of_sizes_are_one() -> None:
+    assert [lib.lc_fec_size(code) for code in range(len(parity.SIZES))] == list(parity.SIZES)
+    assert lib.lc_fec_size(len(parity.SIZES)) == 0
+    assert list(parity.SIZES) == sorted(set(parity.SIZES))
+
+
+def test_what_comes_back() -> None:
+    def back(missing: str, void: str, came: str) -> str:
+        bits = [np.array([c == "1" for c in text], np.bool_) for text in (missing, void, came)]
+        return "".join("01"[int(found)] for found in parity.recover(*bits))
+
+    assert back("100000", "000000", "11") == "100000"
+    assert back("110000", "000000", "11") == "110000"  # a burst as long as there are sets
+    assert back("101000", "000000", "11") == "000000"  # two of one set
+    assert back("101100", "000000", "11") == "000100"
+    assert back("110000", "000000", "01") == "010000"  # parity is lost, too
+    assert back("100000", "100000", "11") == "000000"  # never sent: nothing brings it
+    assert back("101000", "001000", "11") == "000000"  # nor what a set with it lost
+    assert back("1", "0", "1") == "1"
+    assert back("111", "000", "111") == "111"
+    assert back("10", "00", "") == "00"
+    assert [parity.parity_count(g, n) for g, n in ((0, 9), (1, 9), (4, 8), (4, 9), (500, 1))] == [
+        *(0, 9, 2, 3, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("world", "loss", "fec"),
+    [
+        (2, SINGLE, 10),
+        (3, SINGLE, 3),
+        (3, BURSTY, 4),
+        (5, BURSTY, 1),
+        (4, BAD, 5),
+        (3, "", 4),
+        (2, "loss=0.05,seed=9", 500),
+    ],
+)
+def test_engine_equals_reference_with_parity(world: int, loss: str, fec: int) -> None:
+    dropped, turn = 0, 0
+    with Network(world, PAYLOAD, inject=loss, seed=11) as network:
+        for case in cases(world):
+            types = ("f32", "bf16") if case.sums else ("bytes", "f64")
+            for repair in (0, 1):
+                turn += 1
+                dtype = types[turn % 2]
+                per_packet = PAYLOAD // {"bytes": 1, "bf16": 2, "f32": 4, "f64": 8}[dtype]
+                for count in (1, world * per_packet + 3, 37 * per_packet + 5):
+                    dropped += check(network, case, count, dtype, loss, repair=repair, fec=fec)
+        stats = [engine.stats() for engine in network.engines]
+    assert sum(s.malformed + s.foreign + s.socket_overflow for s in stats) == 0
+    assert sum(s.parity_sent for s in stats) > 0
+    assert (dropped > 0) == (sum(s.packets_recovered for s in stats) > 0) == bool(loss)
+    if not loss:
+        assert sum(s.stale + s.repeated + s.packets_missing for s in stats) == 0
+
+
+def test_the_same_packets_are_lost_with_parity_and_without() -> None:
+    """So what is missing with it is a part of what is missing without, of every operation."""
+    missing, packets = {}, 400
+    own = np.ones(packets * PAYLOAD, np.uint8)
+    for fec in (0, 4):
+        with Network(2, PAYLOAD, inject=SINGLE) as network:
+            plans = [exchange.all_gather(2, r, own.size, PAYLOAD) for r in range(2)]
+            blocks = [Blocks(plans[r], np.zeros((2, packets), np.bool_)) for r in range(2)]
+            data = [(own, np.zeros(2 * own.size, np.uint8)) for _ in range(2)]
+            tickets = [network.submit(r, plans[r], data[r], "bytes", fec=fec) for r in range(2)]
+            for r in range(2):
+                network.end(r, tickets[r], note=partial(blocks[r].note, network.engines[r]))
+            missing[fec] = [~blocks[r].arrived for r in range(2)]
+    for without, with_parity in zip(missing[0], missing[4], strict=True):
+        assert (with_parity <= without).all()
+        assert 0 < 2 * with_parity.sum() < without.sum()
+
+
+@pytest.mark.parametrize("repair", [0, 1])
+def test_what_is_needed_comes_and_brings_others_back(repair: int) -> None:
+    world, packets, loss = 3, 60, "loss=0.4,seed=13"
+    count = packets * PAYLOAD - 9
+    with Network(world, PAYLOAD, inject=loss) as network:
+        for op in range(4):
+            rng = np.random.default_rng(op)
+            plans = [exchange.all_gather(world, r, count, PAYLOAD) for r in range(world)]
+            needed = rng.random((world, world, packets)) < 0.5  # (receiver, owner, packet)
+            inputs = [elements("bytes", count, rng) for _ in range(world)]
+            outputs = [elements("bytes", count * world, rng) for _ in range(world)]
+            want_out = [x.copy() for x in outputs]
+            lost = partial(inject.lost, inject.parse(loss), GROUP, op)
+            blocks = [Blocks(plans[r], needed[r]) for r in range(world)]
+            tickets = [
+                network.submit(
+                    r,
+                    plans[r],
+                    (inputs[r], outputs[r]),
+                    "bytes",
+                    repair=repair,
+                    needed=blocks[r].encoded(),
+                    fec=3,
+                )
+                for r in range(world)
+            ]
+            want = reference.execute(
+                plans,
+                inputs,
+                want_out,
+                "bytes",
+                1.0,
+                lost,
+                repair,
+                needed=lambda sender, receiver, slot, n, need=needed: need[receiver, sender],
+                fec=3,
+            )
+            for r in range(world):
+                ended = network.end(r, tickets[r], note=partial(blocks[r].note, network.engines[r]))
+                assert ended.code == 0
+                np.testing.assert_array_equal(outputs[r], want_out[r])
+                for owner in set(range(world)) - {r}:
+                    gone = np.flatnonzero(~blocks[r].arrived[owner])
+                    assert gone.tolist() == want[r].missing[owner, owner].tolist()
+                assert ended.report.packets_recovered > 0
+
+
+def test_senders_learn_what_parity_could_not_bring_back() -> None:
+    world, told, recovered = 3, 0, 0
+    count = 90 * PAYLOAD // 4 + 3
+    packets = packet_count(count, PAYLOAD // 4)
+    with Network(world, PAYLOAD, inject=BURSTY) as network:
+        for op in range(4):
+            rng = np.random.default_rng(op)
+            plans = [
+                transpose.reduce_scatter(world, r, count, PAYLOAD // 4, finish=Finish.WEIGHTED)
+                for r in range(world)
+            ]
+            inputs = [elements("f32", count * world, rng) for _ in range(world)]
+            outputs = [elements("f32", count, rng) for _ in range(world)]
+            want_out = [x.copy() for x in outputs]
+            lost = partial(inject.lost, inject.parse(BURSTY), GROUP, op)
+            parts = [Contributions(plan) for plan in plans]
+            tickets = [
+                network.submit(
+                    r,
+                    plans[r],
+                    (inputs[r], outputs[r]),
+                    "f32",
+                    divisor=float(world),
+                    feedback=True,
+                    fec=5,
+                )
+                for r in range(world)
+            ]
+            want = reference.execute(plans, inputs, want_out, "f32", 1.0, lost, 0, fec=5)
+            for r in range(world):
+                ended = network.end(r, tickets[r], note=partial(parts[r].note, network.engines[r]))
+                recovered += ended.report.packets_recovered
+                assert_close(outputs[r], want_out[r], "f32", f"rank {r}")
+                for owner in set(range(world)) - {r}:
+                    gone = np.flatnonzero(parts[r].lost[owner])
+                    assert len(parts[r].lost[owner]) == packets
+                    assert gone.tolist() == want[owner].missing[owner, r].tolist()
+                    told += len(gone)
+    assert told > 0
+    assert recovered > 0
+
+
+# ---- auto ----
+
+
+def share_and_loss(loss: str, operations: int, warm: int) -> tuple[list[float], list[float]]:
+    """By rank: parity over the other packets sent, and the share missing, once it has settled."""
+    count = 60_000
+    with Network(2, PAYLOAD, inject=loss) as network:
+        before = None
+        for op in range(operations):
+            plans = [transpose.all_reduce(2, r, count, PAYLOAD // 4) for r in range(2)]
+            data = [np.full(count, float(r + 1), np.float32) for r in range(2)]
+            for ended in network.run(plans, data, data, "f32", 2.0, fec=4, fec_auto=True):
+                assert ended.code == 0
+            if op == warm - 1:
+                before = [engine.stats() for engine in network.engines]
+        after = [engine.stats() for engine in network.engines]
+    assert before is not None
+    shares, missing = [], []
+    for a, b in zip(before, after, strict=True):
+        parity_sent = b.parity_sent - a.parity_sent
+        shares.append(parity_sent / (b.packets_sent - a.packets_sent - parity_sent))
+        gone = b.packets_missing - a.packets_missing
+        missing.append(gone / (gone + b.packets_received - a.packets_received))
+    return shares, missing
+
+
+def test_auto_sends_no_parity_where_nothing_is_lost() -> None:
+    shares, missing = share_and_loss("", 20, 1)
+    assert shares == missing == [0, 0]
+
+
+def test_auto_follows_the_loss_of_each_path() -> None:
+    """2% is lost from rank 0 to rank 1 and nothing the other way, where no parity goes."""
+    shares, missing = share_and_loss("link=0-1:0.02,seed=3", 40, 15)
+    assert 0.1 < shares[0] <= 0.25
+    assert shares[1] == 0
+    assert missing[0] == 0
+    assert 0 < missing[1] < 0.2 * 0.02
+
+
+def test_auto_spends_no_more_than_a_quarter() -> None:
+    shares, missing = share_and_loss("loss=0.15,burst=2,seed=4", 20, 10)
+    for share, gone in zip(shares, missing, strict=True):
+        assert 0.24 < share < 0.26
+        assert 0.02 < gone < 0.1
+
+
+# ---- through torch ----
+
+
+def blocks_and_figures(rank: int, world: int) -> None:
+    init()
+    big = torch.ones(300_000)
+    dist.all_reduce(big)
+    report = lossycoll.last_report()
+    assert report.parity_sent > 0
+    assert report.packets_recovered > 0
+    with lossycoll.lossy(fec=0):
+        dist.all_reduce(big)
+        assert lossycoll.last_report().parity_sent == 0
+    with lossycoll.lossy(fec="auto"):
+        for _ in range(3):
+            dist.broadcast(big, 0)
+    with lossycoll.reliable():
+        dist.all_reduce(big)
+        assert lossycoll.last_report().parity_sent == 0
+    stats = lossycoll.stats()
+    assert stats.parity_sent >= report.parity_sent
+    assert stats.parity_received > 0
+    assert lossycoll.group_stats()[rank]["packets_recovered"] == stats.packets_recovered > 0
+    dist.destroy_process_group()
+
+
+def unlike_blocks(rank: int, world: int) -> None:
+    init(timeout=20)
+    with lossycoll.lossy(fec=0.1 if rank else 0.2):
+        dist.all_reduce(torch.ones(100_000))
+
+
+def test_option_and_blocks() -> None:
+    run_good(
+        blocks_and_figures,
+        2,
+        {"LOSSYCOLL_FEC": "0.2", "LOSSYCOLL_INJECT": "loss=0.1,seed=2", "LOSSYCOLL_MTU": "1500"},
+    )
+
+
+def test_ranks_must_agree() -> None:
+    for outcome in run_ranks(unlike_blocks, 2):
+        assert outcome.error == "MismatchError", str(outcome)
+    for outcome in run_ranks(unlike_blocks, 2, per_rank={0: {"LOSSYCOLL_FEC": "0.05"}}):
+        assert outcome.error == "RendezvousError", str(outcome)
+        assert "fec" in outcome.text

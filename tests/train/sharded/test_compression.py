@@ -1,0 +1,98 @@
+"""ShardedOptimizer with its gradients compressed by ARC-Top-K, also where packets are lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import lossycoll
+from tests.support import harness
+from tests.support.harness import run_good
+from tests.support.sharded_cases import check_equal, loss_of, network, replicas, sharded, share
+
+WORLD = 3
+ROWS, FEATURES, CLASSES = 6, 13, 5
+ENV = {
+    "LOSSYCOLL_LOG": "off",
+    "LOSSYCOLL_LIVENESS": "30",
+    "LOSSYCOLL_MTU": "576",
+    "LOSSYCOLL_INJECT": "loss=0.3,seed=7",
+}
+
+
+def batch(step: int, rank: int) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(step)
+    inputs = torch.randn(WORLD * ROWS, FEATURES, generator=draw)
+    targets = torch.stack([inputs[:, i].sin() + inputs[:, i + 5] for i in range(CLASSES)], 1)
+    return share((inputs, targets), rank)
+
+
+def compressed(**rest: Any) -> Any:
+    return lossycoll.ARCTopKState(**{"start_iter": 2, "dense_below": 200, **rest})
+
+
+def learn(optimizer: Any, model: Any, rank: int, steps: int) -> list[float]:
+    losses = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = loss_of(model, batch(step, rank))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def lossy(rank: int, world: int) -> dict[str, Any]:
+    harness.init()
+    model = network(100)
+    state = compressed(ratio=0.2, error_feedback="ef14")
+    optimizer = sharded(
+        model.parameters(), torch.optim.AdamW, lr=0.01, max_age=0, repair=0, compression=state
+    )
+    losses = learn(optimizer, model, rank, 60)
+    assert state.iter == 60
+    rows = replicas(model)
+    assert bool((rows == rows[0]).all())
+    traffic = dict(state.traffic())
+
+    # With all rows, momentum 1 and nothing lost it is the optimizer without compression.
+    pair = [network(37), network(37)]
+    one = sharded(pair[0].parameters(), torch.optim.SGD, lr=0.1)
+    two = sharded(pair[1].parameters(), torch.optim.SGD, lr=0.1, compression=compressed(ratio=1.0))
+    with lossycoll.reliable():
+        for each, net in zip((one, two), pair, strict=True):
+            learn(each, net, rank, 5)
+    check_equal(pair[0], pair[1], rtol=1e-5, atol=1e-6)
+
+    # A pass that is sent twice would be remembered twice.
+    loss_of(model, batch(0, rank)).backward()
+    with pytest.raises(lossycoll.TrainingError, match="no_sync"):
+        loss_of(model, batch(1, rank)).backward()
+    optimizer.zero_grad()
+    with optimizer.no_sync():
+        loss_of(model, batch(0, rank)).backward()
+    loss_of(model, batch(1, rank)).backward()
+    optimizer.step()
+    with pytest.raises(lossycoll.OptionError, match="error_feedback"):
+        sharded(
+            network().parameters(), torch.optim.SGD, lr=1.0, error_feedback=True,
+            compression=compressed(),
+        )  # fmt: skip
+    with pytest.raises(lossycoll.OptionError, match="compression"):
+        sharded(network().parameters(), torch.optim.SGD, lr=1.0, compression="arc")
+    injected = lossycoll.stats().packets_injected
+    dist.destroy_process_group()
+    return {"losses": losses, "traffic": traffic, "injected": injected}
+
+
+def test_it_learns_where_packets_are_lost_and_replicas_are_equal() -> None:
+    for value in run_good(lossy, WORLD, ENV, timeout=150):
+        losses, traffic = value["losses"], value["traffic"]
+        assert value["injected"] > 300
+        assert traffic["lost"] > 100
+        assert 0 < traffic["rows"] < traffic["whole"] * 10
+        assert sum(losses[-10:]) < 0.5 * 10 * losses[0], losses

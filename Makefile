@@ -13,7 +13,7 @@ CC ?= cc
 RAW_UDP_FLAGS := -std=c11 -O3 -march=native -Wall -Wextra -Werror -pthread
 
 NATIVE := $(wildcard native/*.[ch] native/lab/*.[ch]) native/build_cffi.py
-C_FILES := $(wildcard native/*.[ch] native/lab/*.[ch] tests/native/*.[ch] benchmarks/*.[ch] tools/*.[ch])
+C_FILES := $(wildcard native/*.[ch] native/lab/*.[ch] tests/native/*.[ch] benchmarks/micro/*.[ch] tools/*.[ch])
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint format conformance bench doctor examples netem clean
@@ -52,7 +52,7 @@ conformance: $(VENV)/.built
 
 bench: $(VENV)/.built benchmarks/build/raw_udp
 	$(BIN)/lossycoll bench $(ARGS)
-	$(BIN)/python benchmarks/raw_udp.py
+	$(BIN)/python -m benchmarks.micro.raw_udp
 
 doctor: $(VENV)/.built
 	$(BIN)/lossycoll doctor
@@ -80,10 +80,10 @@ $(VENV)/.built: $(VENV)/.packages $(NATIVE) setup.py pyproject.toml
 	LOSSYCOLL_WERROR=1 $(BIN)/python -m pip install --no-build-isolation --editable .[demo]
 	touch $@
 
-benchmarks/build/raw_udp: benchmarks/raw_udp.c benchmarks/raw.h
+benchmarks/build/raw_udp: benchmarks/micro/raw_udp.c benchmarks/micro/raw.h
 	mkdir -p $(@D)
 	$(CC) $(RAW_UDP_FLAGS) -o $@ $<
 
-benchmarks/build/raw_duplex: benchmarks/raw_duplex.c benchmarks/raw_ring.c benchmarks/raw_duplex.h benchmarks/raw.h
+benchmarks/build/raw_duplex: benchmarks/micro/raw_duplex.c benchmarks/micro/raw_ring.c benchmarks/micro/raw_end.h benchmarks/micro/raw.h
 	mkdir -p $(@D)
 	$(CC) $(RAW_UDP_FLAGS) -o $@ $(filter %.c,$^)

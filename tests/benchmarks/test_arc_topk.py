@@ -11,10 +11,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # benchmarks/ is beside tests/
 
-from benchmarks.arc_topk import report
-from benchmarks.arc_topk.cells import Cell, cells
-from benchmarks.arc_topk.speed import share
-from benchmarks.arc_topk.ways import NONE_WAYS, RULE_WAYS, STEP_WAYS, TRAIN_WAYS, WAYS
+from benchmarks.studies.arc_topk import report
+from benchmarks.studies.arc_topk.cells import Cell, cells
+from benchmarks.studies.arc_topk.speed import share
+from benchmarks.studies.arc_topk.variants import NONE_WAYS, RULE_WAYS, STEP_WAYS, TRAIN_WAYS, WAYS
 
 
 def test_every_piece_is_there_once_and_comes_back_from_json() -> None:

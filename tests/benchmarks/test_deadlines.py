@@ -11,11 +11,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # benchmarks/ is beside tests/
 
-from benchmarks.deadlines import hindsight, report
-from benchmarks.deadlines.hindsight import Stream
-from benchmarks.deadlines.run import run
-from benchmarks.deadlines.scenarios import Change, Scenario
-from benchmarks.deadlines.summary import Operation, operations, summary
+from benchmarks.studies.deadlines import hindsight, report
+from benchmarks.studies.deadlines.hindsight import Stream
+from benchmarks.studies.deadlines.measure import run
+from benchmarks.studies.deadlines.scenarios import Change, Scenario
+from benchmarks.studies.deadlines.summary import Operation, operations, summary
 from lossycoll.lab import Link, Network, Port
 from tests.support.lab_kit import needs_lab
 

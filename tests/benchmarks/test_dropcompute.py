@@ -13,9 +13,17 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # benchmarks/ is beside tests/
 
-from benchmarks.dropcompute import __main__ as command
-from benchmarks.dropcompute import report
-from benchmarks.dropcompute.runs import MICRO_BATCHES, PLANNED, RANKS, WAYS, Budget, Run, planned
+from benchmarks.studies.dropcompute import measure as command
+from benchmarks.studies.dropcompute import report
+from benchmarks.studies.dropcompute.runs import (
+    MICRO_BATCHES,
+    PLANNED,
+    RANKS,
+    WAYS,
+    Budget,
+    Run,
+    planned,
+)
 
 BUDGET = Budget(steps=8, skip=1, warm_up=2)
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.clean import report, summary, verdict
-from benchmarks.clean.cells import MIB, RAW, RAW_BASE, Job, jobs
-from benchmarks.clean.memory import resident
+from benchmarks.studies.lossless import report, summary, verdict
+from benchmarks.studies.lossless.cells import MIB, RAW, RAW_BASE, Job, jobs
+from benchmarks.studies.lossless.memory import resident
 from tests.support.failure_cases import CALM
 from tests.support.harness import free_port, init, run_good
 
@@ -58,7 +58,7 @@ def test_memory_is_flat_over_thousands_of_calls() -> None:
 @pytest.fixture(scope="module")
 def raw_duplex(tmp_path_factory: pytest.TempPathFactory) -> Path:
     program = tmp_path_factory.mktemp("raw_duplex") / "raw_duplex"
-    sources = [str(ROOT / "benchmarks" / name) for name in ("raw_duplex.c", "raw_ring.c")]
+    sources = [str(ROOT / "benchmarks" / "micro" / name) for name in ("raw_duplex.c", "raw_ring.c")]
     command = ["cc", "-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-o", str(program)]
     subprocess.run([*command, *sources], check=True, timeout=60)
     return program

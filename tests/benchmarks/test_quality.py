@@ -14,10 +14,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # benchmarks/ is beside tests/
 
-from benchmarks.quality import __main__ as command
-from benchmarks.quality import plots, report, store
-from benchmarks.quality.arms import ARMS as PREPARED
-from benchmarks.quality.matrix import (
+from benchmarks.common import results as store
+from benchmarks.studies.quality import measure as command
+from benchmarks.studies.quality import plot as plots
+from benchmarks.studies.quality import report
+from benchmarks.studies.quality.matrix import (
     AGE_RULES,
     ARMS,
     BASE,
@@ -36,9 +37,10 @@ from benchmarks.quality.matrix import (
     runs,
     uneven,
 )
-from benchmarks.quality.pool import Pool, RunFailed
-from benchmarks.quality.statistics import cells, estimate, perplexity_change
-from benchmarks.quality.tasks import TASKS
+from benchmarks.studies.quality.pool import Pool, RunFailed
+from benchmarks.studies.quality.statistics import cells, estimate, perplexity_change
+from benchmarks.studies.quality.tasks import TASKS
+from benchmarks.studies.quality.variants import ARMS as PREPARED
 from lossycoll.plan import faults as inject
 
 

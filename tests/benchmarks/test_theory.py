@@ -11,13 +11,14 @@ import functools
 import numpy as np
 import pytest
 
+from benchmarks.theory import experiments as theory
+from benchmarks.theory import formulas
+from benchmarks.theory import ranks as theory_ranks
+from benchmarks.theory.experiments import EXECUTORS
 from lossycoll.plan import Finish
 from lossycoll.plan import faults as inject
 from lossycoll.plan.wire_types import Array
-from tests import theory, theory_ranks
-from tests import theory_formulas as formulas
 from tests.support.harness import run_good
-from tests.theory import EXECUTORS
 
 STANDARD_ERRORS = 4.0
 OPERATIONS = {"sockets": 300, "reference": 150}

@@ -11,11 +11,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # benchmarks/ is beside tests/
 
-from benchmarks import tcp
-from benchmarks.quality.store import append_entry
-from benchmarks.target import __main__ as command
-from benchmarks.target import report
-from benchmarks.target.runs import PROFILES, WAYS, Budget, Run, runs
+from benchmarks.common import tcp
+from benchmarks.common.results import append_entry
+from benchmarks.studies.time_to_loss import measure as command
+from benchmarks.studies.time_to_loss import report
+from benchmarks.studies.time_to_loss.runs import PROFILES, WAYS, Budget, Run, runs
 
 BUDGET = Budget(steps=20)
 

@@ -1,5 +1,5 @@
 """DropCompute's theory beside what is known of it: the experiments of
-tests/simulate/test_threshold.py and, with more samples, of benchmarks/dropcompute_theory.py."""
+tests/simulate/test_threshold.py and, with more samples, of benchmarks/theory/dropcompute.py."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from lossycoll.lab.backends import missing
 
 DEFAULT = "0,0.001,0.01,0.05"
 MBIT, ONE_WAY_MS, QUEUE_MS = 1000.0, 10.0, 25.0
-"""Of the laboratory's network: a good wide-area path, as in benchmarks/wire."""
+"""Of the laboratory's network: a good wide-area path, as in benchmarks/studies/lossy_links."""
 MOST_BYTES = 1 << 20
 """What gloo carries over such a path within a second or two at 1%."""
 LOSS_TIME, STEP_TIME = 3, 10

@@ -166,7 +166,7 @@ def test_one_wrong_rank_makes_a_result_wrong() -> None:
 @pytest.fixture(scope="module")
 def raw_udp(tmp_path_factory: pytest.TempPathFactory) -> Path:
     program = tmp_path_factory.mktemp("raw_udp") / "raw_udp"
-    source = ROOT / "benchmarks" / "raw_udp.c"
+    source = ROOT / "benchmarks" / "micro" / "raw_udp.c"
     command = ["cc", "-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread"]
     subprocess.run([*command, "-o", str(program), str(source)], check=True, timeout=60)
     return program

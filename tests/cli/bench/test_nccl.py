@@ -13,8 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from benchmarks.nccl.__main__ import main
-from benchmarks.nccl.report import table
+from benchmarks.studies.nccl.__main__ import main
+from benchmarks.studies.nccl.report import table
 from lossycoll.cli import main as cli
 from lossycoll.cli.bench import command as bench
 from lossycoll.cli.bench import nccl as bench_nccl
@@ -220,7 +220,7 @@ def torchrun(*options: str) -> subprocess.CompletedProcess[str]:
         [
             *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
             *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"),
-            *("--local-addr", "127.0.0.1", "-m", "benchmarks.nccl", *options),
+            *("--local-addr", "127.0.0.1", "-m", "benchmarks.studies.nccl", *options),
         ],
         cwd=ROOT,
         env=os.environ | {"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)},

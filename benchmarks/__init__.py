@@ -1,0 +1,1 @@
+"""Measurements, kept apart from the package: nothing in lossycoll imports them."""

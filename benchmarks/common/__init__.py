@@ -1,0 +1,1 @@
+"""Results on disk, laboratory jobs, TCP's congestion control."""

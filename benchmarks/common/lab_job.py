@@ -1,0 +1,52 @@
+"""A benchmark's ranks on the hosts of a laboratory."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lossycoll.errors import LossyError
+from lossycoll.lab import Lab
+
+from .results import ROOT
+
+
+class JobTimeout(LossyError):
+    """A job was ended since it took too long."""
+
+
+def run_job(
+    lab: Lab,
+    module: str,
+    config: Mapping[str, Any],
+    out: Path,
+    seconds: float,
+    environment: Mapping[str, str] | None = None,
+) -> None:
+    """Runs ``python -m module CONFIG OUT`` on every host, one thread each, CONFIG as JSON.
+
+    Raises LossyError with what ranks wrote when one fails, JobTimeout when they take longer than
+    ``seconds``.
+    """
+    began = time.monotonic()
+    ended = lab.run(
+        [sys.executable, "-m", module, json.dumps(config), str(out)],
+        {
+            "OMP_NUM_THREADS": "1",
+            "LOSSYCOLL_LOG": "warning",
+            "LOSSYCOLL_LIVENESS": "60",  # all ranks and their network share this machine's cores
+            "PYTHONPATH": str(ROOT),
+            **(environment or {}),
+        },
+        timeout=seconds,
+    )
+    # All of the bad ones: the first is often but the victim of another.
+    bad = [f"host {one.rank}, status {one.code}:\n{one.output}" for one in ended if one.code]
+    if bad:
+        late = time.monotonic() - began >= seconds
+        why = f"not done in {seconds:g} s" if late else "ranks failed"
+        raise (JobTimeout if late else LossyError)(f"{module}: {why}\n" + "\n".join(bad))

@@ -1,0 +1,1 @@
+"""Programs that answer one question in seconds, some of them in C."""

@@ -1,0 +1,68 @@
+"""How far lossy all-reduces are from the true mean: ring against transpose, in the reference.
+
+    python -m benchmarks.micro.estimator
+
+Each rank holds noise of variance 1, so the lossless mean of N ranks has variance 1/N. Printed is
+the mean squared distance of the result from the lossless mean, in units of that variance: over all
+ranks ("all": what a rank trains with, own data where a mean did not arrive), and over the values
+that were reduced ("reduced").
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from lossycoll.plan import faults as inject
+from lossycoll.plan import reference_executor as reference
+from lossycoll.plan import ring, transpose
+from lossycoll.plan.order import draw_order
+
+PACKETS = 240
+PER_PACKET = 16
+OPERATIONS = 12
+
+
+def errors(algorithm: str, world: int, loss: float, burst: float) -> tuple[float, float]:
+    """(over all elements of all ranks, over those whose mean arrived), in units of 1/world."""
+    builder = {"ring": ring, "transpose": transpose}[algorithm].all_reduce
+    count = PACKETS * PER_PACKET
+    faults = inject.Inject(loss=loss, burst=burst, seed=17)
+    rng = np.random.default_rng(3)
+    square, reduced_square, reduced = 0.0, 0.0, 0
+    for op in range(OPERATIONS):
+        data = [rng.standard_normal(count) for _ in range(world)]
+        mean = np.mean(data, axis=0)
+        order = draw_order(1, 0, op, world)
+        plans = [builder(world, rank, count, PER_PACKET, order=order) for rank in range(world)]
+        results = [x.copy() for x in data]
+        lost = partial(inject.lost, faults, 0, op)
+        reference.execute(plans, data, results, "f64", 1.0, lost, 0)
+        for own, got in zip(data, results, strict=True):
+            off = (got - mean) ** 2
+            arrived = got != own
+            square += float(off.sum())
+            reduced_square += float(off[arrived].sum())
+            reduced += int(arrived.sum())
+    total = OPERATIONS * world * count
+    return square / total * world, reduced_square / max(reduced, 1) * world
+
+
+def main() -> None:
+    print(
+        "| ranks | loss | burst | ring, all | transpose, all | ring, reduced | transpose, reduced |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    for world in (2, 4, 8):
+        for loss, burst in ((0.01, 1.0), (0.1, 1.0), (0.1, 8.0), (0.3, 1.0)):
+            a = errors("ring", world, loss, burst)
+            b = errors("transpose", world, loss, burst)
+            print(
+                f"| {world} | {loss:g} | {burst:g} | {a[0]:.3f} | {b[0]:.3f} "
+                f"| {a[1]:.3f} | {b[1]:.3f} |"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""What losing packets costs a trained model: ``python -m benchmarks.quality`` (docs/quality.md)."""

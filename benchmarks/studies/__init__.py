@@ -1,0 +1,1 @@
+"""What takes minutes to hours and is resumed where it was stopped."""

@@ -1,0 +1,76 @@
+"""What is measured, as data: pieces of a minute or two each, so that a run can be cut short."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lossycoll.cli.argtypes import inject_text
+from lossycoll.lab.network import Link, Network, Port
+
+from .tasks import TASKS
+from .variants import NONE_WAYS, RULE_WAYS, STEP_WAYS, TRAIN_WAYS
+
+HOSTS = 4
+DELAY_MS = 1.0
+QUEUE_MS = 25.0
+TRAIN_MBIT = 100.0
+LOSSES = (0.0, 0.1)
+SEED_OF_LOSS = 7
+
+
+@dataclass(frozen=True)
+class Cell:
+    """``kind``: "speed" (of the compressor alone), "forms", "steps" or "train".
+
+    ``loss``: share of packets that the backend itself drops (LOSSYCOLL_INJECT), the same ones for
+    every way; gloo's TCP has none of it.
+    """
+
+    kind: str
+    ways: tuple[str, ...] = ()
+    mbit: float = 0.0
+    loss: float = 0.0
+    task: str = ""
+    seed: int = 1
+
+    @property
+    def network(self) -> Network:
+        return Network(
+            hosts=HOSTS,
+            link=Link(delay_ms=DELAY_MS),
+            port=Port(up_mbit=self.mbit, down_mbit=self.mbit, queue_ms=QUEUE_MS),
+        )
+
+    @property
+    def environment(self) -> dict[str, str]:
+        text = inject_text(self.loss, 1, SEED_OF_LOSS)
+        return {"LOSSYCOLL_INJECT": text} if text else {}
+
+    @property
+    def name(self) -> str:
+        path = f", {self.mbit:g} Mbit/s" if self.mbit else ""
+        lost = f", {self.loss:.0%} lost" if self.kind == "train" else ""
+        ways = f": {'; '.join(self.ways)}" if self.kind == "train" else ""
+        return f"{self.kind} {self.task}{path}{lost}{ways}".replace(" ,", ",")
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "ways": list(self.ways)}
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> Cell:
+        return cls(**{**values, "ways": tuple(values["ways"])})
+
+
+def cells() -> Iterator[Cell]:
+    """The most important first."""
+    yield Cell("speed")
+    yield Cell("forms")
+    for mbit in (100.0, 1000.0):
+        yield Cell("steps", STEP_WAYS, mbit)
+    for task in TASKS:
+        for loss in LOSSES:
+            yield Cell("train", TRAIN_WAYS[bool(loss) :], TRAIN_MBIT, loss, task)
+            yield Cell("train", NONE_WAYS, TRAIN_MBIT, loss, task)
+    yield Cell("train", RULE_WAYS, TRAIN_MBIT, 0.1, "gpt")

@@ -1,0 +1,95 @@
+"""What is measured, as data: networks, sizes, and ways to reduce."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from benchmarks.common import tcp
+from lossycoll.lab.network import Link, Network, Port
+
+MIB = 1 << 20
+PATIENCE = 45.0
+QUEUE_MS = 25.0
+"""Room before each port, in time at its rate: what a router of today has."""
+WAYS = ("lossy", "repair", "reliable", "gloo", "gloo-bbr")
+"""Lossy with nothing resent, with one round of resending, all resent; torch's gloo over TCP with
+the kernel's cubic, and with bbr."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One network and one size. ``rtt_ms`` without queues; ``loss`` in bursts of ``burst``.
+
+    ``what``: "all-reduce" of ``mib``, or "step" of DDP with so many MiB of gradients.
+    """
+
+    hosts: int
+    mbit: float
+    rtt_ms: float
+    loss: float
+    burst: float
+    mib: float
+    what: str = "all-reduce"
+
+    @property
+    def network(self) -> Network:
+        return Network(
+            hosts=self.hosts,
+            link=Link(loss=self.loss, burst=self.burst, delay_ms=self.rtt_ms / 2),
+            port=Port(up_mbit=self.mbit, down_mbit=self.mbit, queue_ms=QUEUE_MS),
+        )
+
+    @property
+    def limit(self) -> float:
+        """Seconds that no all-reduce by two phases can beat: its bytes over the rate, and a way
+        for each phase. Headers, handshakes and losses are not in it."""
+        share = 2 * (self.hosts - 1) / self.hosts
+        return share * self.mib * MIB * 8 / (self.mbit * 1e6) + self.rtt_ms / 1e3
+
+    @property
+    def name(self) -> str:
+        loss = f"{self.loss:.1%}" + (f" in {self.burst:g}" if self.burst > 1 else "")
+        path = f"{self.hosts} hosts, {self.mbit:g} Mbit/s, {self.rtt_ms:g} ms"
+        return f"{path}, {loss}, {self.mib:.3g} MiB" + (" DDP step" if self.what == "step" else "")
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def ways(cell: Cell) -> tuple[str, ...]:
+    """Those that this kernel has, and that end within ``PATIENCE`` seconds or so."""
+    absent = set() if "bbr" in tcp.controls() else {"gloo-bbr"}
+    if cubic_seconds(cell) > PATIENCE:
+        absent.add("gloo")
+    return tuple(way for way in WAYS if way not in absent)
+
+
+def cubic_seconds(cell: Cell) -> float:
+    """What cubic takes at least under random loss: sqrt(3 / 2 / loss) packets of 1448 bytes a round
+    trip (Mathis, Semke, Mahdavi, Ott, CCR 27(3), 1997), both directions at once."""
+    if not cell.loss:
+        return cell.limit
+    bytes_per_s = 1448 / (cell.rtt_ms / 1e3) * math.sqrt(1.5 / cell.loss)
+    share = 2 * (cell.hosts - 1) / cell.hosts
+    return max(cell.limit, share * cell.mib * MIB / bytes_per_s)
+
+
+def gradient_mib() -> float:
+    """Of a DDP step."""
+    from .rank import CONTEXT, LAYERS, WIDTH, ByteGPT
+
+    return sum(p.numel() for p in ByteGPT(LAYERS, WIDTH, CONTEXT).parameters()) * 4 / MIB
+
+
+def cells() -> Iterator[Cell]:
+    """The most important first."""
+    losses = ((0.01, 1.0), (0.0, 1.0), (0.05, 1.0), (0.01, 8.0), (0.001, 1.0), (0.05, 8.0))
+    for hosts, mbit in ((2, 1000.0), (2, 10000.0), (4, 1000.0), (8, 100.0)):
+        for loss, burst in losses:
+            for rtt_ms in (20.0, 80.0, 0.2):
+                for mib in (25.0, 4.0):
+                    yield Cell(hosts, mbit, rtt_ms, loss, burst, mib)
+                yield Cell(hosts, mbit, rtt_ms, loss, burst, gradient_mib(), "step")

@@ -1,0 +1,132 @@
+"""One host of the benchmark: ``python -m benchmarks.studies.lossy_links.rank CONFIG OUT``.
+
+CONFIG is JSON: rounds of each way, and what is timed (a size in MiB, or "step" for a step of DDP)
+in which ways. They take turns, and the order turns around each time. OUT gets when this rank began
+and ended, by the clock that all hosts of a laboratory share, and what was missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import lossycoll
+from benchmarks.common import tcp
+from lossycoll.backend.gloo_mesh import connections
+from lossycoll.cli.demo.model import VOCABULARY, ByteGPT, next_byte_loss
+
+SCOPES: dict[str, Any] = {
+    "lossy": lambda: lossycoll.lossy(repair=0),
+    "repair": lambda: lossycoll.lossy(repair=1),
+    "reliable": lossycoll.reliable,
+    "gloo": contextlib.nullcontext,
+    "gloo-bbr": contextlib.nullcontext,
+}
+SLOW_SECONDS = 5.0
+"""A way that takes longer is measured once: the others would wait for it."""
+CONTROL = {"gloo": "cubic", "gloo-bbr": "bbr"}
+LAYERS, WIDTH, CONTEXT, BATCH = 2, 256, 64, 2
+"""Of the DDP step's model: many gradients for few sums, as on a machine with an accelerator."""
+
+
+def main() -> None:
+    config = json.loads(sys.argv[1])
+    torch.set_num_threads(1)
+    dist.init_process_group("lossy")
+    used = {way for _, ways in config["what"] for way in ways}
+    groups = {way: tcp_group(CONTROL[way]) for way in sorted(used) if way in CONTROL}
+    out = []
+    for what, ways in config["what"]:
+        work = ddp_steps(groups) if what == "step" else all_reduces(what, groups)
+        out.append(measure(work, ways, config["rounds"], groups))
+        del work
+        gc.collect()  # DDP is part of a reference cycle, and holds the group
+    Path(f"{sys.argv[2]}.{dist.get_rank()}").write_text(json.dumps(out))
+    dist.destroy_process_group()
+
+
+def tcp_group(control: str) -> dist.ProcessGroup:
+    """A gloo group of which the connections use this congestion control."""
+    before = connections()
+    group = dist.new_group(backend="gloo")
+    dist.barrier(group=group)  # by now all are connected
+    tcp.use(control, before)
+    return group
+
+
+def agreed(here: bool) -> bool:
+    """Whether it is so on any rank."""
+    flag = torch.tensor(float(here))
+    with lossycoll.reliable():
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    return bool(flag)
+
+
+Work = Callable[[str], None]
+"""What is timed, done in one of the ways."""
+
+
+def all_reduces(mib: float, groups: dict[str, dist.ProcessGroup]) -> Work:
+    tensor = torch.ones(int(mib * (1 << 18)))
+
+    def work(way: str) -> None:
+        with SCOPES[way]():
+            dist.all_reduce(tensor, group=groups.get(way))
+        tensor.fill_(1.0)
+
+    return work
+
+
+def ddp_steps(groups: dict[str, dist.ProcessGroup]) -> Work:
+    replicas: dict[str, DistributedDataParallel] = {}
+    tokens = torch.randint(VOCABULARY, (BATCH, CONTEXT + 1))
+
+    def work(way: str) -> None:
+        replica = replicas.get(way)
+        if replica is None:
+            model = ByteGPT(LAYERS, WIDTH, CONTEXT)
+            replica = replicas[way] = DistributedDataParallel(model, process_group=groups.get(way))
+        replica.zero_grad()
+        with SCOPES[way]():
+            next_byte_loss(replica(tokens[:, :-1]), tokens[:, 1:]).backward()
+
+    return work
+
+
+def measure(
+    work: Work, ways: list[str], rounds: dict[str, int], groups: dict[str, dist.ProcessGroup]
+) -> dict[str, Any]:
+    times: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+    missing: dict[str, list[float]] = {way: [] for way in ways}
+    slow: set[str] = set()
+    for number in range(max(rounds.values())):
+        order = ways if number % 2 == 0 else ways[::-1]
+        for way in order:
+            if number >= rounds[way] or way in slow:
+                continue
+            with lossycoll.reliable():
+                dist.barrier()
+            began = time.monotonic()
+            work(way)
+            times[way].append((began, time.monotonic()))
+            report = lossycoll.last_report()
+            if way not in groups and report is not None:
+                packets = report.packets_received + report.packets_missing
+                missing[way].append(report.packets_missing / packets if packets else 0.0)
+            if way in groups and agreed(times[way][-1][1] - began > SLOW_SECONDS):
+                slow.add(way)
+    return {"times": times, "missing": missing}
+
+
+if __name__ == "__main__":
+    main()

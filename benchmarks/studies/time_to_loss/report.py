@@ -1,0 +1,195 @@
+"""time-to-target.json, the picture, and what stands between the marks of README and performance.md.
+
+The loss to reach is one for all networks and ways: within ``NEAR`` of what gloo, which loses
+nothing, ends with, for the seed that ends highest. A way that doesn't reach it says so.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")  # There may be no display.
+
+import matplotlib.pyplot as plt
+
+from benchmarks.studies.quality.report import between, markdown
+
+from .runs import PROFILES, REFERENCES, WAYS, Run
+
+Curve = Sequence[tuple[float, int, float]]
+NEAR = 1.01
+NAME = "time-to-target"
+COLOURS = dict(
+    zip(WAYS, ("tab:red", "tab:orange", "tab:purple", "tab:blue", "tab:cyan"), strict=True)
+)
+
+
+def check(curve: Curve) -> None:
+    """Raises ValueError for what no training writes: no points, time or steps that go back, a loss
+    that is no number above 0. One point is a run that was cut off before the second."""
+    if not curve:
+        raise ValueError("a curve of no points, wanted 1 or more")
+    for (t, step, _), (after, later, _) in pairwise(curve):
+        if not (t < after and step < later):
+            raise ValueError(f"a curve goes back: step {step} at {t} s, then {later} at {after} s")
+    for t, step, loss in curve:
+        if not (math.isfinite(t) and math.isfinite(loss) and loss > 0):
+            raise ValueError(f"a curve has a loss of {loss} at step {step}, {t} s")
+
+
+def target(entries: Sequence[Mapping[str, Any]]) -> float:
+    """The loss to reach. Raises ValueError without a whole run of gloo."""
+    ends = [
+        one["curve"][-1][2]
+        for one in entries
+        if one["run"]["way"] in REFERENCES and one["curve"][-1][1] == one["run"]["budget"]["steps"]
+    ]
+    if not ends:
+        raise ValueError("no run of gloo took all its steps: there is no loss to compare at")
+    return NEAR * max(ends)
+
+
+def reached(curve: Curve, loss: float) -> float | None:
+    """Seconds until the curve is at ``loss``, on a straight line between its points, or None."""
+    for (before, _, high), (after, _, low) in pairwise(curve):
+        if low <= loss:
+            share = (high - loss) / (high - low) if high > low else 1.0
+            return before + min(1.0, max(0.0, share)) * (after - before)
+    return None
+
+
+def results(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """By network and way: seconds to the loss and of all steps, by seed. Raises ValueError for
+    curves that make no sense, and where runs of more than one budget are mixed."""
+    for one in entries:
+        check(one["curve"])
+    budgets = {json.dumps(one["run"]["budget"], sort_keys=True) for one in entries}
+    if len(budgets) != 1:
+        raise ValueError(f"runs of {len(budgets)} budgets, wanted one: {sorted(budgets)}")
+    loss = target(entries)
+    networks: dict[str, dict[str, Any]] = {}
+    for one in entries:
+        run = Run.of(one["run"])
+        way = networks.setdefault(run.profile, {}).setdefault(
+            run.way, {"seeds": [], "seconds": [], "all": [], "ends": [], "curves": []}
+        )
+        curve = one["curve"]
+        way["seeds"].append(run.seed)
+        way["seconds"].append(reached(curve, loss))
+        way["all"].append(curve[-1][0] if curve[-1][1] == run.budget.steps else None)
+        way["ends"].append(curve[-1][2])
+        way["curves"].append(curve)
+    commits = sorted({one["commit"] for one in entries})
+    return {
+        "target": loss,
+        "budget": json.loads(*budgets),
+        "commits": commits,
+        "networks": networks,
+    }
+
+
+def median(seconds: Sequence[float | None]) -> float | None:
+    """None where a run didn't get there."""
+    known = [s for s in seconds if s is not None]
+    return statistics.median(known) if len(known) == len(seconds) else None
+
+
+def fastest_gloo(ways: Mapping[str, Any]) -> float | None:
+    """The median seconds to the loss of the faster of gloo's."""
+    found = [median(ways[name]["seconds"]) for name in REFERENCES if name in ways]
+    return min((s for s in found if s is not None), default=None)
+
+
+def table(found: Mapping[str, Any]) -> str:
+    head = [
+        "network",
+        "way",
+        "seeds",
+        "seconds to the loss",
+        "least, most",
+        "against gloo's faster",
+    ]
+    rows = []
+    for profile in (name for name in PROFILES if name in found["networks"]):
+        ways = found["networks"][profile]
+        gloo = fastest_gloo(ways)
+        for name in (name for name in WAYS if name in ways):
+            way = ways[name]
+            spent, whole = median(way["seconds"]), median(way["all"])
+            known = [s for s in way["seconds"] if s is not None]
+            rows.append(
+                [
+                    profile,
+                    name,
+                    str(len(way["seeds"])),
+                    "not reached" if spent is None else f"{spent:.1f}",
+                    f"{min(known):.1f}, {max(known):.1f}" if known else "-",
+                    "-" if spent is None or gloo is None else f"{gloo / spent:.1f}x",
+                    "cut off" if whole is None else f"{whole:.1f}",
+                    f"{statistics.fmean(way['ends']):.4f}",
+                ]
+            )
+    return markdown([*head, "seconds for all steps", "loss at the end"], rows)
+
+
+def caption(found: Mapping[str, Any]) -> str:
+    """The picture, and one sentence with the figures in it."""
+    said = []
+    for profile, ways in found["networks"].items():
+        gloo = fastest_gloo(ways)
+        ours = {n: median(ways[n]["seconds"]) for n in ways if n not in REFERENCES}
+        best = min(((s, n) for n, s in ours.items() if s is not None), default=None)
+        if best and gloo is not None:
+            said.append(
+                f"{best[0]:.0f} s rather than gloo's {gloo:.0f} s on `{profile}` ({best[1]})"
+            )
+    seeds = max(len(way["seeds"]) for ways in found["networks"].values() for way in ways.values())
+    return (
+        f"![Validation loss against seconds of training](docs/{NAME}.png)\n\n"
+        "The demo's GPT, 4 ranks in the [laboratory](docs/lab.md), seconds to a validation loss "
+        f"of {found['target']:.2f}: {'; '.join(said) or 'none got there'}. Medians of {seeds} seed"
+        f"{'s' if seeds > 1 else ''}; gloo's is the faster of cubic and bbr "
+        f"([all of it](docs/performance.md#time-to-target))."
+    )
+
+
+def write(entries: Sequence[Mapping[str, Any]], folder: Path) -> str:
+    """Writes all files, README.md beside the folder included; returns the table."""
+    found = results(entries)
+    readme = folder.resolve().parent / "README.md"
+    (folder / f"{NAME}.json").write_text(json.dumps(found) + "\n", encoding="utf-8")
+    for page, text in ((folder / "performance.md", table(found)), (readme, caption(found))):
+        if page.exists():
+            page.write_text(between(page.read_text(encoding="utf-8"), NAME, text), encoding="utf-8")
+    draw(found, folder / f"{NAME}.png")
+    return table(found)
+
+
+def draw(found: Mapping[str, Any], path: Path) -> None:
+    """Loss against seconds, a panel for each network; every seed a line."""
+    networks = {name: found["networks"][name] for name in PROFILES if name in found["networks"]}
+    size = (5.6 * len(networks), 3.8)
+    figure, axes = plt.subplots(1, len(networks), figsize=size, layout="constrained", squeeze=False)
+    for axis, (profile, ways) in zip(axes[0], networks.items(), strict=True):
+        for name in (name for name in WAYS if name in ways):
+            for i, curve in enumerate(ways[name]["curves"]):
+                seconds = [point[0] for point in curve[1:]]
+                losses = [point[2] for point in curve[1:]]
+                label = name if i == 0 else None
+                axis.plot(seconds, losses, color=COLOURS[name], linewidth=1.2, label=label)
+        axis.axhline(found["target"], color="grey", linestyle=":")
+        axis.set_xscale("log")
+        axis.set_title(f"{profile}: 4 ranks, the same data and steps", fontsize=10)
+        axis.set_xlabel("seconds of training")
+    axes[0][0].set_ylabel("validation loss, nats per byte")
+    axes[0][0].legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)

@@ -1,0 +1,327 @@
+"""The theory's figures, measured: python -m benchmarks.theory.measure
+
+Real engines and sockets on loopback, losses injected. Writes docs/theory.json and the plots
+docs/theory-*.png; ``--plots`` draws from the figures that are there, ``--tables`` prints them as in
+docs/theory.md. The experiments are those of tests/benchmarks/test_theory.py, with more samples.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT)]
+
+import numpy as np  # noqa: E402
+
+from benchmarks.common.results import commit  # noqa: E402
+from lossycoll.plan import Finish  # noqa: E402
+from tests.support.harness import run_good  # noqa: E402
+
+from . import experiments as theory  # noqa: E402
+from . import formulas  # noqa: E402
+from . import plots as theory_plots  # noqa: E402
+from . import ranks as theory_ranks  # noqa: E402
+
+JSON = ROOT / "docs" / "theory.json"
+UNEVEN = "loss=0.1,link=3-0:0.5,link=3-1:0.5,link=0-2:0.4"
+CASES: dict[str, tuple[str, int | None, Finish | None]] = {
+    "even 10%": ("loss=0.1", None, None),
+    "even 30%": ("loss=0.3", None, None),
+    "bursts of 4, 30%": ("loss=0.3,burst=4", None, None),
+    "rank 1 dead, 30%": ("loss=0.3", 1, None),
+    "rank 1 dead, bursts of 4, 30%": ("loss=0.3,burst=4", 1, None),
+    "uneven, weighted": (UNEVEN, None, Finish.WEIGHTED),
+    "uneven, weighted, bursts of 4": (f"{UNEVEN},burst=4", None, Finish.WEIGHTED),
+    "uneven, by count": (UNEVEN, None, None),
+}
+LOSSES = (0.05, 0.1, 0.2, 0.3, 0.4)
+WORLDS = (2, 4, 8)
+BURSTS = (1.5, 2.0, 4.0, 8.0, 16.0)
+STEPS = {"elements": 2400, "steps": 5000, "period": 16, "every": 47, "repairs": [0, 1, 2]}
+OPTIMIZER_STEPS = 480
+STATE_LOSS = 0.3
+STATE_ARMS = ((0, 0, False), (16, 2, False))
+ARMS = ((0, 0, False), (16, 0, False), (16, 2, False), (16, 2, True), (32, 2, True), (48, 2, True))
+
+
+def unbiased() -> list[dict[str, Any]]:
+    rows = []
+    for case, (faults, dead, finish) in CASES.items():
+        for algorithm in ("ring", "transpose", "reduce_scatter"):
+            samples = theory.means(
+                "sockets", algorithm, f"{faults},seed=41", 1500, dead=dead, finish=finish
+            )
+            true = theory.truth(4, dead)
+            rows.append(
+                {
+                    "case": case,
+                    "algorithm": algorithm,
+                    "standard_errors": theory.standard_errors(samples, true),
+                    "bias": float(np.abs(np.nanmean(samples, axis=(0, 2)) / true - 1).max()),
+                }
+            )
+    return rows
+
+
+def inflation() -> list[dict[str, Any]]:
+    return [
+        {
+            "world": world,
+            "loss": loss,
+            "measured": theory.variance("sockets", world, loss, 400),
+            "predicted": formulas.inflation(loss, world),
+        }
+        for world in WORLDS
+        for loss in LOSSES
+    ]
+
+
+def stratified() -> list[dict[str, Any]]:
+    return [
+        {
+            "world": world,
+            "loss": loss,
+            "measured": theory.variance("sockets", world, loss, 400, algorithm="reduce_scatter"),
+            "predicted": formulas.stratified_variance(loss, world),
+        }
+        for world in WORLDS
+        for loss in LOSSES
+    ]
+
+
+def estimators() -> list[dict[str, Any]]:
+    rows = []
+    for loss in LOSSES:
+        for mean in (0.0, 1.0, 2.0):
+            for name, finish, predicted in (
+                ("count", None, formulas.inflation(loss, 4)),
+                (
+                    "inverse_probability",
+                    Finish.WEIGHTED,
+                    formulas.weighted_variance(loss, 4, mean),
+                ),
+            ):
+                measured = theory.variance("sockets", 4, loss, 400, mean=mean, finish=finish)
+                rows.append(
+                    {
+                        "loss": loss,
+                        "mean": mean,
+                        "estimator": name,
+                        "measured": measured,
+                        "predicted": predicted,
+                    }
+                )
+    return rows
+
+
+def broadcast() -> list[dict[str, Any]]:
+    rows = []
+    for mean in (0.0, 0.5):
+        for loss in LOSSES:
+            got = theory.broadcast("sockets", loss, 1500, mean=mean)
+            older = got.ages[::-1].cumsum()[::-1] / got.ages.sum()
+            rows.append(
+                {
+                    "loss": loss,
+                    "mean": mean,
+                    "drift": got.drift,
+                    "predicted": formulas.broadcast_drift(loss, mean=mean),
+                    "published": formulas.broadcast_drift_published(loss),
+                    "from_owner": got.from_owner,
+                    "from_owner_predicted": formulas.owner_distance(loss) if not mean else None,
+                    "older": older[:9].tolist(),
+                }
+            )
+    return rows
+
+
+def bursts() -> list[dict[str, Any]]:
+    return [
+        {
+            "loss": loss,
+            "burst": burst,
+            "drift": theory.bursts("sockets", loss, burst, 60),
+            "predicted": formulas.burst_drift(loss, burst),
+        }
+        for loss in (0.1, 0.3)
+        for burst in BURSTS
+    ]
+
+
+def steps() -> list[dict[str, Any]]:
+    rows = []
+    for loss in (0.1, 0.3):
+        got = run_good(theory_ranks.steps, 3, theory_ranks.env(loss, **STEPS), timeout=590)[0]
+        free, *bound = got["drifts"]
+        per_step = formulas.free_drift_per_step(loss, 3)
+        rows.append(
+            {
+                "loss": loss,
+                "at": got["at"],
+                "free": free,
+                "per_step": free[-1] / got["at"][-1],
+                "per_step_predicted": per_step,
+                "bound": [
+                    {
+                        "repair": repair,
+                        "drift": drifts,
+                        "mean": sum(drifts[2:]) / len(drifts[2:]),
+                        "predicted": formulas.bounded_drift(per_step, 16, 3, loss ** (1 + repair)),
+                    }
+                    for repair, drifts in zip(STEPS["repairs"], bound, strict=True)  # type: ignore[call-overload]
+                ],
+                "states": [
+                    {
+                        "state": state,
+                        "halves": _halves(got["states"][state]),
+                        "predicted": formulas.state_drift(loss, 3, state, beta),
+                    }
+                    for state, beta in theory_ranks.BETAS.items()
+                ],
+            }
+        )
+    return rows
+
+
+def optimizers() -> list[dict[str, Any]]:
+    rows = []
+    for loss in (0.1, 0.3):
+        env = theory_ranks.env(loss, arms=ARMS, steps=OPTIMIZER_STEPS) | {"LOSSYCOLL_MTU": "1500"}
+        for row in run_good(theory_ranks.optimizers, 3, env, timeout=590)[0]:
+            rows.append({"loss": loss, **row})
+    return rows
+
+
+def _halves(series: Sequence[float]) -> list[float]:
+    """The means over the first half, without its first tenth, and over the second."""
+    half = len(series) // 2
+    return [float(np.mean(series[half // 10 : half])), float(np.mean(series[half:]))]
+
+
+def momentum() -> list[dict[str, Any]]:
+    return _states("SGD, momentum 0.9")
+
+
+def adam() -> list[dict[str, Any]]:
+    return _states("AdamW")
+
+
+def _states(optimizer: str) -> list[dict[str, Any]]:
+    """Without DriftBound, and with it."""
+    env = theory_ranks.env(
+        STATE_LOSS, optimizer=optimizer, arms=STATE_ARMS, steps=5000, every=STEPS["every"]
+    )
+    rows = run_good(theory_ranks.states, 3, env | {"LOSSYCOLL_MTU": "1500"}, timeout=590)[0]
+    return [
+        {"loss": STATE_LOSS, **row, "halves": {k: _halves(v) for k, v in row["drift"].items()}}
+        for row in rows
+    ]
+
+
+PARTS = {
+    "unbiased": unbiased,
+    "inflation": inflation,
+    "stratified": stratified,
+    "estimators": estimators,
+    "broadcast": broadcast,
+    "bursts": bursts,
+    "steps": steps,
+    "optimizers": optimizers,
+    "momentum": momentum,
+    "adam": adam,
+}
+
+
+def tables(found: dict[str, Any]) -> None:
+    def table(head: str, rows: list[list[Any]]) -> None:
+        print(f"\n{head}\n|{'---|' * (head.count('|') - 1)}")
+        for row in rows:
+            print("| " + " | ".join(_cell(value) for value in row) + " |")
+
+    by_case: dict[str, dict[str, float]] = {}
+    for row in found["unbiased"]:
+        by_case.setdefault(row["case"], {})[row["algorithm"]] = row["standard_errors"]
+    table(
+        "| Loss | ring | transpose | reduce-scatter |",
+        [[case, *(row[a] for a in ("ring", "transpose", "reduce_scatter"))]
+         for case, row in by_case.items()],
+    )  # fmt: skip
+    for name, keys in (
+        ("inflation", ("world", "loss", "measured", "predicted")),
+        ("stratified", ("world", "loss", "measured", "predicted")),
+        ("estimators", ("loss", "mean", "estimator", "measured", "predicted")),
+        ("broadcast", ("loss", "mean", "drift", "predicted", "published", "from_owner",
+                       "from_owner_predicted")),
+        ("bursts", ("loss", "burst", "drift", "predicted")),
+    ):  # fmt: skip
+        table("| " + " | ".join(keys) + " |", [[row[key] for key in keys] for row in found[name]])
+    for name, at in found["measured"].items():
+        print(f"{name}: {at['date']}, commit {at['commit']}, {at['machine']}")
+    print("\nolder", [[row["loss"], *row["older"][:7]] for row in found["broadcast"]][:5])
+    table(
+        "| loss | free, per step | predicted | repair | with DriftBound | predicted |",
+        [[row["loss"], row["per_step"], row["per_step_predicted"], part["repair"], part["mean"],
+          part["predicted"]] for row in found["steps"] for part in row["bound"]],
+    )  # fmt: skip
+    table(
+        "| loss | state, N(0, 1) | first half | second half | predicted |",
+        [[row["loss"], part["state"], *part["halves"], part["predicted"]]
+         for row in found["steps"] for part in row["states"]],
+    )  # fmt: skip
+    table(
+        "| optimizer | period | drift of | first half | second half |",
+        [[row["optimizer"], row["period"], name, *halves]
+         for part in ("momentum", "adam") for row in found[part]
+         for name, halves in row["halves"].items()],
+    )  # fmt: skip
+    keys = ("loss", "optimizer", "period", "repair", "state", "drift", "bytes_per_step")
+    table(
+        "| " + " | ".join(keys) + " |", [[row[key] for key in keys] for row in found["optimizers"]]
+    )
+
+
+def source() -> dict[str, str]:
+    """When, by which code and where figures are taken."""
+    return {
+        "date": datetime.date.today().isoformat(),
+        "commit": commit("theory", "tests"),
+        "machine": f"{os.cpu_count()} cores, {os.uname().machine}, loopback",
+    }
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--plots", action="store_true", help="draw from the figures that are there")
+    parser.add_argument("--tables", action="store_true", help="print the figures that are there")
+    parser.add_argument("--only", choices=PARTS, action="append", help="measure only this again")
+    options = parser.parse_args()
+    found: dict[str, Any] = json.loads(JSON.read_text()) if JSON.exists() else {}
+    if not (options.plots or options.tables):
+        for name in options.only or PARTS:
+            begin = time.monotonic()
+            found[name] = PARTS[name]()
+            print(f"{name}: {time.monotonic() - begin:.0f} s", flush=True)
+            # Part by part: one that is measured again says nothing of when the others were.
+            found.setdefault("measured", {})[name] = source()
+            JSON.write_text(json.dumps(found, indent=1) + "\n")
+    if options.tables:
+        tables(found)
+    else:
+        theory_plots.draw(found, ROOT / "docs")
+
+
+if __name__ == "__main__":
+    main()

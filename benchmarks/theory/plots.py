@@ -1,0 +1,340 @@
+"""The pictures of docs/theory.md, from the figures of docs/theory.json."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+matplotlib.use("Agg")  # There may be no display.
+
+import matplotlib.pyplot as plt
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from . import formulas
+
+CURVE = np.linspace(0.001, 0.45, 100)
+DPI = 110
+Panel = tuple[Callable[[Any, Any], None], Any]
+"""What draws it, and of which figures."""
+
+
+def draw(found: dict[str, Any], folder: Path) -> None:
+    """Writes theory-means.png, theory-broadcast.png and theory-steps.png."""
+    state = [*found["momentum"], *found["adam"]]
+    pictures: dict[str, tuple[int, Sequence[Panel]]] = {
+        "theory-means.png": (
+            3,
+            (
+                (standard_errors, found["unbiased"]),
+                (inflation, (found["inflation"], found["stratified"])),
+                (estimators, found["estimators"]),
+            ),
+        ),
+        "theory-broadcast.png": (
+            3,
+            (
+                (broadcast, found["broadcast"]),
+                (staleness, found["broadcast"]),
+                (bursts, found["bursts"]),
+            ),
+        ),
+        "theory-steps.png": (
+            2,
+            (
+                (steps, found["steps"]),
+                (repairs, found["steps"]),
+                (states, state),
+                (optimizers, found["optimizers"]),
+            ),
+        ),
+    }
+    for name, (columns, panels) in pictures.items():
+        rows = len(panels) // columns
+        figure, axes = plt.subplots(
+            rows, columns, figsize=(6.2 * columns, 4.6 * rows), layout="constrained"
+        )
+        for panel, (function, figures) in zip(axes.flat, panels, strict=True):
+            function(panel, figures)
+            panel.grid(alpha=0.3)
+        figure.savefig(folder / name, dpi=DPI)
+        plt.close(figure)
+
+
+def measured_as(axes: Any, mark: str, text: str) -> None:
+    """One entry of the legend for all points of a kind, whatever their colour."""
+    axes.plot([], [], mark, color="tab:gray", label=text)
+
+
+def standard_errors(axes: Any, rows: list[dict[str, Any]]) -> None:
+    cases = list(dict.fromkeys(row["case"] for row in rows))
+    algorithms = {"ring": ("o", -0.2), "transpose": ("s", 0.0), "reduce_scatter": ("^", 0.2)}
+    for algorithm, (mark, beside) in algorithms.items():
+        mine = [row for row in rows if row["algorithm"] == algorithm]
+        axes.plot(
+            [row["standard_errors"] for row in mine],
+            [cases.index(row["case"]) + beside for row in mine],
+            mark,
+            label=algorithm.replace("_", "-"),
+        )
+    axes.axvline(4, color="tab:red", linestyle="--", label="4 standard errors")
+    biased = cases.index("uneven, by count")
+    axes.axhspan(biased - 0.5, biased + 0.5, color="tab:red", alpha=0.1)
+    axes.text(0.45, biased, "biased: belongs right of the line", va="center", fontsize=8)
+    axes.set_xscale("log")
+    ticks = (0.5, 1, 2, 4, 10, 20, 50, 100)
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.set_xticks([], minor=True)
+    axes.set_xlim(0.4, 130)
+    axes.set_yticks(range(len(cases)), cases)
+    axes.set_ylim(len(cases) - 0.5, -0.5)
+    axes.set(xlabel="worst segment's distance from the mean, standard errors")
+    axes.set_title("Unbiased: left of the line")
+    axes.legend()
+
+
+def inflation(axes: Any, rows: tuple[list[dict[str, Any]], list[dict[str, Any]]]) -> None:
+    colours = ("tab:blue", "tab:orange", "tab:green")
+    for found, formula, style, mark in (
+        (rows[0], formulas.inflation, "-", "o"),
+        (rows[1], formulas.stratified_variance, "--", "^"),
+    ):
+        for world, colour in zip(sorted({row["world"] for row in found}), colours, strict=True):
+            kind = "" if style == "-" else ", reduce-scatter"
+            axes.plot(
+                CURVE,
+                [formula(p, world) for p in CURVE],
+                style,
+                color=colour,
+                label=f"{world} ranks{kind}, predicted",
+            )
+            mine = [row for row in found if row["world"] == world]
+            axes.plot(
+                [row["loss"] for row in mine],
+                [row["measured"] for row in mine],
+                mark,
+                color=colour,
+            )
+    measured_as(axes, "o", "measured")
+    measured_as(axes, "^", "reduce-scatter, measured")
+    axes.set(xlabel="loss p", ylabel="variance of the mean, lossless = 1")
+    axes.set_title("Variance by count: (1 - p^N) / (1 - p), and of a reduce-scatter")
+    axes.legend(fontsize=8)
+
+
+def estimators(axes: Any, rows: list[dict[str, Any]]) -> None:
+    for mean in sorted({row["mean"] for row in rows}):
+        line = axes.plot(
+            CURVE,
+            [formulas.weighted_variance(p, 4, mean) for p in CURVE],
+            label=f"weighted, mean {mean:g}, predicted",
+        )[0]
+        mine = [r for r in rows if (r["mean"], r["estimator"]) == (mean, "inverse_probability")]
+        axes.plot(
+            [row["loss"] for row in mine],
+            [row["measured"] for row in mine],
+            "o",
+            color=line.get_color(),
+        )
+    axes.plot(
+        CURVE,
+        [formulas.inflation(p, 4) for p in CURVE],
+        "--",
+        color="black",
+        label="count, any mean, predicted",
+    )
+    counted = [row for row in rows if row["estimator"] == "count"]
+    measured_as(axes, "o", "weighted, measured")
+    axes.plot(
+        [row["loss"] for row in counted],
+        [row["measured"] for row in counted],
+        "x",
+        color="black",
+        label="count, measured at each mean",
+    )
+    axes.set(xlabel="loss p", ylabel="variance of the mean, lossless = 1")
+    axes.set_title("Cost of weights: contributions of N(mean, 1), 4 ranks")
+    axes.legend()
+
+
+def broadcast(axes: Any, rows: list[dict[str, Any]]) -> None:
+    for mean, colour in ((0.0, "tab:blue"), (0.5, "tab:green")):
+        axes.plot(
+            CURVE,
+            [formulas.broadcast_drift(p, mean=mean) for p in CURVE],
+            color=colour,
+            label="2p/(1-p^2)" + (f" + {mean:g}^2 2p/(1-p)^2" if mean else ""),
+        )
+        mine = [row for row in rows if row["mean"] == mean]
+        axes.plot(
+            [row["loss"] for row in mine],
+            [row["drift"] for row in mine],
+            "o",
+            color=colour,
+            label=f"measured, steps of mean {mean:g}",
+        )
+    still = [row for row in rows if row["mean"] == 0]
+    axes.plot(
+        CURVE,
+        [formulas.broadcast_drift_published(p) for p in CURVE],
+        "--",
+        color="tab:red",
+        label="2p/(1+p), as published",
+    )
+    axes.plot(CURVE, [formulas.owner_distance(p) for p in CURVE], color="tab:gray", label="p/(1-p)")
+    axes.plot(
+        [row["loss"] for row in still],
+        [row["from_owner"] for row in still],
+        "o",
+        color="tab:gray",
+        label="measured, owner to receiver",
+    )
+    axes.set(xlabel="loss p", ylabel="squared distance, variance of a step = 1")
+    axes.set_title("Drift of broadcast parameters")
+    axes.legend()
+
+
+def staleness(axes: Any, rows: list[dict[str, Any]]) -> None:
+    for row in [row for row in rows if row["mean"] == 0]:
+        p = row["loss"]
+        steps = [k for k, tail in enumerate(row["older"]) if tail > 0]
+        line = axes.plot(
+            steps, [row["older"][k] for k in steps], "o", label=f"measured, p = {p:g}"
+        )[0]
+        shown = np.linspace(0, 8, 50)
+        axes.plot(shown, [p**k for k in shown], color=line.get_color(), linewidth=1)
+    axes.set_yscale("log")
+    axes.set_ylim(1e-6, 1.5)
+    axes.set(xlabel="age K, steps", ylabel="share of values at least that old")
+    axes.set_title("Staleness: p^K (lines)")
+    axes.legend()
+
+
+def bursts(axes: Any, rows: list[dict[str, Any]]) -> None:
+    shown = np.linspace(1.3, 16, 60)
+    for loss in sorted({row["loss"] for row in rows}):
+        line = axes.plot(
+            shown, [formulas.burst_drift(loss, b) for b in shown], label=f"p = {loss:g}, predicted"
+        )[0]
+        mine = [row for row in rows if row["loss"] == loss]
+        axes.plot(
+            [row["burst"] for row in mine],
+            [row["drift"] for row in mine],
+            "o",
+            color=line.get_color(),
+            label=f"p = {loss:g}, measured",
+        )
+    axes.set(xlabel="mean burst, steps", ylabel="squared distance, variance of a step = 1")
+    axes.set_title("Drift if losses come in runs of steps")
+    axes.legend()
+
+
+COLOURS = {0.1: "tab:blue", 0.3: "tab:red"}
+
+
+def steps(axes: Any, rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        at, colour = np.array(row["at"]), COLOURS[row["loss"]]
+        axes.plot(at, row["free"], color=colour, label=f"p = {row['loss']:g}, without DriftBound")
+        axes.plot(at, at * row["per_step_predicted"], ":", color="black", linewidth=1)
+        for part in row["bound"]:
+            # Those between lie on one another, and are in the next panel.
+            if part["repair"] in (0, 2):
+                axes.plot(
+                    at,
+                    part["drift"],
+                    "-" if part["repair"] else "--",
+                    color=colour,
+                    alpha=0.6,
+                    label=f"p = {row['loss']:g}, period 16, repair {part['repair']}",
+                )
+                axes.axhline(part["predicted"], color="black", linestyle=":", linewidth=1)
+    lowest = min(rows, key=lambda row: row["loss"])
+    axes.annotate(
+        "slope 1: linear in steps",
+        (700, 700 * lowest["per_step_predicted"]),
+        (900, 15 * lowest["per_step_predicted"] * 10),
+        arrowprops={"arrowstyle": "->"},
+        fontsize=8,
+    )
+    axes.set_yscale("log")
+    axes.set_xscale("log")
+    axes.set(xlabel="step", ylabel="squared distance per element (gradients: N(0, 1))")
+    axes.set_title("Drift of reduced gradients, 3 ranks (dotted: predicted)")
+    axes.legend(fontsize=7)
+
+
+def repairs(axes: Any, rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        colour, parts = COLOURS[row["loss"]], row["bound"]
+        many = [part["repair"] for part in parts]
+        axes.plot(
+            many,
+            [part["predicted"] for part in parts],
+            "_",
+            color="black",
+            markersize=24,
+        )
+        axes.plot(
+            many,
+            [part["mean"] for part in parts],
+            "o",
+            color=colour,
+            label=f"p = {row['loss']:g}, measured",
+        )
+    axes.plot([], [], "_", color="black", markersize=14, label="predicted")
+    axes.set_xticks(many)
+    axes.set_xlim(-0.5, 2.5)
+    axes.set_ylim(bottom=0)
+    axes.set(xlabel="rounds of repair", ylabel="mean over 5,000 steps, as on the left")
+    axes.set_title("Where it stays with DriftBound, period 16")
+    axes.legend()
+
+
+def states(axes: Any, rows: list[dict[str, Any]]) -> None:
+    """Each over its mean in the second half: they differ by orders of magnitude."""
+    for row, colour in zip(
+        [row for row in rows if not row["period"]], ("tab:blue", "tab:orange"), strict=True
+    ):
+        for name, series in row["drift"].items():
+            style = {"parameters": ":", "exp_avg_sq": "--"}.get(name, "-")
+            axes.plot(
+                row["at"],
+                np.array(series) / row["halves"][name][1],
+                style,
+                color=colour,
+                linewidth=3 if name == "momentum_buffer" else 1,  # exp_avg lies on it
+                alpha=0.5 if name == "momentum_buffer" else 1,
+                label=f"{row['optimizer']}: {name}",
+            )
+    axes.set_yscale("log")
+    axes.set(xlabel="step", ylabel="squared distance, mean of the second half = 1")
+    axes.set_title("Trained networks, p = 0.3, without DriftBound: the state forgets")
+    axes.legend(fontsize=8)
+
+
+def optimizers(axes: Any, rows: list[dict[str, Any]]) -> None:
+    rows = [row for row in rows if row["loss"] == 0.3]
+    arms = list(dict.fromkeys((r["period"], r["repair"], r["state"]) for r in rows))
+    names = list(dict.fromkeys(row["optimizer"] for row in rows))
+    for i, (arm, mark) in enumerate(zip(arms, "Xosv^D", strict=True)):
+        mine = [r for r in rows if (r["period"], r["repair"], r["state"]) == arm]
+        period, repair, state = arm
+        label = f"period {period}, repair {repair}" + (", state too" if state else "")
+        axes.plot(
+            [names.index(r["optimizer"]) + (i - len(arms) / 2 + 0.5) * 0.12 for r in mine],
+            [r["drift"] for r in mine],
+            mark,
+            label=label if period else "without DriftBound",
+        )
+    axes.set_xticks(range(len(names)), names)
+    axes.set_xlim(-0.5, len(names) - 0.5)
+    axes.set_yscale("log")
+    axes.set_ylim(top=20 * max(row["drift"] for row in rows))  # room for the legend
+    axes.set(ylabel="squared distance of replicas")
+    axes.set_title("Trained networks, p = 0.3: is the state worth its bytes?")
+    axes.legend(fontsize=8, ncols=2)

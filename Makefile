@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 
 # Tests wait for processes and deadlines half of their time, so two of them share two cores well.
 WORKERS ?= 2
-SHARED := --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
+SHARED := --numprocesses=$(WORKERS) --dist=loadgroup --no-loadscope-reorder
 
 CC ?= cc
 RAW_UDP_FLAGS := -std=c11 -O3 -march=native -Wall -Wextra -Werror -pthread
@@ -16,16 +16,21 @@ NATIVE := $(wildcard native/*.[ch] native/lab/*.[ch]) native/build_cffi.py
 C_FILES := $(wildcard native/*.[ch] native/lab/*.[ch] tests/native/*.[ch] benchmarks/micro/*.[ch] tools/*.[ch])
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format conformance bench doctor examples netem clean
+.PHONY: help demo test test-all mutate lint format conformance bench study reports doctor docs examples netem clean
 
 help:
 	@echo "make demo      train a small GPT five times and compare (about 6 minutes)"
-	@echo "make test      the whole test suite"
-	@echo "make lint      ruff, mypy and clang-format"
+	@echo "make test      the tests: a short sample of what takes long (8 minutes at most)"
+	@echo "make test-all  all tests (30 minutes at most)"
+	@echo "make mutate    break the code in one place at a time: does a test notice?"
+	@echo "make lint      ruff, mypy, import-linter and clang-format"
 	@echo "make format    let ruff and clang-format rewrite the sources"
 	@echo "make conformance  torch's suite for backends against gloo and lossy (half an hour)"
 	@echo "make bench     all-reduce against gloo, then the bare sockets"
+	@echo "make study NAME=quality  one of benchmarks/studies, where it was stopped; ARGS=--help says more"
+	@echo "make reports   tables and pictures of docs/ from the studies' results; measures nothing"
 	@echo "make doctor    what this machine can do"
+	@echo "make docs      write docs/api.md from the docstrings"
 	@echo "make examples  every example with gloo and with lossy at 5% loss; writes docs/examples.md"
 	@echo "make netem     the laboratory against real tc netem, in a guest (root, QEMU; 8 minutes at most)"
 	@echo "make clean     remove what was built; the packages in $(VENV) stay"
@@ -33,13 +38,21 @@ help:
 demo: $(VENV)/.built
 	$(BIN)/lossycoll demo $(ARGS)
 
+# Repeated in ARGS, -m "" runs a long test by its name.
 test: $(VENV)/.built benchmarks/build/raw_udp
+	$(BIN)/python -m pytest $(SHARED) -m "not long" $(ARGS)
+
+test-all: $(VENV)/.built $(VENV)/.long benchmarks/build/raw_udp
 	$(BIN)/python -m pytest $(SHARED) $(ARGS)
+
+mutate: $(VENV)/.built
+	$(BIN)/python -m tools.mutate $(ARGS)
 
 lint: $(VENV)/.built
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/clang-format --dry-run -Werror $(C_FILES)
 
 format: $(VENV)/.packages
@@ -54,8 +67,23 @@ bench: $(VENV)/.built benchmarks/build/raw_udp
 	$(BIN)/lossycoll bench $(ARGS)
 	$(BIN)/python -m benchmarks.micro.raw_udp
 
+NAME ?= quality
+STUDIES := quality lossless lossy_links arc_topk fec fairness deadlines dropcompute
+
+study: $(VENV)/.built
+	$(BIN)/python -m benchmarks.studies.$(NAME) --report docs $(ARGS)
+
+reports: $(VENV)/.built
+	set -e; for name in $(STUDIES); do \
+		$(BIN)/python -m benchmarks.studies.$$name --report docs --report-only; \
+	done
+	$(BIN)/python -m benchmarks.studies.time_to_loss --seeds 1 --report docs --report-only
+
 doctor: $(VENV)/.built
 	$(BIN)/lossycoll doctor
+
+docs: $(VENV)/.built
+	$(BIN)/python -m tools.api_page
 
 examples: $(VENV)/.built
 	$(BIN)/python examples/run.py --docs
@@ -68,11 +96,15 @@ clean:
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks demo-results
 	rm -f $(VENV)/.built
 
-# The two stamps below say when packages and extension were last brought up to date.
+# The stamps below say when packages and extension were last brought up to date.
 
 $(VENV)/.packages: requirements-dev.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --requirement requirements-dev.txt
+	touch $@
+
+$(VENV)/.long: requirements-long.txt $(VENV)/.packages
+	$(BIN)/python -m pip install --requirement requirements-long.txt
 	touch $@
 
 # Without isolation the build uses the pinned setuptools and cffi, and needs no second copy.
@@ -84,6 +116,6 @@ benchmarks/build/raw_udp: benchmarks/micro/raw_udp.c benchmarks/micro/raw.h
 	mkdir -p $(@D)
 	$(CC) $(RAW_UDP_FLAGS) -o $@ $<
 
-benchmarks/build/raw_duplex: benchmarks/micro/raw_duplex.c benchmarks/micro/raw_ring.c benchmarks/micro/raw_end.h benchmarks/micro/raw.h
+benchmarks/build/raw_duplex: $(addprefix benchmarks/micro/,raw_duplex.c raw_end.c raw_ring.c raw_end.h raw_ring.h raw.h)
 	mkdir -p $(@D)
 	$(CC) $(RAW_UDP_FLAGS) -o $@ $(filter %.c,$^)

@@ -8,6 +8,7 @@ python examples/run.py --docs               # ... and into docs/examples.md and 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import re
@@ -29,7 +30,7 @@ BEGIN, END = "<!-- make examples writes this table -->\n", "<!-- end of the tabl
 
 @dataclass(frozen=True)
 class Example:
-    """``arguments`` are torchrun's."""
+    """``arguments`` are torchrun's. ``needs`` is a package that isn't in requirements-dev.txt."""
 
     name: str
     ranks: int
@@ -37,6 +38,14 @@ class Example:
     note: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     arguments: Sequence[str] = ()
+    needs: str = ""
+
+    @property
+    def lacks(self) -> str:
+        """Why it can't be run here; empty if it can."""
+        if not self.needs or importlib.util.find_spec(self.needs) is not None:
+            return ""
+        return f"{self.needs} isn't installed: pip install --requirement requirements-long.txt"
 
 
 EXAMPLES = (
@@ -107,6 +116,13 @@ EXAMPLES = (
         "a rank dies, `--max-restarts` starts all again from a checkpoint",
         "gloo meets the keys of the first attempt in torchrun's store",
         arguments=("--max-restarts", "1"),
+    ),
+    Example(
+        "lightning_fit",
+        2,
+        "Lightning's `Trainer.fit` with validation and epoch metrics, and Fabric",
+        '`DDPStrategy(process_group_backend="lossy")`; needs requirements-long.txt',
+        needs="lightning",
     ),
 )
 
@@ -197,11 +213,15 @@ def main() -> int:
     options = parser.parse_args()
     if unknown := set(options.names) - set(names):
         parser.error(f"no example {sorted(unknown)}; there are {', '.join(names)}")
-    if options.docs and options.names:
-        parser.error("--docs needs all examples")
+    if options.docs and (options.names or any(example.lacks for example in EXAMPLES)):
+        lacks = "; ".join(example.lacks for example in EXAMPLES if example.lacks)
+        parser.error(f"--docs needs all examples{lacks and '; ' + lacks}")
     outcomes = []
     for example in EXAMPLES:
         if not options.names or example.name in options.names:
+            if example.lacks:
+                print(f"{example.name}: skipped, {example.lacks}")
+                continue
             for backend in ("gloo", "lossy"):
                 outcome = run(example, backend, options.timeout)
                 outcomes.append(outcome)

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
         TrainingError,
         UnsupportedError,
     )
-    from .options.fields import Options, lossy, reliable
+    from .options.fields import Options
+    from .options.scopes import lossy, reliable
     from .runtime.engine.reports import PeerStats, Report, Stats
     from .train.compress.arc_topk import ARCTopKState
     from .train.drift.bound import DriftBound
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
     from .train.dropcompute.report import DropReport, DropStep
     from .train.hooks.arc_topk import arc_topk_hook
     from .train.hooks.dispersing import dispersing_hook
+    from .train.sharded.figures import ShardedFigures
     from .train.sharded.optimizer import ShardedOptimizer
-    from .train.sharded.parameter_sync import ShardedFigures
 
 __version__ = "0.1.0"
 
@@ -66,9 +67,10 @@ _HOME: Final = {
         ),
         "errors",
     ),
-    **dict.fromkeys(("Options", "lossy", "reliable"), "options.fields"),
+    "Options": "options.fields",
+    **dict.fromkeys(("lossy", "reliable"), "options.scopes"),
     **dict.fromkeys(("PeerStats", "Report", "Stats"), "runtime.engine.reports"),
-    "ShardedFigures": "train.sharded.parameter_sync",
+    "ShardedFigures": "train.sharded.figures",
     "dispersing_hook": "train.hooks.dispersing",
     "ShardedOptimizer": "train.sharded.optimizer",
     **dict.fromkeys(("Drift", "measure_drift"), "train.drift.measure"),
@@ -126,9 +128,16 @@ def __getattr__(name: str) -> Any:
 
 
 def stats(group: ProcessGroup | None = None) -> Stats:
-    """This rank's figures since ``group`` (None: the default group) was made.
+    """This rank's figures since a group was made.
 
-    Raises UnsupportedError for a group of another backend, as the next two do.
+    Args:
+        group: A group of this backend; None for the default group.
+
+    Returns:
+        The sums over all operations, and per peer.
+
+    Raises:
+        UnsupportedError: The group is one of another backend.
     """
     from .backend.process_group import of
 
@@ -136,14 +145,36 @@ def stats(group: ProcessGroup | None = None) -> Stats:
 
 
 def last_report(group: ProcessGroup | None = None) -> Report | None:
-    """What the engine's last finished operation in ``group`` did at this rank; None before it."""
+    """What the engine's last finished operation in a group did at this rank.
+
+    Args:
+        group: A group of this backend; None for the default group.
+
+    Returns:
+        The operation's report; None before the first has finished.
+
+    Raises:
+        UnsupportedError: The group is one of another backend.
+    """
     from .backend.process_group import of
 
     return of(group).lossy_last_report()
 
 
 def group_stats(group: ProcessGroup | None = None) -> Mapping[int, Mapping[str, Any]]:
-    """The counters of every rank of ``group``, by rank, as its last sign of life told them."""
+    """The counters of every rank of a group, as its last sign of life reported them.
+
+    Args:
+        group: A group of this backend; None for the default group.
+
+    Returns:
+        By rank, the counters by name: ``calls``, the collectives that the rank has issued, and
+        sums such as ``packets_missing`` (docs/backend.md). They are at most an eighth of the
+        option ``liveness`` old.
+
+    Raises:
+        UnsupportedError: The group is one of another backend.
+    """
     from .backend.process_group import of
 
     return of(group).lossy_group_stats()

@@ -10,8 +10,10 @@ from typing import Any
 
 
 def _create(backend_options: Any, pg_options: object) -> Any:
+    from .backend.devices import check_device
     from .backend.process_group import LossyProcessGroup
 
+    check_device(backend_options.store, backend_options.group_rank, backend_options.group_size)
     return LossyProcessGroup(backend_options, pg_options)
 
 

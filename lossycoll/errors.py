@@ -1,4 +1,4 @@
-"""Typed errors, and the one funnel from the engine's codes to them.
+"""Typed errors: what users catch.
 
 Every text names what the reader needs to act: the rank that speaks, the peer and its
 address, the collective and its number in the group, the value seen, the value wanted,
@@ -8,26 +8,33 @@ and what to do about it.
 from __future__ import annotations
 
 import copy
+import errno
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import IntEnum
-from typing import Final, TypeVar
+from typing import TypeVar
 
 _Error = TypeVar("_Error", bound="LossyError")
 
 
 class LossyError(RuntimeError):
-    """Whatever lossycoll raises. ``peer`` is the rank at fault, if one is known."""
+    """The base of everything that lossycoll raises.
+
+    Attributes:
+        peer: The rank at fault, by its number in the group; None if none is known.
+    """
 
     def __init__(self, message: str, *, peer: int | None = None) -> None:
         super().__init__(message)
         self.peer = peer
 
     def again(self: _Error, during: str = "") -> _Error:
-        """A copy to raise: one exception object must not be raised by two threads.
+        """A copy to raise: two threads must not raise one exception object.
 
-        ``during`` is the call that meets the error now, if the text doesn't name it yet.
+        Args:
+            during: The call that meets the error now. The text names it if it doesn't yet.
+
+        Returns:
+            A copy without a traceback.
         """
         other = copy.copy(self).with_traceback(None)
         if during and during not in str(self):
@@ -36,39 +43,58 @@ class LossyError(RuntimeError):
 
 
 class OptionError(LossyError, ValueError):
-    """An option, a variable or a part of one that is unknown or out of range."""
+    """An option, a variable or an argument is unknown or out of range.
+
+    Attributes:
+        reason: The text without the rank, for whoever knows better which rank it is.
+    """
+
+    def __init__(self, message: str, *, peer: int | None = None, reason: str = "") -> None:
+        super().__init__(message, peer=peer)
+        self.reason = reason or message
 
 
 class RendezvousError(LossyError):
-    """The ranks of a group didn't find together: missing, doubled, or of different options."""
+    """The ranks of a group don't find each other: one is missing or doubled, or their options
+    differ."""
 
 
 def no_port(rank: int, world: int, address: str, ports: tuple[int, int]) -> RendezvousError:
-    """No TCP port of ``ports`` (first, last) could be had at ``address``."""
+    """The error for ``ports`` (first, last) of which none is free for TCP at ``address``."""
+    where = f"rank {rank}/{world}: no free TCP port at {address} in {_range(ports)}"
     return RendezvousError(
-        f"rank {rank}/{world}: no free TCP port at {address} in {ports[0]}-{ports[1]}; widen "
-        f"LOSSYCOLL_PORT_RANGE"
+        f"{where}: each rank of a host takes two for every group; widen LOSSYCOLL_PORT_RANGE to at "
+        f"least 2 x ranks of a host x groups"
     )
 
 
+def _range(ports: tuple[int, int]) -> str:
+    count = ports[1] - ports[0] + 1
+    return f"{ports[0]}-{ports[1]} ({count} port{'s' if count > 1 else ''})"
+
+
 class InterfaceError(LossyError):
-    """No usable network interface or address."""
+    """There is no usable network interface or address."""
 
 
 class MismatchError(LossyError):
-    """Ranks disagree about what the same operation is."""
+    """Ranks disagree about what the same call is: its name, size, dtype or options."""
 
 
 class PeerLostError(LossyError):
-    """A rank died, or left while others still needed it."""
+    """A rank died, or left the group while others still needed it."""
 
 
 class LinkError(LossyError, ConnectionError):
-    """A peer is alive, but what has to come from it doesn't."""
+    """A peer is alive, but what it has to deliver doesn't arrive."""
 
 
 class NonFiniteError(LossyError, ArithmeticError):
-    """A gradient holds NaN or infinity. ``ranks`` are those whose own does."""
+    """A gradient holds NaN or infinity.
+
+    Attributes:
+        ranks: The ranks whose own gradients do, ascending.
+    """
 
     def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
         super().__init__(message, peer=ranks[0] if ranks else None)
@@ -76,27 +102,32 @@ class NonFiniteError(LossyError, ArithmeticError):
 
 
 class TrainingError(LossyError):
-    """A training script did what would make a step wrong in silence."""
+    """A training script does what would silently make a step wrong."""
 
 
 class CheckpointError(LossyError, ValueError):
-    """A checkpoint that doesn't fit, or isn't there."""
+    """A checkpoint doesn't fit, or isn't there."""
 
 
 class OperationTimeout(LossyError, TimeoutError):
-    """A rank that is alive never took part within the operation's timeout."""
+    """A rank that is alive hasn't taken part within the operation's timeout."""
 
 
 class AbortedError(LossyError):
-    """The group was aborted, here or at another rank."""
+    """The group was aborted, here or on another rank."""
 
 
 class UnsupportedError(LossyError, TypeError):
-    """A tensor, operation or group that lossycoll can't serve."""
+    """lossycoll can't serve this tensor, operation or group."""
 
 
 class EngineError(LossyError):
-    """The transport failed. ``code`` is the engine's code or None, ``errno`` the system's or 0."""
+    """The transport failed.
+
+    Attributes:
+        code: The engine's code; None if the engine had none.
+        errno: The system's error number; 0 if there was none.
+    """
 
     def __init__(
         self, message: str, *, code: int | None = None, errno: int = 0, peer: int | None = None
@@ -104,6 +135,17 @@ class EngineError(LossyError):
         super().__init__(message, peer=peer)
         self.code = code
         self.errno = errno
+
+
+def no_udp_port(rank: int, world: int, address: str, ports: tuple[int, int]) -> EngineError:
+    """The error for ``ports`` (first, last) of which none is free for UDP at ``address``."""
+    where = f"rank {rank}/{world}: no free UDP port at {address} in {_range(ports)}"
+    reason = os.strerror(errno.EADDRINUSE)
+    return EngineError(
+        f"{where}: {reason}; each rank of a host takes one for every group, so widen "
+        f"LOSSYCOLL_PORT_RANGE",
+        errno=errno.EADDRINUSE,
+    )
 
 
 class LabError(LossyError):
@@ -116,156 +158,3 @@ class LabPermissionError(LabError, PermissionError):
 
 class ClosedError(LossyError):
     """The group was destroyed, or belongs to the process that this one was forked from."""
-
-
-class Code(IntEnum):
-    """lc_code of native/lossycoll.h."""
-
-    OK = 0
-    PENDING = 1
-    ARGUMENT = -1
-    MEMORY = -2
-    SYSTEM = -3
-    MISMATCH = -4
-    TIMEOUT = -5
-    ABORTED = -6
-    CLOSED = -7
-    LINK = -8
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """lc_failure of native/lossycoll.h. ``mine`` and ``theirs``: signature, elements, dtype; for
-    LINK ``mine`` has the packets that the peer sent, the rounds that it took, and nanoseconds."""
-
-    code: int
-    errno: int = 0
-    peer: int = -1
-    op: int = 0
-    mine: tuple[int, int, int] = (0, 0, 0)
-    theirs: tuple[int, int, int] = (0, 0, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Where:
-    """What the funnel says besides the code: whose call failed, and whom it is made with.
-
-    ``call`` is the collective as text, ``seq`` its number in the group (-1: no call),
-    ``addresses`` one text per rank, ``timeout`` in seconds.
-    """
-
-    rank: int
-    world: int
-    call: str = ""
-    seq: int = -1
-    addresses: Sequence[str] = ()
-    timeout: float = 0.0
-
-    def __str__(self) -> str:
-        text = f"rank {self.rank}/{self.world}"
-        return f"{text}: call #{self.seq} {self.call}" if self.seq >= 0 else text
-
-    def peer(self, rank: int) -> str:
-        """A rank as errors write it: with its address, where that is known."""
-        if rank < 0:
-            return "a peer"
-        known = 0 <= rank < len(self.addresses)
-        return f"rank {rank} ({self.addresses[rank]})" if known else f"rank {rank}"
-
-
-DTYPE_NAMES: Final = ("float32", "float64", "float16", "bfloat16", "bytes")
-"""Names of lc_dtype's values, in their order."""
-
-
-def check(failure: Failure, where: Where) -> None:
-    """Raises the typed error of ``failure``; nothing for a code that isn't one."""
-    if failure.code < 0:
-        raise error_of(failure, where)
-
-
-def error_of(failure: Failure, where: Where) -> LossyError:
-    """The typed error that belongs to an engine failure (``failure.code`` < 0)."""
-    code = failure.code
-    peer = failure.peer if failure.peer >= 0 else None
-    who = where.peer(failure.peer)
-    if code == Code.MISMATCH:
-        return MismatchError(
-            f"{where}: {who} means something else by operation {failure.op}: "
-            f"{_difference(failure)}; make all ranks issue the same collectives in the same order "
-            f"with the same sizes, dtypes and options",
-            peer=peer,
-        )
-    if code == Code.TIMEOUT:
-        return OperationTimeout(
-            f"{where}: {who} didn't take part within {where.timeout:g} s; is it stuck or still "
-            f"computing? a longer timeout is given to init_process_group or new_group",
-            peer=peer,
-        )
-    if code == Code.LINK:
-        return _link_error(failure, where)
-    if code == Code.ABORTED:
-        return AbortedError(
-            f"{where}: aborted; the first error of the job has the cause", peer=peer
-        )
-    if code == Code.CLOSED:
-        return ClosedError(f"{where}: the group was destroyed before the operation ended")
-    if code == Code.SYSTEM:
-        reason = os.strerror(failure.errno)
-        return EngineError(
-            f"{where}: the socket failed with errno {failure.errno} ({reason}); "
-            f"'lossycoll doctor' checks this machine",
-            code=code,
-            errno=failure.errno,
-            peer=peer,
-        )
-    reasons: dict[int, str] = {
-        Code.ARGUMENT: "refused an argument",
-        Code.MEMORY: "ran out of memory",
-    }
-    return EngineError(
-        f"{where}: the engine {reasons.get(code, 'failed')} (code {code}); unless memory "
-        f"is short this is a bug in lossycoll",
-        code=code,
-        errno=failure.errno,
-        peer=peer,
-    )
-
-
-def _link_error(failure: Failure, where: Where) -> LinkError:
-    packets, rounds, waited = failure.mine
-    link = f"the link from {where.peer(failure.peer)} to {where.peer(where.rank)}"
-    seconds = f"{waited / 1e9:.3g} s"
-    if packets:
-        seen = (
-            f"{link} delivers no data: of {packets} packets that were sent over it in {rounds} "
-            f"rounds none has come for {seconds}, though that rank's control packets do; does a "
-            f"firewall or an interface drop large packets (a smaller LOSSYCOLL_MTU helps), or is "
-            f"LOSSYCOLL_INJECT set?"
-        )
-    else:
-        seen = (
-            f"{link} is silent: no packet has come for {seconds}, though that rank was asked all "
-            f"the time and isn't lost; does a firewall drop UDP between the two "
-            f"(LOSSYCOLL_PORT_RANGE says which ports are used)?"
-        )
-    return LinkError(
-        f"{where}: {seen} 'lossycoll doctor' checks a network; repair the link, or start the job "
-        f"without that rank",
-        peer=failure.peer,
-    )
-
-
-def _difference(failure: Failure) -> str:
-    """What differs between the two calls, as ``name: mine here, theirs there``."""
-    parts = []
-    if failure.mine[2] != failure.theirs[2]:
-        parts.append(f"{_dtype(failure.mine[2])} here, {_dtype(failure.theirs[2])} there")
-    if failure.mine[1] != failure.theirs[1]:
-        parts.append(f"{failure.mine[1]} elements here, {failure.theirs[1]} there")
-    if not parts:
-        parts.append("another collective, root, reduction or delivery")
-    return "; ".join(parts)
-
-
-def _dtype(value: int) -> str:
-    return DTYPE_NAMES[value] if 0 <= value < len(DTYPE_NAMES) else f"dtype {value}"

@@ -1,8 +1,14 @@
-"""What holds for every test."""
+"""What holds for every test: the order they run in, which worker runs them, and when one is alone.
+
+Markers: ``long`` leaves a test to ``make test-all``; ``serial`` runs it after all others, with
+nothing of the suite beside it.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -13,11 +19,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 TESTS = Path(__file__).resolve().parent
 
 SECONDS = {
-    "native/test_native.py": 125,
-    "runtime/engine/test_oracle.py": 100,
+    "native/test_native.py": 90,
     "benchmarks/test_theory.py": 95,
+    "runtime/engine/test_oracle.py": 100,
     "repository/test_examples.py": 85,
     "failures/test_leave.py": 75,
+    "runtime/membership/test_failure_detector.py": 64,
     "conformance/test_conformance.py": 60,
     "backend/test_faults.py": 60,
     "cli/bench/test_command.py": 60,
@@ -26,7 +33,6 @@ SECONDS = {
     "cli/demo/test_command.py": 46,
     "repository/test_wheel.py": 45,
     "backend/test_survivors.py": 40,
-    "benchmarks/test_deadlines.py": 40,
     "repository/test_guide.py": 36,
     "backend/test_surface.py": 35,
     "train/compress/test_arc_topk_ranks.py": 32,
@@ -35,15 +41,74 @@ SECONDS = {
     "lab/test_life.py": 30,
     "train/sharded/test_optimizer.py": 30,
     "train/drift/test_sharded_models.py": 25,
+    "train/drift/test_bound.py": 22,
     "backend/test_process_group.py": 25,
     "cli/bench/test_nccl.py": 22,
     "failures/test_kill.py": 20,
 }
 """Files that take long, and about how long on two cores with another one beside.
 
-The longest start first, so that at the end no worker is left alone with one of them.
+The longest start first, so that at the end no worker is left with a long test.
 """
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: -SECONDS.get(str(item.path.relative_to(TESTS)), 0))
+PER_FILE: pytest.StashKey[dict[str, tuple[int, int]]] = pytest.StashKey()
+"""How many tests each file that was collected has: in the short suite, and of the long one only."""
+
+
+# First, since xdist reads the groups in its own.
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    config.stash[PER_FILE] = _per_file(items)
+    items.sort(key=_place)
+    for item in items:
+        # Workers take single tests (--dist=loadgroup), but for these groups.
+        if item.get_closest_marker("serial"):
+            item.add_marker(pytest.mark.xdist_group("serial"))
+        elif _shares_a_fixture(item):
+            item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(TESTS))))
+        if getattr(config.option, "loadgroup", False):
+            _say_group(item)
+
+
+def _say_group(item: pytest.Item) -> None:
+    """Puts the group where pytest-xdist looks for it. It does so itself, up to 3.8 by an attribute
+    that pytest 9.2 has no more: without this, every test would be a group of its own."""
+    group = item.get_closest_marker("xdist_group")
+    if group is not None:
+        item._id = type(item._id).parse(f"{item.nodeid}@{group.args[0]}")
+
+
+def _per_file(items: list[pytest.Item]) -> dict[str, tuple[int, int]]:
+    found: dict[str, tuple[int, int]] = {}
+    for item in items:
+        path = str(item.path.relative_to(TESTS))
+        short, long = found.get(path, (0, 0))
+        is_long = item.get_closest_marker("long") is not None
+        found[path] = (short + (not is_long), long + is_long)
+    return found
+
+
+def _place(item: pytest.Item) -> tuple[bool, int]:
+    """Sorts by it: serial tests last, before them the others in the order of their files."""
+    seconds = SECONDS.get(str(item.path.relative_to(TESTS)), 0)
+    return item.get_closest_marker("serial") is not None, -seconds
+
+
+def _shares_a_fixture(item: pytest.Item) -> bool:
+    """Whether it uses a fixture of its module's, which a second worker would have to make again."""
+    if not isinstance(item, pytest.Function):
+        return False
+    fixtures = item._fixtureinfo.name2fixturedefs
+    return any(one.scope == "module" for found in fixtures.values() for one in found)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """A serial test waits until the other worker's test has ended, and holds back its next one."""
+    if not hasattr(item.config, "workerinput"):  # a single process: nothing is beside it
+        return (yield)
+    alone = item.get_closest_marker("serial") is not None
+    with open(__file__, encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        return (yield)

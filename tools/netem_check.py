@@ -30,7 +30,7 @@ from typing import Any, Final
 from lossycoll.lab import Link, Network, Port
 from lossycoll.lab.netem import FIRST_CLASS, LINKS, Netem
 from lossycoll.lab.switch_memory import address_of
-from lossycoll.lab.verify import SIGMAS, UDP_BYTES, Flow, Row
+from lossycoll.lab.verify import SIGMAS, UDP_BYTES, Flow, LinkCheck
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 SECONDS: Final = 460
@@ -185,11 +185,13 @@ class Result:
     cleared: str | None = None
 
     @property
-    def row(self) -> Row:
+    def row(self) -> LinkCheck:
         times = sorted(self.round_trips)
         middle = times[len(times) // 2] if times else math.inf
         link, asked = self.case.link, self.case.round_trip_ms
-        return Row(PAIR, link, asked, 0.0, middle, self.flows["plain"], self.flows["aggregated"])
+        return LinkCheck(
+            PAIR, link, asked, 0.0, middle, self.flows["plain"], self.flows["aggregated"]
+        )
 
     @property
     def complaints(self) -> list[str]:

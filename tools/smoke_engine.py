@@ -11,11 +11,11 @@ import sys
 
 import numpy as np
 
-from lossycoll.errors import Code
 from lossycoll.options.fields import Options
 from lossycoll.plan import transpose
 from lossycoll.runtime.engine import binding as engine
 from lossycoll.runtime.engine.binding import Call, DType, Encoded, Engine
+from lossycoll.runtime.engine.failures import Code
 
 WORLD = 2
 COUNT = 50_000

@@ -1,1 +1,1 @@
-"""Results on disk, laboratory jobs, TCP's congestion control."""
+"""What all studies share: results on disk, the resumable runner, reports, laboratory jobs."""

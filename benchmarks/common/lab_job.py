@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.results import ROOT
 from lossycoll.errors import LossyError
 from lossycoll.lab import Lab
-
-from .results import ROOT
 
 
 class JobTimeout(LossyError):

@@ -1,4 +1,8 @@
-"""Results on disk: a line of JSON for each run that is done, appended as it ends."""
+"""Results on disk: a line of JSON for each piece that is done, appended as it ends.
+
+A line has ``key`` and ``settings`` (which piece it is), ``figures`` (what was measured), and
+``date``, ``commit`` and ``machine`` ("" where they weren't noted).
+"""
 
 from __future__ import annotations
 
@@ -8,69 +12,110 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from benchmarks.studies.quality.matrix import Run
-
-T = TypeVar("T")
-
 ROOT = Path(__file__).resolve().parents[2]
+STUDIES = ROOT / "benchmarks" / "studies"
+
+SomePiece = TypeVar("SomePiece", bound="Piece")
 
 
-def load(path: Path) -> dict[str, dict[str, Any]]:
-    """The results by the key of their run. A line that was cut off by a crash is left out."""
-    found: dict[str, dict[str, Any]] = {}
-    for entry in entries(path):
-        with contextlib.suppress(KeyError, TypeError):
-            found[Run(**entry["run"]).key] = entry
+@dataclass(frozen=True)
+class Piece:
+    """What is measured at once, and kept as one line: a study's dataclass derives from it."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Its fields, as JSON has them."""
+        fields: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return fields
+
+    @property
+    def key(self) -> str:
+        """What tells it from all other pieces of its study."""
+        return key_of(self.settings)
+
+    @classmethod
+    def of(cls: type[SomePiece], settings: Mapping[str, Any]) -> SomePiece:
+        """The inverse of :attr:`settings`."""
+        return cls(**settings)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was measured of one piece, when, by which code and where."""
+
+    settings: Mapping[str, Any]
+    figures: Any
+    date: str = ""
+    commit: str = ""
+    machine: str = ""
+
+    @property
+    def key(self) -> str:
+        return key_of(self.settings)
+
+    def line(self) -> str:
+        """As the file of results has it."""
+        return json.dumps({"key": self.key, **asdict(self)})
+
+
+def key_of(settings: Mapping[str, Any]) -> str:
+    """The values, in their order, between slashes."""
+    return "/".join(map(_word, settings.values()))
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ",".join(f"{name}={_word(one)}" for name, one in value.items())
+    if isinstance(value, list):
+        return ";".join(map(_word, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def load(path: Path) -> dict[str, Result]:
+    """The results by key, the last of each; none where there is no file. A line that was cut off by
+    a crash is left out."""
+    found: dict[str, Result] = {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        with contextlib.suppress(json.JSONDecodeError):
+            entry = json.loads(line)
+            entry.pop("key")
+            result = Result(**entry)
+            found[result.key] = result
     return found
 
 
-def entries(path: Path) -> Iterator[dict[str, Any]]:
-    """What each line of a file of results says; nothing where there is no file. A line that was cut
-    off by a crash is left out."""
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        with contextlib.suppress(json.JSONDecodeError):
-            yield json.loads(line)
-
-
-def in_time(pieces: Iterable[T], minutes: float) -> Iterator[T]:
-    """``pieces`` until so many minutes have passed, none of which is begun later; 0: all."""
-    begin = time.monotonic()
-    for piece in pieces:
-        if minutes and time.monotonic() - begin > 60 * minutes:
-            return
-        yield piece
-
-
-def append(path: Path, run: Run, result: dict[str, Any], commit: str) -> dict[str, Any]:
-    """Writes down a run that is done, with the day and the machine; returns the entry."""
-    day = time.strftime("%Y-%m-%d", time.gmtime())
-    machine = f"{os.cpu_count()} cores, {platform.machine()}"
-    entry = {"run": run.as_dict(), "commit": commit, "date": day, "machine": machine, **result}
-    append_entry(path, entry)
-    return entry
-
-
-def append_entry(path: Path, entry: dict[str, Any]) -> None:
-    """One more line of a file of results."""
+def append(path: Path, result: Result) -> None:
+    """One more line, on a line of its own even where the last was cut off."""
     path.parent.mkdir(parents=True, exist_ok=True)
     cut = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
     with path.open("a", encoding="utf-8") as lines:
-        lines.write(("\n" if cut else "") + json.dumps(entry) + "\n")
+        lines.write(("\n" if cut else "") + result.line() + "\n")
 
 
-def commit(benchmark: str = "studies/quality", *others: str) -> str:
-    """The commit that is checked out, with "+" where the code differs from it, the benchmark's
-    included: its folder or file in benchmarks, and ``others`` by their paths. Results are no code:
-    each that is added would change it for the next."""
+def today() -> str:
+    """The date in UTC, as in 2026-11-22."""
+    return time.strftime("%Y-%m-%d", time.gmtime())
+
+
+def machine() -> str:
+    """Cores and architecture."""
+    return f"{os.cpu_count()} cores, {platform.machine()}"
+
+
+def commit(*paths: str) -> str:
+    """The commit that is checked out, with "+" where the code differs from it: lossycoll, native,
+    benchmarks/common and ``paths``. Results are no code: each that is added would change it for the
+    next."""
     try:
         name = _git("rev-parse", "--short=10", "HEAD")
         results = ":(exclude,glob)benchmarks/**/*.jsonl"
-        paths = ("lossycoll", "native", f"benchmarks/{benchmark}", *others, results)
-        changed = _git("status", "--porcelain", "--", *paths)
+        code = ("lossycoll", "native", "benchmarks/common", *paths, results)
+        changed = _git("status", "--porcelain", "--", *code)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return name + ("+" if changed else "")

@@ -1,1 +1,0 @@
-"""Programs that answer one question in seconds, some of them in C."""

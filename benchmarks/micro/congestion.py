@@ -7,19 +7,15 @@ on nothing of the machine: the picture is the same wherever it is made.
 
 from __future__ import annotations
 
+import argparse
 import csv
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
-import matplotlib
+from benchmarks.common.report import plt, save
+from benchmarks.common.results import ROOT
 
-matplotlib.use("Agg")  # There may be no display.
-
-import matplotlib.pyplot as plt
-
-ROOT = Path(__file__).resolve().parents[2]
 COLUMNS = ("scenario", "second", "flow", "mbit", "queue_ms", "overrun", "random")
 LINK_MBIT = 1000
 
@@ -66,9 +62,14 @@ def draw(rows: list[dict[str, str]], path: Path) -> None:
     labels = ("delivered, Mbit/s", "queue, ms", "lost to the queue, %")
     for axis, label in zip(axes[:, 0], labels, strict=True):
         axis.set_ylabel(label)
-    figure.savefig(path / "congestion.png", dpi=90)
-    plt.close(figure)
+    save(figure, path / "congestion.png", dpi=90)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, nargs="?", default=ROOT / "docs", help="(docs)")
+    draw(simulate(), parser.parse_args().folder)
 
 
 if __name__ == "__main__":
-    draw(simulate(), Path(sys.argv[1] if len(sys.argv) > 1 else "docs"))
+    main()

@@ -10,13 +10,13 @@ that were reduced ("reduced").
 
 from __future__ import annotations
 
+import argparse
 from functools import partial
 
 import numpy as np
 
 from lossycoll.plan import faults as inject
-from lossycoll.plan import reference_executor as reference
-from lossycoll.plan import ring, transpose
+from lossycoll.plan import reference_executor, ring, transpose
 from lossycoll.plan.order import draw_order
 
 PACKETS = 240
@@ -38,7 +38,7 @@ def errors(algorithm: str, world: int, loss: float, burst: float) -> tuple[float
         plans = [builder(world, rank, count, PER_PACKET, order=order) for rank in range(world)]
         results = [x.copy() for x in data]
         lost = partial(inject.lost, faults, 0, op)
-        reference.execute(plans, data, results, "f64", 1.0, lost, 0)
+        reference_executor.execute(plans, data, results, "f64", 1.0, lost, 0)
         for own, got in zip(data, results, strict=True):
             off = (got - mean) ** 2
             arrived = got != own
@@ -50,6 +50,7 @@ def errors(algorithm: str, world: int, loss: float, burst: float) -> tuple[float
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     print(
         "| ranks | loss | burst | ring, all | transpose, all | ring, reduced | transpose, reduced |"
     )

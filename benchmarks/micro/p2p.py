@@ -63,10 +63,12 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print every trip instead of a table")
     options = parser.parse_args()
     events: list[dict[str, Any]] = []
-    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join(
+        [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
+    )
     with scratch("lossycoll-p2p-") as folder:
         launch(
-            "p2p",
+            "benchmarks.micro.p2p",
             {},
             ranks=2,
             folder=folder,

@@ -12,7 +12,7 @@
  *              [--pings N]
  */
 #define _GNU_SOURCE
-#include "raw_end.h"
+#include "raw_ring.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -29,24 +29,16 @@
 
 enum {
     SOCKET_BUFFER = 32 << 20,
-    TENSOR_BYTES = 32 << 20, /* more than a core's cache */
     STALL_MS = 2000,
     HELLO_MS = 1,
     PEER_MS = 20000 /* how long the other end is waited for */
 };
-
-enum kind { HELLO = 1, DATA, CREDIT, PING };
 
 static double cpu_seconds(void) {
     struct rusage u;
     getrusage(RUSAGE_SELF, &u);
     return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
            1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
-}
-
-void fail(const char *what) {
-    fprintf(stderr, "raw_duplex: %s: %s\n", what, strerror(errno));
-    exit(1);
 }
 
 static void *allocate(size_t bytes) {
@@ -58,40 +50,6 @@ static void *allocate(size_t bytes) {
 }
 
 /* ---- what comes ---- */
-
-static void take(struct end *end, const char *data, size_t bytes) {
-    struct header h;
-    memcpy(&h, data, sizeof h);
-    end->heard = 1;
-    if (h.taken > end->acknowledged)
-        end->acknowledged = h.taken;
-    end->pings += h.kind == PING;
-    if (h.kind != DATA)
-        return;
-    size_t n = (bytes - sizeof h) / sizeof(float);
-    if (end->at_sum + n > TENSOR_BYTES / sizeof(float))
-        end->at_sum = 0;
-    const float *floats = (const float *)(const void *)(data + sizeof h);
-    (end->use.simd ? add_vector : add_scalar)(end->sum + end->at_sum, floats, n);
-    end->first_sum += floats[0];
-    end->at_sum += n;
-    end->received++;
-    end->received_bytes += bytes - sizeof h;
-}
-
-void arm(struct end *end, unsigned i) {
-    end->in_vector[i] = (struct iovec){end->in + (size_t)i * AGGREGATE, AGGREGATE};
-    end->in_message[i].msg_hdr = (struct msghdr){.msg_iov = &end->in_vector[i],
-                                                 .msg_iovlen = 1,
-                                                 .msg_control = end->in_control[i],
-                                                 .msg_controllen = sizeof end->in_control[i]};
-}
-
-void take_message(struct end *end, unsigned i, size_t length) {
-    size_t stride = stride_of(&end->in_message[i].msg_hdr, length);
-    for (size_t at = 0; at + sizeof(struct header) <= length; at += stride)
-        take(end, end->in_vector[i].iov_base + at, length - at < stride ? length - at : stride);
-}
 
 /* Returns whether anything was there. */
 static int receive(struct end *end) {
@@ -116,62 +74,11 @@ static int receive(struct end *end) {
 
 /* ---- what goes ---- */
 
-static void tell(struct end *end, uint32_t kind) {
+static void send_credit(struct end *end, uint32_t kind) {
     struct header h = {.taken = end->received, .kind = kind};
     if (send(end->fd, &h, sizeof h, 0) < 0 && errno != ECONNREFUSED && errno != EAGAIN)
-        fail("tell");
-    end->told = end->received;
-}
-
-/* Lays one message of datagrams out; returns how many it has. */
-unsigned fill(struct end *end, unsigned i, unsigned segments) {
-    size_t payload = end->datagram - sizeof(struct header);
-    struct msghdr *message = &end->out_message[i].msg_hdr;
-    struct iovec *vectors = end->out_vector + (size_t)i * 2 * MAX_SEGMENTS;
-    unsigned v = 0, k = 0;
-    for (; k < segments && end->sent + k < end->total; k++) {
-        size_t room = end->use.in_place ? end->datagram : payload;
-        if (end->at_source + room > TENSOR_BYTES) {
-            if (end->use.in_place && k)
-                break; /* a message of one piece can't go around the end */
-            end->at_source = 0;
-        }
-        char *data = end->source + end->at_source;
-        struct header h = {.taken = end->received, .kind = DATA};
-        if (end->use.in_place) {
-            memcpy(data, &h, sizeof h);
-            if (k == 0)
-                vectors[v++].iov_base = data;
-            vectors[0].iov_len = (k + 1) * end->datagram;
-        } else if (end->use.gather) {
-            struct header *own = &end->out_header[i * MAX_SEGMENTS + k];
-            *own = h;
-            vectors[v++] = (struct iovec){own, sizeof h};
-            vectors[v++] = (struct iovec){data, payload};
-        } else {
-            char *whole = end->packed + (size_t)i * AGGREGATE + k * end->datagram;
-            memcpy(whole, &h, sizeof h);
-            memcpy(whole + sizeof h, data, payload);
-            if (k == 0)
-                vectors[v++].iov_base = whole;
-            vectors[0].iov_len = (k + 1) * end->datagram;
-        }
-        end->at_source += room;
-    }
-    *message = (struct msghdr){.msg_iov = vectors, .msg_iovlen = v};
-    end->out_count[i] = k;
-    end->sent += k;
-    end->told = end->received;
-    return k;
-}
-
-/* Messages that the window has room for now. */
-unsigned room_for(const struct end *end, unsigned batch) {
-    uint64_t flying = end->sent - end->acknowledged;
-    uint64_t room = flying < end->window ? (end->window - flying) / end->segments : 0;
-    uint64_t left = (end->total - end->sent + end->segments - 1) / end->segments;
-    room = room < left ? room : left;
-    return (unsigned)(room < batch ? room : batch);
+        fail("credit");
+    end->credited = end->received;
 }
 
 /* The kernel says which zero-copy sends it is through with, and whether it copied after all. */
@@ -231,11 +138,11 @@ static void wait_more(const struct end *end) {
 }
 
 static void meet(struct end *end) {
-    for (uint64_t begin = now_ns(), told = 0; !end->heard;) {
+    for (uint64_t begin = now_ns(), greeted = 0; !end->heard;) {
         struct pollfd fd = {end->fd, POLLIN, 0};
-        if (now_ns() - told > HELLO_MS * 1000000u) {
-            tell(end, HELLO);
-            told = now_ns();
+        if (now_ns() - greeted > HELLO_MS * 1000000u) {
+            send_credit(end, HELLO);
+            greeted = now_ns();
         }
         if (now_ns() - begin > PEER_MS * 1000000ull) {
             errno = ETIMEDOUT;
@@ -244,7 +151,7 @@ static void meet(struct end *end) {
         poll(&fd, 1, HELLO_MS);
         receive(end);
     }
-    tell(end, HELLO); /* it may have opened its socket after the last one */
+    send_credit(end, HELLO); /* it may have opened its socket after the last one */
 }
 
 static int is_over(const struct end *end) {
@@ -258,8 +165,8 @@ static double stream(struct end *end) {
         int busy = end->use.io_uring ? ring_turn(end) : receive(end);
         if (!end->use.io_uring)
             busy |= send_some(end);
-        if (end->received - end->told >= end->window / 4) {
-            tell(end, CREDIT);
+        if (end->received - end->credited >= end->window / 4) {
+            send_credit(end, CREDIT);
             busy = 1;
         }
         uint64_t now = now_ns();
@@ -284,7 +191,7 @@ static void ping(struct end *end, unsigned n, int asks) {
     for (unsigned i = 0; i < n; i++) {
         uint64_t begin = now_ns();
         if (asks)
-            tell(end, PING);
+            send_credit(end, PING);
         while (end->pings <= i) {
             if (!receive(end))
                 wait_more(end);
@@ -294,7 +201,7 @@ static void ping(struct end *end, unsigned n, int asks) {
             }
         }
         if (!asks)
-            tell(end, PING);
+            send_credit(end, PING);
         us[i] = 1e-3 * (double)(now_ns() - begin);
     }
     qsort(us, n, sizeof *us, compare);

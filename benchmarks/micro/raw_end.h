@@ -1,6 +1,6 @@
-/* What the parts of raw_duplex share: one end of the wire, and its turns by io_uring. */
-#ifndef RAW_DUPLEX_H
-#define RAW_DUPLEX_H
+/* One end of the wire: what is taken of what came, and how what goes is laid out. */
+#ifndef RAW_END_H
+#define RAW_END_H
 
 #include <errno.h>
 #include <netinet/udp.h>
@@ -12,11 +12,14 @@
 #include "raw.h"
 
 enum {
-    AGGREGATE = 65536, /* more than one read can return */
-    MAX_SEND = 65000,  /* bytes of one offloaded send */
-    MAX_SEGMENTS = 64, /* of one offloaded send */
-    BATCH = 8          /* messages per system call */
+    AGGREGATE = 65536,      /* more than one read can return */
+    MAX_SEND = 65000,       /* bytes of one offloaded send */
+    MAX_SEGMENTS = 64,      /* of one offloaded send */
+    BATCH = 8,              /* messages per system call */
+    TENSOR_BYTES = 32 << 20 /* more than a core's cache */
 };
+
+enum kind { HELLO = 1, DATA, CREDIT, PING };
 
 enum waiting { YIELD, SPIN, SLEEP };
 
@@ -44,7 +47,7 @@ struct end {
     uint64_t total;    /* datagrams to send, and to receive */
     /* so far */
     int heard;
-    uint64_t sent, received, acknowledged, told, pings;
+    uint64_t sent, received, acknowledged, credited, pings;
     uint64_t received_bytes, send_calls, receive_calls, zero_copies, copied;
     double first_sum; /* of the first float of every datagram */
     /* memory */
@@ -70,10 +73,5 @@ void take_message(struct end *end, unsigned i, size_t length);
 unsigned fill(struct end *end, unsigned i, unsigned segments);
 /* Messages, at most batch, that may go now. */
 unsigned room_for(const struct end *end, unsigned batch);
-
-/* raw_ring.c: the same by io_uring, without liburing. */
-void ring_open(struct end *end);
-/* One turn: what has come is taken, what may go goes. Returns whether anything happened. */
-int ring_turn(struct end *end);
 
 #endif

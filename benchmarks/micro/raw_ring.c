@@ -1,7 +1,7 @@
 /* Sending and receiving by io_uring: all receives stay posted, sends go in batches, and one system
  * call per turn hands both over. */
 #define _GNU_SOURCE
-#include "raw_end.h"
+#include "raw_ring.h"
 
 #include <linux/io_uring.h>
 #include <string.h>

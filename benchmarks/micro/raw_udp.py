@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-PROGRAM = Path(__file__).parents[1] / "build" / "raw_udp"
+PROGRAM = Path(__file__).resolve().parents[1] / "build" / "raw_udp"
 FAST_PATHS = ("gso", "gro", "mmsg", "gather", "simd")
 CASES: dict[str, tuple[str, ...]] = {
     "all on": (),

@@ -1,1 +1,0 @@
-"""What takes minutes to hours and is resumed where it was stopped."""

@@ -1,1 +1,0 @@
-"""The formulas of docs/theory.md and docs/dropcompute.md beside what is measured."""

@@ -3,32 +3,21 @@
 Writes docs/dropcompute-theory.json and .png. ``--tables`` prints them as in docs/dropcompute.md,
 ``--example`` writes examples/dropcompute-times.json, a recording for ``lossycoll plan-threshold``.
 No network, no clock: seeded samples and formulas alone, so the same figures on every machine.
-Smaller versions of all this run in CI (tests/simulate/test_threshold.py).
+Smaller versions of all this run in CI (tests/simulate).
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import os
-import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import matplotlib
 import numpy as np
 
-matplotlib.use("Agg")  # There may be no display.
-
-import matplotlib.pyplot as plt
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT)]
-
-from benchmarks.common.results import commit  # noqa: E402
-from tests.support import dropcompute_checks as checks  # noqa: E402
+from benchmarks.common.report import markdown, plt, save, write_json
+from benchmarks.common.results import ROOT, commit, machine, today
+from tests.support import dropcompute_checks as checks
 
 JSON = ROOT / "docs" / "dropcompute-theory.json"
 PICTURE = JSON.with_suffix(".png")
@@ -49,8 +38,10 @@ def measure() -> dict[str, Any]:
     ]
     log = {str(ranks): checks.authors_log(ranks, runs=200) for ranks in (8, 16)}
     # Seed by seed: the data of one are made once.
-    runs = [[checks.toy(*arm, seed=seed) for arm in checks.TOY_ARMS] for seed in TOY_SEEDS]
-    toy = [average(arm) for arm in zip(*runs, strict=True)]
+    runs = [
+        [checks.toy(*variant, seed=seed) for variant in checks.TOY_VARIANTS] for seed in TOY_SEEDS
+    ]
+    toy = [average(each) for each in zip(*runs, strict=True)]
     scales = [checks.extrapolated(workers, recordings=30) for workers in SCALES]
     cuts = [checks.cuts(workers, 3_000_000 // (workers * checks.BATCHES)) for workers in CUTS]
     return {
@@ -69,47 +60,64 @@ def average(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {"threshold": first["threshold"], "divisor": first["divisor"], **means}
 
 
-def tables(found: dict[str, Any]) -> None:
-    def table(head: str, rows: list[list[Any]]) -> None:
-        print(f"\n{head}\n|{'---|' * (head.count('|') - 1)}")
-        for row in rows:
-            print("| " + " | ".join(str(value) for value in row) + " |")
-
-    table(
-        "| N | E[max], formula | sampled | off |",
-        [[row["workers"], f"{row['formula']:.4f}", f"{row['sampled']:.4f}",
-          f"{row['formula'] / row['sampled'] - 1:+.2%}"] for row in found["maxima"]],
-    )  # fmt: skip
-    table(
-        "| N | best | drop <= 10% | drop <= 5% | sampled, best | normal formula | elsewhere |",
-        [[row["workers"], *(f"{row[key]:.3f}" for key in ("exact", "exact_10", "exact_5")),
-          f"{row['sampled']:.3f} +- {row['error']:.3f}", f"{row['normal']:.3f}",
-          ", ".join(f"{value:.3f}" for value in checks.SPEEDUPS[row["workers"]])]
-         for row in found["speedups"]],
-    )  # fmt: skip
-    table(
-        "| | threshold, s | dropped | compute saved | S_eff |",
-        [["authors' log", *checks.LOG.values()]]
-        + [[f"{ranks} streams", *(f"{mean:.4f} +- {std:.4f}" for mean, std in row.values())]
-           for ranks, row in found["log"].items()],
-    )  # fmt: skip
-    table(
-        "| threshold | divisor | dropped | time | loss |",
-        [[row["threshold"], row["divisor"], f"{row['drop_rate']:.1%}", f"{row['seconds']:.0f}",
-          f"{row['loss']:.4f}"] for row in found["toy"]],
-    )  # fmt: skip
-    keys = ("workers", "resampled", "independent", "fitted", "true", "kept")
-    table(
-        "| " + " | ".join(keys) + " |",
-        [[row["workers"], *(f"{row[key]:.3f}" for key in keys[1:])] for row in found["scales"]],
+def tables(found: dict[str, Any]) -> Iterator[str]:
+    """In markdown, in the order of docs/dropcompute.md."""
+    yield markdown(
+        ["N", "E[max], formula", "sampled", "off"],
+        [
+            [
+                str(row["workers"]),
+                f"{row['formula']:.4f}",
+                f"{row['sampled']:.4f}",
+                f"{row['formula'] / row['sampled'] - 1:+.2%}",
+            ]
+            for row in found["maxima"]
+        ],
     )
-    keys = ("finished", "threshold", "started")
-    table(
-        "| N | " + " | ".join(keys) + " |",
-        [[row["workers"], *(f"{row[key]:.3f} ({row[f'{key}_drop']:.0%})" for key in keys)]
-         for row in found["cuts"]],
-    )  # fmt: skip
-    print(found["measured"])
+    yield markdown(
+        ["N", "best", "drop <= 10%", "drop <= 5%", "sampled, best", "normal formula", "elsewhere"],
+        [
+            [
+                str(row["workers"]),
+                *(f"{row[key]:.3f}" for key in ("exact", "exact_10", "exact_5")),
+                f"{row['sampled']:.3f} +- {row['error']:.3f}",
+                f"{row['normal']:.3f}",
+                ", ".join(f"{value:.3f}" for value in checks.SPEEDUPS[row["workers"]]),
+            ]
+            for row in found["speedups"]
+        ],
+    )
+    streams = [
+        [f"{ranks} streams", *(f"{mean:.4f} +- {std:.4f}" for mean, std in row.values())]
+        for ranks, row in found["log"].items()
+    ]
+    yield markdown(
+        ["", "threshold, s", "dropped", "compute saved", "S_eff"],
+        [["authors' log", *map(str, checks.LOG.values())], *streams],
+    )
+    yield markdown(
+        ["threshold", "divisor", "dropped", "time", "loss"],
+        [
+            [
+                *(str(row[key]) for key in ("threshold", "divisor")),
+                f"{row['drop_rate']:.1%}",
+                f"{row['seconds']:.0f}",
+                f"{row['loss']:.4f}",
+            ]
+            for row in found["toy"]
+        ],
+    )
+    scales = ("resampled", "independent", "fitted", "true", "kept")
+    rows = [[str(row["workers"]), *(f"{row[k]:.3f}" for k in scales)] for row in found["scales"]]
+    yield markdown(["workers", *scales], rows)
+    cuts = ("finished", "threshold", "started")
+    yield markdown(
+        ["N", *cuts],
+        [
+            [str(row["workers"]), *(f"{row[k]:.3f} ({row[f'{k}_drop']:.0%})" for k in cuts)]
+            for row in found["cuts"]
+        ],
+    )
 
 
 def draw(found: dict[str, Any]) -> None:
@@ -157,8 +165,7 @@ def draw(found: dict[str, Any]) -> None:
     for axes in (gain, curves, toy):
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
-    figure.savefig(PICTURE, dpi=110)
-    plt.close(figure)
+    save(figure, PICTURE)
 
 
 def main() -> None:
@@ -172,13 +179,15 @@ def main() -> None:
     if not options.tables:
         found = measure()
         found["measured"] = {
-            "date": datetime.date.today().isoformat(),
-            "commit": commit("theory/dropcompute.py", "tests/support/dropcompute_checks.py"),
-            "machine": f"{os.cpu_count()} cores, {os.uname().machine}",
+            "date": today(),
+            "commit": commit(
+                "benchmarks/theory/dropcompute.py", "tests/support/dropcompute_checks.py"
+            ),
+            "machine": machine(),
         }
-        JSON.write_text(json.dumps(found) + "\n", encoding="utf-8")
+        write_json(JSON, found, indent=None)
     found = json.loads(JSON.read_text(encoding="utf-8"))
-    tables(found)
+    print("\n\n".join([*tables(found), str(found["measured"])]))
     draw(found)
 
 

@@ -1,7 +1,7 @@
 """The theory's experiments, each by either executor: engines joined by sockets, or the reference.
 
 An experiment takes sizes, a loss and a seed, and returns samples; tests/benchmarks/test_theory.py
-judges small ones, benchmarks/theory/measure.py draws large ones.
+judges small ones, benchmarks/theory/__main__.py draws large ones.
 """
 
 from __future__ import annotations
@@ -400,7 +400,8 @@ def _kept(values: Array) -> Array:
     return np.where((last >= 0)[:, None], wide[last], 0.0)
 
 
-# ---- gradients that are reduced: the reference's version; real ranks are in theory_ranks.py ----
+# ---- gradients that are reduced: the reference's version; real ranks are in
+# benchmarks/theory/ranks.py ----
 
 
 @dataclass(frozen=True)
@@ -416,8 +417,9 @@ def steps_in_reference(
     loss: float, steps: int, period: int, every: int, *, world: int, packets: int
 ) -> Steps:
     """Replicas that step by means of N(0, 1) as they arrive. DriftBound's slices and owners are its
-    own (lossycoll.train.drift.slices); that it does so is what theory_ranks.py shows."""
-    from lossycoll.train.drift.slices import owner, slice_up
+    own (lossycoll.train.drift.slices); that it does so is what benchmarks/theory/ranks.py
+    shows."""
+    from lossycoll.train.drift.slices import slice_owner, slice_up
 
     rng = np.random.default_rng(7)
     faults = inject.parse(f"loss={loss},seed=9")
@@ -449,7 +451,7 @@ def steps_in_reference(
         staged = np.zeros((world, world * chunk), np.float32)
         places = []
         for c, pieces in enumerate(slices.of(number)):
-            by = owner(number, c, sweep, world)
+            by = slice_owner(number, c, sweep, world)
             for piece in pieces:
                 at = by * chunk + piece.at // 4
                 places.append(

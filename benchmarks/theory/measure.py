@@ -1,37 +1,19 @@
-"""The theory's figures, measured: python -m benchmarks.theory.measure
-
-Real engines and sockets on loopback, losses injected. Writes docs/theory.json and the plots
-docs/theory-*.png; ``--plots`` draws from the figures that are there, ``--tables`` prints them as in
-docs/theory.md. The experiments are those of tests/benchmarks/test_theory.py, with more samples.
-"""
+"""The theory's figures, measured part by part: experiments.py and ranks.py with many samples."""
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import json
-import os
-import sys
-import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT)]
+import numpy as np
 
-import numpy as np  # noqa: E402
+from lossycoll.plan import Finish
+from tests.support.harness import run_good
 
-from benchmarks.common.results import commit  # noqa: E402
-from lossycoll.plan import Finish  # noqa: E402
-from tests.support.harness import run_good  # noqa: E402
+from . import experiments as theory
+from . import formulas
+from . import ranks as theory_ranks
 
-from . import experiments as theory  # noqa: E402
-from . import formulas  # noqa: E402
-from . import plots as theory_plots  # noqa: E402
-from . import ranks as theory_ranks  # noqa: E402
-
-JSON = ROOT / "docs" / "theory.json"
 UNEVEN = "loss=0.1,link=3-0:0.5,link=3-1:0.5,link=0-2:0.4"
 CASES: dict[str, tuple[str, int | None, Finish | None]] = {
     "even 10%": ("loss=0.1", None, None),
@@ -49,8 +31,15 @@ BURSTS = (1.5, 2.0, 4.0, 8.0, 16.0)
 STEPS = {"elements": 2400, "steps": 5000, "period": 16, "every": 47, "repairs": [0, 1, 2]}
 OPTIMIZER_STEPS = 480
 STATE_LOSS = 0.3
-STATE_ARMS = ((0, 0, False), (16, 2, False))
-ARMS = ((0, 0, False), (16, 0, False), (16, 2, False), (16, 2, True), (32, 2, True), (48, 2, True))
+STATE_VARIANTS = ((0, 0, False), (16, 2, False))
+VARIANTS = (
+    (0, 0, False),
+    (16, 0, False),
+    (16, 2, False),
+    (16, 2, True),
+    (32, 2, True),
+    (48, 2, True),
+)
 
 
 def unbiased() -> list[dict[str, Any]]:
@@ -195,7 +184,9 @@ def steps() -> list[dict[str, Any]]:
 def optimizers() -> list[dict[str, Any]]:
     rows = []
     for loss in (0.1, 0.3):
-        env = theory_ranks.env(loss, arms=ARMS, steps=OPTIMIZER_STEPS) | {"LOSSYCOLL_MTU": "1500"}
+        env = theory_ranks.env(loss, variants=VARIANTS, steps=OPTIMIZER_STEPS) | {
+            "LOSSYCOLL_MTU": "1500"
+        }
         for row in run_good(theory_ranks.optimizers, 3, env, timeout=590)[0]:
             rows.append({"loss": loss, **row})
     return rows
@@ -218,7 +209,7 @@ def adam() -> list[dict[str, Any]]:
 def _states(optimizer: str) -> list[dict[str, Any]]:
     """Without DriftBound, and with it."""
     env = theory_ranks.env(
-        STATE_LOSS, optimizer=optimizer, arms=STATE_ARMS, steps=5000, every=STEPS["every"]
+        STATE_LOSS, optimizer=optimizer, variants=STATE_VARIANTS, steps=5000, every=STEPS["every"]
     )
     rows = run_good(theory_ranks.states, 3, env | {"LOSSYCOLL_MTU": "1500"}, timeout=590)[0]
     return [
@@ -239,89 +230,3 @@ PARTS = {
     "momentum": momentum,
     "adam": adam,
 }
-
-
-def tables(found: dict[str, Any]) -> None:
-    def table(head: str, rows: list[list[Any]]) -> None:
-        print(f"\n{head}\n|{'---|' * (head.count('|') - 1)}")
-        for row in rows:
-            print("| " + " | ".join(_cell(value) for value in row) + " |")
-
-    by_case: dict[str, dict[str, float]] = {}
-    for row in found["unbiased"]:
-        by_case.setdefault(row["case"], {})[row["algorithm"]] = row["standard_errors"]
-    table(
-        "| Loss | ring | transpose | reduce-scatter |",
-        [[case, *(row[a] for a in ("ring", "transpose", "reduce_scatter"))]
-         for case, row in by_case.items()],
-    )  # fmt: skip
-    for name, keys in (
-        ("inflation", ("world", "loss", "measured", "predicted")),
-        ("stratified", ("world", "loss", "measured", "predicted")),
-        ("estimators", ("loss", "mean", "estimator", "measured", "predicted")),
-        ("broadcast", ("loss", "mean", "drift", "predicted", "published", "from_owner",
-                       "from_owner_predicted")),
-        ("bursts", ("loss", "burst", "drift", "predicted")),
-    ):  # fmt: skip
-        table("| " + " | ".join(keys) + " |", [[row[key] for key in keys] for row in found[name]])
-    for name, at in found["measured"].items():
-        print(f"{name}: {at['date']}, commit {at['commit']}, {at['machine']}")
-    print("\nolder", [[row["loss"], *row["older"][:7]] for row in found["broadcast"]][:5])
-    table(
-        "| loss | free, per step | predicted | repair | with DriftBound | predicted |",
-        [[row["loss"], row["per_step"], row["per_step_predicted"], part["repair"], part["mean"],
-          part["predicted"]] for row in found["steps"] for part in row["bound"]],
-    )  # fmt: skip
-    table(
-        "| loss | state, N(0, 1) | first half | second half | predicted |",
-        [[row["loss"], part["state"], *part["halves"], part["predicted"]]
-         for row in found["steps"] for part in row["states"]],
-    )  # fmt: skip
-    table(
-        "| optimizer | period | drift of | first half | second half |",
-        [[row["optimizer"], row["period"], name, *halves]
-         for part in ("momentum", "adam") for row in found[part]
-         for name, halves in row["halves"].items()],
-    )  # fmt: skip
-    keys = ("loss", "optimizer", "period", "repair", "state", "drift", "bytes_per_step")
-    table(
-        "| " + " | ".join(keys) + " |", [[row[key] for key in keys] for row in found["optimizers"]]
-    )
-
-
-def source() -> dict[str, str]:
-    """When, by which code and where figures are taken."""
-    return {
-        "date": datetime.date.today().isoformat(),
-        "commit": commit("theory", "tests"),
-        "machine": f"{os.cpu_count()} cores, {os.uname().machine}, loopback",
-    }
-
-
-def _cell(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--plots", action="store_true", help="draw from the figures that are there")
-    parser.add_argument("--tables", action="store_true", help="print the figures that are there")
-    parser.add_argument("--only", choices=PARTS, action="append", help="measure only this again")
-    options = parser.parse_args()
-    found: dict[str, Any] = json.loads(JSON.read_text()) if JSON.exists() else {}
-    if not (options.plots or options.tables):
-        for name in options.only or PARTS:
-            begin = time.monotonic()
-            found[name] = PARTS[name]()
-            print(f"{name}: {time.monotonic() - begin:.0f} s", flush=True)
-            # Part by part: one that is measured again says nothing of when the others were.
-            found.setdefault("measured", {})[name] = source()
-            JSON.write_text(json.dumps(found, indent=1) + "\n")
-    if options.tables:
-        tables(found)
-    else:
-        theory_plots.draw(found, ROOT / "docs")
-
-
-if __name__ == "__main__":
-    main()

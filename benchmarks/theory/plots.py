@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 
-matplotlib.use("Agg")  # There may be no display.
+from benchmarks.common.report import plt, save
 
-import matplotlib.pyplot as plt
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from . import formulas
 
 CURVE = np.linspace(0.001, 0.45, 100)
-DPI = 110
 Panel = tuple[Callable[[Any, Any], None], Any]
 """What draws it, and of which figures."""
 
@@ -61,8 +56,41 @@ def draw(found: dict[str, Any], folder: Path) -> None:
         for panel, (function, figures) in zip(axes.flat, panels, strict=True):
             function(panel, figures)
             panel.grid(alpha=0.3)
-        figure.savefig(folder / name, dpi=DPI)
-        plt.close(figure)
+        save(figure, folder / name)
+
+
+def against(
+    axes: Any,
+    formula: Callable[[float], float],
+    rows: Sequence[dict[str, Any]],
+    x: str,
+    y: str,
+    *,
+    at: Sequence[float] = CURVE,
+    style: str = "-",
+    mark: str = "o",
+    colour: str | None = None,
+    label: str,
+    measured: str | None = None,
+) -> None:
+    """What is predicted as a line, and what was measured as points of its colour.
+
+    Args:
+        axes: Where to.
+        formula: What is predicted at each ``x``.
+        rows: What was measured.
+        x: Figure of ``rows`` that the formula takes.
+        y: Figure of ``rows`` that it predicts.
+        at: Where the line is drawn.
+        style: Of the line.
+        mark: Of the points.
+        colour: Of both; matplotlib's next by default.
+        label: Of the line.
+        measured: Of the points; none where several share one (:func:`measured_as`).
+    """
+    (line,) = axes.plot(at, [formula(value) for value in at], style, color=colour, label=label)
+    points = [row[x] for row in rows], [row[y] for row in rows]
+    axes.plot(*points, mark, color=line.get_color(), label=measured)
 
 
 def measured_as(axes: Any, mark: str, text: str) -> None:
@@ -105,19 +133,15 @@ def inflation(axes: Any, rows: tuple[list[dict[str, Any]], list[dict[str, Any]]]
     ):
         for world, colour in zip(sorted({row["world"] for row in found}), colours, strict=True):
             kind = "" if style == "-" else ", reduce-scatter"
-            axes.plot(
-                CURVE,
-                [formula(p, world) for p in CURVE],
-                style,
-                color=colour,
+            against(
+                axes,
+                partial(formula, world=world),
+                [row for row in found if row["world"] == world],
+                *("loss", "measured"),
+                style=style,
+                mark=mark,
+                colour=colour,
                 label=f"{world} ranks{kind}, predicted",
-            )
-            mine = [row for row in found if row["world"] == world]
-            axes.plot(
-                [row["loss"] for row in mine],
-                [row["measured"] for row in mine],
-                mark,
-                color=colour,
             )
     measured_as(axes, "o", "measured")
     measured_as(axes, "^", "reduce-scatter, measured")
@@ -128,17 +152,12 @@ def inflation(axes: Any, rows: tuple[list[dict[str, Any]], list[dict[str, Any]]]
 
 def estimators(axes: Any, rows: list[dict[str, Any]]) -> None:
     for mean in sorted({row["mean"] for row in rows}):
-        line = axes.plot(
-            CURVE,
-            [formulas.weighted_variance(p, 4, mean) for p in CURVE],
+        against(
+            axes,
+            partial(formulas.weighted_variance, world=4, mean=mean),
+            [r for r in rows if (r["mean"], r["estimator"]) == (mean, "inverse_probability")],
+            *("loss", "measured"),
             label=f"weighted, mean {mean:g}, predicted",
-        )[0]
-        mine = [r for r in rows if (r["mean"], r["estimator"]) == (mean, "inverse_probability")]
-        axes.plot(
-            [row["loss"] for row in mine],
-            [row["measured"] for row in mine],
-            "o",
-            color=line.get_color(),
         )
     axes.plot(
         CURVE,
@@ -163,19 +182,14 @@ def estimators(axes: Any, rows: list[dict[str, Any]]) -> None:
 
 def broadcast(axes: Any, rows: list[dict[str, Any]]) -> None:
     for mean, colour in ((0.0, "tab:blue"), (0.5, "tab:green")):
-        axes.plot(
-            CURVE,
-            [formulas.broadcast_drift(p, mean=mean) for p in CURVE],
-            color=colour,
+        against(
+            axes,
+            partial(formulas.broadcast_drift, mean=mean),
+            [row for row in rows if row["mean"] == mean],
+            *("loss", "drift"),
+            colour=colour,
             label="2p/(1-p^2)" + (f" + {mean:g}^2 2p/(1-p)^2" if mean else ""),
-        )
-        mine = [row for row in rows if row["mean"] == mean]
-        axes.plot(
-            [row["loss"] for row in mine],
-            [row["drift"] for row in mine],
-            "o",
-            color=colour,
-            label=f"measured, steps of mean {mean:g}",
+            measured=f"measured, steps of mean {mean:g}",
         )
     still = [row for row in rows if row["mean"] == 0]
     axes.plot(
@@ -185,13 +199,14 @@ def broadcast(axes: Any, rows: list[dict[str, Any]]) -> None:
         color="tab:red",
         label="2p/(1+p), as published",
     )
-    axes.plot(CURVE, [formulas.owner_distance(p) for p in CURVE], color="tab:gray", label="p/(1-p)")
-    axes.plot(
-        [row["loss"] for row in still],
-        [row["from_owner"] for row in still],
-        "o",
-        color="tab:gray",
-        label="measured, owner to receiver",
+    against(
+        axes,
+        formulas.owner_distance,
+        still,
+        *("loss", "from_owner"),
+        colour="tab:gray",
+        label="p/(1-p)",
+        measured="measured, owner to receiver",
     )
     axes.set(xlabel="loss p", ylabel="squared distance, variance of a step = 1")
     axes.set_title("Drift of broadcast parameters")
@@ -215,18 +230,15 @@ def staleness(axes: Any, rows: list[dict[str, Any]]) -> None:
 
 
 def bursts(axes: Any, rows: list[dict[str, Any]]) -> None:
-    shown = np.linspace(1.3, 16, 60)
     for loss in sorted({row["loss"] for row in rows}):
-        line = axes.plot(
-            shown, [formulas.burst_drift(loss, b) for b in shown], label=f"p = {loss:g}, predicted"
-        )[0]
-        mine = [row for row in rows if row["loss"] == loss]
-        axes.plot(
-            [row["burst"] for row in mine],
-            [row["drift"] for row in mine],
-            "o",
-            color=line.get_color(),
-            label=f"p = {loss:g}, measured",
+        against(
+            axes,
+            partial(formulas.burst_drift, loss),
+            [row for row in rows if row["loss"] == loss],
+            *("burst", "drift"),
+            at=np.linspace(1.3, 16, 60),
+            label=f"p = {loss:g}, predicted",
+            measured=f"p = {loss:g}, measured",
         )
     axes.set(xlabel="mean burst, steps", ylabel="squared distance, variance of a step = 1")
     axes.set_title("Drift if losses come in runs of steps")
@@ -319,14 +331,14 @@ def states(axes: Any, rows: list[dict[str, Any]]) -> None:
 
 def optimizers(axes: Any, rows: list[dict[str, Any]]) -> None:
     rows = [row for row in rows if row["loss"] == 0.3]
-    arms = list(dict.fromkeys((r["period"], r["repair"], r["state"]) for r in rows))
+    variants = list(dict.fromkeys((r["period"], r["repair"], r["state"]) for r in rows))
     names = list(dict.fromkeys(row["optimizer"] for row in rows))
-    for i, (arm, mark) in enumerate(zip(arms, "Xosv^D", strict=True)):
-        mine = [r for r in rows if (r["period"], r["repair"], r["state"]) == arm]
-        period, repair, state = arm
+    for i, (variant, mark) in enumerate(zip(variants, "Xosv^D", strict=True)):
+        mine = [r for r in rows if (r["period"], r["repair"], r["state"]) == variant]
+        period, repair, state = variant
         label = f"period {period}, repair {repair}" + (", state too" if state else "")
         axes.plot(
-            [names.index(r["optimizer"]) + (i - len(arms) / 2 + 0.5) * 0.12 for r in mine],
+            [names.index(r["optimizer"]) + (i - len(variants) / 2 + 0.5) * 0.12 for r in mine],
             [r["drift"] for r in mine],
             mark,
             label=label if period else "without DriftBound",

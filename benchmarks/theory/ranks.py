@@ -100,14 +100,16 @@ OPTIMIZERS = {
     "SGD, momentum 0.9": lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9),
     "AdamW": lambda p: torch.optim.AdamW(p, lr=3e-4),
 }
-Arm = tuple[int, int, bool]
+Variant = tuple[int, int, bool]
 """Period (0: no DriftBound), repair, state."""
 
 
-def train(rank: int, name: str, arm: Arm, steps: int) -> Iterator[tuple[int, Any, Any, int]]:
+def train(
+    rank: int, name: str, variant: Variant, steps: int
+) -> Iterator[tuple[int, Any, Any, int]]:
     """A small network under DDP: after each step its number, the model, the optimizer, and the
     bytes that DriftBound sends."""
-    period, repair, state = arm
+    period, repair, state = variant
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 64))
     wrapped = nn.parallel.DistributedDataParallel(model)
@@ -129,20 +131,20 @@ def train(rank: int, name: str, arm: Arm, steps: int) -> Iterator[tuple[int, Any
 
 
 def optimizers(rank: int, world: int) -> list[dict[str, Any]]:
-    """By each optimizer and each of ``arms``: the drift over the second half, and what a step
+    """By each optimizer and each of ``variants``: the drift over the second half, and what a step
     sends."""
     torch.set_num_threads(1)
     init()
     wanted = settings()
     out = []
     for name in OPTIMIZERS:
-        for arm in wanted["arms"]:
+        for variant in wanted["variants"]:
             drifts, bytes_per_step = [], 0
-            for step, model, _, sent in train(rank, name, arm, wanted["steps"]):
+            for step, model, _, sent in train(rank, name, variant, wanted["steps"]):
                 bytes_per_step = sent
                 if step > wanted["steps"] // 2 and step % 13 == 0:
                     drifts.append(lossycoll.measure_drift(model).total)
-            period, repair, state = arm
+            period, repair, state = variant
             out.append(
                 {
                     "optimizer": name,
@@ -159,20 +161,22 @@ def optimizers(rank: int, world: int) -> list[dict[str, Any]]:
 
 def states(rank: int, world: int) -> list[dict[str, Any]]:
     """The drift of ``optimizer``'s parameters and of its state, every so many steps, by each of
-    ``arms``."""
+    ``variants``."""
     torch.set_num_threads(1)
     init()
     wanted = settings()
     out = []
-    for arm in wanted["arms"]:
+    for variant in wanted["variants"]:
         at: list[int] = []
         series: dict[str, list[float]] = {}
-        for step, model, optimizer, _ in train(rank, wanted["optimizer"], arm, wanted["steps"]):
+        for step, model, optimizer, _ in train(rank, wanted["optimizer"], variant, wanted["steps"]):
             if (step + 1) % wanted["every"] == 0:
                 at.append(step + 1)
                 series.setdefault("parameters", []).append(lossycoll.measure_drift(model).total)
                 for key, value in state_drift([optimizer]).items():
                     series.setdefault(key, []).append(value)
-        out.append({"optimizer": wanted["optimizer"], "period": arm[0], "at": at, "drift": series})
+        out.append(
+            {"optimizer": wanted["optimizer"], "period": variant[0], "at": at, "drift": series}
+        )
     dist.destroy_process_group()
     return out

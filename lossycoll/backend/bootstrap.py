@@ -1,7 +1,7 @@
 """A group at one rank: all its parts, made in order and undone in order.
 
-Rendezvous, interface, engine, gloo mesh and control plane come together here; backend.py turns
-torch's calls into theirs.
+Rendezvous, interface, engine, gloo mesh and control plane come together here; process_group.py
+turns torch's calls into theirs.
 """
 
 from __future__ import annotations
@@ -22,22 +22,18 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from lossycoll.errors import InterfaceError, LossyError, OptionError, RendezvousError
 from lossycoll.options.fields import Options
-from lossycoll.plan import faults as inject
+from lossycoll.plan import faults
 from lossycoll.runtime.collectives.endpoint import Communicator
-from lossycoll.runtime.core import logfmt as events
+from lossycoll.runtime.core import logfmt
 from lossycoll.runtime.core.call import bounded
 from lossycoll.runtime.engine.binding import Engine
 from lossycoll.runtime.membership.failure_detector import Control
 from lossycoll.runtime.membership.group_state import Health
 from lossycoll.runtime.membership.hub_sockets import reachable
-from lossycoll.runtime.membership.rendezvous import (
-    AUTO_MTU_MAX,
-    Rendezvous,
-    compare_options,
-    payload_bytes,
-)
+from lossycoll.runtime.membership.rendezvous import Rendezvous, compare_options
 from lossycoll.runtime.net.buffers import fitting_payload, packets_per_peer, receive_buffer
 from lossycoll.runtime.net.interfaces import Interface, choose
+from lossycoll.runtime.net.payload import AUTO_MTU_MAX, payload_bytes
 from lossycoll.runtime.p2p.endpoint import Messages
 
 from .gloo_mesh import GlooMesh
@@ -73,8 +69,9 @@ class Group:
                     self._meet(place, pg_options, undo)
                     undo.pop_all()
         except (OptionError, InterfaceError) as error:
-            # Options and interfaces don't know whose they are.
-            raise type(error)(f"rank {place.rank}/{place.size}: {error}") from error
+            # Options and interfaces don't know whose they are, or only the rank in the job.
+            reason = error.reason if isinstance(error, OptionError) else error
+            raise type(error)(f"rank {place.rank}/{place.size}: {reason}") from error
         # Threads that still run when the interpreter ends would bring it down.
         atexit.register(self.close)
 
@@ -82,7 +79,7 @@ class Group:
         """A world of one: nothing to send. Parts of torch ask for a gloo group all the same."""
         options = Options.resolve(pg_options)
         _check_links(options, 1)
-        events.show(options)
+        logfmt.show(options)
         self.messages: Messages | None = None
         self.store: Store = PrefixStore(f"lossy/{secrets.token_hex(8)}", place.store)
         store = PrefixStore("gloo", self.store)
@@ -115,6 +112,11 @@ class Group:
         rendezvous: Rendezvous,
         undo: contextlib.ExitStack,
     ) -> None:
+        """Makes the group's parts, which ``undo`` closes if a later one can't be made.
+
+        Long because the order is the protocol: all ranks exchange the same keys one after the
+        other, and each part is made of what the exchanges before it have brought.
+        """
         rank, size = place.rank, place.size
         # What can be wrong with this rank alone is found first, so that the others hear of it.
         hello: dict[str, Any] = {}
@@ -122,11 +124,11 @@ class Group:
         try:
             options = Options.resolve(pg_options)
             _check_links(options, size)
-            events.show(options)
+            logfmt.show(options)
             check_descriptors(rank, size)
             interface = choose(options.interface, _master(place.store))
             hello = {"address": interface.address, "options": options.shared()}
-            control = Control(rank, size, options.liveness, outlive=options.outlives)
+            control = Control(rank, size, options.liveness, outlive=options.continues)
             undo.callback(control.close)
             port = control.open(interface.address, options.ports)
             hello["control"] = [interface.address, port]
@@ -197,7 +199,7 @@ class Group:
                 f"{place.timeout.total_seconds():g} s; can all reach TCP port "
                 f"{first['control'][1]} of {first['control'][0]}?"
             )
-        events.event(
+        logfmt.event(
             logging.INFO,
             self.communicator.health.where,
             "ready",
@@ -227,7 +229,7 @@ class Group:
             liveness=options.liveness,
             control=control,
             on_failure=self._end,
-            outlive=options.outlives,
+            outlive=options.continues,
         )
         return Communicator(
             health,
@@ -284,7 +286,7 @@ class _Listener:
 def _check_links(options: Options, size: int) -> None:
     """Raises OptionError when injection is told of a rank that the group doesn't have."""
     try:
-        inject.parse(options.inject).check_world(size)
+        faults.parse(options.inject).check_world(size)
     except ValueError as error:
         raise OptionError(
             f"option inject is {options.inject!r}, but {error}; a group of other ranks than the "

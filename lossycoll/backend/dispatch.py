@@ -1,4 +1,4 @@
-"""Which way a call takes, and what is refused.
+"""The one pipeline of a collective: checks the description, chooses the way once, submits.
 
 Nothing that may rightly differ between ranks decides the way: all of them must take the same.
 """
@@ -6,109 +6,146 @@ Nothing that may rightly differ between ranks decides the way: all of them must 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from datetime import timedelta
+from enum import Enum, auto
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final, NamedTuple
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch._C import _distributed_c10d as c10d
 
-from lossycoll.errors import UnsupportedError
-from lossycoll.options.fields import Options, Scope, scope, within
+from lossycoll.errors import AbortedError, LossyError, PeerLostError
+from lossycoll.options.fields import Options
+from lossycoll.options.scopes import Scope, scope, within
 from lossycoll.runtime.collectives.endpoint import Communicator
 from lossycoll.runtime.collectives.single_rank import Alone
 from lossycoll.runtime.core.call import LONGEST, Collective, Operation, Terms
 
-from .tensors import (
-    AVG,
-    DTYPES,
-    GLOO_DTYPES,
-    PREMUL_SUM,
-    SUM,
-    contiguous,
-    local_reduction,
-    nbytes,
-    overlaps_itself,
-    scaled,
-    spread,
-)
+from . import checks
+from .coalescing import Coalescing
+from .collectives import barrier
+from .description import CollectiveKind, Description, Loss, Staged, Submission
+from .reduction import Reduction, resolve
+from .resource_limits import is_memory, not_submitted
+from .staging import NOTHING, gathered
+from .tensors import GLOO_DTYPES, LOSSY_DTYPES, contiguous, spread
 from .work import EngineWork, GlooWork, ManyWork
 
-_c10d: Any = c10d  # its stub lacks half of what is used here
-Tensors = list[Tensor]
+NONE: Final = timedelta(0)
 
 
-@dataclass(frozen=True)
-class Reduction:
-    """``op`` of contributions that each rank first multiplies by its ``factor``, if it has one.
+class Way(Enum):
+    """How a call is served."""
 
-    ``native``: whether the engine can form it; ``local`` does without, of shape (world, ...) to
-    (...).
+    LOSSY = auto()
+    """By the engine; packets may be lost."""
+    RELIABLE = auto()
+    """By the engine; nothing is lost."""
+    GATHERED = auto()
+    """The engine gathers contributions, and ranks reduce them: what the engine can't add."""
+    GLOO = auto()
+
+
+class Choice(NamedTuple):
+    """The way of a call, and the options it is served with."""
+
+    way: Way
+    options: Options
+
+
+@lru_cache(maxsize=64)
+def reliable_version(options: Options) -> Options:
+    """The same options with nothing given up."""
+    return within(options, Scope((("delivery", "reliable"),), lossy_copies=False))
+
+
+def choose(
+    call: Description,
+    reduction: Reduction | None,
+    options: Options,
+    lossy_scope: bool,
+    world: int,
+) -> Choice:
+    """The way that a call takes.
+
+    Args:
+        call: The call.
+        reduction: What it reduces by, if it does.
+        options: Those in force for this call.
+        lossy_scope: Whether the caller is inside ``with lossycoll.lossy():``.
+        world: The ranks of the group.
+    """
+    kind, native = call.kind, reduction is None or reduction.native
+    if native and options.delivery == "lossy" and _may_lose(kind, call, options, lossy_scope):
+        return Choice(Way.LOSSY, options)
+    exact = reliable_version(options)
+    if call.nbytes < options.bulk_min_bytes and world > 1 and _gloo_can(kind, call, reduction):
+        return Choice(Way.GLOO, exact)
+    if reduction is not None and not (native and kind.submit):
+        return Choice(Way.GATHERED, exact)
+    return Choice(Way.RELIABLE, exact)
+
+
+def _may_lose(kind: CollectiveKind, call: Description, options: Options, lossy_scope: bool) -> bool:
+    """Whether lossy delivery is meant for this call."""
+    loss = kind.loss
+    if loss is Loss.REDUCTION:
+        return call.nbytes >= options.lossy_min_bytes
+    if loss is Loss.COPY:
+        floats = lossy_scope and call.writes[0].dtype in LOSSY_DTYPES
+        return floats and call.nbytes >= options.lossy_min_bytes
+    return loss is Loss.DELIVERY
+
+
+def _gloo_can(kind: CollectiveKind, call: Description, reduction: Reduction | None) -> bool:
+    """Whether gloo can serve a small exact call, and rightly.
+
+    Of its other reductions one crashes, one fills the tensors of all ranks, and some lose what is
+    not a number.
+    """
+    if kind.gloo is None or not call.nbytes or call.sizes is not None:
+        return False
+    if call.compared is not None and call.compared.dtype not in GLOO_DTYPES:
+        return False
+    return reduction is None or (reduction.native and reduction.factor is None)
+
+
+class Dispatcher:
+    """The pipeline of one group.
+
+    Args:
+        communicator: The group's endpoint.
+        gloo: The group's private gloo mesh (torch's ProcessGroupGloo).
     """
 
-    op: object
-    native: bool
-    local: Callable[[Tensor], Tensor]
-    factor: float | None = None
-
-    def over(self, rows: Tensor, members: Sequence[int]) -> Tensor:
-        """The result from one contribution per rank, of which only those of ``members`` count.
-
-        A sum of floats stands for all ranks, as the engine's does: the mean over those that are
-        left times the world.
-        """
-        if len(members) == len(rows):
-            return self.local(rows)
-        result = self.local(rows[list(members)])
-        return result * (len(rows) / len(members)) if self.native and self.op == SUM else result
-
-    def contribution(self, tensor: Tensor) -> Tensor:
-        """``tensor`` with its elements in order in memory; itself where that is so already."""
-        return scaled(tensor, self.factor)
-
-
-class Routes:
-    """The decisions for one group. ``opts`` are always torch's options of the call."""
-
-    def __init__(self, communicator: Communicator) -> None:
+    def __init__(self, communicator: Communicator, gloo: Any) -> None:
         self._communicator = communicator
-        self._health = communicator.health
+        self._gloo = gloo
+        self.health: Final = communicator.health
+        self.where: Final = self.health.where
         self._options = communicator.options
         self._asked_rounds: list[int] = []
-        self.operations: Communicator | Alone = (
+        self.endpoint: Final[Communicator | Alone] = (
             communicator if communicator.world > 1 else Alone(communicator.health)
         )
-        self._coalesced: list[dist.Work] | None = None
+        self.coalescing: Final = Coalescing()
 
-    def issue(
-        self,
-        name: str,
-        tensors: Tensors,
-        shape: Tensor | None = None,
-        detail: object = "",
-        options: Options | None = None,
-    ) -> Collective:
-        """Checks the tensors and numbers the call.
+    # ---- options ----
 
-        ``shape`` is the tensor whose size and dtype all ranks must agree on; ``options`` are those
-        of an operation by the engine.
-        """
-        self.check_device(name, tensors)
-        if shape is None:
-            call = Collective(name, detail=detail)
-        else:
-            call = Collective(name, shape.dtype, shape.numel(), detail)
-        if options is not None and options.delivery == "lossy":
-            call.delivery = f"lossy, repair {options.repair}" if options.repair else "lossy"
-        self._health.issue(call)
-        return call
+    def effective(self) -> Options:
+        """The options for a call made now: the group's, as the scope around changes them."""
+        around = scope()
+        return self._options if around is None else within(self._options, around)
 
     def resend(self, rounds: int) -> Callable[[], None]:
-        """From now on what is lossy is resent in at least so many rounds, unless the group's maker
-        has said how many. Returns what takes that back. All ranks must call both between the same
-        calls."""
+        """Resends what is lossy in at least ``rounds`` rounds from now on.
+
+        Does nothing if whoever made the group has set ``repair``. All ranks must call this, and
+        what it returns, between the same calls.
+
+        Returns:
+            A function that takes it back.
+        """
         made = self._communicator.options
         if made.is_given("repair"):
             return lambda: None
@@ -120,235 +157,172 @@ class Routes:
         change(self._asked_rounds.append)
         return lambda: change(self._asked_rounds.remove)
 
-    def effective(self) -> Options:
-        block = scope()
-        return self._options if block is None else within(self._options, block)
+    # ---- the pipeline ----
 
-    def reducing(self, size: int, reduction: Reduction) -> Options:
-        """The options for a reduction of ``size`` bytes by the engine."""
-        options = self.effective()
-        lossy = reduction.native and self._may_be_lossy(size)
-        return options if lossy else reliable_version(options)
+    def run(self, call: Description, opts: Any) -> dist.Work:
+        """Serves one call.
 
-    def all_reducing(self, dtype: torch.dtype, size: int, reduction: Reduction) -> Options | None:
-        """The same where gloo may do it, too: then None. Of its other reductions one crashes, one
-        fills the tensors of all ranks, and some lose what is not a number."""
-        if reduction.native and self._may_be_lossy(size):
-            return self.effective()
-        return self.exact(dtype, size, by_gloo=reduction.native and reduction.factor is None)
+        Args:
+            call: What is asked for.
+            opts: torch's options of the call, of which ``timeout`` and ``asyncOp`` count here.
 
-    def copying(self, dtype: torch.dtype, size: int) -> Options | None:
-        """The same for a copy. Only a block of ``lossy()`` makes copies lossy, and only floats."""
-        block = scope()
-        asked = block is not None and block.lossy_copies and dtype in DTYPES
-        if asked and self._may_be_lossy(size):
-            return self.effective()
-        return self.exact(dtype, size)
+        Raises:
+            UnsupportedError: The call can't be served; it has no number, the group continues.
+            LossyError: The group has failed, or fails by this call: also by what staging, a plan's
+                builder or the kind's functions raise.
+        """
+        return self._serve(call, self.check(call), opts)
 
-    def exact(self, dtype: torch.dtype, size: int, *, by_gloo: bool = True) -> Options | None:
-        """The same for what is never lossy. ``by_gloo``: whether gloo can do it at all."""
-        options = self.effective()
-        small = 0 < size < options.bulk_min_bytes and self._communicator.world > 1
-        return None if small and by_gloo and dtype in GLOO_DTYPES else reliable_version(options)
+    def _serve(self, call: Description, reduction: Reduction | None, opts: Any) -> dist.Work:
+        """Serves a call that was checked."""
+        around, options = scope(), self._options
+        if around is None:
+            choice = choose(call, reduction, options, False, self.where.world)
+        else:
+            options = within(options, around)
+            choice = choose(call, reduction, options, around.lossy_copies, self.where.world)
+        numbered = self.named(call, choice.options if choice.way is Way.LOSSY else None)
+        try:
+            if choice.way is Way.GLOO:
+                work = self._by_gloo(numbered, call, opts)
+            else:
+                work = self._by_engine(numbered, call, opts, choice, reduction)
+        except BaseException as error:
+            self.recover(numbered, error, call.kind.operations)
+            raise
+        return self.coalescing.add(work)
 
-    def _may_be_lossy(self, size: int) -> bool:
-        options = self.effective()
-        return options.delivery == "lossy" and size >= options.lossy_min_bytes
+    def run_all(self, calls: Sequence[Description], opts: Any) -> dist.Work:
+        """Serves several calls; one work for all.
 
-    def by_gloo(
-        self, call: Collective, post: Callable[[Tensors], dist.Work], targets: Tensors
+        Args:
+            calls: What is asked for. If one of them is refused, none is made.
+            opts: As in :meth:`run`.
+
+        Raises:
+            UnsupportedError: A call can't be served.
+            LossyError: The group has failed, or fails by these calls.
+        """
+        checked = [(call, self.check(call)) for call in calls]
+        works = [self._serve(call, reduction, opts) for call, reduction in checked]
+        return ManyWork(works, [tensor for call in calls for tensor in call.writes])
+
+    def check(self, call: Description) -> Reduction | None:
+        """Refuses what can't be served; returns what the call reduces by."""
+        name, reads, writes = call.kind.name, call.reads, call.writes
+        checks.check_readable(self.where, name, writes)
+        if reads is not writes:
+            checks.check_readable(self.where, name, reads)
+        checks.check_writable(self.where, name, writes)
+        if call.root is not None:
+            checks.check_root(self.where, name, call.root)
+        if call.op is None:
+            return None
+        return resolve(self.where, name, writes[0].dtype, call.op)
+
+    def recover(self, call: Collective, error: BaseException, operations: int) -> None:
+        """Keeps the numbers and operations of the ranks together when a call raises.
+
+        An interrupted call of which nothing was submitted leaves no trace: it can be made again.
+        One that was submitted continues. Any other call fails the group, and so reaches all ranks:
+        with a hole in one rank's numbers, later calls would take the data of others.
+
+        Args:
+            call: The call; without a number if it wasn't issued yet.
+            error: What was raised. It is to be raised again if this returns.
+            operations: How many operations the call submits.
+
+        Raises:
+            LossyError: The group's failure, by ``error``.
+        """
+        if isinstance(error, LossyError) and not is_memory(error):
+            # All ranks refuse alike what needs the data of a lost one.
+            if call.seq >= 0 and not isinstance(error, PeerLostError):
+                self.health.fail(error, tell=True)
+        elif isinstance(error, Exception):
+            if call.seq < 0:
+                self.health.issue(call)
+            raise not_submitted(self.health, call, error) from error
+        elif call.seq >= 0 and call.submitted != operations:
+            if not call.submitted and self.health.take_back(call):
+                return
+            text = f"{self.where}: {call.numbered} was interrupted halfway ({error!r})"
+            self.health.fail(AbortedError(text, peer=self.where.rank), tell=True)
+
+    def named(self, call: Description, lossy: Options | None = None) -> Collective:
+        """A checked call as other ranks must issue it, without a number yet.
+
+        Args:
+            call: The call.
+            lossy: The options by which it loses packets, if it may.
+        """
+        compared = call.compared
+        if compared is None:
+            named = Collective(call.kind.name, detail=call.detail)
+        else:
+            named = Collective(call.kind.name, compared.dtype, compared.numel(), call.detail)
+        if lossy is not None:
+            named.delivery = f"lossy, repair {lossy.repair}" if lossy.repair else "lossy"
+        return named
+
+    def _by_engine(
+        self,
+        numbered: Collective,
+        call: Description,
+        opts: Any,
+        choice: Choice,
+        reduction: Reduction | None,
     ) -> dist.Work:
-        """``post`` gets what gloo can fill, which takes a strided tensor for a dense one. Where
-        that isn't ``targets``, this waits for the result."""
-        dense = [contiguous(target) for target in targets]
+        submit = call.kind.submit
+        if not call.nbytes and call.kind.empty_is_barrier:
+            submit, staged = barrier, Staged(NOTHING, NOTHING)
+            choice = Choice(Way.RELIABLE, reliable_version(choice.options))
+        elif choice.way is Way.GATHERED:
+            assert reduction is not None
+            submit = call.kind.gathering
+            staged = gathered(call, reduction, self.where.rank, self.where.world)
+        else:
+            staged = call.kind.stage(call, reduction, choice.way is Way.LOSSY)
+        assert submit is not None
+        terms = self.terms(choice.options, opts, staged, mean=reduction is None or reduction.mean)
+        submission = Submission(
+            self.endpoint, numbered, call, staged.source, staged.target, terms, self.health
+        )
+        self.health.issue(numbered)  # after all that may take long or fail for want of memory
+        operations = submit(submission)
+        if isinstance(operations, Operation):
+            return call.kind.work(self._communicator, operations, call.writes)
+        works = [EngineWork(self._communicator, each, call.writes) for each in operations]
+        return ManyWork(works, call.writes)
+
+    def _by_gloo(self, numbered: Collective, call: Description, opts: Any) -> dist.Work:
+        """Gloo takes a strided tensor for a dense one. Where it gets a copy to fill, this waits for
+        the result."""
+        assert call.kind.gloo is not None
+        dense = [contiguous(target) for target in call.writes]
         # Gloo's own copies are subject to autograd, which has no say in them.
         detached = [buffer.detach() for buffer in dense]
-        work = GlooWork(self._communicator, call, post(detached), targets)
-        staged = [pair for pair in zip(dense, targets, strict=True) if pair[0] is not pair[1]]
+        self.health.issue(numbered)
+        numbered.submitted = -1  # an interrupt may come before or after gloo has begun
+        inner = call.kind.gloo(self._gloo, call, detached, opts)
+        numbered.submitted = call.kind.operations
+        work = GlooWork(self._communicator, numbered, inner, call.writes)
+        staged = [pair for pair in zip(dense, call.writes, strict=True) if pair[0] is not pair[1]]
         if staged:
             work.wait()
         for buffer, target in staged:
             spread(buffer, [target])
-        return self.noted(work)
-
-    def work(self, operation: Operation, result: Tensors) -> dist.Work:
-        return self.noted(EngineWork(self._communicator, operation, result))
-
-    def nothing(self, call: Collective, opts: Any, result: Tensors) -> dist.Work:
-        """For tensors without elements: nothing moves, but all ranks must mean the same."""
-        return self.work(self.barrier(call, opts), result)
-
-    # ---- works that torch wants as one ----
-
-    def begin_coalescing(self) -> None:
-        self._coalesced = []
-
-    def end_coalescing(self) -> dist.Work:
-        works, self._coalesced = self._coalesced or [], None
-        return ManyWork(works, [tensor for work in works for tensor in work.result()])
-
-    def noted(self, work: dist.Work) -> dist.Work:
-        """Every work goes through here, so that ``end_coalescing`` has those since the begin."""
-        if self._coalesced is not None:
-            self._coalesced.append(work)
         return work
 
-    def terms(
-        self,
-        options: Options,
-        opts: Any,
-        keep: object,
-        epilogue: Callable[[], None] | None = None,
-        *,
-        op: object = AVG,
-        among: Callable[[Sequence[int]], None] | None = None,
-    ) -> Terms:
-        seconds = min(opts.timeout, LONGEST).total_seconds()
+    def terms(self, options: Options, opts: Any, staged: Staged, *, mean: bool = True) -> Terms:
+        """How an operation on ``staged`` buffers is to be done; ``opts`` as in :meth:`run`."""
+        timeout = opts.timeout
         return Terms(
             options=options,
-            mean=op == AVG,
-            timeout=seconds if seconds > 0 else None,
-            keep=keep,
-            epilogue=epilogue,
-            among=among,
+            mean=mean,
+            timeout=min(timeout, LONGEST).total_seconds() if timeout > NONE else None,
+            keep=(staged.source, staged.target),
+            epilogue=staged.epilogue,
+            among=staged.among,
             future=opts.asyncOp,
         )
-
-    def barrier(self, call: Collective, opts: Any) -> Operation:
-        one = torch.ones(1)
-        terms = self.terms(reliable_version(self._options), opts, one)
-        return self.operations.barrier(call, one.data_ptr(), terms)
-
-    # ---- what is refused, before the call gets a number ----
-
-    def refusal(self, name: str, what: str) -> UnsupportedError:
-        return UnsupportedError(
-            f"{self._health.where}: {name} got {what} a group of {self._communicator.world} ranks"
-        )
-
-    def check_device(self, name: str, tensors: Tensors) -> None:
-        """Refuses what the engine can't read as elements in memory, one by one."""
-        for tensor in tensors:
-            if not tensor.is_cpu:
-                raise UnsupportedError(
-                    f"{self._health.where}: {name} got a tensor on {tensor.device}, but backend "
-                    f"'lossy' serves CPU tensors only so far; copy it with .cpu(), or use a group "
-                    f"of another backend for it"
-                )
-            if tensor.layout is not torch.strided or tensor.is_quantized:
-                kind = tensor.dtype if tensor.is_quantized else tensor.layout
-                raise UnsupportedError(
-                    f"{self._health.where}: {name} got a tensor of {kind}, but takes dense ones "
-                    f"only; make it one with .to_dense() or .dequantize() (all_reduce alone takes "
-                    f"torch.sparse_coo as well)"
-                )
-
-    def only(self, name: str, tensors: Sequence[Any]) -> Any:
-        """The entry of a list that torch's interface leaves room for several in."""
-        if len(tensors) != 1:
-            raise UnsupportedError(
-                f"{self._health.where}: {name} got {len(tensors)} tensors of this rank, but takes "
-                f"one at a time"
-            )
-        return tensors[0]
-
-    def check_root(self, name: str, root: int) -> None:
-        if not 0 <= root < self._communicator.world:
-            raise self.refusal(name, f"root {root} in")
-
-    def check_dtypes(self, name: str, tensors: Tensors) -> None:
-        dtypes = {tensor.dtype for tensor in tensors}
-        if len(dtypes) != 1:
-            listed = ", ".join(sorted(str(dtype) for dtype in dtypes))
-            raise self.refusal(name, f"tensors of different types ({listed}) in")
-
-    def check_targets(self, name: str, tensors: Tensors) -> None:
-        for tensor in tensors:
-            if overlaps_itself(tensor):
-                raise UnsupportedError(
-                    f"{self._health.where}: {name} can't fill a tensor of shape "
-                    f"{tuple(tensor.shape)} and stride {tensor.stride()}, several of whose "
-                    f"elements share one place (an expanded one); give it memory of its own with "
-                    f".clone()"
-                )
-
-    def reduction(self, name: str, dtype: torch.dtype, op: Any) -> Reduction:
-        """What torch's ``op`` asks for. Raises UnsupportedError for what can't be done."""
-        kind, factor = op.op, None
-        if kind == PREMUL_SUM and (dtype.is_floating_point or dtype.is_complex):
-            kind, factor = SUM, float(op.factor)
-        found = _plain(kind, dtype)
-        if found is None:
-            raise UnsupportedError(
-                f"{self._health.where}: {name} can't form the {kind.name} of {dtype}; it knows "
-                f"SUM, PRODUCT, MIN and MAX of floats and integers, AVG and PREMUL_SUM of floats, "
-                f"and BAND, BOR and BXOR of integers and bool; convert the tensor first"
-            )
-        return found if factor is None else replace(found, factor=factor)
-
-    def check_chunks(self, name: str, part: Tensor, whole: Tensor) -> None:
-        """``whole`` must be one ``part`` per rank."""
-        if part.dtype != whole.dtype or part.numel() * self._communicator.world != whole.numel():
-            raise self.refusal(
-                name,
-                f"{whole.dtype}[{whole.numel()}] whose parts are {part.dtype}[{part.numel()}] in",
-            )
-
-    def check_list(self, name: str, tensor: Tensor, parts: Tensors) -> None:
-        """``parts`` must be one tensor like ``tensor`` per rank."""
-        sizes = {(part.dtype, part.numel()) for part in parts}
-        if len(parts) != self._communicator.world or sizes != {(tensor.dtype, tensor.numel())}:
-            raise self._bad_list(name, tensor, parts)
-
-    def check_parts(self, name: str, tensor: Tensor, parts: Tensors) -> tuple[int, ...]:
-        """``parts`` must be one tensor per rank, and this rank's like ``tensor``.
-
-        Returns the elements of each.
-        """
-        sizes = tuple(part.numel() for part in parts)
-        alike = {part.dtype for part in parts} == {tensor.dtype}
-        own = self._communicator.rank
-        if len(parts) != self._communicator.world or not alike or sizes[own] != tensor.numel():
-            raise self._bad_list(name, tensor, parts)
-        return sizes
-
-    def _bad_list(self, name: str, tensor: Tensor, parts: Tensors) -> UnsupportedError:
-        listed = ", ".join(f"{part.dtype}[{part.numel()}]" for part in parts[:4])
-        return self.refusal(
-            name,
-            f"{tensor.dtype}[{tensor.numel()}] and a list of {len(parts)} tensors ({listed}) for",
-        )
-
-    def check_own(self, send: Sequence[int], receive: Sequence[int]) -> None:
-        """What this rank sends itself must be what it expects from itself, in bytes."""
-        own = self._communicator.rank
-        if send[own] != receive[own]:
-            what = f"{send[own]} bytes to itself where it expects {receive[own]}, in"
-            raise self.refusal("all_to_all", what)
-
-    def splits(self, tensor: Tensor, sizes: Sequence[int]) -> list[int]:
-        """Bytes per rank; ``sizes``: lengths in the first dimension, or empty for equal parts."""
-        world = self._communicator.world
-        if not tensor.dim():
-            raise self.refusal("all_to_all", "a tensor without dimensions to split for")
-        rows = tensor.shape[0]
-        if not sizes and rows % world == 0:
-            sizes = [rows // world] * world
-        if len(sizes) != world or sum(sizes) != rows or min(sizes) < 0:
-            raise self.refusal("all_to_all", f"{rows} rows in parts of {list(sizes)} for")
-        row = nbytes(tensor) // rows if rows else 0
-        return [size * row for size in sizes]
-
-
-@lru_cache(maxsize=256)
-def _plain(kind: object, dtype: torch.dtype) -> Reduction | None:
-    """The reduction without a factor; None for what can't be done."""
-    local = local_reduction(kind, dtype)
-    native = kind in (SUM, AVG) and dtype in DTYPES
-    return None if local is None else Reduction(kind, native, local)
-
-
-@lru_cache(maxsize=64)
-def reliable_version(options: Options) -> Options:
-    """The same options with nothing given up."""
-    return within(options, Scope((("delivery", "reliable"),), lossy_copies=False))

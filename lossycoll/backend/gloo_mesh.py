@@ -23,8 +23,15 @@ Ends = tuple[Any, Any]
 class GlooMesh:
     """``group`` is the ProcessGroupGloo; ``cut`` ends all that waits in it, for good.
 
-    ``address`` is this rank's, numeric. GLOO_SOCKET_IFNAME goes before it, as everywhere in torch.
-    Raises RendezvousError when the mesh can't be connected.
+    Args:
+        store: Where gloo exchanges addresses.
+        rank: This rank.
+        size: The group's ranks.
+        timeout: Of gloo's own calls.
+        address: This rank's, numeric. GLOO_SOCKET_IFNAME goes before it, as everywhere in torch.
+
+    Raises:
+        RendezvousError: The mesh can't be connected.
     """
 
     def __init__(
@@ -66,7 +73,11 @@ class GlooMesh:
 
 @contextlib.contextmanager
 def borrow(fd: int) -> Iterator[socket.socket]:
-    """The socket behind a descriptor that somebody else goes on owning. OSError if it is none."""
+    """The socket behind a descriptor that somebody else continues to own.
+
+    Raises:
+        OSError: It is no socket, or gone.
+    """
     copy = os.dup(fd)
     try:
         end = socket.socket(fileno=copy)

@@ -12,36 +12,44 @@ from lossycoll.runtime.collectives.endpoint import Communicator
 from lossycoll.runtime.core.call import Collective
 from lossycoll.runtime.p2p.endpoint import Messages
 
-from .dispatch import Routes
+from . import checks
+from .coalescing import Coalescing
 from .tensors import contiguous, copy_back, memory
 from .work import MessageWork
 
 MOST_TAG: Final = (1 << 63) - 1
 
 
-class Direct:
-    """For one group. ``messages``: None in a world of one, where there is nobody to talk to."""
+class PointToPoint:
+    """The sends and receives of one group. They are posted at once, in the order of the calls.
+
+    Args:
+        communicator: The group's endpoint.
+        messages: The group's connections; None in a group of one rank.
+        coalescing: Takes every work.
+    """
 
     def __init__(
-        self, routes: Routes, communicator: Communicator, messages: Messages | None
+        self, communicator: Communicator, messages: Messages | None, coalescing: Coalescing
     ) -> None:
-        self._routes = routes
         self._communicator = communicator
         self._messages = messages
+        self._coalescing = coalescing
 
     def send(self, tensors: list[Tensor], peer: int, tag: int) -> dist.Work:
+        """Sends the one tensor of ``tensors`` to rank ``peer``."""
         call, messages = self._admit(f"send to {peer}", tensors, peer, tag)
         source = contiguous(tensors[0])
         transfer = messages.send(
             call, memory(source), peer, tag, keep=source, timeout=self._communicator.timeout
         )
-        return self._routes.noted(MessageWork(self._communicator, transfer, tensors))
+        return self._coalescing.add(MessageWork(self._communicator, transfer, tensors))
 
     def receive(self, tensors: list[Tensor], peer: int | None, tag: int) -> dist.Work:
-        """``peer``: None for any."""
+        """Receives into the one tensor of ``tensors``, from rank ``peer`` (None: from any)."""
         name = "receive" if peer is None else f"receive from {peer}"
         call, messages = self._admit(name, tensors, peer, tag)
-        self._routes.check_targets(name, tensors)
+        checks.check_writable(self._communicator.health.where, name, tensors)
         target = contiguous(tensors[0])
         transfer = messages.receive(
             call,
@@ -52,17 +60,17 @@ class Direct:
             timeout=self._communicator.timeout,
             finish=copy_back(target, tensors[0]),
         )
-        return self._routes.noted(MessageWork(self._communicator, transfer, tensors))
+        return self._coalescing.add(MessageWork(self._communicator, transfer, tensors))
 
     def _admit(
         self, name: str, tensors: list[Tensor], peer: int | None, tag: int
     ) -> tuple[Collective, Messages]:
-        """Posts happen at call time, in the order of the calls: nobody waits for a turn."""
+        """Refuses what can't be served."""
         where = self._communicator.health.where
         if len(tensors) != 1:
             raise UnsupportedError(f"{where}: {name} got {len(tensors)} tensors, but takes one")
         tensor = tensors[0]
-        self._routes.check_device(name, tensors)
+        checks.check_readable(where, name, tensors)
         if not 0 <= tag <= MOST_TAG:
             raise UnsupportedError(f"{where}: {name} got tag {tag}, wanted 0 to 2^63 - 1")
         if peer == where.rank or self._messages is None:

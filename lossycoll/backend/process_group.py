@@ -1,59 +1,65 @@
-"""torch.distributed's surface: torch's collectives in, communicator and gloo calls out.
+"""torch.distributed's surface: each of torch's calls, described as data and handed over.
 
 Every collective is written out here and none inherited: torch's trampoline keeps the GIL while it
 runs an inherited one, which then waits for gloo's thread, which waits for the GIL.
-docs/backend.md says which call takes which way.
+docs/backend.md says which call takes which way; ``dispatch.py`` chooses it.
+
+Long because torch's interface is: each method is its documentation and one description.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
-from lossycoll.errors import AbortedError, MismatchError, UnsupportedError
-from lossycoll.options.fields import Options
-from lossycoll.runtime.core.call import Collective, bounded
-from lossycoll.runtime.engine.reports import Report, Stats
+from lossycoll.errors import AbortedError, UnsupportedError
+from lossycoll.runtime.core.call import bounded
 
-from .block_collectives import BlockCalls, BlockWork, ContributionWork
+from . import checks
 from .bootstrap import Group, Place
-from .dispatch import Reduction, Routes, reliable_version
-from .dynamo_skip import opaque
-from .point_to_point import Direct
-from .resource_limits import told
-from .sparse import Sparse
-from .tensors import (
-    DTYPES,
-    address,
-    apart,
-    contiguous,
-    copy_back,
-    flat,
-    nbytes,
-    room,
-    scaled,
-    spread,
+from .collectives import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    BARRIER,
+    BROADCAST,
+    GATHER,
+    REDUCE,
+    REDUCE_SCATTER,
+    SCATTER,
 )
-from .work import ManyWork, no_time_for_barrier, why_no_barrier
+from .description import Description, Splits
+from .dispatch import Dispatcher
+from .dynamo_skip import opaque
+from .extensions import Extensions
+from .monitored_barrier import monitored_barrier
+from .point_to_point import PointToPoint
+from .sparse import SparseAllReduce
+from .tensors import nbytes
+from .work import ManyWork
 
 _c10d: Any = c10d  # its stub lacks half of what is used here, and has overloads we don't serve
 Tensors = list[Tensor]
 
 
-class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
+class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
     """The process group of ``backend="lossy"``.
 
-    ``backend_options`` is torch's description of the group; ``pg_options`` are the user's
-    (:meth:`lossycoll.options.fields.Options.resolve`).
+    torch.distributed calls its methods; docs/backend.md says which call takes which way. What
+    torch's interface doesn't have is in :class:`Extensions`. Every collective
+    returns a work that owns its tensors until it is done. It raises UnsupportedError for what can't
+    be served, before the call gets a number, and otherwise the errors of :mod:`lossycoll.errors`.
+
+    Args:
+        backend_options: torch's description of the group.
+        pg_options: The user's options, as :meth:`Options.resolve` takes them.
     """
 
     def __init__(self, backend_options: Any, pg_options: object = None) -> None:
@@ -70,13 +76,13 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         )
         self._comm = self._group.communicator
         self._health = self._comm.health
-        self._routes = Routes(self._comm)
-        self._direct = Direct(self._routes, self._comm, self._group.messages)
-        self._operations = self._routes.operations
-        self._splits = 0
-        self._sparse = Sparse(self._routes, self._comm)
-        self._block_calls = BlockCalls(self._routes, self._comm)
+        self._where = self._health.where
         self._gloo = self._group.gloo
+        self._dispatcher = Dispatcher(self._comm, self._gloo)
+        self._coalescing = self._dispatcher.coalescing
+        self._point_to_point = PointToPoint(self._comm, self._group.messages, self._coalescing)
+        self._sparse = SparseAllReduce(self._dispatcher, self._comm)
+        self._splits = 0
         if torch.__version__ < "2.14":  # from then on it warns: numbers start at 0 by themselves
             self._gloo._set_sequence_number_for_group()
         # Parts of torch ask a group for its CPU backend: checkpointing, timeouts, names.
@@ -87,135 +93,106 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     # ---- what and who this is ----
 
     def getBackendName(self) -> str:
+        """The backend's name, as C++ asks for it."""
         return "lossy"
 
     def name(self) -> str:
+        """The backend's name."""
         return "lossy"
 
     def get_group_store(self) -> Any:
+        """A store for this group, without keys of an earlier one."""
         return self._group.store
-
-    def lossy_stats(self) -> Stats:
-        return self._comm.stats()
-
-    def lossy_options(self) -> Options:
-        """Those in force for a call made now: the group's, as the block around changes them."""
-        return self._routes.effective()
-
-    def lossy_resend(self, rounds: int) -> Callable[[], None]:
-        """From now on ``repair`` is at least ``rounds``, unless it was written or set when this was
-        made. Returns what takes that back. All ranks must call both alike."""
-        return self._routes.resend(rounds)
-
-    def lossy_lost(self) -> tuple[int, ...]:
-        """Ranks that the group goes on without, as soon as this rank knows."""
-        return tuple(sorted(self._health.without))
-
-    def lossy_lost_alike(self) -> tuple[int, ...]:
-        """Ranks that the last collective was made without: the same on all ranks at the same place
-        among their collectives, so what they do next may depend on it. Says nothing of a rank that
-        was lost since; the next collective will."""
-        return self._comm.lost_alike()
-
-    def lossy_last_report(self) -> Report | None:
-        return self._comm.last_report()
-
-    def lossy_group_stats(self) -> Mapping[int, Mapping[str, Any]]:
-        return self._comm.group_stats()
 
     # ---- reductions ----
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> dist.Work:
+        """Reduces a tensor of all ranks in place, on all ranks.
+
+        Args:
+            tensors: One tensor, dense or torch.sparse_coo.
+            opts: torch's AllreduceOptions.
+        """
         opts = _c10d.AllreduceOptions() if opts is None else opts
-        tensor = self._routes.only("all_reduce", tensors)
+        tensor = checks.only(self._where, "all_reduce", tensors)
         if tensor.layout is torch.sparse_coo:
-            return self._sparse.all_reduce(tensor, opts)
-        self._routes.check_targets("all_reduce", tensors)
-        reduction = self._routes.reduction("all_reduce", tensor.dtype, opts.reduceOp)
-        options = self._routes.all_reducing(tensor.dtype, nbytes(tensor), reduction)
-        call = self._routes.issue("all_reduce", tensors, tensor, opts.reduceOp.op, options)
-        if not tensor.numel():
-            return self._routes.nothing(call, opts, tensors)
-        if options is None:
-            return self._routes.by_gloo(
-                call, lambda targets: self._gloo.allreduce(targets, opts), tensors
-            )
-        if not reduction.native:
-            return self._reduce_here(call, tensor, reduction, options, opts)
-        buffer = reduction.contribution(tensor)
-        finish = copy_back(buffer, tensor)
-        terms = self._routes.terms(options, opts, buffer, finish, op=reduction.op)
-        return self._routes.work(
-            self._operations.all_reduce(
-                call, buffer.data_ptr(), buffer.numel(), DTYPES[buffer.dtype], terms
-            ),
-            tensors,
+            return self._sparse.run(tensor, opts)
+        return self._dispatcher.run(self._all_reduce(tensors, opts.reduceOp), opts)
+
+    def _all_reduce(self, tensors: Tensors, op: Any) -> Description:
+        return Description(
+            ALL_REDUCE,
+            reads=tensors,
+            writes=tensors,
+            nbytes=nbytes(tensors[0]),
+            compared=tensors[0],
+            detail=op.op,
+            op=op,
         )
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> dist.Work:
+        """Does :meth:`allreduce` with each tensor; one work for all, or none is reduced.
+
+        Args:
+            tensors: The tensors, dense or torch.sparse_coo.
+            opts: torch's AllreduceCoalescedOptions.
+        """
         one = _c10d.AllreduceOptions()
         if opts is not None:
             one.reduceOp = opts.reduceOp
             one.timeout = opts.timeout
             one.asyncOp = opts.asyncOp
+        for tensor in tensors:
+            if tensor.layout is torch.sparse_coo:
+                self._sparse.check(tensor, one)
+            else:
+                self._dispatcher.check(self._all_reduce([tensor], one.reduceOp))
         return ManyWork([self.allreduce([tensor], one) for tensor in tensors], tensors)
 
     def reduce(self, tensors: Tensors, opts: Any) -> dist.Work:
-        tensor, root = self._routes.only("reduce", tensors), opts.rootRank
-        # Only the root has the result, so nothing could be made of what it lacks: always reliable.
-        self._routes.check_targets("reduce", tensors)
-        self._routes.check_root("reduce", root)
-        reduction = self._routes.reduction("reduce", tensor.dtype, opts.reduceOp)
-        options = reliable_version(self._routes.effective())
-        detail = f"{opts.reduceOp.op.name} to {root}"
-        call = self._routes.issue("reduce", tensors, tensor, detail, options)
-        if not tensor.numel():
-            return self._routes.nothing(call, opts, tensors)
-        return self._reduce_here(call, tensor, reduction, options, opts, root=root)
+        """Reduces a tensor of all ranks to the root; always reliable.
 
-    def _reduce_here(
-        self,
-        call: Collective,
-        tensor: Tensor,
-        reduction: Reduction,
-        options: Options,
-        opts: Any,
-        *,
-        root: int | None = None,
-    ) -> dist.Work:
-        """Gathers what the engine can't add (at ``root``, or everywhere) and reduces it there."""
-        source = reduction.contribution(tensor)
-        if root is not None and root != self._comm.rank:
-            terms = self._routes.terms(options, opts, source, among=lambda _: None)
-            buffers = (source.data_ptr(), source.data_ptr())
-            operation = self._operations.gather(call, buffers, nbytes(source), root, terms)
-            return self._routes.work(operation, [tensor])
-        rows = self._rows(source)
-
-        def finish(members: Sequence[int]) -> None:
-            spread(reduction.over(rows, members), [tensor])
-
-        terms = self._routes.terms(options, opts, (source, rows), among=finish)
-        buffers = (source.data_ptr(), rows.data_ptr())
-        if root is None:
-            operation = self._operations.all_gather(call, buffers, nbytes(source), terms)
-        else:
-            operation = self._operations.gather(call, buffers, nbytes(source), root, terms)
-        return self._routes.work(operation, [tensor])
+        Args:
+            tensors: One tensor, which holds the result at the root.
+            opts: torch's ReduceOptions.
+        """
+        tensor = checks.only(self._where, "reduce", tensors)
+        return self._dispatcher.run(
+            Description(
+                REDUCE,
+                reads=tensors,
+                writes=tensors,
+                nbytes=nbytes(tensor),
+                compared=tensor,
+                detail=f"{opts.reduceOp.op.name} to {opts.rootRank}",
+                op=opts.reduceOp,
+                root=opts.rootRank,
+            ),
+            opts,
+        )
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
+        """Reduces all ranks' ``input``; each rank gets its chunk.
+
+        Args:
+            output: This rank's chunk of the result.
+            input: A chunk for each rank, one after another: world times as many elements.
+            opts: torch's ReduceScatterOptions.
+        """
         opts = _c10d.ReduceScatterOptions() if opts is None else opts
-        self._routes.check_targets("reduce_scatter", [output])
-        self._routes.check_chunks("reduce_scatter", output, input)
-        reduction = self._routes.reduction("reduce_scatter", input.dtype, opts.reduceOp)
-        options = self._routes.reducing(nbytes(input), reduction)
-        op = opts.reduceOp.op
-        call = self._routes.issue("reduce_scatter", [output, input], input, op, options)
-        if not input.numel():
-            return self._routes.nothing(call, opts, [output])
-        source = reduction.contribution(input)
-        return self._reduce_scatter(
-            call, output, source, reduction, sizes=output.numel(), options=options, opts=opts
+        return self._dispatcher.run(self._reduce_scatter(output, input, opts.reduceOp), opts)
+
+    def _reduce_scatter(self, output: Tensor, input: Tensor, op: Any) -> Description:
+        checks.check_chunks(self._where, "reduce_scatter", output, input)
+        return Description(
+            REDUCE_SCATTER,
+            reads=[input],
+            writes=[output],
+            nbytes=nbytes(input),
+            compared=input,
+            detail=op.op,
+            op=op,
+            harmless_overlap=self._where.rank * nbytes(output),
         )
 
     _reduce_scatter_base = reduce_scatter_single
@@ -223,271 +200,208 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> dist.Work:
-        pairs = zip(outputs, inputs, strict=True)
-        return ManyWork([self.reduce_scatter_single(o, i, opts) for o, i in pairs], outputs)
+        """Does :meth:`reduce_scatter_single` with each pair; one work for all, or none is made.
+
+        Args:
+            outputs: This rank's chunks of the results.
+            inputs: The contributions, as many as there are ``outputs``.
+            opts: torch's ReduceScatterOptions.
+        """
+        opts = _c10d.ReduceScatterOptions() if opts is None else opts
+        pairs = checks.pairs(self._where, "reduce_scatter", outputs, inputs)
+        calls = [self._reduce_scatter(o, i, opts.reduceOp) for o, i in pairs]
+        return self._dispatcher.run_all(calls, opts)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def reduce_scatter(
         self, outputs: Tensors, inputs: list[Tensors], opts: Any = None
     ) -> dist.Work:
+        """Reduces lists of tensors; each rank gets the entry of its number.
+
+        Args:
+            outputs: One tensor, this rank's result.
+            inputs: One list with a tensor for each rank, which may be of different sizes.
+            opts: torch's ReduceScatterOptions.
+        """
         opts = _c10d.ReduceScatterOptions() if opts is None else opts
-        output = self._routes.only("reduce_scatter", outputs)
-        parts = self._routes.only("reduce_scatter", inputs)
-        self._routes.check_targets("reduce_scatter", outputs)
-        sizes = self._routes.check_parts("reduce_scatter", output, parts)
-        reduction = self._routes.reduction("reduce_scatter", output.dtype, opts.reduceOp)
-        size = sum(sizes) * output.element_size()
-        options = self._routes.reducing(size, reduction)
-        even = len(set(sizes)) == 1
-        detail = opts.reduceOp.op if even else f"{opts.reduceOp.op.name} of {list(sizes)}"
-        call = self._routes.issue(
-            "reduce_scatter", [output, *parts], output if even else None, detail, options
+        output = checks.only(self._where, "reduce_scatter", outputs)
+        parts = checks.only(self._where, "reduce_scatter", inputs)
+        sizes = checks.part_sizes(self._where, "reduce_scatter", output, parts)
+        op, even = opts.reduceOp.op, len(set(sizes)) == 1
+        return self._dispatcher.run(
+            Description(
+                REDUCE_SCATTER,
+                reads=parts,
+                writes=outputs,
+                nbytes=sum(sizes) * output.element_size(),
+                compared=output if even else None,
+                detail=op if even else f"{op.name} of {list(sizes)}",
+                op=opts.reduceOp,
+                sizes=None if even else sizes,
+            ),
+            opts,
         )
-        if not any(sizes):
-            return self._routes.nothing(call, opts, outputs)
-        source = scaled(flat(parts), reduction.factor)
-        return self._reduce_scatter(
-            call,
-            output,
-            source,
-            reduction,
-            sizes=sizes[0] if even else sizes,
-            options=options,
-            opts=opts,
-        )
-
-    def _reduce_scatter(
-        self,
-        call: Collective,
-        output: Tensor,
-        source: Tensor,
-        reduction: Reduction,
-        *,
-        sizes: int | tuple[int, ...],
-        options: Options,
-        opts: Any,
-    ) -> dist.Work:
-        """``source``: a chunk for each rank, one after another, of ``sizes`` elements."""
-        if reduction.native:
-            target = contiguous(output)
-            source = apart(source, target, own=self._comm.rank * nbytes(target))
-            finish = copy_back(target, output)
-            terms = self._routes.terms(options, opts, (source, target), finish, op=reduction.op)
-            buffers = (address(source), address(target))
-            operation = self._operations.reduce_scatter(
-                call, buffers, sizes, DTYPES[source.dtype], terms
-            )
-            return self._routes.work(operation, [output])
-        rows = self._rows(output)
-
-        def finish_here(members: Sequence[int]) -> None:
-            spread(reduction.over(rows, members), [output])
-
-        terms = self._routes.terms(options, opts, (source, rows), among=finish_here)
-        buffers = (address(source), address(rows))
-        if isinstance(sizes, int):
-            operation = self._operations.all_to_all(call, buffers, nbytes(output), terms)
-        else:
-            send = [size * output.element_size() for size in sizes]
-            receive = [nbytes(output)] * self._comm.world
-            operation = self._operations.exchange(call, buffers, send, receive, terms)
-        return self._routes.work(operation, [output])
 
     # ---- copies ----
 
     def broadcast(self, tensors: Tensors, opts: Any) -> dist.Work:
-        tensor, root = self._routes.only("broadcast", tensors), opts.rootRank
-        self._routes.check_targets("broadcast", tensors)
-        self._routes.check_root("broadcast", root)
-        options = self._routes.copying(tensor.dtype, nbytes(tensor))
-        call = self._routes.issue("broadcast", tensors, tensor, f"from {root}", options)
-        if not tensor.numel():
-            return self._routes.nothing(call, opts, tensors)
-        if options is None:
-            return self._routes.by_gloo(
-                call, lambda targets: self._gloo.broadcast(targets, opts), tensors
-            )
-        buffer = contiguous(tensor)
-        terms = self._routes.terms(options, opts, buffer, copy_back(buffer, tensor))
-        operation = self._operations.broadcast(call, buffer.data_ptr(), nbytes(buffer), root, terms)
-        return self._routes.work(operation, tensors)
+        """Copies the root's tensor to all ranks.
+
+        Args:
+            tensors: One tensor.
+            opts: torch's BroadcastOptions.
+        """
+        tensor = checks.only(self._where, "broadcast", tensors)
+        return self._dispatcher.run(
+            Description(
+                BROADCAST,
+                reads=tensors,
+                writes=tensors,
+                nbytes=nbytes(tensor),
+                compared=tensor,
+                detail=f"from {opts.rootRank}",
+                root=opts.rootRank,
+            ),
+            opts,
+        )
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
+        """Gathers all ranks' ``input`` on all ranks.
+
+        Args:
+            output: Room for a chunk of each rank, one after another.
+            input: This rank's chunk.
+            opts: torch's AllgatherOptions.
+        """
         opts = _c10d.AllgatherOptions() if opts is None else opts
-        self._routes.check_targets("all_gather", [output])
-        self._routes.check_chunks("all_gather", input, output)
-        options = self._routes.copying(output.dtype, nbytes(output))
-        call = self._routes.issue("all_gather", [output, input], input, options=options)
-        if not output.numel():
-            return self._routes.nothing(call, opts, [output])
-        source = contiguous(input)
-        if options is None:
-            return self._routes.by_gloo(
-                call,
-                lambda targets: self._gloo._allgather_base(  # it refuses the stacked shape
-                    targets[0].view(-1), source.detach().flatten().clone(), opts
-                ),
-                [output],
-            )
-        target = contiguous(output)
-        source = apart(source, target, own=-self._comm.rank * nbytes(source))
-        terms = self._routes.terms(options, opts, (source, target), copy_back(target, output))
-        buffers = (source.data_ptr(), target.data_ptr())
-        operation = self._operations.all_gather(call, buffers, nbytes(source), terms)
-        return self._routes.work(operation, [output])
+        return self._dispatcher.run(self._all_gather_single(output, input), opts)
+
+    def _all_gather_single(self, output: Tensor, input: Tensor) -> Description:
+        checks.check_chunks(self._where, "all_gather", input, output)
+        return Description(
+            ALL_GATHER,
+            reads=[input],
+            writes=[output],
+            nbytes=nbytes(output),
+            compared=input,
+            harmless_overlap=-self._where.rank * nbytes(input),
+        )
 
     _allgather_base = all_gather_single
 
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> dist.Work:
-        pairs = zip(outputs, inputs, strict=True)
-        return ManyWork([self.all_gather_single(o, i, opts) for o, i in pairs], outputs)
+        """Does :meth:`all_gather_single` with each pair; one work for all, or none is made.
+
+        Args:
+            outputs: Room for a chunk of each rank, one after another, in each.
+            inputs: This rank's chunks, as many as there are ``outputs``.
+            opts: torch's AllgatherOptions.
+        """
+        opts = _c10d.AllgatherOptions() if opts is None else opts
+        pairs = checks.pairs(self._where, "all_gather", outputs, inputs)
+        return self._dispatcher.run_all([self._all_gather_single(o, i) for o, i in pairs], opts)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
-    @property
-    def block_bytes(self) -> int:
-        """What one block (packet) carries."""
-        return self._comm.block_bytes
-
-    def blocks(self, nbytes: int) -> int:
-        """The blocks (packets) of a chunk of ``nbytes`` in :meth:`all_gather_blocks`."""
-        return self._comm.blocks(nbytes)
-
-    def all_gather_blocks(
-        self, output: Tensor, needed: NDArray[np.bool_] | None = None
-    ) -> BlockWork:
-        """Rank r's chunk of ``output`` on all ranks, in place, block by block.
-
-        ``output``: (world * n,), contiguous; chunk r is ``output[r * n : (r + 1) * n]``. In lossy
-        delivery (the group's, or a block's) a block that doesn't arrive leaves what was there.
-        ``needed``: bool (world, blocks), those that are asked for until they come, by owner; own
-        row ignored. Returns a work whose ``arrived`` waits for it and is bool (world, blocks): own
-        row True. A needed block is missing in it only if nothing came over that link for
-        ``deadline_max`` seconds, or if its owner is lost.
-
-        Raises UnsupportedError for tensors of another form.
-        """
-        return self._block_calls.all_gather(output, needed)
-
-    def reduce_scatter_blocks(self, output: Tensor, input: Tensor) -> ContributionWork:
-        """The sum over all ranks of their chunks number ``rank``, divided by the world: in
-        ``output``, of what arrived of ``input``.
-
-        ``input``: (world * n,), contiguous, floating; ``output``: (n,), contiguous, which may be
-        this rank's chunk of ``input``. In lossy delivery what is lost counts as *zero*: for callers
-        that add it to their next contribution. Returns a work whose ``lost`` waits for it and is
-        bool (world, blocks), by owner: the blocks (packets) of this rank's contributions that were
-        lost. What a link lost that was silent for ``deadline_max`` isn't known, and not in it.
-
-        Raises UnsupportedError for tensors of another form.
-        """
-        return self._block_calls.reduce_scatter(output, input)
-
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> dist.Work:
-        """``outputs[0]``: a tensor per rank, which may be of different sizes."""
+        """Gathers all ranks' tensors as a list on all ranks.
+
+        Args:
+            outputs: One list with a tensor for each rank, which may be of different sizes.
+            inputs: One tensor, this rank's.
+            opts: torch's AllgatherOptions.
+        """
         opts = _c10d.AllgatherOptions() if opts is None else opts
-        tensor = self._routes.only("all_gather", inputs)
-        parts = self._routes.only("all_gather", outputs)
-        self._routes.check_targets("all_gather", parts)
-        sizes = self._routes.check_parts("all_gather", tensor, parts)
-        options = self._routes.copying(tensor.dtype, sum(sizes) * tensor.element_size())
+        tensor = checks.only(self._where, "all_gather", inputs)
+        parts = checks.only(self._where, "all_gather", outputs)
+        return self._dispatcher.run(self._all_gather(parts, tensor), opts)
+
+    def _all_gather(self, parts: Tensors, tensor: Tensor) -> Description:
+        sizes = checks.part_sizes(self._where, "all_gather", tensor, parts)
         even = len(set(sizes)) == 1
-        call = self._routes.issue(
-            "all_gather",
-            [tensor, *parts],
-            tensor if even else None,
-            "" if even else f"{tensor.dtype} {list(sizes)}",
-            options,
+        return Description(
+            ALL_GATHER,
+            reads=[tensor],
+            writes=parts,
+            nbytes=sum(sizes) * tensor.element_size(),
+            compared=tensor if even else None,
+            detail="" if even else f"{tensor.dtype} {list(sizes)}",
+            sizes=None if even else sizes,
         )
-        if not any(sizes):
-            return self._routes.nothing(call, opts, parts)
-        source = contiguous(tensor)
-        if options is None and even:
-            return self._routes.by_gloo(
-                call,
-                lambda targets: self._gloo.allgather([targets], [source.detach().clone()], opts),
-                parts,
-            )
-        options = options or reliable_version(self._routes.effective())
-        rows, finish = room(parts, kept=options.delivery == "lossy")
-        source = apart(source, rows)
-        terms = self._routes.terms(options, opts, (source, rows), finish)
-        counts = tuple(size * tensor.element_size() for size in sizes)
-        operation = self._operations.all_gather(
-            call, (address(source), rows.data_ptr()), counts[0] if even else counts, terms
-        )
-        return self._routes.work(operation, parts)
 
     def allgather_coalesced(
         self, outputs: list[Tensors], inputs: Tensors, opts: Any = None
     ) -> dist.Work:
-        """``outputs[rank][i]`` receives rank's ``inputs[i]``."""
-        works = [
-            self.allgather([[row[i] for row in outputs]], [tensor], opts)
-            for i, tensor in enumerate(inputs)
+        """Does :meth:`allgather` with each tensor; one work for all, or none is made.
+
+        Args:
+            outputs: ``outputs[rank][i]`` receives rank's ``inputs[i]``.
+            inputs: This rank's tensors.
+            opts: torch's AllgatherOptions.
+        """
+        opts = _c10d.AllgatherOptions() if opts is None else opts
+        # The rows of all ranks, each as a list of that rank's tensors.
+        rows = [checks.pairs(self._where, "all_gather", row, inputs) for row in outputs]
+        calls = [
+            self._all_gather([row[i][0] for row in rows], tensor) for i, tensor in enumerate(inputs)
         ]
-        return ManyWork(works, [tensor for row in outputs for tensor in row])
+        work = self._dispatcher.run_all(calls, opts)
+        return ManyWork([work], [tensor for row in outputs for tensor in row])
 
     def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> dist.Work:
-        tensor, root = self._routes.only("gather", inputs), opts.rootRank
-        self._routes.check_root("gather", root)
+        """Gathers all ranks' tensors at the root.
+
+        Args:
+            outputs: At the root, one list with a tensor for each rank; elsewhere ignored.
+            inputs: One tensor, this rank's.
+            opts: torch's GatherOptions.
+        """
+        tensor, root = checks.only(self._where, "gather", inputs), opts.rootRank
         parts: Tensors = []
-        if root == self._comm.rank:
-            parts = self._routes.only("gather", outputs)
-            self._routes.check_targets("gather", parts)
-            self._routes.check_list("gather", tensor, parts)
-        options = self._routes.exact(tensor.dtype, nbytes(tensor))
-        call = self._routes.issue("gather", [tensor, *parts], tensor, f"to {root}", options)
-        if not tensor.numel():
-            return self._routes.nothing(call, opts, parts)
-        source = contiguous(tensor)
-        if options is None:
-            return self._routes.by_gloo(
-                call,
-                lambda targets: self._gloo.gather(
-                    [targets] if parts else [], [source.detach().clone()], opts
-                ),
-                parts,
-            )
-        rows = self._rows(source) if parts else source
-        finish = (lambda: spread(rows, parts)) if parts else None
-        terms = self._routes.terms(options, opts, (source, rows), finish)
-        buffers = (source.data_ptr(), rows.data_ptr())
-        operation = self._operations.gather(call, buffers, nbytes(source), root, terms)
-        return self._routes.work(operation, parts)
+        if root == self._where.rank:
+            parts = checks.only(self._where, "gather", outputs)
+            checks.check_list(self._where, "gather", tensor, parts)
+        return self._dispatcher.run(
+            Description(
+                GATHER,
+                reads=inputs,
+                writes=parts,
+                nbytes=nbytes(tensor),
+                compared=tensor,
+                detail=f"to {root}",
+                root=root,
+            ),
+            opts,
+        )
 
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> dist.Work:
-        output, root = self._routes.only("scatter", outputs), opts.rootRank
-        self._routes.check_targets("scatter", outputs)
-        self._routes.check_root("scatter", root)
-        parts: Tensors = []
-        if root == self._comm.rank:
-            parts = self._routes.only("scatter", inputs)
-            self._routes.check_list("scatter", output, parts)
-        options = self._routes.exact(output.dtype, nbytes(output))
-        call = self._routes.issue("scatter", [output, *parts], output, f"from {root}", options)
-        if not output.numel():
-            return self._routes.nothing(call, opts, outputs)
-        if options is None:
-            dense = [contiguous(part).detach().clone() for part in parts]
-            return self._routes.by_gloo(
-                call,
-                lambda targets: self._gloo.scatter(targets, [dense] if parts else [], opts),
-                outputs,
-            )
-        target = contiguous(output)
-        source = flat(parts) if parts else target
-        terms = self._routes.terms(options, opts, (source, target), copy_back(target, output))
-        buffers = (source.data_ptr(), target.data_ptr())
-        operation = self._operations.scatter(call, buffers, nbytes(target), root, terms)
-        return self._routes.work(operation, outputs)
+        """Hands out the root's list of tensors, one to each rank.
 
-    def _rows(self, tensor: Tensor) -> Tensor:
-        """Room for one tensor like this per rank."""
-        return tensor.new_empty((self._comm.world, *tensor.shape))
+        Args:
+            outputs: One tensor, this rank's.
+            inputs: At the root, one list with a tensor for each rank; elsewhere ignored.
+            opts: torch's ScatterOptions.
+        """
+        output, root = checks.only(self._where, "scatter", outputs), opts.rootRank
+        parts: Tensors = []
+        if root == self._where.rank:
+            parts = checks.only(self._where, "scatter", inputs)
+            checks.check_list(self._where, "scatter", output, parts)
+        return self._dispatcher.run(
+            Description(
+                SCATTER,
+                reads=parts,
+                writes=outputs,
+                nbytes=nbytes(output),
+                compared=output,
+                detail=f"from {root}",
+                root=root,
+            ),
+            opts,
+        )
 
     # ---- exchanges ----
 
@@ -499,99 +413,84 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         input_split_sizes: Sequence[int],
         opts: Any = None,
     ) -> dist.Work:
+        """Sends each rank some rows of ``input``, and fills ``output`` with theirs.
+
+        Args:
+            output: What comes from the ranks, in their order.
+            input: What goes to the ranks, in their order.
+            output_split_sizes: Rows from each rank; empty for equal parts.
+            input_split_sizes: Rows to each rank; empty for equal parts.
+            opts: torch's AllToAllOptions.
+        """
         opts = _c10d.AllToAllOptions() if opts is None else opts
-        self._routes.check_targets("all_to_all", [output])
-        send = self._routes.splits(input, input_split_sizes)
-        receive = self._routes.splits(output, output_split_sizes)
-        self._routes.check_own(send, receive)
-        self._routes.check_dtypes("all_to_all", [output, input])
-        call = self._routes.issue("all_to_all", [output, input], detail=str(input.dtype))
-        target = contiguous(output)
-        source = apart(contiguous(input), target)
-        finish = copy_back(target, output)
-        return self._exchange(
-            call, (source, target), (send, receive), finish, opts=opts, result=[output]
+        splits = Splits(
+            checks.split_bytes(self._where, "all_to_all", input, input_split_sizes),
+            checks.split_bytes(self._where, "all_to_all", output, output_split_sizes),
         )
+        return self._all_to_all([output], [input], splits, opts)
 
     alltoall_base = all_to_all_single
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist.Work:
+        """Sends each rank a tensor of ``inputs``, and fills ``outputs`` with theirs.
+
+        Args:
+            outputs: A tensor for what comes from each rank.
+            inputs: A tensor for each rank.
+            opts: torch's AllToAllOptions.
+
+        Raises:
+            UnsupportedError: Other than one tensor for each rank, or tensors that can't be served.
+        """
         opts = _c10d.AllToAllOptions() if opts is None else opts
         for tensors in (outputs, inputs):
-            if len(tensors) != self._comm.world:
-                raise self._routes.refusal("all_to_all", f"{len(tensors)} tensors for")
-        self._routes.check_targets("all_to_all", outputs)
-        counts = ([nbytes(tensor) for tensor in inputs], [nbytes(tensor) for tensor in outputs])
-        self._routes.check_own(*counts)
-        self._routes.check_dtypes("all_to_all", [*outputs, *inputs])
-        call = self._routes.issue("all_to_all", [*outputs, *inputs], detail=str(inputs[0].dtype))
-        source, target = flat(inputs), flat(outputs)
-        return self._exchange(
-            call,
-            (source, target),
-            counts,
-            lambda: spread(target, outputs),
-            opts=opts,
-            result=outputs,
+            if len(tensors) != self._where.world:
+                raise checks.refusal(self._where, "all_to_all", f"{len(tensors)} tensors for")
+        splits = Splits(
+            [nbytes(tensor) for tensor in inputs], [nbytes(tensor) for tensor in outputs]
         )
+        return self._all_to_all(outputs, inputs, splits, opts)
 
-    def _exchange(
-        self,
-        call: Collective,
-        tensors: tuple[Tensor, Tensor],
-        counts: tuple[list[int], list[int]],
-        finish: Callable[[], None] | None,
-        *,
-        opts: Any,
-        result: Tensors,
+    def _all_to_all(
+        self, outputs: Tensors, inputs: Tensors, splits: Splits, opts: Any
     ) -> dist.Work:
-        """Sends and receives ``counts`` bytes per rank. Only this rank knows them, so beside the
-        data each rank tells what it sends, and each looks whether it expects just that."""
-        options = reliable_version(self._routes.effective())
-        terms = self._routes.terms(options, opts, tensors, finish)
-        told = torch.tensor(counts[0])
-        table = told.new_empty((self._comm.world, self._comm.world))
-
-        def compare() -> None:
-            for peer, wanted in enumerate(counts[1]):
-                sent = int(table[peer, self._comm.rank])
-                if sent != wanted:
-                    where = self._health.where
-                    error = MismatchError(
-                        f"{where}: {call.numbered}: {where.peer(peer)} sends {sent} bytes where "
-                        f"{wanted} are expected here; make the split sizes of both ranks agree",
-                        peer=peer,
-                    )
-                    self._health.fail(error, tell=True)
-                    raise error
-
-        check = self._routes.terms(options, opts, (told, table), compare)
-        works = [
-            self._routes.work(
-                self._operations.all_gather(
-                    call, (told.data_ptr(), table.data_ptr()), nbytes(told), check
-                ),
-                result,
-            ),
-            self._routes.work(
-                self._operations.exchange(
-                    call, (address(tensors[0]), address(tensors[1])), *counts, terms
-                ),
-                result,
-            ),
-        ]
-        return ManyWork(works, result)
+        checks.check_own_split(self._where, "all_to_all", splits.send, splits.receive)
+        checks.check_dtypes(self._where, "all_to_all", [*outputs, *inputs])
+        detail = str(inputs[0].dtype)
+        return self._dispatcher.run(
+            Description(ALL_TO_ALL, inputs, outputs, detail=detail, splits=splits), opts
+        )
 
     # ---- point to point ----
 
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> dist.Work:
-        return self._direct.send(tensors, dst, tag)
+        """Sends one tensor; docs/messages.md has what is promised.
+
+        Args:
+            tensors: One tensor.
+            dst: The rank that receives it.
+            tag: A receive gets messages of its own tag only.
+        """
+        return self._point_to_point.send(tensors, dst, tag)
 
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> dist.Work:
-        return self._direct.receive(tensors, src, tag)
+        """Receives one tensor from a rank.
+
+        Args:
+            tensors: One tensor, which is filled.
+            src: The rank that sends it.
+            tag: The sender's.
+        """
+        return self._point_to_point.receive(tensors, src, tag)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> dist.Work:
-        return self._direct.receive(tensors, None, tag)
+        """Receives one tensor from any rank; the work's ``source_rank`` says from which.
+
+        Args:
+            tensors: One tensor, which is filled.
+            tag: The sender's.
+        """
+        return self._point_to_point.receive(tensors, None, tag)
 
     recvAnysource = recv_anysource
 
@@ -599,38 +498,43 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
 
     def _start_coalescing(self, device: torch.device | None = None) -> None:
         del device
-        self._routes.begin_coalescing()
+        self._coalescing.begin()
 
     def _end_coalescing(self, device: torch.device | None = None) -> dist.Work:
         del device
-        return self._routes.end_coalescing()
+        return self._coalescing.end()
 
     # ---- barriers ----
 
     def barrier(self, opts: Any = None) -> dist.Work:
+        """Is done on no rank before all ranks have begun it.
+
+        Args:
+            opts: torch's BarrierOptions.
+        """
         opts = _c10d.BarrierOptions() if opts is None else opts
-        call = self._routes.issue("barrier", [])
-        if self._comm.world > 1 and self._comm.options.bulk_min_bytes:
-            return self._routes.by_gloo(call, lambda _: self._gloo.barrier(opts), [])
-        return self._routes.work(self._routes.barrier(call, opts), [])
+        return self._dispatcher.run(Description(BARRIER, [], [], nbytes=1), opts)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """Gloo's, whose error names the ranks that are missing; or a barrier of those left."""
-        if self._comm.options.outlives:
+        """Waits for all ranks, and names those that are missing.
+
+        It is gloo's; where a group continues with the survivors it is a barrier of those.
+
+        Args:
+            timeout: A timedelta; None: the group's.
+            wait_all_ranks: Whether rank 0 names all that are missing, rather than the first.
+
+        Raises:
+            OperationTimeout: At rank 0, if ranks are missing.
+        """
+        if self._comm.options.continues:
             opts = _c10d.BarrierOptions()
             if timeout is not None:
                 opts.timeout = timeout
             self.barrier(opts).wait()
             return
-        call = self._routes.issue("monitored_barrier", [])
         timeout = timedelta(seconds=self._comm.timeout) if timeout is None else timeout
-        if not timeout and self._comm.rank == 0:
-            # Gloo takes what is left of it, nothing, for no limit, unless a millisecond has passed.
-            raise no_time_for_barrier(self._health, call)
-        try:
-            self._gloo.monitored_barrier(timeout, wait_all_ranks)
-        except RuntimeError as error:
-            raise why_no_barrier(self._health, call, error) from error
+        monitored_barrier(self._dispatcher, self._gloo, timeout, wait_all_ranks)
 
     # ---- other groups ----
 
@@ -643,22 +547,37 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
         group_desc: str | None = None,
         device_types: object = None,
     ) -> LossyProcessGroup | None:
-        """A group of some of this one's ranks, by its numbers; None where this rank isn't one.
+        """Makes a group of some of this one's ranks.
 
-        ``opts`` are pg_options. torch.distributed.split_group gets here only with an accelerator.
+        Before torch 2.15 torch.distributed.split_group gets here only with an accelerator.
+
+        Args:
+            ranks: Ranks of this group.
+            timeout: The group's timeout; None: this one's.
+            opts: pg_options.
+            group_name: Its name; made up if None.
+            group_desc: Its description; made up if None.
+            device_types: Ignored.
+
+        Returns:
+            The group; None where this rank isn't in it.
+
+        Raises:
+            UnsupportedError: Ranks that this group doesn't have, or none.
+            LossyError: The group can't be made.
         """
         del device_types
         chosen = sorted(set(ranks))
-        if not chosen or chosen[0] < 0 or chosen[-1] >= self._comm.world:
-            raise self._routes.refusal("split_group", f"ranks {list(ranks)} in")
-        if self._comm.rank not in chosen:
+        if not chosen or chosen[0] < 0 or chosen[-1] >= self._where.world:
+            raise checks.refusal(self._where, "split_group", f"ranks {list(ranks)} in")
+        if self._where.rank not in chosen:
             return None
         self._splits += 1
         name = group_name or f"{self.group_name}:split:{self._splits}:{chosen}"
         split = LossyProcessGroup(
             SimpleNamespace(
                 store=_c10d.PrefixStore(f"split/{name}", self._group.store),
-                group_rank=chosen.index(self._comm.rank),
+                group_rank=chosen.index(self._where.rank),
                 group_size=len(chosen),
                 timeout=timeout or timedelta(seconds=self._comm.timeout),
                 group_id=name,
@@ -672,34 +591,37 @@ class LossyProcessGroup(_c10d.ProcessGroup):  # type: ignore[misc]
     # ---- life ----
 
     def set_timeout(self, timeout: timedelta) -> None:
+        """Sets how long calls wait for ranks that never take part.
+
+        Args:
+            timeout: How long; nothing or less: without a limit.
+        """
         timeout = bounded(timeout)
         self._comm.timeout = timeout.total_seconds()
         self._gloo._set_default_timeout(timeout)
 
     def shutdown(self) -> None:
+        """Leaves the group: says goodbye, joins all threads and frees all sockets. Idempotent."""
         self._group.close()
 
     def abort(self) -> None:
-        text = f"{self._health.where}: the group was aborted here by abort_process_group"
-        self._health.fail(AbortedError(text, peer=self._comm.rank), tell=True)
+        """Ends the group on all ranks: all that is pending fails with AbortedError."""
+        text = f"{self._where}: the group was aborted here by abort_process_group"
+        self._health.fail(AbortedError(text, peer=self._where.rank), tell=True)
         self._group.close()
 
 
-for _name in (
-    *("allreduce", "reduce", "broadcast", "barrier", "gather", "scatter", "allgather"),
-    *("reduce_scatter", "reduce_scatter_single", "_reduce_scatter_base"),
-    *("all_gather_blocks", "reduce_scatter_blocks"),
-    *("all_gather_single", "_allgather_base", "alltoall", "all_to_all_single", "alltoall_base"),
-):
-    setattr(LossyProcessGroup, _name, told(getattr(LossyProcessGroup, _name)))
-
-opaque(LossyProcessGroup)  # after the last change to its methods
+opaque(LossyProcessGroup)
 
 
 def of(group: dist.ProcessGroup | None) -> LossyProcessGroup:
-    """The lossy group behind torch's handle (None: the default group).
+    """The lossy group behind torch's handle.
 
-    Raises UnsupportedError for a group of another backend.
+    Args:
+        group: A process group; None: the default group.
+
+    Raises:
+        UnsupportedError: A group of another backend, or none.
     """
     found = dist.group.WORLD if group is None else group
     if not isinstance(found, LossyProcessGroup):

@@ -1,4 +1,4 @@
-"""What the system refuses a process: descriptors and memory, as errors that all ranks hear.
+"""What the system refuses a process, descriptors and memory, as errors that reach all ranks.
 
 Where pyzmq and gloo are refused a descriptor they end the process, so a group looks before it is
 made whether there are enough.
@@ -6,42 +6,55 @@ made whether there are enough.
 
 from __future__ import annotations
 
-import functools
 import os
 import resource
-from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Final
 
-from lossycoll.errors import Code, EngineError, LossyError
+from lossycoll.errors import EngineError, LossyError
+from lossycoll.runtime.core.call import Collective
+from lossycoll.runtime.engine.failures import Code
+from lossycoll.runtime.membership.group_state import Health
 
 DESCRIPTORS: Final = (32, 4)
 """What a group may take, with room to spare: in any case, and for each rank."""
 
-_Call = TypeVar("_Call", bound=Callable[..., Any])
-
 
 def check_descriptors(rank: int, size: int) -> None:
-    """Raises EngineError if this process can't open what a group of ``size`` ranks takes."""
+    """Looks whether this process can open what a group takes.
+
+    Args:
+        rank: This rank, for the error.
+        size: The group's ranks.
+
+    Raises:
+        EngineError: It can't.
+    """
     wanted = DESCRIPTORS[0] + DESCRIPTORS[1] * size
-    held: list[int] = []
+    opened: list[int] = []
     try:
-        while len(held) < wanted:
-            held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        while len(opened) < wanted:
+            opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
     except OSError as error:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         raise EngineError(
             f"rank {rank}/{size}: a group of {size} ranks may take {wanted} descriptors, but this "
-            f"process can have only {len(held)} more ({error.strerror}); raise ulimit -n, now "
+            f"process can have only {len(opened)} more ({error.strerror}); raise ulimit -n, now "
             f"{limit}, or destroy groups that are not needed",
             errno=error.errno or 0,
         ) from error
     finally:
-        for descriptor in held:
+        for descriptor in opened:
             os.close(descriptor)
 
 
 def refused(rank: int, size: int, cause: Exception) -> EngineError:
-    """What the system refused while a group was made, as an error that the other ranks hear."""
+    """What the system refused while a group was made, as an error for all ranks.
+
+    Args:
+        rank: This rank.
+        size: The group's ranks.
+        cause: What was raised.
+    """
     code = getattr(cause, "errno", None)
     error = EngineError(
         f"rank {rank}/{size}: this process was refused what a group needs: {_reason(cause)}; is "
@@ -59,30 +72,28 @@ def is_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or "allocate memory" in str(error)
 
 
-def told(method: _Call) -> _Call:
-    """A collective of a process group whose want of memory becomes the failure of all ranks.
+def not_submitted(health: Health, call: Collective, error: Exception) -> LossyError:
+    """Makes what keeps this rank from submitting a call the failure of all ranks.
 
-    The call has its number by then, and so the others would wait for this rank in vain.
+    The others would wait in vain for this rank to take part.
+
+    Args:
+        health: The group's state.
+        call: The call.
+        error: What was raised: a lack of memory, or an exception of staging or of a builder.
+
+    Returns:
+        The group's failure, which is an earlier one if it has that.
     """
-
-    @functools.wraps(method)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        health = self._health
-        before = health.seq
-        try:
-            return method(self, *args, **kwargs)
-        except (MemoryError, RuntimeError) as error:
-            if not is_memory(error) or health.seq == before:
-                raise
-            failure = EngineError(
-                f"{health.where}: call #{health.seq} {health.call_at(health.seq)}: no memory for "
-                f"it: {_reason(error)}",
-                code=Code.MEMORY,
-            )
-            health.fail(failure, tell=True)
-            raise failure from error
-
-    return call  # type: ignore[return-value]
+    text = f"{health.where}: {call.numbered}"
+    if is_memory(error):
+        failure = EngineError(f"{text}: no memory for it: {_reason(error)}", code=Code.MEMORY)
+    else:
+        what = f"{type(error).__name__}: {_reason(error)}"
+        failure = EngineError(f"{text}: this rank couldn't submit it: {what}")
+    health.fail(failure, tell=True)
+    first = health.failure or failure
+    return failure if first is failure else first.again(call.numbered)
 
 
 def _reason(cause: Exception) -> str:

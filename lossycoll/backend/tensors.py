@@ -1,22 +1,15 @@
-"""Tensors as the engine can take them, and the sums that it doesn't know."""
+"""Tensors as the engine takes them: contiguous, apart from each other, flat."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from functools import reduce
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
-from torch._C import _distributed_c10d as c10d
 
 from lossycoll.runtime.engine.binding import DType
-
-_Op: Any = c10d.ReduceOp.RedOpType
-SUM: Final = _Op.SUM
-AVG: Final = _Op.AVG
-PREMUL_SUM: Final = _Op.PREMUL_SUM
 
 DTYPES: Final = {
     torch.float32: DType.F32,
@@ -25,19 +18,14 @@ DTYPES: Final = {
     torch.bfloat16: DType.BF16,
 }
 """What the engine can add."""
+COMPLEX: Final = frozenset({torch.complex32, torch.complex64, torch.complex128})
+"""What the engine adds as pairs of floats, as torch.distributed itself hands most of it over."""
+LOSSY_DTYPES: Final = COMPLEX | DTYPES.keys()
+"""What packets may be lost of: an element that is stale or a mean of fewer still has a meaning."""
 GLOO_DTYPES: Final = frozenset(
     {*DTYPES, torch.int8, torch.uint8, torch.int32, torch.int64},
 )
 """What gloo handles as we do. It takes a bool for a number."""
-
-_SIGNED: Final = {
-    torch.uint16: torch.int16,
-    torch.uint32: torch.int32,
-    torch.uint64: torch.int64,
-}
-"""Types that torch stores but can't add, and those of the same bits that it can."""
-_INTEGERS: Final = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, *_SIGNED)
-
 
 _NOTHING: Final = torch.zeros(8)
 
@@ -48,6 +36,7 @@ def address(tensor: Tensor) -> int:
 
 
 def nbytes(tensor: Tensor) -> int:
+    """The size of all elements in bytes."""
     return tensor.numel() * tensor.element_size()
 
 
@@ -57,6 +46,11 @@ def contiguous(tensor: Tensor) -> Tensor:
         return tensor
     copy = tensor.detach().clone(memory_format=torch.contiguous_format)
     return copy.resolve_neg().resolve_conj()
+
+
+def as_real(tensor: Tensor) -> Tensor:
+    """A contiguous complex tensor as the floats it consists of, in the same memory; shape (n,)."""
+    return torch.view_as_real(tensor).view(-1) if tensor.is_complex() else tensor
 
 
 def scaled(tensor: Tensor, factor: float | None) -> Tensor:
@@ -78,10 +72,17 @@ def flat(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def room(tensors: Sequence[Tensor], *, kept: bool) -> tuple[Tensor, Callable[[], None] | None]:
-    """One tensor for what is to fill all of these, shape (sum of numel,), and what brings it there.
+    """One tensor for what is to fill several.
 
-    Where they lie in one memory one behind the other it is that memory, and nothing is left to do.
-    Else it is new, with a copy of their elements if some may be ``kept`` as they are.
+    Where they lie in one memory one behind the other it is that memory. Else it is new.
+
+    Args:
+        tensors: What is to be filled, in order.
+        kept: Whether some elements may stay as they are: a new tensor then begins as a copy.
+
+    Returns:
+        The tensor, shape (sum of numel,), and what brings its elements to ``tensors``; None if they
+        are there.
     """
     elements = sum(tensor.numel() for tensor in tensors)
     if _in_a_row(tensors):
@@ -106,8 +107,11 @@ def _in_a_row(tensors: Sequence[Tensor]) -> bool:
 def apart(source: Tensor, target: Tensor, own: int | None = None) -> Tensor:
     """``source``, or a copy of it where filling ``target`` would change what has yet to be read.
 
-    Both contiguous. ``own``: bytes from source to target at which an overlap is harmless: there
-    each element is read before it is replaced.
+    Args:
+        source: Contiguous.
+        target: Contiguous.
+        own: Bytes from source to target at which an overlap is harmless, since each element is then
+            read before it is replaced.
     """
     begin, other = source.data_ptr(), target.data_ptr()
     if begin + nbytes(source) <= other or other + nbytes(target) <= begin:
@@ -116,7 +120,7 @@ def apart(source: Tensor, target: Tensor, own: int | None = None) -> Tensor:
 
 
 def overlaps_itself(tensor: Tensor) -> bool:
-    """Whether several elements share one place (an expanded tensor): then it can't be filled."""
+    """Whether several elements share memory (an expanded tensor): then it can't be filled."""
     if tensor.layout is not torch.strided or tensor.is_contiguous():
         return False
     return any(n > 1 and not step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
@@ -139,72 +143,3 @@ def spread(buffer: Tensor, targets: Sequence[Tensor]) -> None:
             piece = elements[begin : begin + target.numel()]
             target.detach().copy_(piece.view(target.shape))
             begin += target.numel()
-
-
-def local_reduction(op: object, dtype: torch.dtype) -> Callable[[Tensor], Tensor] | None:
-    """How contributions are reduced where the engine can't: of shape (world, ...) to (...).
-
-    Rows are taken in the order of the ranks, so that all ranks get the same bits; 16-bit floats are
-    added in float32. None for what has no meaning (bits of floats) or isn't known here.
-    """
-    if dtype == torch.bool:
-        return _BOOLEAN.get(op)
-    if dtype in _SIGNED:
-        return _as_signed(op, dtype)
-    if op in _BITWISE:
-        return _rows(_BITWISE[op]) if dtype in _INTEGERS else None
-    if op == AVG:
-        return None if dtype in _INTEGERS else lambda rows: _sum(rows).div_(len(rows)).to(dtype)
-    if dtype.is_complex and op not in (SUM, _Op.PRODUCT):
-        return None
-    if dtype not in _INTEGERS and dtype not in DTYPES and not dtype.is_complex:
-        return None
-    return _ARITHMETIC.get(op)
-
-
-def _as_signed(op: object, dtype: torch.dtype) -> Callable[[Tensor], Tensor] | None:
-    """The reduction of an unsigned type by that of the signed one of the same bits.
-
-    Sums, products and bits are the same. Order is, once the highest bit is flipped.
-    """
-    signed = _SIGNED[dtype]
-    found = local_reduction(op, signed)
-    if found is None:
-        return None
-    flip = torch.iinfo(signed).min if op in (_Op.MIN, _Op.MAX) else 0
-    return lambda rows: found(rows.view(signed) ^ flip).bitwise_xor_(flip).view(dtype)
-
-
-def _sum(rows: Tensor) -> Tensor:
-    """Sums in the type that they are added in."""
-    wide = torch.float32 if rows.dtype in (torch.float16, torch.bfloat16) else rows.dtype
-    total = rows[0].to(wide, copy=True)
-    for row in rows[1:]:
-        total += row
-    return total
-
-
-def _rows(combine: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    return lambda rows: reduce(combine, rows.unbind(0))
-
-
-_ARITHMETIC: Final[dict[object, Callable[[Tensor], Tensor]]] = {
-    SUM: lambda rows: _sum(rows).to(rows.dtype),
-    _Op.PRODUCT: _rows(torch.mul),
-    _Op.MIN: _rows(torch.minimum),
-    _Op.MAX: _rows(torch.maximum),
-}
-_BITWISE: Final[dict[object, Callable[[Tensor, Tensor], Tensor]]] = {
-    _Op.BAND: torch.bitwise_and,
-    _Op.BOR: torch.bitwise_or,
-    _Op.BXOR: torch.bitwise_xor,
-}
-_BOOLEAN: Final[dict[object, Callable[[Tensor], Tensor]]] = {
-    SUM: _rows(torch.logical_or),
-    _Op.MAX: _rows(torch.logical_or),
-    _Op.BOR: _rows(torch.logical_or),
-    _Op.PRODUCT: _rows(torch.logical_and),
-    _Op.MIN: _rows(torch.logical_and),
-    _Op.BAND: _rows(torch.logical_and),
-    _Op.BXOR: _rows(torch.logical_xor),
-}

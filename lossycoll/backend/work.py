@@ -7,7 +7,6 @@ C++ (DDP's reducer) sees a failure at all; ``Future.set_exception`` would look l
 from __future__ import annotations
 
 import contextlib
-import re
 import threading
 import time
 from collections.abc import Sequence
@@ -20,7 +19,6 @@ import torch.distributed as dist
 from lossycoll.errors import LossyError, OperationTimeout
 from lossycoll.runtime.collectives.endpoint import Communicator
 from lossycoll.runtime.core.call import NUDGE_SECONDS, Collective, Operation
-from lossycoll.runtime.membership.group_state import Health
 from lossycoll.runtime.p2p.request import Transfer
 
 from .dynamo_skip import opaque
@@ -36,19 +34,26 @@ _thread: Final = threading.local()
 
 @opaque
 class LossyWork(dist.Work):
-    """What all works here share. ``result`` is the list of output tensors."""
+    """What all works here share.
+
+    Args:
+        result: The tensors that the call fills.
+    """
 
     def __init__(self, result: list[torch.Tensor]) -> None:
         super().__init__()
         self._result = result
 
     def result(self) -> list[torch.Tensor]:
+        """The tensors that the call fills; it doesn't wait."""
         return self._result
 
     def synchronize(self) -> None:
+        """Waits: on a CPU there is nothing else to synchronise with."""
         self.wait()
 
     def is_success(self) -> bool:
+        """Whether the call is done, without an error."""
         return self.is_completed() and self.exception() is None
 
     def _wait_if_in_order(self, communicator: Communicator) -> None:
@@ -60,6 +65,7 @@ class LossyWork(dist.Work):
                 self.wait()
 
     def source_rank(self) -> int:
+        """The rank that a receive was served by; -1 for anything else."""
         return -1
 
     def _source_rank(self) -> int:
@@ -82,10 +88,20 @@ class EngineWork(LossyWork):
         self._future: Future | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
+        """Returns True when the call is done.
+
+        Args:
+            timeout: How long to wait; None or zero: until the call ends by itself.
+
+        Raises:
+            OperationTimeout: The time is over; the operation continues.
+            LossyError: The call has failed.
+        """
         self._operation.wait(_seconds(timeout))
         return True
 
     def get_future(self) -> Future:
+        """A future with the result; it completes without a wait, and raises the call's error."""
         if self._future is None:
             operation, result = self._operation, self._result
             self._wait_if_in_order(self._communicator)
@@ -112,9 +128,11 @@ class EngineWork(LossyWork):
         self._communicator.complete_by_itself(self._operation)
 
     def is_completed(self) -> bool:
+        """Whether the call is done, well or not."""
         return self._operation.poll()
 
     def exception(self) -> LossyError | None:
+        """Why the call failed; None if it hasn't."""
         return self._operation.error
 
 
@@ -137,6 +155,7 @@ class GlooWork(LossyWork):
         self._future: Future | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
+        """As :meth:`EngineWork.wait`, in slices that Ctrl-C can end."""
         try:
             # Nearly every call ends here; the rest of this class is for the others.
             return self._inner.wait(SLICE if not timeout or timeout > SLICE else timeout)
@@ -171,6 +190,7 @@ class GlooWork(LossyWork):
         return self._error.again(self._call.numbered)
 
     def get_future(self) -> Future:
+        """A future with gloo's result, or the group's error."""
         if self._future is None:
             communicator, call = self._communicator, self._call
             self._wait_if_in_order(communicator)
@@ -195,9 +215,11 @@ class GlooWork(LossyWork):
         return self._future
 
     def is_completed(self) -> bool:
+        """Whether the call is done, well or not."""
         return self._inner.is_completed()
 
     def exception(self) -> Any:
+        """Why a wait failed; None before that."""
         return self._error
 
 
@@ -215,11 +237,17 @@ class MessageWork(EngineWork):
         """It does."""
 
     def source_rank(self) -> int:
+        """The rank that a receive was served by, once that is known."""
         return -1 if self._transfer.peer is None else self._transfer.peer
 
 
 class ManyWork(LossyWork):
-    """Several works that count as one."""
+    """Several works that count as one.
+
+    Args:
+        works: In the order in which they are waited for.
+        result: The tensors that they fill.
+    """
 
     def __init__(self, works: Sequence[dist.Work], result: list[torch.Tensor]) -> None:
         super().__init__(result)
@@ -227,6 +255,7 @@ class ManyWork(LossyWork):
         self._future: Future | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
+        """Waits for each; ``timeout`` is for each by itself. Raises the first error."""
         for work in self._works:
             if timeout:
                 work.wait(timeout)
@@ -235,6 +264,7 @@ class ManyWork(LossyWork):
         return True
 
     def get_future(self) -> Future:
+        """A future with the result of all; raises the first error."""
         if self._future is None:
             result = self._result
 
@@ -248,37 +278,12 @@ class ManyWork(LossyWork):
         return self._future
 
     def is_completed(self) -> bool:
+        """Whether all are done."""
         return all(work.is_completed() for work in self._works)
 
     def exception(self) -> Any:
+        """The first error; None if there is none."""
         return next((e for work in self._works if (e := work.exception()) is not None), None)
-
-
-def no_time_for_barrier(health: Health, call: Collective) -> LossyError:
-    """The error of a monitored barrier at rank 0 with a timeout of nothing, in gloo's words."""
-    text = (
-        f"{health.where}: {call.numbered}: Rank 0 timed out in monitoredBarrier after 0 ms; "
-        f"give it a longer timeout"
-    )
-    error = OperationTimeout(text, peer=health.where.rank)
-    health.fail(error, tell=True)
-    return error
-
-
-def why_no_barrier(health: Health, call: Collective, cause: RuntimeError) -> LossyError:
-    """The error of gloo's monitored barrier as the group's. Only rank 0 knows who was missing."""
-    missing = re.search(r"Ranks? ([\d, ]+) failed to pass .* in (\d+) ms", str(cause))
-    if missing and "Timed out" in str(cause):
-        ranks = [int(rank) for rank in missing[1].split(",")]
-        who = ", ".join(health.where.peer(rank) for rank in ranks)
-        text = (
-            f"{health.where}: {call.numbered}: {who} didn't take part within "
-            f"{int(missing[2]) / 1000:g} s; stuck, or still computing?"
-        )
-        health.fail(OperationTimeout(text, peer=ranks[0]), tell=True)
-    error = health.verdict(call, cause).again(call.numbered)
-    error.args = (f"{error} (gloo: {(str(cause).splitlines() or [''])[0]})",)
-    return error
 
 
 def _seconds(timeout: timedelta | None) -> float | None:
@@ -287,8 +292,16 @@ def _seconds(timeout: timedelta | None) -> float | None:
 
 
 def value_or_raise(source: Future) -> Any:
-    """What a future was set to, for its ``then``: an error that is raised there is seen by DDP, one
-    that is set would look like success."""
+    """What a future was set to, for its ``then``.
+
+    DDP sees an error that is raised there; one that is set would look like success.
+
+    Args:
+        source: A future that is done; its value is the result, or an exception.
+
+    Raises:
+        BaseException: The value, if it is an exception.
+    """
     value = source.value()
     if isinstance(value, BaseException):
         raise value

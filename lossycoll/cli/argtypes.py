@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Mapping
+
+from lossycoll.options.ranges import is_whole
 
 
 def whole(least: int, most: int | None = None, multiple_of: int = 1) -> Callable[[str], int]:
@@ -17,7 +20,7 @@ def whole(least: int, most: int | None = None, multiple_of: int = 1) -> Callable
             value = int(text)
         except ValueError:
             raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}") from None
-        if value < least or (most is not None and value > most) or value % multiple_of:
+        if not is_whole(value, least, math.inf if most is None else most) or value % multiple_of:
             raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
         return value
 
@@ -39,6 +42,14 @@ def real(least: float, below: float | None = None) -> Callable[[str], float]:
         return value
 
     return parse
+
+
+def shares(text: str) -> tuple[float, ...]:
+    """``0,0.01``: shares of packets, each below 1, in rising order."""
+    found = tuple(real(0, 1)(part) for part in text.split(","))
+    if list(found) != sorted(set(found)):
+        raise argparse.ArgumentTypeError(f"{text!r} doesn't rise")
+    return found
 
 
 def names(known: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:

@@ -19,15 +19,13 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from lossycoll.lab import capabilities as check
-from lossycoll.lab import leftovers, verify
-from lossycoll.lab import network_io as files
+from lossycoll.lab import capabilities, leftovers, network_io, verify
 from lossycoll.lab.backends import BACKENDS
 from lossycoll.lab.job import GRACE_SECONDS, Ended, prefixed
 from lossycoll.lab.laboratory import Lab
 from lossycoll.lab.profiles import PROFILES
 
-from . import lab_args as options
+from . import lab_args
 from .launcher import Interrupted, must_be_writable
 
 ACTIONS: Final = {
@@ -49,7 +47,7 @@ WIDTH: Final = 110
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = "; ".join(f"{name}: {meaning}" for name, meaning in ACTIONS.items())
     parser.add_argument("action", nargs="?", default="run", choices=ACTIONS, help=actions)
-    options.add_arguments(parser)
+    lab_args.add_arguments(parser)
     parser.add_argument(
         "--backend", default="auto", choices=("auto", *BACKENDS), help="what makes the network"
     )
@@ -87,15 +85,15 @@ def _run(chosen: argparse.Namespace) -> int:
     if not chosen.words:
         print("lossycoll lab: nothing to run; write a command after --", file=sys.stderr)
         return 2
-    network = options.network_of(chosen)
+    network = lab_args.network_of(chosen)
     if chosen.counters:
         must_be_writable(Path(chosen.counters))
     with _stoppable(), Lab(network, backend=chosen.backend) as lab:
         print(f"lab: {network.hosts} hosts, backend {lab.backend}", file=sys.stderr)
-        ended = lab.run(chosen.words, timeout=chosen.timeout, grace=chosen.grace, tell=prefixed)
+        ended = lab.run(chosen.words, timeout=chosen.timeout, grace=chosen.grace, on_line=prefixed)
         counters = lab.counters()
     if chosen.counters:
-        text = json.dumps({"network": files.as_data(network), **counters.as_json()}, indent=1)
+        text = json.dumps({"network": network_io.as_data(network), **counters.as_json()}, indent=1)
         Path(chosen.counters).write_text(text + "\n", encoding="utf-8")
     unasked = sum(host.unasked for host in counters.hosts)
     if unasked:
@@ -135,7 +133,7 @@ def _stoppable() -> Iterator[None]:
 
 
 def _verify(chosen: argparse.Namespace) -> int:
-    network = options.network_of(chosen)
+    network = lab_args.network_of(chosen)
     rows = []
     table = Table(box=None, pad_edge=False)
     for heading in HEADINGS:
@@ -158,7 +156,7 @@ def _verify(chosen: argparse.Namespace) -> int:
     return 1 if complaints else 0
 
 
-def _add(table: Table, row: verify.Row) -> None:
+def _add(table: Table, row: verify.LinkCheck) -> None:
     for name, one in (("datagrams", row.plain), ("aggregates", row.aggregated)):
         table.add_row(
             f"{row.pair[0]}-{row.pair[1]}",
@@ -175,7 +173,7 @@ def _add(table: Table, row: verify.Row) -> None:
 
 
 def _check(chosen: argparse.Namespace) -> int:
-    findings = check.examine()
+    findings = capabilities.examine()
     if chosen.json:
         print(json.dumps([asdict(one) for one in findings]))
     else:
@@ -185,7 +183,7 @@ def _check(chosen: argparse.Namespace) -> int:
         for one in findings:
             table.add_row("[green]ok[/]" if one.good else "[yellow]no[/]", one.name, one.found)
         Console().print(table, highlight=False)
-    return 0 if check.can_run(findings) else 1
+    return 0 if capabilities.can_run(findings) else 1
 
 
 def _clean(chosen: argparse.Namespace) -> int:
@@ -202,7 +200,7 @@ def _clean(chosen: argparse.Namespace) -> int:
 def _profiles(chosen: argparse.Namespace) -> int:
     if chosen.json:
         data: dict[str, Any] = {
-            name: {**asdict(one), "network": files.as_data(one.network)}
+            name: {**asdict(one), "network": network_io.as_data(one.network)}
             for name, one in PROFILES.items()
         }
         print(json.dumps(data))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from lossycoll.errors import OptionError
-from lossycoll.lab import network_io as files
+from lossycoll.lab import network_io
 from lossycoll.lab.network import Network
 from lossycoll.lab.profiles import PROFILES, profile
 
@@ -43,7 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="A-B:NAME=N,...",
-        help="one link that differs, as in 0-1:loss=0.3,delay_ms=40",
+        help="one link that differs, in one direction: 0-1:loss=0.3,delay_ms=40 is from host 0 to "
+        "host 1, and 1-0 is the way back; may be repeated",
     )
     parser.add_argument(
         "--port",
@@ -69,14 +70,14 @@ def given(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
 
 def network_of(options: argparse.Namespace) -> Network:
     """A profile or a file, changed by what else is written. OptionError for what can't be."""
-    network = files.load(options.file) if options.file else profile(options.profile)
+    network = network_io.load(options.file) if options.file else profile(options.profile)
     network = network.with_parts(**given(options, (*WHOLE, *NUMBERS)))
     for text in options.link:
         where, values = _split(text)
-        network = network.with_link(files.pair(where), **values)
+        network = network.with_link(network_io.pair(where), **values)
     for text in options.port:
         where, values = _split(text)
-        network = network.with_port(files.host(where), **values)
+        network = network.with_port(network_io.host(where), **values)
     return network
 
 
@@ -84,4 +85,4 @@ def _split(text: str) -> tuple[str, dict[str, Any]]:
     where, colon, values = text.partition(":")
     if not colon:
         raise OptionError(f"{text!r} isn't WHERE:NAME=N,...")
-    return where, files.values(values)
+    return where, network_io.values(values)

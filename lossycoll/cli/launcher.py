@@ -1,8 +1,8 @@
 """Starts the ranks of a job on this machine through torchrun's own API.
 
-A rank is ``python -m MODULE CONFIG``, as torchrun would start it. Rank 0 tells the
-parent how far it is by appending JSON lines to a file: that needs no second
-channel between processes, and what was reported outlives a crash.
+A rank is ``python -m MODULE CONFIG``, as torchrun would start it. Rank 0 reports
+its progress by appending JSON lines to a file: that needs no second channel between
+processes, and survives a crash.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ class Unwritable(RuntimeError):
 def must_be_writable(file: Path, *, make_folder: bool = False) -> None:
     """Raises Unwritable when ``file`` can't be written, which is better known before a long run.
 
-    Tried out, not looked up: permissions don't tell of a full or odd file system.
+    Tried out, not looked up: permissions say nothing of a full or odd file system.
     """
     try:
         if make_folder:
@@ -96,15 +96,35 @@ def launch(
     ``folder`` receives the configuration, the events and each rank's output. A value
     of None in ``environment`` takes that variable away from the ranks.
     """
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
     folder.mkdir(parents=True, exist_ok=True)
     events = folder / "events.jsonl"
     events.write_text("", encoding="utf-8")
     config_file = folder / "config.json"
     config_file.write_text(json.dumps({**config, "events": str(events)}), encoding="utf-8")
+    command = [sys.executable, "-u", "-m", module, str(config_file)]
+    with _follow(events, on_event):
+        run_ranks(command, ranks=ranks, folder=folder, environment=environment)
+
+
+def run_ranks(
+    command: Sequence[str], *, ranks: int, folder: Path, environment: Mapping[str, str | None]
+) -> None:
+    """Runs ``command`` on ``ranks`` ranks, as torchrun would, until all of them have ended well.
+
+    Args:
+        command: The program and its arguments.
+        ranks: How many processes, all on this machine.
+        folder: Receives each rank's output: ``logs/.../RANK/stdout.log`` and ``stderr.log``.
+        environment: Changes to this process's environment; None takes a variable away.
+
+    Raises:
+        LaunchError: A rank failed.
+        Interrupted: The user or the system asked the job to stop.
+    """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
     logs = folder / "logs"
     logs.mkdir(exist_ok=True)
     settings = LaunchConfig(
@@ -120,9 +140,9 @@ def launch(
         monitor_interval=POLL_SECONDS,
         logs_specs=DefaultLogsSpecs(log_dir=str(logs), redirects=Std.ALL),
     )
-    with _environment(on_one_machine() | dict(environment)), _follow(events, on_event):
+    with _environment(on_one_machine() | dict(environment)):
         try:
-            elastic_launch(settings, sys.executable)("-u", "-m", module, str(config_file))
+            elastic_launch(settings, command[0])(*command[1:])
         except ChildFailedError as error:
             raise LaunchError(_explain(error.failures, logs)) from error
         except (SignalException, KeyboardInterrupt) as error:

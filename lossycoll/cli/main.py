@@ -9,7 +9,7 @@ from importlib import metadata
 
 from lossycoll.errors import LabError, OptionError
 
-from . import lab
+from . import lab, trial
 from .bench import command as bench
 from .bench.nccl import NcclMissing
 from .demo import command as demo
@@ -23,6 +23,7 @@ COMMANDS = {
     "bench": bench,
     "doctor": doctor,
     "lab": lab,
+    "try": trial,
     "plan-threshold": plan_threshold,
 }
 # What a shell reports for a program that SIGINT ended.
@@ -46,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     words = None
-    if given[:1] == ["lab"] and "--" in given:
+    if given[:1] in (["lab"], ["try"]) and "--" in given:
         # What follows is somebody else's command line.
         at = given.index("--")
         given, words = given[:at], given[at + 1 :]

@@ -15,6 +15,7 @@ from typing import Final
 from ..errors import LabError
 from .counters import Counters
 from .network import Network
+from .spawn import spawn
 from .switch import Switch
 from .switch_memory import address_of
 
@@ -92,7 +93,7 @@ class Bridge:
         self.tool(self.middle, "ip", "-batch", "-", text="\n".join(bridge))
         # A namespace without a name is named by a process in it.
         command = self.inside(self.middle, ["sh", "-c", "echo ready; read _"])
-        with subprocess.Popen(
+        with spawn(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

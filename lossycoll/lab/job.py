@@ -11,20 +11,39 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, Any, Final, Protocol
 
-if TYPE_CHECKING:
-    from .laboratory import Lab
+from .network import Network
 
 MASTER_PORT: Final = 29400
 POLL_SECONDS: Final = 0.05
 GRACE_SECONDS: Final = 30.0
 
 
+class Hosts(Protocol):
+    """What a job needs of its laboratory."""
+
+    @property
+    def network(self) -> Network: ...
+    def address(self, host: int) -> str: ...
+    def start(
+        self,
+        host: int,
+        command: Sequence[str],
+        environment: Mapping[str, str | None] | None = None,
+        **rest: Any,
+    ) -> subprocess.Popen[Any]: ...
+
+
 @dataclass(frozen=True)
 class Ended:
-    """What became of a rank. ``code``: exit status, negative for a signal. ``output``: stdout and
-    stderr together, where it was kept."""
+    """What became of a rank.
+
+    Attributes:
+        rank: Its number.
+        code: Exit status; negative for a signal.
+        output: stdout and stderr together, where it was kept.
+    """
 
     rank: int
     code: int
@@ -37,7 +56,7 @@ class Ended:
 
 
 def rank_environment(rank: int, world: int, master: str) -> dict[str, str]:
-    """What torchrun would tell the only rank of a node, and the interface to use."""
+    """What torchrun would give the only rank of a node, and the interface to use."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(world),
@@ -57,30 +76,40 @@ def rank_environment(rank: int, world: int, master: str) -> dict[str, str]:
 
 
 def run_ranks(
-    lab: Lab,
+    hosts: Hosts,
     command: Sequence[str],
     environment: Mapping[str, str | None],
     *,
     ranks: int | None = None,
     timeout: float | None = None,
     grace: float = GRACE_SECONDS,
-    tell: Callable[[int, str], None] | None = None,
+    on_line: Callable[[int, str], None] | None = None,
 ) -> list[Ended]:
-    """Runs ``command`` on the first ``ranks`` hosts (None: all); returns when all have ended.
+    """Runs ``command`` on hosts as the ranks of one job; returns when all have ended.
 
-    ``tell`` gets (rank, line) as lines are written; without it output is kept and returned.
-    When a rank fails the others have ``grace`` seconds to find out; then they are ended, as they
-    are after ``timeout`` seconds (None: never) and when this process is interrupted: first by
-    SIGTERM, 5 s later by SIGKILL.
+    Ranks are ended by SIGTERM, and 5 s later by SIGKILL, when another has failed and ``grace`` is
+    over, after ``timeout``, and when this process is interrupted.
+
+    Args:
+        hosts: The laboratory.
+        command: The program and its arguments.
+        environment: As for :meth:`Lab.start`.
+        ranks: How many hosts take part, the first ones; None for all.
+        timeout: Seconds until all are ended; None for never.
+        grace: Seconds that the others have to notice that a rank has failed.
+        on_line: Is given (rank, line) as lines are written; without it output is kept and returned.
+
+    Returns:
+        What became of each rank, by rank.
     """
-    world = lab.network.hosts if ranks is None else ranks
+    world = hosts.network.hosts if ranks is None else ranks
     kept: list[list[str]] = [[] for _ in range(world)]
     processes: list[subprocess.Popen[Any]] = []
     readers = []
     try:
         for rank in range(world):
-            own = rank_environment(rank, world, lab.address(0))
-            process = lab.start(
+            own = rank_environment(rank, world, hosts.address(0))
+            process = hosts.start(
                 rank,
                 command,
                 # What the caller says goes first, but for who is who.
@@ -92,7 +121,7 @@ def run_ranks(
                 errors="replace",
             )
             processes.append(process)
-            sink = tell or _keep(kept)
+            sink = on_line or _keep(kept)
             reader = threading.Thread(target=_follow, args=(process.stdout, rank, sink))
             reader.daemon = True  # a rank's child may hold the pipe open for longer
             reader.start()
@@ -109,9 +138,9 @@ def _keep(kept: list[list[str]]) -> Callable[[int, str], None]:
     return lambda rank, line: kept[rank].append(line)
 
 
-def _follow(lines: IO[str], rank: int, tell: Callable[[int, str], None]) -> None:
+def _follow(lines: IO[str], rank: int, on_line: Callable[[int, str], None]) -> None:
     for line in lines:
-        tell(rank, line)
+        on_line(rank, line)
 
 
 def _await(processes: Sequence[subprocess.Popen[Any]], timeout: float | None, grace: float) -> None:
@@ -131,14 +160,14 @@ def _await(processes: Sequence[subprocess.Popen[Any]], timeout: float | None, gr
         time.sleep(POLL_SECONDS)
 
 
-def end(processes: Sequence[subprocess.Popen[Any]], patience: float = 5.0) -> None:
+def end(processes: Sequence[subprocess.Popen[Any]], grace: float = 5.0) -> None:
     """Ends processes that lead sessions, and returns when they are gone."""
     for which in (signal.SIGTERM, signal.SIGKILL):
         left = [process for process in processes if process.poll() is None]
         for process in left:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, which)
-        until = time.monotonic() + patience
+        until = time.monotonic() + grace
         while any(process.poll() is None for process in left) and time.monotonic() < until:
             time.sleep(POLL_SECONDS)
 

@@ -15,6 +15,7 @@ from .counters import Counters
 from .job import Ended, run_ranks
 from .network import Network
 from .profiles import profile
+from .spawn import spawn
 from .switch_memory import address_of
 
 INTERFACE: Final = "eth0"
@@ -22,17 +23,21 @@ INTERFACE: Final = "eth0"
 
 
 class Lab:
-    """Hosts and the network between them; a ``with`` block that leaves nothing behind.
+    """Hosts and the network between them: a ``with`` block that leaves nothing behind.
 
-    ``network``: a :class:`Network`, or the name of a profile, of which ``changes`` replaces parts
-    (``Lab("cross-dc", hosts=4)``). Host i has the address of :func:`address`. ``backend``: what
-    makes the network, "switch", "nft", "netem" or "auto" (backends.py).
+    Hosts are network namespaces without a name, which a process of the laboratory holds. They are
+    gone when it ends, and it ends with this process, however that ends. What still runs on a host
+    is then killed. docs/lab.md has the rest.
 
-    Hosts are namespaces without a name that a process of the laboratory holds: when that ends they
-    are gone, and it ends with this one, however that ends. What still runs on them is then killed.
+    Args:
+        network: A :class:`Network`, or the name of a profile, as in ``Lab("cross-dc", hosts=4)``.
+        backend: What makes the network: "switch", "nft", "netem" or "auto".
+        changes: Fields of the network, its links or ports that replace its own.
 
-    Raises OptionError for a network that can't be, LabPermissionError without the rights that it
-    takes, LabError for anything else that is missing.
+    Raises:
+        OptionError: The network can't be.
+        LabPermissionError: This process lacks the rights (when the block is entered, as below).
+        LabError: Something else is missing.
     """
 
     def __init__(
@@ -84,15 +89,25 @@ class Lab:
         environment: Mapping[str, str | None] | None = None,
         **rest: Any,
     ) -> subprocess.Popen[Any]:
-        """Starts a command on a host; ``rest`` as for subprocess.Popen.
+        """Starts a command on a host.
 
-        ``environment``: changes to this process's; None takes a variable away. The process leads
-        a session of its own, and is killed when the laboratory ends.
+        Args:
+            host: Its number, from 0.
+            command: The program and its arguments.
+            environment: Changes to this process's environment; None takes a variable away.
+            rest: As for subprocess.Popen.
+
+        Returns:
+            The process. It leads a session of its own, and is killed when the laboratory ends.
+
+        Raises:
+            OptionError: There is no such host.
+            LabError: The laboratory isn't running, or this user can't run its interpreter.
         """
         self._network.check_host(host)
         inside = self._running().inside(host, list(command))
         rest.setdefault("start_new_session", True)
-        process = subprocess.Popen(inside, env=self._environment(environment or {}), **rest)
+        process = spawn(inside, env=self._environment(environment or {}), **rest)
         self._started = [one for one in self._started if one.poll() is None] + [process]
         return process
 
@@ -102,21 +117,44 @@ class Lab:
         environment: Mapping[str, str | None] | None = None,
         **rest: Any,
     ) -> list[Ended]:
-        """Runs a command on every host, each a rank of one job, and returns when all have ended.
+        """Runs a command on every host, each a rank of one job, until all have ended.
 
-        ``rest`` as for :func:`ranks.run_ranks`, which has the variables that the ranks are given.
+        Args:
+            command: The program and its arguments.
+            environment: Changes to this process's environment; None takes a variable away. The
+                ranks are given what torchrun would give them besides (:mod:`lossycoll.lab.job`).
+            rest: As for :func:`job.run_ranks`: ``ranks``, ``timeout`` and ``grace`` in seconds,
+                ``on_line``.
+
+        Returns:
+            What became of each rank, by rank.
         """
         return run_ranks(self, command, environment or {}, **rest)
 
     def change(self, pair: tuple[int, int] | None = None, **changes: Any) -> None:
-        """Changes a link, or all of them, while the laboratory runs; returns when it is in force.
+        """Changes links while the laboratory runs; returns when that is in force.
 
-        ``changes`` are fields of :class:`Link`. Packets on their way keep the delay they left with.
+        Packets on their way keep the delay that they left with.
+
+        Args:
+            pair: The link's (sender, receiver), one direction; None for all links.
+            changes: Fields of :class:`Link`.
+
+        Raises:
+            OptionError: There is no such link or field, or a value can't be.
         """
         self._change(self._network.with_link(pair, **changes))
 
     def change_port(self, host: int | None = None, **changes: Any) -> None:
-        """Changes a host's port, or all of them; ``changes`` are fields of :class:`Port`."""
+        """Changes ports while the laboratory runs.
+
+        Args:
+            host: Whose port; None for all ports.
+            changes: Fields of :class:`Port`.
+
+        Raises:
+            OptionError: There is no such host or field, or a value can't be.
+        """
         self._change(self._network.with_port(host, **changes))
 
     def counters(self) -> Counters:

@@ -1,9 +1,9 @@
 """Processes of laboratories whose maker is gone.
 
-Everything that a laboratory starts carries its name in the environment; the name tells the process
-that made it. A laboratory cleans up behind itself even when its maker is killed, unless the switch
-is killed with it: what is found here is from such a case. Nothing else is left: namespaces and
-devices have no names, and vanish with the processes in them.
+Everything that a laboratory starts carries the laboratory's name in its environment, and the name
+holds the number of the process that made it. A laboratory cleans up behind itself even when its
+maker is killed, unless the switch is killed with it: what is found here is from such a case.
+Nothing else is left: namespaces and devices have no names, and vanish with the processes in them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final
 
 MARK: Final = "LAB_OF_LOSSYCOLL"
 """The variable that holds the name. Options begin with LOSSYCOLL_, so this doesn't."""
-PATIENCE_SECONDS: Final = 5.0
+CLEAN_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def _of(pid: int, folder: Path) -> list[Process]:
 def clean() -> list[Process]:
     """Kills what dead laboratories left; returns what that was."""
     killed: dict[int, Process] = {}
-    until = time.monotonic() + PATIENCE_SECONDS
+    until = time.monotonic() + CLEAN_SECONDS
     while left := [one for one in find() if not one.alive]:
         for one in left:
             killed[one.pid] = one

@@ -106,7 +106,7 @@ class Netem(Bridge):
                 self._tc(host, f"qdisc replace {where}", *arguments)
 
     def counters(self) -> Counters:
-        """Runs of lost packets aren't counted: tc doesn't tell of them."""
+        """Runs of lost packets aren't counted: tc doesn't report them."""
         links, hosts = {}, []
         for host in range(self.network.hosts):
             queues = self._queues(host, LINKS)

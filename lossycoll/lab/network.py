@@ -7,12 +7,12 @@ the MTU allows, whatever aggregates the kernel carries them in.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 from ..errors import OptionError
+from ..options.ranges import is_real, is_whole
 
 HOSTS_MAX: Final = 64
 MTU_MIN: Final = 576
@@ -32,16 +32,14 @@ def wrong(what: str, value: object, wanted: str) -> OptionError:
 
 
 def _number(what: str, value: object, low: float, high: float, wanted: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise wrong(what, value, wanted)
-    if not (math.isfinite(value) and low <= value <= high):
+    if not is_real(value, low, high):
         raise wrong(what, value, wanted)
 
 
 def _check_queue(what: str, packets: object, ms: object) -> None:
     if packets is not None and ms is not None:
         raise wrong(f"{what} queue_packets", packets, "either queue_packets or queue_ms")
-    if packets is not None and not (isinstance(packets, int) and 1 <= packets <= 1_000_000):
+    if packets is not None and not is_whole(packets, 1, 1_000_000):
         raise wrong(f"{what} queue_packets", packets, "1 to 1000000 packets")
     if ms is not None:
         _number(f"{what} queue_ms", ms, 1e-3, 60_000, "0.001 to 60000 ms")
@@ -56,16 +54,23 @@ def _check_rate(what: str, mbit: object) -> None:
 class Link:
     """From one host to another, in one direction.
 
-    ``loss``: fraction of packets lost. ``burst``: mean number of packets lost in a row; 1 means
-    each on its own, more is a Gilbert-Elliott channel whose bad state loses everything (Elliott,
-    Bell System Technical Journal 42, 1963). ``delay_ms``: one way. ``jitter_ms``: the delay
-    wanders by as much to both sides, in the order of 10 ms; order is kept. ``reorder``: fraction
-    held back by ``hold_ms`` behind what follows. ``duplicate``: fraction that arrives twice.
-    ``rate_mbit``: of this link alone, None for no limit; its queue, ``queue_packets`` or
-    ``queue_ms`` long, drops what doesn't fit.
+    Args:
+        loss: Fraction of packets lost, 0 to 1.
+        burst: Mean number of packets lost in a row. 1 means each on its own; more is a
+            Gilbert-Elliott channel whose bad state loses everything (Elliott, Bell System Technical
+            Journal 42, 1963).
+        delay_ms: One-way delay; a round trip has two.
+        jitter_ms: How far the delay wanders to both sides, within some 10 ms; order is kept.
+        reorder: Fraction of packets that are held back behind what follows.
+        hold_ms: By how much they are.
+        duplicate: Fraction of packets that arrive twice.
+        rate_mbit: Rate of this link alone, Mbit/s; None for no limit.
+        queue_packets: Length of the queue before the rate, which drops what doesn't fit.
+        queue_ms: The same in time; only one of the two may be set.
 
-    Raises OptionError for a value outside its range, a jitter above the delay, and a burst too
-    short for the loss: one packet arrives between bursts, so loss <= burst / (burst + 1).
+    Raises:
+        OptionError: A value is outside its range, the jitter above the delay, or the burst too
+            short for the loss: one packet arrives between bursts, so loss <= burst / (burst + 1).
     """
 
     loss: float = 0.0
@@ -115,8 +120,14 @@ class Link:
 class Port:
     """How a host is connected: a rate to and from the network, each with a queue before it.
 
-    ``up_mbit``, ``down_mbit``: None for no limit. ``queue_packets`` or ``queue_ms``: how much
-    waits in front of each; what doesn't fit is dropped.
+    Args:
+        up_mbit: Rate to the network, Mbit/s; None for no limit.
+        down_mbit: Rate from the network, Mbit/s; None for no limit.
+        queue_packets: Length of the queue before each rate, which drops what doesn't fit.
+        queue_ms: The same in time; only one of the two may be set.
+
+    Raises:
+        OptionError: A value is outside its range, or both queues are set.
     """
 
     up_mbit: float | None = None
@@ -134,11 +145,18 @@ class Port:
 class Network:
     """A laboratory's network.
 
-    ``link`` and ``port`` are what hosts have by default; ``links`` by (sender, receiver) and
-    ``ports`` by host are those that differ. ``mtu`` in bytes. ``seed``: of everything drawn; each
-    link has a sequence of its own, so what it loses depends only on how many packets it is given.
+    Args:
+        hosts: How many there are, 2 to 64.
+        link: What joins each host to each other one, in each direction.
+        port: How each host is connected.
+        links: The links that differ, by (sender, receiver).
+        ports: The ports that differ, by host.
+        mtu: Largest IP packet, in bytes.
+        seed: Of everything drawn. Each link has a sequence of its own, so what it loses depends
+            only on how many packets it is given.
 
-    Raises OptionError for a number out of range, and for a link or port of a host there isn't.
+    Raises:
+        OptionError: A number is out of range, or a link or port is of a host that isn't there.
     """
 
     hosts: int = 2
@@ -170,9 +188,11 @@ class Network:
             raise wrong("link", (sender, receiver), "two hosts that differ")
 
     def link_of(self, sender: int, receiver: int) -> Link:
+        """The link from ``sender`` to ``receiver``."""
         return self.links.get((sender, receiver), self.link)
 
     def port_of(self, host: int) -> Port:
+        """The port of a host."""
         return self.ports.get(host, self.port)
 
     def others(self, host: int) -> list[int]:
@@ -184,9 +204,14 @@ class Network:
         return [(a, b) for a in range(self.hosts) for b in range(self.hosts) if a != b]
 
     def with_parts(self, **changes: Any) -> Network:
-        """With other values for fields of a network; those of links and ports change them all.
+        """A network with other values for some fields.
 
-        Raises OptionError for a field that none of them has.
+        Args:
+            changes: Fields of a network, of its links or of its ports; those of links and ports
+                change all of them.
+
+        Raises:
+            OptionError: None of them has such a field, or a value can't be.
         """
         parts = {name: value for name, value in changes.items() if name in _names(Network)}
         of_links = {name: value for name, value in changes.items() if name in LINK_FIELDS}
@@ -199,7 +224,7 @@ class Network:
         return made.with_port(None, **of_ports) if of_ports else made
 
     def with_link(self, pair: tuple[int, int] | None, **changes: Any) -> Network:
-        """With other values for one link; ``pair`` None: for all of them."""
+        """A network with other values for the link ``pair``, (sender, receiver); None: for all."""
         if pair is None:
             links = {key: changed(link, **changes) for key, link in self.links.items()}
             return replace(self, link=changed(self.link, **changes), links=links)
@@ -207,7 +232,7 @@ class Network:
         return replace(self, links={**self.links, pair: changed(self.link_of(*pair), **changes)})
 
     def with_port(self, host: int | None, **changes: Any) -> Network:
-        """With other values for one host's port; ``host`` None: for all of them."""
+        """A network with other values for the port of ``host``; None: for all ports."""
         if host is None:
             ports = {key: changed(port, **changes) for key, port in self.ports.items()}
             return replace(self, port=changed(self.port, **changes), ports=ports)
@@ -257,5 +282,5 @@ def queue_bytes(
 
 
 def _whole(what: str, value: object, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+    if not is_whole(value, low, high):
         raise wrong(what, value, f"a whole number from {low} to {high}")

@@ -17,9 +17,10 @@ from typing import Any, Final
 from .. import _lab
 from .._lab import ffi, lib
 from ..errors import LabError, LabPermissionError
-from . import switch_memory as tables
+from . import switch_memory
 from .counters import Counters, read
 from .network import Network
+from .spawn import spawn
 
 HERE: Final = Path(__file__).resolve().parent
 START_SECONDS: Final = 20.0
@@ -52,14 +53,14 @@ class Switch:
         self._shared.hosts = network.hosts
         self._shared.mtu = network.mtu
         self._shared.devices = devices
-        self._shared.network = tables.NETWORK
+        self._shared.network = switch_memory.NETWORK
         self._shared.seed = network.seed
-        tables.write(self._shared, network)
+        switch_memory.write(self._shared, network)
         lifeline, self._lifeline = os.pipe()
         ready, readied = os.pipe()
         inherited = (memory, lifeline, readied)
         try:
-            self._process = subprocess.Popen(
+            self._process = spawn(
                 [*own_process("switch"), *map(str, inherited)],
                 pass_fds=inherited,
                 stdin=subprocess.DEVNULL,
@@ -117,7 +118,7 @@ class Switch:
     def change(self, network: Network) -> None:
         """Puts other links and ports in force; returns when they are. Hosts and MTU stay."""
         with self._lock:
-            tables.write(self._shared, network)
+            switch_memory.write(self._shared, network)
             self.network = network
             self._ask()
 

@@ -136,7 +136,7 @@ def round_trips(lab: Lab, pair: tuple[int, int], count: int = PINGS) -> list[flo
 
 
 @dataclass(frozen=True)
-class Row:
+class LinkCheck:
     """One link, asked against got. ``plain``: one datagram per call; ``aggregated``: SEGMENTS.
 
     Times in ms; ``jitter`` is of both ways together.
@@ -181,7 +181,7 @@ def bounds(link: Link, packets: int, sigmas: float = SIGMAS) -> tuple[float, flo
 
 def verify(
     lab: Lab, pairs: Sequence[tuple[int, int]] | None = None, mbit: float = MBIT
-) -> Iterator[Row]:
+) -> Iterator[LinkCheck]:
     """Measures links one after the other; None: from the first host to each other one, and back.
 
     ``mbit``: what is offered at most; less, where a rate is less than twice of it.
@@ -191,7 +191,7 @@ def verify(
         yield _measure(lab, pair, mbit)
 
 
-def _measure(lab: Lab, pair: tuple[int, int], most: float) -> Row:
+def _measure(lab: Lab, pair: tuple[int, int], most: float) -> LinkCheck:
     network = lab.network
     there, back = network.link_of(*pair), network.link_of(pair[1], pair[0])
     rates = (network.port_of(pair[0]).up_mbit, network.port_of(pair[1]).down_mbit, there.rate_mbit)
@@ -199,7 +199,7 @@ def _measure(lab: Lab, pair: tuple[int, int], most: float) -> Row:
     frame = network.mtu + ETHERNET_BYTES
     packets = min(PACKETS, max(PACKETS_MIN, int(mbit * 125_000 * SECONDS / frame)))
     times = round_trips(lab, pair)
-    return Row(
+    return LinkCheck(
         pair,
         there,
         there.delay_ms + back.delay_ms,

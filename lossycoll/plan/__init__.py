@@ -4,24 +4,33 @@
                                 order=draw_order(seed, group, op, 4))
     slot_table, edge_table = encode(plan)
 
-Builders: ``ring.all_reduce``; ``transpose.all_reduce`` and ``.reduce_scatter``; ``tree.broadcast``
-and ``.barrier``; ``exchange.all_gather``, ``.all_to_all``, ``.all_to_all_uneven``, ``.gather``,
-``.scatter`` and ``.point_to_point``. ``rename`` and ``leave_out`` make them plans for the ranks
-that are left. ``reference.execute`` defines what their result is.
+Builders are in ``ring``, ``transpose``, ``tree`` and ``data_movement``. Each is registered as an
+algorithm: ``algorithms()`` lists them, ``register`` adds one (docs/extending.md). ``rename`` and
+``leave_out`` turn plans into plans for the ranks that are left. ``reference_executor.execute``
+defines what the result of a plan is.
 """
 
 from __future__ import annotations
 
-from . import data_movement as exchange
-from . import faults as inject
-from . import parity, ring, transpose, tree
+from . import data_movement, faults, parity, ring, transpose, tree
 from .encode import encode
 from .model import Combine, Edge, Finish, Missing, Plan, Slot, Target, packet_count
 from .order import draw_order, segments
+from .registry import (
+    Algorithm,
+    algorithm_names,
+    algorithms,
+    choose_algorithm,
+    default_algorithm,
+    find_algorithm,
+    register,
+    unregister,
+)
 from .signature import signature
 from .survivor_plans import leave_out, rename
 
 __all__ = [
+    "Algorithm",
     "Combine",
     "Edge",
     "Finish",
@@ -29,17 +38,24 @@ __all__ = [
     "Plan",
     "Slot",
     "Target",
+    "algorithm_names",
+    "algorithms",
+    "choose_algorithm",
+    "data_movement",
+    "default_algorithm",
     "draw_order",
     "encode",
-    "exchange",
-    "inject",
+    "faults",
+    "find_algorithm",
     "leave_out",
     "packet_count",
     "parity",
+    "register",
     "rename",
     "ring",
     "segments",
     "signature",
     "transpose",
     "tree",
+    "unregister",
 ]

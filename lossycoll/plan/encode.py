@@ -12,10 +12,16 @@ SLOT: Final = struct.Struct("<QQQIIIHBBBBBB4x")
 
 
 def encode(plan: Plan) -> tuple[bytes, bytes]:
-    """(slot table, edge table) of ``plan``; little-endian, as all machines we run on.
+    """The tables of a plan, little-endian, as all machines that are supported.
 
     The edges of a slot lie together, its sources (whose slot field is 0) before its dests, and
-    slots follow in the plan's order. Raises ValueError if a field doesn't fit.
+    slots follow in the plan's order.
+
+    Returns:
+        (slot table, edge table): 48 bytes per slot and 4 per edge.
+
+    Raises:
+        ValueError: If a field does not fit.
     """
     slots = bytearray()
     edges: list[int] = []

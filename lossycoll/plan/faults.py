@@ -32,7 +32,7 @@ FORM: Final = (
 )
 
 
-class Link(NamedTuple):
+class LinkLoss(NamedTuple):
     """Packets from rank ``sender`` to rank ``receiver`` (of the group) are lost at ``loss``."""
 
     sender: int
@@ -47,13 +47,18 @@ class Link(NamedTuple):
 class Inject:
     """What to inject.
 
-    ``loss``: fraction of packets lost. ``burst``: mean number of packets lost in a row; 1 means
-    that each packet is lost on its own. ``dup``: fraction delivered twice. ``reorder``: fraction
-    delivered after their successor. ``seed``: 64 bits. ``links``: those with a loss of their own.
+    Attributes:
+        loss: Fraction of packets lost.
+        burst: Mean number of packets lost in a row; 1: each packet is lost independently.
+        dup: Fraction of packets delivered twice.
+        reorder: Fraction of packets delivered after their successor.
+        seed: 64 bits.
+        links: Links with a loss of their own.
 
-    Raises ValueError for a value outside its range, for a link from a rank to itself or one that
-    is there twice, and for a burst length that a loss rate can't have: between bursts at least one
-    packet arrives, so loss <= burst / (burst + 1) unless it is 1.
+    Raises:
+        ValueError: For a value outside its range, for a link from a rank to itself or one that is
+            there twice, and for a burst length that a loss rate can't have: between bursts at least
+            one packet arrives, so loss <= burst / (burst + 1) unless it is 1.
     """
 
     loss: float = 0.0
@@ -61,7 +66,7 @@ class Inject:
     dup: float = 0.0
     reorder: float = 0.0
     seed: int = 0
-    links: tuple[Link, ...] = ()
+    links: tuple[LinkLoss, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("loss", "dup", "reorder"):
@@ -81,7 +86,7 @@ class Inject:
                     f"loss {loss}: shorter bursts can't lose so many packets ({FORM})"
                 )
 
-    def _check_link(self, link: Link) -> None:
+    def _check_link(self, link: LinkLoss) -> None:
         if not 0 <= link.loss <= 1:
             raise ValueError(f"loss in {link} is {link.loss}, wanted 0 to 1 ({FORM})")
         if link.sender < 0 or link.sender == link.receiver:
@@ -104,7 +109,11 @@ class Inject:
         return self.loss
 
     def check_world(self, world: int) -> None:
-        """Raises ValueError for a link of a rank that a group of ``world`` ranks doesn't have."""
+        """Checks that a group of ``world`` ranks has the ranks of all links.
+
+        Raises:
+            ValueError: For a link of a rank that it doesn't have.
+        """
         for link in self.links:
             rank = max(link.sender, link.receiver)
             if rank >= world:
@@ -117,10 +126,12 @@ def parse(text: str) -> Inject:
     """Reads ``"loss=0.1,link=0-1:0.3,burst=8,seed=7,dup=0.01,reorder=0.01"``.
 
     Any part may be left out; ``link`` may be there as often as there are links.
-    Raises ValueError naming the part that is wrong, the names there are and the form.
+
+    Raises:
+        ValueError: Naming the part that is wrong, the names there are and the form.
     """
     found: dict[str, float | int] = {}
-    links: list[Link] = []
+    links: list[LinkLoss] = []
     for part in text.split(",") if text.strip() else ():
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or name not in NAMES:
@@ -145,12 +156,12 @@ def parse(text: str) -> Inject:
         raise ValueError(f"{text!r}: {error}") from None
 
 
-def _link(value: str, where: str) -> Link:
+def _link(value: str, where: str) -> LinkLoss:
     found = re.fullmatch(r"\s*([0-9]+)\s*-\s*([0-9]+)\s*:(.*)", value)
     try:
         if found is None:
             raise ValueError
-        return Link(int(found[1]), int(found[2]), float(found[3]))
+        return LinkLoss(int(found[1]), int(found[2]), float(found[3]))
     except ValueError:
         raise ValueError(f"{where}: link is {value!r}, wanted FROM-TO:LOSS ({FORM})") from None
 

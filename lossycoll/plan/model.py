@@ -1,17 +1,16 @@
 """What a plan is: one rank's part in one collective, as plain data.
 
-A plan is a table of slots. A slot names a range of elements, where that range's
-addends come from, how they are combined, what is done to the result and who is
-sent it. Nothing here knows about sockets, torch or time; two executors take the
-same table (the native engine and the numpy reference; a simulator is planned).
+A plan is a table of slots. A slot names a range of elements, where that range's addends come from,
+how they are combined, what is done to the result and who is sent it. Nothing here knows about
+sockets, torch or time. Two executors take the same table: the native engine and the numpy
+reference. A simulator is planned.
 
-A *packet* of a slot is ``elements_per_packet`` consecutive elements of its range
-(the last one may be shorter). A packet is ready as soon as each of the slot's
-sources has settled for that very packet, and is then sent on at once; so packets
-of a range never wait for one another.
+A *packet* of a slot is ``elements_per_packet`` consecutive elements of its range (the last one may
+be shorter). A packet is ready as soon as each of the slot's sources has arrived or been given up
+for that very packet, and is then sent on at once. Packets of a range never wait for one another.
 
-A *stream* is the packets of one slot that come from one peer. It is identified
-on the wire by (slot number at the receiver, rank of the sender).
+A *stream* is the packets of one slot that come from one peer. It is identified on the wire by (slot
+number at the receiver, rank of the sender).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Combine(IntEnum):
 
 
 class Finish(IntEnum):
-    """What is done to a packet's sum once every source has settled."""
+    """What is done to a packet's sum once every source has arrived or been given up."""
 
     NONE = 0
     """Nothing: a partial sum travels on, with its count."""
@@ -75,7 +74,12 @@ class Missing(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """One stream, seen from this rank: the other end and the slot it feeds there."""
+    """One stream, seen from this rank.
+
+    Attributes:
+        peer: The rank at the other end.
+        slot: Number of the slot that it feeds there.
+    """
 
     peer: int
     slot: int
@@ -85,12 +89,21 @@ class Edge:
 class Slot:
     """One step of a plan.
 
-    ``offset``, ``length``, ``own_offset`` are in elements: of the buffer that
-    ``target`` names, and of the input buffer. ``number`` is the stream number that
-    sources write into their packets; it is unique within the plan. ``sources`` are
-    ranks; ``dests`` are the streams this slot feeds. A slot without sources is
-    ready at once and must have ``own``. A packet with no contribution at all
-    (every source lost, own out) is not sent on.
+    A slot without sources is ready at once and must have ``own``. A packet with no contribution at
+    all (every source lost, no own data) is not sent on.
+
+    Attributes:
+        number: What sources write into their packets; unique within the plan, 16 bits.
+        offset: First element of the range, in the buffer that ``target`` names.
+        length: Elements of the range; at least 1.
+        sources: Ranks whose packets it waits for.
+        dests: Streams that it feeds.
+        combine: How own and received elements become one value.
+        own: Whether the rank's own input counts.
+        own_offset: First element of the rank's own part, in the input buffer.
+        finish: What is done to a sum.
+        target: Where the value is stored.
+        missing: What a packet of a copy becomes that never arrives.
     """
 
     number: int
@@ -108,12 +121,20 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything one rank does in one collective.
+    """Everything that one rank does in one collective.
 
-    ``in_elements`` and ``out_elements`` are the sizes of the caller's two buffers
-    (an in-place collective passes one buffer as both); ``scratch_elements`` is the
-    memory that slots with ``Target.SCRATCH`` need. ``signature`` is equal on all
-    ranks that mean the same collective: peers compare it before data flows.
+    Attributes:
+        collective: Its name.
+        algorithm: What the builder is registered as.
+        rank: Whose part it is.
+        world: Number of ranks.
+        elements_per_packet: Elements that one packet carries.
+        in_elements: Elements of the caller's input buffer.
+        out_elements: Elements of its output buffer. In place, one buffer is both.
+        scratch_elements: Elements of memory that slots with ``Target.SCRATCH`` need.
+        slots: The steps; those without sources are sent in this order.
+        signature: Equal on all ranks that mean the same collective. Peers compare it before data
+            flows.
     """
 
     collective: str

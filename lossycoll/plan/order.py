@@ -15,11 +15,21 @@ DOMAIN: Final = 0x6F72646572
 def draw_order(seed: int, group: int, op: int, world: int) -> tuple[int, ...]:
     """A permutation of the ranks 0..world-1, equal on all ranks that share the arguments.
 
-    Fisher and Yates' shuffle over splitmix64. ``seed`` is 64 bits, ``group`` and ``op`` 32 bits,
-    all unsigned. Redrawing it for each operation is what makes the mean of what arrived unbiased:
-    the owner's own contribution always counts, so each rank must be the owner equally often.
+    Fisher and Yates' shuffle over splitmix64. Redrawing it for each operation is what makes the
+    mean of what arrived unbiased: the owner's own contribution always counts, so each rank must be
+    the owner equally often.
 
-    Raises ValueError for a number outside its range.
+    Args:
+        seed: 64 bits, unsigned.
+        group: Number of the group, 32 bits, unsigned.
+        op: Number of the operation, 32 bits, unsigned.
+        world: Number of ranks.
+
+    Returns:
+        The ranks; entry ``s`` owns segment ``s``.
+
+    Raises:
+        ValueError: For a number outside its range.
     """
     for name, value, bits in (("seed", seed, 64), ("group", group, 32), ("op", op, 32)):
         if not 0 <= value < 1 << bits:
@@ -37,12 +47,16 @@ def draw_order(seed: int, group: int, op: int, world: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=256)
 def segments(elements: int, parts: int, elements_per_packet: int) -> tuple[tuple[int, int], ...]:
-    """Cuts ``elements`` into ``parts`` contiguous segments: (offset, length) of each, in elements.
+    """Cuts ``elements`` into ``parts`` contiguous segments.
 
     Borders are multiples of ``elements_per_packet``, so that no packet is cut, and sizes differ by
     at most one packet. With fewer packets than parts the last segments are empty (length 0).
 
-    Raises ValueError for a negative count, or fewer than one part or element per packet.
+    Returns:
+        (offset, length) of each segment, in elements.
+
+    Raises:
+        ValueError: For a negative count, or fewer than one part or element per packet.
     """
     check_count("elements", elements)
     if parts < 1:

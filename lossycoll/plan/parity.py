@@ -38,14 +38,17 @@ def parity_count(size: int, n_packets: int) -> int:
 def recover(
     missing: NDArray[np.bool_], void: NDArray[np.bool_], came: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
-    """Which packets come back; bool, shape (n_packets,), as ``missing`` and ``void``.
+    """Which packets come back; bool, shape (n_packets,).
 
-    ``void``: packets that were never sent, since nobody had contributed to them; they count as
-    zeros, and nothing brings them. ``came``: shape (parity packets,), which of these arrived.
+    Args:
+        missing: Shape (n_packets,): packets that are not there.
+        void: Shape (n_packets,): packets that were never sent, since nobody had contributed to
+            them. They count as zeros, and nothing brings them.
+        came: Shape (parity packets,): which of these arrived.
     """
     if not len(came):
         return np.zeros_like(missing)
     of_set = np.arange(len(missing)) % len(came)
-    alone = np.bincount(of_set, missing, len(came)) == 1
-    back: NDArray[np.bool_] = missing & (alone & came)[of_set] & ~void
+    one_missing = np.bincount(of_set, missing, len(came)) == 1
+    back: NDArray[np.bool_] = missing & (one_missing & came)[of_set] & ~void
     return back

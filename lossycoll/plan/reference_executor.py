@@ -80,90 +80,81 @@ def execute(
     needed: Needed | None = None,
     fec: int = 0,
 ) -> list[RankResult]:
-    """Runs one collective on all ranks; entry ``r`` of each sequence is rank r's.
-
-    ``inputs[r]``: ``in_elements`` elements, ``outputs[r]``: ``out_elements`` elements, written in
-    place; both one-dimensional and of the wire type that ``dtype`` names ("f32", "f64", "f16",
-    "bf16" as uint16 bit patterns, "bytes" as uint8). One array may be both. ``scale`` multiplies
-    means: ``world`` for a sum, 1 for a mean.
-
-    ``lost`` says which packets of a stream are lost in a round; ``rounds`` is the number of repair
-    rounds, each of which sends again what the rounds before it lost. None means reliable: nothing
-    is missing and ``lost`` isn't called.
-
-    ``weights[receiver, sender]`` multiplies what is added at ``receiver`` of what comes from
-    ``sender`` (None: 1); ``divisor`` is that of a ``WEIGHTED`` finish (None: the world). ``needed``
-    says of a stream which packets are resent until they come, beyond all rounds. ``fec`` is the
-    size of the sets that a parity packet protects (0: none); ``lost`` is then asked of a stream's
-    first round with its parity packets, which follow the others.
+    """Runs one collective on all ranks; docs/plans.md has the rules of missing packets.
 
     Sums are taken in float32 (f64: float64), the own contribution first, then the sources in the
-    order of the plan, and are rounded to the wire type whenever they are stored or sent on.
+    order of the plan. They are rounded to the wire type whenever they are stored or sent on.
 
-    Raises ValueError for plans that don't fit each other, wrong buffers, or an operation that the
-    type doesn't have.
+    Args:
+        plans: By rank, as ``inputs`` and ``outputs``.
+        inputs: ``in_elements`` elements each, one-dimensional, of the wire type.
+        outputs: ``out_elements`` elements each, written in place; may be the inputs' arrays.
+        dtype: "f32", "f64", "f16", "bf16" (as uint16 bit patterns) or "bytes" (as uint8).
+        scale: Multiplies means: the world for a sum, 1 for a mean.
+        lost: Says which packets of a stream are lost in a round, those of parity after the others.
+        rounds: Repair rounds, each of which resends what those before lost. None: reliable, nothing
+            is missing and ``lost`` is not called.
+        weights: Shape (receiver, sender), multiplies what is added at a receiver; None: 1.
+        divisor: What a WEIGHTED finish divides by; None: the world.
+        needed: Says which packets of a stream are resent until they come.
+        fec: Packets that one parity packet protects; 0: there is no parity.
+
+    Returns:
+        What happened at each rank.
+
+    Raises:
+        ValueError: For plans that do not fit each other, wrong buffers, or an operation that the
+            type does not have.
     """
     kind = wire_type(dtype)
-    if rounds is not None and rounds < 0:
-        raise ValueError(f"rounds is {rounds}, wanted 0 or more, or None for reliable")
     _check_buffers(plans, inputs, outputs, kind)
-    slots = {(plan.rank, slot.number): slot for plan in plans for slot in plan.slots}
-    if len(slots) != sum(len(plan.slots) for plan in plans):
-        raise ValueError("a plan has two slots of one number, wanted each number once")
-    feeds = _match(plans, slots)
-    # What a rank contributes is what it came with, whatever an in-place collective writes.
-    came_with = [np.array(array, copy=True) for array in inputs]
+    slots, feeds = _joined(plans)
+    ranks = _ranks(plans, inputs, outputs, kind, scale, weights, divisor)
+    delivery = _Delivery(lost, rounds, needed, fec)
     values: dict[_Key, _Value] = {}
-    results = [RankResult(output) for output in outputs]
     for rank, number in _sorted(slots, feeds):
         slot = slots[rank, number]
         arrived = []
         for sender in slot.sources:
-            value = values[sender, feeds[rank, number, sender]]
-            here = value.count > 0
-            if rounds is not None:
-                stream = (sender, rank, number)
-                must = None if needed is None else needed(*stream, len(here))
-                here &= ~_gone(lost, stream, ~here, rounds, must, fec)
-            results[rank].missing[number, sender] = np.flatnonzero(~here)
-            arrived.append(_Value(value.elements, np.where(here, value.count, 0)))
-        at = _Rank(
-            plans[rank],
-            came_with[rank],
-            results[rank],
-            kind,
-            scale,
-            np.ones(len(plans)) if weights is None else weights[rank],
-            len(plans) if divisor is None else divisor,
-        )
-        values[rank, number] = at.run(slot, arrived)
-    return results
+            sent = values[sender, feeds[rank, number, sender]]
+            here = delivery.arrived((sender, rank, number), sent.count > 0)
+            ranks[rank].result.missing[number, sender] = np.flatnonzero(~here)
+            arrived.append(_Value(sent.elements, np.where(here, sent.count, 0)))
+        values[rank, number] = ranks[rank].run(slot, arrived)
+    return [rank.result for rank in ranks]
 
 
-def _gone(
-    lost: Lost,
-    stream: tuple[int, int, int],
-    void: NDArray[np.bool_],
-    rounds: int,
-    needed: NDArray[np.bool_] | None,
-    fec: int,
-) -> NDArray[np.bool_]:
-    """Packets of (sender, receiver, slot) lost in the first sending and in every repair round, and
-    brought back neither by parity nor since they are needed. ``void`` were never sent."""
-    n_packets = len(void)
-    n_parity = 0 if void.all() else parity_count(fec, n_packets)
-    first = lost(*stream, n_packets + n_parity, 0)
-    gone, came = first[:n_packets], ~first[n_packets:]
-    gone = gone & ~recover(gone | void, void, came)
-    for round in range(1, rounds + 1):
-        if not gone.any():
-            break
-        gone &= lost(*stream, n_packets, round)
-        gone &= ~recover(gone | void, void, came)
-    if needed is not None:
-        gone &= ~needed
-        gone &= ~recover(gone | void, void, came)
-    return gone
+@dataclass(frozen=True)
+class _Delivery:
+    """How packets are carried; the fields are :func:`execute`'s arguments."""
+
+    lost: Lost
+    rounds: int | None
+    needed: Needed | None
+    fec: int
+
+    def __post_init__(self) -> None:
+        if self.rounds is not None and self.rounds < 0:
+            raise ValueError(f"rounds is {self.rounds}, wanted 0 or more, or None for reliable")
+
+    def arrived(self, stream: tuple[int, int, int], sent: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Which packets of (sender, receiver, slot) arrive. Those not ``sent`` were empty."""
+        if self.rounds is None:
+            return sent
+        n_packets, void = len(sent), ~sent
+        n_parity = parity_count(self.fec, n_packets) if sent.any() else 0
+        first = self.lost(*stream, n_packets + n_parity, 0)
+        gone, came = first[:n_packets], ~first[n_packets:]
+        gone = gone & ~recover(gone | void, void, came)
+        for round in range(1, self.rounds + 1):
+            if not gone.any():
+                break
+            gone &= self.lost(*stream, n_packets, round)
+            gone &= ~recover(gone | void, void, came)
+        if self.needed is not None:
+            gone &= ~self.needed(*stream, n_packets)
+            gone &= ~recover(gone | void, void, came)
+        return sent & ~gone
 
 
 @dataclass(frozen=True)
@@ -252,6 +243,26 @@ class _Rank:
         return np.repeat(per_packet, self.plan.elements_per_packet)[: slot.length]
 
 
+def _ranks(
+    plans: Sequence[Plan],
+    inputs: Sequence[Array],
+    outputs: Sequence[Array],
+    kind: WireType,
+    scale: float,
+    weights: NDArray[np.float64] | None,
+    divisor: float | None,
+) -> list[_Rank]:
+    if weights is None:
+        weights = np.ones((len(plans), len(plans)))
+    by = len(plans) if divisor is None else divisor
+    # What a rank contributes is what it came with, whatever an in-place collective writes.
+    came_with = [np.array(array, copy=True) for array in inputs]
+    return [
+        _Rank(plan, came_with[r], RankResult(outputs[r]), kind, scale, weights[r], by)
+        for r, plan in enumerate(plans)
+    ]
+
+
 def _ratio(scale: float, count: NDArray[np.int64]) -> NDArray[np.float64]:
     """scale / count, and 0 where nothing was counted (nothing is finished there either)."""
     return np.divide(scale, count, out=np.zeros(len(count)), where=count > 0)
@@ -299,8 +310,16 @@ def _check_buffers(
                 )
 
 
-def _match(plans: Sequence[Plan], slots: Mapping[_Key, Slot]) -> dict[tuple[int, int, int], int]:
-    """(receiver, its slot, sender) -> the sender's slot. Every stream must have both its ends."""
+def _joined(
+    plans: Sequence[Plan],
+) -> tuple[dict[_Key, Slot], dict[tuple[int, int, int], int]]:
+    """All slots, and (receiver, its slot, sender) -> the sender's slot.
+
+    Every stream must have both its ends.
+    """
+    slots = {(plan.rank, slot.number): slot for plan in plans for slot in plan.slots}
+    if len(slots) != sum(len(plan.slots) for plan in plans):
+        raise ValueError("a plan has two slots of one number, wanted each number once")
     feeds: dict[tuple[int, int, int], int] = {}
     for plan in plans:
         for slot in plan.slots:
@@ -323,7 +342,7 @@ def _match(plans: Sequence[Plan], slots: Mapping[_Key, Slot]) -> dict[tuple[int,
                     f"slot {number} of rank {rank} waits for rank {sender}, wanted a slot there "
                     f"that sends to it"
                 )
-    return feeds
+    return slots, feeds
 
 
 def _sorted(slots: Mapping[_Key, Slot], feeds: Mapping[tuple[int, int, int], int]) -> list[_Key]:

@@ -7,10 +7,10 @@ added, and a lost partial sum restarts at the next position with its own contrib
 
 from __future__ import annotations
 
-from .model import Combine, Edge, Finish, Missing, Plan, Slot, Target
-from .order import segments
-from .signature import signature
-from .validation import check_count, check_finish, check_order, check_world
+from .assembly import add, receive, send_own
+from .model import Edge, Finish, Missing, Plan, Slot, Target
+from .registry import Algorithm, register
+from .segmented import SegmentedAllReduce, segmented
 
 
 def all_reduce(
@@ -25,89 +25,87 @@ def all_reduce(
 ) -> Plan:
     """Mean of all ranks' buffers, on all ranks, in place, around the ring ``order``.
 
-    Segment ``s`` starts at ``order[s]`` and is complete one position before it, at
-    ``order[s - 1]``; slot number ``s`` carries its partial sums, ``world + s`` its copies.
-    ``order`` is a permutation of the ranks (:func:`~.order.draw_order`); None means 0, 1, 2, ...
-    ``missing`` says what a reduced packet becomes at a rank that it never reaches.
+    Segment ``s`` starts at ``order[s]`` and is complete one position before, at ``order[s - 1]``.
+    Slot number ``s`` carries its partial sums, ``world + s`` its copies. Costs 2 (world - 1) steps,
+    which overlap packet by packet; each rank sends 2 (world - 1) / world of the buffer.
 
-    Raises ValueError for a rank, count or order that the world doesn't allow, or a finish other
-    than MEAN and WEIGHTED.
+    Args:
+        world: Number of ranks.
+        rank: This rank.
+        elements: Elements of the buffer.
+        elements_per_packet: Elements that one packet carries.
+        order: A permutation of the ranks (:func:`~.order.draw_order`); None means 0, 1, 2, ...
+        missing: What a reduced packet becomes at a rank that it never reaches.
+        finish: MEAN, or WEIGHTED where contributions have weights.
+
+    Returns:
+        This rank's plan. With one rank it has no slots.
+
+    Raises:
+        ValueError: For a rank, count or order that the world does not allow, or another finish.
     """
-    check_finish(finish, Finish.MEAN, Finish.WEIGHTED)
-    check_world(world, rank, elements_per_packet)
-    elements = check_count("elements", elements)
-    order = tuple(range(world)) if order is None else order
-    place = check_order(order, world)
-    cut = segments(elements, world, elements_per_packet)
-    position = place[rank]
-    before = order[position - 1]
-    after = order[(position + 1) % world]
-    slots: list[Slot] = []
+    call = segmented(world, rank, elements, elements_per_packet, order, missing, finish)
+    if world == 1:
+        return call.plan("ring", [])
+    slots, scratch_elements = _sums(call)
+    return call.plan("ring", [*slots, *_copies(call)], scratch_elements)
+
+
+def _neighbours(call: SegmentedAllReduce) -> tuple[int, int, int]:
+    """(this rank's position, the rank before it, the rank after it)."""
+    position = call.positions[call.rank]
+    return position, call.order[position - 1], call.order[(position + 1) % call.world]
+
+
+def _sums(call: SegmentedAllReduce) -> tuple[list[Slot], int]:
+    """The first time around, and the elements of scratch memory that partial sums take.
+
+    A partial sum is ``step`` hops old when it is here. Going by age is going in the order in which
+    packets arrive.
+    """
+    position, before, after = _neighbours(call)
+    slots = []
     scratch = 0
-    # A segment is `step` hops old when its partial sum is here; both loops go by age, which is
-    # the order in which packets arrive.
-    for step in range(world if world > 1 else 0):
-        s = (position - step) % world
-        offset, length = cut[s]
-        if not length:
-            continue
+    for step in range(call.world):
+        s, offset, length = call.segments[position - step]
         if step == 0:
-            slots.append(
-                Slot(
-                    number=s,
-                    offset=0,
-                    length=length,
-                    dests=(Edge(after, s),),
-                    own=True,
-                    own_offset=offset,
-                    target=Target.NONE,
-                )
-            )
-            continue
-        last = step == world - 1
-        slots.append(
-            Slot(
-                number=s,
-                offset=offset if last else scratch,
-                length=length,
-                sources=(before,),
-                dests=(Edge(after, world + s if last else s),),
-                combine=Combine.ADD,
-                own=True,
-                own_offset=offset,
-                finish=finish if last else Finish.NONE,
-                target=Target.OUT if last else Target.SCRATCH,
-            )
-        )
-        if not last:
+            slots.append(send_own(s, offset, length, Edge(after, s)))
+        elif step < call.world - 1:
+            onwards, store = Edge(after, s), Target.SCRATCH
+            slots.append(add(s, scratch, offset, length, onwards, sources=(before,), target=store))
             scratch += length
-    for step in range(world - 1):
-        s = (position - step) % world
-        offset, length = cut[s]
-        if length:
-            # The position before the one that finished the segment is the last to need it.
-            last = step == world - 2
+        else:
+            onwards = Edge(after, call.world + s)
             slots.append(
-                Slot(
-                    number=world + s,
-                    offset=offset,
-                    length=length,
-                    sources=(before,),
-                    dests=() if last else (Edge(after, world + s),),
-                    missing=missing,
-                )
+                add(s, offset, offset, length, onwards, sources=(before,), finish=call.finish)
             )
-    return Plan(
+    return slots, scratch
+
+
+def _copies(call: SegmentedAllReduce) -> list[Slot]:
+    """The second time around. The position before the one that finished a segment ends it."""
+    position, before, after = _neighbours(call)
+    slots = []
+    for step in range(call.world - 1):
+        s, offset, length = call.segments[position - step]
+        last = step == call.world - 2
+        onwards = () if last else (Edge(after, call.world + s),)
+        number = call.world + s
+        slots.append(receive(number, before, offset, length, *onwards, missing=call.missing))
+    return slots
+
+
+register(
+    Algorithm(
         collective="all_reduce",
-        algorithm="ring",
-        rank=rank,
-        world=world,
-        elements_per_packet=elements_per_packet,
-        in_elements=elements,
-        out_elements=elements,
-        scratch_elements=scratch,
-        slots=tuple(slots),
-        signature=signature(
-            "all_reduce", "ring", world, elements, elements_per_packet, missing, order
-        ),
+        name="ring",
+        build=all_reduce,
+        summary="partial sums go around a ring, then means; each rank sends to one peer only",
+        steps=lambda world: 2 * (world - 1),
+        traffic=lambda world: 2 * (world - 1) / world,
+        # A ring of one has nothing to do, but the mean over a last survivor is still to be scaled.
+        serves=lambda world: world > 1,
+        draws_order=True,
+        partial_sums=True,
     )
+)

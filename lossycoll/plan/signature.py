@@ -13,8 +13,11 @@ VERSION: Final = 1
 def signature(collective: str, algorithm: str, *fields: int | Iterable[int]) -> int:
     """A 64-bit hash, equal on all ranks, processes, machines and Python versions.
 
-    ``fields`` are integers, or sequences of them, in an order that the collective fixes;
-    the caller's own rank is never one of them.
+    Args:
+        collective: Its name.
+        algorithm: The algorithm's name.
+        *fields: Integers, or sequences of them, in an order that the algorithm fixes: all that must
+            agree among ranks. The caller's own rank is never one of them.
     """
     parts = [f"{VERSION}/{collective}/{algorithm}"]
     for field in fields:

@@ -2,7 +2,7 @@
 
 After a rank has died, collectives whose buffers have no part per rank (all-reduce, broadcast,
 barrier) are planned for as many ranks as are left and renamed: ``rename``. Those whose buffers
-have one keep their plan, and lose the streams of the dead: ``leave_out``.
+have one keep their plan without the streams of failed ranks: ``leave_out``.
 """
 
 from __future__ import annotations
@@ -17,8 +17,13 @@ from .signature import signature
 def rename(plan: Plan, members: Sequence[int], world: int) -> Plan:
     """``plan``, made for ``len(members)`` ranks, with rank ``i``'s part done by ``members[i]``.
 
-    ``members``: distinct ranks of ``world``, ascending. Raises ValueError for others, and for a
-    plan of another number of ranks.
+    Args:
+        plan: One of ``len(members)`` ranks, whose buffers have no part per rank.
+        members: The ranks that are left, distinct, ascending.
+        world: Number of ranks of the group.
+
+    Raises:
+        ValueError: For members that are not as above, or a plan of another number of ranks.
     """
     _check(members, world)
     if plan.world != len(members):
@@ -44,8 +49,14 @@ def leave_out(plan: Plan, members: Sequence[int]) -> Plan:
     """``plan`` without the streams from and to ranks that are not among ``members``.
 
     A range that only such a rank could have filled is left as it was; a sum is that of the
-    contributions that are left. ``members``: distinct ranks, ascending, the plan's own among them;
-    else ValueError.
+    contributions that are left. The plan must be direct: no rank passes on another one's data.
+
+    Args:
+        plan: One of the whole group.
+        members: The ranks that are left, distinct, ascending, the plan's own among them.
+
+    Raises:
+        ValueError: For members that are not as above.
     """
     _check(members, plan.world)
     if plan.rank not in members:

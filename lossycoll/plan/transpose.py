@@ -9,18 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .model import Combine, Edge, Finish, Missing, Plan, Slot, Target
-from .order import segments
+from .assembly import add, assemble, copy_own, receive, send_own
+from .model import Edge, Finish, Missing, Plan
+from .registry import Algorithm, register
+from .segmented import segmented
 from .signature import signature
-from .validation import (
-    check_count,
-    check_counts,
-    check_finish,
-    check_order,
-    check_world,
-    others,
-    starts,
-)
+from .validation import check_counts, check_finish, check_world, others, starts
 
 
 def all_reduce(
@@ -33,82 +27,39 @@ def all_reduce(
     missing: Missing = Missing.OWN,
     finish: Finish = Finish.MEAN,
 ) -> Plan:
-    """Mean of all ranks' buffers, on all ranks, in place; segment ``s`` is reduced by ``order[s]``.
+    """Mean of all ranks' buffers, on all ranks, in place; ``order[s]`` reduces segment ``s``.
 
-    Slot number ``s`` feeds the reduction of segment ``s``, ``world + s`` its copy back.
-    ``order`` is a permutation of the ranks (:func:`~.order.draw_order`); None means 0, 1, 2, ...
-    ``missing`` says what a reduced packet becomes at a rank that it never reaches.
-    The executor's ``scale`` makes the mean a sum (``world``) or leaves it (1).
+    Slot number ``s`` feeds the reduction of segment ``s``, ``world + s`` its copy back. Costs 2
+    steps; each rank sends 2 (world - 1) / world of the buffer. The executor's ``scale`` makes the
+    mean a sum (``world``) or leaves it (1).
 
-    Raises ValueError for a rank, count or order that the world doesn't allow, or a finish other
-    than MEAN and WEIGHTED.
+    Args:
+        world: Number of ranks.
+        rank: This rank.
+        elements: Elements of the buffer.
+        elements_per_packet: Elements that one packet carries.
+        order: A permutation of the ranks (:func:`~.order.draw_order`); None means 0, 1, 2, ...
+        missing: What a reduced packet becomes at a rank that it never reaches.
+        finish: MEAN, or WEIGHTED where contributions have weights.
+
+    Returns:
+        This rank's plan. With one rank it scales the buffer.
+
+    Raises:
+        ValueError: For a rank, count or order that the world does not allow, or another finish.
     """
-    check_finish(finish, Finish.MEAN, Finish.WEIGHTED)
-    check_world(world, rank, elements_per_packet)
-    elements = check_count("elements", elements)
-    order = tuple(range(world)) if order is None else order
-    place = check_order(order, world)
-    cut = segments(elements, world, elements_per_packet)
-    slots: list[Slot] = []
+    call = segmented(world, rank, elements, elements_per_packet, order, missing, finish)
     peers = others(world, rank)
-    for peer in peers:
-        s = place[peer]
-        offset, length = cut[s]
-        if length:
-            slots.append(
-                Slot(
-                    number=s,
-                    offset=0,
-                    length=length,
-                    dests=(Edge(peer, s),),
-                    own=True,
-                    own_offset=offset,
-                    target=Target.NONE,
-                )
-            )
-    mine = place[rank]
-    offset, length = cut[mine]
-    if length:
-        slots.append(
-            Slot(
-                number=mine,
-                offset=offset,
-                length=length,
-                sources=peers,
-                dests=tuple([Edge(peer, world + mine) for peer in peers]),
-                combine=Combine.ADD,
-                own=True,
-                own_offset=offset,
-                finish=finish,
-            )
-        )
-    for peer in peers:
-        s = place[peer]
-        offset, length = cut[s]
-        if length:
-            slots.append(
-                Slot(
-                    number=world + s,
-                    offset=offset,
-                    length=length,
-                    sources=(peer,),
-                    missing=missing,
-                )
-            )
-    return Plan(
-        collective="all_reduce",
-        algorithm="transpose",
-        rank=rank,
-        world=world,
-        elements_per_packet=elements_per_packet,
-        in_elements=elements,
-        out_elements=elements,
-        scratch_elements=0,
-        slots=tuple(slots),
-        signature=signature(
-            "all_reduce", "transpose", world, elements, elements_per_packet, missing, order
-        ),
-    )
+    theirs = [(peer, *call.segments[call.positions[peer]]) for peer in peers]
+    slots = [send_own(s, offset, length, Edge(peer, s)) for peer, s, offset, length in theirs]
+    mine, offset, length = call.segments[call.positions[rank]]
+    back = [Edge(peer, world + mine) for peer in peers]
+    slots.append(add(mine, offset, offset, length, *back, sources=peers, finish=finish))
+    slots += [
+        receive(world + s, peer, offset, length, missing=missing)
+        for peer, s, offset, length in theirs
+    ]
+    return call.plan("transpose", slots)
 
 
 def reduce_scatter(
@@ -119,56 +70,67 @@ def reduce_scatter(
     *,
     finish: Finish = Finish.STRATIFIED,
 ) -> Plan:
-    """Mean of all ranks' chunk ``r``, at rank ``r``.
+    """Mean of all ranks' chunk ``r``, at rank ``r``; slot number ``s`` belongs to chunk ``s``.
 
-    The input holds the chunks one after another, ``counts[r]`` elements each (one number: all of
-    that size); the output is this rank's chunk. Slot number ``s`` belongs to chunk ``s``. The owner
-    can't be redrawn here, so ``STRATIFIED`` is the unbiased finish (``WEIGHTED`` is as well, with
-    the right weights); without loss ``MEAN`` is equal.
+    The owner of a chunk cannot be redrawn, so STRATIFIED is the unbiased finish (WEIGHTED is as
+    well, with the right weights); without loss MEAN gives the same. Costs one step; each rank sends
+    all chunks but its own.
 
-    Raises ValueError for a rank or count that the world doesn't allow, or finish ``NONE``.
+    Args:
+        world: Number of ranks.
+        rank: This rank.
+        counts: Elements of each rank's chunk; one number: of every chunk. The input holds the
+            chunks one after another, the output is this rank's.
+        elements_per_packet: Elements that one packet carries.
+        finish: STRATIFIED, MEAN or WEIGHTED.
+
+    Raises:
+        ValueError: For a rank or count that the world does not allow, or finish NONE.
     """
     check_finish(finish, Finish.MEAN, Finish.STRATIFIED, Finish.WEIGHTED)
     check_world(world, rank, elements_per_packet)
     sizes = check_counts("counts", counts, world)
     begin = starts(sizes)
     peers = others(world, rank)
-    slots = [
-        Slot(
-            number=s,
-            offset=0,
-            length=sizes[s],
-            dests=(Edge(s, s),),
-            own=True,
-            own_offset=begin[s],
-            target=Target.NONE,
-        )
-        for s in peers
-        if sizes[s]
-    ]
-    if sizes[rank]:
-        slots.append(
-            Slot(
-                number=rank,
-                offset=0,
-                length=sizes[rank],
-                sources=peers,
-                # Alone there is nothing to add: the chunk is copied, as in an all-gather.
-                combine=Combine.ADD if peers else Combine.COPY,
-                own=True,
-                own_offset=begin[rank],
-                finish=finish if peers else Finish.NONE,
-            )
-        )
-    return Plan(
-        collective="reduce_scatter",
-        algorithm="transpose",
-        rank=rank,
-        world=world,
-        elements_per_packet=elements_per_packet,
-        in_elements=sum(sizes),
-        out_elements=sizes[rank],
-        scratch_elements=0,
-        slots=tuple(slots),
-        signature=signature("reduce_scatter", "transpose", world, sizes, elements_per_packet),
+    slots = [send_own(s, begin[s], sizes[s], Edge(s, s)) for s in peers]
+    if peers:
+        slots.append(add(rank, 0, begin[rank], sizes[rank], sources=peers, finish=finish))
+    else:  # There is nothing to add: the chunk is copied, as in an all-gather.
+        slots.append(copy_own(rank, 0, begin[rank], sizes[rank]))
+    return assemble(
+        "reduce_scatter",
+        "transpose",
+        world,
+        rank,
+        elements_per_packet,
+        sizes=(sum(sizes), sizes[rank]),
+        slots=slots,
+        sign=signature("reduce_scatter", "transpose", world, sizes, elements_per_packet),
     )
+
+
+register(
+    Algorithm(
+        collective="all_reduce",
+        name="transpose",
+        build=all_reduce,
+        summary="two steps at every world, and a lost packet costs one contribution",
+        steps=lambda world: 2 if world > 1 else 0,
+        traffic=lambda world: 2 * (world - 1) / world,
+        # Two steps rather than 2 (world - 1) at every world and size: docs/design.md.
+        default=True,
+        draws_order=True,
+    )
+)
+register(
+    Algorithm(
+        collective="reduce_scatter",
+        name="transpose",
+        build=reduce_scatter,
+        summary="every rank sends each owner its chunk",
+        steps=lambda world: 1 if world > 1 else 0,
+        traffic=lambda world: (world - 1) / world,
+        default=True,
+        direct=True,
+    )
+)

@@ -1,13 +1,15 @@
 """Collectives along a tree: no rank sends more than ``fanout`` copies of anything.
 
 The tree is the one of a heap: with ranks counted from the root and a fanout of 2, ``v`` has the
-children ``2v + 1`` and ``2v + 2``. With a fanout of the world nobody but the root passes anything
-on, so that nobody but the root is missed when it dies.
+children ``2v + 1`` and ``2v + 2``. With a fanout of the world only the root sends, so a rank that
+dies takes nothing with it that another one needs.
 """
 
 from __future__ import annotations
 
-from .model import Combine, Edge, Plan, Slot, Target
+from .assembly import add, assemble, receive, send_own
+from .model import Edge, Plan, Slot, Target
+from .registry import Algorithm, register
 from .signature import signature
 from .validation import check_count, check_rank, check_world
 
@@ -36,88 +38,109 @@ def broadcast(
     """``root``'s buffer on all ranks, in place. One slot each, number 0.
 
     A packet that never arrives leaves the buffer as it was, at that rank and below it in the tree.
-    Raises ValueError for a rank, root or count that the world doesn't allow.
+    Costs as many steps as the tree is deep; no rank sends more than ``fanout`` buffers.
+
+    Args:
+        world: Number of ranks.
+        rank: This rank.
+        elements: Elements of the buffer.
+        elements_per_packet: Elements that one packet carries.
+        root: The rank whose buffer it is.
+        fanout: The most ranks that one rank sends to; ``world``: only the root sends.
+
+    Raises:
+        ValueError: For a rank, root, count or fanout that the world does not allow.
     """
     check_world(world, rank, elements_per_packet)
     check_rank("root", root, world)
     elements = check_count("elements", elements)
     parent, children = _family(world, rank, root, fanout)
-    slots = []
-    if elements and world > 1:
-        slots.append(
-            Slot(
-                number=0,
-                offset=0,
-                length=elements,
-                sources=parent,
-                dests=tuple(Edge(child, 0) for child in children),
-                own=not parent,
-                target=Target.OUT if parent else Target.NONE,
-            )
-        )
-    return Plan(
-        collective="broadcast",
-        algorithm="tree",
-        rank=rank,
-        world=world,
-        elements_per_packet=elements_per_packet,
-        in_elements=elements,
-        out_elements=elements,
-        scratch_elements=0,
-        slots=tuple(slots),
-        signature=signature(
-            "broadcast", "tree", world, elements, elements_per_packet, root, fanout
-        ),
+    dests = [Edge(child, 0) for child in children]
+    slots: list[Slot] = []
+    if parent:
+        slots.append(receive(0, parent[0], 0, elements, *dests))
+    elif dests:
+        slots.append(send_own(0, 0, elements, *dests))
+    return assemble(
+        "broadcast",
+        "tree",
+        world,
+        rank,
+        elements_per_packet,
+        sizes=(elements, elements),
+        slots=slots,
+        sign=signature("broadcast", "tree", world, elements, elements_per_packet, root, fanout),
     )
 
 
 def barrier(world: int, rank: int, elements_per_packet: int = 1, *, fanout: int = 2) -> Plan:
-    """Ends on no rank before every rank has begun it. To be run reliably.
+    """Ends on no rank before every rank has begun it. It must run with reliable delivery.
 
     One float32 element, in place, is added up the tree (slot number 0) and its sum is copied down
-    (number 1): a buffer of 1.0 comes back as ``world``, which the caller may check.
-    Raises ValueError for a rank that the world doesn't have.
+    (number 1): a buffer of 1.0 comes back as ``world``, which the caller may check. Costs twice the
+    tree's depth in steps.
+
+    Args:
+        world: Number of ranks.
+        rank: This rank.
+        elements_per_packet: Elements that one packet carries.
+        fanout: The most children that a rank of the tree has.
+
+    Raises:
+        ValueError: For a rank or fanout that the world does not allow.
     """
     check_world(world, rank, elements_per_packet)
     parent, children = _family(world, rank, 0, fanout)
-    up = tuple(Edge(above, 0) for above in parent)
-    down = tuple(Edge(child, 1) for child in children)
-    slots = []
-    if not parent and children:
-        slots.append(
-            Slot(
-                number=0,
-                offset=0,
-                length=1,
-                sources=children,
-                dests=down,
-                combine=Combine.ADD,
-                own=True,
-            )
-        )
-    elif parent:
-        slots.append(
-            Slot(
-                number=0,
-                offset=0,
-                length=1,
-                sources=children,
-                dests=up,
-                combine=Combine.ADD if children else Combine.COPY,
-                own=True,
-                target=Target.SCRATCH if children else Target.NONE,
-            )
-        )
-        slots.append(Slot(number=1, offset=0, length=1, sources=parent, dests=down))
-    return Plan(
-        collective="barrier",
-        algorithm="tree",
-        rank=rank,
-        world=world,
-        elements_per_packet=elements_per_packet,
-        in_elements=1,
-        out_elements=1,
+    up = [Edge(above, 0) for above in parent]
+    down = [Edge(child, 1) for child in children]
+    slots: list[Slot] = []
+    if parent:
+        if children:
+            slots.append(add(0, 0, 0, 1, *up, sources=children, target=Target.SCRATCH))
+        else:
+            slots.append(send_own(0, 0, 1, *up))
+        slots.append(receive(1, parent[0], 0, 1, *down))
+    elif children:
+        slots.append(add(0, 0, 0, 1, *down, sources=children))
+    return assemble(
+        "barrier",
+        "tree",
+        world,
+        rank,
+        elements_per_packet,
+        sizes=(1, 1),
+        slots=slots,
+        sign=signature("barrier", "tree", world, elements_per_packet, fanout),
         scratch_elements=1 if parent and children else 0,
-        slots=tuple(slots),
-        signature=signature("barrier", "tree", world, elements_per_packet, fanout),
     )
+
+
+def _depth(world: int) -> int:
+    """Hops from the root to the deepest of ``world`` ranks, with a fanout of 2."""
+    return world.bit_length() - 1
+
+
+register(
+    Algorithm(
+        collective="broadcast",
+        name="tree",
+        build=broadcast,
+        summary="a binary tree; where ranks may be lost, the root sends to every rank itself",
+        steps=_depth,
+        traffic=lambda world: min(2, world - 1),
+        default=True,
+    )
+)
+register(
+    Algorithm(
+        collective="barrier",
+        name="tree",
+        build=barrier,
+        summary="up a binary tree and down again",
+        steps=lambda world: 2 * _depth(world),
+        # Up to one and down to two, from the fifth rank on.
+        traffic=lambda world: min(3, (world + 1) // 2) if world > 1 else 0,
+        default=True,
+        partial_sums=True,
+    )
+)

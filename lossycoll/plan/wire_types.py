@@ -13,10 +13,12 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class WireType:
-    """``wire``: numpy type of an element in buffers and packets. ``acc``: the type sums are in.
+    """An element type. numpy has no bfloat16: its elements are uint16 bit patterns.
 
-    numpy has no bfloat16: its elements are uint16 bit patterns. ``acc`` is None for bytes, which
-    are never added.
+    Attributes:
+        name: What the reference executor calls it.
+        wire: numpy type of an element in buffers and packets.
+        acc: numpy type that sums are in; None for bytes, which are never added.
     """
 
     name: str
@@ -56,7 +58,11 @@ WIRE_TYPES: Final = {
 
 
 def wire_type(name: str) -> WireType:
-    """The type of that name; ValueError for one there isn't."""
+    """The type of that name.
+
+    Raises:
+        ValueError: If there is none.
+    """
     if name not in WIRE_TYPES:
         raise ValueError(f"dtype is {name!r}, wanted one of {', '.join(WIRE_TYPES)}")
     return WIRE_TYPES[name]

@@ -1,5 +1,9 @@
-"""Training predicted before it runs: what waiting for the slowest rank costs, and what not waiting
-gains. numpy alone: no torch, no sockets, no clock."""
+"""What a threshold of compute time gains, predicted from recorded times or from a distribution.
+
+``times`` checks an array of recorded times, ``recorded`` reads one from a file. ``threshold``
+chooses by them, ``scale`` for another number of ranks. ``noise`` has distributions of a
+micro-batch's time, ``theory`` the formulas. numpy alone: no torch, no sockets, no clock.
+"""
 
 from .noise import Delayed, Empirical, Exponential, LogNormal, Noise, Normal, fit
 from .recorded import Recorded, load

@@ -1,5 +1,8 @@
-"""How long one micro-batch takes, as a distribution: the paper's simulated delay, others, and which
-of them recorded times look like. All in seconds."""
+"""Distributions of the time that one micro-batch takes, in seconds.
+
+They are the paper's simulated delay (DropCompute, arXiv 2306.10598), three others, and recorded
+times themselves. :func:`fit` says which one recorded times are likeliest to come from.
+"""
 
 from __future__ import annotations
 
@@ -15,29 +18,40 @@ from ..errors import OptionError
 from .times import Times
 
 STARTS: Final = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99)
-"""Where a fitted log-normal may begin, in shares of the shortest time. Only these are tried: by
-likelihood alone it would begin at the shortest time itself, where its density has no bound."""
+"""Where a fitted log-normal may start, as shares of the shortest time. Only these are tried: by
+likelihood alone it would start at the shortest time itself, where its density is unbounded."""
 
 
 class Noise(Protocol):
-    """The times of micro-batches that know nothing of each other."""
+    """The distribution of independent micro-batches' times."""
 
     @property
-    def mean(self) -> float: ...
-
-    @property
-    def std(self) -> float: ...
-
-    def cdf(self, seconds: Times) -> Times:
-        """The chance that a micro-batch takes at most so long."""
+    def mean(self) -> float:
+        """Seconds."""
         ...
 
-    def draw(self, generator: np.random.Generator, shape: tuple[int, ...]) -> Times: ...
+    @property
+    def std(self) -> float:
+        """Standard deviation, in seconds."""
+        ...
+
+    def cdf(self, seconds: Times) -> Times:
+        """The probability that a micro-batch takes at most ``seconds``, element by element."""
+        ...
+
+    def draw(self, generator: np.random.Generator, shape: tuple[int, ...]) -> Times:
+        """Independent times, of that shape."""
+        ...
 
 
 @dataclass(frozen=True)
 class Normal:
-    """Normal; what is drawn below 0 is 0."""
+    """Normal. Draws below 0 become 0.
+
+    Attributes:
+        mean: Seconds.
+        std: Seconds.
+    """
 
     mean: float
     std: float
@@ -55,7 +69,13 @@ class Normal:
 
 @dataclass(frozen=True)
 class LogNormal:
-    """``start`` plus exp of a normal of mean ``log_mean`` and deviation ``log_std``."""
+    """A constant plus a log-normal.
+
+    Attributes:
+        start: The constant, in seconds.
+        log_mean: Mean of the logarithm of the rest.
+        log_std: Standard deviation of that logarithm.
+    """
 
     start: float
     log_mean: float
@@ -86,7 +106,12 @@ class LogNormal:
 
 @dataclass(frozen=True)
 class Exponential:
-    """``start`` plus an exponential of mean ``excess``."""
+    """A constant plus an exponential.
+
+    Attributes:
+        start: The constant, in seconds.
+        excess: Mean of the exponential, in seconds.
+    """
 
     start: float
     excess: float
@@ -113,9 +138,15 @@ class Exponential:
 
 @dataclass(frozen=True)
 class Delayed:
-    """The paper's simulated delay, as in the authors' code (create_dist_lognormal): a micro-batch
-    of ``clean`` seconds takes clean (1 + 0.5 factor L / E[L]), where L is 1 to 999 and p(L) in
-    proportion to exp(-(ln L - 4)^2 / 2) / L. L / E[L] has a deviation of 1.162 and is 11.4 at most.
+    """The DropCompute paper's simulated delay, as in its authors' code (create_dist_lognormal).
+
+    A micro-batch takes clean (1 + 0.5 factor L / E[L]), where L is a whole number from 1 to 999 and
+    p(L) is proportional to exp(-(ln L - 4)^2 / 2) / L. L / E[L] has a standard deviation of 1.162
+    and is at most 11.4.
+
+    Attributes:
+        clean: Seconds of a micro-batch without its delay.
+        factor: Scales the delay.
     """
 
     clean: float = 1.0
@@ -126,7 +157,7 @@ class Delayed:
 
     @cached_property
     def _delays(self) -> tuple[Times, Times]:
-        """L / E[L], rising, and the chance of each."""
+        """L / E[L], ascending, and the probability of each."""
         lengths = np.arange(1, 1000, dtype=np.float64)
         chances = np.exp(-((np.log(lengths) - 4) ** 2) / 2) / lengths
         chances /= chances.sum()
@@ -146,7 +177,7 @@ class Delayed:
         return 0.5 * self.clean * self.factor * math.sqrt((delays - 1) ** 2 @ chances)
 
     def delays(self, generator: np.random.Generator, shape: tuple[int, ...]) -> Times:
-        """L / E[L]: delays in units of their mean."""
+        """Draws of L / E[L]: delays in units of their mean."""
         delays, chances = self._delays
         rising = np.cumsum(chances)
         rising[-1] = 1.0
@@ -162,7 +193,14 @@ class Delayed:
 
 
 class Empirical:
-    """What was recorded, each time as likely as any other: no tail beyond the longest of them."""
+    """The recorded times, each equally likely. It has no tail beyond the longest one.
+
+    Args:
+        times: Seconds, of any shape; NaN is ignored.
+
+    Raises:
+        OptionError: There is no time.
+    """
 
     def __init__(self, times: ArrayLike) -> None:
         self._rising = np.sort(_given(times))
@@ -184,10 +222,10 @@ _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
 def normal_cdf(values: Times, mean: float | Times, std: float | Times) -> Times:
-    """Phi((values - mean) / std); a step for a std of 0."""
+    """Phi((values - mean) / std), of the standard normal distribution; a step for a std of 0."""
     above = values - np.asarray(mean)
     with np.errstate(divide="ignore", invalid="ignore"):
-        # 0 / 0, a value at the mean of what doesn't vary, is within it.
+        # 0 / 0: a value at the mean of a constant counts as reached.
         scaled = np.nan_to_num(above / (np.asarray(std) * math.sqrt(2)), nan=np.inf)
     out: Times = 0.5 * (1 + _erf(scaled))
     return out
@@ -202,10 +240,16 @@ def _given(times: ArrayLike) -> Times:
 
 
 def fit(times: ArrayLike) -> Noise:
-    """The distribution under which recorded times are likeliest: normal, log-normal or exponential,
-    each with the parameters of greatest likelihood. Any shape; NaN is none.
+    """The normal, log-normal or exponential distribution of greatest likelihood.
 
-    Raises OptionError where there is no time.
+    Args:
+        times: Seconds, of any shape; NaN is ignored.
+
+    Returns:
+        The likeliest of the three, each with its parameters of greatest likelihood.
+
+    Raises:
+        OptionError: There is no time.
     """
     seconds = _given(times)
     mean, std, least = float(seconds.mean()), float(seconds.std()), float(seconds.min())

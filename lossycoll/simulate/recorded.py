@@ -1,7 +1,7 @@
-"""A user's own recorded times: what the file says, or what is wrong with it and where.
+"""Reads a file of recorded times, and says what is wrong with one, and where.
 
-``{"micro_batch_seconds": [step][rank][micro-batch], "communication_seconds": number}``; a rank may
-have fewer micro-batches than another, and other keys are the user's.
+The file is ``{"micro_batch_seconds": [step][rank][micro-batch], "communication_seconds": number}``.
+A rank may have fewer micro-batches than another. Other keys are ignored.
 """
 
 from __future__ import annotations
@@ -22,39 +22,54 @@ SHAPE: Final = '{"micro_batch_seconds": [step][rank][micro-batch], "communicatio
 
 @dataclass(frozen=True)
 class Recorded:
+    """Recorded times.
+
+    Attributes:
+        times: Seconds of each micro-batch, float64 [steps, ranks, micro-batches]; NaN at the tail
+            of a rank's step if the rank had fewer.
+        communication: Seconds of a step that are not compute.
+    """
+
     times: Times
-    """As threshold.choose takes them."""
     communication: float
-    """Seconds of a step that aren't compute."""
 
 
 def load(path: Path) -> Recorded:
-    """Raises OptionError, which names the file and the place in it."""
+    """The recorded times in the JSON file ``path``.
+
+    Raises:
+        OptionError: The file can't be read or can't be right; names the place in it.
+    """
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise OptionError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise OptionError(f"{path} is not JSON: {error}; wanted: {SHAPE}") from None
     try:
-        return parse(told)
+        return parse(content)
     except OptionError as error:
         raise OptionError(f"{path}: {error}") from None
 
 
-def parse(told: Any) -> Recorded:
-    if not isinstance(told, dict):
-        raise OptionError(f"{_kind(told)} at the top; wanted: {SHAPE}")
+def parse(content: Any) -> Recorded:
+    """The recorded times in a decoded file.
+
+    Raises:
+        OptionError: They can't be right; names the step, rank and micro-batch.
+    """
+    if not isinstance(content, dict):
+        raise OptionError(f"{_kind(content)} at the top; wanted: {SHAPE}")
     for key in ("micro_batch_seconds", "communication_seconds"):
-        if key not in told:
-            there = ", ".join(repr(name) for name in told) or "no key"
+        if key not in content:
+            there = ", ".join(repr(name) for name in content) or "no key"
             raise OptionError(f"there is no {key!r} but {there}; wanted: {SHAPE}")
     communication = _seconds(
-        told["communication_seconds"],
+        content["communication_seconds"],
         "communication_seconds",
         "a step's seconds without its compute (step time less the slowest rank's micro-batches)",
     )
-    steps = _list(told["micro_batch_seconds"], "micro_batch_seconds", "steps")
+    steps = _list(content["micro_batch_seconds"], "micro_batch_seconds", "steps")
     rows = [_step(ranks, number) for number, ranks in enumerate(steps)]
     for number, row in enumerate(rows):
         if len(row) != len(rows[0]):
@@ -69,8 +84,9 @@ def parse(told: Any) -> Recorded:
     return Recorded(checked(times), communication)
 
 
-def _step(told: Any, step: int) -> list[list[float]]:
-    ranks = _list(told, f"step {step}", "ranks")
+def _step(content: Any, step: int) -> list[list[float]]:
+    """Seconds by rank and micro-batch."""
+    ranks = _list(content, f"step {step}", "ranks")
     out = []
     for rank, batches in enumerate(ranks):
         where = f"step {step}, rank {rank}"
@@ -110,7 +126,7 @@ def _seconds(value: Any, where: str, what: str) -> float:
 
 
 def _kind(value: Any) -> str:
-    """What there is in place of what was wanted, in JSON's words."""
+    """A value of the wrong type, in JSON's words."""
     if isinstance(value, bool) or value is None:
         return json.dumps(value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Another number of ranks than was measured, from the steps that were."""
+"""Predicts for another number of ranks than was recorded, by resampling the recorded steps."""
 
 from __future__ import annotations
 
@@ -12,28 +12,43 @@ from .threshold import Choice, Cut, choose
 from .times import Times, checked, usual
 
 STEPS: Final = 50
-"""That are put together; the authors' threshold is of 44."""
+"""Steps to resample; the paper's authors measure 44."""
 FEWEST_STEPS: Final = 8
+"""Steps to resample for very many ranks."""
 MOST_TIMES: Final = 1 << 23
-"""In all steps together, 64 MiB. The slowest of so many ranks differs little between steps, so that
-fewer steps will do."""
+"""Times in all resampled steps, 64 MiB. More ranks get fewer steps: the slowest of many ranks
+differs little between steps."""
 
 
 def profiles(times: Times) -> Times:
-    """[profiles, micro-batches]: the step of each rank, whole, without the outlying steps. A rank
-    without a micro-batch in a step has none."""
+    """The recorded steps of single ranks, outlying steps left out.
+
+    Args:
+        times: Seconds, [steps, ranks, micro-batches].
+
+    Returns:
+        [profiles, micro-batches]. A rank without a micro-batch in a step has no profile of it.
+    """
     rows = times[usual(times)].reshape(-1, times.shape[2])
     out: Times = rows[~np.isnan(rows[:, 0])]
     return out
 
 
 def resampled(times: Times, workers: int, seed: int) -> Times:
-    """[steps, workers, micro-batches]: every rank of every step is a profile drawn from all that
-    were measured, whichever rank's and step's, with replacement.
+    """Times of ``workers`` ranks, drawn from those that were recorded.
 
-    A rank's micro-batches of a step stay together, so slow phases stay as long as they were. That
-    some ranks are always slow stays in the distribution; that all ranks are slow in the same step
-    doesn't. Nothing is slower than the slowest profile that was measured.
+    Each rank's step is one :func:`profile <profiles>`, of any rank and step, drawn with
+    replacement. A rank's micro-batches of a step stay together, so slow phases keep their length.
+    That some ranks are always slow stays in the distribution; that all ranks are slow in the same
+    step does not. No step is slower than the slowest recorded one.
+
+    Args:
+        times: Seconds, [steps, ranks, micro-batches].
+        workers: Ranks to draw.
+        seed: Of the draws.
+
+    Returns:
+        Seconds, [drawn steps, workers, micro-batches].
     """
     pool = profiles(times)
     steps = min(STEPS, max(FEWEST_STEPS, MOST_TIMES // (workers * pool.shape[1])))
@@ -50,8 +65,22 @@ def choose_at(
     cut: Cut = "finished",
     seed: int = 0,
 ) -> tuple[Choice, Times]:
-    """``choose`` for ``workers`` ranks, and the times that it chose by. Communication is taken to
-    be as it was measured: a larger group's is for the caller to know."""
+    """:func:`~lossycoll.simulate.choose` for another number of ranks.
+
+    Args:
+        times: Recorded seconds, [steps, ranks, micro-batches]; see :func:`checked`.
+        communication: Seconds of a step that are not compute, of the larger group.
+        workers: The number of ranks.
+        drop_rate: As for ``choose``.
+        cut: As for ``choose``.
+        seed: Of the resampling.
+
+    Returns:
+        The choice, whose ``left_out`` are recorded steps, and the resampled times behind it.
+
+    Raises:
+        OptionError: An argument has a value it cannot have.
+    """
     if workers < 1:
         raise OptionError(f"{workers} workers; wanted: at least 1")
     given = checked(times)

@@ -1,9 +1,9 @@
 """DropCompute's theory: what waiting for the slowest of N ranks costs, and what a threshold gains.
 
-Giladi et al. (NeurIPS 2023, arXiv 2306.10598): a rank's step is M micro-batches that know nothing
-of each other, its sum nearly normal. ``normal_curve`` is the paper's, from mean and variance alone.
-``noise_curve`` keeps the whole distribution: of delays with a long tail, the sum of a few has one
-as well, and the slowest of many ranks lives in it. From times themselves: threshold.curve.
+Giladi et al. (NeurIPS 2023, arXiv 2306.10598) take a rank's step as the sum of M independent
+micro-batches, which is nearly normal. ``normal_curve`` is theirs, from mean and variance alone.
+``noise_curve`` keeps the whole distribution: if delays have a long tail, so has the sum of a few,
+and the slowest of many ranks is in that tail. ``threshold.curve`` starts from times themselves.
 """
 
 from __future__ import annotations
@@ -22,17 +22,28 @@ from .times import Times
 
 EULER: Final = 0.5772156649015329
 CELLS: Final = 1 << 14
-"""Of the lattice on which the sum of M micro-batches is computed."""
+"""Cells of the lattice on which the sum of M micro-batches is computed."""
 TAIL: Final = 1e-8
-"""The chance that a micro-batch is beyond the lattice."""
+"""The probability that a micro-batch lies beyond the lattice."""
 
 
 def expected_maximum(workers: int, mean: float, std: float) -> float:
-    """E[max] of ``workers`` normal times, in the paper's form: mean + std ((1 - g) q(1 - 1/N) +
-    g q(1 - 1/(N e))) where q is the normal quantile and g Euler's constant.
+    """The expected maximum of independent normal times, in the paper's form.
 
-    Within 0.3% of the truth for a deviation of 3% and 8 ranks or more; for two ranks the second
-    term is 8% too small.
+    mean + std ((1 - g) q(1 - 1/N) + g q(1 - 1/(N e))), where q is the normal quantile and g Euler's
+    constant. It is within 0.3% of the truth for a deviation of 3% and at least 8 ranks. For two
+    ranks the second term is 8% too small.
+
+    Args:
+        workers: N, the number of times.
+        mean: Seconds.
+        std: Seconds.
+
+    Returns:
+        Seconds.
+
+    Raises:
+        OptionError: There is less than one worker.
     """
     if workers < 1:
         raise OptionError(f"{workers} workers; wanted: at least 1")
@@ -45,18 +56,36 @@ def expected_maximum(workers: int, mean: float, std: float) -> float:
 
 
 def completed_fraction(thresholds: Times, micro_batches: int, mean: float, std: float) -> Times:
-    """The expected share of micro-batches that are done by each threshold: the mean over m = 1..M
-    of Phi((tau - m mean) / (sqrt(m) std)). The drop rate is 1 less that."""
+    """The expected share of micro-batches that are completed by each threshold.
+
+    That is the mean over m = 1..M of Phi((tau - m mean) / (sqrt(m) std)). The drop rate is 1 minus
+    it.
+
+    Args:
+        thresholds: tau, seconds [n].
+        micro_batches: M, of a rank's step.
+        mean: Seconds of a micro-batch.
+        std: Its standard deviation, in seconds.
+
+    Returns:
+        Shares, [n].
+    """
     m = np.arange(1, micro_batches + 1, dtype=np.float64)[:, None]
     out: Times = normal_cdf(thresholds, m * mean, np.sqrt(m) * std).mean(axis=0)
     return out
 
 
 def effective_speedup(completed: Times, full: float, cut: Times, communication: float) -> Times:
-    """S_eff: micro-batches in a second, over those of steps that nothing cuts short.
+    """S_eff, the effective speed-up: micro-batches per second with a threshold, over those without.
 
-    ``completed``: their share; ``full`` and ``cut``: seconds of compute without and with a
-    threshold; ``communication``: the seconds that both take besides.
+    Args:
+        completed: Shares of the micro-batches that are completed, [n].
+        full: Seconds of compute of a step without a threshold.
+        cut: Seconds of compute of a step with one, [n].
+        communication: Seconds that either step takes besides.
+
+    Returns:
+        Speed-ups, [n].
     """
     out: Times = completed * (full + communication) / (cut + communication)
     return out
@@ -65,8 +94,20 @@ def effective_speedup(completed: Times, full: float, cut: Times, communication: 
 def normal_curve(
     thresholds: Times, workers: int, micro_batches: int, noise: Noise, communication: float
 ) -> tuple[Point, ...]:
-    """The paper's analytic curve, of the mean and deviation of ``noise`` alone. Too hopeful about
-    the slowest of many ranks where delays have a long tail, so it promises too little gain."""
+    """The paper's analytic curve, from the mean and deviation of ``noise`` alone.
+
+    If delays have a long tail, it underestimates the slowest of many ranks, and so the gain.
+
+    Args:
+        thresholds: Seconds [n].
+        workers: Ranks.
+        micro_batches: Of a rank's step.
+        noise: Of one micro-batch.
+        communication: Seconds of a step that are not compute.
+
+    Returns:
+        A point for each threshold.
+    """
     total = micro_batches * noise.mean
     full = expected_maximum(workers, total, math.sqrt(micro_batches) * noise.std)
     completed = completed_fraction(thresholds, micro_batches, noise.mean, noise.std)
@@ -76,21 +117,34 @@ def normal_curve(
 def noise_curve(
     thresholds: Times, workers: int, micro_batches: int, noise: Noise, communication: float
 ) -> tuple[Point, ...]:
-    """The curve for independent micro-batches of any distribution, without a sample: E[T] and
-    E[min(tau, T)], T the slowest of ``workers`` ranks, are integrals of 1 - F^N."""
+    """The curve for independent micro-batches of any distribution, computed without sampling.
+
+    T is the compute time of the slowest of N ranks. E[T] and E[min(tau, T)] are integrals of
+    1 - F^N, where F is the distribution of one rank's.
+
+    Args:
+        thresholds: tau, seconds [n].
+        workers: N, ranks.
+        micro_batches: Of a rank's step.
+        noise: Of one micro-batch.
+        communication: Seconds of a step that are not compute.
+
+    Returns:
+        A point for each threshold.
+    """
     completed = np.zeros(len(thresholds))
     for edges, cdf in _sums(noise, micro_batches):
         completed += np.interp(thresholds, edges, cdf, left=0.0, right=1.0) / micro_batches
-    # ``cdf`` is that of all M now.
+    # The last ``cdf`` is that of all M micro-batches.
     beyond = 1 - cdf**workers
     waited = np.concatenate([[0.0], np.cumsum((beyond[1:] + beyond[:-1]) / 2 * np.diff(edges))])
-    waited += edges[0]  # nothing is done before
+    waited += edges[0]  # no rank is done before
     cut = np.where(thresholds < edges[0], thresholds, np.interp(thresholds, edges, waited))
     return _points(thresholds, completed, float(waited[-1]), cut, communication)
 
 
 def best(points: tuple[Point, ...], most_dropped: float = 1.0) -> Point:
-    """The point of the greatest speed-up among those that drop at most ``most_dropped``."""
+    """The point of the greatest speed-up that drops at most the share ``most_dropped``."""
     return max((p for p in points if p.drop_rate <= most_dropped), key=lambda p: p.speedup)
 
 
@@ -105,8 +159,11 @@ def _points(
 
 
 def _sums(noise: Noise, micro_batches: int) -> Iterator[tuple[Times, Times]]:
-    """For m = 1..M: edges of cells, in seconds, and the chance that m micro-batches are done by
-    each. Convolution by Fourier transform on a lattice."""
+    """For m = 1..M, the distribution of the sum of m micro-batches, by convolution on a lattice.
+
+    Yields:
+        The edges of the cells, in seconds, and the probability that the sum is at most each.
+    """
     tail = noise.mean + noise.std
     while float(1 - noise.cdf(np.array([tail]))[0]) > TAIL:
         tail *= 1.25
@@ -115,7 +172,7 @@ def _sums(noise: Noise, micro_batches: int) -> Iterator[tuple[Times, Times]]:
     # Cell k is around k widths, so that sums of cells are cells.
     edges = (np.arange(CELLS + 1, dtype=np.float64) - 0.5) * np.float64(width)
     one = np.diff(noise.cdf(edges))
-    # Twice as long: what leaves the lattice must not come in again at its beginning.
+    # Twice as long: what leaves the lattice at its end must not enter again at its start.
     transformed = np.fft.rfft(one, 2 * CELLS)
     power = np.ones_like(transformed)
     for _ in range(micro_batches):

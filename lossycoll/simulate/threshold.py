@@ -19,50 +19,56 @@ from ..errors import OptionError
 from .times import Times, checked, ends, usual
 
 Cut = Literal["finished", "threshold", "started"]
-"""What a threshold does to a micro-batch that it falls into, and how long the cut step takes:
+"""What becomes of the micro-batch that a threshold falls into, and how long the step then takes:
 
-- ``finished``: it is lost; the step takes until the last micro-batch that was finished in time.
-  As the authors' code has it.
-- ``threshold``: it is lost; the step takes min(threshold, time without one). As the paper has it.
-- ``started``: it is finished and counts; the step takes until the last such one is done. As for
-  a loop that looks at the clock between micro-batches.
+- ``finished``: it is dropped; the step ends with the last micro-batch that was finished in time.
+  This is the authors' code.
+- ``threshold``: it is dropped; the step takes min(threshold, time without one). This is the paper.
+- ``started``: it is finished and counts; the step ends with the last one of these. This is a loop
+  that reads the clock between micro-batches.
 """
 
 GRID: Final = 200
-"""Thresholds that are tried, as in the authors' code."""
+"""Number of thresholds to try, as in the authors' code."""
 LEAST_GAIN: Final = 0.01
-"""A smaller predicted gain is none: without communication, doing fewer micro-batches for all ranks
-costs nothing, so that the best of the grid is a hair above 1 even where no rank is ever late."""
+"""A smaller predicted gain counts as none. Without communication, fewer micro-batches on all ranks
+cost nothing, so the best of the grid is a little above 1 even if no rank is ever late."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What one threshold does, averaged over steps."""
+    """What one threshold does, averaged over steps.
+
+    Attributes:
+        threshold: Seconds since a rank's step began.
+        drop_rate: Share of the micro-batches that is dropped.
+        step_seconds: Duration of a step, communication included.
+        speedup: S_eff, micro-batches per second over those without a threshold.
+    """
 
     threshold: float
-    """Seconds since a rank's step began."""
     drop_rate: float
-    """Share of the micro-batches that are dropped."""
     step_seconds: float
-    """Of a whole step, communication included."""
     speedup: float
-    """S_eff: micro-batches in a second over those without a threshold."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A threshold, and what is predicted of it."""
+    """A threshold and its predicted effect.
+
+    Attributes:
+        threshold: Seconds; inf if dropping does not pay.
+        drop_rate: Share of the micro-batches that is dropped.
+        speedup: S_eff; 1.0 is none.
+        curve: The thresholds that were tried, ascending; the last one drops nothing.
+        left_out: Steps that were left out as outliers (:func:`~.times.usual`).
+    """
 
     threshold: float
-    """Seconds; inf where dropping doesn't pay."""
     drop_rate: float
-    """Share of the micro-batches that are dropped."""
     speedup: float
-    """S_eff; 1.0 is none."""
     curve: tuple[Point, ...]
-    """By rising threshold; at the last one nothing is dropped."""
     left_out: tuple[int, ...] = ()
-    """Steps that were taken for outliers (times.usual) and have no say."""
 
 
 def choose(
@@ -72,28 +78,26 @@ def choose(
     drop_rate: float | None = None,
     cut: Cut = "finished",
 ) -> Choice:
-    """The threshold of the greatest effective speed-up, or the one of a wanted drop rate.
+    """Chooses the threshold of the greatest effective speed-up, or of a wanted drop rate.
 
-    ``times``: seconds, [steps, ranks, micro-batches]; NaN at the tail of a rank's step where the
-    rank had fewer micro-batches. ``communication``: seconds of a step that aren't compute.
+    Of 200 thresholds the one with the greatest mean S over the steps is chosen. A threshold is at
+    least the slowest first micro-batch, a gain below 1% counts as none, and outlying steps are left
+    out (docs/dropcompute.md, "How the best threshold is found", compares this to the authors'
+    code). All ranks that have the same times choose the same threshold. Source: arXiv 2306.10598,
+    algorithm 2.
 
-    With c[n, m] the time at which rank n has done its micro-batch m, T = max c, and a threshold
-    tau, for each step: drop = share of (n, m) with c >= tau; cut time = max c where c < tau
-    (``cut`` says what else); S = (1 - drop) (T + communication) / (cut time + communication).
-    S_eff is the mean of S over the steps, and tau the best of 200 between the earliest half of a
-    rank's micro-batches (the authors: the 6th of 12) and max T. Every rank that has the same times
-    finds the same threshold.
+    Args:
+        times: Seconds, [steps, ranks, micro-batches]; NaN at the tail of a rank's step if the rank
+            had fewer micro-batches.
+        communication: Seconds of a step that are not compute.
+        drop_rate: Chooses the smallest threshold whose predicted drop rate is at most this.
+        cut: What becomes of the micro-batch that the threshold falls into; see :data:`Cut`.
 
-    Other than the authors' code: a threshold never is below the slowest first micro-batch, so that
-    every rank can always do one; a gain of less than LEAST_GAIN gives inf; and outliers
-    (times.usual: at most one step in 20, three times slower than the median) have no say, since a
-    mean over steps of S, which is without bound, would be theirs alone.
+    Returns:
+        The threshold, inf if dropping does not pay, and its predicted effect.
 
-    ``drop_rate``: wanted in place of the best; the smallest threshold whose predicted drop rate is
-    at most that.
-
-    Raises OptionError, which is a ValueError, for times, a communication, a drop rate or a cut that
-    can't be.
+    Raises:
+        OptionError: An argument has a value it cannot have; for a time, names the place.
     """
     if cut not in get_args(Cut):
         raise OptionError(f"cut is {cut!r}; wanted: one of {', '.join(get_args(Cut))}")
@@ -117,12 +121,15 @@ def choose(
 
 
 def floor(times: Times) -> float:
-    """The least threshold by which every rank has done one micro-batch, in all steps."""
+    """The least threshold by which every rank has completed one micro-batch, in all steps."""
     return float(np.nextafter(np.nanmax(times[:, :, 0]), math.inf))
 
 
 def grid(times: Times) -> Times:
-    """The thresholds to try, rising: GRID of them, fewer where they coincide."""
+    """The thresholds to try, ascending: GRID of them, fewer if some coincide.
+
+    They reach from the earliest half of a rank's micro-batches to where nothing is dropped.
+    """
     done = ends(times)
     count = np.isfinite(times).sum(axis=2, keepdims=True)
     half = np.take_along_axis(done, np.maximum((count + 1) // 2 - 1, 0), axis=2)
@@ -133,9 +140,20 @@ def grid(times: Times) -> Times:
 def curve(
     steps: Iterable[Times], thresholds: Times, communication: float, *, cut: Cut = "finished"
 ) -> tuple[Point, ...]:
-    """A point for each threshold; ``steps`` are [ranks, micro-batches] each, as in ``choose``.
+    """What each threshold does, averaged over the steps.
 
-    Takes the steps one by one: memory for one is enough.
+    With c the time at which a micro-batch is completed and T = max c, a threshold tau has in each
+    step: drop rate = the share of micro-batches with c >= tau; cut time = max c where c < tau
+    (``cut`` has others); S = (1 - drop rate) (T + communication) / (cut time + communication).
+
+    Args:
+        steps: Seconds, [ranks, micro-batches] each; read one by one, so an iterator is enough.
+        thresholds: Seconds [n].
+        communication: Seconds of a step that are not compute.
+        cut: What becomes of the micro-batch that a threshold falls into.
+
+    Returns:
+        A point for each threshold.
     """
     sums = np.zeros((3, len(thresholds)))
     count = 0
@@ -150,12 +168,12 @@ def curve(
 
 
 def _step(times: Times, thresholds: Times, communication: float, cut: Cut) -> Times:
-    """[3, thresholds]: drop rate, seconds and speed-up of one step."""
+    """Drop rate, seconds and speed-up of one step, by threshold: [3, n]."""
     known = np.isfinite(times)
     done = ends(times)
     finished = done[known]
     compute = float(finished.max())
-    # What decides about a micro-batch: when it ends, or when it begins.
+    # A micro-batch is dropped by the time at which it ends, or at which it begins.
     if cut == "started":
         begun = np.concatenate([np.zeros((len(done), 1)), done[:, :-1]], axis=1)[known]
         order = np.argsort(begun)
@@ -180,7 +198,7 @@ def _step(times: Times, thresholds: Times, communication: float, cut: Cut) -> Ti
 
 
 def threshold_of(times: Times, drop_rate: float, *, cut: Cut = "finished") -> float:
-    """The smallest threshold that drops at most this share, averaged over steps."""
+    """The smallest threshold whose drop rate, averaged over the steps, is at most ``drop_rate``."""
     known = np.isfinite(times)
     done = ends(times)
     if cut == "started":
@@ -189,7 +207,7 @@ def threshold_of(times: Times, drop_rate: float, *, cut: Cut = "finished") -> fl
     decides, weight = done[known], weights[known] / len(times)
     order = np.argsort(decides)[::-1]
     dropped = np.cumsum(weight[order])
-    # The sum of so many weights is rounded.
+    # The sum of that many weights is rounded.
     may = int(np.searchsorted(dropped, drop_rate * (1 + 1e-9) + 1e-12, side="right"))
     if may == len(order):
         return 0.0

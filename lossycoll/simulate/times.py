@@ -1,4 +1,4 @@
-"""Recorded compute times: what an array of them must look like, and how it is cumulated."""
+"""Recorded compute times as an array: which ones are valid, and which steps are outliers."""
 
 from __future__ import annotations
 
@@ -12,18 +12,25 @@ from ..errors import OptionError
 Times = NDArray[np.float64]
 
 OUTLIER: Final = 3.0
-"""A step this many times slower than the median step may be an outlier. Summed over micro-batches
-and taken over ranks, even the paper's heavy-tailed delay stays far below."""
+"""A step that is this many times slower than the median step may be an outlier. Even the paper's
+heavy-tailed delay stays far below, because a step sums micro-batches and waits for all ranks."""
 OUTLIERS: Final = 20
-"""At most one step in so many is an outlier; more of them are how the job is."""
+"""At most one step in this many is an outlier. If there are more, the job is like that."""
 
 
 def checked(times: ArrayLike) -> Times:
-    """``times`` as float64, seconds, [steps, ranks, micro-batches]; NaN at the tail of a rank's
-    step says that the rank had fewer micro-batches in it.
+    """Checks recorded times.
 
-    Raises OptionError, which says where, for another shape, for a step without any micro-batch, and
-    for a time that is negative or infinite, or NaN before a number; and where all times are 0.
+    Args:
+        times: Seconds, [steps, ranks, micro-batches]; NaN at the tail of a rank's step if the rank
+            had fewer micro-batches in it.
+
+    Returns:
+        The times as float64.
+
+    Raises:
+        OptionError: The shape is another one, a step has no micro-batch, a time is negative,
+            infinite, or NaN before a number, or all times are 0. Names the place.
     """
     try:
         out = np.asarray(times, dtype=np.float64)
@@ -64,20 +71,23 @@ def _refuse(times: Times, wrong: NDArray[np.bool_]) -> None:
 
 
 def ends(times: Times) -> Times:
-    """When each micro-batch was done, in seconds since its rank's step began."""
+    """The time at which each micro-batch was completed, in seconds since its rank's step began."""
     out: Times = np.cumsum(times, axis=-1)
     return out
 
 
 def compute_seconds(times: Times) -> Times:
-    """[steps]: the compute time of each step's slowest rank."""
+    """The compute time of each step's slowest rank: seconds [steps]."""
     out: Times = np.nanmax(np.nansum(times, axis=2), axis=1)
     return out
 
 
 def usual(times: Times) -> NDArray[np.bool_]:
-    """[steps]: False for outliers, which are steps of more than OUTLIER times the median, as long
-    as they are no more than one in OUTLIERS (at least one may be)."""
+    """Which steps are not outliers: bool [steps].
+
+    Outliers are steps of more than OUTLIER times the median, if they are at most one in OUTLIERS
+    steps, or a single one.
+    """
     compute = compute_seconds(times)
     slow = compute > OUTLIER * np.median(compute)
     if slow.sum() > max(1, len(slow) // OUTLIERS):

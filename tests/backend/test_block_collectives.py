@@ -1,4 +1,4 @@
-"""Blocks through the backend: what is lost stays stale or is told, what is needed comes."""
+"""Blocks through the backend: what is lost stays stale or is reported, what is needed comes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def rank_rounds(rank: int, world: int) -> dict[str, Any]:
     import torch.distributed as dist
 
     import lossycoll
-    from lossycoll.backend import process_group as backend
+    from lossycoll.backend import process_group
 
     init()
-    group = backend.of(None)
+    group = process_group.of(None)
     blocks = group.blocks(CHUNK * 4)
     per_packet = next(n for n in range(1, CHUNK) if group.blocks(4 * n + 4) == 2)
     output = torch.zeros(world * CHUNK)
@@ -86,10 +86,10 @@ def rank_contributions(rank: int, world: int) -> dict[str, Any]:
     import torch.distributed as dist
 
     import lossycoll
-    from lossycoll.backend import process_group as backend
+    from lossycoll.backend import process_group
 
     init()
-    group = backend.of(None)
+    group = process_group.of(None)
     blocks = group.blocks(CHUNK * 4)
     per_packet = next(n for n in range(1, CHUNK) if group.blocks(4 * n + 4) == 2)
     left = torch.arange(float(world * CHUNK)) % 97
@@ -139,10 +139,10 @@ def rank_dead_link(rank: int, world: int) -> list[list[bool]]:
     import torch
     import torch.distributed as dist
 
-    from lossycoll.backend import process_group as backend
+    from lossycoll.backend import process_group
 
     init()
-    group = backend.of(None)
+    group = process_group.of(None)
     output = torch.zeros(world * CHUNK)
     needed = np.ones((world, group.blocks(CHUNK * 4)), np.bool_)
     arrived = group.all_gather_blocks(output, needed).arrived

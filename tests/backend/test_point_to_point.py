@@ -283,7 +283,7 @@ def test_ctrl_c_ends_a_wait_in_recv_and_in_send() -> None:
     with Ranks(rank_interrupted, 3, QUIET) as ranks:
         for number in (0, 1):
             ranks.wait_for(number, "ready")
-        time.sleep(0.5)
+            ranks.wait_until_still(number)
         begin = [ranks.signal(number, signal.SIGINT) for number in (0, 1)]
         outcomes = ranks.collect(60)[:2]
     for outcome, signalled in zip(outcomes, begin, strict=True):
@@ -326,7 +326,8 @@ def test_a_rank_that_is_killed_is_named_by_all_that_wait() -> None:
     with Ranks(rank_killed, 4, QUIET) as ranks:
         for number in range(4):
             ranks.wait_for(number, "ready")
-        time.sleep(0.2)
+        for number in (2, 3):
+            ranks.wait_until_still(number)
         begin = ranks.signal(1, signal.SIGKILL)
         survivors = ranks.collect(90, but=[1])
         assert ranks.processes[1].wait(5) == -signal.SIGKILL

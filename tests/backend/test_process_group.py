@@ -308,9 +308,9 @@ def rank_buffers(rank: int, world: int) -> None:
 
     init(pg_options={"socket_buffer": 2304, "mtu": 9000})
     dist.barrier()
-    group = dist.new_group(backend="lossy", pg_options={"socket_buffer": 53_248, "mtu": 9000})
+    bootstrap = dist.new_group(backend="lossy", pg_options={"socket_buffer": 53_248, "mtu": 9000})
     t = torch.ones(300_000)
-    dist.broadcast(t, 0, group=group)
+    dist.broadcast(t, 0, group=bootstrap)
     dist.destroy_process_group()
 
 
@@ -326,11 +326,11 @@ def test_a_small_buffer_makes_small_packets_or_a_warning() -> None:
 def rank_fragments(rank: int, world: int) -> None:
     import torch.distributed as dist
 
-    from lossycoll.backend import bootstrap as group
+    from lossycoll.backend import bootstrap
     from lossycoll.runtime.core.call import LONGEST, bounded
     from lossycoll.runtime.net.interfaces import Interface
 
-    group.choose = lambda wanted, master: Interface("lo", "127.0.0.1", 1500)
+    bootstrap.choose = lambda wanted, master: Interface("lo", "127.0.0.1", 1500)
     init(pg_options={"mtu": 9000})
     dist.destroy_process_group()
     assert bounded(timedelta.max) == bounded(timedelta(days=-1)) == LONGEST

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.support.harness import free_port, init, run_good
+from tests.support.versions import TORCH
 
 LOSS = {
     "LOSSYCOLL_LOG": "off",
@@ -32,20 +33,20 @@ EVERY_NTH = {1: 1, 2: 2, 3: 1, 4: 3}
 
 def rank_table(rank: int, world: int) -> dict[str, Any]:
     import lossycoll
-    from lossycoll.backend.dispatch import Routes
+    from lossycoll.backend.dispatch import Dispatcher
     from tests.support import surface_cases as cases
     from tests.support.surface_kit import EVERY, LAYOUTS, SUMMABLE, Table, operations
 
     warnings.simplefilter("ignore", FutureWarning)
     left_to_gloo = 0
-    original = Routes.by_gloo
+    original = Dispatcher._by_gloo
 
     def by_gloo(*args: Any) -> Any:
         nonlocal left_to_gloo
         left_to_gloo += 1
         return original(*args)
 
-    Routes.by_gloo = by_gloo  # type: ignore[method-assign]
+    Dispatcher._by_gloo = by_gloo  # type: ignore[method-assign]
     init(timeout=30)
     table = Table(rank, world, EVERY_NTH[world])
     for case in cases.COPIES:
@@ -80,7 +81,10 @@ def rank_table(rank: int, world: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "world",
+    [1, pytest.param(2, marks=pytest.mark.long), 3, pytest.param(4, marks=pytest.mark.long)],
+)
 def test_every_collective_type_and_layout(world: int) -> None:
     outs = run_good(rank_table, world, LOSS)
     _no_failures(outs)
@@ -142,6 +146,12 @@ def _no_failures(outs: list[dict[str, Any]]) -> None:
 # ---- groups ----
 
 
+def _split_by_torch(ranks: list[list[int]]) -> Any:
+    import torch.distributed as dist
+
+    return dist.split_group(split_ranks=ranks) if TORCH >= (2, 15) else None
+
+
 def rank_groups(rank: int, world: int) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
@@ -151,10 +161,14 @@ def rank_groups(rank: int, world: int) -> dict[str, Any]:
 
     warnings.simplefilter("ignore", FutureWarning)
     init(timeout=30)
-    local = None
-    if rank < 3:  # the others need not know of it
-        # First, since torch names it by the number of groups that a rank is in.
-        local = dist.new_group([0, 1, 2], use_local_synchronization=True)
+
+    def without_the_others() -> Any:
+        """A group of which the last rank need not know."""
+        return dist.new_group([0, 1, 2], use_local_synchronization=True) if rank < 3 else None
+
+    # Torch 2.13 names such a group by the number of groups that a rank is in, newer ones count it
+    # where it is made: it has to be the first, or the last.
+    local = without_the_others() if TORCH < (2, 14) else None
     pairs = [dist.new_group([i, (i + 1) % world]) for i in range(world)]
     groups: dict[str, Any] = {
         "local": local,
@@ -169,8 +183,11 @@ def rank_groups(rank: int, world: int) -> dict[str, Any]:
         "subgroups": dist.new_subgroups(2)[0],
         "enumerated": dist.new_subgroups_by_enumeration([[0, 3], [1, 2]])[0],
         "split": dist.group.WORLD.split_group([0, 1, 3], group_desc="a split"),
+        "split by torch": _split_by_torch([[0, 1, 3], [2]]),
         "reliable": dist.new_group(pg_options={"delivery": "reliable"}),
     }
+    if TORCH >= (2, 14):
+        groups["local"] = without_the_others()
     table = Table(rank, world)
     mine = {
         name: group
@@ -225,7 +242,8 @@ def _in_group(cases: Any, group: Any, table: Any, name: str) -> None:
 def test_groups_of_every_kind_at_the_same_time() -> None:
     outs = run_good(rank_groups, 4, LOSS)
     _no_failures(outs)
-    assert [out["groups"] for out in outs] == [11, 11, 12, 12]
+    split_by_torch = int(TORCH >= (2, 15))
+    assert [out["groups"] - split_by_torch for out in outs] == [11, 11, 12, 12]
 
 
 # ---- beginnings and ends ----

@@ -19,8 +19,8 @@ from lossycoll.backend.process_group import LossyProcessGroup
 from lossycoll.runtime.collectives.endpoint import Communicator
 from lossycoll.runtime.core.call import Collective, Operation, Terms
 from lossycoll.runtime.membership.group_state import Health
-from lossycoll.train.common.collectives import Exchange
-from lossycoll.train.compress.transport import Transport
+from lossycoll.train.common.collectives import Collectives
+from lossycoll.train.compress import transport
 from tests.support import harness
 from tests.support.harness import Ranks, await_ranks, kill_self
 from tests.support.sharded_cases import batch, loss_of, network, sharded, share
@@ -89,16 +89,16 @@ def step_forever(rank: int) -> Any:
 
 def mean_forever(rank: int) -> Any:
     """ARC-Top-K's mean."""
-    transport = Transport(None)
+    collectives = Collectives(None)
     flat = torch.full((30_000,), float(rank))
-    transport.mean(flat, feedback=True)
-    return lambda: transport.mean(flat, feedback=True)
+    transport.mean(collectives, flat, feedback=True)
+    return lambda: transport.mean(collectives, flat, feedback=True)
 
 
 ROUTES: dict[str, tuple[Any, type, str]] = {
     # What to do, and which call another has done before the late one hears of the loss.
     "step, sent": (step_forever, LossyProcessGroup, "all_gather_blocks"),
-    "step, asked": (step_forever, Exchange, "check_owners"),
+    "step, asked": (step_forever, Collectives, "agreed_lost"),
     "mean, sent": (mean_forever, LossyProcessGroup, "reduce_scatter_blocks"),
 }
 
@@ -124,12 +124,12 @@ def one_is_ahead(rank: int, world: int) -> tuple[int | None, str]:
     else:
         until_lost()
 
-    def until_told() -> None:
+    def until_reported() -> None:
         for _ in range(5):
             act()
 
     with pytest.raises(lossycoll.PeerLostError) as caught:
-        until_told()
+        until_reported()
     # Nobody has left yet: that would end the others' waits.
     store.set(f"raised {rank}", "")
     store.wait([f"raised {other}" for other in (LATE, AHEAD)], PATIENCE)
@@ -140,8 +140,8 @@ def one_is_ahead(rank: int, world: int) -> tuple[int | None, str]:
 @pytest.mark.parametrize("route", ROUTES)
 def test_all_raise_though_one_hears_of_the_loss_before_another_has_gone_ahead(route: str) -> None:
     with Ranks(one_is_ahead, WORLD, {**ENV, "ROUTE": route}) as ranks:
-        told = left_of(ranks, VICTIM)
-    for peer, text in told:
+        reported = left_of(ranks, VICTIM)
+    for peer, text in reported:
         assert peer == VICTIM
         assert "rank 2" in text
 
@@ -176,10 +176,10 @@ def sparse_sums(rank: int, world: int) -> dict[str, Any]:
     return out
 
 
-def test_a_sparse_sum_that_is_torn_on_one_rank_fails_on_all() -> None:
+def test_a_sparse_sum_that_is_partially_delivered_on_one_rank_fails_on_all() -> None:
     with Ranks(sparse_sums, 4, {**ENV, "LOSSYCOLL_INJECT": "link=3-0:1"}) as ranks:
-        told = left_of(ranks, 3)
-    for got in told:
+        reported = left_of(ranks, 3)
+    for got in reported:
         assert got["in flight"][0] == got["after"][0] == 3
         assert "so none has the sum" in got["in flight"][1]
         assert "needs data of rank 3" in got["after"][1]
@@ -189,7 +189,7 @@ def test_a_sparse_sum_that_is_torn_on_one_rank_fails_on_all() -> None:
 # ---- whom errors name ----
 
 
-def test_a_torn_operation_names_those_that_took_part_in_it() -> None:
+def test_a_partially_delivered_operation_names_those_that_took_part_in_it() -> None:
     health = Health(
         2, 4, addresses=list("abcd"), liveness=10.0, control=None, on_failure=lambda error: None,
         outlive=True,

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.common.results import Result
 from benchmarks.studies.lossless import report, summary, verdict
 from benchmarks.studies.lossless.cells import MIB, RAW, RAW_BASE, Job, jobs
 from benchmarks.studies.lossless.memory import resident
+from benchmarks.studies.lossless.sockets import SOURCES
 from tests.support.failure_cases import CALM
 from tests.support.harness import free_port, init, run_good
 
@@ -58,7 +60,7 @@ def test_memory_is_flat_over_thousands_of_calls() -> None:
 @pytest.fixture(scope="module")
 def raw_duplex(tmp_path_factory: pytest.TempPathFactory) -> Path:
     program = tmp_path_factory.mktemp("raw_duplex") / "raw_duplex"
-    sources = [str(ROOT / "benchmarks" / "micro" / name) for name in ("raw_duplex.c", "raw_ring.c")]
+    sources = [str(path) for path in SOURCES]
     command = ["cc", "-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-o", str(program)]
     subprocess.run([*command, *sources], check=True, timeout=60)
     return program
@@ -108,14 +110,14 @@ def test_raw_duplex_refuses(raw_duplex: Path) -> None:
         assert done.returncode == 2, arguments
 
 
-def measured(way: dict[str, list[float]], right: bool = True) -> dict[str, Any]:
+def measured(variant: dict[str, list[float]], right: bool = True) -> dict[str, Any]:
     """One rank's figures of a 4 MiB all-reduce."""
     return {
         "collective": "all_reduce",
         "bytes": 4 * MIB,
-        "seconds": way,
-        "cpu": way,
-        "right": dict.fromkeys(way, right),
+        "seconds": variant,
+        "cpu": variant,
+        "right": dict.fromkeys(variant, right),
     }
 
 
@@ -123,20 +125,16 @@ def test_turns_of_a_size_are_one_row_of_means_over_ranks() -> None:
     one = [measured({"lossy": [1.0]}), measured({"lossy": [5.0]})]
     other = [measured({"lossy": [3.0]}), measured({"lossy": [5.0]}, right=False)]
     (row,) = summary.rows([one, other])
-    figures = row["ways"]["lossy"]
+    figures = row["variants"]["lossy"]
     assert figures["calls"] == 2
     assert (figures["p50"], figures["longest"], figures["cpu"]) == (2.0, 5.0, 3.5)
     assert figures["right"] is False
 
 
-def entry(lossy: float, gloo: float, right: bool = True) -> dict[str, Any]:
+def entry(lossy: float, gloo: float, right: bool = True) -> Result:
     rank = {"rows": [measured({"lossy": [lossy], "gloo": [gloo]}, right)], "missing": 0}
-    return {
-        "job": Job("collectives", "lo", 2).as_dict(),
-        "commit": "abc",
-        "date": "2026-11-22",
-        "found": summary.summarize("collectives", [rank, rank]),
-    }
+    figures = summary.summarize("collectives", [rank, rank])
+    return Result(Job("collectives", "lo", 2).settings, figures, "2026-11-22", "abc")
 
 
 def test_words_follow_from_the_figures() -> None:

@@ -6,21 +6,18 @@ import itertools
 import json
 import math
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # benchmarks/ is beside tests/
-
 from benchmarks.common import results as store
-from benchmarks.studies.quality import measure as command
-from benchmarks.studies.quality import plot as plots
-from benchmarks.studies.quality import report
+from benchmarks.common.results import Result
+from benchmarks.common.runner import only
+from benchmarks.studies.quality import __main__ as command
+from benchmarks.studies.quality import measure, report
 from benchmarks.studies.quality.matrix import (
     AGE_RULES,
-    ARMS,
     BASE,
     CONTROL,
     DISPERSED,
@@ -28,19 +25,19 @@ from benchmarks.studies.quality.matrix import (
     GOAL_KINDS,
     GOALS,
     LOSSES,
-    METHODS,
-    VARIANTS,
+    TRIED,
     Run,
     batch_share,
+    compared,
     faults,
-    only,
+    method_names,
     runs,
     uneven,
 )
 from benchmarks.studies.quality.pool import Pool, RunFailed
 from benchmarks.studies.quality.statistics import cells, estimate, perplexity_change
 from benchmarks.studies.quality.tasks import TASKS
-from benchmarks.studies.quality.variants import ARMS as PREPARED
+from benchmarks.studies.quality.variants import variants
 from lossycoll.plan import faults as inject
 
 
@@ -48,23 +45,23 @@ def test_seeds_are_outermost_and_the_goals_come_first() -> None:
     found = list(runs((1, 2)))
     assert len({run.key for run in found}) == len(found)
     last = list(runs((FULL_SEEDS + 1,)))
-    assert {run.arm for run in last} == {BASE, *METHODS}
-    assert {(run.kind, run.loss) for run in last if run.arm != BASE} == set(
+    assert {run.variant for run in last} == {BASE, *method_names()}
+    assert {(run.kind, run.loss) for run in last if run.variant != BASE} == set(
         itertools.product(GOAL_KINDS, GOALS)
     )
     half = len(found) // 2
     assert {run.seed for run in found[:half]} == {1}
     assert [run.cell for run in found[:half]] == [run.cell for run in found[half:]]
-    first = [run for run in found if run.task == "gpt" and run.arm == "sharded"][:3]
+    first = [run for run in found if run.task == "gpt" and run.variant == "sharded"][:3]
     assert [(run.world, run.kind, run.loss) for run in first] == [
         (4, "single", loss) for loss in (0.1, 0.2, 0.4)
     ]
     # The run that all of a seed are compared with comes before them.
     assert found.index(Run("gpt", 4, "none", 0.0, BASE, 1)) == 0
     for place, run in enumerate(found):
-        assert run.arm == BASE or found.index(run.base) < place
-    arms = {BASE, *ARMS, *VARIANTS, *AGE_RULES, *DISPERSED}
-    assert {run.arm for run in found} == arms == set(PREPARED)
+        assert run.variant == BASE or found.index(run.base) < place
+    names = {BASE, *compared(), *TRIED, *AGE_RULES, *DISPERSED}
+    assert {run.variant for run in found} == names == set(variants())
     assert {run.task for run in found} == set(TASKS)
 
 
@@ -94,14 +91,14 @@ def test_faults_of_a_run() -> None:
 
 def test_only_takes_what_fits() -> None:
     every = list(runs((1, 2)))
-    found = only(every, ["task=gpt", "loss=0.1,0.4", "arm=ddp", "kind=single", "world=4"])
+    found = only(every, ["task=gpt", "loss=0.1,0.4", "variant=ddp", "kind=single", "world=4"])
     assert [run.key for run in found] == [
         f"gpt/4/single/{loss}/ddp/{seed}" for seed in (1, 2) for loss in (0.1, 0.4)
     ]
     with pytest.raises(ValueError, match=r"'lost=0.1': wanted NAME=VALUE"):
         only(every, ["lost=0.1"])
-    with pytest.raises(ValueError, match=r"arm is one of ddp, ddp\+driftbound"):
-        only(every, ["arm=drp"])
+    with pytest.raises(ValueError, match=r"variant is one of ddp, ddp\+driftbound"):
+        only(every, ["variant=drp"])
 
 
 def test_estimates_are_students() -> None:
@@ -116,21 +113,21 @@ def test_estimates_are_students() -> None:
     assert estimate([5.0]).high == math.inf
 
 
-def entry(run: Run, loss: float) -> dict[str, Any]:
+def entry(run: Run, loss: float) -> Result:
     """A result with what the reports read."""
     judged = {"loss": loss, "accuracy": 0.5}
-    return {
-        "run": run.as_dict(),
+    figures = {
         "models": {"rank0": judged, "average": judged, "replicas": judged},
         "drift": {"mean_square": 0.1, "relative": 0.01},
-        "traffic": {"bytes_sent": 1000 if run.arm == BASE else 1150},
+        "traffic": {"bytes_sent": 1000 if run.variant == BASE else 1150},
         "curve": [3.0, loss],
         "parameters": 7,
         "steps": 20,
     }
+    return Result(run.settings, figures)
 
 
-def example() -> dict[str, dict[str, Any]]:
+def example() -> dict[str, Result]:
     out = {}
     for seed, base, lossy in ((1, 1.0, 1.01), (2, 2.0, 2.03), (3, 3.0, 3.05), (4, 4.0, None)):
         reliable = Run("gpt", 4, "none", 0.0, BASE, seed)
@@ -175,10 +172,10 @@ def test_cells_of_a_goal_are_taken_together_by_seed() -> None:
     assert report.together(entries, "sharded", 0.2) is None
 
 
-def test_every_arm_has_its_style() -> None:
-    assert set(plots.STYLES) == set(ARMS)
-    for kind in (0, 1):  # colours and markers tell arms apart, each by itself
-        assert len({style[kind] for style in plots.STYLES.values()}) == len(ARMS)
+def test_every_variant_has_its_style() -> None:
+    drawn = [variants()[name] for name in compared()]
+    # Colours and markers tell variants apart, each by itself.
+    assert len({one.colour for one in drawn}) == len({one.marker for one in drawn}) == len(drawn)
 
 
 def test_reports_of_a_part_of_the_study(tmp_path: Path) -> None:
@@ -213,9 +210,9 @@ class NoRanks:
 
     def run(self, run: Run, steps: int | None = None) -> dict[str, Any]:
         self._log.append(run.key)
-        if run.arm == self._failing:
+        if run.variant == self._failing:
             raise RunFailed(f"{run.key}: rank 1 died")
-        return {name: value for name, value in entry(run, 1.0).items() if name != "run"}
+        return dict(entry(run, 1.0).figures)
 
     def close(self) -> None:
         self._log.append("closed")
@@ -226,26 +223,27 @@ def test_the_study_goes_on_where_it_was_stopped(
 ) -> None:
     base = Run("digits", 2, "none", 0.0, BASE, 1)
     first, second, third = (
-        Run("digits", 2, "single", 0.2, arm, 1) for arm in ("ddp", "zero-fill", "own-gradient")
+        Run("digits", 2, "single", 0.2, variant, 1)
+        for variant in ("ddp", "zero-fill", "own-gradient")
     )
     log: list[str] = []
     failing = ""
     monkeypatch.setattr(command, "runs", lambda seeds: [base, first, second, third])
-    monkeypatch.setattr(command, "Pool", lambda world: NoRanks(world, log, failing))
+    monkeypatch.setattr(measure, "Pool", lambda world: NoRanks(world, log, failing))
     results = tmp_path / "results.jsonl"
     arguments = ["--results", str(results)]
     assert command.main([*arguments, "--limit-minutes", "1e-12"]) == 0
     assert not results.exists()
-    assert command.main([*arguments, "--only", "arm=reliable,ddp"]) == 0
+    assert command.main([*arguments, "--only", "variant=reliable,ddp"]) == 0
     assert log == [base.key, first.key, "closed"]
     with results.open("a") as lines:
-        lines.write('{"run": {"task": "dig')  # as a crash leaves it
+        lines.write('{"key": "digits/2/no')  # as a crash leaves it
     before = store.load(results)
     log.clear()
-    failing = second.arm
-    assert command.main(arguments) == 1  # a run that fails is told, and tried again next time
+    failing = second.variant
+    assert command.main(arguments) == 1  # a run that fails is reported, and tried again next time
     shown = capfd.readouterr().err
-    assert "4 runs, 2 to do" in shown
+    assert "4 pieces, 2 to do" in shown
     assert f"{second.key}: rank 1 died" in shown
     failing = ""
     assert command.main(arguments) == 0
@@ -253,9 +251,10 @@ def test_the_study_goes_on_where_it_was_stopped(
     after = store.load(results)
     assert list(after) == [run.key for run in (base, first, third, second)]
     assert {key: after[key] for key in before} == before
-    assert after[base.key]["commit"] == store.commit()
-    assert command.main([*arguments, "--only", "arm=none"]) == 2
-    assert "arm is one of" in capfd.readouterr().err
+    assert after[base.key].commit == store.commit("benchmarks/studies/quality")
+    with pytest.raises(SystemExit, match="2"):
+        command.main([*arguments, "--only", "variant=none"])
+    assert "variant is one of" in capfd.readouterr().err
 
 
 def test_runs_are_real() -> None:
@@ -280,4 +279,4 @@ def test_runs_are_real() -> None:
             assert found["models"]["rank0"]["loss"] != wanted["models"]["rank0"]["loss"]
             assert found["steps"] == 6
         with pytest.raises(RunFailed, match=r"rank \d failed"):
-            pool.run(Run("digits", 2, "single", 0.2, "no such arm", 1), 6)
+            pool.run(Run("no such task", 2, "single", 0.2, "ddp", 1), 6)

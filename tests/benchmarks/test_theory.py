@@ -7,6 +7,9 @@ shown to have power: what it must reject is measured as well.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +24,7 @@ from lossycoll.plan.wire_types import Array
 from tests.support.harness import run_good
 
 STANDARD_ERRORS = 4.0
+shared = pytest.mark.xdist_group("samples of the theory")  # they are kept in the process
 OPERATIONS = {"sockets": 300, "reference": 150}
 """They give the same samples, and the reference is slower."""
 ALGORITHMS = ("ring", "transpose", "reduce_scatter")
@@ -35,6 +39,28 @@ UNBIASED = {
 }
 
 
+long = pytest.mark.long
+by_executor = pytest.mark.parametrize(
+    "executor", [pytest.param("sockets", marks=long), "reference"]
+)
+"""The short suite has the reference; that engines give the same samples, it shows by SAMPLE."""
+OFTEN = ("bursts", "a rank dead, bursts", "uneven, bursts, weighted")
+SAMPLE = ("a rank dead, bursts", "transpose")
+assert (*EXECUTORS,) == ("sockets", "reference")
+
+
+def unbiased() -> Iterator[Any]:
+    for case, algorithm, executor in product(UNBIASED, ALGORITHMS, EXECUTORS):
+        reference = executor == "reference" and case in OFTEN
+        often = reference or (case, algorithm) == SAMPLE
+        yield pytest.param(case, algorithm, executor, marks=() if often else long)
+
+
+def of_both() -> Iterator[Any]:
+    for at in product(UNBIASED, ALGORITHMS):
+        yield pytest.param(*at, marks=() if at == SAMPLE else long)
+
+
 @functools.cache
 def samples_of(executor: str, algorithm: str, case: str) -> Array:
     faults, dead, finish = UNBIASED[case]
@@ -43,17 +69,16 @@ def samples_of(executor: str, algorithm: str, case: str) -> Array:
     )
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("case", UNBIASED)
+@shared
+@pytest.mark.parametrize(("case", "algorithm", "executor"), list(unbiased()))
 def test_the_mean_is_unbiased(case: str, algorithm: str, executor: str) -> None:
     samples = samples_of(executor, algorithm, case)
     true = theory.truth(4, UNBIASED[case][1])
     assert theory.standard_errors(samples, true) < STANDARD_ERRORS
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("case", UNBIASED)
+@shared
+@pytest.mark.parametrize(("case", "algorithm"), list(of_both()))
 def test_both_executors_give_the_same_samples(case: str, algorithm: str) -> None:
     engines, reference = (samples_of(executor, algorithm, case) for executor in EXECUTORS)
     engines = engines[: len(reference)]
@@ -66,7 +91,7 @@ def test_both_executors_give_the_same_samples(case: str, algorithm: str) -> None
         np.testing.assert_array_equal(engines, reference)
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
+@by_executor
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_uneven_links_bias_the_mean_by_count(algorithm: str, executor: str) -> None:
     samples = theory.means(executor, algorithm, f"{UNEVEN},seed=41", OPERATIONS[executor])
@@ -74,12 +99,14 @@ def test_uneven_links_bias_the_mean_by_count(algorithm: str, executor: str) -> N
     assert theory.standard_errors(over_segments, theory.truth(4)) > STANDARD_ERRORS
 
 
+@long
 @pytest.mark.parametrize("algorithm", ["ring", "transpose"])
 def test_so_do_owners_that_are_never_redrawn_where_a_rank_is_dead(algorithm: str) -> None:
     samples = theory.means("sockets", algorithm, "loss=0.3,seed=41", 100, dead=1, redrawn=False)
     assert theory.standard_errors(samples, theory.truth(4, 1)) > 2 * STANDARD_ERRORS
 
 
+@long
 def test_by_how_much_uneven_links_bias_it() -> None:
     """Against the sum over all that can arrive, for owners that stay (of a transpose: segment s is
     rank s's)."""
@@ -95,7 +122,7 @@ def test_by_how_much_uneven_links_bias_it() -> None:
         assert theory.standard_errors(samples[:, rank : rank + 1], expected) < STANDARD_ERRORS
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
+@by_executor
 @pytest.mark.parametrize(("world", "loss"), [(2, 0.3), (4, 0.1), (4, 0.4)])
 def test_variance_grows_as_predicted(world: int, loss: float, executor: str) -> None:
     got = theory.variance(executor, world, loss, 200)
@@ -104,7 +131,7 @@ def test_variance_grows_as_predicted(world: int, loss: float, executor: str) -> 
     assert abs(want - 1) > 2 * 0.03 * want  # no inflation would be found out
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
+@by_executor
 def test_variance_of_a_reduce_scatter_whose_owners_have_a_stratum_of_their_own(
     executor: str,
 ) -> None:
@@ -117,7 +144,7 @@ def test_variance_of_a_reduce_scatter_whose_owners_have_a_stratum_of_their_own(
     assert abs(want - by_count) > 2 * 0.03 * want  # which is less, and biased
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
+@by_executor
 def test_weights_cost_variance_in_proportion_to_the_mean(executor: str) -> None:
     for mean in (0.0, 2.0):
         by_count = theory.variance(executor, 4, 0.3, 100, mean=mean)
@@ -126,7 +153,7 @@ def test_weights_cost_variance_in_proportion_to_the_mean(executor: str) -> None:
         assert weighted == pytest.approx(formulas.weighted_variance(0.3, 4, mean), rel=0.06)
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
+@by_executor
 @pytest.mark.parametrize("loss", [0.2, 0.4])
 def test_drift_of_broadcast_parameters(loss: float, executor: str) -> None:
     got = theory.broadcast(executor, loss, 360)
@@ -141,14 +168,14 @@ def test_drift_of_broadcast_parameters(loss: float, executor: str) -> None:
         assert older[steps] == pytest.approx(tail, abs=STANDARD_ERRORS * error)
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
+@by_executor
 def test_drift_of_broadcast_parameters_that_have_a_direction(executor: str) -> None:
     got = theory.broadcast(executor, 0.3, 360, mean=0.5)
     assert got.drift == pytest.approx(formulas.broadcast_drift(0.3, mean=0.5), rel=0.06)
     assert got.drift != pytest.approx(formulas.broadcast_drift(0.3), rel=0.3)
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
+@by_executor
 @pytest.mark.parametrize("burst", [2.0, 8.0])
 def test_drift_where_losses_come_in_runs_of_steps(burst: float, executor: str) -> None:
     got = theory.bursts(executor, 0.2, burst, 20)
@@ -187,6 +214,7 @@ def check_states(got: dict[str, list[float]]) -> None:
         assert series.max() < 3 * want, name
 
 
+@long
 def test_drift_of_reduced_gradients_over_5000_steps_with_real_ranks() -> None:
     env = theory_ranks.env(
         LOSS, elements=2400, steps=STEPS, period=PERIOD, every=EVERY, repairs=[0]
@@ -197,6 +225,7 @@ def test_drift_of_reduced_gradients_over_5000_steps_with_real_ranks() -> None:
         check_states(got["states"])
 
 
+@long
 def test_drift_of_reduced_gradients_over_5000_steps_in_the_reference() -> None:
     got = theory.steps_in_reference(LOSS, STEPS, PERIOD, EVERY, world=3, packets=48)
     check_steps(3, got.at, got.free, got.bound, LOSS)

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # benchmarks/ is beside tests/
-
-from benchmarks.common import tcp
-from benchmarks.common.results import append_entry
-from benchmarks.studies.time_to_loss import measure as command
+from benchmarks.common import runner, tcp
+from benchmarks.common.results import Result, append
+from benchmarks.common.runner import one_by_one
+from benchmarks.studies.time_to_loss import __main__ as command
 from benchmarks.studies.time_to_loss import report
-from benchmarks.studies.time_to_loss.runs import PROFILES, WAYS, Budget, Run, runs
+from benchmarks.studies.time_to_loss.runs import PROFILES, VARIANTS, Budget, Run, runs
 
 BUDGET = Budget(steps=20)
 
 
-def entry(
-    profile: str, way: str, *curve: tuple[float, int, float], seed: int = 1
-) -> dict[str, Any]:
-    run = Run(profile, way, seed, BUDGET)
-    return {"run": run.as_dict(), "commit": "abc", "curve": [list(point) for point in curve]}
+def entry(profile: str, variant: str, *curve: tuple[float, int, float], seed: int = 1) -> Result:
+    run = Run(profile, variant, seed, BUDGET)
+    return Result(run.settings, {"curve": [list(point) for point in curve]}, commit="abc")
 
 
 SLOW = entry("home", "gloo, cubic", (0.0, 0, 4.0), (100.0, 10, 3.0), (200.0, 20, 2.0))
@@ -35,13 +33,13 @@ CUT_AT_ONCE = entry("cross-dc", "gloo, bbr", (0.0, 0, 4.0))
 
 
 def test_a_whole_comparison_comes_before_the_next_seed() -> None:
-    found = list(runs((1, 2), PROFILES, list(WAYS), BUDGET))
-    assert len(set(found)) == len(found) == 2 * len(PROFILES) * len(WAYS)
+    found = list(runs((1, 2), PROFILES, list(VARIANTS), BUDGET))
+    assert len(set(found)) == len(found) == 2 * len(PROFILES) * len(VARIANTS)
     assert [run.seed for run in found[: len(found) // 2]] == [1] * (len(found) // 2)
     for run in found:
-        assert Run.of(json.loads(json.dumps(run.as_dict()))) == run
+        assert Run.of(json.loads(json.dumps(run.settings))) == run
         assert run.config().seed == run.seed
-    # What is trained differs in nothing but the way.
+    # What is trained differs in nothing but the variant.
     fields = ("steps", "seed", "layers", "width", "context", "batch", "loss")
     assert len({tuple(getattr(r.config(), f) for f in fields) for r in found if r.seed == 1}) == 1
 
@@ -52,17 +50,17 @@ def test_what_can_not_be_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
         ("--width", "100"): "width is 100, wanted a multiple of 32",
         ("--limit", "nan"): "limit is nan, wanted seconds above 0",
         ("--seeds", "1", "1"): "seeds are [1, 1], wanted different numbers",
-        ("--profile", "moon"): "invalid choice: 'moon'",
+        ("--only", "profile=moon"): "profile is one of cross-dc, home",
     }.items():
         with pytest.raises(SystemExit):
             command.main(wrong)
         assert said in capsys.readouterr().err
-    with pytest.raises(ValueError, match="way is 'mpi', wanted one of lossy, "):
+    with pytest.raises(ValueError, match="variant is 'mpi', wanted one of lossy, "):
         Run("home", "mpi", 1, BUDGET)
 
 
 def test_the_time_is_where_the_curve_crosses_the_loss() -> None:
-    curve = SLOW["curve"]
+    curve = SLOW.figures["curve"]
     assert report.reached(curve, 2.5) == pytest.approx(150)
     assert report.reached(curve, 4.0) == 0
     assert report.reached(curve, 1.9) is None
@@ -73,9 +71,12 @@ def test_the_time_is_where_the_curve_crosses_the_loss() -> None:
 def test_the_report_compares_with_the_faster_gloo() -> None:
     found = report.results([FAST, SLOW, WORSE, CUT, CUT_AT_ONCE])
     assert found["target"] == pytest.approx(2.02)
-    ways = found["networks"]["home"]
-    assert ways["lossy"]["seconds"] == [pytest.approx(19.8)]
-    assert (ways["lossy, DriftBound"]["seconds"], ways["gloo, bbr"]["all"]) == ([None], [None])
+    variants = found["networks"]["home"]
+    assert variants["lossy"]["seconds"] == [pytest.approx(19.8)]
+    assert (variants["lossy, DriftBound"]["seconds"], variants["gloo, bbr"]["all"]) == (
+        [None],
+        [None],
+    )
     rows = {row.split(" | ")[1]: row for row in report.table(found).splitlines()[3:]}
     assert "| cross-dc | gloo, bbr | 1 | not reached | - | - | cut off | 4.0" in report.table(found)
     assert "| 19.8 | 19.8, 19.8 | 10.0x | 20.0 | 2.0000 |" in rows["lossy"]
@@ -100,12 +101,12 @@ def test_a_median_needs_every_seed() -> None:
         ([SLOW, entry("home", "lossy", (0.0, 10, 4.0), (1.0, 10, 3.0))], "goes back"),
         ([SLOW, entry("home", "lossy", (0.0, 0, 4.0), (1.0, 20, float("nan")))], "loss of nan"),
         (
-            [SLOW, {**FAST, "run": {**FAST["run"], "budget": {"steps": 5}}}],
+            [SLOW, replace(FAST, settings={**FAST.settings, "budget": {"steps": 5}})],
             "runs of 2 budgets, wanted one",
         ),
     ],
 )
-def test_records_that_make_no_sense_are_refused(made: list[dict[str, Any]], said: str) -> None:
+def test_records_that_make_no_sense_are_refused(made: list[Result], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         report.results(made)
 
@@ -116,26 +117,26 @@ def test_what_is_done_is_not_run_again(
     """And the report of what there is goes between the marks, of this budget alone."""
     asked: list[Run] = []
 
-    def measure(run: Run) -> dict[str, Any]:
+    def measure(run: Run, options: argparse.Namespace | None) -> dict[str, Any]:
         asked.append(run)
-        speed = 1 if WAYS[run.way].backend == "lossy" else 4
-        curve = [[0.0, 0, 4.0], [speed * run.seed * 1.0, run.budget.steps, 2.0]]
-        return {"run": run.as_dict(), "commit": "abc", "curve": curve}
+        speed = 1 if VARIANTS[run.variant].backend == "lossy" else 4
+        return {"curve": [[0.0, 0, 4.0], [speed * run.seed * 1.0, run.budget.steps, 2.0]]}
 
-    monkeypatch.setattr(command, "measure", measure)
+    study = replace(command.STUDY, measuring=one_by_one(measure))
     monkeypatch.setattr(tcp, "controls", lambda: ["cubic"])
     docs, results = tmp_path / "docs", tmp_path / "results.jsonl"
     docs.mkdir()
     marks = f"<!-- {report.NAME}: begin -->\n<!-- {report.NAME}: end -->\n"
     for page in (docs / "performance.md", tmp_path / "README.md"):
         page.write_text(f"before\n{marks}after\n")
-    append_entry(results, measure(Run("home", "lossy", 1, Budget(steps=7))))
+    other = Run("home", "lossy", 1, Budget(steps=7))
+    append(results, Result(other.settings, measure(other, None), commit="abc"))
     asked.clear()
     given = ["--results", str(results), "--report", str(docs), "--steps", "20", "--seeds"]
-    assert command.main([*given, "1"]) == 0
+    assert runner.main(study, [*given, "1"]) == 0
     first = len(asked)
-    assert first == len(PROFILES) * (len(WAYS) - 1)  # this kernel has no bbr
-    assert command.main([*given, "1", "2"]) == 0
+    assert first == len(PROFILES) * (len(VARIANTS) - 1)  # this kernel has no bbr
+    assert runner.main(study, [*given, "1", "2"]) == 0
     assert [run.seed for run in asked[first:]] == [2] * first
     assert (docs / f"{report.NAME}.png").stat().st_size > 10_000
     kept = json.loads((docs / f"{report.NAME}.json").read_text())

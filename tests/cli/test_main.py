@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lossycoll.cli import argtypes as arguments
-from lossycoll.cli import launcher as launch
+from lossycoll.cli import argtypes, launcher
 from lossycoll.cli import main as cli
 
 SCRIPT = Path(sys.executable).with_name("lossycoll")
@@ -31,7 +30,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         cli.main(["--help"])
     assert ended.value.code == 0
     text = capsys.readouterr().out
-    assert all(name in text for name in ("demo", "bench", "doctor", "lab", "plan-threshold"))
+    assert all(name in text for name in ("demo", "bench", "doctor", "lab", "try", "plan-threshold"))
 
 
 @pytest.mark.parametrize(
@@ -59,6 +58,9 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         ("bench --dtype int8", "int8"),
         ("bench --seconds inf", "'inf' is not"),
         ("doctor --fix", "--fix"),
+        ("try --loss 0.1,0 -- true", "doesn't rise"),
+        ("try --loss 1 -- true", "'1' is not"),
+        ("try --seeds 0 -- true", "'0' is not"),
         ("plan-threshold", "times"),
         ("plan-threshold t.json --workers 0", "'0' is not a whole number from 1 to 16384"),
         ("plan-threshold t.json --drop-rate 1", "'1' is not a number of at least 0 and below 1"),
@@ -93,7 +95,7 @@ def test_refuses_a_place_that_cannot_be_written_before_it_starts(
         raise AssertionError("ranks were started")
 
     monkeypatch.setattr(getattr(cli, command), "launch", started)
-    # A folder where the file is to go; demo is told of the folder, bench of the file.
+    # A folder where the file is to go; demo names the folder, bench the file.
     (tmp_path / "a-folder" / "demo.json").mkdir(parents=True)
     out = tmp_path / place
     out = out.parent if command == "demo" and out.is_dir() else out
@@ -106,15 +108,15 @@ def test_refuses_a_place_that_cannot_be_written_before_it_starts(
 def test_a_place_that_can_be_written_is_left_as_it_was(tmp_path: Path) -> None:
     old = tmp_path / "old.json"
     old.write_text("{}")
-    launch.must_be_writable(old)
-    launch.must_be_writable(tmp_path / "new" / "new.json", make_folder=True)
+    launcher.must_be_writable(old)
+    launcher.must_be_writable(tmp_path / "new" / "new.json", make_folder=True)
     assert old.read_text() == "{}"
     assert list((tmp_path / "new").iterdir()) == []
 
 
 @pytest.mark.parametrize(
     ("error", "status"),
-    [(launch.LaunchError, 1), (launch.Interrupted, 130), (launch.Unwritable, 2)],
+    [(launcher.LaunchError, 1), (launcher.Interrupted, 130), (launcher.Unwritable, 2)],
 )
 def test_errors_are_exit_codes(
     error: type[Exception],
@@ -139,11 +141,11 @@ def test_errors_are_exit_codes(
     ],
 )
 def test_inject_text(loss: float, burst: float, text: str | None) -> None:
-    assert arguments.inject_text(loss, burst, 7) == text
+    assert argtypes.inject_text(loss, burst, 7) == text
 
 
 def test_inject_text_of_links() -> None:
     links = {(0, 1): 0.3, (2, 1): 0.0}
-    text = arguments.inject_text(0.1, 8, 7, links)
+    text = argtypes.inject_text(0.1, 8, 7, links)
     assert text == "loss=0.1,link=0-1:0.3,link=2-1:0,burst=8,seed=7"
-    assert arguments.inject_text(0, 1, 7, links) == "link=0-1:0.3,link=2-1:0,seed=7"
+    assert argtypes.inject_text(0, 1, 7, links) == "link=0-1:0.3,link=2-1:0,seed=7"

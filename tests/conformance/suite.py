@@ -1,4 +1,4 @@
-"""Finds torch's tests and makes each of them a case that :mod:`tests.conformance.runner` can run.
+"""Finds torch's tests and makes each of them a case that :mod:`conformance.runner` can run.
 
 The suite decides by the name of the backend which tests to run, when it is imported. So that lossy
 has to face what gloo faces, it is imported as for gloo; from then on the backend is lossy, under a

@@ -17,26 +17,26 @@ KINDS = ("pass", "fail", "timeout", "skip")
 _HEAD = """\
 # Conformance
 
-torch ships a suite of tests for the backends of `torch.distributed`: the class
-`DistributedTest._DistTestBase` of `torch.testing._internal.distributed.distributed_test`. Here
-every test of it ran against gloo and against lossy, each in ranks of its own on one machine.
-`make conformance` repeats that and writes this page; it ends with an error when a result
-contradicts the exceptions below.
+See which of torch's own tests for backends lossy passes, beside gloo, and why it fails the rest.
+The tests are those of `DistributedTest._DistTestBase` in
+`torch.testing._internal.distributed.distributed_test`. Each ran against gloo and against lossy, in
+ranks of its own on one machine. `make conformance` repeats them and writes this page. It ends with
+an error when a result contradicts the [exceptions](#exceptions).
 
 {facts}
 
-## How lossy is made to face what gloo faces
+## How lossy runs gloo's tests
 
 - The suite decides by the backend's name which tests to run, when it is imported. It is imported as
-  for gloo, so that nothing is skipped for lossy that gloo has to pass; from then on the backend is
-  lossy. What gloo skipped (no CUDA, another backend's test) is not started again.
-- A few tests choose their branch for CPUs by `BACKEND == "gloo"` while they run: they get lossy's
-  name in a form that says yes to that. torch itself gets the plain name.
-- torch's list of backends whose profiler events are checked has no place for others: those
-  assertions are not made for lossy, which records no events of its own.
+  for gloo, so lossy runs every test that gloo has to pass. Then the backend is set to lossy. What
+  gloo skipped (no CUDA, another backend's test) is not started again.
+- A few tests choose their branch for CPUs by `BACKEND == "gloo"` while they run. They get lossy's
+  name in a form that compares equal to gloo's. torch itself gets the plain name.
+- torch has a fixed list of backends whose profiler events are checked. Those assertions are left
+  out for lossy, which records no events of its own.
 - Ranks are forked from a process that has imported torch and has a single thread. Otherwise they
   run as torch runs them: a file store, the suite's own barrier before and after, the same seed. All
-  ranks must end alike; torch asks only the first for its exit status.
+  ranks must end alike; torch checks only the first one's exit status.
 """
 
 

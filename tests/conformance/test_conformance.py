@@ -29,6 +29,13 @@ COLLECTIVES = [
     "test_send_recv_any_source",
     "test_sparse_all_reduce_sum",
 ]
+OFTEN = [
+    "test_all_gather_object_default_pg",
+    "test_all_reduce_sum_async",
+    "test_batch_isend_irecv_gloo_tags",
+    "test_scatter_object_list",
+]
+"""Those of the short suite."""
 TRAINING = [
     "test_DistributedDataParallelCPU_grad_is_view",
     "test_accumulate_gradients_no_sync_allreduce_hook",
@@ -42,16 +49,19 @@ def _passed(found: dict[str, Outcome], wanted: list[str]) -> None:
     assert {name: out for name, out in found.items() if out.kind != "pass"} == {}
 
 
-def test_reliable_passes_what_gloo_passes() -> None:
-    _passed(dict(outcomes("reliable", 3, COLLECTIVES)), COLLECTIVES)
+@pytest.mark.parametrize("names", [OFTEN, pytest.param(COLLECTIVES, marks=pytest.mark.long)])
+def test_reliable_passes_what_gloo_passes(names: list[str]) -> None:
+    _passed(dict(outcomes("reliable", 3, names)), names)
 
 
+@pytest.mark.long
 def test_default_passes_what_gloo_passes_when_packets_are_lost() -> None:
     found = dict(outcomes("default-loss", 4, TRAINING))
     _passed(found, TRAINING)
     assert sum(out.counters["packets_injected"] for out in found.values()) > 0
 
 
+@pytest.mark.long
 def test_the_runner_tells_outcomes_apart() -> None:
     found = dict(outcomes("reliable-loss", 3, None, "--samples"))
     assert {name: out.kind for name, out in found.items()} == {
@@ -75,6 +85,16 @@ def test_the_runner_tells_outcomes_apart() -> None:
     assert reasons["test_skip_by_status"] == "Need at least 3 CUDA devices"
     assert reasons["test_skip_inside"] == "known inside"
     assert reasons["test_skip_static"] == "known before it starts"
+    assert found["test_pass"].counters["packets_injected"] > 0
+
+
+def test_the_runner_tells_a_pass_from_a_failure() -> None:
+    found = dict(outcomes("reliable-loss", 3, ["test_fail", "test_pass"], "--samples"))
+    assert {name: out.kind for name, out in found.items()} == {
+        "test_fail": "fail",
+        "test_pass": "pass",
+    }
+    assert found["test_fail"].reason.endswith("ValueError: on every rank")
     assert found["test_pass"].counters["packets_injected"] > 0
 
 

@@ -1,4 +1,4 @@
-"""A rank is killed in the middle of every kind of call: each survivor is told who, and in time."""
+"""A rank is killed in the middle of every kind of call: each survivor learns which, in time."""
 
 from __future__ import annotations
 
@@ -161,10 +161,10 @@ def rank_victim_2(rank: int, world: int) -> Any:
     return rank_in_every_call(rank, world, 2)
 
 
-@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("victim", [0, pytest.param(2, marks=pytest.mark.long)])
 def test_a_killed_rank_is_named_by_every_call_that_waits_for_it(victim: int) -> None:
     env = {**QUIET, "LOSSYCOLL_LIVENESS": str(PATIENT)}
-    with Ranks(f"test_failures_kill:rank_victim_{victim}", WORLD, env) as ranks:
+    with Ranks(f"{__name__}:rank_victim_{victim}", WORLD, env) as ranks:
         for number in range(WORLD):
             ranks.wait_for(number, "ready", 100)
         since = ranks.signal(victim, signal.SIGKILL)
@@ -174,7 +174,7 @@ def test_a_killed_rank_is_named_by_every_call_that_waits_for_it(victim: int) -> 
         survivors, good(survivors), strict=True
     ):
         rank = outcome.rank
-        told: dict[str, Any] = {
+        fault: dict[str, Any] = {
             **{"rank": rank, "world": WORLD, "victim": victim},
             **{"since": since, "liveness": PATIENT},
         }
@@ -183,11 +183,11 @@ def test_a_killed_rank_is_named_by_every_call_that_waits_for_it(victim: int) -> 
                 assert found.again in {"", "PeerLostError"}, (name, found)
                 continue
             assert name not in early, f"{name} at rank {rank} didn't wait: {early[name]}"
-            must_name_the_lost(found, name, **told)
+            must_name_the_lost(found, name, **fault)
             # Afterwards the group refuses at once, with the same reason.
             assert found.again in {"PeerLostError", found.kind}, (name, found)
             assert found.again_seconds < SLACK, (name, found)
         # The default group, in which nobody waited, is refused as well.
-        must_name_the_lost(idle, "idle", **told)
+        must_name_the_lost(idle, "idle", **fault)
         assert destroyed < PATIENT + SLACK
         assert not left, left

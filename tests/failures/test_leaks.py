@@ -98,7 +98,7 @@ def rank_ends(rank: int, world: int) -> dict[str, Any]:
             store.set("timed out", "")
         else:
             store.wait(["timed out"])
-            time.sleep(1)  # it is told meanwhile
+            time.sleep(1)  # it is reported meanwhile
             caught = catch(lambda: dist.all_reduce(t, group=group))
             assert caught.kind == "OperationTimeout", caught
             assert "rank 1 (127.0.0.1:" in caught.text, caught

@@ -1,4 +1,4 @@
-"""A rank short of descriptors or memory: a typed error there, the reason told to all, no crash."""
+"""A rank short of descriptors or memory: a typed error there, the reason on all ranks, no crash."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_rank_without_descriptors_says_so_and_tells_the_others() -> None:
             assert caught.kind == ("EngineError" if rank == 1 else "RendezvousError"), where
             for part in (f"rank {rank}/3", "rank 1/3", "ulimit"):
                 assert part in caught.text, where
-            # The reason is told: nobody waits for the timeout.
+            # The reason is reported: nobody waits for the timeout.
             assert seconds < PROMPT, where
         assert found[0][0].kind, "the fault didn't happen"
         assert not found[SPARE[-1]][0].kind, "with enough of them it still fails"

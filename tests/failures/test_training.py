@@ -18,7 +18,7 @@ from tests.support.sharded_cases import batch, loss_of, network, sharded, share
 
 WORLD, VICTIM = 3, 1
 LIVENESS, SLACK = 6.0, 10.0
-"""Seconds: ranks that compute on a starved machine are neither lost nor told late."""
+"""Seconds: ranks that compute on a starved machine are neither lost nor reported late."""
 
 
 def train(rank: int, world: int) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def train(rank: int, world: int) -> dict[str, Any]:
         loss_of(model, share(batch(0, world), rank)).backward()
         optimizer.step()
 
-    def until_told(call: Callable[[], Any]) -> None:
+    def until_reported(call: Callable[[], Any]) -> None:
         end = time.monotonic() + 20
         while time.monotonic() < end:
             call()
@@ -47,11 +47,11 @@ def train(rank: int, world: int) -> dict[str, Any]:
     die(VICTIM)
     await_ranks("here", range(world))  # it dies now
     since = time.monotonic()
-    out = {"step": catch(lambda: until_told(step))}
+    out = {"step": catch(lambda: until_reported(step))}
     out["again"] = catch(step)
     out["consolidate"] = catch(optimizer.consolidate_state_dict)
     if os.environ["LOSSYCOLL_ON_PEER_LOSS"] == "raise":
-        out["bound"] = catch(lambda: until_told(plain.step))
+        out["bound"] = catch(lambda: until_reported(plain.step))
     else:
         for _ in range(20):
             plain.step()
@@ -66,7 +66,7 @@ def train(rank: int, world: int) -> dict[str, Any]:
     return {"since": since, "caught": out}
 
 
-@pytest.mark.parametrize("mode", ["raise", "continue"])
+@pytest.mark.parametrize("mode", [pytest.param("raise", marks=pytest.mark.long), "continue"])
 def test_a_rank_that_dies_while_optimizers_train_is_named(mode: str) -> None:
     own = {"LOSSYCOLL_ON_PEER_LOSS": mode, "LOSSYCOLL_LIVENESS": str(LIVENESS)}
     with Ranks(train, WORLD, {**QUIET, **own}) as ranks:

@@ -149,7 +149,7 @@ def test_verify_says_what_is_not_as_asked() -> None:
         (row,) = verify(lab, [(0, 1)])
         assert row.complaints == []
         assert row.round_trip_asked == 4 <= row.round_trip < math.inf
-        # The switch is told of another loss behind the laboratory's back.
+        # The switch is given another loss behind the laboratory's back.
         lab._running().change(lab.network.with_link(None, loss=0.2))
         (row,) = verify(lab, [(0, 1)])
         assert [text.partition(":")[0] for text in row.complaints] == ["plain", "aggregated"]

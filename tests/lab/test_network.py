@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,21 @@ import pytest
 
 from lossycoll.cli import main as cli
 from lossycoll.errors import LabError, LabPermissionError, LossyError, OptionError
-from lossycoll.lab import PROFILES, Lab, Link, Network, Port, leftovers, netem, pattern, verify
-from lossycoll.lab import network_io as files
-from lossycoll.lab import switch_memory as tables
+from lossycoll.lab import (
+    PROFILES,
+    Lab,
+    Link,
+    Network,
+    Port,
+    capabilities,
+    leftovers,
+    netem,
+    network_io,
+    pattern,
+    switch_memory,
+    verify,
+)
+from lossycoll.lab.backends import missing
 from lossycoll.lab.job import Ended, rank_environment
 from lossycoll.lab.network import QUEUE_PACKETS, queue_bytes
 from lossycoll.lab.switch import why
@@ -54,12 +67,12 @@ from lossycoll.lab.switch import why
         (lambda: Network().with_port(0, rate=1), "a port has no rate"),
         (lambda: Network().with_parts(speed=1), "have a speed"),
         (lambda: Lab("cloudy"), "no profile is called 'cloudy'; did you mean cloud?"),
-        (lambda: files.from_data([]), "a network is 'list'"),
-        (lambda: files.from_data({"links": {"0:1": {}}}), "SENDER-RECEIVER"),
-        (lambda: files.from_data({"host": 3}), "a network has no host"),
-        (lambda: files.from_data({"link": 3}), "wanted an object"),
-        (lambda: files.values("loss"), "NAME=VALUE"),
-        (lambda: files.values("loss=x"), "loss is 'x', wanted a number"),
+        (lambda: network_io.from_data([]), "a network is 'list'"),
+        (lambda: network_io.from_data({"links": {"0:1": {}}}), "SENDER-RECEIVER"),
+        (lambda: network_io.from_data({"host": 3}), "a network has no host"),
+        (lambda: network_io.from_data({"link": 3}), "wanted an object"),
+        (lambda: network_io.values("loss"), "NAME=VALUE"),
+        (lambda: network_io.values("loss=x"), "loss is 'x', wanted a number"),
     ],
 )
 def test_refuses(make: Any, complaint: str) -> None:
@@ -69,10 +82,10 @@ def test_refuses(make: Any, complaint: str) -> None:
 
 
 def test_what_is_wanted_of_a_rank_and_what_it_is_called() -> None:
-    told = rank_environment(2, 4, "10.77.0.1")
+    variables = rank_environment(2, 4, "10.77.0.1")
     wanted = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "MASTER_ADDR": "10.77.0.1"}
-    assert wanted.items() <= told.items()
-    assert told["LOSSYCOLL_INTERFACE"] == told["GLOO_SOCKET_IFNAME"] == "eth0"
+    assert wanted.items() <= variables.items()
+    assert variables["LOSSYCOLL_INTERFACE"] == variables["GLOO_SOCKET_IFNAME"] == "eth0"
     assert [Ended(0, code).status for code in (0, 3, -9)] == [0, 3, 137]
 
 
@@ -99,15 +112,19 @@ def test_changes_reach_what_they_name() -> None:
 @pytest.mark.parametrize("loss", [1e-4, 0.01, 0.3, 0.5])
 @pytest.mark.parametrize("burst", [1.0, 2.0, 8.0])
 def test_chances_make_the_loss_and_the_burst(loss: float, burst: float) -> None:
-    begin, go_on = tables.chances(Link(loss=loss, burst=burst))
+    begin, go_on = switch_memory.chances(Link(loss=loss, burst=burst))
     # The share of a two-state chain, and the mean time in its bad state.
     assert begin / (begin + 1 - go_on) == pytest.approx(loss)
     assert 1 / (1 - go_on) == pytest.approx(Link(loss=loss, burst=burst).mean_burst)
 
 
 def test_chances_at_the_ends() -> None:
-    assert tables.chances(Link()) == (0, 0)
-    assert tables.chances(Link(loss=1)) == tables.chances(Link(loss=1, burst=4)) == (1, 1)
+    assert switch_memory.chances(Link()) == (0, 0)
+    assert (
+        switch_memory.chances(Link(loss=1))
+        == switch_memory.chances(Link(loss=1, burst=4))
+        == (1, 1)
+    )
 
 
 def test_length_of_queues() -> None:
@@ -145,17 +162,17 @@ def test_files_say_the_same_again(tmp_path: Path) -> None:
         seed=7,
     )
     path = tmp_path / "net.json"
-    path.write_text(json.dumps(files.as_data(network)))
-    assert files.load(path) == network
+    path.write_text(json.dumps(network_io.as_data(network)))
+    assert network_io.load(path) == network
     path.write_text('{"hosts": 4, "link": {"loss": 0.1}, "links": {"0-3": {"delay_ms": 9}}}')
-    read = files.load(path)
+    read = network_io.load(path)
     assert read.link_of(0, 3) == Link(loss=0.1, delay_ms=9)
     for text, complaint in (("{", "isn't json"), ('{"mtu": 9}', "mtu is 9")):
         path.write_text(text)
         with pytest.raises(OptionError, match=complaint):
-            files.load(path)
+            network_io.load(path)
     with pytest.raises(OptionError, match="No such file"):
-        files.load(tmp_path / "none.json")
+        network_io.load(tmp_path / "none.json")
 
 
 def test_profiles_say_where_they_come_from() -> None:
@@ -165,10 +182,10 @@ def test_profiles_say_where_they_come_from() -> None:
         assert one.meaning
         assert one.source
         assert one.assumed
-        assert files.from_data(files.as_data(one.network)) == one.network
+        assert network_io.from_data(network_io.as_data(one.network)) == one.network
 
 
-def test_netem_is_told_the_same() -> None:
+def test_netem_is_given_the_same() -> None:
     def said(link: Link) -> str:
         return " ".join(netem.link_arguments(link, 1500))
 
@@ -202,6 +219,32 @@ def test_what_a_machine_lacks_is_said_with_a_way_out(code: int, kind: type[Lossy
     assert isinstance(error, PermissionError) is (kind is LabPermissionError)
     assert os.strerror(code) in str(error)
     assert "LOSSYCOLL_INJECT=loss=0.01" in str(error)
+
+
+def test_an_interpreter_that_this_user_may_not_run_is_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of root, say, to anybody else."""
+    file = tmp_path / "python"
+    file.touch(0o600)
+    monkeypatch.setattr(sys, "executable", str(file))
+    missing.cache_clear()
+    try:
+        found = {one.name: one for one in capabilities.examine()}
+        with pytest.raises(LabError, match=r"can't run .*/python as user \d+: Permission denied"):
+            Lab().__enter__()
+    finally:
+        missing.cache_clear()
+    assert not capabilities.can_run(list(found.values()))
+    for name in ("interpreter", "backend switch"):
+        assert not found[name].good
+        assert f"can't run {file} as user" in found[name].found
+
+
+def test_the_help_says_that_a_link_is_one_direction(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["lab", "--help"])
+    assert "1-0 is the way back" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_laboratory_is_alive_as_long_as_its_maker() -> None:

@@ -21,7 +21,8 @@ static inline int check_that(int ok, const char *file, int line, const char *con
 /* For loops: says at which values it failed. */
 #define CHECK_AT(condition, ...)                                                                   \
     do {                                                                                           \
-        if (!CHECK(condition) && check_failed <= CHECK_SHOWN) {                                    \
+        if (!CHECK(condition) &&                                                                   \
+            __atomic_load_n(&check_failed, __ATOMIC_RELAXED) <= CHECK_SHOWN) {                     \
             fprintf(stderr, "    at " __VA_ARGS__);                                                \
             fprintf(stderr, "\n");                                                                 \
         }                                                                                          \

@@ -5,23 +5,59 @@ A C compiler is a requirement of the project, so its absence is a failure and no
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
-NATIVE = Path(__file__).resolve().parent
+HERE = Path(__file__).resolve().parent
+NATIVE = HERE.parents[1] / "native"
+
+# They share what they build, and each uses both cores to build it.
+pytestmark = pytest.mark.xdist_group("native")
 
 
-@pytest.mark.parametrize("target", ["test", "asan", "tsan", "fuzz"])
-def test_make(target: str) -> None:
+def make(target: str, *variables: str, timeout: float = 220) -> None:
     done = subprocess.run(
-        ["make", "-C", str(NATIVE), target, "FUZZ_SECONDS=5"],
+        ["make", "-j2", "-C", str(HERE), target, *variables],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        timeout=220,
+        timeout=timeout,
         check=False,
     )
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("target", ["test", "asan", "tsan"])
+def test_make(target: str) -> None:
+    make(target)
+
+
+def test_fuzz() -> None:
+    make("fuzz", "FUZZ_SECONDS=5")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(480)
+def test_fuzz_for_long() -> None:
+    make("fuzz", "FUZZ_SECONDS=60", timeout=400)
+
+
+def test_the_engine_knows_nothing_of_python_or_torch() -> None:
+    """native/build_cffi.py alone binds it to Python, by the sources' own declarations."""
+    sources = list(NATIVE.rglob("*.[ch]"))
+    assert len(sources) > 30
+    own = {path.name for path in sources}
+    for path in sources:
+        for kind, name in re.findall(
+            r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', path.read_text(), re.MULTILINE
+        ):
+            if kind == '"':
+                assert Path(name).name in own, f"{path.name} includes {name}, which isn't ours"
+            else:
+                assert not re.search(r"python|torch|aten|c10|cuda|numpy", name, re.IGNORECASE), (
+                    f"{path.name} includes {name}"
+                )

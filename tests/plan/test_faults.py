@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lossycoll.plan.faults import (
     Inject,
-    Link,
+    LinkLoss,
     draw,
     duplicates,
     losses,
@@ -134,7 +134,7 @@ def test_parse_takes_bursts_that_just_fit() -> None:
 
 def test_parse_reads_links() -> None:
     found = parse("loss=0.1,link=0-1:0.3, link = 12 - 1 : 0 ,seed=7")
-    assert found == Inject(loss=0.1, seed=7, links=(Link(0, 1, 0.3), Link(12, 1, 0.0)))
+    assert found == Inject(loss=0.1, seed=7, links=(LinkLoss(0, 1, 0.3), LinkLoss(12, 1, 0.0)))
     assert [found.loss_of(*link) for link in ((0, 1), (1, 0), (12, 1), (2, 1))] == [
         0.3,
         0.1,

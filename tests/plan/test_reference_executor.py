@@ -19,6 +19,7 @@ from lossycoll.plan import (
     Finish,
     Missing,
     Plan,
+    data_movement,
     draw_order,
     packet_count,
     ring,
@@ -26,71 +27,29 @@ from lossycoll.plan import (
     transpose,
     tree,
 )
-from lossycoll.plan import data_movement as exchange
 from lossycoll.plan.faults import Inject, lost
 from lossycoll.plan.reference_executor import Lost, RankResult, execute
 from lossycoll.plan.wire_types import WIRE_TYPES
-from tests.support.plan_cases import CASES, ELEMENTS_PER_PACKET, Case, counts
+from tests.support.plan_cases import CASES, Case
+from tests.support.plan_checks import buffers, nothing, reference_checks
 
 Array = NDArray[Any]
-
-
-def nothing(_s: int, _r: int, _slot: int, n_packets: int, _round: int) -> NDArray[np.bool_]:
-    return np.zeros(n_packets, dtype=np.bool_)
 
 
 def everything(_s: int, _r: int, _slot: int, n_packets: int, _round: int) -> NDArray[np.bool_]:
     return np.ones(n_packets, dtype=np.bool_)
 
 
-def never(*_stream: int) -> NDArray[np.bool_]:
-    raise AssertionError("a reliable operation asked what was lost")
-
-
-def buffers(
-    plans: Sequence[Plan], in_place: bool, seed: int = 0, dtype: Any = np.float32
-) -> tuple[list[Array], list[Array]]:
-    """Small integers to send, and outputs that hold -1 where nothing is written."""
-    rng = np.random.default_rng(seed)
-    inputs: list[Array] = [rng.integers(0, 100, p.in_elements).astype(dtype) for p in plans]
-    if in_place:
-        return [array.copy() for array in inputs], [array.copy() for array in inputs]
-    return inputs, [np.full(p.out_elements, 255).astype(dtype) for p in plans]
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_lossless_is_what_numpy_says(case: Case) -> None:
-    for world in range(case.least_world, 9):
-        for count in counts(world):
-            plans = case.plans(world, count, ELEMENTS_PER_PACKET)
-            for rounds, loss in ((None, never), (0, nothing)):
-                inputs, outputs = buffers(plans, case.in_place, seed=count)
-                results = execute(plans, inputs, outputs, "f32", world, loss, rounds)
-                expected = case.expected(inputs)
-                for result, output, want in zip(results, outputs, expected, strict=True):
-                    assert result.output is output
-                    # Integers below 2**24: float32 sums are exact, the mean's two factors aren't.
-                    np.testing.assert_allclose(output, want, rtol=1e-6)
-                    assert result.packets_missing == 0
-                    assert result.own_filled == result.kept == result.alone == 0
-
-
-@pytest.mark.parametrize("case", [c for c in CASES if c.in_place], ids=lambda case: case.name)
-def test_one_buffer_may_be_both(case: Case) -> None:
-    plans = case.plans(4, 100, ELEMENTS_PER_PACKET)
-    inputs, _ = buffers(plans, True)
-    expected = case.expected([array.copy() for array in inputs])
-    execute(plans, inputs, inputs, "f32", 4, never, None)
-    np.testing.assert_allclose(inputs, expected, rtol=1e-6)
-
-
-@pytest.mark.parametrize("case", [c for c in CASES if not c.adds], ids=lambda case: case.name)
-def test_bytes_move(case: Case) -> None:
-    plans = case.plans(5, 100, ELEMENTS_PER_PACKET)
-    inputs, outputs = buffers(plans, case.in_place, dtype=np.uint8)
-    execute(plans, inputs, outputs, "bytes", 5, nothing, 0)
-    for output, want in zip(outputs, case.expected(inputs), strict=True):
-        np.testing.assert_array_equal(output, want)
+@pytest.mark.parametrize(
+    ("case", "check"),
+    [
+        pytest.param(case, check, id=f"{case.name}-{check.__name__}")
+        for case in CASES
+        for check in reference_checks(case)
+    ],
+)
+def test_every_algorithm(case: Case, check: Callable[[Case], None]) -> None:
+    check(case)
 
 
 # The rules, spelt out: one packet and one rank at a time, in Python floats.
@@ -300,7 +259,7 @@ def test_figures_when_everything_is_lost() -> None:
         assert result.packets_missing == 3 * 2 + 3 * 2
     for result in run(transpose.reduce_scatter, packets_each * PER):
         assert (result.alone, result.contributions, result.contributions_min) == (2, 2, 1)
-    for rank, result in enumerate(run(exchange.all_gather, packets_each * PER)):
+    for rank, result in enumerate(run(data_movement.all_gather, packets_each * PER)):
         assert (result.kept, result.contribution_packets) == (6, 0)
         chunk = slice(rank * 2 * PER, (rank + 1) * 2 * PER)
         assert np.all(np.delete(result.output, chunk) == 255)
@@ -373,7 +332,7 @@ def test_repair_sends_again_what_was_lost() -> None:
     def loss(_s: int, _r: int, _slot: int, n: int, round: int) -> NDArray[np.bool_]:
         return np.asarray(np.arange(n) >= round)  # round r gets packets below r through
 
-    plans = [exchange.all_gather(2, rank, 4 * PER, PER) for rank in range(2)]
+    plans = [data_movement.all_gather(2, rank, 4 * PER, PER) for rank in range(2)]
     for rounds in range(6):
         inputs, outputs = buffers(plans, False)
         results = execute(plans, inputs, outputs, "f32", 1, loss, rounds)
@@ -551,7 +510,17 @@ def all_reduce_errors(
     return np.array(reduced), np.array(averaged)
 
 
-@pytest.mark.parametrize("inject", STAT_LOSSES, ids=str)
+by_loss_often = pytest.mark.parametrize(
+    "inject",
+    [
+        pytest.param(one, marks=() if one.loss == 0.3 else pytest.mark.long, id=str(one))
+        for one in STAT_LOSSES
+    ],
+)
+"""Every one in the long suite, the middle one with and without bursts in the short one."""
+
+
+@by_loss_often
 @pytest.mark.parametrize(
     "build", [transpose.all_reduce, ring.all_reduce], ids=["transpose", "ring"]
 )
@@ -593,7 +562,7 @@ def reduce_scatter_errors(inject: Inject, finish: Finish) -> tuple[Array, int]:
     return np.array(errors), alone
 
 
-@pytest.mark.parametrize("inject", STAT_LOSSES, ids=str)
+@by_loss_often
 def test_reduce_scatter_is_unbiased_per_rank(inject: Inject) -> None:
     errors, alone = reduce_scatter_errors(inject, Finish.STRATIFIED)
     assert np.abs(scores(errors)).max() < 4

@@ -8,9 +8,20 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from lossycoll.plan import Plan, draw_order, leave_out, rename, ring, transpose, tree
-from lossycoll.plan import data_movement as exchange
-from lossycoll.plan import reference_executor as reference
+from lossycoll.plan import (
+    Algorithm,
+    Finish,
+    Missing,
+    Plan,
+    algorithms,
+    data_movement,
+    draw_order,
+    leave_out,
+    reference_executor,
+    rename,
+    transpose,
+    tree,
+)
 from lossycoll.plan.wire_types import Array
 
 WORLD, PER_PACKET = 5, 4
@@ -35,7 +46,7 @@ def run(plans: dict[int, Plan], inputs: dict[int, Array], outputs: dict[int, Arr
     ]
     nothing = np.zeros(0, next(iter(inputs.values())).dtype)
     dtype = "bytes" if nothing.dtype == np.uint8 else "f32"
-    results = reference.execute(
+    results = reference_executor.execute(
         everyone,
         [inputs.get(rank, nothing) for rank in range(WORLD)],
         [outputs.get(rank, nothing) for rank in range(WORLD)],
@@ -54,20 +65,22 @@ def rows(members: tuple[int, ...], count: int) -> dict[int, Array]:
 
 @pytest.mark.parametrize(
     ("algorithm", "members"),
-    [(transpose, members) for members in GROUPS]
-    + [(ring, members) for members in GROUPS if len(members) > 1],
+    [
+        pytest.param(algorithm, members, id=f"{algorithm.name}-{members}")
+        for algorithm in algorithms("all_reduce")
+        for members in GROUPS
+        if algorithm.serves(len(members))
+    ],
 )
 def test_an_all_reduce_is_the_survivors_mean_times_the_world(
-    algorithm: object, members: tuple[int, ...]
+    algorithm: Algorithm, members: tuple[int, ...]
 ) -> None:
     count = 37
-    order = draw_order(1, 2, 3, len(members))
+    how = {"order": None, "missing": Missing.OWN, "finish": Finish.MEAN}
+    if algorithm.draws_order:
+        how["order"] = draw_order(1, 2, 3, len(members))
     plans = {
-        rank: rename(
-            algorithm.all_reduce(len(members), i, count, PER_PACKET, order=order),  # type: ignore[attr-defined]
-            members,
-            WORLD,
-        )
+        rank: rename(algorithm.build(len(members), i, count, PER_PACKET, **how), members, WORLD)
         for i, rank in enumerate(members)
     }
     inputs = rows(members, count)
@@ -117,8 +130,8 @@ def test_a_broadcast_reaches_the_survivors(members: tuple[int, ...], fanout: int
 def test_the_parts_of_the_dead_stay_as_they_were(members: tuple[int, ...]) -> None:
     count = 6
     builders = {
-        "all_gather": exchange.all_gather,
-        "all_to_all": exchange.all_to_all,
+        "all_gather": data_movement.all_gather,
+        "all_to_all": data_movement.all_to_all,
     }
     for name, build in builders.items():
         plans = {
@@ -139,7 +152,7 @@ def test_plans_of_other_survivors_are_other_collectives() -> None:
     plan = transpose.all_reduce(3, 0, 10, PER_PACKET)
     found = {rename(plan, members, WORLD).signature for members in combinations(range(WORLD), 3)}
     assert len(found | {plan.signature}) == 11
-    whole = exchange.all_gather(WORLD, 0, 10, PER_PACKET)
+    whole = data_movement.all_gather(WORLD, 0, 10, PER_PACKET)
     assert leave_out(whole, (0, 1)).signature != leave_out(whole, (0, 2)).signature
 
 
@@ -148,4 +161,4 @@ def test_members_that_cannot_be_are_refused(members: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="wanted"):
         rename(transpose.all_reduce(3, 0, 10, PER_PACKET), members, WORLD)
     with pytest.raises(ValueError, match="wanted"):
-        leave_out(exchange.all_gather(WORLD, 4, 10, PER_PACKET), members)
+        leave_out(data_movement.all_gather(WORLD, 4, 10, PER_PACKET), members)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,11 +18,20 @@ import run as examples  # noqa: E402 (a script beside the examples, not a packag
 HELPERS = {"common", "run"}
 COLD = "ddp"
 """The one whose processes import torch for themselves, as at a user's."""
+OFTEN = {COLD, "sharded"}
+"""Those of the short suite."""
+
+
+def case(example: examples.Example) -> Any:
+    marks = () if example.name in OFTEN else pytest.mark.long
+    return pytest.param(example, id=example.name, marks=marks)
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("example", examples.EXAMPLES, ids=lambda example: example.name)
+@pytest.mark.parametrize("example", [case(example) for example in examples.EXAMPLES])
 def test_example(example: examples.Example) -> None:
+    if example.lacks:
+        pytest.skip(example.lacks)
     python = sys.executable if example.name == COLD else warm_python()
     outcome = examples.run(example, "lossy", timeout=240, python=python)
     assert outcome.status == 0, outcome.output

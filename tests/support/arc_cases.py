@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lossycoll.train.compress import selection
-from lossycoll.train.compress.error_memory import Memory
+from lossycoll.train.compress.error_memory import RowSum, memory_of
 from lossycoll.train.compress.rows import kept_rows
 
 BLOCKS, BLOCK = 200, 10
@@ -38,7 +38,7 @@ def distance(w: Tensor) -> float:
 class Nodes:
     """``nodes`` ranks with matrices (rows, columns) and one memory rule, in one process.
 
-    All nodes' matrices stand side by side, (rows, nodes * columns), in one Memory: its rules are by
+    All nodes' matrices stand side by side, (rows, nodes * columns), in one memory: its rules are by
     element, and rows are chosen for all alike. For "topk" they stand below each other.
     """
 
@@ -48,7 +48,7 @@ class Nodes:
         whole_first: bool = True,
     ) -> None:  # fmt: skip
         self.nodes, self.method, self.ratio, self.dim = nodes, method, ratio, sketch_dim
-        self.memory = Memory(rule, momentum)
+        self.memory = memory_of(rule, momentum)
         self.seed, self.step, self.whole_first = seed, 0, whole_first
 
     def used(self, gradients: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ class Nodes:
         if self.method == "topk":
             return self._own_rows(gradients)
         flat = gradients.transpose(0, 1).reshape(rows, nodes * columns)
-        if not self.memory.begun and self._begin(flat, gradients.mean(0).repeat(1, nodes)):
+        if not self.memory.ready and self._begin(flat, gradients.mean(0).repeat(1, nodes)):
             return gradients.mean(0)
         k = kept_rows(rows, self.ratio)
         draw = selection.generator(self.seed, self.step)
@@ -71,33 +71,33 @@ class Nodes:
             )
         else:
             index = selection.random_rows(rows, k, draw)
-        taken = self.memory.take(flat)
+        accumulated = self.memory.accumulate(flat)
         sent = flat.new_empty(k, nodes * columns)
-        self.memory.rows(taken, index, sent)
+        self.memory.select(accumulated, index, sent)
         mean = sent.view(k, nodes, columns).mean(1).repeat(1, nodes)
-        self.memory.settle(index, sent, [(index, mean)], flat)
+        self.memory.update(RowSum(index, sent), [RowSum(index, mean)], flat)
         return flat[:, :columns].clone()
 
     def _begin(self, flat: Tensor, mean: Tensor) -> bool:
         """Whether the first gradient is sent whole; otherwise it is as if it had been zero."""
         start = flat if self.whole_first else torch.zeros_like(flat)
-        self.memory.begin(flat, start, mean if self.whole_first else start)
+        self.memory.initialize(flat, start, mean if self.whole_first else start)
         return self.whole_first
 
     def _own_rows(self, gradients: Tensor) -> Tensor:
         nodes, rows, columns = gradients.shape
         flat = gradients.reshape(nodes * rows, columns)
-        if not self.memory.begun and self._begin(flat, gradients.mean(0).repeat(nodes, 1)):
+        if not self.memory.ready and self._begin(flat, gradients.mean(0).repeat(nodes, 1)):
             return gradients.mean(0)
         k = kept_rows(rows, self.ratio)
         found = selection.row_scores(self.memory.parts(flat)).view(nodes, rows)
         own = torch.cat([selection.best(found[i], k) + i * rows for i in range(nodes)])
-        taken = self.memory.take(flat)
+        accumulated = self.memory.accumulate(flat)
         sent = flat.new_empty(nodes * k, columns)
-        self.memory.rows(taken, own, sent)
+        self.memory.select(accumulated, own, sent)
         everywhere = torch.cat([own % rows + i * rows for i in range(nodes)])
-        applied = [(everywhere, (sent / nodes).repeat(nodes, 1))]
-        self.memory.settle(own, sent, applied, flat)
+        applied = RowSum(everywhere, (sent / nodes).repeat(nodes, 1))
+        self.memory.update(RowSum(own, sent), [applied], flat)
         return flat[:rows].clone()
 
 

@@ -1,4 +1,4 @@
-"""What ranks do in test_congestion.py; says how the path looked to them as JSON."""
+"""What ranks do in lab/test_congestion.py; says how the path looked to them as JSON."""
 
 from __future__ import annotations
 

@@ -105,3 +105,13 @@ def check_close(
 def endless(value: Any = None) -> Iterator[Any]:
     while True:
         yield value
+
+
+def small() -> nn.Module:
+    return nn.Linear(3, 2)
+
+
+def work(drop: Any, model: nn.Module, seconds: float = 1.0) -> None:
+    """A micro-batch that takes so long."""
+    (model(torch.ones(1, 3)).sum() / drop.micro_batches).backward()
+    drop.clock.now += seconds

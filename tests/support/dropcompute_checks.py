@@ -1,5 +1,5 @@
-"""DropCompute's theory beside what is known of it: the experiments of
-tests/simulate/test_threshold.py and, with more samples, of benchmarks/theory/dropcompute.py."""
+"""DropCompute's theory beside what is known of it: the experiments of tests/simulate and, with more
+samples, of benchmarks/theory/dropcompute.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from lossycoll.cli.threshold import command as plan_threshold
+from lossycoll.cli.threshold.prediction import predict
 from lossycoll.simulate import (
     Cut,
     Delayed,
@@ -23,6 +23,7 @@ from lossycoll.simulate import (
     noise_curve,
     normal_curve,
 )
+from lossycoll.simulate.times import Times
 
 BATCHES = 12
 STEP = 1.5 * BATCHES
@@ -55,6 +56,18 @@ LOG_STEP = 9.2768
 """Seconds of a step in it, without a threshold."""
 
 THRESHOLDS = np.linspace(0.5 * STEP, 2.2 * STEP, 600)
+
+
+def delayed(*shape: int, seed: int = 0, clean: float = 1.0) -> Times:
+    return Delayed(clean).draw(np.random.default_rng(seed), shape)
+
+
+def uneven(times: Times) -> Times:
+    """Some ranks have a micro-batch or two less in some steps."""
+    out = times.copy()
+    out[::2, 0, -1] = np.nan
+    out[1::3, -1, -2:] = np.nan
+    return out
 
 
 def maximum(workers: int, samples: int) -> dict[str, float]:
@@ -126,7 +139,7 @@ def authors_log(ranks: int, runs: int) -> dict[str, tuple[float, float]]:
 
 TOY_RANKS, TOY_FEATURES, TOY_SIZE, TOY_STEPS, TOY_RATE = 16, 50, 8, 150, 0.5
 TOY_EVERY = 10
-TOY_ARMS = tuple(
+TOY_VARIANTS = tuple(
     (threshold, divisor) for threshold in (None, 18.0, 17.0) for divisor in ("completed", "fixed")
 )
 
@@ -196,9 +209,7 @@ def extrapolated(workers: int, recordings: int) -> dict[str, float]:
     rows = []
     for seed in range(recordings):
         times = truth.draw(np.random.default_rng([EXAMPLE_SEED, seed]), EXAMPLE_SHAPE)
-        found = plan_threshold.find(
-            Recorded(times, EXAMPLE_COMMUNICATION), workers, None, "finished", seed
-        )
+        found = predict(Recorded(times, EXAMPLE_COMMUNICATION), workers, None, "finished", seed)
         chosen = np.array([found.choice.threshold])
         (kept,) = noise_curve(chosen, workers, batches, truth, EXAMPLE_COMMUNICATION)
         promised = (found.choice.speedup, best(found.independent).speedup)

@@ -69,14 +69,14 @@ def must_name_the_lost(
 
     Also through a future, where torch keeps the text only.
     """
-    told = f"{where} at rank {rank}: {caught}"
+    seen = f"{where} at rank {rank}: {caught}"
     assert caught.kind == "PeerLostError" or (
         caught.kind == "RuntimeError" and "PeerLostError: " in caught.text
-    ), told
-    assert caught.kind == "RuntimeError" or caught.peer == victim, told
+    ), seen
+    assert caught.kind == "RuntimeError" or caught.peer == victim, seen
     for part in (f"rank {rank}/{world}", f"rank {victim} ({address}:"):
-        assert part in caught.text, told
-    assert since < caught.when < since + liveness + SLACK, f"{caught.when - since:.2f} s: {told}"
+        assert part in caught.text, seen
+    assert since < caught.when < since + liveness + SLACK, f"{caught.when - since:.2f} s: {seen}"
 
 
 def good(outcomes: list[Outcome]) -> list[Any]:

@@ -73,7 +73,7 @@ class Process:
 class Server:
     """The process that forks. It ends, and all that it forked, when this process is gone.
 
-    ``python``: an executable, the interpreter of warm.py.
+    ``python``: an executable, the interpreter of support/warm.py.
     """
 
     def __init__(self, env: Mapping[str, str]) -> None:
@@ -132,7 +132,8 @@ class Server:
 def serve(owners: int, listeners: int, python: str) -> None:
     """The server's life. In a forked process it returns once the function has ended.
 
-    ``owners`` and ``listeners``: descriptors of sockets; ``python``: the executable of warm.py.
+    ``owners`` and ``listeners``: descriptors of sockets; ``python``: the executable of
+    support/warm.py.
     """
     for name in PRELOADED:
         importlib.import_module(name)

@@ -1,7 +1,7 @@
 """Runs a function on several ranks, each a process of its own, and collects what became of them.
 
-The function is named as "module:function" (of tests/), takes (rank, world) and returns something
-that pickles. Ranks are forks of a server that has imported torch: forks.py.
+The function is named as "module:function" (of this repository), takes (rank, world) and returns
+something that pickles. Ranks are forks of a server that has imported torch: support/forks.py.
 """
 
 from __future__ import annotations
@@ -130,6 +130,18 @@ class Ranks:
             assert self.processes[number].poll() is None, f"ended early:\n{self.output(number)}"
             assert time.monotonic() < end, f"no {text!r} from {number}:\n{self.output(number)}"
             time.sleep(0.02)
+
+    def wait_until_still(self, number: int, timeout: float = 60.0) -> None:
+        """Returns when the main thread of the process does nothing but wait."""
+        pid = self.processes[number].pid
+        stat = Path(f"/proc/{pid}/task/{pid}/stat")
+        end = time.monotonic() + timeout
+        asleep = 0
+        while asleep < 10:
+            assert time.monotonic() < end, f"process {number} is still at work"
+            state = stat.read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+            asleep = asleep + 1 if state == "S" else 0
+            time.sleep(0.01)
 
     def output(self, number: int) -> str:
         path = self._path(number, "err")
@@ -262,7 +274,7 @@ def _name(function: Callable[..., Any]) -> str:
 
 
 def warm_python() -> str:
-    """An interpreter that has torch imported already, as a path to start it by: warm.py."""
+    """An interpreter that has torch imported already, as a path to start it by: support/warm.py."""
     return _server().python
 
 

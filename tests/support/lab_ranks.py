@@ -1,4 +1,4 @@
-"""What ranks on the hosts of a laboratory do in test_lab_life.py; says what came of it as JSON."""
+"""What ranks on the hosts of a laboratory do in lab/test_life.py; says what came of it as JSON."""
 
 from __future__ import annotations
 

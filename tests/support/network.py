@@ -11,11 +11,11 @@ from types import TracebackType
 
 import numpy as np
 
-from lossycoll.errors import Code, Failure
 from lossycoll.options.fields import Options
 from lossycoll.plan import Plan
 from lossycoll.plan.wire_types import Array
 from lossycoll.runtime.engine.binding import Call, DType, Encoded, Engine
+from lossycoll.runtime.engine.failures import Code, Failure
 from lossycoll.runtime.engine.reports import Report
 
 GROUP = 3

@@ -1,32 +1,74 @@
-"""The collectives that the oracle test runs: how to make every rank's plan and buffers."""
+"""What the oracle test runs: every registered algorithm, and how to make its plans and buffers.
+
+``CASES`` are those of the package. ``cases_of`` makes them for any algorithm, a plug-in's as well.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from lossycoll.plan import Finish, Missing, Plan, ring, transpose, tree
-from lossycoll.plan import data_movement as exchange
+from lossycoll.plan import Algorithm, Finish, Missing, Plan, algorithms
 from lossycoll.plan.order import draw_order
 from lossycoll.plan.wire_types import Array
 from tests.support.network import elements
+from tests.support.plan_cases import Arguments
+
+IN_PLACE = ("all_reduce", "broadcast", "barrier")
+SUMS = ("all_reduce", "reduce_scatter", "barrier")
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to call a collective."""
+
+    label: str
+    arguments: Callable[[int, int, int, int], Arguments]
+    """(world, rank, count, operation number)"""
+    weighted: bool = False
+    """Contributions have weights, and means a divisor of their own."""
+    millions: bool = False
+    """Is run with millions of elements, too."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One collective at one size. ``sums``: needs a type that can be added."""
+    """A way to call a collective, done by one algorithm."""
 
-    name: str
-    plans: Callable[[int, int, int, int], list[Plan]]
-    """(world, count, elements per packet, operation number) -> a plan per rank"""
-    sums: bool
-    in_place: bool
-    weighted: bool = False
-    """Contributions have weights, and means a divisor of their own."""
-    barrier: bool = False
-    """Counts ranks, at any size: ones come back as the world. For reliable delivery only."""
+    algorithm: Algorithm
+    way: Way
+
+    @property
+    def name(self) -> str:
+        label = f", {self.way.label}" if self.way.label else ""
+        return f"{self.algorithm.collective} by {self.algorithm.name}{label}"
+
+    @property
+    def sums(self) -> bool:
+        """Needs a type that can be added."""
+        return self.algorithm.collective in SUMS
+
+    @property
+    def in_place(self) -> bool:
+        return self.algorithm.collective in IN_PLACE
+
+    @property
+    def barrier(self) -> bool:
+        """Counts ranks, at any size: ones come back as the world. For reliable delivery only."""
+        return self.algorithm.collective == "barrier"
+
+    def plans(self, world: int, count: int, elements_per_packet: int, op: int) -> list[Plan]:
+        """A plan for each rank, of operation number ``op``."""
+        out = []
+        for rank in range(world):
+            sizes, options = self.way.arguments(world, rank, count, op)
+            if not self.algorithm.draws_order and "order" in options:
+                options["order"] = None
+            out.append(self.algorithm.build(world, rank, *sizes, elements_per_packet, **options))
+        return out
 
 
 def _uneven(world: int, count: int) -> tuple[int, ...]:
@@ -34,123 +76,77 @@ def _uneven(world: int, count: int) -> tuple[int, ...]:
     return tuple((count * (rank + 1)) // world if rank != 1 else 0 for rank in range(world))
 
 
-def _all_reduce(
-    builder: Callable[..., Plan], missing: Missing, finish: Finish = Finish.MEAN
-) -> Callable[..., list[Plan]]:
-    def plans(world: int, count: int, epp: int, op: int) -> list[Plan]:
-        how = {"order": draw_order(11, 3, op, world), "missing": missing, "finish": finish}
-        return [builder(world, rank, count, epp, **how) for rank in range(world)]
-
-    return plans
+def _split(world: int, count: int, sender: int, receiver: int) -> int:
+    """Elements from one rank to another in the uneven exchange; none to the next one."""
+    return 0 if receiver == (sender + 1) % world else count * (receiver + 1) // (sender + 1)
 
 
-def _rotating_root(op: int, world: int) -> int:
-    return op % world
+def _all_reduce(missing: Missing, finish: Finish = Finish.MEAN) -> Callable[..., Arguments]:
+    def arguments(world: int, rank: int, count: int, op: int) -> Arguments:
+        del rank
+        order = draw_order(11, 3, op, world)
+        return (count,), {"order": order, "missing": missing, "finish": finish}
+
+    return arguments
 
 
-CASES = (
-    Case("ring own", _all_reduce(ring.all_reduce, Missing.OWN), sums=True, in_place=True),
-    Case("ring keep", _all_reduce(ring.all_reduce, Missing.KEEP), sums=True, in_place=True),
-    Case("transpose own", _all_reduce(transpose.all_reduce, Missing.OWN), sums=True, in_place=True),
-    Case(
-        "transpose keep", _all_reduce(transpose.all_reduce, Missing.KEEP), sums=True, in_place=True
-    ),
-    Case(
-        "reduce_scatter",
-        lambda w, n, epp, op: [transpose.reduce_scatter(w, r, n, epp) for r in range(w)],
-        sums=True,
-        in_place=False,
-    ),
-    Case(
-        "ring weighted",
-        _all_reduce(ring.all_reduce, Missing.ZERO, Finish.WEIGHTED),
-        sums=True,
-        in_place=True,
-        weighted=True,
-    ),
-    Case(
-        "transpose weighted",
-        _all_reduce(transpose.all_reduce, Missing.ZERO, Finish.WEIGHTED),
-        sums=True,
-        in_place=True,
-        weighted=True,
-    ),
-    Case(
-        "reduce_scatter weighted",
-        lambda w, n, epp, op: [
-            transpose.reduce_scatter(w, r, n, epp, finish=Finish.WEIGHTED) for r in range(w)
-        ],
-        sums=True,
-        in_place=False,
-        weighted=True,
-    ),
-    Case(
-        "reduce_scatter uneven",
-        lambda w, n, epp, op: [
-            transpose.reduce_scatter(w, r, _uneven(w, n), epp) for r in range(w)
-        ],
-        sums=True,
-        in_place=False,
-    ),
-    Case(
-        "all_gather",
-        lambda w, n, epp, op: [exchange.all_gather(w, r, n, epp) for r in range(w)],
-        sums=False,
-        in_place=False,
-    ),
-    Case(
-        "all_gather uneven",
-        lambda w, n, epp, op: [exchange.all_gather(w, r, _uneven(w, n), epp) for r in range(w)],
-        sums=False,
-        in_place=False,
-    ),
-    Case(
-        "broadcast",
-        lambda w, n, epp, op: [
-            tree.broadcast(w, r, n, epp, root=_rotating_root(op, w)) for r in range(w)
-        ],
-        sums=False,
-        in_place=True,
-    ),
-    Case(
-        "all_to_all",
-        lambda w, n, epp, op: [exchange.all_to_all(w, r, n, epp) for r in range(w)],
-        sums=False,
-        in_place=False,
-    ),
-    Case(
-        "gather",
-        lambda w, n, epp, op: [
-            exchange.gather(w, r, n, epp, root=_rotating_root(op, w)) for r in range(w)
-        ],
-        sums=False,
-        in_place=False,
-    ),
-    Case(
-        "scatter",
-        lambda w, n, epp, op: [
-            exchange.scatter(w, r, n, epp, root=_rotating_root(op, w)) for r in range(w)
-        ],
-        sums=False,
-        in_place=False,
-    ),
-    Case(
-        "point to point",
-        lambda w, n, epp, op: [
-            exchange.point_to_point(w, r, n, epp, sender=op % w, receiver=(op + 1) % w)
-            for r in range(w)
-        ],
-        sums=False,
-        in_place=False,
-    ),
-    Case(
-        "barrier",
-        lambda w, n, epp, op: [tree.barrier(w, r, epp) for r in range(w)],
-        sums=True,
-        in_place=True,
-        barrier=True,
-    ),
-)
+def _chunks(sizes: Callable[[int, int], Any], **options: Any) -> Callable[..., Arguments]:
+    return lambda world, rank, count, op: ((sizes(world, count),), options)
+
+
+def _one(world: int, count: int) -> int:
+    """One number for all chunks."""
+    del world
+    return count
+
+
+def _rooted(**options: Any) -> Callable[..., Arguments]:
+    """The root goes around from operation to operation."""
+    return lambda world, rank, count, op: ((count,), {"root": op % world, **options})
+
+
+def _exchange(world: int, rank: int, count: int, op: int) -> Arguments:
+    del op
+    send = [_split(world, count, rank, j) for j in range(world)]
+    return (send, [_split(world, count, i, rank) for i in range(world)]), {}
+
+
+WAYS = {
+    "all_reduce": [
+        Way("own", _all_reduce(Missing.OWN), millions=True),
+        Way("keep", _all_reduce(Missing.KEEP), millions=True),
+        Way("weighted", _all_reduce(Missing.ZERO, Finish.WEIGHTED), weighted=True),
+    ],
+    "reduce_scatter": [
+        Way("", _chunks(_one, finish=Finish.STRATIFIED), millions=True),
+        Way("weighted", _chunks(_one, finish=Finish.WEIGHTED), weighted=True),
+        Way("uneven", _chunks(_uneven, finish=Finish.STRATIFIED)),
+    ],
+    "all_gather": [Way("", _chunks(_one), millions=True), Way("uneven", _chunks(_uneven))],
+    "broadcast": [Way("", _rooted(fanout=2), millions=True)],
+    "all_to_all": [Way("", _chunks(_one), millions=True)],
+    "all_to_all_uneven": [Way("", _exchange)],
+    "gather": [Way("", _rooted())],
+    "scatter": [Way("", _rooted())],
+    "point_to_point": [
+        Way(
+            "",
+            lambda world, rank, count, op: (
+                (count,),
+                {"sender": op % world, "receiver": (op + 1) % world},
+            ),
+        )
+    ],
+    "barrier": [Way("", lambda world, rank, count, op: ((), {"fanout": 2}))],
+}
+
+
+def cases_of(algorithm: Algorithm) -> list[Case]:
+    """All ways to call the algorithm."""
+    return [Case(algorithm, way) for way in WAYS[algorithm.collective]]
+
+
+CASES = [case for algorithm in algorithms() for case in cases_of(algorithm)]
 
 
 def buffers(

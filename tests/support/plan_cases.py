@@ -1,31 +1,65 @@
-"""Every collective with what it should give, for the tests of plans and of their executors."""
+"""Every registered algorithm with what it should give, for the tests of plans and their executors.
+
+``CASES`` are those of the package. ``cases_of`` makes them for any algorithm, a plug-in's as well.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from lossycoll.plan import Finish, Plan, draw_order, ring, transpose, tree
-from lossycoll.plan import data_movement as exchange
+from lossycoll.plan import Algorithm, Finish, Missing, Plan, algorithms, draw_order
 
 Arrays = list[np.ndarray]
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""(sizes, options): what a builder takes between rank and elements per packet, and after it."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to call a collective. ``expected`` takes all inputs to all outputs, without loss."""
+
+    label: str
+    arguments: Callable[[int, int, int], Arguments]
+    """(world, rank, count)"""
+    expected: Callable[[Sequence[np.ndarray]], Arrays]
+    """For scale = world."""
+    in_place: bool = False
+    adds: bool = False
+    draws_order: bool = False
 
 
 @dataclass(frozen=True)
 class Case:
-    """One way to call a builder. ``expected`` takes all inputs to all outputs, without loss."""
+    """A way to call a collective, done by one algorithm."""
 
-    name: str
-    build: Callable[[int, int, int, int], Plan]  # world, rank, count, elements per packet
-    expected: Callable[[Sequence[np.ndarray]], Arrays]  # for scale = world
-    in_place: bool = False
-    least_world: int = 1
-    adds: bool = False
+    algorithm: Algorithm
+    way: Way
+
+    @property
+    def name(self) -> str:
+        label = f", {self.way.label}" if self.way.label else ""
+        return f"{self.algorithm.collective} by {self.algorithm.name}{label}"
+
+    @property
+    def worlds(self) -> list[int]:
+        """1 to 8, as far as the algorithm serves them."""
+        return [world for world in range(1, 9) if self.algorithm.serves(world)]
+
+    def plan(
+        self, world: int, rank: int, count: int, elements_per_packet: int, **changed: Any
+    ) -> Plan:
+        """One rank's plan. ``changed``: options that are to be others."""
+        sizes, options = self.way.arguments(world, rank, count)
+        options = {**options, **changed}
+        return self.algorithm.build(world, rank, *sizes, elements_per_packet, **options)
 
     def plans(self, world: int, count: int, elements_per_packet: int) -> list[Plan]:
-        return [self.build(world, rank, count, elements_per_packet) for rank in range(world)]
+        """A plan for each rank."""
+        return [self.plan(world, rank, count, elements_per_packet) for rank in range(world)]
 
 
 def uneven(world: int, count: int) -> tuple[int, ...]:
@@ -87,16 +121,6 @@ def _swapped_uneven(inputs: Sequence[np.ndarray]) -> Arrays:
     return [np.concatenate([chunks[i][j] for i in range(world)]) for j in range(world)]
 
 
-def _build_uneven(world: int, rank: int, count: int, elements_per_packet: int) -> Plan:
-    return exchange.all_to_all_uneven(
-        world,
-        rank,
-        [split(world, count, rank, j) for j in range(world)],
-        [split(world, count, i, rank) for i in range(world)],
-        elements_per_packet,
-    )
-
-
 def _only(root: int) -> Callable[[Sequence[np.ndarray]], Arrays]:
     def expected(inputs: Sequence[np.ndarray]) -> Arrays:
         everything = np.concatenate(inputs)
@@ -117,92 +141,101 @@ def _scattered(root: int, sizes: Callable[[int, int], Sequence[int]]) -> Callabl
     return expected
 
 
-def _barrier(inputs: Sequence[np.ndarray]) -> Arrays:
-    return _sum(inputs)
+def _all_reduce(order: Callable[[int], tuple[int, ...] | None]) -> Callable[..., Arguments]:
+    def arguments(world: int, rank: int, count: int) -> Arguments:
+        del rank
+        how = {"order": order(world), "missing": Missing.OWN, "finish": Finish.MEAN}
+        return (count,), how
+
+    return arguments
 
 
-CASES = [
-    Case(
-        "transpose",
-        lambda w, r, c, e: transpose.all_reduce(w, r, c, e, order=draw_order(5, 1, 2, w)),
-        _sum,
-        in_place=True,
-        adds=True,
-    ),
-    Case(
-        "transpose, ranks in order",
-        transpose.all_reduce,
-        _sum,
-        in_place=True,
-        adds=True,
-    ),
-    Case(
-        "ring",
-        lambda w, r, c, e: ring.all_reduce(w, r, c, e, order=draw_order(6, 1, 2, w)),
-        _sum,
-        in_place=True,
-        adds=True,
-    ),
-    Case("ring, ranks in order", ring.all_reduce, _sum, in_place=True, adds=True),
-    Case("reduce_scatter", transpose.reduce_scatter, _reduce_scatter(_even), adds=True),
-    Case(
-        "reduce_scatter, mean",
-        lambda w, r, c, e: transpose.reduce_scatter(w, r, c, e, finish=Finish.MEAN),
-        _reduce_scatter(_even),
-        adds=True,
-    ),
-    Case(
-        "reduce_scatter, uneven",
-        lambda w, r, c, e: transpose.reduce_scatter(w, r, uneven(w, c), e),
-        _reduce_scatter(uneven),
-        adds=True,
-    ),
-    Case("all_gather", exchange.all_gather, _gathered),
-    Case(
-        "all_gather, uneven",
-        lambda w, r, c, e: exchange.all_gather(w, r, uneven(w, c), e),
-        _gathered,
-    ),
-    Case("all_to_all", exchange.all_to_all, _swapped),
-    Case("all_to_all, uneven", _build_uneven, _swapped_uneven),
-    Case("gather to 0", exchange.gather, _only(0)),
-    Case(
-        "gather to the last, uneven",
-        lambda w, r, c, e: exchange.gather(w, r, uneven(w, c), e, root=w - 1),
-        _only(-1),
-    ),
-    Case("scatter from 0", exchange.scatter, _scattered(0, _even)),
-    Case(
-        "scatter from the last, uneven",
-        lambda w, r, c, e: exchange.scatter(w, r, uneven(w, c), e, root=w - 1),
-        _scattered(-1, uneven),
-    ),
-    Case(
-        "point_to_point",
-        lambda w, r, c, e: exchange.point_to_point(w, r, c, e, sender=w - 1, receiver=0),
-        lambda inputs: [inputs[-1]] + [inputs[-1][:0]] * (len(inputs) - 1),
-        least_world=2,
-    ),
-    Case(
-        "broadcast from 0",
-        tree.broadcast,
-        lambda inputs: [inputs[0]] * len(inputs),
-        in_place=True,
-    ),
-    Case(
-        "broadcast from the last",
-        lambda w, r, c, e: tree.broadcast(w, r, c, e, root=w - 1),
-        lambda inputs: [inputs[-1]] * len(inputs),
-        in_place=True,
-    ),
-    Case(
-        "barrier",
-        lambda w, r, c, e: tree.barrier(w, r, e),
-        _barrier,
-        in_place=True,
-        adds=True,
-    ),
-]
+def _chunks(sizes: Callable[[int, int], Any], **options: Any) -> Callable[..., Arguments]:
+    return lambda world, rank, count: ((sizes(world, count),), options)
+
+
+def _one(world: int, count: int) -> int:
+    """One number for all chunks."""
+    del world
+    return count
+
+
+def _from_root(of_last: bool, sizes: Callable[[int, int], Any], **options: Any) -> Any:
+    return lambda world, rank, count: (
+        (sizes(world, count),),
+        {"root": world - 1 if of_last else 0, **options},
+    )
+
+
+def _uneven_exchange(world: int, rank: int, count: int) -> Arguments:
+    send = [split(world, count, rank, j) for j in range(world)]
+    return (send, [split(world, count, i, rank) for i in range(world)]), {}
+
+
+WAYS = {
+    "all_reduce": [
+        Way(
+            "order drawn",
+            _all_reduce(lambda world: draw_order(5, 1, 2, world)),
+            _sum,
+            in_place=True,
+            adds=True,
+            draws_order=True,
+        ),
+        Way("ranks in order", _all_reduce(lambda world: None), _sum, in_place=True, adds=True),
+    ],
+    "reduce_scatter": [
+        Way("", _chunks(_one, finish=Finish.STRATIFIED), _reduce_scatter(_even), adds=True),
+        Way("mean", _chunks(_one, finish=Finish.MEAN), _reduce_scatter(_even), adds=True),
+        Way(
+            "uneven", _chunks(uneven, finish=Finish.STRATIFIED), _reduce_scatter(uneven), adds=True
+        ),
+    ],
+    "all_gather": [Way("", _chunks(_one), _gathered), Way("uneven", _chunks(uneven), _gathered)],
+    "all_to_all": [Way("", _chunks(_one), _swapped)],
+    "all_to_all_uneven": [Way("", _uneven_exchange, _swapped_uneven)],
+    "gather": [
+        Way("to 0", _from_root(False, _one), _only(0)),
+        Way("to the last, uneven", _from_root(True, uneven), _only(-1)),
+    ],
+    "scatter": [
+        Way("from 0", _from_root(False, _one), _scattered(0, _even)),
+        Way("from the last, uneven", _from_root(True, uneven), _scattered(-1, uneven)),
+    ],
+    "point_to_point": [
+        Way(
+            "",
+            lambda world, rank, count: ((count,), {"sender": world - 1, "receiver": 0}),
+            lambda inputs: [inputs[-1]] + [inputs[-1][:0]] * (len(inputs) - 1),
+        )
+    ],
+    "broadcast": [
+        Way(
+            "from 0",
+            _from_root(False, _one, fanout=2),
+            lambda inputs: [inputs[0]] * len(inputs),
+            in_place=True,
+        ),
+        Way(
+            "from the last",
+            _from_root(True, _one, fanout=2),
+            lambda inputs: [inputs[-1]] * len(inputs),
+            in_place=True,
+        ),
+    ],
+    "barrier": [
+        Way("", lambda world, rank, count: ((), {"fanout": 2}), _sum, in_place=True, adds=True)
+    ],
+}
+
+
+def cases_of(algorithm: Algorithm) -> list[Case]:
+    """All ways to call the algorithm."""
+    ways = WAYS[algorithm.collective]
+    return [Case(algorithm, way) for way in ways if algorithm.draws_order or not way.draws_order]
+
+
+CASES = [case for algorithm in algorithms() for case in cases_of(algorithm)]
 
 ELEMENTS_PER_PACKET = 7
 

@@ -1,5 +1,5 @@
-"""The collectives that test_surface.py runs, each as ``case(kit)``: call, and compare with what the
-ranks' inputs say.
+"""The collectives that backend/test_surface.py runs, each as ``case(kit)``: call, and compare with
+what the ranks' inputs say.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch.distributed._functional_collectives as fc
 from torch import Tensor
 
 from tests.support.surface_kit import FLOATS, INTEGERS, Kit, Op, data, reduced
+from tests.support.versions import TORCH
 
 # ---- copies ----
 
@@ -447,6 +448,8 @@ def barriers(k: Kit) -> None:
     k.run(dist.barrier)
     group: Any = k.group or dist.group.WORLD
     group.monitored_barrier()
+    if TORCH >= (2, 14):
+        dist.monitored_barrier(k.group)
 
 
 ODD: tuple[tuple[Callable[[Kit], None], tuple[torch.dtype, ...]], ...] = (

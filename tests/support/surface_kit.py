@@ -1,5 +1,5 @@
-"""What the tables of test_surface.py are made of: data that every rank can compute, tensors that
-lie in memory in every way, calls in every mode, and what reductions must give.
+"""What the tables of backend/test_surface.py are made of: data that every rank can compute,
+tensors that lie in memory in every way, calls in every mode, and what reductions must give.
 """
 
 from __future__ import annotations
@@ -76,6 +76,10 @@ def reduced(rows: list[Tensor], op: Any) -> Tensor:
     wide = torch.complex128 if dtype.is_complex else torch.float64
     arrays = [row if dtype in (*INTEGERS, torch.bool) else row.to(wide) for row in rows]
     total = torch.from_numpy(np.asarray(reduce(function, [array.numpy() for array in arrays])))
+    if op == Op.AVG and dtype in INTEGERS:  # as NCCL does: toward zero
+        exact = [int(value) for value in total.flatten().tolist()]
+        means = [(abs(value) // len(rows)) * (1 if value > 0 else -1) for value in exact]
+        return torch.from_numpy(np.array(means, dtype=total.numpy().dtype)).view(total.shape)
     return (total / len(rows) if op == Op.AVG else total).to(dtype)
 
 
@@ -85,7 +89,8 @@ def operations(dtype: torch.dtype) -> tuple[Any, ...]:
         return (Op.SUM, Op.AVG)
     if dtype in FLOATS:
         return (Op.SUM, Op.AVG, Op.PRODUCT, Op.MIN, Op.MAX)
-    return (Op.SUM, Op.PRODUCT, Op.MIN, Op.MAX, Op.BAND, Op.BOR, Op.BXOR)
+    exact = (Op.SUM, Op.PRODUCT, Op.MIN, Op.MAX, Op.BAND, Op.BOR, Op.BXOR)
+    return exact if dtype == torch.bool else (*exact, Op.AVG)
 
 
 class Kit:
@@ -140,6 +145,9 @@ class Kit:
         )
 
     def near(self, got: Tensor, want: Tensor) -> None:
+        if self.dtype in INTEGERS:
+            self.same(got.detach(), want)
+            return
         rtol = 2e-2 if torch.finfo(self.dtype).bits == 16 else 1e-6
         torch.testing.assert_close(got.detach(), want, rtol=rtol, atol=1e-6)
 

@@ -1,9 +1,9 @@
 """An interpreter that has imported torch already, and is started as any other: warm_python().
 
-What is started is a small client of the server of forks (forks.py). It hands over its arguments,
-environment, folder and standard streams, and a fork of the server runs them as an interpreter
-would. A keeper between the two passes signals of the client on to the fork, tells the client how
-the fork has ended, so that it ends likewise, and kills the fork when the client is gone.
+What is started is a small client of the server of forks (support/forks.py). It hands over its
+arguments, environment, folder and standard streams, and a fork of the server runs them as an
+interpreter would. A keeper between the two passes signals of the client on to the fork, tells the
+client how the fork has ended, so that it ends likewise, and kills the fork when the client is gone.
 
 A test of the start itself (what is imported when, or what torch reads when it is imported) needs
 sys.executable, and so does one that looks for processes by their command.

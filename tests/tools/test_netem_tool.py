@@ -16,7 +16,7 @@ from tools import netem
 
 
 class Machine:
-    """Answers as ip and tc would, and notes what it was told to change."""
+    """Answers as ip and tc would, and notes what it was asked to change."""
 
     def __init__(self, queue: str = "0:", broken: str = "") -> None:
         self.queue, self.broken, self.changes = queue, broken, []

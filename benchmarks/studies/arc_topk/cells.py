@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.common.results import Piece
 from lossycoll.cli.argtypes import inject_text
 from lossycoll.lab.network import Link, Network, Port
 
 from .tasks import TASKS
-from .variants import NONE_WAYS, RULE_WAYS, STEP_WAYS, TRAIN_WAYS
+from .variants import NONE_VARIANTS, RULE_VARIANTS, STEP_VARIANTS, TRAIN_VARIANTS
 
 HOSTS = 4
 DELAY_MS = 1.0
@@ -21,15 +22,15 @@ SEED_OF_LOSS = 7
 
 
 @dataclass(frozen=True)
-class Cell:
+class Cell(Piece):
     """``kind``: "speed" (of the compressor alone), "forms", "steps" or "train".
 
     ``loss``: share of packets that the backend itself drops (LOSSYCOLL_INJECT), the same ones for
-    every way; gloo's TCP has none of it.
+    every variant; gloo's TCP has none of it.
     """
 
     kind: str
-    ways: tuple[str, ...] = ()
+    variants: tuple[str, ...] = ()
     mbit: float = 0.0
     loss: float = 0.0
     task: str = ""
@@ -52,15 +53,12 @@ class Cell:
     def name(self) -> str:
         path = f", {self.mbit:g} Mbit/s" if self.mbit else ""
         lost = f", {self.loss:.0%} lost" if self.kind == "train" else ""
-        ways = f": {'; '.join(self.ways)}" if self.kind == "train" else ""
-        return f"{self.kind} {self.task}{path}{lost}{ways}".replace(" ,", ",")
-
-    def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "ways": list(self.ways)}
+        variants = f": {'; '.join(self.variants)}" if self.kind == "train" else ""
+        return f"{self.kind} {self.task}{path}{lost}{variants}".replace(" ,", ",")
 
     @classmethod
-    def of(cls, values: dict[str, Any]) -> Cell:
-        return cls(**{**values, "ways": tuple(values["ways"])})
+    def of(cls, settings: Mapping[str, Any]) -> Cell:
+        return cls(**{**settings, "variants": tuple(settings["variants"])})
 
 
 def cells() -> Iterator[Cell]:
@@ -68,9 +66,9 @@ def cells() -> Iterator[Cell]:
     yield Cell("speed")
     yield Cell("forms")
     for mbit in (100.0, 1000.0):
-        yield Cell("steps", STEP_WAYS, mbit)
+        yield Cell("steps", STEP_VARIANTS, mbit)
     for task in TASKS:
         for loss in LOSSES:
-            yield Cell("train", TRAIN_WAYS[bool(loss) :], TRAIN_MBIT, loss, task)
-            yield Cell("train", NONE_WAYS, TRAIN_MBIT, loss, task)
-    yield Cell("train", RULE_WAYS, TRAIN_MBIT, 0.1, "gpt")
+            yield Cell("train", TRAIN_VARIANTS[bool(loss) :], TRAIN_MBIT, loss, task)
+            yield Cell("train", NONE_VARIANTS, TRAIN_MBIT, loss, task)
+    yield Cell("train", RULE_VARIANTS, TRAIN_MBIT, 0.1, "gpt")

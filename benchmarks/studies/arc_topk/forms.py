@@ -64,7 +64,7 @@ def kind(name: str, gradient: Tensor, place: int) -> str:
     return "embedding" if name == "gpt" and place < 2 else "linear"
 
 
-def measure() -> list[dict[str, Any]]:
+def measure_forms() -> list[dict[str, Any]]:
     """Means over parameters of a kind and over the training."""
     sums: dict[tuple[str, str, int, float], list[float]] = defaultdict(list)
     missing = set()

@@ -1,8 +1,8 @@
 """One host of the benchmark: ``python -m benchmarks.studies.arc_topk.rank CONFIG OUT``.
 
-CONFIG is JSON. ``what`` "steps": ``rounds`` steps of DDP in each of ``ways``, which take turns; OUT
-gets when this rank began and ended. ``what`` "train": ``task`` is trained in each of ``ways``, one
-after another; OUT gets the loss on held-out data over steps, seconds and bytes.
+CONFIG is JSON. ``what`` "steps": ``rounds`` steps of DDP in each of ``variants``, which take turns;
+OUT gets when this rank began and ended. ``what`` "train": ``task`` is trained in each of
+``variants``, one after another; OUT gets the loss on held-out data over steps, seconds and bytes.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from benchmarks.studies.quality.tasks import cross_entropy, judge
 from lossycoll.cli.demo.model import VOCABULARY, ByteGPT, next_byte_loss
 
 from .tasks import TASKS
-from .variants import WAYS, Groups, replica
+from .variants import VARIANTS, Groups, replica
 
 UNTIMED = 3
-"""Steps of each way that come first: memory, buckets, the rate of the path."""
+"""Steps of each variant that come first: memory, buckets, the rate of the path."""
 CHECKS = 8
 
 
@@ -60,23 +60,23 @@ def steps(config: dict[str, Any], groups: Groups) -> dict[str, Any]:
     torch.manual_seed(0)
     tokens = torch.randint(VOCABULARY, (BATCH, CONTEXT + 1))
     replicas = {
-        way: replica(WAYS[way], ByteGPT(LAYERS, WIDTH, CONTEXT), groups, 2)
-        for way in config["ways"]
+        variant: replica(VARIANTS[variant], ByteGPT(LAYERS, WIDTH, CONTEXT), groups, 2)
+        for variant in config["variants"]
     }
     for ddp in replicas.values():
         for _ in range(UNTIMED):
             step(ddp, tokens)
-    times: dict[str, list[tuple[float, float]]] = {way: [] for way in replicas}
-    volume: dict[str, list[int]] = {way: [] for way in replicas}
+    times: dict[str, list[tuple[float, float]]] = {variant: [] for variant in replicas}
+    volume: dict[str, list[int]] = {variant: [] for variant in replicas}
     for number in range(config["rounds"]):
         order = list(replicas) if number % 2 == 0 else list(replicas)[::-1]
-        for way in order:
+        for variant in order:
             dist.barrier(group=groups.gloo)
             before, began = sent(), time.monotonic()
-            step(replicas[way], tokens)
-            times[way].append((began, time.monotonic()))
+            step(replicas[variant], tokens)
+            times[variant].append((began, time.monotonic()))
             dist.barrier(group=groups.gloo)
-            volume[way].append(sent() - before)
+            volume[variant].append(sent() - before)
     return {"times": times, "bytes": volume}
 
 
@@ -89,16 +89,16 @@ def step(ddp: DistributedDataParallel, tokens: torch.Tensor) -> None:
 
 
 def train(config: dict[str, Any], groups: Groups) -> dict[str, Any]:
-    return {way: learn(way, config, groups) for way in config["ways"]}
+    return {variant: learn(variant, config, groups) for variant in config["variants"]}
 
 
-def learn(way: str, config: dict[str, Any], groups: Groups) -> list[tuple[Any, ...]]:
+def learn(variant: str, config: dict[str, Any], groups: Groups) -> list[tuple[Any, ...]]:
     """(step, seconds, bytes sent, loss on held-out data, share of right answers) as it goes on."""
     rank, world = dist.get_rank(), dist.get_world_size()
     task = TASKS[config["task"]]()
     torch.manual_seed(config["seed"])
     model = task.model()
-    ddp = replica(WAYS[way], model, groups, task.steps // 10)
+    ddp = replica(VARIANTS[variant], model, groups, task.steps // 10)
     optimizer = task.optimizer(ddp.parameters(), lr=task.learning_rate, **task.defaults)
     draw = torch.Generator().manual_seed(config["seed"])
     curve: list[tuple[Any, ...]] = []

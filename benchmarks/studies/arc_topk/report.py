@@ -1,65 +1,42 @@
-"""arc_topk.json, the plots, and the tables between the marks of arc_topk.md."""
+"""arc_topk.json, and the tables between the marks of arc_topk.md."""
 
 from __future__ import annotations
 
-import json
-import math
-import statistics
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import matplotlib
+from benchmarks.common.report import fill, markdown, write_json
+from benchmarks.common.results import Result
 
-matplotlib.use("Agg")  # There may be no display.
-
-import matplotlib.pyplot as plt
-
-from benchmarks.studies.quality.report import between, markdown
-
-from .cells import DELAY_MS, HOSTS, LOSSES, TRAIN_MBIT, Cell
+from . import plot
+from .cells import HOSTS, LOSSES
+from .figures import MBITS, Curve, step_figures, trainings
 from .tasks import TASKS
-from .variants import NONE_WAYS, RULE_WAYS, STEP_WAYS, TRAIN_WAYS
+from .variants import NONE_VARIANTS, RULE_VARIANTS, STEP_VARIANTS, TRAIN_VARIANTS
 
-MBITS = (100.0, 1000.0)
-COLOURS = {
-    "dense, gloo": "black",
-    "dense, lossy": "tab:gray",
-    "PowerSGD 1": "tab:cyan",
-    "PowerSGD 4": "tab:blue",
-    "Top-K 0.05": "tab:purple",
-    "ARC 0.2": "tab:orange",
-    "ARC 0.1": "tab:red",
-    "ARC 0.05": "tab:brown",
-}
 NEAR = 1.05
 """Of the loss that the dense run over the lossy backend ends with, for the seconds to reach it."""
-Entry = Mapping[str, Any]
-Curve = Sequence[Sequence[float]]
-"""(step, seconds, bytes, loss, share of right answers)."""
 
 
-def write(entries: Sequence[Entry], folder: Path) -> None:
-    found = {
-        "commits": sorted({entry["commit"] for entry in entries}),
-        "entries": [{"cell": e["cell"], "found": e["found"]} for e in entries],
+def write(entries: Sequence[Result], folder: Path) -> None:
+    write_json(folder / "arc_topk.json", as_json(entries), indent=None)
+    fill(
+        folder / "arc_topk.md",
+        {f"arc-{name}": table for name, table in tables(entries).items()},
+    )
+    plot.write(entries, folder)
+
+
+def as_json(entries: Sequence[Result]) -> dict[str, Any]:
+    return {
+        "commits": sorted({entry.commit for entry in entries}),
+        "entries": [{"settings": e.settings, "figures": e.figures} for e in entries],
     }
-    (folder / "arc_topk.json").write_text(json.dumps(found) + "\n", encoding="utf-8")
-    page = folder / "arc_topk.md"
-    if page.exists():
-        text = page.read_text(encoding="utf-8")
-        for name, table in tables(entries).items():
-            text = between(text, f"arc-{name}", table)
-        page.write_text(text, encoding="utf-8")
-    curves = trainings(entries)
-    if curves:
-        draw_curves(curves, folder / "arc_topk-training.png")
-    if any(Cell.of(dict(e["cell"])).kind == "steps" for e in entries):
-        draw_steps(entries, folder / "arc_topk-steps.png")
 
 
-def tables(entries: Sequence[Entry]) -> dict[str, str]:
+def tables(entries: Sequence[Result]) -> dict[str, str]:
     curves = trainings(entries)
     return {
         "speed": speed(found(entries, "speed")),
@@ -70,42 +47,28 @@ def tables(entries: Sequence[Entry]) -> dict[str, str]:
     }
 
 
-def found(entries: Sequence[Entry], kind: str) -> list[Any]:
-    return [one for entry in entries if entry["cell"]["kind"] == kind for one in entry["found"]]
-
-
-def trainings(entries: Sequence[Entry]) -> dict[tuple[str, float, str], Curve]:
-    """Curves by (task, loss of packets, way)."""
-    out = {}
-    for entry in entries:
-        cell = Cell.of(dict(entry["cell"]))
-        if cell.kind == "train":
-            for way, curve in entry["found"].items():
-                out[cell.task, cell.loss, way] = curve
-    return out
-
-
-# ---- tables ----
+def found(entries: Sequence[Result], kind: str) -> list[Any]:
+    return [one for entry in entries if entry.settings["kind"] == kind for one in entry.figures]
 
 
 def speed(rows: Sequence[Mapping[str, Any]]) -> str:
     """Beside the time on the wire that is saved per MB of gradients, of a transpose or a ring."""
     models = list(dict.fromkeys(row["model"] for row in rows))
-    by_way: dict[str, dict[str, Mapping[str, Any]]] = {}
+    by_variant: dict[str, dict[str, Mapping[str, Any]]] = {}
     for row in rows:
-        by_way.setdefault(row["way"], {})[row["model"]] = row
+        by_variant.setdefault(row["variant"], {})[row["model"]] = row
     dense = 2 * (HOSTS - 1) / HOSTS * 8  # Mbit to and fro, per MB
     out = []
-    for way, cells in by_way.items():
+    for variant, cells in by_variant.items():
         saved = dense * (1 - next(iter(cells.values()))["share"])
         out.append(
             [
-                way,
+                variant,
                 *(f"{cells[model]['ms_per_mb']:.2f}" for model in models),
                 *(f"{1e3 * saved / mbit:.0f}" for mbit in MBITS),
             ]
         )
-    head = ["way", *(f"ms per MB: {model}" for model in models)]
+    head = ["variant", *(f"ms per MB: {model}" for model in models)]
     return markdown([*head, *(f"saved at {mbit:g} Mbit/s, ms per MB" for mbit in MBITS)], out)
 
 
@@ -125,39 +88,23 @@ def forms(rows: Sequence[Mapping[str, Any]]) -> str:
     return markdown(["form", *(f"{kind}, {budget:.0%}" for kind, budget in columns)], out)
 
 
-def step_figures(entries: Sequence[Entry]) -> dict[tuple[float, str], tuple[float, float, float]]:
-    """(median seconds, least, bytes) by rate and way."""
-    out = {}
-    for entry in entries:
-        cell = Cell.of(dict(entry["cell"]))
-        if cell.kind == "steps":
-            for way, one in entry["found"].items():
-                seconds, volume = one["seconds"], one["bytes"]
-                out[cell.mbit, way] = (
-                    statistics.median(seconds),
-                    min(seconds),
-                    statistics.median(volume),
-                )
-    return out
-
-
-def steps(entries: Sequence[Entry]) -> str:
+def steps(entries: Sequence[Result]) -> str:
     figures = step_figures(entries)
     rows = []
-    for way in STEP_WAYS:
-        line = [way]
+    for variant in STEP_VARIANTS:
+        line = [variant]
         for mbit in MBITS:
-            got, dense = figures.get((mbit, way)), figures.get((mbit, "dense, gloo"))
+            got, dense = figures.get((mbit, variant)), figures.get((mbit, "dense, gloo"))
             if got is None or dense is None:
                 line += ["-", "-"]
             else:
                 line += [f"{1e3 * got[0]:.0f} ({1e3 * got[1]:.0f})", f"{dense[0] / got[0]:.1f}x"]
-        first = figures.get((MBITS[0], way))
+        first = figures.get((MBITS[0], variant))
         rows.append([*line, "-" if first is None else f"{first[2] / 1e6:.2f}"])
     head = [
         f"{mbit:g} Mbit/s: {what}" for mbit in MBITS for what in ("ms a step (least)", "faster")
     ]
-    return markdown(["way", *head, "MB sent by a host"], rows)
+    return markdown(["variant", *head, "MB sent by a host"], rows)
 
 
 def reached(curve: Curve, loss: float) -> float | None:
@@ -176,10 +123,10 @@ def training(curves: Mapping[tuple[str, float, str], Curve], task: str) -> str:
         return "No runs yet."
     steps_all, goal = base[-1][0], NEAR * base[-1][3]
     rows = []
-    for way in (*TRAIN_WAYS, *NONE_WAYS):
-        line = [way]
+    for variant in (*TRAIN_VARIANTS, *NONE_VARIANTS):
+        line = [variant]
         for loss in LOSSES:
-            curve = curves.get((task, loss, way))
+            curve = curves.get((task, loss, variant))
             if curve is None:
                 line += ["-"] * 4
                 continue
@@ -198,70 +145,15 @@ def training(curves: Mapping[tuple[str, float, str], Curve], task: str) -> str:
         for loss in LOSSES
         for what in ("loss at the end", "seconds", f"seconds to {goal:.3f}", "MB sent by a host")
     ]
-    return markdown(["way", *head], rows)
+    return markdown(["variant", *head], rows)
 
 
 def rules(curves: Mapping[tuple[str, float, str], Curve]) -> str:
     """Rules of error feedback, of the GPT at 10% loss."""
     rows = []
-    for way in ("dense, lossy", "ARC 0.1, lossy", *RULE_WAYS):
-        curve = curves.get(("gpt", 0.1, way))
+    for variant in ("dense, lossy", "ARC 0.1, lossy", *RULE_VARIANTS):
+        curve = curves.get(("gpt", 0.1, variant))
         if curve is not None:
-            name = "ARC 0.1, lossy, EF14" if way == "ARC 0.1, lossy" else way
+            name = "ARC 0.1, lossy, EF14" if variant == "ARC 0.1, lossy" else variant
             rows.append([name, f"{curve[-1][3]:.4f}"])
-    return markdown(["way", "loss at the end"], rows)
-
-
-# ---- plots ----
-
-
-def style(way: str) -> dict[str, Any]:
-    name = way if way in COLOURS else way.partition(", ")[0]
-    dashes = {"dense, lossy": "--", "dense, gloo": "--"}.get(way, ":" if "none" in way else "-")
-    return {"color": COLOURS[name], "linestyle": dashes}
-
-
-def draw_curves(curves: Mapping[tuple[str, float, str], Curve], path: Path) -> None:
-    """A row for each task and loss of packets; loss against steps, bytes and seconds."""
-    kinds = [(task, loss) for task in TASKS for loss in LOSSES]
-    figure, table = plt.subplots(
-        len(kinds), 3, figsize=(13, 3.1 * len(kinds)), layout="constrained", squeeze=False
-    )
-    what = ((0, 1.0, "step"), (2, 1e-6, "MB sent by a host"), (1, 1.0, "seconds of training"))
-    for line, (task, loss) in zip(table, kinds, strict=True):
-        for axis, (column, scale, label) in zip(line, what, strict=True):
-            for way in (*TRAIN_WAYS, *NONE_WAYS):
-                curve = curves.get((task, loss, way), [])[1:]
-                if curve:
-                    xs = [scale * point[column] for point in curve]
-                    axis.plot(xs, [p[3] for p in curve], label=way, linewidth=1.3, **style(way))
-            axis.set_xlabel(label)
-            axis.grid(alpha=0.3)
-            if task == "conv":
-                axis.set_yscale("log")
-        lost = f"{loss:.0%} of packets lost" if loss else "clean"
-        line[0].set_ylabel("held-out loss, nats")
-        line[0].set_title(f"{task}, {lost}", fontsize=10)
-    figure.suptitle(f"{HOSTS} ranks, {TRAIN_MBIT:g} Mbit/s")
-    handles, labels = table[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right upper", fontsize=9)
-    figure.savefig(path, dpi=90)
-    plt.close(figure)
-
-
-def draw_steps(entries: Sequence[Entry], path: Path) -> None:
-    figures = step_figures(entries)
-    figure, row = plt.subplots(1, len(MBITS), figsize=(11, 3.6), layout="constrained")
-    for axis, mbit in zip(row, MBITS, strict=True):
-        known = [way for way in STEP_WAYS if (mbit, way) in figures]
-        times = [1e3 * figures[mbit, way][0] for way in known]
-        axis.barh(known, times, color=[style(way)["color"] for way in known])
-        axis.invert_yaxis()
-        axis.set_xlabel("ms for a step of DDP, median")
-        axis.set_title(f"{HOSTS} hosts, {mbit:g} Mbit/s, {2 * DELAY_MS:g} ms", fontsize=10)
-        for i, value in enumerate(times):
-            if math.isfinite(value):
-                axis.text(value, i, f" {value:.0f}", va="center", fontsize=8)
-        axis.margins(x=0.12)
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+    return markdown(["variant", "loss at the end"], rows)

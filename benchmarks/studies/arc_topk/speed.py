@@ -52,7 +52,7 @@ class Bucket:
 Compress = Callable[[Bucket], Any]
 
 
-def ways() -> dict[str, Callable[[], Compress]]:
+def variants() -> dict[str, Callable[[], Compress]]:
     """By name, what makes a function that takes a bucket through one step."""
 
     def sgd(rank: int) -> Callable[[], Compress]:
@@ -100,14 +100,14 @@ def share(name: str, shapes: list[tuple[int, ...]]) -> float:
     return number + (0.0 if kind == "Rand-K" else sum(4 * m for m, _ in shapes) / total)
 
 
-def measure() -> list[dict[str, Any]]:
+def measure_speed() -> list[dict[str, Any]]:
     torch.set_num_threads(1)
     store = dist.HashStore()
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     out = []
     for model, shapes in SHAPES.items():
         numel = sum(m * n for m, n in shapes)
-        made = {name: make() for name, make in ways().items()}
+        made = {name: make() for name, make in variants().items()}
         gradient = torch.randn(numel)
         times: dict[str, list[float]] = {name: [] for name in made}
         for number in range(ROUNDS):
@@ -121,7 +121,7 @@ def measure() -> list[dict[str, Any]]:
             out.append(
                 {
                     "model": model,
-                    "way": name,
+                    "variant": name,
                     "ms_per_mb": 1e3 * statistics.median(seconds) / (4e-6 * numel),
                     "share": share(name, shapes),
                 }

@@ -19,7 +19,7 @@ buckets' sums would be a matter of luck."""
 
 
 @dataclass(frozen=True)
-class Way:
+class Variant:
     """``hook``: "" for DDP's own, "powersgd" or "arc", with ``how`` as arguments of its state.
 
     ``backend``: "gloo", or "lossy", where ``reliable`` says that nothing may be lost: by a group of
@@ -32,22 +32,22 @@ class Way:
     reliable: bool = False
 
 
-def arc(ratio: float, backend: str, feedback: str = "ef14", **how: Any) -> Way:
-    return Way("arc", backend, {"ratio": ratio, "error_feedback": feedback, **how})
+def arc(ratio: float, backend: str, feedback: str = "ef14", **how: Any) -> Variant:
+    return Variant("arc", backend, {"ratio": ratio, "error_feedback": feedback, **how})
 
 
-def rank_of_powersgd(rank: int, backend: str, reliable: bool = False) -> Way:
-    return Way("powersgd", backend, {"matrix_approximation_rank": rank}, reliable)
+def rank_of_powersgd(rank: int, backend: str, reliable: bool = False) -> Variant:
+    return Variant("powersgd", backend, {"matrix_approximation_rank": rank}, reliable)
 
 
-WAYS: Mapping[str, Way] = {
-    "dense, gloo": Way("", "gloo"),
+VARIANTS: Mapping[str, Variant] = {
+    "dense, gloo": Variant("", "gloo"),
     "PowerSGD 1, gloo": rank_of_powersgd(1, "gloo"),
     "PowerSGD 4, gloo": rank_of_powersgd(4, "gloo"),
     "Top-K 0.05, gloo": arc(0.05, "gloo", method="topk"),
     "ARC 0.2, gloo": arc(0.2, "gloo"),
     "ARC 0.05, gloo": arc(0.05, "gloo"),
-    "dense, lossy": Way("", "lossy"),
+    "dense, lossy": Variant("", "lossy"),
     "ARC 0.2, lossy": arc(0.2, "lossy"),
     "ARC 0.1, lossy": arc(0.1, "lossy"),
     "ARC 0.05, lossy": arc(0.05, "lossy"),
@@ -61,18 +61,18 @@ WAYS: Mapping[str, Way] = {
     "ARC 0.2, lossy, none": arc(0.2, "lossy", "none"),
     "ARC 0.05, lossy, none": arc(0.05, "lossy", "none"),
 }
-STEP_WAYS = (
+STEP_VARIANTS = (
     *("dense, gloo", "PowerSGD 1, gloo", "PowerSGD 4, gloo", "Top-K 0.05, gloo"),
     *("ARC 0.2, gloo", "ARC 0.05, gloo", "dense, lossy", "ARC 0.2, lossy", "ARC 0.05, lossy"),
 )
-TRAIN_WAYS = (
+TRAIN_VARIANTS = (
     *("dense, gloo", "dense, lossy", "PowerSGD 4, lossy", "Top-K 0.05, lossy"),
     *("ARC 0.2, lossy", "ARC 0.1, lossy", "ARC 0.05, lossy"),
 )
-NONE_WAYS = ("ARC 0.2, lossy, none", "ARC 0.05, lossy, none")
+NONE_VARIANTS = ("ARC 0.2, lossy, none", "ARC 0.05, lossy, none")
 """Without error feedback."""
 RULES = ("EF21", "EF21M 0.1", "EF21M 0.3", "EF21M 0.6", "none")
-RULE_WAYS = tuple(f"ARC 0.1, lossy, {rule}" for rule in RULES)
+RULE_VARIANTS = tuple(f"ARC 0.1, lossy, {rule}" for rule in RULES)
 
 
 @dataclass(frozen=True)
@@ -89,22 +89,24 @@ class Groups:
             dist.new_group(backend="gloo"), dist.new_group(backend="lossy", pg_options=options)
         )
 
-    def of(self, way: Way) -> dist.ProcessGroup | None:
-        if way.backend == "gloo":
+    def of(self, variant: Variant) -> dist.ProcessGroup | None:
+        if variant.backend == "gloo":
             return self.gloo
-        return self.reliable if way.reliable else None
+        return self.reliable if variant.reliable else None
 
 
-def replica(way: Way, model: nn.Module, groups: Groups, start: int) -> DistributedDataParallel:
+def replica(
+    variant: Variant, model: nn.Module, groups: Groups, start: int
+) -> DistributedDataParallel:
     """``start``: steps before which all is sent whole."""
-    group = groups.of(way)
+    group = groups.of(variant)
     ddp = DistributedDataParallel(model, process_group=group, bucket_cap_mb=ONE_BUCKET_MIB)
-    if way.hook == "arc":
-        state = lossycoll.ARCTopKState(group, start_iter=start, **way.how)
+    if variant.hook == "arc":
+        state = lossycoll.ARCTopKState(group, start_iter=start, **variant.how)
         ddp.register_comm_hook(state, lossycoll.arc_topk_hook)
-    elif way.hook == "powersgd":
+    elif variant.hook == "powersgd":
         memory = powersgd.PowerSGDState(
-            group, start_powerSGD_iter=max(2, start), orthogonalization_epsilon=1e-8, **way.how
+            group, start_powerSGD_iter=max(2, start), orthogonalization_epsilon=1e-8, **variant.how
         )
         hook: Callable[..., Any] = powersgd.powerSGD_hook
         ddp.register_comm_hook(memory, hook)

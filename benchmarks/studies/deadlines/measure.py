@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -16,10 +17,17 @@ from benchmarks.common.lab_job import run_job
 from lossycoll.errors import LossyError
 from lossycoll.lab import Lab
 
-from .scenarios import Change, Scenario
+from .scenarios import BY_NAME, Change, Scenario, Trial
+from .summary import figures
 
 SECONDS = 400.0
 POLL_SECONDS = 0.005
+
+
+def measure(trial: Trial, options: argparse.Namespace) -> dict[str, Any]:
+    """The figures of a scenario."""
+    scenario = BY_NAME[trial.scenario]
+    return figures(run(scenario), [change.at for change in scenario.changes])
 
 
 def run(scenario: Scenario) -> dict[str, Any]:
@@ -52,7 +60,6 @@ def run(scenario: Scenario) -> dict[str, Any]:
         raise LossyError(f"{scenario.name}: only {len(changed)} of its changes were made")
     links, hosts = counters.links.values(), counters.hosts
     return {
-        "scenario": scenario.name,
         "ranks": ranks,
         "changed": changed,
         "network": {

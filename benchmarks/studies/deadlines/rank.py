@@ -21,7 +21,8 @@ import lossycoll
 
 LAST_SECONDS = 1.0
 """For packets that come after the end of the last operation."""
-STREAM = ("slot", "peer", "packets", "arrived", "first", "last", "gap", "settled", "cause")
+STREAM = ("packets", "arrived", "first", "last", "gap", "settled", "cause")
+"""Fields of the log's event of that name that are kept."""
 
 
 class Streams(logging.Handler):
@@ -29,14 +30,14 @@ class Streams(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        self.kept: list[list[Any]] = []
+        self.kept: list[dict[str, Any]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         fields = getattr(record, "fields", {})
         if fields.get("event") == "stream" and fields["packets"]:
-            self.kept.append([_short(fields[name]) for name in STREAM])
+            self.kept.append({name: _short(fields[name]) for name in STREAM})
 
-    def take(self) -> list[list[Any]]:
+    def take(self) -> list[dict[str, Any]]:
         kept, self.kept = self.kept, []
         return kept
 
@@ -90,7 +91,7 @@ def incast(tensor: torch.Tensor) -> None:
     dist.reduce_scatter(output, parts)
 
 
-def entry(began: float, seconds: float, streams: list[list[Any]]) -> dict[str, Any]:
+def entry(began: float, seconds: float, streams: list[dict[str, Any]]) -> dict[str, Any]:
     report = lossycoll.last_report()
     assert report is not None
     return {

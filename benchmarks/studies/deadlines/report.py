@@ -4,76 +4,37 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")  # There may be no display.
-
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.ticker import LogFormatter
 
-from benchmarks.studies.quality.report import between, markdown
+from benchmarks.common.report import fill, markdown, plt, save
+from benchmarks.common.results import Result
 
 from . import hindsight
 from .hindsight import Stream
 from .scenarios import SCENARIOS
-from .summary import operations, summary
 
 FILE = "deadlines.json"
 DEADLINES = 60
 """Points of a curve."""
 
 
-def entry(record: Mapping[str, Any], commit: str) -> dict[str, Any]:
-    """What is kept of a run: enough to judge any deadline again."""
-    (scenario,) = [one for one in SCENARIOS if one.name == record["scenario"]]
-    found = operations(record["ranks"])
-    start = min(rank[0]["began"] for rank in record["ranks"])
-    return {
-        "scenario": record["scenario"],
-        "commit": commit,
-        "network": record["network"],
-        "changed": [round(when - start, 3) for when in record["changed"]],
-        "summary": summary(record, [change.at for change in scenario.changes]),
-        "operations": [
-            [round(one.began, 4), round(one.seconds, 4), one.missing, one.given_up] for one in found
-        ],
-        "streams": [
-            [
-                one.packets,
-                one.arrived,
-                *(round(t, 5) for t in (one.took, one.gap, one.ended)),
-                one.late,
-            ]
-            for operation in found
-            for one in operation.streams
-        ],
-    }
-
-
-def load(folder: Path) -> dict[str, dict[str, Any]]:
-    """Entries by scenario; none where there is no file."""
-    path = folder / FILE
-    if not path.exists():
-        return {}
-    return {one["scenario"]: one for one in json.loads(path.read_text(encoding="utf-8"))}
-
-
-def write(entries: Mapping[str, Mapping[str, Any]], folder: Path) -> None:
-    ordered = [entries[one.name] for one in SCENARIOS if one.name in entries]
-    lines = ",\n".join(json.dumps(one) for one in ordered)
+def write(entries: Sequence[Result], folder: Path) -> str:
+    """Writes all files; returns the table."""
+    by_name = {one.settings["scenario"]: one for one in entries}
+    ordered = [by_name[one.name] for one in SCENARIOS if one.name in by_name]
+    lines = ",\n".join(json.dumps(asdict(one)) for one in ordered)
     (folder / FILE).write_text(f"[\n{lines}\n]\n", encoding="utf-8")
-    page = folder / "deadlines.md"
-    if page.exists():
-        text = page.read_text(encoding="utf-8")
-        page.write_text(between(text, "deadlines", table(ordered)), encoding="utf-8")
+    fill(folder / "deadlines.md", {"deadlines": table(ordered)})
     draw(ordered, folder / "deadlines.png")
+    return table(ordered)
 
 
-def table(entries: Sequence[Mapping[str, Any]]) -> str:
+def table(entries: Sequence[Result]) -> str:
     head = ["run", "operations, streams", "packets", "lost by the network", "deadlines hit"]
     head += [
         "given up beyond that",
@@ -86,12 +47,12 @@ def table(entries: Sequence[Mapping[str, Any]]) -> str:
     titles = {one.name: one.title for one in SCENARIOS}
     rows = []
     for one in entries:
-        s = one["summary"]
+        s = one.figures["summary"]
         ours, fixed, before = s["learnt"], s["fixed"], s["fixed_before"]
         each = 1e3 / s["streams"]
         rows.append(
             [
-                titles[one["scenario"]],
+                titles[one.settings["scenario"]],
                 f"{s['operations']}, {s['streams']}",
                 f"{s['packets']:,}",
                 f"{s['lost'] / s['packets']:.2%}",
@@ -112,7 +73,7 @@ def _gives_up(fixed: Mapping[str, float], packets: int) -> str:
     return f"{1e3 * fixed['deadline']:.0f} ms: gives up {fixed['given_up'] / packets:.1%}"
 
 
-def draw(entries: Sequence[Mapping[str, Any]], path: Path) -> None:
+def draw(entries: Sequence[Result], path: Path) -> None:
     """Above, each operation over time; below, what any fixed deadline gives up against its wait."""
     if not entries:
         return
@@ -122,7 +83,7 @@ def draw(entries: Sequence[Mapping[str, Any]], path: Path) -> None:
     for column, one in enumerate(entries):
         _over_time(axes[0][column], one)
         _of_deadlines(axes[1][column], one)
-        axes[0][column].set_title(titles[one["scenario"]], fontsize=9)
+        axes[0][column].set_title(titles[one.settings["scenario"]], fontsize=9)
     axes[0][0].set_ylabel("operation, ms")
     axes[1][0].set_ylabel("given up though not lost, % of packets")
     figure.legend(
@@ -131,18 +92,18 @@ def draw(entries: Sequence[Mapping[str, Any]], path: Path) -> None:
         ncols=5,
         fontsize=8,
     )
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+    save(figure, path, dpi=100)
 
 
-def _over_time(axis: Any, one: Mapping[str, Any]) -> None:
-    began, seconds, _, given_up = (np.array(c) for c in zip(*one["operations"], strict=True))
+def _over_time(axis: Any, one: Result) -> None:
+    columns = zip(*one.figures["operations"], strict=True)
+    began, seconds, _, given_up = (np.array(column) for column in columns)
     axis.plot(began, 1e3 * seconds, ".", color="tab:blue", label="operation")
-    fixed = one["summary"]["fixed"]["deadline"]
+    fixed = one.figures["summary"]["fixed"]["deadline"]
     axis.axhline(1e3 * fixed, color="grey", linestyle="--", label="best fixed deadline of a stream")
     hit = given_up > 0
     axis.plot(began[hit], 1e3 * seconds[hit], "rx", label="gave up what was not lost")
-    for when in one["changed"]:
+    for when in one.figures["changed"]:
         axis.axvline(when, color="tab:orange", linewidth=0.8)
     axis.set_yscale("log")
     axis.set_ylim(1e3 * seconds.min() / 2, 2e3 * seconds.max())
@@ -151,11 +112,11 @@ def _over_time(axis: Any, one: Mapping[str, Any]) -> None:
     axis.set_xlabel("seconds")
 
 
-def _of_deadlines(axis: Any, one: Mapping[str, Any]) -> None:
-    streams = [Stream(*row) for row in one["streams"]]
+def _of_deadlines(axis: Any, one: Result) -> None:
+    streams = [Stream(*row) for row in one.figures["streams"]]
     longest = max(stream.ended for stream in streams)
     found = [hindsight.fixed(streams, d) for d in longest * np.geomspace(1e-3, 1, DEADLINES)]
-    packets, each = one["summary"]["packets"], 1e3 / len(streams)
+    packets, each = one.figures["summary"]["packets"], 1e3 / len(streams)
     axis.plot(
         [outcome.waited * each for outcome in found],
         [100 * outcome.given_up / packets for outcome in found],

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.common.results import Piece
 from lossycoll.lab.network import Link, Network, Port
 
 LOSS = 0.01
@@ -43,6 +44,13 @@ class Scenario:
 
 def _rtt(ms: float) -> dict[str, Any]:
     return {"delay_ms": ms / 2}
+
+
+@dataclass(frozen=True)
+class Trial(Piece):
+    """A run of the scenario of this name."""
+
+    scenario: str
 
 
 DEGRADED = (0, 1)
@@ -87,3 +95,4 @@ SCENARIOS = (
         incast=True,
     ),
 )
+BY_NAME: Mapping[str, Scenario] = {one.name: one for one in SCENARIOS}

@@ -9,8 +9,6 @@ from typing import Any
 from . import hindsight
 from .hindsight import Stream
 
-SLOT, PEER, PACKETS, ARRIVED, FIRST, LAST, GAP, SETTLED, CAUSE = range(9)
-
 
 @dataclass(frozen=True)
 class Operation:
@@ -67,18 +65,18 @@ def operations(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> list[Operation]:
 def _streams(seen: Mapping[str, Any]) -> list[tuple[Stream, str]]:
     """A rank's streams and why they ended. What came late belongs to the one that lacked most."""
     rows = seen["streams"]
-    most = max(rows, key=lambda row: row[PACKETS] - row[ARRIVED], default=None)
+    most = max(rows, key=lambda row: row["packets"] - row["arrived"], default=None)
     return [
         (
             Stream(
-                packets=row[PACKETS],
-                arrived=row[ARRIVED],
-                took=max(0.0, row[LAST] - row[FIRST]),
-                gap=row[GAP],
-                ended=row[SETTLED] - row[FIRST],
+                packets=row["packets"],
+                arrived=row["arrived"],
+                took=max(0.0, row["last"] - row["first"]),
+                gap=row["gap"],
+                ended=row["settled"] - row["first"],
                 late=seen["late"] if row is most else 0,
             ),
-            row[CAUSE],
+            row["cause"],
         )
         for row in rows
     ]
@@ -119,3 +117,27 @@ def summary(record: Mapping[str, Any], changes: Sequence[int]) -> dict[str, Any]
         deadline = hindsight.best(before, 0).deadline
         out["fixed_before"] = asdict(hindsight.fixed(streams, deadline))
     return out
+
+
+def figures(record: Mapping[str, Any], changes: Sequence[int]) -> dict[str, Any]:
+    """What is kept of a run: enough to judge any deadline again. ``changes``: as of summary."""
+    found = operations(record["ranks"])
+    start = min(rank[0]["began"] for rank in record["ranks"])
+    return {
+        "network": record["network"],
+        "changed": [round(when - start, 3) for when in record["changed"]],
+        "summary": summary(record, changes),
+        "operations": [
+            [round(one.began, 4), round(one.seconds, 4), one.missing, one.given_up] for one in found
+        ],
+        "streams": [
+            [
+                one.packets,
+                one.arrived,
+                *(round(t, 5) for t in (one.took, one.gap, one.ended)),
+                one.late,
+            ]
+            for operation in found
+            for one in operation.streams
+        ],
+    }

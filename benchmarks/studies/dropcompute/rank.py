@@ -2,7 +2,7 @@
 
 Trains the demo's model by DDP over the lossy backend. Every micro-batch takes as long as the
 paper's simulated delay says: what it doesn't compute it sleeps, so that two cores serve four ranks.
-The delays of a step are the same for every way to train.
+The delays of a step are the same for every variant to train.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lossycoll.cli.demo.worker import learning_rate
 from lossycoll.cli.launcher import EventWriter
 from lossycoll.simulate.noise import Delayed
 
-from .runs import CONTEXT, LAYERS, MICRO_BATCHES, WAYS, Run
+from .runs import CONTEXT, LAYERS, MICRO_BATCHES, VARIANTS, Run
 
 SLICE = 0.001
 """Seconds between two looks at the clock within a delay."""
@@ -41,7 +41,7 @@ class Rank:
     def __init__(self, run: Run) -> None:
         budget, rank = run.budget, dist.get_rank()
         self.run = run
-        self.way = WAYS[run.way]
+        self.variant = VARIANTS[run.variant]
         corpus = demo_data.load(budget.seed)
         torch.manual_seed(budget.seed)
         self.model = ByteGPT(LAYERS, budget.width, CONTEXT)
@@ -59,11 +59,11 @@ class Rank:
         self.drop = lossycoll.DropCompute(
             self.ddp,
             MICRO_BATCHES,
-            "auto" if self.way.dropping else float("inf"),
-            divisor=self.way.divisor,
+            "auto" if self.variant.dropping else float("inf"),
+            divisor=self.variant.divisor,
             skip=budget.skip,
             warm_up=budget.warm_up,
-            cut=self.way.cut,  # type: ignore[arg-type]
+            cut=self.variant.cut,  # type: ignore[arg-type]
             # One machine, one load: what is measured once holds for all of a run.
             tolerance=10.0,
         )
@@ -84,7 +84,7 @@ class Rank:
             loss = next_byte_loss(self.ddp(inputs), targets) / MICRO_BATCHES
             until = begun + self.seconds[number, at] - self.backward
             while (rest := until - time.perf_counter()) > 0:
-                if self.way.cut == "threshold":
+                if self.variant.cut == "threshold":
                     if loop.late:
                         break
                     rest = min(rest, SLICE)

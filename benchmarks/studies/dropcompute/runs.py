@@ -1,12 +1,13 @@
-"""What is measured, as data: delays, ways to train, sizes."""
+"""What is measured, as data: delays, variants of training, sizes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.common.results import Piece
 from lossycoll.cli.demo.model import HEAD_WIDTH
 
 RANKS = 4
@@ -16,7 +17,7 @@ LAYERS = 2
 
 
 @dataclass(frozen=True)
-class Way:
+class Variant:
     """How a rank trains. ``cut``: what becomes of a micro-batch that the threshold falls into:
     "started", it is seen through; "threshold", its delay is given up."""
 
@@ -25,17 +26,17 @@ class Way:
     cut: str = "started"
 
 
-WAYS: Mapping[str, Way] = {
-    "no threshold": Way(dropping=False),
-    "DropCompute": Way(dropping=True),
-    "fixed divisor": Way(dropping=True, divisor="fixed"),
-    "given up when late": Way(dropping=True, cut="threshold"),
+VARIANTS: Mapping[str, Variant] = {
+    "no threshold": Variant(dropping=False),
+    "DropCompute": Variant(dropping=True),
+    "fixed divisor": Variant(dropping=True, divisor="fixed"),
+    "given up when late": Variant(dropping=True, cut="threshold"),
 }
 PLANNED: Mapping[float, Sequence[str]] = {
-    1.0: tuple(WAYS),
+    1.0: tuple(VARIANTS),
     4.0: ("no threshold", "DropCompute", "given up when late"),
 }
-"""Ways by the factor of the paper's delay."""
+"""Variants by the factor of the paper's delay."""
 
 
 @dataclass(frozen=True)
@@ -75,26 +76,22 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Run:
-    """One training. Raises ValueError for a way that isn't known."""
+class Run(Piece):
+    """One training. Raises ValueError for a variant that isn't known."""
 
-    way: str
+    variant: str
     factor: float
     budget: Budget
 
     def __post_init__(self) -> None:
-        if self.way not in WAYS:
-            raise ValueError(f"way is {self.way!r}, wanted one of {', '.join(WAYS)}")
+        if self.variant not in VARIANTS:
+            raise ValueError(f"variant is {self.variant!r}, wanted one of {', '.join(VARIANTS)}")
         if not 0 <= self.factor < math.inf:
             raise ValueError(f"factor is {self.factor:g}, wanted a number of at least 0")
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Run:
-        """The inverse of :meth:`as_dict`."""
-        return cls(**{**values, "budget": Budget(**values["budget"])})
+    def of(cls, settings: Mapping[str, Any]) -> Run:
+        return cls(**{**settings, "budget": Budget(**settings["budget"])})
 
     @property
     def clean(self) -> float:
@@ -103,4 +100,4 @@ class Run:
 
 
 def planned(budget: Budget) -> list[Run]:
-    return [Run(way, factor, budget) for factor, ways in PLANNED.items() for way in ways]
+    return [Run(name, factor, budget) for factor, names in PLANNED.items() for name in names]

@@ -7,55 +7,33 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import matplotlib
+from benchmarks.common.report import fill, markdown, plt, save, write_json
+from benchmarks.common.results import Result
 
-matplotlib.use("Agg")  # There may be no display.
+from .cells import VARIANTS
+from .formulas import left
 
-import matplotlib.pyplot as plt
-
-from benchmarks.studies.quality.report import between, markdown
-from lossycoll.options.fields import Options
-
-ARMS: Final[dict[str, dict[str, Any]]] = {
-    "nothing": {"fec": 0},
-    "fec=0.05": {"fec": 0.05},
-    "fec=0.1": {"fec": 0.1},
-    "fec=0.2": {"fec": 0.2},
-    "fec=auto": {"fec": "auto"},
-    "repair=1": {"repair": 1},
-    "fec=0.1, repair=1": {"fec": 0.1, "repair": 1},
-}
-"""Ways to deal with loss, as options."""
 MARKS: Final = {"fec=auto": "*", "repair=1": "s", "fec=0.1, repair=1": "D"}
 LEFT_OUT: Final = 1 / 3
 """Of each series of times: the first operations find the path's rate."""
 
 
-def left(loss: float, size: int) -> float:
-    """What single losses leave with sets of ``size`` and their parity: a packet is missing if it
-    is lost and one of the others of its set or the parity is, too."""
-    return loss * (1 - (1 - loss) ** size)
-
-
-def predicted(arm: str, loss: float) -> float | None:
-    """What single losses leave with an arm; None where no formula is given."""
-    options = Options(**ARMS[arm])
-    size, auto = options.parity_sets
-    if auto or (size and options.repair):
-        return None
-    return left(loss, size) if size else loss ** (1 + options.repair)
-
-
-def write(found: Mapping[str, Any], folder: Path) -> None:
-    """fec.png, and the tables between the marks of performance.md."""
-    page = folder / "performance.md"
-    text = page.read_text(encoding="utf-8")
-    if "residual" in found:
-        text = between(text, "fec", table(found["residual"]["rows"]))
-        draw(found["residual"]["rows"], folder / "fec.png")
-    if "lab" in found:
-        text = between(text, "fec-lab", lab_table(found["lab"]["arms"]))
-    page.write_text(text, encoding="utf-8")
+def write(entries: Sequence[Result], folder: Path) -> None:
+    """fec.json, fec.png, and the tables between the marks of performance.md."""
+    residual = [one for one in entries if one.settings["part"] == "residual"]
+    rows = [{**one.settings, **one.figures} for one in residual]
+    lab = [one for one in entries if one.settings["part"] == "lab"]
+    found: dict[str, Any] = {}
+    tables = {}
+    if rows:
+        found["residual"] = {"commits": sorted({one.commit for one in residual}), "rows": rows}
+        tables["fec"] = table(rows)
+        draw(rows, folder / "fec.png")
+    if lab:
+        found["lab"] = {"commits": [lab[-1].commit], "variants": lab[-1].figures}
+        tables["fec-lab"] = lab_table(lab[-1].figures)
+    write_json(folder / "fec.json", found)
+    fill(folder / "performance.md", tables)
 
 
 def _cell(row: Mapping[str, Any]) -> str:
@@ -68,22 +46,22 @@ def _share(value: float) -> str:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    head = ["lost", *ARMS]
+    head = ["lost", *VARIANTS]
     out = []
     for loss, burst in dict.fromkeys((row["loss"], row["burst"]) for row in rows):
-        cells = {r["arm"]: _cell(r) for r in rows if (r["loss"], r["burst"]) == (loss, burst)}
+        cells = {r["variant"]: _cell(r) for r in rows if (r["loss"], r["burst"]) == (loss, burst)}
         name = f"{loss:.1%}" + (f" in bursts of {burst}" if burst > 1 else "")
-        out.append([name, *(cells[arm] for arm in ARMS)])
+        out.append([name, *(cells[variant] for variant in VARIANTS)])
     return markdown(head, out)
 
 
-def lab_table(arms: Mapping[str, Mapping[str, Any]]) -> str:
+def lab_table(variants: Mapping[str, Mapping[str, Any]]) -> str:
     rows = []
-    for name, arm in arms.items():
-        times = sorted(arm["seconds"][int(LEFT_OUT * len(arm["seconds"])) :])
+    for name, variant in variants.items():
+        times = sorted(variant["seconds"][int(LEFT_OUT * len(variant["seconds"])) :])
         median, longest = statistics.median(times), times[-1]
         rows.append(
-            [name, f"{1e3 * median:.0f}", f"{1e3 * longest:.0f}", _share(arm["missing"])],
+            [name, f"{1e3 * median:.0f}", f"{1e3 * longest:.0f}", _share(variant["missing"])],
         )
     return markdown(["", "median, ms", "longest, ms", "missing"], rows)
 
@@ -96,11 +74,11 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     figure, axes = plt.subplots(1, len(bursts), figsize=size, layout="constrained", sharey=True)
     for axis, burst in zip(axes, bursts, strict=True):
         for loss, colour in zip(losses, plt.colormaps["viridis"].resampled(5).colors, strict=False):
-            here = {r["arm"]: r for r in rows if (r["loss"], r["burst"]) == (loss, burst)}
-            fixed = [row for arm, row in here.items() if arm not in MARKS]
+            here = {r["variant"]: r for r in rows if (r["loss"], r["burst"]) == (loss, burst)}
+            fixed = [row for variant, row in here.items() if variant not in MARKS]
             axis.plot(*_points(fixed), "o-", color=colour, markersize=4, label=f"{loss:.1%} lost")
-            for arm, mark in MARKS.items():
-                axis.plot(*_points([here[arm]]), mark, color=colour, markersize=8)
+            for variant, mark in MARKS.items():
+                axis.plot(*_points([here[variant]]), mark, color=colour, markersize=8)
             sizes = [40, 20, 14, 10, 8, 6, 5, 4]
             wanted = [100 * left(loss, size) for size in sizes]
             if burst == 1:
@@ -108,13 +86,12 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         axis.set_yscale("log")
         axis.set_title("single losses" if burst == 1 else f"bursts of {burst} on average")
         axis.set_xlabel("packets sent besides, %")
-    for arm, mark in MARKS.items():
-        axes[-1].plot([], [], mark, color="black", label=arm)
+    for variant, mark in MARKS.items():
+        axes[-1].plot([], [], mark, color="black", label=variant)
     axes[-1].plot([], [], ":", color="black", label="p (1 - (1 - p)^g)")
     axes[0].set_ylabel("packets still missing, %")
     figure.legend(*axes[-1].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+    save(figure, path, dpi=100)
 
 
 def _points(rows: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+
+from benchmarks.common.results import Piece
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -51,7 +52,7 @@ PINGS = ("sleeping in poll", RAW_BASE, "spinning", "SO_BUSY_POLL of 50 us, sleep
 
 
 @dataclass(frozen=True)
-class Job:
+class Job(Piece):
     """Ranks that are started together, and what they measure: one line of the results."""
 
     part: str
@@ -61,9 +62,6 @@ class Job:
     @property
     def name(self) -> str:
         return f"{self.part}, {self.wire}, {self.ranks} ranks"
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 PARTS = ("collectives", "raw", "paths", "memory")

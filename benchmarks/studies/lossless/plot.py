@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")  # There may be no display.
-
-import matplotlib.pyplot as plt
-
+from benchmarks.common.report import plt, save
+from benchmarks.common.results import Result
 from lossycoll.cli.bench.command import human
 from lossycoll.cli.bench.plot import COLOURS
 
@@ -19,9 +14,9 @@ from .cells import RANKS, RAW_BASE, WIRES
 from .rates import bus
 
 
-def draw(entries: Sequence[dict[str, Any]], path: Path) -> None:
+def draw(entries: Sequence[Result], path: Path) -> None:
     """``entries``: lines of the results. Nothing is drawn before collectives were measured."""
-    found = {(e["job"]["part"], e["job"]["ranks"], e["job"]["wire"]): e for e in entries}
+    found = {(e.settings["part"], e.settings["ranks"], e.settings["wire"]): e for e in entries}
     if not any(part == "collectives" for part, _, _ in found):
         return
     size = (4.4 * len(WIRES), 3.2 * len(RANKS))
@@ -34,14 +29,14 @@ def draw(entries: Sequence[dict[str, Any]], path: Path) -> None:
             entry = found.get(("collectives", ranks, wire))
             if entry is None:
                 continue
-            rows = [row for row in entry["found"]["rows"] if row["collective"] == "all_reduce"]
+            rows = [row for row in entry.figures["rows"] if row["collective"] == "all_reduce"]
             x = [row["bytes"] for row in rows]
-            for way in rows[0]["ways"]:
-                y = [bus(entry, row, way) for row in rows]
-                axis.plot(x, y, "o-", color=COLOURS[way], label=way)
+            for variant in rows[0]["variants"]:
+                y = [bus(entry, row, variant) for row in rows]
+                axis.plot(x, y, "o-", color=COLOURS[variant], label=variant)
             raw = found.get(("raw", ranks, wire))
             if raw is not None:
-                rate = raw["found"]["raw"][RAW_BASE]["gb_per_s"]
+                rate = raw.figures["raw"][RAW_BASE]["gb_per_s"]
                 axis.axhline(rate, color="black", linestyle=":", label="bare sockets")
             axis.set_xscale("log", base=2)
             axis.set_xticks(x)
@@ -51,5 +46,4 @@ def draw(entries: Sequence[dict[str, Any]], path: Path) -> None:
     axes[0][0].legend(fontsize=8)
     for line in axes:
         line[0].set_ylabel("bus bandwidth, GB/s")
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    save(figure, path)

@@ -1,8 +1,8 @@
 """One rank of the benchmark: ``python -m benchmarks.studies.lossless.rank CONFIG``, a file of JSON.
 
-Ways take turns, call by call, through process groups of the same processes; the order turns around
-each time. Seconds of a call are this rank's own; CPU seconds are of all threads of the process,
-kernel included, between its begin and its end. What is measured goes to the file ``out``.RANK.
+Variants take turns, call by call, through process groups of the same processes; the order turns
+around each time. Seconds of a call are this rank's own; CPU seconds are of all threads of the
+process, kernel included, between its begin and its end. What is measured goes to ``out``.RANK.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ ROUNDS = (4, 1500)
 Groups = Mapping[str, dist.ProcessGroup]
 
 
-def turns(groups: Groups, number: int) -> list[str]:
-    """In which order ways take their turn; nobody always runs second."""
+def order_of(groups: Mapping[str, Any], number: int) -> list[str]:
+    """In which order variants take their turn; nobody always runs second."""
     return list(groups) if number % 2 == 0 else list(groups)[::-1]
 
 
 def agree(value: float) -> float:
     """Rank 0's, on all ranks."""
-    told = torch.tensor(value, dtype=torch.float64)
-    dist.broadcast(told, src=0)
-    return float(told)
+    agreed = torch.tensor(value, dtype=torch.float64)
+    dist.broadcast(agreed, src=0)
+    return float(agreed)
 
 
 def one_call(call: calls.Call, group: dist.ProcessGroup) -> tuple[float, float]:
@@ -53,35 +53,35 @@ def one_call(call: calls.Call, group: dist.ProcessGroup) -> tuple[float, float]:
 
 
 def measure(collective: str, size: int, groups: Groups, seconds: float) -> dict[str, Any]:
-    """Times of one collective and size, by way; results are checked in the first and last round."""
+    """Times of one collective and size, by variant; checks the results of first and last round."""
     call = calls.make(collective, size, dist.get_rank(), dist.get_world_size())
-    times: dict[str, list[tuple[float, float]]] = {way: [] for way in groups}
+    times: dict[str, list[tuple[float, float]]] = {variant: [] for variant in groups}
     right = dict.fromkeys(groups, True)
 
     def one_round(number: int, check: bool) -> None:
-        for way in turns(groups, number):
-            times[way].append(one_call(call, groups[way]))
+        for variant in order_of(groups, number):
+            times[variant].append(one_call(call, groups[variant]))
             if check:
-                right[way] = right[way] and call.right()
+                right[variant] = right[variant] and call.right()
 
     begin = time.perf_counter()
     for number in range(WARM_UP):
         one_round(number, check=number == 0)
     a_round = (time.perf_counter() - begin) / WARM_UP
     # Python looks through all of torch's objects once in a process's first hundreds of calls. That
-    # takes 0.1 s, and which way it meets is chance.
+    # takes 0.1 s, and which variant it meets is chance.
     gc.collect()
     gc.freeze()
     # Rank 0's clock decides: all must do the same number of rounds.
     rounds = int(agree(min(ROUNDS[1], max(ROUNDS[0], seconds / a_round))))
     for number in range(rounds):
         one_round(number, check=number == rounds - 1)
-    kept = {way: found[WARM_UP:] for way, found in times.items()}
+    kept = {variant: found[WARM_UP:] for variant, found in times.items()}
     return {
         "collective": collective,
         "bytes": size,
-        "seconds": {way: [wall for wall, _ in found] for way, found in kept.items()},
-        "cpu": {way: [cpu for _, cpu in found] for way, found in kept.items()},
+        "seconds": {variant: [wall for wall, _ in found] for variant, found in kept.items()},
+        "cpu": {variant: [cpu for _, cpu in found] for variant, found in kept.items()},
         "right": right,
     }
 
@@ -116,14 +116,14 @@ def part_paths(config: dict[str, Any]) -> dict[str, Any]:
         name: dist.new_group(backend="lossy", pg_options=lossycoll.Options(disable=paths))
         for name, paths in off.items()
     }
-    # Eight ways take turns here where elsewhere there are two.
+    # Eight variants take turns here where elsewhere there are two.
     seconds = 2 * config["seconds"]
     rows = [measure("all_reduce", size, groups, seconds) for size in PATH_SIZES]
     return {"rows": rows, "missing": missing(groups)}
 
 
 def part_raw(config: dict[str, Any]) -> dict[str, Any]:
-    """Bare sockets and all-reduce by turns, some seconds each."""
+    """Bare sockets and all-reduce take turns, some seconds each."""
     groups = {"lossy": dist.new_group(backend="lossy")}
     rows: list[dict[str, Any]] = []
     raw: dict[str, list[dict[str, Any]]] = {name: [] for name in RAW}
@@ -132,7 +132,7 @@ def part_raw(config: dict[str, Any]) -> dict[str, Any]:
             measure("all_reduce", size, groups, config["seconds"] / config["raw_rounds"])
             for size in RAW_SIZES
         ]
-        for name in turns_of(raw, number):
+        for name in order_of(raw, number):
             dist.barrier()
             raw[name].append(sockets.stream(config, RAW[name], number))
     dist.barrier()
@@ -140,12 +140,9 @@ def part_raw(config: dict[str, Any]) -> dict[str, Any]:
     return {"rows": rows, "missing": missing(groups), "raw": raw, "pings": pings}
 
 
-def turns_of(names: Mapping[str, Any], number: int) -> list[str]:
-    return list(names) if number % 2 == 0 else list(names)[::-1]
-
-
 def part_memory(config: dict[str, Any]) -> dict[str, Any]:
-    return {way: memory.measure(group, config["operations"]) for way, group in both().items()}
+    operations = config["operations"]
+    return {variant: memory.measure(group, operations) for variant, group in both().items()}
 
 
 PARTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {

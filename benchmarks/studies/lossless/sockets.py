@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
+from benchmarks.common.results import ROOT
 from lossycoll.errors import LossyError
 
 from .cells import PINGS, RAW
 
-FOLDER = Path(__file__).resolve().parents[2]
-PROGRAM = FOLDER / "build" / "raw_duplex"
+MICRO = ROOT / "benchmarks" / "micro"
+SOURCES = tuple(MICRO / name for name in ("raw_duplex.c", "raw_end.c", "raw_ring.c"))
+PROGRAM = ROOT / "benchmarks" / "build" / "raw_duplex"
 SECONDS = 60.0
 HEADERS = 28
 """Of IPv4 and UDP."""

@@ -48,16 +48,16 @@ def rows(ranks: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
         first = turn[0]
         row = merged.setdefault(
             (first["collective"], first["bytes"]),
-            {"collective": first["collective"], "bytes": first["bytes"], "ways": {}},
+            {"collective": first["collective"], "bytes": first["bytes"], "variants": {}},
         )
-        for way in first["seconds"]:
-            kept = row["ways"].setdefault(way, {"seconds": [], "cpu": [], "right": True})
+        for variant in first["seconds"]:
+            kept = row["variants"].setdefault(variant, {"seconds": [], "cpu": [], "right": True})
             for figure in ("seconds", "cpu"):
-                of_ranks = zip(*(one[figure][way] for one in turn), strict=True)
+                of_ranks = zip(*(one[figure][variant] for one in turn), strict=True)
                 kept[figure] += [statistics.mean(values) for values in of_ranks]
-            kept["right"] = kept["right"] and all(one["right"][way] for one in turn)
+            kept["right"] = kept["right"] and all(one["right"][variant] for one in turn)
     for row in merged.values():
-        row["ways"] = {way: _figures(kept) for way, kept in row["ways"].items()}
+        row["variants"] = {variant: _figures(kept) for variant, kept in row["variants"].items()}
     return list(merged.values())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from benchmarks.common.results import Result
 from lossycoll.cli.bench.command import human
 
 from .cells import (
@@ -20,7 +21,6 @@ from .cells import (
 )
 from .rates import bus, raw_share
 
-Entry = dict[str, Any]
 Row = dict[str, Any]
 NAMED = 4
 """Places that a sentence names at most."""
@@ -28,14 +28,14 @@ Found = tuple[str, float, float]
 """What it is of, what was reached and what was wanted."""
 
 
-def lines(entries: Sequence[Entry]) -> list[str]:
+def lines(entries: Sequence[Result]) -> list[str]:
     """One sentence per goal, with the places where it is missed if they are few, and one on where
     gloo is ahead."""
     rows = [
         (entry, row)
         for entry in entries
-        if entry["job"]["part"] == "collectives"
-        for row in entry["found"]["rows"]
+        if entry.settings["part"] == "collectives"
+        for row in entry.figures["rows"]
     ]
     out = []
     for collective in ("all_reduce", "broadcast", "all_gather"):
@@ -58,8 +58,8 @@ def lines(entries: Sequence[Entry]) -> list[str]:
             out.append(f"{collective}: slower than gloo: {places or 'nowhere'}.")
     out += _said("Share of bare sockets", _raw(entries), at_least=True) + _bound(entries)
     out += _said("Memory beyond the tensors, in buckets", _memory(entries), at_least=False)
-    wrong = [_name(e, row) for e, row in rows if not all(w["right"] for w in row["ways"].values())]
-    missing = sum(entry["found"].get("missing", 0) for entry in entries)
+    wrong = [_name(e, row) for e, row in rows if not _right(row)]
+    missing = sum(entry.figures.get("missing", 0) for entry in entries)
     if rows:
         out.append(
             f"Results that were wrong: {'; '.join(wrong) or 'none'}. Packets missing: {missing}."
@@ -84,13 +84,17 @@ def _said(what: str, found: Sequence[Found], *, at_least: bool) -> list[str]:
     return [text + "."]
 
 
-def _name(entry: Entry, row: Row) -> str:
-    job = entry["job"]
+def _name(entry: Result, row: Row) -> str:
+    job = entry.settings
     return f"{job['wire']}, {job['ranks']} ranks, {human(row['bytes'])}"
 
 
-def _goal(entry: Entry, row: Row) -> float:
-    return goal(row["collective"], entry["job"]["ranks"], row["bytes"]) or 0.0
+def _right(row: Row) -> bool:
+    return all(variant["right"] for variant in row["variants"].values())
+
+
+def _goal(entry: Result, row: Row) -> float:
+    return goal(row["collective"], entry.settings["ranks"], row["bytes"]) or 0.0
 
 
 def _speed(row: Row) -> float:
@@ -99,31 +103,31 @@ def _speed(row: Row) -> float:
 
 def _ratio(row: Row, figure: str) -> float:
     """Lossy's figure over gloo's."""
-    return float(row["ways"]["lossy"][figure] / row["ways"]["gloo"][figure])
+    return float(row["variants"]["lossy"][figure] / row["variants"]["gloo"][figure])
 
 
-def _raw(entries: Sequence[Entry]) -> list[Found]:
+def _raw(entries: Sequence[Result]) -> list[Found]:
     return [
-        (f"{entry['job']['wire']}, {human(size)}", raw_share(entry, size), GOAL_RAW)
+        (f"{entry.settings['wire']}, {human(size)}", raw_share(entry, size), GOAL_RAW)
         for entry in entries
-        if entry["job"]["part"] == "raw"
+        if entry.settings["part"] == "raw"
         for size in RAW_SIZES
     ]
 
 
-def _bound(entries: Sequence[Entry]) -> list[str]:
+def _bound(entries: Sequence[Result]) -> list[str]:
     """What the goal against gloo would take, beside what sockets carry at all."""
-    jobs = {(e["job"]["part"], e["job"]["wire"], e["job"]["ranks"]): e for e in entries}
+    jobs = {(e.settings["part"], e.settings["wire"], e.settings["ranks"]): e for e in entries}
     out = []
     for (part, wire, ranks), entry in jobs.items():
         raw = jobs.get(("raw", wire, ranks))
         if part != "collectives" or raw is None:
             continue
         row = max(
-            (row for row in entry["found"]["rows"] if row["collective"] == "all_reduce"),
+            (row for row in entry.figures["rows"] if row["collective"] == "all_reduce"),
             key=lambda row: bus(entry, row, "gloo"),
         )
-        gloo, rate = bus(entry, row, "gloo"), raw["found"]["raw"][RAW_BASE]["gb_per_s"]
+        gloo, rate = bus(entry, row, "gloo"), raw.figures["raw"][RAW_BASE]["gb_per_s"]
         out.append(
             f"On {wire} gloo's best bus bandwidth with {ranks} ranks is {gloo:.2f} GB/s, and bare "
             f"sockets carry {rate:.2f}: {rate / gloo:.1f} times that, where the goal is "
@@ -132,11 +136,11 @@ def _bound(entries: Sequence[Entry]) -> list[str]:
     return out
 
 
-def _memory(entries: Sequence[Entry]) -> list[Found]:
+def _memory(entries: Sequence[Result]) -> list[Found]:
     return [
         (f"bucket of {human(int(size))}", peak / int(size), GOAL_MEMORY)
         for entry in entries
-        if entry["job"]["part"] == "memory"
-        for rank in entry["found"]["ranks"]
+        if entry.settings["part"] == "memory"
+        for rank in entry.figures["ranks"]
         for size, peak in rank["lossy"]["peaks"].items()
     ]

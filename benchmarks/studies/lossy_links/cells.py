@@ -1,26 +1,26 @@
-"""What is measured, as data: networks, sizes, and ways to reduce."""
+"""What is measured, as data: networks, sizes, and variants of all-reduce."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from benchmarks.common import tcp
+from benchmarks.common.results import Piece
 from lossycoll.lab.network import Link, Network, Port
 
 MIB = 1 << 20
-PATIENCE = 45.0
+LONGEST_SECONDS = 45.0
 QUEUE_MS = 25.0
 """Room before each port, in time at its rate: what a router of today has."""
-WAYS = ("lossy", "repair", "reliable", "gloo", "gloo-bbr")
+VARIANTS = ("lossy", "repair", "reliable", "gloo", "gloo-bbr")
 """Lossy with nothing resent, with one round of resending, all resent; torch's gloo over TCP with
 the kernel's cubic, and with bbr."""
 
 
 @dataclass(frozen=True)
-class Cell:
+class Cell(Piece):
     """One network and one size. ``rtt_ms`` without queues; ``loss`` in bursts of ``burst``.
 
     ``what``: "all-reduce" of ``mib``, or "step" of DDP with so many MiB of gradients.
@@ -55,16 +55,13 @@ class Cell:
         path = f"{self.hosts} hosts, {self.mbit:g} Mbit/s, {self.rtt_ms:g} ms"
         return f"{path}, {loss}, {self.mib:.3g} MiB" + (" DDP step" if self.what == "step" else "")
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
-
-def ways(cell: Cell) -> tuple[str, ...]:
-    """Those that this kernel has, and that end within ``PATIENCE`` seconds or so."""
+def variants(cell: Cell) -> tuple[str, ...]:
+    """Those that this kernel has, and that end within ``LONGEST_SECONDS`` seconds or so."""
     absent = set() if "bbr" in tcp.controls() else {"gloo-bbr"}
-    if cubic_seconds(cell) > PATIENCE:
+    if cubic_seconds(cell) > LONGEST_SECONDS:
         absent.add("gloo")
-    return tuple(way for way in WAYS if way not in absent)
+    return tuple(variant for variant in VARIANTS if variant not in absent)
 
 
 def cubic_seconds(cell: Cell) -> float:

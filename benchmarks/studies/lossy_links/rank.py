@@ -1,8 +1,8 @@
 """One host of the benchmark: ``python -m benchmarks.studies.lossy_links.rank CONFIG OUT``.
 
-CONFIG is JSON: rounds of each way, and what is timed (a size in MiB, or "step" for a step of DDP)
-in which ways. They take turns, and the order turns around each time. OUT gets when this rank began
-and ended, by the clock that all hosts of a laboratory share, and what was missing.
+CONFIG is JSON: rounds of each variant, and what is timed (a size in MiB, or "step" for a step of
+DDP) in which variants. They take turns, and the order turns around each time. OUT gets when this
+rank began and ended, by the clock that all hosts of a laboratory share, and what was missing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SCOPES: dict[str, Any] = {
     "gloo-bbr": contextlib.nullcontext,
 }
 SLOW_SECONDS = 5.0
-"""A way that takes longer is measured once: the others would wait for it."""
+"""A variant that takes longer is measured once: the others would wait for it."""
 CONTROL = {"gloo": "cubic", "gloo-bbr": "bbr"}
 LAYERS, WIDTH, CONTEXT, BATCH = 2, 256, 64, 2
 """Of the DDP step's model: many gradients for few sums, as on a machine with an accelerator."""
@@ -43,12 +43,12 @@ def main() -> None:
     config = json.loads(sys.argv[1])
     torch.set_num_threads(1)
     dist.init_process_group("lossy")
-    used = {way for _, ways in config["what"] for way in ways}
-    groups = {way: tcp_group(CONTROL[way]) for way in sorted(used) if way in CONTROL}
+    used = {variant for _, variants in config["what"] for variant in variants}
+    groups = {name: tcp_group(CONTROL[name]) for name in sorted(used) if name in CONTROL}
     out = []
-    for what, ways in config["what"]:
+    for what, variants in config["what"]:
         work = ddp_steps(groups) if what == "step" else all_reduces(what, groups)
-        out.append(measure(work, ways, config["rounds"], groups))
+        out.append(measure(work, variants, config["rounds"], groups))
         del work
         gc.collect()  # DDP is part of a reference cycle, and holds the group
     Path(f"{sys.argv[2]}.{dist.get_rank()}").write_text(json.dumps(out))
@@ -73,15 +73,15 @@ def agreed(here: bool) -> bool:
 
 
 Work = Callable[[str], None]
-"""What is timed, done in one of the ways."""
+"""What is timed, done in one of the variants."""
 
 
 def all_reduces(mib: float, groups: dict[str, dist.ProcessGroup]) -> Work:
     tensor = torch.ones(int(mib * (1 << 18)))
 
-    def work(way: str) -> None:
-        with SCOPES[way]():
-            dist.all_reduce(tensor, group=groups.get(way))
+    def work(variant: str) -> None:
+        with SCOPES[variant]():
+            dist.all_reduce(tensor, group=groups.get(variant))
         tensor.fill_(1.0)
 
     return work
@@ -91,40 +91,41 @@ def ddp_steps(groups: dict[str, dist.ProcessGroup]) -> Work:
     replicas: dict[str, DistributedDataParallel] = {}
     tokens = torch.randint(VOCABULARY, (BATCH, CONTEXT + 1))
 
-    def work(way: str) -> None:
-        replica = replicas.get(way)
+    def work(variant: str) -> None:
+        replica = replicas.get(variant)
         if replica is None:
             model = ByteGPT(LAYERS, WIDTH, CONTEXT)
-            replica = replicas[way] = DistributedDataParallel(model, process_group=groups.get(way))
+            group = groups.get(variant)
+            replica = replicas[variant] = DistributedDataParallel(model, process_group=group)
         replica.zero_grad()
-        with SCOPES[way]():
+        with SCOPES[variant]():
             next_byte_loss(replica(tokens[:, :-1]), tokens[:, 1:]).backward()
 
     return work
 
 
 def measure(
-    work: Work, ways: list[str], rounds: dict[str, int], groups: dict[str, dist.ProcessGroup]
+    work: Work, variants: list[str], rounds: dict[str, int], groups: dict[str, dist.ProcessGroup]
 ) -> dict[str, Any]:
-    times: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
-    missing: dict[str, list[float]] = {way: [] for way in ways}
+    times: dict[str, list[tuple[float, float]]] = {variant: [] for variant in variants}
+    missing: dict[str, list[float]] = {variant: [] for variant in variants}
     slow: set[str] = set()
     for number in range(max(rounds.values())):
-        order = ways if number % 2 == 0 else ways[::-1]
-        for way in order:
-            if number >= rounds[way] or way in slow:
+        order = variants if number % 2 == 0 else variants[::-1]
+        for variant in order:
+            if number >= rounds[variant] or variant in slow:
                 continue
             with lossycoll.reliable():
                 dist.barrier()
             began = time.monotonic()
-            work(way)
-            times[way].append((began, time.monotonic()))
+            work(variant)
+            times[variant].append((began, time.monotonic()))
             report = lossycoll.last_report()
-            if way not in groups and report is not None:
+            if variant not in groups and report is not None:
                 packets = report.packets_received + report.packets_missing
-                missing[way].append(report.packets_missing / packets if packets else 0.0)
-            if way in groups and agreed(times[way][-1][1] - began > SLOW_SECONDS):
-                slow.add(way)
+                missing[variant].append(report.packets_missing / packets if packets else 0.0)
+            if variant in groups and agreed(times[variant][-1][1] - began > SLOW_SECONDS):
+                slow.add(variant)
     return {"times": times, "missing": missing}
 
 

@@ -25,7 +25,7 @@ from rich.console import Console
 from benchmarks.common.results import commit
 from lossycoll.cli.argtypes import names, real, whole
 from lossycoll.cli.bench import command as bench
-from lossycoll.cli.bench import nccl as bench_nccl
+from lossycoll.cli.bench import nccl
 from lossycoll.cli.launcher import LaunchError, must_be_writable
 
 from .report import table
@@ -40,11 +40,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "TORCHELASTIC_RUN_ID" in os.environ:
             return as_rank(options)
         if options.ranks is None:
-            options.ranks = max(2, len(bench_nccl.look().gpus))
+            options.ranks = max(2, len(nccl.look().gpus))
         if options.dry_run:
-            return say_plan([bench_nccl.look()] * options.ranks, options)
+            return say_plan([nccl.look()] * options.ranks, options)
         tell(bench.measure(configuration(options), options.ranks, {}, console), options)
-    except (bench_nccl.NcclMissing, LaunchError) as error:
+    except (nccl.NcclMissing, LaunchError) as error:
         console.print(str(error), markup=False)
         return 1
     return 0
@@ -75,7 +75,7 @@ def size(text: str) -> int:
 
 
 def configuration(options: argparse.Namespace) -> dict[str, Any]:
-    """What bench_rank is told."""
+    """What the ranks of the bench measure."""
     return {
         "backends": options.backend,
         "sizes": bench.sweep(options.begin, options.end, options.factor),
@@ -105,7 +105,7 @@ def as_rank(options: argparse.Namespace) -> int:
         measured = bench_rank.take_part(configuration(options), lambda _, __: None)
         if measured is not None:
             tell(measured, options)
-    except bench_nccl.NcclMissing:
+    except nccl.NcclMissing:
         # All see the same, and one says so.
         if rank == 0:
             raise
@@ -115,7 +115,7 @@ def as_rank(options: argparse.Namespace) -> int:
     return 0
 
 
-def say_plan(seen: Sequence[bench_nccl.Seen], options: argparse.Namespace) -> int:
+def say_plan(seen: Sequence[nccl.Seen], options: argparse.Namespace) -> int:
     """The dry run. Raises NcclMissing where NCCL is asked for and can't run."""
     sizes = configuration(options)["sizes"]
     hosts = len({rank.host for rank in seen})
@@ -126,14 +126,14 @@ def say_plan(seen: Sequence[bench_nccl.Seen], options: argparse.Namespace) -> in
         flush=True,
     )
     if "nccl" in options.backend:
-        print("\n".join(bench_nccl.describe(bench_nccl.choose(seen))), flush=True)
+        print("\n".join(nccl.describe(nccl.choose(seen))), flush=True)
     return 0
 
 
 def tell(measured: dict[str, Any], options: argparse.Namespace) -> None:
     results = {
         "date": date.today().isoformat(),
-        "commit": commit("studies/nccl"),
+        "commit": commit("benchmarks/studies/nccl"),
         "ranks": options.ranks,
         "dtype": options.dtype,
         "measured": measured["measured"],

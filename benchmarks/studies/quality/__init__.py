@@ -1,2 +1,2 @@
-"""What losing packets costs a trained model: ``python -m benchmarks.studies.quality.measure``
+"""What losing packets costs a trained model: ``python -m benchmarks.studies.quality``
 (docs/quality.md)."""

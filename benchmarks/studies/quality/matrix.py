@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
+from benchmarks.common.results import Piece
 from lossycoll.cli.argtypes import inject_text
+from lossycoll.cli.demo.methods import DDP, methods
 
 TASKS = ("gpt", "digits")
 WORLDS = (4, 8)
 KINDS = ("single", "bursty", "uneven")
 BASE = "reliable"
-# No arm against loss: nothing is lost, but the batch is smaller by as much as makes the gradient as
-# noisy as the mean of what arrives. What that costs, no way of averaging what arrives can save.
+# Nothing is lost, but the batch is smaller by as much as makes the gradient as noisy as the mean of
+# what arrives. What that costs, no way of averaging what arrives can save.
 CONTROL = "smaller-batch"
 # DriftBound over a group made with repair=0, whose gradients are those that came the first time.
 UNREPAIRED = "ddp+driftbound/repair0"
-METHODS = ("ddp+driftbound", "sharded")
-ARMS = ("zero-fill", "own-gradient", "ddp", UNREPAIRED, *METHODS, CONTROL)
 # What was tried to improve the two methods: with 4 ranks and single losses that have a goal.
-VARIANTS = (
+TRIED = (
     "sharded/published",
     "sharded/repair0",
     "sharded/repair0/age1",
@@ -40,29 +39,40 @@ LOSSES = (0.1, 0.2, 0.4, 0.3)
 BURST = 8
 UNEVEN_FACTOR = 3
 UNEVEN_MOST = 0.9
-# Arms that should be the reliable one when nothing is lost; the other two then are "ddp".
-AT_NO_LOSS = ("ddp", *METHODS)
 # What has a goal: at most so much of perplexity, in %, by loss.
 GOALS = {0.1: 0.4, 0.2: 1.0, 0.4: 3.0}
 GOAL_KINDS = KINDS[:2]
 FULL_SEEDS = 3
 """Further seeds are only for the methods where there is a goal, whose differences are the least."""
 
+# Of a 7B model on 64 GPUs at single losses (arXiv 2507.07114), in %. Two columns that don't measure
+# the same thing and are not one series: the one of the abstract, and one of validation perplexity.
+PAPER = {0.1: 0.8, 0.2: 2.6, 0.3: 3.8}
+PAPER_VALIDATION = {0.1: 1.17, 0.4: 6.65}
+HEADLINE = "replicas"
+"""The models whose figures are shown: all ranks', on average."""
 
-@dataclass(frozen=True, order=True)
-class Run:
+
+def method_names() -> tuple[str, ...]:
+    """The registered methods that do something about loss: all but plain DDP."""
+    return tuple(method.name for method in methods() if method != DDP)
+
+
+def compared() -> tuple[str, ...]:
+    """The variants that run in every network."""
+    return ("zero-fill", "own-gradient", DDP.name, UNREPAIRED, *method_names(), CONTROL)
+
+
+@dataclass(frozen=True)
+class Run(Piece):
     """One training run. ``loss``: share of packets dropped on average over the links."""
 
     task: str
     world: int
     kind: str
     loss: float
-    arm: str
+    variant: str
     seed: int
-
-    @property
-    def key(self) -> str:
-        return f"{self.task}/{self.world}/{self.kind}/{self.loss:g}/{self.arm}/{self.seed}"
 
     @property
     def base(self) -> Run:
@@ -72,15 +82,12 @@ class Run:
     @property
     def cell(self) -> tuple[str, int, str, float, str]:
         """The runs that differ in nothing but their seed."""
-        return self.task, self.world, self.kind, self.loss, self.arm
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return self.task, self.world, self.kind, self.loss, self.variant
 
 
 def faults(run: Run) -> str:
     """The option ``inject`` of a run."""
-    if run.arm == CONTROL:
+    if run.variant == CONTROL:
         return ""
     links: dict[tuple[int, int], float] = {}
     loss = run.loss
@@ -93,7 +100,7 @@ def faults(run: Run) -> str:
 def batch_share(run: Run) -> float:
     """The share of the batch that a run trains with: the control's is the inverse of the variance
     that loss adds, (1 - p^N) / (1 - p), so that both have the same."""
-    if run.arm != CONTROL:
+    if run.variant != CONTROL:
         return 1.0
     return (1 - run.loss) / (1 - run.loss**run.world)
 
@@ -121,24 +128,25 @@ def runs(seeds: Sequence[int]) -> Iterator[Run]:
                     for task in TASKS:
                         if kind == KINDS[0] and loss == LOSSES[0]:
                             yield Run(task, world, "none", 0.0, BASE, seed)
-                        for arm in ARMS:
-                            if arm != CONTROL or kind == KINDS[0]:
-                                yield Run(task, world, kind, loss, arm, seed)
+                        for variant in compared():
+                            if variant != CONTROL or kind == KINDS[0]:
+                                yield Run(task, world, kind, loss, variant, seed)
         for loss in GOALS:
-            for arm in (*VARIANTS, *AGE_RULES):
-                yield Run(TASKS[0], WORLDS[0], KINDS[0], loss, arm, seed)
+            for variant in (*TRIED, *AGE_RULES):
+                yield Run(TASKS[0], WORLDS[0], KINDS[0], loss, variant, seed)
             for kind in GOAL_KINDS:
-                for arm in DISPERSED if loss == max(GOALS) else DISPERSED[:1]:
-                    yield Run(TASKS[0], WORLDS[0], kind, loss, arm, seed)
+                for variant in DISPERSED if loss == max(GOALS) else DISPERSED[:1]:
+                    yield Run(TASKS[0], WORLDS[0], kind, loss, variant, seed)
         for world, kind in ((WORLDS[0], KINDS[1]), (WORLDS[1], KINDS[0]), (WORLDS[1], KINDS[1])):
-            for arm in AGE_RULES:
-                yield Run(TASKS[0], world, kind, max(GOALS), arm, seed)
+            for variant in AGE_RULES:
+                yield Run(TASKS[0], world, kind, max(GOALS), variant, seed)
         for kind in GOAL_KINDS:
             yield Run(TASKS[0], WORLDS[1], kind, max(GOALS), DISPERSED[1], seed)
         for world in WORLDS:
             for task in TASKS:
-                for arm in AT_NO_LOSS:
-                    yield Run(task, world, "none", 0.0, arm, seed)
+                # They should be the reliable run when nothing is lost; the others then are "ddp".
+                for variant in (DDP.name, *method_names()):
+                    yield Run(task, world, "none", 0.0, variant, seed)
 
 
 def _with_goals(seed: int) -> Iterator[Run]:
@@ -146,24 +154,5 @@ def _with_goals(seed: int) -> Iterator[Run]:
         yield Run(TASKS[0], world, "none", 0.0, BASE, seed)
         for kind in GOAL_KINDS:
             for loss in GOALS:
-                for arm in METHODS:
-                    yield Run(TASKS[0], world, kind, loss, arm, seed)
-
-
-def only(all_runs: Sequence[Run], wanted: Sequence[str]) -> list[Run]:
-    """The runs that fit every word: ``world=4``, ``arm=ddp,sharded``, ``kind=single``, ...
-
-    Raises ValueError for a name or a value that no run has.
-    """
-    out = list(all_runs)
-    for word in wanted:
-        name, equals, values = word.partition("=")
-        if not equals or name not in Run.__dataclass_fields__:
-            known = ", ".join(Run.__dataclass_fields__)
-            raise ValueError(f"{word!r}: wanted NAME=VALUE[,VALUE...], NAME one of {known}")
-        known_values = {f"{getattr(run, name)}" for run in all_runs}
-        for value in values.split(","):
-            if value not in known_values:
-                raise ValueError(f"{word!r}: {name} is one of {', '.join(sorted(known_values))}")
-        out = [run for run in out if f"{getattr(run, name)}" in values.split(",")]
-    return out
+                for variant in method_names():
+                    yield Run(TASKS[0], world, kind, loss, variant, seed)

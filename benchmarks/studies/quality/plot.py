@@ -5,42 +5,35 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")  # There may be no display.
-
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from benchmarks.common.report import plt, save
+from benchmarks.common.results import Result
+
 from .matrix import (
-    ARMS,
     BASE,
     CONTROL,
     GOAL_KINDS,
     GOALS,
+    HEADLINE,
     KINDS,
     LOSSES,
-    METHODS,
+    PAPER,
+    PAPER_VALIDATION,
     UNREPAIRED,
     WORLDS,
     Run,
+    compared,
+    method_names,
 )
 from .rank import CURVE_STEPS
-from .report import HEADLINE, PAPER, PAPER_VALIDATION
-from .statistics import Entry, Measure, cells, perplexity_change
+from .statistics import Measure, cells, perplexity_change
+from .variants import variants
 
-STYLES = {
-    "zero-fill": ("tab:red", "v", "-"),
-    "own-gradient": ("tab:orange", "s", "-"),
-    "ddp": ("tab:purple", "D", "-"),
-    UNREPAIRED: ("tab:cyan", "^", "--"),
-    "ddp+driftbound": ("tab:blue", "o", "-"),
-    "sharded": ("tab:green", "P", "-"),
-    CONTROL: ("tab:gray", "x", ":"),
-}
-"""By arm: colour, marker, line."""
+LINES = {UNREPAIRED: "--", CONTROL: ":"}
+"""Where the line isn't solid."""
 TITLES = {"gpt": "GPT: held-out perplexity", "digits": "Digits: exp(held-out loss)"}
 LINEAR = 1.0
 """In %: below it the axis of changes is linear, above logarithmic."""
@@ -48,9 +41,9 @@ SMOOTHED = 3
 """Points of a curve of training loss that are averaged."""
 
 
-def write(entries: Mapping[str, Entry], folder: Path) -> None:
+def write(entries: Mapping[str, Result], folder: Path) -> None:
     for task in TITLES:
-        if any(entry["run"]["task"] == task for entry in entries.values()):
+        if any(entry.settings["task"] == task for entry in entries.values()):
             _changes(entries, task, folder / f"quality-{task}.png")
             _drift(entries, task, folder / f"quality-{task}-drift.png")
             _curves(entries, task, folder / f"quality-{task}-curves.png")
@@ -58,34 +51,34 @@ def write(entries: Mapping[str, Entry], folder: Path) -> None:
 
 def _lines(
     axes: Axes,
-    entries: Mapping[str, Entry],
+    entries: Mapping[str, Result],
     measure: Measure,
     cell: tuple[str, int, str],
     *,
-    arms: Sequence[str] = ARMS,
+    names: Sequence[str],
     positive: bool = False,
 ) -> None:
-    """A line with its intervals for each arm; arms stand side by side so that they can be told.
+    """A line with its intervals for each variant, side by side so that they can be told apart.
     ``positive``: what isn't can't be drawn."""
     found = cells(entries, measure)
-    for number, arm in enumerate(arms):
-        got = {loss: found.get((*cell, loss, arm)) for loss in sorted(LOSSES)}
+    for number, variant in enumerate(names):
+        got = {loss: found.get((*cell, loss, variant)) for loss in sorted(LOSSES)}
         points = [(loss, one) for loss, one in got.items() if one is not None]
         points = [(loss, one) for loss, one in points if one.mean > 0 or not positive]
-        colour, marker, line = STYLES[arm]
+        style = variants()[variant]
         if points:
             axes.errorbar(
-                [100 * loss + 0.5 * (number - (len(arms) - 1) / 2) for loss, _ in points],
+                [100 * loss + 0.5 * (number - (len(names) - 1) / 2) for loss, _ in points],
                 [one.mean for _, one in points],
                 [min(one.half or 0.0, one.mean if positive else 1e9) for _, one in points],
-                color=colour,
-                marker=marker,
-                linestyle=line,
+                color=style.colour,
+                marker=style.marker,
+                linestyle=LINES.get(variant, "-"),
                 markersize=4,
                 linewidth=1.2,
                 elinewidth=0.7,
                 capsize=2,
-                label=arm,
+                label=variant,
             )
     axes.grid(alpha=0.3)
     axes.set_xticks([100 * loss for loss in sorted(LOSSES)])
@@ -103,22 +96,22 @@ def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
         figure.legend(list(found.values()), list(found), loc="outside right upper")
 
 
-def _changes(entries: Mapping[str, Entry], task: str, path: Path) -> None:
-    """All arms on a logarithmic axis; below, the two methods alone on a linear one."""
+def _changes(entries: Mapping[str, Result], task: str, path: Path) -> None:
+    """All variants on a logarithmic axis; below, the two methods alone on a linear one."""
     figure, table = plt.subplots(
         2 * len(WORLDS), len(KINDS), figsize=(14, 13), sharex=True, sharey="row",
         layout="constrained",
     )  # fmt: skip
-    rows = [(world, ARMS) for world in WORLDS] + [(world, METHODS) for world in WORLDS]
-    for row, (world, arms) in zip(table, rows, strict=True):
+    rows = [(world, names) for names in (compared(), method_names()) for world in WORLDS]
+    for row, (world, names) in zip(table, rows, strict=True):
         for axes, kind in zip(row, KINDS, strict=True):
             cell = (task, world, kind)
-            _lines(axes, entries, perplexity_change(HEADLINE), cell, arms=arms)
+            _lines(axes, entries, perplexity_change(HEADLINE), cell, names=names)
             axes.axhline(0, color="black", linewidth=0.8)
             if task == "gpt" and kind in GOAL_KINDS:
                 xs = [100 * loss for loss in GOALS]
                 axes.plot(xs, list(GOALS.values()), "k_", ms=24, mew=2, label="goal, at most")
-            if arms is METHODS:
+            if names == method_names():
                 continue
             if task == "gpt" and kind == "single":
                 for said, mark, name in (
@@ -138,21 +131,20 @@ def _changes(entries: Mapping[str, Entry], task: str, path: Path) -> None:
         x=0.42,
     )
     _legend(figure, list(table.flat))
-    figure.savefig(path, dpi=90)
-    plt.close(figure)
+    save(figure, path, dpi=90)
 
 
-def _drift(entries: Mapping[str, Entry], task: str, path: Path) -> None:
-    def relative(entry: Entry, _: Entry) -> float:
-        return 100 * float(entry["drift"]["relative"])
+def _drift(entries: Mapping[str, Result], task: str, path: Path) -> None:
+    def relative(entry: Result, _: Result) -> float:
+        return 100 * float(entry.figures["drift"]["relative"])
 
     figure, table = plt.subplots(
         len(WORLDS), len(KINDS), figsize=(14, 7.5), sharex=True, sharey=True, layout="constrained"
     )
-    lossy = [arm for arm in ARMS if arm != CONTROL]
+    lossy = [variant for variant in compared() if variant != CONTROL]
     for row, world in zip(table, WORLDS, strict=True):
         for axes, kind in zip(row, KINDS, strict=True):
-            _lines(axes, entries, relative, (task, world, kind), arms=lossy, positive=True)
+            _lines(axes, entries, relative, (task, world, kind), names=lossy, positive=True)
             axes.set_yscale("log")
         row[0].set_ylabel("RMS distance of two replicas,\n% of the parameters' norm")
     for axes in table[-1]:
@@ -162,34 +154,32 @@ def _drift(entries: Mapping[str, Entry], task: str, path: Path) -> None:
         f"(nothing is drawn where they were equal in all runs)"
     )
     _legend(figure, list(table.flat))
-    figure.savefig(path, dpi=90)
-    plt.close(figure)
+    save(figure, path, dpi=90)
 
 
-def _curves(entries: Mapping[str, Entry], task: str, path: Path) -> None:
-    """What training loss is above the reliable run's, mean over the seeds, by arm."""
+def _curves(entries: Mapping[str, Result], task: str, path: Path) -> None:
+    """What training loss is above the reliable run's, mean over the seeds, by variant."""
     shown = (0.1, 0.4)
     figure, row = plt.subplots(1, len(shown), figsize=(12, 4.2), layout="constrained")
     for axes, loss in zip(row, shown, strict=True):
-        for arm in ARMS:
+        for variant in compared():
             curves = []
             for entry in entries.values():
-                run = Run(**entry["run"])
+                run = Run.of(entry.settings)
                 base = entries.get(run.base.key)
-                if base and run.cell == (task, WORLDS[0], "single", loss, arm):
-                    pairs = zip(entry["curve"], base["curve"], strict=True)
+                if base and run.cell == (task, WORLDS[0], "single", loss, variant):
+                    pairs = zip(entry.figures["curve"], base.figures["curve"], strict=True)
                     curves.append([mine - other for mine, other in pairs])
             if curves:
                 means = [sum(point) / len(point) for point in zip(*curves, strict=True)]
                 means = [sum(means[max(0, k + 1 - SMOOTHED) : k + 1]) / min(k + 1, SMOOTHED)
                          for k in range(len(means))]  # fmt: skip
                 steps = [CURVE_STEPS * (k + 0.5) for k in range(len(means))]
-                colour, _, line = STYLES[arm]
-                axes.plot(steps, means, color=colour, linestyle=line, linewidth=1.4, label=arm)
+                colour, line = variants()[variant].colour, LINES.get(variant, "-")
+                axes.plot(steps, means, color=colour, linestyle=line, linewidth=1.4, label=variant)
         axes.axhline(0, color="black", linewidth=0.8)
         axes.set(xlabel="step", title=f"{WORLDS[0]} ranks, {loss:.0%} of packets lost one by one")
         axes.grid(alpha=0.3)
     row[0].set_ylabel(f"training loss above {BASE}, nats")
     _legend(figure, list(row))
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+    save(figure, path, dpi=100)

@@ -1,4 +1,8 @@
-"""The ranks as processes that stay: starting torch once is what makes hundreds of runs cheap."""
+"""The ranks as processes that stay: starting torch once is what makes hundreds of runs cheap.
+
+This is more than concurrent.futures has: a run goes to all ranks at once, and each to its own
+process; where one fails or doesn't end in time the others, which wait for it, are killed at once.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +17,17 @@ from typing import Any
 
 import torch.distributed as dist
 
+from benchmarks.common.runner import PieceFailed
+
 from . import rank as rank_module
 from .matrix import Run
+from .variants import variants
 
 RUN_SECONDS = 300.0
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "GLOO_SOCKET_IFNAME": "lo"}
 
 
-class RunFailed(RuntimeError):
+class RunFailed(PieceFailed):
     """A rank raised an error, died or did not end in time. The pool's ranks are gone."""
 
 
@@ -73,10 +80,14 @@ class Pool:
 
     def run(self, run: Run, steps: int | None = None) -> dict[str, Any]:
         """One run on all ranks. Raises RunFailed, after which the pool is of no more use."""
+        method = variants().get(run.variant)
+        if method is None:
+            known = ", ".join(variants())
+            raise RunFailed(f"{run.key}: no variant {run.variant!r}, wanted one of {known}")
         self._number += 1
         try:
             for _, pipe in self._ranks:
-                pipe.send((self._number, run, steps))
+                pipe.send((self._number, run, method, steps))
             return self._collect(run)
         except (RunFailed, OSError) as error:
             self.close(at_once=True)

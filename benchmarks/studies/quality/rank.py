@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import lossycoll
+from lossycoll.cli.demo.methods import Method
 
 from .matrix import Run, batch_share, faults
 from .tasks import TASKS, Task, cross_entropy, judge
-from .variants import ARMS
 
 MTU = 1500
 TIMEOUT = timedelta(seconds=120)
@@ -27,20 +27,24 @@ TRAFFIC = ("packets_sent", "packets_injected", "packets_missing", "bytes_sent")
 
 
 def serve(rank: int, world: int, port: int, jobs: Connection) -> None:
-    """Takes (number, run, steps or None) until None comes; answers (result or None, error)."""
+    """Takes (number, run, its method, steps or None) until None comes; answers (result or None,
+    error)."""
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=TIMEOUT)
-    for number, run, steps in iter(jobs.recv, None):
+    for number, run, method, steps in iter(jobs.recv, None):
         try:
-            jobs.send((_one(rank, run, steps, dist.PrefixStore(f"run{number}", store)), ""))
+            prefixed = dist.PrefixStore(f"run{number}", store)
+            jobs.send((_one(rank, run, method, steps, prefixed), ""))
         except Exception:
             jobs.send((None, traceback.format_exc()))
             return  # its group may have ended in any state
 
 
-def _one(rank: int, run: Run, steps: int | None, store: dist.Store) -> dict[str, Any]:
+def _one(
+    rank: int, run: Run, method: Method, steps: int | None, store: dist.Store
+) -> dict[str, Any]:
     options = lossycoll.Options(
-        mtu=MTU, inject=faults(run), seed=run.seed, log="warning", **ARMS[run.arm].options
+        mtu=MTU, inject=faults(run), seed=run.seed, log="warning", **method.options
     )
     dist.init_process_group(
         "lossy",
@@ -51,34 +55,35 @@ def _one(rank: int, run: Run, steps: int | None, store: dist.Store) -> dict[str,
         pg_options=options,
     )
     task = TASKS[run.task](*([] if steps is None else [steps]))
-    found = train(task, run)
+    found = train(task, run, method)
     # DDP is part of a reference cycle, and while it lives so do the group's threads.
     gc.collect()
     dist.destroy_process_group()
     return found
 
 
-def train(task: Task, run: Run) -> dict[str, Any]:
+def train(task: Task, run: Run, method: Method) -> dict[str, Any]:
     """Trains one model and measures it: the result of a run, the same on all ranks."""
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(run.seed)
     model = task.model()
-    arm = ARMS[run.arm].prepare(model, task.optimizer, {"lr": task.learning_rate, **task.defaults})
+    settings = {"lr": task.learning_rate, **task.defaults}
+    prepared = method.prepare(model, task.optimizer, settings)
     batches = torch.Generator().manual_seed(run.seed * 10_007)
     losses = torch.zeros(task.steps)
     before = _traffic()
     started, used = time.monotonic(), time.process_time()
     for step in range(task.steps):
-        for group in arm.optimizer.param_groups:
+        for group in prepared.optimizer.param_groups:
             group["lr"] = task.rate(step)
         inputs, targets = (
             part[rank::world][: round(batch_share(run) * len(part) / world)]
             for part in task.draw(batches)
         )
-        loss = cross_entropy(arm.forward(inputs), targets)
-        arm.optimizer.zero_grad()
+        loss = cross_entropy(prepared.forward(inputs), targets)
+        prepared.optimizer.zero_grad()
         loss.backward()
-        arm.optimizer.step()
+        prepared.optimizer.step()
         losses[step] = loss.detach()
     seconds, used = time.monotonic() - started, time.process_time() - used
     traffic = _traffic() - before

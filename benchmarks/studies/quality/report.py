@@ -2,62 +2,46 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics as plain
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.report import fill, markdown, write_json
+from benchmarks.common.results import Result
+from lossycoll.cli.demo.methods import DDP
+
+from . import plot
 from .matrix import (
     AGE_RULES,
-    ARMS,
     BASE,
     DISPERSED,
     GOAL_KINDS,
     GOALS,
+    HEADLINE,
     KINDS,
     LOSSES,
-    METHODS,
+    PAPER,
+    PAPER_VALIDATION,
+    TRIED,
     UNREPAIRED,
-    VARIANTS,
     WORLDS,
     Run,
+    compared,
+    method_names,
 )
-from .statistics import Entry, Estimate, accuracy_change, cells, estimate, perplexity_change
-
-BEGIN, END = "<!-- {name}: begin -->", "<!-- {name}: end -->"
-# Of a 7B model on 64 GPUs at single losses (arXiv 2507.07114), in %. Two columns that don't measure
-# the same thing and are not one series: the one of the abstract, and one of validation perplexity.
-PAPER = {0.1: 0.8, 0.2: 2.6, 0.3: 3.8}
-PAPER_VALIDATION = {0.1: 1.17, 0.4: 6.65}
-HEADLINE = "replicas"
+from .statistics import Estimate, accuracy_change, cells, estimate, perplexity_change
 
 
-def write(entries: Mapping[str, Entry], folder: Path) -> None:
+def write(entries: Mapping[str, Result], folder: Path) -> None:
     """Everything that can be said with the runs there are."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "quality.json").write_text(json.dumps(as_json(entries), indent=1) + "\n")
-    from . import plot as plots
-
-    plots.write(entries, folder)
-    page = folder / "quality.md"
-    if page.exists():
-        text = page.read_text(encoding="utf-8")
-        for name, table in tables(entries).items():
-            text = between(text, name, table)
-        page.write_text(text, encoding="utf-8")
+    write_json(folder / "quality.json", as_json(entries))
+    plot.write(entries, folder)
+    fill(folder / "quality.md", tables(entries))
 
 
-def between(text: str, name: str, table: str) -> str:
-    """The text with what stands between the marks of ``name`` replaced; unchanged without them."""
-    begin, end = BEGIN.format(name=name), END.format(name=name)
-    head, mark, rest = text.partition(begin)
-    _, other, tail = rest.partition(end)
-    return f"{head}{mark}\n\n{table}\n\n{other}{tail}" if mark and other else text
-
-
-def tables(entries: Mapping[str, Entry]) -> dict[str, str]:
+def tables(entries: Mapping[str, Result]) -> dict[str, str]:
     """Markdown by name: what changes, and what the reliable runs reach."""
     change = perplexity_change(HEADLINE)
     out = {"base": base_table(entries), "goals": goal_table(entries)}
@@ -69,7 +53,12 @@ def tables(entries: Mapping[str, Entry]) -> dict[str, str]:
             for world in WORLDS:
                 unit = " points" if name == "accuracy" else "%"
                 out[f"{task}-{name}-{world}"] = change_table(
-                    cells(entries, measure), task, world, unit, paper=task == "gpt"
+                    cells(entries, measure),
+                    task,
+                    world,
+                    unit,
+                    names=compared(),
+                    paper=task == "gpt",
                 )
     for task in ("gpt", "digits"):
         out[f"{task}-drift"] = drift_table(entries, task)
@@ -80,7 +69,7 @@ def tables(entries: Mapping[str, Entry]) -> dict[str, str]:
         WORLDS[0],
         "%",
         paper=False,
-        arms=(*METHODS, *AGE_RULES, *VARIANTS, UNREPAIRED, *DISPERSED),
+        names=(*method_names(), *AGE_RULES, *TRIED, UNREPAIRED, *DISPERSED),
     )
     return out
 
@@ -91,31 +80,31 @@ def change_table(
     world: int,
     unit: str,
     *,
+    names: Sequence[str],
     paper: bool,
-    arms: Sequence[str] = ARMS,
 ) -> str:
-    """A row for each kind and rate of loss, a column for each arm."""
-    head = ["loss", *arms, *["paper, 7B"] * paper]
+    """A row for each kind and rate of loss, a column for each variant."""
+    head = ["loss", *names, *["paper, 7B"] * paper]
     rows = []
     for kind in KINDS:
         for loss in sorted(LOSSES):
-            shown = [show(found.get((task, world, kind, loss, arm)), unit) for arm in arms]
+            shown = [show(found.get((task, world, kind, loss, variant)), unit) for variant in names]
             if any(cell != "-" for cell in shown):
                 said = [_paper(loss) if kind == "single" else "-"] * paper
                 rows.append([f"{loss:.0%} {kind}", *shown, *said])
-    nothing = [show(found.get((task, world, "none", 0.0, arm)), unit) for arm in arms]
+    nothing = [show(found.get((task, world, "none", 0.0, variant)), unit) for variant in names]
     if any(cell != "-" for cell in nothing):
         rows.insert(0, ["0%", *nothing, *["-"] * paper])
     return markdown(head, rows)
 
 
 def _paper(loss: float) -> str:
-    told = [f"{PAPER[loss]:+g}%"] if loss in PAPER else []
-    told += [f"{PAPER_VALIDATION[loss]:+g}% validation"] if loss in PAPER_VALIDATION else []
-    return "; ".join(told)
+    published = [f"{PAPER[loss]:+g}%"] if loss in PAPER else []
+    published += [f"{PAPER_VALIDATION[loss]:+g}% validation"] if loss in PAPER_VALIDATION else []
+    return "; ".join(published)
 
 
-def base_table(entries: Mapping[str, Entry]) -> str:
+def base_table(entries: Mapping[str, Result]) -> str:
     """What the reliable runs reach, over the seeds."""
     rows = []
     for task in ("gpt", "digits"):
@@ -123,19 +112,19 @@ def base_table(entries: Mapping[str, Entry]) -> str:
             found = [
                 entry
                 for entry in entries.values()
-                if (run := Run(**entry["run"])).arm == BASE
+                if (run := Run.of(entry.settings)).variant == BASE
                 and (run.task, run.world) == (task, world)
             ]
             if found:
-                losses = [entry["models"][HEADLINE]["loss"] for entry in found]
-                right = [100 * entry["models"][HEADLINE]["accuracy"] for entry in found]
+                losses = [entry.figures["models"][HEADLINE]["loss"] for entry in found]
+                right = [100 * entry.figures["models"][HEADLINE]["accuracy"] for entry in found]
                 rows.append(
                     [
                         task,
                         f"{world}",
                         f"{len(found)}",
-                        f"{found[0]['parameters']:,}",
-                        f"{found[0]['steps']}",
+                        f"{found[0].figures['parameters']:,}",
+                        f"{found[0].figures['steps']}",
                         _spread(losses, 4),
                         f"{math.exp(plain.fmean(losses)):.3f}",
                         _spread(right, 1) + "%",
@@ -145,19 +134,19 @@ def base_table(entries: Mapping[str, Entry]) -> str:
     return markdown(head, rows)
 
 
-def goal_table(entries: Mapping[str, Entry]) -> str:
+def goal_table(entries: Mapping[str, Result]) -> str:
     """The goals of perplexity for the GPT, and whether they are met."""
     found = cells(entries, perplexity_change(HEADLINE))
     rows = []
-    for arm in (*METHODS, DISPERSED[1]):
+    for variant in (*method_names(), DISPERSED[1]):
         for world in WORLDS:
             for kind in GOAL_KINDS:
                 for loss, most in GOALS.items():
-                    got = found.get(("gpt", world, kind, loss, arm))
+                    got = found.get(("gpt", world, kind, loss, variant))
                     if got is not None:
                         rows.append(
                             [
-                                arm,
+                                variant,
                                 f"{world}",
                                 f"{loss:.0%} {kind}",
                                 f"+{most:g}%",
@@ -166,13 +155,13 @@ def goal_table(entries: Mapping[str, Entry]) -> str:
                             ]
                         )
         for loss, most in GOALS.items():
-            got = together(entries, arm, loss)
+            got = together(entries, variant, loss)
             if got is not None:
                 kinds = " and ".join(GOAL_KINDS)
                 worlds = " and ".join(map(str, WORLDS))
                 rows.append(
                     [
-                        arm,
+                        variant,
                         worlds,
                         f"{loss:.0%} {kinds}",
                         f"+{most:g}%",
@@ -180,16 +169,16 @@ def goal_table(entries: Mapping[str, Entry]) -> str:
                         verdict(got, most),
                     ]
                 )
-    return markdown(["arm", "ranks", "loss", "goal", "measured", ""], rows)
+    return markdown(["variant", "ranks", "loss", "goal", "measured", ""], rows)
 
 
-def together(entries: Mapping[str, Entry], arm: str, loss: float) -> Estimate | None:
+def together(entries: Mapping[str, Result], variant: str, loss: float) -> Estimate | None:
     """The mean change over all cells that have this goal, from the seeds that have run in all of
     them: runs of one seed share their base, so a seed is one value and not four."""
     change = perplexity_change(HEADLINE)
     values = []
-    for seed in sorted({Run(**entry["run"]).seed for entry in entries.values()}):
-        wanted = [Run("gpt", w, kind, loss, arm, seed) for w in WORLDS for kind in GOAL_KINDS]
+    for seed in sorted({Run.of(entry.settings).seed for entry in entries.values()}):
+        wanted = [Run("gpt", w, kind, loss, variant, seed) for w in WORLDS for kind in GOAL_KINDS]
         pairs = [(entries.get(run.key), entries.get(run.base.key)) for run in wanted]
         found = [change(entry, base) for entry, base in pairs if entry and base]
         if len(found) == len(wanted):
@@ -206,22 +195,22 @@ def verdict(got: Estimate, most: float) -> str:
     return f"{'met' if got.mean <= most else 'missed'} on average, not resolved"
 
 
-def drift_table(entries: Mapping[str, Entry], task: str) -> str:
+def drift_table(entries: Mapping[str, Result], task: str) -> str:
     """The distance between replicas at the end, in % of the norm of the parameters."""
 
-    def relative(entry: Entry, _: Entry) -> float:
-        return 100 * float(entry["drift"]["relative"])
+    def relative(entry: Result, _: Result) -> float:
+        return 100 * float(entry.figures["drift"]["relative"])
 
     found = cells(entries, relative)
     rows = []
     for world in WORLDS:
         for kind in KINDS:
             for loss in sorted(LOSSES):
-                got = [found.get((task, world, kind, loss, arm)) for arm in ARMS]
+                got = [found.get((task, world, kind, loss, variant)) for variant in compared()]
                 if any(got):
                     shown = ["-" if one is None else _small(one.mean) for one in got]
                     rows.append([f"{world}", f"{loss:.0%} {kind}", *shown])
-    return markdown(["ranks", "loss", *ARMS], rows)
+    return markdown(["ranks", "loss", *compared()], rows)
 
 
 def show(got: Estimate | None, unit: str) -> str:
@@ -236,23 +225,24 @@ def _small(percent: float) -> str:
     return f"{percent:.2f}%" if percent >= 0.1 or not percent else f"{percent:.1g}%"
 
 
-def traffic_table(entries: Mapping[str, Entry]) -> str:
+def traffic_table(entries: Mapping[str, Result]) -> str:
     """What the ranks sent together, per step: how much more than the reliable run without loss."""
 
-    def more(entry: Entry, base: Entry) -> float:
-        sent, least = (one["traffic"]["bytes_sent"] / one["steps"] for one in (entry, base))
+    def more(entry: Result, base: Result) -> float:
+        both = (entry.figures, base.figures)
+        sent, least = (one["traffic"]["bytes_sent"] / one["steps"] for one in both)
         return 100.0 * (sent / least - 1)
 
-    arms = ("ddp", UNREPAIRED, *METHODS, *AGE_RULES)
+    names = (DDP.name, UNREPAIRED, *method_names(), *AGE_RULES)
     found = cells(entries, more)
     rows = []
     for kind in KINDS:
         for loss in sorted(LOSSES):
-            got = [found.get(("gpt", WORLDS[0], kind, loss, arm)) for arm in arms]
+            got = [found.get(("gpt", WORLDS[0], kind, loss, variant)) for variant in names]
             if any(got):
                 shown = ["-" if one is None else f"{one.mean:+.0f}%" for one in got]
                 rows.append([f"{loss:.0%} {kind}", *shown])
-    return markdown(["loss", *arms], rows)
+    return markdown(["loss", *names], rows)
 
 
 def _spread(values: list[float], digits: int) -> str:
@@ -260,16 +250,9 @@ def _spread(values: list[float], digits: int) -> str:
     return f"{plain.fmean(values):.{digits}f}{deviation}"
 
 
-def markdown(head: list[str], rows: list[list[str]]) -> str:
-    if not rows:
-        return "No runs yet."
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
-
-
-def as_json(entries: Mapping[str, Entry]) -> dict[str, Any]:
+def as_json(entries: Mapping[str, Result]) -> dict[str, Any]:
     """Every cell's estimates; the runs themselves are the lines of the results."""
-    measures: dict[str, Callable[[Entry, Entry], float]] = {
+    measures: dict[str, Callable[[Result, Result], float]] = {
         "perplexity_change_percent": perplexity_change(HEADLINE),
         "perplexity_change_percent_rank0": perplexity_change("rank0"),
         "perplexity_change_percent_average": perplexity_change("average"),
@@ -279,7 +262,7 @@ def as_json(entries: Mapping[str, Entry]) -> dict[str, Any]:
     for name, measure in measures.items():
         for cell, got in cells(entries, measure).items():
             place = found.setdefault(cell, {})
-            place |= dict(zip(("task", "world", "kind", "loss", "arm"), cell, strict=True))
+            place |= dict(zip(("task", "world", "kind", "loss", "variant"), cell, strict=True))
             place |= {"seeds": got.n}
             place[name] = {"mean": got.mean, "half_width_95": got.half}
     return {"headline": HEADLINE, "runs": len(entries), "cells": list(found.values())}

@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.common.results import Result
+
 from .matrix import Run
 
-Entry = Mapping[str, Any]
-Measure = Callable[[Entry, Entry], float]
+Measure = Callable[[Result, Result], float]
+"""Takes a run's result and its base's."""
 CONFIDENCE = 0.95
 
 
@@ -47,8 +49,9 @@ def estimate(values: Iterable[float]) -> Estimate:
 def perplexity_change(model: str = "rank0") -> Measure:
     """In %: exp of the difference of the losses, less 1."""
 
-    def measure(entry: Entry, base: Entry) -> float:
-        return 100 * math.expm1(entry["models"][model]["loss"] - base["models"][model]["loss"])
+    def measure(entry: Result, base: Result) -> float:
+        loss, least = (one.figures["models"][model]["loss"] for one in (entry, base))
+        return 100 * math.expm1(loss - least)
 
     return measure
 
@@ -56,20 +59,21 @@ def perplexity_change(model: str = "rank0") -> Measure:
 def accuracy_change(model: str = "rank0") -> Measure:
     """In percentage points."""
 
-    def measure(entry: Entry, base: Entry) -> float:
-        return 100 * (entry["models"][model]["accuracy"] - base["models"][model]["accuracy"])
+    def measure(entry: Result, base: Result) -> float:
+        right, most = (one.figures["models"][model]["accuracy"] for one in (entry, base))
+        return float(100 * (right - most))
 
     return measure
 
 
-def cells(entries: Mapping[str, Entry], measure: Measure) -> dict[tuple[Any, ...], Estimate]:
-    """The estimate of each cell (task, world, kind, loss, arm) from the seeds that have both runs.
+def cells(entries: Mapping[str, Result], measure: Measure) -> dict[tuple[Any, ...], Estimate]:
+    """The estimate of each cell (:attr:`Run.cell`) from the seeds that have both runs.
 
     A run without its base is left out: it has nothing to be compared with.
     """
     found: dict[tuple[Any, ...], list[float]] = {}
     for entry in entries.values():
-        run = Run(**entry["run"])
+        run = Run.of(entry.settings)
         base = entries.get(run.base.key)
         if base is not None and run != run.base:
             found.setdefault(run.cell, []).append(measure(entry, base))

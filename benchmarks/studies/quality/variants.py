@@ -1,104 +1,89 @@
-"""The arms: what a training script does against loss, from nothing to all."""
+"""The variants: what a training script does against loss, from nothing to all.
+
+They are the registered training methods (lossycoll.cli.demo.methods), and changes of them that only
+this study tries.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
 
-import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 import lossycoll
-from lossycoll import OptionError, Options
+from lossycoll.cli.demo.methods import DDP, DRIFT_BOUND, SHARDED, Method, ddp, methods
+from lossycoll.cli.demo.methods.drift_bound import attach
+from lossycoll.cli.demo.methods.sharded import wrap
 
 from .matrix import BASE, CONTROL, DISPERSED, UNREPAIRED
 
 
-@dataclass
-class Prepared:
-    """What the training loop needs. ``parts`` only have to live as long as it does."""
-
-    forward: nn.Module
-    optimizer: torch.optim.Optimizer
-    parts: tuple[Any, ...] = ()
-
-
-Prepare = Callable[[nn.Module, Callable[..., torch.optim.Optimizer], dict[str, Any]], Prepared]
+def _dispersed(
+    model: nn.Module, optimizer_class: Any, settings: Mapping[str, Any]
+) -> tuple[nn.Module, Any]:
+    forward, optimizer = ddp.wrap(model, optimizer_class, settings)
+    forward.register_comm_hook(None, lossycoll.dispersing_hook)  # type: ignore[operator]
+    return forward, optimizer
 
 
-def _ddp(model: nn.Module, optimizer: Callable[..., Any], settings: dict[str, Any]) -> Prepared:
-    return Prepared(DistributedDataParallel(model), optimizer(model.parameters(), **settings))
+def _sharded(name: str, **how: Any) -> Method:
+    return replace(SHARDED, name=name, wrap=partial(wrap, **how))
 
 
-def _drift_bound(period: int = 16, dispersed: bool = False) -> Prepare:
-    def prepare(
-        model: nn.Module, optimizer: Callable[..., Any], settings: dict[str, Any]
-    ) -> Prepared:
-        out = _ddp(model, optimizer, settings)
-        if dispersed:
-            out.forward.register_comm_hook(None, lossycoll.dispersing_hook)
-        bound = lossycoll.DriftBound(out.forward, out.optimizer, period)
-        return Prepared(out.forward, out.optimizer, (bound,))
+RELIABLE: Final = {"delivery": "reliable"}
 
-    return prepare
-
-
-def _sharded(**how: Any) -> Prepare:
-    def prepare(
-        model: nn.Module, optimizer: Callable[..., Any], settings: dict[str, Any]
-    ) -> Prepared:
-        sharded = lossycoll.ShardedOptimizer(model.parameters(), optimizer, **how, **settings)
-        return Prepared(model, sharded)
-
-    return prepare
-
-
-@dataclass(frozen=True)
-class Arm:
-    """``options`` of the group, ``needs`` what lossycoll must have."""
-
-    prepare: Prepare
-    options: Mapping[str, Any] = field(default_factory=dict)
-    needs: str = ""
-
-
-ARMS: Mapping[str, Arm] = {
-    BASE: Arm(_ddp, {"delivery": "reliable"}),
+OWN: Final = (
+    replace(DDP, name=BASE, options=RELIABLE),
     # What is lost counts as zero, in the sum of the gradients and in what is handed back.
-    "zero-fill": Arm(_ddp, {"estimator": "zero_fill", "on_missing": "zero"}),
+    replace(
+        DDP,
+        name="zero-fill",
+        options={"estimator": "zero_fill", "on_missing": "zero"},
+        colour="tab:brown",
+        marker="v",
+    ),
     # Zero in the sum; where a sum doesn't come back, the rank's own gradient over N (which DDP has
     # put into the bucket) stays. The published code of OptiReduce (arXiv 2310.06993) does this.
-    "own-gradient": Arm(_ddp, {"estimator": "zero_fill", "on_missing": "keep"}),
-    "ddp": Arm(_ddp),
-    CONTROL: Arm(_ddp, {"delivery": "reliable"}),
-    UNREPAIRED: Arm(_drift_bound(), {"repair": 0}, needs="DriftBound"),
-    "ddp+driftbound": Arm(_drift_bound(), needs="DriftBound"),
-    "sharded": Arm(_sharded(), needs="ShardedOptimizer"),
+    replace(
+        DDP,
+        name="own-gradient",
+        options={"estimator": "zero_fill", "on_missing": "keep"},
+        colour="tab:olive",
+        marker="s",
+    ),
+    replace(DDP, name=CONTROL, options=RELIABLE, colour="tab:gray", marker="x"),
+    replace(DRIFT_BOUND, name=UNREPAIRED, options={"repair": 0}, colour="tab:cyan", marker="^"),
     # What was tried to improve the two methods.
-    "sharded/published": Arm(_sharded(repair=0, max_age=None)),
-    "sharded/repair0": Arm(_sharded(repair=0, max_age=3)),
-    "sharded/repair0/age1": Arm(_sharded(repair=0, max_age=1)),
-    "sharded/repair0/age0": Arm(_sharded(repair=0, max_age=0)),
-    "sharded/feedback": Arm(_sharded(error_feedback=True, max_age=3)),
-    "sharded/repair1": Arm(_sharded(repair=1, max_age=3)),
-    "sharded/age0": Arm(_sharded(max_age=0)),
-    "sharded/age3": Arm(_sharded(max_age=3)),
-    "ddp+driftbound/repair0/period4": Arm(_drift_bound(period=4), {"repair": 0}),
-    DISPERSED[0]: Arm(_drift_bound(dispersed=True), {"repair": 0}),
-    DISPERSED[1]: Arm(_drift_bound(dispersed=True)),
-    "ddp+driftbound/repair1": Arm(_drift_bound(), {"repair": 1}),
-}
+    _sharded("sharded/published", repair=0, max_age=None),
+    _sharded("sharded/repair0", repair=0, max_age=3),
+    _sharded("sharded/repair0/age1", repair=0, max_age=1),
+    _sharded("sharded/repair0/age0", repair=0, max_age=0),
+    _sharded("sharded/feedback", error_feedback=True, max_age=3),
+    _sharded("sharded/repair1", repair=1, max_age=3),
+    _sharded("sharded/age0", max_age=0),
+    _sharded("sharded/age3", max_age=3),
+    replace(
+        DRIFT_BOUND,
+        name="ddp+driftbound/repair0/period4",
+        attach=partial(attach, period=4),
+        options={"repair": 0},
+    ),
+    replace(DRIFT_BOUND, name=DISPERSED[0], wrap=_dispersed, options={"repair": 0}),
+    replace(DRIFT_BOUND, name=DISPERSED[1], wrap=_dispersed),
+    replace(DRIFT_BOUND, name="ddp+driftbound/repair1", options={"repair": 1}),
+)
+"""Those of this study alone."""
 
 
-def missing(name: str) -> str:
-    """Why this version of lossycoll can't run an arm; empty if it can."""
-    arm = ARMS[name]
-    if arm.needs and not hasattr(lossycoll, arm.needs):
-        return f"lossycoll has no {arm.needs}"
-    try:
-        Options(**arm.options)
-    except OptionError as error:
-        return str(error)
-    return ""
+def variants() -> dict[str, Method]:
+    """All variants by name.
+
+    Raises:
+        ValueError: A registered method has the name of a variant of this study.
+    """
+    for taken in {method.name for method in OWN} & {method.name for method in methods()}:
+        raise ValueError(f"method {taken!r} has the name of a variant of the study: rename it")
+    return {method.name: method for method in (*OWN, *methods())}

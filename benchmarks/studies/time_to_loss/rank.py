@@ -20,7 +20,7 @@ from benchmarks.common import tcp
 from lossycoll.backend.gloo_mesh import connections
 from lossycoll.cli.demo import corpus as demo_data
 from lossycoll.cli.demo.model import ByteGPT, next_byte_loss
-from lossycoll.cli.demo.worker import TrainConfig, Validation, learning_rate, set_up
+from lossycoll.cli.demo.worker import ADAMW, TrainConfig, Validation, init_group, learning_rate
 
 CHECK_STEPS = 10
 
@@ -30,7 +30,7 @@ def main() -> None:
     config = TrainConfig(**given["train"])
     torch.set_num_threads(1)
     before = connections()
-    dist.init_process_group(config.backend)
+    init_group(config)
     dist.barrier()  # by now all are connected
     if given["control"]:
         assert tcp.use(given["control"], before) >= dist.get_world_size() - 1
@@ -49,7 +49,8 @@ def train(config: TrainConfig, limit: float, out: Path | None) -> None:
     corpus = demo_data.load(config.seed)
     torch.manual_seed(config.seed)
     model = ByteGPT(config.layers, config.width, config.context)
-    replica, optimizer = set_up(config.method, model)
+    prepared = config.found().prepare(model, torch.optim.AdamW, ADAMW)
+    replica, optimizer = prepared.forward, prepared.optimizer
     batches = torch.Generator().manual_seed(config.seed * 10_007 + rank + 1)
     validation = Validation(corpus.validation, config)
 

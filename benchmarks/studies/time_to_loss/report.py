@@ -1,7 +1,7 @@
 """time-to-target.json, the picture, and what stands between the marks of README and performance.md.
 
-The loss to reach is one for all networks and ways: within ``NEAR`` of what gloo, which loses
-nothing, ends with, for the seed that ends highest. A way that doesn't reach it says so.
+The loss to reach is one for all networks and variants: within ``NEAR`` of what gloo, which loses
+nothing, ends with, for the seed that ends highest. A variant that doesn't reach it says so.
 """
 
 from __future__ import annotations
@@ -14,21 +14,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import matplotlib
+from benchmarks.common.report import fill, markdown, plt, save, write_json
+from benchmarks.common.results import Result
 
-matplotlib.use("Agg")  # There may be no display.
-
-import matplotlib.pyplot as plt
-
-from benchmarks.studies.quality.report import between, markdown
-
-from .runs import PROFILES, REFERENCES, WAYS, Run
+from .runs import PROFILES, REFERENCES, VARIANTS, Run
 
 Curve = Sequence[tuple[float, int, float]]
 NEAR = 1.01
 NAME = "time-to-target"
 COLOURS = dict(
-    zip(WAYS, ("tab:red", "tab:orange", "tab:purple", "tab:blue", "tab:cyan"), strict=True)
+    zip(VARIANTS, ("tab:red", "tab:orange", "tab:purple", "tab:blue", "tab:cyan"), strict=True)
 )
 
 
@@ -45,12 +40,13 @@ def check(curve: Curve) -> None:
             raise ValueError(f"a curve has a loss of {loss} at step {step}, {t} s")
 
 
-def target(entries: Sequence[Mapping[str, Any]]) -> float:
+def target(entries: Sequence[Result]) -> float:
     """The loss to reach. Raises ValueError without a whole run of gloo."""
     ends = [
-        one["curve"][-1][2]
+        one.figures["curve"][-1][2]
         for one in entries
-        if one["run"]["way"] in REFERENCES and one["curve"][-1][1] == one["run"]["budget"]["steps"]
+        if one.settings["variant"] in REFERENCES
+        and one.figures["curve"][-1][1] == one.settings["budget"]["steps"]
     ]
     if not ends:
         raise ValueError("no run of gloo took all its steps: there is no loss to compare at")
@@ -66,28 +62,28 @@ def reached(curve: Curve, loss: float) -> float | None:
     return None
 
 
-def results(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """By network and way: seconds to the loss and of all steps, by seed. Raises ValueError for
+def results(entries: Sequence[Result]) -> dict[str, Any]:
+    """By network and variant: seconds to the loss and of all steps, by seed. Raises ValueError for
     curves that make no sense, and where runs of more than one budget are mixed."""
     for one in entries:
-        check(one["curve"])
-    budgets = {json.dumps(one["run"]["budget"], sort_keys=True) for one in entries}
+        check(one.figures["curve"])
+    budgets = {json.dumps(one.settings["budget"], sort_keys=True) for one in entries}
     if len(budgets) != 1:
         raise ValueError(f"runs of {len(budgets)} budgets, wanted one: {sorted(budgets)}")
     loss = target(entries)
     networks: dict[str, dict[str, Any]] = {}
     for one in entries:
-        run = Run.of(one["run"])
-        way = networks.setdefault(run.profile, {}).setdefault(
-            run.way, {"seeds": [], "seconds": [], "all": [], "ends": [], "curves": []}
+        run = Run.of(one.settings)
+        variant = networks.setdefault(run.profile, {}).setdefault(
+            run.variant, {"seeds": [], "seconds": [], "all": [], "ends": [], "curves": []}
         )
-        curve = one["curve"]
-        way["seeds"].append(run.seed)
-        way["seconds"].append(reached(curve, loss))
-        way["all"].append(curve[-1][0] if curve[-1][1] == run.budget.steps else None)
-        way["ends"].append(curve[-1][2])
-        way["curves"].append(curve)
-    commits = sorted({one["commit"] for one in entries})
+        curve = one.figures["curve"]
+        variant["seeds"].append(run.seed)
+        variant["seconds"].append(reached(curve, loss))
+        variant["all"].append(curve[-1][0] if curve[-1][1] == run.budget.steps else None)
+        variant["ends"].append(curve[-1][2])
+        variant["curves"].append(curve)
+    commits = sorted({one.commit for one in entries})
     return {
         "target": loss,
         "budget": json.loads(*budgets),
@@ -102,16 +98,16 @@ def median(seconds: Sequence[float | None]) -> float | None:
     return statistics.median(known) if len(known) == len(seconds) else None
 
 
-def fastest_gloo(ways: Mapping[str, Any]) -> float | None:
+def fastest_gloo(variants: Mapping[str, Any]) -> float | None:
     """The median seconds to the loss of the faster of gloo's."""
-    found = [median(ways[name]["seconds"]) for name in REFERENCES if name in ways]
+    found = [median(variants[name]["seconds"]) for name in REFERENCES if name in variants]
     return min((s for s in found if s is not None), default=None)
 
 
 def table(found: Mapping[str, Any]) -> str:
     head = [
         "network",
-        "way",
+        "variant",
         "seeds",
         "seconds to the loss",
         "least, most",
@@ -119,22 +115,22 @@ def table(found: Mapping[str, Any]) -> str:
     ]
     rows = []
     for profile in (name for name in PROFILES if name in found["networks"]):
-        ways = found["networks"][profile]
-        gloo = fastest_gloo(ways)
-        for name in (name for name in WAYS if name in ways):
-            way = ways[name]
-            spent, whole = median(way["seconds"]), median(way["all"])
-            known = [s for s in way["seconds"] if s is not None]
+        variants = found["networks"][profile]
+        gloo = fastest_gloo(variants)
+        for name in (name for name in VARIANTS if name in variants):
+            variant = variants[name]
+            spent, whole = median(variant["seconds"]), median(variant["all"])
+            known = [s for s in variant["seconds"] if s is not None]
             rows.append(
                 [
                     profile,
                     name,
-                    str(len(way["seeds"])),
+                    str(len(variant["seeds"])),
                     "not reached" if spent is None else f"{spent:.1f}",
                     f"{min(known):.1f}, {max(known):.1f}" if known else "-",
                     "-" if spent is None or gloo is None else f"{gloo / spent:.1f}x",
                     "cut off" if whole is None else f"{whole:.1f}",
-                    f"{statistics.fmean(way['ends']):.4f}",
+                    f"{statistics.fmean(variant['ends']):.4f}",
                 ]
             )
     return markdown([*head, "seconds for all steps", "loss at the end"], rows)
@@ -143,15 +139,16 @@ def table(found: Mapping[str, Any]) -> str:
 def caption(found: Mapping[str, Any]) -> str:
     """The picture, and one sentence with the figures in it."""
     said = []
-    for profile, ways in found["networks"].items():
-        gloo = fastest_gloo(ways)
-        ours = {n: median(ways[n]["seconds"]) for n in ways if n not in REFERENCES}
+    for profile, variants in found["networks"].items():
+        gloo = fastest_gloo(variants)
+        ours = {n: median(variants[n]["seconds"]) for n in variants if n not in REFERENCES}
         best = min(((s, n) for n, s in ours.items() if s is not None), default=None)
         if best and gloo is not None:
             said.append(
                 f"{best[0]:.0f} s rather than gloo's {gloo:.0f} s on `{profile}` ({best[1]})"
             )
-    seeds = max(len(way["seeds"]) for ways in found["networks"].values() for way in ways.values())
+    networks = found["networks"].values()
+    seeds = max(len(one["seeds"]) for variants in networks for one in variants.values())
     return (
         f"![Validation loss against seconds of training](docs/{NAME}.png)\n\n"
         "The demo's GPT, 4 ranks in the [laboratory](docs/lab.md), seconds to a validation loss "
@@ -161,14 +158,13 @@ def caption(found: Mapping[str, Any]) -> str:
     )
 
 
-def write(entries: Sequence[Mapping[str, Any]], folder: Path) -> str:
+def write(entries: Sequence[Result], folder: Path) -> str:
     """Writes all files, README.md beside the folder included; returns the table."""
     found = results(entries)
     readme = folder.resolve().parent / "README.md"
-    (folder / f"{NAME}.json").write_text(json.dumps(found) + "\n", encoding="utf-8")
-    for page, text in ((folder / "performance.md", table(found)), (readme, caption(found))):
-        if page.exists():
-            page.write_text(between(page.read_text(encoding="utf-8"), NAME, text), encoding="utf-8")
+    write_json(folder / f"{NAME}.json", found, indent=None)
+    fill(folder / "performance.md", {NAME: table(found)})
+    fill(readme, {NAME: caption(found)})
     draw(found, folder / f"{NAME}.png")
     return table(found)
 
@@ -178,9 +174,9 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
     networks = {name: found["networks"][name] for name in PROFILES if name in found["networks"]}
     size = (5.6 * len(networks), 3.8)
     figure, axes = plt.subplots(1, len(networks), figsize=size, layout="constrained", squeeze=False)
-    for axis, (profile, ways) in zip(axes[0], networks.items(), strict=True):
-        for name in (name for name in WAYS if name in ways):
-            for i, curve in enumerate(ways[name]["curves"]):
+    for axis, (profile, variants) in zip(axes[0], networks.items(), strict=True):
+        for name in (name for name in VARIANTS if name in variants):
+            for i, curve in enumerate(variants[name]["curves"]):
                 seconds = [point[0] for point in curve[1:]]
                 losses = [point[2] for point in curve[1:]]
                 label = name if i == 0 else None
@@ -191,5 +187,4 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
         axis.set_xlabel("seconds of training")
     axes[0][0].set_ylabel("validation loss, nats per byte")
     axes[0][0].legend(fontsize=8)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    save(figure, path)

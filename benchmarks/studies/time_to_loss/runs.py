@@ -1,12 +1,14 @@
-"""What is measured, as data: networks, ways to train, seeds."""
+"""What is measured, as data: networks, variants of training, seeds."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.common.results import Piece
+from lossycoll.cli.demo.methods import DDP, DRIFT_BOUND, SHARDED, Method
 from lossycoll.cli.demo.model import HEAD_WIDTH
 from lossycoll.cli.demo.worker import TrainConfig
 
@@ -16,23 +18,23 @@ LAYERS = 2
 
 
 @dataclass(frozen=True)
-class Way:
-    """``method`` is the demo's. ``control``: TCP's congestion control, of gloo's connections."""
+class Variant:
+    """``control``: TCP's congestion control, of gloo's connections."""
 
     backend: str
-    method: str
+    method: Method
     environment: Mapping[str, str]
     control: str = ""
 
 
-WAYS = {
-    "lossy": Way("lossy", "ddp", {}),
-    "lossy, DriftBound": Way("lossy", "bounded", {"LOSSYCOLL_REPAIR": "2"}),
-    "lossy, ShardedOptimizer": Way("lossy", "sharded", {}),
-    "gloo, cubic": Way("gloo", "ddp", {}, "cubic"),
-    "gloo, bbr": Way("gloo", "ddp", {}, "bbr"),
+VARIANTS = {
+    "lossy": Variant("lossy", DDP, {}),
+    "lossy, DriftBound": Variant("lossy", DRIFT_BOUND, {"LOSSYCOLL_REPAIR": "2"}),
+    "lossy, ShardedOptimizer": Variant("lossy", SHARDED, {}),
+    "gloo, cubic": Variant("gloo", DDP, {}, "cubic"),
+    "gloo, bbr": Variant("gloo", DDP, {}, "bbr"),
 }
-REFERENCES = tuple(name for name, way in WAYS.items() if way.backend == "gloo")
+REFERENCES = tuple(name for name, variant in VARIANTS.items() if variant.backend == "gloo")
 
 
 @dataclass(frozen=True)
@@ -56,32 +58,30 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Run:
-    """One training. Raises ValueError for a network or a way that isn't known."""
+class Run(Piece):
+    """One training. Raises ValueError for a network or a variant that isn't known."""
 
     profile: str
-    way: str
+    variant: str
     seed: int
     budget: Budget
 
     def __post_init__(self) -> None:
-        for what, value, known in (("profile", self.profile, PROFILES), ("way", self.way, WAYS)):
+        for what, known in (("profile", PROFILES), ("variant", tuple(VARIANTS))):
+            value = getattr(self, what)
             if value not in known:
                 raise ValueError(f"{what} is {value!r}, wanted one of {', '.join(known)}")
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Run:
-        """The inverse of :meth:`as_dict`."""
-        return cls(**{**values, "budget": Budget(**values["budget"])})
+    def of(cls, settings: Mapping[str, Any]) -> Run:
+        return cls(**{**settings, "budget": Budget(**settings["budget"])})
 
     def config(self) -> TrainConfig:
-        way = WAYS[self.way]
+        variant = VARIANTS[self.variant]
         return TrainConfig(
-            backend=way.backend,
-            method=way.method,
+            backend=variant.backend,
+            method=variant.method.name,
+            module=variant.method.module,
             loss=0.0,
             steps=self.budget.steps,
             seed=self.seed,
@@ -94,10 +94,10 @@ class Run:
 
 
 def runs(
-    seeds: Sequence[int], profiles: Sequence[str], ways: Sequence[str], budget: Budget
+    seeds: Sequence[int], profiles: Sequence[str], variants: Sequence[str], budget: Budget
 ) -> Iterator[Run]:
     """A whole comparison for the first seed, then for the next."""
     for seed in seeds:
         for profile in profiles:
-            for way in ways:
-                yield Run(profile, way, seed, budget)
+            for variant in variants:
+                yield Run(profile, variant, seed, budget)

@@ -17,13 +17,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from lossycoll.cli.argtypes import inject_text, names, real, whole
+from lossycoll.cli.argtypes import inject_text, names, real, shares, whole
 from lossycoll.cli.demo.report import percentile
 from lossycoll.cli.launcher import EXIT_FAILED, launch, must_be_writable, scratch
 from lossycoll.cli.plotting import drawn
 from lossycoll.options.fields import FAST_PATHS
+from lossycoll.plan import algorithm_names
 
-from . import loss_sweep as bench_loss
+from . import loss_sweep
 from . import nccl as bench_nccl
 
 BACKENDS = ("lossy", "nccl", "gloo")
@@ -48,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=whole(0, 2**31 - 1), default=7, help="of the injected loss")
     add("--mtu", type=whole(576, 65535), help="largest packet; the interface's by default")
     add("--delivery", choices=("lossy", "reliable"), default="lossy")
-    add("--algorithm", choices=("auto", "ring", "transpose"), default="auto")
+    add("--algorithm", choices=algorithm_names("all_reduce"), default="auto")
     add("--disable", type=names(FAST_PATHS), default=(), help="fast paths to do without")
     add("--no-verify", action="store_true", help="do not check results (they are at zero loss)")
     add("--json", action="store_true", help="print JSON instead of the table")
@@ -56,9 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--report", type=Path, help="folder for bench.json, with every time, and bench.png")
     add(
         "--losses",
-        type=bench_loss.losses,
-        default=bench_loss.losses(bench_loss.DEFAULT),
-        help=f"of the report's time against loss (default {bench_loss.DEFAULT})",
+        type=shares,
+        default=shares(loss_sweep.DEFAULT),
+        help=f"of the report's time against loss (default {loss_sweep.DEFAULT})",
     )
     add("--dry-run", action="store_true", help="say what would be run, and what it lacks")
 
@@ -112,7 +113,7 @@ def run(options: argparse.Namespace) -> int:
         loss = None
         if options.backend != ("nccl",):  # which has no ranks on the CPU
             with console.status("time against loss") as status:
-                loss = bench_loss.measure(options, config, environment, status.update)
+                loss = loss_sweep.measure(options, config, environment, status.update)
         report(measured, results, loss, options.report, errors)
     wrong = [row for row in results["rows"] if row["verified"] is False]
     for row in wrong:
@@ -121,7 +122,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def configuration(options: argparse.Namespace) -> dict[str, Any]:
-    """What bench_rank is told."""
+    """What worker.py reads."""
     return {
         "backends": options.backend,
         "sizes": options.sizes,
@@ -275,7 +276,7 @@ def report(
     rows = [{**row, "seconds": seconds[row["bytes"], row["backend"]]} for row in results["rows"]]
     whole_results = {**results, "rows": rows, "loss": loss}
     (folder / "bench.json").write_text(json.dumps(whole_results) + "\n", encoding="utf-8")
-    if drawn("bench.plot", errors, whole_results, human, folder / "bench.png"):
+    if drawn("lossycoll.cli.bench.plot", errors, whole_results, human, folder / "bench.png"):
         errors.print(f"report: {folder}", markup=False)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lossycoll.cli.argtypes import inject_text, real
+from lossycoll.cli.argtypes import inject_text
 from lossycoll.cli.demo.report import percentile
 from lossycoll.cli.launcher import LOG_TAIL_LINES, LaunchError, launch, on_one_machine, scratch
 from lossycoll.lab import Lab, Link, Network, Port
@@ -29,14 +29,6 @@ LOSS_TIME, STEP_TIME = 3, 10
 RANK_SECONDS = 900.0
 
 
-def losses(text: str) -> tuple[float, ...]:
-    """``0,0.01``: shares of packets, each below 1, in rising order."""
-    found = tuple(real(0, 1)(part) for part in text.split(","))
-    if list(found) != sorted(set(found)):
-        raise argparse.ArgumentTypeError(f"{text!r} doesn't rise")
-    return found
-
-
 def network(ranks: int, loss: float) -> Network:
     return Network(
         hosts=ranks,
@@ -49,25 +41,30 @@ def measure(
     options: argparse.Namespace,
     config: Mapping[str, Any],
     environment: Mapping[str, str | None],
-    tell: Callable[[str], None],
+    on_loss: Callable[[str], None],
 ) -> dict[str, Any]:
     """A row per loss and backend, and steps of training at the loss in the middle.
 
-    ``options``: bench's; ``config``, ``environment``: of its ranks; ``tell`` hears of each loss.
-    Raises LaunchError when a rank fails.
+    Args:
+        options: Of the command.
+        config: What worker.py reads, but for what differs by loss.
+        environment: Changes to the ranks' environment.
+        on_loss: Is given a line before each loss is measured.
+
+    Raises:
+        LaunchError: A rank failed.
     """
     lacking = missing("switch")
     size = min(MOST_BYTES, max(options.sizes))
-    backends = [name for name in options.backend if name != "nccl"]
     middle = options.losses[len(options.losses) // 2]
     rows: list[dict[str, Any]] = []
     steps: dict[str, list[float]] = {}
     injected = 0
     for loss in options.losses:
-        tell(f"time against loss: {loss:.3g}")
+        on_loss(f"time against loss: {loss:.3g}")
         own = {
             **config,
-            "backends": backends,
+            "backends": [name for name in options.backend if name != "nccl"],
             "sizes": (size,),
             "seconds": LOSS_TIME * options.seconds,
             "verify": False,
@@ -81,16 +78,7 @@ def measure(
             found = _in_a_laboratory(own, network(options.ranks, loss), without)
         steps = found["steps"] or steps
         injected += (found["traffic"] or {}).get("packets_injected", 0)
-        for name, times in found["sizes"][0]["seconds"].items():
-            rows.append(
-                {
-                    "loss": loss,
-                    "backend": name,
-                    "median_ms": 1e3 * percentile(times, 0.5),
-                    "p99_ms": 1e3 * percentile(times, 0.99),
-                    "seconds": times,
-                }
-            )
+        rows += [_row(loss, name, times) for name, times in found["sizes"][0]["seconds"].items()]
     return {
         "network": describe(lacking),
         "without_laboratory": lacking,
@@ -98,6 +86,16 @@ def measure(
         "bytes": size,
         "rows": rows,
         "steps": {"loss": middle, "seconds": steps},
+    }
+
+
+def _row(loss: float, backend: str, times: list[float]) -> dict[str, Any]:
+    return {
+        "loss": loss,
+        "backend": backend,
+        "median_ms": 1e3 * percentile(times, 0.5),
+        "p99_ms": 1e3 * percentile(times, 0.99),
+        "seconds": times,
     }
 
 
@@ -128,7 +126,12 @@ def _in_a_laboratory(
     with scratch("lossycoll-bench-") as folder, Lab(wanted) as lab:
         file = folder / "config.json"
         file.write_text(json.dumps({**config, "events": str(folder / "events.jsonl")}))
-        command: Sequence[str] = [sys.executable, "-m", "lossycoll.cli.bench.worker", str(file)]
+        command: Sequence[str] = [
+            sys.executable,
+            "-m",
+            "lossycoll.cli.bench.worker",
+            str(file),
+        ]
         # A host has one interface, and the laboratory names it.
         own = {k: v for k, v in on_one_machine().items() if k != "GLOO_SOCKET_IFNAME"}
         ended = lab.run(command, {**own, **environment}, timeout=RANK_SECONDS)

@@ -1,6 +1,6 @@
 """Where NCCL can be measured: what ranks see of GPUs, and from that who takes which, and how.
 
-NCCL tells hosts apart by host name and boot id, or by NCCL_HOSTID where it is set, and refuses two
+NCCL knows hosts by host name and boot id, or by NCCL_HOSTID where it is set, and refuses two
 ranks on one GPU of one host ("Duplicate GPU detected", since NCCL 2.5). Ranks that share a GPU
 therefore each get an NCCL_HOSTID: NCCL takes them for hosts and goes through sockets.
 """
@@ -27,7 +27,7 @@ class NcclMissing(RuntimeError):
 
 @dataclass(frozen=True)
 class Seen:
-    """What one rank sees. ``host``: as NCCL tells hosts apart; ``gpus``: their UUIDs, by device."""
+    """What one rank sees. ``host``: as NCCL knows it; ``gpus``: their UUIDs, by device."""
 
     host: str
     torch: str

@@ -23,13 +23,12 @@ from torch import Tensor
 import lossycoll
 from lossycoll.cli.launcher import EventWriter
 
-from . import ddp_step as bench_steps
-from . import nccl as bench_nccl
+from . import ddp_step, nccl
 from .interleave import in_turns
 
 Groups = dict[str, dist.ProcessGroup]
-Told = Callable[[int, int], None]
-"""Is told the bytes and how many sizes are done."""
+OnSize = Callable[[int, int], None]
+"""Is given the bytes of a size and how many sizes are done."""
 
 
 def contribution(elements: int, dtype: torch.dtype, rank: int) -> Tensor:
@@ -137,13 +136,13 @@ def traffic(groups: Groups) -> dict[str, int] | None:
     return {name: figures[name] for name in names}
 
 
-def seen_by_all() -> list[bench_nccl.Seen]:
+def seen_by_all() -> list[nccl.Seen]:
     seen: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(seen, bench_nccl.look())
+    dist.all_gather_object(seen, nccl.look())
     return seen
 
 
-def take_part(config: dict[str, Any], told: Told) -> dict[str, Any] | None:
+def take_part(config: dict[str, Any], on_size: OnSize) -> dict[str, Any] | None:
     """Measures with the ranks of the default group, which only coordinates; rank 0 gets the result.
 
     Raises NcclMissing, at every rank, where NCCL is asked for and can't run.
@@ -152,22 +151,22 @@ def take_part(config: dict[str, Any], told: Told) -> dict[str, Any] | None:
     with tempfile.TemporaryDirectory(prefix="lossycoll-bench-") as folder:
         account = Path(folder) / "nccl.log"
         if "nccl" in config["backends"]:
-            setup = bench_nccl.choose(seen_by_all())
+            setup = nccl.choose(seen_by_all())
             place = setup.places[dist.get_rank()]
-            bench_nccl.settle(place, account)
+            nccl.settle(place, account)
             device = torch.device("cuda", place.device)
             config = {**config, "staged": True}
         groups = {name: dist.new_group(backend=name) for name in config["backends"]}
         itemsize = getattr(torch, config["dtype"]).itemsize
         measured = []
         for done, size in enumerate(config["sizes"]):
-            told(size, done)
+            on_size(size, done)
             measured.append(measure_size(groups, size // itemsize, config, device))
-            told(size, done + 1)
+            on_size(size, done + 1)
         # DDP would hand a model on the GPU to backends of the CPU: those measure theirs.
         ours = {name: group for name, group in groups.items() if name != "nccl"}
-        steps = bench_steps.measure(ours, config["step_seconds"]) if config["step_seconds"] else {}
-        connected = bench_nccl.transports(account.read_text()) if account.exists() else ()
+        steps = ddp_step.measure(ours, config["step_seconds"]) if config["step_seconds"] else {}
+        connected = nccl.transports(account.read_text()) if account.exists() else ()
     gathered: list[Any] = [None] * dist.get_world_size()
     own = {"sizes": measured, "steps": steps, "traffic": traffic(groups), "nccl": connected}
     dist.all_gather_object(gathered, own)
@@ -187,7 +186,7 @@ def take_part(config: dict[str, Any], told: Told) -> dict[str, Any] | None:
     }
 
 
-def labels(config: dict[str, Any], setup: bench_nccl.Setup | None) -> dict[str, str]:
+def labels(config: dict[str, Any], setup: nccl.Setup | None) -> dict[str, str]:
     """What each backend's times are of, in words."""
     others = "CPU tensors"
     if setup is not None:
@@ -200,7 +199,7 @@ def labels(config: dict[str, Any], setup: bench_nccl.Setup | None) -> dict[str, 
     }
 
 
-def about_nccl(setup: bench_nccl.Setup, connected: list[tuple[str, ...]]) -> dict[str, Any]:
+def about_nccl(setup: nccl.Setup, connected: list[tuple[str, ...]]) -> dict[str, Any]:
     version: Any = torch.cuda.nccl.version
     return {
         "mode": setup.mode,
@@ -218,11 +217,11 @@ def main() -> None:
     dist.init_process_group(backend="gloo")
     report = EventWriter(config["events"]) if os.environ["RANK"] == "0" else None
 
-    def told(size: int, done: int) -> None:
+    def on_size(size: int, done: int) -> None:
         if report is not None:
             report.write(bytes=size, done=done)
 
-    measured = take_part(config, told)
+    measured = take_part(config, on_size)
     if report is not None:
         (path.parent / "ranks.json").write_text(json.dumps(measured), encoding="utf-8")
         report.close()

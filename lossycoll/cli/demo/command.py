@@ -1,7 +1,6 @@
-"""Train a small GPT five times: with gloo, on a clean network, and losing packets in three ways.
+"""Train a small GPT with gloo, on a clean network, and with each method while packets are lost.
 
-The runs have the same seed, data and steps. Under loss there are plain DDP, DDP with DriftBound,
-and ShardedOptimizer.
+The runs have the same seed, data and steps.
 """
 
 from __future__ import annotations
@@ -20,14 +19,15 @@ from lossycoll.cli.argtypes import inject_text, names, real, whole
 from lossycoll.cli.launcher import launch, must_be_writable
 from lossycoll.cli.plotting import drawn
 
-from . import report as demo_report
+from . import report
+from .runs import DemoRun, runs
 
-RUNS = ("gloo", "clean", "lossy", "bounded", "sharded")
-LOSSY_RUNS = ("lossy", "bounded", "sharded")
-HEAD_WIDTH = 32  # as in demo_model, which would import torch before --help can answer
+HEAD_WIDTH = 32  # as in model, which would import torch before --help can answer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``lossycoll demo``."""
+    known = tuple(runs())
     add = parser.add_argument
     add("--loss", type=real(0, 1), default=0.1, help="share of packets to drop (default 0.1)")
     add("--burst", type=real(1), default=1.0, help="mean length of a loss, in packets (default 1)")
@@ -46,15 +46,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--mtu", type=whole(576, 65535), default=1500, help="of the lossy runs (default 1500)")
     add(
         "--runs",
-        type=names(RUNS),
-        default=RUNS,
-        help="which to do: some of gloo,clean,lossy,bounded,sharded (default: all)",
+        type=names(known),
+        default=known,
+        help=f"which to do: some of {','.join(known)} (default: all)",
     )
     add("--out", type=Path, default=Path("demo-results"), help="folder for results")
     add("--json", action="store_true", help="print the results as JSON, not as a table")
 
 
 def run(options: argparse.Namespace) -> int:
+    """Does the runs, one after another, and reports them; returns the exit status."""
     # With --json, standard output carries the JSON and nothing else.
     console = Console(stderr=options.json)
     errors = Console(stderr=True)
@@ -62,18 +63,18 @@ def run(options: argparse.Namespace) -> int:
     must_be_writable(saved, make_folder=True)
     results = _header(options)
     for name in options.runs:
-        results["runs"][name] = _one_run(name, options, console)
-    demo_report.compare(results["runs"])
+        results["runs"][name] = _one_run(runs()[name], options, console)
+    report.compare(results["runs"])
     saved.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     if options.json:
         print(json.dumps(results))
     else:
-        console.print(demo_report.table(results["runs"]))
-        for line in demo_report.remarks(results["runs"]):
+        console.print(report.table(results["runs"]))
+        for line in report.remarks(results["runs"]):
             console.print(line, highlight=False)
     console.print(f"figures: {saved}", highlight=False)
     plot = options.out / "demo.png"
-    if drawn("demo.plot", errors, results, plot):
+    if drawn("lossycoll.cli.demo.plot", errors, results, plot):
         console.print(f"plot:    {plot}", highlight=False)
     return 0
 
@@ -95,12 +96,13 @@ def _header(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _one_run(name: str, options: argparse.Namespace, console: Console) -> dict[str, Any]:
+def _one_run(run: DemoRun, options: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Starts the ranks, shows how far they are, and sums up what they found."""
-    loss = options.loss if name in LOSSY_RUNS else 0.0
+    loss = options.loss if run.lossy else 0.0
     config = {
-        "backend": "gloo" if name == "gloo" else "lossy",
-        "method": name if name in ("bounded", "sharded") else "ddp",
+        "backend": run.backend,
+        "method": run.method.name,
+        "module": run.method.module,
         "loss": loss,
         **{
             option: getattr(options, option)
@@ -112,7 +114,7 @@ def _one_run(name: str, options: argparse.Namespace, console: Console) -> dict[s
         # Loopback would take packets of 64 KiB, of which a loss would be another matter.
         "LOSSYCOLL_MTU": str(options.mtu),
     }
-    folder = options.out / name
+    folder = options.out / run.name
     progress = Progress(
         TextColumn("{task.description:<16}"),
         BarColumn(),
@@ -123,7 +125,7 @@ def _one_run(name: str, options: argparse.Namespace, console: Console) -> dict[s
     )
     started = time.monotonic()
     with progress:
-        label = f"{name}, {loss:.0%} lost" if loss else name
+        label = f"{run.name}, {loss:.0%} lost" if loss else run.name
         task = progress.add_task(label, total=options.steps, note="starting ranks")
 
         def on_event(event: dict[str, Any]) -> None:
@@ -140,4 +142,4 @@ def _one_run(name: str, options: argparse.Namespace, console: Console) -> dict[s
             on_event=on_event,
         )
     ranks = json.loads((folder / "ranks.json").read_text(encoding="utf-8"))
-    return demo_report.summarize(ranks, config["backend"], loss, time.monotonic() - started)
+    return report.summarize(ranks, run.backend, loss, time.monotonic() - started)

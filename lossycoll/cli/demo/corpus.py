@@ -25,6 +25,8 @@ class CorpusError(RuntimeError):
 
 @dataclass(frozen=True)
 class Corpus:
+    """Text as bytes, uint8, and how many files it is from."""
+
     train: Tensor
     validation: Tensor
     train_files: int

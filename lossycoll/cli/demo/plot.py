@@ -13,15 +13,8 @@ matplotlib.use("Agg")  # There may be no display.
 
 import matplotlib.pyplot as plt
 
-COLOURS = {
-    "gloo": "tab:blue",
-    "clean": "tab:green",
-    "lossy": "tab:red",
-    "bounded": "tab:orange",
-    "sharded": "tab:purple",
-}
-# Curves lie on top of one another: the first is drawn wide, the others within it.
-WIDTHS = {"gloo": 6.0, "clean": 3.0, "lossy": 1.4, "bounded": 1.4, "sharded": 1.4}
+from .runs import runs as known_runs
+
 PARTS = 8
 
 
@@ -50,23 +43,25 @@ def excess(run: dict[str, Any], base: dict[str, Any]) -> list[tuple[int, float]]
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
+    """Costs on the left, drift on the right, a line for each run."""
     figure, (costs, drift) = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
-    runs = results["runs"]
+    runs, known = results["runs"], known_runs()
     base_name = next(iter(runs))
     equal: list[str] = []
     for name, run in runs.items():
         label = f"{name}, {run['injected_loss']:.0%} lost" if run["injected_loss"] else name
-        style = {"color": COLOURS[name], "marker": "o", "markersize": 4}
+        colour, width = known[name].colour, known[name].width
+        style = {"color": colour, "marker": "o", "markersize": 4}
         points = zip(*excess(run, runs[base_name]), strict=True)
-        costs.plot(*points, **style, linewidth=WIDTHS[name], label=label)
+        costs.plot(*points, **style, linewidth=width, label=label)
         curve = run["curves"]["drift"]
         if measured := means(curve, "mean_square_distance"):
-            drift.plot(*zip(*measured, strict=True), **style, linewidth=WIDTHS[name])
+            drift.plot(*zip(*measured, strict=True), **style, linewidth=width)
         else:
             equal.append(name)
         if curve[-1][1]["expected"]:
             expected = zip(*means(curve, "expected"), strict=True)
-            drift.plot(*expected, "--", color=COLOURS[name], linewidth=2.4)
+            drift.plot(*expected, "--", color=colour, linewidth=2.4)
     zeros = f" (0: {', '.join(equal)})" if equal else ""
     drift.plot([], [], "--", color="tab:gray", linewidth=2.4, label="by theory")
     costs.set(xlabel="step", ylabel=f"% of the perplexity of {base_name}")

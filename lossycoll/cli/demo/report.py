@@ -7,15 +7,17 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from rich.table import Table
+
+from .runs import runs as known_runs
 
 Run = dict[str, Any]
 
 
 def percentile(values: list[float], share: float) -> float:
     """The smallest value that at least ``share`` of the values do not exceed."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+    return float(np.quantile(values, share, method="inverted_cdf"))
 
 
 def summarize(ranks: list[Run], backend: str, loss: float, seconds: float) -> Run:
@@ -75,6 +77,7 @@ def compare(runs: dict[str, Run]) -> None:
 
 
 def table(runs: dict[str, Run]) -> Table:
+    """A column for each run, a row for each figure."""
     out = Table(title="Same seed, same data, same steps")
     out.add_column("")
     for name in runs:
@@ -103,14 +106,16 @@ def table(runs: dict[str, Run]) -> Table:
 
 def remarks(runs: dict[str, Run]) -> list[str]:
     """What a reader of the table should know about the distance between replicas."""
-    drifting = [run for run in runs.values() if run["drift"]["mean_square_distance"] > 0]
+    drifting = [name for name, run in runs.items() if run["drift"]["mean_square_distance"] > 0]
     if not drifting:
         return []
+    said = (
+        f"{run.name}: {run.method.summary}."
+        for run in known_runs().values()
+        if run.lossy and run.name in drifting and run.method.summary
+    )
     return [
-        "lossy: a rank that a mean does not reach goes on with its own gradient, so replicas drift"
-        " apart for as long as training lasts. bounded: DriftBound brings 1/16 of the parameters"
-        " together after each step. sharded: parameters are sent, not gradients; a lost packet"
-        " leaves a value that is a step or two old. docs/guide.md says which to use when.",
+        " ".join([*said, "docs/guide.md says which to use when."]),
         "Distances are exact, over all pairs of ranks, and means over the second half of the steps;"
         " what they should be by theory is in docs/demo.md.",
     ]

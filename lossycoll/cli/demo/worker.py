@@ -2,7 +2,7 @@
 
 Started as ``python -m lossycoll.cli.demo.worker CONFIG``. Apart from the name of the backend,
 nothing in the training loop knows that packets may be lost; the methods differ in how model and
-optimizer are made.
+optimizer are prepared (:mod:`.methods`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
@@ -21,13 +21,13 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 import lossycoll
 from lossycoll.cli.launcher import EventWriter
 
-from . import corpus as demo_data
-from . import drift_theory as demo_theory
+from . import methods
+from .corpus import draw, load
+from .methods.registry import Theory
 from .model import ByteGPT, next_byte_loss
 
 # Replicas drift with the square root of the steps times this, times the noise of one rank's
@@ -35,20 +35,22 @@ from .model import ByteGPT, next_byte_loss
 LEARNING_RATE = 1.2e-3
 VALIDATION_WINDOWS = 256
 MEASUREMENTS = 8
-PERIOD = 16
+ADAMW: Final[Mapping[str, Any]] = {"betas": (0.9, 0.95), "weight_decay": 0.1}
 DRIFT_EVERY, DRIFT_EVERY_EARLY = 3, 9
 """Steps between measurements of the drift, in the second half, over which its mean is taken, and in
-the first. No divisors of PERIOD or of the turn in which ShardedOptimizer probes links: all parts of
-them are looked at. Where nothing is lost it is measured with the validation only."""
+the first. No divisors of DriftBound's period or of the turn in which ShardedOptimizer probes links:
+all parts of them are looked at. Where nothing is lost it is measured with the validation only."""
 # The first steps pay for DDP's bucket building and cold memory; they say nothing about the rest.
 UNTIMED_STEPS = 3
 
 
 @dataclass(frozen=True)
 class TrainConfig:
+    """What a rank is to do. ``method``: the name of a :class:`Method` that ``module`` registers."""
+
     backend: str
     method: str
-    """ddp, bounded (DDP with DriftBound) or sharded (ShardedOptimizer)."""
+    module: str
     loss: float
     steps: int
     seed: int
@@ -58,8 +60,11 @@ class TrainConfig:
     batch: int
     events: str
 
+    def found(self) -> methods.Method:
+        """The method; its module is imported."""
+        return methods.find(self.method, self.module)
 
-Theory = demo_theory.OwnersTrail | demo_theory.OwnSteps
+
 COUNTED: Final = ("packets_sent", "packets_missing", "packets_injected", "bytes_sent")
 
 
@@ -87,6 +92,7 @@ class Traffic:
             self._aside[name] += value - before[name]
 
     def figures(self) -> dict[str, int] | None:
+        """So far, by counter; None for a backend that doesn't count."""
         if not self._counts:
             return None
         return {name: value - self._aside[name] for name, value in self._now().items()}
@@ -98,12 +104,13 @@ class Validation:
     def __init__(self, text: Tensor, config: TrainConfig) -> None:
         generator = torch.Generator().manual_seed(config.seed)
         self._batches = [
-            demo_data.draw(text, config.batch, config.context, generator)
+            draw(text, config.batch, config.context, generator)
             for _ in range(math.ceil(VALIDATION_WINDOWS / config.batch))
         ]
 
     @torch.no_grad()
     def loss(self, model: nn.Module) -> float:
+        """Mean over the windows, in nats per byte."""
         losses = [next_byte_loss(model(inputs), targets) for inputs, targets in self._batches]
         return float(torch.stack(losses).mean())
 
@@ -120,12 +127,11 @@ def learning_rate(step: int, steps: int) -> float:
 def train(config: TrainConfig) -> dict[str, Any]:
     """Trains, and returns this rank's figures."""
     rank = dist.get_rank()
-    corpus = demo_data.load(config.seed)
+    corpus = load(config.seed)
     torch.manual_seed(config.seed)
     model = ByteGPT(config.layers, config.width, config.context)
-    replica, optimizer = made(config.method, model)
-    theory = theory_of(config.method, optimizer, config.loss)
-    bind(config.method, replica, optimizer)
+    prepared = config.found().prepare(model, torch.optim.AdamW, ADAMW, config.loss)
+    replica, optimizer = prepared.forward, prepared.optimizer
     batches = torch.Generator().manual_seed(config.seed * 10_007 + rank + 1)
     validation = Validation(corpus.validation, config)
     report = EventWriter(config.events) if rank == 0 else None
@@ -141,7 +147,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
         started = time.perf_counter()
         for parameter_group in optimizer.param_groups:
             parameter_group["lr"] = learning_rate(step - 1, config.steps)
-        inputs, targets = demo_data.draw(corpus.train, config.batch, config.context, batches)
+        inputs, targets = draw(corpus.train, config.batch, config.context, batches)
         loss = next_byte_loss(replica(inputs), targets)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -157,7 +163,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
             dist.barrier()  # so that others wait here, and not within the next step
         if step in compared_at:
             with traffic.aside():
-                drift_curve.append((step, drift_of(model, theory, config.loss)))
+                drift_curve.append((step, drift_of(model, prepared.theory, config.loss)))
     if report is not None:
         report.close()
     return {
@@ -183,37 +189,6 @@ def compared_steps(steps: int) -> set[int]:
     return {*early, *late}
 
 
-def set_up(method: str, model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """What is run forward, and what is stepped."""
-    replica, optimizer = made(method, model)
-    bind(method, replica, optimizer)
-    return replica, optimizer
-
-
-def made(method: str, model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """The same before DriftBound."""
-    how: dict[str, Any] = {"betas": (0.9, 0.95), "weight_decay": 0.1}
-    if method == "sharded":
-        return model, lossycoll.ShardedOptimizer(model.parameters(), torch.optim.AdamW, **how)
-    replica = DistributedDataParallel(model)
-    return replica, torch.optim.AdamW(replica.parameters(), **how)
-
-
-def bind(method: str, replica: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Attaches DriftBound, where that is the method."""
-    if method == "bounded":
-        lossycoll.DriftBound(replica, optimizer, PERIOD)
-
-
-def theory_of(method: str, optimizer: torch.optim.Optimizer, loss: float) -> Theory | None:
-    """What foretells the drift, where anything does. To be made before :func:`bind`."""
-    if method == "sharded":
-        return demo_theory.OwnersTrail(optimizer, loss)
-    if method == "bounded":
-        return demo_theory.OwnSteps(optimizer, PERIOD, loss)
-    return None
-
-
 def drift_of(model: nn.Module, theory: Theory | None, loss: float) -> dict[str, Any]:
     """How far the replicas are apart, and how far they should be: None where nothing bounds it."""
     drift = lossycoll.measure_drift(model)
@@ -225,13 +200,20 @@ def drift_of(model: nn.Module, theory: Theory | None, loss: float) -> dict[str, 
     }
 
 
+def init_group(config: TrainConfig) -> None:
+    """Starts the group, with the options that the method asks for; other backends have none."""
+    options = dict(config.found().options) if config.backend == "lossy" else None
+    dist.init_process_group(backend=config.backend, pg_options=options)
+
+
 def main() -> None:
+    """Trains as the configuration says; rank 0 writes all ranks' figures beside it."""
     path = Path(sys.argv[1])
     known = {field.name for field in fields(TrainConfig)}
     values = json.loads(path.read_text(encoding="utf-8"))
     config = TrainConfig(**{name: value for name, value in values.items() if name in known})
     torch.set_num_threads(1)
-    dist.init_process_group(backend=config.backend)
+    init_group(config)
     figures = train(config)
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, figures)

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
-from .findings import Finding, Status, good_if
+from .findings import Finding, Severity, good_if
 from .job_environment import chosen_interface, mtu, port_range
 from .loopback import engine_loopback, udp_loopback
+from .requirements import Admitted, python_versions, torch_versions
 
 UDP_SEGMENT = 103  # from <linux/udp.h>; Python's socket module has no names for these
 UDP_GRO = 104
@@ -27,38 +28,39 @@ def system() -> list[Finding]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return [
         good_if(
-            sys.platform == "linux", "kernel", release, Status.FAIL, "lossycoll runs on Linux only"
+            sys.platform == "linux",
+            "kernel",
+            release,
+            Severity.FAIL,
+            "lossycoll runs on Linux only",
         ),
         good_if(
             (cores or 1) > 1,
             "cores",
             str(cores),
-            Status.WARN,
+            Severity.WARN,
             "the engine's thread and the training share one core; give the process two",
         ),
     ]
 
 
 def versions() -> list[Finding]:
+    """Of Python and torch: a process group's methods change with torch's releases."""
     import torch
 
+    python, wanted = python_versions(), torch_versions()
     return [
-        good_if(
-            sys.version_info >= (3, 10),
-            "Python",
-            platform.python_version(),
-            Status.FAIL,
-            "use Python 3.10 or newer",
-        ),
-        good_if(
-            # The same range as in pyproject.toml: a process group's methods change by release.
-            torch.__version__.split(".")[:2] == ["2", "13"],
-            "torch",
-            torch.__version__,
-            Status.FAIL,
-            'pip install "torch>=2.13,<2.14"',
-        ),
+        _version("Python", platform.python_version(), python, f"use a Python {python.text}"),
+        _version("torch", torch.__version__, wanted, f'pip install "torch{wanted.text}"'),
     ]
+
+
+def _version(name: str, version: str, admitted: Admitted, advice: str) -> Finding:
+    try:
+        return good_if(admitted.admits(version), name, version, Severity.FAIL, advice)
+    except ValueError as error:
+        unread = f"see for yourself whether it is in {admitted.text}: {error}"
+        return Finding(name, Severity.WARN, version, unread)
 
 
 def engine() -> list[Finding]:
@@ -66,9 +68,9 @@ def engine() -> list[Finding]:
         from lossycoll.runtime.engine.binding import probe, version
     except ImportError as error:
         advice = "install lossycoll again with a C compiler present: pip install --force-reinstall"
-        return [Finding("native engine", Status.FAIL, f"does not load: {error}", advice)]
+        return [Finding("native engine", Severity.FAIL, f"does not load: {error}", advice)]
     offered = ", ".join(probe()) or "no fast path"
-    return [Finding("native engine", Status.OK, f"{version()}; offers {offered}")]
+    return [Finding("native engine", Severity.OK, f"{version()}; offers {offered}")]
 
 
 def entry_point() -> list[Finding]:
@@ -79,13 +81,13 @@ def entry_point() -> list[Finding]:
     ]
     if not installed:
         advice = "install the package, do not only put it on PYTHONPATH: pip install lossycoll"
-        return [Finding("entry point", Status.FAIL, "none in group torch.backends", advice)]
+        return [Finding("entry point", Severity.FAIL, "none in group torch.backends", advice)]
     advice = "torch did not load the entry point"
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
         advice = "unset TORCH_DEVICE_BACKEND_AUTOLOAD, or import lossycoll in the script"
     known = dist.is_available() and dist.is_backend_available("lossy")
     found = f"{installed[0]}; backend lossy is {'known' if known else 'unknown'} to torch"
-    return [good_if(known, "entry point", found, Status.FAIL, advice)]
+    return [good_if(known, "entry point", found, Severity.FAIL, advice)]
 
 
 def options() -> list[Finding]:
@@ -98,9 +100,9 @@ def options() -> list[Finding]:
     try:
         effective = Options.from_env()
     except OptionError as error:
-        return [Finding("variables", Status.FAIL, found, str(error))]
+        return [Finding("variables", Severity.FAIL, found, str(error))]
     advice = "LOSSYCOLL_INJECT drops packets on purpose: unset it to train for real"
-    return [good_if(not effective.inject, "variables", found, Status.WARN, advice)]
+    return [good_if(not effective.inject, "variables", found, Severity.WARN, advice)]
 
 
 def clock() -> list[Finding]:
@@ -112,7 +114,7 @@ def clock() -> list[Finding]:
     cost = (time.monotonic_ns() - started) / 10_000
     advice = f"reading {source} enters the kernel; boot with clocksource=tsc where it is stable"
     good = source not in SLOW_CLOCKS and cost < SLOW_CLOCK_NS
-    return [good_if(good, "clock", f"{source}, {cost:.0f} ns per read", Status.WARN, advice)]
+    return [good_if(good, "clock", f"{source}, {cost:.0f} ns per read", Severity.WARN, advice)]
 
 
 def socket_buffers() -> list[Finding]:
@@ -128,7 +130,7 @@ def socket_buffers() -> list[Finding]:
             got = udp.getsockopt(socket.SOL_SOCKET, option) // 2
         found = f"asked {WANTED_BUFFER >> 10} KiB, got {got >> 10} KiB (default {before >> 11} KiB)"
         advice = f"as root: sysctl -w net.core.{limit}={WANTED_BUFFER} (and in /etc/sysctl.d)"
-        out.append(good_if(got >= WANTED_BUFFER, name, found, Status.WARN, advice))
+        out.append(good_if(got >= WANTED_BUFFER, name, found, Severity.WARN, advice))
     return out
 
 
@@ -145,7 +147,7 @@ def offloads() -> list[Finding]:
             except OSError as error:
                 found, good = f"no: {error.strerror}", False
         advice = f"needs Linux {since} or newer; without it each packet is a trip to the kernel"
-        out.append(good_if(good, name, found, Status.WARN, advice))
+        out.append(good_if(good, name, found, Severity.WARN, advice))
     return out
 
 
@@ -160,11 +162,11 @@ def interfaces() -> list[Finding]:
                 size >= 1280,
                 f"interface {name}",
                 f"MTU {size}, {state}",
-                Status.WARN,
+                Severity.WARN,
                 f"small packets cost time: ip link set dev {name} mtu 1500",
             )
         )
-    return out or [Finding("interfaces", Status.FAIL, "none", "bring one up: ip link set lo up")]
+    return out or [Finding("interfaces", Severity.FAIL, "none", "bring one up: ip link set lo up")]
 
 
 def host_name() -> list[Finding]:
@@ -174,7 +176,7 @@ def host_name() -> list[Finding]:
     except OSError:
         found, good = f"{name} does not resolve", False
     advice = "gloo looks it up: add it to /etc/hosts, or set GLOO_SOCKET_IFNAME"
-    return [good_if(good, "host name", found, Status.WARN, advice)]
+    return [good_if(good, "host name", found, Severity.WARN, advice)]
 
 
 def loopback() -> list[Finding]:
@@ -182,12 +184,12 @@ def loopback() -> list[Finding]:
     tests = {"UDP over loopback": udp_loopback, "engine over loopback": engine_loopback}
     for name, test in tests.items():
         try:
-            out.append(Finding(name, Status.OK, test()))
+            out.append(Finding(name, Severity.OK, test()))
         except ImportError:
             continue  # the native engine does not load, which has its own line
         except (OSError, RuntimeError) as error:
             advice = "a firewall on the loopback interface? see iptables -S and nft list ruleset"
-            out.append(Finding(name, Status.FAIL, str(error), advice))
+            out.append(Finding(name, Severity.FAIL, str(error), advice))
     return out
 
 

@@ -13,9 +13,13 @@ from rich.console import Console
 from rich.table import Table
 
 from .checks import CHECKS
-from .findings import Finding, Status
+from .findings import Finding, Severity
 
-MARKS = {Status.OK: "[green]ok[/]", Status.WARN: "[yellow]warn[/]", Status.FAIL: "[red]FAIL[/]"}
+MARKS = {
+    Severity.OK: "[green]ok[/]",
+    Severity.WARN: "[yellow]warn[/]",
+    Severity.FAIL: "[red]FAIL[/]",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     findings = examine()
-    broken = any(finding.status is Status.FAIL for finding in findings)
+    broken = any(finding.status is Severity.FAIL for finding in findings)
     if options.json:
         print(json.dumps({"ok": not broken, "checks": [asdict(finding) for finding in findings]}))
     else:
@@ -40,7 +44,7 @@ def examine() -> list[Finding]:
             findings += check()
         except Exception as error:
             name = check.__name__.replace("_", " ")
-            findings.append(Finding(name, Status.FAIL, f"{type(error).__name__}: {error}"))
+            findings.append(Finding(name, Severity.FAIL, f"{type(error).__name__}: {error}"))
     return findings
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Status(str, Enum):
+class Severity(str, Enum):
     OK = "ok"
     WARN = "warn"
     """Slower or less certain than it could be."""
@@ -17,10 +17,10 @@ class Status(str, Enum):
 @dataclass(frozen=True)
 class Finding:
     name: str
-    status: Status
+    status: Severity
     found: str
     advice: str = ""
 
 
-def good_if(good: bool, name: str, found: str, otherwise: Status, advice: str) -> Finding:
-    return Finding(name, Status.OK, found) if good else Finding(name, otherwise, found, advice)
+def good_if(good: bool, name: str, found: str, otherwise: Severity, advice: str) -> Finding:
+    return Finding(name, Severity.OK, found) if good else Finding(name, otherwise, found, advice)

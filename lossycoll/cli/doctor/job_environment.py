@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import os
 import socket
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .findings import Finding, Status, good_if
+from .findings import Finding, Severity, good_if
 
 if TYPE_CHECKING:
     from lossycoll.options.fields import Options
     from lossycoll.runtime.net.interfaces import Interface
 
 ENOUGH_PORTS = 64
-TCP_PORTS = 2
-"""Of a rank in a group: control and messages."""
 
 
 def chosen_interface() -> list[Finding]:
@@ -35,8 +34,8 @@ def chosen_interface() -> list[Finding]:
         interface = choose(options.interface, master)
     except InterfaceError as error:
         found = f"none for {options.interface!r}"
-        return [Finding("interface in use", Status.FAIL, found, str(error))]
-    return [Finding("interface in use", Status.OK, f"{interface}, {why}")]
+        return [Finding("interface in use", Severity.FAIL, found, str(error))]
+    return [Finding("interface in use", Severity.OK, f"{interface}, {why}")]
 
 
 def mtu() -> list[Finding]:
@@ -48,25 +47,51 @@ def mtu() -> list[Finding]:
         "packets would be cut into fragments, and one lost fragment loses the packet: "
         f"set LOSSYCOLL_MTU to {interface.mtu} or less, or unset it"
     )
-    return [good_if(options.mtu <= interface.mtu, "MTU in use", found, Status.WARN, advice)]
+    return [good_if(options.mtu <= interface.mtu, "MTU in use", found, Severity.WARN, advice)]
 
 
 def port_range() -> list[Finding]:
-    """A rank takes a UDP port and two TCP ports (control, messages) per group."""
+    """Whether the range holds a group of this machine's ranks, and what it doesn't cover."""
+    from lossycoll.options.fields import TCP_PORTS
+
     options, interface = _options(), _interface()
     if options is None or interface is None or options.ports == (0, 0):
         return []
     ranks = _local_ranks()
-    udp = _free(interface, options.ports, socket.SOCK_DGRAM)
-    tcp = _free(interface, options.ports, socket.SOCK_STREAM)
-    more = " or more" if max(udp, tcp) >= ENOUGH_PORTS else ""
-    found = f"{options.port_range} at {interface.address}: {udp} UDP, {tcp} TCP{more} free"
+    enough = max(ENOUGH_PORTS, TCP_PORTS * ranks)
+    udp = _free(interface, options.ports, socket.SOCK_DGRAM, enough)
+    tcp = _free(interface, options.ports, socket.SOCK_STREAM, enough)
+    more = " or more" if max(udp, tcp) >= enough else ""
+    groups = min(udp, tcp // TCP_PORTS) // ranks
+    found = (
+        f"{options.port_range} at {interface.address}: {udp} UDP, {tcp} TCP{more} free: groups of "
+        f"{_counted(ranks, 'rank')} on this machine: {groups}{more}"
+    )
     advice = (
         f"widen LOSSYCOLL_PORT_RANGE: for every group each of the {ranks} ranks of this machine "
-        f"takes a UDP port and {TCP_PORTS} TCP ports"
+        f"takes a UDP port and {TCP_PORTS} TCP ports; run the doctor under torchrun, or with "
+        f"LOCAL_WORLD_SIZE, for it to know how many ranks there are"
     )
-    good = udp >= ranks and tcp >= TCP_PORTS * ranks
-    return [good_if(good, "port range", found, Status.FAIL, advice)]
+    return [
+        good_if(groups > 0, "port range", found, Severity.FAIL, advice),
+        Finding(
+            "ports outside it",
+            Severity.WARN,
+            f"gloo listens on a TCP port of {_local_ports()}, for each rank and group",
+            "a firewall between the hosts has to let these through as well as LOSSYCOLL_PORT_RANGE "
+            "and MASTER_PORT; sysctl net.ipv4.ip_local_port_range narrows them",
+        ),
+    ]
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _local_ports() -> str:
+    """Those that the kernel gives to who asks for any."""
+    file = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    return "-".join(file.read_text().split()) if file.exists() else "the kernel's choice"
 
 
 def _options() -> Options | None:
@@ -96,8 +121,10 @@ def _local_ranks() -> int:
     return max(1, int(text)) if text.isdecimal() else 1
 
 
-def _free(interface: Interface, ports: tuple[int, int], kind: socket.SocketKind) -> int:
-    """How many ports can be bound; counting ends when there are enough for anybody."""
+def _free(
+    interface: Interface, ports: tuple[int, int], kind: socket.SocketKind, enough: int
+) -> int:
+    """How many ports can be bound; counting ends when there are enough."""
     family = socket.AF_INET6 if interface.version == 6 else socket.AF_INET
     free = 0
     for port in range(ports[0], ports[1] + 1):
@@ -110,6 +137,6 @@ def _free(interface: Interface, ports: tuple[int, int], kind: socket.SocketKind)
             except OSError:
                 continue
         free += 1
-        if free == max(ENOUGH_PORTS, TCP_PORTS * _local_ranks()):
+        if free == enough:
             break
     return free

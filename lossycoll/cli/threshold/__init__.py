@@ -1,1 +1,5 @@
-"""``lossycoll plan-threshold``: a threshold for DropCompute from recorded compute times."""
+"""``lossycoll plan-threshold``: a threshold for DropCompute from recorded compute times.
+
+``command`` has the options, ``prediction`` what the times predict, ``text`` and ``plot`` how it is
+shown.
+"""

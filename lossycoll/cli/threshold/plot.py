@@ -1,4 +1,4 @@
-"""plan-threshold's picture: speed-up over threshold and over drop rate, and compute times."""
+"""A prediction as a picture: speed-up over threshold and over drop rate, and compute times."""
 
 from __future__ import annotations
 
@@ -16,29 +16,31 @@ from matplotlib.axes import Axes
 
 from lossycoll.simulate.times import compute_seconds
 
-from .command import Found
+from .prediction import Prediction
 
 CHOSEN: dict[str, Any] = {"color": "tab:red", "linestyle": "--", "linewidth": 1.2}
 
 
-def draw(found: Found, path: Path) -> None:
+def draw(prediction: Prediction, path: Path) -> None:
+    """Writes the picture of ``prediction`` to ``path``, a PNG."""
     figure, (gain, cost, spread) = plt.subplots(1, 3, figsize=(15, 4.4), layout="constrained")
-    what = "resampled" if found.resampled else "recorded"
+    what = "resampled" if prediction.resampled else "recorded"
     curves = (
-        (found.choice.curve, f"{what} times", {"color": "tab:blue", "linewidth": 2.5}),
-        (found.independent, "independent micro-batches", {"color": "tab:green"}),
-        (found.fitted, "fitted distribution", {"color": "tab:orange", "linestyle": "--"}),
-        (found.paper, "paper's normal formula", {"color": "tab:gray", "linestyle": ":"}),
+        (prediction.choice.curve, f"{what} times", {"color": "tab:blue", "linewidth": 2.5}),
+        (prediction.independent, "independent micro-batches", {"color": "tab:green"}),
+        (prediction.fitted, "fitted distribution", {"color": "tab:orange", "linestyle": "--"}),
+        (prediction.paper, "paper's normal formula", {"color": "tab:gray", "linestyle": ":"}),
     )
     for points, label, style in curves:
         speedups = [point.speedup for point in points]
         gain.plot([point.threshold for point in points], speedups, label=label, **style)
         cost.plot([100 * point.drop_rate for point in points], speedups, label=label, **style)
-    if found.at is not None:
-        label = f"chosen: {found.at.threshold:.4g} s"
-        gain.axvline(found.at.threshold, label=label, **CHOSEN)
-        label = f"{found.at.drop_rate:.1%} dropped: {found.at.speedup:.3f}"
-        cost.plot(100 * found.at.drop_rate, found.at.speedup, "o", color="tab:red", label=label)
+    if prediction.at is not None:
+        label = f"chosen: {prediction.at.threshold:.4g} s"
+        gain.axvline(prediction.at.threshold, label=label, **CHOSEN)
+        label = f"{prediction.at.drop_rate:.1%} dropped: {prediction.at.speedup:.3f}"
+        at = (100 * prediction.at.drop_rate, prediction.at.speedup)
+        cost.plot(*at, "o", color="tab:red", label=label)
     for axes in (gain, cost):
         axes.axhline(1, color="black", linewidth=0.8)
         axes.set(ylabel="effective speed-up")
@@ -46,9 +48,9 @@ def draw(found: Found, path: Path) -> None:
     gain.set_title("Speed-up against the threshold")
     cost.set(xlabel="micro-batches dropped, %")
     cost.set_title("Speed-up against what is dropped")
-    _spread(spread, found)
-    besides = f"{found.recorded.communication:.3g} s of a step besides compute"
-    figure.suptitle(f"DropCompute, {found.workers} ranks, {besides}")
+    _spread(spread, prediction)
+    besides = f"{prediction.recorded.communication:.3g} s of a step besides compute"
+    figure.suptitle(f"DropCompute, {prediction.workers} ranks, {besides}")
     for axes in (gain, cost, spread):
         axes.grid(alpha=0.3)
     # Beside the axes: among three curves there is no room.
@@ -61,21 +63,21 @@ def draw(found: Found, path: Path) -> None:
 
 
 def _own(axes: Axes, others: list[str]) -> tuple[list[Artist], list[str]]:
-    """What the legend below doesn't name."""
+    """Entries that the legend below the figure does not have."""
     entries = zip(*axes.get_legend_handles_labels(), strict=True)
     own = [(handle, label) for handle, label in entries if label not in others]
     return [handle for handle, _ in own], [label for _, label in own]
 
 
-def _spread(axes: Axes, found: Found) -> None:
-    ranks = np.nansum(found.times, axis=2).ravel()
+def _spread(axes: Axes, prediction: Prediction) -> None:
+    ranks = np.nansum(prediction.times, axis=2).ravel()
     for values, label, colour in (
         (ranks, "a rank", "tab:green"),
-        (compute_seconds(found.times), "the slowest rank", "tab:purple"),
+        (compute_seconds(prediction.times), "the slowest rank", "tab:purple"),
     ):
         axes.ecdf(values, label=label, color=colour, linewidth=2)
-    if found.at is not None:
-        axes.axvline(found.at.threshold, **CHOSEN)
+    if prediction.at is not None:
+        axes.axvline(prediction.at.threshold, **CHOSEN)
     axes.margins(x=0.05)
     axes.set(xlabel="compute in a step, s", ylabel="share of the steps done by then")
     axes.set_title("What a threshold cuts off")

@@ -1,10 +1,15 @@
-"""One rank's endpoint of a group, without torch: chooses plans, submits, completes, reports."""
+"""One rank's endpoint of a group, without torch: chooses plans, submits, completes, reports.
+
+Long because submitting, completing, failing and closing share one lock and the same tables of
+unfinished operations.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
+import sys
 import threading
 import time
 from collections import deque
@@ -15,30 +20,20 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lossycoll.errors import (
-    ClosedError,
-    Code,
-    EngineError,
-    Failure,
-    LossyError,
-    PeerLostError,
-    Where,
-    error_of,
-)
+from lossycoll.errors import ClosedError, EngineError, LossyError, PeerLostError
 from lossycoll.options.fields import Options
-from lossycoll.plan import Finish, Missing, draw_order, packet_count
+from lossycoll.plan import Finish, Missing, default_algorithm, packet_count
 from lossycoll.runtime.core.call import Collective, Operation, Terms
 from lossycoll.runtime.core.logfmt import event
 from lossycoll.runtime.engine.binding import DType, Encoded, Engine
+from lossycoll.runtime.engine.failures import Code, Failure, Where, error_of
 from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
 from lossycoll.runtime.engine.reports import PeerStats, Report, Stats
 from lossycoll.runtime.membership.failure_detector import Control
 from lossycoll.runtime.membership.group_state import Health
 from lossycoll.runtime.membership.view_agreement import View
 
-from . import call_cache as prepared
-from . import plan_cache as plans
-from . import single_rank as alone
+from . import call_cache, plan_cache, single_rank
 from .estimators import BY_COUNT, Estimators, Means
 from .sequencer import Roster, Turns
 
@@ -47,6 +42,15 @@ log: Final = logging.getLogger("lossycoll")
 
 def _nothing(rank: int, error: LossyError) -> None:
     del rank, error
+
+
+def _own_error() -> str:
+    """The exception by which this rank leaves: in flight, or what has ended its script."""
+    uncaught = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+    error = sys.exc_info()[1] or uncaught
+    if not isinstance(error, Exception):
+        return ""
+    return f"{type(error).__name__}: {error}".splitlines()[0][:300]
 
 
 VERDICT_SECONDS: Final = 1.0
@@ -97,14 +101,14 @@ class Communicator:
         self._group = group
         self._engine = engine
         self._control = control
-        self._payload = engine.link().payload_bytes if engine is not None else alone.PAYLOAD
+        self._payload = engine.link().payload_bytes if engine is not None else single_rank.PAYLOAD
         self._estimators = Estimators(self.world, self._peer_stats)
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._tracing = log.isEnabledFor(logging.DEBUG)
         self._turns = Turns(self.rank, self.world, self._check_sound)
         # Where a rank may be lost, none but the root may be in the way of others.
-        self._fanout = self.world if options.outlives else 2
+        self._fanout = self.world if options.continues else 2
         self.on_lost: Callable[[int, LossyError], None] = _nothing
         """Told when the group goes on without a rank."""
         self._ended = False
@@ -128,16 +132,11 @@ class Communicator:
         missing = Missing[options.on_missing.upper()]
         per_packet = self._payload // dtype.itemsize
         with self._turn() as who:
-            order = None
-            if options.delivery == "lossy":
-                # Without loss nobody's own contribution weighs more, and one order does for all.
-                number = self._turns.next & 0xFFFFFFFF
-                order = draw_order(options.seed, self._group, number, len(who.members))
+            by = plan_cache.algorithm("all_reduce", who, options.algorithm)
+            order = plan_cache.order(by, who, options, self._group, self._turns.next)
             means = self._estimators.means(options, who)
             finish = means.finish or Finish.MEAN
-            encoded = plans.all_reduce(
-                who, options.algorithm, elements, per_packet, order, missing, finish
-            )
+            encoded = plan_cache.all_reduce(who, by, elements, per_packet, order, missing, finish)
             return self._submit(encoded, call, (address, address), dtype, terms, means=means)
 
     def reduce_scatter(
@@ -155,7 +154,10 @@ class Communicator:
         with self._turn() as who:
             means = self._estimators.means(terms.options, who)
             finish = means.finish or Finish.STRATIFIED
-            encoded = plans.reduce_scatter(who, elements, self._payload // dtype.itemsize, finish)
+            by = plan_cache.algorithm("reduce_scatter", who, terms.options.algorithm)
+            encoded = plan_cache.reduce_scatter(
+                who, by, elements, self._payload // dtype.itemsize, finish
+            )
             return self._submit(encoded, call, buffers, dtype, terms, means=means)
 
     def reduce_scatter_blocks(
@@ -174,7 +176,9 @@ class Communicator:
             means = BY_COUNT
             if terms.options.delivery == "lossy":
                 finish, means = Finish.WEIGHTED, Means(divisor=float(len(who.members)))
-            encoded = plans.reduce_scatter(who, elements, per_packet, finish)
+            # Blocks are counted in the streams of this plan.
+            by = default_algorithm("reduce_scatter")
+            encoded = plan_cache.reduce_scatter(who, by, elements, per_packet, finish)
             blocks = Contributions(encoded.plan)
             return self._submit(encoded, call, buffers, dtype, terms, means=means, blocks=blocks)
 
@@ -184,7 +188,8 @@ class Communicator:
         """In place: ``root``'s ``nbytes`` on all ranks."""
         with self._turn() as who:
             self._need(call, who, (root,))
-            encoded = plans.broadcast(who, nbytes, self._payload, root, self._fanout)
+            by = plan_cache.algorithm("broadcast", who, terms.options.algorithm)
+            encoded = plan_cache.broadcast(who, by, nbytes, self._payload, root, self._fanout)
             return self._submit(encoded, call, (address, address), DType.BYTES, terms)
 
     def all_gather(
@@ -200,7 +205,8 @@ class Communicator:
         """
         with self._turn() as who:
             self._need_all(call, who, terms)
-            encoded = plans.all_gather(who, nbytes, self._payload)
+            by = plan_cache.algorithm("all_gather", who, terms.options.algorithm)
+            encoded = plan_cache.all_gather(who, by, nbytes, self._payload)
             return self._submit(encoded, call, buffers, DType.BYTES, terms)
 
     @property
@@ -225,7 +231,9 @@ class Communicator:
         ``needed``: bool (world, packets), those that are asked for until they come; None: none.
         """
         with self._turn() as who:
-            encoded = plans.all_gather(who, nbytes, self._payload)
+            encoded = plan_cache.all_gather(
+                who, default_algorithm("all_gather"), nbytes, self._payload
+            )
             return self._submit(
                 encoded, call, buffers, DType.BYTES, terms, blocks=Blocks(encoded.plan, needed)
             )
@@ -236,7 +244,8 @@ class Communicator:
         """``nbytes`` to each rank and from each rank; both buffers in rank order."""
         with self._turn() as who:
             self._need_all(call, who, terms)
-            encoded = plans.all_to_all(who, nbytes, self._payload)
+            by = plan_cache.algorithm("all_to_all", who, terms.options.algorithm)
+            encoded = plan_cache.all_to_all(who, by, nbytes, self._payload)
             return self._submit(encoded, call, buffers, DType.BYTES, terms)
 
     def exchange(
@@ -250,7 +259,8 @@ class Communicator:
         """``send[r]`` bytes to rank r, ``receive[r]`` from it; whether both agree is unchecked."""
         with self._turn() as who:
             self._need_all(call, who, terms)
-            encoded = plans.all_to_all_uneven(who, send, receive, self._payload)
+            by = plan_cache.algorithm("all_to_all_uneven", who, terms.options.algorithm)
+            encoded = plan_cache.all_to_all_uneven(who, by, send, receive, self._payload)
             return self._submit(encoded, call, buffers, DType.BYTES, terms)
 
     def gather(
@@ -260,7 +270,8 @@ class Communicator:
         with self._turn() as who:
             self._need(call, who, (root,))
             self._need_all(call, who, terms)
-            encoded = plans.gather(who, nbytes, self._payload, root)
+            by = plan_cache.algorithm("gather", who, terms.options.algorithm)
+            encoded = plan_cache.gather(who, by, nbytes, self._payload, root)
             return self._submit(encoded, call, buffers, DType.BYTES, terms)
 
     def scatter(
@@ -269,13 +280,15 @@ class Communicator:
         """``root``'s chunk number r of ``nbytes`` at rank r."""
         with self._turn() as who:
             self._need(call, who, (root,))
-            encoded = plans.scatter(who, nbytes, self._payload, root)
+            by = plan_cache.algorithm("scatter", who, terms.options.algorithm)
+            encoded = plan_cache.scatter(who, by, nbytes, self._payload, root)
             return self._submit(encoded, call, buffers, DType.BYTES, terms)
 
     def barrier(self, call: Collective, address: int, terms: Terms) -> Operation:
         """Done on no rank before all have begun it. ``address``: a float32, 1.0, to work in."""
         with self._turn() as who:
-            encoded = plans.barrier(who, self._fanout)
+            by = plan_cache.algorithm("barrier", who, terms.options.algorithm)
+            encoded = plan_cache.barrier(who, by, self._fanout)
             return self._submit(encoded, call, (address, address), DType.F32, terms)
 
     def _turn(self) -> Turns:
@@ -300,7 +313,7 @@ class Communicator:
         names = " and ".join(self.health.where.peer(rank) for rank in lost)
         return PeerLostError(
             f"{self.health.where}: {call.numbered} needs data of {names}, lost before; the group "
-            f"goes on without: reductions, and broadcasts from a rank that is left, still work",
+            f"continues without: reductions, and broadcasts from a rank that is left, still work",
             peer=lost[0],
         )
 
@@ -327,29 +340,29 @@ class Communicator:
         operation.blocks = blocks
         # Until the watcher runs, nobody would take the finished ticket.
         operation.notify = terms.future and self._watcher is not None
-        way = "" if reliable else type(blocks).__name__ if blocks else options.estimator
+        way = "" if reliable else blocks.meaning if blocks else options.estimator
         scale = 1.0 if terms.mean else float(self.world)
         try:
-            meant = prepared.Meaning(
+            meant = call_cache.Meaning(
                 encoded, call.key, way, options, dtype, scale, timeout,
                 notify=operation.notify, waits=not terms.future,
             )  # fmt: skip
             if blocks is None and (means is None or means is BY_COUNT):
-                self._engine.submit_ready(prepared.ready(meant), *buffers, operation)
+                self._engine.submit_ready(call_cache.ready(meant), *buffers, operation)
             else:
-                once = prepared.call_of(meant)
-                once = prepared.with_data(once, buffers, means or BY_COUNT, blocks)
+                once = call_cache.call_of(meant)
+                once = call_cache.with_data(once, buffers, means or BY_COUNT, blocks)
                 self._engine.submit(encoded, once, operation)
         except LossyError as error:
+            self._note_failed(call)
             raise (self.health.failure or error).again(call.numbered) from None
         finally:
             # Calls nothing, so that Ctrl-C can't come between: the engine writes to the buffers.
             if operation.ticket:
                 number = self._turns.next
                 self._turns.next = number + 1
+                call.submitted += 1
                 self._operations[operation.ticket] = operation
-            else:
-                self._note_failed(call)
         if self._tracing:
             self._trace_begin(operation, number, buffers)
         return operation
@@ -360,7 +373,7 @@ class Communicator:
             if not operation.poll():
                 return
 
-    # ---- what an operation asks for (calls.Owner) ----
+    # ---- what an operation asks for (core/call.py's Owner) ----
 
     def wait_ticket(self, ticket: int, seconds: float) -> int:
         assert self._engine is not None
@@ -439,7 +452,7 @@ class Communicator:
         names = " and ".join(self.health.where.peer(rank) for rank in lost)
         return PeerLostError(
             f"{self.where(operation)}: {names} died before all of its data came; other ranks may "
-            f"have it all. The group goes on without; the contents of the result are undefined",
+            f"have it all. The group continues without; the contents of the result are undefined",
             peer=lost[0] if lost else None,
         )
 
@@ -672,7 +685,7 @@ class Communicator:
         if self._control is not None and not self._said_goodbye:
             last = self._last_finished()
             self._said_goodbye = True
-            self._control.leave(last)
+            self._control.leave(last, _own_error())
             self.health.await_others(LINGER_SECONDS)
         self.figures()
         if self._engine is not None and self._watcher is not None:
@@ -681,6 +694,11 @@ class Communicator:
                 self._watcher.join()
         if self._control is not None:
             self._control.close()
+        if self.options.inject:
+            # A run in which nothing could be dropped looks as one that loss doesn't harm.
+            found = self.stats()
+            counts = {name: getattr(found, name) for name in ("packets_sent", "packets_injected")}
+            event(logging.INFO, self.health.where, "left", **counts)
         if self._engine is not None:
             self._engine.close()
         for operation in list(self._operations.values()):

@@ -9,11 +9,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lossycoll.errors import Code, LossyError, Where
-from lossycoll.plan import data_movement as exchange
-from lossycoll.plan import transpose
+from lossycoll.errors import LossyError
+from lossycoll.plan import data_movement, transpose
 from lossycoll.runtime.core.call import Collective, Operation, Terms
 from lossycoll.runtime.engine.binding import DType
+from lossycoll.runtime.engine.failures import Code, Where
 from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
 from lossycoll.runtime.membership.group_state import Health
 
@@ -84,7 +84,7 @@ class Alone:
     ) -> Operation:
         del needed
         operation = self._copy(call, buffers, nbytes, terms)
-        operation.blocks = Blocks(exchange.all_gather(1, 0, nbytes, PAYLOAD))
+        operation.blocks = Blocks(data_movement.all_gather(1, 0, nbytes, PAYLOAD))
         return operation
 
     def all_to_all(
@@ -137,7 +137,7 @@ class Alone:
         operation.complete()
         return operation
 
-    # ---- what an operation asks for (calls.Owner) ----
+    # ---- what an operation asks for (core/call.py's Owner) ----
 
     def wait_ticket(self, ticket: int, seconds: float) -> int:
         del ticket, seconds

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Final, NamedTuple, Protocol
 
-from lossycoll.errors import ClosedError, Code, EngineError, LossyError, OperationTimeout, Where
+from lossycoll.errors import ClosedError, EngineError, LossyError, OperationTimeout
 from lossycoll.options.fields import Options
+from lossycoll.runtime.engine.failures import Code, Where
 from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
 
 LONGEST: Final = timedelta(days=10_000)
@@ -31,10 +32,10 @@ class Collective:
     """One call, as the other ranks must issue it too. The text is made only when it is needed.
 
     ``seq`` is its number in the group, set when it is issued; point to point has none (-1).
-    ``delivery`` is empty for what is reliable.
+    ``delivery`` is empty for what is reliable. ``submitted`` counts its operations; -1: unknown.
     """
 
-    __slots__ = ("delivery", "detail", "dtype", "elements", "name", "seq")
+    __slots__ = ("delivery", "detail", "dtype", "elements", "name", "seq", "submitted")
 
     def __init__(
         self, name: str, dtype: object = None, elements: int = -1, detail: object = ""
@@ -45,6 +46,7 @@ class Collective:
         self.detail = detail
         self.delivery = ""
         self.seq = -1
+        self.submitted = 0
 
     @property
     def key(self) -> CallKey:

@@ -13,8 +13,8 @@ import os
 import sys
 from typing import Any, Final
 
-from lossycoll.errors import Where
 from lossycoll.options.fields import Options
+from lossycoll.runtime.engine.failures import Where
 
 log: Final = logging.getLogger("lossycoll")
 

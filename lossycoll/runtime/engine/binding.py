@@ -5,9 +5,10 @@ Buffers are addresses (ints) here: whoever submits keeps the memory alive until 
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from typing import Any, Final, NoReturn, Protocol, TypeVar
 
@@ -15,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lossycoll._native import ffi, lib
-from lossycoll.errors import ClosedError, Code, Failure, Where, error_of
+from lossycoll.errors import ClosedError, no_udp_port
 from lossycoll.options.fields import FAST_PATHS, Options
 from lossycoll.plan import Plan, encode, parity
 from lossycoll.plan import faults as inject
 
+from .failures import Code, Failure, Where, error_of
 from .reports import Cause, EngineStats, LinkInfo, PeerStats, Report, Stream
 
 SLICE_SECONDS: Final = 0.1
@@ -177,7 +179,7 @@ class Engine:
         config.group = group
         config.deadline_min_ns = _ns(options.deadline_min)
         config.deadline_max_ns = _ns(options.deadline_max)
-        config.link_ns = _ns(options.link_patience)
+        config.link_ns = _ns(options.link_timeout)
         config.reorder_ns = _ns(options.reorder_min)
         config.eager_bytes = options.eager
         config.pace_bytes_per_s = options.pace
@@ -195,7 +197,10 @@ class Engine:
             self._handle = lib.lc_engine_open(config, failure)
             if self._handle != ffi.NULL:
                 return
-        raise error_of(_failure(failure), self._where)
+        found = _failure(failure)
+        if first and found.errno == errno.EADDRINUSE:
+            raise no_udp_port(rank, world, address, options.ports)
+        raise error_of(found, self._where)
 
     def start(self, session: int, peers: Sequence[tuple[str, int]]) -> None:
         """``session``: 64 bits, equal on all ranks. ``peers``: (numeric host, port) by rank."""
@@ -297,7 +302,9 @@ class Engine:
             n = lib.lc_engine_streams(self._handle, ticket, ffi.NULL, 0)
             table = ffi.new("lc_stream[]", max(0, n))
             lib.lc_engine_streams(self._handle, ticket, table, max(0, n))
-        return tuple(_data(Stream, entry) for entry in table)
+        found = (_data(Stream, entry) for entry in table)
+        # The engine sets a cause when a stream ends, which none does in an operation that failed.
+        return tuple(one if one.settled_ns else replace(one, cause=Cause.FAILED) for one in found)
 
     def _packets(
         self, ask: Any, ticket: int, slot: int, peer: int, n_packets: int

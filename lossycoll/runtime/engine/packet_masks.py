@@ -20,6 +20,8 @@ class Blocks:
     done: own row True, that of a rank that is lost False.
     """
 
+    meaning: Final = "Blocks"
+    """What ranks compare; part of the signature on the wire."""
     selective: Final = True
     feedback: Final = False
 
@@ -52,6 +54,8 @@ class Contributions:
     contribution that the owner did without. Own row False.
     """
 
+    meaning: Final = "Contributions"
+    """What ranks compare; part of the signature on the wire."""
     selective: Final = False
     feedback: Final = True
 

@@ -22,15 +22,34 @@ class Cause(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One operation of the engine at this rank. A contribution is one rank's addend in one packet.
+    """One operation of the engine at this rank: what :func:`lossycoll.last_report` returns.
 
-    ``contributions`` is their number in the ``contribution_packets`` that this rank reduced (or
-    received reduced), ``contributions_min`` the fewest in one of them. ``own_filled``, ``kept``,
-    ``zero_filled`` and ``alone`` count packets that no reduction reached: filled with the rank's
-    own, left as they were, made zero, and reduced without any other rank. ``lost``: ranks that
-    had been lost before it, and took no part. Parity is among what was sent, not among what was
-    received; ``packets_recovered`` are those of ``packets_received`` that came back by it. Bytes
-    include headers.
+    A contribution is one rank's addend in one packet. Parity is among what was sent, not among
+    what was received. Bytes include headers.
+
+    Attributes:
+        op: The operation's number in the group.
+        cause: Why it ended.
+        packets_sent: Packets sent, resent ones and parity included.
+        packets_resent: Those of them that were sent again.
+        parity_sent: Those of them that were parity.
+        parity_received: Parity packets that arrived.
+        packets_received: Packets that arrived or were recovered.
+        packets_recovered: Those of them that parity restored.
+        packets_missing: Packets that were given up.
+        packets_injected: Packets that injection dropped here.
+        bytes_sent: Bytes sent.
+        bytes_received: Bytes received.
+        contribution_packets: Packets that this rank reduced, or received reduced.
+        contributions: Contributions in all of those.
+        contributions_min: The fewest contributions in one of them.
+        deadline_hits: Streams that a deadline ended.
+        own_filled: Packets without a reduction that got the rank's own contribution.
+        kept: Packets without a reduction that stayed as they were.
+        zero_filled: Packets without a reduction that became zero.
+        alone: Packets of a reduce-scatter to which no other rank contributed.
+        elapsed_ns: Nanoseconds from submission to completion.
+        lost: Ranks that had been lost before it and took no part.
     """
 
     op: int
@@ -106,11 +125,21 @@ class Stream:
 class PeerStats:
     """What passed between this rank and one peer since the group was made.
 
-    ``rtt_ns`` is 0 while unknown; ``deadline_ns`` is the deadline that a stream of one packet
-    would get now; ``delivery_rate`` is received / (received + missing). ``offered`` are packets
-    to be added up that might be lost, ``delivered`` those of them that came. ``rate`` is what the
-    path delivers, bytes/s, 0 while unknown; ``queue_ns`` the queue that stands on it; ``window``
-    how many packets may be in flight (docs/congestion.md).
+    Attributes:
+        rank: The peer's rank in the group.
+        address: The peer's host and port.
+        packets_sent: Packets sent to the peer.
+        packets_received: Packets of the peer that arrived or were recovered.
+        packets_missing: Packets of the peer that were given up.
+        rtt_ns: Smoothed round trip in nanoseconds; 0 while unknown.
+        deadline_ns: The deadline in nanoseconds that a stream of one packet would get now.
+        delivery_rate: Received over received plus missing, after recovery by repair, parity or
+            reliable delivery; 1 while unknown.
+        offered: Packets to be added up that might be lost.
+        delivered: Those of them that arrived.
+        rate: Bytes per second that the path delivers; 0 while unknown.
+        queue_ns: Delay in nanoseconds of the queue that stands on the path (docs/congestion.md).
+        window: How many packets may be in flight.
     """
 
     rank: int
@@ -130,7 +159,38 @@ class PeerStats:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Sums over all operations of an engine since it was opened (lc_stats)."""
+    """Sums over all operations of an engine since it was opened (lc_stats).
+
+    Attributes:
+        operations: Operations that ended.
+        packets_sent: Packets sent, resent ones and parity included.
+        packets_resent: Those of them that were sent again.
+        bytes_sent: Bytes sent, headers included.
+        packets_received: Packets that arrived or were recovered.
+        bytes_received: Bytes received, headers included.
+        parity_sent: Parity packets sent.
+        parity_received: Parity packets that arrived.
+        packets_recovered: Packets that parity restored.
+        packets_injected: Packets that injection dropped here.
+        packets_duplicated: Packets that injection doubled.
+        packets_reordered: Packets that injection delayed.
+        packets_missing: Packets that were given up.
+        contributions: Contributions in all reduced packets.
+        contribution_packets: How many packets those are.
+        deadline_hits: Streams that a deadline ended.
+        malformed: Datagrams that are no packet of ours, or damaged.
+        foreign: Packets of another session, or from an address that is not the sender's.
+        stale: Packets of an operation that had ended, or of a round that was over.
+        repeated: Packets that had arrived before.
+        eager_kept: Packets that came before this rank had posted their operation, and waited.
+        eager_dropped: The same, dropped because there was no room for them.
+        socket_overflow: Packets that the kernel dropped because the socket buffer was full.
+        send_calls: System calls to send.
+        receive_calls: System calls to receive.
+        control_sent: Control datagrams sent.
+        control_received: Control datagrams received.
+        operation_ns: Nanoseconds of all operations, added up.
+    """
 
     operations: int = 0
     packets_sent: int = 0
@@ -161,15 +221,30 @@ class EngineStats:
     control_received: int = 0
     operation_ns: int = 0
 
+    @property
+    def resent_rate(self) -> float:
+        """Packets sent again, of all that this rank has sent; 0 before the first.
+
+        In reliable calls, and with enough rounds of ``repair``, each packet that a link loses is
+        sent once more: the rate is then the raw loss of the links from this rank, before recovery.
+        """
+        return self.packets_resent / self.packets_sent if self.packets_sent else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class Stats(EngineStats):
     """What :func:`lossycoll.stats` returns: the engine's sums, and what lies around the engine.
 
-    ``calls`` are collectives issued in the group (point to point not counted); those that are not
-    among ``operations`` went to gloo. ``control_foreign`` counts control messages without the
-    group's token. ``lost``: ranks that the group goes on without. ``peers`` has an entry per rank,
-    this one's with zeros.
+    The sums are those of :class:`EngineStats`.
+
+    Attributes:
+        rank: This rank in the group.
+        world: The group's world size.
+        calls: Collectives issued in the group, without point to point. Those that are not among
+            ``operations`` went to gloo.
+        control_foreign: Control messages without the group's token.
+        lost: Ranks without which the group continues.
+        peers: An entry per rank; this rank's has zeros.
     """
 
     rank: int = 0
@@ -181,7 +256,8 @@ class Stats(EngineStats):
 
     @property
     def loss_rate(self) -> float:
-        """Packets given up, of those expected here; 0 before the first."""
+        """Packets given up, of those expected here; 0 before the first. What repair, parity or
+        reliable delivery has brought back isn't among them: see :attr:`resent_rate`."""
         expected = self.packets_received + self.packets_missing
         return self.packets_missing / expected if expected else 0.0
 

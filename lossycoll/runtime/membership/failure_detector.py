@@ -13,7 +13,7 @@ here        -                          the answer to that
 dead        rank, silent, ended        from the hub: it gives that rank up (silent: seconds)
 abort       reason, kind               the sender gives the group up; the error's type
 all         -                          from the hub, once: it has heard every rank
-bye         seq                        the sender leaves in order after call number seq
+bye         seq, why                   the sender leaves after call number seq; why: its own error
 missed      rank                       to the hub: the sender needs a rank that has left
 waiting     seq, call                  the sender has waited for that call for a while
 mismatch    seq, call, rank, other     the sender's call at seq is ``call``, rank's is ``other``
@@ -26,7 +26,10 @@ views       views                      from the hub: who is left, from which ope
 ``dead``, ``abort``, ``bye``, ``waiting`` and ``mismatch`` reach every rank, by way of the hub,
 which can reach a rank once it has heard it: so nobody goes on (:meth:`Control.meet`) before the hub
 has heard all. When the hub changes, all but ``waiting`` are told again. The last two kinds and
-``missed`` are for groups that outlive a rank (:mod:`lossycoll.runtime.membership.view_agreement`).
+``missed`` are for groups that outlive a rank (:mod:`view_agreement`).
+
+Long because one thread handles every kind of message, on state that belongs to it alone: who was
+heard when, who has left or is lost, and what a new hub has to repeat.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 import zmq
@@ -65,7 +68,7 @@ class Listener(Protocol):
 
     def on_dead(self, rank: int, silent: float, ended: bool) -> None: ...
     def on_abort(self, rank: int, reason: str, kind: str) -> None: ...
-    def on_bye(self, rank: int, seq: int) -> None: ...
+    def on_bye(self, rank: int, seq: int, why: str) -> None: ...
     def on_mismatch(self, seq: int, calls: dict[int, str]) -> None: ...
     def on_broken(self, error: Exception) -> None: ...
     def call_at(self, seq: int) -> str | None: ...
@@ -79,10 +82,20 @@ class Control:
     """One rank's end. ``open``, ``start``, ``meet``, ``leave``, ``close``.
 
     ``liveness`` in seconds. World >= 2. ``outlive``: the group goes on without ranks that are lost.
+    ``clock``: what silence is measured by, in seconds; it never runs backwards.
     """
 
-    def __init__(self, rank: int, world: int, liveness: float, *, outlive: bool = False) -> None:
+    def __init__(
+        self,
+        rank: int,
+        world: int,
+        liveness: float,
+        *,
+        outlive: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._rank = rank
+        self._clock = clock
         self._world = world
         self._interval = liveness / BEATS_PER_LIVENESS
         self._silence = liveness * SILENT_SHARE
@@ -175,9 +188,9 @@ class Control:
         with self._lock:
             return dict(self._figures)
 
-    def leave(self, seq: int) -> None:
-        """Says goodbye to all ranks; ``seq``: the last call issued."""
-        self._post({"k": "bye", "seq": seq})
+    def leave(self, seq: int, why: str = "") -> None:
+        """Says goodbye to all ranks; ``seq``: the last call issued, ``why``: this rank's error."""
+        self._post({"k": "bye", "seq": seq, "why": why})
 
     def close(self) -> None:
         """Joins the thread and frees the sockets. Idempotent, also where Ctrl-C has ended it."""
@@ -226,7 +239,7 @@ class Control:
         poller.register(self._wake, zmq.POLLIN)
         due = 0.0
         while not self._stopping:
-            pause = max(0.0, due - time.monotonic())
+            pause = max(0.0, due - self._clock())
             if self._suspects or self._expected or self._star.settling:
                 pause = min(pause, PROBE_SECONDS[0])
             events = dict(poller.poll(int(pause * 1000) + 1))
@@ -237,7 +250,7 @@ class Control:
             for message in self._star.receive():
                 self._take(message)
             self._flush()
-            now = time.monotonic()
+            now = self._clock()
             if due and now >= due:
                 self._forgive(now, now - due)
             self._probe(now)
@@ -285,7 +298,7 @@ class Control:
             self._agree()
 
     def _judge_anew(self) -> None:
-        now = time.monotonic()
+        now = self._clock()
         judged = range(self._world) if self._is_hub else (self._star.hub,)
         self._heard = {rank: now for rank in judged if rank != self._rank}
 
@@ -411,7 +424,7 @@ class Control:
         if not survivors.lose(rank, proven=ended and self._woke is None):
             return
         self._next = self._listener.on_lost(rank, silent, ended)
-        self._stopped_at = time.monotonic()
+        self._stopped_at = self._clock()
         if self._star.hub in survivors.lost:
             self._follow()
         self._agree()
@@ -421,7 +434,7 @@ class Control:
         survivors = self._survivors
         assert survivors is not None
         assert self._listener is not None
-        late = time.monotonic() - self._stopped_at > self._liveness
+        late = self._clock() - self._stopped_at > self._liveness
         if self._apart or late or not survivors.may_go_on():
             if not self._apart:
                 self._listener.on_apart(sorted(survivors.lost), survivors.left)
@@ -451,7 +464,7 @@ class Control:
         news = lost - survivors.lost - {self._rank}
         if not self._is_hub:
             for rank in news:
-                self._suspects.setdefault(rank, time.monotonic())
+                self._suspects.setdefault(rank, self._clock())
             return
         survivors.told(sender, lost, int(message["next"]), views)
         if news:  # a hub before this one gave them up, and didn't live to tell all
@@ -487,7 +500,7 @@ class Control:
     def _take(self, message: Message) -> None:
         sender = message["r"]
         if sender in self._heard:
-            now = self._heard[sender] = time.monotonic()
+            now = self._heard[sender] = self._clock()
             self._expected.pop(sender, None)
             if self._woke is not None and now - self._woke > self._interval:
                 self._woke = None
@@ -556,7 +569,7 @@ class Control:
         elif kind == "bye":
             seq = int(message["seq"])
             self._gone.add(sender)
-            listener.on_bye(sender, seq)
+            listener.on_bye(sender, seq, str(message.get("why", "")))
             if self._survivors is not None and not self._survivors.agreed:
                 self._agree()
         elif kind == "waiting":

@@ -22,10 +22,10 @@ from lossycoll.errors import (
     MismatchError,
     OperationTimeout,
     PeerLostError,
-    Where,
 )
 from lossycoll.runtime.core.call import Collective
 from lossycoll.runtime.core.logfmt import event
+from lossycoll.runtime.engine.failures import Where
 
 from .failure_detector import Control
 
@@ -78,6 +78,7 @@ class Health:
         self._failed = threading.Event()
         self._all_left = threading.Event()
         self._left: dict[int, int] = {}
+        self._left_why: dict[int, str] = {}
         self._history: list[Collective | None] = [None] * HISTORY
 
     # ---- calls ----
@@ -100,6 +101,15 @@ class Health:
         self.seq += 1
         call.seq = self.seq
         self._history[call.seq % HISTORY] = call
+
+    def take_back(self, call: Collective) -> bool:
+        """Takes the number back of a call of which nothing was submitted, if it is the last one."""
+        if call.seq != self.seq:
+            return False
+        self._history[call.seq % HISTORY] = None
+        self.seq -= 1
+        call.seq = -1
+        return True
 
     def call_at(self, seq: int) -> str | None:
         call = self._history[seq % HISTORY] if seq >= 0 else None
@@ -127,9 +137,8 @@ class Health:
             if self.failure is not None or self.closed:
                 return
             self.failure = error
-        event(
-            logging.INFO, self.where, "failed", seq=self.seq, type=type(error).__name__, why=error
-        )
+        last = {"seq": self.seq} if self.seq >= 0 else {}
+        event(logging.INFO, self.where, "failed", **last, type=type(error).__name__, why=error)
         self._on_failure(error)
         self._failed.set()
         if tell and self._control is not None:
@@ -162,11 +171,12 @@ class Health:
         return self._left_error(rank) if rank in self._left else None
 
     def _left_error(self, rank: int) -> PeerLostError:
-        return PeerLostError(
-            f"{self.where}: {self.where.peer(rank)} left the group after call "
-            f"#{self._left[rank]}; did it end early, or raise an error of its own?",
-            peer=rank,
-        )
+        last = self._left[rank]
+        when = f"after call #{last}" if last >= 0 else "before its first call was done"
+        why = self._left_why.get(rank)
+        reason = f", by {why}" if why else "; did it end early, or raise an error of its own?"
+        text = f"{self.where}: {self.where.peer(rank)} left the group {when}{reason}"
+        return PeerLostError(text, peer=rank)
 
     def detach(self) -> None:
         """Lets go of whoever made this, so that a closed group is freed without a collector."""
@@ -224,8 +234,9 @@ class Health:
         text = f"{self.where}: the thread that hears of other ranks failed: {error!r}"
         self.fail(EngineError(text), tell=True)
 
-    def on_bye(self, rank: int, seq: int) -> None:
+    def on_bye(self, rank: int, seq: int, why: str = "") -> None:
         with self._lock:
+            self._left_why[rank] = why
             self._left[rank] = seq
             self._count_left()
 

@@ -20,10 +20,6 @@ POLL_SECONDS: Final = (0.001, 0.02)
 """First and longest pause between two looks into the store."""
 GRACE_SECONDS: Final = 5.0
 """How long rank 0 of a group that is refused tells those that come late."""
-HEADER_BYTES: Final = 48
-"""lc_header_bytes()"""
-IP_UDP_BYTES: Final = {4: 28, 6: 48}
-AUTO_MTU_MAX: Final = 9000
 
 
 _Value = TypeVar("_Value")
@@ -39,11 +35,6 @@ class Store(Protocol):
     def get(self, key: str, /) -> bytes: ...
     def add(self, key: str, value: int, /) -> int: ...
     def check(self, keys: list[str], /) -> bool: ...
-
-
-def payload_bytes(mtu: int, ip_version: int) -> int:
-    """Data bytes per packet for an MTU: what headers leave, down to a multiple of 64."""
-    return max(64, (mtu - IP_UDP_BYTES[ip_version] - HEADER_BYTES) // 64 * 64)
 
 
 class Rendezvous:

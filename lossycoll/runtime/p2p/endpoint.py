@@ -2,6 +2,9 @@
 
 Small messages go at once. Larger ones are announced, and go when a receive wants them: so memory
 is bounded, and the bytes travel from tensor to tensor. docs/messages.md has the protocol.
+
+Long because posting, receiving frames, timeouts and failures change the same transfers,
+connections and mailbox, under one lock.
 """
 
 from __future__ import annotations
@@ -386,7 +389,7 @@ class Messages:
             self._next_timer = now + TIMER_SECONDS
             self._judge(now)
 
-    # ---- frames (streams.Reader) ----
+    # ---- frames (connection.py's Reader) ----
 
     def on_frame(self, stream: Stream, frame: Frame) -> memoryview | None:
         if stream.peer < 0:

@@ -1,1 +1,6 @@
-"""What all methods of training stand on."""
+"""What all methods of training stand on.
+
+collectives is the only way to send anything; consistency compares what ranks must have alike.
+layout has buckets as data, staleness how old values are, replicas who holds what of a model,
+grad_stamp the identity of a gradient, arguments the checks of values.
+"""

@@ -1,28 +1,27 @@
-"""What an argument has to be. True and False are numbers to Python, and mistakes here."""
+"""Checks of arguments."""
 
 from __future__ import annotations
-
-import math
-from typing import TypeGuard
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from lossycoll.errors import UnsupportedError
+from lossycoll.options.ranges import is_number, is_whole
 
-
-def is_number(value: object) -> TypeGuard[float]:
-    """NaN and inf are numbers too."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def is_whole(value: object, low: int, high: float = math.inf) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+__all__ = ["check_dense", "is_number", "is_whole", "own_group"]
 
 
 def check_dense(gradients: Tensor, hook: str) -> None:
-    """Raises UnsupportedError, which names the communication hook that got them, if not."""
+    """Checks the gradients that a communication hook was given.
+
+    Args:
+        gradients: The bucket's.
+        hook: The name of the hook.
+
+    Raises:
+        UnsupportedError: They are sparse.
+    """
     if gradients.layout is not torch.strided:
         raise UnsupportedError(
             f"{hook} got a gradient of {gradients.layout}, wanted dense ones: make embeddings "
@@ -31,8 +30,11 @@ def check_dense(gradients: Tensor, hook: str) -> None:
 
 
 def own_group(group: object) -> dist.ProcessGroup:
-    """The group to work in; None is the default one. Raises UnsupportedError where there is none,
-    and for one that this rank isn't in."""
+    """The group to work in; None is the default one.
+
+    Raises:
+        UnsupportedError: There is none, or this rank isn't in it.
+    """
     found = dist.group.WORLD if group is None else group
     if isinstance(found, dist.ProcessGroup):
         return found

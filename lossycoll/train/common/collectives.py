@@ -1,54 +1,50 @@
-"""The collectives of sharded training, over a lossy group or any other.
+"""How ``train/`` asks for collectives: over a lossy group, one of another backend, or no group.
 
-Elsewhere nothing is ever missing: another backend's collectives are reliable, and a group of one
-rank needs none.
+No other module of ``train/`` sends or receives anything, except where torch itself does (the
+collectives of DDP and its communication hooks). Only a lossy group ever loses a packet: another
+backend's collectives are reliable, and a group of one rank needs none.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from lossycoll.backend.process_group import LossyProcessGroup
 from lossycoll.errors import PeerLostError
-from lossycoll.options.fields import lossy, reliable
+from lossycoll.options.scopes import lossy, reliable
 
 from .arguments import own_group
 from .staleness import Mask
 
-REMEDY: Final = (
-    "A rank that is lost had the only copy of its share of the optimizer's state: restart with the "
-    "ranks that are left from the last checkpoint, which loads at any number of ranks"
-)
-
 
 class Work(Protocol):
-    """What a collective returns that is under way."""
+    """A collective that may be under way."""
 
     def wait(self) -> Any: ...
 
 
-class Gathering:
-    """An all-gather that is under way. ``wait`` returns what arrived: bool (world, blocks)."""
+class BlockGather:
+    """An all-gather that may lose blocks. :meth:`wait` returns which ones arrived."""
 
-    def __init__(self, work: Work | None, arrived: Callable[[], Mask]) -> None:
+    def __init__(self, work: Work, arrived: Callable[[], Mask]) -> None:
         self._work = work
         self._arrived = arrived
 
     def wait(self) -> Mask:
-        if self._work is not None:
-            self._work.wait()
+        """bool (world, blocks): True where the block that the owner sent is in the result."""
+        self._work.wait()
         return self._arrived()
 
 
-class Sending:
-    """A reduction that is under way. ``lost``, once it is over: bool (world, blocks), what other
-    ranks did without of this rank's contribution."""
+class ReportedMean:
+    """A mean whose senders learn which of their contributions were lost."""
 
     def __init__(self, work: Work, lost: Callable[[], Mask]) -> None:
         self._work = work
@@ -59,153 +55,226 @@ class Sending:
 
     @property
     def lost(self) -> Mask:
+        """bool (world, blocks), by owner: this rank's contributions that are not in the mean."""
         return self._lost()
 
 
-class Exchange:
-    """The group ``group`` (None: the default one) as training uses it.
+class Collectives:
+    """The collectives of one process group, as the methods of training use them.
 
-    ``repair``: rounds of selective resending; more where the block of code or the group says so.
-    Raises UnsupportedError where there is no group, and for one that this rank isn't in.
+    A method that returns a :class:`Work` only starts its collective; any other is complete when it
+    returns. Sums of gradients, reductions to owners and gathers of blocks may lose packets
+    (:attr:`may_lose`), all others are reliable.
+
+    Args:
+        group: The process group. None is the default one.
+        repair: Rounds of selective resending of what may be lost.
+        exact_repair: Whether ``repair`` holds as it is. Otherwise it is the least number of
+            rounds: a scope or an option of the group may ask for more.
+        optional: Whether this process works as a single rank where there is no process group.
+
+    Raises:
+        UnsupportedError: There is no group, or this rank isn't in it.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, repair: int) -> None:
-        found = own_group(group)
-        self.group: dist.ProcessGroup = found
-        self.rank = dist.get_rank(found)
-        self.world = dist.get_world_size(found)
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None,
+        *,
+        repair: int = 0,
+        exact_repair: bool = False,
+        optional: bool = False,
+    ) -> None:
+        exists = group is not None or (dist.is_available() and dist.is_initialized())
+        found = own_group(group) if exists or not optional else None
+        self._group = found
+        self.rank = 0 if found is None else dist.get_rank(found)
+        self.world = 1 if found is None else dist.get_world_size(found)
         self.lossy = found if isinstance(found, LossyProcessGroup) else None
         self._repair = repair
+        self._exact_repair = exact_repair
 
     def __str__(self) -> str:
         return f"rank {self.rank}/{self.world}"
 
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The process group. Raises UnsupportedError where there is none."""
+        return own_group(None) if self._group is None else self._group
+
     def peer(self, rank: int) -> str:
         """A rank as errors write it."""
-        return named(self.group, rank)
+        known = self.lossy.lossy_stats().peers if self.lossy is not None else ()
+        return f"rank {rank} ({known[rank].address})" if known else f"rank {rank}"
 
-    def delivery(self) -> contextlib.AbstractContextManager[None]:
-        """The block of code in which gradients and parameters are sent."""
-        if self.lossy is None:
-            return reliable()
-        asked = self.lossy.lossy_options()
-        if asked.delivery == "reliable":
-            return reliable()
-        return lossy(lossy_min_bytes=0, repair=max(self._repair, asked.repair))
+    # ---- lost ranks ----
 
-    @contextlib.contextmanager
-    def owners_needed(self) -> Iterator[None]:
-        """A block in which a lost rank's PeerLostError says what that means here."""
-        try:
-            yield
-        except PeerLostError as error:
-            if REMEDY in str(error):
-                raise
-            raise PeerLostError(f"{error}. {REMEDY}", peer=error.peer) from error
+    def agreed_lost(self) -> tuple[int, ...]:
+        """Ranks that took no part in the group's last collective, the same on all ranks.
 
-    def lost_alike(self) -> tuple[int, ...]:
-        """Ranks that the group's last collective was made without; the same on all ranks. What
-        decides on the next collective goes by this: by what one rank happens to know, that rank
-        would raise, and another that had already begun the next one would wait for it."""
+        A decision about the next collective goes by this. By what one rank happens to know, that
+        rank would raise, and another that has already begun the next collective would wait for it.
+        """
         return () if self.lossy is None else self.lossy.lossy_lost_alike()
 
-    def lost_here(self) -> tuple[int, ...]:
-        """Ranks that the group goes on without as far as this rank knows, before others may."""
+    def known_lost(self) -> tuple[int, ...]:
+        """Ranks that this rank knows to be lost, maybe before others do."""
         return () if self.lossy is None else self.lossy.lossy_lost()
 
-    def goes_on_without(self, error: PeerLostError) -> bool:
-        """Whether the group outlives the loss that ``error`` is about."""
-        return error.peer in self.lost_here()
+    @property
+    def survivors(self) -> int:
+        """The number of ranks that took part in the last collective, the same on all ranks."""
+        return self.world - len(self.agreed_lost())
 
-    def check_owners(self) -> None:
-        """Raises PeerLostError, on all ranks alike, if the last collective was made without a rank:
-        its chunks have no owner."""
-        lost = self.lost_alike()
-        if lost:
-            who = ", ".join(self.peer(rank) for rank in lost)
-            raise PeerLostError(f"{self}: lost {who}. {REMEDY}", peer=lost[0])
+    def continues_after(self, error: PeerLostError) -> bool:
+        """Whether the group continues with the survivors of the loss that ``error`` is about."""
+        return error.peer in self.known_lost()
 
-    # ---- gradients ----
+    # ---- what may lose packets ----
 
-    def average(self, output: Tensor, source: Tensor) -> Work:
-        """Starts the mean over the ranks of ``source`` (world * n,), which may be overwritten;
-        ``output`` (n,) is this rank's chunk of it. Lossy and unbiased, unless a block of code or
-        the group says reliable.
+    @property
+    def may_lose(self) -> bool:
+        """Whether a collective that starts now may lose packets; the same on all ranks."""
+        found = self.lossy
+        return found is not None and self.world > 1 and not self._reliable_now(found)
+
+    def delivery(self) -> contextlib.AbstractContextManager[None]:
+        """The scope in which gradients and parameters are sent."""
+        if self.lossy is None or self._reliable_now(self.lossy):
+            return reliable()
+        repair = self._repair
+        if not self._exact_repair:
+            repair = max(repair, self.lossy.lossy_options().repair)
+        return lossy(lossy_min_bytes=0, repair=repair)
+
+    def reduce_scatter_mean(self, output: Tensor, source: Tensor) -> Work:
+        """Starts the mean over the ranks, of which each rank gets its chunk.
+
+        The mean is unbiased where packets are lost.
+
+        Args:
+            output: float (n,), this rank's chunk of the mean.
+            source: float (world * n,), this rank's contribution. It may be overwritten.
         """
         op = dist.ReduceOp.AVG
         if self.lossy is None:
-            # Others form sums, in which 16-bit types could overflow.
+            # Other backends form sums, in which 16-bit types could overflow.
             op = dist.ReduceOp.SUM
             source.div_(self.world)
         with self.delivery():
             return dist.reduce_scatter_single(output, source, op, self.group, async_op=True)  # type: ignore[no-any-return]
 
-    def contribute(self, output: Tensor, source: Tensor) -> Sending:
-        """:meth:`average`, in which what is lost of ``source`` counts as zero, and is told."""
-        if self.lossy is None or self.lossy.lossy_options().delivery == "reliable":
-            work = self.average(output, source)
-            return Sending(work, lambda: np.zeros((self.world, 0), np.bool_))
+    def reduce_scatter_reported(self, output: Tensor, source: Tensor) -> ReportedMean:
+        """As :meth:`reduce_scatter_mean`, but what is lost counts as zero and is reported."""
+        if self.lossy is None or self._reliable_now(self.lossy):
+            work = self.reduce_scatter_mean(output, source)
+            return ReportedMean(work, lambda: np.zeros((self.world, 0), np.bool_))
         with self.delivery():
-            told = self.lossy.reduce_scatter_blocks(output, source)
-        return Sending(told, lambda: told.lost)
+            reported = self.lossy.reduce_scatter_blocks(output, source)
+        return ReportedMean(reported, lambda: reported.lost)
 
-    def block_elements(self, flat: Tensor) -> int:
-        """Elements of a block."""
-        return 1 if self.lossy is None else self.lossy.block_bytes // flat.element_size()
+    def all_reduce_gradients(self, flat: Tensor) -> Work:
+        """Starts to sum ``flat`` over the ranks, in place, with the delivery that is in force."""
+        if self._group is None:
+            return _Complete()
+        return dist.all_reduce(flat, group=self._group, async_op=True)  # type: ignore[no-any-return]
 
-    # ---- parameters ----
+    def all_gather_blocks(self, flat: Tensor, needed: Mask | None = None) -> BlockGather:
+        """Starts to send this rank's chunk to all. A block that is lost leaves what was there.
 
-    def blocks(self, nbytes: int) -> int:
-        """Packets that carry a chunk of ``nbytes``."""
-        return 1 if self.lossy is None else self.lossy.blocks(nbytes)
-
-    def gather(self, flat: Tensor, needed: Mask | None) -> Gathering:
-        """Starts to send this rank's chunk of ``flat`` (world * n,) to all, in place; a packet that
-        is lost leaves what was there. ``needed``: see :class:`.ages.Ages`.
+        Args:
+            flat: (world * n,), in place.
+            needed: bool (world, blocks), the blocks that are resent until they arrive. None: none.
         """
         if self.lossy is None:
             everything = np.ones((self.world, 1), np.bool_)
-            return Gathering(self.copy(flat), lambda: everything)
+            return BlockGather(self.all_gather_chunks(flat), lambda: everything)
         with self.delivery():
             work = self.lossy.all_gather_blocks(flat, needed)
-        return Gathering(work, lambda: work.arrived)
+        return BlockGather(work, lambda: work.arrived)
 
-    def copy(self, flat: Tensor) -> Work | None:
-        """Starts to send this rank's chunk of ``flat`` to all, in place, and loses nothing."""
+    def blocks(self, nbytes: int) -> int:
+        """The number of blocks, each a packet's payload, in a chunk of ``nbytes`` bytes."""
+        return 1 if self.lossy is None else self.lossy.blocks(nbytes)
+
+    def block_elements(self, flat: Tensor) -> int:
+        """The number of elements of ``flat`` in a block."""
+        return 1 if self.lossy is None else self.lossy.block_bytes // flat.element_size()
+
+    # ---- what is reliable ----
+
+    def all_reduce(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM) -> Work:
+        """Starts to reduce ``tensor`` over the ranks, in place."""
+        if self._group is None:
+            return _Complete()
+        with reliable():
+            return dist.all_reduce(tensor, op, self._group, async_op=True)  # type: ignore[no-any-return]
+
+    def all_gather_chunks(self, flat: Tensor) -> Work:
+        """Starts to send this rank's chunk of ``flat`` (world * n,) to all, in place."""
         if self.world == 1:
-            return None
+            return _Complete()
         own = flat.chunk(self.world)[self.rank].clone()
         with reliable():
             return dist.all_gather_single(flat, own, self.group, async_op=True)  # type: ignore[no-any-return]
 
-    # ---- what steers, and is never lossy ----
+    def all_gather(self, row: Tensor) -> Tensor:
+        """All ranks' ``row`` (n,), as (world, n)."""
+        if self._group is None:
+            return row.clone().view(1, -1)
+        out = row.new_empty(self.world * len(row))
+        with reliable():
+            dist.all_gather_single(out, row, self._group)
+        return out.view(self.world, -1)
+
+    def all_gather_survivors(self, row: Tensor) -> Tensor:
+        """All ranks' ``row`` (integers, of one shape), as (world, ...), with zeros for lost ranks.
+
+        It is a sum: a gather needs all ranks, and raises where one is lost.
+        """
+        table = row.new_zeros((self.world, *row.shape))
+        table[self.rank] = row
+        if self.world > 1:
+            self.all_reduce(table).wait()
+        return table
 
     def broadcast(self, flat: Tensor) -> None:
-        """``flat`` as rank 0 has it."""
+        """Overwrites ``flat`` with rank 0's."""
         with reliable():
             dist.broadcast(flat, group=self.group, group_src=0)
 
-    def combine(self, tensor: Tensor, op: Any) -> Work:
-        """Starts to reduce ``tensor`` over the ranks, in place."""
-        with reliable():
-            return dist.all_reduce(tensor, op, self.group, async_op=True)  # type: ignore[no-any-return]
-
-    def tell(self, value: object, to: int) -> list[Any] | None:
-        """What each rank has passed, at rank ``to`` of the group; None elsewhere."""
+    def gather_objects(self, value: object, to: int) -> list[Any] | None:
+        """Each rank's ``value``, at rank ``to`` of the group; None elsewhere."""
         out: list[Any] | None = [None] * self.world if self.rank == to else None
         with reliable():
             dist.gather_object(value, out, group=self.group, group_dst=to)
         return out
 
-
-def named(group: dist.ProcessGroup, rank: int) -> str:
-    """A rank of ``group`` as errors write it."""
-    known = group.lossy_stats().peers if isinstance(group, LossyProcessGroup) else ()
-    return f"rank {rank} ({known[rank].address})" if known else f"rank {rank}"
+    def _reliable_now(self, group: LossyProcessGroup) -> bool:
+        return group.lossy_options().delivery == "reliable"
 
 
-def settle(works: Sequence[Work]) -> None:
-    """Waits for all, also after one has failed; raises the first failure."""
+class _Complete:
+    """The work of a collective that had nothing to do."""
+
+    def wait(self) -> None:
+        return
+
+
+def as_elements(lost: Mask, per_block: int, chunk: int) -> Tensor:
+    """Which elements lie in lost blocks, bool (world * chunk,).
+
+    Args:
+        lost: bool (world, blocks), by owner.
+        per_block: Elements of a block.
+        chunk: Elements of an owner's chunk, of which the last block may be shorter.
+    """
+    mask = np.repeat(lost, per_block, axis=1)[:, :chunk]
+    return torch.from_numpy(np.ascontiguousarray(mask)).view(-1)
+
+
+def wait_all(works: Sequence[Work]) -> None:
+    """Waits for all, also after one has failed; then raises the first failure."""
     failure: Exception | None = None
     for work in works:
         try:

@@ -1,4 +1,4 @@
-"""Whether all ranks mean the same: tensors before they are sent as one, arguments."""
+"""Whether all ranks have the same: tensors before they are sent as one, arguments."""
 
 from __future__ import annotations
 
@@ -13,24 +13,22 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lossycoll.errors import MismatchError
-from lossycoll.options.fields import reliable
 
-from .collectives import named
+from .collectives import Collectives
 
 NOTHING: Final = "nothing more"
 PARAMETERS_DIFFER: Final = "ranks hold different parameters"
 
 
 @dataclass(frozen=True)
-class Meant:
-    """What all ranks of ``group`` have to have alike, a line for each tensor or argument, in order.
+class Agreement:
+    """What all ranks of a group must have alike."""
 
-    ``device``: where the group's collectives are at home.
-    """
-
-    group: dist.ProcessGroup
+    collectives: Collectives
     lines: Sequence[str]
+    """One for each tensor or argument, in order."""
     device: torch.device
+    """Where the tensors of the group's collectives are."""
 
 
 def as_line(name: str, tensor: Tensor) -> str:
@@ -51,71 +49,73 @@ def as_lines(settings: Mapping[str, Any]) -> list[str]:
     return [f"{name} = {value!r}" for name, value in settings.items()]
 
 
-def check_same(meant: Sequence[Meant], what: str, remedy: str) -> None:
-    """Raises MismatchError, on all ranks of all these groups, where those of one differ.
+def check_same(agreements: Sequence[Agreement], what: str, remedy: str) -> None:
+    """Compares what the ranks of each group have.
 
-    All ranks of each group must call this, with their groups in the same order. A few bytes for
-    each group; what differs is asked for only where something does. ``what`` differs begins the
-    error, ``remedy`` ends it.
+    All ranks of each group must call this, with their groups in the same order. It takes a few
+    bytes for each group, and more only if something differs.
+
+    Args:
+        agreements: By group.
+        what: Begins the error.
+        remedy: Ends the error.
+
+    Raises:
+        MismatchError: The ranks of one group differ; on all ranks of all these groups.
     """
-    shared = [each for each in meant if dist.get_world_size(each.group) > 1]
-    with reliable():
-        differ = False
+    shared = [each for each in agreements if each.collectives.world > 1]
+    differ = False
+    for each in shared:
+        differ |= _differ(each)
+    if len(shared) > 1:
+        # Those who find nothing wrong would wait in one group for those who have in another.
         for each in shared:
-            differ |= _differ(each)
-        if len(shared) > 1:
-            # Those who find nothing wrong would wait in one group for those who have in another.
-            for each in shared:
-                differ = _any(differ, each)
-        if not differ:
-            return
-        found = [_first_difference(each) for each in shared]
+            differ = _any(differ, each)
+    if not differ:
+        return
+    found = [_first_difference(each) for each in shared]
     for each, difference in zip(shared, found, strict=True):
         if difference is not None:
             peer, own, other = difference
-            who = named(each.group, peer)
+            who = each.collectives.peer(peer)
             raise MismatchError(
-                f"{_here(each)}: {what}: {own} here, {other} on {who}; {remedy}", peer=peer
+                f"{each.collectives}: {what}: {own} here, {other} on {who}; {remedy}", peer=peer
             )
     raise MismatchError(
-        f"{_here(shared[0])}: {what}, though none that this rank shares a group with: the errors "
-        f"of the others say which; {remedy}"
+        f"{shared[0].collectives}: {what}, though none that this rank shares a group with: the "
+        f"errors of the others say which; {remedy}"
     )
 
 
-def _here(meant: Meant) -> str:
-    return f"rank {dist.get_rank(meant.group)}/{dist.get_world_size(meant.group)}"
-
-
-def _differ(meant: Meant) -> bool:
-    text = "\n".join(meant.lines)
+def _differ(agreement: Agreement) -> bool:
+    text = "\n".join(agreement.lines)
     own = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
-    both = torch.tensor([own, -own], device=meant.device)
-    dist.all_reduce(both, dist.ReduceOp.MAX, group=meant.group)
+    both = torch.tensor([own, -own], device=agreement.device)
+    agreement.collectives.all_reduce(both, dist.ReduceOp.MAX).wait()
     most, least = both.tolist()
     return bool(most != -least)
 
 
-def _any(flag: bool, meant: Meant) -> bool:
-    one = torch.tensor([int(flag)], device=meant.device)
-    dist.all_reduce(one, dist.ReduceOp.MAX, group=meant.group)
+def _any(flag: bool, agreement: Agreement) -> bool:
+    one = torch.tensor([int(flag)], device=agreement.device)
+    agreement.collectives.all_reduce(one, dist.ReduceOp.MAX).wait()
     return bool(one.item())
 
 
-def _first_difference(meant: Meant) -> tuple[int, str, str] | None:
+def _first_difference(agreement: Agreement) -> tuple[int, str, str] | None:
     """The first rank that has other lines: that rank, and the first ones that differ."""
-    rank, world = dist.get_rank(meant.group), dist.get_world_size(meant.group)
+    rank, world = agreement.collectives.rank, agreement.collectives.world
     # By reductions, which also those can form who have lost a rank.
-    own = "\n".join(meant.lines).encode()
-    length = torch.tensor([len(own)], device=meant.device)
-    dist.all_reduce(length, dist.ReduceOp.MAX, group=meant.group)
+    own = "\n".join(agreement.lines).encode()
+    length = torch.tensor([len(own)], device=agreement.device)
+    agreement.collectives.all_reduce(length, dist.ReduceOp.MAX).wait()
     rows = torch.zeros(world, 1 + int(length.item()), dtype=torch.uint8)
     rows[rank, : 1 + len(own)] = torch.frombuffer(bytearray(b"\1" + own), dtype=torch.uint8)
-    rows = rows.to(meant.device)
-    dist.all_reduce(rows, dist.ReduceOp.MAX, group=meant.group)
+    rows = rows.to(agreement.device)
+    agreement.collectives.all_reduce(rows, dist.ReduceOp.MAX).wait()
     for peer, row in enumerate(rows.cpu().numpy()):
         theirs = row[1:].tobytes().rstrip(b"\0")
-        if row[0] and theirs != own:  # a rank that is lost has told nothing
+        if row[0] and theirs != own:  # a lost rank has a row of zeros
             pairs = zip_longest(own.decode().split("\n"), theirs.decode().split("\n"))
             here, there = next(pair for pair in pairs if pair[0] != pair[1])
             return peer, here or NOTHING, there or NOTHING

@@ -1,4 +1,4 @@
-"""By which one knows a gradient again, without keeping it."""
+"""The identity of a gradient: recognises it later without keeping it alive."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import weakref
 from torch import Tensor
 
 
-class Mark:
-    """Of a parameter's ``grad`` as it is now; None is known again, too."""
+class GradStamp:
+    """The identity and version of a parameter's ``grad`` as it is now, which may be None."""
 
     __slots__ = ("_grad", "_version")
 
@@ -17,7 +17,7 @@ class Mark:
         self._version = 0 if grad is None else grad._version
 
     def fits(self, grad: Tensor | None) -> bool:
-        """Whether it is the same tensor, not written to since."""
+        """Whether ``grad`` is the same tensor, not written to since; or None again."""
         if grad is None or self._grad is None:
             return grad is None and self._grad is None
         return grad is self._grad() and grad._version == self._version

@@ -24,13 +24,16 @@ FIRST_BUCKET_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
-    """One parameter. ``stride`` in elements; only parameters of equal ``key`` share a bucket."""
+class ParameterSpec:
+    """A parameter that is to be laid out."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
+    """In elements."""
     itemsize: int
+    """Bytes of an element."""
     key: Hashable = None
+    """Only parameters of equal keys share a bucket."""
 
     @property
     def numel(self) -> int:
@@ -38,13 +41,11 @@ class Spec:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """A parameter in its bucket, where it has elements ``begin`` to ``end``, with these strides.
-
-    ``index``: the parameter's, in order of registration.
-    """
+class BucketMember:
+    """A parameter in its bucket, where it has elements ``begin`` to ``end``, with these strides."""
 
     index: int
+    """The parameter's, in order of registration."""
     begin: int
     end: int
     shape: tuple[int, ...]
@@ -55,7 +56,7 @@ class Member:
 class Fragment:
     """A range of elements of a bucket that is one rank's, and one parameter's."""
 
-    member: Member
+    member: BucketMember
     begin: int
     end: int
 
@@ -70,7 +71,7 @@ class Bucket:
     """``size`` elements, of which each of ``world`` ranks owns as many."""
 
     key: Hashable
-    members: tuple[Member, ...]
+    members: tuple[BucketMember, ...]
     size: int
     world: int
 
@@ -90,7 +91,7 @@ class Bucket:
 
 
 def lay_out(
-    specs: Sequence[Spec],
+    specs: Sequence[ParameterSpec],
     world: int,
     bucket_bytes: int = BUCKET_BYTES,
     first_bytes: int = FIRST_BUCKET_BYTES,
@@ -99,8 +100,14 @@ def lay_out(
     """The buckets of parameters, in the order in which they are expected to become full.
 
     Parameters are taken last first, since the backward pass ends with the first. Those of one key
-    fill one bucket after another, up to ``bucket_bytes`` (the very first ``first_bytes``); a larger
-    parameter has a bucket of its own. ``start``: the index of the first of ``specs``.
+    fill one bucket after another; a parameter that is larger than a bucket has one of its own.
+
+    Args:
+        specs: The parameters, in order of registration.
+        world: The number of ranks.
+        bucket_bytes: The size of a bucket.
+        first_bytes: The size of the very first one, if that is less.
+        start: The index of the first of ``specs``.
     """
     limit = min(first_bytes, bucket_bytes)
     filling: dict[Hashable, list[int]] = {}
@@ -121,32 +128,35 @@ def lay_out(
     return [_bucket(specs, indices, world, start) for indices in done]
 
 
-def _bucket(specs: Sequence[Spec], indices: Sequence[int], world: int, start: int) -> Bucket:
+def _bucket(
+    specs: Sequence[ParameterSpec], indices: Sequence[int], world: int, start: int
+) -> Bucket:
     members, end = [], 0
     unit = _unit(specs[indices[0]])
     for index in indices:
         spec = specs[index]
         stride = spec.stride if is_dense(spec.shape, spec.stride) else contiguous(spec.shape)
-        members.append(Member(start + index, end, end + spec.numel, spec.shape, stride))
-        end = _up(end + spec.numel, unit)
-    size = world * _up(max(1, -(-end // world)), unit)
+        members.append(BucketMember(start + index, end, end + spec.numel, spec.shape, stride))
+        end = round_up(end + spec.numel, unit)
+    size = world * round_up(max(1, -(-end // world)), unit)
     return Bucket(specs[indices[0]].key, tuple(members), size, world)
 
 
-def _unit(spec: Spec) -> int:
+def _unit(spec: ParameterSpec) -> int:
     """Elements in ALIGNMENT bytes."""
     return ALIGNMENT // spec.itemsize
 
 
-def _padded(spec: Spec) -> int:
-    return _up(spec.numel * spec.itemsize, ALIGNMENT)
+def _padded(spec: ParameterSpec) -> int:
+    return round_up(spec.numel * spec.itemsize, ALIGNMENT)
 
 
-def _bytes(specs: Sequence[Spec], indices: Sequence[int]) -> int:
+def _bytes(specs: Sequence[ParameterSpec], indices: Sequence[int]) -> int:
     return sum(_padded(specs[index]) for index in indices)
 
 
-def _up(value: int, unit: int) -> int:
+def round_up(value: int, unit: int) -> int:
+    """The next multiple of ``unit``."""
     return -(-value // unit) * unit
 
 

@@ -28,13 +28,14 @@ Groups = tuple[dist.ProcessGroup, ...]
 
 @dataclass(frozen=True)
 class Holding:
-    """What this rank holds of one parameter. ``copies``: groups of ranks, one for each dimension of
-    the mesh, that hold the same; ``rest``: such that hold the rest of it."""
+    """What this rank holds of one parameter."""
 
     name: str
     parameter: nn.Parameter
     copies: Groups
+    """Groups of ranks that hold the same, one for each such dimension of the mesh."""
     rest: Groups
+    """Groups of ranks that hold the rest of it."""
 
     @property
     def replicas(self) -> int:
@@ -42,12 +43,15 @@ class Holding:
 
 
 def holdings_of(model: nn.Module, group: dist.ProcessGroup | None) -> list[Holding]:
-    """The model's parameters, tied ones once, by the names of the module that DDP or torch.compile
-    wraps.
+    """The model's parameters, tied ones once, named as in the module that is wrapped.
 
-    ``group``: the ranks that hold a copy of the model; None is DDP's group, where the model is
-    wrapped by it, else the default group. Raises UnsupportedError for FSDP1, for a group where
-    parameters are DTensors, which know theirs, and for one that this rank isn't in.
+    Args:
+        model: Plain, wrapped by DDP or torch.compile, or sharded by fully_shard.
+        group: The ranks that hold a copy of the model. None: DDP's, else the default group.
+
+    Raises:
+        UnsupportedError: The model is FSDP1's, ``group`` was passed although parameters are
+            DTensors, which know theirs, or this rank isn't in it.
     """
     inner, group = _unwrapped(model, group)
     _show_shards(inner)
@@ -68,9 +72,10 @@ def is_dtensor(tensor: Tensor) -> bool:
 
 
 def in_memory_order(tensor: Tensor) -> Tensor:
-    """All elements as one dimension, a view, in the order in which they lie in memory.
+    """All elements in one dimension, a view, in the order of memory.
 
-    Raises UnsupportedError for a tensor with gaps, or several of whose elements share one place.
+    Raises:
+        UnsupportedError: The tensor has gaps, or several elements share one place.
     """
     if tensor.is_contiguous():
         return tensor.view(-1)

@@ -1,9 +1,9 @@
-"""How old what a replica holds is, block by block.
+"""The staleness of a replica's values, block by block, and its bound.
 
 A block is what one packet carries of one rank's chunk. Its age at a replica is the number of steps
-since it last came there from its owner: 0 where the last step's arrived. With independent loss p
-the age is k with probability (1 - p) p^k ("Distributed Training under Packet Loss", Weintraub,
-Banner, Orda, arXiv 2507.07114, keep a stale value however old; the bound is ours).
+since it last arrived there from its owner: 0 if the last step's arrived. With independent loss p
+the age is k with probability (1 - p) p^k. "Distributed Training under Packet Loss" (Weintraub,
+Banner, Orda, arXiv 2507.07114) keeps a stale value however old; the bound is ours.
 """
 
 from __future__ import annotations
@@ -24,15 +24,20 @@ REPAIR: Final = 2
 """Rounds of resending within a step, as DriftBound's."""
 MOST_REPAIR: Final = 255
 PROBE_EVERY: Final = 16
-"""Of an owner all of whose blocks must come, one in so many needn't, another one each step."""
+"""Of an owner all of whose blocks must arrive, one in so many needn't, another one each step."""
 
 Mask = NDArray[np.bool_]
 
 
-class Ages:
-    """The ages of one bucket's blocks at rank ``rank``: int32 (world, blocks), own row 0.
+class Staleness:
+    """The ages of one bucket's blocks at one rank.
 
-    ``max_age``: a block of that age is needed in the next step; None: none ever is.
+    Args:
+        rank: This rank, whose own blocks have age 0.
+        world: The number of ranks.
+        blocks: Blocks of each rank's chunk.
+        max_age: The staleness bound: a block of that age is needed in the next step. None: no
+            bound.
     """
 
     def __init__(self, rank: int, world: int, blocks: int, max_age: int | None) -> None:
@@ -41,22 +46,27 @@ class Ages:
         self._probes = np.arange(blocks) % PROBE_EVERY
         self._steps = 0
         self.values = np.zeros((world, blocks), np.int32)
+        """Steps, int32 (world, blocks), by owner."""
 
-    def needed(self, behind: NDArray[np.bool_] | None = None) -> Mask | None:
-        """The blocks (world, blocks) that the next step must bring; None if it needn't any.
+    def needed(self, strict: NDArray[np.bool_] | None = None) -> Mask | None:
+        """The blocks that the next step must bring.
 
-        ``behind``: owners, bool (world,), of which all must come but for some to tell by.
+        Args:
+            strict: bool (world,), owners all of whose blocks must arrive but for a sample.
+
+        Returns:
+            bool (world, blocks); None if there are none.
         """
         if self._max_age is None:
             return None
         mask: Mask = self.values >= self._max_age
-        if behind is not None and behind.any():
-            mask |= behind[:, None] & (self._probes != self._steps % PROBE_EVERY)
+        if strict is not None and strict.any():
+            mask |= strict[:, None] & (self._probes != self._steps % PROBE_EVERY)
         mask[self._rank] = False
         return mask if mask.any() else None
 
     def advance(self, arrived: Mask) -> None:
-        """One more step, of which ``arrived`` (world, blocks) came."""
+        """One more step. ``arrived``: bool (world, blocks)."""
         self._steps += 1
         self.values += 1
         self.values[arrived] = 0
@@ -67,7 +77,7 @@ class Ages:
         self.values[:] = 0
 
 
-def histogram(ages: Iterable[Ages], rank: int) -> tuple[int, ...]:
+def histogram(ages: Iterable[Staleness], rank: int) -> tuple[int, ...]:
     """How many blocks of other ranks have age 0, 1, ..., over several buckets."""
     values = [np.delete(entry.values, rank, axis=0).ravel() for entry in ages]
     joined = np.concatenate(values) if values else np.zeros(0, np.int32)

@@ -12,70 +12,55 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lossycoll.train.common.consistency import Meant, as_lines, check_same
+from lossycoll.errors import CheckpointError, OptionError, TrainingError, UnsupportedError
+from lossycoll.train.common.collectives import Collectives
+from lossycoll.train.common.consistency import Agreement, as_lines, check_same
 from lossycoll.train.common.layout import is_dense
 
-from ...errors import CheckpointError, OptionError, TrainingError, UnsupportedError
-from .error_memory import NAMES, Memory
-from .rows import Form, entries, natural, pays
-from .settings import DENSE_BELOW, Settings
-from .step import Item, Reduction, Traffic, reduce_whole
-from .transport import Transport
+from .names import ParameterNames
+from .rank_memory import RankMemory
+from .rows import MatrixShape, by_element, by_first_dimension, pays
+from .settings import DENSE_BELOW, ARCTopKSettings
+from .step import BucketGradient, BucketStep, TrafficCounts, mean_whole
 
 Dense = Callable[[str, Tensor], bool] | Collection[str]
 VERSION: Final = 1
 
 
 class ARCTopKState:
-    """Compresses gradients by ARC-Top-K (Chen, Ma, Li, He, Dong, Yuan, arXiv 2510.26709,
-    algorithm 1), and remembers what wasn't sent. For :func:`arc_topk_hook`::
+    """Compresses gradients by ARC-Top-K, and remembers what was not delivered.
 
-        state = lossycoll.ARCTopKState(ratio=0.2, start_iter=1000)
-        ddp.register_comm_hook(state, lossycoll.arc_topk_hook)
+    For :func:`~lossycoll.arc_topk_hook`, for ``ShardedOptimizer(compression=...)``, and by
+    :meth:`mean_` for gradients of your own. Construct it on all ranks, with the same arguments; the
+    first step compares them.
 
     A gradient of two or more dimensions is a matrix of m rows (its first dimension) and n columns.
-    All ranks sum a sketch of it, m r numbers, choose the K = ceil(ratio m) rows whose sketches are
-    largest, the same ones everywhere, and average these alone, K n numbers. Gradients of fewer
-    dimensions, below ``dense_below`` elements, or for which m r + K n is no less than m n, are sent
-    whole, together with the rows. docs/arc_topk.md has the method, its rules under loss, and what
-    it costs and saves.
+    All ranks sum a sketch of it, m r numbers, choose the same K = ceil(ratio m) rows by it, and
+    average these, K n numbers. A gradient of fewer dimensions, below ``dense_below`` elements, or
+    with m r + K n >= m n is sent whole. Over "lossy" rows may be lost, but replicas stay equal, bit
+    for bit: what is lost stays in the error memory of the rank that sent it (docs/arc_topk.md).
+    Source: Chen, Ma, Li, He, Dong, Yuan, arXiv 2510.26709, algorithm 1.
 
-    ``process_group``: the ranks, of any backend (None: the default group). Over "lossy" the sketch
-    is reliable, so that all ranks choose the same rows, and rows may be lost on their way to the
-    rank that adds them up. What is lost stays in the error memory of the rank that sent it (with
-    ``error_feedback="none"`` the mean is over what arrived). Means come back reliably: replicas are
-    equal, bit for bit. In a block of ``lossycoll.reliable()`` nothing is lost.
+    Args:
+        process_group: The ranks, of any backend; None is the default group.
+        ratio: Share of the rows that is sent, above 0, up to 1.
+        sketch_dim: r, the number of elements in a row's sketch.
+        start_iter: Number of first steps in which everything is sent whole.
+        error_feedback: The rule: "none", "ef14", "ef21" or "ef21m", which remember 0, 1, 2 or 3
+            tensors as large as each matrix.
+        momentum: eta of "ef21m", the weight of the new gradient in the average that is sent.
+        method: "arc"; to compare with it, "randk" (random rows) or "topk" (each rank's own largest
+            elements).
+        sketch_dtype: Of the sketch as it travels; None: the gradient's, at least float32.
+        dense: What else is sent whole: names, or a function of (name, gradient).
+        dense_below: Elements below which a gradient is sent whole.
+        named_parameters: ``model.named_parameters()``, for ``dense``, errors and checkpoints.
+        on_nonfinite: If a matrix holds NaN or infinity on any rank, "pass" makes it NaN on all, and
+            "raise" raises NonFiniteError. Neither changes the memory.
+        seed: Of sketches and random rows. torch's generators are not used.
 
-    ``ratio``: of the rows, above 0, up to 1. With 1 nothing is compressed. ``sketch_dim``: r.
-
-    ``start_iter``: steps before which all is sent whole.
-
-    ``error_feedback``: "none", "ef14", "ef21" or "ef21m" (:mod:`.feedback`), which need 0, 1, 2 and
-    3 more tensors as large as each matrix (:meth:`memory_bytes`). ``momentum``: eta of "ef21m", the
-    weight of the new gradient in the running average that is sent: above 0, up to 1, which is
-    "ef21". What is sent whole isn't averaged over steps.
-
-    ``method``: "arc"; or, for comparison, "randk", rows drawn at random, and "topk", each rank's
-    own largest entries, which travel with their indices through an all-gather.
-
-    ``sketch_dtype``: of the sketch on its way (None: the gradient's, at least float32). Memories
-    are at least float32; rows travel in the gradient's type, and what rounding takes is remembered.
-
-    ``dense``: what is sent whole besides: names, or a function of (name, gradient). Names need
-    ``named_parameters`` (``model.named_parameters()``), which also puts names into errors and
-    checkpoints. Without it parameters are known by the order in which the hook first meets them,
-    the same in every run of a model if the hook is registered before the first step.
-
-    ``on_nonfinite``: what becomes of a matrix that holds NaN or infinity on any rank. "pass": NaN
-    on all ranks, for a GradScaler or whoever looks; no memory changes. "raise": NonFiniteError.
-
-    ``seed``: of directions of sketches and random rows. torch's global generators aren't touched.
-
-    All ranks must have equal arguments, and make steps alike; the first step compares them.
-    Raises OptionError for bad arguments. The hook raises UnsupportedError for sparse gradients,
-    TrainingError for a parameter that has changed its shape, MismatchError where ranks differ.
-
-    Pickles as PowerSGDState does, without the group; see also :meth:`state_dict`.
+    Raises:
+        OptionError: An argument has a value it cannot have.
     """
 
     def __init__(
@@ -95,7 +80,7 @@ class ARCTopKState:
         on_nonfinite: str = "pass",
         seed: int = 0,
     ) -> None:
-        self.settings = Settings(
+        self.settings = ARCTopKSettings(
             ratio=ratio,
             sketch_dim=sketch_dim,
             start_iter=start_iter,
@@ -111,34 +96,35 @@ class ARCTopKState:
         self.iter = 0
         """Steps so far."""
         self._dense = dense if callable(dense) else frozenset(dense)
-        self._memories: dict[str, Memory] = {}
-        self._shapes: dict[str, tuple[int, ...]] = {}
-        self._owed: dict[str, Tensor] = {}
-        self._traffic = Traffic()
-        self._live()
+        self._memory = self._empty_memory()
+        self._counts = TrafficCounts()
+        self._init_process_state()
         if named_parameters is not None:
             self.name(named_parameters)
-        elif not callable(dense) and dense:
-            raise OptionError(
-                f"dense has names ({', '.join(sorted(dense)[:3])}), wanted named_parameters="
-                f"model.named_parameters() beside them, or a function"
-            )
+        elif not callable(dense):
+            _check_no_names(dense)
 
-    def _live(self) -> None:
-        """What doesn't outlive the process."""
-        self._keys: dict[Tensor, str] = {}
-        self._named = False
-        self._transport: Transport | None = None
+    def _init_process_state(self) -> None:
+        """What is not pickled."""
+        self._names = ParameterNames()
+        self._collectives: Collectives | None = None
+        """Once the ranks' arguments have been compared."""
         self._worker: ThreadPoolExecutor | None = None
 
-    def name(self, named_parameters: Iterable[tuple[str, Tensor]]) -> None:
-        """Tells the parameters' names, also after unpickling. Before the first step.
+    def _empty_memory(self) -> RankMemory:
+        return RankMemory(self.settings.error_feedback, self.settings.momentum)
 
-        Raises OptionError if ``dense`` names none of them.
+    def name(self, named_parameters: Iterable[tuple[str, Tensor]]) -> None:
+        """Sets the parameters' names. Call it before the first step, also after unpickling.
+
+        Args:
+            named_parameters: ``model.named_parameters()``.
+
+        Raises:
+            OptionError: ``dense`` has a name that none of them has.
         """
         pairs = list(named_parameters)
-        self._keys = {parameter: name for name, parameter in pairs}
-        self._named = True
+        self._names.set(pairs)
         if not callable(self._dense):
             unknown = self._dense - {name for name, _ in pairs}
             if unknown:
@@ -150,122 +136,148 @@ class ARCTopKState:
     # ---- a step ----
 
     def mean_(self, gradients: Sequence[Tensor], keys: Sequence[str] | None = None) -> None:
-        """Replaces ``gradients``, strided floats in one order on all ranks, by what is to be used
-        of all ranks' together: one step. ``keys`` tell them from one step to the next (None: their
-        places in the sequence). All ranks must call this.
+        """Takes one step: replaces ``gradients`` by what is to be used of all ranks' together.
+
+        All ranks must call this.
+
+        Args:
+            gradients: Dense floats without gaps, in the same order on all ranks.
+            keys: What they are known by from one step to the next; None: their positions.
+
+        Raises:
+            UnsupportedError: A gradient is sparse, not floating-point, or has gaps.
+            TrainingError: A gradient has changed its shape.
+            NonFiniteError: With ``on_nonfinite="raise"``, on all ranks.
+            MismatchError: The ranks' arguments, steps or memories differ.
+            PeerLostError: A rank was lost, and its memory with it.
         """
         keys = [str(i) for i in range(len(gradients))] if keys is None else keys
-        groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+        buckets: dict[tuple[torch.dtype, torch.device], list[int]] = {}
         for i, gradient in enumerate(gradients):
-            groups.setdefault((gradient.dtype, gradient.device), []).append(i)
-        for places in groups.values():
+            buckets.setdefault((gradient.dtype, gradient.device), []).append(i)
+        for places in buckets.values():
             self.reduce([keys[i] for i in places], [gradients[i] for i in places])
         self.iter += 1
 
     def reduce(
         self, keys: Sequence[str], gradients: Sequence[Tensor], flat: Tensor | None = None
     ) -> None:
-        """A part of a step: gradients of one type and device, in place. The caller counts steps.
+        """A part of a step, for hooks: gradients of one type and device, in place.
 
-        ``flat``: what they are all views of, where there is such a vector.
+        The caller counts steps, in :attr:`iter`. Raises as :meth:`mean_` does.
+
+        Args:
+            keys: The gradients' names, from :meth:`keys`.
+            gradients: This rank's gradients, which become the means.
+            flat: The vector that all gradients are views of, if there is one.
         """
-        transport = self._ready(gradients[0].device)
+        collectives = self._checked_collectives(gradients[0].device)
         for key, gradient in zip(keys, gradients, strict=True):
             self._check(key, gradient)
         if self.iter < self.settings.start_iter:
-            if flat is None:
-                flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-                reduce_whole(flat, transport, self._traffic)
-                sizes = [gradient.numel() for gradient in gradients]
-                with torch.no_grad():
-                    for gradient, mean in zip(gradients, torch.split(flat, sizes), strict=True):
-                        gradient.copy_(mean.view(gradient.shape))
-            else:
-                reduce_whole(flat, transport, self._traffic)
+            self._mean_whole(collectives, gradients, flat)
             return
-        items = [self._item(*pair) for pair in zip(keys, gradients, strict=True)]
-        Reduction(items, self.settings, transport, self._owed, self._traffic, self.iter).run()
+        found = [self._bucket_gradient(*pair) for pair in zip(keys, gradients, strict=True)]
+        residuals = self._memory.residuals
+        BucketStep(found, self.settings, collectives, residuals, self._counts, self.iter).run()
 
-    def _ready(self, device: torch.device) -> Transport:
+    def _mean_whole(
+        self, collectives: Collectives, gradients: Sequence[Tensor], flat: Tensor | None
+    ) -> None:
+        if flat is not None:
+            mean_whole(flat, collectives, self._counts)
+            return
+        joined = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        mean_whole(joined, collectives, self._counts)
+        sizes = [gradient.numel() for gradient in gradients]
+        with torch.no_grad():
+            for gradient, mean in zip(gradients, torch.split(joined, sizes), strict=True):
+                gradient.copy_(mean.view(gradient.shape))
+
+    def _checked_collectives(self, device: torch.device) -> Collectives:
         """The group; compares the ranks' arguments at the first step."""
-        if self._transport is None:
-            transport = Transport(self.process_group)
-            mine = {**asdict(self.settings), "iter": self.iter, "memories": self._remembered()}
+        if self._collectives is None:
+            collectives = Collectives(self.process_group)
+            memories = self._memory.remembered()
+            mine = {**asdict(self.settings), "iter": self.iter, "memories": memories}
             check_same(
-                [Meant(transport.group, as_lines(mine), device)],
+                [Agreement(collectives, as_lines(mine), device)],
                 "ARCTopKState is made differently",
                 "make them alike on all ranks",
             )
-            self._transport = transport
-        return self._transport
-
-    def _remembered(self) -> list[tuple[str, tuple[int, ...]]]:
-        begun = {key for key, memory in self._memories.items() if memory.tensors}
-        return [(key, shape) for key, shape in sorted(self._shapes.items()) if key in begun]
+            self._collectives = collectives
+        return self._collectives
 
     def _check(self, key: str, gradient: Tensor) -> None:
         if gradient.layout is not torch.strided or not gradient.is_floating_point():
             kind = gradient.dtype if gradient.layout is torch.strided else gradient.layout
             raise UnsupportedError(
-                f"the gradient of {self._say(key)} is {kind}, wanted a dense one of floats; make "
-                f"an embedding with sparse=False"
+                f"the gradient of {self._names.say(key)} is {kind}, wanted a dense one of floats; "
+                f"make an embedding with sparse=False"
             )
         shape = tuple(gradient.shape)
         if not is_dense(shape, gradient.stride()):
             raise UnsupportedError(
-                f"the gradient of {self._say(key)} is of shape {shape} and stride "
+                f"the gradient of {self._names.say(key)} is of shape {shape} and stride "
                 f"{gradient.stride()}, which leaves gaps; give a .contiguous() one"
             )
-        if self._shapes.setdefault(key, shape) != shape:
+        known = self._memory.shapes.setdefault(key, shape)
+        if known != shape:
             raise TrainingError(
-                f"the gradient of {self._say(key)} is of shape {shape}, and was {self._shapes[key]}"
-                f" before; make a new ARCTopKState for a changed model, or call reset()"
+                f"the gradient of {self._names.say(key)} is of shape {shape}, and was {known} "
+                f"before; make a new ARCTopKState for a changed model, or call reset()"
             )
 
-    def _say(self, key: str) -> str:
-        return repr(key) if self._named else f"parameter {key}"
+    def _bucket_gradient(self, key: str, gradient: Tensor) -> BucketGradient:
+        shape = self.matrix_shape(key, gradient)
+        memory = None if shape is None else self._memory.of(key)
+        return BucketGradient(key, self._names.say(key), gradient, shape, memory)
 
-    def _item(self, key: str, gradient: Tensor) -> Item:
-        form = self.form(key, gradient)
-        memory = None
-        if form is not None:
-            memory = self._memories.get(key)
-            if memory is None:
-                memory = Memory(self.settings.error_feedback, self.settings.momentum)
-                self._memories[key] = memory
-        return Item(key, self._say(key), gradient, form, memory)
+    def matrix_shape(self, key: str, gradient: Tensor) -> MatrixShape | None:
+        """The matrix as which a gradient is compressed.
 
-    def form(self, key: str, gradient: Tensor) -> Form | None:
-        """As what matrix a gradient is compressed; None if it is sent whole."""
-        own = self.settings.method == "topk"
-        if gradient.dim() < 2 or gradient.numel() < max(1, self.settings.dense_below):
+        Args:
+            key: The gradient's name.
+            gradient: The gradient; its shape counts.
+
+        Returns:
+            Rows and columns; None if the gradient is sent whole.
+        """
+        settings = self.settings
+        if gradient.dim() < 2 or gradient.numel() < max(1, settings.dense_below):
             return None
         if self._dense(key, gradient) if callable(self._dense) else key in self._dense:
             return None
-        form = (entries if own else natural)(tuple(gradient.shape))
-        dim = self.settings.sketch_dim if self.settings.method == "arc" else 0
-        return form if pays(form, self.settings.ratio, dim) else None
+        as_rows = by_element if settings.own_rows else by_first_dimension
+        shape = as_rows(tuple(gradient.shape))
+        return shape if pays(shape, settings.ratio, settings.sketch_size) else None
 
     # ---- for a hook ----
 
     def keys(self, parameters: Iterable[Tensor]) -> list[str]:
-        """Of parameters: their names, or numbers in the order in which they are met."""
-        out = []
-        for parameter in parameters:
-            if parameter not in self._keys:
-                if self._named:
-                    raise TrainingError(
-                        f"a parameter of shape {tuple(parameter.shape)} has a gradient but isn't "
-                        f"one of named_parameters; give those of the model that DDP wraps"
-                    )
-                self._keys[parameter] = str(len(self._keys))
-            out.append(self._keys[parameter])
-        return out
+        """Names parameters.
+
+        Args:
+            parameters: Parameters of the model.
+
+        Returns:
+            Their names; without names, numbers in the order in which they are met.
+        """
+        return self._names.keys(parameters)
 
     def start(self, work: Callable[[], None]) -> Future[None]:
         """Runs ``work`` in this state's thread, after what was started before, with the options of
-        the block of code that the caller is in. One thread, so that all ranks issue the same
-        collectives in the same order, whatever their backward passes do meanwhile."""
+        the caller's scope.
+
+        One thread, so that all ranks submit the same collectives in the same order, whatever their
+        backward passes do meanwhile.
+
+        Args:
+            work: What to run.
+
+        Returns:
+            Done when the work is.
+        """
         if self._worker is None:
             self._worker = ThreadPoolExecutor(1, "lossycoll-arc-topk")
         return self._worker.submit(contextvars.copy_context().run, work)
@@ -273,41 +285,44 @@ class ARCTopKState:
     # ---- figures ----
 
     def traffic(self) -> Mapping[str, int]:
-        """What this rank has handed to collectives so far: numbers sent ``whole``, in ``sketch``,
-        ``rows``, ``indices`` and ``flags`` (of NaN); ``lost`` of them; and the ``bytes`` of all."""
-        return asdict(self._traffic)
+        """What this rank has handed to collectives so far.
+
+        Returns:
+            Numbers sent ``whole``, in a ``sketch``, in ``rows``, as ``indices`` and as ``flags``
+            (of NaN); how many of those in ``whole`` and ``rows`` were ``lost``; and the ``bytes``
+            of all.
+        """
+        return asdict(self._counts)
 
     def memory_bytes(self) -> int:
-        """Bytes of this rank's memory of errors."""
-        held = [t for memory in self._memories.values() for t in memory.tensors.values()]
-        return sum(t.numel() * t.element_size() for t in (*held, *self._owed.values()))
+        """Bytes that this rank remembers."""
+        return self._memory.nbytes()
 
     # ---- checkpoints ----
 
     def reset(self) -> None:
-        """Forgets all errors, on all ranks alike; ``iter`` stays."""
-        self._memories, self._shapes, self._owed, self._transport = {}, {}, {}, None
+        """Forgets everything remembered, but not :attr:`iter`. All ranks must call this."""
+        self._memory, self._collectives = self._empty_memory(), None
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's own: every rank saves its own, and loads it at the same number of ranks."""
+        """This rank's state. Every rank saves its own and loads it at the same number of ranks."""
         return {
             "version": VERSION,
             "iter": self.iter,
             "world": dist.get_world_size(self.process_group) if dist.is_initialized() else None,
             "error_feedback": self.settings.error_feedback,
             "method": self.settings.method,
-            "memories": {
-                key: {name: tensor.clone() for name, tensor in memory.tensors.items()}
-                for key, memory in self._memories.items()
-            },
-            "shapes": dict(self._shapes),
-            "owed": {key: tensor.clone() for key, tensor in self._owed.items()},
+            **self._memory.state_dict(),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Goes on from what :meth:`state_dict` returned at this rank.
+        """Continues from what :meth:`state_dict` returned on this rank.
 
-        Raises CheckpointError for another rule, method or number of ranks; then nothing changes.
+        Args:
+            state_dict: What was returned.
+
+        Raises:
+            CheckpointError: It is of another rule, method or number of ranks; nothing changes.
         """
         mine = {
             "version": VERSION,
@@ -322,26 +337,25 @@ class ARCTopKState:
                     f"the state's {name} is {state_dict.get(name)!r}, wanted {value!r}: errors are "
                     f"one rank's, by one rule; leave the state out to begin without errors"
                 )
-        memories = {}
-        for key, tensors in state_dict["memories"].items():
-            if tensors and set(tensors) != set(NAMES[self.settings.error_feedback]):
-                raise CheckpointError(
-                    f"the state of {key!r} has {', '.join(tensors)}, wanted "
-                    f"{', '.join(NAMES[self.settings.error_feedback])}"
-                )
-            memory = Memory(self.settings.error_feedback, self.settings.momentum)
-            memory.tensors = {name: tensor.clone() for name, tensor in tensors.items()}
-            memories[key] = memory
-        self._memories, self._shapes = memories, dict(state_dict["shapes"])
-        self._owed = {key: tensor.clone() for key, tensor in state_dict["owed"].items()}
+        self._memory = RankMemory.from_state_dict(
+            self.settings.error_feedback, self.settings.momentum, state_dict
+        )
         self.iter = int(state_dict["iter"])
-        self._transport = None
+        self._collectives = None
 
     def __getstate__(self) -> dict[str, Any]:
-        live = {"process_group", "_keys", "_named", "_transport", "_worker"}
+        live = {"process_group", "_names", "_collectives", "_worker"}
         return {name: value for name, value in self.__dict__.items() if name not in live}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.process_group = None
-        self._live()
+        self._init_process_state()
+
+
+def _check_no_names(dense: Collection[str]) -> None:
+    if dense:
+        raise OptionError(
+            f"dense has names ({', '.join(sorted(dense)[:3])}), wanted named_parameters="
+            f"model.named_parameters() beside them, or a function"
+        )

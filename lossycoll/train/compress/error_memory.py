@@ -1,4 +1,4 @@
-"""What one rank remembers of one matrix: the rules of error feedback.
+"""The rules of error feedback: what one rank remembers of one matrix.
 
 ``g``: this rank's gradient; C: what is delivered of what was chosen, c; mean: over the ranks.
 
@@ -19,95 +19,163 @@ is the mean of the ranks' ``own`` at any loss, and nothing is forgotten.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import ClassVar, Final
 
 import torch
 from torch import Tensor
 
 from .selection import Parts
 
-RULES: Final = ("none", "ef14", "ef21", "ef21m")
-NAMES: Final[Mapping[str, tuple[str, ...]]] = {
-    "none": (),
-    "ef14": ("error",),
-    "ef21": ("own", "all"),
-    "ef21m": ("own", "all", "average"),
-}
-"""What a rule remembers, each a matrix as large as the gradient."""
 
-Applied = Sequence[tuple[Tensor, Tensor]]
-"""What all ranks apply: indices of rows, (k,), and what is added to them, (k, n)."""
+@dataclass(frozen=True, slots=True)
+class RowSum:
+    """Addends of a matrix's rows: ``values`` (k, n) for the rows ``index`` (k,)."""
+
+    index: Tensor
+    values: Tensor
 
 
-class Memory:
-    """Of one matrix. ``momentum``: eta of EF21M, the weight of the new gradient."""
+class ErrorMemory:
+    """The rule ``none``: nothing is remembered.
 
-    def __init__(self, rule: str, momentum: float = 1.0) -> None:
-        self.rule = rule
-        self._momentum = momentum
+    A step is :meth:`parts` (of which rows are chosen), :meth:`accumulate`, :meth:`select` (the rows
+    that are sent) and :meth:`update`. A rule that is not :attr:`ready` first needs one gradient to
+    be sent whole, and :meth:`initialize`.
+    """
+
+    names: ClassVar[tuple[str, ...]] = ()
+    """What is remembered, each a matrix as large as the gradient."""
+
+    def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
 
     @property
-    def begun(self) -> bool:
-        """Whether rows can be chosen. EF21 first needs a whole gradient (:meth:`begin`)."""
-        return self.rule in ("none", "ef14") or bool(self.tensors)
+    def ready(self) -> bool:
+        """Whether rows can be chosen."""
+        return True
 
     def parts(self, gradient: Tensor) -> Parts:
         """What is to be compressed, (m, n), as a sum; changes nothing."""
-        held = self.tensors
-        if self.rule == "ef14" and held:
-            return [(gradient, 1.0), (held["error"], 1.0)]
-        if self.rule == "ef21":
-            return [(gradient, 1.0), (held["own"], -1.0)]
-        if self.rule == "ef21m":
-            eta = self._momentum
-            parts = [(gradient, eta), (held["own"], -1.0)]
-            return parts if eta == 1.0 else [*parts, (held["average"], 1.0 - eta)]
         return [(gradient, 1.0)]
 
-    def take(self, gradient: Tensor) -> Tensor:
-        """Takes a gradient in; returns that of which :meth:`rows` chooses."""
-        held = self.tensors
-        if self.rule == "ef14":
-            if held:
-                return held["error"].add_(gradient)
-            held["error"] = gradient.clone()
-            return held["error"]
-        if self.rule == "ef21m":
-            return held["average"].lerp_(gradient, self._momentum)
+    def accumulate(self, gradient: Tensor) -> Tensor:
+        """Takes a gradient in; returns the matrix that :meth:`select` reads."""
         return gradient
 
-    def rows(self, taken: Tensor, index: Tensor, out: Tensor) -> None:
-        """c, the rows ``index`` (k,) of what is compressed, into ``out`` (k, n). ``taken``: what
-        :meth:`take` returned."""
-        chosen = out if out.dtype == taken.dtype else taken.new_empty(out.shape)
-        torch.index_select(taken, 0, index, out=chosen)
-        if self.rule in ("ef21", "ef21m"):
-            chosen.sub_(self.tensors["own"].index_select(0, index))
-        if chosen is not out:
-            out.copy_(chosen)
+    def select(self, accumulated: Tensor, index: Tensor, out: Tensor) -> None:
+        """Writes c, the rows ``index`` (k,) of what is compressed, to ``out`` (k, n).
 
-    def settle(self, index: Tensor, delivered: Tensor, applied: Applied, result: Tensor) -> None:
-        """Of the rows ``index`` that were sent ``delivered`` (k, n) got there, 0 where it didn't.
-
-        ``applied``: what all ranks got. ``result`` (m, n) becomes what is to be used; it may be
-        the gradient.
+        ``accumulated``: what :meth:`accumulate` returned.
         """
-        held = self.tensors
-        if self.rule == "ef14":
-            held["error"].index_add_(0, index, delivered, alpha=-1)
-        if self.rule in ("none", "ef14"):
-            result.zero_()
-            for rows, values in applied:
-                result.index_add_(0, rows, values)
-            return
-        held["own"].index_add_(0, index, delivered)
-        for rows, values in applied:
-            held["all"].index_add_(0, rows, values)
-        result.copy_(held["all"])
+        rows = out if out.dtype == accumulated.dtype else accumulated.new_empty(out.shape)
+        torch.index_select(accumulated, 0, index, out=rows)
+        self._subtract_sent(rows, index)
+        if rows is not out:
+            out.copy_(rows)
 
-    def begin(self, gradient: Tensor, delivered: Tensor, mean: Tensor) -> None:
-        """The first gradient was sent whole: ``delivered`` of it got there, all have ``mean``."""
+    def _subtract_sent(self, rows: Tensor, index: Tensor) -> None:
+        """Takes from ``rows`` what all ranks have of them already."""
+
+    def update(self, delivered: RowSum, applied: Sequence[RowSum], result: Tensor) -> None:
+        """Ends a step.
+
+        Args:
+            delivered: The rows that this rank sent, zeros where they were lost.
+            applied: What is added up over all ranks, their means.
+            result: (m, n), becomes what is to be used; may be the gradient itself.
+        """
+        self._replace(applied, result)
+
+    def _replace(self, applied: Sequence[RowSum], result: Tensor) -> None:
+        result.zero_()
+        for rows in applied:
+            result.index_add_(0, rows.index, rows.values)
+
+    def initialize(self, gradient: Tensor, delivered: Tensor, mean: Tensor) -> None:
+        """The first ``gradient`` was sent whole: ``delivered`` of it arrived, all have ``mean``."""
+
+
+class EF14Memory(ErrorMemory):
+    """Remembers the error: what was not delivered."""
+
+    names: ClassVar[tuple[str, ...]] = ("error",)
+
+    def parts(self, gradient: Tensor) -> Parts:
+        error = self.tensors.get("error")
+        return [(gradient, 1.0)] if error is None else [(gradient, 1.0), (error, 1.0)]
+
+    def accumulate(self, gradient: Tensor) -> Tensor:
+        error = self.tensors.get("error")
+        if error is not None:
+            return error.add_(gradient)
+        self.tensors["error"] = gradient.clone()
+        return self.tensors["error"]
+
+    def update(self, delivered: RowSum, applied: Sequence[RowSum], result: Tensor) -> None:
+        self.tensors["error"].index_add_(0, delivered.index, delivered.values, alpha=-1)
+        self._replace(applied, result)
+
+
+class EF21Memory(ErrorMemory):
+    """Remembers this rank's picture of its gradient, and the mean of all ranks' pictures."""
+
+    names: ClassVar[tuple[str, ...]] = ("own", "all")
+
+    @property
+    def ready(self) -> bool:
+        return bool(self.tensors)
+
+    def parts(self, gradient: Tensor) -> Parts:
+        return [(gradient, 1.0), (self.tensors["own"], -1.0)]
+
+    def _subtract_sent(self, rows: Tensor, index: Tensor) -> None:
+        rows.sub_(self.tensors["own"].index_select(0, index))
+
+    def update(self, delivered: RowSum, applied: Sequence[RowSum], result: Tensor) -> None:
+        self.tensors["own"].index_add_(0, delivered.index, delivered.values)
+        for rows in applied:
+            self.tensors["all"].index_add_(0, rows.index, rows.values)
+        result.copy_(self.tensors["all"])
+
+    def initialize(self, gradient: Tensor, delivered: Tensor, mean: Tensor) -> None:
         self.tensors = {"own": delivered.clone(), "all": mean.clone()}
-        if self.rule == "ef21m":
-            self.tensors["average"] = gradient.clone()
+
+
+class EF21MMemory(EF21Memory):
+    """EF21 of the running average of this rank's gradients.
+
+    ``momentum``: eta, the weight of the new gradient in it.
+    """
+
+    names: ClassVar[tuple[str, ...]] = ("own", "all", "average")
+
+    def __init__(self, momentum: float) -> None:
+        super().__init__()
+        self._momentum = momentum
+
+    def parts(self, gradient: Tensor) -> Parts:
+        eta = self._momentum
+        parts = [(gradient, eta), (self.tensors["own"], -1.0)]
+        return parts if eta == 1.0 else [*parts, (self.tensors["average"], 1.0 - eta)]
+
+    def accumulate(self, gradient: Tensor) -> Tensor:
+        return self.tensors["average"].lerp_(gradient, self._momentum)
+
+    def initialize(self, gradient: Tensor, delivered: Tensor, mean: Tensor) -> None:
+        super().initialize(gradient, delivered, mean)
+        self.tensors["average"] = gradient.clone()
+
+
+RULES: Final[Mapping[str, type[ErrorMemory]]] = {
+    "none": ErrorMemory,
+    "ef14": EF14Memory,
+    "ef21": EF21Memory,
+    "ef21m": EF21MMemory,
+}
+
+
+def memory_of(rule: str, momentum: float = 1.0) -> ErrorMemory:
+    """An empty memory of ``rule``, one of RULES. ``momentum``: of ``ef21m``."""
+    kind = RULES[rule]
+    return EF21MMemory(momentum) if kind is EF21MMemory else kind()

@@ -1,4 +1,4 @@
-"""Tensors as matrices whose rows are chosen whole, as data: shapes in, shapes out."""
+"""Tensors as matrices whose rows are sent whole or not at all, as data: shapes in, shapes out."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ ROUNDING: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """``rows`` stretches of memory, of ``columns`` elements each."""
+class MatrixShape:
+    """``rows`` stretches of memory of ``columns`` elements each."""
 
     rows: int
     columns: int
@@ -27,15 +27,15 @@ class Form:
         return self.rows * self.columns
 
 
-def natural(shape: Sequence[int]) -> Form:
-    """The first dimension against all others: an output of a linear layer, a filter of a
+def by_first_dimension(shape: Sequence[int]) -> MatrixShape:
+    """The first dimension against all others: a row is an output of a linear layer, a filter of a
     convolution, a token of an embedding."""
-    return Form(shape[0], math.prod(shape[1:])) if shape else Form(1, 1)
+    return MatrixShape(shape[0], math.prod(shape[1:])) if shape else MatrixShape(1, 1)
 
 
-def entries(shape: Sequence[int]) -> Form:
-    """Every element a row of its own."""
-    return Form(math.prod(shape), 1)
+def by_element(shape: Sequence[int]) -> MatrixShape:
+    """Every element is a row of its own."""
+    return MatrixShape(math.prod(shape), 1)
 
 
 def kept_rows(rows: int, ratio: float) -> int:
@@ -43,13 +43,13 @@ def kept_rows(rows: int, ratio: float) -> int:
     return min(rows, max(1, math.ceil(ratio * rows - ROUNDING)))
 
 
-def pays(form: Form, ratio: float, sketch_dim: int) -> bool:
+def pays(matrix: MatrixShape, ratio: float, sketch_dim: int) -> bool:
     """Whether sketch and rows, m r + K n numbers, are fewer than all, m n."""
-    sent = form.rows * sketch_dim + kept_rows(form.rows, ratio) * form.columns
-    return sent < form.numel
+    sent = matrix.rows * sketch_dim + kept_rows(matrix.rows, ratio) * matrix.columns
+    return sent < matrix.numel
 
 
-def as_matrix(tensor: Tensor, form: Form) -> Tensor:
+def as_matrix(tensor: Tensor, matrix: MatrixShape) -> Tensor:
     """``tensor`` as (rows, columns) in the order of its memory, which it shares.
 
     That order is the one of its indices, or another (``channels_last``): the first dimension must
@@ -58,4 +58,4 @@ def as_matrix(tensor: Tensor, form: Form) -> Tensor:
     """
     if not is_dense(tuple(tensor.shape), tensor.stride()):
         raise ValueError(f"shape {tuple(tensor.shape)} and stride {tensor.stride()} have gaps")
-    return tensor.as_strided((form.rows, form.columns), (form.columns, 1))
+    return tensor.as_strided((matrix.rows, matrix.columns), (matrix.columns, 1))

@@ -1,8 +1,8 @@
-"""Which rows of a matrix are worth sending: sketch, scores, the K best.
+"""Chooses the rows of a matrix that are sent: sketch, scores, the K best (arXiv 2510.26709).
 
-What all ranks must agree on is computed from what they all have, bit for bit, in operations of
-which IEEE 754 says every bit: products, sums in a stated order, comparisons. So ranks on different
-processors, whose libraries may round long sums differently, still choose the same rows.
+All ranks must choose the same rows. So they compute from what they all have, bit for bit, in
+operations for which IEEE 754 defines every bit: products, sums in a stated order, comparisons.
+Ranks on different processors, whose libraries may round long sums differently, still agree.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 Parts = Sequence[tuple[Tensor, float]]
-"""A matrix as a sum: tensors (m, n) and the factor of each. Never added up as a whole."""
+"""A matrix as a sum: tensors (m, n) and the factor of each. It is never formed as a whole."""
 
 
 def generator(*numbers: int) -> torch.Generator:
-    """One of its own for each tuple of ``numbers``, so that torch's global one isn't touched."""
+    """A generator for this tuple of ``numbers``; torch's global one is not used."""
     seed = 0
     for number in numbers:
         seed = (seed * 1_000_003 + number + 0x9E3779B9) % (1 << 62)
@@ -28,10 +28,10 @@ def generator(*numbers: int) -> torch.Generator:
 def directions(columns: int, sketch_dim: int, draw: torch.Generator, like: Tensor) -> Tensor:
     """V^T / sqrt(r), (r, n) of independent N(0, 1), in the type and on the device of ``like``.
 
-    So E ||V^T x / sqrt(r)||^2 = ||x||^2 for each row x: a sketch keeps norms on average, with a
-    relative standard deviation of sqrt(2 / r). Of more columns the first are the same ones.
+    E ||V^T x / sqrt(r)||^2 = ||x||^2 for each row x: a sketch keeps norms on average, with a
+    relative standard deviation of sqrt(2 / r). More ``columns`` begin with the same ones.
     """
-    # torch draws normal numbers 16 at a time, and the last of a length between anew.
+    # torch draws normal numbers 16 at a time, and draws the last 16 again for any other length.
     v = torch.randn(-(-columns // 16) * 16, sketch_dim, generator=draw, dtype=torch.float32)
     scaled = v[:columns].t().mul(1.0 / math.sqrt(sketch_dim))
     return scaled.contiguous().to(like.device, like.dtype)
@@ -49,11 +49,11 @@ def sketch(parts: Parts, v: Tensor) -> Tensor:
 
 
 def scores(sketch: Tensor) -> Tensor:
-    """The squared norm of each row's sketch, (m,), from (r, m).
+    """The squared norm of each row's sketch, (m,), from (r, m), up to a common factor.
 
-    Not by a norm over a dimension, whose order of additions is the library's own business. Relative
-    to the largest entry, so that no square overflows, and none that counts vanishes.
+    It is relative to the largest entry, so that no square overflows, and none that counts vanishes.
     """
+    # Not a norm over a dimension: the library chooses in which order that adds.
     largest = sketch.abs().max()
     scaled = sketch / largest if float(largest) > 0 else sketch
     total: Tensor = scaled[0] * scaled[0]
@@ -63,7 +63,7 @@ def scores(sketch: Tensor) -> Tensor:
 
 
 def row_scores(parts: Parts) -> Tensor:
-    """The squared norm of each row of the sum of ``parts``, (m,); exact, and this rank's alone."""
+    """The squared norm of each row of the sum of ``parts``, (m,); exact, of this rank alone."""
     (first, factor), *rest = parts
     total = first if not rest and factor == 1.0 else first * factor
     for tensor, factor in rest:

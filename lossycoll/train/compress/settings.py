@@ -1,4 +1,4 @@
-"""How gradients are compressed, as data, and what is refused."""
+"""The arguments of an ARCTopKState, and which values are refused."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Final
 
 import torch
 
+from lossycoll.errors import OptionError
 from lossycoll.train.common.arguments import is_number, is_whole
 
-from ...errors import OptionError
 from .error_memory import RULES
 
 METHODS: Final = ("arc", "randk", "topk")
@@ -20,8 +20,9 @@ DENSE_BELOW: Final = 1024
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What all ranks must have alike. Raises OptionError for a value that can't be."""
+class ARCTopKSettings:
+    """See :class:`~lossycoll.ARCTopKState`; the same on all ranks. Raises OptionError for a value
+    that is refused."""
 
     ratio: float = 0.2
     sketch_dim: int = 4
@@ -54,3 +55,13 @@ class Settings:
         if self.sketch_dtype is not None and self.sketch_dtype not in SKETCH_DTYPES:
             listed = ", ".join(str(dtype) for dtype in SKETCH_DTYPES)
             raise OptionError(f"sketch_dtype is {self.sketch_dtype!r}, wanted None or {listed}")
+
+    @property
+    def sketch_size(self) -> int:
+        """Numbers that ranks sum for each row to choose by; 0 if rows are chosen otherwise."""
+        return self.sketch_dim if self.method == "arc" else 0
+
+    @property
+    def own_rows(self) -> bool:
+        """Whether each rank sends rows of its own choice."""
+        return self.method == "topk"

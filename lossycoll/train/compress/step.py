@@ -1,29 +1,32 @@
 """One step of one bucket: gradients in, what is to be used of all ranks' out, in place.
 
 Three collectives at most: the sketches of all matrices in one sum; the chosen rows of all of them,
-and whatever is sent whole, in one mean; and for the method ``topk`` a gather of indices and values.
+and whatever is sent whole, in one mean; and for the method ``topk`` a gathering of indices and
+values.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from zlib import crc32
 
 import torch
 from torch import Tensor
 
-from ...errors import NonFiniteError
+from lossycoll.errors import NonFiniteError
+from lossycoll.train.common.collectives import Collectives
+
 from . import selection
-from .error_memory import Memory
-from .rows import Form, as_matrix, kept_rows
-from .settings import Settings
-from .transport import Transport
+from .error_memory import ErrorMemory, RowSum
+from .rows import MatrixShape, as_matrix, kept_rows
+from .settings import ARCTopKSettings
+from .transport import Mean, mean, padded
 
 
 @dataclass
-class Traffic:
+class TrafficCounts:
     """Numbers (not bytes) that this rank has handed to collectives, by what they are."""
 
     whole: int = 0
@@ -32,256 +35,319 @@ class Traffic:
     indices: int = 0
     flags: int = 0
     lost: int = 0
-    """Of those in ``rows`` and ``whole``, what didn't get there and is still remembered."""
+    """Of those in ``rows`` and ``whole``, what was not delivered and is still remembered."""
     bytes: int = 0
 
 
 @dataclass(eq=False)
-class Item:
-    """One gradient. ``form``: as what matrix, None to send it whole. ``memory``: where rows are
-    chosen. ``name``: as errors call it."""
+class BucketGradient:
+    """One gradient of a bucket."""
 
     key: str
     name: str
-    gradient: Tensor
-    form: Form | None
-    memory: Memory | None
-    work: Tensor = field(init=False)
-    """As a matrix (m, n), of at least 32 bits; the gradient's own memory where that has them."""
+    """As errors call it."""
+    tensor: Tensor
+    shape: MatrixShape | None
+    """The matrix whose rows are chosen; None to send the gradient whole."""
+    memory: ErrorMemory | None
+    """Of that matrix."""
+    matrix: Tensor = field(init=False)
+    """The gradient as (m, n), of at least 32 bits; shares its memory where that has them."""
     index: Tensor = field(init=False)
-    bad: bool = False
+    """The rows that are sent: int64 (k,)."""
+    nonfinite: bool = False
+    """Whether it holds NaN or infinity on any rank."""
 
     def __post_init__(self) -> None:
-        form = self.form or Form(1, self.gradient.numel())
-        matrix = as_matrix(self.gradient, form)
-        self.work = matrix.float() if matrix.element_size() < 4 else matrix
+        shape = self.shape or MatrixShape(1, self.tensor.numel())
+        matrix = as_matrix(self.tensor, shape)
+        self.matrix = matrix.float() if matrix.element_size() < 4 else matrix
 
     @property
-    def sparse(self) -> bool:
-        return self.memory is not None and self.memory.begun
+    def sends_rows(self) -> bool:
+        return self.memory is not None and self.memory.ready
 
-    def finish(self) -> None:
-        """What ``work`` has become is the gradient."""
-        if self.work.dtype != self.gradient.dtype:
-            assert self.form is not None or self.gradient.numel() == self.work.numel()
-            as_matrix(self.gradient, Form(*self.work.shape)).copy_(self.work)
+    @property
+    def error_memory(self) -> ErrorMemory:
+        assert self.memory is not None
+        return self.memory
+
+    @property
+    def parts(self) -> selection.Parts:
+        """What is to be compressed."""
+        return self.error_memory.parts(self.matrix)
+
+    @property
+    def selected(self) -> int:
+        """Elements of the rows that are sent."""
+        return len(self.index) * self.matrix.shape[1]
+
+    def select(self, out: Tensor) -> None:
+        """Takes the gradient into the memory; writes the rows that are sent to ``out``."""
+        accumulated = self.error_memory.accumulate(self.matrix)
+        self.error_memory.select(accumulated, self.index, out.view(len(self.index), -1))
+
+    def rows_of(self, index: Tensor, values: Tensor) -> RowSum:
+        """``values`` as rows of the matrix, in its type."""
+        return RowSum(index, values.view(len(index), -1).to(self.matrix.dtype))
+
+    def write_back(self) -> None:
+        """Makes the gradient what ``matrix`` has become."""
+        if self.matrix.dtype != self.tensor.dtype:
+            as_matrix(self.tensor, MatrixShape(*self.matrix.shape)).copy_(self.matrix)
+
+
+@dataclass(frozen=True, slots=True)
+class GradientSpan:
+    """The elements ``begin`` to ``end`` of a vector in which the ranks' gradients travel."""
+
+    gradient: BucketGradient
+    begin: int
+    end: int
+
+    def of(self, flat: Tensor) -> Tensor:
+        return flat[..., self.begin : self.end]
+
+
+def spans_of(sizes: Iterable[tuple[BucketGradient, int]], begin: int = 0) -> list[GradientSpan]:
+    """A span for each gradient and its number of elements, one after another."""
+    spans = []
+    for gradient, size in sizes:
+        spans.append(GradientSpan(gradient, begin, begin + size))
+        begin += size
+    return spans
+
+
+def end_of(spans: Sequence[GradientSpan]) -> int:
+    return spans[-1].end if spans else 0
 
 
 @torch.no_grad()
-def reduce_whole(flat: Tensor, transport: Transport, traffic: Traffic) -> None:
-    """The mean over the ranks of ``flat``, in place; over a lossy group of what arrived, and the
-    same on all ranks."""
-    traffic.whole += flat.numel()
-    traffic.bytes += flat.numel() * flat.element_size()
-    if not transport.may_lose:
-        transport.sum_(flat)
-        flat.div_(transport.world)
+def mean_whole(flat: Tensor, collectives: Collectives, counts: TrafficCounts) -> None:
+    """Replaces ``flat`` by its mean over the ranks, the same on all; over a lossy group by the mean
+    of what arrived."""
+    counts.whole += flat.numel()
+    counts.bytes += flat.numel() * flat.element_size()
+    if not collectives.may_lose:
+        collectives.all_reduce(flat).wait()
+        flat.div_(collectives.world)
         return
-    values = transport.room(flat.numel(), flat)
+    values = padded(collectives, flat.numel(), flat)
     values[: flat.numel()].copy_(flat)
-    mean, _ = transport.mean(values, feedback=False)
-    flat.copy_(mean[: flat.numel()])
+    flat.copy_(mean(collectives, values, feedback=False).values[: flat.numel()])
 
 
-class Reduction:
-    """Of ``items``, in one order on all ranks, which are of one type and on one device.
+class BucketStep:
+    """Compresses and averages ``gradients``: in the same order on all ranks, of one type and on one
+    device.
 
-    ``owed``: by key, what was sent whole and lost. ``step``: its number, to draw from. What is
-    drawn for an item doesn't depend on the others, since buckets change and a step should not.
+    What is drawn for a gradient depends on ``step``, its number, and on the gradient's key, but not
+    on the other gradients: buckets change from run to run, and a step should not.
+
+    Args:
+        gradients: Of one bucket.
+        settings: The same on all ranks.
+        collectives: Of the ranks.
+        residuals: By key, what was lost of gradients that were sent whole.
+        counts: Grows by what is sent.
+        step: The step's number.
     """
 
     def __init__(
         self,
-        items: Sequence[Item],
-        settings: Settings,
-        transport: Transport,
-        owed: MutableMapping[str, Tensor],
-        traffic: Traffic,
+        gradients: Sequence[BucketGradient],
+        settings: ARCTopKSettings,
+        collectives: Collectives,
+        residuals: MutableMapping[str, Tensor],
+        counts: TrafficCounts,
         step: int,
     ) -> None:
-        self._items = [item for item in items if item.gradient.numel()]
-        self._sparse = [item for item in self._items if item.sparse]
-        self._whole = [item for item in self._items if not item.sparse]
+        self._gradients = [g for g in gradients if g.tensor.numel()]
+        self._in_rows = [g for g in self._gradients if g.sends_rows]
+        self._whole = [g for g in self._gradients if not g.sends_rows]
         self._settings = settings
-        self._transport = transport
-        self._owed = owed
-        self._traffic = traffic
+        self._collectives = collectives
+        self._residuals = residuals
+        self._counts = counts
         self._step = step
 
     @torch.no_grad()
     def run(self) -> None:
-        """Raises NonFiniteError on all ranks alike, if the settings say so."""
-        if not self._items:
+        """Raises NonFiniteError, on all ranks, if the settings say so."""
+        if not self._gradients:
             return
-        self._choose()
-        good = [item for item in self._sparse if not item.bad]
-        own = self._settings.method == "topk"
-        self._exchange([] if own else good)
-        if own:
-            self._gather(good)
-        for item in self._sparse:
-            if item.bad:
-                item.work.fill_(math.nan)
-        for item in self._items:
-            item.finish()
+        self._choose_rows()
+        chosen = [gradient for gradient in self._in_rows if not gradient.nonfinite]
+        if self._settings.own_rows:
+            self._average([])
+            self._gather(chosen)
+        else:
+            self._average(chosen)
+        for gradient in self._in_rows:
+            if gradient.nonfinite:
+                gradient.matrix.fill_(math.nan)
+        for gradient in self._gradients:
+            gradient.write_back()
 
     # ---- which rows ----
 
-    def _choose(self) -> None:
-        """Sets what is not a number on any rank to bad, and the rows of the others."""
-        settings, like = self._settings, self._items[0].work
-        dim = settings.sketch_dim if settings.method == "arc" else 0
-        sizes = [max(1, dim * len(item.work)) for item in self._sparse]
-        flags = int(bool(self._whole) and self._transport.may_lose)
-        vector = like.new_empty(sum(sizes) + flags, dtype=settings.sketch_dtype)
+    def _choose_rows(self) -> None:
+        """Sets the rows of each matrix that is finite on all ranks.
+
+        What all ranks add up for that: a sketch of each matrix, or a flag where no sketch is used,
+        and one flag for all that is sent whole. A flag is NaN where something isn't finite.
+        """
+        dim = self._settings.sketch_size
+        spans = spans_of((g, max(1, dim * len(g.matrix))) for g in self._in_rows)
+        end = end_of(spans)
+        flagged = bool(self._whole) and self._collectives.may_lose
+        like = self._gradients[0].matrix
+        vector = like.new_empty(end + flagged, dtype=self._settings.sketch_dtype)
         if not len(vector):
             return
-        pieces = torch.split(vector[: sum(sizes)], sizes)
-        if dim and self._sparse:
-            widest = max(item.work.shape[1] for item in self._sparse)
-            draw = selection.generator(settings.seed, self._step)
-            v = selection.directions(widest, dim, draw, like)
-            for item, piece in zip(self._sparse, pieces, strict=True):
-                found = selection.sketch(_parts(item), v[:, : item.work.shape[1]])
-                piece.copy_(found.view(-1))
+        if dim:
+            self._sketch(spans, vector, dim)
         else:
-            for item, piece in zip(self._sparse, pieces, strict=True):
-                piece.fill_(_flag(item.work))
-        if flags:
-            vector[-1] = sum(_flag(item.work) for item in self._whole)
-        self._transport.sum_(vector)
-        self._traffic.sketch += sum(sizes) if dim else 0
-        self._traffic.flags += flags if dim else len(vector)
-        self._traffic.bytes += vector.numel() * vector.element_size()
+            for span in spans:
+                span.of(vector).fill_(_nonfinite_flag(span.gradient.matrix))
+        if flagged:
+            vector[-1] = sum(_nonfinite_flag(gradient.matrix) for gradient in self._whole)
+        self._collectives.all_reduce(vector).wait()
+        self._counts.sketch += end if dim else 0
+        self._counts.flags += flagged if dim else len(vector)
+        self._counts.bytes += vector.numel() * vector.element_size()
         if not bool(vector.isfinite().all()):
-            for item, piece in zip(self._sparse, pieces, strict=True):
-                item.bad = not bool(piece.isfinite().all())
-            for item in self._whole:
-                item.bad = bool(flags) and not bool(vector[-1].isfinite())
-            self._refuse()
-        for item, piece in zip(self._sparse, pieces, strict=True):
-            if not item.bad:
-                item.index = self._rows_of(item, piece)
+            for span in spans:
+                span.gradient.nonfinite = not bool(span.of(vector).isfinite().all())
+            for gradient in self._whole:
+                gradient.nonfinite = flagged and not bool(vector[-1].isfinite())
+            self._refuse_nonfinite()
+        for span in spans:
+            if not span.gradient.nonfinite:
+                span.gradient.index = self._best_rows(span.gradient, span.of(vector))
 
-    def _rows_of(self, item: Item, piece: Tensor) -> Tensor:
-        rows = len(item.work)
+    def _sketch(self, spans: Sequence[GradientSpan], vector: Tensor, dim: int) -> None:
+        if not spans:
+            return
+        widest = max(span.gradient.matrix.shape[1] for span in spans)
+        draw = selection.generator(self._settings.seed, self._step)
+        v = selection.directions(widest, dim, draw, spans[0].gradient.matrix)
+        for span in spans:
+            columns = span.gradient.matrix.shape[1]
+            found = selection.sketch(span.gradient.parts, v[:, :columns])
+            span.of(vector).copy_(found.view(-1))
+
+    def _best_rows(self, gradient: BucketGradient, summed: Tensor) -> Tensor:
+        """The rows to send. ``summed``: the gradient's span of what the ranks have added up."""
+        rows = len(gradient.matrix)
         k = kept_rows(rows, self._settings.ratio)
-        if self._settings.method == "arc":
-            summed = piece.view(-1, rows)
-            wide = summed.float() if summed.element_size() < 4 else summed
+        if self._settings.sketch_size:
+            sketch = summed.view(-1, rows)
+            wide = sketch.float() if sketch.element_size() < 4 else sketch
             return selection.best(selection.scores(wide), k)
-        if self._settings.method == "topk":
-            return selection.best(selection.row_scores(_parts(item)), k)
-        draw = selection.generator(self._settings.seed, self._step, crc32(item.key.encode()))
-        return selection.random_rows(rows, k, draw).to(item.work.device)
+        if self._settings.own_rows:
+            return selection.best(selection.row_scores(gradient.parts), k)
+        draw = selection.generator(self._settings.seed, self._step, crc32(gradient.key.encode()))
+        return selection.random_rows(rows, k, draw).to(gradient.matrix.device)
 
-    def _refuse(self) -> None:
-        bad = [item.name for item in self._items if item.bad]
+    def _refuse_nonfinite(self) -> None:
+        bad = [gradient.name for gradient in self._gradients if gradient.nonfinite]
         if bad and self._settings.on_nonfinite == "raise":
             listed = ", ".join(bad[:3]) + (f" and {len(bad) - 3} more" if len(bad) > 3 else "")
             raise NonFiniteError(
-                f"{self._transport}: the gradient of {listed} holds NaN or infinity on some rank; "
-                f"lower the learning rate or clip, or take on_nonfinite='pass', which hands NaN to "
-                f"the optimizer of all ranks and leaves the memory of errors as it was"
+                f"{self._collectives}: the gradient of {listed} holds NaN or infinity on some "
+                f"rank; lower the learning rate or clip, or take on_nonfinite='pass', which hands "
+                f"NaN to the optimizer of all ranks and leaves the memory of errors as it was"
             )
 
     # ---- what is sent ----
 
-    def _exchange(self, chosen: Sequence[Item]) -> None:
-        """Sends rows and what is sent whole; ``chosen`` have rows in it."""
-        sizes = [len(item.index) * item.work.shape[1] for item in chosen]
-        sizes += [item.work.numel() for item in self._whole]
-        if not sizes:
+    def _average(self, chosen: Sequence[BucketGradient]) -> None:
+        """Averages the rows of ``chosen``, and what is sent whole."""
+        rows = spans_of((gradient, gradient.selected) for gradient in chosen)
+        whole = spans_of(((g, g.matrix.numel()) for g in self._whole), end_of(rows))
+        end = end_of(whole) or end_of(rows)
+        if not end:
             return
-        taken = [_memory(item).take(item.work) for item in chosen]
-        values = self._transport.room(sum(sizes), self._items[0].gradient)
-        pieces = torch.split(values[: sum(sizes)], sizes)
-        for item, source, piece in zip(chosen, taken, pieces, strict=False):
-            _memory(item).rows(source, item.index, piece.view(len(item.index), -1))
-        for item, piece in zip(self._whole, pieces[len(chosen) :], strict=True):
-            piece.copy_(item.work.view(-1))
-            if item.key in self._owed:
-                piece.add_(self._owed[item.key])
+        sent = padded(self._collectives, end, self._gradients[0].tensor)
+        for span in rows:
+            span.gradient.select(span.of(sent))
+        for span in whole:
+            span.of(sent).copy_(span.gradient.matrix.view(-1))
+            residual = self._residuals.get(span.gradient.key)
+            if residual is not None:
+                span.of(sent).add_(residual)
         feedback = self._settings.error_feedback != "none"
-        mean, lost = self._transport.mean(values, feedback=feedback)
-        delivered = values if lost is None else values.masked_fill(lost, 0)
-        self._note(sum(sizes[: len(chosen)]), sum(sizes[len(chosen) :]), values, lost)
-        means = torch.split(mean[: sum(sizes)], sizes)
-        arrived = torch.split(delivered[: sum(sizes)], sizes)
-        for item, got, used in zip(chosen, arrived, means, strict=False):
-            like, shape = item.work, (len(item.index), -1)
-            applied = [(item.index, used.view(shape).to(like.dtype))]
-            _memory(item).settle(item.index, got.view(shape).to(like.dtype), applied, like)
-        for item, sent, got, used in zip(
-            self._whole, *(part[len(chosen) :] for part in (pieces, arrived, means)), strict=True
-        ):
-            self._settle_whole(item, sent, got, used)
-        self._refuse()
+        averaged = mean(self._collectives, sent, feedback=feedback)
+        delivered = sent if averaged.lost is None else sent.masked_fill(averaged.lost, 0)
+        self._count(end_of(rows), end, sent, averaged)
+        for span in rows:
+            gradient = span.gradient
+            own = gradient.rows_of(gradient.index, span.of(delivered))
+            used = gradient.rows_of(gradient.index, span.of(averaged.values))
+            gradient.error_memory.update(own, [used], gradient.matrix)
+        for span in whole:
+            self._use_whole(span, sent, delivered, averaged)
+        self._refuse_nonfinite()
 
-    def _settle_whole(self, item: Item, sent: Tensor, delivered: Tensor, mean: Tensor) -> None:
-        shape, dtype = item.work.shape, item.work.dtype
-        first = item.memory is not None
-        if not item.bad and (first or self._settings.on_nonfinite == "raise"):
-            item.bad = not bool(mean.isfinite().all())
-        if not item.bad and first:
-            assert item.memory is not None
-            parts = (part.view(shape).to(dtype) for part in (delivered, mean))
-            item.memory.begin(item.work, *parts)
-        elif not item.bad and self._settings.error_feedback != "none":
-            missed = sent - delivered if sent.data_ptr() != delivered.data_ptr() else None
-            if missed is not None:
-                self._owed[item.key] = missed
-            else:
-                self._owed.pop(item.key, None)
-        if item.bad and self._transport.may_lose:
-            item.work.fill_(math.nan)
+    def _use_whole(self, span: GradientSpan, sent: Tensor, delivered: Tensor, mean: Mean) -> None:
+        """The mean of what was sent whole is used, and what was lost of it is kept."""
+        gradient, used = span.gradient, span.of(mean.values)
+        matrix, memory = gradient.matrix, gradient.memory
+        raises = self._settings.on_nonfinite == "raise"
+        if not gradient.nonfinite and (memory is not None or raises):
+            gradient.nonfinite = not bool(used.isfinite().all())
+        if not gradient.nonfinite:
+            if memory is not None:
+                parts = (part.view(matrix.shape) for part in (span.of(delivered), used))
+                memory.initialize(matrix, *(part.to(matrix.dtype) for part in parts))
+            elif self._settings.error_feedback != "none":
+                if mean.lost is None:
+                    self._residuals.pop(gradient.key, None)
+                else:
+                    self._residuals[gradient.key] = span.of(sent) - span.of(delivered)
+        if gradient.nonfinite and self._collectives.may_lose:
+            matrix.fill_(math.nan)
         else:
-            item.work.copy_(mean.view(shape))
+            matrix.copy_(used.view(matrix.shape))
 
-    def _note(self, rows: int, whole: int, values: Tensor, lost: Tensor | None) -> None:
-        self._traffic.rows += rows
-        self._traffic.whole += whole
-        self._traffic.bytes += (rows + whole) * values.element_size()
-        if lost is not None:
-            self._traffic.lost += int(lost[: rows + whole].sum())
+    def _count(self, rows: int, end: int, sent: Tensor, mean: Mean) -> None:
+        self._counts.rows += rows
+        self._counts.whole += end - rows
+        self._counts.bytes += end * sent.element_size()
+        if mean.lost is not None:
+            self._counts.lost += int(mean.lost[:end].sum())
 
-    def _gather(self, chosen: Sequence[Item]) -> None:
-        """Each rank's own rows and their indices go to all; nothing is lost."""
+    def _gather(self, chosen: Sequence[BucketGradient]) -> None:
+        """Each rank's own rows of ``chosen`` and their indices go to all; nothing is lost."""
         if not chosen:
             return
-        sizes = [len(item.index) * item.work.shape[1] for item in chosen]
-        counts = [len(item.index) for item in chosen]
-        values = self._items[0].gradient.new_empty(sum(sizes))
-        for item, piece in zip(chosen, torch.split(values, sizes), strict=True):
-            taken = _memory(item).take(item.work)
-            _memory(item).rows(taken, item.index, piece.view(len(item.index), -1))
-        indices = torch.cat([item.index for item in chosen]).int()
-        all_values = torch.split(self._transport.stack(values), sizes, dim=1)
-        all_indices = torch.split(self._transport.stack(indices), counts, dim=1)
-        self._traffic.rows += sum(sizes)
-        self._traffic.indices += sum(counts)
-        self._traffic.bytes += values.numel() * values.element_size() + 4 * sum(counts)
-        for item, own, found, places in zip(
-            chosen, torch.split(values, sizes), all_values, all_indices, strict=True
-        ):
-            like, shape = item.work, (len(item.index), -1)
+        rows = spans_of((gradient, gradient.selected) for gradient in chosen)
+        places = spans_of((gradient, len(gradient.index)) for gradient in chosen)
+        values = self._gradients[0].tensor.new_empty(end_of(rows))
+        for span in rows:
+            span.gradient.select(span.of(values))
+        indices = torch.cat([gradient.index for gradient in chosen]).int()
+        all_values = self._collectives.all_gather(values)
+        all_indices = self._collectives.all_gather(indices)
+        self._counts.rows += end_of(rows)
+        self._counts.indices += end_of(places)
+        self._counts.bytes += values.numel() * values.element_size() + 4 * end_of(places)
+        for span, place in zip(rows, places, strict=True):
+            gradient, world = span.gradient, self._collectives.world
             applied = [
-                (places[rank].long(), found[rank].view(shape).to(like.dtype) / len(found))
-                for rank in range(len(found))
+                _mean_of(gradient.rows_of(place.of(index).long(), span.of(found)), world)
+                for index, found in zip(all_indices, all_values, strict=True)
             ]
-            _memory(item).settle(item.index, own.view(shape).to(like.dtype), applied, like)
+            own = gradient.rows_of(gradient.index, span.of(values))
+            gradient.error_memory.update(own, applied, gradient.matrix)
 
 
-def _memory(item: Item) -> Memory:
-    assert item.memory is not None
-    return item.memory
+def _mean_of(rows: RowSum, world: int) -> RowSum:
+    return RowSum(rows.index, rows.values / world)
 
 
-def _parts(item: Item) -> selection.Parts:
-    return _memory(item).parts(item.work)
-
-
-def _flag(tensor: Tensor) -> float:
+def _nonfinite_flag(tensor: Tensor) -> float:
     """0, or NaN where something isn't a number."""
     low, high = torch.aminmax(tensor)  # one pass, and NaN gets through
     return float((low - low) + (high - high))

@@ -1,100 +1,70 @@
-"""What a compressor needs of a group: a reliable sum, a mean that may lose packets, a gather.
+"""The mean of all ranks' vectors, of which each rank knows what of its own is in it.
 
-A mean over a lossy group goes in two halves. Its first, to the owners, may lose packets, and each
-sender is told which of its contributions its owners did without (docs/engine.md, "Who is told").
-Its second, what owners send back, loses nothing. So all ranks have one mean, bit for bit, and each
-knows what of its own is in it: that is all that error feedback needs.
+Over a lossy group it goes in two halves. The first, to the owners, may lose packets, and each
+sender learns which of its contributions the owners gave up (docs/engine.md, "Reporting loss to the
+sender"). The second, back from the owners, loses nothing. So all ranks have one mean, bit for bit,
+and each knows what of its own is in it: error feedback needs no more.
 """
 
 from __future__ import annotations
 
-import numpy as np
-import torch
-import torch.distributed as dist
+from dataclasses import dataclass
+
 from torch import Tensor
 
-from lossycoll.options.fields import reliable
-from lossycoll.train.common.collectives import Exchange
+from lossycoll.errors import PeerLostError
+from lossycoll.train.common.collectives import Collectives, as_elements
 from lossycoll.train.common.staleness import Mask
 
-from ...errors import PeerLostError
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """The mean of all ranks' vectors, and which elements of this rank's were lost on the way: bool
+    [n], None if none were, or if nobody wants to know."""
+
+    values: Tensor
+    lost: Tensor | None
 
 
-class Transport(Exchange):
-    """The group ``group`` (None: the default one), of any backend."""
+def padded(collectives: Collectives, numel: int, like: Tensor) -> Tensor:
+    """An empty vector of ``numel`` elements, and zeros up to an equal chunk for each rank."""
+    chunk = -(-numel // collectives.world)
+    out = like.new_empty(chunk * collectives.world)
+    out[numel:].zero_()
+    return out
 
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
-        super().__init__(group, 0)
 
-    @property
-    def may_lose(self) -> bool:
-        """Whether a mean that starts now may lose packets; the same on all ranks."""
-        found = self.lossy
-        return found is not None and found.lossy_options().delivery == "lossy" and self.world > 1
+def mean(collectives: Collectives, flat: Tensor, *, feedback: bool) -> Mean:
+    """The mean over the ranks of ``flat``, which :func:`padded` has made and which stays.
 
-    def check_members(self) -> None:
-        """Raises PeerLostError, on all ranks alike, if the last collective was made without a rank:
-        what it still owed is gone, and the running means are of ranks that aren't there any more.
-        """
-        lost = self.lost_alike()
-        if lost:
-            raise PeerLostError(
-                f"{self}: rank {lost[0]} is lost, and with it the errors that it still owed; "
-                f"restart with the ranks that are left, or call reset() on all of them and use a "
-                f"group of theirs",
-                peer=lost[0],
-            )
+    With ``feedback`` what is lost counts as zero, and is reported. Without it the mean is over the
+    contributions that arrived. Raises PeerLostError, on all ranks, after the loss of a rank.
+    """
+    if not collectives.may_lose:
+        total = flat.clone()
+        collectives.all_reduce(total).wait()
+        return Mean(total.div_(collectives.world), None)
+    own = flat.new_empty(len(flat) // collectives.world)
+    lost: Mask | None = None
+    if feedback:
+        lost = collectives.reduce_scatter_reported(own, flat).lost
+    else:
+        collectives.reduce_scatter_mean(own, flat).wait()
+    check_members(collectives)
+    total = collectives.all_gather(own).view(-1)
+    if lost is None or not lost.any():
+        return Mean(total, None)
+    return Mean(total, as_elements(lost, collectives.block_elements(flat), len(own)))
 
-    def room(self, numel: int, like: Tensor) -> Tensor:
-        """A vector of ``numel`` elements and as many zeros as make it a chunk for each rank."""
-        chunk = -(-numel // self.world)
-        out = like.new_empty(chunk * self.world)
-        out[numel:].zero_()
-        return out
 
-    def sum_(self, flat: Tensor) -> None:
-        """The sum over the ranks, in place, reliable. One rank's sum is sent to all (or the same
-        additions are done once for each element): all have the same bits."""
-        with reliable():
-            dist.all_reduce(flat, group=self.group)
-
-    def mean(self, flat: Tensor, *, feedback: bool) -> tuple[Tensor, Tensor | None]:
-        """(the mean over the ranks of ``flat``, which is one of :meth:`room`'s and stays; which
-        elements of it were lost on the way, bool like ``flat``, or None if none were).
-
-        ``feedback``: what is lost counts as zero, and is told. Otherwise the mean is over the
-        contributions that arrived, and nothing is told.
-        """
-        if not self.may_lose:
-            total = flat.clone()
-            self.sum_(total)
-            return total.div_(self.world), None
-        assert self.lossy is not None
-        own = flat.new_empty(len(flat) // self.world)
-        lost: Mask | None = None
-        with self.delivery():
-            if feedback:
-                work = self.lossy.reduce_scatter_blocks(own, flat)
-                lost = work.lost
-            else:
-                dist.reduce_scatter_single(own, flat, dist.ReduceOp.AVG, self.group)
-        self.check_members()
-        total = torch.empty_like(flat)
-        with reliable():
-            dist.all_gather_single(total, own, self.group)
-        return total, None if lost is None else self._elements(lost, flat)
-
-    def _elements(self, lost: Mask, flat: Tensor) -> Tensor | None:
-        """``lost``: bool (world, blocks), by owner."""
-        if not lost.any():
-            return None
-        chunk = len(flat) // self.world
-        mask = np.repeat(lost, self.block_elements(flat), axis=1)[:, :chunk]
-        return torch.from_numpy(np.ascontiguousarray(mask)).view(-1)
-
-    def stack(self, flat: Tensor) -> Tensor:
-        """All ranks' ``flat`` (n,), as (world, n), reliable."""
-        out = flat.new_empty(self.world * len(flat))
-        with reliable():
-            dist.all_gather_single(out, flat, self.group)
-        return out.view(self.world, -1)
+def check_members(collectives: Collectives) -> None:
+    """Raises PeerLostError, on all ranks, if the last collective was made without a rank: what that
+    rank remembered is lost, and the means are of ranks that are not there any more."""
+    lost = collectives.agreed_lost()
+    if lost:
+        raise PeerLostError(
+            f"{collectives}: rank {lost[0]} is lost, and with it the errors that it still owed; "
+            f"restart with the ranks that are left, or call reset() on all of them and use a "
+            f"group of theirs",
+            peer=lost[0],
+        )

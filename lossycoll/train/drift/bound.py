@@ -1,8 +1,8 @@
-"""DriftBound: replicas that step by themselves, kept together by a slice of the parameters a step.
+"""DriftBound: bounds the drift of replicas that step by themselves.
 
 Under plain DDP with lossy gradients each replica steps with a slightly different mean, so their
-squared distance grows with every step. Broadcasting parameters bounds it (Weintraub, Banner, Orda,
-"Distributed Training under Packet Loss", arXiv 2507.07114, stage 2); here a little at a time.
+squared distance grows with every step. Broadcasting parameters bounds it ("Distributed Training
+under Packet Loss", Weintraub, Banner, Orda, arXiv 2507.07114, stage 2); here a slice at a time.
 """
 
 from __future__ import annotations
@@ -19,80 +19,70 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lossycoll.backend.process_group import LossyProcessGroup
 from lossycoll.errors import LinkError, OptionError, UnsupportedError
-from lossycoll.options.fields import lossy, reliable
 from lossycoll.train.common.arguments import is_whole
-from lossycoll.train.common.collectives import named
-from lossycoll.train.common.consistency import PARAMETERS_DIFFER, Meant, as_line, check_same
-from lossycoll.train.common.replicas import Holding, holdings_of, in_memory_order, local
+from lossycoll.train.common.collectives import Collectives
+from lossycoll.train.common.consistency import PARAMETERS_DIFFER, Agreement, as_line, check_same
+from lossycoll.train.common.replicas import in_memory_order
 from lossycoll.train.common.staleness import MOST_REPAIR, REPAIR
 from lossycoll.train.sharded.optimizer import ShardedOptimizer
 
-from .silent_owners import Unheard
-from .slices import Slices, owner, slice_up
+from .silent_owners import SilentOwners
+from .slices import slice_owner, slice_up
+from .sources import Layout, Source, device_of, group_of, layout_of, sources_of, stepped
 
 log: Final = logging.getLogger("lossycoll")
 
-DTYPES: Final = (
-    *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
-    *(torch.complex64, torch.complex128),
-)
+
+@dataclass(frozen=True, eq=False)
+class _LaidOut:
+    """A tensor as the slices were made for it."""
+
+    source: Source
+    layout: Layout
 
 
 @dataclass(frozen=True, eq=False)
-class _Source:
-    """A parameter, or with ``key`` a tensor of its state."""
+class _Span:
+    """Elements of a tensor that travel in this step; both views are of one dimension."""
 
-    name: str
-    parameter: nn.Parameter
-    key: str | None
-
-    @property
-    def identity(self) -> tuple[str, int]:
-        return self.name, id(self.parameter)
+    own: Tensor
+    """In the tensor."""
+    staged: Tensor
+    """In the staging memory."""
+    owner: int
+    """The rank whose values all take."""
 
 
 class DriftBound:
     """Bounds the drift of replicas: ``DriftBound(model, optimizer)``, once, on all ranks.
 
     After each ``optimizer.step()`` 1/``period`` of the parameters' bytes is brought to one value on
-    all ranks; after ``period`` steps all have been. Each rank owns, and sends to all others, an
-    equal chunk of every slice, and another one in the next sweep, so no rank's replica is favoured
-    and none sends more than others. A packet that is lost leaves a rank's own value until the next
-    sweep.
+    all ranks, so after ``period`` steps (a sweep) all have been. Each rank owns, and sends to all
+    others, an equal chunk of every slice, and another one in the next sweep. A lost packet leaves a
+    rank's own value until then. docs/guide.md has an example and the rules of use.
 
-    ``model``: plain, wrapped by DistributedDataParallel, or sharded by fully_shard on a mesh with
-    a replicated dimension (HSDP), where copies of the same shard are kept together. ``optimizer``:
-    steps parameters of the model; those of them that require gradients are looked after, also
-    those that are added or unfrozen later, from the next sweep on. ``group``: the ranks that hold a
-    replica; None is DDP's group, else the default group, of any backend.
+    Use it as a context, or call :meth:`detach`, to end it.
 
-    ``repair``: rounds of selective resending, 0 to 255, of slices and of all else that is lossy in
-    this group: gradients, that is. A packet of a slice that a rank misses costs it a whole sweep,
-    and what is missing of gradients makes them noisier, which DriftBound can't mend: two rounds are
-    worth far more than their bytes (docs/theory.md, docs/quality.md). Where the group was made with
-    ``repair`` written or set (``LOSSYCOLL_REPAIR``), that holds for gradients. With 255 nothing is
-    missing in practice; in a block of ``lossycoll.reliable()``, or a group with
-    ``delivery="reliable"``, nothing is. ``state``: whether the optimizer's element-wise state
-    (``exp_avg``, ``momentum_buffer``, ...) is brought along, which takes that many more bytes; a
-    shorter period is a better use for them, so it isn't by default.
+    Args:
+        model: Plain, wrapped by DistributedDataParallel, or sharded by fully_shard on a mesh with a
+            replicated dimension (HSDP).
+        optimizer: Steps parameters of the model. Those that require gradients are kept together,
+            and those that are added or unfrozen later from the next sweep on.
+        period: The number of slices, from 1 on.
+        group: The ranks that hold a replica, of any backend. None: DDP's, else the default group.
+        repair: Rounds of selective resending, 0 to 255, of slices, and of gradients too unless the
+            group was made with another number.
+        state: Whether the optimizer's element-wise state (``exp_avg``, ...) comes along, which
+            takes that many more bytes.
 
-    Only steps that are taken count, so all ranks must take the same: under
-    ``torch.amp.GradScaler`` ranks may find infinities where others don't, when gradients are lossy,
-    and one that skips a step that others take is a MismatchError on all of them at the next
-    collective. ``torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler(device="cpu")`` makes
-    all ranks skip alike.
-
-    A value that isn't finite isn't taken over from its owner: a replica that has diverged doesn't
-    bring down the others, and gets theirs where it has such values.
-
-    Use it as a context, or call :meth:`detach`, to end it. Raises OptionError for a bad ``period``
-    or ``repair``, UnsupportedError for what has no replicas or can't be sent, MismatchError where
-    ranks hold parameters of other names, shapes or types, LinkError when a link delivers nothing of
-    what ranks have to agree on. ``optimizer.step()`` raises LinkError when nothing of what a rank
-    owns has come here for two sweeps (and 256 packets, and as long as a reliable call would wait
-    for that link): that replica is no longer kept together with others.
+    Raises:
+        OptionError: ``period`` or ``repair`` has a bad value.
+        UnsupportedError: The model has no replicas, or something of it can't be sent.
+        MismatchError: Ranks hold parameters of other names, shapes or types.
+        LinkError: A link delivers nothing of what ranks have to agree on. ``optimizer.step()``
+            raises it if nothing of what a rank owns has arrived here for two sweeps, 256 packets
+            and the link timeout: the replicas are no longer kept together.
     """
 
     def __init__(
@@ -128,11 +118,11 @@ class DriftBound:
         self._state = state
         self._lay_out()
         self._hook = optimizer.register_step_post_hook(self._after_step)
-        self._told = False
-        """Whether a replica that isn't finite has been."""
+        self._warned = False
+        """Whether a replica that isn't finite has been reported."""
         self._undo: Callable[[], None] | None = None
-        if isinstance(self._group, LossyProcessGroup):
-            self._undo = self._group.lossy_resend(repair)
+        if self._collectives.lossy is not None:
+            self._undo = self._collectives.lossy.lossy_resend(repair)
 
     @property
     def bytes_per_step(self) -> int:
@@ -157,63 +147,56 @@ class DriftBound:
     ) -> None:
         self.detach()
 
-    # ---- what there is to exchange ----
+    # ---- the slices ----
 
-    def _holdings(self) -> list[Holding]:
-        """The model's parameters that the optimizer steps."""
-        stepped = {id(p) for entry in self._optimizer.param_groups for p in entry["params"]}
-        holdings = [
-            holding
-            for holding in holdings_of(self._model, self._wanted_group)
-            if id(holding.parameter) in stepped and holding.parameter.requires_grad
-        ]
-        if not holdings:
-            raise UnsupportedError(
-                "the optimizer steps none of the model's parameters that require gradients; pass "
-                "the optimizer that was made of this model's parameters"
-            )
-        return holdings
-
-    def _sources(self, holdings: list[Holding]) -> list[_Source]:
-        """The parameters, each followed by its state, where that is brought along."""
-        sources = []
-        for holding in holdings:
-            sources.append(_Source(holding.name, holding.parameter, None))
-            for key, value in sorted(self._optimizer.state.get(holding.parameter, {}).items()):
-                if self._state and _is_elementwise(key, value, holding.parameter):
-                    sources.append(_Source(f"{holding.name}, {key}", holding.parameter, key))
-        return sources
-
-    def _tensor(self, source: _Source) -> Tensor | None:
-        """What is there now; None for state that isn't any more."""
-        if source.key is None:
-            return local(source.parameter)
-        value = self._optimizer.state.get(source.parameter, {}).get(source.key)
-        return local(value) if isinstance(value, Tensor) else None
+    def _sources(self) -> list[Source]:
+        """What there is to exchange now."""
+        holdings = stepped(self._model, self._optimizer, self._wanted_group)
+        return sources_of(holdings, self._optimizer, state=self._state)
 
     def _lay_out(self) -> None:
         """Cuts what there is now into slices. All ranks do so at the same step."""
-        holdings = self._holdings()
-        self._group = _group_of(holdings)
-        self._world = dist.get_world_size(self._group)
-        self._rank = dist.get_rank(self._group)
-        sources = self._sources(holdings)
-        tensors = {s.name: t for s in sources if (t := self._tensor(s)) is not None}
-        device = _device_of(tensors)
-        self._sources_now = sources
-        self._described = [_described(tensor) for tensor in tensors.values()]
-        lines = [as_line(name, tensor) for name, tensor in tensors.items()]
+        holdings = stepped(self._model, self._optimizer, self._wanted_group)
+        self._collectives = Collectives(group_of(holdings), repair=self._repair, exact_repair=True)
+        sources = sources_of(holdings, self._optimizer, state=self._state)
+        tensors = [self._tensor(source) for source in sources]
+        named = [(source.name, tensor) for source, tensor in zip(sources, tensors, strict=True)]
+        device = device_of(named)
         check_same(
-            [Meant(self._group, lines, device)],
+            [Agreement(self._collectives, [as_line(*pair) for pair in named], device)],
             PARAMETERS_DIFFER,
             "DriftBound needs the same model on all ranks, and the same optimizer",
         )
-        sizes = [(tensor.numel(), tensor.element_size()) for tensor in tensors.values()]
-        self._slices: Slices = slice_up(sizes, self.period, self._world)
+        self._laid_out = [
+            _LaidOut(source, layout_of(tensor))
+            for source, tensor in zip(sources, tensors, strict=True)
+        ]
+        world = self._collectives.world
+        sizes = [(tensor.numel(), tensor.element_size()) for tensor in tensors]
+        self._slices = slice_up(sizes, self.period, world)
         self._staging = torch.empty(
-            self._world * self._slices.chunk_bytes, dtype=torch.uint8, device=device
+            world * self._slices.chunk_bytes, dtype=torch.uint8, device=device
         )
-        self._unheard = Unheard(self._rank, self._world, self.period)
+        self._silent = SilentOwners(self._collectives.rank, world, self.period)
+
+    def _tensor(self, source: Source) -> Tensor:
+        tensor = source.tensor(self._optimizer)
+        assert tensor is not None, source.name
+        return tensor
+
+    def _changed(self, number: int) -> bool:
+        """Whether slice ``number`` isn't what was laid out. Additions are seen by the first one."""
+        if number == 0:
+            now = [source.identity for source in self._sources()]
+            if now != [each.source.identity for each in self._laid_out]:
+                return True
+        touched = {piece.tensor for chunk in self._slices.of(number) for piece in chunk}
+        for index in touched:
+            laid_out = self._laid_out[index]
+            tensor = laid_out.source.tensor(self._optimizer)
+            if tensor is None or layout_of(tensor) != laid_out.layout:
+                return True
+        return False
 
     # ---- a step ----
 
@@ -224,91 +207,71 @@ class DriftBound:
         self.steps += 1
         if self._changed(number):
             self._lay_out()
-        if self._world > 1 and not self._slices.empty(number):
+        if self._collectives.world > 1 and not self._slices.empty(number):
             self._exchange(number, sweep)
 
-    def _changed(self, number: int) -> bool:
-        """Whether slice ``number`` isn't what was laid out. Additions are seen by the first one."""
-        if number == 0:
-            now = [source.identity for source in self._sources(self._holdings())]
-            if now != [source.identity for source in self._sources_now]:
-                return True
-        touched = {piece.tensor for chunk in self._slices.of(number) for piece in chunk}
-        for index in touched:
-            tensor = self._tensor(self._sources_now[index])
-            if tensor is None or _described(tensor) != self._described[index]:
-                return True
-        return False
-
     def _exchange(self, number: int, sweep: int) -> None:
-        """Packs a slice, this rank's own values everywhere; gathers it; unpacks what came."""
-        chunk_bytes, rank = self._slices.chunk_bytes, self._rank
+        """Stages a slice, this rank's own values everywhere; gathers it; takes what arrived."""
+        spans = self._spans(number, sweep)
+        torch._foreach_copy_([span.staged for span in spans], [span.own for span in spans])
+        self._gather()
+        theirs = [span for span in spans if span.owner != self._collectives.rank]
+        for span in theirs:
+            self._keep_finite(span)
+        torch._foreach_copy_([span.own for span in theirs], [span.staged for span in theirs])
+
+    def _spans(self, number: int, sweep: int) -> list[_Span]:
+        """What slice ``number`` has of each tensor."""
+        chunk_bytes = self._slices.chunk_bytes
         rows: dict[int, Tensor] = {}
-        own: list[Tensor] = []
-        staged: list[Tensor] = []
-        came: list[bool] = []
+        spans: list[_Span] = []
         for chunk, pieces in enumerate(self._slices.of(number)):
-            by = owner(number, chunk, sweep, self._world)
+            owner = slice_owner(number, chunk, sweep, self._collectives.world)
             for piece in pieces:
                 if piece.tensor not in rows:
-                    tensor = self._tensor(self._sources_now[piece.tensor])
-                    assert tensor is not None
+                    tensor = self._tensor(self._laid_out[piece.tensor].source)
                     rows[piece.tensor] = in_memory_order(tensor)
-                values = rows[piece.tensor][piece.begin : piece.end]
-                begin = by * chunk_bytes + piece.at
-                end = begin + values.numel() * values.element_size()
-                own.append(values)
-                staged.append(self._staging[begin:end].view(values.dtype))
-                came.append(by != rank)
-        torch._foreach_copy_(staged, own)
-        self._gather()
-        theirs = [
-            pair for pair, others in zip(zip(own, staged, strict=True), came, strict=True) if others
-        ]
-        for to, of in theirs:
-            self._keep_finite(to, of)
-        torch._foreach_copy_([to for to, _ in theirs], [of for _, of in theirs])
+                own = rows[piece.tensor][piece.begin : piece.end]
+                begin = owner * chunk_bytes + piece.at
+                end = begin + own.numel() * own.element_size()
+                spans.append(_Span(own, self._staging[begin:end].view(own.dtype), owner))
+        return spans
 
-    def _keep_finite(self, own: Tensor, came: Tensor) -> None:
-        """What isn't finite in one replica shall not be in all: puts ``own`` in its place."""
-        finite = torch.isfinite(came)
+    def _keep_finite(self, span: _Span) -> None:
+        """Takes own values where staged ones aren't finite: one diverged replica isn't spread."""
+        finite = torch.isfinite(span.staged)
         if bool(finite.all()):
             return
-        torch.where(finite, came, own, out=came)
-        if not self._told:
-            self._told = True
+        torch.where(finite, span.staged, span.own, out=span.staged)
+        if not self._warned:
+            self._warned = True
             log.warning(
-                "rank %d/%d: a replica holds NaN or infinity, which DriftBound doesn't spread: the "
+                "%s: a replica holds NaN or infinity, which DriftBound doesn't spread: the "
                 "other ranks keep their own values (step %d); lower the learning rate, clip, or "
                 "use torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler with float16",
-                self._rank,
-                self._world,
+                self._collectives,
                 self.steps,
             )
 
     def _gather(self) -> None:
         """Each rank's row of the staging memory to all; what is lost leaves what was there."""
-        group = self._group
-        if not isinstance(group, LossyProcessGroup):
-            mine = self._staging.view(self._world, -1)[self._rank]
-            dist.all_gather_single(self._staging, mine, group=group)
+        arrived = self._collectives.all_gather_blocks(self._staging).wait()
+        group = self._collectives.lossy
+        if group is None:
             return
-        options = group.lossy_options()
-        how = lossy(lossy_min_bytes=0, repair=self._repair)
-        with reliable() if options.delivery == "reliable" else how:
-            arrived = group.all_gather_blocks(self._staging).arrived
         now = time.monotonic()
-        self._unheard.note(arrived, now)
-        for peer in self._unheard.dead(now, options.link_patience):
-            if peer not in group.lossy_lost():
-                raise self._dead_link(group, peer, now)
+        self._silent.note(arrived, now)
+        lost = self._collectives.known_lost()
+        for peer in self._silent.dead(now, group.lossy_options().link_timeout):
+            if peer not in lost:
+                raise self._dead_link(peer, now)
 
-    def _dead_link(self, group: LossyProcessGroup, peer: int, now: float) -> LinkError:
-        unheard = self._unheard
+    def _dead_link(self, peer: int, now: float) -> LinkError:
+        silent = self._silent
         return LinkError(
-            f"rank {self._rank}/{self._world}: of {unheard.blocks[peer]} packets of parameters "
-            f"that {named(group, peer)} sent in the last {unheard.steps[peer]} steps "
-            f"(period {self.period}) none has come for {now - unheard.heard(peer):.3g} s, so "
+            f"{self._collectives}: of {silent.blocks[peer]} packets of parameters "
+            f"that {self._collectives.peer(peer)} sent in the last {silent.steps[peer]} steps "
+            f"(period {self.period}) none has come for {now - silent.last_arrival(peer):.3g} s, so "
             f"DriftBound no longer keeps this replica together with that one: that link is dead, "
             f"or loses everything; repair it, or restart without that rank from the last "
             f"checkpoint",
@@ -319,58 +282,3 @@ class DriftBound:
 def _check(name: str, value: object, low: int, high: int) -> None:
     if not is_whole(value, low, high):
         raise OptionError(f"{name} is {value!r}, wanted an integer, {low} to {high}")
-
-
-def _is_elementwise(key: object, value: object, parameter: Tensor) -> bool:
-    return (
-        key != "step"
-        and isinstance(value, Tensor)
-        and value.shape == parameter.shape
-        and value.dtype in DTYPES
-    )
-
-
-def _group_of(holdings: list[Holding]) -> dist.ProcessGroup:
-    """The one group that holds copies of all of them."""
-    first = holdings[0]
-    for holding in holdings:
-        copies = [group for group in holding.copies if dist.get_world_size(group) > 1]
-        if holding.rest and not copies:
-            raise UnsupportedError(
-                f"parameter {holding.name} is sharded and has no copies: nothing can drift, and "
-                f"there is nothing to bound; DriftBound is for DDP, and for fully_shard on a mesh "
-                f"with a replicated dimension (HSDP)"
-            )
-        if len(copies) > 1 or holding.copies != first.copies:
-            raise UnsupportedError(
-                f"parameters {first.name} and {holding.name} have copies in {len(first.copies)} "
-                f"and {len(holding.copies)} groups, or in different ones, wanted one for all; "
-                f"attach one DriftBound for each, with optimizers of their own"
-            )
-    larger = [group for group in first.copies if dist.get_world_size(group) > 1]
-    return (larger or list(first.copies))[0]
-
-
-def _device_of(tensors: dict[str, Tensor]) -> torch.device:
-    """Theirs, all of which must be on one and of types that can be sent."""
-    first_name, first = next(iter(tensors.items()))
-    for name, tensor in tensors.items():
-        if tensor.device != first.device:
-            raise UnsupportedError(
-                f"{first_name} is on {first.device} and {name} on {tensor.device}, wanted all on "
-                f"one device; give each its own optimizer and DriftBound"
-            )
-        if tensor.layout is not torch.strided or tensor.dtype not in DTYPES:
-            raise UnsupportedError(
-                f"{name} is {tensor.layout} of {tensor.dtype}, wanted a dense tensor of "
-                f"{', '.join(str(dtype) for dtype in DTYPES)}"
-            )
-        in_memory_order(tensor)
-    return first.device
-
-
-_Described = tuple[torch.dtype, torch.Size, tuple[int, ...]]
-
-
-def _described(tensor: Tensor) -> _Described:
-    return tensor.dtype, tensor.shape, tensor.stride()

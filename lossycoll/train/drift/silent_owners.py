@@ -1,4 +1,4 @@
-"""Owners of whom nothing comes any more, although they send."""
+"""Owners of whom no block arrives any more, although they send."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ BLOCKS: Final = 256
 SWEEPS: Final = 2
 
 
-class Unheard:
-    """What each owner has sent since a block of it last came to rank ``rank``.
+class SilentOwners:
+    """By owner, what it has sent since a block of it last arrived at one rank.
 
-    ``period``: the steps of a sweep, in which each owner's share of all that there is comes.
+    Args:
+        rank: This rank.
+        world: The number of ranks.
+        period: The steps of a sweep, in which each owner sends its share of everything.
     """
 
     def __init__(self, rank: int, world: int, period: int) -> None:
@@ -24,22 +27,24 @@ class Unheard:
         self._period = period
         self._since = np.full(world, np.nan)
         self.blocks = np.zeros(world, np.int64)
+        """Blocks that were lost since, by owner."""
         self.steps = np.zeros(world, np.int64)
+        """Steps since, by owner."""
 
     def note(self, arrived: Mask, now: float) -> None:
-        """One more step, in which ``arrived`` (world, blocks) came; ``now`` in seconds."""
+        """One more step. ``arrived``: bool (world, blocks); ``now``: seconds."""
         came = arrived.any(axis=1) | (np.arange(len(arrived)) == self._rank)
         self.blocks = np.where(came, 0, self.blocks + arrived.shape[1])
         self.steps = np.where(came, 0, self.steps + 1)
         self._since = np.where(came, now, self._since)
         self._since = np.where(np.isnan(self._since), now, self._since)
 
-    def heard(self, owner: int) -> float:
-        """When a block of ``owner`` last came, or should have for the first time."""
+    def last_arrival(self, owner: int) -> float:
+        """When a block of ``owner`` last arrived, or should have for the first time; seconds."""
         return float(self._since[owner])
 
-    def dead(self, now: float, patience: float) -> list[int]:
-        """Owners of whom nothing came in SWEEPS sweeps and BLOCKS blocks in a row, nor within
-        ``patience`` seconds: a link that is away for less has only lost much."""
-        long = (self.steps >= SWEEPS * self._period) & (now - self._since >= patience)
-        return [int(owner) for owner in np.flatnonzero(long & (self.blocks >= BLOCKS))]
+    def dead(self, now: float, link_timeout: float) -> list[int]:
+        """Owners whose links are dead: nothing arrived in SWEEPS sweeps and BLOCKS blocks in a row,
+        nor within ``link_timeout`` seconds. A link that is away for less has only lost much."""
+        silent = (self.steps >= SWEEPS * self._period) & (now - self._since >= link_timeout)
+        return [int(owner) for owner in np.flatnonzero(silent & (self.blocks >= BLOCKS))]

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from lossycoll.train.common.layout import round_up
+
 ALIGN: Final = 16
 """Bytes: the largest element's (complex128)."""
 
@@ -26,15 +28,15 @@ class Piece:
 
 @dataclass(frozen=True)
 class Slices:
-    """``chunks[s * world + c]``: the pieces of chunk c of slice s; each at most ``chunk_bytes``.
-
-    The last ones are empty where there are fewer bytes than chunks.
-    """
+    """All tensors, cut into ``period`` slices of ``world`` chunks."""
 
     period: int
     world: int
     chunk_bytes: int
+    """Most bytes of a chunk."""
     chunks: tuple[tuple[Piece, ...], ...]
+    """``chunks[s * world + c]``: the pieces of chunk c of slice s. The last chunks are empty where
+    there are fewer bytes than chunks."""
 
     def of(self, number: int) -> tuple[tuple[Piece, ...], ...]:
         """The chunks of slice ``number``."""
@@ -45,12 +47,18 @@ class Slices:
 
 
 def slice_up(sizes: Sequence[tuple[int, int]], period: int, world: int) -> Slices:
-    """``sizes``: (elements, bytes of an element, a divisor of 16) of each tensor."""
+    """Cuts tensors into slices.
+
+    Args:
+        sizes: (elements, bytes of an element) of each tensor; the bytes divide ALIGN.
+        period: The number of slices.
+        world: The number of ranks.
+    """
     begins, total = [], 0
     for elements, itemsize in sizes:
         begins.append(total)
-        total += _aligned(elements * itemsize)
-    chunk = max(ALIGN, _aligned(-(-total // (period * world))))
+        total += round_up(elements * itemsize, ALIGN)
+    chunk = max(ALIGN, round_up(-(-total // (period * world)), ALIGN))
     chunks: list[list[Piece]] = [[] for _ in range(period * world)]
     for tensor, (begin, (elements, itemsize)) in enumerate(zip(begins, sizes, strict=True)):
         done = 0
@@ -62,11 +70,7 @@ def slice_up(sizes: Sequence[tuple[int, int]], period: int, world: int) -> Slice
     return Slices(period, world, chunk, tuple(tuple(pieces) for pieces in chunks))
 
 
-def owner(number: int, chunk: int, sweep: int, world: int) -> int:
+def slice_owner(number: int, chunk: int, sweep: int, world: int) -> int:
     """The rank whose values of a chunk of slice ``number`` all take. Over ``world`` sweeps each
     rank owns each chunk once, and in every slice each rank owns one."""
     return (chunk + number + sweep) % world
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGN) * ALIGN

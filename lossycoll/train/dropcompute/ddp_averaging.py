@@ -1,7 +1,8 @@
 """Accumulated gradients averaged by DistributedDataParallel, once a rank has stopped computing.
 
-DDP reduces within a backward pass. So it is given one that computes nothing: its own reducer, with
-its buckets and comm hooks, takes the gradients that are there, and zeros where there are none.
+DDP reduces within a backward pass. So it is given an empty one, which computes nothing: DDP's own
+reducer, with its buckets and comm hooks, takes the gradients that are there, and zeros where there
+are none (docs/dropcompute.md, "What the gradients are").
 """
 
 from __future__ import annotations
@@ -16,45 +17,41 @@ from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 
 from lossycoll.errors import TrainingError, UnsupportedError
-from lossycoll.train.drop_ranks import Ranks
+from lossycoll.train.common.collectives import Collectives, Work
 
-from .gradients import NO_FLAGS, Start, device_of, multiply
+from .gradients import NO_FLAGS, Submit, grad_flags_of, scale_gradients
 
 
-class ByDdp:
-    """Works with whatever DDP was told: find_unused_parameters, static_graph, views of buckets,
-    comm hooks."""
+class DdpAveraging:
+    """Has DDP reduce, whatever its find_unused_parameters, static_graph, views of buckets and comm
+    hooks. Raises UnsupportedError for the options with which DDP reduces elsewhere."""
+
+    optimizer = None
 
     def __init__(self, model: DistributedDataParallel) -> None:
-        for unfit, what in (
-            (model._use_python_reducer, "torch._dynamo.config.optimize_ddp = 'python_reducer'"),
-            (model.mixed_precision is not None, "mixed_precision (autocast does work)"),
-            (model._delay_all_reduce_all_params, "delay_all_reduce_named_params of all parameters"),
-        ):
-            if unfit:
-                raise UnsupportedError(
-                    f"DistributedDataParallel with {what} doesn't reduce gradients within the "
-                    f"backward pass, from which DropCompute has them reduced; leave that out"
-                )
+        _check_reduces_in_backward(model)
         self._model = cast("Any", model)
         parameters, sparse = self._model._build_params_for_reducer()
         known = self._model._get_ddp_logging_data().get("num_parameter_tensors", len(parameters))
         if known != len(parameters):
             raise TrainingError(
                 f"the model has {len(parameters)} parameters that require gradients, and had "
-                f"{known} when DistributedDataParallel was made of it; make that anew, and then "
-                f"DropCompute"
+                f"{known} when DistributedDataParallel was constructed; construct that again, and "
+                f"then DropCompute"
             )
         self.parameters: Sequence[Parameter] = parameters
         self._sparse = [p for p, is_sparse in zip(parameters, sparse, strict=True) if is_sparse]
-        self.ranks = Ranks(model.process_group, device_of(parameters))
-        self._order: _Order | None = None
-        self._searches = model.find_unused_parameters and not model.static_graph
-        if not self._searches and not model._has_rebuilt_buckets:
-            self._order = _Order(parameters)
-        self._untouched = model.static_graph and not model._static_graph_delay_allreduce_enqueued
+        self.collectives = Collectives(model.process_group)
+        self._finds_unused = model.find_unused_parameters and not model.static_graph
+        self._order: _GradientOrder | None = None
+        """Watched until DDP has laid its buckets out by it."""
+        if not self._finds_unused and not model._has_rebuilt_buckets:
+            self._order = _GradientOrder(parameters)
+        self._needs_first_pass = (
+            model.static_graph and not model._static_graph_delay_allreduce_enqueued
+        )
 
-    def quiet(self) -> contextlib.AbstractContextManager[None]:
+    def no_sync(self) -> contextlib.AbstractContextManager[None]:
         if self._model._join_config.enable:
             raise UnsupportedError(
                 "DropCompute can't be used within DistributedDataParallel.join(), nor after it, as "
@@ -62,36 +59,34 @@ class ByDdp:
                 "numbers here; leave join out, as ranks that run out of data take part in each "
                 "step anyway (drop.steps)"
             )
-        if self._untouched:
-            self._untouched = False
+        if self._needs_first_pass:
+            self._needs_first_pass = False
             self._first_pass()
-        quiet: contextlib.AbstractContextManager[None] = self._model.no_sync()
-        return quiet
+        scope: contextlib.AbstractContextManager[None] = self._model.no_sync()
+        return scope
 
-    def reduce(self, start: Start) -> None:
-        self._empty_pass(start)
+    def average(self, submit: Submit) -> Work | None:
+        submitted = self._empty_pass(submit)
         if self._order is not None and self._model._has_rebuilt_buckets:
-            self._order.forget()
+            self._order.remove()
             self._order = None
+        return submitted
 
     @property
-    def flags(self) -> Tensor:
-        """Of a static graph, which parameters have a gradient here."""
-        if not self._model.static_graph:
-            return NO_FLAGS
-        return torch.tensor([p.grad is not None for p in self.parameters], dtype=torch.float64)
+    def grad_flags(self) -> Tensor:
+        # Only in a static graph does DDP leave zeros where no rank had a gradient.
+        return grad_flags_of(self.parameters) if self._model.static_graph else NO_FLAGS
 
-    def finish(self, flags: Tensor, factor: float) -> None:
+    def finish(self, grad_counts: Tensor, factor: float) -> None:
         if self._model.static_graph:
-            for parameter, count in zip(self.parameters, flags.tolist(), strict=True):
+            for parameter, count in zip(self.parameters, grad_counts.tolist(), strict=True):
                 if not count:
                     parameter.grad = None
-        if factor != 1.0:
-            multiply(self.parameters, factor)
+        scale_gradients(self.parameters, factor)
 
     def _first_pass(self) -> None:
-        """The first pass of a static graph must not be one of no_sync, and is the one in which DDP
-        learns what is used: everything, it is told, as nobody knows yet."""
+        """The first pass over a static graph must not be within no_sync: in it DDP learns which
+        parameters are used. Nobody knows yet, so all of them are."""
         bare = [parameter for parameter in self.parameters if parameter.grad is None]
         for parameter in bare:
             parameter.grad = torch.zeros_like(parameter)
@@ -99,28 +94,30 @@ class ByDdp:
         for parameter in bare:
             parameter.grad = None
 
-    def _empty_pass(self, start: Start) -> None:
-        """A forward pass of nothing through DDP, and its backward pass, in which parameters get
-        gradients that aren't there: accumulating those changes nothing, but DDP hears of it."""
+    def _empty_pass(self, submit: Submit) -> Work | None:
+        """A forward pass of nothing through DDP, and its backward pass. In that, parameters get
+        gradients of None: accumulating these changes nothing, but DDP's reducer hears of each."""
         for parameter in self._sparse:
             if parameter.grad is None:  # DDP has no zeros for these
                 parameter.grad = torch.zeros_like(parameter).to_sparse(1)
-        touched = self._touched()
+        parameters = self._ready_order()
         with torch.enable_grad():
-            token: Any = torch.zeros((), device=touched[0].device, requires_grad=True)
+            token: Any = torch.zeros((), device=parameters[0].device, requires_grad=True)
             self._model._pre_forward(token)
-            start()
+            submitted = submit()
             if self._order is None:
-                token = _Touch.apply(token, *touched)  # type: ignore[no-untyped-call]
+                token = _ReadySignal.apply(token, *parameters)  # type: ignore[no-untyped-call]
             else:
-                # The last that is touched is the first to be ready.
-                for parameter in reversed(touched):
-                    token = _Touch.apply(token, parameter)  # type: ignore[no-untyped-call]
+                # The last that is applied is the first to be ready.
+                for parameter in reversed(parameters):
+                    token = _ReadySignal.apply(token, parameter)  # type: ignore[no-untyped-call]
             self._model._post_forward(token).backward()
+        return submitted
 
-    def _touched(self) -> Sequence[Parameter]:
-        """In the order in which they are to be ready, while that matters."""
-        if self._searches:
+    def _ready_order(self) -> Sequence[Parameter]:
+        """The parameters that take part in an empty pass, in the order in which they are to be
+        ready, where that matters."""
+        if self._finds_unused:
             # DDP finds the others by itself. Of nothing it would find nothing.
             trained = [p for p in self.parameters if p.requires_grad]
             return [p for p in reversed(trained) if p.grad is not None] or trained[:1]
@@ -128,17 +125,31 @@ class ByDdp:
             if not parameter.requires_grad:
                 raise TrainingError(
                     f"parameter {index} of shape {tuple(parameter.shape)} was frozen "
-                    f"(requires_grad=False) after DistributedDataParallel was made, which waits "
-                    f"for its gradient; make it anew, and then DropCompute, or pass "
-                    f"find_unused_parameters=True"
+                    f"(requires_grad=False) after DistributedDataParallel was constructed, "
+                    f"which waits for its gradient; construct that again, and then DropCompute, or "
+                    f"pass find_unused_parameters=True"
                 )
         return self.parameters[::-1] if self._order is None else self._order.parameters()
 
 
-class _Touch(torch.autograd.Function):
-    """Passes ``token`` on. In the backward pass ``parameters`` get no gradients, but are told so.
+def _check_reduces_in_backward(model: DistributedDataParallel) -> None:
+    for unfit, what in (
+        (model._use_python_reducer, "torch._dynamo.config.optimize_ddp = 'python_reducer'"),
+        (model.mixed_precision is not None, "mixed_precision (autocast does work)"),
+        (model._delay_all_reduce_all_params, "delay_all_reduce_named_params of all parameters"),
+    ):
+        if unfit:
+            raise UnsupportedError(
+                f"DistributedDataParallel with {what} doesn't reduce gradients within the "
+                f"backward pass, from which DropCompute has them reduced; leave that out"
+            )
 
-    Those that have hooks of their user get zeros, since hooks expect a tensor.
+
+class _ReadySignal(torch.autograd.Function):
+    """Passes ``token`` on. In the backward pass each of ``parameters`` gets a gradient of None, so
+    its accumulation hooks run.
+
+    Parameters with tensor hooks of their user get zeros, because such hooks expect a tensor.
     """
 
     @staticmethod
@@ -153,9 +164,12 @@ class _Touch(torch.autograd.Function):
         )
 
 
-class _Order:
-    """In which parameters got their gradients. DDP lays its buckets out anew by the order of its
-    first reduced pass; as that is an empty one here, it repeats that of the last true one."""
+class _GradientOrder:
+    """The order in which parameters last got their gradients.
+
+    DDP lays its buckets out again by the order of its first reduced pass. Here that is an empty
+    one, so it repeats the order of the last true one.
+    """
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
         self._parameters = parameters
@@ -174,10 +188,12 @@ class _Order:
         self._seen[index] = None
 
     def parameters(self) -> list[Parameter]:
+        """In that order; those without a gradient come last, in reverse."""
         seen = list(self._seen)
         rest = [i for i in reversed(range(len(self._parameters))) if i not in self._seen]
         return [self._parameters[index] for index in seen + rest]
 
-    def forget(self) -> None:
+    def remove(self) -> None:
+        """Stops watching."""
         for hook in self._hooks:
             hook.remove()

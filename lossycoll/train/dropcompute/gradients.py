@@ -1,26 +1,37 @@
-"""What all ways of averaging gradients under DropCompute need."""
+"""What all ways of averaging gradients share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-Start = Callable[[], None]
+from lossycoll.train.common.collectives import Work
+
+Submit: TypeAlias = Callable[[], "Work | None"]
+"""Submits a collective that travels beside the gradients; None if there are no other ranks."""
 
 NO_FLAGS: Final = torch.zeros(0, dtype=torch.float64)
 
 
 def device_of(parameters: Sequence[Parameter]) -> torch.device:
+    """Where the tensors of the group of ``parameters`` are."""
     return parameters[0].device if parameters else torch.device("cpu")
 
 
+def grad_flags_of(parameters: Sequence[Parameter]) -> Tensor:
+    """1 for each of ``parameters`` that has a gradient at this rank, else 0: float64 [n]."""
+    return torch.tensor([p.grad is not None for p in parameters], dtype=torch.float64)
+
+
 @torch.no_grad()
-def multiply(parameters: Iterable[Parameter], factor: float) -> None:
-    """The gradients of ``parameters``, of those that have one."""
+def scale_gradients(parameters: Iterable[Parameter], factor: float) -> None:
+    """Multiplies the gradients of ``parameters``, of those that have one, by ``factor``."""
+    if factor == 1.0:
+        return
     dense: list[Tensor] = []
     for grad in (p.grad for p in parameters):
         if grad is None:

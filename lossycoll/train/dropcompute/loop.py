@@ -1,4 +1,4 @@
-"""One step's micro-batches, handed out one by one while there is time."""
+"""One step's micro-batches, handed out one by one until the threshold has passed."""
 
 from __future__ import annotations
 
@@ -10,62 +10,69 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from torch.nn import Parameter
 
-from lossycoll.train.common.grad_stamp import Mark
+from lossycoll.train.common.grad_stamp import GradStamp
 
+from .step import StepRecord
 from .stopwatch import Stopwatch
 
 T = TypeVar("T")
 
 
-class Owner(Protocol):
-    """Whom a loop tells what becomes of it."""
+class LoopListener(Protocol):
+    """What a loop reports to."""
 
-    def used(self) -> None:
-        """A micro-batch was, so it isn't given back."""
+    def batch_used(self) -> None:
+        """The micro-batch handed out last does not come again."""
 
-    def ended(self, loop: MicroBatches[Any]) -> None:
+    def loop_ended(self, loop: MicroBatches[Any]) -> None:
         """The loop is over: the ranks are to average what they have. May raise."""
 
-    def failed(self, error: BaseException) -> None:
-        """:meth:`ended` raised where nobody could catch it."""
+    def loop_failed(self, error: BaseException) -> None:
+        """:meth:`loop_ended` has raised ``error`` where nobody could catch it."""
 
 
 class MicroBatches(Generic[T]):
-    """An iterator over at most ``most`` of the batches of ``source``, and a context for those who
-    leave it early.
+    """The micro-batches of one step: an iterator, and a context manager for leaving it early.
 
-    Hands out no more once more than ``threshold`` seconds have passed; the first one always. When
-    there are no more, and as well when the loop is left by ``break`` or by an exception, this rank
-    takes part in the averaging with what it has done: others wait for it.
+    Hands out the first micro-batch always, and others until more than the threshold's seconds have
+    passed. When it ends, by ``break`` or an exception as well, this rank takes part in the
+    averaging with what it has done, because the other ranks wait for it. :class:`DropCompute`
+    makes these.
+
+    Args:
+        listener: Hears of each micro-batch, and of the end.
+        source: The batches.
+        most: Micro-batches of a full step.
+        threshold: Seconds of compute.
+        watch: Measures them; it has been started.
+        parameters: A micro-batch is completed when the gradient of one of these has changed.
     """
 
     def __init__(
         self,
-        owner: Owner,
+        listener: LoopListener,
         source: Iterator[T],
         most: int,
         threshold: float,
         watch: Stopwatch,
         parameters: Sequence[Parameter],
     ) -> None:
-        self._owner = owner
+        self._listener = listener
         self._source = source
         self._most = most
         self._threshold = threshold
         self._watch = watch
         self._parameters = parameters
-        self._marks: list[Mark] = []
-        self._out: list[T] = []
-        """The micro-batch whose end hasn't been seen."""
+        self._stamps: list[GradStamp] = []
+        self._pending: list[T] = []
+        """The micro-batch that was handed out last, until it is known what became of it."""
         self._thread = threading.get_ident()
+        self._completed = 0
+        self._stopped = False
         self.laps: list[float] = []
-        """Seconds of each that was handed out."""
-        self.completed = 0
-        """Those of them in which a backward pass added to a gradient."""
-        self.given_up: list[T] = []
-        """The last one, where it was left without a backward pass since it was late."""
-        self.stopped = False
-        """Whether the threshold has ended it."""
+        """Seconds of each micro-batch that was handed out."""
+        self.returned: list[T] = []
+        """The last micro-batch, if it was left before its backward pass for being late."""
         self.over = False
 
     def __iter__(self) -> MicroBatches[T]:
@@ -74,25 +81,27 @@ class MicroBatches(Generic[T]):
     def __next__(self) -> T:
         if self.over:
             raise StopIteration
-        self._look()
-        if len(self.laps) < self._most and not self.stopped:
+        self._finish_pending()
+        if len(self.laps) < self._most and not self._stopped:
             for batch in self._source:
-                self._marks = [Mark(parameter.grad) for parameter in self._parameters]
-                self._out = [batch]
+                self._stamps = [GradStamp(parameter.grad) for parameter in self._parameters]
+                self._pending = [batch]
                 return batch
         self.close()
         raise StopIteration
 
     @property
     def late(self) -> bool:
-        """Whether the threshold has passed by now, within a micro-batch that isn't the first. One
-        that is left for that before its backward pass is dropped as well, and given back::
+        """Whether the threshold has passed by now; False within a step's first micro-batch.
+
+        A micro-batch that you leave for being late, before its backward pass, is dropped and comes
+        again::
 
             step = drop(batches)
             for inputs, targets in step:
                 value = loss(model(inputs), targets) / drop.micro_batches
                 if step.late:
-                    continue  # which ends the loop
+                    continue  # ends the loop
                 value.backward()
         """
         return bool(self.laps) and self._watch.passed() > self._threshold
@@ -117,12 +126,18 @@ class MicroBatches(Generic[T]):
             self._close_quietly()
 
     def close(self) -> None:
-        """Ends it, if it hasn't ended, with what was done so far."""
+        """Ends the loop, if it is not over, with what was done so far."""
         if self.over:
             return
-        self._look()
+        self._finish_pending()
         self.over = True
-        self._owner.ended(self)
+        self._listener.loop_ended(self)
+
+    def record(self, wanted: int) -> StepRecord:
+        """What became of the step, of which ``wanted`` micro-batches are a full one."""
+        return StepRecord(
+            tuple(self.laps), self._completed, len(self.returned), wanted, self._stopped
+        )
 
     def _close_quietly(self) -> None:
         """Where an error can't be raised, or another one is on its way."""
@@ -132,47 +147,22 @@ class MicroBatches(Generic[T]):
                 raise RuntimeError("the loop over micro-batches was given up in another thread")
             self.close()
         except BaseException as error:
-            self._owner.failed(error)
+            self._listener.loop_failed(error)
 
-    def _look(self) -> None:
-        """Notes what became of the micro-batch that was handed out last."""
-        if not self._out:
+    def _finish_pending(self) -> None:
+        """Finds out what became of the micro-batch that was handed out last."""
+        if not self._pending:
             return
-        out, self._out = self._out, []
+        pending, self._pending = self._pending, []
         self.laps.append(self._watch.lap())
         late = self._watch.elapsed > self._threshold
         grads = [parameter.grad for parameter in self._parameters]
-        pairs = zip(self._marks, grads, strict=True)
+        pairs = zip(self._stamps, grads, strict=True)
         if any(grad is not None and not mark.fits(grad) for mark, grad in pairs):
-            self.completed += 1
+            self._completed += 1
         elif late:
-            self.given_up = out
-        if not self.given_up:
-            self._owner.used()
-        self.stopped = late and (len(self.laps) < self._most or bool(self.given_up))
-        self._marks = []
-
-
-class Peeking(Generic[T]):
-    """An iterator that can tell whether there is more."""
-
-    def __init__(self, source: Iterator[T]) -> None:
-        self._source = source
-        self._next: list[T] = []
-
-    def __iter__(self) -> Iterator[T]:
-        return self
-
-    def __next__(self) -> T:
-        return self._next.pop() if self._next else next(self._source)
-
-    def has_more(self) -> bool:
-        if not self._next:
-            self._next.extend(_first(self._source))
-        return bool(self._next)
-
-
-def _first(source: Iterator[T]) -> list[T]:
-    for value in source:
-        return [value]
-    return []
+            self.returned = pending
+        if not self.returned:
+            self._listener.batch_used()
+        self._stopped = late and (len(self.laps) < self._most or bool(self.returned))
+        self._stamps = []

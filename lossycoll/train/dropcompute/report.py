@@ -1,41 +1,56 @@
-"""What DropCompute tells of itself, as data."""
+"""What DropCompute has done, as data."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import numpy as np
 
-from lossycoll.train.drop_ranks import Table
-
-from .threshold import NANO
+from .step import StepOutcome, StepRecord
+from .threshold import NANO, Table
 
 
 @dataclass(frozen=True, slots=True)
 class DropStep:
-    """The last step. ``completed``, ``dropped`` and ``seconds`` are this rank's."""
+    """One step of :class:`~lossycoll.DropCompute`.
+
+    Attributes:
+        completed: Micro-batches of this rank whose backward pass counts.
+        dropped: Micro-batches that this rank dropped because of the threshold.
+        seconds: This rank's compute, the loading of data included.
+        total_completed: ``completed`` over all ranks.
+        total_dropped: ``dropped`` over all ranks.
+        factor: What the mean of the gradients over the ranks was multiplied by.
+    """
 
     completed: int
     dropped: int
     seconds: float
-    """Of compute, the loading of data included."""
     total_completed: int
-    """At all ranks."""
     total_dropped: int
     factor: float
-    """By which the mean over the ranks was multiplied."""
 
 
 @dataclass(frozen=True, slots=True)
 class DropReport:
-    """One rank's steps so far.
+    """What one rank of :class:`~lossycoll.DropCompute` has done so far.
 
-    ``completed``: micro-batches whose backward pass counts. ``dropped``: those that it didn't begin
-    because of the threshold. ``skipped``: handed out, but no backward pass came of them.
-    ``seconds``: of compute. ``saved``: seconds that the dropped ones would have taken, at the
-    median of their step. ``threshold``: seconds; inf while nothing is dropped. ``choices``: how
-    often it was measured. ``clock_jumps``: readings of the clock that can't be.
+    Attributes:
+        rank: In the group.
+        steps: Steps so far.
+        completed: Micro-batches whose backward pass counts.
+        dropped: Micro-batches dropped because of the threshold.
+        skipped: Micro-batches that were handed out, but had no backward pass.
+        seconds: Compute, the loading of data included.
+        saved: Seconds that the dropped micro-batches would have taken, at the median of their step.
+        threshold: Seconds; inf while nothing is dropped.
+        choices: How often the threshold was measured.
+        clock_jumps: Readings of the clock that went back, or were not finite.
+        total_completed: ``completed`` over all ranks.
+        total_dropped: ``dropped`` over all ranks.
+        last: The last step; None before it, and for other ranks.
     """
 
     rank: int
@@ -49,18 +64,41 @@ class DropReport:
     choices: int = 0
     clock_jumps: int = 0
     total_completed: int = 0
-    """At all ranks."""
     total_dropped: int = 0
     last: DropStep | None = None
 
     @property
     def drop_rate(self) -> float:
-        """Share of all ranks' micro-batches that were dropped."""
+        """The share of all ranks' micro-batches that was dropped."""
         wanted = self.total_completed + self.total_dropped
         return self.total_dropped / wanted if wanted else 0.0
 
 
-_WHOLE = (
+def after_step(report: DropReport, record: StepRecord, outcome: StepOutcome) -> DropReport:
+    """``report`` with one more step."""
+    completed, dropped = round(outcome.sums.completed), round(outcome.sums.dropped)
+    return replace(
+        report,
+        steps=report.steps + 1,
+        completed=report.completed + record.completed,
+        dropped=report.dropped + record.dropped,
+        skipped=report.skipped + record.skipped,
+        seconds=report.seconds + record.seconds,
+        saved=report.saved + record.saved,
+        total_completed=report.total_completed + completed,
+        total_dropped=report.total_dropped + dropped,
+        last=DropStep(
+            completed=record.completed,
+            dropped=record.dropped,
+            seconds=record.seconds,
+            total_completed=completed,
+            total_dropped=dropped,
+            factor=outcome.factor,
+        ),
+    )
+
+
+COUNTS: Final = (
     "steps",
     "completed",
     "dropped",
@@ -70,20 +108,24 @@ _WHOLE = (
     "total_completed",
     "total_dropped",
 )
-_SECONDS = ("seconds", "saved", "threshold")
+SECONDS: Final = ("seconds", "saved", "threshold")
 
 
-def to_row(report: DropReport) -> Table:
-    """All but the last step, int64; seconds in ns, -1 for inf."""
-    seconds = [getattr(report, name) for name in _SECONDS]
+def pack(report: DropReport) -> Table:
+    """``report`` without the rank and the last step: int64 [COUNTS + SECONDS], seconds in ns, -1
+    for inf."""
+    seconds = [getattr(report, name) for name in SECONDS]
     in_ns = [round(s * NANO) if math.isfinite(s) else -1 for s in seconds]
-    return np.array([*(getattr(report, name) for name in _WHOLE), *in_ns], np.int64)
+    return np.array([*(getattr(report, name) for name in COUNTS), *in_ns], np.int64)
 
 
-def of_row(rank: int, row: Table) -> DropReport:
-    """The inverse of :func:`to_row`."""
-    values = [int(value) for value in row]
-    whole = dict(zip(_WHOLE, values, strict=False))
-    in_ns = values[len(_WHOLE) :]
+def unpack(rank: int, row: Table) -> DropReport:
+    """The inverse of :func:`pack`, of rank ``rank``."""
+    values: list[int] = row.tolist()
+    counts, in_ns = values[: len(COUNTS)], values[len(COUNTS) :]
     seconds = [ns / NANO if ns >= 0 else math.inf for ns in in_ns]
-    return DropReport(rank, **whole, **dict(zip(_SECONDS, seconds, strict=True)))  # type: ignore[arg-type]
+    named: dict[str, Any] = {
+        **dict(zip(COUNTS, counts, strict=True)),
+        **dict(zip(SECONDS, seconds, strict=True)),
+    }
+    return DropReport(rank, **named)

@@ -1,4 +1,4 @@
-"""A batch sampler that gives back what an epoch has left."""
+"""A batch sampler whose next epoch begins with what the last one left."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ from torch.utils.data import Sampler
 Batch = Any
 
 
-class Requeue(Sampler[Batch]):
-    """Yields what ``batches`` does (a batch sampler: lists of indices), but first, in each epoch,
-    what the epoch before has left: batches that were drawn and not done, as a loader's workers draw
-    ahead, and those that were not drawn any more.
+class RequeueSampler(Sampler[Batch]):
+    """Yields the batches of ``batches`` (a batch sampler: lists of indices), after those that the
+    epoch before has left.
 
-    For a DataLoader that keeps their order (``in_order``, its default): the next one that is
-    :meth:`done` is the first of those that were drawn.
+    These are the batches that were drawn and not used, because a loader's workers draw ahead, and
+    those that were not drawn. The loader must keep their order (``in_order``, its default): the
+    next batch that is :meth:`done` is the first of those drawn.
     """
 
     def __init__(self, batches: Any) -> None:
         self._batches = batches
         self._drawn: deque[Batch] = deque()
+        """Batches that were drawn and are not done."""
         self._rest: Iterator[Batch] = iter(())
-        self._given_back = 0
+        """Batches of this epoch that were not drawn."""
+        self._returned = 0
+        """How many of this epoch's batches the one before has left."""
         self._fresh = False
         """Whether an epoch has begun of which nothing was drawn."""
 
@@ -36,7 +39,7 @@ class Requeue(Sampler[Batch]):
             return self._draw(self._rest, self._drawn)
         self._fresh = True
         left = [*self._drawn, *self._rest]
-        self._given_back = len(left)
+        self._returned = len(left)
         self._drawn = deque()
         self._rest = chain(left, self._batches)
         return self._draw(self._rest, self._drawn)
@@ -48,15 +51,15 @@ class Requeue(Sampler[Batch]):
             yield batch
 
     def __len__(self) -> int:
-        """Of the epoch that has begun last, batches that were given back included."""
-        return self._given_back + len(self._batches)
+        """Batches of the epoch that began last, those that the one before has left included."""
+        return self._returned + len(self._batches)
 
     def done(self) -> None:
-        """The first of the batches that were drawn has been handed out to be trained on."""
+        """The first of the batches drawn was used."""
         if self._drawn:
             self._drawn.popleft()
 
     def set_epoch(self, epoch: int) -> None:
-        """Passed on to a DistributedSampler, which ``batches`` draws from or is."""
+        """Passes ``epoch`` on to the DistributedSampler that ``batches`` is, or draws from."""
         sampler = getattr(self._batches, "sampler", self._batches)
         sampler.set_epoch(epoch)

@@ -7,18 +7,22 @@ from collections.abc import Callable
 
 
 class Stopwatch:
-    """Laps of ``clock``, in seconds. One that took less than 0 s by the clock took 0 s, and where
-    the clock says no number it stands still; both are counted in ``jumps``.
+    """Measures laps, in seconds.
 
-    ``settle`` is called before the clock is read, and returns when the work so far is done: for
-    devices that compute while the program goes on.
+    A lap of less than 0 s by the clock counts as 0 s. A reading that isn't finite counts as no time
+    since the last one. Both are counted in :attr:`jumps`.
+
+    Args:
+        clock: Returns seconds.
+        synchronize: Called before each reading; returns when the work so far is done, for devices
+            that compute asynchronously.
     """
 
     def __init__(
-        self, clock: Callable[[], float], settle: Callable[[], object] | None = None
+        self, clock: Callable[[], float], synchronize: Callable[[], object] | None = None
     ) -> None:
         self._clock = clock
-        self._settle = settle
+        self._synchronize = synchronize
         self._started: float | None = None
         self._last = 0.0
         self.elapsed = 0.0
@@ -26,7 +30,7 @@ class Stopwatch:
         self.jumps = 0
 
     def start(self) -> float | None:
-        """Begins anew; returns the seconds since it last began, or None if that isn't known."""
+        """Starts again; returns the seconds since the last start, or None if they are unknown."""
         now = self._read()
         since = None if self._started is None else now - self._started
         self._started = self._last = now
@@ -34,7 +38,7 @@ class Stopwatch:
         return since if since is not None and since >= 0 else None
 
     def lap(self) -> float:
-        """The seconds since the last lap, or the start."""
+        """Ends a lap; returns the seconds since the last one, or since the start."""
         now = self._read()
         seconds = now - self._last
         self._last = now
@@ -45,12 +49,12 @@ class Stopwatch:
         return seconds
 
     def passed(self) -> float:
-        """The seconds since the start, those of this lap so far included."""
+        """The seconds since the start, those of the current lap included."""
         return self.elapsed + max(0.0, self._read() - self._last)
 
     def _read(self) -> float:
-        if self._settle is not None:
-            self._settle()
+        if self._synchronize is not None:
+            self._synchronize()
         now = self._clock()
         if math.isfinite(now):
             return now

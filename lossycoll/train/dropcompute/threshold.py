@@ -1,5 +1,8 @@
-"""The threshold of DropCompute at one rank: measured over a warm-up, and again when compute times
-change. What the ranks tell each other passes through here as data: no torch, no clock."""
+"""The threshold at one rank: measured in a warm-up, and again when compute times change.
+
+No torch, no clock: times come in by :meth:`Threshold.step_ended`, tables that the ranks exchange
+by :meth:`Threshold.adopt`.
+"""
 
 from __future__ import annotations
 
@@ -9,118 +12,118 @@ from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from lossycoll.simulate.threshold import Choice, Cut, choose
+from lossycoll.simulate.threshold import Choice, choose
 from lossycoll.simulate.times import Times
-from lossycoll.train.drop_ranks import Table
 
+from .settings import DropSettings
+
+Table = NDArray[np.int64]
 NANO = 1_000_000_000
 
 
 class Threshold:
-    """``given``: seconds, which are never measured. Else ``drop_rate`` is what is wanted, or None
-    for the greatest effective speed-up; ``skip`` steps go by before ``warm_up`` steps are measured,
-    in which nothing is dropped.
+    """Seconds of compute in a step, after which no micro-batch begins.
 
-    Measured anew where the median over ``window`` steps of this rank's seconds for a micro-batch is
-    off by more than ``tolerance`` (a share) from that of the warm-up. ``cut``: see ``choose``.
+    One that is given stays. One that is measured goes through warm-up (nothing is dropped), due
+    (the ranks exchange their tables and :meth:`adopt` them) and use, and back to the warm-up once
+    any rank finds it :attr:`outdated`.
     """
 
-    def __init__(
-        self,
-        micro_batches: int,
-        given: float | None,
-        drop_rate: float | None,
-        skip: int,
-        warm_up: int,
-        window: int,
-        tolerance: float,
-        cut: Cut = "started",
-    ) -> None:
-        self._micro_batches = micro_batches
-        self._drop_rate = drop_rate
-        self._warm_up = warm_up
-        self._tolerance = tolerance
-        self._cut: Cut = cut
+    def __init__(self, settings: DropSettings) -> None:
+        self._settings = settings
+        given = settings.seconds
         self.measured = given is None
         self.seconds = math.inf if given is None else given
-        """Of compute in a step, after which no micro-batch is begun."""
         self.choice: Choice | None = None
-        """The last that was measured, with its prediction."""
-        self.phase = skip + warm_up if self.measured else 0
-        """Steps until the warm-up is over. The same at all ranks."""
+        """The last measured threshold, with its prediction."""
         self.choices = 0
-        self._rows: list[Sequence[float]] = []
+        """How often it was measured."""
+        self.warm_up_left = settings.skip + settings.warm_up if self.measured else 0
+        """Steps until the warm-up is over; the same on all ranks."""
+        self._laps: list[Sequence[float]] = []
+        """The warm-up: each step's seconds by micro-batch."""
         self._walls: list[float | None] = []
+        """The warm-up: the seconds from each step's begin to the next one's, None if unknown."""
+        self._recent: deque[float] = deque(maxlen=settings.window)
+        """Seconds of a micro-batch in the last steps."""
         self._reference: float | None = None
-        self._recent: deque[float] = deque(maxlen=window)
-        self._asked = False
+        """Seconds of a micro-batch when the threshold was adopted."""
+        self._requested = False
 
     # ---- step by step ----
 
-    def began(self, since: float | None) -> None:
-        """A step begins, ``since`` seconds after the one before; None: that isn't known."""
-        if len(self._walls) < len(self._rows):
+    def step_began(self, since: float | None) -> None:
+        """A step begins, ``since`` seconds after the one before (None: unknown)."""
+        if len(self._walls) < len(self._laps):
             self._walls.append(since)
 
-    def note(self, laps: Sequence[float]) -> None:
-        """A step of this rank: seconds of each of its micro-batches."""
+    def step_ended(self, laps: Sequence[float]) -> None:
+        """A step of this rank ends; ``laps``: the seconds of each of its micro-batches."""
         if not self.measured:
             return
-        if self.phase:
-            if self.phase <= self._warm_up:
-                self._rows.append(tuple(laps))
-            self.phase -= 1
+        if self.warm_up_left:
+            if self.warm_up_left <= self._settings.warm_up:
+                self._laps.append(tuple(laps))
+            self.warm_up_left -= 1
         elif laps:
-            self._recent.append(_pace(laps))
+            self._recent.append(_mean(laps))
 
     @property
     def due(self) -> bool:
-        """Whether the warm-up is over, and the ranks are to share what they measured."""
-        return self.measured and not self.phase and bool(self._rows)
+        """Whether the warm-up is over, and the ranks are to exchange their tables."""
+        return self.measured and not self.warm_up_left and bool(self._laps)
 
-    def ask(self) -> None:
-        """Has it measured anew."""
-        self._asked = True
+    def request(self) -> None:
+        """Makes the threshold outdated at this rank."""
+        self._requested = True
 
     @property
-    def stale(self) -> bool:
-        """Whether this rank wants it to be measured anew."""
-        if not self.measured or self.phase:
+    def outdated(self) -> bool:
+        """Whether the threshold is to be measured again: on request, or because the median seconds
+        of a micro-batch over ``window`` steps have changed by more than ``tolerance``."""
+        if not self.measured or self.warm_up_left:
             return False
-        if self._asked or len(self._recent) < (self._recent.maxlen or 0):
-            return self._asked
+        if self._requested or len(self._recent) < self._settings.window:
+            return self._requested
         now = statistics.median(self._recent)
         if self._reference is None:
             self._reference = now
-        return abs(now - self._reference) > self._tolerance * self._reference
+        return abs(now - self._reference) > self._settings.tolerance * self._reference
 
     def restart(self) -> None:
-        """Nothing is dropped from now on, until ``warm_up`` steps have been measured."""
-        self.phase = self._warm_up
+        """Begins a warm-up."""
+        self.warm_up_left = self._settings.warm_up
         self.seconds = math.inf
-        self._rows, self._walls = [], []
+        self._laps, self._walls = [], []
         self._recent.clear()
         self._reference = None
-        self._asked = False
+        self._requested = False
 
-    # ---- what the ranks share ----
+    # ---- what the ranks exchange ----
 
     def table(self) -> Table:
-        """This rank's warm-up: ns, int64 [steps, micro-batches + 1]. Last of a row is the whole
-        step's time until the next one began; 0 is none."""
-        out = np.zeros((self._warm_up, self._micro_batches + 1), np.int64)
-        for row, laps in zip(out, self._rows, strict=True):
+        """This rank's warm-up, in ns: int64 [steps, micro-batches + 1].
+
+        A row ends with the seconds until the next step began. 0 is no micro-batch, or unknown.
+        """
+        settings = self._settings
+        out = np.zeros((settings.warm_up, settings.micro_batches + 1), np.int64)
+        for row, laps in zip(out, self._laps, strict=True):
             row[: len(laps)] = [max(1, round(lap * NANO)) for lap in laps]
         for row, wall in zip(out, self._walls, strict=False):
             row[-1] = round((wall or 0.0) * NANO)
         return out
 
-    def settle(self, tables: Table, rank: int) -> bool:
-        """Takes the threshold from the tables of all ranks [ranks, steps, micro-batches + 1], a row
-        of which is 0 for a rank that is lost. The same input gives the same threshold at all ranks.
+    def adopt(self, tables: Table) -> bool:
+        """Chooses the threshold from all ranks' tables; the same one on all ranks.
 
-        False: nothing was computed in the warm-up, and the next one has begun.
+        Args:
+            tables: ns, int64 [ranks, steps, micro-batches + 1]; zeros for a lost rank.
+
+        Returns:
+            False if nothing was computed in the warm-up; then the next one has begun.
         """
         seconds = tables.transpose(1, 0, 2) / NANO
         times = np.where(seconds[..., :-1] > 0, seconds[..., :-1], np.nan)
@@ -132,19 +135,24 @@ class Threshold:
         walls = np.where(seconds[..., -1] > 0, seconds[..., -1], np.nan)[worked][:, present]
         times = times[worked][:, present]
         choice = choose(
-            times, _communication(times, walls), drop_rate=self._drop_rate, cut=self._cut
+            times,
+            _communication(times, walls),
+            drop_rate=self._settings.drop_rate,
+            cut=self._settings.cut,
         )
-        own = [_begun(laps, choice.threshold) for laps in self._rows if laps]
-        self._reference = statistics.median(map(_pace, own)) if own else None
-        self._rows, self._walls = [], []
+        own = [_begun(laps, choice.threshold) for laps in self._laps if laps]
+        self._reference = statistics.median(map(_mean, own)) if own else None
+        self._laps, self._walls = [], []
         self.seconds, self.choice = choice.threshold, choice
         self.choices += 1
         return True
 
 
 def _communication(times: Times, walls: Times) -> float:
-    """Seconds of a step that aren't compute, the median over steps. ``times`` [steps, ranks,
-    micro-batches], ``walls`` [steps, ranks]; NaN is none."""
+    """Seconds of a step that are not compute, the median over steps.
+
+    ``times``: [steps, ranks, micro-batches]; ``walls``: [steps, ranks]; NaN where there is none.
+    """
     compute = np.nanmax(np.nansum(times, axis=2), axis=1)
     known = ~np.isnan(walls).all(axis=1)
     if not known.any():
@@ -155,7 +163,7 @@ def _communication(times: Times, walls: Times) -> float:
 
 
 def _begun(laps: Sequence[float], threshold: float) -> Sequence[float]:
-    """Those that are begun under ``threshold``, so that paces with and without one compare."""
+    """The laps that begin under ``threshold``, so that steps with and without one compare."""
     elapsed, count = 0.0, 0
     while count < len(laps) and (count == 0 or elapsed <= threshold):
         elapsed += laps[count]
@@ -163,6 +171,5 @@ def _begun(laps: Sequence[float], threshold: float) -> Sequence[float]:
     return laps[:count]
 
 
-def _pace(laps: Sequence[float]) -> float:
-    """Seconds for a micro-batch."""
+def _mean(laps: Sequence[float]) -> float:
     return sum(laps) / len(laps)

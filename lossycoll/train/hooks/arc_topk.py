@@ -15,11 +15,26 @@ def arc_topk_hook(
     state: ARCTopKState,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[torch.Tensor]:
-    """For ``DistributedDataParallel.register_comm_hook``; see :class:`ARCTopKState`.
+    """Averages gradients by ARC-Top-K: a sketch, and the rows that it shows to be largest.
 
-    On the CPU a bucket is compressed and sent by a thread of the state's own, while the backward
-    pass goes on. The last bucket's call returns when all is there: then nothing of DDP's own can
-    come between this step's collectives.
+    Register it once, with a state of your own::
+
+        ddp.register_comm_hook(lossycoll.ARCTopKState(ratio=0.2), lossycoll.arc_topk_hook)
+
+    On the CPU a thread of the state's compresses and sends a bucket while the backward pass
+    continues. The call for the last bucket returns when all are complete, so that no collective of
+    DDP's own comes between them. Method and costs: docs/arc_topk.md; source: arXiv 2510.26709.
+
+    Args:
+        state: The arguments, and what is remembered between steps; counts the steps.
+        bucket: DDP's bucket of dense gradients, of any shapes; they are replaced in place.
+
+    Returns:
+        A future of the bucket's buffer. It raises what :meth:`ARCTopKState.mean_` raises.
+
+    Raises:
+        UnsupportedError: The gradients are sparse.
+        TrainingError: A parameter is not one of the state's ``named_parameters``.
     """
     flat = bucket.buffer()
     check_dense(flat, "arc_topk_hook")

@@ -1,8 +1,8 @@
-"""Gradients in an order in which no packet carries neighbours: a communication hook of DDP.
+"""A communication hook of DDP that interleaves a bucket's elements over the packets.
 
-A packet carries a few hundred neighbouring elements, much of a matrix's row. Where it is lost, all
-of them are off together and in one direction: that a rank's own gradient took their place. A layer
-adds up along rows, so such errors add up as well, where those of scattered elements cancel
+A packet carries a few hundred neighbouring elements, most of a matrix's row. If it is lost, all of
+them are off together and in one direction, that of a rank's own gradient, which took their place. A
+layer adds up along rows, so such errors add up as well, while those of scattered elements cancel
 (docs/quality.md has figures). Here packet k carries elements k, k + P, k + 2P, ... of a bucket.
 """
 
@@ -20,23 +20,35 @@ def dispersing_hook(
     state: dist.ProcessGroup | None,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[torch.Tensor]:
-    """DDP's mean of gradients, what is lost of it spread over the whole bucket.
+    """Averages gradients as DDP does, with each packet's elements scattered over the bucket.
 
-    ``DistributedDataParallel.register_comm_hook(state, lossycoll.dispersing_hook)``; ``state`` is
-    the group to average over, None the default one. Over another backend, or in reliable delivery,
-    it is the plain mean. Costs two copies of each bucket and its memory once.
+    Register it once::
 
-    Raises UnsupportedError for sparse gradients.
+        ddp.register_comm_hook(None, lossycoll.dispersing_hook)
+
+    No packet carries neighbouring elements, so the errors of a lost one cancel: docs/quality.md has
+    figures. The hook costs two copies of each bucket, and its memory once. Over another backend, or
+    with reliable delivery, it returns the plain mean.
+
+    Args:
+        state: The group to average over; None is the default group.
+        bucket: DDP's bucket of dense gradients, in which the mean is formed.
+
+    Returns:
+        A future of the bucket's buffer.
+
+    Raises:
+        UnsupportedError: The gradients are sparse.
     """
     flat = bucket.buffer()
     check_dense(flat, "dispersing_hook")
     group = dist.group.WORLD if state is None else state
     flat.div_(dist.get_world_size(group))
     if not isinstance(group, LossyProcessGroup) or group.lossy_options().delivery == "reliable":
-        return _first(dist.all_reduce(flat, group=group, async_op=True))
+        return _sum_of(dist.all_reduce(flat, group=group, async_op=True))
     packets = _prime_from(len(flat) / (group.block_bytes // flat.element_size()))
-    sent = _dispersed(flat, packets)
-    done = _first(dist.all_reduce(sent, group=group, async_op=True))
+    sent = _interleaved(flat, packets)
+    done = _sum_of(dist.all_reduce(sent, group=group, async_op=True))
 
     def back(future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
         whole: torch.Tensor = flat
@@ -46,8 +58,9 @@ def dispersing_hook(
     return out
 
 
-def _dispersed(flat: torch.Tensor, packets: int) -> torch.Tensor:
-    """float[packets * n], n of them from each of as many rows of ``flat``; zeros at the ends."""
+def _interleaved(flat: torch.Tensor, packets: int) -> torch.Tensor:
+    """float (packets * n,): packet k has the elements k, k + packets, ... of ``flat``, with zeros
+    behind its end."""
     rows = -(-len(flat) // packets)
     padded = flat.new_zeros(rows * packets)
     padded[: len(flat)] = flat
@@ -55,7 +68,7 @@ def _dispersed(flat: torch.Tensor, packets: int) -> torch.Tensor:
 
 
 def _restored(sent: torch.Tensor, packets: int, length: int) -> torch.Tensor:
-    """What :func:`_dispersed` was given."""
+    """The ``length`` elements that :func:`_interleaved` was given."""
     return sent.view(packets, -1).t().reshape(-1)[:length]
 
 
@@ -68,6 +81,7 @@ def _prime_from(least: float) -> int:
     return number
 
 
-def _first(work: Any) -> torch.futures.Future[torch.Tensor]:
+def _sum_of(work: Any) -> torch.futures.Future[torch.Tensor]:
+    """A future of the one tensor that ``work`` reduces."""
     out: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda f: f.value()[0])
     return out

@@ -1,8 +1,8 @@
 """Optimizer state between fragments and whole parameters.
 
 A checkpoint has the format of the plain optimizer's ``state_dict()``: by parameter, whole tensors,
-whatever the number of ranks that wrote it. Beside it is, with error feedback, what the ranks that
-wrote it still owe; a plain optimizer doesn't look there.
+whatever the number of ranks that wrote it. With error feedback it also has the residuals of the
+ranks that wrote it; a plain optimizer doesn't look there.
 """
 
 from __future__ import annotations
@@ -14,26 +14,29 @@ from typing import Any, Final, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.optim import Optimizer
 
 from lossycoll.errors import CheckpointError
-from lossycoll.train.common.collectives import Exchange
-from lossycoll.train.common.layout import Fragment, Member
+from lossycoll.train.common.collectives import Collectives
+from lossycoll.train.common.layout import BucketMember, Fragment
 
-from .parameter_store import Group, Held, options
+from .owner_loss import owners_needed
+from .parameter_store import Group, ParameterStore, options
 
 State = dict[str, Any]
 _Of = TypeVar("_Of", bound=Tensor)
-OWED: Final = "error_feedback"
-"""The key of what is owed, by the parameter's number: the mean over the ranks, without scale."""
+RESIDUALS: Final = "error_feedback"
+"""The key of the residuals, by the parameter's number: the mean over the ranks, without scale."""
 
 
 @dataclass(frozen=True)
 class FragmentState:
-    """What a rank tells of its fragment of a parameter: elements ``begin`` to ``end`` of that, in
-    the order of memory, and their ``state``."""
+    """The optimizer's state of one fragment, as one rank sends it to another."""
 
     index: int
+    """Of the model's parameter."""
     begin: int
+    """The first of its elements, in the order of memory."""
     end: int
     state: State
 
@@ -48,24 +51,26 @@ class FragmentState:
 def state_of(fragment: Fragment, state: Mapping[str, Any]) -> FragmentState:
     """``state``: of ``fragment``."""
     begin = fragment.offset
-    held = {k: v.detach().cpu() if isinstance(v, Tensor) else v for k, v in state.items()}
-    return FragmentState(fragment.member.index, begin, begin + fragment.end - fragment.begin, held)
+    saved = {k: v.detach().cpu() if isinstance(v, Tensor) else v for k, v in state.items()}
+    return FragmentState(fragment.member.index, begin, begin + fragment.end - fragment.begin, saved)
 
 
-def joined(member: Member, states: Sequence[FragmentState], elementwise: Collection[str]) -> State:
+def joined(
+    member: BucketMember, states: Sequence[FragmentState], elementwise: Collection[str]
+) -> State:
     """The state of a whole parameter from those of all of its fragments. ``elementwise``: names of
     what has an entry for each element."""
     length = member.end - member.begin
     out: State = {}
-    for told in states:
-        for key, value in told.state.items():
-            if not told.has_elements(key, elementwise):
+    for each in states:
+        for key, value in each.state.items():
+            if not each.has_elements(key, elementwise):
                 out.setdefault(key, value)
                 continue
             if key not in out:
                 out[key] = torch.empty_strided(member.shape, member.stride, dtype=value.dtype)
-            out[key].as_strided((length,), (1,))[told.begin : told.end] = value
-    assert sum(told.end - told.begin for told in states) == length, (member, states)
+            out[key].as_strided((length,), (1,))[each.begin : each.end] = value
+    assert sum(each.end - each.begin for each in states) == length, (member, states)
     return out
 
 
@@ -114,59 +119,113 @@ def elementwise_of(
 # ---- whole checkpoints ----
 
 
+def save(
+    collectives: Collectives,
+    store: ParameterStore,
+    inner: Optimizer,
+    groups: Sequence[Group],
+    residuals: Sequence[Tensor] | None,
+    to: int,
+) -> dict[str, Any] | None:
+    """What ``state_dict()`` returns at rank ``to``; None elsewhere. All ranks must call this.
+
+    Args:
+        collectives: The group's.
+        store: The parameters.
+        inner: The optimizer of this rank's fragments.
+        groups: The model's groups.
+        residuals: float (size,) of each bucket; None without error feedback.
+        to: The rank that gets all.
+    """
+    out: dict[str, Any] | None = None
+    state = consolidate(collectives, store, inner.state, to)
+    if state is not None:
+        packed = pack_groups(inner.param_groups, groups)
+        out = {"state": numbered(state, groups), "param_groups": packed}
+    if residuals is not None:
+        found = consolidate_residuals(collectives, store, residuals, to)
+        if out is not None:
+            out[RESIDUALS] = numbered(found, groups)
+    return out
+
+
 def consolidate(
-    exchange: Exchange, held: Held, state: Mapping[Any, State], to: int
+    collectives: Collectives, store: ParameterStore, state: Mapping[Any, State], to: int
 ) -> dict[Tensor, State] | None:
     """The state of all parameters, by parameter, at rank ``to``; None elsewhere.
 
     ``state``: the inner optimizer's, by fragment. Bucket by bucket, so that what travels at once is
     bounded.
     """
-    told: list[tuple[Member, list[FragmentState]]] = []
-    elementwise = set(held.elementwise)
-    for shard in held.shards:
+    gathered: list[tuple[BucketMember, list[FragmentState]]] = []
+    elementwise = set(store.elementwise)
+    for shard in store.shards:
         mine = [
             state_of(each.fragment, found)
             for each in shard.owned
             if (found := state.get(each.parameter))
         ]
-        states = [each for row in exchange.tell(mine, to) or [] for each in row]
+        states = [each for row in collectives.gather_objects(mine, to) or [] for each in row]
         for each in states:
             elementwise |= {key for key in each.state if each.has_elements(key, elementwise)}
-        told += [
+        gathered += [
             (member, of)
             for member in shard.bucket.members
             if (of := [each for each in states if each.index == member.index])
         ]
     out: dict[Tensor, State] = {
-        held.model[member.index]: joined(member, of, elementwise) for member, of in told
+        store.model[member.index]: joined(member, of, elementwise) for member, of in gathered
     }
-    out |= {parameter: found for parameter, found in held.frozen.items() if found}
-    return out if exchange.rank == to else None
+    out |= {parameter: found for parameter, found in store.frozen.items() if found}
+    return out if collectives.rank == to else None
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint holds, checked against the parameters that it is loaded for."""
+
+    states: Mapping[Tensor, State]
+    """By the model's parameter."""
+    groups: Sequence[Mapping[str, Any]]
+    """With the options that were in force."""
+    elementwise: Collection[str]
+    """Names of the state that has an entry for each element."""
+    residuals: Mapping[int, Tensor]
+    """By the index of the parameter."""
+
+
+def read(
+    state_dict: Mapping[str, Any], groups: Sequence[Group], store: ParameterStore, where: str
+) -> Checkpoint:
+    """Reads a ``state_dict()`` for the model's ``groups``.
+
+    Raises:
+        CheckpointError: Groups, counts or shapes don't fit.
+    """
+    states = by_parameter(state_dict, groups, where)
+    elementwise = elementwise_of(states, store.elementwise)
+    for parameter, name in zip(store.model, store.names, strict=True):
+        check_state(states.get(parameter, {}), tuple(parameter.shape), elementwise, name)
+    residuals = residuals_of(state_dict, groups, store, where)
+    return Checkpoint(states, state_dict["param_groups"], elementwise, residuals)
 
 
 def deal(
-    states: Mapping[Tensor, State],
-    saved: Sequence[Mapping[str, Any]],
-    fragments: Sequence[Mapping[str, Any]],
-    held: Held,
-    elementwise: Collection[str],
+    checkpoint: Checkpoint, fragments: Sequence[Mapping[str, Any]], store: ParameterStore
 ) -> dict[str, Any]:
-    """What this rank's inner optimizer loads of a checkpoint: ``states`` by parameter, and its
-    groups ``saved``. ``fragments``: the inner optimizer's groups. ``elementwise``: see
-    :func:`part_of`."""
-    owned = {each.parameter: each for each in held.owned}
+    """What this rank's inner optimizer, whose groups are ``fragments``, loads of a checkpoint."""
+    owned = {each.parameter: each for each in store.owned}
     local: dict[int, State] = {}
     groups, count = [], 0
-    for mine, other in zip(fragments, saved, strict=True):
+    for mine, saved in zip(fragments, checkpoint.groups, strict=True):
         numbers = list(range(count, count + len(mine["params"])))
         count += len(numbers)
         for number, fragment in zip(numbers, mine["params"], strict=True):
             each = owned[fragment]
-            found = states.get(held.model[each.index])
+            found = checkpoint.states.get(store.model[each.index])
             if found is not None:
-                local[number] = part_of(each.fragment, found, elementwise)
-        groups.append({**options(other), "params": numbers})
+                local[number] = part_of(each.fragment, found, checkpoint.elementwise)
+        groups.append({**options(saved), "params": numbers})
     return {"state": local, "param_groups": groups}
 
 
@@ -211,39 +270,46 @@ def by_parameter(
     }
 
 
-# ---- what is owed ----
+# ---- residuals ----
 
 
-def consolidate_owed(
-    exchange: Exchange, held: Held, lost: Sequence[Tensor], to: int
+def consolidate_residuals(
+    collectives: Collectives, store: ParameterStore, residuals: Sequence[Tensor], to: int
 ) -> dict[Tensor, Tensor]:
-    """The mean over the ranks of what each has ``lost``, by bucket: whole tensors, by parameter, at
-    rank ``to``; empty elsewhere. A mean of gradients lacks just that."""
+    """The mean over the ranks of their residuals, by parameter at rank ``to``; empty elsewhere.
+
+    ``residuals``: by bucket. The mean of the gradients lacks just that mean.
+    """
     out: dict[Tensor, Tensor] = {}
-    for shard, flat in zip(held.shards, lost, strict=True):
+    for shard, flat in zip(store.shards, residuals, strict=True):
         mean = flat.to(torch.promote_types(flat.dtype, torch.float32))
-        with exchange.owners_needed():
-            exchange.combine(mean, dist.ReduceOp.SUM).wait()
-        mean = mean.div_(exchange.world).cpu()
-        for member in shard.bucket.members if exchange.rank == to else ():
+        with owners_needed():
+            collectives.all_reduce(mean, dist.ReduceOp.SUM).wait()
+        mean = mean.div_(collectives.world).cpu()
+        for member in shard.bucket.members if collectives.rank == to else ():
             whole = torch.empty_strided(member.shape, member.stride, dtype=mean.dtype)
             whole.as_strided((member.end - member.begin,), (1,)).copy_(
                 mean[member.begin : member.end]
             )
-            out[held.model[member.index]] = whole
+            out[store.model[member.index]] = whole
     return out
 
 
-def owed(
-    state_dict: Mapping[str, Any], groups: Sequence[Group], held: Held, where: str
+def residuals_of(
+    state_dict: Mapping[str, Any], groups: Sequence[Group], store: ParameterStore, where: str
 ) -> dict[int, Tensor]:
-    """What each rank owes after loading a checkpoint that :func:`by_parameter` has passed, by the
-    parameter's index: the mean, so that the mean over these ranks gets just what that over those
-    lacked. Raises CheckpointError for what isn't a parameter's."""
-    given = dict(state_dict.get(OWED, {}))
+    """Each rank's residuals after loading a checkpoint that :func:`by_parameter` has passed.
+
+    By the index of the parameter: the mean, so that the mean over these ranks gets just what that
+    over the others lacked.
+
+    Raises:
+        CheckpointError: One has another shape, or is of no parameter.
+    """
+    given = dict(state_dict.get(RESIDUALS, {}))
     numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
     parameters = [parameter for group in groups for parameter in group["params"]]
-    places = {parameter: index for index, parameter in enumerate(held.model)}
+    places = {parameter: index for index, parameter in enumerate(store.model)}
     out: dict[int, Tensor] = {}
     for number, parameter in zip(numbers, parameters, strict=True):
         value = given.pop(number, None)
@@ -252,15 +318,15 @@ def owed(
         if not isinstance(value, Tensor) or value.shape != parameter.shape:
             shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise CheckpointError(
-                f"{where}: the checkpoint's {OWED} of {held.name(places[parameter])} has shape "
-                f"{shape}, wanted {tuple(parameter.shape)}; it is another model's"
+                f"{where}: the checkpoint's {RESIDUALS} of {store.name(places[parameter])} has "
+                f"shape {shape}, wanted {tuple(parameter.shape)}; it is another model's"
             )
         if bool(value.any()):
             out[places[parameter]] = value
     if given:
         raise CheckpointError(
-            f"{where}: the checkpoint has {OWED} of parameters {sorted(given)[:8]}, which are in "
-            f"none of its groups; it is damaged, and nothing was loaded"
+            f"{where}: the checkpoint has {RESIDUALS} of parameters {sorted(given)[:8]}, which are "
+            f"in none of its groups; it is damaged, and nothing was loaded"
         )
     return out
 

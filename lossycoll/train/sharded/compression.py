@@ -8,48 +8,67 @@ from concurrent.futures import Future
 from torch import Tensor
 
 from lossycoll.errors import OptionError, TrainingError
-from lossycoll.train.common.collectives import Exchange, Work
+from lossycoll.train.common.collectives import Collectives, Work
 from lossycoll.train.compress.arc_topk import ARCTopKState
 
 from .shard import Shard
 
 
 class Compressor:
-    """``state`` as one optimizer has it, over the optimizer's group."""
+    """Compresses the buckets of one optimizer.
 
-    def __init__(self, state: ARCTopKState, exchange: Exchange) -> None:
-        if state.process_group not in (None, exchange.group):
+    Args:
+        state: How. It works over the optimizer's group from now on.
+        collectives: That group's.
+
+    Raises:
+        OptionError: ``state`` is of another group.
+    """
+
+    def __init__(self, state: ARCTopKState, collectives: Collectives) -> None:
+        if state.process_group not in (None, collectives.group):
             raise OptionError(
-                f"{exchange}: compression is of another group, wanted the optimizer's; leave "
+                f"{collectives}: compression is of another group, wanted the optimizer's; leave "
                 f"process_group out of ARCTopKState"
             )
-        state.process_group = exchange.group
+        state.process_group = collectives.group
         self._state = state
-        self._exchange = exchange
+        self._collectives = collectives
         self._reduced = False
 
     def start(self, shard: Shard, model: Sequence[Tensor]) -> Work:
-        """Starts to put this rank's chunk of what is used of all ranks' gradients of ``shard`` into
-        ``own_grads``. ``model``: all parameters, by index."""
+        """Starts the compressed mean of a bucket, of which ``own_grads`` gets this rank's chunk.
+
+        Args:
+            shard: The bucket.
+            model: All parameters, by index.
+        """
         keys = self._state.keys(model[member.index] for member in shard.bucket.members)
 
         def work() -> None:
             self._state.reduce(keys, shard.views, shard.grads)
-            shard.own_grads.copy_(shard.grads.chunk(self._exchange.world)[self._exchange.rank])
+            shard.own_grads.copy_(
+                shard.grads.chunk(self._collectives.world)[self._collectives.rank]
+            )
 
-        with self._exchange.delivery():
+        with self._collectives.delivery():
             if shard.grads.is_cpu:
-                return _Started(self._state.start(work))
+                return _Future(self._state.start(work))
             work()
-            return _Started(None)
+            return _Future(None)
 
     def begin(self) -> None:
-        """A pass begins. Raises TrainingError if nothing has become of the last one: its gradients
-        are in the memory of errors, and would be there twice."""
+        """A pass begins.
+
+        Raises:
+            TrainingError: No step was taken with the last one. Its gradients are in the memory of
+                errors, and would be there twice.
+        """
         if self._reduced:
             raise TrainingError(
-                f"{self._exchange}: a second backward pass was sent before step() or zero_grad(), "
-                f"with compression; put all but the last one into a block of optimizer.no_sync()"
+                f"{self._collectives}: a second backward pass was sent before step() or "
+                f"zero_grad(), with compression; put all but the last one into a block of "
+                f"optimizer.no_sync()"
             )
 
     def end(self) -> None:
@@ -62,7 +81,7 @@ class Compressor:
         self._reduced = False
 
 
-class _Started:
+class _Future:
     def __init__(self, future: Future[None] | None) -> None:
         self._future = future
 

@@ -45,10 +45,17 @@ def elementwise_state(
 ) -> frozenset[str]:
     """The names of the state that has an entry for each element (``exp_avg``, say).
 
-    ``options``: as ``optimizer_class`` takes them. ``group``: what the parameters' group says
-    besides, which may be what the class doesn't know. ``where``: how errors begin. Raises
-    UnsupportedError if it isn't element-wise; what its constructor raises passes through. Neither
-    the global random state nor ``options`` are touched.
+    Neither the global random state nor ``options`` are touched. What the optimizer's constructor
+    raises passes through.
+
+    Args:
+        optimizer_class: The optimizer.
+        options: As ``optimizer_class`` takes them.
+        where: How errors begin.
+        group: What the parameters' group says besides, maybe what the class doesn't know.
+
+    Raises:
+        UnsupportedError: It isn't element-wise.
     """
     name = getattr(optimizer_class, "__name__", str(optimizer_class))
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
@@ -83,8 +90,12 @@ def _trial(
     where: str,
     name: str,
 ) -> tuple[Tensor, Tensor, torch.optim.Optimizer]:
-    """How far each element is moved as one of the matrix, and of its fragments (both SHAPE), and
-    the optimizer of the matrix."""
+    """Steps the matrix and its fragments.
+
+    Returns:
+        How far each element was moved in the matrix, and in the fragments (both SHAPE), and the
+        optimizer of the matrix.
+    """
 
     def make(parameters: list[Parameter]) -> torch.optim.Optimizer:
         written = copy.deepcopy(dict(group))

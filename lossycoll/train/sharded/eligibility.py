@@ -1,10 +1,11 @@
-"""Which parameters can be sharded, and what all ranks have to mean alike by them."""
+"""Which parameters can be sharded, and what all ranks must have alike of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,38 +13,76 @@ from torch.nn.parameter import Parameter, is_lazy
 
 from lossycoll.backend.tensors import DTYPES
 from lossycoll.errors import UnsupportedError
-from lossycoll.train.common.collectives import Exchange
-from lossycoll.train.common.consistency import Meant, as_lines
-from lossycoll.train.common.layout import Spec, contiguous, is_dense
+from lossycoll.train.common.collectives import Collectives
+from lossycoll.train.common.consistency import Agreement, as_lines
+from lossycoll.train.common.layout import ParameterSpec, contiguous, is_dense
+
+
+@dataclass(frozen=True, eq=False)
+class NamedParameter:
+    """A parameter of the model."""
+
+    parameter: Parameter
+    name: str
+    """As errors call it."""
+    group: int
+    """The number of its parameter group."""
+
+    @property
+    def spec(self) -> ParameterSpec:
+        return spec(self.parameter, self.group)
+
+
+@dataclass(frozen=True, order=True)
+class _Span:
+    """The memory of a parameter: its first address, and the one after the last."""
+
+    begin: int
+    end: int
+    name: str
+    trained: bool
 
 
 def check_parameters(
-    exchange: Exchange,
-    model: Sequence[Parameter],
-    names: Sequence[str],
-    frozen: Sequence[Parameter],
+    collectives: Collectives, trained: Sequence[NamedParameter], frozen: Sequence[Parameter]
 ) -> None:
-    """Raises UnsupportedError, naming the first parameter that can't be sharded. ``frozen``: those
-    that aren't to be, and with whose memory no other may part."""
-    for parameter, name in zip(model, names, strict=True):
-        reason = _why_not(parameter, lossy=exchange.lossy is not None)
+    """Checks parameters before they are moved into buckets.
+
+    Args:
+        collectives: The group's.
+        trained: Those that are to be sharded.
+        frozen: Those that aren't, whose memory no other may share.
+
+    Raises:
+        UnsupportedError: One can't be sharded; the error names it.
+    """
+    for each in trained:
+        reason = _why_not(each.parameter, lossy=collectives.lossy is not None)
         if reason:
-            raise UnsupportedError(f"{exchange}: {name} {reason}")
-    spans = [
-        (*_span(parameter), name, True)
-        for parameter, name in zip(model, names, strict=True)
-        if parameter.numel()
-    ] + [
-        (*_span(parameter), f"a frozen one of shape {tuple(parameter.shape)}", False)
-        for parameter in frozen
-        if not _why_not(parameter, lossy=False) and parameter.numel()
-    ]
-    for (_, end, name, trained), (begin, _, other, also) in pairwise(sorted(spans)):
-        if begin < end and (trained or also):
+            raise UnsupportedError(f"{collectives}: {each.name} {reason}")
+    for one, other in pairwise(sorted(_spans(trained, frozen))):
+        if other.begin < one.end and (one.trained or other.trained):
             raise UnsupportedError(
-                f"{exchange}: {name} and {other} share memory but are two parameters, and would be "
-                f"torn apart; tie them by using one Parameter object in both places"
+                f"{collectives}: {one.name} and {other.name} share memory but are two parameters, "
+                f"and would be separated; tie them by using one Parameter object in both places"
             )
+
+
+def _spans(trained: Sequence[NamedParameter], frozen: Sequence[Parameter]) -> Iterator[_Span]:
+    for each in trained:
+        if each.parameter.numel():
+            yield _span(each.parameter, each.name, trained=True)
+    for parameter in frozen:
+        if not _why_not(parameter, lossy=False) and parameter.numel():
+            name = f"a frozen one of shape {tuple(parameter.shape)}"
+            yield _span(parameter, name, trained=False)
+
+
+def _span(parameter: Tensor, name: str, *, trained: bool) -> _Span:
+    steps = zip(parameter.shape, parameter.stride(), strict=True)
+    reach = sum((length - 1) * step for length, step in steps) + 1
+    begin = parameter.data_ptr()
+    return _Span(begin, begin + reach * parameter.element_size(), name, trained)
 
 
 def _why_not(parameter: Tensor, *, lossy: bool) -> str:
@@ -63,31 +102,24 @@ def _why_not(parameter: Tensor, *, lossy: bool) -> str:
     return ""
 
 
-def _span(parameter: Tensor) -> tuple[int, int]:
-    """First address of its elements, and the one after the last."""
-    steps = zip(parameter.shape, parameter.stride(), strict=True)
-    reach = sum((length - 1) * step for length, step in steps) + 1
-    return parameter.data_ptr(), parameter.data_ptr() + reach * parameter.element_size()
-
-
-def spec(parameter: Tensor, group: int) -> Spec:
-    """``group``: the number of its parameter group."""
+def spec(parameter: Tensor, group: int) -> ParameterSpec:
+    """How a parameter of group number ``group`` is laid out."""
     key = (group, parameter.dtype, parameter.device)
-    return Spec(tuple(parameter.shape), parameter.stride(), parameter.element_size(), key)
+    return ParameterSpec(tuple(parameter.shape), parameter.stride(), parameter.element_size(), key)
 
 
-def meant(
-    exchange: Exchange,
-    settings: Mapping[str, Any],
-    specs: Sequence[Spec],
-    names: Sequence[str],
-) -> Meant:
-    """What all ranks have to have alike: these settings, and parameters."""
+def agreement(
+    collectives: Collectives, settings: Mapping[str, Any], trained: Sequence[NamedParameter]
+) -> Agreement:
+    """What all ranks must have alike: these settings, and parameters."""
     lines = as_lines(settings)
     device = torch.device("cpu")
-    for entry, name in zip(specs, names, strict=True):
+    for each in trained:
+        entry, device = each.spec, each.parameter.device
         dense = is_dense(entry.shape, entry.stride)
         stride = entry.stride if dense else contiguous(entry.shape)
-        group, dtype, device = cast("tuple[int, torch.dtype, torch.device]", entry.key)
-        lines.append(f"{name}: {dtype}, shape {entry.shape}, strides {stride}, group {group}")
-    return Meant(exchange.group, lines, device)
+        lines.append(
+            f"{each.name}: {each.parameter.dtype}, shape {entry.shape}, strides {stride}, "
+            f"group {each.group}"
+        )
+    return Agreement(collectives, lines, device)

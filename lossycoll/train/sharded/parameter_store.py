@@ -1,4 +1,4 @@
-"""What one rank holds of a model: all of its parameters, in buckets, and its own fragments."""
+"""The parameters of a model at one rank: all of them in buckets, and the rank's own fragments."""
 
 from __future__ import annotations
 
@@ -8,31 +8,35 @@ from typing import Any
 from torch.nn import Parameter
 
 from lossycoll.errors import TrainingError
-from lossycoll.train.common.collectives import Exchange
+from lossycoll.train.common.collectives import Collectives
 from lossycoll.train.common.consistency import check_same
-from lossycoll.train.common.layout import lay_out
+from lossycoll.train.common.layout import ParameterSpec, lay_out
 
 from .elementwise_probe import elementwise_state
-from .eligibility import check_parameters, meant, spec
-from .shard import Owned, Shard
+from .eligibility import NamedParameter, agreement, check_parameters
+from .shard import OwnedFragment, Shard
 
 Group = dict[str, Any]
 
 
-class Held:
-    """``settings``: what all ranks must have alike, by name; ``bucket_bytes`` is among them.
+class ParameterStore:
+    """All parameters of one optimizer, in buckets, and this rank's fragments of them.
 
-    ``optimizer_class`` and ``options``: the optimizer that steps the fragments.
+    Args:
+        collectives: The group's.
+        optimizer_class: The optimizer that steps the fragments.
+        options: Its options.
+        settings: What all ranks must have alike, by name; ``bucket_bytes`` is among them.
     """
 
     def __init__(
         self,
-        exchange: Exchange,
+        collectives: Collectives,
         optimizer_class: Callable[..., Any],
         options: Mapping[str, Any],
         settings: Mapping[str, Any],
     ) -> None:
-        self._exchange = exchange
+        self._collectives = collectives
         self._class = optimizer_class
         self._options = options
         self._settings = settings
@@ -42,7 +46,7 @@ class Held:
         self.frozen: dict[Parameter, dict[str, Any]] = {}
         """Those that aren't, with the state that a checkpoint had of them."""
         self.shards: list[Shard] = []
-        self.owned: list[Owned] = []
+        self.owned: list[OwnedFragment] = []
         self.elementwise: frozenset[str] = frozenset()
         """Names of the optimizer's state that has an entry for each element."""
 
@@ -51,51 +55,69 @@ class Held:
         return self.names[index]
 
     def take(self, groups: Sequence[Group], number: int) -> list[list[Parameter]]:
-        """Moves the parameters of new groups, the first of which is group ``number``, into buckets,
-        with rank 0's values. Returns this rank's fragments, by group. All ranks must call this.
+        """Moves the parameters of new groups into buckets, with rank 0's values.
 
-        Raises UnsupportedError and MismatchError; then nothing has been moved.
+        All ranks must call this.
+
+        Args:
+            groups: The new groups.
+            number: The number of the first of them.
+
+        Returns:
+            This rank's fragments, by group.
+
+        Raises:
+            UnsupportedError: Something can't be sharded. Nothing has been moved.
+            MismatchError: Ranks differ. Nothing has been moved.
         """
-        model, names, frozen, places = [], [], [], []
-        for place, group in enumerate(groups, number):
-            for name, parameter in _named(group, place):
-                if parameter.requires_grad:
-                    model.append(parameter)
-                    names.append(name)
-                    places.append(place)
-                else:
-                    frozen.append(parameter)
+        named = [
+            each for place, group in enumerate(groups, number) for each in _named(group, place)
+        ]
+        trained = [each for each in named if each.parameter.requires_grad]
+        frozen = [each.parameter for each in named if not each.parameter.requires_grad]
         still = [parameter for parameter in (*self.frozen, *frozen) if not parameter.requires_grad]
-        check_parameters(self._exchange, model, names, still)
-        elementwise = self.elementwise
-        settings = dict(self._settings)
-        for place, group in enumerate(groups, number):
-            written, where = options(group), str(self._exchange)
-            elementwise |= elementwise_state(self._class, self._options, where, written)
-            plain = {k: v for k, v in {**self._options, **written}.items() if _is_plain(v)}
-            settings[f"group {place}"] = dict(sorted(plain.items()))
-        specs = [spec(*pair) for pair in zip(model, places, strict=True)]
+        check_parameters(self._collectives, trained, still)
+        elementwise = self.elementwise.union(*map(self._elementwise_of, groups))
         check_same(
-            [meant(self._exchange, settings, specs, names)],
+            [agreement(self._collectives, self._settings_with(groups, number), trained)],
             "ShardedOptimizer is made differently",
             "all ranks need the same model and the same arguments",
         )
         start = len(self.model)
         self.elementwise = elementwise
-        self.model += model
-        self.names += names
+        self.model += [each.parameter for each in trained]
+        self.names += [each.name for each in trained]
         self.frozen |= {parameter: {} for parameter in frozen}
-        buckets = lay_out(specs, self._exchange.world, self._settings["bucket_bytes"], start=start)
-        shards = [Shard(bucket, self.model, self._exchange.rank) for bucket in buckets]
+        fragments: list[list[Parameter]] = [[] for _ in groups]
+        owned = self._move([each.spec for each in trained], start)
+        for each in sorted(owned, key=lambda each: each.index):
+            fragments[trained[each.index - start].group - number].append(each.parameter)
+        return fragments
+
+    def _elementwise_of(self, group: Group) -> frozenset[str]:
+        where = str(self._collectives)
+        return elementwise_state(self._class, self._options, where, options(group))
+
+    def _settings_with(self, groups: Sequence[Group], number: int) -> dict[str, Any]:
+        """The settings, and the options of new groups."""
+        settings = dict(self._settings)
+        for place, group in enumerate(groups, number):
+            written = {**self._options, **options(group)}
+            plain = {key: value for key, value in written.items() if _is_plain(value)}
+            settings[f"group {place}"] = dict(sorted(plain.items()))
+        return settings
+
+    def _move(self, specs: Sequence[ParameterSpec], start: int) -> list[OwnedFragment]:
+        """Moves the parameters from index ``start`` on into buckets; this rank's fragments."""
+        world, bucket_bytes = self._collectives.world, self._settings["bucket_bytes"]
+        buckets = lay_out(specs, world, bucket_bytes, start=start)
+        shards = [Shard(bucket, self.model, self._collectives.rank) for bucket in buckets]
         for shard in shards:
-            self._exchange.broadcast(shard.flat)
+            self._collectives.broadcast(shard.flat)
         owned = [each for shard in shards for each in shard.owned]
         self.shards += shards
         self.owned += owned
-        out: list[list[Parameter]] = [[] for _ in groups]
-        for each in sorted(owned, key=lambda each: each.index):
-            out[places[each.index - start] - number].append(each.parameter)
-        return out
+        return owned
 
     def check_sound(self) -> None:
         """Raises TrainingError if a parameter isn't where, or what, it was."""
@@ -103,14 +125,14 @@ class Held:
             for position, member in enumerate(shard.bucket.members):
                 if not shard.holds(position, self.model[member.index]):
                     raise TrainingError(
-                        f"{self._exchange}: {self.names[member.index]} was given other memory "
+                        f"{self._collectives}: {self.names[member.index]} was given other memory "
                         f"after the optimizer was made (by model.to() or parameter.data = ..., "
                         f"say); do that before, or make the optimizer anew"
                     )
         for parameter in self.frozen:
             if parameter.grad is not None:
                 raise TrainingError(
-                    f"{self._exchange}: a parameter of shape {tuple(parameter.shape)} that was "
+                    f"{self._collectives}: a parameter of shape {tuple(parameter.shape)} that was "
                     f"frozen (requires_grad=False) when the optimizer was made has a gradient; "
                     f"call optimizer.add_param_group({{'params': [parameter]}}) on all ranks when "
                     f"it is to be trained"
@@ -122,14 +144,15 @@ def options(group: Mapping[str, Any]) -> Group:
     return {key: value for key, value in group.items() if key not in ("params", "param_names")}
 
 
-def _named(group: Group, place: int) -> list[tuple[str, Parameter]]:
-    """The parameters of group ``place``, each once, as errors call them."""
-    told = group.get("param_names")
-    out: dict[Parameter, str] = {}
+def _named(group: Group, place: int) -> list[NamedParameter]:
+    """The parameters of group ``place``, each once."""
+    names = group.get("param_names")
+    out: dict[Parameter, NamedParameter] = {}
     for position, parameter in enumerate(group["params"]):
         name = f"parameter {position} of group {place}"
-        out.setdefault(parameter, f"{told[position]!r} ({name})" if told else name)
-    return [(name, parameter) for parameter, name in out.items()]
+        name = f"{names[position]!r} ({name})" if names else name
+        out.setdefault(parameter, NamedParameter(parameter, name, place))
+    return list(out.values())
 
 
 def _is_plain(value: object) -> bool:

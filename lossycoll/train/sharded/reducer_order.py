@@ -1,9 +1,8 @@
-"""The reducers that share a group: one order for all of them, the same on all ranks.
+"""One order for all gradient reducers that share a group, the same on all ranks.
 
-A reducer that is alone sends its buckets while the backward pass goes on. Of several, one rank's
-pass may touch some and another's others, in whatever order. So they wait until the pass ends, the
-ranks tell each other which were touched anywhere, and those send, in the order in which they were
-made.
+A single reducer sends its buckets while the backward pass goes on. Of several, one rank's pass may
+touch some and another's pass others, in any order. So they wait until the pass ends, the ranks
+agree on which were touched anywhere, and those send, in the order in which they were made.
 """
 
 from __future__ import annotations
@@ -17,56 +16,67 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lossycoll.errors import TrainingError
-from lossycoll.train.common.collectives import Exchange
+from lossycoll.train.common.collectives import Collectives
 
 
-class Member(Protocol):
-    """What a roster knows of a reducer. ``is_open``: whether a pass has touched it that it hasn't
-    sent. ``is_used``: whether it still has any of its parameters. ``send``: sends them all."""
+class OrderedReducer(Protocol):
+    """What the order needs of a reducer."""
 
     @property
-    def is_open(self) -> bool: ...
+    def is_open(self) -> bool:
+        """Whether a pass has touched it that it hasn't sent."""
+
     @property
-    def is_used(self) -> bool: ...
-    def send(self) -> None: ...
+    def is_used(self) -> bool:
+        """Whether it still has any of its parameters."""
+
+    def send(self) -> None:
+        """Sends all buckets."""
 
 
-class Roster:
-    """Of one group. Who is on it is agreed upon by the ranks, as one may have forgotten an
-    optimizer that another's garbage still has."""
+class ReducerOrder:
+    """The reducers of one group, in the order in which they were made.
+
+    The ranks agree on who is among them: one rank may have deleted an optimizer that another's
+    garbage still contains.
+    """
 
     def __init__(self) -> None:
-        self._members: list[weakref.ref[Member]] = []
+        self._reducers: list[weakref.ref[OrderedReducer]] = []
 
     @property
     def is_single(self) -> bool:
         """Whether there are no others to wait for."""
-        return len(self._members) < 2
+        return len(self._reducers) < 2
 
-    def join(self, member: Member, exchange: Exchange) -> None:
+    def join(self, reducer: OrderedReducer, collectives: Collectives) -> None:
         """Adds one that was made. All ranks must call this."""
-        if self._members:
+        if self._reducers:
             used = _flags(found is not None and found.is_used for found in self._found())
-            exchange.combine(used, dist.ReduceOp.MAX).wait()
+            collectives.all_reduce(used, dist.ReduceOp.MAX).wait()
             self._keep(used)
-        self._members.append(weakref.ref(member))
+        self._reducers.append(weakref.ref(reducer))
 
-    def finish(self, member: Member, exchange: Exchange) -> None:
-        """``member`` has to send, and all others that a pass has touched at any rank send, too."""
+    def finish(self, reducer: OrderedReducer, collectives: Collectives) -> None:
+        """Sends ``reducer``, and all others that a pass has touched at any rank.
+
+        Raises:
+            TrainingError: One of those is at some ranks only.
+        """
         found = self._found()
-        if self.is_single or member not in found:
-            member.send()
+        if self.is_single or reducer not in found:
+            reducer.send()
             return
-        told = torch.stack([
-            _flags(one is not None and (one is member or one.is_open) for one in found),
+        flags = torch.stack([
+            _flags(one is not None and (one is reducer or one.is_open) for one in found),
             _flags(one is not None and one.is_used for one in found),
             _flags(one is None for one in found),
         ])  # fmt: skip
-        exchange.combine(told, dist.ReduceOp.MAX).wait()
-        touched, used, gone = told
+        collectives.all_reduce(flags, dist.ReduceOp.MAX).wait()
+        touched, used, gone = flags
         if bool((touched & gone).any()):
             raise TrainingError(
-                f"{exchange}: a backward pass has gradients for a ShardedOptimizer that not all "
+                f"{collectives}: a backward pass has gradients for a ShardedOptimizer that not all "
                 f"ranks have any more; delete it on all ranks, or on none"
             )
         failure: Exception | None = None
@@ -74,27 +84,29 @@ class Roster:
             if flag and one is not None:
                 try:
                     one.send()
-                except Exception as error:  # the others' turn comes on all ranks
+                except Exception as error:  # the others send on all ranks
                     failure = failure or error
         self._keep(used)
         if failure is not None:
             raise failure
 
-    def _found(self) -> Sequence[Member | None]:
-        return [reference() for reference in self._members]
+    def _found(self) -> Sequence[OrderedReducer | None]:
+        return [reference() for reference in self._reducers]
 
     def _keep(self, used: Tensor) -> None:
         """Those that any rank still uses."""
-        self._members = [one for one, flag in zip(self._members, used, strict=True) if flag]
+        self._reducers = [one for one, flag in zip(self._reducers, used, strict=True) if flag]
 
 
-def roster_of(group: dist.ProcessGroup) -> Roster:
-    """The one roster of ``group``."""
-    return _rosters.setdefault(group, Roster())
+def order_of(group: dist.ProcessGroup) -> ReducerOrder:
+    """The order of ``group``; there is one for each."""
+    return _orders.setdefault(group, ReducerOrder())
 
 
 def _flags(values: Iterable[bool]) -> Tensor:
     return torch.tensor(list(values), dtype=torch.uint8)
 
 
-_rosters: Final[weakref.WeakKeyDictionary[dist.ProcessGroup, Roster]] = weakref.WeakKeyDictionary()
+_orders: Final[weakref.WeakKeyDictionary[dist.ProcessGroup, ReducerOrder]] = (
+    weakref.WeakKeyDictionary()
+)

@@ -18,13 +18,14 @@ from lossycoll.train.common.layout import Bucket, Fragment
 
 
 @dataclass(eq=False)
-class Owned:
-    """A fragment that this rank owns, as its optimizer has it. ``grad``: where its gradient is,
-    float[n]."""
+class OwnedFragment:
+    """A fragment that this rank owns, as its optimizer has it."""
 
     fragment: Fragment
     parameter: Parameter
+    """A view of the bucket, float (n,)."""
     grad: Tensor
+    """Where its averaged gradient is, float (n,)."""
 
     @property
     def index(self) -> int:
@@ -33,16 +34,23 @@ class Owned:
 
 
 class Shard:
-    """``model``: the parameters in order of registration; those of ``bucket`` move here."""
+    """A bucket in memory. Its parameters become views of it.
+
+    Args:
+        bucket: The layout.
+        model: All parameters in order of registration.
+        rank: This rank.
+    """
 
     def __init__(self, bucket: Bucket, model: Sequence[Parameter], rank: int) -> None:
         first = model[bucket.members[0].index]
         self.bucket = bucket
         self.flat = torch.zeros(bucket.size, dtype=first.dtype, device=first.device)
+        """All parameters, float (size,)."""
         self.grads = torch.zeros_like(self.flat)
-        """What this rank contributes. Padding stays 0."""
+        """What this rank contributes, float (size,). Padding stays 0."""
         self.own_grads = torch.zeros(bucket.chunk, dtype=first.dtype, device=first.device)
-        """This rank's chunk of the mean."""
+        """This rank's chunk of the mean, float (chunk,)."""
         self.views = [
             self.grads.as_strided(member.shape, member.stride, member.begin)
             for member in bucket.members
@@ -56,7 +64,7 @@ class Shard:
                 parameter.data = view
         base = rank * bucket.chunk
         self.owned = [
-            Owned(
+            OwnedFragment(
                 fragment,
                 Parameter(self.flat[fragment.begin : fragment.end]),
                 self.own_grads[fragment.begin - base : fragment.end - base],

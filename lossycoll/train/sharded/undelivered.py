@@ -1,4 +1,4 @@
-"""Owners too many of whose blocks are missing when a step's rounds of resending are over."""
+"""The share of each owner's blocks that is missing when a step's rounds of resending are over."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from lossycoll.train.common.staleness import Mask
 
 TOO_MANY: Final = 0.02
-"""Stale blocks up to this share cost no quality that can be told, 4% and more do
+"""Stale blocks up to this share have no measurable cost in quality, 4% and more do
 (docs/quality.md)."""
 ENOUGH: Final = 256
 """Blocks that an owner must have sent before its share is believed."""
@@ -18,9 +18,15 @@ MEMORY: Final = 1024
 """Blocks after which what came of others counts by 1/e: links change."""
 
 
-class Behind:
-    """By owner, the share of blocks that were missing at rank ``rank``, of those that nobody asked
-    for until they came: of the others none ever is."""
+class UndeliveredShare:
+    """The undelivered share at one rank, by owner.
+
+    Only blocks that weren't needed count: a needed one is resent until it arrives.
+
+    Args:
+        rank: This rank.
+        world: The number of ranks.
+    """
 
     def __init__(self, rank: int, world: int) -> None:
         self._rank = rank
@@ -29,7 +35,7 @@ class Behind:
         self._ever = np.zeros(world, np.int64)
 
     def note(self, needed: Mask | None, arrived: Mask) -> None:
-        """A bucket's blocks (world, blocks): those that had to come, and those that came."""
+        """Counts the blocks of one bucket in one step; both bool (world, blocks)."""
         free = np.ones_like(arrived) if needed is None else ~needed
         free[self._rank] = False
         sent = free.sum(axis=1)
@@ -39,5 +45,5 @@ class Behind:
         self._ever += sent
 
     def owners(self) -> NDArray[np.bool_]:
-        """Those above TOO_MANY; bool (world,)."""
+        """The owners whose share is above TOO_MANY, bool (world,)."""
         return (self._ever >= ENOUGH) & (self._missing > TOO_MANY * self._sent)

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from lossycoll.cli import argtypes
 from lossycoll.cli import main as cli
 from lossycoll.cli.bench import command as bench
-from lossycoll.cli.bench import interleave as bench_turns
-from lossycoll.cli.bench import loss_sweep as bench_loss
+from lossycoll.cli.bench import interleave, loss_sweep
 from lossycoll.cli.bench import worker as bench_rank
 from lossycoll.options.fields import FAST_PATHS
 from tests.support.harness import warm_python
@@ -54,7 +54,7 @@ def test_both_backends_side_by_side(tmp_path: Path) -> None:
         assert row["verified"] is True
         assert row["wrong"] == 0
         assert row["lossy_over_nccl"] is None
-        assert row["iterations"] >= bench_turns.LEAST_ROUNDS
+        assert row["iterations"] >= interleave.LEAST_ROUNDS
         assert 0 < row["median_ms"] <= row["p99_ms"]
         # nccl-tests: algbw = bytes / time; busbw = algbw * 2 (n - 1) / n, which is algbw for two.
         assert row["algbw_gb_s"] == pytest.approx(row["bytes"] / row["median_ms"] / 1e6)
@@ -64,6 +64,7 @@ def test_both_backends_side_by_side(tmp_path: Path) -> None:
     assert result["traffic"]["packets_missing"] == 0
 
 
+@pytest.mark.long
 def test_loss_and_switches_reach_the_ranks() -> None:
     result = run_bench(
         *("--backend", "lossy", "--sizes", "512k", "--seconds", "0.1", "--ranks", "3"),
@@ -103,10 +104,10 @@ def test_sizes() -> None:
 
 
 def test_losses() -> None:
-    assert bench_loss.losses("0,0.01") == (0, 0.01)
+    assert argtypes.shares("0,0.01") == (0, 0.01)
     for text in ("", "1", "0.1,0.01", "0.1,0.1", "-0.1"):
         with pytest.raises(argparse.ArgumentTypeError):
-            bench_loss.losses(text)
+            argtypes.shares(text)
 
 
 def check_loss(found: dict[str, Any], backends: tuple[str, ...], size: int) -> None:
@@ -115,28 +116,30 @@ def check_loss(found: dict[str, Any], backends: tuple[str, ...], size: int) -> N
     assert found["steps"]["loss"] == 0.1
     assert tuple(found["steps"]["seconds"]) == backends
     for times in (*(row["seconds"] for row in found["rows"]), *found["steps"]["seconds"].values()):
-        assert len(times) >= bench_turns.LEAST_ROUNDS
+        assert len(times) >= interleave.LEAST_ROUNDS
         assert min(times) > 0
 
 
+@pytest.mark.long
 @needs_lab
 def test_time_against_loss_is_of_a_laboratory() -> None:
     given = ["bench", "--sizes", "4k,64k", "--seconds", "0.05", "--losses", "0.1"]
     options = cli.parser().parse_args(given)
     said: list[str] = []
-    found = bench_loss.measure(options, bench.configuration(options), {}, said.append)
+    found = loss_sweep.measure(options, bench.configuration(options), {}, said.append)
     check_loss(found, ("lossy", "gloo"), 64 << 10)
     assert said == ["time against loss: 0.1"]
     assert "laboratory, 1000 Mbit/s, 20 ms" in found["network"]
     # A round trip's half for each phase; loss is the network's.
-    assert all(row["median_ms"] > 2 * bench_loss.ONE_WAY_MS for row in found["rows"])
+    assert all(row["median_ms"] > 2 * loss_sweep.ONE_WAY_MS for row in found["rows"])
     assert found["injected"] == 0
 
 
+@pytest.mark.long
 def test_without_a_laboratory_loss_is_injected(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(bench_loss, "missing", lambda _: "no rights")
+    monkeypatch.setattr(loss_sweep, "missing", lambda _: "no rights")
     given = ["bench", "--backend", "lossy", "--sizes", "4k,64k", "--seconds", "0.05"]
     assert cli.main([*given, "--losses", "0.1", "--report", str(tmp_path)]) == 0
     written = json.loads((tmp_path / "bench.json").read_text())

@@ -17,7 +17,7 @@ from benchmarks.studies.nccl.__main__ import main
 from benchmarks.studies.nccl.report import table
 from lossycoll.cli import main as cli
 from lossycoll.cli.bench import command as bench
-from lossycoll.cli.bench import nccl as bench_nccl
+from lossycoll.cli.bench import nccl
 from lossycoll.cli.bench import worker as bench_rank
 from lossycoll.cli.bench.nccl import NcclMissing, Seen, choose, transports
 from lossycoll.cli.launcher import launch
@@ -31,7 +31,7 @@ def host(name: str, *gpus: str) -> Seen:
     return Seen(name, "2.13.0+cu130", True, gpus)
 
 
-def devices(setup: bench_nccl.Setup) -> list[int]:
+def devices(setup: nccl.Setup) -> list[int]:
     return [place.device for place in setup.places]
 
 
@@ -89,12 +89,12 @@ def test_what_is_missing_is_said_by_the_first_rank_that_lacks_it() -> None:
         choose([host("one", "GPU-a")])
 
 
-def test_hosts_are_told_apart_as_nccl_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_are_distinguished_as_nccl_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NCCL_HOSTID", raising=False)
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    assert bench_nccl.look().host.endswith(boot)
+    assert nccl.look().host.endswith(boot)
     monkeypatch.setenv("NCCL_HOSTID", "mine")
-    assert bench_nccl.look().host == "mine"
+    assert nccl.look().host == "mine"
 
 
 def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         monkeypatch.delenv(name)
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth7")
     monkeypatch.setenv("NCCL_HOSTID", "the same everywhere")
-    bench_nccl.settle(choose([host("one", "GPU-a")] * 2).places[1], tmp_path / "log")
+    nccl.settle(choose([host("one", "GPU-a")] * 2).places[1], tmp_path / "log")
     assert chosen == [0]
     assert os.environ["NCCL_SOCKET_IFNAME"] == "eth7"
     assert os.environ["NCCL_HOSTID"] == "lossycoll-rank-1"
@@ -231,6 +231,7 @@ def torchrun(*options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 def test_under_torchrun_every_process_is_a_rank(tmp_path: Path) -> None:
     out = tmp_path / "nccl.json"
     sizes = ("-b", "1k", "-e", "64k", "-f", "8", "--seconds", "0.05")
@@ -245,7 +246,7 @@ def test_under_torchrun_every_process_is_a_rank(tmp_path: Path) -> None:
 
 
 def test_the_dry_run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(bench_nccl, "look", lambda: Seen("one", "2.13.0+cpu", False))
+    monkeypatch.setattr(nccl, "look", lambda: Seen("one", "2.13.0+cpu", False))
     assert main(["--dry-run"]) == 1
     out, err = capfd.readouterr()
     plan = "would run: lossy, nccl, gloo; 2 ranks on one host; 25 sizes, 8 to 134217728 bytes"
@@ -254,16 +255,16 @@ def test_the_dry_run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixtu
     # Without --dry-run nothing is started.
     assert main([]) == 1
     assert "NCCL can't run here" in capfd.readouterr().err
-    monkeypatch.setattr(bench_nccl, "look", lambda: host("one", *GPUS))
+    monkeypatch.setattr(nccl, "look", lambda: host("one", *GPUS))
     assert main(["--dry-run"]) == 0
     out, _ = capfd.readouterr()
     assert "4 ranks on one host" in out
     assert "NCCL: a GPU for each rank, one host\nrank 0: cuda:0\nrank 1: cuda:1\n" in out
-    monkeypatch.setattr(bench_nccl, "look", lambda: host("one", "GPU-a"))
+    monkeypatch.setattr(nccl, "look", lambda: host("one", "GPU-a"))
     assert cli.main(["bench", "--backend", "lossy,nccl,gloo", "--dry-run"]) == 0
     out, _ = capfd.readouterr()
     assert "25 sizes from 8 B to 128 MiB" in out
     assert "rank 1: cuda:0 NCCL_HOSTID=lossycoll-rank-1 NCCL_NET=Socket" in out
-    monkeypatch.setattr(bench_nccl, "look", lambda: host("one"))
+    monkeypatch.setattr(nccl, "look", lambda: host("one"))
     assert cli.main(["bench", "--backend", "nccl"]) == 1
     assert "lossycoll bench: NCCL can't run here" in capfd.readouterr().err

@@ -17,6 +17,7 @@ from lossycoll.cli.demo import corpus as demo_data
 from lossycoll.cli.demo import plot as demo_plot
 from lossycoll.cli.demo import report as demo_report
 from lossycoll.cli.demo import worker as demo_train
+from lossycoll.cli.demo.methods.drift_bound import PERIOD
 from lossycoll.cli.launcher import Interrupted, LaunchError, launch, scratch
 from tests.support.harness import warm_python
 
@@ -24,6 +25,27 @@ DEMO = ["-m", "lossycoll.cli", "demo"]
 SMALL = ["--ranks", "2", "--layers", "1", "--width", "32", "--context", "32", "--batch", "2"]
 
 
+def test_two_runs(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            *(warm_python(), *DEMO, *SMALL, "--runs", "gloo,lossy", "--steps", "4"),
+            *("--loss", "0.3", "--out", str(tmp_path), "--json"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    gloo, lossy = (json.loads(done.stdout)["runs"][name] for name in ("gloo", "lossy"))
+    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
+    assert lossy["curves"]["train"][0] == pytest.approx(gloo["curves"]["train"][0], rel=1e-6)
+    assert len(lossy["curves"]["train"]) == 4
+    assert gloo["drift"]["mean_square_distance"] == 0 < lossy["drift"]["mean_square_distance"]
+    assert lossy["traffic"]["packets_missing"] > 0
+
+
+@pytest.mark.long
 def test_all_runs(tmp_path: Path) -> None:
     done = subprocess.run(
         [
@@ -73,7 +95,7 @@ def test_all_runs(tmp_path: Path) -> None:
     assert lossy["drift"]["mean_square_distance"] > bounded["drift"]["mean_square_distance"] > 0
     for run in (bounded, sharded):
         assert run["traffic"]["packets_injected"] > 0
-        # How near these come to one another, test_demo_theory.py asks.
+        # How near these come to one another, cli/demo/test_drift_theory.py asks.
         curve = [figures for step, figures in run["curves"]["drift"] if step > 6]
         assert run["drift"]["measurements"] == len(curve) == 2
         for figure in ("mean_square_distance", "expected"):
@@ -207,7 +229,7 @@ def test_drift_is_measured_at_all_parts_of_a_sweep() -> None:
     late = [step for step in steps if step > 100]
     assert len(late) == 34
     assert max(late) == 200
-    assert {step % demo_train.PERIOD for step in late} == set(range(demo_train.PERIOD))
+    assert {step % PERIOD for step in late} == set(range(PERIOD))
 
 
 def test_learning_rate_rises_and_falls() -> None:

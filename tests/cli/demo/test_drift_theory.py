@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import lossycoll
-from lossycoll.cli.demo import drift_theory as demo_theory
+from lossycoll.cli.demo import drift_theory
 from lossycoll.cli.demo import worker as demo_train
-from lossycoll.train.common.staleness import MAX_AGE, Ages
+from lossycoll.cli.demo.methods import DRIFT_BOUND, SHARDED
+from lossycoll.train.common.staleness import MAX_AGE, Staleness
 from lossycoll.train.sharded.undelivered import TOO_MANY
 from tests.support.harness import init, run_good
 
@@ -49,7 +50,7 @@ def test_drift_of_stale_blocks(world: int, missed: float) -> None:
     receivers = np.arange(world)
     owners = np.arange(world)[:, None]
     behind = np.full(world, missed > TOO_MANY)
-    books = [Ages(rank, world, blocks // world, MAX_AGE) for rank in range(world)]
+    books = [Staleness(rank, world, blocks // world, MAX_AGE) for rank in range(world)]
     trail = [np.zeros((world, blocks // world))]
     found, expected = 0.0, 0.0
     for step, moves in zip(range(STEPS), walk(rng, trail[0].shape), strict=False):
@@ -65,7 +66,7 @@ def test_drift_of_stale_blocks(world: int, missed: float) -> None:
         held = [history[books[rank].values, owners, columns].ravel() for rank in receivers]
         moved = [float(np.square(history[0] - old).sum()) for old in history]
         found += apart(np.stack(held))
-        expected += demo_theory.stale_drift(moved, world, missed)
+        expected += drift_theory.stale_drift(moved, world, missed)
     assert found == pytest.approx(expected, rel=0.08)
 
 
@@ -90,7 +91,7 @@ def test_drift_of_replicas_that_a_sweep_brings_together(
             continue
         added = [apart(own[-1] - old) for old in own[-1 : -period - 2 : -1]]
         found += apart(replicas)
-        expected += demo_theory.bounded_drift(added, world, missed)
+        expected += drift_theory.bounded_drift(added, world, missed)
     assert found == pytest.approx(expected, rel=0.08)
 
 
@@ -99,11 +100,11 @@ def test_the_formulas_of_the_page_on_theory() -> None:
     far = [float(k) for k in range(80)]
     for loss in (0.1, 0.4):
         ages = [(1 - loss) * loss**k for k in range(80)]
-        among_many = demo_theory.drift_by_age(ages, far, 10**9)
+        among_many = drift_theory.drift_by_age(ages, far, 10**9)
         assert among_many == pytest.approx(2 * loss / (1 - loss**2))
-        assert demo_theory.drift_by_age(ages, far, 2) == pytest.approx(loss / (1 - loss))
-    assert demo_theory.bounded_drift(far[:17], 4, 0) == pytest.approx(15 / 2)
-    assert demo_theory.bounded_drift(far[:17], 2, 0.2) == pytest.approx(15 / 2 + 16 * 0.25)
+        assert drift_theory.drift_by_age(ages, far, 2) == pytest.approx(loss / (1 - loss))
+    assert drift_theory.bounded_drift(far[:17], 4, 0) == pytest.approx(15 / 2)
+    assert drift_theory.bounded_drift(far[:17], 2, 0.2) == pytest.approx(15 / 2 + 16 * 0.25)
 
 
 LOSS = 0.2
@@ -126,11 +127,10 @@ def drifting(rank: int, world: int) -> dict[str, tuple[float, float, int]]:
     torch.set_num_threads(1)
     init()
     out = {}
-    for method in ("bounded", "sharded"):
+    for method in (DRIFT_BOUND, SHARDED):
         model = Noise()
-        replica, optimizer = demo_train.made(method, model)
-        theory = demo_train.theory_of(method, optimizer, LOSS)
-        demo_train.bind(method, replica, optimizer)
+        prepared = method.prepare(model, torch.optim.AdamW, demo_train.ADAMW, LOSS)
+        replica, optimizer = prepared.forward, prepared.optimizer
         generator = torch.Generator().manual_seed(rank)
         missing = lossycoll.stats().packets_missing
         found = []
@@ -139,13 +139,13 @@ def drifting(rank: int, world: int) -> dict[str, tuple[float, float, int]]:
             replica(torch.randn(ELEMENTS, generator=generator)).backward()
             optimizer.step()
             if step > 32 and step % demo_train.DRIFT_EVERY == 0:
-                found.append(demo_train.drift_of(model, theory, LOSS))
-        out[method] = (
+                found.append(demo_train.drift_of(model, prepared.theory, LOSS))
+        out[method.name] = (
             statistics.fmean(drift["mean_square_distance"] for drift in found),
             statistics.fmean(drift["expected"] for drift in found),
             lossycoll.stats().packets_missing - missing,
         )
-        del replica, optimizer
+        del prepared, replica, optimizer
     dist.destroy_process_group()
     return out
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lossycoll import OptionError
 from lossycoll.cli import main as cli
-from lossycoll.cli.threshold import command as plan_threshold
+from lossycoll.cli.threshold.command import as_json
+from lossycoll.cli.threshold.prediction import HARMLESS_DROP
 from lossycoll.simulate import Delayed, choose, choose_at, recorded
 from tests.support import dropcompute_checks as checks
 
@@ -26,8 +26,8 @@ KEYS = {"threshold", "drop_rate", "speedup", "curve"}
 
 def write(folder: Path, steps: Any, communication: Any = 0.1) -> Path:
     path = folder / "times.json"
-    told = {"micro_batch_seconds": steps, "communication_seconds": communication}
-    path.write_text(json.dumps(told))
+    report = {"micro_batch_seconds": steps, "communication_seconds": communication}
+    path.write_text(json.dumps(report))
     return path
 
 
@@ -66,19 +66,19 @@ def test_as_a_person_runs_it(tmp_path: Path) -> None:
         env={**os.environ, "COLUMNS": "80"},
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    report = json.loads(done.stdout)
     assert done.stdout.count("\n") == 1
-    assert told.keys() == KEYS
+    assert report.keys() == KEYS
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert "picture" in done.stderr
     loaded = recorded.load(EXAMPLE)
     choice = choose(loaded.times, loaded.communication)
-    assert [told["threshold"], told["drop_rate"], told["speedup"]] == [
+    assert [report["threshold"], report["drop_rate"], report["speedup"]] == [
         choice.threshold,
         choice.drop_rate,
         choice.speedup,
     ]
-    assert told["curve"] == [dataclasses.asdict(point) for point in choice.curve]
+    assert report["curve"] == [dataclasses.asdict(point) for point in choice.curve]
     assert list(tmp_path.iterdir()) == [picture]
 
 
@@ -91,7 +91,7 @@ def test_the_table_has_the_curve_and_the_answer(capsys: pytest.CaptureFixture[st
     assert f"threshold {choice.threshold:.4g} s: {choice.drop_rate:.1%} of the" in text
     assert f"effective speed-up {choice.speedup:.3f}" in text
     assert text.count("# <-") == 1
-    assert choice.drop_rate > plan_threshold.HARMLESS_DROP
+    assert choice.drop_rate > HARMLESS_DROP
     assert "--drop-rate 0.1 has a speed-up of 1.0" in text
     assert "outlier" not in text
 
@@ -123,16 +123,16 @@ def test_the_page_shows_what_the_command_prints(
 
 def test_another_scale(capsys: pytest.CaptureFixture[str]) -> None:
     def asked(*arguments: object) -> dict[str, Any]:
-        told: dict[str, Any] = json.loads(said(capsys, EXAMPLE, "--json", *arguments))
-        assert told.keys() == KEYS
-        return told
+        report: dict[str, Any] = json.loads(said(capsys, EXAMPLE, "--json", *arguments))
+        assert report.keys() == KEYS
+        return report
 
     loaded = recorded.load(EXAMPLE)
-    told = asked("--workers", 512, "--seed", 5)
+    report = asked("--workers", 512, "--seed", 5)
     choice, _ = choose_at(loaded.times, loaded.communication, 512, seed=5)
-    assert told == plan_threshold.as_json(choice)
-    assert told == asked("--workers", 512, "--seed", 5)
-    assert told != asked("--workers", 512, "--seed", 6)
+    assert report == as_json(choice)
+    assert report == asked("--workers", 512, "--seed", 5)
+    assert report != asked("--workers", 512, "--seed", 6)
     gains = [asked("--workers", workers)["speedup"] for workers in (2, 16, 512)]
     assert gains == sorted(gains)
     assert gains[-1] > gains[0] + 0.1
@@ -146,9 +146,9 @@ def test_another_scale(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_wanted_drop_rate_and_another_cut(capsys: pytest.CaptureFixture[str]) -> None:
     for workers in ((), ("--workers", 64)):
-        told = json.loads(said(capsys, EXAMPLE, "--json", "--drop-rate", 0.05, *workers))
-        assert 0.04 < told["drop_rate"] <= 0.05
-        assert told["speedup"] > 1
+        report = json.loads(said(capsys, EXAMPLE, "--json", "--drop-rate", 0.05, *workers))
+        assert 0.04 < report["drop_rate"] <= 0.05
+        assert report["speedup"] > 1
     text = said(capsys, EXAMPLE, "--drop-rate", 0.05)
     assert text.count("# <-") == 1
     assert "--drop-rate" not in text
@@ -159,8 +159,8 @@ def test_a_wanted_drop_rate_and_another_cut(capsys: pytest.CaptureFixture[str]) 
 
 def test_no_threshold_is_null(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path, [[[0.2, 0.2, 0.2]] * 3] * 4)
-    told = json.loads(said(capsys, path, "--json"))
-    assert (told["threshold"], told["drop_rate"], told["speedup"]) == (None, 0.0, 1.0)
+    report = json.loads(said(capsys, path, "--json"))
+    assert (report["threshold"], report["drop_rate"], report["speedup"]) == (None, 0.0, 1.0)
     picture = tmp_path / "flat.png"
     text = said(capsys, path, "--picture", picture)
     assert "no threshold: dropping doesn't pay" in text
@@ -182,8 +182,8 @@ def test_a_slow_rank_and_an_outlier_are_named(
 
 def test_a_large_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path, delayed(44, 16, 12), communication=2)
-    told = json.loads(said(capsys, path, "--workers", 4096, "--json"))
-    assert told["speedup"] > 1.1
+    report = json.loads(said(capsys, path, "--workers", 4096, "--json"))
+    assert report["speedup"] > 1.1
 
 
 STEP = [[0.1, 0.2], [0.1]]
@@ -270,12 +270,3 @@ def test_files_that_cannot_be_read_or_written(
         out, err = capsys.readouterr()
         assert out == ""
         assert complaint in err
-
-
-def test_other_keys_are_the_users_own() -> None:
-    told = {"micro_batch_seconds": [STEP], "communication_seconds": 0, "machine": "ours"}
-    found = recorded.parse(told)
-    assert found.times.shape == (1, 2, 2)
-    assert np.isnan(found.times[0, 1, 1])
-    with pytest.raises(OptionError, match="a list at the top"):
-        recorded.parse([])

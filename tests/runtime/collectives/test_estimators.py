@@ -87,10 +87,13 @@ def test_no_weight_is_without_bound() -> None:
         links.send(rank, 5000, 2 * LEAST_RATE)
     weights = Estimators(3, links).means(INVERSE, EVERYONE).weights
     assert weights == pytest.approx((50.0, 1.0, 50.0))
+    links.send(0, 10 * MEMORY, LEAST_RATE / 2)
+    few = Estimators(3, links)
+    assert few.means(INVERSE, EVERYONE) == BY_COUNT
 
 
 @pytest.mark.parametrize("before", [0, 10 * MEMORY])
-def test_a_link_that_delivers_nothing_is_told_and_counted_without(
+def test_a_link_that_delivers_nothing_is_reported_and_counted_without(
     before: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And when it is back, nothing is remembered of that."""
@@ -104,8 +107,8 @@ def test_a_link_that_delivers_nothing_is_told_and_counted_without(
             links.send(0, ENOUGH // 10, 0.0)
             means = choice.means(INVERSE, EVERYONE)
     assert means == BY_COUNT
-    (told,) = caplog.messages
-    assert told.startswith("rank 1/3: the link from rank 0 (")
+    (reported,) = caplog.messages
+    assert reported.startswith("rank 1/3: the link from rank 0 (")
     for _ in range(9):
         links.send(0, ENOUGH // 10, 0.5)
         assert choice.means(INVERSE, EVERYONE) == BY_COUNT

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from lossycoll.errors import Where
 from lossycoll.options.fields import Options
-from lossycoll.runtime.core import logfmt as events
+from lossycoll.runtime.core import logfmt
+from lossycoll.runtime.engine.failures import Where
 from tests.support.harness import Outcome, init, run_ranks
 
 WHERE = Where(1, 4)
@@ -18,10 +18,10 @@ WHERE = Where(1, 4)
 
 @pytest.fixture(autouse=True)
 def _logger_as_it_was() -> Iterator[None]:
-    level, handlers = events.log.level, list(events.log.handlers)
+    level, handlers = logfmt.log.level, list(logfmt.log.handlers)
     yield
-    events.log.setLevel(level)
-    events.log.handlers[:] = handlers
+    logfmt.log.setLevel(level)
+    logfmt.log.handlers[:] = handlers
 
 
 def fields(line: str) -> dict[str, str]:
@@ -29,14 +29,14 @@ def fields(line: str) -> dict[str, str]:
 
 
 def test_values_are_quoted_where_they_have_to_be() -> None:
-    line = events.line({"a": 1, "b": 0.12345678, "c": "two words", "d": "", "e": 'a="b"\n'})
+    line = logfmt.line({"a": 1, "b": 0.12345678, "c": "two words", "d": "", "e": 'a="b"\n'})
     assert line == r'a=1 b=0.123457 c="two words" d="" e="a=\"b\"\n"'
 
 
 def test_an_event_is_a_line_and_has_its_fields_as_data(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "lossycoll"):
-        events.event(logging.INFO, WHERE, "failed", seq=3, why="no reason")
-        events.event(logging.DEBUG, WHERE, "begin", seq=4)
+        logfmt.event(logging.INFO, WHERE, "failed", seq=3, why="no reason")
+        logfmt.event(logging.DEBUG, WHERE, "begin", seq=4)
     (record,) = caplog.records
     assert record.getMessage() == 'rank=1 world=4 event=failed seq=3 why="no reason"'
     assert vars(record)["fields"] == {
@@ -63,8 +63,8 @@ def test_the_level_is_the_options_or_else_that_of_torch(
     given: dict[str, str], torchs: str, level: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", torchs)
-    events.show(Options(**given))
-    assert events.log.level == level
+    logfmt.show(Options(**given))
+    assert logfmt.log.level == level
 
 
 def rank_logs(rank: int, world: int) -> None:

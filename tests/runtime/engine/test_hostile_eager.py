@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from lossycoll.plan import transpose
-from tests.runtime.engine.test_hostile_network import (
+from tests.support.relay import (
     DATA,
     PAYLOAD,
     PER_PACKET,

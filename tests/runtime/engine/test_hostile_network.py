@@ -7,277 +7,42 @@ control as well as data.
 
 from __future__ import annotations
 
-import contextlib
-import heapq
 import random
-import select
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 
-from lossycoll.plan import Finish, Plan, ring, transpose
-from lossycoll.plan import data_movement as exchange
-from lossycoll.plan.order import draw_order
+from lossycoll.plan import Finish, data_movement, transpose
 from lossycoll.plan.wire_types import Array
 from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
-from lossycoll.runtime.engine.reports import EngineStats
-from tests.support.network import GROUP, SESSION, Ended, Network, elements
-
-PAYLOAD = 256
-PER_PACKET = PAYLOAD // 4
-HEADER = struct.Struct("<HBBIQIIIHHHHHBBII")
-DATA, CONTROL, RECORD_BYTES = 1, 2, 32
-READY, WANT, FIN, NACK, DONE, ACK, PROBE = 1, 2, 3, 4, 5, 6, 7
-
-
-def _crc_table() -> list[int]:
-    table = []
-    for byte in range(256):
-        crc = byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-        table.append(crc)
-    return table
-
-
-CRC_TABLE = _crc_table()
-
-
-def crc32c(data: bytes) -> int:
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = crc >> 8 ^ CRC_TABLE[(crc ^ byte) & 0xFF]
-    return crc ^ 0xFFFFFFFF
-
-
-@dataclass(frozen=True)
-class Packet:
-    """A datagram, field by field. What is None is made right."""
-
-    payload: bytes = bytes(PAYLOAD)
-    magic: int = 0x4C43
-    version: int = 1
-    type: int = DATA
-    crc: int | None = None
-    session: int = SESSION
-    link_seq: int = 0
-    op: int = 0
-    packet: int = 0
-    slot: int = 0
-    sender: int = 1
-    receiver: int = 0
-    length: int | None = None
-    count: int = 1
-    round: int = 0
-    format: int = 0
-    group: int = GROUP
-    time_us: int = 0
-
-    def bytes(self) -> bytes:
-        length = len(self.payload) if self.length is None else self.length
-
-        def header(crc: int) -> bytes:
-            return HEADER.pack(
-                self.magic,
-                self.version,
-                self.type,
-                crc,
-                self.session,
-                self.link_seq,
-                self.op,
-                self.packet,
-                self.slot,
-                self.sender,
-                self.receiver,
-                length,
-                self.count,
-                self.round,
-                self.format,
-                self.group,
-                self.time_us,
-            )
-
-        crc = crc32c(header(0)) if self.crc is None else self.crc
-        return header(crc) + self.payload
-
-
-# ---- a relay between engines ----
-
-
-@dataclass
-class Faults:
-    """Fractions of what passes. ``delay``: longest extra way of a reordered datagram, seconds."""
-
-    drop: float = 0.0
-    dup: float = 0.0
-    reorder: float = 0.0
-    delay: float = 0.005
-    damage: float = 0.0
-    seed: int = 1
-    mute: int = 0  # the kind of record whose datagrams are dropped
-
-
-@dataclass
-class Passed:
-    data: int = 0
-    control: int = 0
-    dropped_data: int = 0
-    dropped_control: int = 0
-    muted: int = 0
-    doubled: int = 0
-    delayed: int = 0
-    damaged: int = 0
-    captured: list[tuple[int, bytes]] = field(default_factory=list)
-    """(receiver, datagram), the first few thousand."""
-
-
-class Relay:
-    """Port ``i`` stands for rank i: whoever is sent something by rank i gets it from there."""
-
-    def __init__(self, ports: list[int], faults: Faults) -> None:
-        self.faults = faults
-        self.passed = Passed()
-        self.random = random.Random(faults.seed)
-        self.rank_of = {("127.0.0.1", port): rank for rank, port in enumerate(ports)}
-        self.real = [("127.0.0.1", port) for port in ports]
-        self.sockets = []
-        for _ in ports:
-            s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-            s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
-            s.bind(("127.0.0.1", 0))
-            s.setblocking(False)
-            self.sockets.append(s)
-        self.addresses = [s.getsockname() for s in self.sockets]
-        self.late: list[tuple[float, int, int, int, bytes]] = []
-        self.count = 0
-        self.stop = threading.Event()
-        self.thread = threading.Thread(target=self._run, daemon=True)
-        self.thread.start()
-
-    def close(self) -> None:
-        self.stop.set()
-        self.thread.join(5)
-        for s in self.sockets:
-            s.close()
-
-    def send(self, sender: int, receiver: int, data: bytes) -> None:
-        """As if ``sender`` had sent it."""
-        with contextlib.suppress(BlockingIOError):
-            self.sockets[sender].sendto(data, self.real[receiver])
-
-    def _run(self) -> None:
-        poll = select.poll()
-        receivers = {}
-        for rank, s in enumerate(self.sockets):
-            poll.register(s, select.POLLIN)
-            receivers[s.fileno()] = rank
-        while not self.stop.is_set():
-            wait = 50.0
-            if self.late:
-                wait = max(0.0, (self.late[0][0] - time.monotonic()) * 1000)
-            for fd, _ in poll.poll(wait):
-                self._drain(receivers[fd])
-            while self.late and self.late[0][0] <= time.monotonic():
-                _, _, sender, receiver, data = heapq.heappop(self.late)
-                self.send(sender, receiver, data)
-
-    def _drain(self, receiver: int) -> None:
-        for _ in range(64):
-            try:
-                data, address = self.sockets[receiver].recvfrom(65536)
-            except BlockingIOError:
-                return
-            sender = self.rank_of.get(address)
-            if sender is not None:
-                self._pass(sender, receiver, data)
-
-    def _pass(self, sender: int, receiver: int, data: bytes) -> None:
-        faults, passed, draw = self.faults, self.passed, self.random.random
-        control = data[3] == CONTROL
-        if len(passed.captured) < 4000:
-            passed.captured.append((receiver, data))
-        if control:
-            passed.control += 1
-        else:
-            passed.data += 1
-        if control and faults.mute and faults.mute in data[HEADER.size :: RECORD_BYTES]:
-            passed.muted += 1
-            return
-        if draw() < faults.drop:
-            if control:
-                passed.dropped_control += 1
-            else:
-                passed.dropped_data += 1
-            return
-        if draw() < faults.damage:
-            passed.damaged += 1
-            bad = bytearray(data)
-            bad[self.random.randrange(48)] ^= 1 << self.random.randrange(8)
-            data = bytes(bad)
-        if draw() < faults.dup:
-            passed.doubled += 1
-            self._later(sender, receiver, data)
-        if draw() < faults.reorder:
-            passed.delayed += 1
-            self._later(sender, receiver, data)
-            return
-        self.send(sender, receiver, data)
-
-    def _later(self, sender: int, receiver: int, data: bytes) -> None:
-        due = time.monotonic() + self.random.random() * self.faults.delay
-        self.count += 1
-        heapq.heappush(self.late, (due, self.count, sender, receiver, data))
-
-
-class RelayedNetwork(Network):
-    """A network whose engines know each other by the relay's ports."""
-
-    def __init__(
-        self, world: int, faults: Faults, payload_bytes: int = PAYLOAD, **options: object
-    ) -> None:
-        self.faults = faults
-        super().__init__(
-            world, payload_bytes, **{"deadline_min": 5.0, "deadline_max": 20.0, **options}
-        )
-
-    def introduce(self, ports: list[int]) -> list[tuple[str, int]]:
-        self.relay = Relay(ports, self.faults)
-        return self.relay.addresses
-
-    def __exit__(self, *error: object) -> None:
-        super().__exit__(None, None, None)
-        self.relay.close()
-
+from tests.support.network import GROUP, Network
+from tests.support.relay import (
+    CONTROL,
+    DATA,
+    FIN,
+    NACK,
+    PAYLOAD,
+    PER_PACKET,
+    PROBE,
+    SESSION,
+    Faults,
+    Packet,
+    Passed,
+    RelayedNetwork,
+    all_reduce,
+    assert_sums,
+    figures,
+    until,
+)
 
 # ---- helpers ----
-
-
-def all_reduce(world: int, count: int, op: int, per_packet: int = PER_PACKET) -> list[Plan]:
-    builder = (ring.all_reduce, transpose.all_reduce)[op % 2]
-    order = draw_order(3, GROUP, op, world)
-    return [builder(world, r, count, per_packet, order=order) for r in range(world)]
-
-
-def assert_sums(network: Network, count: int, turns: int, **how: object) -> list[Ended]:
-    """All-reduces that must be exact, one after another."""
-    ended = []
-    for _ in range(turns):
-        plans = all_reduce(network.world, count, network.op, network.payload_bytes // 4)
-        rng = np.random.default_rng(network.op)
-        data = [elements("f32", count, rng) for _ in plans]
-        want = np.sum(data, axis=0, dtype=np.float32)
-        ended += network.run(plans, data, data, "f32", float(network.world), **how)
-        assert all(e.code == 0 for e in ended), [e.failure for e in ended]
-        for array in data:
-            np.testing.assert_array_equal(array, want)
-    return ended
 
 
 def assert_means(data: list[Array], count: int) -> None:
@@ -292,16 +57,6 @@ def assert_means(data: list[Array], count: int) -> None:
         for packet in packets:
             assert (packet == packet[0]).all(), "a packet is whole or not there"
             assert np.isclose(packet[0], subsets, rtol=1e-6).any(), packet[0]
-
-
-def figures(network: Network, rank: int, settled: Callable[[EngineStats], bool]) -> EngineStats:
-    """Waits until the figures are those expected, or as long as they may take."""
-    end = time.monotonic() + 3
-    while True:
-        stats = network.engines[rank].stats()
-        if settled(stats) or time.monotonic() > end:
-            return stats
-        time.sleep(0.02)
 
 
 class Stranger:
@@ -464,7 +219,7 @@ def test_fields_out_of_range_from_the_right_address() -> None:
         plans = [transpose.all_reduce(2, r, count, PER_PACKET) for r in range(2)]
         data = [np.full(count, float(r + 1), np.float32) for r in range(2)]
         ticket = network.submit(0, plans[0], (data[0], data[0]), "f32", 2.0)
-        time.sleep(0.1)
+        until(lambda: network.relay.passed.control > 0, "rank 0 to ask for rank 1")
         wanted = {"malformed": 0, "stale": 0}
         for datagram, counter in out_of_range():
             network.relay.send(1, 0, datagram)
@@ -633,7 +388,7 @@ def test_lossy_ends_soon_with_means_of_subsets(repair: int, name: str) -> None:
 @pytest.mark.parametrize("repair", [0, 1])
 def test_both_ends_agree_on_what_was_lost(repair: int, name: str) -> None:
     """Rank r contributes 2**r: a packet's sum says whose contributions are in it, and each sender
-    must have been told just that, on networks that lose what tells it as well."""
+    must have learnt just that, on networks that lose what says so as well."""
     faults, world, packets = NETWORKS.get(name, Faults(drop=0.3, seed=18, mute=NACK)), 3, 60
     count, lost = packets * PER_PACKET, 0
     patience = {"deadline_min": 0.5, "deadline_max": 2.0} if faults.mute else {}
@@ -674,7 +429,7 @@ def test_what_is_needed_comes_whatever_the_network_does(name: str) -> None:
     stale = 0
     with RelayedNetwork(world, faults) as network:
         for number in range(1, 7):
-            plans = [exchange.all_gather(world, r, count, PAYLOAD) for r in range(world)]
+            plans = [data_movement.all_gather(world, r, count, PAYLOAD) for r in range(world)]
             draw = np.random.default_rng(number)
             needed = draw.random((world, world, packets)) < 0.5  # (receiver, owner, packet)
             blocks = [Blocks(plans[r], needed[r]) for r in range(world)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -10,13 +9,14 @@ import numpy as np
 import pytest
 
 from lossycoll.plan import parity, transpose
-from tests.runtime.engine.test_hostile_network import (
+from tests.support.relay import (
     PAYLOAD,
     PER_PACKET,
     Faults,
     Packet,
     RelayedNetwork,
     figures,
+    until,
 )
 
 PARITY = 3
@@ -60,7 +60,7 @@ def test_parity_that_makes_no_sense_is_malformed() -> None:
         plans = [transpose.all_reduce(2, r, COUNT, PER_PACKET) for r in range(2)]
         values = [np.full(COUNT, float(r + 1), np.float32) for r in range(2)]
         ticket = network.submit(0, plans[0], (values[0], values[0]), "f32", 2.0, fec=SIZE)
-        time.sleep(0.1)
+        until(lambda: network.relay.passed.control > 0, "rank 0 to ask for rank 1")
         sent = list(malformed())
         for datagram in sent:
             network.relay.send(1, 0, datagram)
@@ -78,7 +78,7 @@ def test_parity_where_none_was_asked_for_is_malformed() -> None:
         plans = [transpose.all_reduce(2, r, COUNT, PER_PACKET) for r in range(2)]
         values = [np.full(COUNT, float(r + 1), np.float32) for r in range(2)]
         ticket = network.submit(0, plans[0], (values[0], values[0]), "f32", 2.0)
-        time.sleep(0.1)
+        until(lambda: network.relay.passed.control > 0, "rank 0 to ask for rank 1")
         for datagram in (data(0), right(0), right(1)):
             network.relay.send(1, 0, datagram)
         assert figures(network, 0, lambda s: s.malformed >= 3).malformed == 3
@@ -96,7 +96,7 @@ def test_a_count_that_cannot_be_is_not_believed(count: int, believed: bool) -> N
         plans = [transpose.all_reduce(2, r, COUNT, PER_PACKET) for r in range(2)]
         values = [np.full(COUNT, float(r + 1), np.float32) for r in range(2)]
         ticket = network.submit(0, plans[0], (values[0], values[0]), "f32", 2.0, fec=SIZE)
-        time.sleep(0.1)
+        until(lambda: network.relay.passed.control > 0, "rank 0 to ask for rank 1")
         for packet in (0, 2, 4):
             network.relay.send(1, 0, data(packet))
         for _ in range(2):  # once is enough

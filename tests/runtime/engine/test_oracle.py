@@ -1,7 +1,7 @@
 """The backbone: the engine's result over real sockets equals the reference executor's.
 
 Injected loss is a pure function of (seed, group, operation, slot, sender, receiver, round, packet),
-so both are told the same losses and must agree on every element, for every plan, at every loss.
+so both are given the same losses and must agree on every element, for every plan, at every loss.
 """
 
 from __future__ import annotations
@@ -9,20 +9,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
 
-from lossycoll.plan import Finish, Plan, packet_count, transpose
-from lossycoll.plan import data_movement as exchange
-from lossycoll.plan import faults as inject
-from lossycoll.plan import reference_executor as reference
-from lossycoll.plan.reference_executor import RankResult
-from lossycoll.plan.wire_types import Array, wire_type
+from lossycoll.plan import (
+    Finish,
+    data_movement,
+    faults,
+    packet_count,
+    reference_executor,
+    transpose,
+)
+from lossycoll.plan.wire_types import wire_type
 from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
 from lossycoll.runtime.engine.reports import Cause
-from tests.support.network import GROUP, Ended, Network, elements
-from tests.support.oracle_cases import CASES, Case, buffers
+from tests.support.network import GROUP, Network, elements
+from tests.support.oracle_cases import CASES, Case
+from tests.support.oracle_checks import assert_close, check
 
 LOSSES = (
     "",
@@ -38,11 +43,9 @@ UNEVEN = "loss=0.2,burst=3,link=0-1:0.6,link=1-0:0,link=2-1:1,seed=12"
 DTYPES = ("f32", "f64", "f16", "bf16", "bytes")
 PAYLOAD = 256
 WORLDS = range(1, 9)
+OFTEN = (1, 2, 3, 5, 8)
+"""The worlds of the short suite: alone, one peer, odd and even counts, and the most."""
 REPAIRS = (0, 1)
-MILLIONS = (
-    *("ring own", "ring keep", "transpose own", "transpose keep", "reduce_scatter"),
-    *("broadcast", "all_gather", "all_to_all"),
-)
 
 
 def sizes(world: int, per_packet: int) -> tuple[int, ...]:
@@ -61,8 +64,8 @@ def sizes(world: int, per_packet: int) -> tuple[int, ...]:
 
 
 def cases(world: int) -> tuple[Case, ...]:
-    """Those that may lose packets, but that one rank has nobody to send to."""
-    return tuple(c for c in CASES if not c.barrier and (world > 1 or c.name != "point to point"))
+    """Those that may lose packets, of algorithms that serve the world."""
+    return tuple(c for c in CASES if not c.barrier and c.algorithm.serves(world))
 
 
 def meetings(world: int, loss: str) -> Iterator[tuple[Case, int, int, str]]:
@@ -81,64 +84,13 @@ def meetings(world: int, loss: str) -> Iterator[tuple[Case, int, int, str]]:
                 yield case, repair, size, allowed[turn % len(allowed)]
 
 
-def assert_close(got: Array, want: Array, dtype: str, name: str) -> None:
-    if dtype == "bytes":
-        np.testing.assert_array_equal(got, want, err_msg=name)
-        return
-    kind = wire_type(dtype)
-    # The order of a sum is free: two roundings of the wire type are the most it can make.
-    rtol = {"f32": 1e-5, "f64": 1e-13, "f16": 4e-3, "bf16": 3e-2}[dtype]
-    np.testing.assert_allclose(
-        kind.widen(got), kind.widen(want), rtol=rtol, atol=rtol, err_msg=name
-    )
-
-
-def assert_report(ended: Ended, want: RankResult, plan: Plan, name: str) -> None:
-    report = ended.report
-    assert report.packets_missing == want.packets_missing, name
-    assert report.own_filled == want.own_filled, name
-    assert report.kept == want.kept, name
-    assert report.zero_filled == want.zero_filled, name
-    assert report.alone == want.alone, name
-    assert report.deadline_hits == 0, name
-
-
-def weights(world: int) -> Array:
-    """(receiver, sender): numbers that differ from link to link."""
-    return 1.0 + np.arange(world * world).reshape(world, world) % 5 / 4
-
-
-def check(network: Network, case: Case, count: int, dtype: str, loss: str, **how: object) -> int:
-    """Runs one operation in the engine and in the reference. Returns the packets it lost."""
-    per_packet = network.payload_bytes // wire_type(dtype).wire.itemsize
-    rng = np.random.default_rng(network.op)
-    plans = case.plans(network.world, count, per_packet, network.op)
-    inputs, outputs = buffers(case, plans, dtype, rng)
-    want_in = [x.copy() for x in inputs]
-    want_out = want_in if case.in_place else [x.copy() for x in outputs]
-    lost = partial(inject.lost, inject.parse(loss), GROUP, network.op)
-    scale = float(network.world)
-    rounds = None if how.get("reliable") else how.get("repair", 0)
-    # Exact in every type, so that rounding doesn't depend on who multiplies.
-    weighing = (
-        {"weights": weights(network.world), "divisor": network.world + 0.5} if case.weighted else {}
-    )
-    name = f"{case.name} world={network.world} count={count} {dtype} {loss} {how} op={network.op}"
-    ended = network.run(plans, inputs, outputs, dtype, scale, **how, **weighing)
-    want = reference.execute(
-        plans, want_in, want_out, dtype, scale, lost, rounds, fec=how.get("fec", 0), **weighing
-    )  # type: ignore[arg-type]
-    for rank in range(network.world):
-        assert ended[rank].code == 0, (name, ended[rank].failure)
-        assert_close(outputs[rank], want_out[rank], dtype, f"{name} rank={rank}")
-        if case.barrier:
-            assert outputs[rank].tolist() == [network.world], f"{name} rank={rank}"
-        assert_report(ended[rank], want[rank], plans[rank], f"{name} rank={rank}")
-    return sum(e.report.packets_injected for e in ended)
+def meeting(world: int, loss: str) -> Any:
+    return pytest.param(world, loss, marks=() if world in OFTEN else pytest.mark.long)
 
 
 @pytest.mark.parametrize(
-    ("world", "loss"), [*product(WORLDS, LOSSES), *product((2, 3, 5), [UNEVEN])]
+    ("world", "loss"),
+    [meeting(*at) for at in (*product(WORLDS, LOSSES), *product((2, 3, 5), [UNEVEN]))],
 )
 def test_engine_equals_reference(world: int, loss: str) -> None:
     dropped = 0
@@ -162,7 +114,7 @@ def test_everything_meets() -> None:
     with_peers = [world for world in WORLDS if world > 1]
 
     def met(worlds: Iterable[int], losses: Iterable[str]) -> int:
-        found = (meeting for at in product(worlds, losses) for meeting in meetings(*at))
+        found = (one for at in product(worlds, losses) for one in meetings(*at))
         return len({(case.name, *rest) for case, *rest in found})
 
     for loss in LOSSES:
@@ -194,13 +146,13 @@ def test_needed_packets_come_and_no_others(world: int, repair: int) -> None:
     with Network(world, PAYLOAD, inject="loss=0.5,seed=13") as network:
         for count in (1, PAYLOAD, 20 * PAYLOAD + 3):
             rng = np.random.default_rng(count)
-            plans = [exchange.all_gather(world, r, count, PAYLOAD) for r in range(world)]
+            plans = [data_movement.all_gather(world, r, count, PAYLOAD) for r in range(world)]
             packets = packet_count(count, PAYLOAD)
             needed = rng.random((world, world, packets)) < 0.4  # (receiver, owner, packet)
             inputs = [elements("bytes", count, rng) for _ in range(world)]
             outputs = [elements("bytes", count * world, rng) for _ in range(world)]
             want_out = [x.copy() for x in outputs]
-            lost = partial(inject.lost, inject.parse("loss=0.5,seed=13"), GROUP, network.op)
+            lost = partial(faults.lost, faults.parse("loss=0.5,seed=13"), GROUP, network.op)
             network.op += 1
             blocks = [Blocks(plans[r], needed[r]) for r in range(world)]
             tickets = [
@@ -214,7 +166,7 @@ def test_needed_packets_come_and_no_others(world: int, repair: int) -> None:
                 )
                 for r in range(world)
             ]
-            want = reference.execute(
+            want = reference_executor.execute(
                 plans,
                 inputs,
                 want_out,
@@ -247,7 +199,7 @@ def test_needed_packets_come_and_no_others(world: int, repair: int) -> None:
 @pytest.mark.parametrize("repair", REPAIRS)
 @pytest.mark.parametrize("world", [2, 3, 8])
 def test_senders_learn_what_was_given_up(world: int, repair: int, loss: str) -> None:
-    told = 0
+    reported = 0
     per_packet = PAYLOAD // 4
     with Network(world, PAYLOAD, inject=loss) as network:
         for count in (1, per_packet, 20 * per_packet + 3, 300 * per_packet):
@@ -259,7 +211,7 @@ def test_senders_learn_what_was_given_up(world: int, repair: int, loss: str) -> 
             inputs = [elements("f32", count * world, rng) for _ in range(world)]
             outputs = [elements("f32", count, rng) for _ in range(world)]
             want_out = [x.copy() for x in outputs]
-            lost = partial(inject.lost, inject.parse(loss), GROUP, network.op)
+            lost = partial(faults.lost, faults.parse(loss), GROUP, network.op)
             network.op += 1
             parts = [Contributions(plan) for plan in plans]
             how = {"repair": repair, "divisor": float(world), "feedback": True}
@@ -267,7 +219,7 @@ def test_senders_learn_what_was_given_up(world: int, repair: int, loss: str) -> 
                 network.submit(r, plans[r], (inputs[r], outputs[r]), "f32", **how)  # type: ignore[arg-type]
                 for r in range(world)
             ]
-            want = reference.execute(plans, inputs, want_out, "f32", 1.0, lost, repair)
+            want = reference_executor.execute(plans, inputs, want_out, "f32", 1.0, lost, repair)
             for r in range(world):
                 ended = network.end(r, tickets[r], note=partial(parts[r].note, network.engines[r]))
                 assert ended.code == 0
@@ -275,14 +227,14 @@ def test_senders_learn_what_was_given_up(world: int, repair: int, loss: str) -> 
                 for owner in set(range(world)) - {r}:
                     gone = np.flatnonzero(parts[r].lost[owner])
                     assert gone.tolist() == want[owner].missing[owner, r].tolist()
-                    told += len(gone)
+                    reported += len(gone)
                 assert not parts[r].lost[r].any()
-    assert told > 0
+    assert reported > 0
 
 
 def test_a_link_that_brings_nothing_is_given_up_though_it_is_needed() -> None:
     with Network(2, PAYLOAD, inject="loss=1", deadline_min=0.3, deadline_max=0.5) as network:
-        plans = [exchange.all_gather(2, r, 3 * PAYLOAD, PAYLOAD) for r in range(2)]
+        plans = [data_movement.all_gather(2, r, 3 * PAYLOAD, PAYLOAD) for r in range(2)]
         blocks = [Blocks(plans[r], np.ones((2, 3), np.bool_)) for r in range(2)]
         into = [np.full(3 * PAYLOAD, r + 1, np.uint8) for r in range(2)]
         out = [np.zeros(6 * PAYLOAD, np.uint8) for r in range(2)]
@@ -298,11 +250,11 @@ def test_a_link_that_brings_nothing_is_given_up_though_it_is_needed() -> None:
 
 
 @pytest.mark.parametrize("loss", ["", "loss=0.1,burst=8,seed=21"])
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_millions_of_elements(world: int, loss: str) -> None:
     with Network(world, 1408, inject=loss) as network:
-        for case in (case for case in CASES if case.name in MILLIONS):
+        for case in (case for case in CASES if case.way.millions):
             # Their count is that of one rank's part, and every rank holds all parts.
-            parts = world if case.name in ("all_gather", "all_to_all") else 1
+            parts = world if case.algorithm.collective in ("all_gather", "all_to_all") else 1
             check(network, case, 2_000_003 // parts, "f32", loss)
             check(network, case, 1_000_001 // parts, "bf16", loss, repair=1)

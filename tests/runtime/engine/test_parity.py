@@ -10,15 +10,21 @@ import torch
 import torch.distributed as dist
 
 import lossycoll
-from lossycoll.plan import Finish, packet_count, parity, transpose
-from lossycoll.plan import data_movement as exchange
-from lossycoll.plan import faults as inject
-from lossycoll.plan import reference_executor as reference
+from lossycoll.plan import (
+    Finish,
+    data_movement,
+    faults,
+    packet_count,
+    parity,
+    reference_executor,
+    transpose,
+)
 from lossycoll.runtime.engine.binding import lib
 from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
-from tests.runtime.engine.test_oracle import PAYLOAD, assert_close, cases, check
+from tests.runtime.engine.test_oracle import PAYLOAD, cases
 from tests.support.harness import init, run_good, run_ranks
 from tests.support.network import GROUP, Network, elements
+from tests.support.oracle_checks import assert_close, check
 
 SINGLE, BURSTY, BAD = (
     "loss=0.1,seed=6",
@@ -90,7 +96,7 @@ def test_the_same_packets_are_lost_with_parity_and_without() -> None:
     own = np.ones(packets * PAYLOAD, np.uint8)
     for fec in (0, 4):
         with Network(2, PAYLOAD, inject=SINGLE) as network:
-            plans = [exchange.all_gather(2, r, own.size, PAYLOAD) for r in range(2)]
+            plans = [data_movement.all_gather(2, r, own.size, PAYLOAD) for r in range(2)]
             blocks = [Blocks(plans[r], np.zeros((2, packets), np.bool_)) for r in range(2)]
             data = [(own, np.zeros(2 * own.size, np.uint8)) for _ in range(2)]
             tickets = [network.submit(r, plans[r], data[r], "bytes", fec=fec) for r in range(2)]
@@ -109,12 +115,12 @@ def test_what_is_needed_comes_and_brings_others_back(repair: int) -> None:
     with Network(world, PAYLOAD, inject=loss) as network:
         for op in range(4):
             rng = np.random.default_rng(op)
-            plans = [exchange.all_gather(world, r, count, PAYLOAD) for r in range(world)]
+            plans = [data_movement.all_gather(world, r, count, PAYLOAD) for r in range(world)]
             needed = rng.random((world, world, packets)) < 0.5  # (receiver, owner, packet)
             inputs = [elements("bytes", count, rng) for _ in range(world)]
             outputs = [elements("bytes", count * world, rng) for _ in range(world)]
             want_out = [x.copy() for x in outputs]
-            lost = partial(inject.lost, inject.parse(loss), GROUP, op)
+            lost = partial(faults.lost, faults.parse(loss), GROUP, op)
             blocks = [Blocks(plans[r], needed[r]) for r in range(world)]
             tickets = [
                 network.submit(
@@ -128,7 +134,7 @@ def test_what_is_needed_comes_and_brings_others_back(repair: int) -> None:
                 )
                 for r in range(world)
             ]
-            want = reference.execute(
+            want = reference_executor.execute(
                 plans,
                 inputs,
                 want_out,
@@ -150,7 +156,7 @@ def test_what_is_needed_comes_and_brings_others_back(repair: int) -> None:
 
 
 def test_senders_learn_what_parity_could_not_bring_back() -> None:
-    world, told, recovered = 3, 0, 0
+    world, reported, recovered = 3, 0, 0
     count = 90 * PAYLOAD // 4 + 3
     packets = packet_count(count, PAYLOAD // 4)
     with Network(world, PAYLOAD, inject=BURSTY) as network:
@@ -163,7 +169,7 @@ def test_senders_learn_what_parity_could_not_bring_back() -> None:
             inputs = [elements("f32", count * world, rng) for _ in range(world)]
             outputs = [elements("f32", count, rng) for _ in range(world)]
             want_out = [x.copy() for x in outputs]
-            lost = partial(inject.lost, inject.parse(BURSTY), GROUP, op)
+            lost = partial(faults.lost, faults.parse(BURSTY), GROUP, op)
             parts = [Contributions(plan) for plan in plans]
             tickets = [
                 network.submit(
@@ -177,7 +183,7 @@ def test_senders_learn_what_parity_could_not_bring_back() -> None:
                 )
                 for r in range(world)
             ]
-            want = reference.execute(plans, inputs, want_out, "f32", 1.0, lost, 0, fec=5)
+            want = reference_executor.execute(plans, inputs, want_out, "f32", 1.0, lost, 0, fec=5)
             for r in range(world):
                 ended = network.end(r, tickets[r], note=partial(parts[r].note, network.engines[r]))
                 recovered += ended.report.packets_recovered
@@ -186,8 +192,8 @@ def test_senders_learn_what_parity_could_not_bring_back() -> None:
                     gone = np.flatnonzero(parts[r].lost[owner])
                     assert len(parts[r].lost[owner]) == packets
                     assert gone.tolist() == want[owner].missing[owner, r].tolist()
-                    told += len(gone)
-    assert told > 0
+                    reported += len(gone)
+    assert reported > 0
     assert recovered > 0
 
 

@@ -7,8 +7,8 @@ import time
 import numpy as np
 import pytest
 
-from lossycoll.errors import Code
 from lossycoll.plan import Missing, leave_out, rename, ring, transpose
+from lossycoll.runtime.engine.failures import Code
 from lossycoll.runtime.engine.reports import Cause
 from tests.support.network import Network
 

@@ -25,7 +25,7 @@ from tests.runtime.membership.test_failure_detector import (
 def without_hub(s: Group) -> None:
     """Rank 0 leaves in order, and the rest are alone."""
     s.controls[0].leave(5)
-    until(lambda: all(note.told for note in s.notes[1:]))
+    until(lambda: all(note.log for note in s.notes[1:]))
     s.controls[0].close()
 
 
@@ -35,11 +35,11 @@ def test_a_death_after_rank_0_has_left_is_noticed(outlive: bool) -> None:
         without_hub(s)
         s.controls[2].close()  # and says no goodbye
         what = ("lost" if outlive else "dead", 2)
-        until(lambda: all(what in s.notes[rank].told for rank in (1, 3)))
+        until(lambda: all(what in s.notes[rank].log for rank in (1, 3)))
         if outlive:
             until(lambda: all(views(s, rank)[-1:] == [(13, (1, 3))] for rank in (1, 3)))
         else:
-            assert s.notes[1].told == s.notes[3].told == [("bye", 0, 5), what]
+            assert s.notes[1].log == s.notes[3].log == [("bye", 0, 5), what]
 
 
 def test_a_silence_after_rank_0_has_left_is_noticed() -> None:
@@ -47,7 +47,7 @@ def test_a_silence_after_rank_0_has_left_is_noticed() -> None:
         without_hub(s)
         until(lambda: 2 in s.controls[1]._star.routes)
         s.silence(2)
-        until(lambda: s.notes[1].told == [("bye", 0, 5), ("dead", 2)], 3 * LIVENESS)
+        until(lambda: s.notes[1].log == [("bye", 0, 5), ("dead", 2)], 3 * LIVENESS)
 
 
 def test_goodbyes_aborts_and_mismatches_after_rank_0_has_left_reach_all_once() -> None:
@@ -56,14 +56,14 @@ def test_goodbyes_aborts_and_mismatches_after_rank_0_has_left_reach_all_once() -
         s.controls[2].leave(6)  # maybe before anybody has found another hub
         s.controls[3].abort("out of memory", "EngineError")
         wanted = {("bye", 0, 5), ("bye", 2, 6), ("abort", 3, "out of memory", "EngineError")}
-        until(lambda: {*s.notes[1].told} == wanted)
-        until(lambda: {*s.notes[2].told} == wanted - {("bye", 2, 6)})
+        until(lambda: {*s.notes[1].log} == wanted)
+        until(lambda: {*s.notes[2].log} == wanted - {("bye", 2, 6)})
         s.notes[1].calls[7] = "barrier"
         s.controls[3].waiting(7, "all_reduce")
-        told = ("mismatch", 7, ((1, "barrier"), (3, "all_reduce")))
-        until(lambda: all(told in s.notes[rank].told for rank in (1, 2, 3)))
+        reported = ("mismatch", 7, ((1, "barrier"), (3, "all_reduce")))
+        until(lambda: all(reported in s.notes[rank].log for rank in (1, 2, 3)))
         time.sleep(0.1)
-        assert all(len(note.told) == len({*note.told}) for note in s.notes[1:])
+        assert all(len(note.log) == len({*note.log}) for note in s.notes[1:])
 
 
 def test_ranks_that_leave_one_after_another_are_nowhere_dead() -> None:
@@ -71,13 +71,13 @@ def test_ranks_that_leave_one_after_another_are_nowhere_dead() -> None:
         for rank in range(4):
             s.controls[rank].leave(rank)
             rest = s.notes[rank + 1 :]
-            until(lambda: all(("bye", rank, rank) in note.told for note in rest))  # noqa: B023
+            until(lambda: all(("bye", rank, rank) in note.log for note in rest))  # noqa: B023
             begin = time.monotonic()
             s.controls[rank].close()
             assert time.monotonic() - begin < 5
         time.sleep(LIVENESS)
         for note in s.notes:
-            assert note.told == [("bye", rank, rank) for rank in range(note.rank)]
+            assert note.log == [("bye", rank, rank) for rank in range(note.rank)]
 
 
 def test_what_is_said_while_the_hub_dies_is_said_again() -> None:
@@ -86,8 +86,8 @@ def test_what_is_said_while_the_hub_dies_is_said_again() -> None:
         s.controls[3].abort("out of memory", "EngineError")
         until(lambda: not s.controls[3]._outbox)
         s.controls[0].close()
-        told = ("abort", 3, "out of memory", "EngineError")
-        until(lambda: all(told in s.notes[rank].told for rank in (1, 2)))
+        reported = ("abort", 3, "out of memory", "EngineError")
+        until(lambda: all(reported in s.notes[rank].log for rank in (1, 2)))
 
 
 def test_who_asks_for_figures_may_become_the_hub_meanwhile() -> None:
@@ -118,7 +118,7 @@ def test_a_thread_that_fails_says_so_here_and_to_all(rank: int) -> None:
         control, note = s.controls[rank], s.notes[rank]
 
         def on_broken(error: Exception) -> None:
-            note.told.append(("broken", str(error)))
+            note.log.append(("broken", str(error)))
             control.abort(str(error), "EngineError")
 
         note.on_broken = on_broken  # type: ignore[method-assign]
@@ -129,9 +129,9 @@ def test_a_thread_that_fails_says_so_here_and_to_all(rank: int) -> None:
         control._star.disconnected = broken  # type: ignore[method-assign]
         control.waiting(1, "barrier")  # wakes it
         others = [other for other in s.notes if other.rank != rank]
-        until(lambda: all(other.told for other in others))
-        assert note.told == [("broken", "a bug")]
-        assert all(other.told[0] == ("abort", rank, "a bug", "EngineError") for other in others)
+        until(lambda: all(other.log for other in others))
+        assert note.log == [("broken", "a bug")]
+        assert all(other.log[0] == ("abort", rank, "a bug", "EngineError") for other in others)
         control.abort("nobody is there any more", "EngineError")
         control.close()
         assert control._thread is not None
@@ -176,4 +176,4 @@ def test_a_close_that_ctrl_c_cut_short_is_finished_by_the_next() -> None:
         assert control._thread is not None
         assert not control._thread.is_alive()
         made.close()
-        until(lambda: s.notes[0].told == [("bye", 1, -1)])
+        until(lambda: s.notes[0].log == [("bye", 1, -1)])

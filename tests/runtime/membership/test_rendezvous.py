@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from lossycoll.errors import InterfaceError, LossyError, OptionError, RendezvousError
-from lossycoll.runtime.membership.rendezvous import Rendezvous, compare_options, payload_bytes
+from lossycoll.runtime.membership.rendezvous import Rendezvous, compare_options
 from lossycoll.runtime.net import interfaces
 from lossycoll.runtime.net.buffers import fitting_payload, packets_per_peer, receive_buffer
+from lossycoll.runtime.net.payload import payload_bytes
 
 
 class Memory:

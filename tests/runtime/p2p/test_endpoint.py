@@ -10,6 +10,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -50,6 +51,10 @@ class End:
             on_failure=self.messages.fail,
         )
 
+    def has_met(self, tag: int) -> bool:
+        """Whether a message with this tag has arrived before it was wanted."""
+        return tag in self.messages._mailbox._arrived
+
     def send(self, data: bytes, to: int, tag: int = 0, timeout: float = 30.0) -> Transfer:
         call = Collective(f"send to {to}", "uint8", len(data), f"tag {tag}")
         view = memoryview(bytearray(data))
@@ -87,17 +92,20 @@ def payload(size: int, seed: int) -> bytes:
     return random.Random(seed).randbytes(size)
 
 
+BUSY = 999
+"""The tag of what is never sent: who waits for it takes in all that arrives."""
 SIZES = (0, 1, 4096, EAGER_BYTES, LARGE, 5_000_000)
 
 
 @pytest.mark.parametrize("first", ["send", "receive"])
 def test_bytes_arrive_whoever_comes_first(first: str) -> None:
     with ends(2) as (a, b):
+        b.receive(bytearray(1), 0, tag=BUSY)
         for number, size in enumerate(SIZES):
             data, got = payload(size, number), bytearray(size)
             if first == "send":
                 send = a.send(data, 1, tag=number)
-                time.sleep(0.02)
+                until(partial(b.has_met, number))
                 receive = b.receive(got, 0, tag=number)
             else:
                 receive = b.receive(got, 0, tag=number)
@@ -164,7 +172,7 @@ def test_many_small_messages_wait_at_the_sender_once_the_window_is_full() -> Non
                 assert b.messages._peers[0].held <= WINDOW_BYTES
         for send in sends:
             send.wait(10)
-        # All room has been given back, but for what is told later.
+        # All room has been given back, but for what is reported later.
         peer = b.messages._peers[0]
         assert peer.held == 0
         a.send(b"x", 1).wait(1)
@@ -236,8 +244,9 @@ def test_another_size_is_a_mismatch_that_ends_the_group(sent: int, first: str) -
     with ends(2) as (a, b):
         into = bytearray(20)
         if first == "send":
+            b.receive(bytearray(1), 0, tag=BUSY)
             a.send(bytes(sent), 1, tag=4)
-            time.sleep(0.05)
+            until(partial(b.has_met, 4))
             receive = b.receive(into, 0, tag=4)
         else:
             receive = b.receive(into, 0, tag=4)
@@ -278,14 +287,17 @@ def test_a_failure_ends_all_that_is_pending() -> None:
         ]
         errors: list[LossyError | None] = []
 
+        waiting = threading.Event()
+
         def wait() -> None:
+            waiting.set()
             with pytest.raises(PeerLostError, match="gone"):
                 pending[0].wait()
             errors.append(pending[0].error)
 
         thread = threading.Thread(target=wait)
         thread.start()
-        time.sleep(0.1)
+        assert waiting.wait(10)
         begin = time.monotonic()
         group[0].health.fail(PeerLostError("gone", peer=2))
         thread.join(10)
@@ -326,7 +338,7 @@ def test_a_lost_rank_ends_only_what_needs_it() -> None:
         assert group[0].health.failure is None
 
 
-def test_what_a_rank_sent_before_it_left_still_arrives_and_then_its_leaving_is_told() -> None:
+def test_what_a_rank_sent_before_it_left_still_arrives_and_then_its_leaving_is_reported() -> None:
     with ends(3) as group:
         for number in range(5):
             group[1].send(payload(EAGER_BYTES, number), 0, tag=1).wait(5)
@@ -350,7 +362,7 @@ def test_what_a_rank_sent_before_it_left_still_arrives_and_then_its_leaving_is_t
         assert group[0].health.failure is None
 
 
-def test_a_connection_that_breaks_is_told_when_the_control_plane_knows_no_better() -> None:
+def test_a_connection_that_breaks_is_reported_when_the_control_plane_knows_no_better() -> None:
     with ends(2) as (a, b):
         a.send(b"good", 1).wait(5)
         b.receive(bytearray(4), 0).wait(5)
@@ -402,9 +414,9 @@ def hello(rank: int, to: int, token: str = TOKEN) -> bytes:
     return Frame(Kind.HELLO, rank, to, nbytes=len(token)).pack() + token.encode()
 
 
-def eager(number: int, size: int, told: int | None = None) -> bytes:
-    told = size if told is None else told
-    return Frame(Kind.EAGER, 0, number, size, told, "uint8").pack() + bytes(size)
+def eager(number: int, size: int, announced: int | None = None) -> bytes:
+    announced = size if announced is None else announced
+    return Frame(Kind.EAGER, 0, number, size, announced, "uint8").pack() + bytes(size)
 
 
 STRANGE = {
@@ -525,5 +537,5 @@ def test_the_port_is_one_of_those_given() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(RendezvousError, match=rf"no free TCP port .* {port}-{port}; widen"):
+        with pytest.raises(RendezvousError, match=rf"no free TCP port .* {port}-{port} .*; widen"):
             Messages(1, 2, token=TOKEN, address="127.0.0.1", ports=(port, port))

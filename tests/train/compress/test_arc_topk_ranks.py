@@ -162,9 +162,9 @@ def shifted(rank: int, world: int) -> float:
     return arc_cases.distance(w)
 
 
-def goes_on(rank: int) -> None:
-    """A state that is saved and loaded goes on as if nothing had been, also in a model whose DDP
-    has other buckets at first."""
+def resumes(rank: int) -> None:
+    """A state that is saved and loaded continues as if nothing had happened, also in a model whose
+    DDP has other buckets at first."""
     named = made()
     ddp = replica(named)
     named.name(ddp.module.named_parameters())
@@ -234,7 +234,7 @@ def lossy(rank: int, world: int) -> dict[str, Any]:
     out: dict[str, Any] = {rule: hooked(rank, rule) for rule in ("none", "ef14", "ef21", "ef21m")}
     out["conserved"] = [conserved(rank, rule) for rule in ("ef14", "ef21", "ef21m")]
     out["shifted"] = shifted(rank, world)
-    goes_on(rank)
+    resumes(rank)
     bad_gradients(rank, world)
     out["injected"] = lossycoll.stats().packets_injected
     dist.destroy_process_group()
@@ -299,14 +299,14 @@ def counted(rank: int) -> None:
     sketch = sum(m * 4 for m, *rest in shapes if rest)
     chosen = sum(-(-m // 10) * rest[0] for m, *rest in shapes if rest)
     whole = sum(m for m, *rest in shapes if not rest)
-    told = {name: after[name] - before[name] for name in after}
+    sent = {name: after[name] - before[name] for name in after}
     # Each all-reduce is padded to a multiple of the world.
     buckets = len(numbers) // 2
     assert buckets >= 2
     assert 0 <= sum(numbers) - (sketch + chosen + whole) < WORLD * buckets
-    assert (told["sketch"], told["rows"], told["whole"]) == (sketch, chosen, whole)
-    assert told["bytes"] == 4 * (sketch + chosen + whole)
-    assert told["flags"] == told["indices"] == told["lost"] == 0
+    assert (sent["sketch"], sent["rows"], sent["whole"]) == (sketch, chosen, whole)
+    assert sent["bytes"] == 4 * (sketch + chosen + whole)
+    assert sent["flags"] == sent["indices"] == sent["lost"] == 0
     held = sum(m * rest[0] for m, *rest in shapes if rest)
     assert state.memory_bytes() == 4 * 3 * held
 

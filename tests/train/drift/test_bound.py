@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -17,47 +16,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import lossycoll
-from lossycoll.train.drift.silent_owners import Unheard
-from lossycoll.train.drift.slices import ALIGN, owner, slice_up
+from lossycoll.train.common.collectives import Collectives
+from lossycoll.train.common.staleness import REPAIR
+from lossycoll.train.drift.slices import ALIGN
 from tests.support.harness import Ranks, die, init, run_good
 
 WORLD = 3
-
-# ---- slices ----
-
-
-@pytest.mark.parametrize("world", [1, 2, 3, 5])
-@pytest.mark.parametrize("period", [1, 4, 7, 1000])
-def test_slices_hold_every_element_once(period: int, world: int) -> None:
-    sizes = [(1000, 4), (7, 2), (0, 4), (1, 16), (333, 8), (1, 2)]
-    slices = slice_up(sizes, period, world)
-    assert len(slices.chunks) == period * world
-    seen: dict[int, list[int]] = {tensor: [] for tensor in range(len(sizes))}
-    for pieces in slices.chunks:
-        end = 0
-        for piece in pieces:
-            itemsize = sizes[piece.tensor][1]
-            assert piece.at >= end
-            assert piece.at % itemsize == 0
-            end = piece.at + (piece.end - piece.begin) * itemsize
-            seen[piece.tensor] += range(piece.begin, piece.end)
-        assert end <= slices.chunk_bytes
-    assert seen == {tensor: list(range(n)) for tensor, (n, _) in enumerate(sizes)}
-    total = sum(n * itemsize for n, itemsize in sizes)
-    padded = total + ALIGN * len(sizes)
-    assert slices.chunk_bytes * world <= padded / period + ALIGN * world
-
-
-def test_each_rank_owns_each_chunk_in_turn_and_one_of_each_slice() -> None:
-    for world in (1, 2, 3, 5):
-        for number in range(7):
-            for sweep in range(4):
-                owners = {owner(number, chunk, sweep, world) for chunk in range(world)}
-                assert owners == set(range(world))
-            for chunk in range(world):
-                owners = {owner(number, chunk, sweep, world) for sweep in range(world)}
-                assert owners == set(range(world))
-
 
 # ---- what is exchanged, on three ranks without loss ----
 
@@ -355,7 +319,7 @@ def scaled(rank: int) -> dict[str, Any]:
     return out
 
 
-def test_ranks_that_skip_apart_are_told_and_sharded_grad_scaler_keeps_them_together(
+def test_ranks_that_skip_apart_are_reported_and_sharded_grad_scaler_keeps_them_together(
     ranks: list[dict[str, Any]],
 ) -> None:
     for rank, got in enumerate(rank["scaled"] for rank in ranks):
@@ -436,14 +400,14 @@ def test_goes_on_without_a_rank_that_dies() -> None:
 
 
 def hears_nothing(rank: int) -> tuple[str, int, int]:
-    """What rank 1 is told over a link from rank 0 that loses everything, after how many steps of
+    """What rank 1 reports of a link from rank 0 that loses everything, after how many steps of
     DriftBound, and how many packets were lost."""
     patience = {"liveness": 4.0, "deadline_max": 2.0}
     lost = dist.new_group(pg_options=lossycoll.Options(inject="link=0-1:1,loss=0.5", **patience))
     model = nn.Linear(60, 60, bias=False)
     optimizer = still(model)
     bound = lossycoll.DriftBound(model, optimizer, 2)
-    bound._group = lost  # from here on
+    bound._collectives = Collectives(lost, repair=REPAIR, exact_repair=True)  # from here on
     end = time.monotonic() + 60
     text = ""
     while not text and time.monotonic() < end:
@@ -453,7 +417,7 @@ def hears_nothing(rank: int) -> tuple[str, int, int]:
         except lossycoll.LinkError as error:
             text = f"{error.peer}: {error}"
         except lossycoll.PeerLostError:
-            break  # the one that was told has left
+            break  # the one that raised has left
     injected = lossycoll.stats(lost).packets_injected
     bound.detach()
     dist.destroy_process_group(lost)
@@ -461,9 +425,9 @@ def hears_nothing(rank: int) -> tuple[str, int, int]:
 
 
 def test_a_link_of_which_nothing_comes_is_an_error(ranks: list[dict[str, Any]]) -> None:
-    told = [got["nothing"] for got in ranks]
-    assert [bool(text) for text, _, _ in told] == [False, True, False]
-    text, steps, injected = told[1]
+    reported = [got["nothing"] for got in ranks]
+    assert [bool(text) for text, _, _ in reported] == [False, True, False]
+    text, steps, injected = reported[1]
     found = re.fullmatch(
         r"0: rank 1/3: of (\d+) packets of parameters that rank 0 \(127.0.0.1:\d+\) sent in the "
         r"last (\d+) steps \(period 2\) none has come for (\S+) s, .*that link is dead.*checkpoint",
@@ -473,26 +437,6 @@ def test_a_link_of_which_nothing_comes_is_an_error(ranks: list[dict[str, Any]]) 
     assert 256 <= int(found[1]) <= injected
     assert 4 <= int(found[2]) <= steps
     assert float(found[3]) >= 8.0  # twice liveness
-
-
-@pytest.mark.parametrize("loss", [0.4, 0.9])
-def test_an_owner_is_dead_after_sweeps_blocks_and_seconds_without_any(loss: float) -> None:
-    draws = np.random.default_rng(9)
-    some = Unheard(2, 3, 4)
-    for step in range(3000):
-        some.note(draws.random((3, 5)) > loss, float(step))
-        assert not some.dead(float(step), 0.0)
-    none = np.ones((3, 5), np.bool_)
-    none[0] = False
-    for step in range(3000, 3060):
-        some.note(none, float(step))
-        wanted = [0] if step - some.heard(0) >= 55 else []
-        assert some.dead(float(step), 55.0) == wanted
-    assert wanted == [0]
-    assert some.dead(3060.0, 100.0) == []
-    none[0, 3] = True
-    some.note(none, 3060.0)
-    assert some.dead(3060.0, 0.0) == []
 
 
 # ---- what is refused ----

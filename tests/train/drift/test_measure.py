@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import lossycoll
-from lossycoll.train.hooks import dispersing as disperse
 from tests.support.harness import init, run_good
 
 LOSS = {
@@ -181,7 +180,7 @@ def parameters(*pairs: tuple[str, Tensor]) -> nn.Module:
 
 
 def apart(rank: int) -> dict[str, Any]:
-    """What each rank is told where rank 1 has another model, and of a group it isn't in."""
+    """What each rank raises where rank 1 has another model, and of a group it isn't in."""
     three, two = torch.ones(3), torch.ones(2, 3)
     image = torch.ones(2, 3, 4, 5)
     models = {
@@ -226,7 +225,7 @@ def apart(rank: int) -> dict[str, Any]:
     return out
 
 
-def test_ranks_that_hold_something_else_are_all_told_what(ranks: list[dict[str, Any]]) -> None:
+def test_ranks_that_hold_something_else_all_learn_what(ranks: list[dict[str, Any]]) -> None:
     one = "torch.float32 [3]"
     differ = {
         "order": (f"a {one}", f"b {one}"),
@@ -340,15 +339,3 @@ def test_what_is_lost_is_scattered_by_the_hook(ranks: list[dict[str, Any]]) -> N
         assert plain[1] > 0.98
         # Of a neighbour nothing is known: its packet is another one.
         assert abs(hooked[1] - hooked[0]) < 0.2
-
-
-@pytest.mark.parametrize("length", [1, 2, 351, 352, 5000, 70_001])
-def test_dispersed_gradients_come_back_in_order(length: int) -> None:
-    flat = torch.arange(1.0, length + 1)
-    packets = disperse._prime_from(length / 352)
-    assert packets in (2, 3, 5, 17, 199)
-    sent = disperse._dispersed(flat, packets)
-    assert len(sent) == -(-length // packets) * packets
-    assert torch.equal(disperse._restored(sent, packets, length), flat)
-    for packet in sent.view(packets, -1):
-        assert bool((packet[packet > 0].diff() == packets).all())

@@ -15,7 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 import lossycoll
-from lossycoll.train.dropcompute.ddp_averaging import _Order
+from lossycoll.train.dropcompute.ddp_averaging import _GradientOrder
 from tests.support.dropcompute_cases import Shuffled, dropping, inputs_of, loss_of
 from tests.support.harness import init, run_good
 from tests.support.sharded_cases import sharded
@@ -114,7 +114,7 @@ def train_all(rank: int, world: int) -> dict[str, tuple[list[Tensor], list[Tenso
         if rank < 2 and kind in ("views", "unused", "half"):
             both(f"pair lossy {kind}", train_ddp, kind, pairs["lossy"])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_Order, "_note", lambda *given: None)
+        patch.setattr(_GradientOrder, "_note", lambda *given: None)
         both("unlike, gloo plain", train_ddp, "plain", gloo)
     both("close, lossy plain", train_ddp, "plain", None)
     with lossycoll.reliable():

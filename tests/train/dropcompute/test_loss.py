@@ -1,4 +1,4 @@
-"""DropCompute over a network that loses packets, and without a rank that died.
+"""DropCompute over a network that loses packets, and after the loss of a rank.
 
 The count of micro-batches is one and the same factor on all ranks, so the mean over those that were
 completed is as unbiased as the mean that it multiplies.
@@ -126,7 +126,7 @@ VICTIM = 1
 LEFT = tuple(rank for rank in range(3) if rank != VICTIM)
 
 
-def outlive(rank: int, world: int) -> dict[str, Any]:
+def continues(rank: int, world: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     init()
     model, plain = Shuffled(), Shuffled()
@@ -169,20 +169,20 @@ def outlive(rank: int, world: int) -> dict[str, Any]:
     return {
         "threshold": drops[1].threshold,
         "choices": drops[1].report().choices,
-        "told": [report.rank for report in reports],
+        "reported": [report.rank for report in reports],
         "dropped": drops[1].report().total_dropped - dropped,
     }
 
 
-def test_it_goes_on_without_a_rank_that_died() -> None:
+def test_it_continues_after_the_loss_of_a_rank() -> None:
     env = {"LOSSYCOLL_ON_PEER_LOSS": "continue", "LOSSYCOLL_LIVENESS": "4", "LOSSYCOLL_LOG": "off"}
-    with Ranks(outlive, 3, env) as ranks:
+    with Ranks(continues, 3, env) as ranks:
         outcomes = ranks.collect(90)
     assert outcomes[VICTIM].code == -signal.SIGKILL, outcomes[VICTIM]
     left = [outcomes[rank] for rank in LEFT]
     for outcome in left:
         assert outcome.code == 0, outcome
-        assert outcome.value["told"] == list(LEFT)
+        assert outcome.value["reported"] == list(LEFT)
         assert outcome.value["choices"] >= 1
         for name in ("threshold", "dropped"):
             assert outcome.value[name] == left[0].value[name]

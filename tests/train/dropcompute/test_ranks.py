@@ -56,7 +56,7 @@ def late(drop: Any, model: nn.Module, rank: int, step: int, scaler: Any = None) 
     last = drop.report().last
     total = sum(counts(step))
     assert (last.completed, last.total_completed) == (counts(step)[rank], total)
-    assert last.factor == M * WORLD / total or drop._fixed
+    assert last.factor == M * WORLD / total or drop._settings.fixed_divisor
 
 
 # ---- the ways of averaging ----
@@ -95,7 +95,7 @@ def check(
 ) -> None:
     for step in range(len(COUNTS)):
         late(drop, trained, rank, step)
-        divisor = M * WORLD if drop._fixed else None
+        divisor = M * WORLD if drop._settings.fixed_divisor else None
         wanted = oracle(plain, step, counts(step), divisor)
         check_close(gradients(model), wanted, f"{name}, step {step}, gradient")
         model.zero_grad(set_to_none=step != 0)
@@ -165,7 +165,7 @@ def amp_and_clipping(rank: int) -> float:
     return float(found)
 
 
-# ---- what goes on around it ----
+# ---- what DDP does besides ----
 
 
 def buffers(rank: int) -> bool:
@@ -284,7 +284,7 @@ def left_early(rank: int) -> list[int]:
     return totals
 
 
-def told(rank: int) -> list[Any]:
+def reported(rank: int) -> list[Any]:
     model = DistributedDataParallel(Shuffled())
     drop = dropping(model, M, THRESHOLD)
     for step in range(3):
@@ -299,7 +299,7 @@ def told(rank: int) -> list[Any]:
 
 
 def auto(rank: int) -> dict[str, Any]:
-    """Measured on all ranks, agreed, and measured anew when one of them has changed."""
+    """Measured on all ranks, agreed, and measured again when one of them has changed."""
     model = DistributedDataParallel(nn.Linear(WIDTH, 1).double())
     drop = dropping(model, M, skip=2, warm_up=6, window=4)
     draws = torch.Generator().manual_seed(0)
@@ -384,7 +384,7 @@ def everything(rank: int, world: int) -> dict[str, Any]:
         "compiled": compiled(rank),
         "epochs": epochs(rank),
         "left early": left_early(rank),
-        "told": told(rank),
+        "reported": reported(rank),
         "auto": auto(rank),
         "refused": refusals(rank),
     }
@@ -421,10 +421,10 @@ def test_all_ranks_end_an_epoch_with_the_same_step(ranks: list[dict[str, Any]]) 
         assert sizes == [min(3, max(0, 3 + 4 * rank - 3 * step)) for step in range(4)]
 
 
-def test_every_rank_is_told_of_all(ranks: list[dict[str, Any]]) -> None:
+def test_every_rank_gets_the_reports_of_all(ranks: list[dict[str, Any]]) -> None:
     for found in ranks:
-        assert found["told"] == ranks[0]["told"]
-        for rank, steps, completed, dropped, seconds, saved, threshold in found["told"]:
+        assert found["reported"] == ranks[0]["reported"]
+        for rank, steps, completed, dropped, seconds, saved, threshold in found["reported"]:
             assert (steps, threshold) == (3, THRESHOLD)
             assert completed == sum(counts(step)[rank] for step in range(3))
             done = [SECONDS[step][rank][: counts(step)[rank]] for step in range(3)]
@@ -435,7 +435,7 @@ def test_every_rank_is_told_of_all(ranks: list[dict[str, Any]]) -> None:
             assert (saved > 0) == (dropped > 0)
 
 
-def test_the_threshold_is_measured_and_measured_anew(ranks: list[dict[str, Any]]) -> None:
+def test_the_threshold_is_measured_and_measured_again(ranks: list[dict[str, Any]]) -> None:
     for found in ranks:
         auto = found["auto"]
         assert auto["thresholds"] == ranks[0]["auto"]["thresholds"]
@@ -445,7 +445,7 @@ def test_the_threshold_is_measured_and_measured_anew(ranks: list[dict[str, Any]]
         assert auto["completed"][:8] == [M] * 8
         assert auto["completed"][8:20] == auto["predicted"]
         assert auto["choices"][19] == 1
-        # Rank 1 takes twice as long from step 20 on, and all measure anew.
+        # Rank 1 takes twice as long from step 20 on, and all measure again.
         assert auto["choices"][-1] >= 2
         assert any(math.isinf(t) for t in auto["thresholds"][20:])
         assert auto["thresholds"][-1] > 1.05 * auto["first"]

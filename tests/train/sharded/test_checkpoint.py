@@ -87,7 +87,7 @@ def saved(model: Model, optimizer: Any, rank: int) -> dict[str, Any]:
 
 def all_states(optimizer: Any) -> Any:
     optimizer.consolidate_state_dict()
-    return optimizer.state_dict() if optimizer._exchange.rank == 0 else None
+    return optimizer.state_dict() if optimizer._collectives.rank == 0 else None
 
 
 def other_worlds(rank: int, name: str, groups: list[Any]) -> None:
@@ -193,13 +193,13 @@ def while_packets_are_lost(rank: int, group: Any) -> int:
     book = saved(model, mine, rank)
     rows = replicas(model)
     assert bool((rows == rows[0]).all())
-    for owned in mine._held.owned:
+    for owned in mine._store.owned:
         offset, length = owned.fragment.offset, owned.fragment.end - owned.fragment.begin
-        number = mine._held.names[owned.index]
+        number = mine._store.names[owned.index]
         place = next(
             i
             for i, p in enumerate(p for g in params(model) for p in g["params"])
-            if p is mine._held.model[owned.index]
+            if p is mine._store.model[owned.index]
         )
         whole = book["optimizer"]["state"][place]
         for key, value in mine.state[owned.parameter].items():

@@ -45,7 +45,7 @@ def pull(weights: list[nn.Parameter], seed: int) -> tuple[Tensor, list[Tensor]]:
 def kept(optimizer: Any) -> list[Tensor]:
     """What this rank still has to send, by parameter."""
     out = [torch.zeros(size) for size in SIZES]
-    for shard, flat in zip(optimizer._held.shards, optimizer._reducer.lost(), strict=True):
+    for shard, flat in zip(optimizer._store.shards, optimizer._reducer.residuals(), strict=True):
         for member in shard.bucket.members:
             out[member.index] += flat[member.begin : member.end]
     return out
@@ -80,12 +80,14 @@ def scaled(rank: int) -> dict[str, Any]:
             for have, part in zip(given, parts, strict=True):
                 have.add_(part)
     assert sorted(set(scales)) == [512.0, 1024.0, 2048.0], scales
-    assert mine.residue() > 0
+    assert mine.residual_norm() > 0
+    with pytest.warns(DeprecationWarning, match=r"use residual_norm\(\)"):
+        assert mine.residue() == mine.residual_norm()
     mine.synchronize_parameters()
-    owed = means([have - left for have, left in zip(given, kept(mine), strict=True)], None)
-    for weight, wanted in zip(weights, owed, strict=True):
+    remaining = means([have - left for have, left in zip(given, kept(mine), strict=True)], None)
+    for weight, wanted in zip(weights, remaining, strict=True):
         torch.testing.assert_close(weight.data, -wanted, rtol=1e-4, atol=1e-4)
-    assert len(mine.param_groups[0]["params"]) == len(mine._held.owned) + 1
+    assert len(mine.param_groups[0]["params"]) == len(mine._store.owned) + 1
     finite = [norm for norm in norms if norm < float("inf")]
     # The mean of four gradients, and a share of what is late; nothing of a scale.
     assert all(0.4 < norm / sum(SIZES) ** 0.5 < 0.8 for norm in finite), norms
@@ -93,13 +95,13 @@ def scaled(rank: int) -> dict[str, Any]:
 
 
 def restored(rank: int, weights: list[nn.Parameter], mine: Any) -> dict[str, Any]:
-    """At another number of ranks, what all owed is owed in all, and comes."""
+    """At another number of ranks, the sum of all residuals stays, and is sent."""
     before = means(kept(mine), None)
     mine.consolidate_state_dict(to=1)
-    told = [copy.deepcopy(mine.state_dict()) if rank == 1 else None]
+    received = [copy.deepcopy(mine.state_dict()) if rank == 1 else None]
     with lossycoll.reliable():
-        dist.broadcast_object_list(told, 1)
-    book: Any = told[0]
+        dist.broadcast_object_list(received, 1)
+    book: Any = received[0]
     for index, wanted in enumerate(before):
         torch.testing.assert_close(book["error_feedback"][index], wanted)
     torch.optim.SGD(weights, lr=1.0).load_state_dict(copy.deepcopy(book))
@@ -108,14 +110,14 @@ def restored(rank: int, weights: list[nn.Parameter], mine: Any) -> dict[str, Any
     for group in (dist.group.WORLD, dist.new_group([1, 2, 3]), single):
         if dist.get_rank(group) >= 0:
             go_on(rank, book, group)
-    return {"residue": float(torch.cat(before).norm()), **refused(book)}
+    return {"residual": float(torch.cat(before).norm()), **refused(book)}
 
 
 def go_on(rank: int, book: Any, group: Any) -> None:
     weights, mine = made(group)
     mine.load_state_dict(copy.deepcopy(book))
-    owed = [book["error_feedback"][index] for index in range(len(SIZES))]
-    for have, wanted in zip(means(kept(mine), group), owed, strict=True):
+    remaining = [book["error_feedback"][index] for index in range(len(SIZES))]
+    for have, wanted in zip(means(kept(mine), group), remaining, strict=True):
         torch.testing.assert_close(have, wanted, rtol=1e-5, atol=1e-6)
     given = [torch.zeros(size) for size in SIZES]
     for step in range(4):
@@ -128,7 +130,7 @@ def go_on(rank: int, book: Any, group: Any) -> None:
     mine.synchronize_parameters()
     left = kept(mine)
     sent = means([have - part for have, part in zip(given, left, strict=True)], group)
-    for weight, part, late in zip(weights, sent, owed, strict=True):
+    for weight, part, late in zip(weights, sent, remaining, strict=True):
         torch.testing.assert_close(weight.data, -(part + late), rtol=1e-4, atol=1e-4)
 
 
@@ -149,11 +151,11 @@ def refused(book: Any) -> dict[str, Any]:
     stray["error_feedback"][9] = torch.zeros(7)
     with pytest.raises(lossycoll.CheckpointError, match=r"error_feedback of parameters \[9\]"):
         mine.load_state_dict(stray)
-    assert mine.residue() == 0
+    assert mine.residual_norm() == 0
     return {"lines": [line for line in lines if "error_feedback=True" in line]}
 
 
-def residues(rank: int, world: int) -> dict[str, Any]:
+def residuals(rank: int, world: int) -> dict[str, Any]:
     harness.init()
     out = scaled(rank)
     out["injected"] = lossycoll.stats().packets_injected
@@ -162,8 +164,8 @@ def residues(rank: int, world: int) -> dict[str, Any]:
 
 
 def test_nothing_is_lost_when_the_scale_changes_or_in_a_checkpoint() -> None:
-    for rank, value in enumerate(run_good(residues, WORLD, ENV)):
-        assert value["residue"] > 1, "nothing was owed"
+    for rank, value in enumerate(run_good(residuals, WORLD, ENV)):
+        assert value["residual"] > 1, "no residual"
         assert value["injected"] > 100
         assert len(value["lines"]) == 1
         assert value["lines"][0].startswith(f"rank {rank}/{WORLD}: the checkpoint has gradients")

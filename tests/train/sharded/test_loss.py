@@ -46,9 +46,9 @@ def task(step: int, rank: int) -> tuple[Tensor, Tensor]:
 
 def truth(optimizer: Any) -> list[Tensor]:
     """What the owners have, by bucket."""
-    out = [shard.flat.clone() for shard in optimizer._held.shards]
+    out = [shard.flat.clone() for shard in optimizer._store.shards]
     for flat in out:
-        optimizer._exchange.copy(flat).wait()
+        optimizer._collectives.all_gather_chunks(flat).wait()
     return out
 
 
@@ -82,7 +82,7 @@ def bounded(rank: int, max_age: int) -> dict[str, Any]:
         nonlocal oldest
         history.append(truth(mine))
         recent = history[-max_age - 1 :]
-        for number, shard in enumerate(mine._held.shards):
+        for number, shard in enumerate(mine._store.shards):
             known = torch.stack([values[number] for values in recent])
             assert bool((known == shard.flat).any(0).all())
         oldest = max(oldest, len(mine.ages()) - 1)
@@ -96,7 +96,7 @@ def bounded(rank: int, max_age: int) -> dict[str, Any]:
     mine.synchronize_parameters()
     rows = replicas(model)
     assert bool((rows == rows[0]).all())
-    for owned, shard in zip(history[-1], mine._held.shards, strict=True):
+    for owned, shard in zip(history[-1], mine._store.shards, strict=True):
         assert torch.equal(owned, shard.flat)
     assert len(mine.ages()) == 1
     return {
@@ -136,10 +136,10 @@ def one_bad_link(rank: int) -> dict[str, Any]:
         loss_of(model, task(step, rank)).backward()
         mine.step()
         oldest = max(oldest, len(mine.ages()) - 1)
-    seen = mine._copies._behind
+    seen = mine._parameter_sync._undelivered
     assert seen is not None
     return {
-        "behind": [int(owner) for owner in seen.owners().nonzero()[0]],
+        "undelivered": [int(owner) for owner in seen.owners().nonzero()[0]],
         "stale": (mine.figures().stale - before) / STEPS,
         "owner": mine.figures().blocks / mine.figures().steps / (WORLD - 1),
         "oldest": oldest,
@@ -224,26 +224,26 @@ def fed_back(rank: int) -> float:
             for have, part in zip(given, parts, strict=True):
                 have.add_(part)
     left = [torch.zeros_like(w.data) for w in weights]
-    for shard, residue in zip(mine._held.shards, mine._reducer._residues, strict=True):
-        for member, view in zip(shard.bucket.members, residue._views, strict=True):
-            left[member.index] += view
-    assert mine.residue() == pytest.approx(float(torch.cat(left).norm()), rel=1e-5)
+    for shard, values in zip(mine._store.shards, mine._reducer.residuals(), strict=True):
+        for member in shard.bucket.members:
+            left[member.index] += values[member.begin : member.end].view(member.shape)
+    assert mine.residual_norm() == pytest.approx(float(torch.cat(left).norm()), rel=1e-5)
     mine.synchronize_parameters()
     with lossycoll.reliable():
         for weight, have, kept in zip(weights, given, left, strict=True):
             stepped = have - kept
             dist.all_reduce(stepped)
             torch.testing.assert_close(weight.data, -stepped / WORLD, rtol=1e-4, atol=1e-4)
-    residue = mine.residue()
+    norm = mine.residual_norm()
     mine.consolidate_state_dict()
-    told = [mine.state_dict() if rank == 0 else None]
+    received = [mine.state_dict() if rank == 0 else None]
     with lossycoll.reliable():
-        dist.broadcast_object_list(told)
-    assert told[0] is not None
-    del told[0]["error_feedback"]  # as of a plain optimizer
-    mine.load_state_dict(told[0])
-    assert mine.residue() == 0, "gradients of other parameters would come with the next step"
-    return residue
+        dist.broadcast_object_list(received)
+    assert received[0] is not None
+    del received[0]["error_feedback"]  # as of a plain optimizer
+    mine.load_state_dict(received[0])
+    assert mine.residual_norm() == 0, "gradients of other parameters would come with the next step"
+    return norm
 
 
 def lossy(rank: int, world: int) -> dict[str, Any]:
@@ -253,7 +253,7 @@ def lossy(rank: int, world: int) -> dict[str, Any]:
     out["one bad link"] = one_bad_link(rank)
     out["scale"] = not_numbers(rank)
     in_a_reliable_block(rank)
-    out["residue"] = fed_back(rank)
+    out["residual"] = fed_back(rank)
     out["injected"] = lossycoll.stats().packets_injected
     dist.destroy_process_group()
     return out
@@ -305,7 +305,7 @@ def test_all_but_some_are_asked_for_of_an_owner_that_hardly_gets_through(
 ) -> None:
     seen = [value["one bad link"] for value in values]
     assert seen[1]["injected"] > 500
-    assert [one["behind"] for one in seen] == [[], [0], []]
+    assert [one["undelivered"] for one in seen] == [[], [0], []]
     for one in seen:
         assert one["oldest"] <= 3
     # One block in 16 needn't come, and half of those don't; without, it would be nearly half.
@@ -320,7 +320,7 @@ def test_without_a_bound_blocks_get_older(values: list[dict[Any, Any]]) -> None:
 
 
 def test_nothing_is_lost_with_error_feedback(values: list[dict[Any, Any]]) -> None:
-    assert all(value["residue"] > 0 for value in values)
+    assert all(value["residual"] > 0 for value in values)
 
 
 def test_all_ranks_skip_alike(values: list[dict[Any, Any]]) -> None:

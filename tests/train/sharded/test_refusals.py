@@ -166,7 +166,7 @@ def early_scalers(rank: int) -> None:
     """One that unscales what hasn't been reduced; then nothing is, until zero_grad()."""
     model = network()
     before = flat(model.parameters())
-    told = r"optimizer.reduce_gradients\(\) .*before scaler.unscale_"
+    remedy = r"optimizer.reduce_gradients\(\) .*before scaler.unscale_"
     for unscale, mixed in ((True, False), (False, False), (True, True)):
         mine = sharded(model.parameters(), torch.optim.SGD, lr=0.1)
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
@@ -180,7 +180,7 @@ def early_scalers(rank: int) -> None:
         first = r"optimizer.reduce_gradients\(\)"
         refuses(lossycoll.TrainingError, first, partial(scaler.step, mine))
         for call in (mine.reduce_gradients, mine.step, partial(mine.clip_grad_norm_, 1.0)):
-            refuses(lossycoll.TrainingError, told, call)
+            refuses(lossycoll.TrainingError, remedy, call)
         mine.zero_grad()
         mine.step()
         assert torch.equal(flat(model.parameters()), before)
@@ -292,7 +292,7 @@ def dead_link(rank: int) -> float:
     mine = sharded(model.parameters(), torch.optim.SGD, lr=0.1, max_age=2)
     step(model, mine, rank)
     assert mine.figures().stale == 0
-    mine._exchange.lossy = lost  # from here on
+    mine._collectives.lossy = lost  # from here on
     for age in (1, 2):
         with lossycoll.lossy():
             step(model, mine, rank)
@@ -317,12 +317,12 @@ def dead_rank(rank: int) -> str:
     step(model, mine, rank)
     harness.die(1)
 
-    def until_told() -> None:
+    def until_reported() -> None:
         end = time.monotonic() + 30
         while time.monotonic() < end:
             step(model, mine, rank)
 
-    error = refuses(lossycoll.PeerLostError, "", until_told)
+    error = refuses(lossycoll.PeerLostError, "", until_reported)
     assert isinstance(error, lossycoll.PeerLostError)
     return f"{error.peer}: {error}"
 
@@ -361,7 +361,7 @@ def test_hostile_cases() -> None:
     assert outcomes[1].code == -signal.SIGKILL, "\n".join(map(str, outcomes))
     for outcome in (outcomes[0], outcomes[2]):
         assert not outcome.error, outcome
-        told = str(outcome.value)
-        assert told.startswith(f"1: rank {outcome.rank}/3"), told
-        assert "rank 1 (127.0.0.1:" in told, told
-        assert "checkpoint" in told, told
+        text = str(outcome.value)
+        assert text.startswith(f"1: rank {outcome.rank}/3"), text
+        assert "rank 1 (127.0.0.1:" in text, text
+        assert "checkpoint" in text, text

@@ -1,0 +1,45 @@
+"""ARC-Top-K beside dense sums, PowerSGD and Top-K: ``python -m benchmarks.studies.arc_topk
+--report docs``.
+
+The compressor's own time; the energy that forms of matrices keep; a step of DDP on links of 100 and
+1000 Mbit/s; what is learned at 100 Mbit/s, clean and at 10% loss. The last two need the laboratory
+(``lossycoll lab check``).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.common import runner
+from benchmarks.common.results import Result
+from benchmarks.common.runner import Study, one_by_one
+
+from .cells import cells
+from .measure import measure
+
+
+def report(results: Sequence[Result], folder: Path) -> None:
+    from .report import write
+
+    write(results, folder)
+
+
+STUDY = Study(
+    name="arc_topk",
+    description=__doc__,
+    plan=lambda options: list(cells()),
+    measuring=one_by_one(measure),
+    alike=lambda cell: cell.kind,
+    report=report,
+    report_help="folder of arc_topk.md, for tables and plots",
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    return runner.main(STUDY, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""The theory's figures, measured: python -m benchmarks.theory
+
+Real engines and sockets on loopback, losses injected. Writes docs/theory.json and the plots
+docs/theory-*.png, and fills the marks of docs/theory.md; ``--plots`` does so from the figures that
+are there, ``--tables`` prints them. The experiments are those of tests/benchmarks/test_theory.py,
+with more samples.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import Any
+
+from benchmarks.common.report import fill, write_json
+from benchmarks.common.results import ROOT, commit, machine, today
+
+from . import plots, tables
+from .measure import PARTS
+
+JSON = ROOT / "docs" / "theory.json"
+
+
+def source() -> dict[str, str]:
+    """When, by which code and where figures are taken."""
+    return {
+        "date": today(),
+        "commit": commit("benchmarks/theory", "tests/support"),
+        "machine": f"{machine()}, loopback",
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--plots", action="store_true", help="draw from the figures that are there")
+    parser.add_argument("--tables", action="store_true", help="print the figures that are there")
+    parser.add_argument("--only", choices=PARTS, action="append", help="measure only this again")
+    options = parser.parse_args()
+    found: dict[str, Any] = json.loads(JSON.read_text()) if JSON.exists() else {}
+    if not (options.plots or options.tables):
+        for name in options.only or PARTS:
+            begin = time.monotonic()
+            found[name] = PARTS[name]()
+            print(f"{name}: {time.monotonic() - begin:.0f} s", flush=True)
+            # Part by part: one that is measured again says nothing of when the others were.
+            found.setdefault("measured", {})[name] = source()
+            write_json(JSON, found)
+    if options.tables:
+        print(tables.text(found))
+    else:
+        plots.draw(found, ROOT / "docs")
+        fill(ROOT / "docs" / "theory.md", tables.marked(found))
+
+
+if __name__ == "__main__":
+    main()

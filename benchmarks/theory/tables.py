@@ -1,0 +1,122 @@
+"""The tables of docs/theory.md, as data: each is a head and what its rows are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.common.report import markdown
+
+from .measure import VARIANTS
+
+Found = dict[str, Any]
+ALGORITHMS = ("ring", "transpose", "reduce_scatter")
+OLDEST = 7
+
+
+@dataclass(frozen=True)
+class Table:
+    head: Sequence[str]
+    rows: Callable[[Found], Iterable[Sequence[Any]]]
+
+    def text(self, found: Found) -> str:
+        return markdown(self.head, [[_cell(value) for value in row] for row in self.rows(found)])
+
+
+def columns(part: str, *names: str) -> Table:
+    """These figures of a part, as they are."""
+    return Table(names, lambda found: ([row[name] for name in names] for row in found[part]))
+
+
+def unbiased(found: Found) -> Iterable[Sequence[Any]]:
+    by_case: dict[str, dict[str, float]] = {}
+    for row in found["unbiased"]:
+        by_case.setdefault(row["case"], {})[row["algorithm"]] = row["standard_errors"]
+    return ([case, *(row[name] for name in ALGORITHMS)] for case, row in by_case.items())
+
+
+def older(found: Found) -> Iterable[Sequence[Any]]:
+    return ([row["loss"], *row["older"][:OLDEST]] for row in found["broadcast"] if not row["mean"])
+
+
+def steps(found: Found) -> Iterable[Sequence[Any]]:
+    for row in found["steps"]:
+        free = (row["loss"], row["per_step"], row["per_step_predicted"])
+        for part in row["bound"]:
+            yield [*free, part["repair"], part["mean"], part["predicted"]]
+
+
+def states(found: Found) -> Iterable[Sequence[Any]]:
+    for row in found["steps"]:
+        for part in row["states"]:
+            yield [row["loss"], part["state"], *part["halves"], part["predicted"]]
+
+
+def trained_states(found: Found) -> Iterable[Sequence[Any]]:
+    for row in (*found["momentum"], *found["adam"]):
+        for name, halves in row["halves"].items():
+            yield [row["optimizer"], row["period"], name, *halves]
+
+
+def worth_its_bytes(found: Found) -> Iterable[Sequence[Any]]:
+    """A row for each loss and optimizer: the drift, and KiB that a step brings to one value."""
+    rows: dict[tuple[float, str], list[str]] = {}
+    for row in found["optimizers"]:
+        sent = f", {row['bytes_per_step'] / 1024:.1f} KiB" if row["period"] else ""
+        rows.setdefault((row["loss"], row["optimizer"]), []).append(f"{row['drift']:.2e}{sent}")
+    return ([*of, *cells] for of, cells in rows.items())
+
+
+def _named(period: int, repair: int, state: bool) -> str:
+    if not period:
+        return "without"
+    return f"T = {period}" + ("" if repair else ", no repair") + (", state too" if state else "")
+
+
+WORTH_ITS_BYTES = Table(
+    ("p", "optimizer", *(_named(*variant) for variant in VARIANTS)), worth_its_bytes
+)
+MEASURED = ("measured", "predicted")
+TABLES = (
+    Table(("Loss", "ring", "transpose", "reduce-scatter"), unbiased),
+    columns("inflation", "world", "loss", *MEASURED),
+    columns("stratified", "world", "loss", *MEASURED),
+    columns("estimators", "loss", "mean", "estimator", *MEASURED),
+    columns(
+        *("broadcast", "loss", "mean", "drift", "predicted", "published"),
+        *("from_owner", "from_owner_predicted"),
+    ),
+    Table(("loss", *(f"{age} or older" for age in range(OLDEST))), older),
+    columns("bursts", "loss", "burst", "drift", "predicted"),
+    Table(("loss", "free, per step", "predicted", "repair", "with DriftBound", "predicted"), steps),
+    Table(("loss", "state, N(0, 1)", "first half", "second half", "predicted"), states),
+    Table(("optimizer", "period", "drift of", "first half", "second half"), trained_states),
+    WORTH_ITS_BYTES,
+)
+
+
+def when(found: Found) -> str:
+    """By which code and where the parts were measured, those of one commit together."""
+    parts: dict[tuple[str, str, str], list[str]] = {}
+    for name, at in found["measured"].items():
+        parts.setdefault((at["date"], at["commit"], at["machine"]), []).append(name)
+    said = [
+        f"{', '.join(names)}: {date}, commit {commit}, {machine}"
+        for (date, commit, machine), names in parts.items()
+    ]
+    return "Measured, by part: " + "; ".join(said) + "."
+
+
+def text(found: Found) -> str:
+    """All tables, and when the parts were measured."""
+    return "\n\n".join([*(table.text(found) for table in TABLES), when(found)])
+
+
+def marked(found: Found) -> dict[str, str]:
+    """What stands between the marks of docs/theory.md."""
+    return {"theory-when": when(found), "theory-optimizers": WORTH_ITS_BYTES.text(found)}
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

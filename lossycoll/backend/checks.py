@@ -1,0 +1,140 @@
+"""What is refused, before a call gets its number: the group continues as if it had not been made.
+
+Each function raises UnsupportedError. ``where`` says whose call it is, ``name`` which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from lossycoll.errors import UnsupportedError
+from lossycoll.runtime.engine.failures import Where
+
+from .tensors import nbytes, overlaps_itself
+
+T = TypeVar("T")
+
+
+def refusal(where: Where, name: str, what: str) -> UnsupportedError:
+    """The error for ``what`` doesn't fit a group of this size."""
+    return UnsupportedError(f"{where}: {name} got {what} a group of {where.world} ranks")
+
+
+def check_readable(where: Where, name: str, tensors: Sequence[Tensor]) -> None:
+    """Refuses what the engine can't read as elements in memory, one by one."""
+    for tensor in tensors:
+        if not tensor.is_cpu:
+            raise UnsupportedError(
+                f"{where}: {name} got a tensor on {tensor.device}, but backend 'lossy' serves CPU "
+                f"tensors only so far; copy it with .cpu(), or use a group of another backend for "
+                f"it"
+            )
+        if tensor.layout is not torch.strided or tensor.is_quantized:
+            kind = tensor.dtype if tensor.is_quantized else tensor.layout
+            raise UnsupportedError(
+                f"{where}: {name} got a tensor of {kind}, but takes dense ones only; make it one "
+                f"with .to_dense() or .dequantize() (all_reduce alone takes torch.sparse_coo as "
+                f"well)"
+            )
+
+
+def check_writable(where: Where, name: str, tensors: Sequence[Tensor]) -> None:
+    """Refuses to fill a tensor several of whose elements share memory."""
+    for tensor in tensors:
+        if not tensor.is_contiguous() and overlaps_itself(tensor):
+            raise UnsupportedError(
+                f"{where}: {name} can't fill a tensor of shape {tuple(tensor.shape)} and stride "
+                f"{tensor.stride()}, several of whose elements share one place (an expanded one); "
+                f"give it memory of its own with .clone()"
+            )
+
+
+def check_root(where: Where, name: str, root: int) -> None:
+    """Refuses a root that isn't in the group."""
+    if not 0 <= root < where.world:
+        raise refusal(where, name, f"root {root} in")
+
+
+def only(where: Where, name: str, entries: Sequence[T]) -> T:
+    """The one entry of a list that torch's interface leaves room for several in."""
+    if len(entries) != 1:
+        raise UnsupportedError(
+            f"{where}: {name} got {len(entries)} tensors of this rank, but takes one at a time"
+        )
+    return entries[0]
+
+
+def pairs(where: Where, name: str, one: Sequence[T], other: Sequence[T]) -> list[tuple[T, T]]:
+    """The entries of two lists that must be equally long, as pairs."""
+    if len(one) != len(other):
+        raise refusal(where, name, f"lists of {len(one)} and {len(other)} tensors in")
+    return list(zip(one, other, strict=True))
+
+
+def check_dtypes(where: Where, name: str, tensors: Sequence[Tensor]) -> None:
+    """Refuses tensors of different types."""
+    dtypes = {tensor.dtype for tensor in tensors}
+    if len(dtypes) != 1:
+        listed = ", ".join(sorted(str(dtype) for dtype in dtypes))
+        raise refusal(where, name, f"tensors of different types ({listed}) in")
+
+
+def check_chunks(where: Where, name: str, part: Tensor, whole: Tensor) -> None:
+    """``whole`` must be one ``part`` per rank."""
+    if part.dtype != whole.dtype or part.numel() * where.world != whole.numel():
+        what = f"{whole.dtype}[{whole.numel()}] whose parts are {part.dtype}[{part.numel()}] in"
+        raise refusal(where, name, what)
+
+
+def check_list(where: Where, name: str, tensor: Tensor, parts: Sequence[Tensor]) -> None:
+    """``parts`` must be one tensor like ``tensor`` per rank."""
+    sizes = {(part.dtype, part.numel()) for part in parts}
+    if len(parts) != where.world or sizes != {(tensor.dtype, tensor.numel())}:
+        raise _bad_list(where, name, tensor, parts)
+
+
+def part_sizes(where: Where, name: str, tensor: Tensor, parts: Sequence[Tensor]) -> tuple[int, ...]:
+    """The elements of each part: there must be one per rank, and this rank's like ``tensor``."""
+    sizes = tuple(part.numel() for part in parts)
+    alike = {part.dtype for part in parts} == {tensor.dtype}
+    if len(parts) != where.world or not alike or sizes[where.rank] != tensor.numel():
+        raise _bad_list(where, name, tensor, parts)
+    return sizes
+
+
+def _bad_list(where: Where, name: str, tensor: Tensor, parts: Sequence[Tensor]) -> UnsupportedError:
+    listed = ", ".join(f"{part.dtype}[{part.numel()}]" for part in parts[:4])
+    what = f"{tensor.dtype}[{tensor.numel()}] and a list of {len(parts)} tensors ({listed}) for"
+    return refusal(where, name, what)
+
+
+def split_bytes(where: Where, name: str, tensor: Tensor, sizes: Sequence[int]) -> list[int]:
+    """The bytes of ``tensor`` for each rank.
+
+    Args:
+        where: Whose call it is.
+        name: Which.
+        tensor: Is split along its first dimension.
+        sizes: The rows for each rank; empty for equal parts.
+    """
+    if not tensor.dim():
+        raise refusal(where, name, "a tensor without dimensions to split for")
+    rows = tensor.shape[0]
+    if not sizes and rows % where.world == 0:
+        sizes = [rows // where.world] * where.world
+    if len(sizes) != where.world or sum(sizes) != rows or min(sizes) < 0:
+        raise refusal(where, name, f"{rows} rows in parts of {list(sizes)} for")
+    row = nbytes(tensor) // rows if rows else 0
+    return [size * row for size in sizes]
+
+
+def check_own_split(where: Where, name: str, send: Sequence[int], receive: Sequence[int]) -> None:
+    """What this rank sends itself must be what it expects from itself, in bytes."""
+    own = where.rank
+    if send[own] != receive[own]:
+        what = f"{send[own]} bytes to itself where it expects {receive[own]}, in"
+        raise refusal(where, name, what)

@@ -1,0 +1,195 @@
+"""The table of collectives: for each, when it may lose packets, how it is submitted, and what
+gloo would do.
+
+``submit`` hands a submission to the endpoint. What it hands over are addresses: the tensors are
+contiguous by then, and are kept alive until the operation is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lossycoll.errors import MismatchError
+from lossycoll.runtime.core.call import Operation
+
+from .description import CollectiveKind, Description, Loss, Submission
+from .staging import one_buffer, two_buffers
+from .tensors import DTYPES, address, contiguous, nbytes
+
+# ---- how the engine does it ----
+
+
+def _buffers(s: Submission) -> tuple[int, int]:
+    return address(s.source), address(s.target)
+
+
+def _part_bytes(s: Submission) -> int | tuple[int, ...]:
+    """The bytes of each rank's part: one number where all are alike."""
+    if s.description.sizes is None:
+        return nbytes(s.source)
+    return tuple(size * s.source.element_size() for size in s.description.sizes)
+
+
+def _root(s: Submission) -> int:
+    assert s.description.root is not None
+    return s.description.root
+
+
+def _all_reduce(s: Submission) -> Operation:
+    target = s.target
+    return s.endpoint.all_reduce(
+        s.call, target.data_ptr(), target.numel(), DTYPES[target.dtype], s.terms
+    )
+
+
+def _reduce_scatter(s: Submission) -> Operation:
+    elements: int | tuple[int, ...] = s.target.numel()
+    if s.description.sizes is not None:
+        floats = 2 if s.description.writes[0].is_complex() else 1
+        elements = tuple(size * floats for size in s.description.sizes)
+    return s.endpoint.reduce_scatter(s.call, _buffers(s), elements, DTYPES[s.source.dtype], s.terms)
+
+
+def _gather_chunks(s: Submission) -> Operation:
+    """Brings each rank the contributions to its chunk of a reduce-scatter."""
+    sizes, own = s.description.sizes, nbytes(s.description.writes[0])
+    if sizes is None:
+        return s.endpoint.all_to_all(s.call, _buffers(s), own, s.terms)
+    send = [size * s.source.element_size() for size in sizes]
+    return s.endpoint.exchange(s.call, _buffers(s), send, [own] * len(sizes), s.terms)
+
+
+def _broadcast(s: Submission) -> Operation:
+    return s.endpoint.broadcast(s.call, s.target.data_ptr(), nbytes(s.target), _root(s), s.terms)
+
+
+def _all_gather(s: Submission) -> Operation:
+    return s.endpoint.all_gather(s.call, _buffers(s), _part_bytes(s), s.terms)
+
+
+def _gather(s: Submission) -> Operation:
+    return s.endpoint.gather(s.call, _buffers(s), nbytes(s.source), _root(s), s.terms)
+
+
+def _scatter(s: Submission) -> Operation:
+    part = nbytes(s.description.writes[0])
+    return s.endpoint.scatter(s.call, _buffers(s), part, _root(s), s.terms)
+
+
+def _all_to_all(s: Submission) -> tuple[Operation, ...]:
+    """The data, and before it what each rank sends to each: only the sender knows, so each rank
+    compares that with what it expects."""
+    splits = s.description.splits
+    assert splits is not None
+    health, world = s.health, len(splits.send)
+    sent = torch.tensor(splits.send)
+    table = sent.new_empty((world, world))
+
+    def compare() -> None:
+        where = health.where
+        for peer, wanted in enumerate(splits.receive):
+            coming = int(table[peer, where.rank])
+            if coming != wanted:
+                error = MismatchError(
+                    f"{where}: {s.call.numbered}: {where.peer(peer)} sends {coming} bytes where "
+                    f"{wanted} are expected here; make the split sizes of both ranks agree",
+                    peer=peer,
+                )
+                health.fail(error, tell=True)
+                raise error
+
+    terms = s.terms._replace(keep=(sent, table), epilogue=compare)
+    sizes = s.endpoint.all_gather(s.call, (sent.data_ptr(), table.data_ptr()), nbytes(sent), terms)
+    data = s.endpoint.exchange(s.call, _buffers(s), splits.send, splits.receive, s.terms)
+    return sizes, data
+
+
+def barrier(s: Submission) -> Operation:
+    """Submits a barrier, and in its place every call without elements."""
+    one = torch.ones(1)
+    return s.endpoint.barrier(s.call, one.data_ptr(), s.terms._replace(keep=one))
+
+
+# ---- what gloo does instead: its targets are dense and detached ----
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return contiguous(tensor).detach().clone()
+
+
+def _gloo_all_gather(
+    gloo: Any, call: Description, targets: Sequence[Tensor], opts: Any
+) -> dist.Work:
+    source = _copy(call.reads[0])
+    if len(targets) == 1:  # it refuses the stacked shape
+        work: dist.Work = gloo._allgather_base(targets[0].view(-1), source.view(-1), opts)
+    else:
+        work = gloo.allgather([list(targets)], [source], opts)
+    return work
+
+
+def _gloo_gather(gloo: Any, call: Description, targets: Sequence[Tensor], opts: Any) -> dist.Work:
+    outputs = [list(targets)] if targets else []
+    work: dist.Work = gloo.gather(outputs, [_copy(call.reads[0])], opts)
+    return work
+
+
+def _gloo_scatter(gloo: Any, call: Description, targets: Sequence[Tensor], opts: Any) -> dist.Work:
+    inputs = [[_copy(part) for part in call.reads]] if call.reads else []
+    work: dist.Work = gloo.scatter(list(targets), inputs, opts)
+    return work
+
+
+# ---- the table ----
+
+ALL_REDUCE: Final = CollectiveKind(
+    "all_reduce",
+    Loss.REDUCTION,
+    one_buffer,
+    submit=_all_reduce,
+    gathering=_all_gather,
+    gloo=lambda gloo, call, targets, opts: gloo.allreduce(list(targets), opts),
+)
+REDUCE: Final = CollectiveKind(
+    # Only the root has the result, so nothing could be made of what it lacks.
+    "reduce",
+    Loss.NEVER,
+    one_buffer,
+    gathering=_gather,
+)
+REDUCE_SCATTER: Final = CollectiveKind(
+    "reduce_scatter",
+    Loss.REDUCTION,
+    two_buffers,
+    submit=_reduce_scatter,
+    gathering=_gather_chunks,
+)
+BROADCAST: Final = CollectiveKind(
+    "broadcast",
+    Loss.COPY,
+    one_buffer,
+    submit=_broadcast,
+    gloo=lambda gloo, call, targets, opts: gloo.broadcast(list(targets), opts),
+)
+ALL_GATHER: Final = CollectiveKind(
+    "all_gather", Loss.COPY, two_buffers, submit=_all_gather, gloo=_gloo_all_gather
+)
+GATHER: Final = CollectiveKind("gather", Loss.NEVER, two_buffers, submit=_gather, gloo=_gloo_gather)
+SCATTER: Final = CollectiveKind(
+    "scatter", Loss.NEVER, two_buffers, submit=_scatter, gloo=_gloo_scatter
+)
+ALL_TO_ALL: Final = CollectiveKind(
+    "all_to_all", Loss.NEVER, two_buffers, submit=_all_to_all, empty_is_barrier=False, operations=2
+)
+BARRIER: Final = CollectiveKind(
+    "barrier",
+    Loss.NEVER,
+    two_buffers,
+    submit=barrier,
+    gloo=lambda gloo, call, targets, opts: gloo.barrier(opts),
+)

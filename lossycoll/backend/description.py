@@ -1,0 +1,156 @@
+"""A collective as data: what one call reads, writes, compares and needs.
+
+:class:`CollectiveKind` is what all calls of a collective have in common, a row of the table in
+``collectives.py``. :class:`Description` is one call: ``process_group.py`` builds it and
+``dispatch.py`` runs it. To add a collective, write a kind with its ``submit`` and describe its
+calls; ``LossyProcessGroup.run`` takes the description.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from torch import Tensor
+
+from lossycoll.runtime.collectives.endpoint import Communicator
+from lossycoll.runtime.collectives.single_rank import Alone
+from lossycoll.runtime.core.call import Collective, Operation, Terms
+from lossycoll.runtime.membership.group_state import Health
+
+from .reduction import Reduction
+from .work import EngineWork
+
+
+class Loss(Enum):
+    """When packets of a collective may be lost."""
+
+    NEVER = auto()
+    REDUCTION = auto()
+    """Where the delivery is lossy, for sums and averages of floats of ``lossy_min_bytes`` or more.
+    """
+    COPY = auto()
+    """The same for floats that are copied, but only inside ``with lossycoll.lossy():``."""
+    DELIVERY = auto()
+    """Wherever the delivery is lossy: the caller learns what became of each packet."""
+
+
+class Staged(NamedTuple):
+    """The caller's tensors as buffers of one operation.
+
+    Attributes:
+        source: What is read; contiguous.
+        target: What is written; contiguous. May be ``source``.
+        epilogue: Brings the result from ``target`` to the caller's tensors; None if it is there.
+        among: The same, for what is reduced from the contributions of the ranks that it gets.
+    """
+
+    source: Tensor
+    target: Tensor
+    epilogue: Callable[[], None] | None = None
+    among: Callable[[Sequence[int]], None] | None = None
+
+
+class Submission(NamedTuple):
+    """What ``submit`` gets: a call that was checked, numbered and staged.
+
+    Attributes:
+        endpoint: Runs operations; ``submit`` calls one of its methods (or several).
+        call: The call with its number, as all ranks must issue it.
+        description: What was asked for.
+        source: The buffer that is read; contiguous.
+        target: The buffer that is written; contiguous. May be ``source``.
+        terms: Options, timeout, and what happens when the operation is done.
+        health: The group's state, for what ``submit`` finds to be wrong.
+    """
+
+    endpoint: Communicator | Alone
+    call: Collective
+    description: Description
+    source: Tensor
+    target: Tensor
+    terms: Terms
+    health: Health
+
+
+Stage = Callable[["Description", "Reduction | None", bool], Staged]
+"""Makes buffers of a call's tensors. True: elements may stay as they are, since their packets may
+be lost."""
+Submit = Callable[[Submission], "Operation | tuple[Operation, ...]"]
+GlooCall = Callable[[Any, "Description", Sequence[Tensor], Any], dist.Work]
+"""Gets the gloo group, the call, dense tensors in place of what it writes, and torch's options."""
+
+
+@dataclass(frozen=True, eq=False)
+class CollectiveKind:
+    """What all calls of one collective have in common.
+
+    Attributes:
+        name: Its name in errors, in logs, and in what ranks compare.
+        loss: When its packets may be lost.
+        stage: How tensors become buffers; ``staging.py`` has the ways.
+        submit: How the engine does it. None if it never does: a reduction that is always gathered.
+        gathering: For reductions, how the contributions get to where they are reduced without the
+            engine. None if there is no such way.
+        gloo: How gloo does it, if that is an alternative for small exact calls.
+        empty_is_barrier: Whether a call without elements becomes a barrier. If not, ``submit``
+            runs, since only this rank may know that it has nothing to send or receive.
+        work: The class of the work that torch gets.
+        operations: How many operations ``submit`` submits.
+    """
+
+    name: str
+    loss: Loss
+    stage: Stage
+    submit: Submit | None = None
+    gathering: Submit | None = None
+    gloo: GlooCall | None = None
+    empty_is_barrier: bool = True
+    work: type[EngineWork] = EngineWork
+    operations: int = 1
+
+
+class Splits(NamedTuple):
+    """Bytes that this rank sends to each rank, and expects from each."""
+
+    send: Sequence[int]
+    receive: Sequence[int]
+
+
+class Description(NamedTuple):
+    """One call of a collective at one rank.
+
+    A named tuple, since a frozen dataclass takes two microseconds to make.
+
+    Attributes:
+        kind: Which collective.
+        reads: The tensors that this rank contributes.
+        writes: The tensors that are filled, and the work's result.
+        nbytes: The bytes of the whole, the same on all ranks: what decides whether the call is
+            large enough for loss or small enough for gloo. 0: nothing moves.
+        compared: A tensor whose dtype and number of elements all ranks must agree on.
+        detail: What else they must agree on; part of the call's text.
+        op: torch's ReduceOp, for reductions.
+        root: The rank that has what is sent or gets what is collected, if there is one.
+        sizes: The elements of each rank's part, where parts differ.
+        splits: What goes where, if ranks don't know each other's sizes.
+        harmless_overlap: Bytes from the source to the target at which both may share memory, since
+            each element is then read before it is replaced.
+        argument: What only ``submit`` understands.
+    """
+
+    kind: CollectiveKind
+    reads: list[Tensor]
+    writes: list[Tensor]
+    nbytes: int = 0
+    compared: Tensor | None = None
+    detail: object = ""
+    op: Any = None
+    root: int | None = None
+    sizes: tuple[int, ...] | None = None
+    splits: Splits | None = None
+    harmless_overlap: int | None = None
+    argument: Any = None

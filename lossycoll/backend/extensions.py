@@ -1,0 +1,169 @@
+"""What a lossy group has beside torch's interface: figures, options, collectives of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+from torch._C import _distributed_c10d as c10d
+
+from lossycoll.options.fields import Options
+from lossycoll.runtime.collectives.endpoint import Communicator
+from lossycoll.runtime.engine.reports import Report, Stats
+
+from . import block_collectives
+from .block_collectives import BlockWork, ContributionWork
+from .description import Description
+from .dispatch import Dispatcher
+from .dynamo_skip import opaque
+from .tensors import nbytes
+
+_c10d: Any = c10d  # its stub has overloads that aren't served
+
+
+@opaque
+class Extensions:
+    """A base of LossyProcessGroup, which sets the attributes."""
+
+    _comm: Communicator
+    _dispatcher: Dispatcher
+
+    # ---- figures and options ----
+
+    def lossy_stats(self) -> Stats:
+        """This rank's figures since the group was made (``lossycoll.stats``)."""
+        return self._comm.stats()
+
+    def lossy_options(self) -> Options:
+        """The options for a call made now: the group's, as the scope around changes them."""
+        return self._dispatcher.effective()
+
+    def lossy_resend(self, rounds: int) -> Callable[[], None]:
+        """Makes ``repair`` at least ``rounds`` from now on, unless the group was given a value.
+
+        All ranks must call this, and what it returns, between the same calls.
+
+        Args:
+            rounds: Rounds of resending, 0 to 255.
+
+        Returns:
+            A function that takes it back.
+        """
+        return self._dispatcher.resend(rounds)
+
+    def lossy_lost(self) -> tuple[int, ...]:
+        """The ranks that the group continues without, as soon as this rank knows of them."""
+        return tuple(sorted(self._comm.health.without))
+
+    def lossy_lost_alike(self) -> tuple[int, ...]:
+        """The ranks that the last collective was made without.
+
+        This is the same on all ranks at the same place among their collectives, so what they do
+        next may depend on it. It doesn't include a rank that was lost since; the next collective's
+        will.
+
+        Returns:
+            The ranks, in rising order.
+        """
+        return self._comm.lost_alike()
+
+    def lossy_last_report(self) -> Report | None:
+        """What the engine's last finished operation did here; None before the first."""
+        return self._comm.last_report()
+
+    def lossy_group_stats(self) -> Mapping[int, Mapping[str, Any]]:
+        """Every rank's counters, by rank, from its last heartbeat (``lossycoll.group_stats``)."""
+        return self._comm.group_stats()
+
+    # ---- a collective as data ----
+
+    def run(self, description: Description, opts: Any = None) -> dist.Work:
+        """Runs any collective that is described as data, also one that isn't in torch.
+
+        All ranks must run the same ones in the same order.
+
+        Args:
+            description: What is read and written, and by which kind of collective.
+            opts: torch's options of the call, for ``timeout`` and ``asyncOp``.
+
+        Returns:
+            The work; its result is ``description.writes``.
+
+        Raises:
+            UnsupportedError: A tensor or root that can't be served.
+        """
+        return self._dispatcher.run(description, _c10d.BarrierOptions() if opts is None else opts)
+
+    # ---- collectives that say what became of each block ----
+
+    @property
+    def block_bytes(self) -> int:
+        """The bytes that one block (packet) carries."""
+        return self._comm.block_bytes
+
+    def blocks(self, nbytes: int) -> int:
+        """Counts the blocks (packets) of a chunk in :meth:`all_gather_blocks`.
+
+        Args:
+            nbytes: The chunk's bytes.
+
+        Returns:
+            Their number.
+        """
+        return self._comm.blocks(nbytes)
+
+    def all_gather_blocks(
+        self, output: Tensor, needed: NDArray[np.bool_] | None = None
+    ) -> BlockWork:
+        """Gathers rank r's chunk of ``output`` on all ranks, in place, block by block.
+
+        In lossy delivery (the group's, or a scope's) a block that doesn't arrive leaves what was
+        there.
+
+        Args:
+            output: Shape (world * n,), contiguous; chunk r is ``output[r * n : (r + 1) * n]``.
+            needed: bool (world, blocks), those that are asked for until they come, by owner; the
+                own row is ignored. None: none is.
+
+        Returns:
+            A work whose ``arrived`` waits for it and is bool (world, blocks), own row True. A
+            needed block is missing in it only if nothing came over that link for ``deadline_max``
+            seconds, or if its owner is lost.
+
+        Raises:
+            UnsupportedError: A tensor or an array of another form.
+        """
+        blocks = self.blocks(nbytes(output) // self._dispatcher.where.world)
+        description = block_collectives.all_gather_blocks(
+            self._dispatcher.where, output, needed, blocks
+        )
+        work = self._dispatcher.run(description, _c10d.AllgatherOptions())
+        assert isinstance(work, BlockWork)
+        return work
+
+    def reduce_scatter_blocks(self, output: Tensor, input: Tensor) -> ContributionWork:
+        """Averages all ranks' chunks number ``rank`` of ``input`` in ``output``, of what arrived.
+
+        In lossy delivery what is lost counts as zero: for callers that add it to their next
+        contribution. The sum is divided by the world.
+
+        Args:
+            output: Shape (n,), contiguous; it may be this rank's chunk of ``input``.
+            input: Shape (world * n,), contiguous, floating.
+
+        Returns:
+            A work whose ``lost`` waits for it and is bool (world, blocks), by owner: the blocks
+            (packets) of this rank's contributions that were lost. What a link lost that was silent
+            for ``deadline_max`` isn't known, and not in it.
+
+        Raises:
+            UnsupportedError: Tensors of another form.
+        """
+        description = block_collectives.reduce_scatter_blocks(self._dispatcher.where, output, input)
+        work = self._dispatcher.run(description, _c10d.ReduceScatterOptions())
+        assert isinstance(work, ContributionWork)
+        return work

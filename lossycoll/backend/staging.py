@@ -1,0 +1,81 @@
+"""The caller's tensors as buffers of the engine, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from .description import Description, Staged
+from .reduction import Reduction
+from .tensors import apart, as_real, contiguous, copy_back, flat, room, scaled, spread
+
+NOTHING: Final = torch.empty(0)
+"""The buffer of those who neither read nor write."""
+
+
+def as_they_are(call: Description, reduction: Reduction | None, keep: bool) -> Staged:
+    """The first tensor that is read and the first that is written, which must be contiguous."""
+    del reduction, keep
+    return Staged(call.reads[0], call.writes[0])
+
+
+def one_buffer(call: Description, reduction: Reduction | None, keep: bool) -> Staged:
+    """One buffer that is read and written."""
+    del keep
+    tensor = call.writes[0]
+    if reduction is None:
+        buffer = whole = contiguous(tensor)
+    else:
+        whole = reduction.contribution(tensor)
+        buffer = as_real(whole)
+    return Staged(buffer, buffer, copy_back(whole, tensor))
+
+
+def two_buffers(call: Description, reduction: Reduction | None, keep: bool) -> Staged:
+    """One buffer of all that is read, another of all that is written, in order.
+
+    Where nothing is read, or nothing written, the other one stands for both.
+    """
+    source = _source(call.reads, None if reduction is None else reduction.factor)
+    target, epilogue = _target(call.writes, keep=keep)
+    if source is not None and target is not None:
+        source = apart(source, target, call.harmless_overlap)
+    source = source if source is not None else target if target is not None else NOTHING
+    target = source if target is None else target
+    if reduction is not None:
+        source, target = as_real(source), as_real(target)
+    return Staged(source, target, epilogue)
+
+
+def gathered(call: Description, reduction: Reduction, rank: int, world: int) -> Staged:
+    """Buffers for contributions that are gathered, and reduced where they are."""
+    parts, output = call.reads, call.writes[0]
+    source = reduction.contribution(parts[0] if len(parts) == 1 else flat(parts))
+    if call.root not in (None, rank):
+        return Staged(source, source, among=lambda _: None)
+    rows = source.new_empty((world, *output.shape))
+
+    def reduce_here(members: Sequence[int]) -> None:
+        spread(reduction.over(rows, members), [output])
+
+    return Staged(source, rows, among=reduce_here)
+
+
+def _source(tensors: Sequence[Tensor], factor: float | None) -> Tensor | None:
+    if not tensors:
+        return None
+    return scaled(tensors[0] if len(tensors) == 1 else flat(tensors), factor)
+
+
+def _target(
+    tensors: Sequence[Tensor], *, keep: bool
+) -> tuple[Tensor | None, Callable[[], None] | None]:
+    if not tensors:
+        return None, None
+    if len(tensors) == 1:
+        buffer = contiguous(tensors[0])
+        return buffer, copy_back(buffer, tensors[0])
+    return room(tensors, kept=keep)

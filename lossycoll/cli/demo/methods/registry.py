@@ -1,0 +1,197 @@
+"""What a training method is, and which there are. Imports no torch, for ``--help``."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+
+from lossycoll.options.fields import Options
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+    Wrap: TypeAlias = Callable[
+        [nn.Module, Callable[..., Optimizer], Mapping[str, Any]], tuple[nn.Module, Optimizer]
+    ]
+    Attach: TypeAlias = Callable[[nn.Module, Optimizer], object]
+
+DEMO_RUNS: Final = ("gloo", "clean")
+"""Names of the demo's own runs, which lose nothing."""
+
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+"""A name is a folder's, and one of several between commas."""
+
+
+class Theory(Protocol):
+    """What predicts the drift of a run while it trains."""
+
+    def expected_drift(self) -> float:
+        """Squared distance of all parameters, averaged over pairs of replicas. A collective."""
+
+
+@dataclass
+class Prepared:
+    """A method applied to a model.
+
+    Attributes:
+        forward: What is run forward: the model itself, or a wrapper of it.
+        optimizer: What is stepped.
+        attached: What ``attach`` returned; it only has to live as long as the training.
+        theory: What predicts the drift, where it was asked for and anything does.
+    """
+
+    forward: nn.Module
+    optimizer: Optimizer
+    attached: object = None
+    theory: Theory | None = None
+
+
+@dataclass(frozen=True)
+class Method:
+    """How model and optimizer are prepared for data-parallel training.
+
+    Attributes:
+        name: Key in results and tables, and with ``--runs`` unless ``run`` is given.
+        module: Module that registers the method, ``__name__`` there. Ranks import it.
+        wrap: Takes a model, the class of an optimizer and its settings; returns what is run forward
+            and what is stepped. Called on every rank, after ``init_process_group``.
+        summary: What it does under loss, in a clause or two, for the notes below the demo's table.
+        run: Name of its run in the demo, where that isn't ``name``.
+        attach: Called with what ``wrap`` returned, before the first step.
+        options: Options of the group (:class:`lossycoll.Options`).
+        expected_drift: Takes the optimizer and the share of packets lost; returns what predicts the
+            distance between replicas. Called before ``attach``.
+        colour: In plots, as matplotlib names colours.
+        marker: In plots, as matplotlib names markers.
+    """
+
+    name: str
+    module: str
+    wrap: Wrap
+    summary: str = ""
+    run: str = ""
+    attach: Attach | None = None
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    expected_drift: Callable[[Optimizer, float], Theory] | None = None
+    colour: str = "tab:gray"
+    marker: str = "o"
+
+    @property
+    def run_name(self) -> str:
+        """What the demo calls it."""
+        return self.run or self.name
+
+    def prepare(
+        self,
+        model: nn.Module,
+        optimizer_class: Callable[..., Optimizer],
+        settings: Mapping[str, Any],
+        loss: float | None = None,
+    ) -> Prepared:
+        """Applies the method to a model. A collective.
+
+        Args:
+            model: Equal on all ranks, or rank 0's counts, as the method has it.
+            optimizer_class: Called with parameters and ``settings``.
+            settings: Keyword arguments of the optimizer.
+            loss: Share of packets lost; with it, ``theory`` is prepared too.
+
+        Raises:
+            TypeError: ``wrap`` returns something else than two things.
+        """
+        wrapped: object = self.wrap(model, optimizer_class, settings)
+        if not (isinstance(wrapped, tuple) and len(wrapped) == 2):
+            raise TypeError(
+                f"wrap of method {self.name!r} of {self.module} returned {wrapped!r}, wanted what "
+                f"is run forward and the optimizer"
+            )
+        forward, optimizer = wrapped
+        theory = None
+        if loss is not None and self.expected_drift is not None:
+            # Before what is attached: hooks run in order of registration, and the theory must see
+            # a step before its outcome is moved.
+            theory = self.expected_drift(optimizer, loss)
+        attached = None if self.attach is None else self.attach(forward, optimizer)
+        return Prepared(forward, optimizer, attached, theory)
+
+
+_METHODS: dict[str, Method] = {}
+
+
+def register(method: Method) -> Method:
+    """Adds a method to those that are compared; returns it.
+
+    A method that its module registers again, as when it is reloaded, takes the earlier one's place.
+
+    Raises:
+        ValueError: Its name, or the name of its run, is another method's, one of the demo's own
+            runs or no name at all, or ranks can't import its module.
+        OptionError: Its options aren't a group's.
+    """
+    if method.module == "__main__":
+        raise ValueError(
+            f"method {method.name!r} is registered by the program that is run, which ranks can't "
+            f"import: put it into a module of its own"
+        )
+    names = {method.name, method.run_name}
+    for name in sorted(names):
+        if not NAME.fullmatch(name):
+            raise ValueError(
+                f"a method of {method.module} has the name {name!r}, wanted letters, digits and "
+                f"any of . _ + - between them"
+            )
+    if names & set(DEMO_RUNS):
+        raise ValueError(
+            f"method {method.name!r} of {method.module} has the name of a run of the demo "
+            f"({', '.join(DEMO_RUNS)}): wanted another name"
+        )
+    for other in _METHODS.values():
+        if _origin(other) != _origin(method) and names & {other.name, other.run_name}:
+            raise ValueError(
+                f"method {method.name!r} of {method.module} has the name of {other.name!r} of "
+                f"{other.module}: wanted another name"
+            )
+    Options.from_env({}, **method.options)
+    if not _importable(method.module):
+        raise ValueError(
+            f"method {method.name!r}: ranks can't import its module {method.module!r}; wanted "
+            f"__name__ of a module on PYTHONPATH"
+        )
+    _METHODS[method.name] = method
+    return method
+
+
+def _origin(method: Method) -> tuple[str, ...]:
+    """What a reloaded copy of a method has in common with it; its functions are new objects."""
+    wrap = getattr(method.wrap, "__qualname__", repr(method.wrap))
+    return method.name, method.run_name, method.module, wrap
+
+
+def _importable(module: str) -> bool:
+    try:
+        return module in sys.modules or find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def methods() -> Sequence[Method]:
+    """All that are registered, the earliest first."""
+    return tuple(_METHODS.values())
+
+
+def find(name: str, module: str) -> Method:
+    """The method that ``module`` registers as ``name``; imports the module.
+
+    Raises:
+        ValueError: It registers no such method.
+    """
+    import_module(module)
+    if name not in _METHODS:
+        raise ValueError(f"{module} registers no method {name!r}, only {', '.join(_METHODS)}")
+    return _METHODS[name]

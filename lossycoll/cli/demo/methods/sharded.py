@@ -1,0 +1,45 @@
+"""ShardedOptimizer: each rank steps a part of the parameters and sends them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from .registry import Method, Theory
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+
+def wrap(
+    model: nn.Module,
+    optimizer_class: Callable[..., Optimizer],
+    settings: Mapping[str, Any],
+    **how: Any,
+) -> tuple[nn.Module, Optimizer]:
+    """``how``: options of ShardedOptimizer."""
+    import lossycoll
+
+    sharded = lossycoll.ShardedOptimizer(model.parameters(), optimizer_class, **how, **settings)
+    return model, sharded
+
+
+def expected_drift(optimizer: Optimizer, loss: float) -> Theory:
+    """From how the owners' values move."""
+    from lossycoll.cli.demo.drift_theory import OwnersTrail
+
+    return OwnersTrail(optimizer, loss)
+
+
+SHARDED: Final = Method(
+    name="sharded",
+    module=__name__,
+    wrap=wrap,
+    summary=(
+        "parameters are sent, not gradients; a lost packet leaves a value that is a step or two old"
+    ),
+    expected_drift=expected_drift,
+    colour="tab:purple",
+    marker="P",
+)

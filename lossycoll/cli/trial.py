@@ -1,0 +1,277 @@
+"""Run your own training script at several losses, and compare the metric that it prints.
+
+lossycoll try --loss 0,0.01,0.05 --metric loss -- python train.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from lossycoll.options.fields import Options
+
+from .argtypes import inject_text, real, shares, whole
+from .launcher import EXIT_FAILED, LaunchError, must_be_writable, run_ranks, scratch
+
+DEFAULT_LOSSES: Final = "0,0.01,0.05"
+NOT_FINITE: Final = r"(?i:nan|inf(?:inity)?)"
+NUMBER: Final = rf"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|{NOT_FINITE})"
+ENDS: Final = r"(?!\w|\.\w|,\d)"
+"""What follows a number; without it 0.53s would be 0.5."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of the script.
+
+    Attributes:
+        loss: Share of packets that were dropped.
+        seed: Of what was dropped.
+        value: The metric's last value at rank 0; None where it printed none.
+        groups: How many groups of the backend "lossy" rank 0 made. Without one nothing is lost.
+        dropped: Packets that injection dropped, over all ranks; None where no group reported it.
+        seconds: From the start of the ranks to their end.
+        failure: What ended the run; empty if it ended well.
+        unread: What stands behind the metric's last mention where that is no number.
+    """
+
+    loss: float
+    seed: int
+    value: float | None
+    groups: int
+    dropped: int | None
+    seconds: float
+    failure: str = ""
+    unread: str = ""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--loss",
+        type=shares,
+        default=shares(DEFAULT_LOSSES),
+        dest="losses",
+        help=f"shares of packets to drop, in rising order (default {DEFAULT_LOSSES})",
+    )
+    add("--burst", type=real(1), default=1.0, help="mean length of a loss, in packets (default 1)")
+    add("--seeds", type=whole(1, 1000), default=1, help="runs for each loss (default 1)")
+    add("--ranks", type=whole(2, 64), default=2, help="processes (default 2)")
+    add(
+        "--metric",
+        type=_metric,
+        default="loss",
+        metavar="NAME",
+        help="rank 0 prints NAME=VALUE, NAME: VALUE or NAME VALUE; the last counts (default loss)",
+    )
+    add("--json", action="store_true", help="print JSON instead of the table")
+    add("--out", type=Path, help="also write the JSON to this file")
+    add("unseparated", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+
+
+def _metric(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the metric needs a name")
+    return text.strip()
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """``chosen.words``: the command after "--".
+
+    Raises:
+        OptionError: No network loses this share of packets in bursts of this length.
+    """
+    problem = _unusable(chosen.words, chosen.unseparated)
+    if problem:
+        print(f"lossycoll try: {problem}", file=sys.stderr)
+        return 2
+    for loss in chosen.losses:
+        Options(inject=inject_text(loss, chosen.burst, 1) or "")
+    if chosen.out:
+        must_be_writable(chosen.out)
+    errors = Console(stderr=True)
+    trials = []
+    for loss in chosen.losses:
+        for seed in range(1, chosen.seeds + 1):
+            errors.print(f"loss {loss:g}, seed {seed}", highlight=False)
+            trials.append(trial(chosen, loss, seed))
+    text = json.dumps({"metric": chosen.metric, "trials": [data(one) for one in trials]})
+    if chosen.out:
+        chosen.out.write_text(text + "\n", encoding="utf-8")
+    if chosen.json:
+        print(text)
+    else:
+        Console().print(table(trials, chosen.metric), highlight=False)
+    for complaint in complaints(trials, chosen.metric):
+        errors.print(f"lossycoll try: {complaint}", highlight=False, markup=False)
+    bad = any(one.failure or one.value is None or lossless(one) for one in trials)
+    return EXIT_FAILED if bad else 0
+
+
+def data(one: Trial) -> dict[str, Any]:
+    """A run for JSON, which has neither NaN nor infinity: null stands for them."""
+    finite = one.value is not None and math.isfinite(one.value)
+    return {**asdict(one), "value": one.value if finite else None}
+
+
+def lossless(one: Trial) -> bool:
+    """Whether a run that was to lose packets lost none."""
+    return one.loss > 0 and one.dropped == 0 and not one.failure
+
+
+def _unusable(words: Sequence[str] | None, unseparated: Sequence[str]) -> str:
+    if unseparated:
+        return f"write -- before the command, as in -- {' '.join(unseparated)}"
+    if not words:
+        return "nothing to run; write a command after --, as in -- python train.py"
+    if shutil.which(words[0]) is None:
+        return f"there is no program {words[0]!r} to run; a script takes its python before it"
+    return ""
+
+
+def trial(chosen: argparse.Namespace, loss: float, seed: int) -> Trial:
+    """Runs the command once, on all ranks. A run that fails is a result as well."""
+    environment = {
+        "LOSSYCOLL_INJECT": inject_text(loss, chosen.burst, seed),
+        "LOSSYCOLL_LOG": "info",  # by which groups and dropped packets are counted
+    }
+    failure = out = err = everywhere = ""
+    started = time.monotonic()
+    try:
+        with scratch("lossycoll-try-") as folder:
+            try:
+                run_ranks(chosen.words, ranks=chosen.ranks, folder=folder, environment=environment)
+            finally:
+                out, err = _written(folder, "0/stdout"), _written(folder, "0/stderr")
+                everywhere = _written(folder, "*/stderr")
+    except LaunchError as error:
+        failure = str(error)
+    found = mentions(out, chosen.metric) or mentions(err, chosen.metric)
+    value, unread = found[-1] if found else (None, "")
+    dropped = [int(n) for n in re.findall(r"event=left\b.*\bpackets_injected=(\d+)", everywhere)]
+    return Trial(
+        loss,
+        seed,
+        value=value,
+        groups=len(re.findall(r"event=ready\b", err)),
+        dropped=sum(dropped) if dropped else None,
+        seconds=round(time.monotonic() - started, 1),
+        failure=failure,
+        unread=unread,
+    )
+
+
+def _written(folder: Path, name: str) -> str:
+    """All logs of this name, a rank's or, with ``*``, every rank's."""
+    files = sorted(folder.rglob(f"{name}.log"))
+    return "\n".join(one.read_text(encoding="utf-8", errors="replace") for one in files)
+
+
+def mentions(text: str, metric: str) -> list[tuple[float | None, str]]:
+    """Each place where ``text`` gives a value to ``metric``: the number, or what stands there.
+
+    ``loss=0.5``, ``loss: 0.5`` and ``last loss 0.5`` all say that "loss" is 0.5.
+    """
+    name = rf"(?<![\w.-])[\"']?{re.escape(metric)}[\"']?"
+    # A word behind a blank is prose; behind = or : it was meant as the value.
+    value = rf"\s+(?=[-+]?(?:\.?\d|{NOT_FINITE}\b))"
+    found = re.finditer(rf"{name}(?:\s*[=:]\s*|{value})(?:({NUMBER}){ENDS}|(\S*))", text)
+    return [(float(one[1]), "") if one[1] else (None, one[2]) for one in found]
+
+
+def last_value(text: str, metric: str) -> float | None:
+    """The number behind the last ``metric`` in ``text``; None if there is none."""
+    found = mentions(text, metric)
+    return found[-1][0] if found else None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The runs at one loss. ``values``: of the metric, in the order of their seeds."""
+
+    loss: float
+    values: tuple[float, ...]
+    failed: int
+    seconds: float
+
+    @property
+    def mean(self) -> float | None:
+        return sum(self.values) / len(self.values) if self.values else None
+
+
+def summaries(trials: Sequence[Trial]) -> list[Summary]:
+    """One per loss, rising. Runs that failed count as such alone."""
+    out = []
+    for loss in sorted({one.loss for one in trials}):
+        own = [one for one in trials if one.loss == loss]
+        values = tuple(one.value for one in own if one.value is not None and not one.failure)
+        failed = len(own) - len(values)
+        out.append(Summary(loss, values, failed, sum(one.seconds for one in own) / len(own)))
+    return out
+
+
+def table(trials: Sequence[Trial], metric: str) -> Table:
+    """A row per loss: the metric's mean and range, and how far it is from the first row's."""
+    rows = summaries(trials)
+    out = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("dropped", metric, "from", "to", f"against {rows[0].loss:g}", "s", "failed"):
+        out.add_column(heading, justify="right", no_wrap=True)
+    base = rows[0].mean
+    for row in rows:
+        mean = row.mean
+        known = mean is not None and base not in (None, 0.0) and row is not rows[0]
+        out.add_row(
+            f"{row.loss:g}",
+            "-" if mean is None else f"{mean:.6g}",
+            f"{min(row.values):.6g}" if row.values else "-",
+            f"{max(row.values):.6g}" if row.values else "-",
+            f"{_change(mean, base):+.2%}" if known else "-",
+            f"{row.seconds:.1f}",
+            str(row.failed or ""),
+        )
+    return out
+
+
+def _change(value: Any, base: Any) -> float:
+    return float((value - base) / abs(base))
+
+
+def complaints(trials: Sequence[Trial], metric: str) -> list[str]:
+    """What makes the table worth less than it seems."""
+    failed = [one for one in trials if one.failure]
+    # One is enough to read: what ends one run mostly ends the others as well.
+    out = [f"loss {one.loss:g}, seed {one.seed}: {one.failure}" for one in failed[:1]]
+    silent = [one for one in trials if one.value is None and not one.failure]
+    unread = [one.unread for one in silent if one.unread]
+    if unread:
+        out.append(
+            f"behind the last {metric} stands {unread[0]!r}, wanted a number, as in {metric}=0.5"
+        )
+    elif silent:
+        out.append(
+            f"rank 0 printed no {metric}=VALUE; print it at the end, or choose another name by "
+            f"--metric"
+        )
+    if any(one.loss > 0 and not one.groups and not one.failure for one in trials):
+        out.append(
+            "rank 0 made no group of the backend lossy that says so, so perhaps nothing was lost: "
+            'does the script call init_process_group("lossy")?'
+        )
+    if any(lossless(one) for one in trials):
+        out.append(
+            "no packet was dropped, so the table shows nothing of loss: are all gradients smaller "
+            "than lossy_min_bytes, or sent in reliable()?"
+        )
+    return out

@@ -1,0 +1,36 @@
+"""Starts processes of a laboratory, which all begin with this interpreter."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import LabError
+
+
+def spawn(command: Sequence[str], **how: Any) -> subprocess.Popen[Any]:
+    """subprocess.Popen.
+
+    Raises:
+        LabError: The program can't be started: a user who isn't root may be kept from reading the
+            interpreter, or the folder that it is in.
+    """
+    try:
+        return subprocess.Popen(command, **how)
+    except OSError as error:
+        raise LabError(
+            f"the laboratory can't run {command[0]} as user {os.geteuid()}: {error.strerror}; it "
+            f"wants a Python that this user may read and execute, folders above it included"
+        ) from error
+
+
+def interpreter_problem() -> str:
+    """Why this user can't run the interpreter; empty if that works."""
+    try:
+        spawn([sys.executable, "-I", "-S", "-c", ""], stderr=subprocess.DEVNULL).wait()
+    except LabError as error:
+        return str(error)
+    return ""

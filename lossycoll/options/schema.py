@@ -1,0 +1,225 @@
+"""What an option is: its values, how they are read and checked, and what it says of itself."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import Field, dataclass, field
+from numbers import Integral, Real
+from typing import Any, Final
+
+from lossycoll.errors import OptionError
+
+from .ranges import is_real, is_whole
+
+PREFIX: Final = "LOSSYCOLL_"
+
+
+@dataclass(frozen=True)
+class Values:
+    """The values that an option may have. ``read`` takes a variable's text, ``check`` any value.
+
+    Both return the value in its final type and raise ValueError or TypeError for a bad one.
+    ``allowed``: the values in words, or what gives them where they are not fixed.
+    """
+
+    allowed: str | Callable[[], str]
+    read: Callable[[str], Any]
+    check: Callable[[Any], Any]
+
+    @property
+    def wanted(self) -> str:
+        """The allowed values in words, as Markdown."""
+        return self.allowed if isinstance(self.allowed, str) else self.allowed()
+
+
+@dataclass(frozen=True)
+class OptionRow:
+    """A row of the table of options.
+
+    Args:
+        values: What is allowed.
+        meaning: One or two sentences for the table.
+        agree: Whether ranks whose values differ are refused when the group is made.
+        per_call: Whether a block of code may set it.
+    """
+
+    values: Values
+    meaning: str
+    agree: bool
+    per_call: bool
+
+
+class Default:
+    """Marks a value that nobody has written: ``isinstance(value, Default)``.
+
+    The mark is the value's type, so that it stays in ``dataclasses.replace``, copies and pickles.
+    """
+
+
+class _DefaultInt(Default, int):
+    pass
+
+
+class _DefaultFloat(Default, float):
+    pass
+
+
+class _DefaultText(Default, str):
+    pass
+
+
+def _default(value: float | str) -> Default:
+    if isinstance(value, str):
+        return _DefaultText(value)
+    return _DefaultInt(value) if isinstance(value, int) else _DefaultFloat(value)
+
+
+def option(
+    default: float | str,
+    values: Values,
+    meaning: str,
+    *,
+    agree: bool = False,
+    per_call: bool = False,
+) -> Any:
+    """A field of Options; the arguments are those of :class:`OptionRow`."""
+    return field(
+        default=_default(default), metadata={"row": OptionRow(values, meaning, agree, per_call)}
+    )
+
+
+def row(entry: Field[Any]) -> OptionRow:
+    """The row of a field of Options."""
+    found: OptionRow = entry.metadata["row"]
+    return found
+
+
+def choice(*names: str) -> Values:
+    """One of ``names``."""
+    return growing_choice(lambda: names)
+
+
+def growing_choice(names: Callable[[], Sequence[str]], hint: str = "") -> Values:
+    """One of names that may become more. ``hint``: how, for who asks for one that is not there."""
+
+    def check(value: Any) -> str:
+        if value not in names():
+            raise ValueError(*([hint] if hint else []))
+        return str(value)
+
+    def allowed() -> str:
+        return " or ".join(f"`{name}`" for name in names())
+
+    return Values(allowed, str.strip, check)
+
+
+def integer(low: int, high: int, *, allowed: str | None = None, zero: bool = False) -> Values:
+    """A whole number from ``low`` to ``high``; with ``zero`` 0 as well."""
+
+    def check(value: Any) -> int:
+        value = _plain(value)
+        if not (is_whole(value, low, high) or (zero and is_whole(value, 0, 0))):
+            raise ValueError
+        return int(value)
+
+    if allowed is None:
+        top = f"2^{high.bit_length() - 1}" if high > 1 << 32 else str(high)
+        allowed = f"{low} to {top}"
+    return Values(allowed, lambda text: int(text.strip(), 0), check)
+
+
+def number(low: float, high: float, unit: str) -> Values:
+    """A finite number from ``low`` to ``high``."""
+
+    def check(value: Any) -> float:
+        value = _plain(value)
+        if not is_real(value, low, high):
+            raise ValueError
+        return float(value) + 0.0  # -0.0 is 0.0: equal options have equal hashes
+
+    return Values(f"{low:g} to {high:g} {unit}", float, check)
+
+
+def _plain(value: Any) -> Any:
+    """Numbers of other libraries (NumPy's, say) as Python's; anything else as it is."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) else value
+
+
+def share(least: float, word: str) -> Values:
+    """0, a share of at least ``least``, or a word."""
+    fraction = number(0, 1, "")
+
+    def check(value: Any) -> float | str:
+        if value == word:
+            return word
+        share: float = fraction.check(value)
+        if 0 < share < least:
+            raise ValueError
+        return share
+
+    def read(text: str) -> float | str:
+        return word if text.strip() == word else float(text)
+
+    return Values(f"0, {least:g} to 1, or `{word}`", read, check)
+
+
+def text(allowed: str, check: Callable[[str], str]) -> Values:
+    """A text that ``check`` accepts, without blanks around it."""
+
+    def typed(value: Any) -> str:
+        if not isinstance(value, str):
+            raise TypeError
+        return check(value.strip())
+
+    return Values(allowed, str, typed)
+
+
+def variable(name: str) -> str:
+    """The environment variable of an option."""
+    return PREFIX + name.upper()
+
+
+def read(entry: Field[Any], text: str) -> Any:
+    """The value that a variable's text means."""
+    try:
+        return row(entry).values.read(text)
+    except ValueError:
+        return text  # refused by the check, which says what is allowed
+
+
+def check(entry: Field[Any], value: Any, what: str) -> Any:
+    """``value`` in its final type.
+
+    Raises:
+        OptionError: It isn't allowed; ``what`` names the option or the variable.
+    """
+    values = row(entry).values
+    try:
+        return values.check(value)
+    except (ValueError, TypeError) as error:
+        reason = f" ({error})" if str(error) else ""
+        allowed = values.wanted.replace("`", "")
+        raise refused(f"{what} is {value!r}, wanted {allowed}{reason}") from None
+
+
+def unknown(what: str, name: str, known: list[str]) -> OptionError:
+    """The error for a name that there isn't; it names the nearest of ``known``."""
+    short = {entry.removeprefix(PREFIX).lower(): entry for entry in known}
+    wanted = name.removeprefix(PREFIX).lower()
+    near = difflib.get_close_matches(wanted, short, n=1, cutoff=0.4)
+    hint = f"did you mean {short[near[0]]}?" if near else f"known: {', '.join(known)}"
+    return refused(f"unknown {what} {name}; {hint}")
+
+
+def refused(reason: str) -> OptionError:
+    """The error for options that can't be. It names the rank where a launcher has set one: options
+    are written before there is a group that would know."""
+    rank, world = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+    who = f"rank {rank}/{world}: " if rank and world else ""
+    return OptionError(who + reason, reason=reason)

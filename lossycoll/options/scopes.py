@@ -1,0 +1,102 @@
+"""Scopes: blocks of code that change the options of the calls made in them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from typing import Any
+
+from .fields import Options
+from .schema import check, refused, row, unknown
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What a ``with`` block changes.
+
+    Args:
+        changes: (name, value) of options, sorted by name.
+        lossy_copies: Whether broadcast and all_gather may lose packets too.
+    """
+
+    changes: tuple[tuple[str, Any], ...]
+    lossy_copies: bool
+
+
+_scope: ContextVar[Scope | None] = ContextVar("lossycoll_scope", default=None)
+
+
+def scope() -> Scope | None:
+    """The innermost block that the caller is in, with what the outer ones changed as well."""
+    return _scope.get()
+
+
+def within(options: Options, scope: Scope | None) -> Options:
+    """The options of a group as the block ``scope`` changes them."""
+    return options if scope is None else _changed(options, options.given, scope)
+
+
+@lru_cache(maxsize=256)
+def _changed(options: Options, given: frozenset[str], scope: Scope) -> Options:
+    del given  # equal options may differ in it, and so do their changed ones
+    return replace(options, **dict(scope.changes))
+
+
+@contextlib.contextmanager
+def _block(lossy_copies: bool, changes: Mapping[str, Any]) -> Iterator[None]:
+    table = {entry.name: entry for entry in fields(Options)}
+    for name in changes:
+        if name not in table or not row(table[name]).per_call:
+            known = [n for n, entry in table.items() if row(entry).per_call]
+            raise unknown("option of a block", name, known)
+    checked = {n: check(table[n], v, f"option {n}") for n, v in changes.items()}
+    outer = _scope.get()
+    merged = (dict(outer.changes) if outer else {}) | checked
+    token = _scope.set(Scope(tuple(sorted(merged.items())), lossy_copies))
+    try:
+        yield
+    finally:
+        _scope.reset(token)
+
+
+def reliable() -> contextlib.AbstractContextManager[None]:
+    """A scope in which no collective loses anything: ``with lossycoll.reliable(): ...``.
+
+    It holds for calls that this thread (or asyncio task) makes while it is open, in every group.
+    Open it on all ranks alike. A thread that is started inside it doesn't inherit it.
+
+    Returns:
+        A context manager, for one ``with`` statement. Scopes nest.
+    """
+    return _block(False, {"delivery": "reliable"})
+
+
+def lossy(**changes: Any) -> contextlib.AbstractContextManager[None]:
+    """A scope in which reductions of floats may lose packets, and broadcast and all_gather too.
+
+    It does so in groups with ``delivery="reliable"`` as well. A packet of a broadcast or an
+    all_gather that never arrives leaves that part of the buffer as it was. Threads and ranks as in
+    :func:`reliable`.
+
+    Args:
+        changes: Options of :class:`Options` that may be set per block, such as ``repair``,
+            ``on_missing``, ``algorithm`` and ``lossy_min_bytes``; the rest stays as it is outside.
+
+    Returns:
+        A context manager, for one ``with`` statement. Scopes nest.
+
+    Raises:
+        OptionError: Another name, a value that isn't allowed, or ``delivery="reliable"``. For
+            ``delivery`` at once, for the others when the block is entered. ``bulk_min_bytes``
+            above 0 in a group that continues with its survivors: at each collective in the block.
+    """
+    delivery = changes.get("delivery", "lossy")
+    if delivery != "lossy":
+        raise refused(
+            f"option delivery is {delivery!r} in a block of lossycoll.lossy(), wanted lossy; "
+            f"lossycoll.reliable() opens a block without loss"
+        )
+    return _block(True, {**changes, "delivery": "lossy"})

@@ -1,0 +1,227 @@
+"""The algorithms there are, by collective.
+
+A builder becomes an algorithm by being registered. Whatever offers or checks algorithms reads this
+table: the option ``algorithm``, ``lossycoll bench``, the runtime's plan cache, and the tests of
+plans, of the reference executor and of the engine. docs/extending.md shows how to add one.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Final, NamedTuple
+
+from .model import Plan
+
+AUTO: Final = "auto"
+"""Asks for each collective's default algorithm."""
+ENTRY_POINTS: Final = "lossycoll.algorithms"
+"""The group of entry points by which installed packages add algorithms."""
+
+
+class Arguments(NamedTuple):
+    """What a collective's builders take; docs/extending.md says what each argument means.
+
+    They are called as ``build(world, rank, *sizes, elements_per_packet, **options)``.
+    """
+
+    sizes: tuple[str, ...]
+    options: tuple[str, ...] = ()
+
+
+COLLECTIVES: Final[Mapping[str, Arguments]] = {
+    "all_reduce": Arguments(("elements",), ("order", "missing", "finish")),
+    "reduce_scatter": Arguments(("counts",), ("finish",)),
+    "broadcast": Arguments(("elements",), ("root", "fanout")),
+    "barrier": Arguments((), ("fanout",)),
+    "all_gather": Arguments(("counts",)),
+    "all_to_all": Arguments(("count",)),
+    "all_to_all_uneven": Arguments(("send_counts", "receive_counts")),
+    "gather": Arguments(("counts",), ("root",)),
+    "scatter": Arguments(("counts",), ("root",)),
+    "point_to_point": Arguments(("elements",), ("sender", "receiver")),
+}
+
+
+def _every_world(world: int) -> bool:
+    return world >= 1
+
+
+@dataclass(frozen=True, eq=False)
+class Algorithm:
+    """One way to do one collective: a builder, and what it promises.
+
+    ``tests/support/plan_checks.py`` holds every promise against the plans.
+
+    Attributes:
+        collective: The collective it does, one of ``COLLECTIVES``.
+        name: What the option ``algorithm`` calls it: lower-case letters, digits and underscores.
+        build: Pure function from the collective's arguments to one rank's plan.
+        summary: What it does, and why one would choose it; one line.
+        steps: World -> packets on the longest chain of packets that wait for one another.
+        traffic: World -> elements that the busiest rank sends, divided by the elements of the
+            largest buffer that any rank has.
+        serves: World -> whether there are plans for so many ranks; other groups use the default.
+        default: Whether ``"auto"`` means this one. Each collective has one, for any world.
+        draws_order: Whether a lossy call draws a new ``order`` of the ranks for each operation;
+            else ``order`` is None. All-reduce only.
+        partial_sums: Whether a lost packet may cost the contributions of several ranks.
+        direct: Whether all data goes straight from the rank that has it to one that needs it. When
+            a rank is lost, only its own data is then missing.
+    """
+
+    collective: str
+    name: str
+    build: Callable[..., Plan]
+    summary: str
+    steps: Callable[[int], int]
+    traffic: Callable[[int], float]
+    serves: Callable[[int], bool] = _every_world
+    default: bool = False
+    draws_order: bool = False
+    partial_sums: bool = False
+    direct: bool = False
+
+
+_algorithms: dict[tuple[str, str], Algorithm] = {}
+"""By collective and name."""
+_defaults: dict[str, Algorithm] = {}
+"""By collective."""
+_unloaded: list[str] = [ENTRY_POINTS]
+"""Groups of entry points that nobody has asked for yet."""
+
+
+def register(algorithm: Algorithm) -> Algorithm:
+    """Adds an algorithm, which groups that are made from now on may use.
+
+    Do it on every rank, before the first group is made: ranks compare the option ``algorithm``, and
+    one that lacks the algorithm is refused by name. Registering the same object again does nothing.
+
+    Returns:
+        ``algorithm``.
+
+    Raises:
+        ValueError: If the collective is unknown, the name is not one or is taken, the builder does
+            not take the collective's arguments, or the collective has a default already.
+    """
+    key = algorithm.collective, algorithm.name
+    if _algorithms.get(key) is not algorithm:
+        _check(algorithm)
+        _algorithms[key] = algorithm
+        if algorithm.default:
+            _defaults[algorithm.collective] = algorithm
+    return algorithm
+
+
+def unregister(algorithm: Algorithm) -> None:
+    """Takes an algorithm away again, for tests and notebooks. Groups that use it must be closed.
+
+    Raises:
+        ValueError: If it is not registered, or is a default.
+    """
+    key = algorithm.collective, algorithm.name
+    if _algorithms.get(key) is not algorithm:
+        raise ValueError(f"{_title(algorithm)} is not registered, wanted one that is")
+    if algorithm.default:
+        raise ValueError(f"{_title(algorithm)} is the default, wanted one that is not")
+    del _algorithms[key]
+
+
+def algorithms(collective: str | None = None) -> tuple[Algorithm, ...]:
+    """All algorithms, or those of ``collective``, in the order in which they were registered."""
+    _load_entry_points()
+    found = _algorithms.values()
+    return tuple(a for a in found if collective is None or a.collective == collective)
+
+
+def algorithm_names(collective: str | None = None) -> tuple[str, ...]:
+    """Names that can be asked for: "auto", and each algorithm of a collective that has several.
+
+    ``collective`` limits them to its own.
+    """
+    several = [a.name for a in algorithms(collective) if len(algorithms(a.collective)) > 1]
+    return tuple(dict.fromkeys([AUTO, *several]))
+
+
+def default_algorithm(collective: str) -> Algorithm:
+    """What ``"auto"`` means.
+
+    Raises:
+        ValueError: If there is no such collective.
+    """
+    if collective not in _defaults:
+        raise ValueError(f"collective is {collective!r}, wanted one of {', '.join(COLLECTIVES)}")
+    return _defaults[collective]
+
+
+def choose_algorithm(collective: str, name: str, world: int) -> Algorithm:
+    """The algorithm for a call: ``name``, if the collective has it and it serves the world.
+
+    Otherwise it is the default one, since one option names the algorithm of every collective.
+
+    Raises:
+        ValueError: If no collective has an algorithm of that name, or there is no such collective.
+    """
+    found = _algorithms.get((collective, name))
+    if found is not None and found.serves(world):
+        return found
+    if found is None and name != AUTO and name not in {a.name for a in algorithms()}:
+        raise ValueError(f"algorithm is {name!r}, wanted one of {', '.join(algorithm_names())}")
+    return default_algorithm(collective)
+
+
+def find_algorithm(collective: str, name: str) -> Algorithm:
+    """The algorithm of that very name.
+
+    Raises:
+        ValueError: If the collective has none of that name.
+    """
+    for algorithm in algorithms(collective):
+        if algorithm.name == name:
+            return algorithm
+    names = ", ".join(a.name for a in algorithms(collective))
+    raise ValueError(f"algorithm of {collective} is {name!r}, wanted one of: {names}")
+
+
+def _check(algorithm: Algorithm) -> None:
+    title = _title(algorithm)
+    if algorithm.collective not in COLLECTIVES:
+        raise ValueError(f"{title}: wanted a collective of {', '.join(COLLECTIVES)}")
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", algorithm.name) or algorithm.name == AUTO:
+        raise ValueError(
+            f"{title}: wanted a name of lower-case letters, digits and underscores, not {AUTO!r}"
+        )
+    taken = _algorithms.get((algorithm.collective, algorithm.name))
+    if taken is not None:
+        raise ValueError(f"{title}: {taken.build.__module__} has it already, wanted a new name")
+    wanted = COLLECTIVES[algorithm.collective]
+    positional = ("world", "rank", *wanted.sizes, "elements_per_packet")
+    try:
+        inspect.signature(algorithm.build).bind(*positional, **dict.fromkeys(wanted.options))
+    except TypeError as error:
+        arguments = ", ".join((*positional, "*", *wanted.options))
+        raise ValueError(f"{title}: {error}; wanted a builder ({arguments})") from None
+    if algorithm.default and algorithm.collective in _defaults:
+        other = _defaults[algorithm.collective].name
+        raise ValueError(f"{title}: {other} is the default already, wanted default=False")
+
+
+def _title(algorithm: Algorithm) -> str:
+    return f"algorithm {algorithm.name!r} of {algorithm.collective}"
+
+
+def _load_entry_points() -> None:
+    """Registers what installed packages bring, once. One that fails is left out, with a warning."""
+    while _unloaded:
+        for entry in entry_points(group=_unloaded.pop()):
+            try:
+                register(entry.load())
+            except Exception as error:
+                warnings.warn(
+                    f"the algorithm {entry.name!r} ({entry.value}) is left out: {error!r}",
+                    stacklevel=2,
+                )

@@ -1,0 +1,15 @@
+"""What a packet of a given size has room for."""
+
+from __future__ import annotations
+
+from typing import Final
+
+HEADER_BYTES: Final = 48
+"""lc_header_bytes()"""
+IP_UDP_BYTES: Final = {4: 28, 6: 48}
+AUTO_MTU_MAX: Final = 9000
+
+
+def payload_bytes(mtu: int, ip_version: int) -> int:
+    """Data bytes per packet for an MTU: what headers leave, down to a multiple of 64."""
+    return max(64, (mtu - IP_UDP_BYTES[ip_version] - HEADER_BYTES) // 64 * 64)

@@ -1,0 +1,41 @@
+"""The names by which gradients are known from one step to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor
+
+from lossycoll.errors import TrainingError
+
+
+class ParameterNames:
+    """The parameters' own names, once :meth:`set` was called; before, numbers in the order in which
+    parameters are met. That order is the same in every run of a model, if it is met in the first
+    step."""
+
+    def __init__(self) -> None:
+        self._keys: dict[Tensor, str] = {}
+        self._known = False
+
+    def set(self, named_parameters: Iterable[tuple[str, Tensor]]) -> None:
+        self._keys = {parameter: name for name, parameter in named_parameters}
+        self._known = True
+
+    def keys(self, parameters: Iterable[Tensor]) -> list[str]:
+        """A key for each parameter. Raises TrainingError for one that has no name, if others do."""
+        out = []
+        for parameter in parameters:
+            if parameter not in self._keys:
+                if self._known:
+                    raise TrainingError(
+                        f"a parameter of shape {tuple(parameter.shape)} has a gradient but isn't "
+                        f"one of named_parameters; give those of the model that DDP wraps"
+                    )
+                self._keys[parameter] = str(len(self._keys))
+            out.append(self._keys[parameter])
+        return out
+
+    def say(self, key: str) -> str:
+        """The parameter ``key`` as errors call it."""
+        return repr(key) if self._known else f"parameter {key}"

@@ -1,0 +1,240 @@
+"""One step from its start to the averaged gradients: hand out, add up, scale, follow up.
+
+Who owns what: the source owns the batches and what is left of them, the watch the clock, the
+threshold what was measured, the averaging the gradients and the group, the guard the open loop, and
+the runner the report.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, Final, TypeVar
+
+import torch
+
+from lossycoll.errors import MismatchError, PeerLostError, TrainingError
+
+from .averaging import GradientAveraging
+from .gradients import device_of
+from .guard import LoopGuard
+from .loop import MicroBatches
+from .report import DropReport, after_step, pack, unpack
+from .settings import DropSettings
+from .source import BatchSource
+from .step import FIELDS, StepOutcome, StepRecord, StepSums
+from .stopwatch import Stopwatch
+from .threshold import Table, Threshold
+
+log: Final = logging.getLogger("lossycoll")
+
+T = TypeVar("T")
+
+SHORT_STEPS: Final = 3
+"""Steps of one micro-batch in a row after which a given threshold is reported as too low."""
+
+
+class StepRunner:
+    """Starts each step's loop and, as the loop's :class:`~.loop.LoopListener`, ends the step."""
+
+    def __init__(
+        self,
+        settings: DropSettings,
+        averaging: GradientAveraging,
+        source: BatchSource,
+        watch: Stopwatch,
+    ) -> None:
+        self._settings = settings
+        self._averaging = averaging
+        self._collectives = averaging.collectives
+        self._device = device_of(averaging.parameters)
+        self._source = source
+        self._watch = watch
+        self._guard = LoopGuard(averaging)
+        self._no_sync = contextlib.ExitStack()
+        """The open loop's scope, in which backward passes send nothing."""
+        self._report = DropReport(self._collectives.rank)
+        self._short_steps = 0
+        self.threshold = Threshold(settings)
+        self.unfinished = False
+        """Whether a rank had more batches when the last step ended."""
+
+    # ---- the start of a step ----
+
+    def start(self, batches: Iterable[T]) -> MicroBatches[T]:
+        """Starts a step over ``batches``."""
+        self._guard.check()
+        self._check_cleared()
+        source = self._source.open(batches)
+        with contextlib.ExitStack() as no_sync:
+            no_sync.enter_context(self._averaging.no_sync())
+            self._start_watch()
+            loop: MicroBatches[T] = MicroBatches(
+                self,
+                source,
+                self._settings.micro_batches,
+                self.threshold.seconds,
+                self._watch,
+                self._averaging.parameters,
+            )
+            self._no_sync = no_sync.pop_all()
+        self._guard.loop_began(loop)
+        return loop
+
+    def _check_cleared(self) -> None:
+        """Raises TrainingError if the gradients are still those of the last step: they would be
+        averaged, and divided by the count, again."""
+        if self._settings.fixed_divisor:
+            return
+        grads = (parameter.grad for parameter in self._averaging.parameters)
+        for grad in (grad for grad in grads if grad is not None):
+            if grad.layout is torch.strided:
+                if grad.any():
+                    raise TrainingError(
+                        f"{self._collectives}: a loop over micro-batches begins with gradients "
+                        f"that aren't 0, but divides all of them by the number completed in it; "
+                        f"call optimizer.zero_grad() between loops, or use divisor='fixed'"
+                    )
+                return
+
+    def _start_watch(self) -> None:
+        self.threshold.step_began(self._watch.start())
+        if self.threshold.due:
+            self._measure()
+            self._watch.start()
+
+    def _measure(self) -> None:
+        """Takes the threshold from what all ranks have measured."""
+        try:
+            tables = self._gather(self.threshold.table())
+        except PeerLostError as error:
+            if not self._collectives.continues_after(error):
+                raise
+            self.threshold.restart()  # and so do the others, whether they know of the loss or not
+            return
+        if self.threshold.adopt(tables) and self._collectives.rank == 0:
+            choice = self.threshold.choice
+            assert choice is not None
+            log.info(
+                "%s: DropCompute's threshold is %.4g s: %.1f%% dropped, %.3g times as many "
+                "micro-batches a second",
+                self._collectives, choice.threshold, 100 * choice.drop_rate, choice.speedup,
+            )  # fmt: skip
+
+    # ---- its end ----
+
+    def batch_used(self) -> None:
+        self._source.used_one()
+
+    def loop_failed(self, error: BaseException) -> None:
+        self._guard.loop_failed(error)
+
+    def loop_ended(self, loop: MicroBatches[Any]) -> None:
+        self._guard.loop_ended()
+        self._no_sync.close()
+        record = loop.record(self._source.wanted)
+        self._source.close(record, loop.returned)
+        self.threshold.step_ended(record.laps)
+        outcome = self._average(self._addends(record))
+        self._report = after_step(self._report, record, outcome)
+        self.unfinished = outcome.sums.unfinished > 0
+        if self.threshold.measured:
+            self._follow_up(outcome)
+        else:
+            self._warn_of_short_steps(record)
+
+    def _addends(self, record: StepRecord) -> StepSums:
+        """What this rank adds to the sums."""
+        return StepSums(
+            completed=record.completed,
+            dropped=record.dropped,
+            outdated=self.threshold.outdated,
+            warm_up_left=self.threshold.warm_up_left,
+            warm_up_left_squared=self.threshold.warm_up_left**2,
+            threshold=_finite(self.threshold.seconds),
+            unfinished=self._source.has_more(),
+        )
+
+    def _average(self, addends: StepSums) -> StepOutcome:
+        """Averages the gradients over the micro-batches that were completed."""
+        group = self._collectives
+        packed = addends.pack(self._averaging.grad_flags).to(self._device)
+        # The sums are submitted first and needed last, so they cost no time of their own.
+        submitted = self._averaging.average(
+            lambda: None if group.world == 1 else group.all_reduce(packed)
+        )
+        if submitted is not None:
+            submitted.wait()
+        ranks = group.survivors
+        # After the loss of a rank a sum of floats is the survivors' mean, times the world.
+        sums = StepSums.unpack(packed, ranks / group.world)
+        factor = self._factor(sums.completed, ranks)
+        self._averaging.finish(packed[FIELDS:], factor)
+        return StepOutcome(sums, ranks, factor)
+
+    def _factor(self, completed: float, ranks: int) -> float:
+        """Turns the mean, which is 1 / (M N) of the sum of the gradients of M micro-batches of N
+        ranks, into that sum over the number ``completed``."""
+        if self._settings.fixed_divisor or not completed:
+            return 1.0
+        return self._settings.micro_batches * ranks / completed
+
+    def _follow_up(self, outcome: StepOutcome) -> None:
+        """Begins a warm-up if a rank's threshold is outdated: all ranks do, in the same step."""
+        if outcome.sums.outdated or outcome.sums.warm_up_differs(outcome.ranks):
+            # Warm-ups differ where a rank was lost while the ranks exchanged their tables.
+            self.threshold.restart()
+            log.info(
+                "%s: compute times have changed, the threshold is measured again",
+                self._collectives,
+            )
+            return
+        own, agreed = _finite(self.threshold.seconds), outcome.sums.threshold / outcome.ranks
+        if abs(agreed - own) > 1e-6 * own:
+            raise MismatchError(
+                f"{self._collectives}: the threshold is {own:.9g} s here and {agreed:.9g} s on "
+                f"average over the ranks, of the same measured times; wanted: the same version of "
+                f"lossycoll and of numpy on all ranks"
+            )
+
+    def _warn_of_short_steps(self, record: StepRecord) -> None:
+        """A given threshold may be less than one micro-batch takes."""
+        short = record.stopped and len(record.laps) == 1
+        self._short_steps = self._short_steps + 1 if short else 0
+        if self._short_steps == SHORT_STEPS:
+            log.warning(
+                "%s: one micro-batch takes %.3g s, longer than the threshold of %.3g s of "
+                "DropCompute: it is the only one of %d in each step; wanted: a threshold above "
+                "that of a few micro-batches, or 'auto'",
+                self._collectives, record.laps[0], self.threshold.seconds,
+                self._settings.micro_batches,
+            )  # fmt: skip
+
+    # ---- the report ----
+
+    def report(self) -> DropReport:
+        return replace(
+            self._report,
+            threshold=self.threshold.seconds,
+            choices=self.threshold.choices,
+            clock_jumps=self._watch.jumps,
+        )
+
+    def gather_report(self) -> list[DropReport]:
+        """All ranks', without the lost ones."""
+        rows = self._gather(pack(self.report()))
+        return [unpack(rank, row) for rank, row in enumerate(rows) if row.any()]
+
+    def _gather(self, own: Table) -> Table:
+        """Every rank's table: int64 (world, ...), zeros for a lost rank."""
+        rows = self._collectives.all_gather_survivors(torch.from_numpy(own).to(self._device))
+        found: Table = rows.cpu().numpy()
+        return found
+
+
+def _finite(seconds: float) -> float:
+    """``seconds`` as ranks add them up."""
+    return seconds if math.isfinite(seconds) else 0.0

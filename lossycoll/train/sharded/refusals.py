@@ -1,0 +1,44 @@
+"""The errors of steps that would be wrong, with their remedies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lossycoll.errors import NonFiniteError, TrainingError
+from lossycoll.train.common.collectives import Collectives
+
+
+def unscaled_early(collectives: Collectives) -> TrainingError:
+    """Fragments' gradients were unscaled or clipped before there were any."""
+    return TrainingError(
+        f"{collectives}: a GradScaler has unscaled the gradients of "
+        f"optimizer.param_groups, or they were changed, before they were reduced, which "
+        f"has no effect on them; call optimizer.reduce_gradients() on all ranks after the "
+        f"last backward pass within no_sync(), before scaler.unscale_() and scaler.step(); "
+        f"now begin this step anew with optimizer.zero_grad() and scaler.update()"
+    )
+
+
+def changed_gradient(collectives: Collectives, name: str) -> TrainingError:
+    """The gradient of a parameter isn't the one that was sent."""
+    return TrainingError(
+        f"{collectives}: the gradient of {name} was changed "
+        f"after the backward pass had sent it, which has no effect; clip by "
+        f"optimizer.clip_grad_norm_(max_norm), change the gradients of "
+        f"optimizer.param_groups instead, or change them by hooks that are registered "
+        f"before the optimizer is made; if a backward pass within no_sync() came "
+        f"after that, or parameters were added, call optimizer.reduce_gradients(), "
+        f"before scaler.unscale_() if there is one; and don't wrap the model in "
+        f"DistributedDataParallel"
+    )
+
+
+def nonfinite(collectives: Collectives, ranks: Sequence[int]) -> NonFiniteError:
+    """The gradients of some ranks hold NaN or infinity."""
+    who = ", ".join(collectives.peer(rank) for rank in ranks)
+    return NonFiniteError(
+        f"{collectives}: the gradient of {who} holds NaN or infinity, and no rank took a "
+        f"step; lower the learning rate or clip, use a torch.amp.GradScaler with float16, "
+        f"or skip such steps by on_nonfinite='skip'",
+        ranks,
+    )

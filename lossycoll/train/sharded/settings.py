@@ -1,0 +1,71 @@
+"""The arguments of ShardedOptimizer, checked, and as all ranks must pass them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from lossycoll.errors import OptionError
+from lossycoll.train.common.arguments import is_whole
+from lossycoll.train.common.staleness import AUTO, MOST_REPAIR
+from lossycoll.train.compress.arc_topk import ARCTopKState
+
+
+@dataclass(frozen=True)
+class ShardedSettings:
+    """What :class:`.optimizer.ShardedOptimizer` was given besides parameters, group and optimizer.
+
+    Raises:
+        OptionError: A value is none of those that can be.
+    """
+
+    max_age: int | str | None
+    repair: int
+    error_feedback: bool
+    compression: ARCTopKState | None
+    bucket_bytes: int
+    on_nonfinite: str
+
+    def __post_init__(self) -> None:
+        if self.max_age not in (None, AUTO) and not is_whole(self.max_age, 0):
+            raise OptionError(
+                f"max_age is {self.max_age!r}, wanted a number of steps from 0 on, {AUTO!r} or None"
+            )
+        if not is_whole(self.repair, 0, MOST_REPAIR):
+            raise OptionError(
+                f"repair is {self.repair!r}, wanted a number of rounds, 0 to {MOST_REPAIR}"
+            )
+        if not is_whole(self.bucket_bytes, 1):
+            raise OptionError(
+                f"bucket_bytes is {self.bucket_bytes!r}, wanted a number of bytes from 1 on"
+            )
+        if self.on_nonfinite not in ("raise", "skip"):
+            raise OptionError(f"on_nonfinite is {self.on_nonfinite!r}, wanted 'raise' or 'skip'")
+        self._check_feedback()
+
+    def _check_feedback(self) -> None:
+        """Only one may remember what wasn't sent."""
+        if not isinstance(self.error_feedback, bool):
+            raise OptionError(f"error_feedback is {self.error_feedback!r}, wanted True or False")
+        if self.compression is not None and not isinstance(self.compression, ARCTopKState):
+            raise OptionError(
+                f"compression is {self.compression!r}, wanted an ARCTopKState or None"
+            )
+        if self.compression is not None and self.error_feedback:
+            raise OptionError(
+                "error_feedback is True, wanted False with compression, whose state has its own "
+                "(ARCTopKState(error_feedback=...))"
+            )
+
+    def agreed(self, optimizer_class: Callable[..., Any]) -> dict[str, Any]:
+        """What all ranks must have alike, by name."""
+        return {
+            "optimizer_class": getattr(optimizer_class, "__name__", ""),
+            "max_age": self.max_age,
+            "repair": self.repair,
+            "error_feedback": self.error_feedback,
+            "compression": None if self.compression is None else self.compression.settings,
+            "bucket_bytes": self.bucket_bytes,
+            "on_nonfinite": self.on_nonfinite,
+        }

@@ -1,0 +1,40 @@
+"""A collective from outside the package: every rank sends its tensor some ranks on."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch import Tensor
+
+from lossycoll.backend.description import CollectiveKind, Description, Loss, Submission
+from lossycoll.backend.process_group import LossyProcessGroup
+from lossycoll.backend.staging import two_buffers
+from lossycoll.backend.tensors import address, nbytes
+from lossycoll.runtime.core.call import Operation
+
+
+def submit(s: Submission) -> Operation:
+    """All bytes to the next rank, all bytes from the one before."""
+    where, steps = s.health.where, s.description.argument
+    to, source = (where.rank + steps) % where.world, (where.rank - steps) % where.world
+    send = [nbytes(s.source) if rank == to else 0 for rank in range(where.world)]
+    receive = [nbytes(s.target) if rank == source else 0 for rank in range(where.world)]
+    buffers = address(s.source), address(s.target)
+    return s.endpoint.exchange(s.call, buffers, send, receive, s.terms)
+
+
+ROTATE = CollectiveKind("rotate", Loss.NEVER, two_buffers, submit=submit)
+
+
+def rotate(group: LossyProcessGroup, output: Tensor, input: Tensor, steps: int) -> dist.Work:
+    """``output`` becomes the ``input`` of the rank that is ``steps`` before this one."""
+    return group.run(
+        Description(
+            ROTATE,
+            reads=[input],
+            writes=[output],
+            nbytes=nbytes(input),
+            compared=input,
+            detail=f"by {steps}",
+            argument=steps,
+        )
+    )

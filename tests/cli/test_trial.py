@@ -1,0 +1,154 @@
+"""``lossycoll try``: a user's own script at several losses."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from lossycoll.cli import main as cli
+from lossycoll.cli.trial import Trial, complaints, last_value, summaries
+
+PLAIN = """
+import os, sys
+inject = os.environ.get("LOSSYCOLL_INJECT", "")
+print("event=ready" if os.environ["RANK"] == "0" else "", file=sys.stderr)
+print("step 1 loss: 9")
+if "loss=0.5" in inject:
+    sys.exit("it diverged")
+print("step 2 loss:", 2.0 if not inject else 3.0, os.environ["WORLD_SIZE"])
+"""
+SMALL = """
+import torch, torch.distributed as dist, lossycoll
+dist.init_process_group("lossy")
+dist.all_reduce(torch.ones(10))
+print("loss = nan")
+dist.destroy_process_group()
+"""
+REAL = """
+import torch, torch.distributed as dist, lossycoll
+dist.init_process_group("lossy")
+tensor = torch.ones(1_000_000)
+dist.all_reduce(tensor)
+print("missing =", lossycoll.stats().packets_missing)
+dist.destroy_process_group()
+"""
+
+
+def script(folder: Path, text: str) -> str:
+    file = folder / "train.py"
+    file.write_text(text, encoding="utf-8")
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("loss=0.5 loss: 0.25", 0.25),
+        ("last loss 1e-3, of 4", 1e-3),
+        ('{"step": 3, "loss": 2.5}', 2.5),
+        ("loss = -.5", -0.5),
+        ("loss nan", float("nan")),
+        ("loss=0.5\nloss=NaN", float("nan")),
+        ("loss: -Infinity", float("-inf")),
+        ("the loss is inf, not loss information: loss=0.5.", 0.5),
+        *((f"loss=7\nloss={part}", None) for part in ("0.53s", "1,234.5", "1.2.3", "1e5x", "n/a")),
+        ("val_loss 3, train-loss=4, loss1 5, x.loss 6, losses 7, loss 8th", None),
+        ("", None),
+    ],
+)
+def test_a_metric_is_the_last_number_behind_its_name(text: str, value: float | None) -> None:
+    assert last_value(text, "loss") == pytest.approx(value, nan_ok=True)
+
+
+@pytest.mark.long
+def test_a_script_runs_once_per_loss_and_seed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "trials.json"
+    line = ["try", "--loss", "0,0.1,0.5", "--seeds", "2", "--ranks", "3", "--out", str(out)]
+    assert cli.main([*line, "--", sys.executable, script(tmp_path, PLAIN)]) == 1
+    said = capsys.readouterr()
+    rows = [row.split() for row in said.out.splitlines()]
+    assert rows[0][:4] == ["dropped", "loss", "from", "to"]
+    assert rows[1][:5] == ["0", "2", "2", "2", "-"]
+    assert rows[2][:5] == ["0.1", "3", "3", "3", "+50.00%"]
+    assert rows[3][0] == "0.5"
+    assert rows[3][-1] == "2"
+    assert "it diverged" in said.err
+    found = json.loads(out.read_text())
+    assert found["metric"] == "loss"
+    trials = [(one["loss"], one["seed"], one["value"], one["groups"]) for one in found["trials"]]
+    # A run that failed has the value that it came to.
+    assert trials == [
+        *((0, 1, 2, 1), (0, 2, 2, 1)),
+        *((0.1, 1, 3, 1), (0.1, 2, 3, 1)),
+        *((0.5, 1, 9, 1), (0.5, 2, 9, 1)),
+    ]
+
+
+def test_packets_of_a_real_job_are_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["try", "--loss", "0,0.2", "--metric", "missing", "--json"]
+    assert cli.main([*line, "--", sys.executable, script(tmp_path, REAL)]) == 0
+    said = capsys.readouterr()
+    whole, lossy = json.loads(said.out)["trials"]
+    assert (whole["value"], whole["groups"]) == (0, 1)
+    assert lossy["value"] > 0
+    assert (whole["dropped"], lossy["dropped"] > 0) == (None, True)
+    assert "lossycoll try:" not in said.err
+
+
+def test_a_script_that_loses_nothing_is_no_result(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["try", "--loss", "0.3", "--json", "--", sys.executable, script(tmp_path, SMALL)]
+    assert cli.main(line) == 1
+    said = capsys.readouterr()
+    (found,) = json.loads(said.out, parse_constant=pytest.fail)["trials"]
+    assert (found["value"], found["groups"], found["dropped"]) == (None, 1, 0)
+    assert "no packet was dropped" in said.err
+
+
+def test_what_makes_the_table_worth_less_is_said() -> None:
+    good = [Trial(0, 1, 1.0, 1, None, 2.0), Trial(0.1, 1, 2.0, 1, 9, 2.0)]
+    assert complaints(good, "loss") == []
+    (silent,) = complaints([*good, Trial(0.2, 1, None, 1, 9, 1.0)], "loss")
+    assert "printed no loss=VALUE" in silent
+    (unread,) = complaints([*good, Trial(0.2, 1, None, 1, 9, 1.0, unread="0.53s")], "loss")
+    assert "behind the last loss stands '0.53s', wanted a number" in unread
+    (gloo,) = complaints([*good, Trial(0.2, 1, 1.0, 0, None, 1.0)], "loss")
+    assert 'init_process_group("lossy")' in gloo
+    failed = [Trial(0.2, seed, 3.0, 1, 9, 1.0, failure=f"number {seed}") for seed in (1, 2)]
+    assert complaints([*good, *failed], "loss") == ["loss 0.2, seed 1: number 1"]
+    assert [(row.mean, row.failed) for row in summaries([*good, *failed])] == [
+        *((1.0, 0), (2.0, 0), (None, 2))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        (["try"], "nothing to run; write a command after --"),
+        (["try", "--"], "nothing to run"),
+        (["try", "--", "no-such-program"], "there is no program 'no-such-program'"),
+        (["try", "--loss", "0", "python", "train.py", "--lr", "1"], "write -- before the command"),
+        (
+            ["try", "--loss", "0.9", "--burst", "1.05", "--", sys.executable],
+            "burst is 1.05, wanted at least 9",
+        ),
+        (["try", "--out", "/dev/null/x", "--", sys.executable], "cannot write to /dev/null/x"),
+    ],
+)
+def test_what_cannot_run_is_refused(
+    line: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(line) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_a_metric_has_a_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["try", "--metric", " ", "--", sys.executable])
+    assert "the metric needs a name" in capsys.readouterr().err

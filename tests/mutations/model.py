@@ -1,0 +1,44 @@
+"""What a mutation is: one defect, made on purpose, that a named test has to notice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Edit:
+    """``before`` stands exactly once in ``file`` (from the repository's root)."""
+
+    file: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One defect.
+
+    Args:
+        name: What is wrong, in a few words.
+        edits: What makes it so.
+        test: Who must fail: ``tests/....py::name``, or ``native:program`` for a program of
+            tests/native.
+        seconds: The longest that test may take to fail, on an idle machine.
+    """
+
+    name: str
+    edits: tuple[Edit, ...]
+    test: str
+    seconds: float = 60.0
+
+    @property
+    def is_native(self) -> bool:
+        """Whether it has to be compiled."""
+        return any(edit.file.startswith("native/") for edit in self.edits)
+
+
+def mutation(
+    name: str, file: str, before: str, after: str, test: str, seconds: float = 60.0
+) -> Mutation:
+    """One with a single edit."""
+    return Mutation(name, (Edit(file, before, after),), test, seconds)

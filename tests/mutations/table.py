@@ -1,0 +1,369 @@
+"""The mutations, and the test that notices each. ``make mutate`` tries them.
+
+Two that were tried are not here, since they change nothing that can be seen:
+
+- A FIN that isn't repeated once its operation has ended (native/timers.c, tick_tail): the receiver
+  asks for the end of a silent stream every 100 ms (ask), and the answer to that question for an
+  operation that is over is FIN (native/control.c, on_ask). What is lost is some milliseconds.
+- Packets of a rank that was given up are taken (native/receive.c, peer->dead): its streams are
+  given up by then, so what comes is stale (native/arrive.c, pass_on), and operations that begin
+  later count it out before its first packet. What differs is a counter.
+"""
+
+from __future__ import annotations
+
+from .model import Edit, Mutation, mutation
+
+ENGINE = "tests/runtime/engine"
+MEMBERSHIP = "tests/runtime/membership/test_failure_detector.py"
+
+NATIVE = (
+    # ---- the wire ----
+    mutation(
+        "checksum unchecked",
+        "native/wire.c",
+        "get32(src + OFFSET_CRC) == checksum(src);",
+        "(get32(src + OFFSET_CRC) == checksum(src) || 1);",
+        "native:test_wire",
+    ),
+    mutation(
+        "session unchecked",
+        "native/wire.c",
+        "return header->session == expect->session && header->group",
+        "return header->group",
+        f"{ENGINE}/test_credit.py::test_a_wrong_session_is_foreign_even_from_the_right_socket",
+    ),
+    mutation(
+        "group unchecked",
+        "native/wire.c",
+        "&& header->group == expect->group &&",
+        "&&",
+        "native:test_wire",
+    ),
+    mutation(
+        "a count beyond the group believed",
+        "native/wire.c",
+        "header->type != LC_DATA || header->count <= expect->size;",
+        "1;",
+        "native:test_wire",
+    ),
+    # ---- seeded faults ----
+    mutation(
+        "bursts begin too often",
+        "native/inject.c",
+        "return before ? u >= end : u < begin;",
+        "return before ? u >= end : u < inject->loss;",
+        "native:test_inject",
+    ),
+    mutation(
+        "rounds lose the same packets",
+        "native/inject.c",
+        "{group, op, slot, sender, receiver, round};",
+        "{group, op, slot, sender, receiver};",
+        "native:test_inject",
+    ),
+    # ---- sums and counts ----
+    mutation(
+        "own contribution not counted",
+        "native/arrive.c",
+        "    uint32_t total = arrived + (p.own != NULL);\n    s->count[k] = (uint16_t)total;",
+        "    uint32_t total = arrived;\n    s->count[k] = (uint16_t)total;",
+        "native:test_engine",
+    ),
+    mutation(
+        "a partial sum counts as one contribution",
+        "native/arrive.c",
+        "s->count[k] = (uint16_t)(s->count[k] + h->count);",
+        "s->count[k] = (uint16_t)(s->count[k] + 1);",
+        "native:test_engine",
+    ),
+    mutation(
+        "a packet that came twice is added twice",
+        "native/arrive.c",
+        "if (lc_bit(in->arrived, h->packet)) {\n        e->live.repeated++;",
+        "if (0) {\n        e->live.repeated++;",
+        "native:test_engine",
+    ),
+    mutation(
+        "a stratified mean forgets how many arrived",
+        "native/arrive.c",
+        "scale * (world - 1) / (world * others), p.n);",
+        "scale / world, p.n);",
+        f"{ENGINE}/test_oracle.py::test_engine_equals_reference[3-loss=0.1,seed=6]",
+    ),
+    mutation(
+        "what is missing is not made zero",
+        "native/arrive.c",
+        "memset(p.value, 0, (size_t)p.n * op->element_bytes);\n        op->report.zero_filled++;",
+        "op->report.zero_filled++;",
+        f"{ENGINE}/test_oracle.py::test_engine_equals_reference[3-loss=0.1,seed=6]",
+    ),
+    mutation(
+        "weights of a first contribution ignored",
+        "native/arrive.c",
+        "op->kernels->first_weighted(p.acc, own, payload, op->weights[h->sender], p.n);",
+        "op->kernels->first(p.acc, own, payload, p.n);",
+        f"{ENGINE}/test_oracle.py::test_engine_equals_reference[3-loss=0.1,seed=6]",
+    ),
+    mutation(
+        "bf16 rounded down",
+        "native/reduce_target.h",
+        "VU32 rounded = bits + 0x7FFFu + ((bits >> 16) & 1);",
+        "VU32 rounded = bits;",
+        "native:test_reduce",
+    ),
+    # ---- repair, parity ----
+    mutation(
+        "one repair too few",
+        "native/arrive.c",
+        "if (!op->call.reliable && in->round >= op->call.repair) {",
+        "if (!op->call.reliable && in->round + 1 >= op->call.repair) {",
+        f"{ENGINE}/test_oracle.py::test_engine_equals_reference[3-loss=0.1,seed=6]",
+    ),
+    mutation(
+        "only the first 128 packets asked for again",
+        "native/control.c",
+        "for (uint32_t base = 128; base < s->n_packets; base += 128) {",
+        "for (uint32_t base = 128; base < 0; base += 128) {",
+        f"{ENGINE}/test_oracle.py::test_senders_learn_what_was_given_up[2-0-loss=0.5,seed=14]",
+    ),
+    mutation(
+        "a needed packet given up",
+        "native/arrive.c",
+        "if (!lacks || lc_overdue(e, in)) {",
+        "if (1) {",
+        f"{ENGINE}/test_oracle.py::test_needed_packets_come_and_no_others[2-0]",
+    ),
+    mutation(
+        "parity without the last bytes",
+        "native/fec.c",
+        "    for (; i < n; i++)\n        into[i] ^= from[i];",
+        "    (void)i;",
+        "native:test_fec",
+    ),
+    mutation(
+        "half the parity that a loss asks for",
+        "native/fec.c",
+        "double want = LOG_KEPT / loss;",
+        "double want = 2 * LOG_KEPT / loss;",
+        "native:test_fec",
+    ),
+    mutation(
+        "parity of a set that lacks two",
+        "native/arrive.c",
+        "if (p->left[set] != 1 || !lc_bit(p->came, set) || !count || count > e->config.size)",
+        "if (!p->left[set] || !lc_bit(p->came, set) || !count || count > e->config.size)",
+        "native:test_engine",
+    ),
+    # ---- windows and rates ----
+    mutation(
+        "credit of lost packets kept",
+        "native/arrive.c",
+        "    peer->rx_next = next;\n",
+        "    peer->rx_next++;\n",
+        f"{ENGINE}/test_credit.py::test_credit_comes_back_after_loss",
+    ),
+    Mutation(
+        "PROBE and FIN return no credit",
+        (
+            Edit("native/control.c", "lc_link_seen(p, r.a);", "(void)p;"),
+            Edit("native/control.c", "    lc_link_seen(&e->peers[peer], r->b);\n", ""),
+        ),
+        f"{ENGINE}/test_credit.py::test_credit_comes_back_after_an_outage",
+    ),
+    mutation(
+        "four times the packets that fit a buffer",
+        "native/engine.c",
+        "uint32_t room = (uint32_t)((uint64_t)buffer * 8 / 10 / charge);",
+        "uint32_t room = (uint32_t)((uint64_t)buffer * 32 / 10 / charge);",
+        f"{ENGINE}/test_engine.py::test_nothing_is_lost_in_small_buffers",
+    ),
+    mutation(
+        "sent ahead without bound",
+        "native/send.c",
+        "return used < e->eager ? e->eager - used : 0;",
+        "return e->eager;",
+        f"{ENGINE}/test_engine.py::test_no_more_is_sent_ahead_than_there_is_room_for",
+    ),
+    mutation(
+        "heavy loss cuts no rate",
+        "native/pace.c",
+        "if (lost > LOST_MIN && lost > LOSS_TOLERANCE * pace->moved)",
+        "if (lost > LOST_MIN && lost > pace->moved)",
+        "native:test_pace",
+    ),
+    mutation(
+        "a fixed rate is exceeded by half",
+        "native/rate.c",
+        "rate->tokens -= (double)packets * packet_bytes;",
+        "rate->tokens -= 0.66 * packets * packet_bytes;",
+        f"{ENGINE}/test_engine.py::test_a_fixed_rate_is_kept",
+    ),
+    # ---- time ----
+    mutation(
+        "a rank that waits is not waited for",
+        "native/control.c",
+        "        in->excused_ns = e->now;",
+        "        (void)e;",
+        f"{ENGINE}/test_waiting.py::test_streams_behind_a_pause_lose_nothing",
+    ),
+    mutation(
+        "deadlines never end",
+        "native/timers.c",
+        "if (lc_overdue(e, in)) {\n            lc_give_up",
+        "if (0) {\n            lc_give_up",
+        f"{ENGINE}/test_engine.py::test_a_silent_path_ends_at_the_deadline",
+    ),
+    mutation(
+        "timeouts doubled",
+        "native/timers.c",
+        "e->now - op->submitted_ns > op->call.timeout_ns) {",
+        "e->now - op->submitted_ns > 2 * op->call.timeout_ns) {",
+        f"{ENGINE}/test_engine.py::test_a_rank_that_never_submits_is_named",
+    ),
+    # ---- agreement ----
+    mutation(
+        "another collective taken for the same",
+        "native/control.c",
+        "return r->c == op->call.signature && r->a == op->call.dtype;",
+        "return r->a == op->call.dtype;",
+        f"{ENGINE}/test_engine.py::test_mismatch_is_reported_at_once_on_every_rank",
+    ),
+)
+
+PYTHON = (
+    # ---- plans ----
+    mutation(
+        "orders that aren't equally frequent",
+        "lossycoll/plan/order.py",
+        "j = (mix(key ^ i) * (i + 1)) >> 64",
+        "j = (mix(key ^ i) * i) >> 64",
+        "tests/plan/test_builders.py::test_orders_are_equally_frequent",
+    ),
+    mutation(
+        "one order for all operations",
+        "lossycoll/plan/order.py",
+        "key = mix(mix(mix((seed ^ DOMAIN) & MASK) ^ group) ^ op)",
+        "key = mix(mix(mix((seed ^ DOMAIN) & MASK) ^ group))",
+        "tests/plan/test_builders.py::test_order_depends_on_everything",
+    ),
+    mutation(
+        "sizes are not in the signature",
+        "lossycoll/plan/signature.py",
+        "            parts.append(str(int(field)))",
+        '            parts.append("0")',
+        "tests/plan/test_builders.py::test_signature_differs_when_anything_differs",
+    ),
+    mutation(
+        "the reference repairs two of a set",
+        "lossycoll/plan/parity.py",
+        "one_missing = np.bincount(of_set, missing, len(came)) == 1",
+        "one_missing = np.bincount(of_set, missing, len(came)) >= 1",
+        f"{ENGINE}/test_parity.py::test_what_comes_back",
+    ),
+    mutation(
+        "a relayed plan is kept when ranks are lost",
+        "lossycoll/runtime/collectives/plan_cache.py",
+        "return found if who.complete or found.direct else",
+        "return found if found else",
+        "tests/plan/test_registry.py::test_only_direct_plans_are_kept_when_ranks_are_lost",
+    ),
+    mutation(
+        "a ring of one forms no mean",
+        "lossycoll/plan/ring.py",
+        "serves=lambda world: world > 1,",
+        "serves=lambda world: world > 0,",
+        "tests/plan/test_registry.py::test_what_a_call_uses",
+    ),
+    # ---- how a mean is formed ----
+    mutation(
+        "a rate believed after few packets",
+        "lossycoll/runtime/collectives/estimators.py",
+        "return self.delivered / self.offered if self.known >= ENOUGH else None",
+        "return self.delivered / self.offered if self.known >= 10 else None",
+        "tests/runtime/collectives/test_estimators.py::test_what_is_unknown_is_not_guessed",
+    ),
+    mutation(
+        "weights without a bound",
+        "lossycoll/runtime/collectives/estimators.py",
+        "if rate is not None and (rate < LEAST_RATE or self.silent >= ENOUGH):",
+        "if rate is not None and self.silent >= ENOUGH:",
+        "tests/runtime/collectives/test_estimators.py::test_no_weight_is_without_bound",
+    ),
+    mutation(
+        "the owners of all operations are the same",
+        "lossycoll/runtime/collectives/plan_cache.py",
+        "return draw_order(options.seed, group, op & 0xFFFFFFFF, len(who.members))",
+        "return draw_order(options.seed, group, 0, len(who.members))",
+        "tests/plan/test_registry.py::test_the_order_is_drawn_for_lossy_calls_of_those_that_want_it",
+    ),
+    mutation(
+        'on_missing="zero" keeps',
+        "lossycoll/runtime/collectives/endpoint.py",
+        "missing = Missing[options.on_missing.upper()]",
+        'missing = Missing["KEEP" if options.on_missing == "zero" else options.on_missing.upper()]',
+        "tests/runtime/collectives/test_missing.py"
+        "::test_what_is_missing_is_filled_as_the_option_says",
+    ),
+    # ---- options, membership ----
+    mutation(
+        "an option that ranks don't compare",
+        "lossycoll/options/fields.py",
+        "if row(entry).agree}",
+        'if row(entry).agree and entry.name != "repair"}',
+        "tests/options/test_shared.py"
+        "::test_the_options_that_ranks_compare_are_those_that_the_table_marks",
+    ),
+    mutation(
+        "liveness doubled in the group",
+        "lossycoll/backend/bootstrap.py",
+        "control = Control(rank, size, options.liveness, outlive=options.continues)",
+        "control = Control(rank, size, 2 * options.liveness, outlive=options.continues)",
+        "tests/runtime/membership/test_liveness.py::test_the_group_hands_its_liveness_on",
+    ),
+    mutation(
+        "silence counted for twice as long",
+        "lossycoll/runtime/membership/failure_detector.py",
+        "self._silence = liveness * SILENT_SHARE",
+        "self._silence = 2 * liveness * SILENT_SHARE",
+        f"{MEMBERSHIP}::test_silence_is_death_within_the_liveness_and_not_long_before",
+    ),
+    mutation(
+        "a rank that slept accuses the others",
+        "lossycoll/runtime/membership/failure_detector.py",
+        "                self._heard[rank] += late",
+        "                pass",
+        f"{MEMBERSHIP}::test_ranks_that_slept_themselves_accuse_nobody",
+    ),
+    # ---- training ----
+    mutation(
+        "a block a step too old",
+        "lossycoll/train/common/staleness.py",
+        "mask: Mask = self.values >= self._max_age",
+        "mask: Mask = self.values > self._max_age",
+        "tests/train/common/test_staleness.py::test_ages_count_steps_since_a_block_came",
+    ),
+    mutation(
+        "a late rank begins another micro-batch",
+        "lossycoll/train/dropcompute/loop.py",
+        "late = self._watch.elapsed > self._threshold",
+        "late = self._watch.elapsed > 2 * self._threshold",
+        "tests/train/dropcompute/test_loop.py::test_no_micro_batch_begins_after_the_threshold",
+    ),
+    mutation(
+        "lost rows are forgotten",
+        "lossycoll/train/compress/error_memory.py",
+        'self.tensors["error"].index_add_(0, delivered.index, delivered.values, alpha=-1)',
+        'self.tensors["error"].index_fill_(0, delivered.index, 0.0)',
+        "tests/train/compress/test_error_memory.py::test_nothing_is_forgotten",
+    ),
+    mutation(
+        "dropped micro-batches count",
+        "lossycoll/train/dropcompute/runner.py",
+        "return self._settings.micro_batches * ranks / completed",
+        "return 1.0",
+        "tests/train/dropcompute/test_controller.py::test_the_mean_is_over_what_was_completed",
+    ),
+)
+
+MUTATIONS = NATIVE + PYTHON

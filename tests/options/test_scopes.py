@@ -1,0 +1,97 @@
+"""Blocks of code that change options."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+import lossycoll
+from lossycoll.errors import OptionError
+from lossycoll.options.fields import Options
+from lossycoll.options.scopes import scope, within
+
+
+def test_a_lossy_block_cannot_be_reliable() -> None:
+    with pytest.raises(OptionError, match=r"'reliable'.*lossycoll\.reliable\(\)"):
+        lossycoll.lossy(delivery="reliable")
+    with lossycoll.lossy(delivery="lossy", repair=1):
+        found = scope()
+    assert found is not None
+    assert dict(found.changes)["delivery"] == "lossy"
+
+
+def test_blocks_change_options_and_nest() -> None:
+    base = Options(repair=1)
+    assert scope() is None
+    with lossycoll.reliable():
+        assert within(base, scope()) == Options(repair=1, delivery="reliable")
+        with lossycoll.lossy(repair=4, on_missing="keep"):
+            inner = within(base, scope())
+            assert (inner.delivery, inner.repair, inner.on_missing) == ("lossy", 4, "keep")
+            assert scope().lossy_copies
+            with lossycoll.reliable():
+                assert within(base, scope()).repair == 4
+                assert within(base, scope()).delivery == "reliable"
+                assert not scope().lossy_copies
+        assert within(base, scope()).repair == 1
+    assert scope() is None
+    assert within(base, None) is base
+
+
+def test_a_block_adds_its_changes_to_what_was_given() -> None:
+    with lossycoll.reliable():
+        assert within(Options(seed=1), scope()).given == {"seed", "delivery"}
+        # Equal options, of which others are given.
+        assert within(Options(repair=1, seed=0), scope()).given == {"repair", "seed", "delivery"}
+        assert within(Options(repair=1), scope()).given == {"repair", "delivery"}
+
+
+def test_what_a_block_and_a_group_exclude_is_refused_at_the_call() -> None:
+    """A block doesn't know the groups that are used in it."""
+    group = Options(on_peer_loss="continue")
+    with lossycoll.lossy(bulk_min_bytes=10):
+        for _ in range(2):
+            with pytest.raises(OptionError, match="bulk_min_bytes is 10, wanted 0 with"):
+                within(group, scope())
+
+
+def test_a_block_is_left_by_an_exception_too() -> None:
+    with pytest.raises(KeyError), lossycoll.lossy():
+        raise KeyError
+    assert scope() is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"repair": 300}, "option repair is 300, wanted 0 to 255"),
+        ({"interface": "eth0"}, "unknown option of a block interface; "),
+        ({"repiar": 1}, r"did you mean repair\?"),
+    ],
+)
+def test_a_block_refuses_what_is_no_option_of_a_call(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(OptionError, match=text), lossycoll.lossy(**changes):
+        pass
+    assert scope() is None
+
+
+def test_a_block_holds_in_its_thread_and_task_alone() -> None:
+    seen: list[Any] = []
+
+    async def other() -> None:
+        seen.append(scope())
+
+    async def task() -> None:
+        waiting = asyncio.ensure_future(other())
+        with lossycoll.reliable():
+            await waiting
+
+    with lossycoll.reliable():
+        thread = threading.Thread(target=lambda: seen.append(scope()))
+        thread.start()
+        thread.join()
+    asyncio.run(task())
+    assert seen == [None, None]

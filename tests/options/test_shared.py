@@ -1,0 +1,58 @@
+"""What all ranks must have alike, and who is refused for what."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from lossycoll.errors import RendezvousError
+from lossycoll.options.docs_table import table
+from lossycoll.options.fields import Options
+from lossycoll.options.schema import variable
+from lossycoll.runtime.membership.rendezvous import compare_options
+
+NOT_SHARED = {
+    *("deadline_min", "deadline_max", "reorder_min", "interface", "port_range", "mtu"),
+    *("socket_buffer", "disable", "pace", "log"),
+}
+
+
+OTHERS: dict[str, Any] = {
+    "algorithm": "ring",
+    "delivery": "reliable",
+    "repair": 2,
+    "fec": 0.5,
+    "lossy_min_bytes": 1,
+    "bulk_min_bytes": 4096,
+    "on_missing": "zero",
+    "estimator": "zero_fill",
+    "eager": 0,
+    "inject": "loss=0.25",
+    "seed": 9,
+    "futures": "in_order",
+    "liveness": 20.0,
+    "on_peer_loss": "continue",
+}
+"""Values that aren't the defaults."""
+
+
+def test_the_options_that_ranks_compare_are_those_that_the_table_marks() -> None:
+    names = {entry.name for entry in fields(Options)}
+    rows = [row.split(" | ") for row in table().splitlines()[2:]]
+    marked = {row[0].strip("| `") for row in rows if row[-2].strip() == "yes"}
+    assert set(Options().shared()) == marked == names - NOT_SHARED == set(OTHERS)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_rank_that_differs_is_refused_by_the_name_of_the_option(name: str) -> None:
+    usual, other = Options().shared(), Options(**{name: OTHERS[name]}).shared()
+    compare_options(0, [usual, usual, usual])
+    for rank in range(3):
+        with pytest.raises(RendezvousError) as caught:
+            compare_options(rank, [usual, usual, other])
+        assert caught.value.peer == 2
+        assert f"rank {rank}/3: option {name} is {OTHERS[name]!r} on rank 2" in str(caught.value)
+        assert f"{usual[name]!r} on rank 0" in str(caught.value)
+        assert variable(name) in str(caught.value)

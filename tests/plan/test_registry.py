@@ -1,0 +1,190 @@
+"""The registry of algorithms: what may be registered, and what is found in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lossycoll.errors import OptionError
+from lossycoll.options.docs_table import table
+from lossycoll.options.fields import Options
+from lossycoll.plan import (
+    Algorithm,
+    Plan,
+    algorithm_names,
+    algorithms,
+    choose_algorithm,
+    default_algorithm,
+    draw_order,
+    find_algorithm,
+    register,
+    registry,
+    transpose,
+    unregister,
+)
+from lossycoll.plan.docs_table import table as algorithm_table
+from lossycoll.runtime.collectives import plan_cache
+from lossycoll.runtime.collectives.sequencer import Roster
+
+OTHER = replace(find_algorithm("all_reduce", "ring"), name="other")
+
+
+@pytest.fixture
+def other() -> Iterator[Algorithm]:
+    """An algorithm that the package does not have."""
+    register(OTHER)
+    yield OTHER
+    unregister(OTHER)
+
+
+def test_every_collective_has_one_default() -> None:
+    for collective in registry.COLLECTIVES:
+        mine = algorithms(collective)
+        assert [a for a in mine if a.default] == [default_algorithm(collective)]
+        assert choose_algorithm(collective, "auto", 4) is default_algorithm(collective)
+        assert {a.collective for a in mine} == {collective}
+    assert {a.collective for a in algorithms()} == set(registry.COLLECTIVES)
+
+
+def test_an_algorithm_that_is_registered_is_an_option(other: Algorithm) -> None:
+    assert algorithm_names("all_reduce") == ("auto", "ring", "transpose", "other")
+    assert algorithm_names() == ("auto", "ring", "transpose", "other")
+    assert Options(algorithm="other").algorithm == "other"
+    assert Options.from_env({"LOSSYCOLL_ALGORITHM": "other"}).algorithm == "other"
+    assert "`auto` or `ring` or `transpose` or `other`" in table()
+    unregister(other)
+    with pytest.raises(OptionError) as caught:
+        Options(algorithm="other")
+    assert "option algorithm is 'other', wanted auto or ring or transpose (" in str(caught.value)
+    assert "registered on every rank" in str(caught.value)
+    register(other)
+
+
+def test_names_are_options_where_there_is_a_choice() -> None:
+    assert algorithm_names("broadcast") == ("auto",)
+    chain = register(replace(find_algorithm("broadcast", "tree"), name="chain", default=False))
+    assert algorithm_names("broadcast") == ("auto", "tree", "chain")
+    assert algorithm_names() == ("auto", "ring", "transpose", "tree", "chain")
+    unregister(chain)
+
+
+def test_what_a_call_uses() -> None:
+    ring = find_algorithm("all_reduce", "ring")
+    assert choose_algorithm("all_reduce", "ring", 2) is ring
+    assert choose_algorithm("all_reduce", "ring", 1) is default_algorithm(
+        "all_reduce"
+    )  # a ring of one has no slots
+    assert choose_algorithm("broadcast", "ring", 4) is default_algorithm("broadcast")
+    with pytest.raises(ValueError, match="algorithm is 'rnig', wanted one of auto, ring, trans"):
+        choose_algorithm("all_reduce", "rnig", 4)
+    with pytest.raises(ValueError, match="algorithm of all_reduce is 'tree', wanted one of: ring,"):
+        find_algorithm("all_reduce", "tree")
+    with pytest.raises(ValueError, match="collective is 'reduce', wanted one of all_reduce, red"):
+        choose_algorithm("reduce", "auto", 4)
+
+
+def test_only_direct_plans_are_kept_when_ranks_are_lost() -> None:
+    relayed = register(
+        replace(find_algorithm("all_gather", "direct"), name="relayed", default=False, direct=False)
+    )
+    everyone, fewer = Roster(4, 0, (0, 1, 2, 3)), Roster(4, 0, (0, 2, 3))
+    assert plan_cache.algorithm("all_gather", everyone, "relayed") is relayed
+    assert plan_cache.algorithm("all_gather", fewer, "relayed") is default_algorithm("all_gather")
+    # Collectives without a part for each rank are planned anew, for as many as are left.
+    ring = find_algorithm("all_reduce", "ring")
+    assert plan_cache.algorithm("all_reduce", fewer, "ring") is ring
+    one = Roster(4, 0, (0,))
+    assert plan_cache.algorithm("all_reduce", one, "ring") is default_algorithm("all_reduce")
+    unregister(relayed)
+
+
+def test_the_order_is_drawn_for_lossy_calls_of_those_that_want_it(other: Algorithm) -> None:
+    everyone, fewer = Roster(6, 0, tuple(range(6))), Roster(6, 0, (0, 2, 3))
+    lossy, reliable = Options(seed=3), Options(seed=3, delivery="reliable")
+    orders = {plan_cache.order(other, everyone, lossy, 1, op) for op in range(5)}
+    assert len(orders) == 5
+    assert plan_cache.order(other, fewer, lossy, 1, (1 << 32) + 4) == draw_order(3, 1, 4, 3)
+    assert plan_cache.order(other, everyone, reliable, 1, 0) is None
+    assert plan_cache.order(replace(other, draws_order=False), everyone, lossy, 1, 0) is None
+
+
+def without_finish(
+    world: int,
+    rank: int,
+    elements: int,
+    elements_per_packet: int,
+    *,
+    order: object,
+    missing: object,
+) -> Plan:
+    raise AssertionError("it is not called")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"collective": "reduce"}, "'other' of reduce: wanted a collective of all_reduce, reduce_"),
+        ({"name": "Other"}, "'Other' of all_reduce: wanted a name of lower-case letters"),
+        ({"name": "auto"}, "'auto' of all_reduce: wanted a name of .* not 'auto'"),
+        ({"name": "ring"}, r"'ring' of all_reduce: lossycoll\.plan\.ring has it already"),
+        ({"default": True}, "'other' of all_reduce: transpose is the default already"),
+        ({"build": transpose.reduce_scatter}, "'other' of all_reduce: .*; wanted a builder "),
+        ({"build": without_finish}, r"unexpected keyword argument 'finish'; wanted a builder \("),
+    ],
+)
+def test_what_cannot_be_registered(wrong: dict[str, object], text: str) -> None:
+    before = algorithms()
+    with pytest.raises(ValueError, match=text):
+        register(replace(OTHER, **wrong))
+    assert algorithms() == before
+
+
+def test_registering_again(other: Algorithm) -> None:
+    before = algorithms()
+    assert register(other) is other
+    assert algorithms() == before
+    with pytest.raises(ValueError, match="has it already, wanted a new name"):
+        register(replace(other))
+    unregister(other)
+    with pytest.raises(ValueError, match="'other' of all_reduce is not registered"):
+        unregister(other)
+    with pytest.raises(
+        ValueError, match="'tree' of barrier is the default, wanted one that is not"
+    ):
+        unregister(default_algorithm("barrier"))
+    register(other)
+
+
+def test_installed_packages_bring_algorithms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that cannot be loaded is left out, with a warning that says why."""
+    info = tmp_path / "other-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(
+        "[lossycoll.algorithms]\n"
+        "other = tests.plan.test_registry:OTHER\n"
+        "broken = tests.plan.test_registry:NOT_THERE\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(registry, "_unloaded", [registry.ENTRY_POINTS])
+    with pytest.warns(UserWarning, match=re.escape("'broken' (tests.plan.test_registry:NOT_THER")):
+        names = algorithm_names("all_reduce")
+    assert names == ("auto", "ring", "transpose", "other")
+    unregister(OTHER)
+    assert algorithm_names("all_reduce") == ("auto", "ring", "transpose")
+
+
+def test_the_documented_table_is_the_one_that_is_printed() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "plans.md"
+    assert algorithm_table() in page.read_text(encoding="utf-8")
+
+
+def test_the_meaning_of_auto_is_documented() -> None:
+    (row,) = [line for line in table().splitlines() if "`algorithm`" in line]
+    assert f"For all_reduce that is the {default_algorithm('all_reduce').name} " in row

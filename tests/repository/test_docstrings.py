@@ -1,0 +1,109 @@
+"""Public names are documented: every parameter, result and error of theirs is in a docstring."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import lossycoll
+from lossycoll.backend.process_group import LossyProcessGroup
+from tools.api_page import attributes
+
+EXCEPTIONS: dict[str, str] = {
+    "Options": "its fields are the rows of docs/options.md",
+}
+"""Names whose docstring leaves something out, and why."""
+NO_RESULT = ("None", "NoReturn", inspect.Signature.empty)
+
+
+def members(name: str, cls: type) -> Iterator[tuple[str, Any]]:
+    """The public methods that a class of ours defines or inherits from one of ours."""
+    found: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        if base.__module__.startswith("lossycoll"):
+            found |= vars(base)
+    for member, value in found.items():
+        function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+        shown = not member.startswith("_") or member == "__call__"
+        # A function of another name is a former one, or torch's.
+        if shown and inspect.isfunction(function) and function.__name__ == member:
+            yield f"{name}.{member}", value
+
+
+def public() -> Iterator[tuple[str, Any]]:
+    for name in lossycoll.__all__:
+        thing = getattr(lossycoll, name)
+        yield name, thing
+        if inspect.isclass(thing):
+            yield from members(name, thing)
+    yield from members("LossyProcessGroup", LossyProcessGroup)
+
+
+PUBLIC = dict(public())
+
+
+def raises(function: Any) -> bool:
+    """Whether there is a ``raise`` of an error in the function's own body."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    return any(isinstance(node, ast.Raise) and node.exc for node in ast.walk(tree))
+
+
+def lacks(thing: Any) -> list[str]:
+    """What the docstring of a public thing should say and doesn't."""
+    function = thing.fget if isinstance(thing, property) else getattr(thing, "__func__", thing)
+    text = inspect.getdoc(function) or ""
+    if inspect.isclass(thing) and "__init__" in vars(thing):
+        text += "\n" + (inspect.getdoc(thing.__init__) or "")
+    out = [] if text else ["a docstring"]
+    if isinstance(thing, property):
+        return out
+    if dataclasses.is_dataclass(thing):
+        text = "\n".join(inspect.getdoc(base) or "" for base in thing.__mro__)
+        described = attributes(thing)
+        return out + [
+            f"field {field.name}"
+            for field in dataclasses.fields(thing)
+            if field.name not in described and not re.search(rf"^ +{field.name}: ", text, re.M)
+        ]
+    if inspect.isclass(thing) and issubclass(thing, BaseException):
+        return out
+    signature = inspect.signature(function)
+    names = [name for name in signature.parameters if name not in {"self", "cls"}]
+    arguments = text.partition("Args:")[2]
+    out += [
+        f"Args: {name}"
+        for name in names
+        if not re.search(rf"^ +\*?\*?{name}\b.*:", arguments, re.M)
+    ]
+    result = signature.return_annotation
+    if inspect.isfunction(function):
+        # A line can say what a function without parameters returns.
+        brief = not names and "\n" not in text
+        # What torch's calls return the class says.
+        brief |= result == "dist.Work" and function.__qualname__.startswith("LossyProcessGroup.")
+        said = brief or re.search(r"^(Returns|Yields):", text, re.M)
+        if result not in NO_RESULT and not said:
+            out.append("Returns:")
+        if raises(function) and "Raises:" not in text:
+            out.append("Raises:")
+    return out
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLIC if name not in EXCEPTIONS])
+def test_a_public_name_is_documented(name: str) -> None:
+    missing = lacks(PUBLIC[name])
+    assert not missing, f"the docstring of {name} lacks {', '.join(missing)}"
+
+
+def test_exceptions_are_still_needed() -> None:
+    assert EXCEPTIONS.keys() <= PUBLIC.keys()
+    for name, reason in EXCEPTIONS.items():
+        print(f"{name}: {reason}")
+        assert lacks(PUBLIC[name]), f"{name} needs no exception"

@@ -1,0 +1,46 @@
+"""The code blocks of docs/extending.md run as they stand there, in one folder."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support import pages
+from tests.support.harness import warm_python
+
+PAGE = "extending.md"
+TESTS = Path(__file__).resolve().parents[1]
+SHARED = {"sign_sgd.py": TESTS / "cli" / "demo", "rotate.py": TESTS / "backend"}
+"""Scripts of the page that other tests use as well, with their folders."""
+COMMANDS = pages.commands(PAGE)
+WANTED = [
+    r"^mean 1\.00\n$",
+    r"sign-sgd: each step follows the sign of the mean that arrived\.",
+    r"^the rank before 0 is 2\n$",
+]
+"""What each command prints."""
+
+
+def test_each_command_has_its_output_here() -> None:
+    assert len(COMMANDS) == len(WANTED)
+
+
+@pytest.mark.parametrize(
+    ("command", "wanted"),
+    [
+        pytest.param(command, wanted, marks=pytest.mark.long if "demo" in command else ())
+        for command, wanted in zip(COMMANDS, WANTED, strict=True)
+    ],
+)
+def test_a_command(command: str, wanted: str, tmp_path: Path) -> None:
+    done = pages.run(command, pages.write(PAGE, tmp_path), warm_python())
+    assert done.returncode == 0, done.stderr
+    assert re.search(wanted, done.stdout), done.stdout
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_a_script_is_the_one_that_other_tests_use(name: str) -> None:
+    shown = pages.scripts(PAGE)[name].removeprefix(f"# {name}\n")
+    assert shown == (SHARED[name] / name).read_text(encoding="utf-8")

@@ -1,0 +1,112 @@
+"""The order of files: the tests mirror the package, all stay short, and say why if they don't."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import PER_FILE
+
+TESTS = Path(__file__).resolve().parents[1]
+PACKAGE = TESTS.parent / "lossycoll"
+NOT_ROOMS = {
+    "benchmarks": "the studies in benchmarks/",
+    "conformance": "torch's suite for backends",
+    "failures": "the promises of docs/failures.md, each through all rooms",
+    "mutations": "what make mutate breaks",
+    "native": "the C sources by themselves",
+    "repository": "examples, guide, wheel, and the tests themselves",
+    "support": "helpers",
+    "tools": "the tools in tools/",
+}
+"""Folders of tests/ that aren't the tests of a package in lossycoll/, and what they are."""
+MOST_PACKAGE_LINES = 500
+MOST_FUNCTION_LINES = 60
+LONG_BECAUSE = "Long because "
+"""Begins the line of a docstring in lossycoll/ that says why a file or a function is longer."""
+MOST_LINES = 700
+LONGER = {
+    "runtime/engine/test_engine.py": "one engine's contract, test by test",
+}
+"""Files of tests that are longer, and why."""
+WITHOUT_SAMPLE: set[str] = set()
+"""Files whose tests are all long: what they test has its short sample in another file."""
+
+
+def files() -> Iterator[Path]:
+    yield from sorted(path.relative_to(TESTS) for path in TESTS.rglob("test_*.py"))
+
+
+def test_tests_mirror_the_package() -> None:
+    for path in files():
+        if path.parts[0] not in NOT_ROOMS:
+            assert (PACKAGE / path.parent).is_dir(), f"{path}: lossycoll/{path.parent} isn't there"
+    for name in NOT_ROOMS:
+        assert (TESTS / name).is_dir(), name
+        assert not (PACKAGE / name).exists(), f"{name} is a room now"
+
+
+def test_files_are_short() -> None:
+    lines = {str(path): (TESTS / path).read_text(encoding="utf-8").count("\n") for path in files()}
+    assert {path for path, count in lines.items() if count > MOST_LINES} == set(LONGER)
+
+
+def long_parts(source: str) -> Iterator[tuple[str, bool]]:
+    """(name, whether its docstring says why) of a module that is too long, and of its functions."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module):
+            name, lines, most = "the file", source.count("\n"), MOST_PACKAGE_LINES
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            lines, most = node.end_lineno - node.lineno + 1, MOST_FUNCTION_LINES
+            name = f"{node.name} (line {node.lineno})"
+        else:
+            continue
+        if lines > most:
+            says = (ast.get_docstring(node) or "").splitlines()
+            yield f"{name}: {lines} lines", any(line.startswith(LONG_BECAUSE) for line in says)
+
+
+def test_what_is_long_in_the_package_says_why() -> None:
+    silent = [
+        f"{path.relative_to(PACKAGE)}: {name}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for name, reason in long_parts(path.read_text(encoding="utf-8"))
+        if not reason
+    ]
+    assert not silent, f"shorten these, or begin a line of their docstrings with {LONG_BECAUSE!r}"
+
+
+def test_long_parts_are_found() -> None:
+    body = "    pass\n" * MOST_FUNCTION_LINES
+    assert not list(long_parts("def f():\n" + body[: -len("    pass\n")]))
+    assert list(long_parts("def f():\n" + body)) == [("f (line 1): 61 lines", False)]
+    reason = '    """Does it.\n\n    Long because it is.\n    """\n'
+    assert list(long_parts("def f():\n" + reason + body)) == [("f (line 1): 65 lines", True)]
+    lines = "pass\n" * (MOST_PACKAGE_LINES + 1)
+    assert list(long_parts(lines)) == [("the file: 501 lines", False)]
+
+
+def test_what_is_skipped_says_why() -> None:
+    for path in files():
+        for node in ast.walk(ast.parse((TESTS / path).read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call):
+                continue
+            kind = ast.unparse(node.func)
+            if kind in ("pytest.skip", "pytest.importorskip"):
+                says = bool(node.args)
+            elif kind in ("pytest.mark.skip", "pytest.mark.skipif", "pytest.mark.xfail"):
+                says = any(keyword.arg == "reason" for keyword in node.keywords)
+            else:
+                continue
+            assert says, f"{path}:{node.lineno}: {kind} without a reason"
+
+
+def test_every_file_has_a_sample_in_the_short_suite(request: pytest.FixtureRequest) -> None:
+    found = request.config.stash[PER_FILE]
+    only_long = {path for path, (short, long) in found.items() if long and not short}
+    assert only_long <= WITHOUT_SAMPLE

@@ -1,0 +1,71 @@
+"""An operation in the engine, over real sockets, must end as it does in the reference executor."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from lossycoll.plan import Plan, faults, reference_executor
+from lossycoll.plan.reference_executor import RankResult
+from lossycoll.plan.wire_types import Array, wire_type
+from tests.support.network import GROUP, Ended, Network
+from tests.support.oracle_cases import Case, buffers
+
+
+def assert_close(got: Array, want: Array, dtype: str, name: str) -> None:
+    if dtype == "bytes":
+        np.testing.assert_array_equal(got, want, err_msg=name)
+        return
+    kind = wire_type(dtype)
+    # The order of a sum is free: two roundings of the wire type are the most it can make.
+    rtol = {"f32": 1e-5, "f64": 1e-13, "f16": 4e-3, "bf16": 3e-2}[dtype]
+    np.testing.assert_allclose(
+        kind.widen(got), kind.widen(want), rtol=rtol, atol=rtol, err_msg=name
+    )
+
+
+def assert_report(ended: Ended, want: RankResult, plan: Plan, name: str) -> None:
+    report = ended.report
+    assert report.packets_missing == want.packets_missing, name
+    assert report.own_filled == want.own_filled, name
+    assert report.kept == want.kept, name
+    assert report.zero_filled == want.zero_filled, name
+    assert report.alone == want.alone, name
+    assert report.deadline_hits == 0, name
+
+
+def weights(world: int) -> Array:
+    """(receiver, sender): numbers that differ from link to link."""
+    return 1.0 + np.arange(world * world).reshape(world, world) % 5 / 4
+
+
+def check(network: Network, case: Case, count: int, dtype: str, loss: str, **how: object) -> int:
+    """Runs one operation in the engine and in the reference. Returns the packets it lost."""
+    per_packet = network.payload_bytes // wire_type(dtype).wire.itemsize
+    rng = np.random.default_rng(network.op)
+    plans = case.plans(network.world, count, per_packet, network.op)
+    inputs, outputs = buffers(case, plans, dtype, rng)
+    want_in = [x.copy() for x in inputs]
+    want_out = want_in if case.in_place else [x.copy() for x in outputs]
+    lost = partial(faults.lost, faults.parse(loss), GROUP, network.op)
+    scale = float(network.world)
+    rounds = None if how.get("reliable") else how.get("repair", 0)
+    # Exact in every type, so that rounding doesn't depend on who multiplies.
+    weighing = (
+        {"weights": weights(network.world), "divisor": network.world + 0.5}
+        if case.way.weighted
+        else {}
+    )
+    name = f"{case.name} world={network.world} count={count} {dtype} {loss} {how} op={network.op}"
+    ended = network.run(plans, inputs, outputs, dtype, scale, **how, **weighing)
+    want = reference_executor.execute(
+        plans, want_in, want_out, dtype, scale, lost, rounds, fec=how.get("fec", 0), **weighing
+    )  # type: ignore[arg-type]
+    for rank in range(network.world):
+        assert ended[rank].code == 0, (name, ended[rank].failure)
+        assert_close(outputs[rank], want_out[rank], dtype, f"{name} rank={rank}")
+        if case.barrier:
+            assert outputs[rank].tolist() == [network.world], f"{name} rank={rank}"
+        assert_report(ended[rank], want[rank], plans[rank], f"{name} rank={rank}")
+    return sum(e.report.packets_injected for e in ended)

@@ -1,0 +1,101 @@
+"""Buckets as data: every element has one place and one owner."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lossycoll.train.common.layout import (
+    ALIGNMENT,
+    Bucket,
+    ParameterSpec,
+    contiguous,
+    is_dense,
+    lay_out,
+)
+
+
+def spec(*shape: int, itemsize: int = 4, key: str = "a") -> ParameterSpec:
+    return ParameterSpec(shape, contiguous(shape), itemsize, key)
+
+
+def check_buckets(buckets: list[Bucket], specs: list[ParameterSpec], world: int) -> None:
+    """Every element of every parameter has one place and one owner, and nothing else has."""
+    members = [member for bucket in buckets for member in bucket.members]
+    assert sorted(member.index for member in members) == list(range(len(specs)))
+    for bucket in buckets:
+        itemsize = specs[bucket.members[0].index].itemsize
+        assert bucket.size == bucket.chunk * world
+        assert bucket.chunk * itemsize % ALIGNMENT == 0
+        end = 0
+        for member in bucket.members:
+            assert specs[member.index].key == bucket.key
+            assert member.begin >= end
+            assert member.begin * itemsize % ALIGNMENT == 0
+            assert member.end - member.begin == specs[member.index].numel
+            end = member.end
+        assert end <= bucket.size
+        owned = np.zeros(bucket.size, int)
+        for rank in range(world):
+            for fragment in bucket.fragments(rank):
+                assert rank * bucket.chunk <= fragment.begin < fragment.end
+                assert fragment.end <= (rank + 1) * bucket.chunk
+                assert fragment.member.begin <= fragment.begin
+                assert fragment.end <= fragment.member.end
+                assert fragment.offset == fragment.begin - fragment.member.begin
+                owned[fragment.begin : fragment.end] += 1
+        wanted = np.zeros(bucket.size, int)
+        for member in bucket.members:
+            wanted[member.begin : member.end] = 1
+        np.testing.assert_array_equal(owned, wanted)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 7, 8])
+def test_every_element_has_one_owner(world: int) -> None:
+    draw = random.Random(world)
+    for _ in range(40):
+        specs = []
+        for _ in range(draw.randint(1, 12)):
+            key = draw.choice("abc")
+            shape = [draw.choice([0, 1, 2, 5, 17, 64]) for _ in range(draw.randint(0, 3))]
+            specs.append(spec(*shape, itemsize={"a": 4, "b": 2, "c": 8}[key], key=key))
+        buckets = lay_out(specs, world, draw.choice([1, 300, 5000, 10**7]), draw.choice([1, 700]))
+        check_buckets(buckets, specs, world)
+
+
+def test_buckets_are_in_the_order_of_the_backward_pass() -> None:
+    specs = [spec(100, key="ab"[i % 2]) for i in range(8)]
+    buckets = lay_out(specs, 2, bucket_bytes=900, first_bytes=400)
+    last = [min(member.index for member in bucket.members) for bucket in buckets]
+    assert last == sorted(last, reverse=True)
+    assert [member.index for member in buckets[0].members] == [7]  # the first one is smaller
+    assert [member.index for member in buckets[1].members] == [6, 4]
+    assert [member.index for member in buckets[2].members] == [5, 3]
+
+
+def test_a_large_parameter_has_a_bucket_of_its_own_and_indices_go_on() -> None:
+    specs = [spec(10), spec(5000), spec(10), spec(10)]
+    buckets = lay_out(specs, 3, bucket_bytes=1000, start=7)
+    members = [[member.index for member in bucket.members] for bucket in buckets]
+    assert members == [[10, 9], [8], [7]]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "dense"),
+    [
+        (torch.empty(3, 4), True),
+        (torch.empty(3, 4).t(), True),
+        (torch.empty(2, 3, 4, 5).to(memory_format=torch.channels_last), True),
+        (torch.empty(()), True),
+        (torch.empty(1, 5).expand(3, 5), False),
+        (torch.empty(4, 6)[:, :3], False),
+        (torch.empty(4, 1)[:, :1], True),
+    ],
+)
+def test_dense_is_as_torch_has_it(tensor: Tensor, dense: bool) -> None:
+    assert is_dense(tensor.shape, tensor.stride()) is dense
+    assert contiguous(tensor.shape) == torch.empty(tensor.shape).stride()

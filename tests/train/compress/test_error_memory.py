@@ -1,0 +1,88 @@
+"""The rules of error feedback: what was delivered and what is remembered is all there was."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lossycoll.train.compress import selection
+from lossycoll.train.compress.error_memory import RULES, RowSum, memory_of
+from tests.support.arc_cases import Nodes
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "none"])
+@pytest.mark.parametrize("loss", [0.0, 0.4])
+def test_nothing_is_forgotten(rule: str, loss: float) -> None:
+    """What was delivered and what is remembered is all there was, also where rows are lost."""
+    draw = torch.Generator().manual_seed(3)
+    memory, total, applied_sum = memory_of(rule, 0.3), torch.zeros(20, 6), torch.zeros(20, 6)
+    average = torch.zeros(20, 6)
+    for step in range(40):
+        gradient = torch.randn(20, 6, generator=draw)
+        total += gradient
+        average = gradient.clone() if step == 0 else 0.7 * average + 0.3 * gradient
+        work = gradient.clone()
+        if not memory.ready:
+            arrived = work * (torch.rand(20, 1, generator=draw) >= loss)
+            memory.initialize(work, arrived, arrived)
+            applied_sum += arrived
+            continue
+        index = selection.random_rows(20, 4, selection.generator(step))
+        dense = sum(factor * tensor for tensor, factor in memory.parts(work))
+        sent = torch.empty(4, 6)
+        memory.select(memory.accumulate(work), index, sent)
+        torch.testing.assert_close(sent, dense[index], rtol=1e-4, atol=1e-5)
+        arrived = sent * (torch.rand(4, 1, generator=draw) >= loss)
+        delivered = RowSum(index, arrived)
+        memory.update(delivered, [delivered], work)
+        applied_sum[index] += arrived
+        if rule == "ef14":
+            expected = torch.zeros(20, 6).index_add_(0, index, arrived)
+            assert torch.equal(work, expected)
+        else:
+            assert torch.equal(work, memory.tensors["all"])
+    held = memory.tensors
+    assert set(held) == set(RULES[rule].names)
+    if rule == "ef14":
+        torch.testing.assert_close(applied_sum + held["error"], total, rtol=1e-4, atol=1e-4)
+    else:
+        torch.testing.assert_close(held["own"], held["all"])
+        torch.testing.assert_close(held["own"], applied_sum, rtol=1e-4, atol=1e-4)
+    if rule == "ef21m":
+        torch.testing.assert_close(held["average"], average, rtol=1e-4, atol=1e-5)
+
+
+def test_with_all_rows_nothing_remains() -> None:
+    for rule in ("ef14", "ef21", "ef21m"):
+        nodes = Nodes(4, rule, "arc", 1.0)
+        for step in range(5):
+            draw = torch.Generator().manual_seed(step)
+            gradients = torch.randn(4, 30, 8, generator=draw)
+            used = nodes.used(gradients.clone())
+            torch.testing.assert_close(used, gradients.mean(0), rtol=1e-5, atol=1e-6)
+        held = nodes.memory.tensors
+        if rule == "ef14":
+            assert not bool(held["error"].any())
+        else:
+            last = gradients.transpose(0, 1).reshape(30, -1)
+            torch.testing.assert_close(held["own"], last, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("rule", "momentum"), [("ef14", 1.0), ("ef21m", 0.1)])
+def test_the_error_of_a_noisy_quadratic_falls_with_the_number_of_workers(
+    rule: str, momentum: float
+) -> None:
+    """E |x|^2 in the end is the step size times the noise, over the workers: a linear speed-up."""
+    errors = {}
+    for workers in (1, 4, 16):
+        nodes = Nodes(workers, rule, "arc", 0.25, 4, momentum)
+        draw = torch.Generator().manual_seed(5)
+        x, sums = torch.ones(40, 8), []
+        for step in range(1500):
+            gradients = x + torch.randn(workers, 40, 8, generator=draw)
+            x = x - 0.02 * nodes.used(gradients)
+            if step >= 500:
+                sums.append(float(x.square().mean()))
+        errors[workers] = sum(sums) / len(sums)
+    assert errors[1] / errors[4] == pytest.approx(4, rel=0.25)
+    assert errors[1] / errors[16] == pytest.approx(16, rel=0.25)

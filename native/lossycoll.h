@@ -14,6 +14,9 @@
 /* ---- element types on the wire ---- */
 enum lc_dtype { LC_F32 = 0, LC_F64 = 1, LC_F16 = 2, LC_BF16 = 3, LC_BYTES = 4 };
 
+/* ---- how elements stand in packets: as they are, or float32 rounded to a shorter float ---- */
+enum lc_encoding { LC_ENCODING_SAME = 0, LC_ENCODING_BF16 = 1, LC_ENCODING_F16 = 2 };
+
 /* ---- plan tables (lossycoll/plan/model.py has the meaning of every field) ---- */
 enum lc_combine { LC_COPY = 0, LC_ADD = 1 };
 enum lc_finish {
@@ -288,6 +291,18 @@ void lc_inject_stream(const lc_inject *inject, uint32_t group, uint32_t op, uint
 /* The most packets that one parity packet protects, by its code on the wire; 0: none, or no such
  * code. */
 uint32_t lc_fec_size(uint32_t code);
+/* The codecs by themselves (native/codec.h), by lc_encoding and lc_dtype; simd: as fast as this
+ * processor can, or plain C, which gives the same bits. Elements that fit into a payload, and bytes
+ * that n elements become in one packet; 0: there is no such codec. */
+uint32_t lc_encoding_elements(int encoding, int dtype, uint16_t payload_bytes);
+uint64_t lc_encoding_bytes(int encoding, int dtype, uint32_t n);
+/* One packet's elements. LC_E_ARGUMENT: there is no such codec. */
+int lc_encode(int encoding, int dtype, int simd, void *dst, const void *src, uint32_t n,
+              uint64_t seed);
+int lc_decode(int encoding, int dtype, int simd, void *dst, const void *src, uint32_t n);
+/* acc = own + decoded x * factor; own may be NULL, or acc where both are of one type. */
+int lc_decode_add(int encoding, int dtype, int simd, void *acc, const void *own, const void *x,
+                  double factor, uint32_t n);
 /* Header size on the wire, bytes. */
 uint32_t lc_header_bytes(void);
 /* lc_fast_path bits that the processor and kernel offer, before any switch. */

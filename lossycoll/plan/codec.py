@@ -1,0 +1,113 @@
+"""Codecs: how the elements of a buffer stand in a packet, in numpy.
+
+native/codec.c is the same to the bit, and a test holds the two together. A codec knows elements,
+not packets. What it makes of n elements can be decoded by itself, so its bytes need not be linear
+in n, and what is encoded together is one packet's elements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .wire_types import Array, WireType, wire_type
+
+ENCODINGS: Final = ("same", "bf16", "fp16")
+"""By name, each at its number on the wire (lc_encoding)."""
+_NARROW: Final = {"bf16": wire_type("bf16"), "fp16": wire_type("f16")}
+ENCODED: Final = "f32"
+"""The only type that is encoded; elements of any other travel as they are."""
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Codec:
+    """One encoding of one element type; :func:`codec` makes it.
+
+    Attributes:
+        encoding: One of :data:`ENCODINGS`.
+        kind: The type of the elements.
+        wire: The type that travels.
+    """
+
+    encoding: str
+    kind: WireType
+    wire: WireType
+
+    @property
+    def same(self) -> bool:
+        """Whether elements travel as they are."""
+        return self.wire is self.kind
+
+    def wire_bytes(self, n: int) -> int:
+        """Bytes of ``n`` elements in one packet."""
+        return n * self.wire.wire.itemsize
+
+    def elements(self, payload_bytes: int) -> int:
+        """The most elements that fit into a packet's payload."""
+        return payload_bytes // self.wire.wire.itemsize
+
+    def encode(self, x: Array, seed: int = 0) -> Bytes:
+        """The bytes of one packet's elements.
+
+        Args:
+            x: Elements of ``kind``, shape (n,).
+            seed: Of the packet's name, 64 bits; for codecs that round at random.
+
+        Returns:
+            Shape (``wire_bytes(n)``,).
+        """
+        del seed
+        return np.ascontiguousarray(x if self.same else _narrow(x, self.wire)).view(np.uint8)
+
+    def decode(self, data: Bytes) -> Array:
+        """The elements that :meth:`encode`'s bytes stand for, of ``kind``; shape (n,)."""
+        x = data.view(self.wire.wire)
+        return x.copy() if self.same else _widen(x, self.wire)
+
+
+def codec(encoding: str, dtype: str) -> Codec:
+    """The codec of an encoding for elements of a type.
+
+    Args:
+        encoding: One of :data:`ENCODINGS`.
+        dtype: A name of :func:`~.wire_types.wire_type`.
+
+    Raises:
+        ValueError: For an encoding that the type doesn't have.
+    """
+    kind = wire_type(dtype)
+    if encoding == "same":
+        return Codec(encoding, kind, kind)
+    if encoding not in ENCODINGS:
+        raise ValueError(f"encoding is {encoding!r}, wanted one of {', '.join(ENCODINGS)}")
+    if dtype != ENCODED:
+        raise ValueError(f"encoding is {encoding!r} for {dtype}, wanted same: only f32 is encoded")
+    return Codec(encoding, kind, _NARROW[encoding])
+
+
+def _narrow(x: Array, wire: WireType) -> Array:
+    """To the nearest, ties to even. NaNs are made quiet and keep what fits of their bits, as
+    hardware does; numpy leaves that to the machine."""
+    if wire.name == "bf16":
+        return wire.narrow(x)
+    bits = x.view(np.uint32) >> np.uint32(13)
+    nan = (bits >> np.uint32(3)) & np.uint32(0x8000) | np.uint32(0x7E00) | bits & np.uint32(0x3FF)
+    half: Array = np.where(np.isnan(x), nan, wire.narrow(x).view(np.uint16)).astype(np.uint16)
+    return half.view(np.float16)
+
+
+def _widen(x: Array, wire: WireType) -> Array:
+    """Exact. An fp16's NaN is made quiet, as hardware does; a bf16 is the upper half of a float."""
+    if wire.name == "bf16":
+        return wire.widen(x)
+    bits = x.view(np.uint16).astype(np.uint32)
+    nan = (bits & np.uint32(0x8000)) << np.uint32(16) | np.uint32(0x7FC00000)
+    nan |= (bits & np.uint32(0x3FF)) << np.uint32(13)
+    with np.errstate(invalid="ignore"):  # a signalling NaN is none of the caller's doing
+        wide = wire.widen(x).view(np.uint32)
+    found: Array = np.where(np.isnan(x), nan, wide).view(np.float32)
+    return found

@@ -1,0 +1,181 @@
+/* Codecs; see codec.h. The arithmetic and the conversions are those of reduce.h, so that every
+ * variant is tested once. */
+#include "codec.h"
+
+#include <string.h>
+
+/* ---- same: elements travel as they are ---- */
+
+static size_t same_bytes(const lc_codec *c, size_t n) {
+    return n * c->element_bytes;
+}
+
+static void same_encode(const lc_codec *c, void *dst, const void *src, size_t n, uint64_t seed) {
+    (void)seed;
+    memcpy(dst, src, n * c->element_bytes);
+}
+
+static void same_decode(const lc_codec *c, void *dst, const void *src, size_t n) {
+    memcpy(dst, src, n * c->element_bytes);
+}
+
+static void same_first(const lc_codec *c, void *acc, const void *own, const void *x, size_t n) {
+    c->wire->first(acc, own, x, n);
+}
+
+static void same_first_weighted(const lc_codec *c, void *acc, const void *own, const void *x,
+                                double factor, size_t n) {
+    c->wire->first_weighted(acc, own, x, factor, n);
+}
+
+static void same_add(const lc_codec *c, void *acc, const void *x, size_t n) {
+    c->wire->add(acc, x, n);
+}
+
+static void same_add_weighted(const lc_codec *c, void *acc, const void *x, double factor,
+                              size_t n) {
+    c->wire->add_weighted(acc, x, factor, n);
+}
+
+/* ---- narrow: float32 travels as a float of two bytes ---- */
+
+static size_t narrow_bytes(const lc_codec *c, size_t n) {
+    return n * c->wire->element_bytes;
+}
+
+static void narrow_encode(const lc_codec *c, void *dst, const void *src, size_t n, uint64_t seed) {
+    (void)seed;
+    c->wire->finish(dst, src, n, 1.0);
+}
+
+static void narrow_decode(const lc_codec *c, void *dst, const void *src, size_t n) {
+    c->wire->first(dst, NULL, src, n);
+}
+
+/* The kernels take an own addend of the type that travels. */
+static void narrow_first(const lc_codec *c, void *acc, const void *own, const void *x, size_t n) {
+    if (!own) {
+        c->wire->first(acc, NULL, x, n);
+        return;
+    }
+    if (acc != own)
+        memcpy(acc, own, n * c->acc_bytes);
+    c->wire->add(acc, x, n);
+}
+
+static void narrow_first_weighted(const lc_codec *c, void *acc, const void *own, const void *x,
+                                  double factor, size_t n) {
+    if (!own) {
+        c->wire->first_weighted(acc, NULL, x, factor, n);
+        return;
+    }
+    if (acc != own)
+        memcpy(acc, own, n * c->acc_bytes);
+    c->wire->add_weighted(acc, x, factor, n);
+}
+
+/* ---- the table ---- */
+
+static const lc_codec same = {.same = 1,
+                              .wire_bytes = same_bytes,
+                              .encode = same_encode,
+                              .decode = same_decode,
+                              .first = same_first,
+                              .add = same_add,
+                              .first_weighted = same_first_weighted,
+                              .add_weighted = same_add_weighted};
+
+static const lc_codec narrow = {.wire_bytes = narrow_bytes,
+                                .encode = narrow_encode,
+                                .decode = narrow_decode,
+                                .first = narrow_first,
+                                .add = same_add,
+                                .first_weighted = narrow_first_weighted,
+                                .add_weighted = same_add_weighted};
+
+static void make_same(lc_codec *c, int dtype, int simd) {
+    *c = same;
+    c->sums = c->wire = lc_kernels_of(dtype, simd);
+    c->element_bytes = lc_element_bytes(dtype);
+    c->acc_bytes = c->wire ? c->wire->acc_bytes : c->element_bytes;
+    if (!c->wire) {
+        c->first = NULL;
+        c->add = NULL;
+        c->first_weighted = NULL;
+        c->add_weighted = NULL;
+    }
+}
+
+static void make_narrow(lc_codec *c, int wire, int simd) {
+    *c = narrow;
+    c->sums = lc_kernels_of(LC_F32, simd);
+    c->wire = lc_kernels_of(wire, simd);
+    c->element_bytes = lc_element_bytes(LC_F32);
+    c->acc_bytes = c->wire->acc_bytes;
+}
+
+int lc_codec_make(lc_codec *c, int encoding, int dtype, int simd) {
+    if (!lc_element_bytes(dtype))
+        return 0;
+    if (encoding == LC_ENCODING_SAME)
+        make_same(c, dtype, simd);
+    else if (encoding == LC_ENCODING_BF16 && dtype == LC_F32)
+        make_narrow(c, LC_BF16, simd);
+    else if (encoding == LC_ENCODING_F16 && dtype == LC_F32)
+        make_narrow(c, LC_F16, simd);
+    else
+        return 0;
+    c->encoding = (uint8_t)encoding;
+    c->dtype = (uint8_t)dtype;
+    return 1;
+}
+
+uint32_t lc_codec_elements(const lc_codec *c, uint16_t payload_bytes) {
+    uint32_t fit = 0, beyond = 8u * payload_bytes + 1; /* an element takes a bit at least */
+    while (beyond - fit > 1) {
+        uint32_t n = fit + (beyond - fit) / 2;
+        if (c->wire_bytes(c, n) <= payload_bytes)
+            fit = n;
+        else
+            beyond = n;
+    }
+    return fit;
+}
+
+/* ---- for callers that have no codec in hand ---- */
+
+uint32_t lc_encoding_elements(int encoding, int dtype, uint16_t payload_bytes) {
+    lc_codec c;
+    return lc_codec_make(&c, encoding, dtype, 0) ? lc_codec_elements(&c, payload_bytes) : 0;
+}
+
+uint64_t lc_encoding_bytes(int encoding, int dtype, uint32_t n) {
+    lc_codec c;
+    return lc_codec_make(&c, encoding, dtype, 0) ? c.wire_bytes(&c, n) : 0;
+}
+
+int lc_encode(int encoding, int dtype, int simd, void *dst, const void *src, uint32_t n,
+              uint64_t seed) {
+    lc_codec c;
+    if (!lc_codec_make(&c, encoding, dtype, simd))
+        return LC_E_ARGUMENT;
+    c.encode(&c, dst, src, n, seed);
+    return LC_OK;
+}
+
+int lc_decode(int encoding, int dtype, int simd, void *dst, const void *src, uint32_t n) {
+    lc_codec c;
+    if (!lc_codec_make(&c, encoding, dtype, simd))
+        return LC_E_ARGUMENT;
+    c.decode(&c, dst, src, n);
+    return LC_OK;
+}
+
+int lc_decode_add(int encoding, int dtype, int simd, void *acc, const void *own, const void *x,
+                  double factor, uint32_t n) {
+    lc_codec c;
+    if (!lc_codec_make(&c, encoding, dtype, simd) || !c.add)
+        return LC_E_ARGUMENT;
+    c.first_weighted(&c, acc, own, x, factor, n);
+    return LC_OK;
+}

@@ -1,4 +1,4 @@
-/* Codecs; see codec.h. The arithmetic and the conversions are those of reduce.h, so that every
+/* Codecs; see codec.h. The arithmetic and the conversions are those of kernels.h, so that every
  * variant is tested once. */
 #include "codec.h"
 

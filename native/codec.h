@@ -6,12 +6,12 @@
  * the same ones. lossycoll/plan/codec.py is the same in numpy, to the bit.
  *
  * Sums of encoded elements are always taken in float. All variants of the instruction set give the
- * same bits, as in reduce.h. Every pointer may be unaligned. Buffers overlap not at all, except
+ * same bits, as in kernels.h. Every pointer may be unaligned. Buffers overlap not at all, except
  * that acc may be own where both have the same type. */
 #ifndef LC_CODEC_H
 #define LC_CODEC_H
 
-#include "reduce.h"
+#include "kernels.h"
 
 typedef struct lc_codec lc_codec;
 

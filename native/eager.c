@@ -1,57 +1,64 @@
+/* Data that comes: eager packets wait until both ends are known to mean the same operation. */
 #include "eager.h"
 
-#include <stdlib.h>
-#include <string.h>
-
-int lc_cells_make(lc_cells *cells, uint64_t bytes, uint16_t payload_bytes) {
-    size_t size = (sizeof(lc_cell) + payload_bytes + 63) & ~(size_t)63;
-    *cells = (lc_cells){.cell_bytes = size};
-    if (bytes < size)
-        return 1;
-    cells->n_cells = bytes / size < UINT32_MAX ? (uint32_t)(bytes / size) : UINT32_MAX;
-    cells->memory = malloc(cells->n_cells * size);
-    return cells->memory != NULL;
+/* Whether an eager packet has come too early. Until both are known to mean the same by the
+ * operation, a packet of the peer's may be of another one. */
+static int must_wait(lc_engine *e, const lc_header *h) {
+    const lc_op *op = lc_find_op(e, h->op);
+    if (op)
+        return !op->peers[h->sender].agreed;
+    return !lc_op_posted(e, h->op) && h->op - e->next_op < LC_OPS;
 }
 
-void lc_cells_drop(lc_cells *cells) {
-    free(cells->memory);
+void lc_data_arrived(lc_engine *e, const lc_header *h, const uint8_t *payload) {
+    lc_peer *peer = &e->peers[h->sender];
+    if (!h->eager) {
+        lc_agree(e, h->op, h->sender); /* who sends it has seen that both do */
+    } else if (must_wait(e, h)) {
+        lc_note_link(e, peer, h);
+        if (lc_waiting_has(&peer->waiting, h)) {
+            e->live.repeated++;
+        } else if (peer->waiting.n < e->eager &&
+                   lc_cells_keep(&e->cells, &peer->waiting, h, payload)) {
+            e->live.eager_kept++;
+        } else {
+            peer->rx_taken--; /* it has come, but to nothing */
+            e->live.eager_dropped++;
+        }
+        return;
+    }
+    lc_in_take(e, h, payload, 0);
 }
 
-static lc_cell *take(lc_cells *cells) {
-    lc_cell *cell = cells->free;
-    if (cell)
-        cells->free = cell->next;
-    else if (cells->fresh < cells->n_cells)
-        cell = (lc_cell *)(void *)(cells->memory + cells->cell_bytes * cells->fresh++);
-    return cell;
+void lc_agree(lc_engine *e, uint32_t number, uint16_t peer) {
+    lc_op *op = lc_find_op(e, number);
+    if (!op || op->peers[peer].agreed)
+        return;
+    op->peers[peer].agreed = 1;
+    lc_take_waiting(e, peer);
 }
 
-void lc_waiting_add(lc_waiting *list, lc_cell *cell) {
-    cell->next = NULL;
-    if (list->last)
-        list->last->next = cell;
-    else
-        list->first = cell;
-    list->last = cell;
-    list->n++;
+void lc_take_waiting(lc_engine *e, uint16_t peer) {
+    lc_cell *cell = e->peers[peer].waiting.first;
+    e->peers[peer].waiting = (lc_waiting){0};
+    while (cell) {
+        lc_cell *next = cell->next;
+        if (must_wait(e, &cell->header)) {
+            lc_waiting_add(&e->peers[peer].waiting, cell);
+        } else {
+            lc_in_take(e, &cell->header, cell->payload, 1);
+            lc_cells_free(&e->cells, cell);
+        }
+        cell = next;
+    }
 }
 
-int lc_waiting_has(const lc_waiting *list, const lc_header *h) {
-    const lc_header *last = list->last ? &list->last->header : NULL;
-    return last && last->op == h->op && last->slot == h->slot && last->packet == h->packet;
-}
-
-int lc_cells_keep(lc_cells *cells, lc_waiting *list, const lc_header *h, const uint8_t *payload) {
-    lc_cell *cell = take(cells);
-    if (!cell)
-        return 0;
-    cell->header = *h;
-    memcpy(cell->payload, payload, h->length);
-    lc_waiting_add(list, cell);
-    return 1;
-}
-
-void lc_cells_free(lc_cells *cells, lc_cell *cell) {
-    cell->next = cells->free;
-    cells->free = cell;
+void lc_drop_waiting(lc_engine *e, uint16_t peer) {
+    lc_waiting *waiting = &e->peers[peer].waiting;
+    while (waiting->first) {
+        lc_cell *next = waiting->first->next;
+        lc_cells_free(&e->cells, waiting->first);
+        waiting->first = next;
+    }
+    *waiting = (lc_waiting){0};
 }

@@ -8,8 +8,8 @@
 #include <pthread.h>
 
 #include "fec.h"
+#include "kernels.h"
 #include "lossycoll.h"
-#include "reduce.h"
 
 typedef struct lc_op lc_op;
 typedef struct lc_op_slot lc_op_slot;
@@ -124,7 +124,9 @@ struct lc_op {
     uint64_t submitted_ns, started_ns;
     lc_report report;
     lc_failure failure;
-    lc_op *next;          /* in the inbox, or among the finished ones to be notified */
+    lc_op *next; /* in the inbox, in the queue, or among the finished to be notified */
+    lc_op *next_touched;
+    int touched;          /* in the engine's list of those that are perhaps complete */
     lc_op *older, *newer; /* all operations that are not released; under the engine's mutex */
     uint64_t *block;      /* the memory of all of the above */
     size_t block_bytes;

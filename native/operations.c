@@ -1,20 +1,7 @@
 /* The life of an operation in the progress thread: start, completion, failure. */
-#include "engine.h"
+#include "operations.h"
 
 #include <string.h>
-
-lc_op *lc_find_op(lc_engine *e, uint32_t number) {
-    lc_op *op = e->table[number % LC_OPS];
-    return op && op->number == number ? op : NULL;
-}
-
-int lc_op_posted(const lc_engine *e, uint32_t number) {
-    return (int32_t)(number - e->next_op) < 0;
-}
-
-int lc_op_failed(const lc_engine *e, uint32_t number) {
-    return e->broken.code && lc_op_posted(e, number) && (int32_t)(number - e->broken_from) >= 0;
-}
 
 /* ---- start ---- */
 
@@ -62,7 +49,6 @@ static void wake_all(lc_engine *e, lc_op *op) {
             lc_out_wake(e, &op->slots[i].outs[j]);
 }
 
-/* Tells those who send to this rank that they may, and looks who has told it the same. */
 void lc_op_start(lc_engine *e, lc_op *op) {
     op->started_ns = e->now;
     if (op->submitted_ns > e->now) /* it came after this turn had looked at the clock */
@@ -82,19 +68,11 @@ void lc_op_start(lc_engine *e, lc_op *op) {
         if (op->peers[i].source || (op->peers[i].dest && e->eager))
             lc_tell_call(e, op, i, LC_R_READY);
     }
-    uint32_t number = op->number;
-    if (e->eager)
-        lc_send_control(e); /* before any eager packet, which else would have to wait there */
-    if (!lc_find_op(e, number))
-        return; /* the link has failed, and the operation with it */
     lc_check_early(e, op);
     for (uint16_t i = 0; i < e->config.size; i++)
         lc_take_waiting(e, i);
-    op = lc_find_op(e, number);
-    if (!op)
-        return;
     wake_all(e, op);
-    lc_op_check(e, op);
+    lc_touch(e, op);
 }
 
 /* ---- end ---- */
@@ -171,9 +149,11 @@ static int in_batch(const lc_engine *e, const lc_op *op) {
     return 0;
 }
 
-void lc_op_check(lc_engine *e, lc_op *op) {
-    if (op->slots_unsettled || op->outs_open || op->telling || in_batch(e, op))
-        return;
+static int is_complete(const lc_engine *e, const lc_op *op) {
+    return !op->slots_unsettled && !op->outs_open && !op->telling && !in_batch(e, op);
+}
+
+static void complete(lc_engine *e, lc_op *op) {
     for (uint32_t i = 0; i < op->n_slots; i++) {
         lc_op_slot *s = &op->slots[i];
         for (uint32_t j = 0; j < s->desc.n_dests; j++)
@@ -181,6 +161,16 @@ void lc_op_check(lc_engine *e, lc_op *op) {
                 add_tail(e, &s->outs[j]);
     }
     finish(e, op);
+}
+
+void lc_complete_touched(lc_engine *e) {
+    while (e->touched) {
+        lc_op *op = e->touched;
+        e->touched = op->next_touched;
+        op->touched = 0;
+        if (is_complete(e, op))
+            complete(e, op);
+    }
 }
 
 void lc_bury(lc_engine *e, uint16_t peer) {
@@ -204,7 +194,7 @@ void lc_bury(lc_engine *e, uint16_t peer) {
         if (!op)
             continue;
         go_without(e, op, peer);
-        lc_op_check(e, op);
+        lc_touch(e, op);
     }
 }
 
@@ -217,13 +207,17 @@ static void fail_op(lc_engine *e, lc_op *op, const lc_failure *why) {
     finish(e, op);
 }
 
-void lc_fail_all(lc_engine *e, const lc_failure *why) {
+void lc_execute_failure(lc_engine *e) {
+    if (!e->failing.code)
+        return;
+    lc_failure why = e->failing;
+    e->failing.code = LC_OK;
     pthread_mutex_lock(&e->lock);
     if (!e->failed.code)
-        e->failed = *why;
+        e->failed = why;
     pthread_mutex_unlock(&e->lock);
     if (!e->broken.code) {
-        e->broken = *why;
+        e->broken = why;
         e->broken_from = e->next_op;
     }
     e->n_runs = 0;
@@ -232,12 +226,12 @@ void lc_fail_all(lc_engine *e, const lc_failure *why) {
             continue;
         if ((int32_t)(e->table[i]->number - e->broken_from) < 0)
             e->broken_from = e->table[i]->number;
-        fail_op(e, e->table[i], why);
+        fail_op(e, e->table[i], &why);
     }
     while (e->queue_first) {
         lc_op *op = e->queue_first;
         e->queue_first = op->next;
-        fail_op(e, op, why);
+        fail_op(e, op, &why);
     }
     e->queue_last = NULL;
 }

@@ -1,37 +1,20 @@
 /* What happens when nothing arrives: questions are repeated, rounds and deadlines end. */
-#include "engine.h"
+#include "timers.h"
 
 static const uint64_t TICK_BUSY_NS = 500000, TICK_QUIET_NS = 5000000, TICK_IDLE_NS = 100000000;
 static const uint64_t QUIET_AFTER_NS = 20000000;
 /* So many rounds in a row of which nothing came: at 90% loss, of one packet each, that happens once
  * in 5e11 times. */
 static const uint32_t BARREN_ROUNDS = 256;
-static const uint64_t ASK_NS = 100000000, WANT_MAX_NS = 100000000, STILL_NS = 250000000;
-
-static uint64_t later(uint64_t a, uint64_t b) {
-    return a > b ? a : b;
-}
+static const uint64_t ASK_NS = 100000000, WANT_MAX_NS = 100000000;
 
 /* When to ask for an answer once more that was asked for so many times again. */
 static uint64_t backoff(const lc_engine *e, uint16_t peer, uint32_t tries) {
     return e->now + (lc_pace_rto(&e->peers[peer].pace) << (tries < 3 ? tries : 3));
 }
 
-/* Nothing at all has come from the peer for as long as any stream may be silent. */
-static int path_silent(const lc_engine *e, const lc_op *op, uint16_t peer) {
-    uint64_t since = later(later(e->peers[peer].heard_ns, op->started_ns), e->awake_ns);
-    return e->now - since > e->config.deadline_max_ns;
-}
-
-/* Nothing has come from the peer for longer than it takes to answer what is asked every ASK_NS. It
- * is stopped or starved, and then nothing is lost; or the path is out, for which deadline_max is.
- */
-int lc_still(const lc_engine *e, const lc_peer *peer) {
-    return e->now - peer->heard_ns > STILL_NS + 2 * peer->pace.path.rtt_ns;
-}
-
 static void ask(lc_engine *e, lc_in *in) {
-    uint64_t silent_since = later(in->last_ns, in->slot->op->started_ns);
+    uint64_t silent_since = lc_later(in->last_ns, in->slot->op->started_ns);
     if (e->now - silent_since < ASK_NS || e->now < in->ask_ns)
         return;
     lc_record r = {.kind = LC_R_ASK,
@@ -42,35 +25,6 @@ static void ask(lc_engine *e, lc_in *in) {
     in->ask_ns = e->now + ASK_NS;
 }
 
-/* Whether the deadline of a stream is over. */
-int lc_overdue(const lc_engine *e, const lc_in *in) {
-    const lc_op *op = in->slot->op;
-    if (op->call.reliable)
-        return 0;
-    if (lc_in_lacks(in)) {
-        /* Only a link on which nothing arrives any more is a reason to do without. */
-        uint64_t came = later(in->last_ns, op->started_ns);
-        return e->now - later(came, later(in->excused_ns, e->awake_ns)) > e->config.deadline_max_ns;
-    }
-    if (!in->started_ns)
-        return path_silent(e, op, in->peer);
-    uint64_t excused = later(in->excused_ns, e->awake_ns);
-    if (e->now - later(in->last_ns, excused) > e->config.deadline_max_ns)
-        return 1;
-    lc_peer *peer = &e->peers[in->peer];
-    if (lc_still(e, peer))
-        return 0;
-    excused = later(excused, peer->back_ns);
-    /* The ceiling is for silence: a slow link whose packets keep coming loses nothing by it. */
-    if (e->now - later(in->started_ns, excused) <=
-        lc_deadline_of(&peer->deadline, in->slot->n_packets, e->config.deadline_min_ns, UINT64_MAX))
-        return 0;
-    /* What was learnt may be of another path than this one has become: packets that keep coming are
-     * waited for, as far apart as they may be by now. */
-    return e->now - later(in->last_ns, excused) >
-           lc_deadline_silence(&peer->deadline, later(in->gap_ns, peer->pace.path.rtt_ns));
-}
-
 static void tick_in(lc_engine *e, lc_in *in, uint64_t *next) {
     if (in->state == LC_IN_CLOSING) {
         if (e->now >= in->close_ns)
@@ -78,7 +32,7 @@ static void tick_in(lc_engine *e, lc_in *in, uint64_t *next) {
         else if (in->close_ns < *next)
             *next = in->close_ns;
     } else if (in->telling) {
-        if (path_silent(e, in->slot->op, in->peer)) {
+        if (lc_path_silent(e, in->slot->op, in->peer)) {
             in->slot->op->telling--; /* tick_op looks whether that was all */
             in->telling = 0;
         } else if (e->now >= in->nack_ns) {
@@ -103,7 +57,7 @@ static void tick_out(lc_engine *e, lc_out *out) {
     if (out->state == LC_OUT_DONE)
         return;
     int wants_nack = out->state == LC_OUT_OPEN && out->round && out->n_told < out->slot->n_packets;
-    if (!op->call.reliable && path_silent(e, op, out->peer)) {
+    if (!op->call.reliable && lc_path_silent(e, op, out->peer)) {
         lc_out_done(e, out);
     } else if ((out->state == LC_OUT_SENT || wants_nack) && e->now >= out->fin_ns) {
         lc_tell_fin(e, out);
@@ -164,9 +118,9 @@ static int owes_to(const lc_op *op, uint16_t peer) {
  * that it has sent and of which nothing came, are the link's doing. */
 static int is_dead_link(const lc_engine *e, const lc_op *op, uint16_t peer, lc_failure *why) {
     const lc_peer *p = &e->peers[peer];
-    uint64_t begin = later(op->started_ns, e->awake_ns);
-    uint64_t silent = e->now - later(p->heard_ns, begin);
-    uint64_t barren = e->now - later(p->barren_ns, begin);
+    uint64_t begin = lc_later(op->started_ns, e->awake_ns);
+    uint64_t silent = e->now - lc_later(p->heard_ns, begin);
+    uint64_t barren = e->now - lc_later(p->barren_ns, begin);
     *why = (lc_failure){.code = LC_E_LINK, .peer = peer, .op = op->number};
     if (silent > e->config.link_ns && (awaits_from(op, peer) || owes_to(op, peer))) {
         why->mine[2] = silent;
@@ -182,7 +136,7 @@ static int is_dead_link(const lc_engine *e, const lc_op *op, uint16_t peer, lc_f
 }
 
 static int find_dead_link(const lc_engine *e, const lc_op *op, lc_failure *why) {
-    uint64_t begin = later(op->started_ns, e->awake_ns);
+    uint64_t begin = lc_later(op->started_ns, e->awake_ns);
     if (!op->call.reliable || !e->config.link_ns || e->now - begin <= e->config.link_ns)
         return 0;
     for (uint16_t i = 0; i < e->config.size; i++)
@@ -191,16 +145,16 @@ static int find_dead_link(const lc_engine *e, const lc_op *op, lc_failure *why) 
     return 0;
 }
 
-/* Returns 0 if everything has failed with the operation. */
+/* Returns 0 if it records a failure. */
 static int tick_op(lc_engine *e, lc_op *op, uint64_t *next) {
     if (op->call.timeout_ns && e->now - op->submitted_ns > op->call.timeout_ns) {
         lc_failure why = {.code = LC_E_TIMEOUT, .peer = waited_for(e, op), .op = op->number};
-        lc_fail_all(e, &why);
+        lc_fail(e, &why);
         return 0;
     }
     lc_failure why;
     if (find_dead_link(e, op, &why)) {
-        lc_fail_all(e, &why);
+        lc_fail(e, &why);
         return 0;
     }
     tick_wants(e, op);
@@ -211,7 +165,7 @@ static int tick_op(lc_engine *e, lc_op *op, uint64_t *next) {
         for (uint32_t j = 0; j < s->desc.n_dests; j++)
             tick_out(e, &s->outs[j]);
     }
-    lc_op_check(e, op);
+    lc_touch(e, op);
     return 1;
 }
 

@@ -5,7 +5,7 @@
  *  28 u16 slot      30 u16 sender   32 u16 receiver 34 u16 length (payload bytes)
  *  36 u16 count     38 u8 round     39 u8 format    40 u32 group     44 u32 time_us
  *
- * The top bit of `type` is set in packets that are sent ahead of the peer's READY (eager.h).
+ * The top bit of `type` is set in packets that are sent ahead of the peer's READY (cells.h).
  *
  * A data packet carries the elements [packet * elements_per_packet, ...) of a slot. `format` is the
  * dtype in its low 3 bits; the upper 5 are the code of a stream's parity, in round 0 (fec.h): they

@@ -4,10 +4,10 @@ Two that were tried are not here, since they change nothing that can be seen:
 
 - A FIN that isn't repeated once its operation has ended (native/timers.c, tick_tail): the receiver
   asks for the end of a silent stream every 100 ms (ask), and the answer to that question for an
-  operation that is over is FIN (native/control.c, on_ask). What is lost is some milliseconds.
-- Packets of a rank that was given up are taken (native/receive.c, peer->dead): its streams are
-  given up by then, so what comes is stale (native/arrive.c, pass_on), and operations that begin
-  later count it out before its first packet. What differs is a counter.
+  operation that is over is FIN (native/control_in.c, on_ask). What is lost is some milliseconds.
+- Packets of a rank that was given up are taken (native/datagrams.c, peer->dead): its streams are
+  given up by then, so what comes is stale (native/stream_in.c, lc_in_take), and operations that
+  begin later count it out before its first packet. What differs is a counter.
 """
 
 from __future__ import annotations
@@ -65,71 +65,71 @@ NATIVE = (
     # ---- sums and counts ----
     mutation(
         "own contribution not counted",
-        "native/arrive.c",
+        "native/combine.c",
         "    uint32_t total = arrived + (p.own != NULL);\n    s->count[k] = (uint16_t)total;",
         "    uint32_t total = arrived;\n    s->count[k] = (uint16_t)total;",
         "native:test_engine",
     ),
     mutation(
         "a partial sum counts as one contribution",
-        "native/arrive.c",
+        "native/combine.c",
         "s->count[k] = (uint16_t)(s->count[k] + h->count);",
         "s->count[k] = (uint16_t)(s->count[k] + 1);",
         "native:test_engine",
     ),
     mutation(
         "a packet that came twice is added twice",
-        "native/arrive.c",
+        "native/stream_in.c",
         "if (lc_bit(in->arrived, h->packet)) {\n        e->live.repeated++;",
         "if (0) {\n        e->live.repeated++;",
         "native:test_engine",
     ),
     mutation(
         "a stratified mean forgets how many arrived",
-        "native/arrive.c",
+        "native/combine.c",
         "scale * (world - 1) / (world * others), p.n);",
         "scale / world, p.n);",
         f"{ENGINE}/test_oracle.py::test_engine_equals_reference[3-loss=0.1,seed=6]",
     ),
     mutation(
         "what is missing is not made zero",
-        "native/arrive.c",
+        "native/combine.c",
         "memset(p.value, 0, (size_t)p.n * op->element_bytes);\n        op->report.zero_filled++;",
         "op->report.zero_filled++;",
         f"{ENGINE}/test_oracle.py::test_engine_equals_reference[3-loss=0.1,seed=6]",
     ),
     mutation(
         "weights of a first contribution ignored",
-        "native/arrive.c",
+        "native/combine.c",
         "op->kernels->first_weighted(p.acc, own, payload, op->weights[h->sender], p.n);",
         "op->kernels->first(p.acc, own, payload, p.n);",
         f"{ENGINE}/test_oracle.py::test_engine_equals_reference[3-loss=0.1,seed=6]",
     ),
     mutation(
         "bf16 rounded down",
-        "native/reduce_target.h",
+        "native/kernels_target.h",
         "VU32 rounded = bits + 0x7FFFu + ((bits >> 16) & 1);",
         "VU32 rounded = bits;",
-        "native:test_reduce",
+        "native:test_kernels",
     ),
     # ---- repair, parity ----
     mutation(
         "one repair too few",
-        "native/arrive.c",
+        "native/stream_in.c",
         "if (!op->call.reliable && in->round >= op->call.repair) {",
         "if (!op->call.reliable && in->round + 1 >= op->call.repair) {",
         f"{ENGINE}/test_oracle.py::test_engine_equals_reference[3-loss=0.1,seed=6]",
     ),
     mutation(
         "only the first 128 packets asked for again",
-        "native/control.c",
+        "native/control_out.c",
         "for (uint32_t base = 128; base < s->n_packets; base += 128) {",
         "for (uint32_t base = 128; base < 0; base += 128) {",
         f"{ENGINE}/test_oracle.py::test_senders_learn_what_was_given_up[2-0-loss=0.5,seed=14]",
     ),
     mutation(
         "a needed packet given up",
-        "native/arrive.c",
+        "native/stream_in.c",
         "if (!lacks || lc_overdue(e, in)) {",
         "if (1) {",
         f"{ENGINE}/test_oracle.py::test_needed_packets_come_and_no_others[2-0]",
@@ -150,7 +150,7 @@ NATIVE = (
     ),
     mutation(
         "parity of a set that lacks two",
-        "native/arrive.c",
+        "native/stream_in.c",
         "if (p->left[set] != 1 || !lc_bit(p->came, set) || !count || count > e->config.size)",
         "if (!p->left[set] || !lc_bit(p->came, set) || !count || count > e->config.size)",
         "native:test_engine",
@@ -158,7 +158,7 @@ NATIVE = (
     # ---- windows and rates ----
     mutation(
         "credit of lost packets kept",
-        "native/arrive.c",
+        "native/state.c",
         "    peer->rx_next = next;\n",
         "    peer->rx_next++;\n",
         f"{ENGINE}/test_credit.py::test_credit_comes_back_after_loss",
@@ -166,21 +166,21 @@ NATIVE = (
     Mutation(
         "PROBE and FIN return no credit",
         (
-            Edit("native/control.c", "lc_link_seen(p, r.a);", "(void)p;"),
-            Edit("native/control.c", "    lc_link_seen(&e->peers[peer], r->b);\n", ""),
+            Edit("native/control_in.c", "lc_link_seen(p, r.a);", "(void)p;"),
+            Edit("native/control_in.c", "    lc_link_seen(&e->peers[peer], r->b);\n", ""),
         ),
         f"{ENGINE}/test_credit.py::test_credit_comes_back_after_an_outage",
     ),
     mutation(
         "four times the packets that fit a buffer",
-        "native/engine.c",
+        "native/api.c",
         "uint32_t room = (uint32_t)((uint64_t)buffer * 8 / 10 / charge);",
         "uint32_t room = (uint32_t)((uint64_t)buffer * 32 / 10 / charge);",
         f"{ENGINE}/test_engine.py::test_nothing_is_lost_in_small_buffers",
     ),
     mutation(
         "sent ahead without bound",
-        "native/send.c",
+        "native/stream_out.c",
         "return used < e->eager ? e->eager - used : 0;",
         "return e->eager;",
         f"{ENGINE}/test_engine.py::test_no_more_is_sent_ahead_than_there_is_room_for",
@@ -202,7 +202,7 @@ NATIVE = (
     # ---- time ----
     mutation(
         "a rank that waits is not waited for",
-        "native/control.c",
+        "native/control_in.c",
         "        in->excused_ns = e->now;",
         "        (void)e;",
         f"{ENGINE}/test_waiting.py::test_streams_behind_a_pause_lose_nothing",
@@ -224,7 +224,7 @@ NATIVE = (
     # ---- agreement ----
     mutation(
         "another collective taken for the same",
-        "native/control.c",
+        "native/control_in.c",
         "return r->c == op->call.signature && r->a == op->call.dtype;",
         "return r->a == op->call.dtype;",
         f"{ENGINE}/test_engine.py::test_mismatch_is_reported_at_once_on_every_rank",

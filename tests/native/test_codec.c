@@ -1,10 +1,10 @@
 /* The codecs, in every variant that this processor runs, against the floats' definitions, bit for
- * bit. Sums are compared as in test_reduce.c: a NaN only needs to be one. */
+ * bit. Sums are compared as in test_kernels.c: a NaN only needs to be one. */
 #include "check.h"
 
 /* All variants are tested, not only the one that is selected. */
 #include "../../native/codec.c"
-#include "../../native/reduce.c"
+#include "../../native/kernels.c"
 #include "small_floats.h"
 
 #include <stdlib.h>

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import graphlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from tests.conftest import PER_FILE
 
 TESTS = Path(__file__).resolve().parents[1]
 PACKAGE = TESTS.parent / "lossycoll"
+NATIVE = TESTS.parent / "native"
 NOT_ROOMS = {
     "benchmarks": "the studies in benchmarks/",
     "conformance": "torch's suite for backends",
@@ -110,3 +113,25 @@ def test_every_file_has_a_sample_in_the_short_suite(request: pytest.FixtureReque
     found = request.config.stash[PER_FILE]
     only_long = {path for path, (short, long) in found.items() if long and not short}
     assert only_long <= WITHOUT_SAMPLE
+
+
+def _native_includes() -> dict[str, set[str]]:
+    """What each native file knows: ``stream_in`` stands for stream_in.c and stream_in.h."""
+    known: dict[str, set[str]] = {}
+    for path in [*NATIVE.glob("*.c"), *NATIVE.glob("*.h")]:
+        names = re.findall(r'#include "(\w+)\.[ch]"', path.read_text(encoding="utf-8"))
+        known.setdefault(path.stem, set()).update(set(names) - {path.stem})
+    return known
+
+
+def test_native_files_know_only_those_below() -> None:
+    known = _native_includes()
+    order = list(graphlib.TopologicalSorter(known).static_order())
+    assert order.index("combine") < order.index("loop") < order.index("api")
+
+
+def test_native_functions_are_declared_by_their_own_file() -> None:
+    """Else a file could call one above it without an include that says so."""
+    for path in NATIVE.glob("*.c"):
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"^(?:extern|[a-z]\w*[\w *]* \*?lc_\w+\([^;{]*\);)", text, re.M), path

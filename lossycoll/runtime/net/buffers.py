@@ -37,7 +37,7 @@ def receive_buffer(socket_buffer: int, ip_version: int) -> int:
 
 
 def packets_per_peer(payload: int, buffer: int, world: int) -> int:
-    """Packets of each peer that ``buffer`` bytes hold at once; as window_for of native/engine.c."""
+    """Packets of each peer that ``buffer`` bytes hold at once; as window_for of native/api.c."""
     charge = (1 << (payload + HEADER_BYTES + 512 - 1).bit_length()) + 512
     return buffer * 8 // 10 // charge // max(1, world - 1)
 

@@ -1,4 +1,4 @@
-/* The six kernels for one dtype and one instruction set; reduce_target.h includes this, with
+/* The six kernels for one dtype and one instruction set; kernels_target.h includes this, with
  *   DTYPE         the suffix of their names
  *   VECTOR        a register of accumulators; SCALAR is the type of one
  *   WIRE_VECTOR   as many elements as they stand on the wire

@@ -1,155 +1,8 @@
-/* Control records. None is ever acknowledged for its own sake: each is repeated by a timer until
+/* Control records in. None is ever acknowledged for its own sake: each is repeated by a timer until
  * what it asks for has happened, so any of them may be lost. */
-#include "engine.h"
+#include "control_in.h"
 
 #include <string.h>
-
-/* ---- out ---- */
-
-void lc_tell(lc_engine *e, uint16_t peer, const lc_record *record) {
-    lc_peer *p = &e->peers[peer];
-    if (p->n_records < LC_RECORDS && !p->dead)
-        p->records[p->n_records++] = *record;
-}
-
-void lc_tell_call(lc_engine *e, lc_op *op, uint16_t peer, uint8_t kind) {
-    lc_record r = {.kind = kind,
-                   .op = op->number,
-                   .a = op->call.dtype,
-                   .c = op->call.signature,
-                   .d = op->call.in_elements};
-    lc_tell(e, peer, &r);
-}
-
-void lc_tell_fin(lc_engine *e, lc_out *out) {
-    lc_record r = {.kind = LC_R_FIN,
-                   .op = out->slot->op->number,
-                   .slot = out->number,
-                   .round = out->round,
-                   .a = out->sent,
-                   .b = e->peers[out->peer].tx_next};
-    /* While parts of a NACK or LOST are missing, the round before it is the one that is over. */
-    if (out->state == LC_OUT_OPEN)
-        r.round--;
-    lc_tell(e, out->peer, &r);
-}
-
-void lc_tell_probe(lc_engine *e, uint16_t peer) {
-    lc_record r = {.kind = LC_R_PROBE, .a = e->peers[peer].tx_next};
-    lc_tell(e, peer, &r);
-}
-
-static uint64_t missing_word(const lc_in *in, uint32_t base) {
-    uint32_t n = in->slot->n_packets;
-    if (base >= n)
-        return 0;
-    const lc_call *call = &in->slot->op->call;
-    uint64_t miss = ~in->arrived[base / 64];
-    if (in->needed && in->round > call->repair)
-        miss &= in->needed[base / 64];
-    return n - base < 64 ? miss & ((1ull << (n - base)) - 1) : miss;
-}
-
-/* Each record names what is missing of 128 packets, and says that nothing else is missing before b,
- * where the next record begins. So the sender knows when it has heard of every packet, whichever
- * records were lost and whatever arrives between one telling and the next. */
-void lc_tell_missing(lc_engine *e, lc_in *in) {
-    const lc_op_slot *s = in->slot;
-    lc_record r = {.kind = in->telling ? LC_R_LOST : LC_R_NACK,
-                   .op = s->op->number,
-                   .slot = s->desc.number,
-                   .round = in->round};
-    r.c = missing_word(in, 0);
-    r.d = missing_word(in, 64);
-    for (uint32_t base = 128; base < s->n_packets; base += 128) {
-        uint64_t c = missing_word(in, base);
-        uint64_t d = missing_word(in, base + 64);
-        if (!(c | d))
-            continue;
-        r.b = base;
-        lc_tell(e, in->peer, &r);
-        r.a = base;
-        r.c = c;
-        r.d = d;
-    }
-    r.b = s->n_packets;
-    lc_tell(e, in->peer, &r);
-}
-
-/* The echo travels with the time it was kept here, or waiting would pass for a long way. It is told
- * once: what FIN or PROBE say about later packets, or none that came, tells nothing of the way. */
-static lc_record ack_of(lc_engine *e, lc_peer *p) {
-    lc_record r = {.kind = LC_R_ACK, .a = p->rx_next, .b = e->window, .d = p->rx_taken};
-    if (p->rx_echo_ns) {
-        r.c = ((e->now - p->rx_echo_ns) / 1000 + 1) << 32 | p->rx_echo_us;
-        r.op = (uint32_t)(p->rx_echo_ns / 1000);
-        p->rx_echo_ns = 0;
-    }
-    p->rx_reported = p->rx_next;
-    p->rx_ack_ns = e->now;
-    p->ack_due = 0;
-    return r;
-}
-
-/* One datagram of records for a peer, an acknowledgement first. Returns the records taken. */
-static uint32_t put_control(lc_engine *e, uint16_t rank, lc_run *run, int i) {
-    lc_peer *p = &e->peers[rank];
-    uint32_t room = e->config.payload_bytes / LC_RECORD_BYTES - 1;
-    uint32_t n = p->n_records < room ? p->n_records : room;
-    uint8_t *payload = e->control_out + (size_t)i * e->config.payload_bytes;
-    lc_record ack = ack_of(e, p);
-    lc_record_put(payload, &ack);
-    for (uint32_t k = 0; k < n; k++)
-        lc_record_put(payload + (size_t)(k + 1) * LC_RECORD_BYTES, &p->records[k]);
-    lc_header h = {.session = e->expect.session,
-                   .group = e->config.group,
-                   .time_us = (uint32_t)(e->now / 1000),
-                   .sender = e->config.rank,
-                   .receiver = rank,
-                   .length = (uint16_t)((n + 1) * LC_RECORD_BYTES),
-                   .count = (uint16_t)(n + 1),
-                   .type = LC_CONTROL};
-    size_t first = (size_t)i * LC_RUN_PACKETS;
-    *run = (lc_run){&e->iov[2 * first], 1, LC_HEADER_BYTES + h.length, rank};
-    run->iov[0] = (struct iovec){e->headers + first * LC_HEADER_BYTES, LC_HEADER_BYTES};
-    run->iov[1] = (struct iovec){payload, h.length};
-    lc_wire_put(run->iov[0].iov_base, &h);
-    return n;
-}
-
-static void drop_records(lc_peer *p, uint32_t n) {
-    p->n_records -= n;
-    memmove(p->records, p->records + n, p->n_records * sizeof *p->records);
-}
-
-/* Control follows the data that it speaks of: only when no data waits for the link. */
-void lc_send_control(lc_engine *e) {
-    lc_run runs[LC_BATCH_RUNS];
-    if (e->n_runs)
-        return;
-    uint16_t rank = 0;
-    while (rank < e->config.size) {
-        int n = 0;
-        while (n < LC_BATCH_RUNS && rank < e->config.size) {
-            lc_peer *p = &e->peers[rank];
-            if (!p->n_records && !p->ack_due) {
-                rank++;
-                continue;
-            }
-            drop_records(p, put_control(e, rank, &runs[n], n));
-            n++;
-        }
-        int error = 0;
-        if (n && lc_link_send(e->link, runs, n, &error) < 0) {
-            lc_failure why = {.code = LC_E_SYSTEM, .sys_errno = error, .peer = runs[0].peer};
-            lc_fail_all(e, &why);
-            return;
-        }
-        e->live.control_sent += (uint64_t)n;
-    }
-}
-
-/* ---- in ---- */
 
 static void answer_done(lc_engine *e, uint16_t peer, const lc_record *r, uint32_t missing) {
     lc_record done = {
@@ -164,9 +17,8 @@ static void mismatch(lc_engine *e, lc_op *op, uint16_t peer, uint64_t signature,
                       .op = op->number,
                       .mine = {op->call.signature, op->call.in_elements, op->call.dtype},
                       .theirs = {signature, elements, dtype}};
-    lc_tell_call(e, op, peer, LC_R_MISMATCH);
-    lc_send_control(e);
-    lc_fail_all(e, &why);
+    lc_tell_call(e, op, peer, LC_R_MISMATCH); /* the loop sends it before it fails */
+    lc_fail(e, &why);
 }
 
 /* The answer to whoever goes on with an operation that has failed here: that it is another one, if
@@ -231,7 +83,7 @@ static void on_call(lc_engine *e, uint16_t peer, const lc_record *r) {
         if (r->kind == LC_R_WANT)
             lc_tell_call(e, op, peer, LC_R_READY);
         peer_ready(e, op, peer);
-        lc_op_check(e, op);
+        lc_touch(e, op);
         lc_take_waiting(e, peer);
     } else if (!lc_op_posted(e, r->op)) {
         if (r->op - e->next_op < LC_OPS)
@@ -293,7 +145,7 @@ static void on_fin(lc_engine *e, uint16_t peer, const lc_record *r) {
         in->state == LC_IN_OPEN) {
         /* Nothing came of asking: what is missing died with the rank that had it. */
         lc_give_up(e, in, LC_CAUSE_PEER);
-        lc_op_check(e, op);
+        lc_touch(e, op);
         return;
     }
     if (in->telling && r->round != in->round) {
@@ -403,7 +255,7 @@ static void on_done(lc_engine *e, uint16_t peer, const lc_record *r) {
     }
     if (r->slot == 0xFFFF)
         peer_ready(e, op, peer); /* it must have been; its word was lost */
-    lc_op_check(e, op);
+    lc_touch(e, op);
 }
 
 static void on_ack(lc_engine *e, uint16_t peer, const lc_record *r) {
@@ -481,13 +333,13 @@ static void on_mismatch(lc_engine *e, uint16_t peer, const lc_record *r) {
                       .op = op->number,
                       .mine = {op->call.signature, op->call.in_elements, op->call.dtype},
                       .theirs = {r->c, r->d, r->a}};
-    lc_fail_all(e, &why);
+    lc_fail(e, &why);
 }
 
 void lc_control_arrived(lc_engine *e, const lc_header *h, const uint8_t *payload) {
     lc_peer *p = &e->peers[h->sender];
     e->live.control_received++;
-    for (uint16_t i = 0; i < h->count; i++) {
+    for (uint16_t i = 0; i < h->count && !lc_failing(e); i++) {
         lc_record r;
         if (lc_record_get(payload + (size_t)i * LC_RECORD_BYTES, &r) != LC_GOOD) {
             e->live.malformed++;

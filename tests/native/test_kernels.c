@@ -4,7 +4,7 @@
 #include "check.h"
 
 /* All variants are tested, not only the one that is selected. */
-#include "../../native/reduce.c"
+#include "../../native/kernels.c"
 
 #include <math.h>
 #include <stdlib.h>

@@ -1,14 +1,22 @@
-/* Inside the engine: what its files share. Only who drives it touches what is here, except where a
- * field says otherwise: the progress thread, or a caller that does its work meanwhile. */
-#ifndef LC_ENGINE_H
-#define LC_ENGINE_H
+/* Inside the engine: its state, which all files above this one share.
+ *
+ * Who drives the engine (the progress thread, or a caller that does its work meanwhile; never two
+ * at once) holds `driving` and owns all fields but those that say otherwise. So no function here
+ * or above takes a lock, unless its comment says which.
+ *
+ * A turn of the loop runs handlers (packets in, packets out, timers). Handlers change streams and
+ * slots, queue records, touch operations and record failures. The loop alone ends operations and
+ * executes failures, between handlers: so whatever a handler has looked up stays valid until it
+ * returns. */
+#ifndef LC_STATE_H
+#define LC_STATE_H
 
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "cells.h"
 #include "clock.h"
 #include "deadline.h"
-#include "eager.h"
 #include "fec.h"
 #include "inject.h"
 #include "link.h"
@@ -98,7 +106,6 @@ typedef struct {
 struct lc_engine {
     lc_config config;
     int inject_active; /* whether packets of any peer suffer faults */
-    char address[64];
     lc_link *link;
     lc_peer *peers;
     lc_expect expect;
@@ -119,6 +126,8 @@ struct lc_engine {
     lc_op *queue_first, *queue_last; /* submitted, not started: there was no room */
     uint32_t next_op;                /* number of the next operation that this thread takes up */
     uint32_t active;                 /* operations in table */
+    lc_op *touched;                  /* perhaps complete: lc_op.touched says who is in the list */
+    lc_failure failing;              /* recorded, not yet executed; code 0: none */
     lc_failure broken;               /* the first failure; code 0: none */
     uint32_t broken_from;            /* operations from here on have failed with it */
     lc_tail *tail;
@@ -132,6 +141,7 @@ struct lc_engine {
     struct iovec *iov;    /* LC_BATCH_RUNS * LC_RUN_PACKETS * 2 */
     uint8_t *headers;     /* LC_BATCH_RUNS * LC_RUN_PACKETS */
     uint8_t *control_out; /* LC_BATCH_RUNS payloads */
+    int control_waits;    /* the link was full when control was flushed */
 
     /* shared with callers */
     pthread_mutex_t lock;
@@ -162,57 +172,35 @@ struct lc_engine {
     lc_pool pool;
 };
 
-/* operations.c: the life of an operation */
-void lc_op_start(lc_engine *e, lc_op *op);
-void lc_op_check(lc_engine *e, lc_op *op); /* completes it if nothing is left */
-void lc_fail_all(lc_engine *e, const lc_failure *why);
-void lc_bury(lc_engine *e, uint16_t peer);
-lc_op *lc_find_op(lc_engine *e, uint32_t number);
+/* ---- by number ---- */
+
+lc_op *lc_find_op(lc_engine *e, uint32_t number);      /* NULL: not here, or not now */
 int lc_op_posted(const lc_engine *e, uint32_t number); /* here, now or before */
 int lc_op_failed(const lc_engine *e, uint32_t number); /* ended by the engine's failure */
 
-/* arrive.c: packets in, sums, readiness */
-void lc_data_arrived(lc_engine *e, const lc_header *h, const uint8_t *payload);
-void lc_agree(lc_engine *e, uint32_t op, uint16_t peer); /* both mean the same by it */
-void lc_take_waiting(lc_engine *e, uint16_t peer);       /* eager packets whose time has come */
-void lc_drop_waiting(lc_engine *e, uint16_t peer);
-int lc_link_seen(lc_peer *peer, uint32_t next);
-void lc_finish_alone(lc_op_slot *s); /* the mean over a single rank */
-void lc_give_up(lc_engine *e, lc_in *in, int cause);
-void lc_told(lc_engine *e, lc_in *in); /* the sender knows what was given up */
-void lc_round_ended(lc_engine *e, lc_in *in);
-void lc_inject_round(lc_engine *e, lc_in *in);
+/* ---- what handlers leave to the loop ---- */
 
-/* send.c: packets out */
-void lc_out_wake(lc_engine *e, lc_out *out);
-void lc_out_check(lc_engine *e, lc_out *out); /* tells the end of a round that is sent */
-void lc_out_done(lc_engine *e, lc_out *out);
-void lc_out_drop(lc_engine *e, lc_out *out);
-void lc_eager_over(lc_engine *e, lc_op *op, uint16_t peer); /* the peer keeps none of it any more */
-int lc_send_data(lc_engine *e);
-int lc_flush_batch(lc_engine *e);
-uint32_t lc_wire_bytes_max(const lc_engine *e);
+/* Something of the operation has ended, and with it perhaps the operation. The loop looks once a
+ * turn (lc_complete_touched): while a turn's handlers run, no operation ends and none is freed. */
+void lc_touch(lc_engine *e, lc_op *op);
+/* Records the first failure, which the loop executes (lc_execute_failure). Until then operations
+ * stay as they are, and handlers that look at lc_failing stop taking packets. */
+void lc_fail(lc_engine *e, const lc_failure *why);
+int lc_failing(const lc_engine *e);
 
-/* control.c: records out and in */
-void lc_tell(lc_engine *e, uint16_t peer, const lc_record *record);
-void lc_tell_call(lc_engine *e, lc_op *op, uint16_t peer, uint8_t kind);
-void lc_tell_fin(lc_engine *e, lc_out *out);
-void lc_tell_missing(lc_engine *e, lc_in *in);
-void lc_tell_probe(lc_engine *e, uint16_t peer);
-void lc_send_control(lc_engine *e);
-void lc_control_arrived(lc_engine *e, const lc_header *h, const uint8_t *payload);
-void lc_check_early(lc_engine *e, lc_op *op);
+/* ---- small facts that several files need ---- */
 
-/* timers.c */
-void lc_tick(lc_engine *e); /* looks at every timer and sets tick_ns */
-int lc_overdue(const lc_engine *e, const lc_in *in);
-int lc_still(const lc_engine *e, const lc_peer *peer);
+static inline uint64_t lc_later(uint64_t a, uint64_t b) {
+    return a > b ? a : b;
+}
 
-/* engine.c */
 void lc_read_clock(lc_engine *e); /* sets now */
-
-/* receive.c: datagrams in */
-int lc_receive(lc_engine *e);
-void lc_release_held(lc_engine *e, lc_peer *peer);
+uint32_t lc_wire_bytes_max(const lc_engine *e);
+/* Nothing has come from the peer for longer than it takes to answer what is asked every 100 ms. It
+ * is stopped or starved, and then nothing is lost; or the path is out, for which deadline_max is.
+ */
+int lc_still(const lc_engine *e, const lc_peer *peer);
+/* The peer has sent what comes before `next`. Returns whether that is news. */
+int lc_link_seen(lc_peer *peer, uint32_t next);
 
 #endif

@@ -2,7 +2,7 @@
  * Bytes per second count what is added, that is the wire bytes of x, once. */
 #define _POSIX_C_SOURCE 200809L
 
-#include "../../native/reduce.c"
+#include "../../native/kernels.c"
 
 #include <stdio.h>
 #include <stdlib.h>

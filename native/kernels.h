@@ -4,8 +4,8 @@
  * All variants give the same bits: one rounding to nearest even per operation, factors rounded to
  * the accumulator's type first, NaNs kept. Buffers overlap not at all or, where
  * a kernel allows it, wholly. */
-#ifndef LC_REDUCE_H
-#define LC_REDUCE_H
+#ifndef LC_KERNELS_H
+#define LC_KERNELS_H
 
 #include "lossycoll.h"
 

@@ -1,158 +1,10 @@
-/* What arrives: a data packet is checked against its stream, combined into its slot, and when the
- * last source of that packet has settled, the packet is finished and handed on. */
-#include "engine.h"
+/* Streams that arrive: packets are checked against their stream and combined into its slot; what
+ * doesn't come is asked for again or given up. */
+#include "stream_in.h"
 
 #include <string.h>
 
 static const uint64_t LATE_MAX_NS = 100000000;
-
-/* ---- one packet of one slot ---- */
-
-typedef struct {
-    uint8_t *value, *acc;
-    const uint8_t *own;
-    uint32_t n;
-} piece;
-
-static piece piece_of(const lc_op_slot *s, uint32_t k) {
-    const lc_op *op = s->op;
-    size_t at = (size_t)k * op->call.elements_per_packet;
-    size_t acc_bytes = s->acc == s->value ? op->element_bytes : op->acc_bytes;
-    return (piece){s->value + at * op->element_bytes, s->acc + at * acc_bytes,
-                   s->own ? s->own + at * op->element_bytes : NULL, lc_slot_elements(s, k)};
-}
-
-static void count_contributions(lc_op *op, uint32_t n) {
-    lc_report *r = &op->report;
-    if (r->contribution_packets == 0 || n < r->contributions_min)
-        r->contributions_min = n;
-    r->contribution_packets++;
-    r->contributions += n;
-}
-
-static void finish_partial(lc_op_slot *s, uint32_t k, piece p) {
-    const lc_op *op = s->op;
-    if (s->count[k] == 0) {
-        if (p.own && p.own != p.value)
-            memcpy(p.value, p.own, (size_t)p.n * op->element_bytes);
-    } else if (s->acc != s->value) {
-        op->kernels->finish(p.value, p.acc, p.n, 1.0);
-    }
-    s->count[k] = (uint16_t)(s->count[k] + (p.own != NULL));
-}
-
-/* What the sum of so many contributions is multiplied by. */
-static double factor_of(const lc_op_slot *s, uint32_t contributions) {
-    const lc_call *call = &s->op->call;
-    return call->scale / (s->desc.finish == LC_FINISH_WEIGHTED ? call->divisor : contributions);
-}
-
-static void finish_mean(lc_op_slot *s, uint32_t k, piece p) {
-    lc_op *op = s->op;
-    uint32_t arrived = s->count[k];
-    uint32_t total = arrived + (p.own != NULL);
-    s->count[k] = (uint16_t)total;
-    if (total == 0)
-        return;
-    double factor = factor_of(s, total);
-    if (arrived == 0)
-        op->kernels->blend(p.value, p.own, factor, NULL, 0, p.n);
-    else if (factor != 1.0 || s->acc != s->value)
-        op->kernels->finish(p.value, p.acc, p.n, factor);
-    count_contributions(op, total);
-}
-
-static void finish_stratified(lc_op_slot *s, uint32_t k, piece p) {
-    lc_op *op = s->op;
-    double others = s->count[k];
-    double world = s->desc.n_sources + 1.0;
-    double scale = op->call.scale;
-    if (others > 0) {
-        op->kernels->blend(p.value, p.own, scale / world, p.acc,
-                           scale * (world - 1) / (world * others), p.n);
-    } else {
-        op->kernels->blend(p.value, p.own, scale, NULL, 0, p.n);
-        op->report.alone++;
-    }
-    s->count[k] = (uint16_t)(s->count[k] + 1);
-    count_contributions(op, s->count[k]);
-}
-
-void lc_finish_alone(lc_op_slot *s) {
-    lc_op *op = s->op;
-    op->kernels->blend(s->value, s->own, factor_of(s, 1), NULL, 0, s->desc.length);
-    for (uint32_t k = 0; k < s->n_packets; k++)
-        count_contributions(op, 1);
-    if (s->desc.finish == LC_FINISH_STRATIFIED)
-        op->report.alone += s->n_packets;
-}
-
-static void fill_missing(lc_op_slot *s, piece p) {
-    lc_op *op = s->op;
-    if (s->desc.missing == LC_MISSING_OWN) {
-        op->kernels->blend(p.value, p.value, op->call.scale, NULL, 0, p.n);
-        op->report.own_filled++;
-        count_contributions(op, 1);
-    } else if (s->desc.missing == LC_MISSING_ZERO) {
-        memset(p.value, 0, (size_t)p.n * op->element_bytes);
-        op->report.zero_filled++;
-    } else {
-        op->report.kept++;
-    }
-}
-
-static void packet_ready(lc_engine *e, lc_op_slot *s, uint32_t k) {
-    piece p = piece_of(s, k);
-    if (s->desc.combine == LC_COPY) {
-        if (s->count[k] == 0)
-            fill_missing(s, p);
-        else
-            count_contributions(s->op, s->count[k]);
-    } else if (s->desc.finish == LC_FINISH_NONE) {
-        finish_partial(s, k, p);
-    } else if (s->desc.finish == LC_FINISH_STRATIFIED) {
-        finish_stratified(s, k, p);
-    } else {
-        finish_mean(s, k, p);
-    }
-    if (s->count[k])
-        s->ready[s->n_ready++] = k;
-    else
-        s->n_void++;
-    int last = s->n_ready + s->n_void == s->n_packets;
-    for (uint32_t i = 0; i < s->desc.n_dests; i++) {
-        lc_out_wake(e, &s->outs[i]);
-        if (last)
-            lc_out_check(e, &s->outs[i]);
-    }
-    if (last)
-        s->op->slots_unsettled--;
-}
-
-/* One more source of packet k has settled. */
-static void source_settled(lc_engine *e, lc_op_slot *s, uint32_t k) {
-    if (!s->pending || --s->pending[k] == 0)
-        packet_ready(e, s, k);
-}
-
-static void combine(lc_op_slot *s, uint32_t k, const lc_header *h, const uint8_t *payload) {
-    const lc_op *op = s->op;
-    piece p = piece_of(s, k);
-    const uint8_t *own = s->desc.finish == LC_FINISH_STRATIFIED ? NULL : p.own;
-    if (s->desc.combine == LC_COPY)
-        memcpy(p.value, payload, h->length);
-    else if (op->weights && s->count[k])
-        op->kernels->add_weighted(p.acc, payload, op->weights[h->sender], p.n);
-    else if (op->weights)
-        op->kernels->first_weighted(p.acc, own, payload, op->weights[h->sender], p.n);
-    else if (s->count[k])
-        op->kernels->add(p.acc, payload, p.n);
-    else
-        op->kernels->first(p.acc, own, payload, p.n);
-    s->count[k] = (uint16_t)(s->count[k] + h->count);
-}
-
-/* ---- streams ---- */
 
 static void settle(lc_engine *e, lc_in *in, int cause) {
     lc_op_slot *s = in->slot;
@@ -192,7 +44,6 @@ static void tell_done(lc_engine *e, const lc_in *in) {
     lc_tell(e, in->peer, &done);
 }
 
-/* Settles what has not arrived as missing. */
 void lc_give_up(lc_engine *e, lc_in *in, int cause) {
     lc_op_slot *s = in->slot;
     if (cause == LC_CAUSE_DEADLINE)
@@ -205,7 +56,7 @@ void lc_give_up(lc_engine *e, lc_in *in, int cause) {
     }
     for (uint32_t k = 0; k < s->n_packets; k++)
         if (!lc_bit(in->arrived, k))
-            source_settled(e, s, k);
+            lc_source_settled(e, s, k);
     if (tells) {
         in->round = lc_next_round(in->round);
         in->nack_ns = e->now + lc_pace_rto(&e->peers[in->peer].pace);
@@ -220,7 +71,7 @@ void lc_told(lc_engine *e, lc_in *in) {
         return;
     in->telling = 0;
     in->slot->op->telling--;
-    lc_op_check(e, in->slot->op);
+    lc_touch(e, in->slot->op);
 }
 
 void lc_inject_round(lc_engine *e, lc_in *in) {
@@ -235,6 +86,44 @@ void lc_inject_round(lc_engine *e, lc_in *in) {
     (void)lc_inject_losses(&link, in->inject_key, s->n_packets + parity, in->lost);
 }
 
+/* ---- deadlines ---- */
+
+int lc_path_silent(const lc_engine *e, const lc_op *op, uint16_t peer) {
+    uint64_t since = lc_later(lc_later(e->peers[peer].heard_ns, op->started_ns), e->awake_ns);
+    return e->now - since > e->config.deadline_max_ns;
+}
+
+int lc_overdue(const lc_engine *e, const lc_in *in) {
+    const lc_op *op = in->slot->op;
+    if (op->call.reliable)
+        return 0;
+    if (lc_in_lacks(in)) {
+        /* Only a link on which nothing arrives any more is a reason to do without. */
+        uint64_t came = lc_later(in->last_ns, op->started_ns);
+        return e->now - lc_later(came, lc_later(in->excused_ns, e->awake_ns)) >
+               e->config.deadline_max_ns;
+    }
+    if (!in->started_ns)
+        return lc_path_silent(e, op, in->peer);
+    uint64_t excused = lc_later(in->excused_ns, e->awake_ns);
+    if (e->now - lc_later(in->last_ns, excused) > e->config.deadline_max_ns)
+        return 1;
+    lc_peer *peer = &e->peers[in->peer];
+    if (lc_still(e, peer))
+        return 0;
+    excused = lc_later(excused, peer->back_ns);
+    /* The ceiling is for silence: a slow link whose packets keep coming loses nothing by it. */
+    if (e->now - lc_later(in->started_ns, excused) <=
+        lc_deadline_of(&peer->deadline, in->slot->n_packets, e->config.deadline_min_ns, UINT64_MAX))
+        return 0;
+    /* What was learnt may be of another path than this one has become: packets that keep coming are
+     * waited for, as far apart as they may be by now. */
+    return e->now - lc_later(in->last_ns, excused) >
+           lc_deadline_silence(&peer->deadline, lc_later(in->gap_ns, peer->pace.path.rtt_ns));
+}
+
+/* ---- rounds ---- */
+
 /* What the peer has sent in the round that ends, if nothing of it came. */
 static void note_barren(lc_engine *e, lc_in *in) {
     lc_peer *peer = &e->peers[in->peer];
@@ -247,7 +136,6 @@ static void note_barren(lc_engine *e, lc_in *in) {
     in->came = 0;
 }
 
-/* The reorder allowance is over: ask for what is missing, or give it up. */
 void lc_round_ended(lc_engine *e, lc_in *in) {
     const lc_op *op = in->slot->op;
     note_barren(e, in);
@@ -284,15 +172,7 @@ static void note_arrival(lc_engine *e, lc_in *in) {
         note_late(e, &e->peers[in->peer], in->fin_ns);
 }
 
-/* The peer has sent what comes before `next`. Returns whether that is news. */
-int lc_link_seen(lc_peer *peer, uint32_t next) {
-    if ((int32_t)(next - peer->rx_next) <= 0)
-        return 0;
-    peer->rx_next = next;
-    return 1;
-}
-
-static void note_link(lc_engine *e, lc_peer *peer, const lc_header *h) {
+void lc_note_link(lc_engine *e, lc_peer *peer, const lc_header *h) {
     peer->rx_taken++;
     peer->barren_rounds = 0;
     peer->barren_packets = 0;
@@ -350,13 +230,13 @@ static void take(lc_engine *e, lc_in *in, const lc_header *h, const uint8_t *pay
     in->n_arrived++;
     e->peers[in->peer].packets_received++;
     s->op->report.packets_received++;
-    combine(s, h->packet, h, payload);
+    lc_combine(s, h, payload);
     if (in->n_arrived == s->n_packets) {
         if (s->op->call.reliable)
             tell_whole(e, in);
         settle(e, in, LC_CAUSE_COMPLETE);
     }
-    source_settled(e, s, h->packet);
+    lc_source_settled(e, s, h->packet);
 }
 
 /* If a single packet of the set is missing, it is what the sums hold. Nobody may have
@@ -398,16 +278,15 @@ static void parity_arrived(lc_engine *e, lc_in *in, const lc_header *h, const ui
     lc_parity_add(p, set, payload, h->length, op->packet_bytes, h->count);
     recover(e, in, set);
     if (in->state == LC_IN_SETTLED)
-        lc_op_check(e, op);
+        lc_touch(e, op);
 }
 
-/* kept: it has waited in a cell, and the link took note of it when it came. */
-static void pass_on(lc_engine *e, const lc_header *h, const uint8_t *payload, int kept) {
+void lc_in_take(lc_engine *e, const lc_header *h, const uint8_t *payload, int kept) {
     lc_peer *peer = &e->peers[h->sender];
     lc_op *op = lc_find_op(e, h->op);
     if (!op) {
         if (!kept)
-            note_link(e, peer, h);
+            lc_note_link(e, peer, h);
         e->live.stale += h->type == LC_DATA;
         if (h->op == peer->last_op && h->slot == peer->last_slot)
             note_late(e, peer, peer->last_fin_ns);
@@ -431,7 +310,7 @@ static void pass_on(lc_engine *e, const lc_header *h, const uint8_t *payload, in
         }
     }
     if (!kept)
-        note_link(e, peer, h);
+        lc_note_link(e, peer, h);
     in->came = 1;
     if (in->parity && !in->parity->known && !h->round)
         lc_parity_begin(in->parity, h->fec, in->slot->n_packets, op->packet_bytes);
@@ -458,69 +337,5 @@ static void pass_on(lc_engine *e, const lc_header *h, const uint8_t *payload, in
         recover(e, in, set);
     }
     if (in->state == LC_IN_SETTLED)
-        lc_op_check(e, op);
-}
-
-/* ---- eager packets ---- */
-
-/* Whether an eager packet has come too early. Until both are known to mean the same by the
- * operation, a packet of the peer's may be of another one. */
-static int must_wait(lc_engine *e, const lc_header *h) {
-    const lc_op *op = lc_find_op(e, h->op);
-    if (op)
-        return !op->peers[h->sender].agreed;
-    return !lc_op_posted(e, h->op) && h->op - e->next_op < LC_OPS;
-}
-
-void lc_data_arrived(lc_engine *e, const lc_header *h, const uint8_t *payload) {
-    lc_peer *peer = &e->peers[h->sender];
-    if (!h->eager) {
-        lc_agree(e, h->op, h->sender); /* who sends it has seen that both do */
-    } else if (must_wait(e, h)) {
-        note_link(e, peer, h);
-        if (lc_waiting_has(&peer->waiting, h)) {
-            e->live.repeated++;
-        } else if (peer->waiting.n < e->eager &&
-                   lc_cells_keep(&e->cells, &peer->waiting, h, payload)) {
-            e->live.eager_kept++;
-        } else {
-            peer->rx_taken--; /* it has come, but to nothing */
-            e->live.eager_dropped++;
-        }
-        return;
-    }
-    pass_on(e, h, payload, 0);
-}
-
-void lc_agree(lc_engine *e, uint32_t number, uint16_t peer) {
-    lc_op *op = lc_find_op(e, number);
-    if (!op || op->peers[peer].agreed)
-        return;
-    op->peers[peer].agreed = 1;
-    lc_take_waiting(e, peer);
-}
-
-void lc_take_waiting(lc_engine *e, uint16_t peer) {
-    lc_cell *cell = e->peers[peer].waiting.first;
-    e->peers[peer].waiting = (lc_waiting){0};
-    while (cell) {
-        lc_cell *next = cell->next;
-        if (must_wait(e, &cell->header)) {
-            lc_waiting_add(&e->peers[peer].waiting, cell);
-        } else {
-            pass_on(e, &cell->header, cell->payload, 1);
-            lc_cells_free(&e->cells, cell);
-        }
-        cell = next;
-    }
-}
-
-void lc_drop_waiting(lc_engine *e, uint16_t peer) {
-    lc_waiting *waiting = &e->peers[peer].waiting;
-    while (waiting->first) {
-        lc_cell *next = waiting->first->next;
-        lc_cells_free(&e->cells, waiting->first);
-        waiting->first = next;
-    }
-    *waiting = (lc_waiting){0};
+        lc_touch(e, op);
 }

@@ -1,5 +1,5 @@
 /* Datagrams in: aggregates are cut into packets, headers are checked, seeded faults are applied. */
-#include "engine.h"
+#include "datagrams.h"
 
 #include <string.h>
 
@@ -77,7 +77,7 @@ int lc_receive(lc_engine *e) {
     lc_arrival arrivals[LC_RECEIVE_BUFFERS];
     int faulty = e->config.inject.dup > 0 || e->config.inject.reorder > 0;
     int any = 0;
-    for (int turn = 0; turn < CALLS_PER_TURN; turn++) {
+    for (int turn = 0; turn < CALLS_PER_TURN && !lc_failing(e); turn++) {
         int n = lc_link_receive(e->link, arrivals, LC_RECEIVE_BUFFERS);
         if (n > 0)
             lc_read_clock(e); /* nothing can have come later than this */
@@ -85,7 +85,7 @@ int lc_receive(lc_engine *e) {
             const lc_arrival *a = &arrivals[i];
             if (a->length == 0)
                 e->live.malformed++;
-            for (uint32_t at = 0; at < a->length; at += a->stride) {
+            for (uint32_t at = 0; at < a->length && !lc_failing(e); at += a->stride) {
                 uint32_t left = a->length - at;
                 one_packet(e, a, a->data + at, left < a->stride ? left : a->stride, faulty);
             }

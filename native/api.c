@@ -1,19 +1,15 @@
-/* The engine's surface for callers, and the loop of its progress thread. */
+/* The engine's surface for callers. */
 #define _GNU_SOURCE
-#include "engine.h"
+#include "loop.h"
 
 #include <errno.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 static const uint64_t SECOND_NS = 1000000000u;
-static const uint64_t STARVED_NS = 250000000; /* a turn of the loop never takes this long */
-static const uint64_t SPIN_NS = 50000;        /* how long the thread stays awake after a packet */
-static const uint64_t DRIVE_SPIN_NS = 200000; /* and a caller that does the thread's work */
-static const uint64_t DRIVE_NS = 100000000;   /* longest stay of a caller: it has signals to heed */
+static const uint64_t DRIVE_NS = 100000000; /* longest stay of a caller: it has signals to heed */
 
 const char *lc_version(void) {
     return "0.1.0";
@@ -21,203 +17,6 @@ const char *lc_version(void) {
 
 uint32_t lc_header_bytes(void) {
     return LC_HEADER_BYTES;
-}
-
-/* ---- the progress thread ---- */
-
-static void take_inbox(lc_engine *e) {
-    if (!atomic_load(&e->inbox_full))
-        return;
-    pthread_mutex_lock(&e->lock);
-    atomic_store(&e->inbox_full, 0);
-    lc_op *newest = e->inbox;
-    e->inbox = NULL;
-    pthread_mutex_unlock(&e->lock);
-    lc_op *last = newest;
-    lc_op *oldest = NULL;
-    while (newest) {
-        lc_op *next = newest->next;
-        newest->next = oldest;
-        oldest = newest;
-        newest = next;
-    }
-    if (e->queue_last)
-        e->queue_last->next = oldest;
-    else
-        e->queue_first = oldest;
-    e->queue_last = last;
-    pthread_mutex_lock(&e->lock);
-    lc_failure failed = e->failed;
-    pthread_mutex_unlock(&e->lock);
-    if (failed.code) /* submitted while the failure was on its way */
-        lc_fail_all(e, &failed);
-}
-
-/* Takes operations up in their order, as far as there is room: a caller is never kept waiting. */
-static void start_queued(lc_engine *e) {
-    while (e->queue_first && e->active < LC_OPS / 2 && !e->table[e->queue_first->number % LC_OPS]) {
-        lc_op *op = e->queue_first;
-        e->queue_first = op->next;
-        if (!e->queue_first)
-            e->queue_last = NULL;
-        lc_op_start(e, op);
-    }
-}
-
-static void obey_abort(lc_engine *e) {
-    int code = atomic_exchange(&e->abort_code, 0);
-    if (!code)
-        return;
-    lc_failure why = {.code = code, .peer = atomic_load(&e->abort_peer)};
-    lc_fail_all(e, &why);
-}
-
-static void bury_doomed(lc_engine *e) {
-    if (!atomic_exchange(&e->doom, 0))
-        return;
-    for (uint16_t i = 0; i < e->config.size; i++)
-        if (atomic_load(&e->peers[i].doomed) && !e->peers[i].dead)
-            lc_bury(e, i);
-}
-
-static void publish(lc_engine *e) {
-    e->live.socket_overflow = lc_link_overflow(e->link);
-    lc_link_calls(e->link, &e->live.send_calls, &e->live.receive_calls);
-    pthread_mutex_lock(&e->lock);
-    e->stats = e->live;
-    for (uint16_t i = 0; i < e->config.size; i++) {
-        lc_peer *p = &e->peers[i];
-        uint64_t total = p->packets_received + p->packets_missing;
-        e->peer_stats[i] = (lc_peer_stats){
-            .packets_sent = p->packets_sent,
-            .packets_received = p->packets_received,
-            .packets_missing = p->packets_missing,
-            .rtt_ns = p->pace.path.rtt_ns,
-            .deadline_ns = lc_deadline_of(&p->deadline, 1, e->config.deadline_min_ns,
-                                          e->config.deadline_max_ns),
-            .delivery_rate = total ? (double)p->packets_received / (double)total : 1.0,
-            .offered = p->offered,
-            .delivered = p->delivered,
-            .rate = p->pace.rate * p->pace.packet_bytes,
-            .window = lc_pace_window(&p->pace, p->tx_window),
-            .queue_ns = lc_pace_queue(&p->pace)};
-    }
-    pthread_mutex_unlock(&e->lock);
-}
-
-/* How long until some rate lets a packet go; UINT64_MAX when none holds one back. */
-static uint64_t gate_delay(const lc_engine *e) {
-    uint64_t least = UINT64_MAX;
-    uint32_t bytes = lc_wire_bytes_max(e);
-    uint64_t own = lc_rate_delay(&e->rate, e->now, bytes);
-    for (uint16_t i = 0; i < e->config.size; i++) {
-        const lc_peer *p = &e->peers[i];
-        if (!p->outs || p->tx_next - p->tx_acked >= lc_pace_window(&p->pace, p->tx_window))
-            continue;
-        uint64_t delay = lc_pace_delay(&p->pace, e->now, bytes);
-        delay = delay > own ? delay : own;
-        if (delay < least)
-            least = delay;
-    }
-    return least;
-}
-
-/* Answers come within microseconds while an operation runs; waking up takes longer than that. */
-static int is_hot(const lc_engine *e) {
-    return e->active && e->now - e->busy_ns < SPIN_NS;
-}
-
-static void rest(lc_engine *e) {
-    if (is_hot(e)) {
-        sched_yield();
-        return;
-    }
-    uint64_t until = e->tick_ns > e->now ? e->tick_ns - e->now : 0;
-    uint64_t delay = gate_delay(e);
-    int blocked = e->n_runs > 0; /* the link was full */
-    if (!delay && !blocked)
-        return; /* a timer of this turn has made packets ready */
-    if (delay && delay < until)
-        until = delay;
-    if (!until)
-        return;
-    atomic_store(&e->sleeping, 1);
-    pthread_mutex_unlock(&e->driving);
-    if (!atomic_load(&e->inbox_full) && !atomic_load(&e->stop) && !atomic_load(&e->abort_code) &&
-        !atomic_load(&e->doom))
-        lc_link_sleep(e->link, until, blocked);
-    atomic_store(&e->sleeping, 0);
-    pthread_mutex_lock(&e->driving);
-}
-
-void lc_read_clock(lc_engine *e) {
-    uint64_t before = e->now;
-    e->now = lc_now();
-    if (e->now - before > STARVED_NS)
-        e->awake_ns = e->now; /* stopped or starved: what is late may lie in the socket */
-}
-
-/* Returns whether anything moved. */
-static int take_turn(lc_engine *e) {
-    lc_read_clock(e);
-    take_inbox(e);
-    obey_abort(e);
-    bury_doomed(e);
-    start_queued(e);
-    int busy = lc_receive(e);
-    busy |= lc_send_data(e);
-    if (busy)
-        e->busy_ns = e->now;
-    if (e->now >= e->tick_ns)
-        lc_tick(e);
-    lc_send_control(e);
-    if (e->now - e->published_ns > SECOND_NS / 20) {
-        publish(e);
-        e->published_ns = e->now;
-    }
-    return busy;
-}
-
-static void *progress(void *argument) {
-    lc_engine *e = argument;
-    pthread_mutex_lock(&e->driving);
-    e->now = lc_now();
-    while (!atomic_load(&e->stop))
-        if (!take_turn(e))
-            rest(e);
-    take_inbox(e);
-    lc_failure why = {.code = LC_E_CLOSED, .peer = -1};
-    lc_fail_all(e, &why);
-    pthread_mutex_unlock(&e->driving);
-    return NULL;
-}
-
-static void nudge(lc_engine *e) {
-    if (atomic_load(&e->sleeping))
-        lc_link_wake(e->link);
-}
-
-/* While the thread sleeps, a caller does its work until the operation has ended or nothing comes
- * any more: so none has to wake the other, twice an operation, and packets wake none. */
-static void drive(lc_engine *e, const lc_op *op, uint64_t longest_ns) {
-    if (pthread_mutex_trylock(&e->driving) != 0) {
-        nudge(e);
-        return;
-    }
-    lc_link_watch(e->link, 0);
-    uint64_t begin = lc_now();
-    e->busy_ns = begin;
-    do {
-        if (!take_turn(e))
-            sched_yield();
-    } while (!op->finished && e->now - e->busy_ns < DRIVE_SPIN_NS && e->now - begin < longest_ns &&
-             !atomic_load(&e->stop));
-    /* It would sleep as long as there was nothing to do when it fell asleep. */
-    int needed = e->active || e->n_tail || e->queue_first || atomic_load(&e->stop);
-    lc_link_watch(e->link, 1);
-    pthread_mutex_unlock(&e->driving);
-    if (needed)
-        nudge(e);
 }
 
 /* ---- open and close ---- */
@@ -382,7 +181,7 @@ int lc_engine_start(lc_engine *e, uint64_t session, const lc_address *peers) {
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(&e->thread, NULL, progress, e);
+    int error = pthread_create(&e->thread, NULL, lc_progress, e);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (error)
         return LC_E_SYSTEM;
@@ -457,7 +256,7 @@ int64_t lc_engine_submit(lc_engine *e, lc_call *call) {
     pthread_mutex_unlock(&e->lock);
     call->ticket = (int64_t)(intptr_t)op;
     if (wake)
-        nudge(e);
+        lc_nudge(e);
     return call->ticket;
 }
 
@@ -474,7 +273,7 @@ int lc_engine_wait(lc_engine *e, int64_t ticket, uint64_t timeout_ns) {
     if (op->undriven) {
         op->undriven = 0;
         pthread_mutex_unlock(&e->lock);
-        drive(e, op, timeout_ns < DRIVE_NS ? timeout_ns : DRIVE_NS);
+        lc_drive(e, op, timeout_ns < DRIVE_NS ? timeout_ns : DRIVE_NS);
         pthread_mutex_lock(&e->lock);
     }
     while (!op->finished && !e->closed && error != ETIMEDOUT)
@@ -608,7 +407,7 @@ void lc_engine_abort(lc_engine *e, int code, int peer) {
     pthread_mutex_unlock(&e->lock);
     atomic_store(&e->abort_peer, peer);
     atomic_store(&e->abort_code, code);
-    nudge(e);
+    lc_nudge(e);
 }
 
 void lc_engine_peer_dead(lc_engine *e, int peer) {
@@ -616,7 +415,7 @@ void lc_engine_peer_dead(lc_engine *e, int peer) {
         return;
     atomic_store(&e->peers[peer].doomed, 1);
     atomic_store(&e->doom, 1);
-    nudge(e);
+    lc_nudge(e);
 }
 
 void lc_engine_stats(lc_engine *e, lc_stats *stats) {

@@ -1,6 +1,6 @@
 /* What is sent: runs of ready packets, gathered from where they lie, as far as the peer's window,
  * the congestion window and the fixed rate allow. */
-#include "engine.h"
+#include "stream_out.h"
 
 #include <string.h>
 
@@ -125,10 +125,6 @@ static uint16_t count_of(const lc_op_slot *s, uint32_t k) {
 
 static uint32_t wire_bytes(const lc_op *op) {
     return LC_HEADER_BYTES + op->packet_bytes;
-}
-
-uint32_t lc_wire_bytes_max(const lc_engine *e) {
-    return LC_HEADER_BYTES + e->config.payload_bytes;
 }
 
 static uint8_t code_to(lc_engine *e, const lc_op *op, uint16_t peer) {
@@ -296,35 +292,26 @@ static void drop_sent(lc_engine *e, uint32_t packets) {
 }
 
 /* Returns whether the batch is empty now. */
-int lc_flush_batch(lc_engine *e) {
+static int flush_batch(lc_engine *e) {
     if (!e->n_runs)
         return 1;
-    lc_op *ops[LC_BATCH_RUNS];
-    int n_ops = 0;
-    for (int i = 0; i < e->n_runs; i++) {
-        int known = 0;
-        for (int j = 0; j < n_ops; j++)
-            known |= ops[j] == e->run_op[i];
-        if (!known)
-            ops[n_ops++] = e->run_op[i];
-    }
+    for (int i = 0; i < e->n_runs; i++)
+        lc_touch(e, e->run_op[i]);
     int error = 0;
     int sent = lc_link_send(e->link, e->runs, e->n_runs, &error);
     if (sent < 0) {
         lc_failure why = {.code = LC_E_SYSTEM, .sys_errno = error, .peer = e->runs[0].peer};
         e->n_runs = 0;
-        lc_fail_all(e, &why);
-        return 1;
+        lc_fail(e, &why);
+        return 0;
     }
     drop_sent(e, (uint32_t)sent);
-    for (int j = 0; j < n_ops; j++)
-        lc_op_check(e, ops[j]);
     return !e->n_runs;
 }
 
-/* One turn of sending: every peer gets runs until the batch is full. Returns whether it sent. */
+/* Every peer gets runs until the batch is full. */
 int lc_send_data(lc_engine *e) {
-    if (!lc_flush_batch(e))
+    if (lc_failing(e) || !flush_batch(e))
         return 0;
     uint16_t size = e->config.size;
     int more = 1;
@@ -336,6 +323,6 @@ int lc_send_data(lc_engine *e) {
     e->turn = (uint16_t)((e->turn + 1) % size);
     if (!e->n_runs)
         return 0;
-    lc_flush_batch(e);
+    flush_batch(e);
     return 1;
 }

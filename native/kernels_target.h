@@ -1,4 +1,4 @@
-/* The kernels of all dtypes for one instruction set; reduce.c includes this once for each, with
+/* The kernels of all dtypes for one instruction set; kernels.c includes this once for each, with
  *   TARGET        the function attribute that allows the instructions
  *   VARIANT       the suffix of the names
  *   VECTOR_BYTES  the width of a register
@@ -87,7 +87,7 @@ INLINE VU16 NAME(narrow_bf16)(VF32 x) {
 #define WIRE_VECTOR  VF32
 #define FROM_WIRE(v) (v)
 #define TO_WIRE(v)   (v)
-#include "reduce_dtype.h"
+#include "kernels_dtype.h"
 
 #define DTYPE        f64
 #define VECTOR       VF64
@@ -95,7 +95,7 @@ INLINE VU16 NAME(narrow_bf16)(VF32 x) {
 #define WIRE_VECTOR  VF64
 #define FROM_WIRE(v) (v)
 #define TO_WIRE(v)   (v)
-#include "reduce_dtype.h"
+#include "kernels_dtype.h"
 
 #define DTYPE        f16
 #define VECTOR       VF32
@@ -103,7 +103,7 @@ INLINE VU16 NAME(narrow_bf16)(VF32 x) {
 #define WIRE_VECTOR  VU16
 #define FROM_WIRE(v) NAME(widen_f16)(v)
 #define TO_WIRE(v)   NAME(narrow_f16)(v)
-#include "reduce_dtype.h"
+#include "kernels_dtype.h"
 
 #define DTYPE        bf16
 #define VECTOR       VF32
@@ -111,7 +111,7 @@ INLINE VU16 NAME(narrow_bf16)(VF32 x) {
 #define WIRE_VECTOR  VU16
 #define FROM_WIRE(v) NAME(widen_bf16)(v)
 #define TO_WIRE(v)   NAME(narrow_bf16)(v)
-#include "reduce_dtype.h"
+#include "kernels_dtype.h"
 
 static const lc_kernels *const NAME(kernels)[] = {
     [LC_F32] = &JOIN3(kernels, f32, VARIANT),

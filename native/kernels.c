@@ -1,5 +1,5 @@
-/* Sums of packets; see reduce.h for the contract and reduce_target.h for the loops. */
-#include "reduce.h"
+/* Sums of packets; see kernels.h for the contract and kernels_target.h for the loops. */
+#include "kernels.h"
 
 #include <string.h>
 
@@ -22,7 +22,7 @@
 #define TARGET
 #define VARIANT      plain
 #define VECTOR_BYTES 16
-#include "reduce_target.h"
+#include "kernels_target.h"
 
 #if defined(__x86_64__)
 /* Register widths are the compiler's to keep within what TARGET allows, whatever flags the build
@@ -32,14 +32,14 @@
 #define VECTOR_BYTES  32
 #define WIDEN_F16(v)  ((VF32)_mm256_cvtph_ps((__m128i)(v)))
 #define NARROW_F16(v) ((VU16)_mm256_cvtps_ph((__m256)(v), _MM_FROUND_TO_NEAREST_INT))
-#include "reduce_target.h"
+#include "kernels_target.h"
 
 #define TARGET        __attribute__((target("avx512f,avx512bw,avx512vl")))
 #define VARIANT       avx512
 #define VECTOR_BYTES  64
 #define WIDEN_F16(v)  ((VF32)_mm512_cvtph_ps((__m256i)(v)))
 #define NARROW_F16(v) ((VU16)_mm512_cvtps_ph((__m512)(v), _MM_FROUND_TO_NEAREST_INT))
-#include "reduce_target.h"
+#include "kernels_target.h"
 #endif
 
 typedef struct {

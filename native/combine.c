@@ -1,0 +1,149 @@
+/* The sum of one packet of a slot: contributions are added as they come, and when the last source
+ * of the packet has settled, it is finished and handed on. */
+#include "combine.h"
+
+#include <string.h>
+
+typedef struct {
+    uint8_t *value, *acc;
+    const uint8_t *own;
+    uint32_t n;
+} piece;
+
+static piece piece_of(const lc_op_slot *s, uint32_t k) {
+    const lc_op *op = s->op;
+    size_t at = (size_t)k * op->call.elements_per_packet;
+    size_t acc_bytes = s->acc == s->value ? op->element_bytes : op->acc_bytes;
+    return (piece){s->value + at * op->element_bytes, s->acc + at * acc_bytes,
+                   s->own ? s->own + at * op->element_bytes : NULL, lc_slot_elements(s, k)};
+}
+
+static void count_contributions(lc_op *op, uint32_t n) {
+    lc_report *r = &op->report;
+    if (r->contribution_packets == 0 || n < r->contributions_min)
+        r->contributions_min = n;
+    r->contribution_packets++;
+    r->contributions += n;
+}
+
+static void finish_partial(lc_op_slot *s, uint32_t k, piece p) {
+    const lc_op *op = s->op;
+    if (s->count[k] == 0) {
+        if (p.own && p.own != p.value)
+            memcpy(p.value, p.own, (size_t)p.n * op->element_bytes);
+    } else if (s->acc != s->value) {
+        op->kernels->finish(p.value, p.acc, p.n, 1.0);
+    }
+    s->count[k] = (uint16_t)(s->count[k] + (p.own != NULL));
+}
+
+/* What the sum of so many contributions is multiplied by. */
+static double factor_of(const lc_op_slot *s, uint32_t contributions) {
+    const lc_call *call = &s->op->call;
+    return call->scale / (s->desc.finish == LC_FINISH_WEIGHTED ? call->divisor : contributions);
+}
+
+static void finish_mean(lc_op_slot *s, uint32_t k, piece p) {
+    lc_op *op = s->op;
+    uint32_t arrived = s->count[k];
+    uint32_t total = arrived + (p.own != NULL);
+    s->count[k] = (uint16_t)total;
+    if (total == 0)
+        return;
+    double factor = factor_of(s, total);
+    if (arrived == 0)
+        op->kernels->blend(p.value, p.own, factor, NULL, 0, p.n);
+    else if (factor != 1.0 || s->acc != s->value)
+        op->kernels->finish(p.value, p.acc, p.n, factor);
+    count_contributions(op, total);
+}
+
+static void finish_stratified(lc_op_slot *s, uint32_t k, piece p) {
+    lc_op *op = s->op;
+    double others = s->count[k];
+    double world = s->desc.n_sources + 1.0;
+    double scale = op->call.scale;
+    if (others > 0) {
+        op->kernels->blend(p.value, p.own, scale / world, p.acc,
+                           scale * (world - 1) / (world * others), p.n);
+    } else {
+        op->kernels->blend(p.value, p.own, scale, NULL, 0, p.n);
+        op->report.alone++;
+    }
+    s->count[k] = (uint16_t)(s->count[k] + 1);
+    count_contributions(op, s->count[k]);
+}
+
+void lc_finish_alone(lc_op_slot *s) {
+    lc_op *op = s->op;
+    op->kernels->blend(s->value, s->own, factor_of(s, 1), NULL, 0, s->desc.length);
+    for (uint32_t k = 0; k < s->n_packets; k++)
+        count_contributions(op, 1);
+    if (s->desc.finish == LC_FINISH_STRATIFIED)
+        op->report.alone += s->n_packets;
+}
+
+static void fill_missing(lc_op_slot *s, piece p) {
+    lc_op *op = s->op;
+    if (s->desc.missing == LC_MISSING_OWN) {
+        op->kernels->blend(p.value, p.value, op->call.scale, NULL, 0, p.n);
+        op->report.own_filled++;
+        count_contributions(op, 1);
+    } else if (s->desc.missing == LC_MISSING_ZERO) {
+        memset(p.value, 0, (size_t)p.n * op->element_bytes);
+        op->report.zero_filled++;
+    } else {
+        op->report.kept++;
+    }
+}
+
+static void packet_ready(lc_engine *e, lc_op_slot *s, uint32_t k) {
+    piece p = piece_of(s, k);
+    if (s->desc.combine == LC_COPY) {
+        if (s->count[k] == 0)
+            fill_missing(s, p);
+        else
+            count_contributions(s->op, s->count[k]);
+    } else if (s->desc.finish == LC_FINISH_NONE) {
+        finish_partial(s, k, p);
+    } else if (s->desc.finish == LC_FINISH_STRATIFIED) {
+        finish_stratified(s, k, p);
+    } else {
+        finish_mean(s, k, p);
+    }
+    if (s->count[k])
+        s->ready[s->n_ready++] = k;
+    else
+        s->n_void++;
+    int last = s->n_ready + s->n_void == s->n_packets;
+    for (uint32_t i = 0; i < s->desc.n_dests; i++) {
+        lc_out_wake(e, &s->outs[i]);
+        if (last)
+            lc_out_check(e, &s->outs[i]);
+    }
+    if (last)
+        s->op->slots_unsettled--;
+}
+
+void lc_source_settled(lc_engine *e, lc_op_slot *s, uint32_t k) {
+    if (!s->pending || --s->pending[k] == 0)
+        packet_ready(e, s, k);
+}
+
+void lc_combine(lc_op_slot *s, const lc_header *h, const uint8_t *payload) {
+    const lc_op *op = s->op;
+    uint32_t k = h->packet;
+    piece p = piece_of(s, k);
+    const uint8_t *own = s->desc.finish == LC_FINISH_STRATIFIED ? NULL : p.own;
+    if (s->desc.combine == LC_COPY)
+        memcpy(p.value, payload, h->length);
+    else if (op->weights && s->count[k])
+        op->kernels->add_weighted(p.acc, payload, op->weights[h->sender], p.n);
+    else if (op->weights)
+        op->kernels->first_weighted(p.acc, own, payload, op->weights[h->sender], p.n);
+    else if (s->count[k])
+        op->kernels->add(p.acc, payload, p.n);
+    else
+        op->kernels->first(p.acc, own, payload, p.n);
+    s->count[k] = (uint16_t)(s->count[k] + h->count);
+}

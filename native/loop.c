@@ -1,0 +1,216 @@
+/* The progress loop. A turn takes what callers have left, then packets in, packets out, timers and
+ * control; at its end operations complete and failures are executed, nowhere else. */
+#include "loop.h"
+
+#include <sched.h>
+
+#include "operations.h"
+#include "timers.h"
+
+static const uint64_t PUBLISH_NS = 50000000;
+static const uint64_t SPIN_NS = 50000;        /* how long the thread stays awake after a packet */
+static const uint64_t DRIVE_SPIN_NS = 200000; /* and a caller that does the thread's work */
+
+static void take_inbox(lc_engine *e) {
+    if (!atomic_load(&e->inbox_full))
+        return;
+    pthread_mutex_lock(&e->lock);
+    atomic_store(&e->inbox_full, 0);
+    lc_op *newest = e->inbox;
+    e->inbox = NULL;
+    pthread_mutex_unlock(&e->lock);
+    lc_op *last = newest;
+    lc_op *oldest = NULL;
+    while (newest) {
+        lc_op *next = newest->next;
+        newest->next = oldest;
+        oldest = newest;
+        newest = next;
+    }
+    if (e->queue_last)
+        e->queue_last->next = oldest;
+    else
+        e->queue_first = oldest;
+    e->queue_last = last;
+    pthread_mutex_lock(&e->lock);
+    lc_failure failed = e->failed;
+    pthread_mutex_unlock(&e->lock);
+    if (failed.code) /* submitted while the failure was on its way */
+        lc_fail(e, &failed);
+}
+
+static int may_start(const lc_engine *e) {
+    return e->queue_first && e->active < LC_OPS / 2 && !e->table[e->queue_first->number % LC_OPS] &&
+           !lc_failing(e);
+}
+
+/* Takes operations up in their order, as far as there is room: a caller is never kept waiting. */
+static void start_queued(lc_engine *e) {
+    int started = 0;
+    while (may_start(e)) {
+        lc_op *op = e->queue_first;
+        e->queue_first = op->next;
+        if (!e->queue_first)
+            e->queue_last = NULL;
+        lc_op_start(e, op);
+        started = 1;
+    }
+    /* READY goes before any eager packet, which else would have to wait at the peer. */
+    if (started && e->eager)
+        lc_send_control(e);
+}
+
+static void obey_abort(lc_engine *e) {
+    int code = atomic_exchange(&e->abort_code, 0);
+    if (!code)
+        return;
+    lc_failure why = {.code = code, .peer = atomic_load(&e->abort_peer)};
+    lc_fail(e, &why);
+}
+
+static void bury_doomed(lc_engine *e) {
+    if (!atomic_exchange(&e->doom, 0))
+        return;
+    for (uint16_t i = 0; i < e->config.size; i++)
+        if (atomic_load(&e->peers[i].doomed) && !e->peers[i].dead)
+            lc_bury(e, i);
+}
+
+static void publish(lc_engine *e) {
+    e->live.socket_overflow = lc_link_overflow(e->link);
+    lc_link_calls(e->link, &e->live.send_calls, &e->live.receive_calls);
+    pthread_mutex_lock(&e->lock);
+    e->stats = e->live;
+    for (uint16_t i = 0; i < e->config.size; i++) {
+        lc_peer *p = &e->peers[i];
+        uint64_t total = p->packets_received + p->packets_missing;
+        e->peer_stats[i] = (lc_peer_stats){
+            .packets_sent = p->packets_sent,
+            .packets_received = p->packets_received,
+            .packets_missing = p->packets_missing,
+            .rtt_ns = p->pace.path.rtt_ns,
+            .deadline_ns = lc_deadline_of(&p->deadline, 1, e->config.deadline_min_ns,
+                                          e->config.deadline_max_ns),
+            .delivery_rate = total ? (double)p->packets_received / (double)total : 1.0,
+            .offered = p->offered,
+            .delivered = p->delivered,
+            .rate = p->pace.rate * p->pace.packet_bytes,
+            .window = lc_pace_window(&p->pace, p->tx_window),
+            .queue_ns = lc_pace_queue(&p->pace)};
+    }
+    pthread_mutex_unlock(&e->lock);
+}
+
+/* How long until some rate lets a packet go; UINT64_MAX when none holds one back. */
+static uint64_t gate_delay(const lc_engine *e) {
+    uint64_t least = UINT64_MAX;
+    uint32_t bytes = lc_wire_bytes_max(e);
+    uint64_t own = lc_rate_delay(&e->rate, e->now, bytes);
+    for (uint16_t i = 0; i < e->config.size; i++) {
+        const lc_peer *p = &e->peers[i];
+        if (!p->outs || p->tx_next - p->tx_acked >= lc_pace_window(&p->pace, p->tx_window))
+            continue;
+        uint64_t delay = lc_pace_delay(&p->pace, e->now, bytes);
+        delay = delay > own ? delay : own;
+        if (delay < least)
+            least = delay;
+    }
+    return least;
+}
+
+/* Answers come within microseconds while an operation runs; waking up takes longer than that. */
+static int is_hot(const lc_engine *e) {
+    return e->active && e->now - e->busy_ns < SPIN_NS;
+}
+
+static void rest(lc_engine *e) {
+    if (is_hot(e)) {
+        sched_yield();
+        return;
+    }
+    uint64_t until = e->tick_ns > e->now ? e->tick_ns - e->now : 0;
+    uint64_t delay = gate_delay(e);
+    int blocked = e->n_runs > 0 || e->control_waits; /* the link was full */
+    if (!delay && !blocked)
+        return; /* a timer of this turn has made packets ready */
+    if (delay && delay < until)
+        until = delay;
+    if (!until)
+        return;
+    atomic_store(&e->sleeping, 1);
+    pthread_mutex_unlock(&e->driving);
+    if (!atomic_load(&e->inbox_full) && !atomic_load(&e->stop) && !atomic_load(&e->abort_code) &&
+        !atomic_load(&e->doom))
+        lc_link_sleep(e->link, until, blocked);
+    atomic_store(&e->sleeping, 0);
+    pthread_mutex_lock(&e->driving);
+}
+
+static void settle_turn(lc_engine *e) {
+    lc_complete_touched(e);
+    lc_execute_failure(e);
+}
+
+/* Returns whether anything moved. */
+static int take_turn(lc_engine *e) {
+    lc_read_clock(e);
+    take_inbox(e);
+    obey_abort(e);
+    bury_doomed(e);
+    settle_turn(e);
+    start_queued(e);
+    int busy = lc_receive(e);
+    busy |= lc_send_data(e);
+    if (busy)
+        e->busy_ns = e->now;
+    if (e->now >= e->tick_ns && !lc_failing(e))
+        lc_tick(e);
+    lc_send_control(e);
+    settle_turn(e);
+    if (e->now - e->published_ns > PUBLISH_NS) {
+        publish(e);
+        e->published_ns = e->now;
+    }
+    return busy;
+}
+
+void *lc_progress(void *argument) {
+    lc_engine *e = argument;
+    pthread_mutex_lock(&e->driving);
+    e->now = lc_now();
+    while (!atomic_load(&e->stop))
+        if (!take_turn(e))
+            rest(e);
+    take_inbox(e);
+    lc_failure why = {.code = LC_E_CLOSED, .peer = -1};
+    lc_fail(e, &why);
+    settle_turn(e);
+    pthread_mutex_unlock(&e->driving);
+    return NULL;
+}
+
+void lc_nudge(lc_engine *e) {
+    if (atomic_load(&e->sleeping))
+        lc_link_wake(e->link);
+}
+
+void lc_drive(lc_engine *e, const lc_op *op, uint64_t longest_ns) {
+    if (pthread_mutex_trylock(&e->driving) != 0) {
+        lc_nudge(e);
+        return;
+    }
+    lc_link_watch(e->link, 0);
+    uint64_t begin = lc_now();
+    e->busy_ns = begin;
+    do {
+        if (!take_turn(e))
+            sched_yield();
+    } while (!op->finished && e->now - e->busy_ns < DRIVE_SPIN_NS && e->now - begin < longest_ns &&
+             !atomic_load(&e->stop));
+    /* It would sleep as long as there was nothing to do when it fell asleep. */
+    int needed = e->active || e->n_tail || e->queue_first || atomic_load(&e->stop);
+    lc_link_watch(e->link, 1);
+    pthread_mutex_unlock(&e->driving);
+    if (needed)
+        lc_nudge(e);
+}

@@ -17,6 +17,8 @@ from lossycoll.plan.wire_types import Array
 from tests.support.network import elements
 from tests.support.plan_cases import Arguments
 
+PAYLOAD = 256
+"""Bytes per packet: few, so that small tensors have many packets."""
 IN_PLACE = ("all_reduce", "broadcast", "barrier")
 SUMS = ("all_reduce", "reduce_scatter", "barrier")
 
@@ -147,6 +149,11 @@ def cases_of(algorithm: Algorithm) -> list[Case]:
 
 
 CASES = [case for algorithm in algorithms() for case in cases_of(algorithm)]
+
+
+def lossy_cases(world: int) -> tuple[Case, ...]:
+    """Those that may lose packets, of algorithms that serve the world."""
+    return tuple(c for c in CASES if not c.barrier and c.algorithm.serves(world))
 
 
 def buffers(

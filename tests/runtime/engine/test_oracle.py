@@ -14,20 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lossycoll.plan import (
-    Finish,
-    data_movement,
-    faults,
-    packet_count,
-    reference_executor,
-    transpose,
-)
+from lossycoll.plan import data_movement
 from lossycoll.plan.wire_types import wire_type
-from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
+from lossycoll.runtime.engine.packet_masks import Blocks
 from lossycoll.runtime.engine.reports import Cause
-from tests.support.network import GROUP, Network, elements
-from tests.support.oracle_cases import CASES, Case
-from tests.support.oracle_checks import assert_close, check
+from tests.support.network import Network
+from tests.support.oracle_cases import CASES, PAYLOAD, Case, lossy_cases
+from tests.support.oracle_checks import check
+from tests.support.oracle_packets import check_needed, check_reported_loss
 
 LOSSES = (
     "",
@@ -41,7 +35,6 @@ LOSSES = (
 )
 UNEVEN = "loss=0.2,burst=3,link=0-1:0.6,link=1-0:0,link=2-1:1,seed=12"
 DTYPES = ("f32", "f64", "f16", "bf16", "bytes")
-PAYLOAD = 256
 WORLDS = range(1, 9)
 OFTEN = (1, 2, 3, 5, 8)
 """The worlds of the short suite: alone, one peer, odd and even counts, and the most."""
@@ -63,11 +56,6 @@ def sizes(world: int, per_packet: int) -> tuple[int, ...]:
     )
 
 
-def cases(world: int) -> tuple[Case, ...]:
-    """Those that may lose packets, of algorithms that serve the world."""
-    return tuple(c for c in CASES if not c.barrier and c.algorithm.serves(world))
-
-
 def meetings(world: int, loss: str) -> Iterator[tuple[Case, int, int, str]]:
     """(case, repair, size by number, type).
 
@@ -76,7 +64,7 @@ def meetings(world: int, loss: str) -> Iterator[tuple[Case, int, int, str]]:
     world over the losses.
     """
     start = world + (LOSSES.index(loss) if loss in LOSSES else 0)
-    for at, case in enumerate(cases(world)):
+    for at, case in enumerate(lossy_cases(world)):
         allowed = [d for d in DTYPES if not (case.sums and d == "bytes")]
         for repair in REPAIRS:
             for size in range(len(sizes(world, 1))):
@@ -109,7 +97,7 @@ def test_engine_equals_reference(world: int, loss: str) -> None:
 
 def test_everything_meets() -> None:
     """Of worlds without peers nothing can be said about loss: they don't count."""
-    types = sum(len(DTYPES) - case.sums for case in cases(max(WORLDS)))
+    types = sum(len(DTYPES) - case.sums for case in lossy_cases(max(WORLDS)))
     everything = types * len(REPAIRS) * len(sizes(max(WORLDS), 1))
     with_peers = [world for world in WORLDS if world > 1]
 
@@ -142,52 +130,12 @@ def test_reliable_delivers_everything(world: int, loss: str) -> None:
 @pytest.mark.parametrize("world", [2, 3, 8])
 def test_needed_packets_come_and_no_others(world: int, repair: int) -> None:
     """What a receiver needs is resent until it is there; the rest is lost as ever."""
-    needs, missed = 0, 0
-    with Network(world, PAYLOAD, inject="loss=0.5,seed=13") as network:
+    needs, missed, loss = 0, 0, "loss=0.5,seed=13"
+    with Network(world, PAYLOAD, inject=loss) as network:
         for count in (1, PAYLOAD, 20 * PAYLOAD + 3):
-            rng = np.random.default_rng(count)
-            plans = [data_movement.all_gather(world, r, count, PAYLOAD) for r in range(world)]
-            packets = packet_count(count, PAYLOAD)
-            needed = rng.random((world, world, packets)) < 0.4  # (receiver, owner, packet)
-            inputs = [elements("bytes", count, rng) for _ in range(world)]
-            outputs = [elements("bytes", count * world, rng) for _ in range(world)]
-            want_out = [x.copy() for x in outputs]
-            lost = partial(faults.lost, faults.parse("loss=0.5,seed=13"), GROUP, network.op)
-            network.op += 1
-            blocks = [Blocks(plans[r], needed[r]) for r in range(world)]
-            tickets = [
-                network.submit(
-                    r,
-                    plans[r],
-                    (inputs[r], outputs[r]),
-                    "bytes",
-                    repair=repair,
-                    needed=blocks[r].encoded(),
-                )
-                for r in range(world)
-            ]
-            want = reference_executor.execute(
-                plans,
-                inputs,
-                want_out,
-                "bytes",
-                1.0,
-                lost,
-                repair,
-                needed=lambda sender, receiver, slot, n, need=needed: need[receiver, sender],
-            )
-            for r in range(world):
-                ended = network.end(r, tickets[r], note=partial(blocks[r].note, network.engines[r]))
-                assert ended.code == 0
-                np.testing.assert_array_equal(outputs[r], want_out[r])
-                for owner in set(range(world)) - {r}:
-                    gone = np.flatnonzero(~blocks[r].arrived[owner])
-                    assert gone.tolist() == want[r].missing[owner, owner].tolist()
-                    assert not needed[r, owner, gone].any()
-                assert blocks[r].arrived[r].all()
-                assert ended.report.packets_missing == want[r].packets_missing
-                missed += ended.report.packets_missing
-                needs += int(needed[r].sum())
+            ended, needed = check_needed(network, count, loss, 0.4, repair=repair)
+            needs += needed
+            missed += sum(one.report.packets_missing for one in ended)
         for engine in network.engines:
             rates = [engine.peer_stats(p) for p in range(world) if p != engine._where.rank]
             assert all(r.delivered <= r.offered for r in rates)
@@ -199,36 +147,10 @@ def test_needed_packets_come_and_no_others(world: int, repair: int) -> None:
 @pytest.mark.parametrize("repair", REPAIRS)
 @pytest.mark.parametrize("world", [2, 3, 8])
 def test_senders_learn_what_was_given_up(world: int, repair: int, loss: str) -> None:
-    reported = 0
-    per_packet = PAYLOAD // 4
+    reported, per_packet = 0, PAYLOAD // 4
     with Network(world, PAYLOAD, inject=loss) as network:
         for count in (1, per_packet, 20 * per_packet + 3, 300 * per_packet):
-            rng = np.random.default_rng(count)
-            plans = [
-                transpose.reduce_scatter(world, r, count, per_packet, finish=Finish.WEIGHTED)
-                for r in range(world)
-            ]
-            inputs = [elements("f32", count * world, rng) for _ in range(world)]
-            outputs = [elements("f32", count, rng) for _ in range(world)]
-            want_out = [x.copy() for x in outputs]
-            lost = partial(faults.lost, faults.parse(loss), GROUP, network.op)
-            network.op += 1
-            parts = [Contributions(plan) for plan in plans]
-            how = {"repair": repair, "divisor": float(world), "feedback": True}
-            tickets = [
-                network.submit(r, plans[r], (inputs[r], outputs[r]), "f32", **how)  # type: ignore[arg-type]
-                for r in range(world)
-            ]
-            want = reference_executor.execute(plans, inputs, want_out, "f32", 1.0, lost, repair)
-            for r in range(world):
-                ended = network.end(r, tickets[r], note=partial(parts[r].note, network.engines[r]))
-                assert ended.code == 0
-                assert_close(outputs[r], want_out[r], "f32", f"rank {r}")
-                for owner in set(range(world)) - {r}:
-                    gone = np.flatnonzero(parts[r].lost[owner])
-                    assert gone.tolist() == want[owner].missing[owner, r].tolist()
-                    reported += len(gone)
-                assert not parts[r].lost[r].any()
+            reported += check_reported_loss(network, count, loss, repair=repair)[1]
     assert reported > 0
 
 

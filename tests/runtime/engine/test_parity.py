@@ -10,21 +10,14 @@ import torch
 import torch.distributed as dist
 
 import lossycoll
-from lossycoll.plan import (
-    Finish,
-    data_movement,
-    faults,
-    packet_count,
-    parity,
-    reference_executor,
-    transpose,
-)
+from lossycoll.plan import data_movement, parity, transpose
 from lossycoll.runtime.engine.binding import lib
-from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
-from tests.runtime.engine.test_oracle import PAYLOAD, cases
+from lossycoll.runtime.engine.packet_masks import Blocks
 from tests.support.harness import init, run_good, run_ranks
-from tests.support.network import GROUP, Network, elements
-from tests.support.oracle_checks import assert_close, check
+from tests.support.network import Network
+from tests.support.oracle_cases import PAYLOAD, lossy_cases
+from tests.support.oracle_checks import check
+from tests.support.oracle_packets import check_needed, check_reported_loss
 
 SINGLE, BURSTY, BAD = (
     "loss=0.1,seed=6",
@@ -74,7 +67,7 @@ def test_what_comes_back() -> None:
 def test_engine_equals_reference_with_parity(world: int, loss: str, fec: int) -> None:
     dropped, turn = 0, 0
     with Network(world, PAYLOAD, inject=loss, seed=11) as network:
-        for case in cases(world):
+        for case in lossy_cases(world):
             types = ("f32", "bf16") if case.sums else ("bytes", "f64")
             for repair in (0, 1):
                 turn += 1
@@ -110,89 +103,22 @@ def test_the_same_packets_are_lost_with_parity_and_without() -> None:
 
 @pytest.mark.parametrize("repair", [0, 1])
 def test_what_is_needed_comes_and_brings_others_back(repair: int) -> None:
-    world, packets, loss = 3, 60, "loss=0.4,seed=13"
-    count = packets * PAYLOAD - 9
-    with Network(world, PAYLOAD, inject=loss) as network:
-        for op in range(4):
-            rng = np.random.default_rng(op)
-            plans = [data_movement.all_gather(world, r, count, PAYLOAD) for r in range(world)]
-            needed = rng.random((world, world, packets)) < 0.5  # (receiver, owner, packet)
-            inputs = [elements("bytes", count, rng) for _ in range(world)]
-            outputs = [elements("bytes", count * world, rng) for _ in range(world)]
-            want_out = [x.copy() for x in outputs]
-            lost = partial(faults.lost, faults.parse(loss), GROUP, op)
-            blocks = [Blocks(plans[r], needed[r]) for r in range(world)]
-            tickets = [
-                network.submit(
-                    r,
-                    plans[r],
-                    (inputs[r], outputs[r]),
-                    "bytes",
-                    repair=repair,
-                    needed=blocks[r].encoded(),
-                    fec=3,
-                )
-                for r in range(world)
-            ]
-            want = reference_executor.execute(
-                plans,
-                inputs,
-                want_out,
-                "bytes",
-                1.0,
-                lost,
-                repair,
-                needed=lambda sender, receiver, slot, n, need=needed: need[receiver, sender],
-                fec=3,
-            )
-            for r in range(world):
-                ended = network.end(r, tickets[r], note=partial(blocks[r].note, network.engines[r]))
-                assert ended.code == 0
-                np.testing.assert_array_equal(outputs[r], want_out[r])
-                for owner in set(range(world)) - {r}:
-                    gone = np.flatnonzero(~blocks[r].arrived[owner])
-                    assert gone.tolist() == want[r].missing[owner, owner].tolist()
-                assert ended.report.packets_recovered > 0
+    count, loss = 60 * PAYLOAD - 9, "loss=0.4,seed=13"
+    with Network(3, PAYLOAD, inject=loss) as network:
+        for _ in range(4):
+            ended, needed = check_needed(network, count, loss, 0.5, repair=repair, fec=3)
+            assert needed > 0
+            assert all(one.report.packets_recovered > 0 for one in ended)
 
 
 def test_senders_learn_what_parity_could_not_bring_back() -> None:
-    world, reported, recovered = 3, 0, 0
+    reported, recovered = 0, 0
     count = 90 * PAYLOAD // 4 + 3
-    packets = packet_count(count, PAYLOAD // 4)
-    with Network(world, PAYLOAD, inject=BURSTY) as network:
-        for op in range(4):
-            rng = np.random.default_rng(op)
-            plans = [
-                transpose.reduce_scatter(world, r, count, PAYLOAD // 4, finish=Finish.WEIGHTED)
-                for r in range(world)
-            ]
-            inputs = [elements("f32", count * world, rng) for _ in range(world)]
-            outputs = [elements("f32", count, rng) for _ in range(world)]
-            want_out = [x.copy() for x in outputs]
-            lost = partial(faults.lost, faults.parse(BURSTY), GROUP, op)
-            parts = [Contributions(plan) for plan in plans]
-            tickets = [
-                network.submit(
-                    r,
-                    plans[r],
-                    (inputs[r], outputs[r]),
-                    "f32",
-                    divisor=float(world),
-                    feedback=True,
-                    fec=5,
-                )
-                for r in range(world)
-            ]
-            want = reference_executor.execute(plans, inputs, want_out, "f32", 1.0, lost, 0, fec=5)
-            for r in range(world):
-                ended = network.end(r, tickets[r], note=partial(parts[r].note, network.engines[r]))
-                recovered += ended.report.packets_recovered
-                assert_close(outputs[r], want_out[r], "f32", f"rank {r}")
-                for owner in set(range(world)) - {r}:
-                    gone = np.flatnonzero(parts[r].lost[owner])
-                    assert len(parts[r].lost[owner]) == packets
-                    assert gone.tolist() == want[owner].missing[owner, r].tolist()
-                    reported += len(gone)
+    with Network(3, PAYLOAD, inject=BURSTY) as network:
+        for _ in range(4):
+            ended, gone = check_reported_loss(network, count, BURSTY, fec=5)
+            recovered += sum(one.report.packets_recovered for one in ended)
+            reported += gone
     assert reported > 0
     assert recovered > 0
 

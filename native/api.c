@@ -21,23 +21,6 @@ uint32_t lc_header_bytes(void) {
 
 /* ---- open and close ---- */
 
-static uint32_t round_up_power(uint32_t v) {
-    uint32_t p = 1;
-    while (p < v)
-        p *= 2;
-    return p;
-}
-
-/* How many packets each peer may have in flight, so that all of them together fit the receive
- * buffer at what the kernel charges for a packet (its memory, not its length), and a fifth is left
- * for control. */
-static uint32_t window_for(int32_t buffer, uint32_t packet_bytes, uint16_t size) {
-    uint32_t charge = round_up_power(packet_bytes + 512) + 512;
-    uint32_t room = (uint32_t)((uint64_t)buffer * 8 / 10 / charge);
-    uint32_t share = size > 1 ? room / (size - 1u) : room;
-    return share < 1 ? 1 : share;
-}
-
 static int losses_ok(const lc_config *c) {
     for (uint16_t i = 0; c->inject_loss && i < c->size; i++)
         if (!(c->inject_loss[i] >= 0 && c->inject_loss[i] <= 1))
@@ -47,9 +30,8 @@ static int losses_ok(const lc_config *c) {
 
 static int config_ok(const lc_config *c) {
     return c->address && c->size >= 1 && c->rank < c->size && c->payload_bytes >= 64 &&
-           c->payload_bytes % 8 == 0 && c->payload_bytes + LC_HEADER_BYTES <= LC_MTU_MAX - 28 &&
-           c->socket_buffer >= 0 && c->deadline_min_ns <= c->deadline_max_ns && losses_ok(c) &&
-           c->pace_bytes_per_s >= 0;
+           c->payload_bytes % 8 == 0 && c->socket_buffer >= 0 &&
+           c->deadline_min_ns <= c->deadline_max_ns && losses_ok(c) && c->pace_bytes_per_s >= 0;
 }
 
 static void free_peers(lc_engine *e) {
@@ -69,6 +51,7 @@ static void free_engine(lc_engine *e) {
     }
     lc_pool_clear(&e->pool);
     lc_link_close(e->link);
+    lc_waiter_close(&e->waiter);
     free_peers(e);
     free(e->tail);
     free(e->iov);
@@ -130,6 +113,19 @@ static void init_locks(lc_engine *e) {
     pthread_mutex_init(&e->pool_lock, NULL);
 }
 
+/* Sets failure->code to LC_OK if it could. */
+static void open_link(lc_engine *e, const lc_config *config, lc_failure *failure) {
+    failure->code = LC_E_SYSTEM;
+    if (!lc_waiter_open(&e->waiter)) {
+        failure->sys_errno = errno;
+        return;
+    }
+    failure->code = LC_OK;
+    e->link = lc_link_open(config, &lc_system_clock, failure);
+    if (e->link && lc_wire_bytes_max(e) > e->link->packet_max)
+        failure->code = LC_E_ARGUMENT;
+}
+
 lc_engine *lc_engine_open(const lc_config *config, lc_failure *failure) {
     memset(failure, 0, sizeof *failure);
     failure->peer = -1;
@@ -141,6 +137,7 @@ lc_engine *lc_engine_open(const lc_config *config, lc_failure *failure) {
     if (!e)
         return NULL;
     e->config = *config;
+    e->waiter.wake_fd = -1;
     init_locks(e);
     lc_rate_init(&e->rate, config->pace_bytes_per_s, lc_now());
     size_t packets = (size_t)LC_BATCH_RUNS * LC_RUN_PACKETS;
@@ -149,10 +146,9 @@ lc_engine *lc_engine_open(const lc_config *config, lc_failure *failure) {
     e->headers = calloc(packets, LC_HEADER_BYTES);
     e->control_out = calloc(LC_BATCH_RUNS, config->payload_bytes);
     if (e->tail && e->iov && e->headers && e->control_out && make_cells(e) && make_peers(e)) {
-        failure->code = LC_OK;
-        e->link = lc_link_open(config, failure);
+        open_link(e, config, failure);
     }
-    if (!e->link) {
+    if (failure->code != LC_OK) {
         free_engine(e);
         return NULL;
     }
@@ -163,14 +159,14 @@ lc_engine *lc_engine_open(const lc_config *config, lc_failure *failure) {
 
 int lc_engine_start(lc_engine *e, uint64_t session, const lc_address *peers) {
     int bad = -1;
+    uint16_t size = e->config.size;
     if (e->running)
         return LC_E_ARGUMENT;
-    int code = lc_link_set_peers(e->link, peers, e->config.size, &bad);
+    int code = lc_link_set_peers(e->link, peers, size, &bad);
     if (code != LC_OK)
         return code;
-    lc_link_info info;
-    lc_link_info_of(e->link, &info);
-    e->window = window_for(info.receive_buffer, lc_wire_bytes_max(e), e->config.size);
+    uint32_t share = lc_link_credits(e->link, lc_wire_bytes_max(e)) / (size > 1 ? size - 1u : 1);
+    e->window = share ? share : 1;
     e->expect = (lc_expect){session, e->config.group, e->config.rank, e->config.size,
                             e->config.payload_bytes};
     for (uint16_t i = 0; i < e->config.size; i++) {
@@ -193,7 +189,7 @@ int lc_engine_start(lc_engine *e, uint64_t session, const lc_address *peers) {
 void lc_engine_close(lc_engine *e) {
     if (e->running) {
         atomic_store(&e->stop, 1);
-        lc_link_wake(e->link);
+        lc_waiter_wake(&e->waiter);
         pthread_join(e->thread, NULL);
     }
     pthread_mutex_lock(&e->lock);

@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "clock.h"
 
+#include <stddef.h>
 #include <time.h>
 
 static uint64_t read_clock(clockid_t clock) {
@@ -16,3 +17,15 @@ uint64_t lc_now(void) {
 uint64_t lc_time_of_day(void) {
     return read_clock(CLOCK_REALTIME);
 }
+
+static uint64_t system_now(void *context) {
+    (void)context;
+    return lc_now();
+}
+
+static uint64_t system_time_of_day(void *context) {
+    (void)context;
+    return lc_time_of_day();
+}
+
+const lc_clock lc_system_clock = {system_now, system_time_of_day, NULL};

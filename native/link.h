@@ -1,18 +1,23 @@
-/* A datagram link: what the engine needs of a network, and nothing more. link_udp.c is the first.
- */
+/* A link: what the engine needs of a network, and nothing more. Kinds of link are tables of
+ * functions; udp.c is the first. A host may have several, and each peer is reached by one.
+ *
+ * A link is used by one thread at a time, the one that drives the engine, except where a function
+ * says otherwise. It never prints and never sleeps: waiter.h does that for all links at once. */
 #ifndef LC_LINK_H
 #define LC_LINK_H
 
+#include <poll.h>
 #include <sys/uio.h>
 
+#include "clock.h"
 #include "lossycoll.h"
 
 enum {
-    LC_RUN_PACKETS = 64,       /* packets in one offloaded send */
-    LC_RUN_BYTES = 65000,      /* and their bytes, headers included */
-    LC_BATCH_RUNS = 8,         /* runs handed over in one call */
-    LC_RECEIVE_BUFFERS = 8,    /* aggregates taken in one call */
-    LC_AGGREGATE_BYTES = 65536 /* the kernel never merges more than this */
+    LC_RUN_PACKETS = 64,    /* packets in one run */
+    LC_RUN_BYTES = 65000,   /* and their bytes, headers included */
+    LC_BATCH_RUNS = 8,      /* runs handed over in one call */
+    LC_RECEIVE_BUFFERS = 8, /* arrivals taken in one call */
+    LC_LINK_DESCRIPTORS = 2 /* to sleep on, at most */
 };
 
 typedef struct lc_link lc_link;
@@ -23,43 +28,136 @@ typedef struct {
     struct iovec *iov;
     uint32_t n_packets;
     uint32_t packet_bytes;
-    uint16_t peer;
+    uint16_t peer; /* its number in the link, as set_peer gave it */
 } lc_run;
 
-/* Datagrams of one sender that arrived together: each of stride bytes, the last may be shorter. */
+/* Packets of one sender that arrived together: each of stride bytes, the last may be shorter. */
 typedef struct {
     const uint8_t *data;
     uint32_t length;
     uint32_t stride;
-    uint64_t came_ns; /* when the kernel got it, on lc_now's clock; 0: not known */
+    uint64_t came_ns; /* when the system got it, on the link's clock; 0: not known */
     const void *from; /* opaque; see lc_link_is_from */
 } lc_arrival;
 
-lc_link *lc_link_open(const lc_config *config, lc_failure *failure);
-void lc_link_close(lc_link *link);
-/* Copies the peers' addresses. LC_OK or LC_E_ARGUMENT with *bad the rank whose address is unusable.
- */
-int lc_link_set_peers(lc_link *link, const lc_address *peers, uint16_t n, int *bad);
+typedef struct {
+    uint64_t send_calls, receive_calls;
+    uint64_t overflow; /* packets that the system dropped because the receive buffer was full */
+    uint64_t refused;  /* times that a fast path was refused */
+    uint64_t failed;   /* times that sending failed and was put off */
+} lc_link_figures;
+
+typedef struct lc_link_ops {
+    const char *name;
+    void (*close)(lc_link *link);
+    int (*set_peer)(lc_link *link, uint16_t peer, const lc_address *address);
+    int (*is_here)(const lc_link *link, uint16_t peer);
+    void (*info)(const lc_link *link, lc_link_info *info);
+    uint32_t (*credits)(const lc_link *link, uint32_t packet_bytes);
+    int (*send)(lc_link *link, const lc_run *runs, int n_runs, int *sys_errno);
+    uint64_t (*completed)(lc_link *link); /* NULL: what is handed over is free on return */
+    int (*receive)(lc_link *link, lc_arrival *arrivals, int max);
+    int (*is_from)(const lc_link *link, const lc_arrival *arrival, uint16_t peer);
+    int (*descriptors)(const lc_link *link, int blocked, struct pollfd *fds, uint64_t *timeout_ns);
+    int (*event)(lc_link *link, lc_event *event);
+    void (*figures)(const lc_link *link, lc_link_figures *figures);
+} lc_link_ops;
+
+/* What all kinds begin with. */
+struct lc_link {
+    const lc_link_ops *ops;
+    const lc_clock *clock;
+    uint32_t packet_max; /* bytes of the largest packet, headers included */
+    uint64_t handed;     /* packets taken over by send since the link was opened */
+};
+
+/* The link that the configuration asks for. NULL on failure, with the reason in *failure. What
+ * config points to is not kept, the clock is. */
+lc_link *lc_link_open(const lc_config *config, const lc_clock *clock, lc_failure *failure);
+
+static inline void lc_link_close(lc_link *link) {
+    if (link)
+        link->ops->close(link);
+}
+
+/* Makes `address`, which only the link can read, the peer with this number; NULL forgets it. Peers
+ * come and go while the link is in use. LC_OK, LC_E_ARGUMENT for an address that it can't use, or
+ * LC_E_MEMORY. Numbers should be small: they index a table. */
+static inline int lc_link_set_peer(lc_link *link, uint16_t peer, const lc_address *address) {
+    return link->ops->set_peer(link, peer, address);
+}
+
+/* The first n peers at once. *bad: whose address is unusable. */
+static inline int lc_link_set_peers(lc_link *link, const lc_address *peers, uint16_t n, int *bad) {
+    for (uint16_t i = 0; i < n; i++) {
+        int code = lc_link_set_peer(link, i, &peers[i]);
+        if (code != LC_OK) {
+            *bad = i;
+            return code;
+        }
+    }
+    return LC_OK;
+}
+
 /* Whether a peer's address is one of this host's, as far as that can be told. */
-int lc_link_is_here(const lc_link *link, uint16_t peer);
-void lc_link_info_of(const lc_link *link, lc_link_info *info);
+static inline int lc_link_is_here(const lc_link *link, uint16_t peer) {
+    return link->ops->is_here(link, peer);
+}
+
+/* From any thread. */
+static inline void lc_link_info_of(const lc_link *link, lc_link_info *info) {
+    link->ops->info(link, info);
+}
+
+/* How many packets of so many bytes all peers together may have sent here before any is taken, so
+ * that none of them is dropped. */
+static inline uint32_t lc_link_credits(const lc_link *link, uint32_t packet_bytes) {
+    return link->ops->credits(link, packet_bytes);
+}
 
 /* Hands runs over in order. Returns how many packets of all runs, counted in order, are gone (sent,
- * or dropped by a local rule, which is loss like any other); fewer than asked means: the socket is
- * full, try the rest later. < 0: the link is unusable, with errno in *sys_errno. */
-int lc_link_send(lc_link *link, const lc_run *runs, int n_runs, int *sys_errno);
+ * or dropped by a local rule, which is loss like any other). Fewer than asked means that the link
+ * takes no more now: try the rest when lc_waiter_sleep returns. A link whose system fails (an
+ * interface that is down, an address that is gone, no memory) takes nothing and tries again by
+ * itself, slower and slower; lc_link_event says so. < 0: it will never send again, with errno in
+ * *sys_errno. */
+static inline int lc_link_send(lc_link *link, const lc_run *runs, int n_runs, int *sys_errno) {
+    int packets = link->ops->send(link, runs, n_runs, sys_errno);
+    if (packets > 0)
+        link->handed += (uint64_t)packets;
+    return packets;
+}
+
+/* What is handed over belongs to the link until this number, which counts as `handed` does, has
+ * passed it. Links that copy are done on return. */
+static inline uint64_t lc_link_completed(lc_link *link) {
+    return link->ops->completed ? link->ops->completed(link) : link->handed;
+}
+
 /* Takes what has arrived; the data stays valid until the next call. 0: nothing there. */
-int lc_link_receive(lc_link *link, lc_arrival *arrivals, int max);
-int lc_link_is_from(const lc_link *link, const lc_arrival *arrival, uint16_t peer);
-/* Sleeps until something arrives, wake() is called, timeout_ns pass, or (when writable is set) the
- * link takes packets again. */
-void lc_link_sleep(lc_link *link, uint64_t timeout_ns, int writable);
-/* Whether arrivals wake who sleeps; they do at first. From any thread. */
-void lc_link_watch(lc_link *link, int on);
-/* From any thread. */
-void lc_link_wake(lc_link *link);
-/* Packets that the kernel dropped because the receive buffer was full. */
-uint64_t lc_link_overflow(const lc_link *link);
-void lc_link_calls(const lc_link *link, uint64_t *send_calls, uint64_t *receive_calls);
+static inline int lc_link_receive(lc_link *link, lc_arrival *arrivals, int max) {
+    return link->ops->receive(link, arrivals, max);
+}
+
+static inline int lc_link_is_from(const lc_link *link, const lc_arrival *arrival, uint16_t peer) {
+    return link->ops->is_from(link, arrival, peer);
+}
+
+/* What to sleep on: up to LC_LINK_DESCRIPTORS of them, and *timeout_ns lowered where the link wants
+ * to be asked sooner. blocked: it has taken fewer packets than asked, and shall wake who sleeps
+ * when it takes more. Returns the number. */
+static inline int lc_link_descriptors(const lc_link *link, int blocked, struct pollfd *fds,
+                                      uint64_t *timeout_ns) {
+    return link->ops->descriptors(link, blocked, fds, timeout_ns);
+}
+
+/* Takes the oldest thing that a person may want to know. Returns whether there was one. */
+static inline int lc_link_event(lc_link *link, lc_event *event) {
+    return link->ops->event(link, event);
+}
+
+static inline void lc_link_figures_of(const lc_link *link, lc_link_figures *figures) {
+    link->ops->figures(link, figures);
+}
 
 #endif

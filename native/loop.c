@@ -10,6 +10,7 @@
 static const uint64_t PUBLISH_NS = 50000000;
 static const uint64_t SPIN_NS = 50000;        /* how long the thread stays awake after a packet */
 static const uint64_t DRIVE_SPIN_NS = 200000; /* and a caller that does the thread's work */
+static const uint64_t STAND_BY_NS = 2000000;  /* how often the thread looks whether callers drive */
 
 static void take_inbox(lc_engine *e) {
     if (!atomic_load(&e->inbox_full))
@@ -77,8 +78,13 @@ static void bury_doomed(lc_engine *e) {
 }
 
 static void publish(lc_engine *e) {
-    e->live.socket_overflow = lc_link_overflow(e->link);
-    lc_link_calls(e->link, &e->live.send_calls, &e->live.receive_calls);
+    lc_link_figures figures;
+    lc_link_figures_of(e->link, &figures);
+    e->live.socket_overflow = figures.overflow;
+    e->live.send_calls = figures.send_calls;
+    e->live.receive_calls = figures.receive_calls;
+    e->live.fast_path_refusals = figures.refused;
+    e->live.send_failures = figures.failed;
     pthread_mutex_lock(&e->lock);
     e->stats = e->live;
     for (uint16_t i = 0; i < e->config.size; i++) {
@@ -123,6 +129,25 @@ static int is_hot(const lc_engine *e) {
     return e->active && e->now - e->busy_ns < SPIN_NS;
 }
 
+/* Whether a caller wants something of who drives. */
+static int is_wanted(lc_engine *e) {
+    return atomic_load(&e->inbox_full) || atomic_load(&e->stop) || atomic_load(&e->abort_code) ||
+           atomic_load(&e->doom);
+}
+
+/* Takes the mutex `driving` again after a sleep. As long as callers drive, the thread only looks
+ * now and then whether they still do, and their packets don't wake it. woken: somebody wants it. */
+static void stand_by(lc_engine *e, int woken) {
+    for (;;) {
+        uint32_t drives = atomic_load(&e->drives);
+        int alone = woken || drives == e->drives_seen;
+        e->drives_seen = drives;
+        if (alone && pthread_mutex_trylock(&e->driving) == 0)
+            return;
+        woken = lc_waiter_sleep(&e->waiter, NULL, 0, 0, STAND_BY_NS);
+    }
+}
+
 static void rest(lc_engine *e) {
     if (is_hot(e)) {
         sched_yield();
@@ -139,11 +164,11 @@ static void rest(lc_engine *e) {
         return;
     atomic_store(&e->sleeping, 1);
     pthread_mutex_unlock(&e->driving);
-    if (!atomic_load(&e->inbox_full) && !atomic_load(&e->stop) && !atomic_load(&e->abort_code) &&
-        !atomic_load(&e->doom))
-        lc_link_sleep(e->link, until, blocked);
+    int woken = is_wanted(e);
+    if (!woken)
+        woken = lc_waiter_sleep(&e->waiter, &e->link, 1, (uint32_t)blocked, until);
+    stand_by(e, woken);
     atomic_store(&e->sleeping, 0);
-    pthread_mutex_lock(&e->driving);
 }
 
 static void settle_turn(lc_engine *e) {
@@ -191,7 +216,7 @@ void *lc_progress(void *argument) {
 
 void lc_nudge(lc_engine *e) {
     if (atomic_load(&e->sleeping))
-        lc_link_wake(e->link);
+        lc_waiter_wake(&e->waiter);
 }
 
 void lc_drive(lc_engine *e, const lc_op *op, uint64_t longest_ns) {
@@ -199,7 +224,7 @@ void lc_drive(lc_engine *e, const lc_op *op, uint64_t longest_ns) {
         lc_nudge(e);
         return;
     }
-    lc_link_watch(e->link, 0);
+    atomic_fetch_add(&e->drives, 1);
     uint64_t begin = lc_now();
     e->busy_ns = begin;
     do {
@@ -209,8 +234,8 @@ void lc_drive(lc_engine *e, const lc_op *op, uint64_t longest_ns) {
              !atomic_load(&e->stop));
     /* It would sleep as long as there was nothing to do when it fell asleep. */
     int needed = e->active || e->n_tail || e->queue_first || atomic_load(&e->stop);
-    lc_link_watch(e->link, 1);
     pthread_mutex_unlock(&e->driving);
-    if (needed)
+    /* Who wanted something meanwhile woke the thread, which found the mutex taken. */
+    if (needed || is_wanted(e))
         lc_nudge(e);
 }

@@ -177,7 +177,9 @@ typedef struct {
     uint64_t eager_dropped;   /* the same, and there was no room for them */
     uint64_t socket_overflow; /* dropped by the kernel because the socket buffer was full */
     uint64_t send_calls, receive_calls, control_sent, control_received;
-    uint64_t operation_ns; /* time of all operations, added up */
+    uint64_t fast_path_refusals; /* times that the kernel refused one: lc_engine_event says which */
+    uint64_t send_failures;      /* times that nothing could be sent, and it was tried again */
+    uint64_t operation_ns;       /* time of all operations, added up */
 } lc_stats;
 
 typedef struct {
@@ -203,6 +205,22 @@ typedef struct {
     const char *host; /* numeric */
     uint16_t port;
 } lc_address;
+
+/* What happens to a link that goes on by itself. */
+enum lc_event_kind {
+    LC_EVENT_REFUSED = 1, /* a fast path to a peer: done without it, and tried again later */
+    LC_EVENT_LOST = 2,    /* packets to a peer are dropped in this host, which is loss */
+    LC_EVENT_FAILING = 3, /* nothing can be sent: tried again, slower and slower */
+    LC_EVENT_WORKS = 4    /* again, after waited_ns */
+};
+
+typedef struct {
+    int32_t kind;
+    int32_t sys_errno;
+    int32_t peer;       /* rank in the group, or -1: all */
+    uint32_t fast_path; /* which lc_fast_path bit was refused */
+    uint64_t waited_ns;
+} lc_event;
 
 typedef struct {
     const lc_slot_desc *slots;

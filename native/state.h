@@ -19,9 +19,9 @@
 #include "deadline.h"
 #include "fec.h"
 #include "inject.h"
-#include "link.h"
 #include "op.h"
 #include "pace.h"
+#include "waiter.h"
 #include "wire.h"
 
 enum {
@@ -29,7 +29,6 @@ enum {
     LC_RECORDS = 1024, /* control records queued for one peer; more are dropped, all are repeated */
     LC_TAIL = 1024,    /* streams of ended operations whose end a peer has not confirmed */
     LC_TAIL_TRIES = 13,
-    LC_MTU_MAX = 65535,
     LC_ACK_PACKETS = 64, /* the sender hears of so many at once, or of fewer after LC_ACK_NS */
     LC_ACK_NS = 1000000,
     LC_FIN_AGAIN_NS = 1000000, /* an end that is lost costs no round trips: it is told twice */
@@ -107,6 +106,7 @@ struct lc_engine {
     lc_config config;
     int inject_active; /* whether packets of any peer suffer faults */
     lc_link *link;
+    lc_waiter waiter;
     lc_peer *peers;
     lc_expect expect;
     uint32_t window;   /* packets that this rank lets each peer have in flight */
@@ -121,6 +121,8 @@ struct lc_engine {
     uint16_t turn;           /* the peer that sends first in this turn */
     uint64_t published_ns;   /* when callers were last told the figures */
     pthread_mutex_t driving; /* held by who drives */
+    atomic_uint drives;      /* times that callers have driven */
+    uint32_t drives_seen;    /* by the thread */
 
     lc_op *table[LC_OPS];
     lc_op *queue_first, *queue_last; /* submitted, not started: there was no room */

@@ -437,7 +437,7 @@ static void test_is_here(void) {
     lc_address peers[] = {{"127.0.0.1", 9}, {"127.0.0.9", 9}, {"192.0.2.1", 9}};
     lc_failure failure;
     int bad;
-    lc_link *link = lc_link_open(&c, &failure);
+    lc_link *link = lc_link_open(&c, &lc_system_clock, &failure);
     if (!CHECK(link != NULL))
         return;
     CHECK(lc_link_set_peers(link, peers, 3, &bad) == LC_OK);

@@ -51,8 +51,7 @@ static int set_peer(lc_link *link, uint16_t peer, const lc_address *address) {
         return LC_E_ARGUMENT;
     if (peer >= u->n_peers && !grow(u, peer + 1u))
         return LC_E_MEMORY;
-    if (u->peers[peer].segment.until_ns)
-        u->n_refused--;
+    lc_udp_segments_again(u, &u->peers[peer]);
     u->peers[peer] = known;
     return LC_OK;
 }

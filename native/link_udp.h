@@ -104,6 +104,7 @@ void lc_udp_set_active(lc_udp *u, uint32_t path, int on);
 /* link_udp_send.c */
 int lc_udp_batches(lc_udp *u); /* whether several messages may go in one call now */
 void lc_udp_refuse_batching(lc_udp *u);
+void lc_udp_segments_again(lc_udp *u, lc_udp_peer *peer); /* nothing is refused any more */
 int lc_udp_send(lc_link *link, const lc_run *runs, int n_runs, int *sys_errno);
 
 /* link_udp_receive.c */

@@ -47,8 +47,10 @@ static void refuse_segments(lc_udp *u, uint16_t peer, int error) {
                .kind = LC_EVENT_REFUSED, .sys_errno = error, .peer = peer, .fast_path = LC_GSO});
 }
 
-static void segments_again(lc_udp *u, uint16_t peer) {
-    lc_backoff_worked(&u->peers[peer].segment);
+void lc_udp_segments_again(lc_udp *u, lc_udp_peer *peer) {
+    if (!peer->segment.until_ns)
+        return;
+    lc_backoff_worked(&peer->segment);
     if (--u->n_refused == 0)
         lc_udp_set_active(u, LC_GSO, 1);
 }
@@ -220,8 +222,8 @@ static int send_in_one(lc_udp *u, const lc_run *runs, int n, int *went) {
     for (int k = 0; k < *went; k++) {
         packets += (int)runs[k].n_packets;
         works(u, runs[k].peer);
-        if (runs[k].n_packets > 1 && u->peers[runs[k].peer].segment.until_ns)
-            segments_again(u, runs[k].peer);
+        if (runs[k].n_packets > 1)
+            lc_udp_segments_again(u, &u->peers[runs[k].peer]);
     }
     return packets;
 }

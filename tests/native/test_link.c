@@ -1,0 +1,517 @@
+/* The UDP link against a kernel that refuses: system calls and clock are the test's. At the end the
+ * real kernel, in a network of its own whose address and interface go away. */
+#include "link_udp.h"
+
+#include "check.h"
+#include "waiter.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <net/if.h>
+#include <sched.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { PEERS = 3, HEADER = 48, PAYLOAD = 256, PACKET = HEADER + PAYLOAD, PACKETS = 8 };
+
+static const uint64_t MS = 1000000, SECOND = 1000000000;
+
+/* ---- a clock and a kernel ---- */
+
+static uint64_t test_now;
+
+static uint64_t now_of(void *context) {
+    (void)context;
+    return test_now;
+}
+
+static const lc_clock test_clock = {now_of, now_of, NULL};
+
+static struct {
+    int error;         /* of every send; 0: they work */
+    int segment_error; /* of sends that are to be cut, to peer segment_peer alone */
+    uint16_t segment_port;
+    int batch_error; /* of calls for several messages */
+    unsigned calls;  /* sends tried */
+    unsigned segmented, plain, batches, received;
+} kernel;
+
+static int is_segmented(const struct msghdr *m) {
+    return m->msg_controllen > 0;
+}
+
+static uint16_t port_of(const struct msghdr *m) {
+    return ntohs(((const struct sockaddr_in *)m->msg_name)->sin_port);
+}
+
+static int refuses(const struct msghdr *m) {
+    kernel.calls++;
+    errno = kernel.error;
+    if (!kernel.error && kernel.segment_error && is_segmented(m) &&
+        port_of(m) == kernel.segment_port)
+        errno = kernel.segment_error;
+    else if (!kernel.error)
+        return 0;
+    return 1;
+}
+
+static ssize_t fake_sendmsg(int fd, const struct msghdr *m, int flags) {
+    (void)fd;
+    (void)flags;
+    if (refuses(m))
+        return -1;
+    if (is_segmented(m))
+        kernel.segmented++;
+    else
+        kernel.plain++;
+    return 1;
+}
+
+static int fake_sendmmsg(int fd, struct mmsghdr *messages, unsigned n, int flags) {
+    if (kernel.batch_error) {
+        errno = kernel.batch_error;
+        return -1;
+    }
+    kernel.batches++;
+    for (unsigned i = 0; i < n; i++)
+        if (fake_sendmsg(fd, &messages[i].msg_hdr, flags) < 0)
+            return i ? (int)i : -1;
+    return (int)n;
+}
+
+static ssize_t fake_recvmsg(int fd, struct msghdr *m, int flags) {
+    (void)fd;
+    (void)m;
+    (void)flags;
+    kernel.received++;
+    errno = EAGAIN;
+    return -1;
+}
+
+static int fake_recvmmsg(int fd, struct mmsghdr *m, unsigned n, int flags, struct timespec *t) {
+    (void)fd;
+    (void)m;
+    (void)n;
+    (void)flags;
+    (void)t;
+    errno = kernel.batch_error ? kernel.batch_error : EAGAIN;
+    return -1;
+}
+
+static const lc_udp_calls fake_calls = {fake_sendmmsg, fake_sendmsg, fake_recvmmsg, fake_recvmsg};
+
+static lc_link *open_link(uint32_t disable, const lc_udp_calls *calls) {
+    lc_config c = {.address = "127.0.0.1", .payload_bytes = PAYLOAD, .disable = disable};
+    lc_address peers[PEERS] = {{"127.0.0.1", 1000}, {"127.0.0.1", 1001}, {"127.0.0.1", 1002}};
+    lc_failure failure = {0};
+    int bad = -1;
+    memset(&kernel, 0, sizeof kernel);
+    test_now = 10 * SECOND;
+    lc_link *link = lc_udp_open(&c, &test_clock, calls, &failure);
+    CHECK(link != NULL);
+    CHECK(lc_link_set_peers(link, peers, PEERS, &bad) == LC_OK);
+    return link;
+}
+
+static uint8_t packets[PEERS][PACKETS][PACKET];
+static struct iovec iov[PEERS][2 * PACKETS];
+static lc_run runs[PEERS];
+
+static const lc_run *a_run(uint16_t peer, uint32_t n) {
+    for (uint32_t k = 0; k < n; k++) {
+        iov[peer][2 * k] = (struct iovec){packets[peer][k], HEADER};
+        iov[peer][2 * k + 1] = (struct iovec){packets[peer][k] + HEADER, PAYLOAD};
+    }
+    runs[peer] = (lc_run){iov[peer], n, PACKET, peer};
+    return &runs[peer];
+}
+
+static int send_one(lc_link *link, uint16_t peer, uint32_t n) {
+    int error = 0;
+    return lc_link_send(link, a_run(peer, n), 1, &error);
+}
+
+static int is_event(lc_link *link, int kind, int error, int peer) {
+    lc_event e = {0};
+    return lc_link_event(link, &e) && e.kind == kind && e.sys_errno == error && e.peer == peer;
+}
+
+static int no_event(lc_link *link) {
+    lc_event e;
+    return !lc_link_event(link, &e);
+}
+
+static lc_link_figures figures_of(const lc_link *link) {
+    lc_link_figures f;
+    lc_link_figures_of(link, &f);
+    return f;
+}
+
+static uint64_t sleep_of(const lc_link *link, short *events) {
+    struct pollfd fds[LC_LINK_DESCRIPTORS];
+    uint64_t timeout = SECOND;
+    CHECK(lc_link_descriptors(link, 1, fds, &timeout) == 1);
+    *events = fds[0].events;
+    return timeout;
+}
+
+/* ---- what a host's trouble does ---- */
+
+/* Nothing is lost, nothing fails, nobody is kept busy; and when it is over, all goes on. */
+static void test_put_off(int error, uint32_t disable, uint32_t n) {
+    lc_link *link = open_link(disable, &fake_calls);
+    lc_event e;
+    short events;
+    uint64_t wait = MS, begin = test_now;
+    kernel.error = error;
+    for (int tries = 0; tries < 10; tries++) {
+        unsigned before = kernel.calls;
+        CHECK_AT(send_one(link, 1, n) == 0, "errno %d", error);
+        CHECK_AT(kernel.calls > before, "errno %d", error); /* the fault happened */
+        before = kernel.calls;
+        CHECK_AT(send_one(link, 1, n) == 0 && kernel.calls == before, "errno %d", error);
+        CHECK_AT(sleep_of(link, &events) == wait, "errno %d, try %d", error, tries);
+        CHECK(events == POLLIN);
+        test_now += wait;
+        wait = wait * 2 < 100 * MS ? wait * 2 : 100 * MS;
+    }
+    CHECK(figures_of(link).failed == 10 && link->handed == 0);
+    CHECK_AT(is_event(link, LC_EVENT_FAILING, error, -1) && no_event(link), "errno %d", error);
+    kernel.error = 0;
+    CHECK(send_one(link, 1, n) == (int)n && link->handed == n);
+    CHECK(lc_link_event(link, &e) && e.kind == LC_EVENT_WORKS && e.sys_errno == error);
+    CHECK(e.waited_ns == test_now - begin);
+    CHECK(figures_of(link).refused == 0); /* it wasn't the fast path's fault */
+    (void)sleep_of(link, &events);
+    CHECK(events == (POLLIN | POLLOUT));
+    kernel.error = error; /* the next time is told again, and begins anew */
+    CHECK(send_one(link, 1, n) == 0 && is_event(link, LC_EVENT_FAILING, error, -1));
+    CHECK(sleep_of(link, &events) == MS);
+    lc_link_close(link);
+}
+
+/* What one peer's packets meet is loss, and no other's. */
+static void test_lost(int error, uint32_t disable) {
+    lc_link *link = open_link(disable, &fake_calls);
+    kernel.error = error;
+    CHECK_AT(send_one(link, 2, PACKETS) == PACKETS, "errno %d", error);
+    CHECK(kernel.calls > 0 && kernel.plain + kernel.segmented == 0);
+    CHECK_AT(is_event(link, LC_EVENT_LOST, error, 2) && no_event(link), "errno %d", error);
+    CHECK(send_one(link, 2, PACKETS) == PACKETS && no_event(link)); /* told once */
+    kernel.error = 0;
+    CHECK(send_one(link, 2, PACKETS) == PACKETS && kernel.plain + kernel.segmented > 0);
+    kernel.error = error;
+    CHECK(send_one(link, 2, PACKETS) == PACKETS && is_event(link, LC_EVENT_LOST, error, 2));
+    CHECK(figures_of(link).failed == 0 && figures_of(link).refused == 0);
+    lc_link_close(link);
+}
+
+static void test_errors(void) {
+    const int put_off[] = {ENOMEM, ENOBUFS, ENETDOWN, EADDRNOTAVAIL, EINVAL, ENODEV, EIO, ENXIO};
+    const int lost[] = {EPERM,        EACCES,    EHOSTUNREACH, ENETUNREACH,
+                        ECONNREFUSED, EHOSTDOWN, EMSGSIZE};
+    const uint32_t without[] = {0, LC_GSO, LC_GSO | LC_MMSG, LC_GSO | LC_GATHER};
+    for (size_t d = 0; d < sizeof without / sizeof *without; d++) {
+        for (size_t i = 0; i < sizeof put_off / sizeof *put_off; i++)
+            for (uint32_t n = 1; n <= PACKETS; n += PACKETS - 1)
+                test_put_off(put_off[i], without[d], n);
+        for (size_t i = 0; i < sizeof lost / sizeof *lost; i++)
+            test_lost(lost[i], without[d]);
+    }
+}
+
+static void test_full(void) {
+    lc_link *link = open_link(0, &fake_calls);
+    short events;
+    kernel.error = EAGAIN;
+    CHECK(send_one(link, 0, PACKETS) == 0 && kernel.calls == 1);
+    CHECK(sleep_of(link, &events) == SECOND && events == (POLLIN | POLLOUT));
+    CHECK(figures_of(link).failed == 0 && no_event(link));
+    lc_link_close(link);
+}
+
+static void test_broken(void) {
+    lc_link *link = open_link(0, &fake_calls);
+    int error = 0;
+    kernel.error = EBADF;
+    CHECK(lc_link_send(link, a_run(0, 1), 1, &error) == -1 && error == EBADF);
+    lc_link_close(link);
+}
+
+/* ---- fast paths ---- */
+
+static uint32_t active_of(const lc_link *link) {
+    lc_link_info info;
+    lc_link_info_of(link, &info);
+    return info.active;
+}
+
+/* A run that can't be cut goes in pieces at once; only this peer's do from then on, and not for
+ * good. */
+static void test_segments_refused(int error) {
+    lc_link *link = open_link(0, &fake_calls);
+    CHECK(active_of(link) & LC_GSO);
+    uint64_t wait = SECOND;
+    kernel.segment_error = error;
+    kernel.segment_port = 1001;
+    for (int tries = 0; tries < 10; tries++) {
+        kernel.plain = kernel.segmented = 0;
+        CHECK(send_one(link, 1, PACKETS) == PACKETS && kernel.plain == PACKETS);
+        CHECK_AT(is_event(link, LC_EVENT_REFUSED, error, 1) && no_event(link), "errno %d", error);
+        CHECK_AT(figures_of(link).refused == (uint64_t)tries + 1, "try %d", tries);
+        CHECK(!(active_of(link) & LC_GSO));
+        CHECK(send_one(link, 2, PACKETS) == PACKETS && kernel.segmented == 1);
+        test_now += wait - 1;
+        CHECK(send_one(link, 1, PACKETS) == PACKETS && kernel.plain == 2 * PACKETS);
+        CHECK(no_event(link));
+        test_now += 1;
+        wait = wait * 2 < 300 * SECOND ? wait * 2 : 300 * SECOND;
+    }
+    kernel.segment_error = 0;
+    kernel.segmented = 0;
+    CHECK(send_one(link, 1, PACKETS) == PACKETS && kernel.segmented == 1);
+    CHECK(active_of(link) & LC_GSO);
+    CHECK(figures_of(link).failed == 0);
+    lc_link_close(link);
+}
+
+/* Runs to several peers in one call: only the refused one goes in pieces, in its order. */
+static void test_batch(void) {
+    lc_link *link = open_link(0, &fake_calls);
+    lc_run batch[PEERS];
+    int error = 0;
+    kernel.segment_error = EIO;
+    kernel.segment_port = 1001;
+    for (uint16_t p = 0; p < PEERS; p++)
+        batch[p] = *a_run(p, PACKETS);
+    CHECK(lc_link_send(link, batch, PEERS, &error) == PEERS * PACKETS);
+    CHECK(kernel.plain == PACKETS && kernel.segmented == 2);
+    CHECK(lc_link_completed(link) == PEERS * PACKETS); /* what UDP has taken, it has copied */
+    lc_link_close(link);
+}
+
+/* A peer that is forgotten takes its refusal along. */
+static void test_forgotten(void) {
+    lc_link *link = open_link(0, &fake_calls);
+    kernel.segment_error = EIO;
+    kernel.segment_port = 1001;
+    CHECK(send_one(link, 1, PACKETS) == PACKETS && !(active_of(link) & LC_GSO));
+    CHECK(lc_link_set_peer(link, 1, NULL) == LC_OK && (active_of(link) & LC_GSO));
+    lc_link_close(link);
+}
+
+static void test_batching_refused(void) {
+    lc_link *link = open_link(0, &fake_calls);
+    lc_arrival arrivals[LC_RECEIVE_BUFFERS];
+    kernel.batch_error = ENOSYS;
+    CHECK(send_one(link, 0, PACKETS) == PACKETS && kernel.batches == 0);
+    CHECK(is_event(link, LC_EVENT_REFUSED, ENOSYS, -1) && !(active_of(link) & LC_MMSG));
+    CHECK(lc_link_receive(link, arrivals, 8) == 0 && kernel.received == 1);
+    CHECK(no_event(link)); /* it is known by now */
+    kernel.batch_error = 0;
+    CHECK(send_one(link, 0, 1) == 1 && kernel.batches == 0);
+    test_now += 60 * SECOND;
+    CHECK(send_one(link, 0, 1) == 1 && kernel.batches == 1 && (active_of(link) & LC_MMSG));
+    kernel.batch_error = ENOSYS;
+    CHECK(lc_link_receive(link, arrivals, 8) == 0 && kernel.received == 2);
+    CHECK(is_event(link, LC_EVENT_REFUSED, ENOSYS, -1));
+    lc_link_close(link);
+}
+
+/* ---- the socket ---- */
+
+static void test_path_mtu(void) {
+    lc_failure failure;
+    const char *here[] = {"127.0.0.1", "::1"};
+    for (int i = 0; i < 2; i++) {
+        lc_config c = {.address = here[i], .payload_bytes = PAYLOAD};
+        lc_link *link = lc_udp_open(&c, &lc_system_clock, NULL, &failure);
+        if (!link && i == 1)
+            continue; /* no IPv6 on this machine */
+        int found = -1;
+        socklen_t n = sizeof found;
+        if (i == 0)
+            (void)getsockopt(lc_udp_of(link)->fd, IPPROTO_IP, IP_MTU_DISCOVER, &found, &n);
+        else
+            (void)getsockopt(lc_udp_of(link)->fd, IPPROTO_IPV6, IPV6_MTU_DISCOVER, &found, &n);
+        CHECK(found == (i == 0 ? IP_PMTUDISC_PROBE : IPV6_PMTUDISC_PROBE));
+        lc_link_close(link);
+    }
+}
+
+static void test_peers(void) {
+    lc_link *link = open_link(0, NULL);
+    const lc_address v6 = {"::1", 5}, no = {"nowhere", 5}, far = {"127.0.0.1", 999};
+    CHECK(lc_link_set_peer(link, 1, &v6) == LC_E_ARGUMENT);
+    CHECK(lc_link_set_peer(link, 1, &no) == LC_E_ARGUMENT);
+    CHECK(lc_link_set_peer(link, 300, &far) == LC_OK); /* the table grows */
+    struct sockaddr_in from = {
+        .sin_family = AF_INET, .sin_port = htons(999), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    lc_arrival a = {.from = &from};
+    CHECK(lc_link_is_from(link, &a, 300) && !lc_link_is_from(link, &a, 1));
+    CHECK(!lc_link_is_from(link, &a, 299) && !lc_link_is_from(link, &a, 60000));
+    CHECK(lc_link_set_peer(link, 300, NULL) == LC_OK && !lc_link_is_from(link, &a, 300));
+    lc_link_close(link);
+}
+
+/* What is in the buffer must fit, as the kernel counts it: real packets, none of them dropped. */
+static void test_credits(void) {
+    lc_link *link = open_link(0, NULL);
+    lc_link_info info;
+    lc_link_info_of(link, &info);
+    uint32_t credits = lc_link_credits(link, PACKET);
+    CHECK(credits > 10 && (uint64_t)credits * PACKET < (uint64_t)info.receive_buffer);
+    CHECK(lc_link_credits(link, 8 * PACKET) < credits);
+    const lc_address self = {"127.0.0.1", info.port};
+    CHECK(lc_link_set_peer(link, 0, &self) == LC_OK);
+    if (credits > 20000)
+        credits = 20000;
+    for (uint32_t k = 0; k < credits; k++)
+        CHECK(send_one(link, 0, 1) == 1);
+    lc_arrival arrivals[LC_RECEIVE_BUFFERS];
+    uint32_t got = 0;
+    for (int n; (n = lc_link_receive(link, arrivals, LC_RECEIVE_BUFFERS)) > 0;)
+        for (int i = 0; i < n; i++)
+            got += arrivals[i].length / PACKET;
+    CHECK_AT(got == credits && figures_of(link).overflow == 0, "%u of %u", got, credits);
+    lc_link_close(link);
+}
+
+static void test_waiter(void) {
+    lc_link *a = open_link(0, NULL), *b = open_link(0, NULL);
+    lc_link *both[] = {a, b};
+    lc_waiter w;
+    lc_link_info info;
+    lc_arrival arrivals[LC_RECEIVE_BUFFERS];
+    CHECK(lc_waiter_open(&w));
+    CHECK(!lc_waiter_sleep(&w, both, 2, 0, MS));
+    lc_waiter_wake(&w);
+    lc_waiter_wake(&w);
+    CHECK(lc_waiter_sleep(&w, both, 2, 0, 3600 * SECOND));
+    CHECK(!lc_waiter_sleep(&w, NULL, 0, 0, MS)); /* two wakes are one */
+    lc_link_info_of(b, &info);
+    const lc_address to = {"127.0.0.1", info.port};
+    CHECK(lc_link_set_peer(a, 0, &to) == LC_OK && send_one(a, 0, 1) == 1);
+    CHECK(!lc_waiter_sleep(&w, both, 2, 0, 3600 * SECOND));
+    CHECK(lc_link_receive(b, arrivals, 8) == 1);
+    CHECK(!lc_waiter_sleep(&w, both, 2, 1, 3600 * SECOND)); /* a takes packets */
+    lc_waiter_close(&w);
+    lc_link_close(a);
+    lc_link_close(b);
+}
+
+/* ---- the real kernel ---- */
+
+static int set_address(int fd, const char *address) {
+    struct ifreq r = {.ifr_name = "lo:1"};
+    struct sockaddr_in *a = (struct sockaddr_in *)(void *)&r.ifr_addr;
+    a->sin_family = AF_INET;
+    a->sin_addr.s_addr = inet_addr(address);
+    if (ioctl(fd, SIOCSIFADDR, &r) != 0)
+        return -1;
+    a->sin_addr.s_addr = INADDR_NONE; /* a single host, or all its neighbours would be local too */
+    return ioctl(fd, SIOCSIFNETMASK, &r);
+}
+
+static int set_up(int fd, const char *name, int up) {
+    struct ifreq r = {.ifr_flags = 0};
+    memcpy(r.ifr_name, name, strlen(name) + 1);
+    if (ioctl(fd, SIOCGIFFLAGS, &r) != 0)
+        return -1;
+    r.ifr_flags = (short)(up ? r.ifr_flags | IFF_UP : r.ifr_flags & ~IFF_UP);
+    return ioctl(fd, SIOCSIFFLAGS, &r);
+}
+
+static int took_all(lc_link *link) {
+    lc_arrival arrivals[LC_RECEIVE_BUFFERS];
+    uint32_t bytes = 0;
+    int n = lc_link_receive(link, arrivals, LC_RECEIVE_BUFFERS);
+    for (int i = 0; i < n; i++)
+        bytes += arrivals[i].length;
+    return bytes == PACKETS * PACKET;
+}
+
+/* The address that the socket is bound to goes, and comes back; then the interface. */
+static int lose_the_network(void) {
+    lc_config c = {.address = "10.99.0.1", .payload_bytes = PAYLOAD};
+    lc_config other = {.address = "127.0.0.1", .payload_bytes = PAYLOAD};
+    lc_failure failure;
+    lc_link_info info;
+    lc_event e;
+    int fd = socket(AF_INET, SOCK_DGRAM, 0);
+    if (set_up(fd, "lo", 1) != 0 || set_address(fd, "10.99.0.1") != 0)
+        return 2;
+    test_now = SECOND;
+    lc_link *link = lc_udp_open(&c, &test_clock, NULL, &failure);
+    lc_link *there = lc_udp_open(&other, &test_clock, NULL, &failure);
+    if (!CHECK(link && there))
+        return 1;
+    lc_link_info_of(there, &info);
+    const lc_address to = {"127.0.0.1", info.port};
+    CHECK(lc_link_set_peer(link, 0, &to) == LC_OK);
+    CHECK(send_one(link, 0, PACKETS) == PACKETS && took_all(there) && no_event(link));
+
+    CHECK(set_address(fd, "10.99.0.2") == 0); /* and no longer 10.99.0.1 */
+    CHECK(send_one(link, 0, PACKETS) == 0 && !took_all(there));
+    CHECK(lc_link_event(link, &e) && e.kind == LC_EVENT_FAILING);
+    printf("test_link    without its address: %s\n", strerror(e.sys_errno));
+    CHECK(set_address(fd, "10.99.0.1") == 0);
+    test_now += SECOND;
+    CHECK(send_one(link, 0, PACKETS) == PACKETS && took_all(there));
+    CHECK(is_event(link, LC_EVENT_WORKS, e.sys_errno, -1));
+
+    CHECK(set_up(fd, "lo", 0) == 0);
+    int gone = send_one(link, 0, PACKETS);
+    CHECK(!took_all(there));
+    e = (lc_event){.kind = LC_EVENT_LOST};
+    (void)lc_link_event(link, &e); /* some kernels say nothing */
+    printf("test_link    without its interface: %s\n", strerror(e.sys_errno));
+    CHECK(gone == (e.kind == LC_EVENT_LOST ? PACKETS : 0));
+    CHECK(set_up(fd, "lo", 1) == 0 && set_address(fd, "10.99.0.1") == 0);
+    test_now += SECOND;
+    CHECK(send_one(link, 0, PACKETS) == PACKETS && took_all(there));
+    CHECK(figures_of(link).refused == 0);
+    lc_link_close(link);
+    lc_link_close(there);
+    close(fd);
+    return check_failed != 0;
+}
+
+static void test_real_kernel(void) {
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        if (unshare(CLONE_NEWNET) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0)
+            _exit(2);
+        int code = lose_the_network();
+        fflush(NULL);
+        _exit(code);
+    }
+    int status = 0;
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status));
+    if (WEXITSTATUS(status) == 2)
+        printf("test_link    no network of its own here: not tried with the real kernel\n");
+    else
+        CHECK(WEXITSTATUS(status) == 0);
+}
+
+int main(void) {
+    test_errors();
+    test_full();
+    test_broken();
+    test_segments_refused(EIO);
+    test_segments_refused(EINVAL);
+    test_segments_refused(EMSGSIZE);
+    test_segments_refused(EOPNOTSUPP);
+    test_batch();
+    test_forgotten();
+    test_batching_refused();
+    test_path_mtu();
+    test_peers();
+    test_credits();
+    test_waiter();
+    test_real_kernel();
+    return check_result("test_link");
+}

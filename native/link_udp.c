@@ -143,8 +143,7 @@ static void ignore_path_mtu(int fd, int family) {
 }
 
 static int open_socket(lc_udp *u, const lc_config *config, lc_failure *failure) {
-    lc_udp_address here;
-    u->family = parse_address(config->address, config->port, &here);
+    u->family = parse_address(config->address, config->port, &u->here);
     if (u->family < 0) {
         errno = EINVAL;
         return fail(failure, LC_E_ARGUMENT);
@@ -164,7 +163,7 @@ static int open_socket(lc_udp *u, const lc_config *config, lc_failure *failure) 
         (void)setsockopt(u->fd, IPPROTO_UDP, UDP_GRO, &one, sizeof one);
     if (u->active & LC_STAMPS)
         (void)setsockopt(u->fd, SOL_SOCKET, SO_TIMESTAMPNS, &one, sizeof one);
-    if (bind(u->fd, &here.any, lc_udp_address_bytes(u->family)) != 0)
+    if (bind(u->fd, &u->here.any, lc_udp_address_bytes(u->family)) != 0)
         return fail(failure, LC_E_SYSTEM);
     return 0;
 }

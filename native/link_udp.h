@@ -68,6 +68,9 @@ typedef struct {
     lc_backoff failing;
     uint64_t failing_since_ns;
     int failing_errno;
+    lc_udp_address here; /* what the socket is bound to */
+    uint64_t source_ns;  /* when that was last looked for */
+    int source_gone;
     lc_backoff batching; /* sendmmsg and recvmmsg */
     /* receiving */
     uint32_t overflow_seen;  /* the kernel's own counter, which wraps */

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <string.h>
+#include <unistd.h>
 
 enum {
     GATHER_BYTES = 4096 /* packets below this are packed: two pieces each cost more than the copy */
@@ -76,6 +77,34 @@ static int is_broken(int error) {
 /* What is said of a run that is to be cut, and perhaps not of its packets. */
 static int is_refusal(int error) {
     return error == EIO || error == EINVAL || error == EMSGSIZE || error == EOPNOTSUPP;
+}
+
+/* Whether the socket's address is still one of this host's. */
+static int has_source(const lc_udp *u) {
+    lc_udp_address here = u->here;
+    int fd = socket(u->family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (u->family == AF_INET)
+        here.v4.sin_port = 0;
+    else
+        here.v6.sin6_port = 0;
+    int gone = fd >= 0 && bind(fd, &here.any, lc_udp_address_bytes(u->family)) != 0 &&
+               errno == EADDRNOTAVAIL;
+    if (fd >= 0)
+        close(fd);
+    return !gone;
+}
+
+/* Without its address a socket has no way to anyone, which kernels say in ways that are also said
+ * of a single peer. Looked at once in a while: it takes three calls. */
+static int meaning(lc_udp *u, int error) {
+    if (error != ENETUNREACH && error != EINVAL && error != ENODEV)
+        return error;
+    uint64_t now = lc_clock_now(u->link.clock);
+    if (now - u->source_ns >= MS) {
+        u->source_gone = !has_source(u);
+        u->source_ns = now;
+    }
+    return u->source_gone ? EADDRNOTAVAIL : error;
 }
 
 static void lost(lc_udp *u, uint16_t peer, int error) {
@@ -166,12 +195,15 @@ static int send_plain(lc_udp *u, const lc_run *run) {
         if (now > 0) {
             works(u, run->peer);
             sent += now;
-        } else if (is_loss(errno)) {
-            lost(u, run->peer, errno);
-            sent++;
-        } else {
+            continue;
+        }
+        int error = meaning(u, errno);
+        if (!is_loss(error)) {
+            errno = error;
             break;
         }
+        lost(u, run->peer, error);
+        sent++;
     }
     return sent;
 }
@@ -265,16 +297,16 @@ int lc_udp_send(lc_link *link, const lc_run *runs, int n_runs, int *sys_errno) {
             i += went;
             if (went)
                 continue;
-            int cut = run->n_packets > 1 && is_refusal(errno);
-            if (!cut && !is_loss(errno))
-                return stop(u, packets, errno, sys_errno);
-            if (!cut) {
-                lost(u, run->peer, errno);
+            refusal = run->n_packets > 1 && is_refusal(errno) ? errno : 0;
+            int error = meaning(u, errno);
+            if (!refusal && !is_loss(error))
+                return stop(u, packets, error, sys_errno);
+            if (!refusal) {
+                lost(u, run->peer, error);
                 packets += (int)run->n_packets;
                 i++;
                 continue;
             }
-            refusal = errno;
         }
         int sent = send_apart(u, run, refusal);
         packets += sent;

@@ -429,6 +429,15 @@ int lc_engine_peer_stats(lc_engine *e, int peer, lc_peer_stats *stats) {
     return LC_OK;
 }
 
+int lc_engine_event(lc_engine *e, lc_event *event) {
+    pthread_mutex_lock(&e->lock);
+    int found = e->events_in != e->events_out;
+    if (found)
+        *event = e->events[e->events_out++ % LC_EVENTS];
+    pthread_mutex_unlock(&e->lock);
+    return found;
+}
+
 void lc_engine_last_report(lc_engine *e, lc_report *report) {
     pthread_mutex_lock(&e->lock);
     *report = e->last;

@@ -77,6 +77,13 @@ static void bury_doomed(lc_engine *e) {
             lc_bury(e, i);
 }
 
+/* Under the lock. What callers don't take in time is only counted. */
+static void take_events(lc_engine *e) {
+    lc_event event;
+    while (e->events_in - e->events_out < LC_EVENTS && lc_link_event(e->link, &event))
+        e->events[e->events_in++ % LC_EVENTS] = event;
+}
+
 static void publish(lc_engine *e) {
     lc_link_figures figures;
     lc_link_figures_of(e->link, &figures);
@@ -86,6 +93,7 @@ static void publish(lc_engine *e) {
     e->live.fast_path_refusals = figures.refused;
     e->live.send_failures = figures.failed;
     pthread_mutex_lock(&e->lock);
+    take_events(e);
     e->stats = e->live;
     for (uint16_t i = 0; i < e->config.size; i++) {
         lc_peer *p = &e->peers[i];

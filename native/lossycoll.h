@@ -300,6 +300,8 @@ void lc_engine_abort(lc_engine *engine, int code, int peer);
 void lc_engine_peer_dead(lc_engine *engine, int peer);
 void lc_engine_stats(lc_engine *engine, lc_stats *stats);
 int lc_engine_peer_stats(lc_engine *engine, int peer, lc_peer_stats *stats);
+/* Takes the oldest event of the link. Returns whether there was one. */
+int lc_engine_event(lc_engine *engine, lc_event *event);
 void lc_engine_last_report(lc_engine *engine, lc_report *report);
 
 /* Which packets of a stream injection drops: one byte per packet, 1 = dropped. */

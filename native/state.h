@@ -29,6 +29,7 @@ enum {
     LC_RECORDS = 1024, /* control records queued for one peer; more are dropped, all are repeated */
     LC_TAIL = 1024,    /* streams of ended operations whose end a peer has not confirmed */
     LC_TAIL_TRIES = 13,
+    LC_EVENTS = 16,      /* of links, until a caller takes them */
     LC_ACK_PACKETS = 64, /* the sender hears of so many at once, or of fewer after LC_ACK_NS */
     LC_ACK_NS = 1000000,
     LC_FIN_AGAIN_NS = 1000000, /* an end that is lost costs no round trips: it is told twice */
@@ -163,8 +164,10 @@ struct lc_engine {
     lc_report last;     /* under lock */
     lc_stats stats; /* written by the thread under lock at the end of each turn that changed it */
     lc_stats live;  /* the thread's own */
-    lc_peer_stats *peer_stats; /* under lock */
-    atomic_int inbox_full;     /* something is in the inbox */
+    lc_peer_stats *peer_stats;  /* under lock */
+    lc_event events[LC_EVENTS]; /* a ring; under lock, as the next */
+    uint32_t events_in, events_out;
+    atomic_int inbox_full; /* something is in the inbox */
     atomic_int stop;
     atomic_int sleeping;
     atomic_int abort_code; /* lc_code to fail everything with, 0: none */

@@ -173,9 +173,9 @@ NATIVE = (
     ),
     mutation(
         "four times the packets that fit a buffer",
-        "native/api.c",
-        "uint32_t room = (uint32_t)((uint64_t)buffer * 8 / 10 / charge);",
-        "uint32_t room = (uint32_t)((uint64_t)buffer * 32 / 10 / charge);",
+        "native/link_udp.c",
+        "return (uint32_t)(buffer * 8 / 10 / charge);",
+        "return (uint32_t)(buffer * 32 / 10 / charge);",
         f"{ENGINE}/test_engine.py::test_nothing_is_lost_in_small_buffers",
     ),
     mutation(

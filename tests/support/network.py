@@ -41,7 +41,14 @@ class Ended:
 class Network:
     """``world`` engines on loopback. ``op`` counts the operations, as each engine does."""
 
-    def __init__(self, world: int, payload_bytes: int = 1408, **options: object) -> None:
+    def __init__(
+        self,
+        world: int,
+        payload_bytes: int = 1408,
+        address: Callable[[int], str] = lambda rank: "127.0.0.1",
+        **options: object,
+    ) -> None:
+        self.address = address
         given = {"deadline_min": 60.0, "deadline_max": 60.0, **options}
         self.world = world
         self.payload_bytes = payload_bytes
@@ -50,7 +57,7 @@ class Network:
             Engine(
                 rank,
                 world,
-                "127.0.0.1",
+                address(rank),
                 payload_bytes=payload_bytes,
                 group=GROUP,
                 options=self.options,
@@ -64,7 +71,7 @@ class Network:
 
     def introduce(self, ports: list[int]) -> list[tuple[str, int]]:
         """The addresses by which the engines know each other, by rank."""
-        return [("127.0.0.1", port) for port in ports]
+        return [(self.address(rank), port) for rank, port in enumerate(ports)]
 
     def __enter__(self) -> Network:
         return self

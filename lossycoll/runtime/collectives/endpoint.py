@@ -27,6 +27,7 @@ from lossycoll.runtime.core.call import Collective, Operation, Terms
 from lossycoll.runtime.core.logfmt import event
 from lossycoll.runtime.engine.binding import DType, Encoded, Engine
 from lossycoll.runtime.engine.failures import Code, Failure, Where, error_of
+from lossycoll.runtime.engine.link_events import LinkLog
 from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
 from lossycoll.runtime.engine.reports import PeerStats, Report, Stats
 from lossycoll.runtime.membership.failure_detector import Control
@@ -115,6 +116,7 @@ class Communicator:
         self._closing = threading.Lock()
         self._closed = self._said_goodbye = False
         self._overflow_told = False
+        self._link_log = LinkLog()
         self._first_failed: int | None = None
         self._operations: dict[int, Operation] = {}
         """Those whose tickets the engine still holds."""
@@ -583,6 +585,7 @@ class Communicator:
         if self._engine is not None:
             try:
                 sums = self._engine.stats()
+                self._link_log.tell(self._engine.event, self.health.where)
             except ClosedError:
                 return out
             self._warn_of_overflow(sums.socket_overflow)

@@ -22,6 +22,7 @@ from lossycoll.plan import Plan, encode, parity
 from lossycoll.plan import faults as inject
 
 from .failures import Code, Failure, Where, error_of
+from .link_events import LinkEvent, LinkEventKind
 from .reports import Cause, EngineStats, LinkInfo, PeerStats, Report, Stream
 
 SLICE_SECONDS: Final = 0.1
@@ -380,6 +381,20 @@ class Engine:
         with self._use:
             lib.lc_engine_last_report(self._handle, c)
         return _data(Report, c)
+
+    def event(self) -> LinkEvent | None:
+        """The oldest event of the link that nobody has taken, if there is one."""
+        c = ffi.new("lc_event *")
+        with self._use:
+            if not lib.lc_engine_event(self._handle, c):
+                return None
+        return LinkEvent(
+            kind=LinkEventKind(c.kind),
+            errno=c.sys_errno,
+            peer=c.peer,
+            fast_path=",".join(fast_path_names(c.fast_path)),
+            waited=c.waited_ns * 1e-9,
+        )
 
     def link(self) -> LinkInfo:
         c = ffi.new("lc_link_info *")

@@ -185,6 +185,8 @@ class EngineStats:
         eager_kept: Packets that came before this rank had posted their operation, and waited.
         eager_dropped: The same, dropped because there was no room for them.
         socket_overflow: Packets that the kernel dropped because the socket buffer was full.
+        fast_path_refusals: Times that the kernel refused a fast path.
+        send_failures: Times that the host could not send, and it was put off.
         send_calls: System calls to send.
         receive_calls: System calls to receive.
         control_sent: Control datagrams sent.
@@ -215,6 +217,8 @@ class EngineStats:
     eager_kept: int = 0
     eager_dropped: int = 0
     socket_overflow: int = 0
+    fast_path_refusals: int = 0
+    send_failures: int = 0
     send_calls: int = 0
     receive_calls: int = 0
     control_sent: int = 0

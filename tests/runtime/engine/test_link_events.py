@@ -1,0 +1,67 @@
+"""What the host refuses is waited out, and said once."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lossycoll.runtime.engine.failures import Where
+from lossycoll.runtime.engine.link_events import LinkEvent, LinkEventKind, LinkLog, sentence
+
+ROOT = Path(__file__).resolve().parents[3]
+WHERE = Where(0, 2, addresses=["10.0.0.1:4711", "10.0.0.2:4711"])
+NEW_NETWORK = ["unshare", "--map-root-user", "--net"]
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        (
+            LinkEvent(LinkEventKind.REFUSED, errno.EIO, 1, "gso"),
+            ["rank 0/2", "fast path gso to rank 1 (10.0.0.2:4711)", "tried again"],
+        ),
+        (LinkEvent(LinkEventKind.REFUSED, errno.ENOSYS, -1, "mmsg"), ["fast path mmsg (Function"]),
+        (LinkEvent(LinkEventKind.LOST, errno.EPERM, 1), ["drops what it sends", "firewall"]),
+        (LinkEvent(LinkEventKind.LOST, errno.EMSGSIZE, 1), ["lower LOSSYCOLL_MTU"]),
+        (LinkEvent(LinkEventKind.LOST, errno.ECONNREFUSED, 1), ["ip route get"]),
+        (LinkEvent(LinkEventKind.FAILING, errno.ENOMEM), ["nothing can be sent", "timeouts"]),
+        (LinkEvent(LinkEventKind.FAILING, errno.EADDRNOTAVAIL), ["the address 10.0.0.1:4711"]),
+        (LinkEvent(LinkEventKind.WORKS, errno.ENOMEM, waited=2.5), ["again after 2.5 s"]),
+    ],
+)
+def test_a_sentence_says_what_to_do(event: LinkEvent, words: list[str]) -> None:
+    text = sentence(event, WHERE)
+    assert [word for word in words if word not in text] == [], text
+
+
+def test_each_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    one = LinkEvent(LinkEventKind.LOST, errno.EPERM, 1)
+    other = LinkEvent(LinkEventKind.LOST, errno.EHOSTUNREACH, 1)
+    works = LinkEvent(LinkEventKind.WORKS, errno.ENOMEM)
+    events = [one, one, other, None, one, works, None]
+    told = LinkLog()
+    with caplog.at_level(logging.INFO, logger="lossycoll"):
+        told.tell(lambda: events.pop(0), WHERE)
+        told.tell(lambda: events.pop(0), WHERE)
+    assert events == []
+    levels = [record.levelname for record in caplog.records]
+    assert levels == ["WARNING", "WARNING", "INFO"], caplog.text
+
+
+def test_an_address_that_goes_away_is_waited_for() -> None:
+    if subprocess.run([*NEW_NETWORK, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this system gives no network namespace")
+    done = subprocess.run(
+        [*NEW_NETWORK, sys.executable, "-m", "tests.support.lost_address"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

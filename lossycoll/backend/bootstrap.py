@@ -146,8 +146,8 @@ class Group:
         mtu = options.mtu or min(interface.mtu, AUTO_MTU_MAX)
         if mtu > interface.mtu:
             log.warning(
-                "rank %d/%d: option mtu is %d, but that of %s is %d: larger packets are cut into "
-                "fragments or refused; lower LOSSYCOLL_MTU, or raise that of the interface",
+                "rank %d/%d: option mtu is %d, but that of %s is %d: larger packets are "
+                "refused; lower LOSSYCOLL_MTU, or raise that of the interface",
                 rank,
                 size,
                 mtu,

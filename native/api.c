@@ -1,6 +1,7 @@
 /* The engine's surface for callers. */
 #define _GNU_SOURCE
 #include "loop.h"
+#include "step.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -72,11 +73,12 @@ static int make_peers(lc_engine *e) {
     e->peer_stats = calloc(e->config.size, sizeof *e->peer_stats);
     if (!e->peers || !e->peer_stats)
         return 0;
-    uint64_t now = lc_now();
+    uint64_t now = lc_clock_now(e->clock);
+    uint64_t day = lc_clock_time_of_day(e->clock);
     for (uint16_t i = 0; i < e->config.size; i++) {
         lc_peer *p = &e->peers[i];
         e->peer_stats[i].delivery_rate = 1.0;
-        lc_pace_init(&p->pace, now, lc_time_of_day() - now, lc_wire_bytes_max(e));
+        lc_pace_init(&p->pace, now, day - now, lc_wire_bytes_max(e));
         if (i == e->config.rank)
             continue;
         p->inject_loss = e->config.inject_loss ? e->config.inject_loss[i] : e->config.inject.loss;
@@ -114,19 +116,25 @@ static void init_locks(lc_engine *e) {
 }
 
 /* Sets failure->code to LC_OK if it could. */
-static void open_link(lc_engine *e, const lc_config *config, lc_failure *failure) {
+static void open_link(lc_engine *e, const lc_config *config, lc_link *given, lc_failure *failure) {
     failure->code = LC_E_SYSTEM;
     if (!lc_waiter_open(&e->waiter)) {
         failure->sys_errno = errno;
         return;
     }
     failure->code = LC_OK;
-    e->link = lc_link_open(config, &lc_system_clock, failure);
-    if (e->link && lc_wire_bytes_max(e) > e->link->packet_max)
+    lc_link *link = given ? given : lc_link_open(config, e->clock, failure);
+    if (link && lc_wire_bytes_max(e) > link->packet_max) {
         failure->code = LC_E_ARGUMENT;
+        if (!given)
+            lc_link_close(link);
+        return;
+    }
+    e->link = link;
 }
 
-lc_engine *lc_engine_open(const lc_config *config, lc_failure *failure) {
+lc_engine *lc_engine_open_in(const lc_config *config, const lc_setting *setting,
+                             lc_failure *failure) {
     memset(failure, 0, sizeof *failure);
     failure->peer = -1;
     failure->code = LC_E_ARGUMENT;
@@ -138,15 +146,17 @@ lc_engine *lc_engine_open(const lc_config *config, lc_failure *failure) {
         return NULL;
     e->config = *config;
     e->waiter.wake_fd = -1;
+    e->clock = setting->clock;
+    e->threadless = setting->link != NULL;
     init_locks(e);
-    lc_rate_init(&e->rate, config->pace_bytes_per_s, lc_now());
+    lc_rate_init(&e->rate, config->pace_bytes_per_s, lc_clock_now(e->clock));
     size_t packets = (size_t)LC_BATCH_RUNS * LC_RUN_PACKETS;
     e->tail = calloc(LC_TAIL, sizeof *e->tail);
     e->iov = calloc(2 * packets, sizeof *e->iov);
     e->headers = calloc(packets, LC_HEADER_BYTES);
     e->control_out = calloc(LC_BATCH_RUNS, config->payload_bytes);
     if (e->tail && e->iov && e->headers && e->control_out && make_cells(e) && make_peers(e)) {
-        open_link(e, config, failure);
+        open_link(e, config, setting->link, failure);
     }
     if (failure->code != LC_OK) {
         free_engine(e);
@@ -155,6 +165,24 @@ lc_engine *lc_engine_open(const lc_config *config, lc_failure *failure) {
     e->config.address = NULL; /* what the caller points to is not kept */
     e->config.inject_loss = NULL;
     return e;
+}
+
+lc_engine *lc_engine_open(const lc_config *config, lc_failure *failure) {
+    const lc_setting real = {.clock = &lc_system_clock};
+    return lc_engine_open_in(config, &real, failure);
+}
+
+static int start_thread(lc_engine *e) {
+    /* Signals are Python's to handle: the thread takes none. */
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(&e->thread, NULL, lc_progress, e);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error)
+        return LC_E_SYSTEM;
+    (void)pthread_setname_np(e->thread, "lossycoll");
+    return LC_OK;
 }
 
 int lc_engine_start(lc_engine *e, uint64_t session, const lc_address *peers) {
@@ -173,21 +201,18 @@ int lc_engine_start(lc_engine *e, uint64_t session, const lc_address *peers) {
         e->peers[i].pace.same_host = lc_link_is_here(e->link, i);
         e->peers[i].tx_window = 1; /* until the peer says what it can take */
     }
-    /* Signals are Python's to handle: the thread takes none. */
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(&e->thread, NULL, lc_progress, e);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (error)
-        return LC_E_SYSTEM;
-    (void)pthread_setname_np(e->thread, "lossycoll");
-    e->running = 1;
-    return LC_OK;
+    if (e->threadless)
+        e->now = lc_clock_now(e->clock);
+    else
+        code = start_thread(e);
+    e->running = code == LC_OK;
+    return code;
 }
 
 void lc_engine_close(lc_engine *e) {
-    if (e->running) {
+    if (e->running && e->threadless) {
+        lc_last_turn(e);
+    } else if (e->running) {
         atomic_store(&e->stop, 1);
         lc_waiter_wake(&e->waiter);
         pthread_join(e->thread, NULL);
@@ -200,6 +225,14 @@ void lc_engine_close(lc_engine *e) {
         pthread_cond_wait(&e->changed, &e->lock);
     pthread_mutex_unlock(&e->lock);
     free_engine(e);
+}
+
+int lc_engine_turn(lc_engine *e) {
+    return lc_turn(e);
+}
+
+uint64_t lc_engine_idle_ns(lc_engine *e) {
+    return lc_idle_ns(e);
 }
 
 void lc_engine_link(lc_engine *e, lc_link_info *info) {
@@ -231,7 +264,7 @@ int64_t lc_engine_submit(lc_engine *e, lc_call *call) {
                             &e->pool_lock, &code);
     if (!op)
         return code;
-    op->submitted_ns = lc_now();
+    op->submitted_ns = lc_clock_now(e->clock);
     pthread_mutex_lock(&e->lock);
     if (e->closed || e->failed.code) {
         code = e->closed ? LC_E_CLOSED : e->failed.code;

@@ -156,25 +156,33 @@ static void stand_by(lc_engine *e, int woken) {
     }
 }
 
+/* The link was full. */
+static int is_blocked(const lc_engine *e) {
+    return e->n_runs > 0 || e->control_waits;
+}
+
+uint64_t lc_idle_ns(const lc_engine *e) {
+    uint64_t until = e->tick_ns > e->now ? e->tick_ns - e->now : 0;
+    uint64_t delay = gate_delay(e);
+    if (!delay && !is_blocked(e))
+        return 0; /* a timer of this turn has made packets ready */
+    return delay && delay < until ? delay : until;
+}
+
 static void rest(lc_engine *e) {
     if (is_hot(e)) {
         sched_yield();
         return;
     }
-    uint64_t until = e->tick_ns > e->now ? e->tick_ns - e->now : 0;
-    uint64_t delay = gate_delay(e);
-    int blocked = e->n_runs > 0 || e->control_waits; /* the link was full */
-    if (!delay && !blocked)
-        return; /* a timer of this turn has made packets ready */
-    if (delay && delay < until)
-        until = delay;
+    uint64_t until = lc_idle_ns(e);
+    uint32_t blocked = (uint32_t)is_blocked(e);
     if (!until)
         return;
     atomic_store(&e->sleeping, 1);
     pthread_mutex_unlock(&e->driving);
     int woken = is_wanted(e);
     if (!woken)
-        woken = lc_waiter_sleep(&e->waiter, &e->link, 1, (uint32_t)blocked, until);
+        woken = lc_waiter_sleep(&e->waiter, &e->link, 1, blocked, until);
     stand_by(e, woken);
     atomic_store(&e->sleeping, 0);
 }
@@ -184,8 +192,7 @@ static void settle_turn(lc_engine *e) {
     lc_execute_failure(e);
 }
 
-/* Returns whether anything moved. */
-static int take_turn(lc_engine *e) {
+int lc_turn(lc_engine *e) {
     lc_read_clock(e);
     take_inbox(e);
     obey_abort(e);
@@ -207,17 +214,21 @@ static int take_turn(lc_engine *e) {
     return busy;
 }
 
-void *lc_progress(void *argument) {
-    lc_engine *e = argument;
-    pthread_mutex_lock(&e->driving);
-    e->now = lc_now();
-    while (!atomic_load(&e->stop))
-        if (!take_turn(e))
-            rest(e);
+void lc_last_turn(lc_engine *e) {
     take_inbox(e);
     lc_failure why = {.code = LC_E_CLOSED, .peer = -1};
     lc_fail(e, &why);
     settle_turn(e);
+}
+
+void *lc_progress(void *argument) {
+    lc_engine *e = argument;
+    pthread_mutex_lock(&e->driving);
+    e->now = lc_clock_now(e->clock);
+    while (!atomic_load(&e->stop))
+        if (!lc_turn(e))
+            rest(e);
+    lc_last_turn(e);
     pthread_mutex_unlock(&e->driving);
     return NULL;
 }
@@ -233,10 +244,10 @@ void lc_drive(lc_engine *e, const lc_op *op, uint64_t longest_ns) {
         return;
     }
     atomic_fetch_add(&e->drives, 1);
-    uint64_t begin = lc_now();
+    uint64_t begin = lc_clock_now(e->clock);
     e->busy_ns = begin;
     do {
-        if (!take_turn(e))
+        if (!lc_turn(e))
             sched_yield();
     } while (!op->finished && e->now - e->busy_ns < DRIVE_SPIN_NS && e->now - begin < longest_ns &&
              !atomic_load(&e->stop));

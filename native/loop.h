@@ -4,6 +4,13 @@
 
 #include "state.h"
 
+/* One turn, by who holds `driving`. Returns whether anything moved. */
+int lc_turn(lc_engine *e);
+/* After a turn in which nothing moved: how long until there is something to do, if nothing comes
+ * until then. */
+uint64_t lc_idle_ns(const lc_engine *e);
+/* Fails what is pending as closed, by who holds `driving`. */
+void lc_last_turn(lc_engine *e);
 /* The progress thread; argument: the engine. */
 void *lc_progress(void *argument);
 /* Wakes the thread if it sleeps. From any thread. */

@@ -35,7 +35,7 @@ int lc_failing(const lc_engine *e) {
 
 void lc_read_clock(lc_engine *e) {
     uint64_t before = e->now;
-    e->now = lc_now();
+    e->now = lc_clock_now(e->clock);
     if (e->now - before > STARVED_NS)
         e->awake_ns = e->now; /* stopped or starved: what is late may lie in the socket */
 }

@@ -106,6 +106,7 @@ typedef struct {
 struct lc_engine {
     lc_config config;
     int inject_active; /* whether packets of any peer suffer faults */
+    const lc_clock *clock;
     lc_link *link;
     lc_waiter waiter;
     lc_peer *peers;
@@ -151,7 +152,8 @@ struct lc_engine {
     pthread_cond_t changed;  /* some operation has finished */
     pthread_cond_t notified; /* for lc_engine_next */
     pthread_t thread;
-    int running;       /* the thread exists (caller's side) */
+    int threadless;    /* who opened it takes its turns (step.h) */
+    int running;       /* it has been started (caller's side) */
     lc_op *inbox;      /* submitted, newest first; under lock */
     lc_op *newest;     /* all operations that are not released; under lock */
     lc_op *done_first; /* finished, with notify; under lock */

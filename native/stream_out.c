@@ -206,7 +206,7 @@ static uint32_t fill_run(lc_engine *e, lc_out *out, uint32_t most) {
     *run = (lc_run){&e->iov[2 * first], 0, wire_bytes(op), out->peer};
     e->run_op[i] = op;
     /* Sums that this turn of the loop has made would pass for a way of the packets. */
-    uint32_t time_us = (uint32_t)(lc_now() / 1000);
+    uint32_t time_us = (uint32_t)(lc_clock_now(e->clock) / 1000);
     for (uint32_t k = 0; k < most; k++)
         run->iov[2 * k].iov_base = e->headers + (first + k) * LC_HEADER_BYTES;
     while (run->n_packets < most && has_more(out)) {

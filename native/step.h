@@ -1,0 +1,21 @@
+/* An engine without a thread, on a link and in a time that are given to it: whoever opened it takes
+ * its turns. So a whole network of engines runs in one thread, as fast as it can be computed
+ * (tests/native/sim.h). What callers do is as in lossycoll.h, except that nothing may wait. */
+#ifndef LC_STEP_H
+#define LC_STEP_H
+
+#include "link.h"
+
+typedef struct {
+    const lc_clock *clock; /* outlives the engine */
+    lc_link *link;         /* the engine's from then on, if it could be opened */
+} lc_setting;
+
+lc_engine *lc_engine_open_in(const lc_config *config, const lc_setting *setting,
+                             lc_failure *failure);
+/* Takes a turn. Returns whether anything moved: then the next one is due at once. */
+int lc_engine_turn(lc_engine *engine);
+/* How long until there is something to do, if nothing arrives and nobody calls until then. */
+uint64_t lc_engine_idle_ns(lc_engine *engine);
+
+#endif

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lossycoll.errors import UnsupportedError
-from lossycoll.runtime.collectives.endpoint import Communicator
+from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.core.call import Operation
 from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
@@ -32,11 +32,9 @@ from .work import EngineWork
 class BlockWork(EngineWork):
     """The work of ``all_gather_blocks``."""
 
-    def __init__(
-        self, communicator: Communicator, operation: Operation, result: list[Tensor]
-    ) -> None:
-        super().__init__(communicator, operation, result)
-        blocks, nothing = operation.blocks, np.ones((communicator.world, 0), np.bool_)
+    def __init__(self, endpoint: Endpoint, operation: Operation, result: list[Tensor]) -> None:
+        super().__init__(endpoint, operation, result)
+        blocks, nothing = operation.blocks, np.ones((endpoint.world, 0), np.bool_)
         self._arrived = blocks.arrived if isinstance(blocks, Blocks) else nothing
 
     @property
@@ -52,11 +50,9 @@ class BlockWork(EngineWork):
 class ContributionWork(EngineWork):
     """The work of ``reduce_scatter_blocks``."""
 
-    def __init__(
-        self, communicator: Communicator, operation: Operation, result: list[Tensor]
-    ) -> None:
-        super().__init__(communicator, operation, result)
-        blocks, nothing = operation.blocks, np.zeros((communicator.world, 0), np.bool_)
+    def __init__(self, endpoint: Endpoint, operation: Operation, result: list[Tensor]) -> None:
+        super().__init__(endpoint, operation, result)
+        blocks, nothing = operation.blocks, np.zeros((endpoint.world, 0), np.bool_)
         self._lost = blocks.lost if isinstance(blocks, Contributions) else nothing
 
     @property

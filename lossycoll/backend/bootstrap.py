@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from lossycoll.errors import InterfaceError, LossyError, OptionError, RendezvousError
 from lossycoll.options.fields import Options
 from lossycoll.plan import faults
-from lossycoll.runtime.collectives.endpoint import Communicator
+from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.core import logfmt
 from lossycoll.runtime.core.call import bounded
 from lossycoll.runtime.engine.binding import Engine
@@ -221,7 +221,7 @@ class Group:
         number: int = 0,
         engine: Engine | None = None,
         control: Control | None = None,
-    ) -> Communicator:
+    ) -> Endpoint:
         health = Health(
             place.rank,
             place.size,
@@ -231,7 +231,7 @@ class Group:
             on_failure=self._end,
             outlive=options.continues,
         )
-        return Communicator(
+        return Endpoint(
             health,
             options=options,
             group=number,
@@ -265,7 +265,7 @@ class Group:
 class _Listener:
     """What the control plane talks to: the health, and the communicator's figures."""
 
-    def __init__(self, communicator: Communicator) -> None:
+    def __init__(self, communicator: Endpoint) -> None:
         health = communicator.health
         self._communicator = communicator
         self.on_dead = health.on_dead

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 from torch import Tensor
 
-from lossycoll.runtime.collectives.endpoint import Communicator
-from lossycoll.runtime.collectives.single_rank import Alone
+from lossycoll.runtime.collectives.endpoint import Endpoint
+from lossycoll.runtime.collectives.single_rank import SingleRank
 from lossycoll.runtime.core.call import Collective, Operation, Terms
 from lossycoll.runtime.membership.group_state import Health
 
@@ -67,7 +67,7 @@ class Submission(NamedTuple):
         health: The group's state, for what ``submit`` finds to be wrong.
     """
 
-    endpoint: Communicator | Alone
+    endpoint: Endpoint | SingleRank
     call: Collective
     description: Description
     source: Tensor

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from lossycoll.errors import AbortedError, LossyError, PeerLostError
 from lossycoll.options.fields import Options
 from lossycoll.options.scopes import Scope, scope, within
-from lossycoll.runtime.collectives.endpoint import Communicator
-from lossycoll.runtime.collectives.single_rank import Alone
+from lossycoll.runtime.collectives.endpoint import Endpoint
+from lossycoll.runtime.collectives.single_rank import SingleRank
 from lossycoll.runtime.core.call import LONGEST, Collective, Operation, Terms
 
 from . import checks
@@ -114,19 +114,19 @@ class Dispatcher:
     """The pipeline of one group.
 
     Args:
-        communicator: The group's endpoint.
+        endpoint: The group's endpoint.
         gloo: The group's private gloo mesh (torch's ProcessGroupGloo).
     """
 
-    def __init__(self, communicator: Communicator, gloo: Any) -> None:
-        self._communicator = communicator
+    def __init__(self, endpoint: Endpoint, gloo: Any) -> None:
+        self._endpoint = endpoint
         self._gloo = gloo
-        self.health: Final = communicator.health
+        self.health: Final = endpoint.health
         self.where: Final = self.health.where
-        self._options = communicator.options
+        self._options = endpoint.options
         self._asked_rounds: list[int] = []
-        self.endpoint: Final[Communicator | Alone] = (
-            communicator if communicator.world > 1 else Alone(communicator.health)
+        self.collectives: Final[Endpoint | SingleRank] = (
+            endpoint if endpoint.world > 1 else SingleRank(endpoint.health)
         )
         self.coalescing: Final = Coalescing()
 
@@ -146,7 +146,7 @@ class Dispatcher:
         Returns:
             A function that takes it back.
         """
-        made = self._communicator.options
+        made = self._endpoint.options
         if made.is_given("repair"):
             return lambda: None
 
@@ -286,13 +286,13 @@ class Dispatcher:
         assert submit is not None
         terms = self.terms(choice.options, opts, staged, mean=reduction is None or reduction.mean)
         submission = Submission(
-            self.endpoint, numbered, call, staged.source, staged.target, terms, self.health
+            self.collectives, numbered, call, staged.source, staged.target, terms, self.health
         )
         self.health.issue(numbered)  # after all that may take long or fail for want of memory
         operations = submit(submission)
         if isinstance(operations, Operation):
-            return call.kind.work(self._communicator, operations, call.writes)
-        works = [EngineWork(self._communicator, each, call.writes) for each in operations]
+            return call.kind.work(self._endpoint, operations, call.writes)
+        works = [EngineWork(self._endpoint, each, call.writes) for each in operations]
         return ManyWork(works, call.writes)
 
     def _by_gloo(self, numbered: Collective, call: Description, opts: Any) -> dist.Work:
@@ -306,7 +306,7 @@ class Dispatcher:
         numbered.submitted = -1  # an interrupt may come before or after gloo has begun
         inner = call.kind.gloo(self._gloo, call, detached, opts)
         numbered.submitted = call.kind.operations
-        work = GlooWork(self._communicator, numbered, inner, call.writes)
+        work = GlooWork(self._endpoint, numbered, inner, call.writes)
         staged = [pair for pair in zip(dense, call.writes, strict=True) if pair[0] is not pair[1]]
         if staged:
             work.wait()

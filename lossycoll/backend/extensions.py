@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
 from lossycoll.options.fields import Options
-from lossycoll.runtime.collectives.endpoint import Communicator
+from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.engine.reports import Report, Stats
 
 from . import block_collectives
@@ -29,14 +29,14 @@ _c10d: Any = c10d  # its stub has overloads that aren't served
 class Extensions:
     """A base of LossyProcessGroup, which sets the attributes."""
 
-    _comm: Communicator
+    _endpoint: Endpoint
     _dispatcher: Dispatcher
 
     # ---- figures and options ----
 
     def lossy_stats(self) -> Stats:
         """This rank's figures since the group was made (``lossycoll.stats``)."""
-        return self._comm.stats()
+        return self._endpoint.stats()
 
     def lossy_options(self) -> Options:
         """The options for a call made now: the group's, as the scope around changes them."""
@@ -57,7 +57,7 @@ class Extensions:
 
     def lossy_lost(self) -> tuple[int, ...]:
         """The ranks that the group continues without, as soon as this rank knows of them."""
-        return tuple(sorted(self._comm.health.without))
+        return tuple(sorted(self._endpoint.health.without))
 
     def lossy_lost_alike(self) -> tuple[int, ...]:
         """The ranks that the last collective was made without.
@@ -69,15 +69,15 @@ class Extensions:
         Returns:
             The ranks, in rising order.
         """
-        return self._comm.lost_alike()
+        return self._endpoint.lost_alike()
 
     def lossy_last_report(self) -> Report | None:
         """What the engine's last finished operation did here; None before the first."""
-        return self._comm.last_report()
+        return self._endpoint.last_report()
 
     def lossy_group_stats(self) -> Mapping[int, Mapping[str, Any]]:
         """Every rank's counters, by rank, from its last heartbeat (``lossycoll.group_stats``)."""
-        return self._comm.group_stats()
+        return self._endpoint.group_stats()
 
     # ---- a collective as data ----
 
@@ -103,7 +103,7 @@ class Extensions:
     @property
     def block_bytes(self) -> int:
         """The bytes that one block (packet) carries."""
-        return self._comm.block_bytes
+        return self._endpoint.block_bytes
 
     def blocks(self, nbytes: int) -> int:
         """Counts the blocks (packets) of a chunk in :meth:`all_gather_blocks`.
@@ -114,7 +114,7 @@ class Extensions:
         Returns:
             Their number.
         """
-        return self._comm.blocks(nbytes)
+        return self._endpoint.blocks(nbytes)
 
     def all_gather_blocks(
         self, output: Tensor, needed: NDArray[np.bool_] | None = None

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lossycoll.errors import UnsupportedError
-from lossycoll.runtime.collectives.endpoint import Communicator
+from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.core.call import Collective
 from lossycoll.runtime.p2p.endpoint import Messages
 
@@ -24,15 +24,15 @@ class PointToPoint:
     """The sends and receives of one group. They are posted at once, in the order of the calls.
 
     Args:
-        communicator: The group's endpoint.
+        endpoint: The group's endpoint.
         messages: The group's connections; None in a group of one rank.
         coalescing: Takes every work.
     """
 
     def __init__(
-        self, communicator: Communicator, messages: Messages | None, coalescing: Coalescing
+        self, endpoint: Endpoint, messages: Messages | None, coalescing: Coalescing
     ) -> None:
-        self._communicator = communicator
+        self._endpoint = endpoint
         self._messages = messages
         self._coalescing = coalescing
 
@@ -41,15 +41,15 @@ class PointToPoint:
         call, messages = self._admit(f"send to {peer}", tensors, peer, tag)
         source = contiguous(tensors[0])
         transfer = messages.send(
-            call, memory(source), peer, tag, keep=source, timeout=self._communicator.timeout
+            call, memory(source), peer, tag, keep=source, timeout=self._endpoint.timeout
         )
-        return self._coalescing.add(MessageWork(self._communicator, transfer, tensors))
+        return self._coalescing.add(MessageWork(self._endpoint, transfer, tensors))
 
     def receive(self, tensors: list[Tensor], peer: int | None, tag: int) -> dist.Work:
         """Receives into the one tensor of ``tensors``, from rank ``peer`` (None: from any)."""
         name = "receive" if peer is None else f"receive from {peer}"
         call, messages = self._admit(name, tensors, peer, tag)
-        checks.check_writable(self._communicator.health.where, name, tensors)
+        checks.check_writable(self._endpoint.health.where, name, tensors)
         target = contiguous(tensors[0])
         transfer = messages.receive(
             call,
@@ -57,16 +57,16 @@ class PointToPoint:
             peer,
             tag,
             keep=target,
-            timeout=self._communicator.timeout,
+            timeout=self._endpoint.timeout,
             finish=copy_back(target, tensors[0]),
         )
-        return self._coalescing.add(MessageWork(self._communicator, transfer, tensors))
+        return self._coalescing.add(MessageWork(self._endpoint, transfer, tensors))
 
     def _admit(
         self, name: str, tensors: list[Tensor], peer: int | None, tag: int
     ) -> tuple[Collective, Messages]:
         """Refuses what can't be served."""
-        where = self._communicator.health.where
+        where = self._endpoint.health.where
         if len(tensors) != 1:
             raise UnsupportedError(f"{where}: {name} got {len(tensors)} tensors, but takes one")
         tensor = tensors[0]
@@ -80,5 +80,5 @@ class PointToPoint:
         if peer is not None and not 0 <= peer < where.world:
             raise UnsupportedError(f"{where}: {name}: there are ranks 0 to {where.world - 1} only")
         call = Collective(name, tensor.dtype, tensor.numel(), f"tag {tag}")
-        self._communicator.health.admit(call)
+        self._endpoint.health.admit(call)
         return call, self._messages

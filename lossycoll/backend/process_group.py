@@ -74,14 +74,14 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
             ),
             pg_options,
         )
-        self._comm = self._group.communicator
-        self._health = self._comm.health
+        self._endpoint = self._group.communicator
+        self._health = self._endpoint.health
         self._where = self._health.where
         self._gloo = self._group.gloo
-        self._dispatcher = Dispatcher(self._comm, self._gloo)
+        self._dispatcher = Dispatcher(self._endpoint, self._gloo)
         self._coalescing = self._dispatcher.coalescing
-        self._point_to_point = PointToPoint(self._comm, self._group.messages, self._coalescing)
-        self._sparse = SparseAllReduce(self._dispatcher, self._comm)
+        self._point_to_point = PointToPoint(self._endpoint, self._group.messages, self._coalescing)
+        self._sparse = SparseAllReduce(self._dispatcher, self._endpoint)
         self._splits = 0
         if torch.__version__ < "2.14":  # from then on it warns: numbers start at 0 by themselves
             self._gloo._set_sequence_number_for_group()
@@ -527,13 +527,13 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
         Raises:
             OperationTimeout: At rank 0, if ranks are missing.
         """
-        if self._comm.options.continues:
+        if self._endpoint.options.continues:
             opts = _c10d.BarrierOptions()
             if timeout is not None:
                 opts.timeout = timeout
             self.barrier(opts).wait()
             return
-        timeout = timedelta(seconds=self._comm.timeout) if timeout is None else timeout
+        timeout = timedelta(seconds=self._endpoint.timeout) if timeout is None else timeout
         monitored_barrier(self._dispatcher, self._gloo, timeout, wait_all_ranks)
 
     # ---- other groups ----
@@ -579,7 +579,7 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
                 store=_c10d.PrefixStore(f"split/{name}", self._group.store),
                 group_rank=chosen.index(self._where.rank),
                 group_size=len(chosen),
-                timeout=timeout or timedelta(seconds=self._comm.timeout),
+                timeout=timeout or timedelta(seconds=self._endpoint.timeout),
                 group_id=name,
             ),
             opts,
@@ -597,7 +597,7 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
             timeout: How long; nothing or less: without a limit.
         """
         timeout = bounded(timeout)
-        self._comm.timeout = timeout.total_seconds()
+        self._endpoint.timeout = timeout.total_seconds()
         self._gloo._set_default_timeout(timeout)
 
     def shutdown(self) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lossycoll.errors import PeerLostError, UnsupportedError
 from lossycoll.options.fields import Options
-from lossycoll.runtime.collectives.endpoint import Communicator
+from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.core.call import Collective, Operation
 from lossycoll.runtime.engine.failures import Where
 
@@ -37,15 +37,15 @@ class SparseAllReduce:
 
     Args:
         dispatcher: The group's pipeline.
-        communicator: The group's endpoint.
+        endpoint: The group's endpoint.
     """
 
-    def __init__(self, dispatcher: Dispatcher, communicator: Communicator) -> None:
+    def __init__(self, dispatcher: Dispatcher, endpoint: Endpoint) -> None:
         self._dispatcher = dispatcher
-        self._communicator = communicator
-        self._world = communicator.world
-        self._health = communicator.health
-        self._where = communicator.health.where
+        self._endpoint = endpoint
+        self._world = endpoint.world
+        self._health = endpoint.health
+        self._where = endpoint.health.where
 
     def run(self, tensor: Tensor, opts: Any) -> dist.Work:
         """Reduces the ranks' ``tensor`` in its place, which is coalesced afterwards.
@@ -68,10 +68,10 @@ class SparseAllReduce:
         try:
             operation = self._submit(call, tensor, reduction, opts)
         except BaseException as error:
-            operations = 3 if self._communicator.options.continues else 2
+            operations = 3 if self._endpoint.options.continues else 2
             self._dispatcher.recover(call, error, operations)
             raise
-        return self._dispatcher.coalescing.add(EngineWork(self._communicator, operation, [tensor]))
+        return self._dispatcher.coalescing.add(EngineWork(self._endpoint, operation, [tensor]))
 
     def check(self, tensor: Tensor, opts: Any) -> Reduction:
         """Refuses what can't be served; returns what the call reduces by.
@@ -115,7 +115,7 @@ class SparseAllReduce:
 
         terms = self._dispatcher.terms(options, opts, Staged(source, target, finish))
         buffers = (address(source), address(target))
-        return self._dispatcher.endpoint.all_gather(call, buffers, sizes, terms)
+        return self._dispatcher.collectives.all_gather(call, buffers, sizes, terms)
 
     def _exchange_counts(
         self, call: Collective, options: Options, opts: Any, entries: int
@@ -124,7 +124,7 @@ class SparseAllReduce:
         own = torch.tensor([entries])
         counts = torch.empty(self._world, dtype=torch.int64)
         gathered = self._gather(call, options, opts, own, counts)
-        if self._communicator.options.continues:
+        if self._endpoint.options.continues:
             self._all_or_none(call, options, opts, gathered)
         else:
             gathered.wait()
@@ -135,7 +135,7 @@ class SparseAllReduce:
     ) -> Operation:
         terms = self._dispatcher.terms(options, opts, Staged(own, rows))
         buffers = (address(own), address(rows))
-        return self._dispatcher.endpoint.all_gather(call, buffers, nbytes(own), terms)
+        return self._dispatcher.collectives.all_gather(call, buffers, nbytes(own), terms)
 
     def _all_or_none(
         self, call: Collective, options: Options, opts: Any, counted: Operation

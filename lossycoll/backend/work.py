@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from lossycoll.errors import LossyError, OperationTimeout
-from lossycoll.runtime.collectives.endpoint import Communicator
+from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.core.call import NUDGE_SECONDS, Collective, Operation
 from lossycoll.runtime.p2p.request import Transfer
 
@@ -56,11 +56,11 @@ class LossyWork(dist.Work):
         """Whether the call is done, without an error."""
         return self.is_completed() and self.exception() is None
 
-    def _wait_if_in_order(self, communicator: Communicator) -> None:
+    def _wait_if_in_order(self, endpoint: Endpoint) -> None:
         """Waits where a future must be complete before anyone has it: when the group is to keep
         its futures in order, and inside a callback, whose thread may be the one that completes
         futures. Errors are the future's."""
-        if communicator.options.futures == "in_order" or getattr(_thread, "completing", False):
+        if endpoint.options.futures == "in_order" or getattr(_thread, "completing", False):
             with contextlib.suppress(LossyError):
                 self.wait()
 
@@ -78,12 +78,12 @@ class EngineWork(LossyWork):
 
     def __init__(
         self,
-        communicator: Communicator,
+        endpoint: Endpoint,
         operation: Operation | Transfer,
         result: list[torch.Tensor],
     ) -> None:
         super().__init__(result)
-        self._communicator = communicator
+        self._endpoint = endpoint
         self._operation = operation
         self._future: Future | None = None
 
@@ -104,7 +104,7 @@ class EngineWork(LossyWork):
         """A future with the result; it completes without a wait, and raises the call's error."""
         if self._future is None:
             operation, result = self._operation, self._result
-            self._wait_if_in_order(self._communicator)
+            self._wait_if_in_order(self._endpoint)
             source: Future = torch.futures.Future()
             self._future = source.then(value_or_raise)
 
@@ -125,7 +125,7 @@ class EngineWork(LossyWork):
 
     def _complete_by_itself(self) -> None:
         assert isinstance(self._operation, Operation)
-        self._communicator.complete_by_itself(self._operation)
+        self._endpoint.complete_by_itself(self._operation)
 
     def is_completed(self) -> bool:
         """Whether the call is done, well or not."""
@@ -142,13 +142,13 @@ class GlooWork(LossyWork):
 
     def __init__(
         self,
-        communicator: Communicator,
+        endpoint: Endpoint,
         call: Collective,
         inner: dist.Work,
         result: list[torch.Tensor],
     ) -> None:
         super().__init__(result)
-        self._communicator = communicator
+        self._endpoint = endpoint
         self._call = call
         self._inner = inner
         self._error: LossyError | None = None
@@ -164,7 +164,7 @@ class GlooWork(LossyWork):
 
     def _wait_on(self, error: RuntimeError, timeout: float | None) -> bool:
         """What to do after a first wait that raised ``error``."""
-        health = self._communicator.health
+        health = self._endpoint.health
         begin = nudged = time.monotonic() - SLICE.total_seconds()
         while not self._inner.is_completed():
             now = time.monotonic()
@@ -186,31 +186,31 @@ class GlooWork(LossyWork):
 
     def _explained(self, error: RuntimeError) -> LossyError:
         """Gloo's error as the group's verdict; kept for ``exception``."""
-        self._error = self._communicator.health.verdict(self._call, error)
+        self._error = self._endpoint.health.verdict(self._call, error)
         return self._error.again(self._call.numbered)
 
     def get_future(self) -> Future:
         """A future with gloo's result, or the group's error."""
         if self._future is None:
-            communicator, call = self._communicator, self._call
-            self._wait_if_in_order(communicator)
+            endpoint, call = self._endpoint, self._call
+            self._wait_if_in_order(endpoint)
             nudged = time.monotonic() + NUDGE_SECONDS[0]
 
             def nudge(now: float) -> None:
                 nonlocal nudged
                 if now >= nudged:
                     nudged = now + NUDGE_SECONDS[1]
-                    communicator.health.waiting(call)
+                    endpoint.health.waiting(call)
 
             def explain(done: Future) -> Any:
-                communicator.unwatch(call)
+                endpoint.unwatch(call)
                 try:
                     return done.value()
                 except RuntimeError as error:
-                    verdict = communicator.health.verdict(call, error)
+                    verdict = endpoint.health.verdict(call, error)
                     raise verdict.again(call.numbered) from error
 
-            communicator.watch(call, nudge)
+            endpoint.watch(call, nudge)
             self._future = self._inner.get_future().then(explain)
         return self._future
 
@@ -227,10 +227,8 @@ class GlooWork(LossyWork):
 class MessageWork(EngineWork):
     """A send or a receive."""
 
-    def __init__(
-        self, communicator: Communicator, transfer: Transfer, result: list[torch.Tensor]
-    ) -> None:
-        super().__init__(communicator, transfer, result)
+    def __init__(self, endpoint: Endpoint, transfer: Transfer, result: list[torch.Tensor]) -> None:
+        super().__init__(endpoint, transfer, result)
         self._transfer = transfer
 
     def _complete_by_itself(self) -> None:

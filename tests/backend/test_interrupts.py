@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 import lossycoll
-from lossycoll.runtime.collectives.endpoint import Communicator
+from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.core.call import Collective, Operation, Terms
 from lossycoll.runtime.engine.binding import DType
 from lossycoll.runtime.membership.group_state import Health
@@ -67,7 +67,7 @@ def test_an_interrupted_call_goes_on_and_so_does_the_group() -> None:
     assert not outcomes[1].value["caught"]
 
 
-def communicator(network: Network, rank: int) -> Communicator:
+def endpoint(network: Network, rank: int) -> Endpoint:
     health = Health(
         rank,
         network.world,
@@ -76,7 +76,7 @@ def communicator(network: Network, rank: int) -> Communicator:
         control=None,
         on_failure=lambda error: None,
     )
-    return Communicator(
+    return Endpoint(
         health,
         options=network.options,
         group=3,
@@ -86,7 +86,7 @@ def communicator(network: Network, rank: int) -> Communicator:
     )
 
 
-def add(mine: Communicator, values: np.ndarray, *, future: bool) -> Operation:
+def add(mine: Endpoint, values: np.ndarray, *, future: bool) -> Operation:
     call = Collective("all_reduce", "float32", len(values))
     mine.health.issue(call)
     terms = Terms(mine.options, mean=True, keep=values, future=future)
@@ -99,7 +99,7 @@ def test_an_interrupt_as_the_engine_takes_a_call(
 ) -> None:
     """Signals are heeded as C returns, before anybody could note what it did."""
     with Network(2) as network:
-        ranks = [communicator(network, rank) for rank in range(2)]
+        ranks = [endpoint(network, rank) for rank in range(2)]
         first = [np.ones(1000, np.float32) for _ in ranks]
         begun = [add(mine, v, future=True) for mine, v in zip(ranks, first, strict=True)]
         for mine, operation in zip(ranks, begun, strict=True):

@@ -16,7 +16,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 import lossycoll
 from lossycoll.backend.process_group import LossyProcessGroup
-from lossycoll.runtime.collectives.endpoint import Communicator
+from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.core.call import Collective, Operation, Terms
 from lossycoll.runtime.membership.group_state import Health
 from lossycoll.train.common.collectives import Collectives
@@ -195,14 +195,12 @@ def test_a_partially_delivered_operation_names_those_that_took_part_in_it() -> N
         outlive=True,
     )  # fmt: skip
     options = lossycoll.Options()
-    communicator = Communicator(
-        health, options=options, group=0, timeout=1.0, engine=None, control=None
-    )
+    endpoint = Endpoint(health, options=options, group=0, timeout=1.0, engine=None, control=None)
     for rank in (0, 3):
         health.on_lost(rank, 0.0, True)
-    operation = Operation(communicator, Collective("all_reduce", "int64", 9), Terms(options), 1.0)
+    operation = Operation(endpoint, Collective("all_reduce", "int64", 9), Terms(options), 1.0)
     operation.members = (1, 2, 3)
-    error = communicator._torn(operation)
+    error = endpoint._died_midway(operation)
     assert error.peer == 3
     assert "rank 3 (d) died" in str(error)
     assert "rank 0" not in str(error)

@@ -34,14 +34,14 @@ from lossycoll.runtime.membership.failure_detector import Control
 from lossycoll.runtime.membership.group_state import Health
 from lossycoll.runtime.membership.view_agreement import View
 
-from . import call_cache, plan_cache, single_rank
+from . import engine_call, plan_cache, single_rank
 from .estimators import BY_COUNT, Estimators, Means
-from .sequencer import Roster, Turns
+from .sequencer import Roster, Sequencer
 
 log: Final = logging.getLogger("lossycoll")
 
 
-def _nothing(rank: int, error: LossyError) -> None:
+def _ignore(rank: int, error: LossyError) -> None:
     del rank, error
 
 
@@ -76,10 +76,10 @@ FIGURES: Final = (
 """What travels with every beat, so that each rank can see every other's."""
 
 
-class Communicator:
+class Endpoint:
     """Also the control plane's listener (:class:`Listener`), with ``health``.
 
-    ``engine`` and ``control`` are None in a world of one, where :class:`Alone`
+    ``engine`` and ``control`` are None in a world of one, where :class:`SingleRank`
     takes the calls. ``group`` is the group's number, ``timeout`` its seconds for ranks that never
     take part.
     """
@@ -107,15 +107,15 @@ class Communicator:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._tracing = log.isEnabledFor(logging.DEBUG)
-        self._turns = Turns(self.rank, self.world, self._check_sound)
-        # Where a rank may be lost, none but the root may be in the way of others.
+        self._sequencer = Sequencer(self.rank, self.world, self._check_sound)
+        # Where a rank may be lost, none but the root may forward the data of others.
         self._fanout = self.world if options.continues else 2
-        self.on_lost: Callable[[int, LossyError], None] = _nothing
-        """Told when the group goes on without a rank."""
+        self.on_lost: Callable[[int, LossyError], None] = _ignore
+        """Called with each rank that a view change removes."""
         self._ended = False
         self._closing = threading.Lock()
-        self._closed = self._said_goodbye = False
-        self._overflow_told = False
+        self._closed = self._announced_leave = False
+        self._overflow_warned = False
         self._link_log = LinkLog()
         self._first_failed: int | None = None
         self._operations: dict[int, Operation] = {}
@@ -133,9 +133,9 @@ class Communicator:
         options = terms.options
         missing = Missing[options.on_missing.upper()]
         per_packet = self._payload // dtype.itemsize
-        with self._turn() as who:
+        with self._sequenced() as who:
             by = plan_cache.algorithm("all_reduce", who, options.algorithm)
-            order = plan_cache.order(by, who, options, self._group, self._turns.next)
+            order = plan_cache.order(by, who, options, self._group, self._sequencer.next)
             means = self._estimators.means(options, who)
             finish = means.finish or Finish.MEAN
             encoded = plan_cache.all_reduce(who, by, elements, per_packet, order, missing, finish)
@@ -153,7 +153,7 @@ class Communicator:
 
         ``buffers``: input (a chunk for each rank) and output (one chunk).
         """
-        with self._turn() as who:
+        with self._sequenced() as who:
             means = self._estimators.means(terms.options, who)
             finish = means.finish or Finish.STRATIFIED
             by = plan_cache.algorithm("reduce_scatter", who, terms.options.algorithm)
@@ -172,7 +172,7 @@ class Communicator:
     ) -> Operation:
         """A reduce-scatter of equal chunks after which each rank knows which ``blocks`` (packets)
         of its contributions were lost: they count as zero, for whoever sends them again."""
-        with self._turn() as who:
+        with self._sequenced() as who:
             per_packet = self._payload // dtype.itemsize
             finish = Finish.STRATIFIED
             means = BY_COUNT
@@ -188,7 +188,7 @@ class Communicator:
         self, call: Collective, address: int, nbytes: int, root: int, terms: Terms
     ) -> Operation:
         """In place: ``root``'s ``nbytes`` on all ranks."""
-        with self._turn() as who:
+        with self._sequenced() as who:
             self._need(call, who, (root,))
             by = plan_cache.algorithm("broadcast", who, terms.options.algorithm)
             encoded = plan_cache.broadcast(who, by, nbytes, self._payload, root, self._fanout)
@@ -205,7 +205,7 @@ class Communicator:
 
         ``nbytes``: the same for all, or one number per rank.
         """
-        with self._turn() as who:
+        with self._sequenced() as who:
             self._need_all(call, who, terms)
             by = plan_cache.algorithm("all_gather", who, terms.options.algorithm)
             encoded = plan_cache.all_gather(who, by, nbytes, self._payload)
@@ -232,7 +232,7 @@ class Communicator:
 
         ``needed``: bool (world, packets), those that are asked for until they come; None: none.
         """
-        with self._turn() as who:
+        with self._sequenced() as who:
             encoded = plan_cache.all_gather(
                 who, default_algorithm("all_gather"), nbytes, self._payload
             )
@@ -244,7 +244,7 @@ class Communicator:
         self, call: Collective, buffers: tuple[int, int], nbytes: int, terms: Terms
     ) -> Operation:
         """``nbytes`` to each rank and from each rank; both buffers in rank order."""
-        with self._turn() as who:
+        with self._sequenced() as who:
             self._need_all(call, who, terms)
             by = plan_cache.algorithm("all_to_all", who, terms.options.algorithm)
             encoded = plan_cache.all_to_all(who, by, nbytes, self._payload)
@@ -259,7 +259,7 @@ class Communicator:
         terms: Terms,
     ) -> Operation:
         """``send[r]`` bytes to rank r, ``receive[r]`` from it; whether both agree is unchecked."""
-        with self._turn() as who:
+        with self._sequenced() as who:
             self._need_all(call, who, terms)
             by = plan_cache.algorithm("all_to_all_uneven", who, terms.options.algorithm)
             encoded = plan_cache.all_to_all_uneven(who, by, send, receive, self._payload)
@@ -269,7 +269,7 @@ class Communicator:
         self, call: Collective, buffers: tuple[int, int], nbytes: int, root: int, terms: Terms
     ) -> Operation:
         """Every rank's ``nbytes`` at ``root``, one after another."""
-        with self._turn() as who:
+        with self._sequenced() as who:
             self._need(call, who, (root,))
             self._need_all(call, who, terms)
             by = plan_cache.algorithm("gather", who, terms.options.algorithm)
@@ -280,7 +280,7 @@ class Communicator:
         self, call: Collective, buffers: tuple[int, int], nbytes: int, root: int, terms: Terms
     ) -> Operation:
         """``root``'s chunk number r of ``nbytes`` at rank r."""
-        with self._turn() as who:
+        with self._sequenced() as who:
             self._need(call, who, (root,))
             by = plan_cache.algorithm("scatter", who, terms.options.algorithm)
             encoded = plan_cache.scatter(who, by, nbytes, self._payload, root)
@@ -288,26 +288,26 @@ class Communicator:
 
     def barrier(self, call: Collective, address: int, terms: Terms) -> Operation:
         """Done on no rank before all have begun it. ``address``: a float32, 1.0, to work in."""
-        with self._turn() as who:
+        with self._sequenced() as who:
             by = plan_cache.algorithm("barrier", who, terms.options.algorithm)
             encoded = plan_cache.barrier(who, by, self._fanout)
             return self._submit(encoded, call, (address, address), DType.F32, terms)
 
-    def _turn(self) -> Turns:
-        """To be entered. Before, since what waits for a future may submit operations itself, looks
-        for operations that nobody waits for."""
+    def _sequenced(self) -> Sequencer:
+        """To be entered. First finishes operations that nobody waits for: not inside, since their
+        futures' callbacks may submit operations."""
         if len(self._operations) >= REAP_FROM:
             self._reap()
-        return self._turns
+        return self._sequencer
 
     def _need(self, call: Collective, who: Roster, ranks: Sequence[int]) -> None:
-        """Refuses a call that can't do without ranks that are lost; on all ranks alike."""
+        """Refuses a call that needs data of lost ranks; on all ranks alike."""
         lost = sorted(set(ranks) - set(who.members))
         if lost:
             raise self._missed(call, lost)
 
     def _need_all(self, call: Collective, who: Roster, terms: Terms) -> None:
-        """The same for a call whose result has a part of every rank's."""
+        """The same for a call whose result has a part of every rank."""
         if not who.complete and terms.among is None and terms.options.delivery == "reliable":
             raise self._missed(call, who.lost)
 
@@ -330,30 +330,30 @@ class Communicator:
         means: Means | None = None,
         blocks: Blocks | Contributions | None = None,
     ) -> Operation:
-        """``means``: how they are formed, by a reduction: what a rank that dies meanwhile leaves
-        out is then loss, rather than an error."""
+        """``means``: how contributions are averaged; reductions only. If a rank dies during the
+        operation, its contributions then count as lost instead of failing it."""
         assert self._engine is not None
         timeout = self.timeout if terms.timeout is None else terms.timeout
         options = terms.options
         reliable = options.delivery == "reliable"
         operation = Operation(self, call, terms, timeout)
-        operation.members = self._turns.at(self._turns.next).members
+        operation.members = self._sequencer.at(self._sequencer.next).members
         operation.exact = reliable and means is None
         operation.blocks = blocks
-        # Until the watcher runs, nobody would take the finished ticket.
+        # Until the watcher runs, nobody would collect the finished ticket.
         operation.notify = terms.future and self._watcher is not None
         way = "" if reliable else blocks.meaning if blocks else options.estimator
         scale = 1.0 if terms.mean else float(self.world)
         try:
-            meant = call_cache.Meaning(
+            meant = engine_call.Meaning(
                 encoded, call.key, way, options, dtype, scale, timeout,
                 notify=operation.notify, waits=not terms.future,
             )  # fmt: skip
             if blocks is None and (means is None or means is BY_COUNT):
-                self._engine.submit_ready(call_cache.ready(meant), *buffers, operation)
+                self._engine.submit_ready(engine_call.ready(meant), *buffers, operation)
             else:
-                once = call_cache.call_of(meant)
-                once = call_cache.with_data(once, buffers, means or BY_COUNT, blocks)
+                once = engine_call.call_of(meant)
+                once = engine_call.with_data(once, buffers, means or BY_COUNT, blocks)
                 self._engine.submit(encoded, once, operation)
         except LossyError as error:
             self._note_failed(call)
@@ -361,8 +361,8 @@ class Communicator:
         finally:
             # Calls nothing, so that Ctrl-C can't come between: the engine writes to the buffers.
             if operation.ticket:
-                number = self._turns.next
-                self._turns.next = number + 1
+                number = self._sequencer.next
+                self._sequencer.next = number + 1
                 call.submitted += 1
                 self._operations[operation.ticket] = operation
         if self._tracing:
@@ -392,8 +392,8 @@ class Communicator:
             if code >= 0:
                 if operation.blocks is not None:
                     operation.blocks.note(self._engine, operation.ticket)
-                    return None  # they tell what is missing
-                return self._torn(operation) if operation.exact and kept else None
+                    return None  # they say what is missing
+                return self._died_midway(operation) if operation.exact and kept else None
             failure = self._engine.result(operation.ticket)[1]
         except ClosedError as error:
             return self.health.failure or error
@@ -448,8 +448,8 @@ class Communicator:
             own_filled=report.own_filled,
         )
 
-    def _torn(self, operation: Operation) -> PeerLostError:
-        """A rank died in the middle of what has to be exact; only this operation fails."""
+    def _died_midway(self, operation: Operation) -> PeerLostError:
+        """A rank died during an exact operation; only this operation fails."""
         lost = sorted(self.health.without.keys() & set(operation.members))
         names = " and ".join(self.health.where.peer(rank) for rank in lost)
         return PeerLostError(
@@ -556,7 +556,7 @@ class Communicator:
             **{name: getattr(sums, name) for name in sums.__dataclass_fields__},
             **around,
             control_foreign=self._control.foreign,
-            lost=self._turns.latest.lost,
+            lost=self._sequencer.latest.lost,
             peers=tuple(self._peer_stats(rank) for rank in range(self.world)),
         )
 
@@ -571,7 +571,7 @@ class Communicator:
         return self._with_lost(self._engine.last_report())
 
     def _with_lost(self, report: Report) -> Report:
-        who = self._turns.at(report.op)
+        who = self._sequencer.at(report.op)
         return report if who.complete else replace(report, lost=who.lost)
 
     def group_stats(self) -> Mapping[int, Mapping[str, Any]]:
@@ -594,8 +594,8 @@ class Communicator:
 
     def _warn_of_overflow(self, packets: int) -> None:
         """Once per group: loss that nobody asked for, and that a larger buffer would prevent."""
-        if packets > 0 and not self._overflow_told:
-            self._overflow_told = True
+        if packets > 0 and not self._overflow_warned:
+            self._overflow_warned = True
             log.warning(
                 "%s: the kernel dropped %d packets so far since this rank's receive buffer was "
                 "full; raise it (sysctl net.core.rmem_max, and LOSSYCOLL_SOCKET_BUFFER if that is "
@@ -604,25 +604,25 @@ class Communicator:
                 packets,
             )
 
-    # ---- ranks that are lost, where the group outlives them; from the control plane's thread ----
+    # ---- view changes (on_peer_loss="continue"); from the control plane's thread ----
 
     def lose(self, rank: int) -> int:
-        """Submits nothing until :meth:`go_on`, and waits no longer for ``rank``.
+        """Stops submitting until :meth:`go_on`, and gives ``rank`` up.
 
         Returns the number of the next operation.
         """
         assert self._engine is not None
-        # First, or whoever waited for the rank submits once more, for all that the plan still has.
-        following = self._turns.stop()
+        # First: who waited for the rank could otherwise submit another operation of the old view.
+        following = self._sequencer.stop()
         with contextlib.suppress(ClosedError):
             self._engine.peer_dead(rank)
         return following
 
     def go_on(self, views: Sequence[View], agreed: bool) -> None:
-        """``views``: who is left, from which operation on."""
-        before = self._turns.latest
-        self._turns.go_on(views, agreed=agreed)
-        after = self._turns.latest
+        """Takes over the ``views``; submits again if the last one is ``agreed``."""
+        before = self._sequencer.latest
+        self._sequencer.resume(views, agreed=agreed)
+        after = self._sequencer.latest
         for rank in sorted(set(after.lost) - set(before.lost)):
             log.warning(
                 "%s: lost %s; going on with ranks %s from operation %d on, means are over those",
@@ -634,12 +634,12 @@ class Communicator:
             self.on_lost(rank, self.health.lost_error(rank))
 
     def lost_alike(self) -> tuple[int, ...]:
-        """Ranks that the last operation submitted here is without. Nothing that happens later
-        changes that, so it is the same on all ranks that have submitted as many."""
-        return self._turns.at(self._turns.next - 1).lost
+        """Lost ranks, as of the last operation submitted here. Nothing later changes them, so they
+        are the same on all ranks that have submitted as many."""
+        return self._sequencer.at(self._sequencer.next - 1).lost
 
     def _check_sound(self) -> None:
-        """Raises what has happened meanwhile to the group, if anything."""
+        """Raises if the group has failed or was destroyed."""
         if self.health.failure is not None:
             raise self.health.failure.again()
         if self.health.closed:
@@ -656,9 +656,9 @@ class Communicator:
                 return
 
     def _last_finished(self) -> int:
-        """Number of the last call of which this rank owes the others nothing any more.
+        """Number of the last call in which no other rank needs this one any more.
 
-        What is pending has a little time to end: nobody here waits for it, but the others may.
+        Pending operations get a little time to end: nobody here waits for them, but others may.
         """
         end = time.monotonic() + LINGER_SECONDS
         for operation in list(self._operations.values()):
@@ -669,9 +669,9 @@ class Communicator:
         return self.health.seq if failed is None else min(failed - 1, self.health.seq)
 
     def close(self) -> None:
-        """Says goodbye to the other ranks, ends what is pending, joins all threads.
+        """Announces to the other ranks that this one leaves, ends what is pending, joins threads.
 
-        Idempotent; what Ctrl-C kept one call from, the next one does.
+        Idempotent; if Ctrl-C interrupts it, the next call does the rest.
         """
         if os.getpid() != self._pid or not self._closing.acquire(blocking=False):
             return
@@ -685,9 +685,9 @@ class Communicator:
     def _leave(self) -> None:
         with self._lock:
             self.health.closed = True
-        if self._control is not None and not self._said_goodbye:
+        if self._control is not None and not self._announced_leave:
             last = self._last_finished()
-            self._said_goodbye = True
+            self._announced_leave = True
             self._control.leave(last, _own_error())
             self.health.await_others(LINGER_SECONDS)
         self.figures()
@@ -698,7 +698,7 @@ class Communicator:
         if self._control is not None:
             self._control.close()
         if self.options.inject:
-            # A run in which nothing could be dropped looks as one that loss doesn't harm.
+            # Otherwise a run in which nothing was dropped would look like one that loss can't harm.
             found = self.stats()
             counts = {name: getattr(found, name) for name in ("packets_sent", "packets_injected")}
             event(logging.INFO, self.health.where, "left", **counts)

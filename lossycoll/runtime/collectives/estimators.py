@@ -21,7 +21,7 @@ ENOUGH: Final = 1000
 MEMORY: Final = 100_000
 """Packets after which what a link did counts half: rates change."""
 LEAST_RATE: Final = 0.01
-"""A link that delivers less is out of use: weights can't stand for what never comes. So no
+"""A link that delivers less is out of use: weights can't replace what never arrives. So no
 contribution is multiplied by more than its inverse."""
 
 
@@ -43,8 +43,8 @@ BY_COUNT: Final = Means()
 
 @dataclass
 class _Link:
-    """What one link did, older packets counting less. What was known of one that goes out of use is
-    forgotten: if it comes back, its rate is that of what follows."""
+    """What one link delivered, older packets counting less. Going out of use clears it: if the link
+    comes back, its rate is that of what follows."""
 
     offered: float = 0.0
     delivered: float = 0.0
@@ -85,16 +85,16 @@ class Estimators:
     def __init__(self, world: int, peer_stats: Callable[[int], PeerStats]) -> None:
         self._links = [_Link() for _ in range(world)]
         self._peer_stats = peer_stats
-        self._told: set[int] = set()
+        self._warned: set[int] = set()
         """Ranks whose links have been warned of."""
 
     def means(self, options: Options, who: Roster) -> Means:
         """The way for an operation with these options among these ranks.
 
-        Rates are those that this rank saw in the operations before. As long as some link is unknown
-        the mean is that by count: a guess of 1 would make it too small by what is lost. So it is
-        while some link delivers nothing, which would make it too small by all that this rank's
-        contribution is; of that it warns, once per link.
+        Rates are those that this rank saw in the operations before. As long as some link's rate is
+        unknown, the mean is by count: with a guess of 1 it would be too small by what is lost. The
+        same holds while some link delivers nothing: the mean would lack all of that rank's
+        contribution. This logs a warning, once per link.
         """
         if options.delivery != "lossy" or options.estimator == "count":
             return BY_COUNT
@@ -118,9 +118,9 @@ class Estimators:
         return BY_COUNT if unknown else Means(Finish.WEIGHTED, tuple(weights), divisor)
 
     def _warn(self, who: Roster, seen: PeerStats) -> None:
-        if seen.rank in self._told:
+        if seen.rank in self._warned:
             return
-        self._told.add(seen.rank)
+        self._warned.add(seen.rank)
         log.warning(
             "rank %d/%d: the link from rank %d (%s) to this rank delivers nothing now, or less "
             "than %g%%, of what is to be reduced (%d of %d packets since the start). No weight "

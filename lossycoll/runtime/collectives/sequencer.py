@@ -27,11 +27,11 @@ class Roster:
         return tuple(rank for rank in range(self.world) if rank not in self.members)
 
 
-class Turns:
-    """``with turns as roster:`` is one caller's turn to submit operation number ``turns.next``.
+class Sequencer:
+    """Numbers the operations: inside ``with sequencer as roster:``, one caller submits ``next``.
 
-    While the ranks agree on who is left, nobody gets a turn; ``check`` is called meanwhile and may
-    raise. Other threads may call ``stop`` and ``go_on``.
+    During a view change nobody submits; ``check`` is called meanwhile and may raise. Other threads
+    may call ``stop`` and ``resume``.
     """
 
     def __init__(self, rank: int, world: int, check: Callable[[], None]) -> None:
@@ -39,19 +39,19 @@ class Turns:
         self._rank = rank
         self._world = world
         self._check = check
-        self._turn = threading.Condition(threading.Lock())
+        self._submitting = threading.Condition(threading.Lock())
         self._stopped = False
         everyone = Roster(world, rank, tuple(range(world)))
         self._rosters: list[tuple[int, Roster]] = [(0, everyone)]
 
     def __enter__(self) -> Roster:
-        self._turn.acquire()
+        self._submitting.acquire()
         try:
             while self._stopped:
-                self._turn.wait(0.1)
+                self._submitting.wait(0.1)
                 self._check()
         except BaseException:
-            self._turn.release()
+            self._submitting.release()
             raise
         return self.at(self.next)
 
@@ -61,7 +61,7 @@ class Turns:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._turn.release()
+        self._submitting.release()
 
     def at(self, number: int) -> Roster:
         """Who operation ``number`` is for."""
@@ -76,17 +76,17 @@ class Turns:
         return self._rosters[-1][1]
 
     def stop(self) -> int:
-        """Lets nobody submit any more; returns the number of the next operation."""
+        """Lets nobody submit until ``resume``; returns the number of the next operation."""
         self._stopped = True  # before the lock, which a thread that submits anew may win each time
-        with self._turn:
+        with self._submitting:
             return self.next
 
-    def go_on(self, views: Sequence[View], *, agreed: bool) -> None:
-        """Takes over who is left from which operation on; ``agreed``: turns are given again."""
-        with self._turn:
+    def resume(self, views: Sequence[View], *, agreed: bool) -> None:
+        """Takes over the views; callers may submit again if the last one is ``agreed``."""
+        with self._submitting:
             self._rosters = [
                 (view.first, Roster(self._world, self._rank, view.members)) for view in views
             ]
             if agreed:
                 self._stopped = False
-                self._turn.notify_all()
+                self._submitting.notify_all()

@@ -1,4 +1,4 @@
-"""The operations of a world of one: what would be sent is copied, and all is done at once."""
+"""The operations of a world of one: data is copied, and every operation is done at once."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ PAYLOAD: Final = 1408
 """Bytes that a packet would carry, for those who count blocks."""
 
 
-class Alone:
-    """Takes the calls of :class:`Communicator` where there is no engine.
+class SingleRank:
+    """Runs collectives without an engine.
 
     A reduction of one rank's contribution is that contribution.
     """

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lossycoll.options.fields import Options
-from lossycoll.runtime.collectives.endpoint import Communicator
+from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.membership.group_state import Health
 from tests.runtime.membership.test_failure_detector import (
     LIVENESS,
@@ -162,7 +162,7 @@ def test_a_close_that_ctrl_c_cut_short_is_finished_by_the_next() -> None:
         health = Health(
             1, 2, addresses=["a", "b"], liveness=30.0, control=control, on_failure=lambda _: None
         )
-        made = Communicator(
+        made = Endpoint(
             health, options=Options(), group=0, timeout=9.0, engine=None, control=control
         )
 

@@ -256,8 +256,9 @@ static void leave(lc_engine *e) {
 
 int64_t lc_engine_submit(lc_engine *e, lc_call *call) {
     int code = LC_OK;
-    if (!e->running || (uint64_t)call->elements_per_packet * lc_element_bytes(call->dtype) >
-                           e->config.payload_bytes)
+    lc_codec codec;
+    if (!e->running || !lc_codec_make(&codec, call->encoding, call->dtype, 0) ||
+        codec.wire_bytes(&codec, call->elements_per_packet) > e->config.payload_bytes)
         return LC_E_ARGUMENT;
     int simd = !(e->config.disable & LC_SIMD);
     lc_op *op = lc_op_build(call, e->config.rank, e->config.size, simd, e->inject_active, &e->pool,

@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+#include "payload.h"
+
 typedef struct {
     uint8_t *value, *acc;
     const uint8_t *own;
@@ -32,7 +34,7 @@ static void finish_partial(lc_op_slot *s, uint32_t k, piece p) {
         if (p.own && p.own != p.value)
             memcpy(p.value, p.own, (size_t)p.n * op->element_bytes);
     } else if (s->acc != s->value) {
-        op->kernels->finish(p.value, p.acc, p.n, 1.0);
+        op->codec.sums->finish(p.value, p.acc, p.n, 1.0);
     }
     s->count[k] = (uint16_t)(s->count[k] + (p.own != NULL));
 }
@@ -52,9 +54,9 @@ static void finish_mean(lc_op_slot *s, uint32_t k, piece p) {
         return;
     double factor = factor_of(s, total);
     if (arrived == 0)
-        op->kernels->blend(p.value, p.own, factor, NULL, 0, p.n);
+        op->codec.sums->blend(p.value, p.own, factor, NULL, 0, p.n);
     else if (factor != 1.0 || s->acc != s->value)
-        op->kernels->finish(p.value, p.acc, p.n, factor);
+        op->codec.sums->finish(p.value, p.acc, p.n, factor);
     count_contributions(op, total);
 }
 
@@ -64,10 +66,10 @@ static void finish_stratified(lc_op_slot *s, uint32_t k, piece p) {
     double world = s->desc.n_sources + 1.0;
     double scale = op->call.scale;
     if (others > 0) {
-        op->kernels->blend(p.value, p.own, scale / world, p.acc,
-                           scale * (world - 1) / (world * others), p.n);
+        op->codec.sums->blend(p.value, p.own, scale / world, p.acc,
+                              scale * (world - 1) / (world * others), p.n);
     } else {
-        op->kernels->blend(p.value, p.own, scale, NULL, 0, p.n);
+        op->codec.sums->blend(p.value, p.own, scale, NULL, 0, p.n);
         op->report.alone++;
     }
     s->count[k] = (uint16_t)(s->count[k] + 1);
@@ -76,7 +78,7 @@ static void finish_stratified(lc_op_slot *s, uint32_t k, piece p) {
 
 void lc_finish_alone(lc_op_slot *s) {
     lc_op *op = s->op;
-    op->kernels->blend(s->value, s->own, factor_of(s, 1), NULL, 0, s->desc.length);
+    op->codec.sums->blend(s->value, s->own, factor_of(s, 1), NULL, 0, s->desc.length);
     for (uint32_t k = 0; k < s->n_packets; k++)
         count_contributions(op, 1);
     if (s->desc.finish == LC_FINISH_STRATIFIED)
@@ -86,7 +88,7 @@ void lc_finish_alone(lc_op_slot *s) {
 static void fill_missing(lc_op_slot *s, piece p) {
     lc_op *op = s->op;
     if (s->desc.missing == LC_MISSING_OWN) {
-        op->kernels->blend(p.value, p.value, op->call.scale, NULL, 0, p.n);
+        op->codec.sums->blend(p.value, p.value, op->call.scale, NULL, 0, p.n);
         op->report.own_filled++;
         count_contributions(op, 1);
     } else if (s->desc.missing == LC_MISSING_ZERO) {
@@ -111,6 +113,8 @@ static void packet_ready(lc_engine *e, lc_op_slot *s, uint32_t k) {
     } else {
         finish_mean(s, k, p);
     }
+    if (s->count[k] && s->desc.combine == LC_ADD)
+        lc_payload_finish(s, k);
     if (s->count[k])
         s->ready[s->n_ready++] = k;
     else
@@ -136,14 +140,14 @@ void lc_combine(lc_op_slot *s, const lc_header *h, const uint8_t *payload) {
     piece p = piece_of(s, k);
     const uint8_t *own = s->desc.finish == LC_FINISH_STRATIFIED ? NULL : p.own;
     if (s->desc.combine == LC_COPY)
-        memcpy(p.value, payload, h->length);
+        lc_payload_store(s, k, payload);
     else if (op->weights && s->count[k])
-        op->kernels->add_weighted(p.acc, payload, op->weights[h->sender], p.n);
+        op->codec.add_weighted(&op->codec, p.acc, payload, op->weights[h->sender], p.n);
     else if (op->weights)
-        op->kernels->first_weighted(p.acc, own, payload, op->weights[h->sender], p.n);
+        op->codec.first_weighted(&op->codec, p.acc, own, payload, op->weights[h->sender], p.n);
     else if (s->count[k])
-        op->kernels->add(p.acc, payload, p.n);
+        op->codec.add(&op->codec, p.acc, payload, p.n);
     else
-        op->kernels->first(p.acc, own, payload, p.n);
+        op->codec.first(&op->codec, p.acc, own, payload, p.n);
     s->count[k] = (uint16_t)(s->count[k] + h->count);
 }

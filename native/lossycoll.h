@@ -234,6 +234,7 @@ typedef struct {
     uint64_t scratch_elements;
     uint32_t elements_per_packet;
     uint8_t dtype;
+    uint8_t encoding;      /* lc_encoding: how packets carry the elements */
     uint8_t reliable;      /* resend until everything has arrived */
     uint8_t repair;        /* rounds of resending when not reliable */
     uint8_t notify;        /* hand the ticket to lc_engine_next as well */

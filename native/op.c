@@ -131,13 +131,15 @@ static int needed_ok(const lc_call *call) {
 }
 
 static int call_ok(const lc_call *call, uint16_t rank, uint16_t size) {
-    if (!lc_element_bytes(call->dtype) || call->elements_per_packet == 0 || call->n_slots >= 0xFFFF)
+    lc_codec codec;
+    if (!lc_codec_make(&codec, call->encoding, call->dtype, 0) || call->elements_per_packet == 0 ||
+        call->n_slots >= 0xFFFF)
         return 0;
     for (uint32_t i = 0; i < call->n_slots; i++) {
         const lc_slot_desc *d = &call->slots[i];
         if (!edges_ok(call, d, rank, size) || !slot_ok(call, d))
             return 0;
-        if (needs_sums(d) && !lc_kernels_of(call->dtype, 0))
+        if (needs_sums(d) && !codec.sums)
             return 0;
         uint64_t packets = (d->length + call->elements_per_packet - 1) / call->elements_per_packet;
         if (packets > 0x3FFFFFFF) /* parity packets are numbered beyond them */
@@ -252,6 +254,8 @@ static size_t place(lc_op *op, const lc_call *call, uint16_t size, int inject, b
         s->ready = take(b, sources ? s->n_packets * sizeof(uint32_t) : 0);
         size_t acc = needs_acc(op, &s->desc) ? s->desc.length * op->acc_bytes : 0;
         s->acc = take(b, acc);
+        size_t encoded = op->codec.same || !s->desc.n_dests ? 0 : s->n_packets;
+        s->encoded = take(b, encoded * op->packet_bytes);
         place_sums(op, s, b);
         if (!b->base)
             continue;
@@ -266,6 +270,8 @@ static size_t place(lc_op *op, const lc_call *call, uint16_t size, int inject, b
                                                          : (uint8_t *)(uintptr_t)s->own;
         if (!acc)
             s->acc = s->value;
+        if (!encoded)
+            s->encoded = NULL;
     }
     return zeroed;
 }
@@ -341,10 +347,10 @@ lc_op *lc_op_build(const lc_call *call, uint16_t rank, uint16_t size, int simd, 
     if (!op)
         return NULL;
     op->call = *call;
-    op->kernels = lc_kernels_of(call->dtype, simd);
-    op->element_bytes = lc_element_bytes(call->dtype);
-    op->acc_bytes = op->kernels ? op->kernels->acc_bytes : op->element_bytes;
-    op->packet_bytes = call->elements_per_packet * op->element_bytes;
+    (void)lc_codec_make(&op->codec, call->encoding, call->dtype, simd);
+    op->element_bytes = op->codec.element_bytes;
+    op->acc_bytes = op->codec.acc_bytes;
+    op->packet_bytes = (uint32_t)op->codec.wire_bytes(&op->codec, call->elements_per_packet);
     op->n_slots = call->n_slots;
     for (uint32_t i = 0; i < call->n_slots; i++)
         if (call->slots[i].number >= op->n_numbers)

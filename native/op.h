@@ -7,8 +7,8 @@
 
 #include <pthread.h>
 
+#include "codec.h"
 #include "fec.h"
-#include "kernels.h"
 #include "lossycoll.h"
 
 typedef struct lc_op lc_op;
@@ -82,12 +82,14 @@ struct lc_op_slot {
     uint32_t n_packets;
     uint32_t n_ready;   /* packets that may be sent on */
     uint32_t n_void;    /* packets that nobody contributed to */
+    uint32_t n_encoded; /* of a slot without sources: the packets before it are */
     uint16_t *pending;  /* per packet: sources that have not settled */
     uint16_t *count;    /* per packet: contributions so far; with own once it is ready */
     uint32_t *ready;    /* packets in the order in which they became ready; NULL: 0, 1, 2, ... */
     const uint8_t *own; /* own contribution; NULL: out */
     uint8_t *value;     /* the result, in the wire type; for LC_TARGET_NONE the own input */
     uint8_t *acc;       /* the running sum; value itself where the types allow it */
+    uint8_t *encoded;   /* packets as they travel (payload.h); NULL: as they lie in value */
     lc_parity *parity;  /* of what is sent, in the order of readiness; NULL: none */
     lc_in *ins;
     lc_out *outs;
@@ -107,11 +109,11 @@ typedef struct {
 
 struct lc_op {
     lc_call call; /* slots and edges are not kept */
-    const lc_kernels *kernels;
+    lc_codec codec;
     uint32_t number;
     uint32_t element_bytes;
     uint32_t acc_bytes;
-    uint32_t packet_bytes; /* payload of a full packet */
+    uint32_t packet_bytes; /* payload of a full packet, encoded */
     uint32_t n_slots;
     uint32_t n_numbers;       /* entries of slot_of_number */
     uint32_t slots_unsettled; /* slots with sources that have unsettled packets */

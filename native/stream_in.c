@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+#include "payload.h"
+
 static const uint64_t LATE_MAX_NS = 100000000;
 
 static void settle(lc_engine *e, lc_in *in, int cause) {
@@ -202,14 +204,14 @@ static int agrees(const lc_in *in, const lc_header *h) {
 static int belongs(const lc_in *in, const lc_header *h) {
     const lc_op_slot *s = in->slot;
     uint32_t k = h->packet;
-    if (h->format != s->op->call.dtype || !agrees(in, h))
+    if (h->format != s->op->call.dtype || h->encoding != s->op->call.encoding || !agrees(in, h))
         return 0;
     if (h->type == LC_PARITY) {
         if (k < s->n_packets || k - s->n_packets >= lc_fec_parity(h->fec, s->n_packets))
             return 0;
         k -= s->n_packets;
     }
-    return k < s->n_packets && h->length == (size_t)lc_slot_elements(s, k) * s->op->element_bytes;
+    return k < s->n_packets && h->length == lc_payload_bytes(s, k);
 }
 
 /* The sender of a reliable stream waits for this word, and needn't say FIN to get it. */
@@ -255,7 +257,7 @@ static void recover(lc_engine *e, lc_in *in, uint32_t set) {
     lc_header h = {.packet = k,
                    .sender = in->peer,
                    .count = count,
-                   .length = (uint16_t)(lc_slot_elements(in->slot, k) * op->element_bytes)};
+                   .length = (uint16_t)lc_payload_bytes(in->slot, k)};
     p->left[set] = 0;
     op->report.packets_recovered++;
     take(e, in, &h, p->sums + (size_t)set * op->packet_bytes);

@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+#include "payload.h"
+
 /* Parity is sent when all of its packets have been. */
 static uint32_t parity_left(const lc_out *out) {
     const lc_op_slot *s = out->slot;
@@ -144,7 +146,7 @@ static uint8_t code_of_slot(lc_engine *e, const lc_op_slot *s) {
 
 /* Adds a packet to its set when it is first sent to anyone. Later it may not be what was sent:
  * in place, the result takes the place of what went into it. */
-static void protect(lc_engine *e, lc_out *out, uint32_t k, uint32_t bytes) {
+static void protect(lc_engine *e, lc_out *out, uint32_t k, const uint8_t *payload, uint32_t bytes) {
     const lc_op_slot *s = out->slot;
     lc_parity *p = s->parity;
     if (!p->known)
@@ -152,22 +154,22 @@ static void protect(lc_engine *e, lc_out *out, uint32_t k, uint32_t bytes) {
     if (out->cursor == 1 && p->code && code_to(e, s->op, out->peer))
         out->fec = p->code;
     if (p->sets && out->cursor > p->taken) {
-        lc_parity_add(p, k % p->sets, s->value + (size_t)k * s->op->packet_bytes, bytes,
-                      s->op->packet_bytes, count_of(s, k));
+        lc_parity_add(p, k % p->sets, payload, bytes, s->op->packet_bytes, count_of(s, k));
         p->taken++;
     }
 }
 
 static void put_packet(lc_engine *e, lc_out *out, lc_run *run, int eager, uint32_t time_us) {
-    const lc_op_slot *s = out->slot;
+    lc_op_slot *s = out->slot;
     lc_op *op = s->op;
     lc_peer *peer = &e->peers[out->peer];
     int parity = !out->round && out->cursor == s->n_ready;
     uint32_t k = parity ? out->parity++ : next_packet(out);
-    uint32_t bytes = lc_slot_elements(s, k) * op->element_bytes;
-    const uint8_t *payload = parity ? s->parity->sums : s->value;
+    uint32_t bytes = lc_payload_bytes(s, k);
+    const uint8_t *payload =
+        parity ? s->parity->sums + (size_t)k * op->packet_bytes : lc_payload(s, k);
     if (s->parity && !out->round && !parity)
-        protect(e, out, k, bytes);
+        protect(e, out, k, payload, bytes);
     op->report.parity_sent += (uint64_t)parity;
     lc_header h = {.session = e->expect.session,
                    .link_seq = peer->tx_next++,
@@ -184,11 +186,12 @@ static void put_packet(lc_engine *e, lc_out *out, lc_run *run, int eager, uint32
                    .eager = (uint8_t)eager,
                    .round = out->round,
                    .format = op->call.dtype,
+                   .encoding = op->call.encoding,
                    .fec = out->round ? 0 : out->fec};
     struct iovec *v = &run->iov[2 * run->n_packets];
     lc_wire_put(v[0].iov_base, &h);
     v[0].iov_len = LC_HEADER_BYTES;
-    v[1].iov_base = (void *)(uintptr_t)(payload + (size_t)k * op->packet_bytes);
+    v[1].iov_base = (void *)(uintptr_t)payload;
     v[1].iov_len = bytes;
     run->n_packets++;
     out->sent++;

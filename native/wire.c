@@ -40,7 +40,7 @@ static uint64_t get64(const uint8_t *p) {
 
 /* ---- CRC32C of a header ---- */
 
-enum { OFFSET_CRC = 4, FEC_SHIFT = 3, EAGER = 0x80 };
+enum { OFFSET_CRC = 4, FEC_SHIFT = 3, TYPE = 0x07, ENCODING_SHIFT = 3, EAGER = 0x80 };
 
 static uint32_t crc_table[256];
 
@@ -100,7 +100,8 @@ static uint32_t checksum(const uint8_t *src) {
 void lc_wire_put(uint8_t *dst, const lc_header *header) {
     put16(dst, LC_MAGIC);
     dst[2] = LC_WIRE_VERSION;
-    dst[3] = (uint8_t)(header->type | (header->eager ? EAGER : 0));
+    dst[3] =
+        (uint8_t)(header->type | header->encoding << ENCODING_SHIFT | (header->eager ? EAGER : 0));
     put32(dst + OFFSET_CRC, 0);
     put64(dst + 8, header->session);
     put32(dst + 16, header->link_seq);
@@ -119,7 +120,8 @@ void lc_wire_put(uint8_t *dst, const lc_header *header) {
 }
 
 static void read_fields(const uint8_t *src, lc_header *header) {
-    header->type = src[3] & ~EAGER;
+    header->type = src[3] & TYPE;
+    header->encoding = (uint8_t)((src[3] & ~EAGER) >> ENCODING_SHIFT);
     header->eager = (src[3] & EAGER) != 0;
     header->session = get64(src + 8);
     header->link_seq = get32(src + 16);
@@ -151,11 +153,12 @@ static int is_ours(const lc_header *header, const lc_expect *expect) {
 
 /* Whether the fields that describe the payload agree with it and with each other. */
 static int has_shape(const lc_header *header, size_t payload) {
-    if (header->length != payload || header->format > LC_MAX_FORMAT)
+    if (header->length != payload || header->format > LC_MAX_FORMAT ||
+        header->encoding > LC_MAX_ENCODING)
         return 0;
     switch (header->type) {
     case LC_CONTROL:
-        return header->count && !header->fec && !header->eager &&
+        return header->count && !header->fec && !header->eager && !header->encoding &&
                header->length == (uint32_t)header->count * LC_RECORD_BYTES;
     case LC_DATA:
         return header->count && !(header->fec && header->round);

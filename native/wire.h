@@ -1,11 +1,13 @@
 /* The wire format: one fixed-size header, then payload. All fields are little-endian.
  *
- *   0 u16 magic      2 u8 version    3 u8 type       4 u32 crc32c of the header, this field as 0
+ *   0 u16 magic      2 u8 version    3 u8 kind       4 u32 crc32c of the header, this field as 0
  *   8 u64 session   16 u32 link_seq 20 u32 op       24 u32 packet
  *  28 u16 slot      30 u16 sender   32 u16 receiver 34 u16 length (payload bytes)
  *  36 u16 count     38 u8 round     39 u8 format    40 u32 group     44 u32 time_us
  *
- * The top bit of `type` is set in packets that are sent ahead of the peer's READY (cells.h).
+ * `kind` is the type in its low 3 bits, then 4 bits of lc_encoding: how elements stand in the
+ * payload (codec.h). Its top bit is set in packets that are sent ahead of the peer's READY
+ * (cells.h).
  *
  * A data packet carries the elements [packet * elements_per_packet, ...) of a slot. `format` is the
  * dtype in its low 3 bits; the upper 5 are the code of a stream's parity, in round 0 (fec.h): they
@@ -31,8 +33,9 @@ enum {
     LC_HEADER_BYTES = 48,
     LC_RECORD_BYTES = 32,
     LC_MAGIC = 0x4C43,
-    LC_WIRE_VERSION = 1,
-    LC_MAX_FORMAT = 4 /* the largest lc_dtype */
+    LC_WIRE_VERSION = 2,
+    LC_MAX_FORMAT = 4,  /* the largest lc_dtype */
+    LC_MAX_ENCODING = 2 /* the largest lc_encoding */
 };
 
 enum lc_packet_type { LC_DATA = 1, LC_CONTROL = 2, LC_PARITY = 3 };
@@ -50,10 +53,11 @@ typedef struct {
     uint16_t length;
     uint16_t count; /* contributions in a data packet, records in a control packet */
     uint8_t type;
-    uint8_t eager;  /* sent ahead of the peer's READY */
-    uint8_t round;  /* 0 for the first sending, then the repair round */
-    uint8_t format; /* lc_dtype */
-    uint8_t fec;    /* code of the parity, or 0 */
+    uint8_t eager;    /* sent ahead of the peer's READY */
+    uint8_t round;    /* 0 for the first sending, then the repair round */
+    uint8_t format;   /* lc_dtype */
+    uint8_t encoding; /* lc_encoding */
+    uint8_t fec;      /* code of the parity, or 0 */
 } lc_header;
 
 /* What a header must say to be ours. */

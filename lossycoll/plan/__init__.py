@@ -12,7 +12,7 @@ defines what the result of a plan is.
 
 from __future__ import annotations
 
-from . import data_movement, faults, parity, ring, transpose, tree
+from . import codec, data_movement, faults, parity, ring, transpose, tree
 from .encode import encode
 from .model import Combine, Edge, Finish, Missing, Plan, Slot, Target, packet_count
 from .order import draw_order, segments
@@ -41,6 +41,7 @@ __all__ = [
     "algorithm_names",
     "algorithms",
     "choose_algorithm",
+    "codec",
     "data_movement",
     "default_algorithm",
     "draw_order",

@@ -25,7 +25,7 @@ Bytes = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Codec:
-    """One encoding of one element type; :func:`codec` makes it.
+    """One encoding of one element type; :func:`codec_of` makes it.
 
     Attributes:
         encoding: One of :data:`ENCODINGS`.
@@ -69,7 +69,7 @@ class Codec:
         return x.copy() if self.same else _widen(x, self.wire)
 
 
-def codec(encoding: str, dtype: str) -> Codec:
+def codec_of(encoding: str, dtype: str) -> Codec:
     """The codec of an encoding for elements of a type.
 
     Args:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from .codec import Codec, codec_of
 from .model import Combine, Finish, Missing, Plan, Slot, Target, packet_count
 from .parity import parity_count, recover
 from .wire_types import Array, WireType, wire_type
@@ -79,11 +80,14 @@ def execute(
     divisor: float | None = None,
     needed: Needed | None = None,
     fec: int = 0,
+    encoding: str = "same",
 ) -> list[RankResult]:
     """Runs one collective on all ranks; docs/plans.md has the rules of missing packets.
 
     Sums are taken in float32 (f64: float64), the own contribution first, then the sources in the
     order of the plan. They are rounded to the wire type whenever they are stored or sent on.
+    Own data and sums that are sent are encoded; who stores them as well, stores what the others
+    decode. What has come encoded is sent on as it came.
 
     Args:
         plans: By rank, as ``inputs`` and ``outputs``.
@@ -98,6 +102,7 @@ def execute(
         divisor: What a WEIGHTED finish divides by; None: the world.
         needed: Says which packets of a stream are resent until they come.
         fec: Packets that one parity packet protects; 0: there is no parity.
+        encoding: How packets carry elements, one of plan.codec's.
 
     Returns:
         What happened at each rank.
@@ -109,7 +114,7 @@ def execute(
     kind = wire_type(dtype)
     _check_buffers(plans, inputs, outputs, kind)
     slots, feeds = _joined(plans)
-    ranks = _ranks(plans, inputs, outputs, kind, scale, weights, divisor)
+    ranks = _ranks(plans, inputs, outputs, codec_of(encoding, dtype), scale, weights, divisor)
     delivery = _Delivery(lost, rounds, needed, fec)
     values: dict[_Key, _Value] = {}
     for rank, number in _sorted(slots, feeds):
@@ -164,10 +169,14 @@ class _Rank:
     plan: Plan
     came_with: Array
     result: RankResult
-    kind: WireType
+    codec: Codec
     scale: float
     weights: NDArray[np.float64]
     divisor: float
+
+    @property
+    def kind(self) -> WireType:
+        return self.codec.kind
 
     def run(self, slot: Slot, arrived: list[_Value]) -> _Value:
         """Combines, finishes and stores one slot; returns what it sends on."""
@@ -175,9 +184,20 @@ class _Rank:
             value = self._sum(slot, arrived)
         else:
             value = arrived[0] if arrived else self._own(slot)
+        if slot.dests and not (slot.combine == Combine.COPY and arrived):
+            value = self._encoded(value)
         if slot.target == Target.OUT:
             self._store(slot, value)
         return value
+
+    def _encoded(self, value: _Value) -> _Value:
+        """What becomes of it on the way, packet by packet."""
+        if self.codec.same:
+            return value
+        step, elements = self.plan.elements_per_packet, value.elements
+        packets = [elements[at : at + step] for at in range(0, len(elements), step)]
+        came = [self.codec.decode(self.codec.encode(packet)) for packet in packets]
+        return _Value(np.concatenate(came), value.count)
 
     def _own(self, slot: Slot) -> _Value:
         if not slot.own:
@@ -247,7 +267,7 @@ def _ranks(
     plans: Sequence[Plan],
     inputs: Sequence[Array],
     outputs: Sequence[Array],
-    kind: WireType,
+    codec: Codec,
     scale: float,
     weights: NDArray[np.float64] | None,
     divisor: float | None,
@@ -258,7 +278,7 @@ def _ranks(
     # What a rank contributes is what it came with, whatever an in-place collective writes.
     came_with = [np.array(array, copy=True) for array in inputs]
     return [
-        _Rank(plan, came_with[r], RankResult(outputs[r]), kind, scale, weights[r], by)
+        _Rank(plan, came_with[r], RankResult(outputs[r]), codec, scale, weights[r], by)
         for r, plan in enumerate(plans)
     ]
 

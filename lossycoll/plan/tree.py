@@ -7,7 +7,7 @@ dies takes nothing with it that another one needs.
 
 from __future__ import annotations
 
-from .assembly import add, assemble, receive, send_own
+from .assembly import add, assemble, copy_own, receive, send_own
 from .model import Edge, Plan, Slot, Target
 from .registry import Algorithm, register
 from .signature import signature
@@ -60,7 +60,8 @@ def broadcast(
     if parent:
         slots.append(receive(0, parent[0], 0, elements, *dests))
     elif dests:
-        slots.append(send_own(0, 0, elements, *dests))
+        # In place; but what travels encoded, the root stores as all others do.
+        slots.append(copy_own(0, 0, 0, elements, *dests))
     return assemble(
         "broadcast",
         "tree",

@@ -101,9 +101,23 @@ NATIVE = (
     mutation(
         "weights of a first contribution ignored",
         "native/combine.c",
-        "op->kernels->first_weighted(p.acc, own, payload, op->weights[h->sender], p.n);",
-        "op->kernels->first(p.acc, own, payload, p.n);",
+        "op->codec.first_weighted(&op->codec, p.acc, own, payload, op->weights[h->sender], p.n);",
+        "op->codec.first(&op->codec, p.acc, own, payload, p.n);",
         f"{ENGINE}/test_oracle.py::test_engine_equals_reference[3-loss=0.1,seed=6]",
+    ),
+    mutation(
+        "owners keep the exact mean of what they send encoded",
+        "native/payload.c",
+        "if (s->desc.target == LC_TARGET_OUT)",
+        "if (0)",
+        f"{ENGINE}/test_encodings.py::test_replicas_are_equal_and_packets_half_as_many",
+    ),
+    mutation(
+        "packets of another encoding believed",
+        "native/stream_in.c",
+        "h->encoding != s->op->call.encoding ||",
+        "",
+        f"{ENGINE}/test_hostile_network.py::test_fields_out_of_range_from_the_right_address",
     ),
     mutation(
         "bf16 rounded down",

@@ -112,6 +112,7 @@ static void change(datagram *d) {
         h.count = (uint16_t)near(h.count);
         h.format = (uint8_t)near(h.format) & 7;
         h.fec = (uint8_t)near(h.fec) & 31;
+        h.encoding = (uint8_t)near(h.encoding) & 15;
         if (below(3) == 0)
             h.length = (uint16_t)below(NET_PAYLOAD + 1);
     } else {

@@ -61,15 +61,17 @@ static void put_right(uint8_t *p, size_t n, uint8_t what) {
         put16(p + 32, expect.rank);
     }
     if (what & FIX_TYPE)
-        p[3] = (uint8_t)((p[3] & 0x80) | (1 + (p[3] & 0x7F) % LC_PARITY));
+        p[3] = (uint8_t)((p[3] & 0xF8) | (1 + (p[3] & TYPE) % LC_PARITY));
     if (what & FIX_LENGTH)
         put16(p + 34, (uint16_t)payload);
     if (what & FIX_RECORDS) {
         put16(p + 36, (uint16_t)(payload / LC_RECORD_BYTES));
         p[39] = (uint8_t)((p[39] & 0xF8) | (p[39] & 7) % (LC_MAX_FORMAT + 1));
+        uint8_t encoding = (uint8_t)((p[3] & 0x78) >> ENCODING_SHIFT) % (LC_MAX_ENCODING + 1);
+        p[3] = (uint8_t)((p[3] & (EAGER | TYPE)) | encoding << ENCODING_SHIFT);
         if (p[3] == LC_CONTROL)
             p[39] &= 7;
-        if ((p[3] & 0x7F) == LC_PARITY)
+        if ((p[3] & TYPE) == LC_PARITY)
             p[38] = 0;
     }
     if (what & FIX_CHECKSUM)
@@ -85,6 +87,7 @@ static void check_good(const uint8_t *p, size_t n, const lc_header *header) {
     MUST(header->receiver == expect.rank && header->sender != expect.rank);
     MUST(header->sender < expect.size);
     MUST(header->format <= LC_MAX_FORMAT && header->fec < 32);
+    MUST(header->encoding <= (header->type == LC_CONTROL ? 0 : LC_MAX_ENCODING));
     MUST(header->type == LC_DATA || header->type == LC_CONTROL || header->type == LC_PARITY);
     MUST(header->type == LC_PARITY || header->count >= 1);
     MUST(header->type != LC_DATA || header->count <= expect.size);

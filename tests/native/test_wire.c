@@ -28,12 +28,14 @@ static lc_header data_header(void) {
                        .count = 3,
                        .type = LC_DATA,
                        .round = 0xF1,
-                       .format = LC_BF16};
+                       .format = LC_BF16,
+                       .encoding = LC_MAX_ENCODING};
 }
 
 static lc_header control_header(void) {
     lc_header header = data_header();
     header.type = LC_CONTROL;
+    header.encoding = 0;
     header.count = 4;
     header.length = 4 * LC_RECORD_BYTES;
     return header;
@@ -54,7 +56,7 @@ static int same(const lc_header *a, const lc_header *b) {
            a->slot == b->slot && a->sender == b->sender && a->receiver == b->receiver &&
            a->length == b->length && a->count == b->count && a->type == b->type &&
            a->round == b->round && a->format == b->format && a->fec == b->fec &&
-           a->eager == b->eager;
+           a->eager == b->eager && a->encoding == b->encoding;
 }
 
 static enum lc_verdict verdict_of_bytes(size_t n) {
@@ -95,7 +97,7 @@ static void test_checksum(void) {
 
 static void test_layout(void) {
     static const uint8_t bytes[] = {
-        0x43, 0x4C, 1,    1,    0,    0,    0,    0,    /* magic version type crc */
+        0x43, 0x4C, 2,    0x11, 0,    0,    0,    0,    /* magic version kind crc */
         0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11, /* session */
         0xA4, 0xA3, 0xA2, 0xA1, 0xB4, 0xB3, 0xB2, 0xB1, /* link_seq op */
         0xC4, 0xC3, 0xC2, 0xC1, 0xE2, 0xE1, 4,    0,    /* packet slot sender */
@@ -154,6 +156,12 @@ static void test_data_shape(void) {
     CHECK(verdict_of(h) == LC_GOOD);
     h = data_header(), h.format = LC_MAX_FORMAT + 1;
     CHECK(verdict_of(h) == LC_MALFORMED);
+    h = data_header(), h.encoding = 0;
+    CHECK(verdict_of(h) == LC_GOOD);
+    h = data_header(), h.encoding = LC_MAX_ENCODING + 1;
+    CHECK(verdict_of(h) == LC_MALFORMED);
+    h = data_header(), h.encoding = 15;
+    CHECK(verdict_of(h) == LC_MALFORMED);
     h = data_header(), h.length = PAYLOAD;
     CHECK(verdict_of(h) == LC_GOOD);
     h = data_header(), h.length = PAYLOAD + 1;
@@ -185,6 +193,8 @@ static void test_parity_shape(void) {
     h = parity_header(), h.length = PAYLOAD + 1;
     CHECK(verdict_of(h) == LC_MALFORMED);
     h = control_header(), h.eager = 1;
+    CHECK(verdict_of(h) == LC_MALFORMED);
+    h = control_header(), h.encoding = 1;
     CHECK(verdict_of(h) == LC_MALFORMED);
     h = control_header(), h.fec = 1;
     CHECK(verdict_of(h) == LC_MALFORMED);

@@ -7,27 +7,14 @@ import itertools
 import numpy as np
 import pytest
 from lossycoll._native import ffi, lib
-from numpy.typing import NDArray
 
-from lossycoll.plan.codec import ENCODINGS, Bytes, Codec, codec
+from lossycoll.plan.codec import ENCODINGS, Bytes, Codec, codec_of
 from lossycoll.plan.wire_types import WIRE_TYPES, Array
+from tests.support.floats import floats
 from tests.support.network import DTYPES
 
 NARROW = ("bf16", "fp16")
 SIMD = (0, 1)
-SPECIAL = np.array(
-    [
-        0x00000000, 0x80000000,  # zeros
-        0x7F800000, 0xFF800000,  # infinities
-        0x7FC00000, 0xFFC00001, 0x7F800001, 0xFF812345, 0x7FBFFFFF,  # NaNs, quiet and signalling
-        0x00000001, 0x807FFFFF, 0x00800000,  # the least subnormal, the largest, the least normal
-        0x7F7FFFFF, 0xFF7FFFFF, 0x7F7F8000, 0x7F7F7FFF,  # where bf16 becomes infinity
-        0x477FE000, 0x477FEFFF, 0x477FF000, 0xC77FF001,  # where fp16 does: 65504 and 65520
-        0x38800000, 0x387FFFFF, 0x33800000, 0x33000000, 0x33000001,  # fp16's subnormals
-        0x3F808000, 0x3F818000, 0x3F808001, 0x3F801000, 0x3F803000, 0x3F801001,  # ties
-    ],
-    dtype=np.uint32,
-)  # fmt: skip
 
 
 def in_c(made: Codec, x: Array, simd: int) -> Bytes:
@@ -46,18 +33,10 @@ def back_in_c(made: Codec, data: Bytes, n: int, simd: int) -> Array:
     return out
 
 
-def floats() -> NDArray[np.float32]:
-    """Of all kinds: evenly over the patterns, of training's size, and every special one."""
-    rng = np.random.default_rng(14)
-    patterns = np.arange(rng.integers(40009), 1 << 32, 40009, dtype=np.uint64).astype(np.uint32)
-    usual = rng.standard_normal(50_001).astype(np.float32)
-    return np.concatenate([patterns.view(np.float32), usual, SPECIAL.view(np.float32)])
-
-
 @pytest.mark.parametrize("simd", SIMD)
 @pytest.mark.parametrize("encoding", NARROW)
 def test_c_and_numpy_encode_alike(encoding: str, simd: int) -> None:
-    made, x = codec(encoding, "f32"), floats()
+    made, x = codec_of(encoding, "f32"), floats()
     data = made.encode(x)
     assert len(data) == made.wire_bytes(len(x)) == 2 * len(x)
     np.testing.assert_array_equal(in_c(made, x, simd).view(np.uint16), data.view(np.uint16))
@@ -67,7 +46,7 @@ def test_c_and_numpy_encode_alike(encoding: str, simd: int) -> None:
 @pytest.mark.parametrize("encoding", NARROW)
 def test_c_and_numpy_decode_alike(encoding: str, simd: int) -> None:
     every = np.arange(1 << 16, dtype=np.uint32).astype(np.uint16).view(np.uint8)
-    made = codec(encoding, "f32")
+    made = codec_of(encoding, "f32")
     x = made.decode(every)
     assert x.dtype == np.float32
     np.testing.assert_array_equal(
@@ -78,7 +57,7 @@ def test_c_and_numpy_decode_alike(encoding: str, simd: int) -> None:
 @pytest.mark.parametrize("simd", SIMD)
 @pytest.mark.parametrize("encoding", NARROW)
 def test_sums_are_taken_in_float32(encoding: str, simd: int) -> None:
-    made = codec(encoding, "f32")
+    made = codec_of(encoding, "f32")
     number = ENCODINGS.index(encoding)
     rng = np.random.default_rng(15)
     own, x = rng.standard_normal((2, 1001)).astype(np.float32) * np.float32(100)
@@ -103,7 +82,7 @@ def test_sums_are_taken_in_float32(encoding: str, simd: int) -> None:
 @pytest.mark.parametrize("encoding", NARROW)
 def test_to_the_nearest(encoding: str) -> None:
     """At most half a step away, with specials as IEEE 754 has them; numpy knows float16."""
-    made, x = codec(encoding, "f32"), floats()
+    made, x = codec_of(encoding, "f32"), floats()
     with np.errstate(over="ignore", invalid="ignore"):
         got = made.decode(made.encode(x))
         if encoding == "fp16":
@@ -121,7 +100,7 @@ def test_to_the_nearest(encoding: str) -> None:
 
 @pytest.mark.parametrize("encoding", NARROW)
 def test_what_was_decoded_stays_as_it_is(encoding: str) -> None:
-    made = codec(encoding, "f32")
+    made = codec_of(encoding, "f32")
     once = made.decode(made.encode(floats()))
     np.testing.assert_array_equal(
         made.decode(made.encode(once)).view(np.uint32), once.view(np.uint32)
@@ -130,7 +109,7 @@ def test_what_was_decoded_stays_as_it_is(encoding: str) -> None:
 
 @pytest.mark.parametrize("dtype", WIRE_TYPES)
 def test_same_changes_nothing(dtype: str) -> None:
-    made = codec("same", dtype)
+    made = codec_of("same", dtype)
     assert made.same
     rng = np.random.default_rng(16)
     x = rng.integers(0, 256, 33 * made.kind.wire.itemsize, np.uint8).view(made.kind.wire)
@@ -144,7 +123,7 @@ def test_same_changes_nothing(dtype: str) -> None:
 @pytest.mark.parametrize("payload", [0, 1, 7, 8, 64, 1408, 8960, 65535])
 def test_c_and_numpy_fill_packets_alike(payload: int) -> None:
     for encoding, dtype in [("same", name) for name in WIRE_TYPES] + [(e, "f32") for e in NARROW]:
-        made, number = codec(encoding, dtype), ENCODINGS.index(encoding)
+        made, number = codec_of(encoding, dtype), ENCODINGS.index(encoding)
         fit = made.elements(payload)
         assert made.wire_bytes(fit) <= payload < made.wire_bytes(fit + 1)
         assert lib.lc_encoding_elements(number, DTYPES[dtype], payload) == fit
@@ -153,10 +132,10 @@ def test_c_and_numpy_fill_packets_alike(payload: int) -> None:
 
 def test_what_there_is_not() -> None:
     with pytest.raises(ValueError, match="encoding is 'int9', wanted one of same, bf16, fp16"):
-        codec("int9", "f32")
+        codec_of("int9", "f32")
     for dtype in set(WIRE_TYPES) - {"f32"}:
         with pytest.raises(ValueError, match=f"encoding is 'bf16' for {dtype}, wanted same"):
-            codec("bf16", dtype)
+            codec_of("bf16", dtype)
         assert lib.lc_encoding_elements(1, DTYPES[dtype], 1408) == 0
         nothing = (ffi.NULL, ffi.NULL, 0)
         assert lib.lc_encode(1, DTYPES[dtype], 1, *nothing, 0) == lib.LC_E_ARGUMENT

@@ -102,6 +102,7 @@ class Network:
         feedback: bool = False,
         fec: int = 0,
         fec_auto: bool = False,
+        encoding: str = "same",
     ) -> int:
         """``weights``: (receiver, sender). ``needed``: see Call; None: the call isn't selective."""
         into, out = buffers
@@ -122,6 +123,7 @@ class Network:
             feedback=feedback,
             fec=fec,
             fec_auto=fec_auto,
+            encoding=encoding,
         )
         return self.engines[rank].submit(Encoded.of(plan), call)
 

@@ -156,17 +156,37 @@ def lossy_cases(world: int) -> tuple[Case, ...]:
     return tuple(c for c in CASES if not c.barrier and c.algorithm.serves(world))
 
 
+def sizes(world: int, per_packet: int) -> tuple[int, ...]:
+    """Element counts around every boundary of ranks and packets."""
+    return (
+        0,
+        1,
+        world - 1,
+        world + 1,
+        per_packet - 1,
+        per_packet,
+        per_packet + 1,
+        world * per_packet + 3,
+        37 * per_packet + 5,
+    )
+
+
 def buffers(
-    case: Case, plans: list[Plan], dtype: str, rng: np.random.Generator
+    case: Case,
+    plans: list[Plan],
+    dtype: str,
+    rng: np.random.Generator,
+    draw: Callable[[str, int, np.random.Generator], Array] = elements,
 ) -> tuple[list[Array], list[Array]]:
     """Random inputs, and outputs that hold something else (or the inputs, in place).
 
-    A barrier's are ones, of which the sum counts the ranks.
+    A barrier's are ones, of which the sum counts the ranks. ``draw``: (dtype, count, rng) ->
+    elements.
     """
     if case.barrier:
         ones = [np.ones(plan.in_elements, np.float32) for plan in plans]
         return ones, ones
-    inputs = [elements(dtype, plan.in_elements, rng) for plan in plans]
+    inputs = [draw(dtype, plan.in_elements, rng) for plan in plans]
     if case.in_place:
         return inputs, inputs
-    return inputs, [elements(dtype, plan.out_elements, rng) for plan in plans]
+    return inputs, [draw(dtype, plan.out_elements, rng) for plan in plans]

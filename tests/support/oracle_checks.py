@@ -7,9 +7,10 @@ from functools import partial
 import numpy as np
 
 from lossycoll.plan import Plan, faults, reference_executor
+from lossycoll.plan.codec import codec_of
 from lossycoll.plan.reference_executor import RankResult
 from lossycoll.plan.wire_types import Array, wire_type
-from tests.support.network import GROUP, Ended, Network
+from tests.support.network import GROUP, Ended, Network, elements
 from tests.support.oracle_cases import Case, buffers
 
 
@@ -40,12 +41,33 @@ def weights(world: int) -> Array:
     return 1.0 + np.arange(world * world).reshape(world, world) % 5 / 4
 
 
-def check(network: Network, case: Case, count: int, dtype: str, loss: str, **how: object) -> int:
-    """Runs one operation in the engine and in the reference. Returns the packets it lost."""
-    per_packet = network.payload_bytes // wire_type(dtype).wire.itemsize
+def rounded_elements(dtype: str, count: int, rng: np.random.Generator) -> Array:
+    """Float32 that every encoding rounds, but of which no sum of a few is rounded: so its order
+    makes no difference."""
+    assert dtype == "f32"
+    values: Array = rng.integers(-(1 << 13), 1 << 13, count).astype(np.float32) / (1 << 12)
+    return values
+
+
+def check(
+    network: Network,
+    case: Case,
+    count: int,
+    dtype: str,
+    loss: str,
+    *,
+    encoding: str = "same",
+    **how: object,
+) -> int:
+    """Runs one operation in the engine and in the reference. Returns the packets it lost.
+
+    What was encoded has to be equal to the bit.
+    """
+    per_packet = codec_of(encoding, dtype).elements(network.payload_bytes)
     rng = np.random.default_rng(network.op)
     plans = case.plans(network.world, count, per_packet, network.op)
-    inputs, outputs = buffers(case, plans, dtype, rng)
+    draw = elements if encoding == "same" else rounded_elements
+    inputs, outputs = buffers(case, plans, dtype, rng, draw)
     want_in = [x.copy() for x in inputs]
     want_out = want_in if case.in_place else [x.copy() for x in outputs]
     lost = partial(faults.lost, faults.parse(loss), GROUP, network.op)
@@ -57,14 +79,27 @@ def check(network: Network, case: Case, count: int, dtype: str, loss: str, **how
         if case.way.weighted
         else {}
     )
-    name = f"{case.name} world={network.world} count={count} {dtype} {loss} {how} op={network.op}"
-    ended = network.run(plans, inputs, outputs, dtype, scale, **how, **weighing)
+    name = f"{case.name} world={network.world} count={count} {dtype} {encoding} {loss} {how}"
+    name += f" op={network.op}"
+    ended = network.run(plans, inputs, outputs, dtype, scale, encoding=encoding, **how, **weighing)
     want = reference_executor.execute(
-        plans, want_in, want_out, dtype, scale, lost, rounds, fec=how.get("fec", 0), **weighing
+        plans,
+        want_in,
+        want_out,
+        dtype,
+        scale,
+        lost,
+        rounds,
+        fec=how.get("fec", 0),
+        encoding=encoding,
+        **weighing,
     )  # type: ignore[arg-type]
     for rank in range(network.world):
         assert ended[rank].code == 0, (name, ended[rank].failure)
-        assert_close(outputs[rank], want_out[rank], dtype, f"{name} rank={rank}")
+        if encoding == "same":
+            assert_close(outputs[rank], want_out[rank], dtype, f"{name} rank={rank}")
+        else:
+            np.testing.assert_array_equal(outputs[rank], want_out[rank], f"{name} rank={rank}")
         if case.barrier:
             assert outputs[rank].tolist() == [network.world], f"{name} rank={rank}"
         assert_report(ended[rank], want[rank], plans[rank], f"{name} rank={rank}")

@@ -57,7 +57,7 @@ class Packet:
 
     payload: bytes = bytes(PAYLOAD)
     magic: int = 0x4C43
-    version: int = 1
+    version: int = 2
     type: int = DATA
     crc: int | None = None
     session: int = SESSION

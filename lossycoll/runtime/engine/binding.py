@@ -20,6 +20,7 @@ from lossycoll.errors import ClosedError, no_udp_port
 from lossycoll.options.fields import FAST_PATHS, Options
 from lossycoll.plan import Plan, encode, parity
 from lossycoll.plan import faults as inject
+from lossycoll.plan.codec import ENCODINGS
 
 from .failures import Code, Failure, Where, error_of
 from .link_events import LinkEvent, LinkEventKind
@@ -88,7 +89,8 @@ class Call:
     each copy that comes from a peer, in the plan's order (empty: none). ``feedback``: receivers
     tell senders what they have given up. ``fec``: the size of the sets that a parity packet
     protects, one of plan.parity's (0: none); ``fec_auto``: none on paths that lose nothing, and
-    sets of at least that size on others.
+    sets of at least that size on others. ``encoding``: how packets carry the elements, one of
+    plan.codec's.
     """
 
     input: int
@@ -108,6 +110,7 @@ class Call:
     needed: bytes = b""
     fec: int = 0
     fec_auto: bool = False
+    encoding: str = "same"
 
 
 class Ticketed(Protocol):
@@ -129,6 +132,7 @@ class Ready:
         ``needed`` and ``weights``."""
         c = ffi.new("lc_call *", encoded.call[0])
         c.dtype = call.dtype
+        c.encoding = ENCODINGS.index(call.encoding)
         c.reliable = call.reliable
         c.repair = call.repair
         c.notify = call.notify

@@ -113,9 +113,9 @@ def bad_fields() -> Iterator[bytes]:
     good = Packet()
     for magic in (0, 0x434C, 0x4C42):
         yield replace(good, magic=magic).bytes()
-    for version in (0, 2, 255):
+    for version in (0, 1, 3, 255):
         yield replace(good, version=version).bytes()
-    for kind in (0, 4, 255):
+    for kind in (0, 4, DATA | 3 << 3, DATA | 15 << 3, 255):
         yield replace(good, type=kind).bytes()
     for length in (0, 1, PAYLOAD - 1, PAYLOAD + 1, 65535):
         yield replace(good, length=length).bytes()
@@ -196,6 +196,8 @@ def out_of_range() -> Iterator[tuple[bytes, str]]:
         yield replace(good, packet=packet).bytes(), "malformed"
     for format in (1, 2, 3, 4):
         yield replace(good, format=format).bytes(), "malformed"
+    for encoding in (1, 2):
+        yield replace(good, type=DATA | encoding << 3).bytes(), "malformed"
     for count in (3, 65535):
         yield replace(good, count=count).bytes(), "malformed"
     for size in (0, 4, PAYLOAD - 4, PAYLOAD + 8):

@@ -19,7 +19,7 @@ from lossycoll.plan.wire_types import wire_type
 from lossycoll.runtime.engine.packet_masks import Blocks
 from lossycoll.runtime.engine.reports import Cause
 from tests.support.network import Network
-from tests.support.oracle_cases import CASES, PAYLOAD, Case, lossy_cases
+from tests.support.oracle_cases import CASES, PAYLOAD, Case, lossy_cases, sizes
 from tests.support.oracle_checks import check
 from tests.support.oracle_packets import check_needed, check_reported_loss
 
@@ -39,21 +39,6 @@ WORLDS = range(1, 9)
 OFTEN = (1, 2, 3, 5, 8)
 """The worlds of the short suite: alone, one peer, odd and even counts, and the most."""
 REPAIRS = (0, 1)
-
-
-def sizes(world: int, per_packet: int) -> tuple[int, ...]:
-    """Element counts around every boundary of ranks and packets."""
-    return (
-        0,
-        1,
-        world - 1,
-        world + 1,
-        per_packet - 1,
-        per_packet,
-        per_packet + 1,
-        world * per_packet + 3,
-        37 * per_packet + 5,
-    )
 
 
 def meetings(world: int, loss: str) -> Iterator[tuple[Case, int, int, str]]:

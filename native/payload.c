@@ -1,0 +1,44 @@
+/* Packets' bytes; see payload.h. */
+#include "payload.h"
+
+#include <string.h>
+
+static uint8_t *elements_of(const lc_op_slot *s, uint32_t k) {
+    return s->value + (size_t)k * s->op->call.elements_per_packet * s->op->element_bytes;
+}
+
+uint32_t lc_payload_bytes(const lc_op_slot *s, uint32_t k) {
+    const lc_codec *c = &s->op->codec;
+    return (uint32_t)c->wire_bytes(c, lc_slot_elements(s, k));
+}
+
+/* Replicas are equal to the bit only if who sends a part of the result keeps what it has sent. */
+static void encode(lc_op_slot *s, uint32_t k) {
+    const lc_codec *c = &s->op->codec;
+    uint8_t *bytes = s->encoded + (size_t)k * s->op->packet_bytes;
+    uint8_t *elements = elements_of(s, k);
+    uint32_t n = lc_slot_elements(s, k);
+    c->encode(c, bytes, elements, n, 0); /* no codec rounds at random yet */
+    if (s->desc.target == LC_TARGET_OUT)
+        c->decode(c, elements, bytes, n);
+}
+
+const uint8_t *lc_payload(lc_op_slot *s, uint32_t k) {
+    if (!s->encoded)
+        return elements_of(s, k);
+    while (!s->desc.n_sources && s->n_encoded <= k)
+        encode(s, s->n_encoded++);
+    return s->encoded + (size_t)k * s->op->packet_bytes;
+}
+
+void lc_payload_store(lc_op_slot *s, uint32_t k, const uint8_t *payload) {
+    const lc_codec *c = &s->op->codec;
+    c->decode(c, elements_of(s, k), payload, lc_slot_elements(s, k));
+    if (s->encoded)
+        memcpy(s->encoded + (size_t)k * s->op->packet_bytes, payload, lc_payload_bytes(s, k));
+}
+
+void lc_payload_finish(lc_op_slot *s, uint32_t k) {
+    if (s->encoded)
+        encode(s, k);
+}

@@ -1,0 +1,147 @@
+"""Encoded packets: over every plan the engine's result is the reference's, to the bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lossycoll.errors import LossyError
+from lossycoll.plan import data_movement, ring, transpose, tree
+from lossycoll.plan.codec import ENCODINGS, codec_of
+from lossycoll.plan.wire_types import Array
+from tests.support.floats import floats
+from tests.support.network import Network
+from tests.support.oracle_cases import CASES, PAYLOAD, lossy_cases, sizes
+from tests.support.oracle_checks import check, rounded_elements
+
+NARROW = ENCODINGS[1:]
+PER_PACKET = PAYLOAD // 2
+LOSSES = (
+    "",
+    "loss=0.1,seed=6",
+    "loss=0.5,burst=3,seed=10",
+    "loss=0.1,dup=0.05,reorder=0.1,seed=11",
+    "loss=0.2,burst=3,link=0-1:0.6,link=1-0:0,seed=12",
+)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+def test_engine_equals_reference_with_encodings(world: int, loss: str) -> None:
+    if world == 1 and "link" in loss:
+        return
+    dropped, turn = 0, LOSSES.index(loss)
+    with Network(world, PAYLOAD, inject=loss, seed=11) as network:
+        for case in lossy_cases(world):
+            for count in sizes(world, PER_PACKET):
+                turn += 1
+                how = {"repair": turn // 2 % 2, "fec": 4 if turn % 3 == 0 else 0}
+                encoding = NARROW[turn % 2]
+                dropped += check(network, case, count, "f32", loss, encoding=encoding, **how)
+        stats = [engine.stats() for engine in network.engines]
+    assert sum(s.malformed + s.foreign + s.socket_overflow for s in stats) == 0
+    if loss and world > 1:
+        assert dropped > 0, "the fault did not happen"
+        assert sum(s.packets_resent for s in stats) > 0
+        assert sum(s.packets_recovered for s in stats) > 0
+
+
+@pytest.mark.parametrize("encoding", NARROW)
+@pytest.mark.parametrize("loss", ["", "loss=0.2,seed=3"])
+def test_reliable_delivers_everything_encoded(loss: str, encoding: str) -> None:
+    dropped = 0
+    with Network(3, PAYLOAD, inject=loss) as network:
+        for case in (case for case in CASES if not case.barrier):
+            for count in (1, PER_PACKET + 1, 2000):
+                dropped += check(
+                    network, case, count, "f32", loss, encoding=encoding, reliable=True
+                )
+    assert (dropped > 0) == bool(loss)
+
+
+@pytest.mark.parametrize("encoding", NARROW)
+@pytest.mark.parametrize("build", [transpose.all_reduce, ring.all_reduce])
+def test_replicas_are_equal_and_packets_half_as_many(build: object, encoding: str) -> None:
+    world, count = 3, 40 * PER_PACKET
+    sent = {}
+    for how in ("same", encoding):
+        rng = np.random.default_rng(5)
+        per_packet = codec_of(how, "f32").elements(PAYLOAD)
+        data = [rng.standard_normal(count).astype(np.float32) for _ in range(world)]
+        exact = np.mean(data, axis=0)
+        with Network(world, PAYLOAD) as network:
+            plans = [build(world, r, count, per_packet) for r in range(world)]  # type: ignore[operator]
+            network.run(plans, data, data, "f32", reliable=True, encoding=how)
+            sent[how] = sum(engine.stats().packets_sent for engine in network.engines)
+        for replica in data[1:]:
+            np.testing.assert_array_equal(replica.view(np.uint32), data[0].view(np.uint32))
+        error = float(np.abs(data[0] - exact).max())
+        if how == "same":
+            assert error < 1e-6
+        else:
+            assert 1e-4 < error < 0.05
+            made = codec_of(how, "f32")
+            np.testing.assert_array_equal(made.decode(made.encode(data[0])), data[0])
+    assert sent[encoding] * 2 == sent["same"]
+
+
+@pytest.mark.parametrize("encoding", NARROW)
+def test_owners_keep_what_they_send(encoding: str) -> None:
+    """Floats of all kinds, gathered and broadcast: what the twin makes of them, everywhere."""
+    made, world = codec_of(encoding, "f32"), 3
+    x = floats()[-40_000:]
+    want = made.decode(made.encode(x)).view(np.uint32)
+    assert (want != x.view(np.uint32)).any()
+    per_packet = made.elements(1408)
+    with Network(world) as network:
+        plans = [data_movement.all_gather(world, r, x.size, per_packet) for r in range(world)]
+        inputs = [x.copy() for _ in range(world)]
+        outputs = [np.zeros(world * x.size, np.float32) for _ in range(world)]
+        network.run(plans, inputs, outputs, "f32", reliable=True, encoding=encoding)
+        for found, came_with in zip(outputs, inputs, strict=True):
+            np.testing.assert_array_equal(found.view(np.uint32), np.tile(want, world))
+            np.testing.assert_array_equal(came_with.view(np.uint32), x.view(np.uint32))
+        plans = [tree.broadcast(world, r, x.size, per_packet, root=1) for r in range(world)]
+        replicas: list[Array] = [x.copy() if r == 1 else np.zeros_like(x) for r in range(world)]
+        network.run(plans, replicas, replicas, "f32", reliable=True, encoding=encoding)
+        for replica in replicas:
+            np.testing.assert_array_equal(replica.view(np.uint32), want)
+
+
+@pytest.mark.parametrize("encoding", NARROW)
+@pytest.mark.parametrize("simd", [True, False])
+def test_millions_of_elements_encoded(encoding: str, simd: bool) -> None:
+    loss = "loss=0.05,seed=21"
+    with Network(2, 1408, inject=loss, disable="" if simd else "simd") as network:
+        for case in (case for case in CASES if case.way.millions):
+            check(network, case, 300_001, "f32", loss, encoding=encoding, repair=1, fec=10)
+
+
+def test_what_can_not_be_encoded_is_refused() -> None:
+    x = np.zeros(PAYLOAD, np.float64)
+    with Network(2, PAYLOAD) as network:
+        plans = [transpose.all_reduce(2, r, x.size, PAYLOAD // 8) for r in range(2)]
+        with pytest.raises(LossyError, match="argument"):
+            network.submit(0, plans[0], (x, x), "f64", encoding="bf16")
+        too_many = transpose.all_reduce(2, 0, x.size, PER_PACKET + 1)
+        with pytest.raises(LossyError, match="argument"):
+            network.submit(0, too_many, (x, x), "f32", encoding="bf16")
+
+
+def test_ranks_whose_encodings_differ_do_not_believe_each_other() -> None:
+    """Whoever submits has encodings compared by the signature. Here it hides the difference."""
+    rng = np.random.default_rng(6)
+    data = [rounded_elements("f32", 3 * PER_PACKET, rng) for _ in range(2)]
+    with Network(2, PAYLOAD, deadline_min=0.2, deadline_max=0.4, liveness=0.5) as network:
+        plans = [transpose.all_reduce(2, r, 3 * PER_PACKET, PER_PACKET // 2) for r in range(2)]
+        own = [x.copy() for x in data]
+        tickets = [
+            network.submit(r, plans[r], (data[r], data[r]), "f32", encoding=ENCODINGS[1 + r])
+            for r in range(2)
+        ]
+        for r in range(2):
+            network.end(r, tickets[r])
+            assert network.engines[r].stats().malformed > 0
+            made = codec_of(ENCODINGS[1 + r], "f32")
+            alone = (data[r] == own[r]) | (data[r] == made.decode(made.encode(own[r])))
+            assert alone.all(), "it believed the other"

@@ -133,7 +133,8 @@ class Endpoint:
         options = terms.options
         missing = Missing[options.on_missing.upper()]
         per_packet = self._payload // dtype.itemsize
-        with self._sequenced() as who:
+        with self._submitting():
+            who = self._sequencer.roster()
             by = plan_cache.algorithm("all_reduce", who, options.algorithm)
             order = plan_cache.order(by, who, options, self._group, self._sequencer.next)
             means = self._estimators.means(options, who)
@@ -153,7 +154,8 @@ class Endpoint:
 
         ``buffers``: input (a chunk for each rank) and output (one chunk).
         """
-        with self._sequenced() as who:
+        with self._submitting():
+            who = self._sequencer.roster()
             means = self._estimators.means(terms.options, who)
             finish = means.finish or Finish.STRATIFIED
             by = plan_cache.algorithm("reduce_scatter", who, terms.options.algorithm)
@@ -172,7 +174,8 @@ class Endpoint:
     ) -> Operation:
         """A reduce-scatter of equal chunks after which each rank knows which ``blocks`` (packets)
         of its contributions were lost: they count as zero, for whoever sends them again."""
-        with self._sequenced() as who:
+        with self._submitting():
+            who = self._sequencer.roster()
             per_packet = self._payload // dtype.itemsize
             finish = Finish.STRATIFIED
             means = BY_COUNT
@@ -188,7 +191,8 @@ class Endpoint:
         self, call: Collective, address: int, nbytes: int, root: int, terms: Terms
     ) -> Operation:
         """In place: ``root``'s ``nbytes`` on all ranks."""
-        with self._sequenced() as who:
+        with self._submitting():
+            who = self._sequencer.roster()
             self._need(call, who, (root,))
             by = plan_cache.algorithm("broadcast", who, terms.options.algorithm)
             encoded = plan_cache.broadcast(who, by, nbytes, self._payload, root, self._fanout)
@@ -205,7 +209,8 @@ class Endpoint:
 
         ``nbytes``: the same for all, or one number per rank.
         """
-        with self._sequenced() as who:
+        with self._submitting():
+            who = self._sequencer.roster()
             self._need_all(call, who, terms)
             by = plan_cache.algorithm("all_gather", who, terms.options.algorithm)
             encoded = plan_cache.all_gather(who, by, nbytes, self._payload)
@@ -232,7 +237,8 @@ class Endpoint:
 
         ``needed``: bool (world, packets), those that are asked for until they come; None: none.
         """
-        with self._sequenced() as who:
+        with self._submitting():
+            who = self._sequencer.roster()
             encoded = plan_cache.all_gather(
                 who, default_algorithm("all_gather"), nbytes, self._payload
             )
@@ -244,7 +250,8 @@ class Endpoint:
         self, call: Collective, buffers: tuple[int, int], nbytes: int, terms: Terms
     ) -> Operation:
         """``nbytes`` to each rank and from each rank; both buffers in rank order."""
-        with self._sequenced() as who:
+        with self._submitting():
+            who = self._sequencer.roster()
             self._need_all(call, who, terms)
             by = plan_cache.algorithm("all_to_all", who, terms.options.algorithm)
             encoded = plan_cache.all_to_all(who, by, nbytes, self._payload)
@@ -259,7 +266,8 @@ class Endpoint:
         terms: Terms,
     ) -> Operation:
         """``send[r]`` bytes to rank r, ``receive[r]`` from it; whether both agree is unchecked."""
-        with self._sequenced() as who:
+        with self._submitting():
+            who = self._sequencer.roster()
             self._need_all(call, who, terms)
             by = plan_cache.algorithm("all_to_all_uneven", who, terms.options.algorithm)
             encoded = plan_cache.all_to_all_uneven(who, by, send, receive, self._payload)
@@ -269,7 +277,8 @@ class Endpoint:
         self, call: Collective, buffers: tuple[int, int], nbytes: int, root: int, terms: Terms
     ) -> Operation:
         """Every rank's ``nbytes`` at ``root``, one after another."""
-        with self._sequenced() as who:
+        with self._submitting():
+            who = self._sequencer.roster()
             self._need(call, who, (root,))
             self._need_all(call, who, terms)
             by = plan_cache.algorithm("gather", who, terms.options.algorithm)
@@ -280,7 +289,8 @@ class Endpoint:
         self, call: Collective, buffers: tuple[int, int], nbytes: int, root: int, terms: Terms
     ) -> Operation:
         """``root``'s chunk number r of ``nbytes`` at rank r."""
-        with self._sequenced() as who:
+        with self._submitting():
+            who = self._sequencer.roster()
             self._need(call, who, (root,))
             by = plan_cache.algorithm("scatter", who, terms.options.algorithm)
             encoded = plan_cache.scatter(who, by, nbytes, self._payload, root)
@@ -288,17 +298,18 @@ class Endpoint:
 
     def barrier(self, call: Collective, address: int, terms: Terms) -> Operation:
         """Done on no rank before all have begun it. ``address``: a float32, 1.0, to work in."""
-        with self._sequenced() as who:
+        with self._submitting():
+            who = self._sequencer.roster()
             by = plan_cache.algorithm("barrier", who, terms.options.algorithm)
             encoded = plan_cache.barrier(who, by, self._fanout)
             return self._submit(encoded, call, (address, address), DType.F32, terms)
 
-    def _sequenced(self) -> Sequencer:
+    def _submitting(self) -> threading.Lock:
         """To be entered. First finishes operations that nobody waits for: not inside, since their
         futures' callbacks may submit operations."""
         if len(self._operations) >= REAP_FROM:
             self._reap()
-        return self._sequencer
+        return self._sequencer.lock
 
     def _need(self, call: Collective, who: Roster, ranks: Sequence[int]) -> None:
         """Refuses a call that needs data of lost ranks; on all ranks alike."""

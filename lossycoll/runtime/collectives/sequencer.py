@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
+from typing import Final
 
 from lossycoll.runtime.membership.view_agreement import View
 
@@ -27,41 +28,38 @@ class Roster:
         return tuple(rank for rank in range(self.world) if rank not in self.members)
 
 
-class Sequencer:
-    """Numbers the operations: inside ``with sequencer as roster:``, one caller submits ``next``.
+POLL_SECONDS: Final = 0.005
+"""How often a caller looks whether the view change is over."""
 
-    During a view change nobody submits; ``check`` is called meanwhile and may raise. Other threads
-    may call ``stop`` and ``resume``.
+
+class Sequencer:
+    """Numbers the operations: whoever holds ``lock`` may submit operation ``next``.
+
+    ``lock`` is a plain lock, to be used in a ``with`` statement: only there can't Ctrl-C come
+    between taking it and the block that gives it back. ``check`` is called while callers wait for
+    a view change, and may raise. Other threads may call ``stop`` and ``resume``.
     """
 
     def __init__(self, rank: int, world: int, check: Callable[[], None]) -> None:
         self.next = 0
+        self.lock: Final = threading.Lock()
         self._rank = rank
         self._world = world
         self._check = check
-        self._submitting = threading.Condition(threading.Lock())
         self._stopped = False
         everyone = Roster(world, rank, tuple(range(world)))
         self._rosters: list[tuple[int, Roster]] = [(0, everyone)]
 
-    def __enter__(self) -> Roster:
-        self._submitting.acquire()
-        try:
-            while self._stopped:
-                self._submitting.wait(0.1)
-                self._check()
-        except BaseException:
-            self._submitting.release()
-            raise
+    def roster(self) -> Roster:
+        """Who operation ``next`` is for. The caller holds ``lock``; a view change is waited for."""
+        while self._stopped:
+            try:
+                self.lock.release()  # in here: whatever interrupts the sleep takes it back
+                time.sleep(POLL_SECONDS)
+            finally:
+                self.lock.acquire()
+            self._check()
         return self.at(self.next)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._submitting.release()
 
     def at(self, number: int) -> Roster:
         """Who operation ``number`` is for."""
@@ -78,15 +76,14 @@ class Sequencer:
     def stop(self) -> int:
         """Lets nobody submit until ``resume``; returns the number of the next operation."""
         self._stopped = True  # before the lock, which a thread that submits anew may win each time
-        with self._submitting:
+        with self.lock:
             return self.next
 
     def resume(self, views: Sequence[View], *, agreed: bool) -> None:
         """Takes over the views; callers may submit again if the last one is ``agreed``."""
-        with self._submitting:
+        with self.lock:
             self._rosters = [
                 (view.first, Roster(self._world, self._rank, view.members)) for view in views
             ]
             if agreed:
                 self._stopped = False
-                self._submitting.notify_all()

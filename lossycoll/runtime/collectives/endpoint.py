@@ -36,6 +36,7 @@ from lossycoll.runtime.membership.view_agreement import View
 
 from . import engine_call, plan_cache, single_rank
 from .estimators import BY_COUNT, Estimators, Means
+from .plan_cache import PLANS
 from .sequencer import Roster, Sequencer
 
 log: Final = logging.getLogger("lossycoll")
@@ -139,7 +140,9 @@ class Endpoint:
             order = plan_cache.order(by, who, options, self._group, self._sequencer.next)
             means = self._estimators.means(options, who)
             finish = means.finish or Finish.MEAN
-            encoded = plan_cache.all_reduce(who, by, elements, per_packet, order, missing, finish)
+            encoded = PLANS["all_reduce"](
+                who, by, elements, per_packet, order=order, missing=missing, finish=finish
+            )
             return self._submit(encoded, call, (address, address), dtype, terms, means=means)
 
     def reduce_scatter(
@@ -159,8 +162,8 @@ class Endpoint:
             means = self._estimators.means(terms.options, who)
             finish = means.finish or Finish.STRATIFIED
             by = plan_cache.algorithm("reduce_scatter", who, terms.options.algorithm)
-            encoded = plan_cache.reduce_scatter(
-                who, by, elements, self._payload // dtype.itemsize, finish
+            encoded = PLANS["reduce_scatter"](
+                who, by, elements, self._payload // dtype.itemsize, finish=finish
             )
             return self._submit(encoded, call, buffers, dtype, terms, means=means)
 
@@ -183,7 +186,7 @@ class Endpoint:
                 finish, means = Finish.WEIGHTED, Means(divisor=float(len(who.members)))
             # Blocks are counted in the streams of this plan.
             by = default_algorithm("reduce_scatter")
-            encoded = plan_cache.reduce_scatter(who, by, elements, per_packet, finish)
+            encoded = PLANS["reduce_scatter"](who, by, elements, per_packet, finish=finish)
             blocks = Contributions(encoded.plan)
             return self._submit(encoded, call, buffers, dtype, terms, means=means, blocks=blocks)
 
@@ -195,7 +198,9 @@ class Endpoint:
             who = self._sequencer.roster()
             self._need(call, who, (root,))
             by = plan_cache.algorithm("broadcast", who, terms.options.algorithm)
-            encoded = plan_cache.broadcast(who, by, nbytes, self._payload, root, self._fanout)
+            encoded = PLANS["broadcast"](
+                who, by, nbytes, self._payload, root=root, fanout=self._fanout
+            )
             return self._submit(encoded, call, (address, address), DType.BYTES, terms)
 
     def all_gather(
@@ -213,7 +218,7 @@ class Endpoint:
             who = self._sequencer.roster()
             self._need_all(call, who, terms)
             by = plan_cache.algorithm("all_gather", who, terms.options.algorithm)
-            encoded = plan_cache.all_gather(who, by, nbytes, self._payload)
+            encoded = PLANS["all_gather"](who, by, nbytes, self._payload)
             return self._submit(encoded, call, buffers, DType.BYTES, terms)
 
     @property
@@ -239,7 +244,7 @@ class Endpoint:
         """
         with self._submitting():
             who = self._sequencer.roster()
-            encoded = plan_cache.all_gather(
+            encoded = PLANS["all_gather"](
                 who, default_algorithm("all_gather"), nbytes, self._payload
             )
             return self._submit(
@@ -254,7 +259,7 @@ class Endpoint:
             who = self._sequencer.roster()
             self._need_all(call, who, terms)
             by = plan_cache.algorithm("all_to_all", who, terms.options.algorithm)
-            encoded = plan_cache.all_to_all(who, by, nbytes, self._payload)
+            encoded = PLANS["all_to_all"](who, by, nbytes, self._payload)
             return self._submit(encoded, call, buffers, DType.BYTES, terms)
 
     def exchange(
@@ -270,7 +275,7 @@ class Endpoint:
             who = self._sequencer.roster()
             self._need_all(call, who, terms)
             by = plan_cache.algorithm("all_to_all_uneven", who, terms.options.algorithm)
-            encoded = plan_cache.all_to_all_uneven(who, by, send, receive, self._payload)
+            encoded = PLANS["all_to_all_uneven"](who, by, send, receive, self._payload)
             return self._submit(encoded, call, buffers, DType.BYTES, terms)
 
     def gather(
@@ -282,7 +287,7 @@ class Endpoint:
             self._need(call, who, (root,))
             self._need_all(call, who, terms)
             by = plan_cache.algorithm("gather", who, terms.options.algorithm)
-            encoded = plan_cache.gather(who, by, nbytes, self._payload, root)
+            encoded = PLANS["gather"](who, by, nbytes, self._payload, root=root)
             return self._submit(encoded, call, buffers, DType.BYTES, terms)
 
     def scatter(
@@ -293,7 +298,7 @@ class Endpoint:
             who = self._sequencer.roster()
             self._need(call, who, (root,))
             by = plan_cache.algorithm("scatter", who, terms.options.algorithm)
-            encoded = plan_cache.scatter(who, by, nbytes, self._payload, root)
+            encoded = PLANS["scatter"](who, by, nbytes, self._payload, root=root)
             return self._submit(encoded, call, buffers, DType.BYTES, terms)
 
     def barrier(self, call: Collective, address: int, terms: Terms) -> Operation:
@@ -301,7 +306,7 @@ class Endpoint:
         with self._submitting():
             who = self._sequencer.roster()
             by = plan_cache.algorithm("barrier", who, terms.options.algorithm)
-            encoded = plan_cache.barrier(who, by, self._fanout)
+            encoded = PLANS["barrier"](who, by, 1, fanout=self._fanout)
             return self._submit(encoded, call, (address, address), DType.F32, terms)
 
     def _submitting(self) -> threading.Lock:

@@ -5,16 +5,12 @@ All are functions of what every rank knows: who takes part, sizes and options.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Final
 
 from lossycoll.options.fields import Options
 from lossycoll.plan import (
     Algorithm,
-    Finish,
-    Missing,
-    Plan,
     choose_algorithm,
     default_algorithm,
     draw_order,
@@ -53,82 +49,33 @@ def order(
     return draw_order(options.seed, group, op & 0xFFFFFFFF, len(who.members))
 
 
-def _renamed(who: Roster, build: Callable[[int, int], Plan]) -> Encoded:
-    """A plan for as many ranks as are left."""
-    plan = build(len(who.members), who.members.index(who.rank))
+KEPT: Final = {
+    "all_reduce": 256,  # the order is drawn for each lossy call
+    "reduce_scatter": 64,
+    "broadcast": 64,
+    "barrier": 16,
+    "all_gather": 64,
+    "all_to_all": 64,
+    "all_to_all_uneven": 0,  # sizes rarely come again
+    "gather": 64,
+    "scatter": 64,
+}
+"""How many plans of a collective are kept."""
+
+
+def _build(who: Roster, by: Algorithm, *sizes: object, **options: object) -> Encoded:
+    if by.collective not in REPLANNED:
+        plan = by.build(who.world, who.rank, *sizes, **options)
+        return Encoded.of(plan if who.complete else leave_out(plan, who.members))
+    if "root" in options:
+        options["root"] = who.members.index(options["root"])
+    plan = by.build(len(who.members), who.members.index(who.rank), *sizes, **options)
     return Encoded.of(plan if who.complete else rename(plan, who.members, who.world))
 
 
-def _left(who: Roster, plan: Plan) -> Encoded:
-    """A plan whose buffers have a part per rank: those of lost ranks stay empty."""
-    return Encoded.of(plan if who.complete else leave_out(plan, who.members))
+PLANS: Final = {name: lru_cache(maxsize=kept)(_build) for name, kept in KEPT.items()}
+"""By collective: makes this rank's plan, or returns the one that was kept.
 
-
-@lru_cache(maxsize=256)
-def all_reduce(
-    who: Roster,
-    by: Algorithm,
-    elements: int,
-    per_packet: int,
-    order: tuple[int, ...] | None,
-    missing: Missing,
-    finish: Finish,
-) -> Encoded:
-    """``order`` is a permutation of as many ranks as are left, or None."""
-    return _renamed(
-        who,
-        lambda world, rank: by.build(
-            world, rank, elements, per_packet, order=order, missing=missing, finish=finish
-        ),
-    )
-
-
-@lru_cache(maxsize=64)
-def broadcast(
-    who: Roster, by: Algorithm, nbytes: int, per_packet: int, root: int, fanout: int
-) -> Encoded:
-    place = who.members.index(root)
-    return _renamed(
-        who,
-        lambda world, rank: by.build(world, rank, nbytes, per_packet, root=place, fanout=fanout),
-    )
-
-
-@lru_cache(maxsize=16)
-def barrier(who: Roster, by: Algorithm, fanout: int) -> Encoded:
-    return _renamed(who, lambda world, rank: by.build(world, rank, 1, fanout=fanout))
-
-
-@lru_cache(maxsize=64)
-def reduce_scatter(
-    who: Roster, by: Algorithm, elements: int | tuple[int, ...], per_packet: int, finish: Finish
-) -> Encoded:
-    return _left(who, by.build(who.world, who.rank, elements, per_packet, finish=finish))
-
-
-@lru_cache(maxsize=64)
-def all_gather(
-    who: Roster, by: Algorithm, nbytes: int | tuple[int, ...], per_packet: int
-) -> Encoded:
-    return _left(who, by.build(who.world, who.rank, nbytes, per_packet))
-
-
-@lru_cache(maxsize=64)
-def all_to_all(who: Roster, by: Algorithm, nbytes: int, per_packet: int) -> Encoded:
-    return _left(who, by.build(who.world, who.rank, nbytes, per_packet))
-
-
-def all_to_all_uneven(
-    who: Roster, by: Algorithm, send: Sequence[int], receive: Sequence[int], per_packet: int
-) -> Encoded:
-    return _left(who, by.build(who.world, who.rank, send, receive, per_packet))
-
-
-@lru_cache(maxsize=64)
-def gather(who: Roster, by: Algorithm, nbytes: int, per_packet: int, root: int) -> Encoded:
-    return _left(who, by.build(who.world, who.rank, nbytes, per_packet, root=root))
-
-
-@lru_cache(maxsize=64)
-def scatter(who: Roster, by: Algorithm, nbytes: int, per_packet: int, root: int) -> Encoded:
-    return _left(who, by.build(who.world, who.rank, nbytes, per_packet, root=root))
+Called as ``PLANS[collective](members, algorithm, *sizes, elements_per_packet, **options)``, with
+the arguments of its builders (``lossycoll.plan.registry.COLLECTIVES``). ``root`` is a rank.
+"""

@@ -17,7 +17,7 @@ from torch import Tensor
 from lossycoll.errors import MismatchError
 from lossycoll.runtime.core.call import Operation
 
-from .description import CollectiveKind, Description, Loss, Submission
+from .description import CollectiveKind, Description, Encoded, Loss, Submission
 from .staging import one_buffer, two_buffers
 from .tensors import DTYPES, address, contiguous, nbytes
 
@@ -103,7 +103,7 @@ def _all_to_all(s: Submission) -> tuple[Operation, ...]:
                 health.fail(error, tell=True)
                 raise error
 
-    terms = s.terms._replace(keep=(sent, table), epilogue=compare)
+    terms = s.terms._replace(keep=(sent, table), epilogue=compare, encoding="same")
     sizes = s.endpoint.all_gather(s.call, (sent.data_ptr(), table.data_ptr()), nbytes(sent), terms)
     data = s.endpoint.exchange(s.call, _buffers(s), splits.send, splits.receive, s.terms)
     return sizes, data
@@ -154,6 +154,7 @@ ALL_REDUCE: Final = CollectiveKind(
     submit=_all_reduce,
     gathering=_all_gather,
     gloo=lambda gloo, call, targets, opts: gloo.allreduce(list(targets), opts),
+    encoded=Encoded.GROUP,
 )
 REDUCE: Final = CollectiveKind(
     # Only the root has the result, so nothing could be made of what it lacks.
@@ -161,6 +162,7 @@ REDUCE: Final = CollectiveKind(
     Loss.NEVER,
     one_buffer,
     gathering=_gather,
+    encoded=Encoded.GROUP,
 )
 REDUCE_SCATTER: Final = CollectiveKind(
     "reduce_scatter",
@@ -168,6 +170,7 @@ REDUCE_SCATTER: Final = CollectiveKind(
     two_buffers,
     submit=_reduce_scatter,
     gathering=_gather_chunks,
+    encoded=Encoded.GROUP,
 )
 BROADCAST: Final = CollectiveKind(
     "broadcast",
@@ -175,16 +178,41 @@ BROADCAST: Final = CollectiveKind(
     one_buffer,
     submit=_broadcast,
     gloo=lambda gloo, call, targets, opts: gloo.broadcast(list(targets), opts),
+    encoded=Encoded.BLOCK,
 )
 ALL_GATHER: Final = CollectiveKind(
-    "all_gather", Loss.COPY, two_buffers, submit=_all_gather, gloo=_gloo_all_gather
+    "all_gather",
+    Loss.COPY,
+    two_buffers,
+    submit=_all_gather,
+    gloo=_gloo_all_gather,
+    encoded=Encoded.GROUP,
 )
-GATHER: Final = CollectiveKind("gather", Loss.NEVER, two_buffers, submit=_gather, gloo=_gloo_gather)
+GATHER: Final = CollectiveKind(
+    "gather",
+    Loss.NEVER,
+    two_buffers,
+    submit=_gather,
+    gloo=_gloo_gather,
+    encoded=Encoded.GROUP,
+)
 SCATTER: Final = CollectiveKind(
-    "scatter", Loss.NEVER, two_buffers, submit=_scatter, gloo=_gloo_scatter
+    "scatter",
+    Loss.NEVER,
+    two_buffers,
+    submit=_scatter,
+    gloo=_gloo_scatter,
+    encoded=Encoded.BLOCK,
 )
 ALL_TO_ALL: Final = CollectiveKind(
-    "all_to_all", Loss.NEVER, two_buffers, submit=_all_to_all, empty_is_barrier=False, operations=2
+    # Ranks don't know each other's sizes: encoded only where a block says so, at any size.
+    "all_to_all",
+    Loss.NEVER,
+    two_buffers,
+    submit=_all_to_all,
+    encoded=Encoded.BLOCK,
+    empty_is_barrier=False,
+    operations=2,
 )
 BARRIER: Final = CollectiveKind(
     "barrier",

@@ -38,6 +38,17 @@ class Loss(Enum):
     """Wherever the delivery is lossy: the caller learns what became of each packet."""
 
 
+class Encoded(Enum):
+    """When float32 of a collective is encoded (option ``wire``)."""
+
+    NEVER = auto()
+    GROUP = auto()
+    """As the group or the block around the call asks, from ``lossy_min_bytes`` on."""
+    BLOCK = auto()
+    """The same, but only as a block asks, not the group: what one rank hands out, such as a model's
+    parameters, stays exact unless the caller of this very collective wants it otherwise."""
+
+
 class Staged(NamedTuple):
     """The caller's tensors as buffers of one operation.
 
@@ -96,6 +107,7 @@ class CollectiveKind:
         gathering: For reductions, how the contributions get to where they are reduced without the
             engine. None if there is no such way.
         gloo: How gloo does it, if that is an alternative for small exact calls.
+        encoded: When packets carry float32 in another form.
         empty_is_barrier: Whether a call without elements becomes a barrier. If not, ``submit``
             runs, since only this rank may know that it has nothing to send or receive.
         work: The class of the work that torch gets.
@@ -108,6 +120,7 @@ class CollectiveKind:
     submit: Submit | None = None
     gathering: Submit | None = None
     gloo: GlooCall | None = None
+    encoded: Encoded = Encoded.NEVER
     empty_is_barrier: bool = True
     work: type[EngineWork] = EngineWork
     operations: int = 1

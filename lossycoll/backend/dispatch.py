@@ -24,11 +24,11 @@ from lossycoll.runtime.core.call import LONGEST, Collective, Operation, Terms
 from . import checks
 from .coalescing import Coalescing
 from .collectives import barrier
-from .description import CollectiveKind, Description, Loss, Staged, Submission
+from .description import CollectiveKind, Description, Encoded, Loss, Staged, Submission
 from .reduction import Reduction, resolve
 from .resource_limits import is_memory, not_submitted
 from .staging import NOTHING, gathered
-from .tensors import GLOO_DTYPES, LOSSY_DTYPES, contiguous, spread
+from .tensors import ENCODED_DTYPES, GLOO_DTYPES, LOSSY_DTYPES, contiguous, spread
 from .work import EngineWork, GlooWork, ManyWork
 
 NONE: Final = timedelta(0)
@@ -47,10 +47,11 @@ class Way(Enum):
 
 
 class Choice(NamedTuple):
-    """The way of a call, and the options it is served with."""
+    """The way of a call, the options it is served with, and how packets carry its float32."""
 
     way: Way
     options: Options
+    encoding: str = "same"
 
 
 @lru_cache(maxsize=64)
@@ -63,7 +64,7 @@ def choose(
     call: Description,
     reduction: Reduction | None,
     options: Options,
-    lossy_scope: bool,
+    around: Scope | None,
     world: int,
 ) -> Choice:
     """The way that a call takes.
@@ -72,18 +73,35 @@ def choose(
         call: The call.
         reduction: What it reduces by, if it does.
         options: Those in force for this call.
-        lossy_scope: Whether the caller is inside ``with lossycoll.lossy():``.
+        around: The innermost block that the caller is in.
         world: The ranks of the group.
     """
     kind, native = call.kind, reduction is None or reduction.native
+    lossy_scope = around is not None and around.lossy_copies
+    encoding = _encoding(call, options, around)
     if native and options.delivery == "lossy" and _may_lose(kind, call, options, lossy_scope):
-        return Choice(Way.LOSSY, options)
+        return Choice(Way.LOSSY, options, encoding)
     exact = reliable_version(options)
     if call.nbytes < options.bulk_min_bytes and world > 1 and _gloo_can(kind, call, reduction):
         return Choice(Way.GLOO, exact)
     if reduction is not None and not (native and kind.submit):
-        return Choice(Way.GATHERED, exact)
-    return Choice(Way.RELIABLE, exact)
+        return Choice(Way.GATHERED, exact, encoding)
+    return Choice(Way.RELIABLE, exact, encoding)
+
+
+def _encoding(call: Description, options: Options, around: Scope | None) -> str:
+    """How packets carry the call's float32."""
+    when = call.kind.encoded
+    if options.wire == "same" or when is Encoded.NEVER:
+        return "same"
+    if when is Encoded.BLOCK and (around is None or not around.sets("wire")):
+        return "same"
+    tensor = (call.reads or call.writes)[0]
+    if tensor.dtype not in ENCODED_DTYPES:
+        return "same"
+    # Where ranks don't know each other's sizes, sizes can't decide.
+    large = call.splits is not None or call.nbytes >= options.lossy_min_bytes
+    return options.wire if large else "same"
 
 
 def _may_lose(kind: CollectiveKind, call: Description, options: Options, lossy_scope: bool) -> bool:
@@ -177,11 +195,11 @@ class Dispatcher:
         """Serves a call that was checked."""
         around, options = scope(), self._options
         if around is None:
-            choice = choose(call, reduction, options, False, self.where.world)
+            choice = choose(call, reduction, options, None, self.where.world)
         else:
             options = within(options, around)
-            choice = choose(call, reduction, options, around.lossy_copies, self.where.world)
-        numbered = self.named(call, choice.options if choice.way is Way.LOSSY else None)
+            choice = choose(call, reduction, options, around, self.where.world)
+        numbered = self.named(call, choice)
         try:
             if choice.way is Way.GLOO:
                 work = self._by_gloo(numbered, call, opts)
@@ -249,20 +267,26 @@ class Dispatcher:
             text = f"{self.where}: {call.numbered} was interrupted halfway ({error!r})"
             self.health.fail(AbortedError(text, peer=self.where.rank), tell=True)
 
-    def named(self, call: Description, lossy: Options | None = None) -> Collective:
+    def named(self, call: Description, choice: Choice | None = None) -> Collective:
         """A checked call as other ranks must issue it, without a number yet.
 
         Args:
             call: The call.
-            lossy: The options by which it loses packets, if it may.
+            choice: How it is served; None: exactly.
         """
         compared = call.compared
         if compared is None:
             named = Collective(call.kind.name, detail=call.detail)
         else:
             named = Collective(call.kind.name, compared.dtype, compared.numel(), call.detail)
-        if lossy is not None:
-            named.delivery = f"lossy, repair {lossy.repair}" if lossy.repair else "lossy"
+        if choice is None:
+            return named
+        if choice.way is Way.LOSSY:
+            repair = choice.options.repair
+            named.delivery = f"lossy, repair {repair}" if repair else "lossy"
+        if choice.encoding != "same":
+            before = f"{named.delivery}, " if named.delivery else ""
+            named.delivery = f"{before}wire {choice.encoding}"
         return named
 
     def _by_engine(
@@ -284,7 +308,13 @@ class Dispatcher:
         else:
             staged = call.kind.stage(call, reduction, choice.way is Way.LOSSY)
         assert submit is not None
-        terms = self.terms(choice.options, opts, staged, mean=reduction is None or reduction.mean)
+        terms = self.terms(
+            choice.options,
+            opts,
+            staged,
+            mean=reduction is None or reduction.mean,
+            encoding=choice.encoding,
+        )
         submission = Submission(
             self.collectives, numbered, call, staged.source, staged.target, terms, self.health
         )
@@ -314,7 +344,15 @@ class Dispatcher:
             spread(buffer, [target])
         return work
 
-    def terms(self, options: Options, opts: Any, staged: Staged, *, mean: bool = True) -> Terms:
+    def terms(
+        self,
+        options: Options,
+        opts: Any,
+        staged: Staged,
+        *,
+        mean: bool = True,
+        encoding: str = "same",
+    ) -> Terms:
         """How an operation on ``staged`` buffers is to be done; ``opts`` as in :meth:`run`."""
         timeout = opts.timeout
         return Terms(
@@ -325,4 +363,5 @@ class Dispatcher:
             epilogue=staged.epilogue,
             among=staged.among,
             future=opts.asyncOp,
+            encoding=encoding,
         )

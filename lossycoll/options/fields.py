@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Final
 
-from lossycoll.plan import algorithm_names, faults, parity
+from lossycoll.plan import algorithm_names, codec, faults, parity
 
 from .schema import (
     PREFIX,
@@ -130,7 +130,17 @@ class Options:
     lossy_min_bytes: int = option(
         16384,
         integer(0, MAX_BYTES),
-        "Smaller tensors are reliable: they are control data more often than gradients.",
+        "Smaller tensors are reliable, and travel as they are (`wire`): they are control data more "
+        "often than gradients.",
+        agree=True,
+        per_call=True,
+    )
+    wire: str = option(
+        "same",
+        choice(*codec.ENCODINGS),
+        "How packets carry float32: as it is, or rounded to bfloat16 or IEEE float16, which halves "
+        "the bytes. Sums are taken in float32 all the same. For reductions and gathers of float32 "
+        "(complex64 too), lossy or not; other types travel as they are (engine.md).",
         agree=True,
         per_call=True,
     )

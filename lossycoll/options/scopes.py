@@ -25,6 +25,10 @@ class Scope:
     changes: tuple[tuple[str, Any], ...]
     lossy_copies: bool
 
+    def sets(self, name: str) -> bool:
+        """Whether a block has set this option."""
+        return any(name == changed for changed, _ in self.changes)
+
 
 _scope: ContextVar[Scope | None] = ContextVar("lossycoll_scope", default=None)
 
@@ -62,16 +66,25 @@ def _block(lossy_copies: bool, changes: Mapping[str, Any]) -> Iterator[None]:
         _scope.reset(token)
 
 
-def reliable() -> contextlib.AbstractContextManager[None]:
-    """A scope in which no collective loses anything: ``with lossycoll.reliable(): ...``.
+def reliable(**changes: Any) -> contextlib.AbstractContextManager[None]:
+    """A scope in which collectives are exact: ``with lossycoll.reliable(): ...``.
 
-    It holds for calls that this thread (or asyncio task) makes while it is open, in every group.
-    Open it on all ranks alike. A thread that is started inside it doesn't inherit it.
+    Nothing is lost, and nothing is rounded on the way (``wire``). It holds for calls that this
+    thread (or asyncio task) makes while it is open, in every group. Open it on all ranks alike. A
+    thread that is started inside it doesn't inherit it.
+
+    Args:
+        changes: Options of :class:`Options` that may be set per block, such as ``algorithm`` and
+            ``wire``; the rest stays as it is outside.
 
     Returns:
         A context manager, for one ``with`` statement. Scopes nest.
+
+    Raises:
+        OptionError: As for :func:`lossy`, but for ``delivery="lossy"``.
     """
-    return _block(False, {"delivery": "reliable"})
+    _check_delivery("reliable", "lossy", changes)
+    return _block(False, {"wire": "same", **changes, "delivery": "reliable"})
 
 
 def lossy(**changes: Any) -> contextlib.AbstractContextManager[None]:
@@ -83,7 +96,7 @@ def lossy(**changes: Any) -> contextlib.AbstractContextManager[None]:
 
     Args:
         changes: Options of :class:`Options` that may be set per block, such as ``repair``,
-            ``on_missing``, ``algorithm`` and ``lossy_min_bytes``; the rest stays as it is outside.
+            ``on_missing``, ``wire`` and ``lossy_min_bytes``; the rest stays as it is outside.
 
     Returns:
         A context manager, for one ``with`` statement. Scopes nest.
@@ -93,10 +106,16 @@ def lossy(**changes: Any) -> contextlib.AbstractContextManager[None]:
             ``delivery`` at once, for the others when the block is entered. ``bulk_min_bytes``
             above 0 in a group that continues with its survivors: at each collective in the block.
     """
-    delivery = changes.get("delivery", "lossy")
-    if delivery != "lossy":
-        raise refused(
-            f"option delivery is {delivery!r} in a block of lossycoll.lossy(), wanted lossy; "
-            f"lossycoll.reliable() opens a block without loss"
-        )
+    _check_delivery("lossy", "reliable", changes)
     return _block(True, {**changes, "delivery": "lossy"})
+
+
+def _check_delivery(wanted: str, other: str, changes: Mapping[str, Any]) -> None:
+    """Refuses a block of another delivery than its name says."""
+    delivery = changes.get("delivery", wanted)
+    if delivery != wanted:
+        block = "without loss" if other == "reliable" else "in which packets may be lost"
+        raise refused(
+            f"option delivery is {delivery!r} in a block of lossycoll.{wanted}(), wanted {wanted}; "
+            f"lossycoll.{other}() opens a block {block}"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,17 +10,19 @@ import torch
 import torch.distributed as dist
 
 from lossycoll.backend import collectives as table
-from lossycoll.backend.block_collectives import ALL_GATHER_BLOCKS
-from lossycoll.backend.description import CollectiveKind, Description
+from lossycoll.backend.block_collectives import ALL_GATHER_BLOCKS, REDUCE_SCATTER_BLOCKS
+from lossycoll.backend.description import CollectiveKind, Description, Splits
 from lossycoll.backend.dispatch import Way, choose, reliable_version
 from lossycoll.backend.reduction import resolve
 from lossycoll.options.fields import Options
+from lossycoll.options.scopes import Scope, within
 from lossycoll.runtime.engine.failures import Where
 
 Op = dist.ReduceOp
 LOSSY = Options(lossy_min_bytes=4096)
 RELIABLE = Options(lossy_min_bytes=4096, delivery="reliable")
 BULK = Options(lossy_min_bytes=4096, bulk_min_bytes=1024)
+ENCODED = Options(lossy_min_bytes=4096, wire="bf16")
 LARGE, SMALL = 8192, 512
 
 
@@ -37,7 +40,8 @@ def way(
     tensor = torch.zeros(1, dtype=dtype)
     reduction = None if op is None else resolve(Where(0, world), kind.name, dtype, op)
     call = Description(kind, [tensor], [tensor], nbytes, tensor, op=op, sizes=sizes)
-    choice = choose(call, reduction, options, scope, world)
+    around = Scope((), lossy_copies=True) if scope else None
+    choice = choose(call, reduction, options, around, world)
     assert choice.options == (options if choice.way is Way.LOSSY else reliable_version(options))
     return choice.way
 
@@ -101,6 +105,65 @@ def test_gloo_gets_small_exact_calls_that_it_can_do_and_only_if_it_may() -> None
     assert way(table.ALL_REDUCE, **small, op=Op(Op.SUM)) is Way.GLOO
     assert way(table.ALL_REDUCE, **small, op=Op(Op.MAX)) is Way.GATHERED
     assert way(table.REDUCE_SCATTER, **small, op=Op(Op.SUM)) is Way.RELIABLE
+
+
+def encoding(
+    kind: CollectiveKind,
+    *,
+    nbytes: int = LARGE,
+    dtype: torch.dtype = torch.float32,
+    block: tuple[tuple[str, Any], ...] | None = None,
+    options: Options = ENCODED,
+) -> str:
+    """How float32 travels, in a block that sets the options ``block``."""
+    around = None if block is None else Scope(block, lossy_copies=True)
+    op = Op(Op.SUM) if kind in (*REDUCTIONS, table.REDUCE) else None
+    reduction = None if op is None else resolve(Where(0, 3), kind.name, dtype, op)
+    splits = Splits([0], [0]) if kind is table.ALL_TO_ALL else None
+    tensor = torch.zeros(1, dtype=dtype)
+    nbytes = 0 if splits else nbytes
+    call = Description(kind, [tensor], [tensor], nbytes, tensor, op=op, splits=splits)
+    options = options if around is None else within(options, around)
+    return choose(call, reduction, options, around, 3).encoding
+
+
+WIRE = (("wire", "fp16"),)
+GATHERS = [table.ALL_GATHER, table.GATHER, table.REDUCE]
+HANDED_OUT = [table.BROADCAST, table.SCATTER, table.ALL_TO_ALL]
+
+
+@pytest.mark.parametrize("kind", [*REDUCTIONS, *GATHERS], ids=lambda kind: kind.name)
+def test_large_float32_is_encoded_as_the_group_or_the_block_asks(kind: CollectiveKind) -> None:
+    assert encoding(kind) == "bf16"
+    assert encoding(kind, options=replace(ENCODED, delivery="reliable")) == "bf16"
+    assert encoding(kind, dtype=torch.complex64) == "bf16"
+    assert encoding(kind, block=()) == "bf16"
+    assert encoding(kind, block=WIRE) == "fp16"
+    assert encoding(kind, block=WIRE, options=LOSSY) == "fp16"
+    assert encoding(kind, block=(("wire", "same"),)) == "same"
+    assert encoding(kind, nbytes=SMALL) == encoding(kind, nbytes=SMALL, block=WIRE) == "same"
+    assert encoding(kind, options=LOSSY) == "same"
+    for dtype in (torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.complex128):
+        assert encoding(kind, dtype=dtype) == "same"
+
+
+@pytest.mark.parametrize("kind", HANDED_OUT, ids=lambda kind: kind.name)
+def test_what_is_handed_out_is_encoded_only_where_a_block_says_so(kind: CollectiveKind) -> None:
+    assert encoding(kind) == "same"
+    assert encoding(kind, block=(("repair", 1),)) == "same"
+    assert encoding(kind, block=WIRE) == "fp16"
+    assert encoding(kind, block=WIRE, dtype=torch.int64) == "same"
+
+
+def test_what_counts_or_maps_to_blocks_is_never_encoded() -> None:
+    for kind in (table.BARRIER, ALL_GATHER_BLOCKS, REDUCE_SCATTER_BLOCKS):
+        assert encoding(kind, block=WIRE) == "same"
+
+
+def test_what_gloo_does_is_not_encoded() -> None:
+    options = replace(ENCODED, lossy_min_bytes=0, bulk_min_bytes=1024, delivery="reliable")
+    assert encoding(table.ALL_REDUCE, options=options) == "bf16"
+    assert encoding(table.ALL_REDUCE, options=options, nbytes=SMALL) == "same"
 
 
 def test_the_signature_of_block_collectives_holds_no_class_name() -> None:

@@ -25,6 +25,7 @@ from lossycoll.options.schema import variable
         ("repair", "2", 2),
         ("fec", "0.1", 0.1),
         ("lossy_min_bytes", "0x100", 256),
+        ("wire", "bf16", "bf16"),
         ("bulk_min_bytes", "1048576", 1 << 20),
         ("on_missing", "keep", "keep"),
         ("estimator", "count", "count"),

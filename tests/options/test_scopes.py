@@ -23,6 +23,28 @@ def test_a_lossy_block_cannot_be_reliable() -> None:
     assert dict(found.changes)["delivery"] == "lossy"
 
 
+def test_a_reliable_block_cannot_be_lossy() -> None:
+    with pytest.raises(OptionError, match=r"'lossy'.*lossycoll\.lossy\(\)"):
+        lossycoll.reliable(delivery="lossy")
+
+
+def test_a_reliable_block_is_exact_unless_it_asks_for_an_encoding() -> None:
+    group = Options(wire="bf16")
+    with lossycoll.lossy(wire="fp16"):
+        assert within(group, scope()).wire == "fp16"
+        with lossycoll.reliable():
+            assert within(group, scope()).wire == "same"
+        with lossycoll.reliable(wire="bf16", delivery="reliable"):
+            inner = within(group, scope())
+            assert (inner.wire, inner.delivery, scope().lossy_copies) == ("bf16", "reliable", False)
+    with lossycoll.lossy(repair=1):
+        assert within(group, scope()).wire == "bf16"
+        assert not scope().sets("wire")
+    refused = pytest.raises(OptionError, match="option wire is 'int3', wanted same or bf16 or fp16")
+    with refused, lossycoll.lossy(wire="int3"):
+        pass
+
+
 def test_blocks_change_options_and_nest() -> None:
     base = Options(repair=1)
     assert scope() is None
@@ -43,10 +65,11 @@ def test_blocks_change_options_and_nest() -> None:
 
 def test_a_block_adds_its_changes_to_what_was_given() -> None:
     with lossycoll.reliable():
-        assert within(Options(seed=1), scope()).given == {"seed", "delivery"}
+        block = {"delivery", "wire"}
+        assert within(Options(seed=1), scope()).given == {"seed", *block}
         # Equal options, of which others are given.
-        assert within(Options(repair=1, seed=0), scope()).given == {"repair", "seed", "delivery"}
-        assert within(Options(repair=1), scope()).given == {"repair", "delivery"}
+        assert within(Options(repair=1, seed=0), scope()).given == {"repair", "seed", *block}
+        assert within(Options(repair=1), scope()).given == {"repair", *block}
 
 
 def test_what_a_block_and_a_group_exclude_is_refused_at_the_call() -> None:

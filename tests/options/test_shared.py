@@ -25,6 +25,7 @@ OTHERS: dict[str, Any] = {
     "repair": 2,
     "fec": 0.5,
     "lossy_min_bytes": 1,
+    "wire": "fp16",
     "bulk_min_bytes": 4096,
     "on_missing": "zero",
     "estimator": "zero_fill",

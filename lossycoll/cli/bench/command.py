@@ -23,6 +23,7 @@ from lossycoll.cli.launcher import EXIT_FAILED, launch, must_be_writable, scratc
 from lossycoll.cli.plotting import drawn
 from lossycoll.options.fields import FAST_PATHS
 from lossycoll.plan import algorithm_names
+from lossycoll.plan.codec import ENCODINGS
 
 from . import loss_sweep
 from . import nccl as bench_nccl
@@ -50,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--mtu", type=whole(576, 65535), help="largest packet; the interface's by default")
     add("--delivery", choices=("lossy", "reliable"), default="lossy")
     add("--algorithm", choices=algorithm_names("all_reduce"), default="auto")
+    add("--wire", choices=ENCODINGS, default="same", help="how lossy's packets carry float32")
     add("--disable", type=names(FAST_PATHS), default=(), help="fast paths to do without")
     add("--no-verify", action="store_true", help="do not check results (they are at zero loss)")
     add("--json", action="store_true", help="print JSON instead of the table")
@@ -143,6 +145,8 @@ def environment_of(options: argparse.Namespace) -> dict[str, str | None]:
     # What was not asked for stays as the user's environment has it.
     if options.disable:
         environment["LOSSYCOLL_DISABLE"] = ",".join(options.disable)
+    if options.wire != "same":
+        environment["LOSSYCOLL_WIRE"] = options.wire
     if options.mtu:
         environment["LOSSYCOLL_MTU"] = str(options.mtu)
     return environment
@@ -212,7 +216,7 @@ def summarize(measured: dict[str, Any], options: argparse.Namespace) -> dict[str
         name: getattr(options, name)
         for name in (
             *("ranks", "dtype", "seconds", "loss", "burst", "seed"),
-            *("mtu", "delivery", "algorithm", "disable"),
+            *("mtu", "delivery", "algorithm", "wire", "disable"),
         )
     }
     return {

@@ -38,6 +38,7 @@ from . import engine_call, plan_cache, single_rank
 from .estimators import BY_COUNT, Estimators, Means
 from .plan_cache import PLANS
 from .sequencer import Roster, Sequencer
+from .units import Units, units_of
 
 log: Final = logging.getLogger("lossycoll")
 
@@ -133,7 +134,7 @@ class Endpoint:
         """In place: the sum (or mean) of all ranks' ``elements`` at ``address``."""
         options = terms.options
         missing = Missing[options.on_missing.upper()]
-        per_packet = self._payload // dtype.itemsize
+        per_packet = self._units(dtype, terms).per_packet
         with self._submitting():
             who = self._sequencer.roster()
             by = plan_cache.algorithm("all_reduce", who, options.algorithm)
@@ -162,9 +163,8 @@ class Endpoint:
             means = self._estimators.means(terms.options, who)
             finish = means.finish or Finish.STRATIFIED
             by = plan_cache.algorithm("reduce_scatter", who, terms.options.algorithm)
-            encoded = PLANS["reduce_scatter"](
-                who, by, elements, self._payload // dtype.itemsize, finish=finish
-            )
+            per_packet = self._units(dtype, terms).per_packet
+            encoded = PLANS["reduce_scatter"](who, by, elements, per_packet, finish=finish)
             return self._submit(encoded, call, buffers, dtype, terms, means=means)
 
     def reduce_scatter_blocks(
@@ -198,10 +198,12 @@ class Endpoint:
             who = self._sequencer.roster()
             self._need(call, who, (root,))
             by = plan_cache.algorithm("broadcast", who, terms.options.algorithm)
+            units = self._units(DType.BYTES, terms)
+            count = units.count(nbytes)
             encoded = PLANS["broadcast"](
-                who, by, nbytes, self._payload, root=root, fanout=self._fanout
+                who, by, count, units.per_packet, root=root, fanout=self._fanout
             )
-            return self._submit(encoded, call, (address, address), DType.BYTES, terms)
+            return self._submit(encoded, call, (address, address), units.dtype, terms)
 
     def all_gather(
         self,
@@ -218,8 +220,10 @@ class Endpoint:
             who = self._sequencer.roster()
             self._need_all(call, who, terms)
             by = plan_cache.algorithm("all_gather", who, terms.options.algorithm)
-            encoded = PLANS["all_gather"](who, by, nbytes, self._payload)
-            return self._submit(encoded, call, buffers, DType.BYTES, terms)
+            units = self._units(DType.BYTES, terms)
+            count = units.count(nbytes) if isinstance(nbytes, int) else units.counts(nbytes)
+            encoded = PLANS["all_gather"](who, by, count, units.per_packet)
+            return self._submit(encoded, call, buffers, units.dtype, terms)
 
     @property
     def block_bytes(self) -> int:
@@ -259,8 +263,9 @@ class Endpoint:
             who = self._sequencer.roster()
             self._need_all(call, who, terms)
             by = plan_cache.algorithm("all_to_all", who, terms.options.algorithm)
-            encoded = PLANS["all_to_all"](who, by, nbytes, self._payload)
-            return self._submit(encoded, call, buffers, DType.BYTES, terms)
+            units = self._units(DType.BYTES, terms)
+            encoded = PLANS["all_to_all"](who, by, units.count(nbytes), units.per_packet)
+            return self._submit(encoded, call, buffers, units.dtype, terms)
 
     def exchange(
         self,
@@ -275,8 +280,11 @@ class Endpoint:
             who = self._sequencer.roster()
             self._need_all(call, who, terms)
             by = plan_cache.algorithm("all_to_all_uneven", who, terms.options.algorithm)
-            encoded = PLANS["all_to_all_uneven"](who, by, send, receive, self._payload)
-            return self._submit(encoded, call, buffers, DType.BYTES, terms)
+            units = self._units(DType.BYTES, terms)
+            encoded = PLANS["all_to_all_uneven"](
+                who, by, units.counts(send), units.counts(receive), units.per_packet
+            )
+            return self._submit(encoded, call, buffers, units.dtype, terms)
 
     def gather(
         self, call: Collective, buffers: tuple[int, int], nbytes: int, root: int, terms: Terms
@@ -287,8 +295,10 @@ class Endpoint:
             self._need(call, who, (root,))
             self._need_all(call, who, terms)
             by = plan_cache.algorithm("gather", who, terms.options.algorithm)
-            encoded = PLANS["gather"](who, by, nbytes, self._payload, root=root)
-            return self._submit(encoded, call, buffers, DType.BYTES, terms)
+            units = self._units(DType.BYTES, terms)
+            count = units.count(nbytes)
+            encoded = PLANS["gather"](who, by, count, units.per_packet, root=root)
+            return self._submit(encoded, call, buffers, units.dtype, terms)
 
     def scatter(
         self, call: Collective, buffers: tuple[int, int], nbytes: int, root: int, terms: Terms
@@ -298,8 +308,10 @@ class Endpoint:
             who = self._sequencer.roster()
             self._need(call, who, (root,))
             by = plan_cache.algorithm("scatter", who, terms.options.algorithm)
-            encoded = PLANS["scatter"](who, by, nbytes, self._payload, root=root)
-            return self._submit(encoded, call, buffers, DType.BYTES, terms)
+            units = self._units(DType.BYTES, terms)
+            count = units.count(nbytes)
+            encoded = PLANS["scatter"](who, by, count, units.per_packet, root=root)
+            return self._submit(encoded, call, buffers, units.dtype, terms)
 
     def barrier(self, call: Collective, address: int, terms: Terms) -> Operation:
         """Done on no rank before all have begun it. ``address``: a float32, 1.0, to work in."""
@@ -308,6 +320,9 @@ class Endpoint:
             by = plan_cache.algorithm("barrier", who, terms.options.algorithm)
             encoded = PLANS["barrier"](who, by, 1, fanout=self._fanout)
             return self._submit(encoded, call, (address, address), DType.F32, terms)
+
+    def _units(self, dtype: DType, terms: Terms) -> Units:
+        return units_of(self._payload, dtype, terms.encoding)
 
     def _submitting(self) -> threading.Lock:
         """To be entered. First finishes operations that nobody waits for: not inside, since their
@@ -362,7 +377,7 @@ class Endpoint:
         scale = 1.0 if terms.mean else float(self.world)
         try:
             meant = engine_call.Meaning(
-                encoded, call.key, way, options, dtype, scale, timeout,
+                encoded, call.key, way, options, dtype, scale, timeout, terms.encoding,
                 notify=operation.notify, waits=not terms.future,
             )  # fmt: skip
             if blocks is None and (means is None or means is BY_COUNT):

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from lossycoll.options.fields import Options
 from lossycoll.plan import signature
+from lossycoll.plan.codec import ENCODINGS
 from lossycoll.runtime.core.call import CallKey, text_of
 from lossycoll.runtime.engine.binding import Call, DType, Encoded, Ready
 from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
@@ -25,6 +26,7 @@ class Meaning(NamedTuple):
     dtype: DType
     scale: float
     timeout: float
+    encoding: str
     notify: bool
     waits: bool
 
@@ -36,17 +38,21 @@ def call_of(meant: Meaning) -> Call:
     repair = 0 if reliable else options.repair
     fec, fec_auto = (0, False) if reliable else options.parity_sets
     plan = meant.encoded.plan.signature
+    encoding = ENCODINGS.index(meant.encoding)
     return Call(
         input=0,
         output=0,
         dtype=meant.dtype,
         scale=meant.scale,
-        signature=_signature(text_of(meant.key), meant.way, plan, reliable, repair, fec, fec_auto),
+        signature=_signature(
+            text_of(meant.key), meant.way, plan, reliable, repair, fec, fec_auto, encoding
+        ),
         timeout=meant.timeout,
         reliable=reliable,
         repair=repair,
         fec=fec,
         fec_auto=fec_auto,
+        encoding=meant.encoding,
         notify=meant.notify,
         waits=meant.waits,
     )

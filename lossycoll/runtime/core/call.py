@@ -32,7 +32,8 @@ class Collective:
     """One call, as the other ranks must issue it too. The text is made only when it is needed.
 
     ``seq`` is its number in the group, set when it is issued; point to point has none (-1).
-    ``delivery`` is empty for what is reliable. ``submitted`` counts its operations; -1: unknown.
+    ``delivery`` is empty for what is reliable and not encoded. ``submitted`` counts its operations;
+    -1: unknown.
     """
 
     __slots__ = ("delivery", "detail", "dtype", "elements", "name", "seq", "submitted")
@@ -82,6 +83,7 @@ class Terms(NamedTuple):
     held until the operation is done. ``epilogue``: run on success, before it counts as done.
     ``among``: an epilogue for what can do without the parts of ranks that are lost; it is given
     the ranks that took part. ``future``: nobody may wait for it, so it has to complete by itself.
+    ``encoding``: how packets carry float32, one of plan.codec's.
     """
 
     options: Options
@@ -91,6 +93,7 @@ class Terms(NamedTuple):
     epilogue: Callable[[], None] | None = None
     among: Callable[[Sequence[int]], None] | None = None
     future: bool = False
+    encoding: str = "same"
 
 
 class Owner(Protocol):

@@ -110,6 +110,12 @@ def test_losses() -> None:
             argtypes.shares(text)
 
 
+def test_an_encoding_reaches_the_ranks() -> None:
+    options = cli.parser().parse_args(["bench", "--wire", "fp16"])
+    assert bench.environment_of(options)["LOSSYCOLL_WIRE"] == "fp16"
+    assert "LOSSYCOLL_WIRE" not in bench.environment_of(cli.parser().parse_args(["bench"]))
+
+
 def check_loss(found: dict[str, Any], backends: tuple[str, ...], size: int) -> None:
     assert [(row["loss"], row["backend"]) for row in found["rows"]] == [(0.1, b) for b in backends]
     assert found["bytes"] == size

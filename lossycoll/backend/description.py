@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 from torch import Tensor
 
-from lossycoll.runtime.collectives.endpoint import Endpoint
-from lossycoll.runtime.collectives.single_rank import SingleRank
+from lossycoll.runtime.collectives.collective_endpoint import CollectiveEndpoint
 from lossycoll.runtime.core.call import Collective, Operation, Terms
 from lossycoll.runtime.membership.group_state import Health
 
@@ -78,7 +77,7 @@ class Submission(NamedTuple):
         health: The group's state, for what ``submit`` finds to be wrong.
     """
 
-    endpoint: Endpoint | SingleRank
+    endpoint: CollectiveEndpoint
     call: Collective
     description: Description
     source: Tensor

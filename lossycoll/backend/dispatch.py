@@ -17,6 +17,7 @@ import torch.distributed as dist
 from lossycoll.errors import AbortedError, LossyError, PeerLostError
 from lossycoll.options.fields import Options
 from lossycoll.options.scopes import Scope, scope, within
+from lossycoll.runtime.collectives.collective_endpoint import CollectiveEndpoint
 from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.collectives.single_rank import SingleRank
 from lossycoll.runtime.core.call import LONGEST, Collective, Operation, Terms
@@ -143,7 +144,7 @@ class Dispatcher:
         self.where: Final = self.health.where
         self._options = endpoint.options
         self._asked_rounds: list[int] = []
-        self.collectives: Final[Endpoint | SingleRank] = (
+        self.collectives: Final[CollectiveEndpoint] = (
             endpoint if endpoint.world > 1 else SingleRank(endpoint.health)
         )
         self.coalescing: Final = Coalescing()

@@ -35,6 +35,7 @@ from lossycoll.runtime.membership.group_state import Health
 from lossycoll.runtime.membership.view_agreement import View
 
 from . import engine_call, plan_cache, single_rank
+from .collective_endpoint import CollectiveEndpoint
 from .estimators import BY_COUNT, Estimators, Means
 from .plan_cache import PLANS
 from .sequencer import Roster, Sequencer
@@ -78,12 +79,12 @@ FIGURES: Final = (
 """What travels with every beat, so that each rank can see every other's."""
 
 
-class Endpoint:
-    """Also the control plane's listener (:class:`Listener`), with ``health``.
+class Endpoint(CollectiveEndpoint):
+    """The engine's. With ``health``, also the control plane's :class:`Listener`.
 
-    ``engine`` and ``control`` are None in a world of one, where :class:`SingleRank`
-    takes the calls. ``group`` is the group's number, ``timeout`` its seconds for ranks that never
-    take part.
+    ``engine`` and ``control`` are None in a world of one, where :class:`SingleRank` runs the
+    collectives. ``group`` is the group's number, ``timeout`` its seconds for ranks that never take
+    part.
     """
 
     def __init__(
@@ -126,12 +127,11 @@ class Endpoint:
         self._unnotified: deque[Operation] = deque()
         self._watcher: threading.Thread | None = None
 
-    # ---- operations; buffers are addresses, and the calls have been issued ----
+    # ---- operations (CollectiveEndpoint) ----
 
     def all_reduce(
         self, call: Collective, address: int, elements: int, dtype: DType, terms: Terms
     ) -> Operation:
-        """In place: the sum (or mean) of all ranks' ``elements`` at ``address``."""
         options = terms.options
         missing = Missing[options.on_missing.upper()]
         per_packet = self._units(dtype, terms).per_packet
@@ -154,10 +154,6 @@ class Endpoint:
         dtype: DType,
         terms: Terms,
     ) -> Operation:
-        """The sum (or mean) of all ranks' chunk number ``rank``; chunks of ``elements`` (each).
-
-        ``buffers``: input (a chunk for each rank) and output (one chunk).
-        """
         with self._submitting():
             who = self._sequencer.roster()
             means = self._estimators.means(terms.options, who)
@@ -175,8 +171,6 @@ class Endpoint:
         dtype: DType,
         terms: Terms,
     ) -> Operation:
-        """A reduce-scatter of equal chunks after which each rank knows which ``blocks`` (packets)
-        of its contributions were lost: they count as zero, for whoever sends them again."""
         with self._submitting():
             who = self._sequencer.roster()
             per_packet = self._payload // dtype.itemsize
@@ -193,7 +187,6 @@ class Endpoint:
     def broadcast(
         self, call: Collective, address: int, nbytes: int, root: int, terms: Terms
     ) -> Operation:
-        """In place: ``root``'s ``nbytes`` on all ranks."""
         with self._submitting():
             who = self._sequencer.roster()
             self._need(call, who, (root,))
@@ -212,10 +205,6 @@ class Endpoint:
         nbytes: int | tuple[int, ...],
         terms: Terms,
     ) -> Operation:
-        """Every rank's ``nbytes`` (``buffers[0]``), one after another at ``buffers[1]``.
-
-        ``nbytes``: the same for all, or one number per rank.
-        """
         with self._submitting():
             who = self._sequencer.roster()
             self._need_all(call, who, terms)
@@ -242,10 +231,6 @@ class Endpoint:
         needed: NDArray[np.bool_] | None,
         terms: Terms,
     ) -> Operation:
-        """An all-gather of equal chunks that knows in the end which ``blocks`` (packets) arrived.
-
-        ``needed``: bool (world, packets), those that are asked for until they come; None: none.
-        """
         with self._submitting():
             who = self._sequencer.roster()
             encoded = PLANS["all_gather"](
@@ -258,7 +243,6 @@ class Endpoint:
     def all_to_all(
         self, call: Collective, buffers: tuple[int, int], nbytes: int, terms: Terms
     ) -> Operation:
-        """``nbytes`` to each rank and from each rank; both buffers in rank order."""
         with self._submitting():
             who = self._sequencer.roster()
             self._need_all(call, who, terms)
@@ -275,7 +259,6 @@ class Endpoint:
         receive: Sequence[int],
         terms: Terms,
     ) -> Operation:
-        """``send[r]`` bytes to rank r, ``receive[r]`` from it; whether both agree is unchecked."""
         with self._submitting():
             who = self._sequencer.roster()
             self._need_all(call, who, terms)
@@ -289,7 +272,6 @@ class Endpoint:
     def gather(
         self, call: Collective, buffers: tuple[int, int], nbytes: int, root: int, terms: Terms
     ) -> Operation:
-        """Every rank's ``nbytes`` at ``root``, one after another."""
         with self._submitting():
             who = self._sequencer.roster()
             self._need(call, who, (root,))
@@ -303,7 +285,6 @@ class Endpoint:
     def scatter(
         self, call: Collective, buffers: tuple[int, int], nbytes: int, root: int, terms: Terms
     ) -> Operation:
-        """``root``'s chunk number r of ``nbytes`` at rank r."""
         with self._submitting():
             who = self._sequencer.roster()
             self._need(call, who, (root,))
@@ -314,7 +295,6 @@ class Endpoint:
             return self._submit(encoded, call, buffers, units.dtype, terms)
 
     def barrier(self, call: Collective, address: int, terms: Terms) -> Operation:
-        """Done on no rank before all have begun it. ``address``: a float32, 1.0, to work in."""
         with self._submitting():
             who = self._sequencer.roster()
             by = plan_cache.algorithm("barrier", who, terms.options.algorithm)
@@ -406,7 +386,7 @@ class Endpoint:
             if not operation.poll():
                 return
 
-    # ---- what an operation asks for (core/call.py's Owner) ----
+    # ---- what an operation asks for (core/call.py's Submitter) ----
 
     def wait_ticket(self, ticket: int, seconds: float) -> int:
         assert self._engine is not None

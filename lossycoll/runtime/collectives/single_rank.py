@@ -17,11 +17,13 @@ from lossycoll.runtime.engine.failures import Code, Where
 from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
 from lossycoll.runtime.membership.group_state import Health
 
+from .collective_endpoint import CollectiveEndpoint
+
 PAYLOAD: Final = 1408
 """Bytes that a packet would carry, for those who count blocks."""
 
 
-class SingleRank:
+class SingleRank(CollectiveEndpoint):
     """Runs collectives without an engine.
 
     A reduction of one rank's contribution is that contribution.
@@ -137,7 +139,7 @@ class SingleRank:
         operation.complete()
         return operation
 
-    # ---- what an operation asks for (core/call.py's Owner) ----
+    # ---- what an operation asks for (core/call.py's Submitter) ----
 
     def wait_ticket(self, ticket: int, seconds: float) -> int:
         del ticket, seconds

@@ -96,8 +96,8 @@ class Terms(NamedTuple):
     encoding: str = "same"
 
 
-class Owner(Protocol):
-    """What an operation needs of its communicator."""
+class Submitter(Protocol):
+    """What an operation needs of the endpoint that submitted it."""
 
     def wait_ticket(self, ticket: int, seconds: float) -> int: ...
     def take(self, operation: Operation) -> LossyError | None: ...
@@ -116,11 +116,11 @@ class Operation:
     __slots__ = (
         "_among",
         "_callbacks",
+        "_endpoint",
         "_epilogue",
         "_keep",
         "_lock",
         "_nudge_at",
-        "_owner",
         "_released",
         "_waiters",
         "blocks",
@@ -134,8 +134,8 @@ class Operation:
         "timeout",
     )
 
-    def __init__(self, owner: Owner, call: Collective, terms: Terms, timeout: float) -> None:
-        self._owner = owner
+    def __init__(self, endpoint: Submitter, call: Collective, terms: Terms, timeout: float) -> None:
+        self._endpoint = endpoint
         self._epilogue = terms.epilogue
         self._among = terms.among
         self._keep = terms.keep
@@ -165,9 +165,8 @@ class Operation:
         while not self.poll(0.1 if end is None else end - time.monotonic()):
             now = time.monotonic()
             if end is not None and now >= end:
-                raise OperationTimeout(
-                    f"{self._owner.where(self)}: not done after the {timeout:g} s given to wait()"
-                )
+                where = self._endpoint.where(self)
+                raise OperationTimeout(f"{where}: not done after the {timeout:g} s given to wait()")
             self.nudge(now)
         if self.error is not None:
             raise self.error.again(self.call.numbered)
@@ -180,7 +179,7 @@ class Operation:
             self._waiters += 1
         code: int = Code.PENDING
         try:
-            code = self._owner.wait_ticket(self.ticket, max(0.0, seconds))
+            code = self._endpoint.wait_ticket(self.ticket, max(0.0, seconds))
         except ClosedError:
             code = Code.CLOSED
         finally:
@@ -204,7 +203,7 @@ class Operation:
         """Asks the other ranks about this call if it takes long."""
         if now >= self._nudge_at and not self.done:
             self._nudge_at = now + NUDGE_SECONDS[1]
-            self._owner.note_waiting(self.call)
+            self._endpoint.note_waiting(self.call)
 
     def handed_over(self) -> None:
         """The engine has named the finished ticket to the watcher, and so forgotten it."""
@@ -216,14 +215,14 @@ class Operation:
         callbacks: list[Callable[[], None]] = []
         with self._lock:
             if not self.done:
-                self.error = self._owner.take(self)
+                self.error = self._endpoint.take(self)
                 if self.error is None:
                     try:
                         self._finish()
                     except LossyError as error:
                         self.error = error
                     except Exception as error:
-                        where = self._owner.where(self)
+                        where = self._endpoint.where(self)
                         self.error = EngineError(f"{where}: the result can't be stored: {error}")
                 self._epilogue = self._among = self._keep = None
                 self.done = True
@@ -243,4 +242,4 @@ class Operation:
             if self._released or self._waiters or self.notify or not self.done:
                 return
             self._released = True
-        self._owner.release(self)
+        self._endpoint.release(self)

@@ -46,7 +46,9 @@ WIDTH: Final = 110
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = "; ".join(f"{name}: {meaning}" for name, meaning in ACTIONS.items())
-    parser.add_argument("action", nargs="?", default="run", choices=ACTIONS, help=actions)
+    parser.add_argument(
+        "action", nargs="?", default="run", type=_action, metavar="ACTION", help=actions
+    )
     lab_args.add_arguments(parser)
     parser.add_argument(
         "--backend", default="auto", choices=("auto", *BACKENDS), help="what makes the network"
@@ -68,6 +70,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what verify offers a link at most (%(default)g)",
     )
     parser.add_argument("--json", action="store_true", help="print results as JSON")
+
+
+def _action(text: str) -> str:
+    if text not in ACTIONS:
+        names = ", ".join(ACTIONS)
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not one of {names}; a command to run goes after --: "
+            f"lossycoll lab [OPTIONS] -- {text} ..."
+        )
+    return text
 
 
 def run(chosen: argparse.Namespace) -> int:

@@ -26,6 +26,7 @@ COMMANDS = {
     "try": trial,
     "plan-threshold": plan_threshold,
 }
+TAKE_A_COMMAND = ("lab", "try")
 # What a shell reports for a program that SIGINT ended.
 EXIT_INTERRUPTED = 130
 
@@ -47,11 +48,18 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     words = None
-    if given[:1] in (["lab"], ["try"]) and "--" in given:
+    if given[:1] and given[0] in TAKE_A_COMMAND and "--" in given:
         # What follows is somebody else's command line.
         at = given.index("--")
         given, words = given[:at], given[at + 1 :]
-    options = parser().parse_args(given, argparse.Namespace(words=words))
+    root = parser()
+    options, unknown = root.parse_known_args(given, argparse.Namespace(words=words))
+    if unknown:
+        remedy = "; a command to run goes after --" if words is None else ""
+        root.error(
+            f"unrecognized arguments: {' '.join(unknown)}"
+            f"{remedy if options.command in TAKE_A_COMMAND else ''}"
+        )
     try:
         status: int = options.run(options)
     except KeyboardInterrupt:

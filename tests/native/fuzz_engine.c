@@ -243,8 +243,8 @@ static void *use(void *argument) {
     return NULL;
 }
 
-/* Whether operations have parity is decided by the pair's number, and is left to the loss now and
- * then; nothing is lost here but by what is thrown. */
+/* The pair's number decides whether operations are encoded, and whether they have parity or leave
+ * that to the loss; nothing is lost here but by what is thrown. */
 static int session(int number, int *ended) {
     net n;
     relay r;
@@ -256,6 +256,7 @@ static int session(int number, int *ended) {
     net_open_at(&n, RANKS, (lc_inject){.loss = 0}, SECOND / 5, r.real_port, 6 * SECOND);
     n.fec = (uint8_t)(number % 3 ? 3 : 0);
     n.fec_auto = number % 3 == 2;
+    n.encoding = (uint8_t)(number % 2 ? LC_ENCODING_BF16 : LC_ENCODING_SAME);
     for (int i = 0; i < RANKS; i++)
         r.real[i] = (struct sockaddr_in){.sin_family = AF_INET,
                                          .sin_port = htons(n.port[i]),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,15 @@ def test_fuzz() -> None:
 @pytest.mark.timeout(480)
 def test_fuzz_for_long() -> None:
     make("fuzz", "FUZZ_SECONDS=60", timeout=400)
+
+
+def test_the_extension_is_imported_without_torch() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from lossycoll._native import lib; print(lib.lc_header_bytes())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "48", done.stderr
 
 
 def test_the_engine_knows_nothing_of_python_or_torch() -> None:

@@ -1,4 +1,4 @@
-/* The engine's surface for callers. */
+/* The engine's surface for callers: hosts, groups, and their operations. */
 #define _GNU_SOURCE
 #include "loop.h"
 #include "step.h"
@@ -20,223 +20,321 @@ uint32_t lc_header_bytes(void) {
     return LC_HEADER_BYTES;
 }
 
-/* ---- open and close ---- */
+static void refuse(lc_failure *failure, int code) {
+    *failure = (lc_failure){.code = code, .peer = -1};
+}
 
-static int losses_ok(const lc_config *c) {
+static void call_attention(lc_host *h, int what) {
+    atomic_fetch_or(&h->attention, what);
+}
+
+/* ---- hosts ---- */
+
+static int host_config_ok(const lc_host_config *c) {
+    return c->address && c->processes >= 1 && c->process < c->processes && c->payload_bytes >= 64 &&
+           c->payload_bytes % 8 == 0 && c->socket_buffer >= 0 && c->pace_bytes_per_s >= 0;
+}
+
+static void free_host(lc_host *h) {
+    lc_pool_clear(&h->pool);
+    lc_link_close(h->link);
+    lc_waiter_close(&h->waiter);
+    for (uint16_t i = 0; h->paths && i < h->config.processes; i++) {
+        free(h->paths[i].records);
+        free(h->paths[i].held);
+        free(h->paths[i].early);
+    }
+    free(h->paths);
+    free(h->tail);
+    free(h->iov);
+    free(h->headers);
+    free(h->control_out);
+    lc_cells_drop(&h->cells);
+    pthread_mutex_destroy(&h->driving);
+    pthread_mutex_destroy(&h->lock);
+    pthread_mutex_destroy(&h->pool_lock);
+    free(h);
+}
+
+static int make_paths(lc_host *h) {
+    h->paths = calloc(h->config.processes, sizeof *h->paths);
+    if (!h->paths)
+        return 0;
+    uint64_t now = lc_clock_now(h->clock);
+    uint64_t day = lc_clock_time_of_day(h->clock);
+    for (uint16_t i = 0; i < h->config.processes; i++) {
+        lc_path *p = &h->paths[i];
+        p->number = i;
+        lc_pace_init(&p->pace, now, day - now, lc_wire_bytes_max(h));
+        if (i == h->config.process)
+            continue;
+        p->records = calloc(LC_RECORDS, sizeof *p->records);
+        p->early = calloc(LC_EARLY, sizeof *p->early);
+        p->held = malloc(lc_wire_bytes_max(h));
+        if (!p->records || !p->early || !p->held)
+            return 0;
+    }
+    return 1;
+}
+
+static int make_cells(lc_host *h) {
+    if (h->config.processes < 2)
+        return 1;
+    if (!lc_cells_make(&h->cells, h->config.eager_bytes, h->config.payload_bytes))
+        return 0;
+    h->eager = h->cells.n_cells / (h->config.processes - 1u);
+    return 1;
+}
+
+static int make_buffers(lc_host *h) {
+    size_t packets = (size_t)LC_BATCH_RUNS * LC_RUN_PACKETS;
+    h->tail = calloc(LC_TAIL, sizeof *h->tail);
+    h->iov = calloc(2 * packets, sizeof *h->iov);
+    h->headers = calloc(packets, LC_HEADER_BYTES);
+    h->control_out = calloc(LC_BATCH_RUNS, h->config.payload_bytes);
+    return h->tail && h->iov && h->headers && h->control_out;
+}
+
+/* Sets failure->code to LC_OK if it could. */
+static void open_link(lc_host *h, const lc_host_config *config, lc_link *given,
+                      lc_failure *failure) {
+    refuse(failure, LC_E_SYSTEM);
+    if (!lc_waiter_open(&h->waiter)) {
+        failure->sys_errno = errno;
+        return;
+    }
+    refuse(failure, LC_OK);
+    lc_link *link = given ? given : lc_link_open(config, h->clock, failure);
+    if (link && lc_wire_bytes_max(h) > link->packet_max) {
+        refuse(failure, LC_E_ARGUMENT);
+        if (!given)
+            lc_link_close(link);
+        return;
+    }
+    h->link = link;
+}
+
+lc_host *lc_host_open_in(const lc_host_config *config, const lc_setting *setting,
+                         lc_failure *failure) {
+    refuse(failure, LC_E_ARGUMENT);
+    if (!host_config_ok(config))
+        return NULL;
+    refuse(failure, LC_E_MEMORY);
+    lc_host *h = calloc(1, sizeof *h);
+    if (!h)
+        return NULL;
+    h->config = *config;
+    h->waiter.wake_fd = -1;
+    h->clock = setting->clock;
+    h->threadless = setting->link != NULL;
+    pthread_mutex_init(&h->driving, NULL);
+    pthread_mutex_init(&h->lock, NULL);
+    pthread_mutex_init(&h->pool_lock, NULL);
+    lc_rate_init(&h->rate, config->pace_bytes_per_s, lc_clock_now(h->clock));
+    if (make_buffers(h) && make_cells(h) && make_paths(h))
+        open_link(h, config, setting->link, failure);
+    if (failure->code != LC_OK) {
+        free_host(h);
+        return NULL;
+    }
+    h->config.address = NULL; /* what the caller points to is not kept */
+    return h;
+}
+
+lc_host *lc_host_open(const lc_host_config *config, lc_failure *failure) {
+    const lc_setting real = {.clock = &lc_system_clock};
+    return lc_host_open_in(config, &real, failure);
+}
+
+/* Signals are Python's to handle: the thread takes none. */
+static int start_thread(lc_host *h) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(&h->thread, NULL, lc_progress, h);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error)
+        return LC_E_SYSTEM;
+    (void)pthread_setname_np(h->thread, "lossycoll");
+    return LC_OK;
+}
+
+int lc_host_start(lc_host *h, uint64_t session, const lc_address *processes) {
+    int bad = -1;
+    uint16_t others = h->config.processes > 1 ? h->config.processes - 1u : 1;
+    if (h->running)
+        return LC_E_ARGUMENT;
+    int code = lc_link_set_peers(h->link, processes, h->config.processes, &bad);
+    if (code != LC_OK)
+        return code;
+    uint32_t share = lc_link_credits(h->link, lc_wire_bytes_max(h)) / others;
+    h->window = share ? share : 1;
+    h->expect =
+        (lc_expect){session, h->config.process, h->config.processes, h->config.payload_bytes};
+    for (uint16_t i = 0; i < h->config.processes; i++) {
+        h->paths[i].pace.same_host = lc_link_is_here(h->link, i);
+        h->paths[i].tx_window = 1; /* until the peer says what it can take */
+    }
+    if (h->threadless)
+        h->now = lc_clock_now(h->clock);
+    else
+        code = start_thread(h);
+    h->running = code == LC_OK;
+    return code;
+}
+
+void lc_host_close(lc_host *h) {
+    while (h->registered)
+        lc_group_close(h->registered);
+    if (h->running && !h->threadless) {
+        atomic_store(&h->stop, 1);
+        lc_waiter_wake(&h->waiter);
+        pthread_join(h->thread, NULL);
+    }
+    free_host(h);
+}
+
+void lc_host_link(lc_host *h, lc_link_info *info) {
+    lc_link_info_of(h->link, info);
+}
+
+int lc_host_event(lc_host *h, lc_event *event) {
+    pthread_mutex_lock(&h->lock);
+    int found = h->events_in != h->events_out;
+    if (found)
+        *event = h->events[h->events_out++ % LC_EVENTS];
+    pthread_mutex_unlock(&h->lock);
+    return found;
+}
+
+int lc_host_turn(lc_host *h) {
+    return lc_turn(h);
+}
+
+uint64_t lc_host_idle_ns(lc_host *h) {
+    return lc_idle_ns(h);
+}
+
+/* ---- groups ---- */
+
+static int losses_ok(const lc_group_config *c) {
     for (uint16_t i = 0; c->inject_loss && i < c->size; i++)
         if (!(c->inject_loss[i] >= 0 && c->inject_loss[i] <= 1))
             return 0;
     return c->inject.loss >= 0 && c->inject.loss <= 1;
 }
 
-static int config_ok(const lc_config *c) {
-    return c->address && c->size >= 1 && c->rank < c->size && c->payload_bytes >= 64 &&
-           c->payload_bytes % 8 == 0 && c->socket_buffer >= 0 &&
-           c->deadline_min_ns <= c->deadline_max_ns && losses_ok(c) && c->pace_bytes_per_s >= 0;
+static int group_config_ok(const lc_host *h, const lc_group_config *c) {
+    return h->running && c->number && c->size >= 1 && c->size <= h->config.processes &&
+           c->rank < c->size && c->deadline_min_ns <= c->deadline_max_ns && losses_ok(c);
 }
 
-static void free_peers(lc_engine *e) {
-    for (uint16_t i = 0; e->peers && i < e->config.size; i++) {
-        free(e->peers[i].records);
-        free(e->peers[i].held);
-        free(e->peers[i].early);
+static void free_group(lc_group *g) {
+    while (g->newest) {
+        lc_op *op = g->newest;
+        g->newest = op->older;
+        lc_op_free(op, &g->host->pool, &g->host->pool_lock);
     }
-    free(e->peers);
+    free(g->members);
+    free(g->rank_of_process);
+    free(g->peer_stats);
+    pthread_cond_destroy(&g->changed);
+    pthread_cond_destroy(&g->notified);
+    free(g);
 }
 
-static void free_engine(lc_engine *e) {
-    while (e->newest) {
-        lc_op *op = e->newest;
-        e->newest = op->older;
-        lc_op_free(op, &e->pool, &e->pool_lock);
-    }
-    lc_pool_clear(&e->pool);
-    lc_link_close(e->link);
-    lc_waiter_close(&e->waiter);
-    free_peers(e);
-    free(e->tail);
-    free(e->iov);
-    free(e->headers);
-    free(e->control_out);
-    lc_cells_drop(&e->cells);
-    free(e->peer_stats);
-    pthread_cond_destroy(&e->changed);
-    pthread_cond_destroy(&e->notified);
-    pthread_mutex_destroy(&e->driving);
-    pthread_mutex_destroy(&e->lock);
-    pthread_mutex_destroy(&e->pool_lock);
-    free(e);
-}
-
-static int make_peers(lc_engine *e) {
-    e->peers = calloc(e->config.size, sizeof *e->peers);
-    e->peer_stats = calloc(e->config.size, sizeof *e->peer_stats);
-    if (!e->peers || !e->peer_stats)
-        return 0;
-    uint64_t now = lc_clock_now(e->clock);
-    uint64_t day = lc_clock_time_of_day(e->clock);
-    for (uint16_t i = 0; i < e->config.size; i++) {
-        lc_peer *p = &e->peers[i];
-        e->peer_stats[i].delivery_rate = 1.0;
-        lc_pace_init(&p->pace, now, day - now, lc_wire_bytes_max(e));
-        if (i == e->config.rank)
-            continue;
-        p->inject_loss = e->config.inject_loss ? e->config.inject_loss[i] : e->config.inject.loss;
-        lc_inject faults = lc_inject_link(&e->config.inject, p->inject_loss);
-        e->inject_active |= lc_inject_active(&faults);
-        p->records = calloc(LC_RECORDS, sizeof *p->records);
-        p->early = calloc(LC_OPS, sizeof *p->early);
-        if (e->config.inject.reorder > 0)
-            p->held = malloc(lc_wire_bytes_max(e));
-        if (!p->records || !p->early || (e->config.inject.reorder > 0 && !p->held))
-            return 0;
-    }
-    return 1;
-}
-
-static int make_cells(lc_engine *e) {
-    if (e->config.size < 2)
-        return 1;
-    if (!lc_cells_make(&e->cells, e->config.eager_bytes, e->config.payload_bytes))
-        return 0;
-    e->eager = e->cells.n_cells / (e->config.size - 1u);
-    return 1;
-}
-
-static void init_locks(lc_engine *e) {
+static void init_conditions(lc_group *g) {
     pthread_condattr_t attr;
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&e->changed, &attr);
-    pthread_cond_init(&e->notified, &attr);
+    pthread_cond_init(&g->changed, &attr);
+    pthread_cond_init(&g->notified, &attr);
     pthread_condattr_destroy(&attr);
-    pthread_mutex_init(&e->driving, NULL);
-    pthread_mutex_init(&e->lock, NULL);
-    pthread_mutex_init(&e->pool_lock, NULL);
 }
 
-/* Sets failure->code to LC_OK if it could. */
-static void open_link(lc_engine *e, const lc_config *config, lc_link *given, lc_failure *failure) {
-    failure->code = LC_E_SYSTEM;
-    if (!lc_waiter_open(&e->waiter)) {
-        failure->sys_errno = errno;
-        return;
+/* Returns 0 if the members aren't processes of the host, all different, with this one at `rank`. */
+static int place_members(lc_group *g, const lc_group_config *c) {
+    lc_host *h = g->host;
+    memset(g->rank_of_process, 0xFF, h->config.processes * sizeof *g->rank_of_process);
+    for (uint16_t i = 0; i < c->size; i++) {
+        uint16_t process = c->members ? c->members[i] : i;
+        if (process >= h->config.processes || g->rank_of_process[process] != 0xFFFF ||
+            (process == h->config.process) != (i == c->rank))
+            return 0;
+        g->rank_of_process[process] = i;
+        g->peer_stats[i].delivery_rate = 1.0;
+        if (i == c->rank)
+            continue;
+        lc_member *m = &g->members[i];
+        m->path = &h->paths[process];
+        m->met = c->met;
+        m->inject_loss = c->inject_loss ? c->inject_loss[i] : c->inject.loss;
+        lc_inject faults = lc_inject_link(&c->inject, m->inject_loss);
+        g->inject_active |= lc_inject_active(&faults);
     }
-    failure->code = LC_OK;
-    lc_link *link = given ? given : lc_link_open(config, e->clock, failure);
-    if (link && lc_wire_bytes_max(e) > link->packet_max) {
-        failure->code = LC_E_ARGUMENT;
-        if (!given)
-            lc_link_close(link);
-        return;
-    }
-    e->link = link;
+    return 1;
 }
 
-lc_engine *lc_engine_open_in(const lc_config *config, const lc_setting *setting,
-                             lc_failure *failure) {
-    memset(failure, 0, sizeof *failure);
-    failure->peer = -1;
-    failure->code = LC_E_ARGUMENT;
-    if (!config_ok(config))
+/* Hands the group to the loop, unless its number is taken. */
+static int register_group(lc_host *h, lc_group *g) {
+    int taken = 0;
+    pthread_mutex_lock(&h->lock);
+    for (const lc_group *other = h->registered; other; other = other->next_registered)
+        taken |= other->config.number == g->config.number;
+    if (!taken) {
+        g->next_registered = h->registered;
+        h->registered = g;
+        g->next = h->opened;
+        h->opened = g;
+        call_attention(h, LC_LOOK_INBOX);
+    }
+    pthread_mutex_unlock(&h->lock);
+    return !taken;
+}
+
+lc_group *lc_group_open(lc_host *h, const lc_group_config *config, lc_failure *failure) {
+    refuse(failure, LC_E_ARGUMENT);
+    if (!group_config_ok(h, config))
         return NULL;
-    lc_engine *e = calloc(1, sizeof *e);
-    failure->code = LC_E_MEMORY;
-    if (!e)
+    lc_group *g = calloc(1, sizeof *g);
+    refuse(failure, LC_E_MEMORY);
+    if (!g)
         return NULL;
-    e->config = *config;
-    e->waiter.wake_fd = -1;
-    e->clock = setting->clock;
-    e->threadless = setting->link != NULL;
-    init_locks(e);
-    lc_rate_init(&e->rate, config->pace_bytes_per_s, lc_clock_now(e->clock));
-    size_t packets = (size_t)LC_BATCH_RUNS * LC_RUN_PACKETS;
-    e->tail = calloc(LC_TAIL, sizeof *e->tail);
-    e->iov = calloc(2 * packets, sizeof *e->iov);
-    e->headers = calloc(packets, LC_HEADER_BYTES);
-    e->control_out = calloc(LC_BATCH_RUNS, config->payload_bytes);
-    if (e->tail && e->iov && e->headers && e->control_out && make_cells(e) && make_peers(e)) {
-        open_link(e, config, setting->link, failure);
-    }
-    if (failure->code != LC_OK) {
-        free_engine(e);
+    g->host = h;
+    g->config = *config;
+    g->config.members = NULL; /* what the caller points to is not kept */
+    g->config.inject_loss = NULL;
+    init_conditions(g);
+    g->members = calloc(config->size, sizeof *g->members);
+    g->peer_stats = calloc(config->size, sizeof *g->peer_stats);
+    g->rank_of_process = malloc(h->config.processes * sizeof *g->rank_of_process);
+    int made = g->members && g->peer_stats && g->rank_of_process;
+    if (made)
+        refuse(failure, LC_E_ARGUMENT);
+    if (!made || !place_members(g, config) || !register_group(h, g)) {
+        free_group(g);
         return NULL;
     }
-    e->config.address = NULL; /* what the caller points to is not kept */
-    e->config.inject_loss = NULL;
-    return e;
+    refuse(failure, LC_OK);
+    return g;
 }
 
-lc_engine *lc_engine_open(const lc_config *config, lc_failure *failure) {
-    const lc_setting real = {.clock = &lc_system_clock};
-    return lc_engine_open_in(config, &real, failure);
-}
-
-static int start_thread(lc_engine *e) {
-    /* Signals are Python's to handle: the thread takes none. */
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(&e->thread, NULL, lc_progress, e);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (error)
-        return LC_E_SYSTEM;
-    (void)pthread_setname_np(e->thread, "lossycoll");
-    return LC_OK;
-}
-
-int lc_engine_start(lc_engine *e, uint64_t session, const lc_address *peers) {
-    int bad = -1;
-    uint16_t size = e->config.size;
-    if (e->running)
-        return LC_E_ARGUMENT;
-    int code = lc_link_set_peers(e->link, peers, size, &bad);
-    if (code != LC_OK)
-        return code;
-    uint32_t share = lc_link_credits(e->link, lc_wire_bytes_max(e)) / (size > 1 ? size - 1u : 1);
-    e->window = share ? share : 1;
-    e->expect = (lc_expect){session, e->config.group, e->config.rank, e->config.size,
-                            e->config.payload_bytes};
-    for (uint16_t i = 0; i < e->config.size; i++) {
-        e->peers[i].pace.same_host = lc_link_is_here(e->link, i);
-        e->peers[i].tx_window = 1; /* until the peer says what it can take */
-    }
-    if (e->threadless)
-        e->now = lc_clock_now(e->clock);
-    else
-        code = start_thread(e);
-    e->running = code == LC_OK;
-    return code;
-}
-
-void lc_engine_close(lc_engine *e) {
-    if (e->running && e->threadless) {
-        lc_last_turn(e);
-    } else if (e->running) {
-        atomic_store(&e->stop, 1);
-        lc_waiter_wake(&e->waiter);
-        pthread_join(e->thread, NULL);
-    }
-    pthread_mutex_lock(&e->lock);
-    e->closed = 1;
-    pthread_cond_broadcast(&e->changed);
-    pthread_cond_broadcast(&e->notified);
-    while (e->callers)
-        pthread_cond_wait(&e->changed, &e->lock);
-    pthread_mutex_unlock(&e->lock);
-    free_engine(e);
-}
-
-int lc_engine_turn(lc_engine *e) {
-    return lc_turn(e);
-}
-
-uint64_t lc_engine_idle_ns(lc_engine *e) {
-    return lc_idle_ns(e);
-}
-
-void lc_engine_link(lc_engine *e, lc_link_info *info) {
-    lc_link_info_of(e->link, info);
+void lc_group_close(lc_group *g) {
+    lc_host *h = g->host;
+    atomic_store(&g->closing, 1);
+    call_attention(h, LC_LOOK_GROUPS);
+    lc_nudge(h);
+    while (h->threadless && !g->closed)
+        lc_turn(h);
+    pthread_mutex_lock(&h->lock);
+    while (!g->closed || g->callers)
+        pthread_cond_wait(&g->changed, &h->lock);
+    lc_group **at = &h->registered;
+    while (*at != g)
+        at = &(*at)->next_registered;
+    *at = g->next_registered;
+    pthread_mutex_unlock(&h->lock);
+    free_group(g);
 }
 
 /* ---- operations ---- */
@@ -248,45 +346,58 @@ static struct timespec deadline_after(uint64_t timeout_ns) {
 }
 
 /* Under the lock: closing waits until no caller is inside. */
-static void leave(lc_engine *e) {
-    e->callers--;
-    if (e->closed)
-        pthread_cond_broadcast(&e->changed);
+static void leave(lc_group *g) {
+    g->callers--;
+    if (g->closed)
+        pthread_cond_broadcast(&g->changed);
 }
 
-int64_t lc_engine_submit(lc_engine *e, lc_call *call) {
+/* Under the lock. LC_OK, or why the group takes no operation any more. */
+static int refusal_of(const lc_group *g) {
+    return atomic_load(&g->closing) ? LC_E_CLOSED : g->failed.code;
+}
+
+/* Under the lock. */
+static void put_in_inbox(lc_group *g, lc_op *op) {
+    lc_host *h = g->host;
+    op->number = g->submitted++;
+    op->next = h->inbox;
+    h->inbox = op;
+    op->older = g->newest;
+    if (g->newest)
+        g->newest->newer = op;
+    g->newest = op;
+    call_attention(h, LC_LOOK_INBOX);
+}
+
+int64_t lc_group_submit(lc_group *g, lc_call *call) {
+    lc_host *h = g->host;
     int code = LC_OK;
     lc_codec codec;
-    if (!e->running || !lc_codec_make(&codec, call->encoding, call->dtype, 0) ||
-        codec.wire_bytes(&codec, call->elements_per_packet) > e->config.payload_bytes)
+    if (!lc_codec_make(&codec, call->encoding, call->dtype, 0) ||
+        codec.wire_bytes(&codec, call->elements_per_packet) > h->config.payload_bytes)
         return LC_E_ARGUMENT;
-    int simd = !(e->config.disable & LC_SIMD);
-    lc_op *op = lc_op_build(call, e->config.rank, e->config.size, simd, e->inject_active, &e->pool,
-                            &e->pool_lock, &code);
+    int simd = !(h->config.disable & LC_SIMD);
+    lc_op *op = lc_op_build(call, g->config.rank, g->config.size, simd, g->inject_active, &h->pool,
+                            &h->pool_lock, &code);
     if (!op)
         return code;
-    op->submitted_ns = lc_clock_now(e->clock);
-    pthread_mutex_lock(&e->lock);
-    if (e->closed || e->failed.code) {
-        code = e->closed ? LC_E_CLOSED : e->failed.code;
-        pthread_mutex_unlock(&e->lock);
-        lc_op_free(op, &e->pool, &e->pool_lock);
-        return code;
-    }
-    op->number = e->submitted++;
-    op->next = e->inbox;
-    e->inbox = op;
-    op->older = e->newest;
-    if (e->newest)
-        e->newest->newer = op;
-    e->newest = op;
-    atomic_store(&e->inbox_full, 1);
+    op->group = g;
+    op->submitted_ns = lc_clock_now(h->clock);
     op->undriven = call->waits && !call->notify;
     int wake = !op->undriven;
-    pthread_mutex_unlock(&e->lock);
+    pthread_mutex_lock(&h->lock);
+    code = refusal_of(g);
+    if (code == LC_OK)
+        put_in_inbox(g, op);
+    pthread_mutex_unlock(&h->lock);
+    if (code != LC_OK) {
+        lc_op_free(op, &h->pool, &h->pool_lock);
+        return code;
+    }
     call->ticket = (int64_t)(intptr_t)op;
     if (wake)
-        lc_nudge(e);
+        lc_nudge(h);
     return call->ticket;
 }
 
@@ -294,48 +405,48 @@ static lc_op *op_of(int64_t ticket) {
     return (lc_op *)(intptr_t)ticket;
 }
 
-int lc_engine_wait(lc_engine *e, int64_t ticket, uint64_t timeout_ns) {
+int lc_group_wait(lc_group *g, int64_t ticket, uint64_t timeout_ns) {
     lc_op *op = op_of(ticket);
     struct timespec until = deadline_after(timeout_ns);
     int error = 0;
-    pthread_mutex_lock(&e->lock);
-    e->callers++;
+    pthread_mutex_lock(&g->host->lock);
+    g->callers++;
     if (op->undriven) {
         op->undriven = 0;
-        pthread_mutex_unlock(&e->lock);
-        lc_drive(e, op, timeout_ns < DRIVE_NS ? timeout_ns : DRIVE_NS);
-        pthread_mutex_lock(&e->lock);
+        pthread_mutex_unlock(&g->host->lock);
+        lc_drive(g->host, op, timeout_ns < DRIVE_NS ? timeout_ns : DRIVE_NS);
+        pthread_mutex_lock(&g->host->lock);
     }
-    while (!op->finished && !e->closed && error != ETIMEDOUT)
-        error = pthread_cond_timedwait(&e->changed, &e->lock, &until);
-    int code = op->finished ? op->failure.code : e->closed ? LC_E_CLOSED : LC_PENDING;
-    leave(e);
-    pthread_mutex_unlock(&e->lock);
+    while (!op->finished && !g->closed && error != ETIMEDOUT)
+        error = pthread_cond_timedwait(&g->changed, &g->host->lock, &until);
+    int code = op->finished ? op->failure.code : g->closed ? LC_E_CLOSED : LC_PENDING;
+    leave(g);
+    pthread_mutex_unlock(&g->host->lock);
     return code;
 }
 
-static int is_finished(lc_engine *e, const lc_op *op) {
-    pthread_mutex_lock(&e->lock);
+static int is_finished(lc_group *g, const lc_op *op) {
+    pthread_mutex_lock(&g->host->lock);
     int finished = op->finished;
-    pthread_mutex_unlock(&e->lock);
+    pthread_mutex_unlock(&g->host->lock);
     return finished;
 }
 
-int lc_engine_result(lc_engine *e, int64_t ticket, lc_report *report, lc_failure *failure) {
+int lc_group_result(lc_group *g, int64_t ticket, lc_report *report, lc_failure *failure) {
     const lc_op *op = op_of(ticket);
-    if (!is_finished(e, op))
+    if (!is_finished(g, op))
         return LC_PENDING;
     *report = op->report;
     *failure = op->failure;
     return op->failure.code;
 }
 
-int lc_engine_arrived(lc_engine *e, int64_t ticket, uint16_t slot, uint16_t peer, uint8_t *arrived,
-                      uint32_t n_packets) {
+int lc_group_arrived(lc_group *g, int64_t ticket, uint16_t slot, uint16_t peer, uint8_t *arrived,
+                     uint32_t n_packets) {
     lc_op *op = op_of(ticket);
-    if (!is_finished(e, op))
+    if (!is_finished(g, op))
         return LC_PENDING;
-    const lc_in *in = peer < e->config.size ? lc_op_in(op, slot, peer) : NULL;
+    const lc_in *in = peer < g->config.size ? lc_op_in(op, slot, peer) : NULL;
     if (!in || in->slot->n_packets != n_packets)
         return LC_E_ARGUMENT;
     for (uint32_t k = 0; k < n_packets; k++)
@@ -343,10 +454,10 @@ int lc_engine_arrived(lc_engine *e, int64_t ticket, uint16_t slot, uint16_t peer
     return LC_OK;
 }
 
-int lc_engine_given_up(lc_engine *e, int64_t ticket, uint16_t slot, uint16_t peer,
-                       uint8_t *given_up, uint32_t n_packets) {
+int lc_group_given_up(lc_group *g, int64_t ticket, uint16_t slot, uint16_t peer, uint8_t *given_up,
+                      uint32_t n_packets) {
     lc_op *op = op_of(ticket);
-    if (!is_finished(e, op))
+    if (!is_finished(g, op))
         return LC_PENDING;
     const lc_out *out = lc_op_out(op, slot, peer);
     if (!out || out->slot->n_packets != n_packets)
@@ -369,9 +480,9 @@ static lc_stream stream_of(const lc_op *op, const lc_in *in) {
                        .cause = in->cause};
 }
 
-int lc_engine_streams(lc_engine *e, int64_t ticket, lc_stream *streams, uint32_t room) {
+int lc_group_streams(lc_group *g, int64_t ticket, lc_stream *streams, uint32_t room) {
     lc_op *op = op_of(ticket);
-    if (!is_finished(e, op))
+    if (!is_finished(g, op))
         return LC_E_ARGUMENT;
     uint32_t n = 0;
     for (uint32_t i = 0; i < op->n_slots; i++)
@@ -381,99 +492,104 @@ int lc_engine_streams(lc_engine *e, int64_t ticket, lc_stream *streams, uint32_t
     return (int)n;
 }
 
-void lc_engine_release(lc_engine *e, int64_t ticket) {
+void lc_group_release(lc_group *g, int64_t ticket) {
     lc_op *op = op_of(ticket);
-    pthread_mutex_lock(&e->lock);
+    pthread_mutex_lock(&g->host->lock);
     int finished = op->finished;
     if (finished) {
         if (op->newer)
             op->newer->older = op->older;
         else
-            e->newest = op->older;
+            g->newest = op->older;
         if (op->older)
             op->older->newer = op->newer;
     }
-    pthread_mutex_unlock(&e->lock);
+    pthread_mutex_unlock(&g->host->lock);
     if (finished)
-        lc_op_free(op, &e->pool, &e->pool_lock);
+        lc_op_free(op, &g->host->pool, &g->host->pool_lock);
 }
 
-int64_t lc_engine_next(lc_engine *e, uint64_t timeout_ns) {
+int64_t lc_group_next(lc_group *g, uint64_t timeout_ns) {
     struct timespec until = deadline_after(timeout_ns);
     int error = 0;
     int64_t ticket = 0;
-    pthread_mutex_lock(&e->lock);
-    e->callers++;
-    while (!e->done_first && !e->closed && !e->next_stopped && error != ETIMEDOUT)
-        error = pthread_cond_timedwait(&e->notified, &e->lock, &until);
-    lc_op *op = e->done_first;
+    pthread_mutex_lock(&g->host->lock);
+    g->callers++;
+    while (!g->done_first && !g->closed && !g->next_stopped && error != ETIMEDOUT)
+        error = pthread_cond_timedwait(&g->notified, &g->host->lock, &until);
+    lc_op *op = g->done_first;
     if (op) {
-        e->done_first = op->next;
-        if (!e->done_first)
-            e->done_last = NULL;
+        g->done_first = op->next;
+        if (!g->done_first)
+            g->done_last = NULL;
         ticket = (int64_t)(intptr_t)op;
-    } else if (e->closed || e->next_stopped) {
+    } else if (g->closed || g->next_stopped) {
         ticket = LC_E_CLOSED;
     }
-    leave(e);
-    pthread_mutex_unlock(&e->lock);
+    leave(g);
+    pthread_mutex_unlock(&g->host->lock);
     return ticket;
 }
 
-void lc_engine_stop_next(lc_engine *e) {
-    pthread_mutex_lock(&e->lock);
-    e->next_stopped = 1;
-    pthread_cond_broadcast(&e->notified);
-    pthread_mutex_unlock(&e->lock);
+void lc_group_stop_next(lc_group *g) {
+    pthread_mutex_lock(&g->host->lock);
+    g->next_stopped = 1;
+    pthread_cond_broadcast(&g->notified);
+    pthread_mutex_unlock(&g->host->lock);
 }
 
 /* ---- faults and figures ---- */
 
-void lc_engine_abort(lc_engine *e, int code, int peer) {
-    pthread_mutex_lock(&e->lock);
-    if (!e->failed.code)
-        e->failed = (lc_failure){.code = code, .peer = peer};
-    pthread_cond_broadcast(&e->changed);
-    pthread_mutex_unlock(&e->lock);
-    atomic_store(&e->abort_peer, peer);
-    atomic_store(&e->abort_code, code);
-    lc_nudge(e);
+void lc_group_abort(lc_group *g, int code, int peer) {
+    lc_host *h = g->host;
+    pthread_mutex_lock(&h->lock);
+    if (!g->failed.code)
+        g->failed = (lc_failure){.code = code, .peer = peer};
+    pthread_cond_broadcast(&g->changed);
+    pthread_mutex_unlock(&h->lock);
+    atomic_store(&g->abort_peer, peer);
+    atomic_store(&g->abort_code, code);
+    call_attention(h, LC_LOOK_GROUPS);
+    lc_nudge(h);
 }
 
-void lc_engine_peer_dead(lc_engine *e, int peer) {
-    if (peer < 0 || peer >= e->config.size || peer == e->config.rank)
+void lc_group_peer_dead(lc_group *g, int peer) {
+    if (peer < 0 || peer >= g->config.size || peer == g->config.rank)
         return;
-    atomic_store(&e->peers[peer].doomed, 1);
-    atomic_store(&e->doom, 1);
-    lc_nudge(e);
+    atomic_store(&g->members[peer].doomed, 1);
+    atomic_store(&g->doom, 1);
+    call_attention(g->host, LC_LOOK_GROUPS);
+    lc_nudge(g->host);
 }
 
-void lc_engine_stats(lc_engine *e, lc_stats *stats) {
-    pthread_mutex_lock(&e->lock);
-    *stats = e->stats;
-    pthread_mutex_unlock(&e->lock);
+void lc_group_stats(lc_group *g, lc_stats *stats) {
+    lc_host *h = g->host;
+    pthread_mutex_lock(&h->lock);
+    *stats = g->stats;
+    stats->malformed += h->stats.malformed;
+    stats->foreign += h->stats.foreign;
+    stats->stale += h->stats.stale;
+    stats->socket_overflow = h->stats.socket_overflow;
+    stats->send_calls = h->stats.send_calls;
+    stats->receive_calls = h->stats.receive_calls;
+    stats->control_sent = h->stats.control_sent;
+    stats->control_received = h->stats.control_received;
+    stats->fast_path_refusals = h->stats.fast_path_refusals;
+    stats->send_failures = h->stats.send_failures;
+    pthread_mutex_unlock(&h->lock);
 }
 
-int lc_engine_peer_stats(lc_engine *e, int peer, lc_peer_stats *stats) {
-    if (peer < 0 || peer >= e->config.size)
+int lc_group_peer_stats(lc_group *g, int peer, lc_peer_stats *stats) {
+    if (peer < 0 || peer >= g->config.size)
         return LC_E_ARGUMENT;
-    pthread_mutex_lock(&e->lock);
-    *stats = e->peer_stats[peer];
-    pthread_mutex_unlock(&e->lock);
+    pthread_mutex_lock(&g->host->lock);
+    *stats = g->peer_stats[peer];
+    pthread_mutex_unlock(&g->host->lock);
     return LC_OK;
 }
 
-int lc_engine_event(lc_engine *e, lc_event *event) {
-    pthread_mutex_lock(&e->lock);
-    int found = e->events_in != e->events_out;
-    if (found)
-        *event = e->events[e->events_out++ % LC_EVENTS];
-    pthread_mutex_unlock(&e->lock);
-    return found;
-}
-
-void lc_engine_last_report(lc_engine *e, lc_report *report) {
-    pthread_mutex_lock(&e->lock);
-    *report = e->last;
-    pthread_mutex_unlock(&e->lock);
+void lc_group_last_report(lc_group *g, lc_report *report) {
+    pthread_mutex_lock(&g->host->lock);
+    *report = g->last;
+    pthread_mutex_unlock(&g->host->lock);
 }

@@ -99,7 +99,7 @@ static void fill_missing(lc_op_slot *s, piece p) {
     }
 }
 
-static void packet_ready(lc_engine *e, lc_op_slot *s, uint32_t k) {
+static void packet_ready(lc_op_slot *s, uint32_t k) {
     piece p = piece_of(s, k);
     if (s->desc.combine == LC_COPY) {
         if (s->count[k] == 0)
@@ -121,20 +121,20 @@ static void packet_ready(lc_engine *e, lc_op_slot *s, uint32_t k) {
         s->n_void++;
     int last = s->n_ready + s->n_void == s->n_packets;
     for (uint32_t i = 0; i < s->desc.n_dests; i++) {
-        lc_out_wake(e, &s->outs[i]);
+        lc_out_wake(&s->outs[i]);
         if (last)
-            lc_out_check(e, &s->outs[i]);
+            lc_out_check(&s->outs[i]);
     }
     if (last)
         s->op->slots_unsettled--;
 }
 
-void lc_source_settled(lc_engine *e, lc_op_slot *s, uint32_t k) {
+void lc_source_settled(lc_op_slot *s, uint32_t k) {
     if (!s->pending || --s->pending[k] == 0)
-        packet_ready(e, s, k);
+        packet_ready(s, k);
 }
 
-void lc_combine(lc_op_slot *s, const lc_header *h, const uint8_t *payload) {
+void lc_combine(lc_op_slot *s, uint16_t peer, const lc_header *h, const uint8_t *payload) {
     const lc_op *op = s->op;
     uint32_t k = h->packet;
     piece p = piece_of(s, k);
@@ -142,9 +142,9 @@ void lc_combine(lc_op_slot *s, const lc_header *h, const uint8_t *payload) {
     if (s->desc.combine == LC_COPY)
         lc_payload_store(s, k, payload);
     else if (op->weights && s->count[k])
-        op->codec.add_weighted(&op->codec, p.acc, payload, op->weights[h->sender], p.n);
+        op->codec.add_weighted(&op->codec, p.acc, payload, op->weights[peer], p.n);
     else if (op->weights)
-        op->codec.first_weighted(&op->codec, p.acc, own, payload, op->weights[h->sender], p.n);
+        op->codec.first_weighted(&op->codec, p.acc, own, payload, op->weights[peer], p.n);
     else if (s->count[k])
         op->codec.add(&op->codec, p.acc, payload, p.n);
     else

@@ -5,9 +5,9 @@
 #include "stream_out.h"
 
 /* Adds a packet that has come to its slot. */
-void lc_combine(lc_op_slot *s, const lc_header *h, const uint8_t *payload);
+void lc_combine(lc_op_slot *s, uint16_t peer, const lc_header *h, const uint8_t *payload);
 /* One more source of packet k has settled; with the last, the packet is finished and handed on. */
-void lc_source_settled(lc_engine *e, lc_op_slot *s, uint32_t k);
+void lc_source_settled(lc_op_slot *s, uint32_t k);
 /* The mean over a single rank. */
 void lc_finish_alone(lc_op_slot *s);
 

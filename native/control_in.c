@@ -4,27 +4,27 @@
 
 #include <string.h>
 
-static void answer_done(lc_engine *e, uint16_t peer, const lc_record *r, uint32_t missing) {
+static void answer_done(lc_group *g, uint16_t peer, const lc_record *r, uint32_t missing) {
     lc_record done = {
         .kind = LC_R_DONE, .op = r->op, .slot = r->slot, .round = r->round, .a = missing};
-    lc_tell(e, peer, &done);
+    lc_tell(g, peer, &done);
 }
 
-static void mismatch(lc_engine *e, lc_op *op, uint16_t peer, uint64_t signature, uint64_t elements,
+static void mismatch(lc_op *op, uint16_t peer, uint64_t signature, uint64_t elements,
                      uint32_t dtype) {
     lc_failure why = {.code = LC_E_MISMATCH,
                       .peer = peer,
                       .op = op->number,
                       .mine = {op->call.signature, op->call.in_elements, op->call.dtype},
                       .theirs = {signature, elements, dtype}};
-    lc_tell_call(e, op, peer, LC_R_MISMATCH); /* the loop sends it before it fails */
-    lc_fail(e, &why);
+    lc_tell_call(op, peer, LC_R_MISMATCH); /* the loop sends it before it fails */
+    lc_fail(op->group, &why);
 }
 
 /* The answer to whoever goes on with an operation that has failed here: that it is another one, if
  * that is why. Else none, since FIN or DONE would pass the failure for loss. */
-static void tell_failed(lc_engine *e, uint16_t peer, uint32_t op) {
-    const lc_failure *why = &e->broken;
+static void tell_failed(lc_group *g, uint16_t peer, uint32_t op) {
+    const lc_failure *why = &g->broken;
     if (why->code != LC_E_MISMATCH || why->op != op)
         return;
     lc_record r = {.kind = LC_R_MISMATCH,
@@ -32,7 +32,7 @@ static void tell_failed(lc_engine *e, uint16_t peer, uint32_t op) {
                    .a = (uint32_t)why->mine[2],
                    .c = why->mine[0],
                    .d = why->mine[1]};
-    lc_tell(e, peer, &r);
+    lc_tell(g, peer, &r);
 }
 
 /* The signature covers the sizes; a rank's own number of elements may differ (gather). */
@@ -40,62 +40,78 @@ static int same_call(const lc_op *op, const lc_record *r) {
     return r->c == op->call.signature && r->a == op->call.dtype;
 }
 
-static void peer_ready(lc_engine *e, lc_op *op, uint16_t peer) {
+static void peer_ready(lc_op *op, uint16_t peer) {
     if (op->peers[peer].ready)
         return;
     op->peers[peer].ready = op->peers[peer].agreed = 1;
-    lc_eager_over(e, op, peer);
+    lc_eager_over(op, peer);
     for (uint32_t i = 0; i < op->n_slots; i++) {
         lc_op_slot *s = &op->slots[i];
         for (uint32_t j = 0; j < s->desc.n_dests; j++) {
             if (s->outs[j].peer != peer)
                 continue;
-            lc_out_wake(e, &s->outs[j]);
-            lc_out_check(e, &s->outs[j]);
+            lc_out_wake(&s->outs[j]);
+            lc_out_check(&s->outs[j]);
         }
     }
 }
 
-void lc_check_early(lc_engine *e, lc_op *op) {
-    for (uint16_t i = 0; i < e->config.size; i++) {
-        if (!e->peers[i].early)
-            continue;
-        lc_early *early = &e->peers[i].early[op->number % LC_OPS];
-        if (!early->known || early->op != op->number)
+static lc_early *early_of(const lc_path *p, uint32_t group, uint32_t op) {
+    return &p->early[(op + group * 2654435761u) % LC_EARLY];
+}
+
+void lc_check_early(lc_op *op) {
+    const lc_group *g = op->group;
+    for (uint16_t i = 0; i < g->config.size; i++) {
+        const lc_path *p = g->members[i].path;
+        lc_early *early = p ? early_of(p, g->config.number, op->number) : NULL;
+        if (!early || !early->known || early->group != g->config.number || early->op != op->number)
             continue;
         early->known = 0;
         if (early->signature != op->call.signature || early->dtype != op->call.dtype) {
-            mismatch(e, op, i, early->signature, early->elements, early->dtype);
+            mismatch(op, i, early->signature, early->elements, early->dtype);
             return;
         }
-        peer_ready(e, op, i);
+        peer_ready(op, i);
     }
 }
 
+/* Not yet, but alive: whoever asks has to wait. */
+static void tell_waiting(lc_path *p, uint32_t group, const lc_record *r, uint16_t slot) {
+    lc_record answer = {.kind = LC_R_WAIT, .op = r->op, .slot = slot, .round = r->round};
+    lc_tell_path(p, group, &answer);
+}
+
+/* A process has posted what this one hasn't. One that is forgotten for another is asked for again,
+ * by WANT of either side. */
+static void note_early(lc_path *p, uint32_t group, const lc_record *r) {
+    *early_of(p, group, r->op) = (lc_early){r->c, r->d, group, r->op, r->a, 1};
+    if (r->kind == LC_R_WANT)
+        tell_waiting(p, group, r, 0xFFFF);
+}
+
 /* READY and WANT: the peer has posted the operation. */
-static void on_call(lc_engine *e, uint16_t peer, const lc_record *r) {
-    lc_op *op = lc_find_op(e, r->op);
+static void on_call(lc_group *g, uint16_t peer, const lc_record *r) {
+    lc_op *op = lc_find_op(g, r->op);
+    lc_path *p = g->members[peer].path;
     if (op) {
         if (!same_call(op, r)) {
-            mismatch(e, op, peer, r->c, r->d, r->a);
+            mismatch(op, peer, r->c, r->d, r->a);
             return;
         }
         if (r->kind == LC_R_WANT)
-            lc_tell_call(e, op, peer, LC_R_READY);
-        peer_ready(e, op, peer);
-        lc_touch(e, op);
-        lc_take_waiting(e, peer);
-    } else if (!lc_op_posted(e, r->op)) {
-        if (r->op - e->next_op < LC_OPS)
-            e->peers[peer].early[r->op % LC_OPS] = (lc_early){r->c, r->d, r->op, r->a, 1};
-        if (r->kind == LC_R_WANT)
-            e->peers[peer].ack_due = 1; /* not yet, but alive: any answer says so */
-    } else if (lc_op_failed(e, r->op)) {
-        tell_failed(e, peer, r->op);
+            lc_tell_call(op, peer, LC_R_READY);
+        peer_ready(op, peer);
+        lc_take_waiting(g, peer);
+    } else if (!lc_op_posted(g, r->op)) {
+        if (r->op - g->next_op < LC_OPS)
+            note_early(p, g->config.number, r);
+    } else if (lc_op_failed(g, r->op)) {
+        tell_failed(g, peer, r->op);
     } else if (r->kind == LC_R_WANT) {
         lc_record all = *r;
         all.slot = 0xFFFF;
-        answer_done(e, peer, &all, 0);
+        answer_done(g, peer, &all, 0);
     }
 }
 
@@ -104,72 +120,70 @@ static void on_call(lc_engine *e, uint16_t peer, const lc_record *r) {
  * four times as long as they were late before; asking for them too early costs no more than a
  * resend. The part of the round trip is for a path that isn't known: it fades with every four
  * streams of which nothing came late. */
-static uint64_t reorder_allowance(const lc_engine *e, const lc_in *in) {
-    const lc_peer *p = &e->peers[in->peer];
+static uint64_t reorder_allowance(const lc_in *in) {
+    const lc_path *p = lc_path_from(in);
     const lc_call *call = &in->slot->op->call;
-    uint64_t floor = e->config.reorder_ns ? e->config.reorder_ns : LC_REORDER_NS;
+    const lc_group_config *config = &in->slot->op->group->config;
+    uint64_t floor = config->reorder_ns ? config->reorder_ns : LC_REORDER_NS;
     uint64_t late = !call->reliable && in->round >= call->repair ? 4 * p->late_ns : p->late_ns;
-    uint64_t unknown = p->settled < 64 ? p->pace.path.rtt_ns / 4 >> p->settled / 4 : 0;
-    uint64_t learnt = late > unknown ? late : unknown;
-    return learnt > floor ? learnt : floor;
+    uint64_t unknown = p->settled < 64 ? p->pace.measure.rtt_ns / 4 >> p->settled / 4 : 0;
+    return lc_later(lc_later(late, unknown), floor);
 }
 
 /* Whether DONE is on its way. Should it be lost, FIN comes again, and that one is answered. */
-static int was_answered(lc_peer *peer, const lc_record *r) {
-    int answered = peer->done_told && r->op == peer->done_op && r->slot == peer->done_slot;
+static int was_answered(const lc_group *g, lc_path *p, const lc_record *r) {
+    int answered = p->done_told && lc_names(&p->done, g->config.number, r->op, r->slot);
     if (answered)
-        peer->done_told = 0;
+        p->done_told = 0;
     return answered;
 }
 
-static void on_fin(lc_engine *e, uint16_t peer, const lc_record *r) {
-    lc_link_seen(&e->peers[peer], r->b);
-    lc_agree(e, r->op, peer); /* it is told to none but those who do */
-    if (was_answered(&e->peers[peer], r))
+/* The round that the stream is in has been sent. */
+static void close_round(lc_in *in, const lc_record *r) {
+    lc_host *h = in->slot->op->group->host;
+    in->state = LC_IN_CLOSING;
+    in->n_told = r->a;
+    in->nack_ns = 0;
+    in->fin_ns = h->now;
+    in->close_ns = h->now + reorder_allowance(in);
+    if (in->close_ns < h->tick_ns)
+        h->tick_ns = in->close_ns;
+}
+
+static void on_fin(lc_group *g, uint16_t peer, const lc_record *r) {
+    lc_path *p = g->members[peer].path;
+    lc_link_seen(p, r->b);
+    lc_agree(g, r->op, peer); /* it is told to none but those who do */
+    if (was_answered(g, p, r))
         return;
-    lc_op *op = lc_find_op(e, r->op);
+    lc_op *op = lc_find_op(g, r->op);
     if (!op) {
-        if (lc_op_failed(e, r->op))
-            tell_failed(e, peer, r->op);
-        else if (lc_op_posted(e, r->op))
-            answer_done(e, peer, r, 0);
+        if (lc_op_failed(g, r->op))
+            tell_failed(g, peer, r->op);
+        else if (lc_op_posted(g, r->op))
+            answer_done(g, peer, r, 0);
         return;
     }
     lc_in *in = lc_op_in(op, r->slot, peer);
     if (!in) {
-        e->live.malformed++;
+        g->live.malformed++;
         return;
     }
     in->ask_ns = 0;
-    if (e->n_dead && op->call.reliable && in->round && r->round == in->round && !r->a &&
-        in->state == LC_IN_OPEN) {
+    int open = in->state == LC_IN_OPEN;
+    if (g->n_dead && op->call.reliable && in->round && r->round == in->round && !r->a && open) {
         /* Nothing came of asking: what is missing died with the rank that had it. */
-        lc_give_up(e, in, LC_CAUSE_PEER);
-        lc_touch(e, op);
-        return;
-    }
-    if (in->telling && r->round != in->round) {
-        in->nack_ns = e->now; /* it has not heard all of what was given up */
-        return;
-    }
-    if (in->state == LC_IN_SETTLED) {
-        answer_done(e, peer, r, in->slot->n_packets - in->n_arrived);
-        lc_told(e, in);
-        return;
-    }
-    if (r->round != in->round) {
-        if (in->nack_ns && lc_next_round(r->round) == in->round)
-            in->nack_ns = e->now; /* it has not heard what is missing */
-        return;
-    }
-    if (in->state == LC_IN_OPEN) {
-        in->state = LC_IN_CLOSING;
-        in->n_told = r->a;
-        in->nack_ns = 0;
-        in->fin_ns = e->now;
-        in->close_ns = e->now + reorder_allowance(e, in);
-        if (in->close_ns < e->tick_ns)
-            e->tick_ns = in->close_ns;
+        lc_give_up(in, LC_CAUSE_PEER);
+    } else if (in->telling && r->round != in->round) {
+        in->nack_ns = g->host->now; /* it has not heard all of what was given up */
+    } else if (in->state == LC_IN_SETTLED) {
+        answer_done(g, peer, r, in->slot->n_packets - in->n_arrived);
+        lc_told(in);
+    } else if (r->round == in->round) {
+        if (open)
+            close_round(in, r);
+    } else if (in->nack_ns && lc_next_round(r->round) == in->round) {
+        in->nack_ns = g->host->now; /* it has not heard what is missing */
     }
 }
 
@@ -198,76 +212,83 @@ static int begins_round(const lc_out *out, const lc_record *r) {
     return out->state == LC_OUT_SENT && !out->given_up && lc_next_round(out->round) == r->round;
 }
 
-static void on_nack(lc_engine *e, uint16_t peer, const lc_record *r) {
-    lc_op *op = lc_find_op(e, r->op);
+static void begin_round(lc_out *out, const lc_record *r) {
+    size_t bytes = lc_words(out->slot->n_packets) * 8;
+    lc_out_drop(out);
+    out->given_up = r->kind == LC_R_LOST;
+    memset(out->again, 0, bytes);
+    memset(out->told, 0, bytes);
+    out->round = r->round;
+    out->state = LC_OUT_OPEN;
+    out->cursor = out->sent = out->again_left = out->n_told = 0;
+    out->fin_tries = 0;
+    out->fin_ns = out->slot->op->group->host->now + lc_pace_rto(&lc_path_to(out)->pace);
+}
+
+static void on_nack(lc_group *g, uint16_t peer, const lc_record *r) {
+    lc_op *op = lc_find_op(g, r->op);
     lc_out *out = op ? lc_op_out(op, r->slot, peer) : NULL;
     if (!out || !out->again || r->a % 128 || r->a >= r->b || r->b > out->slot->n_packets) {
-        e->live.stale++;
+        g->live.stale++;
         return;
     }
     if (begins_round(out, r)) {
-        lc_out_drop(e, out);
-        out->given_up = r->kind == LC_R_LOST;
-        size_t bytes = lc_words(out->slot->n_packets) * 8;
-        memset(out->again, 0, bytes);
-        memset(out->told, 0, bytes);
-        out->round = r->round;
-        out->state = LC_OUT_OPEN;
-        out->cursor = out->sent = out->again_left = out->n_told = 0;
-        out->fin_tries = 0;
-        out->fin_ns = e->now + lc_pace_rto(&e->peers[peer].pace);
+        begin_round(out, r);
     } else if (out->round != r->round || out->given_up != (r->kind == LC_R_LOST)) {
-        e->live.stale++;
+        g->live.stale++;
         return;
     } else if (out->state == LC_OUT_SENT) {
-        lc_tell_fin(e, out);
+        lc_tell_fin(out);
         return;
     }
     if (out->state != LC_OUT_OPEN)
         return;
     take_told(out, r);
-    lc_out_wake(e, out);
-    lc_out_check(e, out);
+    lc_out_wake(out);
+    lc_out_check(out);
 }
 
-static void tail_done(lc_engine *e, uint16_t peer, const lc_record *r) {
-    for (uint32_t i = 0; i < e->n_tail; i++) {
-        lc_tail *t = &e->tail[i];
-        if (t->op == r->op && t->peer == peer && t->number == r->slot) {
-            *t = e->tail[--e->n_tail];
+/* A stream of an operation that has ended here; its group may have gone, too. */
+static void tail_done(lc_host *h, const lc_path *p, uint32_t group, const lc_record *r) {
+    for (uint32_t i = 0; i < h->n_tail; i++) {
+        const lc_tail *t = &h->tail[i];
+        if (t->process == p->number && lc_names(&t->stream, group, r->op, r->slot)) {
+            h->tail[i] = h->tail[--h->n_tail];
             return;
         }
     }
 }
 
 /* The peer has settled a stream; for an operation that it has ended altogether, every stream. */
-static void on_done(lc_engine *e, uint16_t peer, const lc_record *r) {
-    lc_op *op = lc_find_op(e, r->op);
+static void on_done(lc_group *g, uint16_t peer, const lc_record *r) {
+    lc_op *op = lc_find_op(g, r->op);
     if (!op) {
-        tail_done(e, peer, r);
+        tail_done(g->host, g->members[peer].path, g->config.number, r);
         return;
     }
     for (uint32_t i = 0; i < op->n_slots; i++) {
         lc_op_slot *s = &op->slots[i];
         for (uint32_t j = 0; j < s->desc.n_dests; j++)
             if (s->outs[j].peer == peer && (s->outs[j].number == r->slot || r->slot == 0xFFFF))
-                lc_out_done(e, &s->outs[j]);
+                lc_out_done(&s->outs[j]);
     }
     if (r->slot == 0xFFFF)
-        peer_ready(e, op, peer); /* it must have been; its word was lost */
-    lc_touch(e, op);
+        peer_ready(op, peer); /* it must have been; its word was lost */
 }
 
-static void on_ack(lc_engine *e, uint16_t peer, const lc_record *r) {
-    lc_peer *p = &e->peers[peer];
+/* More was acknowledged than was sent: a damaged number got through, here or there. Numbers only
+ * have to grow, so going on from where the peer is makes both agree again. */
+static void jump(lc_path *p, const lc_record *r) {
+    p->tx_next = p->tx_acked = p->tx_seen = r->a;
+    p->tx_received = (uint32_t)r->d;
+    p->probe_ns = 0;
+}
+
+static void on_ack(lc_host *h, lc_path *p, const lc_record *r) {
     uint32_t moved = r->a - p->tx_acked;
     p->tx_window = r->b;
     if ((int32_t)(r->a - p->tx_next) > 0) {
-        /* More than was sent: a damaged number got through, here or there. Numbers only have to
-         * grow, so going on from where the peer is makes both agree again. */
-        p->tx_next = p->tx_acked = p->tx_seen = r->a;
-        p->tx_received = (uint32_t)r->d;
-        p->probe_ns = 0;
+        jump(p, r);
         return;
     }
     if (moved > p->tx_next - p->tx_acked)
@@ -280,13 +301,13 @@ static void on_ack(lc_engine *e, uint16_t peer, const lc_record *r) {
     if (moved)
         p->probe_ns = 0;
     p->tx_acked = r->a;
-    lc_path_ack ack = {.now = e->now, .moved = moved, .taken = moved > lost ? moved - lost : 0};
+    lc_measure_ack ack = {.now = h->now, .moved = moved, .taken = moved > lost ? moved - lost : 0};
     if (moved && r->c >> 32) { /* an answer that comes again tells how old it is */
         uint32_t kept_us = (uint32_t)(r->c >> 32) - 1;
-        uint32_t back_us = (uint32_t)(e->came_ns / 1000) - (uint32_t)r->c;
+        uint32_t back_us = (uint32_t)(h->came_ns / 1000) - (uint32_t)r->c;
         if (kept_us <= back_us && back_us < 60000000) { /* else a clock that makes no sense */
             ack.rtt_ns = (uint64_t)(back_us - kept_us) * 1000 + 1;
-            ack.elapsed_ns = (uint64_t)((uint32_t)(e->now / 1000) - (uint32_t)r->c) * 1000;
+            ack.elapsed_ns = (uint64_t)((uint32_t)(h->now / 1000) - (uint32_t)r->c) * 1000;
             ack.sent_us = (uint32_t)r->c;
             ack.arrived_us = r->op;
         }
@@ -294,38 +315,38 @@ static void on_ack(lc_engine *e, uint16_t peer, const lc_record *r) {
     lc_pace_acked(&p->pace, &ack);
 }
 
-static void on_ask(lc_engine *e, uint16_t peer, const lc_record *r) {
-    lc_op *op = lc_find_op(e, r->op);
+static void on_ask(lc_group *g, uint16_t peer, const lc_record *r) {
+    lc_op *op = lc_find_op(g, r->op);
     lc_record answer = {.kind = LC_R_WAIT, .op = r->op, .slot = r->slot, .round = r->round};
     if (op) {
         lc_out *out = lc_op_out(op, r->slot, peer);
         if (!out)
             return;
         if (out->state != LC_OUT_OPEN) {
-            lc_tell_fin(e, out);
+            lc_tell_fin(out);
             return;
         }
         if (out->listed)
             return; /* it has packets to send and cannot: that is the network's doing */
-    } else if (lc_op_failed(e, r->op)) {
-        tell_failed(e, peer, r->op);
+    } else if (lc_op_failed(g, r->op)) {
+        tell_failed(g, peer, r->op);
         return;
-    } else if (lc_op_posted(e, r->op)) {
+    } else if (lc_op_posted(g, r->op)) {
         answer.kind = LC_R_FIN;
-        answer.b = e->peers[peer].tx_next;
+        answer.b = g->members[peer].path->tx_next;
     }
-    lc_tell(e, peer, &answer);
+    lc_tell(g, peer, &answer);
 }
 
-static void on_wait(lc_engine *e, uint16_t peer, const lc_record *r) {
-    lc_op *op = lc_find_op(e, r->op);
+static void on_wait(lc_group *g, uint16_t peer, const lc_record *r) {
+    lc_op *op = lc_find_op(g, r->op);
     lc_in *in = op ? lc_op_in(op, r->slot, peer) : NULL;
     if (in)
-        in->excused_ns = e->now;
+        in->excused_ns = g->host->now;
 }
 
-static void on_mismatch(lc_engine *e, uint16_t peer, const lc_record *r) {
-    lc_op *op = lc_find_op(e, r->op);
+static void on_mismatch(lc_group *g, uint16_t peer, const lc_record *r) {
+    lc_op *op = lc_find_op(g, r->op);
     if (!op || same_call(op, r))
         return;
     lc_failure why = {.code = LC_E_MISMATCH,
@@ -333,52 +354,74 @@ static void on_mismatch(lc_engine *e, uint16_t peer, const lc_record *r) {
                       .op = op->number,
                       .mine = {op->call.signature, op->call.in_elements, op->call.dtype},
                       .theirs = {r->c, r->d, r->a}};
-    lc_fail(e, &why);
+    lc_fail(g, &why);
 }
 
-void lc_control_arrived(lc_engine *e, const lc_header *h, const uint8_t *payload) {
-    lc_peer *p = &e->peers[h->sender];
-    e->live.control_received++;
-    for (uint16_t i = 0; i < h->count && !lc_failing(e); i++) {
+/* A record about a group that is not here: not yet, or not any more. Who asks about one that was
+ * closed hears nothing: it must not wait for it. */
+static void on_absent(lc_host *h, lc_path *p, uint32_t group, const lc_record *r) {
+    if (r->kind == LC_R_DONE)
+        tail_done(h, p, group, r);
+    else if (lc_group_gone(h, group))
+        h->live.stale++;
+    else if (r->kind == LC_R_READY || r->kind == LC_R_WANT)
+        note_early(p, group, r);
+    else if (r->kind == LC_R_ASK)
+        tell_waiting(p, group, r, r->slot);
+    else
+        h->live.stale++;
+}
+
+static void on_group(lc_group *g, uint16_t peer, const lc_record *r) {
+    switch (r->kind) {
+    case LC_R_READY:
+    case LC_R_WANT:
+        on_call(g, peer, r);
+        break;
+    case LC_R_FIN:
+        on_fin(g, peer, r);
+        break;
+    case LC_R_NACK:
+    case LC_R_LOST:
+        on_nack(g, peer, r);
+        break;
+    case LC_R_DONE:
+        on_done(g, peer, r);
+        break;
+    case LC_R_MISMATCH:
+        on_mismatch(g, peer, r);
+        break;
+    case LC_R_ASK:
+        on_ask(g, peer, r);
+        break;
+    case LC_R_WAIT:
+        on_wait(g, peer, r);
+        break;
+    default:
+        g->live.malformed++;
+        break;
+    }
+}
+
+void lc_control_arrived(lc_host *h, lc_path *p, lc_group *g, const lc_header *header,
+                        const uint8_t *payload) {
+    uint16_t peer = g ? g->rank_of_process[p->number] : 0;
+    h->live.control_received++;
+    for (uint16_t i = 0; i < header->count; i++) {
         lc_record r;
         if (lc_record_get(payload + (size_t)i * LC_RECORD_BYTES, &r) != LC_GOOD) {
-            e->live.malformed++;
-            continue;
-        }
-        switch (r.kind) {
-        case LC_R_READY:
-        case LC_R_WANT:
-            on_call(e, h->sender, &r);
-            break;
-        case LC_R_FIN:
-            on_fin(e, h->sender, &r);
-            break;
-        case LC_R_NACK:
-        case LC_R_LOST:
-            on_nack(e, h->sender, &r);
-            break;
-        case LC_R_DONE:
-            on_done(e, h->sender, &r);
-            break;
-        case LC_R_ACK:
-            on_ack(e, h->sender, &r);
-            break;
-        case LC_R_PROBE:
+            h->live.malformed++;
+        } else if (r.kind == LC_R_ACK) {
+            on_ack(h, p, &r);
+        } else if (r.kind == LC_R_PROBE) {
             lc_link_seen(p, r.a);
             p->ack_due = 1;
-            break;
-        case LC_R_MISMATCH:
-            on_mismatch(e, h->sender, &r);
-            break;
-        case LC_R_ASK:
-            on_ask(e, h->sender, &r);
-            break;
-        case LC_R_WAIT:
-            on_wait(e, h->sender, &r);
-            break;
-        default:
-            e->live.malformed++;
-            break;
+        } else if (!header->group) {
+            h->live.malformed++;
+        } else if (!g) {
+            on_absent(h, p, header->group, &r);
+        } else if (!g->failing.code) {
+            on_group(g, peer, &r);
         }
     }
 }

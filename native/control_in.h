@@ -4,8 +4,10 @@
 
 #include "eager.h"
 
-void lc_control_arrived(lc_engine *e, const lc_header *h, const uint8_t *payload);
-/* Looks which peers have posted the operation before this rank did. */
-void lc_check_early(lc_engine *e, lc_op *op);
+/* g: the group that the records are about; NULL if it is not here, or they are about the path. */
+void lc_control_arrived(lc_host *h, lc_path *p, lc_group *g, const lc_header *header,
+                        const uint8_t *payload);
+/* Looks which members have posted the operation before this one did. */
+void lc_check_early(lc_op *op);
 
 #endif

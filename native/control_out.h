@@ -4,13 +4,15 @@
 
 #include "state.h"
 
-/* Queues a record for the peer. A full list drops it: every record is repeated by a timer. */
-void lc_tell(lc_engine *e, uint16_t peer, const lc_record *record);
-void lc_tell_call(lc_engine *e, lc_op *op, uint16_t peer, uint8_t kind);
-void lc_tell_fin(lc_engine *e, lc_out *out);
-void lc_tell_missing(lc_engine *e, lc_in *in);
-void lc_tell_probe(lc_engine *e, uint16_t peer);
+/* Queues a record for a member. A full list drops it: every record is repeated by a timer. */
+void lc_tell(lc_group *g, uint16_t peer, const lc_record *record);
+void lc_tell_call(lc_op *op, uint16_t peer, uint8_t kind);
+void lc_tell_fin(lc_out *out);
+void lc_tell_missing(lc_in *in);
+/* Queues a record about a group (0: about the path) that may not be here. */
+void lc_tell_path(lc_path *p, uint32_t group, const lc_record *record);
+void lc_tell_probe(lc_path *p);
 /* Sends what is queued, as far as the link takes it; the rest stays. May record a failure. */
-void lc_send_control(lc_engine *e);
+void lc_send_control(lc_host *h);
 
 #endif

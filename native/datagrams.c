@@ -5,89 +5,118 @@
 
 enum { CALLS_PER_TURN = 4 };
 
-void lc_release_held(lc_engine *e, lc_peer *peer) {
-    if (!peer->held_bytes)
-        return;
-    lc_header h;
-    uint32_t n = peer->held_bytes;
-    peer->held_bytes = 0;
-    e->came_ns = e->now;
-    if (lc_wire_get(peer->held, n, &e->expect, &h) == LC_GOOD)
-        lc_data_arrived(e, &h, peer->held + LC_HEADER_BYTES);
+static void heard(const lc_host *h, lc_member *m) {
+    m->met = 1;
+    m->heard_ns = h->now;
 }
 
-static uint64_t fault_key(const lc_engine *e, const lc_header *h) {
-    return lc_inject_key(&e->config.inject, e->config.group, h->op, h->slot, h->sender, h->receiver,
-                         h->round);
+/* A packet of data goes to its group, if that is here and its sender is a member that lives. */
+static void deliver(lc_host *h, lc_path *p, lc_group *g, const lc_header *header,
+                    const uint8_t *payload) {
+    uint16_t peer = g ? g->rank_of_process[p->number] : 0xFFFF;
+    if (peer == 0xFFFF) {
+        lc_note_packet(h, p, header);
+        h->live.stale += !g;
+        h->live.foreign += g != NULL;
+    } else if (g->members[peer].dead) {
+        lc_note_packet(h, p, header);
+        g->live.stale++;
+    } else if (!g->failing.code) {
+        heard(h, &g->members[peer]);
+        lc_data_arrived(g, peer, header, payload);
+    }
+}
+
+void lc_release_held(lc_host *h, lc_path *p) {
+    if (!p->held_bytes)
+        return;
+    lc_header header;
+    uint32_t n = p->held_bytes;
+    p->held_bytes = 0;
+    h->came_ns = h->now;
+    if (lc_wire_get(p->held, n, &h->expect, &header) == LC_GOOD)
+        deliver(h, p, lc_find_group(h, header.group), &header, p->held + LC_HEADER_BYTES);
 }
 
 /* Late and repeated packets, as a bad network makes them. */
-static void deliver_faulty(lc_engine *e, const lc_header *h, const uint8_t *packet, uint32_t n) {
-    lc_peer *peer = &e->peers[h->sender];
-    uint64_t key = fault_key(e, h);
-    if (peer->held && !peer->held_bytes && lc_inject_reorders(&e->config.inject, key, h->packet)) {
-        memcpy(peer->held, packet, n);
-        peer->held_bytes = n;
-        e->live.packets_reordered++;
+static void deliver_faulty(lc_host *h, lc_path *p, lc_group *g, const lc_header *header,
+                           const uint8_t *packet, uint32_t n) {
+    const lc_inject *faults = &g->config.inject;
+    uint64_t key = lc_inject_key(faults, g->config.fault_group, header->op, header->slot,
+                                 g->rank_of_process[p->number], g->config.rank, header->round);
+    if (!p->held_bytes && lc_inject_reorders(faults, key, header->packet)) {
+        memcpy(p->held, packet, n);
+        p->held_bytes = n;
+        g->live.packets_reordered++;
         return;
     }
-    lc_data_arrived(e, h, packet + LC_HEADER_BYTES);
-    if (lc_inject_duplicates(&e->config.inject, key, h->packet)) {
-        e->live.packets_duplicated++;
-        lc_data_arrived(e, h, packet + LC_HEADER_BYTES);
+    deliver(h, p, g, header, packet + LC_HEADER_BYTES);
+    if (lc_inject_duplicates(faults, key, header->packet)) {
+        g->live.packets_duplicated++;
+        deliver(h, p, g, header, packet + LC_HEADER_BYTES);
     }
-    lc_release_held(e, peer);
+    lc_release_held(h, p);
 }
 
-static void one_packet(lc_engine *e, const lc_arrival *arrival, const uint8_t *packet, uint32_t n,
-                       int faulty) {
-    lc_header h;
-    enum lc_verdict verdict = lc_wire_get(packet, n, &e->expect, &h);
-    if (verdict == LC_GOOD && !lc_link_is_from(e->link, arrival, h.sender))
+static int is_faulty(const lc_group *g, const lc_path *p) {
+    return g && (g->config.inject.dup > 0 || g->config.inject.reorder > 0) &&
+           g->rank_of_process[p->number] != 0xFFFF;
+}
+
+static void control(lc_host *h, lc_path *p, lc_group *g, const lc_header *header,
+                    const uint8_t *payload) {
+    lc_release_held(h, p);
+    uint16_t peer = g ? g->rank_of_process[p->number] : 0xFFFF;
+    if (g && peer == 0xFFFF) {
+        h->live.foreign++;
+    } else if (g && g->members[peer].dead) {
+        g->live.stale++;
+    } else {
+        if (g)
+            heard(h, &g->members[peer]);
+        lc_control_arrived(h, p, g, header, payload);
+    }
+}
+
+static void one_packet(lc_host *h, const lc_arrival *arrival, const uint8_t *packet, uint32_t n) {
+    lc_header header;
+    enum lc_verdict verdict = lc_wire_get(packet, n, &h->expect, &header);
+    if (verdict == LC_GOOD && !lc_link_is_from(h->link, arrival, header.sender))
         verdict = LC_FOREIGN;
     if (verdict != LC_GOOD) {
-        if (verdict == LC_MALFORMED)
-            e->live.malformed++;
-        else
-            e->live.foreign++;
+        h->live.malformed += verdict == LC_MALFORMED;
+        h->live.foreign += verdict == LC_FOREIGN;
         return;
     }
-    lc_peer *peer = &e->peers[h.sender];
-    if (peer->dead) {
-        e->live.stale++;
-        return;
-    }
-    if (lc_still(e, peer))
-        peer->back_ns = e->now;
-    peer->heard_ns = e->now;
-    e->came_ns = arrival->came_ns && arrival->came_ns < e->now ? arrival->came_ns : e->now;
-    if (h.type == LC_CONTROL) {
-        lc_release_held(e, peer);
-        lc_control_arrived(e, &h, packet + LC_HEADER_BYTES);
-    } else if (faulty) {
-        deliver_faulty(e, &h, packet, n);
-    } else {
-        lc_data_arrived(e, &h, packet + LC_HEADER_BYTES);
-    }
+    lc_path *p = &h->paths[header.sender];
+    lc_group *g = header.group ? lc_find_group(h, header.group) : NULL;
+    if (lc_still(h, p))
+        p->back_ns = h->now;
+    p->heard_ns = h->now;
+    h->came_ns = arrival->came_ns && arrival->came_ns < h->now ? arrival->came_ns : h->now;
+    if (header.type == LC_CONTROL)
+        control(h, p, g, &header, packet + LC_HEADER_BYTES);
+    else if (is_faulty(g, p))
+        deliver_faulty(h, p, g, &header, packet, n);
+    else
+        deliver(h, p, g, &header, packet + LC_HEADER_BYTES);
 }
 
-/* Takes what is there, up to a bound, so that sending gets its turn. Returns whether anything was.
- */
-int lc_receive(lc_engine *e) {
+/* What is there is taken up to a bound, so that sending gets its turn. */
+int lc_receive(lc_host *h) {
     lc_arrival arrivals[LC_RECEIVE_BUFFERS];
-    int faulty = e->config.inject.dup > 0 || e->config.inject.reorder > 0;
     int any = 0;
-    for (int turn = 0; turn < CALLS_PER_TURN && !lc_failing(e); turn++) {
-        int n = lc_link_receive(e->link, arrivals, LC_RECEIVE_BUFFERS);
+    for (int turn = 0; turn < CALLS_PER_TURN; turn++) {
+        int n = lc_link_receive(h->link, arrivals, LC_RECEIVE_BUFFERS);
         if (n > 0)
-            lc_read_clock(e); /* nothing can have come later than this */
+            lc_read_clock(h); /* nothing can have come later than this */
         for (int i = 0; i < n; i++) {
             const lc_arrival *a = &arrivals[i];
             if (a->length == 0)
-                e->live.malformed++;
-            for (uint32_t at = 0; at < a->length && !lc_failing(e); at += a->stride) {
+                h->live.malformed++;
+            for (uint32_t at = 0; at < a->length; at += a->stride) {
                 uint32_t left = a->length - at;
-                one_packet(e, a, a->data + at, left < a->stride ? left : a->stride, faulty);
+                one_packet(h, a, a->data + at, left < a->stride ? left : a->stride);
             }
         }
         any |= n > 0;

@@ -4,8 +4,9 @@
 
 #include "control_in.h"
 
-/* Takes what has come, up to a bound. Returns whether anything had. Stops at a failure. */
-int lc_receive(lc_engine *e);
-void lc_release_held(lc_engine *e, lc_peer *peer);
+/* Takes what has come, up to a bound. Returns whether anything had. */
+int lc_receive(lc_host *h);
+/* Delivers the datagram that injection has held back. */
+void lc_release_held(lc_host *h, lc_path *p);
 
 #endif

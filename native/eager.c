@@ -3,62 +3,69 @@
 
 /* Whether an eager packet has come too early. Until both are known to mean the same by the
  * operation, a packet of the peer's may be of another one. */
-static int must_wait(lc_engine *e, const lc_header *h) {
-    const lc_op *op = lc_find_op(e, h->op);
+static int must_wait(const lc_group *g, uint16_t peer, const lc_header *header) {
+    const lc_op *op = lc_find_op(g, header->op);
     if (op)
-        return !op->peers[h->sender].agreed;
-    return !lc_op_posted(e, h->op) && h->op - e->next_op < LC_OPS;
+        return !op->peers[peer].agreed;
+    return !lc_op_posted(g, header->op) && header->op - g->next_op < LC_OPS;
 }
 
-void lc_data_arrived(lc_engine *e, const lc_header *h, const uint8_t *payload) {
-    lc_peer *peer = &e->peers[h->sender];
-    if (!h->eager) {
-        lc_agree(e, h->op, h->sender); /* who sends it has seen that both do */
-    } else if (must_wait(e, h)) {
-        lc_note_link(e, peer, h);
-        if (lc_waiting_has(&peer->waiting, h)) {
-            e->live.repeated++;
-        } else if (peer->waiting.n < e->eager &&
-                   lc_cells_keep(&e->cells, &peer->waiting, h, payload)) {
-            e->live.eager_kept++;
-        } else {
-            peer->rx_taken--; /* it has come, but to nothing */
-            e->live.eager_dropped++;
-        }
+static void keep(lc_group *g, lc_path *p, const lc_header *header, const uint8_t *payload) {
+    lc_host *h = g->host;
+    lc_note_packet(h, p, header);
+    if (lc_waiting_has(&p->waiting, header)) {
+        g->live.repeated++;
+    } else if (p->waiting.n < h->eager && lc_cells_keep(&h->cells, &p->waiting, header, payload)) {
+        g->live.eager_kept++;
+    } else {
+        p->rx_taken--; /* it has come, but to nothing */
+        g->live.eager_dropped++;
+    }
+}
+
+void lc_data_arrived(lc_group *g, uint16_t peer, const lc_header *header, const uint8_t *payload) {
+    if (!header->eager) {
+        lc_agree(g, header->op, peer); /* who sends it has seen that both do */
+    } else if (must_wait(g, peer, header)) {
+        keep(g, g->members[peer].path, header, payload);
         return;
     }
-    lc_in_take(e, h, payload, 0);
+    lc_in_take(g, peer, header, payload, 0);
 }
 
-void lc_agree(lc_engine *e, uint32_t number, uint16_t peer) {
-    lc_op *op = lc_find_op(e, number);
+void lc_agree(lc_group *g, uint32_t number, uint16_t peer) {
+    lc_op *op = lc_find_op(g, number);
     if (!op || op->peers[peer].agreed)
         return;
     op->peers[peer].agreed = 1;
-    lc_take_waiting(e, peer);
+    lc_take_waiting(g, peer);
 }
 
-void lc_take_waiting(lc_engine *e, uint16_t peer) {
-    lc_cell *cell = e->peers[peer].waiting.first;
-    e->peers[peer].waiting = (lc_waiting){0};
+/* The list is taken apart and put together again without the cells that `drop` or time frees, so
+ * that what is done with a packet may keep others. */
+static void go_through(lc_group *g, uint16_t peer, int drop) {
+    lc_host *h = g->host;
+    lc_path *p = g->members[peer].path;
+    lc_cell *cell = p->waiting.first;
+    p->waiting = (lc_waiting){0};
     while (cell) {
         lc_cell *next = cell->next;
-        if (must_wait(e, &cell->header)) {
-            lc_waiting_add(&e->peers[peer].waiting, cell);
+        int ours = cell->header.group == g->config.number;
+        if (!ours || (!drop && must_wait(g, peer, &cell->header))) {
+            lc_waiting_add(&p->waiting, cell);
         } else {
-            lc_in_take(e, &cell->header, cell->payload, 1);
-            lc_cells_free(&e->cells, cell);
+            if (!drop)
+                lc_in_take(g, peer, &cell->header, cell->payload, 1);
+            lc_cells_free(&h->cells, cell);
         }
         cell = next;
     }
 }
 
-void lc_drop_waiting(lc_engine *e, uint16_t peer) {
-    lc_waiting *waiting = &e->peers[peer].waiting;
-    while (waiting->first) {
-        lc_cell *next = waiting->first->next;
-        lc_cells_free(&e->cells, waiting->first);
-        waiting->first = next;
-    }
-    *waiting = (lc_waiting){0};
+void lc_take_waiting(lc_group *g, uint16_t peer) {
+    go_through(g, peer, 0);
+}
+
+void lc_drop_waiting(lc_group *g, uint16_t peer) {
+    go_through(g, peer, 1);
 }

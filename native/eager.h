@@ -4,11 +4,12 @@
 
 #include "stream_in.h"
 
-void lc_data_arrived(lc_engine *e, const lc_header *h, const uint8_t *payload);
-/* Both ranks are known to mean the same by the operation. */
-void lc_agree(lc_engine *e, uint32_t number, uint16_t peer);
-/* Takes the packets whose time has come. */
-void lc_take_waiting(lc_engine *e, uint16_t peer);
-void lc_drop_waiting(lc_engine *e, uint16_t peer);
+void lc_data_arrived(lc_group *g, uint16_t peer, const lc_header *header, const uint8_t *payload);
+/* Both members are known to mean the same by the operation. */
+void lc_agree(lc_group *g, uint32_t number, uint16_t peer);
+/* Takes the group's packets whose time has come. */
+void lc_take_waiting(lc_group *g, uint16_t peer);
+/* Drops the group's packets. */
+void lc_drop_waiting(lc_group *g, uint16_t peer);
 
 #endif

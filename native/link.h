@@ -73,7 +73,7 @@ struct lc_link {
 
 /* The link that the configuration asks for. NULL on failure, with the reason in *failure. What
  * config points to is not kept, the clock is. */
-lc_link *lc_link_open(const lc_config *config, const lc_clock *clock, lc_failure *failure);
+lc_link *lc_link_open(const lc_host_config *config, const lc_clock *clock, lc_failure *failure);
 
 static inline void lc_link_close(lc_link *link) {
     if (link)

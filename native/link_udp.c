@@ -142,7 +142,7 @@ static void ignore_path_mtu(int fd, int family) {
         (void)setsockopt(fd, IPPROTO_IP, IP_MTU_DISCOVER, &v4, sizeof v4);
 }
 
-static int open_socket(lc_udp *u, const lc_config *config, lc_failure *failure) {
+static int open_socket(lc_udp *u, const lc_host_config *config, lc_failure *failure) {
     u->family = parse_address(config->address, config->port, &u->here);
     if (u->family < 0) {
         errno = EINVAL;
@@ -262,7 +262,7 @@ static const lc_link_ops udp_ops = {.name = "udp",
 
 static const lc_udp_calls system_calls = {sendmmsg, sendmsg, recvmmsg, recvmsg};
 
-lc_link *lc_udp_open(const lc_config *config, const lc_clock *clock, const lc_udp_calls *calls,
+lc_link *lc_udp_open(const lc_host_config *config, const lc_clock *clock, const lc_udp_calls *calls,
                      lc_failure *failure) {
     lc_udp *u = calloc(1, sizeof *u);
     if (!u) {
@@ -288,6 +288,6 @@ lc_link *lc_udp_open(const lc_config *config, const lc_clock *clock, const lc_ud
     return &u->link;
 }
 
-lc_link *lc_link_open(const lc_config *config, const lc_clock *clock, lc_failure *failure) {
+lc_link *lc_link_open(const lc_host_config *config, const lc_clock *clock, lc_failure *failure) {
     return lc_udp_open(config, clock, NULL, failure);
 }

@@ -88,7 +88,7 @@ typedef struct {
 } lc_udp;
 
 /* calls NULL: the system's. */
-lc_link *lc_udp_open(const lc_config *config, const lc_clock *clock, const lc_udp_calls *calls,
+lc_link *lc_udp_open(const lc_host_config *config, const lc_clock *clock, const lc_udp_calls *calls,
                      lc_failure *failure);
 
 static inline lc_udp *lc_udp_of(lc_link *link) {

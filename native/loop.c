@@ -12,15 +12,23 @@ static const uint64_t SPIN_NS = 50000;        /* how long the thread stays awake
 static const uint64_t DRIVE_SPIN_NS = 200000; /* and a caller that does the thread's work */
 static const uint64_t STAND_BY_NS = 2000000;  /* how often the thread looks whether callers drive */
 
-static void take_inbox(lc_engine *e) {
-    if (!atomic_load(&e->inbox_full))
-        return;
-    pthread_mutex_lock(&e->lock);
-    atomic_store(&e->inbox_full, 0);
-    lc_op *newest = e->inbox;
-    e->inbox = NULL;
-    pthread_mutex_unlock(&e->lock);
-    lc_op *last = newest;
+/* ---- what callers have left ---- */
+
+static void enqueue(lc_op *op) {
+    lc_group *g = op->group;
+    op->next = NULL;
+    if (g->queue_last)
+        g->queue_last->next = op;
+    else
+        g->queue_first = op;
+    g->queue_last = op;
+    g->host->queued++;
+    if (g->broken.code) /* submitted while the failure was on its way */
+        lc_fail(g, &g->broken);
+}
+
+/* Newest first, as they lie in the inbox. */
+static void enqueue_all(lc_op *newest) {
     lc_op *oldest = NULL;
     while (newest) {
         lc_op *next = newest->next;
@@ -28,104 +36,192 @@ static void take_inbox(lc_engine *e) {
         oldest = newest;
         newest = next;
     }
-    if (e->queue_last)
-        e->queue_last->next = oldest;
-    else
-        e->queue_first = oldest;
-    e->queue_last = last;
-    pthread_mutex_lock(&e->lock);
-    lc_failure failed = e->failed;
-    pthread_mutex_unlock(&e->lock);
-    if (failed.code) /* submitted while the failure was on its way */
-        lc_fail(e, &failed);
+    while (oldest) {
+        lc_op *next = oldest->next;
+        enqueue(oldest);
+        oldest = next;
+    }
 }
 
-static int may_start(const lc_engine *e) {
-    return e->queue_first && e->active < LC_OPS / 2 && !e->table[e->queue_first->number % LC_OPS] &&
-           !lc_failing(e);
+static void adopt(lc_host *h, lc_group *g) {
+    while (g) {
+        lc_group *next = g->next;
+        uint32_t at = g->config.number % LC_GROUPS;
+        g->next = h->groups;
+        h->groups = g;
+        g->next_in_bucket = h->bucket[at];
+        h->bucket[at] = g;
+        g = next;
+    }
+}
+
+static void bury_doomed(lc_group *g) {
+    if (!atomic_exchange(&g->doom, 0))
+        return;
+    for (uint16_t i = 0; i < g->config.size; i++)
+        if (atomic_load(&g->members[i].doomed) && !g->members[i].dead)
+            lc_bury(g, i);
+}
+
+static void obey_abort(lc_group *g) {
+    int code = atomic_exchange(&g->abort_code, 0);
+    if (!code)
+        return;
+    lc_failure why = {.code = code, .peer = atomic_load(&g->abort_peer)};
+    lc_fail(g, &why);
+}
+
+static void take_out(lc_host *h, lc_group *g) {
+    lc_group **at = &h->groups;
+    while (*at != g)
+        at = &(*at)->next;
+    *at = g->next;
+    at = &h->bucket[g->config.number % LC_GROUPS];
+    while (*at != g)
+        at = &(*at)->next_in_bucket;
+    *at = g->next_in_bucket;
+}
+
+static void settle_turn(lc_host *h) {
+    lc_complete_touched(h);
+    lc_execute_failures(h);
+}
+
+/* Nothing of the group is left in the loop afterwards: its closer frees it. Takes the lock. */
+static void let_go(lc_host *h, lc_group *g) {
+    for (uint16_t i = 0; i < g->config.size; i++)
+        if (g->members[i].path)
+            lc_drop_waiting(g, i);
+    take_out(h, g);
+    h->gone[h->n_gone++ % LC_GONE] = g->config.number;
+    pthread_mutex_lock(&h->lock);
+    g->closed = 1;
+    pthread_cond_broadcast(&g->changed);
+    pthread_cond_broadcast(&g->notified);
+    pthread_mutex_unlock(&h->lock);
+}
+
+static void look_at_groups(lc_host *h) {
+    static const lc_failure closed = {.code = LC_E_CLOSED, .peer = -1};
+    for (lc_group *g = h->groups; g; g = g->next) {
+        obey_abort(g);
+        bury_doomed(g);
+        if (atomic_load(&g->closing))
+            lc_fail(g, &closed);
+    }
+    settle_turn(h);
+    lc_group *next;
+    for (lc_group *g = h->groups; g; g = next) {
+        next = g->next;
+        if (atomic_load(&g->closing) && g->broken.code)
+            let_go(h, g);
+    }
+}
+
+/* Takes the lock. */
+static void attend(lc_host *h) {
+    int look = atomic_load(&h->attention) ? atomic_exchange(&h->attention, 0) : 0;
+    if (look) {
+        pthread_mutex_lock(&h->lock);
+        lc_op *newest = h->inbox;
+        lc_group *opened = h->opened;
+        h->inbox = NULL;
+        h->opened = NULL;
+        pthread_mutex_unlock(&h->lock);
+        adopt(h, opened);
+        enqueue_all(newest);
+    }
+    if (look & LC_LOOK_GROUPS)
+        look_at_groups(h);
+    else if (h->failing)
+        settle_turn(h);
+}
+
+static int may_start(const lc_group *g) {
+    return g->queue_first && g->active < LC_OPS / 2 && !g->table[g->queue_first->number % LC_OPS] &&
+           !g->failing.code;
 }
 
 /* Takes operations up in their order, as far as there is room: a caller is never kept waiting. */
-static void start_queued(lc_engine *e) {
+static void start_queued(lc_host *h) {
     int started = 0;
-    while (may_start(e)) {
-        lc_op *op = e->queue_first;
-        e->queue_first = op->next;
-        if (!e->queue_first)
-            e->queue_last = NULL;
-        lc_op_start(e, op);
-        started = 1;
+    for (lc_group *g = h->groups; g && h->queued; g = g->next) {
+        while (may_start(g)) {
+            lc_op *op = g->queue_first;
+            g->queue_first = op->next;
+            if (!g->queue_first)
+                g->queue_last = NULL;
+            h->queued--;
+            lc_op_start(op);
+            started = 1;
+        }
     }
     /* READY goes before any eager packet, which else would have to wait at the peer. */
-    if (started && e->eager)
-        lc_send_control(e);
+    if (started && h->eager)
+        lc_send_control(h);
 }
 
-static void obey_abort(lc_engine *e) {
-    int code = atomic_exchange(&e->abort_code, 0);
-    if (!code)
-        return;
-    lc_failure why = {.code = code, .peer = atomic_load(&e->abort_peer)};
-    lc_fail(e, &why);
-}
+/* ---- figures ---- */
 
-static void bury_doomed(lc_engine *e) {
-    if (!atomic_exchange(&e->doom, 0))
-        return;
-    for (uint16_t i = 0; i < e->config.size; i++)
-        if (atomic_load(&e->peers[i].doomed) && !e->peers[i].dead)
-            lc_bury(e, i);
+static lc_peer_stats figures_of(const lc_group *g, const lc_member *m) {
+    uint64_t total = m->packets_received + m->packets_missing;
+    lc_peer_stats s = {.packets_sent = m->packets_sent,
+                       .packets_received = m->packets_received,
+                       .packets_missing = m->packets_missing,
+                       .delivery_rate = total ? (double)m->packets_received / (double)total : 1.0,
+                       .offered = m->offered,
+                       .delivered = m->delivered};
+    lc_path *p = m->path;
+    if (!p)
+        return s;
+    s.rtt_ns = p->pace.measure.rtt_ns;
+    s.deadline_ns =
+        lc_deadline_of(&p->deadline, 1, g->config.deadline_min_ns, g->config.deadline_max_ns);
+    s.rate = p->pace.rate * p->pace.packet_bytes;
+    s.window = lc_pace_window(&p->pace, p->tx_window);
+    s.queue_ns = lc_pace_queue(&p->pace);
+    return s;
 }
 
 /* Under the lock. What callers don't take in time is only counted. */
-static void take_events(lc_engine *e) {
+static void take_events(lc_host *h) {
     lc_event event;
-    while (e->events_in - e->events_out < LC_EVENTS && lc_link_event(e->link, &event))
-        e->events[e->events_in++ % LC_EVENTS] = event;
+    while (h->events_in - h->events_out < LC_EVENTS && lc_link_event(h->link, &event))
+        h->events[h->events_in++ % LC_EVENTS] = event;
 }
 
-static void publish(lc_engine *e) {
+/* Takes the lock. */
+static void publish(lc_host *h) {
     lc_link_figures figures;
-    lc_link_figures_of(e->link, &figures);
-    e->live.socket_overflow = figures.overflow;
-    e->live.send_calls = figures.send_calls;
-    e->live.receive_calls = figures.receive_calls;
-    e->live.fast_path_refusals = figures.refused;
-    e->live.send_failures = figures.failed;
-    pthread_mutex_lock(&e->lock);
-    take_events(e);
-    e->stats = e->live;
-    for (uint16_t i = 0; i < e->config.size; i++) {
-        lc_peer *p = &e->peers[i];
-        uint64_t total = p->packets_received + p->packets_missing;
-        e->peer_stats[i] = (lc_peer_stats){
-            .packets_sent = p->packets_sent,
-            .packets_received = p->packets_received,
-            .packets_missing = p->packets_missing,
-            .rtt_ns = p->pace.path.rtt_ns,
-            .deadline_ns = lc_deadline_of(&p->deadline, 1, e->config.deadline_min_ns,
-                                          e->config.deadline_max_ns),
-            .delivery_rate = total ? (double)p->packets_received / (double)total : 1.0,
-            .offered = p->offered,
-            .delivered = p->delivered,
-            .rate = p->pace.rate * p->pace.packet_bytes,
-            .window = lc_pace_window(&p->pace, p->tx_window),
-            .queue_ns = lc_pace_queue(&p->pace)};
+    lc_link_figures_of(h->link, &figures);
+    h->live.socket_overflow = figures.overflow;
+    h->live.send_calls = figures.send_calls;
+    h->live.receive_calls = figures.receive_calls;
+    h->live.fast_path_refusals = figures.refused;
+    h->live.send_failures = figures.failed;
+    pthread_mutex_lock(&h->lock);
+    take_events(h);
+    h->stats = h->live;
+    for (lc_group *g = h->groups; g; g = g->next) {
+        g->stats = g->live;
+        for (uint16_t i = 0; i < g->config.size; i++)
+            g->peer_stats[i] = figures_of(g, &g->members[i]);
     }
-    pthread_mutex_unlock(&e->lock);
+    pthread_mutex_unlock(&h->lock);
 }
+
+/* ---- waiting ---- */
 
 /* How long until some rate lets a packet go; UINT64_MAX when none holds one back. */
-static uint64_t gate_delay(const lc_engine *e) {
+static uint64_t gate_delay(const lc_host *h) {
     uint64_t least = UINT64_MAX;
-    uint32_t bytes = lc_wire_bytes_max(e);
-    uint64_t own = lc_rate_delay(&e->rate, e->now, bytes);
-    for (uint16_t i = 0; i < e->config.size; i++) {
-        const lc_peer *p = &e->peers[i];
+    uint32_t bytes = lc_wire_bytes_max(h);
+    uint64_t own = lc_rate_delay(&h->rate, h->now, bytes);
+    for (uint16_t i = 0; i < h->config.processes; i++) {
+        const lc_path *p = &h->paths[i];
         if (!p->outs || p->tx_next - p->tx_acked >= lc_pace_window(&p->pace, p->tx_window))
             continue;
-        uint64_t delay = lc_pace_delay(&p->pace, e->now, bytes);
-        delay = delay > own ? delay : own;
+        uint64_t delay = lc_later(lc_pace_delay(&p->pace, h->now, bytes), own);
         if (delay < least)
             least = delay;
     }
@@ -133,128 +229,113 @@ static uint64_t gate_delay(const lc_engine *e) {
 }
 
 /* Answers come within microseconds while an operation runs; waking up takes longer than that. */
-static int is_hot(const lc_engine *e) {
-    return e->active && e->now - e->busy_ns < SPIN_NS;
+static int is_hot(const lc_host *h) {
+    return h->active && h->now - h->busy_ns < SPIN_NS;
 }
 
 /* Whether a caller wants something of who drives. */
-static int is_wanted(lc_engine *e) {
-    return atomic_load(&e->inbox_full) || atomic_load(&e->stop) || atomic_load(&e->abort_code) ||
-           atomic_load(&e->doom);
+static int is_wanted(lc_host *h) {
+    return atomic_load(&h->attention) || atomic_load(&h->stop);
 }
 
 /* Takes the mutex `driving` again after a sleep. As long as callers drive, the thread only looks
  * now and then whether they still do, and their packets don't wake it. woken: somebody wants it. */
-static void stand_by(lc_engine *e, int woken) {
+static void stand_by(lc_host *h, int woken) {
     for (;;) {
-        uint32_t drives = atomic_load(&e->drives);
-        int alone = woken || drives == e->drives_seen;
-        e->drives_seen = drives;
-        if (alone && pthread_mutex_trylock(&e->driving) == 0)
+        uint32_t drives = atomic_load(&h->drives);
+        int alone = woken || drives == h->drives_seen;
+        h->drives_seen = drives;
+        if (alone && pthread_mutex_trylock(&h->driving) == 0)
             return;
-        woken = lc_waiter_sleep(&e->waiter, NULL, 0, 0, STAND_BY_NS);
+        woken = lc_waiter_sleep(&h->waiter, NULL, 0, 0, STAND_BY_NS);
     }
 }
 
 /* The link was full. */
-static int is_blocked(const lc_engine *e) {
-    return e->n_runs > 0 || e->control_waits;
+static int is_blocked(const lc_host *h) {
+    return h->n_runs > 0 || h->control_waits;
 }
 
-uint64_t lc_idle_ns(const lc_engine *e) {
-    uint64_t until = e->tick_ns > e->now ? e->tick_ns - e->now : 0;
-    uint64_t delay = gate_delay(e);
-    if (!delay && !is_blocked(e))
+uint64_t lc_idle_ns(const lc_host *h) {
+    uint64_t until = h->tick_ns > h->now ? h->tick_ns - h->now : 0;
+    uint64_t delay = gate_delay(h);
+    if (!delay && !is_blocked(h))
         return 0; /* a timer of this turn has made packets ready */
     return delay && delay < until ? delay : until;
 }
 
-static void rest(lc_engine *e) {
-    if (is_hot(e)) {
+static void rest(lc_host *h) {
+    if (is_hot(h)) {
         sched_yield();
         return;
     }
-    uint64_t until = lc_idle_ns(e);
-    uint32_t blocked = (uint32_t)is_blocked(e);
+    uint64_t until = lc_idle_ns(h);
+    uint32_t blocked = (uint32_t)is_blocked(h);
     if (!until)
         return;
-    atomic_store(&e->sleeping, 1);
-    pthread_mutex_unlock(&e->driving);
-    int woken = is_wanted(e);
+    atomic_store(&h->sleeping, 1);
+    pthread_mutex_unlock(&h->driving);
+    int woken = is_wanted(h);
     if (!woken)
-        woken = lc_waiter_sleep(&e->waiter, &e->link, 1, blocked, until);
-    stand_by(e, woken);
-    atomic_store(&e->sleeping, 0);
+        woken = lc_waiter_sleep(&h->waiter, &h->link, 1, blocked, until);
+    stand_by(h, woken);
+    atomic_store(&h->sleeping, 0);
 }
 
-static void settle_turn(lc_engine *e) {
-    lc_complete_touched(e);
-    lc_execute_failure(e);
-}
+/* ---- turns ---- */
 
-int lc_turn(lc_engine *e) {
-    lc_read_clock(e);
-    take_inbox(e);
-    obey_abort(e);
-    bury_doomed(e);
-    settle_turn(e);
-    start_queued(e);
-    int busy = lc_receive(e);
-    busy |= lc_send_data(e);
+int lc_turn(lc_host *h) {
+    lc_read_clock(h);
+    attend(h);
+    start_queued(h);
+    int busy = lc_receive(h);
+    busy |= lc_send_data(h);
     if (busy)
-        e->busy_ns = e->now;
-    if (e->now >= e->tick_ns && !lc_failing(e))
-        lc_tick(e);
-    lc_send_control(e);
-    settle_turn(e);
-    if (e->now - e->published_ns > PUBLISH_NS) {
-        publish(e);
-        e->published_ns = e->now;
+        h->busy_ns = h->now;
+    if (h->now >= h->tick_ns)
+        lc_tick(h);
+    lc_send_control(h);
+    settle_turn(h);
+    if (h->now - h->published_ns > PUBLISH_NS) {
+        publish(h);
+        h->published_ns = h->now;
     }
     return busy;
 }
 
-void lc_last_turn(lc_engine *e) {
-    take_inbox(e);
-    lc_failure why = {.code = LC_E_CLOSED, .peer = -1};
-    lc_fail(e, &why);
-    settle_turn(e);
-}
-
 void *lc_progress(void *argument) {
-    lc_engine *e = argument;
-    pthread_mutex_lock(&e->driving);
-    e->now = lc_clock_now(e->clock);
-    while (!atomic_load(&e->stop))
-        if (!lc_turn(e))
-            rest(e);
-    lc_last_turn(e);
-    pthread_mutex_unlock(&e->driving);
+    lc_host *h = argument;
+    pthread_mutex_lock(&h->driving);
+    h->now = lc_clock_now(h->clock);
+    while (!atomic_load(&h->stop))
+        if (!lc_turn(h))
+            rest(h);
+    pthread_mutex_unlock(&h->driving);
     return NULL;
 }
 
-void lc_nudge(lc_engine *e) {
-    if (atomic_load(&e->sleeping))
-        lc_waiter_wake(&e->waiter);
+void lc_nudge(lc_host *h) {
+    if (atomic_load(&h->sleeping))
+        lc_waiter_wake(&h->waiter);
 }
 
-void lc_drive(lc_engine *e, const lc_op *op, uint64_t longest_ns) {
-    if (pthread_mutex_trylock(&e->driving) != 0) {
-        lc_nudge(e);
+void lc_drive(lc_host *h, const lc_op *op, uint64_t longest_ns) {
+    if (pthread_mutex_trylock(&h->driving) != 0) {
+        lc_nudge(h);
         return;
     }
-    atomic_fetch_add(&e->drives, 1);
-    uint64_t begin = lc_clock_now(e->clock);
-    e->busy_ns = begin;
+    atomic_fetch_add(&h->drives, 1);
+    uint64_t begin = lc_clock_now(h->clock);
+    h->busy_ns = begin;
     do {
-        if (!lc_turn(e))
+        if (!lc_turn(h))
             sched_yield();
-    } while (!op->finished && e->now - e->busy_ns < DRIVE_SPIN_NS && e->now - begin < longest_ns &&
-             !atomic_load(&e->stop));
+    } while (!op->finished && h->now - h->busy_ns < DRIVE_SPIN_NS && h->now - begin < longest_ns &&
+             !atomic_load(&h->stop));
     /* It would sleep as long as there was nothing to do when it fell asleep. */
-    int needed = e->active || e->n_tail || e->queue_first || atomic_load(&e->stop);
-    pthread_mutex_unlock(&e->driving);
+    int needed = h->active || h->n_tail || h->queued || atomic_load(&h->stop);
+    pthread_mutex_unlock(&h->driving);
     /* Who wanted something meanwhile woke the thread, which found the mutex taken. */
-    if (needed || is_wanted(e))
-        lc_nudge(e);
+    if (needed || is_wanted(h))
+        lc_nudge(h);
 }

@@ -68,27 +68,37 @@ enum lc_fast_path {
     LC_STAMPS = 32 /* when the kernel got a datagram */
 };
 
+/* A process among those that it meets: one socket, one thread. */
 typedef struct {
     const char *address; /* numeric address to bind; its family decides IPv4 or IPv6 */
     uint16_t port;       /* 0: the kernel chooses */
-    uint16_t rank;
-    uint16_t size;
+    uint16_t process;    /* number of this process */
+    uint16_t processes;
     uint16_t payload_bytes; /* data bytes per packet; a multiple of 8 */
     int32_t socket_buffer;  /* bytes asked of the kernel for each direction; 0: the most it gives */
     uint32_t disable;       /* lc_fast_path bits that must not be used */
-    uint32_t group;         /* number of the group, equal on all ranks; keys injected faults */
+    uint64_t eager_bytes;   /* memory for packets of processes that are ahead; 0: none is sent
+                               ahead. Equal in all processes */
+    double pace_bytes_per_s; /* of all that is sent; 0: no fixed rate, congestion window only */
+} lc_host_config;
+
+/* Some of the host's processes. Its members are numbered by rank. */
+typedef struct {
+    uint32_t number; /* on the wire: equal for all members, of no other group of theirs; not 0 */
+    uint16_t rank;
+    uint16_t size;
+    const uint16_t *members;  /* processes by rank; NULL: those of the same numbers */
+    uint32_t fault_group;     /* keys injected faults; equal on all ranks */
     uint64_t deadline_min_ns; /* floor of the learnt deadline */
     uint64_t deadline_max_ns; /* how long a stream or a path may be silent */
     uint64_t link_ns;         /* how long a reliable operation waits for a link that delivers
                                  nothing of what its peer sends; 0: as long as for the peer */
     uint64_t reorder_ns;      /* least time a stream waits after its end; 0: one millisecond */
-    uint64_t eager_bytes;     /* memory for packets of peers that are ahead; 0: none is sent ahead.
-                                 Equal on all ranks */
-    double pace_bytes_per_s;  /* 0: no fixed rate, congestion window only */
     lc_inject inject;
     const double *inject_loss; /* loss of packets from each rank to this one (size entries), in
                                   place of inject.loss; NULL: alike from all */
-} lc_config;
+    uint8_t met; /* every member is known to have the group by now: packets may go ahead at once */
+} lc_group_config;
 
 enum lc_code {
     LC_OK = 0,
@@ -98,7 +108,7 @@ enum lc_code {
     LC_E_SYSTEM = -3,   /* errno in lc_failure.sys_errno */
     LC_E_MISMATCH = -4, /* a peer means another collective, size or dtype */
     LC_E_TIMEOUT = -5,  /* a peer never took part within the operation's timeout */
-    LC_E_ABORTED = -6,  /* lc_engine_abort, or a peer's failure */
+    LC_E_ABORTED = -6,  /* lc_group_abort, or a peer's failure */
     LC_E_CLOSED = -7,
     LC_E_LINK = -8 /* a link delivers nothing, or no data, within link_ns: lc_failure.mine has the
                       packets of data that the peer said it sent (0: nothing was heard at all), in
@@ -159,7 +169,9 @@ typedef struct {
     uint8_t cause; /* why it settled */
 } lc_stream;
 
-/* Figures of an engine since it was opened. */
+/* Figures of a group since it was opened. Those that no group can be told for (malformed, foreign,
+ * socket_overflow, send_calls, receive_calls, control_sent, control_received, fast_path_refusals,
+ * send_failures) are its host's. */
 typedef struct {
     uint64_t operations;
     uint64_t packets_sent, packets_resent, bytes_sent;
@@ -177,7 +189,7 @@ typedef struct {
     uint64_t eager_dropped;   /* the same, and there was no room for them */
     uint64_t socket_overflow; /* dropped by the kernel because the socket buffer was full */
     uint64_t send_calls, receive_calls, control_sent, control_received;
-    uint64_t fast_path_refusals; /* times that the kernel refused one: lc_engine_event says which */
+    uint64_t fast_path_refusals; /* times that the kernel refused one: lc_host_event says which */
     uint64_t send_failures;      /* times that nothing could be sent, and it was tried again */
     uint64_t operation_ns;       /* time of all operations, added up */
 } lc_stats;
@@ -208,8 +220,8 @@ typedef struct {
 
 /* What happens to a link that goes on by itself. */
 enum lc_event_kind {
-    LC_EVENT_REFUSED = 1, /* a fast path to a peer: done without it, and tried again later */
-    LC_EVENT_LOST = 2,    /* packets to a peer are dropped in this host, which is loss */
+    LC_EVENT_REFUSED = 1, /* a fast path to a process: done without it, and tried again later */
+    LC_EVENT_LOST = 2,    /* packets to a process are dropped in this machine, which is loss */
     LC_EVENT_FAILING = 3, /* nothing can be sent: tried again, slower and slower */
     LC_EVENT_WORKS = 4    /* again, after waited_ns */
 };
@@ -217,7 +229,7 @@ enum lc_event_kind {
 typedef struct {
     int32_t kind;
     int32_t sys_errno;
-    int32_t peer;       /* rank in the group, or -1: all */
+    int32_t peer;       /* a process, or -1: all */
     uint32_t fast_path; /* which lc_fast_path bit was refused */
     uint64_t waited_ns;
 } lc_event;
@@ -237,7 +249,7 @@ typedef struct {
     uint8_t encoding;      /* lc_encoding: how packets carry the elements */
     uint8_t reliable;      /* resend until everything has arrived */
     uint8_t repair;        /* rounds of resending when not reliable */
-    uint8_t notify;        /* hand the ticket to lc_engine_next as well */
+    uint8_t notify;        /* hand the ticket to lc_group_next as well */
     uint8_t waits;         /* the caller waits for it at once: the first wait does the engine's work
                               itself, as long as packets come, and nobody does before; not with
                               notify */
@@ -258,52 +270,61 @@ typedef struct {
                             from seeing that */
 } lc_call;
 
-typedef struct lc_engine lc_engine;
+typedef struct lc_host lc_host;
+typedef struct lc_group lc_group;
 
 const char *lc_version(void);
 /* Opens the socket. NULL on failure, with the reason in *failure. */
-lc_engine *lc_engine_open(const lc_config *config, lc_failure *failure);
-/* Makes the peers known (size addresses, indexed by rank) and starts the progress thread. */
-int lc_engine_start(lc_engine *engine, uint64_t session, const lc_address *peers);
-/* Stops and joins the thread, fails what is pending, closes the socket and frees the engine. */
-void lc_engine_close(lc_engine *engine);
-void lc_engine_link(lc_engine *engine, lc_link_info *info);
+lc_host *lc_host_open(const lc_host_config *config, lc_failure *failure);
+/* Makes the processes known (an address for each) and starts the progress thread. */
+int lc_host_start(lc_host *host, uint64_t session, const lc_address *processes);
+/* Stops and joins the thread, closes the socket and frees the host. Its groups are closed before.
+ */
+void lc_host_close(lc_host *host);
+void lc_host_link(lc_host *host, lc_link_info *info);
+/* Takes the oldest event of the link. Returns whether there was one. */
+int lc_host_event(lc_host *host, lc_event *event);
 
-/* Hands an operation to the engine. Returns a ticket (> 0), or an lc_code < 0 at once. Buffers
+/* Makes a group at this process: no other is asked, and none needs to have it yet. After
+ * lc_host_start. NULL on failure (LC_E_ARGUMENT also where its number is taken). */
+lc_group *lc_group_open(lc_host *host, const lc_group_config *config, lc_failure *failure);
+/* Fails what is pending and frees the group. Nobody else may be calling any more, but for those
+ * that wait. */
+void lc_group_close(lc_group *group);
+
+/* Hands an operation to the group. Returns a ticket (> 0), or an lc_code < 0 at once. Buffers
  * belong to the engine until the ticket is done. Operation numbers are given in submit order. */
-int64_t lc_engine_submit(lc_engine *engine, lc_call *call);
+int64_t lc_group_submit(lc_group *group, lc_call *call);
 /* LC_OK when done, LC_PENDING after timeout_ns, or the code the operation failed with. */
-int lc_engine_wait(lc_engine *engine, int64_t ticket, uint64_t timeout_ns);
-int lc_engine_result(lc_engine *engine, int64_t ticket, lc_report *report, lc_failure *failure);
+int lc_group_wait(lc_group *group, int64_t ticket, uint64_t timeout_ns);
+int lc_group_result(lc_group *group, int64_t ticket, lc_report *report, lc_failure *failure);
 /* Which packets of the stream (slot number here, peer) of a finished operation arrived: a byte for
  * each of its n_packets. LC_E_ARGUMENT if there is no such stream, or of another length. */
-int lc_engine_arrived(lc_engine *engine, int64_t ticket, uint16_t slot, uint16_t peer,
-                      uint8_t *arrived, uint32_t n_packets);
+int lc_group_arrived(lc_group *group, int64_t ticket, uint16_t slot, uint16_t peer,
+                     uint8_t *arrived, uint32_t n_packets);
 /* Which packets of the stream to (slot number there, peer) of a finished operation with feedback
  * the peer has given up: a byte for each of its n_packets. LC_E_ARGUMENT as above. */
-int lc_engine_given_up(lc_engine *engine, int64_t ticket, uint16_t slot, uint16_t peer,
-                       uint8_t *given_up, uint32_t n_packets);
+int lc_group_given_up(lc_group *group, int64_t ticket, uint16_t slot, uint16_t peer,
+                      uint8_t *given_up, uint32_t n_packets);
 /* The streams of a finished operation that came here, in the plan's order, as many as there is room
  * for. Returns how many there are. */
-int lc_engine_streams(lc_engine *engine, int64_t ticket, lc_stream *streams, uint32_t room);
+int lc_group_streams(lc_group *group, int64_t ticket, lc_stream *streams, uint32_t room);
 /* Forgets a finished ticket, which nobody may be waiting for. One submitted with notify must have
- * been taken by lc_engine_next before. */
-void lc_engine_release(lc_engine *engine, int64_t ticket);
+ * been taken by lc_group_next before. */
+void lc_group_release(lc_group *group, int64_t ticket);
 /* The next finished ticket among those submitted with notify; 0 after timeout_ns; < 0 when closed.
  */
-int64_t lc_engine_next(lc_engine *engine, uint64_t timeout_ns);
-/* Wakes lc_engine_next with LC_E_CLOSED. */
-void lc_engine_stop_next(lc_engine *engine);
+int64_t lc_group_next(lc_group *group, uint64_t timeout_ns);
+/* Wakes lc_group_next with LC_E_CLOSED. */
+void lc_group_stop_next(lc_group *group);
 
-void lc_engine_abort(lc_engine *engine, int code, int peer);
+void lc_group_abort(lc_group *group, int code, int peer);
 /* From now on the peer counts as lost altogether, for good: what it owes is given up, in reliable
  * operations too, what is owed to it is dropped, and its packets are not believed. */
-void lc_engine_peer_dead(lc_engine *engine, int peer);
-void lc_engine_stats(lc_engine *engine, lc_stats *stats);
-int lc_engine_peer_stats(lc_engine *engine, int peer, lc_peer_stats *stats);
-/* Takes the oldest event of the link. Returns whether there was one. */
-int lc_engine_event(lc_engine *engine, lc_event *event);
-void lc_engine_last_report(lc_engine *engine, lc_report *report);
+void lc_group_peer_dead(lc_group *group, int peer);
+void lc_group_stats(lc_group *group, lc_stats *stats);
+int lc_group_peer_stats(lc_group *group, int peer, lc_peer_stats *stats);
+void lc_group_last_report(lc_group *group, lc_report *report);
 
 /* Which packets of a stream injection drops: one byte per packet, 1 = dropped. */
 void lc_inject_stream(const lc_inject *inject, uint32_t group, uint32_t op, uint16_t slot,

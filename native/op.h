@@ -108,9 +108,11 @@ typedef struct {
 } lc_op_peer;
 
 struct lc_op {
+    lc_group *group;
     lc_call call; /* slots and edges are not kept */
     lc_codec codec;
     uint32_t number;
+    uint64_t order; /* among the operations of all groups: when it was started */
     uint32_t element_bytes;
     uint32_t acc_bytes;
     uint32_t packet_bytes; /* payload of a full packet, encoded */
@@ -128,11 +130,11 @@ struct lc_op {
     lc_failure failure;
     lc_op *next; /* in the inbox, in the queue, or among the finished to be notified */
     lc_op *next_touched;
-    int touched;          /* in the engine's list of those that are perhaps complete */
-    lc_op *older, *newer; /* all operations that are not released; under the engine's mutex */
+    int touched;          /* in the host's list of those that are perhaps complete */
+    lc_op *older, *newer; /* all operations that are not released; under the host's lock */
     uint64_t *block;      /* the memory of all of the above */
     size_t block_bytes;
-    int finished; /* under the engine's mutex, as the next */
+    int finished; /* under the host's lock, as the next */
     int undriven; /* who waits for it first does the engine's work */
 };
 

@@ -1,78 +1,82 @@
-/* The life of an operation in the progress thread: start, completion, failure. */
+/* The life of an operation in the loop: start, completion, failure. */
 #include "operations.h"
 
 #include <string.h>
 
 /* ---- start ---- */
 
-static void start_slot(lc_engine *e, lc_op *op, lc_op_slot *s) {
+static void start_slot(lc_op_slot *s) {
     if (!s->desc.n_sources && s->desc.target == LC_TARGET_OUT) {
         if (s->desc.finish != LC_FINISH_NONE)
             lc_finish_alone(s);
         else if (s->value != s->own)
-            memmove(s->value, s->own, s->desc.length * op->element_bytes);
+            memmove(s->value, s->own, s->desc.length * s->op->element_bytes);
     }
     for (uint32_t i = 0; i < s->desc.n_sources; i++) {
         if (s->n_packets)
-            lc_inject_round(e, &s->ins[i]);
+            lc_inject_round(&s->ins[i]);
         else
             s->ins[i].state = LC_IN_SETTLED;
     }
     for (uint32_t i = 0; i < s->desc.n_dests && !s->n_packets; i++)
-        lc_out_done(e, &s->outs[i]);
+        lc_out_done(&s->outs[i]);
 }
 
 /* Nothing comes from the dead, and nothing is owed to them. */
-static void go_without(lc_engine *e, lc_op *op, uint16_t peer) {
+static void exclude(lc_op *op, uint16_t peer) {
     op->peers[peer].source = op->peers[peer].dest = 0;
-    lc_eager_over(e, op, peer);
+    lc_eager_over(op, peer);
     for (uint32_t i = 0; i < op->n_slots; i++) {
         lc_op_slot *s = &op->slots[i];
         for (uint32_t j = 0; j < s->desc.n_sources; j++) {
             if (s->ins[j].peer != peer)
                 continue;
             if (s->ins[j].state != LC_IN_SETTLED)
-                lc_give_up(e, &s->ins[j], LC_CAUSE_PEER);
-            s->op->telling -= s->ins[j].telling;
-            s->ins[j].telling = 0;
+                lc_give_up(&s->ins[j], LC_CAUSE_PEER);
+            lc_told(&s->ins[j]);
         }
         for (uint32_t j = 0; j < s->desc.n_dests; j++)
             if (s->outs[j].peer == peer)
-                lc_out_done(e, &s->outs[j]);
+                lc_out_done(&s->outs[j]);
     }
 }
 
 /* Own data may be sent ahead to those who are not ready. */
-static void wake_all(lc_engine *e, lc_op *op) {
-    for (uint32_t i = 0; i < op->n_slots && e->eager; i++)
+static void wake_all(lc_op *op) {
+    for (uint32_t i = 0; i < op->n_slots && op->group->host->eager; i++)
         for (uint32_t j = 0; j < op->slots[i].desc.n_dests; j++)
-            lc_out_wake(e, &op->slots[i].outs[j]);
+            lc_out_wake(&op->slots[i].outs[j]);
 }
 
-void lc_op_start(lc_engine *e, lc_op *op) {
-    op->started_ns = e->now;
-    if (op->submitted_ns > e->now) /* it came after this turn had looked at the clock */
-        op->submitted_ns = e->now;
-    e->table[op->number % LC_OPS] = op;
-    e->next_op = op->number + 1;
-    e->active++;
-    e->tick_ns = e->now;
+void lc_op_start(lc_op *op) {
+    lc_group *g = op->group;
+    lc_host *h = g->host;
+    op->started_ns = h->now;
+    op->order = h->started++;
+    if (op->submitted_ns > h->now) /* it came after this turn had looked at the clock */
+        op->submitted_ns = h->now;
+    g->table[op->number % LC_OPS] = op;
+    g->next_op = op->number + 1;
+    g->active++;
+    h->active++;
+    h->tick_ns = h->now;
     for (uint32_t i = 0; i < op->n_slots; i++)
-        start_slot(e, op, &op->slots[i]);
-    for (uint16_t i = 0; i < e->config.size && e->n_dead; i++)
-        if (e->peers[i].dead)
-            go_without(e, op, i);
-    for (uint16_t i = 0; i < e->config.size; i++) {
+        start_slot(&op->slots[i]);
+    for (uint16_t i = 0; i < g->config.size && g->n_dead; i++)
+        if (g->members[i].dead)
+            exclude(op, i);
+    for (uint16_t i = 0; i < g->config.size; i++) {
         op->peers[i].want_wait_ns = 2000000;
-        op->peers[i].want_ns = e->now + op->peers[i].want_wait_ns;
-        if (op->peers[i].source || (op->peers[i].dest && e->eager))
-            lc_tell_call(e, op, i, LC_R_READY);
+        op->peers[i].want_ns = h->now + op->peers[i].want_wait_ns;
+        if (op->peers[i].source || (op->peers[i].dest && h->eager))
+            lc_tell_call(op, i, LC_R_READY);
     }
-    lc_check_early(e, op);
-    for (uint16_t i = 0; i < e->config.size; i++)
-        lc_take_waiting(e, i);
-    wake_all(e, op);
-    lc_touch(e, op);
+    lc_check_early(op);
+    for (uint16_t i = 0; i < g->config.size; i++)
+        if (op->peers[i].source)
+            lc_take_waiting(g, i);
+    wake_all(op);
+    lc_touch(op);
 }
 
 /* ---- end ---- */
@@ -94,144 +98,163 @@ static void add_report(lc_stats *t, const lc_report *r) {
     t->operation_ns += r->elapsed_ns;
 }
 
-static void add_tail(lc_engine *e, const lc_out *out) {
-    if (e->n_tail == LC_TAIL)
-        return; /* the receiver's own timers end the stream */
-    e->tail[e->n_tail++] = (lc_tail){.next_ns = out->fin_ns,
-                                     .op = out->slot->op->number,
+/* With no room, the receiver's own timers end the stream. */
+static void add_tail(const lc_out *out) {
+    const lc_op *op = out->slot->op;
+    lc_host *h = op->group->host;
+    if (h->n_tail == LC_TAIL)
+        return;
+    h->tail[h->n_tail++] = (lc_tail){.next_ns = out->fin_ns,
+                                     .stream = {op->group->config.number, op->number, out->number},
                                      .sent = out->sent,
-                                     .peer = out->peer,
-                                     .number = out->number,
+                                     .process = lc_path_to(out)->number,
                                      .round = out->round};
 }
 
-static void finish(lc_engine *e, lc_op *op) {
-    for (uint16_t i = 0; i < e->config.size; i++)
-        lc_eager_over(e, op, i); /* of a peer that was never ready */
+/* Takes the lock. The operation may be gone afterwards. */
+static void finish(lc_op *op) {
+    lc_group *g = op->group;
+    lc_host *h = g->host;
+    for (uint16_t i = 0; i < g->config.size; i++)
+        lc_eager_over(op, i); /* of a peer that was never ready */
     op->report.op = op->number;
-    op->report.elapsed_ns = e->now - op->submitted_ns;
-    add_report(&e->live, &op->report);
-    if (e->table[op->number % LC_OPS] == op) { /* else it failed before it was started */
-        e->table[op->number % LC_OPS] = NULL;
-        e->active--;
+    op->report.elapsed_ns = h->now - op->submitted_ns;
+    add_report(&g->live, &op->report);
+    if (g->table[op->number % LC_OPS] == op) { /* else it failed before it was started */
+        g->table[op->number % LC_OPS] = NULL;
+        g->active--;
+        h->active--;
     }
-    pthread_mutex_lock(&e->lock);
-    e->last = op->report;
-    e->stats = e->live;
-    for (uint16_t i = 0; i < e->config.size; i++) {
-        e->peer_stats[i].packets_sent = e->peers[i].packets_sent;
-        e->peer_stats[i].packets_received = e->peers[i].packets_received;
-        e->peer_stats[i].packets_missing = e->peers[i].packets_missing;
-        e->peer_stats[i].offered = e->peers[i].offered;
-        e->peer_stats[i].delivered = e->peers[i].delivered;
+    pthread_mutex_lock(&h->lock);
+    g->last = op->report;
+    g->stats = g->live;
+    h->stats = h->live;
+    for (uint16_t i = 0; i < g->config.size; i++) {
+        g->peer_stats[i].packets_sent = g->members[i].packets_sent;
+        g->peer_stats[i].packets_received = g->members[i].packets_received;
+        g->peer_stats[i].packets_missing = g->members[i].packets_missing;
+        g->peer_stats[i].offered = g->members[i].offered;
+        g->peer_stats[i].delivered = g->members[i].delivered;
     }
     if (op->call.notify) {
         op->next = NULL;
-        if (e->done_last)
-            e->done_last->next = op;
+        if (g->done_last)
+            g->done_last->next = op;
         else
-            e->done_first = op;
-        e->done_last = op;
+            g->done_first = op;
+        g->done_last = op;
     }
     int notify = op->call.notify;
     op->finished = 1;
-    pthread_mutex_unlock(&e->lock);
-    /* It may be gone by now. Who wakes while the lock is held only sleeps again. */
+    pthread_mutex_unlock(&h->lock);
+    /* Who wakes while the lock is held only sleeps again. */
     if (notify)
-        pthread_cond_broadcast(&e->notified);
-    pthread_cond_broadcast(&e->changed);
+        pthread_cond_broadcast(&g->notified);
+    pthread_cond_broadcast(&g->changed);
 }
 
-static int in_batch(const lc_engine *e, const lc_op *op) {
-    for (int i = 0; i < e->n_runs; i++)
-        if (e->run_op[i] == op)
+static int in_batch(const lc_op *op) {
+    const lc_host *h = op->group->host;
+    for (int i = 0; i < h->n_runs; i++)
+        if (h->run_op[i] == op)
             return 1;
     return 0;
 }
 
-static int is_complete(const lc_engine *e, const lc_op *op) {
-    return !op->slots_unsettled && !op->outs_open && !op->telling && !in_batch(e, op);
+static int is_complete(const lc_op *op) {
+    return !op->slots_unsettled && !op->outs_open && !op->telling && !in_batch(op);
 }
 
-static void complete(lc_engine *e, lc_op *op) {
+static void complete(lc_op *op) {
     for (uint32_t i = 0; i < op->n_slots; i++) {
         lc_op_slot *s = &op->slots[i];
         for (uint32_t j = 0; j < s->desc.n_dests; j++)
             if (s->outs[j].state == LC_OUT_SENT)
-                add_tail(e, &s->outs[j]);
+                add_tail(&s->outs[j]);
     }
-    finish(e, op);
+    finish(op);
 }
 
-void lc_complete_touched(lc_engine *e) {
-    while (e->touched) {
-        lc_op *op = e->touched;
-        e->touched = op->next_touched;
+void lc_complete_touched(lc_host *h) {
+    while (h->touched) {
+        lc_op *op = h->touched;
+        h->touched = op->next_touched;
         op->touched = 0;
-        if (is_complete(e, op))
-            complete(e, op);
+        if (is_complete(op))
+            complete(op);
     }
 }
 
-void lc_bury(lc_engine *e, uint16_t peer) {
-    lc_peer *p = &e->peers[peer];
-    p->dead = 1;
-    p->n_records = 0;
-    p->ack_due = 0;
-    p->held_bytes = 0;
+void lc_bury(lc_group *g, uint16_t peer) {
+    lc_host *h = g->host;
+    lc_path *p = g->members[peer].path;
+    uint32_t number = g->config.number;
+    g->members[peer].dead = 1;
+    g->n_dead++;
+    uint32_t keep = 0;
+    for (uint32_t i = 0; i < p->n_records; i++)
+        if (p->records[i].group != number)
+            p->records[keep++] = p->records[i];
+    p->n_records = keep;
     /* What it posted ahead of the survivors was planned with it; theirs of that number is not. */
-    memset(p->early, 0, LC_OPS * sizeof *p->early);
-    lc_drop_waiting(e, peer);
-    e->n_dead++;
-    for (uint32_t i = 0; i < e->n_tail;) {
-        if (e->tail[i].peer == peer)
-            e->tail[i] = e->tail[--e->n_tail];
+    for (uint32_t i = 0; i < LC_EARLY; i++)
+        if (p->early[i].group == number)
+            p->early[i].known = 0;
+    lc_drop_waiting(g, peer);
+    for (uint32_t i = 0; i < h->n_tail;) {
+        if (h->tail[i].process == p->number && h->tail[i].stream.group == number)
+            h->tail[i] = h->tail[--h->n_tail];
         else
             i++;
     }
-    for (uint32_t i = 0; i < LC_OPS; i++) {
-        lc_op *op = e->table[i];
-        if (!op)
-            continue;
-        go_without(e, op, peer);
-        lc_touch(e, op);
-    }
+    for (uint32_t i = 0; i < LC_OPS; i++)
+        if (g->table[i])
+            exclude(g->table[i], peer);
 }
 
-static void fail_op(lc_engine *e, lc_op *op, const lc_failure *why) {
+static void fail_op(lc_op *op, const lc_failure *why) {
     for (uint32_t i = 0; i < op->n_slots; i++)
         for (uint32_t j = 0; j < op->slots[i].desc.n_dests; j++)
-            lc_out_drop(e, &op->slots[i].outs[j]);
+            lc_out_drop(&op->slots[i].outs[j]);
     op->failure = *why;
     op->report.cause = LC_CAUSE_FAILED;
-    finish(e, op);
+    finish(op);
 }
 
-void lc_execute_failure(lc_engine *e) {
-    if (!e->failing.code)
-        return;
-    lc_failure why = e->failing;
-    e->failing.code = LC_OK;
-    pthread_mutex_lock(&e->lock);
-    if (!e->failed.code)
-        e->failed = why;
-    pthread_mutex_unlock(&e->lock);
-    if (!e->broken.code) {
-        e->broken = why;
-        e->broken_from = e->next_op;
+static void execute_failure(lc_group *g) {
+    lc_host *h = g->host;
+    lc_failure why = g->failing;
+    g->failing.code = LC_OK;
+    pthread_mutex_lock(&h->lock);
+    if (!g->failed.code)
+        g->failed = why;
+    pthread_mutex_unlock(&h->lock);
+    if (!g->broken.code) {
+        g->broken = why;
+        g->broken_from = g->next_op;
     }
-    e->n_runs = 0;
+    lc_drop_runs(h, g);
     for (uint32_t i = 0; i < LC_OPS; i++) {
-        if (!e->table[i])
+        if (!g->table[i])
             continue;
-        if ((int32_t)(e->table[i]->number - e->broken_from) < 0)
-            e->broken_from = e->table[i]->number;
-        fail_op(e, e->table[i], &why);
+        if ((int32_t)(g->table[i]->number - g->broken_from) < 0)
+            g->broken_from = g->table[i]->number;
+        fail_op(g->table[i], &why);
     }
-    while (e->queue_first) {
-        lc_op *op = e->queue_first;
-        e->queue_first = op->next;
-        fail_op(e, op, &why);
+    while (g->queue_first) {
+        lc_op *op = g->queue_first;
+        g->queue_first = op->next;
+        h->queued--;
+        fail_op(op, &why);
     }
-    e->queue_last = NULL;
+    g->queue_last = NULL;
+}
+
+void lc_execute_failures(lc_host *h) {
+    if (!h->failing)
+        return;
+    h->failing = 0;
+    for (lc_group *g = h->groups; g; g = g->next)
+        if (g->failing.code)
+            execute_failure(g);
 }

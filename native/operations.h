@@ -4,17 +4,15 @@
 
 #include "control_in.h"
 
-/* Takes the operation up: tells those who send to this rank that they may, and lists what can be
- * sent. */
-void lc_op_start(lc_engine *e, lc_op *op);
-/* Lists its own data for peers that are not ready; once READY has been flushed. */
-void lc_op_send_ahead(lc_engine *e, lc_op *op);
-/* Ends the touched operations that are complete. Takes the engine's lock. Callers may free an
+/* Takes the operation up: tells those who send to this member that they may, and lists what can be
+ * sent. Touches it. */
+void lc_op_start(lc_op *op);
+/* Ends the touched operations that are complete. Takes the host's lock. Callers may free an
  * operation from here on. */
-void lc_complete_touched(lc_engine *e);
-/* Fails what is pending with the failure that was recorded, if there is one. Takes the lock. */
-void lc_execute_failure(lc_engine *e);
-/* The peer counts as lost altogether. */
-void lc_bury(lc_engine *e, uint16_t peer);
+void lc_complete_touched(lc_host *h);
+/* Fails what is pending in groups with a recorded failure. Takes the lock. */
+void lc_execute_failures(lc_host *h);
+/* The member counts as lost altogether. Touches operations. */
+void lc_bury(lc_group *g, uint16_t peer);
 
 #endif

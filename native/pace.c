@@ -69,7 +69,7 @@ static double send_rate(const lc_pace *pace) {
 /* What keeps the path busy, with this flow's part of the queue. */
 static double full_window(const lc_pace *pace) {
     double rate = send_rate(pace);
-    return rate * (lc_path_loop_s(&pace->path) + aim_s(pace, rate));
+    return rate * (lc_measure_loop_s(&pace->measure) + aim_s(pace, rate));
 }
 
 /* More goes out for one round; what comes of it shows in the next two. */
@@ -78,9 +78,9 @@ static int trying(const lc_pace *pace) {
 }
 
 static void set_gate(lc_pace *pace, uint64_t now) {
-    double rtt = lc_path_rtt_s(&pace->path);
-    if (pace->same_host || !pace->path.rtt.known ||
-        lc_path_rtt_ns(&pace->path) < (int64_t)PACED_RTT_NS) {
+    double rtt = lc_measure_rtt_s(&pace->measure);
+    if (pace->same_host || !pace->measure.rtt.known ||
+        lc_measure_rtt_ns(&pace->measure) < (int64_t)PACED_RTT_NS) {
         lc_rate_init(&pace->gate, 0, now);
         return;
     }
@@ -145,7 +145,7 @@ static void judge_trial(lc_pace *pace) {
 }
 
 static void cruise(lc_pace *pace, double queue) {
-    double loop = lc_path_loop_s(&pace->path);
+    double loop = lc_measure_loop_s(&pace->measure);
     int was_calm = pace->calm;
     pace->calm = 0;
     double aim = aim_s(pace, send_rate(pace));
@@ -187,7 +187,7 @@ static void dip(lc_pace *pace, uint64_t now) {
             return;
         pace->dip_ns = 0;
         int64_t longer_ns;
-        if (lc_path_watched(&pace->path, now, &longer_ns)) {
+        if (lc_measure_watched(&pace->measure, now, &longer_ns)) {
             /* What passed for a queue was a longer path, and the window was cut for nothing. */
             if (longer_ns > LONGER * 1e9 * aim_s(pace, send_rate(pace))) {
                 pace->cruising = 0;
@@ -199,12 +199,12 @@ static void dip(lc_pace *pace, uint64_t now) {
         }
         return;
     }
-    uint64_t length = 2 * (pace->path.rtt_ns > DIP_MIN_NS ? pace->path.rtt_ns : DIP_MIN_NS);
-    if (!pace->cruising || now - pace->path.lowest_ns < DIP_EVERY_NS / 2 ||
+    uint64_t length = 2 * (pace->measure.rtt_ns > DIP_MIN_NS ? pace->measure.rtt_ns : DIP_MIN_NS);
+    if (!pace->cruising || now - pace->measure.lowest_ns < DIP_EVERY_NS / 2 ||
         (now + pace->clock_ns) % DIP_EVERY_NS > length)
         return;
     pace->dip_ns = now + length;
-    lc_path_watch(&pace->path);
+    lc_measure_watch(&pace->measure);
 }
 
 static uint32_t lost_of(const lc_pace *pace) {
@@ -270,7 +270,7 @@ static void cut(lc_pace *pace) {
 
 /* A window of a few packets takes several round trips to say something. */
 static int round_over(const lc_pace *pace, uint64_t now) {
-    uint64_t least = pace->path.rtt_ns > ROUND_MIN_NS ? pace->path.rtt_ns : ROUND_MIN_NS;
+    uint64_t least = pace->measure.rtt_ns > ROUND_MIN_NS ? pace->measure.rtt_ns : ROUND_MIN_NS;
     return now - pace->round_ns >= least && (pace->taken >= TAKEN_MIN || lost_of(pace) > LOST_MIN);
 }
 
@@ -299,7 +299,7 @@ static void end_round(lc_pace *pace, uint64_t now) {
 }
 
 static void watch_start(lc_pace *pace, uint64_t now, int64_t queue) {
-    int64_t high = lc_path_rtt_ns(&pace->path) / 8;
+    int64_t high = lc_measure_rtt_ns(&pace->measure) / 8;
     if (high < 2 * LC_NOISE_NS)
         high = 2 * LC_NOISE_NS;
     if (queue <= high)
@@ -310,12 +310,12 @@ static void watch_start(lc_pace *pace, uint64_t now, int64_t queue) {
         start_cruising(pace);
 }
 
-void lc_pace_acked(lc_pace *pace, const lc_path_ack *ack) {
+void lc_pace_acked(lc_pace *pace, const lc_measure_ack *ack) {
     pace->moved += ack->moved;
     pace->taken += ack->taken;
     if (ack->rtt_ns) {
-        int64_t queue = lc_path_sample(&pace->path, ack);
-        double rate = lc_path_rate(&pace->path, ack, pace->rate, pace->window);
+        int64_t queue = lc_measure_sample(&pace->measure, ack);
+        double rate = lc_measure_rate(&pace->measure, ack, pace->rate, pace->window);
         pace->best_rate = rate > pace->best_rate ? rate : pace->best_rate;
         pace->least_queue_ns = queue < pace->least_queue_ns ? queue : pace->least_queue_ns;
         if (!pace->cruising)
@@ -339,12 +339,12 @@ uint32_t lc_pace_window(const lc_pace *pace, uint32_t peer_window) {
     if (pace->calm && full_window(pace) < window)
         window = full_window(pace);
     if (pace->dip_ns)
-        window = send_rate(pace) * lc_path_rtt_s(&pace->path) / 2;
+        window = send_rate(pace) * lc_measure_rtt_s(&pace->measure) / 2;
     if (window < WINDOW_MIN)
         window = WINDOW_MIN; /* without a packet on its way nothing would ever be heard */
-    if (pace->path.rtt.known && lc_path_rtt_ns(&pace->path) > (int64_t)PACED_RTT_NS)
-        room +=
-            send_rate(pace) * 1e-9 * (double)(lc_path_rtt_ns(&pace->path) - (int64_t)PACED_RTT_NS);
+    if (pace->measure.rtt.known && lc_measure_rtt_ns(&pace->measure) > (int64_t)PACED_RTT_NS)
+        room += send_rate(pace) * 1e-9 *
+                (double)(lc_measure_rtt_ns(&pace->measure) - (int64_t)PACED_RTT_NS);
     return (uint32_t)(window < room ? window : room);
 }
 
@@ -371,8 +371,9 @@ uint64_t lc_pace_queue(const lc_pace *pace) {
 }
 
 uint64_t lc_pace_rto(const lc_pace *pace) {
-    if (!pace->path.rtt_ns)
+    if (!pace->measure.rtt_ns)
         return RTO_START_NS;
-    uint64_t rto = 4 * pace->path.rtt_ns + RTO_MIN_NS;
-    return rto < RTO_MAX_NS + pace->path.rtt_ns * 2 ? rto : RTO_MAX_NS + pace->path.rtt_ns * 2;
+    uint64_t rto = 4 * pace->measure.rtt_ns + RTO_MIN_NS;
+    return rto < RTO_MAX_NS + pace->measure.rtt_ns * 2 ? rto
+                                                       : RTO_MAX_NS + pace->measure.rtt_ns * 2;
 }

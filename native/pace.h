@@ -7,14 +7,14 @@
 #ifndef LC_PACE_H
 #define LC_PACE_H
 
-#include "path.h"
+#include "measure.h"
 #include "rate.h"
 
 enum { LC_PACE_ROUNDS = 8 };
 
 typedef struct {
     int same_host; /* no network lies between: the peer's window is enough */
-    lc_path path;
+    lc_measure measure;
     double rate;                   /* packets/s delivered: the most of the last rounds */
     double loss;                   /* share: the least of the last rounds */
     double rates[LC_PACE_ROUNDS];  /* of the last rounds in which sending was held back */
@@ -66,7 +66,7 @@ void lc_pace_spend(lc_pace *pace, uint64_t now, uint32_t packets, uint32_t packe
 uint64_t lc_pace_delay(const lc_pace *pace, uint64_t now, uint32_t packet_bytes);
 /* There is something to send, and the law holds it back. */
 void lc_pace_limited(lc_pace *pace);
-void lc_pace_acked(lc_pace *pace, const lc_path_ack *ack);
+void lc_pace_acked(lc_pace *pace, const lc_measure_ack *ack);
 /* The standing queue of the present round, ns; 0 while it is not known. */
 uint64_t lc_pace_queue(const lc_pace *pace);
 /* How long to wait for an answer before asking again. */

@@ -3,54 +3,75 @@
 static const uint64_t STARVED_NS = 250000000; /* a turn of the loop never takes this long */
 static const uint64_t STILL_NS = 250000000;
 
-lc_op *lc_find_op(lc_engine *e, uint32_t number) {
-    lc_op *op = e->table[number % LC_OPS];
+lc_group *lc_find_group(const lc_host *h, uint32_t number) {
+    lc_group *g = h->bucket[number % LC_GROUPS];
+    while (g && g->config.number != number)
+        g = g->next_in_bucket;
+    return g;
+}
+
+int lc_group_gone(const lc_host *h, uint32_t number) {
+    for (uint32_t i = 0; i < LC_GONE && i < h->n_gone; i++)
+        if (h->gone[i] == number)
+            return 1;
+    return 0;
+}
+
+lc_op *lc_find_op(const lc_group *g, uint32_t number) {
+    lc_op *op = g->table[number % LC_OPS];
     return op && op->number == number ? op : NULL;
 }
 
-int lc_op_posted(const lc_engine *e, uint32_t number) {
-    return (int32_t)(number - e->next_op) < 0;
+int lc_op_posted(const lc_group *g, uint32_t number) {
+    return (int32_t)(number - g->next_op) < 0;
 }
 
-int lc_op_failed(const lc_engine *e, uint32_t number) {
-    return e->broken.code && lc_op_posted(e, number) && (int32_t)(number - e->broken_from) >= 0;
+int lc_op_failed(const lc_group *g, uint32_t number) {
+    return g->broken.code && lc_op_posted(g, number) && (int32_t)(number - g->broken_from) >= 0;
 }
 
-void lc_touch(lc_engine *e, lc_op *op) {
+int lc_names(const lc_stream_name *name, uint32_t group, uint32_t op, uint16_t slot) {
+    return name->group == group && name->op == op && name->slot == slot;
+}
+
+void lc_touch(lc_op *op) {
+    lc_host *h = op->group->host;
     if (op->touched)
         return;
     op->touched = 1;
-    op->next_touched = e->touched;
-    e->touched = op;
+    op->next_touched = h->touched;
+    h->touched = op;
 }
 
-void lc_fail(lc_engine *e, const lc_failure *why) {
-    if (!e->failing.code)
-        e->failing = *why;
+void lc_fail(lc_group *g, const lc_failure *why) {
+    if (!g->failing.code)
+        g->failing = *why;
+    g->host->failing = 1;
 }
 
-int lc_failing(const lc_engine *e) {
-    return e->failing.code != 0;
+void lc_fail_all(lc_host *h, const lc_failure *why) {
+    for (lc_group *g = h->groups; g; g = g->next)
+        lc_fail(g, why);
 }
 
-void lc_read_clock(lc_engine *e) {
-    uint64_t before = e->now;
-    e->now = lc_clock_now(e->clock);
-    if (e->now - before > STARVED_NS)
-        e->awake_ns = e->now; /* stopped or starved: what is late may lie in the socket */
+void lc_read_clock(lc_host *h) {
+    uint64_t before = h->now;
+    h->now = lc_clock_now(h->clock);
+    if (h->now - before > STARVED_NS)
+        h->awake_ns = h->now; /* stopped or starved: what is late may lie in the socket */
 }
 
-uint32_t lc_wire_bytes_max(const lc_engine *e) {
-    return LC_HEADER_BYTES + e->config.payload_bytes;
+uint32_t lc_wire_bytes_max(const lc_host *h) {
+    return LC_HEADER_BYTES + h->config.payload_bytes;
 }
 
-int lc_still(const lc_engine *e, const lc_peer *peer) {
-    return e->now - peer->heard_ns > STILL_NS + 2 * peer->pace.path.rtt_ns;
+int lc_still(const lc_host *h, const lc_path *p) {
+    return h->now - p->heard_ns > STILL_NS + 2 * p->pace.measure.rtt_ns;
 }
 
-int lc_link_seen(lc_peer *peer, uint32_t next) {
-    if ((int32_t)(next - peer->rx_next) <= 0)
+int lc_link_seen(lc_path *p, uint32_t next) {
+    if ((int32_t)(next - p->rx_next) <= 0)
         return 0;
-    peer->rx_next = next;
+    p->rx_next = next;
     return 1;
 }

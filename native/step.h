@@ -1,5 +1,5 @@
-/* An engine without a thread, on a link and in a time that are given to it: whoever opened it takes
- * its turns. So a whole network of engines runs in one thread, as fast as it can be computed
+/* A host without a thread, on a link and in a time that are given to it: whoever opened it takes
+ * its turns. So a whole network of hosts runs in one thread, as fast as it can be computed
  * (tests/native/sim.h). What callers do is as in lossycoll.h, except that nothing may wait. */
 #ifndef LC_STEP_H
 #define LC_STEP_H
@@ -7,15 +7,15 @@
 #include "link.h"
 
 typedef struct {
-    const lc_clock *clock; /* outlives the engine */
-    lc_link *link;         /* the engine's from then on, if it could be opened */
+    const lc_clock *clock; /* outlives the host */
+    lc_link *link;         /* the host's from then on, if it could be opened */
 } lc_setting;
 
-lc_engine *lc_engine_open_in(const lc_config *config, const lc_setting *setting,
-                             lc_failure *failure);
+lc_host *lc_host_open_in(const lc_host_config *config, const lc_setting *setting,
+                         lc_failure *failure);
 /* Takes a turn. Returns whether anything moved: then the next one is due at once. */
-int lc_engine_turn(lc_engine *engine);
+int lc_host_turn(lc_host *host);
 /* How long until there is something to do, if nothing arrives and nobody calls until then. */
-uint64_t lc_engine_idle_ns(lc_engine *engine);
+uint64_t lc_host_idle_ns(lc_host *host);
 
 #endif

@@ -8,49 +8,96 @@
 
 static const uint64_t LATE_MAX_NS = 100000000;
 
-static void settle(lc_engine *e, lc_in *in, int cause) {
+static lc_host *host_of(const lc_in *in) {
+    return in->slot->op->group->host;
+}
+
+/* ---- deadlines ---- */
+
+int lc_member_silent(const lc_op *op, uint16_t peer) {
+    const lc_group *g = op->group;
+    uint64_t heard = lc_later(g->members[peer].heard_ns, op->started_ns);
+    return g->host->now - lc_later(heard, g->host->awake_ns) > g->config.deadline_max_ns;
+}
+
+int lc_overdue(const lc_in *in) {
+    const lc_op *op = in->slot->op;
+    const lc_group_config *config = &op->group->config;
+    const lc_host *h = op->group->host;
+    if (op->call.reliable)
+        return 0;
+    if (lc_in_lacks(in)) {
+        /* Only a link on which nothing arrives any more is a reason to do without. */
+        uint64_t came = lc_later(in->last_ns, op->started_ns);
+        uint64_t excused = lc_later(in->excused_ns, h->awake_ns);
+        return h->now - lc_later(came, excused) > config->deadline_max_ns;
+    }
+    if (!in->started_ns)
+        return lc_member_silent(op, in->peer);
+    uint64_t excused = lc_later(in->excused_ns, h->awake_ns);
+    if (h->now - lc_later(in->last_ns, excused) > config->deadline_max_ns)
+        return 1;
+    lc_path *p = lc_path_from(in);
+    if (lc_still(h, p))
+        return 0;
+    excused = lc_later(excused, p->back_ns);
+    /* The ceiling is for silence: a slow link whose packets keep coming loses nothing by it. */
+    if (h->now - lc_later(in->started_ns, excused) <=
+        lc_deadline_of(&p->deadline, in->slot->n_packets, config->deadline_min_ns, UINT64_MAX))
+        return 0;
+    /* What was learnt may be of another path than this one has become: packets that keep coming are
+     * waited for, as far apart as they may be by now. */
+    return h->now - lc_later(in->last_ns, excused) >
+           lc_deadline_silence(&p->deadline, lc_later(in->gap_ns, p->pace.measure.rtt_ns));
+}
+
+/* ---- rounds ---- */
+
+static void settle(lc_in *in, int cause) {
     lc_op_slot *s = in->slot;
     lc_op *op = s->op;
+    lc_host *h = op->group->host;
+    lc_member *m = &op->group->members[in->peer];
     uint32_t missing = s->n_packets - in->n_arrived;
     in->state = LC_IN_SETTLED;
-    in->settled_ns = e->now;
+    in->settled_ns = h->now;
     in->cause = (uint8_t)cause;
     op->report.packets_missing += missing;
-    e->peers[in->peer].packets_missing += missing;
+    m->packets_missing += missing;
     /* Copies may have been repaired by other rules than the sums that rates are for. */
     if (!op->call.reliable && s->desc.combine == LC_ADD && cause != LC_CAUSE_PEER) {
-        e->peers[in->peer].offered += s->n_packets;
-        e->peers[in->peer].delivered += in->n_arrived;
+        m->offered += s->n_packets;
+        m->delivered += in->n_arrived;
     }
     if (missing && op->report.cause < cause)
         op->report.cause = cause;
-    lc_peer *peer = &e->peers[in->peer];
-    peer->late_ns -= peer->late_ns / 64;
-    peer->settled++;
-    peer->last_op = op->number;
-    peer->last_slot = s->desc.number;
-    peer->last_fin_ns = missing ? in->fin_ns : 0;
-    /* A pause of either rank says nothing of the path. */
-    int paused = peer->back_ns > in->started_ns || e->awake_ns > in->started_ns;
+    lc_path *p = m->path;
+    p->late_ns -= p->late_ns / 64;
+    p->settled++;
+    p->last = (lc_stream_name){op->group->config.number, op->number, s->desc.number};
+    p->last_fin_ns = missing ? in->fin_ns : 0;
+    /* A pause of either process says nothing of the path. */
+    int paused = p->back_ns > in->started_ns || h->awake_ns > in->started_ns;
     if (in->n_arrived > 1 && !paused)
-        lc_deadline_add(&peer->deadline, in->last_ns - in->started_ns, in->gap_ns, in->n_arrived);
+        lc_deadline_add(&p->deadline, in->last_ns - in->started_ns, in->gap_ns, in->n_arrived);
+    lc_touch(op);
 }
 
-static void tell_done(lc_engine *e, const lc_in *in) {
+static void tell_done(const lc_in *in) {
     const lc_op_slot *s = in->slot;
     lc_record done = {.kind = LC_R_DONE,
                       .op = s->op->number,
                       .slot = s->desc.number,
                       .round = in->round,
                       .a = s->n_packets - in->n_arrived};
-    lc_tell(e, in->peer, &done);
+    lc_tell(s->op->group, in->peer, &done);
 }
 
-void lc_give_up(lc_engine *e, lc_in *in, int cause) {
+void lc_give_up(lc_in *in, int cause) {
     lc_op_slot *s = in->slot;
     if (cause == LC_CAUSE_DEADLINE)
         s->op->report.deadline_hits++;
-    settle(e, in, cause);
+    settle(in, cause);
     int tells = s->op->call.feedback && !s->op->call.reliable && cause != LC_CAUSE_PEER;
     if (tells) {
         in->telling = 1;
@@ -58,135 +105,108 @@ void lc_give_up(lc_engine *e, lc_in *in, int cause) {
     }
     for (uint32_t k = 0; k < s->n_packets; k++)
         if (!lc_bit(in->arrived, k))
-            lc_source_settled(e, s, k);
+            lc_source_settled(s, k);
     if (tells) {
         in->round = lc_next_round(in->round);
-        in->nack_ns = e->now + lc_pace_rto(&e->peers[in->peer].pace);
-        lc_tell_missing(e, in);
+        in->nack_ns = host_of(in)->now + lc_pace_rto(&lc_path_from(in)->pace);
+        lc_tell_missing(in);
         return;
     }
-    tell_done(e, in);
+    tell_done(in);
 }
 
-void lc_told(lc_engine *e, lc_in *in) {
+void lc_told(lc_in *in) {
     if (!in->telling)
         return;
     in->telling = 0;
     in->slot->op->telling--;
-    lc_touch(e, in->slot->op);
+    lc_touch(in->slot->op);
 }
 
-void lc_inject_round(lc_engine *e, lc_in *in) {
+void lc_inject_round(lc_in *in) {
     if (!in->lost)
         return;
     const lc_op_slot *s = in->slot;
-    lc_inject link = lc_inject_link(&e->config.inject, e->peers[in->peer].inject_loss);
-    in->inject_key = lc_inject_key(&link, e->config.group, s->op->number, s->desc.number, in->peer,
-                                   e->config.rank, in->round);
+    const lc_group *g = s->op->group;
+    lc_inject link = lc_inject_link(&g->config.inject, g->members[in->peer].inject_loss);
+    in->inject_key = lc_inject_key(&link, g->config.fault_group, s->op->number, s->desc.number,
+                                   in->peer, g->config.rank, in->round);
     /* What is lost of the others doesn't depend on how much parity there is. */
     uint32_t parity = in->parity && !in->round ? in->parity->most : 0;
     (void)lc_inject_losses(&link, in->inject_key, s->n_packets + parity, in->lost);
 }
 
-/* ---- deadlines ---- */
-
-int lc_path_silent(const lc_engine *e, const lc_op *op, uint16_t peer) {
-    uint64_t since = lc_later(lc_later(e->peers[peer].heard_ns, op->started_ns), e->awake_ns);
-    return e->now - since > e->config.deadline_max_ns;
-}
-
-int lc_overdue(const lc_engine *e, const lc_in *in) {
-    const lc_op *op = in->slot->op;
-    if (op->call.reliable)
-        return 0;
-    if (lc_in_lacks(in)) {
-        /* Only a link on which nothing arrives any more is a reason to do without. */
-        uint64_t came = lc_later(in->last_ns, op->started_ns);
-        return e->now - lc_later(came, lc_later(in->excused_ns, e->awake_ns)) >
-               e->config.deadline_max_ns;
-    }
-    if (!in->started_ns)
-        return lc_path_silent(e, op, in->peer);
-    uint64_t excused = lc_later(in->excused_ns, e->awake_ns);
-    if (e->now - lc_later(in->last_ns, excused) > e->config.deadline_max_ns)
-        return 1;
-    lc_peer *peer = &e->peers[in->peer];
-    if (lc_still(e, peer))
-        return 0;
-    excused = lc_later(excused, peer->back_ns);
-    /* The ceiling is for silence: a slow link whose packets keep coming loses nothing by it. */
-    if (e->now - lc_later(in->started_ns, excused) <=
-        lc_deadline_of(&peer->deadline, in->slot->n_packets, e->config.deadline_min_ns, UINT64_MAX))
-        return 0;
-    /* What was learnt may be of another path than this one has become: packets that keep coming are
-     * waited for, as far apart as they may be by now. */
-    return e->now - lc_later(in->last_ns, excused) >
-           lc_deadline_silence(&peer->deadline, lc_later(in->gap_ns, peer->pace.path.rtt_ns));
-}
-
-/* ---- rounds ---- */
-
 /* What the peer has sent in the round that ends, if nothing of it came. */
-static void note_barren(lc_engine *e, lc_in *in) {
-    lc_peer *peer = &e->peers[in->peer];
+static void note_barren(lc_in *in) {
+    lc_path *p = lc_path_from(in);
     if (in->n_told && !in->came) {
-        if (!peer->barren_rounds++)
-            peer->barren_ns = e->now;
-        peer->barren_packets += in->n_told;
+        if (!p->barren_rounds++)
+            p->barren_ns = host_of(in)->now;
+        p->barren_packets += in->n_told;
     }
     in->n_told = 0;
     in->came = 0;
 }
 
-void lc_round_ended(lc_engine *e, lc_in *in) {
+void lc_round_ended(lc_in *in) {
     const lc_op *op = in->slot->op;
-    note_barren(e, in);
+    note_barren(in);
     if (!op->call.reliable && in->round >= op->call.repair) {
         int lacks = lc_in_lacks(in);
-        if (!lacks || lc_overdue(e, in)) {
-            lc_give_up(e, in, lacks ? LC_CAUSE_DEADLINE : LC_CAUSE_LOSS);
+        if (!lacks || lc_overdue(in)) {
+            lc_give_up(in, lacks ? LC_CAUSE_DEADLINE : LC_CAUSE_LOSS);
             return;
         }
     }
     in->round = lc_next_round(in->round);
     in->state = LC_IN_OPEN;
-    in->nack_ns = e->now + lc_pace_rto(&e->peers[in->peer].pace);
-    lc_inject_round(e, in);
-    lc_tell_missing(e, in);
+    in->nack_ns = host_of(in)->now + lc_pace_rto(&lc_path_from(in)->pace);
+    lc_inject_round(in);
+    lc_tell_missing(in);
 }
+
+/* ---- packets ---- */
 
 /* A packet that came after the end of its stream was said. One that a link held for longer than
  * reordering takes would make every stream with a loss wait for its like. */
-static void note_late(lc_engine *e, lc_peer *peer, uint64_t fin_ns) {
-    uint64_t late = e->now - fin_ns;
-    if (fin_ns && late > peer->late_ns && late <= LATE_MAX_NS + peer->pace.path.rtt_ns)
-        peer->late_ns = late;
+static void note_late(const lc_host *h, lc_path *p, uint64_t fin_ns) {
+    uint64_t late = h->now - fin_ns;
+    if (fin_ns && late > p->late_ns && late <= LATE_MAX_NS + p->pace.measure.rtt_ns)
+        p->late_ns = late;
 }
 
-static void note_arrival(lc_engine *e, lc_in *in) {
+static void note_arrival(lc_in *in) {
+    uint64_t now = host_of(in)->now;
     if (!in->started_ns)
-        in->started_ns = e->now;
-    else if (e->now - in->last_ns > in->gap_ns)
-        in->gap_ns = e->now - in->last_ns;
-    in->last_ns = e->now;
+        in->started_ns = now;
+    else if (now - in->last_ns > in->gap_ns)
+        in->gap_ns = now - in->last_ns;
+    in->last_ns = now;
     in->ask_ns = 0;
     if (in->state == LC_IN_CLOSING)
-        note_late(e, &e->peers[in->peer], in->fin_ns);
+        note_late(host_of(in), lc_path_from(in), in->fin_ns);
 }
 
-void lc_note_link(lc_engine *e, lc_peer *peer, const lc_header *h) {
-    peer->rx_taken++;
-    peer->barren_rounds = 0;
-    peer->barren_packets = 0;
-    if (lc_link_seen(peer, h->link_seq + 1)) {
-        peer->rx_echo_us = h->time_us; /* of an old packet it would tell how old that is */
-        peer->rx_echo_ns = e->came_ns;
+void lc_note_packet(lc_host *h, lc_path *p, const lc_header *header) {
+    p->rx_taken++;
+    p->barren_rounds = 0;
+    p->barren_packets = 0;
+    if (lc_link_seen(p, header->link_seq + 1)) {
+        p->rx_echo_us = header->time_us; /* of an old packet it would tell how old that is */
+        p->rx_echo_ns = h->came_ns;
     }
-    uint32_t untold = peer->rx_next - peer->rx_reported;
-    uint32_t most = (e->window + 3) / 4;
+    uint32_t untold = p->rx_next - p->rx_reported;
+    uint32_t most = (h->window + 3) / 4;
     if (untold >= (most < LC_ACK_PACKETS ? most : LC_ACK_PACKETS) ||
-        (untold >= LC_ACK_PACKETS / 8 && e->now - peer->rx_ack_ns >= LC_ACK_NS))
-        peer->ack_due = 1;
+        (untold >= LC_ACK_PACKETS / 8 && h->now - p->rx_ack_ns >= LC_ACK_NS))
+        p->ack_due = 1;
+}
+
+/* Whether as many can have contributed as the packet says: contributions of other sources, and of
+ * the slot's own, have to fit the group beside them. */
+static int is_believable(const lc_in *in, uint32_t k, uint32_t count) {
+    const lc_op_slot *s = in->slot;
+    return s->count[k] + count + s->desc.own <= s->op->group->config.size;
 }
 
 /* Whether the packet says of its stream's parity what it may. Later rounds say nothing. */
@@ -215,60 +235,59 @@ static int belongs(const lc_in *in, const lc_header *h) {
 }
 
 /* The sender of a reliable stream waits for this word, and needn't say FIN to get it. */
-static void tell_whole(lc_engine *e, const lc_in *in) {
-    lc_peer *peer = &e->peers[in->peer];
-    tell_done(e, in);
+static void tell_whole(const lc_in *in) {
+    lc_path *p = lc_path_from(in);
+    const lc_op *op = in->slot->op;
+    tell_done(in);
     if (in->state == LC_IN_OPEN) {
-        peer->done_op = in->slot->op->number;
-        peer->done_slot = in->slot->desc.number;
-        peer->done_told = 1;
+        p->done = (lc_stream_name){op->group->config.number, op->number, in->slot->desc.number};
+        p->done_told = 1;
     }
 }
 
 /* A packet of the stream is here, from the wire or out of its set's parity. */
-static void take(lc_engine *e, lc_in *in, const lc_header *h, const uint8_t *payload) {
+static void take(lc_in *in, const lc_header *h, const uint8_t *payload) {
     lc_op_slot *s = in->slot;
     lc_bit_set(in->arrived, h->packet);
     in->n_arrived++;
-    e->peers[in->peer].packets_received++;
+    s->op->group->members[in->peer].packets_received++;
     s->op->report.packets_received++;
-    lc_combine(s, h, payload);
+    lc_combine(s, in->peer, h, payload);
     if (in->n_arrived == s->n_packets) {
         if (s->op->call.reliable)
-            tell_whole(e, in);
-        settle(e, in, LC_CAUSE_COMPLETE);
+            tell_whole(in);
+        settle(in, LC_CAUSE_COMPLETE);
     }
-    lc_source_settled(e, s, h->packet);
+    lc_source_settled(s, h->packet);
 }
 
 /* If a single packet of the set is missing, it is what the sums hold. Nobody may have
  * contributed to it, and it was never sent: then its count is 0. */
-static void recover(lc_engine *e, lc_in *in, uint32_t set) {
+static void recover(lc_in *in, uint32_t set) {
     lc_parity *p = in->parity;
     lc_op *op = in->slot->op;
     uint16_t count = p->counts[set];
     uint32_t k = set;
-    if (p->left[set] != 1 || !lc_bit(p->came, set) || !count || count > e->config.size)
+    if (p->left[set] != 1 || !lc_bit(p->came, set))
         return;
     while (k < in->slot->n_packets && lc_bit(in->arrived, k))
         k += p->sets;
-    if (k >= in->slot->n_packets)
-        return; /* it came before the parity was known of */
-    lc_header h = {.packet = k,
-                   .sender = in->peer,
-                   .count = count,
-                   .length = (uint16_t)lc_payload_bytes(in->slot, k)};
+    if (k >= in->slot->n_packets) /* it came before the parity was known of */
+        return;
+    if (!count || !is_believable(in, k, count))
+        return;
+    lc_header h = {.packet = k, .count = count, .length = (uint16_t)lc_payload_bytes(in->slot, k)};
     p->left[set] = 0;
     op->report.packets_recovered++;
-    take(e, in, &h, p->sums + (size_t)set * op->packet_bytes);
+    take(in, &h, p->sums + (size_t)set * op->packet_bytes);
 }
 
-static void parity_arrived(lc_engine *e, lc_in *in, const lc_header *h, const uint8_t *payload) {
+static void parity_arrived(lc_in *in, const lc_header *h, const uint8_t *payload) {
     lc_op *op = in->slot->op;
     lc_parity *p = in->parity;
     uint32_t set = h->packet - in->slot->n_packets;
     if (lc_bit(p->came, set)) {
-        e->live.repeated++;
+        op->group->live.repeated++;
         return;
     }
     lc_bit_set(p->came, set);
@@ -276,68 +295,81 @@ static void parity_arrived(lc_engine *e, lc_in *in, const lc_header *h, const ui
     op->report.bytes_received += LC_HEADER_BYTES + h->length;
     if (in->state == LC_IN_SETTLED)
         return; /* that it wasn't needed is as it should be */
-    note_arrival(e, in);
+    note_arrival(in);
     lc_parity_add(p, set, payload, h->length, op->packet_bytes, h->count);
-    recover(e, in, set);
-    if (in->state == LC_IN_SETTLED)
-        lc_touch(e, op);
+    recover(in, set);
 }
 
-void lc_in_take(lc_engine *e, const lc_header *h, const uint8_t *payload, int kept) {
-    lc_peer *peer = &e->peers[h->sender];
-    lc_op *op = lc_find_op(e, h->op);
+/* A packet of no operation that is here: it came late, or is of one that has failed. */
+static void take_stale(lc_group *g, lc_path *p, const lc_header *header) {
+    g->live.stale += header->type == LC_DATA;
+    if (lc_names(&p->last, g->config.number, header->op, header->slot))
+        note_late(g->host, p, p->last_fin_ns);
+}
+
+/* Whether injection loses the packet, or its fate belongs to a round that is over. */
+static int is_lost(lc_in *in, const lc_header *header, int kept) {
+    lc_group *g = in->slot->op->group;
+    if (!in->lost || in->state == LC_IN_SETTLED)
+        return 0;
+    if (header->round != in->round) {
+        g->live.stale++;
+        return 1;
+    }
+    if (!lc_bit(in->lost, header->packet))
+        return 0;
+    g->live.packets_injected++;
+    in->slot->op->report.packets_injected++;
+    lc_path_from(in)->rx_taken -= (uint32_t)kept;
+    return 1;
+}
+
+/* A packet of data that has not come before. */
+static void data_arrived(lc_in *in, const lc_header *header, const uint8_t *payload) {
+    lc_op *op = in->slot->op;
+    note_arrival(in);
+    op->report.bytes_received += LC_HEADER_BYTES + header->length;
+    take(in, header, payload);
+    if (!in->parity || !in->parity->sets || in->state == LC_IN_SETTLED)
+        return;
+    uint32_t set = header->packet % in->parity->sets;
+    lc_parity_add(in->parity, set, payload, header->length, op->packet_bytes, header->count);
+    in->parity->left[set]--;
+    recover(in, set);
+}
+
+void lc_in_take(lc_group *g, uint16_t peer, const lc_header *header, const uint8_t *payload,
+                int kept) {
+    lc_path *p = g->members[peer].path;
+    lc_op *op = lc_find_op(g, header->op);
     if (!op) {
         if (!kept)
-            lc_note_link(e, peer, h);
-        e->live.stale += h->type == LC_DATA;
-        if (h->op == peer->last_op && h->slot == peer->last_slot)
-            note_late(e, peer, peer->last_fin_ns);
+            lc_note_packet(g->host, p, header);
+        take_stale(g, p, header);
         return;
     }
-    lc_in *in = lc_op_in(op, h->slot, h->sender);
-    if (!in || !belongs(in, h)) {
-        e->live.malformed++;
+    lc_in *in = lc_op_in(op, header->slot, peer);
+    if (!in || !belongs(in, header)) {
+        g->live.malformed++;
         return;
     }
-    if (in->lost && in->state != LC_IN_SETTLED) {
-        if (h->round != in->round) { /* its fate belongs to a round that is over */
-            e->live.stale++;
-            return;
-        }
-        if (lc_bit(in->lost, h->packet)) {
-            e->live.packets_injected++;
-            op->report.packets_injected++;
-            peer->rx_taken -= (uint32_t)kept;
-            return;
-        }
-    }
+    if (is_lost(in, header, kept))
+        return;
     if (!kept)
-        lc_note_link(e, peer, h);
+        lc_note_packet(g->host, p, header);
     in->came = 1;
-    if (in->parity && !in->parity->known && !h->round)
-        lc_parity_begin(in->parity, h->fec, in->slot->n_packets, op->packet_bytes);
-    if (h->type == LC_PARITY) {
-        parity_arrived(e, in, h, payload);
-        return;
+    if (in->parity && !in->parity->known && !header->round)
+        lc_parity_begin(in->parity, header->fec, in->slot->n_packets, op->packet_bytes);
+    if (header->type == LC_PARITY) {
+        parity_arrived(in, header, payload);
+    } else if (lc_bit(in->arrived, header->packet)) {
+        g->live.repeated++;
+    } else if (in->state == LC_IN_SETTLED) {
+        g->live.stale++;
+        note_late(g->host, p, in->fin_ns);
+    } else if (!is_believable(in, header->packet, header->count)) {
+        g->live.malformed++;
+    } else {
+        data_arrived(in, header, payload);
     }
-    if (lc_bit(in->arrived, h->packet)) {
-        e->live.repeated++;
-        return;
-    }
-    if (in->state == LC_IN_SETTLED) {
-        e->live.stale++;
-        note_late(e, peer, in->fin_ns);
-        return;
-    }
-    note_arrival(e, in);
-    op->report.bytes_received += LC_HEADER_BYTES + h->length;
-    take(e, in, h, payload);
-    if (in->parity && in->parity->sets && in->state != LC_IN_SETTLED) {
-        uint32_t set = h->packet % in->parity->sets;
-        lc_parity_add(in->parity, set, payload, h->length, op->packet_bytes, h->count);
-        in->parity->left[set]--;
-        recover(e, in, set);
-    }
-    if (in->state == LC_IN_SETTLED)
-        lc_touch(e, op);
 }

@@ -4,22 +4,24 @@
 
 #include "combine.h"
 
-/* Takes a data or parity packet. kept: it has waited in a cell, and the link took note of it when
- * it came. */
-void lc_in_take(lc_engine *e, const lc_header *h, const uint8_t *payload, int kept);
-/* The link has brought a packet of data, whatever becomes of it. */
-void lc_note_link(lc_engine *e, lc_peer *peer, const lc_header *h);
-/* Settles what has not arrived as missing. */
-void lc_give_up(lc_engine *e, lc_in *in, int cause);
-/* The sender knows what was given up. */
-void lc_told(lc_engine *e, lc_in *in);
+/* Takes a data or parity packet from a member. kept: it has waited in a cell, and the path took
+ * note of it when it came. */
+void lc_in_take(lc_group *g, uint16_t peer, const lc_header *header, const uint8_t *payload,
+                int kept);
+/* The path has brought a packet of data, whatever becomes of it. */
+void lc_note_packet(lc_host *h, lc_path *p, const lc_header *header);
+/* Settles what has not arrived as missing; touches the operation. */
+void lc_give_up(lc_in *in, int cause);
+/* The sender knows what was given up; touches the operation. */
+void lc_told(lc_in *in);
 /* The reorder allowance is over: asks for what is missing, or gives it up. */
-void lc_round_ended(lc_engine *e, lc_in *in);
+void lc_round_ended(lc_in *in);
 /* Draws which packets of the round injection drops. */
-void lc_inject_round(lc_engine *e, lc_in *in);
+void lc_inject_round(lc_in *in);
 /* Whether the deadline of the stream is over. */
-int lc_overdue(const lc_engine *e, const lc_in *in);
-/* Nothing at all has come from the peer for as long as any stream may be silent. */
-int lc_path_silent(const lc_engine *e, const lc_op *op, uint16_t peer);
+int lc_overdue(const lc_in *in);
+/* Nothing at all has come from the member, in this group, for as long as any stream may be silent.
+ */
+int lc_member_silent(const lc_op *op, uint16_t peer);
 
 #endif

@@ -4,7 +4,7 @@
 
 #include "datagrams.h"
 
-/* Looks at every timer and sets tick_ns. */
-void lc_tick(lc_engine *e);
+/* Looks at every timer and sets tick_ns. May record failures. */
+void lc_tick(lc_host *h);
 
 #endif

@@ -146,9 +146,8 @@ static int well_formed(const uint8_t *src, size_t n) {
 }
 
 static int is_ours(const lc_header *header, const lc_expect *expect) {
-    return header->session == expect->session && header->group == expect->group &&
-           header->receiver == expect->rank && header->sender < expect->size &&
-           header->sender != expect->rank;
+    return header->session == expect->session && header->receiver == expect->process &&
+           header->sender < expect->processes && header->sender != expect->process;
 }
 
 /* Whether the fields that describe the payload agree with it and with each other. */
@@ -161,17 +160,17 @@ static int has_shape(const lc_header *header, size_t payload) {
         return header->count && !header->fec && !header->eager && !header->encoding &&
                header->length == (uint32_t)header->count * LC_RECORD_BYTES;
     case LC_DATA:
-        return header->count && !(header->fec && header->round);
+        return header->count && header->group && !(header->fec && header->round);
     case LC_PARITY:
-        return header->fec && !header->round;
+        return header->fec && header->group && !header->round;
     default:
         return 0;
     }
 }
 
-/* Whether the header stays within what this group agreed on. */
+/* Whether the header stays within what the processes agreed on. */
 static int in_range(const lc_header *header, const lc_expect *expect) {
-    int believable = header->type != LC_DATA || header->count <= expect->size;
+    int believable = header->type != LC_DATA || header->count <= expect->processes;
     return believable && header->length <= expect->payload_bytes;
 }
 

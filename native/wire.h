@@ -19,9 +19,10 @@
  *
  *   0 u8 kind  1 u8 round  2 u16 slot  4 u32 op  8 u32 a  12 u32 b  16 u64 c  24 u64 d
  *
- * A data packet's `count` is at least 1 and at most the group's size. Its payload is guarded by
- * UDP's own checksum; the header has its own since some kernels damage the headers of offloaded
- * sends.
+ * `sender` and `receiver` are numbers of processes; `group` is 0 in control packets about the path
+ * alone. A data packet's `count` is at least 1 and at most the number of processes. Its payload is
+ * guarded by UDP's own checksum; the header has its own since some kernels damage the headers of
+ * offloaded sends.
  */
 #ifndef LC_WIRE_H
 #define LC_WIRE_H
@@ -45,7 +46,7 @@ typedef struct {
     uint32_t link_seq; /* counts what this sender sent to this receiver, data only */
     uint32_t op;
     uint32_t packet;
-    uint32_t group;
+    uint32_t group;   /* 0: none */
     uint32_t time_us; /* sender's clock, echoed by LC_R_ACK */
     uint16_t slot;    /* number at the receiver */
     uint16_t sender;
@@ -63,9 +64,8 @@ typedef struct {
 /* What a header must say to be ours. */
 typedef struct {
     uint64_t session;
-    uint32_t group;
-    uint16_t rank;
-    uint16_t size;
+    uint16_t process;
+    uint16_t processes;
     uint16_t payload_bytes; /* the largest length */
 } lc_expect;
 
@@ -85,7 +85,8 @@ enum lc_verdict { LC_GOOD = 0, LC_MALFORMED = 1, LC_FOREIGN = 2 };
  *   PROBE     the link, from its sender           a link_seq of the next packet
  *   MISMATCH  op means something else here        as READY
  *   ASK       a stream is silent: where is it?
- *   WAIT      it waits for its own sources or its rank: nothing is lost
+ *   WAIT      it waits for its own sources or its rank, or (slot 0xFFFF) op is not posted yet:
+ *             nothing is lost
  *   LOST      given up for good after a round     as NACK */
 enum lc_record_kind {
     LC_R_READY = 1,

@@ -24,7 +24,7 @@ def simulate() -> list[dict[str, str]]:
     """One row for each scenario, tenth of a second and flow."""
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "pace_trace"
-        law = [ROOT / "native" / name for name in ("pace.c", "path.c", "rate.c")]
+        law = [ROOT / "native" / name for name in ("pace.c", "measure.c", "rate.c")]
         sources = [ROOT / "benchmarks" / "micro" / "pace_trace.c", *law]
         flags = ["-std=c11", "-O2", f"-I{ROOT / 'native'}", f"-I{ROOT / 'tests' / 'native'}"]
         command = ["cc", *flags, *map(str, sources), "-lm", "-o", str(program)]

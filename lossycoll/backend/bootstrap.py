@@ -27,6 +27,7 @@ from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.core import logfmt
 from lossycoll.runtime.core.call import bounded
 from lossycoll.runtime.engine.binding import Engine
+from lossycoll.runtime.engine.host import Host
 from lossycoll.runtime.membership.failure_detector import Control
 from lossycoll.runtime.membership.group_state import Health
 from lossycoll.runtime.membership.hub_sockets import reachable
@@ -61,6 +62,7 @@ class Group:
 
     def __init__(self, place: Place, pg_options: object) -> None:
         place = replace(place, timeout=bounded(place.timeout))
+        self._host: Host | None = None
         try:
             if place.size == 1:
                 self._stay_alone(place, pg_options)
@@ -155,19 +157,17 @@ class Group:
                 interface.mtu,
             )
         payload = min(rendezvous.exchange("payload", _payload(place, options, interface, mtu)))
+        host = Host(rank, size, interface.address, payload_bytes=payload, options=options)
+        undo.callback(host.close)
+        info = host.link()
+        links = rendezvous.exchange("links", [interface.address, info.port])
+        peers = [(str(name), int(port)) for name, port in links]
+        host.start(int(rendezvous.session, 16), peers)
         engine = Engine(
-            rank,
-            size,
-            interface.address,
-            payload_bytes=payload,
-            group=first["group"],
-            options=options,
+            host, rank, size, number=1, faults=first["group"], options=options, met=True
         )
         undo.callback(engine.close)
-        info = engine.link()
-        links = rendezvous.exchange("links", [interface.address, info.port])
-        peers = [(str(host), int(port)) for host, port in links]
-        engine.start(int(rendezvous.session, 16), peers)
+        self._host = host
 
         self.store = PrefixStore(f"lossy/s/{rendezvous.session}", place.store)
         # Before the control plane, whose connections would be taken for gloo's.
@@ -259,6 +259,8 @@ class Group:
         if self.messages is not None:
             self.messages.close()
         self._mesh.group.shutdown()
+        if self._host is not None:
+            self._host.close()
         atexit.unregister(self.close)  # last: what Ctrl-C keeps this from is done at exit
 
 

@@ -93,7 +93,7 @@ static void change_record(uint8_t *at) {
 }
 
 static void change(datagram *d) {
-    lc_expect expect = {NET_SESSION, NET_GROUP, (uint16_t)d->to, RANKS, NET_PAYLOAD};
+    lc_expect expect = {NET_SESSION, (uint16_t)d->to, RANKS, NET_PAYLOAD};
     lc_header h;
     if (lc_wire_get(d->bytes, d->size, &expect, &h) != LC_GOOD)
         return;
@@ -101,6 +101,8 @@ static void change(datagram *d) {
     h.op = near(h.op) | 1;
     h.link_seq = near(h.link_seq);
     h.time_us = near(h.time_us);
+    if (below(20) == 0)
+        h.group = near(h.group);
     if (h.type != LC_CONTROL) {
         if (below(8) == 0)
             h.type = below(2) ? LC_DATA : LC_PARITY;
@@ -210,10 +212,10 @@ static int64_t submit(user *u, int number, float *data) {
 static int end(user *u, int number, int64_t ticket, const float *data) {
     lc_report report;
     lc_failure failure;
-    int code = lc_engine_wait(u->n->engine[u->rank], ticket, 40 * SECOND);
+    int code = lc_group_wait(u->n->group[u->rank], ticket, 40 * SECOND);
     CHECK_AT(code != LC_PENDING, "operation %d hangs at rank %d", number, u->rank);
-    CHECK(lc_engine_result(u->n->engine[u->rank], ticket, &report, &failure) == code);
-    lc_engine_release(u->n->engine[u->rank], ticket);
+    CHECK(lc_group_result(u->n->group[u->rank], ticket, &report, &failure) == code);
+    lc_group_release(u->n->group[u->rank], ticket);
     if (code != LC_OK) {
         CHECK(code == LC_E_MISMATCH || code == LC_E_TIMEOUT);
         u->failed++;

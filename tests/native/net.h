@@ -17,7 +17,8 @@ static const uint64_t MS = 1000000, SECOND = 1000000000;
 static int32_t net_socket_buffer = 106496;
 
 typedef struct {
-    lc_engine *engine[NET_MAX];
+    lc_host *host[NET_MAX];
+    lc_group *group[NET_MAX];
     uint16_t port[NET_MAX];
     uint16_t size;
     uint64_t timeout_ns; /* of operations */
@@ -34,27 +35,36 @@ static inline void net_open_at(net *n, uint16_t size, lc_inject inject, uint64_t
     n->timeout_ns = timeout_ns;
     n->fec = n->fec_auto = n->encoding = n->waits = 0;
     for (uint16_t r = 0; r < size; r++) {
-        lc_config c = {.address = "127.0.0.1",
-                       .rank = r,
-                       .size = size,
-                       .payload_bytes = NET_PAYLOAD,
-                       .socket_buffer = net_socket_buffer,
-                       .group = NET_GROUP,
-                       .eager_bytes = 16384,
-                       .deadline_min_ns = deadline_ns,
-                       .deadline_max_ns = deadline_ns,
-                       .inject = inject};
+        lc_host_config c = {.address = "127.0.0.1",
+                            .process = r,
+                            .processes = size,
+                            .payload_bytes = NET_PAYLOAD,
+                            .socket_buffer = net_socket_buffer,
+                            .eager_bytes = 16384};
         lc_failure failure;
         lc_link_info info;
-        n->engine[r] = lc_engine_open(&c, &failure);
-        if (!CHECK(n->engine[r] != NULL))
+        n->host[r] = lc_host_open(&c, &failure);
+        if (!CHECK(n->host[r] != NULL))
             abort();
-        lc_engine_link(n->engine[r], &info);
+        lc_host_link(n->host[r], &info);
         n->port[r] = info.port;
         peers[r] = (lc_address){"127.0.0.1", at ? at[r] : info.port};
     }
-    for (uint16_t r = 0; r < size; r++)
-        CHECK(lc_engine_start(n->engine[r], NET_SESSION, peers) == LC_OK);
+    for (uint16_t r = 0; r < size; r++) {
+        lc_failure failure;
+        lc_group_config c = {.number = NET_GROUP,
+                             .rank = r,
+                             .size = size,
+                             .fault_group = NET_GROUP,
+                             .deadline_min_ns = deadline_ns,
+                             .deadline_max_ns = deadline_ns,
+                             .inject = inject,
+                             .met = 1};
+        CHECK(lc_host_start(n->host[r], NET_SESSION, peers) == LC_OK);
+        n->group[r] = lc_group_open(n->host[r], &c, &failure);
+        if (!CHECK(n->group[r] != NULL))
+            abort();
+    }
 }
 
 static inline void net_open(net *n, uint16_t size, lc_inject inject, uint64_t deadline_ns) {
@@ -63,7 +73,7 @@ static inline void net_open(net *n, uint16_t size, lc_inject inject, uint64_t de
 
 static inline void net_close(net *n) {
     for (uint16_t r = 0; r < n->size; r++)
-        lc_engine_close(n->engine[r]);
+        lc_host_close(n->host[r]); /* and its group, if that is still open */
 }
 
 /* ---- plans: the tables of ring.py and transpose.py, in rank order and of equal segments ---- */
@@ -187,7 +197,7 @@ static inline int64_t net_submit(net *n, uint16_t rank, int ring, uint32_t segme
                     .scale = 1,
                     .signature = 1000 + segment + (uint64_t)ring,
                     .timeout_ns = n->timeout_ns};
-    return lc_engine_submit(n->engine[rank], &call);
+    return lc_group_submit(n->group[rank], &call);
 }
 
 /* Means of few ranks differ by far more, and encodings round by less. */

@@ -117,7 +117,7 @@ static int sim_active(const sim *s, const sim_flow *f) {
 
 /* The receiver says how much came of all that was sent, without an echo. */
 static void sim_told(sim *s, sim_flow *f) {
-    lc_path_ack ack = {
+    lc_measure_ack ack = {
         .now = s->now, .moved = f->next - f->acked, .taken = f->taken - f->acked_taken};
     f->acked = f->next;
     f->acked_taken = f->taken;
@@ -232,13 +232,13 @@ static void sim_acked(sim *s, sim_flow *f) {
             continue;
         }
         uint64_t here_ns = (uint64_t)((double)a.arrived_ns * (1 + f->drift));
-        lc_path_ack ack = {.now = s->now,
-                           .rtt_ns = s->now - a.sent_ns,
-                           .elapsed_ns = s->now - a.sent_ns,
-                           .sent_us = (uint32_t)(a.sent_ns / 1000),
-                           .arrived_us = (uint32_t)(here_ns / 1000) + f->clock_us,
-                           .moved = moved,
-                           .taken = taken};
+        lc_measure_ack ack = {.now = s->now,
+                              .rtt_ns = s->now - a.sent_ns,
+                              .elapsed_ns = s->now - a.sent_ns,
+                              .sent_us = (uint32_t)(a.sent_ns / 1000),
+                              .arrived_us = (uint32_t)(here_ns / 1000) + f->clock_us,
+                              .moved = moved,
+                              .taken = taken};
         lc_pace_acked(&f->pace, &ack);
     }
 }

@@ -37,9 +37,9 @@ static void end(worker *w, int64_t ticket, const float *data) {
     lc_failure failure;
     int code = LC_PENDING;
     for (int i = 0; i < 400 && code == LC_PENDING; i++)
-        code = lc_engine_wait(w->n->engine[w->rank], ticket, 100 * MS);
+        code = lc_group_wait(w->n->group[w->rank], ticket, 100 * MS);
     CHECK_AT(code == LC_OK, "rank %d code %d", w->rank, code);
-    CHECK(lc_engine_result(w->n->engine[w->rank], ticket, &report, &failure) == code);
+    CHECK(lc_group_result(w->n->group[w->rank], ticket, &report, &failure) == code);
     CHECK(report.elapsed_ns < 60 * SECOND);
     CHECK(!w->whole || report.packets_missing == 0);
     w->missing += report.packets_missing;
@@ -47,7 +47,7 @@ static void end(worker *w, int64_t ticket, const float *data) {
     w->recovered += report.packets_recovered;
     CHECK(report.packets_recovered <= report.packets_received);
     CHECK((report.parity_sent > 0) == (w->fec > 0));
-    lc_engine_release(w->n->engine[w->rank], ticket);
+    lc_group_release(w->n->group[w->rank], ticket);
     if (code == LC_OK)
         check_values(w, data);
 }
@@ -86,11 +86,11 @@ static void *watch(void *argument) {
             lc_report report;
             lc_peer_stats peer;
             lc_link_info info;
-            lc_engine_stats(n->engine[r], &stats);
-            lc_engine_last_report(n->engine[r], &report);
-            CHECK(lc_engine_peer_stats(n->engine[r], (r + 1) % n->size, &peer) == LC_OK);
+            lc_group_stats(n->group[r], &stats);
+            lc_group_last_report(n->group[r], &report);
+            CHECK(lc_group_peer_stats(n->group[r], (r + 1) % n->size, &peer) == LC_OK);
             CHECK(peer.delivery_rate >= 0 && peer.delivery_rate <= 1);
-            lc_engine_link(n->engine[r], &info);
+            lc_host_link(n->host[r], &info);
         }
         usleep(2000);
     }
@@ -125,7 +125,7 @@ static void run(lc_inject inject, worker how) {
     usleep(150000); /* figures of an idle engine are this fresh */
     for (uint16_t r = 0; r < n.size; r++) {
         lc_stats stats;
-        lc_engine_stats(n.engine[r], &stats);
+        lc_group_stats(n.group[r], &stats);
         CHECK(stats.malformed == 0 && stats.foreign == 0 && stats.socket_overflow == 0);
         CHECK(stats.operations == (uint64_t)how.operations);
         moved += stats.packets_duplicated + stats.packets_reordered;
@@ -234,7 +234,7 @@ static void *submit_and_wait(void *argument) {
     waiting *w = argument;
     w->ticket = net_submit(w->n, 0, 0, 10, w->data, 1, 0, 0);
     if (w->ticket > 0)
-        w->ticket = lc_engine_wait(w->n->engine[0], w->ticket, 20 * SECOND);
+        w->ticket = lc_group_wait(w->n->group[0], w->ticket, 20 * SECOND);
     return NULL;
 }
 
@@ -254,38 +254,36 @@ static void test_waits_in_vain(void) {
         usleep(20000);
         if (end == 0) {
             int64_t ticket = net_submit(&n, 1, 0, 10, data[1], 1, 0, 0);
-            CHECK(lc_engine_wait(n.engine[1], ticket, 20 * SECOND) == LC_OK);
+            CHECK(lc_group_wait(n.group[1], ticket, 20 * SECOND) == LC_OK);
         } else if (end == 1) {
-            lc_engine_abort(n.engine[0], LC_E_ABORTED, 1);
+            lc_group_abort(n.group[0], LC_E_ABORTED, 1);
         } else {
-            lc_engine_close(n.engine[0]);
+            lc_group_close(n.group[0]);
         }
         pthread_join(thread, NULL);
         CHECK_AT(w.ticket == (end == 0   ? LC_OK
                               : end == 1 ? LC_E_ABORTED
                                          : LC_E_CLOSED),
                  "end %d code %d", end, (int)w.ticket);
-        if (end < 2)
-            lc_engine_close(n.engine[0]);
-        lc_engine_close(n.engine[1]);
+        net_close(&n);
     }
 }
 
-/* ---- tickets handed out by lc_engine_next ---- */
+/* ---- tickets handed out by lc_group_next ---- */
 
 static void *collect(void *argument) {
-    lc_engine *e = argument;
+    lc_group *g = argument;
     intptr_t got = 0;
     for (;;) {
-        int64_t ticket = lc_engine_next(e, 50 * MS);
+        int64_t ticket = lc_group_next(g, 50 * MS);
         if (ticket < 0)
             return (void *)got;
         if (!ticket)
             continue;
         lc_report report;
         lc_failure failure;
-        CHECK(lc_engine_result(e, ticket, &report, &failure) == LC_OK);
-        lc_engine_release(e, ticket);
+        CHECK(lc_group_result(g, ticket, &report, &failure) == LC_OK);
+        lc_group_release(g, ticket);
         got++;
     }
 }
@@ -297,14 +295,14 @@ static void test_notify(void) {
     pthread_t threads[4];
     net_open(&n, 2, (lc_inject){.loss = 0}, 20 * SECOND);
     for (int i = 0; i < 4; i++) /* two collectors for each engine */
-        pthread_create(&threads[i], NULL, collect, n.engine[i / 2]);
+        pthread_create(&threads[i], NULL, collect, n.group[i / 2]);
     for (int i = 0; i < MANY; i++)
         for (uint16_t r = 0; r < 2; r++)
             CHECK(net_submit(&n, r, i % 2, SEGMENT, data[r][i], 1, 0, 1) > 0);
     for (int i = 0; i < 200; i++) {
         lc_stats a, b;
-        lc_engine_stats(n.engine[0], &a);
-        lc_engine_stats(n.engine[1], &b);
+        lc_group_stats(n.group[0], &a);
+        lc_group_stats(n.group[1], &b);
         if (a.operations == MANY && b.operations == MANY)
             break;
         usleep(20000);
@@ -312,7 +310,7 @@ static void test_notify(void) {
     intptr_t got = 0;
     usleep(100000);
     for (int i = 0; i < 2; i++)
-        lc_engine_stop_next(n.engine[i]);
+        lc_group_stop_next(n.group[i]);
     for (int i = 0; i < 4; i++) {
         void *some;
         pthread_join(threads[i], &some);
@@ -332,15 +330,15 @@ typedef struct {
 
 static void *wait_long(void *argument) {
     waiter *w = argument;
-    w->code = lc_engine_wait(w->n->engine[0], w->ticket, 20 * SECOND);
+    w->code = lc_group_wait(w->n->group[0], w->ticket, 20 * SECOND);
     return NULL;
 }
 
 static void *abort_soon(void *argument) {
     net *n = argument;
     usleep(5000);
-    lc_engine_abort(n->engine[0], LC_E_ABORTED, 1);
-    lc_engine_abort(n->engine[0], LC_E_CLOSED, 2);
+    lc_group_abort(n->group[0], LC_E_ABORTED, 1);
+    lc_group_abort(n->group[0], LC_E_CLOSED, 2);
     return NULL;
 }
 
@@ -370,10 +368,10 @@ static void test_abort(void) {
     pthread_join(waiting, NULL);
     CHECK(w.code == LC_E_ABORTED || w.code == LC_E_CLOSED);
     for (int i = 0; i < taken; i++) {
-        int code = lc_engine_wait(n.engine[0], tickets[i], 5 * SECOND);
+        int code = lc_group_wait(n.group[0], tickets[i], 5 * SECOND);
         CHECK(code == LC_E_ABORTED || code == LC_E_CLOSED);
         if (i % 2)
-            lc_engine_release(n.engine[0], tickets[i]); /* the rest is left to close */
+            lc_group_release(n.group[0], tickets[i]); /* the rest is left to close */
     }
     net_close(&n);
 }
@@ -394,26 +392,46 @@ static void test_close(void) {
     }
 }
 
+static void test_bad_groups(net *n) {
+    lc_failure failure;
+    const lc_group_config good = {.number = 1, .size = 2, .inject = {.loss = 0}};
+    const double losses[2] = {0.5, 1.5};
+    const uint16_t strangers[2] = {0, 2}, twice[2] = {0, 0}, elsewhere[2] = {1, 0};
+    lc_group_config bad[7];
+    for (int i = 0; i < 7; i++)
+        bad[i] = good;
+    bad[0].number = 0;
+    bad[1].number = NET_GROUP; /* taken */
+    bad[2].rank = 2;
+    bad[3].inject_loss = losses;
+    bad[4].members = strangers;
+    bad[5].members = twice;
+    bad[6].members = elsewhere; /* this process is another rank */
+    for (int i = 0; i < 7; i++) {
+        lc_group *g = lc_group_open(n->host[0], &bad[i], &failure);
+        CHECK_AT(g == NULL && failure.code == LC_E_ARGUMENT, "group %d", i);
+    }
+    lc_group *g = lc_group_open(n->host[0], &good, &failure);
+    if (CHECK(g != NULL))
+        lc_group_close(g);
+}
+
 static void test_bad_arguments(void) {
     net n;
     float data[64] = {0};
     lc_failure failure;
-    lc_config c = {.address = "127.0.0.1", .size = 2, .payload_bytes = 60};
-    CHECK(lc_engine_open(&c, &failure) == NULL && failure.code == LC_E_ARGUMENT);
+    lc_host_config c = {.address = "127.0.0.1", .processes = 2, .payload_bytes = 60};
+    CHECK(lc_host_open(&c, &failure) == NULL && failure.code == LC_E_ARGUMENT);
     c.payload_bytes = 256;
-    c.rank = 2;
-    CHECK(lc_engine_open(&c, &failure) == NULL && failure.code == LC_E_ARGUMENT);
-    c.rank = 0;
+    c.process = 2;
+    CHECK(lc_host_open(&c, &failure) == NULL && failure.code == LC_E_ARGUMENT);
+    c.process = 0;
     c.address = "not an address";
-    CHECK(lc_engine_open(&c, &failure) == NULL && failure.code == LC_E_ARGUMENT);
-    const double losses[2] = {0.5, 1.5};
-    c.address = "127.0.0.1";
-    c.inject_loss = losses;
-    CHECK(lc_engine_open(&c, &failure) == NULL && failure.code == LC_E_ARGUMENT);
-    c.inject_loss = NULL;
+    CHECK(lc_host_open(&c, &failure) == NULL && failure.code == LC_E_ARGUMENT);
     c.address = "192.0.2.1"; /* nobody's */
-    CHECK(lc_engine_open(&c, &failure) == NULL && failure.code == LC_E_SYSTEM);
+    CHECK(lc_host_open(&c, &failure) == NULL && failure.code == LC_E_SYSTEM);
     net_open(&n, 2, (lc_inject){.loss = 0}, SECOND);
+    test_bad_groups(&n);
     const lc_edge edges[3] = {{1, 0}, {1, 0}, {0, 0}};
     const lc_slot_desc good = {.length = 8, .n_dests = 1, .own = 1};
     lc_slot_desc bad[8];
@@ -438,22 +456,22 @@ static void test_bad_arguments(void) {
                         .out_elements = 64,
                         .elements_per_packet = 64,
                         .scale = 1};
-        CHECK_AT(lc_engine_submit(n.engine[0], &call) == LC_E_ARGUMENT, "bad slot %d", i);
+        CHECK_AT(lc_group_submit(n.group[0], &call) == LC_E_ARGUMENT, "bad slot %d", i);
         call.slots = &good;
         call.elements_per_packet = 65; /* more than a packet holds */
-        CHECK(lc_engine_submit(n.engine[0], &call) == LC_E_ARGUMENT);
+        CHECK(lc_group_submit(n.group[0], &call) == LC_E_ARGUMENT);
         call.elements_per_packet = 0;
-        CHECK(lc_engine_submit(n.engine[0], &call) == LC_E_ARGUMENT);
+        CHECK(lc_group_submit(n.group[0], &call) == LC_E_ARGUMENT);
         call.elements_per_packet = 64;
         call.dtype = 9;
-        CHECK(lc_engine_submit(n.engine[0], &call) == LC_E_ARGUMENT);
+        CHECK(lc_group_submit(n.group[0], &call) == LC_E_ARGUMENT);
     }
     net_close(&n);
 }
 
 /* Which peers share this host: there the control law has nothing to do. */
 static void test_is_here(void) {
-    lc_config c = {.address = "127.0.0.1", .size = 4, .payload_bytes = NET_PAYLOAD};
+    lc_host_config c = {.address = "127.0.0.1", .processes = 4, .payload_bytes = NET_PAYLOAD};
     lc_address peers[] = {{"127.0.0.1", 9}, {"127.0.0.9", 9}, {"192.0.2.1", 9}};
     lc_failure failure;
     int bad;

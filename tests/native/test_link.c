@@ -103,7 +103,7 @@ static int fake_recvmmsg(int fd, struct mmsghdr *m, unsigned n, int flags, struc
 static const lc_udp_calls fake_calls = {fake_sendmmsg, fake_sendmsg, fake_recvmmsg, fake_recvmsg};
 
 static lc_link *open_link(uint32_t disable, const lc_udp_calls *calls) {
-    lc_config c = {.address = "127.0.0.1", .payload_bytes = PAYLOAD, .disable = disable};
+    lc_host_config c = {.address = "127.0.0.1", .payload_bytes = PAYLOAD, .disable = disable};
     lc_address peers[PEERS] = {{"127.0.0.1", 1000}, {"127.0.0.1", 1001}, {"127.0.0.1", 1002}};
     lc_failure failure = {0};
     int bad = -1;
@@ -326,7 +326,7 @@ static void test_path_mtu(void) {
     lc_failure failure;
     const char *here[] = {"127.0.0.1", "::1"};
     for (int i = 0; i < 2; i++) {
-        lc_config c = {.address = here[i], .payload_bytes = PAYLOAD};
+        lc_host_config c = {.address = here[i], .payload_bytes = PAYLOAD};
         lc_link *link = lc_udp_open(&c, &lc_system_clock, NULL, &failure);
         if (!link && i == 1)
             continue; /* no IPv6 on this machine */
@@ -435,8 +435,8 @@ static int took_all(lc_link *link) {
 
 /* The address that the socket is bound to goes, and comes back; then the interface. */
 static int lose_the_network(void) {
-    lc_config c = {.address = "10.99.0.1", .payload_bytes = PAYLOAD};
-    lc_config other = {.address = "127.0.0.1", .payload_bytes = PAYLOAD};
+    lc_host_config c = {.address = "10.99.0.1", .payload_bytes = PAYLOAD};
+    lc_host_config other = {.address = "127.0.0.1", .payload_bytes = PAYLOAD};
     lc_failure failure;
     lc_link_info info;
     lc_event e;

@@ -178,13 +178,13 @@ static void test_wrong_clocks(void) {
         sim *s = sim_new(1e9, 0.05, 1);
         flow(s, 0, 20, 0, 1);
         sim_run(s, 2);
-        lc_path_ack ack = {.now = s->now,
-                           .rtt_ns = 20000000,
-                           .elapsed_ns = 20000000,
-                           .sent_us = (uint32_t)(s->now / 1000) - 20000,
-                           .arrived_us = wrong[k],
-                           .moved = 1,
-                           .taken = 1};
+        lc_measure_ack ack = {.now = s->now,
+                              .rtt_ns = 20000000,
+                              .elapsed_ns = 20000000,
+                              .sent_us = (uint32_t)(s->now / 1000) - 20000,
+                              .arrived_us = wrong[k],
+                              .moved = 1,
+                              .taken = 1};
         lc_pace_acked(&s->flows[0].pace, &ack);
         sim_count_anew(s);
         sim_run(s, 2);
@@ -351,7 +351,7 @@ static void test_same_host_is_not_held(void) {
 static void test_room_is_not_more_than_asked(void) {
     lc_pace pace;
     lc_pace_init(&pace, 0, 0, 60000);
-    lc_path_ack ack = {.now = 20000000, .rtt_ns = 20000000, .moved = 1, .taken = 1};
+    lc_measure_ack ack = {.now = 20000000, .rtt_ns = 20000000, .moved = 1, .taken = 1};
     lc_pace_acked(&pace, &ack);
     pace.gate.bytes_per_s = 1e6;
     CHECK(lc_pace_room(&pace, 2000000000, 1, 60000) == 1);
@@ -390,18 +390,18 @@ static void test_hostile_acks(void) {
     for (int k = 0; k < 20000; k++) {
         s->now += 1000 + any(s) % 50000000;
         uint32_t moved = any(s) % 5000;
-        lc_path_ack ack = {.now = s->now,
-                           .rtt_ns = any(s) % 3 ? (uint64_t)(any(s) % 60000000) * 1000 + 1 : 0,
-                           .elapsed_ns = (uint64_t)any(s) * 1000,
-                           .sent_us = any(s),
-                           .arrived_us = any(s),
-                           .moved = moved,
-                           .taken = moved ? any(s) % (moved + 1) : 0};
+        lc_measure_ack ack = {.now = s->now,
+                              .rtt_ns = any(s) % 3 ? (uint64_t)(any(s) % 60000000) * 1000 + 1 : 0,
+                              .elapsed_ns = (uint64_t)any(s) * 1000,
+                              .sent_us = any(s),
+                              .arrived_us = any(s),
+                              .moved = moved,
+                              .taken = moved ? any(s) % (moved + 1) : 0};
         if (any(s) % 2)
             lc_pace_limited(pace);
         lc_pace_acked(pace, &ack);
         uint32_t window = lc_pace_window(pace, 1 + any(s) % 5000);
-        double numbers = pace->window + pace->rate + pace->path.hold_s + pace->gate.tokens;
+        double numbers = pace->window + pace->rate + pace->measure.hold_s + pace->gate.tokens;
         int good = isfinite(numbers) && window >= 1 && pace->loss <= 0.5 && pace->rate >= 0 &&
                    lc_pace_queue(pace) < 60000001000u;
         CHECK_AT(good, "acknowledgement %d", k);

@@ -10,7 +10,7 @@
 enum { PAYLOAD = 1400, ROOM = 65536 + LC_HEADER_BYTES };
 
 static const lc_expect expect = {
-    .session = 0x1122334455667788, .group = 7, .rank = 2, .size = 5, .payload_bytes = PAYLOAD};
+    .session = 0x1122334455667788, .process = 2, .processes = 5, .payload_bytes = PAYLOAD};
 
 static uint8_t packet[ROOM];
 
@@ -19,11 +19,11 @@ static lc_header data_header(void) {
                        .link_seq = 0xA1A2A3A4,
                        .op = 0xB1B2B3B4,
                        .packet = 0xC1C2C3C4,
-                       .group = expect.group,
+                       .group = 7,
                        .time_us = 0xD1D2D3D4,
                        .slot = 0xE1E2,
                        .sender = 4,
-                       .receiver = expect.rank,
+                       .receiver = expect.process,
                        .length = 1000,
                        .count = 3,
                        .type = LC_DATA,
@@ -130,15 +130,13 @@ static void test_foreign(void) {
     CHECK(verdict_of(h) == LC_FOREIGN);
     h = data_header(), h.session ^= (uint64_t)1 << 63;
     CHECK(verdict_of(h) == LC_FOREIGN);
-    h = data_header(), h.group++;
-    CHECK(verdict_of(h) == LC_FOREIGN);
     h = data_header(), h.receiver = 1;
     CHECK(verdict_of(h) == LC_FOREIGN);
-    h = data_header(), h.sender = expect.size;
+    h = data_header(), h.sender = expect.processes;
     CHECK(verdict_of(h) == LC_FOREIGN);
     h = data_header(), h.sender = 0xFFFF;
     CHECK(verdict_of(h) == LC_FOREIGN);
-    h = data_header(), h.sender = expect.rank;
+    h = data_header(), h.sender = expect.process;
     CHECK(verdict_of(h) == LC_FOREIGN);
     /* Another job's larger packets are not malformed. */
     h = data_header(), h.session++, h.length = PAYLOAD + 8, h.count = 100;
@@ -170,9 +168,17 @@ static void test_data_shape(void) {
     CHECK(verdict_of(h) == LC_GOOD);
     h = data_header(), h.count = 0;
     CHECK(verdict_of(h) == LC_MALFORMED);
-    h = data_header(), h.count = expect.size;
+    h = data_header(), h.group++; /* whether the group is here is for the host to look up */
     CHECK(verdict_of(h) == LC_GOOD);
-    h = data_header(), h.count = (uint16_t)(expect.size + 1);
+    h = data_header(), h.group = 0;
+    CHECK(verdict_of(h) == LC_MALFORMED);
+    h = parity_header(), h.group = 0;
+    CHECK(verdict_of(h) == LC_MALFORMED);
+    h = control_header(), h.group = 0; /* about the path */
+    CHECK(verdict_of(h) == LC_GOOD);
+    h = data_header(), h.count = expect.processes;
+    CHECK(verdict_of(h) == LC_GOOD);
+    h = data_header(), h.count = (uint16_t)(expect.processes + 1);
     CHECK(verdict_of(h) == LC_MALFORMED);
 }
 
@@ -276,8 +282,10 @@ static void test_flips_behind_the_checksum(void) {
         int is_group = byte >= 40 && byte < 44;
         if (is_magic_version || is_length)
             CHECK_AT(verdict == LC_MALFORMED, "bit %zu", bit);
-        if (is_session || is_receiver || is_group)
+        if (is_session || is_receiver)
             CHECK_AT(verdict == LC_FOREIGN, "bit %zu", bit);
+        if (is_group) /* for the host to look up */
+            CHECK_AT(verdict == LC_GOOD && seen.group != header.group, "bit %zu", bit);
         if (verdict == LC_GOOD)
             CHECK_AT(!same(&seen, &header), "bit %zu", bit);
     }
@@ -285,7 +293,7 @@ static void test_flips_behind_the_checksum(void) {
 
 static void test_refused_leaves_no_trace(void) {
     lc_header before = control_header(), seen = before;
-    h = data_header(), h.group++;
+    h = data_header(), h.session++;
     lc_wire_put(packet, &h);
     CHECK(lc_wire_get(packet, LC_HEADER_BYTES + (size_t)h.length, &expect, &seen) == LC_FOREIGN);
     CHECK(same(&seen, &before));

@@ -16,7 +16,7 @@ import lossycoll
 from lossycoll.errors import EngineError, OptionError, RendezvousError
 from lossycoll.options.fields import Options
 from lossycoll.options.schema import variable
-from lossycoll.runtime.engine.binding import Engine
+from lossycoll.runtime.engine.host import Host
 from lossycoll.runtime.p2p.peer_state import listen
 
 
@@ -177,10 +177,9 @@ def test_a_range_without_a_free_udp_port_is_named() -> None:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
         with pytest.raises(EngineError) as caught:
-            Engine(
+            Host(
                 *(1, 2, "127.0.0.1"),
                 payload_bytes=1400,
-                group=0,
                 options=Options(port_range=f"{port}-{port}"),
             )
     assert f"rank 1/2: no free UDP port at 127.0.0.1 in {port}-{port} (1 port)" in str(caught.value)

@@ -16,6 +16,7 @@ from lossycoll.plan import Plan
 from lossycoll.plan.wire_types import Array
 from lossycoll.runtime.engine.binding import Call, DType, Encoded, Engine
 from lossycoll.runtime.engine.failures import Code, Failure
+from lossycoll.runtime.engine.host import Host
 from lossycoll.runtime.engine.reports import Report
 
 GROUP = 3
@@ -53,20 +54,17 @@ class Network:
         self.world = world
         self.payload_bytes = payload_bytes
         self.options = Options(**given)  # type: ignore[arg-type]
-        self.engines = [
-            Engine(
-                rank,
-                world,
-                address(rank),
-                payload_bytes=payload_bytes,
-                group=GROUP,
-                options=self.options,
-            )
+        self.hosts = [
+            Host(rank, world, address(rank), payload_bytes=payload_bytes, options=self.options)
             for rank in range(world)
         ]
-        addresses = self.introduce([engine.link().port for engine in self.engines])
-        for engine in self.engines:
-            engine.start(SESSION, addresses)
+        addresses = self.introduce([host.link().port for host in self.hosts])
+        for host in self.hosts:
+            host.start(SESSION, addresses)
+        self.engines = [
+            Engine(host, rank, world, number=GROUP, faults=GROUP, options=self.options, met=True)
+            for rank, host in enumerate(self.hosts)
+        ]
         self.op = 0
 
     def introduce(self, ports: list[int]) -> list[tuple[str, int]]:
@@ -84,6 +82,8 @@ class Network:
     ) -> None:
         for engine in self.engines:
             engine.close()
+        for host in self.hosts:
+            host.close()
 
     def submit(
         self,

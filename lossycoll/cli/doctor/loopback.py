@@ -70,17 +70,22 @@ def _engines() -> Iterator[list[Engine]]:
     """One per rank, connected, and closed at the end of the block."""
     from lossycoll.options.fields import Options
     from lossycoll.runtime.engine.binding import Engine
+    from lossycoll.runtime.engine.host import Host
 
     options = Options()  # the defaults: what the environment injects is not the network's fault
     with contextlib.ExitStack() as undo:
-        engines = []
+        hosts = []
         for rank in range(RANKS):
-            engine = Engine(rank, RANKS, ADDRESS, payload_bytes=PAYLOAD, group=0, options=options)
+            host = Host(rank, RANKS, ADDRESS, payload_bytes=PAYLOAD, options=options)
+            undo.callback(host.close)
+            hosts.append(host)
+        peers = [(ADDRESS, host.link().port) for host in hosts]
+        engines = []
+        for rank, host in enumerate(hosts):
+            host.start(SESSION, peers)
+            engine = Engine(host, rank, RANKS, number=1, faults=0, options=options)
             undo.callback(engine.close)
             engines.append(engine)
-        peers = [(ADDRESS, engine.link().port) for engine in engines]
-        for engine in engines:
-            engine.start(SESSION, peers)
         yield engines
 
 

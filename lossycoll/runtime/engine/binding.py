@@ -1,11 +1,10 @@
-"""The native engine from Python: the only file that knows cffi.
+"""A group of the native engine from Python. This file and host.py are the only ones that know cffi.
 
 Buffers are addresses (ints) here: whoever submits keeps the memory alive until the ticket is done.
 """
 
 from __future__ import annotations
 
-import errno
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -16,14 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lossycoll._native import ffi, lib
-from lossycoll.errors import ClosedError, no_udp_port
-from lossycoll.options.fields import FAST_PATHS, Options
+from lossycoll.errors import ClosedError
+from lossycoll.options.fields import Options
 from lossycoll.plan import Plan, encode, parity
 from lossycoll.plan import faults as inject
 from lossycoll.plan.codec import ENCODINGS
 
 from .failures import Code, Failure, Where, error_of
-from .link_events import LinkEvent, LinkEventKind
+from .host import Host, failure_of, fast_path_names
+from .link_events import LinkEvent
 from .reports import Cause, EngineStats, LinkInfo, PeerStats, Report, Stream
 
 SLICE_SECONDS: Final = 0.1
@@ -149,89 +149,79 @@ class Ready:
 
 
 class Engine:
-    """One group's socket and progress thread at this rank.
+    """One group's operations at this rank, on the host of its process.
 
-    Opened at once; ``start`` makes the peers known. Methods may be called from any thread, except
-    that nothing may be in progress during ``close`` (``abort`` first ends what waits).
+    Methods may be called from any thread. ``close`` first ends what is pending.
     Raises the errors of :func:`lossycoll.errors.error_of`.
+
+    Args:
+        host: The process's, started.
+        rank: Of this process in the group.
+        world: The group's size.
+        number: The group's on the wire: equal on all ranks, and of no other group of theirs. 1 to
+            2**32 - 1.
+        faults: Keys injected faults; equal on all ranks.
+        options: Those that belong to a group.
+        members: The host's processes, by rank; empty: those of the same numbers.
+        met: Every member is known to have the group by now, so packets may go ahead at once.
     """
 
     def __init__(
         self,
+        host: Host,
         rank: int,
         world: int,
-        address: str,
         *,
-        payload_bytes: int,
-        group: int,
+        number: int,
+        faults: int,
         options: Options,
+        members: Sequence[int] = (),
+        met: bool = False,
     ) -> None:
-        self._where = Where(rank, world, addresses=[address] * world)
-        self._world = world
+        addresses = [host.addresses[process] for process in members or range(world)]
+        self._where = Where(rank, world, addresses=addresses)
+        self._host = host
+        self._ranks = {process: i for i, process in enumerate(members or range(world))}
         self._users = 0
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         self._use = _Use(self)
         self._closing = False
-        config = ffi.new("lc_config *")
-        text = ffi.new("char[]", address.encode())
-        config.address = text
+        config = ffi.new("lc_group_config *")
+        config.number = number
         config.rank = rank
         config.size = world
-        config.payload_bytes = payload_bytes
-        config.socket_buffer = options.socket_buffer
-        config.disable = fast_path_bits(options.disabled)
-        config.group = group
+        if members:
+            processes = ffi.new("uint16_t[]", list(members))
+            config.members = processes
+        config.fault_group = faults
         config.deadline_min_ns = _ns(options.deadline_min)
         config.deadline_max_ns = _ns(options.deadline_max)
         config.link_ns = _ns(options.link_timeout)
         config.reorder_ns = _ns(options.reorder_min)
-        config.eager_bytes = options.eager
-        config.pace_bytes_per_s = options.pace
-        faults = inject.parse(options.inject)
+        config.met = met
+        injected = inject.parse(options.inject)
         for name in ("loss", "burst", "dup", "reorder", "seed"):
-            setattr(config.inject, name, getattr(faults, name))
-        if faults.links:
-            shares = ffi.new("double[]", [faults.loss_of(peer, rank) for peer in range(world)])
+            setattr(config.inject, name, getattr(injected, name))
+        if injected.links:
+            shares = ffi.new("double[]", [injected.loss_of(peer, rank) for peer in range(world)])
             config.inject_loss = shares
-        self._handle = ffi.NULL
         failure = ffi.new("lc_failure *")
-        first, last = options.ports
-        for port in range(first, last + 1):
-            config.port = port
-            self._handle = lib.lc_engine_open(config, failure)
-            if self._handle != ffi.NULL:
-                return
-        found = _failure(failure)
-        if first and found.errno == errno.EADDRINUSE:
-            raise no_udp_port(rank, world, address, options.ports)
-        raise error_of(found, self._where)
-
-    def start(self, session: int, peers: Sequence[tuple[str, int]]) -> None:
-        """``session``: 64 bits, equal on all ranks. ``peers``: (numeric host, port) by rank."""
-        hosts = [ffi.new("char[]", host.encode()) for host, _ in peers]
-        table = ffi.new("lc_address[]", len(peers))
-        for entry, host, (_, port) in zip(table, hosts, peers, strict=True):
-            entry.host = host
-            entry.port = port
-        self._where = Where(
-            self._where.rank, self._world, addresses=[f"{host}:{port}" for host, port in peers]
-        )
-        code = lib.lc_engine_start(self._handle, session, table)
-        if code < 0:
-            raise error_of(Failure(code), self._where)
+        self._handle = lib.lc_group_open(host.handle, config, failure)
+        if self._handle == ffi.NULL:
+            raise error_of(failure_of(failure), self._where)
 
     def close(self) -> None:
-        """Ends what is pending (it fails as CLOSED), joins the thread, frees everything."""
+        """Ends what is pending (it fails as CLOSED) and frees the group."""
         with self._idle:
             if self._closing:
                 return
             self._closing = True
-        lib.lc_engine_stop_next(self._handle)
-        lib.lc_engine_abort(self._handle, Code.CLOSED, -1)
+        lib.lc_group_stop_next(self._handle)
+        lib.lc_group_abort(self._handle, Code.CLOSED, -1)
         with self._idle:
             self._idle.wait_for(lambda: self._users == 0)
-        lib.lc_engine_close(self._handle)
+        lib.lc_group_close(self._handle)
 
     def submit(self, encoded: Encoded, call: Call, owner: Ticketed | None = None) -> int:
         """Hands over an operation; returns its ticket.
@@ -259,7 +249,7 @@ class Engine:
         c.out = ffi.cast("void *", output)
         try:
             with self._use:
-                ticket = int(lib.lc_engine_submit(self._handle, c))
+                ticket = int(lib.lc_group_submit(self._handle, c))
         finally:
             if owner is not None:
                 owner.ticket = c.ticket
@@ -270,21 +260,21 @@ class Engine:
     def wait(self, ticket: int, seconds: float) -> int:
         """The operation's code, or Code.PENDING after ``seconds`` (at most SLICE_SECONDS)."""
         with self._use:
-            return int(lib.lc_engine_wait(self._handle, ticket, _ns(min(seconds, SLICE_SECONDS))))
+            return int(lib.lc_group_wait(self._handle, ticket, _ns(min(seconds, SLICE_SECONDS))))
 
     def outcome(self, ticket: int) -> tuple[int, int]:
         """The code of a finished operation, and how many packets it left as they were."""
         report, failure = ffi.new("lc_report *"), ffi.new("lc_failure *")
         with self._use:
-            code = lib.lc_engine_result(self._handle, ticket, report, failure)
+            code = lib.lc_group_result(self._handle, ticket, report, failure)
         return code, report.kept
 
     def result(self, ticket: int) -> tuple[Report, Failure]:
         """What a finished operation did, and why it failed (code 0: it didn't)."""
         report, failure = ffi.new("lc_report *"), ffi.new("lc_failure *")
         with self._use:
-            code = lib.lc_engine_result(self._handle, ticket, report, failure)
-        found = _failure(failure) if failure.code else _SOUND
+            code = lib.lc_group_result(self._handle, ticket, report, failure)
+        found = failure_of(failure) if failure.code else _SOUND
         if code < 0 and found.code >= 0:
             found = Failure(code)
         return _data(Report, report), found
@@ -294,19 +284,19 @@ class Engine:
 
         Shape (n_packets,). Raises ValueError for a stream that there isn't, or of another length.
         """
-        return self._packets(lib.lc_engine_arrived, ticket, slot, peer, n_packets)
+        return self._packets(lib.lc_group_arrived, ticket, slot, peer, n_packets)
 
     def given_up(self, ticket: int, slot: int, peer: int, n_packets: int) -> NDArray[np.bool_]:
         """Which packets of a stream to ``peer`` (by its slot number there) it has given up, of a
         finished operation with feedback. Otherwise as :meth:`arrived`."""
-        return self._packets(lib.lc_engine_given_up, ticket, slot, peer, n_packets)
+        return self._packets(lib.lc_group_given_up, ticket, slot, peer, n_packets)
 
     def streams(self, ticket: int) -> tuple[Stream, ...]:
         """The streams of a finished operation that came here, in the plan's order."""
         with self._use:
-            n = lib.lc_engine_streams(self._handle, ticket, ffi.NULL, 0)
+            n = lib.lc_group_streams(self._handle, ticket, ffi.NULL, 0)
             table = ffi.new("lc_stream[]", max(0, n))
-            lib.lc_engine_streams(self._handle, ticket, table, max(0, n))
+            lib.lc_group_streams(self._handle, ticket, table, max(0, n))
         found = (_data(Stream, entry) for entry in table)
         # The engine sets a cause when a stream ends, which none does in an operation that failed.
         return tuple(one if one.settled_ns else replace(one, cause=Cause.FAILED) for one in found)
@@ -327,13 +317,13 @@ class Engine:
     def release(self, ticket: int) -> None:
         """Forgets a finished operation."""
         with self._use:
-            lib.lc_engine_release(self._handle, ticket)
+            lib.lc_group_release(self._handle, ticket)
 
     def next(self, seconds: float) -> int:
         """The next finished ticket with ``notify``; 0 after ``seconds``; -1 when closed."""
         try:
             with self._use:
-                ticket = lib.lc_engine_next(self._handle, _ns(min(seconds, SLICE_SECONDS)))
+                ticket = lib.lc_group_next(self._handle, _ns(min(seconds, SLICE_SECONDS)))
                 return max(-1, int(ticket))
         except ClosedError:
             return -1
@@ -341,28 +331,28 @@ class Engine:
     def stop_next(self) -> None:
         """Makes :meth:`next` return -1, now and from now on."""
         with self._use:
-            lib.lc_engine_stop_next(self._handle)
+            lib.lc_group_stop_next(self._handle)
 
     def abort(self, code: Code, peer: int = -1) -> None:
         """Fails everything that is pending or comes later."""
         with self._use:
-            lib.lc_engine_abort(self._handle, code, peer)
+            lib.lc_group_abort(self._handle, code, peer)
 
     def peer_dead(self, peer: int) -> None:
         """From now on ``peer`` is lost altogether, for good: nothing waits for it."""
         with self._use:
-            lib.lc_engine_peer_dead(self._handle, peer)
+            lib.lc_group_peer_dead(self._handle, peer)
 
     def stats(self) -> EngineStats:
         c = ffi.new("lc_stats *")
         with self._use:
-            lib.lc_engine_stats(self._handle, c)
+            lib.lc_group_stats(self._handle, c)
         return _data(EngineStats, c)
 
     def peer_stats(self, peer: int) -> PeerStats:
         c = ffi.new("lc_peer_stats *")
         with self._use:
-            lib.lc_engine_peer_stats(self._handle, peer, c)
+            lib.lc_group_peer_stats(self._handle, peer, c)
         return PeerStats(
             rank=peer,
             address=self._where.addresses[peer],
@@ -383,34 +373,21 @@ class Engine:
         """The operation that ended last; zeros before the first."""
         c = ffi.new("lc_report *")
         with self._use:
-            lib.lc_engine_last_report(self._handle, c)
+            lib.lc_group_last_report(self._handle, c)
         return _data(Report, c)
 
     def event(self) -> LinkEvent | None:
-        """The oldest event of the link that nobody has taken, if there is one."""
-        c = ffi.new("lc_event *")
+        """The oldest event of the host's link that nobody has taken, if there is one."""
         with self._use:
-            if not lib.lc_engine_event(self._handle, c):
-                return None
-        return LinkEvent(
-            kind=LinkEventKind(c.kind),
-            errno=c.sys_errno,
-            peer=c.peer,
-            fast_path=",".join(fast_path_names(c.fast_path)),
-            waited=c.waited_ns * 1e-9,
-        )
+            found = self._host.event()
+        if found is None or found.peer < 0:
+            return found
+        return replace(found, peer=self._ranks.get(found.peer, -1))
 
     def link(self) -> LinkInfo:
-        c = ffi.new("lc_link_info *")
+        """What the host's socket is like."""
         with self._use:
-            lib.lc_engine_link(self._handle, c)
-        return LinkInfo(
-            receive_buffer=c.receive_buffer,
-            send_buffer=c.send_buffer,
-            active=fast_path_names(c.active),
-            port=c.port,
-            payload_bytes=c.payload_bytes,
-        )
+            return self._host.link()
 
     def _refuse(self) -> NoReturn:
         raise ClosedError(f"{self._where}: the group was destroyed")
@@ -449,27 +426,8 @@ def probe() -> tuple[str, ...]:
     return fast_path_names(lib.lc_probe())
 
 
-def fast_path_bits(names: Sequence[str]) -> int:
-    return sum(1 << FAST_PATHS.index(name) for name in names)
-
-
-def fast_path_names(bits: int) -> tuple[str, ...]:
-    return tuple(name for i, name in enumerate(FAST_PATHS) if bits >> i & 1)
-
-
 def _ns(seconds: float) -> int:
     return max(0, int(seconds * 1e9))
-
-
-def _failure(c: Any) -> Failure:
-    return Failure(
-        code=c.code,
-        errno=c.sys_errno,
-        peer=c.peer,
-        op=c.op,
-        mine=(c.mine[0], c.mine[1], c.mine[2]),
-        theirs=(c.theirs[0], c.theirs[1], c.theirs[2]),
-    )
 
 
 def _data(cls: type[_Data], c: Any) -> _Data:

@@ -31,6 +31,7 @@ from tests.support.relay import (
     PAYLOAD,
     PER_PACKET,
     PROBE,
+    READY,
     SESSION,
     Faults,
     Packet,
@@ -120,6 +121,7 @@ def bad_fields() -> Iterator[bytes]:
     for length in (0, 1, PAYLOAD - 1, PAYLOAD + 1, 65535):
         yield replace(good, length=length).bytes()
     yield replace(good, count=0).bytes()
+    yield replace(good, group=0).bytes()
     for format in (5, 255):
         yield replace(good, format=format).bytes()
     for crc in (0, 0xFFFFFFFF):
@@ -138,7 +140,7 @@ def foreign() -> Iterator[bytes]:
     good = Packet()
     for session in (0, SESSION + 1, 2**64 - 1):
         yield replace(good, session=session).bytes()
-    for group in (0, GROUP + 1, 2**32 - 1):
+    for group in (GROUP + 1, 2**32 - 1):
         yield replace(good, group=group).bytes()
     for sender in (0, 2, 65535):
         yield replace(good, sender=sender).bytes()
@@ -212,6 +214,10 @@ def out_of_range() -> Iterator[tuple[bytes, str]]:
         yield replace(good, type=CONTROL, payload=nack, count=1).bytes(), "stale"
     for op in (1, 255, 256, 2**31, 2**32 - 1):
         yield replace(good, op=op).bytes(), "stale"
+    for group in (GROUP + 1, 2**32 - 1):
+        yield replace(good, group=group).bytes(), "stale"
+    ready = struct.pack("<BBHIIIQQ", READY, 0, 0, 0, 0, 0, 0, 0)
+    yield replace(good, type=CONTROL, group=0, payload=ready, count=1).bytes(), "malformed"
 
 
 def test_fields_out_of_range_from_the_right_address() -> None:

@@ -1,7 +1,7 @@
 /* What acknowledgements tell of the path to a peer: its round trip, the queue on the way there, and
  * how fast packets come out of it. docs/congestion.md says how each is measured. */
-#ifndef LC_PATH_H
-#define LC_PATH_H
+#ifndef LC_MEASURE_H
+#define LC_MEASURE_H
 
 #include <stdint.h>
 
@@ -24,7 +24,7 @@ typedef struct {
     uint32_t arrived_us; /* the peer's clock when it came */
     uint32_t moved;      /* packets that the peer has newly seen, or seen to be missing */
     uint32_t taken;      /* of them, those that came */
-} lc_path_ack;
+} lc_measure_ack;
 
 typedef struct {
     uint64_t rtt_ns; /* smoothed; 0: unknown */
@@ -40,22 +40,22 @@ typedef struct {
     uint32_t train_us, train_taken; /* where it began */
     uint32_t last_us;               /* the latest arrival in it */
     int in_train;
-} lc_path;
+} lc_measure;
 
 /* Takes the delays in. Returns the queue that the packet met, ns. Only with an echo. */
-int64_t lc_path_sample(lc_path *path, const lc_path_ack *ack);
+int64_t lc_measure_sample(lc_measure *path, const lc_measure_ack *ack);
 /* Packets/s along a train that ends with this acknowledgement; 0: none does. rate: what is known of
  * it, 0 if nothing is. window: packets that may be in flight. */
-double lc_path_rate(lc_path *path, const lc_path_ack *ack, double rate, double window);
+double lc_measure_rate(lc_measure *path, const lc_measure_ack *ack, double rate, double window);
 /* The least round trip. */
-int64_t lc_path_rtt_ns(const lc_path *path);
-double lc_path_rtt_s(const lc_path *path);
+int64_t lc_measure_rtt_ns(const lc_measure *path);
+double lc_measure_rtt_s(const lc_measure *path);
 /* From sending to hearing of it, without any queue, s. */
-double lc_path_loop_s(const lc_path *path);
+double lc_measure_loop_s(const lc_measure *path);
 /* From here on it is watched, without the queue of those who share it. */
-void lc_path_watch(lc_path *path);
+void lc_measure_watch(lc_measure *path);
 /* What was seen since is the path now. Returns 0 if nothing was; *longer_ns: by how much it has
  * grown. */
-int lc_path_watched(lc_path *path, uint64_t now, int64_t *longer_ns);
+int lc_measure_watched(lc_measure *path, uint64_t now, int64_t *longer_ns);
 
 #endif

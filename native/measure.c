@@ -1,4 +1,4 @@
-#include "path.h"
+#include "measure.h"
 
 static const uint64_t EPOCH_NS = 10000000000u; /* memory of the least delays */
 static const uint32_t STRANGE_MAX = 16;        /* acknowledgements */
@@ -25,22 +25,22 @@ static int64_t least_of(const lc_least *least) {
     return least->now < least->before ? least->now : least->before;
 }
 
-int64_t lc_path_rtt_ns(const lc_path *path) {
+int64_t lc_measure_rtt_ns(const lc_measure *path) {
     return least_of(&path->rtt);
 }
 
-double lc_path_rtt_s(const lc_path *path) {
+double lc_measure_rtt_s(const lc_measure *path) {
     return 1e-9 * (double)least_of(&path->rtt);
 }
 
-double lc_path_loop_s(const lc_path *path) {
-    return lc_path_rtt_s(path) + path->hold_s;
+double lc_measure_loop_s(const lc_measure *path) {
+    return lc_measure_rtt_s(path) + path->hold_s;
 }
 
 /* The rate of delivery is taken from the peer's clock over a train of packets: shorter than a round
  * trip, so that small operations on long paths tell it too, and longer than what a sleeping thread
  * or an aggregate of packets blurs. */
-double lc_path_rate(lc_path *path, const lc_path_ack *ack, double rate, double window) {
+double lc_measure_rate(lc_measure *path, const lc_measure_ack *ack, double rate, double window) {
     uint64_t span_us = path->rtt_ns / 8000;
     if (span_us < 2000)
         span_us = 2000;
@@ -68,14 +68,14 @@ double lc_path_rate(lc_path *path, const lc_path_ack *ack, double rate, double w
     return found;
 }
 
-static void begin_way(lc_path *path, uint32_t way_us) {
+static void begin_way(lc_measure *path, uint32_t way_us) {
     path->way_first_us = way_us;
     path->way = path->watched_way = (lc_least){0};
 }
 
 /* The one-way delay against the first one, us. One way is a part of there and back: what says
  * otherwise is no measurement, and what goes on saying so is a clock that was set. */
-static int64_t relative_way(lc_path *path, const lc_path_ack *ack) {
+static int64_t relative_way(lc_measure *path, const lc_measure_ack *ack) {
     uint32_t way = ack->arrived_us - ack->sent_us;
     if (!path->way.known || is_old(&path->way, ack->now))
         begin_way(path, way);
@@ -90,7 +90,7 @@ static int64_t relative_way(lc_path *path, const lc_path_ack *ack) {
     return strange ? least_of(&path->way) : relative;
 }
 
-int64_t lc_path_sample(lc_path *path, const lc_path_ack *ack) {
+int64_t lc_measure_sample(lc_measure *path, const lc_measure_ack *ack) {
     int64_t relative = relative_way(path, ack);
     path->rtt_ns = path->rtt_ns ? path->rtt_ns - path->rtt_ns / 8 + ack->rtt_ns / 8 : ack->rtt_ns;
     least_add(&path->rtt, ack->now, (int64_t)ack->rtt_ns);
@@ -111,12 +111,12 @@ int64_t lc_path_sample(lc_path *path, const lc_path_ack *ack) {
     return queue;
 }
 
-void lc_path_watch(lc_path *path) {
+void lc_measure_watch(lc_measure *path) {
     path->watched = 1;
     path->watched_way = path->watched_rtt = (lc_least){0};
 }
 
-int lc_path_watched(lc_path *path, uint64_t now, int64_t *longer_ns) {
+int lc_measure_watched(lc_measure *path, uint64_t now, int64_t *longer_ns) {
     path->watched = 0;
     path->lowest_ns = now;
     if (!path->watched_way.known)

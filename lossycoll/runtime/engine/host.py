@@ -1,0 +1,144 @@
+"""This process among those that it meets: the engine's one socket and thread, from Python."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from lossycoll._native import ffi, lib
+from lossycoll.errors import no_udp_port
+from lossycoll.options.fields import FAST_PATHS, Options
+
+from .failures import Failure, Where, error_of
+from .link_events import LinkEvent, LinkEventKind
+from .reports import LinkInfo
+
+
+class Host:
+    """One process's socket, progress thread, and paths to the other processes.
+
+    Opened at once; ``start`` makes the other processes known. Groups
+    (:class:`lossycoll.runtime.engine.binding.Engine`) are made after that, and end with it at the
+    latest.
+
+    Args:
+        process: The number of this process among ``processes``.
+        processes: How many there are.
+        address: The numeric address to bind.
+        payload_bytes: Data bytes per packet; equal everywhere.
+        options: Those that belong to the process: ``port_range``, ``socket_buffer``, ``disable``,
+            ``eager``, ``pace``.
+
+    Raises:
+        EngineError: The socket can't be opened; no port of the range is free.
+    """
+
+    def __init__(
+        self, process: int, processes: int, address: str, *, payload_bytes: int, options: Options
+    ) -> None:
+        self._pid = os.getpid()
+        self.process = process
+        self.processes = processes
+        self.addresses: list[str] = [address] * processes
+        self._where = Where(process, processes, addresses=self.addresses)
+        config = ffi.new("lc_host_config *")
+        text = ffi.new("char[]", address.encode())
+        config.address = text
+        config.process = process
+        config.processes = processes
+        config.payload_bytes = payload_bytes
+        config.socket_buffer = options.socket_buffer
+        config.disable = fast_path_bits(options.disabled)
+        config.eager_bytes = options.eager
+        config.pace_bytes_per_s = options.pace
+        self.handle = ffi.NULL
+        failure = ffi.new("lc_failure *")
+        first, last = options.ports
+        for port in range(first, last + 1):
+            config.port = port
+            self.handle = lib.lc_host_open(config, failure)
+            if self.handle != ffi.NULL:
+                return
+        found = failure_of(failure)
+        if first and found.errno == errno.EADDRINUSE:
+            raise no_udp_port(process, processes, address, options.ports)
+        raise error_of(found, self._where)
+
+    def start(self, session: int, peers: Sequence[tuple[str, int]]) -> None:
+        """Makes the other processes known and starts the thread.
+
+        Args:
+            session: 64 bits, equal in all processes.
+            peers: (numeric host, port) of each process, this one included.
+
+        Raises:
+            EngineError: An address can't be used, or the thread can't be started.
+        """
+        hosts = [ffi.new("char[]", host.encode()) for host, _ in peers]
+        table = ffi.new("lc_address[]", len(peers))
+        for entry, host, (_, port) in zip(table, hosts, peers, strict=True):
+            entry.host = host
+            entry.port = port
+        self.addresses = [f"{host}:{port}" for host, port in peers]
+        self._where = Where(self.process, self.processes, addresses=self.addresses)
+        code = lib.lc_host_start(self.handle, session, table)
+        if code < 0:
+            raise error_of(Failure(code), self._where)
+
+    def link(self) -> LinkInfo:
+        """What the socket is like. Not after ``close``."""
+        c = ffi.new("lc_link_info *")
+        lib.lc_host_link(self.handle, c)
+        return LinkInfo(
+            receive_buffer=c.receive_buffer,
+            send_buffer=c.send_buffer,
+            active=fast_path_names(c.active),
+            port=c.port,
+            payload_bytes=c.payload_bytes,
+        )
+
+    def event(self) -> LinkEvent | None:
+        """The oldest event of the link that nobody has taken, if there is one."""
+        c = ffi.new("lc_event *")
+        if not lib.lc_host_event(self.handle, c):
+            return None
+        return LinkEvent(
+            kind=LinkEventKind(c.kind),
+            errno=c.sys_errno,
+            peer=c.peer,
+            fast_path=",".join(fast_path_names(c.fast_path)),
+            waited=c.waited_ns * 1e-9,
+        )
+
+    def close(self) -> None:
+        """Joins the thread and frees everything. Its groups are closed before. Idempotent.
+
+        A forked child has no thread to join, and leaves all as it is.
+        """
+        handle, self.handle = self.handle, ffi.NULL
+        if handle != ffi.NULL and os.getpid() == self._pid:
+            lib.lc_host_close(handle)
+
+
+def fast_path_bits(names: Sequence[str]) -> int:
+    """The lc_fast_path bits of names."""
+    return sum(1 << FAST_PATHS.index(name) for name in names)
+
+
+def fast_path_names(bits: int) -> tuple[str, ...]:
+    """The names of lc_fast_path bits."""
+    return tuple(name for i, name in enumerate(FAST_PATHS) if bits >> i & 1)
+
+
+def failure_of(c: Any) -> Failure:
+    """An lc_failure as data."""
+    return Failure(
+        code=c.code,
+        errno=c.sys_errno,
+        peer=c.peer,
+        op=c.op,
+        mine=(c.mine[0], c.mine[1], c.mine[2]),
+        theirs=(c.theirs[0], c.theirs[1], c.theirs[2]),
+    )

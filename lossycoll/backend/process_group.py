@@ -601,7 +601,7 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
         self._gloo._set_default_timeout(timeout)
 
     def shutdown(self) -> None:
-        """Leaves the group: says goodbye, joins all threads and frees all sockets. Idempotent."""
+        """Leaves the group: tells the others, joins all threads, frees all sockets. Idempotent."""
         self._group.close()
 
     def abort(self) -> None:

@@ -356,14 +356,14 @@ class Endpoint(CollectiveEndpoint):
         way = "" if reliable else blocks.meaning if blocks else options.estimator
         scale = 1.0 if terms.mean else float(self.world)
         try:
-            meant = engine_call.Meaning(
+            key = engine_call.CacheKey(
                 encoded, call.key, way, options, dtype, scale, timeout, terms.encoding,
                 notify=operation.notify, waits=not terms.future,
             )  # fmt: skip
             if blocks is None and (means is None or means is BY_COUNT):
-                self._engine.submit_ready(engine_call.ready(meant), *buffers, operation)
+                self._engine.submit_ready(engine_call.ready(key), *buffers, operation)
             else:
-                once = engine_call.call_of(meant)
+                once = engine_call.call_of(key)
                 once = engine_call.with_data(once, buffers, means or BY_COUNT, blocks)
                 self._engine.submit(encoded, once, operation)
         except LossyError as error:

@@ -1,4 +1,4 @@
-"""Calls as the engine takes them, from what they mean; kept for those that come again."""
+"""A call as the engine takes it. Those that come again are kept."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
 from .estimators import Means
 
 
-class Meaning(NamedTuple):
-    """A call besides its data. ``key``, ``way``: as all ranks must mean it."""
+class CacheKey(NamedTuple):
+    """All that tells engine calls without data apart. Ranks compare ``call`` and ``way``."""
 
     encoded: Encoded
-    key: CallKey
+    call: CallKey
     way: str
     options: Options
     dtype: DType
@@ -31,30 +31,30 @@ class Meaning(NamedTuple):
     waits: bool
 
 
-def call_of(meant: Meaning) -> Call:
+def call_of(key: CacheKey) -> Call:
     """What the engine needs besides a plan, without buffers."""
-    options = meant.options
+    options = key.options
     reliable = options.delivery == "reliable"
     repair = 0 if reliable else options.repair
     fec, fec_auto = (0, False) if reliable else options.parity_sets
-    plan = meant.encoded.plan.signature
-    encoding = ENCODINGS.index(meant.encoding)
+    plan = key.encoded.plan.signature
+    encoding = ENCODINGS.index(key.encoding)
     return Call(
         input=0,
         output=0,
-        dtype=meant.dtype,
-        scale=meant.scale,
+        dtype=key.dtype,
+        scale=key.scale,
         signature=_signature(
-            text_of(meant.key), meant.way, plan, reliable, repair, fec, fec_auto, encoding
+            text_of(key.call), key.way, plan, reliable, repair, fec, fec_auto, encoding
         ),
-        timeout=meant.timeout,
+        timeout=key.timeout,
         reliable=reliable,
         repair=repair,
         fec=fec,
         fec_auto=fec_auto,
-        encoding=meant.encoding,
-        notify=meant.notify,
-        waits=meant.waits,
+        encoding=key.encoding,
+        notify=key.notify,
+        waits=key.waits,
     )
 
 
@@ -74,9 +74,9 @@ def with_data(
 
 
 @lru_cache(maxsize=256)
-def ready(meant: Meaning) -> Ready:
+def ready(key: CacheKey) -> Ready:
     """Kept for the calls that come again: filling one in takes longer than sending 4 KiB."""
-    return Ready.of(meant.encoded, call_of(meant))
+    return Ready.of(key.encoded, call_of(key))
 
 
 @lru_cache(maxsize=256)

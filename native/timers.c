@@ -6,11 +6,15 @@ static const uint64_t QUIET_AFTER_NS = 20000000;
 /* So many rounds in a row of which nothing came: at 90% loss, of one packet each, that happens once
  * in 5e11 times. */
 static const uint32_t BARREN_ROUNDS = 256;
-static const uint64_t ASK_NS = 100000000, WANT_MAX_NS = 100000000;
+static const uint64_t ASK_NS = 100000000, WANT_MAX_NS = 100000000, AGAIN_MAX_NS = 100000000;
 
-/* When to ask for an answer once more that was asked for so many times again. */
+/* When to say once more what was said so many times again. The longer nothing is heard, the rarer:
+ * a process that is starved or stopped doesn't read, and what piles up in its socket buffer takes
+ * the room that the window promises to data. */
 static uint64_t backoff(const lc_host *h, const lc_path *p, uint32_t tries) {
-    return h->now + (lc_pace_rto(&p->pace) << (tries < 3 ? tries : 3));
+    uint64_t silent = (h->now - p->heard_ns) / 4;
+    uint64_t wait = lc_pace_rto(&p->pace) << (tries < 3 ? tries : 3);
+    return h->now + lc_later(wait, silent < AGAIN_MAX_NS ? silent : AGAIN_MAX_NS);
 }
 
 static void ask(lc_in *in) {
@@ -24,8 +28,8 @@ static void ask(lc_in *in) {
     in->ask_ns = now + ASK_NS;
 }
 
-static void ask_for_missing(lc_in *in, uint64_t now) {
-    in->nack_ns = now + 2 * lc_pace_rto(&lc_path_from(in)->pace);
+static void ask_for_missing(lc_in *in) {
+    in->nack_ns = backoff(in->slot->op->group->host, lc_path_from(in), 1);
     lc_tell_missing(in);
 }
 
@@ -39,14 +43,14 @@ static void tick_in(lc_in *in, uint64_t now, uint64_t *next) {
         if (lc_member_silent(in->slot->op, in->peer))
             lc_told(in);
         else if (now >= in->nack_ns)
-            ask_for_missing(in, now);
+            ask_for_missing(in);
     } else if (in->state == LC_IN_OPEN) {
         if (lc_overdue(in)) {
             lc_give_up(in, LC_CAUSE_DEADLINE);
             return;
         }
         if (in->nack_ns && now >= in->nack_ns)
-            ask_for_missing(in, now);
+            ask_for_missing(in);
         ask(in);
     }
 }
@@ -213,7 +217,7 @@ static void tick_path(lc_host *h, lc_path *p) {
         p->ack_due = 1;
     if (p->probe_ns && h->now >= p->probe_ns) {
         lc_tell_probe(p);
-        p->probe_ns = h->now + 2 * lc_pace_rto(&p->pace);
+        p->probe_ns = backoff(h, p, 1);
     }
 }
 

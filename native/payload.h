@@ -2,6 +2,8 @@
  *
  * Elements that need no encoding are sent from where they lie. Others are encoded once, into memory
  * that is laid out with the operation, and every sending, resending and parity reads those bytes.
+ * Only the driving thread calls these. Bytes stay where they are until the operation's block is
+ * freed.
  */
 #ifndef LC_PAYLOAD_H
 #define LC_PAYLOAD_H

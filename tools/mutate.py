@@ -120,7 +120,7 @@ class Copy:
     @contextmanager
     def mutated(self, mutation: Mutation) -> Iterator[None]:
         """Has the defect in it."""
-        whole = {}
+        whole: dict[Path, str] = {}
         for edit in mutation.edits:
             path = self.folder / edit.file
             text = path.read_text(encoding="utf-8")

@@ -16,6 +16,7 @@ from lossycoll.plan import transpose
 from lossycoll.runtime.engine import binding as engine
 from lossycoll.runtime.engine.binding import Call, DType, Encoded, Engine
 from lossycoll.runtime.engine.failures import Code
+from lossycoll.runtime.engine.host import Host
 
 WORLD = 2
 COUNT = 50_000
@@ -33,16 +34,21 @@ def finish(one: Engine, ticket: int) -> int:
 
 def main() -> None:
     options = Options()
-    engines = [
-        Engine(rank, WORLD, "127.0.0.1", payload_bytes=PAYLOAD_BYTES, group=1, options=options)
+    hosts = [
+        Host(rank, WORLD, "127.0.0.1", payload_bytes=PAYLOAD_BYTES, options=options)
         for rank in range(WORLD)
     ]
-    addresses = [("127.0.0.1", one.link().port) for one in engines]
+    addresses = [("127.0.0.1", host.link().port) for host in hosts]
+    for host in hosts:
+        host.start(7, addresses)
+    engines = [
+        Engine(host, rank, WORLD, number=1, faults=1, options=options)
+        for rank, host in enumerate(hosts)
+    ]
     arrays = [np.arange(COUNT, dtype=np.float32) * (rank + 1) for rank in range(WORLD)]
     want = np.sum(arrays, axis=0)
     tickets = []
     for rank, one in enumerate(engines):
-        one.start(7, addresses)
         plan = transpose.all_reduce(WORLD, rank, COUNT, PAYLOAD_BYTES // 4)
         place = arrays[rank].ctypes.data
         call = Call(
@@ -63,6 +69,8 @@ def main() -> None:
         np.testing.assert_array_equal(array, want)
     for one in engines:
         one.close()
+    for host in hosts:
+        host.close()
     assert "torch" not in sys.modules
     print(f"engine {engine.version()} under Python {platform.python_version()}, without torch: ok")
 

@@ -7,7 +7,7 @@ those of the studies that kept their results in docs/*.json alone. Lines in the 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ def _of(row: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: row[name] for name in names}
 
 
-FROM_DOCS = {
+FROM_DOCS: dict[str, tuple[str, Callable[[Any], Iterator[Result]]]] = {
     "fec": ("fec.json", fec),
     "fairness": ("sharing.json", fairness),
     "deadlines": ("deadlines.json", deadlines),

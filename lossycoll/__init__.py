@@ -162,15 +162,15 @@ def last_report(group: ProcessGroup | None = None) -> Report | None:
 
 
 def group_stats(group: ProcessGroup | None = None) -> Mapping[int, Mapping[str, Any]]:
-    """The counters of every rank of a group, as its last sign of life reported them.
+    """The counters of every rank of a group, which are asked now.
 
     Args:
         group: A group of this backend; None for the default group.
 
     Returns:
         By rank, the counters by name: ``calls``, the collectives that the rank has issued, and
-        sums such as ``packets_missing`` (docs/backend.md). They are at most an eighth of the
-        option ``liveness`` old.
+        sums such as ``packets_missing`` (docs/backend.md). Of a rank that doesn't answer within
+        two seconds those that it last gave, if it ever did.
 
     Raises:
         UnsupportedError: The group is one of another backend.

@@ -76,7 +76,7 @@ class Extensions:
         return self._endpoint.last_report()
 
     def lossy_group_stats(self) -> Mapping[int, Mapping[str, Any]]:
-        """Every rank's counters, by rank, from its last heartbeat (``lossycoll.group_stats``)."""
+        """Every rank's counters, by rank, which are asked now (``lossycoll.group_stats``)."""
         return self._endpoint.group_stats()
 
     # ---- a collective as data ----

@@ -23,7 +23,7 @@ from lossycoll.errors import AbortedError, UnsupportedError
 from lossycoll.runtime.core.call import bounded
 
 from . import checks
-from .bootstrap import Group, Place
+from .bootstrap import Group
 from .collectives import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -39,6 +39,7 @@ from .description import Description, Splits
 from .dispatch import Dispatcher
 from .dynamo_skip import opaque
 from .extensions import Extensions
+from .group_steps import Place
 from .monitored_barrier import monitored_barrier
 from .point_to_point import PointToPoint
 from .sparse import SparseAllReduce
@@ -64,6 +65,10 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
 
     def __init__(self, backend_options: Any, pg_options: object = None) -> None:
         super().__init__(backend_options.group_rank, backend_options.group_size)
+        # torch lists none for the default group.
+        self._global_ranks = tuple(
+            backend_options.global_ranks_in_group or range(backend_options.group_size)
+        )
         self._group = Group(
             Place(
                 store=backend_options.store,
@@ -71,6 +76,7 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
                 size=backend_options.group_size,
                 timeout=backend_options.timeout,
                 name=str(backend_options.group_id),
+                global_ranks=self._global_ranks,
             ),
             pg_options,
         )
@@ -581,6 +587,7 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
                 group_size=len(chosen),
                 timeout=timeout or timedelta(seconds=self._endpoint.timeout),
                 group_id=name,
+                global_ranks_in_group=[self._global_ranks[rank] for rank in chosen],
             ),
             opts,
         )

@@ -39,8 +39,6 @@ BUILD_VARIABLES: Final = frozenset({"LOSSYCOLL_WERROR", "LOSSYCOLL_CFLAGS"})
 FAST_PATHS: Final = ("gso", "gro", "mmsg", "gather", "simd", "stamps")
 MAX_BYTES: Final = 1 << 62
 MAX_PORT: Final = 65535
-TCP_PORTS: Final = 2
-"""Of ``port_range``, for each rank and group: control and point to point."""
 ALGORITHM_HINT: Final = "a plug-in's must be registered on every rank before its first group"
 
 
@@ -194,8 +192,9 @@ class Options:
     port_range: str = option(
         "0",
         text("`0` or `lo-hi`", _check_ports),
-        "Local ports of the own sockets: each rank takes a UDP port and two TCP ports for "
-        "each group; 0 lets the kernel choose. Gloo's port isn't among them (see below).",
+        "Local ports of the own sockets: each rank takes a UDP and a TCP port for each "
+        "group, and a TCP port for all of them; 0 lets the kernel choose. Gloo's port isn't among "
+        "them (see below).",
     )
     mtu: int = option(
         0,
@@ -242,7 +241,8 @@ class Options:
     liveness: float = option(
         10.0,
         number(0.5, 3600, "s"),
-        "A rank that dies is named by an error on every other within this time.",
+        "A rank that dies is named by an error on every other within this time. It belongs to "
+        "the process: its first group sets it, and a group that asks for another is refused.",
         agree=True,
     )
     on_peer_loss: str = option(

@@ -326,11 +326,11 @@ def test_a_small_buffer_makes_small_packets_or_a_warning() -> None:
 def rank_fragments(rank: int, world: int) -> None:
     import torch.distributed as dist
 
-    from lossycoll.backend import bootstrap
+    from lossycoll.backend import group_steps
     from lossycoll.runtime.core.call import LONGEST, bounded
     from lossycoll.runtime.net.interfaces import Interface
 
-    bootstrap.choose = lambda wanted, master: Interface("lo", "127.0.0.1", 1500)
+    group_steps.choose = lambda wanted, master: Interface("lo", "127.0.0.1", 1500)
     init(pg_options={"mtu": 9000})
     dist.destroy_process_group()
     assert bounded(timedelta.max) == bounded(timedelta(days=-1)) == LONGEST

@@ -22,7 +22,7 @@ from tests.support.network import Network
 from tests.support.sharded_cases import network, sharded
 
 PATIENCE = 8.0
-"""Seconds: twice the groups' liveness."""
+"""Seconds: twice the job's liveness."""
 TIMEOUT = 120.0
 PATTERN = (
     r"the link from rank (\d) \(127.0.0.1:\d+\) to rank (\d) \(127.0.0.1:\d+\) delivers no data: "
@@ -58,9 +58,7 @@ def make(rank: int, world: int) -> list[tuple[Caught, float, int]]:
 
     init(TIMEOUT)
     groups = [
-        dist.new_group(
-            pg_options=lossycoll.Options(inject=inject, liveness=PATIENCE / 2, deadline_max=1.0)
-        )
+        dist.new_group(pg_options=lossycoll.Options(inject=inject, deadline_max=1.0))
         for inject, _ in CASES
     ]
     models = [network() for _ in CASES]
@@ -82,7 +80,7 @@ def make(rank: int, world: int) -> list[tuple[Caught, float, int]]:
         for number, group in enumerate(groups)
     ]
     # What loses much is no dead link.
-    options = lossycoll.Options(inject="loss=0.6,burst=8", liveness=PATIENCE / 2, deadline_max=1.0)
+    options = lossycoll.Options(inject="loss=0.6,burst=8", deadline_max=1.0)
     group = dist.new_group(pg_options=options)
     for make_one in (shard, bound):
         make_one(network(), group)
@@ -91,7 +89,8 @@ def make(rank: int, world: int) -> list[tuple[Caught, float, int]]:
 
 
 def test_a_link_that_delivers_nothing_is_named_long_before_the_timeout() -> None:
-    found = good(run_ranks(make, 3, CALM))
+    env = {**CALM, "LOSSYCOLL_LIVENESS": str(PATIENCE / 2)}
+    found = good(run_ranks(make, 3, env))
     for number, (inject, _) in enumerate(CASES):
         dead = re.search(r"link=(\d)-(\d)", inject)
         for rank, cases in enumerate(found):

@@ -15,7 +15,7 @@ from __future__ import annotations
 from .model import Edit, Mutation, mutation
 
 ENGINE = "tests/runtime/engine"
-MEMBERSHIP = "tests/runtime/membership/test_failure_detector.py"
+MEMBERSHIP = "tests/runtime/membership/test_root_protocol.py"
 
 NATIVE = (
     # ---- the wire ----
@@ -330,22 +330,22 @@ PYTHON = (
     ),
     mutation(
         "liveness doubled in the group",
-        "lossycoll/backend/bootstrap.py",
-        "control = Control(rank, size, options.liveness, outlive=options.continues)",
-        "control = Control(rank, size, 2 * options.liveness, outlive=options.continues)",
+        "lossycoll/backend/group_steps.py",
+        "plane = ControlPlane(making.place.rank, making.place.size, options.liveness)",
+        "plane = ControlPlane(making.place.rank, making.place.size, 2 * options.liveness)",
         "tests/runtime/membership/test_liveness.py::test_the_group_hands_its_liveness_on",
     ),
     mutation(
         "silence counted for twice as long",
         "lossycoll/runtime/membership/failure_detector.py",
-        "self._silence = liveness * SILENT_SHARE",
-        "self._silence = 2 * liveness * SILENT_SHARE",
+        "self.silence = liveness * SILENT_SHARE",
+        "self.silence = 2 * liveness * SILENT_SHARE",
         f"{MEMBERSHIP}::test_silence_is_death_within_the_liveness_and_not_long_before",
     ),
     mutation(
         "a rank that slept accuses the others",
         "lossycoll/runtime/membership/failure_detector.py",
-        "                self._heard[rank] += late",
+        "                self._heard[rank] = min(now, at + late)",
         "                pass",
         f"{MEMBERSHIP}::test_ranks_that_slept_themselves_accuse_nobody",
     ),

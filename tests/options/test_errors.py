@@ -169,7 +169,7 @@ def test_a_range_of_ports_that_is_too_narrow_says_how_many_are_needed() -> None:
             listen(1, 2, "127.0.0.1", (port, port))
     text = str(caught.value)
     assert f"rank 1/2: no free TCP port at 127.0.0.1 in {port}-{port} (1 port)" in text
-    assert "each rank of a host takes two for every group" in text
+    assert "each rank of a host takes one for every group and one for all of them" in text
 
 
 def test_a_range_without_a_free_udp_port_is_named() -> None:

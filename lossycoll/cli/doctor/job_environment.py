@@ -52,25 +52,23 @@ def mtu() -> list[Finding]:
 
 def port_range() -> list[Finding]:
     """Whether the range holds a group of this machine's ranks, and what it doesn't cover."""
-    from lossycoll.options.fields import TCP_PORTS
-
     options, interface = _options(), _interface()
     if options is None or interface is None or options.ports == (0, 0):
         return []
     ranks = _local_ranks()
-    enough = max(ENOUGH_PORTS, TCP_PORTS * ranks)
+    enough = max(ENOUGH_PORTS, 2 * ranks)
     udp = _free(interface, options.ports, socket.SOCK_DGRAM, enough)
     tcp = _free(interface, options.ports, socket.SOCK_STREAM, enough)
     more = " or more" if max(udp, tcp) >= enough else ""
-    groups = min(udp, tcp // TCP_PORTS) // ranks
+    groups = max(0, min(udp, tcp - ranks)) // ranks  # a TCP port of each is for all groups
     found = (
         f"{options.port_range} at {interface.address}: {udp} UDP, {tcp} TCP{more} free: groups of "
         f"{_counted(ranks, 'rank')} on this machine: {groups}{more}"
     )
     advice = (
         f"widen LOSSYCOLL_PORT_RANGE: for every group each of the {ranks} ranks of this machine "
-        f"takes a UDP port and {TCP_PORTS} TCP ports; run the doctor under torchrun, or with "
-        f"LOCAL_WORLD_SIZE, for it to know how many ranks there are"
+        f"takes a UDP and a TCP port, and a TCP port for all of them; run the doctor under "
+        f"torchrun, or with LOCAL_WORLD_SIZE, for it to know how many ranks there are"
     )
     return [
         good_if(groups > 0, "port range", found, Severity.FAIL, advice),

@@ -30,8 +30,8 @@ from lossycoll.runtime.engine.failures import Code, Failure, Where, error_of
 from lossycoll.runtime.engine.link_events import LinkLog
 from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
 from lossycoll.runtime.engine.reports import PeerStats, Report, Stats
-from lossycoll.runtime.membership.failure_detector import Control
 from lossycoll.runtime.membership.group_state import Health
+from lossycoll.runtime.membership.membership import Membership
 from lossycoll.runtime.membership.view_agreement import View
 
 from . import engine_call, plan_cache, single_rank
@@ -76,7 +76,7 @@ FIGURES: Final = (
     "deadline_hits",
     "operation_ns",
 )
-"""What travels with every beat, so that each rank can see every other's."""
+"""What a rank tells others that ask for its counters."""
 
 
 class Endpoint(CollectiveEndpoint):
@@ -95,7 +95,7 @@ class Endpoint(CollectiveEndpoint):
         group: int,
         timeout: float,
         engine: Engine | None,
-        control: Control | None,
+        control: Membership | None,
     ) -> None:
         self.health = health
         self.options = options
@@ -586,7 +586,7 @@ class Endpoint(CollectiveEndpoint):
         return report if who.complete else replace(report, lost=who.lost)
 
     def group_stats(self) -> Mapping[int, Mapping[str, Any]]:
-        """The latest counters of every rank, by rank; at most a beat old."""
+        """The counters of every rank, by rank, asked now; of one that is silent, its last."""
         others = self._control.group_figures() if self._control is not None else {}
         return dict(sorted({**others, self.rank: self.figures()}.items()))
 

@@ -246,7 +246,7 @@ class Stats(EngineStats):
         world: The group's world size.
         calls: Collectives issued in the group, without point to point. Those that are not among
             ``operations`` went to gloo.
-        control_foreign: Control messages without the group's token.
+        control_foreign: Control messages of this process that were malformed or without its token.
         lost: Ranks without which the group continues.
         peers: An entry per rank; this rank's has zeros.
     """

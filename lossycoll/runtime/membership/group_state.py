@@ -27,7 +27,7 @@ from lossycoll.runtime.core.call import Collective
 from lossycoll.runtime.core.logfmt import event
 from lossycoll.runtime.engine.failures import Where
 
-from .failure_detector import Control
+from .membership import Membership
 
 HISTORY: Final = 4096
 """Calls that are remembered for comparison with other ranks."""
@@ -58,7 +58,7 @@ class Health:
         *,
         addresses: Sequence[str],
         liveness: float,
-        control: Control | None,
+        control: Membership | None,
         on_failure: Callable[[LossyError], None],
         outlive: bool = False,
     ) -> None:

@@ -1,11 +1,12 @@
-"""The control plane's sockets: every rank can reach the hub, and the hub every rank.
+"""The control plane's sockets: every rank is connected with the hub, and can be asked by any other.
 
-TCP by pyzmq: each rank has a ROUTER that listens, and a DEALER to the hub, which is rank 0 at
-first. Messages are JSON objects that carry the group's token and the sender's rank; anything else
-is counted and dropped. Used by one thread, but for ``open``.
+Each rank listens. A *member* connection goes from a rank to the hub and carries messages both ways.
+A *question* is a connection of its own to any rank: the answer is the other's hello, or that nobody
+listens there any more. After a cut TCP tries an old connection ever less often, so that a silent
+rank is asked over a new one.
 
-After a cut, TCP tries an old connection ever less often. So who is silent is also asked over new
-ones (:meth:`Star.ask`), which carry signs of life alone: what was under way on the old ones comes.
+Both ends begin with a :class:`Hello`; before it has come nothing else is believed. Used by one
+thread, but for ``open`` and ``wake``.
 """
 
 from __future__ import annotations
@@ -13,244 +14,424 @@ from __future__ import annotations
 import contextlib
 import errno
 import hmac
-import json
+import os
 import select
 import socket
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
-
-import zmq
-from zmq.utils.monitor import recv_monitor_message
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
 
 from lossycoll.errors import no_port
 
-BATCH: Final = 256
-LONGEST: Final = 1 << 20
-PROBE_SECONDS: Final = 0.2
-RECONNECT_MS: Final = 20
+from .framing import Framed
+from .messages import Hello, Malformed, Message, pack, unpack
 
-Message = dict[str, Any]
+VERSION: Final = 1
+HELLO_SECONDS: Final = 5.0
+"""How long a connection may take to say whose it is."""
+STRANGERS: Final = 64
+"""Connections, beyond one of each rank, that haven't said whose they are."""
+ACCEPTS: Final = 64
 
 
-class Star:
-    """One rank's end. ``open``, ``connect``, then the rest; ``close`` at the end.
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message over the member connection with ``rank``."""
 
-    ``routes`` has the ranks that this one has heard at its own ROUTER. ``foreign`` counts what was
-    dropped since it was malformed or without the token.
+    rank: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """There is a member connection with ``rank`` now."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The member connection with ``rank`` is no more."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """``rank``'s host answers that nobody listens there: its process has ended."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """``rank`` has answered a question, or has asked one."""
+
+    rank: int
+
+
+Event: TypeAlias = Received | Connected | Broken | Refused | Alive
+
+
+@dataclass(slots=True)
+class _Link:
+    """A connection. ``rank``: whose, -1 until its hello has come. ``since``: when it was begun."""
+
+    framed: Framed
+    purpose: str
+    since: float
+    rank: int = -1
+    known: bool = False
+    connecting: bool = False
+    watched: int = select.EPOLLIN
+    """What epoll watches of it."""
+
+
+class HubSockets:
+    """One rank's end. ``open``, ``start``, then the rest; ``close`` at the end.
+
+    ``members`` has the ranks with which there is a member connection. ``foreign`` counts what was
+    dropped since it was malformed or without the token. Ranks in ``shunned`` get no answer to their
+    questions.
     """
 
-    def __init__(self, rank: int, world: int) -> None:
+    def __init__(self, rank: int, world: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._rank = rank
         self._world = world
+        self._clock = clock
         self._token = ""
-        self.hub = 0
         self.foreign = 0
-        self.routes: dict[int, bytes] = {}
-        self._endpoints: Sequence[tuple[str, int]] = ()
-        self._context = zmq.Context()
-        self._listening = self._socket(zmq.ROUTER)
-        self._listening.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._to_hub: zmq.Socket[bytes] | None = None
-        self._asked: dict[int, zmq.Socket[bytes]] = {}
-        self._asking: dict[int, bytes] = {}
-        """Ranks that have asked this one over a connection of its own, and which."""
-        self._monitors: list[zmq.Socket[bytes]] = []
-        self._settling_until = 0.0
-        self.poller = zmq.Poller()
-        self._watch(self._listening)
+        self.shunned: set[int] = set()
+        self.members: dict[int, _Link] = {}
+        self._places: list[tuple[int, tuple[object, ...]]] = []
+        self._links: dict[int, _Link] = {}
+        self._questions: dict[int, _Link] = {}
+        self._hub: int | None = None
+        self._to_hub: _Link | None = None
+        self._tried_at = 0.0
+        self._events: list[Event] = []
+        self._listener: socket.socket | None = None
+        self._listening = False
+        self._poller = select.epoll()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poller.register(self._wake, select.EPOLLIN)
+        self._closed = False
 
     def open(self, address: str, ports: tuple[int, int]) -> int:
         """Listens on ``address`` and a port of ``ports`` (first, last); 0: any.
 
         Returns the port. Raises RendezvousError when none can be had.
         """
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
         first, last = ports
         for port in range(first, last + 1):
-            with contextlib.suppress(zmq.ZMQError):
-                self._listening.bind(f"tcp://{_bracketed(address)}:{port or '*'}")
-                endpoint = self._listening.getsockopt(zmq.LAST_ENDPOINT)
-                assert isinstance(endpoint, bytes)
-                return int(endpoint.rstrip(b"\0").rpartition(b":")[2])
+            end = socket.socket(family, socket.SOCK_STREAM)
+            try:
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                end.bind((address, port))
+                end.listen(self._world + STRANGERS)
+            except OSError:
+                end.close()
+                continue
+            end.setblocking(False)
+            self._listener = end
+            return int(end.getsockname()[1])
         raise no_port(self._rank, self._world, address, ports)
 
-    def connect(self, token: str, endpoints: Sequence[tuple[str, int]]) -> None:
-        """``endpoints``: (host, port) of every rank."""
+    def start(self, token: str, endpoints: Sequence[tuple[str, int]]) -> None:
+        """Takes connections from now on. ``endpoints``: (host, port) of every rank."""
         self._token = token
-        self._endpoints = endpoints
-        self.follow(self.hub)
+        for host, port in endpoints:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            self._places.append((found[0], found[4]))
+        self._listen()
 
-    def follow(self, hub: int) -> None:
-        """From now on ``hub`` is the one to talk to."""
-        self.hub = hub
-        self.ask((), 1.0)
+    def wake(self) -> None:
+        """Ends a wait of :meth:`poll`; may be called by any thread, until ``close``."""
+        os.eventfd_write(self._wake, 1)
+
+    # ---- connections ----
+
+    def follow(self, hub: int | None, now: float) -> None:
+        """Connects with ``hub`` anew; None: this rank is the hub, or nobody's."""
         if self._to_hub is not None:
-            self._unwatch(self._to_hub)
-            self._to_hub.close(0)
-            self._to_hub = None
-        if hub != self._rank:
-            self._to_hub = self._socket(zmq.DEALER)
-            self._watch(self._to_hub)
-            self._to_hub.connect(self._place(hub))
+            self._drop(self._to_hub)
+        self._hub = hub
+        self._connect_hub(now)
 
-    def send(self, message: Message, rank: int | None = None) -> bool:
-        """To ``rank`` (the hub can), or to the hub. A broken connection loses it: silence tells.
+    def tick(self, now: float, patience: float) -> None:
+        """Tries a broken connection with the hub again, one that is under way ``patience`` s after
+        its begin; closes strangers; takes connections again where descriptors were short."""
+        if self._hub is not None and now - self._tried_at >= patience:
+            under_way = self._to_hub
+            if under_way is not None and not under_way.known:
+                self._drop(under_way)
+            self._connect_hub(now)
+        for link in list(self._links.values()):
+            if not link.known and link.purpose == "stranger" and now - link.since > HELLO_SECONDS:
+                self._drop(link)
+        self._listen()
 
-        Returns False if it is known that there is no connection.
+    def ask(self, ranks: Iterable[int], patience: float, now: float) -> None:
+        """Asks ``ranks`` for a sign of life, each over a new connection.
+
+        A question that is younger than ``patience`` seconds is left alone.
         """
-        body = self._packed(message)
-        try:
-            if rank is not None:
-                if rank not in self.routes:
-                    return False
-                self._listening.send_multipart([self.routes[rank], body], zmq.NOBLOCK)
-            elif self._to_hub is not None:
-                self._to_hub.send(body, zmq.NOBLOCK)
-        except zmq.ZMQError as error:
-            return error.errno != errno.EHOSTUNREACH
+        for rank in ranks:
+            before = self._questions.get(rank)
+            if before is not None:
+                if now - before.since < patience:
+                    continue
+                self._drop(before)
+            link = self._connect(rank, "question", now)
+            if link is not None:
+                self._questions[rank] = link
+
+    def hang_up(self, rank: int) -> None:
+        """Ends the member connection with ``rank``, without an event."""
+        link = self.members.get(rank)
+        if link is not None:
+            self._drop(link)
+
+    def send(self, rank: int, body: bytes) -> bool:
+        """To a rank of ``members``. False: there is no connection. A broken one loses it."""
+        link = self.members.get(rank)
+        if link is None:
+            return False
+        link.framed.write(body)
+        self._check(link)
         return True
 
-    def ask(self, ranks: Iterable[int], patience: float) -> None:
-        """Asks ``ranks`` for a sign of life, each over a new connection; forgets earlier questions.
-
-        The connection is tried anew every ``patience`` seconds, until it is made.
-        """
-        for end in self._asked.values():
-            self.poller.unregister(end)
-            end.close(0)
-        self._asked.clear()
-        for rank in ranks:
-            with contextlib.suppress(zmq.ZMQError):  # short of descriptors: the old one must do
-                end = self._socket(zmq.DEALER)
-                self._asked[rank] = end
-                self.poller.register(end, zmq.POLLIN)
-                end.setsockopt(zmq.CONNECT_TIMEOUT, max(1, int(patience * 1000)))
-                end.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
-                end.connect(self._place(rank))
-                end.send(self._packed({"k": "alive"}), zmq.NOBLOCK)
-
-    def answer(self, rank: int) -> None:
-        """The sign of life that ``rank`` has asked for."""
-        with contextlib.suppress(zmq.ZMQError, KeyError):
-            self._listening.send_multipart(
-                [self._asking.pop(rank), self._packed({"k": "here"})], zmq.NOBLOCK
-            )
-
-    def receive(self) -> Iterator[Message]:
-        """What has come, up to a bound."""
-        for end in (self._to_hub, self._listening, *self._asked.values()):
-            for _ in range(BATCH):
-                if end is None:
-                    break
-                try:
-                    frames = end.recv_multipart(zmq.NOBLOCK)
-                except zmq.ZMQError:  # nothing left, or closed meanwhile
-                    break
-                message = self._parse(frames[-1])
-                if message is None:
-                    self.foreign += 1
-                    continue
-                if end is self._listening:
-                    routes = self._asking if message["k"] == "alive" else self.routes
-                    routes[message["r"]] = frames[0]
-                yield message
-
-    def disconnected(self) -> set[int]:
-        """Ranks whose connections have broken since this was last asked."""
-        events = set()
-        for monitor in self._monitors:
-            while monitor.poll(0):
-                events.add(recv_monitor_message(monitor)["event"])
-        if zmq.EVENT_DISCONNECTED in events:
-            # The ROUTER may learn a little later than the monitor which connection it was.
-            self._settling_until = time.monotonic() + PROBE_SECONDS
-        elif not self.settling:
-            return set()
-        if self.hub != self._rank:
-            return {self.hub}
-        return {rank for rank in list(self.routes) if not self.send({"k": "beat"}, rank)}
-
-    @property
-    def settling(self) -> bool:
-        """Whether :meth:`disconnected` is to be asked again soon."""
-        return time.monotonic() < self._settling_until
-
-    def ended(self, ranks: Iterable[int]) -> set[int]:
-        """Those whose processes have ended: their hosts answer that nobody listens there.
-
-        All are asked at once: a hub that waited for one after another would pass for dead itself.
-        """
-        found: set[int] = set()
-        asked: dict[int, tuple[int, socket.socket]] = {}
-        poller = select.poll()
-        with contextlib.ExitStack() as ends:
-            for rank in ranks:
-                with contextlib.suppress(OSError):
-                    places = socket.getaddrinfo(*self._endpoints[rank], type=socket.SOCK_STREAM)
-                    end = ends.enter_context(socket.socket(*places[0][:2]))
-                    end.setblocking(False)
-                    code = end.connect_ex(places[0][4])
-                    if code == errno.ECONNREFUSED:
-                        found.add(rank)
-                    elif code == errno.EINPROGRESS:
-                        asked[end.fileno()] = rank, end
-                        poller.register(end, select.POLLOUT)
-            until = time.monotonic() + PROBE_SECONDS
-            while asked and (left := until - time.monotonic()) > 0:
-                for descriptor, _ in poller.poll(left * 1000):
-                    poller.unregister(descriptor)
-                    rank, end = asked.pop(descriptor)
-                    if end.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNREFUSED:
-                        found.add(rank)
+    def poll(self, seconds: float) -> list[Event]:
+        """What has happened, after a wait of at most ``seconds``."""
+        if not self._events:
+            for fd, flags in self._poller.poll(max(0.0, seconds)):
+                if fd == self._wake:
+                    with contextlib.suppress(BlockingIOError):
+                        os.eventfd_read(self._wake)
+                elif self._listener is not None and fd == self._listener.fileno():
+                    self._accept()
+                elif fd in self._links:
+                    self._serve(self._links[fd], flags)
+        found, self._events = self._events, []
         return found
 
-    def close(self, linger_ms: int) -> None:
-        self.ask((), 1.0)
-        for end in (self._to_hub, self._listening):
-            if end is not None:
-                self._unwatch(end)
-                end.close(linger_ms)
-        self._context.term()
+    def close(self, linger: float) -> None:
+        """Frees all; up to ``linger`` seconds for what is under way. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._hub = None
+        for link in list(self._links.values()):
+            if not link.known or link.purpose == "question":
+                self._drop(link)
+        self._drain(linger)
+        for link in list(self._links.values()):
+            self._drop(link)
+        self._free()
 
-    def _socket(self, kind: int) -> zmq.Socket[bytes]:
-        made: zmq.Socket[bytes] = self._context.socket(kind)
-        made.setsockopt(zmq.IPV6, 1)
-        made.setsockopt(zmq.LINGER, 0)
-        made.setsockopt(zmq.MAXMSGSIZE, LONGEST)
-        return made
+    def abandon(self) -> None:
+        """Closes the descriptors in a forked child, where they would keep the parent's connections
+        alive; leaves the epoll set alone, which both share."""
+        self._closed = True
+        for link in self._links.values():
+            link.framed.close()
+        self._free()
 
-    def _watch(self, end: zmq.Socket[bytes]) -> None:
-        monitor = end.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        self._monitors.append(monitor)
-        self.poller.register(end, zmq.POLLIN)
-        self.poller.register(monitor, zmq.POLLIN)
+    def _free(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        self._poller.close()
+        os.close(self._wake)
 
-    def _unwatch(self, end: zmq.Socket[bytes]) -> None:
-        monitor = end.get_monitor_socket()
-        self.poller.unregister(end)
-        self.poller.unregister(monitor)
-        self._monitors.remove(monitor)
-        end.disable_monitor()
-        monitor.close(0)
+    def _drain(self, linger: float) -> None:
+        """Says the end and waits for the others': a close with anything unread would reset the
+        connection, and what has been sent would be lost with it."""
+        end = time.monotonic() + linger
+        self._poller.unregister(self._wake)
+        if self._listening and self._listener is not None:
+            self._poller.unregister(self._listener.fileno())
+        finished: set[int] = set()
+        while self._links and (left := end - time.monotonic()) > 0:
+            for link in list(self._links.values()):
+                if link.framed.fd not in finished and not link.framed.has_unsent:
+                    finished.add(link.framed.fd)
+                    link.framed.finish()
+                    self._check(link)
+            for fd, _ in self._poller.poll(left):
+                open_still = self._links.get(fd)
+                if open_still is not None:
+                    open_still.framed.flush()
+                    open_still.framed.read()
+                    self._check(open_still)
 
-    def _place(self, rank: int) -> str:
-        host, port = self._endpoints[rank]
-        return f"tcp://{_bracketed(host)}:{port}"
+    def _connect_hub(self, now: float) -> None:
+        self._tried_at = now
+        if self._hub is not None and self._to_hub is None:
+            self._to_hub = self._connect(self._hub, "member", now)
 
-    def _packed(self, message: Message) -> bytes:
-        return json.dumps({"r": self._rank, **message, "t": self._token}).encode()
-
-    def _parse(self, body: bytes) -> Message | None:
-        """The message, or None if it isn't one of this group's."""
+    def _connect(self, rank: int, purpose: str, now: float) -> _Link | None:
+        """Begins a connection; None: it couldn't be begun, or nobody listens there."""
+        family, place = self._places[rank]
         try:
-            message = json.loads(body)
-            token = message["t"].encode()
-            sender = message["r"]
-            known = isinstance(sender, int) and 0 <= sender < self._world and sender != self._rank
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            end = socket.socket(family, socket.SOCK_STREAM)
+        except OSError:  # short of descriptors
             return None
-        good = known and isinstance(message.get("k"), str)
-        return message if good and hmac.compare_digest(token, self._token.encode()) else None
+        end.setblocking(False)
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        code = end.connect_ex(place)
+        if code not in (0, errno.EINPROGRESS):
+            end.close()
+            if code == errno.ECONNREFUSED:
+                self._events.append(Refused(rank))
+            return None
+        link = _Link(Framed(end), purpose, now, rank=rank, connecting=True, watched=select.EPOLLOUT)
+        self._links[link.framed.fd] = link
+        self._poller.register(link.framed.fd, select.EPOLLOUT)
+        return link
+
+    def _listen(self) -> None:
+        if self._listener is not None and not self._listening:
+            self._listening = True
+            self._poller.register(self._listener.fileno(), select.EPOLLIN)
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        for _ in range(ACCEPTS):
+            try:
+                end, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno == errno.ECONNABORTED:
+                    continue
+                # Short of descriptors: whoever waits is taken at the next tick.
+                self._listening = False
+                self._poller.unregister(self._listener.fileno())
+                return
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            link = _Link(Framed(end), "stranger", self._clock())
+            self._links[link.framed.fd] = link
+            self._poller.register(link.framed.fd, select.EPOLLIN)
+            strangers = [one for one in self._links.values() if one.purpose == "stranger"]
+            if len(strangers) > self._world + STRANGERS:
+                self._drop(min(strangers, key=lambda one: one.since))
+
+    # ---- what comes ----
+
+    def _serve(self, link: _Link, flags: int) -> None:
+        if link.connecting:
+            self._established(link)
+            return
+        if flags & select.EPOLLOUT:
+            link.framed.flush()
+        if flags & ~select.EPOLLOUT:
+            for body in link.framed.read():
+                self._take(link, body)
+                if link.framed.fd not in self._links:
+                    return
+        self._check(link)
+
+    def _established(self, link: _Link) -> None:
+        code = link.framed.end.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            rank = link.rank
+            self._drop(link)
+            if code == errno.ECONNREFUSED:
+                self._events.append(Refused(rank))
+            return
+        link.connecting = False
+        self._say_hello(link)
+        self._check(link)
+
+    def _say_hello(self, link: _Link) -> None:
+        purpose = "question" if link.purpose == "question" else "member"
+        link.framed.write(pack(Hello(VERSION, self._token, self._rank, purpose)))
+
+    def _take(self, link: _Link, body: bytes) -> None:
+        try:
+            message = unpack(body, self._world)
+        except Malformed:
+            self.foreign += 1
+            if not link.known:
+                self._drop(link)
+            return
+        if link.known:
+            if isinstance(message, Hello):
+                self.foreign += 1
+            else:
+                self._events.append(Received(link.rank, message))
+        elif self._is_ours(link, message):
+            assert isinstance(message, Hello)
+            self._greeted(link, message)
+        else:
+            self.foreign += 1
+            self._drop(link)
+
+    def _is_ours(self, link: _Link, message: Message) -> bool:
+        return (
+            isinstance(message, Hello)
+            and message.version == VERSION
+            and message.purpose in ("member", "question")
+            and message.rank != self._rank
+            and link.rank in (-1, message.rank)
+            and hmac.compare_digest(
+                message.token.encode("utf-8", "surrogatepass"), self._token.encode()
+            )
+        )
+
+    def _greeted(self, link: _Link, hello: Hello) -> None:
+        link.known = True
+        if link.rank < 0:  # it has connected here
+            link.rank, link.purpose = hello.rank, hello.purpose
+            if hello.purpose != "question":
+                self._say_hello(link)
+                self._enter(link)
+            elif hello.rank not in self.shunned:
+                self._say_hello(link)
+                self._events.append(Alive(hello.rank))
+        elif link.purpose == "question":
+            self._events.append(Alive(link.rank))
+            self._drop(link)
+        else:
+            self._enter(link)
+
+    def _enter(self, link: _Link) -> None:
+        before = self.members.get(link.rank)
+        if before is not None and before is not link:
+            self._drop(before)
+        self.members[link.rank] = link
+        self._events.append(Connected(link.rank))
+
+    def _check(self, link: _Link) -> None:
+        """Frees a connection that is broken; else has epoll watch what is wanted now."""
+        fd = link.framed.fd
+        if fd not in self._links:
+            return
+        if not link.framed.broken:
+            wanted = select.EPOLLIN | (select.EPOLLOUT if link.framed.has_unsent else 0)
+            if wanted != link.watched:
+                link.watched = wanted
+                self._poller.modify(fd, wanted)
+            return
+        self.foreign += link.framed.malformed
+        was_member = self.members.get(link.rank) is link
+        self._drop(link)
+        if was_member:
+            self._events.append(Broken(link.rank))
+
+    def _drop(self, link: _Link) -> None:
+        if self._links.pop(link.framed.fd, None) is None:
+            return
+        self._poller.unregister(link.framed.fd)
+        link.framed.close()
+        if self.members.get(link.rank) is link:
+            del self.members[link.rank]
+        if self._questions.get(link.rank) is link:
+            del self._questions[link.rank]
+        if self._to_hub is link:
+            self._to_hub = None
 
 
 def reachable(host: str, port: int, timeout: float = 1.0) -> bool:
@@ -260,7 +441,3 @@ def reachable(host: str, port: int, timeout: float = 1.0) -> bool:
             return True
     except OSError:
         return False
-
-
-def _bracketed(address: str) -> str:
-    return f"[{address}]" if ":" in address else address

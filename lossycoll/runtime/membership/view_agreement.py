@@ -1,11 +1,12 @@
-"""Who is left of a group: the agreement after a rank was lost, as a state machine without sockets.
+"""Who is left of a group: the agreement after a rank was lost, as a state machine.
 
-Every rank that hears of a loss stops submitting, and tells the *hub* (the lowest rank that is left)
-the number of its next operation. When all that are left have told, the hub fixes the next *view*:
-the ranks that are left, and the first operation that is theirs alone, which no rank has submitted
-yet. So all ranks change over at the same operation; those before it count the dead as loss.
+No sockets and no clock of its own. Every rank that hears of a loss stops submitting, and tells the
+*coordinator* (the lowest rank that is left and hasn't said goodbye) the number of its next
+operation. When all that are left have told, the coordinator fixes the next *view*: the ranks that
+are left, and the first operation that is theirs alone, which no rank has submitted yet. So all
+ranks change over at the same operation; those before it count the dead as loss.
 
-The views travel as a whole, since a hub may die while it tells of one.
+The views travel as a whole, since a coordinator may die while it tells of one.
 """
 
 from __future__ import annotations
@@ -23,16 +24,28 @@ class View:
 
 
 class Survivors:
-    """One rank's part in the agreement. ``views`` begins with all ranks, from operation 0 on."""
+    """One rank's part in the agreement. ``views`` begins with all ranks, from operation 0 on.
 
-    def __init__(self, rank: int, world: int) -> None:
+    Args:
+        rank: This one, in the group.
+        world: The group's ranks.
+        patience: Seconds from this rank's stop after which it no longer waits for an agreement.
+    """
+
+    def __init__(self, rank: int, world: int, patience: float) -> None:
         self._rank = rank
-        self.views: list[View] = [View(0, tuple(range(world)))]
+        self._patience = patience
+        self.views: tuple[View, ...] = (View(0, tuple(range(world))),)
         self.lost: set[int] = set()
         """Ranks that this one gives up, in the latest view or since."""
-        self.proven: set[int] = set()
+        self.ended: set[int] = set()
         """Ranks whose processes are known to have ended."""
-        self._told: dict[int, tuple[frozenset[int], int]] = {}
+        self.departed: set[int] = set()
+        """Ranks that have said goodbye: they can't be asked any more."""
+        self.next = 0
+        """The operation before which this rank has stopped."""
+        self._stopped_at = 0.0
+        self._reported: dict[int, tuple[frozenset[int], int]] = {}
 
     @property
     def left(self) -> tuple[int, ...]:
@@ -43,41 +56,59 @@ class Survivors:
         """Whether the latest view knows of all that are lost."""
         return self.left == self.views[-1].members
 
-    def lose(self, rank: int, *, proven: bool) -> bool:
-        """Gives ``rank`` up; ``proven``: its process is known to have ended. False: not news."""
-        if proven:
-            self.proven.add(rank)
-        if rank in self.lost or rank == self._rank:
+    @property
+    def coordinator(self) -> int:
+        """Who decides. This rank is always left, so there is one."""
+        return min(rank for rank in self.left if rank == self._rank or rank not in self.departed)
+
+    def lose(self, rank: int, *, ended: bool) -> bool:
+        """Gives ``rank`` up; ``ended``: its process is known to have ended. False: not news."""
+        if rank == self._rank:
+            return False
+        if ended:
+            self.ended.add(rank)
+        if rank in self.lost:
             return False
         self.lost.add(rank)
         return True
 
-    def told(self, rank: int, lost: Iterable[int], following: int, views: Sequence[View]) -> None:
-        """``rank`` has stopped before operation ``following``, and gives ``lost`` up."""
-        self._told[rank] = (frozenset(lost), following)
+    def stopped(self, before: int, now: float) -> None:
+        """This rank has stopped before operation ``before``, at ``now`` (seconds)."""
+        self.next = before
+        self._stopped_at = now
+
+    def report(self, rank: int, lost: Iterable[int], before: int, views: Sequence[View]) -> None:
+        """``rank`` has stopped before operation ``before``, and gives ``lost`` up."""
+        self._reported[rank] = (frozenset(lost), before)
         self.learn(views)
 
     def learn(self, views: Sequence[View]) -> bool:
         """Takes over views that another rank has heard of and this one hasn't. False: not news."""
         if len(views) <= len(self.views):
             return False
-        self.views = list(views)
+        self.views = tuple(views)
         self.lost |= set(self.views[0].members) - set(self.views[-1].members)
         return True
 
     def decide(self) -> View | None:
-        """At the hub: the next view, once all that are left have told the same; else None."""
+        """At the coordinator: the next view, once all that are left have told the same."""
         if self.agreed:
             return None
-        nexts = []
+        self._reported[self._rank] = (frozenset(self.lost), self.next)
+        firsts = [self.views[-1].first]
         for rank in self.left:
-            lost, following = self._told.get(rank, (frozenset[int](), 0))
+            lost, before = self._reported.get(rank, (frozenset[int](), 0))
             if lost != self.lost:
                 return None
-            nexts.append(following)
-        view = View(max([*nexts, self.views[-1].first]), self.left)
-        self.views.append(view)
+            firsts.append(before)
+        view = View(max(firsts), self.left)
+        self.views = (*self.views, view)
         return view
+
+    def is_apart(self, now: float) -> bool:
+        """Whether this rank must not go on: too few are left, or they took too long to agree."""
+        late = not self.agreed and now - self._stopped_at > self._patience
+        return late or not self.may_go_on()
 
     def may_go_on(self) -> bool:
         """Whether those that are left can't be the smaller part of a network that fell apart.
@@ -85,6 +116,6 @@ class Survivors:
         They must be more than half of the latest view's ranks, or half of them with its lowest.
         Ranks whose processes have ended don't count.
         """
-        rest = [rank for rank in self.views[-1].members if rank not in self.proven]
+        rest = [rank for rank in self.views[-1].members if rank not in self.ended]
         here = len(self.left)
         return 2 * here > len(rest) or (2 * here == len(rest) and rest[0] in self.left)

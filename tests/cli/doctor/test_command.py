@@ -130,7 +130,7 @@ def test_port_range_has_to_hold_the_ranks_of_this_machine() -> None:
     changes = {"LOSSYCOLL_INTERFACE": "lo", "LOSSYCOLL_PORT_RANGE": "23450-23470"}
     status, checks = examine(**changes, LOCAL_WORLD_SIZE="2")
     assert (status, checks["port range"]["status"]) == (0, "ok")
-    assert "groups of 2 ranks on this machine: 5" in checks["port range"]["found"]
+    assert "groups of 2 ranks on this machine: 9" in checks["port range"]["found"]
     status, checks = examine(**changes, LOCAL_WORLD_SIZE="22")
     assert (status, checks["port range"]["status"]) == (1, "fail")
     assert "groups of 22 ranks on this machine: 0" in checks["port range"]["found"]

@@ -18,16 +18,16 @@ def rank_hands_on(rank: int, world: int) -> list[float]:
     """The liveness that the group's failure detectors were made with."""
     import torch.distributed as dist
 
-    from lossycoll.backend import bootstrap
+    from lossycoll.backend import group_steps
 
     made: list[float] = []
 
-    class Seen(bootstrap.Control):
+    class Seen(group_steps.ControlPlane):
         def __init__(self, rank: int, world: int, liveness: float, **rest: Any) -> None:
             made.append(liveness)
             super().__init__(rank, world, liveness, **rest)
 
-    bootstrap.Control = Seen  # type: ignore[misc]
+    group_steps.ControlPlane = Seen  # type: ignore[misc]
     init(pg_options={"liveness": GIVEN})
     dist.destroy_process_group()
     return made

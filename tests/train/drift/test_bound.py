@@ -22,6 +22,8 @@ from lossycoll.train.drift.slices import ALIGN
 from tests.support.harness import Ranks, die, init, run_good
 
 WORLD = 3
+LIVENESS = 5.0
+"""Seconds. A dead link is noticed after twice as long."""
 
 # ---- what is exchanged, on three ranks without loss ----
 
@@ -69,7 +71,8 @@ def quiet(rank: int, world: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def ranks() -> list[dict[str, Any]]:
-    return run_good(quiet, WORLD, {"LOSSYCOLL_LOG": "off"}, timeout=200)
+    env = {"LOSSYCOLL_LOG": "off", "LOSSYCOLL_LIVENESS": str(LIVENESS)}
+    return run_good(quiet, WORLD, env, timeout=200)
 
 
 def exchanged(rank: int, world: int) -> dict[str, Any]:
@@ -402,8 +405,8 @@ def test_goes_on_without_a_rank_that_dies() -> None:
 def hears_nothing(rank: int) -> tuple[str, int, int]:
     """What rank 1 reports of a link from rank 0 that loses everything, after how many steps of
     DriftBound, and how many packets were lost."""
-    patience = {"liveness": 4.0, "deadline_max": 2.0}
-    lost = dist.new_group(pg_options=lossycoll.Options(inject="link=0-1:1,loss=0.5", **patience))
+    options = lossycoll.Options(inject="link=0-1:1,loss=0.5", deadline_max=2.0)
+    lost = dist.new_group(pg_options=options)
     model = nn.Linear(60, 60, bias=False)
     optimizer = still(model)
     bound = lossycoll.DriftBound(model, optimizer, 2)
@@ -436,7 +439,7 @@ def test_a_link_of_which_nothing_comes_is_an_error(ranks: list[dict[str, Any]]) 
     assert found, text
     assert 256 <= int(found[1]) <= injected
     assert 4 <= int(found[2]) <= steps
-    assert float(found[3]) >= 8.0  # twice liveness
+    assert float(found[3]) >= 2 * LIVENESS
 
 
 # ---- what is refused ----

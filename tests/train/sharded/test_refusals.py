@@ -285,9 +285,7 @@ def not_numbers(rank: int) -> None:
 
 def dead_link(rank: int) -> float:
     """From some step on nothing gets through: at age max_age + 1 every rank says so."""
-    lost = dist.new_group(
-        pg_options=lossycoll.Options(inject="loss=1", deadline_max=1.5, liveness=30.0)
-    )
+    lost = dist.new_group(pg_options=lossycoll.Options(inject="loss=1", deadline_max=1.5))
     model = network()
     mine = sharded(model.parameters(), torch.optim.SGD, lr=0.1, max_age=2)
     step(model, mine, rank)

@@ -1,0 +1,192 @@
+"""What the control plane of many processes costs: python -m benchmarks.micro.control_plane
+
+Processes without torch, one plane each, forked from this one, with one group of all and maybe some
+smaller ones. First the CPU time of all of them together while nothing happens, then the time from
+the kill of one (the hub, and another) until the last of the others has been told. Clock: the
+machine's own, the same for all. CPU time: what the kernel counts for the processes, without their
+start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import select
+import signal
+import socket
+import statistics
+import struct
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from lossycoll.runtime.membership.control_plane import ControlPlane
+from lossycoll.runtime.membership.membership import Membership
+from lossycoll.runtime.membership.view_agreement import View
+
+ADDRESS = "127.0.0.1"
+TOLD = struct.Struct("!id")
+"""Of which death this is (-1: all have met), and when it was heard of."""
+
+
+class Listener:
+    """Writes each death to a pipe."""
+
+    def __init__(self, pipe: int) -> None:
+        self._pipe = pipe
+
+    def on_dead(self, rank: int, silent: float, ended: bool) -> None:
+        os.write(self._pipe, TOLD.pack(rank, time.monotonic()))
+
+    def on_abort(self, rank: int, reason: str, kind: str) -> None: ...
+    def on_bye(self, rank: int, seq: int, why: str) -> None: ...
+    def on_mismatch(self, seq: int, calls: dict[int, str]) -> None: ...
+    def on_broken(self, error: Exception) -> None: ...
+    def on_beat(self) -> None: ...
+    def call_at(self, seq: int) -> str | None: ...
+
+    def figures(self) -> dict[str, Any]:
+        return {}
+
+    def on_lost(self, rank: int, silent: float, ended: bool) -> int:
+        return 0
+
+    def on_views(self, views: Sequence[View], agreed: bool) -> None: ...
+    def on_apart(self, lost: Sequence[int], left: Sequence[int]) -> None: ...
+
+
+class Quiet(Listener):
+    """For the smaller groups, whose deaths aren't measured."""
+
+    def on_dead(self, rank: int, silent: float, ended: bool) -> None: ...
+
+
+def be_a_member(
+    plane: ControlPlane, endpoints: list[tuple[str, int]], pipe: int, groups: int
+) -> None:
+    """A process's life, until it is killed."""
+    world = len(endpoints)
+    plane.start("secret", endpoints)
+    Membership(plane, 1, range(world)).open(Listener(pipe))
+    for number in range(groups):
+        size = 2 << number % 3
+        block = plane.rank // size
+        members = range(block * size, min(world, (block + 1) * size))
+        Membership(plane, 1000 + number * world + block, members).open(Quiet(pipe))
+    met = plane.meet(120)
+    os.write(pipe, TOLD.pack(-1 if met else -2, time.monotonic()))
+    while True:
+        signal.pause()
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that were free a moment ago."""
+    ends = [socket.create_server((ADDRESS, 0)) for _ in range(count)]
+    found = [end.getsockname()[1] for end in ends]
+    for end in ends:
+        end.close()
+    return found
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process so far."""
+    with open(f"/proc/{pid}/stat", encoding="ascii") as stat:
+        fields = stat.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def hear(pipe: int, what: int, count: int, seconds: float) -> list[float]:
+    """When each of ``count`` processes has told of ``what``; fewer if time runs out."""
+    end, found = time.monotonic() + seconds, list[float]()
+    while len(found) < count and (left := end - time.monotonic()) > 0:
+        if select.select([pipe], [], [], left)[0]:
+            data = os.read(pipe, TOLD.size)
+            kind, when = TOLD.unpack(data)
+            if kind == what:
+                found.append(when)
+    return found
+
+
+def measure(members: int, groups: int, liveness: float, seconds: float) -> dict[str, Any]:
+    """One root, from its making to its end."""
+    read, write = os.pipe()
+    go, gone_off = os.pipe()
+    ports = free_ports(members)
+    endpoints = [(ADDRESS, port) for port in ports]
+    pids = []
+    for rank in range(members):
+        pid = os.fork()
+        if not pid:
+            try:
+                os.close(read)
+                os.close(gone_off)
+                plane = ControlPlane(rank, members, liveness)
+                plane.open(ADDRESS, (ports[rank], ports[rank]))
+                os.read(go, 1)  # until all are there, as after a rendezvous
+                be_a_member(plane, endpoints, write, groups)
+            finally:
+                os._exit(1)
+        pids.append(pid)
+    time.sleep(1 + members / 50)
+    begin = time.monotonic()
+    os.close(gone_off)
+    os.close(go)
+    try:
+        met = hear(read, -1, members, 150)
+        if len(met) < members:
+            raise RuntimeError(f"only {len(met)} of {members} have met")
+        time.sleep(2)
+        before, since = sum(map(cpu_seconds, pids)), time.monotonic()
+        hub_before = cpu_seconds(pids[0])
+        time.sleep(seconds)
+        spent = time.monotonic() - since
+        share = (sum(map(cpu_seconds, pids)) - before) / spent
+        hub_share = (cpu_seconds(pids[0]) - hub_before) / spent
+        noticed = {}
+        for gone, (name, victim) in enumerate((("other", members - 1), ("hub", 0)), 1):
+            killed = time.monotonic()
+            os.kill(pids[victim], signal.SIGKILL)
+            told = hear(read, victim, members - gone, 3 * liveness)
+            if len(told) < members - gone:
+                raise RuntimeError(f"{len(told)} of {members - gone} know of the {name}'s end")
+            times = sorted(1e3 * (when - killed) for when in told)
+            noticed[name] = {
+                "median_ms": round(statistics.median(times), 1),
+                "longest_ms": round(times[-1], 1),
+            }
+            time.sleep(1)
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        for pid in pids:
+            os.waitpid(pid, 0)
+        os.close(read)
+        os.close(write)
+    return {
+        "members": members,
+        "groups_each": 1 + groups,
+        "liveness_s": liveness,
+        "met_s": round(max(met) - begin, 2),
+        "cores": round(share, 4),
+        "hub_cores": round(hub_share, 4),
+        "killed": noticed,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--members", type=int, nargs="+", default=[8, 64, 256])
+    parser.add_argument("--groups", type=int, default=0, help="of 2 to 8 ranks, for each (0)")
+    parser.add_argument("--liveness", type=float, default=10.0, help="seconds (10)")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of CPU time measured (30)")
+    options = parser.parse_args()
+    for members in options.members:
+        found = measure(members, options.groups, options.liveness, options.seconds)
+        print(json.dumps(found), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

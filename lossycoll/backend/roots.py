@@ -1,0 +1,97 @@
+"""The roots of this process: who it met in which rendezvous, and its control planes among them.
+
+A group whose members have all met before needs no connections of its own: it is a membership of
+their root's plane. A plane lasts as long as its last membership; a forked child has none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from lossycoll.errors import OptionError
+from lossycoll.options.fields import Options
+from lossycoll.runtime.membership.control_plane import ControlPlane
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """The processes that met in one rendezvous.
+
+    Attributes:
+        session: The rendezvous's, of 16 hex digits; no other root has it.
+        rank: This process's number in it.
+        global_ranks: torch's global rank of each, by its number in the root.
+        plane: This process's control plane among them.
+    """
+
+    session: str
+    rank: int
+    global_ranks: tuple[int, ...]
+    plane: ControlPlane
+
+    def holds(self, global_ranks: Sequence[int]) -> bool:
+        """Whether all of these are here, as far as this process knows."""
+        numbers = {other: number for number, other in enumerate(self.global_ranks)}
+        return self.plane.is_sound and all(
+            rank in numbers and self.plane.is_here(numbers[rank]) for rank in global_ranks
+        )
+
+
+class Roots:
+    """A process's roots, oldest first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._roots: list[Root] = []
+
+    def add(self, root: Root) -> None:
+        """Offers ``root`` to groups that are made later, for as long as its plane lasts."""
+        with self._lock:
+            self._roots = [one for one in self._roots if one.plane.is_sound]
+            self._roots.append(root)
+
+    @contextlib.contextmanager
+    def holding(self, global_ranks: Sequence[int]) -> Iterator[list[Root]]:
+        """The roots that have all of ``global_ranks``; their planes don't end within the block."""
+        with self._lock:
+            found = [root for root in self._roots if root.holds(global_ranks)]
+        held = []
+        try:
+            for root in found:
+                if root.plane.hold():
+                    held.append(root)
+            yield held
+        finally:
+            for root in held:
+                root.plane.release()
+
+
+def with_liveness_of(options: Options, roots: Sequence[Root]) -> Options:
+    """``options`` of a group whose process belongs to ``roots`` already.
+
+    The liveness is the process's: it was read when the root was made.
+
+    Raises:
+        OptionError: The group asks for another one, of its own.
+    """
+    if not roots:
+        return options
+    liveness = roots[0].plane.liveness
+    if options.liveness == liveness:
+        return options
+    if options.is_given("liveness") and options.liveness != Options.from_env().liveness:
+        raise OptionError(
+            f"option liveness is {options.liveness:g}, but it is the process's, which was made "
+            f"with {liveness:g}; leave it out for this group, or set it for the first one"
+        )
+    given = {name: getattr(options, name) for name in options.given}
+    return Options(**{**given, "liveness": liveness})
+
+
+ROOTS: Final = Roots()
+os.register_at_fork(after_in_child=ROOTS.__init__)  # type: ignore[misc]

@@ -1,0 +1,224 @@
+"""The control plane of a process: one thread and one set of connections for all of its groups.
+
+The groups of one *root*, the processes that met in one rendezvous, share a plane. What it does is
+:class:`RootProtocol`; here are its thread, its lifetime, and the way in from other threads. A group
+is a :class:`Membership`: opening one costs no message, no thread and no descriptor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from .hub_sockets import HubSockets
+from .root_protocol import RootProtocol
+
+LINGER_SECONDS: Final = 0.5
+"""How long the end of a plane may take for what is under way."""
+LEAVING_SECONDS: Final = 0.02
+"""Between two looks, while what is to be said waits for a hub."""
+
+_here: Final[weakref.WeakSet[ControlPlane]] = weakref.WeakSet()
+"""The planes of this process, so that a forked child can close its copies of their sockets."""
+
+
+class ControlPlane:
+    """One process's end. ``open``, ``start``, ``meet``; ``hold`` and ``release``, or ``close``.
+
+    Args:
+        rank: This process's number in the root.
+        world: The root's processes, at least 2.
+        liveness: Seconds within which a silent rank is named.
+        clock: What silence is measured by, in seconds; it never runs backwards.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world: int,
+        liveness: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.rank = rank
+        self.world = world
+        self.liveness = liveness
+        self._clock = clock
+        self._sockets = HubSockets(rank, world, clock)
+        self._settled = threading.Event()
+        self.root = RootProtocol(
+            rank,
+            world,
+            liveness,
+            sockets=self._sockets,
+            clock=clock,
+            on_settled=self._settled.set,
+        )
+        """The thread's, apart from plain reads."""
+        self._lock = threading.Lock()
+        self._tasks: deque[Callable[[], None]] = deque()
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        self._over = False
+        """The thread has ended, or never began and never will."""
+        self._holders = 0
+        _here.add(self)
+
+    @property
+    def foreign(self) -> int:
+        """Messages dropped since they were malformed, without the token, or of no group here."""
+        return self.root.foreign
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether groups can still be made on it."""
+        return self.root.ready and not (self.root.expelled or self._stopping or self._over)
+
+    def is_here(self, rank: int) -> bool:
+        """Whether a rank of the root is neither lost nor gone, as far as this one knows."""
+        return self.root.is_here(rank)
+
+    def open(self, address: str, ports: tuple[int, int] = (0, 0)) -> int:
+        """Listens on ``address`` and a port of ``ports`` (first, last); 0: any.
+
+        Returns the port. Raises RendezvousError when none can be had.
+        """
+        return self._sockets.open(address, ports)
+
+    def start(self, token: str, endpoints: Sequence[tuple[str, int]]) -> None:
+        """Starts the thread. ``token``: the root's secret, equal on all ranks; ``endpoints``:
+        where each rank listens (host, port)."""
+        self._sockets.start(token, endpoints)
+        self.root.begin()
+        self._thread = threading.Thread(target=self._run, name="lossycoll-control", daemon=True)
+        self._thread.start()
+
+    def meet(self, timeout: float) -> bool:
+        """Whether the hub and every other rank have heard each other, within ``timeout`` seconds.
+
+        Before, what is told may not reach all. False at once when a rank died meanwhile: the
+        memberships have been told.
+        """
+        self._settled.wait(timeout)
+        return self.root.ready
+
+    def missing(self) -> list[int]:
+        """The ranks that have not been heard yet, as far as this one can know."""
+        if self.rank != 0:
+            return [0]
+        return [rank for rank in range(1, self.world) if rank not in self.root.welcomed]
+
+    def hold(self) -> bool:
+        """Keeps the plane from its end until ``release``. False: it is ending."""
+        with self._lock:
+            if self._stopping or self._over:
+                return False
+            self._holders += 1
+            return True
+
+    def release(self) -> None:
+        """Undoes ``hold``; the last one leaves the root and joins the thread."""
+        with self._lock:
+            self._holders -= 1
+            last = self._holders <= 0
+            self._stopping = self._stopping or last  # nobody gets hold of it any more
+        if last:
+            self.close()
+
+    def close(self) -> None:
+        """Leaves the root, joins the thread, frees the sockets. Idempotent, also where Ctrl-C has
+        ended it."""
+        with self._lock:
+            if self._thread is None and not self._over:
+                self._over = self._stopping = True
+                self._sockets.close(0)
+                return
+            self._stopping = True
+            if not self._over:
+                self._sockets.wake()
+        if self._thread is not None and threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def post(self, task: Callable[[], None]) -> None:
+        """Has the thread run ``task`` soon; nothing once the plane is at its end."""
+        with self._lock:
+            if self._stopping or self._over:
+                return
+            self._tasks.append(task)
+            self._sockets.wake()
+
+    def call(self, task: Callable[[], None]) -> None:
+        """Has the thread run ``task``, and returns when it has: here where there is none."""
+        done = threading.Event()
+
+        def run() -> None:
+            try:
+                task()
+            finally:
+                done.set()
+
+        thread = self._thread
+        with self._lock:
+            own = self._over or thread is None or threading.current_thread() is thread
+            if not own:
+                self._tasks.append(run)
+                self._sockets.wake()
+        if own:
+            task()
+            return
+        assert thread is not None
+        while not done.wait(0.05):
+            if not thread.is_alive() and not done.is_set():
+                task()
+                return
+
+    # ---- the thread ----
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception as error:  # else nobody would ever learn of a death again
+            self.root.broken(error)
+            with contextlib.suppress(Exception):
+                self._run_tasks()
+            raise
+        finally:
+            with contextlib.suppress(Exception):
+                self.root.say_goodbye()
+            with self._lock:
+                self._stopping = self._over = True
+            self._sockets.close(0.0 if self.root.is_cut_off else LINGER_SECONDS)
+            self._settled.set()
+
+    def _serve(self) -> None:
+        until = 0.0
+        while not self._stopping or (self.root.seeks_hub and self._clock() < until):
+            if not self._stopping:
+                until = self._clock() + LINGER_SECONDS
+            # Receive before judging: what has come while this thread had to wait is no silence.
+            pause = self.root.due - self._clock()
+            events = self._sockets.poll(min(pause, LEAVING_SECONDS) if self._stopping else pause)
+            self._run_tasks()
+            self.root.step(events)
+        self._run_tasks()
+
+    def _run_tasks(self) -> None:
+        while self._tasks:
+            self._tasks.popleft()()
+
+
+def _abandon() -> None:
+    for plane in list(_here):
+        plane._over = plane._stopping = True
+        plane._lock = threading.Lock()  # another thread may have had it
+        plane._sockets.abandon()
+    _here.clear()
+
+
+os.register_at_fork(after_in_child=_abandon)

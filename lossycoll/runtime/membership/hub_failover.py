@@ -1,0 +1,119 @@
+"""Who is the hub, and what a new one has to hear again: bookkeeping without sockets or clock."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+from .messages import Addressed, Follow, Left, Welcome
+
+MOST_REPEATS: Final = 4096
+
+
+class Succession:
+    """One rank's view of the root: who is lost, who has left, and so who is the hub.
+
+    The hub is the lowest rank that is neither. This rank is always left to itself.
+
+    Args:
+        rank: This one, in the root.
+        world: The root's ranks.
+    """
+
+    def __init__(self, rank: int, world: int) -> None:
+        self._rank = rank
+        self._world = world
+        self.hub = 0
+        self.lost: set[int] = set()
+        self.ended: set[int] = set()
+        """Those of ``lost`` whose processes are known to have ended."""
+        self.left: set[int] = set()
+
+    @property
+    def is_hub(self) -> bool:
+        return self.hub == self._rank
+
+    def is_gone(self, rank: int) -> bool:
+        return rank in self.lost or rank in self.left
+
+    @property
+    def others(self) -> list[int]:
+        """The ranks that are here, but for this one."""
+        return [r for r in range(self._world) if r != self._rank and not self.is_gone(r)]
+
+    def lose(self, rank: int, *, ended: bool) -> bool:
+        """``rank`` is lost. False: not news."""
+        if ended:
+            self.ended.add(rank)
+        if rank == self._rank or self.is_gone(rank):
+            return False
+        self.lost.add(rank)
+        return True
+
+    def leave(self, rank: int) -> bool:
+        """``rank`` has left in order. False: not news."""
+        if rank == self._rank or self.is_gone(rank):
+            return False
+        self.left.add(rank)
+        return True
+
+    def succeed(self) -> bool:
+        """Whether the hub is another one from now on, since the last one is gone."""
+        before, self.hub = self.hub, min([*self.others, self._rank])
+        return before != self.hub
+
+    def follow(self) -> Follow:
+        """What this rank says to a new hub."""
+        return Follow(*self._sets())
+
+    def welcome(self, *, ready: bool) -> Welcome:
+        """What the hub answers."""
+        return Welcome(*self._sets(), ready)
+
+    def _sets(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        lost, ended = sorted(self.lost), sorted(self.ended & self.lost)
+        return tuple(lost), tuple(ended), tuple(sorted(self.left))
+
+    def goodbye(self) -> Left:
+        return Left(self._rank)
+
+
+class Repeats:
+    """Messages that are said once, kept for as long as a hub may have died with them.
+
+    A hub that died before it passed a message on is given up within ``seconds`` (liveness) of it.
+    The next hub hears it again from its sender, and tells all that connect what it has itself.
+
+    Args:
+        seconds: How long a message is kept.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._kept: OrderedDict[tuple[int, int, str], tuple[float, Addressed]] = OrderedDict()
+
+    def note(self, message: Addressed, now: float) -> bool:
+        """Keeps ``message``. False: it is known."""
+        key = message.sender, message.group, repr(message.body)
+        if key in self._kept:
+            return False
+        self._prune(now)
+        self._kept[key] = now, message
+        return True
+
+    def of(self, sender: int, now: float) -> list[Addressed]:
+        """What ``sender`` has said, oldest first."""
+        self._prune(now)
+        return [message for _, message in self._kept.values() if message.sender == sender]
+
+    def to(self, rank: int, now: float) -> list[Addressed]:
+        """What others have said to ``rank``, oldest first."""
+        self._prune(now)
+        return [m for _, m in self._kept.values() if m.to >> rank & 1 and m.sender != rank]
+
+    def _prune(self, now: float) -> None:
+        while self._kept:
+            at, _ = next(iter(self._kept.values()))
+            if now - at <= self._seconds and len(self._kept) < MOST_REPEATS:
+                return
+            self._kept.popitem(last=False)

@@ -1,0 +1,382 @@
+"""One group on the control plane: its members, who has left or is lost, and what is said in it.
+
+A membership translates between the ranks of the group, which its listener knows, and those of the
+root, which the plane knows. Liveness and death are the plane's; abort, goodbye, mismatch, figures
+and views are the group's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+from lossycoll.errors import ClosedError
+
+from .failure_detector import SILENT_SHARE
+from .messages import (
+    Abort,
+    Answer,
+    Ask,
+    Body,
+    Bye,
+    Malformed,
+    Mismatch,
+    Missed,
+    Packed,
+    State,
+    ViewChange,
+    Waiting,
+    unpack_body,
+)
+from .view_agreement import Survivors, View
+
+
+class Listener(Protocol):
+    """What the control plane tells and asks. Called from its thread: must be quick, never raise.
+
+    The last three only where the group outlives a rank. ``on_lost`` stops submitting, and returns
+    the number of the next operation; ``on_views`` goes on if ``agreed``. After ``on_broken`` the
+    thread ends; what is posted within still goes out. ``on_beat`` comes a few times per liveness.
+    """
+
+    def on_dead(self, rank: int, silent: float, ended: bool) -> None: ...
+    def on_abort(self, rank: int, reason: str, kind: str) -> None: ...
+    def on_bye(self, rank: int, seq: int, why: str) -> None: ...
+    def on_mismatch(self, seq: int, calls: dict[int, str]) -> None: ...
+    def on_broken(self, error: Exception) -> None: ...
+    def on_beat(self) -> object: ...
+    def call_at(self, seq: int) -> str | None: ...
+    def figures(self) -> dict[str, Any]: ...
+    def on_lost(self, rank: int, silent: float, ended: bool) -> int: ...
+    def on_views(self, views: Sequence[View], agreed: bool) -> None: ...
+    def on_apart(self, lost: Sequence[int], left: Sequence[int]) -> None: ...
+
+
+class Root(Protocol):
+    """What a membership needs of the protocol below it, on the plane's thread."""
+
+    @property
+    def ready(self) -> bool: ...
+    @property
+    def now(self) -> float: ...
+    @property
+    def in_doubt(self) -> bool: ...
+    @property
+    def foreign(self) -> int: ...
+    def enter(self, membership: Membership) -> None: ...
+    def leave(self, membership: Membership) -> None: ...
+    def send(self, group: int, body: Body, to: Sequence[int]) -> None: ...
+
+
+class Plane(Protocol):
+    """What a membership needs of the control plane, in any thread."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def liveness(self) -> float: ...
+    @property
+    def root(self) -> Root: ...
+    def hold(self) -> bool: ...
+    def release(self) -> None: ...
+    def post(self, task: Callable[[], None]) -> None: ...
+    def call(self, task: Callable[[], None]) -> None: ...
+
+
+class Membership:
+    """This rank's place in one group. ``open``, then the rest; ``leave`` and ``close`` at the end.
+
+    Args:
+        plane: The process's control plane, which lasts as long as one of its memberships.
+        group: The group's number, of 64 bits, which no other group of the root ever has.
+        members: The group's ranks, as ranks of the root, in the group's order.
+        outlive: Whether the group goes on without ranks that are lost.
+
+    Raises:
+        ClosedError: The plane is ending.
+    """
+
+    def __init__(
+        self, plane: Plane, group: int, members: Sequence[int], *, outlive: bool = False
+    ) -> None:
+        self._plane = plane
+        self._root = plane.root
+        self.group = group
+        self._members = tuple(members)
+        self._ranks = {root: rank for rank, root in enumerate(self._members)}
+        self.rank = self._ranks[plane.rank]
+        self.listener: Listener = _NOBODY
+        if not plane.hold():
+            raise ClosedError("the control plane of this process is ending")
+        self._held = True
+        # The rest belongs to the plane's thread, apart from plain reads.
+        self._survivors = (
+            Survivors(self.rank, len(self._members), plane.liveness) if outlive else None
+        )
+        self._silence = SILENT_SHARE * plane.liveness
+        self._apart = False
+        self._gone: set[int] = set()
+        """Ranks whose end isn't news any more: they have left, aborted, or are lost."""
+        self._departed: set[int] = set()
+        """Ranks that have said goodbye."""
+        self._missed: set[int] = set()
+        """Ranks that others miss, and whose goodbye hasn't come yet."""
+        self._figures: dict[int, dict[str, Any]] = {}
+        self._asked: set[int] = set()
+        self._fresh = threading.Event()
+
+    # ---- any thread ----
+
+    @property
+    def foreign(self) -> int:
+        """Messages that the plane has dropped since they were malformed or not of this root."""
+        return self._root.foreign
+
+    def open(self, listener: Listener) -> None:
+        """Has the plane tell ``listener`` from now on, and of what has come before."""
+        self.listener = listener
+        self._plane.call(lambda: self._root.enter(self))
+
+    def abort(self, reason: str, kind: str) -> None:
+        """Gives the group up, on all ranks; ``kind``: the name of the error's type."""
+        self._post(Abort(reason, kind))
+
+    def waiting(self, seq: int, call: str) -> None:
+        """Asks all ranks whether they mean the same by call number ``seq``."""
+        self._post(Waiting(seq, call))
+
+    def missed(self, rank: int) -> None:
+        """``rank`` has left, and is needed: a group that outlives ranks goes on without it."""
+        self._post(Missed(rank))
+        self._plane.post(lambda: self._on_missed(self.rank, Missed(rank)))
+
+    def leave(self, seq: int, why: str = "") -> None:
+        """Says goodbye to all ranks; ``seq``: the last call issued, ``why``: this rank's error."""
+        self._plane.post(lambda: self._send(Bye(seq, why, self.listener.figures())))
+
+    def group_figures(self, timeout: float = 2.0) -> dict[int, dict[str, Any]]:
+        """The counters of each rank, asked for now; waits at most ``timeout`` s.
+
+        Of a rank that doesn't answer in time what it answered last, if anything.
+        """
+        self._fresh.clear()
+        self._plane.post(self._ask)
+        self._fresh.wait(timeout)
+        return {rank: dict(found) for rank, found in sorted(dict(self._figures).items())}
+
+    def close(self) -> None:
+        """Ends the membership; the last one of a plane ends that. Idempotent, also where Ctrl-C
+        has ended it. No listener is called any more when it returns."""
+        self._plane.call(lambda: self._root.leave(self))
+        self.listener = _NOBODY
+        if self._held:
+            self._held = False
+            self._plane.release()
+
+    def _post(self, body: Body) -> None:
+        self._plane.post(lambda: self._send(body))
+
+    # ---- the plane's thread ----
+
+    def take(self, root: int, packed: Packed) -> None:
+        """A message from a rank of the root.
+
+        Raises:
+            Malformed: It is none, or not from a member.
+        """
+        sender = self._ranks.get(root)
+        if sender is None:
+            raise Malformed(f"rank {root} of the root is no member")
+        message = unpack_body(packed, len(self._members))
+        if self._survivors is None or sender not in self._survivors.lost:
+            _HANDLERS[type(message)](self, sender, message)
+
+    def rank_lost(self, root: int, silent: float, *, ended: bool, proven: bool) -> None:
+        """The plane has lost a rank of the root; ``proven``: its process has surely ended."""
+        rank = self._ranks.get(root)
+        if rank is None:
+            return
+        self._answered(rank)
+        if rank == self.rank:
+            self.listener.on_dead(rank, silent, False)
+        elif rank in self._gone:
+            return
+        elif self._survivors is None or not self._root.ready:
+            self._gone.add(rank)
+            self.listener.on_dead(rank, silent, ended)
+        else:
+            self._lose(rank, silent, ended=ended, proven=proven)
+
+    def on_round(self) -> None:
+        """A few times per liveness, and when the hub has changed: what is to be repeated."""
+        self.listener.on_beat()
+        if self._asked:  # the question may have gone with a hub
+            self._send(Ask(), sorted(self._asked))
+        if self._survivors is not None and not self._survivors.agreed:
+            self._agree()
+
+    def _send(self, body: Body, to: Sequence[int] | None = None) -> None:
+        """To ranks of the group; None: to all."""
+        ranks = range(len(self._members)) if to is None else to
+        self._root.send(self.group, body, [self._members[rank] for rank in ranks])
+
+    # ---- figures ----
+
+    def _ask(self) -> None:
+        self._figures[self.rank] = self.listener.figures()
+        others = set(range(len(self._members))) - {self.rank} - self._gone
+        self._asked = others
+        if others:
+            self._send(Ask(), sorted(others))
+        else:
+            self._fresh.set()
+
+    def _on_ask(self, sender: int, message: Ask) -> None:
+        self._send(Answer(self.listener.figures()), [sender])
+
+    def _on_answer(self, sender: int, message: Answer) -> None:
+        self._figures[sender] = dict(message.figures)
+        self._answered(sender)
+
+    def _answered(self, rank: int) -> None:
+        if rank in self._asked:
+            self._asked.discard(rank)
+            if not self._asked:
+                self._fresh.set()
+
+    # ---- calls, aborts, goodbyes ----
+
+    def _on_abort(self, sender: int, message: Abort) -> None:
+        if sender not in self._gone:
+            self._gone.add(sender)  # whether it lives on doesn't matter any more
+            self.listener.on_abort(sender, message.reason, message.kind)
+
+    def _on_bye(self, sender: int, message: Bye) -> None:
+        if sender in self._departed:
+            return
+        self._departed.add(sender)
+        self._gone.add(sender)
+        self._figures[sender] = dict(message.figures)
+        self._answered(sender)
+        self.listener.on_bye(sender, message.seq, message.why)
+        if self._survivors is not None:
+            self._survivors.departed.add(sender)
+            if sender in self._missed:
+                self._lose(sender, 0.0, ended=True, proven=True)
+            elif not self._survivors.agreed:
+                self._agree()
+
+    def _on_waiting(self, sender: int, message: Waiting) -> None:
+        mine = self.listener.call_at(message.seq)
+        if mine is not None and mine != message.call:
+            self._send(Mismatch(message.seq, mine, sender, message.call))
+            self.listener.on_mismatch(message.seq, {self.rank: mine, sender: message.call})
+
+    def _on_mismatch(self, sender: int, message: Mismatch) -> None:
+        calls = {sender: message.call, message.rank: message.other}
+        self.listener.on_mismatch(message.seq, calls)
+
+    # ---- a group that outlives ranks ----
+
+    def _on_missed(self, sender: int, message: Missed) -> None:
+        if self._survivors is None or message.rank == self.rank:
+            return
+        self._missed.add(message.rank)
+        if message.rank in self._departed:
+            self._lose(message.rank, 0.0, ended=True, proven=True)
+
+    def _lose(self, rank: int, silent: float, *, ended: bool, proven: bool) -> None:
+        survivors = self._survivors
+        assert survivors is not None
+        if self._apart or not survivors.lose(rank, ended=proven):
+            return
+        self._gone.add(rank)
+        self._answered(rank)
+        survivors.stopped(self.listener.on_lost(rank, silent, ended), self._root.now)
+        self._agree()
+
+    def _agree(self) -> None:
+        """Tells the coordinator where this rank stands; it decides when it knows that of all."""
+        survivors = self._survivors
+        assert survivors is not None
+        if self._apart or survivors.agreed:
+            return
+        for rank in survivors.left:
+            if rank in self._departed:  # it can't be asked any more
+                self._lose(rank, 0.0, ended=True, proven=True)
+                return
+        if survivors.is_apart(self._root.now):
+            self._apart = True
+            self.listener.on_apart(sorted(survivors.lost), survivors.left)
+        elif survivors.coordinator != self.rank:
+            self._send(self._state(), [survivors.coordinator])
+        elif survivors.decide() is not None:
+            self._send(ViewChange(survivors.views), survivors.left)
+            self.listener.on_views(survivors.views, survivors.agreed)
+
+    def _state(self) -> State:
+        survivors = self._survivors
+        assert survivors is not None
+        lost, ended = sorted(survivors.lost), sorted(survivors.ended & survivors.lost)
+        return State(tuple(lost), tuple(ended), survivors.next, survivors.views)
+
+    def _on_state(self, sender: int, message: State) -> None:
+        survivors = self._survivors
+        if survivors is None or self._apart:
+            return
+        self._learn(message.views)
+        survivors.report(sender, message.lost, message.next, ())
+        for rank in message.lost:
+            if rank not in survivors.lost:  # another coordinator's verdict, which died with it
+                ended = rank in message.ended
+                proven = ended and not self._root.in_doubt
+                self._lose(rank, self._silence, ended=ended, proven=proven)
+        if survivors.agreed:  # the sender has missed the verdict
+            self._send(ViewChange(survivors.views), [sender])
+            return
+        if not survivors.lost <= set(message.lost):
+            self._send(self._state(), [sender])
+        self._agree()
+
+    def _on_view_change(self, sender: int, message: ViewChange) -> None:
+        if self._survivors is None or self._apart:
+            return
+        if self.rank not in message.views[-1].members:
+            self.listener.on_dead(self.rank, 0.0, False)
+        else:
+            self._learn(message.views)
+
+    def _learn(self, views: Sequence[View]) -> None:
+        survivors = self._survivors
+        assert survivors is not None
+        if len(views) <= len(survivors.views) or self.rank not in views[-1].members:
+            return
+        for rank in set(survivors.views[-1].members) - set(views[-1].members) - survivors.lost:
+            survivors.lose(rank, ended=False)
+            self._gone.add(rank)
+            before = self.listener.on_lost(rank, self._silence, False)
+            survivors.stopped(before, self._root.now)
+        if survivors.learn(views):
+            self.listener.on_views(survivors.views, survivors.agreed)
+
+
+class _Nobody:
+    """The listener of a membership that isn't open, or is over."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *_: None
+
+
+_NOBODY: Final[Any] = _Nobody()
+_HANDLERS: Final[dict[type, Callable[[Membership, int, Any], None]]] = {
+    Abort: Membership._on_abort,
+    Bye: Membership._on_bye,
+    Waiting: Membership._on_waiting,
+    Mismatch: Membership._on_mismatch,
+    Missed: Membership._on_missed,
+    Ask: Membership._on_ask,
+    Answer: Membership._on_answer,
+    State: Membership._on_state,
+    ViewChange: Membership._on_view_change,
+}

@@ -1,0 +1,438 @@
+"""The control plane of a process as a state machine: what it makes of each event and of the time.
+
+It belongs to one thread and never blocks: :meth:`RootProtocol.step` is given what the sockets
+report, and is called again at :attr:`RootProtocol.due`. Messages go to one handler per type, by a
+table. docs/control.md has the protocol.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from .failure_detector import FailureDetector
+from .group_messages import GroupMessages
+from .hub_failover import Repeats, Succession
+from .hub_sockets import Alive, Broken, Connected, Event, HubSockets, Received, Refused
+from .membership import Membership
+from .messages import (
+    REPEATED,
+    Addressed,
+    Beat,
+    Body,
+    Dead,
+    Follow,
+    Left,
+    Malformed,
+    Message,
+    Ready,
+    Welcome,
+    bits,
+    pack,
+    pack_list,
+    ranks_in,
+)
+
+MOST_WAITING: Final = 4096
+"""Messages that wait for the next hub."""
+BEAT: Final = pack(Beat())
+NEVER: Final = float("inf")
+
+
+class RootProtocol:
+    """One process's part in its root. ``begin``, then ``step`` again and again.
+
+    Args:
+        rank: This process's number in the root.
+        world: The root's processes.
+        liveness: Seconds within which a silent rank is named.
+        sockets: The connections with the others.
+        clock: What silence is measured by, in seconds; it never runs backwards.
+        on_settled: Called when all have met, or when that has failed.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world: int,
+        liveness: float,
+        *,
+        sockets: HubSockets,
+        clock: Callable[[], float] = time.monotonic,
+        on_settled: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.rank = rank
+        self.world = world
+        self.liveness = liveness
+        self.ready = False
+        """Whether the hub has heard every rank."""
+        self.expelled = False
+        """Whether the others have given this rank up."""
+        self.groups: GroupMessages[Membership] = GroupMessages()
+        self._clock = clock
+        self._on_settled = on_settled
+        self._sockets = sockets
+        self._succession = Succession(rank, world)
+        self._detector = FailureDetector(liveness, clock())
+        self._repeats = Repeats(2 * liveness)
+        self._foreign = 0
+        self._welcomed: set[int] = set()
+        """At the hub: the ranks that follow it. Elsewhere: the hub, once it has said so."""
+        self._unsent: deque[Addressed] = deque()
+        """What waits for the next hub and isn't kept in ``_repeats``."""
+        self._heard_hub = 0.0
+        """When anything last came over the connection with the hub."""
+        self._renew_at = NEVER
+        """When that connection is given up for a new one."""
+        self._beat_at = 0.0
+        self._round_at = 0.0
+
+    @property
+    def foreign(self) -> int:
+        """Messages dropped since they were malformed, without the token, or of no group here."""
+        return self._sockets.foreign + self._foreign + self.groups.foreign
+
+    @property
+    def now(self) -> float:
+        return self._clock()
+
+    @property
+    def in_doubt(self) -> bool:
+        """See :attr:`FailureDetector.in_doubt`."""
+        return self._detector.in_doubt
+
+    @property
+    def welcomed(self) -> frozenset[int]:
+        """Whom this rank can reach at once: the hub, or at the hub the others."""
+        return frozenset(self._welcomed)
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether nobody hears this one."""
+        return self.expelled or not self._welcomed
+
+    @property
+    def seeks_hub(self) -> bool:
+        """Whether what this rank says has to wait for a hub that answers."""
+        waits = not self._succession.is_hub and self._succession.hub not in self._welcomed
+        return waits and self.ready and not self.expelled
+
+    def is_here(self, rank: int) -> bool:
+        """Whether a rank of the root is neither lost nor gone, as far as this one knows."""
+        return not self._succession.is_gone(rank)
+
+    def begin(self) -> None:
+        """Judges and connects from now on."""
+        now = self._heard_hub = self._clock()
+        self._watch(now, expected=False)
+        self._sockets.follow(None if self._succession.is_hub else self._succession.hub, now)
+
+    def broken(self, error: Exception) -> None:
+        """The thread ends by ``error``: all groups hear of it."""
+        for membership in self.groups:
+            membership.listener.on_broken(error)
+
+    def say_goodbye(self) -> None:
+        """This process leaves the root in order."""
+        body = pack(self._succession.goodbye())
+        for rank in self._welcomed:
+            self._sockets.send(rank, body)
+
+    # ---- memberships ----
+
+    def enter(self, membership: Membership) -> None:
+        """Opens a membership: what has come for it before is delivered, then who is gone: a rank
+        that has said goodbye since is no loss."""
+        self.groups.open(membership)
+        for rank in sorted(self._succession.lost):
+            ended = rank in self._succession.ended
+            membership.rank_lost(rank, self._detector.silence, ended=ended, proven=False)
+        for rank in sorted(self._succession.left):
+            membership.rank_lost(rank, 0.0, ended=True, proven=False)
+
+    def leave(self, membership: Membership) -> None:
+        """Ends a membership; what comes for it later is dropped."""
+        self.groups.close(membership)
+
+    def send(self, group: int, body: Body, to: Sequence[int]) -> None:
+        """Sends a group's message to ranks of the root, by way of the hub."""
+        others = [rank for rank in to if rank != self.rank]
+        if not others:
+            return
+        message = Addressed(self.rank, bits(others), group, pack_list(body))
+        if self._succession.is_hub:
+            self._relay(message)
+            return
+        if message.body[0] in REPEATED:
+            self._repeats.note(message, self._clock())
+        if self._succession.hub in self._welcomed:
+            self._sockets.send(self._succession.hub, pack(message))
+        elif message.body[0] not in REPEATED and len(self._unsent) < MOST_WAITING:
+            self._unsent.append(message)
+
+    # ---- one turn ----
+
+    @property
+    def due(self) -> float:
+        """When :meth:`step` is to be called at the latest, whether anything has come or not."""
+        hub = self._succession.is_hub
+        return min(self._detector.due, self._beat_at) if hub else self._detector.due
+
+    def step(self, events: Sequence[Event]) -> None:
+        """One turn of the thread: what has come, what others want, what is due."""
+        now = self._clock()
+        for event in events:
+            self._on_event(event, now)
+        self._on_time(self._clock())
+
+    def _on_time(self, now: float) -> None:
+        """What is due: judging, the hub's beat, and what memberships repeat."""
+        interval = self._detector.interval
+        if now >= self._detector.due or not self._succession.is_hub:
+            found = self._detector.tick(now)
+            for rank, seconds in found.silent.items():
+                self._give_up(rank, seconds, ended=False)
+            here = [rank for rank in found.late if not self._succession.is_gone(rank)]
+            self._sockets.ask(here, interval / 4, now)
+            self._sockets.ask(found.doubtful, 0.0, now)
+            self._sockets.tick(now, interval / 4)
+        if now >= self._renew_at:
+            self._renew_at = NEVER
+            self._welcomed.clear()
+            self._sockets.follow(self._succession.hub, now)
+        if self._succession.is_hub and now >= self._beat_at:
+            self._beat_at = now + interval
+            for rank in list(self._welcomed):
+                self._sockets.send(rank, BEAT)
+        if now >= self._round_at:
+            self._round_at = now + 0.9 * interval
+            for membership in self.groups:
+                membership.on_round()
+
+    # ---- what the sockets report ----
+
+    def _on_event(self, event: Event, now: float) -> None:
+        if isinstance(event, Received):
+            self._detector.heard(event.rank, now)
+            self._on_message(event.rank, event.message)
+        elif isinstance(event, Connected):
+            self._on_connected(event.rank)
+        elif isinstance(event, Alive):
+            self._detector.heard(event.rank, now)
+            self._renew(event.rank, now)
+        elif isinstance(event, Broken):
+            self._on_broken(event.rank, now)
+        elif isinstance(event, Refused) and not self._succession.is_gone(event.rank):
+            self._give_up(event.rank, 0.0, ended=True)
+
+    def _on_connected(self, rank: int) -> None:
+        self._welcomed.discard(rank)
+        if rank == self._succession.hub:
+            self._sockets.send(rank, pack(self._succession.follow()))
+
+    def _on_broken(self, rank: int, now: float) -> None:
+        self._welcomed.discard(rank)
+        if not self._succession.is_gone(rank) and not self.expelled:
+            self._detector.suspect(rank, now)
+
+    def _renew(self, rank: int, now: float) -> None:
+        """The hub has answered over a new connection. If nothing comes over the old one soon, as
+        after a cut, that isn't waited for."""
+        interval = self._detector.interval
+        if rank == self._succession.hub and now - self._heard_hub > 2 * interval:
+            self._renew_at = min(self._renew_at, now + interval / 4)
+
+    # ---- messages ----
+
+    def _on_message(self, rank: int, message: Message) -> None:
+        if rank == self._succession.hub:
+            self._heard_hub = self._clock()
+            self._renew_at = NEVER
+        if rank in self._succession.lost:
+            if self._succession.is_hub:  # it lives after all, but the others went on without it
+                silent = round(self._detector.silence, 2)
+                self._sockets.send(rank, pack(Dead(rank, silent, False)))
+            return
+        handle = _HANDLERS.get(type(message))
+        try:
+            if handle is None:
+                raise Malformed(f"{message} isn't for a member's connection")
+            handle(self, rank, message)
+        except Malformed:
+            self._foreign += 1
+
+    def _from_hub(self, rank: int) -> None:
+        if rank != self._succession.hub:
+            raise Malformed(f"rank {rank} isn't the hub")
+
+    def _on_beat(self, rank: int, message: Beat) -> None:
+        if rank == self._succession.hub:
+            self._sockets.send(rank, BEAT)
+
+    def _on_follow(self, rank: int, message: Follow) -> None:
+        """A rank takes this one for the hub."""
+        now = self._clock()
+        for gone in message.left:
+            self._on_left(gone, Left(gone))
+        news = [r for r in message.lost if r != self.rank and not self._succession.is_gone(r)]
+        for lost in news:
+            if self._succession.is_hub:  # a hub before gave it up, and didn't live to tell all
+                self._give_up(lost, self._detector.silence, ended=lost in message.ended)
+            else:
+                self._detector.suspect(lost, now)
+        if self._succession.is_hub and rank not in self._welcomed:
+            self._welcome(rank)
+            if not self.ready and len(self._welcomed) == self.world - 1:
+                self._set_ready()
+                for other in self._welcomed:
+                    self._sockets.send(other, pack(Ready()))
+
+    def _welcome(self, rank: int) -> None:
+        """Tells a rank that is new here what it may have missed."""
+        self._welcomed.add(rank)
+        self._sockets.send(rank, pack(self._succession.welcome(ready=self.ready)))
+        for message in self._repeats.to(rank, self._clock()):
+            self._sockets.send(rank, pack(message))
+
+    def _on_welcome(self, rank: int, message: Welcome) -> None:
+        self._from_hub(rank)
+        self._welcomed = {rank}
+        if message.ready:
+            self._set_ready()
+        for gone in message.left:
+            self._on_left(rank, Left(gone))
+        for lost in message.lost:
+            self._lose(lost, self._detector.silence, ended=lost in message.ended)
+        if rank != self._succession.hub:
+            return
+        waiting, self._unsent = self._unsent, deque()
+        for repeated in [*self._repeats.of(self.rank, self._clock()), *waiting]:
+            self._sockets.send(rank, pack(repeated))
+        for membership in self.groups:
+            membership.on_round()
+
+    def _on_ready(self, rank: int, message: Ready) -> None:
+        self._from_hub(rank)
+        self._set_ready()
+
+    def _set_ready(self) -> None:
+        self.ready = True
+        self._on_settled()
+
+    def _on_dead(self, rank: int, message: Dead) -> None:
+        self._from_hub(rank)
+        self._lose(message.rank, message.silent, ended=message.ended)
+
+    def _on_left(self, rank: int, message: Left) -> None:
+        gone = message.rank
+        if rank not in (gone, self._succession.hub):
+            raise Malformed(f"rank {rank} says that {gone} has left")
+        if not self._succession.leave(gone):
+            return
+        self._detector.forget(gone)
+        if self._succession.is_hub:
+            self._welcomed.discard(gone)
+            self._sockets.hang_up(gone)
+            for other in self._welcomed:
+                self._sockets.send(other, pack(message))
+        for membership in self.groups:
+            membership.rank_lost(gone, 0.0, ended=True, proven=True)
+        self._follow()
+        if not self.ready:
+            self._on_settled()
+
+    def _on_addressed(self, rank: int, message: Addressed) -> None:
+        if self._succession.is_hub:
+            if message.sender != rank:
+                raise Malformed(f"rank {rank} sends in the name of rank {message.sender}")
+            self._relay(message)
+            return
+        self._from_hub(rank)
+        if message.body[0] not in REPEATED or self._repeats.note(message, self._clock()):
+            self.groups.deliver(message)
+
+    def _relay(self, message: Addressed) -> None:
+        """At the hub: what concerns others goes on to them, and what concerns this one in."""
+        if message.body[0] in REPEATED and not self._repeats.note(message, self._clock()):
+            return
+        packed = pack(message)
+        for rank in ranks_in(message.to):
+            if rank in self._welcomed and rank != message.sender:
+                self._sockets.send(rank, packed)
+        if message.sender != self.rank and message.to >> self.rank & 1:
+            self.groups.deliver(message)
+
+    # ---- ranks that are lost ----
+
+    def _give_up(self, rank: int, silent: float, *, ended: bool) -> None:
+        """This rank is sure that ``rank`` is lost; the hub's word is the others'."""
+        if self._succession.is_gone(rank) or self.expelled:
+            return
+        if self._succession.is_hub:
+            told = pack(Dead(rank, round(silent, 2), ended))
+            for other in self._welcomed:
+                self._sockets.send(other, told)
+        self._lose(rank, silent, ended=ended)
+
+    def _lose(self, rank: int, silent: float, *, ended: bool) -> None:
+        if rank == self.rank:
+            self.expelled = True
+            self._renew_at = NEVER
+            self._sockets.follow(None, self._clock())
+            self._detector.watch((), self._clock(), expected=False, pause=self.liveness)
+        elif not self._succession.lose(rank, ended=ended):
+            return
+        proven = ended and not self._detector.in_doubt
+        self._detector.forget(rank)
+        self._sockets.shunned.add(rank)
+        for membership in self.groups:
+            membership.rank_lost(rank, silent, ended=ended, proven=proven)
+        self._follow()
+        if not self.ready:
+            self._on_settled()
+
+    def _follow(self) -> None:
+        """If the hub is no more, the lowest rank takes its place."""
+        if self.expelled or not self._succession.succeed():
+            return
+        now = self._clock()
+        self._heard_hub = now
+        self._renew_at = NEVER
+        self._watch(now, expected=True)
+        if not self._succession.is_hub:
+            self._welcomed = set()
+            self._sockets.follow(self._succession.hub, now)
+            return
+        self._sockets.follow(None, now)
+        self._welcomed = set()
+        self._beat_at = now
+        for rank in list(self._sockets.members):
+            if not self._succession.is_gone(rank):
+                self._detector.heard(rank, now)
+                self._welcome(rank)
+        for membership in self.groups:
+            membership.on_round()
+
+    def _watch(self, now: float, *, expected: bool) -> None:
+        """The hub judges all, the others the hub."""
+        interval = self._detector.interval
+        if self._succession.is_hub:
+            others = self._succession.others
+            self._detector.watch(others, now, expected=expected, pause=interval)
+        else:
+            hub = (self._succession.hub,)
+            # A little longer, so that the beat wakes this one and no timer has to.
+            self._detector.watch(hub, now, expected=expected, pause=1.25 * interval)
+
+
+_HANDLERS: Final[dict[type, Callable[[RootProtocol, int, Any], None]]] = {
+    Beat: RootProtocol._on_beat,
+    Follow: RootProtocol._on_follow,
+    Welcome: RootProtocol._on_welcome,
+    Ready: RootProtocol._on_ready,
+    Dead: RootProtocol._on_dead,
+    Left: RootProtocol._on_left,
+    Addressed: RootProtocol._on_addressed,
+}

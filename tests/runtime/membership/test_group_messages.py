@@ -1,0 +1,81 @@
+"""Messages of groups that aren't open here yet, that are, and that were."""
+
+from __future__ import annotations
+
+import pytest
+
+from lossycoll.runtime.membership import group_messages
+from lossycoll.runtime.membership.group_messages import GroupMessages
+from lossycoll.runtime.membership.messages import Addressed, Malformed, Packed
+
+
+class Taker:
+    def __init__(self, group: int) -> None:
+        self.group = group
+        self.log: list[tuple[int, Packed]] = []
+
+    def take(self, root: int, packed: Packed) -> None:
+        if packed[0] == "bad":
+            raise Malformed("bad")
+        self.log.append((root, packed))
+
+
+def message(group: int, number: int, kind: str = "bye") -> Addressed:
+    return Addressed(number, 1, group, [kind, number, ""])
+
+
+def test_what_comes_early_is_delivered_in_order_when_the_group_opens() -> None:
+    made: GroupMessages[Taker] = GroupMessages()
+    for number in range(3):
+        made.deliver(message(7, number))
+        made.deliver(message(8, number))
+    seven, eight = Taker(7), Taker(8)
+    made.open(seven)
+    made.deliver(message(7, 3))
+    assert [root for root, _ in seven.log] == [0, 1, 2, 3]
+    made.open(eight)
+    assert [root for root, _ in eight.log] == [0, 1, 2]
+    assert list(made) == [seven, eight]
+    assert (made.foreign, made.late) == (0, 0)
+
+
+def test_what_comes_after_the_end_is_dropped_and_counted() -> None:
+    made: GroupMessages[Taker] = GroupMessages()
+    seven = Taker(7)
+    made.open(seven)
+    made.close(seven)
+    made.close(seven)
+    made.deliver(message(7, 1))
+    assert seven.log == []
+    assert (made.foreign, made.late) == (0, 1)
+
+
+def test_what_is_malformed_is_counted() -> None:
+    made: GroupMessages[Taker] = GroupMessages()
+    made.deliver(message(7, 0, "bad"))
+    seven = Taker(7)
+    made.open(seven)
+    made.deliver(message(7, 1, "bad"))
+    made.deliver(message(7, 2))
+    assert [root for root, _ in seven.log] == [2]
+    assert made.foreign == 2
+
+
+def test_what_is_kept_for_groups_to_come_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_messages, "MOST_EARLY", 10)
+    monkeypatch.setattr(group_messages, "MOST_ENDED", 2)
+    made: GroupMessages[Taker] = GroupMessages()
+    for number in range(30):
+        made.deliver(message(7, number))
+    assert made.foreign == 20
+    seven = Taker(7)
+    made.open(seven)
+    assert [root for root, _ in seven.log] == list(range(20, 30))
+    for group in (7, 8, 9):
+        taker = seven if group == 7 else Taker(group)
+        made.open(taker)
+        made.close(taker)
+    made.deliver(message(9, 0))
+    assert made.late == 1
+    made.deliver(message(7, 0))  # so long ago that it isn't remembered
+    assert made.late == 1

@@ -1,0 +1,75 @@
+"""Who is the hub next, and what it has to hear again."""
+
+from __future__ import annotations
+
+import pytest
+
+from lossycoll.runtime.membership import hub_failover
+from lossycoll.runtime.membership.hub_failover import Repeats, Succession
+from lossycoll.runtime.membership.messages import Addressed, Follow, Welcome
+
+
+def test_the_hub_is_the_lowest_that_is_here() -> None:
+    made = Succession(2, 4)
+    assert made.hub == 0
+    assert not made.succeed(), "nobody is gone"
+    assert made.lose(1, ended=True)
+    assert not made.succeed()
+    assert made.leave(0)
+    assert made.succeed()
+    assert made.hub == 2
+    assert made.is_hub
+    assert made.others == [3]
+
+
+def test_who_is_gone_is_gone_once_and_this_rank_never() -> None:
+    made = Succession(1, 3)
+    assert made.leave(0)
+    assert not made.lose(0, ended=True)
+    assert not made.leave(0)
+    assert not made.lose(1, ended=True)
+    assert not made.leave(1)
+    assert made.others == [2]
+
+
+def test_a_new_hub_hears_who_is_gone_and_tells_it() -> None:
+    made = Succession(3, 6)
+    made.lose(0, ended=True)
+    made.lose(1, ended=False)
+    made.leave(5)
+    assert made.follow() == Follow((0, 1), (0,), (5,))
+    assert made.welcome(ready=True) == Welcome((0, 1), (0,), (5,), True)
+
+
+def message(sender: int, to: int, text: str) -> Addressed:
+    return Addressed(sender, to, 7, ["abort", text, "EngineError"])
+
+
+def test_what_is_said_once_is_known_and_told_again() -> None:
+    made = Repeats(20.0)
+    assert made.note(message(1, 0b101, "a"), 0.0)
+    assert made.note(message(2, 0b011, "b"), 1.0)
+    assert made.note(message(1, 0b101, "c"), 2.0)
+    assert not made.note(message(1, 0b101, "a"), 3.0), "a repetition"
+    assert [one.body[1] for one in made.of(1, 4.0)] == ["a", "c"]
+    assert [one.body[1] for one in made.to(0, 4.0)] == ["a", "b", "c"]
+    assert [one.body[1] for one in made.to(1, 4.0)] == ["b"], "not its own"
+    assert [one.body[1] for one in made.to(2, 4.0)] == ["a", "c"]
+
+
+def test_what_is_old_is_forgotten() -> None:
+    made = Repeats(20.0)
+    made.note(message(1, 1, "a"), 0.0)
+    made.note(message(1, 1, "b"), 15.0)
+    assert [one.body[1] for one in made.of(1, 30.0)] == ["b"]
+    assert made.of(1, 36.0) == []
+
+
+def test_there_is_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_failover, "MOST_REPEATS", 10)
+    made = Repeats(20.0)
+    for number in range(100):
+        made.note(message(1, 1, str(number)), 0.0)
+    kept = [int(one.body[1]) for one in made.of(1, 0.0)]
+    assert len(kept) < 10
+    assert kept[-1] == 99

@@ -1,0 +1,159 @@
+"""Connections and questions between ranks, over real sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Iterator
+
+from lossycoll.runtime.membership.framing import LONGEST, MOST_UNSENT, Framed
+from lossycoll.runtime.membership.hub_sockets import (
+    Alive,
+    Broken,
+    Connected,
+    Event,
+    HubSockets,
+    Received,
+    Refused,
+)
+from lossycoll.runtime.membership.messages import Beat, Left, Ready, pack
+
+
+@contextlib.contextmanager
+def ends(world: int) -> Iterator[list[HubSockets]]:
+    made = [HubSockets(rank, world) for rank in range(world)]
+    try:
+        places = [("127.0.0.1", one.open("127.0.0.1", (0, 0))) for one in made]
+        for one in made:
+            one.start("secret", places)
+        yield made
+    finally:
+        for one in made:
+            one.close(0)
+
+
+def poll(one: HubSockets, others: list[HubSockets], wanted: int, seconds: float = 5) -> list[Event]:
+    """What ``one`` is told while the others run, up to ``wanted`` events."""
+    found: list[Event] = []
+    end = time.monotonic() + seconds
+    while len(found) < wanted and time.monotonic() < end:
+        found += one.poll(0.01)
+        for other in others:
+            other.poll(0)
+    return found
+
+
+def meet(hub: HubSockets, member: HubSockets) -> None:
+    member.follow(0, 0.0)
+    found: list[Event] = []
+    end = time.monotonic() + 5
+    while len(found) < 2 and time.monotonic() < end:
+        found += hub.poll(0.01) + member.poll(0.01)
+    assert found == [Connected(1), Connected(0)]
+
+
+def test_messages_come_in_order_both_ways_and_before_the_end() -> None:
+    with ends(2) as (hub, member):
+        meet(hub, member)
+        for _ in range(100):
+            assert hub.send(1, pack(Beat()))
+        hub.send(1, pack(Ready()))
+        found = poll(member, [], 101)
+        assert found == [Received(0, Beat())] * 100 + [Received(0, Ready())]
+        member.send(0, pack(Left(1)))
+        hub.send(1, pack(Beat()))  # which it won't read
+        member.close(0.5)
+        assert poll(hub, [], 2) == [Received(1, Left(1)), Broken(1)]
+        assert not hub.send(1, pack(Beat()))
+
+
+def test_questions_are_answered_by_who_lives_and_refused_by_the_hosts_of_others() -> None:
+    with ends(4) as (asker, alive, shy, ended):
+        ended.close(0)
+        shy.shunned.add(0)
+        asker.ask([1, 2, 3], 10.0, 0.0)
+        found = poll(asker, [alive, shy], 3, 0.5)
+        assert sorted(found, key=repr) == [Alive(1), Refused(3)]
+        asker.ask([1], 10.0, 1.0)
+        answered: list[Event] = []
+        end = time.monotonic() + 5
+        while len(answered) < 1 and time.monotonic() < end:
+            asker.poll(0)
+            answered += alive.poll(0.01)
+        assert answered == [Alive(0)], "who asks lives as well"
+
+
+def test_hosts_that_do_not_answer_keep_nobody_waiting() -> None:
+    with contextlib.ExitStack() as stack:
+        ports = []
+        for _ in range(4):  # who neither accepts nor has room for more doesn't answer
+            mute = stack.enter_context(socket.socket())
+            mute.bind(("127.0.0.1", 0))
+            mute.listen(0)
+            for _ in range(2):
+                full = stack.enter_context(socket.socket())
+                full.setblocking(False)
+                full.connect_ex(mute.getsockname())
+            ports.append(mute.getsockname()[1])
+        with socket.socket() as ended:
+            ended.bind(("127.0.0.1", 0))
+            ports = [0, *ports, ended.getsockname()[1]]
+        made = HubSockets(0, len(ports))
+        made.start("secret", [("127.0.0.1", port) for port in ports])
+        begin = time.monotonic()
+        made.ask(range(1, len(ports)), 10.0, 0.0)
+        assert made.poll(5) == [Refused(5)]
+        assert time.monotonic() - begin < 4
+        made.close(0)
+
+
+def test_a_second_connection_of_a_rank_takes_the_place_of_the_first() -> None:
+    with ends(2) as (hub, member):
+        meet(hub, member)
+        member.follow(0, 1.0)
+        assert poll(member, [hub], 1) == [Connected(0)]
+        member.send(0, pack(Ready()))
+        assert Received(1, Ready()) in poll(hub, [], 9, 0.3)
+        assert hub.send(1, pack(Beat()))
+        assert poll(member, [], 1) == [Received(0, Beat())]
+
+
+def test_a_connection_that_breaks_is_made_again() -> None:
+    with ends(2) as (hub, member):
+        meet(hub, member)
+        hub.hang_up(1)
+        assert poll(member, [], 1) == [Broken(0)]
+        member.tick(10.0, 1.0)
+        assert poll(member, [hub], 1) == [Connected(0)]
+
+
+def test_a_full_socket_keeps_the_rest_until_there_is_room_and_gives_up_what_nobody_reads() -> None:
+    left, right = socket.socketpair()
+    sender, receiver = Framed(left), Framed(right)
+    bodies = [os.urandom(1) * size for size in (0, 1, 100_000, LONGEST, 5, LONGEST)]
+    for body in bodies:
+        sender.write(body)
+    assert sender.has_unsent
+    found: list[bytes] = []
+    while len(found) < len(bodies):
+        found += receiver.read()
+        sender.flush()
+    assert found == bodies
+    assert not sender.has_unsent
+    for _ in range(2 * MOST_UNSENT // LONGEST):
+        sender.write(bytes(LONGEST))
+    assert sender.broken
+    sender.close()
+    receiver.close()
+
+
+def test_too_long_a_message_ends_the_connection() -> None:
+    left, right = socket.socketpair()
+    receiver = Framed(right)
+    left.sendall((LONGEST + 1).to_bytes(4, "big"))
+    assert receiver.read() == []
+    assert receiver.malformed
+    left.close()
+    receiver.close()

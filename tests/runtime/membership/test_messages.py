@@ -1,0 +1,132 @@
+"""Messages: what is packed is unpacked, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from lossycoll.runtime.membership import messages as m
+from lossycoll.runtime.membership.view_agreement import View
+
+WORLD = 5
+VIEWS = (View(0, (0, 1, 2, 3, 4)), View(7, (0, 2, 4)), View(7, (2,)))
+ROOT: list[Any] = [
+    m.Hello(1, "secret", 4, "member"),
+    m.Beat(),
+    m.Follow((1,), (), (0, 2)),
+    m.Welcome((), (), (), True),
+    m.Ready(),
+    m.Dead(3, 7.25, False),
+    m.Left(2),
+    m.Addressed(1, 0b10101, 2**64 - 1, ["bye", -1, "", {}]),
+]
+GROUP: list[Any] = [
+    m.Abort("out of memory \u00e9\n", "EngineError"),
+    m.Bye(-1, "", {"calls": 3}),
+    m.Waiting(12, "all_reduce float32[10] SUM"),
+    m.Mismatch(12, "barrier", 3, "all_reduce"),
+    m.Missed(0),
+    m.Ask(),
+    m.Answer({"calls": 3, "bytes_sent": 10**12}),
+    m.State((1, 3), (3,), 40, VIEWS),
+    m.ViewChange(VIEWS),
+]
+
+
+@pytest.mark.parametrize("message", ROOT, ids=lambda message: type(message).__name__)
+def test_what_is_packed_is_unpacked(message: Any) -> None:
+    assert m.unpack(m.pack(message), WORLD) == message
+
+
+@pytest.mark.parametrize("body", GROUP, ids=lambda body: type(body).__name__)
+def test_a_groups_message_travels_within_one_of_the_root(body: Any) -> None:
+    sent = m.Addressed(0, 2, 9, m.pack_list(body))
+    received = m.unpack(m.pack(sent), WORLD)
+    assert isinstance(received, m.Addressed)
+    assert m.unpack_body(received.body, WORLD) == body
+
+
+def test_every_kind_is_tried_here() -> None:
+    assert {type(one) for one in ROOT} == set(m._ROOT.values())
+    assert {type(one) for one in GROUP} == set(m._GROUP.values())
+    assert set(m._GROUP) >= m.REPEATED
+
+
+def test_a_kind_of_the_other_level_is_none() -> None:
+    with pytest.raises(m.Malformed, match="no kind"):
+        m.unpack(m.pack(m.Ask()), WORLD)
+    with pytest.raises(m.Malformed, match="no kind"):
+        m.unpack_body(["ready"], WORLD)
+
+
+WRONG = ["x", -2, 2**64, 1.5, True, None, [], {}, [1, 1], [2, 1], [9], ["1"], [True], "", "0", "zz"]
+
+
+@pytest.mark.parametrize("message", ROOT[2:], ids=lambda message: type(message).__name__)
+def test_each_field_is_checked(message: Any) -> None:
+    whole = json.loads(m.pack(message))
+    refused = 0
+    for place in range(1, len(whole)):
+        for wrong in WRONG:
+            changed = [*whole[:place], wrong, *whole[place + 1 :]]
+            try:
+                found = m.unpack(json.dumps(changed).encode(), WORLD)
+            except m.Malformed:
+                refused += 1
+            else:
+                # What is taken is of the field's type, and packs to the same again.
+                assert json.loads(m.pack(found)) == changed, (changed, found)
+    assert refused >= (len(whole) - 1) * len(WRONG) // 3 or len(whole) == 1
+    for other in (whole[:-1], [*whole, 0], [7, *whole[1:]], []):
+        if other != whole and (len(whole) > 1 or other != whole[:-1]):
+            with pytest.raises(m.Malformed):
+                m.unpack(json.dumps(other).encode(), WORLD)
+
+
+@pytest.mark.parametrize(
+    "views",
+    [
+        [],
+        [[0, [0, 1, 2, 3]]],
+        [[1, [0, 1, 2, 3, 4]]],
+        [[0, [0, 1, 2, 3, 4]], [5, []]],
+        [[0, [0, 1, 2, 3, 4]], [5, [0, 1]], [4, [0]]],
+        [[0, [0, 1, 2, 3, 4]], [5, [0, 1]], [6, [0, 2]]],
+        [[0, [0, 1, 2, 3, 4]], [5, [0, 1]], [6, [0, 1]]],
+        [[0, [0, 1, 2, 3, 4]], [5, [0, 5]]],
+        [[0, [0, 1, 2, 3, 4], 1]],
+        [[0.0, [0, 1, 2, 3, 4]]],
+        "views",
+    ],
+)
+def test_views_that_cannot_be_are_refused(views: object) -> None:
+    with pytest.raises(m.Malformed):
+        m.unpack_body(["viewchange", views], WORLD)
+
+
+def test_any_bytes_are_a_message_or_malformed() -> None:
+    draw = random.Random(7)
+    whole = [m.pack(message) for message in ROOT]
+    refused = 0
+    for _ in range(3000):
+        data = bytearray(draw.choice(whole))
+        for _ in range(draw.randint(1, 4)):
+            place = draw.randrange(len(data))
+            data[place : place + draw.randint(0, 2)] = bytes([draw.randrange(256)])
+        try:
+            m.unpack(bytes(data), WORLD)
+        except m.Malformed:
+            refused += 1
+    assert refused > 1000
+
+
+def test_sets_of_ranks_are_bits() -> None:
+    assert m.bits([0, 2, 255]) == 1 | 4 | 1 << 255
+    assert m.ranks_in(m.bits([0, 2, 255])) == [0, 2, 255]
+    everyone = m.Addressed(0, m.bits(range(256)), 1, ["ask"])
+    assert m.unpack(m.pack(everyone), 256) == everyone
+    with pytest.raises(m.Malformed):
+        m.unpack(m.pack(everyone), 255)

@@ -1,0 +1,133 @@
+"""The agreement on who is left, as a state machine: no sockets, no clock."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from lossycoll.runtime.membership.view_agreement import Survivors, View
+
+ALL = View(0, (0, 1, 2, 3))
+
+
+def four(rank: int) -> Survivors:
+    return Survivors(rank, 4, patience=10.0)
+
+
+def test_the_next_view_begins_where_no_survivor_has_been() -> None:
+    made = four(0)
+    assert made.agreed
+    assert made.decide() is None
+    made.lose(2, ended=True)
+    made.stopped(17, 0.0)
+    assert not made.agreed
+    made.report(1, {2}, 19, made.views)
+    assert made.decide() is None, "rank 3 hasn't told"
+    made.report(3, {2}, 18, made.views)
+    assert made.decide() == View(19, (0, 1, 3))
+    assert made.agreed
+    assert made.views == (ALL, View(19, (0, 1, 3)))
+
+
+def test_who_knows_of_fewer_losses_is_waited_for() -> None:
+    made = four(1)
+    for lost in (0, 2):
+        made.lose(lost, ended=True)
+    made.stopped(5, 0.0)
+    made.report(3, {0}, 9, made.views)
+    assert made.decide() is None
+    made.report(3, {0, 2}, 9, made.views)
+    assert made.decide() == View(9, (1, 3))
+
+
+def test_a_view_never_begins_before_the_last_one() -> None:
+    made = four(0)
+    made.learn([ALL, View(50, (0, 1, 2))])
+    made.lose(2, ended=True)
+    made.stopped(40, 0.0)
+    made.report(1, {2, 3}, 41, made.views)
+    assert made.decide() == View(50, (0, 1))
+
+
+def test_the_coordinator_is_the_lowest_that_is_left_and_has_not_departed() -> None:
+    made = four(2)
+    assert made.coordinator == 0
+    made.lose(0, ended=False)
+    assert made.coordinator == 1
+    made.departed.add(1)
+    assert made.coordinator == 2
+    made.departed.add(2)
+    assert made.coordinator == 2, "it is here itself"
+
+
+def test_longer_views_are_learned_and_shorter_ones_are_not_news() -> None:
+    made = four(3)
+    later = [ALL, View(4, (0, 1, 3)), View(9, (1, 3))]
+    assert made.learn(later)
+    assert made.lost == {0, 2}
+    assert made.agreed
+    assert not made.learn(later[:2])
+    assert made.views == tuple(later)
+
+
+@pytest.mark.parametrize(
+    ("rank", "silent", "ended", "goes_on"),
+    [
+        (0, {3}, set(), True),
+        (0, {2, 3}, set(), True),
+        (0, {1, 2, 3}, set(), False),
+        (3, {0, 1}, set(), False),
+        (3, {0}, {1}, True),
+        (3, set(), {0, 1, 2}, True),
+        (0, {1, 2}, {3}, False),
+    ],
+)
+def test_only_the_larger_part_or_the_half_with_the_lowest_goes_on(
+    rank: int, silent: set[int], ended: set[int], goes_on: bool
+) -> None:
+    made = four(rank)
+    for lost in silent:
+        made.lose(lost, ended=False)
+    for lost in ended:
+        made.lose(lost, ended=True)
+    assert made.may_go_on() is goes_on
+    made.stopped(1, 100.0)
+    assert made.is_apart(101.0) is not goes_on
+    assert made.is_apart(110.1), "an agreement isn't waited for without end"
+
+
+def test_nobody_loses_itself() -> None:
+    made = four(1)
+    assert not made.lose(1, ended=True)
+    assert made.agreed
+    assert made.lose(0, ended=False)
+    assert not made.lose(0, ended=True), "known, but now as ended"
+    assert made.ended == {0}
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_survivors_agree_in_whatever_order_their_news_come(seed: int) -> None:
+    """Reports are doubled and reordered; the coordinator may be lost on the way."""
+    draw = random.Random(seed)
+    ranks = [four(rank) for rank in range(4)]
+    victims = draw.sample(range(4), draw.randint(1, 3))
+    left = [rank for rank in range(4) if rank not in victims]
+    nexts = {rank: draw.randrange(100) for rank in left}
+    news = [(rank, victim) for rank in left for victim in victims]
+    draw.shuffle(news)
+    for rank, victim in news:
+        if ranks[rank].lose(victim, ended=True):
+            ranks[rank].stopped(nexts[rank], 0.0)
+        for teller in draw.sample(left, len(left)):
+            head = ranks[teller].coordinator
+            if head in left and ranks[teller].lost:
+                state = ranks[teller]
+                ranks[head].report(teller, set(state.lost), state.next, state.views)
+                ranks[head].decide()
+    for rank in left:
+        for other in left:
+            ranks[rank].learn(ranks[other].views)
+    last = {ranks[rank].views for rank in left}
+    assert len(last) == 1, last
+    assert last.pop()[-1] == View(max(nexts.values()), tuple(left))

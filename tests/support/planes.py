@@ -1,0 +1,173 @@
+"""Control planes of several ranks in threads of one process, over real sockets, and who listens."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from lossycoll.runtime.membership.control_plane import ControlPlane
+from lossycoll.runtime.membership.membership import Membership
+from lossycoll.runtime.membership.view_agreement import View
+
+TOKEN = "secret"
+GROUP = 7
+LIVENESS = 3.0
+"""Long enough that a machine that is busy elsewhere for two seconds is no death."""
+
+
+class Notes:
+    """A listener that logs what is reported to it; ``calls``: what was called at each number."""
+
+    def __init__(self, rank: int, liveness: float = LIVENESS) -> None:
+        self.rank = rank
+        self.silence = 0.7 * liveness
+        self.log: list[tuple[Any, ...]] = []
+        self.when: list[float] = []
+        self.calls: dict[int, str] = {}
+        self.next = 10 + rank
+        self.beats = 0
+
+    def _note(self, *what: Any) -> None:
+        self.log.append(what)
+        self.when.append(time.monotonic())
+
+    def on_dead(self, rank: int, silent: float, ended: bool) -> None:
+        assert silent >= self.silence or ended or rank == self.rank
+        self._note("dead", rank)
+
+    def on_abort(self, rank: int, reason: str, kind: str) -> None:
+        self._note("abort", rank, reason, kind)
+
+    def on_bye(self, rank: int, seq: int, why: str) -> None:
+        self._note("bye", rank, seq)
+
+    def on_mismatch(self, seq: int, calls: dict[int, str]) -> None:
+        self._note("mismatch", seq, tuple(sorted(calls.items())))
+
+    def on_broken(self, error: Exception) -> None:
+        self._note("broken", repr(error))
+
+    def on_beat(self) -> None:
+        self.beats += 1
+
+    def call_at(self, seq: int) -> str | None:
+        return self.calls.get(seq)
+
+    def on_lost(self, rank: int, silent: float, ended: bool) -> int:
+        assert silent >= self.silence or ended
+        self._note("lost", rank)
+        return self.next
+
+    def on_views(self, views: Sequence[View], agreed: bool) -> None:
+        self._note("views", [(view.first, view.members) for view in views], agreed)
+
+    def on_apart(self, lost: Sequence[int], left: Sequence[int]) -> None:
+        self._note("apart", list(lost), list(left))
+
+    def figures(self) -> dict[str, Any]:
+        return {"rank": self.rank, "operations": 10 * self.rank}
+
+
+def die(plane: ControlPlane) -> None:
+    """The plane ends as with a process that is killed: its sockets close, and it says nothing."""
+    plane.root.say_goodbye = plane.root._welcomed.clear  # type: ignore[method-assign]
+    plane.close()
+
+
+def silence(plane: ControlPlane) -> None:
+    """The rank lives and hears, but nothing of it is heard any more."""
+    sockets = plane._sockets
+    sockets.shunned = set(range(plane.world))
+    sockets.send = lambda *_: True  # type: ignore[method-assign]
+    sockets.ask = lambda *_: None  # type: ignore[method-assign]
+
+
+class Planes:
+    """A root of ``world`` ranks, each with one membership of a group of all of them."""
+
+    def __init__(
+        self,
+        world: int,
+        liveness: float = 30.0,
+        *,
+        outlive: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.planes = [ControlPlane(rank, world, liveness, clock=clock) for rank in range(world)]
+        self.notes = [Notes(rank, liveness) for rank in range(world)]
+        self.groups = [
+            Membership(plane, GROUP, range(world), outlive=outlive) for plane in self.planes
+        ]
+        self.endpoints = [("127.0.0.1", plane.open("127.0.0.1")) for plane in self.planes]
+
+    def start(self, rank: int) -> None:
+        self.planes[rank].start(TOKEN, self.endpoints)
+        self.groups[rank].open(self.notes[rank])
+
+    def leave(self, rank: int, seq: int) -> None:
+        """In order: goodbye, and the end."""
+        self.groups[rank].leave(seq)
+        self.groups[rank].close()
+
+    def die(self, rank: int) -> None:
+        die(self.planes[rank])
+
+    def silence(self, rank: int) -> None:
+        silence(self.planes[rank])
+
+    def join(
+        self, group: int, members: Sequence[int], *, outlive: bool = False
+    ) -> dict[int, tuple[Membership, Notes]]:
+        """Opens another group; membership and notes by rank of the root."""
+        found = {}
+        for number, rank in enumerate(members):
+            made = Membership(self.planes[rank], group, members, outlive=outlive)
+            notes = Notes(number, self.planes[rank].liveness)
+            made.open(notes)
+            found[rank] = (made, notes)
+        return found
+
+    def close(self) -> None:
+        for plane in self.planes:
+            plane.close()
+
+
+@contextlib.contextmanager
+def planes(world: int, liveness: float = 30.0, **rest: Any) -> Iterator[Planes]:
+    """A root whose ranks have met."""
+    made = Planes(world, liveness, **rest)
+    try:
+        for rank in range(world):
+            made.start(rank)
+        assert all(plane.meet(5) for plane in made.planes)
+        yield made
+    finally:
+        made.close()
+
+
+def until(condition: Callable[[], bool], timeout: float = 5.0) -> None:
+    end = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.005)
+
+
+def quiet(seconds: float, notes: list[Notes]) -> None:
+    time.sleep(seconds)
+    assert all(not note.log for note in notes), [note.log for note in notes]
+
+
+def views(made: Planes, rank: int) -> list[tuple[int, tuple[int, ...]]]:
+    """The latest that were reported to a rank."""
+    reported = [entry for entry in made.notes[rank].log if entry[0] == "views"]
+    return reported[-1][1] if reported else []
+
+
+def view_of(made: Planes, *left: int, since: int = 1) -> tuple[int, tuple[int, ...]]:
+    """What those that are left must agree on after ``since`` losses, and do."""
+    until(lambda: all(len(views(made, rank)) > since for rank in left), 3 * LIVENESS)
+    found = {views(made, rank)[since] for rank in left}
+    assert len(found) == 1, found
+    return found.pop()

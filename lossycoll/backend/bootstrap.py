@@ -113,7 +113,7 @@ class Group:
         address = met.interface.address
         self._mesh = GlooMesh(store, place.rank, place.size, timeout=place.timeout, address=address)
         making.undo.callback(self._mesh.group.shutdown)
-        joined = join(making, met)
+        joined = join(making, met, data.host)
         self.communicator = self._communicator(
             place,
             met.options,
@@ -175,7 +175,8 @@ class Group:
             self.messages.close()
         self._mesh.group.shutdown()
         if self._host is not None:
-            self._host.close()
+            self._host.release()
+            self._host = None
         atexit.unregister(self.close)  # last: what Ctrl-C keeps this from is done at exit
 
 

@@ -24,7 +24,7 @@ from lossycoll.plan import faults
 from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.core import logfmt
 from lossycoll.runtime.engine.binding import Engine
-from lossycoll.runtime.engine.host import Host
+from lossycoll.runtime.engine.host import Host, host_options
 from lossycoll.runtime.engine.reports import LinkInfo
 from lossycoll.runtime.membership.control_plane import ControlPlane
 from lossycoll.runtime.membership.group_state import Health
@@ -99,6 +99,7 @@ class Met:
         number: The group's, which keys injected faults.
         token: The group's secret.
         root: Where all have met before; None: they make a new root.
+        shares: The group is made on the root's host, as none asks for another.
         members: The group's ranks, as ranks of the root.
         plane: A new root's.
         endpoints: Where the new root's planes listen.
@@ -111,6 +112,7 @@ class Met:
     number: int
     token: str
     root: Root | None
+    shares: bool
     members: tuple[int, ...]
     plane: ControlPlane
     endpoints: tuple[tuple[str, int], ...]
@@ -163,6 +165,8 @@ def meet(making: Making, pg_options: object) -> Met:
         mine = prepare(making, pg_options)
         hello = {"address": mine.interface.address, "options": mine.options.shared()}
         hello["roots"] = {root.session: root.rank for root in making.roots}
+        wanted = host_options(mine.options)
+        hello["hosts"] = [one.session for one in making.roots if one.host.options == wanted]
         if mine.plane is not None:
             hello["control"] = [mine.interface.address, mine.port]
         if place.rank == 0:
@@ -195,6 +199,7 @@ def meet(making: Making, pg_options: object) -> Met:
         number=ranks[0]["group"],
         token=ranks[0]["token"],
         root=root,
+        shares=root is not None and all(root.session in entry["hosts"] for entry in ranks),
         members=members,
         plane=plane,
         endpoints=tuple((str(end[0]), int(end[1])) for end in endpoints if end is not None),
@@ -228,7 +233,37 @@ def _mtu(making: Making, options: Options, interface: Interface) -> int:
 
 
 def open_engine(making: Making, met: Met) -> DataPath:
-    """The group's engine, with the payload that suits all ranks, connected with theirs."""
+    """The group's engine: on the root's host, where all can; else on a host of its own."""
+    place = making.place
+    host = _shared_host(making, met) or _own_host(making, met)
+    members = met.members if met.shares else tuple(range(place.size))
+    engine = Engine(
+        host,
+        place.rank,
+        place.size,
+        number=_wire_number(met.session),
+        faults=met.number,
+        options=met.options,
+        members=members,
+        # Whoever shares a host may be a step behind, and then has no group for what comes early.
+        met=not met.shares,
+    )
+    making.undo.callback(engine.close)
+    return DataPath(host, engine, host.link(), [host.addresses[member] for member in members])
+
+
+def _shared_host(making: Making, met: Met) -> Host | None:
+    if not met.shares or met.root is None:
+        return None
+    host = met.root.host
+    held = host.hold()  # the making holds it as well, so it can't be closed by now
+    assert held
+    making.undo.callback(host.release)
+    return host
+
+
+def _own_host(making: Making, met: Met) -> Host:
+    """Opened with the payload that suits all ranks, and connected with theirs."""
     place, rendezvous = making.place, making.rendezvous
     payload = _payload(place, met.options, met.interface, met.mtu)
     address = met.interface.address
@@ -239,21 +274,15 @@ def open_engine(making: Making, met: Met) -> DataPath:
         payload_bytes=min(rendezvous.exchange("payload", payload)),
         options=met.options,
     )
-    making.undo.callback(host.close)
-    link = host.link()
-    links = rendezvous.exchange("links", [address, link.port])
+    making.undo.callback(host.release)
+    links = rendezvous.exchange("links", [address, host.link().port])
     host.start(int(met.session, 16), [(str(name), int(port)) for name, port in links])
-    engine = Engine(
-        host,
-        place.rank,
-        place.size,
-        number=1,
-        faults=met.number,
-        options=met.options,
-        met=True,
-    )
-    making.undo.callback(engine.close)
-    return DataPath(host, engine, link, list(host.addresses))
+    return host
+
+
+def _wire_number(session: str) -> int:
+    """The group's number in packets: of its own rendezvous, so no other group's; not 0."""
+    return int(session, 16) % (2**32 - 1) + 1
 
 
 def open_messages(making: Making, met: Met) -> Messages:
@@ -266,7 +295,7 @@ def open_messages(making: Making, met: Met) -> Messages:
     return messages
 
 
-def join(making: Making, met: Met) -> Joined:
+def join(making: Making, met: Met, host: Host) -> Joined:
     """A membership of the root's plane; the plane itself begins in :func:`enter`."""
     membership = Membership(
         met.plane, int(met.session, 16), met.members, outlive=met.options.continues
@@ -276,7 +305,7 @@ def join(making: Making, met: Met) -> Joined:
         return Joined(membership, None)
     met.plane.start(met.token, met.endpoints)
     place = making.place
-    return Joined(membership, Root(met.session, place.rank, place.global_ranks, met.plane))
+    return Joined(membership, Root(met.session, place.rank, place.global_ranks, met.plane, host))
 
 
 def enter(making: Making, joined: Joined, communicator: Endpoint) -> None:

@@ -15,6 +15,7 @@ from typing import Final
 
 from lossycoll.errors import OptionError
 from lossycoll.options.fields import Options
+from lossycoll.runtime.engine.host import Host
 from lossycoll.runtime.membership.control_plane import ControlPlane
 
 
@@ -27,18 +28,22 @@ class Root:
         rank: This process's number in it.
         global_ranks: torch's global rank of each, by its number in the root.
         plane: This process's control plane among them.
+        host: The engine's socket and thread, which its groups share.
     """
 
     session: str
     rank: int
     global_ranks: tuple[int, ...]
     plane: ControlPlane
+    host: Host
 
     def holds(self, global_ranks: Sequence[int]) -> bool:
         """Whether all of these are here, as far as this process knows."""
         numbers = {other: number for number, other in enumerate(self.global_ranks)}
-        return self.plane.is_sound and all(
-            rank in numbers and self.plane.is_here(numbers[rank]) for rank in global_ranks
+        return (
+            self.plane.is_sound
+            and self.host.is_open
+            and all(rank in numbers and self.plane.is_here(numbers[rank]) for rank in global_ranks)
         )
 
 
@@ -52,7 +57,7 @@ class Roots:
     def add(self, root: Root) -> None:
         """Offers ``root`` to groups that are made later, for as long as its plane lasts."""
         with self._lock:
-            self._roots = [one for one in self._roots if one.plane.is_sound]
+            self._roots = [one for one in self._roots if one.plane.is_sound and one.host.is_open]
             self._roots.append(root)
 
     @contextlib.contextmanager
@@ -64,10 +69,14 @@ class Roots:
         try:
             for root in found:
                 if root.plane.hold():
-                    held.append(root)
+                    if root.host.hold():
+                        held.append(root)
+                    else:
+                        root.plane.release()
             yield held
         finally:
             for root in held:
+                root.host.release()
                 root.plane.release()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,8 +21,8 @@ class Host:
     """One process's socket, progress thread, and paths to the other processes.
 
     Opened at once; ``start`` makes the other processes known. Groups
-    (:class:`lossycoll.runtime.engine.binding.Engine`) are made after that, and end with it at the
-    latest.
+    (:class:`lossycoll.runtime.engine.binding.Engine`) are made after that. Its users count
+    themselves (:meth:`hold`, :meth:`release`; who opens it is the first): the last one closes it.
 
     Args:
         process: The number of this process among ``processes``.
@@ -39,6 +40,9 @@ class Host:
         self, process: int, processes: int, address: str, *, payload_bytes: int, options: Options
     ) -> None:
         self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._users = 1
+        self.options = host_options(options)
         self.process = process
         self.processes = processes
         self.addresses: list[str] = [address] * processes
@@ -112,14 +116,50 @@ class Host:
             waited=c.waited_ns * 1e-9,
         )
 
+    def hold(self) -> bool:
+        """Counts one more user. Returns False if the host is closed."""
+        with self._lock:
+            if self._users == 0:
+                return False
+            self._users += 1
+            return True
+
+    def release(self) -> None:
+        """One user less. The last one closes the host, after its groups."""
+        with self._lock:
+            self._users -= 1
+            last = self._users == 0
+        if last:
+            self.close()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether groups can be made on it."""
+        return self._users > 0
+
     def close(self) -> None:
-        """Joins the thread and frees everything. Its groups are closed before. Idempotent.
+        """Joins the thread and frees everything, whoever uses it. Idempotent.
 
         A forked child has no thread to join, and leaves all as it is.
         """
-        handle, self.handle = self.handle, ffi.NULL
+        with self._lock:
+            self._users = 0
+            handle, self.handle = self.handle, ffi.NULL
         if handle != ffi.NULL and os.getpid() == self._pid:
             lib.lc_host_close(handle)
+
+
+def host_options(options: Options) -> tuple[object, ...]:
+    """What a host is made with: equal for groups that can share one."""
+    return (
+        options.interface,
+        options.mtu,
+        options.ports,
+        options.socket_buffer,
+        options.disabled,
+        options.eager,
+        options.pace,
+    )
 
 
 def fast_path_bits(names: Sequence[str]) -> int:

@@ -16,6 +16,10 @@ const char *lc_version(void) {
     return "0.1.0";
 }
 
+uint32_t lc_wire_version(void) {
+    return LC_WIRE_VERSION;
+}
+
 uint32_t lc_header_bytes(void) {
     return LC_HEADER_BYTES;
 }

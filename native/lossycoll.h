@@ -347,6 +347,8 @@ int lc_decode_add(int encoding, int dtype, int simd, void *acc, const void *own,
                   double factor, uint32_t n);
 /* Header size on the wire, bytes. */
 uint32_t lc_header_bytes(void);
+/* Of the packets' form: ranks that differ in it can't hear each other. */
+uint32_t lc_wire_version(void);
 /* lc_fast_path bits that the processor and kernel offer, before any switch. */
 uint32_t lc_probe(void);
 

@@ -23,13 +23,17 @@ from lossycoll.options.fields import Options
 from lossycoll.plan import faults
 from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.core import logfmt
-from lossycoll.runtime.engine.binding import Engine
+from lossycoll.runtime.engine.binding import Engine, version, wire_version
 from lossycoll.runtime.engine.host import Host, host_options
 from lossycoll.runtime.engine.reports import LinkInfo
 from lossycoll.runtime.membership.control_plane import ControlPlane
 from lossycoll.runtime.membership.group_state import Health
 from lossycoll.runtime.membership.membership import Membership
-from lossycoll.runtime.membership.rendezvous import Rendezvous, compare_options
+from lossycoll.runtime.membership.rendezvous import (
+    Rendezvous,
+    compare_options,
+    compare_versions,
+)
 from lossycoll.runtime.net.buffers import fitting_payload, packets_per_peer, receive_buffer
 from lossycoll.runtime.net.interfaces import Interface, choose
 from lossycoll.runtime.net.payload import AUTO_MTU_MAX, payload_bytes
@@ -164,6 +168,7 @@ def meet(making: Making, pg_options: object) -> Met:
     try:
         mine = prepare(making, pg_options)
         hello = {"address": mine.interface.address, "options": mine.options.shared()}
+        hello["version"] = [version(), wire_version()]
         hello["roots"] = {root.session: root.rank for root in making.roots}
         wanted = host_options(mine.options)
         hello["hosts"] = [one.session for one in making.roots if one.host.options == wanted]
@@ -177,6 +182,7 @@ def meet(making: Making, pg_options: object) -> Met:
     except Exception as error:
         failure = refused(place.rank, place.size, error)
     ranks = rendezvous.meet(hello, failure)
+    compare_versions(place.rank, [entry.get("version") for entry in ranks])
     compare_options(place.rank, [entry["options"] for entry in ranks])
     addresses = [entry["address"] for entry in ranks]
     interface = _same_network(mine.interface, mine.options, addresses)

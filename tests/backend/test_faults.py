@@ -11,6 +11,7 @@ import socket
 import time
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -491,6 +492,7 @@ UNMAKEABLE: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "variable": ({"LOSSYCOLL_INJCET": "x"}, "OptionError", "did you mean LOSSYCOLL_INJECT?"),
     "differs": ({"repair": 2}, "RendezvousError", "option repair is 2 on rank 1 but 0 on rank 0"),
+    "version": ({"version": 1}, "RendezvousError", "version of lossycoll is 0.1.0 (wire 1)"),
     "interface": (
         {"interface": "nosuch0"},
         "InterfaceError",
@@ -515,23 +517,29 @@ def rank_unmakeable(rank: int, world: int) -> dict[str, tuple[str, str, float]]:
     import torch
     import torch.distributed as dist
 
+    from lossycoll.backend import group_steps
+    from lossycoll.runtime.engine.binding import wire_version
+
     dist.init_process_group("gloo")
     out = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
         port = take_low(taken)
         for name, (asked, _, _) in UNMAKEABLE.items():
             options: Any = {}
+            wire = wire_version()
             if rank == 1:
                 options = {k: v for k, v in asked.items() if not k.startswith("LOSSYCOLL_")}
                 os.environ.update({k: v for k, v in asked.items() if k not in options})
                 if "port_range" in options:
                     options["port_range"] = f"{port}-{port}"
+                wire = options.pop("version", wire)
                 if "" in options:
                     options = 3
             dist.barrier()
             begin = time.monotonic()
             try:
-                dist.new_group(backend="lossy", pg_options=options)
+                with mock.patch.object(group_steps, "wire_version", return_value=wire):
+                    dist.new_group(backend="lossy", pg_options=options)
                 out[name] = ("", "", 0.0)
             except RuntimeError as error:
                 out[name] = (type(error).__name__, str(error), time.monotonic() - begin)

@@ -11,7 +11,7 @@ from lossycoll.errors import RendezvousError
 from lossycoll.options.docs_table import table
 from lossycoll.options.fields import Options
 from lossycoll.options.schema import variable
-from lossycoll.runtime.membership.rendezvous import compare_options
+from lossycoll.runtime.membership.rendezvous import compare_options, compare_versions
 
 NOT_SHARED = {
     *("deadline_min", "deadline_max", "reorder_min", "interface", "port_range", "mtu"),
@@ -37,6 +37,17 @@ OTHERS: dict[str, Any] = {
     "on_peer_loss": "continue",
 }
 """Values that aren't the defaults."""
+
+
+def test_versions_whose_packets_differ_refuse_each_other() -> None:
+    """Otherwise each would count all that the other sends as malformed, until a timeout."""
+    compare_versions(1, [["0.1.0", 2], ["0.1.1", 2]])
+    for rank, theirs, named in ((0, ["0.2.0", 3], "0.2.0 (wire 3)"), (1, None, "too old to say")):
+        with pytest.raises(RendezvousError) as caught:
+            compare_versions(rank, [["0.1.0", 2], ["0.1.0", 2], theirs])
+        assert caught.value.peer == 2
+        assert f"rank {rank}/3: rank 2's version of lossycoll is {named}" in str(caught.value)
+        assert "rank 0's is 0.1.0 (wire 2)" in str(caught.value)
 
 
 def test_the_options_that_ranks_compare_are_those_that_the_table_marks() -> None:

@@ -416,6 +416,11 @@ class _Use:
                 engine._idle.notify_all()
 
 
+def wire_version() -> int:
+    """Of the packets' form; ranks that differ in it can't hear each other."""
+    return int(lib.lc_wire_version())
+
+
 def version() -> str:
     """Version of the native engine."""
     return bytes(ffi.string(lib.lc_version())).decode()

@@ -357,6 +357,23 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"rank {some} is" if len(ranks) == 1 else f"ranks {some}{more} are"
 
 
+def compare_versions(rank: int, versions: Sequence[Sequence[Any] | None]) -> None:
+    """Raises RendezvousError, with the same content on every rank, if packets differ in form.
+
+    ``versions`` holds each rank's (version of lossycoll, of the wire); None: a rank is too old to
+    say.
+    """
+    named = ["too old to say" if one is None else f"{one[0]} (wire {one[1]})" for one in versions]
+    wires = [None if one is None else one[1] for one in versions]
+    for other, wire in enumerate(wires):
+        if wire != wires[0]:
+            raise RendezvousError(
+                f"rank {rank}/{len(versions)}: rank {other}'s version of lossycoll is "
+                f"{named[other]}, rank 0's is {named[0]}; install the same one on all ranks",
+                peer=other,
+            )
+
+
 def compare_options(rank: int, shared: Sequence[Mapping[str, Any]]) -> None:
     """Raises RendezvousError, with the same content on every rank, if options differ.
 

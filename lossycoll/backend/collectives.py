@@ -17,7 +17,7 @@ from torch import Tensor
 from lossycoll.errors import MismatchError
 from lossycoll.runtime.core.call import Operation
 
-from .description import CollectiveKind, Description, Encoded, Loss, Submission
+from .description import CollectiveKind, Description, Loss, Rounding, Submission
 from .staging import one_buffer, two_buffers
 from .tensors import DTYPES, address, contiguous, nbytes
 
@@ -154,7 +154,7 @@ ALL_REDUCE: Final = CollectiveKind(
     submit=_all_reduce,
     gathering=_all_gather,
     gloo=lambda gloo, call, targets, opts: gloo.allreduce(list(targets), opts),
-    encoded=Encoded.GROUP,
+    rounding=Rounding.GROUP,
 )
 REDUCE: Final = CollectiveKind(
     # Only the root has the result, so nothing could be made of what it lacks.
@@ -162,7 +162,7 @@ REDUCE: Final = CollectiveKind(
     Loss.NEVER,
     one_buffer,
     gathering=_gather,
-    encoded=Encoded.GROUP,
+    rounding=Rounding.GROUP,
 )
 REDUCE_SCATTER: Final = CollectiveKind(
     "reduce_scatter",
@@ -170,7 +170,7 @@ REDUCE_SCATTER: Final = CollectiveKind(
     two_buffers,
     submit=_reduce_scatter,
     gathering=_gather_chunks,
-    encoded=Encoded.GROUP,
+    rounding=Rounding.GROUP,
 )
 BROADCAST: Final = CollectiveKind(
     "broadcast",
@@ -178,7 +178,7 @@ BROADCAST: Final = CollectiveKind(
     one_buffer,
     submit=_broadcast,
     gloo=lambda gloo, call, targets, opts: gloo.broadcast(list(targets), opts),
-    encoded=Encoded.BLOCK,
+    rounding=Rounding.BLOCK,
 )
 ALL_GATHER: Final = CollectiveKind(
     "all_gather",
@@ -186,7 +186,7 @@ ALL_GATHER: Final = CollectiveKind(
     two_buffers,
     submit=_all_gather,
     gloo=_gloo_all_gather,
-    encoded=Encoded.GROUP,
+    rounding=Rounding.GROUP,
 )
 GATHER: Final = CollectiveKind(
     "gather",
@@ -194,7 +194,7 @@ GATHER: Final = CollectiveKind(
     two_buffers,
     submit=_gather,
     gloo=_gloo_gather,
-    encoded=Encoded.GROUP,
+    rounding=Rounding.GROUP,
 )
 SCATTER: Final = CollectiveKind(
     "scatter",
@@ -202,7 +202,7 @@ SCATTER: Final = CollectiveKind(
     two_buffers,
     submit=_scatter,
     gloo=_gloo_scatter,
-    encoded=Encoded.BLOCK,
+    rounding=Rounding.BLOCK,
 )
 ALL_TO_ALL: Final = CollectiveKind(
     # Ranks don't know each other's sizes: encoded only where a block says so, at any size.
@@ -210,7 +210,7 @@ ALL_TO_ALL: Final = CollectiveKind(
     Loss.NEVER,
     two_buffers,
     submit=_all_to_all,
-    encoded=Encoded.BLOCK,
+    rounding=Rounding.BLOCK,
     empty_is_barrier=False,
     operations=2,
 )

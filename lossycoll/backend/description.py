@@ -37,8 +37,8 @@ class Loss(Enum):
     """Wherever the delivery is lossy: the caller learns what became of each packet."""
 
 
-class Encoded(Enum):
-    """When float32 of a collective is encoded (option ``wire``)."""
+class Rounding(Enum):
+    """When float32 of a collective is rounded on its way (option ``wire``)."""
 
     NEVER = auto()
     GROUP = auto()
@@ -106,7 +106,7 @@ class CollectiveKind:
         gathering: For reductions, how the contributions get to where they are reduced without the
             engine. None if there is no such way.
         gloo: How gloo does it, if that is an alternative for small exact calls.
-        encoded: When packets carry float32 in another form.
+        rounding: When packets carry float32 rounded.
         empty_is_barrier: Whether a call without elements becomes a barrier. If not, ``submit``
             runs, since only this rank may know that it has nothing to send or receive.
         work: The class of the work that torch gets.
@@ -119,7 +119,7 @@ class CollectiveKind:
     submit: Submit | None = None
     gathering: Submit | None = None
     gloo: GlooCall | None = None
-    encoded: Encoded = Encoded.NEVER
+    rounding: Rounding = Rounding.NEVER
     empty_is_barrier: bool = True
     work: type[EngineWork] = EngineWork
     operations: int = 1

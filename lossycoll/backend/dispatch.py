@@ -25,7 +25,7 @@ from lossycoll.runtime.core.call import LONGEST, Collective, Operation, Terms
 from . import checks
 from .coalescing import Coalescing
 from .collectives import barrier
-from .description import CollectiveKind, Description, Encoded, Loss, Staged, Submission
+from .description import CollectiveKind, Description, Loss, Rounding, Staged, Submission
 from .reduction import Reduction, resolve
 from .resource_limits import is_memory, not_submitted
 from .staging import NOTHING, gathered
@@ -92,10 +92,10 @@ def choose(
 
 def _encoding(call: Description, options: Options, around: Scope | None) -> str:
     """How packets carry the call's float32."""
-    when = call.kind.encoded
-    if options.wire == "same" or when is Encoded.NEVER:
+    when = call.kind.rounding
+    if options.wire == "same" or when is Rounding.NEVER:
         return "same"
-    if when is Encoded.BLOCK and (around is None or not around.sets("wire")):
+    if when is Rounding.BLOCK and (around is None or not around.sets("wire")):
         return "same"
     tensor = (call.reads or call.writes)[0]
     if tensor.dtype not in ENCODED_DTYPES:

@@ -85,17 +85,36 @@ void lc_finish_alone(lc_op_slot *s) {
         op->report.alone += s->n_packets;
 }
 
-static void fill_missing(lc_op_slot *s, piece p) {
+/* Only counts it: what is put in its place waits for the operation's end (lc_fill_missing). */
+static void note_missing(lc_op_slot *s) {
     lc_op *op = s->op;
     if (s->desc.missing == LC_MISSING_OWN) {
-        op->codec.sums->blend(p.value, p.value, op->call.scale, NULL, 0, p.n);
         op->report.own_filled++;
         count_contributions(op, 1);
     } else if (s->desc.missing == LC_MISSING_ZERO) {
-        memset(p.value, 0, (size_t)p.n * op->element_bytes);
         op->report.zero_filled++;
     } else {
         op->report.kept++;
+    }
+}
+
+static void fill_packet(const lc_op_slot *s, piece p) {
+    const lc_op *op = s->op;
+    if (s->desc.missing == LC_MISSING_OWN)
+        op->codec.sums->blend(p.value, p.value, op->call.scale, NULL, 0, p.n);
+    else
+        memset(p.value, 0, (size_t)p.n * op->element_bytes);
+}
+
+void lc_fill_missing(lc_op *op) {
+    for (uint32_t i = 0; i < op->n_slots; i++) {
+        lc_op_slot *s = &op->slots[i];
+        int filled = s->desc.combine == LC_COPY && s->desc.missing != LC_MISSING_KEEP;
+        if (!filled || !s->desc.n_sources || s->n_void == 0)
+            continue;
+        for (uint32_t k = 0; k < s->n_packets; k++)
+            if (s->count[k] == 0)
+                fill_packet(s, piece_of(s, k));
     }
 }
 
@@ -103,7 +122,7 @@ static void packet_ready(lc_op_slot *s, uint32_t k) {
     piece p = piece_of(s, k);
     if (s->desc.combine == LC_COPY) {
         if (s->count[k] == 0)
-            fill_missing(s, p);
+            note_missing(s);
         else
             count_contributions(s->op, s->count[k]);
     } else if (s->desc.finish == LC_FINISH_NONE) {

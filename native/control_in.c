@@ -144,10 +144,20 @@ static void close_round(lc_in *in, const lc_record *r) {
     in->state = LC_IN_CLOSING;
     in->n_told = r->a;
     in->nack_ns = 0;
+    if (!in->fin_ns && !in->started_ns)
+        in->excused_ns = h->now; /* until now it may have stood in its sender's queue */
     in->fin_ns = h->now;
     in->close_ns = h->now + reorder_allowance(in);
     if (in->close_ns < h->tick_ns)
         h->tick_ns = in->close_ns;
+}
+
+/* Nothing came of asking: the sender has heard of all that is missing here and has none of it. It
+ * has given it up itself, or it died with the rank that had it. */
+static int has_nothing(const lc_in *in, const lc_record *r) {
+    const lc_op *op = in->slot->op;
+    return in->round && r->round == in->round && !r->a && in->state == LC_IN_OPEN &&
+           (!op->call.reliable || op->group->n_dead);
 }
 
 static void on_fin(lc_group *g, uint16_t peer, const lc_record *r) {
@@ -171,9 +181,8 @@ static void on_fin(lc_group *g, uint16_t peer, const lc_record *r) {
     }
     in->ask_ns = 0;
     int open = in->state == LC_IN_OPEN;
-    if (g->n_dead && op->call.reliable && in->round && r->round == in->round && !r->a && open) {
-        /* Nothing came of asking: what is missing died with the rank that had it. */
-        lc_give_up(in, LC_CAUSE_PEER);
+    if (has_nothing(in, r)) {
+        lc_give_up(in, op->call.reliable ? LC_CAUSE_PEER : LC_CAUSE_LOSS);
     } else if (in->telling && r->round != in->round) {
         in->nack_ns = g->host->now; /* it has not heard all of what was given up */
     } else if (in->state == LC_IN_SETTLED) {
@@ -225,9 +234,24 @@ static void begin_round(lc_out *out, const lc_record *r) {
     out->fin_ns = out->slot->op->group->host->now + lc_pace_rto(&lc_path_to(out)->pace);
 }
 
+/* The operation has ended here since nothing came from the peer for too long, and the peer still
+ * says what it has given up. That nobody listens any more is told by the end that it waits for. */
+static void end_telling(lc_group *g, uint16_t peer, const lc_record *r) {
+    lc_record fin = {.kind = LC_R_FIN,
+                     .op = r->op,
+                     .slot = r->slot,
+                     .round = r->round,
+                     .b = g->members[peer].path->tx_next};
+    lc_tell(g, peer, &fin);
+}
+
 static void on_nack(lc_group *g, uint16_t peer, const lc_record *r) {
     lc_op *op = lc_find_op(g, r->op);
     lc_out *out = op ? lc_op_out(op, r->slot, peer) : NULL;
+    if (!op && r->kind == LC_R_LOST && lc_op_posted(g, r->op) && !lc_op_failed(g, r->op)) {
+        end_telling(g, peer, r);
+        return;
+    }
     if (!out || !out->again || r->a % 128 || r->a >= r->b || r->b > out->slot->n_packets) {
         g->live.stale++;
         return;
@@ -322,8 +346,9 @@ static void on_ask(lc_group *g, uint16_t peer, const lc_record *r) {
         lc_out *out = lc_op_out(op, r->slot, peer);
         if (!out)
             return;
-        if (out->state != LC_OUT_OPEN) {
-            lc_tell_fin(out);
+        int wants_nack = out->round && out->n_told < out->slot->n_packets;
+        if (out->state != LC_OUT_OPEN || wants_nack) {
+            lc_tell_fin(out); /* which asks for the rest of the NACK */
             return;
         }
         if (out->listed)
@@ -373,6 +398,8 @@ static void on_absent(lc_host *h, lc_path *p, uint32_t group, const lc_record *r
 }
 
 static void on_group(lc_group *g, uint16_t peer, const lc_record *r) {
+    if (r->kind != LC_R_WAIT) /* which is also said of a group that isn't there yet */
+        g->members[peer].met = 1;
     switch (r->kind) {
     case LC_R_READY:
     case LC_R_WANT:

@@ -5,11 +5,6 @@
 
 enum { CALLS_PER_TURN = 4 };
 
-static void heard(const lc_host *h, lc_member *m) {
-    m->met = 1;
-    m->heard_ns = h->now;
-}
-
 /* A packet of data goes to its group, if that is here and its sender is a member that lives. */
 static void deliver(lc_host *h, lc_path *p, lc_group *g, const lc_header *header,
                     const uint8_t *payload) {
@@ -22,7 +17,8 @@ static void deliver(lc_host *h, lc_path *p, lc_group *g, const lc_header *header
         lc_note_packet(h, p, header);
         g->live.stale++;
     } else if (!g->failing.code) {
-        heard(h, &g->members[peer]);
+        g->members[peer].met = 1;
+        g->members[peer].heard_ns = h->now;
         lc_data_arrived(g, peer, header, payload);
     }
 }
@@ -73,7 +69,7 @@ static void control(lc_host *h, lc_path *p, lc_group *g, const lc_header *header
         g->live.stale++;
     } else {
         if (g)
-            heard(h, &g->members[peer]);
+            g->members[peer].heard_ns = h->now;
         lc_control_arrived(h, p, g, header, payload);
     }
 }

@@ -101,7 +101,7 @@ uint8_t lc_fec_choose(lc_fec_path *path, uint8_t most) {
         return path->code = 0;
     double want = LOG_KEPT / loss;
     double have = sizes[path->code];
-    if (have > 0 && want < have * STEADY && have < want * STEADY)
+    if (have > 0 && path->code >= most && want < have * STEADY && have < want * STEADY)
         return path->code;
     uint8_t code = most;
     while (code + 1 < LC_FEC_CODES && sizes[code + 1] <= want)

@@ -166,6 +166,7 @@ static int is_complete(const lc_op *op) {
 }
 
 static void complete(lc_op *op) {
+    lc_fill_missing(op);
     for (uint32_t i = 0; i < op->n_slots; i++) {
         lc_op_slot *s = &op->slots[i];
         for (uint32_t j = 0; j < s->desc.n_dests; j++)

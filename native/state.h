@@ -98,6 +98,9 @@ typedef struct {
     int done_told;
     int ack_due;
     uint64_t heard_ns;
+    uint64_t data_ns;    /* when a packet of some stream last came, */
+    uint64_t data_order; /* and of which: its operation's order, and its slot */
+    uint16_t data_slot;
     uint64_t back_ns;        /* when it was heard again after it had been still */
     uint64_t barren_ns;      /* the first round's end since data last came; 0: none has ended */
     uint64_t barren_packets; /* that the peer says it has sent in rounds since then */

@@ -20,21 +20,34 @@ int lc_member_silent(const lc_op *op, uint16_t peer) {
     return g->host->now - lc_later(heard, g->host->awake_ns) > g->config.deadline_max_ns;
 }
 
+/* Silence before this time is not the network's: the peer waited itself, this process didn't run,
+ * or the peer sent packets of an older operation, which go first, or of this one's other streams,
+ * which take turns. */
+static uint64_t excused_until(const lc_in *in) {
+    const lc_path *p = lc_path_from(in);
+    const lc_op *op = in->slot->op;
+    uint64_t excused = lc_later(in->excused_ns, op->group->host->awake_ns);
+    int other = p->data_order < op->order ||
+                (p->data_order == op->order && p->data_slot != in->slot->desc.number);
+    return other ? lc_later(excused, p->data_ns) : excused;
+}
+
 int lc_overdue(const lc_in *in) {
     const lc_op *op = in->slot->op;
     const lc_group_config *config = &op->group->config;
     const lc_host *h = op->group->host;
     if (op->call.reliable)
         return 0;
+    if (!in->started_ns && !in->fin_ns) /* it may stand in its sender's queue */
+        return lc_member_silent(op, in->peer);
+    uint64_t excused = excused_until(in);
     if (lc_in_lacks(in)) {
         /* Only a link on which nothing arrives any more is a reason to do without. */
         uint64_t came = lc_later(in->last_ns, op->started_ns);
-        uint64_t excused = lc_later(in->excused_ns, h->awake_ns);
         return h->now - lc_later(came, excused) > config->deadline_max_ns;
     }
     if (!in->started_ns)
         return lc_member_silent(op, in->peer);
-    uint64_t excused = lc_later(in->excused_ns, h->awake_ns);
     if (h->now - lc_later(in->last_ns, excused) > config->deadline_max_ns)
         return 1;
     lc_path *p = lc_path_from(in);
@@ -183,8 +196,12 @@ static void note_arrival(lc_in *in) {
         in->gap_ns = now - in->last_ns;
     in->last_ns = now;
     in->ask_ns = 0;
+    lc_path *p = lc_path_from(in);
+    p->data_ns = now;
+    p->data_order = in->slot->op->order;
+    p->data_slot = in->slot->desc.number;
     if (in->state == LC_IN_CLOSING)
-        note_late(host_of(in), lc_path_from(in), in->fin_ns);
+        note_late(host_of(in), p, in->fin_ns);
 }
 
 void lc_note_packet(lc_host *h, lc_path *p, const lc_header *header) {

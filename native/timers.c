@@ -60,6 +60,11 @@ static void tick_out(lc_out *out, const lc_host *h) {
     if (out->state == LC_OUT_DONE)
         return;
     int wants_nack = out->state == LC_OUT_OPEN && out->round && out->n_told < out->slot->n_packets;
+    if (out->state == LC_OUT_OPEN && !wants_nack && op->peers[out->peer].ready) {
+        /* As long as it is sent, the receiver owes no word but acknowledgements. */
+        lc_member *m = &op->group->members[out->peer];
+        m->heard_ns = lc_later(m->heard_ns, m->path->heard_ns);
+    }
     if (!op->call.reliable && lc_member_silent(op, out->peer)) {
         lc_out_done(out);
     } else if ((out->state == LC_OUT_SENT || wants_nack) && h->now >= out->fin_ns) {

@@ -147,6 +147,15 @@ static void test_begins_and_ends(void) {
     CHECK_AT(lc_fec_size(lc_fec_choose(&s.path, AUTO)) >= 50, "size %u", size_of(&s));
 }
 
+/* What was chosen for one call isn't more than another one allows. */
+static void test_limit(void) {
+    for (uint8_t most = 1; most < LC_FEC_CODES; most++) {
+        seen s = {{0}, 0, 0, 0};
+        pass(&s, 0.1, 1, 20000);
+        CHECK_AT(lc_fec_choose(&s.path, most) >= most, "most %u: %u", most, s.path.code);
+    }
+}
+
 /* Packets that are late by more than an acknowledgement are no loss, nor is nonsense. */
 static void test_reordering(void) {
     seen s = {{0}, 0, 0, 0};
@@ -171,5 +180,6 @@ int main(void) {
     test_settles();
     test_begins_and_ends();
     test_reordering();
+    test_limit();
     return check_result("fec");
 }

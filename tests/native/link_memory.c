@@ -1,0 +1,406 @@
+#include "link_memory.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { ARRIVALS = LC_RECEIVE_BUFFERS };
+
+static const uint64_t DAY_NS =
+    1700000000000000000u; /* what the time of day is ahead of the clock */
+
+typedef struct packet {
+    struct packet *next; /* free, or received */
+    uint64_t at_ns;
+    uint64_t order; /* of those that come at the same time */
+    uint32_t bytes;
+    uint16_t from;
+    uint8_t data[];
+} packet;
+
+typedef struct {
+    lc_link link;
+    memory_net *net;
+    uint16_t rank;
+    uint64_t full_until_ns;
+    packet **heap; /* under way to this rank, the next one first */
+    uint32_t n_heap, room;
+    packet *first, *last; /* in the receive buffer */
+    uint32_t n_buffer;
+    packet *taken[ARRIVALS]; /* by the latest receive */
+    int n_taken;
+    lc_link_figures figures;
+} memory_link;
+
+struct memory_net {
+    uint64_t now, random, order;
+    lc_clock clock;
+    uint16_t size;
+    uint32_t packet_max, capacity;
+    int same_host;
+    double full;
+    uint64_t full_ns;
+    memory_counts counts;
+    packet *free;
+    memory_link *links[MEMORY_RANKS];
+    memory_path paths[MEMORY_RANKS][MEMORY_RANKS];
+};
+
+/* ---- chance ---- */
+
+static uint64_t draw(memory_net *net) {
+    uint64_t x = net->random += 0x9E3779B97F4A7C15u;
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ x >> 27) * 0x94D049BB133111EBu;
+    return x ^ x >> 31;
+}
+
+static int happens(memory_net *net, double share) {
+    return share > 0 && (double)(draw(net) >> 11) * 0x1p-53 < share;
+}
+
+static uint64_t up_to(memory_net *net, uint64_t most) {
+    return most ? draw(net) % (most + 1) : 0;
+}
+
+static int is_lost(memory_net *net, memory_path *path) {
+    if (path->cut)
+        return 1;
+    if (path->loss <= 0)
+        return 0;
+    if (path->burst <= 1)
+        return happens(net, path->loss);
+    double leave = 1 / path->burst;
+    double enter = path->loss * leave / (1 - path->loss);
+    path->in_burst = path->in_burst ? !happens(net, leave) : happens(net, enter);
+    return path->in_burst;
+}
+
+/* ---- packets under way: a heap ---- */
+
+static int before(const packet *a, const packet *b) {
+    return a->at_ns != b->at_ns ? a->at_ns < b->at_ns : a->order < b->order;
+}
+
+static void heap_put(memory_link *l, packet *p) {
+    if (l->n_heap == l->room) {
+        l->room = l->room ? 2 * l->room : 64;
+        l->heap = realloc(l->heap, l->room * sizeof *l->heap);
+        if (!l->heap)
+            abort();
+    }
+    uint32_t i = l->n_heap++;
+    while (i && before(p, l->heap[(i - 1) / 2])) {
+        l->heap[i] = l->heap[(i - 1) / 2];
+        i = (i - 1) / 2;
+    }
+    l->heap[i] = p;
+}
+
+static packet *heap_take(memory_link *l) {
+    packet *top = l->heap[0];
+    packet *last = l->heap[--l->n_heap];
+    uint32_t i = 0;
+    for (uint32_t child = 1; child < l->n_heap; child = 2 * i + 1) {
+        if (child + 1 < l->n_heap && before(l->heap[child + 1], l->heap[child]))
+            child++;
+        if (!before(l->heap[child], last))
+            break;
+        l->heap[i] = l->heap[child];
+        i = child;
+    }
+    l->heap[i] = last;
+    return top;
+}
+
+static packet *new_packet(memory_net *net) {
+    packet *p = net->free;
+    if (p)
+        net->free = p->next;
+    else
+        p = malloc(sizeof *p + net->packet_max);
+    if (!p)
+        abort();
+    return p;
+}
+
+static void drop_packet(memory_net *net, packet *p) {
+    p->next = net->free;
+    net->free = p;
+}
+
+/* ---- sending ---- */
+
+static void post(memory_net *net, uint16_t from, uint16_t to, const struct iovec *iov,
+                 uint64_t at_ns) {
+    packet *p = new_packet(net);
+    memcpy(p->data, iov[0].iov_base, iov[0].iov_len);
+    memcpy(p->data + iov[0].iov_len, iov[1].iov_base, iov[1].iov_len);
+    p->bytes = (uint32_t)(iov[0].iov_len + iov[1].iov_len);
+    p->from = from;
+    p->at_ns = at_ns;
+    p->order = net->order++;
+    heap_put(net->links[to], p);
+}
+
+static void send_packet(memory_net *net, uint16_t from, uint16_t to, const struct iovec *iov) {
+    memory_path *path = &net->paths[from][to];
+    uint64_t leaves = net->now;
+    net->counts.sent++;
+    if (path->bytes_per_s > 0) {
+        uint64_t begin = path->free_ns > net->now ? path->free_ns : net->now;
+        double bytes = (double)(iov[0].iov_len + iov[1].iov_len);
+        leaves = begin + (uint64_t)(bytes / path->bytes_per_s * 1e9);
+        if (path->queue_ns && leaves - net->now > path->queue_ns) {
+            net->counts.dropped++;
+            return;
+        }
+        path->free_ns = leaves;
+    }
+    if (is_lost(net, path) || !net->links[to]) {
+        net->counts.lost++;
+        return;
+    }
+    int times = happens(net, path->twice) ? 2 : 1;
+    net->counts.doubled += (uint64_t)times - 1;
+    for (; times; times--) {
+        uint64_t way = path->delay_ns + up_to(net, path->jitter_ns);
+        if (happens(net, path->late))
+            way += path->late_ns;
+        post(net, from, to, iov, leaves + way);
+    }
+}
+
+static memory_link *of(lc_link *link) {
+    return (memory_link *)(void *)link;
+}
+
+static const memory_link *of_const(const lc_link *link) {
+    return (const memory_link *)(const void *)link;
+}
+
+static int send_runs(lc_link *link, const lc_run *runs, int n_runs, int *sys_errno) {
+    memory_link *l = of(link);
+    memory_net *net = l->net;
+    uint64_t most = UINT64_MAX;
+    int sent = 0;
+    (void)sys_errno;
+    l->figures.send_calls++;
+    if (net->now < l->full_until_ns)
+        return 0;
+    if (happens(net, net->full)) { /* some of it may go */
+        l->full_until_ns = net->now + 1 + up_to(net, net->full_ns);
+        most = up_to(net, 8);
+        net->counts.refused++;
+    }
+    for (int i = 0; i < n_runs; i++)
+        for (uint32_t k = 0; k < runs[i].n_packets; k++) {
+            if ((uint64_t)sent == most)
+                return sent;
+            send_packet(net, l->rank, runs[i].peer, &runs[i].iov[2 * k]);
+            sent++;
+        }
+    return sent;
+}
+
+/* ---- receiving ---- */
+
+/* What has come by now is in the receive buffer, or found no room there. */
+static void fill_buffer(memory_link *l) {
+    while (l->n_heap && l->heap[0]->at_ns <= l->net->now) {
+        packet *p = heap_take(l);
+        if (l->n_buffer >= l->net->capacity) {
+            l->figures.overflow++;
+            drop_packet(l->net, p);
+            continue;
+        }
+        p->next = NULL;
+        if (l->last)
+            l->last->next = p;
+        else
+            l->first = p;
+        l->last = p;
+        l->n_buffer++;
+    }
+}
+
+static int receive(lc_link *link, lc_arrival *arrivals, int max) {
+    memory_link *l = of(link);
+    l->figures.receive_calls++;
+    while (l->n_taken)
+        drop_packet(l->net, l->taken[--l->n_taken]);
+    fill_buffer(l);
+    while (l->first && l->n_taken < max && l->n_taken < ARRIVALS) {
+        packet *p = l->first;
+        l->first = p->next;
+        if (!l->first)
+            l->last = NULL;
+        l->n_buffer--;
+        arrivals[l->n_taken] = (lc_arrival){.data = p->data,
+                                            .length = p->bytes,
+                                            .stride = p->bytes,
+                                            .came_ns = p->at_ns,
+                                            .from = &p->from};
+        l->taken[l->n_taken++] = p;
+    }
+    return l->n_taken;
+}
+
+static int is_from(const lc_link *link, const lc_arrival *arrival, uint16_t peer) {
+    (void)link;
+    return *(const uint16_t *)arrival->from == peer;
+}
+
+/* ---- the rest ---- */
+
+static int set_peer(lc_link *link, uint16_t peer, const lc_address *address) {
+    (void)address; /* a peer's number is its rank */
+    return peer < of(link)->net->size ? LC_OK : LC_E_ARGUMENT;
+}
+
+static int is_here(const lc_link *link, uint16_t peer) {
+    (void)peer;
+    return of_const(link)->net->same_host;
+}
+
+static void info(const lc_link *link, lc_link_info *info) {
+    *info = (lc_link_info){.port = (uint16_t)(1 + of_const(link)->rank)};
+}
+
+static uint32_t credits(const lc_link *link, uint32_t packet_bytes) {
+    (void)packet_bytes;
+    return of_const(link)->net->capacity * 8 / 10; /* the rest is for control */
+}
+
+static int descriptors(const lc_link *link, int blocked, struct pollfd *fds, uint64_t *timeout_ns) {
+    (void)link;
+    (void)blocked;
+    (void)fds;
+    (void)timeout_ns;
+    return 0;
+}
+
+static int event(lc_link *link, lc_event *event) {
+    (void)link;
+    (void)event;
+    return 0;
+}
+
+static void figures(const lc_link *link, lc_link_figures *figures) {
+    *figures = of_const(link)->figures;
+}
+
+static void close_memory(lc_link *link) {
+    memory_link *l = of(link);
+    fill_buffer(l);
+    while (l->n_heap)
+        drop_packet(l->net, heap_take(l));
+    while (l->first) {
+        packet *p = l->first;
+        l->first = p->next;
+        drop_packet(l->net, p);
+    }
+    while (l->n_taken)
+        drop_packet(l->net, l->taken[--l->n_taken]);
+    l->net->links[l->rank] = NULL;
+    free(l->heap);
+    free(l);
+}
+
+static const lc_link_ops memory_ops = {.name = "memory",
+                                       .close = close_memory,
+                                       .set_peer = set_peer,
+                                       .is_here = is_here,
+                                       .info = info,
+                                       .credits = credits,
+                                       .send = send_runs,
+                                       .receive = receive,
+                                       .is_from = is_from,
+                                       .descriptors = descriptors,
+                                       .event = event,
+                                       .figures = figures};
+
+lc_link *memory_link_open(memory_net *net, uint16_t rank) {
+    memory_link *l = calloc(1, sizeof *l);
+    if (!l)
+        abort();
+    l->link = (lc_link){.ops = &memory_ops, .clock = &net->clock, .packet_max = net->packet_max};
+    l->net = net;
+    l->rank = rank;
+    net->links[rank] = l;
+    return &l->link;
+}
+
+static uint64_t now_of(void *context) {
+    return ((memory_net *)context)->now;
+}
+
+static uint64_t day_of(void *context) {
+    return DAY_NS + ((memory_net *)context)->now;
+}
+
+memory_net *memory_net_new(uint16_t size, uint32_t packet_max, uint32_t capacity, uint64_t seed) {
+    memory_net *net = calloc(1, sizeof *net);
+    if (!net || size > MEMORY_RANKS)
+        abort();
+    net->size = size;
+    net->packet_max = packet_max;
+    net->capacity = capacity;
+    net->random = seed;
+    net->now = 1000000000u;
+    net->clock = (lc_clock){now_of, day_of, net};
+    return net;
+}
+
+void memory_net_free(memory_net *net) {
+    while (net->free) {
+        packet *p = net->free;
+        net->free = p->next;
+        free(p);
+    }
+    free(net);
+}
+
+memory_path *memory_path_of(memory_net *net, uint16_t from, uint16_t to) {
+    return &net->paths[from][to];
+}
+
+void memory_set_full(memory_net *net, double share, uint64_t longest_ns) {
+    net->full = share;
+    net->full_ns = longest_ns;
+}
+
+void memory_set_same_host(memory_net *net, int same_host) {
+    net->same_host = same_host;
+}
+
+memory_counts memory_counts_of(const memory_net *net) {
+    return net->counts;
+}
+
+uint64_t memory_overflow(const memory_net *net, uint16_t rank) {
+    return net->links[rank] ? net->links[rank]->figures.overflow : 0;
+}
+
+const lc_clock *memory_clock(const memory_net *net) {
+    return &net->clock;
+}
+
+uint64_t memory_now(const memory_net *net) {
+    return net->now;
+}
+
+void memory_set_now(memory_net *net, uint64_t now) {
+    net->now = now;
+}
+
+uint64_t memory_next(const memory_net *net, uint16_t rank) {
+    const memory_link *l = net->links[rank];
+    uint64_t next = UINT64_MAX;
+    if (l && l->first)
+        next = net->now;
+    else if (l && l->n_heap)
+        next = l->heap[0]->at_ns;
+    if (l && l->full_until_ns > net->now && l->full_until_ns < next)
+        next = l->full_until_ns;
+    return next;
+}

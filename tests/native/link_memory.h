@@ -1,0 +1,58 @@
+/* A link without a network: packets wait in memory until their time has come. Loss, delay, order,
+ * doubles and rate are drawn from a seed, and time is a number that the test sets, so that what
+ * happens depends on nothing else. */
+#ifndef LC_LINK_MEMORY_H
+#define LC_LINK_MEMORY_H
+
+#include "link.h"
+
+enum { MEMORY_RANKS = 8 };
+
+/* The way from one rank to another. Shares are of all packets, data and control alike. */
+typedef struct {
+    uint64_t delay_ns;
+    uint64_t jitter_ns; /* up to so much more, which changes the order */
+    double late;        /* share that takes late_ns more */
+    uint64_t late_ns;
+    double loss;
+    double burst;       /* mean length of a run of losses; <= 1: each by itself */
+    double twice;       /* share that comes twice */
+    double bytes_per_s; /* 0: no bound */
+    uint64_t queue_ns;  /* what would wait longer at the bottleneck is dropped; 0: waits */
+    int cut;            /* nothing comes through */
+    /* state */
+    uint64_t free_ns; /* when the bottleneck is */
+    int in_burst;
+} memory_path;
+
+typedef struct memory_net memory_net;
+
+typedef struct {
+    uint64_t sent, lost, doubled, dropped; /* dropped: at the bottleneck */
+    uint64_t refused;                      /* sends that found the link full */
+} memory_counts;
+
+/* capacity: packets that a rank's receive buffer holds, all peers together. */
+memory_net *memory_net_new(uint16_t size, uint32_t packet_max, uint32_t capacity, uint64_t seed);
+/* After all of its links have been closed. */
+void memory_net_free(memory_net *net);
+lc_link *memory_link_open(memory_net *net, uint16_t rank);
+
+memory_path *memory_path_of(memory_net *net, uint16_t from, uint16_t to);
+/* Share of sends that find the link full, for up to so long. */
+void memory_set_full(memory_net *net, double share, uint64_t longest_ns);
+/* Ranks take each other for processes of one host. */
+void memory_set_same_host(memory_net *net, int same_host);
+memory_counts memory_counts_of(const memory_net *net);
+/* Packets that found a rank's receive buffer full. */
+uint64_t memory_overflow(const memory_net *net, uint16_t rank);
+
+/* Time, which all ranks share. */
+const lc_clock *memory_clock(const memory_net *net);
+uint64_t memory_now(const memory_net *net);
+void memory_set_now(memory_net *net, uint64_t now);
+/* When the rank's link next has something, or takes packets again after it was full; UINT64_MAX:
+ * never, as things are. */
+uint64_t memory_next(const memory_net *net, uint16_t rank);
+
+#endif

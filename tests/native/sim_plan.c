@@ -1,0 +1,244 @@
+/* Operations: trees that are drawn, and the tables that the engines are given for them. A chain is
+ * a ring's way, a star is a transpose's. */
+#include "sim.h"
+
+#include <string.h>
+
+#include "fec.h"
+#include "small_floats.h"
+
+static const int WITH_SUMS[] = {LC_F32, LC_F64, LC_F16, LC_BF16};
+
+/* ---- values ---- */
+
+uint32_t sim_element_bytes(int dtype) {
+    static const uint32_t bytes[] = {4, 8, 2, 2, 1};
+    return bytes[dtype];
+}
+
+double sim_input(const sim_op *op, uint16_t rank, uint64_t i) {
+    return (double)(sim_mix(op->seed ^ (uint64_t)(rank + 1) << 48 ^ i) % 8);
+}
+
+double sim_before(const sim_op *op, uint64_t i) {
+    return 20 + (double)(sim_mix(op->seed ^ i) % 100);
+}
+
+void sim_store(int dtype, void *at, uint64_t i, double value) {
+    float f = (float)value;
+    switch (dtype) {
+    case LC_F32:
+        ((float *)at)[i] = f;
+        break;
+    case LC_F64:
+        ((double *)at)[i] = value;
+        break;
+    case LC_F16:
+        ((uint16_t *)at)[i] = encode(half, f);
+        break;
+    case LC_BF16:
+        ((uint16_t *)at)[i] = encode(brain, f);
+        break;
+    default:
+        ((uint8_t *)at)[i] = (uint8_t)value;
+        break;
+    }
+}
+
+double sim_travelled(const sim_op *op, double value) {
+    if (op->encoding == LC_ENCODING_SAME)
+        return value;
+    format f = op->encoding == LC_ENCODING_F16 ? half : brain;
+    return decode(f, encode(f, (float)value));
+}
+
+/* ---- trees ---- */
+
+/* A random tree of n members, the root first: everyone's parent is one that stands before. */
+static void draw_tree(uint64_t *r, uint16_t *members, uint16_t n, int *parent) {
+    int chain = sim_happens(r, 300), star = sim_happens(r, 300);
+    for (int i = 0; i < SIM_RANKS; i++)
+        parent[i] = -1;
+    for (uint16_t i = 1; i < n; i++)
+        parent[members[i]] = members[chain ? i - 1u : star ? 0u : sim_below(r, i)];
+}
+
+static void shuffle(uint64_t *r, uint16_t *members, uint16_t n) {
+    for (uint16_t i = n; i > 1; i--) {
+        uint16_t j = (uint16_t)sim_below(r, i);
+        uint16_t kept = members[i - 1];
+        members[i - 1] = members[j];
+        members[j] = kept;
+    }
+}
+
+static void draw_segment(sim_op *op, const sim_scenario *s, uint64_t *r, sim_segment *g) {
+    uint16_t ranks = op->ranks;
+    uint64_t most = s->packets * op->per_packet;
+    g->offset = op->elements;
+    g->length = sim_happens(r, 50) ? 0 : 1 + sim_below(r, most);
+    g->n_packets = (uint32_t)((g->length + op->per_packet - 1) / op->per_packet);
+    op->elements += g->length;
+    g->reduced = op->dtype != LC_BYTES && s->sums && sim_happens(r, 700);
+    for (uint16_t i = 0; i < ranks; i++)
+        g->up[i] = g->down[i] = i;
+    shuffle(r, g->up, ranks);
+    g->n_up = g->reduced ? (uint16_t)(1 + sim_below(r, ranks)) : 1;
+    if (sim_happens(r, 600) && g->reduced)
+        g->n_up = ranks;
+    draw_tree(r, g->up, g->n_up, g->up_parent);
+    g->finish = LC_FINISH_NONE;
+    if (g->reduced) {
+        g->finish = op->weighted ? LC_FINISH_WEIGHTED : LC_FINISH_MEAN;
+        if (!op->weighted && sim_happens(r, 250)) {
+            g->finish = LC_FINISH_STRATIFIED;
+            for (uint16_t i = 1; i < g->n_up; i++)
+                g->up_parent[g->up[i]] = g->up[0];
+        }
+    }
+    for (uint16_t i = 0; i < ranks; i++)
+        g->own[i] = 1;
+    for (uint16_t i = 0; i < g->n_up && g->reduced; i++) { /* who only passes on */
+        int has_child = 0;
+        for (uint16_t j = 0; j < g->n_up; j++)
+            has_child |= g->up_parent[g->up[j]] == g->up[i];
+        if (has_child && g->finish != LC_FINISH_STRATIFIED && sim_happens(r, 100))
+            g->own[g->up[i]] = 0;
+    }
+    shuffle(r, g->down, ranks);
+    for (uint16_t i = 0; i < ranks; i++) /* the root first */
+        if (g->down[i] == g->up[0]) {
+            g->down[i] = g->down[0];
+            g->down[0] = g->up[0];
+        }
+    g->n_down = sim_happens(r, 600) ? ranks : (uint16_t)(1 + sim_below(r, ranks));
+    draw_tree(r, g->down, g->n_down, g->down_parent);
+    const uint8_t in_place[] = {LC_MISSING_OWN, LC_MISSING_KEEP, LC_MISSING_ZERO};
+    int any = op->in_place && op->dtype != LC_BYTES;
+    g->missing = in_place[any ? sim_below(r, 3) : 1 + sim_below(r, 2)];
+}
+
+/* ---- tables ---- */
+
+static void add_edge(sim_op *op, uint16_t rank, uint16_t peer, uint16_t slot) {
+    op->edges[rank][op->n_edges[rank]++] = (lc_edge){peer, slot};
+}
+
+static void add_sources(sim_op *op, uint16_t rank, lc_slot_desc *d, const uint16_t *members,
+                        uint16_t n, const int *parent) {
+    for (uint16_t i = 0; i < n; i++)
+        if (parent[members[i]] == rank) {
+            add_edge(op, rank, members[i], 0);
+            d->n_sources++;
+        }
+}
+
+static void add_dests(sim_op *op, uint16_t rank, lc_slot_desc *d, const uint16_t *members,
+                      uint16_t n, const int *parent, uint16_t slot) {
+    for (uint16_t i = 0; i < n; i++)
+        if (parent[members[i]] == rank) {
+            add_edge(op, rank, members[i], slot);
+            d->n_dests++;
+        }
+}
+
+static lc_slot_desc *add_slot(sim_op *op, uint16_t rank, const sim_segment *g, uint16_t number) {
+    lc_slot_desc *d = &op->slots[rank][op->n_slots[rank]++];
+    *d = (lc_slot_desc){.number = number,
+                        .offset = g->offset,
+                        .length = g->length,
+                        .own_offset = g->offset,
+                        .first_edge = op->n_edges[rank],
+                        .target = LC_TARGET_OUT};
+    return d;
+}
+
+static int is_in(const uint16_t *members, uint16_t n, uint16_t rank) {
+    for (uint16_t i = 0; i < n; i++)
+        if (members[i] == rank)
+            return 1;
+    return 0;
+}
+
+static void add_up(sim_op *op, uint16_t rank, const sim_segment *g, uint16_t number) {
+    int root = rank == g->up[0];
+    lc_slot_desc *d = add_slot(op, rank, g, number);
+    d->own = g->own[rank];
+    add_sources(op, rank, d, g->up, g->n_up, g->up_parent);
+    if (g->reduced && (d->n_sources || root))
+        d->combine = LC_ADD;
+    if (root) {
+        d->finish = g->finish;
+        if (!g->reduced && op->in_place)
+            d->target = LC_TARGET_NONE;
+        add_dests(op, rank, d, g->down, g->n_down, g->down_parent, (uint16_t)(number + 1));
+        return;
+    }
+    d->target = d->n_sources ? LC_TARGET_SCRATCH : LC_TARGET_NONE;
+    if (d->n_sources) {
+        d->offset = op->scratch[rank];
+        op->scratch[rank] += g->length;
+    }
+    add_edge(op, rank, (uint16_t)g->up_parent[rank], number);
+    d->n_dests = 1;
+}
+
+static void add_down(sim_op *op, uint16_t rank, const sim_segment *g, uint16_t number) {
+    lc_slot_desc *d = add_slot(op, rank, g, number);
+    d->missing = g->missing;
+    add_edge(op, rank, (uint16_t)g->down_parent[rank], 0);
+    d->n_sources = 1;
+    add_dests(op, rank, d, g->down, g->n_down, g->down_parent, number);
+}
+
+static void make_tables(sim_op *op, uint16_t ranks, uint64_t *r) {
+    for (uint16_t rank = 0; rank < ranks; rank++) {
+        op->n_slots[rank] = op->n_edges[rank] = op->n_needed[rank] = 0;
+        op->scratch[rank] = 0;
+        for (uint32_t i = 0; i < op->n_segments; i++) {
+            const sim_segment *g = &op->segments[i];
+            if (is_in(g->up, g->n_up, rank))
+                add_up(op, rank, g, (uint16_t)(2 * i));
+            if (!is_in(g->down, g->n_down, rank) || rank == g->up[0])
+                continue;
+            add_down(op, rank, g, (uint16_t)(2 * i + 1));
+            for (uint32_t k = 0; k < g->n_packets; k++)
+                op->needed[rank][op->n_needed[rank]++] = (uint8_t)sim_happens(r, 300);
+        }
+    }
+}
+
+void sim_make_op(sim_op *op, const sim_scenario *s, uint16_t ranks, uint64_t seed) {
+    uint64_t state = seed;
+    uint64_t *r = &state;
+    op->ranks = ranks;
+    op->seed = sim_next(r);
+    op->dtype = LC_F32;
+    if (s->dtypes == 1)
+        op->dtype = (uint8_t)(sim_happens(r, 150) ? LC_BYTES : WITH_SUMS[sim_below(r, 4)]);
+    op->encoding = LC_ENCODING_SAME;
+    if (s->dtypes == 2 && op->dtype == LC_F32 && sim_happens(r, 600))
+        op->encoding = sim_happens(r, 500) ? LC_ENCODING_BF16 : LC_ENCODING_F16;
+    uint64_t most = s->payload / (op->encoding ? 2 : sim_element_bytes(op->dtype));
+    op->per_packet = (uint32_t)(sim_happens(r, 700) ? most : 1 + sim_below(r, most));
+    op->in_place = s->in_place && sim_happens(r, 700);
+    int wide = (op->dtype == LC_F32 || op->dtype == LC_F64) && !op->encoding; /* exact above 256 */
+    op->weighted = s->weights && wide && sim_happens(r, 500);
+    op->reliable = (uint8_t)sim_happens(r, s->reliable);
+    op->repair = (uint8_t)(op->reliable ? 0 : sim_below(r, s->repair + 1));
+    op->fec = (uint8_t)(s->fec && !op->reliable && sim_happens(r, 600)
+                            ? 1 + sim_below(r, LC_FEC_CODES - 1)
+                            : 0);
+    op->fec_auto = op->fec && s->fec == 2 && sim_happens(r, 500);
+    op->feedback = s->feedback && !op->reliable && sim_happens(r, 500);
+    op->selective = s->selective && !op->reliable && sim_happens(r, 500);
+    op->scale = sim_happens(r, 500) ? 1 : (double)ranks;
+    op->divisor = (double)ranks;
+    for (uint64_t i = 0; i < (uint64_t)ranks * ranks; i++)
+        op->weights[i / ranks][i % ranks] = (double)(1 + sim_below(r, 3));
+    op->n_segments = (uint32_t)(1 + sim_below(r, s->segments));
+    op->elements = 0;
+    for (uint32_t i = 0; i < op->n_segments; i++)
+        draw_segment(op, s, r, &op->segments[i]);
+    make_tables(op, ranks, r);
+}

@@ -1,0 +1,696 @@
+/* Runs a scenario: time goes from one thing that happens to the next, and whoever has something to
+ * do takes turns until nothing moves. */
+#define _GNU_SOURCE
+#include "sim.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "link_memory.h"
+#include "op.h"
+#include "step.h"
+#include "wire.h"
+
+enum { GUARD = 64, GUARD_BYTE = 0xC3, POISON = 0xA5, TURNS_MOST = 20000, SPINS_MOST = 100 };
+
+static const uint64_t US = 1000, MS = 1000000, NEVER = UINT64_MAX;
+static const uint64_t PATIENCE_NS = 60000000000u; /* that an operation may take */
+static const uint64_t SESSION = 0x5EED;
+
+typedef struct {
+    uint16_t size;
+    uint16_t members[SIM_RANKS]; /* process by rank */
+    int rank_of[SIM_RANKS];      /* by process; -1: no member */
+    uint32_t left;               /* operations of it that some living member hasn't ended */
+    lc_group *at[SIM_RANKS];     /* by process; NULL: not open there */
+    uint64_t close_ns[SIM_RANKS];
+} group_state;
+
+typedef struct {
+    lc_host *host;
+    uint64_t wake_ns;
+    uint64_t dies_ns;             /* NEVER: it doesn't */
+    uint64_t knows_ns[SIM_RANKS]; /* when it hears that another one has died */
+    uint64_t next_submit_ns;
+    uint32_t ops[SIM_OPS]; /* those of its groups */
+    uint32_t n_ops, submitted, finished;
+    int dead, poked, spins;
+} process_state;
+
+typedef struct {
+    const sim_scenario *s;
+    sim_outcome *out;
+    memory_net *net;
+    uint64_t random, begin_ns, last_submit_ns;
+    uint64_t stall_from_ns, stall_to_ns;
+    uint16_t stalled;
+    process_state processes[SIM_RANKS];
+    group_state groups[SIM_GROUPS];
+    uint32_t group_of[SIM_OPS];
+    sim_op ops[SIM_OPS];
+    sim_part *parts; /* SIM_RANKS for each operation */
+} run;
+
+static group_state *group_of(run *r, uint32_t op) {
+    return &r->groups[r->group_of[op]];
+}
+
+static sim_part *part_of(const run *r, uint32_t op, uint16_t rank) {
+    return &r->parts[op * SIM_RANKS + rank];
+}
+
+/* The same by process. */
+static sim_part *part_at(run *r, uint32_t op, uint16_t process) {
+    return part_of(r, op, (uint16_t)group_of(r, op)->rank_of[process]);
+}
+
+static int failed(const run *r) {
+    return r->out->failure[0] != 0;
+}
+
+static void fail(run *r, const char *format, ...) {
+    va_list arguments;
+    if (failed(r))
+        return;
+    int n = snprintf(r->out->failure, sizeof r->out->failure,
+                     "at %.6f s: ", (double)(memory_now(r->net) - r->begin_ns) * 1e-9);
+    va_start(arguments, format);
+    vsnprintf(r->out->failure + n, sizeof r->out->failure - (size_t)n, format, arguments);
+    va_end(arguments);
+}
+
+/* ---- setting up ---- */
+
+static void set_paths(run *r) {
+    const sim_scenario *s = r->s;
+    for (uint16_t i = 0; i < s->ranks; i++)
+        for (uint16_t j = 0; j < s->ranks; j++)
+            *memory_path_of(r->net, i, j) = (memory_path){.delay_ns = s->delay * US,
+                                                          .jitter_ns = s->jitter * US,
+                                                          .late = (double)s->late / 1000,
+                                                          .late_ns = s->late_by * US,
+                                                          .loss = (double)s->loss / 1000,
+                                                          .burst = (double)s->burst,
+                                                          .twice = (double)s->twice / 1000,
+                                                          .bytes_per_s = (double)s->mbit * 125000,
+                                                          .queue_ns = s->queue * US};
+    memory_set_full(r->net, (double)s->full / 1000, 200 * US);
+    memory_set_same_host(r->net, s->same_host != 0);
+}
+
+static void open_hosts(run *r) {
+    const sim_scenario *s = r->s;
+    lc_address nowhere[SIM_RANKS] = {{"", 0}};
+    for (uint16_t i = 0; i < s->ranks; i++) {
+        lc_host_config c = {.address = "memory",
+                            .process = i,
+                            .processes = (uint16_t)s->ranks,
+                            .payload_bytes = (uint16_t)s->payload,
+                            .eager_bytes = s->eager};
+        lc_setting setting = {memory_clock(r->net), memory_link_open(r->net, i)};
+        lc_failure failure;
+        r->processes[i].host = lc_host_open_in(&c, &setting, &failure);
+        if (!r->processes[i].host)
+            abort();
+    }
+    for (uint16_t i = 0; i < s->ranks; i++)
+        if (lc_host_start(r->processes[i].host, SESSION, nowhere) != LC_OK)
+            abort();
+}
+
+/* The first group is everybody's and there from the start; others are opened when they are used. */
+static void open_group(run *r, uint32_t number, uint16_t process) {
+    const sim_scenario *s = r->s;
+    group_state *g = &r->groups[number];
+    lc_group_config c = {.number = number + 1,
+                         .rank = (uint16_t)g->rank_of[process],
+                         .size = g->size,
+                         .members = g->members,
+                         .fault_group = number,
+                         .deadline_min_ns = s->deadline * US / 4,
+                         .deadline_max_ns = s->deadline * US,
+                         .inject = {.loss = (double)s->inject_loss / 1000,
+                                    .burst = (double)s->inject_burst,
+                                    .dup = (double)s->inject_dup / 1000,
+                                    .reorder = (double)s->inject_reorder / 1000,
+                                    .seed = s->seed},
+                         .met = number == 0};
+    lc_failure failure;
+    g->at[process] = lc_group_open(r->processes[process].host, &c, &failure);
+    if (!g->at[process])
+        fail(r, "group %u, process %u: %d", number, process, failure.code);
+    for (uint16_t i = 0; i < g->size && g->at[process]; i++) /* those that died before */
+        if (r->processes[g->members[i]].dead &&
+            r->processes[process].knows_ns[g->members[i]] == NEVER)
+            lc_group_peer_dead(g->at[process], i);
+}
+
+static void draw_groups(run *r) {
+    for (uint32_t n = 0; n < r->s->groups; n++) {
+        group_state *g = &r->groups[n];
+        for (uint16_t i = 0; i < r->s->ranks; i++) {
+            g->rank_of[i] = -1;
+            g->close_ns[i] = NEVER;
+            if (n == 0 || sim_happens(&r->random, 600))
+                g->members[g->size++] = i;
+        }
+        if (g->size < 2) {
+            g->size = 2;
+            g->members[0] = 0;
+            g->members[1] = 1;
+        }
+        for (uint16_t i = g->size; n && i > 1; i--) { /* ranks in any order */
+            uint16_t j = (uint16_t)sim_below(&r->random, i), kept = g->members[i - 1];
+            g->members[i - 1] = g->members[j];
+            g->members[j] = kept;
+        }
+        for (uint16_t i = 0; i < g->size; i++)
+            g->rank_of[g->members[i]] = i;
+    }
+    for (uint32_t k = 0; k < r->s->ops; k++) {
+        r->group_of[k] = (uint32_t)sim_below(&r->random, r->s->groups);
+        const group_state *g = group_of(r, k);
+        for (uint16_t i = 0; i < g->size; i++) {
+            process_state *p = &r->processes[g->members[i]];
+            p->ops[p->n_ops++] = k;
+        }
+        sim_make_op(&r->ops[k], r->s, g->size, sim_mix(r->s->seed ^ (uint64_t)(k + 1) << 32));
+    }
+}
+
+static void draw_script(run *r) {
+    const sim_scenario *s = r->s;
+    uint64_t span = (s->skew + s->delay) * US * s->ops + MS;
+    for (uint16_t i = 0; i < s->ranks; i++) {
+        r->processes[i].dies_ns = NEVER;
+        r->processes[i].wake_ns = r->begin_ns;
+        r->processes[i].next_submit_ns = r->begin_ns + sim_below(&r->random, s->skew * US + 1);
+        for (uint16_t j = 0; j < SIM_RANKS; j++)
+            r->processes[i].knows_ns[j] = NEVER;
+    }
+    for (uint64_t n = 0; n < s->dead; n++) {
+        uint16_t who = (uint16_t)sim_below(&r->random, s->ranks);
+        uint64_t when = r->begin_ns + sim_below(&r->random, span);
+        if (r->processes[who].dies_ns != NEVER)
+            continue;
+        r->processes[who].dies_ns = when;
+        for (uint16_t j = 0; j < s->ranks; j++)
+            r->processes[j].knows_ns[who] = when + sim_below(&r->random, 50 * MS);
+    }
+    r->stalled = (uint16_t)sim_below(&r->random, s->ranks);
+    r->stall_from_ns = s->stall ? r->begin_ns + sim_below(&r->random, span) : NEVER;
+    r->stall_to_ns = s->stall ? r->stall_from_ns + s->stall * US : NEVER;
+}
+
+/* ---- buffers ---- */
+
+static void make_buffers(const sim_op *op, sim_part *p, uint16_t rank) {
+    p->bytes = op->elements * sim_element_bytes(op->dtype);
+    size_t each = (p->bytes + 7) / 8 * 8 + GUARD;
+    p->memory = malloc(GUARD + 2 * each + p->bytes + 1);
+    memset(p->memory, GUARD_BYTE, GUARD + 2 * each);
+    p->in = p->memory + GUARD;
+    p->out = op->in_place ? p->in : p->in + each;
+    p->result = p->memory + GUARD + 2 * each;
+    for (uint64_t i = 0; i < op->elements; i++) {
+        sim_store(op->dtype, p->in, i, sim_input(op, rank, i));
+        if (!op->in_place)
+            sim_store(op->dtype, p->out, i, sim_before(op, i));
+    }
+}
+
+static int is_all(const uint8_t *at, size_t n, uint8_t value) {
+    for (size_t i = 0; i < n; i++)
+        if (at[i] != value)
+            return 0;
+    return 1;
+}
+
+/* The result is kept, and what belongs to the caller again is used for something else. */
+static void take_buffers(run *r, const sim_op *op, sim_part *p, uint16_t rank) {
+    uint32_t bytes = sim_element_bytes(op->dtype);
+    memcpy(p->result, p->out, p->bytes);
+    for (uint64_t i = 0; !op->in_place && i < op->elements; i++) {
+        uint8_t was[8];
+        sim_store(op->dtype, was, 0, sim_input(op, rank, i));
+        if (memcmp(p->in + i * bytes, was, bytes) != 0)
+            fail(r, "rank %u: the input has changed", rank);
+    }
+    memset(p->in, POISON, p->bytes);
+    memset(p->out, POISON, p->bytes);
+}
+
+static void check_buffers(run *r, const sim_op *op, const sim_part *p, uint32_t number,
+                          uint16_t rank) {
+    size_t each = (p->bytes + 7) / 8 * 8 + GUARD;
+    const uint8_t *second = p->in + each;
+    int good = is_all(p->memory, GUARD, GUARD_BYTE) &&
+               is_all(p->in + p->bytes, each - p->bytes, GUARD_BYTE) &&
+               (op->in_place ? is_all(second, each, GUARD_BYTE)
+                             : is_all(second + p->bytes, each - p->bytes, GUARD_BYTE));
+    if (!good)
+        fail(r, "operation %u, rank %u: written beside its buffers", number, rank);
+    if (p->finished && !(is_all(p->in, p->bytes, POISON) && is_all(p->out, p->bytes, POISON)))
+        fail(r, "operation %u, rank %u: written after its end", number, rank);
+}
+
+/* ---- what callers do ---- */
+
+static void submit(run *r, uint16_t process, uint32_t number) {
+    const sim_op *op = &r->ops[number];
+    group_state *g = group_of(r, number);
+    uint16_t rank = (uint16_t)g->rank_of[process];
+    sim_part *p = part_of(r, number, rank);
+    if (!g->at[process])
+        open_group(r, r->group_of[number], process);
+    if (failed(r))
+        return;
+    make_buffers(op, p, rank);
+    lc_call call = {.slots = op->slots[rank],
+                    .edges = op->edges[rank],
+                    .n_slots = op->n_slots[rank],
+                    .n_edges = op->n_edges[rank],
+                    .in = p->in,
+                    .out = p->out,
+                    .in_elements = op->elements,
+                    .out_elements = op->elements,
+                    .scratch_elements = op->scratch[rank],
+                    .elements_per_packet = op->per_packet,
+                    .dtype = op->dtype,
+                    .encoding = op->encoding,
+                    .reliable = op->reliable,
+                    .repair = op->repair,
+                    .selective = op->selective,
+                    .feedback = op->feedback,
+                    .fec = op->fec,
+                    .fec_auto = op->fec_auto,
+                    .needed = op->selective ? op->needed[rank] : NULL,
+                    .n_needed = op->selective ? op->n_needed[rank] : 0,
+                    .weights = op->weighted ? op->weights[rank] : NULL,
+                    .divisor = op->divisor,
+                    .scale = op->scale,
+                    .signature = op->seed,
+                    .timeout_ns = PATIENCE_NS};
+    p->ticket = lc_group_submit(g->at[process], &call);
+    if (p->ticket <= 0)
+        fail(r, "operation %u, rank %u: submit says %d", number, rank, (int)p->ticket);
+    p->submitted = 1;
+    p->submitted_ns = memory_now(r->net);
+}
+
+/* What came of one stream, and what its sender has heard of it. group: NULL for a process that died
+ * in the middle of it. */
+static void take_stream(run *r, lc_group *group, uint32_t number, uint16_t rank, uint32_t segment,
+                        int tree, int from) {
+    sim_part *p = part_of(r, number, rank);
+    uint16_t slot = (uint16_t)(2 * segment + (uint32_t)tree);
+    uint8_t *arrived = p->arrived[segment][tree][from];
+    uint32_t n = r->ops[number].segments[segment].n_packets;
+    const lc_in *in = lc_op_in((lc_op *)(intptr_t)p->ticket, slot, (uint16_t)from);
+    p->cause[segment][tree][from] = in->cause;
+    for (uint32_t k = 0; k < n; k++)
+        arrived[k] = (uint8_t)lc_bit(in->arrived, k);
+    uint8_t told[SIM_PACKETS];
+    if (!group)
+        return;
+    int code = lc_group_arrived(group, p->ticket, slot, (uint16_t)from, told, n);
+    if (code != LC_OK || memcmp(told, arrived, n) != 0)
+        fail(r, "operation %u, rank %u: lc_group_arrived is wrong", number, rank);
+}
+
+static void take_given_up(run *r, lc_group *group, uint32_t number, uint16_t rank, uint32_t segment,
+                          int tree, uint16_t to) {
+    sim_part *p = part_of(r, number, rank);
+    uint32_t n = r->ops[number].segments[segment].n_packets;
+    int code = lc_group_given_up(group, p->ticket, (uint16_t)(2 * segment + (uint32_t)tree), to,
+                                 p->given_up[segment][tree][to], n);
+    if (code != LC_OK)
+        fail(r, "operation %u, rank %u: lc_group_given_up says %d", number, rank, code);
+}
+
+static void take_streams(run *r, lc_group *group, uint32_t number, uint16_t rank) {
+    const sim_op *op = &r->ops[number];
+    for (uint32_t i = 0; i < op->n_segments; i++) {
+        const sim_segment *g = &op->segments[i];
+        for (uint16_t peer = 0; peer < op->ranks; peer++) {
+            if (g->up_parent[peer] == rank)
+                take_stream(r, group, number, rank, i, 0, peer);
+            if (g->down_parent[rank] == peer)
+                take_stream(r, group, number, rank, i, 1, peer);
+            if (!op->feedback || !group)
+                continue;
+            if (g->up_parent[rank] == peer)
+                take_given_up(r, group, number, rank, i, 0, peer);
+            if (g->down_parent[peer] == rank)
+                take_given_up(r, group, number, rank, i, 1, peer);
+        }
+    }
+}
+
+static void take_ended(run *r, uint16_t process) {
+    process_state *me = &r->processes[process];
+    for (uint32_t i = 0; i < me->submitted; i++) {
+        uint32_t number = me->ops[i];
+        sim_part *p = part_at(r, number, process);
+        lc_group *group = group_of(r, number)->at[process];
+        uint16_t rank = (uint16_t)group_of(r, number)->rank_of[process];
+        lc_failure failure;
+        if (p->finished || lc_group_result(group, p->ticket, &p->report, &failure) == LC_PENDING)
+            continue;
+        p->finished = 1;
+        p->code = failure.code;
+        p->finished_ns = memory_now(r->net);
+        if (p->code != LC_OK)
+            fail(r, "operation %u, rank %u: ended with code %d, peer %d", number, rank, p->code,
+                 failure.peer);
+        take_streams(r, group, number, rank);
+        take_buffers(r, &r->ops[number], p, rank);
+        lc_group_release(group, p->ticket);
+        me->finished++;
+        r->out->ended++;
+    }
+}
+
+static int may_submit(const run *r, const process_state *p) {
+    return p->submitted < p->n_ops && p->submitted - p->finished < r->s->deep;
+}
+
+static void submit_due(run *r, uint16_t process) {
+    process_state *me = &r->processes[process];
+    uint64_t now = memory_now(r->net);
+    while (may_submit(r, me) && now >= me->next_submit_ns && !failed(r)) {
+        submit(r, process, me->ops[me->submitted++]);
+        me->next_submit_ns = now + sim_below(&r->random, r->s->skew * US + 1);
+        me->poked = 1;
+        r->last_submit_ns = now;
+    }
+}
+
+/* What a group counted, before it goes. */
+static void close_group(run *r, uint32_t number, uint16_t process) {
+    group_state *g = &r->groups[number];
+    lc_stats stats;
+    uint64_t finished = 0;
+    if (!g->at[process])
+        return;
+    for (uint32_t k = 0; k < r->s->ops; k++)
+        if (r->group_of[k] == number)
+            finished += (uint64_t)part_at(r, k, process)->finished;
+    lc_group_stats(g->at[process], &stats);
+    if (stats.malformed || stats.foreign)
+        fail(r, "process %u: %llu packets malformed, %llu foreign", process,
+             (unsigned long long)stats.malformed, (unsigned long long)stats.foreign);
+    if (stats.operations != finished && !r->processes[process].dead)
+        fail(r, "group %u, process %u: counts %llu operations", number, process,
+             (unsigned long long)stats.operations);
+    r->out->missing += stats.packets_missing;
+    r->out->recovered += stats.packets_recovered;
+    r->out->resent += stats.packets_resent;
+    lc_group_close(g->at[process]);
+    g->at[process] = NULL;
+    r->processes[process].poked = 1;
+}
+
+/* Members leave a group, each when it likes to, once all have ended what it was for. */
+static void leave_groups(run *r) {
+    for (uint32_t n = 1; n < r->s->groups; n++) {
+        group_state *g = &r->groups[n];
+        int over = 1;
+        for (uint32_t k = 0; k < r->s->ops && over; k++)
+            for (uint16_t i = 0; i < g->size && r->group_of[k] == n; i++)
+                over &= part_of(r, k, i)->finished || r->processes[g->members[i]].dead;
+        for (uint16_t i = 0; i < g->size && over; i++)
+            if (g->close_ns[g->members[i]] == NEVER)
+                g->close_ns[g->members[i]] = memory_now(r->net) + sim_below(&r->random, 20 * MS);
+    }
+}
+
+/* ---- time ---- */
+
+static int is_stalled(const run *r, uint16_t rank) {
+    uint64_t now = memory_now(r->net);
+    return rank == r->stalled && now >= r->stall_from_ns && now < r->stall_to_ns;
+}
+
+static void die(run *r, uint16_t rank) {
+    r->processes[rank].dead = 1;
+    for (uint16_t j = 0; j < r->s->ranks; j++)
+        memory_path_of(r->net, rank, j)->cut = memory_path_of(r->net, j, rank)->cut = 1;
+}
+
+static void obey_script(run *r) {
+    uint64_t now = memory_now(r->net);
+    for (uint16_t i = 0; i < r->s->ranks; i++)
+        if (!r->processes[i].dead && now >= r->processes[i].dies_ns)
+            die(r, i);
+    for (uint16_t i = 0; i < r->s->ranks; i++) {
+        process_state *me = &r->processes[i];
+        for (uint16_t j = 0; j < r->s->ranks; j++)
+            if (!me->dead && now >= me->knows_ns[j] && j != i) {
+                me->knows_ns[j] = NEVER;
+                for (uint32_t n = 0; n < r->s->groups; n++)
+                    if (r->groups[n].at[i] && r->groups[n].rank_of[j] >= 0)
+                        lc_group_peer_dead(r->groups[n].at[i], r->groups[n].rank_of[j]);
+                me->poked = 1;
+            }
+        for (uint32_t n = 0; n < r->s->groups && !me->dead; n++)
+            if (now >= r->groups[n].close_ns[i] && !is_stalled(r, i)) {
+                close_group(r, n, i);
+                take_ended(r, i);
+            }
+        if (!me->dead && !is_stalled(r, i))
+            submit_due(r, i);
+    }
+}
+
+static void take_turns(run *r, uint16_t rank) {
+    process_state *me = &r->processes[rank];
+    uint64_t now = memory_now(r->net);
+    int turns = 1;
+    while (lc_host_turn(me->host) && turns < TURNS_MOST)
+        turns++;
+    r->out->turns += (uint64_t)turns;
+    if (turns == TURNS_MOST)
+        fail(r, "rank %u: %d turns at once", rank, turns);
+    uint64_t idle = lc_host_idle_ns(me->host);
+    me->spins = idle ? 0 : me->spins + 1;
+    if (me->spins == SPINS_MOST)
+        fail(r, "rank %u: has nothing to do, and doesn't rest", rank);
+    me->wake_ns = idle < NEVER - now ? now + idle : NEVER;
+    me->poked = 0;
+    take_ended(r, rank);
+    submit_due(r, rank);
+    if (me->poked)
+        me->wake_ns = now;
+}
+
+static uint64_t least(uint64_t a, uint64_t b) {
+    return a < b ? a : b;
+}
+
+/* When something happens next; and who is woken by it. */
+static uint64_t next_of(run *r, uint16_t rank) {
+    const process_state *me = &r->processes[rank];
+    uint64_t next = me->wake_ns;
+    if (me->dead)
+        return NEVER;
+    next = least(next, memory_next(r->net, rank));
+    if (may_submit(r, me))
+        next = least(next, me->next_submit_ns);
+    for (uint32_t n = 0; n < r->s->groups; n++)
+        if (r->groups[n].at[rank])
+            next = least(next, r->groups[n].close_ns[rank]);
+    for (uint16_t j = 0; j < r->s->ranks; j++)
+        next = least(next, me->knows_ns[j]);
+    if (rank == r->stalled && next >= r->stall_from_ns && next < r->stall_to_ns)
+        next = r->stall_to_ns;
+    return least(next, me->dies_ns);
+}
+
+static int all_ended(const run *r) {
+    for (uint16_t i = 0; i < r->s->ranks; i++)
+        if (!r->processes[i].dead && r->processes[i].finished < r->processes[i].n_ops)
+            return 0;
+    return 1;
+}
+
+static void say_who_waits(run *r) {
+    for (uint16_t i = 0; i < r->s->ranks; i++) {
+        const process_state *p = &r->processes[i];
+        for (uint32_t k = 0; k < p->n_ops && !p->dead; k++)
+            if (!part_at(r, p->ops[k], i)->finished)
+                fail(r, "operation %u, process %u: hasn't ended (submitted: %d)", p->ops[k], i,
+                     part_at(r, p->ops[k], i)->submitted);
+    }
+}
+
+static void go_on(run *r) {
+    uint64_t end = NEVER;
+    while (!failed(r)) {
+        uint64_t now = NEVER;
+        uint64_t next[SIM_RANKS];
+        for (uint16_t i = 0; i < r->s->ranks; i++) {
+            next[i] = next_of(r, i);
+            now = least(now, next[i]);
+        }
+        leave_groups(r);
+        if (end == NEVER && all_ended(r))
+            end = memory_now(r->net) + r->s->drain * US;
+        if (now >= end)
+            break;
+        if (now > r->last_submit_ns + 2 * PATIENCE_NS) {
+            say_who_waits(r);
+            break;
+        }
+        memory_set_now(r->net, now > memory_now(r->net) ? now : memory_now(r->net));
+        obey_script(r);
+        for (uint16_t i = 0; i < r->s->ranks && !failed(r); i++)
+            if (!r->processes[i].dead && !is_stalled(r, i) &&
+                (next[i] <= now || r->processes[i].poked))
+                take_turns(r, i);
+    }
+}
+
+/* ---- what must be true in the end ---- */
+
+/* Whether who sends a packet down has something to send, and has not ended before it was asked. */
+static int has_packet(const run *r, uint32_t number, uint32_t segment, uint16_t rank, uint16_t to,
+                      uint32_t k) {
+    const sim_segment *g = &r->ops[number].segments[segment];
+    const sim_part *p = part_of(r, number, 0);
+    if (p[rank].finished && p[rank].finished_ns < p[to].finished_ns)
+        return 0; /* nothing had come from there for deadline_max */
+    if (rank == g->up[0])
+        return g->own[rank];
+    return p[rank].arrived[segment][1][g->down_parent[rank]][k];
+}
+
+static void check_needed(run *r, uint32_t number, uint16_t rank) {
+    const sim_op *op = &r->ops[number];
+    const sim_part *p = part_of(r, number, rank);
+    const uint8_t *needed = op->needed[rank];
+    for (uint32_t i = 0; i < op->n_segments; i++) {
+        int from = op->segments[i].down_parent[rank];
+        for (uint32_t k = 0; from >= 0 && k < op->segments[i].n_packets; k++, needed++)
+            if (*needed && !p->arrived[i][1][from][k] && p->cause[i][1][from] == LC_CAUSE_LOSS &&
+                has_packet(r, number, i, (uint16_t)from, rank, k))
+                fail(r, "operation %u, rank %u: packet %u of segment %u was needed", number, rank,
+                     k, i);
+    }
+}
+
+static void check_missing(run *r, uint32_t number, uint16_t rank) {
+    const sim_op *op = &r->ops[number];
+    const lc_report *report = &part_of(r, number, rank)->report;
+    if (sim_is_clean(r->s) && report->packets_missing && !r->out->overflow)
+        fail(r, "operation %u, rank %u: lacks %llu packets of a network that loses none", number,
+             rank, (unsigned long long)report->packets_missing);
+    if (op->reliable && report->packets_missing && !r->s->dead)
+        fail(r, "operation %u, rank %u: reliable, and lacks %llu packets", number, rank,
+             (unsigned long long)report->packets_missing);
+    if (op->selective)
+        check_needed(r, number, rank);
+}
+
+/* A sender has heard of just those of its packets that its receiver gave up. */
+static void check_feedback(run *r, uint32_t number, uint16_t from, uint16_t to) {
+    const sim_op *op = &r->ops[number];
+    for (uint32_t i = 0; i < op->n_segments; i++) {
+        const sim_segment *g = &op->segments[i];
+        for (int tree = 0; tree < 2; tree++) {
+            if ((tree ? g->down_parent[to] : g->up_parent[from]) != (tree ? from : to))
+                continue;
+            for (uint32_t k = 0; k < g->n_packets; k++) {
+                int lacks = !part_of(r, number, to)->arrived[i][tree][from][k];
+                int told = part_of(r, number, from)->given_up[i][tree][to][k];
+                if (told && !lacks)
+                    fail(r, "operation %u: rank %u takes packet %u of segment %u for lost at %u",
+                         number, from, k, i, to);
+            }
+        }
+    }
+}
+
+static void check_part(run *r, uint32_t number, uint16_t rank) {
+    const sim_op *op = &r->ops[number];
+    const sim_part *p = part_of(r, number, rank);
+    if (!p->finished)
+        return;
+    const char *wrong = sim_compare(op, part_of(r, number, 0), rank);
+    if (wrong)
+        fail(r, "operation %u, rank %u: %s", number, rank, wrong);
+    check_missing(r, number, rank);
+    for (uint16_t j = 0; op->feedback && j < op->ranks; j++)
+        if (part_of(r, number, j)->finished)
+            check_feedback(r, number, rank, j);
+}
+
+static void check_all(run *r) {
+    for (uint32_t k = 0; k < r->s->ops; k++) {
+        for (uint16_t i = 0; i < r->ops[k].ranks; i++)
+            if (part_of(r, k, i)->submitted && !part_of(r, k, i)->finished)
+                take_streams(r, NULL, k, i);
+        for (uint16_t i = 0; i < r->ops[k].ranks; i++)
+            check_part(r, k, i);
+    }
+}
+
+static void check_all_buffers(run *r) {
+    for (uint32_t k = 0; k < r->s->ops; k++)
+        for (uint16_t i = 0; i < r->ops[k].ranks; i++)
+            if (part_of(r, k, i)->submitted)
+                check_buffers(r, &r->ops[k], part_of(r, k, i), k, i);
+}
+
+/* Windows keep data out of a buffer that is full; control has a share of its own in it. What is
+ * under way on a long path comes on top, and may come all at once. */
+static void count_overflow(run *r) {
+    for (uint16_t i = 0; i < r->s->ranks; i++)
+        r->out->overflow += memory_overflow(r->net, i);
+    if (sim_is_clean(r->s) && r->s->delay <= 200 && r->out->overflow)
+        fail(r, "%llu packets found no room in receive buffers",
+             (unsigned long long)r->out->overflow);
+}
+
+/* The random numbers of packets and those of all else are apart, so that a smaller network goes
+ * through the same. */
+void sim_run(const sim_scenario *s, sim_outcome *out) {
+    run *r = calloc(1, sizeof *r);
+    if (!r)
+        abort();
+    memset(out, 0, sizeof *out);
+    r->s = s;
+    r->out = out;
+    r->random = sim_mix(s->seed);
+    r->parts = calloc(s->ops * SIM_RANKS, sizeof *r->parts);
+    r->net = memory_net_new((uint16_t)s->ranks, LC_HEADER_BYTES + (uint32_t)s->payload,
+                            (uint32_t)s->capacity, sim_mix(s->seed + 1));
+    r->begin_ns = r->last_submit_ns = memory_now(r->net);
+    set_paths(r);
+    draw_groups(r);
+    draw_script(r);
+    open_hosts(r);
+    for (uint16_t i = 0; i < s->ranks; i++)
+        open_group(r, 0, i);
+    go_on(r);
+    if (!failed(r)) {
+        count_overflow(r);
+        check_all(r);
+        check_all_buffers(r);
+    }
+    out->virtual_ns = memory_now(r->net) - r->begin_ns;
+    out->packets = memory_counts_of(r->net).sent;
+    out->lost = memory_counts_of(r->net).lost;
+    for (uint32_t n = 0; n < s->groups; n++)
+        for (uint16_t i = 0; i < s->ranks; i++)
+            close_group(r, n, i);
+    for (uint16_t i = 0; i < s->ranks; i++)
+        lc_host_close(r->processes[i].host);
+    for (uint32_t k = 0; k < s->ops * SIM_RANKS; k++)
+        free(r->parts[k].memory);
+    memory_net_free(r->net);
+    free(r->parts);
+    free(r);
+}

@@ -16,7 +16,7 @@
 enum { GUARD = 64, GUARD_BYTE = 0xC3, POISON = 0xA5, TURNS_MOST = 20000, SPINS_MOST = 100 };
 
 static const uint64_t US = 1000, MS = 1000000, NEVER = UINT64_MAX;
-static const uint64_t PATIENCE_NS = 60000000000u; /* that an operation may take */
+static const uint64_t PATIENCE_NS = 300000000000u; /* that an operation may take */
 static const uint64_t SESSION = 0x5EED;
 
 typedef struct {

@@ -349,6 +349,37 @@ PYTHON = (
         "                pass",
         f"{MEMBERSHIP}::test_ranks_that_slept_themselves_accuse_nobody",
     ),
+    mutation(
+        "what is said once isn't repeated to the next hub",
+        "lossycoll/runtime/membership/root_protocol.py",
+        "for repeated in [*self._repeats.of(self.rank, self._clock()), *waiting]:",
+        "for repeated in waiting:",
+        "tests/runtime/membership/test_failover.py"
+        "::test_what_is_said_while_the_hub_dies_is_said_again",
+    ),
+    mutation(
+        "a death after a goodbye is a loss",
+        "lossycoll/runtime/membership/membership.py",
+        "        elif rank in self._gone:\n            return\n",
+        "",
+        "tests/runtime/membership/test_membership.py"
+        "::test_a_rank_that_left_one_group_is_watched_for_the_others",
+    ),
+    mutation(
+        "both halves of a network go on",
+        "lossycoll/runtime/membership/view_agreement.py",
+        "(2 * here == len(rest) and rest[0] in self.left)",
+        "2 * here == len(rest)",
+        f"{MEMBERSHIP}::test_a_half_with_the_lowest_rank_goes_on",
+    ),
+    mutation(
+        "a forked child keeps the control plane's sockets",
+        "lossycoll/runtime/membership/control_plane.py",
+        "        plane._sockets.abandon()\n",
+        "",
+        "tests/backend/test_roots.py"
+        "::test_a_killed_rank_is_noticed_at_once_though_its_forked_child_lives",
+    ),
     # ---- training ----
     mutation(
         "a block a step too old",

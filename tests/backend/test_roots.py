@@ -1,0 +1,245 @@
+"""Groups on one control plane: what a process holds for them, how long, and what they may ask."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from lossycoll.backend.roots import Root, Roots, with_liveness_of
+from lossycoll.errors import OptionError
+from lossycoll.options.fields import Options
+from tests.support.failure_cases import CALM, QUIET, SLACK, catch
+from tests.support.harness import Ranks, init, note, run_good
+
+MORE = 6
+
+
+def control_threads() -> int:
+    return sum(thread.name == "lossycoll-control" for thread in threading.enumerate())
+
+
+def planes() -> set[int]:
+    """The control planes of this process's groups."""
+    from lossycoll.backend.roots import ROOTS
+
+    return {id(root.plane) for root in ROOTS._roots if root.plane.is_sound}
+
+
+def rank_makes_many(rank: int, world: int) -> dict[str, Any]:
+    import torch
+    import torch.distributed as dist
+
+    init()
+    out: dict[str, Any] = {"one": (control_threads(), len(planes()))}
+    groups = [dist.new_group(ranks=list(range(n % world + 1))) for n in range(1, MORE)]
+    mine = [group for group in groups if group != dist.GroupMember.NON_GROUP_MEMBER]
+    out["many"] = (control_threads(), len(planes()))
+    for group in mine:
+        t = torch.ones(10)
+        dist.all_reduce(t, group=group)
+        assert (t == dist.get_world_size(group)).all()
+    dist.barrier()
+    # In another order on each rank: odd ones begin at the other end.
+    for group in mine if rank % 2 else reversed(mine):
+        dist.destroy_process_group(group)
+    out["destroyed"] = (control_threads(), len(planes()))
+    again = dist.new_group()
+    dist.barrier(group=again)
+    out["again"] = (control_threads(), len(planes()))
+    dist.destroy_process_group()
+    out["over"] = (control_threads(), len(planes()))
+    return out
+
+
+def test_a_process_has_one_control_plane_however_many_groups_it_has() -> None:
+    for found in run_good(rank_makes_many, 3, CALM):
+        assert found == {
+            **dict.fromkeys(("one", "many", "destroyed", "again"), (1, 1)),
+            "over": (0, 0),
+        }
+
+
+def rank_without_a_world(rank: int, world: int) -> dict[str, Any]:
+    """torch's world is gloo's: the first lossy group makes a root, others share it if they can."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    pair = dist.new_group([0, 1], backend="lossy")
+    out = {"pair": len(planes())}
+    everyone = dist.new_group(backend="lossy")  # rank 2 has met nobody yet
+    out["everyone"] = len(planes())
+    other = dist.new_group([1, 2], backend="lossy")
+    out["other"] = len(planes())
+    if rank < 2:
+        dist.destroy_process_group(pair)
+    out["without pair"] = len(planes())
+    dist.destroy_process_group(everyone)
+    out["without everyone"] = len(planes())
+    if rank:
+        dist.barrier(group=other)
+        dist.destroy_process_group(other)
+    out["without any"] = len(planes())
+    dist.barrier()
+    return out
+
+
+def test_ranks_that_have_not_met_make_a_root_of_their_own() -> None:
+    first, second, third = run_good(rank_without_a_world, 3, CALM)
+    assert first == {
+        **{"pair": 1, "everyone": 2, "other": 2, "without pair": 1},
+        **{"without everyone": 0, "without any": 0},
+    }
+    assert second == {**first, "without everyone": 1}
+    assert third == {**second, "pair": 0, "everyone": 1, "other": 1}
+
+
+def rank_outlives(rank: int, world: int) -> Any:
+    """The group of all ends, on rank 0 first; a smaller one lives on, and is watched."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    everyone = dist.new_group(backend="lossy")
+    pair = dist.new_group([1, 2], backend="lossy")
+    if rank == 0:
+        dist.destroy_process_group(everyone)
+        return len(planes())
+    dist.destroy_process_group(everyone)
+    time.sleep(0.5)
+    note("ready")
+    return catch(lambda: [dist.all_reduce(torch.ones(60_000), group=pair) for _ in range(10**9)])
+
+
+def test_a_smaller_group_is_watched_after_the_group_of_all_has_ended() -> None:
+    patient = {**QUIET, "LOSSYCOLL_LIVENESS": "20"}
+    with Ranks(rank_outlives, 3, patient) as ranks:
+        for number in (1, 2):
+            ranks.wait_for(number, "ready")
+        since = ranks.signal(2, signal.SIGKILL)
+        left, survivor = ranks.collect(60, but=[2])
+    assert left.value == 0, str(left)
+    assert survivor.value.kind == "PeerLostError", str(survivor)
+    assert "lost rank 1 (127.0.0.1:" in survivor.value.text, "its number in the pair"
+    assert "its process has ended" in survivor.value.text
+    assert survivor.value.when - since < 10 + SLACK, "long before the liveness"
+
+
+def rank_with_child(rank: int, world: int) -> Any:
+    import torch
+    import torch.distributed as dist
+
+    init()
+    dist.barrier()
+    if rank == 1:
+        child = os.fork()
+        if not child:
+            time.sleep(600)
+            os._exit(0)
+        note(f"child {child}.")
+        note("ready")
+        time.sleep(600)
+    note("ready")
+    return catch(lambda: dist.all_reduce(torch.ones(60_000)))
+
+
+def test_a_killed_rank_is_noticed_at_once_though_its_forked_child_lives() -> None:
+    """The child has copies of its sockets, which would keep the connections and the port alive."""
+    patient = {**QUIET, "LOSSYCOLL_LIVENESS": "60"}
+    with Ranks(rank_with_child, 2, patient) as ranks:
+        for number in range(2):
+            ranks.wait_for(number, "ready")
+        child = int(ranks.output(1).split("child ")[1].split(".")[0])
+        try:
+            since = ranks.signal(1, signal.SIGKILL)
+            survivor = ranks.collect(60, but=[1])[0]
+            os.kill(child, 0)  # it lives
+        finally:
+            os.kill(child, signal.SIGKILL)
+    assert survivor.value.kind == "PeerLostError", str(survivor)
+    assert survivor.value.when - since < 30
+
+
+def rank_asks(rank: int, world: int) -> list[Any]:
+    import torch.distributed as dist
+
+    import lossycoll
+
+    init(pg_options={"liveness": 25.0})
+    out = []
+    for asked in ({"liveness": 25.0}, None, {"liveness": 12.0 if rank == 1 else 25.0}):
+        caught = catch(lambda asked=asked: dist.new_group(pg_options=asked))  # type: ignore[misc]
+        out.append((caught.kind, caught.text))
+    group = dist.new_group(pg_options=lossycoll.Options(repair=1))
+    dist.barrier(group=group)
+    out.append(group._health._liveness)
+    dist.destroy_process_group()
+    return out
+
+
+def test_a_group_that_asks_for_another_liveness_is_refused_by_name() -> None:
+    for rank, found in enumerate(run_good(rank_asks, 3, {**CALM, "LOSSYCOLL_LIVENESS": "30"})):
+        same, silent, (kind, text), liveness = found
+        assert same == silent == ("", "")
+        assert kind == ("OptionError" if rank == 1 else "RendezvousError")
+        assert "option liveness is 12, but it is the process's, which was made with 25" in text
+        assert liveness == 25.0
+
+
+class Plane:
+    """As much of a control plane as a root looks at."""
+
+    def __init__(self, liveness: float = 25.0) -> None:
+        self.liveness = liveness
+        self.is_sound = True
+        self.gone: set[int] = set()
+        self.holders = 0
+
+    def is_here(self, rank: int) -> bool:
+        return rank not in self.gone
+
+    def hold(self) -> bool:
+        self.holders += self.is_sound
+        return self.is_sound
+
+    def release(self) -> None:
+        self.holders -= 1
+
+
+def root(plane: Plane, *global_ranks: int) -> Root:
+    return Root("s", 0, global_ranks, plane)  # type: ignore[arg-type]
+
+
+def test_only_roots_that_hold_all_members_are_offered_and_held() -> None:
+    roots, small, large = Roots(), Plane(), Plane()
+    roots.add(root(small, 2, 4))
+    roots.add(root(large, 0, 2, 4, 6))
+    with roots.holding([4, 2]) as found:
+        assert [one.plane for one in found] == [small, large]
+        assert small.holders == large.holders == 1
+    assert small.holders == large.holders == 0
+    large.gone.add(3)  # global rank 6
+    with roots.holding([0, 6]) as found:
+        assert not found
+    with roots.holding([0, 4]) as found:
+        assert [one.plane for one in found] == [large]
+    large.is_sound = False
+    with roots.holding([0, 4]) as found:
+        assert not found
+    roots.add(root(Plane(), 1, 3))
+    assert len(roots._roots) == 2, "what is over is forgotten"
+
+
+def test_liveness_is_the_processs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOSSYCOLL_LIVENESS", "5")
+    first = [root(Plane(25.0), 0, 1)]
+    assert with_liveness_of(Options.resolve(None), []).liveness == 5.0
+    assert with_liveness_of(Options.resolve(None), first).liveness == 25.0
+    assert with_liveness_of(Options.resolve({"repair": 1}), first).repair == 1
+    assert with_liveness_of(Options.resolve({"liveness": 25.0}), first).liveness == 25.0
+    with pytest.raises(OptionError, match="liveness is 7, but it is the process's"):
+        with_liveness_of(Options.resolve({"liveness": 7.0}), first)

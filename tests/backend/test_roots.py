@@ -210,8 +210,23 @@ class Plane:
         self.holders -= 1
 
 
+class Host:
+    """As much of a host as a root looks at."""
+
+    def __init__(self) -> None:
+        self.is_open = True
+        self.holders = 0
+
+    def hold(self) -> bool:
+        self.holders += self.is_open
+        return self.is_open
+
+    def release(self) -> None:
+        self.holders -= 1
+
+
 def root(plane: Plane, *global_ranks: int) -> Root:
-    return Root("s", 0, global_ranks, plane)  # type: ignore[arg-type]
+    return Root("s", 0, global_ranks, plane, Host())  # type: ignore[arg-type]
 
 
 def test_only_roots_that_hold_all_members_are_offered_and_held() -> None:
@@ -221,7 +236,9 @@ def test_only_roots_that_hold_all_members_are_offered_and_held() -> None:
     with roots.holding([4, 2]) as found:
         assert [one.plane for one in found] == [small, large]
         assert small.holders == large.holders == 1
+        assert [one.host.holders for one in found] == [1, 1]  # type: ignore[attr-defined]
     assert small.holders == large.holders == 0
+    assert [one.host.holders for one in found] == [0, 0]  # type: ignore[attr-defined]
     large.gone.add(3)  # global rank 6
     with roots.holding([0, 6]) as found:
         assert not found

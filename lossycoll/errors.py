@@ -142,8 +142,8 @@ def no_udp_port(rank: int, world: int, address: str, ports: tuple[int, int]) -> 
     where = f"rank {rank}/{world}: no free UDP port at {address} in {_range(ports)}"
     reason = os.strerror(errno.EADDRINUSE)
     return EngineError(
-        f"{where}: {reason}; each rank of a host takes one for every group, so widen "
-        f"LOSSYCOLL_PORT_RANGE",
+        f"{where}: {reason}; each rank of a host takes one, and another for every group with "
+        f"an interface, MTU, buffers or pace of its own; widen LOSSYCOLL_PORT_RANGE",
         errno=errno.EADDRINUSE,
     )
 

@@ -192,8 +192,8 @@ class Options:
     port_range: str = option(
         "0",
         text("`0` or `lo-hi`", _check_ports),
-        "Local ports of the own sockets: each rank takes a UDP and a TCP port for each "
-        "group, and a TCP port for all of them; 0 lets the kernel choose. Gloo's port isn't among "
+        "Local ports of the own sockets: each rank takes a UDP and a TCP port for all of its "
+        "groups, and a TCP port for each; 0 lets the kernel choose. Gloo's port isn't among "
         "them (see below).",
     )
     mtu: int = option(

@@ -178,7 +178,8 @@ class Engine:
         members: Sequence[int] = (),
         met: bool = False,
     ) -> None:
-        addresses = [host.addresses[process] for process in members or range(world)]
+        known = dict(enumerate(host.addresses))
+        addresses = [known.get(process, "unknown") for process in members or range(world)]
         self._where = Where(rank, world, addresses=addresses)
         self._host = host
         self._ranks = {process: i for i, process in enumerate(members or range(world))}

@@ -38,16 +38,17 @@ int lc_overdue(const lc_in *in) {
     const lc_host *h = op->group->host;
     if (op->call.reliable)
         return 0;
-    if (!in->started_ns && !in->fin_ns) /* it may stand in its sender's queue */
-        return lc_member_silent(op, in->peer);
     uint64_t excused = excused_until(in);
+    int silent = lc_member_silent(op, in->peer) && h->now - excused > config->deadline_max_ns;
+    if (!in->started_ns && !in->fin_ns) /* it may stand in its sender's queue */
+        return silent;
     if (lc_in_lacks(in)) {
         /* Only a link on which nothing arrives any more is a reason to do without. */
         uint64_t came = lc_later(in->last_ns, op->started_ns);
         return h->now - lc_later(came, excused) > config->deadline_max_ns;
     }
     if (!in->started_ns)
-        return lc_member_silent(op, in->peer);
+        return silent;
     if (h->now - lc_later(in->last_ns, excused) > config->deadline_max_ns)
         return 1;
     lc_path *p = lc_path_from(in);

@@ -99,26 +99,34 @@ static void run_one(const sim_scenario *s, sums *t) {
 static const struct {
     const char *name, *fields;
 } known[] = {
-    {"the result that a dead rank owes is filled in while others still read what it replaces",
-     "seed=427 ranks=5 ops=1 deep=1 segments=1 packets=1 payload=64 sums=1 in_place=1 capacity=16 "
-     "delay=1 inject_loss=280 skew=100000 dead=1 deadline=300000 drain=1000"},
+    {"the result that a dead rank owes is put in place while others still read what it replaces",
+     "seed=432 ranks=4 groups=1 ops=1 deep=1 segments=1 packets=1 payload=64 sums=1 "
+     "dtypes=1 in_place=1 fec=2 capacity=16 delay=1 skew=50000 dead=1 deadline=300000 "
+     "drain=1000"},
     {"the same, of a rank that has given a stream up",
-     "seed=91 ranks=3 ops=6 deep=1 segments=1 packets=19 payload=64 sums=1 dtypes=1 in_place=1 "
-     "reliable=131 feedback=1 selective=1 eager=980 capacity=63 delay=48 jitter=5000 late=94 "
-     "late_by=1980 loss=500 burst=4 deadline=300000 drain=1000"},
+     "seed=91 ranks=3 ops=6 deep=1 segments=1 packets=19 payload=64 sums=1 dtypes=1 "
+     "in_place=1 reliable=131 feedback=1 selective=1 eager=980 capacity=63 delay=48 "
+     "jitter=5000 late=94 late_by=1980 loss=500 burst=4 deadline=300000 drain=1000"},
     {"a rank that stood still tells what it has given up to one that has ended the operation",
-     "seed=10 ranks=3 ops=3 deep=1 segments=1 packets=1 payload=64 sums=1 feedback=1 capacity=16 "
-     "delay=98 stall=449982 deadline=300000 drain=1000"},
+     "seed=203 ranks=2 groups=1 ops=3 deep=1 segments=1 packets=1 payload=64 sums=1 "
+     "feedback=1 capacity=16 delay=1 jitter=1242 stall=449981 deadline=300000 drain=1000"},
     {"a packet is needed that its sender never got",
-     "seed=179 ranks=4 ops=1 deep=1 segments=1 packets=187 payload=64 dtypes=1 feedback=1 "
-     "selective=1 capacity=16 delay=1 late=15 late_by=768 dead=1 deadline=300000 drain=1000"},
+     "seed=91 ranks=4 groups=1 ops=1 deep=1 segments=1 packets=188 payload=64 sums=1 "
+     "dtypes=2 fec=2 feedback=1 selective=1 capacity=16 same_host=1 delay=1 jitter=2499 "
+     "late=1 loss=50 deadline=300000 drain=1000"},
     {"a stream that has begun stands still while an older operation is sent",
      "seed=2 ranks=4 ops=2 deep=2 segments=1 packets=75 payload=64 sums=1 dtypes=1 fec=1 "
      "feedback=1 capacity=16 delay=9981 deadline=300000 drain=1000"},
     {"a needed stream waits for an older operation before it begins",
-     "seed=363 ranks=3 ops=3 deep=3 segments=1 packets=100 payload=64 sums=1 dtypes=1 in_place=1 "
-     "fec=1 feedback=1 selective=1 capacity=16 delay=9973 full=99 skew=50000 deadline=300000 "
+     "seed=306 ranks=3 groups=3 ops=3 deep=3 segments=1 packets=99 payload=64 sums=1 "
+     "in_place=1 weights=1 feedback=1 selective=1 capacity=16 delay=9963 deadline=300000 "
      "drain=1000"},
+    {"packets go ahead to a process that only said that it has no such group yet",
+     "seed=10 ranks=4 groups=2 ops=2 deep=1 segments=1 packets=1 payload=64 sums=1 "
+     "feedback=1 eager=481 capacity=16 delay=1 skew=50000 deadline=300000 drain=1000"},
+    {"a stream is sent for longer than its receiver may be silent",
+     "seed=2 ranks=4 groups=1 ops=1 deep=1 segments=1 packets=99 payload=64 dtypes=1 "
+     "capacity=16 delay=9963 deadline=300000 drain=1000"},
 };
 
 static void test_known(void) {

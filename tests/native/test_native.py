@@ -1,4 +1,5 @@
-"""Runs the C tests of tests/native: plain, under ASan and UBSan, under TSan, and the two fuzzers.
+"""Runs the C tests of tests/native: plain, under ASan and UBSan, under TSan, the fuzzers, and
+scenarios in virtual time.
 
 A C compiler is a requirement of the project, so its absence is a failure and not a skip.
 """
@@ -54,6 +55,12 @@ def test_the_extension_is_imported_without_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "48", done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_scenarios_for_long() -> None:
+    make("sim", "SIM_SECONDS=60", timeout=280)
 
 
 def test_the_engine_knows_nothing_of_python_or_torch() -> None:

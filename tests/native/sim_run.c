@@ -504,7 +504,8 @@ static uint64_t next_of(run *r, uint16_t rank) {
             next = least(next, r->groups[n].close_ns[rank]);
     for (uint16_t j = 0; j < r->s->ranks; j++)
         next = least(next, me->knows_ns[j]);
-    if (rank == r->stalled && next >= r->stall_from_ns && next < r->stall_to_ns)
+    if (is_stalled(r, rank) ||
+        (rank == r->stalled && next >= r->stall_from_ns && next < r->stall_to_ns))
         next = r->stall_to_ns;
     return least(next, me->dies_ns);
 }
@@ -528,14 +529,15 @@ static void say_who_waits(run *r) {
 
 static void go_on(run *r) {
     uint64_t end = NEVER;
+    int still = 0;
     while (!failed(r)) {
         uint64_t now = NEVER;
         uint64_t next[SIM_RANKS];
+        leave_groups(r);
         for (uint16_t i = 0; i < r->s->ranks; i++) {
             next[i] = next_of(r, i);
             now = least(now, next[i]);
         }
-        leave_groups(r);
         if (end == NEVER && all_ended(r))
             end = memory_now(r->net) + r->s->drain * US;
         if (now >= end)
@@ -544,6 +546,9 @@ static void go_on(run *r) {
             say_who_waits(r);
             break;
         }
+        still = now > memory_now(r->net) ? 0 : still + 1;
+        if (still == TURNS_MOST)
+            fail(r, "time stands still");
         memory_set_now(r->net, now > memory_now(r->net) ? now : memory_now(r->net));
         obey_script(r);
         for (uint16_t i = 0; i < r->s->ranks && !failed(r); i++)

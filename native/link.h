@@ -1,5 +1,5 @@
 /* A link: what the engine needs of a network, and nothing more. Kinds of link are tables of
- * functions; udp.c is the first. A host may have several, and each peer is reached by one.
+ * functions; link_udp.c is the first. A host may have several, and each peer is reached by one.
  *
  * A link is used by one thread at a time, the one that drives the engine, except where a function
  * says otherwise. It never prints and never sleeps: waiter.h does that for all links at once. */

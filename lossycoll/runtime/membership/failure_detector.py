@@ -14,9 +14,11 @@ from typing import Final
 BEATS_PER_LIVENESS: Final = 8
 SILENT_SHARE: Final = 0.7
 """Of the liveness time; the rest is for the verdict to reach every rank."""
-PROBE_SECONDS: Final = (0.02, 1.0)
-"""A rank whose connection broke is looked for at first after so long, then ever less often; and
-for how long."""
+PROBE_SECONDS: Final = (0.002, 1.0)
+"""A rank whose connection broke is looked for at once, again after the first of these, then ever
+less often; and for how long. Its port may be open for a moment longer than its connections."""
+ARRIVAL_SECONDS: Final = 0.02
+"""How long a rank has to connect with a new hub before it is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ class FailureDetector:
         self._pause = pause
         self._searches = {}
         if expected:
-            first = PROBE_SECONDS[0]
+            first = ARRIVAL_SECONDS
             self._searches = {r: _Search(now, now + first, first, True) for r in self._heard}
         self._plan(now)
 

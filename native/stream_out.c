@@ -333,6 +333,10 @@ static int flush_batch(lc_host *h) {
 int lc_send_data(lc_host *h) {
     if (!flush_batch(h))
         return 0;
+    if (h->control_waits)
+        lc_send_control(h);
+    if (h->control_waits) /* READY among it, perhaps, which eager packets must not pass */
+        return 0;
     uint16_t size = h->config.processes;
     int more = 1;
     while (more && h->n_runs < LC_BATCH_RUNS) {

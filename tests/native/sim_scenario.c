@@ -54,11 +54,9 @@ void sim_tidy(sim_scenario *s) {
     s->drain = clamp(s->drain, 1000, 100000000);
 }
 
-/* Where the link is full, packets that go ahead may pass the READY that they should follow, and
- * find no room. */
 int sim_is_clean(const sim_scenario *s) {
-    return !(s->full && s->eager) && !s->jitter && !s->late && !s->loss && !s->twice && !s->queue &&
-           !s->inject_loss && !s->inject_reorder && !s->stall && !s->dead;
+    return !s->jitter && !s->late && !s->loss && !s->twice && !s->queue && !s->inject_loss &&
+           !s->inject_reorder && !s->stall && !s->dead;
 }
 
 /* Mostly small: what goes wrong goes wrong with little as well, and little is fast. */

@@ -70,9 +70,10 @@ def sentence(event: LinkEvent, where: Where) -> str:
         )
     if event.kind == LinkEventKind.LOST:
         remedy = _LOST_REMEDIES.get(event.errno, "see `ip route get`")
+        to = where.peer(event.peer) if event.peer >= 0 else "a process outside this group"
         return (
-            f"{where}: this host drops what it sends to {where.peer(event.peer)} ({why}), which "
-            f"counts as loss; {remedy}"
+            f"{where}: this host drops what it sends to {to} ({why}), which counts as loss; "
+            f"{remedy}"
         )
     if event.kind == LinkEventKind.FAILING:
         what = why

@@ -233,7 +233,12 @@ class HubSockets:
 
     def abandon(self) -> None:
         """Closes the descriptors in a forked child, where they would keep the parent's connections
-        alive; leaves the epoll set alone, which both share."""
+        alive; leaves the epoll set alone, which both share.
+
+        Not after ``close``: the numbers may be others' descriptors by then.
+        """
+        if self._closed:
+            return
         self._closed = True
         for link in self._links.values():
             link.framed.close()

@@ -302,3 +302,26 @@ def test_a_plane_ends_with_its_last_membership() -> None:
         assert not s.planes[0].is_sound
         with pytest.raises(ClosedError, match="ending"):
             Membership(s.planes[0], 9, [0, 1])
+
+
+def test_a_forked_child_closes_nothing_of_a_plane_that_is_closed() -> None:
+    """Its descriptors' numbers are others' by then: of a data loader's queues, say."""
+    plane = ControlPlane(0, 2, 5.0)
+    plane.open("127.0.0.1", (0, 0))
+    plane.close()
+    pipes = [os.pipe() for _ in range(8)]  # they take the numbers that the plane had
+    child = os.fork()
+    if child == 0:
+        try:
+            for _, writer in pipes:
+                os.write(writer, b"!")
+        except OSError:
+            os._exit(1)
+        os._exit(0)
+    try:
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert [os.read(reader, 1) for reader, _ in pipes] == [b"!"] * len(pipes)
+    finally:
+        for ends in pipes:
+            for end in ends:
+                os.close(end)

@@ -31,6 +31,8 @@ def interrupt_when_taken(lock: threading.Lock, submit: Callable[[], None]) -> No
 
     other = threading.Thread(target=hand_over)
     before = sys.getswitchinterval()
+    # Another test of this process may have left torchelastic's handler, which raises its own error.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     lock.acquire()
     other.start()
     sys.setswitchinterval(60)
@@ -41,6 +43,7 @@ def interrupt_when_taken(lock: threading.Lock, submit: Callable[[], None]) -> No
     finally:
         sys.setswitchinterval(before)
         other.join()
+        signal.signal(signal.SIGINT, handler)
 
 
 def is_free(lock: threading.Lock) -> bool:

@@ -51,6 +51,7 @@ static void adopt(lc_host *h, lc_group *g) {
         h->groups = g;
         g->next_in_bucket = h->bucket[at];
         h->bucket[at] = g;
+        h->published_ns = 0; /* its figures are told at once */
         g = next;
     }
 }

@@ -611,7 +611,7 @@ def test_two_processes_that_claim_a_rank(doubled: int, tmp_path: Any) -> None:
             process.poll() is not None or "ready" in ranks.output(number)
             for number, process in enumerate(ranks.processes)
         ):
-            assert time.monotonic() < end
+            assert time.monotonic() < end, [str(outcome) for outcome in ranks.collect(0)]
             time.sleep(0.05)
         (tmp_path / "stop").touch()
         outcomes = ranks.collect(100)

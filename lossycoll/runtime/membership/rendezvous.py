@@ -64,6 +64,7 @@ class Rendezvous:
         self._who = describe
         self._alive = alive
         self._met = False
+        self._nonces: list[str] = []
         self.session = ""
         """16 hex digits, equal on all ranks; empty until ``meet`` is over."""
 
@@ -96,7 +97,7 @@ class Rendezvous:
         Raises RendezvousError if a rank doesn't come, or has parted with an error.
         """
         self._set(f"{name}/{self._rank}", value)
-        return [self._wait(f"{name}/{rank}", name) for rank in range(self._size)]
+        return [self._wait(name, rank) for rank in range(self._size)]
 
     def part(self, error: Exception) -> None:
         """To be called before ``error`` is raised, which ends the rendezvous for all ranks.
@@ -129,14 +130,14 @@ class Rendezvous:
 
     def _gather(self, mine: dict[str, Any]) -> list[Any]:
         before = self._session_now()
-        if before and self._is_alive(before):
-            names = f"{self._name_of(before)} and {self._who}"
-            raise self._error(_claimed(0, names), 0)
+        if (taken := self._taken(before)) is not None:
+            raise taken
         self.session = secrets.token_hex(8)
         self._set("who", self._who)
         self._store.set("session", self.session)
         roster: dict[int, Any] = {0: mine}
-        refusal = self._refusal(roster)
+        # Another group may have met between the two looks. Those it has not are told.
+        refusal = self._refusal(roster) or self._taken(before)
         end = self._end
         pause = _Pause()
         while True:
@@ -170,8 +171,25 @@ class Rendezvous:
             self._refuse(refusal, roster)
             raise refusal
         out = [roster[rank] for rank in range(self._size)]
-        self._set("roster", {"ranks": out, "nonces": [entry["nonce"] for entry in out]})
+        self._nonces = [entry["nonce"] for entry in out]
+        self._set("roster", {"ranks": out, "nonces": self._nonces})
+        # Of a second rank 0 that looked before there was a roster, this is the last chance to tell.
+        self._second_master()
         return out
+
+    def _taken(self, before: str) -> RendezvousError | None:
+        """Rank 0's place is another's: it wrote the session before this one, and its group met."""
+        if not before or not self._is_alive(before):
+            return None
+        return self._error(_claimed(0, f"{self._name_of(before)} and {self._who}"), 0)
+
+    def _check_turned(self, rank: int) -> None:
+        """Raises when a rank of the roster has followed another rank 0 before it saw the roster.
+
+        A second rank 0 alone is no reason: who has seen the roster may be past the last round.
+        """
+        if self._get(f"turned/{rank}") == self._nonces[rank]:
+            raise self._second_master() or self._error(_claimed(0, f"another and {self._who}"), 0)
 
     def _refusal(self, roster: Mapping[int, Any]) -> RendezvousError | None:
         """What all ranks raise because one of those in the roster can't take part."""
@@ -209,6 +227,8 @@ class Rendezvous:
         while True:
             session = self._session_now()
             if session and session != self.session:
+                if self.session:
+                    self._set(f"turned/{self._rank}", self._nonce)
                 self.session = session
                 self._claim(mine)
             roster = self._get("roster") if self.session else None
@@ -271,13 +291,11 @@ class Rendezvous:
 
     # ---- the store ----
 
-    def _wait(self, key: str, name: str) -> Any:
+    def _wait(self, name: str, rank: int) -> Any:
         pause = _Pause()
-        while (value := self._get(key)) is None:
-            # Another rank 0 may have come between two looks, when this group had all but met.
-            second = self._second_master() if self._rank == 0 else None
-            if second is not None:
-                raise second
+        while (value := self._get(f"{name}/{rank}")) is None:
+            if self._rank == 0:
+                self._check_turned(rank)
             failed = self._get("failed")
             if failed is not None:
                 raise self._error(

@@ -445,6 +445,13 @@ int lc_group_result(lc_group *g, int64_t ticket, lc_report *report, lc_failure *
     return op->failure.code;
 }
 
+int lc_group_failure(lc_group *g, lc_failure *failure) {
+    pthread_mutex_lock(&g->host->lock);
+    *failure = g->failed;
+    pthread_mutex_unlock(&g->host->lock);
+    return failure->code;
+}
+
 int lc_group_arrived(lc_group *g, int64_t ticket, uint16_t slot, uint16_t peer, uint8_t *arrived,
                      uint32_t n_packets) {
     lc_op *op = op_of(ticket);

@@ -298,6 +298,8 @@ int64_t lc_group_submit(lc_group *group, lc_call *call);
 /* LC_OK when done, LC_PENDING after timeout_ns, or the code the operation failed with. */
 int lc_group_wait(lc_group *group, int64_t ticket, uint64_t timeout_ns);
 int lc_group_result(lc_group *group, int64_t ticket, lc_report *report, lc_failure *failure);
+/* Why the group takes no operation any more; returns its code, LC_OK if it does. */
+int lc_group_failure(lc_group *group, lc_failure *failure);
 /* Which packets of the stream (slot number here, peer) of a finished operation arrived: a byte for
  * each of its n_packets. LC_E_ARGUMENT if there is no such stream, or of another length. */
 int lc_group_arrived(lc_group *group, int64_t ticket, uint16_t slot, uint16_t peer,

@@ -257,6 +257,8 @@ class Dispatcher:
         if isinstance(error, LossyError) and not is_memory(error):
             # All ranks refuse alike what needs the data of a lost one.
             if call.seq >= 0 and not isinstance(error, PeerLostError):
+                if self.health.failure is None and (cause := self._endpoint.group_failure(call)):
+                    raise cause.again(call.numbered) from None
                 self.health.fail(error, tell=True)
         elif isinstance(error, Exception):
             if call.seq < 0:

@@ -57,8 +57,9 @@ def _own_error() -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0][:300]
 
 
-VERDICT_SECONDS: Final = 1.0
-"""How long a mismatch that the engine found waits for the control plane to name both calls."""
+VERDICT_SECONDS: Final = 5.0
+"""How long a mismatch that the engine found waits for the control plane to name both calls: an
+answer takes milliseconds, but on a starved machine two threads must get their turn for it."""
 LINGER_SECONDS: Final = 1.0
 """How long a rank that leaves waits for the others to leave, too."""
 REAP_FROM: Final = 8
@@ -372,12 +373,12 @@ class Endpoint(CollectiveEndpoint):
         finally:
             # Calls nothing, so that Ctrl-C can't come between: the engine writes to the buffers.
             if operation.ticket:
-                number = self._sequencer.next
-                self._sequencer.next = number + 1
+                call.last_op = self._sequencer.next
+                self._sequencer.next = call.last_op + 1
                 call.submitted += 1
                 self._operations[operation.ticket] = operation
         if self._tracing:
-            self._trace_begin(operation, number, buffers)
+            self._trace_begin(operation, call.last_op, buffers)
         return operation
 
     def _reap(self) -> None:
@@ -409,7 +410,7 @@ class Endpoint(CollectiveEndpoint):
         except ClosedError as error:
             return self.health.failure or error
         self._note_failed(operation.call)
-        return self._explain(operation, failure)
+        return self._explain(operation.call, operation.timeout, failure)
 
     def _note_failed(self, call: Collective) -> None:
         if self._first_failed is None or call.seq < self._first_failed:
@@ -469,28 +470,42 @@ class Endpoint(CollectiveEndpoint):
             peer=lost[0] if lost else None,
         )
 
-    def _explain(self, operation: Operation, failure: Failure) -> LossyError:
-        """The typed error of a failed operation; it becomes the group's and goes to all ranks."""
+    def _explain(self, call: Collective, timeout: float, failure: Failure) -> LossyError:
+        """The typed error of a failed operation of ``call``; it becomes the group's and goes to all
+        ranks. A failure ends all operations, so it may be another one's."""
         error = self.health.failure
+        if error is None and failure.code in (Code.MISMATCH, Code.TIMEOUT, Code.LINK):
+            call = self.health.call_of(failure.op) or call
         if error is None and failure.code == Code.MISMATCH:
-            self.health.waiting(operation.call)
+            self.health.waiting(call)
             error = self.health.await_failure(VERDICT_SECONDS)
         if error is None:
-            error = error_of(failure, self.where(operation))
+            error = error_of(failure, self._where(call, timeout))
             self.health.fail(error, tell=True)
         return error
+
+    def group_failure(self, call: Collective) -> LossyError | None:
+        """The group's failure, met by ``call``. Only the engine may know of it until now: nobody
+        need have waited for the operation that failed, and its own call may have ended well."""
+        if self.health.failure is None and self._engine is not None:
+            with contextlib.suppress(ClosedError):
+                failure = self._engine.failure()
+                if failure.code < 0:
+                    return self._explain(call, self.timeout, failure)
+        return self.health.failure
 
     def note_waiting(self, call: Collective) -> None:
         self.health.waiting(call)
 
     def where(self, operation: Operation | None = None) -> Where:
         """What errors say about this rank, or about one of its operations."""
-        where = self.health.where
         if operation is None:
-            return where
-        call = operation.call
-        timeout = operation.timeout
-        return Where(self.rank, self.world, str(call), call.seq, where.addresses, timeout)
+            return self.health.where
+        return self._where(operation.call, operation.timeout)
+
+    def _where(self, call: Collective, timeout: float) -> Where:
+        addresses = self.health.where.addresses
+        return Where(self.rank, self.world, str(call), call.seq, addresses, timeout)
 
     # ---- the watcher: completes operations that only a future waits for ----
 

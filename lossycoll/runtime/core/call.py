@@ -33,10 +33,10 @@ class Collective:
 
     ``seq`` is its number in the group, set when it is issued; point to point has none (-1).
     ``delivery`` is empty for what is reliable and not encoded. ``submitted`` counts its operations;
-    -1: unknown.
+    -1: unknown. ``last_op``: the number of the last one that the engine was given; -1: none.
     """
 
-    __slots__ = ("delivery", "detail", "dtype", "elements", "name", "seq", "submitted")
+    __slots__ = ("delivery", "detail", "dtype", "elements", "last_op", "name", "seq", "submitted")
 
     def __init__(
         self, name: str, dtype: object = None, elements: int = -1, detail: object = ""
@@ -48,6 +48,7 @@ class Collective:
         self.delivery = ""
         self.seq = -1
         self.submitted = 0
+        self.last_op = -1
 
     @property
     def key(self) -> CallKey:

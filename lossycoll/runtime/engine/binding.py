@@ -280,6 +280,13 @@ class Engine:
             found = Failure(code)
         return _data(Report, report), found
 
+    def failure(self) -> Failure:
+        """Why the group takes no operation any more (code 0: it does)."""
+        failure = ffi.new("lc_failure *")
+        with self._use:
+            lib.lc_group_failure(self._handle, failure)
+        return failure_of(failure)
+
     def arrived(self, ticket: int, slot: int, peer: int, n_packets: int) -> NDArray[np.bool_]:
         """Which packets of a stream of a finished operation arrived, by its slot number here.
 

@@ -115,6 +115,13 @@ class Health:
         call = self._history[seq % HISTORY] if seq >= 0 else None
         return str(call) if call is not None and call.seq == seq else None
 
+    def call_of(self, op: int) -> Collective | None:
+        """The call that operation number ``op`` is of; None if it is forgotten."""
+        for call in self._history:
+            if call is not None and call.last_op - call.submitted < op <= call.last_op:
+                return call
+        return None
+
     def waiting(self, call: Collective) -> None:
         """This rank waits for ``call``: will it ever end, and do the others mean the same?"""
         if call.seq < 0:

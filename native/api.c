@@ -378,9 +378,11 @@ int64_t lc_group_submit(lc_group *g, lc_call *call) {
     lc_host *h = g->host;
     int code = LC_OK;
     lc_codec codec;
-    if (!lc_codec_make(&codec, call->encoding, call->dtype, 0) ||
-        codec.wire_bytes(&codec, call->elements_per_packet) > h->config.payload_bytes)
+    if (!lc_codec_make(&codec, call->encoding, call->dtype, 0))
         return LC_E_ARGUMENT;
+    for (int i = 0; i < LC_LEVELS; i++)
+        if (codec.wire_bytes(&codec, call->levels[i].elements_per_packet) > h->config.payload_bytes)
+            return LC_E_ARGUMENT;
     int simd = !(h->config.disable & LC_SIMD);
     lc_op *op = lc_op_build(call, g->config.rank, g->config.size, simd, g->inject_active, &h->pool,
                             &h->pool_lock, &code);

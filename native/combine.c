@@ -14,7 +14,7 @@ typedef struct {
 
 static piece piece_of(const lc_op_slot *s, uint32_t k) {
     const lc_op *op = s->op;
-    size_t at = (size_t)k * op->call.elements_per_packet;
+    size_t at = (size_t)k * s->level->elements_per_packet;
     size_t acc_bytes = s->acc == s->value ? op->element_bytes : op->acc_bytes;
     return (piece){s->value + at * op->element_bytes, s->acc + at * acc_bytes,
                    s->own ? s->own + at * op->element_bytes : NULL, lc_slot_elements(s, k)};

@@ -122,10 +122,10 @@ static void on_call(lc_group *g, uint16_t peer, const lc_record *r) {
  * streams of which nothing came late. */
 static uint64_t reorder_allowance(const lc_in *in) {
     const lc_path *p = lc_path_from(in);
-    const lc_call *call = &in->slot->op->call;
+    const lc_level *level = in->slot->level;
     const lc_group_config *config = &in->slot->op->group->config;
     uint64_t floor = config->reorder_ns ? config->reorder_ns : LC_REORDER_NS;
-    uint64_t late = !call->reliable && in->round >= call->repair ? 4 * p->late_ns : p->late_ns;
+    uint64_t late = !level->reliable && in->round >= level->repair ? 4 * p->late_ns : p->late_ns;
     uint64_t unknown = p->settled < 64 ? p->pace.measure.rtt_ns / 4 >> p->settled / 4 : 0;
     return lc_later(lc_later(late, unknown), floor);
 }
@@ -157,7 +157,7 @@ static void close_round(lc_in *in, const lc_record *r) {
 static int has_nothing(const lc_in *in, const lc_record *r) {
     const lc_op *op = in->slot->op;
     return in->round && r->round == in->round && !r->a && in->state == LC_IN_OPEN &&
-           (!op->call.reliable || op->group->n_dead);
+           (!in->slot->level->reliable || op->group->n_dead);
 }
 
 static void on_fin(lc_group *g, uint16_t peer, const lc_record *r) {
@@ -182,7 +182,7 @@ static void on_fin(lc_group *g, uint16_t peer, const lc_record *r) {
     in->ask_ns = 0;
     int open = in->state == LC_IN_OPEN;
     if (has_nothing(in, r)) {
-        lc_give_up(in, op->call.reliable ? LC_CAUSE_PEER : LC_CAUSE_LOSS);
+        lc_give_up(in, in->slot->level->reliable ? LC_CAUSE_PEER : LC_CAUSE_LOSS);
     } else if (in->telling && r->round != in->round) {
         in->nack_ns = g->host->now; /* it has not heard all of what was given up */
     } else if (in->state == LC_IN_SETTLED) {
@@ -217,7 +217,7 @@ static void take_told(lc_out *out, const lc_record *r) {
  * word of a round that the receiver asked for and then gave up may have come here. */
 static int begins_round(const lc_out *out, const lc_record *r) {
     if (r->kind == LC_R_LOST)
-        return out->slot->op->call.feedback && !out->given_up && out->state != LC_OUT_DONE;
+        return out->slot->level->feedback && !out->given_up && out->state != LC_OUT_DONE;
     return out->state == LC_OUT_SENT && !out->given_up && lc_next_round(out->round) == r->round;
 }
 

@@ -45,9 +45,8 @@ static uint64_t missing_word(const lc_in *in, uint32_t base) {
     uint32_t n = in->slot->n_packets;
     if (base >= n)
         return 0;
-    const lc_call *call = &in->slot->op->call;
     uint64_t miss = ~in->arrived[base / 64];
-    if (in->needed && in->round > call->repair)
+    if (in->needed && in->round > in->slot->level->repair)
         miss &= in->needed[base / 64];
     return n - base < 64 ? miss & ((1ull << (n - base)) - 1) : miss;
 }

@@ -41,13 +41,26 @@ typedef struct {
     uint8_t finish;
     uint8_t target;
     uint8_t missing;
-    uint8_t reserved;
+    uint8_t level; /* which of lc_call.levels */
 } lc_slot_desc;
 
 typedef struct {
     uint16_t peer; /* rank in the group */
     uint16_t slot; /* slot number at that peer (unused for sources) */
 } lc_edge;
+
+/* How the streams of some slots travel. Both ends of a stream are of one level. */
+enum { LC_LEVELS = 4 };
+
+typedef struct {
+    uint32_t elements_per_packet;
+    uint8_t reliable;  /* resend until everything has arrived */
+    uint8_t repair;    /* rounds of resending when not reliable */
+    uint8_t selective; /* receivers may need single packets, which are resent until they come */
+    uint8_t feedback;  /* receivers tell senders which packets they have given up */
+    uint8_t fec;       /* parity packets: code of the size of their sets; 0: none */
+    uint8_t fec_auto;  /* none where nothing is lost, and no more than fec says elsewhere */
+} lc_level;
 
 /* ---- seeded faults ---- */
 typedef struct {
@@ -244,21 +257,16 @@ typedef struct {
     uint64_t in_elements;
     uint64_t out_elements;
     uint64_t scratch_elements;
-    uint32_t elements_per_packet;
+    lc_level levels[LC_LEVELS]; /* those that slots name are looked at, and the first */
     uint8_t dtype;
     uint8_t encoding;      /* lc_encoding: how packets carry the elements */
-    uint8_t reliable;      /* resend until everything has arrived */
-    uint8_t repair;        /* rounds of resending when not reliable */
     uint8_t notify;        /* hand the ticket to lc_group_next as well */
     uint8_t waits;         /* the caller waits for it at once: the first wait does the engine's work
                               itself, as long as packets come, and nobody does before; not with
                               notify */
-    uint8_t selective;     /* receivers may need single packets, which are resent until they come */
-    uint8_t feedback;      /* receivers tell senders which packets they have given up */
-    uint8_t fec;           /* parity packets: code of the size of their sets; 0: none */
-    uint8_t fec_auto;      /* none where nothing is lost, and no more than fec says elsewhere */
     const uint8_t *needed; /* which this rank needs: a byte for each packet of each copy that comes
-                              from a peer, in the plan's order; NULL: none. Not read after submit */
+                              from a peer on a selective level, in the plan's order; NULL: none. Not
+                              read after submit */
     uint64_t n_needed;
     const double *weights; /* by rank: what contributions are multiplied by; NULL: 1. Not read
                               after submit */

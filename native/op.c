@@ -104,13 +104,14 @@ static int needs_sums(const lc_slot_desc *d) {
     return (d->combine == LC_ADD && (d->n_sources || d->finish)) || d->missing == LC_MISSING_OWN;
 }
 
-static uint32_t packets_of(const lc_call *call, const lc_slot_desc *d) {
-    return (uint32_t)((d->length + call->elements_per_packet - 1) / call->elements_per_packet);
+static uint64_t packets_of(const lc_call *call, const lc_slot_desc *d) {
+    uint32_t each = call->levels[d->level].elements_per_packet;
+    return (d->length + each - 1) / each;
 }
 
-/* A copy that comes from a peer: only its packets can be needed. */
-static int is_received(const lc_slot_desc *d) {
-    return d->combine == LC_COPY && d->n_sources == 1;
+/* A copy that comes from a peer, on a level where single packets can be needed. */
+static int can_be_needed(const lc_call *call, const lc_slot_desc *d) {
+    return d->combine == LC_COPY && d->n_sources == 1 && call->levels[d->level].selective;
 }
 
 static int weights_ok(const lc_call *call, uint16_t size) {
@@ -126,27 +127,31 @@ static int weights_ok(const lc_call *call, uint16_t size) {
 static int needed_ok(const lc_call *call) {
     uint64_t packets = 0;
     for (uint32_t i = 0; i < call->n_slots; i++)
-        packets += is_received(&call->slots[i]) ? packets_of(call, &call->slots[i]) : 0;
-    return !call->needed || (call->selective && call->n_needed == packets);
+        packets += can_be_needed(call, &call->slots[i]) ? packets_of(call, &call->slots[i]) : 0;
+    return !call->needed || call->n_needed == packets;
+}
+
+static int level_ok(const lc_level *level) {
+    return level->elements_per_packet && level->fec < LC_FEC_CODES &&
+           (!level->fec_auto || level->fec);
 }
 
 static int call_ok(const lc_call *call, uint16_t rank, uint16_t size) {
     lc_codec codec;
-    if (!lc_codec_make(&codec, call->encoding, call->dtype, 0) || call->elements_per_packet == 0 ||
+    if (!lc_codec_make(&codec, call->encoding, call->dtype, 0) || !level_ok(&call->levels[0]) ||
         call->n_slots >= 0xFFFF)
         return 0;
     for (uint32_t i = 0; i < call->n_slots; i++) {
         const lc_slot_desc *d = &call->slots[i];
+        if (d->level >= LC_LEVELS || !level_ok(&call->levels[d->level]))
+            return 0;
         if (!edges_ok(call, d, rank, size) || !slot_ok(call, d))
             return 0;
         if (needs_sums(d) && !codec.sums)
             return 0;
-        uint64_t packets = (d->length + call->elements_per_packet - 1) / call->elements_per_packet;
-        if (packets > 0x3FFFFFFF) /* parity packets are numbered beyond them */
+        if (packets_of(call, d) > 0x3FFFFFFF) /* parity packets are numbered beyond them */
             return 0;
     }
-    if (call->fec >= LC_FEC_CODES || (call->fec_auto && !call->fec))
-        return 0;
     return weights_ok(call, size) && needed_ok(call);
 }
 
@@ -182,15 +187,15 @@ static lc_parity *place_parity(bump *b, uint32_t most) {
     return p;
 }
 
-static void place_sums(const lc_op *op, lc_op_slot *s, bump *b) {
-    uint32_t most = lc_fec_parity(op->call.fec, s->n_packets);
+static void place_sums(lc_op_slot *s, bump *b) {
+    uint32_t most = lc_fec_parity(s->level->fec, s->n_packets);
     for (uint32_t i = 0; i < s->desc.n_sources && most; i++) {
-        uint8_t *sums = take(b, (size_t)most * op->packet_bytes);
+        uint8_t *sums = take(b, (size_t)most * s->packet_bytes);
         if (b->base)
             s->ins[i].parity->sums = sums;
     }
     if (s->desc.n_dests && most) {
-        uint8_t *sums = take(b, (size_t)most * op->packet_bytes);
+        uint8_t *sums = take(b, (size_t)most * s->packet_bytes);
         if (b->base)
             s->parity->sums = sums;
     }
@@ -198,9 +203,9 @@ static void place_sums(const lc_op *op, lc_op_slot *s, bump *b) {
 
 static void place_streams(lc_op *op, lc_op_slot *s, bump *b, int inject) {
     uint32_t words = lc_words(s->n_packets);
-    uint32_t parity = lc_fec_parity(op->call.fec, s->n_packets);
-    int repairs = lc_op_resends(op);
-    int needs = op->call.needed && is_received(&s->desc);
+    uint32_t parity = lc_fec_parity(s->level->fec, s->n_packets);
+    int repairs = lc_resends(s->level);
+    int needs = op->call.needed && can_be_needed(&op->call, &s->desc);
     for (uint32_t i = 0; i < s->desc.n_sources; i++) {
         uint64_t *arrived = take(b, words * 8);
         uint64_t *lost = inject ? take(b, lc_words(s->n_packets + parity) * 8) : NULL;
@@ -224,6 +229,14 @@ static void place_streams(lc_op *op, lc_op_slot *s, bump *b, int inject) {
     s->parity = s->desc.n_dests ? place_parity(b, parity) : NULL;
 }
 
+static void describe(lc_op *op, lc_op_slot *s, const lc_slot_desc *d) {
+    s->op = op;
+    s->desc = *d;
+    s->level = &op->call.levels[d->level];
+    s->n_packets = (uint32_t)packets_of(&op->call, d);
+    s->packet_bytes = (uint32_t)op->codec.wire_bytes(&op->codec, s->level->elements_per_packet);
+}
+
 /* Runs twice: to measure, and to place. Zeroed memory first, then what is written before it is
  * read; returns where the second part begins. */
 static size_t place(lc_op *op, const lc_call *call, uint16_t size, int inject, bump *b) {
@@ -232,9 +245,7 @@ static size_t place(lc_op *op, const lc_call *call, uint16_t size, int inject, b
     lc_op_slot measured;
     for (uint32_t i = 0; i < call->n_slots; i++) {
         lc_op_slot *s = b->base ? &op->slots[i] : &measured;
-        s->op = op;
-        s->desc = call->slots[i];
-        s->n_packets = packets_of(call, &s->desc);
+        describe(op, s, &call->slots[i]);
         s->ins = take(b, s->desc.n_sources * sizeof(lc_in));
         s->outs = take(b, s->desc.n_dests * sizeof(lc_out));
         s->count = take(b, s->n_packets * sizeof(uint16_t));
@@ -246,8 +257,7 @@ static size_t place(lc_op *op, const lc_call *call, uint16_t size, int inject, b
     uint8_t *scratch = take(b, call->scratch_elements * op->element_bytes);
     for (uint32_t i = 0; i < call->n_slots; i++) {
         lc_op_slot *s = b->base ? &op->slots[i] : &measured;
-        s->desc = call->slots[i];
-        s->n_packets = packets_of(call, &s->desc);
+        describe(op, s, &call->slots[i]);
         uint32_t sources = s->desc.n_sources;
         s->in_of_peer = take(b, sources > 1 ? size * sizeof(uint16_t) : 0);
         s->pending = take(b, sources > 1 ? s->n_packets * sizeof(uint16_t) : 0);
@@ -255,8 +265,8 @@ static size_t place(lc_op *op, const lc_call *call, uint16_t size, int inject, b
         size_t acc = needs_acc(op, &s->desc) ? s->desc.length * op->acc_bytes : 0;
         s->acc = take(b, acc);
         size_t encoded = op->codec.same || !s->desc.n_dests ? 0 : s->n_packets;
-        s->encoded = take(b, encoded * op->packet_bytes);
-        place_sums(op, s, b);
+        s->encoded = take(b, encoded * s->packet_bytes);
+        place_sums(s, b);
         if (!b->base)
             continue;
         if (sources < 2)
@@ -307,7 +317,7 @@ static void copy_needed(lc_op *op) {
     const uint8_t *needed = op->call.needed;
     for (uint32_t i = 0; i < op->n_slots && needed; i++) {
         lc_op_slot *s = &op->slots[i];
-        if (!is_received(&s->desc))
+        if (!can_be_needed(&op->call, &s->desc))
             continue;
         for (uint32_t k = 0; k < s->n_packets; k++)
             if (*needed++)
@@ -350,7 +360,6 @@ lc_op *lc_op_build(const lc_call *call, uint16_t rank, uint16_t size, int simd, 
     (void)lc_codec_make(&op->codec, call->encoding, call->dtype, simd);
     op->element_bytes = op->codec.element_bytes;
     op->acc_bytes = op->codec.acc_bytes;
-    op->packet_bytes = (uint32_t)op->codec.wire_bytes(&op->codec, call->elements_per_packet);
     op->n_slots = call->n_slots;
     for (uint32_t i = 0; i < call->n_slots; i++)
         if (call->slots[i].number >= op->n_numbers)

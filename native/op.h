@@ -79,6 +79,8 @@ typedef struct lc_out {
 struct lc_op_slot {
     lc_op *op;
     lc_slot_desc desc;
+    const lc_level *level; /* among the call's */
+    uint32_t packet_bytes; /* payload of a full packet, encoded */
     uint32_t n_packets;
     uint32_t n_ready;   /* packets that may be sent on */
     uint32_t n_void;    /* packets that nobody contributed to */
@@ -115,7 +117,6 @@ struct lc_op {
     uint64_t order; /* among the operations of all groups: when it was started */
     uint32_t element_bytes;
     uint32_t acc_bytes;
-    uint32_t packet_bytes; /* payload of a full packet, encoded */
     uint32_t n_slots;
     uint32_t n_numbers;       /* entries of slot_of_number */
     uint32_t slots_unsettled; /* slots with sources that have unsettled packets */
@@ -177,8 +178,8 @@ static inline uint8_t lc_next_round(uint8_t round) {
 }
 
 /* Whether streams that are sent wait for what their receivers miss. */
-static inline int lc_op_resends(const lc_op *op) {
-    return op->call.reliable || op->call.repair || op->call.selective || op->call.feedback;
+static inline int lc_resends(const lc_level *level) {
+    return level->reliable || level->repair || level->selective || level->feedback;
 }
 
 /* Whether a packet that must not be given up has not arrived. */
@@ -191,9 +192,9 @@ static inline int lc_in_lacks(const lc_in *in) {
 
 /* Elements of packet k. */
 static inline uint32_t lc_slot_elements(const lc_op_slot *slot, uint32_t k) {
-    uint64_t left = slot->desc.length - (uint64_t)k * slot->op->call.elements_per_packet;
-    return left < slot->op->call.elements_per_packet ? (uint32_t)left
-                                                     : slot->op->call.elements_per_packet;
+    uint32_t most = slot->level->elements_per_packet;
+    uint64_t left = slot->desc.length - (uint64_t)k * most;
+    return left < most ? (uint32_t)left : most;
 }
 
 #endif

@@ -4,7 +4,7 @@
 #include <string.h>
 
 static uint8_t *elements_of(const lc_op_slot *s, uint32_t k) {
-    return s->value + (size_t)k * s->op->call.elements_per_packet * s->op->element_bytes;
+    return s->value + (size_t)k * s->level->elements_per_packet * s->op->element_bytes;
 }
 
 uint32_t lc_payload_bytes(const lc_op_slot *s, uint32_t k) {
@@ -15,7 +15,7 @@ uint32_t lc_payload_bytes(const lc_op_slot *s, uint32_t k) {
 /* Replicas are equal to the bit only if who sends a part of the result keeps what it has sent. */
 static void encode(lc_op_slot *s, uint32_t k) {
     const lc_codec *c = &s->op->codec;
-    uint8_t *bytes = s->encoded + (size_t)k * s->op->packet_bytes;
+    uint8_t *bytes = s->encoded + (size_t)k * s->packet_bytes;
     uint8_t *elements = elements_of(s, k);
     uint32_t n = lc_slot_elements(s, k);
     c->encode(c, bytes, elements, n, 0); /* no codec rounds at random yet */
@@ -28,14 +28,14 @@ const uint8_t *lc_payload(lc_op_slot *s, uint32_t k) {
         return elements_of(s, k);
     while (!s->desc.n_sources && s->n_encoded <= k)
         encode(s, s->n_encoded++);
-    return s->encoded + (size_t)k * s->op->packet_bytes;
+    return s->encoded + (size_t)k * s->packet_bytes;
 }
 
 void lc_payload_store(lc_op_slot *s, uint32_t k, const uint8_t *payload) {
     const lc_codec *c = &s->op->codec;
     c->decode(c, elements_of(s, k), payload, lc_slot_elements(s, k));
     if (s->encoded)
-        memcpy(s->encoded + (size_t)k * s->op->packet_bytes, payload, lc_payload_bytes(s, k));
+        memcpy(s->encoded + (size_t)k * s->packet_bytes, payload, lc_payload_bytes(s, k));
 }
 
 void lc_payload_finish(lc_op_slot *s, uint32_t k) {

@@ -36,7 +36,7 @@ int lc_overdue(const lc_in *in) {
     const lc_op *op = in->slot->op;
     const lc_group_config *config = &op->group->config;
     const lc_host *h = op->group->host;
-    if (op->call.reliable)
+    if (in->slot->level->reliable)
         return 0;
     uint64_t excused = excused_until(in);
     int silent = lc_member_silent(op, in->peer) && h->now - excused > config->deadline_max_ns;
@@ -79,7 +79,7 @@ static void settle(lc_in *in, int cause) {
     op->report.packets_missing += missing;
     m->packets_missing += missing;
     /* Copies may have been repaired by other rules than the sums that rates are for. */
-    if (!op->call.reliable && s->desc.combine == LC_ADD && cause != LC_CAUSE_PEER) {
+    if (!s->level->reliable && s->desc.combine == LC_ADD && cause != LC_CAUSE_PEER) {
         m->offered += s->n_packets;
         m->delivered += in->n_arrived;
     }
@@ -112,7 +112,7 @@ void lc_give_up(lc_in *in, int cause) {
     if (cause == LC_CAUSE_DEADLINE)
         s->op->report.deadline_hits++;
     settle(in, cause);
-    int tells = s->op->call.feedback && !s->op->call.reliable && cause != LC_CAUSE_PEER;
+    int tells = s->level->feedback && !s->level->reliable && cause != LC_CAUSE_PEER;
     if (tells) {
         in->telling = 1;
         s->op->telling++;
@@ -163,9 +163,9 @@ static void note_barren(lc_in *in) {
 }
 
 void lc_round_ended(lc_in *in) {
-    const lc_op *op = in->slot->op;
+    const lc_level *level = in->slot->level;
     note_barren(in);
-    if (!op->call.reliable && in->round >= op->call.repair) {
+    if (!level->reliable && in->round >= level->repair) {
         int lacks = lc_in_lacks(in);
         if (!lacks || lc_overdue(in)) {
             lc_give_up(in, lacks ? LC_CAUSE_DEADLINE : LC_CAUSE_LOSS);
@@ -229,12 +229,12 @@ static int is_believable(const lc_in *in, uint32_t k, uint32_t count) {
 
 /* Whether the packet says of its stream's parity what it may. Later rounds say nothing. */
 static int agrees(const lc_in *in, const lc_header *h) {
-    const lc_call *call = &in->slot->op->call;
+    const lc_level *level = in->slot->level;
     if (!in->parity)
         return !h->fec;
     if (h->round)
         return 1;
-    return (call->fec_auto || h->fec == call->fec) &&
+    return (level->fec_auto || h->fec == level->fec) &&
            lc_parity_fits(in->parity, h->fec, in->slot->n_packets);
 }
 
@@ -272,7 +272,7 @@ static void take(lc_in *in, const lc_header *h, const uint8_t *payload) {
     s->op->report.packets_received++;
     lc_combine(s, in->peer, h, payload);
     if (in->n_arrived == s->n_packets) {
-        if (s->op->call.reliable)
+        if (s->level->reliable)
             tell_whole(in);
         settle(in, LC_CAUSE_COMPLETE);
     }
@@ -297,7 +297,7 @@ static void recover(lc_in *in, uint32_t set) {
     lc_header h = {.packet = k, .count = count, .length = (uint16_t)lc_payload_bytes(in->slot, k)};
     p->left[set] = 0;
     op->report.packets_recovered++;
-    take(in, &h, p->sums + (size_t)set * op->packet_bytes);
+    take(in, &h, p->sums + (size_t)set * in->slot->packet_bytes);
 }
 
 static void parity_arrived(lc_in *in, const lc_header *h, const uint8_t *payload) {
@@ -314,7 +314,7 @@ static void parity_arrived(lc_in *in, const lc_header *h, const uint8_t *payload
     if (in->state == LC_IN_SETTLED)
         return; /* that it wasn't needed is as it should be */
     note_arrival(in);
-    lc_parity_add(p, set, payload, h->length, op->packet_bytes, h->count);
+    lc_parity_add(p, set, payload, h->length, in->slot->packet_bytes, h->count);
     recover(in, set);
 }
 
@@ -351,7 +351,7 @@ static void data_arrived(lc_in *in, const lc_header *header, const uint8_t *payl
     if (!in->parity || !in->parity->sets || in->state == LC_IN_SETTLED)
         return;
     uint32_t set = header->packet % in->parity->sets;
-    lc_parity_add(in->parity, set, payload, header->length, op->packet_bytes, header->count);
+    lc_parity_add(in->parity, set, payload, header->length, in->slot->packet_bytes, header->count);
     in->parity->left[set]--;
     recover(in, set);
 }
@@ -377,7 +377,7 @@ void lc_in_take(lc_group *g, uint16_t peer, const lc_header *header, const uint8
         lc_note_packet(g->host, p, header);
     in->came = 1;
     if (in->parity && !in->parity->known && !header->round)
-        lc_parity_begin(in->parity, header->fec, in->slot->n_packets, op->packet_bytes);
+        lc_parity_begin(in->parity, header->fec, in->slot->n_packets, in->slot->packet_bytes);
     if (header->type == LC_PARITY) {
         parity_arrived(in, header, payload);
     } else if (lc_bit(in->arrived, header->packet)) {

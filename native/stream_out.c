@@ -92,7 +92,7 @@ void lc_out_check(lc_out *out) {
     out->fin_tries = 0;
     out->fin_ns = op->group->host->now + LC_FIN_AGAIN_NS;
     lc_tell_fin(out);
-    if (!lc_op_resends(op))
+    if (!lc_resends(out->slot->level))
         op->outs_open--;
     lc_touch(op);
 }
@@ -101,7 +101,7 @@ void lc_out_done(lc_out *out) {
     lc_op *op = out->slot->op;
     if (out->state == LC_OUT_DONE)
         return;
-    if (out->state == LC_OUT_OPEN || lc_op_resends(op))
+    if (out->state == LC_OUT_OPEN || lc_resends(out->slot->level))
         op->outs_open--;
     out->state = LC_OUT_DONE;
     lc_out_drop(out);
@@ -130,13 +130,13 @@ static uint16_t count_of(const lc_op_slot *s, uint32_t k) {
     return s->desc.n_sources ? s->count[k] : 1;
 }
 
-static uint32_t wire_bytes(const lc_op *op) {
-    return LC_HEADER_BYTES + op->packet_bytes;
+static uint32_t wire_bytes(const lc_out *out) {
+    return LC_HEADER_BYTES + out->slot->packet_bytes;
 }
 
 static uint8_t code_to(const lc_out *out) {
-    const lc_call *call = &out->slot->op->call;
-    return call->fec_auto ? lc_fec_choose(&lc_path_to(out)->fec, call->fec) : call->fec;
+    const lc_level *level = out->slot->level;
+    return level->fec_auto ? lc_fec_choose(&lc_path_to(out)->fec, level->fec) : level->fec;
 }
 
 /* All of a slot's streams have one parity: that of the path which loses most. */
@@ -156,11 +156,11 @@ static void protect(lc_out *out, uint32_t k, const uint8_t *payload, uint32_t by
     const lc_op_slot *s = out->slot;
     lc_parity *p = s->parity;
     if (!p->known)
-        lc_parity_begin(p, code_of_slot(s), s->n_packets, s->op->packet_bytes);
+        lc_parity_begin(p, code_of_slot(s), s->n_packets, s->packet_bytes);
     if (out->cursor == 1 && p->code && code_to(out))
         out->fec = p->code;
     if (p->sets && out->cursor > p->taken) {
-        lc_parity_add(p, k % p->sets, payload, bytes, s->op->packet_bytes, count_of(s, k));
+        lc_parity_add(p, k % p->sets, payload, bytes, s->packet_bytes, count_of(s, k));
         p->taken++;
     }
 }
@@ -174,7 +174,7 @@ static void put_packet(lc_out *out, lc_run *run, int eager, uint32_t time_us) {
     uint32_t k = parity ? out->parity++ : next_packet(out);
     uint32_t bytes = lc_payload_bytes(s, k);
     const uint8_t *payload =
-        parity ? s->parity->sums + (size_t)k * op->packet_bytes : lc_payload(s, k);
+        parity ? s->parity->sums + (size_t)k * s->packet_bytes : lc_payload(s, k);
     if (s->parity && !out->round && !parity)
         protect(out, k, payload, bytes);
     op->report.parity_sent += (uint64_t)parity;
@@ -214,7 +214,7 @@ static uint32_t fill_run(lc_host *h, lc_out *out, uint32_t most) {
     int i = h->n_runs++;
     lc_run *run = &h->runs[i];
     size_t first = (size_t)i * LC_RUN_PACKETS;
-    *run = (lc_run){&h->iov[2 * first], 0, wire_bytes(op), path->number};
+    *run = (lc_run){&h->iov[2 * first], 0, wire_bytes(out), path->number};
     h->run_op[i] = op;
     /* Sums that this turn of the loop has made would pass for a way of the packets. */
     uint32_t time_us = (uint32_t)(lc_clock_now(h->clock) / 1000);
@@ -222,7 +222,7 @@ static uint32_t fill_run(lc_host *h, lc_out *out, uint32_t most) {
         run->iov[2 * k].iov_base = h->headers + (first + k) * LC_HEADER_BYTES;
     while (run->n_packets < most && has_more(out)) {
         put_packet(out, run, !ready, time_us);
-        if (run->iov[2 * run->n_packets - 1].iov_len < op->packet_bytes)
+        if (run->iov[2 * run->n_packets - 1].iov_len < out->slot->packet_bytes)
             break; /* a short packet can only be the last of an offloaded send */
     }
     lc_report *r = &op->report;
@@ -265,7 +265,7 @@ static int serve(lc_host *h, lc_path *p) {
     lc_out *out = p->outs;
     if (!out)
         return 0;
-    uint32_t bytes = wire_bytes(out->slot->op);
+    uint32_t bytes = wire_bytes(out);
     uint32_t most = allowance(h, p, bytes);
     if (!most)
         return 0;

@@ -65,7 +65,7 @@ static void tick_out(lc_out *out, const lc_host *h) {
         lc_member *m = &op->group->members[out->peer];
         m->heard_ns = lc_later(m->heard_ns, m->path->heard_ns);
     }
-    if (!op->call.reliable && lc_member_silent(op, out->peer)) {
+    if (!out->slot->level->reliable && lc_member_silent(op, out->peer)) {
         lc_out_done(out);
     } else if ((out->state == LC_OUT_SENT || wants_nack) && h->now >= out->fin_ns) {
         lc_tell_fin(out);
@@ -107,19 +107,24 @@ static int waited_for(const lc_op *op) {
     return -1;
 }
 
+/* Both: of reliable streams. */
 static int awaits_from(const lc_op *op, uint16_t peer) {
-    for (uint32_t i = 0; i < op->n_slots; i++)
-        for (uint32_t j = 0; j < op->slots[i].desc.n_sources; j++)
-            if (op->slots[i].ins[j].peer == peer && op->slots[i].ins[j].state != LC_IN_SETTLED)
+    for (uint32_t i = 0; i < op->n_slots; i++) {
+        const lc_op_slot *s = &op->slots[i];
+        for (uint32_t j = 0; j < s->desc.n_sources && s->level->reliable; j++)
+            if (s->ins[j].peer == peer && s->ins[j].state != LC_IN_SETTLED)
                 return 1;
+    }
     return 0;
 }
 
 static int owes_to(const lc_op *op, uint16_t peer) {
-    for (uint32_t i = 0; i < op->n_slots; i++)
-        for (uint32_t j = 0; j < op->slots[i].desc.n_dests; j++)
-            if (op->slots[i].outs[j].peer == peer && op->slots[i].outs[j].state != LC_OUT_DONE)
+    for (uint32_t i = 0; i < op->n_slots; i++) {
+        const lc_op_slot *s = &op->slots[i];
+        for (uint32_t j = 0; j < s->desc.n_dests && s->level->reliable; j++)
+            if (s->outs[j].peer == peer && s->outs[j].state != LC_OUT_DONE)
                 return 1;
+    }
     return 0;
 }
 
@@ -152,7 +157,7 @@ static int find_dead_link(const lc_op *op, lc_failure *why) {
     const lc_group_config *config = &op->group->config;
     const lc_host *h = op->group->host;
     uint64_t begin = lc_later(op->started_ns, h->awake_ns);
-    if (!op->call.reliable || !config->link_ns || h->now - begin <= config->link_ns)
+    if (!config->link_ns || h->now - begin <= config->link_ns)
         return 0;
     for (uint16_t i = 0; i < config->size; i++)
         if ((op->peers[i].source || op->peers[i].dest) && is_dead_link(op, i, why))

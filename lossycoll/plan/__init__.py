@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from . import codec, data_movement, faults, parity, ring, transpose, tree
 from .encode import encode
-from .model import Combine, Edge, Finish, Missing, Plan, Slot, Target, packet_count
+from .model import Combine, Delivery, Edge, Finish, Level, Missing, Plan, Slot, Target, packet_count
 from .order import draw_order, segments
 from .registry import (
     Algorithm,
@@ -32,8 +32,10 @@ from .survivor_plans import leave_out, rename
 __all__ = [
     "Algorithm",
     "Combine",
+    "Delivery",
     "Edge",
     "Finish",
+    "Level",
     "Missing",
     "Plan",
     "Slot",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from .model import Plan
+from .model import MAX_LEVELS, Plan
 
 SLOT: Final = struct.Struct("<QQQIIIHBBBBBB4x")
 """lc_slot_desc of native/lossycoll.h: 48 bytes, its padding included. An lc_edge is two shorts."""
@@ -25,6 +25,8 @@ def encode(plan: Plan) -> tuple[bytes, bytes]:
     """
     slots = bytearray()
     edges: list[int] = []
+    if len(plan.all_levels) > MAX_LEVELS:
+        raise ValueError(f"{len(plan.all_levels)} levels, wanted {MAX_LEVELS} at most")
     try:
         for slot in plan.slots:
             slots += SLOT.pack(
@@ -40,7 +42,7 @@ def encode(plan: Plan) -> tuple[bytes, bytes]:
                 slot.finish,
                 slot.target,
                 slot.missing,
-                0,
+                slot.level,
             )
             for source in slot.sources:
                 edges += (source, 0)

@@ -6,8 +6,9 @@ sockets, torch or time. Two executors take the same table: the native engine and
 reference. A simulator is planned.
 
 A *packet* of a slot is ``elements_per_packet`` consecutive elements of its range (the last one may
-be shorter). A packet is ready as soon as each of the slot's sources has arrived or been given up
-for that very packet, and is then sent on at once. Packets of a range never wait for one another.
+be shorter); how many that is, its *level* says. A packet is ready as soon as each of the slot's
+sources has arrived or been given up for that very packet, and is then sent on at once. Packets of a
+range never wait for one another.
 
 A *stream* is the packets of one slot that come from one peer. It is identified on the wire by (slot
 number at the receiver, rank of the sender).
@@ -17,6 +18,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Final
+
+MAX_LEVELS: Final = 4
+"""LC_LEVELS of native/lossycoll.h."""
 
 
 class Combine(IntEnum):
@@ -73,6 +78,36 @@ class Missing(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Delivery:
+    """How the packets of a stream come through.
+
+    Attributes:
+        reliable: They are resent until all have arrived; then the rest says nothing.
+        repair: Rounds of resending.
+        fec: Packets that one parity packet protects, one of plan.parity's sizes; 0: no parity.
+        fec_auto: No parity on paths that lose nothing, and sets of at least ``fec`` on others.
+    """
+
+    reliable: bool = False
+    repair: int = 0
+    fec: int = 0
+    fec_auto: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """What the streams of some slots have in common. Both ends of a stream are of one level.
+
+    Attributes:
+        elements_per_packet: Elements that one packet carries.
+        delivery: None: the call's.
+    """
+
+    elements_per_packet: int
+    delivery: Delivery | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Edge:
     """One stream, seen from this rank.
 
@@ -104,6 +139,7 @@ class Slot:
         finish: What is done to a sum.
         target: Where the value is stored.
         missing: What a packet of a copy becomes that never arrives.
+        level: Which of the plan's levels its packets are of, in and out.
     """
 
     number: int
@@ -117,6 +153,7 @@ class Slot:
     finish: Finish = Finish.NONE
     target: Target = Target.OUT
     missing: Missing = Missing.KEEP
+    level: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +165,15 @@ class Plan:
         algorithm: What the builder is registered as.
         rank: Whose part it is.
         world: Number of ranks.
-        elements_per_packet: Elements that one packet carries.
+        elements_per_packet: Elements that one packet of level 0 carries. Its delivery is the
+            call's.
         in_elements: Elements of the caller's input buffer.
         out_elements: Elements of its output buffer. In place, one buffer is both.
         scratch_elements: Elements of memory that slots with ``Target.SCRATCH`` need.
         slots: The steps; those without sources are sent in this order.
         signature: Equal on all ranks that mean the same collective. Peers compare it before data
             flows.
+        levels: Those from level 1 on; all ranks have the same.
     """
 
     collective: str
@@ -147,6 +186,12 @@ class Plan:
     scratch_elements: int
     slots: tuple[Slot, ...]
     signature: int
+    levels: tuple[Level, ...] = ()
+
+    @property
+    def all_levels(self) -> tuple[Level, ...]:
+        """By the numbers that slots name them by; MAX_LEVELS at most."""
+        return (Level(self.elements_per_packet), *self.levels)
 
 
 def packet_count(length: int, elements_per_packet: int) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .codec import Codec, codec_of
-from .model import Combine, Finish, Missing, Plan, Slot, Target, packet_count
+from .model import Combine, Finish, Level, Missing, Plan, Slot, Target, packet_count
 from .parity import parity_count, recover
 from .wire_types import Array, WireType, wire_type
 
@@ -85,19 +85,18 @@ def execute(
     """Runs one collective on all ranks; docs/plans.md has the rules of missing packets.
 
     Sums are taken in float32 (f64: float64), the own contribution first, then the sources in the
-    order of the plan. They are rounded to the wire type whenever they are stored or sent on.
-    Own data and sums that are sent are encoded; who stores them as well, stores what the others
-    decode. What has come encoded is sent on as it came.
+    plan's order. They are rounded to the wire type whenever they are stored or sent on. Own
+    data and sums that are sent are encoded; who stores them as well, stores what the others decode.
+    What has come encoded is sent on as it came.
 
     Args:
         plans: By rank, as ``inputs`` and ``outputs``.
         inputs: ``in_elements`` elements each, one-dimensional, of the wire type.
-        outputs: ``out_elements`` elements each, written in place; may be the inputs' arrays.
+        outputs: ``out_elements`` elements each, written in place; may be the inputs.
         dtype: "f32", "f64", "f16", "bf16" (as uint16 bit patterns) or "bytes" (as uint8).
         scale: Multiplies means: the world for a sum, 1 for a mean.
         lost: Says which packets of a stream are lost in a round, those of parity after the others.
-        rounds: Repair rounds, each of which resends what those before lost. None: reliable, nothing
-            is missing and ``lost`` is not called.
+        rounds: Of repair; each resends what those before lost. None: reliable, nothing is missing.
         weights: Shape (receiver, sender), multiplies what is added at a receiver; None: 1.
         divisor: What a WEIGHTED finish divides by; None: the world.
         needed: Says which packets of a stream are resent until they come.
@@ -120,9 +119,10 @@ def execute(
     for rank, number in _sorted(slots, feeds):
         slot = slots[rank, number]
         arrived = []
+        how = delivery.of(plans[rank].all_levels[slot.level])
         for sender in slot.sources:
             sent = values[sender, feeds[rank, number, sender]]
-            here = delivery.arrived((sender, rank, number), sent.count > 0)
+            here = how.arrived((sender, rank, number), sent.count > 0)
             ranks[rank].result.missing[number, sender] = np.flatnonzero(~here)
             arrived.append(_Value(sent.elements, np.where(here, sent.count, 0)))
         values[rank, number] = ranks[rank].run(slot, arrived)
@@ -141,6 +141,15 @@ class _Delivery:
     def __post_init__(self) -> None:
         if self.rounds is not None and self.rounds < 0:
             raise ValueError(f"rounds is {self.rounds}, wanted 0 or more, or None for reliable")
+
+    def of(self, level: Level) -> _Delivery:
+        """That of a level."""
+        how = level.delivery
+        if how is None:
+            return self
+        if how.fec_auto:
+            raise ValueError("fec_auto depends on what was measured, wanted a level without it")
+        return _Delivery(self.lost, None if how.reliable else how.repair, None, how.fec)
 
     def arrived(self, stream: tuple[int, int, int], sent: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Which packets of (sender, receiver, slot) arrive. Those not ``sent`` were empty."""
@@ -185,24 +194,27 @@ class _Rank:
         else:
             value = arrived[0] if arrived else self._own(slot)
         if slot.dests and not (slot.combine == Combine.COPY and arrived):
-            value = self._encoded(value)
+            value = self._encoded(slot, value)
         if slot.target == Target.OUT:
             self._store(slot, value)
         return value
 
-    def _encoded(self, value: _Value) -> _Value:
+    def _encoded(self, slot: Slot, value: _Value) -> _Value:
         """What becomes of it on the way, packet by packet."""
         if self.codec.same:
             return value
-        step, elements = self.plan.elements_per_packet, value.elements
+        step, elements = self._step(slot), value.elements
         packets = [elements[at : at + step] for at in range(0, len(elements), step)]
         came = [self.codec.decode(self.codec.encode(packet)) for packet in packets]
         return _Value(np.concatenate(came), value.count)
 
+    def _step(self, slot: Slot) -> int:
+        return self.plan.all_levels[slot.level].elements_per_packet
+
     def _own(self, slot: Slot) -> _Value:
         if not slot.own:
             raise ValueError(f"slot {slot.number} has no sources, wanted own data in it")
-        n_packets = packet_count(slot.length, self.plan.elements_per_packet)
+        n_packets = packet_count(slot.length, self._step(slot))
         own = self.came_with[slot.own_offset : slot.own_offset + slot.length]
         return _Value(own, np.ones(n_packets, dtype=np.int64))
 
@@ -216,7 +228,7 @@ class _Rank:
             raise ValueError(f"slot {slot.number} is stratified, wanted own data in it")
         own = kind.widen(self._own(slot).elements) if slot.own else None
         total = np.zeros(slot.length, dtype=kind.acc)
-        count = np.zeros(packet_count(slot.length, self.plan.elements_per_packet), dtype=np.int64)
+        count = np.zeros(packet_count(slot.length, self._step(slot)), dtype=np.int64)
         if own is not None and not stratified:
             total += own
             count += 1
@@ -260,7 +272,7 @@ class _Rank:
 
     def _spread(self, per_packet: Array, slot: Slot) -> Array:
         """One value per packet -> one per element."""
-        return np.repeat(per_packet, self.plan.elements_per_packet)[: slot.length]
+        return np.repeat(per_packet, self._step(slot))[: slot.length]
 
 
 def _ranks(
@@ -314,10 +326,7 @@ def _check_buffers(
             raise ValueError(
                 f"plan {rank} is of rank {plan.rank} of {plan.world}, wanted {rank} of {len(plans)}"
             )
-        if (plan.signature, plan.elements_per_packet) != (
-            plans[0].signature,
-            plans[0].elements_per_packet,
-        ):
+        if (plan.signature, plan.all_levels) != (plans[0].signature, plans[0].all_levels):
             raise ValueError(f"rank {rank} means another collective than rank 0: signatures differ")
         for name, array, elements in (
             ("input", inputs[rank], plan.in_elements),
@@ -351,6 +360,10 @@ def _joined(
                 if at.length != slot.length:
                     raise ValueError(
                         f"{stream} has {slot.length} elements, wanted the receiver's {at.length}"
+                    )
+                if at.level != slot.level:
+                    raise ValueError(
+                        f"{stream} is of level {slot.level}, wanted the receiver's {at.level}"
                     )
                 if (edge.peer, edge.slot, plan.rank) in feeds:
                     raise ValueError(f"{stream} has two senders, wanted one")

@@ -130,8 +130,8 @@ NATIVE = (
     mutation(
         "one repair too few",
         "native/stream_in.c",
-        "if (!op->call.reliable && in->round >= op->call.repair) {",
-        "if (!op->call.reliable && in->round + 1 >= op->call.repair) {",
+        "if (!level->reliable && in->round >= level->repair) {",
+        "if (!level->reliable && in->round + 1 >= level->repair) {",
         f"{ENGINE}/test_oracle.py::test_engine_equals_reference[3-loss=0.1,seed=6]",
     ),
     mutation(

@@ -176,27 +176,28 @@ static inline int64_t net_submit(net *n, uint16_t rank, int ring, uint32_t segme
         plan_ring(&t, n->size, rank, segment);
     else
         plan_transpose(&t, n->size, rank, segment);
-    lc_call call = {.slots = t.slots,
-                    .edges = t.edges,
-                    .n_slots = t.n_slots,
-                    .n_edges = t.n_edges,
-                    .in = data,
-                    .out = data,
-                    .in_elements = (uint64_t)n->size * segment,
-                    .out_elements = (uint64_t)n->size * segment,
-                    .scratch_elements = t.scratch,
-                    .elements_per_packet = lc_encoding_elements(n->encoding, LC_F32, NET_PAYLOAD),
-                    .dtype = LC_F32,
-                    .encoding = n->encoding,
+    lc_call call = {
+        .slots = t.slots,
+        .edges = t.edges,
+        .n_slots = t.n_slots,
+        .n_edges = t.n_edges,
+        .in = data,
+        .out = data,
+        .in_elements = (uint64_t)n->size * segment,
+        .out_elements = (uint64_t)n->size * segment,
+        .scratch_elements = t.scratch,
+        .levels = {{.elements_per_packet = lc_encoding_elements(n->encoding, LC_F32, NET_PAYLOAD),
                     .reliable = (uint8_t)reliable,
                     .repair = (uint8_t)repair,
-                    .notify = (uint8_t)notify,
-                    .waits = n->waits,
                     .fec = n->fec,
-                    .fec_auto = n->fec_auto,
-                    .scale = 1,
-                    .signature = 1000 + segment + (uint64_t)ring,
-                    .timeout_ns = n->timeout_ns};
+                    .fec_auto = n->fec_auto}},
+        .dtype = LC_F32,
+        .encoding = n->encoding,
+        .notify = (uint8_t)notify,
+        .waits = n->waits,
+        .scale = 1,
+        .signature = 1000 + segment + (uint64_t)ring,
+        .timeout_ns = n->timeout_ns};
     return lc_group_submit(n->group[rank], &call);
 }
 

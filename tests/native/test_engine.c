@@ -454,15 +454,15 @@ static void test_bad_arguments(void) {
                         .out = data,
                         .in_elements = 64,
                         .out_elements = 64,
-                        .elements_per_packet = 64,
+                        .levels = {{.elements_per_packet = 64}},
                         .scale = 1};
         CHECK_AT(lc_group_submit(n.group[0], &call) == LC_E_ARGUMENT, "bad slot %d", i);
         call.slots = &good;
-        call.elements_per_packet = 65; /* more than a packet holds */
+        call.levels[0].elements_per_packet = 65; /* more than a packet holds */
         CHECK(lc_group_submit(n.group[0], &call) == LC_E_ARGUMENT);
-        call.elements_per_packet = 0;
+        call.levels[0].elements_per_packet = 0;
         CHECK(lc_group_submit(n.group[0], &call) == LC_E_ARGUMENT);
-        call.elements_per_packet = 64;
+        call.levels[0].elements_per_packet = 64;
         call.dtype = 9;
         CHECK(lc_group_submit(n.group[0], &call) == LC_E_ARGUMENT);
     }

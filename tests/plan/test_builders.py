@@ -229,7 +229,7 @@ def declared() -> FFI:
     return ffi
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)  # the first one parses the header
 @given(
     slots=st.lists(
         st.builds(
@@ -247,6 +247,7 @@ def declared() -> FFI:
             finish=st.sampled_from(Finish),
             target=st.sampled_from(Target),
             missing=st.sampled_from(Missing),
+            level=st.integers(0, 255),
         ),
         max_size=5,
     )

@@ -71,7 +71,8 @@ class Encoded:
         call.in_elements = plan.in_elements
         call.out_elements = plan.out_elements
         call.scratch_elements = plan.scratch_elements
-        call.elements_per_packet = plan.elements_per_packet
+        for i, level in enumerate(plan.all_levels):
+            call.levels[i].elements_per_packet = level.elements_per_packet
         return cls(plan, slots, edges, call)
 
 
@@ -80,9 +81,11 @@ class Call:
     """What one operation needs besides its plan (lc_call).
 
     ``input`` and ``output`` are addresses, ``timeout`` is in seconds, ``signature`` 64 bits that
-    are equal on ranks that mean the same. ``notify``: :meth:`Engine.next` returns the ticket too.
-    ``waits``: the caller waits for it at once, and its first :meth:`Engine.wait` does the engine's
-    work, as long as packets come (a tenth of a second at most); not with ``notify``.
+    are equal on ranks that mean the same. ``reliable``, ``repair``, ``fec``, ``fec_auto``,
+    ``selective`` and ``feedback`` are for those levels of the plan that name no delivery.
+    ``notify``: :meth:`Engine.next` returns the ticket too. ``waits``: the caller waits for it
+    at once, and its first :meth:`Engine.wait` does the engine's work, as long as packets come (a
+    tenth of a second at most); not with ``notify``.
     ``weights``, by rank: what contributions are multiplied by (empty: 1), in plans whose finish is
     WEIGHTED, which divide by ``divisor``. ``selective``: receivers may need single packets, which
     are resent until they come; ``needed`` says which this rank needs, a byte for each packet of
@@ -133,17 +136,19 @@ class Ready:
         c = ffi.new("lc_call *", encoded.call[0])
         c.dtype = call.dtype
         c.encoding = ENCODINGS.index(call.encoding)
-        c.reliable = call.reliable
-        c.repair = call.repair
+        for to, level in zip(c.levels, encoded.plan.all_levels, strict=False):
+            to.selective = level.delivery is None and call.selective
+            to.feedback = level.delivery is None and call.feedback
+            how = level.delivery or call
+            to.reliable = how.reliable
+            to.repair = how.repair
+            to.fec = parity.SIZES.index(how.fec)
+            to.fec_auto = how.fec_auto
         c.notify = call.notify
         c.waits = call.waits
         c.scale = call.scale
         c.signature = call.signature
         c.timeout_ns = _ns(call.timeout)
-        c.selective = call.selective
-        c.feedback = call.feedback
-        c.fec = parity.SIZES.index(call.fec)
-        c.fec_auto = call.fec_auto
         c.divisor = call.divisor
         return cls(encoded, c)
 

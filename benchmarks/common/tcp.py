@@ -6,7 +6,7 @@ import socket
 from collections.abc import Container
 from pathlib import Path
 
-from lossycoll.backend.gloo_mesh import borrow, connections
+from lossycoll.runtime.net.own_sockets import borrow, connections
 
 CONTROLS = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 

@@ -70,14 +70,13 @@ class Group:
         atexit.register(self.close)
 
     def _stay_alone(self, place: Place, pg_options: object) -> None:
-        """A world of one: nothing to send. Parts of torch ask for a gloo group all the same."""
+        """A world of one: nothing to send."""
         options = Options.resolve(pg_options)
         check_links(options, 1)
         logfmt.show(options)
         self.messages: Messages | None = None
         self.store: Store = PrefixStore(f"lossy/{secrets.token_hex(8)}", place.store)
-        store = PrefixStore("gloo", self.store)
-        self._mesh = GlooMesh(store, 0, 1, timeout=place.timeout, address="127.0.0.1")
+        self.gloo = self._mesh(place, "127.0.0.1")
         self.communicator = self._communicator(place, options, ["this process"])
 
     def _meet(self, place: Place, pg_options: object, undo: contextlib.ExitStack) -> None:
@@ -108,11 +107,7 @@ class Group:
         self.store = PrefixStore(f"lossy/s/{met.session}", place.store)
         self.messages = messages = open_messages(making, met)
         ends = making.rendezvous.exchange("messages", [met.interface.address, messages.port])
-        # Before a new control plane, whose connections would be taken for gloo's.
-        store = PrefixStore("gloo", self.store)
-        address = met.interface.address
-        self._mesh = GlooMesh(store, place.rank, place.size, timeout=place.timeout, address=address)
-        making.undo.callback(self._mesh.group.shutdown)
+        self.gloo = self._mesh(place, met.interface.address)
         joined = join(making, met, data.host)
         self.communicator = self._communicator(
             place,
@@ -126,6 +121,10 @@ class Group:
         self.communicator.on_lost = messages.peer_lost
         enter(making, joined, self.communicator)
         tell_ready(self.communicator.health, met, data)
+
+    def _mesh(self, place: Place, address: str) -> GlooMesh:
+        store = PrefixStore("gloo", self.store)
+        return GlooMesh(store, place.rank, place.size, timeout=place.timeout, address=address)
 
     def _communicator(
         self,
@@ -158,13 +157,9 @@ class Group:
     def _end(self, error: LossyError) -> None:
         """The group has failed: nothing may wait any longer, on the engine or on gloo."""
         self.communicator.end_pending(error)
-        self._mesh.cut()
+        self.gloo.cut()
         if self.messages is not None:
             self.messages.fail(error)
-
-    @property
-    def gloo(self) -> Any:
-        return self._mesh.group
 
     def close(self) -> None:
         """Leaves the group: says goodbye, joins all threads, frees all sockets. Idempotent."""
@@ -173,7 +168,7 @@ class Group:
         self.communicator.close()
         if self.messages is not None:
             self.messages.close()
-        self._mesh.group.shutdown()
+        self.gloo.close()
         if self._host is not None:
             self._host.release()
             self._host = None

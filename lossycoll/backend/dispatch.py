@@ -26,6 +26,8 @@ from . import checks
 from .coalescing import Coalescing
 from .collectives import barrier
 from .description import CollectiveKind, Description, Loss, Rounding, Staged, Submission
+from .gloo_mesh import GlooMesh
+from .mesh_wait import met
 from .reduction import Reduction, resolve
 from .resource_limits import is_memory, not_submitted
 from .staging import NOTHING, gathered
@@ -134,10 +136,10 @@ class Dispatcher:
 
     Args:
         endpoint: The group's endpoint.
-        gloo: The group's private gloo mesh (torch's ProcessGroupGloo).
+        gloo: The group's private gloo mesh.
     """
 
-    def __init__(self, endpoint: Endpoint, gloo: Any) -> None:
+    def __init__(self, endpoint: Endpoint, gloo: GlooMesh) -> None:
         self._endpoint = endpoint
         self._gloo = gloo
         self.health: Final = endpoint.health
@@ -336,8 +338,10 @@ class Dispatcher:
         # Gloo's own copies are subject to autograd, which has no say in them.
         detached = [buffer.detach() for buffer in dense]
         self.health.issue(numbered)
+        timeout = opts.timeout if opts.timeout > NONE else timedelta(seconds=self._endpoint.timeout)
+        gloo = met(self.health, numbered, self._gloo, timeout)
         numbered.submitted = -1  # an interrupt may come before or after gloo has begun
-        inner = call.kind.gloo(self._gloo, call, detached, opts)
+        inner = call.kind.gloo(gloo, call, detached, opts)
         numbered.submitted = call.kind.operations
         work = GlooWork(self._endpoint, numbered, inner, call.writes)
         staged = [pair for pair in zip(dense, call.writes, strict=True) if pair[0] is not pair[1]]

@@ -1,112 +1,188 @@
-"""The private gloo mesh of a group: torch's own collectives, made interruptible.
+"""The private gloo mesh of a group: torch's own collectives, made on demand and interruptible.
 
+Most groups never need it, so it is made by the first call that does: all ranks make that call.
 Gloo has no abort: who waits for a rank that hangs waits until the timeout. But all that waits ends
-at once when its connections are shut down, so the mesh remembers which sockets are its own.
+at once when its connections are shut down. A connection is the mesh's if one end of it is the
+address at which this rank's gloo listens, or a peer's: ranks tell one another theirs first.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import socket
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 from torch._C import _distributed_c10d as c10d
 
-from lossycoll.errors import RendezvousError
+from lossycoll.errors import LossyError, RendezvousError
+from lossycoll.runtime.net.own_sockets import Address, listeners, shut
 
-Ends = tuple[Any, Any]
+from .resource_limits import check_descriptors
+
+POLL_SECONDS: Final = 0.005
+"""Between two looks for what the other ranks have written."""
+SLICE_SECONDS: Final = 0.2
+"""How often whoever waits for the mesh is asked whether to go on."""
+CONNECT_SECONDS: Final = 60.0
+"""What gloo may take to connect, once all ranks have come."""
+TRIES: Final = 20
+"""Of making a device, where other sockets of this process begin to listen at the same moment."""
+
+_Gloo: Any = c10d.ProcessGroupGloo  # the stub lacks the constructor with options
+
+_listening = threading.Lock()
+"""Held while a device is made, so that no other mesh's listener appears meanwhile."""
 
 
 class GlooMesh:
-    """``group`` is the ProcessGroupGloo; ``cut`` ends all that waits in it, for good.
+    """A ProcessGroupGloo, once somebody has asked for it. Safe among threads.
 
     Args:
-        store: Where gloo exchanges addresses.
+        store: Where gloo exchanges addresses; no other mesh's.
         rank: This rank.
         size: The group's ranks.
         timeout: Of gloo's own calls.
         address: This rank's, numeric. GLOO_SOCKET_IFNAME goes before it, as everywhere in torch.
-
-    Raises:
-        RendezvousError: The mesh can't be connected.
     """
 
     def __init__(
         self, store: c10d.Store, rank: int, size: int, *, timeout: timedelta, address: str
     ) -> None:
-        before = connections()
-        make: Any = c10d.ProcessGroupGloo  # the stub lacks the constructor with options
-        options = make._Options()
-        options._timeout = timeout
-        try:
-            # create_default_device would look at the host's name alone.
-            names = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
-            if names:
-                options._devices = [make.create_device(interface=name) for name in names]
-            else:
-                options._devices = [make.create_device(hostname=address)]
-            self.group: c10d.ProcessGroupGloo = make(store, rank, size, options)
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            raise RendezvousError(
-                f"rank {rank}/{size}: no gloo connection to the other ranks from {address}: "
-                f"{reason}; set LOSSYCOLL_INTERFACE to an interface that reaches them"
-            ) from error
-        opened = {fd: ends for fd, ends in connections().items() if before.get(fd) != ends}
-        # One connection per peer. Anything else opened meanwhile can't be told from gloo's, so
-        # then none is touched, and waiting calls end by gloo's own timeout.
-        self._sockets = opened if len(opened) == size - 1 else {}
+        self._store = store
+        self._rank = rank
+        self._size = size
+        self._timeout = timeout
+        self._address = address
+        self._lock = threading.Lock()
+        self._making: Future[Any] | None = None
+        self._over = threading.Event()
+        self._listeners: set[Address] = set()
+        self.missing: tuple[int, ...] = tuple(range(size))
+        """The ranks that haven't asked for the mesh yet, as this one knows."""
+
+    def group(self, still: Callable[[], None]) -> Any:
+        """The mesh, which the first caller makes.
+
+        Args:
+            still: Called every so often while the other ranks are awaited. What it raises ends this
+                call; the mesh goes on being made, for another.
+
+        Raises:
+            RendezvousError: The mesh can't be connected.
+        EngineError: This process is out of descriptors.
+        """
+        with self._lock:
+            if self._making is None:
+                self._making = Future()
+                name = "lossycoll-gloo"
+                threading.Thread(target=self._make, name=name, daemon=True).start()
+        making = self._making
+        while not making.done():
+            wait([making], SLICE_SECONDS)
+            if not making.done():
+                still()
+        return making.result()
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Sets the timeout of gloo's own calls."""
+        self._timeout = timeout
+        if (made := self._made()) is not None:
+            made._set_default_timeout(timeout)
 
     def cut(self) -> None:
         """Shuts the connections down: every call that waits, here and at the peers, fails now."""
-        for fd, ends in self._sockets.items():
-            # Gloo may have closed it, and the number may be another's by now: another group's
-            # listener, say. What has been borrowed stays what it is, so it is looked at then.
-            with contextlib.suppress(OSError), borrow(fd) as end:
-                if _ends(end) == ends:
-                    end.shutdown(socket.SHUT_RDWR)
-        self._sockets = {}
+        self._over.set()
+        if self._listeners:
+            shut(self._listeners)
+
+    def close(self) -> None:
+        """Lets go of the mesh, if there is one. Idempotent."""
+        self._over.set()
+        if (made := self._made()) is not None:
+            made.shutdown()
+
+    def _made(self) -> Any:
+        making = self._making
+        done = making is not None and making.done() and making.exception() is None
+        return making.result() if making is not None and done else None
+
+    # ---- in a thread of its own, since a store may keep whoever asks it ----
+
+    def _make(self) -> None:
+        assert self._making is not None
+        try:
+            made = self._connect()
+        except Exception as error:
+            self._making.set_exception(self._explained(error))
+            return
+        self._making.set_result(made)
+        if self._over.is_set():  # cut or closed meanwhile
+            self.cut()
+            made.shutdown()
+
+    def _connect(self) -> Any:
+        check_descriptors(self._rank, self._size)
+        devices, mine = _devices(self._address)
+        self._listeners = mine | self._exchanged(mine)
+        options = _Gloo._Options()
+        options._timeout = min(self._timeout, timedelta(seconds=CONNECT_SECONDS))
+        options._devices = devices
+        made = _Gloo(self._store, self._rank, self._size, options)
+        made._set_default_timeout(self._timeout)
+        return made
+
+    def _exchanged(self, mine: set[Address]) -> set[Address]:
+        """Where the other ranks listen: returns when all have said so."""
+        store = self._store
+        text = " ".join(f"{port}@{address}" for address, port in sorted(mine))
+        store.set(f"listens/{self._rank}", text)
+        found: set[Address] = set()
+        missing = [rank for rank in range(self._size) if rank != self._rank]
+        while missing:
+            if self._over.is_set():
+                raise RuntimeError("the group has ended")
+            if store.check([f"listens/{missing[0]}"]):
+                for word in store.get(f"listens/{missing.pop(0)}").decode().split():
+                    port, _, address = word.partition("@")
+                    found.add((address, int(port)))
+            else:
+                self.missing = tuple(
+                    rank for rank in missing if not store.check([f"listens/{rank}"])
+                )
+                time.sleep(POLL_SECONDS)
+        self.missing = ()
+        return found
+
+    def _explained(self, error: Exception) -> LossyError:
+        if isinstance(error, LossyError):
+            return error
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        out = RendezvousError(
+            f"rank {self._rank}/{self._size}: no gloo connection to the other ranks from "
+            f"{self._address}: {reason}; set LOSSYCOLL_INTERFACE to an interface that reaches them"
+        )
+        out.__cause__ = error
+        return out
 
 
-@contextlib.contextmanager
-def borrow(fd: int) -> Iterator[socket.socket]:
-    """The socket behind a descriptor that somebody else continues to own.
+def _devices(address: str) -> tuple[list[Any], set[Address]]:
+    """Gloo's devices, and the addresses at which they listen.
 
     Raises:
-        OSError: It is no socket, or gone.
+        RuntimeError: Gloo can't make them.
     """
-    copy = os.dup(fd)
-    try:
-        end = socket.socket(fileno=copy)
-    except OSError:
-        os.close(copy)
-        raise
-    with end:
-        yield end
-
-
-def _ends(end: socket.socket) -> Ends | None:
-    """Both addresses of a connected TCP socket; None for one of another kind, or a listener."""
-    if end.family not in (socket.AF_INET, socket.AF_INET6) or end.type != socket.SOCK_STREAM:
-        return None
-    try:
-        return end.getsockname(), end.getpeername()
-    except OSError:
-        return None
-
-
-def connections() -> dict[int, Ends]:
-    """This process's connected TCP sockets: both ends by file descriptor."""
-    out: dict[int, Ends] = {}
-    for name in os.listdir("/proc/self/fd"):
-        fd = int(name)
-        with contextlib.suppress(OSError):  # gone
-            if os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"):
-                with borrow(fd) as end:
-                    ends = _ends(end)
-                if ends is not None:
-                    out[fd] = ends
-    return out
+    # create_default_device would look at the host's name alone.
+    names = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+    asked = [{"interface": name} for name in names] or [{"hostname": address}]
+    with _listening:
+        for _ in range(TRIES):
+            before = listeners()
+            devices = [_Gloo.create_device(lazy_init=False, **one) for one in asked]
+            found = listeners() - before
+            if len(found) == len(devices):
+                return devices, found
+    raise RuntimeError("other sockets of this process begin to listen all the time")

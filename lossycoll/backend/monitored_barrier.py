@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final
 
 from lossycoll.errors import LossyError, OperationTimeout
 from lossycoll.runtime.core.call import Collective
@@ -12,19 +12,21 @@ from lossycoll.runtime.membership.group_state import Health
 
 from .description import CollectiveKind, Description, Loss
 from .dispatch import Dispatcher
+from .gloo_mesh import GlooMesh
+from .mesh_wait import met, not_met
 from .staging import two_buffers
 
 KIND: Final = CollectiveKind("monitored_barrier", Loss.NEVER, two_buffers)
 
 
 def monitored_barrier(
-    dispatcher: Dispatcher, gloo: Any, timeout: timedelta, wait_all_ranks: bool
+    dispatcher: Dispatcher, mesh: GlooMesh, timeout: timedelta, wait_all_ranks: bool
 ) -> None:
     """Waits for all ranks.
 
     Args:
         dispatcher: The group's pipeline, which names the call.
-        gloo: The group's private gloo mesh.
+        mesh: The group's private gloo mesh.
         timeout: How long rank 0 waits for the others.
         wait_all_ranks: Whether rank 0 names all ranks that are missing, rather than the first.
 
@@ -37,6 +39,7 @@ def monitored_barrier(
     if not timeout and health.where.rank == 0:
         # Gloo takes what is left of it, nothing, for no limit, unless a millisecond has passed.
         raise _no_time(health, call)
+    gloo = met(health, call, mesh, timeout)
     try:
         gloo.monitored_barrier(timeout, wait_all_ranks)
     except RuntimeError as error:
@@ -59,12 +62,7 @@ def _explained(health: Health, call: Collective, cause: RuntimeError) -> LossyEr
     missing = re.search(r"Ranks? ([\d, ]+) failed to pass .* in (\d+) ms", str(cause))
     if missing and "Timed out" in str(cause):
         ranks = [int(rank) for rank in missing[1].split(",")]
-        who = ", ".join(health.where.peer(rank) for rank in ranks)
-        text = (
-            f"{health.where}: {call.numbered}: {who} didn't take part within "
-            f"{int(missing[2]) / 1000:g} s; stuck, or still computing?"
-        )
-        health.fail(OperationTimeout(text, peer=ranks[0]), tell=True)
+        not_met(health, call, ranks, timedelta(milliseconds=int(missing[2])))
     error = health.verdict(call, cause).again(call.numbered)
     error.args = (f"{error} (gloo: {(str(cause).splitlines() or [''])[0]})",)
     return error

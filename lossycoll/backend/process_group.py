@@ -36,6 +36,7 @@ from .collectives import (
     SCATTER,
 )
 from .description import Description, Splits
+from .device_backend import DeviceBackend
 from .dispatch import Dispatcher
 from .dynamo_skip import opaque
 from .extensions import Extensions
@@ -89,12 +90,10 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
         self._point_to_point = PointToPoint(self._endpoint, self._group.messages, self._coalescing)
         self._sparse = SparseAllReduce(self._dispatcher, self._endpoint)
         self._splits = 0
-        if torch.__version__ < "2.14":  # from then on it warns: numbers start at 0 by themselves
-            self._gloo._set_sequence_number_for_group()
-        # Parts of torch ask a group for its CPU backend: checkpointing, timeouts, names.
+        self._name, self._description = "", "undefined"  # as torch has it
         custom = _c10d.ProcessGroup.BackendType.CUSTOM
         self._set_default_backend(custom)
-        self._register_backend(torch.device("cpu"), custom, self._gloo)
+        self._register_backend(torch.device("cpu"), custom, None)
 
     # ---- what and who this is ----
 
@@ -105,6 +104,31 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
     def name(self) -> str:
         """The backend's name."""
         return "lossy"
+
+    # Torch keeps these with a backend that is registered, and there is none: a gloo mesh costs
+    # threads and descriptors, so it is made by the first call that needs it.
+
+    def getGroupName(self) -> str:
+        """The group's name in torch."""
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        """Sets the group's name in torch."""
+        self._name = name
+
+    def getGroupDesc(self) -> str:
+        """What torch says the group is for."""
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:
+        """Sets what the group is for."""
+        self._description = description
+
+    def _get_backend(self, device: torch.device) -> Any:
+        """What serves tensors on ``device``, for parts of torch that ask a group."""
+        if torch.device(device).type == "cpu":
+            return DeviceBackend(self)
+        return super()._get_backend(device)  # which raises
 
     def get_group_store(self) -> Any:
         """A store for this group, without keys of an earlier one."""
@@ -605,7 +629,7 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
         """
         timeout = bounded(timeout)
         self._endpoint.timeout = timeout.total_seconds()
-        self._gloo._set_default_timeout(timeout)
+        self._gloo.set_timeout(timeout)
 
     def shutdown(self) -> None:
         """Leaves the group: tells the others, joins all threads, frees all sockets. Idempotent."""

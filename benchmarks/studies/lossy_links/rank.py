@@ -22,8 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import lossycoll
 from benchmarks.common import tcp
-from lossycoll.backend.gloo_mesh import connections
 from lossycoll.cli.demo.model import VOCABULARY, ByteGPT, next_byte_loss
+from lossycoll.runtime.net.own_sockets import connections
 
 SCOPES: dict[str, Any] = {
     "lossy": lambda: lossycoll.lossy(repair=0),

@@ -67,7 +67,7 @@ class Health:
         self.closed = False
         self.seq = -1
         """Number of the last call issued."""
-        self._liveness = liveness
+        self.liveness = liveness
         self._control = control
         self._outlive = outlive
         self.without: dict[int, str] = {}
@@ -160,7 +160,7 @@ class Health:
         """Why gloo failed with ``cause``, as the control plane finds within the liveness time."""
         if self.failure is None:
             self.waiting(call)
-        if self.await_failure(0 if self.closed else self._liveness) is None:
+        if self.await_failure(0 if self.closed else self.liveness) is None:
             text = f"{self.where}: {call.numbered}"
             reason = (str(cause).splitlines() or [type(cause).__name__])[0]
             if self._left:
@@ -196,7 +196,7 @@ class Health:
         if rank == where.rank:
             text = (
                 f"{where}: the others have given this rank up, since it was silent for {silent:g} "
-                f"s (stopped, or cut off from rank 0; liveness {self._liveness:g} s)"
+                f"s (stopped, or cut off from rank 0; liveness {self.liveness:g} s)"
             )
             self.fail(AbortedError(text, peer=rank))
         else:
@@ -209,7 +209,7 @@ class Health:
     def _how(self, silent: float, ended: bool) -> str:
         if ended:
             return "its process has ended"
-        limits = f"liveness {self._liveness:g} s"
+        limits = f"liveness {self.liveness:g} s"
         return f"silent for {silent:g} s, so it is dead, stopped or cut off ({limits})"
 
     def on_lost(self, rank: int, silent: float, ended: bool) -> None:

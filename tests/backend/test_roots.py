@@ -176,7 +176,7 @@ def rank_asks(rank: int, world: int) -> list[Any]:
         out.append((caught.kind, caught.text))
     group = dist.new_group(pg_options=lossycoll.Options(repair=1))
     dist.barrier(group=group)
-    out.append(group._health._liveness)
+    out.append(group._health.liveness)
     dist.destroy_process_group()
     return out
 

@@ -6,18 +6,34 @@
 
 #include "payload.h"
 
+/* own: NULL where there is none, or where the slot that feeds has not given it yet. */
 typedef struct {
     uint8_t *value, *acc;
     const uint8_t *own;
+    uint32_t own_weight;
     uint32_t n;
 } piece;
+
+static uint32_t own_weight(const lc_op_slot *s, uint32_t k) {
+    if (!s->feeder)
+        return s->own != NULL;
+    return lc_bit(s->fed, k) ? s->feeder->count[lc_feeding_packet(s, k)] : 0;
+}
 
 static piece piece_of(const lc_op_slot *s, uint32_t k) {
     const lc_op *op = s->op;
     size_t at = (size_t)k * s->level->elements_per_packet;
     size_t acc_bytes = s->acc == s->value ? op->element_bytes : op->acc_bytes;
+    uint32_t weight = own_weight(s, k);
     return (piece){s->value + at * op->element_bytes, s->acc + at * acc_bytes,
-                   s->own ? s->own + at * op->element_bytes : NULL, lc_slot_elements(s, k)};
+                   weight ? s->own + at * op->element_bytes : NULL, weight, lc_slot_elements(s, k)};
+}
+
+/* The weight of packet k with the own contribution. Honest ones fit the group, as all contributions
+ * are of different ranks. */
+static uint32_t whole_weight(const lc_op_slot *s, uint32_t k, piece p) {
+    uint32_t weight = s->count[k] + p.own_weight, most = s->op->group->config.size;
+    return weight < most ? weight : most;
 }
 
 static void count_contributions(lc_op *op, uint32_t n) {
@@ -36,7 +52,7 @@ static void finish_partial(lc_op_slot *s, uint32_t k, piece p) {
     } else if (s->acc != s->value) {
         op->codec.sums->finish(p.value, p.acc, p.n, 1.0);
     }
-    s->count[k] = (uint16_t)(s->count[k] + (p.own != NULL));
+    s->count[k] = (uint16_t)whole_weight(s, k, p);
 }
 
 /* What the sum of so many contributions is multiplied by. */
@@ -48,7 +64,7 @@ static double factor_of(const lc_op_slot *s, uint32_t contributions) {
 static void finish_mean(lc_op_slot *s, uint32_t k, piece p) {
     lc_op *op = s->op;
     uint32_t arrived = s->count[k];
-    uint32_t total = arrived + (p.own != NULL);
+    uint32_t total = whole_weight(s, k, p);
     s->count[k] = (uint16_t)total;
     if (total == 0)
         return;
@@ -118,9 +134,38 @@ void lc_fill_missing(lc_op *op) {
     }
 }
 
+/* Gives its part of the feeder's result to packet k, unless the feeder has none. What comes first
+ * adds it in passing (lc_combine). */
+static void feed(lc_op_slot *s, uint32_t k) {
+    int has = s->feeder->count[lc_feeding_packet(s, k)] > 0;
+    if (has) {
+        lc_bit_set(s->fed, k);
+        piece p = piece_of(s, k);
+        if (s->count[k])
+            s->op->codec.sums->add(p.acc, p.own, p.n);
+    }
+    lc_source_settled(s, k);
+}
+
+/* Packet k is final: the packets of the same elements, of the slots that this one feeds, have their
+ * own contribution. The recursion ends with the plan's levels. */
+static void feed_others(const lc_op_slot *s, uint32_t k) {
+    uint64_t begin = (uint64_t)k * s->level->elements_per_packet;
+    uint64_t end = begin + lc_slot_elements(s, k);
+    for (lc_op_slot *f = s->first_fed; f; f = f->next_fed) {
+        uint64_t offset = f->desc.own_offset;
+        uint32_t each = f->level->elements_per_packet;
+        uint64_t j = begin > offset ? (begin - offset) / each : 0;
+        for (; j < f->n_packets && offset + j * each < end; j++)
+            feed(f, (uint32_t)j);
+    }
+}
+
 static void packet_ready(lc_op_slot *s, uint32_t k) {
     piece p = piece_of(s, k);
-    if (s->desc.combine == LC_COPY) {
+    if (s->desc.combine == LC_COPY && s->feeder) {
+        s->count[k] = (uint16_t)p.own_weight;
+    } else if (s->desc.combine == LC_COPY) {
         if (s->count[k] == 0)
             note_missing(s);
         else
@@ -132,7 +177,7 @@ static void packet_ready(lc_op_slot *s, uint32_t k) {
     } else {
         finish_mean(s, k, p);
     }
-    if (s->count[k] && s->desc.combine == LC_ADD)
+    if (s->count[k] && (s->desc.combine == LC_ADD || s->feeder))
         lc_payload_finish(s, k);
     if (s->count[k])
         s->ready[s->n_ready++] = k;
@@ -146,6 +191,7 @@ static void packet_ready(lc_op_slot *s, uint32_t k) {
     }
     if (last)
         s->op->slots_unsettled--;
+    feed_others(s, k);
 }
 
 void lc_source_settled(lc_op_slot *s, uint32_t k) {

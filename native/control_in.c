@@ -153,11 +153,11 @@ static void close_round(lc_in *in, const lc_record *r) {
 }
 
 /* Nothing came of asking: the sender has heard of all that is missing here and has none of it. It
- * has given it up itself, or it died with the rank that had it. */
+ * was lost on a level below, or it died with the rank that had it. */
 static int has_nothing(const lc_in *in, const lc_record *r) {
     const lc_op *op = in->slot->op;
     return in->round && r->round == in->round && !r->a && in->state == LC_IN_OPEN &&
-           (!in->slot->level->reliable || op->group->n_dead);
+           (op->may_lose || op->group->n_dead);
 }
 
 static void on_fin(lc_group *g, uint16_t peer, const lc_record *r) {
@@ -182,7 +182,7 @@ static void on_fin(lc_group *g, uint16_t peer, const lc_record *r) {
     in->ask_ns = 0;
     int open = in->state == LC_IN_OPEN;
     if (has_nothing(in, r)) {
-        lc_give_up(in, in->slot->level->reliable ? LC_CAUSE_PEER : LC_CAUSE_LOSS);
+        lc_give_up(in, op->may_lose ? LC_CAUSE_LOSS : LC_CAUSE_PEER);
     } else if (in->telling && r->round != in->round) {
         in->nack_ns = g->host->now; /* it has not heard all of what was given up */
     } else if (in->state == LC_IN_SETTLED) {
@@ -206,7 +206,7 @@ static void take_told(lc_out *out, const lc_record *r) {
         out->n_told++;
         uint32_t at = k - r->a;
         int missing = at < 64 ? r->c >> at & 1 : at < 128 && (r->d >> (at - 64) & 1);
-        if (missing && (s->desc.n_sources == 0 || s->count[k])) {
+        if (missing && (s->at_once || s->count[k])) {
             lc_bit_set(out->again, k);
             out->again_left += r->kind == LC_R_NACK;
         }

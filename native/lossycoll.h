@@ -25,23 +25,25 @@ enum lc_finish {
     LC_FINISH_STRATIFIED = 2,
     LC_FINISH_WEIGHTED = 3
 };
+enum lc_own { LC_OWN_NONE = 0, LC_OWN_INPUT = 1, LC_OWN_SLOT = 2 };
 enum lc_target { LC_TARGET_NONE = 0, LC_TARGET_OUT = 1, LC_TARGET_SCRATCH = 2 };
 enum lc_missing { LC_MISSING_KEEP = 0, LC_MISSING_OWN = 1, LC_MISSING_ZERO = 2 };
 
 typedef struct {
     uint64_t offset;     /* elements, in the buffer that target names */
     uint64_t length;     /* elements */
-    uint64_t own_offset; /* elements, in the input buffer */
+    uint64_t own_offset; /* elements, in the input buffer, or in the range of the slot that feeds */
     uint32_t first_edge; /* sources first, then dests, in the edge table */
     uint32_t n_sources;
     uint32_t n_dests;
     uint16_t number; /* the wire's slot field at this rank */
     uint8_t combine;
-    uint8_t own;
+    uint8_t own; /* where the rank's own contribution comes from */
     uint8_t finish;
     uint8_t target;
     uint8_t missing;
     uint8_t level; /* which of lc_call.levels */
+    uint16_t feed; /* LC_OWN_SLOT: number of the slot whose result it is; that one stands before */
 } lc_slot_desc;
 
 typedef struct {

@@ -82,15 +82,48 @@ static int edges_ok(const lc_call *call, const lc_slot_desc *d, uint16_t rank, u
     return 1;
 }
 
+/* The slot before d whose result is d's own contribution, or NULL. */
+static const lc_slot_desc *feeder_of(const lc_call *call, const lc_slot_desc *d) {
+    for (const lc_slot_desc *f = call->slots; f < d && d->own == LC_OWN_SLOT; f++)
+        if (f->number == d->feed)
+            return f;
+    return NULL;
+}
+
+static int feeds(const lc_call *call, const lc_slot_desc *d) {
+    for (const lc_slot_desc *f = d + 1; f < call->slots + call->n_slots; f++)
+        if (f->own == LC_OWN_SLOT && f->feed == d->number)
+            return 1;
+    return 0;
+}
+
+/* What is fed has one weight in a packet: so each packet lies in one of the feeder's. One that only
+ * sends on what it is fed sends it from where that lies. */
+static int fed_ok(const lc_call *call, const lc_slot_desc *d) {
+    const lc_slot_desc *f = feeder_of(call, d);
+    if (!f || (!f->n_sources && f->own != LC_OWN_SLOT) ||
+        !range_ok(d->own_offset, d->length, f->length))
+        return 0;
+    uint32_t each = call->levels[d->level].elements_per_packet;
+    if (call->levels[f->level].elements_per_packet % each || d->own_offset % each)
+        return 0;
+    if (d->combine == LC_COPY)
+        return !d->n_sources && d->target == LC_TARGET_NONE && d->finish == LC_FINISH_NONE &&
+               d->missing == LC_MISSING_KEEP;
+    return d->target != LC_TARGET_NONE && d->finish != LC_FINISH_STRATIFIED;
+}
+
 static int slot_ok(const lc_call *call, const lc_slot_desc *d) {
     uint64_t room = d->target == LC_TARGET_OUT ? call->out_elements : call->scratch_elements;
     if (d->target != LC_TARGET_NONE && !range_ok(d->offset, d->length, room))
         return 0;
-    if (d->own && !range_ok(d->own_offset, d->length, call->in_elements))
+    if (d->own == LC_OWN_INPUT && !range_ok(d->own_offset, d->length, call->in_elements))
         return 0;
     if (d->target > LC_TARGET_SCRATCH || d->combine > LC_ADD || d->missing > LC_MISSING_ZERO ||
-        d->finish > LC_FINISH_WEIGHTED || d->number == 0xFFFF)
+        d->finish > LC_FINISH_WEIGHTED || d->own > LC_OWN_SLOT || d->number == 0xFFFF)
         return 0;
+    if (d->own == LC_OWN_SLOT)
+        return fed_ok(call, d);
     if (d->n_sources == 0)
         return d->own != 0;
     if (d->target == LC_TARGET_NONE)
@@ -162,15 +195,16 @@ static int overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes)
     return x < y + b_bytes && y < x + a_bytes;
 }
 
-/* A sum can run in the result itself unless the accumulator's type is wider, or the own addend is
- * kept apart and may lie in the same memory. */
+/* A sum can run in the result itself unless the accumulator's type is wider; or, where the input
+ * may lie in the same memory, the own addend is kept apart, or the slot that feeds has yet to read
+ * its own when packets of other sources come. */
 static int needs_acc(const lc_op *op, const lc_slot_desc *d) {
     if (d->combine != LC_ADD || d->n_sources == 0)
         return 0;
     if (op->acc_bytes != op->element_bytes)
         return 1;
     size_t e = op->element_bytes;
-    return d->finish == LC_FINISH_STRATIFIED &&
+    return (d->finish == LC_FINISH_STRATIFIED || d->own == LC_OWN_SLOT) &&
            overlap(op->call.in, op->call.in_elements * e, op->call.out, op->call.out_elements * e);
 }
 
@@ -206,6 +240,9 @@ static void place_streams(lc_op *op, lc_op_slot *s, bump *b, int inject) {
     uint32_t parity = lc_fec_parity(s->level->fec, s->n_packets);
     int repairs = lc_resends(s->level);
     int needs = op->call.needed && can_be_needed(&op->call, &s->desc);
+    s->fed = take(b, s->desc.own == LC_OWN_SLOT ? words * 8 : 0);
+    if (s->desc.own != LC_OWN_SLOT)
+        s->fed = NULL;
     for (uint32_t i = 0; i < s->desc.n_sources; i++) {
         uint64_t *arrived = take(b, words * 8);
         uint64_t *lost = inject ? take(b, lc_words(s->n_packets + parity) * 8) : NULL;
@@ -227,6 +264,30 @@ static void place_streams(lc_op *op, lc_op_slot *s, bump *b, int inject) {
         }
     }
     s->parity = s->desc.n_dests ? place_parity(b, parity) : NULL;
+}
+
+/* What each packet waits for: its sources, and the slot that feeds it. */
+static uint32_t waits_for(const lc_slot_desc *d) {
+    return d->n_sources + (d->own == LC_OWN_SLOT);
+}
+
+/* What is sent, and what is kept and fed to others: replicas have to get the same of both. */
+static int is_encoded(const lc_op *op, const lc_call *call, const lc_slot_desc *d) {
+    return !op->codec.same && (d->n_dests || (d->target == LC_TARGET_OUT && feeds(call, d)));
+}
+
+/* Where the own contribution lies. The slot that feeds has been placed before. */
+static const uint8_t *own_of(lc_op_slot *s, const lc_call *call) {
+    size_t at = s->desc.own_offset * s->op->element_bytes;
+    const lc_slot_desc *feeder = feeder_of(call, call->slots + (s - s->op->slots));
+    if (s->desc.own == LC_OWN_INPUT)
+        return (const uint8_t *)call->in + at;
+    if (!feeder)
+        return NULL;
+    s->feeder = &s->op->slots[feeder - call->slots];
+    s->next_fed = s->feeder->first_fed;
+    s->feeder->first_fed = s;
+    return s->feeder->value + at;
 }
 
 static void describe(lc_op *op, lc_op_slot *s, const lc_slot_desc *d) {
@@ -258,23 +319,25 @@ static size_t place(lc_op *op, const lc_call *call, uint16_t size, int inject, b
     for (uint32_t i = 0; i < call->n_slots; i++) {
         lc_op_slot *s = b->base ? &op->slots[i] : &measured;
         describe(op, s, &call->slots[i]);
-        uint32_t sources = s->desc.n_sources;
+        uint32_t sources = s->desc.n_sources, waits = waits_for(&s->desc);
         s->in_of_peer = take(b, sources > 1 ? size * sizeof(uint16_t) : 0);
-        s->pending = take(b, sources > 1 ? s->n_packets * sizeof(uint16_t) : 0);
-        s->ready = take(b, sources ? s->n_packets * sizeof(uint32_t) : 0);
+        s->pending = take(b, waits > 1 ? s->n_packets * sizeof(uint16_t) : 0);
+        s->ready = take(b, waits ? s->n_packets * sizeof(uint32_t) : 0);
         size_t acc = needs_acc(op, &s->desc) ? s->desc.length * op->acc_bytes : 0;
         s->acc = take(b, acc);
-        size_t encoded = op->codec.same || !s->desc.n_dests ? 0 : s->n_packets;
+        size_t encoded = is_encoded(op, call, &call->slots[i]) ? s->n_packets : 0;
         s->encoded = take(b, encoded * s->packet_bytes);
         place_sums(s, b);
         if (!b->base)
             continue;
         if (sources < 2)
-            s->in_of_peer = s->pending = NULL;
-        if (!sources)
+            s->in_of_peer = NULL;
+        if (waits < 2)
+            s->pending = NULL;
+        if (!waits)
             s->ready = NULL;
         size_t e = op->element_bytes;
-        s->own = s->desc.own ? (const uint8_t *)call->in + s->desc.own_offset * e : NULL;
+        s->own = own_of(s, call);
         s->value = s->desc.target == LC_TARGET_OUT       ? (uint8_t *)call->out + s->desc.offset * e
                    : s->desc.target == LC_TARGET_SCRATCH ? scratch + s->desc.offset * e
                                                          : (uint8_t *)(uintptr_t)s->own;
@@ -305,11 +368,12 @@ static void init_slot(lc_op *op, lc_op_slot *s, uint16_t size) {
     }
     if (s->pending)
         for (uint32_t k = 0; k < s->n_packets; k++)
-            s->pending[k] = (uint16_t)s->desc.n_sources;
-    if (s->desc.n_sources && s->n_packets)
-        op->slots_unsettled++;
-    else if (!s->desc.n_sources)
+            s->pending[k] = (uint16_t)waits_for(&s->desc);
+    s->at_once = !waits_for(&s->desc);
+    if (s->at_once)
         s->n_ready = s->n_packets;
+    else if (s->n_packets)
+        op->slots_unsettled++;
     op->outs_open += s->desc.n_dests;
 }
 
@@ -361,6 +425,8 @@ lc_op *lc_op_build(const lc_call *call, uint16_t rank, uint16_t size, int simd, 
     op->element_bytes = op->codec.element_bytes;
     op->acc_bytes = op->codec.acc_bytes;
     op->n_slots = call->n_slots;
+    for (int i = 0; i < LC_LEVELS; i++)
+        op->may_lose |= call->levels[i].elements_per_packet && !call->levels[i].reliable;
     for (uint32_t i = 0; i < call->n_slots; i++)
         if (call->slots[i].number >= op->n_numbers)
             op->n_numbers = call->slots[i].number + 1u;

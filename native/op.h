@@ -80,16 +80,22 @@ struct lc_op_slot {
     lc_op *op;
     lc_slot_desc desc;
     const lc_level *level; /* among the call's */
+    lc_op_slot *feeder;    /* the slot whose result is the own contribution, or NULL */
+    lc_op_slot *first_fed; /* of those that this one feeds, */
+    lc_op_slot *next_fed;  /* and the next one that the same slot feeds */
+    uint64_t *fed;         /* a bit per packet that the feeder has given something to; or NULL */
     uint32_t packet_bytes; /* payload of a full packet, encoded */
     uint32_t n_packets;
     uint32_t n_ready;   /* packets that may be sent on */
     uint32_t n_void;    /* packets that nobody contributed to */
-    uint32_t n_encoded; /* of a slot without sources: the packets before it are */
+    uint32_t n_encoded; /* of a slot that has all at once: the packets before it are */
+    int at_once;        /* it waits for nothing: its packets are the own input */
     uint16_t *pending;  /* per packet: sources that have not settled */
-    uint16_t *count;    /* per packet: contributions so far; with own once it is ready */
+    uint16_t *count;    /* per packet: weight of what has come; with own once it is ready. At most
+                           the group's size, so it can't wrap */
     uint32_t *ready;    /* packets in the order in which they became ready; NULL: 0, 1, 2, ... */
-    const uint8_t *own; /* own contribution; NULL: out */
-    uint8_t *value;     /* the result, in the wire type; for LC_TARGET_NONE the own input */
+    const uint8_t *own; /* own contribution, with a feeder only where fed says so; NULL: none */
+    uint8_t *value;     /* the result, in the wire type; for LC_TARGET_NONE the own contribution */
     uint8_t *acc;       /* the running sum; value itself where the types allow it */
     uint8_t *encoded;   /* packets as they travel (payload.h); NULL: as they lie in value */
     lc_parity *parity;  /* of what is sent, in the order of readiness; NULL: none */
@@ -117,6 +123,7 @@ struct lc_op {
     uint64_t order; /* among the operations of all groups: when it was started */
     uint32_t element_bytes;
     uint32_t acc_bytes;
+    int may_lose; /* some level is not reliable: on others, senders may lack what was lost there */
     uint32_t n_slots;
     uint32_t n_numbers;       /* entries of slot_of_number */
     uint32_t slots_unsettled; /* slots with sources that have unsettled packets */
@@ -180,6 +187,13 @@ static inline uint8_t lc_next_round(uint8_t round) {
 /* Whether streams that are sent wait for what their receivers miss. */
 static inline int lc_resends(const lc_level *level) {
     return level->reliable || level->repair || level->selective || level->feedback;
+}
+
+/* The packet of the feeder that holds packet k: packets of a feeder are never cut by those that
+ * they feed. */
+static inline uint32_t lc_feeding_packet(const lc_op_slot *slot, uint32_t k) {
+    uint64_t at = slot->desc.own_offset + (uint64_t)k * slot->level->elements_per_packet;
+    return (uint32_t)(at / slot->feeder->level->elements_per_packet);
 }
 
 /* Whether a packet that must not be given up has not arrived. */

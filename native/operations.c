@@ -6,7 +6,7 @@
 /* ---- start ---- */
 
 static void start_slot(lc_op_slot *s) {
-    if (!s->desc.n_sources && s->desc.target == LC_TARGET_OUT) {
+    if (s->at_once && s->desc.target == LC_TARGET_OUT) {
         if (s->desc.finish != LC_FINISH_NONE)
             lc_finish_alone(s);
         else if (s->value != s->own)

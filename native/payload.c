@@ -26,7 +26,7 @@ static void encode(lc_op_slot *s, uint32_t k) {
 const uint8_t *lc_payload(lc_op_slot *s, uint32_t k) {
     if (!s->encoded)
         return elements_of(s, k);
-    while (!s->desc.n_sources && s->n_encoded <= k)
+    while (s->at_once && s->n_encoded <= k)
         encode(s, s->n_encoded++);
     return s->encoded + (size_t)k * s->packet_bytes;
 }

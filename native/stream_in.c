@@ -220,11 +220,11 @@ void lc_note_packet(lc_host *h, lc_path *p, const lc_header *header) {
         p->ack_due = 1;
 }
 
-/* Whether as many can have contributed as the packet says: contributions of other sources, and of
- * the slot's own, have to fit the group beside them. */
+/* Whether as many can have contributed as the packet says: contributions of other sources, and the
+ * slot's own, have to fit the group beside them. */
 static int is_believable(const lc_in *in, uint32_t k, uint32_t count) {
     const lc_op_slot *s = in->slot;
-    return s->count[k] + count + s->desc.own <= s->op->group->config.size;
+    return s->count[k] + count + (s->desc.own != LC_OWN_NONE) <= s->op->group->config.size;
 }
 
 /* Whether the packet says of its stream's parity what it may. Later rounds say nothing. */

@@ -127,7 +127,7 @@ static uint32_t next_packet(lc_out *out) {
 }
 
 static uint16_t count_of(const lc_op_slot *s, uint32_t k) {
-    return s->desc.n_sources ? s->count[k] : 1;
+    return s->at_once ? 1 : s->count[k];
 }
 
 static uint32_t wire_bytes(const lc_out *out) {

@@ -14,7 +14,19 @@ from __future__ import annotations
 
 from . import codec, data_movement, faults, parity, ring, transpose, tree
 from .encode import encode
-from .model import Combine, Delivery, Edge, Finish, Level, Missing, Plan, Slot, Target, packet_count
+from .model import (
+    Combine,
+    Delivery,
+    Edge,
+    Finish,
+    Level,
+    Missing,
+    Own,
+    Plan,
+    Slot,
+    Target,
+    packet_count,
+)
 from .order import draw_order, segments
 from .registry import (
     Algorithm,
@@ -37,6 +49,7 @@ __all__ = [
     "Finish",
     "Level",
     "Missing",
+    "Own",
     "Plan",
     "Slot",
     "Target",

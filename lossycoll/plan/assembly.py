@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .model import Combine, Edge, Finish, Missing, Plan, Slot, Target
+from .model import Combine, Edge, Finish, Level, Missing, Own, Plan, Slot, Target
 
 
 def send_own(number: int, own_offset: int, length: int, *dests: Edge) -> Slot:
@@ -18,7 +18,7 @@ def send_own(number: int, own_offset: int, length: int, *dests: Edge) -> Slot:
         offset=0,
         length=length,
         dests=dests,
-        own=True,
+        own=Own.INPUT,
         own_offset=own_offset,
         target=Target.NONE,
     )
@@ -31,7 +31,7 @@ def copy_own(number: int, offset: int, own_offset: int, length: int, *dests: Edg
         offset=offset,
         length=length,
         dests=dests,
-        own=True,
+        own=Own.INPUT,
         own_offset=own_offset,
     )
 
@@ -73,7 +73,7 @@ def add(
         sources=sources,
         dests=dests,
         combine=Combine.ADD,
-        own=True,
+        own=Own.INPUT,
         own_offset=own_offset,
         finish=finish,
         target=target,
@@ -91,10 +91,12 @@ def assemble(
     slots: Sequence[Slot],
     sign: int,
     scratch_elements: int = 0,
+    levels: tuple[Level, ...] = (),
 ) -> Plan:
     """The plan of ``slots``, without those of length 0.
 
-    ``sizes``: elements of the input and of the output. ``sign``: the plan's signature.
+    ``sizes``: elements of the input and of the output. ``sign``: the plan's signature. ``levels``:
+    those from level 1 on.
     """
     return Plan(
         collective=collective,
@@ -107,4 +109,5 @@ def assemble(
         scratch_elements=scratch_elements,
         slots=tuple([slot for slot in slots if slot.length]),
         signature=sign,
+        levels=levels,
     )

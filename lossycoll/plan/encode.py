@@ -7,7 +7,7 @@ from typing import Final
 
 from .model import MAX_LEVELS, Plan
 
-SLOT: Final = struct.Struct("<QQQIIIHBBBBBB4x")
+SLOT: Final = struct.Struct("<QQQIIIHBBBBBBH2x")
 """lc_slot_desc of native/lossycoll.h: 48 bytes, its padding included. An lc_edge is two shorts."""
 
 
@@ -43,6 +43,7 @@ def encode(plan: Plan) -> tuple[bytes, bytes]:
                 slot.target,
                 slot.missing,
                 slot.level,
+                slot.feed,
             )
             for source in slot.sources:
                 edges += (source, 0)

@@ -33,13 +33,24 @@ class Combine(IntEnum):
     """The value is the sum of what arrived, own contribution included if ``own``."""
 
 
+class Own(IntEnum):
+    """Where a slot's own contribution comes from."""
+
+    NONE = 0
+    """There is none."""
+    INPUT = 1
+    """The rank's own input: it counts one."""
+    SLOT = 2
+    """The result of another slot of the same rank: it counts as many as went into it."""
+
+
 class Finish(IntEnum):
     """What is done to a packet's sum once every source has arrived or been given up."""
 
     NONE = 0
     """Nothing: a partial sum travels on, with its count."""
     MEAN = 1
-    """sum / count * scale, where count is the number of contributions in the sum."""
+    """sum / count * scale, where count is the number of contributions in the sum: its weight."""
     STRATIFIED = 2
     """(own + (others / their count) * (world - 1)) / world * scale.
 
@@ -59,7 +70,7 @@ class Target(IntEnum):
     """Where a slot's value is stored."""
 
     NONE = 0
-    """Nowhere: the slot only sends the rank's own input (no sources)."""
+    """Nowhere: the slot only sends its own contribution (no sources)."""
     OUT = 1
     """In the output buffer at ``offset``."""
     SCRATCH = 2
@@ -124,8 +135,13 @@ class Edge:
 class Slot:
     """One step of a plan.
 
-    A slot without sources is ready at once and must have ``own``. A packet with no contribution at
-    all (every source lost, no own data) is not sent on.
+    A slot without sources must have ``own``; with the input, it is ready at once. A packet with no
+    contribution at all (every source lost, no own data) is not sent on, nor fed to another slot.
+
+    What another slot feeds (``Own.SLOT``): that one stands before it in the plan and waits for
+    something itself. Its packets are larger by a whole factor, or as large, and ``own_offset`` is a
+    whole number of packets of this slot. So each packet here lies in one packet there, and has one
+    weight. A copy that is fed stores nothing and only sends; nothing that is fed is STRATIFIED.
 
     Attributes:
         number: What sources write into their packets; unique within the plan, 16 bits.
@@ -134,8 +150,10 @@ class Slot:
         sources: Ranks whose packets it waits for.
         dests: Streams that it feeds.
         combine: How own and received elements become one value.
-        own: Whether the rank's own input counts.
-        own_offset: First element of the rank's own part, in the input buffer.
+        own: Where the rank's own contribution comes from.
+        own_offset: First element of that: in the input buffer, or in the range of the slot that
+            feeds.
+        feed: Number of the slot that feeds, with ``Own.SLOT``.
         finish: What is done to a sum.
         target: Where the value is stored.
         missing: What a packet of a copy becomes that never arrives.
@@ -148,8 +166,9 @@ class Slot:
     sources: tuple[int, ...] = ()
     dests: tuple[Edge, ...] = ()
     combine: Combine = Combine.COPY
-    own: bool = False
+    own: Own = Own.NONE
     own_offset: int = 0
+    feed: int = 0
     finish: Finish = Finish.NONE
     target: Target = Target.OUT
     missing: Missing = Missing.KEEP

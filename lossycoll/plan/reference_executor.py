@@ -6,15 +6,16 @@ must give the same elements, to rounding, for every plan and every set of lost p
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .codec import Codec, codec_of
-from .model import Combine, Finish, Level, Missing, Plan, Slot, Target, packet_count
+from .model import Combine, Finish, Level, Missing, Own, Plan, Slot, Target, packet_count
 from .parity import parity_count, recover
 from .wire_types import Array, WireType, wire_type
 
@@ -112,20 +113,20 @@ def execute(
     """
     kind = wire_type(dtype)
     _check_buffers(plans, inputs, outputs, kind)
-    slots, feeds = _joined(plans)
+    slots, streams = _joined(plans)
     ranks = _ranks(plans, inputs, outputs, codec_of(encoding, dtype), scale, weights, divisor)
     delivery = _Delivery(lost, rounds, needed, fec)
     values: dict[_Key, _Value] = {}
-    for rank, number in _sorted(slots, feeds):
+    for rank, number in _sorted(slots):
         slot = slots[rank, number]
         arrived = []
         how = delivery.of(plans[rank].all_levels[slot.level])
         for sender in slot.sources:
-            sent = values[sender, feeds[rank, number, sender]]
+            sent = values[sender, streams[rank, number, sender]]
             here = how.arrived((sender, rank, number), sent.count > 0)
             ranks[rank].result.missing[number, sender] = np.flatnonzero(~here)
             arrived.append(_Value(sent.elements, np.where(here, sent.count, 0)))
-        values[rank, number] = ranks[rank].run(slot, arrived)
+        values[rank, number] = ranks[rank].run(slot, arrived, values.get((rank, slot.feed)))
     return [rank.result for rank in ranks]
 
 
@@ -187,13 +188,19 @@ class _Rank:
     def kind(self) -> WireType:
         return self.codec.kind
 
-    def run(self, slot: Slot, arrived: list[_Value]) -> _Value:
-        """Combines, finishes and stores one slot; returns what it sends on."""
+    def run(self, slot: Slot, arrived: list[_Value], fed: _Value | None) -> _Value:
+        """Combines, finishes and stores one slot; returns what it sends on and feeds to others.
+
+        ``fed``: the result of the slot that feeds it, if one does.
+        """
+        own = self._own(slot, fed)
         if slot.combine == Combine.ADD:
-            value = self._sum(slot, arrived)
+            value = self._sum(slot, own, arrived)
         else:
-            value = arrived[0] if arrived else self._own(slot)
-        if slot.dests and not (slot.combine == Combine.COPY and arrived):
+            value = arrived[0] if arrived else own
+        keeps = slot.number in self._feeders and slot.target == Target.OUT
+        travels = slot.dests or keeps
+        if travels and not (slot.combine == Combine.COPY and arrived):
             value = self._encoded(slot, value)
         if slot.target == Target.OUT:
             self._store(slot, value)
@@ -211,27 +218,43 @@ class _Rank:
     def _step(self, slot: Slot) -> int:
         return self.plan.all_levels[slot.level].elements_per_packet
 
-    def _own(self, slot: Slot) -> _Value:
-        if not slot.own:
-            raise ValueError(f"slot {slot.number} has no sources, wanted own data in it")
+    def _own(self, slot: Slot, fed: _Value | None) -> _Value:
+        """The own contribution; without any, elements of no weight."""
         n_packets = packet_count(slot.length, self._step(slot))
-        own = self.came_with[slot.own_offset : slot.own_offset + slot.length]
-        return _Value(own, np.ones(n_packets, dtype=np.int64))
+        part = slice(slot.own_offset, slot.own_offset + slot.length)
+        if fed is not None and slot.own == Own.SLOT:
+            there = self.plan.all_levels[self._slots[slot.feed].level].elements_per_packet
+            at = (slot.own_offset + np.arange(n_packets) * self._step(slot)) // there
+            return _Value(fed.elements[part], fed.count[at])
+        if slot.own == Own.INPUT:
+            return _Value(self.came_with[part], np.ones(n_packets, dtype=np.int64))
+        if not slot.sources:
+            raise ValueError(f"slot {slot.number} has no sources, wanted own data in it")
+        nothing = np.zeros(slot.length, self.kind.wire)
+        return _Value(nothing, np.zeros(n_packets, dtype=np.int64))
 
-    def _sum(self, slot: Slot, arrived: list[_Value]) -> _Value:
+    @cached_property
+    def _feeders(self) -> frozenset[int]:
+        return frozenset(slot.feed for slot in self.plan.slots if slot.own == Own.SLOT)
+
+    @cached_property
+    def _slots(self) -> dict[int, Slot]:
+        return {slot.number: slot for slot in self.plan.slots}
+
+    def _sum(self, slot: Slot, own: _Value, arrived: list[_Value]) -> _Value:
         """Adds what arrived and finishes it. Factors are per packet, in the type of the sum."""
         kind, scale, world = self.kind, self.scale, len(slot.sources) + 1
         if kind.acc is None:
             raise ValueError(f"dtype is {kind.name}, which can't be added: wanted a floating type")
         stratified = slot.finish == Finish.STRATIFIED
-        if stratified and not slot.own:
+        if stratified and slot.own != Own.INPUT:
             raise ValueError(f"slot {slot.number} is stratified, wanted own data in it")
-        own = kind.widen(self._own(slot).elements) if slot.own else None
+        mine = kind.widen(own.elements)
         total = np.zeros(slot.length, dtype=kind.acc)
         count = np.zeros(packet_count(slot.length, self._step(slot)), dtype=np.int64)
-        if own is not None and not stratified:
-            total += own
-            count += 1
+        if not stratified:
+            np.add(total, mine, out=total, where=self._spread(own.count > 0, slot))
+            count += own.count
         for sender, value in zip(slot.sources, arrived, strict=True):
             here = self._spread(value.count > 0, slot)
             part = kind.widen(value.elements) * kind.acc.type(self.weights[sender])
@@ -241,11 +264,11 @@ class _Rank:
             total *= self._spread(_ratio(scale, count), slot).astype(kind.acc)
         elif slot.finish == Finish.WEIGHTED:
             total *= kind.acc.type(scale / self.divisor)
-        elif stratified and own is not None:
+        elif stratified:
             self.result.alone += int(np.count_nonzero(count == 0))
             total *= self._spread(_ratio(scale * (world - 1) / world, count), slot).astype(kind.acc)
             own_factor = np.where(count > 0, scale / world, scale)
-            total += own * self._spread(own_factor, slot).astype(kind.acc)
+            total += mine * self._spread(own_factor, slot).astype(kind.acc)
             count += 1
         if slot.finish != Finish.NONE:
             _note(self.result, slot.number, count)
@@ -349,7 +372,9 @@ def _joined(
     slots = {(plan.rank, slot.number): slot for plan in plans for slot in plan.slots}
     if len(slots) != sum(len(plan.slots) for plan in plans):
         raise ValueError("a plan has two slots of one number, wanted each number once")
-    feeds: dict[tuple[int, int, int], int] = {}
+    streams: dict[tuple[int, int, int], int] = {}
+    for plan in plans:
+        _check_feeds(plan)
     for plan in plans:
         for slot in plan.slots:
             for edge in slot.dests:
@@ -365,32 +390,57 @@ def _joined(
                     raise ValueError(
                         f"{stream} is of level {slot.level}, wanted the receiver's {at.level}"
                     )
-                if (edge.peer, edge.slot, plan.rank) in feeds:
+                if (edge.peer, edge.slot, plan.rank) in streams:
                     raise ValueError(f"{stream} has two senders, wanted one")
-                feeds[edge.peer, edge.slot, plan.rank] = slot.number
+                streams[edge.peer, edge.slot, plan.rank] = slot.number
     for (rank, number), slot in slots.items():
         for sender in slot.sources:
-            if (rank, number, sender) not in feeds:
+            if (rank, number, sender) not in streams:
                 raise ValueError(
                     f"slot {number} of rank {rank} waits for rank {sender}, wanted a slot there "
                     f"that sends to it"
                 )
-    return slots, feeds
+    return slots, streams
 
 
-def _sorted(slots: Mapping[_Key, Slot], feeds: Mapping[tuple[int, int, int], int]) -> list[_Key]:
-    """All slots, each after those that feed it (Kahn, CACM 5 (1962))."""
-    waits = {key: len(slot.sources) for key, slot in slots.items()}
+def _check_feeds(plan: Plan) -> None:
+    before: dict[int, Slot] = {}
+    for slot in plan.slots:
+        if slot.own == Own.SLOT:
+            _check_feed(plan, slot, before.get(slot.feed))
+        before[slot.number] = slot
+
+
+def _check_feed(plan: Plan, slot: Slot, feeder: Slot | None) -> None:
+    name = f"slot {slot.number} of rank {plan.rank}, fed by slot {slot.feed},"
+    if feeder is None or not (feeder.sources or feeder.own == Own.SLOT):
+        raise ValueError(f"{name} wanted one that stands before it and waits for something")
+    if slot.own_offset + slot.length > feeder.length:
+        raise ValueError(f"{name} wanted no more than its {feeder.length} elements")
+    each, there = (plan.all_levels[at.level].elements_per_packet for at in (slot, feeder))
+    if there % each or slot.own_offset % each:
+        raise ValueError(f"{name} has packets of {each}, wanted none that one of {there} cuts")
+    sends = slot.target == Target.NONE and not slot.sources
+    if sends != (slot.combine == Combine.COPY):
+        raise ValueError(f"{name} wanted a sum, or a copy that is stored nowhere")
+
+
+def _sorted(slots: Mapping[_Key, Slot]) -> list[_Key]:
+    """All slots, each after those that it waits for (Kahn, CACM 5 (1962))."""
+    waits = {key: len(slot.sources) + (slot.own == Own.SLOT) for key, slot in slots.items()}
+    fed: dict[_Key, list[_Key]] = defaultdict(list)
+    for (rank, number), slot in slots.items():
+        if slot.own == Own.SLOT:
+            fed[rank, slot.feed].append((rank, number))
     ready = deque(key for key, n in waits.items() if n == 0)
     done: list[_Key] = []
     while ready:
         key = ready.popleft()
         done.append(key)
-        for edge in slots[key].dests:
-            fed = (edge.peer, edge.slot)
-            waits[fed] -= 1
-            if waits[fed] == 0:
-                ready.append(fed)
+        for then in [*((edge.peer, edge.slot) for edge in slots[key].dests), *fed[key]]:
+            waits[then] -= 1
+            if waits[then] == 0:
+                ready.append(then)
     if len(done) != len(slots):
         stuck = sorted(key for key, n in waits.items() if n > 0)
         raise ValueError(f"these (rank, slot) wait for each other: {stuck}; wanted no cycle")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .model import Combine, Edge, Plan, Slot
+from .model import Combine, Edge, Own, Plan, Slot
 from .signature import signature
 
 
@@ -77,7 +77,7 @@ def _left(slot: Slot, left: frozenset[int]) -> Slot:
 def _has_purpose(slot: Slot, left: frozenset[int]) -> bool:
     """Not so a copy whose source is gone, which nobody can supply."""
     fed = not slot.sources or not left.isdisjoint(slot.sources)
-    return fed or (slot.combine == Combine.ADD and slot.own)
+    return fed or (slot.combine == Combine.ADD and slot.own == Own.INPUT)
 
 
 def _signature(plan: Plan, members: Sequence[int]) -> int:

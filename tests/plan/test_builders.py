@@ -21,6 +21,7 @@ from lossycoll.plan import (
     Edge,
     Finish,
     Missing,
+    Own,
     Slot,
     Target,
     data_movement,
@@ -125,8 +126,8 @@ def test_transpose_of_three() -> None:
     plan = transpose.all_reduce(3, 0, 25, 5, order=(2, 0, 1))
     assert segments(25, 3, 5) == ((0, 10), (10, 10), (20, 5))
     assert plan.slots == (
-        Slot(2, 0, 5, dests=(Edge(1, 2),), own=True, own_offset=20, target=Target.NONE),
-        Slot(0, 0, 10, dests=(Edge(2, 0),), own=True, own_offset=0, target=Target.NONE),
+        Slot(2, 0, 5, dests=(Edge(1, 2),), own=Own.INPUT, own_offset=20, target=Target.NONE),
+        Slot(0, 0, 10, dests=(Edge(2, 0),), own=Own.INPUT, own_offset=0, target=Target.NONE),
         Slot(
             1,
             10,
@@ -134,7 +135,7 @@ def test_transpose_of_three() -> None:
             sources=(1, 2),
             dests=(Edge(1, 4), Edge(2, 4)),
             combine=Combine.ADD,
-            own=True,
+            own=Own.INPUT,
             own_offset=10,
             finish=Finish.MEAN,
         ),
@@ -146,7 +147,7 @@ def test_transpose_of_three() -> None:
 def test_ring_of_three() -> None:
     plan = ring.all_reduce(3, 0, 25, 5, order=(2, 0, 1), missing=Missing.KEEP)
     assert plan.slots == (
-        Slot(1, 0, 10, dests=(Edge(1, 1),), own=True, own_offset=10, target=Target.NONE),
+        Slot(1, 0, 10, dests=(Edge(1, 1),), own=Own.INPUT, own_offset=10, target=Target.NONE),
         Slot(
             0,
             0,
@@ -154,7 +155,7 @@ def test_ring_of_three() -> None:
             sources=(2,),
             dests=(Edge(1, 0),),
             combine=Combine.ADD,
-            own=True,
+            own=Own.INPUT,
             own_offset=0,
             target=Target.SCRATCH,
         ),
@@ -165,7 +166,7 @@ def test_ring_of_three() -> None:
             sources=(2,),
             dests=(Edge(1, 5),),
             combine=Combine.ADD,
-            own=True,
+            own=Own.INPUT,
             own_offset=20,
             finish=Finish.MEAN,
         ),
@@ -242,8 +243,9 @@ def declared() -> FFI:
                 st.builds(Edge, st.integers(0, 2**16 - 1), st.integers(0, 2**16 - 1)), max_size=4
             ).map(tuple),
             combine=st.sampled_from(Combine),
-            own=st.booleans(),
+            own=st.sampled_from(Own),
             own_offset=st.integers(0, 2**64 - 1),
+            feed=st.integers(0, 2**16 - 1),
             finish=st.sampled_from(Finish),
             target=st.sampled_from(Target),
             missing=st.sampled_from(Missing),
@@ -277,6 +279,7 @@ def test_c_and_python_name_the_same_numbers() -> None:
     ffi = declared()
     for prefix, kind, name in (
         ("LC_", Combine, "enum lc_combine"),
+        ("LC_OWN_", Own, "enum lc_own"),
         ("LC_FINISH_", Finish, "enum lc_finish"),
         ("LC_TARGET_", Target, "enum lc_target"),
         ("LC_MISSING_", Missing, "enum lc_missing"),

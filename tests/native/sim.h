@@ -54,7 +54,8 @@ enum { SIM_RANKS = 6, SIM_GROUPS = 3, SIM_OPS = 6, SIM_SEGMENTS = 4, SIM_PACKETS
     X(stall, "how long one rank stands still in the middle")                                       \
     X(dead, "ranks that die")                                                                      \
     X(deadline, "deadline_max")                                                                    \
-    X(drain, "how long the network is watched after the last operation")
+    X(drain, "how long the network is watched after the last operation")                           \
+    X(levels, "1: operations may have several")
 
 typedef struct {
 #define SIM_FIELD(name, what) uint64_t name;
@@ -98,19 +99,26 @@ static inline int sim_happens(uint64_t *state, uint64_t thousandths) {
 
 /* ---- operations ---- */
 
+/* Levels of an operation that has several. On the way up, packets are larger at first; once a sum
+ * is on the upper level it stays there. On the way down they are of one size, and any hop may be on
+ * either level. Where levels meet at a rank, one slot feeds another. */
+enum { SIM_LEVEL = 0, SIM_LEVEL_UP = 1, SIM_LEVEL_DOWN = 2 };
+
 /* What becomes of one range of elements: contributions go up a tree to its root, which reduces
  * them; the result goes down another. A root alone in the first has something of its own to send.
- * Slot 2 * (segment's number) takes part in the first, the next one in the second. */
+ * sim_slot says which slots take part. */
 typedef struct {
     uint64_t offset, length;
     uint32_t n_packets;
     int reduced;
-    uint16_t n_up, n_down;      /* members of the trees, the root among them */
-    uint16_t up[SIM_RANKS];     /* the root first, everyone after his parent */
-    uint16_t down[SIM_RANKS];   /* the same */
-    int up_parent[SIM_RANKS];   /* by rank; -1: none */
-    int down_parent[SIM_RANKS]; /* the same */
-    uint8_t own[SIM_RANKS];     /* it contributes */
+    uint16_t n_up, n_down;         /* members of the trees, the root among them */
+    uint16_t up[SIM_RANKS];        /* the root first, everyone after his parent */
+    uint16_t down[SIM_RANKS];      /* the same */
+    int up_parent[SIM_RANKS];      /* by rank; -1: none */
+    int down_parent[SIM_RANKS];    /* the same */
+    uint8_t up_level[SIM_RANKS];   /* of the hop to its parent */
+    uint8_t down_level[SIM_RANKS]; /* of the hop from its parent */
+    uint8_t own[SIM_RANKS];        /* it contributes */
     uint8_t finish, missing;
 } sim_segment;
 
@@ -119,15 +127,17 @@ typedef struct {
     uint16_t ranks; /* of its group */
     sim_segment segments[SIM_SEGMENTS];
     uint64_t elements;
-    uint32_t per_packet;
+    uint32_t per_packet; /* but on SIM_LEVEL_UP, where packets are `times` as large */
+    uint32_t times;
+    lc_level levels[LC_LEVELS];
     uint8_t dtype, encoding, reliable, repair, fec, fec_auto, feedback, selective, in_place,
         weighted;
     double scale, divisor;
     double weights[SIM_RANKS][SIM_RANKS]; /* receiver, sender */
     uint64_t seed;
     /* the table of each rank */
-    lc_slot_desc slots[SIM_RANKS][2 * SIM_SEGMENTS];
-    lc_edge edges[SIM_RANKS][2 * SIM_SEGMENTS * (SIM_RANKS + 1)];
+    lc_slot_desc slots[SIM_RANKS][4 * SIM_SEGMENTS];
+    lc_edge edges[SIM_RANKS][4 * SIM_SEGMENTS * (SIM_RANKS + 1)];
     uint32_t n_slots[SIM_RANKS], n_edges[SIM_RANKS];
     uint64_t scratch[SIM_RANKS];
     uint8_t needed[SIM_RANKS][SIM_SEGMENTS * SIM_PACKETS];
@@ -135,6 +145,18 @@ typedef struct {
 } sim_op;
 
 void sim_make_op(sim_op *op, const sim_scenario *s, uint16_t ranks, uint64_t seed);
+/* Number of the slot that takes part in a segment's tree (0 up, 1 down) on a level. */
+static inline uint16_t sim_slot(uint32_t segment, int tree, int level) {
+    return (uint16_t)(2 * segment + (uint32_t)tree + (level ? 2 * SIM_SEGMENTS : 0));
+}
+/* Packets of a segment on a level. */
+static inline uint32_t sim_packets(const sim_op *op, const sim_segment *g, int level) {
+    return level == SIM_LEVEL_UP ? (g->n_packets + op->times - 1) / op->times : g->n_packets;
+}
+/* Whether single packets can be needed of what comes down to a rank. */
+static inline int sim_may_need(const sim_segment *g, uint16_t rank) {
+    return g->down_parent[rank] >= 0 && g->down_level[rank] == SIM_LEVEL;
+}
 uint32_t sim_element_bytes(int dtype);
 /* What rank contributes as element i: small integers, whose sums are exact in every type. */
 double sim_input(const sim_op *op, uint16_t rank, uint64_t i);

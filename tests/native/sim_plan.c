@@ -72,6 +72,23 @@ static void shuffle(uint64_t *r, uint16_t *members, uint16_t n) {
     }
 }
 
+/* Below a hop on the lower level, all are. */
+static void draw_levels(const sim_op *op, uint64_t *r, sim_segment *g) {
+    for (uint16_t i = 0; i < SIM_RANKS; i++)
+        g->up_level[i] = g->down_level[i] = SIM_LEVEL;
+    if (!op->levels[SIM_LEVEL_UP].elements_per_packet)
+        return;
+    for (uint16_t i = 1; i < g->n_up && g->finish != LC_FINISH_STRATIFIED; i++) {
+        uint16_t parent = (uint16_t)g->up_parent[g->up[i]];
+        int lower = parent != g->up[0] && g->up_level[parent] == SIM_LEVEL_UP;
+        g->up_level[g->up[i]] = lower || sim_happens(r, 500) ? SIM_LEVEL_UP : SIM_LEVEL;
+    }
+    /* A root that reduces alone waits for nothing, and so can't feed. */
+    for (uint16_t i = 1; i < g->n_down; i++)
+        if (!g->reduced || g->n_up > 1 || g->down_parent[g->down[i]] != g->up[0])
+            g->down_level[g->down[i]] = sim_happens(r, 500) ? SIM_LEVEL_DOWN : SIM_LEVEL;
+}
+
 static void draw_segment(sim_op *op, const sim_scenario *s, uint64_t *r, sim_segment *g) {
     uint16_t ranks = op->ranks;
     uint64_t most = s->packets * op->per_packet;
@@ -116,6 +133,7 @@ static void draw_segment(sim_op *op, const sim_scenario *s, uint64_t *r, sim_seg
     const uint8_t in_place[] = {LC_MISSING_OWN, LC_MISSING_KEEP, LC_MISSING_ZERO};
     int any = op->in_place && op->dtype != LC_BYTES;
     g->missing = in_place[any ? sim_below(r, 3) : 1 + sim_below(r, 2)];
+    draw_levels(op, r, g);
 }
 
 /* ---- tables ---- */
@@ -124,33 +142,51 @@ static void add_edge(sim_op *op, uint16_t rank, uint16_t peer, uint16_t slot) {
     op->edges[rank][op->n_edges[rank]++] = (lc_edge){peer, slot};
 }
 
-static void add_sources(sim_op *op, uint16_t rank, lc_slot_desc *d, const uint16_t *members,
-                        uint16_t n, const int *parent) {
-    for (uint16_t i = 0; i < n; i++)
-        if (parent[members[i]] == rank) {
-            add_edge(op, rank, members[i], 0);
+/* The children on the slot's level. */
+static uint32_t add_sources(sim_op *op, uint16_t rank, lc_slot_desc *d, const sim_segment *g) {
+    for (uint16_t i = 1; i < g->n_up; i++)
+        if (g->up_parent[g->up[i]] == rank && g->up_level[g->up[i]] == d->level) {
+            add_edge(op, rank, g->up[i], 0);
             d->n_sources++;
         }
+    return d->n_sources;
 }
 
-static void add_dests(sim_op *op, uint16_t rank, lc_slot_desc *d, const uint16_t *members,
-                      uint16_t n, const int *parent, uint16_t slot) {
-    for (uint16_t i = 0; i < n; i++)
-        if (parent[members[i]] == rank) {
-            add_edge(op, rank, members[i], slot);
+static uint32_t add_dests(sim_op *op, uint16_t rank, lc_slot_desc *d, const sim_segment *g,
+                          uint32_t segment) {
+    for (uint16_t i = 1; i < g->n_down; i++)
+        if (g->down_parent[g->down[i]] == rank && g->down_level[g->down[i]] == d->level) {
+            add_edge(op, rank, g->down[i], sim_slot(segment, 1, d->level));
             d->n_dests++;
         }
+    return d->n_dests;
 }
 
-static lc_slot_desc *add_slot(sim_op *op, uint16_t rank, const sim_segment *g, uint16_t number) {
+static lc_slot_desc *add_slot(sim_op *op, uint16_t rank, const sim_segment *g, uint16_t number,
+                              int level) {
     lc_slot_desc *d = &op->slots[rank][op->n_slots[rank]++];
     *d = (lc_slot_desc){.number = number,
                         .offset = g->offset,
                         .length = g->length,
                         .own_offset = g->offset,
                         .first_edge = op->n_edges[rank],
-                        .target = LC_TARGET_OUT};
+                        .target = LC_TARGET_OUT,
+                        .level = (uint8_t)level};
     return d;
+}
+
+static void be_fed(lc_slot_desc *d, uint16_t feeder) {
+    d->own = LC_OWN_SLOT;
+    d->own_offset = 0;
+    d->feed = feeder;
+}
+
+/* A sum that is not finished here. */
+static void keep_in_scratch(sim_op *op, uint16_t rank, lc_slot_desc *d) {
+    d->combine = LC_ADD;
+    d->target = LC_TARGET_SCRATCH;
+    d->offset = op->scratch[rank];
+    op->scratch[rank] += d->length;
 }
 
 static int is_in(const uint16_t *members, uint16_t n, uint16_t rank) {
@@ -160,35 +196,75 @@ static int is_in(const uint16_t *members, uint16_t n, uint16_t rank) {
     return 0;
 }
 
-static void add_up(sim_op *op, uint16_t rank, const sim_segment *g, uint16_t number) {
-    int root = rank == g->up[0];
-    lc_slot_desc *d = add_slot(op, rank, g, number);
+/* What is added up on the lower level, if anything is; it feeds what is on the upper one. Returns
+ * whether there is such a slot. */
+static int add_lower(sim_op *op, uint16_t rank, const sim_segment *g, uint32_t segment) {
+    uint16_t number = sim_slot(segment, 0, SIM_LEVEL_UP);
+    int goes_on = rank != g->up[0] && g->up_level[rank] == SIM_LEVEL_UP;
+    lc_slot_desc *d = add_slot(op, rank, g, number, SIM_LEVEL_UP);
     d->own = g->own[rank];
-    add_sources(op, rank, d, g->up, g->n_up, g->up_parent);
-    if (g->reduced && (d->n_sources || root))
-        d->combine = LC_ADD;
+    d->target = LC_TARGET_NONE;
+    if (add_sources(op, rank, d, g))
+        keep_in_scratch(op, rank, d);
+    else if (!goes_on)
+        op->n_slots[rank]--;
+    if (goes_on) {
+        add_edge(op, rank, (uint16_t)g->up_parent[rank], number);
+        d->n_dests = 1;
+    }
+    return goes_on || d->n_sources;
+}
+
+static void add_upper(sim_op *op, uint16_t rank, const sim_segment *g, uint32_t segment, int fed) {
+    int root = rank == g->up[0];
+    uint16_t number = sim_slot(segment, 0, SIM_LEVEL);
+    lc_slot_desc *d = add_slot(op, rank, g, number, SIM_LEVEL);
+    d->own = g->own[rank];
+    if (fed)
+        be_fed(d, sim_slot(segment, 0, SIM_LEVEL_UP));
+    add_sources(op, rank, d, g);
     if (root) {
+        d->combine = g->reduced ? LC_ADD : LC_COPY;
         d->finish = g->finish;
         if (!g->reduced && op->in_place)
             d->target = LC_TARGET_NONE;
-        add_dests(op, rank, d, g->down, g->n_down, g->down_parent, (uint16_t)(number + 1));
+        add_dests(op, rank, d, g, segment);
         return;
     }
-    d->target = d->n_sources ? LC_TARGET_SCRATCH : LC_TARGET_NONE;
-    if (d->n_sources) {
-        d->offset = op->scratch[rank];
-        op->scratch[rank] += g->length;
-    }
+    d->target = LC_TARGET_NONE;
+    if (d->n_sources)
+        keep_in_scratch(op, rank, d);
     add_edge(op, rank, (uint16_t)g->up_parent[rank], number);
     d->n_dests = 1;
 }
 
-static void add_down(sim_op *op, uint16_t rank, const sim_segment *g, uint16_t number) {
-    lc_slot_desc *d = add_slot(op, rank, g, number);
+static void add_up(sim_op *op, uint16_t rank, const sim_segment *g, uint32_t segment) {
+    int fed = add_lower(op, rank, g, segment);
+    if (rank == g->up[0] || g->up_level[rank] == SIM_LEVEL)
+        add_upper(op, rank, g, segment, fed);
+}
+
+static void add_down(sim_op *op, uint16_t rank, const sim_segment *g, uint32_t segment) {
+    int level = g->down_level[rank];
+    lc_slot_desc *d = add_slot(op, rank, g, sim_slot(segment, 1, level), level);
     d->missing = g->missing;
     add_edge(op, rank, (uint16_t)g->down_parent[rank], 0);
     d->n_sources = 1;
-    add_dests(op, rank, d, g->down, g->n_down, g->down_parent, number);
+    add_dests(op, rank, d, g, segment);
+}
+
+/* Children in the tree down that are not on the level of what this rank has. */
+static void add_across(sim_op *op, uint16_t rank, const sim_segment *g, uint32_t segment) {
+    int root = rank == g->up[0];
+    int from = root ? SIM_LEVEL : g->down_level[rank];
+    int to = from == SIM_LEVEL ? SIM_LEVEL_DOWN : SIM_LEVEL;
+    lc_slot_desc *d = add_slot(op, rank, g, sim_slot(segment, 1, to), to);
+    d->target = LC_TARGET_NONE;
+    d->own = LC_OWN_INPUT;
+    if (g->reduced || !root)
+        be_fed(d, root ? sim_slot(segment, 0, SIM_LEVEL) : sim_slot(segment, 1, from));
+    if (!add_dests(op, rank, d, g, segment))
+        op->n_slots[rank]--;
 }
 
 static void make_tables(sim_op *op, uint16_t ranks, uint64_t *r) {
@@ -198,13 +274,40 @@ static void make_tables(sim_op *op, uint16_t ranks, uint64_t *r) {
         for (uint32_t i = 0; i < op->n_segments; i++) {
             const sim_segment *g = &op->segments[i];
             if (is_in(g->up, g->n_up, rank))
-                add_up(op, rank, g, (uint16_t)(2 * i));
-            if (!is_in(g->down, g->n_down, rank) || rank == g->up[0])
+                add_up(op, rank, g, i);
+            if (!is_in(g->down, g->n_down, rank))
                 continue;
-            add_down(op, rank, g, (uint16_t)(2 * i + 1));
-            for (uint32_t k = 0; k < g->n_packets; k++)
+            if (rank != g->up[0])
+                add_down(op, rank, g, i);
+            add_across(op, rank, g, i);
+            for (uint32_t k = 0; k < g->n_packets && sim_may_need(g, rank); k++)
                 op->needed[rank][op->n_needed[rank]++] = (uint8_t)sim_happens(r, 300);
         }
+    }
+}
+
+static void make_levels(sim_op *op, const sim_scenario *s, uint64_t *r) {
+    memset(op->levels, 0, sizeof op->levels);
+    op->times = 1;
+    op->levels[SIM_LEVEL] = (lc_level){.elements_per_packet = op->per_packet,
+                                       .reliable = op->reliable,
+                                       .repair = op->repair,
+                                       .selective = op->selective,
+                                       .feedback = op->feedback,
+                                       .fec = op->fec,
+                                       .fec_auto = op->fec_auto};
+    if (!s->levels || !sim_happens(r, 700))
+        return;
+    op->times = (uint32_t)(1 + sim_below(r, op->per_packet < 3 ? op->per_packet : 3));
+    op->per_packet /= op->times;
+    op->levels[SIM_LEVEL].elements_per_packet = op->per_packet;
+    for (int i = SIM_LEVEL_UP; i <= SIM_LEVEL_DOWN; i++) {
+        lc_level *l = &op->levels[i];
+        l->elements_per_packet = op->per_packet * (i == SIM_LEVEL_UP ? op->times : 1);
+        l->reliable = (uint8_t)sim_happens(r, 600);
+        l->repair = (uint8_t)(l->reliable ? 0 : sim_below(r, s->repair + 1));
+        l->feedback = op->feedback;
+        l->fec = (uint8_t)(!l->reliable && s->fec ? sim_below(r, LC_FEC_CODES) : 0);
     }
 }
 
@@ -236,6 +339,7 @@ void sim_make_op(sim_op *op, const sim_scenario *s, uint16_t ranks, uint64_t see
     op->divisor = (double)ranks;
     for (uint64_t i = 0; i < (uint64_t)ranks * ranks; i++)
         op->weights[i / ranks][i % ranks] = (double)(1 + sim_below(r, 3));
+    make_levels(op, s, r);
     op->n_segments = (uint32_t)(1 + sim_below(r, s->segments));
     op->elements = 0;
     for (uint32_t i = 0; i < op->n_segments; i++)

@@ -90,7 +90,8 @@ static void go_up(const sim_op *op, const sim_part *parts, uint32_t number, uint
         s->v[i] = 0;
     for (uint16_t j = 1; j < g->n_up; j++) {
         uint16_t child = g->up[j];
-        if (g->up_parent[child] != rank || !parts[rank].arrived[number][0][child][k])
+        uint32_t at_child = g->up_level[child] == SIM_LEVEL_UP ? k / op->times : k;
+        if (g->up_parent[child] != rank || !parts[rank].arrived[number][0][child][at_child])
             continue;
         sum from;
         go_up(op, parts, number, child, k, &from, NULL);
@@ -224,7 +225,7 @@ const char *sim_compare(const sim_op *op, const sim_part *parts, uint16_t rank) 
                 return wrong;
         for (uint16_t p = 0; p < op->ranks; p++)
             if (g->up_parent[p] == rank)
-                stream(&parts[rank], number, 0, p, g->n_packets, &t);
+                stream(&parts[rank], number, 0, p, sim_packets(op, g, g->up_level[p]), &t);
         if (rank != g->up[0] && g->down_parent[rank] >= 0)
             stream(&parts[rank], number, 1, g->down_parent[rank], g->n_packets, &t);
     }

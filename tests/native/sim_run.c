@@ -277,13 +277,6 @@ static void submit(run *r, uint16_t process, uint32_t number) {
                     .in_elements = op->elements,
                     .out_elements = op->elements,
                     .scratch_elements = op->scratch[rank],
-                    .levels = {{.elements_per_packet = op->per_packet,
-                                .reliable = op->reliable,
-                                .repair = op->repair,
-                                .selective = op->selective,
-                                .feedback = op->feedback,
-                                .fec = op->fec,
-                                .fec_auto = op->fec_auto}},
                     .dtype = op->dtype,
                     .encoding = op->encoding,
                     .needed = op->selective ? op->needed[rank] : NULL,
@@ -293,6 +286,7 @@ static void submit(run *r, uint16_t process, uint32_t number) {
                     .scale = op->scale,
                     .signature = op->seed,
                     .timeout_ns = PATIENCE_NS};
+    memcpy(call.levels, op->levels, sizeof call.levels);
     p->ticket = lc_group_submit(g->at[process], &call);
     if (p->ticket <= 0)
         fail(r, "operation %u, rank %u: submit says %d", number, rank, (int)p->ticket);
@@ -305,9 +299,11 @@ static void submit(run *r, uint16_t process, uint32_t number) {
 static void take_stream(run *r, lc_group *group, uint32_t number, uint16_t rank, uint32_t segment,
                         int tree, int from) {
     sim_part *p = part_of(r, number, rank);
-    uint16_t slot = (uint16_t)(2 * segment + (uint32_t)tree);
+    const sim_segment *g = &r->ops[number].segments[segment];
+    int level = tree ? g->down_level[rank] : g->up_level[from];
+    uint16_t slot = sim_slot(segment, tree, level);
     uint8_t *arrived = p->arrived[segment][tree][from];
-    uint32_t n = r->ops[number].segments[segment].n_packets;
+    uint32_t n = sim_packets(&r->ops[number], g, level);
     const lc_in *in = lc_op_in((lc_op *)(intptr_t)p->ticket, slot, (uint16_t)from);
     p->cause[segment][tree][from] = in->cause;
     for (uint32_t k = 0; k < n; k++)
@@ -323,9 +319,11 @@ static void take_stream(run *r, lc_group *group, uint32_t number, uint16_t rank,
 static void take_given_up(run *r, lc_group *group, uint32_t number, uint16_t rank, uint32_t segment,
                           int tree, uint16_t to) {
     sim_part *p = part_of(r, number, rank);
-    uint32_t n = r->ops[number].segments[segment].n_packets;
-    int code = lc_group_given_up(group, p->ticket, (uint16_t)(2 * segment + (uint32_t)tree), to,
-                                 p->given_up[segment][tree][to], n);
+    const sim_segment *g = &r->ops[number].segments[segment];
+    int level = tree ? g->down_level[to] : g->up_level[rank];
+    int code =
+        lc_group_given_up(group, p->ticket, sim_slot(segment, tree, level), to,
+                          p->given_up[segment][tree][to], sim_packets(&r->ops[number], g, level));
     if (code != LC_OK)
         fail(r, "operation %u, rank %u: lc_group_given_up says %d", number, rank, code);
 }
@@ -578,7 +576,8 @@ static void check_needed(run *r, uint32_t number, uint16_t rank) {
     const uint8_t *needed = op->needed[rank];
     for (uint32_t i = 0; i < op->n_segments; i++) {
         int from = op->segments[i].down_parent[rank];
-        for (uint32_t k = 0; from >= 0 && k < op->segments[i].n_packets; k++, needed++)
+        for (uint32_t k = 0; sim_may_need(&op->segments[i], rank) && k < op->segments[i].n_packets;
+             k++, needed++)
             if (*needed && !p->arrived[i][1][from][k] && p->cause[i][1][from] == LC_CAUSE_LOSS &&
                 has_packet(r, number, i, (uint16_t)from, rank, k))
                 fail(r, "operation %u, rank %u: packet %u of segment %u was needed", number, rank,
@@ -592,7 +591,10 @@ static void check_missing(run *r, uint32_t number, uint16_t rank) {
     if (sim_is_clean(r->s) && report->packets_missing && !r->out->overflow)
         fail(r, "operation %u, rank %u: lacks %llu packets of a network that loses none", number,
              rank, (unsigned long long)report->packets_missing);
-    if (op->reliable && report->packets_missing && !r->s->dead)
+    int reliable = 1;
+    for (int i = 0; i < LC_LEVELS; i++)
+        reliable &= op->levels[i].reliable || !op->levels[i].elements_per_packet;
+    if (reliable && report->packets_missing && !r->s->dead)
         fail(r, "operation %u, rank %u: reliable, and lacks %llu packets", number, rank,
              (unsigned long long)report->packets_missing);
     if (op->selective)
@@ -607,7 +609,8 @@ static void check_feedback(run *r, uint32_t number, uint16_t from, uint16_t to) 
         for (int tree = 0; tree < 2; tree++) {
             if ((tree ? g->down_parent[to] : g->up_parent[from]) != (tree ? from : to))
                 continue;
-            for (uint32_t k = 0; k < g->n_packets; k++) {
+            uint32_t n = tree ? g->n_packets : sim_packets(op, g, g->up_level[from]);
+            for (uint32_t k = 0; k < n; k++) {
                 int lacks = !part_of(r, number, to)->arrived[i][tree][from][k];
                 int told = part_of(r, number, from)->given_up[i][tree][to][k];
                 if (told && !lacks)

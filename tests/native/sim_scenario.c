@@ -125,6 +125,7 @@ sim_scenario sim_draw(uint64_t seed) {
     s.deadline = ONE_OF(r, 300000, 1000000, 3000000);
     s.drain = ONE_OF(r, 20000, 20000, 20000, 20000, 1000000);
     draw_network(&s, r);
+    s.levels = sim_happens(r, 400);
     sim_tidy(&s);
     return s;
 }

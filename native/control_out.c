@@ -53,16 +53,20 @@ static uint64_t missing_word(const lc_in *in, uint32_t base) {
 
 /* Each record names what is missing of 128 packets, and says that nothing else is missing before b,
  * where the next record begins. So the sender knows when it has heard of every packet, whichever
- * records were lost and whatever arrives between one telling and the next. */
-void lc_tell_missing(lc_in *in) {
+ * records were lost and whatever arrives between one telling and the next. What finds no room in
+ * the path's list is told once that has been sent (lc_tell_more). */
+static void tell_from(lc_in *in, uint32_t first) {
     const lc_op_slot *s = in->slot;
+    const lc_path *p = lc_path_from(in);
     lc_record r = {.kind = in->telling ? LC_R_LOST : LC_R_NACK,
                    .op = s->op->number,
                    .slot = s->desc.number,
-                   .round = in->round};
-    r.c = missing_word(in, 0);
-    r.d = missing_word(in, 64);
-    for (uint32_t base = 128; base < s->n_packets; base += 128) {
+                   .round = in->round,
+                   .a = first};
+    in->tell_next = 0;
+    r.c = missing_word(in, first);
+    r.d = missing_word(in, first + 64);
+    for (uint32_t base = first + 128; base < s->n_packets; base += 128) {
         uint64_t c = missing_word(in, base);
         uint64_t d = missing_word(in, base + 64);
         if (!(c | d))
@@ -72,9 +76,21 @@ void lc_tell_missing(lc_in *in) {
         r.a = base;
         r.c = c;
         r.d = d;
+        if (p->n_records >= LC_RECORDS - LC_RECORDS / 8) { /* the rest is for other records */
+            in->tell_next = base;
+            return;
+        }
     }
     r.b = s->n_packets;
     lc_tell(s->op->group, in->peer, &r);
+}
+
+void lc_tell_missing(lc_in *in) {
+    tell_from(in, 0);
+}
+
+void lc_tell_more(lc_in *in) {
+    tell_from(in, in->tell_next);
 }
 
 /* The echo travels with the time it was kept here, or waiting would pass for a long way. It is told

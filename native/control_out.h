@@ -8,7 +8,10 @@
 void lc_tell(lc_group *g, uint16_t peer, const lc_record *record);
 void lc_tell_call(lc_op *op, uint16_t peer, uint8_t kind);
 void lc_tell_fin(lc_out *out);
+/* What is missing of a stream, or was given up; the second goes on where the first stopped for want
+ * of room (in->tell_next). */
 void lc_tell_missing(lc_in *in);
+void lc_tell_more(lc_in *in);
 /* Queues a record about a group (0: about the path) that may not be here. */
 void lc_tell_path(lc_path *p, uint32_t group, const lc_record *record);
 void lc_tell_probe(lc_path *p);

@@ -39,7 +39,8 @@ typedef struct {
     uint64_t settled_ns; /* 0: not yet */
     uint64_t inject_key;
     uint32_t n_arrived;
-    uint32_t n_told; /* packets that the peer says it has sent in this round */
+    uint32_t n_told;    /* packets that the peer says it has sent in this round */
+    uint32_t tell_next; /* what is missing from here on is still to be told; 0: all has been */
     uint16_t peer;
     uint8_t round;
     uint8_t state;

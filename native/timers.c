@@ -34,6 +34,12 @@ static void ask_for_missing(lc_in *in) {
 }
 
 static void tick_in(lc_in *in, uint64_t now, uint64_t *next) {
+    if (in->tell_next && (in->telling || in->state == LC_IN_OPEN)) {
+        lc_tell_more(in);
+        in->nack_ns = backoff(in->slot->op->group->host, lc_path_from(in), 1);
+        if (now + TICK_BUSY_NS < *next)
+            *next = now + TICK_BUSY_NS;
+    }
     if (in->state == LC_IN_CLOSING) {
         if (now >= in->close_ns)
             lc_round_ended(in);

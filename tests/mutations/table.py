@@ -126,7 +126,21 @@ NATIVE = (
         "VU32 rounded = bits;",
         "native:test_kernels",
     ),
+    mutation(
+        "what a slot is fed late not added",
+        "native/combine.c",
+        "s->op->codec.sums->add(p.acc, p.own, p.n);",
+        "(void)p.acc;",
+        "native:test_sim",
+    ),
     # ---- repair, parity ----
+    mutation(
+        "what finds no room in the list of records never told",
+        "native/control_out.c",
+        "if (p->n_records >= LC_RECORDS - LC_RECORDS / 8) {",
+        "if (p->n_records > LC_RECORDS) {",
+        "native:test_long",
+    ),
     mutation(
         "one repair too few",
         "native/stream_in.c",

@@ -101,11 +101,8 @@ typedef struct {
     uint64_t data_ns;    /* when a packet of some stream last came, */
     uint64_t data_order; /* and of which: its operation's order, and its slot */
     uint16_t data_slot;
-    uint64_t back_ns;        /* when it was heard again after it had been still */
-    uint64_t barren_ns;      /* the first round's end since data last came; 0: none has ended */
-    uint64_t barren_packets; /* that the peer says it has sent in rounds since then */
-    uint32_t barren_rounds;
-    uint8_t *held; /* a datagram that injection delays */
+    uint64_t back_ns; /* when it was heard again after it had been still */
+    uint8_t *held;    /* a datagram that injection delays */
     uint32_t held_bytes;
     lc_early *early;    /* LC_EARLY of them */
     lc_waiting waiting; /* eager packets */
@@ -116,6 +113,9 @@ typedef struct {
     double inject_loss; /* share of its packets that injection drops here */
     int met;            /* it has the group: packets may go ahead of its READY */
     uint64_t heard_ns;  /* when it last said anything in this group */
+    uint64_t barren_ns; /* the first round's end since data of the group last came; 0: none has */
+    uint64_t barren_packets; /* that the peer says it has sent in rounds since then */
+    uint32_t barren_rounds;
     int dead;
     atomic_int doomed; /* dead as soon as the loop takes notice; any thread sets it */
     uint64_t packets_sent, packets_received, packets_missing;

@@ -152,11 +152,11 @@ void lc_inject_round(lc_in *in) {
 
 /* What the peer has sent in the round that ends, if nothing of it came. */
 static void note_barren(lc_in *in) {
-    lc_path *p = lc_path_from(in);
+    lc_member *m = &in->slot->op->group->members[in->peer];
     if (in->n_told && !in->came) {
-        if (!p->barren_rounds++)
-            p->barren_ns = host_of(in)->now;
-        p->barren_packets += in->n_told;
+        if (!m->barren_rounds++)
+            m->barren_ns = host_of(in)->now;
+        m->barren_packets += in->n_told;
     }
     in->n_told = 0;
     in->came = 0;
@@ -207,8 +207,6 @@ static void note_arrival(lc_in *in) {
 
 void lc_note_packet(lc_host *h, lc_path *p, const lc_header *header) {
     p->rx_taken++;
-    p->barren_rounds = 0;
-    p->barren_packets = 0;
     if (lc_link_seen(p, header->link_seq + 1)) {
         p->rx_echo_us = header->time_us; /* of an old packet it would tell how old that is */
         p->rx_echo_ns = h->came_ns;
@@ -356,6 +354,11 @@ static void data_arrived(lc_in *in, const lc_header *header, const uint8_t *payl
     recover(in, set);
 }
 
+static void note_fertile(lc_member *m) {
+    m->barren_rounds = 0;
+    m->barren_packets = 0;
+}
+
 void lc_in_take(lc_group *g, uint16_t peer, const lc_header *header, const uint8_t *payload,
                 int kept) {
     lc_path *p = g->members[peer].path;
@@ -363,6 +366,7 @@ void lc_in_take(lc_group *g, uint16_t peer, const lc_header *header, const uint8
     if (!op) {
         if (!kept)
             lc_note_packet(g->host, p, header);
+        note_fertile(&g->members[peer]);
         take_stale(g, p, header);
         return;
     }
@@ -376,6 +380,7 @@ void lc_in_take(lc_group *g, uint16_t peer, const lc_header *header, const uint8
     if (!kept)
         lc_note_packet(g->host, p, header);
     in->came = 1;
+    note_fertile(&g->members[peer]);
     if (in->parity && !in->parity->known && !header->round)
         lc_parity_begin(in->parity, header->fec, in->slot->n_packets, in->slot->packet_bytes);
     if (header->type == LC_PARITY) {

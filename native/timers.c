@@ -140,19 +140,18 @@ static int owes_to(const lc_op *op, uint16_t peer) {
 static int is_dead_link(const lc_op *op, uint16_t peer, lc_failure *why) {
     const lc_host *h = op->group->host;
     const lc_member *m = &op->group->members[peer];
-    const lc_path *p = m->path;
     uint64_t link_ns = op->group->config.link_ns;
     uint64_t begin = lc_later(op->started_ns, h->awake_ns);
     uint64_t silent = h->now - lc_later(m->heard_ns, begin);
-    uint64_t barren = h->now - lc_later(p->barren_ns, begin);
+    uint64_t barren = h->now - lc_later(m->barren_ns, begin);
     *why = (lc_failure){.code = LC_E_LINK, .peer = peer, .op = op->number};
     if (silent > link_ns && (awaits_from(op, peer) || owes_to(op, peer))) {
         why->mine[2] = silent;
         return 1;
     }
-    if (p->barren_rounds >= BARREN_ROUNDS && barren > link_ns && awaits_from(op, peer)) {
-        why->mine[0] = p->barren_packets;
-        why->mine[1] = p->barren_rounds;
+    if (m->barren_rounds >= BARREN_ROUNDS && barren > link_ns && awaits_from(op, peer)) {
+        why->mine[0] = m->barren_packets;
+        why->mine[1] = m->barren_rounds;
         why->mine[2] = barren;
         return 1;
     }

@@ -75,7 +75,9 @@ class Group:
         order = draw_order(0, self.number, self.op, world)
         return transpose.all_reduce(world, rank, COUNT, PAYLOAD // 4, order=order)
 
-    def submit(self, rank: int, data: np.ndarray, timeout: float = 20.0) -> int:
+    def submit(
+        self, rank: int, data: np.ndarray, timeout: float = 20.0, *, reliable: bool = False
+    ) -> int:
         call = Call(
             input=data.ctypes.data,
             output=data.ctypes.data,
@@ -83,7 +85,7 @@ class Group:
             scale=float(len(self.members)),
             signature=self.plan(rank).signature,
             timeout=timeout,
-            reliable=False,
+            reliable=reliable,
             repair=0,
             notify=False,
         )
@@ -192,6 +194,23 @@ def test_the_failure_of_a_group_is_its_own() -> None:
         sound.check(sound.start())
         failing.close()
         sound.check(sound.start())
+
+
+def test_a_link_that_is_dead_in_a_group_is_not_in_another() -> None:
+    """There a rank is only late."""
+    short = {"deadline_min": 0.2, "deadline_max": 0.5, "liveness": 0.5}
+    with hosts() as made:
+        cut = Group(made, 1, (0, 1, 2), inject="loss=1", **short)
+        sound = Group(made, 2, (0, 1, 2), **short)
+        data = sound.inputs()
+        tickets = {rank: sound.submit(rank, data[rank], 60.0, reliable=True) for rank in (1, 2)}
+        lost = cut.inputs()
+        pending = [cut.submit(rank, lost[rank], 60.0, reliable=True) for rank in range(3)]
+        for rank, ticket in enumerate(pending):
+            assert cut.end(rank, ticket)[0] == Code.LINK
+        time.sleep(0.2)  # many looks at what is pending
+        tickets[0] = sound.submit(0, data[0], 60.0, reliable=True)
+        sound.check((data, [tickets[rank] for rank in range(3)]))
 
 
 def test_groups_come_and_go_in_any_order() -> None:

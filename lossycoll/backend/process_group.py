@@ -113,7 +113,11 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
         return self._name
 
     def setGroupName(self, name: str) -> None:
-        """Sets the group's name in torch."""
+        """Sets the group's name in torch.
+
+        Args:
+            name: The name.
+        """
         self._name = name
 
     def getGroupDesc(self) -> str:
@@ -121,7 +125,11 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
         return self._description
 
     def setGroupDesc(self, description: str) -> None:
-        """Sets what the group is for."""
+        """Sets what torch says the group is for.
+
+        Args:
+            description: A few words.
+        """
         self._description = description
 
     def _get_backend(self, device: torch.device) -> Any:

@@ -66,8 +66,8 @@ NATIVE = (
     mutation(
         "own contribution not counted",
         "native/combine.c",
-        "    uint32_t total = arrived + (p.own != NULL);\n    s->count[k] = (uint16_t)total;",
-        "    uint32_t total = arrived;\n    s->count[k] = (uint16_t)total;",
+        "uint32_t weight = s->count[k] + p.own_weight, most",
+        "uint32_t weight = s->count[k], most",
         "native:test_engine",
     ),
     mutation(
@@ -151,8 +151,8 @@ NATIVE = (
     mutation(
         "only the first 128 packets asked for again",
         "native/control_out.c",
-        "for (uint32_t base = 128; base < s->n_packets; base += 128) {",
-        "for (uint32_t base = 128; base < 0; base += 128) {",
+        "for (uint32_t base = first + 128; base < s->n_packets; base += 128) {",
+        "for (uint32_t base = first + 128; base < 0; base += 128) {",
         f"{ENGINE}/test_oracle.py::test_senders_learn_what_was_given_up[2-0-loss=0.5,seed=14]",
     ),
     mutation(

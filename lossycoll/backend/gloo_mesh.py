@@ -29,8 +29,8 @@ SLICE_SECONDS: Final = 0.2
 """How often whoever waits for the mesh is asked whether to go on."""
 CONNECT_SECONDS: Final = 60.0
 """What gloo may take to connect, once all ranks have come."""
-TRIES: Final = 20
-"""Of making a device, where other sockets of this process begin to listen at the same moment."""
+QUIET_SECONDS: Final = 10.0
+"""How long a moment is sought in which no other socket of this process begins to listen."""
 
 _Gloo: Any = c10d.ProcessGroupGloo  # the stub lacks the constructor with options
 
@@ -179,7 +179,8 @@ def _devices(address: str) -> tuple[list[Any], set[Address]]:
     names = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
     asked = [{"interface": name} for name in names] or [{"hostname": address}]
     with _listening:
-        for _ in range(TRIES):
+        end = time.monotonic() + QUIET_SECONDS
+        while time.monotonic() < end:
             before = listeners()
             devices = [_Gloo.create_device(lazy_init=False, **one) for one in asked]
             found = listeners() - before

@@ -58,11 +58,11 @@ def rank_disturbed(rank: int, world: int) -> Any:
     mine: list[tuple[socket.socket, socket.socket, socket.socket]] = []
 
     def disturb() -> None:
-        while not over.is_set() and len(mine) < 200:
+        while not over.is_set() and len(mine) < 50:
             listener = socket.create_server(("127.0.0.1", 0))
             near = socket.create_connection(listener.getsockname())
             mine.append((listener, near, listener.accept()[0]))
-            time.sleep(0.001)
+            time.sleep(0.01)
 
     thread = threading.Thread(target=disturb)
     thread.start()
@@ -91,7 +91,7 @@ def rank_disturbed(rank: int, world: int) -> Any:
 def test_its_own_sockets_are_cut_and_no_others() -> None:
     ranks = run_good(rank_disturbed, 3, CALM)
     for rank, (_, caught, seconds, disturbed) in enumerate(ranks):
-        assert disturbed > 3, "nothing was disturbed"
+        assert disturbed > 1, "nothing was disturbed"
         if rank != 1:
             assert caught.kind == "AbortedError", f"rank {rank}: {caught}"
             assert seconds < 15, f"rank {rank} waited for the timeout"

@@ -1,10 +1,9 @@
 /* The engine's surface for callers: hosts, groups, and their operations. */
 #define _GNU_SOURCE
+#include "host.h"
 #include "loop.h"
-#include "step.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -34,189 +33,10 @@ static void call_attention(lc_host *h, int what) {
 
 /* ---- hosts ---- */
 
-static int host_config_ok(const lc_host_config *c) {
-    return c->address && c->processes >= 1 && c->process < c->processes && c->payload_bytes >= 64 &&
-           c->payload_bytes % 8 == 0 && c->socket_buffer >= 0 && c->pace_bytes_per_s >= 0;
-}
-
-static void free_host(lc_host *h) {
-    lc_pool_clear(&h->pool);
-    lc_link_close(h->link);
-    lc_waiter_close(&h->waiter);
-    for (uint16_t i = 0; h->paths && i < h->config.processes; i++) {
-        free(h->paths[i].records);
-        free(h->paths[i].held);
-        free(h->paths[i].early);
-    }
-    free(h->paths);
-    free(h->tail);
-    free(h->iov);
-    free(h->headers);
-    free(h->control_out);
-    lc_cells_drop(&h->cells);
-    pthread_mutex_destroy(&h->driving);
-    pthread_mutex_destroy(&h->lock);
-    pthread_mutex_destroy(&h->pool_lock);
-    free(h);
-}
-
-static int make_paths(lc_host *h) {
-    h->paths = calloc(h->config.processes, sizeof *h->paths);
-    if (!h->paths)
-        return 0;
-    uint64_t now = lc_clock_now(h->clock);
-    uint64_t day = lc_clock_time_of_day(h->clock);
-    for (uint16_t i = 0; i < h->config.processes; i++) {
-        lc_path *p = &h->paths[i];
-        p->number = i;
-        lc_pace_init(&p->pace, now, day - now, lc_wire_bytes_max(h));
-        if (i == h->config.process)
-            continue;
-        p->records = calloc(LC_RECORDS, sizeof *p->records);
-        p->early = calloc(LC_EARLY, sizeof *p->early);
-        p->held = malloc(lc_wire_bytes_max(h));
-        if (!p->records || !p->early || !p->held)
-            return 0;
-    }
-    return 1;
-}
-
-static int make_cells(lc_host *h) {
-    if (h->config.processes < 2)
-        return 1;
-    if (!lc_cells_make(&h->cells, h->config.eager_bytes, h->config.payload_bytes))
-        return 0;
-    h->eager = h->cells.n_cells / (h->config.processes - 1u);
-    return 1;
-}
-
-static int make_buffers(lc_host *h) {
-    size_t packets = (size_t)LC_BATCH_RUNS * LC_RUN_PACKETS;
-    h->tail = calloc(LC_TAIL, sizeof *h->tail);
-    h->iov = calloc(2 * packets, sizeof *h->iov);
-    h->headers = calloc(packets, LC_HEADER_BYTES);
-    h->control_out = calloc(LC_BATCH_RUNS, h->config.payload_bytes);
-    return h->tail && h->iov && h->headers && h->control_out;
-}
-
-/* Sets failure->code to LC_OK if it could. */
-static void open_link(lc_host *h, const lc_host_config *config, lc_link *given,
-                      lc_failure *failure) {
-    refuse(failure, LC_E_SYSTEM);
-    if (!lc_waiter_open(&h->waiter)) {
-        failure->sys_errno = errno;
-        return;
-    }
-    refuse(failure, LC_OK);
-    lc_link *link = given ? given : lc_link_open(config, h->clock, failure);
-    if (link && lc_wire_bytes_max(h) > link->packet_max) {
-        refuse(failure, LC_E_ARGUMENT);
-        if (!given)
-            lc_link_close(link);
-        return;
-    }
-    h->link = link;
-}
-
-lc_host *lc_host_open_in(const lc_host_config *config, const lc_setting *setting,
-                         lc_failure *failure) {
-    refuse(failure, LC_E_ARGUMENT);
-    if (!host_config_ok(config))
-        return NULL;
-    refuse(failure, LC_E_MEMORY);
-    lc_host *h = calloc(1, sizeof *h);
-    if (!h)
-        return NULL;
-    h->config = *config;
-    h->waiter.wake_fd = -1;
-    h->clock = setting->clock;
-    h->threadless = setting->link != NULL;
-    pthread_mutex_init(&h->driving, NULL);
-    pthread_mutex_init(&h->lock, NULL);
-    pthread_mutex_init(&h->pool_lock, NULL);
-    lc_rate_init(&h->rate, config->pace_bytes_per_s, lc_clock_now(h->clock));
-    if (make_buffers(h) && make_cells(h) && make_paths(h))
-        open_link(h, config, setting->link, failure);
-    if (failure->code != LC_OK) {
-        free_host(h);
-        return NULL;
-    }
-    h->config.address = NULL; /* what the caller points to is not kept */
-    return h;
-}
-
-lc_host *lc_host_open(const lc_host_config *config, lc_failure *failure) {
-    const lc_setting real = {.clock = &lc_system_clock};
-    return lc_host_open_in(config, &real, failure);
-}
-
-/* Signals are Python's to handle: the thread takes none. */
-static int start_thread(lc_host *h) {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(&h->thread, NULL, lc_progress, h);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (error)
-        return LC_E_SYSTEM;
-    (void)pthread_setname_np(h->thread, "lossycoll");
-    return LC_OK;
-}
-
-int lc_host_start(lc_host *h, uint64_t session, const lc_address *processes) {
-    int bad = -1;
-    uint16_t others = h->config.processes > 1 ? h->config.processes - 1u : 1;
-    if (h->running)
-        return LC_E_ARGUMENT;
-    int code = lc_link_set_peers(h->link, processes, h->config.processes, &bad);
-    if (code != LC_OK)
-        return code;
-    uint32_t share = lc_link_credits(h->link, lc_wire_bytes_max(h)) / others;
-    h->window = share ? share : 1;
-    h->expect =
-        (lc_expect){session, h->config.process, h->config.processes, h->config.payload_bytes};
-    for (uint16_t i = 0; i < h->config.processes; i++) {
-        h->paths[i].pace.same_host = lc_link_is_here(h->link, i);
-        h->paths[i].tx_window = 1; /* until the peer says what it can take */
-    }
-    if (h->threadless)
-        h->now = lc_clock_now(h->clock);
-    else
-        code = start_thread(h);
-    h->running = code == LC_OK;
-    return code;
-}
-
 void lc_host_close(lc_host *h) {
     while (h->registered)
         lc_group_close(h->registered);
-    if (h->running && !h->threadless) {
-        atomic_store(&h->stop, 1);
-        lc_waiter_wake(&h->waiter);
-        pthread_join(h->thread, NULL);
-    }
-    free_host(h);
-}
-
-void lc_host_link(lc_host *h, lc_link_info *info) {
-    lc_link_info_of(h->link, info);
-}
-
-int lc_host_event(lc_host *h, lc_event *event) {
-    pthread_mutex_lock(&h->lock);
-    int found = h->events_in != h->events_out;
-    if (found)
-        *event = h->events[h->events_out++ % LC_EVENTS];
-    pthread_mutex_unlock(&h->lock);
-    return found;
-}
-
-int lc_host_turn(lc_host *h) {
-    return lc_turn(h);
-}
-
-uint64_t lc_host_idle_ns(lc_host *h) {
-    return lc_idle_ns(h);
+    lc_host_free(h);
 }
 
 /* ---- groups ---- */
@@ -234,6 +54,7 @@ static int group_config_ok(const lc_host *h, const lc_group_config *c) {
 }
 
 static void free_group(lc_group *g) {
+    lc_mailbox_free(g->mail, &g->host->pool, &g->host->pool_lock);
     while (g->newest) {
         lc_op *op = g->newest;
         g->newest = op->older;
@@ -312,7 +133,8 @@ lc_group *lc_group_open(lc_host *h, const lc_group_config *config, lc_failure *f
     g->members = calloc(config->size, sizeof *g->members);
     g->peer_stats = calloc(config->size, sizeof *g->peer_stats);
     g->rank_of_process = malloc(h->config.processes * sizeof *g->rank_of_process);
-    int made = g->members && g->peer_stats && g->rank_of_process;
+    g->mail = lc_mailbox_new(config->size);
+    int made = g->members && g->peer_stats && g->rank_of_process && g->mail;
     if (made)
         refuse(failure, LC_E_ARGUMENT);
     if (!made || !place_members(g, config) || !register_group(h, g)) {
@@ -442,7 +264,7 @@ int lc_group_result(lc_group *g, int64_t ticket, lc_report *report, lc_failure *
     const lc_op *op = op_of(ticket);
     if (!is_finished(g, op))
         return LC_PENDING;
-    *report = op->report;
+    *report = op->told;
     *failure = op->failure;
     return op->failure.code;
 }
@@ -476,7 +298,7 @@ int lc_group_given_up(lc_group *g, int64_t ticket, uint16_t slot, uint16_t peer,
     if (!out || out->slot->n_packets != n_packets)
         return LC_E_ARGUMENT;
     for (uint32_t k = 0; k < n_packets; k++)
-        given_up[k] = out->given_up && lc_bit(out->again, k);
+        given_up[k] = out->slot->level->feedback && out->given_up && lc_bit(out->again, k);
     return LC_OK;
 }
 
@@ -505,10 +327,20 @@ int lc_group_streams(lc_group *g, int64_t ticket, lc_stream *streams, uint32_t r
     return (int)n;
 }
 
+uint32_t lc_group_lingering(lc_group *g) {
+    return atomic_load(&g->lingering);
+}
+
+uint32_t lc_group_oldest_lingering(lc_group *g) {
+    return atomic_load(&g->linger_oldest);
+}
+
 void lc_group_release(lc_group *g, int64_t ticket) {
     lc_op *op = op_of(ticket);
     pthread_mutex_lock(&g->host->lock);
     int finished = op->finished;
+    int lingers = op->lingers;
+    op->released = finished;
     if (finished) {
         if (op->newer)
             op->newer->older = op->older;
@@ -518,7 +350,7 @@ void lc_group_release(lc_group *g, int64_t ticket) {
             op->older->newer = op->newer;
     }
     pthread_mutex_unlock(&g->host->lock);
-    if (finished)
+    if (finished && !lingers) /* else the loop frees it */
         lc_op_free(op, &g->host->pool, &g->host->pool_lock);
 }
 
@@ -569,8 +401,17 @@ void lc_group_abort(lc_group *g, int code, int peer) {
 void lc_group_peer_dead(lc_group *g, int peer) {
     if (peer < 0 || peer >= g->config.size || peer == g->config.rank)
         return;
-    atomic_store(&g->members[peer].doomed, 1);
-    atomic_store(&g->doom, 1);
+    atomic_store(&g->members[peer].reported_dead, 1);
+    atomic_store(&g->departures, 1);
+    call_attention(g->host, LC_LOOK_GROUPS);
+    lc_nudge(g->host);
+}
+
+void lc_group_peer_left(lc_group *g, int peer) {
+    if (peer < 0 || peer >= g->config.size || peer == g->config.rank)
+        return;
+    atomic_store(&g->members[peer].left, 1);
+    atomic_store(&g->departures, 1);
     call_attention(g->host, LC_LOOK_GROUPS);
     lc_nudge(g->host);
 }

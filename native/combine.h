@@ -1,4 +1,5 @@
-/* Sums of packets. */
+/* Adds a packet that arrived to its slot, and finishes packets all of whose sources have settled.
+ */
 #ifndef LC_COMBINE_H
 #define LC_COMBINE_H
 

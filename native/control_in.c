@@ -4,6 +4,21 @@
 
 #include <string.h>
 
+#include "message.h"
+
+static int is_message(const lc_record *r) {
+    return r->slot == LC_SLOT_MESSAGE;
+}
+
+/* A record's operation: of a stream that comes, or of one that is sent. */
+static lc_op *op_coming(const lc_group *g, uint16_t peer, const lc_record *r) {
+    return is_message(r) ? lc_message_from(g, peer, r->op) : lc_find_op(g, r->op);
+}
+
+static lc_op *op_going(const lc_group *g, uint16_t peer, const lc_record *r) {
+    return is_message(r) ? lc_message_to(g, peer, r->op) : lc_find_op(g, r->op);
+}
+
 static void answer_done(lc_group *g, uint16_t peer, const lc_record *r, uint32_t missing) {
     lc_record done = {
         .kind = LC_R_DONE, .op = r->op, .slot = r->slot, .round = r->round, .a = missing};
@@ -156,22 +171,32 @@ static void close_round(lc_in *in, const lc_record *r) {
  * was lost on a level below, or it died with the rank that had it. */
 static int has_nothing(const lc_in *in, const lc_record *r) {
     const lc_op *op = in->slot->op;
-    return in->round && r->round == in->round && !r->a && in->state == LC_IN_OPEN &&
+    return in->round && r->round == in->round && !r->a && in->state == LC_IN_OPEN && !op->letter &&
            (op->may_lose || op->group->n_dead);
+}
+
+/* The end of a stream whose operation isn't here, not yet or not any more. */
+static void fin_of_none(lc_group *g, uint16_t peer, const lc_record *r) {
+    if (is_message(r)) {
+        if (!g->broken.code && lc_message_ended(g, peer, r->op))
+            answer_done(g, peer, r, 0);
+    } else if (lc_op_failed(g, r->op)) {
+        tell_failed(g, peer, r->op);
+    } else if (lc_op_posted(g, r->op)) {
+        answer_done(g, peer, r, 0);
+    }
 }
 
 static void on_fin(lc_group *g, uint16_t peer, const lc_record *r) {
     lc_path *p = g->members[peer].path;
     lc_link_seen(p, r->b);
-    lc_agree(g, r->op, peer); /* it is told to none but those who do */
+    if (!is_message(r))
+        lc_agree(g, r->op, peer); /* it is told to none but those who do */
     if (was_answered(g, p, r))
         return;
-    lc_op *op = lc_find_op(g, r->op);
+    lc_op *op = op_coming(g, peer, r);
     if (!op) {
-        if (lc_op_failed(g, r->op))
-            tell_failed(g, peer, r->op);
-        else if (lc_op_posted(g, r->op))
-            answer_done(g, peer, r, 0);
+        fin_of_none(g, peer, r);
         return;
     }
     lc_in *in = lc_op_in(op, r->slot, peer);
@@ -183,7 +208,7 @@ static void on_fin(lc_group *g, uint16_t peer, const lc_record *r) {
     int open = in->state == LC_IN_OPEN;
     if (has_nothing(in, r)) {
         lc_give_up(in, op->may_lose ? LC_CAUSE_LOSS : LC_CAUSE_PEER);
-    } else if (in->telling && r->round != in->round) {
+    } else if (in->reporting && r->round != in->round) {
         in->nack_ns = g->host->now; /* it has not heard all of what was given up */
     } else if (in->state == LC_IN_SETTLED) {
         answer_done(g, peer, r, in->slot->n_packets - in->n_arrived);
@@ -236,7 +261,7 @@ static void begin_round(lc_out *out, const lc_record *r) {
 
 /* The operation has ended here since nothing came from the peer for too long, and the peer still
  * says what it has given up. That nobody listens any more is told by the end that it waits for. */
-static void end_telling(lc_group *g, uint16_t peer, const lc_record *r) {
+static void end_reporting(lc_group *g, uint16_t peer, const lc_record *r) {
     lc_record fin = {.kind = LC_R_FIN,
                      .op = r->op,
                      .slot = r->slot,
@@ -246,10 +271,11 @@ static void end_telling(lc_group *g, uint16_t peer, const lc_record *r) {
 }
 
 static void on_nack(lc_group *g, uint16_t peer, const lc_record *r) {
-    lc_op *op = lc_find_op(g, r->op);
+    lc_op *op = op_going(g, peer, r);
     lc_out *out = op ? lc_op_out(op, r->slot, peer) : NULL;
-    if (!op && r->kind == LC_R_LOST && lc_op_posted(g, r->op) && !lc_op_failed(g, r->op)) {
-        end_telling(g, peer, r);
+    if (!op && !is_message(r) && r->kind == LC_R_LOST && lc_op_posted(g, r->op) &&
+        !lc_op_failed(g, r->op)) {
+        end_reporting(g, peer, r);
         return;
     }
     if (!out || !out->again || r->a % 128 || r->a >= r->b || r->b > out->slot->n_packets) {
@@ -273,11 +299,11 @@ static void on_nack(lc_group *g, uint16_t peer, const lc_record *r) {
 }
 
 /* A stream of an operation that has ended here; its group may have gone, too. */
-static void tail_done(lc_host *h, const lc_path *p, uint32_t group, const lc_record *r) {
-    for (uint32_t i = 0; i < h->n_tail; i++) {
-        const lc_tail *t = &h->tail[i];
+static void late_fin_done(lc_host *h, const lc_path *p, uint32_t group, const lc_record *r) {
+    for (uint32_t i = 0; i < h->n_late_fins; i++) {
+        const lc_late_fin *t = &h->late_fins[i];
         if (t->process == p->number && lc_names(&t->stream, group, r->op, r->slot)) {
-            h->tail[i] = h->tail[--h->n_tail];
+            h->late_fins[i] = h->late_fins[--h->n_late_fins];
             return;
         }
     }
@@ -285,9 +311,9 @@ static void tail_done(lc_host *h, const lc_path *p, uint32_t group, const lc_rec
 
 /* The peer has settled a stream; for an operation that it has ended altogether, every stream. */
 static void on_done(lc_group *g, uint16_t peer, const lc_record *r) {
-    lc_op *op = lc_find_op(g, r->op);
+    lc_op *op = op_going(g, peer, r);
     if (!op) {
-        tail_done(g->host, g->members[peer].path, g->config.number, r);
+        late_fin_done(g->host, g->members[peer].path, g->config.number, r);
         return;
     }
     for (uint32_t i = 0; i < op->n_slots; i++) {
@@ -340,7 +366,7 @@ static void on_ack(lc_host *h, lc_path *p, const lc_record *r) {
 }
 
 static void on_ask(lc_group *g, uint16_t peer, const lc_record *r) {
-    lc_op *op = lc_find_op(g, r->op);
+    lc_op *op = op_going(g, peer, r);
     lc_record answer = {.kind = LC_R_WAIT, .op = r->op, .slot = r->slot, .round = r->round};
     if (op) {
         lc_out *out = lc_op_out(op, r->slot, peer);
@@ -353,6 +379,8 @@ static void on_ask(lc_group *g, uint16_t peer, const lc_record *r) {
         }
         if (out->listed)
             return; /* it has packets to send and cannot: that is the network's doing */
+    } else if (is_message(r)) {
+        return;
     } else if (lc_op_failed(g, r->op)) {
         tell_failed(g, peer, r->op);
         return;
@@ -364,7 +392,7 @@ static void on_ask(lc_group *g, uint16_t peer, const lc_record *r) {
 }
 
 static void on_wait(lc_group *g, uint16_t peer, const lc_record *r) {
-    lc_op *op = lc_find_op(g, r->op);
+    lc_op *op = op_coming(g, peer, r);
     lc_in *in = op ? lc_op_in(op, r->slot, peer) : NULL;
     if (in)
         in->excused_ns = g->host->now;
@@ -386,12 +414,12 @@ static void on_mismatch(lc_group *g, uint16_t peer, const lc_record *r) {
  * closed hears nothing: it must not wait for it. */
 static void on_absent(lc_host *h, lc_path *p, uint32_t group, const lc_record *r) {
     if (r->kind == LC_R_DONE)
-        tail_done(h, p, group, r);
+        late_fin_done(h, p, group, r);
     else if (lc_group_gone(h, group))
         h->live.stale++;
-    else if (r->kind == LC_R_READY || r->kind == LC_R_WANT)
+    else if ((r->kind == LC_R_READY || r->kind == LC_R_WANT) && !is_message(r))
         note_early(p, group, r);
-    else if (r->kind == LC_R_ASK)
+    else if (r->kind == LC_R_ASK || r->kind == LC_R_MESSAGE || (r->kind == LC_R_MAIL && r->a))
         tell_waiting(p, group, r, r->slot);
     else
         h->live.stale++;
@@ -402,8 +430,19 @@ static void on_group(lc_group *g, uint16_t peer, const lc_record *r) {
         g->members[peer].met = 1;
     switch (r->kind) {
     case LC_R_READY:
+        if (is_message(r))
+            lc_message_granted(g, peer, r);
+        else
+            on_call(g, peer, r);
+        break;
     case LC_R_WANT:
         on_call(g, peer, r);
+        break;
+    case LC_R_MESSAGE:
+        lc_message_announced(g, peer, r);
+        break;
+    case LC_R_MAIL:
+        lc_message_mail(g, peer, r);
         break;
     case LC_R_FIN:
         on_fin(g, peer, r);

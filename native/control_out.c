@@ -53,12 +53,12 @@ static uint64_t missing_word(const lc_in *in, uint32_t base) {
 
 /* Each record names what is missing of 128 packets, and says that nothing else is missing before b,
  * where the next record begins. So the sender knows when it has heard of every packet, whichever
- * records were lost and whatever arrives between one telling and the next. What finds no room in
+ * records were lost and whatever arrives between one record and the next. What finds no room in
  * the path's list is told once that has been sent (lc_tell_more). */
 static void tell_from(lc_in *in, uint32_t first) {
     const lc_op_slot *s = in->slot;
     const lc_path *p = lc_path_from(in);
-    lc_record r = {.kind = in->telling ? LC_R_LOST : LC_R_NACK,
+    lc_record r = {.kind = in->reporting ? LC_R_LOST : LC_R_NACK,
                    .op = s->op->number,
                    .slot = s->desc.number,
                    .round = in->round,
@@ -96,7 +96,7 @@ void lc_tell_more(lc_in *in) {
 /* The echo travels with the time it was kept here, or waiting would pass for a long way. It is told
  * once: what FIN or PROBE say about later packets, or none that came, tells nothing of the way. */
 static lc_record ack_of(const lc_host *h, const lc_path *p) {
-    lc_record r = {.kind = LC_R_ACK, .a = p->rx_next, .b = h->window, .d = p->rx_taken};
+    lc_record r = {.kind = LC_R_ACK, .a = p->rx_next, .b = p->interface->window, .d = p->rx_taken};
     if (p->rx_echo_ns) {
         r.c = ((h->now - p->rx_echo_ns) / 1000 + 1) << 32 | p->rx_echo_us;
         r.op = (uint32_t)(p->rx_echo_ns / 1000);
@@ -125,9 +125,10 @@ static void control_went(const lc_host *h, lc_path *p) {
 }
 
 /* Puts one datagram for a process into a run, an acknowledgement first. */
-static void put_control(lc_host *h, const lc_path *p, lc_run *run, int i) {
+static void put_control(const lc_host *h, const lc_path *p, lc_run *run, int i) {
+    const lc_interface *via = p->interface;
     uint32_t n = records_in_one(h, p);
-    uint8_t *payload = h->control_out + (size_t)i * h->config.payload_bytes;
+    uint8_t *payload = via->control_out + (size_t)i * h->config.payload_bytes;
     lc_record ack = ack_of(h, p);
     lc_record_put(payload, &ack);
     for (uint32_t k = 0; k < n; k++)
@@ -141,18 +142,18 @@ static void put_control(lc_host *h, const lc_path *p, lc_run *run, int i) {
                         .count = (uint16_t)(n + 1),
                         .type = LC_CONTROL};
     size_t first = (size_t)i * LC_RUN_PACKETS;
-    *run = (lc_run){&h->iov[2 * first], 1, LC_HEADER_BYTES + header.length, p->number};
-    run->iov[0] = (struct iovec){h->headers + first * LC_HEADER_BYTES, LC_HEADER_BYTES};
+    *run = (lc_run){&via->iov[2 * first], 1, LC_HEADER_BYTES + header.length, p->number};
+    run->iov[0] = (struct iovec){via->headers + first * LC_HEADER_BYTES, LC_HEADER_BYTES};
     run->iov[1] = (struct iovec){payload, header.length};
     lc_wire_put(run->iov[0].iov_base, &header);
 }
 
-/* Gathers a datagram for each of the processes from *next on that have something to hear, as many
- * as fit a batch. Returns how many. */
-static int gather_control(lc_host *h, lc_run *runs, uint16_t *next) {
+/* Gathers a datagram for each of the paths from *next on that have something to tell, as many as
+ * fit a batch. Returns how many. */
+static int gather_control(const lc_host *h, const lc_interface *via, lc_run *runs, uint16_t *next) {
     int n = 0;
-    for (; n < LC_BATCH_RUNS && *next < h->config.processes; (*next)++) {
-        const lc_path *p = &h->paths[*next];
+    for (; n < LC_BATCH_RUNS && *next < via->n_paths; (*next)++) {
+        const lc_path *p = via->paths[*next];
         if (!p->n_records && !p->ack_due)
             continue;
         put_control(h, p, &runs[n], n);
@@ -163,12 +164,11 @@ static int gather_control(lc_host *h, lc_run *runs, uint16_t *next) {
 
 /* Sends one batch. Returns whether the link took all of it; *more: some process has further
  * records. */
-static int flush_some(lc_host *h, const lc_run *runs, int n, int *more) {
+static int flush_some(lc_host *h, lc_interface *via, const lc_run *runs, int n, int *more) {
     int error = 0;
-    int sent = lc_link_send(h->link, runs, n, &error);
+    int sent = lc_link_send(via->link, runs, n, &error);
     if (sent < 0) {
-        lc_failure why = {.code = LC_E_SYSTEM, .sys_errno = error, .peer = -1};
-        lc_fail_all(h, &why);
+        lc_fail_interface(h, via, error);
         return 0;
     }
     for (int i = 0; i < sent; i++) {
@@ -177,21 +177,26 @@ static int flush_some(lc_host *h, const lc_run *runs, int n, int *more) {
         *more |= p->n_records > 0;
     }
     h->live.control_sent += (uint64_t)sent;
-    h->control_waits = sent < n;
+    via->control_waits = sent < n;
     return sent == n;
 }
 
 /* Control follows the data that it speaks of: only when no data waits for the link. What the link
  * doesn't take stays in its list, and its echo untold. */
-void lc_send_control(lc_host *h) {
+void lc_send_control_by(lc_host *h, lc_interface *via) {
     lc_run runs[LC_BATCH_RUNS];
-    h->control_waits = 0;
-    int more = h->n_runs == 0;
+    via->control_waits = 0;
+    int more = via->n_runs == 0 && !via->failed.code;
     while (more) {
         more = 0;
         uint16_t next = 0;
-        for (int n; (n = gather_control(h, runs, &next)) > 0;)
-            if (!flush_some(h, runs, n, &more))
+        for (int n; (n = gather_control(h, via, runs, &next)) > 0;)
+            if (!flush_some(h, via, runs, n, &more))
                 return;
     }
+}
+
+void lc_send_control(lc_host *h) {
+    for (uint16_t i = 0; i < h->n_interfaces; i++)
+        lc_send_control_by(h, &h->interfaces[i]);
 }

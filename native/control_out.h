@@ -15,7 +15,9 @@ void lc_tell_more(lc_in *in);
 /* Queues a record about a group (0: about the path) that may not be here. */
 void lc_tell_path(lc_path *p, uint32_t group, const lc_record *record);
 void lc_tell_probe(lc_path *p);
-/* Sends what is queued, as far as the link takes it; the rest stays. May record a failure. */
+/* Sends what is queued, as far as the links take it; the rest stays. May record failures. */
 void lc_send_control(lc_host *h);
+/* The same of one link. */
+void lc_send_control_by(lc_host *h, lc_interface *via);
 
 #endif

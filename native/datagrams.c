@@ -74,10 +74,17 @@ static void control(lc_host *h, lc_path *p, lc_group *g, const lc_header *header
     }
 }
 
-static void one_packet(lc_host *h, const lc_arrival *arrival, const uint8_t *packet, uint32_t n) {
+/* A process is believed only by the link that reaches it. */
+static int is_from(const lc_host *h, const lc_interface *via, const lc_arrival *arrival,
+                   uint16_t sender) {
+    return h->paths[sender].interface == via && lc_link_is_from(via->link, arrival, sender);
+}
+
+static void one_packet(lc_host *h, const lc_interface *via, const lc_arrival *arrival,
+                       const uint8_t *packet, uint32_t n) {
     lc_header header;
     enum lc_verdict verdict = lc_wire_get(packet, n, &h->expect, &header);
-    if (verdict == LC_GOOD && !lc_link_is_from(h->link, arrival, header.sender))
+    if (verdict == LC_GOOD && !is_from(h, via, arrival, header.sender))
         verdict = LC_FOREIGN;
     if (verdict != LC_GOOD) {
         h->live.malformed += verdict == LC_MALFORMED;
@@ -98,12 +105,12 @@ static void one_packet(lc_host *h, const lc_arrival *arrival, const uint8_t *pac
         deliver(h, p, g, &header, packet + LC_HEADER_BYTES);
 }
 
-/* What is there is taken up to a bound, so that sending gets its turn. */
-int lc_receive(lc_host *h) {
+/* What is there is taken up to a bound, so that other links and sending get their turn. */
+static int receive_by(lc_host *h, const lc_interface *via) {
     lc_arrival arrivals[LC_RECEIVE_BUFFERS];
     int any = 0;
     for (int turn = 0; turn < CALLS_PER_TURN; turn++) {
-        int n = lc_link_receive(h->link, arrivals, LC_RECEIVE_BUFFERS);
+        int n = lc_link_receive(via->link, arrivals, LC_RECEIVE_BUFFERS);
         if (n > 0)
             lc_read_clock(h); /* nothing can have come later than this */
         for (int i = 0; i < n; i++) {
@@ -112,12 +119,20 @@ int lc_receive(lc_host *h) {
                 h->live.malformed++;
             for (uint32_t at = 0; at < a->length; at += a->stride) {
                 uint32_t left = a->length - at;
-                one_packet(h, a, a->data + at, left < a->stride ? left : a->stride);
+                one_packet(h, via, a, a->data + at, left < a->stride ? left : a->stride);
             }
         }
         any |= n > 0;
         if (n < LC_RECEIVE_BUFFERS)
             break;
     }
+    return any;
+}
+
+int lc_receive(lc_host *h) {
+    int any = 0;
+    for (uint16_t i = 0; i < h->n_interfaces; i++)
+        if (!h->interfaces[i].failed.code)
+            any |= receive_by(h, &h->interfaces[i]);
     return any;
 }

@@ -1,6 +1,8 @@
 /* Data that comes: eager packets wait until both ends are known to mean the same operation. */
 #include "eager.h"
 
+#include "message.h"
+
 /* Whether an eager packet has come too early. Until both are known to mean the same by the
  * operation, a packet of the peer's may be of another one. */
 static int must_wait(const lc_group *g, uint16_t peer, const lc_header *header) {
@@ -24,6 +26,10 @@ static void keep(lc_group *g, lc_path *p, const lc_header *header, const uint8_t
 }
 
 void lc_data_arrived(lc_group *g, uint16_t peer, const lc_header *header, const uint8_t *payload) {
+    if (header->slot == LC_SLOT_MESSAGE) {
+        lc_message_data(g, peer, header, payload);
+        return;
+    }
     if (!header->eager) {
         lc_agree(g, header->op, peer); /* who sends it has seen that both do */
     } else if (must_wait(g, peer, header)) {

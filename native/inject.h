@@ -2,7 +2,7 @@
  * lossycoll/plan/faults.py is the same function; the oracle test holds the two together.
  *
  * With burst > 1 at least one packet arrives between two bursts, so the loss cannot exceed
- * burst / (burst + 1) unless it is 1; inject.py refuses what is more, here the
+ * burst / (burst + 1) unless it is 1; faults.py refuses what is more, here the
  * excess is not lost. */
 #ifndef LC_INJECT_H
 #define LC_INJECT_H

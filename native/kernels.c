@@ -1,4 +1,5 @@
-/* Sums of packets; see kernels.h for the contract and kernels_target.h for the loops. */
+/* Which kernels this processor runs; see kernels.h for the contract and kernels_target.h for the
+ * loops. */
 #include "kernels.h"
 
 #include <string.h>

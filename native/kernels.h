@@ -1,5 +1,6 @@
-/* Sums of packets. acc is float for LC_F16 and LC_BF16, double for LC_F64, float for LC_F32; all
- * other pointers are of the wire type. Every pointer may be unaligned. n counts elements.
+/* Arithmetic on vectors of elements, for codec.c; it knows no packets. acc is float for LC_F16 and
+ * LC_BF16, double for LC_F64, float for LC_F32; all other pointers are of the wire type. Every
+ * pointer may be unaligned. n counts elements.
  *
  * All variants give the same bits: one rounding to nearest even per operation, factors rounded to
  * the accumulator's type first, NaNs kept. Buffers overlap not at all or, where

@@ -5,7 +5,7 @@
  *   FROM_WIRE(v), TO_WIRE(v)
  *
  * A kernel is one loop over a register's worth of elements. The last of them may be partial: it is
- * loaded and stored through a buffer, so that a tail is computed by the same code as the rest.
+ * loaded and stored through a buffer, so that it is computed by the same code as the others.
  */
 #define K(name)   JOIN3(name, DTYPE, VARIANT)
 #define LANES     (sizeof(VECTOR) / sizeof(SCALAR))

@@ -13,6 +13,7 @@
 #include "lossycoll.h"
 
 enum {
+    LC_LINKS = 4,           /* of one host, at most */
     LC_RUN_PACKETS = 64,    /* packets in one run */
     LC_RUN_BYTES = 65000,   /* and their bytes, headers included */
     LC_BATCH_RUNS = 8,      /* runs handed over in one call */
@@ -58,7 +59,7 @@ typedef struct lc_link_ops {
     uint64_t (*completed)(lc_link *link); /* NULL: what is handed over is free on return */
     int (*receive)(lc_link *link, lc_arrival *arrivals, int max);
     int (*is_from)(const lc_link *link, const lc_arrival *arrival, uint16_t peer);
-    int (*descriptors)(const lc_link *link, int blocked, struct pollfd *fds, uint64_t *timeout_ns);
+    int (*descriptors)(lc_link *link, int blocked, struct pollfd *fds, uint64_t *timeout_ns);
     int (*event)(lc_link *link, lc_event *event);
     void (*figures)(const lc_link *link, lc_link_figures *figures);
 } lc_link_ops;
@@ -87,18 +88,6 @@ static inline int lc_link_set_peer(lc_link *link, uint16_t peer, const lc_addres
     return link->ops->set_peer(link, peer, address);
 }
 
-/* The first n peers at once. *bad: whose address is unusable. */
-static inline int lc_link_set_peers(lc_link *link, const lc_address *peers, uint16_t n, int *bad) {
-    for (uint16_t i = 0; i < n; i++) {
-        int code = lc_link_set_peer(link, i, &peers[i]);
-        if (code != LC_OK) {
-            *bad = i;
-            return code;
-        }
-    }
-    return LC_OK;
-}
-
 /* Whether a peer's address is one of this host's, as far as that can be told. */
 static inline int lc_link_is_here(const lc_link *link, uint16_t peer) {
     return link->ops->is_here(link, peer);
@@ -117,7 +106,7 @@ static inline uint32_t lc_link_credits(const lc_link *link, uint32_t packet_byte
 
 /* Hands runs over in order. Returns how many packets of all runs, counted in order, are gone (sent,
  * or dropped by a local rule, which is loss like any other). Fewer than asked means that the link
- * takes no more now: try the rest when lc_waiter_sleep returns. A link whose system fails (an
+ * takes no more now: try the rest after a sleep (lc_sleep_on). A link whose system fails (an
  * interface that is down, an address that is gone, no memory) takes nothing and tries again by
  * itself, slower and slower; lc_link_event says so. < 0: it will never send again, with errno in
  * *sys_errno. */
@@ -144,9 +133,11 @@ static inline int lc_link_is_from(const lc_link *link, const lc_arrival *arrival
 }
 
 /* What to sleep on: up to LC_LINK_DESCRIPTORS of them, and *timeout_ns lowered where the link wants
- * to be asked sooner. blocked: it has taken fewer packets than asked, and shall wake who sleeps
- * when it takes more. Returns the number. */
-static inline int lc_link_descriptors(const lc_link *link, int blocked, struct pollfd *fds,
+ * to be asked sooner (0: something has come). Asked before each sleep, so a link whose peers have
+ * to know that somebody sleeps tells them here, and then looks once more. While one thread sleeps,
+ * another may use the link. blocked: it has taken fewer packets than asked, and shall wake who
+ * sleeps when it takes more. Returns the number. */
+static inline int lc_link_descriptors(lc_link *link, int blocked, struct pollfd *fds,
                                       uint64_t *timeout_ns) {
     return link->ops->descriptors(link, blocked, fds, timeout_ns);
 }

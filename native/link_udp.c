@@ -209,7 +209,7 @@ static uint32_t credits(const lc_link *link, uint32_t packet_bytes) {
 }
 
 /* The kernel would call a socket writable whose sends fail for other reasons than a full buffer. */
-static int descriptors(const lc_link *link, int blocked, struct pollfd *fds, uint64_t *timeout_ns) {
+static int descriptors(lc_link *link, int blocked, struct pollfd *fds, uint64_t *timeout_ns) {
     const lc_udp *u = lc_udp_of_const(link);
     short events = POLLIN;
     if (blocked && u->failing.until_ns) {

@@ -4,6 +4,8 @@
 
 #include <sched.h>
 
+#include "linger.h"
+#include "message.h"
 #include "operations.h"
 #include "timers.h"
 
@@ -16,6 +18,12 @@ static const uint64_t STAND_BY_NS = 2000000;  /* how often the thread looks whet
 
 static void enqueue(lc_op *op) {
     lc_group *g = op->group;
+    if (op->letter) {
+        lc_message_start(op);
+        if (g->broken.code)
+            lc_fail(g, &g->broken);
+        return;
+    }
     op->next = NULL;
     if (g->queue_last)
         g->queue_last->next = op;
@@ -52,16 +60,21 @@ static void adopt(lc_host *h, lc_group *g) {
         g->next_in_bucket = h->bucket[at];
         h->bucket[at] = g;
         h->published_ns = 0; /* its figures are told at once */
+        for (uint16_t i = 0; i < h->n_interfaces; i++)
+            if (h->interfaces[i].failed.code && lc_group_uses(g, &h->interfaces[i]))
+                lc_fail(g, &h->interfaces[i].failed);
         g = next;
     }
 }
 
-static void bury_doomed(lc_group *g) {
-    if (!atomic_exchange(&g->doom, 0))
+static void note_departures(lc_group *g) {
+    if (!atomic_exchange(&g->departures, 0))
         return;
     for (uint16_t i = 0; i < g->config.size; i++)
-        if (atomic_load(&g->members[i].doomed) && !g->members[i].dead)
-            lc_bury(g, i);
+        if (atomic_load(&g->members[i].reported_dead) && !g->members[i].dead)
+            lc_member_lost(g, i);
+        else if (atomic_load(&g->members[i].left) && !g->mail->peers[i].gone)
+            lc_left(g, i);
 }
 
 static void obey_abort(lc_group *g) {
@@ -106,7 +119,7 @@ static void look_at_groups(lc_host *h) {
     static const lc_failure closed = {.code = LC_E_CLOSED, .peer = -1};
     for (lc_group *g = h->groups; g; g = g->next) {
         obey_abort(g);
-        bury_doomed(g);
+        note_departures(g);
         if (atomic_load(&g->closing))
             lc_fail(g, &closed);
     }
@@ -187,19 +200,35 @@ static lc_peer_stats figures_of(const lc_group *g, const lc_member *m) {
 /* Under the lock. What callers don't take in time is only counted. */
 static void take_events(lc_host *h) {
     lc_event event;
-    while (h->events_in - h->events_out < LC_EVENTS && lc_link_event(h->link, &event))
-        h->events[h->events_in++ % LC_EVENTS] = event;
+    for (uint16_t i = 0; i < h->n_interfaces; i++)
+        while (h->events_in - h->events_out < LC_EVENTS &&
+               lc_link_event(h->interfaces[i].link, &event)) {
+            event.link = i;
+            h->events[h->events_in++ % LC_EVENTS] = event;
+        }
+}
+
+static void take_figures(lc_host *h) {
+    lc_link_figures all = {.send_calls = 0};
+    for (uint16_t i = 0; i < h->n_interfaces; i++) {
+        lc_link_figures of_one;
+        lc_link_figures_of(h->interfaces[i].link, &of_one);
+        all.overflow += of_one.overflow;
+        all.send_calls += of_one.send_calls;
+        all.receive_calls += of_one.receive_calls;
+        all.refused += of_one.refused;
+        all.failed += of_one.failed;
+    }
+    h->live.socket_overflow = all.overflow;
+    h->live.send_calls = all.send_calls;
+    h->live.receive_calls = all.receive_calls;
+    h->live.fast_path_refusals = all.refused;
+    h->live.send_failures = all.failed;
 }
 
 /* Takes the lock. */
 static void publish(lc_host *h) {
-    lc_link_figures figures;
-    lc_link_figures_of(h->link, &figures);
-    h->live.socket_overflow = figures.overflow;
-    h->live.send_calls = figures.send_calls;
-    h->live.receive_calls = figures.receive_calls;
-    h->live.fast_path_refusals = figures.refused;
-    h->live.send_failures = figures.failed;
+    take_figures(h);
     pthread_mutex_lock(&h->lock);
     take_events(h);
     h->stats = h->live;
@@ -213,14 +242,16 @@ static void publish(lc_host *h) {
 
 /* ---- waiting ---- */
 
-/* How long until some rate lets a packet go; UINT64_MAX when none holds one back. */
+/* How long until some rate lets a packet go; UINT64_MAX when none holds one back, or only such
+ * as wait for their link. */
 static uint64_t gate_delay(const lc_host *h) {
     uint64_t least = UINT64_MAX;
     uint32_t bytes = lc_wire_bytes_max(h);
     uint64_t own = lc_rate_delay(&h->rate, h->now, bytes);
     for (uint16_t i = 0; i < h->config.processes; i++) {
         const lc_path *p = &h->paths[i];
-        if (!p->outs || p->tx_next - p->tx_acked >= lc_pace_window(&p->pace, p->tx_window))
+        if (!p->outs || lc_is_blocked(p->interface) ||
+            p->tx_next - p->tx_acked >= lc_pace_window(&p->pace, p->tx_window))
             continue;
         uint64_t delay = lc_later(lc_pace_delay(&p->pace, h->now, bytes), own);
         if (delay < least)
@@ -242,27 +273,25 @@ static int is_wanted(lc_host *h) {
 /* Takes the mutex `driving` again after a sleep. As long as callers drive, the thread only looks
  * now and then whether they still do, and their packets don't wake it. woken: somebody wants it. */
 static void stand_by(lc_host *h, int woken) {
+    lc_sleep sleep;
     for (;;) {
         uint32_t drives = atomic_load(&h->drives);
         int alone = woken || drives == h->drives_seen;
         h->drives_seen = drives;
-        if (alone && pthread_mutex_trylock(&h->driving) == 0)
+        if (alone && pthread_mutex_trylock(&h->driving) == 0) {
+            atomic_store(&h->standing_by, 0);
             return;
-        woken = lc_waiter_sleep(&h->waiter, NULL, 0, 0, STAND_BY_NS);
+        }
+        atomic_store(&h->standing_by, 1);
+        lc_sleep_begin(&sleep, STAND_BY_NS);
+        woken = lc_waiter_sleep(&h->waiter, &sleep);
     }
-}
-
-/* The link was full. */
-static int is_blocked(const lc_host *h) {
-    return h->n_runs > 0 || h->control_waits;
 }
 
 uint64_t lc_idle_ns(const lc_host *h) {
     uint64_t until = h->tick_ns > h->now ? h->tick_ns - h->now : 0;
-    uint64_t delay = gate_delay(h);
-    if (!delay && !is_blocked(h))
-        return 0; /* a timer of this turn has made packets ready */
-    return delay && delay < until ? delay : until;
+    uint64_t delay = gate_delay(h); /* 0: a timer of this turn has made packets ready */
+    return delay < until ? delay : until;
 }
 
 static void rest(lc_host *h) {
@@ -271,14 +300,18 @@ static void rest(lc_host *h) {
         return;
     }
     uint64_t until = lc_idle_ns(h);
-    uint32_t blocked = (uint32_t)is_blocked(h);
     if (!until)
         return;
+    lc_sleep sleep;
+    lc_sleep_begin(&sleep, until);
+    for (uint16_t i = 0; i < h->n_interfaces; i++)
+        if (!h->interfaces[i].failed.code)
+            lc_sleep_on(&sleep, h->interfaces[i].link, lc_is_blocked(&h->interfaces[i]));
     atomic_store(&h->sleeping, 1);
     pthread_mutex_unlock(&h->driving);
     int woken = is_wanted(h);
     if (!woken)
-        woken = lc_waiter_sleep(&h->waiter, &h->link, 1, blocked, until);
+        woken = lc_waiter_sleep(&h->waiter, &sleep);
     stand_by(h, woken);
     atomic_store(&h->sleeping, 0);
 }
@@ -320,6 +353,14 @@ void lc_nudge(lc_host *h) {
         lc_waiter_wake(&h->waiter);
 }
 
+/* Whether nothing of what is left is urgent after this one: the thread, which looks every now and
+ * then, does without being woken. */
+static int waits_for_answers(const lc_host *h, const lc_op *op) {
+    if (!op->finished)
+        return 0;
+    return op->letter || (h->active == h->lingering && !h->queued && lc_linger_sent(op));
+}
+
 void lc_drive(lc_host *h, const lc_op *op, uint64_t longest_ns) {
     if (pthread_mutex_trylock(&h->driving) != 0) {
         lc_nudge(h);
@@ -334,9 +375,23 @@ void lc_drive(lc_host *h, const lc_op *op, uint64_t longest_ns) {
     } while (!op->finished && h->now - h->busy_ns < DRIVE_SPIN_NS && h->now - begin < longest_ns &&
              !atomic_load(&h->stop));
     /* It would sleep as long as there was nothing to do when it fell asleep. */
-    int needed = h->active || h->n_tail || h->queued || atomic_load(&h->stop);
+    int needed = h->active || h->n_late_fins || h->queued || atomic_load(&h->stop);
+    int soon = waits_for_answers(h, op) && atomic_load(&h->standing_by);
     pthread_mutex_unlock(&h->driving);
     /* Who wanted something meanwhile woke the thread, which found the mutex taken. */
+    if ((needed && !soon) || is_wanted(h))
+        lc_nudge(h);
+}
+
+void lc_kick(lc_host *h) {
+    if (pthread_mutex_trylock(&h->driving) != 0) {
+        lc_nudge(h);
+        return;
+    }
+    atomic_fetch_add(&h->drives, 1);
+    lc_turn(h);
+    int needed = h->active && !atomic_load(&h->standing_by);
+    pthread_mutex_unlock(&h->driving);
     if (needed || is_wanted(h))
         lc_nudge(h);
 }

@@ -18,4 +18,8 @@ void lc_nudge(lc_host *h);
  * wake none. Takes `driving`; if the thread has it, it only wakes that. */
 void lc_drive(lc_host *h, const lc_op *op, uint64_t longest_ns);
 
+/* A caller takes one turn, for what it has left in the inbox: what goes at once need wake nobody.
+ * If the thread stands by, it takes over within a few milliseconds, without being woken. */
+void lc_kick(lc_host *h);
+
 #endif

@@ -83,7 +83,7 @@ enum lc_fast_path {
     LC_STAMPS = 32 /* when the kernel got a datagram */
 };
 
-/* A process among those that it meets: one socket, one thread. */
+/* A process among those that it meets: its links, one thread. */
 typedef struct {
     const char *address; /* numeric address to bind; its family decides IPv4 or IPv6 */
     uint16_t port;       /* 0: the kernel chooses */
@@ -125,9 +125,14 @@ enum lc_code {
     LC_E_TIMEOUT = -5,  /* a peer never took part within the operation's timeout */
     LC_E_ABORTED = -6,  /* lc_group_abort, or a peer's failure */
     LC_E_CLOSED = -7,
-    LC_E_LINK = -8 /* a link delivers nothing, or no data, within link_ns: lc_failure.mine has the
+    LC_E_LINK = -8, /* a link delivers nothing, or no data, within link_ns: lc_failure.mine has the
                       packets of data that the peer said it sent (0: nothing was heard at all), in
                       how many rounds, and for how many ns */
+    LC_E_MESSAGE = -9, /* a message isn't what its receive expects. mine: tag, elements, type of
+                          the receive; theirs: of the message */
+    LC_E_MESSAGE_LATE = -10, /* a send or receive wasn't done within its timeout. mine: tag,
+                                elements, type; theirs: timeout_ns, 1 for a send */
+    LC_E_PEER = -11          /* the message's peer died or left: only this message fails */
 };
 
 typedef struct {
@@ -228,12 +233,14 @@ typedef struct {
     uint16_t payload_bytes;
 } lc_link_info;
 
+/* How a process is reached: by which of the host's links, and what that one needs to know. */
 typedef struct {
     const char *host; /* numeric */
     uint16_t port;
+    uint16_t link; /* its number, from 0 */
 } lc_address;
 
-/* What happens to a link that goes on by itself. */
+/* What happens to links that go on by themselves. */
 enum lc_event_kind {
     LC_EVENT_REFUSED = 1, /* a fast path to a process: done without it, and tried again later */
     LC_EVENT_LOST = 2,    /* packets to a process are dropped in this machine, which is loss */
@@ -247,6 +254,7 @@ typedef struct {
     int32_t peer;       /* a process, or -1: all */
     uint32_t fast_path; /* which lc_fast_path bit was refused */
     uint64_t waited_ns;
+    uint16_t link; /* its number */
 } lc_event;
 
 typedef struct {
@@ -266,6 +274,8 @@ typedef struct {
     uint8_t waits;         /* the caller waits for it at once: the first wait does the engine's work
                               itself, as long as packets come, and nobody does before; not with
                               notify */
+    uint8_t lingers;       /* where this rank only sends, and little, it is done once that is
+                              copied. What fails it later fails the group */
     const uint8_t *needed; /* which this rank needs: a byte for each packet of each copy that comes
                               from a peer on a selective level, in the plan's order; NULL: none. Not
                               read after submit */
@@ -280,19 +290,34 @@ typedef struct {
                             from seeing that */
 } lc_call;
 
+/* A send or a receive. Messages from one rank to another arrive in the order of their sends. */
+typedef struct {
+    void *data; /* the elements, or room for them */
+    uint64_t elements;
+    uint64_t tag;           /* a receive gets messages of its tag alone */
+    uint64_t timeout_ns;    /* 0: none */
+    int64_t ticket;         /* set by post: what it returns */
+    uint32_t type;          /* of the elements: equal at both ends; means nothing here */
+    uint16_t element_bytes; /* 1 to 64 */
+    int32_t peer;           /* rank in the group; -1: a receive from any */
+    uint8_t receive;
+} lc_message;
+
 typedef struct lc_host lc_host;
 typedef struct lc_group lc_group;
 
 const char *lc_version(void);
-/* Opens the socket. NULL on failure, with the reason in *failure. */
+/* Opens the links. NULL on failure, with the reason in *failure. LC_E_ARGUMENT where a packet is
+ * larger than one of them carries: mine[0] has its bytes, theirs[0] the link's limit. */
 lc_host *lc_host_open(const lc_host_config *config, lc_failure *failure);
-/* Makes the processes known (an address for each) and starts the progress thread. */
+/* Makes the processes known (an address for each) and starts the progress thread. LC_E_ARGUMENT for
+ * an address that its link can't use, or of a link that isn't there. */
 int lc_host_start(lc_host *host, uint64_t session, const lc_address *processes);
-/* Stops and joins the thread, closes the socket and frees the host. Its groups are closed before.
- */
+/* Stops and joins the thread, closes the links and frees the host. Its groups are closed before. */
 void lc_host_close(lc_host *host);
-void lc_host_link(lc_host *host, lc_link_info *info);
-/* Takes the oldest event of the link. Returns whether there was one. */
+/* What a link says of itself; LC_E_ARGUMENT if there is none of that number. */
+int lc_host_link(lc_host *host, uint16_t number, lc_link_info *info);
+/* Takes the oldest event of the links. Returns whether there was one. */
 int lc_host_event(lc_host *host, lc_event *event);
 
 /* Makes a group at this process: no other is asked, and none needs to have it yet. After
@@ -321,6 +346,10 @@ int lc_group_given_up(lc_group *group, int64_t ticket, uint16_t slot, uint16_t p
 /* The streams of a finished operation that came here, in the plan's order, as many as there is room
  * for. Returns how many there are. */
 int lc_group_streams(lc_group *group, int64_t ticket, lc_stream *streams, uint32_t room);
+/* How many operations are done for their callers and not for the peers, who need packets. */
+uint32_t lc_group_lingering(lc_group *group);
+/* The number of the first of those. */
+uint32_t lc_group_oldest_lingering(lc_group *group);
 /* Forgets a finished ticket, which nobody may be waiting for. One submitted with notify must have
  * been taken by lc_group_next before. */
 void lc_group_release(lc_group *group, int64_t ticket);
@@ -329,6 +358,16 @@ void lc_group_release(lc_group *group, int64_t ticket);
 int64_t lc_group_next(lc_group *group, uint64_t timeout_ns);
 /* Wakes lc_group_next with LC_E_CLOSED. */
 void lc_group_stop_next(lc_group *group);
+
+/* Posts a send or a receive. Returns a ticket as lc_group_submit, which is finished when the
+ * message is; 0: a small message is on its way, and its memory may change; or a code < 0. */
+int64_t lc_group_post(lc_group *group, lc_message *message);
+/* The rank that a finished receive was served by, or -1. */
+int lc_group_source(lc_group *group, int64_t ticket);
+/* How many messages that count as sent may not have reached their receivers yet. */
+uint32_t lc_group_unheard(lc_group *group);
+/* The peer has left in order: what came from it before can be received, and nothing else. */
+void lc_group_peer_left(lc_group *group, int peer);
 
 void lc_group_abort(lc_group *group, int code, int peer);
 /* From now on the peer counts as lost altogether, for good: what it owes is given up, in reliable

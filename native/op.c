@@ -6,52 +6,6 @@
 
 #include "wire.h"
 
-/* ---- blocks ---- */
-
-static void *pool_take(lc_pool *pool, pthread_mutex_t *lock, size_t need, size_t *got) {
-    void *block = NULL;
-    pthread_mutex_lock(lock);
-    for (int i = 0; i < LC_POOL_BLOCKS && !block; i++) {
-        if (pool->block[i] && pool->bytes[i] >= need && pool->bytes[i] / 4 <= need + 65536) {
-            block = pool->block[i];
-            *got = pool->bytes[i];
-            pool->block[i] = NULL;
-        }
-    }
-    pthread_mutex_unlock(lock);
-    if (!block) {
-        *got = need;
-        block = malloc(need);
-    }
-    return block;
-}
-
-/* Keeps the block in the place of an empty or the smallest one. */
-static void pool_give(lc_pool *pool, pthread_mutex_t *lock, void *block, size_t bytes) {
-    pthread_mutex_lock(lock);
-    int at = 0;
-    for (int i = 0; i < LC_POOL_BLOCKS; i++) {
-        if (!pool->block[i]) {
-            at = i;
-            break;
-        }
-        if (pool->bytes[i] < pool->bytes[at])
-            at = i;
-    }
-    void *out = pool->block[at];
-    pool->block[at] = block;
-    pool->bytes[at] = bytes;
-    pthread_mutex_unlock(lock);
-    free(out);
-}
-
-void lc_pool_clear(lc_pool *pool) {
-    for (int i = 0; i < LC_POOL_BLOCKS; i++) {
-        free(pool->block[i]);
-        pool->block[i] = NULL;
-    }
-}
-
 /* Hands out pieces of a block; with base NULL it only measures. */
 typedef struct {
     uint8_t *base;
@@ -120,7 +74,7 @@ static int slot_ok(const lc_call *call, const lc_slot_desc *d) {
     if (d->own == LC_OWN_INPUT && !range_ok(d->own_offset, d->length, call->in_elements))
         return 0;
     if (d->target > LC_TARGET_SCRATCH || d->combine > LC_ADD || d->missing > LC_MISSING_ZERO ||
-        d->finish > LC_FINISH_WEIGHTED || d->own > LC_OWN_SLOT || d->number == 0xFFFF)
+        d->finish > LC_FINISH_WEIGHTED || d->own > LC_OWN_SLOT || d->number >= LC_SLOT_MESSAGE)
         return 0;
     if (d->own == LC_OWN_SLOT)
         return fed_ok(call, d);
@@ -290,6 +244,22 @@ static const uint8_t *own_of(lc_op_slot *s, const lc_call *call) {
     return s->feeder->value + at;
 }
 
+/* What a rank copies that only sends; 0: it doesn't, since it receives, or it is to hear what its
+ * peers give up, or it is too much. */
+static uint32_t copy_bytes_of(const lc_call *call, uint32_t element_bytes) {
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; call->lingers && i < call->n_slots; i++) {
+        const lc_slot_desc *d = &call->slots[i];
+        if (d->n_sources || d->own == LC_OWN_SLOT || call->levels[d->level].feedback)
+            return 0;
+        if (d->n_dests && d->length <= LC_LINGER_BYTES)
+            bytes += lc_copy_bytes(d->length * element_bytes);
+        else if (d->n_dests)
+            return 0;
+    }
+    return bytes <= LC_LINGER_BYTES ? (uint32_t)bytes : 0;
+}
+
 static void describe(lc_op *op, lc_op_slot *s, const lc_slot_desc *d) {
     s->op = op;
     s->desc = *d;
@@ -316,6 +286,7 @@ static size_t place(lc_op *op, const lc_call *call, uint16_t size, int inject, b
     op->slot_of_number = take(b, op->n_numbers * sizeof(uint16_t));
     op->weights = call->weights ? take(b, size * sizeof(double)) : NULL;
     uint8_t *scratch = take(b, call->scratch_elements * op->element_bytes);
+    op->copy = take(b, op->copy_bytes);
     for (uint32_t i = 0; i < call->n_slots; i++) {
         lc_op_slot *s = b->base ? &op->slots[i] : &measured;
         describe(op, s, &call->slots[i]);
@@ -430,9 +401,10 @@ lc_op *lc_op_build(const lc_call *call, uint16_t rank, uint16_t size, int simd, 
     for (uint32_t i = 0; i < call->n_slots; i++)
         if (call->slots[i].number >= op->n_numbers)
             op->n_numbers = call->slots[i].number + 1u;
+    op->copy_bytes = copy_bytes_of(call, op->element_bytes);
     bump measure = {NULL, 0};
     size_t zeroed = place(op, call, size, inject, &measure);
-    op->block = pool_take(pool, pool_lock, measure.used + 64, &op->block_bytes);
+    op->block = lc_pool_take(pool, pool_lock, measure.used + 64, &op->block_bytes);
     if (!op->block) {
         free(op);
         return NULL;
@@ -460,13 +432,16 @@ lc_op *lc_op_build(const lc_call *call, uint16_t rank, uint16_t size, int simd, 
 }
 
 void lc_op_free(lc_op *op, lc_pool *pool, pthread_mutex_t *pool_lock) {
-    pool_give(pool, pool_lock, op->block, op->block_bytes);
+    lc_pool_give(pool, pool_lock, op->block, op->block_bytes);
+    free(op->letter);
     free(op);
 }
 
 /* ---- look-up ---- */
 
 static lc_op_slot *slot_of(lc_op *op, uint16_t number) {
+    if (op->letter)
+        return op->n_slots && number == LC_SLOT_MESSAGE ? &op->slots[0] : NULL;
     if (number >= op->n_numbers || op->slot_of_number[number] == 0xFFFF)
         return NULL;
     return &op->slots[op->slot_of_number[number]];

@@ -5,20 +5,22 @@
 #ifndef LC_OP_H
 #define LC_OP_H
 
-#include <pthread.h>
-
 #include "codec.h"
 #include "fec.h"
 #include "lossycoll.h"
+#include "pool.h"
 
 typedef struct lc_op lc_op;
 typedef struct lc_op_slot lc_op_slot;
+struct lc_letter;
 
 enum lc_in_state {
     LC_IN_OPEN = 0, /* packets of the round are under way */
     LC_IN_CLOSING,  /* the round has been sent, the reorder allowance runs */
     LC_IN_SETTLED   /* every packet has arrived or has been given up */
 };
+
+enum { LC_LINGER_BYTES = 1 << 16 }; /* the most that is copied of an operation */
 
 /* A stream that arrives: one slot's packets from one peer. */
 typedef struct {
@@ -37,16 +39,15 @@ typedef struct {
     uint64_t nack_ns;    /* when the round is asked for again; 0: none is asked for */
     uint64_t ask_ns;     /* when the peer is asked where the stream is */
     uint64_t settled_ns; /* 0: not yet */
-    uint64_t inject_key;
     uint32_t n_arrived;
     uint32_t n_told;    /* packets that the peer says it has sent in this round */
     uint32_t tell_next; /* what is missing from here on is still to be told; 0: all has been */
     uint16_t peer;
     uint8_t round;
     uint8_t state;
-    uint8_t cause;   /* why it settled */
-    uint8_t came;    /* some packet of the stream has come since the round began */
-    uint8_t telling; /* settled, but the sender may not know yet what was given up */
+    uint8_t cause;     /* why it settled */
+    uint8_t came;      /* some packet of the stream has come since the round began */
+    uint8_t reporting; /* settled, but the sender may not know yet what was given up */
 } lc_in;
 
 enum lc_out_state {
@@ -118,7 +119,8 @@ typedef struct {
 
 struct lc_op {
     lc_group *group;
-    lc_call call; /* slots and edges are not kept */
+    struct lc_letter *letter; /* of a message (mailbox.h), freed with it; NULL: a collective */
+    lc_call call;             /* slots and edges are not kept */
     lc_codec codec;
     uint32_t number;
     uint64_t order; /* among the operations of all groups: when it was started */
@@ -129,7 +131,7 @@ struct lc_op {
     uint32_t n_numbers;       /* entries of slot_of_number */
     uint32_t slots_unsettled; /* slots with sources that have unsettled packets */
     uint32_t outs_open;       /* streams that keep the operation from completing */
-    uint32_t telling;         /* streams of whose end the sender has to know */
+    uint32_t reporting;       /* streams of whose end the sender has to know */
     lc_op_slot *slots;
     uint16_t *slot_of_number; /* 0xFFFF: none */
     lc_op_peer *peers;        /* one per rank of the group */
@@ -141,25 +143,25 @@ struct lc_op {
     lc_op *next_touched;
     int touched;          /* in the host's list of those that are perhaps complete */
     lc_op *older, *newer; /* all operations that are not released; under the host's lock */
+    uint8_t *copy;        /* room for what it sends, if it may linger (linger.h) */
+    uint32_t copy_bytes;  /* 0: it may not */
+    lc_report told;       /* to callers: the report of one that lingers goes on counting */
     uint64_t *block;      /* the memory of all of the above */
     size_t block_bytes;
-    int finished; /* under the host's lock, as the next */
+    /* under the host's lock, as older and newer */
+    int finished; /* the caller has it back */
+    int lingers;  /* the loop still has it, whatever the caller does */
+    int released; /* the caller has forgotten it, and the loop frees it */
     int undriven; /* who waits for it first does the engine's work */
+    /* of who drives */
+    uint8_t quiet; /* its end is told with others': neither FIN nor DONE unless it takes long */
 };
-
-/* Freed blocks, kept for the next operation: large blocks cost page faults. */
-enum { LC_POOL_BLOCKS = 4 };
-typedef struct {
-    void *block[LC_POOL_BLOCKS];
-    size_t bytes[LC_POOL_BLOCKS];
-} lc_pool;
 
 /* Checks the call and lays the operation out. rank, size: of this engine in its group. *code says
  * why there is none: LC_E_ARGUMENT or LC_E_MEMORY. Not in the progress thread. */
 lc_op *lc_op_build(const lc_call *call, uint16_t rank, uint16_t size, int simd, int inject,
                    lc_pool *pool, pthread_mutex_t *pool_lock, int *code);
 void lc_op_free(lc_op *op, lc_pool *pool, pthread_mutex_t *pool_lock);
-void lc_pool_clear(lc_pool *pool);
 
 /* The stream of a slot number from a peer, or NULL if the plan has none. */
 lc_in *lc_op_in(lc_op *op, uint16_t number, uint16_t peer);
@@ -177,6 +179,11 @@ static inline void lc_bit_set(uint64_t *bits, uint32_t i) {
 }
 static inline void lc_bit_clear(uint64_t *bits, uint32_t i) {
     bits[i / 64] &= ~(1ull << (i % 64));
+}
+
+/* Room for a slot's copy. */
+static inline uint64_t lc_copy_bytes(uint64_t bytes) {
+    return (bytes + 63) & ~(uint64_t)63;
 }
 
 /* Rounds are 8 bits on the wire. 0 is the first sending alone; a reliable stream that needs more

@@ -3,6 +3,9 @@
 
 #include <string.h>
 
+#include "linger.h"
+#include "message.h"
+
 /* ---- start ---- */
 
 static void start_slot(lc_op_slot *s) {
@@ -62,6 +65,7 @@ void lc_op_start(lc_op *op) {
     h->tick_ns = h->now;
     for (uint32_t i = 0; i < op->n_slots; i++)
         start_slot(&op->slots[i]);
+    lc_linger(op);
     for (uint16_t i = 0; i < g->config.size && g->n_dead; i++)
         if (g->members[i].dead)
             exclude(op, i);
@@ -99,36 +103,31 @@ static void add_report(lc_stats *t, const lc_report *r) {
 }
 
 /* With no room, the receiver's own timers end the stream. */
-static void add_tail(const lc_out *out) {
+static void keep_fin(const lc_out *out) {
     const lc_op *op = out->slot->op;
     lc_host *h = op->group->host;
-    if (h->n_tail == LC_TAIL)
+    if (h->n_late_fins == LC_LATE_FINS)
         return;
-    h->tail[h->n_tail++] = (lc_tail){.next_ns = out->fin_ns,
-                                     .stream = {op->group->config.number, op->number, out->number},
-                                     .sent = out->sent,
-                                     .process = lc_path_to(out)->number,
-                                     .round = out->round};
+    h->late_fins[h->n_late_fins++] =
+        (lc_late_fin){.next_ns = out->fin_ns,
+                      .stream = {op->group->config.number, op->number, out->number},
+                      .sent = out->sent,
+                      .process = lc_path_to(out)->number,
+                      .round = out->round};
 }
 
-/* Takes the lock. The operation may be gone afterwards. */
-static void finish(lc_op *op) {
-    lc_group *g = op->group;
-    lc_host *h = g->host;
-    for (uint16_t i = 0; i < g->config.size; i++)
-        lc_eager_over(op, i); /* of a peer that was never ready */
-    op->report.op = op->number;
-    op->report.elapsed_ns = h->now - op->submitted_ns;
-    add_report(&g->live, &op->report);
-    if (g->table[op->number % LC_OPS] == op) { /* else it failed before it was started */
-        g->table[op->number % LC_OPS] = NULL;
-        g->active--;
-        h->active--;
-    }
-    pthread_mutex_lock(&h->lock);
-    g->last = op->report;
+/* What an operation sent after its caller had its report. */
+static void add_rest(lc_stats *t, const lc_report *now, const lc_report *told) {
+    t->packets_sent += now->packets_sent - told->packets_sent;
+    t->packets_resent += now->packets_resent - told->packets_resent;
+    t->bytes_sent += now->bytes_sent - told->bytes_sent;
+    t->parity_sent += now->parity_sent - told->parity_sent;
+}
+
+/* Under the lock: callers see what was counted. */
+static void show_figures(lc_group *g) {
     g->stats = g->live;
-    h->stats = h->live;
+    g->host->stats = g->host->live;
     for (uint16_t i = 0; i < g->config.size; i++) {
         g->peer_stats[i].packets_sent = g->members[i].packets_sent;
         g->peer_stats[i].packets_received = g->members[i].packets_received;
@@ -136,6 +135,22 @@ static void finish(lc_op *op) {
         g->peer_stats[i].offered = g->members[i].offered;
         g->peer_stats[i].delivered = g->members[i].delivered;
     }
+}
+
+/* The caller gets it back. Takes the lock. Unless it lingers, the operation may be gone
+ * afterwards. */
+static void hand_back(lc_op *op) {
+    lc_group *g = op->group;
+    lc_host *h = g->host;
+    op->report.op = op->number;
+    op->report.elapsed_ns = h->now - op->submitted_ns;
+    if (!op->letter)
+        add_report(&g->live, &op->report);
+    pthread_mutex_lock(&h->lock);
+    op->told = op->report;
+    if (!op->letter)
+        g->last = op->report;
+    show_figures(g);
     if (op->call.notify) {
         op->next = NULL;
         if (g->done_last)
@@ -153,16 +168,52 @@ static void finish(lc_op *op) {
     pthread_cond_broadcast(&g->changed);
 }
 
+/* The end of one that its caller has got back before. Takes the lock. */
+static void forget(lc_op *op) {
+    lc_group *g = op->group;
+    lc_host *h = g->host;
+    add_rest(&g->live, &op->report, &op->told);
+    pthread_mutex_lock(&h->lock);
+    if (g->last.op == op->number)
+        g->last = op->report;
+    show_figures(g);
+    op->lingers = 0;
+    int released = op->released;
+    pthread_mutex_unlock(&h->lock);
+    if (released)
+        lc_op_free(op, &h->pool, &h->pool_lock);
+}
+
+/* Takes the lock. The operation may be gone afterwards. */
+static void finish(lc_op *op) {
+    lc_group *g = op->group;
+    for (uint16_t i = 0; i < g->config.size; i++)
+        lc_eager_over(op, i);                  /* of a peer that was never ready */
+    if (g->table[op->number % LC_OPS] == op) { /* else it failed before it was started */
+        g->table[op->number % LC_OPS] = NULL;
+        g->active--;
+        g->host->active--;
+    }
+    lc_linger_over(op);
+    if (lc_is_lingering(op)) {
+        forget(op);
+    } else {
+        op->lingers = 0;
+        hand_back(op);
+    }
+}
+
 static int in_batch(const lc_op *op) {
     const lc_host *h = op->group->host;
-    for (int i = 0; i < h->n_runs; i++)
-        if (h->run_op[i] == op)
-            return 1;
+    for (uint16_t i = 0; i < h->n_interfaces; i++)
+        for (int k = 0; k < h->interfaces[i].n_runs; k++)
+            if (h->interfaces[i].run_op[k] == op)
+                return 1;
     return 0;
 }
 
 static int is_complete(const lc_op *op) {
-    return !op->slots_unsettled && !op->outs_open && !op->telling && !in_batch(op);
+    return !op->slots_unsettled && !op->outs_open && !op->reporting && !in_batch(op);
 }
 
 static void complete(lc_op *op) {
@@ -171,7 +222,7 @@ static void complete(lc_op *op) {
         lc_op_slot *s = &op->slots[i];
         for (uint32_t j = 0; j < s->desc.n_dests; j++)
             if (s->outs[j].state == LC_OUT_SENT)
-                add_tail(&s->outs[j]);
+                keep_fin(&s->outs[j]);
     }
     finish(op);
 }
@@ -181,12 +232,18 @@ void lc_complete_touched(lc_host *h) {
         lc_op *op = h->touched;
         h->touched = op->next_touched;
         op->touched = 0;
-        if (is_complete(op))
+        if (op->letter) {
+            if (lc_message_over(op, in_batch(op)))
+                finish(op);
+        } else if (is_complete(op)) {
             complete(op);
+        } else if (op->lingers && !op->finished) {
+            hand_back(op);
+        }
     }
 }
 
-void lc_bury(lc_group *g, uint16_t peer) {
+void lc_member_lost(lc_group *g, uint16_t peer) {
     lc_host *h = g->host;
     lc_path *p = g->members[peer].path;
     uint32_t number = g->config.number;
@@ -202,23 +259,34 @@ void lc_bury(lc_group *g, uint16_t peer) {
         if (p->early[i].group == number)
             p->early[i].known = 0;
     lc_drop_waiting(g, peer);
-    for (uint32_t i = 0; i < h->n_tail;) {
-        if (h->tail[i].process == p->number && h->tail[i].stream.group == number)
-            h->tail[i] = h->tail[--h->n_tail];
+    for (uint32_t i = 0; i < h->n_late_fins;) {
+        if (h->late_fins[i].process == p->number && h->late_fins[i].stream.group == number)
+            h->late_fins[i] = h->late_fins[--h->n_late_fins];
         else
             i++;
     }
     for (uint32_t i = 0; i < LC_OPS; i++)
         if (g->table[i])
             exclude(g->table[i], peer);
+    lc_message_gone(g, peer, 1);
+}
+
+/* It has ended all calls that it took part in, so it needs nothing of those that linger. */
+void lc_left(lc_group *g, uint16_t peer) {
+    for (uint32_t i = 0; i < LC_OPS && atomic_load(&g->lingering); i++)
+        if (g->table[i] && g->table[i]->lingers)
+            exclude(g->table[i], peer);
+    lc_message_gone(g, peer, 0);
 }
 
 static void fail_op(lc_op *op, const lc_failure *why) {
     for (uint32_t i = 0; i < op->n_slots; i++)
         for (uint32_t j = 0; j < op->slots[i].desc.n_dests; j++)
             lc_out_drop(&op->slots[i].outs[j]);
-    op->failure = *why;
-    op->report.cause = LC_CAUSE_FAILED;
+    if (!lc_is_lingering(op)) {
+        op->failure = *why;
+        op->report.cause = LC_CAUSE_FAILED;
+    }
     finish(op);
 }
 
@@ -249,6 +317,8 @@ static void execute_failure(lc_group *g) {
         fail_op(op, &why);
     }
     g->queue_last = NULL;
+    for (lc_op *op; (op = lc_message_take_out(g));)
+        fail_op(op, &why);
 }
 
 void lc_execute_failures(lc_host *h) {

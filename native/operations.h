@@ -13,6 +13,8 @@ void lc_complete_touched(lc_host *h);
 /* Fails what is pending in groups with a recorded failure. Takes the lock. */
 void lc_execute_failures(lc_host *h);
 /* The member counts as lost altogether. Touches operations. */
-void lc_bury(lc_group *g, uint16_t peer);
+void lc_member_lost(lc_group *g, uint16_t peer);
+/* The member has left in order. Touches operations. */
+void lc_left(lc_group *g, uint16_t peer);
 
 #endif

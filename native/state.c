@@ -49,9 +49,20 @@ void lc_fail(lc_group *g, const lc_failure *why) {
     g->host->failing = 1;
 }
 
-void lc_fail_all(lc_host *h, const lc_failure *why) {
+int lc_group_uses(const lc_group *g, const lc_interface *via) {
+    for (uint16_t i = 0; i < g->config.size; i++)
+        if (g->members[i].path && g->members[i].path->interface == via)
+            return 1;
+    return 0;
+}
+
+void lc_fail_interface(lc_host *h, lc_interface *via, int sys_errno) {
+    via->failed = (lc_failure){.code = LC_E_SYSTEM, .sys_errno = sys_errno, .peer = -1};
+    via->n_runs = 0;
+    via->control_waits = 0;
     for (lc_group *g = h->groups; g; g = g->next)
-        lc_fail(g, why);
+        if (lc_group_uses(g, via))
+            lc_fail(g, &via->failed);
 }
 
 void lc_read_clock(lc_host *h) {

@@ -1,8 +1,9 @@
 /* Inside the engine: its state, which all files above this one share.
  *
- *   host    one per process: the link, the progress loop, and a path to each other process
- *   path    what is known of the way to one process, and what waits to go there
- *   group   operations of some of the processes, its members; it has no socket and no thread
+ *   host        one per process: the links, the progress loop, and a path to each other process
+ *   interface   one link of the host, and the batch on its way there
+ *   path        what is known of the way to one process, and what waits to go there
+ *   group       operations of some of the processes, its members; it has no socket and no thread
  *
  * A process is known by its number in the host, a member by its rank in the group.
  *
@@ -25,7 +26,7 @@
 #include "deadline.h"
 #include "fec.h"
 #include "inject.h"
-#include "op.h"
+#include "mailbox.h"
 #include "pace.h"
 #include "waiter.h"
 #include "wire.h"
@@ -36,8 +37,8 @@ enum {
     LC_GONE = 256,   /* groups that have been closed here, remembered */
     LC_EARLY = 512, /* operations that a process has posted and this one has not; at least LC_OPS */
     LC_RECORDS = 1024, /* control records queued for one peer; more are dropped, all are repeated */
-    LC_TAIL = 1024,    /* streams of ended operations whose end a peer has not confirmed */
-    LC_TAIL_TRIES = 13,
+    LC_LATE_FINS = 1024, /* streams of ended operations whose end a peer has not confirmed */
+    LC_LATE_FIN_TRIES = 13,
     LC_EVENTS = 16,      /* of links, until a caller takes them */
     LC_ACK_PACKETS = 64, /* the sender hears of so many at once, or of fewer after LC_ACK_NS */
     LC_ACK_NS = 1000000,
@@ -66,8 +67,11 @@ typedef struct {
     uint16_t slot;
 } lc_stream_name;
 
+typedef struct lc_interface lc_interface;
+
 typedef struct {
-    uint16_t number; /* of the process */
+    uint16_t number;         /* of the process */
+    lc_interface *interface; /* by which it is reached */
     lc_pace pace;
     lc_fec_path fec;
     lc_deadline deadline;
@@ -113,18 +117,37 @@ typedef struct {
     double inject_loss; /* share of its packets that injection drops here */
     int met;            /* it has the group: packets may go ahead of its READY */
     uint64_t heard_ns;  /* when it last said anything in this group */
-    uint64_t barren_ns; /* the first round's end since data of the group last came; 0: none has */
-    uint64_t barren_packets; /* that the peer says it has sent in rounds since then */
-    uint32_t barren_rounds;
+    uint64_t empty_ns;  /* the first round's end since data of the group last came; 0: none has */
+    uint64_t empty_packets; /* that the peer says it has sent in rounds since then */
+    uint32_t empty_rounds;
     int dead;
-    atomic_int doomed; /* dead as soon as the loop takes notice; any thread sets it */
+    atomic_int reported_dead; /* dead as soon as the loop takes notice; any thread sets it */
+    atomic_int left;          /* the same of one that left in order */
     uint64_t packets_sent, packets_received, packets_missing;
     uint64_t offered, delivered; /* packets to be added up that might be lost */
 } lc_member;
 
+/* Paths of one wait for its link together, and for no other. */
+struct lc_interface {
+    lc_link *link;
+    lc_path **paths; /* to the other processes that it reaches */
+    uint16_t n_paths;
+    uint16_t turn;     /* the path that sends first in this turn of the loop */
+    uint32_t window;   /* packets that this process lets each of them have in flight */
+    int control_waits; /* the link was full when control was flushed */
+    lc_failure failed; /* the link sends nothing any more; code 0: it works */
+    /* the batch on its way to the link */
+    lc_run runs[LC_BATCH_RUNS];
+    lc_op *run_op[LC_BATCH_RUNS];
+    int n_runs;
+    struct iovec *iov;    /* LC_BATCH_RUNS * LC_RUN_PACKETS * 2 */
+    uint8_t *headers;     /* LC_BATCH_RUNS * LC_RUN_PACKETS */
+    uint8_t *control_out; /* LC_BATCH_RUNS payloads */
+};
+
 enum lc_attention {
     LC_LOOK_INBOX = 1, /* operations or groups are new */
-    LC_LOOK_GROUPS = 2 /* some group is aborted, closing, or has a doomed member */
+    LC_LOOK_GROUPS = 2 /* some group is aborted, closing, or has a member that died or left */
 };
 
 /* The end of a stream that is repeated after the operation has gone, and perhaps its group. */
@@ -135,7 +158,7 @@ typedef struct {
     uint16_t process;
     uint8_t round;
     uint8_t tries;
-} lc_tail;
+} lc_late_fin;
 
 struct lc_group {
     lc_host *host;
@@ -153,6 +176,8 @@ struct lc_group {
     lc_failure broken;               /* the first failure; code 0: none */
     uint32_t broken_from;            /* operations from here on have failed with it */
     uint32_t n_dead;                 /* members */
+    uint64_t linger_bytes;           /* that operations which linger have copied */
+    lc_mailbox *mail;                /* messages */
     lc_stats live;
 
     /* shared with callers, under the host's lock */
@@ -172,18 +197,22 @@ struct lc_group {
     /* any thread's, with LC_LOOK_GROUPS */
     atomic_int abort_code; /* lc_code to fail everything with, 0: none */
     atomic_int abort_peer;
-    atomic_int doom;    /* some member is doomed */
-    atomic_int closing; /* the loop is to take the group away */
+    atomic_int departures; /* some member was reported dead, or left */
+    atomic_int closing;    /* the loop is to take the group away */
+    /* written by who drives */
+    atomic_uint lingering;     /* operations that linger */
+    atomic_uint linger_oldest; /* number of the first of them */
 };
 
 struct lc_host {
     lc_host_config config;
     const lc_clock *clock;
-    lc_link *link;
+    lc_interface interfaces[LC_LINKS]; /* by number of the link */
+    uint16_t n_interfaces;
+    uint16_t turn; /* the interface that sends first in this turn of the loop */
     lc_waiter waiter;
     lc_path *paths; /* by process */
     lc_expect expect;
-    uint32_t window;   /* packets that this process lets each other have in flight */
     lc_cells cells;    /* for eager packets of all paths */
     uint32_t eager;    /* packets of which each process may be in cells of each other */
     uint64_t now;      /* of this turn of the loop */
@@ -192,33 +221,25 @@ struct lc_host {
     uint64_t awake_ns; /* when the thread last came back from being stopped or starved */
     lc_rate rate;
     uint64_t busy_ns;        /* when something last happened */
-    uint16_t turn;           /* the path that sends first in this turn */
     uint64_t published_ns;   /* when callers were last told the figures */
     uint64_t started;        /* operations of all groups so far: their order */
     pthread_mutex_t driving; /* held by who drives */
     atomic_uint drives;      /* times that callers have driven */
     uint32_t drives_seen;    /* by the thread */
+    atomic_int standing_by;  /* the thread looks every now and then whether callers drive */
 
     lc_group *groups;
     lc_group *bucket[LC_GROUPS]; /* by number */
-    uint32_t active;             /* operations in the groups' tables */
+    uint32_t active;             /* operations in the groups' tables, and messages with timers */
+    uint32_t lingering;          /* of those, operations that linger (linger.h) */
     uint32_t queued;             /* operations in their queues */
     lc_op *touched;              /* perhaps complete: lc_op.touched says who is in the list */
     int failing;                 /* some group is */
-    lc_tail *tail;
-    uint32_t n_tail;
+    lc_late_fin *late_fins;
+    uint32_t n_late_fins;
     uint32_t gone[LC_GONE]; /* numbers of groups that were closed, the latest ones */
     uint32_t n_gone;        /* so far */
     lc_stats live; /* what no group can be told for: lc_group_stats adds it to each group's */
-
-    /* the batch on its way to the link */
-    lc_run runs[LC_BATCH_RUNS];
-    lc_op *run_op[LC_BATCH_RUNS];
-    int n_runs;
-    struct iovec *iov;    /* LC_BATCH_RUNS * LC_RUN_PACKETS * 2 */
-    uint8_t *headers;     /* LC_BATCH_RUNS * LC_RUN_PACKETS */
-    uint8_t *control_out; /* LC_BATCH_RUNS payloads */
-    int control_waits;    /* the link was full when control was flushed */
 
     /* shared with callers, under lock */
     pthread_mutex_t lock;
@@ -263,8 +284,8 @@ void lc_touch(lc_op *op);
 /* Records the group's first failure, which the loop executes (lc_execute_failures). Until then
  * operations stay as they are, and handlers stop taking packets of the group. */
 void lc_fail(lc_group *g, const lc_failure *why);
-/* The link is unusable, and every group with it. */
-void lc_fail_all(lc_host *h, const lc_failure *why);
+/* The link is unusable for good, and with it every group that has a member there. */
+void lc_fail_interface(lc_host *h, lc_interface *via, int sys_errno);
 
 /* ---- small facts that several files need ---- */
 
@@ -272,6 +293,12 @@ static inline uint64_t lc_later(uint64_t a, uint64_t b) {
     return a > b ? a : b;
 }
 
+/* Whether some member of the group is reached by it. */
+int lc_group_uses(const lc_group *g, const lc_interface *via);
+/* It has taken fewer packets than were there to go: what goes there waits. */
+static inline int lc_is_blocked(const lc_interface *via) {
+    return via->n_runs > 0 || via->control_waits;
+}
 void lc_read_clock(lc_host *h); /* sets now */
 uint32_t lc_wire_bytes_max(const lc_host *h);
 /* Nothing has come from the process for longer than it takes to answer what is asked every 100 ms.

@@ -1,4 +1,4 @@
-/* A host without a thread, on a link and in a time that are given to it: whoever opened it takes
+/* A host without a thread, on links and in a time that are given to it: whoever opened it takes
  * its turns. So a whole network of hosts runs in one thread, as fast as it can be computed
  * (tests/native/sim.h). What callers do is as in lossycoll.h, except that nothing may wait. */
 #ifndef LC_STEP_H
@@ -8,7 +8,8 @@
 
 typedef struct {
     const lc_clock *clock; /* outlives the host */
-    lc_link *link;         /* the host's from then on, if it could be opened */
+    lc_link *const *links; /* they are the host's from then on, if it could be opened */
+    uint16_t n_links;
 } lc_setting;
 
 lc_host *lc_host_open_in(const lc_host_config *config, const lc_setting *setting,

@@ -114,8 +114,8 @@ void lc_give_up(lc_in *in, int cause) {
     settle(in, cause);
     int tells = s->level->feedback && !s->level->reliable && cause != LC_CAUSE_PEER;
     if (tells) {
-        in->telling = 1;
-        s->op->telling++;
+        in->reporting = 1;
+        s->op->reporting++;
     }
     for (uint32_t k = 0; k < s->n_packets; k++)
         if (!lc_bit(in->arrived, k))
@@ -130,10 +130,10 @@ void lc_give_up(lc_in *in, int cause) {
 }
 
 void lc_told(lc_in *in) {
-    if (!in->telling)
+    if (!in->reporting)
         return;
-    in->telling = 0;
-    in->slot->op->telling--;
+    in->reporting = 0;
+    in->slot->op->reporting--;
     lc_touch(in->slot->op);
 }
 
@@ -143,20 +143,20 @@ void lc_inject_round(lc_in *in) {
     const lc_op_slot *s = in->slot;
     const lc_group *g = s->op->group;
     lc_inject link = lc_inject_link(&g->config.inject, g->members[in->peer].inject_loss);
-    in->inject_key = lc_inject_key(&link, g->config.fault_group, s->op->number, s->desc.number,
-                                   in->peer, g->config.rank, in->round);
+    uint64_t key = lc_inject_key(&link, g->config.fault_group, s->op->number, s->desc.number,
+                                 in->peer, g->config.rank, in->round);
     /* What is lost of the others doesn't depend on how much parity there is. */
     uint32_t parity = in->parity && !in->round ? in->parity->most : 0;
-    (void)lc_inject_losses(&link, in->inject_key, s->n_packets + parity, in->lost);
+    (void)lc_inject_losses(&link, key, s->n_packets + parity, in->lost);
 }
 
 /* What the peer has sent in the round that ends, if nothing of it came. */
-static void note_barren(lc_in *in) {
+static void note_empty_round(lc_in *in) {
     lc_member *m = &in->slot->op->group->members[in->peer];
     if (in->n_told && !in->came) {
-        if (!m->barren_rounds++)
-            m->barren_ns = host_of(in)->now;
-        m->barren_packets += in->n_told;
+        if (!m->empty_rounds++)
+            m->empty_ns = host_of(in)->now;
+        m->empty_packets += in->n_told;
     }
     in->n_told = 0;
     in->came = 0;
@@ -164,7 +164,7 @@ static void note_barren(lc_in *in) {
 
 void lc_round_ended(lc_in *in) {
     const lc_level *level = in->slot->level;
-    note_barren(in);
+    note_empty_round(in);
     if (!level->reliable && in->round >= level->repair) {
         int lacks = lc_in_lacks(in);
         if (!lacks || lc_overdue(in)) {
@@ -212,7 +212,7 @@ void lc_note_packet(lc_host *h, lc_path *p, const lc_header *header) {
         p->rx_echo_ns = h->came_ns;
     }
     uint32_t untold = p->rx_next - p->rx_reported;
-    uint32_t most = (h->window + 3) / 4;
+    uint32_t most = (p->interface->window + 3) / 4;
     if (untold >= (most < LC_ACK_PACKETS ? most : LC_ACK_PACKETS) ||
         (untold >= LC_ACK_PACKETS / 8 && h->now - p->rx_ack_ns >= LC_ACK_NS))
         p->ack_due = 1;
@@ -270,7 +270,7 @@ static void take(lc_in *in, const lc_header *h, const uint8_t *payload) {
     s->op->report.packets_received++;
     lc_combine(s, in->peer, h, payload);
     if (in->n_arrived == s->n_packets) {
-        if (s->level->reliable)
+        if (s->level->reliable && !s->op->quiet)
             tell_whole(in);
         settle(in, LC_CAUSE_COMPLETE);
     }
@@ -354,24 +354,16 @@ static void data_arrived(lc_in *in, const lc_header *header, const uint8_t *payl
     recover(in, set);
 }
 
-static void note_fertile(lc_member *m) {
-    m->barren_rounds = 0;
-    m->barren_packets = 0;
+void lc_note_fertile(lc_member *m) {
+    m->empty_rounds = 0;
+    m->empty_packets = 0;
 }
 
-void lc_in_take(lc_group *g, uint16_t peer, const lc_header *header, const uint8_t *payload,
-                int kept) {
-    lc_path *p = g->members[peer].path;
-    lc_op *op = lc_find_op(g, header->op);
-    if (!op) {
-        if (!kept)
-            lc_note_packet(g->host, p, header);
-        note_fertile(&g->members[peer]);
-        take_stale(g, p, header);
-        return;
-    }
-    lc_in *in = lc_op_in(op, header->slot, peer);
-    if (!in || !belongs(in, header)) {
+static void take_into(lc_in *in, const lc_header *header, const uint8_t *payload, int kept) {
+    lc_op *op = in->slot->op;
+    lc_group *g = op->group;
+    lc_path *p = lc_path_from(in);
+    if (!belongs(in, header)) {
         g->live.malformed++;
         return;
     }
@@ -380,7 +372,7 @@ void lc_in_take(lc_group *g, uint16_t peer, const lc_header *header, const uint8
     if (!kept)
         lc_note_packet(g->host, p, header);
     in->came = 1;
-    note_fertile(&g->members[peer]);
+    lc_note_fertile(&g->members[in->peer]);
     if (in->parity && !in->parity->known && !header->round)
         lc_parity_begin(in->parity, header->fec, in->slot->n_packets, in->slot->packet_bytes);
     if (header->type == LC_PARITY) {
@@ -394,5 +386,26 @@ void lc_in_take(lc_group *g, uint16_t peer, const lc_header *header, const uint8
         g->live.malformed++;
     } else {
         data_arrived(in, header, payload);
+    }
+}
+
+void lc_in_take_into(lc_in *in, const lc_header *header, const uint8_t *payload) {
+    take_into(in, header, payload, 0);
+}
+
+void lc_in_take(lc_group *g, uint16_t peer, const lc_header *header, const uint8_t *payload,
+                int kept) {
+    lc_path *p = g->members[peer].path;
+    lc_op *op = lc_find_op(g, header->op);
+    lc_in *in = op ? lc_op_in(op, header->slot, peer) : NULL;
+    if (in) {
+        take_into(in, header, payload, kept);
+    } else if (op) {
+        g->live.malformed++;
+    } else {
+        if (!kept)
+            lc_note_packet(g->host, p, header);
+        lc_note_fertile(&g->members[peer]);
+        take_stale(g, p, header);
     }
 }

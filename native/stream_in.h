@@ -8,8 +8,12 @@
  * note of it when it came. */
 void lc_in_take(lc_group *g, uint16_t peer, const lc_header *header, const uint8_t *payload,
                 int kept);
+/* The same of a stream that is known. */
+void lc_in_take_into(lc_in *in, const lc_header *header, const uint8_t *payload);
 /* The path has brought a packet of data, whatever becomes of it. */
 void lc_note_packet(lc_host *h, lc_path *p, const lc_header *header);
+/* Data of the group has come from the member, if only late: the link isn't dead. */
+void lc_note_fertile(lc_member *m);
 /* Settles what has not arrived as missing; touches the operation. */
 void lc_give_up(lc_in *in, int cause);
 /* The sender knows what was given up; touches the operation. */

@@ -91,7 +91,10 @@ void lc_out_check(lc_out *out) {
     out->state = LC_OUT_SENT;
     out->fin_tries = 0;
     out->fin_ns = op->group->host->now + LC_FIN_AGAIN_NS;
-    lc_tell_fin(out);
+    if (op->quiet && !out->round)
+        out->fin_ns = op->group->host->now + lc_pace_rto(&lc_path_to(out)->pace);
+    else
+        lc_tell_fin(out);
     if (!lc_resends(out->slot->level))
         op->outs_open--;
     lc_touch(op);
@@ -205,21 +208,22 @@ static void put_packet(lc_out *out, lc_run *run, int eager, uint32_t time_us) {
 }
 
 /* Gathers up to most packets of one stream into a run. Returns how many. */
-static uint32_t fill_run(lc_host *h, lc_out *out, uint32_t most) {
+static uint32_t fill_run(const lc_host *h, lc_out *out, uint32_t most) {
     lc_op *op = out->slot->op;
     lc_path *path = lc_path_to(out);
     int ready = op->peers[out->peer].ready;
     if (!ready && most > eager_room(out))
         most = eager_room(out);
-    int i = h->n_runs++;
-    lc_run *run = &h->runs[i];
+    lc_interface *via = path->interface;
+    int i = via->n_runs++;
+    lc_run *run = &via->runs[i];
     size_t first = (size_t)i * LC_RUN_PACKETS;
-    *run = (lc_run){&h->iov[2 * first], 0, wire_bytes(out), path->number};
-    h->run_op[i] = op;
+    *run = (lc_run){&via->iov[2 * first], 0, wire_bytes(out), path->number};
+    via->run_op[i] = op;
     /* Sums that this turn of the loop has made would pass for a way of the packets. */
     uint32_t time_us = (uint32_t)(lc_clock_now(h->clock) / 1000);
     for (uint32_t k = 0; k < most; k++)
-        run->iov[2 * k].iov_base = h->headers + (first + k) * LC_HEADER_BYTES;
+        run->iov[2 * k].iov_base = via->headers + (first + k) * LC_HEADER_BYTES;
     while (run->n_packets < most && has_more(out)) {
         put_packet(out, run, !ready, time_us);
         if (run->iov[2 * run->n_packets - 1].iov_len < out->slot->packet_bytes)
@@ -282,71 +286,82 @@ static int serve(lc_host *h, lc_path *p) {
 
 /* ---- the batch ---- */
 
-void lc_drop_runs(lc_host *h, const lc_group *g) {
+static void drop_runs_of(lc_interface *via, const lc_group *g) {
     int keep = 0;
-    for (int i = 0; i < h->n_runs; i++) {
-        if (h->run_op[i]->group == g)
+    for (int i = 0; i < via->n_runs; i++) {
+        if (via->run_op[i]->group == g)
             continue;
-        h->run_op[keep] = h->run_op[i];
-        h->runs[keep++] = h->runs[i];
+        via->run_op[keep] = via->run_op[i];
+        via->runs[keep++] = via->runs[i];
     }
-    h->n_runs = keep;
+    via->n_runs = keep;
 }
 
-static void drop_sent(lc_host *h, uint32_t packets) {
+void lc_drop_runs(lc_host *h, const lc_group *g) {
+    for (uint16_t i = 0; i < h->n_interfaces; i++)
+        drop_runs_of(&h->interfaces[i], g);
+}
+
+static void drop_sent(lc_interface *via, uint32_t packets) {
     int keep = 0;
-    for (int i = 0; i < h->n_runs; i++) {
-        lc_run run = h->runs[i];
+    for (int i = 0; i < via->n_runs; i++) {
+        lc_run run = via->runs[i];
         uint32_t gone = packets < run.n_packets ? packets : run.n_packets;
         packets -= gone;
         for (uint32_t k = 0; k < 2 * gone; k++)
-            h->run_op[i]->report.bytes_sent += run.iov[k].iov_len;
+            via->run_op[i]->report.bytes_sent += run.iov[k].iov_len;
         run.iov += 2 * gone;
         run.n_packets -= gone;
         if (run.n_packets) {
-            h->run_op[keep] = h->run_op[i];
-            h->runs[keep++] = run;
+            via->run_op[keep] = via->run_op[i];
+            via->runs[keep++] = run;
         }
     }
-    h->n_runs = keep;
+    via->n_runs = keep;
 }
 
 /* Returns whether the batch is empty now. */
-static int flush_batch(lc_host *h) {
-    if (!h->n_runs)
+static int flush_batch(lc_host *h, lc_interface *via) {
+    if (!via->n_runs)
         return 1;
-    for (int i = 0; i < h->n_runs; i++)
-        lc_touch(h->run_op[i]);
+    for (int i = 0; i < via->n_runs; i++)
+        lc_touch(via->run_op[i]);
     int error = 0;
-    int sent = lc_link_send(h->link, h->runs, h->n_runs, &error);
+    int sent = lc_link_send(via->link, via->runs, via->n_runs, &error);
     if (sent < 0) {
-        lc_failure why = {.code = LC_E_SYSTEM, .sys_errno = error, .peer = -1};
-        h->n_runs = 0;
-        lc_fail_all(h, &why);
+        lc_fail_interface(h, via, error);
         return 0;
     }
-    drop_sent(h, (uint32_t)sent);
-    return !h->n_runs;
+    drop_sent(via, (uint32_t)sent);
+    return !via->n_runs;
 }
 
 /* Every path gets runs until the batch is full. */
-int lc_send_data(lc_host *h) {
-    if (!flush_batch(h))
+static int send_by(lc_host *h, lc_interface *via) {
+    uint16_t n = via->n_paths;
+    if (!n || via->failed.code || !flush_batch(h, via))
         return 0;
-    if (h->control_waits)
-        lc_send_control(h);
-    if (h->control_waits) /* READY among it, perhaps, which eager packets must not pass */
+    if (via->control_waits)
+        lc_send_control_by(h, via);
+    if (via->control_waits) /* READY among it, perhaps, which eager packets must not pass */
         return 0;
-    uint16_t size = h->config.processes;
     int more = 1;
-    while (more && h->n_runs < LC_BATCH_RUNS) {
+    while (more && via->n_runs < LC_BATCH_RUNS) {
         more = 0;
-        for (uint16_t i = 0; i < size && h->n_runs < LC_BATCH_RUNS; i++)
-            more |= serve(h, &h->paths[(h->turn + i) % size]);
+        for (uint16_t i = 0; i < n && via->n_runs < LC_BATCH_RUNS; i++)
+            more |= serve(h, via->paths[(via->turn + i) % n]);
     }
-    h->turn = (uint16_t)((h->turn + 1) % size);
-    if (!h->n_runs)
+    via->turn = (uint16_t)((via->turn + 1) % n);
+    if (!via->n_runs)
         return 0;
-    flush_batch(h);
+    flush_batch(h, via);
     return 1;
+}
+
+int lc_send_data(lc_host *h) {
+    int any = 0;
+    for (uint16_t i = 0; i < h->n_interfaces; i++)
+        any |= send_by(h, &h->interfaces[(h->turn + i) % h->n_interfaces]);
+    h->turn = (uint16_t)((h->turn + 1) % h->n_interfaces);
+    return any;
 }

@@ -1,11 +1,13 @@
 /* What happens when nothing arrives: questions are repeated, rounds and deadlines end. */
 #include "timers.h"
 
+#include "message.h"
+
 static const uint64_t TICK_BUSY_NS = 500000, TICK_QUIET_NS = 5000000, TICK_IDLE_NS = 100000000;
 static const uint64_t QUIET_AFTER_NS = 20000000;
 /* So many rounds in a row of which nothing came: at 90% loss, of one packet each, that happens once
  * in 5e11 times. */
-static const uint32_t BARREN_ROUNDS = 256;
+static const uint32_t EMPTY_ROUNDS = 256;
 static const uint64_t ASK_NS = 100000000, WANT_MAX_NS = 100000000, AGAIN_MAX_NS = 100000000;
 
 /* When to say once more what was said so many times again. The longer nothing is heard, the rarer:
@@ -34,7 +36,7 @@ static void ask_for_missing(lc_in *in) {
 }
 
 static void tick_in(lc_in *in, uint64_t now, uint64_t *next) {
-    if (in->tell_next && (in->telling || in->state == LC_IN_OPEN)) {
+    if (in->tell_next && (in->reporting || in->state == LC_IN_OPEN)) {
         lc_tell_more(in);
         in->nack_ns = backoff(in->slot->op->group->host, lc_path_from(in), 1);
         if (now + TICK_BUSY_NS < *next)
@@ -45,7 +47,7 @@ static void tick_in(lc_in *in, uint64_t now, uint64_t *next) {
             lc_round_ended(in);
         else if (in->close_ns < *next)
             *next = in->close_ns;
-    } else if (in->telling) {
+    } else if (in->reporting) {
         if (lc_member_silent(in->slot->op, in->peer))
             lc_told(in);
         else if (now >= in->nack_ns)
@@ -143,16 +145,16 @@ static int is_dead_link(const lc_op *op, uint16_t peer, lc_failure *why) {
     uint64_t link_ns = op->group->config.link_ns;
     uint64_t begin = lc_later(op->started_ns, h->awake_ns);
     uint64_t silent = h->now - lc_later(m->heard_ns, begin);
-    uint64_t barren = h->now - lc_later(m->barren_ns, begin);
+    uint64_t empty = h->now - lc_later(m->empty_ns, begin);
     *why = (lc_failure){.code = LC_E_LINK, .peer = peer, .op = op->number};
     if (silent > link_ns && (awaits_from(op, peer) || owes_to(op, peer))) {
         why->mine[2] = silent;
         return 1;
     }
-    if (m->barren_rounds >= BARREN_ROUNDS && barren > link_ns && awaits_from(op, peer)) {
-        why->mine[0] = m->barren_packets;
-        why->mine[1] = m->barren_rounds;
-        why->mine[2] = barren;
+    if (m->empty_rounds >= EMPTY_ROUNDS && empty > link_ns && awaits_from(op, peer)) {
+        why->mine[0] = m->empty_packets;
+        why->mine[1] = m->empty_rounds;
+        why->mine[2] = empty;
         return 1;
     }
     return 0;
@@ -198,17 +200,49 @@ static void tick_op(lc_op *op, uint64_t *next) {
     }
 }
 
-static void tick_group(lc_group *g, uint64_t *next) {
-    for (uint32_t i = 0; i < LC_OPS && g->active && !g->failing.code; i++)
-        if (g->table[i])
-            tick_op(g->table[i], next);
+static void tick_letter(lc_letter *letter, uint64_t *next) {
+    lc_op *op = letter->op;
+    lc_group *g = op->group;
+    lc_failure why;
+    if (find_dead_link(op, &why)) {
+        lc_fail(g, &why);
+        return;
+    }
+    lc_message_tick(g, letter);
+    if (!op->n_slots)
+        return;
+    if (letter->kind == LC_LETTER_SEND)
+        tick_out(&op->slots[0].outs[0], g->host);
+    else
+        tick_in(&op->slots[0].ins[0], g->host->now, next);
 }
 
-static void tick_tail(lc_host *h) {
-    for (uint32_t i = 0; i < h->n_tail;) {
-        lc_tail *t = &h->tail[i];
-        if (t->tries >= LC_TAIL_TRIES) {
-            *t = h->tail[--h->n_tail];
+static void tick_messages(lc_group *g, uint64_t *next) {
+    lc_letter *following;
+    for (lc_letter *letter = g->mail->live.first; letter && !g->failing.code; letter = following) {
+        following = letter->next;
+        tick_letter(letter, next);
+    }
+    if (!g->failing.code)
+        lc_mail_tick(g, next);
+}
+
+/* The oldest first: its failure is the group's. */
+static void tick_group(lc_group *g, uint64_t *next) {
+    uint32_t first = g->next_op;
+    for (uint32_t left = g->active; left; left -= g->table[first % LC_OPS] != NULL)
+        first--;
+    for (uint32_t n = first; n != g->next_op && !g->failing.code; n++)
+        if (g->table[n % LC_OPS])
+            tick_op(g->table[n % LC_OPS], next);
+    tick_messages(g, next);
+}
+
+static void tick_late_fins(lc_host *h) {
+    for (uint32_t i = 0; i < h->n_late_fins;) {
+        lc_late_fin *t = &h->late_fins[i];
+        if (t->tries >= LC_LATE_FIN_TRIES) {
+            *t = h->late_fins[--h->n_late_fins];
             continue;
         }
         lc_path *p = &h->paths[t->process];
@@ -238,7 +272,7 @@ static void tick_path(lc_host *h, lc_path *p) {
 
 void lc_tick(lc_host *h) {
     uint64_t interval = TICK_IDLE_NS;
-    if (h->active || h->n_tail)
+    if (h->active || h->n_late_fins)
         interval = h->now - h->busy_ns < QUIET_AFTER_NS ? TICK_BUSY_NS : TICK_QUIET_NS;
     uint64_t next = h->now + interval;
     for (uint16_t i = 0; i < h->config.processes; i++)
@@ -246,6 +280,6 @@ void lc_tick(lc_host *h) {
             tick_path(h, &h->paths[i]);
     for (lc_group *g = h->groups; g; g = g->next)
         tick_group(g, &next);
-    tick_tail(h);
+    tick_late_fins(h);
     h->tick_ns = next;
 }

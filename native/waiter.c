@@ -15,15 +15,21 @@ void lc_waiter_close(lc_waiter *waiter) {
     waiter->wake_fd = -1;
 }
 
-int lc_waiter_sleep(lc_waiter *waiter, lc_link *const *links, int n_links, uint32_t blocked,
-                    uint64_t timeout_ns) {
-    struct pollfd fds[1 + LC_WAITER_LINKS * LC_LINK_DESCRIPTORS];
-    fds[0] = (struct pollfd){waiter->wake_fd, POLLIN, 0};
-    int n = 1;
-    for (int i = 0; i < n_links && i < LC_WAITER_LINKS; i++)
-        n += lc_link_descriptors(links[i], blocked >> i & 1, &fds[n], &timeout_ns);
-    struct timespec t = {(time_t)(timeout_ns / 1000000000u), (long)(timeout_ns % 1000000000u)};
-    if (ppoll(fds, (nfds_t)n, &t, NULL) <= 0 || !(fds[0].revents & POLLIN))
+void lc_sleep_begin(lc_sleep *sleep, uint64_t longest_ns) {
+    sleep->n_fds = 1;
+    sleep->longest_ns = longest_ns;
+}
+
+void lc_sleep_on(lc_sleep *sleep, lc_link *link, int blocked) {
+    struct pollfd *room = &sleep->fds[sleep->n_fds];
+    sleep->n_fds += lc_link_descriptors(link, blocked, room, &sleep->longest_ns);
+}
+
+int lc_waiter_sleep(lc_waiter *waiter, lc_sleep *sleep) {
+    struct timespec t = {(time_t)(sleep->longest_ns / 1000000000u),
+                         (long)(sleep->longest_ns % 1000000000u)};
+    sleep->fds[0] = (struct pollfd){waiter->wake_fd, POLLIN, 0};
+    if (ppoll(sleep->fds, (nfds_t)sleep->n_fds, &t, NULL) <= 0 || !(sleep->fds[0].revents & POLLIN))
         return 0;
     uint64_t drained;
     (void)!read(waiter->wake_fd, &drained, sizeof drained);

@@ -34,9 +34,10 @@ enum {
     LC_HEADER_BYTES = 48,
     LC_RECORD_BYTES = 32,
     LC_MAGIC = 0x4C43,
-    LC_WIRE_VERSION = 2,
-    LC_MAX_FORMAT = 4,  /* the largest lc_dtype */
-    LC_MAX_ENCODING = 2 /* the largest lc_encoding */
+    LC_WIRE_VERSION = 3,
+    LC_MAX_FORMAT = 4,       /* the largest lc_dtype */
+    LC_MAX_ENCODING = 2,     /* the largest lc_encoding */
+    LC_SLOT_MESSAGE = 0xFFFE /* in place of a slot's number: op is a message's (letter.h) */
 };
 
 enum lc_packet_type { LC_DATA = 1, LC_CONTROL = 2, LC_PARITY = 3 };
@@ -87,7 +88,12 @@ enum lc_verdict { LC_GOOD = 0, LC_MALFORMED = 1, LC_FOREIGN = 2 };
  *   ASK       a stream is silent: where is it?
  *   WAIT      it waits for its own sources or its rank, or (slot 0xFFFF) op is not posted yet:
  *             nothing is lost
- *   LOST      given up for good after a round     as NACK */
+ *   LOST      given up for good after a round     as NACK
+ *   MESSAGE   op is this message                  a type, b bytes of an element, and bit 16 if it
+ *                                                 comes ahead, c tag, d elements
+ *   MAIL      messages before op have been heard  a 1: say so, too; c bytes of credit given back
+ *
+ * The records about a stream, and READY, speak of a message's where slot is LC_SLOT_MESSAGE. */
 enum lc_record_kind {
     LC_R_READY = 1,
     LC_R_WANT = 2,
@@ -100,7 +106,9 @@ enum lc_record_kind {
     LC_R_ASK = 9,
     LC_R_WAIT = 10,
     LC_R_LOST = 11,
-    LC_R_LAST = 11
+    LC_R_MESSAGE = 12,
+    LC_R_MAIL = 13,
+    LC_R_LAST = 13
 };
 
 typedef struct {

@@ -6,7 +6,7 @@
  *
  *     host i -> uplink of i -> link (i, j) -> downlink of j -> host j
  *
- * where an uplink, a link and a downlink each have a rate and a queue that drops its tail, and a
+ * where an uplink, a link and a downlink each have a rate and a drop-tail queue, and a
  * link loses, delays, doubles and reorders besides. */
 #ifndef LAB_H
 #define LAB_H

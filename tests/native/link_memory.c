@@ -22,7 +22,9 @@ typedef struct {
     memory_net *net;
     uint16_t rank;
     uint64_t full_until_ns;
-    packet **heap; /* under way to this rank, the next one first */
+    int broken;     /* errno; 0: it works */
+    lc_event event; /* kind 0: none */
+    packet **heap;  /* under way to this rank, the next one first */
     uint32_t n_heap, room;
     packet *first, *last; /* in the receive buffer */
     uint32_t n_buffer;
@@ -183,8 +185,11 @@ static int send_runs(lc_link *link, const lc_run *runs, int n_runs, int *sys_err
     memory_net *net = l->net;
     uint64_t most = UINT64_MAX;
     int sent = 0;
-    (void)sys_errno;
     l->figures.send_calls++;
+    if (l->broken) {
+        *sys_errno = l->broken;
+        return -1;
+    }
     if (net->now < l->full_until_ns)
         return 0;
     if (happens(net, net->full)) { /* some of it may go */
@@ -271,7 +276,7 @@ static uint32_t credits(const lc_link *link, uint32_t packet_bytes) {
     return of_const(link)->net->capacity * 8 / 10; /* the rest is for control */
 }
 
-static int descriptors(const lc_link *link, int blocked, struct pollfd *fds, uint64_t *timeout_ns) {
+static int descriptors(lc_link *link, int blocked, struct pollfd *fds, uint64_t *timeout_ns) {
     (void)link;
     (void)blocked;
     (void)fds;
@@ -280,9 +285,10 @@ static int descriptors(const lc_link *link, int blocked, struct pollfd *fds, uin
 }
 
 static int event(lc_link *link, lc_event *event) {
-    (void)link;
-    (void)event;
-    return 0;
+    memory_link *l = of(link);
+    *event = l->event;
+    l->event.kind = 0;
+    return event->kind != 0;
 }
 
 static void figures(const lc_link *link, lc_link_figures *figures) {
@@ -373,6 +379,14 @@ void memory_set_same_host(memory_net *net, int same_host) {
     net->same_host = same_host;
 }
 
+void memory_break(memory_net *net, uint16_t rank, int sys_errno) {
+    net->links[rank]->broken = sys_errno;
+}
+
+void memory_tell(memory_net *net, uint16_t rank, const lc_event *event) {
+    net->links[rank]->event = *event;
+}
+
 memory_counts memory_counts_of(const memory_net *net) {
     return net->counts;
 }
@@ -396,6 +410,8 @@ void memory_set_now(memory_net *net, uint64_t now) {
 uint64_t memory_next(const memory_net *net, uint16_t rank) {
     const memory_link *l = net->links[rank];
     uint64_t next = UINT64_MAX;
+    if (l && l->broken)
+        return next;
     if (l && l->first)
         next = net->now;
     else if (l && l->n_heap)

@@ -44,6 +44,10 @@ void memory_set_full(memory_net *net, double share, uint64_t longest_ns);
 /* Ranks take each other for processes of one host. */
 void memory_set_same_host(memory_net *net, int same_host);
 memory_counts memory_counts_of(const memory_net *net);
+/* A rank's link sends nothing any more, for good. */
+void memory_break(memory_net *net, uint16_t rank, int sys_errno);
+/* It has something to tell: one event at a time. */
+void memory_tell(memory_net *net, uint16_t rank, const lc_event *event);
 /* Packets that found a rank's receive buffer full. */
 uint64_t memory_overflow(const memory_net *net, uint16_t rank);
 

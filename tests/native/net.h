@@ -46,9 +46,9 @@ static inline void net_open_at(net *n, uint16_t size, lc_inject inject, uint64_t
         n->host[r] = lc_host_open(&c, &failure);
         if (!CHECK(n->host[r] != NULL))
             abort();
-        lc_host_link(n->host[r], &info);
+        CHECK(lc_host_link(n->host[r], 0, &info) == LC_OK);
         n->port[r] = info.port;
-        peers[r] = (lc_address){"127.0.0.1", at ? at[r] : info.port};
+        peers[r] = (lc_address){.host = "127.0.0.1", .port = at ? at[r] : info.port};
     }
     for (uint16_t r = 0; r < size; r++) {
         lc_failure failure;

@@ -3,8 +3,9 @@
  * from a seed, and running it depends on nothing else; so a failure is replayed by its numbers, and
  * made smaller by making them smaller.
  *
- * sim_scenario.c draws scenarios, sim_plan.c makes operations of one, sim_run.c runs them,
- * sim_reference.c says what they must give, test_sim.c runs many. */
+ * sim_scenario.c draws scenarios, sim_plan.c makes operations of one, sim_run.c and sim_trouble.c
+ * run them, sim_reference.c says what they must give, sim_check.c what else must be true,
+ * test_sim.c runs many. */
 #ifndef LC_SIM_H
 #define LC_SIM_H
 
@@ -55,7 +56,14 @@ enum { SIM_RANKS = 6, SIM_GROUPS = 3, SIM_OPS = 6, SIM_SEGMENTS = 4, SIM_PACKETS
     X(dead, "ranks that die")                                                                      \
     X(deadline, "deadline_max")                                                                    \
     X(drain, "how long the network is watched after the last operation")                           \
-    X(levels, "1: operations may have several")
+    X(levels, "1: operations may have several")                                                    \
+    X(lingers, "1: ranks that only send don't wait for their peers")                               \
+    X(links, "of each process, 1 or 2: some pairs use the second, which is quick and loses "       \
+             "nothing")                                                                            \
+    X(odd, "1: a rank takes an operation for another")                                             \
+    X(aborts, "1: a rank ends a group in the middle")                                              \
+    X(notify, "share of the operations that are taken by lc_group_next")                           \
+    X(waits, "share of the others whose callers do the engine's work")
 
 typedef struct {
 #define SIM_FIELD(name, what) uint64_t name;
@@ -74,6 +82,9 @@ int sim_set(sim_scenario *s, const char *text);
 void sim_tidy(sim_scenario *s);
 /* Nothing can be lost in it. */
 int sim_is_clean(const sim_scenario *s);
+/* The same but for what the processes themselves do wrong. */
+int sim_loses_nothing(const sim_scenario *s);
+int sim_has_trouble(const sim_scenario *s);
 
 /* ---- chance ---- */
 
@@ -171,7 +182,7 @@ double sim_travelled(const sim_op *op, double value);
 /* One rank's part in one operation. */
 typedef struct {
     int64_t ticket;
-    int submitted, finished, code;
+    int submitted, notified, finished, code;
     lc_report report;
     uint64_t submitted_ns, finished_ns;
     uint8_t *memory; /* guard, input, guard, output, guard */
@@ -190,7 +201,9 @@ const char *sim_compare(const sim_op *op, const sim_part *parts, uint16_t rank);
 typedef struct {
     char failure[400]; /* "": none */
     uint64_t packets, lost, overflow, missing, recovered, resent, virtual_ns, turns;
-    uint64_t ended;
+    uint64_t second; /* of the packets, by second links */
+    uint64_t ended, lingered, notified;
+    uint64_t failed; /* times that a process had an error of a group */
 } sim_outcome;
 
 void sim_run(const sim_scenario *s, sim_outcome *outcome);

@@ -308,6 +308,8 @@ static void make_levels(sim_op *op, const sim_scenario *s, uint64_t *r) {
         l->repair = (uint8_t)(l->reliable ? 0 : sim_below(r, s->repair + 1));
         l->feedback = op->feedback;
         l->fec = (uint8_t)(!l->reliable && s->fec ? sim_below(r, LC_FEC_CODES) : 0);
+        /* Limits differ from level to level. */
+        l->fec_auto = l->fec && s->fec == 2 && sim_mix(op->seed + (uint64_t)i) % 2;
     }
 }
 

@@ -52,9 +52,18 @@ void sim_tidy(sim_scenario *s) {
     s->dead = clamp(s->dead, 0, s->ranks - 1);
     s->deadline = clamp(s->deadline, 300000, 10000000);
     s->drain = clamp(s->drain, 1000, 100000000);
+    s->links = clamp(s->links, 1, 2);
+}
+
+int sim_has_trouble(const sim_scenario *s) {
+    return s->odd || s->aborts;
 }
 
 int sim_is_clean(const sim_scenario *s) {
+    return sim_loses_nothing(s) && !sim_has_trouble(s);
+}
+
+int sim_loses_nothing(const sim_scenario *s) {
     return !s->jitter && !s->late && !s->loss && !s->twice && !s->queue && !s->inject_loss &&
            !s->inject_reorder && !s->stall && !s->dead;
 }
@@ -126,6 +135,12 @@ sim_scenario sim_draw(uint64_t seed) {
     s.drain = ONE_OF(r, 20000, 20000, 20000, 20000, 1000000);
     draw_network(&s, r);
     s.levels = sim_happens(r, 400);
+    s.lingers = sim_happens(r, 500);
+    s.links = 1 + (uint64_t)sim_happens(r, 300);
+    s.odd = sim_happens(r, 80);
+    s.aborts = sim_happens(r, 80);
+    s.notify = ONE_OF(r, 0, 0, 500);
+    s.waits = ONE_OF(r, 0, 0, 500);
     sim_tidy(&s);
     return s;
 }

@@ -90,7 +90,7 @@ static void *watch(void *argument) {
             lc_group_last_report(n->group[r], &report);
             CHECK(lc_group_peer_stats(n->group[r], (r + 1) % n->size, &peer) == LC_OK);
             CHECK(peer.delivery_rate >= 0 && peer.delivery_rate <= 1);
-            lc_host_link(n->host[r], &info);
+            CHECK(lc_host_link(n->host[r], 0, &info) == LC_OK);
         }
         usleep(2000);
     }
@@ -472,13 +472,13 @@ static void test_bad_arguments(void) {
 /* Which peers share this host: there the control law has nothing to do. */
 static void test_is_here(void) {
     lc_host_config c = {.address = "127.0.0.1", .processes = 4, .payload_bytes = NET_PAYLOAD};
-    lc_address peers[] = {{"127.0.0.1", 9}, {"127.0.0.9", 9}, {"192.0.2.1", 9}};
+    const char *peers[] = {"127.0.0.1", "127.0.0.9", "192.0.2.1"};
     lc_failure failure;
-    int bad;
     lc_link *link = lc_link_open(&c, &lc_system_clock, &failure);
     if (!CHECK(link != NULL))
         return;
-    CHECK(lc_link_set_peers(link, peers, 3, &bad) == LC_OK);
+    for (uint16_t i = 0; i < 3; i++)
+        CHECK(lc_link_set_peer(link, i, &(lc_address){.host = peers[i], .port = 9}) == LC_OK);
     CHECK(lc_link_is_here(link, 0) && lc_link_is_here(link, 1) && !lc_link_is_here(link, 2));
     lc_link_close(link);
 }

@@ -104,14 +104,15 @@ static const lc_udp_calls fake_calls = {fake_sendmmsg, fake_sendmsg, fake_recvmm
 
 static lc_link *open_link(uint32_t disable, const lc_udp_calls *calls) {
     lc_host_config c = {.address = "127.0.0.1", .payload_bytes = PAYLOAD, .disable = disable};
-    lc_address peers[PEERS] = {{"127.0.0.1", 1000}, {"127.0.0.1", 1001}, {"127.0.0.1", 1002}};
     lc_failure failure = {0};
-    int bad = -1;
     memset(&kernel, 0, sizeof kernel);
     test_now = 10 * SECOND;
     lc_link *link = lc_udp_open(&c, &test_clock, calls, &failure);
     CHECK(link != NULL);
-    CHECK(lc_link_set_peers(link, peers, PEERS, &bad) == LC_OK);
+    for (uint16_t i = 0; i < PEERS; i++) {
+        lc_address peer = {.host = "127.0.0.1", .port = (uint16_t)(1000 + i)};
+        CHECK(lc_link_set_peer(link, i, &peer) == LC_OK);
+    }
     return link;
 }
 
@@ -149,7 +150,7 @@ static lc_link_figures figures_of(const lc_link *link) {
     return f;
 }
 
-static uint64_t sleep_of(const lc_link *link, short *events) {
+static uint64_t sleep_of(lc_link *link, short *events) {
     struct pollfd fds[LC_LINK_DESCRIPTORS];
     uint64_t timeout = SECOND;
     CHECK(lc_link_descriptors(link, 1, fds, &timeout) == 1);
@@ -343,7 +344,7 @@ static void test_path_mtu(void) {
 
 static void test_peers(void) {
     lc_link *link = open_link(0, NULL);
-    const lc_address v6 = {"::1", 5}, no = {"nowhere", 5}, far = {"127.0.0.1", 999};
+    const lc_address v6 = {"::1", 5, 0}, no = {"nowhere", 5, 0}, far = {"127.0.0.1", 999, 0};
     CHECK(lc_link_set_peer(link, 1, &v6) == LC_E_ARGUMENT);
     CHECK(lc_link_set_peer(link, 1, &no) == LC_E_ARGUMENT);
     CHECK(lc_link_set_peer(link, 300, &far) == LC_OK); /* the table grows */
@@ -364,7 +365,7 @@ static void test_credits(void) {
     uint32_t credits = lc_link_credits(link, PACKET);
     CHECK(credits > 10 && (uint64_t)credits * PACKET < (uint64_t)info.receive_buffer);
     CHECK(lc_link_credits(link, 8 * PACKET) < credits);
-    const lc_address self = {"127.0.0.1", info.port};
+    const lc_address self = {"127.0.0.1", info.port, 0};
     CHECK(lc_link_set_peer(link, 0, &self) == LC_OK);
     if (credits > 20000)
         credits = 20000;
@@ -379,6 +380,16 @@ static void test_credits(void) {
     lc_link_close(link);
 }
 
+/* Bit i of blocked: links[i] is. */
+static int sleep_on(lc_waiter *w, lc_link *const *links, int n, uint32_t blocked,
+                    uint64_t longest_ns) {
+    lc_sleep sleep;
+    lc_sleep_begin(&sleep, longest_ns);
+    for (int i = 0; i < n; i++)
+        lc_sleep_on(&sleep, links[i], blocked >> i & 1);
+    return lc_waiter_sleep(w, &sleep);
+}
+
 static void test_waiter(void) {
     lc_link *a = open_link(0, NULL), *b = open_link(0, NULL);
     lc_link *both[] = {a, b};
@@ -386,17 +397,17 @@ static void test_waiter(void) {
     lc_link_info info;
     lc_arrival arrivals[LC_RECEIVE_BUFFERS];
     CHECK(lc_waiter_open(&w));
-    CHECK(!lc_waiter_sleep(&w, both, 2, 0, MS));
+    CHECK(!sleep_on(&w, both, 2, 0, MS));
     lc_waiter_wake(&w);
     lc_waiter_wake(&w);
-    CHECK(lc_waiter_sleep(&w, both, 2, 0, 3600 * SECOND));
-    CHECK(!lc_waiter_sleep(&w, NULL, 0, 0, MS)); /* two wakes are one */
+    CHECK(sleep_on(&w, both, 2, 0, 3600 * SECOND));
+    CHECK(!sleep_on(&w, NULL, 0, 0, MS)); /* two wakes are one */
     lc_link_info_of(b, &info);
-    const lc_address to = {"127.0.0.1", info.port};
+    const lc_address to = {"127.0.0.1", info.port, 0};
     CHECK(lc_link_set_peer(a, 0, &to) == LC_OK && send_one(a, 0, 1) == 1);
-    CHECK(!lc_waiter_sleep(&w, both, 2, 0, 3600 * SECOND));
+    CHECK(!sleep_on(&w, both, 2, 0, 3600 * SECOND));
     CHECK(lc_link_receive(b, arrivals, 8) == 1);
-    CHECK(!lc_waiter_sleep(&w, both, 2, 1, 3600 * SECOND)); /* a takes packets */
+    CHECK(!sleep_on(&w, both, 2, 1, 3600 * SECOND)); /* a takes packets */
     lc_waiter_close(&w);
     lc_link_close(a);
     lc_link_close(b);
@@ -449,7 +460,7 @@ static int lose_the_network(void) {
     if (!CHECK(link && there))
         return 1;
     lc_link_info_of(there, &info);
-    const lc_address to = {"127.0.0.1", info.port};
+    const lc_address to = {"127.0.0.1", info.port, 0};
     CHECK(lc_link_set_peer(link, 0, &to) == LC_OK);
     CHECK(send_one(link, 0, PACKETS) == PACKETS && took_all(there) && no_event(link));
 

@@ -24,7 +24,7 @@ typedef struct {
 } pair;
 
 static void open_pair(pair *p, double loss) {
-    lc_address nowhere[2] = {{"", 0}};
+    lc_address nowhere[2] = {{.port = 0}};
     lc_failure failure;
     p->net = memory_net_new(2, LC_HEADER_BYTES + PAYLOAD, 3 * PACKETS, 7);
     memory_set_same_host(p->net, 1);
@@ -33,7 +33,8 @@ static void open_pair(pair *p, double loss) {
     for (uint16_t i = 0; i < 2; i++) {
         lc_host_config c = {
             .address = "memory", .process = i, .processes = 2, .payload_bytes = PAYLOAD};
-        lc_setting setting = {memory_clock(p->net), memory_link_open(p->net, i)};
+        lc_link *link = memory_link_open(p->net, i);
+        lc_setting setting = {memory_clock(p->net), &link, 1};
         p->host[i] = lc_host_open_in(&c, &setting, &failure);
         p->data[i] = calloc((size_t)PACKETS * EACH, sizeof(float));
         if (!p->host[i] || !p->data[i] || lc_host_start(p->host[i], 9, nowhere) != LC_OK)

@@ -75,8 +75,9 @@ static void show_failure(sim_scenario s, const sim_outcome *out) {
 }
 
 typedef struct {
-    uint64_t scenarios, failures, packets, lost, missing, recovered, resent, clean;
-    uint64_t ended;
+    uint64_t scenarios, failures, packets, lost, missing, recovered, resent, clean, lingered,
+        second;
+    uint64_t ended, notified, failed;
     double virtual_s;
 } sums;
 
@@ -87,10 +88,14 @@ static void run_one(const sim_scenario *s, sums *t) {
         show_failure(*s, &out);
     t->packets += out.packets;
     t->lost += out.lost;
+    t->second += out.second;
+    t->notified += out.notified;
+    t->failed += out.failed;
     t->missing += out.missing;
     t->recovered += out.recovered;
     t->resent += out.resent;
     t->ended += out.ended;
+    t->lingered += out.lingered;
     t->clean += (uint64_t)sim_is_clean(s);
     t->virtual_s += 1e-9 * (double)out.virtual_ns;
 }
@@ -214,7 +219,8 @@ int main(int argc, char **argv) {
     CHECK(t.failures == 0);
     if (!o.n_fields) { /* what makes it worth anything has happened */
         CHECK(t.scenarios > 100 && t.clean > 10 && t.lost > 1000);
-        CHECK(t.missing > 100 && t.recovered > 100 && t.resent > 100);
+        CHECK(t.lingered > 100 && t.notified > 100 && t.failed > 100);
+        CHECK(t.missing > 100 && t.recovered > 100 && t.resent > 100 && t.second > 1000);
     }
     return check_result("test_sim");
 }

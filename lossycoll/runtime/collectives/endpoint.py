@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from lossycoll.errors import ClosedError, EngineError, LossyError, PeerLostError
 from lossycoll.options.fields import Options
 from lossycoll.plan import Finish, Missing, default_algorithm, packet_count
-from lossycoll.runtime.core.call import Collective, Operation, Terms
+from lossycoll.runtime.core.call import NUDGE_SECONDS, Collective, Operation, Terms
 from lossycoll.runtime.core.logfmt import event
-from lossycoll.runtime.engine.binding import DType, Encoded, Engine
-from lossycoll.runtime.engine.failures import Code, Failure, Where, error_of
+from lossycoll.runtime.engine.binding import DType, Encoded, EngineGroup
+from lossycoll.runtime.engine.failures import MESSAGES, Code, Failure, Where, error_of
 from lossycoll.runtime.engine.link_events import LinkLog
 from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
 from lossycoll.runtime.engine.reports import PeerStats, Report, Stats
@@ -38,14 +38,10 @@ from . import engine_call, plan_cache, single_rank
 from .collective_endpoint import CollectiveEndpoint
 from .estimators import BY_COUNT, Estimators, Means
 from .plan_cache import PLANS
-from .sequencer import Roster, Sequencer
+from .sequencer import Members, Sequencer
 from .units import Units, units_of
 
 log: Final = logging.getLogger("lossycoll")
-
-
-def _ignore(rank: int, error: LossyError) -> None:
-    del rank, error
 
 
 def _own_error() -> str:
@@ -95,7 +91,7 @@ class Endpoint(CollectiveEndpoint):
         options: Options,
         group: int,
         timeout: float,
-        engine: Engine | None,
+        engine: EngineGroup | None,
         control: Membership | None,
     ) -> None:
         self.health = health
@@ -114,11 +110,9 @@ class Endpoint(CollectiveEndpoint):
         self._sequencer = Sequencer(self.rank, self.world, self._check_sound)
         # Where a rank may be lost, none but the root may forward the data of others.
         self._fanout = self.world if options.continues else 2
-        self.on_lost: Callable[[int, LossyError], None] = _ignore
-        """Called with each rank that a view change removes."""
         self._ended = False
         self._closing = threading.Lock()
-        self._closed = self._announced_leave = False
+        self._closed = self._announced_leave = self._awaited_delivery = False
         self._overflow_warned = False
         self._link_log = LinkLog()
         self._first_failed: int | None = None
@@ -137,13 +131,13 @@ class Endpoint(CollectiveEndpoint):
         missing = Missing[options.on_missing.upper()]
         per_packet = self._units(dtype, terms).per_packet
         with self._submitting():
-            who = self._sequencer.roster()
-            by = plan_cache.algorithm("all_reduce", who, options.algorithm)
-            order = plan_cache.order(by, who, options, self._group, self._sequencer.next)
-            means = self._estimators.means(options, who)
+            members = self._sequencer.members()
+            by = plan_cache.algorithm("all_reduce", members, options.algorithm)
+            order = plan_cache.order(by, members, options, self._group, self._sequencer.next)
+            means = self._estimators.means(options, members)
             finish = means.finish or Finish.MEAN
             encoded = PLANS["all_reduce"](
-                who, by, elements, per_packet, order=order, missing=missing, finish=finish
+                members, by, elements, per_packet, order=order, missing=missing, finish=finish
             )
             return self._submit(encoded, call, (address, address), dtype, terms, means=means)
 
@@ -156,12 +150,12 @@ class Endpoint(CollectiveEndpoint):
         terms: Terms,
     ) -> Operation:
         with self._submitting():
-            who = self._sequencer.roster()
-            means = self._estimators.means(terms.options, who)
+            members = self._sequencer.members()
+            means = self._estimators.means(terms.options, members)
             finish = means.finish or Finish.STRATIFIED
-            by = plan_cache.algorithm("reduce_scatter", who, terms.options.algorithm)
+            by = plan_cache.algorithm("reduce_scatter", members, terms.options.algorithm)
             per_packet = self._units(dtype, terms).per_packet
-            encoded = PLANS["reduce_scatter"](who, by, elements, per_packet, finish=finish)
+            encoded = PLANS["reduce_scatter"](members, by, elements, per_packet, finish=finish)
             return self._submit(encoded, call, buffers, dtype, terms, means=means)
 
     def reduce_scatter_blocks(
@@ -173,15 +167,15 @@ class Endpoint(CollectiveEndpoint):
         terms: Terms,
     ) -> Operation:
         with self._submitting():
-            who = self._sequencer.roster()
+            members = self._sequencer.members()
             per_packet = self._payload // dtype.itemsize
             finish = Finish.STRATIFIED
             means = BY_COUNT
             if terms.options.delivery == "lossy":
-                finish, means = Finish.WEIGHTED, Means(divisor=float(len(who.members)))
+                finish, means = Finish.WEIGHTED, Means(divisor=float(len(members.ranks)))
             # Blocks are counted in the streams of this plan.
             by = default_algorithm("reduce_scatter")
-            encoded = PLANS["reduce_scatter"](who, by, elements, per_packet, finish=finish)
+            encoded = PLANS["reduce_scatter"](members, by, elements, per_packet, finish=finish)
             blocks = Contributions(encoded.plan)
             return self._submit(encoded, call, buffers, dtype, terms, means=means, blocks=blocks)
 
@@ -189,13 +183,13 @@ class Endpoint(CollectiveEndpoint):
         self, call: Collective, address: int, nbytes: int, root: int, terms: Terms
     ) -> Operation:
         with self._submitting():
-            who = self._sequencer.roster()
-            self._need(call, who, (root,))
-            by = plan_cache.algorithm("broadcast", who, terms.options.algorithm)
+            members = self._sequencer.members()
+            self._need(call, members, (root,))
+            by = plan_cache.algorithm("broadcast", members, terms.options.algorithm)
             units = self._units(DType.BYTES, terms)
             count = units.count(nbytes)
             encoded = PLANS["broadcast"](
-                who, by, count, units.per_packet, root=root, fanout=self._fanout
+                members, by, count, units.per_packet, root=root, fanout=self._fanout
             )
             return self._submit(encoded, call, (address, address), units.dtype, terms)
 
@@ -207,12 +201,12 @@ class Endpoint(CollectiveEndpoint):
         terms: Terms,
     ) -> Operation:
         with self._submitting():
-            who = self._sequencer.roster()
-            self._need_all(call, who, terms)
-            by = plan_cache.algorithm("all_gather", who, terms.options.algorithm)
+            members = self._sequencer.members()
+            self._need_all(call, members, terms)
+            by = plan_cache.algorithm("all_gather", members, terms.options.algorithm)
             units = self._units(DType.BYTES, terms)
             count = units.count(nbytes) if isinstance(nbytes, int) else units.counts(nbytes)
-            encoded = PLANS["all_gather"](who, by, count, units.per_packet)
+            encoded = PLANS["all_gather"](members, by, count, units.per_packet)
             return self._submit(encoded, call, buffers, units.dtype, terms)
 
     @property
@@ -233,9 +227,9 @@ class Endpoint(CollectiveEndpoint):
         terms: Terms,
     ) -> Operation:
         with self._submitting():
-            who = self._sequencer.roster()
+            members = self._sequencer.members()
             encoded = PLANS["all_gather"](
-                who, default_algorithm("all_gather"), nbytes, self._payload
+                members, default_algorithm("all_gather"), nbytes, self._payload
             )
             return self._submit(
                 encoded, call, buffers, DType.BYTES, terms, blocks=Blocks(encoded.plan, needed)
@@ -245,11 +239,11 @@ class Endpoint(CollectiveEndpoint):
         self, call: Collective, buffers: tuple[int, int], nbytes: int, terms: Terms
     ) -> Operation:
         with self._submitting():
-            who = self._sequencer.roster()
-            self._need_all(call, who, terms)
-            by = plan_cache.algorithm("all_to_all", who, terms.options.algorithm)
+            members = self._sequencer.members()
+            self._need_all(call, members, terms)
+            by = plan_cache.algorithm("all_to_all", members, terms.options.algorithm)
             units = self._units(DType.BYTES, terms)
-            encoded = PLANS["all_to_all"](who, by, units.count(nbytes), units.per_packet)
+            encoded = PLANS["all_to_all"](members, by, units.count(nbytes), units.per_packet)
             return self._submit(encoded, call, buffers, units.dtype, terms)
 
     def exchange(
@@ -261,12 +255,12 @@ class Endpoint(CollectiveEndpoint):
         terms: Terms,
     ) -> Operation:
         with self._submitting():
-            who = self._sequencer.roster()
-            self._need_all(call, who, terms)
-            by = plan_cache.algorithm("all_to_all_uneven", who, terms.options.algorithm)
+            members = self._sequencer.members()
+            self._need_all(call, members, terms)
+            by = plan_cache.algorithm("all_to_all_uneven", members, terms.options.algorithm)
             units = self._units(DType.BYTES, terms)
             encoded = PLANS["all_to_all_uneven"](
-                who, by, units.counts(send), units.counts(receive), units.per_packet
+                members, by, units.counts(send), units.counts(receive), units.per_packet
             )
             return self._submit(encoded, call, buffers, units.dtype, terms)
 
@@ -274,32 +268,32 @@ class Endpoint(CollectiveEndpoint):
         self, call: Collective, buffers: tuple[int, int], nbytes: int, root: int, terms: Terms
     ) -> Operation:
         with self._submitting():
-            who = self._sequencer.roster()
-            self._need(call, who, (root,))
-            self._need_all(call, who, terms)
-            by = plan_cache.algorithm("gather", who, terms.options.algorithm)
+            members = self._sequencer.members()
+            self._need(call, members, (root,))
+            self._need_all(call, members, terms)
+            by = plan_cache.algorithm("gather", members, terms.options.algorithm)
             units = self._units(DType.BYTES, terms)
             count = units.count(nbytes)
-            encoded = PLANS["gather"](who, by, count, units.per_packet, root=root)
+            encoded = PLANS["gather"](members, by, count, units.per_packet, root=root)
             return self._submit(encoded, call, buffers, units.dtype, terms)
 
     def scatter(
         self, call: Collective, buffers: tuple[int, int], nbytes: int, root: int, terms: Terms
     ) -> Operation:
         with self._submitting():
-            who = self._sequencer.roster()
-            self._need(call, who, (root,))
-            by = plan_cache.algorithm("scatter", who, terms.options.algorithm)
+            members = self._sequencer.members()
+            self._need(call, members, (root,))
+            by = plan_cache.algorithm("scatter", members, terms.options.algorithm)
             units = self._units(DType.BYTES, terms)
             count = units.count(nbytes)
-            encoded = PLANS["scatter"](who, by, count, units.per_packet, root=root)
+            encoded = PLANS["scatter"](members, by, count, units.per_packet, root=root)
             return self._submit(encoded, call, buffers, units.dtype, terms)
 
     def barrier(self, call: Collective, address: int, terms: Terms) -> Operation:
         with self._submitting():
-            who = self._sequencer.roster()
-            by = plan_cache.algorithm("barrier", who, terms.options.algorithm)
-            encoded = PLANS["barrier"](who, by, 1, fanout=self._fanout)
+            members = self._sequencer.members()
+            by = plan_cache.algorithm("barrier", members, terms.options.algorithm)
+            encoded = PLANS["barrier"](members, by, 1, fanout=self._fanout)
             return self._submit(encoded, call, (address, address), DType.F32, terms)
 
     def _units(self, dtype: DType, terms: Terms) -> Units:
@@ -312,16 +306,16 @@ class Endpoint(CollectiveEndpoint):
             self._reap()
         return self._sequencer.lock
 
-    def _need(self, call: Collective, who: Roster, ranks: Sequence[int]) -> None:
+    def _need(self, call: Collective, members: Members, ranks: Sequence[int]) -> None:
         """Refuses a call that needs data of lost ranks; on all ranks alike."""
-        lost = sorted(set(ranks) - set(who.members))
+        lost = sorted(set(ranks) - set(members.ranks))
         if lost:
             raise self._missed(call, lost)
 
-    def _need_all(self, call: Collective, who: Roster, terms: Terms) -> None:
+    def _need_all(self, call: Collective, members: Members, terms: Terms) -> None:
         """The same for a call whose result has a part of every rank."""
-        if not who.complete and terms.among is None and terms.options.delivery == "reliable":
-            raise self._missed(call, who.lost)
+        if not members.complete and terms.among is None and terms.options.delivery == "reliable":
+            raise self._missed(call, members.lost)
 
     def _missed(self, call: Collective, lost: Sequence[int]) -> PeerLostError:
         names = " and ".join(self.health.where.peer(rank) for rank in lost)
@@ -349,16 +343,16 @@ class Endpoint(CollectiveEndpoint):
         options = terms.options
         reliable = options.delivery == "reliable"
         operation = Operation(self, call, terms, timeout)
-        operation.members = self._sequencer.at(self._sequencer.next).members
+        operation.members = self._sequencer.at(self._sequencer.next).ranks
         operation.exact = reliable and means is None
         operation.blocks = blocks
         # Until the watcher runs, nobody would collect the finished ticket.
         operation.notify = terms.future and self._watcher is not None
-        way = "" if reliable else blocks.meaning if blocks else options.estimator
+        estimator = "" if reliable else blocks.meaning if blocks else options.estimator
         scale = 1.0 if terms.mean else float(self.world)
         try:
             key = engine_call.CacheKey(
-                encoded, call.key, way, options, dtype, scale, timeout, terms.encoding,
+                encoded, call.key, estimator, options, dtype, scale, timeout, terms.encoding,
                 notify=operation.notify, waits=not terms.future,
             )  # fmt: skip
             if blocks is None and (means is None or means is BY_COUNT):
@@ -597,8 +591,8 @@ class Endpoint(CollectiveEndpoint):
         return self._with_lost(self._engine.last_report())
 
     def _with_lost(self, report: Report) -> Report:
-        who = self._sequencer.at(report.op)
-        return report if who.complete else replace(report, lost=who.lost)
+        members = self._sequencer.at(report.op)
+        return report if members.complete else replace(report, lost=members.lost)
 
     def group_stats(self) -> Mapping[int, Mapping[str, Any]]:
         """The counters of every rank, by rank, asked now; of one that is silent, its last."""
@@ -617,6 +611,16 @@ class Endpoint(CollectiveEndpoint):
             self._warn_of_overflow(sums.socket_overflow)
             out |= {name: getattr(sums, name) for name in FIGURES}
         return out
+
+    def look(self) -> None:
+        """Now and then, from the control plane's thread: warns of what the figures show, and tells
+        the other ranks of a message that ended the group, which nobody here may wait for."""
+        self.figures()
+        if self.health.failure is None and self._engine is not None:
+            with contextlib.suppress(ClosedError):
+                failure = self._engine.failure()
+                if failure.code in MESSAGES:
+                    self.health.fail(error_of(failure, self.health.where), tell=True)
 
     def _warn_of_overflow(self, packets: int) -> None:
         """Once per group: loss that nobody asked for, and that a larger buffer would prevent."""
@@ -644,6 +648,18 @@ class Endpoint(CollectiveEndpoint):
             self._engine.peer_dead(rank)
         return following
 
+    def left(self, rank: int) -> None:
+        """``rank`` has left in order: nothing else comes from it.
+
+        Nor does it need what was done here before its last call. If it never took part in something
+        that is still sent, the group fails by that.
+        """
+        if self._engine is not None:
+            with contextlib.suppress(ClosedError):
+                if self._engine.lingering()[0]:
+                    self.health.waiting_for_last()
+                self._engine.peer_left(rank)
+
     def go_on(self, views: Sequence[View], agreed: bool) -> None:
         """Takes over the ``views``; submits again if the last one is ``agreed``."""
         before = self._sequencer.latest
@@ -654,10 +670,9 @@ class Endpoint(CollectiveEndpoint):
                 "%s: lost %s; going on with ranks %s from operation %d on, means are over those",
                 self.health.where,
                 self.health.where.peer(rank),
-                ", ".join(str(member) for member in after.members),
+                ", ".join(str(rank) for rank in after.ranks),
                 views[-1].first,
             )
-            self.on_lost(rank, self.health.lost_error(rank))
 
     def lost_alike(self) -> tuple[int, ...]:
         """Lost ranks, as of the last operation submitted here. Nothing later changes them, so they
@@ -681,6 +696,35 @@ class Endpoint(CollectiveEndpoint):
             except ClosedError:
                 return
 
+    def _await_delivery(self) -> None:
+        """Waits until the other ranks have what they need of calls that were done here before.
+
+        The calls' own timeouts bound that; after an error of this rank's own, a second does. Once:
+        who interrupts it doesn't have to do so again at exit.
+        """
+        if self._engine is None or self._awaited_delivery:
+            return
+        self._awaited_delivery = True
+        begin = nudged = time.monotonic()
+        pause, lingered, sound = 0.0002, False, self.health.failure is None
+        while self._engine.lingering()[0] and self.health.failure is None:
+            lingered = True
+            now = time.monotonic()
+            if now - begin > LINGER_SECONDS and _own_error():
+                break
+            if now - nudged >= NUDGE_SECONDS[0]:
+                nudged = now
+                self.health.waiting_for_last()
+            time.sleep(pause)
+            pause = min(2 * pause, 0.02)
+        failure = self.group_failure(Collective("call")) if sound else None
+        if failure is not None or (lingered and self._engine.lingering()[0]):
+            log.warning(
+                "%s: leaves, and other ranks may lack data of calls that were done here: %s",
+                self.health.where,
+                failure or "they have not taken part in them",
+            )
+
     def _last_finished(self) -> int:
         """Number of the last call in which no other rank needs this one any more.
 
@@ -691,8 +735,16 @@ class Endpoint(CollectiveEndpoint):
             while not operation.poll(end - time.monotonic()):
                 if self.health.failure is not None or time.monotonic() >= end:
                     return operation.call.seq - 1
-        failed = self._first_failed
-        return self.health.seq if failed is None else min(failed - 1, self.health.seq)
+        last, failed = self.health.seq, self._first_failed
+        if failed is not None:
+            last = min(failed - 1, last)
+        return min(self._lingers_from() - 1, last)
+
+    def _lingers_from(self) -> int:
+        """Number of the first call that is done here and not everywhere; else the next call's."""
+        lingering, oldest = self._engine.lingering() if self._engine is not None else (0, 0)
+        call = self.health.call_of(oldest) if lingering else None
+        return self.health.seq + 1 if call is None else call.seq
 
     def close(self) -> None:
         """Announces to the other ranks that this one leaves, ends what is pending, joins threads.
@@ -709,6 +761,7 @@ class Endpoint(CollectiveEndpoint):
             self._closing.release()
 
     def _leave(self) -> None:
+        self._await_delivery()
         with self._lock:
             self.health.closed = True
         if self._control is not None and not self._announced_leave:

@@ -10,18 +10,18 @@ from lossycoll.options.fields import Options
 from lossycoll.plan import signature
 from lossycoll.plan.codec import ENCODINGS
 from lossycoll.runtime.core.call import CallKey, text_of
-from lossycoll.runtime.engine.binding import Call, DType, Encoded, Ready
+from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, Ready
 from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
 
 from .estimators import Means
 
 
 class CacheKey(NamedTuple):
-    """All that tells engine calls without data apart. Ranks compare ``call`` and ``way``."""
+    """All that tells engine calls without data apart. Ranks compare ``call`` and ``estimator``."""
 
     encoded: Encoded
     call: CallKey
-    way: str
+    estimator: str
     options: Options
     dtype: DType
     scale: float
@@ -31,7 +31,7 @@ class CacheKey(NamedTuple):
     waits: bool
 
 
-def call_of(key: CacheKey) -> Call:
+def call_of(key: CacheKey) -> EngineCall:
     """What the engine needs besides a plan, without buffers."""
     options = key.options
     reliable = options.delivery == "reliable"
@@ -39,13 +39,13 @@ def call_of(key: CacheKey) -> Call:
     fec, fec_auto = (0, False) if reliable else options.parity_sets
     plan = key.encoded.plan.signature
     encoding = ENCODINGS.index(key.encoding)
-    return Call(
+    return EngineCall(
         input=0,
         output=0,
         dtype=key.dtype,
         scale=key.scale,
         signature=_signature(
-            text_of(key.call), key.way, plan, reliable, repair, fec, fec_auto, encoding
+            text_of(key.call), key.estimator, plan, reliable, repair, fec, fec_auto, encoding
         ),
         timeout=key.timeout,
         reliable=reliable,
@@ -55,12 +55,13 @@ def call_of(key: CacheKey) -> Call:
         encoding=key.encoding,
         notify=key.notify,
         waits=key.waits,
+        lingers=True,
     )
 
 
 def with_data(
-    call: Call, buffers: tuple[int, int], means: Means, blocks: Blocks | Contributions | None
-) -> Call:
+    call: EngineCall, buffers: tuple[int, int], means: Means, blocks: Blocks | Contributions | None
+) -> EngineCall:
     return replace(
         call,
         input=buffers[0],
@@ -80,6 +81,6 @@ def ready(key: CacheKey) -> Ready:
 
 
 @lru_cache(maxsize=256)
-def _signature(call: str, way: str, *fields: int) -> int:
+def _signature(call: str, estimator: str, *fields: int) -> int:
     """A plan's signature with the rest of what the ranks must agree on, 64 bits."""
-    return signature(call, way, *fields)
+    return signature(call, estimator, *fields)

@@ -11,7 +11,7 @@ from lossycoll.options.fields import Options
 from lossycoll.plan import Finish
 from lossycoll.runtime.engine.reports import PeerStats
 
-from .sequencer import Roster
+from .sequencer import Members
 
 log: Final = logging.getLogger("lossycoll")
 
@@ -88,7 +88,7 @@ class Estimators:
         self._warned: set[int] = set()
         """Ranks whose links have been warned of."""
 
-    def means(self, options: Options, who: Roster) -> Means:
+    def means(self, options: Options, members: Members) -> Means:
         """The way for an operation with these options among these ranks.
 
         Rates are those that this rank saw in the operations before. As long as some link's rate is
@@ -98,18 +98,18 @@ class Estimators:
         """
         if options.delivery != "lossy" or options.estimator == "count":
             return BY_COUNT
-        divisor = float(len(who.members))
+        divisor = float(len(members.ranks))
         if options.estimator == "zero_fill":
             return Means(Finish.WEIGHTED, (), divisor)
-        weights = [1.0] * who.world
+        weights = [1.0] * members.world
         unknown = False
-        for rank in who.members:
-            if rank == who.rank:
+        for rank in members.ranks:
+            if rank == members.rank:
                 continue
             seen, link = self._peer_stats(rank), self._links[rank]
             link.note(seen.offered, seen.delivered)
             if link.out_of_use:
-                self._warn(who, seen)
+                self._warn(members, seen)
             rate = link.rate
             if rate is None:
                 unknown = True
@@ -117,7 +117,7 @@ class Estimators:
                 weights[rank] = 1 / rate
         return BY_COUNT if unknown else Means(Finish.WEIGHTED, tuple(weights), divisor)
 
-    def _warn(self, who: Roster, seen: PeerStats) -> None:
+    def _warn(self, members: Members, seen: PeerStats) -> None:
         if seen.rank in self._warned:
             return
         self._warned.add(seen.rank)
@@ -127,8 +127,8 @@ class Estimators:
             "can stand for what never comes, so until that link is back, "
             "estimator='inverse_probability' is the mean by count here, without that rank's data; "
             "repair the link ('lossycoll doctor' checks a network)",
-            who.rank,
-            who.world,
+            members.rank,
+            members.world,
             seen.rank,
             seen.address,
             100 * LEAST_RATE,

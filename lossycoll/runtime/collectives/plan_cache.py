@@ -19,26 +19,26 @@ from lossycoll.plan import (
 )
 from lossycoll.runtime.engine.binding import Encoded
 
-from .sequencer import Roster
+from .sequencer import Members
 
 REPLANNED: Final = ("all_reduce", "broadcast", "barrier")
 """Buffers of these have no part per rank: without some ranks they are planned for those left."""
 
 
-def algorithm(collective: str, who: Roster, name: str) -> Algorithm:
+def algorithm(collective: str, members: Members, name: str) -> Algorithm:
     """What does ``collective`` under the option ``name``.
 
     A plan whose buffers have a part per rank is kept when ranks are lost, without their streams. So
     it must be one in which they passed on nobody else's data.
     """
     if collective in REPLANNED:
-        return choose_algorithm(collective, name, len(who.members))
-    found = choose_algorithm(collective, name, who.world)
-    return found if who.complete or found.direct else default_algorithm(collective)
+        return choose_algorithm(collective, name, len(members.ranks))
+    found = choose_algorithm(collective, name, members.world)
+    return found if members.complete or found.direct else default_algorithm(collective)
 
 
 def order(
-    by: Algorithm, who: Roster, options: Options, group: int, op: int
+    by: Algorithm, members: Members, options: Options, group: int, op: int
 ) -> tuple[int, ...] | None:
     """The order of the ranks for operation number ``op``, redrawn for each that may lose packets.
 
@@ -46,7 +46,7 @@ def order(
     """
     if options.delivery != "lossy" or not by.draws_order:
         return None
-    return draw_order(options.seed, group, op & 0xFFFFFFFF, len(who.members))
+    return draw_order(options.seed, group, op & 0xFFFFFFFF, len(members.ranks))
 
 
 KEPT: Final = {
@@ -63,14 +63,14 @@ KEPT: Final = {
 """How many plans of a collective are kept."""
 
 
-def _build(who: Roster, by: Algorithm, *sizes: object, **options: object) -> Encoded:
+def _build(members: Members, by: Algorithm, *sizes: object, **options: object) -> Encoded:
     if by.collective not in REPLANNED:
-        plan = by.build(who.world, who.rank, *sizes, **options)
-        return Encoded.of(plan if who.complete else leave_out(plan, who.members))
+        plan = by.build(members.world, members.rank, *sizes, **options)
+        return Encoded.of(plan if members.complete else leave_out(plan, members.ranks))
     if "root" in options:
-        options["root"] = who.members.index(options["root"])
-    plan = by.build(len(who.members), who.members.index(who.rank), *sizes, **options)
-    return Encoded.of(plan if who.complete else rename(plan, who.members, who.world))
+        options["root"] = members.ranks.index(options["root"])
+    plan = by.build(len(members.ranks), members.ranks.index(members.rank), *sizes, **options)
+    return Encoded.of(plan if members.complete else rename(plan, members.ranks, members.world))
 
 
 PLANS: Final = {name: lru_cache(maxsize=kept)(_build) for name, kept in KEPT.items()}

@@ -12,20 +12,20 @@ from lossycoll.runtime.membership.view_agreement import View
 
 
 @dataclass(frozen=True, slots=True)
-class Roster:
-    """Who takes part: ``members`` (ranks, ascending) of ``world``, ``rank`` among them."""
+class Members:
+    """Who takes part: ``ranks`` (ascending) of ``world``, ``rank`` among them."""
 
     world: int
     rank: int
-    members: tuple[int, ...]
+    ranks: tuple[int, ...]
 
     @property
     def complete(self) -> bool:
-        return len(self.members) == self.world
+        return len(self.ranks) == self.world
 
     @property
     def lost(self) -> tuple[int, ...]:
-        return tuple(rank for rank in range(self.world) if rank not in self.members)
+        return tuple(rank for rank in range(self.world) if rank not in self.ranks)
 
 
 POLL_SECONDS: Final = 0.005
@@ -47,10 +47,10 @@ class Sequencer:
         self._world = world
         self._check = check
         self._stopped = False
-        everyone = Roster(world, rank, tuple(range(world)))
-        self._rosters: list[tuple[int, Roster]] = [(0, everyone)]
+        everyone = Members(world, rank, tuple(range(world)))
+        self._views: list[tuple[int, Members]] = [(0, everyone)]
 
-    def roster(self) -> Roster:
+    def members(self) -> Members:
         """Who operation ``next`` is for. The caller holds ``lock``; a view change is waited for."""
         while self._stopped:
             try:
@@ -61,17 +61,17 @@ class Sequencer:
             self._check()
         return self.at(self.next)
 
-    def at(self, number: int) -> Roster:
+    def at(self, number: int) -> Members:
         """Who operation ``number`` is for."""
-        rosters = self._rosters
-        for first, roster in reversed(rosters):
+        views = self._views
+        for first, members in reversed(views):
             if number >= first:
-                return roster
-        return rosters[0][1]
+                return members
+        return views[0][1]
 
     @property
-    def latest(self) -> Roster:
-        return self._rosters[-1][1]
+    def latest(self) -> Members:
+        return self._views[-1][1]
 
     def stop(self) -> int:
         """Lets nobody submit until ``resume``; returns the number of the next operation."""
@@ -82,8 +82,8 @@ class Sequencer:
     def resume(self, views: Sequence[View], *, agreed: bool) -> None:
         """Takes over the views; callers may submit again if the last one is ``agreed``."""
         with self.lock:
-            self._rosters = [
-                (view.first, Roster(self._world, self._rank, view.members)) for view in views
+            self._views = [
+                (view.first, Members(self._world, self._rank, view.members)) for view in views
             ]
             if agreed:
                 self._stopped = False

@@ -1,1 +1,1 @@
-"""The native engine as Python sees it: the only package that knows cffi."""
+"""The native engine as Python sees it: the only package that knows its library."""

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Any, Final, NoReturn, Protocol, TypeVar
+from typing import Any, Final, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 from lossycoll._native import ffi, lib
 from lossycoll.errors import ClosedError
 from lossycoll.options.fields import Options
-from lossycoll.plan import Plan, encode, parity
-from lossycoll.plan import faults as inject
+from lossycoll.plan import Plan, encode, faults, parity
 from lossycoll.plan.codec import ENCODINGS
 
 from .failures import Code, Failure, Where, error_of
-from .host import Host, failure_of, fast_path_names
+from .host import Host, data_of, failure_of
 from .link_events import LinkEvent
 from .reports import Cause, EngineStats, LinkInfo, PeerStats, Report, Stream
 
@@ -30,10 +29,6 @@ SLICE_SECONDS: Final = 0.1
 """Longest stay in C, so that Ctrl-C works."""
 
 _SOUND: Final = Failure(0)
-_SHARED: Final[dict[type[Any], tuple[str, ...]]] = {}
-"""Fields that a dataclass and the struct that it stands for both have: asked at every call."""
-
-_Data = TypeVar("_Data", Report, EngineStats, Stream)
 
 
 class DType(IntEnum):
@@ -77,15 +72,15 @@ class Encoded:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class EngineCall:
     """What one operation needs besides its plan (lc_call).
 
     ``input`` and ``output`` are addresses, ``timeout`` is in seconds, ``signature`` 64 bits that
     are equal on ranks that mean the same. ``reliable``, ``repair``, ``fec``, ``fec_auto``,
     ``selective`` and ``feedback`` are for those levels of the plan that name no delivery.
-    ``notify``: :meth:`Engine.next` returns the ticket too. ``waits``: the caller waits for it
-    at once, and its first :meth:`Engine.wait` does the engine's work, as long as packets come (a
-    tenth of a second at most); not with ``notify``.
+    ``notify``: :meth:`EngineGroup.next` returns the ticket too. ``waits``: the caller waits for it
+    at once, and its first :meth:`EngineGroup.wait` does the engine's work, as long as packets come
+    (a tenth of a second at most); not with ``notify``.
     ``weights``, by rank: what contributions are multiplied by (empty: 1), in plans whose finish is
     WEIGHTED, which divide by ``divisor``. ``selective``: receivers may need single packets, which
     are resent until they come; ``needed`` says which this rank needs, a byte for each packet of
@@ -106,6 +101,7 @@ class Call:
     repair: int
     notify: bool
     waits: bool = False
+    lingers: bool = False
     weights: Sequence[float] = ()
     divisor: float = 1.0
     selective: bool = False
@@ -130,7 +126,7 @@ class Ready:
     call: Any
 
     @classmethod
-    def of(cls, encoded: Encoded, call: Call) -> Ready:
+    def of(cls, encoded: Encoded, call: EngineCall) -> Ready:
         """``call`` without its buffers, and without what is only read while it is submitted:
         ``needed`` and ``weights``."""
         c = ffi.new("lc_call *", encoded.call[0])
@@ -146,6 +142,7 @@ class Ready:
             to.fec_auto = how.fec_auto
         c.notify = call.notify
         c.waits = call.waits
+        c.lingers = call.lingers
         c.scale = call.scale
         c.signature = call.signature
         c.timeout_ns = _ns(call.timeout)
@@ -153,7 +150,25 @@ class Ready:
         return cls(encoded, c)
 
 
-class Engine:
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A send or a receive (lc_message).
+
+    ``address``: of the elements, or of room for them. ``type``: a number, equal at both ends.
+    ``peer``: -1 in a receive from any rank. ``timeout`` in seconds.
+    """
+
+    address: int
+    elements: int
+    element_bytes: int
+    type: int
+    tag: int
+    peer: int
+    timeout: float
+    receive: bool
+
+
+class EngineGroup:
     """One group's operations at this rank, on the host of its process.
 
     Methods may be called from any thread. ``close`` first ends what is pending.
@@ -165,7 +180,7 @@ class Engine:
         world: The group's size.
         number: The group's on the wire: equal on all ranks, and of no other group of theirs. 1 to
             2**32 - 1.
-        faults: Keys injected faults; equal on all ranks.
+        fault_group: Keys injected faults; equal on all ranks.
         options: Those that belong to a group.
         members: The host's processes, by rank; empty: those of the same numbers.
         met: Every member is known to have the group by now, so packets may go ahead at once.
@@ -178,7 +193,7 @@ class Engine:
         world: int,
         *,
         number: int,
-        faults: int,
+        fault_group: int,
         options: Options,
         members: Sequence[int] = (),
         met: bool = False,
@@ -200,13 +215,13 @@ class Engine:
         if members:
             processes = ffi.new("uint16_t[]", list(members))
             config.members = processes
-        config.fault_group = faults
+        config.fault_group = fault_group
         config.deadline_min_ns = _ns(options.deadline_min)
         config.deadline_max_ns = _ns(options.deadline_max)
         config.link_ns = _ns(options.link_timeout)
         config.reorder_ns = _ns(options.reorder_min)
         config.met = met
-        injected = inject.parse(options.inject)
+        injected = faults.parse(options.inject)
         for name in ("loss", "burst", "dup", "reorder", "seed"):
             setattr(config.inject, name, getattr(injected, name))
         if injected.links:
@@ -229,7 +244,7 @@ class Engine:
             self._idle.wait_for(lambda: self._users == 0)
         lib.lc_group_close(self._handle)
 
-    def submit(self, encoded: Encoded, call: Call, owner: Ticketed | None = None) -> int:
+    def submit(self, encoded: Encoded, call: EngineCall, owner: Ticketed | None = None) -> int:
         """Hands over an operation; returns its ticket.
 
         ``owner.ticket`` is set to it as well, also where a signal's handler raises in between: from
@@ -263,6 +278,42 @@ class Engine:
             raise error_of(Failure(ticket), self._where)
         return ticket
 
+    def post(self, message: Message, owner: Ticketed) -> int:
+        """Posts a send or a receive; returns its ticket, and sets ``owner.ticket`` as
+        :meth:`submit` does. 0: a small message is on its way, and its memory may change."""
+        c = ffi.new("lc_message *")
+        c.data = ffi.cast("void *", message.address)
+        c.elements = message.elements
+        c.element_bytes = message.element_bytes
+        c.type = message.type
+        c.tag, c.peer = message.tag, message.peer
+        c.timeout_ns = _ns(message.timeout)
+        c.receive = message.receive
+        try:
+            with self._use:
+                ticket = int(lib.lc_group_post(self._handle, c))
+        finally:
+            owner.ticket = max(0, c.ticket)
+        if ticket < 0:
+            raise error_of(Failure(ticket), self._where)
+        return ticket
+
+    def source(self, ticket: int) -> int:
+        """The rank that a finished receive was served by, or -1."""
+        with self._use:
+            return int(lib.lc_group_source(self._handle, ticket))
+
+    def unheard(self) -> int:
+        """How many messages that count as sent may not have reached their receivers yet."""
+        with self._use:
+            return int(lib.lc_group_unheard(self._handle))
+
+    def peer_left(self, peer: int) -> None:
+        """``peer`` has left in order: of its messages only what came before can be received,
+        and what lingers is not owed to it."""
+        with self._use:
+            lib.lc_group_peer_left(self._handle, peer)
+
     def wait(self, ticket: int, seconds: float) -> int:
         """The operation's code, or Code.PENDING after ``seconds`` (at most SLICE_SECONDS)."""
         with self._use:
@@ -283,7 +334,7 @@ class Engine:
         found = failure_of(failure) if failure.code else _SOUND
         if code < 0 and found.code >= 0:
             found = Failure(code)
-        return _data(Report, report), found
+        return data_of(Report, report), found
 
     def failure(self) -> Failure:
         """Why the group takes no operation any more (code 0: it does)."""
@@ -310,7 +361,7 @@ class Engine:
             n = lib.lc_group_streams(self._handle, ticket, ffi.NULL, 0)
             table = ffi.new("lc_stream[]", max(0, n))
             lib.lc_group_streams(self._handle, ticket, table, max(0, n))
-        found = (_data(Stream, entry) for entry in table)
+        found = (data_of(Stream, entry) for entry in table)
         # The engine sets a cause when a stream ends, which none does in an operation that failed.
         return tuple(one if one.settled_ns else replace(one, cause=Cause.FAILED) for one in found)
 
@@ -331,6 +382,13 @@ class Engine:
         """Forgets a finished operation."""
         with self._use:
             lib.lc_group_release(self._handle, ticket)
+
+    def lingering(self) -> tuple[int, int]:
+        """How many operations are done here whose packets some rank may still need, and the number
+        of the first of them."""
+        with self._use:
+            n = int(lib.lc_group_lingering(self._handle))
+            return n, int(lib.lc_group_oldest_lingering(self._handle))
 
     def next(self, seconds: float) -> int:
         """The next finished ticket with ``notify``; 0 after ``seconds``; -1 when closed."""
@@ -360,7 +418,7 @@ class Engine:
         c = ffi.new("lc_stats *")
         with self._use:
             lib.lc_group_stats(self._handle, c)
-        return _data(EngineStats, c)
+        return data_of(EngineStats, c)
 
     def peer_stats(self, peer: int) -> PeerStats:
         c = ffi.new("lc_peer_stats *")
@@ -387,7 +445,7 @@ class Engine:
         c = ffi.new("lc_report *")
         with self._use:
             lib.lc_group_last_report(self._handle, c)
-        return _data(Report, c)
+        return data_of(Report, c)
 
     def event(self) -> LinkEvent | None:
         """The oldest event of the host's link that nobody has taken, if there is one."""
@@ -411,7 +469,7 @@ class _Use:
 
     __slots__ = ("_engine",)
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: EngineGroup) -> None:
         self._engine = engine
 
     def __enter__(self) -> None:
@@ -429,34 +487,5 @@ class _Use:
                 engine._idle.notify_all()
 
 
-def wire_version() -> int:
-    """Of the packets' form; ranks that differ in it can't hear each other."""
-    return int(lib.lc_wire_version())
-
-
-def version() -> str:
-    """Version of the native engine."""
-    return bytes(ffi.string(lib.lc_version())).decode()
-
-
-def probe() -> tuple[str, ...]:
-    """Fast paths that this processor and kernel offer, by name."""
-    return fast_path_names(lib.lc_probe())
-
-
 def _ns(seconds: float) -> int:
     return max(0, int(seconds * 1e9))
-
-
-def _data(cls: type[_Data], c: Any) -> _Data:
-    """The struct ``c`` as a dataclass whose fields have the same names."""
-    names = _SHARED.get(cls)
-    if names is None:
-        kind = ffi.typeof(c)
-        there = {name for name, _ in (kind.item if kind.kind == "pointer" else kind).fields}
-        names = tuple(field.name for field in fields(cls) if field.name in there)
-        _SHARED[cls] = names
-    values = {name: getattr(c, name) for name in names}
-    if "cause" in values:
-        values["cause"] = Cause(values["cause"])
-    return cls(**values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -32,12 +33,17 @@ class Code(IntEnum):
     ABORTED = -6
     CLOSED = -7
     LINK = -8
+    MESSAGE = -9
+    MESSAGE_LATE = -10
+    PEER = -11
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
     """lc_failure of native/lossycoll.h. ``mine`` and ``theirs``: signature, elements, dtype; for
-    LINK ``mine`` has the packets that the peer sent, the rounds that it took, and nanoseconds."""
+    LINK ``mine`` has the packets that the peer sent, the rounds that it took, and nanoseconds. For
+    MESSAGE they have tag, elements and type; so has ``mine`` for MESSAGE_LATE, and ``theirs`` then
+    the timeout in nanoseconds, and 1 for a send."""
 
     code: int
     errno: int = 0
@@ -51,8 +57,8 @@ class Failure:
 class Where:
     """What the funnel says besides the code: whose call failed, and whom it is made with.
 
-    ``call`` is the collective as text, ``seq`` its number in the group (-1: no call),
-    ``addresses`` one text per rank, ``timeout`` in seconds.
+    ``call`` is the call as text ("": none), ``seq`` its number in the group (-1: a message has
+    none), ``addresses`` one text per rank, ``timeout`` in seconds.
     """
 
     rank: int
@@ -64,7 +70,9 @@ class Where:
 
     def __str__(self) -> str:
         text = f"rank {self.rank}/{self.world}"
-        return f"{text}: call #{self.seq} {self.call}" if self.seq >= 0 else text
+        if self.seq < 0:
+            return f"{text}: a {self.call}" if self.call else text
+        return f"{text}: call #{self.seq} {self.call}"
 
     def peer(self, rank: int) -> str:
         """A rank as errors write it: with its address, where that is known."""
@@ -76,6 +84,43 @@ class Where:
 
 DTYPE_NAMES: Final = ("float32", "float64", "float16", "bfloat16", "bytes")
 """Names of lc_dtype's values, in their order."""
+ELEMENT_TYPES: Final = (
+    "float32",
+    "float64",
+    "float16",
+    "bfloat16",
+    "uint8",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "bool",
+    "complex32",
+    "complex64",
+    "complex128",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float8_e4m3fnuz",
+    "float8_e5m2fnuz",
+)
+"""Types of messages' elements. Their numbers go over the wire: a new one is added at the end."""
+MESSAGES: Final = (Code.MESSAGE, Code.MESSAGE_LATE)
+"""Failures of the group by a message, which say themselves what call it was."""
+
+
+def type_number(name: str) -> int:
+    """A message's type, as its sender tells it: of one that isn't listed, made of the name."""
+    if name in ELEMENT_TYPES:
+        return ELEMENT_TYPES.index(name)
+    return 1 << 31 | zlib.crc32(name.encode())
+
+
+def type_name(number: int) -> str:
+    """The reverse of :func:`type_number`, as far as there is one."""
+    return ELEMENT_TYPES[number] if number < len(ELEMENT_TYPES) else f"type {number:#x}"
 
 
 def check(failure: Failure, where: Where) -> None:
@@ -104,6 +149,8 @@ def error_of(failure: Failure, where: Where) -> LossyError:
         )
     if code == Code.LINK:
         return _link_error(failure, where)
+    if code in MESSAGES:
+        return _message_error(failure, where)
     if code == Code.ABORTED:
         return AbortedError(
             f"{where}: aborted; the first error of the job has the cause", peer=peer
@@ -154,6 +201,39 @@ def _link_error(failure: Failure, where: Where) -> LinkError:
         f"without that rank",
         peer=failure.peer,
     )
+
+
+def _message_error(failure: Failure, where: Where) -> LossyError:
+    """A group that fails by a message fails for all its calls: the text names the message's."""
+    tag, elements, name = _message(failure.mine)
+    is_send = failure.code == Code.MESSAGE_LATE and failure.theirs[1] == 1
+    who = where.peer(failure.peer)
+    peer = failure.peer if failure.peer >= 0 else None
+    verb = "send to" if is_send else "receive from"
+    call = f"{verb} {failure.peer}" if peer is not None else "receive"
+    text = f"rank {where.rank}/{where.world}: a {call} {name}[{elements}] tag {tag}"
+    if failure.code == Code.MESSAGE:
+        sent_tag, sent_elements, sent_name = _message(failure.theirs)
+        return MismatchError(
+            f"{text}: {who} sends {sent_name}[{sent_elements}] with tag {sent_tag} where "
+            f"{name}[{elements}] is expected here; make dtype and number of elements of both calls "
+            f"agree, and the order of those with the same tag",
+            peer=peer,
+        )
+    what = f"{who} never {'took it' if is_send else 'sent it'}"
+    if peer is None:
+        what = "no rank sent anything with this tag"
+    return OperationTimeout(
+        f"{text}: {what} within {failure.theirs[0] / 1e9:g} s; is the other side stuck, still "
+        f"computing or at another tag? a longer timeout is given to init_process_group or "
+        f"new_group",
+        peer=peer,
+    )
+
+
+def _message(said: tuple[int, int, int]) -> tuple[int, int, str]:
+    """Tag, elements and the type's name."""
+    return said[0], said[1], type_name(said[2])
 
 
 def _difference(failure: Failure) -> str:

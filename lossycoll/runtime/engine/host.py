@@ -6,7 +6,8 @@ import errno
 import os
 import threading
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import fields
+from typing import Any, Final, TypeVar
 
 from lossycoll._native import ffi, lib
 from lossycoll.errors import no_udp_port
@@ -14,14 +15,19 @@ from lossycoll.options.fields import FAST_PATHS, Options
 
 from .failures import Failure, Where, error_of
 from .link_events import LinkEvent, LinkEventKind
-from .reports import LinkInfo
+from .reports import Cause, EngineStats, LinkInfo, Report, Stream
+
+_SHARED: Final[dict[type[Any], tuple[str, ...]]] = {}
+"""Fields that a dataclass and the struct that it stands for both have: asked at every call."""
+
+_Data = TypeVar("_Data", Report, EngineStats, Stream)
 
 
 class Host:
     """One process's socket, progress thread, and paths to the other processes.
 
     Opened at once; ``start`` makes the other processes known. Groups
-    (:class:`lossycoll.runtime.engine.binding.Engine`) are made after that. Its users count
+    (:class:`lossycoll.runtime.engine.binding.EngineGroup`) are made after that. Its users count
     themselves (:meth:`hold`, :meth:`release`; who opens it is the first): the last one closes it.
 
     Args:
@@ -94,7 +100,7 @@ class Host:
     def link(self) -> LinkInfo:
         """What the socket is like. Not after ``close``."""
         c = ffi.new("lc_link_info *")
-        lib.lc_host_link(self.handle, c)
+        lib.lc_host_link(self.handle, 0, c)
         return LinkInfo(
             receive_buffer=c.receive_buffer,
             send_buffer=c.send_buffer,
@@ -182,3 +188,32 @@ def failure_of(c: Any) -> Failure:
         mine=(c.mine[0], c.mine[1], c.mine[2]),
         theirs=(c.theirs[0], c.theirs[1], c.theirs[2]),
     )
+
+
+def data_of(cls: type[_Data], c: Any) -> _Data:
+    """The struct ``c`` as a dataclass whose fields have the same names."""
+    names = _SHARED.get(cls)
+    if names is None:
+        kind = ffi.typeof(c)
+        there = {name for name, _ in (kind.item if kind.kind == "pointer" else kind).fields}
+        names = tuple(field.name for field in fields(cls) if field.name in there)
+        _SHARED[cls] = names
+    values = {name: getattr(c, name) for name in names}
+    if "cause" in values:
+        values["cause"] = Cause(values["cause"])
+    return cls(**values)
+
+
+def wire_version() -> int:
+    """Of the packets' form; ranks that differ in it can't hear each other."""
+    return int(lib.lc_wire_version())
+
+
+def version() -> str:
+    """Version of the native engine."""
+    return bytes(ffi.string(lib.lc_version())).decode()
+
+
+def probe() -> tuple[str, ...]:
+    """Fast paths that this processor and kernel offer, by name."""
+    return fast_path_names(lib.lc_probe())

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from lossycoll.plan import Plan, packet_count
 
-from .binding import Engine
+from .binding import EngineGroup
 
 
 class Blocks:
@@ -39,7 +39,7 @@ class Blocks:
         rows = [self._needed[slot.sources[0]] for slot in self._received]
         return np.concatenate(rows).astype(np.uint8).tobytes() if rows else b""
 
-    def note(self, engine: Engine, ticket: int) -> None:
+    def note(self, engine: EngineGroup, ticket: int) -> None:
         """Takes what arrived from the engine, of an operation that is done."""
         for slot in self._received:
             (owner,) = slot.sources
@@ -67,7 +67,7 @@ class Contributions:
     def encoded(self) -> bytes:
         return b""
 
-    def note(self, engine: Engine, ticket: int) -> None:
+    def note(self, engine: EngineGroup, ticket: int) -> None:
         """Takes what was given up from the engine, of an operation that is done."""
         for dest in self._sent:
             row = self.lost[dest.peer]

@@ -1,1 +1,1 @@
-"""Point to point: send and recv over connections of the group's own."""
+"""Point to point: sends and receives as the engine's messages."""

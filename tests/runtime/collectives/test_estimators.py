@@ -17,7 +17,7 @@ from lossycoll.runtime.collectives.estimators import (
     MEMORY,
     Estimators,
 )
-from lossycoll.runtime.collectives.sequencer import Roster
+from lossycoll.runtime.collectives.sequencer import Members
 from lossycoll.runtime.engine.reports import PeerStats
 from tests.support.failure_cases import CALM
 from tests.support.harness import init, run_good
@@ -43,7 +43,7 @@ class Links:
 
 
 INVERSE = Options(estimator="inverse_probability")
-EVERYONE = Roster(3, 1, (0, 1, 2))
+EVERYONE = Members(3, 1, (0, 1, 2))
 
 
 def test_what_is_unknown_is_not_guessed() -> None:
@@ -63,7 +63,7 @@ def test_what_is_unknown_is_not_guessed() -> None:
 def test_only_the_ranks_that_are_left_count() -> None:
     links = Links(3)
     links.send(0, 5000, 0.25)
-    means = Estimators(3, links).means(INVERSE, Roster(3, 1, (0, 1)))
+    means = Estimators(3, links).means(INVERSE, Members(3, 1, (0, 1)))
     assert means.divisor == 2
     assert means.weights[:2] == pytest.approx((4.0, 1.0))
 

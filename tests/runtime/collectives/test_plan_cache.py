@@ -7,9 +7,9 @@ import pytest
 from lossycoll.plan import default_algorithm, leave_out, rename
 from lossycoll.plan.registry import COLLECTIVES
 from lossycoll.runtime.collectives.plan_cache import KEPT, PLANS, REPLANNED
-from lossycoll.runtime.collectives.sequencer import Roster
+from lossycoll.runtime.collectives.sequencer import Members
 
-EVERYONE, FEWER = Roster(4, 2, (0, 1, 2, 3)), Roster(4, 2, (0, 2, 3))
+EVERYONE, FEWER = Members(4, 2, (0, 1, 2, 3)), Members(4, 2, (0, 2, 3))
 OPTIONS = {"broadcast": {"root": 3, "fanout": 2}, "gather": {"root": 3}, "scatter": {"root": 3}}
 
 
@@ -33,8 +33,8 @@ def test_plans_are_kept_and_follow_the_members(collective: str) -> None:
     left = PLANS[collective](FEWER, by, *sizes, **options).plan
     if collective in REPLANNED:
         place = {"root": 2} if "root" in options else {}  # rank 3 is the third that is left
-        want = rename(by.build(3, 1, *sizes, **{**options, **place}), FEWER.members, 4)
+        want = rename(by.build(3, 1, *sizes, **{**options, **place}), FEWER.ranks, 4)
     else:
-        want = leave_out(by.build(4, 2, *sizes, **options), FEWER.members)
+        want = leave_out(by.build(4, 2, *sizes, **options), FEWER.ranks)
     assert left == want
     assert left != of_all.plan

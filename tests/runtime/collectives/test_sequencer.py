@@ -12,7 +12,7 @@ import pytest
 
 from lossycoll.errors import ClosedError
 from lossycoll.runtime.collectives import sequencer
-from lossycoll.runtime.collectives.sequencer import Roster, Sequencer
+from lossycoll.runtime.collectives.sequencer import Members, Sequencer
 from lossycoll.runtime.membership.view_agreement import View
 
 
@@ -58,7 +58,7 @@ def test_an_interrupt_that_comes_as_the_lock_is_taken_gives_it_back() -> None:
 
     def submit() -> None:
         with mine.lock:
-            mine.roster()
+            mine.members()
             raise AssertionError("the interrupt came too late")
 
     for _ in range(20):
@@ -94,7 +94,7 @@ def test_an_interrupt_during_a_view_change_gives_the_lock_back(
 
     monkeypatch.setattr(sequencer, "time", SimpleNamespace(sleep=sleep))
     with pytest.raises(KeyboardInterrupt), mine.lock:
-        mine.roster()
+        mine.members()
     assert free == [True], "whoever waits keeps the control plane out"
     assert is_free(mine.lock)
 
@@ -113,7 +113,7 @@ def test_nobody_submits_before_a_view_change_is_over(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(sequencer, "time", SimpleNamespace(sleep=sleep))
     with mine.lock:
-        assert mine.roster() == Roster(3, 0, (0,))
+        assert mine.members() == Members(3, 0, (0,))
     assert next(steps, None) is None
     assert mine.at(4).complete
     assert mine.latest.lost == (1, 2)
@@ -126,5 +126,5 @@ def test_a_failure_ends_the_wait_for_a_view_change() -> None:
     mine = Sequencer(0, 2, check)
     mine.stop()
     with pytest.raises(ClosedError, match="gone"), mine.lock:
-        mine.roster()
+        mine.members()
     assert is_free(mine.lock)

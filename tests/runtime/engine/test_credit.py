@@ -19,8 +19,8 @@ from tests.support.relay import (
     RelayedNetwork,
     assert_sums,
     figures,
-    until,
 )
+from tests.support.waiting import until
 
 BUFFER = 64 << 10
 WINDOW = 256

@@ -6,7 +6,6 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -27,15 +26,19 @@ from lossycoll.plan import (
 )
 from lossycoll.plan.order import draw_order
 from lossycoll.plan.wire_types import Array
-from lossycoll.runtime.engine.binding import Engine
+from lossycoll.runtime.engine.binding import EngineGroup
 from lossycoll.runtime.engine.failures import Code
 from lossycoll.runtime.engine.reports import Cause, PeerStats, Stream
 from lossycoll.runtime.net.buffers import fitting_payload
 from tests.support.network import GROUP, Ended, Network, elements
+from tests.support.waiting import until
 
 F32 = 4
 PATIENT: dict[str, object] = {"reorder_min": 0.5}
 """A machine with more to do than processors delivers its own packets late, and out of order."""
+SOON = 10.0
+"""Seconds. What must end at once ends within them on a loaded machine; an operation that isn't
+ended waits for its timeout of 60 s."""
 UNTOUCHED = (53248, 106496)
 """What to ask for so that getsockopt reports 106496 and 212992: the kernel doubles it."""
 
@@ -67,13 +70,6 @@ def settled_stats(network: Network, rank: int):  # type: ignore[no-untyped-def]
     """Figures that are up to date: an idle engine writes them every 100 ms at the latest."""
     time.sleep(0.25)
     return network.engines[rank].stats()
-
-
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"not true within {seconds} s"
-        time.sleep(0.01)
 
 
 # ---- zero injected loss loses nothing ----
@@ -324,8 +320,8 @@ def test_mismatch_is_reported_at_once_on_every_rank(world: int, reliable: bool, 
             network.submit(r, plans[r], (buffers[r], buffers[r]), dtype[r], reliable=reliable)
             for r in range(world)
         ]
-        ended = [network.end(rank, ticket, 5) for rank, ticket in enumerate(tickets)]
-        assert time.monotonic() - begin < 2.0
+        ended = [network.end(rank, ticket, SOON) for rank, ticket in enumerate(tickets)]
+        assert time.monotonic() - begin < SOON
         for rank in range(world):
             failure = ended[rank].failure
             assert ended[rank].code == Code.MISMATCH, (rank, failure)
@@ -351,7 +347,7 @@ def test_mismatch_around_a_ring_reaches_the_neighbours() -> None:
         data = [np.zeros(100_001, np.float32) for _ in range(world)]
         tickets = [network.submit(r, plans[r], (data[r], data[r]), "f32") for r in range(world)]
         for rank in (1, 2, 3):
-            ended = network.end(rank, tickets[rank], 2)
+            ended = network.end(rank, tickets[rank], SOON)
             assert ended.code == Code.MISMATCH
             assert (ended.failure.peer == odd) == (rank != odd)
 
@@ -379,7 +375,7 @@ def test_a_rank_that_never_submits_is_named(algorithm: str, reliable: bool) -> N
             engine = network.engines[rank]
             streams: list[Stream] = []
 
-            def note(done: int, at: Engine = engine, to: list[Stream] = streams) -> None:
+            def note(done: int, at: EngineGroup = engine, to: list[Stream] = streams) -> None:
                 to.extend(at.streams(done))
 
             ended = network.end(rank, ticket, 10, note=note)
@@ -453,9 +449,9 @@ def test_abort_fails_what_is_pending_and_what_comes(reliable: bool) -> None:
         begin = time.monotonic()
         network.engines[0].abort(Code.ABORTED, 1)
         for ticket in tickets:
-            ended = network.end(0, ticket, 2)
+            ended = network.end(0, ticket, SOON)
             assert (ended.code, ended.failure.peer) == (Code.ABORTED, 1)
-        assert time.monotonic() - begin < 1.0
+        assert time.monotonic() - begin < SOON
         with pytest.raises(AbortedError):
             network.submit(0, plans[0], (data[0], data[0]), "f32")
 
@@ -487,15 +483,14 @@ def test_close_returns_with_operations_pending_and_waited_for() -> None:
 
     refused = threading.Event()
     threads = [threading.Thread(target=wait), threading.Thread(target=submit)]
-    for thread in threads:
-        thread.start()
-    time.sleep(0.2)
-    begin = time.monotonic()
-    for engine in network.engines:
-        engine.close()
+    with network:
+        for thread in threads:
+            thread.start()
+        time.sleep(0.2)
+        begin = time.monotonic()
     for thread in threads:
         thread.join(5)
-    assert time.monotonic() - begin < 3.0
+    assert time.monotonic() - begin < SOON
     assert codes == [Code.CLOSED]
     assert refused.is_set()
 
@@ -507,7 +502,7 @@ def test_submitting_never_waits_for_a_peer() -> None:
         data = [[np.full(100, 1.0 + rank, np.float32) for _ in range(700)] for rank in range(2)]
         begin = time.monotonic()
         early = [network.submit(0, plans[0], (x, x), "f32") for x in data[0]]
-        assert time.monotonic() - begin < 2.0
+        assert time.monotonic() - begin < SOON
         late = [network.submit(1, plans[1], (x, x), "f32") for x in data[1]]
         for rank, tickets in enumerate((early, late)):
             assert {network.end(rank, ticket).code for ticket in tickets} == {0}
@@ -546,7 +541,7 @@ def test_close_amid_traffic() -> None:
                     network.submit(r, plans[r], (data[r], data[r]), "f32")
             time.sleep(delay)
             begin = time.monotonic()
-        assert time.monotonic() - begin < 3.0
+        assert time.monotonic() - begin < SOON
 
 
 # ---- after the end ----

@@ -13,7 +13,7 @@ import pytest
 from lossycoll.errors import EngineError
 from lossycoll.options.fields import Options
 from lossycoll.plan import Plan, draw_order, transpose
-from lossycoll.runtime.engine.binding import Call, DType, Encoded, Engine
+from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, EngineGroup
 from lossycoll.runtime.engine.failures import Code
 from lossycoll.runtime.engine.host import Host
 
@@ -53,19 +53,19 @@ class Group:
     ) -> None:
         self.hosts, self.number, self.members = made, number, list(members)
         self.options = Options(**{**PATIENT, **options})  # type: ignore[arg-type]
-        self.engines: dict[int, Engine] = {}
+        self.engines: dict[int, EngineGroup] = {}
         for rank in range(len(members)):
             if rank not in absent:
                 self.come(rank)
         self.op = 0
 
     def come(self, rank: int) -> None:
-        self.engines[rank] = Engine(
+        self.engines[rank] = EngineGroup(
             self.hosts[self.members[rank]],
             rank,
             len(self.members),
             number=self.number,
-            faults=self.number,
+            fault_group=self.number,
             options=self.options,
             members=self.members,
         )
@@ -78,7 +78,7 @@ class Group:
     def submit(
         self, rank: int, data: np.ndarray, timeout: float = 20.0, *, reliable: bool = False
     ) -> int:
-        call = Call(
+        call = EngineCall(
             input=data.ctypes.data,
             output=data.ctypes.data,
             dtype=DType.F32,
@@ -242,12 +242,12 @@ def test_a_group_that_can_not_be_is_refused(
     with hosts() as made:
         Group(made, 1, (0, 1, 2))
         with pytest.raises(EngineError):
-            Engine(
+            EngineGroup(
                 made[0],
                 rank,
                 len(members),
                 number=number,
-                faults=0,
+                fault_group=0,
                 options=Options(),
                 members=members,
             )

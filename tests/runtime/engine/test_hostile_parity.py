@@ -16,8 +16,8 @@ from tests.support.relay import (
     Packet,
     RelayedNetwork,
     figures,
-    until,
 )
+from tests.support.waiting import until
 
 PARITY = 3
 COUNT = 1000  # of two ranks: streams of 8 packets, the last of 52 elements

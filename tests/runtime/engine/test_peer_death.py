@@ -11,6 +11,7 @@ from lossycoll.plan import Missing, leave_out, rename, ring, transpose
 from lossycoll.runtime.engine.failures import Code
 from lossycoll.runtime.engine.reports import Cause
 from tests.support.network import Network
+from tests.support.waiting import until
 
 ALGORITHMS = {"transpose": transpose.all_reduce, "ring": ring.all_reduce}
 
@@ -72,10 +73,10 @@ def test_what_the_dead_one_had_posted_ahead_is_no_mismatch() -> None:
     with Network(3, 1408) as network:
         data = {r: np.full(elements, r + 1, np.float32) for r in range(3)}
         network.submit(2, transpose.all_reduce(3, 2, elements, 352), (data[2], data[2]), "f32")
-        end = time.monotonic() + 10
-        while not all(network.engines[r].stats().control_received for r in members):
-            assert time.monotonic() < end, "the dead one's offer has not come"
-            time.sleep(0.01)
+        until(
+            lambda: all(network.engines[r].stats().control_received for r in members),
+            "the dead one's offer",
+        )
         network.engines[2].close()
         for rank in members:
             network.engines[rank].peer_dead(2)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from lossycoll.plan import Finish, Missing, Plan, ring, transpose
-from lossycoll.plan import faults as inject
+from lossycoll.plan.faults import parse
 from lossycoll.plan.order import draw_order, segments
 from lossycoll.plan.wire_types import Array
 from tests.support.network import GROUP, Network
@@ -96,7 +96,7 @@ def sample(algorithm: str, faults: str, *, redrawn: bool = True, zeros: bool = F
     reduced = np.zeros((OPERATIONS, WORLD, WORLD))
     everything = np.zeros((OPERATIONS, WORLD, WORLD))
     mark = np.float32(-1000)
-    loss = inject.parse(faults).loss
+    loss = parse(faults).loss
     with Network(WORLD, PAYLOAD, inject=faults) as network:
         for first in range(0, OPERATIONS, IN_FLIGHT):
             jobs = []

@@ -8,7 +8,8 @@ import numpy as np
 
 from lossycoll.plan import ring
 from tests.support.network import elements
-from tests.support.relay import PER_PACKET, Faults, RelayedNetwork, assert_sums, until
+from tests.support.relay import PER_PACKET, Faults, RelayedNetwork, assert_sums
+from tests.support.waiting import until
 
 DEADLINE = 0.5
 """Seconds: the floor of what is learnt, and far more than a stream takes here."""

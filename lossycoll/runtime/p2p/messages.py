@@ -1,0 +1,220 @@
+"""A group's sends and receives: posted to the engine, which carries them, and completed.
+
+docs/messages.md has what is promised, and how messages travel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from typing import Final
+
+from lossycoll.errors import ClosedError, LossyError, PeerLostError
+from lossycoll.options.fields import Options
+from lossycoll.runtime.core.call import Collective, Operation, Terms
+from lossycoll.runtime.engine.binding import EngineGroup, Message
+from lossycoll.runtime.engine.failures import Code, Where, error_of, type_number
+from lossycoll.runtime.membership.group_state import Health
+
+from .transfer import Transfer
+
+FLUSH_SECONDS: Final = 5.0
+"""How long a rank that leaves waits until the others have what it has sent."""
+REAP_FROM: Final = 8
+"""Unfinished transfers from which on posting looks for some that nobody waits for."""
+
+
+class Messages:
+    """One rank's end. Sends and receives, then ``flush`` and ``close``.
+
+    Args:
+        engine: The group's.
+        health: The group's.
+        options: The group's.
+        group_failure: The group's failure as the given call meets it; None if it has none.
+    """
+
+    def __init__(
+        self,
+        engine: EngineGroup,
+        health: Health,
+        options: Options,
+        group_failure: Callable[[Collective], LossyError | None],
+    ) -> None:
+        self._engine = engine
+        self._health = health
+        self._options = options
+        self._group_failure = group_failure
+        self._pid = os.getpid()
+        self._transfers: dict[int, Transfer] = {}
+        """Those whose tickets the engine still holds."""
+
+    # ---- sends and receives ----
+
+    def send(
+        self,
+        call: Collective,
+        address: int,
+        element_bytes: int,
+        peer: int,
+        tag: int,
+        *,
+        keep: object,
+        timeout: float,
+    ) -> Transfer:
+        """Sends what lies at ``address`` to rank ``peer``. Done when it may change again.
+
+        ``call`` has type and number of the elements. ``keep`` owns the memory, ``timeout`` is in
+        seconds. Raises PeerLostError if that rank is known to be gone.
+        """
+        terms = Terms(self._options, keep=keep)
+        transfer = Transfer(self, call, terms, timeout, is_send=True, peer=peer)
+        return self._post(transfer, address, element_bytes, tag)
+
+    def receive(
+        self,
+        call: Collective,
+        address: int,
+        element_bytes: int,
+        peer: int | None,
+        tag: int,
+        *,
+        keep: object,
+        timeout: float,
+        finish: Callable[[], None] | None = None,
+    ) -> Transfer:
+        """Fills the memory with the next message of ``tag`` from ``peer`` (None: from any rank).
+
+        ``finish`` runs when all has arrived, before the receive counts as done.
+        """
+        terms = Terms(self._options, keep=keep, epilogue=finish)
+        transfer = Transfer(self, call, terms, timeout, is_send=False, peer=peer)
+        return self._post(transfer, address, element_bytes, tag)
+
+    def _post(self, transfer: Transfer, address: int, element_bytes: int, tag: int) -> Transfer:
+        call = transfer.call
+        self._check_peer(transfer)
+        if len(self._transfers) >= REAP_FROM:
+            self._reap()
+        message = Message(
+            address=address,
+            elements=call.elements,
+            element_bytes=element_bytes,
+            type=type_number(str(call.dtype).removeprefix("torch.")),
+            tag=tag,
+            peer=-1 if transfer.peer is None else transfer.peer,
+            timeout=transfer.timeout,
+            receive=not transfer.is_send,
+        )
+        try:
+            self._engine.post(message, transfer)
+        except LossyError as error:
+            raise (self._group_failure(call) or error).again(call.numbered) from None
+        finally:
+            # Calls nothing, so that Ctrl-C can't come between: the engine uses the memory.
+            if transfer.ticket:
+                self._transfers[transfer.ticket] = transfer
+        if not transfer.ticket:
+            transfer.complete()
+        return transfer
+
+    def _check_peer(self, transfer: Transfer) -> None:
+        """Raises if the rank is gone. What it sent before it left may still be received."""
+        if transfer.peer is None:
+            return
+        health, gone = self._health, None
+        if transfer.peer in health.without:
+            gone = health.lost_error(transfer.peer)
+        elif transfer.is_send:
+            gone = health.left(transfer.peer)
+        if gone is not None:
+            raise gone.again(transfer.call.numbered)
+
+    def _reap(self) -> None:
+        """Completes transfers whose works were dropped without a wait, oldest first."""
+        for transfer in list(self._transfers.values()):
+            with contextlib.suppress(ClosedError):
+                # Looks only: a poll would do the engine's work in place of a later wait.
+                if self._engine.outcome(transfer.ticket)[0] == Code.PENDING:
+                    return
+            transfer.complete()
+
+    # ---- what a transfer asks for (core/call.py's Submitter) ----
+
+    def wait_ticket(self, ticket: int, seconds: float) -> int:
+        return self._engine.wait(ticket, seconds)
+
+    def take(self, operation: Operation) -> LossyError | None:
+        """A finished transfer's error, if it has one. Notes whom a receive was served by."""
+        assert isinstance(operation, Transfer)
+        if not operation.ticket:
+            return None
+        try:
+            code = self._engine.outcome(operation.ticket)[0]
+            if code >= 0 and operation.peer is None:
+                operation.peer = self._engine.source(operation.ticket)
+            if code >= 0:
+                return None
+            failure = self._engine.result(operation.ticket)[1]
+        except ClosedError:
+            return self._health.failure or ClosedError(
+                f"{self.where(operation)}: the group was destroyed before the operation ended"
+            )
+        # A rank may have left because the group had failed: then that is the reason.
+        if (group := self._group_failure(operation.call)) is not None:
+            return group
+        if failure.code == Code.PEER:
+            return self._gone(operation)
+        return error_of(failure, self.where(operation))
+
+    def _gone(self, transfer: Transfer) -> LossyError:
+        """Why the transfer's rank can't serve it; of a receive from any: the first of them."""
+        health = self._health
+        ranks = range(health.where.world) if transfer.peer is None else [transfer.peer]
+        for rank in ranks:
+            if rank in health.without:
+                return health.lost_error(rank)
+            if (left := health.left(rank)) is not None:
+                return left
+        return PeerLostError(f"{self.where(transfer)}: the other rank is gone", peer=transfer.peer)
+
+    def release(self, operation: Operation) -> None:
+        """The engine forgets a finished transfer."""
+        if operation.ticket:
+            del self._transfers[operation.ticket]
+            with contextlib.suppress(ClosedError):  # closing frees it as well
+                self._engine.release(operation.ticket)
+
+    def note_waiting(self, call: Collective) -> None:
+        """Messages have no number that other ranks could be asked about."""
+
+    def where(self, operation: Operation | None = None) -> Where:
+        """What errors say about this rank, or about one of its transfers."""
+        here = self._health.where
+        if operation is None:
+            return here
+        text = str(operation.call)
+        return Where(here.rank, here.world, text, -1, here.addresses, operation.timeout)
+
+    # ---- the end ----
+
+    def flush(self) -> None:
+        """Waits a little until the other ranks have all that was sent: before the goodbye, so that
+        they know that nothing else will come."""
+        if os.getpid() != self._pid:
+            return
+        end = time.monotonic() + FLUSH_SECONDS
+        with contextlib.suppress(ClosedError):
+            while self._health.failure is None and self._engine.unheard():
+                if time.monotonic() >= end:
+                    break
+                time.sleep(0.001)
+        self._reap()
+
+    def close(self) -> None:
+        """Ends what is pending, after the engine was closed. Idempotent."""
+        if os.getpid() == self._pid:
+            for transfer in list(self._transfers.values()):
+                transfer.complete()

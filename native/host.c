@@ -1,0 +1,262 @@
+/* A host: its interfaces, paths and thread, from opening to freeing; and what it tells of its
+ * links. */
+#define _GNU_SOURCE
+#include "host.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+
+#include "loop.h"
+
+static int config_ok(const lc_host_config *c) {
+    return c->address && c->processes >= 1 && c->process < c->processes && c->payload_bytes >= 64 &&
+           c->payload_bytes % 8 == 0 && c->socket_buffer >= 0 && c->pace_bytes_per_s >= 0;
+}
+
+/* ---- memory ---- */
+
+static void free_interface(lc_interface *via) {
+    lc_link_close(via->link);
+    free(via->paths);
+    free(via->iov);
+    free(via->headers);
+    free(via->control_out);
+}
+
+static void stop_thread(lc_host *h) {
+    if (!h->running || h->threadless)
+        return;
+    atomic_store(&h->stop, 1);
+    lc_waiter_wake(&h->waiter);
+    pthread_join(h->thread, NULL);
+}
+
+void lc_host_free(lc_host *h) {
+    stop_thread(h);
+    lc_pool_clear(&h->pool);
+    for (uint16_t i = 0; i < LC_LINKS; i++)
+        free_interface(&h->interfaces[i]);
+    lc_waiter_close(&h->waiter);
+    for (uint16_t i = 0; h->paths && i < h->config.processes; i++) {
+        free(h->paths[i].records);
+        free(h->paths[i].held);
+        free(h->paths[i].early);
+    }
+    free(h->paths);
+    free(h->late_fins);
+    lc_cells_drop(&h->cells);
+    pthread_mutex_destroy(&h->driving);
+    pthread_mutex_destroy(&h->lock);
+    pthread_mutex_destroy(&h->pool_lock);
+    free(h);
+}
+
+static int make_paths(lc_host *h) {
+    h->paths = calloc(h->config.processes, sizeof *h->paths);
+    if (!h->paths)
+        return 0;
+    uint64_t now = lc_clock_now(h->clock);
+    uint64_t day = lc_clock_time_of_day(h->clock);
+    for (uint16_t i = 0; i < h->config.processes; i++) {
+        lc_path *p = &h->paths[i];
+        p->number = i;
+        lc_pace_init(&p->pace, now, day - now, lc_wire_bytes_max(h));
+        if (i == h->config.process)
+            continue;
+        p->records = calloc(LC_RECORDS, sizeof *p->records);
+        p->early = calloc(LC_EARLY, sizeof *p->early);
+        p->held = malloc(lc_wire_bytes_max(h));
+        if (!p->records || !p->early || !p->held)
+            return 0;
+    }
+    return 1;
+}
+
+static int make_cells(lc_host *h) {
+    if (h->config.processes < 2)
+        return 1;
+    if (!lc_cells_make(&h->cells, h->config.eager_bytes, h->config.payload_bytes))
+        return 0;
+    h->eager = h->cells.n_cells / (h->config.processes - 1u);
+    return 1;
+}
+
+static int make_interface(const lc_host *h, lc_interface *via) {
+    size_t packets = (size_t)LC_BATCH_RUNS * LC_RUN_PACKETS;
+    via->paths = calloc(h->config.processes, sizeof(lc_path *));
+    via->iov = calloc(2 * packets, sizeof *via->iov);
+    via->headers = calloc(packets, LC_HEADER_BYTES);
+    via->control_out = calloc(LC_BATCH_RUNS, h->config.payload_bytes);
+    return via->paths && via->iov && via->headers && via->control_out;
+}
+
+static int make_interfaces(lc_host *h, uint16_t n) {
+    h->n_interfaces = n;
+    for (uint16_t i = 0; i < n; i++)
+        if (!make_interface(h, &h->interfaces[i]))
+            return 0;
+    h->late_fins = calloc(LC_LATE_FINS, sizeof *h->late_fins);
+    return h->late_fins != NULL;
+}
+
+/* ---- opening ---- */
+
+static void refuse(lc_failure *failure, int code) {
+    *failure = (lc_failure){.code = code, .peer = -1};
+}
+
+/* Any packet may go by any link. */
+static int fits(const lc_host *h, const lc_link *link, lc_failure *failure) {
+    if (lc_wire_bytes_max(h) <= link->packet_max)
+        return 1;
+    refuse(failure, LC_E_ARGUMENT);
+    failure->mine[0] = lc_wire_bytes_max(h);
+    failure->theirs[0] = link->packet_max;
+    return 0;
+}
+
+/* The links that are given belong to the host if all of them can be used. */
+static void take_links(lc_host *h, const lc_setting *setting, lc_failure *failure) {
+    for (uint16_t i = 0; i < setting->n_links; i++)
+        if (!fits(h, setting->links[i], failure))
+            return;
+    for (uint16_t i = 0; i < setting->n_links; i++)
+        h->interfaces[i].link = setting->links[i];
+}
+
+/* Sets failure->code to LC_OK if it could. */
+static void open_links(lc_host *h, const lc_host_config *config, const lc_setting *setting,
+                       lc_failure *failure) {
+    refuse(failure, LC_E_SYSTEM);
+    if (!lc_waiter_open(&h->waiter)) {
+        failure->sys_errno = errno;
+        return;
+    }
+    refuse(failure, LC_OK);
+    if (setting->n_links) {
+        take_links(h, setting, failure);
+        return;
+    }
+    h->interfaces[0].link = lc_link_open(config, h->clock, failure);
+    if (h->interfaces[0].link)
+        fits(h, h->interfaces[0].link, failure);
+}
+
+lc_host *lc_host_open_in(const lc_host_config *config, const lc_setting *setting,
+                         lc_failure *failure) {
+    refuse(failure, LC_E_ARGUMENT);
+    if (!config_ok(config) || setting->n_links > LC_LINKS)
+        return NULL;
+    refuse(failure, LC_E_MEMORY);
+    lc_host *h = calloc(1, sizeof *h);
+    if (!h)
+        return NULL;
+    h->config = *config;
+    h->waiter.wake_fd = -1;
+    h->clock = setting->clock;
+    h->threadless = setting->n_links > 0;
+    pthread_mutex_init(&h->driving, NULL);
+    pthread_mutex_init(&h->lock, NULL);
+    pthread_mutex_init(&h->pool_lock, NULL);
+    lc_rate_init(&h->rate, config->pace_bytes_per_s, lc_clock_now(h->clock));
+    if (make_interfaces(h, setting->n_links ? setting->n_links : 1) && make_cells(h) &&
+        make_paths(h))
+        open_links(h, config, setting, failure);
+    if (failure->code != LC_OK) {
+        lc_host_free(h);
+        return NULL;
+    }
+    h->config.address = NULL; /* what the caller points to is not kept */
+    return h;
+}
+
+lc_host *lc_host_open(const lc_host_config *config, lc_failure *failure) {
+    const lc_setting real = {.clock = &lc_system_clock};
+    return lc_host_open_in(config, &real, failure);
+}
+
+/* ---- starting ---- */
+
+/* Signals are Python's to handle: the thread takes none. */
+static int start_thread(lc_host *h) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(&h->thread, NULL, lc_progress, h);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error)
+        return LC_E_SYSTEM;
+    (void)pthread_setname_np(h->thread, "lossycoll");
+    return LC_OK;
+}
+
+static int set_address(lc_host *h, lc_path *p, const lc_address *address) {
+    if (address->link >= h->n_interfaces)
+        return LC_E_ARGUMENT;
+    p->interface = &h->interfaces[address->link];
+    int code = lc_link_set_peer(p->interface->link, p->number, address);
+    if (code != LC_OK)
+        return code;
+    p->pace.same_host = lc_link_is_here(p->interface->link, p->number);
+    p->tx_window = 1; /* until the peer says what it can take */
+    if (p->number != h->config.process)
+        p->interface->paths[p->interface->n_paths++] = p;
+    return LC_OK;
+}
+
+static void share_credits(const lc_host *h, lc_interface *via) {
+    uint32_t credits = lc_link_credits(via->link, lc_wire_bytes_max(h));
+    uint32_t share = via->n_paths ? credits / via->n_paths : credits;
+    via->window = share ? share : 1;
+}
+
+int lc_host_start(lc_host *h, uint64_t session, const lc_address *processes) {
+    int code = LC_OK;
+    if (h->running)
+        return LC_E_ARGUMENT;
+    for (uint16_t i = 0; i < h->n_interfaces; i++)
+        h->interfaces[i].n_paths = 0; /* of a start that failed */
+    for (uint16_t i = 0; i < h->config.processes && code == LC_OK; i++)
+        code = set_address(h, &h->paths[i], &processes[i]);
+    if (code != LC_OK)
+        return code;
+    for (uint16_t i = 0; i < h->n_interfaces; i++)
+        share_credits(h, &h->interfaces[i]);
+    h->expect =
+        (lc_expect){session, h->config.process, h->config.processes, h->config.payload_bytes};
+    if (h->threadless)
+        h->now = lc_clock_now(h->clock);
+    else
+        code = start_thread(h);
+    h->running = code == LC_OK;
+    return code;
+}
+
+/* ---- what it tells of its links ---- */
+
+int lc_host_link(lc_host *h, uint16_t number, lc_link_info *info) {
+    if (number >= h->n_interfaces)
+        return LC_E_ARGUMENT;
+    lc_link_info_of(h->interfaces[number].link, info);
+    return LC_OK;
+}
+
+int lc_host_event(lc_host *h, lc_event *event) {
+    pthread_mutex_lock(&h->lock);
+    int found = h->events_in != h->events_out;
+    if (found)
+        *event = h->events[h->events_out++ % LC_EVENTS];
+    pthread_mutex_unlock(&h->lock);
+    return found;
+}
+
+/* ---- by hand ---- */
+
+int lc_host_turn(lc_host *h) {
+    return lc_turn(h);
+}
+
+uint64_t lc_host_idle_ns(lc_host *h) {
+    return lc_idle_ns(h);
+}

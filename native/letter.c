@@ -1,0 +1,165 @@
+#include "letter.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { ELEMENT_MOST = 64, EAGER = 1 << 16 };
+
+/* ---- records: a type, b bytes of an element and EAGER, c tag, d elements ---- */
+
+lc_record lc_letter_record(const lc_letter *letter) {
+    return (lc_record){.kind = LC_R_MESSAGE,
+                       .op = letter->number,
+                       .slot = LC_SLOT_MESSAGE,
+                       .a = letter->type,
+                       .b = letter->element_bytes | (letter->eager ? EAGER : 0),
+                       .c = letter->tag,
+                       .d = letter->elements};
+}
+
+int lc_letter_read(lc_letter *letter, const lc_record *r) {
+    uint32_t size = r->b & (EAGER - 1);
+    if (r->kind != LC_R_MESSAGE || r->slot != LC_SLOT_MESSAGE || r->round || r->b >= 2 * EAGER ||
+        size == 0 || size > ELEMENT_MOST || r->d > (UINT64_MAX >> 1) / size)
+        return 0;
+    *letter = (lc_letter){.kind = LC_LETTER_ARRIVAL,
+                          .number = r->op,
+                          .tag = r->c,
+                          .elements = r->d,
+                          .bytes = r->d * size,
+                          .type = r->a,
+                          .element_bytes = (uint16_t)size,
+                          .eager = (uint8_t)(r->b / EAGER)};
+    return !letter->eager || lc_letter_is_small(letter);
+}
+
+/* ---- packets of small messages ---- */
+
+static uint32_t room_of(const lc_group *g) {
+    return g->host->config.payload_bytes - LC_RECORD_BYTES;
+}
+
+static uint32_t packets_of(const lc_group *g, const lc_letter *letter) {
+    uint64_t n = (letter->bytes + room_of(g) - 1) / room_of(g);
+    return n ? (uint32_t)n : 1;
+}
+
+static uint32_t bytes_in(const lc_letter *letter, uint32_t room, uint32_t k) {
+    uint64_t left = letter->bytes - (uint64_t)k * room;
+    return left < room ? (uint32_t)left : room;
+}
+
+static void pack(const lc_group *g, const lc_letter *letter, const uint8_t *data) {
+    uint32_t room = room_of(g);
+    uint8_t *to = letter->op->slots[0].value;
+    for (uint32_t k = 0, n = packets_of(g, letter); k < n && letter->bytes; k++) {
+        memcpy(to + LC_RECORD_BYTES, data + (size_t)k * room, bytes_in(letter, room, k));
+        to += room + LC_RECORD_BYTES;
+    }
+}
+
+void lc_letter_seal(const lc_group *g, lc_letter *letter) {
+    uint8_t *to = letter->op->slots[0].value;
+    uint8_t record[LC_RECORD_BYTES];
+    lc_record r = lc_letter_record(letter);
+    letter->op->number = letter->number;
+    letter->op->quiet = letter->eager;
+    if (!lc_letter_is_small(letter))
+        return;
+    lc_record_put(record, &r);
+    for (uint32_t k = 0, n = packets_of(g, letter); k < n; k++)
+        memcpy(to + (size_t)k * g->host->config.payload_bytes, record, LC_RECORD_BYTES);
+}
+
+void lc_letter_open(const lc_letter *arrival, uint8_t *data) {
+    const lc_group *g = arrival->op->group;
+    uint32_t room = room_of(g);
+    const uint8_t *from = arrival->op->slots[0].value;
+    for (uint32_t k = 0, n = packets_of(g, arrival); k < n && arrival->bytes; k++) {
+        memcpy(data + (size_t)k * room, from + LC_RECORD_BYTES, bytes_in(arrival, room, k));
+        from += room + LC_RECORD_BYTES;
+    }
+}
+
+/* ---- operations ---- */
+
+/* One slot, or none for a small receive, which is filled out of what has arrived. */
+static void describe(const lc_group *g, const lc_letter *letter, void *data, lc_call *call,
+                     lc_slot_desc *slot, lc_edge *edge) {
+    int sends = letter->kind == LC_LETTER_SEND;
+    int small = lc_letter_is_small(letter);
+    uint64_t length = letter->bytes;
+    if (small)
+        length += (uint64_t)packets_of(g, letter) * LC_RECORD_BYTES;
+    uint16_t other = g->config.rank ? 0 : 1; /* of a receive from any rank: it is set later */
+    edge->peer = letter->peer < 0 ? other : (uint16_t)letter->peer;
+    edge->slot = LC_SLOT_MESSAGE;
+    slot->length = length;
+    slot->n_sources = !sends;
+    slot->n_dests = sends;
+    slot->combine = LC_COPY;
+    slot->own = sends ? LC_OWN_INPUT : LC_OWN_NONE;
+    slot->target = small ? LC_TARGET_SCRATCH : sends ? LC_TARGET_NONE : LC_TARGET_OUT;
+    call->slots = slot;
+    call->edges = edge;
+    call->n_slots = small && letter->kind == LC_LETTER_RECEIVE ? 0 : 1;
+    call->n_edges = 1;
+    call->in = call->out = data;
+    call->in_elements = call->out_elements = length;
+    call->scratch_elements = small ? length : 0;
+    call->levels[0] =
+        (lc_level){.elements_per_packet = g->host->config.payload_bytes, .reliable = 1};
+    call->dtype = LC_BYTES;
+    call->scale = 1;
+}
+
+lc_letter *lc_letter_note(const lc_letter *like) {
+    lc_letter *letter = malloc(sizeof *letter);
+    if (letter)
+        *letter = *like;
+    return letter;
+}
+
+lc_letter *lc_letter_make(lc_group *g, const lc_letter *like, void *data, int *code) {
+    lc_host *h = g->host;
+    lc_call call = {.n_slots = 0};
+    lc_slot_desc slot = {.number = 0};
+    lc_edge edge;
+    int small = lc_letter_is_small(like);
+    describe(g, like, data, &call, &slot, &edge);
+    if (small)
+        call.in = call.out = &slot; /* a place; the bytes are in the operation's own memory */
+    *code = LC_E_MEMORY;
+    lc_letter *letter = lc_letter_note(like);
+    lc_op *op = letter ? lc_op_build(&call, g->config.rank, g->config.size, 1, 0, &h->pool,
+                                     &h->pool_lock, code)
+                       : NULL;
+    if (!op) {
+        free(letter);
+        return NULL;
+    }
+    op->group = g;
+    op->letter = letter;
+    op->quiet = like->eager;
+    op->number = like->number;
+    letter->op = op;
+    letter->data = data;
+    if (op->n_slots)
+        op->slots[0].desc.number = LC_SLOT_MESSAGE;
+    if (small)
+        op->call.in = op->call.out = NULL;
+    if (small && like->kind == LC_LETTER_SEND) {
+        op->slots[0].own = op->slots[0].value;
+        pack(g, letter, data);
+    }
+    *code = LC_OK;
+    return letter;
+}
+
+void lc_letter_free(lc_group *g, lc_letter *letter) {
+    lc_letter_move(letter, NULL);
+    if (letter->op)
+        lc_op_free(letter->op, &g->host->pool, &g->host->pool_lock);
+    else
+        free(letter);
+}

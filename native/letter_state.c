@@ -1,0 +1,100 @@
+#include "letter_state.h"
+
+#include "letter.h"
+
+static const uint64_t TELL_NS = 1000000; /* how long what was heard may go untold */
+static const uint64_t AGAIN_MAX_NS = 100000000;
+
+void lc_letter_count(lc_group *g, lc_letter *letter, int counted) {
+    if (counted != letter->counted)
+        g->host->active += counted ? 1u : -1u;
+    letter->counted = (uint8_t)counted;
+}
+
+void lc_letter_live(lc_group *g, lc_letter *letter) {
+    lc_letter_move(letter, &g->mail->live);
+    lc_letter_count(g, letter, 1);
+    g->host->tick_ns = g->host->now;
+}
+
+void lc_letter_wait(lc_group *g, lc_letter *letter) {
+    lc_letter_move(letter, &g->mail->waiting);
+    lc_letter_count(g, letter, 0);
+}
+
+void lc_letter_take_out(lc_group *g, lc_letter *letter) {
+    if (letter->numbered) {
+        lc_mail_peer *p = lc_letter_peer(g, letter);
+        lc_letter_forget(letter->kind == LC_LETTER_SEND ? p->sent : p->came, letter);
+    }
+    if (letter->list && letter->kind == LC_LETTER_RECEIVE &&
+        letter->list == lc_mail_bucket(g->mail->posted, letter->tag))
+        g->mail->n_posted--;
+    lc_letter_count(g, letter, 0);
+    lc_letter_move(letter, NULL);
+}
+
+void lc_letter_drop(lc_group *g, lc_letter *letter) {
+    lc_letter_take_out(g, letter);
+    if (letter->kind == LC_LETTER_SEND)
+        lc_out_drop(lc_letter_out(letter));
+    if (letter->kind == LC_LETTER_ARRIVAL && letter->eager)
+        lc_letter_peer(g, letter)->kept -= lc_letter_charge(letter);
+    if (letter->kind == LC_LETTER_ARRIVAL && !letter->op)
+        lc_letter_peer(g, letter)->announced--;
+    if (letter->detached)
+        atomic_fetch_sub(&g->mail->unheard, 1);
+    lc_letter_free(g, letter);
+}
+
+void lc_letter_end(lc_letter *letter, int code) {
+    if (letter->over)
+        return;
+    letter->over = 1;
+    if (code != LC_OK)
+        letter->op->failure = (lc_failure){.code = code, .peer = letter->peer};
+    lc_touch(letter->op);
+}
+
+void lc_mail_tell(lc_group *g, uint16_t peer, int ask) {
+    lc_mail_peer *p = &g->mail->peers[peer];
+    lc_record r = {.kind = LC_R_MAIL,
+                   .op = p->heard,
+                   .slot = LC_SLOT_MESSAGE,
+                   .a = (uint32_t)ask,
+                   .c = p->taken};
+    lc_tell(g, peer, &r);
+    p->taken_told = p->taken;
+    g->mail->n_due -= p->due_ns != 0;
+    p->due_ns = 0;
+}
+
+void lc_mail_note(lc_group *g, uint16_t peer) {
+    lc_mail_peer *p = &g->mail->peers[peer];
+    lc_host *h = g->host;
+    if (p->taken - p->taken_told >= LC_MAIL_CREDIT / 4) {
+        lc_mail_tell(g, peer, 0);
+    } else if (!p->due_ns) {
+        p->due_ns = h->now + TELL_NS;
+        g->mail->n_due++;
+        if (p->due_ns < h->tick_ns)
+            h->tick_ns = p->due_ns;
+    }
+}
+
+void lc_letter_announce(lc_group *g, lc_letter *letter) {
+    lc_record r = lc_letter_record(letter);
+    lc_tell(g, (uint16_t)letter->peer, &r);
+}
+
+void lc_letter_again(lc_letter *letter) {
+    letter->again_wait_ns =
+        2 * letter->again_wait_ns < AGAIN_MAX_NS ? 2 * letter->again_wait_ns : AGAIN_MAX_NS;
+}
+
+void lc_letter_grant(lc_group *g, lc_letter *letter) {
+    lc_record r = {.kind = LC_R_READY, .op = letter->number, .slot = LC_SLOT_MESSAGE};
+    lc_tell(g, (uint16_t)letter->peer, &r);
+    letter->again_ns = g->host->now + letter->again_wait_ns;
+    lc_letter_again(letter);
+}

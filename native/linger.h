@@ -1,0 +1,25 @@
+/* Operations that end for their callers before they end here. A rank that only sends has nothing to
+ * wait for: what is small is copied, and the caller has its buffers back at once. The operation
+ * lingers in the group's table, as any other, until its streams need it no more. What fails it then
+ * fails the group, and so the caller's next call. */
+#ifndef LC_LINGER_H
+#define LC_LINGER_H
+
+#include "state.h"
+
+enum {
+    LC_LINGERING = 64,           /* operations of a group that linger */
+    LC_LINGERING_BYTES = 1 << 20 /* that they have copied */
+};
+
+/* Of an operation that starts: copies what it sends, if it may linger and the group has room. From
+ * then on it doesn't need its caller's memory. */
+void lc_linger(lc_op *op);
+/* Whether it is over for its caller, and nothing else. */
+int lc_is_lingering(const lc_op *op);
+/* The loop has no more use for it: gives its room back. Nothing happens to one that doesn't. */
+void lc_linger_over(lc_op *op);
+/* Whether all of its packets have been handed to the link: what remains are answers. */
+int lc_linger_sent(const lc_op *op);
+
+#endif

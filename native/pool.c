@@ -1,0 +1,47 @@
+/* Freed blocks, kept for what is laid out next. */
+#include "pool.h"
+
+#include <stdlib.h>
+
+void *lc_pool_take(lc_pool *pool, pthread_mutex_t *lock, size_t need, size_t *got) {
+    void *block = NULL;
+    pthread_mutex_lock(lock);
+    for (int i = 0; i < LC_POOL_BLOCKS && !block; i++) {
+        if (pool->block[i] && pool->bytes[i] >= need && pool->bytes[i] / 4 <= need + 65536) {
+            block = pool->block[i];
+            *got = pool->bytes[i];
+            pool->block[i] = NULL;
+        }
+    }
+    pthread_mutex_unlock(lock);
+    if (!block) {
+        *got = need;
+        block = malloc(need);
+    }
+    return block;
+}
+
+void lc_pool_give(lc_pool *pool, pthread_mutex_t *lock, void *block, size_t bytes) {
+    pthread_mutex_lock(lock);
+    int at = 0;
+    for (int i = 0; i < LC_POOL_BLOCKS; i++) {
+        if (!pool->block[i]) {
+            at = i;
+            break;
+        }
+        if (pool->bytes[i] < pool->bytes[at])
+            at = i;
+    }
+    void *out = pool->block[at];
+    pool->block[at] = block;
+    pool->bytes[at] = bytes;
+    pthread_mutex_unlock(lock);
+    free(out);
+}
+
+void lc_pool_clear(lc_pool *pool) {
+    for (int i = 0; i < LC_POOL_BLOCKS; i++) {
+        free(pool->block[i]);
+        pool->block[i] = NULL;
+    }
+}

@@ -1,0 +1,311 @@
+/* Operations that end for their callers before they end in the engine (linger.h), in virtual time:
+ * a root that only sends, and what becomes of it when its peers are late, die, leave, or mean
+ * something else. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "check.h"
+#include "linger.h"
+#include "link_memory.h"
+#include "step.h"
+
+enum { RANKS = 2, PAYLOAD = 1024, SMALL = 3000, MANY = 300, USED = 0xEE };
+
+static const uint64_t MS = 1000000, SECOND = 1000000000, NEVER = UINT64_MAX;
+
+typedef struct {
+    memory_net *net;
+    lc_host *host[RANKS];
+    lc_group *group[RANKS];
+} pair;
+
+static void open_pair(pair *p) {
+    lc_address nowhere[RANKS] = {{.port = 0}};
+    lc_failure failure;
+    p->net = memory_net_new(RANKS, LC_HEADER_BYTES + PAYLOAD, 4096, 7);
+    memory_set_same_host(p->net, 1);
+    for (uint16_t i = 0; i < RANKS; i++) {
+        memory_path_of(p->net, i, (uint16_t)(1 - i))->delay_ns = 10000;
+        lc_host_config c = {.address = "memory",
+                            .process = i,
+                            .processes = RANKS,
+                            .payload_bytes = PAYLOAD,
+                            .eager_bytes = 1 << 16};
+        lc_link *link = memory_link_open(p->net, i);
+        lc_setting setting = {memory_clock(p->net), &link, 1};
+        p->host[i] = lc_host_open_in(&c, &setting, &failure);
+        if (!p->host[i] || lc_host_start(p->host[i], 9, nowhere) != LC_OK)
+            abort();
+        lc_group_config g = {.number = 1,
+                             .rank = i,
+                             .size = RANKS,
+                             .deadline_max_ns = SECOND,
+                             .link_ns = 10 * SECOND,
+                             .met = 1};
+        p->group[i] = lc_group_open(p->host[i], &g, &failure);
+        if (!p->group[i])
+            abort();
+    }
+}
+
+static void close_pair(pair *p) {
+    for (int i = 0; i < RANKS; i++)
+        if (p->group[i])
+            lc_group_close(p->group[i]);
+    for (int i = 0; i < RANKS; i++)
+        lc_host_close(p->host[i]);
+    memory_net_free(p->net);
+}
+
+static uint64_t least(uint64_t a, uint64_t b) {
+    return a < b ? a : b;
+}
+
+static void go_on(pair *p, uint64_t ns) {
+    uint64_t end = memory_now(p->net) + ns;
+    for (uint64_t now = memory_now(p->net); now < end;) {
+        uint64_t next = end;
+        for (uint16_t i = 0; i < RANKS; i++) {
+            while (lc_host_turn(p->host[i])) {
+            }
+            uint64_t idle = lc_host_idle_ns(p->host[i]);
+            next =
+                least(next, least(idle < NEVER - now ? now + idle : NEVER, memory_next(p->net, i)));
+        }
+        now = next > now ? next : now;
+        memory_set_now(p->net, now);
+    }
+}
+
+/* A copy of `bytes` from rank 0 to rank 1. */
+typedef struct {
+    uint64_t bytes, signature, timeout_ns;
+    int lossy, feedback;
+} copy;
+
+static int64_t submit(const pair *p, int rank, copy how, uint8_t *data) {
+    const lc_edge edge = {(uint16_t)(1 - rank), 0};
+    lc_slot_desc slot = {.length = how.bytes,
+                         .own = rank ? LC_OWN_NONE : LC_OWN_INPUT,
+                         .target = rank ? LC_TARGET_OUT : LC_TARGET_NONE,
+                         .n_dests = !rank,
+                         .n_sources = (uint32_t)rank};
+    lc_call call = {.slots = &slot,
+                    .edges = &edge,
+                    .n_slots = 1,
+                    .n_edges = 1,
+                    .in = data,
+                    .out = data,
+                    .in_elements = how.bytes,
+                    .out_elements = how.bytes,
+                    .levels = {{.elements_per_packet = PAYLOAD,
+                                .reliable = !how.lossy,
+                                .feedback = (uint8_t)how.feedback}},
+                    .dtype = LC_BYTES,
+                    .lingers = 1,
+                    .scale = 1,
+                    .signature = 5 + how.signature,
+                    .timeout_ns = how.timeout_ns ? how.timeout_ns : 60 * SECOND};
+    return lc_group_submit(p->group[rank], &call);
+}
+
+static int state_of(const pair *p, int rank, int64_t ticket, lc_report *report) {
+    lc_failure failure;
+    return lc_group_result(p->group[rank], ticket, report, &failure);
+}
+
+static int is_all(const uint8_t *at, size_t n, uint8_t value) {
+    for (size_t i = 0; i < n; i++)
+        if (at[i] != value)
+            return 0;
+    return 1;
+}
+
+/* The root has its buffer back after a turn, whoever is late, and uses it for something else. Its
+ * report is of that moment; what it sends later is counted as well. */
+static void test_root_is_done_at_once(int lossy, int release_early) {
+    pair p;
+    lc_report first, later;
+    lc_stats stats;
+    uint8_t data[RANKS][SMALL];
+    const copy how = {.bytes = SMALL, .lossy = lossy};
+    open_pair(&p);
+    memory_path_of(p.net, 0, 1)->loss = lossy ? 0 : 0.5;
+    memset(data[0], 7, SMALL);
+    int64_t root = submit(&p, 0, how, data[0]);
+    lc_host_turn(p.host[0]);
+    CHECK(state_of(&p, 0, root, &first) == LC_OK);
+    CHECK(lc_group_lingering(p.group[0]) == 1);
+    memset(data[0], USED, SMALL);
+    if (release_early)
+        lc_group_release(p.group[0], root);
+    go_on(&p, 50 * MS);
+    CHECK(lc_group_lingering(p.group[0]) == 1); /* its peer hasn't posted it */
+    int64_t other = submit(&p, 1, how, data[1]);
+    go_on(&p, SECOND);
+    CHECK(state_of(&p, 1, other, &later) == LC_OK && later.packets_missing == 0);
+    CHECK(is_all(data[1], SMALL, 7) && is_all(data[0], SMALL, USED));
+    CHECK(lc_group_lingering(p.group[0]) == 0);
+    lc_group_stats(p.group[0], &stats);
+    lc_group_last_report(p.group[0], &later);
+    CHECK(stats.operations == 1 && stats.packets_sent == later.packets_sent);
+    CHECK_AT(later.packets_sent >= 3 && later.packets_resent == later.packets_sent - 3,
+             "%llu packets", (unsigned long long)later.packets_sent);
+    CHECK(stats.bytes_sent == later.bytes_sent && first.elapsed_ns == later.elapsed_ns);
+    if (!release_early) {
+        lc_report again;
+        CHECK(state_of(&p, 0, root, &again) == LC_OK && memcmp(&again, &first, sizeof first) == 0);
+        lc_group_release(p.group[0], root);
+    }
+    close_pair(&p);
+}
+
+/* How many of `n` such copies are done at the root though its peer takes part in none. */
+static int done_alone(copy how, int n) {
+    static uint8_t data[MANY][LC_LINGER_BYTES + 1];
+    int64_t tickets[MANY];
+    pair p;
+    int done = 0;
+    open_pair(&p);
+    for (int i = 0; i < n; i++)
+        tickets[i] = submit(&p, 0, how, data[i]);
+    go_on(&p, 20 * MS);
+    for (int i = 0; i < n; i++) {
+        lc_report report;
+        int code = state_of(&p, 0, tickets[i], &report);
+        CHECK(code == LC_OK || code == LC_PENDING);
+        CHECK(i == 0 || code == LC_PENDING || done == i); /* the oldest ones */
+        done += code == LC_OK;
+    }
+    CHECK((int)lc_group_lingering(p.group[0]) == done);
+    close_pair(&p);
+    return done;
+}
+
+/* What is large is not copied, nor what the root is to hear of; and copies are bounded. */
+static void test_bounds(void) {
+    CHECK(done_alone((copy){.bytes = LC_LINGER_BYTES}, 1) == 1);
+    CHECK(done_alone((copy){.bytes = LC_LINGER_BYTES + 1}, 1) == 0);
+    CHECK(done_alone((copy){.bytes = SMALL, .lossy = 1}, 1) == 1);
+    CHECK(done_alone((copy){.bytes = SMALL, .lossy = 1, .feedback = 1}, 1) == 0);
+    CHECK(done_alone((copy){.bytes = 8}, MANY) == LC_LINGERING);
+    CHECK(done_alone((copy){.bytes = LC_LINGER_BYTES}, 40) == LC_LINGERING_BYTES / LC_LINGER_BYTES);
+}
+
+/* Room that was used is used again. */
+static void test_room_comes_back(void) {
+    pair p;
+    uint8_t data[RANKS] = {1, 0};
+    const copy how = {.bytes = 1};
+    open_pair(&p);
+    for (int i = 0; i < MANY; i++) {
+        lc_report report;
+        int64_t root = submit(&p, 0, how, &data[0]);
+        int64_t other = submit(&p, 1, how, &data[1]);
+        lc_host_turn(p.host[0]);
+        CHECK(state_of(&p, 0, root, &report) == LC_OK);
+        go_on(&p, MS);
+        CHECK(state_of(&p, 1, other, &report) == LC_OK);
+        CHECK(lc_group_lingering(p.group[0]) == 0);
+        lc_group_release(p.group[0], root);
+        lc_group_release(p.group[1], other);
+    }
+    close_pair(&p);
+}
+
+/* Who asks hears which is the oldest. */
+static void test_oldest(void) {
+    pair p;
+    uint8_t data[2][4] = {{0}};
+    open_pair(&p);
+    for (int i = 0; i < 4; i++) {
+        (void)submit(&p, 0, (copy){.bytes = 1}, &data[0][i]);
+        lc_host_turn(p.host[0]);
+        CHECK(lc_group_oldest_lingering(p.group[0]) == 0);
+    }
+    for (uint32_t i = 0; i < 4; i++) {
+        CHECK_AT(lc_group_lingering(p.group[0]) == 4 - i &&
+                     lc_group_oldest_lingering(p.group[0]) == i,
+                 "%u", lc_group_oldest_lingering(p.group[0]));
+        (void)submit(&p, 1, (copy){.bytes = 1}, &data[1][i]);
+        go_on(&p, 10 * MS);
+    }
+    CHECK(lc_group_lingering(p.group[0]) == 0);
+    close_pair(&p);
+}
+
+/* What goes wrong after the root has its buffer back: how the group ends, or doesn't. */
+enum fate { MISMATCH, LATE, DEAD_LINK, DIES, LEAVES, ABORTED };
+
+static void bring_about(pair *p, enum fate fate, uint8_t *data) {
+    const copy other = {.bytes = SMALL, .signature = 1};
+    if (fate == MISMATCH)
+        CHECK(submit(p, 1, other, data) > 0);
+    if (fate == DEAD_LINK)
+        memory_path_of(p->net, 0, 1)->cut = memory_path_of(p->net, 1, 0)->cut = 1;
+    if (fate == DIES)
+        lc_group_peer_dead(p->group[0], 1);
+    if (fate == LEAVES)
+        lc_group_peer_left(p->group[0], 1);
+    if (fate == ABORTED)
+        lc_group_abort(p->group[0], LC_E_ABORTED, 1);
+}
+
+static void test_fate(enum fate fate, int code) {
+    pair p;
+    lc_failure failure;
+    lc_report report;
+    uint8_t data[RANKS][SMALL] = {{3}};
+    const copy how = {.bytes = SMALL, .timeout_ns = fate == LATE ? SECOND : 0};
+    open_pair(&p);
+    int64_t root = submit(&p, 0, how, data[0]);
+    go_on(&p, 5 * MS);
+    CHECK(state_of(&p, 0, root, &report) == LC_OK && lc_group_lingering(p.group[0]) == 1);
+    bring_about(&p, fate, data[1]);
+    go_on(&p, fate == DEAD_LINK ? 11 * SECOND : 2 * SECOND);
+    CHECK_AT(lc_group_failure(p.group[0], &failure) == code, "fate %d: %d", fate, failure.code);
+    CHECK(failure.op == 0 && (fate == ABORTED || !code || failure.peer == 1));
+    CHECK_AT(lc_group_lingering(p.group[0]) == 0, "fate %d", fate);
+    CHECK(state_of(&p, 0, root, &report) == LC_OK); /* its own result is what it was */
+    int64_t next = submit(&p, 0, how, data[0]);
+    CHECK_AT(code ? next == code : next > 0, "fate %d: %d", fate, (int)next);
+    lc_host_turn(p.host[0]);
+    if (fate == LEAVES) /* its caller is to hear that nobody takes part */
+        CHECK(state_of(&p, 0, next, &report) == LC_PENDING);
+    if (fate == DIES)
+        CHECK(state_of(&p, 0, next, &report) == LC_OK);
+    lc_group_release(p.group[0], root);
+    close_pair(&p);
+}
+
+/* A group that closes drops what lingers, released or not. */
+static void test_close(int release) {
+    pair p;
+    lc_report report;
+    uint8_t data[SMALL] = {3};
+    open_pair(&p);
+    int64_t root = submit(&p, 0, (copy){.bytes = SMALL}, data);
+    lc_host_turn(p.host[0]);
+    CHECK(state_of(&p, 0, root, &report) == LC_OK);
+    if (release)
+        lc_group_release(p.group[0], root);
+    CHECK(lc_group_lingering(p.group[0]) == 1);
+    close_pair(&p);
+}
+
+int main(void) {
+    for (int how = 0; how < 4; how++)
+        test_root_is_done_at_once(how & 1, how & 2);
+    test_bounds();
+    test_room_comes_back();
+    test_oldest();
+    test_fate(MISMATCH, LC_E_MISMATCH);
+    test_fate(LATE, LC_E_TIMEOUT);
+    test_fate(DEAD_LINK, LC_E_LINK);
+    test_fate(DIES, LC_OK);
+    test_fate(LEAVES, LC_OK);
+    test_fate(ABORTED, LC_E_ABORTED);
+    test_close(0);
+    test_close(1);
+    return check_result("test_linger");
+}

@@ -99,6 +99,11 @@ class ControlPlane:
         self._thread = threading.Thread(target=self._run, name="lossycoll-control", daemon=True)
         self._thread.start()
 
+    @property
+    def has_settled(self) -> bool:
+        """Whether all have met, or that has failed."""
+        return self._settled.is_set()
+
     def meet(self, timeout: float) -> bool:
         """Whether the hub and every other rank have heard each other, within ``timeout`` seconds.
 

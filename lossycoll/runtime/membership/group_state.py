@@ -23,7 +23,7 @@ from lossycoll.errors import (
     OperationTimeout,
     PeerLostError,
 )
-from lossycoll.runtime.core.call import Collective
+from lossycoll.runtime.core.call import NUDGE_SECONDS, Collective
 from lossycoll.runtime.core.logfmt import event
 from lossycoll.runtime.engine.failures import Where
 
@@ -135,6 +135,25 @@ class Health:
                     return
         if self._control is not None:
             self._control.waiting(call.seq, str(call))
+
+    def waiting_for_last(self) -> None:
+        """The same for the last call that this rank has issued."""
+        call = self._history[self.seq % HISTORY] if self.seq >= 0 else None
+        if call is not None and call.seq == self.seq:
+            self.waiting(call)
+
+    def nudger(self, call: Collective, since: float) -> Callable[[float], None]:
+        """What a wait for ``call`` that began at ``since`` is to call with the time: now and then
+        it asks as ``waiting`` does."""
+        due = since + NUDGE_SECONDS[0]
+
+        def nudge(now: float) -> None:
+            nonlocal due
+            if now >= due:
+                due = now + NUDGE_SECONDS[1]
+                self.waiting(call)
+
+        return nudge
 
     # ---- failures ----
 

@@ -367,12 +367,21 @@ class HubSockets:
                 self.foreign += 1
             else:
                 self._events.append(Received(link.rank, message))
+        elif isinstance(message, Hello) and self._is_visit(link, message):
+            self._say_hello(link)  # and it stays a stranger
         elif self._is_ours(link, message):
             assert isinstance(message, Hello)
             self._greeted(link, message)
         else:
             self.foreign += 1
             self._drop(link)
+
+    def _is_visit(self, link: _Link, hello: Hello) -> bool:
+        return (
+            link.rank < 0
+            and (hello.version, hello.rank, hello.purpose) == (VERSION, self._rank, "visit")
+            and self._knows_token(hello)
+        )
 
     def _is_ours(self, link: _Link, message: Message) -> bool:
         return (
@@ -381,10 +390,12 @@ class HubSockets:
             and message.purpose in ("member", "question")
             and message.rank != self._rank
             and link.rank in (-1, message.rank)
-            and hmac.compare_digest(
-                message.token.encode("utf-8", "surrogatepass"), self._token.encode()
-            )
+            and self._knows_token(message)
         )
+
+    def _knows_token(self, hello: Hello) -> bool:
+        token = hello.token.encode("utf-8", "surrogatepass")
+        return hmac.compare_digest(token, self._token.encode())
 
     def _greeted(self, link: _Link, hello: Hello) -> None:
         link.known = True
@@ -439,10 +450,27 @@ class HubSockets:
             self._to_hub = None
 
 
-def reachable(host: str, port: int, timeout: float = 1.0) -> bool:
-    """Whether something listens there: rank 0 of a group that still runs."""
+def answers(
+    host: str, port: int, rank: int, token: str, world: int, seconds: float = HELLO_SECONDS
+) -> bool:
+    """Whether ``rank`` of the root with this ``token`` still listens there, and not another by now.
+
+    The asker is no rank of that root. Blocks for up to ``seconds`` where what listens is silent.
+    """
+    end = time.monotonic() + seconds
     try:
-        with socket.create_connection((host, port), timeout):
-            return True
+        framed = Framed(socket.create_connection((host, port), seconds))
     except OSError:
         return False
+    with contextlib.closing(framed):
+        framed.write(pack(Hello(VERSION, token, rank, "visit")))
+        readable = select.poll()
+        readable.register(framed.fd, select.POLLIN)
+        while not framed.broken and (left := end - time.monotonic()) > 0:
+            readable.poll(1000 * left)
+            for body in framed.read():
+                try:
+                    return unpack(body, world) == Hello(VERSION, token, rank, "member")
+                except Malformed:
+                    return False
+    return False

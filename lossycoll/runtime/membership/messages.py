@@ -39,7 +39,8 @@ class Malformed(ValueError):
 class Hello:
     """The first message in both directions: who speaks, and that it knows the root's secret.
 
-    ``purpose``: "member" of the root, or "question" whether the other one lives.
+    ``purpose``: "member" of the root, or "question" whether the other one lives. A "visit" is the
+    question of a process that is no rank of the root (yet): ``rank`` is the one asked for then.
     """
 
     version: int

@@ -33,6 +33,7 @@ class Store(Protocol):
 
     def set(self, key: str, value: str, /) -> None: ...
     def get(self, key: str, /) -> bytes: ...
+    def multi_get(self, keys: list[str], /) -> list[bytes]: ...
     def add(self, key: str, value: int, /) -> int: ...
     def check(self, keys: list[str], /) -> bool: ...
 
@@ -97,7 +98,23 @@ class Rendezvous:
         Raises RendezvousError if a rank doesn't come, or has parted with an error.
         """
         self._set(f"{name}/{self._rank}", value)
-        return [self._wait(name, rank) for rank in range(self._size)]
+        keys = [f"{name}/{rank}" for rank in range(self._size)]
+        pause = _Pause()
+        while (values := self._get_all(keys)) is None:
+            if pause.is_long:
+                self._check_going_on(name, keys)
+            pause()
+        return values
+
+    def check_followed(self) -> None:
+        """To be called by whoever waits for the others after the last round.
+
+        Raises:
+            RendezvousError: This is rank 0, and another rank has followed a second one.
+        """
+        if self._rank == 0 and self._session_now() != self.session:
+            for rank in range(1, self._size):
+                self._check_turned(rank)
 
     def part(self, error: Exception) -> None:
         """To be called before ``error`` is raised, which ends the rendezvous for all ranks.
@@ -141,11 +158,8 @@ class Rendezvous:
         end = self._end
         pause = _Pause()
         while True:
-            for rank in range(1, self._size):
-                entry = None if rank in roster else self._get(f"hello/{rank}")
-                if entry is not None:
-                    roster[rank] = entry
-                    refusal = refusal or self._refusal(roster)
+            self._hear(roster, one_by_one=pause.is_long)
+            refusal = refusal or self._refusal(roster)
             if len(roster) == self._size:
                 break
             second = self._second_master()
@@ -159,14 +173,11 @@ class Rendezvous:
             if time.monotonic() > end:
                 break
             pause()
-        # A second process of some rank may have seen the session just after the first.
-        time.sleep(POLL_SECONDS[1])
         missing = [rank for rank in range(self._size) if rank not in roster]
-        doubled = [rank for rank in range(1, self._size) if self._claims(rank) > 1]
         if refusal is None and missing:
             refusal = self._missing(missing)
-        elif refusal is None and doubled:
-            refusal = self._error(self._claimed_text(doubled[0]), doubled[0])
+        elif refusal is None:
+            refusal = self._doubled()
         if refusal is not None:
             self._refuse(refusal, roster)
             raise refusal
@@ -177,9 +188,26 @@ class Rendezvous:
         self._second_master()
         return out
 
+    def _hear(self, roster: dict[int, Any], *, one_by_one: bool) -> None:
+        """Adds those that have come to the roster; not ``one_by_one``: once all have."""
+        ranks = [rank for rank in range(1, self._size) if rank not in roster]
+        if one_by_one:
+            found = {rank: self._get(f"hello/{rank}") for rank in ranks}
+            roster.update({rank: entry for rank, entry in found.items() if entry is not None})
+        elif (entries := self._get_all([f"hello/{rank}" for rank in ranks])) is not None:
+            roster.update(zip(ranks, entries, strict=True))
+
+    def _doubled(self) -> RendezvousError | None:
+        """Whether more than one process claims some rank. All ranks have come."""
+        claims = self._get_all([f"claims/{rank}" for rank in range(1, self._size)]) or []
+        for rank, claimed in enumerate(claims, 1):
+            if claimed > 1:
+                return self._error(self._claimed_text(rank), rank)
+        return None
+
     def _taken(self, before: str) -> RendezvousError | None:
         """Rank 0's place is another's: it wrote the session before this one, and its group met."""
-        if not before or not self._is_alive(before):
+        if not before or not self._is_anothers(before):
             return None
         return self._error(_claimed(0, f"{self._name_of(before)} and {self._who}"), 0)
 
@@ -238,11 +266,9 @@ class Rendezvous:
                 found: list[Any] = roster["ranks"]
                 return found
             if roster is not None and looked != self.session:
-                # A group that is over, or one in which this rank's place is taken; not by this very
-                # process before: rank 0 may just be slower to leave that group.
+                # A group that is over, or one in which this rank's place is taken.
                 looked = self.session
-                mine_before = (self.session, self._rank, self._who) in _met_here
-                if not mine_before and self._is_alive(self.session):
+                if self._is_anothers(self.session):
                     raise self._error(self._claimed_text(self._rank), self._rank)
             if time.monotonic() > self._end:
                 # Rank 0 is the first that can't be reached, unless it has opened the joining.
@@ -272,8 +298,14 @@ class Rendezvous:
     def _session_now(self) -> str:
         return self._store.get("session") or ""
 
-    def _is_alive(self, session: str) -> bool:
-        """Whether rank 0 of a session that has met still runs."""
+    def _is_anothers(self, session: str) -> bool:
+        """Whether another process has this rank's place in a session that has met: its rank 0 runs.
+
+        Not where this very process has met before: rank 0 may just be slower to leave, or listen at
+        the same port again.
+        """
+        if (session, self._rank, self._who) in _met_here:
+            return False
         roster = json.loads(self._store.get(f"{session}/roster") or "{}")
         return "ranks" in roster and self._alive(roster["ranks"][0]["hello"])
 
@@ -291,25 +323,24 @@ class Rendezvous:
 
     # ---- the store ----
 
-    def _wait(self, name: str, rank: int) -> Any:
-        pause = _Pause()
-        while (value := self._get(f"{name}/{rank}")) is None:
-            if self._rank == 0:
-                self._check_turned(rank)
-            failed = self._get("failed")
-            if failed is not None:
-                raise self._error(
-                    f"rank {failed['rank']} can't take part: {failed['error']}", failed["rank"]
-                )
-            if time.monotonic() > self._end:
-                missing = [r for r in range(self._size) if self._get(f"{name}/{r}") is None] or [0]
-                raise self._error(
-                    f"{_ranks(missing)} silent in round {name!r} of the rendezvous "
-                    f"({self._timeout:g} s)",
-                    missing[0],
-                )
-            pause()
-        return value
+    def _check_going_on(self, name: str, keys: Sequence[str]) -> None:
+        """Raises when the round ``name`` can't end any more, or takes too long."""
+        if self._rank == 0 and self._session_now() != self.session:
+            for rank, key in enumerate(keys):
+                if self._get(key) is None:
+                    self._check_turned(rank)
+        failed = self._get("failed")
+        if failed is not None:
+            raise self._error(
+                f"rank {failed['rank']} can't take part: {failed['error']}", failed["rank"]
+            )
+        if time.monotonic() > self._end:
+            missing = [rank for rank, key in enumerate(keys) if self._get(key) is None] or [0]
+            raise self._error(
+                f"{_ranks(missing)} silent in round {name!r} of the rendezvous "
+                f"({self._timeout:g} s)",
+                missing[0],
+            )
 
     def _key(self, key: str) -> str:
         return f"{self.session}/{key}"
@@ -320,6 +351,11 @@ class Rendezvous:
     def _get(self, key: str) -> Any:
         found = self._store.get(self._key(key))
         return None if found is None else json.loads(found)
+
+    def _get_all(self, keys: Sequence[str]) -> list[Any] | None:
+        """The values of all of ``keys``; None while one of them has none."""
+        found = self._store.get_all([self._key(key) for key in keys])
+        return None if found is None else [json.loads(value) for value in found]
 
 
 class _Polled:
@@ -336,6 +372,16 @@ class _Polled:
         """The value, or None while there is none."""
         return self._try(
             lambda: self._store.get(key).decode() if self._store.check([key]) else None
+        )
+
+    def get_all(self, keys: list[str]) -> list[str] | None:
+        """The values, in two questions however many they are; None while one is missing."""
+        return self._try(
+            lambda: (
+                [value.decode() for value in self._store.multi_get(keys)]
+                if self._store.check(keys)
+                else None
+            )
         )
 
     def add(self, key: str, value: int) -> int:
@@ -357,6 +403,11 @@ class _Pause:
 
     def __init__(self) -> None:
         self._seconds = POLL_SECONDS[0]
+
+    @property
+    def is_long(self) -> bool:
+        """Whether somebody is late."""
+        return self._seconds == POLL_SECONDS[1]
 
     def __call__(self) -> None:
         time.sleep(self._seconds)

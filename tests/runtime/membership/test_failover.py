@@ -12,7 +12,8 @@ from lossycoll.options.fields import Options
 from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.membership.group_state import Health
 from lossycoll.runtime.membership.hub_sockets import Alive
-from tests.support.planes import LIVENESS, Planes, planes, quiet, until, view_of, views
+from tests.support.planes import LIVENESS, Planes, planes, quiet, view_of, views
+from tests.support.waiting import until
 
 
 def without_hub(s: Planes) -> None:
@@ -40,7 +41,7 @@ def test_a_silence_after_rank_0_has_left_is_noticed() -> None:
         without_hub(s)
         until(lambda: 2 in s.planes[1].root.welcomed)
         s.silence(2)
-        until(lambda: s.notes[1].log == [("bye", 0, 5), ("dead", 2)], 3 * LIVENESS)
+        until(lambda: s.notes[1].log == [("bye", 0, 5), ("dead", 2)], seconds=3 * LIVENESS)
 
 
 def test_goodbyes_aborts_and_mismatches_after_rank_0_has_left_reach_all_once() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator
 
@@ -17,6 +18,7 @@ from lossycoll.runtime.membership.hub_sockets import (
     HubSockets,
     Received,
     Refused,
+    answers,
 )
 from lossycoll.runtime.membership.messages import Beat, Left, Ready, pack
 
@@ -83,6 +85,62 @@ def test_questions_are_answered_by_who_lives_and_refused_by_the_hosts_of_others(
             asker.poll(0)
             answered += alive.poll(0.01)
         assert answered == [Alive(0)], "who asks lives as well"
+
+
+@contextlib.contextmanager
+def running(one: HubSockets) -> Iterator[list[Event]]:
+    """What happens to ``one``, which a thread of its own polls and ticks."""
+    found: list[Event] = []
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.is_set():
+            found.extend(one.poll(0.01))
+            one.tick(time.monotonic(), 1.0)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield found
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_visits_are_answered_by_that_rank_of_that_root_alone() -> None:
+    with contextlib.ExitStack() as stack:
+        hub = HubSockets(0, 3)
+        stack.callback(hub.close, 0)
+        port = hub.open("127.0.0.1", (0, 0))
+        hub.start("secret", [("127.0.0.1", port)] * 3)
+        hub.shunned.update({1, 2})
+        with running(hub) as found:
+            assert answers("127.0.0.1", port, 0, "secret", 2)  # the asker's world is another's
+            assert hub.foreign == 0
+            assert not answers("127.0.0.1", port, 0, "another", 3)
+            assert not answers("127.0.0.1", port, 1, "secret", 3)
+            assert hub.foreign == 2
+        assert found == [], "no rank is taken for alive because of a visit"
+
+
+def test_a_port_that_is_anothers_by_now_is_no_answer() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert not answers("127.0.0.1", port, 0, "secret", 2, seconds=0.1)  # silent
+
+        def serve() -> None:
+            with contextlib.closing(other.accept()[0]):
+                pass  # that of before
+            with contextlib.closing(other.accept()[0]) as end:
+                end.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        assert not answers("127.0.0.1", port, 0, "secret", 2)
+        thread.join()
+    assert not answers("127.0.0.1", port, 0, "secret", 2)  # refused
 
 
 def test_hosts_that_do_not_answer_keep_nobody_waiting() -> None:

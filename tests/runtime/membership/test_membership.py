@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from lossycoll.runtime.membership.membership import Membership
-from tests.support.planes import LIVENESS, Notes, planes, until
+from tests.support.planes import LIVENESS, Notes, planes
 from tests.support.virtual_planes import VirtualNetwork, ready
+from tests.support.waiting import until
 
 
 def join(
@@ -187,7 +188,7 @@ def test_groups_opened_and_closed_in_another_order_on_each_rank() -> None:
         for rank, mine in enumerate(made):
             for number, (_, notes) in mine.items():
                 wanted = {("bye", other, number) for other in range(3) if other != rank}
-                until(lambda: {*notes.log} == wanted, 20)  # noqa: B023
+                until(lambda: {*notes.log} == wanted, seconds=20)  # noqa: B023
         for rank, mine in enumerate(made):
             for number in reversed(numbers[rank * 7 :] + numbers[: rank * 7]):
                 mine[number][0].close()

@@ -91,6 +91,10 @@ class Store:
     def get(self, key: str) -> bytes:
         return self._data[key]
 
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        self._turns.step()
+        return [self._data[key] for key in keys]
+
     def add(self, key: str, value: int) -> int:
         self._turns.step()
         total = int(self._data.get(key, b"0")) + value

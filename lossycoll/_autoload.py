@@ -9,9 +9,28 @@ from __future__ import annotations
 from typing import Any
 
 
+def load() -> Any:
+    """Imports the backend's module, while Python's garbage collector pauses.
+
+    What the import makes stays, but would have the collector walk all that torch has made: that
+    took longer than the import itself.
+    """
+    import gc
+
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        from .backend import process_group
+    finally:
+        if collects:
+            gc.enable()
+    return process_group
+
+
 def _create(backend_options: Any, pg_options: object) -> Any:
+    LossyProcessGroup = load().LossyProcessGroup
+
     from .backend.devices import check_device
-    from .backend.process_group import LossyProcessGroup
 
     check_device(backend_options.store, backend_options.group_rank, backend_options.group_size)
     return LossyProcessGroup(backend_options, pg_options)

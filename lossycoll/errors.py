@@ -63,8 +63,8 @@ def no_port(rank: int, world: int, address: str, ports: tuple[int, int]) -> Rend
     """The error for ``ports`` (first, last) of which none is free for TCP at ``address``."""
     where = f"rank {rank}/{world}: no free TCP port at {address} in {_range(ports)}"
     return RendezvousError(
-        f"{where}: each rank of a host takes one for every group and one for all of them; widen "
-        f"LOSSYCOLL_PORT_RANGE to at least ranks of a host x (groups + 1)"
+        f"{where}: each rank of a host takes one; widen LOSSYCOLL_PORT_RANGE to at least as many "
+        f"ports as a host has ranks"
     )
 
 

@@ -22,24 +22,24 @@ from lossycoll.options.fields import Options
 from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.core import logfmt
 from lossycoll.runtime.core.call import bounded
-from lossycoll.runtime.engine.binding import Engine
+from lossycoll.runtime.engine.binding import EngineGroup
 from lossycoll.runtime.engine.host import Host
 from lossycoll.runtime.membership.group_state import Health
-from lossycoll.runtime.membership.hub_sockets import reachable
+from lossycoll.runtime.membership.hub_sockets import answers
 from lossycoll.runtime.membership.membership import Membership
 from lossycoll.runtime.membership.rendezvous import Rendezvous
-from lossycoll.runtime.p2p.endpoint import Messages
+from lossycoll.runtime.p2p.messages import Messages
 
 from .gloo_mesh import GlooMesh
 from .group_steps import (
     Making,
     Place,
+    become_member,
     check_links,
     enter,
     join,
     meet,
     open_engine,
-    open_messages,
     tell_ready,
 )
 from .resource_limits import refused
@@ -47,7 +47,7 @@ from .roots import ROOTS
 
 
 class Group:
-    """``communicator``, ``gloo`` and a ``store`` without stale keys, for one rank of one group.
+    """``endpoint``, ``gloo`` and a ``store`` without stale keys, for one rank of one group.
 
     Raises the errors of :mod:`lossycoll.errors`, on every rank that can know.
     """
@@ -77,7 +77,7 @@ class Group:
         self.messages: Messages | None = None
         self.store: Store = PrefixStore(f"lossy/{secrets.token_hex(8)}", place.store)
         self.gloo = self._mesh(place, "127.0.0.1")
-        self.communicator = self._communicator(place, options, ["this process"])
+        self.endpoint = self._make_endpoint(place, options, ["this process"])
 
     def _meet(self, place: Place, pg_options: object, undo: contextlib.ExitStack) -> None:
         rendezvous = Rendezvous(
@@ -86,7 +86,7 @@ class Group:
             place.size,
             place.timeout.total_seconds(),
             describe=f"{socket.gethostname()} pid {os.getpid()}",
-            alive=_alive,
+            alive=lambda hello: _alive(hello, place.size),
         )
         try:
             with ROOTS.holding(place.global_ranks) as roots:
@@ -102,38 +102,41 @@ class Group:
     def _assemble(self, place: Place, pg_options: object, making: Making) -> None:
         """The order is the protocol: all ranks exchange the same keys one after the other."""
         met = meet(making, pg_options)
+        membership = become_member(making, met)
         data = open_engine(making, met)
         self._host = data.host
         self.store = PrefixStore(f"lossy/s/{met.session}", place.store)
-        self.messages = messages = open_messages(making, met)
-        ends = making.rendezvous.exchange("messages", [met.interface.address, messages.port])
-        self.gloo = self._mesh(place, met.interface.address)
-        joined = join(making, met, data.host)
-        self.communicator = self._communicator(
+        self.gloo = self._mesh(place, met.network.interface.address)
+        joined = join(making, met, data.host, membership)
+        self.endpoint = self._make_endpoint(
             place,
             met.options,
             data.addresses,
             number=met.number,
             engine=data.engine,
-            control=joined.membership,
+            control=membership,
         )
-        messages.start(self.communicator.health, met.options.liveness, ends)
-        self.communicator.on_lost = messages.peer_lost
-        enter(making, joined, self.communicator)
-        tell_ready(self.communicator.health, met, data)
+        self.messages = Messages(
+            data.engine,
+            self.endpoint.health,
+            met.options,
+            self.endpoint.group_failure,
+        )
+        enter(making, joined, self.endpoint)
+        tell_ready(self.endpoint.health, met, data)
 
     def _mesh(self, place: Place, address: str) -> GlooMesh:
         store = PrefixStore("gloo", self.store)
         return GlooMesh(store, place.rank, place.size, timeout=place.timeout, address=address)
 
-    def _communicator(
+    def _make_endpoint(
         self,
         place: Place,
         options: Options,
         addresses: Sequence[str],
         *,
         number: int = 0,
-        engine: Engine | None = None,
+        engine: EngineGroup | None = None,
         control: Membership | None = None,
     ) -> Endpoint:
         health = Health(
@@ -156,16 +159,14 @@ class Group:
 
     def _end(self, error: LossyError) -> None:
         """The group has failed: nothing may wait any longer, on the engine or on gloo."""
-        self.communicator.end_pending(error)
+        self.endpoint.end_pending(error)
         self.gloo.cut()
-        if self.messages is not None:
-            self.messages.fail(error)
 
     def close(self) -> None:
         """Leaves the group: says goodbye, joins all threads, frees all sockets. Idempotent."""
         if self.messages is not None:
             self.messages.flush()
-        self.communicator.close()
+        self.endpoint.close()
         if self.messages is not None:
             self.messages.close()
         self.gloo.close()
@@ -175,6 +176,9 @@ class Group:
         atexit.unregister(self.close)  # last: what Ctrl-C keeps this from is done at exit
 
 
-def _alive(hello: Mapping[str, Any]) -> bool:
+def _alive(hello: Mapping[str, Any], world: int) -> bool:
     """Whether the rank 0 that once said ``hello`` still listens."""
-    return "control" in hello and reachable(*hello["control"])
+    if "control" not in hello:
+        return False
+    host, port = hello["control"]
+    return answers(host, port, 0, hello["token"], world)

@@ -40,14 +40,14 @@ def _root(s: Submission) -> int:
     return s.description.root
 
 
-def _all_reduce(s: Submission) -> Operation:
+def _submit_all_reduce(s: Submission) -> Operation:
     target = s.target
     return s.endpoint.all_reduce(
         s.call, target.data_ptr(), target.numel(), DTYPES[target.dtype], s.terms
     )
 
 
-def _reduce_scatter(s: Submission) -> Operation:
+def _submit_reduce_scatter(s: Submission) -> Operation:
     elements: int | tuple[int, ...] = s.target.numel()
     if s.description.sizes is not None:
         floats = 2 if s.description.writes[0].is_complex() else 1
@@ -64,24 +64,24 @@ def _gather_chunks(s: Submission) -> Operation:
     return s.endpoint.exchange(s.call, _buffers(s), send, [own] * len(sizes), s.terms)
 
 
-def _broadcast(s: Submission) -> Operation:
+def _submit_broadcast(s: Submission) -> Operation:
     return s.endpoint.broadcast(s.call, s.target.data_ptr(), nbytes(s.target), _root(s), s.terms)
 
 
-def _all_gather(s: Submission) -> Operation:
+def _submit_all_gather(s: Submission) -> Operation:
     return s.endpoint.all_gather(s.call, _buffers(s), _part_bytes(s), s.terms)
 
 
-def _gather(s: Submission) -> Operation:
+def _submit_gather(s: Submission) -> Operation:
     return s.endpoint.gather(s.call, _buffers(s), nbytes(s.source), _root(s), s.terms)
 
 
-def _scatter(s: Submission) -> Operation:
+def _submit_scatter(s: Submission) -> Operation:
     part = nbytes(s.description.writes[0])
     return s.endpoint.scatter(s.call, _buffers(s), part, _root(s), s.terms)
 
 
-def _all_to_all(s: Submission) -> tuple[Operation, ...]:
+def _submit_all_to_all(s: Submission) -> tuple[Operation, ...]:
     """The data, and before it what each rank sends to each: only the sender knows, so each rank
     compares that with what it expects."""
     splits = s.description.splits
@@ -109,7 +109,7 @@ def _all_to_all(s: Submission) -> tuple[Operation, ...]:
     return sizes, data
 
 
-def barrier(s: Submission) -> Operation:
+def submit_barrier(s: Submission) -> Operation:
     """Submits a barrier, and in its place every call without elements."""
     one = torch.ones(1)
     return s.endpoint.barrier(s.call, one.data_ptr(), s.terms._replace(keep=one))
@@ -151,8 +151,8 @@ ALL_REDUCE: Final = CollectiveKind(
     "all_reduce",
     Loss.REDUCTION,
     one_buffer,
-    submit=_all_reduce,
-    gathering=_all_gather,
+    submit=_submit_all_reduce,
+    gathering=_submit_all_gather,
     gloo=lambda gloo, call, targets, opts: gloo.allreduce(list(targets), opts),
     rounding=Rounding.GROUP,
 )
@@ -161,14 +161,14 @@ REDUCE: Final = CollectiveKind(
     "reduce",
     Loss.NEVER,
     one_buffer,
-    gathering=_gather,
+    gathering=_submit_gather,
     rounding=Rounding.GROUP,
 )
 REDUCE_SCATTER: Final = CollectiveKind(
     "reduce_scatter",
     Loss.REDUCTION,
     two_buffers,
-    submit=_reduce_scatter,
+    submit=_submit_reduce_scatter,
     gathering=_gather_chunks,
     rounding=Rounding.GROUP,
 )
@@ -176,7 +176,7 @@ BROADCAST: Final = CollectiveKind(
     "broadcast",
     Loss.COPY,
     one_buffer,
-    submit=_broadcast,
+    submit=_submit_broadcast,
     gloo=lambda gloo, call, targets, opts: gloo.broadcast(list(targets), opts),
     rounding=Rounding.BLOCK,
 )
@@ -184,7 +184,7 @@ ALL_GATHER: Final = CollectiveKind(
     "all_gather",
     Loss.COPY,
     two_buffers,
-    submit=_all_gather,
+    submit=_submit_all_gather,
     gloo=_gloo_all_gather,
     rounding=Rounding.GROUP,
 )
@@ -192,7 +192,7 @@ GATHER: Final = CollectiveKind(
     "gather",
     Loss.NEVER,
     two_buffers,
-    submit=_gather,
+    submit=_submit_gather,
     gloo=_gloo_gather,
     rounding=Rounding.GROUP,
 )
@@ -200,7 +200,7 @@ SCATTER: Final = CollectiveKind(
     "scatter",
     Loss.NEVER,
     two_buffers,
-    submit=_scatter,
+    submit=_submit_scatter,
     gloo=_gloo_scatter,
     rounding=Rounding.BLOCK,
 )
@@ -209,7 +209,7 @@ ALL_TO_ALL: Final = CollectiveKind(
     "all_to_all",
     Loss.NEVER,
     two_buffers,
-    submit=_all_to_all,
+    submit=_submit_all_to_all,
     rounding=Rounding.BLOCK,
     empty_is_barrier=False,
     operations=2,
@@ -218,6 +218,6 @@ BARRIER: Final = CollectiveKind(
     "barrier",
     Loss.NEVER,
     two_buffers,
-    submit=barrier,
+    submit=submit_barrier,
     gloo=lambda gloo, call, targets, opts: gloo.barrier(opts),
 )

@@ -24,7 +24,7 @@ from lossycoll.runtime.core.call import LONGEST, Collective, Operation, Terms
 
 from . import checks
 from .coalescing import Coalescing
-from .collectives import barrier
+from .collectives import submit_barrier
 from .description import CollectiveKind, Description, Loss, Rounding, Staged, Submission
 from .gloo_mesh import GlooMesh
 from .mesh_wait import met
@@ -70,7 +70,15 @@ def choose(
     around: Scope | None,
     world: int,
 ) -> Choice:
-    """The way that a call takes.
+    """The way that a call takes, by the first that holds:
+
+    1. lossy, if delivery is ``"lossy"``, the engine can form the reduction (its dtype and
+       operation), and the kind of call, its size and the block around it admit losses;
+    2. gloo, if it can, for calls smaller than ``bulk_min_bytes``;
+    3. gathered, if it reduces in a way that the engine can't form;
+    4. reliable.
+
+    From here on the options that are returned say so: their delivery is the call's.
 
     Args:
         call: The call.
@@ -304,7 +312,7 @@ class Dispatcher:
     ) -> dist.Work:
         submit = call.kind.submit
         if not call.nbytes and call.kind.empty_is_barrier:
-            submit, staged = barrier, Staged(NOTHING, NOTHING)
+            submit, staged = submit_barrier, Staged(NOTHING, NOTHING)
             choice = Choice(Way.RELIABLE, reliable_version(choice.options))
         elif choice.way is Way.GATHERED:
             assert reduction is not None
@@ -337,7 +345,7 @@ class Dispatcher:
         dense = [contiguous(target) for target in call.writes]
         # Gloo's own copies are subject to autograd, which has no say in them.
         detached = [buffer.detach() for buffer in dense]
-        self.health.issue(numbered)
+        self.issue_by_gloo(numbered)
         timeout = opts.timeout if opts.timeout > NONE else timedelta(seconds=self._endpoint.timeout)
         gloo = met(self.health, numbered, self._gloo, timeout)
         numbered.submitted = -1  # an interrupt may come before or after gloo has begun
@@ -350,6 +358,17 @@ class Dispatcher:
         for buffer, target in staged:
             spread(buffer, [target])
         return work
+
+    def issue_by_gloo(self, call: Collective) -> None:
+        """Numbers a call that gloo serves. The engine may have failed by one that was done here, of
+        which gloo knows nothing.
+
+        Raises:
+            LossyError: The group has failed.
+        """
+        if cause := self._endpoint.group_failure(call):
+            raise cause.again(call.numbered)
+        self.health.issue(call)
 
     def terms(
         self,

@@ -73,7 +73,7 @@ class GlooMesh:
 
         Raises:
             RendezvousError: The mesh can't be connected.
-        EngineError: This process is out of descriptors.
+            EngineError: This process is out of descriptors.
         """
         with self._lock:
             if self._making is None:
@@ -107,8 +107,9 @@ class GlooMesh:
 
     def _made(self) -> Any:
         making = self._making
-        done = making is not None and making.done() and making.exception() is None
-        return making.result() if making is not None and done else None
+        if making is None or not making.done() or making.exception() is not None:
+            return None
+        return making.result()
 
     # ---- in a thread of its own, since a store may keep whoever asks it ----
 

@@ -10,9 +10,10 @@ import contextlib
 import logging
 import os
 import secrets
+import time
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final
 
@@ -23,8 +24,8 @@ from lossycoll.options.fields import Options
 from lossycoll.plan import faults
 from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.core import logfmt
-from lossycoll.runtime.engine.binding import Engine, version, wire_version
-from lossycoll.runtime.engine.host import Host, host_options
+from lossycoll.runtime.engine.binding import EngineGroup
+from lossycoll.runtime.engine.host import Host, host_options, version, wire_version
 from lossycoll.runtime.engine.reports import LinkInfo
 from lossycoll.runtime.membership.control_plane import ControlPlane
 from lossycoll.runtime.membership.group_state import Health
@@ -37,10 +38,13 @@ from lossycoll.runtime.membership.rendezvous import (
 from lossycoll.runtime.net.buffers import fitting_payload, packets_per_peer, receive_buffer
 from lossycoll.runtime.net.interfaces import Interface, choose
 from lossycoll.runtime.net.payload import AUTO_MTU_MAX, payload_bytes
-from lossycoll.runtime.p2p.endpoint import Messages
 
+from .group_listener import GroupListener
 from .resource_limits import check_descriptors, refused
-from .roots import ROOTS, Root, with_liveness_of
+from .roots import ROOTS, Network, Root, with_liveness_of
+
+SLICE_SECONDS: Final = 0.5
+"""How often a rank 0 that waits for the others looks whether they have followed another one."""
 
 log: Final = logging.getLogger("lossycoll")
 
@@ -83,12 +87,21 @@ class Making:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What this rank has by itself. ``plane``: a new root's, where there may be one."""
+    """What this rank has by itself. ``ends``: what a new root takes, where there may be one."""
 
     options: Options
-    interface: Interface
-    plane: ControlPlane | None
-    port: int
+    network: Network
+    ends: Ends | None
+
+
+@dataclass(frozen=True)
+class Ends:
+    """A new root's sockets at this rank, which are open before the ranks meet."""
+
+    plane: ControlPlane
+    host: Host
+    control: tuple[str, int]
+    link: tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -98,28 +111,30 @@ class Met:
     Attributes:
         session: This group's, of 16 hex digits, equal on all ranks.
         options: This rank's.
-        interface: Where it sends and receives.
-        mtu: The largest packet that it can send.
+        network: What it sends through.
         number: The group's, which keys injected faults.
         token: The group's secret.
         root: Where all have met before; None: they make a new root.
         shares: The group is made on the root's host, as none asks for another.
         members: The group's ranks, as ranks of the root.
-        plane: A new root's.
+        plane: The root's.
+        host: A new root's, to be started.
         endpoints: Where the new root's planes listen.
+        links: Where its hosts are.
     """
 
     session: str
     options: Options
-    interface: Interface
-    mtu: int
+    network: Network
     number: int
     token: str
     root: Root | None
     shares: bool
     members: tuple[int, ...]
     plane: ControlPlane
-    endpoints: tuple[tuple[str, int], ...]
+    host: Host | None = None
+    endpoints: tuple[tuple[str, int], ...] = ()
+    links: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -127,7 +142,7 @@ class DataPath:
     """The engine's host and group, and where each rank's is."""
 
     host: Host
-    engine: Engine
+    engine: EngineGroup
     link: LinkInfo
     addresses: Sequence[str]
 
@@ -146,18 +161,31 @@ def prepare(making: Making, pg_options: object) -> Prepared:
     options = with_liveness_of(Options.resolve(pg_options), making.roots)
     check_links(options, place.size)
     logfmt.show(options)
+    wanted = host_options(options)
+    shared = [root.network for root in making.roots if root.host.options == wanted]
+    if shared:  # nothing has to be opened, so nothing is looked for
+        return Prepared(options, shared[0], None)
     check_descriptors(place.rank, place.size)
     interface = choose(options.interface, _master(place.store))
+    mine = Prepared(options, _network(making, options, interface), None)
     if making.roots:
-        return Prepared(options, interface, None, 0)
-    plane, port = _open_plane(making, options, interface)
-    return Prepared(options, interface, plane, port)
+        return mine
+    return replace(mine, ends=_open_ends(making, mine, mine.network.payload))
 
 
-def _open_plane(making: Making, options: Options, interface: Interface) -> tuple[ControlPlane, int]:
-    plane = ControlPlane(making.place.rank, making.place.size, options.liveness)
+def _network(making: Making, options: Options, interface: Interface) -> Network:
+    mtu = _mtu(making, options, interface)
+    return Network(interface, mtu, _payload(making.place, options, interface, mtu))
+
+
+def _open_ends(making: Making, mine: Prepared, payload: int) -> Ends:
+    place, address = making.place, mine.network.interface.address
+    plane = ControlPlane(place.rank, place.size, mine.options.liveness)
     making.undo.callback(plane.close)
-    return plane, plane.open(interface.address, options.ports)
+    port = plane.open(address, mine.options.ports)
+    host = Host(place.rank, place.size, address, payload_bytes=payload, options=mine.options)
+    making.undo.callback(host.close)
+    return Ends(plane, host, (address, port), (address, host.link().port))
 
 
 def meet(making: Making, pg_options: object) -> Met:
@@ -167,16 +195,7 @@ def meet(making: Making, pg_options: object) -> Met:
     failure: LossyError | None = None
     try:
         mine = prepare(making, pg_options)
-        hello = {"address": mine.interface.address, "options": mine.options.shared()}
-        hello["version"] = [version(), wire_version()]
-        hello["roots"] = {root.session: root.rank for root in making.roots}
-        wanted = host_options(mine.options)
-        hello["hosts"] = [one.session for one in making.roots if one.host.options == wanted]
-        if mine.plane is not None:
-            hello["control"] = [mine.interface.address, mine.port]
-        if place.rank == 0:
-            hello["token"] = secrets.token_hex(16)
-            hello["group"] = _number(place.name)
+        hello = _hello(making, mine)
     except LossyError as error:
         failure = error
     except Exception as error:
@@ -184,32 +203,71 @@ def meet(making: Making, pg_options: object) -> Met:
     ranks = rendezvous.meet(hello, failure)
     compare_versions(place.rank, [entry.get("version") for entry in ranks])
     compare_options(place.rank, [entry["options"] for entry in ranks])
-    addresses = [entry["address"] for entry in ranks]
-    interface = _same_network(mine.interface, mine.options, addresses)
+    mine = _on_the_network_of(making, mine, [entry["address"] for entry in ranks])
     root, members = _common_root(making.roots, [entry["roots"] for entry in ranks])
-    plane, endpoints = mine.plane, [entry.get("control") for entry in ranks]
-    if root is not None:
-        plane = root.plane
-    elif None in endpoints or _is_mixed(addresses):
-        # Some had another root to offer, or have taken another address by now.
-        plane, port = mine.plane, mine.port
-        if plane is None or interface.address != mine.interface.address:
-            plane, port = _open_plane(making, mine.options, interface)
-        endpoints = rendezvous.exchange("control", [interface.address, port])
+    ends, all_ends = (None, []) if root is not None else _ends_of_all(making, mine, ranks)
+    plane = ends.plane if ends is not None else root.plane if root is not None else None
     assert plane is not None
     return Met(
         session=rendezvous.session,
         options=mine.options,
-        interface=interface,
-        mtu=_mtu(making, mine.options, interface),
+        network=mine.network,
         number=ranks[0]["group"],
         token=ranks[0]["token"],
         root=root,
         shares=root is not None and all(root.session in entry["hosts"] for entry in ranks),
         members=members,
         plane=plane,
-        endpoints=tuple((str(end[0]), int(end[1])) for end in endpoints if end is not None),
+        host=None if ends is None else ends.host,
+        endpoints=tuple(_place(one["control"]) for one in all_ends),
+        links=tuple(_place(one["link"]) for one in all_ends),
     )
+
+
+def _ends_of_all(
+    making: Making, mine: Prepared, ranks: Sequence[Mapping[str, Any]]
+) -> tuple[Ends, Sequence[Mapping[str, Any]]]:
+    """A new root's sockets here, and where those of all ranks are; open already in most cases."""
+    payloads = {entry["payload"] for entry in ranks}
+    alike = len(payloads) == 1 and not _is_mixed([entry["address"] for entry in ranks])
+    if mine.ends is not None and alike and all("link" in entry for entry in ranks):
+        return mine.ends, ranks
+    # Some had another root to offer, have taken another address by now, or can't send so much.
+    rendezvous = making.rendezvous
+    payload = min(rendezvous.exchange("payload", mine.network.payload))
+    ends = mine.ends
+    if ends is not None and not (
+        ends.control[0] == mine.network.interface.address
+        and ends.host.link().payload_bytes == payload
+    ):
+        ends.plane.close()
+        ends.host.close()
+        ends = None
+    ends = ends or _open_ends(making, mine, payload)
+    return ends, rendezvous.exchange("ends", {"control": ends.control, "link": ends.link})
+
+
+def _place(said: Sequence[Any]) -> tuple[str, int]:
+    """An address and a port, as JSON has them."""
+    return str(said[0]), int(said[1])
+
+
+def _hello(making: Making, mine: Prepared) -> dict[str, Any]:
+    """What the other ranks have to know of this one."""
+    wanted = host_options(mine.options)
+    hello: dict[str, Any] = {
+        "address": mine.network.interface.address,
+        "options": mine.options.shared(),
+        "version": [version(), wire_version()],
+        "roots": {root.session: root.rank for root in making.roots},
+        "hosts": [one.session for one in making.roots if one.host.options == wanted],
+        "payload": mine.network.payload,
+    }
+    if mine.ends is not None:
+        hello |= {"control": mine.ends.control, "link": mine.ends.link}
+    if making.place.rank == 0:
+        hello |= {"token": secrets.token_hex(16), "group": _number(making.place.name)}
+    return hello
 
 
 def _common_root(
@@ -241,21 +299,28 @@ def _mtu(making: Making, options: Options, interface: Interface) -> int:
 def open_engine(making: Making, met: Met) -> DataPath:
     """The group's engine: on the root's host, where all can; else on a host of its own."""
     place = making.place
-    host = _shared_host(making, met) or _own_host(making, met)
+    host = _started(met) or _shared_host(making, met) or _own_host(making, met)
     members = met.members if met.shares else tuple(range(place.size))
-    engine = Engine(
+    engine = EngineGroup(
         host,
         place.rank,
         place.size,
         number=_wire_number(met.session),
-        faults=met.number,
+        fault_group=met.number,
         options=met.options,
         members=members,
-        # Whoever shares a host may be a step behind, and then has no group for what comes early.
-        met=not met.shares,
+        # Others may be a step behind, and then have no group for what comes early. All of a new
+        # root have it when their planes have met.
+        met=met.root is None,
     )
     making.undo.callback(engine.close)
     return DataPath(host, engine, host.link(), [host.addresses[member] for member in members])
+
+
+def _started(met: Met) -> Host | None:
+    if met.host is not None:
+        met.host.start(int(met.session, 16), met.links)
+    return met.host
 
 
 def _shared_host(making: Making, met: Met) -> Host | None:
@@ -269,20 +334,14 @@ def _shared_host(making: Making, met: Met) -> Host | None:
 
 
 def _own_host(making: Making, met: Met) -> Host:
-    """Opened with the payload that suits all ranks, and connected with theirs."""
+    """Of a group whose root's host isn't what it asks for."""
     place, rendezvous = making.place, making.rendezvous
-    payload = _payload(place, met.options, met.interface, met.mtu)
-    address = met.interface.address
-    host = Host(
-        place.rank,
-        place.size,
-        address,
-        payload_bytes=min(rendezvous.exchange("payload", payload)),
-        options=met.options,
-    )
+    payload = min(rendezvous.exchange("payload", met.network.payload))
+    address = met.network.interface.address
+    host = Host(place.rank, place.size, address, payload_bytes=payload, options=met.options)
     making.undo.callback(host.release)
     links = rendezvous.exchange("links", [address, host.link().port])
-    host.start(int(met.session, 16), [(str(name), int(port)) for name, port in links])
+    host.start(int(met.session, 16), [_place(link) for link in links])
     return host
 
 
@@ -291,47 +350,62 @@ def _wire_number(session: str) -> int:
     return int(session, 16) % (2**32 - 1) + 1
 
 
-def open_messages(making: Making, met: Met) -> Messages:
-    """The group's point to point, which listens from now on."""
-    place, address = making.place, met.interface.address
-    messages = Messages(
-        place.rank, place.size, token=met.token, address=address, ports=met.options.ports
-    )
-    making.undo.callback(messages.close)
-    return messages
+def become_member(making: Making, met: Met) -> Membership:
+    """A membership of the root's plane, which tells the others if this rank fails from now on.
 
-
-def join(making: Making, met: Met, host: Host) -> Joined:
-    """A membership of the root's plane; the plane itself begins in :func:`enter`."""
+    They have met this rank, so nothing in the store would keep them from waiting for it.
+    """
     membership = Membership(
         met.plane, int(met.session, 16), met.members, outlive=met.options.continues
     )
     making.undo.callback(membership.close)
+
+    def tell(kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if error is not None:
+            membership.abort(str(error) or type(error).__name__, type(error).__name__)
+
+    making.undo.push(tell)
+    return membership
+
+
+def join(making: Making, met: Met, host: Host, membership: Membership) -> Joined:
+    """Starts a new root's plane, now that this rank has the group's engine."""
     if met.root is not None:
         return Joined(membership, None)
     met.plane.start(met.token, met.endpoints)
     place = making.place
-    return Joined(membership, Root(met.session, place.rank, place.global_ranks, met.plane, host))
+    founded = Root(met.session, place.rank, place.global_ranks, met.plane, host, met.network)
+    return Joined(membership, founded)
 
 
-def enter(making: Making, joined: Joined, communicator: Endpoint) -> None:
+def enter(making: Making, joined: Joined, endpoint: Endpoint) -> None:
     """From now on the group hears of what happens. All ranks of a new root have met then.
 
     Raises:
         LossyError: The group's failure, where a rank died meanwhile.
         RendezvousError: The ranks can't reach one another.
     """
-    joined.membership.open(GroupListener(communicator))
+    joined.membership.open(GroupListener(endpoint))
     root = joined.founded
-    if root is not None and not root.plane.meet(making.place.timeout.total_seconds()):
-        raise communicator.health.failure or RendezvousError(
-            f"{making.who}: no control connection with ranks {root.plane.missing()} after "
-            f"{making.place.timeout.total_seconds():g} s; can all reach one another's TCP ports?"
-        )
     if root is not None:
+        _await_all(making, root.plane, endpoint.health)
         ROOTS.add(root)
-    elif communicator.health.failure is not None:
-        raise communicator.health.failure
+    elif endpoint.health.failure is not None:
+        raise endpoint.health.failure
+
+
+def _await_all(making: Making, plane: ControlPlane, health: Health) -> None:
+    """Returns when the planes of a new root have met."""
+    seconds = making.place.timeout.total_seconds()
+    end = time.monotonic() + seconds
+    while not plane.meet(min(SLICE_SECONDS, seconds)):
+        # Whoever has followed another rank 0 doesn't come; that is the reason, also of a loss.
+        making.rendezvous.check_followed()
+        if plane.has_settled or time.monotonic() > end:
+            raise health.failure or RendezvousError(
+                f"{making.who}: no control connection with ranks {plane.missing()} after "
+                f"{seconds:g} s; can all reach one another's TCP ports?"
+            )
 
 
 def tell_ready(health: Health, met: Met, data: DataPath) -> None:
@@ -341,35 +415,13 @@ def tell_ready(health: Health, met: Met, data: DataPath) -> None:
         health.where,
         "ready",
         address=data.addresses[health.where.rank],
-        dev=met.interface.name,
-        mtu=met.mtu,
+        dev=met.network.interface.name,
+        mtu=met.network.mtu,
         payload=data.link.payload_bytes,
         fast=",".join(data.link.active) or "none",
         buffers=data.link.receive_buffer,
         **({"inject": met.options.inject} if met.options.inject else {}),
     )
-
-
-class GroupListener:
-    """What the control plane talks to: the health, and the communicator's figures."""
-
-    def __init__(self, communicator: Endpoint) -> None:
-        health = communicator.health
-        self._communicator = communicator
-        self.on_dead = health.on_dead
-        self.on_abort = health.on_abort
-        self.on_broken = health.on_broken
-        self.on_bye = health.on_bye
-        self.on_mismatch = health.on_mismatch
-        self.call_at = health.call_at
-        self.figures = communicator.figures
-        self.on_beat = communicator.figures  # it warns of what it finds
-        self.on_views = communicator.go_on
-        self.on_apart = health.on_apart
-
-    def on_lost(self, rank: int, silent: float, ended: bool) -> int:
-        self._communicator.health.on_lost(rank, silent, ended)
-        return self._communicator.lose(rank)
 
 
 def check_links(options: Options, size: int) -> None:
@@ -419,12 +471,13 @@ def _is_mixed(addresses: Sequence[str]) -> bool:
     return len({Interface("", address, 0).loopback for address in addresses}) > 1
 
 
-def _same_network(interface: Interface, options: Options, addresses: list[str]) -> Interface:
+def _on_the_network_of(making: Making, mine: Prepared, addresses: Sequence[str]) -> Prepared:
     """The master's own host may know the master as loopback, where no other host can reach it.
 
     Then this rank takes the address that routes to a peer's.
     """
     elsewhere = [a for a in addresses if not Interface("", a, 0).loopback]
-    if interface.loopback and elsewhere and options.interface == "auto":
-        return choose("auto", elsewhere[0])
-    return interface
+    if not (mine.network.interface.loopback and elsewhere and mine.options.interface == "auto"):
+        return mine
+    interface = choose("auto", elsewhere[0])
+    return replace(mine, network=_network(making, mine.options, interface))

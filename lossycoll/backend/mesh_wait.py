@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from lossycoll.errors import LossyError, OperationTimeout, RendezvousError
-from lossycoll.runtime.core.call import NUDGE_SECONDS, Collective
+from lossycoll.runtime.core.call import Collective
 from lossycoll.runtime.membership.group_state import Health
 
 from .gloo_mesh import GlooMesh
@@ -41,17 +41,14 @@ def _until(
 ) -> Callable[[], None]:
     """Looks after the group while it waits; also compares what the ranks are at."""
     begin = time.monotonic()
-    nudge = begin + NUDGE_SECONDS[0]
+    nudge = health.nudger(call, begin)
 
     def still() -> None:
-        nonlocal nudge
         now = time.monotonic()
         health.admit(call)
         if now - begin >= timeout.total_seconds():
             raise not_met(health, call, mesh.missing, timeout)
-        if now >= nudge:
-            nudge = now + NUDGE_SECONDS[1]
-            health.waiting(call)
+        nudge(now)
 
     return still
 

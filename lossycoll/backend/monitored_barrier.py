@@ -35,7 +35,7 @@ def monitored_barrier(
         LossyError: The group has failed, or fails by this call.
     """
     call, health = dispatcher.named(Description(KIND, [], [])), dispatcher.health
-    health.issue(call)
+    dispatcher.issue_by_gloo(call)
     if not timeout and health.where.rank == 0:
         # Gloo takes what is left of it, nothing, for no limit, unless a millisecond has passed.
         raise _no_time(health, call)

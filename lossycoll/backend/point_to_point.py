@@ -10,11 +10,11 @@ from torch import Tensor
 from lossycoll.errors import UnsupportedError
 from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.core.call import Collective
-from lossycoll.runtime.p2p.endpoint import Messages
+from lossycoll.runtime.p2p.messages import Messages
 
 from . import checks
 from .coalescing import Coalescing
-from .tensors import contiguous, copy_back, memory
+from .tensors import address, contiguous, copy_back
 from .work import MessageWork
 
 MOST_TAG: Final = (1 << 63) - 1
@@ -25,7 +25,7 @@ class PointToPoint:
 
     Args:
         endpoint: The group's endpoint.
-        messages: The group's connections; None in a group of one rank.
+        messages: The group's; None in a group of one rank.
         coalescing: Takes every work.
     """
 
@@ -41,7 +41,13 @@ class PointToPoint:
         call, messages = self._admit(f"send to {peer}", tensors, peer, tag)
         source = contiguous(tensors[0])
         transfer = messages.send(
-            call, memory(source), peer, tag, keep=source, timeout=self._endpoint.timeout
+            call,
+            address(source),
+            source.element_size(),
+            peer,
+            tag,
+            keep=source,
+            timeout=self._endpoint.timeout,
         )
         return self._coalescing.add(MessageWork(self._endpoint, transfer, tensors))
 
@@ -53,7 +59,8 @@ class PointToPoint:
         target = contiguous(tensors[0])
         transfer = messages.receive(
             call,
-            memory(target),
+            address(target),
+            target.element_size(),
             peer,
             tag,
             keep=target,

@@ -36,7 +36,7 @@ from .collectives import (
     SCATTER,
 )
 from .description import Description, Splits
-from .device_backend import DeviceBackend
+from .device_backend import DeviceBackend, placeholder
 from .dispatch import Dispatcher
 from .dynamo_skip import opaque
 from .extensions import Extensions
@@ -81,7 +81,7 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
             ),
             pg_options,
         )
-        self._endpoint = self._group.communicator
+        self._endpoint = self._group.endpoint
         self._health = self._endpoint.health
         self._where = self._health.where
         self._gloo = self._group.gloo
@@ -93,7 +93,8 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
         self._name, self._description = "", "undefined"  # as torch has it
         custom = _c10d.ProcessGroup.BackendType.CUSTOM
         self._set_default_backend(custom)
-        self._register_backend(torch.device("cpu"), custom, None)
+        inert = placeholder(backend_options.group_rank, backend_options.group_size)
+        self._register_backend(torch.device("cpu"), custom, inert)
 
     # ---- what and who this is ----
 
@@ -105,8 +106,7 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
         """The backend's name."""
         return "lossy"
 
-    # Torch keeps these with a backend that is registered, and there is none: a gloo mesh costs
-    # threads and descriptors, so it is made by the first call that needs it.
+    # Torch keeps these with the backend that is registered, which may be none.
 
     def getGroupName(self) -> str:
         """The group's name in torch."""

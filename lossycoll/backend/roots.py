@@ -17,6 +17,16 @@ from lossycoll.errors import OptionError
 from lossycoll.options.fields import Options
 from lossycoll.runtime.engine.host import Host
 from lossycoll.runtime.membership.control_plane import ControlPlane
+from lossycoll.runtime.net.interfaces import Interface
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """What a process sends through: the interface, its largest packet, and the data in one."""
+
+    interface: Interface
+    mtu: int
+    payload: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +39,7 @@ class Root:
         global_ranks: torch's global rank of each, by its number in the root.
         plane: This process's control plane among them.
         host: The engine's socket and thread, which its groups share.
+        network: What that host sends through.
     """
 
     session: str
@@ -36,6 +47,7 @@ class Root:
     global_ranks: tuple[int, ...]
     plane: ControlPlane
     host: Host
+    network: Network
 
     def holds(self, global_ranks: Sequence[int]) -> bool:
         """Whether all of these are here, as far as this process knows."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -61,11 +60,6 @@ def scaled(tensor: Tensor, factor: float | None) -> Tensor:
         return contiguous(tensor)
     with torch.inference_mode():
         return contiguous(tensor.detach() * factor)
-
-
-def memory(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor that :func:`contiguous` gave. The tensor must outlive their use."""
-    return memoryview((ctypes.c_char * nbytes(tensor)).from_address(tensor.data_ptr())).cast("B")
 
 
 def flat(tensors: Sequence[Tensor]) -> Tensor:

@@ -18,8 +18,8 @@ import torch.distributed as dist
 
 from lossycoll.errors import LossyError, OperationTimeout
 from lossycoll.runtime.collectives.endpoint import Endpoint
-from lossycoll.runtime.core.call import NUDGE_SECONDS, Collective, Operation
-from lossycoll.runtime.p2p.request import Transfer
+from lossycoll.runtime.core.call import Collective, Operation
+from lossycoll.runtime.p2p.transfer import Transfer
 
 from .dynamo_skip import opaque
 
@@ -79,7 +79,7 @@ class EngineWork(LossyWork):
     def __init__(
         self,
         endpoint: Endpoint,
-        operation: Operation | Transfer,
+        operation: Operation,
         result: list[torch.Tensor],
     ) -> None:
         super().__init__(result)
@@ -120,12 +120,8 @@ class EngineWork(LossyWork):
 
             operation.on_done(resolve)
             if not operation.done:
-                self._complete_by_itself()
+                self._endpoint.complete_by_itself(operation)
         return self._future
-
-    def _complete_by_itself(self) -> None:
-        assert isinstance(self._operation, Operation)
-        self._endpoint.complete_by_itself(self._operation)
 
     def is_completed(self) -> bool:
         """Whether the call is done, well or not."""
@@ -165,7 +161,8 @@ class GlooWork(LossyWork):
     def _wait_on(self, error: RuntimeError, timeout: float | None) -> bool:
         """What to do after a first wait that raised ``error``."""
         health = self._endpoint.health
-        begin = nudged = time.monotonic() - SLICE.total_seconds()
+        begin = time.monotonic() - SLICE.total_seconds()
+        nudge = health.nudger(self._call, begin)
         while not self._inner.is_completed():
             now = time.monotonic()
             if timeout is not None and now - begin >= timeout:
@@ -173,9 +170,7 @@ class GlooWork(LossyWork):
                     f"{health.where}: {self._call.numbered}: not done after the {timeout:g} s "
                     f"given to wait()"
                 ) from None
-            if now - nudged >= NUDGE_SECONDS[nudged > begin]:
-                nudged = now
-                health.waiting(self._call)
+            nudge(now)
             try:
                 return self._inner.wait(SLICE)
             except RuntimeError as next_error:
@@ -194,13 +189,6 @@ class GlooWork(LossyWork):
         if self._future is None:
             endpoint, call = self._endpoint, self._call
             self._wait_if_in_order(endpoint)
-            nudged = time.monotonic() + NUDGE_SECONDS[0]
-
-            def nudge(now: float) -> None:
-                nonlocal nudged
-                if now >= nudged:
-                    nudged = now + NUDGE_SECONDS[1]
-                    endpoint.health.waiting(call)
 
             def explain(done: Future) -> Any:
                 endpoint.unwatch(call)
@@ -210,7 +198,7 @@ class GlooWork(LossyWork):
                     verdict = endpoint.health.verdict(call, error)
                     raise verdict.again(call.numbered) from error
 
-            endpoint.watch(call, nudge)
+            endpoint.watch(call, endpoint.health.nudger(call, time.monotonic()))
             self._future = self._inner.get_future().then(explain)
         return self._future
 
@@ -230,9 +218,6 @@ class MessageWork(EngineWork):
     def __init__(self, endpoint: Endpoint, transfer: Transfer, result: list[torch.Tensor]) -> None:
         super().__init__(endpoint, transfer, result)
         self._transfer = transfer
-
-    def _complete_by_itself(self) -> None:
-        """It does."""
 
     def source_rank(self) -> int:
         """The rank that a receive was served by, once that is known."""

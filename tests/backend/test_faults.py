@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
+import threading
 import time
 from datetime import timedelta
 from typing import Any
@@ -427,7 +429,7 @@ def rank_unmakeable(rank: int, world: int) -> dict[str, tuple[str, str, float]]:
     import torch.distributed as dist
 
     from lossycoll.backend import group_steps
-    from lossycoll.runtime.engine.binding import wire_version
+    from lossycoll.runtime.engine.host import wire_version
 
     dist.init_process_group("gloo")
     out = {}
@@ -533,6 +535,53 @@ def test_two_processes_that_claim_a_rank(doubled: int, tmp_path: Any) -> None:
     # Either all got the error, or the two that met first continued.
     assert len(reported) in (1, 3), [str(outcome) for outcome in outcomes]
     assert any(outcome.rank == doubled for outcome in reported)
+
+
+def rank_of_a_job_and_of_the_next(rank: int, world: int) -> str:
+    import torch.distributed as dist
+
+    from lossycoll.backend.roots import ROOTS
+
+    gate = os.environ.get("GATE")
+    while gate is not None and not os.path.exists(gate):
+        time.sleep(0.02)
+    init(timeout=30)
+    plane = ROOTS._roots[0].plane
+    listener = plane._sockets._listener
+    assert listener is not None
+    note("ready at {} {} .".format(*listener.getsockname()))
+    while gate is None:
+        time.sleep(1)  # until it is killed
+    dist.destroy_process_group()
+    return "good"
+
+
+def test_a_restart_when_the_last_jobs_port_is_anothers(tmp_path: Any) -> None:
+    gate = tmp_path / "gate"
+    next_job = {number: {"GATE": str(gate)} for number in (2, 3)}
+    with (
+        Ranks(
+            rank_of_a_job_and_of_the_next, 2, QUIET, ranks=[0, 1, 0, 1], per_rank=next_job
+        ) as ranks,
+        socket.socket() as other,
+    ):
+        for number in (0, 1):
+            ranks.wait_for(number, " .\n")
+        found = re.search(r"ready at (\S+) (\d+) \.", ranks.output(0))
+        assert found is not None
+        for number in (0, 1):
+            ranks.signal(number, signal.SIGKILL)
+            ranks.processes[number].wait()
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind((found[1], int(found[2])))
+        other.listen()
+        thread = threading.Thread(target=lambda: [other.accept()[0].close() for _ in range(2)])
+        thread.start()
+        gate.touch()
+        for outcome in ranks.collect(100, but=[0, 1]):
+            assert outcome.value == "good", str(outcome)
+        thread.join(10)
+        assert not thread.is_alive(), "both ranks were to ask"
 
 
 def test_a_port_range_is_kept_to() -> None:

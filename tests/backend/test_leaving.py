@@ -18,6 +18,7 @@ def rank_shapes(rank: int, world: int) -> None:
     init(timeout=30)
     try:
         DistributedDataParallel(torch.nn.Linear(4, 4 + rank))
+        dist.barrier()  # rank 0 was done with its broadcasts, and meets their end here
     finally:
         dist.destroy_process_group()
 

@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.failure_cases import CALM, LIVENESS, QUIET, SLACK
 from tests.support.harness import Ranks, init, note, run_good
+from tests.support.waiting import until
 
 LARGE = 300_000
 """Elements that are not sent before they are wanted, whatever their type."""
@@ -131,10 +132,7 @@ def rank_surface(rank: int, world: int) -> str:
     assert receive.exception() is None
     receive = dist.irecv(got.zero_(), left)
     send = dist.isend(torch.full((LARGE,), 2.0), right)
-    end = time.monotonic() + 20
-    while not (receive.is_completed() and send.is_completed()):
-        assert time.monotonic() < end
-        time.sleep(0.001)
+    until(lambda: receive.is_completed() and send.is_completed(), seconds=20)
     assert (got == 2).all()
     dist.barrier()
 

@@ -456,6 +456,23 @@ def test_torch_finds_the_backend_without_an_import() -> None:
         assert set(early) <= {"lossycoll", "lossycoll._autoload"}
 
 
+def test_the_collector_does_not_walk_torch_while_the_backend_is_imported() -> None:
+    code = (
+        "import gc, sys, torch\n"
+        "seen = []\n"
+        "gc.callbacks.append(lambda phase, info: seen.append(info['generation']))\n"
+        "from lossycoll._autoload import load\n"
+        "seen.clear()\n"
+        "load()\n"
+        "found = [one for one in seen if one]\n"
+        "gc.disable(); load()\n"
+        "print('lossycoll.backend.process_group' in sys.modules, found, gc.isenabled())\n"
+        "gc.enable(); load(); print(gc.isenabled())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["True [] False", "True"]
+
+
 def test_the_package_imports_neither_torch_nor_the_engine() -> None:
     code = (
         "import sys, lossycoll\n"

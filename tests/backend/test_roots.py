@@ -226,7 +226,7 @@ class Host:
 
 
 def root(plane: Plane, *global_ranks: int) -> Root:
-    return Root("s", 0, global_ranks, plane, Host())  # type: ignore[arg-type]
+    return Root("s", 0, global_ranks, plane, Host(), None)  # type: ignore[arg-type]
 
 
 def test_only_roots_that_hold_all_members_are_offered_and_held() -> None:

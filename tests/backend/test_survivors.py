@@ -199,15 +199,15 @@ def test_every_collective_goes_on_or_says_whom_it_lacks(world: int, victim: int)
 def at_once(rank: int, world: int) -> tuple[int, list[float]]:
     """Waits for a rank that dies, with a control plane that takes its time; then adds again."""
     dist.init_process_group("lossy")
-    peer_dead = lossycoll.runtime.engine.binding.Engine.peer_dead
+    peer_dead = lossycoll.runtime.engine.binding.EngineGroup.peer_dead
     failed = []
 
-    def slowly(engine: lossycoll.runtime.engine.binding.Engine, peer: int) -> None:
+    def slowly(engine: lossycoll.runtime.engine.binding.EngineGroup, peer: int) -> None:
         peer_dead(engine, peer)  # ends what waits for the peer
         failed.append(peer)
         time.sleep(0.5)
 
-    lossycoll.runtime.engine.binding.Engine.peer_dead = slowly  # type: ignore[method-assign]
+    lossycoll.runtime.engine.binding.EngineGroup.peer_dead = slowly  # type: ignore[method-assign]
     harness.die(2)
     dist.all_reduce(torch.ones(50_000))
     value = torch.full((50_000,), float(rank + 1))

@@ -24,6 +24,7 @@ from lossycoll.train.compress import transport
 from tests.support import harness
 from tests.support.harness import Ranks, await_ranks, kill_self
 from tests.support.sharded_cases import batch, loss_of, network, sharded, share
+from tests.support.waiting import until
 
 ENV = {
     "LOSSYCOLL_ON_PEER_LOSS": "continue",
@@ -49,10 +50,7 @@ def left_of(ranks: Ranks, victim: int) -> list[Any]:
 
 def until_lost() -> None:
     group = dist.group.WORLD
-    end = time.monotonic() + 30
-    while not (group.lossy_lost() and lossycoll.stats().lost):
-        assert time.monotonic() < end
-        time.sleep(0.001)
+    until(lambda: group.lossy_lost() and lossycoll.stats().lost, "a lost rank", seconds=30)
 
 
 def once_it(kind: type, name: str, then: Any) -> None:

@@ -1,0 +1,30 @@
+"""Where the control plane's word on a group goes."""
+
+from __future__ import annotations
+
+from lossycoll.runtime.collectives.endpoint import Endpoint
+
+
+class GroupListener:
+    """What the control plane talks to: the health, and the endpoint's figures."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        health = endpoint.health
+        self._endpoint = endpoint
+        self.on_dead = health.on_dead
+        self.on_abort = health.on_abort
+        self.on_broken = health.on_broken
+        self.on_mismatch = health.on_mismatch
+        self.call_at = health.call_at
+        self.figures = endpoint.figures
+        self.on_beat = endpoint.look
+        self.on_views = endpoint.go_on
+        self.on_apart = health.on_apart
+
+    def on_bye(self, rank: int, seq: int, why: str = "") -> None:
+        self._endpoint.health.on_bye(rank, seq, why)
+        self._endpoint.left(rank)  # it asks the health why its messages end
+
+    def on_lost(self, rank: int, silent: float, ended: bool) -> int:
+        self._endpoint.health.on_lost(rank, silent, ended)
+        return self._endpoint.lose(rank)

@@ -79,7 +79,14 @@ class Lab:
 
     @staticmethod
     def address(host: int) -> str:
-        """The IPv4 address of a host."""
+        """The address of a host.
+
+        Args:
+            host: Its number, from 0.
+
+        Returns:
+            IPv4, in dots.
+        """
         return address_of(host)
 
     def start(

@@ -177,26 +177,63 @@ class Network:
             self.check_host(host)
 
     def check_host(self, host: int) -> None:
-        """Raises OptionError for a host that isn't there."""
+        """Refuses a host that isn't there.
+
+        Args:
+            host: A number.
+
+        Raises:
+            OptionError: It is none of the network's.
+        """
         _whole("host", host, 0, self.hosts - 1)
 
     def check_link(self, sender: int, receiver: int) -> None:
-        """Raises OptionError for a link that isn't there."""
+        """Refuses a link that isn't there.
+
+        Args:
+            sender: A host's number.
+            receiver: Another one.
+
+        Raises:
+            OptionError: One is no host of the network, or both are the same.
+        """
         self.check_host(sender)
         self.check_host(receiver)
         if sender == receiver:
             raise wrong("link", (sender, receiver), "two hosts that differ")
 
     def link_of(self, sender: int, receiver: int) -> Link:
-        """The link from ``sender`` to ``receiver``."""
+        """The link from one host to another, one direction.
+
+        Args:
+            sender: A host's number.
+            receiver: Another one.
+
+        Returns:
+            The pair's own, or that of all links.
+        """
         return self.links.get((sender, receiver), self.link)
 
     def port_of(self, host: int) -> Port:
-        """The port of a host."""
+        """The port of a host.
+
+        Args:
+            host: Its number.
+
+        Returns:
+            The host's own, or that of all hosts.
+        """
         return self.ports.get(host, self.port)
 
     def others(self, host: int) -> list[int]:
-        """All hosts but this one."""
+        """All hosts but one.
+
+        Args:
+            host: Which one.
+
+        Returns:
+            Their numbers, ascending.
+        """
         return [other for other in range(self.hosts) if other != host]
 
     def pairs(self) -> list[tuple[int, int]]:
@@ -209,6 +246,9 @@ class Network:
         Args:
             changes: Fields of a network, of its links or of its ports; those of links and ports
                 change all of them.
+
+        Returns:
+            A copy; this one stays as it is.
 
         Raises:
             OptionError: None of them has such a field, or a value can't be.
@@ -224,7 +264,15 @@ class Network:
         return made.with_port(None, **of_ports) if of_ports else made
 
     def with_link(self, pair: tuple[int, int] | None, **changes: Any) -> Network:
-        """A network with other values for the link ``pair``, (sender, receiver); None: for all."""
+        """A network with other values for a link.
+
+        Args:
+            pair: (sender, receiver); None: all links.
+            changes: Fields of a link.
+
+        Returns:
+            A copy; this one stays as it is.
+        """
         if pair is None:
             links = {key: changed(link, **changes) for key, link in self.links.items()}
             return replace(self, link=changed(self.link, **changes), links=links)
@@ -232,7 +280,15 @@ class Network:
         return replace(self, links={**self.links, pair: changed(self.link_of(*pair), **changes)})
 
     def with_port(self, host: int | None, **changes: Any) -> Network:
-        """A network with other values for the port of ``host``; None: for all ports."""
+        """A network with other values for a port.
+
+        Args:
+            host: Its number; None: all ports.
+            changes: Fields of a port.
+
+        Returns:
+            A copy; this one stays as it is.
+        """
         if host is None:
             ports = {key: changed(port, **changes) for key, port in self.ports.items()}
             return replace(self, port=changed(self.port, **changes), ports=ports)

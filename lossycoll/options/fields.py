@@ -193,8 +193,7 @@ class Options:
         "0",
         text("`0` or `lo-hi`", _check_ports),
         "Local ports of the own sockets: each rank takes a UDP and a TCP port for all of its "
-        "groups, and a TCP port for each; 0 lets the kernel choose. Gloo's port isn't among "
-        "them (see below).",
+        "groups; 0 lets the kernel choose. Gloo's port isn't among them (see below).",
     )
     mtu: int = option(
         0,

@@ -18,10 +18,15 @@ PREFIX: Final = "LOSSYCOLL_"
 
 @dataclass(frozen=True)
 class Values:
-    """The values that an option may have. ``read`` takes a variable's text, ``check`` any value.
+    """The values that an option may have.
 
-    Both return the value in its final type and raise ValueError or TypeError for a bad one.
-    ``allowed``: the values in words, or what gives them where they are not fixed.
+    Both functions return the value in its final type, and raise ValueError or TypeError for a bad
+    one.
+
+    Attributes:
+        allowed: The values in words, or what gives them where they are not fixed.
+        read: Takes a variable's text.
+        check: Takes any value.
     """
 
     allowed: str | Callable[[], str]
@@ -38,7 +43,7 @@ class Values:
 class OptionRow:
     """A row of the table of options.
 
-    Args:
+    Attributes:
         values: What is allowed.
         meaning: One or two sentences for the table.
         agree: Whether ranks whose values differ are refused when the group is made.
@@ -84,25 +89,58 @@ def option(
     agree: bool = False,
     per_call: bool = False,
 ) -> Any:
-    """A field of Options; the arguments are those of :class:`OptionRow`."""
+    """A field of Options.
+
+    Args:
+        default: What holds where nobody has written anything.
+        values: What is allowed.
+        meaning: One or two sentences for the table.
+        agree: Whether ranks whose values differ are refused when the group is made.
+        per_call: Whether a block of code may set it.
+
+    Returns:
+        What a dataclass takes for a field; its metadata has the row.
+    """
     return field(
         default=_default(default), metadata={"row": OptionRow(values, meaning, agree, per_call)}
     )
 
 
 def row(entry: Field[Any]) -> OptionRow:
-    """The row of a field of Options."""
+    """The row of an option.
+
+    Args:
+        entry: A field of Options.
+
+    Returns:
+        What :func:`option` was given.
+    """
     found: OptionRow = entry.metadata["row"]
     return found
 
 
 def choice(*names: str) -> Values:
-    """One of ``names``."""
+    """One of some names.
+
+    Args:
+        names: All that are allowed.
+
+    Returns:
+        The values.
+    """
     return growing_choice(lambda: names)
 
 
 def growing_choice(names: Callable[[], Sequence[str]], hint: str = "") -> Values:
-    """One of names that may become more. ``hint``: how, for who asks for one that is not there."""
+    """One of some names, of which there may be more later.
+
+    Args:
+        names: Gives those that are allowed at the time.
+        hint: How a name comes to be allowed; part of the error for one that is not.
+
+    Returns:
+        The values.
+    """
 
     def check(value: Any) -> str:
         if value not in names():
@@ -116,7 +154,17 @@ def growing_choice(names: Callable[[], Sequence[str]], hint: str = "") -> Values
 
 
 def integer(low: int, high: int, *, allowed: str | None = None, zero: bool = False) -> Values:
-    """A whole number from ``low`` to ``high``; with ``zero`` 0 as well."""
+    """A whole number.
+
+    Args:
+        low: The least.
+        high: The greatest.
+        allowed: The values in words; None: made of the limits.
+        zero: Whether 0 is allowed besides.
+
+    Returns:
+        The values.
+    """
 
     def check(value: Any) -> int:
         value = _plain(value)
@@ -131,7 +179,16 @@ def integer(low: int, high: int, *, allowed: str | None = None, zero: bool = Fal
 
 
 def number(low: float, high: float, unit: str) -> Values:
-    """A finite number from ``low`` to ``high``."""
+    """A finite number.
+
+    Args:
+        low: The least.
+        high: The greatest.
+        unit: Behind the limits, in words.
+
+    Returns:
+        The values.
+    """
 
     def check(value: Any) -> float:
         value = _plain(value)
@@ -152,7 +209,15 @@ def _plain(value: Any) -> Any:
 
 
 def share(least: float, word: str) -> Values:
-    """0, a share of at least ``least``, or a word."""
+    """0, a share, or a word.
+
+    Args:
+        least: The least share above 0; the greatest is 1.
+        word: Allowed besides.
+
+    Returns:
+        The values.
+    """
     fraction = number(0, 1, "")
 
     def check(value: Any) -> float | str:
@@ -170,7 +235,15 @@ def share(least: float, word: str) -> Values:
 
 
 def text(allowed: str, check: Callable[[str], str]) -> Values:
-    """A text that ``check`` accepts, without blanks around it."""
+    """A text, without blanks around it.
+
+    Args:
+        allowed: The values in words.
+        check: Returns the text in its final form, or raises ValueError.
+
+    Returns:
+        The values.
+    """
 
     def typed(value: Any) -> str:
         if not isinstance(value, str):
@@ -181,12 +254,27 @@ def text(allowed: str, check: Callable[[str], str]) -> Values:
 
 
 def variable(name: str) -> str:
-    """The environment variable of an option."""
+    """The environment variable of an option.
+
+    Args:
+        name: The option's.
+
+    Returns:
+        ``LOSSYCOLL_`` and the name in capitals.
+    """
     return PREFIX + name.upper()
 
 
 def read(entry: Field[Any], text: str) -> Any:
-    """The value that a variable's text means."""
+    """The value that a variable's text means, not yet checked.
+
+    Args:
+        entry: The option, a field of Options.
+        text: The variable's.
+
+    Returns:
+        The value, or the text itself where it means none.
+    """
     try:
         return row(entry).values.read(text)
     except ValueError:
@@ -194,10 +282,18 @@ def read(entry: Field[Any], text: str) -> Any:
 
 
 def check(entry: Field[Any], value: Any, what: str) -> Any:
-    """``value`` in its final type.
+    """Checks the value of an option.
+
+    Args:
+        entry: The option, a field of Options.
+        value: Whatever was written.
+        what: Names the option or the variable, for the error.
+
+    Returns:
+        ``value`` in its final type.
 
     Raises:
-        OptionError: It isn't allowed; ``what`` names the option or the variable.
+        OptionError: It isn't allowed.
     """
     values = row(entry).values
     try:
@@ -209,7 +305,16 @@ def check(entry: Field[Any], value: Any, what: str) -> Any:
 
 
 def unknown(what: str, name: str, known: list[str]) -> OptionError:
-    """The error for a name that there isn't; it names the nearest of ``known``."""
+    """The error for a name that there isn't.
+
+    Args:
+        what: The kind of thing that was named.
+        name: As it was written.
+        known: The names that there are.
+
+    Returns:
+        The error, which names the nearest of them.
+    """
     short = {entry.removeprefix(PREFIX).lower(): entry for entry in known}
     wanted = name.removeprefix(PREFIX).lower()
     near = difflib.get_close_matches(wanted, short, n=1, cutoff=0.4)
@@ -218,8 +323,17 @@ def unknown(what: str, name: str, known: list[str]) -> OptionError:
 
 
 def refused(reason: str) -> OptionError:
-    """The error for options that can't be. It names the rank where a launcher has set one: options
-    are written before there is a group that would know."""
+    """The error for options that can't be.
+
+    It names the rank where a launcher has set one: options are written before there is a group that
+    would know.
+
+    Args:
+        reason: What is wrong, and what is wanted.
+
+    Returns:
+        The error.
+    """
     rank, world = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
     who = f"rank {rank}/{world}: " if rank and world else ""
     return OptionError(who + reason, reason=reason)

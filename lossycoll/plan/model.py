@@ -214,5 +214,13 @@ class Plan:
 
 
 def packet_count(length: int, elements_per_packet: int) -> int:
-    """Number of packets that carry ``length`` elements."""
+    """The number of packets of a range.
+
+    Args:
+        length: Elements of the range; 0 or more.
+        elements_per_packet: Elements that one packet carries.
+
+    Returns:
+        The least number that carries them all.
+    """
     return -(-length // elements_per_packet)

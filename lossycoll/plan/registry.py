@@ -101,6 +101,9 @@ def register(algorithm: Algorithm) -> Algorithm:
     Do it on every rank, before the first group is made: ranks compare the option ``algorithm``, and
     one that lacks the algorithm is refused by name. Registering the same object again does nothing.
 
+    Args:
+        algorithm: The entry, with its builder.
+
     Returns:
         ``algorithm``.
 
@@ -120,6 +123,9 @@ def register(algorithm: Algorithm) -> Algorithm:
 def unregister(algorithm: Algorithm) -> None:
     """Takes an algorithm away again, for tests and notebooks. Groups that use it must be closed.
 
+    Args:
+        algorithm: What :func:`register` was given.
+
     Raises:
         ValueError: If it is not registered, or is a default.
     """
@@ -132,23 +138,40 @@ def unregister(algorithm: Algorithm) -> None:
 
 
 def algorithms(collective: str | None = None) -> tuple[Algorithm, ...]:
-    """All algorithms, or those of ``collective``, in the order in which they were registered."""
+    """The algorithms that are registered.
+
+    Args:
+        collective: Whose algorithms; None: all.
+
+    Returns:
+        In the order in which they were registered.
+    """
     _load_entry_points()
     found = _algorithms.values()
     return tuple(a for a in found if collective is None or a.collective == collective)
 
 
 def algorithm_names(collective: str | None = None) -> tuple[str, ...]:
-    """Names that can be asked for: "auto", and each algorithm of a collective that has several.
+    """The names that the option ``algorithm`` takes.
 
-    ``collective`` limits them to its own.
+    Args:
+        collective: Whose names; None: those of all.
+
+    Returns:
+        "auto", and the name of each algorithm of a collective that has several.
     """
     several = [a.name for a in algorithms(collective) if len(algorithms(a.collective)) > 1]
     return tuple(dict.fromkeys([AUTO, *several]))
 
 
 def default_algorithm(collective: str) -> Algorithm:
-    """What ``"auto"`` means.
+    """The algorithm that ``"auto"`` means.
+
+    Args:
+        collective: Its name, of :data:`COLLECTIVES`.
+
+    Returns:
+        The one that was registered as the default.
 
     Raises:
         ValueError: If there is no such collective.
@@ -159,9 +182,16 @@ def default_algorithm(collective: str) -> Algorithm:
 
 
 def choose_algorithm(collective: str, name: str, world: int) -> Algorithm:
-    """The algorithm for a call: ``name``, if the collective has it and it serves the world.
+    """The algorithm for a call.
 
-    Otherwise it is the default one, since one option names the algorithm of every collective.
+    Args:
+        collective: Its name, of :data:`COLLECTIVES`.
+        name: What the option ``algorithm`` says.
+        world: The number of ranks that take part.
+
+    Returns:
+        The one called ``name``, if the collective has it and it serves the world. Otherwise the
+        default one, since one option names the algorithm of every collective.
 
     Raises:
         ValueError: If no collective has an algorithm of that name, or there is no such collective.
@@ -176,6 +206,13 @@ def choose_algorithm(collective: str, name: str, world: int) -> Algorithm:
 
 def find_algorithm(collective: str, name: str) -> Algorithm:
     """The algorithm of that very name.
+
+    Args:
+        collective: Its name, of :data:`COLLECTIVES`.
+        name: As it was registered.
+
+    Returns:
+        The algorithm, whatever worlds it serves.
 
     Raises:
         ValueError: If the collective has none of that name.

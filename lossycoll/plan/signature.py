@@ -18,6 +18,9 @@ def signature(collective: str, algorithm: str, *fields: int | Iterable[int]) -> 
         algorithm: The algorithm's name.
         *fields: Integers, or sequences of them, in an order that the algorithm fixes: all that must
             agree among ranks. The caller's own rank is never one of them.
+
+    Returns:
+        0 to 2**64 - 1.
     """
     parts = [f"{VERSION}/{collective}/{algorithm}"]
     for field in fields:

@@ -22,6 +22,9 @@ def rename(plan: Plan, members: Sequence[int], world: int) -> Plan:
         members: The ranks that are left, distinct, ascending.
         world: Number of ranks of the group.
 
+    Returns:
+        A plan of ``world`` ranks, in which only ``members`` take part.
+
     Raises:
         ValueError: For members that are not as above, or a plan of another number of ranks.
     """
@@ -54,6 +57,9 @@ def leave_out(plan: Plan, members: Sequence[int]) -> Plan:
     Args:
         plan: One of the whole group.
         members: The ranks that are left, distinct, ascending, the plan's own among them.
+
+    Returns:
+        A plan of the same world and buffers.
 
     Raises:
         ValueError: For members that are not as above.

@@ -36,11 +36,26 @@ class Noise(Protocol):
         ...
 
     def cdf(self, seconds: Times) -> Times:
-        """The probability that a micro-batch takes at most ``seconds``, element by element."""
+        """The cumulative distribution function.
+
+        Args:
+            seconds: Any shape.
+
+        Returns:
+            The probability that a micro-batch takes at most so long; of the same shape.
+        """
         ...
 
     def draw(self, generator: np.random.Generator, shape: tuple[int, ...]) -> Times:
-        """Independent times, of that shape."""
+        """Draws independent times.
+
+        Args:
+            generator: Where chance comes from.
+            shape: Of what is drawn.
+
+        Returns:
+            Seconds, of that shape; none below 0.
+        """
         ...
 
 
@@ -177,7 +192,15 @@ class Delayed:
         return 0.5 * self.clean * self.factor * math.sqrt((delays - 1) ** 2 @ chances)
 
     def delays(self, generator: np.random.Generator, shape: tuple[int, ...]) -> Times:
-        """Draws of L / E[L]: delays in units of their mean."""
+        """Draws L / E[L]: delays in units of their mean.
+
+        Args:
+            generator: Where chance comes from.
+            shape: Of what is drawn.
+
+        Returns:
+            Multiples of the mean delay, of that shape.
+        """
         delays, chances = self._delays
         rising = np.cumsum(chances)
         rising[-1] = 1.0

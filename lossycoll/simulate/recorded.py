@@ -35,7 +35,13 @@ class Recorded:
 
 
 def load(path: Path) -> Recorded:
-    """The recorded times in the JSON file ``path``.
+    """Reads recorded times.
+
+    Args:
+        path: A JSON file, as :func:`parse` takes its content.
+
+    Returns:
+        What the file has.
 
     Raises:
         OptionError: The file can't be read or can't be right; names the place in it.

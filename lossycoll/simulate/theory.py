@@ -144,7 +144,18 @@ def noise_curve(
 
 
 def best(points: tuple[Point, ...], most_dropped: float = 1.0) -> Point:
-    """The point of the greatest speed-up that drops at most the share ``most_dropped``."""
+    """The point of the greatest speed-up.
+
+    Args:
+        points: Of a curve.
+        most_dropped: Points that drop a larger share of the micro-batches are left out.
+
+    Returns:
+        The first of the best.
+
+    Raises:
+        ValueError: All are left out.
+    """
     return max((p for p in points if p.drop_rate <= most_dropped), key=lambda p: p.speedup)
 
 

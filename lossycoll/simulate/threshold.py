@@ -129,6 +129,12 @@ def grid(times: Times) -> Times:
     """The thresholds to try, ascending: GRID of them, fewer if some coincide.
 
     They reach from the earliest half of a rank's micro-batches to where nothing is dropped.
+
+    Args:
+        times: Seconds, [steps, ranks, micro-batches]; NaN where a rank had fewer.
+
+    Returns:
+        Seconds, shape (n,).
     """
     done = ends(times)
     count = np.isfinite(times).sum(axis=2, keepdims=True)

@@ -1,4 +1,4 @@
-"""What one rank of the benchmark does. Started by bench.py.
+"""What one rank of the benchmark does. Started by command.py.
 
 Backends take turns, iteration by iteration, through process groups of the same
 processes: whatever else the machine does in the meantime hits them alike.

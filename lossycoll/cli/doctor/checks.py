@@ -65,7 +65,7 @@ def _version(name: str, version: str, admitted: Admitted, advice: str) -> Findin
 
 def engine() -> list[Finding]:
     try:
-        from lossycoll.runtime.engine.binding import probe, version
+        from lossycoll.runtime.engine.host import probe, version
     except ImportError as error:
         advice = "install lossycoll again with a C compiler present: pip install --force-reinstall"
         return [Finding("native engine", Severity.FAIL, f"does not load: {error}", advice)]

@@ -21,7 +21,7 @@ ENOUGH_PORTS = 64
 
 
 def chosen_interface() -> list[Finding]:
-    """As in group.py, but that the master is known from MASTER_ADDR only."""
+    """As backend/group_steps.py does, but that the master is known from MASTER_ADDR only."""
     from lossycoll.errors import InterfaceError
     from lossycoll.runtime.net.interfaces import choose
 
@@ -51,7 +51,7 @@ def mtu() -> list[Finding]:
 
 
 def port_range() -> list[Finding]:
-    """Whether the range holds a group of this machine's ranks, and what it doesn't cover."""
+    """Whether the range holds this machine's ranks, and what it doesn't cover."""
     options, interface = _options(), _interface()
     if options is None or interface is None or options.ports == (0, 0):
         return []
@@ -60,18 +60,17 @@ def port_range() -> list[Finding]:
     udp = _free(interface, options.ports, socket.SOCK_DGRAM, enough)
     tcp = _free(interface, options.ports, socket.SOCK_STREAM, enough)
     more = " or more" if max(udp, tcp) >= enough else ""
-    groups = max(0, min(udp, tcp - ranks)) // ranks  # a TCP port of each is for all groups
     found = (
-        f"{options.port_range} at {interface.address}: {udp} UDP, {tcp} TCP{more} free: groups of "
-        f"{_counted(ranks, 'rank')} on this machine: {groups}{more}"
+        f"{options.port_range} at {interface.address}: {udp} UDP, {tcp} TCP{more} free, for "
+        f"{_counted(ranks, 'rank')} on this machine"
     )
     advice = (
-        f"widen LOSSYCOLL_PORT_RANGE: for every group each of the {ranks} ranks of this machine "
-        f"takes a UDP and a TCP port, and a TCP port for all of them; run the doctor under "
-        f"torchrun, or with LOCAL_WORLD_SIZE, for it to know how many ranks there are"
+        f"widen LOSSYCOLL_PORT_RANGE: each of the {ranks} ranks of this machine takes a UDP and a "
+        f"TCP port; run the doctor under torchrun, or with LOCAL_WORLD_SIZE, for it to know how "
+        f"many ranks there are"
     )
     return [
-        good_if(groups > 0, "port range", found, Severity.FAIL, advice),
+        good_if(min(udp, tcp) >= ranks, "port range", found, Severity.FAIL, advice),
         Finding(
             "ports outside it",
             Severity.WARN,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from lossycoll.runtime.engine.binding import Engine
+    from lossycoll.runtime.engine.binding import EngineGroup
 
 SECONDS = 0.3
 DATAGRAM = 8192
@@ -66,10 +66,10 @@ def engine_loopback() -> str:
 
 
 @contextlib.contextmanager
-def _engines() -> Iterator[list[Engine]]:
+def _engines() -> Iterator[list[EngineGroup]]:
     """One per rank, connected, and closed at the end of the block."""
     from lossycoll.options.fields import Options
-    from lossycoll.runtime.engine.binding import Engine
+    from lossycoll.runtime.engine.binding import EngineGroup
     from lossycoll.runtime.engine.host import Host
 
     options = Options()  # the defaults: what the environment injects is not the network's fault
@@ -83,22 +83,22 @@ def _engines() -> Iterator[list[Engine]]:
         engines = []
         for rank, host in enumerate(hosts):
             host.start(SESSION, peers)
-            engine = Engine(host, rank, RANKS, number=1, faults=0, options=options)
+            engine = EngineGroup(host, rank, RANKS, number=1, fault_group=0, options=options)
             undo.callback(engine.close)
             engines.append(engine)
         yield engines
 
 
-def _all_reduce(engines: list[Engine], tensors: list[NDArray[np.float32]], number: int) -> int:
+def _all_reduce(engines: list[EngineGroup], tensors: list[NDArray[np.float32]], number: int) -> int:
     """Operation ``number``, in place; returns how many packets went missing."""
     from lossycoll.plan import draw_order, transpose
-    from lossycoll.runtime.engine.binding import Call, DType, Encoded
+    from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall
 
     tickets = []
     for rank, (engine, tensor) in enumerate(zip(engines, tensors, strict=True)):
         order = draw_order(0, 0, number, RANKS)
         plan = transpose.all_reduce(RANKS, rank, ELEMENTS, PAYLOAD // 4, order=order)
-        call = Call(
+        call = EngineCall(
             input=tensor.ctypes.data,
             output=tensor.ctypes.data,
             dtype=DType.F32,
@@ -113,7 +113,7 @@ def _all_reduce(engines: list[Engine], tensors: list[NDArray[np.float32]], numbe
     return sum(_finish(engine, ticket) for engine, ticket in zip(engines, tickets, strict=True))
 
 
-def _finish(engine: Engine, ticket: int) -> int:
+def _finish(engine: EngineGroup, ticket: int) -> int:
     """Waits for an operation; returns how many packets it missed, or raises why it failed."""
     from lossycoll.runtime.engine.failures import Code
 

@@ -102,6 +102,9 @@ class Method:
             settings: Keyword arguments of the optimizer.
             loss: Share of packets lost; with it, ``theory`` is prepared too.
 
+        Returns:
+            What a training loop runs and steps.
+
         Raises:
             TypeError: ``wrap`` returns something else than two things.
         """
@@ -125,9 +128,15 @@ _METHODS: dict[str, Method] = {}
 
 
 def register(method: Method) -> Method:
-    """Adds a method to those that are compared; returns it.
+    """Adds a method to those that are compared.
 
     A method that its module registers again, as when it is reloaded, takes the earlier one's place.
+
+    Args:
+        method: Of a module that every rank can import.
+
+    Returns:
+        ``method``.
 
     Raises:
         ValueError: Its name, or the name of its run, is another method's, one of the demo's own
@@ -186,7 +195,14 @@ def methods() -> Sequence[Method]:
 
 
 def find(name: str, module: str) -> Method:
-    """The method that ``module`` registers as ``name``; imports the module.
+    """Imports a module and finds the method that it registers.
+
+    Args:
+        name: As the method is registered.
+        module: Of an import statement.
+
+    Returns:
+        The method.
 
     Raises:
         ValueError: It registers no such method.

@@ -16,7 +16,8 @@ NATIVE := $(wildcard native/*.[ch] native/lab/*.[ch]) native/build_cffi.py
 C_FILES := $(wildcard native/*.[ch] native/lab/*.[ch] tests/native/*.[ch] benchmarks/micro/*.[ch] tools/*.[ch])
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all mutate lint format conformance bench study reports doctor docs examples netem clean
+.PHONY: help demo test test-all mutate lint format conformance bench micro study reports theory doctor \
+        docs examples netem versions clean
 
 help:
 	@echo "make demo      train a small GPT five times and compare (about 6 minutes)"
@@ -27,12 +28,15 @@ help:
 	@echo "make format    let ruff and clang-format rewrite the sources"
 	@echo "make conformance  torch's suite for backends against gloo and lossy (half an hour)"
 	@echo "make bench     all-reduce against gloo, then the bare sockets"
+	@echo "make micro NAME=control_plane  one of benchmarks/micro; ARGS=--help says more"
 	@echo "make study NAME=quality  one of benchmarks/studies, where it was stopped; ARGS=--help says more"
 	@echo "make reports   tables and pictures of docs/ from the studies' results; measures nothing"
+	@echo "make theory    the figures of docs/theory.md (ARGS=--help says more)"
 	@echo "make doctor    what this machine can do"
 	@echo "make docs      write docs/api.md from the docstrings"
 	@echo "make examples  every example with gloo and with lossy at 5% loss; writes docs/examples.md"
 	@echo "make netem     the laboratory against real tc netem, in a guest (root, QEMU; 8 minutes at most)"
+	@echo "make versions ARGS=python3.13:2.15.0  does the wheel work with that Python and torch?"
 	@echo "make clean     remove what was built; the packages in $(VENV) stay"
 
 demo: $(VENV)/.built
@@ -67,9 +71,13 @@ bench: $(VENV)/.built benchmarks/build/raw_udp
 	$(BIN)/lossycoll bench $(ARGS)
 	$(BIN)/python -m benchmarks.micro.raw_udp
 
-NAME ?= quality
+micro: NAME ?= raw_udp
+micro: $(VENV)/.built benchmarks/build/raw_udp benchmarks/build/raw_duplex
+	$(BIN)/python -m benchmarks.micro.$(NAME) $(ARGS)
+
 STUDIES := quality lossless lossy_links arc_topk fec fairness deadlines dropcompute
 
+study: NAME ?= quality
 study: $(VENV)/.built
 	$(BIN)/python -m benchmarks.studies.$(NAME) --report docs $(ARGS)
 
@@ -78,6 +86,9 @@ reports: $(VENV)/.built
 		$(BIN)/python -m benchmarks.studies.$$name --report docs --report-only; \
 	done
 	$(BIN)/python -m benchmarks.studies.time_to_loss --seeds 1 --report docs --report-only
+
+theory: $(VENV)/.built
+	$(BIN)/python -m benchmarks.theory $(ARGS)
 
 doctor: $(VENV)/.built
 	$(BIN)/lossycoll doctor
@@ -90,6 +101,9 @@ examples: $(VENV)/.built
 
 netem: $(VENV)/.built
 	$(BIN)/python -m tools.netem_check $(ARGS)
+
+versions: $(VENV)/.packages
+	$(BIN)/python -m tools.check_versions $(ARGS)
 
 clean:
 	rm -rf build benchmarks/build *.egg-info lossycoll/_native*.so lossycoll/_lab*.so

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+
+from tests.support.waiting import until
 
 # Before torch is imported: with more, the threads of a few processes wait for one another's cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -113,3 +116,30 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     with open(__file__, encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         return (yield)
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_left() -> Generator[None, None, None]:
+    """Fails a test that leaves a thread of ours: an engine that nobody closed, say, which would
+    take its turns beside all later tests of the worker."""
+    before = our_threads()
+    yield
+    until(lambda: our_threads().keys() <= before.keys(), "the end of the threads of this test")
+
+
+def our_threads() -> dict[int, str]:
+    """This process's, by the kernel's number: Python knows nothing of the engine's."""
+    found = {
+        thread.native_id or 0: thread.name
+        for thread in threading.enumerate()
+        if thread.name.startswith("lossycoll")
+    }
+    for number in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{number}/comm", encoding="utf-8") as file:
+                name = file.read().strip()
+        except OSError:
+            continue  # it has just ended
+        if name.startswith("lossycoll"):
+            found[int(number)] = name
+    return found

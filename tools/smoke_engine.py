@@ -13,8 +13,8 @@ import numpy as np
 
 from lossycoll.options.fields import Options
 from lossycoll.plan import transpose
-from lossycoll.runtime.engine import binding as engine
-from lossycoll.runtime.engine.binding import Call, DType, Encoded, Engine
+from lossycoll.runtime.engine import host as engine
+from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, EngineGroup
 from lossycoll.runtime.engine.failures import Code
 from lossycoll.runtime.engine.host import Host
 
@@ -24,7 +24,7 @@ PAYLOAD_BYTES = 1408
 SECONDS = 60.0
 
 
-def finish(one: Engine, ticket: int) -> int:
+def finish(one: EngineGroup, ticket: int) -> int:
     """The operation's code; the engine itself ends it after SECONDS."""
     while (code := one.wait(ticket, 1.0)) == Code.PENDING:
         pass
@@ -42,7 +42,7 @@ def main() -> None:
     for host in hosts:
         host.start(7, addresses)
     engines = [
-        Engine(host, rank, WORLD, number=1, faults=1, options=options)
+        EngineGroup(host, rank, WORLD, number=1, fault_group=1, options=options)
         for rank, host in enumerate(hosts)
     ]
     arrays = [np.arange(COUNT, dtype=np.float32) * (rank + 1) for rank in range(WORLD)]
@@ -51,7 +51,7 @@ def main() -> None:
     for rank, one in enumerate(engines):
         plan = transpose.all_reduce(WORLD, rank, COUNT, PAYLOAD_BYTES // 4)
         place = arrays[rank].ctypes.data
-        call = Call(
+        call = EngineCall(
             input=place,
             output=place,
             dtype=DType.F32,

@@ -15,8 +15,8 @@ from functools import partial
 
 import numpy as np
 
-from lossycoll.plan import faults as inject
 from lossycoll.plan import reference_executor, ring, transpose
+from lossycoll.plan.faults import Inject, lost
 from lossycoll.plan.order import draw_order
 
 PACKETS = 240
@@ -28,7 +28,7 @@ def errors(algorithm: str, world: int, loss: float, burst: float) -> tuple[float
     """(over all elements of all ranks, over those whose mean arrived), in units of 1/world."""
     builder = {"ring": ring, "transpose": transpose}[algorithm].all_reduce
     count = PACKETS * PER_PACKET
-    faults = inject.Inject(loss=loss, burst=burst, seed=17)
+    faults = Inject(loss=loss, burst=burst, seed=17)
     rng = np.random.default_rng(3)
     square, reduced_square, reduced = 0.0, 0.0, 0
     for op in range(OPERATIONS):
@@ -37,8 +37,8 @@ def errors(algorithm: str, world: int, loss: float, burst: float) -> tuple[float
         order = draw_order(1, 0, op, world)
         plans = [builder(world, rank, count, PER_PACKET, order=order) for rank in range(world)]
         results = [x.copy() for x in data]
-        lost = partial(inject.lost, faults, 0, op)
-        reference_executor.execute(plans, data, results, "f64", 1.0, lost, 0)
+        gone = partial(lost, faults, 0, op)
+        reference_executor.execute(plans, data, results, "f64", 1.0, gone, 0)
         for own, got in zip(data, results, strict=True):
             off = (got - mean) ** 2
             arrived = got != own

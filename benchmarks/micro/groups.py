@@ -2,12 +2,14 @@
 
 In one job, ``new_group`` and its first all-reduce, turn by turn for each backend; threads and
 descriptors of rank 0 before and after. ``init``: of a job for each backend, until its first
-all-reduce has ended. Medians; rank 0's clock.
+all-reduce has ended; ``import``: what of it is the import of the backend, which is compiled before,
+as by pip (gloo is loaded with torch). Medians; rank 0's clock.
 """
 
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import os
 import statistics
@@ -19,9 +21,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from benchmarks.common.local_job import run_job
 from benchmarks.common.report import write_json
 from benchmarks.common.results import commit, machine
-from lossycoll.cli.launcher import EventWriter, launch, scratch
+from lossycoll import _autoload
+from lossycoll.cli.launcher import EventWriter
 
 BACKENDS = ("lossy", "gloo")
 GROUPS = 7
@@ -49,10 +53,14 @@ def rank_main(config: dict[str, Any]) -> None:
     backend = config["backend"]
     before = holdings()
     begin = time.perf_counter()
+    if backend == "lossy":
+        _autoload.load()
+    imported = time.perf_counter()
     dist.init_process_group(backend)
     dist.all_reduce(torch.ones(1000))
     row: dict[str, Any] = {
         "init_s": time.perf_counter() - begin,
+        "import_s": imported - begin,
         "init_threads": holdings()[0] - before[0],
         "init_descriptors": holdings()[1] - before[1],
     }
@@ -68,19 +76,7 @@ def rank_main(config: dict[str, Any]) -> None:
 
 def measure(backend: str, ranks: int) -> dict[str, Any]:
     """The row of one job."""
-    path = os.pathsep.join(
-        [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
-    )
-    events: list[dict[str, Any]] = []
-    with scratch("lossycoll-groups-") as folder:
-        launch(
-            "benchmarks.micro.groups",
-            {"backend": backend},
-            ranks=ranks,
-            folder=folder,
-            environment={"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "LOSSYCOLL_LOG": "warning"},
-            on_event=events.append,
-        )
+    events = run_job("benchmarks.micro.groups", {"backend": backend}, ranks)
     return next(event for event in events if "init_s" in event)
 
 
@@ -90,6 +86,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=3, help="of each backend, in turn")
     parser.add_argument("--json", help="write the rows to this file as well")
     args = parser.parse_args()
+    compileall.compile_dir(Path(_autoload.__file__).parent, quiet=1)
     rows = []
     for ranks in map(int, args.ranks.split(",")):
         jobs = [measure(one, ranks) for _ in range(args.jobs) for one in BACKENDS]
@@ -99,7 +96,8 @@ def main() -> None:
             row = {name: statistics.median(job[name] for job in mine) for name in names}
             rows.append({"ranks": ranks, "backend": backend, **row})
             print(
-                f"{ranks:3} ranks  {backend:5}  init {row['init_s']:.3f} s (threads "
+                f"{ranks:3} ranks  {backend:5}  init {row['init_s']:.3f} s (import "
+                f"{row['import_s']:.3f}, threads "
                 f"+{row['init_threads']:.0f}, descriptors +{row['init_descriptors']:.0f})  "
                 f"new_group {row['new_group_s']:.4f} s (threads +{row['threads']:.0f}, "
                 f"descriptors +{row['descriptors']:.0f})",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -19,8 +18,9 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.common.local_job import run_job
 from lossycoll.cli.bench.command import human, percentile
-from lossycoll.cli.launcher import EventWriter, launch, scratch
+from lossycoll.cli.launcher import EventWriter
 
 BACKENDS = ("lossy", "gloo")
 SIZES = {4096: 1000, 65536: 500, 1 << 20: 200, 16 << 20: 40}
@@ -62,19 +62,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print every trip instead of a table")
     options = parser.parse_args()
-    events: list[dict[str, Any]] = []
-    path = os.pathsep.join(
-        [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
-    )
-    with scratch("lossycoll-p2p-") as folder:
-        launch(
-            "benchmarks.micro.p2p",
-            {},
-            ranks=2,
-            folder=folder,
-            environment={"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "LOSSYCOLL_LOG": "warning"},
-            on_event=events.append,
-        )
+    events = run_job("benchmarks.micro.p2p", {}, 2)
     if options.json:
         print(json.dumps(events))
         return 0

@@ -22,9 +22,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from benchmarks.common.local_job import run_job
 from benchmarks.common.report import write_json
 from benchmarks.common.results import commit, machine
-from lossycoll.cli.launcher import EventWriter, launch, scratch
+from lossycoll.cli.launcher import EventWriter
 
 BACKENDS = ("lossy", "gloo")
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier")
@@ -115,29 +116,10 @@ def main() -> None:
     parser.add_argument("--sizes", default="4096,1048576", help="bytes")
     parser.add_argument("--json", help="write the rows to this file as well")
     args = parser.parse_args()
+    config = {"sizes": [int(size) for size in args.sizes.split(",")]}
     events: list[dict[str, Any]] = []
-
-    def take(row: dict[str, Any]) -> None:
-        show(row)
-        events.append(row)
-
-    path = os.pathsep.join(
-        [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
-    )
     for world in map(int, args.ranks.split(",")):
-        with scratch("lossycoll-small-calls-") as folder:
-            launch(
-                "benchmarks.micro.small_calls",
-                {"sizes": [int(size) for size in args.sizes.split(",")]},
-                ranks=world,
-                folder=folder,
-                environment={
-                    "PYTHONPATH": path,
-                    "OMP_NUM_THREADS": "1",
-                    "LOSSYCOLL_LOG": "warning",
-                },
-                on_event=take,
-            )
+        events += run_job("benchmarks.micro.small_calls", config, world, show)
     if args.json:
         rows = [row for row in events if "collective" in row]
         write_json(Path(args.json), {"commit": commit(), "machine": machine(), "rows": rows})

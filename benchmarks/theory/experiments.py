@@ -16,8 +16,8 @@ from typing import Protocol
 import numpy as np
 
 from lossycoll.plan import Finish, Missing, Plan, leave_out, rename, ring, transpose
-from lossycoll.plan import faults as inject
 from lossycoll.plan.data_movement import all_gather
+from lossycoll.plan.faults import Inject, lost, parse
 from lossycoll.plan.order import draw_order, segments
 from lossycoll.plan.reference_executor import execute
 from lossycoll.plan.wire_types import Array
@@ -84,7 +84,7 @@ class Table:
     """The reference, with the same packets lost. A dead rank is one that its plans don't have, and
     the others' links keep their names."""
 
-    def __init__(self, world: int, faults: inject.Inject, dead: int | None) -> None:
+    def __init__(self, world: int, faults: Inject, dead: int | None) -> None:
         self._faults = faults
         self._left = [rank for rank in range(world) if rank != dead]
         self._op = 0
@@ -98,7 +98,7 @@ class Table:
 
     def _lost(self, sender: int, receiver: int, slot: int, packets: int, round: int) -> Array:
         ends = self._left[sender], self._left[receiver]
-        gone = inject.lost(self._faults, GROUP, self._op, *ends, slot, packets, round)
+        gone = lost(self._faults, GROUP, self._op, *ends, slot, packets, round)
         self.injected += int(gone.sum())
         return gone
 
@@ -109,7 +109,7 @@ def executing(
 ) -> Iterator[Sockets | Table]:
     """An executor by name; on leaving, faults must have happened."""
     if executor == "reference":
-        table = Table(world, inject.parse(faults), dead)
+        table = Table(world, parse(faults), dead)
         yield table
         assert table.injected > 0
         return
@@ -157,7 +157,7 @@ def plans(
 
 
 def chances(
-    algorithm: str, left: Sequence[int], packets: int, order: tuple[int, ...], f: inject.Inject
+    algorithm: str, left: Sequence[int], packets: int, order: tuple[int, ...], f: Inject
 ) -> Array:
     """(rank, packet): the chance that the reduced packet reaches the rank."""
     n = len(left)
@@ -195,7 +195,7 @@ def means(
     WEIGHTED has the weights 1 / (1 - loss) of each link. reduce_scatter leaves a rank one segment;
     by count, packets of it that no other rank contributed to are left out (NaN if none is left).
     """
-    f = inject.parse(faults)
+    f = parse(faults)
     left = [rank for rank in range(world) if rank != dead]
     n, mark = len(left), np.float32(-1000)
     packets = 2 * n
@@ -422,7 +422,7 @@ def steps_in_reference(
     from lossycoll.train.drift.slices import slice_owner, slice_up
 
     rng = np.random.default_rng(7)
-    faults = inject.parse(f"loss={loss},seed=9")
+    faults = parse(f"loss={loss},seed=9")
     count = packets * PER_PACKET
     slices = slice_up([(count, 4)], period, world)
     chunk = slices.chunk_bytes // 4
@@ -432,7 +432,7 @@ def steps_in_reference(
     out = Steps([], [], [])
 
     def lost(op: int) -> Callable[[int, int, int, int, int], Array]:
-        return lambda *stream: inject.lost(faults, GROUP, op, *stream)
+        return lambda *stream: lost(faults, GROUP, op, *stream)
 
     @functools.cache
     def reductions(order: tuple[int, ...]) -> list[Plan]:

@@ -38,7 +38,7 @@ from benchmarks.studies.quality.pool import Pool, RunFailed
 from benchmarks.studies.quality.statistics import cells, estimate, perplexity_change
 from benchmarks.studies.quality.tasks import TASKS
 from benchmarks.studies.quality.variants import variants
-from lossycoll.plan import faults as inject
+from lossycoll.plan.faults import parse
 
 
 def test_seeds_are_outermost_and_the_goals_come_first() -> None:
@@ -70,7 +70,7 @@ def test_seeds_are_outermost_and_the_goals_come_first() -> None:
 def test_uneven_loss_is_the_same_on_average(world: int, loss: float) -> None:
     others, bad = uneven(loss, world)
     links = [(a, b) for a in range(world) for b in range(world) if a != b]
-    asked = inject.parse(faults(Run("gpt", world, "uneven", loss, "ddp", 1)))
+    asked = parse(faults(Run("gpt", world, "uneven", loss, "ddp", 1)))
     rates = [asked.loss_of(*link) for link in links]
     assert sum(rates) / len(rates) == pytest.approx(loss, abs=1e-5)
     assert sorted(set(rates)) == [others, bad]

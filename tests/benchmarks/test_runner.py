@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.common import migrate, report
+from benchmarks.common import report
 from benchmarks.common.results import STUDIES, Piece, Result, append, load
 from benchmarks.common.runner import PieceFailed, Study, batch_by_batch, main, only
 
@@ -115,16 +115,6 @@ def test_results_there_are_can_be_read(study: str) -> None:
     for result in found.values():
         assert list(result.settings) == list(piece.settings)
         assert type(piece).of(result.settings).key == result.key
-
-
-def test_old_lines_are_migrated() -> None:
-    old = {"job": {"part": "raw", "wire": "lo"}, "commit": "abc", "date": "2026-11-22", "took": 1.0}
-    rows = [{"ways": {"lossy": 1}}]
-    assert migrate.migrated({**old, "found": {"rows": rows}}) == Result(
-        {"part": "raw", "wire": "lo"}, {"rows": [{"variants": {"lossy": 1}}]}, "2026-11-22", "abc"
-    )
-    kept = migrate.migrated({"run": {"arm": "ddp", "seed": 1}, "commit": "abc", "steps": 60})
-    assert kept == Result({"variant": "ddp", "seed": 1}, {"steps": 60}, commit="abc")
 
 
 def test_tables_go_between_their_marks(tmp_path: Path) -> None:

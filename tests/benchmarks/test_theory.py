@@ -19,7 +19,7 @@ from benchmarks.theory import formulas
 from benchmarks.theory import ranks as theory_ranks
 from benchmarks.theory.experiments import EXECUTORS
 from lossycoll.plan import Finish
-from lossycoll.plan import faults as inject
+from lossycoll.plan.faults import parse
 from lossycoll.plan.wire_types import Array
 from tests.support.harness import run_good
 
@@ -110,7 +110,7 @@ def test_so_do_owners_that_are_never_redrawn_where_a_rank_is_dead(algorithm: str
 def test_by_how_much_uneven_links_bias_it() -> None:
     """Against the sum over all that can arrive, for owners that stay (of a transpose: segment s is
     rank s's)."""
-    faults = inject.parse(UNEVEN)
+    faults = parse(UNEVEN)
     samples = theory.means("sockets", "reduce_scatter", f"{UNEVEN},seed=41", 300,
                            finish=Finish.MEAN)  # fmt: skip
     for rank in range(4):

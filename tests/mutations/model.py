@@ -24,21 +24,25 @@ class Mutation:
         test: Who must fail: ``tests/....py::name``, or ``native:program`` for a program of
             tests/native.
         seconds: The longest that test may take to fail, on an idle machine.
+        hangs: Whether the defect is noticed by a test that doesn't end. Without it, a test that
+            hangs has noticed nothing.
     """
 
     name: str
     edits: tuple[Edit, ...]
     test: str
     seconds: float = 60.0
-
-    @property
-    def is_native(self) -> bool:
-        """Whether it has to be compiled."""
-        return any(edit.file.startswith("native/") for edit in self.edits)
+    hangs: bool = False
 
 
 def mutation(
-    name: str, file: str, before: str, after: str, test: str, seconds: float = 60.0
+    name: str,
+    file: str,
+    before: str,
+    after: str,
+    test: str,
+    seconds: float = 60.0,
+    hangs: bool = False,
 ) -> Mutation:
     """One with a single edit."""
-    return Mutation(name, (Edit(file, before, after),), test, seconds)
+    return Mutation(name, (Edit(file, before, after),), test, seconds, hangs)

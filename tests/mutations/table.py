@@ -2,9 +2,10 @@
 
 Two that were tried are not here, since they change nothing that can be seen:
 
-- A FIN that isn't repeated once its operation has ended (native/timers.c, tick_tail): the receiver
-  asks for the end of a silent stream every 100 ms (ask), and the answer to that question for an
-  operation that is over is FIN (native/control_in.c, on_ask). What is lost is some milliseconds.
+- A FIN that isn't repeated once its operation has ended (native/timers.c, tick_late_fins): the
+  receiver asks for the end of a silent stream every 100 ms (ask), and the answer to that question
+  for an operation that is over is FIN (native/control_in.c, on_ask). What is lost is some
+  milliseconds.
 - Packets of a rank that was given up are taken (native/datagrams.c, peer->dead): its streams are
   given up by then, so what comes is stale (native/stream_in.c, lc_in_take), and operations that
   begin later count it out before its first packet. What differs is a counter.
@@ -15,6 +16,7 @@ from __future__ import annotations
 from .model import Edit, Mutation, mutation
 
 ENGINE = "tests/runtime/engine"
+P2P = "tests/runtime/p2p/test_messages.py"
 MEMBERSHIP = "tests/runtime/membership/test_root_protocol.py"
 
 NATIVE = (
@@ -61,6 +63,103 @@ NATIVE = (
         "{group, op, slot, sender, receiver, round};",
         "{group, op, slot, sender, receiver};",
         "native:test_inject",
+    ),
+    # ---- messages ----
+    mutation(
+        "a receive takes the messages of any rank",
+        "native/mailbox.c",
+        "return wanted < 0 || wanted == peer;",
+        "(void)wanted, (void)peer;\n    return 1;",
+        "native:test_messages",
+    ),
+    mutation(
+        "the last message of a tag is taken first",
+        "native/mailbox.c",
+        "lc_letter *message = lc_mail_bucket(box->held, tag)->first;\n"
+        "    while (message && !(message->tag == tag && is_from(peer, message->peer)))\n"
+        "        message = message->next;",
+        "lc_letter *message = lc_mail_bucket(box->held, tag)->last;\n"
+        "    while (message && !(message->tag == tag && is_from(peer, message->peer)))\n"
+        "        message = message->prev;",
+        "native:test_messages",
+    ),
+    mutation(
+        "a small message is heard before all of it is here",
+        "native/message.c",
+        "if (!message || (message->eager && !message->whole) ||",
+        "if (!message ||",
+        "native:test_messages",
+    ),
+    mutation(
+        "what a peer says of a message's size believed",
+        "native/letter.c",
+        "size == 0 || size > ELEMENT_MOST || ",
+        "size == 0 || ",
+        "native:test_messages",
+    ),
+    mutation(
+        "a goodbye ends what has been received",
+        "native/message.c",
+        "return silent || !granted;",
+        "(void)silent, (void)granted;\n    return 1;",
+        "native:test_messages",
+    ),
+    mutation(
+        "a goodbye reorders what came before it",
+        "native/message.c",
+        "return lost || (letter->op && !letter->whole);",
+        "return lost || !letter->whole;",
+        f"{P2P}::test_what_a_rank_only_announced_before_it_left_keeps_its_place",
+    ),
+    mutation(
+        "small messages without credit",
+        "native/api_messages.c",
+        "lc_letter_is_small(letter) && p->used + charge <= LC_MAIL_CREDIT;",
+        "lc_letter_is_small(letter);",
+        f"{P2P}::test_many_small_messages_wait_at_the_sender_once_the_credit_is_used",
+    ),
+    mutation(
+        "credit isn't given back",
+        "native/message.c",
+        "        p->taken += lc_letter_charge(arrival);\n",
+        "",
+        f"{P2P}::test_many_small_messages_wait_at_the_sender_once_the_credit_is_used",
+    ),
+    mutation(
+        "a message may be late for ever",
+        "native/message_timers.c",
+        "h->now - op->submitted_ns > op->call.timeout_ns) {",
+        "h->now - op->submitted_ns > UINT64_MAX / 2) {",
+        f"{P2P}::test_a_timeout_names_peer_and_tag",
+    ),
+    # ---- lingering ----
+    mutation(
+        "what lingers is sent from the caller's memory",
+        "native/linger.c",
+        "    s->value = to;\n",
+        "",
+        "native:test_linger",
+    ),
+    mutation(
+        "lingering operations without bound",
+        "native/linger.c",
+        "atomic_load(&g->lingering) >= LC_LINGERING",
+        "atomic_load(&g->lingering) >= LC_LINGERING * 4",
+        "native:test_linger",
+    ),
+    mutation(
+        "what is owed to members that have left lingers",
+        "native/operations.c",
+        "if (g->table[i] && g->table[i]->lingers)",
+        "if (g->table[i] && !g->table[i]->lingers)",
+        "native:test_linger",
+    ),
+    mutation(
+        "what is sent after the report isn't counted",
+        "native/operations.c",
+        "    add_rest(&g->live, &op->report, &op->told);\n",
+        "",
+        "native:test_linger",
     ),
     # ---- sums and counts ----
     mutation(
@@ -227,6 +326,84 @@ NATIVE = (
         "rate->tokens -= 0.66 * packets * packet_bytes;",
         f"{ENGINE}/test_engine.py::test_a_fixed_rate_is_kept",
     ),
+    # ---- several links ----
+    mutation(
+        "packets believed that come by another link",
+        "native/datagrams.c",
+        "return h->paths[sender].interface == via && lc_link_is_from(",
+        "return lc_link_is_from(",
+        "native:test_interfaces",
+    ),
+    mutation(
+        "a full link stops the others",
+        "native/stream_out.c",
+        "any |= send_by(h, &h->interfaces[",
+        "any |= !lc_is_blocked(h->interfaces) && send_by(h, &h->interfaces[",
+        "native:test_interfaces",
+    ),
+    mutation(
+        "who waits for a full link doesn't rest",
+        "native/loop.c",
+        "if (!p->outs || lc_is_blocked(p->interface) ||",
+        "if (!p->outs ||",
+        "native:test_interfaces",
+    ),
+    mutation(
+        "a link that fails for good ends groups that don't use it",
+        "native/state.c",
+        "        if (lc_group_uses(g, via))\n            lc_fail(g, &via->failed);",
+        "        lc_fail(g, &via->failed);",
+        "native:test_interfaces",
+    ),
+    mutation(
+        "groups opened on a link that has failed",
+        "native/loop.c",
+        "if (h->interfaces[i].failed.code && lc_group_uses(g, &h->interfaces[i]))",
+        "if (0)",
+        "native:test_interfaces",
+    ),
+    mutation(
+        "a link that carries no packet of the host taken",
+        "native/host.c",
+        "if (lc_wire_bytes_max(h) <= link->packet_max)",
+        "if (link->packet_max)",
+        "native:test_interfaces",
+    ),
+    mutation(
+        "the number of a process's link unchecked",
+        "native/host.c",
+        "if (address->link >= h->n_interfaces)",
+        "if (address->link >= LC_LINKS)",
+        "native:test_interfaces",
+    ),
+    mutation(
+        "the first link takes all of a fixed rate",
+        "native/stream_out.c",
+        "    h->turn = (uint16_t)((h->turn + 1) % h->n_interfaces);\n",
+        "",
+        "native:test_interfaces",
+    ),
+    mutation(
+        "only the last link wakes who sleeps",
+        "native/waiter.c",
+        "sleep->n_fds += lc_link_descriptors(",
+        "sleep->n_fds = 1 + lc_link_descriptors(",
+        "native:test_interfaces",
+    ),
+    mutation(
+        "events don't say of which link they are",
+        "native/loop.c",
+        "            event.link = i;\n",
+        "",
+        "native:test_interfaces",
+    ),
+    mutation(
+        "an operation that ends hands over the one before as well",
+        "native/operations.c",
+        "        op->next = NULL;\n        if (g->done_last)",
+        "        if (g->done_last)",
+        "native:test_sim",
+    ),
     # ---- time ----
     mutation(
         "a rank that waits is not waited for",
@@ -292,7 +469,7 @@ PYTHON = (
     mutation(
         "a relayed plan is kept when ranks are lost",
         "lossycoll/runtime/collectives/plan_cache.py",
-        "return found if who.complete or found.direct else",
+        "return found if members.complete or found.direct else",
         "return found if found else",
         "tests/plan/test_registry.py::test_only_direct_plans_are_kept_when_ranks_are_lost",
     ),
@@ -321,8 +498,8 @@ PYTHON = (
     mutation(
         "the owners of all operations are the same",
         "lossycoll/runtime/collectives/plan_cache.py",
-        "return draw_order(options.seed, group, op & 0xFFFFFFFF, len(who.members))",
-        "return draw_order(options.seed, group, 0, len(who.members))",
+        "return draw_order(options.seed, group, op & 0xFFFFFFFF, len(members.ranks))",
+        "return draw_order(options.seed, group, 0, len(members.ranks))",
         "tests/plan/test_registry.py::test_the_order_is_drawn_for_lossy_calls_of_those_that_want_it",
     ),
     mutation(
@@ -343,10 +520,18 @@ PYTHON = (
         "::test_the_options_that_ranks_compare_are_those_that_the_table_marks",
     ),
     mutation(
+        "a rank that can't make its group keeps silent",
+        "lossycoll/backend/group_steps.py",
+        "making.undo.push(tell)",
+        "del tell",
+        "tests/backend/test_group_steps.py"
+        "::test_a_rank_that_fails_after_the_meeting_is_heard_by_all",
+    ),
+    mutation(
         "liveness doubled in the group",
         "lossycoll/backend/group_steps.py",
-        "plane = ControlPlane(making.place.rank, making.place.size, options.liveness)",
-        "plane = ControlPlane(making.place.rank, making.place.size, 2 * options.liveness)",
+        "plane = ControlPlane(place.rank, place.size, mine.options.liveness)",
+        "plane = ControlPlane(place.rank, place.size, 2 * mine.options.liveness)",
         "tests/runtime/membership/test_liveness.py::test_the_group_hands_its_liveness_on",
     ),
     mutation(

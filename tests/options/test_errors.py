@@ -17,7 +17,7 @@ from lossycoll.errors import EngineError, OptionError, RendezvousError
 from lossycoll.options.fields import Options
 from lossycoll.options.schema import variable
 from lossycoll.runtime.engine.host import Host
-from lossycoll.runtime.p2p.peer_state import listen
+from lossycoll.runtime.membership.hub_sockets import HubSockets
 
 
 @pytest.mark.parametrize(
@@ -165,11 +165,15 @@ def test_a_range_of_ports_that_is_too_narrow_says_how_many_are_needed() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(RendezvousError) as caught:
-            listen(1, 2, "127.0.0.1", (port, port))
+        sockets = HubSockets(1, 2)
+        try:
+            with pytest.raises(RendezvousError) as caught:
+                sockets.open("127.0.0.1", (port, port))
+        finally:
+            sockets.close(0.0)
     text = str(caught.value)
     assert f"rank 1/2: no free TCP port at 127.0.0.1 in {port}-{port} (1 port)" in text
-    assert "each rank of a host takes one for every group and one for all of them" in text
+    assert "each rank of a host takes one; widen LOSSYCOLL_PORT_RANGE to at least as many" in text
 
 
 def test_a_range_without_a_free_udp_port_is_named() -> None:

@@ -177,5 +177,7 @@ def test_numbers_may_be_those_of_numpy() -> None:
             Options(**{"repair": wrong})
 
 
-def test_no_variable_of_this_machine_is_unknown() -> None:
-    Options.from_env(os.environ)
+def test_the_variables_of_this_process_are_read_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Options.from_env() == Options.from_env(os.environ)
+    monkeypatch.setenv("LOSSYCOLL_REPAIR", "7")
+    assert Options.from_env().repair == 7

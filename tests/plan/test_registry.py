@@ -28,7 +28,7 @@ from lossycoll.plan import (
 )
 from lossycoll.plan.docs_table import table as algorithm_table
 from lossycoll.runtime.collectives import plan_cache
-from lossycoll.runtime.collectives.sequencer import Roster
+from lossycoll.runtime.collectives.sequencer import Members
 
 OTHER = replace(find_algorithm("all_reduce", "ring"), name="other")
 
@@ -91,19 +91,19 @@ def test_only_direct_plans_are_kept_when_ranks_are_lost() -> None:
     relayed = register(
         replace(find_algorithm("all_gather", "direct"), name="relayed", default=False, direct=False)
     )
-    everyone, fewer = Roster(4, 0, (0, 1, 2, 3)), Roster(4, 0, (0, 2, 3))
+    everyone, fewer = Members(4, 0, (0, 1, 2, 3)), Members(4, 0, (0, 2, 3))
     assert plan_cache.algorithm("all_gather", everyone, "relayed") is relayed
     assert plan_cache.algorithm("all_gather", fewer, "relayed") is default_algorithm("all_gather")
     # Collectives without a part for each rank are planned anew, for as many as are left.
     ring = find_algorithm("all_reduce", "ring")
     assert plan_cache.algorithm("all_reduce", fewer, "ring") is ring
-    one = Roster(4, 0, (0,))
+    one = Members(4, 0, (0,))
     assert plan_cache.algorithm("all_reduce", one, "ring") is default_algorithm("all_reduce")
     unregister(relayed)
 
 
 def test_the_order_is_drawn_for_lossy_calls_of_those_that_want_it(other: Algorithm) -> None:
-    everyone, fewer = Roster(6, 0, tuple(range(6))), Roster(6, 0, (0, 2, 3))
+    everyone, fewer = Members(6, 0, tuple(range(6))), Members(6, 0, (0, 2, 3))
     lossy, reliable = Options(seed=3), Options(seed=3, delivery="reliable")
     orders = {plan_cache.order(other, everyone, lossy, 1, op) for op in range(5)}
     assert len(orders) == 5

@@ -1,4 +1,8 @@
-"""Public names are documented: every parameter, result and error of theirs is in a docstring."""
+"""Public names are documented: every parameter, result and error of theirs is in a docstring.
+
+Public is what users import from lossycoll, what the packages that others build on export, and what
+makes a row of the table of options.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +12,27 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterator
+from enum import Enum
 from typing import Any
 
 import pytest
 
 import lossycoll
+import lossycoll.lab
+import lossycoll.plan
+import lossycoll.simulate
 from lossycoll.backend.process_group import LossyProcessGroup
+from lossycoll.cli.demo import methods
+from lossycoll.options import schema
+from lossycoll.simulate import Noise
 from tools.api_page import attributes
 
 EXCEPTIONS: dict[str, str] = {
     "Options": "its fields are the rows of docs/options.md",
 }
 """Names whose docstring leaves something out, and why."""
+PACKAGES = (lossycoll.plan, lossycoll.simulate, lossycoll.lab, methods)
+"""Those that export names of their own, for plans, predictions, networks and training methods."""
 NO_RESULT = ("None", "NoReturn", inspect.Signature.empty)
 
 
@@ -44,15 +57,46 @@ def public() -> Iterator[tuple[str, Any]]:
         if inspect.isclass(thing):
             yield from members(name, thing)
     yield from members("LossyProcessGroup", LossyProcessGroup)
+    for package in PACKAGES:
+        short = package.__name__.removeprefix("lossycoll.")
+        for name in package.__all__:
+            thing = getattr(package, name)
+            if inspect.isfunction(thing) or inspect.isclass(thing):  # no constant, no alias
+                yield f"{short}.{name}", thing
+            if inspect.isclass(thing):
+                yield from members(f"{short}.{name}", thing)
+
+    for name, thing in vars(schema).items():
+        ours = getattr(thing, "__module__", "") == schema.__name__
+        if (
+            ours
+            and not name.startswith("_")
+            and (inspect.isfunction(thing) or inspect.isclass(thing))
+        ):
+            yield f"options.schema.{name}", thing
 
 
-PUBLIC = dict(public())
+def is_said_by_noise(name: str) -> bool:
+    """A distribution's method, which the interface of distributions documents for all of them."""
+    package, _, member = name.rpartition(".")
+    return name.startswith("simulate.") and package != "simulate.Noise" and member in vars(Noise)
+
+
+PUBLIC = {name: thing for name, thing in public() if not is_said_by_noise(name)}
 
 
 def raises(function: Any) -> bool:
     """Whether there is a ``raise`` of an error in the function's own body."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    return any(isinstance(node, ast.Raise) and node.exc for node in ast.walk(tree))
+    ahead: list[ast.AST] = list(
+        ast.parse(textwrap.dedent(inspect.getsource(function))).body[0].body
+    )
+    while ahead:
+        node = ahead.pop()
+        if isinstance(node, ast.Raise) and node.exc:
+            return True
+        if not isinstance(node, ast.FunctionDef | ast.Lambda):  # not what it defines
+            ahead += ast.iter_child_nodes(node)
+    return False
 
 
 def lacks(thing: Any) -> list[str]:
@@ -72,7 +116,7 @@ def lacks(thing: Any) -> list[str]:
             for field in dataclasses.fields(thing)
             if field.name not in described and not re.search(rf"^ +{field.name}: ", text, re.M)
         ]
-    if inspect.isclass(thing) and issubclass(thing, BaseException):
+    if inspect.isclass(thing) and (thing is Noise or issubclass(thing, BaseException | Enum)):
         return out
     signature = inspect.signature(function)
     names = [name for name in signature.parameters if name not in {"self", "cls"}]

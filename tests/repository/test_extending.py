@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from tests.support.harness import warm_python
 
 PAGE = "extending.md"
 TESTS = Path(__file__).resolve().parents[1]
+ROOT = TESTS.parent
 SHARED = {"sign_sgd.py": TESTS / "cli" / "demo", "rotate.py": TESTS / "backend"}
 """Scripts of the page that other tests use as well, with their folders."""
 COMMANDS = pages.commands(PAGE)
@@ -44,3 +48,28 @@ def test_a_command(command: str, wanted: str, tmp_path: Path) -> None:
 def test_a_script_is_the_one_that_other_tests_use(name: str) -> None:
     shown = pages.scripts(PAGE)[name].removeprefix(f"# {name}\n")
     assert shown == (SHARED[name] / name).read_text(encoding="utf-8")
+
+
+def complaints(folder: Path, *command: str) -> str:
+    """What a linter with this repository's settings says of the scripts in a folder."""
+    done = subprocess.run(
+        [sys.executable, "-m", *command, *map(str, sorted(folder.glob("*.py")))],
+        cwd=ROOT,
+        env={**os.environ, "MYPYPATH": f"{folder}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    return done.stdout + done.stderr if done.returncode else ""
+
+
+@pytest.mark.parametrize("tool", ["check", "format --diff", "mypy"])
+def test_the_scripts_are_lint_clean(tool: str, tmp_path: Path) -> None:
+    folder = pages.write(PAGE, tmp_path)
+    if tool == "mypy":
+        found = complaints(folder, "mypy", "--strict", "--no-error-summary")
+    else:
+        # What stands beside a script is its own, as lossycoll is here.
+        found = complaints(folder, "ruff", *tool.split(), "--config", f"src=['{folder}', '{ROOT}']")
+    assert not found, found

@@ -18,7 +18,7 @@ NATIVE = TESTS.parent / "native"
 NOT_ROOMS = {
     "benchmarks": "the studies in benchmarks/",
     "conformance": "torch's suite for backends",
-    "failures": "the promises of docs/failures.md, each through all rooms",
+    "failures": "the promises of docs/failures.md, each through all packages",
     "mutations": "what make mutate breaks",
     "native": "the C sources by themselves",
     "repository": "examples, guide, wheel, and the tests themselves",
@@ -49,7 +49,7 @@ def test_tests_mirror_the_package() -> None:
             assert (PACKAGE / path.parent).is_dir(), f"{path}: lossycoll/{path.parent} isn't there"
     for name in NOT_ROOMS:
         assert (TESTS / name).is_dir(), name
-        assert not (PACKAGE / name).exists(), f"{name} is a room now"
+        assert not (PACKAGE / name).exists(), f"{name} is a package now"
 
 
 def test_files_are_short() -> None:

@@ -4,6 +4,7 @@ gradient is known."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -98,7 +99,7 @@ def check_close(
         assert (mine is None) == (theirs is None), (what, index)
         if mine is not None:
             torch.testing.assert_close(
-                mine, theirs, rtol=1e-11, atol=1e-13, msg=lambda t, i=index: f"{what} {i}: {t}"
+                mine, theirs, rtol=1e-11, atol=1e-13, msg=partial("{} {}: {}".format, what, index)
             )
 
 

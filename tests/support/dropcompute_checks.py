@@ -64,7 +64,7 @@ def delayed(*shape: int, seed: int = 0, clean: float = 1.0) -> Times:
 
 def uneven(times: Times) -> Times:
     """Some ranks have a micro-batch or two less in some steps."""
-    out = times.copy()
+    out: Times = times.copy()
     out[::2, 0, -1] = np.nan
     out[1::3, -1, -2:] = np.nan
     return out

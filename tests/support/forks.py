@@ -2,7 +2,9 @@
 
 Importing torch takes seconds of CPU and a fork milliseconds, and the tests start hundreds of ranks.
 The server never has a second thread nor a group, so its forks are sound. A forked process ends
-as one that was started afresh: its interpreter is finalized, with all that is still in it.
+as one that was started afresh: its interpreter is finalized, with all that is still in it. Only one
+that ends well, and has neither a group nor a thread left, is spared that: torch alone would be
+finalized, which takes more CPU than what most tests have their ranks do.
 
 What a fork shares with the others is what was fixed when the server started: the seed of str hashes
 and what torch reads from the environment when it is imported (OMP_NUM_THREADS for one).
@@ -11,6 +13,7 @@ and what torch reads from the environment when it is imported (OMP_NUM_THREADS f
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import importlib
 import os
@@ -32,9 +35,18 @@ from tests.support import warm
 
 PRELOADED = (
     *("numpy", "pytest", "torch.distributed.fsdp", "torch._dynamo", "torch.distributed.run"),
-    "lossycoll.backend.process_group",
+    *("encodings.idna", "tests.support.harness"),
+    *(
+        "lossycoll.backend.process_group",
+        "lossycoll.backend.devices",
+        "lossycoll.train.drift.bound",
+    ),
+    *("lossycoll.train.sharded.optimizer", "lossycoll.train.dropcompute.runner"),
+    *("lossycoll.train.hooks.arc_topk", "lossycoll.train.hooks.dispersing"),
 )
 """What most ranks need: an optimizer imports torch._dynamo."""
+PRIVATE = ("torch.profiler._cupti_monitor",)
+"""The same, in some versions of torch."""
 LARGEST = 1 << 20
 POLL_SECONDS = 0.005
 
@@ -137,11 +149,29 @@ def serve(owners: int, listeners: int, python: str) -> None:
     """
     for name in PRELOADED:
         importlib.import_module(name)
+    for name in PRIVATE:
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(name)
     gc.freeze()  # else the first collection of each fork copies all that was imported
     with socket.socket(fileno=owners) as owner, socket.socket(fileno=listeners) as listener:
         task = _answer(owner, listener, python)
     if task is not None:
+        _finish(task)
+
+
+def _finish(task: Callable[[], None]) -> None:
+    """Does what the fork is for; returns if its interpreter has something of ours to finalize."""
+    try:
         task()
+    except SystemExit as ended:
+        if ended.code not in (None, 0):
+            raise
+    groups = importlib.import_module("torch").distributed
+    if len(os.listdir("/proc/self/task")) == 1 and not groups.is_initialized():
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def _answer(

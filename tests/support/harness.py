@@ -210,7 +210,7 @@ def run_good(
 
 
 def _serve_store() -> Any:
-    from torch.distributed import TCPStore
+    from torch._C._distributed_c10d import TCPStore
 
     return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,7 +21,7 @@ def main() -> None:
     dist.init_process_group("lossy")
     rank, world = dist.get_rank(), dist.get_world_size()
     gloo = dist.new_group(backend="gloo")
-    said = {"rank": rank, "world": world}
+    said: dict[str, Any] = {"rank": rank, "world": world}
     for name, group in (("lossy", None), ("gloo", gloo)):
         values = set()
         for _ in range(ROUNDS):

@@ -12,7 +12,7 @@ import numpy as np
 from lossycoll.plan import ring
 from lossycoll.runtime.engine.link_events import LinkEvent, LinkEventKind
 from tests.support.network import Network
-from tests.support.relay import until
+from tests.support.waiting import until
 
 GONE = "10.99.0.1"
 COUNT = 400_000

@@ -14,7 +14,7 @@ import numpy as np
 from lossycoll.options.fields import Options
 from lossycoll.plan import Plan
 from lossycoll.plan.wire_types import Array
-from lossycoll.runtime.engine.binding import Call, DType, Encoded, Engine
+from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, EngineGroup
 from lossycoll.runtime.engine.failures import Code, Failure
 from lossycoll.runtime.engine.host import Host
 from lossycoll.runtime.engine.reports import Report
@@ -62,7 +62,9 @@ class Network:
         for host in self.hosts:
             host.start(SESSION, addresses)
         self.engines = [
-            Engine(host, rank, world, number=GROUP, faults=GROUP, options=self.options, met=True)
+            EngineGroup(
+                host, rank, world, number=GROUP, fault_group=GROUP, options=self.options, met=True
+            )
             for rank, host in enumerate(self.hosts)
         ]
         self.op = 0
@@ -104,9 +106,9 @@ class Network:
         fec_auto: bool = False,
         encoding: str = "same",
     ) -> int:
-        """``weights``: (receiver, sender). ``needed``: see Call; None: the call isn't selective."""
+        """``weights``: (receiver, sender). ``needed``: as EngineCall's; None: not selective."""
         into, out = buffers
-        call = Call(
+        call = EngineCall(
             input=into.ctypes.data,
             output=out.ctypes.data,
             dtype=DTYPES[dtype],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -58,7 +59,7 @@ def check(
     *,
     encoding: str = "same",
     exact: bool = False,
-    **how: object,
+    **how: Any,
 ) -> int:
     """Runs one operation in the engine and in the reference. Returns the packets it lost.
 
@@ -75,7 +76,7 @@ def check(
     scale = float(network.world)
     rounds = None if how.get("reliable") else how.get("repair", 0)
     # Exact in every type, so that rounding doesn't depend on who multiplies.
-    weighing = (
+    weighing: dict[str, Any] = (
         {"weights": weights(network.world), "divisor": network.world + 0.5}
         if case.way.weighted
         else {}
@@ -94,7 +95,7 @@ def check(
         fec=how.get("fec", 0),
         encoding=encoding,
         **weighing,
-    )  # type: ignore[arg-type]
+    )
     for rank in range(network.world):
         assert ended[rank].code == 0, (name, ended[rank].failure)
         if encoding == "same" and not exact:

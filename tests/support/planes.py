@@ -10,6 +10,7 @@ from typing import Any
 from lossycoll.runtime.membership.control_plane import ControlPlane
 from lossycoll.runtime.membership.membership import Membership
 from lossycoll.runtime.membership.view_agreement import View
+from tests.support.waiting import until
 
 TOKEN = "secret"
 GROUP = 7
@@ -147,13 +148,6 @@ def planes(world: int, liveness: float = 30.0, **rest: Any) -> Iterator[Planes]:
         made.close()
 
 
-def until(condition: Callable[[], bool], timeout: float = 5.0) -> None:
-    end = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.005)
-
-
 def quiet(seconds: float, notes: list[Notes]) -> None:
     time.sleep(seconds)
     assert all(not note.log for note in notes), [note.log for note in notes]
@@ -167,7 +161,7 @@ def views(made: Planes, rank: int) -> list[tuple[int, tuple[int, ...]]]:
 
 def view_of(made: Planes, *left: int, since: int = 1) -> tuple[int, tuple[int, ...]]:
     """What those that are left must agree on after ``since`` losses, and do."""
-    until(lambda: all(len(views(made, rank)) > since for rank in left), 3 * LIVENESS)
+    until(lambda: all(len(views(made, rank)) > since for rank in left), seconds=3 * LIVENESS)
     found = {views(made, rank)[since] for rank in left}
     assert len(found) == 1, found
     return found.pop()

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -57,7 +58,7 @@ class Packet:
 
     payload: bytes = bytes(PAYLOAD)
     magic: int = 0x4C43
-    version: int = 2
+    version: int = 3
     type: int = DATA
     crc: int | None = None
     session: int = SESSION
@@ -249,7 +250,7 @@ class RelayedNetwork(Network):
     """A network whose engines know each other by the relay's ports."""
 
     def __init__(
-        self, world: int, faults: Faults, payload_bytes: int = PAYLOAD, **options: object
+        self, world: int, faults: Faults, payload_bytes: int = PAYLOAD, **options: Any
     ) -> None:
         self.faults = faults
         super().__init__(
@@ -294,11 +295,3 @@ def figures(network: Network, rank: int, settled: Callable[[EngineStats], bool])
         if settled(stats) or time.monotonic() > end:
             return stats
         time.sleep(0.02)
-
-
-def until(condition: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
-    """Returns when ``condition`` holds; fails the test if it never does."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"{what}: not within {seconds:g} s"
-        time.sleep(0.002)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -51,11 +52,11 @@ def sharded(
     return lossycoll.ShardedOptimizer(params, optimizer, group, **rest)
 
 
-def check_equal(model: nn.Module, plain: nn.Module, what: str = "", **tolerance: float) -> None:
+def check_equal(model: nn.Module, plain: nn.Module, what: str = "", **tolerance: Any) -> None:
     pairs = zip(model.named_parameters(), plain.parameters(), strict=True)
     for (name, mine), theirs in pairs:
         torch.testing.assert_close(
-            mine.detach(), theirs.detach(), msg=lambda text, n=name: f"{what}: {n}: {text}",
+            mine.detach(), theirs.detach(), msg=partial("{}: {}: {}".format, what, name),
             **tolerance,
         )  # fmt: skip
 

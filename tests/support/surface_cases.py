@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as fc
 from torch import Tensor
+from torch.distributed.distributed_c10d import _coalescing_manager
 
 from tests.support.surface_kit import FLOATS, INTEGERS, Kit, Op, data, reduced
 from tests.support.versions import TORCH
@@ -232,21 +233,21 @@ def coalescing_manager(k: Kit) -> None:
     for device in (None, torch.device("cpu")):
         rows = [k.values(rank) for rank in range(k.world)]
         several = [k.in_place(rows[k.rank]) for _ in range(3)]
-        with dist._coalescing_manager(k.group, device, async_ops=k.mode != "sync") as manager:
+        with _coalescing_manager(k.group, device, async_ops=k.mode != "sync") as manager:
             for t in several:
                 dist.all_reduce(t, group=k.group)
         manager.wait()
         for t in several:
             check(k, t, rows, Op.SUM)
         outs = [k.target((k.world, *k.shape)) for _ in range(2)]
-        with dist._coalescing_manager(k.group, device, async_ops=k.mode != "sync") as manager:
+        with _coalescing_manager(k.group, device, async_ops=k.mode != "sync") as manager:
             for out in outs:
                 dist.all_gather_single(out, k.source(rows[k.rank]), group=k.group)
         manager.wait()
         for out in outs:
             k.same(out, torch.stack(rows))
         outs = [k.target() for _ in range(2)]
-        with dist._coalescing_manager(k.group, device, async_ops=k.mode != "sync") as manager:
+        with _coalescing_manager(k.group, device, async_ops=k.mode != "sync") as manager:
             for out in outs:
                 source = k.source(torch.stack([rows[k.rank]] * k.world))
                 dist.reduce_scatter_single(out, source, group=k.group)
@@ -255,7 +256,7 @@ def coalescing_manager(k: Kit) -> None:
             check(k, out, rows, Op.SUM)
     # What has no form for several goes one by one, and is waited for at the end.
     t = k.in_place(rows[k.rank])
-    with dist._coalescing_manager(k.group, torch.device("cpu"), async_ops=True) as manager:
+    with _coalescing_manager(k.group, torch.device("cpu"), async_ops=True) as manager:
         dist.broadcast(t, k.world - 1, group=k.group, async_op=True)
     manager.wait()
     k.same(t, rows[-1])
@@ -385,6 +386,7 @@ def versions(k: Kit) -> None:
     doubled = (t * t).sum()
     k.run(dist.all_reduce, t.detach().clone(), Op.SUM)
     doubled.backward()
+    assert t.grad is not None
     k.same(t.grad, 2 * k.values(k.rank))
 
 

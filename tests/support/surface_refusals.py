@@ -5,6 +5,7 @@ goes on. ``refusals`` yields (name, call, error).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ def _roots(pg: Any, world: int) -> Iterator[Refusal]:
             options.rootRank = root
             yield (
                 f"{name} root {root}",
-                lambda call=call, options=options: call(options),
+                partial(call, options),
                 UnsupportedError,
             )
     yield "broadcast from nowhere", lambda: dist.broadcast(t, world + 3), UnsupportedError
@@ -56,15 +57,15 @@ def _lists(pg: Any, rank: int, world: int) -> Iterator[Refusal]:
         torch_refuses = how in ("of another type", "of two types")
         error: type[Exception] = ValueError if torch_refuses else UnsupportedError
         rooted = ValueError if how == "empty" else error
-        yield f"all_gather {how}", lambda p=parts: dist.all_gather(p, t), error
-        yield f"gather {how}", lambda p=parts: dist.gather(t, p, rank), rooted
-        yield f"scatter {how}", lambda p=parts: dist.scatter(t, p, rank), rooted
-        yield f"reduce_scatter {how}", lambda p=parts: dist.reduce_scatter(t, p), error
-        yield f"pg.allgather {how}", lambda p=parts: pg.allgather([p], [t]), UnsupportedError
-        yield f"pg.scatter {how}", lambda p=parts: _scatter(pg, t, p, rank), UnsupportedError
+        yield f"all_gather {how}", partial(dist.all_gather, parts, t), error
+        yield f"gather {how}", partial(dist.gather, t, parts, rank), rooted
+        yield f"scatter {how}", partial(dist.scatter, t, parts, rank), rooted
+        yield f"reduce_scatter {how}", partial(dist.reduce_scatter, t, parts), error
+        yield f"pg.allgather {how}", partial(pg.allgather, [parts], [t]), UnsupportedError
+        yield f"pg.scatter {how}", partial(_scatter, pg, t, parts, rank), UnsupportedError
         if how != "of another size":
-            yield f"all_to_all {how}", lambda p=parts: dist.all_to_all(p, right), error
-            yield f"pg.alltoall {how}", lambda p=parts: pg.alltoall(p, right), UnsupportedError
+            yield f"all_to_all {how}", partial(dist.all_to_all, parts, right), error
+            yield f"pg.alltoall {how}", partial(pg.alltoall, parts, right), UnsupportedError
     yield "several tensors", lambda: pg.allreduce([t, t]), UnsupportedError
     yield "no tensor", lambda: pg.allreduce([]), UnsupportedError
     yield "several lists", lambda: pg.allgather([right, right], [t, t]), UnsupportedError
@@ -100,7 +101,7 @@ def _shapes(pg: Any, world: int) -> Iterator[Refusal]:
     ):
         yield (
             f"all_to_all_single splits {name}",
-            lambda o=out, i=into: dist.all_to_all_single(zeros(2 * world), t, o, i),
+            partial(dist.all_to_all_single, zeros(2 * world), t, out, into),
             bad,
         )
     yield "all_to_all_single odd", lambda: dist.all_to_all_single(zeros(2 * world + 1), t), bad
@@ -126,10 +127,10 @@ def _tensors(pg: Any, world: int) -> Iterator[Refusal]:
         options = dist.BroadcastOptions()
         yield (
             f"{name} broadcast",
-            lambda x=tensor, o=options: pg.broadcast([x], o),
+            partial(pg.broadcast, [tensor], options),
             bad,
         )
-        yield f"{name} all_gather", lambda x=tensor: pg.allgather([[x] * world], [x]), bad
+        yield f"{name} all_gather", partial(pg.allgather, [[tensor] * world], [tensor]), bad
     yield "csr all_reduce", lambda: pg.allreduce([torch.eye(4).to_sparse_csr()]), bad
     yield "coo MAX", lambda: dist.all_reduce(coo, Op.MAX), bad
     yield "coo bool", lambda: dist.all_reduce(coo.bool()), bad
@@ -154,15 +155,15 @@ def _operations(pg: Any, world: int) -> Iterator[Refusal]:
             several = [t.clone() for _ in range(world)]
             wide = torch.zeros(4 * world).to(dtype)
             for name, call in (
-                ("all_reduce", lambda t=t, op=op: dist.all_reduce(t, op)),
-                ("reduce", lambda t=t, op=op: dist.reduce(t, 0, op)),
-                ("reduce_scatter", lambda t=t, op=op, s=several: dist.reduce_scatter(t, s, op)),
-                ("single", lambda t=t, op=op, w=wide: dist.reduce_scatter_single(t, w, op)),
+                ("all_reduce", partial(dist.all_reduce, t, op)),
+                ("reduce", partial(dist.reduce, t, 0, op)),
+                ("reduce_scatter", partial(dist.reduce_scatter, t, several, op)),
+                ("single", partial(dist.reduce_scatter_single, t, wide, op)),
             ):
                 yield f"{name} {op} {dtype}", call, UnsupportedError
     t = torch.zeros(4, dtype=torch.complex64)
     options = dist.AllreduceOptions()
-    options.reduceOp = Op.MAX
+    options.reduceOp = dist.ReduceOp(Op.MAX)
     yield "complex MAX", lambda: dist.all_reduce(t, Op.MAX), ValueError
     yield "pg complex MAX", lambda: pg.allreduce([t], options), UnsupportedError
 

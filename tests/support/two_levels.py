@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from lossycoll.plan import (
     Algorithm,
@@ -107,7 +108,7 @@ class _Segment:
     def slots(self, s: int, offset: int, length: int, scratch: int) -> list[Slot]:
         owner, local = self.order[s], gatherer(self.host, self.order, s)
         n = 6 * s
-        part = partial(Slot, length=length, offset=offset)
+        part: Callable[..., Slot] = partial(Slot, length=length, offset=offset)
         sent = partial(part, own=Own.INPUT, own_offset=offset, target=Target.NONE)
         if local != self.rank:
             return [
@@ -116,11 +117,11 @@ class _Segment:
             ]
         members = tuple(r for r in self.host if r != self.rank)
         remote = tuple(gatherer(h, self.order, s) for h in self.hosts if h != self.host)
-        own: dict[str, object] = {"own": Own.INPUT, "own_offset": offset}
+        own: dict[str, Any] = {"own": Own.INPUT, "own_offset": offset}
         found: list[Slot] = []
         if members:
             gather = {"combine": Combine.ADD, "target": Target.SCRATCH, "level": UP, **own}
-            found.append(Slot(n, scratch, length, sources=members, **gather))  # type: ignore[arg-type]
+            found.append(Slot(n, scratch, length, sources=members, **gather))
             own = {"own": Own.SLOT, "feed": n}
         if owner == self.rank:
             back = tuple(Edge(peer, n + 3) for peer in remote)
@@ -130,9 +131,9 @@ class _Segment:
             found.append(part(n + 1, dests=(Edge(owner, n + 2),), target=Target.NONE, **own))
             found.append(part(n + 3, sources=(owner,), missing=self.missing))
         if members:
-            handed = {"own": Own.SLOT, "feed": found[-1].number, "target": Target.NONE}
+            handed: dict[str, Any] = {"own": Own.SLOT, "feed": found[-1].number}
             down = tuple(Edge(peer, n + 5) for peer in members)
-            found.append(part(n + 4, dests=down, level=DOWN, **handed))
+            found.append(part(n + 4, dests=down, level=DOWN, target=Target.NONE, **handed))
         return found
 
 

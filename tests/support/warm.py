@@ -53,14 +53,16 @@ def serve(connection: socket.socket, executable: str) -> None:
     for own, given in zip(STANDARD, streams, strict=True):
         os.dup2(given, own)
         os.close(given)
-    _become(*pickle.loads(question), executable)
+    arguments, environment, folder = pickle.loads(question)
+    _become(arguments, environment, folder, executable)
 
 
 def _keep(connection: socket.socket, pid: int) -> None:
     import select
 
     ended = os.pidfd_open(pid)
-    while ended not in (ready := select.select([connection, ended], [], [])[0]):
+    waited: list[socket.socket | int] = [connection, ended]
+    while ended not in (ready := select.select(waited, [], [])[0]):
         assert connection in ready
         packet = connection.recv(1)
         os.kill(pid, packet[0] if packet else signal.SIGKILL)

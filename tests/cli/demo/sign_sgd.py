@@ -23,7 +23,7 @@ class SignSGD(Optimizer):
         super().__init__(params, {"lr": lr})
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for parameter in group["params"]:
                 parameter.add_(parameter.grad.sign(), alpha=-group["lr"])

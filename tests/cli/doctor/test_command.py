@@ -130,10 +130,10 @@ def test_port_range_has_to_hold_the_ranks_of_this_machine() -> None:
     changes = {"LOSSYCOLL_INTERFACE": "lo", "LOSSYCOLL_PORT_RANGE": "23450-23470"}
     status, checks = examine(**changes, LOCAL_WORLD_SIZE="2")
     assert (status, checks["port range"]["status"]) == (0, "ok")
-    assert "groups of 2 ranks on this machine: 9" in checks["port range"]["found"]
+    assert "21 UDP, 21 TCP free, for 2 ranks on this machine" in checks["port range"]["found"]
     status, checks = examine(**changes, LOCAL_WORLD_SIZE="22")
     assert (status, checks["port range"]["status"]) == (1, "fail")
-    assert "groups of 22 ranks on this machine: 0" in checks["port range"]["found"]
+    assert "for 22 ranks on this machine" in checks["port range"]["found"]
 
 
 def test_ports_that_the_range_does_not_cover_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,7 @@ from tests.support.dropcompute_cases import (
 )
 from tests.support.harness import Ranks, die, init, run_good
 from tests.support.sharded_cases import sharded
+from tests.support.waiting import until
 
 WORLD, M = 4, 4
 COUNTS = (1, 2, 3, 4)
@@ -151,10 +151,7 @@ def continues(rank: int, world: int) -> dict[str, Any]:
     for number in range(1, 4):  # in flight while it dies
         step(number)
         clear()
-    end = time.monotonic() + 30
-    while not lossycoll.stats().lost:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: lossycoll.stats().lost, "a lost rank", seconds=30)
     # Ranks may have dropped differently until they heard of it.
     dropped = drops[1].report().total_dropped
     counts = [0 if r == VICTIM else COUNTS[r] for r in range(world)]

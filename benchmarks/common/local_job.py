@@ -1,0 +1,45 @@
+"""A benchmark's ranks as one job on this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lossycoll.cli.launcher import launch, scratch
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run_job(
+    module: str,
+    config: Mapping[str, object],
+    ranks: int,
+    show: Callable[[dict[str, Any]], None] = lambda event: None,
+) -> list[dict[str, Any]]:
+    """Runs ``module`` on all ranks, one thread of torch's each, and returns their events.
+
+    Args:
+        module: Of this package; it runs a rank when it gets a configuration's path.
+        config: What the ranks find in that file.
+        ranks: How many.
+        show: Called with each event as it comes.
+    """
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    events: list[dict[str, Any]] = []
+
+    def take(event: dict[str, Any]) -> None:
+        show(event)
+        events.append(event)
+
+    with scratch("lossycoll-benchmark-") as folder:
+        launch(
+            module,
+            config,
+            ranks=ranks,
+            folder=folder,
+            environment={"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "LOSSYCOLL_LOG": "warning"},
+            on_event=take,
+        )
+    return events

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -12,9 +11,6 @@ import pytest
 
 from lossycoll.errors import InterfaceError, LossyError, OptionError, RendezvousError
 from lossycoll.runtime.membership.rendezvous import Rendezvous, compare_options
-from lossycoll.runtime.net import interfaces
-from lossycoll.runtime.net.buffers import fitting_payload, packets_per_peer, receive_buffer
-from lossycoll.runtime.net.payload import payload_bytes
 
 
 class Memory:
@@ -86,36 +82,6 @@ def together(
     for thread in threads:
         thread.join()
     return out
-
-
-@pytest.mark.parametrize(
-    ("buffer", "world", "wanted"),
-    [
-        (8 << 20, 2, 8896),
-        (8 << 20, 64, 8896),
-        (2 * 106_496, 2, 8896),
-        (2 * 106_496, 8, 7616),
-        (2 * 106_496, 16, 3520),
-        (2 * 106_496, 30, 1472),
-        (2 * 106_496, 35, 3520),  # two of no size do, one of this does
-        (2 * 106_496, 100, 448),
-        (2 * 106_496, 1000, 448),  # nothing does
-    ],
-)
-def test_a_payload_suits_the_buffer_that_the_peers_share(
-    buffer: int, world: int, wanted: int
-) -> None:
-    payload = fitting_payload(8896, buffer, world)
-    assert payload == wanted
-    assert payload % 64 == 0
-    assert fitting_payload(1408, buffer, world) <= 1408
-    fits = packets_per_peer(payload, buffer, world)
-    assert fits >= 1 if world < 1000 else fits == 0
-
-
-def test_the_buffer_that_a_socket_will_get() -> None:
-    assert receive_buffer(100_000, 4) == 200_000  # the kernel doubles it
-    assert receive_buffer(0, 4) >= 200_000
 
 
 def meet(rendezvous: Rendezvous, rank: int) -> Any:
@@ -273,56 +239,3 @@ def test_options_that_differ_give_one_verdict_everywhere() -> None:
         assert "LOSSYCOLL_REPAIR" in str(caught.value)
         assert caught.value.peer == 2
     compare_options(0, shared[:2])
-
-
-@pytest.mark.parametrize(
-    ("mtu", "version", "payload"),
-    [(1500, 4, 1408), (1500, 6, 1344), (9000, 4, 8896), (576, 4, 448), (65535, 4, 65408)],
-)
-def test_payloads(mtu: int, version: int, payload: int) -> None:
-    assert payload_bytes(mtu, version) == payload
-    assert payload % 64 == 0
-    assert payload + 48 + 28 <= mtu
-
-
-# ---- interfaces ----
-
-
-def test_the_interfaces_of_this_machine() -> None:
-    found = {(one.name, one.address): one for one in interfaces.interfaces()}
-    lo = found["lo", "127.0.0.1"]
-    assert lo.loopback
-    assert lo.version == 4
-    assert lo.mtu == interfaces.mtu_of("lo") > 1000
-    for one in found.values():
-        family = socket.AF_INET6 if one.version == 6 else socket.AF_INET
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.bind((one.address, 0))  # it is indeed an address of this machine
-
-
-def test_the_interface_is_the_one_that_routes_to_the_master() -> None:
-    assert interfaces.choose("auto", "127.0.0.1").name == "lo"
-    assert interfaces.choose("auto", "localhost").loopback
-    for one in interfaces.interfaces():
-        if one.version == 4 and not one.loopback:
-            assert interfaces.choose("auto", one.address).address == one.address
-    assert interfaces.choose("auto", None).mtu > 0
-
-
-def test_an_interface_is_chosen_by_name_or_address() -> None:
-    assert interfaces.choose("lo", "192.0.2.1").address == "127.0.0.1"
-    assert interfaces.choose("127.0.0.1", None).name == "lo"
-
-
-@pytest.mark.parametrize("wanted", ["nosuch0", "198.51.100.7", "lo:1"])
-def test_an_interface_that_is_not_there_is_refused_with_those_that_are(wanted: str) -> None:
-    with pytest.raises(InterfaceError, match=f"option interface is '{wanted}'") as caught:
-        interfaces.choose(wanted, None)
-    assert "lo (127.0.0.1)" in str(caught.value)
-
-
-def test_a_master_without_a_route_is_refused() -> None:
-    with pytest.raises(InterfaceError, match=r"no route to the master 'no-such-host\.invalid'"):
-        interfaces.choose("auto", "no-such-host.invalid")
-    with pytest.raises(InterfaceError, match="nosuch0"):
-        interfaces.mtu_of("nosuch0")

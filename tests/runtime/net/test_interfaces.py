@@ -1,0 +1,50 @@
+"""This machine's interfaces, and which of them is chosen."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from lossycoll.errors import InterfaceError
+from lossycoll.runtime.net import interfaces
+
+
+def test_the_interfaces_of_this_machine() -> None:
+    found = {(one.name, one.address): one for one in interfaces.interfaces()}
+    lo = found["lo", "127.0.0.1"]
+    assert lo.loopback
+    assert lo.version == 4
+    assert lo.mtu == interfaces.mtu_of("lo") > 1000
+    for one in found.values():
+        family = socket.AF_INET6 if one.version == 6 else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((one.address, 0))  # it is indeed an address of this machine
+
+
+def test_the_interface_is_the_one_that_routes_to_the_master() -> None:
+    assert interfaces.choose("auto", "127.0.0.1").name == "lo"
+    assert interfaces.choose("auto", "localhost").loopback
+    for one in interfaces.interfaces():
+        if one.version == 4 and not one.loopback:
+            assert interfaces.choose("auto", one.address).address == one.address
+    assert interfaces.choose("auto", None).mtu > 0
+
+
+def test_an_interface_is_chosen_by_name_or_address() -> None:
+    assert interfaces.choose("lo", "192.0.2.1").address == "127.0.0.1"
+    assert interfaces.choose("127.0.0.1", None).name == "lo"
+
+
+@pytest.mark.parametrize("wanted", ["nosuch0", "198.51.100.7", "lo:1"])
+def test_an_interface_that_is_not_there_is_refused_with_those_that_are(wanted: str) -> None:
+    with pytest.raises(InterfaceError, match=f"option interface is '{wanted}'") as caught:
+        interfaces.choose(wanted, None)
+    assert "lo (127.0.0.1)" in str(caught.value)
+
+
+def test_a_master_without_a_route_is_refused() -> None:
+    with pytest.raises(InterfaceError, match=r"no route to the master 'no-such-host\.invalid'"):
+        interfaces.choose("auto", "no-such-host.invalid")
+    with pytest.raises(InterfaceError, match="nosuch0"):
+        interfaces.mtu_of("nosuch0")

@@ -20,6 +20,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from lossycoll.errors import InterfaceError, LossyError, OptionError
 from lossycoll.options.fields import Options
 from lossycoll.runtime.collectives.endpoint import Endpoint
+from lossycoll.runtime.collectives.parts import Parts
 from lossycoll.runtime.core import logfmt
 from lossycoll.runtime.core.call import bounded
 from lossycoll.runtime.engine.binding import EngineGroup
@@ -120,7 +121,7 @@ class Group:
             data.engine,
             self.endpoint.health,
             met.options,
-            self.endpoint.group_failure,
+            self.endpoint.operations.group_failure,
         )
         enter(making, joined, self.endpoint)
         tell_ready(self.endpoint.health, met, data)
@@ -148,18 +149,12 @@ class Group:
             on_failure=self._end,
             outlive=options.continues,
         )
-        return Endpoint(
-            health,
-            options=options,
-            group=number,
-            timeout=place.timeout.total_seconds(),
-            engine=engine,
-            control=control,
-        )
+        parts = Parts(health, options, number, engine, control)
+        return Endpoint(parts, timeout=place.timeout.total_seconds())
 
     def _end(self, error: LossyError) -> None:
         """The group has failed: nothing may wait any longer, on the engine or on gloo."""
-        self.endpoint.end_pending(error)
+        self.endpoint.operations.abort(error)
         self.gloo.cut()
 
     def close(self) -> None:

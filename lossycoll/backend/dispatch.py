@@ -152,6 +152,7 @@ class Dispatcher:
         self._gloo = gloo
         self.health: Final = endpoint.health
         self.where: Final = self.health.where
+        self._group_failure = endpoint.operations.group_failure
         self._options = endpoint.options
         self._asked_rounds: list[int] = []
         self.collectives: Final[CollectiveEndpoint] = (
@@ -267,7 +268,7 @@ class Dispatcher:
         if isinstance(error, LossyError) and not is_memory(error):
             # All ranks refuse alike what needs the data of a lost one.
             if call.seq >= 0 and not isinstance(error, PeerLostError):
-                if self.health.failure is None and (cause := self._endpoint.group_failure(call)):
+                if self.health.failure is None and (cause := self._group_failure(call)):
                     raise cause.again(call.numbered) from None
                 self.health.fail(error, tell=True)
         elif isinstance(error, Exception):
@@ -366,7 +367,7 @@ class Dispatcher:
         Raises:
             LossyError: The group has failed.
         """
-        if cause := self._endpoint.group_failure(call):
+        if cause := self._group_failure(call):
             raise cause.again(call.numbered)
         self.health.issue(call)
 

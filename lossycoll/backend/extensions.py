@@ -36,7 +36,7 @@ class Extensions:
 
     def lossy_stats(self) -> Stats:
         """This rank's figures since the group was made (``lossycoll.stats``)."""
-        return self._endpoint.stats()
+        return self._endpoint.figures.stats()
 
     def lossy_options(self) -> Options:
         """The options for a call made now: the group's, as the scope around changes them."""
@@ -73,11 +73,11 @@ class Extensions:
 
     def lossy_last_report(self) -> Report | None:
         """What the engine's last finished operation did here; None before the first."""
-        return self._endpoint.last_report()
+        return self._endpoint.figures.last_report()
 
     def lossy_group_stats(self) -> Mapping[int, Mapping[str, Any]]:
         """Every rank's counters, by rank, which are asked now (``lossycoll.group_stats``)."""
-        return self._endpoint.group_stats()
+        return self._endpoint.figures.of_all_ranks()
 
     # ---- a collective as data ----
 

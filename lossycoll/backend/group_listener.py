@@ -16,7 +16,7 @@ class GroupListener:
         self.on_broken = health.on_broken
         self.on_mismatch = health.on_mismatch
         self.call_at = health.call_at
-        self.figures = endpoint.figures
+        self.figures = endpoint.figures.own
         self.on_beat = endpoint.look
         self.on_views = endpoint.go_on
         self.on_apart = health.on_apart

@@ -4,7 +4,8 @@ Every collective is written out here and none inherited: torch's trampoline keep
 runs an inherited one, which then waits for gloo's thread, which waits for the GIL.
 docs/backend.md says which call takes which way; ``dispatch.py`` chooses it.
 
-Long because torch's interface is: each method is its documentation and one description.
+Long because torch's interface is: each method is its documentation and a line or few, which have
+``describe.py`` make the description.
 """
 
 from __future__ import annotations
@@ -22,20 +23,8 @@ from torch._C import _distributed_c10d as c10d
 from lossycoll.errors import AbortedError, UnsupportedError
 from lossycoll.runtime.core.call import bounded
 
-from . import checks
+from . import checks, describe
 from .bootstrap import Group
-from .collectives import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    ALL_TO_ALL,
-    BARRIER,
-    BROADCAST,
-    GATHER,
-    REDUCE,
-    REDUCE_SCATTER,
-    SCATTER,
-)
-from .description import Description, Splits
 from .device_backend import DeviceBackend, placeholder
 from .dispatch import Dispatcher
 from .dynamo_skip import opaque
@@ -44,7 +33,6 @@ from .group_steps import Place
 from .monitored_barrier import monitored_barrier
 from .point_to_point import PointToPoint
 from .sparse import SparseAllReduce
-from .tensors import nbytes
 from .work import ManyWork
 
 _c10d: Any = c10d  # its stub lacks half of what is used here, and has overloads we don't serve
@@ -155,18 +143,7 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
         tensor = checks.only(self._where, "all_reduce", tensors)
         if tensor.layout is torch.sparse_coo:
             return self._sparse.run(tensor, opts)
-        return self._dispatcher.run(self._all_reduce(tensors, opts.reduceOp), opts)
-
-    def _all_reduce(self, tensors: Tensors, op: Any) -> Description:
-        return Description(
-            ALL_REDUCE,
-            reads=tensors,
-            writes=tensors,
-            nbytes=nbytes(tensors[0]),
-            compared=tensors[0],
-            detail=op.op,
-            op=op,
-        )
+        return self._dispatcher.run(describe.all_reduce(tensors, opts.reduceOp), opts)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         """Does :meth:`allreduce` with each tensor; one work for all, or none is reduced.
@@ -184,7 +161,7 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
             if tensor.layout is torch.sparse_coo:
                 self._sparse.check(tensor, one)
             else:
-                self._dispatcher.check(self._all_reduce([tensor], one.reduceOp))
+                self._dispatcher.check(describe.all_reduce([tensor], one.reduceOp))
         return ManyWork([self.allreduce([tensor], one) for tensor in tensors], tensors)
 
     def reduce(self, tensors: Tensors, opts: Any) -> dist.Work:
@@ -194,20 +171,8 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
             tensors: One tensor, which holds the result at the root.
             opts: torch's ReduceOptions.
         """
-        tensor = checks.only(self._where, "reduce", tensors)
-        return self._dispatcher.run(
-            Description(
-                REDUCE,
-                reads=tensors,
-                writes=tensors,
-                nbytes=nbytes(tensor),
-                compared=tensor,
-                detail=f"{opts.reduceOp.op.name} to {opts.rootRank}",
-                op=opts.reduceOp,
-                root=opts.rootRank,
-            ),
-            opts,
-        )
+        call = describe.reduce(self._where, tensors, opts.reduceOp, opts.rootRank)
+        return self._dispatcher.run(call, opts)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
         """Reduces all ranks' ``input``; each rank gets its chunk.
@@ -218,20 +183,8 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
             opts: torch's ReduceScatterOptions.
         """
         opts = _c10d.ReduceScatterOptions() if opts is None else opts
-        return self._dispatcher.run(self._reduce_scatter(output, input, opts.reduceOp), opts)
-
-    def _reduce_scatter(self, output: Tensor, input: Tensor, op: Any) -> Description:
-        checks.check_chunks(self._where, "reduce_scatter", output, input)
-        return Description(
-            REDUCE_SCATTER,
-            reads=[input],
-            writes=[output],
-            nbytes=nbytes(input),
-            compared=input,
-            detail=op.op,
-            op=op,
-            harmless_overlap=self._where.rank * nbytes(output),
-        )
+        call = describe.reduce_scatter_single(self._where, output, input, opts.reduceOp)
+        return self._dispatcher.run(call, opts)
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -247,7 +200,10 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
         """
         opts = _c10d.ReduceScatterOptions() if opts is None else opts
         pairs = checks.pairs(self._where, "reduce_scatter", outputs, inputs)
-        calls = [self._reduce_scatter(o, i, opts.reduceOp) for o, i in pairs]
+        calls = [
+            describe.reduce_scatter_single(self._where, output, input, opts.reduceOp)
+            for output, input in pairs
+        ]
         return self._dispatcher.run_all(calls, opts)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
@@ -263,23 +219,8 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
             opts: torch's ReduceScatterOptions.
         """
         opts = _c10d.ReduceScatterOptions() if opts is None else opts
-        output = checks.only(self._where, "reduce_scatter", outputs)
-        parts = checks.only(self._where, "reduce_scatter", inputs)
-        sizes = checks.part_sizes(self._where, "reduce_scatter", output, parts)
-        op, even = opts.reduceOp.op, len(set(sizes)) == 1
-        return self._dispatcher.run(
-            Description(
-                REDUCE_SCATTER,
-                reads=parts,
-                writes=outputs,
-                nbytes=sum(sizes) * output.element_size(),
-                compared=output if even else None,
-                detail=op if even else f"{op.name} of {list(sizes)}",
-                op=opts.reduceOp,
-                sizes=None if even else sizes,
-            ),
-            opts,
-        )
+        call = describe.reduce_scatter(self._where, outputs, inputs, opts.reduceOp)
+        return self._dispatcher.run(call, opts)
 
     # ---- copies ----
 
@@ -290,19 +231,8 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
             tensors: One tensor.
             opts: torch's BroadcastOptions.
         """
-        tensor = checks.only(self._where, "broadcast", tensors)
-        return self._dispatcher.run(
-            Description(
-                BROADCAST,
-                reads=tensors,
-                writes=tensors,
-                nbytes=nbytes(tensor),
-                compared=tensor,
-                detail=f"from {opts.rootRank}",
-                root=opts.rootRank,
-            ),
-            opts,
-        )
+        call = describe.broadcast(self._where, tensors, opts.rootRank)
+        return self._dispatcher.run(call, opts)
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
         """Gathers all ranks' ``input`` on all ranks.
@@ -313,18 +243,7 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
             opts: torch's AllgatherOptions.
         """
         opts = _c10d.AllgatherOptions() if opts is None else opts
-        return self._dispatcher.run(self._all_gather_single(output, input), opts)
-
-    def _all_gather_single(self, output: Tensor, input: Tensor) -> Description:
-        checks.check_chunks(self._where, "all_gather", input, output)
-        return Description(
-            ALL_GATHER,
-            reads=[input],
-            writes=[output],
-            nbytes=nbytes(output),
-            compared=input,
-            harmless_overlap=-self._where.rank * nbytes(input),
-        )
+        return self._dispatcher.run(describe.all_gather_single(self._where, output, input), opts)
 
     _allgather_base = all_gather_single
 
@@ -340,7 +259,8 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
         """
         opts = _c10d.AllgatherOptions() if opts is None else opts
         pairs = checks.pairs(self._where, "all_gather", outputs, inputs)
-        return self._dispatcher.run_all([self._all_gather_single(o, i) for o, i in pairs], opts)
+        calls = [describe.all_gather_single(self._where, output, input) for output, input in pairs]
+        return self._dispatcher.run_all(calls, opts)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -353,22 +273,7 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
             opts: torch's AllgatherOptions.
         """
         opts = _c10d.AllgatherOptions() if opts is None else opts
-        tensor = checks.only(self._where, "all_gather", inputs)
-        parts = checks.only(self._where, "all_gather", outputs)
-        return self._dispatcher.run(self._all_gather(parts, tensor), opts)
-
-    def _all_gather(self, parts: Tensors, tensor: Tensor) -> Description:
-        sizes = checks.part_sizes(self._where, "all_gather", tensor, parts)
-        even = len(set(sizes)) == 1
-        return Description(
-            ALL_GATHER,
-            reads=[tensor],
-            writes=parts,
-            nbytes=sum(sizes) * tensor.element_size(),
-            compared=tensor if even else None,
-            detail="" if even else f"{tensor.dtype} {list(sizes)}",
-            sizes=None if even else sizes,
-        )
+        return self._dispatcher.run(describe.all_gather(self._where, outputs, inputs), opts)
 
     def allgather_coalesced(
         self, outputs: list[Tensors], inputs: Tensors, opts: Any = None
@@ -384,7 +289,8 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
         # The rows of all ranks, each as a list of that rank's tensors.
         rows = [checks.pairs(self._where, "all_gather", row, inputs) for row in outputs]
         calls = [
-            self._all_gather([row[i][0] for row in rows], tensor) for i, tensor in enumerate(inputs)
+            describe.all_gather_into(self._where, [row[i][0] for row in rows], tensor)
+            for i, tensor in enumerate(inputs)
         ]
         work = self._dispatcher.run_all(calls, opts)
         return ManyWork([work], [tensor for row in outputs for tensor in row])
@@ -397,23 +303,8 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
             inputs: One tensor, this rank's.
             opts: torch's GatherOptions.
         """
-        tensor, root = checks.only(self._where, "gather", inputs), opts.rootRank
-        parts: Tensors = []
-        if root == self._where.rank:
-            parts = checks.only(self._where, "gather", outputs)
-            checks.check_list(self._where, "gather", tensor, parts)
-        return self._dispatcher.run(
-            Description(
-                GATHER,
-                reads=inputs,
-                writes=parts,
-                nbytes=nbytes(tensor),
-                compared=tensor,
-                detail=f"to {root}",
-                root=root,
-            ),
-            opts,
-        )
+        call = describe.gather(self._where, outputs, inputs, opts.rootRank)
+        return self._dispatcher.run(call, opts)
 
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> dist.Work:
         """Hands out the root's list of tensors, one to each rank.
@@ -423,23 +314,8 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
             inputs: At the root, one list with a tensor for each rank; elsewhere ignored.
             opts: torch's ScatterOptions.
         """
-        output, root = checks.only(self._where, "scatter", outputs), opts.rootRank
-        parts: Tensors = []
-        if root == self._where.rank:
-            parts = checks.only(self._where, "scatter", inputs)
-            checks.check_list(self._where, "scatter", output, parts)
-        return self._dispatcher.run(
-            Description(
-                SCATTER,
-                reads=parts,
-                writes=outputs,
-                nbytes=nbytes(output),
-                compared=output,
-                detail=f"from {root}",
-                root=root,
-            ),
-            opts,
-        )
+        call = describe.scatter(self._where, outputs, inputs, opts.rootRank)
+        return self._dispatcher.run(call, opts)
 
     # ---- exchanges ----
 
@@ -461,11 +337,10 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
             opts: torch's AllToAllOptions.
         """
         opts = _c10d.AllToAllOptions() if opts is None else opts
-        splits = Splits(
-            checks.split_bytes(self._where, "all_to_all", input, input_split_sizes),
-            checks.split_bytes(self._where, "all_to_all", output, output_split_sizes),
+        call = describe.all_to_all_single(
+            self._where, output, input, output_split_sizes, input_split_sizes
         )
-        return self._all_to_all([output], [input], splits, opts)
+        return self._dispatcher.run(call, opts)
 
     alltoall_base = all_to_all_single
 
@@ -476,28 +351,9 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
             outputs: A tensor for what comes from each rank.
             inputs: A tensor for each rank.
             opts: torch's AllToAllOptions.
-
-        Raises:
-            UnsupportedError: Other than one tensor for each rank, or tensors that can't be served.
         """
         opts = _c10d.AllToAllOptions() if opts is None else opts
-        for tensors in (outputs, inputs):
-            if len(tensors) != self._where.world:
-                raise checks.refusal(self._where, "all_to_all", f"{len(tensors)} tensors for")
-        splits = Splits(
-            [nbytes(tensor) for tensor in inputs], [nbytes(tensor) for tensor in outputs]
-        )
-        return self._all_to_all(outputs, inputs, splits, opts)
-
-    def _all_to_all(
-        self, outputs: Tensors, inputs: Tensors, splits: Splits, opts: Any
-    ) -> dist.Work:
-        checks.check_own_split(self._where, "all_to_all", splits.send, splits.receive)
-        checks.check_dtypes(self._where, "all_to_all", [*outputs, *inputs])
-        detail = str(inputs[0].dtype)
-        return self._dispatcher.run(
-            Description(ALL_TO_ALL, inputs, outputs, detail=detail, splits=splits), opts
-        )
+        return self._dispatcher.run(describe.all_to_all(self._where, outputs, inputs), opts)
 
     # ---- point to point ----
 
@@ -551,7 +407,7 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
             opts: torch's BarrierOptions.
         """
         opts = _c10d.BarrierOptions() if opts is None else opts
-        return self._dispatcher.run(Description(BARRIER, [], [], nbytes=1), opts)
+        return self._dispatcher.run(describe.barrier(), opts)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Waits for all ranks, and names those that are missing.

@@ -120,7 +120,7 @@ class EngineWork(LossyWork):
 
             operation.on_done(resolve)
             if not operation.done:
-                self._endpoint.complete_by_itself(operation)
+                self._endpoint.watcher.complete(operation)
         return self._future
 
     def is_completed(self) -> bool:
@@ -191,14 +191,14 @@ class GlooWork(LossyWork):
             self._wait_if_in_order(endpoint)
 
             def explain(done: Future) -> Any:
-                endpoint.unwatch(call)
+                endpoint.watcher.unwatch(call)
                 try:
                     return done.value()
                 except RuntimeError as error:
                     verdict = endpoint.health.verdict(call, error)
                     raise verdict.again(call.numbered) from error
 
-            endpoint.watch(call, endpoint.health.nudger(call, time.monotonic()))
+            endpoint.watcher.watch(call, endpoint.health.nudger(call, time.monotonic()))
             self._future = self._inner.get_future().then(explain)
         return self._future
 

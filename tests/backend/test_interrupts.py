@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 import lossycoll
 from lossycoll.runtime.collectives.endpoint import Endpoint
+from lossycoll.runtime.collectives.parts import Parts
 from lossycoll.runtime.core.call import Collective, Operation, Terms
 from lossycoll.runtime.engine.binding import DType
 from lossycoll.runtime.membership.group_state import Health
@@ -76,14 +77,8 @@ def endpoint(network: Network, rank: int) -> Endpoint:
         control=None,
         on_failure=lambda error: None,
     )
-    return Endpoint(
-        health,
-        options=network.options,
-        group=3,
-        timeout=60.0,
-        engine=network.engines[rank],
-        control=None,
-    )
+    parts = Parts(health, network.options, 3, network.engines[rank], None)
+    return Endpoint(parts, timeout=60.0)
 
 
 def add(mine: Endpoint, values: np.ndarray, *, future: bool) -> Operation:
@@ -103,7 +98,7 @@ def test_an_interrupt_as_the_engine_takes_a_call(
         first = [np.ones(1000, np.float32) for _ in ranks]
         begun = [add(mine, v, future=True) for mine, v in zip(ranks, first, strict=True)]
         for mine, operation in zip(ranks, begun, strict=True):
-            mine.complete_by_itself(operation)  # starts its watcher
+            mine.watcher.complete(operation)  # starts its watcher
             operation.wait()
 
         use = type(network.engines[0]._use)
@@ -134,7 +129,7 @@ def test_an_interrupt_as_the_engine_takes_a_call(
             np.testing.assert_array_equal(got, 0.5)
         end = time.monotonic() + 60
         while kept() is not None and time.monotonic() < end:
-            for operation in list(ranks[0]._operations.values()):
+            for operation in list(ranks[0].operations.unfinished.values()):
                 operation.poll()
             gc.collect()
         assert kept() is None

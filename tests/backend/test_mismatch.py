@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import lossycoll
-from lossycoll.runtime.collectives.endpoint import REAP_FROM
+from lossycoll.runtime.collectives.operations import REAP_FROM
 from tests.support.failure_cases import CALM, SLACK, Caught, catch
 from tests.support.harness import init, run_good, run_ranks
 

@@ -344,20 +344,6 @@ def test_an_mtu_above_the_interfaces_is_warned_of() -> None:
         assert outcome.stderr.count(text) == 1, str(outcome)
 
 
-def test_overflow_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    from lossycoll.options.fields import Options
-    from lossycoll.runtime.collectives.endpoint import Endpoint
-    from lossycoll.runtime.membership.group_state import Health
-
-    health = Health(1, 4, addresses=[], liveness=10.0, control=None, on_failure=lambda error: None)
-    endpoint = Endpoint(health, options=Options(), group=0, timeout=1.0, engine=None, control=None)
-    for packets in (0, 7, 9):
-        endpoint._warn_of_overflow(packets)
-    (record,) = caplog.records
-    assert "rank 1/4: the kernel dropped 7 packets" in record.getMessage()
-    assert "net.core.rmem_max" in record.getMessage()
-
-
 def rank_groups(rank: int, world: int) -> list[str]:
     import torch
     import torch.distributed as dist

@@ -16,9 +16,6 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 import lossycoll
 from lossycoll.backend.process_group import LossyProcessGroup
-from lossycoll.runtime.collectives.endpoint import Endpoint
-from lossycoll.runtime.core.call import Collective, Operation, Terms
-from lossycoll.runtime.membership.group_state import Health
 from lossycoll.train.common.collectives import Collectives
 from lossycoll.train.compress import transport
 from tests.support import harness
@@ -182,23 +179,3 @@ def test_a_sparse_sum_that_is_partially_delivered_on_one_rank_fails_on_all() -> 
         assert "so none has the sum" in got["in flight"][1]
         assert "needs data of rank 3" in got["after"][1]
         assert got["dense"] == [0 + 1 + 2]
-
-
-# ---- whom errors name ----
-
-
-def test_a_partially_delivered_operation_names_those_that_took_part_in_it() -> None:
-    health = Health(
-        2, 4, addresses=list("abcd"), liveness=10.0, control=None, on_failure=lambda error: None,
-        outlive=True,
-    )  # fmt: skip
-    options = lossycoll.Options()
-    endpoint = Endpoint(health, options=options, group=0, timeout=1.0, engine=None, control=None)
-    for rank in (0, 3):
-        health.on_lost(rank, 0.0, True)
-    operation = Operation(endpoint, Collective("all_reduce", "int64", 9), Terms(options), 1.0)
-    operation.members = (1, 2, 3)
-    error = endpoint._died_midway(operation)
-    assert error.peer == 3
-    assert "rank 3 (d) died" in str(error)
-    assert "rank 0" not in str(error)

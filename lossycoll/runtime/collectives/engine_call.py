@@ -60,10 +60,11 @@ def call_of(key: CacheKey) -> EngineCall:
 
 
 def with_data(
-    call: EngineCall, buffers: tuple[int, int], means: Means, blocks: Blocks | Contributions | None
+    key: CacheKey, buffers: tuple[int, int], means: Means, blocks: Blocks | Contributions | None
 ) -> EngineCall:
+    """For one operation only, whose buffers, weights or packets are like no other's."""
     return replace(
-        call,
+        call_of(key),
         input=buffers[0],
         output=buffers[1],
         weights=means.weights,

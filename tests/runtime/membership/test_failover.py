@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 
-from lossycoll.options.fields import Options
-from lossycoll.runtime.collectives.endpoint import Endpoint
-from lossycoll.runtime.membership.group_state import Health
 from lossycoll.runtime.membership.hub_sockets import Alive
 from tests.support.planes import LIVENESS, Planes, planes, quiet, view_of, views
 from tests.support.waiting import until
@@ -138,28 +135,6 @@ def test_who_is_silent_is_asked_over_a_new_connection() -> None:
             plane._sockets.send = lambda *_: True  # type: ignore[method-assign]
         quiet(1.5 * LIVENESS, s.notes)
         assert answers > 0
-
-
-def test_a_close_that_ctrl_c_cut_short_is_finished_by_the_next() -> None:
-    with planes(2) as s:
-        group = s.groups[1]
-        health = Health(
-            1, 2, addresses=["a", "b"], liveness=30.0, control=group, on_failure=lambda _: None
-        )
-        made = Endpoint(health, options=Options(), group=0, timeout=9.0, engine=None, control=group)
-
-        def interrupted(seconds: float) -> None:
-            raise KeyboardInterrupt
-
-        health.await_others = interrupted  # type: ignore[method-assign]
-        with pytest.raises(KeyboardInterrupt):
-            made.close()
-        made.close()  # without another goodbye
-        thread = s.planes[1]._thread
-        assert thread is not None
-        assert not thread.is_alive()
-        made.close()
-        until(lambda: s.notes[0].log == [("bye", 1, -1)])
 
 
 def test_hubs_may_die_one_after_another() -> None:

@@ -1,0 +1,111 @@
+"""What one rank has counted, for its program and for the other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from lossycoll.errors import ClosedError
+from lossycoll.runtime.core.logfmt import log
+from lossycoll.runtime.engine.link_events import LinkLog
+from lossycoll.runtime.engine.reports import PeerStats, Report, Stats
+
+from .operations import Operations
+from .parts import Parts
+
+FIGURES: Final = (
+    "operations",
+    "packets_sent",
+    "packets_resent",
+    "packets_received",
+    "packets_recovered",
+    "packets_missing",
+    "packets_injected",
+    "socket_overflow",
+    "bytes_sent",
+    "deadline_hits",
+    "operation_ns",
+)
+"""What a rank tells others that ask for its counters."""
+
+
+class Figures:
+    """One group's.
+
+    Args:
+        parts: The rank's parts of the group.
+        operations: Those that were submitted, which know who took part in which.
+    """
+
+    def __init__(self, parts: Parts, operations: Operations) -> None:
+        self._health = parts.health
+        self._where = parts.health.where
+        self._engine = parts.engine
+        self._control = parts.control
+        self._operations = operations
+        self._overflow_warned = False
+        self._link_log = LinkLog()
+
+    def stats(self) -> Stats:
+        """This rank's since the group was made."""
+        around: dict[str, Any] = {
+            "rank": self._where.rank,
+            "world": self._where.world,
+            "calls": self._health.seq + 1,
+        }
+        if self._engine is None or self._control is None:
+            return Stats(**around)
+        sums = self._engine.stats()
+        return Stats(
+            **{name: getattr(sums, name) for name in sums.__dataclass_fields__},
+            **around,
+            control_foreign=self._control.foreign,
+            lost=self._operations.sequencer.latest.lost,
+            peers=tuple(self.peer(rank) for rank in range(self._where.world)),
+        )
+
+    def peer(self, rank: int) -> PeerStats:
+        """What was sent to and received from ``rank``."""
+        assert self._engine is not None
+        return self._engine.peer_stats(rank)
+
+    def last_report(self) -> Report | None:
+        """Of the last operation that the engine ended here; None before the first."""
+        if self._engine is None or not self._operations.any_ended:
+            return None
+        return self._with_lost(self._engine.last_report())
+
+    def of_all_ranks(self) -> Mapping[int, Mapping[str, Any]]:
+        """The counters of every rank, by rank, asked now; of one that is silent, its last."""
+        others = self._control.group_figures() if self._control is not None else {}
+        return dict(sorted({**others, self._where.rank: self.own()}.items()))
+
+    def own(self) -> dict[str, Any]:
+        """This rank's counters for the other ranks; also called by the control plane's thread."""
+        out: dict[str, Any] = {"calls": self._health.seq + 1}
+        if self._engine is not None:
+            try:
+                sums = self._engine.stats()
+                self._link_log.tell(self._engine.event, self._where)
+            except ClosedError:
+                return out
+            self._warn_of_overflow(sums.socket_overflow)
+            out |= {name: getattr(sums, name) for name in FIGURES}
+        return out
+
+    def _warn_of_overflow(self, packets: int) -> None:
+        """Once per group: loss that nobody asked for, and that a larger buffer would prevent."""
+        if packets > 0 and not self._overflow_warned:
+            self._overflow_warned = True
+            log.warning(
+                "%s: the kernel dropped %d packets so far since this rank's receive buffer was "
+                "full; raise it (sysctl net.core.rmem_max, and LOSSYCOLL_SOCKET_BUFFER if that is "
+                "set) or lower LOSSYCOLL_MTU",
+                self._where,
+                packets,
+            )
+
+    def _with_lost(self, report: Report) -> Report:
+        members = self._operations.sequencer.at(report.op)
+        return report if members.complete else replace(report, lost=members.lost)

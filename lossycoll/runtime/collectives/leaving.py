@@ -1,0 +1,143 @@
+"""How a rank leaves a group: not before the others have what they need of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from typing import Final
+
+from lossycoll.runtime.core.call import NUDGE_SECONDS, Collective
+from lossycoll.runtime.core.logfmt import event, log
+
+from .figures import Figures
+from .operations import Operations
+from .parts import Parts
+from .watcher import Watcher
+
+LINGER_SECONDS: Final = 1.0
+"""How long a rank that leaves waits for the others to leave, too."""
+
+
+class Leaving:
+    """One group's end at this rank.
+
+    Args:
+        parts: The rank's parts of the group, of which engine and control plane are closed.
+        operations: Those that may be unfinished.
+        watcher: Is ended.
+        figures: Are logged where loss was injected.
+    """
+
+    def __init__(
+        self, parts: Parts, operations: Operations, watcher: Watcher, figures: Figures
+    ) -> None:
+        self._health = parts.health
+        self._where = parts.health.where
+        self._options = parts.options
+        self._engine = parts.engine
+        self._control = parts.control
+        self._operations = operations
+        self._watcher = watcher
+        self._figures = figures
+        self._pid = os.getpid()
+        self._closing = threading.Lock()
+        self._closed = self._announced = self._awaited_delivery = False
+
+    def close(self) -> None:
+        """Announces to the other ranks that this one leaves, ends what is pending, joins threads.
+
+        Idempotent; if Ctrl-C interrupts it, the next call does the rest.
+        """
+        if os.getpid() != self._pid or not self._closing.acquire(blocking=False):
+            return
+        try:
+            if not self._closed:
+                self._leave()
+                self._closed = True
+        finally:
+            self._closing.release()
+
+    def _leave(self) -> None:
+        self._await_delivery()
+        self._health.closed = True
+        if self._control is not None and not self._announced:
+            last = self._last_finished()
+            self._announced = True
+            self._control.leave(last, _own_error())
+            self._health.await_others(LINGER_SECONDS)
+        self._figures.own()
+        self._watcher.join()
+        if self._control is not None:
+            self._control.close()
+        if self._options.inject:
+            # Otherwise a run in which nothing was dropped would look like one that loss can't harm.
+            found = self._figures.stats()
+            counts = {name: getattr(found, name) for name in ("packets_sent", "packets_injected")}
+            event(logging.INFO, self._where, "left", **counts)
+        if self._engine is not None:
+            self._engine.close()
+        for operation in list(self._operations.unfinished.values()):
+            operation.complete()
+        self._health.detach()
+
+    def _await_delivery(self) -> None:
+        """Waits until the other ranks have what they need of calls that were done here before.
+
+        The calls' own timeouts bound that; after an error of this rank's own, a second does. Once:
+        who interrupts it doesn't have to do so again at exit.
+        """
+        if self._engine is None or self._awaited_delivery:
+            return
+        self._awaited_delivery = True
+        begin = nudged = time.monotonic()
+        pause, lingered, sound = 0.0002, False, self._health.failure is None
+        while self._engine.lingering()[0] and self._health.failure is None:
+            lingered = True
+            now = time.monotonic()
+            if now - begin > LINGER_SECONDS and _own_error():
+                break
+            if now - nudged >= NUDGE_SECONDS[0]:
+                nudged = now
+                self._health.waiting_for_last()
+            time.sleep(pause)
+            pause = min(2 * pause, 0.02)
+        failure = self._operations.group_failure(Collective("call")) if sound else None
+        if failure is not None or (lingered and self._engine.lingering()[0]):
+            log.warning(
+                "%s: leaves, and other ranks may lack data of calls that were done here: %s",
+                self._where,
+                failure or "they have not taken part in them",
+            )
+
+    def _last_finished(self) -> int:
+        """Number of the last call in which no other rank needs this one any more.
+
+        Pending operations get a little time to end: nobody here waits for them, but others may.
+        """
+        end = time.monotonic() + LINGER_SECONDS
+        for operation in list(self._operations.unfinished.values()):
+            while not operation.poll(end - time.monotonic()):
+                if self._health.failure is not None or time.monotonic() >= end:
+                    return operation.call.seq - 1
+        last, failed = self._health.seq, self._operations.first_failed
+        if failed is not None:
+            last = min(failed - 1, last)
+        return min(self._lingers_from() - 1, last)
+
+    def _lingers_from(self) -> int:
+        """Number of the first call that is done here and not everywhere; else the next call's."""
+        lingering, oldest = self._engine.lingering() if self._engine is not None else (0, 0)
+        call = self._health.call_of(oldest) if lingering else None
+        return self._health.seq + 1 if call is None else call.seq
+
+
+def _own_error() -> str:
+    """The exception by which this rank leaves: in flight, or what has ended its script."""
+    uncaught = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+    error = sys.exc_info()[1] or uncaught
+    if not isinstance(error, Exception):
+        return ""
+    return f"{type(error).__name__}: {error}".splitlines()[0][:300]

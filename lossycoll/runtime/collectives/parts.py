@@ -1,0 +1,43 @@
+"""What one rank has of a group, made by the backend and shared by what is in this package."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lossycoll.errors import ClosedError
+from lossycoll.options.fields import Options
+from lossycoll.runtime.engine.binding import EngineGroup
+from lossycoll.runtime.membership.group_state import Health
+from lossycoll.runtime.membership.membership import Membership
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """One rank's parts of a group.
+
+    Attributes:
+        health: Which calls were issued, and what has failed; the control plane's listener.
+        options: The group's.
+        number: The group's number on the wire.
+        engine: The group on the engine; None in a world of one, where ``SingleRank`` runs the
+            collectives.
+        control: The group on the control plane; None in a world of one.
+    """
+
+    health: Health
+    options: Options
+    number: int
+    engine: EngineGroup | None
+    control: Membership | None
+
+    def check_sound(self) -> None:
+        """Returns if the group neither failed nor was destroyed.
+
+        Raises:
+            LossyError: It has failed.
+            ClosedError: It was destroyed.
+        """
+        if self.health.failure is not None:
+            raise self.health.failure.again()
+        if self.health.closed:
+            raise ClosedError(f"{self.health.where}: the group was destroyed")

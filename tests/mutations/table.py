@@ -471,7 +471,8 @@ PYTHON = (
         "lossycoll/runtime/collectives/plan_cache.py",
         "return found if members.complete or found.direct else",
         "return found if found else",
-        "tests/plan/test_registry.py::test_only_direct_plans_are_kept_when_ranks_are_lost",
+        "tests/runtime/collectives/test_plan_cache.py"
+        "::test_only_direct_plans_are_kept_when_ranks_are_lost",
     ),
     mutation(
         "a ring of one forms no mean",
@@ -500,7 +501,8 @@ PYTHON = (
         "lossycoll/runtime/collectives/plan_cache.py",
         "return draw_order(options.seed, group, op & 0xFFFFFFFF, len(members.ranks))",
         "return draw_order(options.seed, group, 0, len(members.ranks))",
-        "tests/plan/test_registry.py::test_the_order_is_drawn_for_lossy_calls_of_those_that_want_it",
+        "tests/runtime/collectives/test_plan_cache.py"
+        "::test_the_order_is_drawn_for_lossy_calls_of_those_that_want_it",
     ),
     mutation(
         'on_missing="zero" keeps',
@@ -516,7 +518,7 @@ PYTHON = (
         "lossycoll/options/fields.py",
         "if row(entry).agree}",
         'if row(entry).agree and entry.name != "repair"}',
-        "tests/options/test_shared.py"
+        "tests/runtime/membership/test_compared.py"
         "::test_the_options_that_ranks_compare_are_those_that_the_table_marks",
     ),
     mutation(
@@ -532,7 +534,7 @@ PYTHON = (
         "lossycoll/backend/group_steps.py",
         "plane = ControlPlane(place.rank, place.size, mine.options.liveness)",
         "plane = ControlPlane(place.rank, place.size, 2 * mine.options.liveness)",
-        "tests/runtime/membership/test_liveness.py::test_the_group_hands_its_liveness_on",
+        "tests/backend/test_liveness.py::test_the_group_hands_its_liveness_on",
     ),
     mutation(
         "silence counted for twice as long",

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import pickle
-import socket
 import subprocess
 import sys
 from typing import Any
@@ -13,11 +11,9 @@ from typing import Any
 import pytest
 
 import lossycoll
-from lossycoll.errors import EngineError, OptionError, RendezvousError
+from lossycoll.errors import OptionError
 from lossycoll.options.fields import Options
 from lossycoll.options.schema import variable
-from lossycoll.runtime.engine.host import Host
-from lossycoll.runtime.membership.hub_sockets import HubSockets
 
 
 @pytest.mark.parametrize(
@@ -158,34 +154,3 @@ def test_a_group_names_its_rank_once() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environ
     )
     assert said.stdout.strip() == "rank 0/1: option repair is 300, wanted 0 to 255"
-
-
-def test_a_range_of_ports_that_is_too_narrow_says_how_many_are_needed() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        sockets = HubSockets(1, 2)
-        try:
-            with pytest.raises(RendezvousError) as caught:
-                sockets.open("127.0.0.1", (port, port))
-        finally:
-            sockets.close(0.0)
-    text = str(caught.value)
-    assert f"rank 1/2: no free TCP port at 127.0.0.1 in {port}-{port} (1 port)" in text
-    assert "each rank of a host takes one; widen LOSSYCOLL_PORT_RANGE to at least as many" in text
-
-
-def test_a_range_without_a_free_udp_port_is_named() -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
-        with pytest.raises(EngineError) as caught:
-            Host(
-                *(1, 2, "127.0.0.1"),
-                payload_bytes=1400,
-                options=Options(port_range=f"{port}-{port}"),
-            )
-    assert f"rank 1/2: no free UDP port at 127.0.0.1 in {port}-{port} (1 port)" in str(caught.value)
-    assert "LOSSYCOLL_PORT_RANGE" in str(caught.value)
-    assert caught.value.errno == errno.EADDRINUSE

@@ -26,6 +26,19 @@ NOT_ROOMS = {
     "tools": "the tools in tools/",
 }
 """Folders of tests/ that aren't the tests of a package in lossycoll/, and what they are."""
+FLOORS = (
+    *(("cli",), ("lab",), ("train",), ("backend",), ("runtime/collectives", "runtime/p2p")),
+    *(("runtime/membership",), ("runtime/net",), ("runtime/core",), ("runtime/engine",)),
+    *(("options",), ("simulate",), ("plan",)),
+)
+"""The packages, each above those that it may import; `make lint` holds the package to them."""
+USES_FROM_ABOVE = {
+    "backend/test_survivors_alike.py": "what training asks the backend, at its most unlucky moment",
+    "runtime/engine/test_engine.py": "packets as large as a group chooses them",
+}
+"""Tests that import what stands above the package that they test, and why."""
+TESTED_ABOVE = {Path("cli/demo/methods")}
+"""Packages without a folder of tests: one file above has them."""
 MOST_PACKAGE_LINES = 500
 MOST_FUNCTION_LINES = 60
 LONG_BECAUSE = "Long because "
@@ -50,6 +63,48 @@ def test_tests_mirror_the_package() -> None:
     for name in NOT_ROOMS:
         assert (TESTS / name).is_dir(), name
         assert not (PACKAGE / name).exists(), f"{name} is a package now"
+
+
+def _floor(path: str) -> int | None:
+    """The number of the floor with this module or folder; 0 is the uppermost."""
+    for number, rooms in enumerate(FLOORS):
+        if any(f"{path}/".startswith(f"{room}/") for room in rooms):
+            return number
+    return None
+
+
+def _imports(source: str) -> Iterator[str]:
+    """Modules of the package that a test imports, as paths in lossycoll/."""
+    for node in ast.walk(ast.parse(source)):
+        names = []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        for name in names:
+            if name.startswith("lossycoll."):
+                yield name.removeprefix("lossycoll.").replace(".", "/")
+
+
+def test_tests_use_nothing_above_what_they_test() -> None:
+    """What tests two packages together belongs to the upper one."""
+    above = {}
+    for path in files():
+        own = _floor(path.parent.as_posix())
+        if own is not None:
+            used = {*_imports((TESTS / path).read_text(encoding="utf-8"))}
+            higher = {name for name in used if (floor := _floor(name)) is not None and floor < own}
+            if higher:
+                above[path.as_posix()] = higher
+    assert above.keys() == USES_FROM_ABOVE.keys(), above
+
+
+def test_every_package_has_its_tests() -> None:
+    for package in PACKAGE.rglob("__init__.py"):
+        room = package.parent.relative_to(PACKAGE)
+        has_code = any(path.name != "__init__.py" for path in package.parent.glob("*.py"))
+        if _floor(room.as_posix()) is not None and has_code and room not in TESTED_ABOVE:
+            assert list((TESTS / room).glob("test_*.py")), f"nothing tests lossycoll/{room}"
 
 
 def test_files_are_short() -> None:

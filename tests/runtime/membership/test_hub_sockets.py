@@ -9,6 +9,9 @@ import threading
 import time
 from collections.abc import Iterator
 
+import pytest
+
+from lossycoll.errors import RendezvousError
 from lossycoll.runtime.membership.framing import LONGEST, MOST_UNSENT, Framed
 from lossycoll.runtime.membership.hub_sockets import (
     Alive,
@@ -215,3 +218,19 @@ def test_too_long_a_message_ends_the_connection() -> None:
     assert receiver.malformed
     left.close()
     receiver.close()
+
+
+def test_a_range_of_ports_that_is_too_narrow_says_how_many_are_needed() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        sockets = HubSockets(1, 2)
+        try:
+            with pytest.raises(RendezvousError) as caught:
+                sockets.open("127.0.0.1", (port, port))
+        finally:
+            sockets.close(0.0)
+    text = str(caught.value)
+    assert f"rank 1/2: no free TCP port at 127.0.0.1 in {port}-{port} (1 port)" in text
+    assert "each rank of a host takes one; widen LOSSYCOLL_PORT_RANGE to at least as many" in text

@@ -1,0 +1,29 @@
+"""The option `algorithm`: what is registered is allowed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from lossycoll.errors import OptionError
+from lossycoll.options.docs_table import table
+from lossycoll.options.fields import Options
+from lossycoll.plan import default_algorithm, find_algorithm, register, unregister
+
+
+def test_an_algorithm_that_is_registered_is_an_option() -> None:
+    other = register(replace(find_algorithm("all_reduce", "ring"), name="other"))
+    assert Options(algorithm="other").algorithm == "other"
+    assert Options.from_env({"LOSSYCOLL_ALGORITHM": "other"}).algorithm == "other"
+    assert "`auto` or `ring` or `transpose` or `other`" in table()
+    unregister(other)
+    with pytest.raises(OptionError) as caught:
+        Options(algorithm="other")
+    assert "option algorithm is 'other', wanted auto or ring or transpose (" in str(caught.value)
+    assert "registered on every rank" in str(caught.value)
+
+
+def test_the_meaning_of_auto_is_documented() -> None:
+    (row,) = [line for line in table().splitlines() if "`algorithm`" in line]
+    assert f"For all_reduce that is the {default_algorithm('all_reduce').name} " in row

@@ -1,14 +1,16 @@
 """Public names are documented: every parameter, result and error of theirs is in a docstring.
 
-Public is what users import from lossycoll, what the packages that others build on export, and what
-makes a row of the table of options.
+Public is what users import from lossycoll, what the packages that others build on export, what
+makes a row of the table of options, and the parts of the training methods.
 """
 
 from __future__ import annotations
 
 import ast
 import dataclasses
+import importlib
 import inspect
+import pkgutil
 import re
 import textwrap
 from collections.abc import Iterator
@@ -21,6 +23,7 @@ import lossycoll
 import lossycoll.lab
 import lossycoll.plan
 import lossycoll.simulate
+import lossycoll.train
 from lossycoll.backend.process_group import LossyProcessGroup
 from lossycoll.cli.demo import methods
 from lossycoll.options import schema
@@ -33,6 +36,15 @@ EXCEPTIONS: dict[str, str] = {
 """Names whose docstring leaves something out, and why."""
 PACKAGES = (lossycoll.plan, lossycoll.simulate, lossycoll.lab, methods)
 """Those that export names of their own, for plans, predictions, networks and training methods."""
+WHOLE = (
+    schema,
+    *(
+        importlib.import_module(found.name)
+        for found in pkgutil.walk_packages(lossycoll.train.__path__, "lossycoll.train.")
+    ),
+)
+"""Modules of which every name without an underscore is public: of the table of options, and of
+training, which others build their methods on."""
 NO_RESULT = ("None", "NoReturn", inspect.Signature.empty)
 
 
@@ -65,15 +77,16 @@ def public() -> Iterator[tuple[str, Any]]:
                 yield f"{short}.{name}", thing
             if inspect.isclass(thing):
                 yield from members(f"{short}.{name}", thing)
-
-    for name, thing in vars(schema).items():
-        ours = getattr(thing, "__module__", "") == schema.__name__
-        if (
-            ours
-            and not name.startswith("_")
-            and (inspect.isfunction(thing) or inspect.isclass(thing))
-        ):
-            yield f"options.schema.{name}", thing
+    for module in WHOLE:
+        short = module.__name__.removeprefix("lossycoll.")
+        for name, thing in vars(module).items():
+            ours = getattr(thing, "__module__", "") == module.__name__
+            if not ours or name.startswith("_"):
+                continue
+            if inspect.isfunction(thing) or inspect.isclass(thing):
+                yield f"{short}.{name}", thing
+            if inspect.isclass(thing):
+                yield from members(f"{short}.{name}", thing)
 
 
 def is_said_by_noise(name: str) -> bool:
@@ -102,11 +115,11 @@ def raises(function: Any) -> bool:
 def lacks(thing: Any) -> list[str]:
     """What the docstring of a public thing should say and doesn't."""
     function = thing.fget if isinstance(thing, property) else getattr(thing, "__func__", thing)
-    text = inspect.getdoc(function) or ""
+    text = inspect.getdoc(thing if isinstance(thing, property) else function) or ""
     if inspect.isclass(thing) and "__init__" in vars(thing):
         text += "\n" + (inspect.getdoc(thing.__init__) or "")
     out = [] if text else ["a docstring"]
-    if isinstance(thing, property):
+    if isinstance(thing, property) or text.startswith("As :"):  # another one says it
         return out
     if dataclasses.is_dataclass(thing):
         text = "\n".join(inspect.getdoc(base) or "" for base in thing.__mro__)
@@ -117,6 +130,8 @@ def lacks(thing: Any) -> list[str]:
             if field.name not in described and not re.search(rf"^ +{field.name}: ", text, re.M)
         ]
     if inspect.isclass(thing) and (thing is Noise or issubclass(thing, BaseException | Enum)):
+        return out
+    if getattr(thing, "_is_protocol", False):  # nobody makes one
         return out
     signature = inspect.signature(function)
     names = [name for name in signature.parameters if name not in {"self", "cls"}]

@@ -30,7 +30,13 @@ def check_dense(gradients: Tensor, hook: str) -> None:
 
 
 def own_group(group: object) -> dist.ProcessGroup:
-    """The group to work in; None is the default one.
+    """The group to work in.
+
+    Args:
+        group: What the caller passed; None: the default group.
+
+    Returns:
+        The process group.
 
     Raises:
         UnsupportedError: There is none, or this rank isn't in it.

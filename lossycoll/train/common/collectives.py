@@ -27,11 +27,17 @@ from .staleness import Mask
 class Work(Protocol):
     """A collective that may be under way."""
 
-    def wait(self) -> Any: ...
+    def wait(self) -> Any:
+        """Returns when it is complete; raises its error."""
 
 
 class BlockGather:
-    """An all-gather that may lose blocks. :meth:`wait` returns which ones arrived."""
+    """An all-gather that may lose blocks. :meth:`wait` returns which ones arrived.
+
+    Args:
+        work: The collective.
+        arrived: Says, once it is complete, which blocks arrived.
+    """
 
     def __init__(self, work: Work, arrived: Callable[[], Mask]) -> None:
         self._work = work
@@ -44,13 +50,19 @@ class BlockGather:
 
 
 class ReportedMean:
-    """A mean whose senders learn which of their contributions were lost."""
+    """A mean whose senders learn which of their contributions were lost.
+
+    Args:
+        work: The collective.
+        lost: Says, once it is complete, which of this rank's contributions were lost.
+    """
 
     def __init__(self, work: Work, lost: Callable[[], Mask]) -> None:
         self._work = work
         self._lost = lost
 
     def wait(self) -> None:
+        """Returns when the mean is there."""
         self._work.wait()
 
     @property
@@ -103,7 +115,14 @@ class Collectives:
         return own_group(None) if self._group is None else self._group
 
     def peer(self, rank: int) -> str:
-        """A rank as errors write it."""
+        """A rank as errors write it.
+
+        Args:
+            rank: Of the group.
+
+        Returns:
+            Its number, with its address where that is known.
+        """
         known = self.lossy.lossy_stats().peers if self.lossy is not None else ()
         return f"rank {rank} ({known[rank].address})" if known else f"rank {rank}"
 
@@ -114,6 +133,9 @@ class Collectives:
 
         A decision about the next collective goes by this. By what one rank happens to know, that
         rank would raise, and another that has already begun the next collective would wait for it.
+
+        Returns:
+            The ranks, in rising order.
         """
         return () if self.lossy is None else self.lossy.lossy_lost_alike()
 
@@ -127,7 +149,14 @@ class Collectives:
         return self.world - len(self.agreed_lost())
 
     def continues_after(self, error: PeerLostError) -> bool:
-        """Whether the group continues with the survivors of the loss that ``error`` is about."""
+        """Whether the group continues with the survivors of a loss.
+
+        Args:
+            error: What the loss raised.
+
+        Returns:
+            False where the error is the group's end.
+        """
         return error.peer in self.known_lost()
 
     # ---- what may lose packets ----
@@ -155,6 +184,9 @@ class Collectives:
         Args:
             output: float (n,), this rank's chunk of the mean.
             source: float (world * n,), this rank's contribution. It may be overwritten.
+
+        Returns:
+            The work.
         """
         op = dist.ReduceOp.AVG
         if self.lossy is None:
@@ -165,7 +197,15 @@ class Collectives:
             return dist.reduce_scatter_single(output, source, op, self.group, async_op=True)  # type: ignore[no-any-return]
 
     def reduce_scatter_reported(self, output: Tensor, source: Tensor) -> ReportedMean:
-        """As :meth:`reduce_scatter_mean`, but what is lost counts as zero and is reported."""
+        """As :meth:`reduce_scatter_mean`, but what is lost counts as zero and is reported.
+
+        Args:
+            output: float (n,), this rank's chunk of the mean.
+            source: float (world * n,), this rank's contribution. It may be overwritten.
+
+        Returns:
+            The work, which knows what was lost.
+        """
         if self.lossy is None or self._reliable_now(self.lossy):
             work = self.reduce_scatter_mean(output, source)
             return ReportedMean(work, lambda: np.zeros((self.world, 0), np.bool_))
@@ -174,7 +214,14 @@ class Collectives:
         return ReportedMean(reported, lambda: reported.lost)
 
     def all_reduce_gradients(self, flat: Tensor) -> Work:
-        """Starts to sum ``flat`` over the ranks, in place, with the delivery that is in force."""
+        """Starts to sum gradients over the ranks, with the delivery that is in force.
+
+        Args:
+            flat: (n,), in place.
+
+        Returns:
+            The work.
+        """
         if self._group is None:
             return _Complete()
         return dist.all_reduce(flat, group=self._group, async_op=True)  # type: ignore[no-any-return]
@@ -185,6 +232,9 @@ class Collectives:
         Args:
             flat: (world * n,), in place.
             needed: bool (world, blocks), the blocks that are resent until they arrive. None: none.
+
+        Returns:
+            The work, which knows what arrived.
         """
         if self.lossy is None:
             everything = np.ones((self.world, 1), np.bool_)
@@ -194,24 +244,53 @@ class Collectives:
         return BlockGather(work, lambda: work.arrived)
 
     def blocks(self, nbytes: int) -> int:
-        """The number of blocks, each a packet's payload, in a chunk of ``nbytes`` bytes."""
+        """Counts the blocks, each a packet's payload, of a chunk.
+
+        Args:
+            nbytes: The chunk's bytes.
+
+        Returns:
+            Their number.
+        """
         return 1 if self.lossy is None else self.lossy.blocks(nbytes)
 
     def block_elements(self, flat: Tensor) -> int:
-        """The number of elements of ``flat`` in a block."""
+        """Counts the elements of a block.
+
+        Args:
+            flat: Has their type.
+
+        Returns:
+            Their number.
+        """
         return 1 if self.lossy is None else self.lossy.block_bytes // flat.element_size()
 
     # ---- what is reliable ----
 
     def all_reduce(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM) -> Work:
-        """Starts to reduce ``tensor`` over the ranks, in place."""
+        """Starts to reduce a tensor over the ranks; reliable.
+
+        Args:
+            tensor: In place.
+            op: torch's ReduceOp.
+
+        Returns:
+            The work.
+        """
         if self._group is None:
             return _Complete()
         with reliable():
             return dist.all_reduce(tensor, op, self._group, async_op=True)  # type: ignore[no-any-return]
 
     def all_gather_chunks(self, flat: Tensor) -> Work:
-        """Starts to send this rank's chunk of ``flat`` (world * n,) to all, in place."""
+        """Starts to send this rank's chunk to all; reliable.
+
+        Args:
+            flat: (world * n,), in place.
+
+        Returns:
+            The work.
+        """
         if self.world == 1:
             return _Complete()
         own = flat.chunk(self.world)[self.rank].clone()
@@ -219,7 +298,14 @@ class Collectives:
             return dist.all_gather_single(flat, own, self.group, async_op=True)  # type: ignore[no-any-return]
 
     def all_gather(self, row: Tensor) -> Tensor:
-        """All ranks' ``row`` (n,), as (world, n)."""
+        """Gathers a row of each rank; reliable.
+
+        Args:
+            row: (n,), this rank's.
+
+        Returns:
+            (world, n), by rank.
+        """
         if self._group is None:
             return row.clone().view(1, -1)
         out = row.new_empty(self.world * len(row))
@@ -228,9 +314,15 @@ class Collectives:
         return out.view(self.world, -1)
 
     def all_gather_survivors(self, row: Tensor) -> Tensor:
-        """All ranks' ``row`` (integers, of one shape), as (world, ...), with zeros for lost ranks.
+        """Gathers a row of each rank that is left.
 
         It is a sum: a gather needs all ranks, and raises where one is lost.
+
+        Args:
+            row: Integers, of one shape on all ranks.
+
+        Returns:
+            (world, ...), by rank, with zeros for lost ranks.
         """
         table = row.new_zeros((self.world, *row.shape))
         table[self.rank] = row
@@ -239,12 +331,24 @@ class Collectives:
         return table
 
     def broadcast(self, flat: Tensor) -> None:
-        """Overwrites ``flat`` with rank 0's."""
+        """Overwrites a tensor with rank 0's; reliable.
+
+        Args:
+            flat: (n,), in place.
+        """
         with reliable():
             dist.broadcast(flat, group=self.group, group_src=0)
 
     def gather_objects(self, value: object, to: int) -> list[Any] | None:
-        """Each rank's ``value``, at rank ``to`` of the group; None elsewhere."""
+        """Gathers an object of each rank; reliable.
+
+        Args:
+            value: This rank's, which can be pickled.
+            to: The rank of the group that gets them.
+
+        Returns:
+            By rank, at ``to``; None elsewhere.
+        """
         out: list[Any] | None = [None] * self.world if self.rank == to else None
         with reliable():
             dist.gather_object(value, out, group=self.group, group_dst=to)
@@ -262,19 +366,29 @@ class _Complete:
 
 
 def as_elements(lost: Mask, per_block: int, chunk: int) -> Tensor:
-    """Which elements lie in lost blocks, bool (world * chunk,).
+    """Which elements lie in lost blocks.
 
     Args:
         lost: bool (world, blocks), by owner.
         per_block: Elements of a block.
         chunk: Elements of an owner's chunk, of which the last block may be shorter.
+
+    Returns:
+        bool (world * chunk,).
     """
     mask = np.repeat(lost, per_block, axis=1)[:, :chunk]
     return torch.from_numpy(np.ascontiguousarray(mask)).view(-1)
 
 
 def wait_all(works: Sequence[Work]) -> None:
-    """Waits for all, also after one has failed; then raises the first failure."""
+    """Waits for all, also after one has failed.
+
+    Args:
+        works: What was started.
+
+    Raises:
+        Exception: The first failure.
+    """
     failure: Exception | None = None
     for work in works:
         try:

@@ -22,7 +22,11 @@ PARAMETERS_DIFFER: Final = "ranks hold different parameters"
 
 @dataclass(frozen=True)
 class Agreement:
-    """What all ranks of a group must have alike."""
+    """What all ranks of a group must have alike.
+
+    Attributes:
+        collectives: Of the group.
+    """
 
     collectives: Collectives
     lines: Sequence[str]
@@ -32,7 +36,15 @@ class Agreement:
 
 
 def as_line(name: str, tensor: Tensor) -> str:
-    """A line: the name, dtype and shape, and how the elements lie, where not in their order."""
+    """A tensor as a line of text.
+
+    Args:
+        name: The tensor's.
+        tensor: The tensor.
+
+    Returns:
+        Name, dtype and shape, and how the elements lie where not in their order.
+    """
     text = f"{name} {tensor.dtype} {list(tensor.shape)}"
     if tensor.layout is not torch.strided:
         return f"{text} {tensor.layout}"
@@ -45,7 +57,14 @@ def as_line(name: str, tensor: Tensor) -> str:
 
 
 def as_lines(settings: Mapping[str, Any]) -> list[str]:
-    """Lines: arguments by name."""
+    """Arguments as lines of text.
+
+    Args:
+        settings: By name.
+
+    Returns:
+        A line for each.
+    """
     return [f"{name} = {value!r}" for name, value in settings.items()]
 
 

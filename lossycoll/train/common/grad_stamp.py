@@ -8,7 +8,11 @@ from torch import Tensor
 
 
 class GradStamp:
-    """The identity and version of a parameter's ``grad`` as it is now, which may be None."""
+    """The identity and version of a parameter's ``grad`` as it is now.
+
+    Args:
+        grad: The gradient; None if there is none.
+    """
 
     __slots__ = ("_grad", "_version")
 
@@ -17,7 +21,14 @@ class GradStamp:
         self._version = 0 if grad is None else grad._version
 
     def fits(self, grad: Tensor | None) -> bool:
-        """Whether ``grad`` is the same tensor, not written to since; or None again."""
+        """Whether a gradient is the same tensor, not written to since.
+
+        Args:
+            grad: The gradient; None if there is none.
+
+        Returns:
+            True also if there is none, again.
+        """
         if grad is None or self._grad is None:
             return grad is None and self._grad is None
         return grad is self._grad() and grad._version == self._version

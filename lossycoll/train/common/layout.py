@@ -25,7 +25,11 @@ FIRST_BUCKET_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ParameterSpec:
-    """A parameter that is to be laid out."""
+    """A parameter that is to be laid out.
+
+    Attributes:
+        shape: Its shape.
+    """
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -37,12 +41,20 @@ class ParameterSpec:
 
     @property
     def numel(self) -> int:
+        """Its elements."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class BucketMember:
-    """A parameter in its bucket, where it has elements ``begin`` to ``end``, with these strides."""
+    """A parameter in its bucket.
+
+    Attributes:
+        begin: The bucket's element at which it begins.
+        end: After its last one.
+        shape: Its shape.
+        stride: Its strides in the bucket, in elements.
+    """
 
     index: int
     """The parameter's, in order of registration."""
@@ -54,7 +66,13 @@ class BucketMember:
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """A range of elements of a bucket that is one rank's, and one parameter's."""
+    """A range of elements of a bucket that is one rank's, and one parameter's.
+
+    Attributes:
+        member: The parameter.
+        begin: The bucket's element at which it begins.
+        end: After its last one.
+    """
 
     member: BucketMember
     begin: int
@@ -68,7 +86,14 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """``size`` elements, of which each of ``world`` ranks owns as many."""
+    """What one collective carries.
+
+    Attributes:
+        key: Of all its parameters.
+        members: Its parameters, in order.
+        size: Its elements with padding, of which each rank owns as many.
+        world: The number of ranks.
+    """
 
     key: Hashable
     members: tuple[BucketMember, ...]
@@ -81,7 +106,14 @@ class Bucket:
         return self.size // self.world
 
     def fragments(self, rank: int) -> list[Fragment]:
-        """What ``rank`` owns, in order; empty where its chunk is padding alone."""
+        """What a rank owns.
+
+        Args:
+            rank: The owner.
+
+        Returns:
+            Its fragments, in order; none where its chunk is padding alone.
+        """
         first, last = rank * self.chunk, (rank + 1) * self.chunk
         return [
             Fragment(member, max(member.begin, first), min(member.end, last))
@@ -108,6 +140,9 @@ def lay_out(
         bucket_bytes: The size of a bucket.
         first_bytes: The size of the very first one, if that is less.
         start: The index of the first of ``specs``.
+
+    Returns:
+        The buckets.
     """
     limit = min(first_bytes, bucket_bytes)
     filling: dict[Hashable, list[int]] = {}
@@ -156,12 +191,27 @@ def _bytes(specs: Sequence[ParameterSpec], indices: Sequence[int]) -> int:
 
 
 def round_up(value: int, unit: int) -> int:
-    """The next multiple of ``unit``."""
+    """The next multiple.
+
+    Args:
+        value: What is rounded.
+        unit: Of what.
+
+    Returns:
+        The least multiple of ``unit`` that isn't below ``value``.
+    """
     return -(-value // unit) * unit
 
 
 def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of elements in the order of their indices, the last fastest."""
+    """The strides of elements in the order of their indices, the last fastest.
+
+    Args:
+        shape: A tensor's.
+
+    Returns:
+        Its strides, in elements.
+    """
     stride, out = 1, []
     for length in reversed(shape):
         out.append(stride)
@@ -170,7 +220,15 @@ def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether the elements fill a stretch of memory, each place once, in whatever order."""
+    """Whether the elements fill a stretch of memory, each place once, in whatever order.
+
+    Args:
+        shape: A tensor's.
+        stride: Its strides, in elements.
+
+    Returns:
+        False if there are gaps, or elements that share a place.
+    """
     expected = 1
     for step, length in sorted((s, n) for s, n in zip(stride, shape, strict=True) if n != 1):
         if step != expected:

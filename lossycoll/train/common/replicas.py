@@ -28,7 +28,12 @@ Groups = tuple[dist.ProcessGroup, ...]
 
 @dataclass(frozen=True)
 class Holding:
-    """What this rank holds of one parameter."""
+    """What this rank holds of one parameter.
+
+    Attributes:
+        name: The parameter's in the model.
+        parameter: The parameter.
+    """
 
     name: str
     parameter: nn.Parameter
@@ -39,6 +44,7 @@ class Holding:
 
     @property
     def replicas(self) -> int:
+        """How many ranks hold the same."""
         return math.prod(dist.get_world_size(group) for group in self.copies)
 
 
@@ -48,6 +54,9 @@ def holdings_of(model: nn.Module, group: dist.ProcessGroup | None) -> list[Holdi
     Args:
         model: Plain, wrapped by DDP or torch.compile, or sharded by fully_shard.
         group: The ranks that hold a copy of the model. None: DDP's, else the default group.
+
+    Returns:
+        What this rank holds of each.
 
     Raises:
         UnsupportedError: The model is FSDP1's, ``group`` was passed although parameters are
@@ -59,20 +68,41 @@ def holdings_of(model: nn.Module, group: dist.ProcessGroup | None) -> list[Holdi
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor, without autograd; a view."""
+    """What this rank holds of a tensor.
+
+    Args:
+        tensor: Plain, or a DTensor.
+
+    Returns:
+        A view without autograd.
+    """
     whole: Any = tensor
     held: Tensor = whole.to_local() if is_dtensor(tensor) else whole
     return held.detach()
 
 
 def is_dtensor(tensor: Tensor) -> bool:
+    """Whether a tensor is one of several ranks.
+
+    Args:
+        tensor: Any tensor.
+
+    Returns:
+        Whether it is a DTensor.
+    """
     # Importing it takes seconds, and whoever has one has done so.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
 
 def in_memory_order(tensor: Tensor) -> Tensor:
-    """All elements in one dimension, a view, in the order of memory.
+    """All elements in one dimension, in the order of memory.
+
+    Args:
+        tensor: Without gaps.
+
+    Returns:
+        (n,), a view.
 
     Raises:
         UnsupportedError: The tensor has gaps, or several elements share one place.
@@ -139,7 +169,15 @@ def _holding(name: str, parameter: nn.Parameter, group: dist.ProcessGroup | None
 
 
 def batches(tensors: list[Tensor], elements: int) -> Iterator[list[tuple[int, Tensor]]]:
-    """Spans (number of the tensor, one-dimensional view) of at most ``elements`` together."""
+    """Cuts tensors into spans, and puts these together in batches.
+
+    Args:
+        tensors: Without gaps.
+        elements: The most of a batch.
+
+    Yields:
+        The spans of one batch: (number of the tensor, one-dimensional view).
+    """
     batch: list[tuple[int, Tensor]] = []
     room = elements
     for number, tensor in enumerate(tensors):
@@ -156,5 +194,12 @@ def batches(tensors: list[Tensor], elements: int) -> Iterator[list[tuple[int, Te
 
 
 def as_real(tensor: Tensor) -> Tensor:
-    """Complex elements as pairs of real ones."""
+    """Complex elements as pairs of real ones.
+
+    Args:
+        tensor: Of any type.
+
+    Returns:
+        A view; the tensor itself if it isn't complex.
+    """
     return torch.view_as_real(tensor).flatten() if tensor.is_complex() else tensor

@@ -66,7 +66,11 @@ class Staleness:
         return mask if mask.any() else None
 
     def advance(self, arrived: Mask) -> None:
-        """One more step. ``arrived``: bool (world, blocks)."""
+        """Takes in one more step.
+
+        Args:
+            arrived: bool (world, blocks), by owner.
+        """
         self._steps += 1
         self.values += 1
         self.values[arrived] = 0
@@ -78,7 +82,15 @@ class Staleness:
 
 
 def histogram(ages: Iterable[Staleness], rank: int) -> tuple[int, ...]:
-    """How many blocks of other ranks have age 0, 1, ..., over several buckets."""
+    """How many blocks of other ranks have which age, over several buckets.
+
+    Args:
+        ages: Of each bucket.
+        rank: This rank, whose own blocks don't count.
+
+    Returns:
+        The number of blocks of age 0, 1, ...
+    """
     values = [np.delete(entry.values, rank, axis=0).ravel() for entry in ages]
     joined = np.concatenate(values) if values else np.zeros(0, np.int32)
     return tuple(int(count) for count in np.bincount(joined))

@@ -30,7 +30,12 @@ from .selection import Parts
 
 @dataclass(frozen=True, slots=True)
 class RowSum:
-    """Addends of a matrix's rows: ``values`` (k, n) for the rows ``index`` (k,)."""
+    """Addends of a matrix's rows.
+
+    Attributes:
+        index: int64 (k,), the rows.
+        values: (k, n), what is added to each of them.
+    """
 
     index: Tensor
     values: Tensor
@@ -56,17 +61,34 @@ class ErrorMemory:
         return True
 
     def parts(self, gradient: Tensor) -> Parts:
-        """What is to be compressed, (m, n), as a sum; changes nothing."""
+        """What is to be compressed; changes nothing.
+
+        Args:
+            gradient: (m, n), this rank's.
+
+        Returns:
+            An (m, n) matrix as a sum.
+        """
         return [(gradient, 1.0)]
 
     def accumulate(self, gradient: Tensor) -> Tensor:
-        """Takes a gradient in; returns the matrix that :meth:`select` reads."""
+        """Takes a gradient in.
+
+        Args:
+            gradient: (m, n), this rank's.
+
+        Returns:
+            (m, n), the matrix that :meth:`select` reads.
+        """
         return gradient
 
     def select(self, accumulated: Tensor, index: Tensor, out: Tensor) -> None:
-        """Writes c, the rows ``index`` (k,) of what is compressed, to ``out`` (k, n).
+        """Writes c, the chosen rows of what is compressed.
 
-        ``accumulated``: what :meth:`accumulate` returned.
+        Args:
+            accumulated: What :meth:`accumulate` returned.
+            index: int64 (k,), the rows.
+            out: (k, n), is filled.
         """
         rows = out if out.dtype == accumulated.dtype else accumulated.new_empty(out.shape)
         torch.index_select(accumulated, 0, index, out=rows)
@@ -93,7 +115,13 @@ class ErrorMemory:
             result.index_add_(0, rows.index, rows.values)
 
     def initialize(self, gradient: Tensor, delivered: Tensor, mean: Tensor) -> None:
-        """The first ``gradient`` was sent whole: ``delivered`` of it arrived, all have ``mean``."""
+        """Takes in the first gradient, which was sent whole.
+
+        Args:
+            gradient: (m, n), this rank's.
+            delivered: (m, n), what of it arrived, zeros elsewhere.
+            mean: (m, n), what all ranks got.
+        """
 
 
 class EF14Memory(ErrorMemory):
@@ -143,9 +171,10 @@ class EF21Memory(ErrorMemory):
 
 
 class EF21MMemory(EF21Memory):
-    """EF21 of the running average of this rank's gradients.
+    """EF21 of the running average of this rank's gradients (arXiv 2305.15155).
 
-    ``momentum``: eta, the weight of the new gradient in it.
+    Args:
+        momentum: eta, the weight of the new gradient in it, above 0 up to 1.
     """
 
     names: ClassVar[tuple[str, ...]] = ("own", "all", "average")
@@ -176,6 +205,14 @@ RULES: Final[Mapping[str, type[ErrorMemory]]] = {
 
 
 def memory_of(rule: str, momentum: float = 1.0) -> ErrorMemory:
-    """An empty memory of ``rule``, one of RULES. ``momentum``: of ``ef21m``."""
+    """Makes an empty memory.
+
+    Args:
+        rule: One of RULES.
+        momentum: That of ``ef21m``; others have none.
+
+    Returns:
+        The memory of one matrix.
+    """
     kind = RULES[rule]
     return EF21MMemory(momentum) if kind is EF21MMemory else kind()

@@ -19,11 +19,26 @@ class ParameterNames:
         self._known = False
 
     def set(self, named_parameters: Iterable[tuple[str, Tensor]]) -> None:
+        """Takes the parameters' own names.
+
+        Args:
+            named_parameters: (name, parameter) of each, as a module's ``named_parameters()``.
+        """
         self._keys = {parameter: name for name, parameter in named_parameters}
         self._known = True
 
     def keys(self, parameters: Iterable[Tensor]) -> list[str]:
-        """A key for each parameter. Raises TrainingError for one that has no name, if others do."""
+        """The keys by which gradients are known.
+
+        Args:
+            parameters: Those whose gradients are met now.
+
+        Returns:
+            One key for each, in order.
+
+        Raises:
+            TrainingError: A parameter has no name, and others do.
+        """
         out = []
         for parameter in parameters:
             if parameter not in self._keys:
@@ -37,5 +52,12 @@ class ParameterNames:
         return out
 
     def say(self, key: str) -> str:
-        """The parameter ``key`` as errors call it."""
+        """A parameter as errors call it.
+
+        Args:
+            key: One of :meth:`keys`.
+
+        Returns:
+            Its name in quotes, or its number.
+        """
         return repr(key) if self._known else f"parameter {key}"

@@ -15,7 +15,12 @@ from .error_memory import RULES, ErrorMemory, memory_of
 
 @dataclass
 class RankMemory:
-    """By the gradient's key. ``rule`` and ``momentum``: of error feedback."""
+    """By the gradient's key, what is remembered of it.
+
+    Attributes:
+        rule: That of error feedback.
+        momentum: That of the rule ``ef21m``.
+    """
 
     rule: str
     momentum: float
@@ -27,7 +32,14 @@ class RankMemory:
     """Of all gradients so far."""
 
     def of(self, key: str) -> ErrorMemory:
-        """The memory of the matrix ``key``."""
+        """The memory of a matrix; an empty one if there is none yet.
+
+        Args:
+            key: The gradient's.
+
+        Returns:
+            The memory.
+        """
         memory = self.matrices.get(key)
         if memory is None:
             memory = self.matrices[key] = memory_of(self.rule, self.momentum)
@@ -39,10 +51,12 @@ class RankMemory:
         return [(key, shape) for key, shape in sorted(self.shapes.items()) if key in begun]
 
     def nbytes(self) -> int:
+        """Bytes of all tensors that are remembered."""
         tensors = [t for memory in self.matrices.values() for t in memory.tensors.values()]
         return sum(t.numel() * t.element_size() for t in (*tensors, *self.residuals.values()))
 
     def state_dict(self) -> dict[str, Any]:
+        """Copies of all that is remembered, for :meth:`from_state_dict`."""
         return {
             "memories": {key: _copied(memory.tensors) for key, memory in self.matrices.items()},
             "shapes": dict(self.shapes),
@@ -53,7 +67,19 @@ class RankMemory:
     def from_state_dict(
         cls, rule: str, momentum: float, state_dict: Mapping[str, Any]
     ) -> RankMemory:
-        """What :meth:`state_dict` returned. Raises CheckpointError for another rule's tensors."""
+        """The memory that was saved.
+
+        Args:
+            rule: That of error feedback now.
+            momentum: That of the rule ``ef21m``.
+            state_dict: What :meth:`state_dict` returned.
+
+        Returns:
+            A memory with copies of its tensors.
+
+        Raises:
+            CheckpointError: The tensors are another rule's.
+        """
         found = cls(rule, momentum)
         names = RULES[rule].names
         for key, tensors in state_dict["memories"].items():

@@ -18,7 +18,14 @@ Parts = Sequence[tuple[Tensor, float]]
 
 
 def generator(*numbers: int) -> torch.Generator:
-    """A generator for this tuple of ``numbers``; torch's global one is not used."""
+    """Makes a generator of random numbers; torch's global one is not used.
+
+    Args:
+        numbers: Its seed; other numbers, or another order of them, make another generator.
+
+    Returns:
+        The generator, on the CPU.
+    """
     seed = 0
     for number in numbers:
         seed = (seed * 1_000_003 + number + 0x9E3779B9) % (1 << 62)
@@ -26,10 +33,19 @@ def generator(*numbers: int) -> torch.Generator:
 
 
 def directions(columns: int, sketch_dim: int, draw: torch.Generator, like: Tensor) -> Tensor:
-    """V^T / sqrt(r), (r, n) of independent N(0, 1), in the type and on the device of ``like``.
+    """V^T / sqrt(r) of independent N(0, 1).
 
     E ||V^T x / sqrt(r)||^2 = ||x||^2 for each row x: a sketch keeps norms on average, with a
     relative standard deviation of sqrt(2 / r). More ``columns`` begin with the same ones.
+
+    Args:
+        columns: n, the length of a row.
+        sketch_dim: r, numbers of a row's sketch.
+        draw: The generator, in the same state on all ranks.
+        like: Has the type and the device that are wanted.
+
+    Returns:
+        (r, n).
     """
     # torch draws normal numbers 16 at a time, and draws the last 16 again for any other length.
     v = torch.randn(-(-columns // 16) * 16, sketch_dim, generator=draw, dtype=torch.float32)
@@ -38,7 +54,15 @@ def directions(columns: int, sketch_dim: int, draw: torch.Generator, like: Tenso
 
 
 def sketch(parts: Parts, v: Tensor) -> Tensor:
-    """(G V / sqrt(r))^T of G, the sum of ``parts``: (r, m). One pass over each part."""
+    """(G V / sqrt(r))^T of a matrix G, in one pass over each part of it.
+
+    Args:
+        parts: G, (m, n), as a sum.
+        v: (r, n), what :func:`directions` returned.
+
+    Returns:
+        (r, m), one column for each row of G.
+    """
     (first, factor), *rest = parts
     out = torch.mm(v, first.t())
     if factor != 1.0:
@@ -49,9 +73,15 @@ def sketch(parts: Parts, v: Tensor) -> Tensor:
 
 
 def scores(sketch: Tensor) -> Tensor:
-    """The squared norm of each row's sketch, (m,), from (r, m), up to a common factor.
+    """The squared norm of each row's sketch, up to a common factor.
 
     It is relative to the largest entry, so that no square overflows, and none that counts vanishes.
+
+    Args:
+        sketch: (r, m), summed over the ranks.
+
+    Returns:
+        (m,), by row.
     """
     # Not a norm over a dimension: the library chooses in which order that adds.
     largest = sketch.abs().max()
@@ -63,7 +93,14 @@ def scores(sketch: Tensor) -> Tensor:
 
 
 def row_scores(parts: Parts) -> Tensor:
-    """The squared norm of each row of the sum of ``parts``, (m,); exact, of this rank alone."""
+    """The squared norm of each row; exact, of this rank alone.
+
+    Args:
+        parts: A matrix (m, n) as a sum.
+
+    Returns:
+        (m,), by row.
+    """
     (first, factor), *rest = parts
     total = first if not rest and factor == 1.0 else first * factor
     for tensor, factor in rest:
@@ -73,8 +110,15 @@ def row_scores(parts: Parts) -> Tensor:
 
 
 def best(scores: Tensor, k: int) -> Tensor:
-    """The indices of the ``k`` highest of ``scores`` (m,), ascending, int64; of equal ones the
-    first. NaN counts as highest."""
+    """The rows of the highest scores; of equal ones the first. NaN counts as highest.
+
+    Args:
+        scores: (m,), by row.
+        k: How many are wanted.
+
+    Returns:
+        int64 (min(k, m),), ascending.
+    """
     if k >= len(scores):
         return torch.arange(len(scores), device=scores.device)
     border = torch.topk(scores, k, sorted=True).values[-1]
@@ -89,5 +133,14 @@ def best(scores: Tensor, k: int) -> Tensor:
 
 
 def random_rows(rows: int, k: int, draw: torch.Generator) -> Tensor:
-    """``k`` of ``rows`` indices, each set equally likely, ascending, int64."""
+    """Draws rows, each set of them equally likely.
+
+    Args:
+        rows: m, all rows.
+        k: How many are wanted.
+        draw: The generator, in the same state on all ranks.
+
+    Returns:
+        int64 (k,), ascending.
+    """
     return torch.randperm(rows, generator=draw)[:k].sort().values

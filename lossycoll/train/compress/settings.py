@@ -21,8 +21,24 @@ DENSE_BELOW: Final = 1024
 
 @dataclass(frozen=True)
 class ARCTopKSettings:
-    """See :class:`~lossycoll.ARCTopKState`; the same on all ranks. Raises OptionError for a value
-    that is refused."""
+    """The arguments of an :class:`~lossycoll.ARCTopKState`, the same on all ranks.
+
+    Attributes:
+        ratio: mu, the share of each matrix's rows that is sent, above 0 up to 1.
+        sketch_dim: r, numbers of a row's sketch.
+        start_iter: Steps that send gradients whole before the first that chooses rows.
+        error_feedback: The rule, one of RULES.
+        momentum: eta of the rule ``ef21m``, above 0 up to 1.
+        method: How rows are chosen, one of METHODS.
+        sketch_dtype: The type in which sketches are summed; None: the gradient's, or float32
+            where that has fewer bits.
+        dense_below: A gradient of fewer elements is sent whole.
+        on_nonfinite: What becomes of NaN and infinity: ``"pass"`` or ``"raise"``.
+        seed: Of what is drawn.
+
+    Raises:
+        OptionError: A value that is refused.
+    """
 
     ratio: float = 0.2
     sketch_dim: int = 4

@@ -27,7 +27,16 @@ from .transport import Mean, mean, padded
 
 @dataclass
 class TrafficCounts:
-    """Numbers (not bytes) that this rank has handed to collectives, by what they are."""
+    """Numbers (not bytes) that this rank has handed to collectives, by what they are.
+
+    Attributes:
+        whole: Of gradients that are sent whole.
+        sketch: Of sketches.
+        rows: Of chosen rows.
+        indices: Of the rows that a rank has chosen by itself.
+        flags: That say whether something isn't finite.
+        bytes: All of these, in bytes.
+    """
 
     whole: int = 0
     sketch: int = 0
@@ -41,7 +50,12 @@ class TrafficCounts:
 
 @dataclass(eq=False)
 class BucketGradient:
-    """One gradient of a bucket."""
+    """One gradient of a bucket.
+
+    Attributes:
+        key: By which it is known from one step to the next.
+        tensor: This rank's; replaced by what is to be used.
+    """
 
     key: str
     name: str
@@ -65,10 +79,12 @@ class BucketGradient:
 
     @property
     def sends_rows(self) -> bool:
+        """Whether rows of it are chosen, rather than all of it sent."""
         return self.memory is not None and self.memory.ready
 
     @property
     def error_memory(self) -> ErrorMemory:
+        """The memory of a gradient whose rows are chosen."""
         assert self.memory is not None
         return self.memory
 
@@ -83,12 +99,24 @@ class BucketGradient:
         return len(self.index) * self.matrix.shape[1]
 
     def select(self, out: Tensor) -> None:
-        """Takes the gradient into the memory; writes the rows that are sent to ``out``."""
+        """Takes the gradient into the memory, and writes the rows that are sent.
+
+        Args:
+            out: (k * n,), is filled.
+        """
         accumulated = self.error_memory.accumulate(self.matrix)
         self.error_memory.select(accumulated, self.index, out.view(len(self.index), -1))
 
     def rows_of(self, index: Tensor, values: Tensor) -> RowSum:
-        """``values`` as rows of the matrix, in its type."""
+        """Elements of a collective as rows of the matrix, in its type.
+
+        Args:
+            index: int64 (k,), the rows.
+            values: (k * n,).
+
+        Returns:
+            The rows.
+        """
         return RowSum(index, values.view(len(index), -1).to(self.matrix.dtype))
 
     def write_back(self) -> None:
@@ -99,18 +127,40 @@ class BucketGradient:
 
 @dataclass(frozen=True, slots=True)
 class GradientSpan:
-    """The elements ``begin`` to ``end`` of a vector in which the ranks' gradients travel."""
+    """One gradient's elements of a vector in which the ranks' gradients travel.
+
+    Attributes:
+        gradient: Whose they are.
+        begin: The first of them.
+        end: After the last.
+    """
 
     gradient: BucketGradient
     begin: int
     end: int
 
     def of(self, flat: Tensor) -> Tensor:
+        """The span's elements.
+
+        Args:
+            flat: (..., n), the vector, or several of them.
+
+        Returns:
+            A view.
+        """
         return flat[..., self.begin : self.end]
 
 
 def spans_of(sizes: Iterable[tuple[BucketGradient, int]], begin: int = 0) -> list[GradientSpan]:
-    """A span for each gradient and its number of elements, one after another."""
+    """Puts gradients one after another.
+
+    Args:
+        sizes: Each gradient and its number of elements.
+        begin: Where the first one begins.
+
+    Returns:
+        A span for each.
+    """
     spans = []
     for gradient, size in sizes:
         spans.append(GradientSpan(gradient, begin, begin + size))
@@ -119,13 +169,28 @@ def spans_of(sizes: Iterable[tuple[BucketGradient, int]], begin: int = 0) -> lis
 
 
 def end_of(spans: Sequence[GradientSpan]) -> int:
+    """Where the last span ends.
+
+    Args:
+        spans: In order.
+
+    Returns:
+        The index after it; 0 if there is none.
+    """
     return spans[-1].end if spans else 0
 
 
 @torch.no_grad()
 def mean_whole(flat: Tensor, collectives: Collectives, counts: TrafficCounts) -> None:
-    """Replaces ``flat`` by its mean over the ranks, the same on all; over a lossy group by the mean
-    of what arrived."""
+    """Replaces a vector by its mean over the ranks, the same on all.
+
+    Over a lossy group it is the mean of what arrived.
+
+    Args:
+        flat: (n,), in place.
+        collectives: Of the ranks.
+        counts: Grows by what is sent.
+    """
     counts.whole += flat.numel()
     counts.bytes += flat.numel() * flat.element_size()
     if not collectives.may_lose:

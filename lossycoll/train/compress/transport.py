@@ -19,15 +19,29 @@ from lossycoll.train.common.staleness import Mask
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """The mean of all ranks' vectors, and which elements of this rank's were lost on the way: bool
-    [n], None if none were, or if nobody wants to know."""
+    """The mean of all ranks' vectors.
+
+    Attributes:
+        values: (n,), the same on all ranks.
+        lost: bool (n,), the elements of this rank's vector that were lost on the way. None if none
+            were, or if nobody wants to know.
+    """
 
     values: Tensor
     lost: Tensor | None
 
 
 def padded(collectives: Collectives, numel: int, like: Tensor) -> Tensor:
-    """An empty vector of ``numel`` elements, and zeros up to an equal chunk for each rank."""
+    """Makes a vector that splits into an equal chunk for each rank.
+
+    Args:
+        collectives: Of the ranks.
+        numel: Elements that are used, which are left uninitialized; zeros follow.
+        like: Has the type and the device that are wanted.
+
+    Returns:
+        (n,), n the next multiple of the world.
+    """
     chunk = -(-numel // collectives.world)
     out = like.new_empty(chunk * collectives.world)
     out[numel:].zero_()
@@ -35,10 +49,19 @@ def padded(collectives: Collectives, numel: int, like: Tensor) -> Tensor:
 
 
 def mean(collectives: Collectives, flat: Tensor, *, feedback: bool) -> Mean:
-    """The mean over the ranks of ``flat``, which :func:`padded` has made and which stays.
+    """The mean over the ranks.
 
-    With ``feedback`` what is lost counts as zero, and is reported. Without it the mean is over the
-    contributions that arrived. Raises PeerLostError, on all ranks, after the loss of a rank.
+    Args:
+        collectives: Of the ranks.
+        flat: (n,), this rank's, which :func:`padded` has made and which stays.
+        feedback: Whether what is lost counts as zero, and is reported. Otherwise the mean is over
+            the contributions that arrived.
+
+    Returns:
+        The mean, and what of ``flat`` isn't in it.
+
+    Raises:
+        PeerLostError: On all ranks, after the loss of a rank.
     """
     if not collectives.may_lose:
         total = flat.clone()
@@ -58,8 +81,17 @@ def mean(collectives: Collectives, flat: Tensor, *, feedback: bool) -> Mean:
 
 
 def check_members(collectives: Collectives) -> None:
-    """Raises PeerLostError, on all ranks, if the last collective was made without a rank: what that
-    rank remembered is lost, and the means are of ranks that are not there any more."""
+    """Checks that the last collective was made with all ranks.
+
+    Otherwise what a lost rank remembered is lost, and the means are of ranks that are not there any
+    more.
+
+    Args:
+        collectives: Of the ranks.
+
+    Raises:
+        PeerLostError: It was not; on all ranks.
+    """
     lost = collectives.agreed_lost()
     if lost:
         raise PeerLostError(

@@ -32,7 +32,12 @@ class SilentOwners:
         """Steps since, by owner."""
 
     def note(self, arrived: Mask, now: float) -> None:
-        """One more step. ``arrived``: bool (world, blocks); ``now``: seconds."""
+        """Takes in one more step.
+
+        Args:
+            arrived: bool (world, blocks), by owner.
+            now: Seconds.
+        """
         came = arrived.any(axis=1) | (np.arange(len(arrived)) == self._rank)
         self.blocks = np.where(came, 0, self.blocks + arrived.shape[1])
         self.steps = np.where(came, 0, self.steps + 1)
@@ -40,11 +45,28 @@ class SilentOwners:
         self._since = np.where(np.isnan(self._since), now, self._since)
 
     def last_arrival(self, owner: int) -> float:
-        """When a block of ``owner`` last arrived, or should have for the first time; seconds."""
+        """When a block last arrived, or should have for the first time.
+
+        Args:
+            owner: Of whom.
+
+        Returns:
+            Seconds, as ``now`` of :meth:`note`.
+        """
         return float(self._since[owner])
 
     def dead(self, now: float, link_timeout: float) -> list[int]:
-        """Owners whose links are dead: nothing arrived in SWEEPS sweeps and BLOCKS blocks in a row,
-        nor within ``link_timeout`` seconds. A link that is away for less has only lost much."""
+        """Owners whose links are dead.
+
+        Nothing arrived in SWEEPS sweeps and BLOCKS blocks in a row, nor within the link's
+        timeout. A link that is away for less has only lost much.
+
+        Args:
+            now: Seconds.
+            link_timeout: Seconds.
+
+        Returns:
+            Their ranks, in rising order.
+        """
         silent = (self.steps >= SWEEPS * self._period) & (now - self._since >= link_timeout)
         return [int(owner) for owner in np.flatnonzero(silent & (self.blocks >= BLOCKS))]

@@ -18,7 +18,14 @@ ALIGN: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Elements ``begin`` to ``end`` of tensor number ``tensor``, from byte ``at`` of a chunk on."""
+    """A range of elements of one tensor in a chunk.
+
+    Attributes:
+        tensor: The tensor's number.
+        begin: The first element.
+        end: After the last.
+        at: The byte of the chunk at which they begin.
+    """
 
     tensor: int
     begin: int
@@ -28,7 +35,12 @@ class Piece:
 
 @dataclass(frozen=True)
 class Slices:
-    """All tensors, cut into ``period`` slices of ``world`` chunks."""
+    """All tensors, cut into slices of chunks.
+
+    Attributes:
+        period: The number of slices.
+        world: Chunks of each: one for each rank.
+    """
 
     period: int
     world: int
@@ -39,10 +51,25 @@ class Slices:
     there are fewer bytes than chunks."""
 
     def of(self, number: int) -> tuple[tuple[Piece, ...], ...]:
-        """The chunks of slice ``number``."""
+        """The chunks of a slice.
+
+        Args:
+            number: The slice's.
+
+        Returns:
+            The pieces of each chunk.
+        """
         return self.chunks[number * self.world : (number + 1) * self.world]
 
     def empty(self, number: int) -> bool:
+        """Whether there is nothing in a slice.
+
+        Args:
+            number: The slice's.
+
+        Returns:
+            True where there are fewer bytes than chunks before it.
+        """
         return not any(self.of(number))
 
 
@@ -53,6 +80,9 @@ def slice_up(sizes: Sequence[tuple[int, int]], period: int, world: int) -> Slice
         sizes: (elements, bytes of an element) of each tensor; the bytes divide ALIGN.
         period: The number of slices.
         world: The number of ranks.
+
+    Returns:
+        The slices, the same on all ranks.
     """
     begins, total = [], 0
     for elements, itemsize in sizes:
@@ -71,6 +101,17 @@ def slice_up(sizes: Sequence[tuple[int, int]], period: int, world: int) -> Slice
 
 
 def slice_owner(number: int, chunk: int, sweep: int, world: int) -> int:
-    """The rank whose values of a chunk of slice ``number`` all take. Over ``world`` sweeps each
-    rank owns each chunk once, and in every slice each rank owns one."""
+    """The rank whose values of a chunk all take.
+
+    Over ``world`` sweeps each rank owns each chunk once, and in every slice each rank owns one.
+
+    Args:
+        number: The slice's.
+        chunk: The chunk's number in it.
+        sweep: How often all slices were sent before.
+        world: The number of ranks.
+
+    Returns:
+        The owner's rank.
+    """
     return (chunk + number + sweep) % world

@@ -22,7 +22,13 @@ DTYPES: Final = (
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A parameter, or with ``key`` a tensor of its state."""
+    """A parameter, or a tensor of its state.
+
+    Attributes:
+        name: As errors call it.
+        parameter: The parameter.
+        key: That of the state; None for the parameter itself.
+    """
 
     name: str
     parameter: nn.Parameter
@@ -30,10 +36,18 @@ class Source:
 
     @property
     def identity(self) -> tuple[str, int]:
+        """What tells it from others, also of another optimizer."""
         return self.name, id(self.parameter)
 
     def tensor(self, optimizer: Optimizer) -> Tensor | None:
-        """What is there now; None for state that isn't any more."""
+        """What is there now.
+
+        Args:
+            optimizer: That has the state.
+
+        Returns:
+            This rank's part, a view; None for state that isn't there any more.
+        """
         if self.key is None:
             return local(self.parameter)
         value = optimizer.state.get(self.parameter, {}).get(self.key)
@@ -42,7 +56,13 @@ class Source:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a tensor lies in memory."""
+    """How a tensor lies in memory.
+
+    Attributes:
+        dtype: Its type.
+        shape: Its shape.
+        stride: Elements from one index to the next, by dimension.
+    """
 
     dtype: torch.dtype
     shape: torch.Size
@@ -50,6 +70,14 @@ class Layout:
 
 
 def layout_of(tensor: Tensor) -> Layout:
+    """How a tensor lies in memory now.
+
+    Args:
+        tensor: The tensor.
+
+    Returns:
+        Its layout.
+    """
     return Layout(tensor.dtype, tensor.shape, tensor.stride())
 
 
@@ -57,6 +85,14 @@ def stepped(
     model: nn.Module, optimizer: Optimizer, group: dist.ProcessGroup | None
 ) -> list[Holding]:
     """The model's parameters that the optimizer steps.
+
+    Args:
+        model: As in ``holdings_of``.
+        optimizer: Made of its parameters.
+        group: The ranks that hold a copy of the model; None: DDP's, else the default group.
+
+    Returns:
+        What this rank holds of each.
 
     Raises:
         UnsupportedError: There are none.
@@ -76,7 +112,16 @@ def stepped(
 
 
 def sources_of(holdings: Sequence[Holding], optimizer: Optimizer, *, state: bool) -> list[Source]:
-    """The parameters; with ``state`` each is followed by its element-wise state."""
+    """What is to be kept together.
+
+    Args:
+        holdings: The parameters.
+        optimizer: That steps them.
+        state: Whether each is followed by its element-wise state.
+
+    Returns:
+        The tensors, in the same order on all ranks.
+    """
     sources = []
     for holding in holdings:
         sources.append(Source(holding.name, holding.parameter, None))
@@ -88,6 +133,12 @@ def sources_of(holdings: Sequence[Holding], optimizer: Optimizer, *, state: bool
 
 def group_of(holdings: Sequence[Holding]) -> dist.ProcessGroup:
     """The one group that holds copies of all of them.
+
+    Args:
+        holdings: The parameters.
+
+    Returns:
+        The group.
 
     Raises:
         UnsupportedError: There is none, or several.
@@ -112,7 +163,13 @@ def group_of(holdings: Sequence[Holding]) -> dist.ProcessGroup:
 
 
 def device_of(tensors: Sequence[tuple[str, Tensor]]) -> torch.device:
-    """The one device of all tensors, given with their names.
+    """The one device of all tensors.
+
+    Args:
+        tensors: (name, tensor) of each.
+
+    Returns:
+        The device.
 
     Raises:
         UnsupportedError: They are on several, or one can't be sent.

@@ -53,17 +53,36 @@ class GradientAveraging(Protocol):
     def average(self, submit: Submit) -> Work | None:
         """Replaces the gradients by the mean over the ranks.
 
-        Calls ``submit`` once, at the same place among the collectives on all ranks, and returns
-        what that returned.
+        Args:
+            submit: Is called once, at the same place among the collectives on all ranks.
+
+        Returns:
+            What ``submit`` returned.
         """
 
     def finish(self, grad_counts: Tensor, factor: float) -> None:
-        """Multiplies the gradients by ``factor``. ``grad_counts``: the sums of the flags."""
+        """Multiplies the gradients by a factor.
+
+        Args:
+            grad_counts: float64 (n,), the sums of the flags over the ranks.
+            factor: From the mean over the ranks to the mean over the completed micro-batches.
+        """
 
 
 def averaging_of(model: object, group: dist.ProcessGroup | None) -> GradientAveraging:
-    """The way of averaging for ``model``: DDP (compiled or not), a ShardedOptimizer, or a plain
-    module. Raises UnsupportedError for anything else, OptionError for a superfluous ``group``."""
+    """The way of averaging for a model.
+
+    Args:
+        model: DDP (compiled or not), a ShardedOptimizer, or a plain module.
+        group: The ranks that average; None: the model's own, else the default group.
+
+    Returns:
+        The averaging.
+
+    Raises:
+        UnsupportedError: Another model, or one whose passes talk to other ranks.
+        OptionError: A group for a model that has its own.
+    """
     if isinstance(model, ShardedOptimizer):
         _check_no_group(group, "a ShardedOptimizer")
         return ShardedAveraging(model)

@@ -23,8 +23,17 @@ from .gradients import NO_FLAGS, Submit, grad_flags_of, scale_gradients
 
 
 class DdpAveraging:
-    """Has DDP reduce, whatever its find_unused_parameters, static_graph, views of buckets and comm
-    hooks. Raises UnsupportedError for the options with which DDP reduces elsewhere."""
+    """Has DDP reduce.
+
+    Its find_unused_parameters, static_graph, views of buckets and comm hooks are served.
+
+    Args:
+        model: The wrapped module.
+
+    Raises:
+        UnsupportedError: An option with which DDP reduces elsewhere than in the backward pass.
+        TrainingError: Parameters were frozen or unfrozen since DDP was constructed.
+    """
 
     optimizer = None
 
@@ -52,6 +61,11 @@ class DdpAveraging:
         )
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
+        """As :meth:`~.averaging.GradientAveraging.no_sync`.
+
+        Raises:
+            UnsupportedError: Within DDP's ``join``.
+        """
         if self._model._join_config.enable:
             raise UnsupportedError(
                 "DropCompute can't be used within DistributedDataParallel.join(), nor after it, as "
@@ -66,6 +80,7 @@ class DdpAveraging:
         return scope
 
     def average(self, submit: Submit) -> Work | None:
+        """As :meth:`~.averaging.GradientAveraging.average`."""
         submitted = self._empty_pass(submit)
         if self._order is not None and self._model._has_rebuilt_buckets:
             self._order.remove()
@@ -74,10 +89,12 @@ class DdpAveraging:
 
     @property
     def grad_flags(self) -> Tensor:
+        """As :attr:`~.averaging.GradientAveraging.grad_flags`."""
         # Only in a static graph does DDP leave zeros where no rank had a gradient.
         return grad_flags_of(self.parameters) if self._model.static_graph else NO_FLAGS
 
     def finish(self, grad_counts: Tensor, factor: float) -> None:
+        """As :meth:`~.averaging.GradientAveraging.finish`."""
         if self._model.static_graph:
             for parameter, count in zip(self.parameters, grad_counts.tolist(), strict=True):
                 if not count:

@@ -18,7 +18,10 @@ class LoopGuard:
     """Raises TrainingError while a loop is open, or if the averaging at its end has failed.
 
     It is asked when the next loop begins, and when any optimizer steps that has a parameter whose
-    gradient ``averaging`` averages. The hook of the optimizers goes when the guard does.
+    gradient is averaged. The hook of the optimizers goes when the guard does.
+
+    Args:
+        averaging: That of the gradients.
     """
 
     def __init__(self, averaging: GradientAveraging) -> None:
@@ -32,17 +35,31 @@ class LoopGuard:
         weakref.finalize(self, hook.remove)
 
     def loop_began(self, loop: MicroBatches[Any]) -> None:
+        """Takes in that a loop is open.
+
+        Args:
+            loop: The loop; it may be dropped without an end.
+        """
         self._loop = weakref.ref(loop)
 
     def loop_ended(self) -> None:
+        """Takes in that the loop's gradients are averaged."""
         self._loop = None
 
     def loop_failed(self, error: BaseException) -> None:
-        """``error`` could not be raised where it occurred."""
+        """Takes in an error that could not be raised where it occurred.
+
+        Args:
+            error: The error.
+        """
         self._failure = error
 
     def check(self) -> None:
-        """Raises TrainingError if a loop is open, or for a failure, once."""
+        """Checks that gradients are averaged.
+
+        Raises:
+            TrainingError: A loop is open; or for a failure, once.
+        """
         rank = self._averaging.collectives
         failure, self._failure = self._failure, None
         if failure is not None:

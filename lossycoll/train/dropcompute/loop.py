@@ -25,10 +25,18 @@ class LoopListener(Protocol):
         """The micro-batch handed out last does not come again."""
 
     def loop_ended(self, loop: MicroBatches[Any]) -> None:
-        """The loop is over: the ranks are to average what they have. May raise."""
+        """The loop is over: the ranks are to average what they have. May raise.
+
+        Args:
+            loop: The loop.
+        """
 
     def loop_failed(self, error: BaseException) -> None:
-        """:meth:`loop_ended` has raised ``error`` where nobody could catch it."""
+        """:meth:`loop_ended` has raised an error where nobody could catch it.
+
+        Args:
+            error: The error.
+        """
 
 
 class MicroBatches(Generic[T]):
@@ -134,7 +142,14 @@ class MicroBatches(Generic[T]):
         self._listener.loop_ended(self)
 
     def record(self, wanted: int) -> StepRecord:
-        """What became of the step, of which ``wanted`` micro-batches are a full one."""
+        """What became of the step.
+
+        Args:
+            wanted: Micro-batches of a full step.
+
+        Returns:
+            The record, also of a loop that is still open.
+        """
         return StepRecord(
             tuple(self.laps), self._completed, len(self.returned), wanted, self._stopped
         )

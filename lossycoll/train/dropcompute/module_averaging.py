@@ -18,8 +18,15 @@ from .gradients import Submit, grad_flags_of, scale_gradients
 
 
 class ModuleAveraging:
-    """Sends the gradients of ``model`` in buckets, each rank's divided by the world's size, and
-    adds them up. A single rank sends nothing."""
+    """Averages the gradients of a plain module.
+
+    They go in buckets, each rank's divided by the world's size, and are added up. A single rank
+    sends nothing.
+
+    Args:
+        model: The module.
+        group: The ranks that average; None: the default group.
+    """
 
     optimizer = None
 
@@ -35,17 +42,21 @@ class ModuleAveraging:
 
     @property
     def parameters(self) -> Sequence[Parameter]:
+        """As :attr:`~.averaging.GradientAveraging.parameters`."""
         return [p for p in self._model.parameters() if p.requires_grad]
 
     @property
     def grad_flags(self) -> Tensor:
+        """As :attr:`~.averaging.GradientAveraging.grad_flags`."""
         return grad_flags_of(self.parameters)
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
+        """As :meth:`~.averaging.GradientAveraging.no_sync`."""
         return contextlib.nullcontext()
 
     @torch.no_grad()
     def average(self, submit: Submit) -> Work | None:
+        """As :meth:`~.averaging.GradientAveraging.average`."""
         submitted = submit()
         if self.collectives.world == 1:
             return submitted
@@ -60,6 +71,7 @@ class ModuleAveraging:
 
     @torch.no_grad()
     def finish(self, grad_counts: Tensor, factor: float) -> None:
+        """As :meth:`~.averaging.GradientAveraging.finish`."""
         if self.collectives.world > 1:
             counts = grad_counts.tolist()
             for parameter, view, count in zip(self._laid_out, self._views, counts, strict=True):

@@ -75,7 +75,16 @@ class DropReport:
 
 
 def after_step(report: DropReport, record: StepRecord, outcome: StepOutcome) -> DropReport:
-    """``report`` with one more step."""
+    """Adds a step to a report.
+
+    Args:
+        report: Before the step.
+        record: What this rank did in it.
+        outcome: What all ranks know of it.
+
+    Returns:
+        The report after the step.
+    """
     completed, dropped = round(outcome.sums.completed), round(outcome.sums.dropped)
     return replace(
         report,
@@ -112,15 +121,29 @@ SECONDS: Final = ("seconds", "saved", "threshold")
 
 
 def pack(report: DropReport) -> Table:
-    """``report`` without the rank and the last step: int64 [COUNTS + SECONDS], seconds in ns, -1
-    for inf."""
+    """A report as numbers, without the rank and the last step.
+
+    Args:
+        report: Of one rank.
+
+    Returns:
+        int64 (COUNTS + SECONDS,), seconds in ns, -1 for inf.
+    """
     seconds = [getattr(report, name) for name in SECONDS]
     in_ns = [round(s * NANO) if math.isfinite(s) else -1 for s in seconds]
     return np.array([*(getattr(report, name) for name in COUNTS), *in_ns], np.int64)
 
 
 def unpack(rank: int, row: Table) -> DropReport:
-    """The inverse of :func:`pack`, of rank ``rank``."""
+    """The inverse of :func:`pack`.
+
+    Args:
+        rank: Whose report it is.
+        row: What :func:`pack` returned there.
+
+    Returns:
+        The report.
+    """
     values: list[int] = row.tolist()
     counts, in_ns = values[: len(COUNTS)], values[len(COUNTS) :]
     seconds = [ns / NANO if ns >= 0 else math.inf for ns in in_ns]

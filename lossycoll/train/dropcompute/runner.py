@@ -38,7 +38,14 @@ SHORT_STEPS: Final = 3
 
 
 class StepRunner:
-    """Starts each step's loop and, as the loop's :class:`~.loop.LoopListener`, ends the step."""
+    """Starts each step's loop and, as the loop's :class:`~.loop.LoopListener`, ends the step.
+
+    Args:
+        settings: The same on all ranks.
+        averaging: That of the gradients.
+        source: Where batches come from.
+        watch: Measures compute.
+    """
 
     def __init__(
         self,
@@ -65,7 +72,14 @@ class StepRunner:
     # ---- the start of a step ----
 
     def start(self, batches: Iterable[T]) -> MicroBatches[T]:
-        """Starts a step over ``batches``."""
+        """Starts a step.
+
+        Args:
+            batches: As :class:`~lossycoll.DropCompute` takes them.
+
+        Returns:
+            The loop over them.
+        """
         self._guard.check()
         self._check_cleared()
         source = self._source.open(batches)
@@ -127,12 +141,15 @@ class StepRunner:
     # ---- its end ----
 
     def batch_used(self) -> None:
+        """As :meth:`~.loop.LoopListener.batch_used`."""
         self._source.used_one()
 
     def loop_failed(self, error: BaseException) -> None:
+        """As :meth:`~.loop.LoopListener.loop_failed`."""
         self._guard.loop_failed(error)
 
     def loop_ended(self, loop: MicroBatches[Any]) -> None:
+        """As :meth:`~.loop.LoopListener.loop_ended`."""
         self._guard.loop_ended()
         self._no_sync.close()
         record = loop.record(self._source.wanted)
@@ -216,6 +233,7 @@ class StepRunner:
     # ---- the report ----
 
     def report(self) -> DropReport:
+        """What this rank has done so far."""
         return replace(
             self._report,
             threshold=self.threshold.seconds,

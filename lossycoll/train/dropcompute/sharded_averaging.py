@@ -15,7 +15,11 @@ from .gradients import NO_FLAGS, Submit
 
 
 class ShardedAveraging:
-    """Has the optimizer reduce, and scales the gradients of this rank's fragments."""
+    """Has the optimizer reduce, and scales the gradients of this rank's fragments.
+
+    Args:
+        optimizer: That steps with them.
+    """
 
     grad_flags = NO_FLAGS
 
@@ -25,16 +29,20 @@ class ShardedAveraging:
 
     @property
     def parameters(self) -> Sequence[Parameter]:
+        """As :attr:`~.averaging.GradientAveraging.parameters`."""
         return self.optimizer.sharded_parameters
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
+        """As :meth:`~.averaging.GradientAveraging.no_sync`."""
         return self.optimizer.no_sync()
 
     def average(self, submit: Submit) -> Work | None:
+        """As :meth:`~.averaging.GradientAveraging.average`."""
         submitted = submit()
         self.optimizer.reduce_gradients()
         return submitted
 
     def finish(self, grad_counts: Tensor, factor: float) -> None:
+        """As :meth:`~.averaging.GradientAveraging.finish`."""
         if factor != 1.0:
             self.optimizer.scale_gradients(factor)

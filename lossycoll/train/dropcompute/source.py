@@ -17,7 +17,11 @@ T = TypeVar("T")
 
 
 class PeekingIterator(Generic[T]):
-    """An iterator that can say whether there is more."""
+    """An iterator that can say whether there is more.
+
+    Args:
+        source: What it yields.
+    """
 
     def __init__(self, source: Iterator[T]) -> None:
         self._source = source
@@ -30,6 +34,7 @@ class PeekingIterator(Generic[T]):
         return self._next.pop() if self._next else next(self._source)
 
     def has_more(self) -> bool:
+        """Whether there is more; draws the next one for that."""
         if not self._next:
             self._next.extend(_first(self._source))
         return bool(self._next)
@@ -41,6 +46,10 @@ class BatchSource:
     A list's leftovers are :attr:`dropped`, and with ``requeue`` the next list follows them. From an
     iterator only the micro-batch that was left for being late was drawn in vain: it comes first in
     the next step.
+
+    Args:
+        micro_batches: Those of a full step.
+        requeue: Whether leftovers come again.
     """
 
     def __init__(self, micro_batches: int, requeue: bool) -> None:
@@ -69,13 +78,30 @@ class BatchSource:
         return min(self._micro_batches, len(self._listed))
 
     def sampler(self, batches: Any) -> RequeueSampler:
-        """A sampler over ``batches`` that hears which of them were used."""
+        """Makes a sampler that hears which batches were used.
+
+        Args:
+            batches: A batch sampler.
+
+        Returns:
+            The sampler.
+        """
         sampler = RequeueSampler(batches)
         self._samplers.append(sampler)
         return sampler
 
     def open(self, batches: Iterable[T]) -> Iterator[T]:
-        """Begins a step with ``batches``. Raises OptionError for a DataLoader."""
+        """Begins a step.
+
+        Args:
+            batches: Its batches.
+
+        Returns:
+            An iterator over them, after those that come again.
+
+        Raises:
+            OptionError: A DataLoader, which starts again with each loop.
+        """
         if isinstance(batches, DataLoader):
             raise OptionError(
                 "a DataLoader starts again with each loop; pass iter(loader), made once per epoch"
@@ -96,8 +122,12 @@ class BatchSource:
             sampler.done()
 
     def close(self, record: StepRecord, returned: Sequence[Any]) -> None:
-        """Ends the step and keeps what is to come again. ``returned``: the batch that was left for
-        being late, if there is one."""
+        """Ends the step and keeps what is to come again.
+
+        Args:
+            record: What became of the step.
+            returned: The batch that was left for being late, if there is one.
+        """
         if self._listed is None:
             self._returned = returned
         else:

@@ -34,6 +34,7 @@ class StepRecord:
 
     @property
     def dropped(self) -> int:
+        """Micro-batches that were dropped because of the threshold."""
         return self.wanted - self.used if self.stopped else 0
 
     @property
@@ -56,7 +57,12 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class StepSums:
-    """What the ranks add up when a step ends: one rank's addends, or the sums over all ranks."""
+    """What the ranks add up when a step ends: one rank's addends, or the sums over all ranks.
+
+    Attributes:
+        warm_up_left_squared: The square of ``warm_up_left``; the sums show by it whether ranks
+            differ.
+    """
 
     completed: float
     """Micro-batches."""
@@ -73,16 +79,38 @@ class StepSums:
     """Ranks that have more batches."""
 
     def pack(self, grad_flags: Tensor) -> Tensor:
-        """The addends with ``grad_flags`` (float64 [n]) behind them: float64 [FIELDS + n]."""
+        """The addends as numbers.
+
+        Args:
+            grad_flags: float64 (n,), which follow them.
+
+        Returns:
+            float64 (FIELDS + n,).
+        """
         return torch.cat([torch.tensor(astuple(self), dtype=torch.float64), grad_flags])
 
     @classmethod
     def unpack(cls, packed: Tensor, share: float) -> StepSums:
-        """The inverse of :meth:`pack`, without the flags. ``share``: the factor to apply."""
+        """The inverse of :meth:`pack`, without the flags.
+
+        Args:
+            packed: float64 (FIELDS + n,), summed over the ranks.
+            share: What they are multiplied by.
+
+        Returns:
+            The sums.
+        """
         return cls(*(packed[:FIELDS] * share).tolist())
 
     def warm_up_differs(self, ranks: int) -> bool:
-        """Whether the ``ranks`` have different numbers of warm-up steps left."""
+        """Whether ranks have different numbers of warm-up steps left.
+
+        Args:
+            ranks: How many have added up.
+
+        Returns:
+            True if their variance isn't 0.
+        """
         mean = self.warm_up_left / ranks
         return self.warm_up_left_squared / ranks - mean * mean > 1e-6
 
@@ -93,7 +121,11 @@ FIELDS: Final = len(fields(StepSums))
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What all ranks know once a step is averaged."""
+    """What all ranks know once a step is averaged.
+
+    Attributes:
+        sums: Over the ranks.
+    """
 
     sums: StepSums
     ranks: int

@@ -29,6 +29,9 @@ class Threshold:
     One that is given stays. One that is measured goes through warm-up (nothing is dropped), due
     (the ranks exchange their tables and :meth:`adopt` them) and use, and back to the warm-up once
     any rank finds it :attr:`outdated`.
+
+    Args:
+        settings: The same on all ranks.
     """
 
     def __init__(self, settings: DropSettings) -> None:
@@ -55,12 +58,20 @@ class Threshold:
     # ---- step by step ----
 
     def step_began(self, since: float | None) -> None:
-        """A step begins, ``since`` seconds after the one before (None: unknown)."""
+        """Takes in that a step begins.
+
+        Args:
+            since: Seconds since the one before began; None: unknown.
+        """
         if len(self._walls) < len(self._laps):
             self._walls.append(since)
 
     def step_ended(self, laps: Sequence[float]) -> None:
-        """A step of this rank ends; ``laps``: the seconds of each of its micro-batches."""
+        """Takes in that a step of this rank ends.
+
+        Args:
+            laps: Seconds of each of its micro-batches.
+        """
         if not self.measured:
             return
         if self.warm_up_left:
@@ -104,9 +115,11 @@ class Threshold:
     # ---- what the ranks exchange ----
 
     def table(self) -> Table:
-        """This rank's warm-up, in ns: int64 [steps, micro-batches + 1].
+        """This rank's warm-up as numbers, for the exchange.
 
-        A row ends with the seconds until the next step began. 0 is no micro-batch, or unknown.
+        Returns:
+            ns, int64 (steps, micro-batches + 1). A row ends with the time until the next step
+            began. 0 is no micro-batch, or unknown.
         """
         settings = self._settings
         out = np.zeros((settings.warm_up, settings.micro_batches + 1), np.int64)

@@ -27,11 +27,19 @@ class PassStatus:
         self._world = world
 
     def note_used(self, index: int) -> None:
-        """Parameter ``index`` has a gradient at this rank."""
+        """Takes in that a parameter has a gradient at this rank.
+
+        Args:
+            index: The parameter's.
+        """
         self.flags[self._world + index] = 1
 
     def note_bad(self, rank: int) -> None:
-        """The gradients of ``rank`` hold NaN or infinity."""
+        """Takes in that gradients hold NaN or infinity.
+
+        Args:
+            rank: Whose.
+        """
         self.flags[rank] = 1
 
     @property
@@ -51,7 +59,11 @@ def pass_number() -> int:
 
 
 def at_end(callback: Callable[[], None]) -> None:
-    """Calls ``callback`` when the running backward pass ends, unless it raises."""
+    """Has something called when the running backward pass ends, unless that raises.
+
+    Args:
+        callback: What is called.
+    """
     engine: Any = torch.autograd.Variable._execution_engine
     engine.queue_callback(callback)
 
@@ -63,6 +75,9 @@ def is_nested() -> bool:
     doesn't expose it; the number of a pass says nothing of an outer one; in a hook the current
     node is the inner pass's; the outer pass is run by torch's checkpoint, so nothing can be
     passed along; and no callback tells that a pass has raised, which looks the same otherwise.
+
+    Returns:
+        False also outside of a pass.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

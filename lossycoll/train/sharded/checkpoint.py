@@ -31,7 +31,12 @@ RESIDUALS: Final = "error_feedback"
 
 @dataclass(frozen=True)
 class FragmentState:
-    """The optimizer's state of one fragment, as one rank sends it to another."""
+    """The optimizer's state of one fragment, as one rank sends it to another.
+
+    Attributes:
+        end: After the last of its elements.
+        state: By name, tensors on the CPU.
+    """
 
     index: int
     """Of the model's parameter."""
@@ -41,15 +46,32 @@ class FragmentState:
     state: State
 
     def has_elements(self, key: str, elementwise: Collection[str]) -> bool:
-        """Whether state ``key`` has an entry for each element. Of a single element the shape can't
-        tell, and the name must."""
+        """Whether a state has an entry for each element.
+
+        Of a single element the shape can't tell, and the name must.
+
+        Args:
+            key: The state's name.
+            elementwise: Names of those that are known to.
+
+        Returns:
+            Whether it is cut like the parameter.
+        """
         value, length = self.state[key], self.end - self.begin
         each = isinstance(value, Tensor) and value.shape == (length,)
         return each and (length > 1 or key in elementwise)
 
 
 def state_of(fragment: Fragment, state: Mapping[str, Any]) -> FragmentState:
-    """``state``: of ``fragment``."""
+    """A fragment's state, to be sent.
+
+    Args:
+        fragment: The fragment.
+        state: The inner optimizer's of it.
+
+    Returns:
+        Copies on the CPU.
+    """
     begin = fragment.offset
     saved = {k: v.detach().cpu() if isinstance(v, Tensor) else v for k, v in state.items()}
     return FragmentState(fragment.member.index, begin, begin + fragment.end - fragment.begin, saved)
@@ -58,8 +80,16 @@ def state_of(fragment: Fragment, state: Mapping[str, Any]) -> FragmentState:
 def joined(
     member: BucketMember, states: Sequence[FragmentState], elementwise: Collection[str]
 ) -> State:
-    """The state of a whole parameter from those of all of its fragments. ``elementwise``: names of
-    what has an entry for each element."""
+    """The state of a whole parameter.
+
+    Args:
+        member: The parameter.
+        states: Those of all of its fragments.
+        elementwise: Names of what has an entry for each element.
+
+    Returns:
+        Its state by name, tensors of the parameter's shape and strides where they are element-wise.
+    """
     length = member.end - member.begin
     out: State = {}
     for each in states:
@@ -75,9 +105,15 @@ def joined(
 
 
 def part_of(fragment: Fragment, state: Mapping[str, Any], elementwise: Collection[str]) -> State:
-    """What the fragment has of a whole parameter's state, which :func:`check_state` has passed.
+    """What a fragment has of a whole parameter's state.
 
-    ``elementwise``: names of what has an entry for each element.
+    Args:
+        fragment: The fragment.
+        state: What :func:`check_state` has passed.
+        elementwise: Names of what has an entry for each element.
+
+    Returns:
+        Its state by name.
     """
     member, out = fragment.member, {}
     for key, value in state.items():
@@ -93,7 +129,17 @@ def part_of(fragment: Fragment, state: Mapping[str, Any], elementwise: Collectio
 def check_state(
     state: Mapping[str, Any], shape: tuple[int, ...], elementwise: Collection[str], name: str
 ) -> None:
-    """Raises CheckpointError, naming the parameter, if ``state`` isn't that of one of ``shape``."""
+    """Checks that a state is one parameter's.
+
+    Args:
+        state: By name.
+        shape: The parameter's.
+        elementwise: Names of what has an entry for each element.
+        name: The parameter's, for the error.
+
+    Raises:
+        CheckpointError: It isn't.
+    """
     for key, value in state.items():
         each = isinstance(value, Tensor) and key in elementwise
         if each and tuple(value.shape) != shape:
@@ -106,8 +152,17 @@ def check_state(
 def elementwise_of(
     states: Mapping[_Of, Mapping[str, Any]], known: Collection[str]
 ) -> frozenset[str]:
-    """``known``, and names of what has an entry for each element of some parameter: an option that
-    was changed in training may have added state that a trial didn't see."""
+    """Names of what has an entry for each element of some parameter.
+
+    An option that was changed in training may have added state that a trial didn't see.
+
+    Args:
+        states: By parameter.
+        known: Names that the trial saw.
+
+    Returns:
+        These and others.
+    """
     return frozenset(known) | {
         key
         for parameter, state in states.items()
@@ -127,7 +182,7 @@ def save(
     residuals: Sequence[Tensor] | None,
     to: int,
 ) -> dict[str, Any] | None:
-    """What ``state_dict()`` returns at rank ``to``; None elsewhere. All ranks must call this.
+    """What ``state_dict()`` returns. All ranks must call this.
 
     Args:
         collectives: The group's.
@@ -136,6 +191,9 @@ def save(
         groups: The model's groups.
         residuals: float (size,) of each bucket; None without error feedback.
         to: The rank that gets all.
+
+    Returns:
+        The state at rank ``to``; None elsewhere.
     """
     out: dict[str, Any] | None = None
     state = consolidate(collectives, store, inner.state, to)
@@ -152,10 +210,18 @@ def save(
 def consolidate(
     collectives: Collectives, store: ParameterStore, state: Mapping[Any, State], to: int
 ) -> dict[Tensor, State] | None:
-    """The state of all parameters, by parameter, at rank ``to``; None elsewhere.
+    """Gathers the state of all parameters.
 
-    ``state``: the inner optimizer's, by fragment. Bucket by bucket, so that what travels at once is
-    bounded.
+    That goes bucket by bucket, so that what travels at once is bounded.
+
+    Args:
+        collectives: The group's.
+        store: The parameters.
+        state: The inner optimizer's, by fragment.
+        to: The rank that gets all.
+
+    Returns:
+        By parameter, at rank ``to``; None elsewhere.
     """
     gathered: list[tuple[BucketMember, list[FragmentState]]] = []
     elementwise = set(store.elementwise)
@@ -197,7 +263,16 @@ class Checkpoint:
 def read(
     state_dict: Mapping[str, Any], groups: Sequence[Group], store: ParameterStore, where: str
 ) -> Checkpoint:
-    """Reads a ``state_dict()`` for the model's ``groups``.
+    """Reads a ``state_dict()``.
+
+    Args:
+        state_dict: What was saved.
+        groups: The model's.
+        store: The parameters.
+        where: How errors begin.
+
+    Returns:
+        The checkpoint.
 
     Raises:
         CheckpointError: Groups, counts or shapes don't fit.
@@ -213,7 +288,16 @@ def read(
 def deal(
     checkpoint: Checkpoint, fragments: Sequence[Mapping[str, Any]], store: ParameterStore
 ) -> dict[str, Any]:
-    """What this rank's inner optimizer, whose groups are ``fragments``, loads of a checkpoint."""
+    """What this rank's inner optimizer loads of a checkpoint.
+
+    Args:
+        checkpoint: Of all parameters.
+        fragments: The inner optimizer's groups.
+        store: The parameters.
+
+    Returns:
+        A ``state_dict()`` of the inner optimizer.
+    """
     owned = {each.parameter: each for each in store.owned}
     local: dict[int, State] = {}
     groups, count = [], 0
@@ -232,9 +316,18 @@ def deal(
 def by_parameter(
     state_dict: Mapping[str, Any], groups: Sequence[Group], where: str
 ) -> dict[Tensor, State]:
-    """The state in a checkpoint, by the parameters of ``groups``, which it must be of.
+    """The state in a checkpoint.
 
-    Raises CheckpointError where groups or numbers of parameters differ.
+    Args:
+        state_dict: What was saved.
+        groups: The model's, which it must be of.
+        where: How errors begin.
+
+    Returns:
+        State by parameter.
+
+    Raises:
+        CheckpointError: Groups or numbers of parameters differ.
     """
     fits = isinstance(state_dict, Mapping) and {"state", "param_groups"} <= set(state_dict)
     if fits:
@@ -276,9 +369,16 @@ def by_parameter(
 def consolidate_residuals(
     collectives: Collectives, store: ParameterStore, residuals: Sequence[Tensor], to: int
 ) -> dict[Tensor, Tensor]:
-    """The mean over the ranks of their residuals, by parameter at rank ``to``; empty elsewhere.
+    """The mean over the ranks of their residuals. The mean of the gradients lacks just that mean.
 
-    ``residuals``: by bucket. The mean of the gradients lacks just that mean.
+    Args:
+        collectives: The group's.
+        store: The parameters.
+        residuals: float (size,) of each bucket.
+        to: The rank that gets all.
+
+    Returns:
+        By parameter at rank ``to``; empty elsewhere.
     """
     out: dict[Tensor, Tensor] = {}
     for shard, flat in zip(store.shards, residuals, strict=True):
@@ -298,10 +398,18 @@ def consolidate_residuals(
 def residuals_of(
     state_dict: Mapping[str, Any], groups: Sequence[Group], store: ParameterStore, where: str
 ) -> dict[int, Tensor]:
-    """Each rank's residuals after loading a checkpoint that :func:`by_parameter` has passed.
+    """Each rank's residuals after loading a checkpoint.
 
-    By the index of the parameter: the mean, so that the mean over these ranks gets just what that
-    over the others lacked.
+    They are the mean, so that the mean over these ranks gets just what that over the others lacked.
+
+    Args:
+        state_dict: What :func:`by_parameter` has passed.
+        groups: The model's.
+        store: The parameters.
+        where: How errors begin.
+
+    Returns:
+        By the index of the parameter.
 
     Raises:
         CheckpointError: One has another shape, or is of no parameter.
@@ -335,8 +443,15 @@ def residuals_of(
 
 
 def pack_groups(fragments: Sequence[Group], groups: Sequence[Group]) -> list[Group]:
-    """``groups`` (the model's) as a plain optimizer's ``state_dict`` has them, with the options in
-    force: those of ``fragments``, the inner optimizer's groups."""
+    """Groups as a plain optimizer's ``state_dict`` has them, with the options in force.
+
+    Args:
+        fragments: The inner optimizer's groups, which have those options.
+        groups: The model's groups.
+
+    Returns:
+        The groups, with numbers in place of parameters.
+    """
     numbers = _numbers(groups)
     out = []
     for mine, given in zip(fragments, groups, strict=True):
@@ -351,7 +466,15 @@ _Entry = TypeVar("_Entry")
 
 
 def numbered(states: Mapping[Tensor, _Entry], groups: Sequence[Group]) -> dict[int, _Entry]:
-    """State by the numbers of :func:`pack_groups`, in their order."""
+    """State by the numbers of :func:`pack_groups`.
+
+    Args:
+        states: By parameter.
+        groups: The model's.
+
+    Returns:
+        By number, in rising order.
+    """
     numbers = _numbers(groups)
     by_number = {numbers[parameter]: state for parameter, state in states.items()}
     return dict(sorted(by_number.items()))

@@ -42,6 +42,9 @@ class Compressor:
         Args:
             shard: The bucket.
             model: All parameters, by index.
+
+        Returns:
+            The work.
         """
         keys = self._state.keys(model[member.index] for member in shard.bucket.members)
 

@@ -54,6 +54,9 @@ def elementwise_state(
         where: How errors begin.
         group: What the parameters' group says besides, maybe what the class doesn't know.
 
+    Returns:
+        The names.
+
     Raises:
         UnsupportedError: It isn't element-wise.
     """

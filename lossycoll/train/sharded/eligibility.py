@@ -20,7 +20,11 @@ from lossycoll.train.common.layout import ParameterSpec, contiguous, is_dense
 
 @dataclass(frozen=True, eq=False)
 class NamedParameter:
-    """A parameter of the model."""
+    """A parameter of the model.
+
+    Attributes:
+        parameter: The parameter.
+    """
 
     parameter: Parameter
     name: str
@@ -30,6 +34,7 @@ class NamedParameter:
 
     @property
     def spec(self) -> ParameterSpec:
+        """How it is laid out."""
         return spec(self.parameter, self.group)
 
 
@@ -103,7 +108,15 @@ def _why_not(parameter: Tensor, *, lossy: bool) -> str:
 
 
 def spec(parameter: Tensor, group: int) -> ParameterSpec:
-    """How a parameter of group number ``group`` is laid out."""
+    """How a parameter is laid out.
+
+    Args:
+        parameter: The parameter.
+        group: The number of its parameter group; groups share no bucket.
+
+    Returns:
+        The parameter as data.
+    """
     key = (group, parameter.dtype, parameter.device)
     return ParameterSpec(tuple(parameter.shape), parameter.stride(), parameter.element_size(), key)
 
@@ -111,7 +124,16 @@ def spec(parameter: Tensor, group: int) -> ParameterSpec:
 def agreement(
     collectives: Collectives, settings: Mapping[str, Any], trained: Sequence[NamedParameter]
 ) -> Agreement:
-    """What all ranks must have alike: these settings, and parameters."""
+    """What all ranks must have alike.
+
+    Args:
+        collectives: The group's.
+        settings: By name.
+        trained: The parameters.
+
+    Returns:
+        A line for each.
+    """
     lines = as_lines(settings)
     device = torch.device("cpu")
     for each in trained:

@@ -40,7 +40,13 @@ class Residual:
         ]
 
     def add_to(self, gradient: Tensor, position: int, scale: float) -> None:
-        """Adds the residual of member ``position``, times ``scale``, to what is sent of it now."""
+        """Adds a residual to what is sent of a parameter now.
+
+        Args:
+            gradient: The parameter's, in place.
+            position: The parameter's in the bucket.
+            scale: What the residual is multiplied by.
+        """
         gradient.add_(self._views[position], alpha=scale)
 
     def keep(
@@ -77,7 +83,11 @@ class Residual:
         return self._values.clone()
 
     def replace(self, values: Mapping[int, Tensor]) -> None:
-        """Sets the residual, by the index of the parameter; zeros for the others."""
+        """Sets the residual.
+
+        Args:
+            values: By the index of the parameter; zeros for the others.
+        """
         self._values.zero_()
         for member, view in zip(self._bucket.members, self._views, strict=True):
             if member.index in values:

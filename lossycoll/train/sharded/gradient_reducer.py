@@ -103,7 +103,12 @@ class GradientReducer:
         self._order.join(self, self._collectives)
 
     def watch(self, model: Sequence[Parameter], shards: Sequence[Shard]) -> None:
-        """Adds parameters, from the next index on, and their buckets; not during a pass."""
+        """Adds parameters and their buckets; not during a pass.
+
+        Args:
+            model: The parameters, from the next index on.
+            shards: Their buckets.
+        """
         # What isn't in the last pass has no gradient there.
         for index in range(len(self._model), len(self._model) + len(model)):
             self._sent[index] = GradStamp(None)
@@ -129,7 +134,14 @@ class GradientReducer:
 
     @torch.no_grad()
     def ready(self, index: int) -> None:
-        """The gradient of parameter ``index`` is complete; from within the backward pass."""
+        """Takes in that a gradient is complete; from within the backward pass.
+
+        Args:
+            index: The parameter's.
+
+        Raises:
+            TrainingError: The bucket of it was sent before.
+        """
         place = self._places[index]
         bucket = self._buckets[place.bucket]
         if not self._sync or not bucket.shard.holds(place.position, self._model[index]):
@@ -325,7 +337,11 @@ class GradientReducer:
         self._scale = scale
 
     def rescale(self, scale: float) -> None:
-        """Residuals are sent with this scale from the next pass on."""
+        """Has residuals sent with another scale from the next pass on.
+
+        Args:
+            scale: What they are multiplied by.
+        """
         self._scale = scale
 
     def residuals(self) -> list[Tensor]:
@@ -334,7 +350,11 @@ class GradientReducer:
 
     @torch.no_grad()
     def replace_residuals(self, values: Mapping[int, Tensor]) -> None:
-        """Sets the residuals, by the index of the parameter, when a checkpoint is loaded."""
+        """Sets the residuals when a checkpoint is loaded.
+
+        Args:
+            values: By the index of the parameter.
+        """
         for bucket in self._buckets:
             bucket.report = None
             if bucket.residual is not None:

@@ -18,6 +18,9 @@ class ModelGroups(Optimizer):
     """``param_groups``: the model's parameters, and the options as they were written.
 
     It takes no steps.
+
+    Args:
+        params: As torch's optimizers take them.
     """
 
     def __init__(self, params: Any) -> None:

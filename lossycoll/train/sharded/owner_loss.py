@@ -17,7 +17,14 @@ REMEDY: Final = (
 
 @contextlib.contextmanager
 def owners_needed() -> Iterator[None]:
-    """A scope in which PeerLostError also says what the loss means here."""
+    """A scope in which PeerLostError also says what the loss means here.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        PeerLostError: What the block raised, with the remedy.
+    """
     try:
         yield
     except PeerLostError as error:
@@ -27,7 +34,14 @@ def owners_needed() -> Iterator[None]:
 
 
 def check_owners(collectives: Collectives) -> None:
-    """Raises PeerLostError, on all ranks alike, if a rank took no part in the last collective."""
+    """Checks that all ranks took part in the last collective.
+
+    Args:
+        collectives: The group's.
+
+    Raises:
+        PeerLostError: One did not; on all ranks alike.
+    """
     lost = collectives.agreed_lost()
     if lost:
         who = ", ".join(collectives.peer(rank) for rank in lost)

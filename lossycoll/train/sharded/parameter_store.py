@@ -51,7 +51,14 @@ class ParameterStore:
         """Names of the optimizer's state that has an entry for each element."""
 
     def name(self, index: int) -> str:
-        """A parameter as errors call it."""
+        """A parameter as errors call it.
+
+        Args:
+            index: The parameter's.
+
+        Returns:
+            Its name.
+        """
         return self.names[index]
 
     def take(self, groups: Sequence[Group], number: int) -> list[list[Parameter]]:
@@ -120,7 +127,11 @@ class ParameterStore:
         return owned
 
     def check_sound(self) -> None:
-        """Raises TrainingError if a parameter isn't where, or what, it was."""
+        """Checks that each parameter is where, and what, it was.
+
+        Raises:
+            TrainingError: One isn't.
+        """
         for shard in self.shards:
             for position, member in enumerate(shard.bucket.members):
                 if not shard.holds(position, self.model[member.index]):
@@ -140,7 +151,14 @@ class ParameterStore:
 
 
 def options(group: Mapping[str, Any]) -> Group:
-    """What a parameter group says besides its members."""
+    """What a parameter group says besides its members.
+
+    Args:
+        group: As torch's optimizers have it.
+
+    Returns:
+        A copy without them.
+    """
     return {key: value for key, value in group.items() if key not in ("params", "param_names")}
 
 

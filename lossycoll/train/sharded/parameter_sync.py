@@ -51,7 +51,11 @@ class ParameterSync:
         self.figures = ShardedFigures()
 
     def add(self, shards: Sequence[Shard]) -> None:
-        """Adds buckets that are equal on all ranks."""
+        """Adds buckets that are equal on all ranks.
+
+        Args:
+            shards: The buckets.
+        """
         for shard in shards:
             blocks = self._collectives.blocks(shard.bucket.chunk * shard.flat.element_size())
             rank, world = self._collectives.rank, self._collectives.world
@@ -60,6 +64,9 @@ class ParameterSync:
 
     def spread(self, model: Sequence[Parameter]) -> None:
         """Sends every rank's chunk of every bucket to all, all buckets at once.
+
+        Args:
+            model: All parameters, whose versions rise.
 
         Raises:
             LinkError: A block that was due didn't arrive.
@@ -92,7 +99,11 @@ class ParameterSync:
             raise dead
 
     def synchronize(self, model: Sequence[Parameter]) -> None:
-        """Brings all chunks to all ranks, reliably."""
+        """Brings all chunks to all ranks, reliably.
+
+        Args:
+            model: All parameters, whose versions rise.
+        """
         with owners_needed():
             wait_all([
                 self._collectives.all_gather_chunks(bucket.shard.flat) for bucket in self._buckets

@@ -50,7 +50,12 @@ class ReducerOrder:
         return len(self._reducers) < 2
 
     def join(self, reducer: OrderedReducer, collectives: Collectives) -> None:
-        """Adds one that was made. All ranks must call this."""
+        """Adds one that was made. All ranks must call this.
+
+        Args:
+            reducer: The reducer.
+            collectives: The group's.
+        """
         if self._reducers:
             used = _flags(found is not None and found.is_used for found in self._found())
             collectives.all_reduce(used, dist.ReduceOp.MAX).wait()
@@ -58,7 +63,11 @@ class ReducerOrder:
         self._reducers.append(weakref.ref(reducer))
 
     def finish(self, reducer: OrderedReducer, collectives: Collectives) -> None:
-        """Sends ``reducer``, and all others that a pass has touched at any rank.
+        """Sends a reducer, and all others that a pass has touched at any rank.
+
+        Args:
+            reducer: Whose pass has ended.
+            collectives: The group's.
 
         Raises:
             TrainingError: One of those is at some ranks only.
@@ -99,7 +108,14 @@ class ReducerOrder:
 
 
 def order_of(group: dist.ProcessGroup) -> ReducerOrder:
-    """The order of ``group``; there is one for each."""
+    """The order of a group's reducers; there is one for each group.
+
+    Args:
+        group: The group.
+
+    Returns:
+        The order.
+    """
     return _orders.setdefault(group, ReducerOrder())
 
 

@@ -53,11 +53,22 @@ class ScalerProbe:
             self._parameter, self._members = None, []
 
     def is_dummy(self, parameter: object) -> bool:
+        """Whether a parameter is the dummy one.
+
+        Args:
+            parameter: Any parameter.
+
+        Returns:
+            False where there is no dummy parameter.
+        """
         return self._parameter is not None and parameter is self._parameter
 
     def was_changed(self) -> bool:
-        """Whether anything but clearing was done to its gradient since it was attached. In float16,
-        and for a scale of 1, this isn't visible."""
+        """Whether anything but clearing was done to its gradient since it was attached.
+
+        Returns:
+            False in float16, and for a scale of 1, where this isn't visible.
+        """
         grad = None if self._parameter is None else self._parameter.grad
         if grad is None or float(grad) == 0:
             return False

@@ -16,6 +16,14 @@ from lossycoll.train.compress.arc_topk import ARCTopKState
 class ShardedSettings:
     """What :class:`.optimizer.ShardedOptimizer` was given besides parameters, group and optimizer.
 
+    Attributes:
+        max_age: The staleness bound in steps; ``"auto"``: chosen by what is lost; None: no bound.
+        repair: Rounds of resending within a step.
+        error_feedback: Whether what is lost of a gradient is added to the next one.
+        compression: Compresses gradients, if it isn't None.
+        bucket_bytes: The size of a bucket.
+        on_nonfinite: What becomes of NaN and infinity in gradients.
+
     Raises:
         OptionError: A value is none of those that can be.
     """
@@ -59,7 +67,14 @@ class ShardedSettings:
             )
 
     def agreed(self, optimizer_class: Callable[..., Any]) -> dict[str, Any]:
-        """What all ranks must have alike, by name."""
+        """What all ranks must have alike.
+
+        Args:
+            optimizer_class: The optimizer of the fragments.
+
+        Returns:
+            Values by name.
+        """
         return {
             "optimizer_class": getattr(optimizer_class, "__name__", ""),
             "max_age": self.max_age,

@@ -19,7 +19,11 @@ from lossycoll.train.common.layout import Bucket, Fragment
 
 @dataclass(eq=False)
 class OwnedFragment:
-    """A fragment that this rank owns, as its optimizer has it."""
+    """A fragment that this rank owns, as its optimizer has it.
+
+    Attributes:
+        fragment: The fragment.
+    """
 
     fragment: Fragment
     parameter: Parameter
@@ -73,7 +77,15 @@ class Shard:
         ]
 
     def holds(self, position: int, parameter: Parameter) -> bool:
-        """Whether ``parameter`` still is the view of member ``position`` that it was made."""
+        """Whether a parameter still is the view of the bucket that it was made.
+
+        Args:
+            position: The parameter's in the bucket.
+            parameter: The parameter.
+
+        Returns:
+            False if it was given other memory or another type.
+        """
         member = self.bucket.members[position]
         place = self.flat.data_ptr() + member.begin * self.flat.element_size()
         return member.begin == member.end or (

@@ -35,7 +35,12 @@ class UndeliveredShare:
         self._ever = np.zeros(world, np.int64)
 
     def note(self, needed: Mask | None, arrived: Mask) -> None:
-        """Counts the blocks of one bucket in one step; both bool (world, blocks)."""
+        """Counts the blocks of one bucket in one step.
+
+        Args:
+            needed: bool (world, blocks), those that were resent until they came; None: none.
+            arrived: bool (world, blocks).
+        """
         free = np.ones_like(arrived) if needed is None else ~needed
         free[self._rank] = False
         sent = free.sum(axis=1)

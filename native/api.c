@@ -1,6 +1,7 @@
 /* The engine's surface for callers: hosts, groups, and their operations. */
 #define _GNU_SOURCE
 #include "host.h"
+#include "linger.h"
 #include "loop.h"
 
 #include <errno.h>
@@ -327,12 +328,8 @@ int lc_group_streams(lc_group *g, int64_t ticket, lc_stream *streams, uint32_t r
     return (int)n;
 }
 
-uint32_t lc_group_lingering(lc_group *g) {
-    return atomic_load(&g->lingering);
-}
-
-uint32_t lc_group_oldest_lingering(lc_group *g) {
-    return atomic_load(&g->linger_oldest);
+uint32_t lc_group_lingering(lc_group *g, uint32_t *oldest) {
+    return lc_lingering(g, oldest);
 }
 
 void lc_group_release(lc_group *g, int64_t ticket) {

@@ -38,7 +38,8 @@ void lc_waiting_add(lc_waiting *list, lc_cell *cell) {
 
 int lc_waiting_has(const lc_waiting *list, const lc_header *h) {
     const lc_header *last = list->last ? &list->last->header : NULL;
-    return last && last->op == h->op && last->slot == h->slot && last->packet == h->packet;
+    return last && last->group == h->group && last->op == h->op && last->slot == h->slot &&
+           last->packet == h->packet;
 }
 
 int lc_cells_keep(lc_cells *cells, lc_waiting *list, const lc_header *h, const uint8_t *payload) {

@@ -107,19 +107,20 @@ static void refuse(lc_failure *failure, int code) {
 }
 
 /* Any packet may go by any link. */
-static int fits(const lc_host *h, const lc_link *link, lc_failure *failure) {
+static int fits(const lc_host *h, const lc_link *link, uint16_t number, lc_failure *failure) {
     if (lc_wire_bytes_max(h) <= link->packet_max)
         return 1;
     refuse(failure, LC_E_ARGUMENT);
     failure->mine[0] = lc_wire_bytes_max(h);
     failure->theirs[0] = link->packet_max;
+    failure->theirs[1] = number;
     return 0;
 }
 
 /* The links that are given belong to the host if all of them can be used. */
 static void take_links(lc_host *h, const lc_setting *setting, lc_failure *failure) {
     for (uint16_t i = 0; i < setting->n_links; i++)
-        if (!fits(h, setting->links[i], failure))
+        if (!fits(h, setting->links[i], i, failure))
             return;
     for (uint16_t i = 0; i < setting->n_links; i++)
         h->interfaces[i].link = setting->links[i];
@@ -140,7 +141,7 @@ static void open_links(lc_host *h, const lc_host_config *config, const lc_settin
     }
     h->interfaces[0].link = lc_link_open(config, h->clock, failure);
     if (h->interfaces[0].link)
-        fits(h, h->interfaces[0].link, failure);
+        fits(h, h->interfaces[0].link, 0, failure);
 }
 
 lc_host *lc_host_open_in(const lc_host_config *config, const lc_setting *setting,

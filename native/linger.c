@@ -28,9 +28,22 @@ static int lacks_peer(const lc_op *op) {
     return 0;
 }
 
+uint32_t lc_lingering(const lc_group *g, uint32_t *oldest) {
+    uint64_t lingering = atomic_load(&g->lingering);
+    if (oldest)
+        *oldest = (uint32_t)lingering;
+    return (uint32_t)(lingering >> 32);
+}
+
+/* Callers see both at once. */
+static void show(lc_group *g, uint32_t n, uint32_t oldest) {
+    atomic_store(&g->lingering, (uint64_t)n << 32 | oldest);
+}
+
 void lc_linger(lc_op *op) {
     lc_group *g = op->group;
-    if (!op->copy_bytes || atomic_load(&g->lingering) >= LC_LINGERING ||
+    uint32_t oldest, n = lc_lingering(g, &oldest);
+    if (!op->copy_bytes || n >= LC_LINGERING ||
         g->linger_bytes + op->copy_bytes > LC_LINGERING_BYTES || lacks_peer(op))
         return;
     uint8_t *to = op->copy;
@@ -40,8 +53,7 @@ void lc_linger(lc_op *op) {
     op->lingers = 1;
     g->linger_bytes += op->copy_bytes;
     g->host->lingering++;
-    if (!atomic_fetch_add(&g->lingering, 1))
-        atomic_store(&g->linger_oldest, op->number);
+    show(g, n + 1, n ? oldest : op->number);
 }
 
 int lc_is_lingering(const lc_op *op) {
@@ -64,13 +76,12 @@ static uint32_t oldest_but(const lc_op *gone) {
 
 void lc_linger_over(lc_op *op) {
     lc_group *g = op->group;
+    uint32_t oldest, n = lc_lingering(g, &oldest);
     if (!op->lingers)
         return;
-    if (g->host->lingering > 1 && atomic_load(&g->linger_oldest) == op->number)
-        atomic_store(&g->linger_oldest, oldest_but(op));
     g->linger_bytes -= op->copy_bytes;
     g->host->lingering--;
-    atomic_fetch_sub(&g->lingering, 1);
+    show(g, n - 1, n > 1 && oldest == op->number ? oldest_but(op) : oldest);
 }
 
 int lc_linger_sent(const lc_op *op) {

@@ -19,6 +19,9 @@ void lc_linger(lc_op *op);
 int lc_is_lingering(const lc_op *op);
 /* The loop has no more use for it: gives its room back. Nothing happens to one that doesn't. */
 void lc_linger_over(lc_op *op);
+/* How many of a group linger, and the number of the first, if *oldest isn't NULL and there is one.
+ * From any thread. */
+uint32_t lc_lingering(const lc_group *g, uint32_t *oldest);
 /* Whether all of its packets have been handed to the link: what remains are answers. */
 int lc_linger_sent(const lc_op *op);
 

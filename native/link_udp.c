@@ -212,9 +212,9 @@ static uint32_t credits(const lc_link *link, uint32_t packet_bytes) {
 static int descriptors(lc_link *link, int blocked, struct pollfd *fds, uint64_t *timeout_ns) {
     const lc_udp *u = lc_udp_of_const(link);
     short events = POLLIN;
-    if (blocked && u->failing.until_ns) {
-        uint64_t now = lc_clock_now(link->clock);
-        uint64_t left = u->failing.until_ns > now ? u->failing.until_ns - now : 0;
+    uint64_t now = lc_clock_now(link->clock);
+    if (blocked && lc_backoff_holds(&u->failing, now)) {
+        uint64_t left = u->failing.until_ns - now;
         *timeout_ns = left < *timeout_ns ? left : *timeout_ns;
     } else if (blocked) {
         events |= POLLOUT;

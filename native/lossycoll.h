@@ -308,7 +308,8 @@ typedef struct lc_group lc_group;
 
 const char *lc_version(void);
 /* Opens the links. NULL on failure, with the reason in *failure. LC_E_ARGUMENT where a packet is
- * larger than one of them carries: mine[0] has its bytes, theirs[0] the link's limit. */
+ * larger than one of them carries: mine[0] has its bytes, theirs[0] the link's limit,
+ * theirs[1] its number. */
 lc_host *lc_host_open(const lc_host_config *config, lc_failure *failure);
 /* Makes the processes known (an address for each) and starts the progress thread. LC_E_ARGUMENT for
  * an address that its link can't use, or of a link that isn't there. */
@@ -346,10 +347,9 @@ int lc_group_given_up(lc_group *group, int64_t ticket, uint16_t slot, uint16_t p
 /* The streams of a finished operation that came here, in the plan's order, as many as there is room
  * for. Returns how many there are. */
 int lc_group_streams(lc_group *group, int64_t ticket, lc_stream *streams, uint32_t room);
-/* How many operations are done for their callers and not for the peers, who need packets. */
-uint32_t lc_group_lingering(lc_group *group);
-/* The number of the first of those. */
-uint32_t lc_group_oldest_lingering(lc_group *group);
+/* How many operations are done for their callers and not for the peers, who need packets. *oldest:
+ * the number of the first of those, where there is one; NULL: not asked for. */
+uint32_t lc_group_lingering(lc_group *group, uint32_t *oldest);
 /* Forgets a finished ticket, which nobody may be waiting for. One submitted with notify must have
  * been taken by lc_group_next before. */
 void lc_group_release(lc_group *group, int64_t ticket);

@@ -273,7 +273,7 @@ void lc_member_lost(lc_group *g, uint16_t peer) {
 
 /* It has ended all calls that it took part in, so it needs nothing of those that linger. */
 void lc_left(lc_group *g, uint16_t peer) {
-    for (uint32_t i = 0; i < LC_OPS && atomic_load(&g->lingering); i++)
+    for (uint32_t i = 0; i < LC_OPS && lc_lingering(g, NULL); i++)
         if (g->table[i] && g->table[i]->lingers)
             exclude(g->table[i], peer);
     lc_message_gone(g, peer, 0);

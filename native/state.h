@@ -34,7 +34,7 @@
 enum {
     LC_OPS = 256,    /* operations of a group in flight */
     LC_GROUPS = 256, /* buckets of the table of groups */
-    LC_GONE = 256,   /* groups that have been closed here, remembered */
+    LC_GONE = 4096,  /* groups that have been closed here, remembered */
     LC_EARLY = 512, /* operations that a process has posted and this one has not; at least LC_OPS */
     LC_RECORDS = 1024, /* control records queued for one peer; more are dropped, all are repeated */
     LC_LATE_FINS = 1024, /* streams of ended operations whose end a peer has not confirmed */
@@ -200,8 +200,7 @@ struct lc_group {
     atomic_int departures; /* some member was reported dead, or left */
     atomic_int closing;    /* the loop is to take the group away */
     /* written by who drives */
-    atomic_uint lingering;     /* operations that linger */
-    atomic_uint linger_oldest; /* number of the first of them */
+    atomic_ullong lingering; /* operations that linger, above 32 bits: the number of the first */
 };
 
 struct lc_host {

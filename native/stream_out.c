@@ -80,13 +80,15 @@ void lc_eager_over(lc_op *op, uint16_t peer) {
 }
 
 void lc_out_wake(lc_out *out) {
-    if (!out->listed && out->state == LC_OUT_OPEN && has_more(out) && may_send(out))
+    if (!out->listed && !out->suspended && out->state == LC_OUT_OPEN && has_more(out) &&
+        may_send(out))
         list_insert(lc_path_to(out), out);
 }
 
 void lc_out_check(lc_out *out) {
     lc_op *op = out->slot->op;
-    if (out->state != LC_OUT_OPEN || !round_sent(out) || !op->peers[out->peer].ready)
+    if (out->state != LC_OUT_OPEN || out->suspended || !round_sent(out) ||
+        !op->peers[out->peer].ready)
         return;
     out->state = LC_OUT_SENT;
     out->fin_tries = 0;
@@ -100,11 +102,39 @@ void lc_out_check(lc_out *out) {
     lc_touch(op);
 }
 
+/* Whether the operation can't end before it. */
+static int is_open(const lc_out *out) {
+    int unsent = out->state == LC_OUT_OPEN;
+    return !out->suspended &&
+           (unsent || (out->state == LC_OUT_SENT && lc_resends(out->slot->level)));
+}
+
+void lc_out_suspend(lc_out *out) {
+    lc_op *op = out->slot->op;
+    if (out->suspended)
+        return;
+    if (is_open(out))
+        op->outs_open--;
+    out->suspended = 1;
+    lc_out_drop(out);
+    lc_touch(op);
+}
+
+void lc_out_resume(lc_out *out) {
+    if (!out->suspended)
+        return;
+    out->suspended = 0;
+    if (is_open(out))
+        out->slot->op->outs_open++;
+    lc_out_wake(out);
+    lc_out_check(out);
+}
+
 void lc_out_done(lc_out *out) {
     lc_op *op = out->slot->op;
     if (out->state == LC_OUT_DONE)
         return;
-    if (out->state == LC_OUT_OPEN || lc_resends(out->slot->level))
+    if (is_open(out))
         op->outs_open--;
     out->state = LC_OUT_DONE;
     lc_out_drop(out);

@@ -8,6 +8,10 @@
 void lc_out_wake(lc_out *out);
 /* Tells the end of the round if all of it is sent; touches the operation. */
 void lc_out_check(lc_out *out);
+/* Nothing comes from the peer: the operation may end without the stream, unless the peer is heard
+ * again before. Touches the operation. */
+void lc_out_suspend(lc_out *out);
+void lc_out_resume(lc_out *out);
 /* The peer has settled the stream, or nothing is owed to it any more; touches the operation. */
 void lc_out_done(lc_out *out);
 /* Takes the stream out of its path's list. */

@@ -74,8 +74,11 @@ static void tick_out(lc_out *out, const lc_host *h) {
         m->heard_ns = lc_later(m->heard_ns, m->path->heard_ns);
     }
     if (!out->slot->level->reliable && lc_member_silent(op, out->peer)) {
-        lc_out_done(out);
-    } else if ((out->state == LC_OUT_SENT || wants_nack) && h->now >= out->fin_ns) {
+        lc_out_suspend(out);
+        return;
+    }
+    lc_out_resume(out);
+    if ((out->state == LC_OUT_SENT || wants_nack) && h->now >= out->fin_ns) {
         lc_tell_fin(out);
         out->fin_ns = backoff(h, lc_path_to(out), out->fin_tries++);
     }

@@ -394,7 +394,7 @@ static void take_ended(run *r, uint16_t process) {
             take_notified(r, number, process);
         take_streams(r, p->code == LC_OK ? group : NULL, number, rank);
         take_buffers(r, &r->ops[number], p, rank);
-        r->out->lingered += lc_group_lingering(group) > 0;
+        r->out->lingered += lc_group_lingering(group, NULL) > 0;
         if (number % 2 == 0 || !r->s->lingers) /* others are freed with their group */
             lc_group_release(group, p->ticket);
         me->finished++;
@@ -562,7 +562,7 @@ static int all_ended(const run *r) {
         if (r->processes[i].finished < r->processes[i].n_ops)
             return 0;
         for (uint32_t n = 0; n < r->s->groups; n++)
-            if (r->groups[n].at[i] && lc_group_lingering(r->groups[n].at[i]))
+            if (r->groups[n].at[i] && lc_group_lingering(r->groups[n].at[i], NULL))
                 return 0;
     }
     return 1;
@@ -572,7 +572,7 @@ static void say_who_waits(run *r) {
     for (uint16_t i = 0; i < r->s->ranks; i++) {
         const process_state *p = &r->processes[i];
         for (uint32_t n = 0; n < r->s->groups && !p->dead; n++)
-            if (r->groups[n].at[i] && lc_group_lingering(r->groups[n].at[i]))
+            if (r->groups[n].at[i] && lc_group_lingering(r->groups[n].at[i], NULL))
                 sim_fail(r, "group %u, process %u: still lingers", n, i);
         for (uint32_t k = 0; k < p->n_ops && !p->dead; k++)
             if (!part_at(r, p->ops[k], i)->finished)

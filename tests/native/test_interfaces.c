@@ -115,35 +115,41 @@ static void open_group(world *w, uint32_t number, const uint16_t *members, uint1
     }
 }
 
-/* The mean of all members' elements, at each of them. Returns the first of their parts; one follows
- * for each member. */
+/* The mean of all members' elements, at one of them. */
+static part *submit_at(world *w, uint32_t number, uint16_t process, uint16_t size, uint16_t rank,
+                       uint32_t segment, int reliable) {
+    part *p = &w->parts[w->n_parts++];
+    table t;
+    plan_transpose(&t, size, rank, segment);
+    p->process = process;
+    p->group = w->group[number][process];
+    p->data = malloc((size_t)size * segment * sizeof(float));
+    fill(p->data, (size_t)size * segment, rank);
+    lc_call call = {
+        .slots = t.slots,
+        .edges = t.edges,
+        .n_slots = t.n_slots,
+        .n_edges = t.n_edges,
+        .in = p->data,
+        .out = p->data,
+        .in_elements = (uint64_t)size * segment,
+        .out_elements = (uint64_t)size * segment,
+        .levels = {{.elements_per_packet = NET_PAYLOAD / 4, .reliable = (uint8_t)reliable}},
+        .scale = 1,
+        .signature = 1000 + segment,
+        .timeout_ns = 600 * SECOND};
+    p->ticket = lc_group_submit(p->group, &call);
+    p->ended = p->ticket < 0;
+    p->code = p->ended ? (int)p->ticket : LC_PENDING;
+    return p;
+}
+
+/* At each of them. Returns the first of their parts; one follows for each member. */
 static part *submit(world *w, uint32_t number, const uint16_t *members, uint16_t size,
                     uint32_t segment) {
     part *first = &w->parts[w->n_parts];
-    for (uint16_t rank = 0; rank < size; rank++) {
-        part *p = &w->parts[w->n_parts++];
-        table t;
-        plan_transpose(&t, size, rank, segment);
-        p->process = members[rank];
-        p->group = w->group[number][p->process];
-        p->data = malloc((size_t)size * segment * sizeof(float));
-        fill(p->data, (size_t)size * segment, rank);
-        lc_call call = {.slots = t.slots,
-                        .edges = t.edges,
-                        .n_slots = t.n_slots,
-                        .n_edges = t.n_edges,
-                        .in = p->data,
-                        .out = p->data,
-                        .in_elements = (uint64_t)size * segment,
-                        .out_elements = (uint64_t)size * segment,
-                        .levels = {{.elements_per_packet = NET_PAYLOAD / 4}},
-                        .scale = 1,
-                        .signature = 1000 + segment,
-                        .timeout_ns = 600 * SECOND};
-        p->ticket = lc_group_submit(p->group, &call);
-        p->ended = p->ticket < 0;
-        p->code = p->ended ? (int)p->ticket : LC_PENDING;
-    }
+    for (uint16_t rank = 0; rank < size; rank++)
+        (void)submit_at(w, number, members[rank], size, rank, segment, 0);
     return first;
 }
 
@@ -298,6 +304,37 @@ static void test_packets_by_another_link_are_foreign(void) {
     close_all(&w);
 }
 
+/* A process asks about a group that was closed there long ago, and hears nothing: else it would go
+ * on waiting for who has left. */
+static void test_many_groups_closed(void) {
+    enum { CLOSED = 1000 };
+    const lc_group_config like = {.number = 1,
+                                  .size = 2,
+                                  .members = FIRST,
+                                  .deadline_min_ns = DEADLINE_NS,
+                                  .deadline_max_ns = DEADLINE_NS,
+                                  .link_ns = SECOND};
+    lc_failure failure;
+    world w;
+    open_all(&w, 0);
+    for (uint32_t n = 0; n < CLOSED; n++) {
+        lc_group_config c = like;
+        c.number += n;
+        lc_group *g = lc_group_open(w.host[0], &c, &failure);
+        if (!CHECK(g != NULL))
+            abort();
+        lc_group_close(g);
+    }
+    lc_group_config c = like;
+    c.rank = 1;
+    w.group[0][1] = lc_group_open(w.host[1], &c, &failure);
+    if (!CHECK(w.group[0][1] != NULL))
+        abort();
+    part *p = submit_at(&w, 0, 1, 2, 1, 64, 1);
+    CHECK(run(&w, p, 1, 10 * SECOND) && p->code == LC_E_LINK);
+    close_all(&w);
+}
+
 /* Tokens that come with time are few, and who is first takes them all. */
 static void test_a_fixed_rate_is_shared(void) {
     world w;
@@ -356,7 +393,7 @@ static void test_what_cannot_be_opened(void) {
     lc_setting setting = {memory_clock(w.net[0]), links, LINKS};
     CHECK(!lc_host_open_in(&c, &setting, &failure) && failure.code == LC_E_ARGUMENT);
     CHECK(failure.mine[0] == LC_HEADER_BYTES + NET_PAYLOAD);
-    CHECK(failure.theirs[0] == LC_HEADER_BYTES + NET_PAYLOAD - 1);
+    CHECK(failure.theirs[0] == LC_HEADER_BYTES + NET_PAYLOAD - 1 && failure.theirs[1] == 1);
     setting.n_links = LC_LINKS + 1;
     CHECK(!lc_host_open_in(&c, &setting, &failure) && failure.code == LC_E_ARGUMENT);
     lc_link_close(links[0]); /* they are ours still */
@@ -435,6 +472,7 @@ int main(void) {
     test_who_waits_rests();
     test_one_link_fails_for_good();
     test_packets_by_another_link_are_foreign();
+    test_many_groups_closed();
     test_a_fixed_rate_is_shared();
     test_events_and_figures();
     test_what_cannot_be_opened();

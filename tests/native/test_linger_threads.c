@@ -89,11 +89,11 @@ static void run(lc_inject inject, part how) {
     }
     for (uint16_t r = 0; r < n.size; r++)
         pthread_join(threads[r], NULL);
-    for (int i = 0; i < 1000 && lc_group_lingering(n.group[0]); i++)
+    for (int i = 0; i < 1000 && lc_group_lingering(n.group[0], NULL); i++)
         usleep(10000);
     for (uint16_t r = 0; r < n.size; r++) {
         lc_stats stats;
-        CHECK(lc_group_lingering(n.group[r]) == 0);
+        CHECK(lc_group_lingering(n.group[r], NULL) == 0);
         lc_group_stats(n.group[r], &stats);
         CHECK(stats.operations == ROUNDS);
         CHECK(r || stats.packets_sent >= 2 * 3 * ROUNDS);
@@ -114,7 +114,7 @@ static void test_close(void) {
         if (i % 3)
             lc_group_release(n.group[0], ticket);
     }
-    CHECK(lc_group_lingering(n.group[0]) == 20);
+    CHECK(lc_group_lingering(n.group[0], NULL) == 20);
     net_close(&n);
 }
 

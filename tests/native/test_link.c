@@ -233,6 +233,19 @@ static void test_full(void) {
     lc_link_close(link);
 }
 
+/* The time of its next try is over, and it tells when it takes more: nobody is kept busy. */
+static void test_full_after_a_failure(void) {
+    lc_link *link = open_link(0, &fake_calls);
+    short events;
+    kernel.error = ENOBUFS;
+    CHECK(send_one(link, 0, PACKETS) == 0 && sleep_of(link, &events) == MS);
+    test_now += MS;
+    kernel.error = EAGAIN;
+    CHECK(send_one(link, 0, PACKETS) == 0 && kernel.calls == 2);
+    CHECK(sleep_of(link, &events) == SECOND && events == (POLLIN | POLLOUT));
+    lc_link_close(link);
+}
+
 static void test_broken(void) {
     lc_link *link = open_link(0, &fake_calls);
     int error = 0;
@@ -511,6 +524,7 @@ static void test_real_kernel(void) {
 int main(void) {
     test_errors();
     test_full();
+    test_full_after_a_failure();
     test_broken();
     test_segments_refused(EIO);
     test_segments_refused(EINVAL);

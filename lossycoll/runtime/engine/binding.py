@@ -386,9 +386,10 @@ class EngineGroup:
     def lingering(self) -> tuple[int, int]:
         """How many operations are done here whose packets some rank may still need, and the number
         of the first of them."""
+        oldest = ffi.new("uint32_t *")
         with self._use:
-            n = int(lib.lc_group_lingering(self._handle))
-            return n, int(lib.lc_group_oldest_lingering(self._handle))
+            n = lib.lc_group_lingering(self._handle, oldest)
+        return int(n), int(oldest[0])
 
     def next(self, seconds: float) -> int:
         """The next finished ticket with ``notify``; 0 after ``seconds``; -1 when closed."""

@@ -43,7 +43,8 @@ class Failure:
     """lc_failure of native/lossycoll.h. ``mine`` and ``theirs``: signature, elements, dtype; for
     LINK ``mine`` has the packets that the peer sent, the rounds that it took, and nanoseconds. For
     MESSAGE they have tag, elements and type; so has ``mine`` for MESSAGE_LATE, and ``theirs`` then
-    the timeout in nanoseconds, and 1 for a send."""
+    the timeout in nanoseconds, and 1 for a send. For ARGUMENT, where a link takes no packets of
+    this size, ``mine`` has that, and ``theirs`` the most that it takes and its number."""
 
     code: int
     errno: int = 0
@@ -165,6 +166,13 @@ def error_of(failure: Failure, where: Where) -> LossyError:
             code=code,
             errno=failure.errno,
             peer=peer,
+        )
+    if code == Code.ARGUMENT and failure.mine[0] > failure.theirs[0] > 0:
+        return EngineError(
+            f"{where}: packets have {failure.mine[0]} bytes with their headers, and link "
+            f"{failure.theirs[1]} takes {failure.theirs[0]} at most; lower LOSSYCOLL_MTU on all "
+            f"ranks",
+            code=code,
         )
     reasons: dict[int, str] = {
         Code.ARGUMENT: "refused an argument",

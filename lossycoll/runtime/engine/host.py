@@ -120,6 +120,7 @@ class Host:
             peer=c.peer,
             fast_path=",".join(fast_path_names(c.fast_path)),
             waited=c.waited_ns * 1e-9,
+            link=c.link,
         )
 
     def hold(self) -> bool:

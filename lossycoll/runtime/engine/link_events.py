@@ -41,6 +41,7 @@ class LinkEvent:
         peer: The rank that packets could not be sent to; -1: all.
         fast_path: The name of the fast path that was refused, or "".
         waited: Seconds for which nothing could be sent, for WORKS.
+        link: The number of the host's link that it happened to.
     """
 
     kind: LinkEventKind
@@ -48,6 +49,7 @@ class LinkEvent:
     peer: int = -1
     fast_path: str = ""
     waited: float = 0.0
+    link: int = 0
 
 
 _LOST_REMEDIES: Final = {
@@ -62,28 +64,28 @@ _LOST_REMEDIES: Final = {
 def sentence(event: LinkEvent, where: Where) -> str:
     """What the rank of ``where`` logs of ``event``."""
     why = os.strerror(event.errno)
+    who = f"{where}, link {event.link}" if event.link else f"{where}"
     if event.kind == LinkEventKind.REFUSED:
         way = f" to {where.peer(event.peer)}" if event.peer >= 0 else ""
         return (
-            f"{where}: the kernel refused the fast path {event.fast_path}{way} ({why}); packets go "
+            f"{who}: the kernel refused the fast path {event.fast_path}{way} ({why}); packets go "
             "without it, and it is tried again later"
         )
     if event.kind == LinkEventKind.LOST:
         remedy = _LOST_REMEDIES.get(event.errno, "see `ip route get`")
         to = where.peer(event.peer) if event.peer >= 0 else "a process outside this group"
         return (
-            f"{where}: this host drops what it sends to {to} ({why}), which counts as loss; "
-            f"{remedy}"
+            f"{who}: this host drops what it sends to {to} ({why}), which counts as loss; {remedy}"
         )
     if event.kind == LinkEventKind.FAILING:
         what = why
         if event.errno == errno.EADDRNOTAVAIL:
             what = f"this host no longer has the address {_own(where)} ({why})"
         return (
-            f"{where}: nothing can be sent: {what}; packets wait and it is tried again, until the "
+            f"{who}: nothing can be sent: {what}; packets wait and it is tried again, until the "
             "timeouts of the group end its calls"
         )
-    return f"{where}: sending works again after {event.waited:.3g} s ({why})"
+    return f"{who}: sending works again after {event.waited:.3g} s ({why})"
 
 
 def _own(where: Where) -> str:
@@ -94,12 +96,12 @@ class LinkLog:
     """Logs each event of one engine once, however often it happens."""
 
     def __init__(self) -> None:
-        self._told: set[tuple[int, int, int, str]] = set()
+        self._told: set[tuple[int, int, int, int, str]] = set()
 
     def tell(self, events: Callable[[], LinkEvent | None], where: Where) -> None:
         """Logs what ``events`` gives, until it gives None."""
         while (event := events()) is not None:
-            name = (event.kind, event.errno, event.peer, event.fast_path)
+            name = (event.link, event.kind, event.errno, event.peer, event.fast_path)
             if name not in self._told:
                 self._told.add(name)
                 works = event.kind == LinkEventKind.WORKS

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from lossycoll._native import lib
 
 from lossycoll.errors import EngineError
 from lossycoll.options.fields import Options
@@ -251,3 +252,11 @@ def test_a_group_that_can_not_be_is_refused(
                 options=Options(),
                 members=members,
             )
+
+
+def test_packets_that_no_link_takes_are_an_error_with_both_sizes() -> None:
+    with pytest.raises(EngineError) as caught:
+        Host(0, 2, "127.0.0.1", payload_bytes=65528, options=Options())
+    text = str(caught.value)
+    assert f"rank 0/2: packets have {65528 + lib.lc_header_bytes()} bytes" in text, text
+    assert f"link 0 takes {65535 - 28} at most; lower LOSSYCOLL_MTU" in text, text

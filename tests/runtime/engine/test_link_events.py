@@ -32,6 +32,7 @@ NEW_NETWORK = ["unshare", "--map-root-user", "--net"]
         (LinkEvent(LinkEventKind.FAILING, errno.ENOMEM), ["nothing can be sent", "timeouts"]),
         (LinkEvent(LinkEventKind.FAILING, errno.EADDRNOTAVAIL), ["the address 10.0.0.1:4711"]),
         (LinkEvent(LinkEventKind.WORKS, errno.ENOMEM, waited=2.5), ["again after 2.5 s"]),
+        (LinkEvent(LinkEventKind.FAILING, errno.ENOMEM, link=1), ["rank 0/2, link 1: nothing"]),
     ],
 )
 def test_a_sentence_says_what_to_do(event: LinkEvent, words: list[str]) -> None:
@@ -43,14 +44,15 @@ def test_each_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     one = LinkEvent(LinkEventKind.LOST, errno.EPERM, 1)
     other = LinkEvent(LinkEventKind.LOST, errno.EHOSTUNREACH, 1)
     works = LinkEvent(LinkEventKind.WORKS, errno.ENOMEM)
-    events = [one, one, other, None, one, works, None]
+    elsewhere = LinkEvent(LinkEventKind.LOST, errno.EPERM, 1, link=1)
+    events = [one, one, other, None, one, works, elsewhere, None]
     told = LinkLog()
     with caplog.at_level(logging.INFO, logger="lossycoll"):
         told.tell(lambda: events.pop(0), WHERE)
         told.tell(lambda: events.pop(0), WHERE)
     assert events == []
     levels = [record.levelname for record in caplog.records]
-    assert levels == ["WARNING", "WARNING", "INFO"], caplog.text
+    assert levels == ["WARNING", "WARNING", "INFO", "WARNING"], caplog.text
 
 
 def test_an_address_that_goes_away_is_waited_for() -> None:

@@ -152,6 +152,7 @@ class Description(NamedTuple):
         harmless_overlap: Bytes from the source to the target at which both may share memory, since
             each element is then read before it is replaced.
         argument: What only ``submit`` understands.
+        result: The work's result, where ``submit`` fills other tensors than those of ``writes``.
     """
 
     kind: CollectiveKind
@@ -166,3 +167,9 @@ class Description(NamedTuple):
     splits: Splits | None = None
     harmless_overlap: int | None = None
     argument: Any = None
+    result: list[Tensor] | None = None
+
+    @property
+    def filled(self) -> list[Tensor]:
+        """The work's result."""
+        return self.writes if self.result is None else self.result

@@ -155,7 +155,7 @@ class Dispatcher:
         self._group_failure = endpoint.operations.group_failure
         self._options = endpoint.options
         self._asked_rounds: list[int] = []
-        self.collectives: Final[CollectiveEndpoint] = (
+        self._collectives: Final[CollectiveEndpoint] = (
             endpoint if endpoint.world > 1 else SingleRank(endpoint.health)
         )
         self.coalescing: Final = Coalescing()
@@ -218,7 +218,7 @@ class Dispatcher:
             else:
                 work = self._by_engine(numbered, call, opts, choice, reduction)
         except BaseException as error:
-            self.recover(numbered, error, call.kind.operations)
+            self._recover(numbered, error, call.kind.operations)
             raise
         return self.coalescing.add(work)
 
@@ -235,7 +235,7 @@ class Dispatcher:
         """
         checked = [(call, self.check(call)) for call in calls]
         works = [self._serve(call, reduction, opts) for call, reduction in checked]
-        return ManyWork(works, [tensor for call in calls for tensor in call.writes])
+        return ManyWork(works, [tensor for call in calls for tensor in call.filled])
 
     def check(self, call: Description) -> Reduction | None:
         """Refuses what can't be served; returns what the call reduces by."""
@@ -250,7 +250,7 @@ class Dispatcher:
             return None
         return resolve(self.where, name, writes[0].dtype, call.op)
 
-    def recover(self, call: Collective, error: BaseException, operations: int) -> None:
+    def _recover(self, call: Collective, error: BaseException, operations: int) -> None:
         """Keeps the numbers and operations of the ranks together when a call raises.
 
         An interrupted call of which nothing was submitted leaves no trace: it can be made again.
@@ -322,7 +322,7 @@ class Dispatcher:
         else:
             staged = call.kind.stage(call, reduction, choice.way is Way.LOSSY)
         assert submit is not None
-        terms = self.terms(
+        terms = self._terms(
             choice.options,
             opts,
             staged,
@@ -330,12 +330,12 @@ class Dispatcher:
             encoding=choice.encoding,
         )
         submission = Submission(
-            self.collectives, numbered, call, staged.source, staged.target, terms, self.health
+            self._collectives, numbered, call, staged.source, staged.target, terms, self.health
         )
         self.health.issue(numbered)  # after all that may take long or fail for want of memory
         operations = submit(submission)
         if isinstance(operations, Operation):
-            return call.kind.work(self._endpoint, operations, call.writes)
+            return call.kind.work(self._endpoint, operations, call.filled)
         works = [EngineWork(self._endpoint, each, call.writes) for each in operations]
         return ManyWork(works, call.writes)
 
@@ -371,7 +371,7 @@ class Dispatcher:
             raise cause.again(call.numbered)
         self.health.issue(call)
 
-    def terms(
+    def _terms(
         self,
         options: Options,
         opts: Any,

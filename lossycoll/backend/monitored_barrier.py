@@ -1,4 +1,9 @@
-"""Gloo's monitored barrier, whose error names the ranks that are missing."""
+"""Gloo's monitored barrier, whose error names the ranks that are missing.
+
+It isn't a row of the table of collectives, and doesn't go through ``Dispatcher.run``: there is no
+work, the ranks' timeouts may differ, the engine has nothing to do it by, and the names of the
+missing are in the words of gloo's error alone.
+"""
 
 from __future__ import annotations
 

@@ -23,8 +23,9 @@ from torch._C import _distributed_c10d as c10d
 from lossycoll.errors import AbortedError, UnsupportedError
 from lossycoll.runtime.core.call import bounded
 
-from . import checks, describe
+from . import checks, describe, sparse
 from .bootstrap import Group
+from .description import Description
 from .device_backend import DeviceBackend, placeholder
 from .dispatch import Dispatcher
 from .dynamo_skip import opaque
@@ -32,7 +33,6 @@ from .extensions import Extensions
 from .group_steps import Place
 from .monitored_barrier import monitored_barrier
 from .point_to_point import PointToPoint
-from .sparse import SparseAllReduce
 from .work import ManyWork
 
 _c10d: Any = c10d  # its stub lacks half of what is used here, and has overloads we don't serve
@@ -76,7 +76,6 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
         self._dispatcher = Dispatcher(self._endpoint, self._gloo)
         self._coalescing = self._dispatcher.coalescing
         self._point_to_point = PointToPoint(self._endpoint, self._group.messages, self._coalescing)
-        self._sparse = SparseAllReduce(self._dispatcher, self._endpoint)
         self._splits = 0
         self._name, self._description = "", "undefined"  # as torch has it
         custom = _c10d.ProcessGroup.BackendType.CUSTOM
@@ -140,10 +139,14 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
             opts: torch's AllreduceOptions.
         """
         opts = _c10d.AllreduceOptions() if opts is None else opts
+        return self._dispatcher.run(self._all_reduce(tensors, opts.reduceOp), opts)
+
+    def _all_reduce(self, tensors: Tensors, op: Any) -> Description:
         tensor = checks.only(self._where, "all_reduce", tensors)
         if tensor.layout is torch.sparse_coo:
-            return self._sparse.run(tensor, opts)
-        return self._dispatcher.run(describe.all_reduce(tensors, opts.reduceOp), opts)
+            continues = self._endpoint.options.continues
+            return sparse.describe(self._where, tensor, op, continues=continues)
+        return describe.all_reduce(tensors, op)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         """Does :meth:`allreduce` with each tensor; one work for all, or none is reduced.
@@ -157,12 +160,8 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
             one.reduceOp = opts.reduceOp
             one.timeout = opts.timeout
             one.asyncOp = opts.asyncOp
-        for tensor in tensors:
-            if tensor.layout is torch.sparse_coo:
-                self._sparse.check(tensor, one)
-            else:
-                self._dispatcher.check(describe.all_reduce([tensor], one.reduceOp))
-        return ManyWork([self.allreduce([tensor], one) for tensor in tensors], tensors)
+        calls = [self._all_reduce([tensor], one.reduceOp) for tensor in tensors]
+        return self._dispatcher.run_all(calls, one)
 
     def reduce(self, tensors: Tensors, opts: Any) -> dist.Work:
         """Reduces a tensor of all ranks to the root; always reliable.

@@ -136,21 +136,25 @@ class Torch:
         return getattr(torch, name)
 
 
-def rank_sparse(rank: int, world: int, error: BaseException) -> Any:
+def rank_sparse(rank: int, world: int, spoil: Callable[[], None]) -> Any:
+    """The second sum is spoilt at rank 1."""
     init(timeout=30)
     values = [torch.tensor([float(10**i), 0, 0]).to_sparse() for i in range(2)]
     out = []
     for i, value in enumerate(values):
         if i == 1 and rank == 1:
-            sparse.torch = Torch(error)  # type: ignore[assignment]
+            spoil()
         out.append(said(lambda value=value: dist.all_reduce(value)))  # type: ignore[misc]
     assert values[0].to_dense()[0] == 2
     return [*out[1:], said(lambda: dist.all_reduce(torch.ones(8)))]
 
 
 def rank_sparse_without_memory(rank: int, world: int) -> Any:
-    text = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes."
-    return rank_sparse(rank, world, RuntimeError(text))
+    def spoil() -> None:
+        text = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes."
+        sparse.torch = Torch(RuntimeError(text))  # type: ignore[assignment]
+
+    return rank_sparse(rank, world, spoil)
 
 
 def test_a_sparse_sum_without_memory_is_heard_by_all() -> None:
@@ -162,7 +166,17 @@ def test_a_sparse_sum_without_memory_is_heard_by_all() -> None:
 
 
 def rank_sparse_interrupted(rank: int, world: int) -> Any:
-    return rank_sparse(rank, world, KeyboardInterrupt())
+    gather = sparse._gather
+
+    def interrupted(*arguments: Any) -> Any:
+        sparse._gather = gather
+        gather(*arguments)
+        raise KeyboardInterrupt
+
+    def spoil() -> None:
+        sparse._gather = interrupted
+
+    return rank_sparse(rank, world, spoil)
 
 
 def test_a_sparse_sum_interrupted_halfway_ends_the_group() -> None:

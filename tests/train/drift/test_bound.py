@@ -327,7 +327,8 @@ def test_ranks_that_skip_apart_are_reported_and_sharded_grad_scaler_keeps_them_t
 ) -> None:
     for rank, got in enumerate(rank["scaled"] for rank in ranks):
         assert got["agreed"] == 5
-        assert got["steps"] == 5 + 2 + (rank != 1)
+        # A rank that is slow to its third step hears there that the others have failed.
+        assert got["steps"] - (5 + 2) in ((0,) if rank == 1 else (0, 1))
         kind, text = got["alone"]
         assert kind in ("MismatchError", "RuntimeError")  # the latter where DDP passes it on
         assert "all_gather_blocks uint8[" in text

@@ -55,9 +55,10 @@ static int same_call(const lc_op *op, const lc_record *r) {
     return r->c == op->call.signature && r->a == op->call.dtype;
 }
 
-static void peer_ready(lc_op *op, uint16_t peer) {
+static void peer_ready(lc_op *op, uint16_t peer, uint8_t patient) {
     if (op->peers[peer].ready)
         return;
+    op->peers[peer].patient = patient;
     op->peers[peer].ready = op->peers[peer].agreed = 1;
     lc_eager_over(op, peer);
     for (uint32_t i = 0; i < op->n_slots; i++) {
@@ -87,7 +88,7 @@ void lc_check_early(lc_op *op) {
             mismatch(op, i, early->signature, early->elements, early->dtype);
             return;
         }
-        peer_ready(op, i);
+        peer_ready(op, i, early->patient);
     }
 }
 
@@ -100,7 +101,7 @@ static void tell_waiting(lc_path *p, uint32_t group, const lc_record *r, uint16_
 /* A process has posted what this one hasn't. One that is forgotten for another is asked for again,
  * by WANT of either side. */
 static void note_early(lc_path *p, uint32_t group, const lc_record *r) {
-    *early_of(p, group, r->op) = (lc_early){r->c, r->d, group, r->op, r->a, 1};
+    *early_of(p, group, r->op) = (lc_early){r->c, r->d, group, r->op, r->a, r->b & 1, 1};
     if (r->kind == LC_R_WANT)
         tell_waiting(p, group, r, 0xFFFF);
 }
@@ -116,7 +117,7 @@ static void on_call(lc_group *g, uint16_t peer, const lc_record *r) {
         }
         if (r->kind == LC_R_WANT)
             lc_tell_call(op, peer, LC_R_READY);
-        peer_ready(op, peer);
+        peer_ready(op, peer, r->b & 1);
         lc_take_waiting(g, peer);
     } else if (!lc_op_posted(g, r->op)) {
         if (r->op - g->next_op < LC_OPS)
@@ -153,6 +154,13 @@ static int was_answered(const lc_group *g, lc_path *p, const lc_record *r) {
     return answered;
 }
 
+/* An end that was put off counts from when the round was sent: asking too early costs a reliable
+ * stream no more than a resend. */
+static uint64_t since_end(const lc_in *in, const lc_record *r) {
+    uint64_t ns = r->c < LC_FIN_AGAIN_NS / 1000 ? r->c * 1000 : LC_FIN_AGAIN_NS;
+    return in->slot->level->reliable ? ns : 0;
+}
+
 /* The round that the stream is in has been sent. */
 static void close_round(lc_in *in, const lc_record *r) {
     lc_host *h = in->slot->op->group->host;
@@ -161,8 +169,8 @@ static void close_round(lc_in *in, const lc_record *r) {
     in->nack_ns = 0;
     if (!in->fin_ns && !in->started_ns)
         in->excused_ns = h->now; /* until now it may have stood in its sender's queue */
-    in->fin_ns = h->now;
-    in->close_ns = h->now + reorder_allowance(in);
+    in->fin_ns = h->now - since_end(in, r);
+    in->close_ns = lc_later(in->fin_ns + reorder_allowance(in), h->now);
     if (in->close_ns < h->tick_ns)
         h->tick_ns = in->close_ns;
 }
@@ -323,7 +331,7 @@ static void on_done(lc_group *g, uint16_t peer, const lc_record *r) {
                 lc_out_done(&s->outs[j]);
     }
     if (r->slot == 0xFFFF)
-        peer_ready(op, peer); /* it must have been; its word was lost */
+        peer_ready(op, peer, 0); /* it must have been; its word was lost */
 }
 
 /* More was acknowledged than was sent: a damaged number got through, here or there. Numbers only

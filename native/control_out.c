@@ -4,6 +4,7 @@
 #include <string.h>
 
 void lc_tell_path(lc_path *p, uint32_t group, const lc_record *record) {
+    p->hold_ns = 0;
     if (p->n_records < LC_RECORDS)
         p->records[p->n_records++] = (lc_queued){*record, group};
 }
@@ -14,10 +15,23 @@ void lc_tell(lc_group *g, uint16_t peer, const lc_record *record) {
         lc_tell_path(m->path, g->config.number, record);
 }
 
+void lc_tell_soon(lc_group *g, uint16_t peer, const lc_record *record) {
+    const lc_member *m = &g->members[peer];
+    lc_host *h = g->host;
+    lc_path *p = m->path;
+    uint64_t until = p->n_records ? p->hold_ns : h->now + LC_HOLD_NS;
+    lc_tell(g, peer, record);
+    p->hold_ns = until;
+    h->held_ns = lc_later(h->held_ns, until);
+    if (until && until < h->tick_ns)
+        h->tick_ns = until;
+}
+
 void lc_tell_call(lc_op *op, uint16_t peer, uint8_t kind) {
     lc_record r = {.kind = kind,
                    .op = op->number,
                    .a = op->call.dtype,
+                   .b = op->copy_bytes > 0,
                    .c = op->call.signature,
                    .d = op->call.in_elements};
     lc_tell(op->group, peer, &r);
@@ -29,7 +43,8 @@ void lc_tell_fin(lc_out *out) {
                    .slot = out->number,
                    .round = out->round,
                    .a = out->sent,
-                   .b = lc_path_to(out)->tx_next};
+                   .b = lc_path_to(out)->tx_next,
+                   .c = (out->slot->op->group->host->now - out->sent_ns) / 1000};
     /* While parts of a NACK or LOST are missing, the round before it is the one that is over. */
     if (out->state == LC_OUT_OPEN)
         r.round--;
@@ -104,31 +119,31 @@ static lc_record ack_of(const lc_host *h, const lc_path *p) {
     return r;
 }
 
-/* The records of one datagram: the first ones, as long as they are of one group. */
-static uint32_t records_in_one(const lc_host *h, const lc_path *p) {
-    uint32_t room = h->config.payload_bytes / LC_RECORD_BYTES - 1;
+/* The records of one packet with so many bytes of payload, besides the acknowledgement: the first
+ * ones, as long as they are of one group. */
+static uint32_t records_in_one(const lc_path *p, uint32_t payload) {
+    uint32_t room = payload / LC_RECORD_BYTES - 1;
     uint32_t n = 0;
     while (n < p->n_records && n < room && p->records[n].group == p->records[0].group)
         n++;
     return n;
 }
 
-/* The link has taken a datagram with the acknowledgement and the first records. */
-static void control_went(const lc_host *h, lc_path *p) {
-    uint32_t n = records_in_one(h, p);
+/* The acknowledgement and the first n records are on their way. */
+static void control_went(const lc_host *h, lc_path *p, uint32_t n) {
     p->rx_echo_ns = 0;
     p->rx_reported = p->rx_next;
     p->rx_ack_ns = h->now;
     p->ack_due = 0;
     p->n_records -= n;
+    p->hold_ns = 0;
     memmove(p->records, p->records + n, p->n_records * sizeof *p->records);
 }
 
-/* Puts one datagram for a process into a run, an acknowledgement first. */
-static void put_control(const lc_host *h, const lc_path *p, lc_run *run, int i) {
-    const lc_interface *via = p->interface;
-    uint32_t n = records_in_one(h, p);
-    uint8_t *payload = via->control_out + (size_t)i * h->config.payload_bytes;
+/* Writes a packet of the first n records, an acknowledgement before them. Returns the bytes of its
+ * payload. */
+static uint16_t write_control(const lc_host *h, const lc_path *p, uint32_t n, uint8_t *to,
+                              uint8_t *payload) {
     lc_record ack = ack_of(h, p);
     lc_record_put(payload, &ack);
     for (uint32_t k = 0; k < n; k++)
@@ -141,11 +156,39 @@ static void put_control(const lc_host *h, const lc_path *p, lc_run *run, int i) 
                         .length = (uint16_t)((n + 1) * LC_RECORD_BYTES),
                         .count = (uint16_t)(n + 1),
                         .type = LC_CONTROL};
+    lc_wire_put(to, &header);
+    return header.length;
+}
+
+/* Puts one datagram for a process into a run. */
+static void put_control(const lc_host *h, const lc_path *p, lc_run *run, int i) {
+    const lc_interface *via = p->interface;
+    uint32_t n = records_in_one(p, h->config.payload_bytes);
     size_t first = (size_t)i * LC_RUN_PACKETS;
-    *run = (lc_run){&via->iov[2 * first], 1, LC_HEADER_BYTES + header.length, p->number};
-    run->iov[0] = (struct iovec){via->headers + first * LC_HEADER_BYTES, LC_HEADER_BYTES};
-    run->iov[1] = (struct iovec){payload, header.length};
-    lc_wire_put(run->iov[0].iov_base, &header);
+    uint8_t *header = via->headers + first * LC_HEADER_BYTES;
+    uint8_t *payload = via->control_out + (size_t)i * lc_wire_bytes_max(h);
+    uint16_t length = write_control(h, p, n, header, payload);
+    *run = (lc_run){&via->iov[2 * first], 1, LC_HEADER_BYTES + length, p->number};
+    run->iov[0] = (struct iovec){header, LC_HEADER_BYTES};
+    run->iov[1] = (struct iovec){payload, length};
+}
+
+static int has_control(const lc_path *p) {
+    return p->n_records || p->ack_due;
+}
+
+uint32_t lc_control_bytes(const lc_path *p) {
+    return has_control(p) ? LC_HEADER_BYTES + (p->n_records + 1) * LC_RECORD_BYTES : 0;
+}
+
+uint32_t lc_control_ahead(lc_host *h, lc_path *p, uint8_t *to) {
+    if (!has_control(p))
+        return 0;
+    uint32_t n = records_in_one(p, h->config.payload_bytes);
+    uint16_t length = write_control(h, p, n, to, to + LC_HEADER_BYTES);
+    control_went(h, p, n);
+    h->live.control_sent++;
+    return LC_HEADER_BYTES + (uint32_t)length;
 }
 
 /* Gathers a datagram for each of the paths from *next on that have something to tell, as many as
@@ -154,7 +197,7 @@ static int gather_control(const lc_host *h, const lc_interface *via, lc_run *run
     int n = 0;
     for (; n < LC_BATCH_RUNS && *next < via->n_paths; (*next)++) {
         const lc_path *p = via->paths[*next];
-        if (!p->n_records && !p->ack_due)
+        if (!has_control(p) || (!p->ack_due && p->hold_ns > h->now))
             continue;
         put_control(h, p, &runs[n], n);
         n++;
@@ -173,7 +216,7 @@ static int flush_some(lc_host *h, lc_interface *via, const lc_run *runs, int n, 
     }
     for (int i = 0; i < sent; i++) {
         lc_path *p = &h->paths[runs[i].peer];
-        control_went(h, p);
+        control_went(h, p, records_in_one(p, h->config.payload_bytes));
         *more |= p->n_records > 0;
     }
     h->live.control_sent += (uint64_t)sent;

@@ -15,6 +15,13 @@ void lc_tell_more(lc_in *in);
 /* Queues a record about a group (0: about the path) that may not be here. */
 void lc_tell_path(lc_path *p, uint32_t group, const lc_record *record);
 void lc_tell_probe(lc_path *p);
+/* The same, but it can wait a little for a packet that it can ride with. */
+void lc_tell_soon(lc_group *g, uint16_t peer, const lc_record *record);
+/* The bytes of all that is to be told to the process, as one packet; 0: nothing is. */
+uint32_t lc_control_bytes(const lc_path *p);
+/* Writes a control packet that goes in the datagram of another one, which follows it. Returns its
+ * bytes: at most lc_control_bytes, and 0 if there is nothing to be told. */
+uint32_t lc_control_ahead(lc_host *h, lc_path *p, uint8_t *to);
 /* Sends what is queued, as far as the links take it; the rest stays. May record failures. */
 void lc_send_control(lc_host *h);
 /* The same of one link. */

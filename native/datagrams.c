@@ -105,6 +105,14 @@ static void one_packet(lc_host *h, const lc_interface *via, const lc_arrival *ar
         deliver(h, p, g, &header, packet + LC_HEADER_BYTES);
 }
 
+static void one_datagram(lc_host *h, const lc_interface *via, const lc_arrival *arrival,
+                         const uint8_t *data, uint32_t n) {
+    uint32_t first = (uint32_t)lc_wire_first(data, n);
+    one_packet(h, via, arrival, data, first);
+    if (first < n)
+        one_packet(h, via, arrival, data + first, n - first);
+}
+
 /* What is there is taken up to a bound, so that other links and sending get their turn. */
 static int receive_by(lc_host *h, const lc_interface *via) {
     lc_arrival arrivals[LC_RECEIVE_BUFFERS];
@@ -119,7 +127,7 @@ static int receive_by(lc_host *h, const lc_interface *via) {
                 h->live.malformed++;
             for (uint32_t at = 0; at < a->length; at += a->stride) {
                 uint32_t left = a->length - at;
-                one_packet(h, via, a, a->data + at, left < a->stride ? left : a->stride);
+                one_datagram(h, via, a, a->data + at, left < a->stride ? left : a->stride);
             }
         }
         any |= n > 0;

@@ -87,7 +87,7 @@ static int make_interface(const lc_host *h, lc_interface *via) {
     via->paths = calloc(h->config.processes, sizeof(lc_path *));
     via->iov = calloc(2 * packets, sizeof *via->iov);
     via->headers = calloc(packets, LC_HEADER_BYTES);
-    via->control_out = calloc(LC_BATCH_RUNS, h->config.payload_bytes);
+    via->control_out = calloc(LC_BATCH_RUNS, lc_wire_bytes_max(h));
     return via->paths && via->iov && via->headers && via->control_out;
 }
 

@@ -19,6 +19,13 @@ static uint8_t *keep(lc_op_slot *s, uint8_t *to) {
     return to + lc_copy_bytes(bytes);
 }
 
+static int is_owed(const lc_op_slot *s) {
+    for (uint32_t i = 0; i < s->desc.n_dests; i++)
+        if (s->outs[i].state != LC_OUT_DONE)
+            return 1;
+    return 0;
+}
+
 /* Its caller is to hear that a peer which should take part has gone. */
 static int lacks_peer(const lc_op *op) {
     const lc_group *g = op->group;
@@ -40,15 +47,18 @@ static void show(lc_group *g, uint32_t n, uint32_t oldest) {
     atomic_store(&g->lingering, (uint64_t)n << 32 | oldest);
 }
 
+int lc_may_linger(const lc_op *op) {
+    const lc_group *g = op->group;
+    return op->copy_bytes && !op->slots_unsettled && lc_lingering(g, NULL) < LC_LINGERING &&
+           g->linger_bytes + op->copy_bytes <= LC_LINGERING_BYTES && !lacks_peer(op);
+}
+
 void lc_linger(lc_op *op) {
     lc_group *g = op->group;
     uint32_t oldest, n = lc_lingering(g, &oldest);
-    if (!op->copy_bytes || n >= LC_LINGERING ||
-        g->linger_bytes + op->copy_bytes > LC_LINGERING_BYTES || lacks_peer(op))
-        return;
     uint8_t *to = op->copy;
     for (uint32_t i = 0; i < op->n_slots; i++)
-        if (op->slots[i].desc.n_dests)
+        if (is_owed(&op->slots[i]))
             to = keep(&op->slots[i], to);
     op->lingers = 1;
     g->linger_bytes += op->copy_bytes;

@@ -1,7 +1,8 @@
-/* Operations that end for their callers before they end here. A rank that only sends has nothing to
- * wait for: what is small is copied, and the caller has its buffers back at once. The operation
- * lingers in the group's table, as any other, until its streams need it no more. What fails it then
- * fails the group, and so the caller's next call. */
+/* Operations that end for their callers before they end here. A rank that has all that it is to get
+ * has nothing to wait for, and one that only sends has that from the start: what is small and may
+ * have to be sent again is copied, and the caller has its buffers back. The operation lingers in
+ * the group's table, as any other, until its streams need it no more. What fails it then fails the
+ * group, and so the caller's next call. */
 #ifndef LC_LINGER_H
 #define LC_LINGER_H
 
@@ -12,8 +13,10 @@ enum {
     LC_LINGERING_BYTES = 1 << 20 /* that they have copied */
 };
 
-/* Of an operation that starts: copies what it sends, if it may linger and the group has room. From
- * then on it doesn't need its caller's memory. */
+/* Whether it waits for nothing but to be sent and heard of, and the group has room for its copy. */
+int lc_may_linger(const lc_op *op);
+/* Of such an operation, no packet of which is in a batch: copies what it still owes. From then on
+ * it doesn't need its caller's memory. */
 void lc_linger(lc_op *op);
 /* Whether it is over for its caller, and nothing else. */
 int lc_is_lingering(const lc_op *op);

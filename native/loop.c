@@ -170,9 +170,8 @@ static void start_queued(lc_host *h) {
             started = 1;
         }
     }
-    /* READY goes before any eager packet, which else would have to wait at the peer. */
     if (started && h->eager)
-        lc_send_control(h);
+        lc_tell_before_data(h);
 }
 
 /* ---- figures ---- */
@@ -307,11 +306,14 @@ static void rest(lc_host *h) {
     for (uint16_t i = 0; i < h->n_interfaces; i++)
         if (!h->interfaces[i].failed.code)
             lc_sleep_on(&sleep, h->interfaces[i].link, lc_is_blocked(&h->interfaces[i]));
+    atomic_store(&h->standing_by, 0);
     atomic_store(&h->sleeping, 1);
     pthread_mutex_unlock(&h->driving);
     int woken = is_wanted(h);
     if (!woken)
         woken = lc_waiter_sleep(&h->waiter, &sleep);
+    if (atomic_load(&h->standing_by)) /* what was wanted is no more than that */
+        woken = is_wanted(h);
     stand_by(h, woken);
     atomic_store(&h->sleeping, 0);
 }
@@ -361,6 +363,20 @@ static int waits_for_answers(const lc_host *h, const lc_op *op) {
     return op->letter || (h->active == h->lingering && !h->queued && lc_linger_sent(op));
 }
 
+/* A thread that sleeps on the links would wake too late for timers, and for every packet of calls
+ * to come. */
+static void ask_to_stand_by(lc_host *h) {
+    if (atomic_load(&h->sleeping) && !atomic_exchange(&h->standing_by, 1))
+        lc_waiter_wake(&h->waiter);
+    if (is_wanted(h))
+        lc_nudge(h);
+}
+
+static void ask_to_drive(lc_host *h) {
+    atomic_store(&h->standing_by, 0);
+    lc_nudge(h);
+}
+
 void lc_drive(lc_host *h, const lc_op *op, uint64_t longest_ns) {
     if (pthread_mutex_trylock(&h->driving) != 0) {
         lc_nudge(h);
@@ -375,11 +391,16 @@ void lc_drive(lc_host *h, const lc_op *op, uint64_t longest_ns) {
     } while (!op->finished && h->now - h->busy_ns < DRIVE_SPIN_NS && h->now - begin < longest_ns &&
              !atomic_load(&h->stop));
     /* It would sleep as long as there was nothing to do when it fell asleep. */
-    int needed = h->active || h->n_late_fins || h->queued || atomic_load(&h->stop);
-    int soon = waits_for_answers(h, op) && atomic_load(&h->standing_by);
+    int needed =
+        h->active || h->n_late_fins || h->queued || h->held_ns > h->now || atomic_load(&h->stop);
+    int soon = waits_for_answers(h, op);
     pthread_mutex_unlock(&h->driving);
+    if (needed && soon)
+        ask_to_stand_by(h);
+    else if (needed)
+        ask_to_drive(h);
     /* Who wanted something meanwhile woke the thread, which found the mutex taken. */
-    if ((needed && !soon) || is_wanted(h))
+    else if (is_wanted(h))
         lc_nudge(h);
 }
 

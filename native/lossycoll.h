@@ -274,8 +274,8 @@ typedef struct {
     uint8_t waits;         /* the caller waits for it at once: the first wait does the engine's work
                               itself, as long as packets come, and nobody does before; not with
                               notify */
-    uint8_t lingers;       /* where this rank only sends, and little, it is done once that is
-                              copied. What fails it later fails the group */
+    uint8_t lingers;       /* where this rank has its result, and sends little, it is done once
+                              that is copied. What fails it later fails the group */
     const uint8_t *needed; /* which this rank needs: a byte for each packet of each copy that comes
                               from a peer on a selective level, in the plan's order; NULL: none. Not
                               read after submit */

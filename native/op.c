@@ -244,13 +244,13 @@ static const uint8_t *own_of(lc_op_slot *s, const lc_call *call) {
     return s->feeder->value + at;
 }
 
-/* What a rank copies that only sends; 0: it doesn't, since it receives, or it is to hear what its
- * peers give up, or it is too much. */
+/* What a rank would have to copy of what it sends; 0: it doesn't, since it sends nothing, or is to
+ * hear what its peers give up, or it is too much. */
 static uint32_t copy_bytes_of(const lc_call *call, uint32_t element_bytes) {
     uint64_t bytes = 0;
     for (uint32_t i = 0; call->lingers && i < call->n_slots; i++) {
         const lc_slot_desc *d = &call->slots[i];
-        if (d->n_sources || d->own == LC_OWN_SLOT || call->levels[d->level].feedback)
+        if (call->levels[d->level].feedback)
             return 0;
         if (d->n_dests && d->length <= LC_LINGER_BYTES)
             bytes += lc_copy_bytes(d->length * element_bytes);

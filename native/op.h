@@ -62,7 +62,8 @@ typedef struct lc_out {
     struct lc_out *next, *prev; /* the peer's list of streams with something to send */
     uint64_t *again;            /* a bit per packet to be resent in this round; or given up */
     uint64_t *told;             /* a bit per packet of which NACKs of this round have spoken */
-    uint64_t fin_ns;            /* when FIN is repeated */
+    uint64_t sent_ns;           /* when the round was */
+    uint64_t fin_ns;            /* when FIN is told, or repeated */
     uint32_t fin_tries;
     uint32_t cursor; /* round 0: next in the slot's order of readiness; later: where to look on */
     uint32_t sent;   /* packets of this round */
@@ -75,6 +76,7 @@ typedef struct lc_out {
     uint8_t state;
     uint8_t listed;
     uint8_t given_up;  /* the peer has: again says what */
+    uint8_t untold;    /* its end has been put off, and not been told yet */
     uint8_t suspended; /* nothing comes from the peer, and nobody waits for it meanwhile */
     uint8_t fec;       /* code of the parity, from the first packet on; 0: none */
 } lc_out;
@@ -113,6 +115,7 @@ typedef struct {
     uint8_t dest;     /* some slot gives to it */
     uint8_t ready;    /* it has posted the operation */
     uint8_t agreed;   /* it is known to mean the same by it */
+    uint8_t patient;  /* it says that it can wait to hear that its streams are done */
     uint32_t eager;   /* packets sent to it while it was not ready */
     uint64_t want_ns; /* when it is asked again whether it has */
     uint64_t want_wait_ns;

@@ -65,7 +65,8 @@ void lc_op_start(lc_op *op) {
     h->tick_ns = h->now;
     for (uint32_t i = 0; i < op->n_slots; i++)
         start_slot(&op->slots[i]);
-    lc_linger(op);
+    if (lc_may_linger(op))
+        lc_linger(op);
     for (uint16_t i = 0; i < g->config.size && g->n_dead; i++)
         if (g->members[i].dead)
             exclude(op, i);
@@ -227,6 +228,16 @@ static void complete(lc_op *op) {
     finish(op);
 }
 
+/* All that its caller is to get is here; what remains is for its peers. Not where something is
+ * missing: in place, what fills it may lie where peers' packets are read from. */
+static void linger(lc_op *op) {
+    int rests = !op->reporting && !op->report.packets_missing && !in_batch(op);
+    if (!op->lingers && rests && lc_may_linger(op))
+        lc_linger(op);
+    if (op->lingers)
+        hand_back(op);
+}
+
 void lc_complete_touched(lc_host *h) {
     while (h->touched) {
         lc_op *op = h->touched;
@@ -237,8 +248,8 @@ void lc_complete_touched(lc_host *h) {
                 finish(op);
         } else if (is_complete(op)) {
             complete(op);
-        } else if (op->lingers && !op->finished) {
-            hand_back(op);
+        } else if (!op->finished) {
+            linger(op);
         }
     }
 }

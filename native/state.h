@@ -43,6 +43,7 @@ enum {
     LC_ACK_PACKETS = 64, /* the sender hears of so many at once, or of fewer after LC_ACK_NS */
     LC_ACK_NS = 1000000,
     LC_FIN_AGAIN_NS = 1000000, /* an end that is lost costs no round trips: it is told twice */
+    LC_HOLD_NS = 500000,       /* how long a record that isn't urgent waits for company */
     LC_REORDER_NS = 1000000    /* floor of the reorder allowance */
 };
 
@@ -52,7 +53,8 @@ typedef struct {
     uint32_t group;
     uint32_t op;
     uint32_t dtype;
-    uint32_t known;
+    uint8_t patient;
+    uint8_t known;
 } lc_early;
 
 /* A record on its way out. group: 0 for those about the path. */
@@ -86,6 +88,7 @@ typedef struct {
     lc_out *outs;         /* streams with something to send, the oldest operation first */
     lc_queued *records;
     uint32_t n_records;
+    uint64_t hold_ns; /* until then they may wait for a packet to ride with; 0: they may not */
     /* receiving */
     uint32_t rx_next; /* link_seq up to which packets have been seen */
     uint32_t rx_reported;
@@ -139,10 +142,11 @@ struct lc_interface {
     /* the batch on its way to the link */
     lc_run runs[LC_BATCH_RUNS];
     lc_op *run_op[LC_BATCH_RUNS];
+    uint32_t run_ahead[LC_BATCH_RUNS]; /* bytes of control before the packet of a run of one */
     int n_runs;
     struct iovec *iov;    /* LC_BATCH_RUNS * LC_RUN_PACKETS * 2 */
     uint8_t *headers;     /* LC_BATCH_RUNS * LC_RUN_PACKETS */
-    uint8_t *control_out; /* LC_BATCH_RUNS payloads */
+    uint8_t *control_out; /* LC_BATCH_RUNS packets of the largest size */
 };
 
 enum lc_attention {
@@ -221,11 +225,13 @@ struct lc_host {
     lc_rate rate;
     uint64_t busy_ns;        /* when something last happened */
     uint64_t published_ns;   /* when callers were last told the figures */
+    uint64_t held_ns;        /* until then some path may hold records back */
     uint64_t started;        /* operations of all groups so far: their order */
     pthread_mutex_t driving; /* held by who drives */
     atomic_uint drives;      /* times that callers have driven */
     uint32_t drives_seen;    /* by the thread */
-    atomic_int standing_by;  /* the thread looks every now and then whether callers drive */
+    atomic_int standing_by;  /* the thread looks every now and then whether callers drive, or has
+                                been asked to */
 
     lc_group *groups;
     lc_group *bucket[LC_GROUPS]; /* by number */

@@ -97,14 +97,17 @@ static void settle(lc_in *in, int cause) {
     lc_touch(op);
 }
 
-static void tell_done(const lc_in *in) {
+static void tell_done(const lc_in *in, int soon) {
     const lc_op_slot *s = in->slot;
     lc_record done = {.kind = LC_R_DONE,
                       .op = s->op->number,
                       .slot = s->desc.number,
                       .round = in->round,
                       .a = s->n_packets - in->n_arrived};
-    lc_tell(s->op->group, in->peer, &done);
+    if (soon)
+        lc_tell_soon(s->op->group, in->peer, &done);
+    else
+        lc_tell(s->op->group, in->peer, &done);
 }
 
 void lc_give_up(lc_in *in, int cause) {
@@ -126,7 +129,7 @@ void lc_give_up(lc_in *in, int cause) {
         lc_tell_missing(in);
         return;
     }
-    tell_done(in);
+    tell_done(in, 0);
 }
 
 void lc_told(lc_in *in) {
@@ -254,7 +257,7 @@ static int belongs(const lc_in *in, const lc_header *h) {
 static void tell_whole(const lc_in *in) {
     lc_path *p = lc_path_from(in);
     const lc_op *op = in->slot->op;
-    tell_done(in);
+    tell_done(in, op->peers[in->peer].patient);
     if (in->state == LC_IN_OPEN) {
         p->done = (lc_stream_name){op->group->config.number, op->number, in->slot->desc.number};
         p->done_told = 1;

@@ -85,6 +85,12 @@ void lc_out_wake(lc_out *out) {
         list_insert(lc_path_to(out), out);
 }
 
+/* Whether its end needn't be told at once: the peer says by itself that it has all, and until then
+ * nobody waits. */
+static int is_patient(const lc_out *out) {
+    return out->slot->op->copy_bytes && out->slot->level->reliable && !out->round;
+}
+
 void lc_out_check(lc_out *out) {
     lc_op *op = out->slot->op;
     if (out->state != LC_OUT_OPEN || out->suspended || !round_sent(out) ||
@@ -92,11 +98,14 @@ void lc_out_check(lc_out *out) {
         return;
     out->state = LC_OUT_SENT;
     out->fin_tries = 0;
-    out->fin_ns = op->group->host->now + LC_FIN_AGAIN_NS;
+    out->sent_ns = op->group->host->now;
+    out->fin_ns = out->sent_ns + LC_FIN_AGAIN_NS;
     if (op->quiet && !out->round)
-        out->fin_ns = op->group->host->now + lc_pace_rto(&lc_path_to(out)->pace);
-    else
+        out->fin_ns = out->sent_ns + lc_pace_rto(&lc_path_to(out)->pace);
+    else if (!is_patient(out))
         lc_tell_fin(out);
+    else
+        out->untold = 1;
     if (!lc_resends(out->slot->level))
         op->outs_open--;
     lc_touch(op);
@@ -237,8 +246,18 @@ static void put_packet(lc_out *out, lc_run *run, int eager, uint32_t time_us) {
     out->sent++;
 }
 
+/* Whether what is to be told to the peer can go in the datagram of the stream's next packet: it is
+ * the last one, so that no packets of one size are torn apart. */
+static int carries_control(const lc_host *h, const lc_out *out) {
+    const lc_op_slot *s = out->slot;
+    if (out->round || s->n_ready - out->cursor != 1)
+        return 0;
+    uint32_t k = s->ready ? s->ready[out->cursor] : out->cursor;
+    return lc_control_bytes(lc_path_to(out)) + lc_payload_bytes(s, k) <= h->config.payload_bytes;
+}
+
 /* Gathers up to most packets of one stream into a run. Returns how many. */
-static uint32_t fill_run(const lc_host *h, lc_out *out, uint32_t most) {
+static uint32_t fill_run(lc_host *h, lc_out *out, uint32_t most) {
     lc_op *op = out->slot->op;
     lc_path *path = lc_path_to(out);
     int ready = op->peers[out->peer].ready;
@@ -254,10 +273,21 @@ static uint32_t fill_run(const lc_host *h, lc_out *out, uint32_t most) {
     uint32_t time_us = (uint32_t)(lc_clock_now(h->clock) / 1000);
     for (uint32_t k = 0; k < most; k++)
         run->iov[2 * k].iov_base = via->headers + (first + k) * LC_HEADER_BYTES;
+    uint8_t *datagram = via->control_out + (size_t)i * lc_wire_bytes_max(h);
+    uint32_t ahead = carries_control(h, out) ? lc_control_ahead(h, path, datagram) : 0;
+    via->run_ahead[i] = ahead;
+    if (ahead) {
+        run->iov[0].iov_base = datagram + ahead;
+        most = 1;
+    }
     while (run->n_packets < most && has_more(out)) {
         put_packet(out, run, !ready, time_us);
         if (run->iov[2 * run->n_packets - 1].iov_len < out->slot->packet_bytes)
             break; /* a short packet can only be the last of an offloaded send */
+    }
+    if (ahead) {
+        run->iov[0] = (struct iovec){datagram, ahead + LC_HEADER_BYTES};
+        run->packet_bytes += ahead;
     }
     lc_report *r = &op->report;
     r->packets_sent += run->n_packets;
@@ -322,6 +352,7 @@ static void drop_runs_of(lc_interface *via, const lc_group *g) {
         if (via->run_op[i]->group == g)
             continue;
         via->run_op[keep] = via->run_op[i];
+        via->run_ahead[keep] = via->run_ahead[i];
         via->runs[keep++] = via->runs[i];
     }
     via->n_runs = keep;
@@ -340,10 +371,13 @@ static void drop_sent(lc_interface *via, uint32_t packets) {
         packets -= gone;
         for (uint32_t k = 0; k < 2 * gone; k++)
             via->run_op[i]->report.bytes_sent += run.iov[k].iov_len;
+        if (gone)
+            via->run_op[i]->report.bytes_sent -= via->run_ahead[i];
         run.iov += 2 * gone;
         run.n_packets -= gone;
         if (run.n_packets) {
             via->run_op[keep] = via->run_op[i];
+            via->run_ahead[keep] = via->run_ahead[i];
             via->runs[keep++] = run;
         }
     }
@@ -386,6 +420,16 @@ static int send_by(lc_host *h, lc_interface *via) {
         return 0;
     flush_batch(h, via);
     return 1;
+}
+
+void lc_tell_before_data(lc_host *h) {
+    for (uint16_t i = 0; i < h->config.processes; i++) {
+        const lc_path *p = &h->paths[i];
+        if (!p->outs || carries_control(h, p->outs))
+            continue;
+        lc_send_control(h);
+        return;
+    }
 }
 
 int lc_send_data(lc_host *h) {

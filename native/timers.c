@@ -80,7 +80,9 @@ static void tick_out(lc_out *out, const lc_host *h) {
     lc_out_resume(out);
     if ((out->state == LC_OUT_SENT || wants_nack) && h->now >= out->fin_ns) {
         lc_tell_fin(out);
-        out->fin_ns = backoff(h, lc_path_to(out), out->fin_tries++);
+        out->fin_ns =
+            out->untold ? h->now + LC_FIN_AGAIN_NS : backoff(h, lc_path_to(out), out->fin_tries++);
+        out->untold = 0;
     }
 }
 
@@ -263,7 +265,9 @@ static void tick_late_fins(lc_host *h) {
     }
 }
 
-static void tick_path(lc_host *h, lc_path *p) {
+static void tick_path(lc_host *h, lc_path *p, uint64_t *next) {
+    if (p->n_records && p->hold_ns > h->now && p->hold_ns < *next)
+        *next = p->hold_ns;
     lc_release_held(h, p);
     if (p->rx_next != p->rx_reported && h->now - p->rx_ack_ns >= LC_ACK_NS)
         p->ack_due = 1;
@@ -280,7 +284,7 @@ void lc_tick(lc_host *h) {
     uint64_t next = h->now + interval;
     for (uint16_t i = 0; i < h->config.processes; i++)
         if (i != h->config.process)
-            tick_path(h, &h->paths[i]);
+            tick_path(h, &h->paths[i], &next);
     for (lc_group *g = h->groups; g; g = g->next)
         tick_group(g, &next);
     tick_late_fins(h);

@@ -139,6 +139,13 @@ static void read_fields(const uint8_t *src, lc_header *header) {
     header->time_us = get32(src + 44);
 }
 
+size_t lc_wire_first(const uint8_t *src, size_t n) {
+    if (n < 2 * LC_HEADER_BYTES || src[3] != LC_CONTROL)
+        return n;
+    size_t first = LC_HEADER_BYTES + (size_t)get16(src + 34);
+    return first + LC_HEADER_BYTES <= n ? first : n;
+}
+
 /* True of a datagram that is a packet of this version, intact, whoever it is for. */
 static int well_formed(const uint8_t *src, size_t n) {
     return n >= LC_HEADER_BYTES && get16(src) == LC_MAGIC && src[2] == LC_WIRE_VERSION &&

@@ -19,6 +19,8 @@
  *
  *   0 u8 kind  1 u8 round  2 u16 slot  4 u32 op  8 u32 a  12 u32 b  16 u64 c  24 u64 d
  *
+ * A datagram holds one packet; or a control packet, and after it one of data or parity.
+ *
  * `sender` and `receiver` are numbers of processes; `group` is 0 in control packets about the path
  * alone. A data packet's `count` is at least 1 and at most the number of processes. Its payload is
  * guarded by UDP's own checksum; the header has its own since some kernels damage the headers of
@@ -34,7 +36,7 @@ enum {
     LC_HEADER_BYTES = 48,
     LC_RECORD_BYTES = 32,
     LC_MAGIC = 0x4C43,
-    LC_WIRE_VERSION = 3,
+    LC_WIRE_VERSION = 4,
     LC_MAX_FORMAT = 4,       /* the largest lc_dtype */
     LC_MAX_ENCODING = 2,     /* the largest lc_encoding */
     LC_SLOT_MESSAGE = 0xFFFE /* in place of a slot's number: op is a message's (letter.h) */
@@ -74,10 +76,11 @@ enum lc_verdict { LC_GOOD = 0, LC_MALFORMED = 1, LC_FOREIGN = 2 };
 
 /* What a record says, and what its fields hold beyond op, slot and round.
  *
- *   READY     a peer has posted op: send          a dtype, c signature, d elements
+ *   READY     a peer has posted op: send          a dtype, b 1: it can wait to hear that its
+ *                                                 streams are done, c signature, d elements
  *   WANT      op is posted here; is it there?     the same
  *   FIN       this round of a stream is sent      a packets sent in it, with parity, b next
- *                                                 link_seq
+ *                                                 link_seq, c microseconds since then
  *   NACK      missing after a round               a first packet, b the next record's, c d bits
  *   DONE      a stream has settled                a packets missing for good
  *   ACK       the link, from its receiver         a link_seq seen + 1, b packets that may be in
@@ -122,7 +125,10 @@ typedef struct {
 
 /* Writes LC_HEADER_BYTES, checksum included. */
 void lc_wire_put(uint8_t *dst, const lc_header *header);
-/* Checks every field of a datagram of n bytes that this file can know to be right; *header is
+/* The bytes of the first packet of a datagram of n bytes; n unless it is a control packet and more
+ * follows. */
+size_t lc_wire_first(const uint8_t *src, size_t n);
+/* Checks every field of a packet of n bytes that this file can know to be right; *header is
  * valid only when the verdict is LC_GOOD. Ranges of op, slot and packet are for the engine to
  * check. */
 enum lc_verdict lc_wire_get(const uint8_t *src, size_t n, const lc_expect *expect,

@@ -7,11 +7,17 @@ dies takes nothing with it that another one needs.
 
 from __future__ import annotations
 
+from typing import Final
+
 from .assembly import add, assemble, copy_own, receive, send_own
 from .model import Edge, Plan, Slot, Target
 from .registry import Algorithm, register
 from .signature import signature
 from .validation import check_count, check_rank, check_world
+
+BARRIER_FANOUT: Final = 4
+"""A barrier's: each rank sends one small packet to each child, which costs less than one more level
+of the tree."""
 
 
 def _family(
@@ -74,7 +80,9 @@ def broadcast(
     )
 
 
-def barrier(world: int, rank: int, elements_per_packet: int = 1, *, fanout: int = 2) -> Plan:
+def barrier(
+    world: int, rank: int, elements_per_packet: int = 1, *, fanout: int = BARRIER_FANOUT
+) -> Plan:
     """Ends on no rank before every rank has begun it. It must run with reliable delivery.
 
     One float32 element, in place, is added up the tree (slot number 0) and its sum is copied down
@@ -116,9 +124,12 @@ def barrier(world: int, rank: int, elements_per_packet: int = 1, *, fanout: int 
     )
 
 
-def _depth(world: int) -> int:
-    """Hops from the root to the deepest of ``world`` ranks, with a fanout of 2."""
-    return world.bit_length() - 1
+def _depth(world: int, fanout: int = 2) -> int:
+    """Hops from the root to the deepest of ``world`` ranks."""
+    hops, deepest = 0, world - 1
+    while deepest:
+        hops, deepest = hops + 1, (deepest - 1) // fanout
+    return hops
 
 
 register(
@@ -137,10 +148,10 @@ register(
         collective="barrier",
         name="tree",
         build=barrier,
-        summary="up a binary tree and down again",
-        steps=lambda world: 2 * _depth(world),
-        # Up to one and down to two, from the fifth rank on.
-        traffic=lambda world: min(3, (world + 1) // 2) if world > 1 else 0,
+        summary="up a tree and down again; no rank has more than four children",
+        steps=lambda world: 2 * _depth(world, BARRIER_FANOUT),
+        # The root's children down; or those of another rank, and up to one.
+        traffic=lambda world: min(world - 1, BARRIER_FANOUT + (world > 2 * BARRIER_FANOUT)),
         default=True,
         partial_sums=True,
     )

@@ -171,8 +171,8 @@ NATIVE = (
     mutation(
         "lingering operations without bound",
         "native/linger.c",
-        "n >= LC_LINGERING ||",
-        "n >= LC_LINGERING * 4 ||",
+        "lc_lingering(g, NULL) < LC_LINGERING &&",
+        "lc_lingering(g, NULL) < LC_LINGERING * 4 &&",
         "native:test_linger",
     ),
     mutation(
@@ -188,6 +188,42 @@ NATIVE = (
         "    add_rest(&g->live, &op->report, &op->told);\n",
         "",
         "native:test_linger",
+    ),
+    mutation(
+        "what lacks something lingers",
+        "native/operations.c",
+        "!op->reporting && !op->report.packets_missing && ",
+        "!op->reporting && ",
+        "native:test_sim",
+    ),
+    mutation(
+        "who waits for the end of a stream hears of it later",
+        "native/stream_in.c",
+        "tell_done(in, op->peers[in->peer].patient);",
+        "tell_done(in, 1);",
+        "native:test_linger",
+    ),
+    mutation(
+        "an end that was put off is never told",
+        "native/stream_out.c",
+        "    out->fin_ns = out->sent_ns + LC_FIN_AGAIN_NS;\n",
+        "    out->fin_ns = UINT64_MAX;\n",
+        "native:test_linger",
+    ),
+    # ---- two packets in a datagram ----
+    mutation(
+        "control rides in no datagram of data",
+        "native/stream_out.c",
+        "    if (out->round || s->n_ready - out->cursor != 1)",
+        "    if (out->round || s->n_ready - out->cursor != 0)",
+        "native:test_small",
+    ),
+    mutation(
+        "what follows a control packet isn't looked at",
+        "native/datagrams.c",
+        "    if (first < n)",
+        "    if (first > n)",
+        "native:test_small",
     ),
     # ---- sums and counts ----
     mutation(

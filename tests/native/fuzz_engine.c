@@ -137,6 +137,33 @@ static void change(datagram *d) {
         d->size = MOST;
 }
 
+/* One of its packets. */
+static datagram part_of(const datagram *d) {
+    datagram part = *d;
+    size_t first = lc_wire_first(d->bytes, d->size);
+    if (first == d->size || below(2)) {
+        part.size = first;
+    } else {
+        part.size = d->size - first;
+        memcpy(part.bytes, d->bytes + first, part.size);
+    }
+    return part;
+}
+
+/* Puts a packet that was kept, and changed, before it. */
+static void put_before(datagram *d) {
+    datagram first = kept[below(KEPT)];
+    if (!first.size || first.size + d->size > MOST)
+        return;
+    change(&first);
+    if (first.size + d->size > MOST)
+        return;
+    memcpy(first.bytes + first.size, d->bytes, d->size);
+    first.size += d->size;
+    first.to = d->to;
+    *d = first;
+}
+
 static void give(const relay *r, const datagram *d) {
     (void)!sendto(r->fd[1 - d->to], d->bytes, d->size, 0, (const struct sockaddr *)&r->real[d->to],
                   sizeof r->real[d->to]);
@@ -158,12 +185,14 @@ static void *pass_on(void *argument) {
                 d.to = i;
                 give(r, &d);
                 passed++;
-                kept[below(KEPT)] = d;
+                kept[below(KEPT)] = part_of(&d);
                 for (uint32_t k = below(3); k; k--) {
                     datagram other = kept[below(KEPT)];
                     if (!other.size)
                         continue;
                     change(&other);
+                    if (below(4) == 0)
+                        put_before(&other);
                     give(r, &other);
                     thrown++;
                 }

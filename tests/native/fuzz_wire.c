@@ -136,7 +136,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         return 0;
     memcpy(datagram, data + 1, n);
     put_right(datagram, n, data[0]);
-    check_datagram(datagram, n);
+    size_t first = lc_wire_first(datagram, n);
+    MUST(first == n || (first >= LC_HEADER_BYTES && first + LC_HEADER_BYTES <= n));
+    check_datagram(datagram, first);
+    if (first < n)
+        check_datagram(datagram + first, n - first);
     if (n >= LC_RECORD_BYTES)
         check_record(datagram);
     free(datagram);

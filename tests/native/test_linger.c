@@ -1,6 +1,6 @@
 /* Operations that end for their callers before they end in the engine (linger.h), in virtual time:
- * a root that only sends, and what becomes of it when its peers are late, die, leave, or mean
- * something else. */
+ * a root that only sends, a rank that has its result, and what becomes of it when its peers are
+ * late, die, leave, or mean something else. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -69,9 +69,10 @@ static void go_on(pair *p, uint64_t ns) {
             while (lc_host_turn(p->host[i])) {
             }
             uint64_t idle = lc_host_idle_ns(p->host[i]);
-            next =
-                least(next, least(idle < NEVER - now ? now + idle : NEVER, memory_next(p->net, i)));
+            next = least(next, idle < NEVER - now ? now + idle : NEVER);
         }
+        for (uint16_t i = 0; i < RANKS; i++)
+            next = least(next, memory_next(p->net, i));
         now = next > now ? next : now;
         memory_set_now(p->net, now);
     }
@@ -157,6 +158,98 @@ static void test_root_is_done_at_once(int lossy, int release_early) {
         CHECK(state_of(&p, 0, root, &again) == LC_OK && memcmp(&again, &first, sizeof first) == 0);
         lc_group_release(p.group[0], root);
     }
+    close_pair(&p);
+}
+
+enum { FLOATS = PAYLOAD / 4 }; /* one packet: more have to wait for their acknowledgement */
+
+/* The mean of both ranks' floats, formed by rank 0, in place. */
+static int64_t submit_mean(const pair *p, int rank, float *data) {
+    const lc_edge of_0[] = {{1, 0}, {1, 1}}, of_1[] = {{0, 0}, {0, 0}};
+    const lc_slot_desc sums = {.length = FLOATS,
+                               .combine = LC_ADD,
+                               .finish = LC_FINISH_MEAN,
+                               .own = LC_OWN_INPUT,
+                               .target = LC_TARGET_OUT,
+                               .n_sources = 1,
+                               .n_dests = 1};
+    const lc_slot_desc copies[] = {
+        {.length = FLOATS, .own = LC_OWN_INPUT, .target = LC_TARGET_NONE, .n_dests = 1},
+        {.number = 1, .length = FLOATS, .target = LC_TARGET_OUT, .n_sources = 1, .first_edge = 1}};
+    lc_call call = {.slots = rank ? copies : &sums,
+                    .edges = rank ? of_1 : of_0,
+                    .n_slots = rank ? 2 : 1,
+                    .n_edges = 2,
+                    .in = data,
+                    .out = data,
+                    .in_elements = FLOATS,
+                    .out_elements = FLOATS,
+                    .levels = {{.elements_per_packet = PAYLOAD / 4, .reliable = 1}},
+                    .dtype = LC_F32,
+                    .lingers = 1,
+                    .scale = 1,
+                    .signature = 9,
+                    .timeout_ns = 60 * SECOND};
+    return lc_group_submit(p->group[rank], &call);
+}
+
+static int are_all(const float *at, float value) {
+    for (int i = 0; i < FLOATS; i++)
+        if (at[i] < value || at[i] > value)
+            return 0;
+    return 1;
+}
+
+/* A rank that has its result is done, though its peer lacks what it still sends; and that is sent
+ * as it was, whatever the rank does with its memory. */
+static void test_result_is_enough(double loss) {
+    pair p;
+    lc_report report;
+    float data[RANKS][FLOATS];
+    open_pair(&p);
+    for (int i = 0; i < FLOATS; i++) {
+        data[0][i] = 1;
+        data[1][i] = 3;
+    }
+    memory_path_of(p.net, 0, 1)->cut = 1;
+    int64_t other = submit_mean(&p, 1, data[1]);
+    int64_t root = submit_mean(&p, 0, data[0]);
+    CHECK(state_of(&p, 0, root, &report) == LC_PENDING);
+    go_on(&p, MS);
+    CHECK(state_of(&p, 0, root, &report) == LC_OK && are_all(data[0], 2));
+    CHECK(lc_group_lingering(p.group[0], NULL) == 1);
+    memset(data[0], USED, sizeof data[0]);
+    lc_group_release(p.group[0], root);
+    go_on(&p, 5 * MS);
+    CHECK(state_of(&p, 1, other, &report) == LC_PENDING);
+    memory_path_of(p.net, 0, 1)->cut = 0;
+    memory_path_of(p.net, 0, 1)->loss = loss;
+    go_on(&p, SECOND);
+    CHECK(state_of(&p, 1, other, &report) == LC_OK && are_all(data[1], 2));
+    CHECK(is_all((uint8_t *)data[0], sizeof data[0], USED));
+    CHECK(lc_group_lingering(p.group[0], NULL) == 0);
+    close_pair(&p);
+}
+
+/* Who waits for the end of a stream hears of it at once. Who doesn't hears of it with the next
+ * packet, or a little later; and without having asked. */
+static void test_when_the_end_is_heard(uint64_t bytes, int waits) {
+    static uint8_t data[RANKS][LC_LINGER_BYTES + 1];
+    pair p;
+    lc_report report;
+    const copy how = {.bytes = bytes};
+    open_pair(&p);
+    for (int i = 0; i < 2; i++) { /* the second with a window that has been told */
+        int64_t root = submit(&p, 0, how, data[0]);
+        int64_t other = submit(&p, 1, how, data[1]);
+        go_on(&p, MS / 4);
+        CHECK(state_of(&p, 0, root, &report) == LC_OK && state_of(&p, 1, other, &report) == LC_OK);
+        CHECK(lc_group_lingering(p.group[0], NULL) == (uint32_t)!waits);
+        go_on(&p, MS / 2);
+        CHECK(lc_group_lingering(p.group[0], NULL) == 0);
+    }
+    CHECK_AT(memory_counts_of(p.net).sent == 6 || waits, "%d datagrams",
+             (int)memory_counts_of(p.net).sent);
     close_pair(&p);
 }
 
@@ -296,6 +389,10 @@ static void test_close(int release) {
 int main(void) {
     for (int how = 0; how < 4; how++)
         test_root_is_done_at_once(how & 1, how & 2);
+    test_result_is_enough(0);
+    test_result_is_enough(0.5);
+    test_when_the_end_is_heard(8, 0);
+    test_when_the_end_is_heard(LC_LINGER_BYTES + 1, 1);
     test_bounds();
     test_room_comes_back();
     test_oldest();

@@ -173,12 +173,14 @@ static double run(kind how) {
     return each;
 }
 
-/* The most datagrams that a call takes where nothing is lost, to and from each pair of ranks that
- * have something for each other: a broadcast has one stream there, an all-reduce two each way. */
+/* The most datagrams that a call takes where nothing is lost, between each pair of ranks that have
+ * something for each other. An all-reduce has two streams each way, in one packet each, and control
+ * rides in them; a lossy one says each end as well. A broadcast has one, READY and DONE come back.
+ */
 static void test_cost(kind how) {
     double each = run(how);
     int pairs = how.sums ? how.ranks * (how.ranks - 1) / 2 : how.ranks - 1;
-    double most = how.sums ? 10 : 3.25;
+    double most = !how.sums ? 3.25 : how.lossy ? 8.1 : 4.1;
     CHECK_AT(how.loss > 0 || each <= most * pairs, "%d ranks, sums %d, lossy %d: %.2f datagrams",
              how.ranks, how.sums, how.lossy, each);
 }

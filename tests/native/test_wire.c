@@ -97,7 +97,7 @@ static void test_checksum(void) {
 
 static void test_layout(void) {
     static const uint8_t bytes[] = {
-        0x43, 0x4C, 3,    0x11, 0,    0,    0,    0,    /* magic version kind crc */
+        0x43, 0x4C, 4,    0x11, 0,    0,    0,    0,    /* magic version kind crc */
         0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11, /* session */
         0xA4, 0xA3, 0xA2, 0xA1, 0xB4, 0xB3, 0xB2, 0xB1, /* link_seq op */
         0xC4, 0xC3, 0xC2, 0xC1, 0xE2, 0xE1, 4,    0,    /* packet slot sender */
@@ -236,6 +236,22 @@ static void test_lengths(void) {
     }
 }
 
+/* What follows a control packet in its datagram is a packet of its own. */
+static void test_two_in_one(void) {
+    lc_header headers[] = {control_header(), data_header()};
+    size_t whole[] = {LC_HEADER_BYTES + (size_t)headers[0].length,
+                      LC_HEADER_BYTES + (size_t)headers[1].length};
+    lc_wire_put(packet, &headers[0]);
+    for (size_t n = 0; n < whole[0] + 2 * LC_HEADER_BYTES; n++)
+        CHECK_AT(lc_wire_first(packet, n) == (n < whole[0] + LC_HEADER_BYTES ? n : whole[0]),
+                 "n %zu", n);
+    lc_wire_put(packet, &headers[1]);
+    CHECK(lc_wire_first(packet, whole[1] + whole[0]) == whole[1] + whole[0]);
+    headers[0].length = 65535;
+    lc_wire_put(packet, &headers[0]);
+    CHECK(lc_wire_first(packet, 65535) == 65535);
+}
+
 /* A datagram shorter than a header must not be read past its end: ASan watches the buffer. */
 static void test_short_buffers(void) {
     lc_header header = data_header(), seen;
@@ -334,6 +350,7 @@ int main(void) {
     test_parity_shape();
     test_control_shape();
     test_lengths();
+    test_two_in_one();
     test_short_buffers();
     test_bit_flips();
     test_flips_behind_the_checksum();

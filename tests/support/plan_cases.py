@@ -224,7 +224,7 @@ WAYS = {
         ),
     ],
     "barrier": [
-        Way("", lambda world, rank, count: ((), {"fanout": 2}), _sum, in_place=True, adds=True)
+        Way("", lambda world, rank, count: ((), {"fanout": 4}), _sum, in_place=True, adds=True)
     ],
 }
 

@@ -54,11 +54,11 @@ def crc32c(data: bytes) -> int:
 
 @dataclass(frozen=True)
 class Packet:
-    """A datagram, field by field. What is None is made right."""
+    """A packet, field by field. What is None is made right."""
 
     payload: bytes = bytes(PAYLOAD)
     magic: int = 0x4C43
-    version: int = 3
+    version: int = 4
     type: int = DATA
     crc: int | None = None
     session: int = SESSION
@@ -101,6 +101,14 @@ class Packet:
 
         crc = crc32c(header(0)) if self.crc is None else self.crc
         return header(crc) + self.payload
+
+
+def split(datagram: bytes) -> list[bytes]:
+    """Its packets: one, or a control packet and another one after it."""
+    end = HEADER.size + int.from_bytes(datagram[34:36], "little")
+    if datagram[3] != CONTROL or len(datagram) <= end:
+        return [datagram]
+    return [datagram[:end], datagram[end:]]
 
 
 # ---- a relay between engines ----
@@ -201,7 +209,8 @@ class Relay:
                 return
             sender = self.rank_of.get(address)
             if sender is not None:
-                self._pass(sender, receiver, data)
+                for packet in split(data):
+                    self._pass(sender, receiver, packet)
 
     def _pass(self, sender: int, receiver: int, data: bytes) -> None:
         faults, passed, draw = self.faults, self.passed, self.random.random

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from lossycoll.errors import ClosedError, PeerLostError
 from lossycoll.plan import Finish, Missing, default_algorithm, packet_count
+from lossycoll.plan.tree import BARRIER_FANOUT
 from lossycoll.runtime.core.call import Collective, Operation, Terms
 from lossycoll.runtime.core.logfmt import log
 from lossycoll.runtime.engine.binding import DType
@@ -246,7 +247,8 @@ class Endpoint(CollectiveEndpoint):
         with self._submitting():
             members = self._sequencer.members()
             by = plan_cache.algorithm("barrier", members, terms.options.algorithm)
-            encoded = PLANS["barrier"](members, by, 1, fanout=self._fanout)
+            fanout = max(self._fanout, BARRIER_FANOUT)
+            encoded = PLANS["barrier"](members, by, 1, fanout=fanout)
             return self._submit(encoded, call, (address, address), DType.F32, terms)
 
     def _units(self, dtype: DType, terms: Terms) -> Units:

@@ -49,6 +49,11 @@ def _no_arguments(parser: argparse.ArgumentParser) -> None:
     pass
 
 
+def _keys(pieces: Sequence[P], options: Options) -> Iterable[str]:
+    del options
+    return (piece.key for piece in pieces)
+
+
 def _each(pieces: Sequence[P]) -> Iterable[Sequence[P]]:
     return ([piece] for piece in pieces)
 
@@ -73,6 +78,8 @@ class Study(Generic[P]):
         reports_planned: Only planned pieces are reported, as those of another budget can't be
             compared; else all that there are.
         report_help: What the folder of the report must have.
+        preview: What ``--dry-run`` says of pieces, in lines. Raises LaunchError where they can't
+            be measured here.
     """
 
     name: str
@@ -86,6 +93,7 @@ class Study(Generic[P]):
     failures_allowed: int = 1
     reports_planned: bool = False
     report_help: str = "folder for tables and plots, such as docs"
+    preview: Callable[[Sequence[P], Options], Iterable[str]] = _keys
 
 
 def main(study: Study[P], arguments: Sequence[str] | None = None) -> int:
@@ -98,6 +106,8 @@ def main(study: Study[P], arguments: Sequence[str] | None = None) -> int:
         wanted = only(planned, options.only)
     except ValueError as error:
         parser.error(str(error))
+    if options.dry_run:
+        return say(study.preview(wanted, options), console)
     status = 0 if options.report_only else run(study, wanted, options, console)
     if status or not options.report:
         return status
@@ -112,15 +122,29 @@ def main(study: Study[P], arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def say(lines: Iterable[str], console: Console) -> int:
+    """Prints a preview; returns the exit status."""
+    try:
+        for line in lines:
+            print(line, flush=True)
+    except LaunchError as error:
+        console.print(str(error), markup=False)
+        return 1
+    return 0
+
+
 def _parser(study: Study[P]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog=f"python -m benchmarks.studies.{study.name}", description=study.description
+        prog=f"python -m benchmarks.studies.{study.name}",
+        description=study.description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     results = STUDIES / study.name / "results.jsonl"
     add("--results", type=Path, default=results, help="where results are appended")
     add("--report", type=Path, help=study.report_help)
     add("--report-only", action="store_true", help="run nothing")
+    add("--dry-run", action="store_true", help="say what would be run, and what it lacks")
     add(
         "--only",
         action="append",

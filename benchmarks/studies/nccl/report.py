@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from benchmarks.common.report import fill, write_json
+from benchmarks.common.results import Result
 from lossycoll.cli.bench.command import DTYPES, labels
 
 TYPES = {"float32": "float", "float64": "double", "float16": "half", "bfloat16": "bfloat16"}
 """As nccl-tests names them."""
 
 
-def table(results: dict[str, Any]) -> str:
+def write(results: Sequence[Result], folder: Path) -> str:
+    """nccl.json, and the tables in performance.md; returns these.
+
+    Raises:
+        ValueError: There are no results.
+    """
+    if not results:
+        raise ValueError("nothing was measured yet")
+    text = "\n\n".join(table(result) for result in results)
+    write_json(folder / "nccl.json", [{**vars(result)} for result in results])
+    fill(folder / "performance.md", {"nccl": f"```\n{text}\n```"})
+    return text
+
+
+def table(result: Result) -> str:
     """Lines that begin with # are about it. Times are medians of calls that were waited for one by
     one, where nccl-tests has the mean of calls that were issued together."""
+    results, dtype = result.figures, result.settings["dtype"]
     names = list(results["measured"])
     said = labels(results) or [f"{name}: {what}" for name, what in results["measured"].items()]
-    lines = [f"# all_reduce, {results['ranks']} ranks, {results['date']}, {results['commit']}"]
+    lines = [f"# all_reduce, {result.settings['ranks']} ranks, {result.date}, {result.commit}"]
     lines += [f"# {line}" for line in said]
     empty = " " * 40
     lines.append(f"#{empty}" + "".join(f"{name:^34}" for name in names))
@@ -26,7 +45,6 @@ def table(results: dict[str, Any]) -> str:
     by_size: dict[int, dict[str, Any]] = {}
     for row in results["rows"]:
         by_size.setdefault(row["bytes"], {})[row["backend"]] = row
-    dtype = results["dtype"]
     for size, own in by_size.items():
         cells = f" {size:>12}{size // DTYPES[dtype]:>12}{TYPES[dtype]:>10}{'sum':>6}"
         lines.append(cells + "".join(block(own[name]) for name in names))

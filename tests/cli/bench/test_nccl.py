@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from benchmarks.common.results import Result
 from benchmarks.studies.nccl.__main__ import main
 from benchmarks.studies.nccl.report import table
 from lossycoll.cli import main as cli
@@ -195,16 +196,14 @@ def measured_row(name: str, ms: float, wrong: int | None) -> dict[str, Any]:
 
 
 def test_the_table_has_nccl_tests_columns() -> None:
-    results = {
-        "date": "2026-11-22",
-        "commit": "0",
-        "ranks": 2,
-        "dtype": "bfloat16",
+    figures = {
         "measured": {"nccl": "GPU tensors; sockets", "gloo": "GPU tensors; copied"},
         "nccl": {"version": "2.27.3", "gpu": "H", "transports": ["NET/Socket"]},
         "rows": [measured_row("nccl", 1.0, 0), measured_row("gloo", 4.0, None)],
     }
-    text = table(results)
+    settings = {"ranks": 2, "dtype": "bfloat16"}
+    text = table(Result(settings, figures, "2026-11-22", "0"))
+    assert text.startswith("# all_reduce, 2 ranks, 2026-11-22, 0")
     (row,) = [line.split() for line in text.splitlines() if not line.startswith("#")]
     assert row == [
         *("1048576", "524288", "bfloat16", "sum"),
@@ -233,19 +232,28 @@ def torchrun(*options: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.long
 def test_under_torchrun_every_process_is_a_rank(tmp_path: Path) -> None:
-    out = tmp_path / "nccl.json"
+    page = tmp_path / "performance.md"
+    page.write_text("<!-- nccl: begin --><!-- nccl: end -->")
+    own = ("--results", str(tmp_path / "results.jsonl"), "--report", str(tmp_path))
     sizes = ("-b", "1k", "-e", "64k", "-f", "8", "--seconds", "0.05")
-    done = torchrun("--backend", "lossy,gloo", *sizes, "--out", str(out))
+    done = torchrun("--backend", "lossy,gloo", *sizes, *own)
     assert done.returncode == 0, done.stderr
-    results = json.loads(out.read_text())
-    assert [(row["bytes"], row["backend"], row["wrong"]) for row in results["rows"]] == [
+    (result,) = json.loads((tmp_path / "nccl.json").read_text())
+    rows = result["figures"]["rows"]
+    assert [(row["bytes"], row["backend"], row["wrong"]) for row in rows] == [
         (size, name, 0) for size in (1 << 10, 8 << 10, 64 << 10) for name in ("lossy", "gloo")
     ]
     assert done.stdout.count("# all_reduce, 2 ranks") == 1
     assert "# lossy: CPU tensors" in done.stdout
+    assert "# all_reduce, 2 ranks" in page.read_text()
+    again = torchrun("--backend", "lossy,gloo", *sizes, *own)
+    assert "1 pieces, 0 to do" in again.stderr
+    assert torchrun("--backend", "nccl,gloo", "--dry-run").returncode == 1
 
 
-def test_the_dry_run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_dry_run(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     monkeypatch.setattr(nccl, "look", lambda: Seen("one", "2.13.0+cpu", False))
     assert main(["--dry-run"]) == 1
     out, err = capfd.readouterr()
@@ -253,7 +261,7 @@ def test_the_dry_run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixtu
     assert plan in out
     assert "NCCL can't run here: rank 0: torch" in err
     # Without --dry-run nothing is started.
-    assert main([]) == 1
+    assert main(["--results", str(tmp_path / "results.jsonl")]) == 1
     assert "NCCL can't run here" in capfd.readouterr().err
     monkeypatch.setattr(nccl, "look", lambda: host("one", *GPUS))
     assert main(["--dry-run"]) == 0

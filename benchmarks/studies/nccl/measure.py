@@ -1,0 +1,93 @@
+"""Runs a sweep: on ranks that are started here, or as one of those that torchrun has started."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+
+from benchmarks.common.runner import PieceFailed
+from lossycoll.cli.bench import command as bench
+from lossycoll.cli.bench import nccl
+from lossycoll.cli.bench import worker as bench_rank
+
+from .sweep import Sweep, under_torchrun
+
+
+def measure(sweep: Sweep, options: argparse.Namespace) -> dict[str, Any]:
+    """A row for each size and backend (``rows``), and what was measured (``measured``, ``nccl``).
+
+    Raises:
+        PieceFailed: NCCL is asked for and can't run.
+    """
+    del options
+    console = Console(stderr=True, highlight=False)
+    try:
+        if under_torchrun():
+            found = _together(sweep.configuration)
+        else:
+            found = bench.measure(sweep.configuration, sweep.ranks, {}, console)
+    except nccl.NcclMissing as error:
+        raise PieceFailed(str(error)) from error
+    assert found is not None
+    return {
+        "measured": found["measured"],
+        "nccl": found["nccl"],
+        "rows": bench.rows_of(found, sweep.ranks),
+    }
+
+
+def seen_by_all(sweep: Sweep) -> Sequence[nccl.Seen]:
+    """What each rank would find."""
+    if under_torchrun():
+        _tell("look")
+        return bench_rank.seen_by_all()
+    return [nccl.look()] * sweep.ranks
+
+
+@contextlib.contextmanager
+def ranks_of_torchrun() -> Iterator[bool]:
+    """The default group of torchrun's ranks. Yields whether this one leads.
+
+    The others do what the leader says, and are done when it leaves the block.
+    """
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    try:
+        leads = dist.get_rank() == 0
+        if not leads:
+            _follow()
+        try:
+            yield leads
+        finally:
+            if leads:
+                _tell(None)
+    finally:
+        dist.destroy_process_group()
+
+
+def _together(configuration: dict[str, Any]) -> dict[str, Any] | None:
+    _tell(configuration)
+    return bench_rank.take_part(configuration, lambda _, __: None)
+
+
+def _tell(what: object) -> None:
+    dist.broadcast_object_list([what], src=0)
+
+
+def _follow() -> None:
+    while True:
+        told: list[Any] = [None]
+        dist.broadcast_object_list(told, src=0)
+        if told[0] is None:
+            return
+        if told[0] == "look":
+            bench_rank.seen_by_all()
+            continue
+        with contextlib.suppress(nccl.NcclMissing):  # all see the same, and the leader says so
+            bench_rank.take_part(told[0], lambda _, __: None)

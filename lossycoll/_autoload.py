@@ -28,12 +28,7 @@ def load() -> Any:
 
 
 def _create(backend_options: Any, pg_options: object) -> Any:
-    LossyProcessGroup = load().LossyProcessGroup
-
-    from .backend.devices import check_device
-
-    check_device(backend_options.store, backend_options.group_rank, backend_options.group_size)
-    return LossyProcessGroup(backend_options, pg_options)
+    return load().LossyProcessGroup(backend_options, pg_options)
 
 
 def register() -> None:

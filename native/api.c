@@ -212,6 +212,7 @@ int64_t lc_group_submit(lc_group *g, lc_call *call) {
     if (!op)
         return code;
     op->group = g;
+    op->call.signature ^= g->config.definition;
     op->submitted_ns = lc_clock_now(h->clock);
     op->undriven = call->waits && !call->notify;
     int wake = !op->undriven;

@@ -104,6 +104,8 @@ typedef struct {
     uint16_t size;
     const uint16_t *members;  /* processes by rank; NULL: those of the same numbers */
     uint32_t fault_group;     /* keys injected faults; equal on all ranks */
+    uint64_t definition;      /* what members must agree on besides each call; part of the
+                                 signature of every operation */
     uint64_t deadline_min_ns; /* floor of the learnt deadline */
     uint64_t deadline_max_ns; /* how long a stream or a path may be silent */
     uint64_t link_ns;         /* how long a reliable operation waits for a link that delivers

@@ -31,10 +31,10 @@ from lossycoll.runtime.membership.membership import Membership
 from lossycoll.runtime.membership.rendezvous import Rendezvous
 from lossycoll.runtime.p2p.messages import Messages
 
+from .connected import connected
+from .devices import check_device
 from .gloo_mesh import GlooMesh
 from .group_steps import (
-    Making,
-    Place,
     become_member,
     check_links,
     enter,
@@ -43,8 +43,9 @@ from .group_steps import (
     open_engine,
     tell_ready,
 )
+from .making import Making, Met, Place
 from .resource_limits import refused
-from .roots import ROOTS
+from .roots import ROOTS, Parent
 
 
 class Group:
@@ -56,6 +57,8 @@ class Group:
     def __init__(self, place: Place, pg_options: object) -> None:
         place = replace(place, timeout=bounded(place.timeout))
         self._host: Host | None = None
+        self.as_parent: Parent | None = None
+        """What groups of some of this one's ranks are made by; None in a world of one."""
         try:
             if place.size == 1:
                 self._stay_alone(place, pg_options)
@@ -72,6 +75,7 @@ class Group:
 
     def _stay_alone(self, place: Place, pg_options: object) -> None:
         """A world of one: nothing to send."""
+        check_device(place.store, place.rank, 1)
         options = Options.resolve(pg_options)
         check_links(options, 1)
         logfmt.show(options)
@@ -90,8 +94,14 @@ class Group:
             alive=lambda hello: _alive(hello, place.size),
         )
         try:
+            with connected(place, pg_options, undo) as met:
+                if met is not None:
+                    self._assemble(place, Making(place, rendezvous, undo, ()), met)
+                    return
+            check_device(place.store, place.rank, place.size)
             with ROOTS.holding(place.global_ranks) as roots:
-                self._assemble(place, pg_options, Making(place, rendezvous, undo, roots))
+                making = Making(place, rendezvous, undo, roots)
+                self._assemble(place, making, meet(making, pg_options))
         except LossyError as error:
             rendezvous.part(error)
             raise
@@ -100,9 +110,9 @@ class Group:
             rendezvous.part(failure)
             raise failure from error
 
-    def _assemble(self, place: Place, pg_options: object, making: Making) -> None:
-        """The order is the protocol: all ranks exchange the same keys one after the other."""
-        met = meet(making, pg_options)
+    def _assemble(self, place: Place, making: Making, met: Met) -> None:
+        """The order is the protocol: where ranks meet in the store, all exchange the same keys one
+        after the other."""
         membership = become_member(making, met)
         data = open_engine(making, met)
         self._host = data.host
@@ -123,7 +133,11 @@ class Group:
             met.options,
             self.endpoint.operations.group_failure,
         )
-        enter(making, joined, self.endpoint)
+        enter(making, met, joined, self.endpoint)
+        root = joined.founded or met.root
+        assert root is not None
+        numbers = dict(zip(place.global_ranks, met.members, strict=True))
+        self.as_parent = Parent(root, numbers)
         tell_ready(self.endpoint.health, met, data)
 
     def _mesh(self, place: Place, address: str) -> GlooMesh:

@@ -15,6 +15,8 @@ class GroupListener:
         self.on_abort = health.on_abort
         self.on_broken = health.on_broken
         self.on_mismatch = health.on_mismatch
+        self.on_differs = health.on_differs
+        self.on_own_host = health.on_own_host
         self.call_at = health.call_at
         self.figures = endpoint.figures.own
         self.on_beat = endpoint.look

@@ -13,25 +13,23 @@ import secrets
 import time
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import timedelta
+from dataclasses import replace
 from typing import Any, Final
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from lossycoll.errors import LossyError, OptionError, RendezvousError
+from lossycoll.errors import InterfaceError, LossyError, OptionError, RendezvousError
 from lossycoll.options.fields import Options
 from lossycoll.plan import faults
 from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.core import logfmt
 from lossycoll.runtime.engine.binding import EngineGroup
 from lossycoll.runtime.engine.host import Host, host_options, version, wire_version
-from lossycoll.runtime.engine.reports import LinkInfo
 from lossycoll.runtime.membership.control_plane import ControlPlane
+from lossycoll.runtime.membership.definition import Definition
 from lossycoll.runtime.membership.group_state import Health
 from lossycoll.runtime.membership.membership import Membership
 from lossycoll.runtime.membership.rendezvous import (
-    Rendezvous,
     compare_options,
     compare_versions,
 )
@@ -40,6 +38,7 @@ from lossycoll.runtime.net.interfaces import Interface, choose
 from lossycoll.runtime.net.payload import AUTO_MTU_MAX, payload_bytes
 
 from .group_listener import GroupListener
+from .making import DataPath, Ends, Joined, Making, Met, Place, Prepared
 from .resource_limits import check_descriptors, refused
 from .roots import ROOTS, Network, Root, with_liveness_of
 
@@ -49,118 +48,10 @@ SLICE_SECONDS: Final = 0.5
 log: Final = logging.getLogger("lossycoll")
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where this process stands: a rank of a group.
-
-    Attributes:
-        store: The group's, with keys of earlier groups maybe.
-        rank: This process's.
-        size: The group's ranks.
-        timeout: The group's.
-        name: torch's name of the group.
-        global_ranks: torch's global rank of each rank of the group.
-    """
-
-    store: Store
-    rank: int
-    size: int
-    timeout: timedelta
-    name: str
-    global_ranks: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Making:
-    """A group that is being made. ``roots``: where all its members have met before, held."""
-
-    place: Place
-    rendezvous: Rendezvous
-    undo: contextlib.ExitStack
-    roots: Sequence[Root]
-
-    @property
-    def who(self) -> str:
-        """This rank, as errors name it."""
-        return f"rank {self.place.rank}/{self.place.size}"
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """What this rank has by itself. ``ends``: what a new root takes, where there may be one."""
-
-    options: Options
-    network: Network
-    ends: Ends | None
-
-
-@dataclass(frozen=True)
-class Ends:
-    """A new root's sockets at this rank, which are open before the ranks meet."""
-
-    plane: ControlPlane
-    host: Host
-    control: tuple[str, int]
-    link: tuple[str, int]
-
-
-@dataclass(frozen=True)
-class Met:
-    """What all ranks have said. ``root``: where they meet, None: in a new one.
-
-    Attributes:
-        session: This group's, of 16 hex digits, equal on all ranks.
-        options: This rank's.
-        network: What it sends through.
-        number: The group's, which keys injected faults.
-        token: The group's secret.
-        root: Where all have met before; None: they make a new root.
-        shares: The group is made on the root's host, as none asks for another.
-        members: The group's ranks, as ranks of the root.
-        plane: The root's.
-        host: A new root's, to be started.
-        endpoints: Where the new root's planes listen.
-        links: Where its hosts are.
-    """
-
-    session: str
-    options: Options
-    network: Network
-    number: int
-    token: str
-    root: Root | None
-    shares: bool
-    members: tuple[int, ...]
-    plane: ControlPlane
-    host: Host | None = None
-    endpoints: tuple[tuple[str, int], ...] = ()
-    links: tuple[tuple[str, int], ...] = ()
-
-
-@dataclass(frozen=True)
-class DataPath:
-    """The engine's host and group, and where each rank's is."""
-
-    host: Host
-    engine: EngineGroup
-    link: LinkInfo
-    addresses: Sequence[str]
-
-
-@dataclass(frozen=True)
-class Joined:
-    """This rank's membership; ``founded``: the root that begins with it."""
-
-    membership: Membership
-    founded: Root | None
-
-
 def prepare(making: Making, pg_options: object) -> Prepared:
     """What can be wrong with this rank alone is found first, so that the others hear of it."""
     place = making.place
-    options = with_liveness_of(Options.resolve(pg_options), making.roots)
-    check_links(options, place.size)
-    logfmt.show(options)
+    options = read_options(place, pg_options, making.roots)
     wanted = host_options(options)
     shared = [root.network for root in making.roots if root.host.options == wanted]
     if shared:  # nothing has to be opened, so nothing is looked for
@@ -171,6 +62,18 @@ def prepare(making: Making, pg_options: object) -> Prepared:
     if making.roots:
         return mine
     return replace(mine, ends=_open_ends(making, mine, mine.network.payload))
+
+
+def read_options(place: Place, pg_options: object, roots: Sequence[Root]) -> Options:
+    """The options of a group whose ranks may meet in one of ``roots``.
+
+    Raises:
+        OptionError: They can't be this group's.
+    """
+    options = with_liveness_of(Options.resolve(pg_options), roots)
+    check_links(options, place.size)
+    logfmt.show(options)
+    return options
 
 
 def _network(making: Making, options: Options, interface: Interface) -> Network:
@@ -212,6 +115,7 @@ def meet(making: Making, pg_options: object) -> Met:
         session=rendezvous.session,
         options=mine.options,
         network=mine.network,
+        definition=place.defined(mine.options),
         number=ranks[0]["group"],
         token=ranks[0]["token"],
         root=root,
@@ -266,7 +170,7 @@ def _hello(making: Making, mine: Prepared) -> dict[str, Any]:
     if mine.ends is not None:
         hello |= {"control": mine.ends.control, "link": mine.ends.link}
     if making.place.rank == 0:
-        hello |= {"token": secrets.token_hex(16), "group": _number(making.place.name)}
+        hello |= {"token": secrets.token_hex(16), "group": fault_group(making.place.name)}
     return hello
 
 
@@ -312,6 +216,7 @@ def open_engine(making: Making, met: Met) -> DataPath:
         # Others may be a step behind, and then have no group for what comes early. All of a new
         # root have it when their planes have met.
         met=met.root is None,
+        definition=met.definition.digest,
     )
     making.undo.callback(engine.close)
     return DataPath(host, engine, host.link(), [host.addresses[member] for member in members])
@@ -355,16 +260,38 @@ def become_member(making: Making, met: Met) -> Membership:
 
     They have met this rank, so nothing in the store would keep them from waiting for it.
     """
-    membership = Membership(
-        met.plane, int(met.session, 16), met.members, outlive=met.options.continues
+    return member_of(
+        making.undo,
+        met.plane,
+        met.session,
+        met.members,
+        outlive=met.options.continues,
+        definition=met.definition,
     )
-    making.undo.callback(membership.close)
+
+
+def member_of(
+    undo: contextlib.ExitStack,
+    plane: ControlPlane,
+    session: str,
+    members: Sequence[int],
+    *,
+    outlive: bool = False,
+    definition: Definition | None = None,
+) -> Membership:
+    """This rank's place in the group ``session``. If ``undo`` runs by an error, all hear of it."""
+    membership = Membership(
+        plane, int(session, 16), members, outlive=outlive, definition=definition
+    )
+    undo.callback(membership.close)
 
     def tell(kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if error is not None:
-            membership.abort(str(error) or type(error).__name__, type(error).__name__)
+            unmakeable = isinstance(error, OptionError | InterfaceError)
+            name = RendezvousError.__name__ if unmakeable else type(error).__name__
+            membership.abort(str(error) or name, name)
 
-    making.undo.push(tell)
+    undo.push(tell)
     return membership
 
 
@@ -378,15 +305,15 @@ def join(making: Making, met: Met, host: Host, membership: Membership) -> Joined
     return Joined(membership, founded)
 
 
-def enter(making: Making, joined: Joined, endpoint: Endpoint) -> None:
+def enter(making: Making, met: Met, joined: Joined, endpoint: Endpoint) -> None:
     """From now on the group hears of what happens. All ranks of a new root have met then.
 
     Raises:
         LossyError: The group's failure, where a rank died meanwhile.
         RendezvousError: The ranks can't reach one another.
     """
-    joined.membership.open(GroupListener(endpoint))
     root = joined.founded
+    joined.membership.open(GroupListener(endpoint), wait=root is not None or not met.all_here)
     if root is not None:
         _await_all(making, root.plane, endpoint.health)
         ROOTS.add(root)
@@ -461,7 +388,7 @@ def _master(store: Store) -> str | None:
     return str(host) if host else os.environ.get("MASTER_ADDR")
 
 
-def _number(name: str) -> int:
+def fault_group(name: str) -> int:
     """A 32-bit number for a group's name; the same in every run, since it keys injected faults."""
     return int(name) if name.isdecimal() and len(name) < 9 else zlib.crc32(name.encode())
 

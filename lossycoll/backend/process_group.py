@@ -30,9 +30,10 @@ from .device_backend import DeviceBackend, placeholder
 from .dispatch import Dispatcher
 from .dynamo_skip import opaque
 from .extensions import Extensions
-from .group_steps import Place
+from .making import Place
 from .monitored_barrier import monitored_barrier
 from .point_to_point import PointToPoint
+from .roots import Parent
 from .work import ManyWork
 
 _c10d: Any = c10d  # its stub lacks half of what is used here, and has overloads we don't serve
@@ -66,6 +67,7 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
                 timeout=backend_options.timeout,
                 name=str(backend_options.group_id),
                 global_ranks=self._global_ranks,
+                parent=_parent(backend_options),
             ),
             pg_options,
         )
@@ -475,6 +477,7 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
                 timeout=timeout or timedelta(seconds=self._endpoint.timeout),
                 group_id=name,
                 global_ranks_in_group=[self._global_ranks[rank] for rank in chosen],
+                parent=self,
             ),
             opts,
         )
@@ -506,6 +509,12 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
 
 
 opaque(LossyProcessGroup)
+
+
+def _parent(backend_options: Any) -> Parent | None:
+    """What a new group's ranks are all of: the group that is split, or torch's default group."""
+    group = getattr(backend_options, "parent", dist.group.WORLD)
+    return group._group.as_parent if isinstance(group, LossyProcessGroup) else None
 
 
 def of(group: dist.ProcessGroup | None) -> LossyProcessGroup:

@@ -1,7 +1,9 @@
 """The roots of this process: who it met in which rendezvous, and its control planes among them.
 
 A group whose members have all met before needs no connections of its own: it is a membership of
-their root's plane. A plane lasts as long as its last membership; a forked child has none.
+their root's plane. Where all of them are of one group (its *parent*), they need not even meet:
+each knows by itself which root that is. A plane lasts as long as its last membership; a forked
+child has none.
 """
 
 from __future__ import annotations
@@ -9,7 +11,8 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -58,6 +61,33 @@ class Root:
             and all(rank in numbers and self.plane.is_here(numbers[rank]) for rank in global_ranks)
         )
 
+    def hold(self) -> bool:
+        """Keeps plane and host from their end until ``release``. False: one of them is ending."""
+        if not self.plane.hold():
+            return False
+        if self.host.hold():
+            return True
+        self.plane.release()
+        return False
+
+    def release(self) -> None:
+        """Undoes ``hold``."""
+        self.host.release()
+        self.plane.release()
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """The group that all ranks of a new one belong to: torch's default group, or one that is split.
+
+    Attributes:
+        root: The parent's, on all of its ranks.
+        numbers: Its ranks as ranks of the root, by torch's global rank.
+    """
+
+    root: Root
+    numbers: Mapping[int, int]
+
 
 class Roots:
     """A process's roots, oldest first."""
@@ -65,12 +95,25 @@ class Roots:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._roots: list[Root] = []
+        self._uses: Counter[tuple[str, str]] = Counter()
 
     def add(self, root: Root) -> None:
         """Offers ``root`` to groups that are made later, for as long as its plane lasts."""
         with self._lock:
             self._roots = [one for one in self._roots if one.plane.is_sound and one.host.is_open]
             self._roots.append(root)
+            known = {one.session for one in self._roots}
+            self._uses = Counter({key: n for key, n in self._uses.items() if key[0] in known})
+
+    def use(self, root: Root, name: str) -> int:
+        """How many groups of this name the root has had here before, this one not counted.
+
+        The same on all ranks of the group, as torch has them make groups in the same order.
+        """
+        with self._lock:
+            key = (root.session, name)
+            self._uses[key] += 1
+            return self._uses[key] - 1
 
     @contextlib.contextmanager
     def holding(self, global_ranks: Sequence[int]) -> Iterator[list[Root]]:
@@ -80,16 +123,12 @@ class Roots:
         held = []
         try:
             for root in found:
-                if root.plane.hold():
-                    if root.host.hold():
-                        held.append(root)
-                    else:
-                        root.plane.release()
+                if root.hold():
+                    held.append(root)
             yield held
         finally:
             for root in held:
-                root.host.release()
-                root.plane.release()
+                root.release()
 
 
 def with_liveness_of(options: Options, roots: Sequence[Root]) -> Options:

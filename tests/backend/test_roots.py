@@ -172,7 +172,7 @@ def rank_asks(rank: int, world: int) -> list[Any]:
     init(pg_options={"liveness": 25.0})
     out = []
     for asked in ({"liveness": 25.0}, None, {"liveness": 12.0 if rank == 1 else 25.0}):
-        caught = catch(lambda asked=asked: dist.new_group(pg_options=asked))  # type: ignore[misc]
+        caught = catch(lambda asked=asked: dist.barrier(dist.new_group(pg_options=asked)))  # type: ignore[misc]
         out.append((caught.kind, caught.text))
     group = dist.new_group(pg_options=lossycoll.Options(repair=1))
     dist.barrier(group=group)

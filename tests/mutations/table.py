@@ -588,10 +588,34 @@ PYTHON = (
     mutation(
         "a rank that can't make its group keeps silent",
         "lossycoll/backend/group_steps.py",
-        "making.undo.push(tell)",
-        "del tell",
+        "    undo.push(tell)",
+        "    del tell",
         "tests/backend/test_group_steps.py"
         "::test_a_rank_that_fails_after_the_meeting_is_heard_by_all",
+    ),
+    mutation(
+        "groups that ranks define differently work",
+        "native/api.c",
+        "    op->call.signature ^= g->config.definition;\n",
+        "",
+        "tests/backend/test_connected.py"
+        "::test_ranks_that_differ_in_a_group_are_named_by_its_first_call_on_all",
+    ),
+    mutation(
+        "who hears another definition of a group keeps silent",
+        "lossycoll/runtime/membership/membership.py",
+        "            self._define(root)\n        elif",
+        "            pass\n        elif",
+        "tests/backend/test_connected.py"
+        "::test_ranks_that_differ_in_a_group_are_named_by_its_first_call_on_all",
+    ),
+    mutation(
+        "two groups of one name have one number",
+        "lossycoll/backend/connected.py",
+        'f"{root.session}/{ROOTS.use(root, name)}/{name}"',
+        'f"{root.session}/{name}"',
+        "tests/backend/test_connected.py"
+        "::test_groups_are_made_without_the_store_in_any_number_order_and_time",
     ),
     mutation(
         "liveness doubled in the group",

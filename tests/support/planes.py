@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from lossycoll.runtime.membership.control_plane import ControlPlane
@@ -46,6 +46,12 @@ class Notes:
 
     def on_mismatch(self, seq: int, calls: dict[int, str]) -> None:
         self._note("mismatch", seq, tuple(sorted(calls.items())))
+
+    def on_differs(self, how: str) -> None:
+        self._note("differs", how)
+
+    def on_own_host(self, rank: int, options: Mapping[str, Any]) -> None:
+        self._note("own host", rank, dict(options))
 
     def on_broken(self, error: Exception) -> None:
         self._note("broken", repr(error))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
+from lossycoll.runtime.membership.definition import Definition
 from lossycoll.runtime.membership.hub_sockets import (
     Alive,
     Broken,
@@ -127,8 +128,15 @@ class Node:
 
         self.net.at(self.net.later(), arrive)
 
-    def join(self, group: int, members: Sequence[int], *, outlive: bool = False) -> Notes:
-        made = Membership(self, group, members, outlive=outlive)
+    def join(
+        self,
+        group: int,
+        members: Sequence[int],
+        *,
+        outlive: bool = False,
+        definition: Definition | None = None,
+    ) -> Notes:
+        made = Membership(self, group, members, outlive=outlive, definition=definition)
         notes = Notes(list(members).index(self.rank), self.net.liveness)
         made.open(notes)
         self.groups[group] = made, notes

@@ -181,6 +181,7 @@ class EngineGroup:
         number: The group's on the wire: equal on all ranks, and of no other group of theirs. 1 to
             2**32 - 1.
         fault_group: Keys injected faults; equal on all ranks.
+        definition: 64 bits, equal on ranks that mean the same group: part of every signature.
         options: Those that belong to a group.
         members: The host's processes, by rank; empty: those of the same numbers.
         met: Every member is known to have the group by now, so packets may go ahead at once.
@@ -197,6 +198,7 @@ class EngineGroup:
         options: Options,
         members: Sequence[int] = (),
         met: bool = False,
+        definition: int = 0,
     ) -> None:
         known = dict(enumerate(host.addresses))
         addresses = [known.get(process, "unknown") for process in members or range(world)]
@@ -216,6 +218,7 @@ class EngineGroup:
             processes = ffi.new("uint16_t[]", list(members))
             config.members = processes
         config.fault_group = fault_group
+        config.definition = definition
         config.deadline_min_ns = _ns(options.deadline_min)
         config.deadline_max_ns = _ns(options.deadline_max)
         config.link_ns = _ns(options.link_timeout)

@@ -20,6 +20,17 @@ from .reports import Cause, EngineStats, LinkInfo, Report, Stream
 _SHARED: Final[dict[type[Any], tuple[str, ...]]] = {}
 """Fields that a dataclass and the struct that it stands for both have: asked at every call."""
 
+HOST_OPTIONS: Final = (
+    "interface",
+    "mtu",
+    "port_range",
+    "socket_buffer",
+    "disable",
+    "eager",
+    "pace",
+)
+"""The options that belong to a host."""
+
 _Data = TypeVar("_Data", Report, EngineStats, Stream)
 
 
@@ -158,15 +169,7 @@ class Host:
 
 def host_options(options: Options) -> tuple[object, ...]:
     """What a host is made with: equal for groups that can share one."""
-    return (
-        options.interface,
-        options.mtu,
-        options.ports,
-        options.socket_buffer,
-        options.disabled,
-        options.eager,
-        options.pace,
-    )
+    return tuple(getattr(options, name) for name in HOST_OPTIONS)
 
 
 def fast_path_bits(names: Sequence[str]) -> int:

@@ -56,10 +56,12 @@ class GroupMessages(Generic[_Group]):
             self._hand(group, message)
 
     def close(self, group: _Group) -> None:
-        """``group`` takes no more messages. Idempotent."""
-        if self._open.pop(group.group, None) is None:
-            return
+        """``group`` takes no more messages, whether it was open or not. Idempotent."""
+        self._open.pop(group.group, None)
         self._ended[group.group] = None
+        for message in [one for one in self._early if one.group == group.group]:
+            self._early.remove(message)
+            self.late += 1
         while len(self._ended) > MOST_ENDED:
             self._ended.popitem(last=False)
 

@@ -10,8 +10,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 from lossycoll.errors import (
     AbortedError,
@@ -22,6 +22,7 @@ from lossycoll.errors import (
     MismatchError,
     OperationTimeout,
     PeerLostError,
+    RendezvousError,
 )
 from lossycoll.runtime.core.call import NUDGE_SECONDS, Collective
 from lossycoll.runtime.core.logfmt import event
@@ -38,7 +39,8 @@ def _nothing(error: LossyError) -> None:
 
 
 _SHARED: Final = {
-    cls.__name__: cls for cls in (LinkError, MismatchError, OperationTimeout, PeerLostError)
+    cls.__name__: cls
+    for cls in (LinkError, MismatchError, OperationTimeout, PeerLostError, RendezvousError)
 }
 """Errors that are of the same type on all ranks, whoever finds them."""
 
@@ -254,6 +256,19 @@ class Health:
     def on_abort(self, rank: int, reason: str, kind: str) -> None:
         text = f"{self.where}: {self.where.peer(rank)} ended the group: {reason}"
         self.fail(_SHARED.get(kind, AbortedError)(text, peer=rank))
+
+    def on_differs(self, how: str) -> None:
+        """Ranks take the group for different ones: ``how`` they do."""
+        self.fail(RendezvousError(f"{self.where}: {how}"), tell=True)
+
+    def on_own_host(self, rank: int, options: Mapping[str, Any]) -> None:
+        """``rank`` waits for all to make a host for this group, which has none here."""
+        asked = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        text = (
+            f"{self.where}: {self.where.peer(rank)} asks for a socket of the group's own by "
+            f"{asked}, this rank doesn't; write the same option into pg_options on all ranks"
+        )
+        self.fail(RendezvousError(text, peer=rank), tell=True)
 
     def on_broken(self, error: Exception) -> None:
         """The control plane's thread ends by ``error``: nobody here would learn of a death."""

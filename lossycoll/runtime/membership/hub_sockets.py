@@ -27,7 +27,7 @@ from lossycoll.errors import no_port
 from .framing import Framed
 from .messages import Hello, Malformed, Message, pack, unpack
 
-VERSION: Final = 1
+VERSION: Final = 2
 HELLO_SECONDS: Final = 5.0
 """How long a connection may take to say whose it is."""
 STRANGERS: Final = 64

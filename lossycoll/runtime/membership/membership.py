@@ -8,11 +8,12 @@ and views are the group's.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from lossycoll.errors import ClosedError
 
+from .definition import Definition, difference
 from .failure_detector import SILENT_SHARE
 from .messages import (
     Abort,
@@ -20,9 +21,11 @@ from .messages import (
     Ask,
     Body,
     Bye,
+    Defined,
     Malformed,
     Mismatch,
     Missed,
+    OwnHost,
     Packed,
     State,
     ViewChange,
@@ -44,6 +47,8 @@ class Listener(Protocol):
     def on_abort(self, rank: int, reason: str, kind: str) -> None: ...
     def on_bye(self, rank: int, seq: int, why: str) -> None: ...
     def on_mismatch(self, seq: int, calls: dict[int, str]) -> None: ...
+    def on_differs(self, how: str) -> None: ...
+    def on_own_host(self, rank: int, options: Mapping[str, Any]) -> None: ...
     def on_broken(self, error: Exception) -> None: ...
     def on_beat(self) -> object: ...
     def call_at(self, seq: int) -> str | None: ...
@@ -92,13 +97,20 @@ class Membership:
         group: The group's number, of 64 bits, which no other group of the root ever has.
         members: The group's ranks, as ranks of the root, in the group's order.
         outlive: Whether the group goes on without ranks that are lost.
+        definition: What this rank takes the group for; None: nobody compares it.
 
     Raises:
         ClosedError: The plane is ending.
     """
 
     def __init__(
-        self, plane: Plane, group: int, members: Sequence[int], *, outlive: bool = False
+        self,
+        plane: Plane,
+        group: int,
+        members: Sequence[int],
+        *,
+        outlive: bool = False,
+        definition: Definition | None = None,
     ) -> None:
         self._plane = plane
         self._root = plane.root
@@ -106,6 +118,7 @@ class Membership:
         self._members = tuple(members)
         self._ranks = {root: rank for rank, root in enumerate(self._members)}
         self.rank = self._ranks[plane.rank]
+        self.definition = definition
         self.listener: Listener = _NOBODY
         if not plane.hold():
             raise ClosedError("the control plane of this process is ending")
@@ -116,6 +129,7 @@ class Membership:
         )
         self._silence = SILENT_SHARE * plane.liveness
         self._apart = False
+        self._differs = False
         self._gone: set[int] = set()
         """Ranks whose end isn't news any more: they have left, aborted, or are lost."""
         self._departed: set[int] = set()
@@ -133,10 +147,14 @@ class Membership:
         """Messages that the plane has dropped since they were malformed or not of this root."""
         return self._root.foreign
 
-    def open(self, listener: Listener) -> None:
-        """Has the plane tell ``listener`` from now on, and of what has come before."""
+    def open(self, listener: Listener, *, wait: bool = True) -> None:
+        """Has the plane tell ``listener`` from now on, and of what has come before; ``wait``: it
+        has done so on return."""
         self.listener = listener
-        self._plane.call(lambda: self._root.enter(self))
+        if wait:
+            self._plane.call(lambda: self._root.enter(self))
+        else:
+            self._plane.post(lambda: self._root.enter(self))
 
     def abort(self, reason: str, kind: str) -> None:
         """Gives the group up, on all ranks; ``kind``: the name of the error's type."""
@@ -144,7 +162,11 @@ class Membership:
 
     def waiting(self, seq: int, call: str) -> None:
         """Asks all ranks whether they mean the same by call number ``seq``."""
-        self._post(Waiting(seq, call))
+        self._post(Waiting(seq, call, self._digest))
+
+    def own_host(self, options: Mapping[str, Any]) -> None:
+        """Tells all ranks that this one's ``options`` ask for a host that the group has alone."""
+        self._post(OwnHost(options))
 
     def missed(self, rank: int) -> None:
         """``rank`` has left, and is needed: a group that outlives ranks goes on without it."""
@@ -186,10 +208,14 @@ class Membership:
             Malformed: It is none, or not from a member.
         """
         sender = self._ranks.get(root)
-        if sender is None:
-            raise Malformed(f"rank {root} of the root is no member")
         message = unpack_body(packed, len(self._members))
-        if self._survivors is None or sender not in self._survivors.lost:
+        if isinstance(message, Waiting) and message.digest != self._digest:
+            self._define(root)
+        elif isinstance(message, Defined):
+            self._on_defined(root, message)
+        elif sender is None:
+            raise Malformed(f"rank {root} of the root is no member")
+        elif self._survivors is None or sender not in self._survivors.lost:
             _HANDLERS[type(message)](self, sender, message)
 
     def rank_lost(self, root: int, silent: float, *, ended: bool, proven: bool) -> None:
@@ -276,6 +302,35 @@ class Membership:
     def _on_mismatch(self, sender: int, message: Mismatch) -> None:
         calls = {sender: message.call, message.rank: message.other}
         self.listener.on_mismatch(message.seq, calls)
+
+    # ---- what ranks take the group for ----
+
+    @property
+    def _digest(self) -> int:
+        return 0 if self.definition is None else self.definition.digest
+
+    def _define(self, root: int) -> None:
+        """Tells a rank of the root, which may be no member here, what this one takes the group
+        for."""
+        mine = self.definition
+        if mine is not None:
+            body = Defined(mine.rank, mine.members, dict(mine.options))
+            self._root.send(self.group, body, [root])
+
+    def _on_defined(self, root: int, message: Defined) -> None:
+        if self.definition is None:
+            return
+        if not 0 <= message.rank < len(message.members):
+            raise Malformed(f"rank {message.rank} of {len(message.members)}")
+        theirs = Definition(message.rank, message.members, message.options)
+        how = difference(self.definition, theirs)
+        if how and not self._differs:
+            self._differs = True
+            self._define(root)
+            self.listener.on_differs(how)
+
+    def _on_own_host(self, sender: int, message: OwnHost) -> None:
+        self.listener.on_own_host(sender, message.options)
 
     # ---- a group that outlives ranks ----
 
@@ -373,6 +428,7 @@ _HANDLERS: Final[dict[type, Callable[[Membership, int, Any], None]]] = {
     Abort: Membership._on_abort,
     Bye: Membership._on_bye,
     Waiting: Membership._on_waiting,
+    OwnHost: Membership._on_own_host,
     Mismatch: Membership._on_mismatch,
     Missed: Membership._on_missed,
     Ask: Membership._on_ask,

@@ -17,12 +17,14 @@ from typing import Any, Final, TypeAlias
 from .view_agreement import View
 
 LONGEST_TEXT: Final = 1 << 16
+MOST_MEMBERS: Final = 1 << 16
 MOST: Final = 1 << 64
 """Every number is below it."""
 
 # The names of these types choose the checks of the fields that have them.
 Rank: TypeAlias = int
 Ranks: TypeAlias = tuple[int, ...]
+Numbers: TypeAlias = tuple[int, ...]
 Views: TypeAlias = tuple[View, ...]
 Figures: TypeAlias = Mapping[str, Any]
 Packed: TypeAlias = list[Any]
@@ -132,10 +134,30 @@ class Bye:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The sender has waited for its call number ``seq`` for a while."""
+    """The sender has waited for its call number ``seq`` for a while.
+
+    ``digest``: of what it takes the group for (:class:`Definition`).
+    """
 
     seq: int
     call: str
+    digest: int
+
+
+@dataclass(frozen=True, slots=True)
+class Defined:
+    """What the sender takes the group for: the fields of its :class:`Definition`."""
+
+    rank: int
+    members: Numbers
+    options: Figures
+
+
+@dataclass(frozen=True, slots=True)
+class OwnHost:
+    """The sender's options ask for a host that this group has alone: by those in ``options``."""
+
+    options: Figures
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,10 +209,22 @@ class ViewChange:
     views: Views
 
 
-Body: TypeAlias = Abort | Bye | Waiting | Mismatch | Missed | Ask | Answer | State | ViewChange
+Body: TypeAlias = (
+    Abort
+    | Bye
+    | Waiting
+    | Defined
+    | OwnHost
+    | Mismatch
+    | Missed
+    | Ask
+    | Answer
+    | State
+    | ViewChange
+)
 Message: TypeAlias = Hello | Beat | Follow | Welcome | Ready | Dead | Left | Addressed
 
-REPEATED: Final = frozenset({"abort", "bye", "mismatch", "missed"})
+REPEATED: Final = frozenset({"abort", "bye", "mismatch", "missed", "ownhost"})
 """Kinds that are said once, and so have to survive a hub."""
 
 
@@ -286,6 +320,12 @@ def _ranks(value: Any, world: int) -> Ranks:
     return found
 
 
+def _numbers(value: Any, world: int) -> Numbers:
+    if type(value) is not list or not value or len(value) > MOST_MEMBERS:
+        raise Malformed("no members, or too many")
+    return tuple(_number(entry, world) for entry in value)
+
+
 def _mask(value: Any, world: int) -> int:
     try:
         found = int(value, 16) if type(value) is str and len(value) <= world // 4 + 1 else -1
@@ -340,6 +380,7 @@ _CHECKS: Final[Mapping[str, Callable[[Any, int], Any]]] = {
     "str": _text,
     "Rank": _rank,
     "Ranks": _ranks,
+    "Numbers": _numbers,
     "Views": _views,
     "Figures": _figures,
     "Packed": _packed,
@@ -348,6 +389,7 @@ _CHECKS: Final[Mapping[str, Callable[[Any, int], Any]]] = {
 """By the type of the field; the set of receivers by its name."""
 _PLAIN: Final[Mapping[str, Callable[[Any], Any]]] = {
     "Ranks": list,
+    "Numbers": list,
     "Views": lambda views: [[view.first, list(view.members)] for view in views],
     "to": lambda mask: f"{mask:x}",
 }
@@ -367,7 +409,19 @@ _ROOT: Final[Mapping[str, type]] = {
 }
 _GROUP: Final[Mapping[str, type]] = {
     cls.__name__.lower(): cls
-    for cls in (Abort, Bye, Waiting, Mismatch, Missed, Ask, Answer, State, ViewChange)
+    for cls in (
+        Abort,
+        Bye,
+        Waiting,
+        Defined,
+        OwnHost,
+        Mismatch,
+        Missed,
+        Ask,
+        Answer,
+        State,
+        ViewChange,
+    )
 }
 _NAMES: Final[Mapping[type, str]] = {cls: name for name, cls in {**_ROOT, **_GROUP}.items()}
 _PARTS: Final = {name: _parts(cls) for cls, name in _NAMES.items()}

@@ -16,6 +16,8 @@ from typing import Any, Final, Protocol, TypeVar
 
 from lossycoll.errors import RendezvousError
 
+from .definition import differing_option
+
 POLL_SECONDS: Final = (0.001, 0.02)
 """First and longest pause between two looks into the store."""
 GRACE_SECONDS: Final = 5.0
@@ -449,11 +451,5 @@ def compare_options(rank: int, shared: Sequence[Mapping[str, Any]]) -> None:
     ``shared`` holds each rank's options that must agree (:meth:`Options.shared`).
     """
     for other, theirs in enumerate(shared):
-        for name, wanted in shared[0].items():
-            if theirs.get(name) != wanted:
-                raise RendezvousError(
-                    f"rank {rank}/{len(shared)}: option {name} is {theirs.get(name)!r} on rank "
-                    f"{other} but {wanted!r} on rank 0; set LOSSYCOLL_{name.upper()} or "
-                    f"pg_options alike on all ranks",
-                    peer=other,
-                )
+        if how := differing_option(0, shared[0], other, theirs):
+            raise RendezvousError(f"rank {rank}/{len(shared)}: {how}", peer=other)

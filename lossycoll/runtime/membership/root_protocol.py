@@ -151,6 +151,8 @@ class RootProtocol:
             membership.rank_lost(rank, self._detector.silence, ended=ended, proven=False)
         for rank in sorted(self._succession.left):
             membership.rank_lost(rank, 0.0, ended=True, proven=False)
+        if self.expelled:
+            membership.rank_lost(self.rank, self._detector.silence, ended=False, proven=False)
 
     def leave(self, membership: Membership) -> None:
         """Ends a membership; what comes for it later is dropped."""

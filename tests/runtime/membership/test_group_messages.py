@@ -50,6 +50,18 @@ def test_what_comes_after_the_end_is_dropped_and_counted() -> None:
     assert (made.foreign, made.late) == (0, 1)
 
 
+def test_nothing_is_kept_for_a_group_that_ended_before_it_was_open() -> None:
+    made: GroupMessages[Taker] = GroupMessages()
+    made.deliver(message(7, 0))
+    made.deliver(message(8, 0))
+    made.close(Taker(7))
+    made.deliver(message(7, 1))
+    eight = Taker(8)
+    made.open(eight)
+    assert len(eight.log) == 1
+    assert (made.foreign, made.late, len(made._early)) == (0, 2, 0)
+
+
 def test_what_is_malformed_is_counted() -> None:
     made: GroupMessages[Taker] = GroupMessages()
     made.deliver(message(7, 0, "bad"))

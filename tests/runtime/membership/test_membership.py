@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from lossycoll.runtime.membership.definition import Definition
 from lossycoll.runtime.membership.membership import Membership
+from lossycoll.runtime.membership.messages import Defined
 from tests.support.planes import LIVENESS, Notes, planes
 from tests.support.virtual_planes import VirtualNetwork, ready
 from tests.support.waiting import until
@@ -15,6 +17,20 @@ def join(
 ) -> dict[int, Notes]:
     """A group of some ranks of the root, in their order; the notes by rank of the root."""
     return {rank: net.nodes[rank].join(group, members, outlive=outlive) for rank in members}
+
+
+def define(
+    net: VirtualNetwork, number: int, members: list[int], speakers: list[int], **options: object
+) -> dict[int, Notes]:
+    """A group as some of its members define it; the notes by rank of the root."""
+    return {
+        rank: net.nodes[rank].join(
+            number,
+            members,
+            definition=Definition(members.index(rank), tuple(10 * one for one in members), options),
+        )
+        for rank in speakers
+    }
 
 
 def group(net: VirtualNetwork, rank: int, number: int) -> Membership:
@@ -103,6 +119,58 @@ def test_a_group_that_is_over_here_hears_nothing_more_and_what_comes_is_counted(
     assert notes[1].log == []
     assert net.nodes[1].root.groups.late == 1
     assert net.nodes[1].root.foreign == 0
+
+
+def test_ranks_that_define_a_group_differently_hear_how_once_one_waits() -> None:
+    net = ready(4, 10.0)
+    notes = define(net, 1, [0, 1, 2], [0, 2], repair=0, wire="same")
+    notes |= define(net, 1, [0, 1, 2], [1], repair=2, wire="same")
+    group(net, 0, 1).waiting(0, "barrier")
+    net.run(0.1)
+    text = "option repair is 2 on rank 1 but 0 on rank 0; set LOSSYCOLL_REPAIR or pg_options alike"
+    for rank in (0, 1):
+        ((kind, how),) = notes[rank].log
+        assert kind == "differs"
+        assert text in how
+    assert notes[2].log == [], "it agrees with whoever asked"
+
+
+def test_ranks_that_list_other_members_hear_it_though_one_is_no_member_of_the_others_group() -> (
+    None
+):
+    net = ready(4, 10.0)
+    notes = define(net, 1, [0, 2], [0]) | define(net, 1, [1, 2], [1, 2])
+    group(net, 1, 1).waiting(0, "barrier")
+    net.run(0.1)
+    assert not any(note.log for note in notes.values())
+    group(net, 0, 1).waiting(0, "barrier")
+    net.run(0.1)
+    for rank in (0, 2):
+        ((kind, how),) = notes[rank].log
+        assert kind == "differs"
+        assert "of ranks 10, 20 on rank 20 but of ranks 0, 20 on rank 0" in how
+    assert notes[1].log == []
+    assert all(node.root.foreign == 0 for node in net.nodes)
+    group(net, 0, 1).leave(-1)
+    net.run(0.1)
+    assert net.nodes[2].root.foreign == 1, "what else a stranger says is no message of the group"
+
+
+def test_a_definition_that_can_not_be_is_malformed() -> None:
+    net = ready(2, 10.0)
+    notes = define(net, 1, [0, 1], [0, 1])
+    for rank in (-1, 2, 7):
+        net.nodes[0].root.send(1, Defined(rank, (0, 10), {"repair": 1}), [1])
+    net.run(0.1)
+    assert notes[1].log == []
+    assert net.nodes[1].root.foreign == 3
+
+
+def test_a_rank_that_was_given_up_hears_it_in_groups_that_it_opens_later() -> None:
+    net = ready(3, 10.0)
+    net.nodes[1].root.expelled = True
+    late = net.nodes[1].join(1, [0, 1, 2])
+    assert late.log == [("dead", 1)]
 
 
 def test_a_rank_that_left_one_group_is_watched_for_the_others() -> None:

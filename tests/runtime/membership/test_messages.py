@@ -26,7 +26,9 @@ ROOT: list[Any] = [
 GROUP: list[Any] = [
     m.Abort("out of memory \u00e9\n", "EngineError"),
     m.Bye(-1, "", {"calls": 3}),
-    m.Waiting(12, "all_reduce float32[10] SUM"),
+    m.Waiting(12, "all_reduce float32[10] SUM", 2**64 - 1),
+    m.Defined(1, (3, 1024), {"repair": 2}),
+    m.OwnHost({"mtu": 1500}),
     m.Mismatch(12, "barrier", 3, "all_reduce"),
     m.Missed(0),
     m.Ask(),

@@ -1,0 +1,156 @@
+"""Groups whose members are connected: made without the store, a message, or a word of the others.
+
+Each rank derives the same numbers by itself, from the group that all members are of (the parent)
+and the name that torch gives the new one. Options and members are compared by the first operation.
+docs/control.md has the reasons.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from hashlib import blake2b
+from typing import Any
+
+from lossycoll.errors import LossyError, RendezvousError
+from lossycoll.options.fields import Options
+from lossycoll.runtime.engine.host import HOST_OPTIONS
+from lossycoll.runtime.membership.group_state import Health
+
+from .group_steps import fault_group, member_of, read_options
+from .making import Met, Place
+from .roots import ROOTS, Parent, Root
+
+
+@contextlib.contextmanager
+def connected(place: Place, pg_options: object, undo: contextlib.ExitStack) -> Iterator[Met | None]:
+    """What the ranks of a group know without meeting; the root lasts as long as the block.
+
+    None: they meet in the store. Either they have no parent here, or all of them ask for a host
+    of their own; whether a rank does, the others hear from it.
+
+    Raises:
+        LossyError: This rank or another one can't take part; whoever doesn't know yet is told.
+    """
+    parent = place.parent
+    if parent is None or not parent.root.hold():
+        yield None
+        return
+    try:
+        yield _met(parent, place, pg_options, undo)
+    finally:
+        parent.root.release()
+
+
+def _met(
+    parent: Parent, place: Place, pg_options: object, undo: contextlib.ExitStack
+) -> Met | None:
+    root = parent.root
+    members = tuple(parent.numbers[rank] for rank in place.global_ranks)
+    session = _session(root, place.name)
+    try:
+        options = read_options(place, pg_options, [root])
+    except Exception:
+        member_of(undo, root.plane, session, members)  # it tells the others
+        raise
+    asked = _own_host(options, pg_options, root)
+    if asked:
+        _await_others_that_ask(place, root, session, members, asked)
+        return None
+    return Met(
+        session=session,
+        options=options,
+        network=root.network,
+        definition=place.defined(options),
+        number=fault_group(place.name),
+        token="",
+        root=root,
+        shares=True,
+        members=members,
+        plane=root.plane,
+    )
+
+
+def _session(root: Root, name: str) -> str:
+    """The number of this rank's next group of that name: 16 hex digits, the same on all ranks."""
+    text = f"{root.session}/{ROOTS.use(root, name)}/{name}"
+    return blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _own_host(options: Options, pg_options: object, root: Root) -> dict[str, Any]:
+    """The options by which a group asks for a host of its own; empty: the root's will do.
+
+    What is written for this group counts also where it is the root's already: on other ranks, whose
+    environments differ, it may not be.
+    """
+    written: Any = pg_options.given if isinstance(pg_options, Options) else pg_options or ()
+    return {
+        name: getattr(options, name)
+        for name, of_root in zip(HOST_OPTIONS, root.host.options, strict=True)
+        if name in written or getattr(options, name) != of_root
+    }
+
+
+def _await_others_that_ask(
+    place: Place, root: Root, session: str, members: tuple[int, ...], asked: Mapping[str, Any]
+) -> None:
+    """Returns when all ranks have said that they ask for a host of the group's own.
+
+    A rank that doesn't ask wouldn't come to the store; it ends the group when it hears of this one.
+    """
+    with contextlib.ExitStack() as stack:
+        membership = member_of(stack, root.plane, session, members)
+        listener: Any = _Askers(place, root, members)
+        membership.open(listener)
+        membership.own_host(asked)
+        listener.wait(place.timeout.total_seconds())
+
+
+class _Askers:
+    """What the control plane tells of the ranks that ask for a host of their own."""
+
+    def __init__(self, place: Place, root: Root, members: tuple[int, ...]) -> None:
+        self._changed = threading.Event()
+        self._missing = set(range(place.size)) - {place.rank}
+        self._health = Health(
+            place.rank,
+            place.size,
+            addresses=[root.host.addresses[member] for member in members],
+            liveness=root.plane.liveness,
+            control=None,
+            on_failure=self._failed,
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        """What a listener hears besides, as a group does that has no call."""
+        return getattr(self._health, name, lambda *_: None)
+
+    def on_own_host(self, rank: int, options: Mapping[str, Any]) -> None:
+        del options
+        self._missing.discard(rank)
+        if not self._missing:
+            self._changed.set()
+
+    def _failed(self, error: LossyError) -> None:
+        del error
+        self._changed.set()
+
+    def wait(self, seconds: float) -> None:
+        """Returns when all have asked.
+
+        Raises:
+            LossyError: Another rank doesn't ask, can't take part, has died, or doesn't come.
+        """
+        end = time.monotonic() + seconds
+        while not self._changed.wait(min(1.0, max(0.0, end - time.monotonic()))):
+            if time.monotonic() >= end:
+                missing = min(self._missing)
+                raise RendezvousError(
+                    f"{self._health.where}: ranks {sorted(self._missing)} have not come after "
+                    f"{seconds:g} s; do all ranks make this group?",
+                    peer=missing,
+                )
+        if self._health.failure is not None:
+            raise self._health.failure

@@ -1,0 +1,140 @@
+"""What the steps by which a group is made hand on to one another."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from torch._C._distributed_c10d import Store
+
+from lossycoll.options.fields import Options
+from lossycoll.runtime.engine.binding import EngineGroup
+from lossycoll.runtime.engine.host import Host
+from lossycoll.runtime.engine.reports import LinkInfo
+from lossycoll.runtime.membership.control_plane import ControlPlane
+from lossycoll.runtime.membership.definition import Definition
+from lossycoll.runtime.membership.membership import Membership
+from lossycoll.runtime.membership.rendezvous import Rendezvous
+
+from .roots import Network, Parent, Root
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this process stands: a rank of a group.
+
+    Attributes:
+        store: The group's, with keys of earlier groups maybe.
+        rank: This process's.
+        size: The group's ranks.
+        timeout: The group's.
+        name: torch's name of the group.
+        global_ranks: torch's global rank of each rank of the group.
+        parent: A group that all of these ranks belong to, if there is one.
+    """
+
+    store: Store
+    rank: int
+    size: int
+    timeout: timedelta
+    name: str
+    global_ranks: tuple[int, ...]
+    parent: Parent | None = None
+
+    def defined(self, options: Options) -> Definition:
+        """The group as this rank defines it."""
+        return Definition(self.rank, self.global_ranks, options.shared())
+
+
+@dataclass(frozen=True)
+class Making:
+    """A group that is being made. ``roots``: where all its members have met before, held."""
+
+    place: Place
+    rendezvous: Rendezvous
+    undo: contextlib.ExitStack
+    roots: Sequence[Root]
+
+    @property
+    def who(self) -> str:
+        """This rank, as errors name it."""
+        return f"rank {self.place.rank}/{self.place.size}"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What this rank has by itself. ``ends``: what a new root takes, where there may be one."""
+
+    options: Options
+    network: Network
+    ends: Ends | None
+
+
+@dataclass(frozen=True)
+class Ends:
+    """A new root's sockets at this rank, which are open before the ranks meet."""
+
+    plane: ControlPlane
+    host: Host
+    control: tuple[str, int]
+    link: tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Met:
+    """What all ranks have said. ``root``: where they meet, None: in a new one.
+
+    Attributes:
+        session: This group's, of 16 hex digits, equal on all ranks.
+        options: This rank's.
+        network: What it sends through.
+        definition: What this rank takes the group for.
+        number: The group's, which keys injected faults.
+        token: A new root's secret.
+        root: Where all have met before; None: they make a new root.
+        shares: The group is made on the root's host, as none asks for another.
+        members: The group's ranks, as ranks of the root.
+        plane: The root's.
+        host: A new root's, to be started.
+        endpoints: Where the new root's planes listen.
+        links: Where its hosts are.
+    """
+
+    session: str
+    options: Options
+    network: Network
+    definition: Definition
+    number: int
+    token: str
+    root: Root | None
+    shares: bool
+    members: tuple[int, ...]
+    plane: ControlPlane
+    host: Host | None = None
+    endpoints: tuple[tuple[str, int], ...] = ()
+    links: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def all_here(self) -> bool:
+        """Whether no member is known to be lost or gone, this rank included."""
+        return self.plane.is_sound and all(map(self.plane.is_here, self.members))
+
+
+@dataclass(frozen=True)
+class DataPath:
+    """The engine's host and group, and where each rank's is."""
+
+    host: Host
+    engine: EngineGroup
+    link: LinkInfo
+    addresses: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Joined:
+    """This rank's membership; ``founded``: the root that begins with it."""
+
+    membership: Membership
+    founded: Root | None

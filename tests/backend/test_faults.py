@@ -19,6 +19,7 @@ import pytest
 
 from tests.support.failure_cases import CALM, LIVENESS, QUIET, SLACK
 from tests.support.harness import Outcome, Ranks, free_port, init, note, run_good, run_ranks
+from tests.support.waiting import until
 
 # ---- a rank dies or stops ----
 
@@ -506,8 +507,7 @@ def rank_stays(rank: int, world: int) -> str:
 
     init(timeout=60)
     note("ready")
-    while not os.path.exists(os.environ["STOP"]):
-        time.sleep(0.05)
+    until(lambda: os.path.exists(os.environ["STOP"]), "the end of the test", seconds=200)
     dist.destroy_process_group()
     return "good"
 
@@ -517,13 +517,14 @@ def test_two_processes_that_claim_a_rank(doubled: int, tmp_path: Any) -> None:
     env = {**QUIET, "STOP": str(tmp_path / "stop")}
     with Ranks(rank_stays, 2, env, ranks=[0, 1, doubled]) as ranks:
         # One is too many. Whoever comes late knows; the others do if it came in time.
-        end = time.monotonic() + 60
-        while not all(
-            process.poll() is not None or "ready" in ranks.output(number)
-            for number, process in enumerate(ranks.processes)
-        ):
-            assert time.monotonic() < end, [str(outcome) for outcome in ranks.collect(0)]
-            time.sleep(0.05)
+        until(
+            lambda: all(
+                process.poll() is not None or "ready" in ranks.output(number)
+                for number, process in enumerate(ranks.processes)
+            ),
+            "each rank has met the others, or failed",
+            seconds=60,
+        )
         (tmp_path / "stop").touch()
         outcomes = ranks.collect(100)
     reported = [outcome for outcome in outcomes if outcome.error]
@@ -543,15 +544,15 @@ def rank_of_a_job_and_of_the_next(rank: int, world: int) -> str:
     from lossycoll.backend.roots import ROOTS
 
     gate = os.environ.get("GATE")
-    while gate is not None and not os.path.exists(gate):
-        time.sleep(0.02)
+    if gate is not None:
+        until(lambda: os.path.exists(gate), "the end of the job before", seconds=200)
     init(timeout=30)
     plane = ROOTS._roots[0].plane
     listener = plane._sockets._listener
     assert listener is not None
     note("ready at {} {} .".format(*listener.getsockname()))
-    while gate is None:
-        time.sleep(1)  # until it is killed
+    if gate is None:
+        signal.pause()  # until it is killed
     dist.destroy_process_group()
     return "good"
 

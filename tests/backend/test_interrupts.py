@@ -23,6 +23,7 @@ from lossycoll.runtime.engine.binding import DType
 from lossycoll.runtime.membership.group_state import Health
 from tests.support import harness
 from tests.support.network import Network
+from tests.support.waiting import until
 
 ELEMENTS = 2_000_000
 PACE = 20_000_000
@@ -45,9 +46,7 @@ def interrupted(rank: int, world: int) -> dict[str, Any]:
     early = value.unique().tolist()
     after = torch.full((50_000,), float(rank))
     dist.all_reduce(after)  # others than that one would have another number here
-    end = time.monotonic() + 60
-    while value.unique().tolist() != [3.0] and time.monotonic() < end:
-        time.sleep(0.05)
+    until(lambda: value.unique().tolist() == [3.0], "the sum is complete", seconds=60)
     dist.barrier()
     out = {"caught": caught, "early": early, "sum": value.unique().tolist()}
     out["after"] = after.mean().item()

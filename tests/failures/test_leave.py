@@ -25,6 +25,7 @@ from tests.support.failure_cases import (
     must_name_the_lost,
 )
 from tests.support.harness import Ranks, init, note, run_good
+from tests.support.waiting import until
 
 TIMEOUT = 60.0
 """Seconds: of every call, where nothing else ends it."""
@@ -380,8 +381,7 @@ def rank_one_interrupted(rank: int, world: int) -> Any:
     note("ready")
     t = torch.ones(60_000)
     if rank == 0:
-        while not os.path.exists(os.environ["GO"]):
-            time.sleep(0.02)
+        until(lambda: os.path.exists(os.environ["GO"]), "the signal to rank 1", seconds=200)
         return _until_it_fails(lambda: dist.all_reduce(t))
     dist.all_reduce(t)  # rank 1 is interrupted, and so ends with a traceback
     return None

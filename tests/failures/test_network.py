@@ -15,6 +15,7 @@ import pytest
 
 from tests.support.failure_cases import QUIET, SLACK, catch, good, must_name_the_lost
 from tests.support.harness import Ranks, init, note
+from tests.support.waiting import until
 
 PATIENT = 10.0
 """The liveness. Half of it is promised to do no harm, and no slow machine reaches all of it."""
@@ -160,8 +161,7 @@ def rank_without_store(rank: int, world: int) -> Any:
     t = torch.ones(60_000)
     dist.all_reduce(t.fill_(1))
     note("ready")
-    while not os.path.exists(os.environ["GONE"]):
-        time.sleep(0.02)
+    until(lambda: os.path.exists(os.environ["GONE"]), "the end of the store", seconds=200)
     for _ in range(20):
         dist.all_reduce(t.fill_(1))
         assert (t == world).all()

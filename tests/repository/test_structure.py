@@ -164,6 +164,25 @@ def test_what_is_skipped_says_why() -> None:
             assert says, f"{path}:{node.lineno}: {kind} without a reason"
 
 
+def _sleeps(node: ast.stmt) -> bool:
+    """Whether the statement only sleeps, or asserts that a time isn't over."""
+    if isinstance(node, ast.Assert):
+        return "monotonic" in ast.unparse(node)
+    return isinstance(node, ast.Expr) and ast.unparse(node).startswith("time.sleep(")
+
+
+def test_waits_for_a_condition_say_which() -> None:
+    """``until`` of tests/support/waiting.py names what did not come; such a loop hangs, or goes on
+    as if it had."""
+    own = [
+        f"{path}:{node.lineno}"
+        for path in files()
+        for node in ast.walk(ast.parse((TESTS / path).read_text(encoding="utf-8")))
+        if isinstance(node, ast.While) and all(_sleeps(each) for each in node.body)
+    ]
+    assert not own, "wait by tests.support.waiting.until"
+
+
 def test_every_file_has_a_sample_in_the_short_suite(request: pytest.FixtureRequest) -> None:
     found = request.config.stash[PER_FILE]
     only_long = {path for path, (short, long) in found.items() if long and not short}

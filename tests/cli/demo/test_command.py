@@ -7,7 +7,6 @@ import math
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from lossycoll.cli.demo import worker as demo_train
 from lossycoll.cli.demo.methods.drift_bound import PERIOD
 from lossycoll.cli.launcher import Interrupted, LaunchError, launch, scratch
 from tests.support.harness import warm_python
+from tests.support.waiting import until
 
 DEMO = ["-m", "lossycoll.cli", "demo"]
 SMALL = ["--ranks", "2", "--layers", "1", "--width", "32", "--context", "32", "--batch", "2"]
@@ -113,11 +113,12 @@ def test_ctrl_c_ends_every_rank(tmp_path: Path) -> None:
     command = [sys.executable, *DEMO, *SMALL, *given]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         events = tmp_path / "gloo" / "events.jsonl"
-        until = time.monotonic() + 90
-        while not (events.exists() and events.stat().st_size):
-            assert process.poll() is None, process.stderr.read()
-            assert time.monotonic() < until, "no step within 90 s"
-            time.sleep(0.2)
+        until(
+            lambda: process.poll() is not None or (events.exists() and events.stat().st_size),
+            "a step",
+            seconds=90,
+        )
+        assert process.poll() is None, process.stderr.read()
         assert len(ranks_of(tmp_path)) == 2
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)

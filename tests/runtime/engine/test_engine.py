@@ -477,16 +477,18 @@ def test_close_returns_with_operations_pending_and_waited_for() -> None:
         try:
             while True:  # many more than are taken up at once; only closing ends it
                 network.submit(0, plans[0], (data[0], data[0]), "f32")
+                submitted.append(len(submitted))
                 time.sleep(0.001)
         except LossyError:
             refused.set()
 
     refused = threading.Event()
+    submitted: list[int] = []
     threads = [threading.Thread(target=wait), threading.Thread(target=submit)]
     with network:
         for thread in threads:
             thread.start()
-        time.sleep(0.2)
+        until(lambda: len(submitted) > 100, "operations that nobody waits for")
         begin = time.monotonic()
     for thread in threads:
         thread.join(5)

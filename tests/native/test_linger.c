@@ -1,81 +1,27 @@
 /* Operations that end for their callers before they end in the engine (linger.h), in virtual time:
  * a root that only sends, a rank that has its result, and what becomes of it when its peers are
  * late, die, leave, or mean something else. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "check.h"
 #include "linger.h"
-#include "link_memory.h"
-#include "step.h"
+#include "virtual_net.h"
 
 enum { RANKS = 2, PAYLOAD = 1024, SMALL = 3000, MANY = 300, USED = 0xEE };
 
-static const uint64_t MS = 1000000, SECOND = 1000000000, NEVER = UINT64_MAX;
+static const uint64_t MS = 1000000, SECOND = 1000000000;
 
-typedef struct {
-    memory_net *net;
-    lc_host *host[RANKS];
-    lc_group *group[RANKS];
-} pair;
+typedef virtual_net pair;
 
 static void open_pair(pair *p) {
-    lc_address nowhere[RANKS] = {{.port = 0}};
-    lc_failure failure;
-    p->net = memory_net_new(RANKS, LC_HEADER_BYTES + PAYLOAD, 4096, 7);
-    memory_set_same_host(p->net, 1);
-    for (uint16_t i = 0; i < RANKS; i++) {
-        memory_path_of(p->net, i, (uint16_t)(1 - i))->delay_ns = 10000;
-        lc_host_config c = {.address = "memory",
-                            .process = i,
-                            .processes = RANKS,
-                            .payload_bytes = PAYLOAD,
-                            .eager_bytes = 1 << 16};
-        lc_link *link = memory_link_open(p->net, i);
-        lc_setting setting = {memory_clock(p->net), &link, 1};
-        p->host[i] = lc_host_open_in(&c, &setting, &failure);
-        if (!p->host[i] || lc_host_start(p->host[i], 9, nowhere) != LC_OK)
-            abort();
-        lc_group_config g = {.number = 1,
-                             .rank = i,
-                             .size = RANKS,
-                             .deadline_max_ns = SECOND,
-                             .link_ns = 10 * SECOND,
-                             .met = 1};
-        p->group[i] = lc_group_open(p->host[i], &g, &failure);
-        if (!p->group[i])
-            abort();
-    }
-}
-
-static void close_pair(pair *p) {
-    for (int i = 0; i < RANKS; i++)
-        if (p->group[i])
-            lc_group_close(p->group[i]);
-    for (int i = 0; i < RANKS; i++)
-        lc_host_close(p->host[i]);
-    memory_net_free(p->net);
-}
-
-static uint64_t least(uint64_t a, uint64_t b) {
-    return a < b ? a : b;
-}
-
-static void go_on(pair *p, uint64_t ns) {
-    uint64_t end = memory_now(p->net) + ns;
-    for (uint64_t now = memory_now(p->net); now < end;) {
-        uint64_t next = end;
-        for (uint16_t i = 0; i < RANKS; i++) {
-            while (lc_host_turn(p->host[i])) {
-            }
-            uint64_t idle = lc_host_idle_ns(p->host[i]);
-            next = least(next, idle < NEVER - now ? now + idle : NEVER);
-        }
-        for (uint16_t i = 0; i < RANKS; i++)
-            next = least(next, memory_next(p->net, i));
-        now = next > now ? next : now;
-        memory_set_now(p->net, now);
-    }
+    const virtual_setup how = {
+        .size = RANKS,
+        .payload = PAYLOAD,
+        .capacity = 4096,
+        .eager_bytes = 1 << 16,
+        .delay_ns = 10000,
+        .group = {.deadline_max_ns = SECOND, .link_ns = 10 * SECOND, .met = 1}};
+    virtual_open(p, &how);
 }
 
 /* A copy of `bytes` from rank 0 to rank 1. */
@@ -140,10 +86,10 @@ static void test_root_is_done_at_once(int lossy, int release_early) {
     memset(data[0], USED, SMALL);
     if (release_early)
         lc_group_release(p.group[0], root);
-    go_on(&p, 50 * MS);
+    virtual_go_on(&p, 50 * MS);
     CHECK(lc_group_lingering(p.group[0], NULL) == 1); /* its peer hasn't posted it */
     int64_t other = submit(&p, 1, how, data[1]);
-    go_on(&p, SECOND);
+    virtual_go_on(&p, SECOND);
     CHECK(state_of(&p, 1, other, &later) == LC_OK && later.packets_missing == 0);
     CHECK(is_all(data[1], SMALL, 7) && is_all(data[0], SMALL, USED));
     CHECK(lc_group_lingering(p.group[0], NULL) == 0);
@@ -158,7 +104,7 @@ static void test_root_is_done_at_once(int lossy, int release_early) {
         CHECK(state_of(&p, 0, root, &again) == LC_OK && memcmp(&again, &first, sizeof first) == 0);
         lc_group_release(p.group[0], root);
     }
-    close_pair(&p);
+    virtual_close(&p);
 }
 
 enum { FLOATS = PAYLOAD / 4 }; /* one packet: more have to wait for their acknowledgement */
@@ -215,20 +161,20 @@ static void test_result_is_enough(double loss) {
     int64_t other = submit_mean(&p, 1, data[1]);
     int64_t root = submit_mean(&p, 0, data[0]);
     CHECK(state_of(&p, 0, root, &report) == LC_PENDING);
-    go_on(&p, MS);
+    virtual_go_on(&p, MS);
     CHECK(state_of(&p, 0, root, &report) == LC_OK && are_all(data[0], 2));
     CHECK(lc_group_lingering(p.group[0], NULL) == 1);
     memset(data[0], USED, sizeof data[0]);
     lc_group_release(p.group[0], root);
-    go_on(&p, 5 * MS);
+    virtual_go_on(&p, 5 * MS);
     CHECK(state_of(&p, 1, other, &report) == LC_PENDING);
     memory_path_of(p.net, 0, 1)->cut = 0;
     memory_path_of(p.net, 0, 1)->loss = loss;
-    go_on(&p, SECOND);
+    virtual_go_on(&p, SECOND);
     CHECK(state_of(&p, 1, other, &report) == LC_OK && are_all(data[1], 2));
     CHECK(is_all((uint8_t *)data[0], sizeof data[0], USED));
     CHECK(lc_group_lingering(p.group[0], NULL) == 0);
-    close_pair(&p);
+    virtual_close(&p);
 }
 
 /* Who waits for the end of a stream hears of it at once. Who doesn't hears of it with the next
@@ -242,15 +188,15 @@ static void test_when_the_end_is_heard(uint64_t bytes, int waits) {
     for (int i = 0; i < 2; i++) { /* the second with a window that has been told */
         int64_t root = submit(&p, 0, how, data[0]);
         int64_t other = submit(&p, 1, how, data[1]);
-        go_on(&p, MS / 4);
+        virtual_go_on(&p, MS / 4);
         CHECK(state_of(&p, 0, root, &report) == LC_OK && state_of(&p, 1, other, &report) == LC_OK);
         CHECK(lc_group_lingering(p.group[0], NULL) == (uint32_t)!waits);
-        go_on(&p, MS / 2);
+        virtual_go_on(&p, MS / 2);
         CHECK(lc_group_lingering(p.group[0], NULL) == 0);
     }
     CHECK_AT(memory_counts_of(p.net).sent == 6 || waits, "%d datagrams",
              (int)memory_counts_of(p.net).sent);
-    close_pair(&p);
+    virtual_close(&p);
 }
 
 /* How many of `n` such copies are done at the root though its peer takes part in none. */
@@ -262,7 +208,7 @@ static int done_alone(copy how, int n) {
     open_pair(&p);
     for (int i = 0; i < n; i++)
         tickets[i] = submit(&p, 0, how, data[i]);
-    go_on(&p, 20 * MS);
+    virtual_go_on(&p, 20 * MS);
     for (int i = 0; i < n; i++) {
         lc_report report;
         int code = state_of(&p, 0, tickets[i], &report);
@@ -271,7 +217,7 @@ static int done_alone(copy how, int n) {
         done += code == LC_OK;
     }
     CHECK((int)lc_group_lingering(p.group[0], NULL) == done);
-    close_pair(&p);
+    virtual_close(&p);
     return done;
 }
 
@@ -297,13 +243,13 @@ static void test_room_comes_back(void) {
         int64_t other = submit(&p, 1, how, &data[1]);
         lc_host_turn(p.host[0]);
         CHECK(state_of(&p, 0, root, &report) == LC_OK);
-        go_on(&p, MS);
+        virtual_go_on(&p, MS);
         CHECK(state_of(&p, 1, other, &report) == LC_OK);
         CHECK(lc_group_lingering(p.group[0], NULL) == 0);
         lc_group_release(p.group[0], root);
         lc_group_release(p.group[1], other);
     }
-    close_pair(&p);
+    virtual_close(&p);
 }
 
 /* Who asks hears which is the oldest. */
@@ -321,10 +267,10 @@ static void test_oldest(void) {
         uint32_t n = lc_group_lingering(p.group[0], &oldest);
         CHECK_AT(n == 4 - i && oldest == i, "%u from %u on", n, oldest);
         (void)submit(&p, 1, (copy){.bytes = 1}, &data[1][i]);
-        go_on(&p, 10 * MS);
+        virtual_go_on(&p, 10 * MS);
     }
     CHECK(lc_group_lingering(p.group[0], NULL) == 0);
-    close_pair(&p);
+    virtual_close(&p);
 }
 
 /* What goes wrong after the root has its buffer back: how the group ends, or doesn't. */
@@ -352,10 +298,10 @@ static void test_fate(enum fate fate, int code) {
     const copy how = {.bytes = SMALL, .timeout_ns = fate == LATE ? SECOND : 0};
     open_pair(&p);
     int64_t root = submit(&p, 0, how, data[0]);
-    go_on(&p, 5 * MS);
+    virtual_go_on(&p, 5 * MS);
     CHECK(state_of(&p, 0, root, &report) == LC_OK && lc_group_lingering(p.group[0], NULL) == 1);
     bring_about(&p, fate, data[1]);
-    go_on(&p, fate == DEAD_LINK ? 11 * SECOND : 2 * SECOND);
+    virtual_go_on(&p, fate == DEAD_LINK ? 11 * SECOND : 2 * SECOND);
     CHECK_AT(lc_group_failure(p.group[0], &failure) == code, "fate %d: %d", fate, failure.code);
     CHECK(failure.op == 0 && (fate == ABORTED || !code || failure.peer == 1));
     CHECK_AT(lc_group_lingering(p.group[0], NULL) == 0, "fate %d", fate);
@@ -368,7 +314,7 @@ static void test_fate(enum fate fate, int code) {
     if (fate == DIES)
         CHECK(state_of(&p, 0, next, &report) == LC_OK);
     lc_group_release(p.group[0], root);
-    close_pair(&p);
+    virtual_close(&p);
 }
 
 /* A group that closes drops what lingers, released or not. */
@@ -383,7 +329,7 @@ static void test_close(int release) {
     if (release)
         lc_group_release(p.group[0], root);
     CHECK(lc_group_lingering(p.group[0], NULL) == 1);
-    close_pair(&p);
+    virtual_close(&p);
 }
 
 int main(void) {

@@ -1,22 +1,17 @@
 /* A stream of very many packets, in virtual time: it is repaired in one round, however many records
  * that takes. */
 #include "check.h"
-#include "link_memory.h"
-#include "lossycoll.h"
-#include "step.h"
-#include "wire.h"
+#include "virtual_net.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 enum { PAYLOAD = 64, EACH = PAYLOAD / 4, PACKETS = 400000, TURNS_MOST = 100000 };
 
-static const uint64_t MS = 1000000, DELAY_NS = 5000000, NEVER = UINT64_MAX;
+static const uint64_t MS = 1000000, DELAY_NS = 5000000;
 
 typedef struct {
-    memory_net *net;
-    lc_host *host[2];
-    lc_group *group[2];
+    virtual_net v;
     float *data[2];
     int64_t ticket[2];
     lc_report report[2];
@@ -24,29 +19,19 @@ typedef struct {
 } pair;
 
 static void open_pair(pair *p, double loss) {
-    lc_address nowhere[2] = {{.port = 0}};
-    lc_failure failure;
-    p->net = memory_net_new(2, LC_HEADER_BYTES + PAYLOAD, 3 * PACKETS, 7);
-    memory_set_same_host(p->net, 1);
-    for (uint16_t i = 0; i < 2; i++)
-        memory_path_of(p->net, i, (uint16_t)(1 - i))->delay_ns = DELAY_NS;
-    for (uint16_t i = 0; i < 2; i++) {
-        lc_host_config c = {
-            .address = "memory", .process = i, .processes = 2, .payload_bytes = PAYLOAD};
-        lc_link *link = memory_link_open(p->net, i);
-        lc_setting setting = {memory_clock(p->net), &link, 1};
-        p->host[i] = lc_host_open_in(&c, &setting, &failure);
+    const virtual_setup how = {.size = 2,
+                               .payload = PAYLOAD,
+                               .capacity = 3 * PACKETS,
+                               .delay_ns = DELAY_NS,
+                               .group = {.deadline_min_ns = 1000 * MS,
+                                         .deadline_max_ns = 10000 * MS,
+                                         .inject = {.loss = loss, .burst = 1, .seed = 3},
+                                         .met = 1}};
+    virtual_open(&p->v, &how);
+    for (int i = 0; i < 2; i++) {
         p->data[i] = calloc((size_t)PACKETS * EACH, sizeof(float));
-        if (!p->host[i] || !p->data[i] || lc_host_start(p->host[i], 9, nowhere) != LC_OK)
+        if (!p->data[i])
             abort();
-        lc_group_config g = {.number = 1,
-                             .rank = i,
-                             .size = 2,
-                             .deadline_min_ns = 1000 * MS,
-                             .deadline_max_ns = 10000 * MS,
-                             .inject = {.loss = loss, .burst = 1, .seed = 3},
-                             .met = 1};
-        p->group[i] = lc_group_open(p->host[i], &g, &failure);
     }
 }
 
@@ -70,42 +55,36 @@ static void submit(pair *p, int feedback) {
             .levels = {{.elements_per_packet = EACH, .repair = 1, .feedback = (uint8_t)feedback}},
             .scale = 1,
             .signature = 5};
-        p->ticket[i] = lc_group_submit(p->group[i], &call);
+        p->ticket[i] = lc_group_submit(p->v.group[i], &call);
         CHECK(p->ticket[i] > 0);
     }
 }
 
 static uint64_t take_turns(pair *p, uint16_t i) {
-    uint64_t now = memory_now(p->net);
     lc_failure failure;
-    for (int turns = 0; lc_host_turn(p->host[i]) && turns < TURNS_MOST; turns++) {
+    for (int turns = 0; lc_host_turn(p->v.host[i]) && turns < TURNS_MOST; turns++) {
     }
-    p->ended[i] = lc_group_result(p->group[i], p->ticket[i], &p->report[i], &failure) != LC_PENDING;
-    uint64_t idle = lc_host_idle_ns(p->host[i]), arrives = memory_next(p->net, i);
-    uint64_t wakes = idle < NEVER - now ? now + idle : NEVER;
-    return wakes < arrives ? wakes : arrives;
+    p->ended[i] =
+        lc_group_result(p->v.group[i], p->ticket[i], &p->report[i], &failure) != LC_PENDING;
+    return virtual_wakes(&p->v, i);
 }
 
 /* How long both ranks took, ns of their time. */
 static uint64_t run(double loss, int feedback, lc_report *receiver) {
-    pair p = {.net = NULL};
+    pair p = {.ended = {0}};
     open_pair(&p, loss);
     submit(&p, feedback);
-    uint64_t begin = memory_now(p.net);
-    while (!(p.ended[0] && p.ended[1]) && memory_now(p.net) < begin + 60000 * MS) {
+    uint64_t begin = memory_now(p.v.net);
+    while (!(p.ended[0] && p.ended[1]) && memory_now(p.v.net) < begin + 60000 * MS) {
         uint64_t a = take_turns(&p, 0), b = take_turns(&p, 1);
-        uint64_t next = a < b ? a : b;
-        memory_set_now(p.net, next > memory_now(p.net) ? next : memory_now(p.net));
+        virtual_set_now(&p.v, a < b ? a : b);
     }
-    uint64_t took = memory_now(p.net) - begin;
+    uint64_t took = memory_now(p.v.net) - begin;
     CHECK(p.ended[0] && p.ended[1]);
     *receiver = p.report[1];
-    for (int i = 0; i < 2; i++) {
-        lc_group_close(p.group[i]);
-        lc_host_close(p.host[i]);
+    virtual_close(&p.v);
+    for (int i = 0; i < 2; i++)
         free(p.data[i]);
-    }
-    memory_net_free(p.net);
     return took;
 }
 

@@ -1,13 +1,10 @@
 /* What small operations cost in datagrams, in virtual time: each rank makes one call after the
  * other. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "check.h"
-#include "link_memory.h"
 #include "net.h"
-#include "step.h"
-#include "wire.h"
+#include "virtual_net.h"
 
 enum { RANKS = 4, CALLS = 50, SEGMENT = 64, ELEMENTS = RANKS * SEGMENT, PAYLOAD = 8 * ELEMENTS };
 
@@ -21,9 +18,7 @@ typedef struct {
 
 typedef struct {
     kind how;
-    memory_net *net;
-    lc_host *host[RANKS];
-    lc_group *group[RANKS];
+    virtual_net v;
     int64_t ticket[RANKS];
     int ended[RANKS]; /* calls */
     uint64_t missing;
@@ -31,40 +26,14 @@ typedef struct {
 } job;
 
 static void open_job(job *j) {
-    lc_address nowhere[RANKS] = {{.host = ""}};
-    lc_failure failure;
-    uint16_t size = j->how.ranks;
-    j->net = memory_net_new(size, LC_HEADER_BYTES + PAYLOAD, 4096, 7);
-    memory_set_same_host(j->net, 1);
-    for (uint16_t i = 0; i < size; i++) {
-        for (uint16_t k = 0; k < size; k++) {
-            memory_path_of(j->net, i, k)->delay_ns = 20000;
-            memory_path_of(j->net, i, k)->loss = j->how.loss;
-        }
-        lc_host_config c = {.address = "memory",
-                            .process = i,
-                            .processes = size,
-                            .payload_bytes = PAYLOAD,
-                            .eager_bytes = 1 << 20};
-        lc_link *link = memory_link_open(j->net, i);
-        lc_setting setting = {memory_clock(j->net), &link, 1};
-        j->host[i] = lc_host_open_in(&c, &setting, &failure);
-        if (!j->host[i] || lc_host_start(j->host[i], 9, nowhere) != LC_OK)
-            abort();
-        lc_group_config g = {
-            .number = 1, .rank = i, .size = size, .deadline_max_ns = 10 * SECOND, .met = 1};
-        j->group[i] = lc_group_open(j->host[i], &g, &failure);
-        if (!j->group[i])
-            abort();
-    }
-}
-
-static void close_job(job *j) {
-    for (int i = 0; i < j->how.ranks; i++)
-        lc_group_close(j->group[i]);
-    for (int i = 0; i < j->how.ranks; i++)
-        lc_host_close(j->host[i]);
-    memory_net_free(j->net);
+    const virtual_setup how = {.size = j->how.ranks,
+                               .payload = PAYLOAD,
+                               .capacity = 4096,
+                               .eager_bytes = 1 << 20,
+                               .delay_ns = 20000,
+                               .loss = j->how.loss,
+                               .group = {.deadline_max_ns = 10 * SECOND, .met = 1}};
+    virtual_open(&j->v, &how);
 }
 
 static void plan_broadcast(table *t, uint16_t size, uint16_t rank) {
@@ -100,7 +69,7 @@ static void submit(job *j, uint16_t rank) {
                     .lingers = 1,
                     .scale = 1,
                     .signature = 1};
-    j->ticket[rank] = lc_group_submit(j->group[rank], &call);
+    j->ticket[rank] = lc_group_submit(j->v.group[rank], &call);
     CHECK(j->ticket[rank] > 0);
 }
 
@@ -118,28 +87,25 @@ static void check_value(job *j, uint16_t rank, const lc_report *report) {
 
 /* A rank's turns at one moment; it makes its next call as soon as the one before has ended. */
 static uint64_t take_turns(job *j, uint16_t rank) {
-    uint64_t now = memory_now(j->net);
     lc_report report;
     lc_failure failure;
     for (int again = 1; again;) {
-        again = lc_host_turn(j->host[rank]);
+        again = lc_host_turn(j->v.host[rank]);
         if (j->ended[rank] == CALLS ||
             (j->ticket[rank] &&
-             lc_group_result(j->group[rank], j->ticket[rank], &report, &failure) == LC_PENDING))
+             lc_group_result(j->v.group[rank], j->ticket[rank], &report, &failure) == LC_PENDING))
             continue;
         if (j->ticket[rank]) {
             CHECK(failure.code == LC_OK);
             check_value(j, rank, &report);
-            lc_group_release(j->group[rank], j->ticket[rank]);
+            lc_group_release(j->v.group[rank], j->ticket[rank]);
             j->ended[rank]++;
         }
         if (j->ended[rank] < CALLS)
             submit(j, rank);
         again = 1;
     }
-    uint64_t idle = lc_host_idle_ns(j->host[rank]), arrives = memory_next(j->net, rank);
-    uint64_t wakes = idle < NEVER - now ? now + idle : NEVER;
-    return wakes < arrives ? wakes : arrives;
+    return virtual_wakes(&j->v, rank);
 }
 
 static int all_ended(const job *j) {
@@ -155,21 +121,21 @@ static double run(kind how) {
     memset(&j, 0, sizeof j);
     j.how = how;
     open_job(&j);
-    uint64_t begin = memory_now(j.net), end = NEVER;
-    while (memory_now(j.net) < end && memory_now(j.net) < begin + 100 * SECOND) {
+    uint64_t begin = memory_now(j.v.net), end = NEVER;
+    while (memory_now(j.v.net) < end && memory_now(j.v.net) < begin + 100 * SECOND) {
         uint64_t next = NEVER;
         for (uint16_t i = 0; i < how.ranks; i++) {
             uint64_t mine = take_turns(&j, i);
             next = mine < next ? mine : next;
         }
         if (end == NEVER && all_ended(&j))
-            end = memory_now(j.net) + 20 * MS; /* what is still said counts as well */
-        memory_set_now(j.net, next > memory_now(j.net) ? next : memory_now(j.net));
+            end = memory_now(j.v.net) + 20 * MS; /* what is still said counts as well */
+        virtual_set_now(&j.v, next);
     }
     CHECK(all_ended(&j));
     CHECK((j.missing > 0) == (how.lossy && how.loss > 0));
-    double each = (double)memory_counts_of(j.net).sent / CALLS;
-    close_job(&j);
+    double each = (double)memory_counts_of(j.v.net).sent / CALLS;
+    virtual_close(&j.v);
     return each;
 }
 

@@ -27,14 +27,23 @@ void lc_tell_soon(lc_group *g, uint16_t peer, const lc_record *record) {
         h->tick_ns = until;
 }
 
+static lc_record call_of(const lc_op *op, uint8_t kind) {
+    return (lc_record){.kind = kind,
+                       .op = op->number,
+                       .a = op->call.dtype,
+                       .b = op->copy_bytes > 0,
+                       .c = op->call.signature,
+                       .d = op->call.in_elements};
+}
+
 void lc_tell_call(lc_op *op, uint16_t peer, uint8_t kind) {
-    lc_record r = {.kind = kind,
-                   .op = op->number,
-                   .a = op->call.dtype,
-                   .b = op->copy_bytes > 0,
-                   .c = op->call.signature,
-                   .d = op->call.in_elements};
+    lc_record r = call_of(op, kind);
     lc_tell(op->group, peer, &r);
+}
+
+void lc_tell_ready_soon(lc_op *op, uint16_t peer) {
+    lc_record r = call_of(op, LC_R_READY);
+    lc_tell_soon(op->group, peer, &r);
 }
 
 void lc_tell_fin(lc_out *out) {

@@ -17,6 +17,7 @@ void lc_tell_path(lc_path *p, uint32_t group, const lc_record *record);
 void lc_tell_probe(lc_path *p);
 /* The same, but it can wait a little for a packet that it can ride with. */
 void lc_tell_soon(lc_group *g, uint16_t peer, const lc_record *record);
+void lc_tell_ready_soon(lc_op *op, uint16_t peer);
 /* The bytes of all that is to be told to the process, as one packet; 0: nothing is. */
 uint32_t lc_control_bytes(const lc_path *p);
 /* Writes a control packet that goes in the datagram of another one, which follows it. Returns its

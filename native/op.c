@@ -336,6 +336,7 @@ static void init_slot(lc_op *op, lc_op_slot *s, uint16_t size) {
         s->outs[i].peer = edge->peer;
         s->outs[i].number = edge->slot;
         op->peers[edge->peer].dest = 1;
+        op->peers[edge->peer].at_once |= !waits_for(&s->desc);
     }
     if (s->pending)
         for (uint32_t k = 0; k < s->n_packets; k++)

@@ -113,6 +113,7 @@ struct lc_op_slot {
 typedef struct {
     uint8_t source;   /* some slot takes from it */
     uint8_t dest;     /* some slot gives to it */
+    uint8_t at_once;  /* one gives it what is there from the start */
     uint8_t ready;    /* it has posted the operation */
     uint8_t agreed;   /* it is known to mean the same by it */
     uint8_t patient;  /* it says that it can wait to hear that its streams are done */

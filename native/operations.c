@@ -51,6 +51,17 @@ static void wake_all(lc_op *op) {
             lc_out_wake(&op->slots[i].outs[j]);
 }
 
+/* A peer whose packets are few sends them ahead; where they are answered by packets, READY can wait
+ * for those. */
+static void tell_ready(lc_op *op, uint16_t peer) {
+    const lc_op_peer *p = &op->peers[peer];
+    int answers = p->source && p->dest && !p->at_once && op->copy_bytes;
+    if (answers && op->group->host->eager)
+        lc_tell_ready_soon(op, peer);
+    else
+        lc_tell_call(op, peer, LC_R_READY);
+}
+
 void lc_op_start(lc_op *op) {
     lc_group *g = op->group;
     lc_host *h = g->host;
@@ -74,7 +85,7 @@ void lc_op_start(lc_op *op) {
         op->peers[i].want_wait_ns = 2000000;
         op->peers[i].want_ns = h->now + op->peers[i].want_wait_ns;
         if (op->peers[i].source || (op->peers[i].dest && h->eager))
-            lc_tell_call(op, i, LC_R_READY);
+            tell_ready(op, i);
     }
     lc_check_early(op);
     for (uint16_t i = 0; i < g->config.size; i++)

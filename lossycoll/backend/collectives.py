@@ -111,8 +111,7 @@ def _submit_all_to_all(s: Submission) -> tuple[Operation, ...]:
 
 def submit_barrier(s: Submission) -> Operation:
     """Submits a barrier, and in its place every call without elements."""
-    one = torch.ones(1)
-    return s.endpoint.barrier(s.call, one.data_ptr(), s.terms._replace(keep=one))
+    return s.endpoint.barrier(s.call, s.terms)
 
 
 # ---- what gloo does instead: its targets are dense and detached ----

@@ -99,5 +99,5 @@ class CollectiveEndpoint(Protocol):
     ) -> Operation:
         """``root``'s chunk number r of ``nbytes`` at rank r."""
 
-    def barrier(self, call: Collective, address: int, terms: Terms) -> Operation:
-        """Done on no rank before all have begun it. ``address``: a float32, 1.0, to work in."""
+    def barrier(self, call: Collective, terms: Terms) -> Operation:
+        """Done on no rank before all have begun it."""

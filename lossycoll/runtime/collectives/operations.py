@@ -146,6 +146,8 @@ class Operations:
         """A finished operation's error, if it has one."""
         assert self._engine is not None
         self.any_ended = True
+        if operation.code == Code.OK and not self._needs_report(operation):
+            return None
         try:
             code, kept = self._engine.outcome(operation.ticket)
             if self._tracing:
@@ -162,6 +164,12 @@ class Operations:
             return self._health.failure or error
         self._note_failed(operation.call)
         return self._explain(operation.call, operation.timeout, failure)
+
+    def _needs_report(self, operation: Operation) -> bool:
+        """Whether more is to be known of one that ended well. Only a rank's death leaves out what
+        is exact."""
+        died = operation.exact and bool(self._health.without)
+        return died or operation.blocks is not None or self._tracing
 
     def release(self, operation: Operation) -> None:
         """The engine forgets a finished operation."""

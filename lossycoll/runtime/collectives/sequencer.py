@@ -64,6 +64,8 @@ class Sequencer:
     def at(self, number: int) -> Members:
         """Who operation ``number`` is for."""
         views = self._views
+        if number >= views[-1][0]:  # nearly always, and this is asked for each operation
+            return views[-1][1]
         for first, members in reversed(views):
             if number >= first:
                 return members

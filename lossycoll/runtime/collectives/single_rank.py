@@ -117,8 +117,7 @@ class SingleRank(CollectiveEndpoint):
         del root
         return self._copy(call, buffers, nbytes, terms)
 
-    def barrier(self, call: Collective, address: int, terms: Terms) -> Operation:
-        del address
+    def barrier(self, call: Collective, terms: Terms) -> Operation:
         return self._done(call, terms)
 
     def _copy(

@@ -126,6 +126,7 @@ class Operation:
         "_waiters",
         "blocks",
         "call",
+        "code",
         "done",
         "error",
         "exact",
@@ -148,6 +149,8 @@ class Operation:
         self.call = call
         self.timeout = timeout
         self.ticket = 0
+        self.code: int = Code.PENDING
+        """What a wait has said; PENDING too where nobody has waited."""
         self.notify = False
         self.exact = False
         """Whether data that a rank's death left out makes it fail."""
@@ -187,6 +190,7 @@ class Operation:
             with self._lock:
                 self._waiters -= 1
         if code != Code.PENDING:
+            self.code = code
             self.complete()
         elif self.done:
             self._retire()

@@ -352,6 +352,18 @@ void lc_group_release(lc_group *g, int64_t ticket) {
         lc_op_free(op, &g->host->pool, &g->host->pool_lock);
 }
 
+void lc_group_notify(lc_group *g, int64_t ticket) {
+    lc_op *op = op_of(ticket);
+    pthread_mutex_lock(&g->host->lock);
+    op->undriven = 0; /* perhaps nobody waits for it */
+    op->call.notify = 1;
+    if (op->finished)
+        lc_name_finished(op);
+    pthread_mutex_unlock(&g->host->lock);
+    pthread_cond_broadcast(&g->notified);
+    lc_nudge(g->host);
+}
+
 int64_t lc_group_next(lc_group *g, uint64_t timeout_ns) {
     struct timespec until = deadline_after(timeout_ns);
     int error = 0;

@@ -22,7 +22,22 @@ void lc_letter_wait(lc_group *g, lc_letter *letter) {
     lc_letter_count(g, letter, 0);
 }
 
+/* Of a letter that is about to end, well or not. */
+static void count_figures(lc_group *g, const lc_letter *letter) {
+    const lc_op *op = letter->op;
+    if (!op)
+        return;
+    lc_count_packets(&g->live, &op->report);
+    if (op->failure.code)
+        return;
+    if (letter->kind == LC_LETTER_SEND)
+        g->live.messages_sent += !op->outs_open;
+    else if (letter->kind == LC_LETTER_RECEIVE)
+        g->live.messages_received += letter->over || (letter->numbered && !op->slots_unsettled);
+}
+
 void lc_letter_take_out(lc_group *g, lc_letter *letter) {
+    count_figures(g, letter);
     if (letter->numbered) {
         lc_mail_peer *p = lc_letter_peer(g, letter);
         lc_letter_forget(letter->kind == LC_LETTER_SEND ? p->sent : p->came, letter);

@@ -142,6 +142,7 @@ typedef struct {
     int32_t sys_errno;
     int32_t peer; /* rank in the group, or -1 */
     uint32_t op;
+    uint8_t of_message; /* of a message: op is its number among those of the two ranks */
     uint64_t mine[3];   /* signature, element count, dtype: of this rank's call */
     uint64_t theirs[3]; /* the same of the peer's call */
 } lc_failure;
@@ -214,6 +215,7 @@ typedef struct {
     uint64_t fast_path_refusals; /* times that the kernel refused one: lc_host_event says which */
     uint64_t send_failures;      /* times that nothing could be sent, and it was tried again */
     uint64_t operation_ns;       /* time of all operations, added up */
+    uint64_t messages_sent, messages_received; /* done; their packets are among those above */
 } lc_stats;
 
 typedef struct {
@@ -352,11 +354,12 @@ int lc_group_streams(lc_group *group, int64_t ticket, lc_stream *streams, uint32
 /* How many operations are done for their callers and not for the peers, who need packets. *oldest:
  * the number of the first of those, where there is one; NULL: not asked for. */
 uint32_t lc_group_lingering(lc_group *group, uint32_t *oldest);
-/* Forgets a finished ticket, which nobody may be waiting for. One submitted with notify must have
- * been taken by lc_group_next before. */
+/* Forgets a finished ticket, which nobody may be waiting for. One with notify must have been taken
+ * by lc_group_next before. */
 void lc_group_release(lc_group *group, int64_t ticket);
-/* The next finished ticket among those submitted with notify; 0 after timeout_ns; < 0 when closed.
- */
+/* As if the ticket, which has no notify yet, had been submitted with it. */
+void lc_group_notify(lc_group *group, int64_t ticket);
+/* The next finished ticket among those with notify; 0 after timeout_ns; < 0 when closed. */
 int64_t lc_group_next(lc_group *group, uint64_t timeout_ns);
 /* Wakes lc_group_next with LC_E_CLOSED. */
 void lc_group_stop_next(lc_group *group);

@@ -51,6 +51,7 @@ static void mismatch(lc_group *g, const lc_letter *receive, const lc_letter *mes
     lc_failure why = {.code = LC_E_MESSAGE,
                       .peer = message->peer,
                       .op = message->number,
+                      .of_message = 1,
                       .mine = {receive->tag, receive->elements, receive->type},
                       .theirs = {message->tag, message->elements, message->type}};
     lc_fail(g, &why);

@@ -37,6 +37,7 @@ static int look_at(lc_group *g, const lc_letter *letter) {
     lc_failure why = {.code = LC_E_MESSAGE_LATE,
                       .peer = letter->peer,
                       .op = letter->number,
+                      .of_message = 1,
                       .mine = {letter->tag, letter->elements, letter->type},
                       .theirs = {op->call.timeout_ns, letter->kind == LC_LETTER_SEND}};
     if (!letter->detached && op->call.timeout_ns &&
@@ -52,7 +53,7 @@ static int look_at(lc_group *g, const lc_letter *letter) {
     if (p->gone || h->now - heard < ASK_NS)
         return 0;
     if (g->config.link_ns && h->now - heard > g->config.link_ns) {
-        why = (lc_failure){.code = LC_E_LINK, .peer = peer, .op = letter->number};
+        why = (lc_failure){.code = LC_E_LINK, .peer = peer, .op = letter->number, .of_message = 1};
         why.mine[2] = h->now - heard;
         lc_fail(g, &why);
         return 1;

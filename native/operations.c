@@ -98,15 +98,8 @@ void lc_op_start(lc_op *op) {
 /* ---- end ---- */
 
 static void add_report(lc_stats *t, const lc_report *r) {
+    lc_count_packets(t, r);
     t->operations++;
-    t->packets_sent += r->packets_sent;
-    t->packets_resent += r->packets_resent;
-    t->bytes_sent += r->bytes_sent;
-    t->parity_sent += r->parity_sent;
-    t->parity_received += r->parity_received;
-    t->packets_recovered += r->packets_recovered;
-    t->packets_received += r->packets_received;
-    t->bytes_received += r->bytes_received;
     t->packets_missing += r->packets_missing;
     t->contributions += r->contributions;
     t->contribution_packets += r->contribution_packets;
@@ -163,15 +156,9 @@ static void hand_back(lc_op *op) {
     if (!op->letter)
         g->last = op->report;
     show_figures(g);
-    if (op->call.notify) {
-        op->next = NULL;
-        if (g->done_last)
-            g->done_last->next = op;
-        else
-            g->done_first = op;
-        g->done_last = op;
-    }
     int notify = op->call.notify;
+    if (notify)
+        lc_name_finished(op);
     op->finished = 1;
     pthread_mutex_unlock(&h->lock);
     /* Who wakes while the lock is held only sleeps again. */

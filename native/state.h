@@ -154,6 +154,13 @@ enum lc_attention {
     LC_LOOK_GROUPS = 2 /* some group is aborted, closing, or has a member that died or left */
 };
 
+/* What the thread does while callers drive. */
+enum lc_standing_by {
+    LC_AWAY = 0, /* it drives, or sleeps on the links */
+    LC_NEAR,     /* it looks every now and then whether they still do */
+    LC_FAR       /* the same, but rarely: one of them has been at it for long */
+};
+
 /* The end of a stream that is repeated after the operation has gone, and perhaps its group. */
 typedef struct {
     uint64_t next_ns;
@@ -212,9 +219,10 @@ struct lc_host {
     const lc_clock *clock;
     lc_interface interfaces[LC_LINKS]; /* by number of the link */
     uint16_t n_interfaces;
-    uint16_t turn; /* the interface that sends first in this turn of the loop */
-    lc_waiter waiter;
-    lc_path *paths; /* by process */
+    uint16_t turn;           /* the interface that sends first in this turn of the loop */
+    lc_waiter waiter;        /* of the thread */
+    lc_waiter caller_waiter; /* of a caller that drives */
+    lc_path *paths;          /* by process */
     lc_expect expect;
     lc_cells cells;    /* for eager packets of all paths */
     uint32_t eager;    /* packets of which each process may be in cells of each other */
@@ -224,6 +232,7 @@ struct lc_host {
     uint64_t awake_ns; /* when the thread last came back from being stopped or starved */
     lc_rate rate;
     uint64_t busy_ns;        /* when something last happened */
+    uint64_t crowded_ns;     /* when others last wanted the core; 0: never */
     uint64_t published_ns;   /* when callers were last told the figures */
     uint64_t held_ns;        /* until then some path may hold records back */
     uint64_t started;        /* operations of all groups so far: their order */
@@ -260,7 +269,8 @@ struct lc_host {
     /* any thread's */
     atomic_int attention; /* lc_attention bits: what callers have left */
     atomic_int stop;
-    atomic_int sleeping;
+    atomic_int sleeping;      /* the thread */
+    atomic_int caller_sleeps; /* one that drives */
     pthread_mutex_t pool_lock;
     lc_pool pool;
 };
@@ -280,6 +290,11 @@ static inline lc_path *lc_path_from(const lc_in *in) {
 static inline lc_path *lc_path_to(const lc_out *out) {
     return out->slot->op->group->members[out->peer].path;
 }
+
+/* Under the host's lock. To whoever asks for the next finished operation. */
+void lc_name_finished(lc_op *op);
+/* What an operation or a message has sent and received, to the group's figures. */
+void lc_count_packets(lc_stats *t, const lc_report *r);
 
 /* ---- what handlers leave to the loop ---- */
 

@@ -151,7 +151,8 @@ static int is_dead_link(const lc_op *op, uint16_t peer, lc_failure *why) {
     uint64_t begin = lc_later(op->started_ns, h->awake_ns);
     uint64_t silent = h->now - lc_later(m->heard_ns, begin);
     uint64_t empty = h->now - lc_later(m->empty_ns, begin);
-    *why = (lc_failure){.code = LC_E_LINK, .peer = peer, .op = op->number};
+    *why = (lc_failure){
+        .code = LC_E_LINK, .peer = peer, .op = op->number, .of_message = op->letter != NULL};
     if (silent > link_ns && (awaits_from(op, peer) || owes_to(op, peer))) {
         why->mine[2] = silent;
         return 1;

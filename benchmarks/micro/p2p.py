@@ -1,7 +1,9 @@
-"""Point to point against gloo, between two ranks of this machine: python -m benchmarks.micro.p2p
+"""Point to point against gloo, between two ranks: python -m benchmarks.micro.p2p
 
-A tensor goes to the other rank and back again; half of that time counts. Backends take turns, trip
-by trip, so that a busy moment of the machine hits them alike. Rank 0's clock.
+Trips: a tensor goes to the other rank and back again; half of that time counts. Streams: one rank
+sends many, some of them at a time, as a stage of a pipeline does. Backends take turns of
+milliseconds, so that a busy moment of the machine hits them alike. Rank 0's clock. With --loss or
+--delay the ranks are hosts of a laboratory (docs/lab.md says what that needs).
 """
 
 from __future__ import annotations
@@ -9,81 +11,95 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common.local_job import run_job
+from benchmarks.common import lab_job, local_job
+from lossycoll.cli.argtypes import real, whole
 from lossycoll.cli.bench.command import human, percentile
-from lossycoll.cli.launcher import EventWriter
+from lossycoll.lab import Lab, Link, Network
 
-BACKENDS = ("lossy", "gloo")
-SIZES = {4096: 1000, 65536: 500, 1 << 20: 200, 16 << 20: 40}
-"""Trips by bytes."""
-WARM_UP = 5
+from .p2p_rank import BACKENDS
 
-
-def trip(tensor: torch.Tensor, group: dist.ProcessGroup) -> float:
-    """Seconds one way."""
-    begin = time.perf_counter()
-    if dist.get_rank() == 0:
-        dist.send(tensor, 1, group=group)
-        dist.recv(tensor, 1, group=group)
-    else:
-        dist.recv(tensor, 0, group=group)
-        dist.send(tensor, 0, group=group)
-    return (time.perf_counter() - begin) / 2
+RANK = "benchmarks.micro.p2p_rank"
+LOCAL = {
+    "trips": ((4096, 1000), (1 << 16, 500), (1 << 20, 200), (16 << 20, 40)),
+    "streams": ((4096, 100), (1 << 16, 60), (1 << 20, 30)),
+}
+"""Bytes, and how often."""
+REMOTE = {
+    "trips": ((4096, 100), (1 << 16, 60), (1 << 20, 30)),
+    "streams": ((4096, 10), (1 << 16, 8), (1 << 20, 5)),
+}
+"""The same where each takes long."""
+JOB_SECONDS = 3600.0
 
 
-def rank_main(config: dict[str, Any]) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    groups = {name: dist.new_group(backend=name) for name in BACKENDS}
-    report = EventWriter(config["events"]) if dist.get_rank() == 0 else None
-    for size, trips in SIZES.items():
-        tensor = torch.zeros(size, dtype=torch.uint8)
-        seconds: dict[str, list[float]] = {name: [] for name in BACKENDS}
-        for number in range(trips + WARM_UP):
-            for name in BACKENDS if number % 2 else reversed(BACKENDS):
-                taken = trip(tensor, groups[name])
-                if number >= WARM_UP:
-                    seconds[name].append(taken)
-        if report is not None:
-            report.write(bytes=size, seconds=seconds)
-    dist.destroy_process_group()
+def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The ranks' events. Raises LossyError or LaunchError where a rank fails."""
+    remote = options.loss or options.delay
+    chosen = {
+        what: [
+            (size, max(3, round(times * options.share)))
+            for size, times in sizes
+            if options.bytes in (None, size)
+        ]
+        for what, sizes in (REMOTE if remote else LOCAL).items()
+        if options.only in (None, what)
+    }
+    config = {"trips": [], "streams": [], **chosen}
+    config |= {"messages": options.messages, "depth": options.depth}
+    if not remote:
+        return local_job.run_job(RANK, config, 2)
+    network = Network(link=Link(loss=options.loss, delay_ms=options.delay / 2))
+    with tempfile.TemporaryDirectory() as folder, Lab(network) as lab:
+        out = Path(folder) / "events"
+        lab_job.run_job(lab, RANK, config, out, JOB_SECONDS)
+        return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print every trip instead of a table")
-    options = parser.parse_args()
-    events = run_job("benchmarks.micro.p2p", {}, 2)
-    if options.json:
-        print(json.dumps(events))
-        return 0
-    table = Table(title="one way, microseconds: p10, median, p90")
-    for heading in ("bytes", *BACKENDS, "medians"):
-        table.add_column(heading, justify="right")
+def table(what: str, events: Sequence[Mapping[str, Any]]) -> Table:
+    """The events of one kind."""
+    found = Table(title=f"{what}, microseconds a message: p10, median, p90")
+    for heading in ("bytes", *BACKENDS, "p10", "medians"):
+        found.add_column(heading, justify="right")
     for event in events:
         parts = {
             name: [percentile(event["seconds"][name], part) * 1e6 for part in (0.1, 0.5, 0.9)]
             for name in BACKENDS
         }
         cells = [", ".join(f"{value:.0f}" for value in parts[name]) for name in BACKENDS]
-        ratio = parts["gloo"][1] / parts["lossy"][1]
-        table.add_row(human(event["bytes"]), *cells, f"{ratio:.2f} x gloo's speed")
-    Console().print(table)
+        least, median = (parts["gloo"][i] / parts["lossy"][i] for i in (0, 1))
+        found.add_row(human(event["bytes"]), *cells, f"{least:.2f}", f"{median:.2f} x gloo's speed")
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add = parser.add_argument
+    add("--json", action="store_true", help="print every time instead of tables")
+    add("--only", choices=("trips", "streams"), help="measure these alone")
+    add("--bytes", type=whole(1), help="measure this size alone")
+    add("--share", type=real(0.001), default=1.0, help="of the usual number of times (%(default)g)")
+    add("--messages", type=whole(1), default=64, help="of a stream (%(default)s)")
+    add("--depth", type=whole(1), default=8, help="of them in flight (%(default)s)")
+    add("--loss", type=real(0, 1), default=0.0, help="share of packets lost, in a laboratory")
+    add("--delay", type=real(0), default=0.0, help="round trip in ms, in a laboratory")
+    options = parser.parse_args()
+    events = measure(options)
+    if options.json:
+        print(json.dumps(events))
+        return 0
+    for what in ("trips", "streams"):
+        if chosen := [event for event in events if event["what"] == what]:
+            Console().print(table(what, chosen))
     return 0
 
 
 if __name__ == "__main__":
-    arguments = sys.argv[1:]
-    if len(arguments) == 1 and arguments[0].endswith("config.json"):
-        rank_main(json.loads(Path(arguments[0]).read_text(encoding="utf-8")))
-    else:
-        sys.exit(main())
+    sys.exit(main())

@@ -463,9 +463,9 @@ NATIVE = (
     ),
     mutation(
         "an operation that ends hands over the one before as well",
-        "native/operations.c",
-        "        op->next = NULL;\n        if (g->done_last)",
-        "        if (g->done_last)",
+        "native/state.c",
+        "    op->next = NULL;\n    *(g->done_last",
+        "    *(g->done_last",
         "native:test_sim",
     ),
     # ---- time ----

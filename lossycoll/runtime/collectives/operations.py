@@ -211,13 +211,17 @@ class Operations:
         """The typed error of a failed operation of ``call``; it becomes the group's and goes to all
         ranks. A failure ends all operations, so it may be another one's."""
         error = self._health.failure
-        if error is None and failure.code in (Code.MISMATCH, Code.TIMEOUT, Code.LINK):
+        numbered = failure.code in (Code.MISMATCH, Code.TIMEOUT, Code.LINK)
+        if error is None and numbered and not failure.of_message:
             call = self._health.call_of(failure.op) or call
         if error is None and failure.code == Code.MISMATCH:
             self._health.waiting(call)
             error = self._health.await_failure(VERDICT_SECONDS)
         if error is None:
-            error = error_of(failure, self._where_of(call, timeout))
+            # A collective that meets a message's failure is not what failed.
+            others = failure.of_message and call.seq >= 0
+            where = self._where if others else self._where_of(call, timeout)
+            error = error_of(failure, where)
             self._health.fail(error, tell=True)
         return error
 

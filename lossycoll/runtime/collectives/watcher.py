@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from lossycoll.errors import EngineError
+from lossycoll.errors import ClosedError, EngineError
 from lossycoll.runtime.core.call import Collective, Operation
 
 from .operations import Operations
 from .parts import Parts
 
-SLICE: Final = (0.001, 0.1)
-"""Longest stay in the engine, in seconds: while it polls operations of its own, and otherwise."""
+SLICE: Final = 0.1
+"""Longest stay in the engine, in seconds."""
 
 
 class Watcher:
@@ -33,7 +33,8 @@ class Watcher:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._nudged: dict[int, Callable[[float], None]] = {}
-        self._unnotified: deque[Operation] = deque()
+        self._asked_for: dict[int, Operation] = {}
+        """By their tickets: messages are among them."""
 
     def watch(self, call: Collective, nudge: Callable[[float], None]) -> None:
         """Calls ``nudge(time.monotonic())`` now and then until ``unwatch(call)``."""
@@ -46,9 +47,16 @@ class Watcher:
 
     def complete(self, operation: Operation) -> None:
         """Completes ``operation`` when it ends, whether anybody waits or not."""
-        if not operation.notify:
-            self._unnotified.append(operation)
+        engine = self._engine
+        assert engine is not None
         self._start()
+
+        def ask(ticket: int) -> None:
+            self._asked_for[ticket] = operation
+            engine.notify(ticket)
+
+        with contextlib.suppress(ClosedError):  # closing completes it
+            operation.be_handed_over(ask)
 
     def join(self) -> None:
         """Ends the thread; the group was closed before, so that no other one starts."""
@@ -78,19 +86,15 @@ class Watcher:
 
     def _complete_all(self) -> None:
         assert self._engine is not None
-        slow: list[Operation] = []
         while True:
-            # The engine hands to next() only what was submitted with notify.
-            while self._unnotified:
-                slow.append(self._unnotified.popleft())
-            slow = [operation for operation in slow if not operation.poll(SLICE[0])]
-            ticket = self._engine.next(SLICE[0] if slow else SLICE[1])
+            ticket = self._engine.next(SLICE)
             if ticket < 0:
                 return
             if ticket == 0:
                 self._nudge_all(time.monotonic())
             else:
-                self._operations.await_noted(ticket).handed_over()
+                found = self._asked_for.pop(ticket, None) or self._operations.await_noted(ticket)
+                found.handed_over()
 
     def _nudge_all(self, now: float) -> None:
         for operation in list(self._operations.unfinished.values()):

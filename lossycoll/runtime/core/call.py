@@ -210,6 +210,15 @@ class Operation:
             self._nudge_at = now + NUDGE_SECONDS[1]
             self._endpoint.note_waiting(self.call)
 
+    def be_handed_over(self, notify: Callable[[int], None]) -> None:
+        """Has ``notify`` ask the engine to name the ticket to the watcher, unless that is asked for
+        or the operation is done."""
+        with self._lock:
+            if self.done or self.notify:
+                return
+            self.notify = True
+        notify(self.ticket)
+
     def handed_over(self) -> None:
         """The engine has named the finished ticket to the watcher, and so forgotten it."""
         self.notify = False

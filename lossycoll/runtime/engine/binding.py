@@ -394,6 +394,11 @@ class EngineGroup:
             n = lib.lc_group_lingering(self._handle, oldest)
         return int(n), int(oldest[0])
 
+    def notify(self, ticket: int) -> None:
+        """From now on :meth:`next` returns the ticket too, once; it was submitted without."""
+        with self._use:
+            lib.lc_group_notify(self._handle, ticket)
+
     def next(self, seconds: float) -> int:
         """The next finished ticket with ``notify``; 0 after ``seconds``; -1 when closed."""
         try:

@@ -40,7 +40,8 @@ class Code(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """lc_failure of native/lossycoll.h. ``mine`` and ``theirs``: signature, elements, dtype; for
+    """lc_failure of native/lossycoll.h. ``op``: of a message (``of_message``) its own number, which
+    is no operation's. ``mine`` and ``theirs``: signature, elements, dtype; for
     LINK ``mine`` has the packets that the peer sent, the rounds that it took, and nanoseconds. For
     MESSAGE they have tag, elements and type; so has ``mine`` for MESSAGE_LATE, and ``theirs`` then
     the timeout in nanoseconds, and 1 for a send. For ARGUMENT, where a link takes no packets of
@@ -50,6 +51,7 @@ class Failure:
     errno: int = 0
     peer: int = -1
     op: int = 0
+    of_message: bool = False
     mine: tuple[int, int, int] = (0, 0, 0)
     theirs: tuple[int, int, int] = (0, 0, 0)
 

@@ -189,6 +189,7 @@ def failure_of(c: Any) -> Failure:
         errno=c.sys_errno,
         peer=c.peer,
         op=c.op,
+        of_message=bool(c.of_message),
         mine=(c.mine[0], c.mine[1], c.mine[2]),
         theirs=(c.theirs[0], c.theirs[1], c.theirs[2]),
     )

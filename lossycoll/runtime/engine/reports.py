@@ -192,6 +192,8 @@ class EngineStats:
         control_sent: Control datagrams sent.
         control_received: Control datagrams received.
         operation_ns: Nanoseconds of all operations, added up.
+        messages_sent: Messages (point to point) that this rank sent; done at both ends.
+        messages_received: Messages that it received.
     """
 
     operations: int = 0
@@ -224,6 +226,8 @@ class EngineStats:
     control_sent: int = 0
     control_received: int = 0
     operation_ns: int = 0
+    messages_sent: int = 0
+    messages_received: int = 0
 
     @property
     def resent_rate(self) -> float:

@@ -160,6 +160,28 @@ def test_works_that_nobody_keeps_are_forgotten_once_they_are_done() -> None:
         assert len(b.messages._transfers) < 12
 
 
+def test_figures_have_messages_once_they_are_done() -> None:
+    with ends(2) as (a, b):
+        sizes = (10, SMALL, LARGE)
+        for number, size in enumerate(sizes):
+            got = bytearray(size)
+            receive = b.receive(got, 0, tag=number)
+            send = a.send(payload(size, number), 1, tag=number)
+            receive.wait(20)
+            send.wait(20)
+        unmet = a.receive(bytearray(3), 1)
+        until(lambda: a.engine.stats().messages_sent == len(sizes))
+        sent, received = a.engine.stats(), b.engine.stats()
+        assert (sent.messages_received, received.messages_sent) == (0, 0)
+        assert received.messages_received == len(sizes)
+        assert (sent.operations, sent.operation_ns) == (0, 0)
+        assert received.bytes_received > sum(sizes)
+        assert sent.bytes_sent >= received.bytes_received
+        assert sent.packets_sent - sent.packets_resent == received.packets_received
+        assert received.packets_received == b.engine.peer_stats(0).packets_received
+        assert not unmet.poll()
+
+
 def test_many_small_messages_wait_at_the_sender_once_the_credit_is_used() -> None:
     with ends(2) as (a, b):
         size = 10_000

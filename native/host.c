@@ -38,6 +38,7 @@ void lc_host_free(lc_host *h) {
     for (uint16_t i = 0; i < LC_LINKS; i++)
         free_interface(&h->interfaces[i]);
     lc_waiter_close(&h->waiter);
+    lc_waiter_close(&h->caller_waiter);
     for (uint16_t i = 0; h->paths && i < h->config.processes; i++) {
         free(h->paths[i].records);
         free(h->paths[i].held);
@@ -130,7 +131,7 @@ static void take_links(lc_host *h, const lc_setting *setting, lc_failure *failur
 static void open_links(lc_host *h, const lc_host_config *config, const lc_setting *setting,
                        lc_failure *failure) {
     refuse(failure, LC_E_SYSTEM);
-    if (!lc_waiter_open(&h->waiter)) {
+    if (!lc_waiter_open(&h->waiter) || !lc_waiter_open(&h->caller_waiter)) {
         failure->sys_errno = errno;
         return;
     }
@@ -154,7 +155,7 @@ lc_host *lc_host_open_in(const lc_host_config *config, const lc_setting *setting
     if (!h)
         return NULL;
     h->config = *config;
-    h->waiter.wake_fd = -1;
+    h->waiter.wake_fd = h->caller_waiter.wake_fd = -1;
     h->clock = setting->clock;
     h->threadless = setting->n_links > 0;
     pthread_mutex_init(&h->driving, NULL);

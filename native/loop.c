@@ -12,7 +12,9 @@
 static const uint64_t PUBLISH_NS = 50000000;
 static const uint64_t SPIN_NS = 50000;        /* how long the thread stays awake after a packet */
 static const uint64_t DRIVE_SPIN_NS = 200000; /* and a caller that does the thread's work */
-static const uint64_t STAND_BY_NS = 2000000;  /* how often the thread looks whether callers drive */
+static const uint64_t CROWDED_NS = 50000;     /* a yield that takes longer: others want the core */
+static const uint64_t CROWD_STAYS_NS = 50000000; /* and are not tried again before */
+static const uint64_t STAND_BY_NS = 2000000; /* how often the thread looks whether callers drive */
 
 /* ---- what callers have left ---- */
 
@@ -264,6 +266,21 @@ static int is_hot(const lc_host *h) {
     return h->active && h->now - h->busy_ns < SPIN_NS;
 }
 
+/* A caller looks again at once if something came lately: answers come within microseconds while an
+ * operation runs, and waking up takes longer than that. Not where others want the core: who yields
+ * to them may be away for milliseconds, and who sleeps is woken before them. Returns whether it
+ * did. */
+static int spin(lc_host *h) {
+    if (h->now - h->busy_ns >= DRIVE_SPIN_NS ||
+        (h->crowded_ns && h->now - h->crowded_ns < CROWD_STAYS_NS))
+        return 0;
+    sched_yield();
+    uint64_t now = lc_clock_now(h->clock);
+    if (now - h->now > CROWDED_NS)
+        h->crowded_ns = now;
+    return 1;
+}
+
 /* Whether a caller wants something of who drives. */
 static int is_wanted(lc_host *h) {
     return atomic_load(&h->attention) || atomic_load(&h->stop);
@@ -293,6 +310,13 @@ uint64_t lc_idle_ns(const lc_host *h) {
     return delay < until ? delay : until;
 }
 
+static void begin_sleep(const lc_host *h, lc_sleep *sleep, uint64_t longest_ns) {
+    lc_sleep_begin(sleep, longest_ns);
+    for (uint16_t i = 0; i < h->n_interfaces; i++)
+        if (!h->interfaces[i].failed.code)
+            lc_sleep_on(sleep, h->interfaces[i].link, lc_is_blocked(&h->interfaces[i]));
+}
+
 static void rest(lc_host *h) {
     if (is_hot(h)) {
         sched_yield();
@@ -302,10 +326,7 @@ static void rest(lc_host *h) {
     if (!until)
         return;
     lc_sleep sleep;
-    lc_sleep_begin(&sleep, until);
-    for (uint16_t i = 0; i < h->n_interfaces; i++)
-        if (!h->interfaces[i].failed.code)
-            lc_sleep_on(&sleep, h->interfaces[i].link, lc_is_blocked(&h->interfaces[i]));
+    begin_sleep(h, &sleep, until);
     atomic_store(&h->standing_by, 0);
     atomic_store(&h->sleeping, 1);
     pthread_mutex_unlock(&h->driving);
@@ -351,8 +372,24 @@ void *lc_progress(void *argument) {
 }
 
 void lc_nudge(lc_host *h) {
-    if (atomic_load(&h->sleeping))
+    if (atomic_load(&h->caller_sleeps))
+        lc_waiter_wake(&h->caller_waiter);
+    else if (atomic_load(&h->sleeping))
         lc_waiter_wake(&h->waiter);
+}
+
+/* A caller that drives sleeps on the links itself: a packet then wakes the one that waits for it,
+ * and not the thread first. */
+static void doze(lc_host *h, uint64_t longest_ns) {
+    uint64_t until = lc_idle_ns(h);
+    if (!until || !longest_ns)
+        return;
+    lc_sleep sleep;
+    begin_sleep(h, &sleep, until < longest_ns ? until : longest_ns);
+    atomic_store(&h->caller_sleeps, 1);
+    if (!is_wanted(h))
+        lc_waiter_sleep(&h->caller_waiter, &sleep);
+    atomic_store(&h->caller_sleeps, 0);
 }
 
 /* Whether nothing of what is left is urgent after this one: the thread, which looks every now and
@@ -386,13 +423,12 @@ void lc_drive(lc_host *h, const lc_op *op, uint64_t longest_ns) {
     uint64_t begin = lc_clock_now(h->clock);
     h->busy_ns = begin;
     do {
-        if (!lc_turn(h))
-            sched_yield();
-    } while (!op->finished && h->now - h->busy_ns < DRIVE_SPIN_NS && h->now - begin < longest_ns &&
-             !atomic_load(&h->stop));
+        if (!lc_turn(h) && !op->finished && !spin(h))
+            doze(h, begin + longest_ns > h->now ? begin + longest_ns - h->now : 0);
+    } while (!op->finished && h->now - begin < longest_ns && !atomic_load(&h->stop));
     /* It would sleep as long as there was nothing to do when it fell asleep. */
-    int needed =
-        h->active || h->n_late_fins || h->queued || h->held_ns > h->now || atomic_load(&h->stop);
+    int needed = !op->finished || h->active || h->n_late_fins || h->queued || h->held_ns > h->now ||
+                 atomic_load(&h->stop);
     int soon = waits_for_answers(h, op);
     pthread_mutex_unlock(&h->driving);
     if (needed && soon)

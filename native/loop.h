@@ -11,11 +11,11 @@ int lc_turn(lc_host *h);
 uint64_t lc_idle_ns(const lc_host *h);
 /* The progress thread; argument: the host. */
 void *lc_progress(void *argument);
-/* Wakes the thread if it sleeps. From any thread, after it has set `attention`. */
+/* Wakes who drives if it sleeps. From any thread, after it has set `attention`. */
 void lc_nudge(lc_host *h);
-/* While the thread sleeps, a caller does its work until the operation has ended, nothing comes any
- * more, or longest_ns have passed: so none has to wake the other, twice an operation, and packets
- * wake none. Takes `driving`; if the thread has it, it only wakes that. */
+/* While the thread sleeps, a caller does its work until the operation has ended, or longest_ns have
+ * passed: so none has to wake the other, twice an operation, and packets wake only who waits for
+ * them. Takes `driving`; if another has it, it only wakes that one. */
 void lc_drive(lc_host *h, const lc_op *op, uint64_t longest_ns);
 
 /* A caller takes one turn, for what it has left in the inbox: what goes at once need wake nobody.

@@ -154,13 +154,6 @@ enum lc_attention {
     LC_LOOK_GROUPS = 2 /* some group is aborted, closing, or has a member that died or left */
 };
 
-/* What the thread does while callers drive. */
-enum lc_standing_by {
-    LC_AWAY = 0, /* it drives, or sleeps on the links */
-    LC_NEAR,     /* it looks every now and then whether they still do */
-    LC_FAR       /* the same, but rarely: one of them has been at it for long */
-};
-
 /* The end of a stream that is repeated after the operation has gone, and perhaps its group. */
 typedef struct {
     uint64_t next_ns;

@@ -1,6 +1,6 @@
 /* Inside the simulation: a scenario that runs, which its files share. sim_run.c runs it,
- * sim_trouble.c is what goes wrong by the processes' own doing, sim_check.c says what must be true
- * in the end. */
+ * sim_setup.c sets it up, sim_calls.c is what its processes call, sim_trouble.c is what goes wrong
+ * by the processes' own doing, sim_check.c says what must be true in the end. */
 #ifndef LC_SIM_RUN_H
 #define LC_SIM_RUN_H
 
@@ -10,6 +10,7 @@
 enum { LINKS = 2 }; /* of a process, at most */
 
 static const uint64_t US = 1000, MS = 1000000, NEVER = UINT64_MAX;
+static const uint64_t PATIENCE_NS = 300000000000u; /* that an operation may take */
 
 typedef struct {
     uint16_t size;
@@ -65,6 +66,35 @@ static inline group_state *group_of(run *r, uint32_t op) {
 static inline sim_part *part_of(const run *r, uint32_t op, uint16_t rank) {
     return &r->parts[op * SIM_RANKS + rank];
 }
+
+/* The same by process. */
+static inline sim_part *part_at(run *r, uint32_t op, uint16_t process) {
+    return part_of(r, op, (uint16_t)group_of(r, op)->rank_of[process]);
+}
+
+/* ---- setting up, in this order ---- */
+
+void sim_make_nets(run *r);
+void sim_draw_groups(run *r);
+void sim_draw_script(run *r);
+void sim_open_hosts(run *r);
+/* The first group is everybody's and there from the start; others are opened when they are used. */
+void sim_open_group(run *r, uint32_t number, uint16_t process);
+
+/* ---- what callers do ---- */
+
+/* Whether a process has an operation to submit, and as few unfinished ones as it may have. */
+int sim_may_submit(const run *r, const process_state *p);
+void sim_submit_due(run *r, uint16_t process);
+/* Takes what has ended. */
+void sim_take_ended(run *r, uint16_t process);
+/* What a group counted, before it goes. */
+void sim_close_group(run *r, uint32_t number, uint16_t process);
+/* Members leave a group, each when it likes to, once all have ended what it was for. */
+void sim_leave_groups(run *r);
+/* What came of operations that their processes didn't live to end. */
+void sim_take_rest(run *r);
+void sim_check_all_buffers(run *r);
 
 /* ---- what goes wrong by the processes' own doing ---- */
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Final
 
 from lossycoll.plan import algorithm_names, codec, faults, parity
+from lossycoll.plan.registry import AUTO
 
 from .schema import (
     PREFIX,
@@ -93,7 +94,7 @@ class Options:
 
     algorithm: str = option(
         "auto",
-        growing_choice(algorithm_names, ALGORITHM_HINT),
+        growing_choice(algorithm_names, ALGORITHM_HINT, always=(AUTO,)),
         "How collectives are done that have several algorithms (plans.md); those that have none of "
         "this name use their default, as with auto. For all_reduce that is the transpose at every "
         "world and size: two steps rather than 2 (N - 1), and a lost packet costs one contribution "

@@ -131,19 +131,22 @@ def choice(*names: str) -> Values:
     return growing_choice(lambda: names)
 
 
-def growing_choice(names: Callable[[], Sequence[str]], hint: str = "") -> Values:
+def growing_choice(
+    names: Callable[[], Sequence[str]], hint: str = "", always: Sequence[str] = ()
+) -> Values:
     """One of some names, of which there may be more later.
 
     Args:
         names: Gives those that are allowed at the time.
         hint: How a name comes to be allowed; part of the error for one that is not.
+        always: Those for which ``names`` isn't asked, since it may take long.
 
     Returns:
         The values.
     """
 
     def check(value: Any) -> str:
-        if value not in names():
+        if value not in always and value not in names():
             raise ValueError(*([hint] if hint else []))
         return str(value)
 

@@ -28,11 +28,10 @@ def show(options: Options) -> None:
     level = options.log
     if not options.is_given("log") and os.environ.get("TORCH_DISTRIBUTED_DEBUG") == "DETAIL":
         level = "debug"
-    if level == "off":
-        log.setLevel(logging.CRITICAL + 1)
-        return
-    log.setLevel(level.upper())
-    if not log.hasHandlers():
+    number = logging.CRITICAL + 1 if level == "off" else logging.getLevelName(level.upper())
+    if log.level != number:  # to set it empties a cache of every logger
+        log.setLevel(number)
+    if level != "off" and not log.hasHandlers():
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter("lossycoll: %(message)s"))
         log.addHandler(handler)

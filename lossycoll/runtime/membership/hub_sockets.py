@@ -143,7 +143,8 @@ class HubSockets:
         """Takes connections from now on. ``endpoints``: (host, port) of every rank."""
         self._token = token
         for host, port in endpoints:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            # Numeric; a str would load the codec for names.
+            found = socket.getaddrinfo(host.encode(), port, type=socket.SOCK_STREAM)[0]
             self._places.append((found[0], found[4]))
         self._listen()
 

@@ -131,7 +131,9 @@ def choose(wanted: str, master: str | None) -> Interface:
 def _source(host: str) -> str | None:
     """The local address from which packets to ``host`` would go, or None without a route."""
     try:
-        targets = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
+        # A str would load the codec for other names, which takes longer than all else here.
+        name = host.encode() if host.isascii() else host
+        targets = socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):
         return None
     for family, kind, protocol, _, address in targets:

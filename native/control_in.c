@@ -6,6 +6,8 @@
 
 #include "message.h"
 
+static const uint64_t FAILED_NS = 1000000000; /* what is known for so long isn't told any more */
+
 static int is_message(const lc_record *r) {
     return r->slot == LC_SLOT_MESSAGE;
 }
@@ -406,10 +408,26 @@ static void on_wait(lc_group *g, uint16_t peer, const lc_record *r) {
         in->excused_ns = g->host->now;
 }
 
+/* The peer means the same, and has failed since another rank doesn't. The control plane says so,
+ * and why, unless the peer has ended the call for its caller, who then has no error to tell of. */
+static void failed_there(lc_op *op, uint16_t peer) {
+    uint64_t now = op->group->host->now;
+    lc_op_peer *p = &op->peers[peer];
+    lc_failure why = {.code = LC_E_ABORTED, .peer = peer, .op = op->number};
+    if (!p->failed_ns)
+        p->failed_ns = now;
+    else if (now - p->failed_ns > FAILED_NS)
+        lc_fail(op->group, &why);
+}
+
 static void on_mismatch(lc_group *g, uint16_t peer, const lc_record *r) {
     lc_op *op = lc_find_op(g, r->op);
-    if (!op || same_call(op, r))
+    if (!op)
         return;
+    if (same_call(op, r)) {
+        failed_there(op, peer);
+        return;
+    }
     lc_failure why = {.code = LC_E_MISMATCH,
                       .peer = peer,
                       .op = op->number,

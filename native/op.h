@@ -120,6 +120,7 @@ typedef struct {
     uint32_t eager;   /* packets sent to it while it was not ready */
     uint64_t want_ns; /* when it is asked again whether it has */
     uint64_t want_wait_ns;
+    uint64_t failed_ns; /* when it first said that it has failed of another rank's call; 0: no */
 } lc_op_peer;
 
 struct lc_op {

@@ -148,6 +148,13 @@ NATIVE = (
         "native:test_sim",
     ),
     mutation(
+        "that a peer has failed of another rank's call ends nothing",
+        "native/control_in.c",
+        "else if (now - p->failed_ns > FAILED_NS)",
+        "else if (0)",
+        "native:test_sim",
+    ),
+    mutation(
         "a stream isn't resumed when its receiver is heard again",
         "native/timers.c",
         "    lc_out_resume(out);\n",

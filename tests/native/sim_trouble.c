@@ -30,7 +30,8 @@ int sim_is_odd(const run *r, uint32_t op, uint16_t process) {
 
 int sim_may_fail(const run *r, uint32_t group, int code) {
     int odd = r->odd_op < SIM_OPS && r->group_of[r->odd_op] == group;
-    return (code == LC_E_MISMATCH && odd) || (code == LC_E_ABORTED && r->groups[group].aborted);
+    return (code == LC_E_MISMATCH && odd) ||
+           (code == LC_E_ABORTED && (odd || r->groups[group].aborted));
 }
 
 void sim_spread_failure(run *r, uint32_t group, uint16_t process) {

@@ -135,6 +135,10 @@ static const struct {
     {"a packet that waits passes for that of another group, which bears the same numbers",
      "seed=5002820 ranks=4 groups=3 ops=6 deep=2 segments=1 packets=1 payload=64 sums=1 "
      "eager=1008 capacity=16 delay=1 skew=400000 deadline=300000 drain=1000 levels=1 links=1"},
+    {"a rank has failed of another's call after its own caller had its report",
+     "seed=139010 ranks=3 groups=1 ops=1 deep=1 segments=1 packets=1 payload=64 dtypes=1 "
+     "reliable=980 capacity=16 delay=1 jitter=2496 dead=1 deadline=300000 drain=1000 lingers=1 "
+     "links=1 odd=1"},
     {"a rank that stood still asks for packets of a stream that its sender has suspended",
      "seed=5016315 ranks=3 groups=3 ops=5 deep=1 segments=2 packets=1 payload=64 sums=1 dtypes=1 "
      "repair=1 capacity=16 delay=1 jitter=1 stall=899980 deadline=300000 drain=1000 links=1"},

@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "batch.h"
+
 void lc_tell_path(lc_path *p, uint32_t group, const lc_record *record) {
     p->hold_ns = 0;
     if (p->n_records < LC_RECORDS)
@@ -177,7 +179,7 @@ static void put_control(const lc_host *h, const lc_path *p, lc_run *run, int i) 
     uint8_t *header = via->headers + first * LC_HEADER_BYTES;
     uint8_t *payload = via->control_out + (size_t)i * lc_wire_bytes_max(h);
     uint16_t length = write_control(h, p, n, header, payload);
-    *run = (lc_run){&via->iov[2 * first], 1, LC_HEADER_BYTES + length, p->number};
+    *run = (lc_run){&via->iov[2 * first], 1, LC_HEADER_BYTES + length, p->number, 1};
     run->iov[0] = (struct iovec){header, LC_HEADER_BYTES};
     run->iov[1] = (struct iovec){payload, length};
 }
@@ -228,6 +230,8 @@ static int flush_some(lc_host *h, lc_interface *via, const lc_run *runs, int n, 
         control_went(h, p, records_in_one(p, h->config.payload_bytes));
         *more |= p->n_records > 0;
     }
+    if (sent)
+        via->moved_ns = h->now;
     h->live.control_sent += (uint64_t)sent;
     via->control_waits = sent < n;
     return sent == n;

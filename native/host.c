@@ -19,6 +19,7 @@ static int config_ok(const lc_host_config *c) {
 static void free_interface(lc_interface *via) {
     lc_link_close(via->link);
     free(via->paths);
+    free(via->flights);
     free(via->iov);
     free(via->headers);
     free(via->control_out);
@@ -86,10 +87,11 @@ static int make_cells(lc_host *h) {
 static int make_interface(const lc_host *h, lc_interface *via) {
     size_t packets = (size_t)LC_BATCH_RUNS * LC_RUN_PACKETS;
     via->paths = calloc(h->config.processes, sizeof(lc_path *));
+    via->flights = calloc(LC_FLIGHTS, sizeof *via->flights);
     via->iov = calloc(2 * packets, sizeof *via->iov);
     via->headers = calloc(packets, LC_HEADER_BYTES);
     via->control_out = calloc(LC_BATCH_RUNS, lc_wire_bytes_max(h));
-    return via->paths && via->iov && via->headers && via->control_out;
+    return via->paths && via->flights && via->iov && via->headers && via->control_out;
 }
 
 static int make_interfaces(lc_host *h, uint16_t n) {

@@ -95,6 +95,8 @@ void lc_linger_over(lc_op *op) {
 }
 
 int lc_linger_sent(const lc_op *op) {
+    if (op->runs)
+        return 0;
     for (uint32_t i = 0; i < op->n_slots; i++) {
         const lc_op_slot *s = &op->slots[i];
         for (uint32_t j = 0; j < s->desc.n_dests; j++)

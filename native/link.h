@@ -24,12 +24,14 @@ enum {
 typedef struct lc_link lc_link;
 
 /* Packets for one peer, each of two pieces (header, payload): iov[2 * n]. All have packet_bytes
- * bytes but the last, which may be shorter. */
+ * bytes but the last, which may be shorter. The run, its iov and the headers are the caller's again
+ * on return from send. So are the payloads, if `copied` is set or the link has no `completed`. */
 typedef struct {
     struct iovec *iov;
     uint32_t n_packets;
     uint32_t packet_bytes;
     uint16_t peer; /* its number in the link, as set_peer gave it */
+    uint8_t copied;
 } lc_run;
 
 /* Packets of one sender that arrived together: each of stride bytes, the last may be shorter. */
@@ -56,7 +58,7 @@ typedef struct lc_link_ops {
     void (*info)(const lc_link *link, lc_link_info *info);
     uint32_t (*credits)(const lc_link *link, uint32_t packet_bytes);
     int (*send)(lc_link *link, const lc_run *runs, int n_runs, int *sys_errno);
-    uint64_t (*completed)(lc_link *link); /* NULL: what is handed over is free on return */
+    uint64_t (*completed)(lc_link *link); /* NULL: what is handed over is the caller's on return */
     int (*receive)(lc_link *link, lc_arrival *arrivals, int max);
     int (*is_from)(const lc_link *link, const lc_arrival *arrival, uint16_t peer);
     int (*descriptors)(lc_link *link, int blocked, struct pollfd *fds, uint64_t *timeout_ns);
@@ -117,8 +119,9 @@ static inline int lc_link_send(lc_link *link, const lc_run *runs, int n_runs, in
     return packets;
 }
 
-/* What is handed over belongs to the link until this number, which counts as `handed` does, has
- * passed it. Links that copy are done on return. */
+/* The link may read payloads until this number, which counts as `handed` does, has reached them.
+ * It does so within a bounded time, and ends a sleep. A link that will never send again, or that is
+ * closed, reads nothing any more. */
 static inline uint64_t lc_link_completed(lc_link *link) {
     return link->ops->completed ? link->ops->completed(link) : link->handed;
 }

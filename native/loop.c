@@ -4,6 +4,7 @@
 
 #include <sched.h>
 
+#include "batch.h"
 #include "linger.h"
 #include "message.h"
 #include "operations.h"
@@ -127,10 +128,15 @@ static void look_at_groups(lc_host *h) {
     }
     settle_turn(h);
     lc_group *next;
+    h->closing = 0;
     for (lc_group *g = h->groups; g; g = next) {
         next = g->next;
-        if (atomic_load(&g->closing) && g->broken.code)
+        if (!atomic_load(&g->closing))
+            continue;
+        if (g->broken.code)
             let_go(h, g);
+        else
+            h->closing = 1;
     }
 }
 
@@ -147,7 +153,7 @@ static void attend(lc_host *h) {
         adopt(h, opened);
         enqueue_all(newest);
     }
-    if (look & LC_LOOK_GROUPS)
+    if (look & LC_LOOK_GROUPS || h->closing)
         look_at_groups(h);
     else if (h->failing)
         settle_turn(h);
@@ -343,6 +349,7 @@ static void rest(lc_host *h) {
 
 int lc_turn(lc_host *h) {
     lc_read_clock(h);
+    lc_batch_completed(h);
     attend(h);
     start_queued(h);
     int busy = lc_receive(h);
@@ -392,12 +399,13 @@ static void doze(lc_host *h, uint64_t longest_ns) {
     atomic_store(&h->caller_sleeps, 0);
 }
 
-/* Whether nothing of what is left is urgent after this one: the thread, which looks every now and
- * then, does without being woken. */
-static int waits_for_answers(const lc_host *h, const lc_op *op) {
-    if (!op->finished)
-        return 0;
-    return op->letter || (h->active == h->lingering && !h->queued && lc_linger_sent(op));
+/* Whether only answers are waited for: none of callers, and nothing is left to be sent. Then the
+ * thread, which looks every now and then, does without being woken. */
+static int waits_for_answers(const lc_host *h) {
+    int sent = !h->listed;
+    for (uint16_t i = 0; i < h->n_interfaces; i++)
+        sent &= !lc_is_blocked(&h->interfaces[i]);
+    return sent && h->collectives == h->lingering && !h->queued;
 }
 
 /* A thread that sleeps on the links would wake too late for timers, and for every packet of calls
@@ -429,7 +437,7 @@ void lc_drive(lc_host *h, const lc_op *op, uint64_t longest_ns) {
     /* It would sleep as long as there was nothing to do when it fell asleep. */
     int needed = !op->finished || h->active || h->n_late_fins || h->queued || h->held_ns > h->now ||
                  atomic_load(&h->stop);
-    int soon = waits_for_answers(h, op);
+    int soon = op->finished && waits_for_answers(h) && (op->letter || lc_linger_sent(op));
     pthread_mutex_unlock(&h->driving);
     if (needed && soon)
         ask_to_stand_by(h);
@@ -447,7 +455,8 @@ void lc_kick(lc_host *h) {
     }
     atomic_fetch_add(&h->drives, 1);
     lc_turn(h);
-    int needed = h->active && !atomic_load(&h->standing_by);
+    int soon = waits_for_answers(h) && atomic_load(&h->standing_by);
+    int needed = h->active && !soon;
     pthread_mutex_unlock(&h->driving);
     if (needed || is_wanted(h))
         lc_nudge(h);

@@ -138,6 +138,7 @@ struct lc_op {
     uint32_t slots_unsettled; /* slots with sources that have unsettled packets */
     uint32_t outs_open;       /* streams that keep the operation from completing */
     uint32_t reporting;       /* streams of whose end the sender has to know */
+    uint32_t runs;            /* of its packets, in a batch or with a link that may read them */
     lc_op_slot *slots;
     uint16_t *slot_of_number; /* 0xFFFF: none */
     lc_op_peer *peers;        /* one per rank of the group */

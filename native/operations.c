@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "batch.h"
 #include "linger.h"
 #include "message.h"
 
@@ -73,6 +74,7 @@ void lc_op_start(lc_op *op) {
     g->next_op = op->number + 1;
     g->active++;
     h->active++;
+    h->collectives++;
     h->tick_ns = h->now;
     for (uint32_t i = 0; i < op->n_slots; i++)
         start_slot(&op->slots[i]);
@@ -192,6 +194,7 @@ static void finish(lc_op *op) {
         g->table[op->number % LC_OPS] = NULL;
         g->active--;
         g->host->active--;
+        g->host->collectives--;
     }
     lc_linger_over(op);
     if (lc_is_lingering(op)) {
@@ -202,17 +205,8 @@ static void finish(lc_op *op) {
     }
 }
 
-static int in_batch(const lc_op *op) {
-    const lc_host *h = op->group->host;
-    for (uint16_t i = 0; i < h->n_interfaces; i++)
-        for (int k = 0; k < h->interfaces[i].n_runs; k++)
-            if (h->interfaces[i].run_op[k] == op)
-                return 1;
-    return 0;
-}
-
 static int is_complete(const lc_op *op) {
-    return !op->slots_unsettled && !op->outs_open && !op->reporting && !in_batch(op);
+    return !op->slots_unsettled && !op->outs_open && !op->reporting && !op->runs;
 }
 
 static void complete(lc_op *op) {
@@ -229,7 +223,7 @@ static void complete(lc_op *op) {
 /* All that its caller is to get is here; what remains is for its peers. Not where something is
  * missing: in place, what fills it may lie where peers' packets are read from. */
 static void linger(lc_op *op) {
-    int rests = !op->reporting && !op->report.packets_missing && !in_batch(op);
+    int rests = !op->reporting && !op->report.packets_missing && !op->runs;
     if (!op->lingers && rests && lc_may_linger(op))
         lc_linger(op);
     if (op->lingers)
@@ -242,7 +236,7 @@ void lc_complete_touched(lc_host *h) {
         h->touched = op->next_touched;
         op->touched = 0;
         if (op->letter) {
-            if (lc_message_over(op, in_batch(op)))
+            if (lc_message_over(op, op->runs > 0))
                 finish(op);
         } else if (is_complete(op)) {
             complete(op);
@@ -311,7 +305,6 @@ static void execute_failure(lc_group *g) {
         g->broken = why;
         g->broken_from = g->next_op;
     }
-    lc_drop_runs(h, g);
     for (uint32_t i = 0; i < LC_OPS; i++) {
         if (!g->table[i])
             continue;
@@ -334,7 +327,13 @@ void lc_execute_failures(lc_host *h) {
     if (!h->failing)
         return;
     h->failing = 0;
-    for (lc_group *g = h->groups; g; g = g->next)
-        if (g->failing.code)
+    for (lc_group *g = h->groups; g; g = g->next) {
+        if (!g->failing.code)
+            continue;
+        lc_batch_drop(h, g);
+        if (g->runs)
+            h->failing = 1; /* a link reads memory that would be its callers' again */
+        else
             execute_failure(g);
+    }
 }

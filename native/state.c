@@ -74,15 +74,6 @@ int lc_group_uses(const lc_group *g, const lc_interface *via) {
     return 0;
 }
 
-void lc_fail_interface(lc_host *h, lc_interface *via, int sys_errno) {
-    via->failed = (lc_failure){.code = LC_E_SYSTEM, .sys_errno = sys_errno, .peer = -1};
-    via->n_runs = 0;
-    via->control_waits = 0;
-    for (lc_group *g = h->groups; g; g = g->next)
-        if (lc_group_uses(g, via))
-            lc_fail(g, &via->failed);
-}
-
 void lc_read_clock(lc_host *h) {
     uint64_t before = h->now;
     h->now = lc_clock_now(h->clock);

@@ -39,6 +39,7 @@ enum {
     LC_RECORDS = 1024, /* control records queued for one peer; more are dropped, all are repeated */
     LC_LATE_FINS = 1024, /* streams of ended operations whose end a peer has not confirmed */
     LC_LATE_FIN_TRIES = 13,
+    LC_FLIGHTS = 1024,   /* runs that a link has taken over and not completed */
     LC_EVENTS = 16,      /* of links, until a caller takes them */
     LC_ACK_PACKETS = 64, /* the sender hears of so many at once, or of fewer after LC_ACK_NS */
     LC_ACK_NS = 1000000,
@@ -130,12 +131,20 @@ typedef struct {
     uint64_t offered, delivered; /* packets to be added up that might be lost */
 } lc_member;
 
+/* A run that a link has taken over, as long as its memory is the link's (lc_link_completed). */
+typedef struct {
+    lc_op *op;
+    uint64_t until; /* the link has completed so many packets */
+} lc_flight;
+
 /* Paths of one wait for its link together, and for no other. */
 struct lc_interface {
     lc_link *link;
     lc_path **paths; /* to the other processes that it reaches */
     uint16_t n_paths;
     uint16_t turn;     /* the path that sends first in this turn of the loop */
+    uint16_t unasked;  /* turns since the link was last asked what has come */
+    uint64_t moved_ns; /* when something last went there or came */
     uint32_t window;   /* packets that this process lets each of them have in flight */
     int control_waits; /* the link was full when control was flushed */
     lc_failure failed; /* the link sends nothing any more; code 0: it works */
@@ -144,6 +153,8 @@ struct lc_interface {
     lc_op *run_op[LC_BATCH_RUNS];
     uint32_t run_ahead[LC_BATCH_RUNS]; /* bytes of control before the packet of a run of one */
     int n_runs;
+    lc_flight *flights; /* a ring of LC_FLIGHTS */
+    uint32_t flights_in, flights_out;
     struct iovec *iov;    /* LC_BATCH_RUNS * LC_RUN_PACKETS * 2 */
     uint8_t *headers;     /* LC_BATCH_RUNS * LC_RUN_PACKETS */
     uint8_t *control_out; /* LC_BATCH_RUNS packets of the largest size */
@@ -176,6 +187,7 @@ struct lc_group {
     lc_op *queue_first, *queue_last; /* submitted, not started: there was no room */
     uint32_t next_op;                /* number of the next operation that the loop takes up */
     uint32_t active;                 /* operations in table */
+    uint32_t runs;                   /* of its operations (lc_op.runs) */
     lc_failure failing;              /* recorded, not yet executed; code 0: none */
     lc_failure broken;               /* the first failure; code 0: none */
     uint32_t broken_from;            /* operations from here on have failed with it */
@@ -239,9 +251,12 @@ struct lc_host {
     lc_group *bucket[LC_GROUPS]; /* by number */
     uint32_t active;             /* operations in the groups' tables, and messages with timers */
     uint32_t lingering;          /* of those, operations that linger (linger.h) */
+    uint32_t collectives;        /* of those in the tables, operations */
     uint32_t queued;             /* operations in their queues */
+    uint32_t listed;             /* streams in the lists of all paths */
     lc_op *touched;              /* perhaps complete: lc_op.touched says who is in the list */
     int failing;                 /* some group is */
+    int closing;                 /* some group is, whose memory a link still reads */
     lc_late_fin *late_fins;
     uint32_t n_late_fins;
     uint32_t gone[LC_GONE]; /* numbers of groups that were closed, the latest ones */
@@ -297,8 +312,6 @@ void lc_touch(lc_op *op);
 /* Records the group's first failure, which the loop executes (lc_execute_failures). Until then
  * operations stay as they are, and handlers stop taking packets of the group. */
 void lc_fail(lc_group *g, const lc_failure *why);
-/* The link is unusable for good, and with it every group that has a member there. */
-void lc_fail_interface(lc_host *h, lc_interface *via, int sys_errno);
 
 /* ---- small facts that several files need ---- */
 

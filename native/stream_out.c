@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "batch.h"
 #include "payload.h"
 
 /* Parity is sent when all of its packets have been. */
@@ -43,6 +44,7 @@ static void list_insert(lc_path *p, lc_out *out) {
     else
         p->outs = out;
     out->listed = 1;
+    out->slot->op->group->host->listed++;
 }
 
 static void list_remove(lc_path *p, lc_out *out) {
@@ -54,6 +56,7 @@ static void list_remove(lc_path *p, lc_out *out) {
         out->next->prev = out->prev;
     out->next = out->prev = NULL;
     out->listed = 0;
+    out->slot->op->group->host->listed--;
 }
 
 void lc_out_drop(lc_out *out) {
@@ -70,7 +73,8 @@ static uint32_t eager_room(const lc_out *out) {
 }
 
 static int may_send(const lc_out *out) {
-    return out->slot->op->peers[out->peer].ready || eager_room(out);
+    const lc_op *op = out->slot->op;
+    return !op->group->failing.code && (op->peers[out->peer].ready || eager_room(out));
 }
 
 void lc_eager_over(lc_op *op, uint16_t peer) {
@@ -264,11 +268,10 @@ static uint32_t fill_run(lc_host *h, lc_out *out, uint32_t most) {
     if (!ready && most > eager_room(out))
         most = eager_room(out);
     lc_interface *via = path->interface;
-    int i = via->n_runs++;
+    int i = lc_batch_add(via, op);
     lc_run *run = &via->runs[i];
     size_t first = (size_t)i * LC_RUN_PACKETS;
-    *run = (lc_run){&via->iov[2 * first], 0, wire_bytes(out), path->number};
-    via->run_op[i] = op;
+    *run = (lc_run){&via->iov[2 * first], 0, wire_bytes(out), path->number, 0};
     /* Sums that this turn of the loop has made would pass for a way of the packets. */
     uint32_t time_us = (uint32_t)(lc_clock_now(h->clock) / 1000);
     for (uint32_t k = 0; k < most; k++)
@@ -344,66 +347,12 @@ static int serve(lc_host *h, lc_path *p) {
     return 1;
 }
 
-/* ---- the batch ---- */
-
-static void drop_runs_of(lc_interface *via, const lc_group *g) {
-    int keep = 0;
-    for (int i = 0; i < via->n_runs; i++) {
-        if (via->run_op[i]->group == g)
-            continue;
-        via->run_op[keep] = via->run_op[i];
-        via->run_ahead[keep] = via->run_ahead[i];
-        via->runs[keep++] = via->runs[i];
-    }
-    via->n_runs = keep;
-}
-
-void lc_drop_runs(lc_host *h, const lc_group *g) {
-    for (uint16_t i = 0; i < h->n_interfaces; i++)
-        drop_runs_of(&h->interfaces[i], g);
-}
-
-static void drop_sent(lc_interface *via, uint32_t packets) {
-    int keep = 0;
-    for (int i = 0; i < via->n_runs; i++) {
-        lc_run run = via->runs[i];
-        uint32_t gone = packets < run.n_packets ? packets : run.n_packets;
-        packets -= gone;
-        for (uint32_t k = 0; k < 2 * gone; k++)
-            via->run_op[i]->report.bytes_sent += run.iov[k].iov_len;
-        if (gone)
-            via->run_op[i]->report.bytes_sent -= via->run_ahead[i];
-        run.iov += 2 * gone;
-        run.n_packets -= gone;
-        if (run.n_packets) {
-            via->run_op[keep] = via->run_op[i];
-            via->run_ahead[keep] = via->run_ahead[i];
-            via->runs[keep++] = run;
-        }
-    }
-    via->n_runs = keep;
-}
-
-/* Returns whether the batch is empty now. */
-static int flush_batch(lc_host *h, lc_interface *via) {
-    if (!via->n_runs)
-        return 1;
-    for (int i = 0; i < via->n_runs; i++)
-        lc_touch(via->run_op[i]);
-    int error = 0;
-    int sent = lc_link_send(via->link, via->runs, via->n_runs, &error);
-    if (sent < 0) {
-        lc_fail_interface(h, via, error);
-        return 0;
-    }
-    drop_sent(via, (uint32_t)sent);
-    return !via->n_runs;
-}
+/* ---- turns ---- */
 
 /* Every path gets runs until the batch is full. */
 static int send_by(lc_host *h, lc_interface *via) {
     uint16_t n = via->n_paths;
-    if (!n || via->failed.code || !flush_batch(h, via))
+    if (!n || via->failed.code || !lc_batch_flush(h, via))
         return 0;
     if (via->control_waits)
         lc_send_control_by(h, via);
@@ -418,7 +367,8 @@ static int send_by(lc_host *h, lc_interface *via) {
     via->turn = (uint16_t)((via->turn + 1) % n);
     if (!via->n_runs)
         return 0;
-    flush_batch(h, via);
+    via->moved_ns = h->now;
+    lc_batch_flush(h, via);
     return 1;
 }
 

@@ -18,8 +18,6 @@ void lc_out_done(lc_out *out);
 void lc_out_drop(lc_out *out);
 /* The peer keeps no eager packet of the operation any more. */
 void lc_eager_over(lc_op *op, uint16_t peer);
-/* Takes a group's runs out of the batch: their buffers are their callers' again. */
-void lc_drop_runs(lc_host *h, const lc_group *g);
 /* Sends what is to be told before packets that can't carry it: READY before eager ones, which else
  * would have to wait at the peer. */
 void lc_tell_before_data(lc_host *h);

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ARRIVALS = LC_RECEIVE_BUFFERS };
+enum { ARRIVALS = LC_RECEIVE_BUFFERS, ASKED_MOST = 1000 };
 
 static const uint64_t DAY_NS =
     1700000000000000000u; /* what the time of day is ahead of the clock */
@@ -17,6 +17,16 @@ typedef struct packet {
     uint8_t data[];
 } packet;
 
+/* A packet that was handed over: its payload is read when it leaves. */
+typedef struct flight {
+    struct flight *next;
+    uint64_t leaves_ns;
+    struct iovec payload;
+    uint16_t to;
+    size_t header_bytes;
+    uint8_t copy[]; /* of the header, and of a payload that can't be waited for */
+} flight;
+
 typedef struct {
     lc_link link;
     memory_net *net;
@@ -28,6 +38,10 @@ typedef struct {
     uint32_t n_heap, room;
     packet *first, *last; /* in the receive buffer */
     uint32_t n_buffer;
+    flight *flights, *last_flight;
+    uint64_t completed;
+    uint64_t asked_ns; /* when it was last asked for that, and how often at that time */
+    uint32_t asked;
     packet *taken[ARRIVALS]; /* by the latest receive */
     int n_taken;
     lc_link_figures figures;
@@ -41,6 +55,7 @@ struct memory_net {
     int same_host;
     double full;
     uint64_t full_ns;
+    uint64_t reads_ns; /* payloads are read so much later */
     memory_counts counts;
     packet *free;
     memory_link *links[MEMORY_RANKS];
@@ -180,6 +195,58 @@ static const memory_link *of_const(const lc_link *link) {
     return (const memory_link *)(const void *)link;
 }
 
+/* ---- payloads that are read late ---- */
+
+static void keep_flight(memory_link *l, const lc_run *run, uint32_t k) {
+    const struct iovec *iov = &run->iov[2 * k];
+    size_t copied = run->copied ? iov[1].iov_len : 0;
+    flight *f = malloc(sizeof *f + iov[0].iov_len + copied);
+    if (!f)
+        abort();
+    f->next = NULL;
+    f->leaves_ns = l->net->now + l->net->reads_ns;
+    f->payload = iov[1];
+    f->to = run->peer;
+    f->header_bytes = iov[0].iov_len;
+    memcpy(f->copy, iov[0].iov_base, f->header_bytes);
+    if (copied) {
+        f->payload.iov_base = f->copy + f->header_bytes;
+        memcpy(f->payload.iov_base, iov[1].iov_base, copied);
+    }
+    if (l->last_flight)
+        l->last_flight->next = f;
+    else
+        l->flights = f;
+    l->last_flight = f;
+}
+
+static void drop_flight(memory_link *l) {
+    flight *f = l->flights;
+    l->flights = f->next;
+    if (!l->flights)
+        l->last_flight = NULL;
+    l->completed++;
+    free(f);
+}
+
+static void let_leave(memory_link *l, uint64_t now) {
+    while (l->flights && l->flights->leaves_ns <= now) {
+        flight *f = l->flights;
+        struct iovec iov[2] = {{f->copy, f->header_bytes}, f->payload};
+        send_packet(l->net, l->rank, f->to, iov);
+        drop_flight(l);
+    }
+}
+
+/* Who asks again and again while time stands still waits for nothing else. */
+static uint64_t completed(lc_link *link) {
+    memory_link *l = (memory_link *)(void *)link;
+    l->asked = l->asked_ns == l->net->now ? l->asked + 1 : 0;
+    l->asked_ns = l->net->now;
+    let_leave(l, l->asked > ASKED_MOST ? UINT64_MAX : l->net->now);
+    return l->completed;
+}
+
 static int send_runs(lc_link *link, const lc_run *runs, int n_runs, int *sys_errno) {
     memory_link *l = of(link);
     memory_net *net = l->net;
@@ -187,6 +254,8 @@ static int send_runs(lc_link *link, const lc_run *runs, int n_runs, int *sys_err
     int sent = 0;
     l->figures.send_calls++;
     if (l->broken) {
+        while (l->flights)
+            drop_flight(l);
         *sys_errno = l->broken;
         return -1;
     }
@@ -201,7 +270,10 @@ static int send_runs(lc_link *link, const lc_run *runs, int n_runs, int *sys_err
         for (uint32_t k = 0; k < runs[i].n_packets; k++) {
             if ((uint64_t)sent == most)
                 return sent;
-            send_packet(net, l->rank, runs[i].peer, &runs[i].iov[2 * k]);
+            if (net->reads_ns)
+                keep_flight(l, &runs[i], k);
+            else
+                send_packet(net, l->rank, runs[i].peer, &runs[i].iov[2 * k]);
             sent++;
         }
     return sent;
@@ -297,6 +369,8 @@ static void figures(const lc_link *link, lc_link_figures *figures) {
 
 static void close_memory(lc_link *link) {
     memory_link *l = of(link);
+    while (l->flights)
+        drop_flight(l);
     fill_buffer(l);
     while (l->n_heap)
         drop_packet(l->net, heap_take(l));
@@ -325,11 +399,27 @@ static const lc_link_ops memory_ops = {.name = "memory",
                                        .event = event,
                                        .figures = figures};
 
+static const lc_link_ops late_ops = {.name = "memory",
+                                     .close = close_memory,
+                                     .set_peer = set_peer,
+                                     .is_here = is_here,
+                                     .info = info,
+                                     .credits = credits,
+                                     .send = send_runs,
+                                     .completed = completed,
+                                     .receive = receive,
+                                     .is_from = is_from,
+                                     .descriptors = descriptors,
+                                     .event = event,
+                                     .figures = figures};
+
 lc_link *memory_link_open(memory_net *net, uint16_t rank) {
     memory_link *l = calloc(1, sizeof *l);
     if (!l)
         abort();
-    l->link = (lc_link){.ops = &memory_ops, .clock = &net->clock, .packet_max = net->packet_max};
+    l->link = (lc_link){.ops = net->reads_ns ? &late_ops : &memory_ops,
+                        .clock = &net->clock,
+                        .packet_max = net->packet_max};
     l->net = net;
     l->rank = rank;
     net->links[rank] = l;
@@ -375,6 +465,14 @@ void memory_set_full(memory_net *net, double share, uint64_t longest_ns) {
     net->full_ns = longest_ns;
 }
 
+void memory_set_late(memory_net *net, uint64_t reads_ns) {
+    net->reads_ns = reads_ns;
+}
+
+uint64_t memory_flights(const memory_net *net, uint16_t rank) {
+    return net->links[rank]->link.handed - net->links[rank]->completed;
+}
+
 void memory_set_same_host(memory_net *net, int same_host) {
     net->same_host = same_host;
 }
@@ -405,6 +503,9 @@ uint64_t memory_now(const memory_net *net) {
 
 void memory_set_now(memory_net *net, uint64_t now) {
     net->now = now;
+    for (uint16_t i = 0; i < net->size; i++)
+        if (net->links[i])
+            let_leave(net->links[i], now);
 }
 
 uint64_t memory_next(const memory_net *net, uint16_t rank) {
@@ -416,6 +517,8 @@ uint64_t memory_next(const memory_net *net, uint16_t rank) {
         next = net->now;
     else if (l && l->n_heap)
         next = l->heap[0]->at_ns;
+    if (l && l->flights && l->flights->leaves_ns < next)
+        next = l->flights->leaves_ns;
     if (l && l->full_until_ns > net->now && l->full_until_ns < next)
         next = l->full_until_ns;
     return next;

@@ -41,6 +41,11 @@ lc_link *memory_link_open(memory_net *net, uint16_t rank);
 memory_path *memory_path_of(memory_net *net, uint16_t from, uint16_t to);
 /* Share of sends that find the link full, for up to so long. */
 void memory_set_full(memory_net *net, double share, uint64_t longest_ns);
+/* Links read payloads so much later than they take them over, and say when they have; 0: at once.
+ * For links that are opened later. */
+void memory_set_late(memory_net *net, uint64_t reads_ns);
+/* Packets that a rank's link has taken over and not read. */
+uint64_t memory_flights(const memory_net *net, uint16_t rank);
 /* Ranks take each other for processes of one host. */
 void memory_set_same_host(memory_net *net, int same_host);
 memory_counts memory_counts_of(const memory_net *net);

@@ -63,7 +63,8 @@ enum { SIM_RANKS = 6, SIM_GROUPS = 3, SIM_OPS = 6, SIM_SEGMENTS = 4, SIM_PACKETS
     X(odd, "1: a rank takes an operation for another")                                             \
     X(aborts, "1: a rank ends a group in the middle")                                              \
     X(notify, "share of the operations that are taken by lc_group_next")                           \
-    X(waits, "share of the others whose callers do the engine's work")
+    X(waits, "share of the others whose callers do the engine's work")                             \
+    X(reads, "how late links read what they have taken over; 0: at once")
 
 typedef struct {
 #define SIM_FIELD(name, what) uint64_t name;

@@ -141,6 +141,7 @@ sim_scenario sim_draw(uint64_t seed) {
     s.aborts = sim_happens(r, 80);
     s.notify = ONE_OF(r, 0, 0, 500);
     s.waits = ONE_OF(r, 0, 0, 500);
+    s.reads = ONE_OF(r, 0, 0, 0, 10, 300, 3000);
     sim_tidy(&s);
     return s;
 }

@@ -37,6 +37,7 @@ void sim_make_nets(run *r) {
                 *memory_path_of(r->nets[n], i, j) =
                     n ? (memory_path){.delay_ns = US} : first_path(s);
         memory_set_same_host(r->nets[n], n || s->same_host);
+        memory_set_late(r->nets[n], s->reads * US);
     }
     memory_set_full(r->nets[0], (double)s->full / 1000, 200 * US);
 }

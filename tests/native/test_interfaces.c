@@ -2,6 +2,7 @@
  * other goes on, one that fails for good, and what can't be opened. Processes 0 and 1 reach each
  * other by the first link, and process 2 by the second. */
 #include "link_memory.h"
+#include "loop.h"
 #include "net.h"
 #include "step.h"
 #include "waiter.h"
@@ -61,8 +62,7 @@ static void free_nets(world *w) {
         memory_net_free(w->net[n]);
 }
 
-static void open_hosts(world *w, double pace) {
-    make_nets(w);
+static void open_hosts_on(world *w, double pace) {
     for (uint16_t i = 0; i < PROCESSES; i++) {
         lc_host_config c = config_of(i);
         lc_link *links[] = {memory_link_open(w->net[0], i), memory_link_open(w->net[1], i)};
@@ -73,6 +73,11 @@ static void open_hosts(world *w, double pace) {
         if (!CHECK(w->host[i] != NULL))
             abort();
     }
+}
+
+static void open_hosts(world *w, double pace) {
+    make_nets(w);
+    open_hosts_on(w, pace);
 }
 
 static int start(world *w, uint16_t process, const uint16_t *links) {
@@ -115,12 +120,9 @@ static void open_group(world *w, uint32_t number, const uint16_t *members, uint1
     }
 }
 
-/* The mean of all members' elements, at one of them. */
-static part *submit_at(world *w, uint32_t number, uint16_t process, uint16_t size, uint16_t rank,
-                       uint32_t segment, int reliable) {
+static part *submit_plan(world *w, uint32_t number, uint16_t process, uint16_t size, uint16_t rank,
+                         uint32_t segment, int reliable, table t) {
     part *p = &w->parts[w->n_parts++];
-    table t;
-    plan_transpose(&t, size, rank, segment);
     p->process = process;
     p->group = w->group[number][process];
     p->data = malloc((size_t)size * segment * sizeof(float));
@@ -142,6 +144,32 @@ static part *submit_at(world *w, uint32_t number, uint16_t process, uint16_t siz
     p->ended = p->ticket < 0;
     p->code = p->ended ? (int)p->ticket : LC_PENDING;
     return p;
+}
+
+/* The mean of all members' elements, at one of them. */
+static part *submit_at(world *w, uint32_t number, uint16_t process, uint16_t size, uint16_t rank,
+                       uint32_t segment, int reliable) {
+    table t;
+    plan_transpose(&t, size, rank, segment);
+    return submit_plan(w, number, process, size, rank, segment, reliable, t);
+}
+
+/* Rank 0 sends what it has to rank 1. Returns the part of rank 0. */
+static part *submit_copy(world *w, uint32_t number, uint32_t segment) {
+    part *first = &w->parts[w->n_parts];
+    for (uint16_t rank = 0; rank < 2; rank++) {
+        table t = {.n_slots = 0};
+        lc_slot_desc *s = add_slot(&t, 0, 0, segment);
+        s->missing = LC_MISSING_KEEP;
+        if (rank == 0) {
+            own_at(s, 0, LC_TARGET_NONE);
+            add_dest(&t, s, 1, 0);
+        } else {
+            add_source(&t, s, 0);
+        }
+        (void)submit_plan(w, number, rank, 2, rank, segment, 0, t);
+    }
+    return first;
 }
 
 /* At each of them. Returns the first of their parts; one follows for each member. */
@@ -335,6 +363,94 @@ static void test_many_groups_closed(void) {
     close_all(&w);
 }
 
+/* What a link still reads isn't the caller's: not when all has been sent, and not when the group
+ * fails or is closed. */
+static void test_memory_that_a_link_still_reads(void) {
+    enum { END, ABORT, CLOSE, FATES };
+    for (int fate = END; fate < FATES; fate++) {
+        world w;
+        make_nets(&w);
+        memory_set_late(w.net[0], 10 * MS);
+        open_hosts_on(&w, 0);
+        for (uint16_t i = 0; i < PROCESSES; i++)
+            CHECK(start(&w, i, NULL) == LC_OK);
+        open_group(&w, 0, FIRST, 2);
+        part *p = submit_copy(&w, 0, 640);
+        CHECK(!run(&w, p, 1, 15 * MS)); /* it has been asked for the data, and handed it over */
+        CHECK(memory_flights(w.net[0], 0) >= 10);
+        if (fate == END)
+            CHECK(run(&w, p, 2, SECOND) && have_code(p, 2, LC_OK));
+        if (fate == ABORT) {
+            lc_group_abort(w.group[0][0], LC_E_ABORTED, -1);
+            CHECK(!run(&w, p, 1, MS));
+            CHECK(run(&w, p, 1, 20 * MS));
+            CHECK(submit_copy(&w, 0, 640)->code == LC_E_ABORTED);
+        }
+        if (fate == CLOSE) {
+            lc_group_close(w.group[0][0]);
+            CHECK(memory_flights(w.net[0], 0) == 0);
+            p->ended = 1;
+        }
+        close_all(&w);
+    }
+}
+
+/* A link on which nothing moves is asked now and then; when something comes by it, all of it is
+ * taken. */
+static void test_a_quiet_link_is_asked_less(void) {
+    lc_stats before, after;
+    world w;
+    open_all(&w, 0);
+    open_group(&w, 0, FIRST, 2);
+    open_group(&w, 1, SECOND_LINK, 2);
+    run(&w, NULL, 0, 10 * MS);
+    lc_group_stats(w.group[0][0], &before);
+    for (int i = 0; i < 400; i++)
+        CHECK(!lc_host_turn(w.host[0]));
+    run(&w, submit(&w, 0, FIRST, 2, 64), 2, SECOND); /* figures are told when it ends, or later */
+    run(&w, NULL, 0, SECOND);
+    lc_group_stats(w.group[0][0], &after);
+    uint64_t calls = after.receive_calls - before.receive_calls;
+    CHECK_AT(calls > 200 && calls < 700, "%llu calls", (unsigned long long)calls);
+    const part *p = submit(&w, 1, SECOND_LINK, 2, 64000);
+    CHECK(run(&w, p, 2, SECOND) && have_code(p, 2, LC_OK) && are_means(p, 2, 64000));
+    close_all(&w);
+}
+
+/* Whether a caller that leaves after a turn wakes the thread, which stands by. */
+static int wakes(lc_host *h) {
+    struct pollfd woken = {h->waiter.wake_fd, POLLIN, 0};
+    uint64_t drained;
+    h->sleeping = h->standing_by = 1;
+    lc_kick(h);
+    h->sleeping = h->standing_by = 0;
+    int found = poll(&woken, 1, 0) == 1;
+    (void)!read(h->waiter.wake_fd, &drained, sizeof drained);
+    return found;
+}
+
+static void test_who_is_left_something_is_woken(void) {
+    uint8_t many[16 * NET_PAYLOAD] = {1};
+    world w;
+    open_all(&w, 0);
+    open_group(&w, 0, FIRST, 2);
+    run(&w, NULL, 0, MS);
+    lc_message m = {.data = many, .elements = 1, .element_bytes = 1, .peer = 1};
+    CHECK(lc_group_post(w.group[0][0], &m) == 0);
+    CHECK(!wakes(w.host[0])); /* it has gone, and the answer isn't waited for */
+    run(&w, NULL, 0, SECOND); /* its window is known */
+    memory_set_full(w.net[0], 1, SECOND);
+    m.elements = sizeof many;
+    CHECK(lc_group_post(w.group[0][0], &m) == 0);
+    CHECK(wakes(w.host[0]) &&
+          memory_counts_of(w.net[0]).refused > 0); /* of which 8 may have gone */
+    memory_set_full(w.net[0], 0, 0);
+    run(&w, NULL, 0, 10 * SECOND);
+    (void)submit(&w, 0, FIRST, 2, 64); /* somebody waits for it */
+    CHECK(wakes(w.host[0]));
+    close_all(&w);
+}
+
 /* Tokens that come with time are few, and who is first takes them all. */
 static void test_a_fixed_rate_is_shared(void) {
     world w;
@@ -474,6 +590,9 @@ int main(void) {
     test_packets_by_another_link_are_foreign();
     test_many_groups_closed();
     test_a_fixed_rate_is_shared();
+    test_memory_that_a_link_still_reads();
+    test_a_quiet_link_is_asked_less();
+    test_who_is_left_something_is_woken();
     test_events_and_figures();
     test_what_cannot_be_opened();
     test_sleeping_on_all_links();

@@ -3,9 +3,9 @@
  * from a seed, and running it depends on nothing else; so a failure is replayed by its numbers, and
  * made smaller by making them smaller.
  *
- * sim_scenario.c draws scenarios, sim_plan.c makes operations of one, sim_run.c and sim_trouble.c
- * run them, sim_reference.c says what they must give, sim_check.c what else must be true,
- * test_sim.c runs many. */
+ * sim_scenario.c draws scenarios, sim_plan.c makes operations of one, sim_run.c (with sim_setup.c
+ * and sim_calls.c) and sim_trouble.c run them, sim_reference.c says what they must give,
+ * sim_check.c what else must be true, test_sim.c runs many. */
 #ifndef LC_SIM_H
 #define LC_SIM_H
 

@@ -409,14 +409,14 @@ NATIVE = (
         "native/link_udp.c",
         "return (uint32_t)(buffer * 8 / 10 / charge);",
         "return (uint32_t)(buffer * 32 / 10 / charge);",
-        f"{ENGINE}/test_engine.py::test_nothing_is_lost_in_small_buffers",
+        f"{ENGINE}/test_lossless.py::test_nothing_is_lost_in_small_buffers",
     ),
     mutation(
         "sent ahead without bound",
         "native/stream_out.c",
         "return used < most ? most - used : 0;",
         "return most + 0 * used;",
-        f"{ENGINE}/test_engine.py::test_no_more_is_sent_ahead_than_there_is_room_for",
+        f"{ENGINE}/test_lossless.py::test_no_more_is_sent_ahead_than_there_is_room_for",
     ),
     mutation(
         "heavy loss cuts no rate",
@@ -430,7 +430,7 @@ NATIVE = (
         "native/rate.c",
         "rate->tokens -= (double)packets * packet_bytes;",
         "rate->tokens -= 0.66 * packets * packet_bytes;",
-        f"{ENGINE}/test_engine.py::test_a_fixed_rate_is_kept",
+        f"{ENGINE}/test_reports.py::test_a_fixed_rate_is_kept",
     ),
     # ---- several links ----
     mutation(
@@ -523,14 +523,14 @@ NATIVE = (
         "native/timers.c",
         "if (lc_overdue(in)) {\n            lc_give_up",
         "if (0) {\n            lc_give_up",
-        f"{ENGINE}/test_engine.py::test_a_silent_path_ends_at_the_deadline",
+        f"{ENGINE}/test_ends.py::test_a_silent_path_ends_at_the_deadline",
     ),
     mutation(
         "timeouts doubled",
         "native/timers.c",
         "h->now - op->submitted_ns > op->call.timeout_ns) {",
         "h->now - op->submitted_ns > 2 * op->call.timeout_ns) {",
-        f"{ENGINE}/test_engine.py::test_a_rank_that_never_submits_is_named",
+        f"{ENGINE}/test_ends.py::test_a_rank_that_never_submits_is_named",
     ),
     # ---- agreement ----
     mutation(
@@ -538,7 +538,7 @@ NATIVE = (
         "native/control_in.c",
         "return r->c == op->call.signature && r->a == op->call.dtype;",
         "return r->a == op->call.dtype;",
-        f"{ENGINE}/test_engine.py::test_mismatch_is_reported_at_once_on_every_rank",
+        f"{ENGINE}/test_ends.py::test_mismatch_is_reported_at_once_on_every_rank",
     ),
 )
 

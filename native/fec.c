@@ -95,6 +95,13 @@ static double loss_of(const lc_fec_path *path) {
     return sure > late ? sure : late;
 }
 
+uint8_t lc_fec_half(uint8_t code, uint8_t most) {
+    uint8_t half = most;
+    while (half + 1 < code && 2 * sizes[half + 1] <= sizes[code])
+        half++;
+    return half < code ? half : code;
+}
+
 uint8_t lc_fec_choose(lc_fec_path *path, uint8_t most) {
     double loss = loss_of(path);
     if (loss < NO_LOSS)

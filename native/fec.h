@@ -45,6 +45,8 @@ typedef struct {
 
 /* The peer has seen numbers of so many more packets, and taken so many. */
 void lc_fec_told(lc_fec_path *path, uint32_t sent, uint32_t taken);
+/* The code of sets half as large, but no larger a share of parity than `most` has. */
+uint8_t lc_fec_half(uint8_t code, uint8_t most);
 /* The code for a stream that begins: about nine of ten lost packets shall come back. No larger a
  * share of parity than `most` has; 0: nothing is lost. */
 uint8_t lc_fec_choose(lc_fec_path *path, uint8_t most);

@@ -107,8 +107,10 @@ static void describe(const lc_group *g, const lc_letter *letter, void *data, lc_
     call->in = call->out = data;
     call->in_elements = call->out_elements = length;
     call->scratch_elements = small ? length : 0;
-    call->levels[0] =
-        (lc_level){.elements_per_packet = g->host->config.payload_bytes, .reliable = 1};
+    call->levels[0] = (lc_level){.elements_per_packet = g->host->config.payload_bytes,
+                                 .reliable = 1,
+                                 .fec = LC_MAIL_FEC,
+                                 .fec_auto = 1};
     call->dtype = LC_BYTES;
     call->scale = 1;
 }

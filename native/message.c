@@ -213,9 +213,10 @@ static lc_letter *take_in(lc_group *g, uint16_t peer, const lc_record *r) {
 static lc_letter *take_in_by(lc_group *g, uint16_t peer, const lc_header *header,
                              const uint8_t *payload) {
     lc_record r;
-    if (header->length < LC_RECORD_BYTES || lc_record_get(payload, &r) != LC_GOOD ||
-        r.op != header->op) {
-        g->live.malformed++;
+    int good = header->length >= LC_RECORD_BYTES && lc_record_get(payload, &r) == LC_GOOD &&
+               r.op == header->op;
+    if (!good) { /* parity is of several packets and says nothing, unless it is of a single one */
+        g->live.malformed += header->type == LC_DATA;
         return NULL;
     }
     lc_letter *letter = take_in(g, peer, &r);
@@ -232,7 +233,7 @@ void lc_message_data(lc_group *g, uint16_t peer, const lc_header *header, const 
     lc_mail_peer *p = &g->mail->peers[peer];
     lc_path *path = g->members[peer].path;
     lc_letter *letter = lc_letter_find(p->came, header->op);
-    if (header->type != LC_DATA || header->eager || (letter && !letter->op)) {
+    if (header->eager || (letter && !letter->op)) {
         g->live.malformed++;
         return;
     }
@@ -248,7 +249,7 @@ void lc_message_data(lc_group *g, uint16_t peer, const lc_header *header, const 
         lc_in_take_into(lc_letter_in(letter), header, payload);
     } else {
         lc_note_packet(g->host, path, header);
-        path->rx_taken--; /* it has come, but to nothing */
+        path->rx_taken -= header->type == LC_DATA; /* it has come, but to nothing */
     }
 }
 

@@ -182,7 +182,11 @@ static uint32_t wire_bytes(const lc_out *out) {
 
 static uint8_t code_to(const lc_out *out) {
     const lc_level *level = out->slot->level;
-    return level->fec_auto ? lc_fec_choose(&lc_path_to(out)->fec, level->fec) : level->fec;
+    if (!level->fec_auto)
+        return level->fec;
+    uint8_t code = lc_fec_choose(&lc_path_to(out)->fec, level->fec);
+    /* A reliable stream waits a round trip for the first packet that doesn't come back. */
+    return code && level->reliable ? lc_fec_half(code, level->fec) : code;
 }
 
 /* All of a slot's streams have one parity: that of the path which loses most. */

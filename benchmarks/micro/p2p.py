@@ -53,7 +53,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
         if options.only in (None, what)
     }
     config = {"trips": [], "streams": [], **chosen}
-    config |= {"messages": options.messages, "depth": options.depth}
+    config |= {"messages": options.messages, "depth": options.depth, "tcp": options.tcp}
     if not remote:
         return local_job.run_job(RANK, config, 2)
     network = Network(link=Link(loss=options.loss, delay_ms=options.delay / 2))
@@ -88,6 +88,7 @@ def main() -> int:
     add("--share", type=real(0.001), default=1.0, help="of the usual number of times (%(default)g)")
     add("--messages", type=whole(1), default=64, help="of a stream (%(default)s)")
     add("--depth", type=whole(1), default=8, help="of them in flight (%(default)s)")
+    add("--tcp", default="cubic", help="gloo's congestion control (%(default)s, as Linux's own)")
     add("--loss", type=real(0, 1), default=0.0, help="share of packets lost, in a laboratory")
     add("--delay", type=real(0), default=0.0, help="round trip in ms, in a laboratory")
     options = parser.parse_args()

@@ -1,7 +1,8 @@
 """A rank of benchmarks.micro.p2p: ``python -m benchmarks.micro.p2p_rank CONFIG [OUT]``.
 
 CONFIG is JSON, or a file of it: what is measured (trips and streams: bytes and how often), how many
-messages a stream has, and how many of them are in flight. Rank 0 writes an event per measurement.
+messages a stream has, how many of them are in flight, and TCP's congestion control. Rank 0 writes
+an event per measurement.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from benchmarks.common import tcp
 from lossycoll.cli.launcher import EventWriter
 
 BACKENDS = ("lossy", "gloo")
@@ -87,6 +89,9 @@ def main() -> None:
     dist.init_process_group("gloo")
     groups = {name: dist.new_group(backend=name) for name in BACKENDS}
     report = EventWriter(config.get("events") or sys.argv[2]) if dist.get_rank() == 0 else None
+    for name in BACKENDS:
+        trip([torch.zeros(1)], 1, groups[name])  # all are connected by now
+    tcp.use(config["tcp"])
     for what in HOW:
         for size, times in config[what]:
             seconds = measure(what, size, times, config, groups)

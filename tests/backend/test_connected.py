@@ -99,8 +99,9 @@ def test_groups_are_made_without_the_store_in_any_number_order_and_time() -> Non
 DIFFERENT: dict[str, tuple[Callable[[int], tuple[Any, Any]], tuple[str, ...], list[str]]] = {
     # name: by rank its members and options; what all errors say; by rank the type of its error
     "option": (
-        lambda rank: (None, {"repair": 2} if rank == 1 else None),
-        ("option repair is ", "2 on rank 1", "0 on rank ", "set LOSSYCOLL_REPAIR"),
+        # One that no call of this test says: only the definition does.
+        lambda rank: (None, {"lossy_min_bytes": 20} if rank == 1 else None),
+        ("option lossy_min_bytes is ", "20 on rank 1", "16384 on rank ", "set LOSSYCOLL_LOSSY_"),
         ["RendezvousError"] * 3,
     ),
     "members": (

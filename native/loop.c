@@ -14,7 +14,7 @@ static const uint64_t PUBLISH_NS = 50000000;
 static const uint64_t SPIN_NS = 50000;        /* how long the thread stays awake after a packet */
 static const uint64_t DRIVE_SPIN_NS = 200000; /* and a caller that does the thread's work */
 static const uint64_t CROWDED_NS = 50000;     /* a yield that takes longer: others want the core */
-static const uint64_t CROWD_STAYS_NS = 50000000; /* and are not tried again before */
+static const uint64_t CROWD_STAYS_NS = 2000000; /* and are not tried again before */
 static const uint64_t STAND_BY_NS = 2000000; /* how often the thread looks whether callers drive */
 
 /* ---- what callers have left ---- */

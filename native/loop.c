@@ -186,12 +186,8 @@ static void start_queued(lc_host *h) {
 
 static lc_peer_stats figures_of(const lc_group *g, const lc_member *m) {
     uint64_t total = m->packets_received + m->packets_missing;
-    lc_peer_stats s = {.packets_sent = m->packets_sent,
-                       .packets_received = m->packets_received,
-                       .packets_missing = m->packets_missing,
-                       .delivery_rate = total ? (double)m->packets_received / (double)total : 1.0,
-                       .offered = m->offered,
-                       .delivered = m->delivered};
+    lc_peer_stats s = {.delivery_rate = total ? (double)m->packets_received / (double)total : 1.0};
+    lc_show_counts(&s, m);
     lc_path *p = m->path;
     if (!p)
         return s;

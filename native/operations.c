@@ -135,13 +135,8 @@ static void add_rest(lc_stats *t, const lc_report *now, const lc_report *told) {
 static void show_figures(lc_group *g) {
     g->stats = g->live;
     g->host->stats = g->host->live;
-    for (uint16_t i = 0; i < g->config.size; i++) {
-        g->peer_stats[i].packets_sent = g->members[i].packets_sent;
-        g->peer_stats[i].packets_received = g->members[i].packets_received;
-        g->peer_stats[i].packets_missing = g->members[i].packets_missing;
-        g->peer_stats[i].offered = g->members[i].offered;
-        g->peer_stats[i].delivered = g->members[i].delivered;
-    }
+    for (uint16_t i = 0; i < g->config.size; i++)
+        lc_show_counts(&g->peer_stats[i], &g->members[i]);
 }
 
 /* The caller gets it back. Takes the lock. Unless it lingers, the operation may be gone

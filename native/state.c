@@ -52,6 +52,14 @@ void lc_count_packets(lc_stats *t, const lc_report *r) {
     t->bytes_received += r->bytes_received;
 }
 
+void lc_show_counts(lc_peer_stats *to, const lc_member *m) {
+    to->packets_sent = m->packets_sent;
+    to->packets_received = m->packets_received;
+    to->packets_missing = m->packets_missing;
+    to->offered = m->offered;
+    to->delivered = m->delivered;
+}
+
 void lc_touch(lc_op *op) {
     lc_host *h = op->group->host;
     if (op->touched)

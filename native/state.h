@@ -303,6 +303,8 @@ static inline lc_path *lc_path_to(const lc_out *out) {
 void lc_name_finished(lc_op *op);
 /* What an operation or a message has sent and received, to the group's figures. */
 void lc_count_packets(lc_stats *t, const lc_report *r);
+/* What was counted of a member; the other figures stay. Callers read them under the lock. */
+void lc_show_counts(lc_peer_stats *to, const lc_member *m);
 
 /* ---- what handlers leave to the loop ---- */
 

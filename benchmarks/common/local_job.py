@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
+from benchmarks.common.results import ROOT
 from lossycoll.cli.launcher import launch, scratch
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def run_job(

@@ -29,6 +29,7 @@ typedef struct flight {
 
 typedef struct {
     lc_link link;
+    lc_link_ops ops; /* those of memory, and `completed` where the net reads late */
     memory_net *net;
     uint16_t rank;
     uint64_t full_until_ns;
@@ -399,27 +400,13 @@ static const lc_link_ops memory_ops = {.name = "memory",
                                        .event = event,
                                        .figures = figures};
 
-static const lc_link_ops late_ops = {.name = "memory",
-                                     .close = close_memory,
-                                     .set_peer = set_peer,
-                                     .is_here = is_here,
-                                     .info = info,
-                                     .credits = credits,
-                                     .send = send_runs,
-                                     .completed = completed,
-                                     .receive = receive,
-                                     .is_from = is_from,
-                                     .descriptors = descriptors,
-                                     .event = event,
-                                     .figures = figures};
-
 lc_link *memory_link_open(memory_net *net, uint16_t rank) {
     memory_link *l = calloc(1, sizeof *l);
     if (!l)
         abort();
-    l->link = (lc_link){.ops = net->reads_ns ? &late_ops : &memory_ops,
-                        .clock = &net->clock,
-                        .packet_max = net->packet_max};
+    l->ops = memory_ops;
+    l->ops.completed = net->reads_ns ? completed : NULL;
+    l->link = (lc_link){.ops = &l->ops, .clock = &net->clock, .packet_max = net->packet_max};
     l->net = net;
     l->rank = rank;
     net->links[rank] = l;

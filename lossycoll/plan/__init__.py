@@ -40,6 +40,7 @@ from .registry import (
 )
 from .signature import signature
 from .survivor_plans import leave_out, rename
+from .topology import Topology
 
 __all__ = [
     "Algorithm",
@@ -53,6 +54,7 @@ __all__ = [
     "Plan",
     "Slot",
     "Target",
+    "Topology",
     "algorithm_names",
     "algorithms",
     "choose_algorithm",

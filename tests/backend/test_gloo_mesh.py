@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.failure_cases import CALM, QUIET, catch, holdings
 from tests.support.harness import Ranks, init, note, run_good
+from tests.support.waiting import until
 
 BY_GLOO = {"bulk_min_bytes": 1 << 30, "lossy_min_bytes": 1 << 30}
 """Options with which gloo serves small reductions."""
@@ -71,8 +72,7 @@ def rank_disturbed(rank: int, world: int) -> Any:
     def make_devices_disturbed(address: str) -> Any:
         before = len(mine)
         made = make_devices(address)
-        while len(mine) == before:
-            time.sleep(0.001)
+        until(lambda: len(mine) > before, "one more connection")
         return made
 
     gloo_mesh._devices = make_devices_disturbed

@@ -94,7 +94,7 @@ class Recorder(Netem):
         self.network = network
         self._environment = dict(os.environ)
         self.lines: list[str] = []
-        for host in range(network.hosts + 1):
+        for host in range(network.total_hosts + 1):
             self.lines += [f"ip netns add {_name(host)}", f"ip -n {_name(host)} link set lo up"]
         self._build()
         self.prepare()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,21 @@ def run_job(
     out: Path,
     seconds: float,
     environment: Mapping[str, str] | None = None,
+    on_line: Callable[[int, str], None] = lambda rank, line: None,
 ) -> None:
-    """Runs ``python -m module CONFIG OUT`` on every host, one thread each, CONFIG as JSON.
+    """Runs ``python -m module CONFIG OUT`` as every rank, one thread each, CONFIG as JSON.
+
+    ``on_line`` is given (rank, line) as ranks write them.
 
     Raises LossyError with what ranks wrote when one fails, JobTimeout when they take longer than
     ``seconds``.
     """
+    written: defaultdict[int, list[str]] = defaultdict(list)
+
+    def take(rank: int, line: str) -> None:
+        written[rank].append(line)
+        on_line(rank, line)
+
     began = time.monotonic()
     ended = lab.run(
         [sys.executable, "-m", module, json.dumps(config), str(out)],
@@ -42,9 +52,14 @@ def run_job(
             **(environment or {}),
         },
         timeout=seconds,
+        on_line=take,
     )
     # All of the bad ones: the first is often but the victim of another.
-    bad = [f"host {one.rank}, status {one.code}:\n{one.output}" for one in ended if one.code]
+    bad = [
+        f"rank {one.rank}, status {one.code}:\n" + "".join(written[one.rank])
+        for one in ended
+        if one.code
+    ]
     if bad:
         late = time.monotonic() - began >= seconds
         why = f"not done in {seconds:g} s" if late else "ranks failed"

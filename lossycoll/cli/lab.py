@@ -1,6 +1,7 @@
 """Run a job on hosts of its own, over a network as bad as you like.
 
 lossycoll lab --hosts 4 --profile cross-dc -- python train.py
+lossycoll lab --sites 2 --hosts 2 --ranks 2 --wan rate=1g,delay=20ms,loss=1% -- python train.py
 """
 
 from __future__ import annotations
@@ -21,15 +22,17 @@ from rich.table import Table
 
 from lossycoll.lab import capabilities, leftovers, network_io, verify
 from lossycoll.lab.backends import BACKENDS
+from lossycoll.lab.counters import Counters
 from lossycoll.lab.job import GRACE_SECONDS, Ended, prefixed
 from lossycoll.lab.laboratory import Lab
+from lossycoll.lab.network import Network
 from lossycoll.lab.profiles import PROFILES
 
 from . import lab_args
 from .launcher import Interrupted, must_be_writable
 
 ACTIONS: Final = {
-    "run": "the command after -- on every host, as the ranks of one job",
+    "run": "the command after --, as the ranks of one job on all hosts",
     "verify": "measure the links, and set them beside what was asked",
     "check": "what this machine offers, and what it lacks",
     "clean": "end what a killed laboratory left behind",
@@ -101,12 +104,14 @@ def _run(chosen: argparse.Namespace) -> int:
     if chosen.counters:
         must_be_writable(Path(chosen.counters))
     with _stoppable(), Lab(network, backend=chosen.backend) as lab:
-        print(f"lab: {network.hosts} hosts, backend {lab.backend}", file=sys.stderr)
+        print(f"lab: {_described(network)}, backend {lab.backend}", file=sys.stderr)
         ended = lab.run(chosen.words, timeout=chosen.timeout, grace=chosen.grace, on_line=prefixed)
         counters = lab.counters()
     if chosen.counters:
         text = json.dumps({"network": network_io.as_data(network), **counters.as_json()}, indent=1)
         Path(chosen.counters).write_text(text + "\n", encoding="utf-8")
+    for line in _traffic(counters) if network.shape.has_levels else ():
+        print(f"lab: {line}", file=sys.stderr)
     unasked = sum(host.unasked for host in counters.hosts)
     if unasked:
         print(
@@ -115,6 +120,29 @@ def _run(chosen: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     return _worst(ended)
+
+
+def _described(network: Network) -> str:
+    shape = network.shape
+    parts = [f"{network.total_hosts} hosts"]
+    if shape.sites > 1:
+        parts.append(f"at {shape.sites} sites")
+    if shape.world > network.total_hosts:
+        parts.append(f"with {shape.world} ranks")
+    return " ".join(parts)
+
+
+def _traffic(counters: Counters) -> list[str]:
+    """What crossed the edges of hosts and sites."""
+    return [
+        f"MB that left / entered each {name}: "
+        + ", ".join(
+            f"{out / 1e6:.2f} / {into / 1e6:.2f}"
+            for out, into in zip(level.out, level.into, strict=True)
+        )
+        for name, level in counters.levels.items()
+        if len(level.out) > 1
+    ]
 
 
 def _worst(ended: Sequence[Ended]) -> int:
@@ -155,14 +183,25 @@ def _verify(chosen: argparse.Namespace) -> int:
         for row in verify.verify(lab, mbit=chosen.mbit):
             rows.append(row)
             _add(table, row)
+        gateways = list(verify.verify_gateways(lab))
     complaints = [f"{row.pair[0]}-{row.pair[1]}: {text}" for row in rows for text in row.complaints]
+    complaints += [f"site {one.sites[0]}: {text}" for one in gateways for text in one.complaints]
     if chosen.json:
-        data = [{**asdict(row), "complaints": row.complaints} for row in rows]
-        print(json.dumps({"backend": backend, "links": data, "ok": not complaints}))
+        data: dict[str, Any] = {
+            "links": [{**asdict(row), "complaints": row.complaints} for row in rows],
+            "gateways": [{**asdict(one), "complaints": one.complaints} for one in gateways],
+        }
+        print(json.dumps({"backend": backend, **data, "ok": not complaints}))
     else:
         console = Console(width=max(WIDTH, Console().width))
-        console.print(f"backend {backend}, {network.hosts} hosts, MTU {network.mtu}")
+        console.print(f"backend {backend}, {_described(network)}, MTU {network.mtu}")
         console.print(table, highlight=False)
+        for one in gateways:
+            console.print(
+                f"site {one.sites[0]} to {one.sites[1]}: {one.asked:g} Mbit/s asked, "
+                f"{one.offered:g} offered, {one.got:.0f} got through",
+                highlight=False,
+            )
         for text in complaints:
             console.print(f"not as asked: {text}", highlight=False, markup=False)
     return 1 if complaints else 0

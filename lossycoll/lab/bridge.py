@@ -1,5 +1,7 @@
 """Hosts on a bridge, for networks that the kernel makes: veth devices, and ip, nft and tc.
 
+Where there are several sites, each has a bridge, and a cable to one more bridge that joins them.
+
 Senders have their offloads switched off: the kernel then cuts aggregates before the packets reach
 the bridge, so that loss hits packets and not 64 KiB at once. It wouldn't if loss were made where
 they are sent: queues and filters there still see aggregates.
@@ -20,7 +22,10 @@ from .switch import Switch
 from .switch_memory import address_of
 
 DEVICE: Final = "eth0"
-BRIDGE: Final = "br0"
+BRIDGE: Final = "br"
+"""And the number of the site."""
+WAN: Final = "wan"
+"""The bridge that joins those of the sites."""
 TOOL_SECONDS: Final = 30.0
 UP_POLL_SECONDS: Final = 0.02
 
@@ -66,7 +71,7 @@ class Bridge:
     @property
     def middle(self) -> int:
         """The number of the namespace that has the bridge."""
-        return self.network.hosts
+        return self.network.total_hosts
 
     def tool(self, number: int, *command: str, text: str | None = None) -> str:
         """Runs a command in a namespace; returns its output. LabError when it fails."""
@@ -85,12 +90,9 @@ class Bridge:
         return done.stdout
 
     def _build(self) -> None:
-        hosts, mtu = self.network.hosts, self.network.mtu
-        bridge = [
-            f"link add {BRIDGE} type bridge stp_state 0 mcast_snooping 0",
-            f"link set {BRIDGE} mtu {mtu} up",
-        ]
-        self.tool(self.middle, "ip", "-batch", "-", text="\n".join(bridge))
+        hosts, mtu = self.network.total_hosts, self.network.mtu
+        bridges, cables = _bridges(self.network)
+        self.tool(self.middle, "ip", "-batch", "-", text="\n".join(bridges))
         # A namespace without a name is named by a process in it.
         command = self.inside(self.middle, ["sh", "-c", "echo ready; read _"])
         with spawn(
@@ -108,9 +110,13 @@ class Bridge:
                 self.tool(host, "ethtool", "-K", DEVICE, *offloads)
             assert holder.stdin is not None
             holder.stdin.close()
-        ports = [f"link set {port_of(i)} mtu {mtu} master {BRIDGE} up" for i in range(hosts)]
-        self.tool(self.middle, "ip", "-batch", "-", text="\n".join(ports))
-        self._await_up(self.middle, {port_of(i) for i in range(hosts)})
+        at = self.network.shape.site_of
+        ports = {port_of(host): f"{BRIDGE}{at(host)}" for host in range(hosts)} | cables
+        lines = [f"link set {port} mtu {mtu} master {to} up" for port, to in ports.items()]
+        self.tool(self.middle, "ip", "-batch", "-", text="\n".join(lines))
+        if self.network.sites > 1:
+            self.tool(self.middle, "bridge", "-batch", "-", text="\n".join(_ways(self.network)))
+        self._await_up(self.middle, set(ports))
         for host in range(hosts):
             self._await_up(host, {DEVICE})
 
@@ -131,6 +137,43 @@ class Bridge:
 def port_of(host: int) -> str:
     """The bridge's end of a host's cable."""
     return f"h{host}"
+
+
+def gateway_of(site: int) -> tuple[str, str]:
+    """A site's cable to the others: its end at the site's bridge, through which packets leave, and
+    the other, through which they come."""
+    return f"s{site}", f"w{site}"
+
+
+def _bridges(network: Network) -> tuple[list[str], dict[str, str]]:
+    """What makes the bridges and the cables between them; the bridge of each end of a cable."""
+    names = [f"{BRIDGE}{site}" for site in range(network.sites)]
+    lines: list[str] = []
+    cables: dict[str, str] = {}
+    if network.sites > 1:
+        for site, name in enumerate(names):
+            end, other = gateway_of(site)
+            lines.append(f"link add {end} type veth peer name {other}")
+            cables |= {end: name, other: WAN}
+        names.append(WAN)
+    for name in names:
+        lines += [
+            f"link add {name} type bridge stp_state 0 mcast_snooping 0",
+            f"link set {name} mtu {network.mtu} up",
+        ]
+    return lines, cables
+
+
+def _ways(network: Network) -> list[str]:
+    """Tells each bridge where each host is. It would learn that from what a host sends; until then
+    what is for that host goes to all, through the gateways of all."""
+    out = []
+    for host in range(network.total_hosts):
+        own = network.shape.site_of(host)
+        far = [gateway_of(site)[0] for site in range(network.sites) if site != own]
+        ports = [port_of(host), gateway_of(own)[1], *far]
+        out += [f"fdb add {_hardware(host)} dev {port} master static" for port in ports]
+    return out
 
 
 def _device(host: int, network: Network, holder: int) -> list[str]:

@@ -6,7 +6,7 @@ without checksum.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -76,16 +76,59 @@ class HostCounts:
 
 
 @dataclass(frozen=True)
+class SiteCounts:
+    """One site's gateway: what its hosts sent to other sites, and were sent from there."""
+
+    up: QueueCounts
+    down: QueueCounts
+
+
+@dataclass(frozen=True)
+class LevelBytes:
+    """Bytes offered to the ports of all hosts, or of all sites, by number: what left each of them,
+    and what came."""
+
+    out: tuple[int, ...]
+    into: tuple[int, ...]
+
+    def since(self, before: LevelBytes) -> LevelBytes:
+        """What was added to an earlier count."""
+        return LevelBytes(_less(self.out, before.out), _less(self.into, before.into))
+
+
+@dataclass(frozen=True)
 class Counters:
-    """All links by (sender, receiver), all hosts by number."""
+    """All links by (sender, receiver), all hosts and sites by number."""
 
     links: Mapping[tuple[int, int], LinkCounts]
     hosts: tuple[HostCounts, ...]
+    sites: tuple[SiteCounts, ...]
+
+    @property
+    def levels(self) -> dict[str, LevelBytes]:
+        """What crossed the edge of each "host" and each "site". Ranks of one host send each other
+        nothing that would be counted here."""
+        return {
+            "host": _level([(host.up, host.down) for host in self.hosts]),
+            "site": _level([(site.up, site.down) for site in self.sites]),
+        }
 
     def as_json(self) -> dict[str, Any]:
         """For json.dumps: links are named "0-1"."""
-        links = {f"{a}-{b}": asdict(counts) for (a, b), counts in self.links.items()}
-        return {"links": links, "hosts": [asdict(host) for host in self.hosts]}
+        return {
+            "links": {f"{a}-{b}": asdict(counts) for (a, b), counts in self.links.items()},
+            "hosts": [asdict(host) for host in self.hosts],
+            "sites": [asdict(site) for site in self.sites],
+            "levels": {name: asdict(level) for name, level in self.levels.items()},
+        }
+
+
+def _level(ports: Sequence[tuple[QueueCounts, QueueCounts]]) -> LevelBytes:
+    return LevelBytes(tuple(up.bytes for up, _ in ports), tuple(down.bytes for _, down in ports))
+
+
+def _less(after: tuple[int, ...], before: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(one - other for one, other in zip(after, before, strict=True))
 
 
 def read(shared: Any, network: Network) -> Counters:
@@ -106,12 +149,36 @@ def read(shared: Any, network: Network) -> Counters:
             _queue(c.queue),
         )
     hosts = []
-    for host in range(network.hosts):
+    for host in range(network.total_hosts):
         h = shared.host_counts[host]
         up, down = _queue(shared.up_counts[host]), _queue(shared.down_counts[host])
         late = h.late_max_ns / 1e6
         hosts.append(HostCounts(up, down, h.overrun, h.shed, h.refused, late))
-    return Counters(links, tuple(hosts))
+    sites = [
+        SiteCounts(_queue(shared.site_up_counts[site]), _queue(shared.site_down_counts[site]))
+        for site in range(network.sites)
+    ]
+    return Counters(links, tuple(hosts), tuple(sites))
+
+
+def crossing(
+    sent: Mapping[tuple[int, int], QueueCounts], groups: Sequence[int]
+) -> list[tuple[QueueCounts, QueueCounts]]:
+    """What each group of hosts sent to other groups, and was sent by them.
+
+    For networks without queues at the edges of groups. ``sent``: from host to host. ``groups``: the
+    group of each host, numbered from 0.
+    """
+    out, into = ([QueueCounts()] * (max(groups) + 1) for _ in range(2))
+    for (sender, receiver), counts in sent.items():
+        a, b = groups[sender], groups[receiver]
+        if a != b:
+            out[a], into[b] = _sum(out[a], counts), _sum(into[b], counts)
+    return list(zip(out, into, strict=True))
+
+
+def _sum(a: QueueCounts, b: QueueCounts) -> QueueCounts:
+    return QueueCounts(a.packets + b.packets, a.bytes + b.bytes, a.dropped + b.dropped)
 
 
 def _queue(c: Any) -> QueueCounts:

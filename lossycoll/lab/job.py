@@ -1,4 +1,4 @@
-"""Runs one command per host, as the ranks of one job."""
+"""Runs a command on hosts, as the ranks of one job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, Final, Protocol
 
+from ..options.ranges import is_whole
 from .network import Network
+from .shape import Shape, wrong
 
 MASTER_PORT: Final = 29400
 POLL_SECONDS: Final = 0.05
@@ -55,15 +57,20 @@ class Ended:
         return self.code if self.code >= 0 else 128 - self.code
 
 
-def rank_environment(rank: int, world: int, master: str) -> dict[str, str]:
-    """What torchrun would give the only rank of a node, and the interface to use."""
-    return {
+def rank_environment(rank: int, shape: Shape, world: int, master: str) -> dict[str, str]:
+    """What torchrun would give a rank of a node, the interface to use, and the site.
+
+    ``world``: how many ranks take part, the first ones of ``shape``.
+    """
+    host, local = shape.place_of(rank)
+    first, last = rank - local, shape.place_of(world - 1)[0]
+    variables = {
         "RANK": str(rank),
         "WORLD_SIZE": str(world),
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "1",
-        "GROUP_RANK": str(rank),
-        "GROUP_WORLD_SIZE": str(world),
+        "LOCAL_RANK": str(local),
+        "LOCAL_WORLD_SIZE": str(min(shape.ranks_by_host[host], world - first)),
+        "GROUP_RANK": str(host),
+        "GROUP_WORLD_SIZE": str(last + 1),
         "ROLE_RANK": str(rank),
         "ROLE_WORLD_SIZE": str(world),
         "MASTER_ADDR": master,
@@ -73,6 +80,9 @@ def rank_environment(rank: int, world: int, master: str) -> dict[str, str]:
         "NCCL_SOCKET_IFNAME": "eth0",
         "TP_SOCKET_IFNAME": "eth0",
     }
+    if shape.sites > 1:
+        variables["LOSSYCOLL_SITE"] = f"site{shape.site_of(host)}"
+    return variables
 
 
 def run_ranks(
@@ -85,7 +95,7 @@ def run_ranks(
     grace: float = GRACE_SECONDS,
     on_line: Callable[[int, str], None] | None = None,
 ) -> list[Ended]:
-    """Runs ``command`` on hosts as the ranks of one job; returns when all have ended.
+    """Runs ``command`` as the ranks of one job, on their hosts; returns when all have ended.
 
     Ranks are ended by SIGTERM, and 5 s later by SIGKILL, when another has failed and ``grace`` is
     over, after ``timeout``, and when this process is interrupted.
@@ -94,7 +104,7 @@ def run_ranks(
         hosts: The laboratory.
         command: The program and its arguments.
         environment: As for :meth:`Lab.start`.
-        ranks: How many hosts take part, the first ones; None for all.
+        ranks: How many take part, the first ones; None for all that the network's hosts have.
         timeout: Seconds until all are ended; None for never.
         grace: Seconds that the others have to notice that a rank has failed.
         on_line: Is given (rank, line) as lines are written; without it output is kept and returned.
@@ -102,15 +112,18 @@ def run_ranks(
     Returns:
         What became of each rank, by rank.
     """
-    world = hosts.network.hosts if ranks is None else ranks
+    shape = hosts.network.shape
+    world = shape.world if ranks is None else ranks
+    if not is_whole(world, 1, shape.world):
+        raise wrong("ranks", ranks, f"a whole number from 1 to {shape.world}")
     kept: list[list[str]] = [[] for _ in range(world)]
     processes: list[subprocess.Popen[Any]] = []
     readers = []
     try:
         for rank in range(world):
-            own = rank_environment(rank, world, hosts.address(0))
+            own = rank_environment(rank, shape, world, hosts.address(0))
             process = hosts.start(
-                rank,
+                shape.place_of(rank)[0],
                 command,
                 # What the caller says goes first, but for who is who.
                 {**own, **environment, "RANK": str(rank), "WORLD_SIZE": str(world)},

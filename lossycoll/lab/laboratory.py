@@ -124,7 +124,7 @@ class Lab:
         environment: Mapping[str, str | None] | None = None,
         **rest: Any,
     ) -> list[Ended]:
-        """Runs a command on every host, each a rank of one job, until all have ended.
+        """Runs a command as every rank of one job, on its host, until all have ended.
 
         Args:
             command: The program and its arguments.
@@ -144,13 +144,25 @@ class Lab:
         Packets on their way keep the delay that they left with.
 
         Args:
-            pair: The link's (sender, receiver), one direction; None for all links.
+            pair: The link's (sender, receiver), one direction; None for all links within sites.
             changes: Fields of :class:`Link`.
 
         Raises:
             OptionError: There is no such link or field, or a value can't be.
         """
         self._change(self._network.with_link(pair, **changes))
+
+    def change_wan(self, **changes: Any) -> None:
+        """Changes what is between sites while the laboratory runs.
+
+        Args:
+            changes: Fields of :class:`Link`, for all between hosts of different sites, and of
+                :class:`Port`, for all sites' gateways. Queues are the gateways'.
+
+        Raises:
+            OptionError: There is no such field, or a value can't be.
+        """
+        self._change(self._network.with_wan(**changes))
 
     def change_port(self, host: int | None = None, **changes: Any) -> None:
         """Changes ports while the laboratory runs.

@@ -1,8 +1,9 @@
 """The kernel's own network emulator, tc netem, where the kernel has it.
 
-A packet passes the sender's port (an ifb device in the middle), the receiver's port (the bridge's
-end of its cable) and then the link (an ifb device at the receiver, a class per sender). All three
-are netem queues behind the place where aggregates are cut.
+A packet passes the sender's port (an ifb device in the middle), between sites the gateways of both
+(the ends of a cable from bridge to bridge), the receiver's port (the bridge's end of its cable) and
+then the link (an ifb device at the receiver, a class per sender). All of them are netem queues
+behind the place where aggregates are cut.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import math
 from typing import Any, Final
 
 from ..errors import LabError
-from .bridge import DEVICE, Bridge, port_of
-from .counters import Counters, HostCounts, LinkCounts, QueueCounts
+from .bridge import DEVICE, Bridge, gateway_of, port_of
+from .counters import Counters, HostCounts, LinkCounts, QueueCounts, SiteCounts
 from .network import ETHERNET_BYTES, Link, Network, Port, queue_bytes
 from .switch_memory import address_of, chances
 
@@ -73,7 +74,9 @@ def _percent(share: float) -> str:
 
 class Netem(Bridge):
     def prepare(self) -> None:
-        for host in range(self.network.hosts):
+        for device in (device for ends in self._gateways() for device in ends):
+            self._tc(self.middle, f"qdisc add dev {device} root handle 1: netem limit {LIMIT}")
+        for host in range(self.network.total_hosts):
             up = f"up{host}"
             self._redirect(self.middle, port_of(host), up)
             self._tc(self.middle, f"qdisc add dev {up} root handle 1: netem limit {LIMIT}")
@@ -93,12 +96,10 @@ class Netem(Bridge):
 
     def apply(self, network: Network) -> None:
         mtu = network.mtu
-        for host in range(network.hosts):
-            port = network.port_of(host)
-            up, down = (rate_arguments(m, port, mtu) for m in (port.up_mbit, port.down_mbit))
-            for device, arguments in ((f"up{host}", up), (port_of(host), down)):
-                change = f"qdisc replace dev {device} root handle 1: netem"
-                self._tc(self.middle, change, *arguments)
+        for ends in self._gateways():
+            self._shape(ends, network.gateway, mtu)
+        for host in range(network.total_hosts):
+            self._shape((f"up{host}", port_of(host)), network.port_of(host), mtu)
             for sender in self.network.others(host):
                 number = FIRST_CLASS + sender
                 where = f"dev {LINKS} parent 1:{number:x} handle {number:x}: netem"
@@ -108,7 +109,7 @@ class Netem(Bridge):
     def counters(self) -> Counters:
         """Runs of lost packets aren't counted: tc doesn't report them."""
         links, hosts = {}, []
-        for host in range(self.network.hosts):
+        for host in range(self.network.total_hosts):
             queues = self._queues(host, LINKS)
             for sender in self.network.others(host):
                 one = queues[f"{FIRST_CLASS + sender:x}:"]
@@ -123,12 +124,30 @@ class Netem(Bridge):
                     one["bytes"],
                     QueueCounts(),
                 )
-            up, down = (
-                _queue(self._queues(self.middle, device)["1:"])
-                for device in (f"up{host}", port_of(host))
-            )
-            hosts.append(HostCounts(up, down, 0, 0, 0, 0.0))
-        return Counters({pair: links[pair] for pair in self.network.pairs()}, tuple(hosts))
+            hosts.append(HostCounts(*self._port(f"up{host}", port_of(host)), 0, 0, 0, 0.0))
+        sites = [SiteCounts(*self._port(*ends)) for ends in self._gateways()]
+        if not sites:
+            sites = [SiteCounts(QueueCounts(), QueueCounts())]
+        return Counters(
+            {pair: links[pair] for pair in self.network.pairs()}, tuple(hosts), tuple(sites)
+        )
+
+    def _gateways(self) -> list[tuple[str, str]]:
+        """The devices of each site's gateway, up and down; none where there is one site."""
+        sites = self.network.sites
+        return [gateway_of(site) for site in range(sites)] if sites > 1 else []
+
+    def _shape(self, devices: tuple[str, str], port: Port, mtu: int) -> None:
+        """Gives devices of the middle the rates and queues of a port, up and down."""
+        for device, mbit in zip(devices, (port.up_mbit, port.down_mbit), strict=True):
+            change = f"qdisc replace dev {device} root handle 1: netem"
+            self._tc(self.middle, change, *rate_arguments(mbit, port, mtu))
+
+    def _port(self, up: str, down: str) -> tuple[QueueCounts, QueueCounts]:
+        return (
+            _queue(self._queues(self.middle, up)["1:"]),
+            _queue(self._queues(self.middle, down)["1:"]),
+        )
 
     def _redirect(self, number: int, device: str, through: str) -> None:
         """What arrives at ``device`` passes the queue of an ifb device first."""

@@ -1,20 +1,22 @@
 """What a laboratory's network is like, as pure data: hosts, their ports, and the links between.
 
-A packet goes through the sender's port, the link, and the receiver's port. Delays are one-way: a
-round trip has two. Shares (loss, duplicate, reorder) are fractions of all packets, each as long as
-the MTU allows, whatever aggregates the kernel carries them in.
+A packet goes through the sender's port, the link, and the receiver's port; between two sites also
+through the gateways of both, before and behind the link. Delays are one-way: a round trip has two.
+Shares (loss, duplicate, reorder) are fractions of all packets, each as long as the MTU allows,
+whatever aggregates the kernel carries them in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, Final
 
 from ..errors import OptionError
 from ..options.ranges import is_real, is_whole
+from .shape import Shape, check_whole, wrong
 
-HOSTS_MAX: Final = 64
 MTU_MIN: Final = 576
 """What every IPv4 host has to take (RFC 791)."""
 MTU_MAX: Final = 65521
@@ -24,11 +26,6 @@ QUEUE_PACKETS: Final = 256
 """A queue's length where nothing is said: 384 KB of full packets at an MTU of 1500."""
 HOLD_MS: Final = 1.0
 SEED_MAX: Final = (1 << 63) - 1
-
-
-def wrong(what: str, value: object, wanted: str) -> OptionError:
-    """The error for a part of a network that can't be."""
-    return OptionError(f"{what} is {value!r}, wanted {wanted}")
 
 
 def _number(what: str, value: object, low: float, high: float, wanted: str) -> None:
@@ -118,7 +115,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Port:
-    """How a host is connected: a rate to and from the network, each with a queue before it.
+    """How a host or a site is connected: a rate each way, with a queue before it.
 
     Args:
         up_mbit: Rate to the network, Mbit/s; None for no limit.
@@ -146,14 +143,19 @@ class Network:
     """A laboratory's network.
 
     Args:
-        hosts: How many there are, 2 to 64.
-        link: What joins each host to each other one, in each direction.
+        hosts: How many there are, 2 to 64 in all; where there are several sites, how many each has.
+        link: What joins each host to each other one of its site, in each direction.
         port: How each host is connected.
         links: The links that differ, by (sender, receiver).
         ports: The ports that differ, by host.
         mtu: Largest IP packet, in bytes.
         seed: Of everything drawn. Each link has a sequence of its own, so what it loses depends
             only on how many packets it is given.
+        sites: How many there are. Hosts of a site have numbers that follow each other.
+        ranks: How many a job of the whole laboratory has on each host; a tuple has a number for
+            each host.
+        wan: What joins each host to each one of another site, in each direction.
+        gateway: How each site is connected to the others: rates that its hosts share.
 
     Raises:
         OptionError: A number is out of range, or a link or port is of a host that isn't there.
@@ -166,15 +168,29 @@ class Network:
     ports: Mapping[int, Port] = field(default_factory=dict)
     mtu: int = 1500
     seed: int = 1
+    sites: int = 1
+    ranks: int | tuple[int, ...] = 1
+    wan: Link = Link()
+    gateway: Port = Port()
 
     def __post_init__(self) -> None:
-        _whole("hosts", self.hosts, 2, HOSTS_MAX)
-        _whole("mtu", self.mtu, MTU_MIN, MTU_MAX)
-        _whole("seed", self.seed, 0, SEED_MAX)
+        Shape(self.sites, self.hosts, self.ranks)
+        check_whole("mtu", self.mtu, MTU_MIN, MTU_MAX)
+        check_whole("seed", self.seed, 0, SEED_MAX)
         for sender, receiver in self.links:
             self.check_link(sender, receiver)
         for host in self.ports:
             self.check_host(host)
+
+    @cached_property
+    def shape(self) -> Shape:
+        """Who is where."""
+        return Shape(self.sites, self.hosts, self.ranks)
+
+    @property
+    def total_hosts(self) -> int:
+        """The hosts of all sites."""
+        return self.shape.total_hosts
 
     def check_host(self, host: int) -> None:
         """Refuses a host that isn't there.
@@ -185,7 +201,7 @@ class Network:
         Raises:
             OptionError: It is none of the network's.
         """
-        _whole("host", host, 0, self.hosts - 1)
+        check_whole("host", host, 0, self.total_hosts - 1)
 
     def check_link(self, sender: int, receiver: int) -> None:
         """Refuses a link that isn't there.
@@ -202,6 +218,18 @@ class Network:
         if sender == receiver:
             raise wrong("link", (sender, receiver), "two hosts that differ")
 
+    def is_far(self, sender: int, receiver: int) -> bool:
+        """Whether two hosts are at different sites.
+
+        Args:
+            sender: A host's number.
+            receiver: Another one.
+
+        Returns:
+            Whether a packet from one to the other passes their sites' gateways.
+        """
+        return self.shape.site_of(sender) != self.shape.site_of(receiver)
+
     def link_of(self, sender: int, receiver: int) -> Link:
         """The link from one host to another, one direction.
 
@@ -210,9 +238,10 @@ class Network:
             receiver: Another one.
 
         Returns:
-            The pair's own, or that of all links.
+            The pair's own, or that of all links within sites, or between them.
         """
-        return self.links.get((sender, receiver), self.link)
+        usual = self.wan if self.is_far(sender, receiver) else self.link
+        return self.links.get((sender, receiver), usual)
 
     def port_of(self, host: int) -> Port:
         """The port of a host.
@@ -234,18 +263,18 @@ class Network:
         Returns:
             Their numbers, ascending.
         """
-        return [other for other in range(self.hosts) if other != host]
+        return [other for other in range(self.total_hosts) if other != host]
 
     def pairs(self) -> list[tuple[int, int]]:
         """All (sender, receiver)."""
-        return [(a, b) for a in range(self.hosts) for b in range(self.hosts) if a != b]
+        return [(a, b) for a in range(self.total_hosts) for b in self.others(a)]
 
     def with_parts(self, **changes: Any) -> Network:
         """A network with other values for some fields.
 
         Args:
             changes: Fields of a network, of its links or of its ports; those of links and ports
-                change all of them.
+                change all of them within sites.
 
         Returns:
             A copy; this one stays as it is.
@@ -267,17 +296,51 @@ class Network:
         """A network with other values for a link.
 
         Args:
-            pair: (sender, receiver); None: all links.
+            pair: (sender, receiver); None: all links within sites.
             changes: Fields of a link.
 
         Returns:
             A copy; this one stays as it is.
         """
         if pair is None:
-            links = {key: changed(link, **changes) for key, link in self.links.items()}
-            return replace(self, link=changed(self.link, **changes), links=links)
+            return replace(
+                self, link=changed(self.link, **changes), links=self._links(False, changes)
+            )
         self.check_link(*pair)
         return replace(self, links={**self.links, pair: changed(self.link_of(*pair), **changes)})
+
+    def with_wan(self, **changes: Any) -> Network:
+        """A network with other values for what is between sites.
+
+        Args:
+            changes: Fields of a link, for all between hosts of different sites, and of a port, for
+                all gateways. Queues are the gateways'.
+
+        Returns:
+            A copy; this one stays as it is.
+
+        Raises:
+            OptionError: Neither has such a field, or a value can't be.
+        """
+        for name in changes:
+            if name not in LINK_FIELDS | PORT_FIELDS:
+                known = ", ".join(sorted(LINK_FIELDS | PORT_FIELDS))
+                raise OptionError(f"neither links nor gateways have a {name}; they have {known}")
+        of_links = {name: value for name, value in changes.items() if name in LINK_FIELDS}
+        of_ports = {name: value for name, value in changes.items() if name in PORT_FIELDS}
+        return replace(
+            self,
+            wan=changed(self.wan, **of_links),
+            links=self._links(True, of_links),
+            gateway=changed(self.gateway, **of_ports),
+        )
+
+    def _links(self, far: bool, changes: Mapping[str, Any]) -> dict[tuple[int, int], Link]:
+        """The links that differ, those within sites changed, or those between them."""
+        return {
+            pair: changed(link, **changes) if self.is_far(*pair) == far else link
+            for pair, link in self.links.items()
+        }
 
     def with_port(self, host: int | None, **changes: Any) -> Network:
         """A network with other values for a port.
@@ -298,8 +361,8 @@ class Network:
     @property
     def only_loses(self) -> bool:
         """Whether loss is all that is asked for, of any link."""
-        links = (self.link, *self.links.values())
-        ports = (self.port, *self.ports.values())
+        links = (self.link, self.wan, *self.links.values())
+        ports = (self.port, self.gateway, *self.ports.values())
         return all(link.only_loses for link in links) and all(port == Port() for port in ports)
 
 
@@ -335,8 +398,3 @@ def queue_bytes(
     if queue_ms is not None:
         return max(queue_ms * rate_mbit * 125, 2.0 * frame)
     return max(QUEUE_PACKETS if queue_packets is None else queue_packets, 2) * float(frame)
-
-
-def _whole(what: str, value: object, low: int, high: int) -> None:
-    if not is_whole(value, low, high):
-        raise wrong(what, value, f"a whole number from {low} to {high}")

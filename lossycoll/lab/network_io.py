@@ -3,13 +3,35 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ..errors import OptionError
-from .network import Link, Network, Port, changed, wrong
+from .network import Link, Network, Port, changed
+from .profiles import profile
+from .shape import wrong
+
+PLAIN: Final = ("sites", "hosts", "ranks", "mtu", "seed")
+PARTS: Final[Mapping[str, type[Link] | type[Port]]] = {
+    "link": Link,
+    "port": Port,
+    "wan": Link,
+    "gateway": Port,
+}
+SHORT: Final = {
+    **{name: f"{name}_ms" for name in ("delay", "jitter", "hold", "queue")},
+    **{name: f"{name}_mbit" for name in ("up", "down")},
+}
+UNITS: Final[Mapping[str, Mapping[str, float]]] = {
+    "ms": {"us": 1e-3, "ms": 1.0, "s": 1e3},
+    "mbit": {"k": 1e-3, "m": 1.0, "g": 1e3},
+    "": {"%": 1e-2},
+}
+"""What a number is multiplied by, by the end of a field's name, and the unit behind it."""
+LINK_RATE: Final = ("rate_mbit",)
+PORT_RATE: Final = ("up_mbit", "down_mbit")
 
 
 def load(path: str | Path) -> Network:
@@ -43,11 +65,9 @@ def as_data(network: Network) -> dict[str, Any]:
     """A network for json.dumps: links are named "0-1", ports by their host."""
     links = {f"{a}-{b}": asdict(link) for (a, b), link in network.links.items()}
     ports = {str(host): asdict(port) for host, port in network.ports.items()}
-    plain = {name: getattr(network, name) for name in ("hosts", "mtu", "seed")}
     return {
-        **plain,
-        "link": asdict(network.link),
-        "port": asdict(network.port),
+        **{name: getattr(network, name) for name in PLAIN},
+        **{name: asdict(getattr(network, name)) for name in PARTS},
         "links": links,
         "ports": ports,
     }
@@ -64,18 +84,18 @@ def from_data(data: Any) -> Network:
     for name in data:
         if name not in known:
             raise OptionError(f"a network has no {name}; it has {', '.join(sorted(known))}")
-    link = changed(Link(), **_object("link", data.get("link", {})))
-    port = changed(Port(), **_object("port", data.get("port", {})))
-    links = {
-        pair(text): changed(link, **_object(f"link {text}", part))
-        for text, part in _object("links", data.get("links", {})).items()
+    plain = {name: data[name] for name in PLAIN if name in data}
+    if isinstance(plain.get("ranks"), list):
+        plain["ranks"] = tuple(plain["ranks"])
+    parts = {
+        name: changed(kind(), **_object(name, data.get(name, {}))) for name, kind in PARTS.items()
     }
-    ports = {
-        host(text): changed(port, **_object(f"port {text}", part))
-        for text, part in _object("ports", data.get("ports", {})).items()
-    }
-    plain = {name: data[name] for name in ("hosts", "mtu", "seed") if name in data}
-    return replace(Network(**plain), link=link, port=port, links=links, ports=ports)
+    network = replace(Network(**plain), **parts)
+    for text, part in _object("links", data.get("links", {})).items():
+        network = network.with_link(pair(text), **_object(f"link {text}", part))
+    for text, part in _object("ports", data.get("ports", {})).items():
+        network = network.with_port(host(text), **_object(f"port {text}", part))
+    return network
 
 
 def _object(what: str, value: Any) -> Mapping[str, Any]:
@@ -99,17 +119,50 @@ def host(text: str) -> int:
     return int(text)
 
 
-def values(text: str) -> dict[str, Any]:
-    """What ``loss=0.1,delay_ms=5`` says; "none" is None. OptionError for any other form."""
+def values(text: str, rate: Sequence[str] = LINK_RATE) -> dict[str, Any]:
+    """What ``loss=1%,delay=20ms`` says, the same as ``loss=0.01,delay_ms=20``; "none" is None.
+
+    ``rate``: the fields that "rate" stands for. OptionError for any other form.
+    """
     out: dict[str, Any] = {}
     for part in text.split(","):
-        name, equals, value = part.partition("=")
+        name, equals, value = (one.strip() for one in part.partition("="))
         if not equals:
             raise wrong("a change", part, "NAME=VALUE")
-        try:
-            number = None if value == "none" else float(value)
-        except ValueError:
-            raise wrong(name, value, "a number") from None
-        whole = number is not None and name.strip() == "queue_packets" and number.is_integer()
-        out[name.strip()] = int(number) if whole and number is not None else number
+        for field in rate if name == "rate" else (SHORT.get(name, name),):
+            out[field] = _quantity(name, field, value)
     return out
+
+
+def _quantity(name: str, field: str, text: str) -> float | int | None:
+    if text == "none":
+        return None
+    end = field.rpartition("_")[2]
+    units = UNITS.get(end, UNITS[""])
+    number, unit = text, 1.0
+    for ending in sorted(units, key=len, reverse=True):
+        if text.endswith(ending):
+            number, unit = text.removesuffix(ending), units[ending]
+            break
+    try:
+        found = float(number) * unit
+    except ValueError:
+        known = ", ".join(units)
+        raise wrong(name, text, f"a number, and one of {known} or nothing behind it") from None
+    return int(found) if field == "queue_packets" and found.is_integer() else found
+
+
+def wan(network: Network, text: str) -> Network:
+    """A network with what ``rate=1g,delay=20ms`` says between its sites.
+
+    The name of a profile may stand in front of that, or alone: its link and its port are then what
+    is between. OptionError for what can't be read.
+    """
+    first, comma, rest = text.partition(",")
+    if "=" not in first:
+        like = profile(first.strip())
+        network = replace(network, wan=like.link, gateway=like.port)
+        if not comma:
+            return network
+        text = rest
+    return network.with_wan(**values(text, PORT_RATE))

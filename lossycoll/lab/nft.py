@@ -7,8 +7,8 @@ from typing import Final
 
 from ..errors import LabError
 from .bridge import DEVICE, Bridge
-from .counters import Counters, HostCounts, LinkCounts, QueueCounts
-from .network import Network
+from .counters import Counters, HostCounts, LinkCounts, QueueCounts, SiteCounts, crossing
+from .network import ETHERNET_BYTES, Network
 from .pattern import draw
 from .switch_memory import address_of
 
@@ -20,7 +20,7 @@ class Nft(Bridge):
     """A chain per sender at every receiver. The same seed loses the same packets."""
 
     def prepare(self) -> None:
-        for host in range(self.network.hosts):
+        for host in range(self.network.total_hosts):
             self.tool(host, "nft", "-f", "-", text=_table(self.network, host))
 
     def apply(self, network: Network) -> None:
@@ -29,27 +29,38 @@ class Nft(Bridge):
                 "the backend nft makes loss alone; delay, jitter, order, doubles and rates take "
                 "the backend switch"
             )
-        for host in range(network.hosts):
+        for host in range(network.total_hosts):
             rules = [
                 line for sender in network.others(host) for line in _rules(network, sender, host)
             ]
             self.tool(host, "nft", "-f", "-", text="\n".join(rules) + "\n")
 
     def counters(self) -> Counters:
-        links = {}
-        for host in range(self.network.hosts):
+        links, sent = {}, {}
+        for host in range(self.network.total_hosts):
             said = self.tool(host, "nft", "-j", "list", "counters", "table", *TABLE.split())
             entries = [e["counter"] for e in json.loads(said)["nftables"] if "counter" in e]
             packets = {entry["name"]: entry["packets"] for entry in entries}
-            size = {entry["name"]: entry["bytes"] for entry in entries}
+            size = {
+                # A filter is given packets without their Ethernet headers.
+                entry["name"]: entry["bytes"] + ETHERNET_BYTES * entry["packets"]
+                for entry in entries
+            }
             for sender in self.network.others(host):
                 offered, lost, bursts = (packets[f"{kind}{sender}"] for kind in KINDS)
+                sent[sender, host] = QueueCounts(offered, size[f"offered{sender}"])
                 arrived = size[f"offered{sender}"] - size[f"lost{sender}"]
                 links[sender, host] = LinkCounts(
                     offered, lost, bursts, 0, 0, offered - lost, arrived, QueueCounts()
                 )
-        ports = [HostCounts(QueueCounts(), QueueCounts(), 0, 0, 0, 0.0)] * self.network.hosts
-        return Counters({pair: links[pair] for pair in self.network.pairs()}, tuple(ports))
+        shape = self.network.shape
+        hosts = crossing(sent, list(range(shape.total_hosts)))
+        sites = crossing(sent, [shape.site_of(host) for host in range(shape.total_hosts)])
+        return Counters(
+            {pair: links[pair] for pair in self.network.pairs()},
+            tuple(HostCounts(up, down, 0, 0, 0, 0.0) for up, down in hosts),
+            tuple(SiteCounts(up, down) for up, down in sites),
+        )
 
 
 def _table(network: Network, host: int) -> str:

@@ -50,7 +50,7 @@ class Switch:
         os.ftruncate(memory, ffi.sizeof("lab_shared"))
         self._map = mmap.mmap(memory, ffi.sizeof("lab_shared"))
         self._shared: Any = ffi.from_buffer("lab_shared *", self._map)
-        self._shared.hosts = network.hosts
+        self._shared.hosts = network.total_hosts
         self._shared.mtu = network.mtu
         self._shared.devices = devices
         self._shared.network = switch_memory.NETWORK

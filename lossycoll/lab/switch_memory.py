@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from .._lab import lib
-from .network import Link, Network, queue_bytes
+from .network import Link, Network, Port, queue_bytes
 
 WIDTH: Final[int] = lib.LAB_HOSTS
 NETWORK: Final = 10 << 24 | 77 << 16
@@ -27,10 +27,11 @@ def chances(link: Link) -> tuple[float, float]:
 
 def write(shared: Any, network: Network) -> None:
     """Writes the tables of ``network`` into a lab_shared."""
-    for host in range(network.hosts):
-        port = network.port_of(host)
-        for rate, mbit in ((shared.up[host], port.up_mbit), (shared.down[host], port.down_mbit)):
-            _write_rate(rate, mbit, port.queue_packets, port.queue_ms, network.mtu)
+    for host in range(network.total_hosts):
+        shared.site_of[host] = network.shape.site_of(host)
+        _write_port(shared.up[host], shared.down[host], network.port_of(host), network.mtu)
+    for site in range(network.sites):
+        _write_port(shared.site_up[site], shared.site_down[site], network.gateway, network.mtu)
     for sender, receiver in network.pairs():
         link = network.link_of(sender, receiver)
         entry = shared.link[sender * WIDTH + receiver]
@@ -41,6 +42,11 @@ def write(shared: Any, network: Network) -> None:
         entry.delay_ns = link.delay_ms * 1e6
         entry.jitter_ns = link.jitter_ms * 1e6
         _write_rate(entry.rate, link.rate_mbit, link.queue_packets, link.queue_ms, network.mtu)
+
+
+def _write_port(up: Any, down: Any, port: Port, mtu: int) -> None:
+    for rate, mbit in ((up, port.up_mbit), (down, port.down_mbit)):
+        _write_rate(rate, mbit, port.queue_packets, port.queue_ms, mtu)
 
 
 def _write_rate(

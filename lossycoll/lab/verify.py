@@ -17,7 +17,7 @@ from typing import Any, Final
 from ..errors import LabError
 from .job import end
 from .laboratory import Lab
-from .network import ETHERNET_BYTES, Link, Network, queue_bytes
+from .network import ETHERNET_BYTES, Link, Network, Port, queue_bytes
 from .switch import own_process
 
 PORT: Final = 29399
@@ -37,6 +37,13 @@ IDLE_MS: Final = 300
 PINGS: Final = 20
 SIGMAS: Final = 4.0
 ANSWER_SECONDS: Final = 300.0
+OVERLOAD: Final = 1.25
+"""Of a gateway's rate, offered to see how much gets through."""
+OVERLOAD_SECONDS: Final = 1.0
+OVERLOAD_PACKETS: Final = 400_000
+"""At most."""
+FASTER: Final = 0.05
+"""By which a rate may seem higher: a first packet that is late shortens the time."""
 QUEUED_SHARE: Final = 0.02
 """Of the packets; a busy machine sends in bursts, which queues may drop."""
 
@@ -105,21 +112,34 @@ def flow(
 
 def _longest_ms(network: Network, pair: tuple[int, int]) -> float:
     """The most that a packet can take, from one host to another."""
-    link, mtu = network.link_of(*pair), network.mtu
-    sender, receiver = network.port_of(pair[0]), network.port_of(pair[1])
-    rates = ((sender.up_mbit, sender), (receiver.down_mbit, receiver), (link.rate_mbit, link))
+    link = network.link_of(*pair)
     queues = sum(
-        queue_bytes(mbit, part.queue_packets, part.queue_ms, mtu) / mbit / 125
-        for mbit, part in rates
-        if mbit is not None
+        queue_bytes(mbit, part.queue_packets, part.queue_ms, network.mtu) / mbit / 125
+        for mbit, part in _rates(network, pair)
     )
     return link.delay_ms + link.jitter_ms + link.hold_ms + queues
 
 
+def _rates(network: Network, pair: tuple[int, int]) -> list[tuple[float, Port | Link]]:
+    """The rates in Mbit/s that packets from one host to another meet, and of what they are."""
+    link = network.link_of(*pair)
+    sender, receiver = network.port_of(pair[0]), network.port_of(pair[1])
+    met: list[tuple[float | None, Port | Link]] = [
+        (sender.up_mbit, sender),
+        (link.rate_mbit, link),
+        (receiver.down_mbit, receiver),
+    ]
+    if network.is_far(*pair):
+        gateway = network.gateway
+        met += [(gateway.up_mbit, gateway), (gateway.down_mbit, gateway)]
+    return [(mbit, part) for mbit, part in met if mbit is not None]
+
+
 def _queued_out(lab: Lab) -> int:
     counters = lab.counters()
-    ports = sum(host.up.dropped + host.down.dropped for host in counters.hosts)
-    return ports + sum(link.queue.dropped for link in counters.links.values())
+    hosts = sum(host.up.dropped + host.down.dropped for host in counters.hosts)
+    sites = sum(site.up.dropped + site.down.dropped for site in counters.sites)
+    return hosts + sites + sum(link.queue.dropped for link in counters.links.values())
 
 
 _COUNTED: Final = (
@@ -182,20 +202,73 @@ def bounds(link: Link, packets: int, sigmas: float = SIGMAS) -> tuple[float, flo
 def verify(
     lab: Lab, pairs: Sequence[tuple[int, int]] | None = None, mbit: float = MBIT
 ) -> Iterator[LinkCheck]:
-    """Measures links one after the other; None: from the first host to each other one, and back.
+    """Measures links one after the other; None: those of :func:`chosen`.
 
     ``mbit``: what is offered at most; less, where a rate is less than twice of it.
     """
-    others = range(1, lab.network.hosts)
-    for pair in pairs or [p for host in others for p in ((0, host), (host, 0))]:
+    for pair in pairs or chosen(lab.network):
         yield _measure(lab, pair, mbit)
+
+
+def chosen(network: Network) -> list[tuple[int, int]]:
+    """From the first host of each site to each other one of it, from the first of all to the first
+    of each other site, and all of these ways back."""
+    shape = network.shape
+    pairs = []
+    for site in range(network.sites):
+        first, *others = shape.hosts_of(site)
+        pairs += [(first, other) for other in others]
+    pairs += [(0, shape.hosts_of(site)[0]) for site in range(1, network.sites)]
+    return [way for a, b in pairs for way in ((a, b), (b, a))]
+
+
+@dataclass(frozen=True)
+class GatewayCheck:
+    """A site's way to another, which was offered more than its rate: what got through, in Mbit/s of
+    frames."""
+
+    sites: tuple[int, int]
+    asked: float
+    offered: float
+    got: float
+    dropped: int
+
+    @property
+    def complaints(self) -> list[str]:
+        """What is not as asked. How much less than its rate gets through is the machine's."""
+        most = self.asked * (1 + FASTER)
+        if self.got > most:
+            return [f"{self.got:.1f} Mbit/s got through, wanted at most {most:.1f}"]
+        return []
+
+
+def verify_gateways(lab: Lab) -> Iterator[GatewayCheck]:
+    """Offers each site's gateway more than its rate, from its first host to the next site's.
+
+    Gateways without a rate aren't measured.
+    """
+    network, shape = lab.network, lab.network.shape
+    rates = [rate for rate in (network.gateway.up_mbit, network.gateway.down_mbit) if rate]
+    if network.sites < 2 or not rates:
+        return
+    asked, frame = min(rates), network.mtu + ETHERNET_BYTES
+    offered = asked * OVERLOAD
+    packets = int(offered * 125_000 * OVERLOAD_SECONDS / frame)
+    packets = min(max(PACKETS_MIN, packets), OVERLOAD_PACKETS)
+    for site in range(network.sites):
+        other = (site + 1) % network.sites
+        pair = (shape.hosts_of(site)[0], shape.hosts_of(other)[0])
+        payload = offered * (network.mtu - UDP_BYTES) / frame
+        one = flow(lab, pair, packets=packets, mbit=payload, segments=SEGMENTS)
+        # From the first packet to the last there is one packet less.
+        got = (one.received - 1) * frame * 8e-6 / one.seconds if one.seconds > 0 else 0.0
+        yield GatewayCheck((site, other), asked, offered, got, one.queued_out)
 
 
 def _measure(lab: Lab, pair: tuple[int, int], most: float) -> LinkCheck:
     network = lab.network
     there, back = network.link_of(*pair), network.link_of(pair[1], pair[0])
-    rates = (network.port_of(pair[0]).up_mbit, network.port_of(pair[1]).down_mbit, there.rate_mbit)
-    mbit = min([most, *(rate * SHARE for rate in rates if rate is not None)])
+    mbit = min([most, *(rate * SHARE for rate, _ in _rates(network, pair))])
     frame = network.mtu + ETHERNET_BYTES
     packets = min(PACKETS, max(PACKETS_MIN, int(mbit * 125_000 * SECONDS / frame)))
     times = round_trips(lab, pair)

@@ -25,13 +25,15 @@ typedef struct lab_frame {
     uint8_t data[];
 } lab_frame;
 
+enum lab_stage { LAB_SITE_UP, LAB_SITE_DOWN, LAB_DOWN, LAB_OUT };
+
 typedef struct {
     int64_t at; /* ns: when the packets are where they are going next */
     uint64_t order;
     lab_frame *frame;
     uint16_t first, packets; /* of the frame's */
     uint8_t from, to;
-    uint8_t out; /* has passed the downlink */
+    uint8_t stage; /* what it comes to at that time: lab_stage */
 } lab_train;
 
 /* A free list per size of frames. */

@@ -6,6 +6,11 @@
  *
  *     host i -> uplink of i -> link (i, j) -> downlink of j -> host j
  *
+ * and between hosts of different sites
+ *
+ *     host i -> uplink of i -> uplink of its site -> link (i, j)
+ *            -> downlink of j's site -> downlink of j -> host j
+ *
  * where an uplink, a link and a downlink each have a rate and a drop-tail queue, and a
  * link loses, delays, doubles and reorders besides. */
 #ifndef LAB_H
@@ -42,7 +47,7 @@ typedef struct {
 } lab_rate_counts;
 
 typedef struct {
-    uint64_t offered; /* packets that left the uplink */
+    uint64_t offered; /* packets that left the uplinks */
     uint64_t lost;    /* by the chances of lab_link */
     uint64_t bursts;  /* runs of lost packets */
     uint64_t doubled;
@@ -72,7 +77,10 @@ typedef struct {
     uint64_t wanted; /* number of the last change of the tables below */
     lab_rate up[64];
     lab_rate down[64];
+    lab_rate site_up[64];
+    lab_rate site_down[64];
     lab_link link[4096]; /* from i to j at 64 i + j */
+    uint8_t site_of[64]; /* by host */
 
     /* What happened. */
     uint32_t state;
@@ -83,6 +91,8 @@ typedef struct {
     uint64_t applied; /* the last change that is in force */
     lab_rate_counts up_counts[64];
     lab_rate_counts down_counts[64];
+    lab_rate_counts site_up_counts[64];
+    lab_rate_counts site_down_counts[64];
     lab_link_counts link_counts[4096];
     lab_host_counts host_counts[64];
 } lab_shared;

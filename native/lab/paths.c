@@ -187,46 +187,92 @@ static void impair(lab_paths *paths, const lab_train *train, uint32_t index) {
     send_on(paths, part, from, end - from);
 }
 
+/* Takes the packets of ``sent`` over their link. */
+static void cross(lab_paths *paths, lab_train *sent) {
+    uint32_t index = (uint32_t)sent->from * LAB_HOSTS + sent->to;
+    lab_rate_counts *counts = &paths->shared->link_counts[index].queue;
+    lab_train across;
+    while (pass(&paths->link[index].rate, &paths->way[index].queue, counts, sent, &across))
+        impair(paths, &across, index);
+}
+
+static int is_far(const lab_shared *shared, uint32_t from, uint32_t to) {
+    return shared->site_of[from] != shared->site_of[to];
+}
+
 void lab_paths_enter(lab_paths *paths, lab_frame *frame, uint32_t from, uint32_t to, int64_t now) {
     lab_shared *shared = paths->shared;
-    uint32_t index = from * LAB_HOSTS + to;
+    int far = is_far(shared, from, to);
     lab_train sent = {.at = now,
                       .frame = frame,
                       .packets = frame->packets,
                       .from = (uint8_t)from,
-                      .to = (uint8_t)to};
-    lab_train up, across;
+                      .to = (uint8_t)to,
+                      .stage = far ? LAB_SITE_UP : LAB_DOWN};
+    lab_train up;
     if (paths->store.bytes > STORE_MAX) {
         shared->host_counts[from].shed += frame->packets;
         sent.packets = 0;
     }
-    while (pass(paths->up + from, paths->up_queue + from, shared->up_counts + from, &sent, &up))
-        while (pass(&paths->link[index].rate, &paths->way[index].queue,
-                    &shared->link_counts[index].queue, &up, &across))
-            impair(paths, &across, index);
+    while (pass(paths->up + from, paths->up_queue + from, shared->up_counts + from, &sent, &up)) {
+        /* Hosts share their site's uplink: it takes packets in the order in which they leave
+         * the hosts' own, so each waits until it has. */
+        if (far)
+            send_on(paths, up, up.first, up.packets);
+        else
+            cross(paths, &up);
+    }
     lab_frame_drop(&paths->store, frame);
+}
+
+/* ---- arrival ---- */
+
+static void leave_site(lab_paths *paths, lab_train *train) {
+    uint32_t site = paths->shared->site_of[train->from];
+    lab_rate_counts *counts = paths->shared->site_up_counts + site;
+    lab_train out, sent = *train;
+    sent.stage = LAB_SITE_DOWN;
+    while (pass(paths->site_up + site, paths->site_up_queue + site, counts, &sent, &out))
+        cross(paths, &out);
+    lab_frame_drop(&paths->store, train->frame);
+}
+
+/* Takes a train through a downlink. Returns 1 when it is past it at once, as that has no rate;
+ * otherwise its packets are on the agenda for when they are. */
+static int serve(lab_paths *paths, lab_train *train, const lab_rate *rate, lab_queue *queue,
+                 lab_rate_counts *counts) {
+    train->stage++;
+    lab_train piece, rest = *train;
+    if (rate->bytes_per_s <= 0)
+        return pass(rate, queue, counts, &rest, &piece);
+    while (pass(rate, queue, counts, &rest, &piece))
+        send_on(paths, piece, piece.first, piece.packets);
+    lab_frame_drop(&paths->store, train->frame);
+    return 0;
+}
+
+/* Takes a train through what it has come to. Returns 1 when that is its host. */
+static int arrive(lab_paths *paths, lab_train *train) {
+    lab_shared *shared = paths->shared;
+    uint32_t host = train->to, site = shared->site_of[host];
+    if (train->stage == LAB_SITE_UP) {
+        leave_site(paths, train);
+        return 0;
+    }
+    if (train->stage == LAB_SITE_DOWN &&
+        !serve(paths, train, paths->site_down + site, paths->site_down_queue + site,
+               shared->site_down_counts + site))
+        return 0;
+    return train->stage == LAB_OUT || serve(paths, train, paths->down + host,
+                                            paths->down_queue + host, shared->down_counts + host);
 }
 
 int lab_paths_due(lab_paths *paths, int64_t now, lab_train *train, int64_t *next_ns) {
     lab_agenda *agenda = &paths->agenda;
     while (agenda->count && agenda->train[0].at <= now) {
         *train = agenda_take(agenda);
-        lab_rate *rate = paths->down + train->to;
-        lab_rate_counts *counts = paths->shared->down_counts + train->to;
-        if (train->out)
+        if (arrive(paths, train))
             return 1;
-        if (rate->bytes_per_s <= 0) {
-            counts->packets += train->packets;
-            counts->bytes += lab_wire(train->frame, train->first, train->packets);
-            return 1;
-        }
-        lab_train piece, rest = *train;
-        while (pass(rate, paths->down_queue + train->to, counts, &rest, &piece)) {
-            piece.out = 1;
-            lab_frame_keep(piece.frame, 1);
-            agenda_add(paths, piece);
-        }
-        lab_frame_drop(&paths->store, train->frame);
     }
     *next_ns = agenda->count ? agenda->train[0].at : -1;
     return 0;
@@ -242,6 +288,8 @@ void lab_paths_change(lab_paths *paths) {
             paths->way[i].last_at = 0;
     memcpy(paths->up, shared->up, sizeof paths->up);
     memcpy(paths->down, shared->down, sizeof paths->down);
+    memcpy(paths->site_up, shared->site_up, sizeof paths->site_up);
+    memcpy(paths->site_down, shared->site_down, sizeof paths->site_down);
     memcpy(paths->link, shared->link, sizeof paths->link);
 }
 

@@ -1,4 +1,5 @@
-/* What becomes of a train on its way: uplink, link, downlink. No system calls and no clock here. */
+/* What becomes of a train on its way: uplinks, link, downlinks. No system calls and no clock here.
+ */
 #ifndef LAB_PATHS_H
 #define LAB_PATHS_H
 
@@ -30,8 +31,10 @@ typedef struct {
 typedef struct {
     lab_shared *shared;
     lab_rate up[LAB_HOSTS], down[LAB_HOSTS]; /* the tables in force */
+    lab_rate site_up[LAB_HOSTS], site_down[LAB_HOSTS];
     lab_link link[LAB_HOSTS * LAB_HOSTS];
     lab_queue up_queue[LAB_HOSTS], down_queue[LAB_HOSTS];
+    lab_queue site_up_queue[LAB_HOSTS], site_down_queue[LAB_HOSTS];
     lab_way way[LAB_HOSTS * LAB_HOSTS];
     lab_agenda agenda;
     lab_store store;

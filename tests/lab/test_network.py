@@ -20,6 +20,7 @@ from lossycoll.lab import (
     Network,
     Port,
     capabilities,
+    counters,
     leftovers,
     netem,
     network_io,
@@ -28,8 +29,10 @@ from lossycoll.lab import (
     verify,
 )
 from lossycoll.lab.backends import missing
+from lossycoll.lab.counters import QueueCounts
 from lossycoll.lab.job import Ended, rank_environment
-from lossycoll.lab.network import QUEUE_PACKETS, queue_bytes
+from lossycoll.lab.network import QUEUE_PACKETS, changed, queue_bytes
+from lossycoll.lab.shape import Shape
 from lossycoll.lab.switch import why
 
 
@@ -59,6 +62,15 @@ from lossycoll.lab.switch import why
         (lambda: Network(mtu=575), "mtu is 575, wanted a whole number from 576 to 65521"),
         (lambda: Network(mtu=65536), "mtu is 65536"),
         (lambda: Network(seed=-1), "seed is -1"),
+        (lambda: Network(sites=0), "sites is 0, wanted a whole number from 1 to 64"),
+        (lambda: Network(sites=3, hosts=22), "hosts is 22, wanted a whole number from 1 to 21"),
+        (lambda: Network(ranks=0), "ranks is 0, wanted a whole number from 1 to 64"),
+        (lambda: Network(ranks=(2, 0)), "ranks is 0"),
+        (lambda: Network(sites=2, ranks=(3, 2)), "ranks is (3, 2), wanted one number, or one for"),
+        (lambda: Network(sites=2, links={(0, 4): Link()}), "host is 4"),
+        (lambda: Network().with_wan(speed=1), "neither links nor gateways have a speed"),
+        (lambda: network_io.wan(Network(), "nowhere,loss=1%"), "no profile is called 'nowhere'"),
+        (lambda: network_io.wan(Network(), "rate=1x"), "rate is '1x', wanted a number, and one of"),
         (lambda: Network(links={(0, 2): Link()}), "host is 2, wanted a whole number from 0 to 1"),
         (lambda: Network(links={(1, 1): Link()}), "two hosts that differ"),
         (lambda: Network(ports={-1: Port()}), "host is -1"),
@@ -81,11 +93,92 @@ def test_refuses(make: Any, complaint: str) -> None:
 
 
 def test_what_is_wanted_of_a_rank_and_what_it_is_called() -> None:
-    variables = rank_environment(2, 4, "10.77.0.1")
+    variables = rank_environment(2, Shape(hosts=4), 4, "10.77.0.1")
     wanted = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "MASTER_ADDR": "10.77.0.1"}
     assert wanted.items() <= variables.items()
+    assert "LOSSYCOLL_SITE" not in variables
     assert variables["LOSSYCOLL_INTERFACE"] == variables["GLOO_SOCKET_IFNAME"] == "eth0"
     assert [Ended(0, code).status for code in (0, 3, -9)] == [0, 3, 137]
+
+
+def test_ranks_have_a_place() -> None:
+    shape = Shape(sites=2, hosts=2, ranks=(3, 2, 1, 2))
+    assert (shape.total_hosts, shape.world, shape.has_levels) == (4, 8, True)
+    places = [shape.place_of(rank) for rank in range(8)]
+    assert places == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0), (3, 0), (3, 1)]
+    assert [shape.site_of(host) for host in range(4)] == [0, 0, 1, 1]
+    assert [list(shape.hosts_of(site)) for site in (0, 1)] == [[0, 1], [2, 3]]
+    assert not Shape(hosts=4).has_levels
+    assert Shape(sites=2, hosts=1).has_levels
+    assert Shape(ranks=2).has_levels
+
+
+def test_ranks_are_told_their_place() -> None:
+    shape = Shape(sites=2, hosts=2, ranks=(3, 2, 1, 2))
+    last = rank_environment(7, shape, 8, "10.77.0.1")
+    wanted = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "LOSSYCOLL_SITE": "site1"}
+    wanted |= {"GROUP_RANK": "3", "GROUP_WORLD_SIZE": "4", "ROLE_RANK": "7"}
+    assert wanted.items() <= last.items()
+    # The first four ranks alone: three of a host and one of two.
+    some = rank_environment(3, shape, 4, "10.77.0.1")
+    wanted = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "LOSSYCOLL_SITE": "site0"}
+    assert (wanted | {"GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2"}).items() <= some.items()
+
+
+def test_between_sites_is_another_network() -> None:
+    network = Network(
+        sites=2,
+        link=Link(delay_ms=1),
+        wan=Link(loss=0.1),
+        links={(0, 1): Link(loss=0.3), (0, 2): Link(loss=0.2)},
+    )
+    assert network.total_hosts == 4
+    assert network.link_of(1, 0) == network.link_of(3, 2) == Link(delay_ms=1)
+    assert network.link_of(1, 2) == network.link_of(3, 0) == Link(loss=0.1)
+    inside, outside = network.with_link(None, burst=2), network.with_wan(burst=2, rate_mbit=5)
+    assert [inside.link_of(0, 1).burst, inside.link_of(2, 3).burst] == [2, 2]
+    assert [inside.link_of(0, 2).burst, inside.link_of(1, 2).burst] == [1, 1]
+    assert [outside.link_of(0, 1).burst, outside.link_of(2, 3).burst] == [1, 1]
+    assert [outside.link_of(0, 2).burst, outside.link_of(1, 2).burst] == [2, 2]
+    shaped = network.with_wan(up_mbit=10, queue_ms=3)
+    assert (shaped.gateway, shaped.port) == (Port(up_mbit=10, queue_ms=3), Port())
+    assert not Network(sites=2, gateway=Port(up_mbit=1)).only_loses
+    assert not Network(sites=2, wan=Link(delay_ms=1)).only_loses
+    assert Network(sites=2, wan=Link(loss=0.1)).only_loses
+
+
+def test_short_texts_have_units() -> None:
+    read = network_io.values("loss=1%, delay=20ms,jitter=500us,hold=1s,rate=1g,up=40m,down=200k")
+    assert read == pytest.approx(
+        {
+            "loss": 0.01,
+            "delay_ms": 20,
+            "jitter_ms": 0.5,
+            "hold_ms": 1000,
+            "rate_mbit": 1000,
+            "up_mbit": 40,
+            "down_mbit": 0.2,
+        }
+    )
+    assert network_io.values("loss=0.1,delay_ms=5,queue_packets=7,rate=none") == {
+        "loss": 0.1,
+        "delay_ms": 5,
+        "queue_packets": 7,
+        "rate_mbit": None,
+    }
+    wide = network_io.wan(Network(sites=2), "cross-dc,rate=200,loss=2%")
+    assert wide.wan == changed(PROFILES["cross-dc"].network.link, loss=0.02)
+    assert wide.gateway == Port(up_mbit=200, down_mbit=200, queue_ms=10)
+    assert (wide.link, wide.port) == (Link(), Port())
+
+
+def test_what_crosses_edges_is_counted_once() -> None:
+    sent = {(a, b): QueueCounts(10**a, 10**b) for a in range(3) for b in range(3) if a != b}
+    hosts, sites = counters.crossing(sent, [0, 1, 2]), counters.crossing(sent, [0, 0, 1])
+    assert [(up.packets, up.bytes) for up, _ in hosts] == [(2, 110), (20, 101), (200, 11)]
+    assert [(down.packets, down.bytes) for _, down in hosts] == [(110, 2), (101, 20), (11, 200)]
+    assert [(up.packets, up.bytes) for up, _ in sites] == [(11, 200), (200, 11)]
+    assert [(down.packets, down.bytes) for _, down in sites] == [(200, 11), (11, 200)]
 
 
 def test_changes_reach_what_they_name() -> None:
@@ -159,6 +252,10 @@ def test_files_say_the_same_again(tmp_path: Path) -> None:
         ports={2: Port(up_mbit=10, queue_ms=4)},
         mtu=9000,
         seed=7,
+        sites=2,
+        ranks=(1, 2, 3, 4, 5, 6),
+        wan=Link(delay_ms=20),
+        gateway=Port(up_mbit=100),
     )
     path = tmp_path / "net.json"
     path.write_text(json.dumps(network_io.as_data(network)))

@@ -339,6 +339,74 @@ static void test_doubles_and_holds(void) {
     lab_paths_free(&paths);
 }
 
+/* One frame of ``count`` packets from one host to another. */
+static void send_one(uint32_t from, uint32_t to, uint32_t count, int64_t now) {
+    lab_frame *frame = make_frame(&paths.store, 1, count * SEGMENT, SEGMENT, 0);
+    CHECK(!lab_frame_read(frame));
+    lab_paths_enter(&paths, frame, from, to, now);
+}
+
+/* Hosts 0 and 1 are at one site, 2 and 3 at another. */
+static void fresh_sites(void) {
+    fresh(1);
+    shared.hosts = 4;
+    shared.site_of[2] = shared.site_of[3] = 1;
+}
+
+static void test_hosts_share_the_rate_of_their_site(void) {
+    fresh_sites();
+    const double frame = SEGMENT + 42;
+    shared.site_up[0] = (lab_rate){.bytes_per_s = 12.5e6, .queue_bytes = 60 * frame + 1};
+    shared.site_down[1] = (lab_rate){.bytes_per_s = 6.25e6, .queue_bytes = 1e6};
+    shared.link[2].delay_ns = shared.link[LAB_HOSTS + 3].delay_ns = 5e6;
+    lab_paths_init(&paths, &shared);
+    send_one(0, 2, 40, 0);
+    send_one(1, 3, 40, 0);
+    send_one(0, 1, 40, 0);
+    uint64_t came[LAB_HOSTS] = {0};
+    int64_t next, last[LAB_HOSTS] = {0};
+    lab_train train;
+    while (lab_paths_due(&paths, INT64_MAX, &train, &next)) {
+        came[train.to] += train.packets;
+        last[train.to] = train.at;
+        lab_frame_drop(&paths.store, train.frame);
+    }
+    /* What stays at the site passes neither of the gateways. */
+    CHECK(came[1] == 40 && last[1] == 0);
+    const lab_rate_counts *up = shared.site_up_counts, *down = shared.site_down_counts;
+    CHECK(up[0].packets == 80 && up[0].bytes == (uint64_t)(80 * frame) && up[1].packets == 0);
+    CHECK(up[0].dropped == 20 && came[2] + came[3] == 60);
+    CHECK(down[1].packets == 60 && down[1].dropped == 0 && down[0].packets == 0);
+    CHECK(shared.up_counts[0].packets == 80 && shared.down_counts[1].packets == 40);
+    /* The slower of the two is never idle from the first packet to the last. */
+    double wanted = frame / 12.5e6 * 1e9 + 5e6 + 60 * frame / 6.25e6 * 1e9;
+    double end = (double)(last[2] > last[3] ? last[2] : last[3]);
+    CHECK_AT(fabs(end - wanted) < 3e5, "%g, wanted %g", end, wanted);
+    lab_paths_free(&paths);
+}
+
+/* A site's uplink serves packets as they come to it, not as their hosts were given them. */
+static void test_no_host_reserves_the_uplink_of_its_site(void) {
+    fresh_sites();
+    shared.up[0] = (lab_rate){.bytes_per_s = 1e6, .queue_bytes = 1e6};
+    shared.site_up[0] = (lab_rate){.bytes_per_s = 1e8, .queue_bytes = 1e5};
+    lab_paths_init(&paths, &shared);
+    send_one(0, 2, 40, 0); /* 60 ms on host 0's own uplink */
+    send_one(1, 3, 1, 1000000);
+    int64_t next, alone = -1;
+    uint64_t came = 0;
+    lab_train train;
+    while (lab_paths_due(&paths, INT64_MAX, &train, &next)) {
+        came += train.packets;
+        if (train.to == 3)
+            alone = train.at;
+        lab_frame_drop(&paths.store, train.frame);
+    }
+    CHECK(came == 41 && shared.site_up_counts[0].dropped == 0);
+    CHECK_AT(alone >= 1000000 && alone < 1200000, "%g", (double)alone);
+    lab_paths_free(&paths);
+}
+
 static void test_change(void) {
     lab_link *link = fresh(1);
     link->delay_ns = 1e6;
@@ -365,6 +433,8 @@ int main(void) {
     test_rate();
     test_order();
     test_doubles_and_holds();
+    test_hosts_share_the_rate_of_their_site();
+    test_no_host_reserves_the_uplink_of_its_site();
     test_change();
     return check_result("lab");
 }

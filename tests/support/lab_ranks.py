@@ -36,6 +36,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    assert os.environ["LOCAL_RANK"] == "0"
+    assert int(os.environ["LOCAL_RANK"]) < int(os.environ["LOCAL_WORLD_SIZE"])
     main()
     sys.exit(0)

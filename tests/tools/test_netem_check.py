@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from lossycoll.lab import Link, Network, Port
 from lossycoll.lab.netem import link_arguments
 from tools import netem_check
 from tools.netem_check import CASES, Recorder, results, script
@@ -33,6 +34,28 @@ def test_the_namespace_of_the_middle_has_its_name() -> None:
     moved = [line for one in backend.lines for line in one.splitlines() if " netns n2" in line]
     assert moved == ["link set h0 netns n2", "link set h1 netns n2"]
     assert not any("netns 1" in line for line in backend.lines)
+
+
+def test_sites_have_gateways() -> None:
+    gateway = Port(up_mbit=100, down_mbit=50, queue_ms=12)
+    lines = Recorder(Network(sites=2, hosts=1, wan=Link(delay_ms=7), gateway=gateway)).lines
+    for site in (0, 1):
+        for end, packets, rate in (("s", 99, 100), ("w", 50, 50)):
+            shaped = f"qdisc replace dev {end}{site} root handle 1: netem"
+            assert f"ip netns exec n2 tc {shaped} limit {packets} rate {rate}mbit" in lines
+        link = f"tc qdisc replace dev links parent 1:1{1 - site} handle 1{1 - site}: netem"
+        assert f"ip netns exec n{site} {link} limit 1000000 delay 7ms" in lines
+    text = "\n".join(lines)
+    # Each bridge knows both hosts: one at a port of its own, one behind a cable.
+    first, other = "02:6c:61:62:00:01", "02:6c:61:62:00:02"
+    ways = [line for line in text.splitlines() if line.startswith("fdb add")]
+    assert ways == [
+        f"fdb add {address} dev {port} master static"
+        for address, ports in ((first, ("h0", "w0", "s1")), (other, ("h1", "w1", "s0")))
+        for port in ports
+    ]
+    assert "link set s0 mtu 1500 master br0 up" in text
+    assert "link set w0 mtu 1500 master wan up" in text
 
 
 def flow(lost: int, bursts: int, seconds: float = 2.0) -> str:

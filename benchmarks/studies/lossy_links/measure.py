@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.lab_job import run_job
+from benchmarks.common.rank_kit import between_ranks
 from lossycoll.lab.laboratory import Lab
 
 from .cells import Cell, variants
@@ -64,9 +65,3 @@ def measure(group: Sequence[Cell], options: argparse.Namespace) -> list[dict[str
             }
         )
     return measured
-
-
-def between_ranks(times: Sequence[tuple[float, float]]) -> float:
-    """Seconds from where the last rank has begun, since none can end without it, to where the last
-    one has ended. A barrier lets ranks go a one-way delay apart."""
-    return max(end for _, end in times) - max(begin for begin, _ in times)

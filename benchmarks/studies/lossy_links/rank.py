@@ -21,9 +21,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import lossycoll
-from benchmarks.common import tcp
+from benchmarks.common.rank_kit import agreed, tcp_group
 from lossycoll.cli.demo.model import VOCABULARY, ByteGPT, next_byte_loss
-from lossycoll.runtime.net.own_sockets import connections
 
 SCOPES: dict[str, Any] = {
     "lossy": lambda: lossycoll.lossy(repair=0),
@@ -53,23 +52,6 @@ def main() -> None:
         gc.collect()  # DDP is part of a reference cycle, and holds the group
     Path(f"{sys.argv[2]}.{dist.get_rank()}").write_text(json.dumps(out))
     dist.destroy_process_group()
-
-
-def tcp_group(control: str) -> dist.ProcessGroup:
-    """A gloo group of which the connections use this congestion control."""
-    before = connections()
-    group = dist.new_group(backend="gloo")
-    dist.barrier(group=group)  # by now all are connected
-    tcp.use(control, before)
-    return group
-
-
-def agreed(here: bool) -> bool:
-    """Whether it is so on any rank."""
-    flag = torch.tensor(float(here))
-    with lossycoll.reliable():
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-    return bool(flag)
 
 
 Work = Callable[[str], None]

@@ -1,0 +1,192 @@
+"""All-reduce between sites: python -m benchmarks.micro.topology
+
+A laboratory of sites, hosts and ranks (docs/lab.md says what it needs), with a rate, a delay and
+loss between the sites and none within. Flat and hierarchical plans and gloo take turns. A time is
+from the last rank's begin to the last one's end. It stands beside what the way between the sites
+allows: 2 S (H - 1) / H bytes at its rate for a tensor of S bytes and H sites, and a one-way delay
+for each of two phases. Bytes are those that left a host or a site at the laboratory's ports, of the
+host or site with the most, as multiples of that for as many hosts or sites.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.common import tcp
+from benchmarks.common.lab_job import run_job
+from benchmarks.common.rank_kit import between_ranks
+from lossycoll.cli.argtypes import names, real, whole
+from lossycoll.lab import Lab, Link, Network, Port
+from lossycoll.lab.counters import LevelBytes
+from lossycoll.plan import algorithm_names
+
+from .topology_rank import GO, READY, VARIANTS, algorithm_of
+
+MIB = 1 << 20
+QUEUE_MS = 25.0
+"""Room before each gateway, in time at its rate."""
+LEFT_OUT = 1 / 3
+"""Of each series: the first operations find the path's rate."""
+JOB_SECONDS = 3600.0
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A variant: seconds of each operation, and the share of packets that was missing. Bytes are of
+    the host and the site that sent the most, the mean over the operations."""
+
+    variant: str
+    seconds: list[float]
+    missing: float
+    host_bytes: float
+    site_bytes: float
+
+
+def network_of(options: argparse.Namespace) -> Network:
+    return Network(
+        sites=options.sites,
+        hosts=options.hosts,
+        ranks=options.ranks,
+        wan=Link(loss=options.loss, burst=options.burst, delay_ms=options.delay_ms),
+        gateway=Port(up_mbit=options.mbit, down_mbit=options.mbit, queue_ms=QUEUE_MS),
+    )
+
+
+def least_bytes(options: argparse.Namespace, count: int) -> float:
+    """That leave each of ``count`` hosts or sites, headers and all else left out."""
+    return 2 * options.mib * MIB * (count - 1) / count
+
+
+def limit(options: argparse.Namespace) -> float:
+    """Seconds."""
+    rate = options.mbit * 125_000
+    return least_bytes(options, options.sites) / rate + 2 * options.delay_ms / 1e3
+
+
+def available(chosen: Sequence[str]) -> list[str]:
+    """Those that this version and this kernel have."""
+    has = algorithm_names("all_reduce")
+    controls = tcp.controls()
+    return [
+        name
+        for name in chosen
+        if (name in VARIANTS and algorithm_of(name) in has)
+        or (name.startswith("gloo-") and name.removeprefix("gloo-") in controls)
+    ]
+
+
+class Counting:
+    """Counts the bytes between the points at which rank 0 says that it is about to begin."""
+
+    def __init__(self, lab: Lab, out: Path) -> None:
+        self.lab, self.out = lab, out
+        self.levels: list[dict[str, LevelBytes]] = []
+
+    def on_line(self, rank: int, line: str) -> None:
+        if line.startswith(READY):
+            self.levels.append(self.lab.counters().levels)
+            Path(f"{self.out}.{GO}.{len(self.levels) - 1}").touch()
+
+    def between(self, number: int) -> Mapping[str, LevelBytes]:
+        before, after = self.levels[number : number + 2]
+        return {name: level.since(before[name]) for name, level in after.items()}
+
+
+def measure(options: argparse.Namespace, variants: Sequence[str]) -> list[Measured]:
+    """Raises LossyError where a rank fails."""
+    network = network_of(options)
+    config = {"mib": options.mib, "variants": variants, "rounds": options.rounds}
+    with tempfile.TemporaryDirectory() as folder, Lab(network) as lab:
+        out = Path(folder) / "out"
+        counting = Counting(lab, out)
+        module = "benchmarks.micro.topology_rank"
+        run_job(lab, module, config, out, JOB_SECONDS, on_line=counting.on_line)
+        ranks = [json.loads(Path(f"{out}.{n}").read_text()) for n in range(network.shape.world)]
+        unasked = sum(host.unasked for host in lab.counters().hosts)
+    if unasked:
+        print(f"{unasked} packets were lost by the laboratory itself", file=sys.stderr)
+    return [_of_variant(name, ranks, counting) for name in variants]
+
+
+def _of_variant(
+    variant: str, ranks: Sequence[Sequence[Mapping[str, Any]]], counting: Counting
+) -> Measured:
+    numbers = [n for n, one in enumerate(ranks[0]) if one["variant"] == variant]
+    bytes_ = [counting.between(n) for n in numbers]
+    missing = [rank[n]["missing"] for rank in ranks for n in numbers]
+    return Measured(
+        variant,
+        [between_ranks([rank[n]["time"] for rank in ranks]) for n in numbers],
+        statistics.mean(missing),
+        *(statistics.mean(max(one[level].out) for one in bytes_) for level in ("host", "site")),
+    )
+
+
+def table(options: argparse.Namespace, found: Sequence[Measured]) -> Table:
+    path = f"{options.mbit:g} Mbit/s and {options.delay_ms:g} ms one way between sites"
+    shape = f"{options.sites} sites x {options.hosts} hosts x {options.ranks} ranks"
+    out = Table(title=f"all-reduce of {options.mib:g} MiB, {shape}, {path}, {options.loss:g} lost")
+    headings = ("variant", "runs", "median ms", "longest", "limit", "of it")
+    for heading in (*headings, "host MB", "of least", "site MB", "of least", "missing"):
+        out.add_column(heading, justify="left" if heading == "variant" else "right")
+    hosts = options.sites * options.hosts
+    for one in found:
+        after = one.seconds[int(len(one.seconds) * LEFT_OUT) :]
+        median = statistics.median(after)
+        out.add_row(
+            one.variant,
+            str(len(one.seconds)),
+            f"{1e3 * median:.0f}",
+            f"{1e3 * max(after):.0f}",
+            f"{1e3 * limit(options):.0f}",
+            f"{median / limit(options):.2f}",
+            f"{one.host_bytes / 1e6:.1f}",
+            f"{one.host_bytes / least_bytes(options, hosts):.2f}",
+            f"{one.site_bytes / 1e6:.1f}",
+            f"{one.site_bytes / least_bytes(options, options.sites):.2f}",
+            f"{one.missing:.2%}",
+        )
+    return out
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add = parser.add_argument
+    add("--sites", type=whole(2), default=2, help="(%(default)s)")
+    add("--hosts", type=whole(1), default=2, help="of each site (%(default)s)")
+    add("--ranks", type=whole(1), default=2, help="of each host (%(default)s)")
+    add("--mib", type=real(0.001), default=25.0, help="size of the tensor (%(default)g)")
+    add("--mbit", type=real(0.01), default=1000.0, help="of a site's gateway (%(default)g)")
+    add("--delay-ms", type=real(0), default=20.0, help="between sites, one way (%(default)g)")
+    add("--loss", type=real(0, 1), default=0.01, help="between sites (%(default)g)")
+    add("--burst", type=real(1), default=1.0, help="mean length of a loss (%(default)g)")
+    add("--rounds", type=whole(1), default=12, help="of each; 1 where one is slow (%(default)s)")
+    every = (*VARIANTS, "gloo-cubic", "gloo-bbr")
+    add("--variants", type=names(every), default=every, help=f"of {', '.join(every)}")
+    add("--json", action="store_true", help="print every time instead of a table")
+    options = parser.parse_args()
+    variants = available(options.variants)
+    for name in options.variants:
+        if name not in variants:
+            print(f"{name}: not here", file=sys.stderr)
+    found = measure(options, variants)
+    if options.json:
+        print(json.dumps({"limit": limit(options), "measured": [asdict(one) for one in found]}))
+    else:
+        Console(width=120).print(table(options, found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     )
     from .options.fields import Options
     from .options.scopes import lossy, reliable
+    from .plan.topology import Topology
     from .runtime.engine.reports import PeerStats, Report, Stats
     from .train.compress.arc_topk import ARCTopKState
     from .train.drift.bound import DriftBound
@@ -69,6 +70,7 @@ _HOME: Final = {
     ),
     "Options": "options.fields",
     **dict.fromkeys(("lossy", "reliable"), "options.scopes"),
+    "Topology": "plan.topology",
     **dict.fromkeys(("PeerStats", "Report", "Stats"), "runtime.engine.reports"),
     "ShardedFigures": "train.sharded.figures",
     "dispersing_hook": "train.hooks.dispersing",
@@ -108,6 +110,7 @@ __all__ = [
     "ShardedFigures",
     "ShardedOptimizer",
     "Stats",
+    "Topology",
     "TrainingError",
     "UnsupportedError",
     "arc_topk_hook",
@@ -118,6 +121,7 @@ __all__ = [
     "measure_drift",
     "reliable",
     "stats",
+    "topology",
 ]
 
 
@@ -142,6 +146,23 @@ def stats(group: ProcessGroup | None = None) -> Stats:
     from .backend.process_group import of
 
     return of(group).lossy_stats()
+
+
+def topology(group: ProcessGroup | None = None) -> Topology:
+    """Which ranks of a group share a host, and which a site (docs/topology.md).
+
+    Args:
+        group: A group of this backend; None for the default group.
+
+    Returns:
+        The group's topology, the same on all ranks.
+
+    Raises:
+        UnsupportedError: The group is one of another backend.
+    """
+    from .backend.process_group import of
+
+    return of(group).lossy_topology()
 
 
 def last_report(group: ProcessGroup | None = None) -> Report | None:

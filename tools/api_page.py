@@ -45,6 +45,7 @@ GROUPS: Final = {
     ),
     "Options and scopes": ("Options", "lossy", "reliable"),
     "Figures": ("stats", "last_report", "group_stats", "Stats", "PeerStats", "Report"),
+    "Hosts and sites": ("topology", "Topology"),
 }
 SECTIONS: Final = ("Args", "Attributes", "Returns", "Yields", "Raises")
 WIDTH: Final = 88

@@ -19,6 +19,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from lossycoll.errors import InterfaceError, LossyError, OptionError
 from lossycoll.options.fields import Options
+from lossycoll.plan import Topology
 from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.collectives.parts import Parts
 from lossycoll.runtime.core import logfmt
@@ -49,7 +50,8 @@ from .roots import ROOTS, Parent
 
 
 class Group:
-    """``endpoint``, ``gloo`` and a ``store`` without stale keys, for one rank of one group.
+    """``endpoint``, ``gloo``, ``topology`` and a ``store`` without stale keys, for one rank of one
+    group.
 
     Raises the errors of :mod:`lossycoll.errors`, on every rank that can know.
     """
@@ -82,6 +84,7 @@ class Group:
         self.messages: Messages | None = None
         self.store: Store = PrefixStore(f"lossy/{secrets.token_hex(8)}", place.store)
         self.gloo = self._mesh(place, "127.0.0.1")
+        self.topology = Topology.flat(1)
         self.endpoint = self._make_endpoint(place, options, ["this process"])
 
     def _meet(self, place: Place, pg_options: object, undo: contextlib.ExitStack) -> None:
@@ -116,6 +119,7 @@ class Group:
         membership = become_member(making, met)
         data = open_engine(making, met)
         self._host = data.host
+        self.topology = data.topology
         self.store = PrefixStore(f"lossy/s/{met.session}", place.store)
         self.gloo = self._mesh(place, met.network.interface.address)
         joined = join(making, met, data.host, membership)
@@ -163,7 +167,7 @@ class Group:
             on_failure=self._end,
             outlive=options.continues,
         )
-        parts = Parts(health, options, number, engine, control)
+        parts = Parts(health, options, number, engine, control, self.topology)
         return Endpoint(parts, timeout=place.timeout.total_seconds())
 
     def _end(self, error: LossyError) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
 from lossycoll.options.fields import Options
+from lossycoll.plan import Topology
 from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.engine.reports import Report, Stats
 
@@ -31,12 +32,17 @@ class Extensions:
 
     _endpoint: Endpoint
     _dispatcher: Dispatcher
+    _topology: Topology
 
     # ---- figures and options ----
 
     def lossy_stats(self) -> Stats:
         """This rank's figures since the group was made (``lossycoll.stats``)."""
         return self._endpoint.figures.stats()
+
+    def lossy_topology(self) -> Topology:
+        """Which ranks share a host and a site (``lossycoll.topology``)."""
+        return self._topology
 
     def lossy_options(self) -> Options:
         """The options for a call made now: the group's, as the scope around changes them."""

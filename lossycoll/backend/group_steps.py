@@ -20,10 +20,11 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from lossycoll.errors import InterfaceError, LossyError, OptionError, RendezvousError
 from lossycoll.options.fields import Options
-from lossycoll.plan import faults
+from lossycoll.plan import Topology, faults
 from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.core import logfmt
 from lossycoll.runtime.engine.binding import EngineGroup
+from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.engine.host import Host, host_options, version, wire_version
 from lossycoll.runtime.membership.control_plane import ControlPlane
 from lossycoll.runtime.membership.definition import Definition
@@ -41,6 +42,7 @@ from .group_listener import GroupListener
 from .making import DataPath, Ends, Joined, Making, Met, Place, Prepared
 from .resource_limits import check_descriptors, refused
 from .roots import ROOTS, Network, Root, with_liveness_of
+from .sharing import Offer, Sharing, compare_sites, open_sharing, share, topology_of
 
 SLICE_SECONDS: Final = 0.5
 """How often a rank 0 that waits for the others looks whether they have followed another one."""
@@ -88,7 +90,9 @@ def _open_ends(making: Making, mine: Prepared, payload: int) -> Ends:
     port = plane.open(address, mine.options.ports)
     host = Host(place.rank, place.size, address, payload_bytes=payload, options=mine.options)
     making.undo.callback(host.close)
-    return Ends(plane, host, (address, port), (address, host.link().port))
+    sharing = open_sharing(mine.options, place.size)
+    making.undo.callback(sharing.close)
+    return Ends(plane, host, (address, port), (address, host.link().port), sharing)
 
 
 def meet(making: Making, pg_options: object) -> Met:
@@ -106,6 +110,7 @@ def meet(making: Making, pg_options: object) -> Met:
     ranks = rendezvous.meet(hello, failure)
     compare_versions(place.rank, [entry.get("version") for entry in ranks])
     compare_options(place.rank, [entry["options"] for entry in ranks])
+    compare_sites(Where(place.rank, place.size), [entry["site"] for entry in ranks])
     mine = _on_the_network_of(making, mine, [entry["address"] for entry in ranks])
     root, members = _common_root(making.roots, [entry["roots"] for entry in ranks])
     ends, all_ends = (None, []) if root is not None else _ends_of_all(making, mine, ranks)
@@ -123,8 +128,10 @@ def meet(making: Making, pg_options: object) -> Met:
         members=members,
         plane=plane,
         host=None if ends is None else ends.host,
+        sharing=None if ends is None else ends.sharing,
         endpoints=tuple(_place(one["control"]) for one in all_ends),
         links=tuple(_place(one["link"]) for one in all_ends),
+        offers=tuple(Offer.from_json(one["offer"]) for one in all_ends),
     )
 
 
@@ -144,11 +151,10 @@ def _ends_of_all(
         ends.control[0] == mine.network.interface.address
         and ends.host.link().payload_bytes == payload
     ):
-        ends.plane.close()
-        ends.host.close()
+        ends.close()
         ends = None
     ends = ends or _open_ends(making, mine, payload)
-    return ends, rendezvous.exchange("ends", {"control": ends.control, "link": ends.link})
+    return ends, rendezvous.exchange("ends", ends.to_json())
 
 
 def _place(said: Sequence[Any]) -> tuple[str, int]:
@@ -166,9 +172,10 @@ def _hello(making: Making, mine: Prepared) -> dict[str, Any]:
         "roots": {root.session: root.rank for root in making.roots},
         "hosts": [one.session for one in making.roots if one.host.options == wanted],
         "payload": mine.network.payload,
+        "site": mine.options.site,
     }
     if mine.ends is not None:
-        hello |= {"control": mine.ends.control, "link": mine.ends.link}
+        hello |= mine.ends.to_json()
     if making.place.rank == 0:
         hello |= {"token": secrets.token_hex(16), "group": fault_group(making.place.name)}
     return hello
@@ -203,7 +210,7 @@ def _mtu(making: Making, options: Options, interface: Interface) -> int:
 def open_engine(making: Making, met: Met) -> DataPath:
     """The group's engine: on the root's host, where all can; else on a host of its own."""
     place = making.place
-    host = _started(met) or _shared_host(making, met) or _own_host(making, met)
+    host = _started(making, met) or _shared_host(making, met) or _own_host(making, met)
     members = met.members if met.shares else tuple(range(place.size))
     engine = EngineGroup(
         host,
@@ -219,13 +226,31 @@ def open_engine(making: Making, met: Met) -> DataPath:
         definition=met.definition.digest,
     )
     making.undo.callback(engine.close)
-    return DataPath(host, engine, host.link(), [host.addresses[member] for member in members])
+    addresses = [host.addresses[member] for member in members]
+    topology = topology_of(host, members, met.options)
+    return DataPath(host, engine, host.link(), addresses, topology)
 
 
-def _started(met: Met) -> Host | None:
+def _started(making: Making, met: Met) -> Host | None:
     if met.host is not None:
-        met.host.start(int(met.session, 16), met.links)
+        assert met.sharing is not None
+        _start(making, met, met.host, met.sharing, met.links, met.offers)
     return met.host
+
+
+def _start(
+    making: Making,
+    met: Met,
+    host: Host,
+    sharing: Sharing,
+    links: Sequence[tuple[str, int]],
+    offers: Sequence[Offer],
+) -> None:
+    """Starts a host, once it is known who shares its memory."""
+    where = Where(making.place.rank, making.place.size)
+    with contextlib.closing(sharing):
+        shared = share(where, making.rendezvous, host, sharing, offers, met.token)
+        host.start(int(met.session, 16), links, shared.topology, shared.descriptors)
 
 
 def _shared_host(making: Making, met: Met) -> Host | None:
@@ -245,8 +270,12 @@ def _own_host(making: Making, met: Met) -> Host:
     address = met.network.interface.address
     host = Host(place.rank, place.size, address, payload_bytes=payload, options=met.options)
     making.undo.callback(host.release)
-    links = rendezvous.exchange("links", [address, host.link().port])
-    host.start(int(met.session, 16), [_place(link) for link in links])
+    sharing = open_sharing(met.options, place.size)
+    making.undo.callback(sharing.close)
+    mine = {"link": [address, host.link().port], "offer": sharing.offer.to_json()}
+    said = rendezvous.exchange("links", mine)
+    links = [_place(one["link"]) for one in said]
+    _start(making, met, host, sharing, links, [Offer.from_json(one["offer"]) for one in said])
     return host
 
 
@@ -347,8 +376,18 @@ def tell_ready(health: Health, met: Met, data: DataPath) -> None:
         payload=data.link.payload_bytes,
         fast=",".join(data.link.active) or "none",
         buffers=data.link.receive_buffer,
+        **_who_is_near(data.topology, health.where.rank),
         **({"inject": met.options.inject} if met.options.inject else {}),
     )
+
+
+def _who_is_near(topology: Topology, rank: int) -> dict[str, Any]:
+    """Fields of ``ready``, where hosts or sites are shared."""
+    fields: dict[str, Any] = {}
+    if topology.shares_hosts:
+        here = topology.members_of_hosts[topology.hosts[rank]]
+        fields = {"hosts": topology.n_hosts, "local": ",".join(map(str, here))}
+    return fields | ({"sites": topology.n_sites} if topology.n_sites > 1 else {})
 
 
 def check_links(options: Options, size: int) -> None:

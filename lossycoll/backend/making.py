@@ -6,10 +6,12 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 from torch._C._distributed_c10d import Store
 
 from lossycoll.options.fields import Options
+from lossycoll.plan import Topology
 from lossycoll.runtime.engine.binding import EngineGroup
 from lossycoll.runtime.engine.host import Host
 from lossycoll.runtime.engine.reports import LinkInfo
@@ -19,6 +21,7 @@ from lossycoll.runtime.membership.membership import Membership
 from lossycoll.runtime.membership.rendezvous import Rendezvous
 
 from .roots import Network, Parent, Root
+from .sharing import Offer, Sharing
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,17 @@ class Ends:
     host: Host
     control: tuple[str, int]
     link: tuple[str, int]
+    sharing: Sharing
+
+    def to_json(self) -> dict[str, Any]:
+        """Where they are, for the other ranks."""
+        return {"control": self.control, "link": self.link, "offer": self.sharing.offer.to_json()}
+
+    def close(self) -> None:
+        """They won't be used."""
+        self.plane.close()
+        self.host.close()
+        self.sharing.close()
 
 
 @dataclass(frozen=True)
@@ -98,8 +112,10 @@ class Met:
         members: The group's ranks, as ranks of the root.
         plane: The root's.
         host: A new root's, to be started.
+        sharing: What it offers to others of its machine.
         endpoints: Where the new root's planes listen.
         links: Where its hosts are.
+        offers: What they offer.
     """
 
     session: str
@@ -113,8 +129,10 @@ class Met:
     members: tuple[int, ...]
     plane: ControlPlane
     host: Host | None = None
+    sharing: Sharing | None = None
     endpoints: tuple[tuple[str, int], ...] = ()
     links: tuple[tuple[str, int], ...] = ()
+    offers: tuple[Offer, ...] = ()
 
     @property
     def all_here(self) -> bool:
@@ -124,12 +142,13 @@ class Met:
 
 @dataclass(frozen=True)
 class DataPath:
-    """The engine's host and group, and where each rank's is."""
+    """The engine's host and group, where each rank's is, and who shares a machine."""
 
     host: Host
     engine: EngineGroup
     link: LinkInfo
     addresses: Sequence[str]
+    topology: Topology
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ BUILD_VARIABLES: Final = frozenset({"LOSSYCOLL_WERROR", "LOSSYCOLL_CFLAGS"})
 FAST_PATHS: Final = ("gso", "gro", "mmsg", "gather", "simd", "stamps")
 MAX_BYTES: Final = 1 << 62
 MAX_PORT: Final = 65535
+MAX_LABEL: Final = 64
 ALGORITHM_HINT: Final = "a plug-in's must be registered on every rank before its first group"
 
 
@@ -64,6 +65,12 @@ def _check_disable(text: str) -> str:
     if not set(names) <= set(FAST_PATHS):
         raise ValueError
     return ",".join(names)
+
+
+def _check_label(text: str) -> str:
+    if not text.isprintable() or len(text) > MAX_LABEL:
+        raise ValueError(f"at most {MAX_LABEL} printable characters")
+    return text
 
 
 def _check_inject(text: str) -> str:
@@ -251,6 +258,24 @@ class Options:
         "raise: a rank that dies ends the group on all others, with an error that names it. "
         "continue: the survivors continue, and means are over them (survivors.md).",
         agree=True,
+    )
+    link: str = option(
+        "auto",
+        choice("auto", "udp"),
+        "How packets reach ranks of this machine: auto is by shared memory where that works, else "
+        "by UDP; udp is always so, and each rank then counts as a host of its own (topology.md).",
+    )
+    host: str = option(
+        "",
+        text("empty, or a label", _check_label),
+        "Ranks of one machine that name different hosts share no memory and count as several; "
+        "ranks of different machines never count as one.",
+    )
+    site: str = option(
+        "",
+        text("empty, or a label", _check_label),
+        "Where this rank's machine stands. Between ranks that name different sites the network is "
+        "scarce, so that partial sums cross it once (topology.md). On all ranks or on none.",
     )
     log: str = option(
         "info",

@@ -55,18 +55,41 @@ class Topology:
 
     @staticmethod
     def flat(world: int) -> Topology:
-        """Every rank is a host of its own, all at one site."""
+        """Every rank is a host of its own, all at one site.
+
+        Args:
+            world: Number of ranks.
+
+        Returns:
+            The topology.
+        """
         return _flat(world)
 
     @staticmethod
     def of_labels(
         hosts: Sequence[Hashable], sites: Sequence[Hashable], host_packets: int = 1
     ) -> Topology:
-        """From any labels, by rank: equal ones mean the same host, or the same site."""
+        """From any labels: equal ones mean the same host, or the same site.
+
+        Args:
+            hosts: Of each rank's host, by rank.
+            sites: Of each rank's site.
+            host_packets: As the field.
+
+        Returns:
+            The topology, with hosts and sites numbered.
+        """
         return Topology(_numbered(hosts), _numbered(sites), host_packets)
 
     def of_members(self, ranks: Sequence[int]) -> Topology:
-        """That of some of the ranks: ``ranks[i]`` becomes rank ``i``."""
+        """That of some of the ranks.
+
+        Args:
+            ranks: Which; ``ranks[i]`` becomes rank ``i``.
+
+        Returns:
+            The topology.
+        """
         hosts, sites = [self.hosts[r] for r in ranks], [self.sites[r] for r in ranks]
         return Topology.of_labels(hosts, sites, self.host_packets)
 

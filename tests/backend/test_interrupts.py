@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 import lossycoll
+from lossycoll.plan import Topology
 from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.collectives.parts import Parts
 from lossycoll.runtime.core.call import Collective, Operation, Terms
@@ -76,7 +77,8 @@ def endpoint(network: Network, rank: int) -> Endpoint:
         control=None,
         on_failure=lambda error: None,
     )
-    parts = Parts(health, network.options, 3, network.engines[rank], None)
+    topology = Topology.flat(network.world)
+    parts = Parts(health, network.options, 3, network.engines[rank], None, topology)
     return Endpoint(parts, timeout=60.0)
 
 

@@ -667,6 +667,28 @@ PYTHON = (
         "tests/backend/test_liveness.py::test_the_group_hands_its_liveness_on",
     ),
     mutation(
+        "memory of who doesn't know the token is believed",
+        "lossycoll/runtime/net/descriptor_exchange.py",
+        "or not secrets.compare_digest(theirs.encode(), token.encode())",
+        "",
+        "tests/runtime/net/test_descriptor_exchange.py::test_another_token_isnt_believed",
+    ),
+    mutation(
+        "memory that may shrink is believed",
+        "lossycoll/runtime/net/descriptor_exchange.py",
+        "if seals & SEALS != SEALS or",
+        "if",
+        "tests/runtime/net/test_descriptor_exchange.py"
+        "::test_memory_that_isnt_safe_to_read_is_refused",
+    ),
+    mutation(
+        "a rank counts to a host that lacks its memory",
+        "lossycoll/backend/sharing.py",
+        "other in has[rank] and rank in has[other]",
+        "other in has[rank]",
+        "tests/backend/test_sharing.py::test_hosts_are_cliques_whatever_failed",
+    ),
+    mutation(
         "silence counted for twice as long",
         "lossycoll/runtime/membership/failure_detector.py",
         "self.silence = liveness * SILENT_SHARE",

@@ -44,6 +44,9 @@ from lossycoll.options.schema import variable
         ("futures", "in_order", "in_order"),
         ("liveness", "2", 2.0),
         ("on_peer_loss", "continue", "continue"),
+        ("link", "udp", "udp"),
+        ("host", " left ", "left"),
+        ("site", "east", "east"),
         ("log", "off", "off"),
     ],
 )

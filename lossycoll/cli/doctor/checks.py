@@ -15,6 +15,7 @@ from .findings import Finding, Severity, good_if
 from .job_environment import chosen_interface, mtu, port_range
 from .loopback import engine_loopback, udp_loopback
 from .requirements import Admitted, python_versions, torch_versions
+from .shared_memory import memory_sharing
 
 UDP_SEGMENT = 103  # from <linux/udp.h>; Python's socket module has no names for these
 UDP_GRO = 104
@@ -207,5 +208,6 @@ CHECKS: tuple[Callable[[], list[Finding]], ...] = (
     mtu,
     port_range,
     host_name,
+    memory_sharing,
     loopback,
 )

@@ -55,7 +55,7 @@ def port_range() -> list[Finding]:
     options, interface = _options(), _interface()
     if options is None or interface is None or options.ports == (0, 0):
         return []
-    ranks = _local_ranks()
+    ranks = local_ranks()
     enough = max(ENOUGH_PORTS, 2 * ranks)
     udp = _free(interface, options.ports, socket.SOCK_DGRAM, enough)
     tcp = _free(interface, options.ports, socket.SOCK_STREAM, enough)
@@ -112,7 +112,7 @@ def _interface() -> Interface | None:
         return None
 
 
-def _local_ranks() -> int:
+def local_ranks() -> int:
     """How many torchrun starts here; a doctor that it didn't start knows of one."""
     text = os.environ.get("LOCAL_WORLD_SIZE", "")
     return max(1, int(text)) if text.isdecimal() else 1

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from lossycoll.errors import ClosedError
 from lossycoll.options.fields import Options
+from lossycoll.plan import Topology
 from lossycoll.runtime.engine.binding import EngineGroup
 from lossycoll.runtime.membership.group_state import Health
 from lossycoll.runtime.membership.membership import Membership
@@ -22,6 +23,7 @@ class Parts:
         engine: The group on the engine; None in a world of one, where ``SingleRank`` runs the
             collectives.
         control: The group on the control plane; None in a world of one.
+        topology: Which ranks share a host and a site; flat where nothing is shared.
     """
 
     health: Health
@@ -29,6 +31,7 @@ class Parts:
     number: int
     engine: EngineGroup | None
     control: Membership | None
+    topology: Topology
 
     def check_sound(self) -> None:
         """Returns if the group neither failed nor was destroyed.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Final, TypeVar
 
 from lossycoll._native import ffi, lib
 from lossycoll.errors import no_udp_port
 from lossycoll.options.fields import FAST_PATHS, Options
+from lossycoll.plan import Topology
 
 from .failures import Failure, Where, error_of
 from .link_events import LinkEvent, LinkEventKind
@@ -28,8 +29,14 @@ HOST_OPTIONS: Final = (
     "disable",
     "eager",
     "pace",
+    "link",
+    "host",
+    "site",
 )
 """The options that belong to a host."""
+
+SHARED_LINK: Final = 1
+"""The number of the link of shared memory; the socket's is 0."""
 
 _Data = TypeVar("_Data", Report, EngineStats, Stream)
 
@@ -62,6 +69,8 @@ class Host:
         self.options = host_options(options)
         self.process = process
         self.processes = processes
+        self.topology = Topology.flat(processes)
+        """Which processes share a machine; as ``start`` is told."""
         self.addresses: list[str] = [address] * processes
         self._where = Where(process, processes, addresses=self.addresses)
         config = ffi.new("lc_host_config *")
@@ -87,12 +96,41 @@ class Host:
             raise no_udp_port(process, processes, address, options.ports)
         raise error_of(found, self._where)
 
-    def start(self, session: int, peers: Sequence[tuple[str, int]]) -> None:
+    def share(self, processes: Sequence[int]) -> tuple[int, int]:
+        """Opens memory that other processes of this machine can read; before ``start``.
+
+        Args:
+            processes: Those that may, in rising order, this one among them.
+
+        Returns:
+            Descriptors of the memory and of the eventfd by which this process is woken. They are
+            the host's.
+
+        Raises:
+            EngineError: There is no memory for it, or the kernel lacks what it takes.
+        """
+        numbers = ffi.new("uint16_t[]", list(processes))
+        descriptors, failure = ffi.new("int[2]"), ffi.new("lc_failure *")
+        code = lib.lc_host_share(self.handle, numbers, len(processes), descriptors, failure)
+        if code < 0:
+            raise error_of(failure_of(failure), self._where)
+        return descriptors[0], descriptors[1]
+
+    def start(
+        self,
+        session: int,
+        peers: Sequence[tuple[str, int]],
+        topology: Topology | None = None,
+        shared: Mapping[int, tuple[int, int]] | None = None,
+    ) -> None:
         """Makes the other processes known and starts the thread.
 
         Args:
             session: 64 bits, equal in all processes.
             peers: (numeric host, port) of each process, this one included.
+            topology: Which processes share a machine; None: none do.
+            shared: Memory and eventfd of those that share this one's, by number, as ``share``
+                returned them there. They stay the caller's.
 
         Raises:
             EngineError: An address can't be used, or the thread can't be started.
@@ -102,16 +140,20 @@ class Host:
         for entry, host, (_, port) in zip(table, hosts, peers, strict=True):
             entry.host = host
             entry.port = port
+        for process, (memory, wake) in (shared or {}).items():
+            entry = table[process]
+            entry.link, entry.memory, entry.wake = SHARED_LINK, memory, wake
+        self.topology = topology or self.topology
         self.addresses = [f"{host}:{port}" for host, port in peers]
         self._where = Where(self.process, self.processes, addresses=self.addresses)
         code = lib.lc_host_start(self.handle, session, table)
         if code < 0:
             raise error_of(Failure(code), self._where)
 
-    def link(self) -> LinkInfo:
-        """What the socket is like. Not after ``close``."""
+    def link(self, number: int = 0) -> LinkInfo:
+        """What the socket is like; 1: the memory that is shared. Not after ``close``."""
         c = ffi.new("lc_link_info *")
-        lib.lc_host_link(self.handle, 0, c)
+        lib.lc_host_link(self.handle, number, c)
         return LinkInfo(
             receive_buffer=c.receive_buffer,
             send_buffer=c.send_buffer,
@@ -207,6 +249,19 @@ def data_of(cls: type[_Data], c: Any) -> _Data:
     if "cause" in values:
         values["cause"] = Cause(values["cause"])
     return cls(**values)
+
+
+def shared_bytes(processes: int) -> int:
+    """What a process may take of memory that it shares with the others of ``processes``.
+
+    No less than docs/shared-memory.md says; it is reserved when the memory is made.
+    """
+    return (8 << 20) + processes * (256 << 10)
+
+
+def can_share() -> bool:
+    """Whether the engine can share memory with other processes of its machine."""
+    return hasattr(lib, "lc_host_share")
 
 
 def wire_version() -> int:

@@ -94,8 +94,12 @@ class Rendezvous:
         _met_here.add((self.session, self._rank, self._who))
         return [entry["hello"] for entry in roster]
 
-    def exchange(self, name: str, value: Any) -> list[Any]:
+    def exchange(
+        self, name: str, value: Any, meanwhile: Callable[[], None] = lambda: None
+    ) -> list[Any]:
         """One more round: every rank's ``value`` (JSON), by rank. ``name`` is the round's own.
+
+        ``meanwhile`` is called again and again until all have come.
 
         Raises RendezvousError if a rank doesn't come, or has parted with an error.
         """
@@ -105,6 +109,7 @@ class Rendezvous:
         while (values := self._get_all(keys)) is None:
             if pause.is_long:
                 self._check_going_on(name, keys)
+            meanwhile()
             pause()
         return values
 

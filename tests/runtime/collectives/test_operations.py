@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lossycoll.options.fields import Options
+from lossycoll.plan import Topology
 from lossycoll.runtime.collectives.operations import Operations
 from lossycoll.runtime.collectives.parts import Parts
 from lossycoll.runtime.core.call import Collective, Operation, Terms
@@ -15,7 +16,7 @@ def test_a_partially_delivered_operation_names_those_that_took_part_in_it() -> N
         outlive=True,
     )  # fmt: skip
     options = Options()
-    operations = Operations(Parts(health, options, 0, None, None), timeout=1.0)
+    operations = Operations(Parts(health, options, 0, None, None, Topology.flat(4)), timeout=1.0)
     for rank in (0, 3):
         health.on_lost(rank, 0.0, True)
     operation = Operation(operations, Collective("all_reduce", "int64", 9), Terms(options), 1.0)

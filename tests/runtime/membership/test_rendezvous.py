@@ -101,6 +101,18 @@ def test_ranks_meet_and_exchange(size: int) -> None:
         assert texts == ["x" * rank for rank in range(size)]
 
 
+def test_what_is_to_be_done_meanwhile_is_done_until_all_have_come() -> None:
+    done = threading.Event()
+
+    def run(rendezvous: Rendezvous, rank: int) -> Any:
+        rendezvous.meet({})
+        if rank == 1:
+            assert done.wait(10), "rank 0 waits and does nothing"
+        return rendezvous.exchange("first", rank, done.set)
+
+    assert together(Memory(), [0, 1], 2, run) == [[0, 1], [0, 1]]
+
+
 @pytest.mark.parametrize("late", [{0: 0.3}, {1: 0.3}, {}])
 def test_keys_of_a_job_before_are_not_believed(late: dict[int, float]) -> None:
     store = Memory()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lossycoll.errors import LinkError
+from lossycoll.plan import Topology
 from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.collectives.parts import Parts
 from lossycoll.runtime.core.call import Collective
@@ -35,7 +36,9 @@ class End:
             on_failure=lambda error: None,
         )
         self.engine = network.engines[rank]
-        self.endpoint = Endpoint(Parts(health, network.options, 3, self.engine, None), timeout=60.0)
+        topology = Topology.flat(network.world)
+        parts = Parts(health, network.options, 3, self.engine, None, topology)
+        self.endpoint = Endpoint(parts, timeout=60.0)
         self.messages = Messages(
             self.engine, health, network.options, self.endpoint.operations.group_failure
         )

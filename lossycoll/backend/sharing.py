@@ -1,0 +1,270 @@
+"""Which ranks share a host: found out as the ranks meet, so that all of them know it alike.
+
+Ranks whose machines look the same try to hand one another their memory. What became of it goes
+round once more, and a host is a set of ranks of which each has every other one's. docs/control.md
+has the steps.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from lossycoll.errors import EngineError, RendezvousError
+from lossycoll.options.fields import Options
+from lossycoll.plan import Topology
+from lossycoll.runtime.core import logfmt
+from lossycoll.runtime.engine.failures import Where
+from lossycoll.runtime.engine.host import Host, can_share, shared_bytes
+from lossycoll.runtime.net.descriptor_exchange import DescriptorExchange
+from lossycoll.runtime.net.machine import Machine, this_machine
+from lossycoll.runtime.net.memory_room import memory_room
+
+FLAT: Final = "inject is set, so that each rank counts as a host of its own"
+
+
+class Meeting(Protocol):
+    """As much of a rendezvous as is used here."""
+
+    def exchange(self, name: str, value: Any, meanwhile: Any = ...) -> list[Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a rank tells the others of its host.
+
+    Attributes:
+        machine: Where it is; None: it doesn't know.
+        labels: Its options ``host`` and ``site``: ranks that differ in one share nothing.
+        socket: Where it takes descriptors; empty: it shares no memory.
+        why: Why it doesn't.
+    """
+
+    machine: Machine | None
+    labels: tuple[str, str]
+    socket: str
+    why: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """As a hello has it."""
+        machine = self.machine.to_json() if self.machine else None
+        return {
+            "machine": machine,
+            "labels": self.labels,
+            "socket": self.socket,
+            "why": self.why,
+        }
+
+    @classmethod
+    def from_json(cls, said: Mapping[str, Any]) -> Offer:
+        """What another rank says."""
+        host, site = said["labels"]
+        machine = Machine.from_json(said["machine"])
+        return cls(machine, (str(host), str(site)), str(said["socket"]), str(said["why"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """This rank's end: what it offers, and the socket that it listens at, if it does."""
+
+    offer: Offer
+    exchange: DescriptorExchange | None
+
+    def close(self) -> None:
+        """Ends it. Idempotent."""
+        if self.exchange is not None:
+            self.exchange.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What has come of it: the topology, and the descriptors of each process of this host."""
+
+    topology: Topology
+    descriptors: Mapping[int, tuple[int, int]]
+
+
+def open_sharing(options: Options, ranks: int) -> Sharing:
+    """What this process offers to others of its machine: before it meets them."""
+    labels = (options.host, options.site)
+    try:
+        machine = this_machine() if can_share() else None
+    except (OSError, ValueError) as error:
+        return Sharing(Offer(None, labels, "", f"its machine is unknown: {error}"), None)
+    why = ""
+    if options.inject:
+        why = FLAT
+    elif options.link == "udp":
+        why = "option link is 'udp'"
+    if why or machine is None:
+        return Sharing(Offer(machine, labels, "", why), None)
+    try:
+        exchange = DescriptorExchange(ranks)
+    except OSError as error:
+        why = f"there are no abstract Unix sockets here: {error.strerror}"
+        return Sharing(Offer(machine, labels, "", why), None)
+    return Sharing(Offer(machine, labels, exchange.name), exchange)
+
+
+def share(
+    where: Where,
+    meeting: Meeting,
+    host: Host,
+    sharing: Sharing,
+    offers: Sequence[Offer],
+    token: str,
+) -> Shared:
+    """Finds out who shares a host: all ranks call it at the same place of their rendezvous.
+
+    Args:
+        where: This rank.
+        meeting: The rendezvous. There are two more rounds if some ranks look as if they shared a
+            host, and none otherwise.
+        host: This process's, open and not started.
+        sharing: This rank's end.
+        offers: Every rank's.
+        token: The secret of those who have met.
+
+    Raises:
+        RendezvousError: A rank doesn't come to a round.
+    """
+    sites = [offer.labels[1] for offer in offers]
+    sets = alike(offers)
+    if all(len(ranks) == 1 for ranks in sets):
+        _tell_apart(where, offers, (where.rank,), {})
+        return Shared(Topology.of_labels(range(where.world), sites), {})
+    mine = next(ranks for ranks in sets if where.rank in ranks)
+    others = [rank for rank in mine if rank != where.rank]
+    exchange = sharing.exchange
+    failed, payload, why = _send(where, host, exchange, mine, offers, token)
+
+    def take() -> None:
+        if exchange is not None:
+            exchange.take(token, others)
+
+    whys = meeting.exchange("sent", why, take)
+    take()
+    taken = dict(exchange.taken) if exchange is not None else {}
+    answers = meeting.exchange("shared", [sorted(taken), payload])
+    hosts = hosts_of(sets, [answer[0] for answer in answers])
+    payload = min([answer[1] for answer in answers if answer[1]], default=0)
+    packets = payload // host.link().payload_bytes if len(set(hosts)) < where.world else 1
+    topology = Topology.of_labels(hosts, sites, max(1, packets))
+    here = topology.members_of_hosts[topology.hosts[where.rank]]
+    refused = exchange.refused if exchange is not None else {}
+    reasons = {
+        rank: failed.get(rank) or why or whys[rank] or refused.get(rank) or refused.get(-1, "")
+        for rank in others
+    }
+    _tell_apart(where, offers, here, reasons)
+    return Shared(topology, {rank: taken[rank] for rank in here if rank != where.rank})
+
+
+def _send(
+    where: Where,
+    host: Host,
+    exchange: DescriptorExchange | None,
+    mine: Sequence[int],
+    offers: Sequence[Offer],
+    token: str,
+) -> tuple[dict[int, str], int, str]:
+    """Hands this process's memory to those of its set. Returns why to whom it couldn't, the bytes
+    of a packet there, and why it has none (else empty)."""
+    if exchange is None or len(mine) == 1:
+        return {}, 0, ""
+    room, wanted = memory_room(), shared_bytes(len(mine)) * len(mine)
+    if room < wanted:
+        return {}, 0, f"{room:.3g} bytes of memory are free, and sharing may take {wanted:.3g}"
+    try:
+        descriptors = host.share(mine)
+    except EngineError as error:
+        return {}, 0, str(error)
+    names = {rank: offers[rank].socket for rank in mine if rank != where.rank}
+    failed = exchange.send(where.rank, token, names, descriptors)
+    return failed, host.link(1).payload_bytes, ""
+
+
+def alike(offers: Sequence[Offer]) -> list[tuple[int, ...]]:
+    """The ranks in sets whose members look as if they shared a host; each is in one."""
+    found: dict[object, list[int]] = defaultdict(list)
+    for rank, offer in enumerate(offers):
+        shares = offer.machine is not None and offer.socket
+        found[(offer.machine, offer.labels) if shares else rank].append(rank)
+    return [tuple(ranks) for ranks in found.values()]
+
+
+def hosts_of(sets: Sequence[Sequence[int]], taken: Sequence[Iterable[int]]) -> list[int]:
+    """By rank the number of its host, of which each rank has every other one's memory.
+
+    Args:
+        sets: Ranks that may share one; each rank is in one set.
+        taken: By rank the ranks whose memory it has.
+    """
+    has = [frozenset(ranks) for ranks in taken]
+    hosts: list[list[int]] = []
+    for ranks in sets:
+        within: list[list[int]] = []
+        for rank in ranks:
+            for host in within:
+                if all(other in has[rank] and rank in has[other] for other in host):
+                    host.append(rank)
+                    break
+            else:
+                within.append([rank])
+        hosts += within
+    numbers = {rank: number for number, host in enumerate(hosts) for rank in host}
+    return [numbers[rank] for rank in range(len(numbers))]
+
+
+def topology_of(host: Host, members: Sequence[int], options: Options) -> Topology:
+    """That of a group of some of a host's processes."""
+    found = host.topology.of_members(members)
+    if options.inject and found.shares_hosts:
+        return Topology.of_labels(range(found.world), found.sites)
+    return found
+
+
+def compare_sites(where: Where, sites: Sequence[str]) -> None:
+    """Raises RendezvousError, with the same content on every rank, if only some have a site."""
+    with_one = [rank for rank, site in enumerate(sites) if site]
+    without = [rank for rank, site in enumerate(sites) if not site]
+    if with_one and without:
+        raise RendezvousError(
+            f"{where}: option site is {sites[with_one[0]]!r} on rank {with_one[0]} and not set on "
+            f"rank {without[0]} ({len(with_one)} of {len(sites)} ranks have one); set "
+            f"LOSSYCOLL_SITE on all ranks, or on none",
+            peer=without[0] if without[0] != where.rank else with_one[0],
+        )
+
+
+def _tell_apart(
+    where: Where, offers: Sequence[Offer], here: Sequence[int], reasons: Mapping[int, str]
+) -> None:
+    """Logs, in one line, which ranks of this machine packets go to by UDP all the same, and why."""
+    mine = offers[where.rank]
+    if mine.machine is None:
+        return
+    apart = [
+        rank
+        for rank, offer in enumerate(offers)
+        if rank not in here
+        and offer.machine is not None
+        and offer.machine.boot == mine.machine.boot
+        and offer.labels == mine.labels
+    ]
+    if not apart:
+        return
+    first = offers[apart[0]]
+    why = mine.why or first.why or reasons.get(apart[0]) or ""
+    if not why and first.machine != mine.machine:
+        why = "another user's, or in a container with other namespaces"
+    logfmt.event(
+        logging.INFO,
+        where,
+        "apart",
+        ranks=",".join(map(str, apart)),
+        why=why or "no memory came from there",
+    )

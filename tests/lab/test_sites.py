@@ -15,7 +15,6 @@ from lossycoll.lab import Lab, Link, Network, Port
 from lossycoll.lab.backends import missing
 from lossycoll.lab.counters import LevelBytes
 from lossycoll.lab.verify import GatewayCheck, bounds, chosen, flow, round_trips, verify_gateways
-from lossycoll.options.fields import Options
 from tests.support.lab_kit import ROOT, command, needs_lab
 
 pytestmark = needs_lab
@@ -158,7 +157,6 @@ def test_verify_of_the_command() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.skipif("site" not in Options().__dict__, reason="no option takes LOSSYCOLL_SITE")
 def test_ranks_reduce_within_hosts_and_between_sites() -> None:
     """gloo and lossy, two ranks on each of two hosts at each of two sites."""
     wan = "rate=200m,delay=2ms,loss=2%"

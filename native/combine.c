@@ -76,19 +76,31 @@ static void finish_mean(lc_op_slot *s, uint32_t k, piece p) {
     count_contributions(op, total);
 }
 
+static uint32_t sources_arrived(const lc_op_slot *s, uint32_t k) {
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < s->desc.n_sources; i++)
+        n += (uint32_t)lc_bit(s->ins[i].arrived, k);
+    return n;
+}
+
+/* Sources that arrive stand for those that don't, whatever they weigh: each is as likely to. */
 static void finish_stratified(lc_op_slot *s, uint32_t k, piece p) {
     lc_op *op = s->op;
-    double others = s->count[k];
-    double world = s->desc.n_sources + 1.0;
+    double sources = s->desc.n_sources, others = sources_arrived(s, k);
+    double full = s->desc.full_weight ? s->desc.full_weight : sources + 1;
     double scale = op->call.scale;
-    if (others > 0) {
-        op->codec.sums->blend(p.value, p.own, scale / world, p.acc,
-                              scale * (world - 1) / (world * others), p.n);
-    } else {
-        op->codec.sums->blend(p.value, p.own, scale, NULL, 0, p.n);
-        op->report.alone++;
+    if (others > 0 && p.own) {
+        op->codec.sums->blend(p.value, p.own, scale / full, p.acc,
+                              scale * sources / (full * others), p.n);
+    } else if (others > 0) {
+        op->codec.sums->finish(p.value, p.acc, p.n, scale * sources / (full * others));
+    } else if (p.own) {
+        op->codec.sums->blend(p.value, p.own, scale / p.own_weight, NULL, 0, p.n);
     }
-    s->count[k] = (uint16_t)(s->count[k] + 1);
+    s->count[k] = (uint16_t)whole_weight(s, k, p);
+    if (s->count[k] == 0)
+        return;
+    op->report.alone += others == 0;
     count_contributions(op, s->count[k]);
 }
 
@@ -141,7 +153,7 @@ static void feed(lc_op_slot *s, uint32_t k) {
     if (has) {
         lc_bit_set(s->fed, k);
         piece p = piece_of(s, k);
-        if (s->count[k])
+        if (s->count[k] && s->desc.finish != LC_FINISH_STRATIFIED)
             s->op->codec.sums->add(p.acc, p.own, p.n);
     }
     lc_source_settled(s, k);

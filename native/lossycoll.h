@@ -44,6 +44,7 @@ typedef struct {
     uint8_t missing;
     uint8_t level; /* which of lc_call.levels */
     uint16_t feed; /* LC_OWN_SLOT: number of the slot whose result it is; that one stands before */
+    uint16_t full_weight; /* of a stratified sum of which nothing is missing; 0: sources + 1 */
 } lc_slot_desc;
 
 typedef struct {

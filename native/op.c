@@ -64,7 +64,7 @@ static int fed_ok(const lc_call *call, const lc_slot_desc *d) {
     if (d->combine == LC_COPY)
         return !d->n_sources && d->target == LC_TARGET_NONE && d->finish == LC_FINISH_NONE &&
                d->missing == LC_MISSING_KEEP;
-    return d->target != LC_TARGET_NONE && d->finish != LC_FINISH_STRATIFIED;
+    return d->target != LC_TARGET_NONE;
 }
 
 static int slot_ok(const lc_call *call, const lc_slot_desc *d) {

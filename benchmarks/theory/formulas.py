@@ -33,6 +33,21 @@ def stratified_variance(p: float, world: int) -> float:
     return (1 + (world - 1) ** 2 * inverse) / world
 
 
+def stratified_sums_variance(p: float, own: int, others: tuple[int, ...], mean: float) -> float:
+    """The same where partial sums are lost, of contributions of N(mean, 1): the owner's host has
+    ``own`` ranks, the others so many each. Sums that arrive stand for those that don't."""
+    world, hosts = own + sum(others), len(others)
+    total, some = 0.0, 1 - p**hosts
+    away, square = sum(others), sum(n * n for n in others)
+    for k in range(1, hosts + 1):
+        chance = comb(hosts, k) * (1 - p) ** k * p ** (hosts - k) / some
+        spread = square - away * away / hosts
+        # The variance of a sample's sum without replacement, by its size.
+        uneven = hosts / k * (hosts - k) / (hosts - 1) * spread if hosts > 1 else 0.0
+        total += chance * (own + hosts / k * away + mean * mean * uneven)
+    return total / world
+
+
 def weighted_variance(p: float, world: int, mean: float = 0.0) -> float:
     """The same of the mean weighted by 1 / (1 - p), from contributions of N(mean, 1): what is lost
     or not multiplies the mean as well."""

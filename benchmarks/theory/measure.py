@@ -12,6 +12,7 @@ from tests.support.harness import run_good
 
 from . import experiments as theory
 from . import formulas
+from . import hosts as theory_hosts
 from . import ranks as theory_ranks
 
 UNEVEN = "loss=0.1,link=3-0:0.5,link=3-1:0.5,link=0-2:0.4"
@@ -218,6 +219,34 @@ def _states(optimizer: str) -> list[dict[str, Any]]:
     ]
 
 
+def partial_sums() -> list[dict[str, Any]]:
+    rows = []
+    for shape, ranks in theory_hosts.SHAPES.items():
+        for loss in (0.1, 0.3):
+            for mean in (0.0, 1.0):
+                stratified = [
+                    n
+                    * formulas.stratified_sums_variance(
+                        loss, n, (*ranks[:i], *ranks[i + 1 :]), mean
+                    )
+                    for i, n in enumerate(ranks)
+                ]
+                rows.append(
+                    {
+                        "hosts": shape,
+                        "loss": loss,
+                        "mean": mean,
+                        "all_reduce": theory_hosts.variance(ranks, loss, 400, mean=mean),
+                        "all_reduce_predicted": formulas.inflation(loss, len(ranks)),
+                        "reduce_scatter": theory_hosts.variance(
+                            ranks, loss, 400, mean=mean, algorithm="reduce_scatter"
+                        ),
+                        "reduce_scatter_predicted": sum(stratified) / sum(ranks),
+                    }
+                )
+    return rows
+
+
 PARTS = {
     "unbiased": unbiased,
     "inflation": inflation,
@@ -229,4 +258,5 @@ PARTS = {
     "optimizers": optimizers,
     "momentum": momentum,
     "adam": adam,
+    "partial sums": partial_sums,
 }

@@ -12,6 +12,7 @@ from .measure import VARIANTS
 
 Found = dict[str, Any]
 ALGORITHMS = ("ring", "transpose", "reduce_scatter")
+BY_HOSTS = ("all_reduce", "reduce_scatter")
 OLDEST = 7
 
 
@@ -77,11 +78,22 @@ def _named(period: int, repair: int, state: bool) -> str:
 WORTH_ITS_BYTES = Table(
     ("p", "optimizer", *(_named(*variant) for variant in VARIANTS)), worth_its_bytes
 )
+PARTIAL_SUMS = Table(
+    ("hosts of", "p", "mean", "all-reduce", "reduce-scatter"),
+    lambda found: (
+        [
+            *(row[name] for name in ("hosts", "loss", "mean")),
+            *(f"{row[name]:.3f} ({row[f'{name}_predicted']:.3f})" for name in BY_HOSTS),
+        ]
+        for row in found["partial sums"]
+    ),
+)
 MEASURED = ("measured", "predicted")
 TABLES = (
     Table(("Loss", "ring", "transpose", "reduce-scatter"), unbiased),
     columns("inflation", "world", "loss", *MEASURED),
     columns("stratified", "world", "loss", *MEASURED),
+    PARTIAL_SUMS,
     columns("estimators", "loss", "mean", "estimator", *MEASURED),
     columns(
         *("broadcast", "loss", "mean", "drift", "predicted", "published"),
@@ -115,7 +127,11 @@ def text(found: Found) -> str:
 
 def marked(found: Found) -> dict[str, str]:
     """What stands between the marks of docs/theory.md."""
-    return {"theory-when": when(found), "theory-optimizers": WORTH_ITS_BYTES.text(found)}
+    return {
+        "theory-when": when(found),
+        "theory-partial-sums": PARTIAL_SUMS.text(found),
+        "theory-optimizers": WORTH_ITS_BYTES.text(found),
+    }
 
 
 def _cell(value: Any) -> str:

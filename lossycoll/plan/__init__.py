@@ -12,7 +12,18 @@ defines what the result of a plan is.
 
 from __future__ import annotations
 
-from . import codec, data_movement, faults, parity, ring, transpose, tree
+from . import (
+    codec,
+    data_movement,
+    faults,
+    hierarchical,
+    hierarchical_copies,
+    hierarchical_reduce_scatter,
+    parity,
+    ring,
+    transpose,
+    tree,
+)
 from .encode import encode
 from .model import (
     Combine,
@@ -65,6 +76,9 @@ __all__ = [
     "encode",
     "faults",
     "find_algorithm",
+    "hierarchical",
+    "hierarchical_copies",
+    "hierarchical_reduce_scatter",
     "leave_out",
     "packet_count",
     "parity",

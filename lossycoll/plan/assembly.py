@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from .model import Combine, Edge, Finish, Level, Missing, Own, Plan, Slot, Target
 
 
-def send_own(number: int, own_offset: int, length: int, *dests: Edge) -> Slot:
+def send_own(number: int, own_offset: int, length: int, *dests: Edge, level: int = 0) -> Slot:
     """The rank's own input goes to ``dests`` and is stored nowhere."""
     return Slot(
         number=number,
@@ -21,10 +21,13 @@ def send_own(number: int, own_offset: int, length: int, *dests: Edge) -> Slot:
         own=Own.INPUT,
         own_offset=own_offset,
         target=Target.NONE,
+        level=level,
     )
 
 
-def copy_own(number: int, offset: int, own_offset: int, length: int, *dests: Edge) -> Slot:
+def copy_own(
+    number: int, offset: int, own_offset: int, length: int, *dests: Edge, level: int = 0
+) -> Slot:
     """The rank's own input goes to its own output, and to ``dests``."""
     return Slot(
         number=number,
@@ -33,6 +36,7 @@ def copy_own(number: int, offset: int, own_offset: int, length: int, *dests: Edg
         dests=dests,
         own=Own.INPUT,
         own_offset=own_offset,
+        level=level,
     )
 
 
@@ -43,6 +47,7 @@ def receive(
     length: int,
     *dests: Edge,
     missing: Missing = Missing.KEEP,
+    level: int = 0,
 ) -> Slot:
     """What ``sender`` sends goes to the output, and on to ``dests``."""
     return Slot(
@@ -52,6 +57,7 @@ def receive(
         sources=(sender,),
         dests=dests,
         missing=missing,
+        level=level,
     )
 
 
@@ -77,6 +83,20 @@ def add(
         own_offset=own_offset,
         finish=finish,
         target=target,
+    )
+
+
+def send_fed(number: int, feed: int, length: int, *dests: Edge, level: int) -> Slot:
+    """The result of slot ``feed``, from its beginning on, goes to ``dests``."""
+    return Slot(
+        number=number,
+        offset=0,
+        length=length,
+        dests=dests,
+        own=Own.SLOT,
+        feed=feed,
+        target=Target.NONE,
+        level=level,
     )
 
 

@@ -17,7 +17,8 @@ def table() -> str:
         "|---|---|---|---|---|",
     ]
     for one in algorithms():
-        name = f"`{one.name}`" + (" (auto)" if one.default else "")
+        auto = " (auto)" if one.default else " (auto by hosts)" if one.levels else ""
+        name = f"`{one.name}`{auto}"
         steps = ", ".join(str(one.steps(world)) for world in WORLDS)
         traffic = ", ".join(f"{one.traffic(world):.3g}" for world in WORLDS)
         rows.append(f"| `{one.collective}` | {name} | {one.summary} | {steps} | {traffic} |")

@@ -7,8 +7,8 @@ from typing import Final
 
 from .model import MAX_LEVELS, Plan
 
-SLOT: Final = struct.Struct("<QQQIIIHBBBBBBH2x")
-"""lc_slot_desc of native/lossycoll.h: 48 bytes, its padding included. An lc_edge is two shorts."""
+SLOT: Final = struct.Struct("<QQQIIIHBBBBBBHH")
+"""lc_slot_desc of native/lossycoll.h: 48 bytes. An lc_edge is two shorts."""
 
 
 def encode(plan: Plan) -> tuple[bytes, bytes]:
@@ -47,6 +47,7 @@ def encode(plan: Plan) -> tuple[bytes, bytes]:
                 slot.missing,
                 slot.level,
                 slot.feed,
+                slot.full_weight,
             )
             for source in slot.sources:
                 edges += (source, 0)

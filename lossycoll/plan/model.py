@@ -52,10 +52,11 @@ class Finish(IntEnum):
     MEAN = 1
     """sum / count * scale, where count is the number of contributions in the sum: its weight."""
     STRATIFIED = 2
-    """(own + (others / their count) * (world - 1)) / world * scale.
+    """(own + others * sources / sources that arrived) / full weight * scale.
 
-    Own data is a stratum of its own, for owners that cannot be redrawn. If none
-    of the others arrived the result is own * scale.
+    Own data is a stratum of its own, for owners that cannot be redrawn: it may be the sum of a
+    host, fed by another slot. If none of the others arrived the result is the mean of it, own /
+    its weight * scale.
     """
     WEIGHTED = 3
     """sum / divisor * scale, whatever has arrived.
@@ -141,7 +142,7 @@ class Slot:
     What another slot feeds (``Own.SLOT``): that one stands before it in the plan and waits for
     something itself. Its packets are larger by a whole factor, or as large, and ``own_offset`` is a
     whole number of packets of this slot. So each packet here lies in one packet there, and has one
-    weight. A copy that is fed stores nothing and only sends; nothing that is fed is STRATIFIED.
+    weight. A copy that is fed stores nothing and only sends.
 
     Attributes:
         number: What sources write into their packets; unique within the plan, 16 bits.
@@ -158,6 +159,8 @@ class Slot:
         target: Where the value is stored.
         missing: What a packet of a copy becomes that never arrives.
         level: Which of the plan's levels its packets are of, in and out.
+        full_weight: The weight of a STRATIFIED sum of which nothing is missing; 0: every source
+            and the own contribution count one.
     """
 
     number: int
@@ -173,6 +176,7 @@ class Slot:
     target: Target = Target.OUT
     missing: Missing = Missing.KEEP
     level: int = 0
+    full_weight: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -243,33 +243,35 @@ class _Rank:
 
     def _sum(self, slot: Slot, own: _Value, arrived: list[_Value]) -> _Value:
         """Adds what arrived and finishes it. Factors are per packet, in the type of the sum."""
-        kind, scale, world = self.kind, self.scale, len(slot.sources) + 1
+        kind, scale = self.kind, self.scale
         if kind.acc is None:
             raise ValueError(f"dtype is {kind.name}, which can't be added: wanted a floating type")
         stratified = slot.finish == Finish.STRATIFIED
-        if stratified and slot.own != Own.INPUT:
+        if stratified and slot.own == Own.NONE:
             raise ValueError(f"slot {slot.number} is stratified, wanted own data in it")
         mine = kind.widen(own.elements)
         total = np.zeros(slot.length, dtype=kind.acc)
-        count = np.zeros(packet_count(slot.length, self._step(slot)), dtype=np.int64)
+        count = own.count.copy()
+        others = np.zeros_like(count)
         if not stratified:
             np.add(total, mine, out=total, where=self._spread(own.count > 0, slot))
-            count += own.count
         for sender, value in zip(slot.sources, arrived, strict=True):
             here = self._spread(value.count > 0, slot)
             part = kind.widen(value.elements) * kind.acc.type(self.weights[sender])
             np.add(total, part, out=total, where=here)
             count += value.count
+            others += value.count > 0
         if slot.finish == Finish.MEAN:
             total *= self._spread(_ratio(scale, count), slot).astype(kind.acc)
         elif slot.finish == Finish.WEIGHTED:
             total *= kind.acc.type(scale / self.divisor)
         elif stratified:
-            self.result.alone += int(np.count_nonzero(count == 0))
-            total *= self._spread(_ratio(scale * (world - 1) / world, count), slot).astype(kind.acc)
-            own_factor = np.where(count > 0, scale / world, scale)
+            sources = len(slot.sources)
+            full = slot.full_weight or sources + 1
+            self.result.alone += int(np.count_nonzero(others == 0))
+            total *= self._spread(_ratio(scale * sources, full * others), slot).astype(kind.acc)
+            own_factor = np.where(others > 0, scale / full, _ratio(scale, own.count))
             total += mine * self._spread(own_factor, slot).astype(kind.acc)
-            count += 1
         if slot.finish != Finish.NONE:
             _note(self.result, slot.number, count)
         return _Value(kind.narrow(total), count)

@@ -72,6 +72,9 @@ class Algorithm:
         partial_sums: Whether a lost packet may cost the contributions of several ranks.
         direct: Whether all data goes straight from the rank that has it to one that needs it. When
             a rank is lost, only its own data is then missing.
+        levels: Whether the builder knows hosts and sites: it takes ``topology`` besides the
+            collective's options. ``steps`` and ``traffic`` are then those of a flat one, which is
+            what it gets without.
     """
 
     collective: str
@@ -85,6 +88,7 @@ class Algorithm:
     draws_order: bool = False
     partial_sums: bool = False
     direct: bool = False
+    levels: bool = False
 
 
 _algorithms: dict[tuple[str, str], Algorithm] = {}
@@ -237,10 +241,11 @@ def _check(algorithm: Algorithm) -> None:
         raise ValueError(f"{title}: {taken.build.__module__} has it already, wanted a new name")
     wanted = COLLECTIVES[algorithm.collective]
     positional = ("world", "rank", *wanted.sizes, "elements_per_packet")
+    options = (*wanted.options, *(["topology"] if algorithm.levels else []))
     try:
-        inspect.signature(algorithm.build).bind(*positional, **dict.fromkeys(wanted.options))
+        inspect.signature(algorithm.build).bind(*positional, **dict.fromkeys(options))
     except TypeError as error:
-        arguments = ", ".join((*positional, "*", *wanted.options))
+        arguments = ", ".join((*positional, "*", *options))
         raise ValueError(f"{title}: {error}; wanted a builder ({arguments})") from None
     if algorithm.default and algorithm.collective in _defaults:
         other = _defaults[algorithm.collective].name

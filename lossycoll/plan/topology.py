@@ -61,7 +61,7 @@ class Topology:
             world: Number of ranks.
 
         Returns:
-            The topology.
+            The same object for the same number.
         """
         return _flat(world)
 
@@ -72,12 +72,15 @@ class Topology:
         """From any labels: equal ones mean the same host, or the same site.
 
         Args:
-            hosts: Of each rank's host, by rank.
-            sites: Of each rank's site.
-            host_packets: As the field.
+            hosts: Label of each rank's host, by rank.
+            sites: Label of each rank's site.
+            host_packets: As the attribute.
 
         Returns:
-            The topology, with hosts and sites numbered.
+            The topology, its hosts and sites numbered.
+
+        Raises:
+            ValueError: If a host is of two sites.
         """
         return Topology(_numbered(hosts), _numbered(sites), host_packets)
 
@@ -85,10 +88,10 @@ class Topology:
         """That of some of the ranks.
 
         Args:
-            ranks: Which; ``ranks[i]`` becomes rank ``i``.
+            ranks: Those; ``ranks[i]`` becomes rank ``i``.
 
         Returns:
-            The topology.
+            Their topology.
         """
         hosts, sites = [self.hosts[r] for r in ranks], [self.sites[r] for r in ranks]
         return Topology.of_labels(hosts, sites, self.host_packets)
@@ -129,6 +132,11 @@ class Topology:
     def one_host(self) -> bool:
         """Whether all ranks share a host, and are several."""
         return self.n_hosts == 1 and self.world > 1
+
+    @property
+    def fields(self) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+        """What goes into a plan's signature."""
+        return self.hosts, self.sites, self.host_packets
 
     @cached_property
     def members_of_hosts(self) -> tuple[tuple[int, ...], ...]:

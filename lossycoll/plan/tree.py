@@ -124,7 +124,7 @@ def barrier(
     )
 
 
-def _depth(world: int, fanout: int = 2) -> int:
+def broadcast_steps(world: int, fanout: int = 2) -> int:
     """Hops from the root to the deepest of ``world`` ranks."""
     hops, deepest = 0, world - 1
     while deepest:
@@ -138,7 +138,7 @@ register(
         name="tree",
         build=broadcast,
         summary="a binary tree; where ranks may be lost, the root sends to every rank itself",
-        steps=_depth,
+        steps=broadcast_steps,
         traffic=lambda world: min(2, world - 1),
         default=True,
     )
@@ -149,7 +149,7 @@ register(
         name="tree",
         build=barrier,
         summary="up a tree and down again; no rank has more than four children",
-        steps=lambda world: 2 * _depth(world, BARRIER_FANOUT),
+        steps=lambda world: 2 * broadcast_steps(world, BARRIER_FANOUT),
         # The root's children down; or those of another rank, and up to one.
         traffic=lambda world: min(world - 1, BARRIER_FANOUT + (world > 2 * BARRIER_FANOUT)),
         default=True,

@@ -9,6 +9,7 @@ from operator import index
 from typing import Final
 
 from .model import Finish
+from .topology import Topology
 
 MAX_WORLD: Final = 32768
 """A slot number is 16 bits on the wire and an all-reduce uses two per rank."""
@@ -58,6 +59,15 @@ def check_order(order: tuple[int, ...], world: int) -> tuple[int, ...]:
     for position, rank in enumerate(order):
         place[rank] = position
     return tuple(place)
+
+
+def check_topology(topology: Topology | None, world: int) -> Topology:
+    """``topology``, or the flat one for None; refuses one of another number of ranks."""
+    if topology is None:
+        return Topology.flat(world)
+    if topology.world != world:
+        raise ValueError(f"the topology has {topology.world} ranks, wanted {world}")
+    return topology
 
 
 def check_finish(finish: Finish, *allowed: Finish) -> None:

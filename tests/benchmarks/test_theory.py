@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from benchmarks.theory import experiments as theory
-from benchmarks.theory import formulas
+from benchmarks.theory import formulas, hosts
 from benchmarks.theory import ranks as theory_ranks
 from benchmarks.theory.experiments import EXECUTORS
 from lossycoll.plan import Finish
@@ -142,6 +142,19 @@ def test_variance_of_a_reduce_scatter_whose_owners_have_a_stratum_of_their_own(
         executor, 4, 0.3, 200, algorithm="reduce_scatter", finish=Finish.MEAN
     )
     assert abs(want - by_count) > 2 * 0.03 * want  # which is less, and biased
+
+
+@pytest.mark.parametrize("ranks", [(2, 2, 2, 2), (4, 2, 1, 1)])
+def test_lost_partial_sums_cost_the_variance_of_lost_hosts(ranks: tuple[int, ...]) -> None:
+    got = hosts.variance(ranks, 0.4, 40)
+    assert got == pytest.approx(formulas.inflation(0.4, len(ranks)), rel=0.04)
+    got = hosts.variance(ranks, 0.4, 60, algorithm="reduce_scatter", mean=1.0)
+    want = sum(
+        n * formulas.stratified_sums_variance(0.4, n, (*ranks[:i], *ranks[i + 1 :]), 1.0)
+        for i, n in enumerate(ranks)
+    ) / sum(ranks)
+    assert got == pytest.approx(want, rel=0.06)
+    assert (want > 2) == (len(set(ranks)) > 1), "hosts of several sizes cost more"
 
 
 @by_executor

@@ -292,8 +292,8 @@ NATIVE = (
     mutation(
         "a stratified mean forgets how many arrived",
         "native/combine.c",
-        "scale * (world - 1) / (world * others), p.n);",
-        "scale / world, p.n);",
+        "scale * sources / (full * others), p.n);\n    } else if (others > 0) {",
+        "scale / full, p.n);\n    } else if (others > 0) {",
         f"{ENGINE}/test_oracle.py::test_engine_equals_reference[3-loss=0.1,seed=6]",
     ),
     mutation(

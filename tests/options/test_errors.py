@@ -19,7 +19,7 @@ from lossycoll.options.schema import variable
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("algorithm", "tree"),
+        ("algorithm", "star"),
         ("delivery", ""),
         ("repair", "256"),
         ("repair", "-1"),

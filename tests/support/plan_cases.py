@@ -11,7 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from lossycoll.plan import Algorithm, Finish, Missing, Plan, algorithms, draw_order
+from lossycoll.plan import (
+    Algorithm,
+    Finish,
+    Missing,
+    Plan,
+    Topology,
+    algorithms,
+    draw_order,
+)
 
 Arrays = list[np.ndarray]
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -32,17 +40,32 @@ class Way:
     draws_order: bool = False
 
 
+HOSTS = {2: "aa", 3: "aab", 4: "aabb", 5: "aabab", 6: "abcabc", 7: "aabbbcd", 8: "aabbccdd"}
+SITES = {2: "xx", 3: "xxx", 4: "xxxx", 5: "xxxxx", 6: "xyyxyy", 7: "xxxxxyy", 8: "xxxxyyyy"}
+"""By world: one host, hosts of one size and of several, and the same with sites."""
+
+
+def topology(world: int) -> Topology:
+    """One for each world, of many kinds; with odd numbers of ranks, packets within a host are
+    larger."""
+    packets = 1 + 2 * (world % 2)
+    return Topology.of_labels(HOSTS.get(world, "a"), SITES.get(world, "x"), packets)
+
+
 @dataclass(frozen=True)
 class Case:
     """A way to call a collective, done by one algorithm."""
 
     algorithm: Algorithm
     way: Way
+    tiers: bool = False
+    """Whether ranks share hosts and sites."""
 
     @property
     def name(self) -> str:
         label = f", {self.way.label}" if self.way.label else ""
-        return f"{self.algorithm.collective} by {self.algorithm.name}{label}"
+        tiers = ", tiers" if self.tiers else ""
+        return f"{self.algorithm.collective} by {self.algorithm.name}{label}{tiers}"
 
     @property
     def worlds(self) -> list[int]:
@@ -54,7 +77,8 @@ class Case:
     ) -> Plan:
         """One rank's plan. ``changed``: options that are to be others."""
         sizes, options = self.way.arguments(world, rank, count)
-        options = {**options, **changed}
+        known = {"topology": topology(world)} if self.tiers else {}
+        options = {**options, **known, **changed}
         return self.algorithm.build(world, rank, *sizes, elements_per_packet, **options)
 
     def plans(self, world: int, count: int, elements_per_packet: int) -> list[Plan]:
@@ -232,7 +256,10 @@ WAYS = {
 def cases_of(algorithm: Algorithm) -> list[Case]:
     """All ways to call the algorithm."""
     ways = WAYS[algorithm.collective]
-    return [Case(algorithm, way) for way in ways if algorithm.draws_order or not way.draws_order]
+    mine = [way for way in ways if algorithm.draws_order or not way.draws_order]
+    if algorithm.levels:
+        return [Case(algorithm, mine[0]), *[Case(algorithm, way, tiers=True) for way in mine]]
+    return [Case(algorithm, way) for way in mine]
 
 
 CASES = [case for algorithm in algorithms() for case in cases_of(algorithm)]

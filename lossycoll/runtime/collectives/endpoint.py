@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lossycoll.errors import ClosedError, PeerLostError
-from lossycoll.plan import Finish, Missing, default_algorithm, packet_count
+from lossycoll.plan import (
+    Algorithm,
+    Finish,
+    Missing,
+    default_algorithm,
+    hierarchical,
+    packet_count,
+)
+from lossycoll.plan.registry import AUTO
 from lossycoll.plan.tree import BARRIER_FANOUT
 from lossycoll.runtime.core.call import Collective, Operation, Terms
-from lossycoll.runtime.core.logfmt import log
-from lossycoll.runtime.engine.binding import DType
+from lossycoll.runtime.core.logfmt import event, log
+from lossycoll.runtime.engine.binding import DType, Encoded
 from lossycoll.runtime.engine.failures import MESSAGES, error_of
 from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
 from lossycoll.runtime.membership.view_agreement import View
@@ -58,6 +67,11 @@ class Endpoint(CollectiveEndpoint):
         self.figures: Final = Figures(parts, self.operations)
         self._leaving = Leaving(parts, self.operations, self.watcher, self.figures)
         self._group = parts.number
+        self._topology = parts.topology
+        if not self._topology.is_flat:
+            hosts, sites = self._topology.n_hosts, self._topology.n_sites
+            name = plan_cache.name_of(options, self._topology)
+            event(logging.INFO, where, "topology", hosts=hosts, sites=sites, algorithm=name)
         self._engine = engine
         self._payload = engine.link().payload_bytes if engine is not None else single_rank.PAYLOAD
         self._estimators = Estimators(where.world, self.figures.peer)
@@ -89,11 +103,12 @@ class Endpoint(CollectiveEndpoint):
         per_packet = self._units(dtype, terms).per_packet
         with self._submitting():
             members = self._sequencer.members()
-            by = plan_cache.algorithm("all_reduce", members, options.algorithm)
-            order = plan_cache.order(by, members, options, self._group, self._sequencer.next)
+            by = self._algorithm("all_reduce", members, terms)
+            number = self._sequencer.next
+            order = plan_cache.order(by, members, options, self._group, number, self._topology)
             means = self._estimators.means(options, members)
             finish = means.finish or Finish.MEAN
-            encoded = PLANS["all_reduce"](
+            encoded = self._plan(
                 members, by, elements, per_packet, order=order, missing=missing, finish=finish
             )
             return self._submit(encoded, call, (address, address), dtype, terms, means=means)
@@ -110,9 +125,9 @@ class Endpoint(CollectiveEndpoint):
             members = self._sequencer.members()
             means = self._estimators.means(terms.options, members)
             finish = means.finish or Finish.STRATIFIED
-            by = plan_cache.algorithm("reduce_scatter", members, terms.options.algorithm)
+            by = self._algorithm("reduce_scatter", members, terms)
             per_packet = self._units(dtype, terms).per_packet
-            encoded = PLANS["reduce_scatter"](members, by, elements, per_packet, finish=finish)
+            encoded = self._plan(members, by, elements, per_packet, finish=finish)
             return self._submit(encoded, call, buffers, dtype, terms, means=means)
 
     def reduce_scatter_blocks(
@@ -130,9 +145,10 @@ class Endpoint(CollectiveEndpoint):
             means = BY_COUNT
             if terms.options.delivery == "lossy":
                 finish, means = Finish.WEIGHTED, Means(divisor=float(len(members.ranks)))
-            # Blocks are counted in the streams of this plan.
+            # Blocks are counted in the streams of this plan, in which nobody adds up contributions
+            # on the way: each rank is to know what became of its own.
             by = default_algorithm("reduce_scatter")
-            encoded = PLANS["reduce_scatter"](members, by, elements, per_packet, finish=finish)
+            encoded = self._plan(members, by, elements, per_packet, finish=finish)
             blocks = Contributions(encoded.plan)
             return self._submit(encoded, call, buffers, dtype, terms, means=means, blocks=blocks)
 
@@ -142,10 +158,10 @@ class Endpoint(CollectiveEndpoint):
         with self._submitting():
             members = self._sequencer.members()
             self._need(call, members, (root,))
-            by = plan_cache.algorithm("broadcast", members, terms.options.algorithm)
+            by = self._algorithm("broadcast", members, terms)
             units = self._units(DType.BYTES, terms)
             count = units.count(nbytes)
-            encoded = PLANS["broadcast"](
+            encoded = self._plan(
                 members, by, count, units.per_packet, root=root, fanout=self._fanout
             )
             return self._submit(encoded, call, (address, address), units.dtype, terms)
@@ -160,10 +176,10 @@ class Endpoint(CollectiveEndpoint):
         with self._submitting():
             members = self._sequencer.members()
             self._need_all(call, members, terms)
-            by = plan_cache.algorithm("all_gather", members, terms.options.algorithm)
+            by = self._algorithm("all_gather", members, terms)
             units = self._units(DType.BYTES, terms)
             count = units.count(nbytes) if isinstance(nbytes, int) else units.counts(nbytes)
-            encoded = PLANS["all_gather"](members, by, count, units.per_packet)
+            encoded = self._plan(members, by, count, units.per_packet)
             return self._submit(encoded, call, buffers, units.dtype, terms)
 
     @property
@@ -185,9 +201,11 @@ class Endpoint(CollectiveEndpoint):
     ) -> Operation:
         with self._submitting():
             members = self._sequencer.members()
-            encoded = PLANS["all_gather"](
-                members, default_algorithm("all_gather"), nbytes, self._payload
-            )
+            # Whatever the options say: the ranks of a host have got the same as long as all calls
+            # go by tiers, so that they need the same.
+            name = AUTO if self._topology.is_flat else hierarchical.NAME
+            by = plan_cache.algorithm("all_gather", members, name)
+            encoded = self._plan(members, by, nbytes, self._payload)
             return self._submit(
                 encoded, call, buffers, DType.BYTES, terms, blocks=Blocks(encoded.plan, needed)
             )
@@ -198,9 +216,9 @@ class Endpoint(CollectiveEndpoint):
         with self._submitting():
             members = self._sequencer.members()
             self._need_all(call, members, terms)
-            by = plan_cache.algorithm("all_to_all", members, terms.options.algorithm)
+            by = self._algorithm("all_to_all", members, terms)
             units = self._units(DType.BYTES, terms)
-            encoded = PLANS["all_to_all"](members, by, units.count(nbytes), units.per_packet)
+            encoded = self._plan(members, by, units.count(nbytes), units.per_packet)
             return self._submit(encoded, call, buffers, units.dtype, terms)
 
     def exchange(
@@ -214,9 +232,9 @@ class Endpoint(CollectiveEndpoint):
         with self._submitting():
             members = self._sequencer.members()
             self._need_all(call, members, terms)
-            by = plan_cache.algorithm("all_to_all_uneven", members, terms.options.algorithm)
+            by = self._algorithm("all_to_all_uneven", members, terms)
             units = self._units(DType.BYTES, terms)
-            encoded = PLANS["all_to_all_uneven"](
+            encoded = self._plan(
                 members, by, units.counts(send), units.counts(receive), units.per_packet
             )
             return self._submit(encoded, call, buffers, units.dtype, terms)
@@ -228,10 +246,10 @@ class Endpoint(CollectiveEndpoint):
             members = self._sequencer.members()
             self._need(call, members, (root,))
             self._need_all(call, members, terms)
-            by = plan_cache.algorithm("gather", members, terms.options.algorithm)
+            by = self._algorithm("gather", members, terms)
             units = self._units(DType.BYTES, terms)
             count = units.count(nbytes)
-            encoded = PLANS["gather"](members, by, count, units.per_packet, root=root)
+            encoded = self._plan(members, by, count, units.per_packet, root=root)
             return self._submit(encoded, call, buffers, units.dtype, terms)
 
     def scatter(
@@ -240,19 +258,28 @@ class Endpoint(CollectiveEndpoint):
         with self._submitting():
             members = self._sequencer.members()
             self._need(call, members, (root,))
-            by = plan_cache.algorithm("scatter", members, terms.options.algorithm)
+            by = self._algorithm("scatter", members, terms)
             units = self._units(DType.BYTES, terms)
             count = units.count(nbytes)
-            encoded = PLANS["scatter"](members, by, count, units.per_packet, root=root)
+            encoded = self._plan(members, by, count, units.per_packet, root=root)
             return self._submit(encoded, call, buffers, units.dtype, terms)
 
     def barrier(self, call: Collective, terms: Terms) -> Operation:
         with self._submitting():
             members = self._sequencer.members()
-            by = plan_cache.algorithm("barrier", members, terms.options.algorithm)
+            by = self._algorithm("barrier", members, terms)
             fanout = max(self._fanout, BARRIER_FANOUT)
-            encoded = PLANS["barrier"](members, by, 1, fanout=fanout)
+            encoded = self._plan(members, by, 1, fanout=fanout)
             return self._submit(encoded, call, self._barrier_buffers, DType.F32, terms)
+
+    def _algorithm(self, collective: str, members: Members, terms: Terms) -> Algorithm:
+        name = plan_cache.name_of(terms.options, self._topology)
+        return plan_cache.algorithm(collective, members, name)
+
+    def _plan(self, members: Members, by: Algorithm, *sizes: Any, **options: Any) -> Encoded:
+        if by.levels:
+            options["topology"] = self._topology
+        return PLANS[by.collective](members, by, *sizes, **options)
 
     def _units(self, dtype: DType, terms: Terms) -> Units:
         return units_of(self._payload, dtype, terms.encoding)

@@ -6,17 +6,20 @@ All are functions of what every rank knows: who takes part, sizes and options.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 from lossycoll.options.fields import Options
 from lossycoll.plan import (
     Algorithm,
+    Topology,
     choose_algorithm,
     default_algorithm,
     draw_order,
+    hierarchical,
     leave_out,
     rename,
 )
+from lossycoll.plan.registry import AUTO
 from lossycoll.runtime.engine.binding import Encoded
 
 from .sequencer import Members
@@ -37,14 +40,35 @@ def algorithm(collective: str, members: Members, name: str) -> Algorithm:
     return found if members.complete or found.direct else default_algorithm(collective)
 
 
+def name_of(options: Options, topology: Topology) -> str:
+    """The name of the algorithm that the options mean, where ranks share hosts and sites so.
+
+    "auto" goes by tiers where there are any, since what leaves a host is the least that way. Not
+    with an estimator that weighs links: a rank then has links to a few others only, and partial
+    sums of others come by links that it knows nothing of.
+    """
+    if options.algorithm != AUTO or topology.is_flat:
+        return options.algorithm
+    weighs = options.delivery == "lossy" and options.estimator == "inverse_probability"
+    return AUTO if weighs and not topology.one_host else hierarchical.NAME
+
+
 def order(
-    by: Algorithm, members: Members, options: Options, group: int, op: int
+    by: Algorithm,
+    members: Members,
+    options: Options,
+    group: int,
+    op: int,
+    topology: Topology | None = None,
 ) -> tuple[int, ...] | None:
     """The order of the ranks for operation number ``op``, redrawn for each that may lose packets.
 
-    Without loss nobody's own contribution weighs more, and one order does for all.
+    Without loss, as within one host, nobody's own contribution weighs more, and one order does for
+    all.
     """
     if options.delivery != "lossy" or not by.draws_order:
+        return None
+    if by.levels and topology is not None and topology.one_host:
         return None
     return draw_order(options.seed, group, op & 0xFFFFFFFF, len(members.ranks))
 
@@ -63,10 +87,12 @@ KEPT: Final = {
 """How many plans of a collective are kept."""
 
 
-def _build(members: Members, by: Algorithm, *sizes: object, **options: object) -> Encoded:
+def _build(members: Members, by: Algorithm, *sizes: Any, **options: Any) -> Encoded:
     if by.collective not in REPLANNED:
         plan = by.build(members.world, members.rank, *sizes, **options)
         return Encoded.of(plan if members.complete else leave_out(plan, members.ranks))
+    if by.levels and options.get("topology") is not None:
+        options["topology"] = options["topology"].of_members(members.ranks)
     if "root" in options:
         options["root"] = members.ranks.index(options["root"])
     plan = by.build(len(members.ranks), members.ranks.index(members.rank), *sizes, **options)
@@ -77,5 +103,6 @@ PLANS: Final = {name: lru_cache(maxsize=kept)(_build) for name, kept in KEPT.ite
 """By collective: makes this rank's plan, or returns the one that was kept.
 
 Called as ``PLANS[collective](members, algorithm, *sizes, elements_per_packet, **options)``, with
-the arguments of its builders (``lossycoll.plan.registry.COLLECTIVES``). ``root`` is a rank.
+the arguments of its builders (``lossycoll.plan.registry.COLLECTIVES``). ``root`` is a rank;
+``topology``, for algorithms with levels, is that of all ranks.
 """

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lossycoll.plan import Plan, packet_count
+from lossycoll.plan import Plan, Slot, packet_count
 
 from .binding import EngineGroup
 
@@ -18,6 +18,10 @@ class Blocks:
     ``needed``: bool (world, blocks), by owner; a block is a packet of the owner's chunk. None: none
     is. This rank's own row says nothing. ``arrived`` is of the same shape once the operation is
     done: own row True, that of a rank that is lost False.
+
+    In a plan of several levels, the ranks of a host get the same blocks of other hosts, and each
+    asks for what it needs of those chunks that it passes on. So they must need the same, as those
+    do that have got the same.
     """
 
     meaning: Final = "Blocks"
@@ -27,24 +31,32 @@ class Blocks:
 
     def __init__(self, plan: Plan, needed: NDArray[np.bool_] | None = None) -> None:
         self._received = [slot for slot in plan.slots if slot.sources]
+        self._chunk = max(1, plan.in_elements)
+        self._packets = [level.elements_per_packet for level in plan.all_levels]
         self._needed = needed if needed is not None and needed.any() else None
         blocks = packet_count(plan.in_elements, plan.elements_per_packet)
         self.arrived: NDArray[np.bool_] = np.zeros((plan.world, blocks), np.bool_)
         self.arrived[plan.rank] = True
 
     def encoded(self) -> bytes:
-        """``needed`` as the engine reads it."""
+        """``needed`` as the engine reads it: of what comes on the level that may lose packets."""
         if self._needed is None:
             return b""
-        rows = [self._needed[slot.sources[0]] for slot in self._received]
+        rows = [self._needed[self._owner(slot)] for slot in self._received if slot.level == 0]
         return np.concatenate(rows).astype(np.uint8).tobytes() if rows else b""
 
     def note(self, engine: EngineGroup, ticket: int) -> None:
         """Takes what arrived from the engine, of an operation that is done."""
         for slot in self._received:
-            (owner,) = slot.sources
-            row = self.arrived[owner]
-            row[:] = engine.arrived(ticket, slot.number, owner, len(row))
+            (sender,) = slot.sources
+            each = self._packets[slot.level]
+            came = engine.arrived(ticket, slot.number, sender, packet_count(slot.length, each))
+            row = self.arrived[self._owner(slot)]
+            row[:] = np.repeat(came, each // self._packets[0])[: len(row)]
+
+    def _owner(self, slot: Slot) -> int:
+        """Whose chunk a slot receives; another rank may have passed it on."""
+        return slot.offset // self._chunk
 
 
 class Contributions:

@@ -8,9 +8,11 @@ import pytest
 
 from lossycoll.options.fields import Options
 from lossycoll.plan import (
+    Topology,
     default_algorithm,
     draw_order,
     find_algorithm,
+    hierarchical,
     leave_out,
     register,
     rename,
@@ -76,3 +78,46 @@ def test_the_order_is_drawn_for_lossy_calls_of_those_that_want_it() -> None:
     assert plan_cache.order(other, fewer, lossy, 1, (1 << 32) + 4) == draw_order(3, 1, 4, 3)
     assert plan_cache.order(other, everyone, reliable, 1, 0) is None
     assert plan_cache.order(replace(other, draws_order=False), everyone, lossy, 1, 0) is None
+
+
+HOSTS, ONE_HOST = Topology.of_labels("aabb", "xxxx", 2), Topology.of_labels("aaaa", "xxxx")
+
+
+@pytest.mark.parametrize(
+    ("options", "topology", "name"),
+    [
+        ({}, Topology.flat(4), "auto"),
+        ({}, HOSTS, "hierarchical"),
+        ({"algorithm": "transpose"}, HOSTS, "transpose"),
+        ({"algorithm": "hierarchical"}, Topology.flat(4), "hierarchical"),
+        ({"estimator": "inverse_probability"}, HOSTS, "auto"),
+        ({"estimator": "inverse_probability"}, ONE_HOST, "hierarchical"),
+        ({"estimator": "inverse_probability", "delivery": "reliable"}, HOSTS, "hierarchical"),
+    ],
+)
+def test_auto_goes_by_hosts_where_ranks_share_them(
+    options: dict[str, str], topology: Topology, name: str
+) -> None:
+    assert plan_cache.name_of(Options(**options), topology) == name  # type: ignore[arg-type]
+
+
+def test_nothing_is_drawn_where_nothing_is_lost() -> None:
+    by = find_algorithm("all_reduce", hierarchical.NAME)
+    assert plan_cache.order(by, EVERYONE, Options(), 1, 0, HOSTS) is not None
+    assert plan_cache.order(by, EVERYONE, Options(), 1, 0, ONE_HOST) is None
+
+
+def test_survivors_are_planned_for_with_the_hosts_that_are_left() -> None:
+    reduce = find_algorithm("all_reduce", hierarchical.NAME)
+    plan = PLANS["all_reduce"](FEWER, reduce, 1000, 100, topology=HOSTS).plan
+    left = Topology.of_labels("abb", "xxx", 2)
+    assert plan == rename(reduce.build(3, 1, 1000, 100, topology=left), FEWER.ranks, 4)
+    copy = find_algorithm("broadcast", hierarchical.NAME)
+    plan = PLANS["broadcast"](FEWER, copy, 1000, 100, root=3, fanout=4, topology=HOSTS).plan
+    want = copy.build(3, 1, 1000, 100, root=2, fanout=4, topology=left)
+    assert plan == rename(want, FEWER.ranks, 4)
+    senders = {source for slot in plan.slots for source in slot.sources}
+    assert senders == {3}, "only the root may send where ranks may be lost"
+    for collective in ("reduce_scatter", "all_gather"):
+        by = plan_cache.algorithm(collective, FEWER, hierarchical.NAME)
+        assert by is default_algorithm(collective)

@@ -1,0 +1,237 @@
+"""All-reduce by tiers: the ranks of a host add up, then the hosts of a site, then all sites.
+
+Every element is summed up within each host at one of its ranks, which sends the sum on; what leaves
+a host is so much of the buffer as if the host were one rank. The mean comes back the same way.
+Source of the idea: Thakur, Rabenseifner and Gropp, "Optimization of collective communication
+operations in MPICH", Int. J. High Perform. Comput. Appl. 19 (2005), and the reduce-scatter and
+all-gather within nodes of Goyal et al., "Accurate, large minibatch SGD", arXiv 1706.02677. Here
+every packet goes its way singly, and sums carry how many contributions they have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import Any, Final, NamedTuple
+
+from .assembly import add, assemble, receive, send_fed
+from .model import Combine, Edge, Finish, Missing, Own, Plan, Slot, Target
+from .registry import Algorithm, register
+from .shares import Piece, Shares, shares
+from .signature import signature
+from .tiers import Tree, tree_of
+from .topology import Topology
+from .validation import check_count, check_finish, check_order, check_topology, check_world
+
+NAME: Final = "hierarchical"
+GRAIN: Final = 1024
+"""Elements below which ranks of one host don't share the work: so little is added up sooner than
+more packets are sent."""
+MOST_SLOTS: Final = 0xFFFF
+"""Numbers of slots have 16 bits."""
+
+
+def all_reduce(
+    world: int,
+    rank: int,
+    elements: int,
+    elements_per_packet: int,
+    *,
+    order: tuple[int, ...] | None = None,
+    missing: Missing = Missing.OWN,
+    finish: Finish = Finish.MEAN,
+    topology: Topology | None = None,
+) -> Plan:
+    """Mean of all ranks' buffers, on all ranks, in place, by the tiers of ``topology``.
+
+    Two steps for each tier. With one tier it is the transpose.
+
+    Args:
+        world: Number of ranks.
+        rank: This rank.
+        elements: Elements of the buffer.
+        elements_per_packet: Elements that one packet of the network carries.
+        order: A permutation of the ranks (:func:`~.order.draw_order`), by which owners are drawn
+            on the topmost tier; None: each host (or site) owns as much as any other.
+        missing: What a reduced packet becomes at a rank that it never reaches.
+        finish: MEAN, or WEIGHTED where contributions have weights.
+        topology: Who shares a host and a site; None: every rank is a host of its own.
+
+    Raises:
+        ValueError: For a rank, count, order or topology that the world does not allow, another
+            finish, or a topology whose plan would have too many slots.
+    """
+    check_finish(finish, Finish.MEAN, Finish.WEIGHTED)
+    check_world(world, rank, elements_per_packet)
+    elements = check_count("elements", elements)
+    topology = check_topology(topology, world)
+    if order is not None:
+        check_order(order, world)
+    tree = tree_of(topology, rank, elements_per_packet)
+    grain = GRAIN if topology.one_host else elements_per_packet
+    root = shares(tree.root, elements, grain, order)
+    made = _Rank(tree, rank, root, missing, finish)
+    alone = [add(0, 0, 0, elements, sources=(), finish=finish)]  # The mean of one contribution.
+    slots = made.slots() if world > 1 else alone
+    fields = (world, elements, elements_per_packet, missing, order or ())
+    return assemble(
+        "all_reduce",
+        NAME,
+        world,
+        rank,
+        elements_per_packet,
+        sizes=(elements, elements),
+        slots=slots,
+        sign=signature("all_reduce", NAME, *fields, *topology.fields),
+        scratch_elements=made.scratch,
+        levels=tree.levels,
+    )
+
+
+def check_slots(numbers: int) -> None:
+    """Refuses a plan that needs more numbers of slots than there are."""
+    if numbers > MOST_SLOTS:
+        raise ValueError(f"the plan needs {numbers} slots, wanted {MOST_SLOTS} at most")
+
+
+class _Own(NamedTuple):
+    """A sum that a rank holds for one of its units."""
+
+    slot: int
+    offset: int
+    """Of the buffer: where the slot's range begins."""
+
+
+class _Rank:
+    """One rank's slots. Number ``up[t] + i`` sums up piece ``i`` of the rank's unit in tier ``t``;
+    ``down[t] + q`` is where piece ``q`` of all ranks is received in that tier."""
+
+    def __init__(
+        self, tree: Tree, rank: int, root: Shares, missing: Missing, finish: Finish
+    ) -> None:
+        self.tree, self.rank, self.root = tree, rank, root
+        self.missing, self.finish = missing, finish
+        self.scratch = 0
+        self.sent: list[Slot] = []
+        """Those that wait for nothing."""
+        self.waiting: list[Slot] = []
+        self.reduced: dict[int, int] = {}
+        """Numbers of the slots that reduce pieces of all ranks, by piece."""
+        tiers: list[tuple[Shares, ...]] = [(root,)]
+        while tiers[0][0].parts[0].parts:
+            tiers.insert(0, tuple([part for unit in tiers[0] for part in unit.parts]))
+        self.path = [next(u for u in units if rank in u.unit.ranks) for units in tiers]
+        """The rank's units, from its lowest to that of all."""
+        self.part = [unit.unit.part_of(rank) for unit in self.path]
+        """By tier: which part of the unit it is in."""
+        sizes = [max(len(unit.pieces) for unit in units) for units in tiers]
+        sizes += [len(root.pieces)] * len(tiers)
+        *starts, end = accumulate(sizes, initial=0)
+        check_slots(end)
+        self.up, self.down = starts[: len(tiers)], starts[len(tiers) :]
+
+    def slots(self) -> list[Slot]:
+        """All of them, each after the one that feeds it."""
+        held: dict[int, _Own] = {}
+        for t in range(len(self.path)):
+            held = self._sums(t, held)
+        for q in _from_own(self.root.pieces, self.rank):
+            self._copies(q)
+        return [*self.sent, *self.waiting]
+
+    def _sums(self, t: int, below: dict[int, _Own]) -> dict[int, _Own]:
+        """What the rank adds up or sends on in a tier.
+
+        ``below``: the sums that it holds of its part's pieces; its own input if there is none.
+        Returns those that it holds of its unit's.
+        """
+        held = {}
+        unit, part = self.path[t], self.part[t]
+        for i in _from_own(unit.pieces, self.rank):
+            piece = unit.pieces[i]
+            if piece.holders[part] != self.rank:
+                continue
+            own = below.get(piece.inside[part])
+            if len(piece.holders) > 1:
+                self._sum(t, i, piece, own)
+                own = _Own(self.up[t] + i, piece.offset)
+            if own is not None and piece.owner == self.rank:
+                held[i] = own
+        return held
+
+    def _sum(self, t: int, i: int, piece: Piece, own: _Own | None) -> None:
+        number, others = self.up[t] + i, _but(self.rank, piece.holders)
+        mine: dict[str, Any] = {"own": Own.INPUT, "own_offset": piece.offset}
+        if own is not None:
+            at = piece.offset - own.offset
+            mine = {"own": Own.SLOT, "own_offset": at, "feed": own.slot}
+        if piece.owner != self.rank:
+            slots = self.sent if own is None else self.waiting
+            how: dict[str, Any] = {"target": Target.NONE, "dests": (Edge(piece.owner, number),)}
+            offset = 0
+        else:
+            slots = self.waiting
+            how = {"combine": Combine.ADD, "sources": others}
+            if self.path[t] is self.root:
+                back = tuple([Edge(peer, self.down[t] + i) for peer in others])
+                how |= {"finish": self.finish, "dests": back}
+                offset, self.reduced[i] = piece.offset, number
+            else:
+                how |= {"target": Target.SCRATCH}
+                offset, self.scratch = self.scratch, self.scratch + piece.length
+        level = self.tree.tiers[t].up
+        slots.append(Slot(number, offset, piece.length, level=level, **mine, **how))
+
+    def _copies(self, q: int) -> None:
+        """Receives piece ``q`` of all ranks, unless the rank reduces it, and passes it on in those
+        of its units whose holder it is."""
+        piece = self.root.pieces[q]
+        chain = self._chain(piece)
+        t = max(t for t, there in enumerate(chain) if self.rank in there.holders)
+        feed = self.reduced.get(q)
+        if feed is None:
+            tier, feed, sender = self.tree.tiers[t], self.down[t] + q, chain[t].owner
+            level = tier.up if chain[t] is piece else tier.down
+            self.waiting.append(
+                receive(feed, sender, piece.offset, piece.length, missing=self.missing, level=level)
+            )
+        for lower in range(t - 1, -1, -1):
+            number = self.down[lower] + q
+            dests = tuple([Edge(r, number) for r in _but(self.rank, chain[lower].holders)])
+            if dests:
+                level = self.tree.tiers[lower].down
+                self.waiting.append(send_fed(number, feed, piece.length, *dests, level=level))
+
+    def _chain(self, piece: Piece) -> list[Piece]:
+        """The pieces of the rank's units in which a piece of all ranks lies, the lowest first."""
+        chain = [piece]
+        for t in range(len(self.path) - 1, 0, -1):
+            chain.insert(0, self.path[t - 1].pieces[chain[0].inside[self.part[t]]])
+        return chain
+
+
+def _but(rank: int, ranks: tuple[int, ...]) -> tuple[int, ...]:
+    """``ranks`` without ``rank``, from the one behind it on and around."""
+    at = ranks.index(rank)
+    return (*ranks[at + 1 :], *ranks[:at])
+
+
+def _from_own(pieces: Sequence[Piece], rank: int) -> Iterable[int]:
+    """The pieces' numbers, from the first on that the rank owns: each begins with another one."""
+    at = next((i for i, piece in enumerate(pieces) if piece.owner == rank), 0)
+    return (*range(at, len(pieces)), *range(at))
+
+
+register(
+    Algorithm(
+        collective="all_reduce",
+        name=NAME,
+        build=all_reduce,
+        summary="sums within hosts, then between hosts, then between sites, and back",
+        steps=lambda world: 2 if world > 1 else 0,
+        traffic=lambda world: 2 * (world - 1) / world,
+        draws_order=True,
+        partial_sums=True,
+        levels=True,
+    )
+)

@@ -1,0 +1,298 @@
+"""All-gather and broadcast by tiers: what a rank has crosses to each other host and site once.
+
+It is sent to one holder in the unit (``tiers.holder``), which passes it on within. Consecutive
+chunks have different holders, so that all ranks of a host take part in what crosses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .assembly import assemble, copy_own, receive, send_fed, send_own
+from .hierarchical import NAME, check_slots
+from .model import Edge, Plan, Slot
+from .order import segments
+from .registry import Algorithm, register
+from .signature import signature
+from .tiers import Tree, Unit, around, crossing, holder, number_outside, tree_of, within
+from .topology import Topology
+from .tree import broadcast_steps
+from .validation import (
+    check_count,
+    check_counts,
+    check_rank,
+    check_topology,
+    check_world,
+    starts,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """What one rank has and all are to get.
+
+    Attributes:
+        source: The rank that has it.
+        offset: First element, in the output.
+        length: Elements.
+        own_offset: First element in the source's input.
+        first_slot: Number of the slots in which it is received, or passed on, in the lowest tier.
+        slots: How much that number is larger in the next tier.
+        held_as: The number by which units hold it; None: that of the source's chunk.
+        fanout: The most parts of a unit that one of its parts sends to.
+        star: Whether one sends to all parts in the lowest tier.
+    """
+
+    source: int
+    offset: int
+    length: int
+    own_offset: int
+    first_slot: int
+    slots: int
+    held_as: int | None
+    fanout: int
+    star: bool
+
+    def slot(self, tier: int) -> int:
+        """The number of its slots in a tier."""
+        return self.first_slot + tier * self.slots
+
+    def number(self, unit: Unit, part: int) -> int:
+        """The number by which a part of a unit holds it, one without the source."""
+        return number_outside(unit, part, self.source) if self.held_as is None else self.held_as
+
+    def family(self, ranks: Sequence[int], rank: int, tier: int) -> tuple[int | None, list[int]]:
+        """(parent, children) of a rank in the heap of ``ranks``, whose first has the chunk."""
+        fanout = len(ranks) if self.star and tier == 0 else min(self.fanout, len(ranks))
+        v = ranks.index(rank)
+        parent = ranks[(v - 1) // fanout] if v else None
+        return parent, [*ranks[fanout * v + 1 : fanout * (v + 1) + 1]]
+
+
+def _of_source(tree: Tree, chunk: _Chunk) -> list[Slot]:
+    """The source's slots: one for each tier. That of the topmost one stores the chunk, too."""
+    slots = []
+    for t, unit in enumerate(tree.path):
+        mine = unit.part_of(chunk.source)
+        others = [holder(part, chunk.number(unit, i)) for i, part in around(unit.parts, mine)]
+        number, level = chunk.slot(t), tree.tiers[t].up
+        _, to = chunk.family((chunk.source, *others), chunk.source, t)
+        dests = [Edge(peer, number) for peer in to]
+        if unit is tree.root:
+            slots.append(
+                copy_own(number, chunk.offset, chunk.own_offset, chunk.length, *dests, level=level)
+            )
+        elif dests:
+            slots.append(send_own(number, chunk.own_offset, chunk.length, *dests, level=level))
+    return slots
+
+
+def _of_others(tree: Tree, rank: int, chunk: _Chunk) -> list[Slot]:
+    """What another rank does with a chunk: it receives it in one tier, and passes it on in those of
+    its units below, whose holder it is."""
+    tier = crossing(tree, rank, chunk.source)
+    unit = tree.path[tier]
+    others = around(unit.parts, unit.part_of(chunk.source))
+    holders = [holder(part, chunk.number(unit, i)) for i, part in others]
+    below = within(tree, tier, chunk.number(unit, unit.part_of(rank)))
+    # (tier, the ranks that meet there, the first of which has the chunk; level)
+    stages: list[tuple[int, Sequence[int], int]] = [
+        (t, there.holders, tree.tiers[t].down) for t, there in enumerate(below)
+    ]
+    stages.append((tier, (chunk.source, *holders), tree.tiers[tier].up))
+    slots: list[Slot] = []
+    for t, ranks, level in reversed(stages):
+        if rank not in ranks:
+            continue
+        parent, children = chunk.family(ranks, rank, t)
+        number = chunk.slot(t)
+        dests = [Edge(child, number) for child in children]
+        if parent is not None:
+            slots.append(receive(number, parent, chunk.offset, chunk.length, *dests, level=level))
+        elif dests:
+            slots.append(send_fed(number, slots[0].number, chunk.length, *dests, level=level))
+    return slots
+
+
+def all_gather(
+    world: int,
+    rank: int,
+    counts: int | Sequence[int],
+    elements_per_packet: int,
+    *,
+    topology: Topology | None = None,
+) -> Plan:
+    """Every rank's chunk on every rank, one after another; slot ``t * world + s`` receives chunk
+    ``s`` in tier ``t``, or passes it on.
+
+    One step for each tier. A packet that is lost on the way to a host is lost for all its ranks.
+
+    Args:
+        world: Number of ranks.
+        rank: This rank.
+        counts: Elements of each rank's chunk; one number: of every chunk. The input is this rank's
+            chunk, the output all of them.
+        elements_per_packet: Elements that one packet of the network carries.
+        topology: Who shares a host and a site; None: every rank is a host of its own.
+
+    Raises:
+        ValueError: For a rank, count or topology that the world does not allow.
+    """
+    check_world(world, rank, elements_per_packet)
+    sizes = check_counts("counts", counts, world)
+    begin = starts(sizes)
+    topology = check_topology(topology, world)
+    tree = tree_of(topology, rank, elements_per_packet)
+    check_slots(len(tree.tiers) * world)
+    slots: list[Slot] = []
+    for source in (rank, *range(rank + 1, world), *range(rank)):
+        chunk = _Chunk(
+            source=source,
+            offset=begin[source],
+            length=sizes[source],
+            own_offset=0,
+            first_slot=source,
+            slots=world,
+            held_as=None,
+            fanout=world,
+            star=True,
+        )
+        slots += _of_source(tree, chunk) if source == rank else _of_others(tree, rank, chunk)
+    return assemble(
+        "all_gather",
+        NAME,
+        world,
+        rank,
+        elements_per_packet,
+        sizes=(sizes[rank], sum(sizes)),
+        slots=slots,
+        sign=signature("all_gather", NAME, world, sizes, elements_per_packet, *topology.fields),
+        levels=tree.levels,
+    )
+
+
+def broadcast(
+    world: int,
+    rank: int,
+    elements: int,
+    elements_per_packet: int,
+    *,
+    root: int = 0,
+    fanout: int = 2,
+    topology: Topology | None = None,
+) -> Plan:
+    """``root``'s buffer on all ranks, in place.
+
+    Between hosts it goes along a tree of hosts, in as many pieces as a host has ranks, each to
+    another one; within a host to all of its ranks at once. A packet that is lost is lost for all
+    ranks behind it.
+
+    Args:
+        world: Number of ranks.
+        rank: This rank.
+        elements: Elements of the buffer.
+        elements_per_packet: Elements that one packet of the network carries.
+        root: The rank whose buffer it is.
+        fanout: The most hosts that one host sends to (or sites a site); ``world``: only the root
+            sends, to every rank.
+        topology: Who shares a host and a site; None: every rank is a host of its own.
+
+    Raises:
+        ValueError: For a rank, root, count, fanout or topology that the world does not allow.
+    """
+    check_world(world, rank, elements_per_packet)
+    check_rank("root", root, world)
+    elements = check_count("elements", elements)
+    topology = check_topology(topology, world)
+    if fanout < 1:
+        raise ValueError(f"fanout is {fanout}, wanted 1 or more")
+    tree = tree_of(topology, rank, elements_per_packet)
+    if world == 1:
+        slots = []
+    elif fanout >= world:
+        slots = _from_root(tree, rank, root, elements)
+    else:
+        slots = _by_pieces(topology, tree, rank, root, elements, elements_per_packet, fanout)
+    return assemble(
+        "broadcast",
+        NAME,
+        world,
+        rank,
+        elements_per_packet,
+        sizes=(elements, elements),
+        slots=slots,
+        sign=signature(
+            "broadcast", NAME, world, elements, elements_per_packet, root, fanout, *topology.fields
+        ),
+        levels=tree.levels,
+    )
+
+
+def _from_root(tree: Tree, rank: int, root: int, elements: int) -> list[Slot]:
+    """Only the root sends: one slot for each tier."""
+    if rank != root:
+        t = crossing(tree, rank, root)
+        return [receive(t, root, 0, elements, level=tree.tiers[t].up)]
+    slots = []
+    for t, unit in enumerate(tree.path):
+        dests = [Edge(peer, t) for _, part in around(unit.parts, unit.part_of(root))
+                 for peer in part.ranks]  # fmt: skip
+        level = tree.tiers[t].up
+        if unit is tree.root:
+            slots.append(copy_own(t, 0, 0, elements, *dests, level=level))
+        elif dests:
+            slots.append(send_own(t, 0, elements, *dests, level=level))
+    return slots
+
+
+def _by_pieces(
+    topology: Topology,
+    tree: Tree,
+    rank: int,
+    root: int,
+    elements: int,
+    elements_per_packet: int,
+    fanout: int,
+) -> list[Slot]:
+    most = 1 if topology.one_host else max(len(ranks) for ranks in topology.members_of_hosts)
+    check_slots(len(tree.tiers) * most)
+    slots: list[Slot] = []
+    for piece, (offset, length) in enumerate(segments(elements, most, elements_per_packet)):
+        chunk = _Chunk(
+            source=root,
+            offset=offset,
+            length=length,
+            own_offset=offset,
+            first_slot=piece,
+            slots=most,
+            held_as=piece,
+            fanout=fanout,
+            star=topology.shares_hosts,  # memory that is shared is read by all at once
+        )
+        slots += _of_source(tree, chunk) if rank == root else _of_others(tree, rank, chunk)
+    return slots
+
+
+register(
+    Algorithm(
+        collective="all_gather",
+        name=NAME,
+        build=all_gather,
+        summary="each chunk is sent to every host and site once, then passed on within",
+        steps=lambda world: min(1, world - 1),
+        traffic=lambda world: (world - 1) / world,
+        levels=True,
+    )
+)
+register(
+    Algorithm(
+        collective="broadcast",
+        name=NAME,
+        build=broadcast,
+        summary="a tree of sites and of hosts, then to all ranks of a host at once",
+        steps=broadcast_steps,
+        traffic=lambda world: min(2, world - 1),
+        levels=True,
+    )
+)

@@ -1,0 +1,187 @@
+"""Reduce-scatter by tiers: a chunk is summed up within each host and site, and crosses as one sum.
+
+The unit's holder of the chunk adds up, and only it sends to the chunk's owner. Consecutive chunks
+have different holders (``tiers.holder``), so that all ranks of a host take part in what crosses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .assembly import assemble, copy_own
+from .hierarchical import NAME, check_slots
+from .model import Combine, Edge, Finish, Own, Plan, Slot, Target
+from .registry import Algorithm, register
+from .signature import signature
+from .tiers import Tree, around, crossing, holder, number_outside, tree_of, within
+from .topology import Topology
+from .validation import check_counts, check_finish, check_topology, check_world, starts
+
+
+def reduce_scatter(
+    world: int,
+    rank: int,
+    counts: int | Sequence[int],
+    elements_per_packet: int,
+    *,
+    finish: Finish = Finish.STRATIFIED,
+    topology: Topology | None = None,
+) -> Plan:
+    """Mean of all ranks' chunk ``r``, at rank ``r``; slot ``t * world + s`` adds up chunk ``s``
+    in a unit of tier ``t``.
+
+    One step for each tier. The stratum of a STRATIFIED finish is what the owner's host (and site)
+    contributes; the others are those of other units of the topmost tier.
+
+    Args:
+        world: Number of ranks.
+        rank: This rank.
+        counts: Elements of each rank's chunk; one number: of every chunk. The input holds the
+            chunks one after another, the output is this rank's.
+        elements_per_packet: Elements that one packet of the network carries.
+        finish: STRATIFIED, MEAN or WEIGHTED.
+        topology: Who shares a host and a site; None: every rank is a host of its own.
+
+    Raises:
+        ValueError: For a rank, count or topology that the world does not allow, or finish NONE.
+    """
+    check_finish(finish, Finish.MEAN, Finish.STRATIFIED, Finish.WEIGHTED)
+    check_world(world, rank, elements_per_packet)
+    sizes = check_counts("counts", counts, world)
+    topology = check_topology(topology, world)
+    tree = tree_of(topology, rank, elements_per_packet)
+    check_slots(len(tree.tiers) * world)
+    sums = _Sums(tree, world, rank, sizes)
+    for chunk in (*range(rank + 1, world), *range(rank)):
+        if sizes[chunk]:
+            sums.contribute(chunk)
+    if sizes[rank]:
+        sums.reduce(finish)
+    return assemble(
+        "reduce_scatter",
+        NAME,
+        world,
+        rank,
+        elements_per_packet,
+        sizes=(sum(sizes), sizes[rank]),
+        slots=[*sums.sent, *sums.waiting],
+        sign=signature("reduce_scatter", NAME, world, sizes, elements_per_packet, *topology.fields),
+        scratch_elements=sums.scratch,
+        levels=tree.levels,
+    )
+
+
+class _Sums:
+    """One rank's slots of a reduce-scatter."""
+
+    def __init__(self, tree: Tree, world: int, rank: int, sizes: tuple[int, ...]) -> None:
+        self.tree, self.world, self.rank = tree, world, rank
+        self.sizes, self.begin = sizes, starts(sizes)
+        self.scratch = 0
+        self.sent: list[Slot] = []
+        """Those that wait for nothing."""
+        self.waiting: list[Slot] = []
+
+    def contribute(self, chunk: int) -> None:
+        """What the rank does for another rank's chunk: it sends its own part of it to the holder of
+        its unit; or adds up, and goes on as the holder one tier further up."""
+        tier = crossing(self.tree, self.rank, chunk)
+        unit = self.tree.path[tier]
+        number = number_outside(unit, unit.part_of(self.rank), chunk)
+        own = None
+        for t, (owner, holders) in enumerate(within(self.tree, tier, number)):
+            if owner != self.rank:
+                self._send(chunk, t, owner, own)
+                return
+            if len(holders) > 1:
+                own = self._add(chunk, t, holders[1:], own)
+        self._send(chunk, tier, chunk, own)
+
+    def reduce(self, finish: Finish) -> None:
+        """The rank's own chunk."""
+        own: int | None = None
+        last = len(self.tree.path) - 1
+        for t, unit in enumerate(self.tree.path):
+            mine = unit.part_of(self.rank)
+            sources = tuple(
+                [
+                    holder(part, number_outside(unit, i, self.rank))
+                    for i, part in around(unit.parts, mine)
+                ]
+            )
+            if t == last:
+                self._finish(t, sources, own, finish)
+            elif sources:
+                own = self._add(self.rank, t, sources, own)
+
+    def _own(self, chunk: int, own: int | None) -> dict[str, Any]:
+        """``own``: the slot with what the rank holds of the chunk; None: its input."""
+        if own is None:
+            return {"own": Own.INPUT, "own_offset": self.begin[chunk]}
+        return {"own": Own.SLOT, "feed": own}
+
+    def _send(self, chunk: int, t: int, to: int, own: int | None) -> None:
+        number = t * self.world + chunk
+        slots = self.sent if own is None else self.waiting
+        slots.append(
+            Slot(
+                number,
+                0,
+                self.sizes[chunk],
+                dests=(Edge(to, number),),
+                target=Target.NONE,
+                level=self.tree.tiers[t].up,
+                **self._own(chunk, own),
+            )
+        )
+
+    def _add(self, chunk: int, t: int, sources: tuple[int, ...], own: int | None) -> int:
+        number = t * self.world + chunk
+        self.waiting.append(
+            Slot(
+                number,
+                self.scratch,
+                self.sizes[chunk],
+                sources=sources,
+                combine=Combine.ADD,
+                target=Target.SCRATCH,
+                level=self.tree.tiers[t].up,
+                **self._own(chunk, own),
+            )
+        )
+        self.scratch += self.sizes[chunk]
+        return number
+
+    def _finish(self, t: int, sources: tuple[int, ...], own: int | None, finish: Finish) -> None:
+        number, length = t * self.world + self.rank, self.sizes[self.rank]
+        if not sources:  # A single rank.
+            self.sent.append(copy_own(number, 0, self.begin[self.rank], length))
+            return
+        self.waiting.append(
+            Slot(
+                number,
+                0,
+                length,
+                sources=sources,
+                combine=Combine.ADD,
+                finish=finish,
+                full_weight=self.world,
+                level=self.tree.tiers[t].up,
+                **self._own(self.rank, own),
+            )
+        )
+
+
+register(
+    Algorithm(
+        collective="reduce_scatter",
+        name=NAME,
+        build=reduce_scatter,
+        summary="chunks are summed up within hosts and sites, then sent to their owners",
+        steps=lambda world: 1 if world > 1 else 0,
+        traffic=lambda world: (world - 1) / world,
+        partial_sums=True,
+        levels=True,
+    )
+)

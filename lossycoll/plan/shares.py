@@ -1,0 +1,122 @@
+"""Which rank of a unit gets the unit's sum of which elements, for all-reduces by tiers.
+
+Every element has one *holder* in each unit: the rank that gets the unit's sum of it. The holder is
+one of the holders that the unit's parts have for the element. So each rank of a host sends and
+receives another share of what leaves the host, and each host of a site another share of what
+leaves the site.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import gcd
+from typing import Final, NamedTuple
+
+from .order import segments
+from .tiers import Unit
+
+MOST_PIECES: Final = 4096
+"""About how many pieces one tier may cut a buffer into: with units of many sizes, borders of their
+pieces lie in many places, and each piece takes three slots."""
+
+
+class Piece(NamedTuple):
+    """Elements ``offset`` to ``offset + length`` of the buffer, in one unit.
+
+    Attributes:
+        offset: First element.
+        length: Elements; at least 1.
+        holders: The rank that holds it in each part of the unit.
+        owner: The one of them that holds it in the unit.
+        inside: By part: the number of the part's piece that it lies in.
+    """
+
+    offset: int
+    length: int
+    holders: tuple[int, ...]
+    owner: int
+    inside: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """A unit's pieces in the order of their elements, without gaps, and those of its parts."""
+
+    unit: Unit
+    pieces: tuple[Piece, ...]
+    parts: tuple[Shares, ...] = ()
+
+
+@lru_cache(maxsize=64)
+def shares(root: Unit, elements: int, grain: int, order: tuple[int, ...] | None) -> Shares:
+    """The pieces of all units. All borders but the end are whole numbers of ``grain``.
+
+    Args:
+        root: All ranks.
+        elements: Elements of the buffer; 0 or more.
+        grain: Elements that borders are multiples of.
+        order: A permutation of the ranks by which the holders of the topmost tier are drawn. It
+            gives each element to a part as if a rank were drawn and the part were the rank's: then
+            the mean of what arrives is unbiased, whatever the parts' sizes. None: parts get as
+            much of the buffer as each other.
+    """
+    parts = _parts(root, elements, grain)
+    turns = range(len(parts)) if order is None else _drawn(root, order)
+    return Shares(root, _pieces(parts, turns, grain), parts)
+
+
+@lru_cache(maxsize=64)
+def _parts(unit: Unit, elements: int, grain: int) -> tuple[Shares, ...]:
+    # Kept, since the topmost tier is cut anew for each order.
+    return tuple(_lower(part, elements, grain) for part in unit.parts)
+
+
+def _lower(unit: Unit, elements: int, grain: int) -> Shares:
+    if not unit.parts:
+        (rank,) = unit.ranks
+        whole = (Piece(0, elements, (), rank, ()),) if elements else ()
+        return Shares(unit, whole)
+    parts = _parts(unit, elements, grain)
+    return Shares(unit, _pieces(parts, range(len(parts)), grain), parts)
+
+
+def _drawn(root: Unit, order: tuple[int, ...]) -> list[int]:
+    """Parts in the order of their ranks. Of each part as many ranks stand for it as it takes for
+    one to be drawn as often as any rank: with parts of one size a single one."""
+    step = gcd(*[len(part.ranks) for part in root.parts])
+    part_of = {rank: i for i, part in enumerate(root.parts) for rank in part.ranks[::step]}
+    return [part_of[rank] for rank in order if rank in part_of]
+
+
+def _pieces(parts: Sequence[Shares], turns: Sequence[int], grain: int) -> tuple[Piece, ...]:
+    """Cuts the ranges in which all parts' holders are constant among the parts, by ``turns``.
+
+    Each range begins with another turn: if it is too small to be cut, another part gets it.
+    """
+    ranges = _common(parts)
+    times = min(len(turns), max(1, MOST_PIECES // max(1, len(ranges))))
+    found = []
+    for number, (begin, end, inside) in enumerate(ranges):
+        holders = tuple([part.pieces[at].owner for part, at in zip(parts, inside, strict=True)])
+        for i, (offset, length) in enumerate(segments(end - begin, times, grain)):
+            if length:
+                owner = holders[turns[(number * times + i) % len(turns)]]
+                found.append(Piece(begin + offset, length, holders, owner, inside))
+    return tuple(found)
+
+
+def _common(parts: Sequence[Shares]) -> list[tuple[int, int, tuple[int, ...]]]:
+    """(first element, end, the pieces' numbers by part) of the ranges between all borders."""
+    at = [0] * len(parts)
+    begin, found = 0, []
+    while all(i < len(part.pieces) for i, part in zip(at, parts, strict=True)):
+        ends = [
+            part.pieces[i].offset + part.pieces[i].length for i, part in zip(at, parts, strict=True)
+        ]
+        end = min(ends)
+        found.append((begin, end, tuple(at)))
+        at = [i + (there == end) for i, there in zip(at, ends, strict=True)]
+        begin = end
+    return found

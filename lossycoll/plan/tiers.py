@@ -1,0 +1,168 @@
+"""The ranks of a topology as a tree of units, and the levels of the plans that are made from it.
+
+A *unit* is a rank, a host, a site, or all ranks; its *parts* are units of the tier below. A *tier*
+is what all units of one size have in common: the tier of hosts, that of sites, that of all ranks.
+Tiers that would say nothing are left out: that of hosts where each has one rank, that of sites
+where there is one, or where each has one host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from .model import Delivery, Level
+from .topology import Topology
+
+RELIABLE: Final = Delivery(reliable=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A rank (without parts), a host, a site, or all ranks.
+
+    Attributes:
+        ranks: Its ranks, those of each part together.
+        parts: The units of the tier below that it consists of.
+    """
+
+    ranks: tuple[int, ...]
+    parts: tuple[Unit, ...] = ()
+
+    def part_of(self, rank: int) -> int:
+        """The number of the part that has ``rank``."""
+        return next(i for i, part in enumerate(self.parts) if rank in part.ranks)
+
+
+class Tier(NamedTuple):
+    """Numbers of a plan's levels: of what goes up in the units of a tier, and of what comes down
+    from tiers above."""
+
+    up: int
+    down: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A topology as units, seen from one rank.
+
+    Attributes:
+        path: The rank's units, from its lowest to that of all ranks.
+        tiers: As many, in the same order.
+        levels: Those of the plan from level 1 on.
+    """
+
+    path: tuple[Unit, ...]
+    tiers: tuple[Tier, ...]
+    levels: tuple[Level, ...]
+
+    @property
+    def root(self) -> Unit:
+        """All ranks."""
+        return self.path[-1]
+
+
+@lru_cache(maxsize=64)
+def tree_of(topology: Topology, rank: int, elements_per_packet: int) -> Tree:
+    """The tree of a topology.
+
+    Within a host packets are ``host_packets`` times as large on the way up, and reliable. They are
+    reliable within a site too: a mean of partial sums is unbiased, whatever the sizes of units, if
+    only the topmost tier loses packets (docs/theory.md). On the topmost tier the call's delivery
+    holds, unless all ranks share a host.
+    """
+    large = Level(elements_per_packet * topology.host_packets, RELIABLE)
+    small = Level(elements_per_packet, RELIABLE)
+    units = {rank: Unit((rank,)) for rank in range(topology.world)}
+    lowest = [units[rank] for rank in range(topology.world)]
+    levels: list[Level] = []
+    tiers: list[Tier] = []
+    tops: list[list[Unit]] = []
+    if topology.shares_hosts:
+        lowest = _grouped(lowest, topology.members_of_hosts)
+        tops.append(lowest)
+        levels.append(large)
+        # A packet that comes down is one that came from another host.
+        if not topology.one_host and large != small:
+            levels.append(small)
+        tiers.append(Tier(1, len(levels)))
+    if topology.has_sites:
+        lowest = _grouped(lowest, topology.members_of_sites)
+        tops.append(lowest)
+        levels.append(small)
+        tiers.append(Tier(len(levels), len(levels)))
+    if not topology.one_host:
+        tops.append([Unit(_ranks(lowest), tuple(lowest))])
+        tiers.append(Tier(0, 0))
+    path = tuple(next(unit for unit in units if rank in unit.ranks) for units in tops)
+    return Tree(path, tuple(tiers), tuple(levels))
+
+
+def _grouped(units: Sequence[Unit], groups: Sequence[Sequence[int]]) -> list[Unit]:
+    """One unit for each group of ranks, of those of ``units`` that lie in it."""
+    by_rank = {unit.ranks[0]: unit for unit in units}
+    parts = [tuple(by_rank[rank] for rank in group if rank in by_rank) for group in groups]
+    return [Unit(_ranks(some), some) for some in parts]
+
+
+def _ranks(units: Sequence[Unit]) -> tuple[int, ...]:
+    return tuple(rank for unit in units for rank in unit.ranks)
+
+
+def holder(unit: Unit, number: int) -> int:
+    """The rank of a unit that holds its sum of a chunk, or passes on a chunk from outside.
+
+    Chunks are numbered; consecutive ones are held in different parts, and in these at different
+    ranks. The holders of a unit's parts for the same chunk are ``holder(part, number // parts)``,
+    the unit's own among them.
+    """
+    while unit.parts:
+        number, at = divmod(number, len(unit.parts))
+        unit = unit.parts[at]
+    return unit.ranks[0]
+
+
+def part_holders(unit: Unit, number: int) -> tuple[int, ...]:
+    """The holders of a unit's parts, if the unit's is ``holder(unit, number)``."""
+    return tuple(holder(part, number // len(unit.parts)) for part in unit.parts)
+
+
+def number_outside(unit: Unit, part: int, rank: int) -> int:
+    """The number of ``rank``'s chunk in a part of ``unit`` that doesn't have the rank: chunks from
+    outside are counted from 0, so that they spread over the part's ranks."""
+    inside = frozenset(unit.parts[part].ranks)
+    return sum(1 for other in unit.ranks[: unit.ranks.index(rank)] if other not in inside)
+
+
+class Within(NamedTuple):
+    """What becomes of a chunk from elsewhere in one of a rank's units."""
+
+    owner: int
+    """The unit's holder of the chunk."""
+    holders: tuple[int, ...]
+    """Its parts', beginning with the owner."""
+
+
+def crossing(tree: Tree, rank: int, other: int) -> int:
+    """The tier in which two ranks are in different parts of one unit."""
+    return next(t for t, unit in enumerate(tree.path) if other in unit.ranks)
+
+
+def within(tree: Tree, tier: int, number: int) -> list[Within]:
+    """By tier below ``tier``: of the rank's units, if the highest holds chunk ``number``."""
+    found: list[Within] = []
+    for t in range(tier - 1, -1, -1):
+        unit = tree.path[t]
+        at = number % len(unit.parts)
+        holders = part_holders(unit, number)
+        found.insert(0, Within(holders[at], (*holders[at:], *holders[:at])))
+        number //= len(unit.parts)
+    return found
+
+
+def around(parts: Sequence[Unit], first: int) -> list[tuple[int, Unit]]:
+    """All parts but ``first``, with their numbers, from the one behind it on."""
+    numbers = (*range(first + 1, len(parts)), *range(first))
+    return [(i, parts[i]) for i in numbers]

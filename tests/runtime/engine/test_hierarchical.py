@@ -1,0 +1,121 @@
+"""Plans by hosts and sites in the engine, with losses between hosts: its results are the
+reference's. Here all packets go over UDP; a plan is the same whatever the link."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lossycoll.plan import Algorithm, Plan, Topology, faults, find_algorithm, hierarchical
+from lossycoll.plan.reference_executor import execute
+from lossycoll.runtime.engine.packet_masks import Blocks
+from tests.support.network import GROUP, Network, elements
+from tests.support.oracle_cases import PAYLOAD, Case, cases_of
+from tests.support.oracle_checks import check
+
+SHAPES = {
+    "one host": Topology.of_labels("aaa", "xxx", 2),
+    "hosts": Topology.of_labels("aabb", "xxxx", 4),
+    "uneven hosts": Topology.of_labels("aaabb", "xxxxx"),
+    "sites": Topology.of_labels("abcd", "xxyy"),
+    "uneven sites": Topology.of_labels("abacdd", "xyxyyy", 2),
+    "hosts and sites": Topology.of_labels("aabbccdd", "xxxxyyyy", 2),
+}
+LOSSES = ("", "loss=0.4,seed=7", "loss=0.2,burst=4,dup=0.05,reorder=0.1,seed=9")
+HOW: tuple[dict[str, int | bool], ...] = ({}, {"repair": 1, "fec": 3}, {"reliable": True})
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
+
+
+def by_tiers(collective: str, topology: Topology) -> Algorithm:
+    """The algorithm for this topology; packets within a host fit into a payload."""
+    found = find_algorithm(collective, hierarchical.NAME)
+
+    def build(world: int, rank: int, sizes: Any, elements_per_packet: int, **options: Any) -> Plan:
+        each = elements_per_packet // topology.host_packets
+        return found.build(world, rank, sizes, each, topology=topology, **options)
+
+    return replace(found, build=build)
+
+
+def cases(topology: Topology) -> list[Case]:
+    return [case for name in COLLECTIVES for case in cases_of(by_tiers(name, topology))]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_engine_equals_reference(shape: str, loss: str) -> None:
+    topology, dropped, turn = SHAPES[shape], 0, LOSSES.index(loss)
+    world = topology.world
+    with Network(world, PAYLOAD, inject=loss, seed=11) as network:
+        for case in cases(topology):
+            for count in (1, PAYLOAD // 4 + 1, 23 * PAYLOAD // 4 + 5):
+                turn += 1
+                dtype = ("f32", "f64", "bf16")[turn % 3] if case.sums else "bytes"
+                dropped += check(network, case, count, dtype, loss, **HOW[turn % len(HOW)])
+        stats = [engine.stats() for engine in network.engines]
+    assert sum(s.malformed + s.foreign + s.socket_overflow for s in stats) == 0
+    assert (dropped > 0) == bool(loss), "the fault did not happen"
+
+
+@pytest.mark.parametrize("encoding", ["bf16", "fp16"])
+def test_encodings(encoding: str) -> None:
+    loss = "loss=0.3,seed=5"
+    topology = SHAPES["uneven sites"]
+    with Network(topology.world, PAYLOAD, inject=loss) as network:
+        for case in cases(topology):
+            check(network, case, 700, "f32", loss, encoding=encoding)
+
+
+@pytest.mark.parametrize("shape", ["one host", "hosts", "hosts and sites"])
+def test_ranks_know_what_arrived_and_get_what_their_host_needs(shape: str) -> None:
+    topology, loss, rng = SHAPES[shape], "loss=0.5,seed=13", np.random.default_rng(1)
+    world, packets, missed, needs = topology.world, 20, 0, 0
+    each = PAYLOAD // topology.host_packets
+    count = packets * each - 3
+    unit = topology.sites if topology.has_sites else topology.hosts
+    with Network(world, PAYLOAD, inject=loss) as network:
+        lost = partial(faults.lost, faults.parse(loss), GROUP, network.op)
+        build = by_tiers("all_gather", topology).build
+        plans = [build(world, rank, count, PAYLOAD) for rank in range(world)]
+        of_unit = rng.random((world, world, packets)) < 0.3
+        needed = [of_unit[unit[rank]] for rank in range(world)]
+        blocks = [Blocks(plan, need) for plan, need in zip(plans, needed, strict=True)]
+        inputs = [elements("bytes", count, rng) for _ in range(world)]
+        outputs = [np.zeros(count * world, np.uint8) for _ in range(world)]
+        want = [x.copy() for x in outputs]
+        tickets = [
+            network.submit(
+                rank, plans[rank], (inputs[rank], outputs[rank]), "bytes",
+                needed=blocks[rank].encoded(),
+            )
+            for rank in range(world)
+        ]  # fmt: skip
+        slot_owner = {
+            (plan.rank, slot.number): slot.offset // count for plan in plans for slot in plan.slots
+        }
+        execute(
+            plans, inputs, want, "bytes", 1.0, lost, 0,
+            needed=lambda sender, receiver, slot, n: needed[receiver][slot_owner[receiver, slot]],
+        )  # fmt: skip
+        for rank in range(world):
+            note = partial(blocks[rank].note, network.engines[rank])
+            assert network.end(rank, tickets[rank], note=note).code == 0
+            np.testing.assert_array_equal(outputs[rank], want[rank])
+    for rank in range(world):
+        for owner in range(world):
+            arrived = blocks[rank].arrived[owner]
+            sent = np.resize(inputs[owner], (packets, each))
+            got = np.resize(outputs[rank][owner * count : (owner + 1) * count], (packets, each))
+            assert ((got == sent).all(axis=1) | ~arrived)[:-1].all()
+            if unit[rank] == unit[owner]:
+                assert arrived.all()
+                continue
+            assert not (needed[rank][owner] & ~arrived).any()
+            missed += int(np.count_nonzero(~arrived))
+            needs += int(np.count_nonzero(needed[rank][owner]))
+            np.testing.assert_array_equal(arrived, blocks[unit.index(unit[rank])].arrived[owner])
+    assert (missed > 0 and needs > 0) == (max(unit) > 0)

@@ -81,7 +81,7 @@ def available(chosen: Sequence[str]) -> list[str]:
     return [
         name
         for name in chosen
-        if (name in VARIANTS and algorithm_of(name) in has)
+        if (name in VARIANTS and algorithm_of(name) in (*has, "auto"))
         or (name.startswith("gloo-") and name.removeprefix("gloo-") in controls)
     ]
 
@@ -103,8 +103,13 @@ class Counting:
         return {name: level.since(before[name]) for name, level in after.items()}
 
 
-def measure(options: argparse.Namespace, variants: Sequence[str]) -> list[Measured]:
-    """Raises LossyError where a rank fails."""
+def measure(
+    options: argparse.Namespace, variants: Sequence[str]
+) -> tuple[list[Measured], dict[str, int]]:
+    """What was measured, and how many hosts and sites the ranks took themselves to be of.
+
+    Raises LossyError where a rank fails.
+    """
     network = network_of(options)
     config = {"mib": options.mib, "variants": variants, "rounds": options.rounds}
     with tempfile.TemporaryDirectory() as folder, Lab(network) as lab:
@@ -116,7 +121,9 @@ def measure(options: argparse.Namespace, variants: Sequence[str]) -> list[Measur
         unasked = sum(host.unasked for host in lab.counters().hosts)
     if unasked:
         print(f"{unasked} packets were lost by the laboratory itself", file=sys.stderr)
-    return [_of_variant(name, ranks, counting) for name in variants]
+    operations = [rank["operations"] for rank in ranks]
+    seen = {name: ranks[0][name] for name in ("hosts", "sites")}
+    return [_of_variant(name, operations, counting) for name in variants], seen
 
 
 def _of_variant(
@@ -133,13 +140,17 @@ def _of_variant(
     )
 
 
-def table(options: argparse.Namespace, found: Sequence[Measured]) -> Table:
-    path = f"{options.mbit:g} Mbit/s and {options.delay_ms:g} ms one way between sites"
+def table(options: argparse.Namespace, found: Sequence[Measured], seen: Mapping[str, int]) -> Table:
+    path = f"{options.mbit:g} Mbit/s, {options.delay_ms:g} ms one way, {options.loss:.3g} lost"
     shape = f"{options.sites} sites x {options.hosts} hosts x {options.ranks} ranks"
-    out = Table(title=f"all-reduce of {options.mib:g} MiB, {shape}, {path}, {options.loss:g} lost")
+    out = Table(
+        title=f"all-reduce of {options.mib:g} MiB, {shape}; between sites {path}",
+        caption=f"The ranks found {seen['hosts']} hosts and {seen['sites']} sites.",
+    )
     headings = ("variant", "runs", "median ms", "longest", "limit", "of it")
     for heading in (*headings, "host MB", "of least", "site MB", "of least", "missing"):
-        out.add_column(heading, justify="left" if heading == "variant" else "right")
+        side = "left" if heading == "variant" else "right"
+        out.add_column(heading, justify=side, no_wrap=True)
     hosts = options.sites * options.hosts
     for one in found:
         after = one.seconds[int(len(one.seconds) * LEFT_OUT) :]
@@ -180,11 +191,12 @@ def main() -> int:
     for name in options.variants:
         if name not in variants:
             print(f"{name}: not here", file=sys.stderr)
-    found = measure(options, variants)
+    found, seen = measure(options, variants)
     if options.json:
-        print(json.dumps({"limit": limit(options), "measured": [asdict(one) for one in found]}))
+        measured = [asdict(one) for one in found]
+        print(json.dumps({"limit": limit(options), "seen": seen, "measured": measured}))
     else:
-        Console(width=120).print(table(options, found))
+        Console(width=130).print(table(options, found, seen))
     return 0
 
 

@@ -1,8 +1,9 @@
 """A rank of benchmarks.micro.topology: ``python -m benchmarks.micro.topology_rank CONFIG OUT``.
 
 CONFIG is JSON: a size in MiB, variants of all-reduce, and rounds. They take turns, and the order
-turns around each time. OUT.RANK gets what was measured, in order. Before each operation and after
-the last, when all ranks stand still, rank 0 says so and waits for OUT.go.NUMBER.
+turns around each time. OUT.RANK gets the topology and what was measured, in order. Before each
+operation and after the last, when all ranks stand still, rank 0 says so and waits for
+OUT.go.NUMBER.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import lossycoll
 from benchmarks.common.rank_kit import agreed, tcp_group
 
 VARIANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    "auto": lambda: lossycoll.lossy(repair=0, algorithm="auto"),
     "transpose": lambda: lossycoll.lossy(repair=0, algorithm="transpose"),
     "hierarchical": lambda: lossycoll.lossy(repair=0, algorithm="hierarchical"),
     "reliable-transpose": lambda: lossycoll.reliable(algorithm="transpose"),
@@ -79,7 +81,9 @@ def main() -> None:
             if agreed(ended - began > SLOW_SECONDS):
                 slow.add(variant)
     stand_still(out, len(found))
-    Path(f"{out}.{dist.get_rank()}").write_text(json.dumps(found))
+    topology = lossycoll.topology()
+    said = {"hosts": topology.n_hosts, "sites": topology.n_sites, "operations": found}
+    Path(f"{out}.{dist.get_rank()}").write_text(json.dumps(said))
     dist.destroy_process_group()
 
 

@@ -1,0 +1,56 @@
+"""Collectives of ranks at two sites, by tiers, through torch; between sites packets are lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tests.backend.test_block_collectives import LOSSY, rank_rounds
+from tests.support.harness import init, run_good
+
+SITES = {rank: {"LOSSYCOLL_SITE": "xxyy"[rank]} for rank in range(4)}
+COUNT = 60_000
+
+
+def rank_collectives(rank: int, world: int) -> dict[str, Any]:
+    import torch
+    import torch.distributed as dist
+
+    import lossycoll
+
+    init()
+    own = torch.full((COUNT,), 2.0**rank)
+    chunk, rows = torch.empty(COUNT // world), torch.empty(COUNT * world)
+    with lossycoll.reliable():
+        total = own.clone()
+        dist.all_reduce(total)
+        assert (total == 15).all()
+        dist.reduce_scatter_single(chunk, own)
+        assert (chunk == 15).all()
+    dist.all_gather_single(rows, own)
+    assert torch.equal(rows.view(world, COUNT)[:, 0], 2.0 ** torch.arange(world))
+    copied = own.clone()
+    dist.broadcast(copied, 3)
+    assert (copied == 8).all()
+    mean = own.clone()
+    dist.all_reduce(mean, dist.ReduceOp.AVG)
+    dist.reduce_scatter_single(chunk, own, dist.ReduceOp.AVG)
+    dist.destroy_process_group()
+    return {"means": np.unique(mean.numpy()), "chunk": np.unique(chunk.numpy())}
+
+
+def test_collectives_go_by_sites() -> None:
+    found = run_good(rank_collectives, 4, LOSSY, per_rank=SITES)
+    of_site = {0: 1.5, 1: 1.5, 2: 6.0, 3: 6.0}
+    for rank, one in enumerate(found):
+        # Only whole sites are lost; and the mean, on the way back.
+        assert set(one["means"]) <= {3.75, 1.5, 6.0, 2.0**rank}
+        assert set(one["chunk"]) == {3.75, of_site[rank]}
+    assert len({value for one in found for value in one["means"]}) > 2, "nothing was lost"
+
+
+def test_blocks_that_are_needed_come_to_all_ranks_of_a_site() -> None:
+    for found in run_good(rank_rounds, 4, LOSSY, per_rank=SITES):
+        assert found["missed"] > 0, "the fault did not happen"
+        assert found["needed"] > 0

@@ -258,5 +258,7 @@ def _profiles(chosen: argparse.Namespace) -> int:
         return 0
     for name, one in PROFILES.items():
         print(f"{name}: {one.meaning}\n  {one.network.link}\n  {one.network.port}")
+        if one.network.sites > 1:
+            print(f"  between sites: {one.network.wan}\n  {one.network.gateway}")
         print(f"  source: {one.source}\n  assumed: {one.assumed}")
     return 0

@@ -64,6 +64,18 @@ PROFILES: Final = {
         "drop rates differ by orders of magnitude); 5 us per km of fibre, with detours",
         "loss of 1% in bursts of 4, a bad day rather than a good one; a share of 1 Gbit/s",
     ),
+    "two-sites": Profile(
+        Network(
+            sites=2,
+            hosts=2,
+            ranks=2,
+            wan=Link(loss=0.01, delay_ms=20),
+            gateway=Port(up_mbit=1000, down_mbit=1000, queue_ms=25),
+        ),
+        "two data centres some 3000 km apart, with hosts of several ranks in each",
+        "as cross-dc: Khalilov et al., 2025; 5 us per km of fibre, with detours",
+        "as cross-dc, but single losses; a network without loss, delay or rate within each site",
+    ),
     "transatlantic": Profile(
         Network(
             hosts=2,

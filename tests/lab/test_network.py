@@ -272,7 +272,7 @@ def test_files_say_the_same_again(tmp_path: Path) -> None:
 
 
 def test_profiles_say_where_they_come_from() -> None:
-    wanted = {"clean", "lan-incast", "cloud", "cross-dc", "transatlantic", "home"}
+    wanted = {"clean", "lan-incast", "cloud", "cross-dc", "two-sites", "transatlantic", "home"}
     assert set(PROFILES) == wanted
     for one in PROFILES.values():
         assert one.meaning

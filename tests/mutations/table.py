@@ -581,6 +581,30 @@ PYTHON = (
         "::test_only_direct_plans_are_kept_when_ranks_are_lost",
     ),
     mutation(
+        "owners are drawn by host, not by rank",
+        "lossycoll/plan/shares.py",
+        "for rank in part.ranks[::step]}",
+        "for rank in part.ranks[:1]}",
+        "tests/plan/test_hierarchical.py::test_each_rank_has_its_share_of_a_mean[0.6-aaabb-xxxxx]",
+    ),
+    mutation(
+        "packets are lost between hosts of a site",
+        "lossycoll/plan/tiers.py",
+        "lowest = _grouped(lowest, topology.members_of_sites)\n        tops.append(lowest)\n"
+        "        levels.append(small)",
+        "lowest = _grouped(lowest, topology.members_of_sites)\n        tops.append(lowest)\n"
+        "        levels.append(Level(elements_per_packet))",
+        "tests/plan/test_hierarchical.py::test_the_ranks_of_a_host_miss_the_same"
+        "[all_gather-aabbccdd-xxxxyyyy]",
+    ),
+    mutation(
+        "a stratum of a host counts one",
+        "native/combine.c",
+        "scale / p.own_weight, NULL, 0, p.n);",
+        "scale, NULL, 0, p.n);",
+        f"{ENGINE}/test_hierarchical.py::test_engine_equals_reference[hosts-loss=0.4,seed=7]",
+    ),
+    mutation(
         "a ring of one forms no mean",
         "lossycoll/plan/ring.py",
         "serves=lambda world: world > 1,",

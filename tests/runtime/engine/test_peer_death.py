@@ -7,7 +7,15 @@ import time
 import numpy as np
 import pytest
 
-from lossycoll.plan import Missing, leave_out, rename, ring, transpose
+from lossycoll.plan import (
+    Missing,
+    Topology,
+    hierarchical,
+    leave_out,
+    rename,
+    ring,
+    transpose,
+)
 from lossycoll.runtime.engine.failures import Code
 from lossycoll.runtime.engine.reports import Cause
 from tests.support.network import Network
@@ -65,6 +73,36 @@ def test_survivors_plan_for_themselves() -> None:
             ended = network.end(rank, ticket, 5)
             assert (ended.code, ended.report.cause) == (0, Cause.COMPLETE)
             np.testing.assert_allclose(data[rank], (1 + 3 + 4) / 3)
+
+
+@pytest.mark.parametrize("reliable", [False, True])
+def test_a_rank_that_holds_sums_for_its_host_dies(reliable: bool) -> None:
+    """Nobody waits for what it would have passed on. Those left plan by the hosts that are left."""
+    elements, left = 5000, (0, 1, 2)
+    topology = Topology.of_labels("aabb", "xxxx")
+    with Network(4, 1408) as network:
+        plans = [hierarchical.all_reduce(4, r, elements, 352, topology=topology) for r in left]
+        data = [np.full(elements, r + 1, np.float32) for r in left]
+        tickets = [
+            network.submit(r, plans[r], (data[r], data[r]), "f32", reliable=reliable) for r in left
+        ]
+        time.sleep(0.05)
+        network.engines[3].close()
+        for rank in left:
+            network.engines[rank].peer_dead(3)
+        for rank, ticket in zip(left, tickets, strict=True):
+            assert network.end(rank, ticket, 5).code == 0
+            # Without it, without its host, or own where the mean would have come by it.
+            assert set(np.unique(data[rank])) <= {2.0, 1.5, rank + 1.0}
+            assert (data[rank] == 2.0).mean() > 0.4
+        among = topology.of_members(left)
+        for rank in left:
+            plan = rename(hierarchical.all_reduce(3, rank, elements, 352, topology=among), left, 4)
+            data[rank][:] = rank + 1
+            tickets[rank] = network.submit(rank, plan, (data[rank], data[rank]), "f32")
+        for rank, ticket in zip(left, tickets, strict=True):
+            assert network.end(rank, ticket, 5).code == 0
+            np.testing.assert_array_equal(data[rank], 2.0)
 
 
 def test_what_the_dead_one_had_posted_ahead_is_no_mismatch() -> None:

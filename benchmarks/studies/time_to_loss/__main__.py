@@ -1,10 +1,10 @@
 """Time to a validation loss on bad networks: ``python -m benchmarks.studies.time_to_loss --report
 docs``.
 
-The demo's model is trained by 4 ranks in networks of the laboratory: by DDP over this backend as it
-is, with DriftBound and two rounds of resending, by ShardedOptimizer, and by DDP over gloo, over TCP
-with cubic and with bbr. All see the same data in the same order. Needs the laboratory (``lossycoll
-lab check``).
+The demo's model is trained in networks of the laboratory, by 4 ranks or by 8 at two sites: by DDP
+over this backend as it is, with DriftBound and two rounds of resending, by ShardedOptimizer, and by
+DDP over gloo, over TCP with cubic and with bbr. All see the same data in the same order. Needs the
+laboratory (``lossycoll lab check``).
 """
 
 from __future__ import annotations

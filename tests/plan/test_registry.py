@@ -52,10 +52,9 @@ def test_an_algorithm_that_is_registered_has_a_name(other: Algorithm) -> None:
 
 def test_names_are_options_where_there_is_a_choice() -> None:
     before = algorithm_names()
-    assert algorithm_names("gather") == ("auto",)
-    assert "uneven" not in before, "there is nothing else to choose"
-    chain = register(replace(find_algorithm("gather", "direct"), name="chain", default=False))
-    assert algorithm_names("gather") == ("auto", "direct", "chain")
+    assert algorithm_names("barrier") == ("auto",)
+    chain = register(replace(find_algorithm("barrier", "tree"), name="chain", default=False))
+    assert algorithm_names("barrier") == ("auto", "tree", "chain")
     assert set(algorithm_names()) == {*before, "chain"}
     unregister(chain)
 
@@ -67,7 +66,7 @@ def test_what_a_call_uses() -> None:
         "all_reduce"
     )  # a ring of one has no slots
     assert choose_algorithm("broadcast", "ring", 4) is default_algorithm("broadcast")
-    with pytest.raises(ValueError, match="algorithm is 'rnig', wanted one of auto, direct, hie"):
+    with pytest.raises(ValueError, match=r"algorithm is 'rnig', wanted one of auto, .*ring, tr"):
         choose_algorithm("all_reduce", "rnig", 4)
     with pytest.raises(ValueError, match="algorithm of all_reduce is 'tree', wanted one of: hier"):
         find_algorithm("all_reduce", "tree")

@@ -27,16 +27,20 @@ SHAPES = {
 }
 LOSSES = ("", "loss=0.4,seed=7", "loss=0.2,burst=4,dup=0.05,reorder=0.1,seed=9")
 HOW: tuple[dict[str, int | bool], ...] = ({}, {"repair": 1, "fec": 3}, {"reliable": True})
-COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
+COLLECTIVES = (
+    *("all_reduce", "reduce_scatter", "all_gather", "broadcast"),
+    *("all_to_all", "all_to_all_uneven", "gather", "scatter"),
+)
 
 
 def by_tiers(collective: str, topology: Topology) -> Algorithm:
     """The algorithm for this topology; packets within a host fit into a payload."""
     found = find_algorithm(collective, hierarchical.NAME)
 
-    def build(world: int, rank: int, sizes: Any, elements_per_packet: int, **options: Any) -> Plan:
+    def build(world: int, rank: int, *sizes: Any, **options: Any) -> Plan:
+        *counts, elements_per_packet = sizes
         each = elements_per_packet // topology.host_packets
-        return found.build(world, rank, sizes, each, topology=topology, **options)
+        return found.build(world, rank, *counts, each, topology=topology, **options)
 
     return replace(found, build=build)
 

@@ -161,9 +161,16 @@ def rank_victim_2(rank: int, world: int) -> Any:
     return rank_in_every_call(rank, world, 2)
 
 
-@pytest.mark.parametrize("victim", [0, pytest.param(2, marks=pytest.mark.long)])
-def test_a_killed_rank_is_named_by_every_call_that_waits_for_it(victim: int) -> None:
-    env = {**QUIET, "LOSSYCOLL_LIVENESS": str(PATIENT)}
+@pytest.mark.parametrize(
+    ("victim", "link"),
+    [
+        (0, "auto"),
+        pytest.param(2, "auto", marks=pytest.mark.long),
+        pytest.param(0, "udp", marks=pytest.mark.long),
+    ],
+)
+def test_a_killed_rank_is_named_by_every_call_that_waits_for_it(victim: int, link: str) -> None:
+    env = {**QUIET, "LOSSYCOLL_LIVENESS": str(PATIENT), "LOSSYCOLL_LINK": link}
     with Ranks(f"{__name__}:rank_victim_{victim}", WORLD, env) as ranks:
         for number in range(WORLD):
             ranks.wait_for(number, "ready", 100)

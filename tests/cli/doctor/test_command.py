@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from lossycoll.cli.doctor import checks, job_environment
+from lossycoll.cli.doctor import checks, job_environment, shared_memory
 from lossycoll.cli.doctor import command as doctor
 from lossycoll.cli.doctor.findings import Finding, Severity
 from lossycoll.cli.doctor.requirements import Admitted, torch_versions
-from lossycoll.runtime.net import interfaces
+from lossycoll.runtime.net import descriptor_exchange, interfaces, memory_room
 from lossycoll.runtime.net.interfaces import Interface
 from tests.support.harness import warm_python
 from tests.support.versions import TORCH
@@ -229,3 +229,31 @@ def test_advice_is_printed_whole() -> None:
     console = Console(width=60, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     doctor.show([Finding("receive buffer", Severity.WARN, "small", advice)], console)
     assert advice in console.export_text()
+
+
+def test_memory_can_be_shared_where_there_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    (found,) = shared_memory.memory_sharing()
+    assert (found.status, found.found[:4]) == (Severity.OK, "yes,"), found
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    monkeypatch.setattr(memory_room, "memory_room", lambda: float(32 << 20))
+    (found,) = shared_memory.memory_sharing()
+    assert found.status is Severity.WARN
+    assert "0.0 GiB of memory free" in found.found
+    assert "4 ranks may take 36 MiB of shared memory" in found.advice
+
+
+def test_a_machine_on_which_memory_cant_be_handed_over_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(descriptor_exchange, "peer_user", lambda end: -1)
+    (found,) = shared_memory.memory_sharing()
+    assert found.status is Severity.WARN
+    assert "another user listens there" in found.found
+    assert "UDP" in found.advice
+
+    def refused(most: int) -> None:
+        raise OSError(97, "Address family not supported by protocol")
+
+    monkeypatch.setattr(descriptor_exchange, "DescriptorExchange", refused)
+    (found,) = shared_memory.memory_sharing()
+    assert "Address family not supported" in found.found

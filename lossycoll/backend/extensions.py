@@ -159,11 +159,12 @@ class Extensions:
 
         Args:
             output: Shape (n,), contiguous; it may be this rank's chunk of ``input``.
-            input: Shape (world * n,), contiguous, floating.
+            input: Shape (world * n,), contiguous, floating. Where ranks share a host or a site, one
+                of them sends the sum of all for an owner elsewhere, and finds it here afterwards.
 
         Returns:
             A work whose ``lost`` waits for it and is bool (world, blocks), by owner: the blocks
-            (packets) of this rank's contributions that were lost. What a link lost that was silent
+            (packets) of ``input``, as it is then, that were lost. What a link lost that was silent
             for ``deadline_max`` isn't known, and not in it.
 
         Raises:

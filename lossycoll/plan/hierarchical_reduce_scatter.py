@@ -7,7 +7,8 @@ have different holders (``tiers.holder``), so that all ranks of a host take part
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final
 
 from .assembly import assemble, copy_own
 from .hierarchical import NAME, check_slots
@@ -46,27 +47,69 @@ def reduce_scatter(
     Raises:
         ValueError: For a rank, count or topology that the world does not allow, or finish NONE.
     """
+    return _plan("", world, rank, counts, elements_per_packet, finish, topology)
+
+
+def reduce_scatter_in_place(
+    world: int,
+    rank: int,
+    counts: int | Sequence[int],
+    elements_per_packet: int,
+    *,
+    finish: Finish = Finish.WEIGHTED,
+    topology: Topology | None = None,
+) -> Plan:
+    """:func:`reduce_scatter` in one buffer, for callers that send again what is lost.
+
+    The rank's own chunk becomes the mean. Chunks of which it holds the sum of its unit become that
+    sum: what is lost of them is the unit's contribution, and the rank's to send again. Nobody else
+    in the unit has lost anything.
+
+    Args:
+        world: Number of ranks.
+        rank: This rank.
+        counts: Elements of each rank's chunk; one number: of every chunk.
+        elements_per_packet: Elements that one packet of the network carries.
+        finish: STRATIFIED, MEAN or WEIGHTED.
+        topology: Who shares a host and a site; None: every rank is a host of its own.
+
+    Raises:
+        ValueError: As :func:`reduce_scatter`.
+    """
+    return _plan("in place", world, rank, counts, elements_per_packet, finish, topology)
+
+
+def _plan(
+    where: str,
+    world: int,
+    rank: int,
+    counts: int | Sequence[int],
+    elements_per_packet: int,
+    finish: Finish,
+    topology: Topology | None,
+) -> Plan:
     check_finish(finish, Finish.MEAN, Finish.STRATIFIED, Finish.WEIGHTED)
     check_world(world, rank, elements_per_packet)
     sizes = check_counts("counts", counts, world)
     topology = check_topology(topology, world)
     tree = tree_of(topology, rank, elements_per_packet)
     check_slots(len(tree.tiers) * world)
-    sums = _Sums(tree, world, rank, sizes)
+    sums = _Sums(tree, world, rank, sizes, in_place=bool(where))
     for chunk in (*range(rank + 1, world), *range(rank)):
         if sizes[chunk]:
             sums.contribute(chunk)
     if sizes[rank]:
         sums.reduce(finish)
+    name = f"{NAME} {where}".strip()
     return assemble(
         "reduce_scatter",
         NAME,
         world,
         rank,
         elements_per_packet,
-        sizes=(sum(sizes), sizes[rank]),
+        sizes=(sum(sizes), sum(sizes) if where else sizes[rank]),
         slots=[*sums.sent, *sums.waiting],
-        sign=signature("reduce_scatter", NAME, world, sizes, elements_per_packet, *topology.fields),
+        sign=signature("reduce_scatter", name, world, sizes, elements_per_packet, *topology.fields),
         scratch_elements=sums.scratch,
         levels=tree.levels,
     )
@@ -75,8 +118,10 @@ def reduce_scatter(
 class _Sums:
     """One rank's slots of a reduce-scatter."""
 
-    def __init__(self, tree: Tree, world: int, rank: int, sizes: tuple[int, ...]) -> None:
-        self.tree, self.world, self.rank = tree, world, rank
+    def __init__(
+        self, tree: Tree, world: int, rank: int, sizes: tuple[int, ...], *, in_place: bool
+    ) -> None:
+        self.tree, self.world, self.rank, self.in_place = tree, world, rank, in_place
         self.sizes, self.begin = sizes, starts(sizes)
         self.scratch = 0
         self.sent: list[Slot] = []
@@ -89,13 +134,17 @@ class _Sums:
         tier = crossing(self.tree, self.rank, chunk)
         unit = self.tree.path[tier]
         number = number_outside(unit, unit.part_of(self.rank), chunk)
+        units = within(self.tree, tier, number)
+        last = max([t for t, there in enumerate(units) if len(there.holders) > 1], default=None)
+        if not self.in_place or any(owner != self.rank for owner, _ in units):
+            last = None
         own = None
-        for t, (owner, holders) in enumerate(within(self.tree, tier, number)):
+        for t, (owner, holders) in enumerate(units):
             if owner != self.rank:
                 self._send(chunk, t, owner, own)
                 return
             if len(holders) > 1:
-                own = self._add(chunk, t, holders[1:], own)
+                own = self._add(chunk, t, holders[1:], own, keep=t == last)
         self._send(chunk, tier, chunk, own)
 
     def reduce(self, finish: Finish) -> None:
@@ -136,32 +185,36 @@ class _Sums:
             )
         )
 
-    def _add(self, chunk: int, t: int, sources: tuple[int, ...], own: int | None) -> int:
+    def _add(
+        self, chunk: int, t: int, sources: tuple[int, ...], own: int | None, *, keep: bool = False
+    ) -> int:
+        """Returns the slot's number. ``keep``: its sum stays in the chunk's place."""
         number = t * self.world + chunk
         self.waiting.append(
             Slot(
                 number,
-                self.scratch,
+                self.begin[chunk] if keep else self.scratch,
                 self.sizes[chunk],
                 sources=sources,
                 combine=Combine.ADD,
-                target=Target.SCRATCH,
+                target=Target.OUT if keep else Target.SCRATCH,
                 level=self.tree.tiers[t].up,
                 **self._own(chunk, own),
             )
         )
-        self.scratch += self.sizes[chunk]
+        self.scratch += 0 if keep else self.sizes[chunk]
         return number
 
     def _finish(self, t: int, sources: tuple[int, ...], own: int | None, finish: Finish) -> None:
         number, length = t * self.world + self.rank, self.sizes[self.rank]
+        offset = self.begin[self.rank] if self.in_place else 0
         if not sources:  # A single rank.
-            self.sent.append(copy_own(number, 0, self.begin[self.rank], length))
+            self.sent.append(copy_own(number, offset, self.begin[self.rank], length))
             return
         self.waiting.append(
             Slot(
                 number,
-                0,
+                offset,
                 length,
                 sources=sources,
                 combine=Combine.ADD,
@@ -173,7 +226,7 @@ class _Sums:
         )
 
 
-register(
+REDUCE_SCATTER: Final = register(
     Algorithm(
         collective="reduce_scatter",
         name=NAME,
@@ -185,3 +238,5 @@ register(
         levels=True,
     )
 )
+IN_PLACE: Final = replace(REDUCE_SCATTER, build=reduce_scatter_in_place)
+"""Not registered: its buffers are others than a reduce-scatter's."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.backend.test_block_collectives import LOSSY, rank_rounds
+from tests.backend.test_block_collectives import LOSSY, rank_contributions, rank_rounds
 from tests.support.harness import init, run_good
 
 SITES = {rank: {"LOSSYCOLL_SITE": "xxyy"[rank]} for rank in range(4)}
@@ -54,3 +54,8 @@ def test_blocks_that_are_needed_come_to_all_ranks_of_a_site() -> None:
     for found in run_good(rank_rounds, 4, LOSSY, per_rank=SITES):
         assert found["missed"] > 0, "the fault did not happen"
         assert found["needed"] > 0
+
+
+def test_what_is_lost_of_a_site_is_sent_again_by_who_holds_its_sum() -> None:
+    for found in run_good(rank_contributions, 4, LOSSY, per_rank=SITES):
+        assert found["lost"] > 0, "the fault did not happen"

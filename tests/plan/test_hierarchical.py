@@ -18,6 +18,7 @@ from lossycoll.plan import (
     draw_order,
     find_algorithm,
     hierarchical,
+    hierarchical_reduce_scatter,
     transpose,
 )
 from lossycoll.plan.reference_executor import Lost, RankResult, execute
@@ -276,3 +277,32 @@ def test_what_does_not_fit_is_refused() -> None:
     many = Topology.of_labels([rank // 2 for rank in range(1 << 15)], [0] * (1 << 15))
     with pytest.raises(ValueError, match="the plan needs 65536 slots, wanted 65535 at most"):
         find_algorithm("all_gather", hierarchical.NAME).build(1 << 15, 0, 1, 7, topology=many)
+
+
+@pytest.mark.parametrize(("hosts", "sites"), [("aaabb", "xxxxx"), ("aabbccdd", "xxxxyyyy")])
+def test_what_is_lost_in_place_is_left_with_who_sent_it(hosts: str, sites: str) -> None:
+    """What owners got, and what is left of lost blocks, is all that the ranks gave."""
+    topology, per_packet = Topology.of_labels(hosts, sites, 2), 4
+    world, count = topology.world, 10 * per_packet
+    plans = [
+        hierarchical_reduce_scatter.reduce_scatter_in_place(
+            world, rank, count, per_packet, topology=topology
+        )
+        for rank in range(world)
+    ]
+    rng = np.random.default_rng(4)
+    data = [rng.integers(-8, 9, world * count).astype(np.float64) for _ in range(world)]
+    whole = np.sum(data, axis=0)
+    found = execute(plans, data, data, "f64", float(world), lossy(6, 0.3), 0)
+    got = np.concatenate([data[rank][rank * count :][:count] for rank in range(world)])
+    left = np.zeros_like(whole)
+    lost = 0
+    for plan in plans:
+        for slot in plan.slots:
+            for dest in slot.dests if slot.level == 0 else ():
+                for packet in found[dest.peer].missing[dest.slot, plan.rank]:
+                    at = dest.peer * count + packet * per_packet
+                    left[at : at + per_packet] += data[plan.rank][at : at + per_packet]
+                    lost += 1
+    assert lost > 0, "the fault did not happen"
+    np.testing.assert_allclose(got + left, whole)

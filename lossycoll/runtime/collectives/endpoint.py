@@ -15,10 +15,10 @@ from lossycoll.plan import (
     Algorithm,
     Finish,
     Missing,
-    default_algorithm,
     hierarchical,
     packet_count,
 )
+from lossycoll.plan.hierarchical_reduce_scatter import IN_PLACE
 from lossycoll.plan.registry import AUTO
 from lossycoll.plan.tree import BARRIER_FANOUT
 from lossycoll.runtime.core.call import Collective, Operation, Terms
@@ -68,6 +68,9 @@ class Endpoint(CollectiveEndpoint):
         self._leaving = Leaving(parts, self.operations, self.watcher, self.figures)
         self._group = parts.number
         self._topology = parts.topology
+        # Whatever the options say: the ranks of a host have got the same blocks, and so need the
+        # same, as long as all calls go by tiers.
+        self._block_algorithm = AUTO if self._topology.is_flat else hierarchical.NAME
         if not self._topology.is_flat:
             hosts, sites = self._topology.n_hosts, self._topology.n_sites
             name = plan_cache.name_of(options, self._topology)
@@ -141,15 +144,17 @@ class Endpoint(CollectiveEndpoint):
         with self._submitting():
             members = self._sequencer.members()
             per_packet = self._payload // dtype.itemsize
-            finish = Finish.STRATIFIED
-            means = BY_COUNT
+            finish, means, result = Finish.STRATIFIED, BY_COUNT, None
+            by = plan_cache.algorithm("reduce_scatter", members, self._block_algorithm)
             if terms.options.delivery == "lossy":
                 finish, means = Finish.WEIGHTED, Means(divisor=float(len(members.ranks)))
-            # Blocks are counted in the streams of this plan, in which nobody adds up contributions
-            # on the way: each rank is to know what became of its own.
-            by = default_algorithm("reduce_scatter")
+                if by.levels and not self._topology.one_host:
+                    # Who loses a host's sum is to send it again: so it must be left with it.
+                    by, chunk = IN_PLACE, elements * dtype.itemsize
+                    result = (buffers[0] + self.rank * chunk, buffers[1], chunk)
+                    buffers = (buffers[0], buffers[0])
             encoded = self._plan(members, by, elements, per_packet, finish=finish)
-            blocks = Contributions(encoded.plan)
+            blocks = Contributions(encoded.plan, result)
             return self._submit(encoded, call, buffers, dtype, terms, means=means, blocks=blocks)
 
     def broadcast(
@@ -201,10 +206,7 @@ class Endpoint(CollectiveEndpoint):
     ) -> Operation:
         with self._submitting():
             members = self._sequencer.members()
-            # Whatever the options say: the ranks of a host have got the same as long as all calls
-            # go by tiers, so that they need the same.
-            name = AUTO if self._topology.is_flat else hierarchical.NAME
-            by = plan_cache.algorithm("all_gather", members, name)
+            by = plan_cache.algorithm("all_gather", members, self._block_algorithm)
             encoded = self._plan(members, by, nbytes, self._payload)
             return self._submit(
                 encoded, call, buffers, DType.BYTES, terms, blocks=Blocks(encoded.plan, needed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Final
 
 import numpy as np
@@ -63,7 +64,11 @@ class Contributions:
     """What became of a rank's contributions to a reduce-scatter of equal chunks, ``plan``.
 
     ``lost``: bool (world, blocks), by owner, once the operation is done: the blocks of this rank's
-    contribution that the owner did without. Own row False.
+    contribution that the owner did without. Own row False. In a plan of several levels the rank's
+    contribution is what it sends to owners of other hosts: its host's sum of some chunks, and
+    nothing of the others.
+
+    ``result``: (address of the mean, where it is wanted, bytes), for plans in one buffer.
     """
 
     meaning: Final = "Contributions"
@@ -71,9 +76,10 @@ class Contributions:
     selective: Final = False
     feedback: Final = True
 
-    def __init__(self, plan: Plan) -> None:
-        self._sent = [dest for slot in plan.slots for dest in slot.dests]
-        blocks = packet_count(plan.out_elements, plan.elements_per_packet)
+    def __init__(self, plan: Plan, result: tuple[int, int, int] | None = None) -> None:
+        self._sent = [dest for slot in plan.slots if slot.level == 0 for dest in slot.dests]
+        self._result = result
+        blocks = packet_count(plan.in_elements // plan.world, plan.elements_per_packet)
         self.lost: NDArray[np.bool_] = np.zeros((plan.world, blocks), np.bool_)
 
     def encoded(self) -> bytes:
@@ -84,3 +90,6 @@ class Contributions:
         for dest in self._sent:
             row = self.lost[dest.peer]
             row[:] = engine.given_up(ticket, dest.slot, dest.peer, len(row))
+        if self._result is not None:
+            source, wanted, nbytes = self._result
+            ctypes.memmove(wanted, source, nbytes)

@@ -60,23 +60,24 @@ class Residual:
         """Takes what was lost, for the next pass.
 
         Args:
-            sent: float (size,), what this rank sent.
+            sent: float (size,), what this rank sent; of blocks that it sent for others of its host
+                or site as well, their sum.
             lost: bool (world, blocks), by owner.
             per_block: Elements of a block.
             present: Positions of the members that had a gradient. The residual of the others, of
-                which zeros were sent, stays.
+                which zeros were sent, stays, and gets what others lost of theirs.
             scales: The scale that was given to :meth:`add_to`, and the one that it should have
                 been.
         """
         absent = [(view, view.clone()) for i, view in enumerate(self._views) if i not in present]
         added, scale = scales
         self._values.mul_(1 - added / scale)
+        for view, before in absent:
+            view.copy_(before)
         if lost.any():
             mask = as_elements(lost, per_block, self._bucket.chunk)
             missed = torch.where(mask, sent, sent.new_zeros(()))
             self._values.add_(missed, alpha=1 / scale)
-        for view, before in absent:
-            view.copy_(before)
 
     def values(self) -> Tensor:
         """A copy, float (size,)."""

@@ -65,13 +65,15 @@ def network_of(options: argparse.Namespace) -> Network:
 
 def least_bytes(options: argparse.Namespace, count: int) -> float:
     """That leave each of ``count`` hosts or sites, headers and all else left out."""
-    return 2 * options.mib * MIB * (count - 1) / count
+    size: float = options.mib * MIB
+    return 2 * size * (count - 1) / count
 
 
 def limit(options: argparse.Namespace) -> float:
     """Seconds."""
-    rate = options.mbit * 125_000
-    return least_bytes(options, options.sites) / rate + 2 * options.delay_ms / 1e3
+    rate: float = options.mbit * 125_000
+    delay: float = options.delay_ms / 1e3
+    return least_bytes(options, options.sites) / rate + 2 * delay
 
 
 def available(chosen: Sequence[str]) -> list[str]:
@@ -140,35 +142,56 @@ def _of_variant(
     )
 
 
-def table(options: argparse.Namespace, found: Sequence[Measured], seen: Mapping[str, int]) -> Table:
+HEADINGS = (
+    *("variant", "runs", "median, ms", "longest", "limit", "of it"),
+    *("MB from a host", "of least", "MB from a site", "of least", "missing"),
+)
+
+
+def cells(options: argparse.Namespace, one: Measured) -> list[str]:
+    """A variant's row, under HEADINGS."""
+    after = one.seconds[int(len(one.seconds) * LEFT_OUT) :]
+    median = statistics.median(after)
+    hosts = options.sites * options.hosts
+    return [
+        one.variant,
+        str(len(one.seconds)),
+        f"{1e3 * median:.0f}",
+        f"{1e3 * max(after):.0f}",
+        f"{1e3 * limit(options):.0f}",
+        f"{median / limit(options):.2f}",
+        f"{one.host_bytes / 1e6:.1f}",
+        f"{one.host_bytes / least_bytes(options, hosts):.2f}",
+        f"{one.site_bytes / 1e6:.1f}",
+        f"{one.site_bytes / least_bytes(options, options.sites):.2f}",
+        f"{one.missing:.2%}",
+    ]
+
+
+def described(options: argparse.Namespace, seen: Mapping[str, int]) -> str:
     path = f"{options.mbit:g} Mbit/s, {options.delay_ms:g} ms one way, {options.loss:.3g} lost"
     shape = f"{options.sites} sites x {options.hosts} hosts x {options.ranks} ranks"
-    out = Table(
-        title=f"all-reduce of {options.mib:g} MiB, {shape}; between sites {path}",
-        caption=f"The ranks found {seen['hosts']} hosts and {seen['sites']} sites.",
-    )
-    headings = ("variant", "runs", "median ms", "longest", "limit", "of it")
-    for heading in (*headings, "host MB", "of least", "site MB", "of least", "missing"):
-        side = "left" if heading == "variant" else "right"
+    found = f"the ranks found {seen['hosts']} hosts and {seen['sites']} sites"
+    return f"all-reduce of {options.mib:g} MiB, {shape}; between sites {path}; {found}"
+
+
+def table(options: argparse.Namespace, found: Sequence[Measured], seen: Mapping[str, int]) -> Table:
+    out = Table(title=described(options, seen))
+    for heading in HEADINGS:
+        side: Any = "left" if heading == "variant" else "right"
         out.add_column(heading, justify=side, no_wrap=True)
-    hosts = options.sites * options.hosts
     for one in found:
-        after = one.seconds[int(len(one.seconds) * LEFT_OUT) :]
-        median = statistics.median(after)
-        out.add_row(
-            one.variant,
-            str(len(one.seconds)),
-            f"{1e3 * median:.0f}",
-            f"{1e3 * max(after):.0f}",
-            f"{1e3 * limit(options):.0f}",
-            f"{median / limit(options):.2f}",
-            f"{one.host_bytes / 1e6:.1f}",
-            f"{one.host_bytes / least_bytes(options, hosts):.2f}",
-            f"{one.site_bytes / 1e6:.1f}",
-            f"{one.site_bytes / least_bytes(options, options.sites):.2f}",
-            f"{one.missing:.2%}",
-        )
+        out.add_row(*cells(options, one))
     return out
+
+
+def report(options: argparse.Namespace, found: Sequence[Measured], seen: Mapping[str, int]) -> None:
+    """The table between the marks of performance.md."""
+    from benchmarks.common.report import fill, markdown
+
+    text = described(options, seen)
+    rows = markdown(HEADINGS, [cells(options, one) for one in found])
+    fill(options.report / "performance.md", {"sites": f"{text[0].upper()}{text[1:]}.\n\n{rows}"})
 
 
 def main() -> int:
@@ -185,6 +208,7 @@ def main() -> int:
     add("--rounds", type=whole(1), default=12, help="of each; 1 where one is slow (%(default)s)")
     every = (*VARIANTS, "gloo-cubic", "gloo-bbr")
     add("--variants", type=names(every), default=every, help=f"of {', '.join(every)}")
+    add("--report", type=Path, help="folder of performance.md, for the table")
     add("--json", action="store_true", help="print every time instead of a table")
     options = parser.parse_args()
     variants = available(options.variants)
@@ -197,6 +221,8 @@ def main() -> int:
         print(json.dumps({"limit": limit(options), "seen": seen, "measured": measured}))
     else:
         Console(width=130).print(table(options, found, seen))
+    if options.report:
+        report(options, found, seen)
     return 0
 
 

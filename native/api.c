@@ -197,6 +197,32 @@ static void put_in_inbox(lc_group *g, lc_op *op) {
     call_attention(h, LC_LOOK_INBOX);
 }
 
+static uint32_t largest_payload(const lc_host *h) {
+    uint32_t most = 0;
+    for (uint16_t i = 0; i < h->n_interfaces; i++)
+        if (h->interfaces[i].payload_bytes > most)
+            most = h->interfaces[i].payload_bytes;
+    return most;
+}
+
+static int is_carried(const lc_op_slot *s, uint16_t peer) {
+    return s->packet_bytes <= s->op->group->members[peer].path->interface->payload_bytes;
+}
+
+/* Whether the links of all of its streams carry its packets. */
+static int fits_links(const lc_op *op) {
+    for (uint32_t i = 0; i < op->n_slots; i++) {
+        const lc_op_slot *s = &op->slots[i];
+        for (uint32_t j = 0; j < s->desc.n_sources; j++)
+            if (!is_carried(s, s->ins[j].peer))
+                return 0;
+        for (uint32_t j = 0; j < s->desc.n_dests; j++)
+            if (!is_carried(s, s->outs[j].peer))
+                return 0;
+    }
+    return 1;
+}
+
 int64_t lc_group_submit(lc_group *g, lc_call *call) {
     lc_host *h = g->host;
     int code = LC_OK;
@@ -204,7 +230,7 @@ int64_t lc_group_submit(lc_group *g, lc_call *call) {
     if (!lc_codec_make(&codec, call->encoding, call->dtype, 0))
         return LC_E_ARGUMENT;
     for (int i = 0; i < LC_LEVELS; i++)
-        if (codec.wire_bytes(&codec, call->levels[i].elements_per_packet) > h->config.payload_bytes)
+        if (codec.wire_bytes(&codec, call->levels[i].elements_per_packet) > largest_payload(h))
             return LC_E_ARGUMENT;
     int simd = !(h->config.disable & LC_SIMD);
     lc_op *op = lc_op_build(call, g->config.rank, g->config.size, simd, g->inject_active, &h->pool,
@@ -212,6 +238,10 @@ int64_t lc_group_submit(lc_group *g, lc_call *call) {
     if (!op)
         return code;
     op->group = g;
+    if (!fits_links(op)) {
+        lc_op_free(op, &h->pool, &h->pool_lock);
+        return LC_E_ARGUMENT;
+    }
     op->call.signature ^= g->config.definition;
     op->submitted_ns = lc_clock_now(h->clock);
     op->undriven = call->waits && !call->notify;

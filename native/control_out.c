@@ -159,7 +159,7 @@ static uint16_t write_control(const lc_host *h, const lc_path *p, uint32_t n, ui
     lc_record_put(payload, &ack);
     for (uint32_t k = 0; k < n; k++)
         lc_record_put(payload + (size_t)(k + 1) * LC_RECORD_BYTES, &p->records[k].record);
-    lc_header header = {.session = h->expect.session,
+    lc_header header = {.session = h->session,
                         .group = n ? p->records[0].group : 0,
                         .time_us = (uint32_t)(h->now / 1000),
                         .sender = h->config.process,
@@ -174,10 +174,10 @@ static uint16_t write_control(const lc_host *h, const lc_path *p, uint32_t n, ui
 /* Puts one datagram for a process into a run. */
 static void put_control(const lc_host *h, const lc_path *p, lc_run *run, int i) {
     const lc_interface *via = p->interface;
-    uint32_t n = records_in_one(p, h->config.payload_bytes);
+    uint32_t n = records_in_one(p, via->control_bytes);
     size_t first = (size_t)i * LC_RUN_PACKETS;
     uint8_t *header = via->headers + first * LC_HEADER_BYTES;
-    uint8_t *payload = via->control_out + (size_t)i * lc_wire_bytes_max(h);
+    uint8_t *payload = via->control_out + (size_t)i * lc_control_room(via);
     uint16_t length = write_control(h, p, n, header, payload);
     *run = (lc_run){&via->iov[2 * first], 1, LC_HEADER_BYTES + length, p->number, 1};
     run->iov[0] = (struct iovec){header, LC_HEADER_BYTES};
@@ -195,7 +195,7 @@ uint32_t lc_control_bytes(const lc_path *p) {
 uint32_t lc_control_ahead(lc_host *h, lc_path *p, uint8_t *to) {
     if (!has_control(p))
         return 0;
-    uint32_t n = records_in_one(p, h->config.payload_bytes);
+    uint32_t n = records_in_one(p, p->interface->control_bytes);
     uint16_t length = write_control(h, p, n, to, to + LC_HEADER_BYTES);
     control_went(h, p, n);
     h->live.control_sent++;
@@ -227,7 +227,7 @@ static int flush_some(lc_host *h, lc_interface *via, const lc_run *runs, int n, 
     }
     for (int i = 0; i < sent; i++) {
         lc_path *p = &h->paths[runs[i].peer];
-        control_went(h, p, records_in_one(p, h->config.payload_bytes));
+        control_went(h, p, records_in_one(p, via->control_bytes));
         *more |= p->n_records > 0;
     }
     if (sent)

@@ -32,26 +32,27 @@ void lc_release_held(lc_host *h, lc_path *p) {
     uint32_t n = p->held_bytes;
     p->held_bytes = 0;
     h->came_ns = h->now;
-    if (lc_wire_get(p->held, n, &h->expect, &header) == LC_GOOD)
+    if (lc_wire_get(p->held, n, &p->interface->expect, &header) == LC_GOOD)
         deliver(h, p, lc_find_group(h, header.group), &header, p->held + LC_HEADER_BYTES);
 }
 
 /* Late and repeated packets, as a bad network makes them. */
 static void deliver_faulty(lc_host *h, lc_path *p, lc_group *g, const lc_header *header,
-                           const uint8_t *packet, uint32_t n) {
+                           const uint8_t *packet, const uint8_t *payload) {
     const lc_inject *faults = &g->config.inject;
     uint64_t key = lc_inject_key(faults, g->config.fault_group, header->op, header->slot,
                                  g->rank_of_process[p->number], g->config.rank, header->round);
     if (!p->held_bytes && lc_inject_reorders(faults, key, header->packet)) {
-        memcpy(p->held, packet, n);
-        p->held_bytes = n;
+        memcpy(p->held, packet, LC_HEADER_BYTES);
+        memcpy(p->held + LC_HEADER_BYTES, payload, header->length);
+        p->held_bytes = LC_HEADER_BYTES + header->length;
         g->live.packets_reordered++;
         return;
     }
-    deliver(h, p, g, header, packet + LC_HEADER_BYTES);
+    deliver(h, p, g, header, payload);
     if (lc_inject_duplicates(faults, key, header->packet)) {
         g->live.packets_duplicated++;
-        deliver(h, p, g, header, packet + LC_HEADER_BYTES);
+        deliver(h, p, g, header, payload);
     }
     lc_release_held(h, p);
 }
@@ -82,10 +83,11 @@ static int is_from(const lc_host *h, const lc_interface *via, const lc_arrival *
     return h->paths[sender].interface == via && lc_link_is_from(via->link, arrival, sender);
 }
 
+/* n: bytes of the packet, wherever its payload lies. */
 static void one_packet(lc_host *h, const lc_interface *via, const lc_arrival *arrival,
-                       const uint8_t *packet, uint32_t n) {
+                       const uint8_t *packet, uint32_t n, const uint8_t *payload) {
     lc_header header;
-    enum lc_verdict verdict = lc_wire_get(packet, n, &h->expect, &header);
+    enum lc_verdict verdict = lc_wire_get(packet, n, &via->expect, &header);
     if (verdict == LC_GOOD && !is_from(h, via, arrival, header.sender))
         verdict = LC_FOREIGN;
     if (verdict != LC_GOOD) {
@@ -100,19 +102,27 @@ static void one_packet(lc_host *h, const lc_interface *via, const lc_arrival *ar
     p->heard_ns = h->now;
     h->came_ns = arrival->came_ns && arrival->came_ns < h->now ? arrival->came_ns : h->now;
     if (header.type == LC_CONTROL)
-        control(h, p, g, &header, packet + LC_HEADER_BYTES);
+        control(h, p, g, &header, payload);
     else if (is_faulty(g, p))
-        deliver_faulty(h, p, g, &header, packet, n);
+        deliver_faulty(h, p, g, &header, packet, payload);
     else
-        deliver(h, p, g, &header, packet + LC_HEADER_BYTES);
+        deliver(h, p, g, &header, payload);
 }
 
 static void one_datagram(lc_host *h, const lc_interface *via, const lc_arrival *arrival,
                          const uint8_t *data, uint32_t n) {
     uint32_t first = (uint32_t)lc_wire_first(data, n);
-    one_packet(h, via, arrival, data, first);
-    if (first < n)
-        one_packet(h, via, arrival, data + first, n - first);
+    if (first < n) {
+        one_packet(h, via, arrival, data, first, data + LC_HEADER_BYTES);
+        data += first;
+        n -= first;
+    }
+    if (!arrival->rest)
+        one_packet(h, via, arrival, data, n, data + LC_HEADER_BYTES);
+    else if (n == LC_HEADER_BYTES)
+        one_packet(h, via, arrival, data, n + arrival->rest_bytes, arrival->rest);
+    else
+        h->live.malformed++;
 }
 
 /* What is there is taken up to a bound, so that other links and sending get their turn. */
@@ -144,7 +154,7 @@ static int receive_by(lc_host *h, const lc_interface *via) {
 static int is_asked(const lc_host *h, lc_interface *via) {
     if (via->failed.code)
         return 0;
-    int quiet = h->n_interfaces > 1 && h->now - via->moved_ns > QUIET_NS;
+    int quiet = h->n_interfaces > 1 && !via->link->local && h->now - via->moved_ns > QUIET_NS;
     if (quiet && ++via->unasked < TURNS_UNASKED)
         return 0;
     via->unasked = 0;

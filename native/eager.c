@@ -13,11 +13,12 @@ static int must_wait(const lc_group *g, uint16_t peer, const lc_header *header) 
 }
 
 static void keep(lc_group *g, lc_path *p, const lc_header *header, const uint8_t *payload) {
-    lc_host *h = g->host;
-    lc_note_packet(h, p, header);
+    lc_interface *via = p->interface;
+    lc_note_packet(g->host, p, header);
     if (lc_waiting_has(&p->waiting, header)) {
         g->live.repeated++;
-    } else if (p->waiting.n < h->eager && lc_cells_keep(&h->cells, &p->waiting, header, payload)) {
+    } else if (p->waiting.n < via->eager && header->length <= via->cell_payload &&
+               lc_cells_keep(&via->cells, &p->waiting, header, payload)) {
         g->live.eager_kept++;
     } else {
         p->rx_taken--; /* it has come, but to nothing */
@@ -50,7 +51,6 @@ void lc_agree(lc_group *g, uint32_t number, uint16_t peer) {
 /* The list is taken apart and put together again without the cells that `drop` or time frees, so
  * that what is done with a packet may keep others. */
 static void go_through(lc_group *g, uint16_t peer, int drop) {
-    lc_host *h = g->host;
     lc_path *p = g->members[peer].path;
     lc_cell *cell = p->waiting.first;
     p->waiting = (lc_waiting){0};
@@ -62,7 +62,7 @@ static void go_through(lc_group *g, uint16_t peer, int drop) {
         } else {
             if (!drop)
                 lc_in_take(g, peer, &cell->header, cell->payload, 1);
-            lc_cells_free(&h->cells, cell);
+            lc_cells_free(&p->interface->cells, cell);
         }
         cell = next;
     }

@@ -9,6 +9,11 @@
 
 #include "loop.h"
 
+enum {
+    SHARED_MEMORY = 1,  /* number of its link */
+    CELL_PAYLOAD = 8192 /* of a link whose packets are larger than the host's */
+};
+
 static int config_ok(const lc_host_config *c) {
     return c->address && c->processes >= 1 && c->process < c->processes && c->payload_bytes >= 64 &&
            c->payload_bytes % 8 == 0 && c->socket_buffer >= 0 && c->pace_bytes_per_s >= 0;
@@ -18,11 +23,13 @@ static int config_ok(const lc_host_config *c) {
 
 static void free_interface(lc_interface *via) {
     lc_link_close(via->link);
+    lc_cells_drop(&via->cells);
     free(via->paths);
     free(via->flights);
     free(via->iov);
     free(via->headers);
     free(via->control_out);
+    *via = (lc_interface){.link = NULL};
 }
 
 static void stop_thread(lc_host *h) {
@@ -47,7 +54,6 @@ void lc_host_free(lc_host *h) {
     }
     free(h->paths);
     free(h->late_fins);
-    lc_cells_drop(&h->cells);
     pthread_mutex_destroy(&h->driving);
     pthread_mutex_destroy(&h->lock);
     pthread_mutex_destroy(&h->pool_lock);
@@ -63,41 +69,51 @@ static int make_paths(lc_host *h) {
     for (uint16_t i = 0; i < h->config.processes; i++) {
         lc_path *p = &h->paths[i];
         p->number = i;
-        lc_pace_init(&p->pace, now, day - now, lc_wire_bytes_max(h));
+        lc_pace_init(&p->pace, now, day - now, LC_HEADER_BYTES + h->config.payload_bytes);
         if (i == h->config.process)
             continue;
         p->records = calloc(LC_RECORDS, sizeof *p->records);
         p->early = calloc(LC_EARLY, sizeof *p->early);
-        p->held = malloc(lc_wire_bytes_max(h));
-        if (!p->records || !p->early || !p->held)
+        if (!p->records || !p->early)
             return 0;
     }
     return 1;
 }
 
-static int make_cells(lc_host *h) {
+/* Large packets are worth a copy less than the time that it takes to hear of the peer. */
+static int make_cells(const lc_host *h, lc_interface *via) {
+    via->cell_payload = via->payload_bytes;
+    if (via->payload_bytes > h->config.payload_bytes && via->cell_payload > CELL_PAYLOAD)
+        via->cell_payload = CELL_PAYLOAD;
     if (h->config.processes < 2)
         return 1;
-    if (!lc_cells_make(&h->cells, h->config.eager_bytes, h->config.payload_bytes))
+    if (!lc_cells_make(&via->cells, h->config.eager_bytes, (uint16_t)via->cell_payload))
         return 0;
-    h->eager = h->cells.n_cells / (h->config.processes - 1u);
+    via->eager = via->cells.n_cells / (h->config.processes - 1u);
     return 1;
 }
 
-static int make_interface(const lc_host *h, lc_interface *via) {
+static int make_interface(const lc_host *h, lc_interface *via, const lc_link *link) {
     size_t packets = (size_t)LC_BATCH_RUNS * LC_RUN_PACKETS;
+    via->payload_bytes = h->config.payload_bytes;
+    if (link && link->payload_bytes)
+        via->payload_bytes = link->payload_bytes;
+    via->control_bytes = via->payload_bytes;
+    if (link && link->head_max && lc_control_room(via) > link->head_max)
+        via->control_bytes = link->head_max - 2 * LC_HEADER_BYTES;
     via->paths = calloc(h->config.processes, sizeof(lc_path *));
     via->flights = calloc(LC_FLIGHTS, sizeof *via->flights);
     via->iov = calloc(2 * packets, sizeof *via->iov);
     via->headers = calloc(packets, LC_HEADER_BYTES);
-    via->control_out = calloc(LC_BATCH_RUNS, lc_wire_bytes_max(h));
-    return via->paths && via->flights && via->iov && via->headers && via->control_out;
+    via->control_out = calloc(LC_BATCH_RUNS, lc_control_room(via));
+    return via->paths && via->flights && via->iov && via->headers && via->control_out &&
+           make_cells(h, via);
 }
 
-static int make_interfaces(lc_host *h, uint16_t n) {
-    h->n_interfaces = n;
-    for (uint16_t i = 0; i < n; i++)
-        if (!make_interface(h, &h->interfaces[i]))
+static int make_interfaces(lc_host *h, const lc_setting *setting) {
+    h->n_interfaces = setting->n_links ? setting->n_links : 1;
+    for (uint16_t i = 0; i < h->n_interfaces; i++)
+        if (!make_interface(h, &h->interfaces[i], setting->n_links ? setting->links[i] : NULL))
             return 0;
     h->late_fins = calloc(LC_LATE_FINS, sizeof *h->late_fins);
     return h->late_fins != NULL;
@@ -109,12 +125,13 @@ static void refuse(lc_failure *failure, int code) {
     *failure = (lc_failure){.code = code, .peer = -1};
 }
 
-/* Any packet may go by any link. */
+/* Whether a link carries the packets that are meant for it. */
 static int fits(const lc_host *h, const lc_link *link, uint16_t number, lc_failure *failure) {
-    if (lc_wire_bytes_max(h) <= link->packet_max)
+    uint32_t bytes = lc_wire_bytes_max(&h->interfaces[number]);
+    if (bytes <= link->packet_max)
         return 1;
     refuse(failure, LC_E_ARGUMENT);
-    failure->mine[0] = lc_wire_bytes_max(h);
+    failure->mine[0] = bytes;
     failure->theirs[0] = link->packet_max;
     failure->theirs[1] = number;
     return 0;
@@ -164,8 +181,7 @@ lc_host *lc_host_open_in(const lc_host_config *config, const lc_setting *setting
     pthread_mutex_init(&h->lock, NULL);
     pthread_mutex_init(&h->pool_lock, NULL);
     lc_rate_init(&h->rate, config->pace_bytes_per_s, lc_clock_now(h->clock));
-    if (make_interfaces(h, setting->n_links ? setting->n_links : 1) && make_cells(h) &&
-        make_paths(h))
+    if (make_interfaces(h, setting) && make_paths(h))
         open_links(h, config, setting, failure);
     if (failure->code != LC_OK) {
         lc_host_free(h);
@@ -178,6 +194,22 @@ lc_host *lc_host_open_in(const lc_host_config *config, const lc_setting *setting
 lc_host *lc_host_open(const lc_host_config *config, lc_failure *failure) {
     const lc_setting real = {.clock = &lc_system_clock};
     return lc_host_open_in(config, &real, failure);
+}
+
+int lc_host_share(lc_host *h, const uint16_t *processes, uint16_t n, int descriptors[2],
+                  lc_failure *failure) {
+    refuse(failure, LC_E_ARGUMENT);
+    if (h->running || h->threadless || h->n_interfaces != 1)
+        return failure->code;
+    lc_interface *via = &h->interfaces[SHARED_MEMORY];
+    via->link = lc_shm_open(&h->config, processes, n, h->clock, descriptors, failure);
+    if (via->link && !make_interface(h, via, via->link))
+        refuse(failure, LC_E_MEMORY);
+    if (failure->code == LC_OK)
+        h->n_interfaces = SHARED_MEMORY + 1;
+    else
+        free_interface(via);
+    return failure->code;
 }
 
 /* ---- starting ---- */
@@ -202,6 +234,12 @@ static int set_address(lc_host *h, lc_path *p, const lc_address *address) {
     int code = lc_link_set_peer(p->interface->link, p->number, address);
     if (code != LC_OK)
         return code;
+    uint32_t bytes = lc_wire_bytes_max(p->interface);
+    uint8_t *held = realloc(p->held, bytes);
+    if (!held)
+        return LC_E_MEMORY;
+    p->held = held;
+    p->pace.packet_bytes = bytes;
     p->pace.same_host = lc_link_is_here(p->interface->link, p->number);
     p->tx_window = 1; /* until the peer says what it can take */
     if (p->number != h->config.process)
@@ -209,8 +247,8 @@ static int set_address(lc_host *h, lc_path *p, const lc_address *address) {
     return LC_OK;
 }
 
-static void share_credits(const lc_host *h, lc_interface *via) {
-    uint32_t credits = lc_link_credits(via->link, lc_wire_bytes_max(h));
+static void share_credits(lc_interface *via) {
+    uint32_t credits = lc_link_credits(via->link, lc_wire_bytes_max(via));
     uint32_t share = via->n_paths ? credits / via->n_paths : credits;
     via->window = share ? share : 1;
 }
@@ -225,10 +263,13 @@ int lc_host_start(lc_host *h, uint64_t session, const lc_address *processes) {
         code = set_address(h, &h->paths[i], &processes[i]);
     if (code != LC_OK)
         return code;
-    for (uint16_t i = 0; i < h->n_interfaces; i++)
-        share_credits(h, &h->interfaces[i]);
-    h->expect =
-        (lc_expect){session, h->config.process, h->config.processes, h->config.payload_bytes};
+    h->session = session;
+    for (uint16_t i = 0; i < h->n_interfaces; i++) {
+        lc_interface *via = &h->interfaces[i];
+        share_credits(via);
+        via->expect = (lc_expect){session, h->config.process, h->config.processes,
+                                  (uint16_t)via->payload_bytes};
+    }
     if (h->threadless)
         h->now = lc_clock_now(h->clock);
     else

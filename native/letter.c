@@ -35,12 +35,26 @@ int lc_letter_read(lc_letter *letter, const lc_record *r) {
 
 /* ---- packets of small messages ---- */
 
-static uint32_t room_of(const lc_group *g) {
-    return g->host->config.payload_bytes - LC_RECORD_BYTES;
+/* Of a receive from any rank whose message isn't known yet: what all links carry. */
+static uint32_t payload_of(const lc_group *g, const lc_letter *letter) {
+    if (letter->peer >= 0)
+        return g->members[letter->peer].path->interface->payload_bytes;
+    uint32_t least = UINT32_MAX;
+    for (uint16_t i = 0; i < g->config.size; i++) {
+        const lc_path *p = g->members[i].path;
+        if (p && p->interface->payload_bytes < least)
+            least = p->interface->payload_bytes;
+    }
+    return least;
 }
 
-static uint32_t packets_of(const lc_group *g, const lc_letter *letter) {
-    uint64_t n = (letter->bytes + room_of(g) - 1) / room_of(g);
+/* Nothing is lost in memory. */
+static int has_parity(const lc_group *g, const lc_letter *letter) {
+    return letter->peer < 0 || !g->members[letter->peer].path->interface->link->local;
+}
+
+static uint32_t packets_of(const lc_letter *letter, uint32_t room) {
+    uint64_t n = (letter->bytes + room - 1) / room;
     return n ? (uint32_t)n : 1;
 }
 
@@ -50,9 +64,9 @@ static uint32_t bytes_in(const lc_letter *letter, uint32_t room, uint32_t k) {
 }
 
 static void pack(const lc_group *g, const lc_letter *letter, const uint8_t *data) {
-    uint32_t room = room_of(g);
+    uint32_t room = payload_of(g, letter) - LC_RECORD_BYTES;
     uint8_t *to = letter->op->slots[0].value;
-    for (uint32_t k = 0, n = packets_of(g, letter); k < n && letter->bytes; k++) {
+    for (uint32_t k = 0, n = packets_of(letter, room); k < n && letter->bytes; k++) {
         memcpy(to + LC_RECORD_BYTES, data + (size_t)k * room, bytes_in(letter, room, k));
         to += room + LC_RECORD_BYTES;
     }
@@ -67,15 +81,15 @@ void lc_letter_seal(const lc_group *g, lc_letter *letter) {
     if (!lc_letter_is_small(letter))
         return;
     lc_record_put(record, &r);
-    for (uint32_t k = 0, n = packets_of(g, letter); k < n; k++)
-        memcpy(to + (size_t)k * g->host->config.payload_bytes, record, LC_RECORD_BYTES);
+    uint32_t payload = payload_of(g, letter);
+    for (uint32_t k = 0, n = packets_of(letter, payload - LC_RECORD_BYTES); k < n; k++)
+        memcpy(to + (size_t)k * payload, record, LC_RECORD_BYTES);
 }
 
 void lc_letter_open(const lc_letter *arrival, uint8_t *data) {
-    const lc_group *g = arrival->op->group;
-    uint32_t room = room_of(g);
+    uint32_t room = payload_of(arrival->op->group, arrival) - LC_RECORD_BYTES;
     const uint8_t *from = arrival->op->slots[0].value;
-    for (uint32_t k = 0, n = packets_of(g, arrival); k < n && arrival->bytes; k++) {
+    for (uint32_t k = 0, n = packets_of(arrival, room); k < n && arrival->bytes; k++) {
         memcpy(data + (size_t)k * room, from + LC_RECORD_BYTES, bytes_in(arrival, room, k));
         from += room + LC_RECORD_BYTES;
     }
@@ -89,8 +103,9 @@ static void describe(const lc_group *g, const lc_letter *letter, void *data, lc_
     int sends = letter->kind == LC_LETTER_SEND;
     int small = lc_letter_is_small(letter);
     uint64_t length = letter->bytes;
+    uint32_t payload = payload_of(g, letter);
     if (small)
-        length += (uint64_t)packets_of(g, letter) * LC_RECORD_BYTES;
+        length += (uint64_t)packets_of(letter, payload - LC_RECORD_BYTES) * LC_RECORD_BYTES;
     uint16_t other = g->config.rank ? 0 : 1; /* of a receive from any rank: it is set later */
     edge->peer = letter->peer < 0 ? other : (uint16_t)letter->peer;
     edge->slot = LC_SLOT_MESSAGE;
@@ -107,10 +122,11 @@ static void describe(const lc_group *g, const lc_letter *letter, void *data, lc_
     call->in = call->out = data;
     call->in_elements = call->out_elements = length;
     call->scratch_elements = small ? length : 0;
-    call->levels[0] = (lc_level){.elements_per_packet = g->host->config.payload_bytes,
-                                 .reliable = 1,
-                                 .fec = LC_MAIL_FEC,
-                                 .fec_auto = 1};
+    call->levels[0] = (lc_level){.elements_per_packet = payload, .reliable = 1};
+    if (has_parity(g, letter)) {
+        call->levels[0].fec = LC_MAIL_FEC;
+        call->levels[0].fec_auto = 1;
+    }
     call->dtype = LC_BYTES;
     call->scale = 1;
 }
@@ -156,6 +172,19 @@ lc_letter *lc_letter_make(lc_group *g, const lc_letter *like, void *data, int *c
     }
     *code = LC_OK;
     return letter;
+}
+
+/* It was laid out for packets of any link, which are no larger: there is room for fewer. */
+void lc_letter_cut(const lc_group *g, lc_letter *receive) {
+    lc_op_slot *s = &receive->op->slots[0];
+    lc_level *level = &receive->op->call.levels[0];
+    uint32_t payload = payload_of(g, receive);
+    if (!has_parity(g, receive)) {
+        level->fec = level->fec_auto = 0;
+        s->ins[0].parity = NULL;
+    }
+    level->elements_per_packet = s->packet_bytes = payload;
+    s->n_packets = (uint32_t)((receive->bytes + payload - 1) / payload);
 }
 
 void lc_letter_free(lc_group *g, lc_letter *letter) {

@@ -27,6 +27,8 @@ static inline uint64_t lc_letter_charge(const lc_letter *letter) {
 lc_letter *lc_letter_make(lc_group *g, const lc_letter *like, void *data, int *code);
 /* A send that has its number: small ones carry it in each packet. */
 void lc_letter_seal(const lc_group *g, lc_letter *letter);
+/* A large receive from any rank has its message: cuts it into the packets that come from there. */
+void lc_letter_cut(const lc_group *g, lc_letter *receive);
 /* A copy without an operation. NULL: no memory. */
 lc_letter *lc_letter_note(const lc_letter *like);
 /* Takes it out of its list, and frees it with its operation. Not for those with a ticket. */

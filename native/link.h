@@ -1,5 +1,5 @@
 /* A link: what the engine needs of a network, and nothing more. Kinds of link are tables of
- * functions; link_udp.c is the first. A host may have several, and each peer is reached by one.
+ * functions: link_udp.c, link_shm.c. A host may have several, and each peer is reached by one.
  *
  * A link is used by one thread at a time, the one that drives the engine, except where a function
  * says otherwise. It never prints and never sleeps: waiter.h does that for all links at once. */
@@ -34,11 +34,15 @@ typedef struct {
     uint8_t copied;
 } lc_run;
 
-/* Packets of one sender that arrived together: each of stride bytes, the last may be shorter. */
+/* Packets of one sender that arrived together: each of stride bytes, the last may be shorter. Or a
+ * single one whose payload lies elsewhere, and may be written by its sender while it is read:
+ * data ends with its header then. */
 typedef struct {
     const uint8_t *data;
-    uint32_t length;
+    uint32_t length; /* 0: what came made no sense */
     uint32_t stride;
+    const uint8_t *rest; /* the payload that lies elsewhere, or NULL */
+    uint32_t rest_bytes;
     uint64_t came_ns; /* when the system got it, on the link's clock; 0: not known */
     const void *from; /* opaque; see lc_link_is_from */
 } lc_arrival;
@@ -62,6 +66,7 @@ typedef struct lc_link_ops {
     int (*receive)(lc_link *link, lc_arrival *arrivals, int max);
     int (*is_from)(const lc_link *link, const lc_arrival *arrival, uint16_t peer);
     int (*descriptors)(lc_link *link, int blocked, struct pollfd *fds, uint64_t *timeout_ns);
+    int (*watch)(lc_link *link); /* NULL: no peer has to know who sleeps */
     int (*event)(lc_link *link, lc_event *event);
     void (*figures)(const lc_link *link, lc_link_figures *figures);
 } lc_link_ops;
@@ -70,13 +75,20 @@ typedef struct lc_link_ops {
 struct lc_link {
     const lc_link_ops *ops;
     const lc_clock *clock;
-    uint32_t packet_max; /* bytes of the largest packet, headers included */
-    uint64_t handed;     /* packets taken over by send since the link was opened */
+    uint32_t packet_max;    /* bytes of the largest packet, headers included */
+    uint32_t payload_bytes; /* what packets of data carry at most; 0: as the host's */
+    uint32_t head_max;      /* bytes of the first of a packet's two pieces; 0: any */
+    int local;       /* packets stay in this machine's memory: no rate is meant for them, and to ask
+                        what has come costs nothing */
+    uint64_t handed; /* packets taken over by send since the link was opened */
 };
 
 /* The link that the configuration asks for. NULL on failure, with the reason in *failure. What
  * config points to is not kept, the clock is. */
 lc_link *lc_link_open(const lc_host_config *config, const lc_clock *clock, lc_failure *failure);
+/* The link by which the given processes (lc_host_share) share memory; *descriptors as there. */
+lc_link *lc_shm_open(const lc_host_config *config, const uint16_t *processes, uint16_t n,
+                     const lc_clock *clock, int descriptors[2], lc_failure *failure);
 
 static inline void lc_link_close(lc_link *link) {
     if (link)
@@ -143,6 +155,12 @@ static inline int lc_link_is_from(const lc_link *link, const lc_arrival *arrival
 static inline int lc_link_descriptors(lc_link *link, int blocked, struct pollfd *fds,
                                       uint64_t *timeout_ns) {
     return link->ops->descriptors(link, blocked, fds, timeout_ns);
+}
+
+/* A thread that sleeps on the link sleeps on, after another has used it: peers that have to know
+ * are told again. Returns whether something has come. */
+static inline int lc_link_watch(lc_link *link) {
+    return link->ops->watch && link->ops->watch(link);
 }
 
 /* Takes the oldest thing that a person may want to know. Returns whether there was one. */

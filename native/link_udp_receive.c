@@ -98,12 +98,11 @@ int lc_udp_receive(lc_link *link, lc_arrival *arrivals, int max) {
     int n = receive_messages(u, max);
     u->stamped = n > 0 && (u->active & LC_STAMPS) && read_clocks(u);
     for (int i = 0; i < n; i++) {
-        arrivals[i].came_ns = 0;
+        arrivals[i] = (lc_arrival){.from = &u->in_from[i]};
         uint32_t stride = read_control(u, &u->in[i].msg_hdr, &arrivals[i]);
         arrivals[i].data = u->in_iov[i].iov_base;
         arrivals[i].length = u->in[i].msg_len;
         arrivals[i].stride = stride ? stride : u->in[i].msg_len;
-        arrivals[i].from = &u->in_from[i];
     }
     return n;
 }

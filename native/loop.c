@@ -178,7 +178,7 @@ static void start_queued(lc_host *h) {
             started = 1;
         }
     }
-    if (started && h->eager)
+    if (started && h->config.eager_bytes)
         lc_tell_before_data(h);
 }
 
@@ -249,13 +249,13 @@ static void publish(lc_host *h) {
  * as wait for their link. */
 static uint64_t gate_delay(const lc_host *h) {
     uint64_t least = UINT64_MAX;
-    uint32_t bytes = lc_wire_bytes_max(h);
-    uint64_t own = lc_rate_delay(&h->rate, h->now, bytes);
     for (uint16_t i = 0; i < h->config.processes; i++) {
         const lc_path *p = &h->paths[i];
         if (!p->outs || lc_is_blocked(p->interface) ||
             p->tx_next - p->tx_acked >= lc_pace_window(&p->pace, p->tx_window))
             continue;
+        uint32_t bytes = lc_wire_bytes_max(p->interface);
+        uint64_t own = p->interface->link->local ? 0 : lc_rate_delay(&h->rate, h->now, bytes);
         uint64_t delay = lc_later(lc_pace_delay(&p->pace, h->now, bytes), own);
         if (delay < least)
             least = delay;
@@ -317,6 +317,17 @@ static void begin_sleep(const lc_host *h, lc_sleep *sleep, uint64_t longest_ns) 
     for (uint16_t i = 0; i < h->n_interfaces; i++)
         if (!h->interfaces[i].failed.code)
             lc_sleep_on(sleep, h->interfaces[i].link, lc_is_blocked(&h->interfaces[i]));
+}
+
+/* A caller leaves the links, on which the thread may sleep. Returns whether something has come that
+ * the thread would sleep through. */
+static int leave_links(lc_host *h) {
+    int come = 0;
+    if (!atomic_load(&h->sleeping) || atomic_load(&h->standing_by))
+        return 0;
+    for (uint16_t i = 0; i < h->n_interfaces; i++)
+        come |= lc_link_watch(h->interfaces[i].link);
+    return come;
 }
 
 static void rest(lc_host *h) {
@@ -432,7 +443,7 @@ void lc_drive(lc_host *h, const lc_op *op, uint64_t longest_ns) {
     } while (!op->finished && h->now - begin < longest_ns && !atomic_load(&h->stop));
     /* It would sleep as long as there was nothing to do when it fell asleep. */
     int needed = !op->finished || h->active || h->n_late_fins || h->queued || h->held_ns > h->now ||
-                 atomic_load(&h->stop);
+                 atomic_load(&h->stop) || leave_links(h);
     int soon = op->finished && waits_for_answers(h) && (op->letter || lc_linger_sent(op));
     pthread_mutex_unlock(&h->driving);
     if (needed && soon)
@@ -452,7 +463,7 @@ void lc_kick(lc_host *h) {
     atomic_fetch_add(&h->drives, 1);
     lc_turn(h);
     int soon = waits_for_answers(h) && atomic_load(&h->standing_by);
-    int needed = h->active && !soon;
+    int needed = (h->active || leave_links(h)) && !soon;
     pthread_mutex_unlock(&h->driving);
     if (needed || is_wanted(h))
         lc_nudge(h);

@@ -75,6 +75,8 @@ typedef struct {
 } lc_inject;
 
 /* ---- engine ---- */
+enum { LC_SHARED_PAYLOAD = 65024 }; /* data bytes per packet in shared memory */
+
 enum lc_fast_path {
     LC_GSO = 1,
     LC_GRO = 2,
@@ -243,6 +245,8 @@ typedef struct {
     const char *host; /* numeric */
     uint16_t port;
     uint16_t link; /* its number, from 0 */
+    int memory;    /* of link 1, shared memory: the peer's, and what wakes the peer, as its */
+    int wake;      /* lc_host_share gave them. The caller closes them after lc_host_start */
 } lc_address;
 
 /* What happens to links that go on by themselves. */
@@ -316,6 +320,12 @@ const char *lc_version(void);
  * larger than one of them carries: mine[0] has its bytes, theirs[0] the link's limit,
  * theirs[1] its number. */
 lc_host *lc_host_open(const lc_host_config *config, lc_failure *failure);
+/* Opens link number 1 to the processes that share this machine's memory: n of them, ascending, this
+ * one among them. Between lc_host_open and lc_host_start, once. Writes the descriptors of this
+ * process's memory and of what wakes it, to be passed to the others; they stay the host's. Returns
+ * LC_OK, or a code with the reason in *failure: then the host is as before. */
+int lc_host_share(lc_host *host, const uint16_t *processes, uint16_t n, int descriptors[2],
+                  lc_failure *failure);
 /* Makes the processes known (an address for each) and starts the progress thread. LC_E_ARGUMENT for
  * an address that its link can't use, or of a link that isn't there. */
 int lc_host_start(lc_host *host, uint64_t session, const lc_address *processes);

@@ -90,6 +90,7 @@ static void grant(lc_group *g, lc_letter *receive, lc_letter *message) {
         lc_letter_live(g, receive);
         lc_letter_grant(g, arrival);
     } else {
+        lc_letter_cut(g, receive);
         expect_stream(g, receive);
         lc_letter_grant(g, receive);
     }

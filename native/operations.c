@@ -47,9 +47,20 @@ static void exclude(lc_op *op, uint16_t peer) {
 
 /* Own data may be sent ahead to those who are not ready. */
 static void wake_all(lc_op *op) {
-    for (uint32_t i = 0; i < op->n_slots && op->group->host->eager; i++)
+    for (uint32_t i = 0; i < op->n_slots && op->group->host->config.eager_bytes; i++)
         for (uint32_t j = 0; j < op->slots[i].desc.n_dests; j++)
             lc_out_wake(&op->slots[i].outs[j]);
+}
+
+/* Whether all that the peer sends comes ahead. */
+static int comes_ahead(const lc_op *op, uint16_t peer) {
+    for (uint32_t i = 0; i < op->n_slots; i++) {
+        const lc_op_slot *s = &op->slots[i];
+        for (uint32_t j = 0; j < s->desc.n_sources; j++)
+            if (s->ins[j].peer == peer && !lc_may_go_ahead(s, op->group->members[peer].path))
+                return 0;
+    }
+    return 1;
 }
 
 /* A peer whose packets are few sends them ahead; where they are answered by packets, READY can wait
@@ -57,7 +68,7 @@ static void wake_all(lc_op *op) {
 static void tell_ready(lc_op *op, uint16_t peer) {
     const lc_op_peer *p = &op->peers[peer];
     int answers = p->source && p->dest && !p->at_once && op->copy_bytes;
-    if (answers && op->group->host->eager)
+    if (answers && comes_ahead(op, peer))
         lc_tell_ready_soon(op, peer);
     else
         lc_tell_call(op, peer, LC_R_READY);
@@ -86,7 +97,7 @@ void lc_op_start(lc_op *op) {
     for (uint16_t i = 0; i < g->config.size; i++) {
         op->peers[i].want_wait_ns = 2000000;
         op->peers[i].want_ns = h->now + op->peers[i].want_wait_ns;
-        if (op->peers[i].source || (op->peers[i].dest && h->eager))
+        if (op->peers[i].source || (op->peers[i].dest && h->config.eager_bytes))
             tell_ready(op, i);
     }
     lc_check_early(op);

@@ -1,5 +1,7 @@
 #include "state.h"
 
+#include "payload.h"
+
 static const uint64_t STARVED_NS = 250000000; /* a turn of the loop never takes this long */
 static const uint64_t STILL_NS = 250000000;
 
@@ -89,8 +91,11 @@ void lc_read_clock(lc_host *h) {
         h->awake_ns = h->now; /* stopped or starved: what is late may lie in the socket */
 }
 
-uint32_t lc_wire_bytes_max(const lc_host *h) {
-    return LC_HEADER_BYTES + h->config.payload_bytes;
+/* The first packet is as large as any. */
+int lc_may_go_ahead(const lc_op_slot *s, const lc_path *p) {
+    const lc_interface *via = p->interface;
+    return via->eager && (s->packet_bytes <= via->cell_payload || !s->n_packets ||
+                          lc_payload_bytes(s, 0) <= via->cell_payload);
 }
 
 int lc_still(const lc_host *h, const lc_path *p) {

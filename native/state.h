@@ -142,10 +142,17 @@ struct lc_interface {
     lc_link *link;
     lc_path **paths; /* to the other processes that it reaches */
     uint16_t n_paths;
-    uint16_t turn;     /* the path that sends first in this turn of the loop */
-    uint16_t unasked;  /* turns since the link was last asked what has come */
-    uint64_t moved_ns; /* when something last went there or came */
-    uint32_t window;   /* packets that this process lets each of them have in flight */
+    uint16_t turn;          /* the path that sends first in this turn of the loop */
+    uint16_t unasked;       /* turns since the link was last asked what has come */
+    uint64_t moved_ns;      /* when something last went there or came */
+    uint32_t window;        /* packets that this process lets each of them have in flight */
+    uint32_t payload_bytes; /* of a packet of data at most, */
+    uint32_t control_bytes; /* and of a packet of control */
+    lc_expect expect;
+    lc_cells cells;        /* for eager packets of its paths */
+    uint32_t cell_payload; /* that one of them holds */
+    uint32_t
+        eager; /* packets of which each process may be in cells of each other; 0: none go ahead */
     int control_waits; /* the link was full when control was flushed */
     lc_failure failed; /* the link sends nothing any more; code 0: it works */
     /* the batch on its way to the link */
@@ -157,7 +164,7 @@ struct lc_interface {
     uint32_t flights_in, flights_out;
     struct iovec *iov;    /* LC_BATCH_RUNS * LC_RUN_PACKETS * 2 */
     uint8_t *headers;     /* LC_BATCH_RUNS * LC_RUN_PACKETS */
-    uint8_t *control_out; /* LC_BATCH_RUNS packets of the largest size */
+    uint8_t *control_out; /* LC_BATCH_RUNS packets of control, each with room for a header */
 };
 
 enum lc_attention {
@@ -228,9 +235,7 @@ struct lc_host {
     lc_waiter waiter;        /* of the thread */
     lc_waiter caller_waiter; /* of a caller that drives */
     lc_path *paths;          /* by process */
-    lc_expect expect;
-    lc_cells cells;    /* for eager packets of all paths */
-    uint32_t eager;    /* packets of which each process may be in cells of each other */
+    uint64_t session;
     uint64_t now;      /* of this turn of the loop */
     uint64_t came_ns;  /* when the kernel got the datagram that is looked at */
     uint64_t tick_ns;  /* when timers are looked at next */
@@ -328,7 +333,15 @@ static inline int lc_is_blocked(const lc_interface *via) {
     return via->n_runs > 0 || via->control_waits;
 }
 void lc_read_clock(lc_host *h); /* sets now */
-uint32_t lc_wire_bytes_max(const lc_host *h);
+/* Whether packets of the slot may go ahead on a path: the receiver can keep any of them. */
+int lc_may_go_ahead(const lc_op_slot *s, const lc_path *p);
+/* Bytes of a packet at most, header included; of a packet of control, and a header after it. */
+static inline uint32_t lc_wire_bytes_max(const lc_interface *via) {
+    return LC_HEADER_BYTES + via->payload_bytes;
+}
+static inline uint32_t lc_control_room(const lc_interface *via) {
+    return 2 * LC_HEADER_BYTES + via->control_bytes;
+}
 /* Nothing has come from the process for longer than it takes to answer what is asked every 100 ms.
  * It is stopped or starved, and then nothing is lost; or the path is out, for which deadline_max
  * is. */

@@ -67,8 +67,10 @@ void lc_out_drop(lc_out *out) {
 /* Packets that may go although the peer is not known to be ready. */
 static uint32_t eager_room(const lc_out *out) {
     const lc_group *g = out->slot->op->group;
-    uint32_t most = g->members[out->peer].met ? g->host->eager : 0;
-    uint32_t used = lc_path_to(out)->tx_eager;
+    const lc_path *p = lc_path_to(out);
+    int may = g->members[out->peer].met && lc_may_go_ahead(out->slot, p);
+    uint32_t most = may ? p->interface->eager : 0;
+    uint32_t used = p->tx_eager;
     return used < most ? most - used : 0;
 }
 
@@ -228,7 +230,7 @@ static void put_packet(lc_out *out, lc_run *run, int eager, uint32_t time_us) {
     if (s->parity && !out->round && !parity)
         protect(out, k, payload, bytes);
     op->report.parity_sent += (uint64_t)parity;
-    lc_header h = {.session = host->expect.session,
+    lc_header h = {.session = host->session,
                    .link_seq = path->tx_next++,
                    .op = op->number,
                    .packet = parity ? s->n_packets + k : k,
@@ -256,12 +258,15 @@ static void put_packet(lc_out *out, lc_run *run, int eager, uint32_t time_us) {
 
 /* Whether what is to be told to the peer can go in the datagram of the stream's next packet: it is
  * the last one, so that no packets of one size are torn apart. */
-static int carries_control(const lc_host *h, const lc_out *out) {
+static int carries_control(const lc_out *out) {
     const lc_op_slot *s = out->slot;
+    const lc_interface *via = lc_path_to(out)->interface;
     if (out->round || s->n_ready - out->cursor != 1)
         return 0;
     uint32_t k = s->ready ? s->ready[out->cursor] : out->cursor;
-    return lc_control_bytes(lc_path_to(out)) + lc_payload_bytes(s, k) <= h->config.payload_bytes;
+    uint32_t control = lc_control_bytes(lc_path_to(out));
+    return control <= LC_HEADER_BYTES + via->control_bytes &&
+           control + lc_payload_bytes(s, k) <= via->payload_bytes;
 }
 
 /* Gathers up to most packets of one stream into a run. Returns how many. */
@@ -280,8 +285,8 @@ static uint32_t fill_run(lc_host *h, lc_out *out, uint32_t most) {
     uint32_t time_us = (uint32_t)(lc_clock_now(h->clock) / 1000);
     for (uint32_t k = 0; k < most; k++)
         run->iov[2 * k].iov_base = via->headers + (first + k) * LC_HEADER_BYTES;
-    uint8_t *datagram = via->control_out + (size_t)i * lc_wire_bytes_max(h);
-    uint32_t ahead = carries_control(h, out) ? lc_control_ahead(h, path, datagram) : 0;
+    uint8_t *datagram = via->control_out + (size_t)i * lc_control_room(via);
+    uint32_t ahead = carries_control(out) ? lc_control_ahead(h, path, datagram) : 0;
     via->run_ahead[i] = ahead;
     if (ahead) {
         run->iov[0].iov_base = datagram + ahead;
@@ -322,7 +327,8 @@ static uint32_t allowance(lc_host *h, lc_path *p, uint32_t packet_bytes) {
         most = LC_RUN_PACKETS;
     if (most > window - flying)
         most = window - flying;
-    most = lc_rate_room(&h->rate, h->now, most, packet_bytes);
+    if (!p->interface->link->local)
+        most = lc_rate_room(&h->rate, h->now, most, packet_bytes);
     uint32_t may = lc_pace_room(&p->pace, h->now, most, packet_bytes);
     if (most && !may)
         lc_pace_limited(&p->pace);
@@ -341,7 +347,8 @@ static int serve(lc_host *h, lc_path *p) {
     if (!most)
         return 0;
     uint32_t sent = fill_run(h, out, most);
-    lc_rate_spend(&h->rate, h->now, sent, bytes);
+    if (!p->interface->link->local)
+        lc_rate_spend(&h->rate, h->now, sent, bytes);
     lc_pace_spend(&p->pace, h->now, sent, bytes);
     list_remove(p, out);
     if (!has_more(out))
@@ -379,7 +386,7 @@ static int send_by(lc_host *h, lc_interface *via) {
 void lc_tell_before_data(lc_host *h) {
     for (uint16_t i = 0; i < h->config.processes; i++) {
         const lc_path *p = &h->paths[i];
-        if (!p->outs || carries_control(h, p->outs))
+        if (!p->outs || carries_control(p->outs))
             continue;
         lc_send_control(h);
         return;

@@ -483,7 +483,30 @@ static void test_is_here(void) {
     lc_link_close(link);
 }
 
+/* The same over shared memory: small packets, large ones, and several a stream. */
+static void test_shared_memory(void) {
+    const lc_inject none = {.loss = 0};
+    const lc_inject bad = {.loss = 0.1, .dup = 0.2, .reorder = 0.2, .seed = 12};
+    static const uint32_t segments[] = {100, 5000, 40000};
+    net_shared = 1;
+    for (int ring = 0; ring < 2; ring++)
+        for (int i = 0; i < 3; i++) {
+            worker w = {.ring = ring,
+                        .segment = segments[i],
+                        .operations = i == 2 ? 20 : 60,
+                        .deep = 4,
+                        .whole = 1,
+                        .waits = (uint8_t)(i == 1)};
+            run(none, w);
+            w.reliable = 1;
+            w.encoding = i == 2 ? LC_ENCODING_BF16 : LC_ENCODING_SAME;
+            run(i == 2 ? bad : none, w);
+        }
+    net_shared = 0;
+}
+
 int main(void) {
+    test_shared_memory();
     test_is_here();
     test_bad_arguments();
     test_faults();

@@ -357,7 +357,8 @@ static void test_path_mtu(void) {
 
 static void test_peers(void) {
     lc_link *link = open_link(0, NULL);
-    const lc_address v6 = {"::1", 5, 0}, no = {"nowhere", 5, 0}, far = {"127.0.0.1", 999, 0};
+    const lc_address v6 = {.host = "::1", .port = 5}, no = {.host = "nowhere", .port = 5},
+                     far = {.host = "127.0.0.1", .port = 999};
     CHECK(lc_link_set_peer(link, 1, &v6) == LC_E_ARGUMENT);
     CHECK(lc_link_set_peer(link, 1, &no) == LC_E_ARGUMENT);
     CHECK(lc_link_set_peer(link, 300, &far) == LC_OK); /* the table grows */
@@ -378,7 +379,7 @@ static void test_credits(void) {
     uint32_t credits = lc_link_credits(link, PACKET);
     CHECK(credits > 10 && (uint64_t)credits * PACKET < (uint64_t)info.receive_buffer);
     CHECK(lc_link_credits(link, 8 * PACKET) < credits);
-    const lc_address self = {"127.0.0.1", info.port, 0};
+    const lc_address self = {.host = "127.0.0.1", .port = info.port};
     CHECK(lc_link_set_peer(link, 0, &self) == LC_OK);
     if (credits > 20000)
         credits = 20000;
@@ -416,7 +417,7 @@ static void test_waiter(void) {
     CHECK(sleep_on(&w, both, 2, 0, 3600 * SECOND));
     CHECK(!sleep_on(&w, NULL, 0, 0, MS)); /* two wakes are one */
     lc_link_info_of(b, &info);
-    const lc_address to = {"127.0.0.1", info.port, 0};
+    const lc_address to = {.host = "127.0.0.1", .port = info.port};
     CHECK(lc_link_set_peer(a, 0, &to) == LC_OK && send_one(a, 0, 1) == 1);
     CHECK(!sleep_on(&w, both, 2, 0, 3600 * SECOND));
     CHECK(lc_link_receive(b, arrivals, 8) == 1);
@@ -473,7 +474,7 @@ static int lose_the_network(void) {
     if (!CHECK(link && there))
         return 1;
     lc_link_info_of(there, &info);
-    const lc_address to = {"127.0.0.1", info.port, 0};
+    const lc_address to = {.host = "127.0.0.1", .port = info.port};
     CHECK(lc_link_set_peer(link, 0, &to) == LC_OK);
     CHECK(send_one(link, 0, PACKETS) == PACKETS && took_all(there) && no_event(link));
 

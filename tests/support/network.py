@@ -58,9 +58,7 @@ class Network:
             Host(rank, world, address(rank), payload_bytes=payload_bytes, options=self.options)
             for rank in range(world)
         ]
-        addresses = self.introduce([host.link().port for host in self.hosts])
-        for host in self.hosts:
-            host.start(SESSION, addresses)
+        self.start(self.introduce([host.link().port for host in self.hosts]))
         self.engines = [
             EngineGroup(
                 host, rank, world, number=GROUP, fault_group=GROUP, options=self.options, met=True
@@ -68,6 +66,11 @@ class Network:
             for rank, host in enumerate(self.hosts)
         ]
         self.op = 0
+
+    def start(self, addresses: list[tuple[str, int]]) -> None:
+        """Makes the engines known to each other."""
+        for host in self.hosts:
+            host.start(SESSION, addresses)
 
     def introduce(self, ports: list[int]) -> list[tuple[str, int]]:
         """The addresses by which the engines know each other, by rank."""

@@ -1,0 +1,269 @@
+/* The shared-memory link: the memory of this process, which it alone writes, and that of its peers,
+ * which it reads. */
+#include "link_shm.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 8u
+#endif
+#ifndef F_SEAL_FUTURE_WRITE
+#define F_SEAL_FUTURE_WRITE 16
+#endif
+
+static const int SEALS = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE;
+
+/* ---- layout: equal for all processes that share ---- */
+
+/* The ring in the memory of process `owner` for process `peer`, both by index. */
+static size_t ring_at(uint16_t owner, uint16_t peer) {
+    size_t i = peer < owner ? peer : peer - 1u;
+    return LC_SHM_HEADER_BYTES + i * sizeof(lc_shm_ring);
+}
+
+static void lay_out(lc_shm *s) {
+    uint32_t share = LC_SHM_BUDGET / LC_SHARED_PAYLOAD / s->n_peers;
+    share = share < LC_SHM_BUFFERS ? share : LC_SHM_BUFFERS;
+    s->share = (uint16_t)(share < 2 ? 2 : share);
+    s->n_buffers = (uint16_t)(s->share * s->n_peers);
+    s->bytes = LC_SHM_HEADER_BYTES + s->n_peers * sizeof(lc_shm_ring) +
+               (size_t)s->n_buffers * LC_SHARED_PAYLOAD;
+    s->bytes = (s->bytes + LC_SHM_HEADER_BYTES - 1) / LC_SHM_HEADER_BYTES * LC_SHM_HEADER_BYTES;
+}
+
+/* ---- this process's memory ---- */
+
+static int make_file(void) {
+    int fd = memfd_create("lossycoll", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
+    if (fd < 0 && errno == EINVAL) /* a system before 6.3 */
+        fd = memfd_create("lossycoll", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    return fd;
+}
+
+/* All of it now: a page that isn't there when a packet is copied in would end the process. */
+static int reserve(int fd, size_t bytes) {
+    int error;
+    do
+        error = posix_fallocate(fd, 0, (off_t)bytes);
+    while (error == EINTR);
+    errno = error;
+    return error == 0;
+}
+
+static int make_memory(lc_shm *s) {
+    s->fd = make_file();
+    s->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (s->fd < 0 || s->wake_fd < 0 || !reserve(s->fd, s->bytes))
+        return 0;
+    s->memory = mmap(NULL, s->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, s->fd, 0);
+    if (s->memory == MAP_FAILED) {
+        s->memory = NULL;
+        return 0;
+    }
+    return fcntl(s->fd, F_ADD_SEALS, SEALS) == 0;
+}
+
+static int make_tables(lc_shm *s) {
+    s->peer_of = malloc(s->processes * sizeof *s->peer_of);
+    s->peers = calloc(s->n_peers, sizeof *s->peers);
+    s->idle = calloc(s->n_buffers, sizeof *s->idle);
+    s->users = calloc(s->n_buffers, sizeof *s->users);
+    return s->peer_of && s->peers && s->idle && s->users;
+}
+
+static void number_peers(lc_shm *s, const uint16_t *processes) {
+    memset(s->peer_of, 0xFF, s->processes * sizeof *s->peer_of);
+    for (uint16_t i = 0; i <= s->n_peers; i++) {
+        uint16_t k = (uint16_t)(i < s->own ? i : i - 1);
+        if (i == s->own)
+            continue;
+        s->peer_of[processes[i]] = k;
+        s->peers[k].process = processes[i];
+        s->peers[k].wake_fd = -1;
+        s->peers[k].out = (lc_shm_ring *)(void *)(s->memory + ring_at(s->own, i));
+    }
+    s->n_idle = s->n_buffers; /* the first one is taken first */
+    for (uint16_t i = 0; i < s->n_buffers; i++)
+        s->idle[i] = (uint16_t)(s->n_buffers - 1 - i);
+}
+
+static void write_header(lc_shm *s, uint16_t process) {
+    s->header = (lc_shm_header *)(void *)s->memory;
+    s->header->magic = LC_SHM_MAGIC;
+    s->header->version = LC_SHM_VERSION;
+    s->header->process = process;
+    s->header->processes = (uint16_t)(s->n_peers + 1);
+    s->buffers = s->memory + LC_SHM_HEADER_BYTES + s->n_peers * sizeof(lc_shm_ring);
+}
+
+/* ---- peers ---- */
+
+static void forget(const lc_shm *s, lc_shm_peer *p) {
+    if (p->memory)
+        munmap((void *)(uintptr_t)p->memory, s->bytes);
+    if (p->wake_fd >= 0)
+        close(p->wake_fd);
+    p->memory = NULL;
+    p->in = NULL;
+    p->wake_fd = -1;
+}
+
+/* Memory that can shrink would end us when we read it, and a wake-up that blocks would stop us. */
+static int is_sound(const lc_shm *s, const lc_address *a) {
+    struct stat file;
+    int seals = fcntl(a->memory, F_GET_SEALS);
+    int flags = fcntl(a->wake, F_GETFL);
+    return seals >= 0 && (seals & F_SEAL_SHRINK) && fstat(a->memory, &file) == 0 &&
+           file.st_size == (off_t)s->bytes && flags >= 0 && (flags & O_NONBLOCK);
+}
+
+static int is_of(const lc_shm *s, const lc_shm_peer *p) {
+    const lc_shm_header *there = (const lc_shm_header *)(const void *)p->memory;
+    return there->magic == LC_SHM_MAGIC && there->version == LC_SHM_VERSION &&
+           there->process == p->process && there->processes == s->n_peers + 1;
+}
+
+static int set_peer(lc_link *link, uint16_t process, const lc_address *address) {
+    lc_shm *s = lc_shm_of(link);
+    lc_shm_peer *p = lc_shm_peer_of(s, process);
+    if (process == s->header->process) /* nothing is sent there */
+        return LC_OK;
+    if (!p)
+        return LC_E_ARGUMENT;
+    forget(s, p);
+    if (!address)
+        return LC_OK;
+    if (!is_sound(s, address))
+        return LC_E_ARGUMENT;
+    void *memory = mmap(NULL, s->bytes, PROT_READ, MAP_SHARED, address->memory, 0);
+    if (memory == MAP_FAILED)
+        return LC_E_MEMORY;
+    p->memory = memory;
+    p->wake_fd = fcntl(address->wake, F_DUPFD_CLOEXEC, 0);
+    uint16_t k = (uint16_t)(p - s->peers);
+    uint16_t there = (uint16_t)(k < s->own ? k : k + 1);
+    p->in = (const lc_shm_ring *)(const void *)(p->memory + ring_at(there, s->own));
+    if (p->wake_fd < 0 || !is_of(s, p)) {
+        int code = p->wake_fd < 0 ? LC_E_SYSTEM : LC_E_ARGUMENT;
+        forget(s, p);
+        return code;
+    }
+    return LC_OK;
+}
+
+/* ---- what it tells of itself ---- */
+
+static int is_here(const lc_link *link, uint16_t peer) {
+    (void)link;
+    (void)peer;
+    return 1;
+}
+
+static void info(const lc_link *link, lc_link_info *info) {
+    *info = (lc_link_info){.payload_bytes = (uint16_t)link->payload_bytes};
+}
+
+/* A peer that says what it has seen may not have told yet that it has taken it (lc_shm_receive): so
+ * much of its share stays free. */
+static uint32_t credits(const lc_link *link, uint32_t packet_bytes) {
+    const lc_shm *s = lc_shm_of_const(link);
+    uint32_t untold = s->share / 2u < LC_RECEIVE_BUFFERS ? s->share / 2u : LC_RECEIVE_BUFFERS;
+    (void)packet_bytes;
+    return (s->share - untold) * s->n_peers;
+}
+
+static int event(lc_link *link, lc_event *event) {
+    lc_shm *s = lc_shm_of(link);
+    *event = s->event;
+    s->event.kind = 0;
+    return event->kind != 0;
+}
+
+static void figures(const lc_link *link, lc_link_figures *figures) {
+    *figures = lc_shm_of_const(link)->figures;
+}
+
+/* ---- opening ---- */
+
+static void close_shm(lc_link *link) {
+    lc_shm *s = lc_shm_of(link);
+    for (uint16_t i = 0; s->peers && i < s->n_peers; i++)
+        forget(s, &s->peers[i]);
+    if (s->memory)
+        munmap(s->memory, s->bytes);
+    if (s->fd >= 0)
+        close(s->fd);
+    if (s->wake_fd >= 0)
+        close(s->wake_fd);
+    free(s->peer_of);
+    free(s->peers);
+    free(s->idle);
+    free(s->users);
+    free(s);
+}
+
+static const lc_link_ops shm_ops = {.name = "shm",
+                                    .close = close_shm,
+                                    .set_peer = set_peer,
+                                    .is_here = is_here,
+                                    .info = info,
+                                    .credits = credits,
+                                    .send = lc_shm_send,
+                                    .receive = lc_shm_receive,
+                                    .is_from = lc_shm_is_from,
+                                    .descriptors = lc_shm_descriptors,
+                                    .watch = lc_shm_watch,
+                                    .event = event,
+                                    .figures = figures};
+
+/* Ascending, this process among them. Returns its index, or -1. */
+static int own_index(const lc_host_config *config, const uint16_t *processes, uint16_t n) {
+    int own = -1;
+    for (uint16_t i = 0; i < n; i++) {
+        if (processes[i] >= config->processes || (i && processes[i] <= processes[i - 1]))
+            return -1;
+        if (processes[i] == config->process)
+            own = i;
+    }
+    return n >= 2 && n <= LC_SHM_PROCESSES ? own : -1;
+}
+
+lc_link *lc_shm_open(const lc_host_config *config, const uint16_t *processes, uint16_t n,
+                     const lc_clock *clock, int descriptors[2], lc_failure *failure) {
+    int own = own_index(config, processes, n);
+    *failure = (lc_failure){.code = own < 0 ? LC_E_ARGUMENT : LC_E_MEMORY, .peer = -1};
+    lc_shm *s = own < 0 ? NULL : aligned_alloc(_Alignof(lc_shm), sizeof *s);
+    if (!s)
+        return NULL;
+    memset(s, 0, sizeof *s);
+    s->link = (lc_link){.ops = &shm_ops,
+                        .clock = clock,
+                        .packet_max = LC_SHM_HEAD_MAX + LC_SHARED_PAYLOAD,
+                        .payload_bytes = LC_SHARED_PAYLOAD,
+                        .head_max = LC_SHM_HEAD_MAX,
+                        .local = 1};
+    s->fd = s->wake_fd = -1;
+    s->own = (uint16_t)own;
+    s->n_peers = (uint16_t)(n - 1);
+    s->processes = config->processes;
+    lay_out(s);
+    if (make_tables(s) && make_memory(s)) {
+        write_header(s, config->process);
+        number_peers(s, processes);
+        descriptors[0] = s->fd;
+        descriptors[1] = s->wake_fd;
+        failure->code = LC_OK;
+        return &s->link;
+    }
+    failure->code = s->fd < 0 && s->wake_fd < 0 ? LC_E_MEMORY : LC_E_SYSTEM;
+    failure->sys_errno = errno;
+    close_shm(&s->link);
+    return NULL;
+}

@@ -1,0 +1,130 @@
+/* Inside the shared-memory link: how a process's memory is laid out, and what the link's files
+ * share. link_shm.c makes the memory and knows the peers, link_shm_move.c moves packets.
+ * docs/shared-memory.md says who writes what, and what a peer can do at worst. */
+#ifndef LC_LINK_SHM_H
+#define LC_LINK_SHM_H
+
+#define _GNU_SOURCE
+#include "link.h"
+
+#include <stdatomic.h>
+
+enum {
+    LC_SHM_VERSION = 1,
+    LC_SHM_PROCESSES = 256, /* of one host, at most */
+    LC_SHM_HEADER_BYTES = 4096,
+    LC_SHM_ENTRIES = 128, /* of a ring; a power of two */
+    LC_SHM_ENTRY_BYTES = 1024,
+    LC_SHM_HEAD_MAX = LC_SHM_ENTRY_BYTES - 16,
+    LC_SHM_BUFFERS = 32,     /* for each peer, at most, */
+    LC_SHM_BUDGET = 8 << 20, /* and for all of them, bytes; but two for each at least */
+    LC_SHM_NONE = 0xFFFF,    /* no buffer */
+    LC_SHM_FILLED = LC_BATCH_RUNS * LC_RUN_PACKETS
+};
+
+static const uint64_t LC_SHM_MAGIC = 0x314D48534C4C4F43; /* "COLLSHM1" */
+
+/* ---- the memory of a process: its header, a ring for each peer, buffers ---- */
+
+typedef struct {
+    uint64_t magic;
+    uint32_t version;
+    uint16_t process, processes;        /* its number, and how many share this machine's memory */
+    uint32_t peers[12];                 /* room to grow; zero */
+    _Alignas(64) _Atomic uint32_t naps; /* odd: it sleeps, and wants to be woken */
+} lc_shm_header;
+
+/* One packet. Its first piece lies here, and all of it if there is room. */
+typedef struct {
+    /* From the lowest bit: the packet's number in the ring plus one (32 bits), bytes of head (16),
+     * number of the buffer that the rest is in, or LC_SHM_NONE (16). Written last. */
+    _Atomic uint64_t word;
+    uint32_t rest_bytes;
+    uint32_t unused;
+    uint8_t head[LC_SHM_HEAD_MAX];
+} lc_shm_entry;
+
+/* What goes to one peer, and how much of what comes from it has been taken. */
+typedef struct {
+    _Alignas(64) _Atomic uint32_t taken; /* packets, ever */
+    _Alignas(64) lc_shm_entry entries[LC_SHM_ENTRIES];
+} lc_shm_ring;
+
+_Static_assert(sizeof(lc_shm_entry) == LC_SHM_ENTRY_BYTES, "an entry is as large as it says");
+_Static_assert(sizeof(lc_shm_header) <= LC_SHM_HEADER_BYTES, "the header has its room");
+
+/* ---- the link ---- */
+
+typedef struct {
+    const uint8_t *memory; /* the peer's, read-only; NULL: it isn't known */
+    const lc_shm_ring *in; /* there: what it sends here */
+    lc_shm_ring *out;      /* here: what goes there */
+    int wake_fd;
+    uint16_t process;
+    uint8_t broken; /* its memory holds nonsense: nothing of it is believed any more */
+    uint32_t sent;  /* packets that went there, ever; */
+    uint32_t freed; /* those of them whose entries and buffers are ours again */
+    uint32_t holds; /* buffers that wait for it */
+    uint32_t taken; /* packets that came from there, ever; */
+    uint32_t told;  /* those of them that it knows to be taken */
+    uint32_t woken; /* its nap that was last ended from here */
+    uint16_t buffer_of[LC_SHM_ENTRIES];
+} lc_shm_peer;
+
+/* A payload that this call of send has copied in. */
+typedef struct {
+    const void *from;
+    size_t bytes;
+    uint16_t buffer;
+} lc_shm_filled;
+
+typedef struct {
+    lc_link link;
+    int fd, wake_fd;
+    uint8_t *memory;
+    size_t bytes;
+    lc_shm_header *header;
+    uint8_t *buffers;
+    uint16_t own;     /* index of this process among those that share */
+    uint16_t n_peers; /* the others */
+    uint16_t share;   /* buffers that may wait for one peer */
+    uint16_t n_buffers;
+    uint16_t processes; /* entries of peer_of */
+    uint16_t *peer_of;  /* by number of the process: index in peers, or LC_SHM_NONE */
+    lc_shm_peer *peers;
+    /* sending */
+    uint16_t *idle; /* buffers that nobody waits for, the one that was freed last at the end */
+    uint16_t n_idle;
+    uint16_t *users; /* by buffer: entries that name it */
+    lc_shm_filled filled[LC_SHM_FILLED];
+    uint32_t n_filled;
+    uint32_t like; /* of those: what the run's next payload may be the same as */
+    /* receiving */
+    uint16_t turn; /* the peer whose packets are looked at first */
+    uint32_t naps;
+    int drains; /* the eventfd may be readable */
+    _Alignas(64) uint8_t heads[LC_RECEIVE_BUFFERS][LC_SHM_ENTRY_BYTES];
+    lc_link_figures figures;
+    lc_event event; /* kind 0: none */
+} lc_shm;
+
+static inline lc_shm *lc_shm_of(lc_link *link) {
+    return (lc_shm *)(void *)link;
+}
+static inline const lc_shm *lc_shm_of_const(const lc_link *link) {
+    return (const lc_shm *)(const void *)link;
+}
+/* NULL: no peer has this number. */
+static inline lc_shm_peer *lc_shm_peer_of(const lc_shm *s, uint16_t process) {
+    uint16_t i = process < s->processes ? s->peer_of[process] : (uint16_t)LC_SHM_NONE;
+    return i == LC_SHM_NONE ? NULL : &s->peers[i];
+}
+
+/* link_shm_move.c */
+int lc_shm_send(lc_link *link, const lc_run *runs, int n_runs, int *sys_errno);
+int lc_shm_receive(lc_link *link, lc_arrival *arrivals, int max);
+int lc_shm_is_from(const lc_link *link, const lc_arrival *arrival, uint16_t peer);
+int lc_shm_watch(lc_link *link);
+int lc_shm_descriptors(lc_link *link, int blocked, struct pollfd *fds, uint64_t *timeout_ns);
+
+#endif

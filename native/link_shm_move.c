@@ -1,0 +1,237 @@
+/* The shared-memory link, moving packets: copied in once by the sender, read where they lie by the
+ * receiver. No system call while both ends are awake. */
+#include "link_shm.h"
+
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- sending ---- */
+
+static void leave_buffer(lc_shm *s, uint16_t buffer) {
+    if (--s->users[buffer] == 0)
+        s->idle[s->n_idle++] = buffer;
+}
+
+static void break_with(lc_shm *s, lc_shm_peer *p) {
+    p->broken = 1;
+    if (!s->event.kind)
+        s->event = (lc_event){.kind = LC_EVENT_LOST, .sys_errno = EPROTO, .peer = p->process};
+}
+
+/* Takes back what the peer has taken. It can't have taken more than was sent. */
+static void take_back(lc_shm *s, lc_shm_peer *p) {
+    uint32_t taken = atomic_load_explicit(&p->in->taken, memory_order_acquire);
+    if (taken - p->freed > p->sent - p->freed) {
+        break_with(s, p);
+        return;
+    }
+    for (; p->freed != taken; p->freed++) {
+        uint16_t buffer = p->buffer_of[p->freed % LC_SHM_ENTRIES];
+        if (buffer == LC_SHM_NONE)
+            continue;
+        p->holds--;
+        leave_buffer(s, buffer);
+    }
+}
+
+static int is_filled_with(const lc_shm_filled *filled, const struct iovec *payload) {
+    return filled->from == payload->iov_base && filled->bytes == payload->iov_len;
+}
+
+/* A payload that goes to several peers in one call is copied in once. They get the same packets in
+ * the same order, so only a run's first one is looked for. What is filled has one user more until
+ * the call ends. */
+static uint16_t fill_buffer(lc_shm *s, const struct iovec *payload, int first) {
+    while (first && s->like < s->n_filled && !is_filled_with(&s->filled[s->like], payload))
+        s->like++;
+    if (s->like < s->n_filled && is_filled_with(&s->filled[s->like], payload))
+        return s->filled[s->like++].buffer;
+    if (!s->n_idle)
+        return LC_SHM_NONE;
+    uint16_t buffer = s->idle[--s->n_idle];
+    memcpy(s->buffers + (size_t)buffer * LC_SHARED_PAYLOAD, payload->iov_base, payload->iov_len);
+    s->users[buffer] = 1;
+    s->filled[s->n_filled++] = (lc_shm_filled){payload->iov_base, payload->iov_len, buffer};
+    s->like = s->n_filled;
+    return buffer;
+}
+
+static void empty_filled(lc_shm *s) {
+    while (s->n_filled)
+        leave_buffer(s, s->filled[--s->n_filled].buffer);
+}
+
+/* Returns 0 if there is no room: the peer takes nothing, and what is meant for it is lost. */
+static int put(lc_shm *s, lc_shm_peer *p, const struct iovec *iov, int first) {
+    size_t bytes = iov[0].iov_len, rest = iov[1].iov_len;
+    lc_shm_entry *entry = &p->out->entries[p->sent % LC_SHM_ENTRIES];
+    uint16_t buffer = LC_SHM_NONE;
+    if (p->sent - p->freed >= LC_SHM_ENTRIES)
+        return 0;
+    if (bytes + rest <= LC_SHM_HEAD_MAX) {
+        memcpy(entry->head + bytes, iov[1].iov_base, rest);
+        bytes += rest;
+    } else {
+        if (bytes > LC_SHM_HEAD_MAX || rest > LC_SHARED_PAYLOAD || p->holds >= s->share)
+            return 0;
+        buffer = fill_buffer(s, &iov[1], first);
+        if (buffer == LC_SHM_NONE)
+            return 0;
+        s->users[buffer]++;
+        p->holds++;
+        entry->rest_bytes = (uint32_t)rest;
+    }
+    memcpy(entry->head, iov[0].iov_base, iov[0].iov_len);
+    p->buffer_of[p->sent % LC_SHM_ENTRIES] = buffer;
+    p->sent++;
+    uint64_t word = (uint64_t)buffer << 48 | (uint64_t)bytes << 32 | p->sent;
+    atomic_store(&entry->word, word);
+    return 1;
+}
+
+/* It looks after the packets were written, as a sleeper looks for packets after it has said that it
+ * naps. All four are sequentially consistent, so one of both sees what the other did. A nap is
+ * ended once. */
+static void wake(lc_shm *s, lc_shm_peer *p) {
+    const lc_shm_header *there = (const lc_shm_header *)(const void *)p->memory;
+    const uint64_t one = 1;
+    uint32_t naps = atomic_load(&there->naps);
+    if (!(naps & 1) || naps == p->woken)
+        return;
+    p->woken = naps;
+    s->figures.send_calls++;
+    (void)!write(p->wake_fd, &one, sizeof one);
+}
+
+/* It never takes less than all: what finds no room is dropped, so that a peer which takes nothing
+ * is in nobody's way. The engine's window keeps data from it. */
+int lc_shm_send(lc_link *link, const lc_run *runs, int n_runs, int *sys_errno) {
+    lc_shm *s = lc_shm_of(link);
+    int packets = 0;
+    (void)sys_errno;
+    for (int i = 0; i < n_runs; i++) {
+        const lc_run *run = &runs[i];
+        lc_shm_peer *p = lc_shm_peer_of(s, run->peer);
+        int there = p && p->memory && !p->broken;
+        if (there)
+            take_back(s, p);
+        s->like = 0;
+        for (uint32_t k = 0; k < run->n_packets; k++)
+            s->figures.overflow += !there || p->broken || !put(s, p, &run->iov[2 * k], k == 0);
+        if (there)
+            wake(s, p);
+        packets += (int)run->n_packets;
+    }
+    empty_filled(s);
+    return packets;
+}
+
+/* ---- receiving ---- */
+
+static const lc_shm_entry *next_entry(const lc_shm_peer *p, uint64_t *word) {
+    if (!p->memory || p->broken)
+        return NULL;
+    const lc_shm_entry *entry = &p->in->entries[p->taken % LC_SHM_ENTRIES];
+    *word = atomic_load(&entry->word);
+    return (uint32_t)*word == p->taken + 1 ? entry : NULL;
+}
+
+/* What is read here is read once: the peer can write it meanwhile. An arrival of no bytes says that
+ * it made no sense, and the loop counts it. */
+static int take(lc_shm *s, lc_shm_peer *p, uint8_t *head, lc_arrival *arrival) {
+    uint64_t word;
+    const lc_shm_entry *entry = next_entry(p, &word);
+    if (!entry)
+        return 0;
+    uint32_t bytes = word >> 32 & 0xFFFF, buffer = (uint32_t)(word >> 48);
+    uint32_t rest = *(const volatile uint32_t *)&entry->rest_bytes;
+    *arrival = (lc_arrival){.data = head, .from = p};
+    if (buffer == LC_SHM_NONE)
+        rest = 0;
+    if (!bytes || bytes > LC_SHM_HEAD_MAX || rest > LC_SHARED_PAYLOAD ||
+        (buffer != LC_SHM_NONE && buffer >= s->n_buffers)) {
+        break_with(s, p);
+        return 1;
+    }
+    memcpy(head, entry->head, bytes);
+    arrival->length = arrival->stride = bytes;
+    arrival->rest_bytes = rest;
+    if (rest)
+        arrival->rest = p->memory + (s->buffers - s->memory) + (size_t)buffer * LC_SHARED_PAYLOAD;
+    p->taken++;
+    return 1;
+}
+
+static void tell_taken(lc_shm *s) {
+    for (uint16_t i = 0; i < s->n_peers; i++) {
+        lc_shm_peer *p = &s->peers[i];
+        if (p->told != p->taken)
+            atomic_store_explicit(&p->out->taken, p->taken, memory_order_release);
+        p->told = p->taken;
+    }
+}
+
+static void end_nap(lc_shm *s) {
+    if (s->naps & 1)
+        atomic_store_explicit(&s->header->naps, ++s->naps, memory_order_relaxed);
+}
+
+int lc_shm_receive(lc_link *link, lc_arrival *arrivals, int max) {
+    lc_shm *s = lc_shm_of(link);
+    int n = 0;
+    if (max > LC_RECEIVE_BUFFERS)
+        max = LC_RECEIVE_BUFFERS;
+    end_nap(s);
+    tell_taken(s);
+    for (uint16_t i = 0; i < s->n_peers; i++) {
+        lc_shm_peer *p = &s->peers[(s->turn + i) % s->n_peers];
+        while (n < max && take(s, p, s->heads[n], &arrivals[n]))
+            n++;
+    }
+    s->turn = (uint16_t)((s->turn + 1) % s->n_peers);
+    return n;
+}
+
+int lc_shm_is_from(const lc_link *link, const lc_arrival *arrival, uint16_t peer) {
+    (void)link;
+    return ((const lc_shm_peer *)arrival->from)->process == peer;
+}
+
+/* ---- sleeping ---- */
+
+static void drain(lc_shm *s) {
+    uint64_t drained;
+    if (!s->drains)
+        return;
+    s->figures.receive_calls++;
+    (void)!read(s->wake_fd, &drained, sizeof drained);
+}
+
+static int has_come(const lc_shm *s) {
+    uint64_t word;
+    for (uint16_t i = 0; i < s->n_peers; i++)
+        if (next_entry(&s->peers[i], &word))
+            return 1;
+    return 0;
+}
+
+/* Every nap has a number of its own, or who has ended one would not end the next. */
+int lc_shm_watch(lc_link *link) {
+    lc_shm *s = lc_shm_of(link);
+    tell_taken(s);
+    s->naps += s->naps & 1 ? 2 : 1;
+    atomic_store(&s->header->naps, s->naps);
+    return has_come(s);
+}
+
+int lc_shm_descriptors(lc_link *link, int blocked, struct pollfd *fds, uint64_t *timeout_ns) {
+    lc_shm *s = lc_shm_of(link);
+    (void)blocked;
+    drain(s);
+    s->drains = 1;
+    if (lc_shm_watch(link))
+        *timeout_ns = 0;
+    fds[0] = (struct pollfd){s->wake_fd, POLLIN, 0};
+    return 1;
+}

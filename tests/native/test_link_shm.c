@@ -1,0 +1,433 @@
+/* The shared-memory link by itself: several ends in one process, each with a memory of its own. */
+#define _GNU_SOURCE
+#include "check.h"
+#include "link_shm.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { ENDS = 3, HEAD = 48, LONGEST_S = 20 };
+
+static const uint16_t PROCESSES[ENDS] = {1, 4, 7}; /* of ten */
+
+typedef struct {
+    lc_link *link[ENDS];
+    int descriptors[ENDS][2];
+    uint16_t n;
+} ends;
+
+static uint64_t drawn = 1;
+
+static uint32_t draw(uint32_t below) {
+    drawn = drawn * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(drawn >> 33) % below;
+}
+
+static lc_link *open_one(uint16_t process, uint16_t n, int descriptors[2]) {
+    lc_host_config config = {.process = process, .processes = 10};
+    lc_failure failure;
+    lc_link *link = lc_shm_open(&config, PROCESSES, n, &lc_system_clock, descriptors, &failure);
+    if (!CHECK(link != NULL))
+        abort();
+    return link;
+}
+
+static int introduce(lc_link *to, uint16_t process, const int descriptors[2]) {
+    lc_address a = {.memory = descriptors[0], .wake = descriptors[1], .link = 1};
+    return lc_link_set_peer(to, process, &a);
+}
+
+static void open_ends(ends *e, uint16_t n) {
+    e->n = n;
+    for (uint16_t i = 0; i < n; i++)
+        e->link[i] = open_one(PROCESSES[i], n, e->descriptors[i]);
+    for (uint16_t i = 0; i < n; i++)
+        for (uint16_t k = 0; k < n; k++)
+            if (i != k)
+                CHECK(introduce(e->link[i], PROCESSES[k], e->descriptors[k]) == LC_OK);
+}
+
+static void close_ends(ends *e) {
+    for (uint16_t i = 0; i < e->n; i++)
+        lc_link_close(e->link[i]);
+}
+
+static lc_shm *shm(const ends *e, int i) {
+    return lc_shm_of(e->link[i]);
+}
+
+static lc_shm_peer *peer(const ends *e, int i, int k) {
+    return lc_shm_peer_of(shm(e, i), PROCESSES[k]);
+}
+
+/* ---- packets: their bytes follow from their number ---- */
+
+static void fill(uint8_t *bytes, size_t n, uint32_t number) {
+    for (size_t i = 0; i < n; i++)
+        bytes[i] = (uint8_t)(number * 31 + i * 7 + (i >> 8));
+}
+
+static int holds(const uint8_t *bytes, size_t n, uint32_t number) {
+    int good = 1;
+    for (size_t i = 0; i < n; i++)
+        good &= bytes[i] == (uint8_t)(number * 31 + i * 7 + (i >> 8));
+    return good;
+}
+
+static uint8_t head_out[HEAD], payload_out[LC_SHARED_PAYLOAD];
+
+/* The payload says what `number` is, and so does the header. */
+static void send_one(const ends *e, int from, int to, uint32_t number, size_t payload) {
+    struct iovec iov[2] = {{head_out, HEAD}, {payload_out, payload}};
+    lc_run run = {iov, 1, (uint32_t)(HEAD + payload), PROCESSES[to], 0};
+    int error;
+    fill(head_out, HEAD, number);
+    fill(payload_out, payload, number + 1);
+    CHECK(lc_link_send(e->link[from], &run, 1, &error) == 1);
+}
+
+static int is_packet(const lc_arrival *a, uint32_t number, size_t payload) {
+    if (a->length != (a->rest ? HEAD : HEAD + payload) || a->stride != a->length)
+        return 0;
+    if (a->rest && a->rest_bytes != payload)
+        return 0;
+    return holds(a->data, HEAD, number) &&
+           holds(a->rest ? a->rest : a->data + HEAD, payload, number + 1);
+}
+
+static uint64_t overflow(const ends *e, int i) {
+    lc_link_figures figures;
+    lc_link_figures_of(e->link[i], &figures);
+    return figures.overflow;
+}
+
+/* ---- tests ---- */
+
+static size_t size_of(uint32_t number) {
+    static const size_t sizes[] = {0,    1,    LC_SHM_HEAD_MAX - HEAD, LC_SHM_HEAD_MAX - HEAD + 1,
+                                   4096, 8191, LC_SHARED_PAYLOAD - 1,  LC_SHARED_PAYLOAD};
+    return sizes[(number * 2654435761u >> 16) % (sizeof sizes / sizeof *sizes)];
+}
+
+/* As many at a time as the credit lets go, so none is lost, however often the ring wraps round. */
+static void test_order(void) {
+    ends e;
+    open_ends(&e, 2);
+    uint32_t sent = 0, came = 0, credit = lc_link_credits(e.link[1], 0);
+    CHECK(credit >= 8);
+    while (came < 20 * LC_SHM_ENTRIES) {
+        for (uint32_t n = draw(credit + 1); n && sent - came < credit; n--, sent++)
+            send_one(&e, 0, 1, sent, size_of(sent));
+        lc_arrival arrivals[LC_RECEIVE_BUFFERS];
+        int n = lc_link_receive(e.link[1], arrivals, 1 + (int)draw(LC_RECEIVE_BUFFERS));
+        for (int i = 0; i < n; i++, came++) {
+            CHECK_AT(is_packet(&arrivals[i], came, size_of(came)), "packet %u", came);
+            CHECK(lc_link_is_from(e.link[1], &arrivals[i], PROCESSES[0]));
+            CHECK(!lc_link_is_from(e.link[1], &arrivals[i], PROCESSES[1]));
+        }
+    }
+    CHECK(sent > 10 * LC_SHM_ENTRIES && overflow(&e, 0) == 0);
+    close_ends(&e);
+}
+
+/* What finds no room is lost and counted; the rest comes, and then there is room again. Another
+ * peer has its own. */
+static void test_a_peer_that_takes_nothing(void) {
+    for (size_t payload = 16; payload <= 4096; payload += 4080) {
+        ends e;
+        open_ends(&e, ENDS);
+        uint32_t room = payload > LC_SHM_HEAD_MAX ? shm(&e, 0)->share : LC_SHM_ENTRIES;
+        for (uint32_t i = 0; i < room + 10; i++)
+            send_one(&e, 0, 1, i, payload);
+        CHECK(overflow(&e, 0) == 10);
+        lc_arrival a;
+        for (uint32_t i = 0; i < 3 * LC_SHM_ENTRIES; i++) {
+            send_one(&e, 0, 2, i, payload);
+            CHECK(lc_link_receive(e.link[2], &a, 1) == 1 && is_packet(&a, i, payload));
+        }
+        for (uint32_t i = 0; i < room; i++)
+            CHECK(lc_link_receive(e.link[1], &a, 1) == 1 && is_packet(&a, i, payload));
+        CHECK(lc_link_receive(e.link[1], &a, 1) == 0);
+        send_one(&e, 0, 1, 99, payload);
+        CHECK(lc_link_receive(e.link[1], &a, 1) == 1 && is_packet(&a, 99, payload));
+        CHECK(overflow(&e, 0) == 10);
+        close_ends(&e);
+    }
+}
+
+/* One copy for both; it stays as long as one of them has to read it. */
+static void test_one_payload_for_two(void) {
+    enum { PACKETS = 3, BYTES = 5000 };
+    static uint8_t heads[2][PACKETS][HEAD], payloads[PACKETS][BYTES];
+    struct iovec iov[2][2 * PACKETS];
+    lc_run runs[2];
+    lc_arrival a;
+    ends e;
+    int error;
+    open_ends(&e, ENDS);
+    for (int to = 0; to < 2; to++) {
+        for (uint32_t k = 0; k < PACKETS; k++) {
+            fill(heads[to][k], HEAD, k);
+            fill(payloads[k], BYTES, k + 1);
+            iov[to][2 * k] = (struct iovec){heads[to][k], HEAD};
+            iov[to][2 * k + 1] = (struct iovec){payloads[k], BYTES};
+        }
+        runs[to] = (lc_run){iov[to], PACKETS, HEAD + BYTES, PROCESSES[to + 1], 0};
+    }
+    uint16_t idle = shm(&e, 0)->n_idle;
+    CHECK(lc_link_send(e.link[0], runs, 2, &error) == 2 * PACKETS);
+    CHECK(shm(&e, 0)->n_idle == idle - PACKETS);
+    for (uint32_t k = 0; k < PACKETS; k++)
+        CHECK(lc_link_receive(e.link[1], &a, 1) == 1 && is_packet(&a, k, BYTES));
+    CHECK(lc_link_receive(e.link[1], &a, 1) == 0);
+    send_one(&e, 0, 1, 7, BYTES);
+    CHECK(shm(&e, 0)->n_idle == idle - PACKETS - 1); /* the second peer has taken none */
+    for (uint32_t k = 0; k < PACKETS; k++)
+        CHECK(lc_link_receive(e.link[2], &a, 1) == 1 && is_packet(&a, k, BYTES));
+    CHECK(lc_link_receive(e.link[2], &a, 1) == 0);
+    send_one(&e, 0, 2, 8, BYTES);
+    CHECK(shm(&e, 0)->n_idle == idle - 2);
+    close_ends(&e);
+}
+
+/* ---- sleeping ---- */
+
+enum { PASSED = 20000 };
+
+typedef struct {
+    ends *e;
+    uint32_t naps, came;
+} sleeper;
+
+/* Sleeps whenever nothing is there. A wake-up that is lost ends in the poll's timeout. */
+static void *sleep_and_take(void *argument) {
+    sleeper *w = argument;
+    lc_link *link = w->e->link[1];
+    while (w->came < PASSED) {
+        lc_arrival arrivals[LC_RECEIVE_BUFFERS];
+        int n = lc_link_receive(link, arrivals, LC_RECEIVE_BUFFERS);
+        for (int i = 0; i < n; i++, w->came++)
+            CHECK(is_packet(&arrivals[i], 5, 32));
+        if (n)
+            continue;
+        uint64_t timeout_ns = LONGEST_S * 1000000000u;
+        struct pollfd fd;
+        if (lc_link_descriptors(link, 0, &fd, &timeout_ns) != 1 || !timeout_ns)
+            continue;
+        w->naps++;
+        if (!CHECK(poll(&fd, 1, LONGEST_S * 1000) == 1))
+            return NULL;
+    }
+    return NULL;
+}
+
+static void test_nobody_sleeps_through_a_packet(void) {
+    ends e;
+    pthread_t thread;
+    open_ends(&e, 2);
+    sleeper w = {.e = &e};
+    pthread_create(&thread, NULL, sleep_and_take, &w);
+    for (uint32_t sent = 0; sent < PASSED; sent++) {
+        while (sent - atomic_load(&peer(&e, 0, 1)->in->taken) >= 8)
+            usleep(1); /* so it sleeps often */
+        for (uint32_t i = draw(300); i; i--)
+            __asm__ volatile("");
+        send_one(&e, 0, 1, 5, 32);
+    }
+    pthread_join(thread, NULL);
+    lc_link_figures figures;
+    lc_link_figures_of(e.link[0], &figures);
+    CHECK(w.came == PASSED && w.naps > 0 && figures.send_calls > 0);
+    close_ends(&e);
+}
+
+/* Who is awake is not woken, and nobody is woken twice from one nap. */
+static void test_wakes_once(void) {
+    ends e;
+    lc_link_figures figures;
+    lc_arrival a;
+    struct pollfd fd;
+    uint64_t timeout_ns = 1;
+    open_ends(&e, 2);
+    send_one(&e, 0, 1, 0, 32);
+    CHECK(lc_link_descriptors(e.link[1], 0, &fd, &timeout_ns) == 1 && timeout_ns == 0);
+    CHECK(lc_link_receive(e.link[1], &a, 1) == 1);
+    timeout_ns = 1;
+    CHECK(lc_link_descriptors(e.link[1], 0, &fd, &timeout_ns) == 1 && timeout_ns == 1);
+    CHECK(poll(&fd, 1, 0) == 0);
+    for (uint32_t i = 0; i < 5; i++)
+        send_one(&e, 0, 1, i, 32);
+    CHECK(poll(&fd, 1, 0) == 1);
+    lc_link_figures_of(e.link[0], &figures);
+    CHECK(figures.send_calls == 1);
+    for (int i = 0; i < 5; i++)
+        CHECK(lc_link_receive(e.link[1], &a, 1) == 1);
+    send_one(&e, 0, 1, 0, 32);
+    lc_link_figures_of(e.link[0], &figures);
+    CHECK(figures.send_calls == 1); /* it is awake */
+    CHECK(lc_link_receive(e.link[1], &a, 1) == 1);
+    CHECK(lc_link_descriptors(e.link[1], 0, &fd, &timeout_ns) == 1 && poll(&fd, 1, 0) == 0);
+    CHECK(lc_link_descriptors(e.link[1], 0, &fd, &timeout_ns) == 1);
+    send_one(&e, 0, 1, 0, 32);
+    CHECK(poll(&fd, 1, 0) == 1);
+    close_ends(&e);
+}
+
+/* ---- memory that holds nonsense ---- */
+
+/* Of the second end, as a packet to the first: it is read no more, the third one is. */
+static void check_broken(const ends *e, const char *how) {
+    lc_arrival a;
+    lc_event event;
+    CHECK_AT(lc_link_receive(e->link[0], &a, 1) == 1 && a.length == 0, "%s", how);
+    CHECK_AT(lc_link_receive(e->link[0], &a, 1) == 0, "%s", how);
+    CHECK(lc_link_event(e->link[0], &event) && event.kind == LC_EVENT_LOST);
+    CHECK(event.peer == PROCESSES[1] && event.sys_errno == EPROTO);
+    send_one(e, 0, 1, 0, 32);
+    CHECK(overflow(e, 0) == 1);
+    send_one(e, 2, 0, 1, 32);
+    CHECK(lc_link_receive(e->link[0], &a, 1) == 1 && is_packet(&a, 1, 32));
+}
+
+static uint64_t word_of(uint32_t number, uint64_t bytes, uint64_t buffer) {
+    return buffer << 48 | bytes << 32 | number;
+}
+
+static void test_nonsense(void) {
+    const struct {
+        const char *how;
+        uint64_t word;
+        uint32_t rest;
+    } bad[] = {{"no bytes", word_of(1, 0, LC_SHM_NONE), 0},
+               {"a long head", word_of(1, LC_SHM_HEAD_MAX + 1, LC_SHM_NONE), 0},
+               {"no such buffer", word_of(1, HEAD, 2 * LC_SHM_BUFFERS), 100},
+               {"a long payload", word_of(1, HEAD, 0), LC_SHARED_PAYLOAD + 1},
+               {"a payload of 4 GiB", word_of(1, HEAD, 0), UINT32_MAX}};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        ends e;
+        open_ends(&e, ENDS);
+        lc_shm_entry *entry = &peer(&e, 1, 0)->out->entries[0];
+        entry->rest_bytes = bad[i].rest;
+        entry->word = bad[i].word;
+        check_broken(&e, bad[i].how);
+        close_ends(&e);
+    }
+}
+
+/* Neither more than was sent, nor less than before. */
+static void test_what_was_never_sent_is_taken(void) {
+    for (uint32_t claim = 2; claim; claim = claim == 2 ? UINT32_MAX : 0) {
+        ends e;
+        lc_event event;
+        open_ends(&e, ENDS);
+        send_one(&e, 0, 1, 0, 4096);
+        uint16_t idle = shm(&e, 0)->n_idle;
+        atomic_store(&peer(&e, 1, 0)->out->taken, claim);
+        send_one(&e, 0, 1, 1, 4096);
+        CHECK(overflow(&e, 0) == 1 && shm(&e, 0)->n_idle == idle);
+        CHECK(lc_link_event(e.link[0], &event) && event.peer == PROCESSES[1]);
+        close_ends(&e);
+    }
+}
+
+/* Who dies before it has written the word has sent nothing. */
+static void test_half_a_packet(void) {
+    ends e;
+    lc_arrival a;
+    open_ends(&e, 2);
+    lc_shm_entry *entry = &peer(&e, 1, 0)->out->entries[0];
+    fill(entry->head, HEAD, 0);
+    entry->rest_bytes = 100;
+    CHECK(lc_link_receive(e.link[0], &a, 1) == 0);
+    send_one(&e, 1, 0, 3, 32);
+    lc_link_close(e.link[1]); /* what it has sent can be read when it is gone */
+    CHECK(lc_link_receive(e.link[0], &a, 1) == 1 && is_packet(&a, 3, 32));
+    send_one(&e, 0, 1, 4, 32);
+    lc_link_close(e.link[0]);
+}
+
+/* ---- who is believed ---- */
+
+static void test_memory_of_others_is_only_read(void) {
+    ends e;
+    open_ends(&e, 2);
+    CHECK(mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, e.descriptors[0][0], 0) ==
+          MAP_FAILED);
+    CHECK(write(e.descriptors[0][0], "x", 1) < 0 && ftruncate(e.descriptors[0][0], 0) < 0);
+    CHECK(ftruncate(e.descriptors[0][0], 1 << 30) < 0);
+    close_ends(&e);
+}
+
+static int memory_like(const lc_shm *s, size_t bytes, int seals) {
+    int fd = memfd_create("other", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    CHECK(fd >= 0 && ftruncate(fd, (off_t)bytes) == 0);
+    CHECK(pwrite(fd, s->header, 64, 0) == 64);
+    CHECK(fcntl(fd, F_ADD_SEALS, seals) == 0);
+    return fd;
+}
+
+static void test_what_is_no_peer(void) {
+    ends e;
+    open_ends(&e, 2);
+    size_t bytes = shm(&e, 1)->bytes;
+    int wake = e.descriptors[1][1], blocking = eventfd(0, EFD_CLOEXEC);
+    int like[] = {memory_like(shm(&e, 1), bytes, F_SEAL_SHRINK),
+                  memory_like(shm(&e, 1), bytes, F_SEAL_GROW),
+                  memory_like(shm(&e, 1), bytes - 4096, F_SEAL_SHRINK),
+                  memory_like(shm(&e, 1), bytes + 4096, F_SEAL_SHRINK)};
+    int pair[2] = {like[0], wake};
+    CHECK(introduce(e.link[0], PROCESSES[1], pair) == LC_OK);
+    for (int i = 1; i < 4; i++) {
+        pair[0] = like[i];
+        CHECK_AT(introduce(e.link[0], PROCESSES[1], pair) == LC_E_ARGUMENT, "memory %d", i);
+    }
+    pair[0] = like[0];
+    pair[1] = blocking;
+    CHECK(introduce(e.link[0], PROCESSES[1], pair) == LC_E_ARGUMENT);
+    pair[1] = -1;
+    CHECK(introduce(e.link[0], PROCESSES[1], pair) == LC_E_ARGUMENT);
+    CHECK(introduce(e.link[0], PROCESSES[1], e.descriptors[0]) == LC_E_ARGUMENT); /* its own */
+    CHECK(introduce(e.link[0], PROCESSES[2], e.descriptors[1]) == LC_E_ARGUMENT); /* not one */
+    CHECK(introduce(e.link[0], PROCESSES[1], e.descriptors[1]) == LC_OK);
+    CHECK(lc_link_set_peer(e.link[0], PROCESSES[1], NULL) == LC_OK);
+    send_one(&e, 0, 1, 0, 32);
+    CHECK(overflow(&e, 0) == 1);
+    for (int i = 0; i < 4; i++)
+        close(like[i]);
+    close(blocking);
+    close_ends(&e);
+}
+
+static void test_what_cannot_be_opened(void) {
+    static const uint16_t twice[] = {1, 1}, down[] = {4, 1}, beyond[] = {1, 10}, others[] = {4, 7};
+    const uint16_t *lists[] = {twice, down, beyond, others};
+    const lc_host_config config = {.process = 1, .processes = 10};
+    lc_failure failure;
+    int descriptors[2];
+    for (int i = 0; i < 4; i++)
+        CHECK_AT(!lc_shm_open(&config, lists[i], 2, &lc_system_clock, descriptors, &failure) &&
+                     failure.code == LC_E_ARGUMENT,
+                 "list %d", i);
+    CHECK(!lc_shm_open(&config, PROCESSES, 1, &lc_system_clock, descriptors, &failure));
+}
+
+int main(void) {
+    test_order();
+    test_a_peer_that_takes_nothing();
+    test_one_payload_for_two();
+    test_nobody_sleeps_through_a_packet();
+    test_wakes_once();
+    test_nonsense();
+    test_what_was_never_sent_is_taken();
+    test_half_a_packet();
+    test_memory_of_others_is_only_read();
+    test_what_is_no_peer();
+    test_what_cannot_be_opened();
+    return check_result("test_link_shm");
+}

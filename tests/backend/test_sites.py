@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tests.backend.test_block_collectives import LOSSY, rank_contributions, rank_rounds
+from tests.support.failure_cases import CALM
 from tests.support.harness import init, run_good
 
 SITES = {rank: {"LOSSYCOLL_SITE": "xxyy"[rank]} for rank in range(4)}
@@ -54,6 +55,33 @@ def test_blocks_that_are_needed_come_to_all_ranks_of_a_site() -> None:
     for found in run_good(rank_rounds, 4, LOSSY, per_rank=SITES):
         assert found["missed"] > 0, "the fault did not happen"
         assert found["needed"] > 0
+
+
+def rank_collectives_within_a_host(rank: int, world: int) -> tuple[int, ...]:
+    import torch
+    import torch.distributed as dist
+
+    import lossycoll
+
+    init()
+    own = torch.full((COUNT,), 2.0**rank)
+    for algorithm in ("auto", "transpose"):
+        with lossycoll.lossy(algorithm=algorithm):
+            total = own.clone()
+            dist.all_reduce(total)
+            assert (total == 2**world - 1).all()
+            parts = torch.empty(COUNT)
+            dist.all_to_all_single(parts, own)
+            assert torch.equal(parts.view(world, -1)[:, 0], 2.0 ** torch.arange(world))
+    found = lossycoll.topology().hosts
+    dist.destroy_process_group()
+    return found
+
+
+def test_packets_of_a_network_fit_into_memory_that_is_shared() -> None:
+    """Those of loopback may be larger."""
+    for hosts in run_good(rank_collectives_within_a_host, 2, {**CALM, "LOSSYCOLL_MTU": "65535"}):
+        assert hosts == (0, 0)
 
 
 def test_what_is_lost_of_a_site_is_sent_again_by_who_holds_its_sum() -> None:

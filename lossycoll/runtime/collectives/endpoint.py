@@ -25,6 +25,7 @@ from lossycoll.runtime.core.call import Collective, Operation, Terms
 from lossycoll.runtime.core.logfmt import event, log
 from lossycoll.runtime.engine.binding import DType, Encoded
 from lossycoll.runtime.engine.failures import MESSAGES, error_of
+from lossycoll.runtime.engine.host import SHARED_PAYLOAD
 from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
 from lossycoll.runtime.membership.view_agreement import View
 
@@ -77,6 +78,8 @@ class Endpoint(CollectiveEndpoint):
             event(logging.INFO, where, "topology", hosts=hosts, sites=sites, algorithm=name)
         self._engine = engine
         self._payload = engine.link().payload_bytes if engine is not None else single_rank.PAYLOAD
+        if self._topology.shares_hosts:  # flat plans have one size of packets for all links
+            self._payload = min(self._payload, SHARED_PAYLOAD)
         self._estimators = Estimators(where.world, self.figures.peer)
         self._sequencer = self.operations.sequencer
         self._submitting = self.operations.submitting

@@ -40,6 +40,9 @@ SHARED_LINK: Final = 1
 
 _Data = TypeVar("_Data", Report, EngineStats, Stream)
 
+SHARED_PAYLOAD: Final[int] = lib.LC_SHARED_PAYLOAD
+"""Data bytes per packet within a machine that shares memory."""
+
 
 class Host:
     """One process's socket, progress thread, and paths to the other processes.

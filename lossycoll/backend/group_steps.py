@@ -22,6 +22,7 @@ from lossycoll.errors import InterfaceError, LossyError, OptionError, Rendezvous
 from lossycoll.options.fields import Options
 from lossycoll.plan import Topology, faults
 from lossycoll.runtime.collectives.endpoint import Endpoint
+from lossycoll.runtime.collectives.plan_cache import name_of
 from lossycoll.runtime.core import logfmt
 from lossycoll.runtime.engine.binding import EngineGroup
 from lossycoll.runtime.engine.failures import Where
@@ -376,17 +377,19 @@ def tell_ready(health: Health, met: Met, data: DataPath) -> None:
         payload=data.link.payload_bytes,
         fast=",".join(data.link.active) or "none",
         buffers=data.link.receive_buffer,
-        **_who_is_near(data.topology, health.where.rank),
+        **_who_is_near(data.topology, health.where.rank, met.options),
         **({"inject": met.options.inject} if met.options.inject else {}),
     )
 
 
-def _who_is_near(topology: Topology, rank: int) -> dict[str, Any]:
+def _who_is_near(topology: Topology, rank: int, options: Options) -> dict[str, Any]:
     """Fields of ``ready``, where hosts or sites are shared."""
     fields: dict[str, Any] = {}
+    if not topology.is_flat:
+        fields["algorithm"] = name_of(options, topology)
     if topology.shares_hosts:
         here = topology.members_of_hosts[topology.hosts[rank]]
-        fields = {"hosts": topology.n_hosts, "local": ",".join(map(str, here))}
+        fields |= {"hosts": topology.n_hosts, "local": ",".join(map(str, here))}
     return fields | ({"sites": topology.n_sites} if topology.n_sites > 1 else {})
 
 

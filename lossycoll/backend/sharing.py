@@ -18,7 +18,7 @@ from lossycoll.options.fields import Options
 from lossycoll.plan import Topology
 from lossycoll.runtime.core import logfmt
 from lossycoll.runtime.engine.failures import Where
-from lossycoll.runtime.engine.host import Host, can_share, shared_bytes
+from lossycoll.runtime.engine.host import Host, shared_bytes
 from lossycoll.runtime.net.descriptor_exchange import DescriptorExchange
 from lossycoll.runtime.net.machine import Machine, this_machine
 from lossycoll.runtime.net.memory_room import memory_room
@@ -91,7 +91,7 @@ def open_sharing(options: Options, ranks: int) -> Sharing:
     """What this process offers to others of its machine: before it meets them."""
     labels = (options.host, options.site)
     try:
-        machine = this_machine() if can_share() else None
+        machine = this_machine()
     except (OSError, ValueError) as error:
         return Sharing(Offer(None, labels, "", f"its machine is unknown: {error}"), None)
     why = ""
@@ -99,7 +99,7 @@ def open_sharing(options: Options, ranks: int) -> Sharing:
         why = FLAT
     elif options.link == "udp":
         why = "option link is 'udp'"
-    if why or machine is None:
+    if why:
         return Sharing(Offer(machine, labels, "", why), None)
     try:
         exchange = DescriptorExchange(ranks)

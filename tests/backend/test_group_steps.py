@@ -20,9 +20,9 @@ def noted(rank: int, world: int, mtu: int) -> list[Any]:
     rounds: list[str] = []
 
     class Noted(bootstrap.Rendezvous):
-        def exchange(self, name: str, value: Any) -> list[Any]:
+        def exchange(self, name: str, *rest: Any) -> list[Any]:
             rounds.append(name)
-            return super().exchange(name, value)
+            return super().exchange(name, *rest)
 
     bootstrap.Rendezvous = Noted  # type: ignore[misc]
     out: list[Any] = []
@@ -48,14 +48,23 @@ def rank_of_smaller_packets(rank: int, world: int) -> list[Any]:
     return noted(rank, world, 1500)
 
 
+SHARING = ["sent", "shared"]
+"""The rounds in which ranks of one machine find out whether they can share memory."""
+
+
 @pytest.mark.parametrize(
-    ("function", "payload", "rounds"),
-    [(rank_like_the_others, 8896, []), (rank_of_smaller_packets, 1408, ["payload", "ends"])],
+    ("function", "link", "payload", "rounds"),
+    [
+        (rank_like_the_others, "udp", 8896, []),
+        (rank_like_the_others, "auto", 8896, SHARING),
+        (rank_of_smaller_packets, "udp", 1408, ["payload", "ends"]),
+        (rank_of_smaller_packets, "auto", 1408, ["payload", "ends", *SHARING]),
+    ],
 )
-def test_ranks_meet_once_unless_packets_must_become_smaller(
-    function: Any, payload: int, rounds: list[str]
+def test_ranks_meet_once_unless_packets_must_become_smaller_or_they_share_a_machine(
+    function: Any, link: str, payload: int, rounds: list[str]
 ) -> None:
-    for found in run_good(function, 3, CALM):
+    for found in run_good(function, 3, {**CALM, "LOSSYCOLL_LINK": link}):
         assert found == [payload, payload, rounds]
 
 

@@ -68,11 +68,6 @@ class Outcome:
     shared_with: list[Sequence[int]]
 
 
-@pytest.fixture(autouse=True)
-def _the_engine_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharing, "can_share", lambda: True)
-
-
 def meet(
     options: Sequence[Options],
     *,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .findings import Finding, Severity, good_if
 from .job_environment import chosen_interface, mtu, port_range
-from .loopback import engine_loopback, udp_loopback
+from .loopback import engine_in_shared_memory, engine_loopback, udp_loopback
 from .requirements import Admitted, python_versions, torch_versions
 from .shared_memory import memory_sharing
 
@@ -182,15 +182,20 @@ def host_name() -> list[Finding]:
 
 def loopback() -> list[Finding]:
     out = []
-    tests = {"UDP over loopback": udp_loopback, "engine over loopback": engine_loopback}
-    for name, test in tests.items():
+    firewall = "a firewall on the loopback interface? see iptables -S and nft list ruleset"
+    slower = "ranks of this machine use UDP among themselves, which is slower"
+    tests = (
+        ("UDP over loopback", udp_loopback, Severity.FAIL, firewall),
+        ("engine over loopback", engine_loopback, Severity.FAIL, firewall),
+        ("engine in shared memory", engine_in_shared_memory, Severity.WARN, slower),
+    )
+    for name, test, otherwise, advice in tests:
         try:
             out.append(Finding(name, Severity.OK, test()))
         except ImportError:
             continue  # the native engine does not load, which has its own line
         except (OSError, RuntimeError) as error:
-            advice = "a firewall on the loopback interface? see iptables -S and nft list ruleset"
-            out.append(Finding(name, Severity.FAIL, str(error), advice))
+            out.append(Finding(name, otherwise, str(error), advice))
     return out
 
 

@@ -1,4 +1,4 @@
-"""Self-tests over the loopback interface: do packets arrive, and how fast."""
+"""Self-tests over the loopback interface and in shared memory: do packets arrive, and how fast."""
 
 from __future__ import annotations
 
@@ -47,12 +47,21 @@ def udp_loopback() -> str:
 
 def engine_loopback() -> str:
     """Two engines of this process all-reduce with each other; the sum is checked."""
+    return _two_engines(shared=False)
+
+
+def engine_in_shared_memory() -> str:
+    """The same through memory that each can read."""
+    return _two_engines(shared=True)
+
+
+def _two_engines(*, shared: bool) -> str:
     import numpy as np
 
     given = [np.arange(ELEMENTS, dtype=np.float32) % 1000 + rank for rank in range(RANKS)]
     wanted = given[0] + given[1]
     missing = operations = 0
-    with _engines() as engines:
+    with _engines(shared=shared) as engines:
         started = time.perf_counter()
         while (elapsed := time.perf_counter() - started) < SECONDS:
             tensors = [values.copy() for values in given]
@@ -60,13 +69,13 @@ def engine_loopback() -> str:
             if not missing and not all(np.array_equal(tensor, wanted) for tensor in tensors):
                 raise RuntimeError("two engines all-reduced to a wrong sum")
             operations += 1
-        active = ",".join(engines[0].link().active) or "none"
+        active = "" if shared else f" ({','.join(engines[0].link().active) or 'none'})"
     rate = operations * ELEMENTS * 4 / elapsed / 1e9
-    return f"{operations} all-reduces of 1 MiB, {missing} packets lost, {rate:.2f} GB/s ({active})"
+    return f"{operations} all-reduces of 1 MiB, {missing} packets lost, {rate:.2f} GB/s{active}"
 
 
 @contextlib.contextmanager
-def _engines() -> Iterator[list[EngineGroup]]:
+def _engines(*, shared: bool) -> Iterator[list[EngineGroup]]:
     """One per rank, connected, and closed at the end of the block."""
     from lossycoll.options.fields import Options
     from lossycoll.runtime.engine.binding import EngineGroup
@@ -80,9 +89,11 @@ def _engines() -> Iterator[list[EngineGroup]]:
             undo.callback(host.close)
             hosts.append(host)
         peers = [(ADDRESS, host.link().port) for host in hosts]
+        memory = dict(enumerate(host.share(range(RANKS)) for host in hosts)) if shared else {}
         engines = []
         for rank, host in enumerate(hosts):
-            host.start(SESSION, peers)
+            others = {other: pair for other, pair in memory.items() if other != rank}
+            host.start(SESSION, peers, shared=others)
             engine = EngineGroup(host, rank, RANKS, number=1, fault_group=0, options=options)
             undo.callback(engine.close)
             engines.append(engine)

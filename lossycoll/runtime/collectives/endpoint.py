@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -22,7 +21,7 @@ from lossycoll.plan.hierarchical_reduce_scatter import IN_PLACE
 from lossycoll.plan.registry import AUTO
 from lossycoll.plan.tree import BARRIER_FANOUT
 from lossycoll.runtime.core.call import Collective, Operation, Terms
-from lossycoll.runtime.core.logfmt import event, log
+from lossycoll.runtime.core.logfmt import log
 from lossycoll.runtime.engine.binding import DType, Encoded
 from lossycoll.runtime.engine.failures import MESSAGES, error_of
 from lossycoll.runtime.engine.host import SHARED_PAYLOAD
@@ -72,10 +71,6 @@ class Endpoint(CollectiveEndpoint):
         # Whatever the options say: the ranks of a host have got the same blocks, and so need the
         # same, as long as all calls go by tiers.
         self._block_algorithm = AUTO if self._topology.is_flat else hierarchical.NAME
-        if not self._topology.is_flat:
-            hosts, sites = self._topology.n_hosts, self._topology.n_sites
-            name = plan_cache.name_of(options, self._topology)
-            event(logging.INFO, where, "topology", hosts=hosts, sites=sites, algorithm=name)
         self._engine = engine
         self._payload = engine.link().payload_bytes if engine is not None else single_rank.PAYLOAD
         if self._topology.shares_hosts:  # flat plans have one size of packets for all links

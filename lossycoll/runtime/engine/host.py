@@ -262,11 +262,6 @@ def shared_bytes(processes: int) -> int:
     return (8 << 20) + processes * (256 << 10)
 
 
-def can_share() -> bool:
-    """Whether the engine can share memory with other processes of its machine."""
-    return hasattr(lib, "lc_host_share")
-
-
 def wire_version() -> int:
     """Of the packets' form; ranks that differ in it can't hear each other."""
     return int(lib.lc_wire_version())

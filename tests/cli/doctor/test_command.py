@@ -50,6 +50,7 @@ def test_healthy() -> None:
     assert "MTU" in checks["interface lo"]["found"]
     assert "none lost" in checks["UDP over loopback"]["found"]
     assert " 0 packets lost" in checks["engine over loopback"]["found"]
+    assert " 0 packets lost" in checks["engine in shared memory"]["found"]
     assert all(check["advice"] for check in checks.values() if check["status"] != "ok")
 
 

@@ -220,7 +220,7 @@ def main() -> int:
         measured = [asdict(one) for one in found]
         print(json.dumps({"limit": limit(options), "seen": seen, "measured": measured}))
     else:
-        Console(width=130).print(table(options, found, seen))
+        Console(width=150).print(table(options, found, seen))
     if options.report:
         report(options, found, seen)
     return 0

@@ -16,6 +16,7 @@ from typing import Any
 
 from benchmarks.common.report import fill, markdown, plt, save, write_json
 from benchmarks.common.results import Result
+from lossycoll.lab.profiles import PROFILES as LABORATORIES
 
 from .runs import PROFILES, REFERENCES, VARIANTS, Run
 
@@ -136,6 +137,11 @@ def table(found: Mapping[str, Any]) -> str:
     return markdown([*head, "seconds for all steps", "loss at the end"], rows)
 
 
+def ranks_of(profile: str) -> int:
+    """Of a job on all hosts of a network."""
+    return LABORATORIES[profile].network.shape.world
+
+
 def caption(found: Mapping[str, Any]) -> str:
     """The picture, and one sentence with the figures in it."""
     said = []
@@ -145,13 +151,14 @@ def caption(found: Mapping[str, Any]) -> str:
         best = min(((s, n) for n, s in ours.items() if s is not None), default=None)
         if best and gloo is not None:
             said.append(
-                f"{best[0]:.0f} s rather than gloo's {gloo:.0f} s on `{profile}` ({best[1]})"
+                f"{best[0]:.0f} s rather than gloo's {gloo:.0f} s on `{profile}` "
+                f"({ranks_of(profile)} ranks, {best[1]})"
             )
     networks = found["networks"].values()
     seeds = max(len(one["seeds"]) for variants in networks for one in variants.values())
     return (
         f"![Validation loss against seconds of training](docs/{NAME}.png)\n\n"
-        "The demo's GPT, 4 ranks in the [laboratory](docs/lab.md), seconds to a validation loss "
+        "The demo's GPT in networks of the [laboratory](docs/lab.md), seconds to a validation loss "
         f"of {found['target']:.2f}: {'; '.join(said) or 'none got there'}. Medians of {seeds} seed"
         f"{'s' if seeds > 1 else ''}; gloo's is the faster of cubic and bbr "
         f"([all of it](docs/performance.md#time-to-target))."
@@ -183,7 +190,8 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
                 axis.plot(seconds, losses, color=COLOURS[name], linewidth=1.2, label=label)
         axis.axhline(found["target"], color="grey", linestyle=":")
         axis.set_xscale("log")
-        axis.set_title(f"{profile}: 4 ranks, the same data and steps", fontsize=10)
+        title = f"{profile}: {ranks_of(profile)} ranks, the same data and steps"
+        axis.set_title(title, fontsize=10)
         axis.set_xlabel("seconds of training")
     axes[0][0].set_ylabel("validation loss, nats per byte")
     axes[0][0].legend(fontsize=8)

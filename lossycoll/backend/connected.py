@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -18,7 +18,9 @@ from lossycoll.errors import LossyError, RendezvousError
 from lossycoll.options.fields import Options
 from lossycoll.runtime.engine.host import HOST_OPTIONS
 from lossycoll.runtime.membership.group_state import Health
+from lossycoll.runtime.membership.view_agreement import View
 
+from .group_listener import HealthListener
 from .group_steps import fault_group, member_of, read_options
 from .making import Met, Place
 from .roots import ROOTS, Parent, Root
@@ -102,14 +104,17 @@ def _await_others_that_ask(
     """
     with contextlib.ExitStack() as stack:
         membership = member_of(stack, root.plane, session, members)
-        listener: Any = _Askers(place, root, members)
+        listener = _Askers(place, root, members)
         membership.open(listener)
         membership.own_host(asked)
         listener.wait(place.timeout.total_seconds())
 
 
-class _Askers:
-    """What the control plane tells of the ranks that ask for a host of their own."""
+class _Askers(HealthListener):
+    """What the control plane tells of the ranks that ask for a host of their own.
+
+    The group has no calls yet, and doesn't outlive a rank.
+    """
 
     def __init__(self, place: Place, root: Root, members: tuple[int, ...]) -> None:
         self._changed = threading.Event()
@@ -122,10 +127,21 @@ class _Askers:
             control=None,
             on_failure=self._failed,
         )
+        super().__init__(self._health)
+        self.on_bye = self._health.on_bye
 
-    def __getattr__(self, name: str) -> Any:
-        """What a listener hears besides, as a group does that has no call."""
-        return getattr(self._health, name, lambda *_: None)
+    def on_beat(self) -> None:
+        pass
+
+    def figures(self) -> dict[str, Any]:
+        return {}
+
+    def on_lost(self, rank: int, silent: float, ended: bool) -> int:
+        self._health.on_dead(rank, silent, ended)
+        return 0
+
+    def on_views(self, views: Sequence[View], agreed: bool) -> None:
+        pass
 
     def on_own_host(self, rank: int, options: Mapping[str, Any]) -> None:
         del options

@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -217,3 +218,24 @@ def test_a_group_with_a_lost_rank_is_refused_at_once_and_one_without_is_made() -
         assert "lost rank 1 (127.0.0.1:" in everyone.text
         assert seconds < 20, "long before the timeout"
         assert pair == 2
+
+
+def test_who_awaits_others_hears_all_that_the_control_plane_tells() -> None:
+    from lossycoll.backend.connected import _Askers
+    from lossycoll.errors import PeerLostError
+    from lossycoll.runtime.membership.membership import Listener
+
+    place: Any = SimpleNamespace(rank=0, size=2)
+    root: Any = SimpleNamespace(
+        host=SimpleNamespace(addresses=["a", "b"]), plane=SimpleNamespace(liveness=1.0)
+    )
+    askers = _Askers(place, root, (0, 1))
+    listener: Listener = askers
+    told = [name for name in vars(Listener) if name.startswith(("on_", "call_", "figures"))]
+    assert len(told) == 13
+    assert [name for name in told if not callable(getattr(listener, name, None))] == []
+    listener.on_beat()
+    assert listener.figures() == {}
+    listener.on_lost(1, 2.0, False)
+    with pytest.raises(PeerLostError, match=r"lost rank 1 \(b\)"):
+        askers.wait(1.0)

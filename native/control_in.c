@@ -288,7 +288,8 @@ static void on_nack(lc_group *g, uint16_t peer, const lc_record *r) {
         end_reporting(g, peer, r);
         return;
     }
-    if (!out || !out->again || r->a % 128 || r->a >= r->b || r->b > out->slot->n_packets) {
+    if (!out || !out->again || !r->round || r->a % 128 || r->a >= r->b ||
+        r->b > out->slot->n_packets) {
         g->live.stale++;
         return;
     }

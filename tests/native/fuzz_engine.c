@@ -1,12 +1,15 @@
-/* Throws changed copies of real datagrams, with the right session, address and checksum, at engines
- * that work. A relay stands between them: it passes on all that they send, and changed copies
+/* Throws changed copies of real datagrams, with the right session, address and checksum, and some
+ * that are made up (forge.h), at engines that work: with sockets and threads. test_sim does the
+ * same in virtual time. A relay stands between them: it passes on all that they send, and throws
  * besides.
  *
- * What names an operation is only ever changed to odd operations, so those of even ones must end
- * as means over some of the ranks, whatever else happens; odd ones must end. A changed READY may
- * end the engine with a mismatch: then the next pair begins. Nothing may crash, hang or touch
- * memory that is not its own; the sanitizers see to that. */
+ * In the first group, what is thrown names only odd operations, and messages from rank 0. So even
+ * operations must end as means over some of the ranks, and messages from rank 1 come as they were
+ * sent, whatever else happens; or they end with an error. A changed READY may end the group with a
+ * mismatch: then the next pair begins. The other groups suffer everything, and are closed at any
+ * time. Nothing may crash, hang or touch memory that is not its own; the sanitizers see to that. */
 #define _DEFAULT_SOURCE
+#include "forge.h"
 #include "net.h"
 #include "wire.h"
 
@@ -18,14 +21,9 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { RANKS = 2, SEGMENT = 1500, DEEP = 6, MOST = 2048, KEPT = 256, OPERATIONS = 60 };
+enum { RANKS = 2, SEGMENT = 1500, DEEP = 6, OPERATIONS = 60, TAGS = 3, WILD_GROUPS = 2 };
 
-static uint64_t state;
-
-static uint32_t below(uint32_t limit) {
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)((state >> 32) * limit >> 32);
-}
+static forger hostile;
 
 static uint64_t now_ns(void) {
     struct timespec t;
@@ -33,13 +31,30 @@ static uint64_t now_ns(void) {
     return (uint64_t)t.tv_sec * SECOND + (uint64_t)t.tv_nsec;
 }
 
-/* ---- the relay ---- */
+/* Who sends the messages that a record is about. */
+static uint16_t sender_of(const lc_header *h, const lc_record *r) {
+    int by_sender = r->kind == LC_R_MESSAGE || r->kind == LC_R_FIN || r->kind == LC_R_WAIT;
+    return by_sender ? h->sender : h->receiver;
+}
 
-typedef struct {
-    uint8_t bytes[MOST];
-    size_t size;
-    int to;
-} datagram;
+static void spare(void *context, lc_header *h, lc_record *r) {
+    (void)context;
+    if (h->group != NET_GROUP || (!r && h->type == LC_CONTROL))
+        return;
+    if (!r) {
+        if (h->slot == LC_SLOT_MESSAGE && h->sender)
+            h->slot = 0;
+        if (h->slot != LC_SLOT_MESSAGE)
+            h->op |= 1;
+        return;
+    }
+    if (forge_is_message(r) && sender_of(h, r))
+        *r = (lc_record){.kind = LC_R_WAIT, .op = r->op};
+    if (!forge_is_message(r))
+        r->op |= 1;
+}
+
+/* ---- the relay ---- */
 
 typedef struct {
     int fd[RANKS];
@@ -49,124 +64,11 @@ typedef struct {
     pthread_t thread;
 } relay;
 
-static datagram kept[KEPT];
 static unsigned long thrown, passed;
 
-static uint32_t any(void) {
-    static const uint32_t likely[] = {
-        0, 1, 2, 3, 63, 64, 127, 128, 255, 256, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF};
-    return below(3) ? likely[below(sizeof likely / sizeof likely[0])] : below(0xFFFFFFFF);
-}
-
-static uint32_t near(uint32_t v) {
-    switch (below(4)) {
-    case 0:
-        return any();
-    case 1:
-        return v + below(5) - 2;
-    case 2:
-        return v ^ 1u << below(32);
-    default:
-        return v;
-    }
-}
-
-static void change_record(uint8_t *at) {
-    lc_record r;
-    if (lc_record_get(at, &r) != LC_GOOD)
-        return;
-    if (below(3) == 0)
-        r.kind = (uint8_t)(1 + below(LC_R_LAST));
-    r.op = near(r.op) | 1;
-    r.slot = (uint16_t)near(r.slot);
-    r.round = (uint8_t)near(r.round);
-    if (r.kind == LC_R_READY || r.kind == LC_R_WANT || r.kind == LC_R_MISMATCH) {
-        /* A wrong call ends the engine, rightly, and the test of it; now and then will do. */
-        if (below(600))
-            return;
-    }
-    r.a = near(r.a);
-    r.b = near(r.b);
-    r.c = (uint64_t)near((uint32_t)r.c) | (uint64_t)near((uint32_t)(r.c >> 32)) << 32;
-    r.d = (uint64_t)near((uint32_t)r.d) | (uint64_t)near((uint32_t)(r.d >> 32)) << 32;
-    lc_record_put(at, &r);
-}
-
-static void change(datagram *d) {
-    lc_expect expect = {NET_SESSION, (uint16_t)d->to, RANKS, NET_PAYLOAD};
-    lc_header h;
-    if (lc_wire_get(d->bytes, d->size, &expect, &h) != LC_GOOD)
-        return;
-    uint8_t *payload = d->bytes + LC_HEADER_BYTES;
-    h.op = near(h.op) | 1;
-    h.link_seq = near(h.link_seq);
-    h.time_us = near(h.time_us);
-    if (below(20) == 0)
-        h.group = near(h.group);
-    if (h.type != LC_CONTROL) {
-        if (below(8) == 0)
-            h.type = below(2) ? LC_DATA : LC_PARITY;
-        if (below(8) == 0)
-            h.eager = !h.eager;
-        h.packet = near(h.packet);
-        h.slot = (uint16_t)near(h.slot);
-        h.round = (uint8_t)near(h.round);
-        h.count = (uint16_t)near(h.count);
-        h.format = (uint8_t)near(h.format) & 7;
-        h.fec = (uint8_t)near(h.fec) & 31;
-        h.encoding = (uint8_t)near(h.encoding) & 15;
-        if (below(3) == 0)
-            h.length = (uint16_t)below(NET_PAYLOAD + 1);
-    } else {
-        for (uint16_t i = 0; i < h.count; i++)
-            change_record(payload + (size_t)i * LC_RECORD_BYTES);
-        if (below(8) == 0) {
-            h.count = (uint16_t)(1 + below(NET_PAYLOAD / LC_RECORD_BYTES));
-            h.length = (uint16_t)(h.count * LC_RECORD_BYTES);
-            for (size_t i = d->size; i < LC_HEADER_BYTES + (size_t)h.length; i++)
-                d->bytes[i] = (uint8_t)any();
-            for (uint16_t i = 0; i < h.count; i++)
-                change_record(payload + (size_t)i * LC_RECORD_BYTES);
-        }
-    }
-    if (below(10) == 0)
-        h.length = (uint16_t)any();
-    lc_wire_put(d->bytes, &h);
-    d->size = LC_HEADER_BYTES + (size_t)h.length;
-    if (d->size > MOST)
-        d->size = MOST;
-}
-
-/* One of its packets. */
-static datagram part_of(const datagram *d) {
-    datagram part = *d;
-    size_t first = lc_wire_first(d->bytes, d->size);
-    if (first == d->size || below(2)) {
-        part.size = first;
-    } else {
-        part.size = d->size - first;
-        memcpy(part.bytes, d->bytes + first, part.size);
-    }
-    return part;
-}
-
-/* Puts a packet that was kept, and changed, before it. */
-static void put_before(datagram *d) {
-    datagram first = kept[below(KEPT)];
-    if (!first.size || first.size + d->size > MOST)
-        return;
-    change(&first);
-    if (first.size + d->size > MOST)
-        return;
-    memcpy(first.bytes + first.size, d->bytes, d->size);
-    first.size += d->size;
-    first.to = d->to;
-    *d = first;
-}
-
-static void give(const relay *r, const datagram *d) {
-    (void)!sendto(r->fd[1 - d->to], d->bytes, d->size, 0, (const struct sockaddr *)&r->real[d->to],
-                  sizeof r->real[d->to]);
+static void give(const relay *r, uint16_t to, const uint8_t *bytes, size_t n) {
+    (void)!sendto(r->fd[1 - to], bytes, n, 0, (const struct sockaddr *)&r->real[to],
+                  sizeof r->real[to]);
 }
 
 static void *pass_on(void *argument) {
@@ -177,23 +79,18 @@ static void *pass_on(void *argument) {
     while (!__atomic_load_n(&r->stop, __ATOMIC_RELAXED)) {
         if (poll(fds, RANKS, 20) <= 0)
             continue;
-        for (int i = 0; i < RANKS; i++) {
-            datagram d;
+        for (uint16_t to = 0; to < RANKS; to++) {
+            uint8_t bytes[FORGE_MOST];
             ssize_t got;
-            while ((got = recv(r->fd[i], d.bytes, sizeof d.bytes, 0)) >= 0) {
-                d.size = (size_t)got;
-                d.to = i;
-                give(r, &d);
+            while ((got = recv(r->fd[to], bytes, sizeof bytes, 0)) >= 0) {
+                give(r, to, bytes, (size_t)got);
                 passed++;
-                kept[below(KEPT)] = part_of(&d);
-                for (uint32_t k = below(3); k; k--) {
-                    datagram other = kept[below(KEPT)];
-                    if (!other.size)
+                forge_see(&hostile, 1 - to, to, bytes, (size_t)got);
+                for (uint32_t k = forge_below(&hostile, 3); k; k--) {
+                    forged f;
+                    if (!forge_next(&hostile, &f))
                         continue;
-                    change(&other);
-                    if (below(4) == 0)
-                        put_before(&other);
-                    give(r, &other);
+                    give(r, f.to, f.bytes, f.size);
                     thrown++;
                 }
             }
@@ -226,92 +123,208 @@ static void relay_close(relay *r) {
 
 /* ---- what the engines do meanwhile ---- */
 
+/* What a rank does with one number: an operation, a send and a receive. */
 typedef struct {
-    net *n;
+    int number;
+    int64_t operation, send, receive;
+    float *data;
+    uint8_t *sent, *room;
+} task;
+
+typedef struct {
+    const net *n;
     uint16_t rank;
-    int ended, failed;
+    int ended, talked, failed;
+    lc_group *wild;
+    uint32_t wild_number;
+    float *wild_data[OPERATIONS];
+    int n_wild;
 } user;
 
-/* Which kind an operation is, is decided by its number, so that the ranks agree. */
-static int64_t submit(user *u, int number, float *data) {
-    fill(data, RANKS * SEGMENT, u->rank);
-    return net_submit(u->n, u->rank, number / 2 % 2, SEGMENT, data, number % 8 == 6, number % 3, 0);
-}
-
-/* Failures that spoiled packets may bring about: calls that seem to differ, the others' end after
- * that, and what is asked for in vain. */
+/* Failures that spoiled packets may bring about: calls and messages that seem to differ, the
+ * others' end after that, and what is asked for in vain. */
 static int is_forgeable(int code) {
-    return code == LC_E_MISMATCH || code == LC_E_ABORTED || code == LC_E_TIMEOUT;
+    return code == LC_E_MISMATCH || code == LC_E_ABORTED || code == LC_E_TIMEOUT ||
+           code == LC_E_MESSAGE || code == LC_E_MESSAGE_LATE;
 }
 
-static int end(user *u, int number, int64_t ticket, const float *data) {
+static size_t bytes_of(int number) {
+    static const size_t bytes[] = {0, 40, 700, 5000, 70000};
+    return bytes[number % 5];
+}
+
+static uint8_t byte_of(uint16_t sender, int number) {
+    return (uint8_t)(1 + 2 * number + sender);
+}
+
+static int64_t post(const user *u, lc_group *group, void *data, int number, int receive) {
+    lc_message m = {.data = data,
+                    .elements = bytes_of(number),
+                    .tag = (uint64_t)(number % TAGS),
+                    .timeout_ns = u->n->timeout_ns,
+                    .type = 3,
+                    .element_bytes = 1,
+                    .peer = 1 - u->rank,
+                    .receive = (uint8_t)receive};
+    return lc_group_post(group, &m);
+}
+
+/* Which kind an operation is, is decided by its number, so that the ranks agree. */
+static void begin(const user *u, task *t, int number) {
+    lc_group *g = u->n->group[u->rank];
+    t->number = number;
+    memset(t->sent, byte_of(u->rank, number), bytes_of(number));
+    fill(t->data, RANKS * SEGMENT, u->rank);
+    t->operation =
+        net_submit(u->n, u->rank, number / 2 % 2, SEGMENT, t->data, number % 8 == 6, number % 3, 0);
+    t->receive = post(u, g, t->room, number, 1);
+    t->send = post(u, g, t->sent, number, 0);
+    CHECK_AT(t->operation > 0 || is_forgeable((int)t->operation), "operation %d at rank %d: %d",
+             number, u->rank, (int)t->operation);
+    CHECK_AT(t->receive > 0 || is_forgeable((int)t->receive), "receive %d at rank %d: %d", number,
+             u->rank, (int)t->receive);
+    CHECK_AT(t->send >= 0 || is_forgeable((int)t->send), "send %d at rank %d: %d", number, u->rank,
+             (int)t->send);
+}
+
+/* Returns whether it ended well. */
+static int end_one(user *u, const task *t, int64_t ticket, const char *what) {
+    lc_group *g = u->n->group[u->rank];
     lc_report report;
     lc_failure failure;
-    int code = lc_group_wait(u->n->group[u->rank], ticket, 40 * SECOND);
-    CHECK_AT(code != LC_PENDING, "operation %d hangs at rank %d", number, u->rank);
-    CHECK(lc_group_result(u->n->group[u->rank], ticket, &report, &failure) == code);
-    lc_group_release(u->n->group[u->rank], ticket);
-    if (code != LC_OK) {
-        CHECK_AT(is_forgeable(code), "operation %d at rank %d: code %d", number, u->rank, code);
-        u->failed++;
+    if (ticket <= 0)
         return 0;
-    }
-    u->ended++;
+    int code = lc_group_wait(g, ticket, 40 * SECOND);
+    CHECK_AT(code != LC_PENDING, "%s %d hangs at rank %d", what, t->number, u->rank);
+    CHECK(lc_group_result(g, ticket, &report, &failure) == code);
+    lc_group_release(g, ticket);
+    CHECK_AT(code == LC_OK || is_forgeable(code), "%s %d at rank %d: code %d", what, t->number,
+             u->rank, code);
+    u->failed += code != LC_OK;
+    return code == LC_OK;
+}
+
+static void end(user *u, const task *t) {
     int good = 1;
-    for (size_t i = 0; number % 2 == 0 && i < RANKS * SEGMENT; i++)
-        good &= is_mean_of_some(data[i], RANKS);
-    CHECK_AT(good, "operation %d at rank %d", number, u->rank);
-    return 1;
+    int ended = end_one(u, t, t->operation, "operation");
+    for (size_t i = 0; ended && t->number % 2 == 0 && i < RANKS * SEGMENT; i++)
+        good &= is_mean_of_some(t->data[i], RANKS);
+    CHECK_AT(good, "operation %d at rank %d", t->number, u->rank);
+    u->ended += ended;
+    int came = end_one(u, t, t->receive, "receive");
+    for (size_t i = 0; came && u->rank == 0 && i < bytes_of(t->number); i++)
+        good &= t->room[i] == byte_of(1 - u->rank, t->number);
+    CHECK_AT(good, "message %d at rank %d", t->number, u->rank);
+    u->talked += came;
+    end_one(u, t, t->send, "send");
+}
+
+/* ---- groups that suffer everything ---- */
+
+static void open_wild(user *u) {
+    lc_failure failure;
+    lc_group_config c = {.number = NET_GROUP + ++u->wild_number,
+                         .rank = u->rank,
+                         .size = RANKS,
+                         .deadline_min_ns = SECOND / 5,
+                         .deadline_max_ns = SECOND / 5};
+    u->wild = lc_group_open(u->n->host[u->rank], &c, &failure);
+    if (!CHECK(u->wild != NULL))
+        abort();
+}
+
+/* What it does in there nobody waits for: closing it ends it. */
+static void use_wild(user *u, int number) {
+    if (!u->wild)
+        return;
+    float *data = malloc(RANKS * SEGMENT * sizeof *data + bytes_of(4));
+    u->wild_data[u->n_wild++] = data;
+    fill(data, RANKS * SEGMENT, u->rank);
+    void *bytes = data + RANKS * SEGMENT;
+    (void)net_submit_to(u->wild, u->n, u->rank, number % 2, SEGMENT, data, number % 3 == 0, 0, 0);
+    (void)post(u, u->wild, bytes, number, (number + u->rank) % 2);
+}
+
+static void close_wild(user *u) {
+    if (u->wild)
+        lc_group_close(u->wild);
+    u->wild = NULL;
+    while (u->n_wild)
+        free(u->wild_data[--u->n_wild]);
+}
+
+/* The ranks do it at different times. */
+static void turn_wild(user *u, int number) {
+    int each = OPERATIONS / WILD_GROUPS;
+    if (number % each == 0)
+        open_wild(u);
+    use_wild(u, number);
+    if (number % each == each / 2 + 5 * u->rank)
+        close_wild(u);
 }
 
 static void *use(void *argument) {
     user *u = argument;
-    size_t elements = (size_t)RANKS * SEGMENT;
-    float *data = malloc(DEEP * elements * sizeof *data);
-    int64_t tickets[DEEP] = {0};
+    task tasks[DEEP];
+    for (int i = 0; i < DEEP; i++)
+        tasks[i] = (task){.data = malloc(RANKS * SEGMENT * sizeof(float)),
+                          .sent = malloc(bytes_of(4)),
+                          .room = malloc(bytes_of(4))};
     for (int i = 0; i < OPERATIONS + DEEP; i++) {
-        int at = i % DEEP;
-        if (tickets[at] > 0)
-            end(u, i - DEEP, tickets[at], data + (size_t)at * elements);
-        tickets[at] = i < OPERATIONS ? submit(u, i, data + (size_t)at * elements) : 0;
-        CHECK_AT(tickets[at] >= 0 || is_forgeable((int)tickets[at]),
-                 "operation %d at rank %d: code %d", i, u->rank, (int)tickets[at]);
+        task *t = &tasks[i % DEEP];
+        if (i >= DEEP)
+            end(u, t);
+        if (i >= OPERATIONS)
+            continue;
+        begin(u, t, i);
+        turn_wild(u, i);
     }
-    free(data);
+    close_wild(u);
+    for (int i = 0; i < DEEP; i++) {
+        free(tasks[i].data);
+        free(tasks[i].sent);
+        free(tasks[i].room);
+    }
     return NULL;
 }
 
-/* The pair's number decides whether operations are encoded, and whether they have parity or leave
- * that to the loss; nothing is lost here but by what is thrown. */
-static int session(int number, int *ended) {
+typedef struct {
+    int failed, ended, talked; /* pairs, operations, messages */
+} sums;
+
+/* The pair's number decides whether operations are encoded, linger, and have parity or leave that
+ * to the loss; nothing is lost here but by what is thrown. */
+static void session(int number, sums *s) {
     net n;
     relay r;
     user users[RANKS];
     pthread_t threads[RANKS];
     int failed = 0;
     relay_open(&r);
-    memset(kept, 0, sizeof kept);
+    memset(hostile.kept, 0, sizeof hostile.kept);
     net_open_at(&n, RANKS, (lc_inject){.loss = 0}, SECOND / 5, r.real_port, 6 * SECOND);
     n.fec = (uint8_t)(number % 3 ? 3 : 0);
     n.fec_auto = number % 3 == 2;
     n.encoding = (uint8_t)(number % 2 ? LC_ENCODING_BF16 : LC_ENCODING_SAME);
+    n.lingers = (uint8_t)(number / 2 % 2);
     for (int i = 0; i < RANKS; i++)
         r.real[i] = (struct sockaddr_in){.sin_family = AF_INET,
                                          .sin_port = htons(n.port[i]),
                                          .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     pthread_create(&r.thread, NULL, pass_on, &r);
     for (uint16_t i = 0; i < RANKS; i++) {
-        users[i] = (user){&n, i, 0, 0};
+        users[i] = (user){.n = &n, .rank = i};
         pthread_create(&threads[i], NULL, use, &users[i]);
     }
     for (int i = 0; i < RANKS; i++) {
         pthread_join(threads[i], NULL);
         failed += users[i].failed > 0;
-        *ended += users[i].ended;
+        s->ended += users[i].ended;
+        s->talked += users[i].talked;
     }
     net_close(&n);
     relay_close(&r);
-    return failed;
+    s->failed += failed > 0;
 }
 
 static long long option(int argc, char **argv, const char *name, long long otherwise) {
@@ -323,18 +336,26 @@ static long long option(int argc, char **argv, const char *name, long long other
 
 int main(int argc, char **argv) {
     uint64_t until = now_ns() + (uint64_t)option(argc, argv, "-max_total_time=", 10) * SECOND;
-    state = (uint64_t)option(argc, argv, "-seed=", 1);
-    int sessions = 0, failed = 0, ended = 0;
+    hostile = (forger){.random = (uint64_t)option(argc, argv, "-seed=", 1),
+                       .session = NET_SESSION,
+                       .processes = RANKS,
+                       .payload_bytes = NET_PAYLOAD,
+                       .first_group = NET_GROUP,
+                       .groups = 1 + WILD_GROUPS,
+                       .tags = TAGS - 1,
+                       .rule = spare};
+    sums s = {.failed = 0};
+    int sessions = 0;
     uint64_t longest = 0;
     do {
         uint64_t begin = now_ns();
-        failed += session(sessions++, &ended) > 0;
+        session(sessions++, &s);
         if (now_ns() - begin > longest)
             longest = now_ns() - begin;
     } while (now_ns() < until);
     printf("fuzz_engine: %lu datagrams passed, %lu thrown; %d pairs, %d of them failed, longest "
-           "%.1f s; %d operations ended well\n",
-           passed, thrown, sessions, failed, (double)longest * 1e-9, ended);
-    CHECK(thrown > 100 && ended > 10);
+           "%.1f s; %d operations ended well, %d messages came\n",
+           passed, thrown, sessions, s.failed, (double)longest * 1e-9, s.ended, s.talked);
+    CHECK(thrown > 100 && s.ended > 10 && s.talked > 10);
     return check_result("fuzz_engine");
 }

@@ -57,6 +57,11 @@ struct memory_net {
     double full;
     uint64_t full_ns;
     uint64_t reads_ns; /* payloads are read so much later */
+    memory_tap *tap;   /* NULL: none */
+    void *tap_context;
+    memory_sleep *sleep; /* NULL: none */
+    void *sleep_context;
+    uint64_t step_ns;
     memory_counts counts;
     packet *free;
     memory_link *links[MEMORY_RANKS];
@@ -164,6 +169,8 @@ static void send_packet(memory_net *net, uint16_t from, uint16_t to, const struc
     memory_path *path = &net->paths[from][to];
     uint64_t leaves = net->now;
     net->counts.sent++;
+    if (net->tap)
+        net->tap(net->tap_context, from, to, iov);
     if (path->bytes_per_s > 0) {
         uint64_t begin = path->free_ns > net->now ? path->free_ns : net->now;
         double bytes = (double)(iov[0].iov_len + iov[1].iov_len);
@@ -350,10 +357,11 @@ static uint32_t credits(const lc_link *link, uint32_t packet_bytes) {
 }
 
 static int descriptors(lc_link *link, int blocked, struct pollfd *fds, uint64_t *timeout_ns) {
-    (void)link;
+    memory_link *l = of(link);
     (void)blocked;
     (void)fds;
-    (void)timeout_ns;
+    if (l->net->sleep)
+        l->net->sleep(l->net->sleep_context, l->rank, timeout_ns);
     return 0;
 }
 
@@ -414,7 +422,8 @@ lc_link *memory_link_open(memory_net *net, uint16_t rank) {
 }
 
 static uint64_t now_of(void *context) {
-    return ((memory_net *)context)->now;
+    memory_net *net = context;
+    return net->now += net->step_ns;
 }
 
 static uint64_t day_of(void *context) {
@@ -454,6 +463,28 @@ void memory_set_full(memory_net *net, double share, uint64_t longest_ns) {
 
 void memory_set_late(memory_net *net, uint64_t reads_ns) {
     net->reads_ns = reads_ns;
+}
+
+void memory_set_tap(memory_net *net, memory_tap *tap, void *context) {
+    net->tap = tap;
+    net->tap_context = context;
+}
+
+void memory_throw(memory_net *net, uint16_t from, uint16_t to, const void *bytes, size_t n,
+                  uint64_t way_ns) {
+    struct iovec iov[2] = {{(void *)(uintptr_t)bytes, n < net->packet_max ? n : net->packet_max},
+                           {(void *)(uintptr_t)bytes, 0}};
+    if (net->links[to] && !net->paths[from][to].cut)
+        post(net, from, to, iov, net->now + way_ns);
+}
+
+void memory_set_sleep(memory_net *net, memory_sleep *sleep, void *context) {
+    net->sleep = sleep;
+    net->sleep_context = context;
+}
+
+void memory_set_step(memory_net *net, uint64_t ns) {
+    net->step_ns = ns;
 }
 
 uint64_t memory_flights(const memory_net *net, uint16_t rank) {

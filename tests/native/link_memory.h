@@ -44,6 +44,13 @@ void memory_set_full(memory_net *net, double share, uint64_t longest_ns);
 /* Links read payloads so much later than they take them over, and say when they have; 0: at once.
  * For links that are opened later. */
 void memory_set_late(memory_net *net, uint64_t reads_ns);
+/* Called with each datagram that a rank sends, whatever becomes of it. */
+typedef void memory_tap(void *context, uint16_t from, uint16_t to, const struct iovec *iov);
+void memory_set_tap(memory_net *net, memory_tap *tap, void *context);
+/* A datagram that `from` has not sent, and that passes for its. Larger ones than the net carries
+ * are cut. */
+void memory_throw(memory_net *net, uint16_t from, uint16_t to, const void *bytes, size_t n,
+                  uint64_t way_ns);
 /* Packets that a rank's link has taken over and not read. */
 uint64_t memory_flights(const memory_net *net, uint16_t rank);
 /* Ranks take each other for processes of one host. */
@@ -55,6 +62,13 @@ void memory_break(memory_net *net, uint16_t rank, int sys_errno);
 void memory_tell(memory_net *net, uint16_t rank, const lc_event *event);
 /* Packets that found a rank's receive buffer full. */
 uint64_t memory_overflow(const memory_net *net, uint16_t rank);
+
+/* Called when a rank's loop is about to sleep on its link, for so long at most: time is the
+ * callback's to pass, and *longest_ns is for how long the rank sleeps beyond that, in real time. */
+typedef void memory_sleep(void *context, uint16_t rank, uint64_t *longest_ns);
+void memory_set_sleep(memory_net *net, memory_sleep *sleep, void *context);
+/* So much time passes whenever somebody reads the clock. */
+void memory_set_step(memory_net *net, uint64_t ns);
 
 /* Time, which all ranks share. */
 const lc_clock *memory_clock(const memory_net *net);

@@ -28,6 +28,7 @@ typedef struct {
     uint8_t fec, fec_auto;
     uint8_t encoding;
     uint8_t waits; /* those who submit do the engine's work */
+    uint8_t lingers;
     uint16_t payload;
 } net;
 
@@ -47,7 +48,7 @@ static inline void net_open_at(net *n, uint16_t size, lc_inject inject, uint64_t
     lc_address peers[NET_MAX];
     n->size = size;
     n->timeout_ns = timeout_ns;
-    n->fec = n->fec_auto = n->encoding = n->waits = 0;
+    n->fec = n->fec_auto = n->encoding = n->waits = n->lingers = 0;
     n->payload = net_shared ? LC_SHARED_PAYLOAD : NET_PAYLOAD;
     for (uint16_t r = 0; r < size; r++) {
         lc_host_config c = {.address = "127.0.0.1",
@@ -185,9 +186,10 @@ static inline void plan_ring(table *t, uint16_t size, uint16_t rank, uint32_t se
     }
 }
 
-/* An in-place mean of size * segment floats. */
-static inline int64_t net_submit(net *n, uint16_t rank, int ring, uint32_t segment, float *data,
-                                 int reliable, int repair, int notify) {
+/* An in-place mean of size * segment floats, in a group of all ranks. */
+static inline int64_t net_submit_to(lc_group *group, const net *n, uint16_t rank, int ring,
+                                    uint32_t segment, float *data, int reliable, int repair,
+                                    int notify) {
     table t;
     if (ring)
         plan_ring(&t, n->size, rank, segment);
@@ -212,10 +214,16 @@ static inline int64_t net_submit(net *n, uint16_t rank, int ring, uint32_t segme
         .encoding = n->encoding,
         .notify = (uint8_t)notify,
         .waits = n->waits,
+        .lingers = n->lingers,
         .scale = 1,
         .signature = 1000 + segment + (uint64_t)ring,
         .timeout_ns = n->timeout_ns};
-    return lc_group_submit(n->group[rank], &call);
+    return lc_group_submit(group, &call);
+}
+
+static inline int64_t net_submit(const net *n, uint16_t rank, int ring, uint32_t segment,
+                                 float *data, int reliable, int repair, int notify) {
+    return net_submit_to(n->group[rank], n, rank, ring, segment, data, reliable, repair, notify);
 }
 
 /* Means of few ranks differ by far more, and encodings round by less. */

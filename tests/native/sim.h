@@ -3,15 +3,23 @@
  * from a seed, and running it depends on nothing else; so a failure is replayed by its numbers, and
  * made smaller by making them smaller.
  *
- * sim_scenario.c draws scenarios, sim_plan.c makes operations of one, sim_run.c (with sim_setup.c
- * and sim_calls.c) and sim_trouble.c run them, sim_reference.c says what they must give,
- * sim_check.c what else must be true, test_sim.c runs many. */
+ * sim_scenario.c draws scenarios, sim_plan.c makes operations of one, sim_run.c (with sim_setup.c,
+ * sim_calls.c and sim_messages.c), sim_trouble.c and sim_forge.c run them, sim_reference.c says
+ * what they must give, sim_check.c and sim_inside.c what else must be true, test_sim.c runs many.
+ */
 #ifndef LC_SIM_H
 #define LC_SIM_H
 
 #include "lossycoll.h"
 
-enum { SIM_RANKS = 6, SIM_GROUPS = 3, SIM_OPS = 6, SIM_SEGMENTS = 4, SIM_PACKETS = 200 };
+enum {
+    SIM_RANKS = 6,
+    SIM_GROUPS = 3,
+    SIM_OPS = 6,
+    SIM_SEGMENTS = 4,
+    SIM_PACKETS = 200,
+    SIM_MESSAGES = 40
+};
 
 /* ---- scenarios ---- */
 
@@ -64,7 +72,11 @@ enum { SIM_RANKS = 6, SIM_GROUPS = 3, SIM_OPS = 6, SIM_SEGMENTS = 4, SIM_PACKETS
     X(aborts, "1: a rank ends a group in the middle")                                              \
     X(notify, "share of the operations that are taken by lc_group_next")                           \
     X(waits, "share of the others whose callers do the engine's work")                             \
-    X(reads, "how late links read what they have taken over; 0: at once")
+    X(reads, "how late links read what they have taken over; 0: at once")                          \
+    X(messages, "sends, and receives for them, up to SIM_MESSAGES")                                \
+    X(message_bytes, "of a message, at most")                                                      \
+    X(any, "1: some receives are from any rank")                                                   \
+    X(forged, "packets of whose passing a hostile process makes use, share")
 
 typedef struct {
 #define SIM_FIELD(name, what) uint64_t name;
@@ -204,7 +216,9 @@ typedef struct {
     uint64_t packets, lost, overflow, missing, recovered, resent, virtual_ns, turns;
     uint64_t second; /* of the packets, by second links */
     uint64_t ended, lingered, notified;
-    uint64_t failed; /* times that a process had an error of a group */
+    uint64_t sent, received; /* messages */
+    uint64_t thrown;         /* forged packets */
+    uint64_t failed;         /* times that a process had an error of a group */
 } sim_outcome;
 
 void sim_run(const sim_scenario *s, sim_outcome *outcome);

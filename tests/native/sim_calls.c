@@ -63,6 +63,13 @@ static void check_buffers(run *r, const sim_op *op, const sim_part *p, uint32_t 
 
 /* ---- what callers do ---- */
 
+void sim_note_failure(run *r, uint32_t group, uint16_t process, int code, const char *what,
+                      uint32_t number) {
+    if (!sim_may_fail(r, group, code))
+        sim_fail(r, "%s %u, process %u: ended with code %d", what, number, process, code);
+    sim_spread_failure(r, group, process);
+}
+
 /* How a caller waits for its part: by lc_group_next, or by doing the engine's work. */
 static uint8_t is_notified(const run *r, uint32_t number, uint16_t rank) {
     return sim_mix(r->ops[number].seed ^ rank) % 1000 < r->s->notify;
@@ -103,7 +110,7 @@ static void submit(run *r, uint16_t process, uint32_t number) {
                     .signature = op->seed + (uint64_t)sim_is_odd(r, number, process),
                     .notify = is_notified(r, number, rank),
                     .waits = does_wait(r, number, rank),
-                    .timeout_ns = PATIENCE_NS};
+                    .timeout_ns = patience_ns(r->s)};
     memcpy(call.levels, op->levels, sizeof call.levels);
     p->ticket = lc_group_submit(g->at[process], &call);
     if (p->ticket > 0) {
@@ -111,13 +118,11 @@ static void submit(run *r, uint16_t process, uint32_t number) {
         p->submitted_ns = time_of(r);
         if (call.waits) /* as long as nothing may pass: a turn */
             lc_group_wait(g->at[process], p->ticket, 0);
-    } else if (p->ticket < 0 && sim_may_fail(r, r->group_of[number], (int)p->ticket)) {
+    } else {
         p->finished = 1; /* the group has failed */
         p->code = (int)p->ticket;
         r->processes[process].finished++;
-        sim_spread_failure(r, r->group_of[number], process);
-    } else {
-        sim_fail(r, "operation %u, rank %u: submit says %d", number, rank, (int)p->ticket);
+        sim_note_failure(r, r->group_of[number], process, p->code, "submitted operation", number);
     }
 }
 
@@ -207,11 +212,8 @@ void sim_take_ended(run *r, uint16_t process) {
         p->finished = 1;
         p->code = failure.code;
         p->finished_ns = time_of(r);
-        if (p->code != LC_OK && !sim_may_fail(r, r->group_of[number], p->code))
-            sim_fail(r, "operation %u, rank %u: ended with code %d, peer %d", number, rank, p->code,
-                     failure.peer);
         if (p->code != LC_OK)
-            sim_spread_failure(r, r->group_of[number], process);
+            sim_note_failure(r, r->group_of[number], process, p->code, "operation", number);
         if (is_notified(r, number, rank))
             take_notified(r, number, process);
         take_streams(r, p->code == LC_OK ? group : NULL, number, rank);
@@ -254,7 +256,7 @@ void sim_close_group(run *r, uint32_t number, uint16_t process) {
         sim_fail(r, "group %u, process %u: has failed with code %d, peer %d", number, process,
                  failure.code, failure.peer);
     lc_group_stats(g->at[process], &stats);
-    if (stats.malformed || stats.foreign)
+    if ((stats.malformed || stats.foreign) && !r->s->forged)
         sim_fail(r, "process %u: %llu packets malformed, %llu foreign", process,
                  (unsigned long long)stats.malformed, (unsigned long long)stats.foreign);
     if (stats.operations != finished && !r->processes[process].dead && code == LC_OK)
@@ -282,6 +284,7 @@ void sim_leave_groups(run *r) {
         for (uint32_t k = 0; k < r->s->ops && over; k++)
             for (uint16_t i = 0; i < g->size && r->group_of[k] == n; i++)
                 over &= part_of(r, k, i)->finished || r->processes[g->members[i]].dead;
+        over = over && !sim_group_talks(r, n);
         for (uint16_t i = 0; i < g->size && over; i++)
             if (g->close_ns[g->members[i]] == NEVER)
                 g->close_ns[g->members[i]] = time_of(r) + sim_below(&r->random, 20 * MS);

@@ -68,7 +68,7 @@ static void check_feedback(run *r, uint32_t number, uint16_t from, uint16_t to) 
 static void check_part(run *r, uint32_t number, uint16_t rank) {
     const sim_op *op = &r->ops[number];
     const sim_part *p = part_of(r, number, rank);
-    if (!p->finished || p->code != LC_OK)
+    if (!p->finished || p->code != LC_OK || !sim_spares_op(r, r->group_of[number], p->report.op))
         return;
     const char *wrong = sim_compare(op, part_of(r, number, 0), rank);
     if (wrong)

@@ -10,7 +10,7 @@
 
 #include "step.h"
 
-enum { TURNS_MOST = 20000, SPINS_MOST = 100 };
+enum { TURNS_MOST = 20000, SPINS_MOST = 100, INSIDE_EVERY = 16 };
 
 void sim_fail(run *r, const char *format, ...) {
     va_list arguments;
@@ -63,9 +63,12 @@ static void obey_script(run *r) {
             if (now >= r->groups[n].close_ns[i] && !is_stalled(r, i)) {
                 sim_close_group(r, n, i);
                 sim_take_ended(r, i);
+                sim_take_messages(r, i);
             }
-        if (!me->dead && !is_stalled(r, i))
+        if (!me->dead && !is_stalled(r, i)) {
             sim_submit_due(r, i);
+            sim_post_due(r, i);
+        }
     }
 }
 
@@ -78,6 +81,8 @@ static void take_turns(run *r, uint16_t rank) {
     r->out->turns += (uint64_t)turns;
     if (turns == TURNS_MOST)
         sim_fail(r, "rank %u: %d turns at once", rank, turns);
+    if (r->out->turns % INSIDE_EVERY < (uint64_t)turns)
+        sim_check_inside(r, rank);
     uint64_t idle = lc_host_idle_ns(me->host);
     me->spins = idle ? 0 : me->spins + 1;
     if (me->spins == SPINS_MOST)
@@ -85,7 +90,9 @@ static void take_turns(run *r, uint16_t rank) {
     me->wake_ns = idle < NEVER - now ? now + idle : NEVER;
     me->poked = 0;
     sim_take_ended(r, rank);
+    sim_take_messages(r, rank);
     sim_submit_due(r, rank);
+    sim_post_due(r, rank);
     if (me->poked)
         me->wake_ns = now;
 }
@@ -104,6 +111,7 @@ static uint64_t next_of(run *r, uint16_t rank) {
         next = least(next, memory_next(r->nets[n], rank));
     if (sim_may_submit(r, me))
         next = least(next, me->next_submit_ns);
+    next = least(next, sim_next_post(r, rank));
     for (uint32_t n = 0; n < r->s->groups; n++)
         if (r->groups[n].at[rank])
             next = least(next, least(r->groups[n].close_ns[rank], r->groups[n].aborts_ns[rank]));
@@ -125,6 +133,9 @@ static int all_ended(const run *r) {
             if (r->groups[n].at[i] && lc_group_lingering(r->groups[n].at[i], NULL))
                 return 0;
     }
+    for (uint32_t n = 0; n < r->s->groups; n++)
+        if (sim_group_talks(r, n))
+            return 0;
     return 1;
 }
 
@@ -139,6 +150,7 @@ static void say_who_waits(run *r) {
                 sim_fail(r, "operation %u, process %u: hasn't ended (submitted: %d)", p->ops[k], i,
                          part_at(r, p->ops[k], i)->submitted);
     }
+    sim_say_who_talks(r);
 }
 
 static void go_on(run *r) {
@@ -156,7 +168,7 @@ static void go_on(run *r) {
             end = time_of(r) + r->s->drain * US;
         if (now >= end)
             break;
-        if (now > r->last_submit_ns + 2 * PATIENCE_NS) {
+        if (now > r->last_submit_ns + 2 * patience_ns(r->s)) {
             say_who_waits(r);
             break;
         }
@@ -189,8 +201,10 @@ void sim_run(const sim_scenario *s, sim_outcome *out) {
     r->begin_ns = r->last_submit_ns = time_of(r);
     sim_draw_groups(r);
     sim_draw_script(r);
+    sim_draw_messages(r);
     sim_draw_trouble(r);
     sim_open_hosts(r);
+    sim_start_forging(r);
     for (uint16_t i = 0; i < s->ranks; i++)
         sim_open_group(r, 0, i);
     go_on(r);
@@ -198,6 +212,7 @@ void sim_run(const sim_scenario *s, sim_outcome *out) {
         sim_take_rest(r);
         sim_check(r);
         sim_check_all_buffers(r);
+        sim_check_rooms(r);
     }
     out->virtual_ns = time_of(r) - r->begin_ns;
     for (uint64_t n = 0; n < s->links; n++) {
@@ -214,6 +229,8 @@ void sim_run(const sim_scenario *s, sim_outcome *out) {
         free(r->parts[k].memory);
     for (uint64_t n = 0; n < s->links; n++)
         memory_net_free(r->nets[n]);
+    sim_stop_forging(r);
+    sim_free_messages(r);
     free(r->parts);
     free(r);
 }

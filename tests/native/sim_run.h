@@ -8,9 +8,9 @@
 #include "sim.h"
 
 enum { LINKS = 2 }; /* of a process, at most */
+enum { SIM_SESSION = 0x5EED };
 
 static const uint64_t US = 1000, MS = 1000000, NEVER = UINT64_MAX;
-static const uint64_t PATIENCE_NS = 300000000000u; /* that an operation may take */
 
 typedef struct {
     uint16_t size;
@@ -33,6 +33,23 @@ typedef struct {
     int dead, poked, spins;
 } process_state;
 
+/* A send, and the receive that is meant for it. */
+typedef struct {
+    uint32_t group;
+    uint16_t from, to; /* processes */
+    int any;           /* the receive takes those of its tag from any rank */
+    uint32_t number;   /* among those of its tag from one rank to the other */
+    uint64_t tag, bytes;
+    uint64_t send_ns, receive_ns;                    /* when they are posted */
+    uint8_t *data, *room;                            /* room: a guard, where it goes, a guard */
+    int64_t send, receive;                           /* tickets */
+    int send_posted, receive_posted, sent, received; /* the latter: has ended, well or not */
+    int code_sent, code_received;
+    int taken; /* by some receive */
+} sim_message;
+
+typedef struct sim_forger sim_forger;
+
 typedef struct {
     const sim_scenario *s;
     sim_outcome *out;
@@ -47,12 +64,19 @@ typedef struct {
     uint16_t odd_process;
     sim_op ops[SIM_OPS];
     sim_part *parts; /* SIM_RANKS for each operation */
+    sim_message messages[SIM_MESSAGES];
+    sim_forger *forger; /* NULL: there is none */
 } run;
 
 /* All of these: the first failure stays. */
 void sim_fail(run *r, const char *format, ...);
 static inline int sim_failed(const run *r) {
     return r->out->failure[0] != 0;
+}
+
+/* That an operation or a message may take. Forged records may hold one up for good. */
+static inline uint64_t patience_ns(const sim_scenario *s) {
+    return (s->forged ? 20 : 300) * 1000 * MS;
 }
 
 static inline uint64_t time_of(const run *r) {
@@ -92,9 +116,36 @@ void sim_take_ended(run *r, uint16_t process);
 void sim_close_group(run *r, uint32_t number, uint16_t process);
 /* Members leave a group, each when it likes to, once all have ended what it was for. */
 void sim_leave_groups(run *r);
+/* An error of a process, which is expected or not; and others hear of it. */
+void sim_note_failure(run *r, uint32_t group, uint16_t process, int code, const char *what,
+                      uint32_t number);
 /* What came of operations that their processes didn't live to end. */
 void sim_take_rest(run *r);
 void sim_check_all_buffers(run *r);
+
+/* ---- messages ---- */
+
+void sim_draw_messages(run *r);
+void sim_free_messages(run *r);
+void sim_post_due(run *r, uint16_t process);
+uint64_t sim_next_post(const run *r, uint16_t process);
+/* Takes what has ended, and looks at what came. */
+void sim_take_messages(run *r, uint16_t process);
+/* Whether some process still waits for a message of the group, or for its being heard. */
+int sim_group_talks(const run *r, uint32_t group);
+void sim_say_who_talks(run *r);
+void sim_check_rooms(run *r);
+
+/* ---- what a hostile process throws in ---- */
+
+void sim_start_forging(run *r);
+void sim_stop_forging(run *r);
+/* Codes that forged packets may bring about. */
+int sim_is_forgeable(int code);
+/* Whether what was thrown could not touch what an operation (its number in the group), or messages
+ * between two processes, give. */
+int sim_spares_op(const run *r, uint32_t group, uint32_t number);
+int sim_spares_messages(const run *r, uint32_t group, uint16_t from, uint16_t to);
 
 /* ---- what goes wrong by the processes' own doing ---- */
 
@@ -111,5 +162,7 @@ void sim_spread_failure(run *r, uint32_t group, uint16_t process);
 /* ---- what must be true in the end ---- */
 
 void sim_check(run *r);
+/* The engine's counts agree with what they count. Between turns of the process. */
+void sim_check_inside(run *r, uint16_t process);
 
 #endif

@@ -53,10 +53,13 @@ void sim_tidy(sim_scenario *s) {
     s->deadline = clamp(s->deadline, 300000, 10000000);
     s->drain = clamp(s->drain, 1000, 100000000);
     s->links = clamp(s->links, 1, 2);
+    s->messages = clamp(s->messages, 0, SIM_MESSAGES);
+    s->message_bytes = clamp(s->message_bytes, 0, 200000);
+    s->any = s->any && !s->dead; /* whose message another receive took would wait for good */
 }
 
 int sim_has_trouble(const sim_scenario *s) {
-    return s->odd || s->aborts;
+    return s->odd || s->aborts || s->forged;
 }
 
 int sim_is_clean(const sim_scenario *s) {
@@ -65,7 +68,7 @@ int sim_is_clean(const sim_scenario *s) {
 
 int sim_loses_nothing(const sim_scenario *s) {
     return !s->jitter && !s->late && !s->loss && !s->twice && !s->queue && !s->inject_loss &&
-           !s->inject_reorder && !s->stall && !s->dead;
+           !s->inject_reorder && !s->stall && !s->dead && !s->forged;
 }
 
 /* Mostly small: what goes wrong goes wrong with little as well, and little is fast. */
@@ -142,6 +145,12 @@ sim_scenario sim_draw(uint64_t seed) {
     s.notify = ONE_OF(r, 0, 0, 500);
     s.waits = ONE_OF(r, 0, 0, 500);
     s.reads = ONE_OF(r, 0, 0, 0, 10, 300, 3000);
+    s.messages = sim_happens(r, 400) ? few(r, SIM_MESSAGES) : 0;
+    s.message_bytes = ONE_OF(r, 100, 300, 300, 2000, 2000, 10000, 140000);
+    if (s.loss > 100 || s.queue) /* many packets would crawl for minutes */
+        s.message_bytes = ONE_OF(r, 100, 2000);
+    s.any = sim_happens(r, 300);
+    s.forged = sim_happens(r, 100) ? ONE_OF(r, 20, 200, 1000) : 0;
     sim_tidy(&s);
     return s;
 }

@@ -6,8 +6,6 @@
 #include "step.h"
 #include "wire.h"
 
-static const uint64_t SESSION = 0x5EED;
-
 /* By which link two processes reach each other. */
 static uint16_t link_between(const run *r, uint16_t a, uint16_t b) {
     uint64_t pair = a < b ? (uint64_t)a << 8 | b : (uint64_t)b << 8 | a;
@@ -67,7 +65,7 @@ void sim_open_hosts(run *r) {
         lc_address peers[SIM_RANKS] = {{.port = 0}};
         for (uint16_t j = 0; j < r->s->ranks; j++)
             peers[j].link = link_between(r, i, j);
-        if (lc_host_start(r->processes[i].host, SESSION, peers) != LC_OK)
+        if (lc_host_start(r->processes[i].host, SIM_SESSION, peers) != LC_OK)
             abort();
     }
 }

@@ -78,6 +78,7 @@ typedef struct {
     uint64_t scenarios, failures, packets, lost, missing, recovered, resent, clean, lingered,
         second;
     uint64_t ended, notified, failed;
+    uint64_t sent, received, thrown;
     double virtual_s;
 } sums;
 
@@ -92,6 +93,9 @@ static void run_one(const sim_scenario *s, sums *t) {
     t->notified += out.notified;
     t->failed += out.failed;
     t->missing += out.missing;
+    t->sent += out.sent;
+    t->received += out.received;
+    t->thrown += out.thrown;
     t->recovered += out.recovered;
     t->resent += out.resent;
     t->ended += out.ended;
@@ -142,6 +146,10 @@ static const struct {
     {"a rank that stood still asks for packets of a stream that its sender has suspended",
      "seed=5016315 ranks=3 groups=3 ops=5 deep=1 segments=2 packets=1 payload=64 sums=1 dtypes=1 "
      "repair=1 capacity=16 delay=1 jitter=1 stall=899980 deadline=300000 drain=1000 links=1"},
+    {"a forged NACK of the first sending makes a message go that isn't granted",
+     "seed=50269 ranks=2 groups=1 ops=1 deep=1 segments=1 packets=1 payload=64 sums=1 eager=128 "
+     "capacity=27 delay=1 deadline=300000 drain=1000 levels=1 links=1 messages=8 "
+     "message_bytes=139998 forged=99"},
 };
 
 static void test_known(void) {
@@ -219,17 +227,19 @@ int main(int argc, char **argv) {
     double begin = seconds(CLOCK_PROCESS_CPUTIME_ID);
     run_many(&o, &t);
     double took = seconds(CLOCK_PROCESS_CPUTIME_ID) - begin;
-    printf(
-        "test_sim     %llu scenarios in %.1f s of CPU (%.0f a second; %.0f s of theirs): %llu "
-        "operations ended, %llu of %llu packets lost, %llu resent, %llu restored, %llu given up\n",
-        (unsigned long long)t.scenarios, took, (double)t.scenarios / took, t.virtual_s,
-        (unsigned long long)t.ended, (unsigned long long)t.lost, (unsigned long long)t.packets,
-        (unsigned long long)t.resent, (unsigned long long)t.recovered,
-        (unsigned long long)t.missing);
+    printf("test_sim     %llu scenarios in %.1f s of CPU (%.0f a second; %.0f s of theirs): %llu "
+           "operations ended, %llu messages received, %llu of %llu packets lost, %llu resent, %llu "
+           "restored, %llu given up, %llu forged\n",
+           (unsigned long long)t.scenarios, took, (double)t.scenarios / took, t.virtual_s,
+           (unsigned long long)t.ended, (unsigned long long)t.received, (unsigned long long)t.lost,
+           (unsigned long long)t.packets, (unsigned long long)t.resent,
+           (unsigned long long)t.recovered, (unsigned long long)t.missing,
+           (unsigned long long)t.thrown);
     CHECK(t.failures == 0);
     if (!o.n_fields) { /* what makes it worth anything has happened */
         CHECK(t.scenarios > 100 && t.clean > 10 && t.lost > 1000);
         CHECK(t.lingered > 100 && t.notified > 100 && t.failed > 100);
+        CHECK(t.sent > 100 && t.received > 1000 && t.thrown > 1000);
         CHECK(t.missing > 100 && t.recovered > 100 && t.resent > 100 && t.second > 1000);
     }
     return check_result("test_sim");

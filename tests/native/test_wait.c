@@ -1,0 +1,206 @@
+/* A caller that does the engine's work while it waits: when it looks again at once, when it sleeps,
+ * for how long, and what wakes it; and tickets whose names are asked for. In virtual time: when the
+ * caller of rank 0 goes to sleep, rank 1 takes its turns until the sleep is over. */
+#include "check.h"
+#include "loop.h"
+#include "op.h"
+#include "virtual_net.h"
+
+#include <poll.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { PAYLOAD = 256, BYTES = 1000, LARGE = 70000 };
+
+static const uint64_t US = 1000, MS = 1000000, LONGEST_NS = 100000000;
+
+typedef struct {
+    virtual_net v;
+    int sleeps;
+    uint64_t slept_ns, sends_ns; /* when rank 1 sends; 0: it doesn't */
+    int wanted;                  /* when it first goes to sleep, something is wanted of it */
+    int slept_on;                /* though something was */
+    uint8_t data[LARGE], room[LARGE];
+} world;
+
+static int is_woken(const lc_waiter *waiter) {
+    struct pollfd woken = {waiter->wake_fd, POLLIN, 0};
+    return poll(&woken, 1, 0) == 1;
+}
+
+static int64_t post(world *w, uint16_t rank, void *data, uint64_t bytes, int receive) {
+    lc_message m = {.data = data,
+                    .elements = bytes,
+                    .timeout_ns = 60000 * MS,
+                    .element_bytes = 1,
+                    .peer = 1 - rank,
+                    .receive = (uint8_t)receive};
+    return lc_group_post(w->v.group[rank], &m);
+}
+
+/* Another thread leaves something just then; a sleep would drain what has woken it before. */
+static void leave_something(world *w) {
+    lc_waiter *waiter = &w->v.host[0]->caller_waiter;
+    if (w->wanted && w->sleeps == 1) {
+        CHECK(post(w, 0, w->data, BYTES, 0) == 0);
+        lc_waiter_wake(waiter);
+    } else if (w->wanted && w->sleeps == 2) {
+        w->slept_on = !is_woken(waiter);
+    }
+}
+
+static void sleep_virtually(void *context, uint16_t rank, uint64_t *longest_ns) {
+    world *w = context;
+    virtual_net *v = &w->v;
+    uint64_t begin = memory_now(v->net), end = begin + *longest_ns;
+    CHECK(rank == 0);
+    *longest_ns = 0;
+    w->sleeps++;
+    leave_something(w);
+    if (w->wanted && w->sleeps == 1)
+        return;
+    memory_path_of(v->net, 0, 1)->cut = 0;
+    while (memory_now(v->net) < end && memory_next(v->net, 0) > memory_now(v->net)) {
+        if (w->sends_ns && memory_now(v->net) >= w->sends_ns) {
+            w->sends_ns = 0;
+            CHECK(post(w, 1, w->data, BYTES, 0) == 0);
+        }
+        while (lc_host_turn(v->host[1])) {
+        }
+        uint64_t next = virtual_wakes(v, 1), comes = memory_next(v->net, 0);
+        if (w->sends_ns && w->sends_ns < next)
+            next = w->sends_ns;
+        next = comes < next ? comes : next;
+        virtual_set_now(v, next < end ? next : end);
+    }
+    w->slept_ns += memory_now(v->net) - begin;
+}
+
+static world *open_world(void) {
+    static world w;
+    memset(&w, 0, sizeof w);
+    const virtual_setup how = {.size = 2,
+                               .payload = PAYLOAD,
+                               .capacity = 4096,
+                               .delay_ns = 20 * US,
+                               .group = {.deadline_max_ns = 10000 * MS, .met = 1}};
+    virtual_open(&w.v, &how);
+    memset(w.data, 7, sizeof w.data);
+    virtual_go_on(&w.v, 10 * MS);
+    memory_set_sleep(w.v.net, sleep_virtually, &w);
+    memory_set_step(w.v.net, US);
+    return &w;
+}
+
+/* Returns the time that the caller was awake. */
+static uint64_t wait_for(world *w, int64_t ticket) {
+    const lc_op *op = (const lc_op *)(intptr_t)ticket;
+    uint64_t begin = memory_now(w->v.net);
+    w->sleeps = 0;
+    w->slept_ns = 0;
+    lc_drive(w->v.host[0], op, LONGEST_NS);
+    CHECK(op->finished);
+    return memory_now(w->v.net) - begin - w->slept_ns;
+}
+
+static void receive_later(world *w, uint64_t ns) {
+    w->sends_ns = memory_now(w->v.net) + ns;
+}
+
+static void test_a_caller_looks_again_and_then_sleeps(void) {
+    world *w = open_world();
+    receive_later(w, 30 * MS);
+    uint64_t awake = wait_for(w, post(w, 0, w->room, BYTES, 1));
+    CHECK_AT(w->sleeps >= 1 && w->slept_ns > 25 * MS, "%d sleeps", w->sleeps);
+    CHECK_AT(awake >= 200 * US && awake < 3 * MS, "awake for %lu ns", (unsigned long)awake);
+    CHECK(memcmp(w->room, w->data, BYTES) == 0);
+    virtual_close(&w->v);
+}
+
+/* The first word of a large message is lost, and nobody but the sender's timers knows. */
+static void test_a_sleep_ends_for_timers(void) {
+    world *w = open_world();
+    CHECK(post(w, 1, w->room, LARGE, 1) > 0);
+    memory_path_of(w->v.net, 0, 1)->cut = 1;
+    wait_for(w, post(w, 0, w->data, LARGE, 0));
+    CHECK(w->sleeps >= 2 && memory_counts_of(w->v.net).lost > 0);
+    CHECK(memcmp(w->room, w->data, LARGE) == 0);
+    virtual_close(&w->v);
+}
+
+static void test_who_is_wanted_stays_awake(void) {
+    world *w = open_world();
+    w->wanted = 1;
+    receive_later(w, 5 * MS);
+    wait_for(w, post(w, 0, w->room, BYTES, 1));
+    CHECK(w->sleeps >= 2 && !w->slept_on);
+    virtual_close(&w->v);
+}
+
+/* What is left to a host wakes who sleeps: a caller, where one does the work. */
+static void test_who_is_woken(void) {
+    for (int caller = 0; caller < 2; caller++) {
+        world *w = open_world();
+        lc_host *h = w->v.host[0];
+        *(caller ? &h->caller_sleeps : &h->sleeping) = 1;
+        lc_nudge(h);
+        CHECK(is_woken(&h->caller_waiter) == caller && is_woken(&h->waiter) == !caller);
+        h->caller_sleeps = h->sleeping = 0;
+        virtual_close(&w->v);
+    }
+}
+
+/* A yield that took long says that others want the core. Then callers sleep at once, for a while.
+ */
+static void test_who_shares_the_core_sleeps_at_once(void) {
+    world *w = open_world();
+    receive_later(w, MS / 2);
+    memory_set_step(w->v.net, 60 * US);
+    wait_for(w, post(w, 0, w->room, BYTES, 1));
+    memory_set_step(w->v.net, US);
+    receive_later(w, MS);
+    uint64_t awake = wait_for(w, post(w, 0, w->room, BYTES, 1));
+    CHECK_AT(w->sleeps >= 1 && awake < 100 * US, "awake for %lu ns", (unsigned long)awake);
+    virtual_go_on(&w->v, 10 * MS);
+    receive_later(w, MS);
+    awake = wait_for(w, post(w, 0, w->room, BYTES, 1));
+    CHECK_AT(awake >= 200 * US, "awake for %lu ns", (unsigned long)awake);
+    virtual_close(&w->v);
+}
+
+/* Named once, whether its name is asked for before it ends or afterwards. */
+static void test_names_that_are_asked_for_later(void) {
+    for (int late = 0; late < 2; late++) {
+        world *w = open_world();
+        lc_group *g = w->v.group[0];
+        lc_report report;
+        lc_failure failure;
+        memory_set_step(w->v.net, 0);
+        int64_t ticket = post(w, 0, w->room, BYTES, 1);
+        if (!late)
+            lc_group_notify(g, ticket);
+        virtual_go_on(&w->v, 10 * MS);
+        CHECK(lc_group_next(g, 0) == 0);
+        CHECK(post(w, 1, w->data, BYTES, 0) == 0);
+        virtual_go_on(&w->v, 10 * MS);
+        CHECK(lc_group_result(g, ticket, &report, &failure) == LC_OK);
+        if (late) {
+            CHECK(lc_group_next(g, 0) == 0);
+            lc_group_notify(g, ticket);
+        }
+        CHECK(lc_group_next(g, 0) == ticket);
+        CHECK(lc_group_next(g, 0) == 0);
+        lc_group_release(g, ticket);
+        virtual_close(&w->v);
+    }
+}
+
+int main(void) {
+    test_a_caller_looks_again_and_then_sleeps();
+    test_a_sleep_ends_for_timers();
+    test_who_is_wanted_stays_awake();
+    test_who_is_woken();
+    test_who_shares_the_core_sleeps_at_once();
+    test_names_that_are_asked_for_later();
+    return check_result("test_wait");
+}

@@ -6,7 +6,7 @@ chunks have different holders, so that all ranks of a host take part in what cro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from .assembly import assemble, copy_own, receive, send_fed, send_own
@@ -24,6 +24,7 @@ from .validation import (
     check_rank,
     check_topology,
     check_world,
+    others,
     starts,
 )
 
@@ -70,21 +71,24 @@ class _Chunk:
         return parent, [*ranks[fanout * v + 1 : fanout * (v + 1) + 1]]
 
 
+def _sent(
+    tree: Tree, t: int, number: int, peers: Iterable[int], offset: int, own_offset: int, length: int
+) -> list[Slot]:
+    """What the source sends in a tier. In the topmost one it also stores it, at ``offset``."""
+    dests, level = [Edge(peer, number) for peer in peers], tree.tiers[t].up
+    if tree.path[t] is tree.root:
+        return [copy_own(number, offset, own_offset, length, *dests, level=level)]
+    return [send_own(number, own_offset, length, *dests, level=level)] if dests else []
+
+
 def _of_source(tree: Tree, chunk: _Chunk) -> list[Slot]:
-    """The source's slots: one for each tier. That of the topmost one stores the chunk, too."""
-    slots = []
+    """The source's slots: one for each tier."""
+    slots: list[Slot] = []
     for t, unit in enumerate(tree.path):
         mine = unit.part_of(chunk.source)
-        others = [holder(part, chunk.number(unit, i)) for i, part in around(unit.parts, mine)]
-        number, level = chunk.slot(t), tree.tiers[t].up
-        _, to = chunk.family((chunk.source, *others), chunk.source, t)
-        dests = [Edge(peer, number) for peer in to]
-        if unit is tree.root:
-            slots.append(
-                copy_own(number, chunk.offset, chunk.own_offset, chunk.length, *dests, level=level)
-            )
-        elif dests:
-            slots.append(send_own(number, chunk.own_offset, chunk.length, *dests, level=level))
+        holders = [holder(part, chunk.number(unit, i)) for i, part in around(unit.parts, mine)]
+        _, peers = chunk.family((chunk.source, *holders), chunk.source, t)
+        slots += _sent(tree, t, chunk.slot(t), peers, chunk.offset, chunk.own_offset, chunk.length)
     return slots
 
 
@@ -93,8 +97,8 @@ def _of_others(tree: Tree, rank: int, chunk: _Chunk) -> list[Slot]:
     its units below, whose holder it is."""
     tier = crossing(tree, rank, chunk.source)
     unit = tree.path[tier]
-    others = around(unit.parts, unit.part_of(chunk.source))
-    holders = [holder(part, chunk.number(unit, i)) for i, part in others]
+    parts = around(unit.parts, unit.part_of(chunk.source))
+    holders = [holder(part, chunk.number(unit, i)) for i, part in parts]
     below = within(tree, tier, chunk.number(unit, unit.part_of(rank)))
     # (tier, the ranks that meet there, the first of which has the chunk; level)
     stages: list[tuple[int, Sequence[int], int]] = [
@@ -146,7 +150,7 @@ def all_gather(
     tree = tree_of(topology, rank, elements_per_packet)
     check_slots(len(tree.tiers) * world)
     slots: list[Slot] = []
-    for source in (rank, *range(rank + 1, world), *range(rank)):
+    for source in (rank, *others(world, rank)):
         chunk = _Chunk(
             source=source,
             offset=begin[source],
@@ -234,15 +238,12 @@ def _from_root(tree: Tree, rank: int, root: int, elements: int) -> list[Slot]:
     if rank != root:
         t = crossing(tree, rank, root)
         return [receive(t, root, 0, elements, level=tree.tiers[t].up)]
-    slots = []
+    slots: list[Slot] = []
     for t, unit in enumerate(tree.path):
-        dests = [Edge(peer, t) for _, part in around(unit.parts, unit.part_of(root))
-                 for peer in part.ranks]  # fmt: skip
-        level = tree.tiers[t].up
-        if unit is tree.root:
-            slots.append(copy_own(t, 0, 0, elements, *dests, level=level))
-        elif dests:
-            slots.append(send_own(t, 0, elements, *dests, level=level))
+        parts = around(unit.parts, unit.part_of(root))
+        slots += _sent(
+            tree, t, t, [peer for _, part in parts for peer in part.ranks], 0, 0, elements
+        )
     return slots
 
 

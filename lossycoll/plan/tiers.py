@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from .model import Delivery, Level
 from .topology import Topology
+from .validation import others
 
 RELIABLE: Final = Delivery(reliable=True)
 
@@ -164,5 +165,4 @@ def within(tree: Tree, tier: int, number: int) -> list[Within]:
 
 def around(parts: Sequence[Unit], first: int) -> list[tuple[int, Unit]]:
     """All parts but ``first``, with their numbers, from the one behind it on."""
-    numbers = (*range(first + 1, len(parts)), *range(first))
-    return [(i, parts[i]) for i in numbers]
+    return [(i, parts[i]) for i in others(len(parts), first)]

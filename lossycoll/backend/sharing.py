@@ -159,6 +159,9 @@ def share(
         rank: failed.get(rank) or why or whys[rank] or refused.get(rank) or refused.get(-1, "")
         for rank in others
     }
+    for rank in others:
+        if where.rank not in answers[rank][0]:
+            reasons[rank] = reasons[rank] or "it couldn't take this rank's memory, and logs why"
     _tell_apart(where, offers, here, reasons)
     return Shared(topology, {rank: taken[rank] for rank in here if rank != where.rank})
 

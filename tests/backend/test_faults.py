@@ -19,6 +19,7 @@ import pytest
 
 from tests.support.failure_cases import CALM, LIVENESS, QUIET, SLACK
 from tests.support.harness import Outcome, Ranks, free_port, init, note, run_good, run_ranks
+from tests.support.links import over, over_each_link
 from tests.support.waiting import until
 
 # ---- a rank dies or stops ----
@@ -227,8 +228,9 @@ def rank_aborts(rank: int, world: int) -> str:
     return "good"
 
 
-def test_an_abort_reaches_whoever_waits() -> None:
-    outcomes = run_ranks(rank_aborts, 3, CALM)
+@over_each_link
+def test_an_abort_reaches_whoever_waits(link: str) -> None:
+    outcomes = run_ranks(rank_aborts, 3, {**CALM, **over(link)})
     assert [outcome.value for outcome in outcomes] == ["good"] * 3, [str(o) for o in outcomes]
 
 

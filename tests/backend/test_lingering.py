@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from lossycoll.errors import LossyError, MismatchError
 from tests.support.harness import init, run_good, run_ranks
+from tests.support.links import over, over_each_link
 
 
 def broadcast(value: float, elements: int = 1000) -> torch.Tensor:
@@ -45,8 +46,9 @@ def rank_root_is_not_kept(rank: int, world: int) -> tuple[float, list[float]]:
     return (begin if rank else time.monotonic()), got
 
 
-def test_a_root_is_done_at_once_and_its_leaving_waits_for_late_ranks() -> None:
-    root, *others = run_good(rank_root_is_not_kept, 3)
+@over_each_link
+def test_a_root_is_done_at_once_and_its_leaving_waits_for_late_ranks(link: str) -> None:
+    root, *others = run_good(rank_root_is_not_kept, 3, over(link))
     for _, got in (root, *others):
         assert got == [0.0, 1.0, 2.0]
     assert all(root[0] > begin for begin, _ in others)

@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.failure_cases import CALM, LIVENESS, QUIET, SLACK
 from tests.support.harness import Ranks, init, note, run_good
+from tests.support.links import over, over_each_link
 from tests.support.waiting import until
 
 LARGE = 300_000
@@ -71,8 +72,9 @@ def rank_tensors(rank: int, world: int) -> int:
     return compared
 
 
-def test_tensors_of_every_type_and_layout_arrive_bit_by_bit() -> None:
-    assert set(run_good(rank_tensors, 3, CALM)) == {15 * 5 + 5}
+@over_each_link
+def test_tensors_of_every_type_and_layout_arrive_bit_by_bit(link: str) -> None:
+    assert set(run_good(rank_tensors, 3, {**CALM, **over(link)})) == {15 * 5 + 5}
 
 
 def rank_surface(rank: int, world: int) -> str:
@@ -244,8 +246,11 @@ def late(rank: int) -> tuple[str, float]:
     return str(caught.value), time.monotonic() - begin
 
 
-def test_both_sides_hear_of_another_size_or_type_and_of_a_message_that_never_comes() -> None:
-    values = run_good(rank_disagrees, 2, CALM)
+@over_each_link
+def test_both_sides_hear_of_another_size_or_type_and_of_a_message_that_never_comes(
+    link: str,
+) -> None:
+    values = run_good(rank_disagrees, 2, {**CALM, **over(link)})
     for rank, (_, found) in enumerate(values):
         assert len(found) == 5
         for text, sent, peer in found:
@@ -320,8 +325,9 @@ def rank_killed(rank: int, world: int) -> Any:
     return str(caught.value), caught.value.peer, time.monotonic()
 
 
-def test_a_rank_that_is_killed_is_named_by_all_that_wait() -> None:
-    with Ranks(rank_killed, 4, QUIET) as ranks:
+@over_each_link
+def test_a_rank_that_is_killed_is_named_by_all_that_wait(link: str) -> None:
+    with Ranks(rank_killed, 4, {**QUIET, **over(link)}) as ranks:
         for number in range(4):
             ranks.wait_for(number, "ready")
         for number in (2, 3):
@@ -369,8 +375,9 @@ def rank_leaves(rank: int, world: int) -> str:
     return "good"
 
 
-def test_what_was_sent_arrives_though_the_sender_has_left() -> None:
-    assert run_good(rank_leaves, 3, CALM) == ["good"] * 3
+@over_each_link
+def test_what_was_sent_arrives_though_the_sender_has_left(link: str) -> None:
+    assert run_good(rank_leaves, 3, {**CALM, **over(link)}) == ["good"] * 3
 
 
 def fork(got: Any, peer: int) -> int:

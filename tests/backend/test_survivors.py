@@ -16,6 +16,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 import lossycoll
 from tests.support import harness
 from tests.support.harness import EXACT, Outcome, Ranks, await_ranks, kill_self
+from tests.support.links import must_use_link, over, over_each_link
 
 LIVENESS = 8.0
 """Longer than a starved machine keeps a rank that lives from its processor."""
@@ -45,6 +46,7 @@ def survivors(world: int, victims: tuple[int, ...], function: Any, **env: str) -
 
 def every_collective(rank: int, world: int) -> dict[str, Any]:
     dist.init_process_group("lossy")
+    must_use_link()
     victim = int(os.environ["VICTIM"])
     root = 1 if victim == 0 else 0
     members = [r for r in range(world) if r != victim]
@@ -150,10 +152,17 @@ def reduced_in(group: Any, rank: int) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("world", "victim"), [(4, 0), pytest.param(4, 2, marks=pytest.mark.long), (2, 0)]
+    ("world", "victim", "link"),
+    [
+        (4, 0, "auto"),
+        pytest.param(4, 0, "udp", marks=pytest.mark.long),
+        pytest.param(4, 2, "auto", marks=pytest.mark.long),
+        (2, 0, "auto"),
+    ],
 )
-def test_every_collective_goes_on_or_says_whom_it_lacks(world: int, victim: int) -> None:
-    left = survivors(world, (victim,), every_collective, VICTIM=str(victim), **EXACT)
+def test_every_collective_goes_on_or_says_whom_it_lacks(world: int, victim: int, link: str) -> None:
+    env = {"VICTIM": str(victim), **EXACT, **over(link)}
+    left = survivors(world, (victim,), every_collective, **env)
     members = [rank for rank in range(world) if rank != victim]
     mean = sum(rank + 1 for rank in members) / len(members)
     total = sum(rank + 1 for rank in members)
@@ -227,6 +236,7 @@ def test_what_is_submitted_as_soon_as_a_wait_for_the_dead_ends_is_without_them()
 def copies_in_flight(rank: int, world: int) -> dict[str, Any]:
     """Exact calls that wait for a rank while it dies."""
     dist.init_process_group("lossy")
+    must_use_link()
     dist.barrier()
     if rank == 1:
         await_ranks("submitted", (0, 2, 3))
@@ -254,8 +264,9 @@ def copies_in_flight(rank: int, world: int) -> dict[str, Any]:
     return out
 
 
-def test_what_waits_for_a_rank_that_dies_ends() -> None:
-    for outcome in survivors(4, (1,), copies_in_flight):
+@over_each_link
+def test_what_waits_for_a_rank_that_dies_ends(link: str) -> None:
+    for outcome in survivors(4, (1,), copies_in_flight, **over(link)):
         got = outcome.value
         assert got["from 0"] == got["floats"] == ("", "")
         for name in ("from 1", "integers"):
@@ -296,6 +307,7 @@ def test_a_rank_that_raises_is_gone_without() -> None:
 def stopped(rank: int, world: int) -> Any:
     """Rank 2 sums until it gets an error; the others go on as long, so that somebody sends it."""
     dist.init_process_group("lossy")
+    must_use_link()
     dist.barrier()
     harness.note("ready")
     store, value = _get_default_store(), torch.ones(3)
@@ -321,8 +333,9 @@ def stopped(rank: int, world: int) -> Any:
     return lost
 
 
-def test_a_stopped_rank_is_gone_without_and_hears_of_it_when_it_comes_back() -> None:
-    with Ranks(stopped, 3, ENV) as ranks:
+@over_each_link
+def test_a_stopped_rank_is_gone_without_and_hears_of_it_when_it_comes_back(link: str) -> None:
+    with Ranks(stopped, 3, {**ENV, **over(link)}) as ranks:
         for rank in range(3):
             ranks.wait_for(rank, "ready")
         ranks.signal(2, signal.SIGSTOP)

@@ -24,6 +24,7 @@ from tests.support.failure_cases import (
     must_name_the_lost,
 )
 from tests.support.harness import Ranks, init, note
+from tests.support.links import over
 
 WORLD = 3
 PATIENT = 6.0
@@ -170,7 +171,7 @@ def rank_victim_2(rank: int, world: int) -> Any:
     ],
 )
 def test_a_killed_rank_is_named_by_every_call_that_waits_for_it(victim: int, link: str) -> None:
-    env = {**QUIET, "LOSSYCOLL_LIVENESS": str(PATIENT), "LOSSYCOLL_LINK": link}
+    env = {**QUIET, "LOSSYCOLL_LIVENESS": str(PATIENT), **over(link)}
     with Ranks(f"{__name__}:rank_victim_{victim}", WORLD, env) as ranks:
         for number in range(WORLD):
             ranks.wait_for(number, "ready", 100)

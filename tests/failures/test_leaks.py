@@ -10,6 +10,7 @@ from typing import Any
 
 from tests.support.failure_cases import CALM, catch, holdings, left_over
 from tests.support.harness import init, run_good
+from tests.support.links import must_use_link, over, over_each_link
 
 CYCLES = 20
 PROMPT = float(CALM["LOSSYCOLL_LIVENESS"]) / 2
@@ -41,8 +42,9 @@ def rank_cycles(rank: int, world: int) -> Any:
     return after_one, left_over(before)
 
 
-def test_twenty_cycles_of_init_and_destroy_leave_nothing() -> None:
-    for after_one, after_all in run_good(rank_cycles, 2, CALM, timeout=200):
+@over_each_link
+def test_twenty_cycles_of_init_and_destroy_leave_nothing(link: str) -> None:
+    for after_one, after_all in run_good(rank_cycles, 2, {**CALM, **over(link)}, timeout=200):
         assert not after_all
         assert not {name for name in after_one if "socket" in name or "lossycoll" in name}, (
             after_one
@@ -135,6 +137,7 @@ def rank_ends(rank: int, world: int) -> dict[str, Any]:
         before = holdings()
         options = {"timeout": timedelta(seconds=3)} if name == "timeout" else {}
         group = dist.new_group(backend="lossy", **options)
+        must_use_link(group)
         dist.barrier()
         begin = time.monotonic()
         end(group)
@@ -152,8 +155,9 @@ def rank_ends(rank: int, world: int) -> dict[str, Any]:
     return out
 
 
-def test_no_way_to_end_a_group_leaves_anything() -> None:
-    for found in run_good(rank_ends, 3, CALM, timeout=200):
+@over_each_link
+def test_no_way_to_end_a_group_leaves_anything(link: str) -> None:
+    for found in run_good(rank_ends, 3, {**CALM, **over(link)}, timeout=200):
         assert len(found) == 8
         for name, (seconds, left) in found.items():
             assert not left, (name, left)

@@ -25,6 +25,7 @@ from tests.support.failure_cases import (
     must_name_the_lost,
 )
 from tests.support.harness import Ranks, init, note, run_good
+from tests.support.links import over, over_each_link
 from tests.support.waiting import until
 
 TIMEOUT = 60.0
@@ -60,9 +61,11 @@ PATIENT = 6.0
 """A liveness that a pause of this test can't reach, however slow the machine is."""
 
 
+@over_each_link
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.long), 2])
-def test_a_rank_that_is_stopped_is_waited_for_and_then_given_up(victim: int) -> None:
-    with Ranks(rank_sums, 3, {**QUIET, "LOSSYCOLL_LIVENESS": str(PATIENT)}) as ranks:
+def test_a_rank_that_is_stopped_is_waited_for_and_then_given_up(victim: int, link: str) -> None:
+    env = {**QUIET, "LOSSYCOLL_LIVENESS": str(PATIENT), **over(link)}
+    with Ranks(rank_sums, 3, env) as ranks:
         for number in range(3):
             ranks.wait_for(number, "ready", 200)
         ranks.signal(victim, signal.SIGSTOP)
@@ -152,8 +155,10 @@ def _until_it_fails(call: Any) -> Caught:
     return caught
 
 
-def test_a_rank_that_ends_with_work_pending_ends_at_once_and_is_missed() -> None:
-    with Ranks(rank_exits, 6, {**QUIET, "LOSSYCOLL_LIVENESS": str(PATIENT)}) as ranks:
+@over_each_link
+def test_a_rank_that_ends_with_work_pending_ends_at_once_and_is_missed(link: str) -> None:
+    env = {**QUIET, "LOSSYCOLL_LIVENESS": str(PATIENT), **over(link)}
+    with Ranks(rank_exits, 6, env) as ranks:
         left = []
         for number in WAYS:
             ranks.wait_for(number, "leaving", 200)
@@ -189,8 +194,9 @@ def rank_ends_in_order(rank: int, world: int) -> float:
     return time.monotonic()
 
 
-def test_ranks_that_all_end_without_destroy_end_well() -> None:
-    with Ranks(rank_ends_in_order, 2, CALM) as ranks:
+@over_each_link
+def test_ranks_that_all_end_without_destroy_end_well(link: str) -> None:
+    with Ranks(rank_ends_in_order, 2, {**CALM, **over(link)}) as ranks:
         outcomes = ranks.collect(200)
         ended = time.monotonic()
     assert ended - min(good(outcomes)) < PROMPT
@@ -266,8 +272,9 @@ def _end_interpreter(code: int) -> None:
     ctypes.pythonapi.Py_Exit(code)
 
 
-def test_a_forked_child_is_refused_and_its_end_harms_nothing() -> None:
-    for statuses in run_good(rank_forks, 2, CALM):
+@over_each_link
+def test_a_forked_child_is_refused_and_its_end_harms_nothing(link: str) -> None:
+    for statuses in run_good(rank_forks, 2, {**CALM, **over(link)}):
         assert statuses == [0, 0, 0, 0, 1]
 
 
@@ -348,8 +355,9 @@ def rank_interrupted(rank: int, world: int) -> Any:
     waits[way]()
 
 
-def test_ctrl_c_of_all_ranks_ends_every_kind_of_wait() -> None:
-    with Ranks(rank_interrupted, 6, {**QUIET, "LOSSYCOLL_LIVENESS": "60"}) as ranks:
+@over_each_link
+def test_ctrl_c_of_all_ranks_ends_every_kind_of_wait(link: str) -> None:
+    with Ranks(rank_interrupted, 6, {**QUIET, "LOSSYCOLL_LIVENESS": "60", **over(link)}) as ranks:
         for number in range(6):
             ranks.wait_for(number, "ready", 200)
         for number in range(6):

@@ -11,6 +11,7 @@ from typing import Any
 
 from tests.support.failure_cases import CALM, catch, holdings, left_over
 from tests.support.harness import run_good
+from tests.support.links import over, over_each_link
 
 TIMEOUT = 60.0
 PROMPT = TIMEOUT / 3
@@ -32,9 +33,18 @@ def rank_without_descriptors(rank: int, world: int) -> Any:
     import torch
     import torch.distributed as dist
 
+    import lossycoll
+
     dist.init_process_group("gloo")
     out: dict[int, Any] = {}
     t = torch.ones(20_000)
+    hosts: set[tuple[int, ...]] = set()
+
+    def use(group: Any) -> None:
+        dist.all_reduce(t.fill_(1), group=group)
+        assert (t == world).all()
+        hosts.add(lossycoll.topology(group).hosts)
+
     for spare in SPARE:
         dist.barrier()
         before = holdings()
@@ -47,7 +57,7 @@ def rank_without_descriptors(rank: int, world: int) -> Any:
             lambda: made.append(dist.new_group(backend="lossy", timeout=timedelta(seconds=TIMEOUT)))  # noqa: B023
         )
         seconds = caught.when - begin
-        used = catch(lambda: dist.all_reduce(t.fill_(1), group=made[0])) if made else None  # noqa: B023
+        used = catch(lambda: use(made[0])) if made else None  # noqa: B023
         if rank == 1:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
             for fd in taken:
@@ -59,12 +69,17 @@ def rank_without_descriptors(rank: int, world: int) -> Any:
         out[spare] = (caught, seconds, used)
     dist.barrier()
     dist.destroy_process_group()
-    return out
+    return out, hosts
 
 
-def test_a_rank_without_descriptors_says_so_and_tells_the_others() -> None:
-    ranks = run_good(rank_without_descriptors, 3, CALM, timeout=200)
-    for rank, found in enumerate(ranks):
+@over_each_link
+def test_a_rank_without_descriptors_says_so_and_tells_the_others(link: str) -> None:
+    ranks = run_good(rank_without_descriptors, 3, {**CALM, **over(link)}, timeout=200)
+    for rank, (found, hosts) in enumerate(ranks):
+        # With enough of them the ranks share memory; with fewer, rank 1 may do without.
+        whole, partial = ((0, 0, 0), (0, 1, 0)) if link == "auto" else ((0, 1, 2),) * 2
+        assert whole in hosts
+        assert hosts <= {whole, partial}
         for spare, (caught, seconds, used) in found.items():
             where = f"{spare} spare, rank {rank}: {caught}"
             if caught.kind == "":

@@ -14,6 +14,7 @@ import torch
 import lossycoll
 from tests.support.failure_cases import QUIET, catch
 from tests.support.harness import Ranks, await_ranks, die, init
+from tests.support.links import over
 from tests.support.sharded_cases import batch, loss_of, network, sharded, share
 
 WORLD, VICTIM = 3, 1
@@ -66,10 +67,17 @@ def train(rank: int, world: int) -> dict[str, Any]:
     return {"since": since, "caught": out}
 
 
-@pytest.mark.parametrize("mode", [pytest.param("raise", marks=pytest.mark.long), "continue"])
-def test_a_rank_that_dies_while_optimizers_train_is_named(mode: str) -> None:
+@pytest.mark.parametrize(
+    ("mode", "link"),
+    [
+        ("continue", "auto"),
+        pytest.param("continue", "udp", marks=pytest.mark.long),
+        pytest.param("raise", "auto", marks=pytest.mark.long),
+    ],
+)
+def test_a_rank_that_dies_while_optimizers_train_is_named(mode: str, link: str) -> None:
     own = {"LOSSYCOLL_ON_PEER_LOSS": mode, "LOSSYCOLL_LIVENESS": str(LIVENESS)}
-    with Ranks(train, WORLD, {**QUIET, **own}) as ranks:
+    with Ranks(train, WORLD, {**QUIET, **own, **over(link)}) as ranks:
         outcomes = ranks.collect(100)
     assert outcomes[VICTIM].code == -signal.SIGKILL, outcomes[VICTIM]
     for outcome in (outcomes[0], outcomes[2]):

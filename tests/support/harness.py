@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.forks import Process, Server, start_afresh
+from tests.support.links import must_use_link
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -228,10 +229,11 @@ def free_port() -> int:
 
 
 def init(timeout: float = 60.0, **rest: Any) -> None:
-    """init_process_group as a test's rank does it."""
+    """init_process_group as a test's rank does it, over the link that the test has chosen."""
     import torch.distributed as dist
 
     dist.init_process_group(**{"backend": "lossy", "timeout": timedelta(seconds=timeout), **rest})
+    must_use_link()
 
 
 EXACT = {"LOSSYCOLL_REORDER_MIN": "0.5", "LOSSYCOLL_DEADLINE_MIN": "5"}

@@ -43,7 +43,8 @@ from .group_listener import GroupListener
 from .making import DataPath, Ends, Joined, Making, Met, Place, Prepared
 from .resource_limits import check_descriptors, refused
 from .roots import ROOTS, Network, Root, with_liveness_of
-from .sharing import Offer, Sharing, compare_sites, open_sharing, share, topology_of
+from .sharing import Offer, Sharing, open_sharing, share, topology_of
+from .sites import LEARNT, compare_sites, learn_sites
 
 SLICE_SECONDS: Final = 0.5
 """How often a rank 0 that waits for the others looks whether they have followed another one."""
@@ -235,7 +236,7 @@ def open_engine(making: Making, met: Met) -> DataPath:
 def _started(making: Making, met: Met) -> Host | None:
     if met.host is not None:
         assert met.sharing is not None
-        _start(making, met, met.host, met.sharing, met.links, met.offers)
+        _start(making, met, met.host, met.sharing, met.links, met.offers, met.endpoints)
     return met.host
 
 
@@ -246,12 +247,16 @@ def _start(
     sharing: Sharing,
     links: Sequence[tuple[str, int]],
     offers: Sequence[Offer],
+    listeners: Sequence[tuple[str, int]],
 ) -> None:
-    """Starts a host, once it is known who shares its memory."""
+    """Starts a host, once it is known who shares its memory, and who its site."""
     where = Where(making.place.rank, making.place.size)
     with contextlib.closing(sharing):
         shared = share(where, making.rendezvous, host, sharing, offers, met.token)
-        host.start(int(met.session, 16), links, shared.topology, shared.descriptors)
+        topology = shared.topology
+        if met.options.site == LEARNT:
+            topology = learn_sites(where, making.rendezvous, topology, listeners)
+        host.start(int(met.session, 16), links, topology, shared.descriptors)
 
 
 def _shared_host(making: Making, met: Met) -> Host | None:
@@ -276,7 +281,9 @@ def _own_host(making: Making, met: Met) -> Host:
     mine = {"link": [address, host.link().port], "offer": sharing.offer.to_json()}
     said = rendezvous.exchange("links", mine)
     links = [_place(one["link"]) for one in said]
-    _start(making, met, host, sharing, links, [Offer.from_json(one["offer"]) for one in said])
+    offers = [Offer.from_json(one["offer"]) for one in said]
+    listeners = [met.plane.place_of(member) for member in met.members]
+    _start(making, met, host, sharing, links, offers, listeners)
     return host
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from lossycoll.errors import EngineError, RendezvousError
+from lossycoll.errors import EngineError
 from lossycoll.options.fields import Options
 from lossycoll.plan import Topology
 from lossycoll.runtime.core import logfmt
@@ -228,19 +228,6 @@ def topology_of(host: Host, members: Sequence[int], options: Options) -> Topolog
     if options.inject and found.shares_hosts:
         return Topology.of_labels(range(found.world), found.sites)
     return found
-
-
-def compare_sites(where: Where, sites: Sequence[str]) -> None:
-    """Raises RendezvousError, with the same content on every rank, if only some have a site."""
-    with_one = [rank for rank, site in enumerate(sites) if site]
-    without = [rank for rank, site in enumerate(sites) if not site]
-    if with_one and without:
-        raise RendezvousError(
-            f"{where}: option site is {sites[with_one[0]]!r} on rank {with_one[0]} and not set on "
-            f"rank {without[0]} ({len(with_one)} of {len(sites)} ranks have one); set "
-            f"LOSSYCOLL_SITE on all ranks, or on none",
-            peer=without[0] if without[0] != where.rank else with_one[0],
-        )
 
 
 def _tell_apart(

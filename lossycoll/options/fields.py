@@ -275,9 +275,10 @@ class Options:
     )
     site: str = option(
         "",
-        text("empty, or a label", _check_label),
+        text("empty, `auto`, or a label", _check_label),
         "Where this rank's machine stands. Between ranks that name different sites the network is "
-        "scarce, so that partial sums cross it once (topology.md). On all ranks or on none.",
+        "scarce, so that partial sums cross it once. auto: learnt from round trips between hosts "
+        "(topology.md). On all ranks or on none.",
     )
     log: str = option(
         "info",

@@ -96,6 +96,18 @@ class Topology:
         hosts, sites = [self.hosts[r] for r in ranks], [self.sites[r] for r in ranks]
         return Topology.of_labels(hosts, sites, self.host_packets)
 
+    def with_sites(self, of_hosts: Sequence[Hashable]) -> Topology:
+        """The same hosts at other sites.
+
+        Args:
+            of_hosts: Label of each host's site, by the number of the host.
+
+        Returns:
+            That topology.
+        """
+        sites = [of_hosts[host] for host in self.hosts]
+        return Topology.of_labels(self.hosts, sites, self.host_packets)
+
     @property
     def world(self) -> int:
         """Number of ranks."""

@@ -17,13 +17,12 @@ from lossycoll.backend.sharing import (
     Offer,
     Sharing,
     alike,
-    compare_sites,
     hosts_of,
     open_sharing,
     share,
     topology_of,
 )
-from lossycoll.errors import EngineError, RendezvousError
+from lossycoll.errors import EngineError
 from lossycoll.options.fields import Options
 from lossycoll.plan import Topology
 from lossycoll.runtime.engine.failures import Where
@@ -254,16 +253,3 @@ def test_hosts_are_cliques_whatever_failed() -> None:
                 if a != b and hosts[a] == hosts[b]:
                     assert b in taken[a]
                     assert a in taken[b]
-
-
-def test_a_site_that_only_some_have_is_refused_on_all() -> None:
-    compare_sites(Where(0, 2), ["", ""])
-    compare_sites(Where(0, 2), ["a", "b"])
-    for rank in range(3):
-        with pytest.raises(RendezvousError) as caught:
-            compare_sites(Where(rank, 3), ["east", "", "west"])
-        text = str(caught.value)
-        assert f"rank {rank}/3: option site is 'east' on rank 0 and not set on rank 1" in text
-        assert "2 of 3 ranks have one" in text
-        assert "LOSSYCOLL_SITE" in text
-        assert caught.value.peer != rank

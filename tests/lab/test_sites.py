@@ -15,6 +15,7 @@ from lossycoll.lab import Lab, Link, Network, Port
 from lossycoll.lab.backends import missing
 from lossycoll.lab.counters import LevelBytes
 from lossycoll.lab.verify import GatewayCheck, bounds, chosen, flow, round_trips, verify_gateways
+from tests.support.failure_cases import CALM
 from tests.support.lab_kit import ROOT, command, needs_lab
 
 pytestmark = needs_lab
@@ -172,3 +173,26 @@ def test_ranks_reduce_within_hosts_and_between_sites() -> None:
         assert mine["gloo"] == [36.0]
         assert 36.0 in mine["lossy"]
     assert sum(mine["missing"] for mine in said) > 0
+
+
+LEARNING = """
+import json
+import torch.distributed as dist
+import lossycoll
+dist.init_process_group("lossy")
+dist.barrier()
+print("found", json.dumps(lossycoll.topology().sites))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.long
+def test_sites_are_learnt_from_round_trips() -> None:
+    wide = Network(sites=2, hosts=2, ranks=(2, 1, 1, 1), wan=Link(delay_ms=30, loss=0.05))
+    environment = {**CALM, "LOSSYCOLL_SITE": "auto", "PYTHONPATH": str(ROOT)}
+    with Lab(wide, backend="switch") as lab:
+        ended = lab.run([sys.executable, "-c", LEARNING], environment, timeout=200)
+    for one in ended:
+        assert one.code == 0, one.output
+        (line,) = (text for text in one.output.splitlines() if text.startswith("found "))
+        assert json.loads(line.removeprefix("found ")) == [0, 0, 0, 1, 1]

@@ -84,6 +84,10 @@ class ControlPlane:
         """Whether a rank of the root is neither lost nor gone, as far as this one knows."""
         return self.root.is_here(rank)
 
+    def place_of(self, rank: int) -> tuple[str, int]:
+        """Where a rank of the root listens: numeric address and port. After ``start``."""
+        return self._sockets.place_of(rank)
+
     def open(self, address: str, ports: tuple[int, int] = (0, 0)) -> int:
         """Listens on ``address`` and a port of ``ports`` (first, last); 0: any.
 

@@ -33,6 +33,9 @@ HELLO_SECONDS: Final = 5.0
 STRANGERS: Final = 64
 """Connections, beyond one of each rank, that haven't said whose they are."""
 ACCEPTS: Final = 64
+CONNECTIONS: Final = 3
+"""As many of each rank may wait to be taken: its member connection, and where sites are learnt half
+of the three by which each round trip is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +133,7 @@ class HubSockets:
             try:
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 end.bind((address, port))
-                end.listen(self._world + STRANGERS)
+                end.listen(CONNECTIONS * self._world + STRANGERS)
             except OSError:
                 end.close()
                 continue
@@ -147,6 +150,11 @@ class HubSockets:
             found = socket.getaddrinfo(host.encode(), port, type=socket.SOCK_STREAM)[0]
             self._places.append((found[0], found[4]))
         self._listen()
+
+    def place_of(self, rank: int) -> tuple[str, int]:
+        """Where a rank listens: numeric address and port. After ``start``."""
+        host, port, *_ = self._places[rank][1]
+        return str(host), int(str(port))
 
     def wake(self) -> None:
         """Ends a wait of :meth:`poll`; may be called by any thread, until ``close``."""

@@ -1,0 +1,112 @@
+"""The sites of a host's ranks: as they name them, or as round trips tell. docs/topology.md."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+from lossycoll.errors import RendezvousError
+from lossycoll.plan import Topology
+from lossycoll.plan.sites import Sites, find_sites, measured_by
+from lossycoll.runtime.core import logfmt
+from lossycoll.runtime.engine.failures import Where
+from lossycoll.runtime.net.round_trips import round_trips
+
+from .sharing import Meeting
+
+LEARNT: Final = "auto"
+"""The value of the option ``site`` that has sites learnt."""
+
+Measure: TypeAlias = Callable[[Mapping[int, tuple[str, int]]], Mapping[int, float]]
+
+
+def compare_sites(where: Where, sites: Sequence[str]) -> None:
+    """Raises RendezvousError, with the same content on every rank, if only some have a site, or
+    some name theirs and others have it learnt."""
+    with_one = [rank for rank, site in enumerate(sites) if site]
+    without = [rank for rank, site in enumerate(sites) if not site]
+    if with_one and without:
+        raise RendezvousError(
+            f"{where}: option site is {sites[with_one[0]]!r} on rank {with_one[0]} and not set on "
+            f"rank {without[0]} ({len(with_one)} of {len(sites)} ranks have one); set "
+            f"LOSSYCOLL_SITE on all ranks, or on none",
+            peer=without[0] if without[0] != where.rank else with_one[0],
+        )
+    learnt = [rank for rank, site in enumerate(sites) if site == LEARNT]
+    named = [rank for rank, site in enumerate(sites) if site != LEARNT]
+    if learnt and named:
+        raise RendezvousError(
+            f"{where}: option site is {LEARNT!r} on rank {learnt[0]} and {sites[named[0]]!r} on "
+            f"rank {named[0]} ({len(learnt)} of {len(sites)} ranks have {LEARNT!r}); set "
+            f"LOSSYCOLL_SITE to {LEARNT!r} on all ranks, or to the name of its site on each",
+            peer=named[0] if named[0] != where.rank else learnt[0],
+        )
+
+
+def learn_sites(
+    where: Where,
+    meeting: Meeting,
+    topology: Topology,
+    places: Sequence[tuple[str, int]],
+    measure: Measure | None = None,
+) -> Topology:
+    """Finds the sites by round trips: all ranks call it at the same place of their rendezvous.
+
+    The lowest rank of each host measures to those of some others, and one round more tells all
+    ranks what all have measured. There is none where there are fewer than three hosts.
+
+    Args:
+        where: This rank.
+        meeting: The rendezvous.
+        topology: Who shares a host.
+        places: Address and TCP port at which each rank listens, by rank.
+        measure: How; None: by :func:`round_trips`.
+
+    Returns:
+        The topology with the sites that were found.
+
+    Raises:
+        RendezvousError: A rank doesn't come to the round.
+    """
+    hosts = topology.n_hosts
+    first = [ranks[0] for ranks in topology.members_of_hosts]
+    known: dict[tuple[int, int], float] = {}
+    if hosts > 2:
+        mine: list[int] = []
+        host = topology.hosts[where.rank]
+        if first[host] == where.rank:
+            others = measured_by(host, hosts)
+            found = (measure or round_trips)({other: places[first[other]] for other in others})
+            mine = [round(1e6 * found.get(other, 0)) for other in others]
+        said = meeting.exchange("round_trips", mine)
+        for host, rank in enumerate(first):
+            known |= _measured(host, hosts, said[rank])
+    sites = find_sites(hosts, known)
+    if where.rank == 0:
+        _tell(where, topology, sites)
+    return topology.with_sites(sites.of_hosts)
+
+
+def _measured(host: int, hosts: int, said: Any) -> dict[tuple[int, int], float]:
+    """Seconds by pair, of what a host's rank says: microseconds, 0 where there was no answer."""
+    others = measured_by(host, hosts)
+    if not isinstance(said, Sequence) or len(said) != len(others):
+        return {}
+    return {
+        (host, other): value * 1e-6
+        for other, value in zip(others, said, strict=True)
+        if type(value) is int and value > 0
+    }
+
+
+def _tell(where: Where, topology: Topology, sites: Sites) -> None:
+    found = topology.with_sites(sites.of_hosts)
+    logfmt.event(
+        logging.INFO,
+        where,
+        "sites",
+        sites=found.n_sites,
+        ranks=" ".join(",".join(map(str, ranks)) for ranks in found.members_of_sites),
+        why=sites.why,
+    )

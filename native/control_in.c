@@ -341,13 +341,15 @@ static void on_done(lc_group *g, uint16_t peer, const lc_record *r) {
  * have to grow, so going on from where the peer is makes both agree again. */
 static void jump(lc_path *p, const lc_record *r) {
     p->tx_next = p->tx_acked = p->tx_seen = r->a;
+    if (p->units_at)
+        p->units_at[(r->a - 1) % LC_UNITS] = p->tx_units;
     p->tx_received = (uint32_t)r->d;
     p->probe_ns = 0;
 }
 
 static void on_ack(lc_host *h, lc_path *p, const lc_record *r) {
     uint32_t moved = r->a - p->tx_acked;
-    p->tx_window = r->b;
+    p->tx_window = p->units_at && r->b > LC_UNITS ? LC_UNITS : r->b;
     if ((int32_t)(r->a - p->tx_next) > 0) {
         jump(p, r);
         return;

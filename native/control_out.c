@@ -144,6 +144,7 @@ static uint32_t records_in_one(const lc_path *p, uint32_t payload) {
 static void control_went(const lc_host *h, lc_path *p, uint32_t n) {
     p->rx_echo_ns = 0;
     p->rx_reported = p->rx_next;
+    p->rx_units = 0;
     p->rx_ack_ns = h->now;
     p->ack_due = 0;
     p->n_records -= n;

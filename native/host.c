@@ -51,6 +51,7 @@ void lc_host_free(lc_host *h) {
         free(h->paths[i].records);
         free(h->paths[i].held);
         free(h->paths[i].early);
+        free(h->paths[i].units_at);
     }
     free(h->paths);
     free(h->late_fins);
@@ -239,18 +240,32 @@ static int set_address(lc_host *h, lc_path *p, const lc_address *address) {
     if (!held)
         return LC_E_MEMORY;
     p->held = held;
+    if (p->interface->link->small_max && !p->units_at)
+        p->units_at = calloc(LC_UNITS, sizeof *p->units_at);
+    if (p->interface->link->small_max && !p->units_at)
+        return LC_E_MEMORY;
     p->pace.packet_bytes = bytes;
     p->pace.same_host = lc_link_is_here(p->interface->link, p->number);
-    p->tx_window = 1; /* until the peer says what it can take */
     if (p->number != h->config.process)
         p->interface->paths[p->interface->n_paths++] = p;
     return LC_OK;
 }
 
-static void share_credits(lc_interface *via) {
-    uint32_t credits = lc_link_credits(via->link, lc_wire_bytes_max(via));
+static uint32_t share_of(const lc_interface *via, uint32_t packet_bytes) {
+    uint32_t credits = lc_link_credits(via->link, packet_bytes);
     uint32_t share = via->n_paths ? credits / via->n_paths : credits;
-    via->window = share ? share : 1;
+    return share ? share : 1;
+}
+
+/* Where small packets take less room, the window is as many of those, and large ones count so much
+ * that no more of them fit into it than there is room for. */
+static void share_credits(lc_interface *via) {
+    uint32_t large = share_of(via, lc_wire_bytes_max(via)), small_max = via->link->small_max;
+    via->window = small_max ? share_of(via, small_max) : large;
+    via->small_max = small_max;
+    via->large_units = (via->window + large - 1) / large;
+    for (uint16_t i = 0; i < via->n_paths; i++)
+        via->paths[i]->tx_window = via->large_units; /* until the peer says what it can take */
 }
 
 int lc_host_start(lc_host *h, uint64_t session, const lc_address *processes) {

@@ -78,6 +78,8 @@ struct lc_link {
     uint32_t packet_max;    /* bytes of the largest packet, headers included */
     uint32_t payload_bytes; /* what packets of data carry at most; 0: as the host's */
     uint32_t head_max;      /* bytes of the first of a packet's two pieces; 0: any */
+    uint32_t
+        small_max;   /* packets of up to so many bytes take less room than others; 0: all alike */
     int local;       /* packets stay in this machine's memory: no rate is meant for them, and to ask
                         what has come costs nothing */
     uint64_t handed; /* packets taken over by send since the link was opened */

@@ -22,10 +22,18 @@ static const int SEALS = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTU
 
 /* ---- layout: equal for all processes that share ---- */
 
+static size_t ring_bytes(const lc_shm *s) {
+    return sizeof(lc_shm_ring) + s->entries * sizeof(lc_shm_entry);
+}
+
 /* The ring in the memory of process `owner` for process `peer`, both by index. */
-static size_t ring_at(uint16_t owner, uint16_t peer) {
+static size_t ring_at(const lc_shm *s, uint16_t owner, uint16_t peer) {
     size_t i = peer < owner ? peer : peer - 1u;
-    return LC_SHM_HEADER_BYTES + i * sizeof(lc_shm_ring);
+    return LC_SHM_HEADER_BYTES + i * ring_bytes(s);
+}
+
+static size_t buffers_at(const lc_shm *s) {
+    return LC_SHM_HEADER_BYTES + s->n_peers * ring_bytes(s);
 }
 
 static void lay_out(lc_shm *s) {
@@ -33,8 +41,11 @@ static void lay_out(lc_shm *s) {
     share = share < LC_SHM_BUFFERS ? share : LC_SHM_BUFFERS;
     s->share = (uint16_t)(share < 2 ? 2 : share);
     s->n_buffers = (uint16_t)(s->share * s->n_peers);
-    s->bytes = LC_SHM_HEADER_BYTES + s->n_peers * sizeof(lc_shm_ring) +
-               (size_t)s->n_buffers * LC_SHARED_PAYLOAD;
+    s->entries = LC_SHM_ENTRIES;
+    while (s->entries > LC_SHM_ENTRIES_LEAST &&
+           (size_t)s->entries * s->n_peers * LC_SHM_ENTRY_BYTES > LC_SHM_ENTRIES_BUDGET)
+        s->entries /= 2;
+    s->bytes = buffers_at(s) + (size_t)s->n_buffers * LC_SHARED_PAYLOAD;
     s->bytes = (s->bytes + LC_SHM_HEADER_BYTES - 1) / LC_SHM_HEADER_BYTES * LC_SHM_HEADER_BYTES;
 }
 
@@ -87,7 +98,7 @@ static void number_peers(lc_shm *s, const uint16_t *processes) {
         s->peer_of[processes[i]] = k;
         s->peers[k].process = processes[i];
         s->peers[k].wake_fd = -1;
-        s->peers[k].out = (lc_shm_ring *)(void *)(s->memory + ring_at(s->own, i));
+        s->peers[k].out = (lc_shm_ring *)(void *)(s->memory + ring_at(s, s->own, i));
     }
     s->n_idle = s->n_buffers; /* the first one is taken first */
     for (uint16_t i = 0; i < s->n_buffers; i++)
@@ -100,7 +111,7 @@ static void write_header(lc_shm *s, uint16_t process) {
     s->header->version = LC_SHM_VERSION;
     s->header->process = process;
     s->header->processes = (uint16_t)(s->n_peers + 1);
-    s->buffers = s->memory + LC_SHM_HEADER_BYTES + s->n_peers * sizeof(lc_shm_ring);
+    s->buffers = s->memory + buffers_at(s);
 }
 
 /* ---- peers ---- */
@@ -149,7 +160,7 @@ static int set_peer(lc_link *link, uint16_t process, const lc_address *address) 
     p->wake_fd = fcntl(address->wake, F_DUPFD_CLOEXEC, 0);
     uint16_t k = (uint16_t)(p - s->peers);
     uint16_t there = (uint16_t)(k < s->own ? k : k + 1);
-    p->in = (const lc_shm_ring *)(const void *)(p->memory + ring_at(there, s->own));
+    p->in = (const lc_shm_ring *)(const void *)(p->memory + ring_at(s, there, s->own));
     if (p->wake_fd < 0 || !is_of(s, p)) {
         int code = p->wake_fd < 0 ? LC_E_SYSTEM : LC_E_ARGUMENT;
         forget(s, p);
@@ -174,9 +185,11 @@ static void info(const lc_link *link, lc_link_info *info) {
  * much of its share stays free. */
 static uint32_t credits(const lc_link *link, uint32_t packet_bytes) {
     const lc_shm *s = lc_shm_of_const(link);
-    uint32_t untold = s->share / 2u < LC_RECEIVE_BUFFERS ? s->share / 2u : LC_RECEIVE_BUFFERS;
-    (void)packet_bytes;
-    return (s->share - untold) * s->n_peers;
+    uint32_t room = s->share;
+    if (packet_bytes <= LC_SHM_HEAD_MAX)
+        room = s->entries - s->entries / 4u; /* the rest is for control */
+    uint32_t untold = room / 2u < LC_RECEIVE_BUFFERS ? room / 2u : LC_RECEIVE_BUFFERS;
+    return (room - untold) * s->n_peers;
 }
 
 static int event(lc_link *link, lc_event *event) {
@@ -248,6 +261,7 @@ lc_link *lc_shm_open(const lc_host_config *config, const uint16_t *processes, ui
                         .packet_max = LC_SHM_HEAD_MAX + LC_SHARED_PAYLOAD,
                         .payload_bytes = LC_SHARED_PAYLOAD,
                         .head_max = LC_SHM_HEAD_MAX,
+                        .small_max = LC_SHM_HEAD_MAX,
                         .local = 1};
     s->fd = s->wake_fd = -1;
     s->own = (uint16_t)own;

@@ -10,11 +10,13 @@
 #include <stdatomic.h>
 
 enum {
-    LC_SHM_VERSION = 1,
+    LC_SHM_VERSION = 2,
     LC_SHM_PROCESSES = 256, /* of one host, at most */
     LC_SHM_HEADER_BYTES = 4096,
-    LC_SHM_ENTRIES = 128, /* of a ring; a power of two */
-    LC_SHM_ENTRY_BYTES = 1024,
+    LC_SHM_ENTRIES = 512,            /* of a ring, at most; */
+    LC_SHM_ENTRIES_LEAST = 64,       /* at least; a power of two */
+    LC_SHM_ENTRIES_BUDGET = 4 << 20, /* for those of all rings, bytes; but the least for each */
+    LC_SHM_ENTRY_BYTES = 1536,       /* a packet of an Ethernet lies in one */
     LC_SHM_HEAD_MAX = LC_SHM_ENTRY_BYTES - 16,
     LC_SHM_BUFFERS = 32,     /* for each peer, at most, */
     LC_SHM_BUDGET = 8 << 20, /* and for all of them, bytes; but two for each at least */
@@ -34,7 +36,8 @@ typedef struct {
     _Alignas(64) _Atomic uint32_t naps; /* odd: it sleeps, and wants to be woken */
 } lc_shm_header;
 
-/* One packet. Its first piece lies here, and all of it if there is room. */
+/* One packet. Its first piece lies here, and all of it if there is room. Small packets thus take no
+ * buffer, so that many of them may be under way. */
 typedef struct {
     /* From the lowest bit: the packet's number in the ring plus one (32 bits), bytes of head (16),
      * number of the buffer that the rest is in, or LC_SHM_NONE (16). Written last. */
@@ -47,7 +50,7 @@ typedef struct {
 /* What goes to one peer, and how much of what comes from it has been taken. */
 typedef struct {
     _Alignas(64) _Atomic uint32_t taken; /* packets, ever */
-    _Alignas(64) lc_shm_entry entries[LC_SHM_ENTRIES];
+    _Alignas(64) lc_shm_entry entries[]; /* as many as lc_shm.entries says */
 } lc_shm_ring;
 
 _Static_assert(sizeof(lc_shm_entry) == LC_SHM_ENTRY_BYTES, "an entry is as large as it says");
@@ -88,6 +91,7 @@ typedef struct {
     uint16_t own;     /* index of this process among those that share */
     uint16_t n_peers; /* the others */
     uint16_t share;   /* buffers that may wait for one peer */
+    uint16_t entries; /* of each ring; a power of two */
     uint16_t n_buffers;
     uint16_t processes; /* entries of peer_of */
     uint16_t *peer_of;  /* by number of the process: index in peers, or LC_SHM_NONE */

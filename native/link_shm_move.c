@@ -27,7 +27,7 @@ static void take_back(lc_shm *s, lc_shm_peer *p) {
         return;
     }
     for (; p->freed != taken; p->freed++) {
-        uint16_t buffer = p->buffer_of[p->freed % LC_SHM_ENTRIES];
+        uint16_t buffer = p->buffer_of[p->freed % s->entries];
         if (buffer == LC_SHM_NONE)
             continue;
         p->holds--;
@@ -65,9 +65,9 @@ static void empty_filled(lc_shm *s) {
 /* Returns 0 if there is no room: the peer takes nothing, and what is meant for it is lost. */
 static int put(lc_shm *s, lc_shm_peer *p, const struct iovec *iov, int first) {
     size_t bytes = iov[0].iov_len, rest = iov[1].iov_len;
-    lc_shm_entry *entry = &p->out->entries[p->sent % LC_SHM_ENTRIES];
+    lc_shm_entry *entry = &p->out->entries[p->sent % s->entries];
     uint16_t buffer = LC_SHM_NONE;
-    if (p->sent - p->freed >= LC_SHM_ENTRIES)
+    if (p->sent - p->freed >= s->entries)
         return 0;
     if (bytes + rest <= LC_SHM_HEAD_MAX) {
         memcpy(entry->head + bytes, iov[1].iov_base, rest);
@@ -83,7 +83,7 @@ static int put(lc_shm *s, lc_shm_peer *p, const struct iovec *iov, int first) {
         entry->rest_bytes = (uint32_t)rest;
     }
     memcpy(entry->head, iov[0].iov_base, iov[0].iov_len);
-    p->buffer_of[p->sent % LC_SHM_ENTRIES] = buffer;
+    p->buffer_of[p->sent % s->entries] = buffer;
     p->sent++;
     uint64_t word = (uint64_t)buffer << 48 | (uint64_t)bytes << 32 | p->sent;
     atomic_store(&entry->word, word);
@@ -129,10 +129,10 @@ int lc_shm_send(lc_link *link, const lc_run *runs, int n_runs, int *sys_errno) {
 
 /* ---- receiving ---- */
 
-static const lc_shm_entry *next_entry(const lc_shm_peer *p, uint64_t *word) {
+static const lc_shm_entry *next_entry(const lc_shm *s, const lc_shm_peer *p, uint64_t *word) {
     if (!p->memory || p->broken)
         return NULL;
-    const lc_shm_entry *entry = &p->in->entries[p->taken % LC_SHM_ENTRIES];
+    const lc_shm_entry *entry = &p->in->entries[p->taken % s->entries];
     *word = atomic_load(&entry->word);
     return (uint32_t)*word == p->taken + 1 ? entry : NULL;
 }
@@ -141,7 +141,7 @@ static const lc_shm_entry *next_entry(const lc_shm_peer *p, uint64_t *word) {
  * it made no sense, and the loop counts it. */
 static int take(lc_shm *s, lc_shm_peer *p, uint8_t *head, lc_arrival *arrival) {
     uint64_t word;
-    const lc_shm_entry *entry = next_entry(p, &word);
+    const lc_shm_entry *entry = next_entry(s, p, &word);
     if (!entry)
         return 0;
     uint32_t bytes = word >> 32 & 0xFFFF, buffer = (uint32_t)(word >> 48);
@@ -211,7 +211,7 @@ static void drain(lc_shm *s) {
 static int has_come(const lc_shm *s) {
     uint64_t word;
     for (uint16_t i = 0; i < s->n_peers; i++)
-        if (next_entry(&s->peers[i], &word))
+        if (next_entry(s, &s->peers[i], &word))
             return 1;
     return 0;
 }

@@ -251,8 +251,7 @@ static uint64_t gate_delay(const lc_host *h) {
     uint64_t least = UINT64_MAX;
     for (uint16_t i = 0; i < h->config.processes; i++) {
         const lc_path *p = &h->paths[i];
-        if (!p->outs || lc_is_blocked(p->interface) ||
-            p->tx_next - p->tx_acked >= lc_pace_window(&p->pace, p->tx_window))
+        if (!p->outs || lc_is_blocked(p->interface) || !lc_window_room(p, lc_wire_bytes(p->outs)))
             continue;
         uint32_t bytes = lc_wire_bytes_max(p->interface);
         uint64_t own = p->interface->link->local ? 0 : lc_rate_delay(&h->rate, h->now, bytes);

@@ -102,6 +102,11 @@ int lc_still(const lc_host *h, const lc_path *p) {
     return h->now - p->heard_ns > STILL_NS + 2 * p->pace.measure.rtt_ns;
 }
 
+uint32_t lc_window_room(const lc_path *p, uint32_t packet_bytes) {
+    uint32_t window = lc_pace_window(&p->pace, p->tx_window), flying = lc_units_flying(p);
+    return flying < window ? (window - flying) / lc_units(p->interface, packet_bytes) : 0;
+}
+
 int lc_link_seen(lc_path *p, uint32_t next) {
     if ((int32_t)(next - p->rx_next) <= 0)
         return 0;

@@ -41,6 +41,7 @@ enum {
     LC_LATE_FIN_TRIES = 13,
     LC_FLIGHTS = 1024,   /* runs that a link has taken over and not completed */
     LC_EVENTS = 16,      /* of links, until a caller takes them */
+    LC_UNITS = 1024,     /* packets on a path whose units are remembered; more than are in flight */
     LC_ACK_PACKETS = 64, /* the sender hears of so many at once, or of fewer after LC_ACK_NS */
     LC_ACK_NS = 1000000,
     LC_FIN_AGAIN_NS = 1000000, /* an end that is lost costs no round trips: it is told twice */
@@ -81,7 +82,9 @@ typedef struct {
     /* sending */
     uint32_t tx_next;     /* link_seq of the next packet */
     uint32_t tx_acked;    /* link_seq up to which the peer has seen packets */
-    uint32_t tx_window;   /* packets that the peer lets be in flight, of all groups */
+    uint32_t tx_window;   /* packets that the peer lets be in flight, of all groups; or units */
+    uint32_t tx_units;    /* that have been sent, ever, */
+    uint32_t *units_at;   /* and by which packet (a ring of LC_UNITS); NULL: a packet is a unit */
     uint32_t tx_received; /* packets that the peer says it has taken */
     uint32_t tx_seen;     /* tx_acked when tx_received was told */
     uint64_t probe_ns;    /* when to ask, if the window stays full */
@@ -94,6 +97,7 @@ typedef struct {
     uint32_t rx_next; /* link_seq up to which packets have been seen */
     uint32_t rx_reported;
     uint32_t rx_taken;    /* packets taken, repeated ones included */
+    uint32_t rx_units;    /* units taken that the peer has not been told of */
     uint32_t rx_echo_us;  /* the sender's clock in the latest packet, and ours when it came */
     uint64_t rx_echo_ns;  /* 0: it has been told */
     uint64_t rx_ack_ns;   /* when the peer was last told what came */
@@ -145,7 +149,9 @@ struct lc_interface {
     uint16_t turn;          /* the path that sends first in this turn of the loop */
     uint16_t unasked;       /* turns since the link was last asked what has come */
     uint64_t moved_ns;      /* when something last went there or came */
-    uint32_t window;        /* packets that this process lets each of them have in flight */
+    uint32_t window;        /* units that this process lets each of them have in flight: */
+    uint32_t small_max;     /* what a packet of up to so many bytes counts, */
+    uint32_t large_units;   /* and so many count larger ones */
     uint32_t payload_bytes; /* of a packet of data at most, */
     uint32_t control_bytes; /* and of a packet of control */
     lc_expect expect;
@@ -338,6 +344,22 @@ int lc_may_go_ahead(const lc_op_slot *s, const lc_path *p);
 /* Bytes of a packet at most, header included; of a packet of control, and a header after it. */
 static inline uint32_t lc_wire_bytes_max(const lc_interface *via) {
     return LC_HEADER_BYTES + via->payload_bytes;
+}
+/* What a packet of so many bytes takes of the window. */
+static inline uint32_t lc_units(const lc_interface *via, uint32_t packet_bytes) {
+    return packet_bytes <= via->small_max ? 1 : via->large_units;
+}
+/* What is in flight takes. */
+static inline uint32_t lc_units_flying(const lc_path *p) {
+    if (!p->units_at)
+        return p->tx_next - p->tx_acked;
+    return p->tx_units - p->units_at[(p->tx_acked - 1) % LC_UNITS];
+}
+/* Packets of so many bytes that the windows let go now. */
+uint32_t lc_window_room(const lc_path *p, uint32_t packet_bytes);
+/* Bytes of a stream's packets, headers included. */
+static inline uint32_t lc_wire_bytes(const lc_out *out) {
+    return LC_HEADER_BYTES + out->slot->packet_bytes;
 }
 static inline uint32_t lc_control_room(const lc_interface *via) {
     return 2 * LC_HEADER_BYTES + via->control_bytes;

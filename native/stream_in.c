@@ -209,14 +209,16 @@ static void note_arrival(lc_in *in) {
 }
 
 void lc_note_packet(lc_host *h, lc_path *p, const lc_header *header) {
+    const lc_interface *via = p->interface;
     p->rx_taken++;
+    p->rx_units += lc_units(via, LC_HEADER_BYTES + header->length);
     if (lc_link_seen(p, header->link_seq + 1)) {
         p->rx_echo_us = header->time_us; /* of an old packet it would tell how old that is */
         p->rx_echo_ns = h->came_ns;
     }
     uint32_t untold = p->rx_next - p->rx_reported;
-    uint32_t most = (p->interface->window + 3) / 4;
-    if (untold >= (most < LC_ACK_PACKETS ? most : LC_ACK_PACKETS) ||
+    uint32_t most = (via->window + 3) / 4;
+    if (untold >= (most < LC_ACK_PACKETS ? most : LC_ACK_PACKETS) || p->rx_units >= most ||
         (untold >= LC_ACK_PACKETS / 8 && h->now - p->rx_ack_ns >= LC_ACK_NS))
         p->ack_due = 1;
 }

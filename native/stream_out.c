@@ -178,10 +178,6 @@ static uint16_t count_of(const lc_op_slot *s, uint32_t k) {
     return s->at_once ? 1 : s->count[k];
 }
 
-static uint32_t wire_bytes(const lc_out *out) {
-    return LC_HEADER_BYTES + out->slot->packet_bytes;
-}
-
 static uint8_t code_to(const lc_out *out) {
     const lc_level *level = out->slot->level;
     if (!level->fec_auto)
@@ -252,6 +248,10 @@ static void put_packet(lc_out *out, lc_run *run, int eager, uint32_t time_us) {
     v[0].iov_len = LC_HEADER_BYTES;
     v[1].iov_base = (void *)(uintptr_t)payload;
     v[1].iov_len = bytes;
+    if (path->units_at) {
+        path->tx_units += lc_units(path->interface, run->packet_bytes);
+        path->units_at[h.link_seq % LC_UNITS] = path->tx_units;
+    }
     run->n_packets++;
     out->sent++;
 }
@@ -265,8 +265,9 @@ static int carries_control(const lc_out *out) {
         return 0;
     uint32_t k = s->ready ? s->ready[out->cursor] : out->cursor;
     uint32_t control = lc_control_bytes(lc_path_to(out));
-    return control <= LC_HEADER_BYTES + via->control_bytes &&
-           control + lc_payload_bytes(s, k) <= via->payload_bytes;
+    uint32_t bytes = control + lc_payload_bytes(s, k);
+    return control <= LC_HEADER_BYTES + via->control_bytes && bytes <= via->payload_bytes &&
+           lc_units(via, LC_HEADER_BYTES + bytes) <= lc_units(via, lc_wire_bytes(out));
 }
 
 /* Gathers up to most packets of one stream into a run. Returns how many. */
@@ -280,7 +281,7 @@ static uint32_t fill_run(lc_host *h, lc_out *out, uint32_t most) {
     int i = lc_batch_add(via, op);
     lc_run *run = &via->runs[i];
     size_t first = (size_t)i * LC_RUN_PACKETS;
-    *run = (lc_run){&via->iov[2 * first], 0, wire_bytes(out), path->number, 0};
+    *run = (lc_run){&via->iov[2 * first], 0, lc_wire_bytes(out), path->number, 0};
     /* Sums that this turn of the loop has made would pass for a way of the packets. */
     uint32_t time_us = (uint32_t)(lc_clock_now(h->clock) / 1000);
     for (uint32_t k = 0; k < most; k++)
@@ -314,9 +315,8 @@ static uint32_t fill_run(lc_host *h, lc_out *out, uint32_t most) {
 }
 
 static uint32_t allowance(lc_host *h, lc_path *p, uint32_t packet_bytes) {
-    uint32_t window = lc_pace_window(&p->pace, p->tx_window);
-    uint32_t flying = p->tx_next - p->tx_acked;
-    if (flying >= window) {
+    uint32_t room = lc_window_room(p, packet_bytes);
+    if (!room) {
         if (!p->probe_ns)
             p->probe_ns = h->now + lc_pace_rto(&p->pace);
         lc_pace_limited(&p->pace);
@@ -325,8 +325,8 @@ static uint32_t allowance(lc_host *h, lc_path *p, uint32_t packet_bytes) {
     uint32_t most = packet_bytes < LC_RUN_BYTES ? LC_RUN_BYTES / packet_bytes : 1;
     if (most > LC_RUN_PACKETS)
         most = LC_RUN_PACKETS;
-    if (most > window - flying)
-        most = window - flying;
+    if (most > room)
+        most = room;
     if (!p->interface->link->local)
         most = lc_rate_room(&h->rate, h->now, most, packet_bytes);
     uint32_t may = lc_pace_room(&p->pace, h->now, most, packet_bytes);
@@ -342,7 +342,7 @@ static int serve(lc_host *h, lc_path *p) {
     lc_out *out = p->outs;
     if (!out)
         return 0;
-    uint32_t bytes = wire_bytes(out);
+    uint32_t bytes = lc_wire_bytes(out);
     uint32_t most = allowance(h, p, bytes);
     if (!most)
         return 0;

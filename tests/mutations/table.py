@@ -568,6 +568,27 @@ NATIVE = (
         "native:test_link_shm",
     ),
     mutation(
+        "small packets take as much of the window as large ones",
+        "native/state.h",
+        "return packet_bytes <= via->small_max ? 1 : via->large_units;",
+        "return packet_bytes ? via->large_units : 1;",
+        "native:test_shared_window",
+    ),
+    mutation(
+        "large packets take as little of the window as small ones",
+        "native/host.c",
+        "via->large_units = (via->window + large - 1) / large;",
+        "via->large_units = 1;",
+        "native:test_shared_window",
+    ),
+    mutation(
+        "units of the window that nobody is told of",
+        "native/stream_in.c",
+        " || p->rx_units >= most ||",
+        " ||",
+        "native:test_shared_window",
+    ),
+    mutation(
         "a nap without another look",
         "native/link_shm_move.c",
         "return has_come(s);",

@@ -119,7 +119,7 @@ static size_t size_of(uint32_t number) {
 static void test_order(void) {
     ends e;
     open_ends(&e, 2);
-    uint32_t sent = 0, came = 0, credit = lc_link_credits(e.link[1], 0);
+    uint32_t sent = 0, came = 0, credit = lc_link_credits(e.link[1], LC_SHARED_PAYLOAD);
     CHECK(credit >= 8);
     while (came < 20 * LC_SHM_ENTRIES) {
         for (uint32_t n = draw(credit + 1); n && sent - came < credit; n--, sent++)
@@ -142,7 +142,7 @@ static void test_a_peer_that_takes_nothing(void) {
     for (size_t payload = 16; payload <= 4096; payload += 4080) {
         ends e;
         open_ends(&e, ENDS);
-        uint32_t room = payload > LC_SHM_HEAD_MAX ? shm(&e, 0)->share : LC_SHM_ENTRIES;
+        uint32_t room = payload > LC_SHM_HEAD_MAX ? shm(&e, 0)->share : shm(&e, 0)->entries;
         for (uint32_t i = 0; i < room + 10; i++)
             send_one(&e, 0, 1, i, payload);
         CHECK(overflow(&e, 0) == 10);

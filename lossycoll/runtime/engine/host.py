@@ -259,7 +259,7 @@ def shared_bytes(processes: int) -> int:
 
     No less than docs/shared-memory.md says; it is reserved when the memory is made.
     """
-    return (8 << 20) + processes * (256 << 10)
+    return (12 << 20) + processes * (256 << 10)
 
 
 def wire_version() -> int:

@@ -158,7 +158,7 @@ def rank_that_learns(rank: int, world: int) -> dict[str, Any]:
             socket.create_connection(place, 20).close()  # somebody listens there
         return {other: by_place(rank, other) for other in places}
 
-    sites.round_trips = pretended
+    sites.round_trips = pretended  # type: ignore[attr-defined,assignment]
     init()
     few = dist.new_group([0, 2, 3], pg_options={"mtu": 1400})
     out = {

@@ -877,8 +877,8 @@ PYTHON = (
     mutation(
         "the slowest try tells the round trip",
         "lossycoll/runtime/net/round_trips.py",
-        "best[number] = min(found, best.get(number, math.inf))",
-        "best[number] = max(found, best.get(number, 0.0))",
+        "best[number] = min(taken, best.get(number, math.inf))",
+        "best[number] = max(taken, best.get(number, 0.0))",
         "tests/runtime/net/test_round_trips.py::test_the_quickest_try_counts",
     ),
     mutation(

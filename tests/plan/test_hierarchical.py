@@ -93,6 +93,30 @@ def test_hosts_of_one_size_send_as_much_and_their_ranks_share_it(hosts: str) -> 
         assert max(ranks) <= 1.1 * min(ranks)
 
 
+@pytest.mark.parametrize("sizes", [(1, 2, 3), (2, 2, 1), (4, 2, 2), (4, 2, 1, 1), (3, 1)])
+@pytest.mark.parametrize("of_sites", [False, True])
+def test_what_hosts_of_several_sizes_send(sizes: tuple[int, ...], of_sites: bool) -> None:
+    """As much as each other where no order is drawn. Where one is, the owner's host, or site, is
+    drawn by its ranks, and sends the mean to all others. docs/topology.md has the figures."""
+    unit = np.repeat(np.arange(len(sizes)), sizes)
+    # Sites of hosts of two ranks, and a last one of one.
+    hosts = [(u, i // 2) for u, size in enumerate(sizes) for i in range(size)]
+    topology = Topology.of_labels(hosts if of_sites else list(unit), list(unit * of_sites), 3)
+    world, n, count = topology.world, len(sizes), 420 * 7 * sum(sizes)
+    share = np.array(sizes) / world
+
+    def sent(order: tuple[int, ...] | None) -> NDArray[np.float64]:
+        plans = [
+            hierarchical.all_reduce(world, r, count, 7, order=order, topology=topology)
+            for r in range(world)
+        ]
+        return leaving(plans, tuple(unit)) / (2 * count * (n - 1) / n)
+
+    np.testing.assert_allclose(sent(None), 1, rtol=0.01)
+    drawn = np.mean([sent(draw_order(1, 2, op, world)) for op in range(5)], axis=0)
+    np.testing.assert_allclose(drawn, n / (2 * (n - 1)) * (1 + share * (n - 2)), rtol=0.01)
+
+
 def test_one_host_needs_the_network_for_nothing() -> None:
     topology = Topology.of_labels("aaaa", "xxxx", 8)
     for collective in COLLECTIVES:
@@ -205,6 +229,28 @@ def test_each_rank_has_its_share_of_a_mean(hosts: str, sites: str, loss: float) 
             seen += 1
     np.testing.assert_allclose(share / len(orders), 1 / world, rtol=1e-9)
     assert 0 < alone < seen, "some sums were lost, not all"
+
+
+@pytest.mark.parametrize("hosts", ["aab", "aaab", "aabb"])
+def test_ranks_of_large_hosts_miss_fewer_means(hosts: str) -> None:
+    """What ranks end with leans, on average over them, to those that miss more: theory.md."""
+    topology = Topology.of_labels(hosts, "x" * len(hosts), 2)
+    world, loss, share = topology.world, 0.3, 0.0
+    orders = list(permutations(range(world)))
+    for order in orders:
+        plans, inputs = one_packet(
+            lambda rank, order=order: hierarchical.all_reduce(
+                world, rank, world, world, order=order, missing=Missing.OWN, topology=topology
+            ),
+            world,
+        )
+        ((owner, slot),) = [(p.rank, s) for p in plans for s in p.slots if s.finish == Finish.MEAN]
+        up = {(sender, owner): True for sender in slot.sources}
+        for arrives, chance in outcomes([(owner, dest.peer) for dest in slot.dests], loss):
+            _, outputs = run(plans, [x.copy() for x in inputs], True, chosen({**up, **arrives}))
+            share = share + chance * np.mean(outputs, axis=0)
+    missed = np.array([loss * (1 - hosts.count(host) / world) for host in hosts])
+    np.testing.assert_allclose(share / len(orders), (1 + missed - missed.mean()) / world, rtol=1e-9)
 
 
 @pytest.mark.parametrize(("hosts", "sites"), UNEQUAL)

@@ -14,14 +14,17 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 TRIES: Final = 3
-"""Connections with each host, one after the other: the quickest counts. Queues and busy processors
-only ever add, and a lost packet loses a try."""
+"""Connections with each host: the quickest counts. Queues and busy processors only ever add."""
+ENOUGH: Final = 2
+"""Answers of a host after which the others aren't waited for: a lost packet costs no time."""
+APART_SECONDS: Final = 0.01
+"""From one connection with a host to the next, so that not all are in one burst of losses."""
 SECONDS: Final = 0.9
-"""For one try: less than the second after which the kernel sends a lost packet again."""
+"""For all of it: less than the second after which the kernel sends a lost packet again."""
 RTT: Final = struct.Struct("@I")
 RTT_AT: Final = 68
 """Where struct tcp_info of linux/tcp.h has tcpi_rtt, in microseconds: its last field that all
@@ -31,58 +34,62 @@ kernels have is further on."""
 def round_trips(
     places: Mapping[int, tuple[str, int]], tries: int = TRIES, seconds: float = SECONDS
 ) -> dict[int, float]:
-    """Measures all of them at once. Takes ``tries`` round trips, or ``tries * seconds`` at most.
+    """Measures all of them at once. Takes the longest of the round trips and a little more.
 
     Args:
         places: Numeric address and TCP port of each host, by its number.
         tries: Connections with each.
-        seconds: How long one try may take.
+        seconds: How long it may take at most.
 
     Returns:
         Seconds there and back, by number, of those that have answered.
     """
     best: dict[int, float] = {}
-    for _ in range(tries):
-        for number, found in _try(places, seconds).items():
-            best[number] = min(found, best.get(number, math.inf))
-    return best
-
-
-def _try(places: Mapping[int, tuple[str, int]], seconds: float) -> dict[int, float]:
-    found: dict[int, float] = {}
-    end = time.monotonic() + seconds
-    waiting: dict[int, tuple[int, socket.socket]] = {}
+    answers = dict.fromkeys(places, 0)
+    waiting: dict[int, tuple[int, socket.socket]] = {}  # by descriptor
     poller = select.poll()
+    start, begun = time.monotonic(), 0
     with contextlib.ExitStack() as stack:
-        for number, (host, port) in places.items():
-            connection = _begun(host, port)
-            if connection is None:
-                continue
-            stack.enter_context(connection)
-            waiting[connection.fileno()] = number, connection
-            poller.register(connection, select.POLLOUT)
-        while waiting and (left := end - time.monotonic()) > 0:
-            for fd, _ in poller.poll(math.ceil(1000 * left)):
+        while (now := time.monotonic()) < start + seconds:
+            if begun < tries and now >= start + begun * APART_SECONDS:
+                begun += 1
+                for number, connection in _begun(places):
+                    stack.enter_context(connection)
+                    waiting[connection.fileno()] = number, connection
+                    poller.register(connection, select.POLLOUT)
+            missing = {number for number in places if answers[number] < min(ENOUGH, tries)}
+            still = begun < tries or any(number in missing for number, _ in waiting.values())
+            if not missing or not still:
+                break
+            for fd, _ in poller.poll(_pause(start, begun, tries, seconds)):
                 poller.unregister(fd)
                 number, connection = waiting.pop(fd)
                 if (taken := _taken(connection)) > 0:
-                    found[number] = taken
-    return found
+                    answers[number] += 1
+                    best[number] = min(taken, best.get(number, math.inf))
+    return best
 
 
-def _begun(host: str, port: int) -> socket.socket | None:
-    """A connection that is being made; None: there is no way, or this process is short of
-    descriptors. The address is numeric."""
-    try:
-        connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except OSError:
-        return None
-    connection.setblocking(False)
-    # As bytes: a str would load the codec for names.
-    if connection.connect_ex((host.encode(), port)) in (0, errno.EINPROGRESS):
-        return connection
-    connection.close()
-    return None
+def _pause(start: float, begun: int, tries: int, seconds: float) -> int:
+    """Milliseconds until there is something to do, though nobody answers."""
+    until = begun * APART_SECONDS if begun < tries else seconds
+    return max(0, math.ceil(1000 * (start + until - time.monotonic())))
+
+
+def _begun(places: Mapping[int, tuple[str, int]]) -> Iterator[tuple[int, socket.socket]]:
+    """A connection with each host that is being made, unless there is no way to it, or this process
+    is short of descriptors."""
+    for number, (host, port) in places.items():
+        try:
+            connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        except OSError:
+            return
+        connection.setblocking(False)
+        # As bytes: a str would load the codec for names.
+        if connection.connect_ex((host.encode(), port)) in (0, errno.EINPROGRESS):
+            yield number, connection
+        else:
+            connection.close()
 
 
 def _taken(connection: socket.socket) -> float:

@@ -57,6 +57,8 @@ static void drop_sent(lc_interface *via, uint32_t packets) {
         if (gone)
             op->report.bytes_sent -= via->run_ahead[i];
         run.iov += 2 * gone;
+        if (run.contents)
+            run.contents += gone;
         run.n_packets -= gone;
         if (run.n_packets) {
             via->run_op[keep] = op;

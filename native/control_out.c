@@ -180,7 +180,11 @@ static void put_control(const lc_host *h, const lc_path *p, lc_run *run, int i) 
     uint8_t *header = via->headers + first * LC_HEADER_BYTES;
     uint8_t *payload = via->control_out + (size_t)i * lc_control_room(via);
     uint16_t length = write_control(h, p, n, header, payload);
-    *run = (lc_run){&via->iov[2 * first], 1, LC_HEADER_BYTES + length, p->number, 1};
+    *run = (lc_run){.iov = &via->iov[2 * first],
+                    .n_packets = 1,
+                    .packet_bytes = LC_HEADER_BYTES + length,
+                    .peer = p->number,
+                    .copied = 1};
     run->iov[0] = (struct iovec){header, LC_HEADER_BYTES};
     run->iov[1] = (struct iovec){payload, length};
 }

@@ -28,6 +28,7 @@ static void free_interface(lc_interface *via) {
     free(via->flights);
     free(via->iov);
     free(via->headers);
+    free(via->contents);
     free(via->control_out);
     *via = (lc_interface){.link = NULL};
 }
@@ -106,9 +107,10 @@ static int make_interface(const lc_host *h, lc_interface *via, const lc_link *li
     via->flights = calloc(LC_FLIGHTS, sizeof *via->flights);
     via->iov = calloc(2 * packets, sizeof *via->iov);
     via->headers = calloc(packets, LC_HEADER_BYTES);
+    via->contents = calloc(packets, sizeof *via->contents);
     via->control_out = calloc(LC_BATCH_RUNS, lc_control_room(via));
-    return via->paths && via->flights && via->iov && via->headers && via->control_out &&
-           make_cells(h, via);
+    return via->paths && via->flights && via->iov && via->headers && via->contents &&
+           via->control_out && make_cells(h, via);
 }
 
 static int make_interfaces(lc_host *h, const lc_setting *setting) {

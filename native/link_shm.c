@@ -84,9 +84,11 @@ static int make_memory(lc_shm *s) {
 static int make_tables(lc_shm *s) {
     s->peer_of = malloc(s->processes * sizeof *s->peer_of);
     s->peers = calloc(s->n_peers, sizeof *s->peers);
-    s->idle = calloc(s->n_buffers, sizeof *s->idle);
-    s->users = calloc(s->n_buffers, sizeof *s->users);
-    return s->peer_of && s->peers && s->idle && s->users;
+    s->buffer = calloc(s->n_buffers + 1u, sizeof *s->buffer);
+    while (s->holder_mask < 2u * s->n_buffers)
+        s->holder_mask = 2 * s->holder_mask + 1;
+    s->holder = calloc(s->holder_mask + 1u, sizeof *s->holder);
+    return s->peer_of && s->peers && s->buffer && s->holder;
 }
 
 static void number_peers(lc_shm *s, const uint16_t *processes) {
@@ -100,9 +102,11 @@ static void number_peers(lc_shm *s, const uint16_t *processes) {
         s->peers[k].wake_fd = -1;
         s->peers[k].out = (lc_shm_ring *)(void *)(s->memory + ring_at(s, s->own, i));
     }
-    s->n_idle = s->n_buffers; /* the first one is taken first */
-    for (uint16_t i = 0; i < s->n_buffers; i++)
-        s->idle[i] = (uint16_t)(s->n_buffers - 1 - i);
+    s->n_idle = s->n_buffers;
+    for (uint16_t i = 0; i <= s->n_buffers; i++) {
+        s->buffer[i].next = i < s->n_buffers ? (uint16_t)(i + 1) : 0;
+        s->buffer[i].prev = i ? (uint16_t)(i - 1) : s->n_buffers;
+    }
 }
 
 static void write_header(lc_shm *s, uint16_t process) {
@@ -217,8 +221,8 @@ static void close_shm(lc_link *link) {
         close(s->wake_fd);
     free(s->peer_of);
     free(s->peers);
-    free(s->idle);
-    free(s->users);
+    free(s->buffer);
+    free(s->holder);
     free(s);
 }
 

@@ -20,8 +20,7 @@ enum {
     LC_SHM_HEAD_MAX = LC_SHM_ENTRY_BYTES - 16,
     LC_SHM_BUFFERS = 32,     /* for each peer, at most, */
     LC_SHM_BUDGET = 8 << 20, /* and for all of them, bytes; but two for each at least */
-    LC_SHM_NONE = 0xFFFF,    /* no buffer */
-    LC_SHM_FILLED = LC_BATCH_RUNS * LC_RUN_PACKETS
+    LC_SHM_NONE = 0xFFFF     /* no buffer */
 };
 
 static const uint64_t LC_SHM_MAGIC = 0x314D48534C4C4F43; /* "COLLSHM1" */
@@ -74,12 +73,14 @@ typedef struct {
     uint16_t buffer_of[LC_SHM_ENTRIES];
 } lc_shm_peer;
 
-/* A payload that this call of send has copied in. */
+/* A payload buffer. It keeps what it holds until it is filled again, so a receiver that is served
+ * later than others needs no copy of its own. */
 typedef struct {
-    const void *from;
-    size_t bytes;
-    uint16_t buffer;
-} lc_shm_filled;
+    uint64_t content;    /* see lc_run; 0: of one receiver */
+    uint16_t users;      /* entries that name it, and that their peer has not taken */
+    uint16_t to_serve;   /* receivers that haven't been given what it holds */
+    uint16_t next, prev; /* in the circle of those without users */
+} lc_shm_buffer;
 
 typedef struct {
     lc_link link;
@@ -97,12 +98,13 @@ typedef struct {
     uint16_t *peer_of;  /* by number of the process: index in peers, or LC_SHM_NONE */
     lc_shm_peer *peers;
     /* sending */
-    uint16_t *idle; /* buffers that nobody waits for, the one that was freed last at the end */
-    uint16_t n_idle;
-    uint16_t *users; /* by buffer: entries that name it */
-    lc_shm_filled filled[LC_SHM_FILLED];
-    uint32_t n_filled;
-    uint32_t like; /* of those: what the run's next payload may be the same as */
+    lc_shm_buffer *buffer; /* and one more, at which the circle begins: what it has next is filled
+                              first. First come those that nobody needs, the last freed first, then
+                              those that some receiver still needs, the first freed first */
+    uint16_t n_idle;       /* in the circle */
+    uint16_t *holder;      /* by the lowest bits of a content: the buffer that may hold it */
+    uint32_t holder_mask;
+    uint64_t copied; /* payloads, ever */
     /* receiving */
     uint16_t turn; /* the peer whose packets are looked at first */
     uint32_t naps;

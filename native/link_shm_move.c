@@ -8,9 +8,29 @@
 
 /* ---- sending ---- */
 
+static void place_after(lc_shm *s, uint16_t before, uint16_t buffer) {
+    uint16_t after = s->buffer[before].next;
+    s->buffer[buffer].prev = before;
+    s->buffer[buffer].next = after;
+    s->buffer[before].next = s->buffer[after].prev = buffer;
+    s->n_idle++;
+}
+
 static void leave_buffer(lc_shm *s, uint16_t buffer) {
-    if (--s->users[buffer] == 0)
-        s->idle[s->n_idle++] = buffer;
+    lc_shm_buffer *b = &s->buffer[buffer];
+    if (--b->users == 0)
+        place_after(s, b->to_serve ? s->buffer[s->n_buffers].prev : s->n_buffers, buffer);
+}
+
+/* One more entry names it. */
+static void use_buffer(lc_shm *s, uint16_t buffer) {
+    lc_shm_buffer *b = &s->buffer[buffer];
+    b->to_serve -= b->to_serve > 0;
+    if (b->users++)
+        return;
+    s->buffer[b->prev].next = b->next;
+    s->buffer[b->next].prev = b->prev;
+    s->n_idle--;
 }
 
 static void break_with(lc_shm *s, lc_shm_peer *p) {
@@ -35,35 +55,31 @@ static void take_back(lc_shm *s, lc_shm_peer *p) {
     }
 }
 
-static int is_filled_with(const lc_shm_filled *filled, const struct iovec *payload) {
-    return filled->from == payload->iov_base && filled->bytes == payload->iov_len;
-}
-
-/* A payload that goes to several peers in one call is copied in once. They get the same packets in
- * the same order, so only a run's first one is looked for. What is filled has one user more until
- * the call ends. */
-static uint16_t fill_buffer(lc_shm *s, const struct iovec *payload, int first) {
-    while (first && s->like < s->n_filled && !is_filled_with(&s->filled[s->like], payload))
-        s->like++;
-    if (s->like < s->n_filled && is_filled_with(&s->filled[s->like], payload))
-        return s->filled[s->like++].buffer;
-    if (!s->n_idle)
-        return LC_SHM_NONE;
-    uint16_t buffer = s->idle[--s->n_idle];
-    memcpy(s->buffers + (size_t)buffer * LC_SHARED_PAYLOAD, payload->iov_base, payload->iov_len);
-    s->users[buffer] = 1;
-    s->filled[s->n_filled++] = (lc_shm_filled){payload->iov_base, payload->iov_len, buffer};
-    s->like = s->n_filled;
+/* The buffer with a payload, which is copied in unless one has it for another receiver. */
+static uint16_t fill_buffer(lc_shm *s, const lc_run *run, uint32_t k) {
+    const struct iovec *payload = &run->iov[2 * k + 1];
+    uint64_t content = run->receivers > 1 ? run->contents[k] : 0;
+    uint16_t *holder = &s->holder[content & s->holder_mask];
+    uint16_t buffer = content ? *holder : (uint16_t)LC_SHM_NONE;
+    if (!content || s->buffer[buffer].content != content) {
+        if (!s->n_idle)
+            return LC_SHM_NONE;
+        buffer = s->buffer[s->n_buffers].next;
+        memcpy(s->buffers + (size_t)buffer * LC_SHARED_PAYLOAD, payload->iov_base,
+               payload->iov_len);
+        s->buffer[buffer].content = content;
+        s->buffer[buffer].to_serve = run->receivers;
+        s->copied++;
+        if (content)
+            *holder = buffer;
+    }
+    use_buffer(s, buffer);
     return buffer;
 }
 
-static void empty_filled(lc_shm *s) {
-    while (s->n_filled)
-        leave_buffer(s, s->filled[--s->n_filled].buffer);
-}
-
 /* Returns 0 if there is no room: the peer takes nothing, and what is meant for it is lost. */
-static int put(lc_shm *s, lc_shm_peer *p, const struct iovec *iov, int first) {
+static int put(lc_shm *s, lc_shm_peer *p, const lc_run *run, uint32_t k) {
+    const struct iovec *iov = &run->iov[2 * k];
     size_t bytes = iov[0].iov_len, rest = iov[1].iov_len;
     lc_shm_entry *entry = &p->out->entries[p->sent % s->entries];
     uint16_t buffer = LC_SHM_NONE;
@@ -75,10 +91,9 @@ static int put(lc_shm *s, lc_shm_peer *p, const struct iovec *iov, int first) {
     } else {
         if (bytes > LC_SHM_HEAD_MAX || rest > LC_SHARED_PAYLOAD || p->holds >= s->share)
             return 0;
-        buffer = fill_buffer(s, &iov[1], first);
+        buffer = fill_buffer(s, run, k);
         if (buffer == LC_SHM_NONE)
             return 0;
-        s->users[buffer]++;
         p->holds++;
         entry->rest_bytes = (uint32_t)rest;
     }
@@ -116,14 +131,12 @@ int lc_shm_send(lc_link *link, const lc_run *runs, int n_runs, int *sys_errno) {
         int there = p && p->memory && !p->broken;
         if (there)
             take_back(s, p);
-        s->like = 0;
         for (uint32_t k = 0; k < run->n_packets; k++)
-            s->figures.overflow += !there || p->broken || !put(s, p, &run->iov[2 * k], k == 0);
+            s->figures.overflow += !there || p->broken || !put(s, p, run, k);
         if (there)
             wake(s, p);
         packets += (int)run->n_packets;
     }
-    empty_filled(s);
     return packets;
 }
 

@@ -103,6 +103,7 @@ struct lc_op_slot {
     uint8_t *value;     /* the result, in the wire type; for LC_TARGET_NONE the own contribution */
     uint8_t *acc;       /* the running sum; value itself where the types allow it */
     uint8_t *encoded;   /* packets as they travel (payload.h); NULL: as they lie in value */
+    uint64_t contents;  /* of several receivers: numbers its packets for links; 0: of one */
     lc_parity *parity;  /* of what is sent, in the order of readiness; NULL: none */
     lc_in *ins;
     lc_out *outs;

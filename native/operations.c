@@ -24,6 +24,11 @@ static void start_slot(lc_op_slot *s) {
     }
     for (uint32_t i = 0; i < s->desc.n_dests && !s->n_packets; i++)
         lc_out_done(&s->outs[i]);
+    if (s->desc.n_dests > 1) {
+        lc_host *h = s->op->group->host;
+        s->contents = h->contents + 1;
+        h->contents += s->n_packets;
+    }
 }
 
 /* Nothing comes from the dead, and nothing is owed to them. */

@@ -170,6 +170,7 @@ struct lc_interface {
     uint32_t flights_in, flights_out;
     struct iovec *iov;    /* LC_BATCH_RUNS * LC_RUN_PACKETS * 2 */
     uint8_t *headers;     /* LC_BATCH_RUNS * LC_RUN_PACKETS */
+    uint64_t *contents;   /* LC_BATCH_RUNS * LC_RUN_PACKETS */
     uint8_t *control_out; /* LC_BATCH_RUNS packets of control, each with room for a header */
 };
 
@@ -252,6 +253,7 @@ struct lc_host {
     uint64_t published_ns;   /* when callers were last told the figures */
     uint64_t held_ns;        /* until then some path may hold records back */
     uint64_t started;        /* operations of all groups so far: their order */
+    uint64_t contents;       /* numbers of packets with several receivers so far (lc_run) */
     pthread_mutex_t driving; /* held by who drives */
     atomic_uint drives;      /* times that callers have driven */
     uint32_t drives_seen;    /* by the thread */

@@ -213,7 +213,7 @@ static void protect(lc_out *out, uint32_t k, const uint8_t *payload, uint32_t by
     }
 }
 
-static void put_packet(lc_out *out, lc_run *run, int eager, uint32_t time_us) {
+static void put_packet(lc_out *out, lc_run *run, uint64_t *contents, int eager, uint32_t time_us) {
     lc_op_slot *s = out->slot;
     lc_op *op = s->op;
     const lc_host *host = op->group->host;
@@ -252,6 +252,7 @@ static void put_packet(lc_out *out, lc_run *run, int eager, uint32_t time_us) {
         path->tx_units += lc_units(path->interface, run->packet_bytes);
         path->units_at[h.link_seq % LC_UNITS] = path->tx_units;
     }
+    contents[run->n_packets] = s->contents && !parity ? s->contents + k : 0;
     run->n_packets++;
     out->sent++;
 }
@@ -281,7 +282,11 @@ static uint32_t fill_run(lc_host *h, lc_out *out, uint32_t most) {
     int i = lc_batch_add(via, op);
     lc_run *run = &via->runs[i];
     size_t first = (size_t)i * LC_RUN_PACKETS;
-    *run = (lc_run){&via->iov[2 * first], 0, lc_wire_bytes(out), path->number, 0};
+    *run = (lc_run){.iov = &via->iov[2 * first],
+                    .packet_bytes = lc_wire_bytes(out),
+                    .peer = path->number,
+                    .receivers = (uint16_t)(out->slot->contents ? out->slot->desc.n_dests : 1),
+                    .contents = &via->contents[first]};
     /* Sums that this turn of the loop has made would pass for a way of the packets. */
     uint32_t time_us = (uint32_t)(lc_clock_now(h->clock) / 1000);
     for (uint32_t k = 0; k < most; k++)
@@ -294,7 +299,7 @@ static uint32_t fill_run(lc_host *h, lc_out *out, uint32_t most) {
         most = 1;
     }
     while (run->n_packets < most && has_more(out)) {
-        put_packet(out, run, !ready, time_us);
+        put_packet(out, run, &via->contents[first], !ready, time_us);
         if (run->iov[2 * run->n_packets - 1].iov_len < out->slot->packet_bytes)
             break; /* a short packet can only be the last of an offloaded send */
     }

@@ -598,8 +598,15 @@ NATIVE = (
     mutation(
         "a payload for two given back by the first",
         "native/link_shm_move.c",
-        "if (--s->users[buffer] == 0)",
-        "if (--s->users[buffer] < 2)",
+        "if (--b->users == 0)",
+        "if (--b->users < 2)",
+        "native:test_link_shm",
+    ),
+    mutation(
+        "a copy of its own for a late receiver",
+        "native/link_shm_move.c",
+        "b->to_serve ? s->buffer[s->n_buffers].prev : s->n_buffers",
+        "s->n_buffers",
         "native:test_link_shm",
     ),
     mutation(

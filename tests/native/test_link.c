@@ -125,7 +125,7 @@ static const lc_run *a_run(uint16_t peer, uint32_t n) {
         iov[peer][2 * k] = (struct iovec){packets[peer][k], HEADER};
         iov[peer][2 * k + 1] = (struct iovec){packets[peer][k] + HEADER, PAYLOAD};
     }
-    runs[peer] = (lc_run){iov[peer], n, PACKET, peer, 0};
+    runs[peer] = (lc_run){.iov = iov[peer], .n_packets = n, .packet_bytes = PACKET, .peer = peer};
     return &runs[peer];
 }
 

@@ -85,7 +85,10 @@ static uint8_t head_out[HEAD], payload_out[LC_SHARED_PAYLOAD];
 /* The payload says what `number` is, and so does the header. */
 static void send_one(const ends *e, int from, int to, uint32_t number, size_t payload) {
     struct iovec iov[2] = {{head_out, HEAD}, {payload_out, payload}};
-    lc_run run = {iov, 1, (uint32_t)(HEAD + payload), PROCESSES[to], 0};
+    lc_run run = {.iov = iov,
+                  .n_packets = 1,
+                  .packet_bytes = (uint32_t)(HEAD + payload),
+                  .peer = PROCESSES[to]};
     int error;
     fill(head_out, HEAD, number);
     fill(payload_out, payload, number + 1);
@@ -161,38 +164,85 @@ static void test_a_peer_that_takes_nothing(void) {
     }
 }
 
+enum { SAME_PACKETS = 3, SAME_BYTES = 5000 };
+
+/* A run of packets that several get, with these contents: numbers of payloads. */
+static void send_same(const ends *e, int to, const uint64_t *contents, uint32_t n) {
+    static uint8_t heads[SAME_PACKETS][HEAD], payloads[SAME_PACKETS][SAME_BYTES];
+    struct iovec iov[2 * SAME_PACKETS];
+    int error;
+    for (uint32_t k = 0; k < n; k++) {
+        fill(heads[k], HEAD, (uint32_t)contents[k]);
+        fill(payloads[k], SAME_BYTES, (uint32_t)contents[k] + 1);
+        iov[2 * k] = (struct iovec){heads[k], HEAD};
+        iov[2 * k + 1] = (struct iovec){payloads[k], SAME_BYTES};
+    }
+    lc_run run = {.iov = iov,
+                  .n_packets = n,
+                  .packet_bytes = HEAD + SAME_BYTES,
+                  .peer = PROCESSES[to],
+                  .receivers = ENDS - 1,
+                  .contents = contents};
+    CHECK(lc_link_send(e->link[0], &run, 1, &error) == (int)n);
+}
+
+static void take_same(const ends *e, int at, const uint64_t *contents, uint32_t n) {
+    lc_arrival a;
+    for (uint32_t k = 0; k < n; k++)
+        CHECK(lc_link_receive(e->link[at], &a, 1) == 1 &&
+              is_packet(&a, (uint32_t)contents[k], SAME_BYTES));
+    CHECK(lc_link_receive(e->link[at], &a, 1) == 0);
+}
+
 /* One copy for both; it stays as long as one of them has to read it. */
 static void test_one_payload_for_two(void) {
-    enum { PACKETS = 3, BYTES = 5000 };
-    static uint8_t heads[2][PACKETS][HEAD], payloads[PACKETS][BYTES];
-    struct iovec iov[2][2 * PACKETS];
-    lc_run runs[2];
+    const uint64_t contents[SAME_PACKETS] = {5, 6, 7};
+    ends e;
+    open_ends(&e, ENDS);
+    uint16_t idle = shm(&e, 0)->n_idle;
+    send_same(&e, 1, contents, SAME_PACKETS);
+    send_same(&e, 2, contents, SAME_PACKETS);
+    CHECK(shm(&e, 0)->copied == SAME_PACKETS && shm(&e, 0)->n_idle == idle - SAME_PACKETS);
+    take_same(&e, 1, contents, SAME_PACKETS);
+    send_one(&e, 0, 1, 7, SAME_BYTES);
+    CHECK(shm(&e, 0)->n_idle == idle - SAME_PACKETS - 1); /* the second peer has taken none */
+    take_same(&e, 2, contents, SAME_PACKETS);
+    send_one(&e, 0, 2, 8, SAME_BYTES);
+    CHECK(shm(&e, 0)->n_idle == idle - 2);
+    close_ends(&e);
+}
+
+/* What one has taken is kept for the other, as long as there are buffers that nobody needs. */
+static void test_a_late_receiver_gets_the_same_copy(void) {
+    const uint64_t contents[SAME_PACKETS] = {1000, 1001, 1002};
     lc_arrival a;
     ends e;
-    int error;
     open_ends(&e, ENDS);
-    for (int to = 0; to < 2; to++) {
-        for (uint32_t k = 0; k < PACKETS; k++) {
-            fill(heads[to][k], HEAD, k);
-            fill(payloads[k], BYTES, k + 1);
-            iov[to][2 * k] = (struct iovec){heads[to][k], HEAD};
-            iov[to][2 * k + 1] = (struct iovec){payloads[k], BYTES};
-        }
-        runs[to] = (lc_run){iov[to], PACKETS, HEAD + BYTES, PROCESSES[to + 1], 0};
+    const lc_shm *s = shm(&e, 0);
+    send_same(&e, 1, contents, SAME_PACKETS);
+    take_same(&e, 1, contents, SAME_PACKETS);
+    for (uint32_t i = 0; i < 2u * s->n_buffers; i++) {
+        send_one(&e, 0, 1, i, SAME_BYTES);
+        CHECK(lc_link_receive(e.link[1], &a, 1) == 1 && is_packet(&a, i, SAME_BYTES));
+        CHECK(lc_link_receive(e.link[1], &a, 1) == 0);
     }
-    uint16_t idle = shm(&e, 0)->n_idle;
-    CHECK(lc_link_send(e.link[0], runs, 2, &error) == 2 * PACKETS);
-    CHECK(shm(&e, 0)->n_idle == idle - PACKETS);
-    for (uint32_t k = 0; k < PACKETS; k++)
-        CHECK(lc_link_receive(e.link[1], &a, 1) == 1 && is_packet(&a, k, BYTES));
-    CHECK(lc_link_receive(e.link[1], &a, 1) == 0);
-    send_one(&e, 0, 1, 7, BYTES);
-    CHECK(shm(&e, 0)->n_idle == idle - PACKETS - 1); /* the second peer has taken none */
-    for (uint32_t k = 0; k < PACKETS; k++)
-        CHECK(lc_link_receive(e.link[2], &a, 1) == 1 && is_packet(&a, k, BYTES));
-    CHECK(lc_link_receive(e.link[2], &a, 1) == 0);
-    send_one(&e, 0, 2, 8, BYTES);
-    CHECK(shm(&e, 0)->n_idle == idle - 2);
+    uint64_t before = s->copied;
+    send_same(&e, 2, contents, SAME_PACKETS);
+    CHECK(s->copied == before);
+    take_same(&e, 2, contents, SAME_PACKETS);
+    /* Others are filled over it when no other buffer is left, the first that was kept first. */
+    for (uint64_t content = 2000; content < 2000u + s->n_buffers; content++) {
+        send_same(&e, 1, &content, 1);
+        take_same(&e, 1, &content, 1);
+    }
+    const uint64_t more[2] = {3000, 2000};
+    before = s->copied;
+    send_same(&e, 1, &more[0], 1); /* over 2000 */
+    CHECK(s->copied == before + 1);
+    take_same(&e, 1, &more[0], 1);
+    send_same(&e, 2, &more[1], 1);
+    CHECK(s->copied == before + 2);
+    take_same(&e, 2, &more[1], 1);
     close_ends(&e);
 }
 
@@ -423,6 +473,7 @@ int main(void) {
     test_order();
     test_a_peer_that_takes_nothing();
     test_one_payload_for_two();
+    test_a_late_receiver_gets_the_same_copy();
     test_nobody_sleeps_through_a_packet();
     test_wakes_once();
     test_nonsense();

@@ -43,7 +43,7 @@ SECONDS = {
     "train/dropcompute/test_loss.py": 31,
     "cli/doctor/test_command.py": 31,
     "lab/test_life.py": 30,
-    "train/sharded/test_optimizer.py": 30,
+    "train/sharded/test_optimizer.py": 14,
     "train/drift/test_sharded_models.py": 25,
     "train/drift/test_bound.py": 22,
     "backend/test_process_group.py": 25,

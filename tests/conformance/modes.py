@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 class Mode:
     """``env``: variables that the ranks get. ``meaning``: what the documentation says of it.
 
+    ``places``: further variables, a letter of whose value each rank gets, by its number.
+
     ``on_page``: not where the suite's sums of large tensors are wrong by design; the chosen tests
     of tests/conformance/test_conformance.py run in such a mode.
     """
@@ -17,7 +19,12 @@ class Mode:
     backend: str
     meaning: str
     env: dict[str, str] = field(default_factory=dict)
+    places: dict[str, str] = field(default_factory=dict)
     on_page: bool = True
+
+    def env_of(self, rank: int) -> dict[str, str]:
+        """What this rank gets beside ``env``."""
+        return {name: letters[rank] for name, letters in self.places.items()}
 
     @property
     def inject(self) -> bool:
@@ -86,6 +93,22 @@ MODES = {
             "lossy",
             "default delivery, and no float sum is too small for it (`lossy_min_bytes=0`)",
             {"LOSSYCOLL_LOSSY_MIN_BYTES": "0"},
+        ),
+        Mode(
+            "two-hosts",
+            "lossy",
+            "reliable delivery, 2 hosts, the first with ranks 0 and 1",
+            {_DELIVERY: "reliable"},
+            {"LOSSYCOLL_HOST": "aabb"},
+            on_page=False,
+        ),
+        Mode(
+            "two-sites",
+            "lossy",
+            "reliable delivery, 2 sites of 2 hosts of one rank",
+            {_DELIVERY: "reliable"},
+            {"LOSSYCOLL_HOST": "abcd", "LOSSYCOLL_SITE": "eeff"},
+            on_page=False,
         ),
     )
 }

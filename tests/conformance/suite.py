@@ -25,6 +25,8 @@ LIMIT_SECONDS = 120.0
 BARRIER_SECONDS = 60
 COUNTERS = ("operations", "packets_injected", "packets_missing")
 """Of lossycoll's statistics: engine operations, packets lost on purpose, packets given up."""
+BY_TIERS = "by_tiers"
+"""Counts groups whose collectives go by hosts or sites."""
 
 
 class _TakenFor(str):
@@ -73,6 +75,7 @@ class Suite:
         distributed_test.BACKEND.other = choice.named
         self._shared = common_distributed
         self._world = world
+        self._mode = mode
         self._case = _case(distributed_test.TestDistBackend, Tests)
         self._skips = {s.exit_code: s.message for s in common_distributed.TEST_SKIPS.values()}
         self.names = unittest.TestLoader().getTestCaseNames(self._case)
@@ -89,6 +92,7 @@ class Suite:
                 store = os.path.join(folder, "store")
 
                 def entry(rank: int, pipe: Connection) -> None:
+                    os.environ |= self._mode.env_of(rank)
                     self._case._run(rank, name, store, pipe)
 
                 return run(entry, self._world, limit=limit, skips=self._skips)
@@ -129,9 +133,12 @@ def _counters() -> dict[str, int]:
     """What the engines of this rank's groups have done, as far as the test has left them."""
     from torch.distributed import distributed_c10d
 
+    from lossycoll import topology
+
     total: Counter[str] = Counter()
     for group in distributed_c10d._world.pg_map:
         if hasattr(group, "lossy_stats"):
             stats = group.lossy_stats()
             total.update({name: getattr(stats, name) for name in COUNTERS})
+            total[BY_TIERS] += not topology(group).is_flat
     return dict(total)

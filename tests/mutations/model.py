@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+ENGINE = "tests/runtime/engine"
+PROTOCOL = "tests/runtime/membership/test_root_protocol.py"
+P2P = "tests/runtime/p2p/test_messages.py"
+
 
 @dataclass(frozen=True)
 class Edit:

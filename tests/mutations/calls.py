@@ -1,0 +1,208 @@
+"""How calls begin, wait, linger and end."""
+
+from __future__ import annotations
+
+from .model import ENGINE, mutation
+
+CALLS = (
+    # ---- callers that wait ----
+    mutation(
+        "a caller that waits never sleeps",
+        "native/loop.c",
+        "    if (!until || !longest_ns)\n",
+        "    if (1)\n",
+        "native:test_wait",
+    ),
+    mutation(
+        "a caller sleeps beyond its timers",
+        "native/loop.c",
+        "begin_sleep(h, &sleep, until < longest_ns ? until : longest_ns);",
+        "begin_sleep(h, &sleep, longest_ns);",
+        "native:test_wait",
+    ),
+    mutation(
+        "a caller sleeps though something is wanted of it",
+        "native/loop.c",
+        "    if (!is_wanted(h))\n        lc_waiter_sleep(&h->caller_waiter",
+        "    if (1)\n        lc_waiter_sleep(&h->caller_waiter",
+        "native:test_wait",
+    ),
+    mutation(
+        "who wants something of a caller that sleeps wakes the thread",
+        "native/loop.c",
+        "    if (atomic_load(&h->caller_sleeps))\n",
+        "    if (0)\n",
+        "native:test_wait",
+    ),
+    mutation(
+        "callers look again where others want the core",
+        "native/loop.c",
+        "        h->crowded_ns = now;\n",
+        "        (void)now;\n",
+        "native:test_wait",
+    ),
+    mutation(
+        "a name that is asked for before the end isn't told",
+        "native/api.c",
+        "    op->call.notify = 1;\n",
+        "",
+        "native:test_wait",
+    ),
+    mutation(
+        "a name that is asked for after the end isn't told",
+        "native/api.c",
+        "    if (op->finished)\n        lc_name_finished(op);\n",
+        "",
+        "native:test_wait",
+    ),
+    # ---- lingering ----
+    mutation(
+        "what lingers is sent from the caller's memory",
+        "native/linger.c",
+        "    s->value = to;\n",
+        "",
+        "native:test_linger",
+    ),
+    mutation(
+        "packets that wait are told apart without their groups",
+        "native/cells.c",
+        "last && last->group == h->group && ",
+        "last && ",
+        "native:test_sim",
+    ),
+    mutation(
+        "an operation ends while a link reads its memory",
+        "native/operations.c",
+        "!op->reporting && !op->runs;",
+        "!op->reporting;",
+        "native:test_interfaces",
+    ),
+    mutation(
+        "a group fails while a link reads its memory",
+        "native/operations.c",
+        "        if (g->runs)\n",
+        "        if (0)\n",
+        "native:test_interfaces",
+    ),
+    mutation(
+        "a quiet link is asked in each turn",
+        "native/datagrams.c",
+        "if (quiet && ++via->turns_since_asked < ASK_EVERY_TURNS)",
+        "if (quiet && ++via->turns_since_asked < 1)",
+        "native:test_interfaces",
+    ),
+    mutation(
+        "who leaves packets that wait for their link wakes nobody",
+        "native/loop.c",
+        "        sent &= !lc_is_blocked(&h->interfaces[i]);\n",
+        "",
+        "native:test_interfaces",
+    ),
+    mutation(
+        "who leaves a call that runs wakes nobody",
+        "native/loop.c",
+        "return sent && h->collectives == h->lingering && !h->queued;",
+        "return sent && !h->queued;",
+        "native:test_interfaces",
+    ),
+    mutation(
+        "that a peer has failed of another rank's call ends nothing",
+        "native/control_in.c",
+        "else if (now - p->failed_ns > FAILED_NS)",
+        "else if (0)",
+        "native:test_sim",
+    ),
+    mutation(
+        "a stream isn't resumed when its receiver is heard again",
+        "native/timers.c",
+        "    lc_out_resume(out);\n",
+        "",
+        "native:test_sim",
+    ),
+    mutation(
+        "few groups that were closed are remembered",
+        "native/state.h",
+        "LC_GONE = 4096, ",
+        "LC_GONE = 256, ",
+        "native:test_interfaces",
+    ),
+    mutation(
+        "a link that is full is asked all the time after it had failed",
+        "native/link_udp.c",
+        "if (blocked && lc_backoff_holds(&u->failing, now)) {",
+        "if (blocked && u->failing.until_ns) {",
+        "native:test_link",
+    ),
+    mutation(
+        "lingering operations without bound",
+        "native/linger.c",
+        "lc_lingering(g, NULL) < LC_LINGERING &&",
+        "lc_lingering(g, NULL) < LC_LINGERING * 4 &&",
+        "native:test_linger",
+    ),
+    mutation(
+        "what is owed to members that have left lingers",
+        "native/operations.c",
+        "if (g->table[i] && g->table[i]->lingers)",
+        "if (g->table[i] && !g->table[i]->lingers)",
+        "native:test_linger",
+    ),
+    mutation(
+        "what is sent after the report isn't counted",
+        "native/operations.c",
+        "    add_rest(&g->live, &op->report, &op->told);\n",
+        "",
+        "native:test_linger",
+    ),
+    mutation(
+        "what lacks something lingers",
+        "native/operations.c",
+        "!op->reporting && !op->report.packets_missing && ",
+        "!op->reporting && ",
+        "native:test_sim",
+    ),
+    mutation(
+        "who waits for the end of a stream hears of it later",
+        "native/stream_in.c",
+        "tell_done(in, op->peers[in->peer].patient);",
+        "tell_done(in, 1);",
+        "native:test_linger",
+    ),
+    mutation(
+        "an end that was put off is never told",
+        "native/stream_out.c",
+        "    out->fin_ns = out->sent_ns + LC_FIN_AGAIN_NS;\n",
+        "    out->fin_ns = UINT64_MAX;\n",
+        "native:test_linger",
+    ),
+    # ---- time ----
+    mutation(
+        "a rank that waits is not waited for",
+        "native/control_in.c",
+        "        in->excused_ns = g->host->now;",
+        "        (void)g;",
+        f"{ENGINE}/test_waiting.py::test_streams_behind_a_pause_lose_nothing",
+    ),
+    mutation(
+        "deadlines never end",
+        "native/timers.c",
+        "if (lc_overdue(in)) {\n            lc_give_up",
+        "if (0) {\n            lc_give_up",
+        f"{ENGINE}/test_ends.py::test_a_silent_path_ends_at_the_deadline",
+    ),
+    mutation(
+        "timeouts doubled",
+        "native/timers.c",
+        "h->now - op->submitted_ns > op->call.timeout_ns) {",
+        "h->now - op->submitted_ns > 2 * op->call.timeout_ns) {",
+        f"{ENGINE}/test_ends.py::test_a_rank_that_never_submits_is_named",
+    ),
+    # ---- agreement ----
+    mutation(
+        "another collective taken for the same",
+        "native/control_in.c",
+        "return r->c == op->call.signature && r->a == op->call.dtype;",
+        "return r->a == op->call.dtype;",
+        f"{ENGINE}/test_ends.py::test_mismatch_is_reported_at_once_on_every_rank",
+    ),
+)

@@ -1,0 +1,150 @@
+"""Options, and who belongs to a group."""
+
+from __future__ import annotations
+
+from .model import PROTOCOL, mutation
+
+MEMBERSHIP = (
+    mutation(
+        "an option that ranks don't compare",
+        "lossycoll/options/fields.py",
+        "if row(entry).agree}",
+        'if row(entry).agree and entry.name != "repair"}',
+        "tests/runtime/membership/test_compared.py"
+        "::test_the_options_that_ranks_compare_are_those_that_the_table_marks",
+    ),
+    mutation(
+        "a rank that can't make its group keeps silent",
+        "lossycoll/backend/group_steps.py",
+        "    undo.push(tell)",
+        "    del tell",
+        "tests/backend/test_group_steps.py"
+        "::test_a_rank_that_fails_after_the_meeting_is_heard_by_all",
+    ),
+    mutation(
+        "groups that ranks define differently work",
+        "native/api.c",
+        "    op->call.signature ^= g->config.definition;\n",
+        "",
+        "tests/backend/test_connected.py"
+        "::test_ranks_that_differ_in_a_group_are_named_by_its_first_call_on_all",
+    ),
+    mutation(
+        "who hears another definition of a group keeps silent",
+        "lossycoll/runtime/membership/membership.py",
+        "            self._define(root)\n        elif",
+        "            pass\n        elif",
+        "tests/backend/test_connected.py"
+        "::test_ranks_that_differ_in_a_group_are_named_by_its_first_call_on_all",
+    ),
+    mutation(
+        "two groups of one name have one number",
+        "lossycoll/backend/connected.py",
+        'f"{root.session}/{ROOTS.use(root, name)}/{name}"',
+        'f"{root.session}/{name}"',
+        "tests/backend/test_connected.py"
+        "::test_groups_are_made_without_the_store_in_any_number_order_and_time",
+    ),
+    mutation(
+        "liveness doubled in the group",
+        "lossycoll/backend/group_steps.py",
+        "plane = ControlPlane(place.rank, place.size, mine.options.liveness)",
+        "plane = ControlPlane(place.rank, place.size, 2 * mine.options.liveness)",
+        "tests/backend/test_liveness.py::test_the_group_hands_its_liveness_on",
+    ),
+    mutation(
+        "memory of who doesn't know the token is believed",
+        "lossycoll/runtime/net/descriptor_exchange.py",
+        "or not secrets.compare_digest(theirs.encode(), token.encode())",
+        "",
+        "tests/runtime/net/test_descriptor_exchange.py::test_another_token_isnt_believed",
+    ),
+    mutation(
+        "memory that may shrink is believed",
+        "lossycoll/runtime/net/descriptor_exchange.py",
+        "if seals & SEALS != SEALS or",
+        "if",
+        "tests/runtime/net/test_descriptor_exchange.py"
+        "::test_memory_that_isnt_safe_to_read_is_refused",
+    ),
+    mutation(
+        "a rank counts to a host that lacks its memory",
+        "lossycoll/backend/sharing.py",
+        "other in has[rank] and rank in has[other]",
+        "other in has[rank]",
+        "tests/backend/test_sharing.py::test_hosts_are_cliques_whatever_failed",
+    ),
+    mutation(
+        "hosts that are far apart are one learnt site",
+        "lossycoll/plan/sites.py",
+        "if seconds > near and of_hosts[a] == of_hosts[b]:",
+        "if False:",
+        "tests/plan/test_sites.py::test_why_there_is_one_site",
+    ),
+    mutation(
+        "learnt sites between which nothing is known",
+        "lossycoll/plan/sites.py",
+        "if (one, other) not in between:",
+        "if False:",
+        "tests/plan/test_sites.py::test_what_is_missing_never_divides_otherwise",
+    ),
+    mutation(
+        "halls of a campus are two learnt sites",
+        "lossycoll/plan/sites.py",
+        "if b >= max(FAR, RATIO * a)]",
+        "if b >= RATIO * a]",
+        "tests/plan/test_sites.py::test_why_there_is_one_site",
+    ),
+    mutation(
+        "the slowest try tells the round trip",
+        "lossycoll/runtime/net/round_trips.py",
+        "best[number] = min(taken, best.get(number, math.inf))",
+        "best[number] = max(taken, best.get(number, 0.0))",
+        "tests/runtime/net/test_round_trips.py::test_the_quickest_try_counts",
+    ),
+    mutation(
+        "silence counted for twice as long",
+        "lossycoll/runtime/membership/failure_detector.py",
+        "self.silence = liveness * SILENT_SHARE",
+        "self.silence = 2 * liveness * SILENT_SHARE",
+        f"{PROTOCOL}::test_silence_is_death_within_the_liveness_and_not_long_before",
+    ),
+    mutation(
+        "a rank that slept accuses the others",
+        "lossycoll/runtime/membership/failure_detector.py",
+        "                self._heard[rank] = min(now, at + late)",
+        "                pass",
+        f"{PROTOCOL}::test_ranks_that_slept_themselves_accuse_nobody",
+    ),
+    mutation(
+        "what is said once isn't repeated to the next hub",
+        "lossycoll/runtime/membership/root_protocol.py",
+        "for repeated in [*self._repeats.of(self.rank, self._clock()), *waiting]:",
+        "for repeated in waiting:",
+        "tests/runtime/membership/test_failover.py"
+        "::test_what_is_said_while_the_hub_dies_is_said_again",
+    ),
+    mutation(
+        "a death after a goodbye is a loss",
+        "lossycoll/runtime/membership/membership.py",
+        "        elif rank in self._gone:\n            return\n",
+        "",
+        "tests/runtime/membership/test_membership.py"
+        "::test_a_rank_that_left_one_group_is_watched_for_the_others",
+    ),
+    mutation(
+        "both halves of a network go on",
+        "lossycoll/runtime/membership/view_agreement.py",
+        "(2 * here == len(rest) and rest[0] in self.left)",
+        "2 * here == len(rest)",
+        f"{PROTOCOL}::test_a_half_with_the_lowest_rank_goes_on",
+    ),
+    mutation(
+        "a forked child keeps the control plane's sockets",
+        "lossycoll/runtime/membership/control_plane.py",
+        "        plane._sockets.abandon()\n",
+        "",
+        "tests/backend/test_roots.py"
+        "::test_a_killed_rank_is_noticed_at_once_though_its_forked_child_lives",
+    ),
+)

@@ -1,0 +1,103 @@
+"""Messages from rank to rank."""
+
+from __future__ import annotations
+
+from .model import P2P, mutation
+
+MESSAGES = (
+    mutation(
+        "a receive takes the messages of any rank",
+        "native/mailbox.c",
+        "return wanted < 0 || wanted == peer;",
+        "(void)wanted, (void)peer;\n    return 1;",
+        "native:test_messages",
+    ),
+    mutation(
+        "the last message of a tag is taken first",
+        "native/mailbox.c",
+        "lc_letter *message = lc_mail_bucket(box->held, tag)->first;\n"
+        "    while (message && !(message->tag == tag && is_from(peer, message->peer)))\n"
+        "        message = message->next;",
+        "lc_letter *message = lc_mail_bucket(box->held, tag)->last;\n"
+        "    while (message && !(message->tag == tag && is_from(peer, message->peer)))\n"
+        "        message = message->prev;",
+        "native:test_messages",
+    ),
+    mutation(
+        "a small message is heard before all of it is here",
+        "native/message.c",
+        "if (!message || (message->eager && !message->whole) ||",
+        "if (!message ||",
+        "native:test_messages",
+    ),
+    mutation(
+        "what a peer says of a message's size believed",
+        "native/letter.c",
+        "size == 0 || size > ELEMENT_MOST || ",
+        "size == 0 || ",
+        "native:test_messages",
+    ),
+    mutation(
+        "a goodbye ends what has been received",
+        "native/message.c",
+        "return silent || !granted;",
+        "(void)silent, (void)granted;\n    return 1;",
+        "native:test_messages",
+    ),
+    mutation(
+        "a goodbye reorders what came before it",
+        "native/message.c",
+        "return lost || (letter->op && !letter->whole);",
+        "return lost || !letter->whole;",
+        f"{P2P}::test_what_a_rank_only_announced_before_it_left_keeps_its_place",
+    ),
+    mutation(
+        "small messages without credit",
+        "native/api_messages.c",
+        "lc_letter_is_small(letter) && p->used + charge <= LC_MAIL_CREDIT;",
+        "lc_letter_is_small(letter);",
+        f"{P2P}::test_many_small_messages_wait_at_the_sender_once_the_credit_is_used",
+    ),
+    mutation(
+        "credit isn't given back",
+        "native/message.c",
+        "        p->taken += lc_letter_charge(arrival);\n",
+        "",
+        f"{P2P}::test_many_small_messages_wait_at_the_sender_once_the_credit_is_used",
+    ),
+    mutation(
+        "a message may be late for ever",
+        "native/message_timers.c",
+        "h->now - op->submitted_ns > op->call.timeout_ns) {",
+        "h->now - op->submitted_ns > UINT64_MAX / 2) {",
+        f"{P2P}::test_a_timeout_names_peer_and_tag",
+    ),
+    mutation(
+        "messages without parity",
+        "native/letter.c",
+        "        call->levels[0].fec = LC_MAIL_FEC;\n",
+        "",
+        "native:test_message_parity",
+    ),
+    mutation(
+        "messages have parity where nothing is lost",
+        "native/letter.c",
+        "        call->levels[0].fec_auto = 1;\n",
+        "",
+        "native:test_message_parity",
+    ),
+    mutation(
+        "messages have as little parity as collectives",
+        "native/stream_out.c",
+        "return code && level->reliable ? lc_fec_half(code, level->fec) : code;",
+        "return code;",
+        "native:test_message_parity",
+    ),
+    mutation(
+        "a NACK of the first sending believed",
+        "native/control_in.c",
+        "!out->again || !r->round || ",
+        "!out->again || ",
+        "native:test_sim",
+    ),
+)

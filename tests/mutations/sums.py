@@ -1,0 +1,228 @@
+"""What a sum is made of: packets, repair, plans."""
+
+from __future__ import annotations
+
+from .model import ENGINE, mutation
+
+SUMS = (
+    # ---- sums and counts ----
+    mutation(
+        "own contribution not counted",
+        "native/combine.c",
+        "uint32_t weight = s->count[k] + p.own_weight, most",
+        "uint32_t weight = s->count[k], most",
+        "native:test_engine",
+    ),
+    mutation(
+        "a partial sum counts as one contribution",
+        "native/combine.c",
+        "s->count[k] = (uint16_t)(s->count[k] + h->count);",
+        "s->count[k] = (uint16_t)(s->count[k] + 1);",
+        "native:test_engine",
+    ),
+    mutation(
+        "a packet that came twice is added twice",
+        "native/stream_in.c",
+        "} else if (lc_bit(in->arrived, header->packet)) {\n        g->live.repeated++;",
+        "} else if (0) {\n        g->live.repeated++;",
+        "native:test_engine",
+    ),
+    mutation(
+        "a stratified mean forgets how many arrived",
+        "native/combine.c",
+        "scale * sources / (full * others), p.n);\n    } else if (others > 0) {",
+        "scale / full, p.n);\n    } else if (others > 0) {",
+        f"{ENGINE}/test_oracle.py::test_engine_equals_reference[3-loss=0.1,seed=6]",
+    ),
+    mutation(
+        "what is missing is not made zero",
+        "native/combine.c",
+        "        memset(p.value, 0, (size_t)p.n * op->element_bytes);",
+        "        (void)p.n;",
+        f"{ENGINE}/test_oracle.py::test_engine_equals_reference[3-loss=0.1,seed=6]",
+    ),
+    mutation(
+        "weights of a first contribution ignored",
+        "native/combine.c",
+        "op->codec.first_weighted(&op->codec, p.acc, own, payload, op->weights[peer], p.n);",
+        "op->codec.first(&op->codec, p.acc, own, payload, p.n);",
+        f"{ENGINE}/test_oracle.py::test_engine_equals_reference[3-loss=0.1,seed=6]",
+    ),
+    mutation(
+        "owners keep the exact mean of what they send encoded",
+        "native/payload.c",
+        "if (s->desc.target == LC_TARGET_OUT)",
+        "if (0)",
+        f"{ENGINE}/test_encodings.py::test_replicas_are_equal_and_packets_half_as_many",
+    ),
+    mutation(
+        "packets of another encoding believed",
+        "native/stream_in.c",
+        "h->encoding != s->op->call.encoding ||",
+        "",
+        f"{ENGINE}/test_hostile_network.py::test_fields_out_of_range_from_the_right_address",
+    ),
+    mutation(
+        "bf16 rounded down",
+        "native/kernels_target.h",
+        "VU32 rounded = bits + 0x7FFFu + ((bits >> 16) & 1);",
+        "VU32 rounded = bits;",
+        "native:test_kernels",
+    ),
+    mutation(
+        "what a slot is fed late not added",
+        "native/combine.c",
+        "s->op->codec.sums->add(p.acc, p.own, p.n);",
+        "(void)p.acc;",
+        "native:test_sim",
+    ),
+    # ---- repair, parity ----
+    mutation(
+        "what finds no room in the list of records never told",
+        "native/control_out.c",
+        "if (p->n_records >= LC_RECORDS - LC_RECORDS / 8) {",
+        "if (p->n_records > LC_RECORDS) {",
+        "native:test_long",
+    ),
+    mutation(
+        "one repair too few",
+        "native/stream_in.c",
+        "if (!level->reliable && in->round >= level->repair) {",
+        "if (!level->reliable && in->round + 1 >= level->repair) {",
+        f"{ENGINE}/test_oracle.py::test_engine_equals_reference[3-loss=0.1,seed=6]",
+    ),
+    mutation(
+        "only the first 128 packets asked for again",
+        "native/control_out.c",
+        "for (uint32_t base = first + 128; base < s->n_packets; base += 128) {",
+        "for (uint32_t base = first + 128; base < 0; base += 128) {",
+        f"{ENGINE}/test_oracle.py::test_senders_learn_what_was_given_up[2-0-loss=0.5,seed=14]",
+    ),
+    mutation(
+        "a needed packet given up",
+        "native/stream_in.c",
+        "if (!lacks || lc_overdue(in)) {",
+        "if (1) {",
+        f"{ENGINE}/test_oracle.py::test_needed_packets_come_and_no_others[2-0]",
+    ),
+    mutation(
+        "parity without the last bytes",
+        "native/fec.c",
+        "    for (; i < n; i++)\n        into[i] ^= from[i];",
+        "    (void)i;",
+        "native:test_fec",
+    ),
+    mutation(
+        "half the parity that a loss asks for",
+        "native/fec.c",
+        "double want = LOG_KEPT / loss;",
+        "double want = 2 * LOG_KEPT / loss;",
+        "native:test_fec",
+    ),
+    mutation(
+        "parity of a set that lacks two",
+        "native/stream_in.c",
+        "if (p->left[set] != 1 || !lc_bit(p->came, set))",
+        "if (!p->left[set] || !lc_bit(p->came, set))",
+        "native:test_engine",
+    ),
+    # ---- plans ----
+    mutation(
+        "orders that aren't equally frequent",
+        "lossycoll/plan/order.py",
+        "j = (mix(key ^ i) * (i + 1)) >> 64",
+        "j = (mix(key ^ i) * i) >> 64",
+        "tests/plan/test_builders.py::test_orders_are_equally_frequent",
+    ),
+    mutation(
+        "one order for all operations",
+        "lossycoll/plan/order.py",
+        "key = mix(mix(mix((seed ^ DOMAIN) & MASK) ^ group) ^ op)",
+        "key = mix(mix(mix((seed ^ DOMAIN) & MASK) ^ group))",
+        "tests/plan/test_builders.py::test_order_depends_on_everything",
+    ),
+    mutation(
+        "sizes are not in the signature",
+        "lossycoll/plan/signature.py",
+        "            parts.append(str(int(field)))",
+        '            parts.append("0")',
+        "tests/plan/test_builders.py::test_signature_differs_when_anything_differs",
+    ),
+    mutation(
+        "the reference repairs two of a set",
+        "lossycoll/plan/parity.py",
+        "one_missing = np.bincount(of_set, missing, len(came)) == 1",
+        "one_missing = np.bincount(of_set, missing, len(came)) >= 1",
+        f"{ENGINE}/test_parity.py::test_what_comes_back",
+    ),
+    mutation(
+        "a relayed plan is kept when ranks are lost",
+        "lossycoll/runtime/collectives/plan_cache.py",
+        "return found if members.complete or found.direct else",
+        "return found if found else",
+        "tests/runtime/collectives/test_plan_cache.py"
+        "::test_only_direct_plans_are_kept_when_ranks_are_lost",
+    ),
+    mutation(
+        "owners are drawn by host, not by rank",
+        "lossycoll/plan/shares.py",
+        "for rank in part.ranks[::step]}",
+        "for rank in part.ranks[:1]}",
+        "tests/plan/test_hierarchical.py::test_each_rank_has_its_share_of_a_mean[0.6-aaabb-xxxxx]",
+    ),
+    mutation(
+        "packets are lost between hosts of a site",
+        "lossycoll/plan/tiers.py",
+        "lowest = _grouped(lowest, topology.members_of_sites)\n        tops.append(lowest)\n"
+        "        levels.append(small)",
+        "lowest = _grouped(lowest, topology.members_of_sites)\n        tops.append(lowest)\n"
+        "        levels.append(Level(elements_per_packet))",
+        "tests/plan/test_hierarchical.py::test_the_ranks_of_a_host_miss_the_same"
+        "[all_gather-aabbccdd-xxxxyyyy]",
+    ),
+    mutation(
+        "a stratum of a host counts one",
+        "native/combine.c",
+        "scale / p.own_weight, NULL, 0, p.n);",
+        "scale, NULL, 0, p.n);",
+        f"{ENGINE}/test_hierarchical.py::test_engine_equals_reference[hosts-loss=0.4,seed=7]",
+    ),
+    mutation(
+        "a ring of one forms no mean",
+        "lossycoll/plan/ring.py",
+        "serves=lambda world: world > 1,",
+        "serves=lambda world: world > 0,",
+        "tests/plan/test_registry.py::test_what_a_call_uses",
+    ),
+    # ---- how a mean is formed ----
+    mutation(
+        "a rate believed after few packets",
+        "lossycoll/runtime/collectives/estimators.py",
+        "return self.delivered / self.offered if self.known >= ENOUGH else None",
+        "return self.delivered / self.offered if self.known >= 10 else None",
+        "tests/runtime/collectives/test_estimators.py::test_what_is_unknown_is_not_guessed",
+    ),
+    mutation(
+        "weights without a bound",
+        "lossycoll/runtime/collectives/estimators.py",
+        "if rate is not None and (rate < LEAST_RATE or self.silent >= ENOUGH):",
+        "if rate is not None and self.silent >= ENOUGH:",
+        "tests/runtime/collectives/test_estimators.py::test_no_weight_is_without_bound",
+    ),
+    mutation(
+        "the owners of all operations are the same",
+        "lossycoll/runtime/collectives/plan_cache.py",
+        "return draw_order(options.seed, group, op & 0xFFFFFFFF, len(members.ranks))",
+        "return draw_order(options.seed, group, 0, len(members.ranks))",
+        "tests/runtime/collectives/test_plan_cache.py"
+        "::test_the_order_is_drawn_for_lossy_calls_of_those_that_want_it",
+    ),
+    mutation(
+        'on_missing="zero" keeps',
+        "lossycoll/runtime/collectives/endpoint.py",
+        "missing = Missing[options.on_missing.upper()]",
+        'missing = Missing["KEEP" if options.on_missing == "zero" else options.on_missing.upper()]',
+        "tests/runtime/collectives/test_missing.py"
+        "::test_what_is_missing_is_filled_as_the_option_says",
+    ),
+)

@@ -243,7 +243,7 @@ static int flush_some(lc_host *h, lc_interface *via, const lc_run *runs, int n, 
 }
 
 /* Control follows the data that it speaks of: only when no data waits for the link. What the link
- * doesn't take stays in its list, and its echo untold. */
+ * doesn't take stays in its list, and its echo isn't sent. */
 void lc_send_control_by(lc_host *h, lc_interface *via) {
     lc_run runs[LC_BATCH_RUNS];
     via->control_waits = 0;

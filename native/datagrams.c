@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-enum { CALLS_PER_TURN = 4, TURNS_UNASKED = 4 };
+enum { CALLS_PER_TURN = 4, ASK_EVERY_TURNS = 4 };
 
 static const uint64_t QUIET_NS = 200000;
 
@@ -155,9 +155,9 @@ static int is_asked(const lc_host *h, lc_interface *via) {
     if (via->failed.code)
         return 0;
     int quiet = h->n_interfaces > 1 && !via->link->local && h->now - via->moved_ns > QUIET_NS;
-    if (quiet && ++via->unasked < TURNS_UNASKED)
+    if (quiet && ++via->turns_since_asked < ASK_EVERY_TURNS)
         return 0;
-    via->unasked = 0;
+    via->turns_since_asked = 0;
     return 1;
 }
 

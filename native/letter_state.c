@@ -2,7 +2,7 @@
 
 #include "letter.h"
 
-static const uint64_t TELL_NS = 1000000; /* how long what was heard may go untold */
+static const uint64_t TELL_NS = 1000000; /* how long what was heard may go unreported */
 static const uint64_t AGAIN_MAX_NS = 100000000;
 
 void lc_letter_count(lc_group *g, lc_letter *letter, int counted) {

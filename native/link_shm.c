@@ -192,8 +192,8 @@ static uint32_t credits(const lc_link *link, uint32_t packet_bytes) {
     uint32_t room = s->share;
     if (packet_bytes <= LC_SHM_HEAD_MAX)
         room = s->entries - s->entries / 4u; /* the rest is for control */
-    uint32_t untold = room / 2u < LC_RECEIVE_BUFFERS ? room / 2u : LC_RECEIVE_BUFFERS;
-    return (room - untold) * s->n_peers;
+    uint32_t unreported = room / 2u < LC_RECEIVE_BUFFERS ? room / 2u : LC_RECEIVE_BUFFERS;
+    return (room - unreported) * s->n_peers;
 }
 
 static int event(lc_link *link, lc_event *event) {

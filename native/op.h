@@ -75,10 +75,10 @@ typedef struct lc_out {
     uint8_t round;
     uint8_t state;
     uint8_t listed;
-    uint8_t given_up;  /* the peer has: again says what */
-    uint8_t untold;    /* its end has been put off, and not been told yet */
-    uint8_t suspended; /* nothing comes from the peer, and nobody waits for it meanwhile */
-    uint8_t fec;       /* code of the parity, from the first packet on; 0: none */
+    uint8_t given_up;    /* the peer has: again says what */
+    uint8_t fin_put_off; /* FIN is due, and has been put off */
+    uint8_t suspended;   /* nothing comes from the peer, and nobody waits for it meanwhile */
+    uint8_t fec;         /* code of the parity, from the first packet on; 0: none */
 } lc_out;
 
 struct lc_op_slot {

@@ -146,14 +146,14 @@ struct lc_interface {
     lc_link *link;
     lc_path **paths; /* to the other processes that it reaches */
     uint16_t n_paths;
-    uint16_t turn;          /* the path that sends first in this turn of the loop */
-    uint16_t unasked;       /* turns since the link was last asked what has come */
-    uint64_t moved_ns;      /* when something last went there or came */
-    uint32_t window;        /* units that this process lets each of them have in flight: */
-    uint32_t small_max;     /* what a packet of up to so many bytes counts, */
-    uint32_t large_units;   /* and so many count larger ones */
-    uint32_t payload_bytes; /* of a packet of data at most, */
-    uint32_t control_bytes; /* and of a packet of control */
+    uint16_t turn;              /* the path that sends first in this turn of the loop */
+    uint16_t turns_since_asked; /* turns since the link was last asked what has come */
+    uint64_t moved_ns;          /* when something last went there or came */
+    uint32_t window;            /* units that this process lets each of them have in flight: */
+    uint32_t small_max;         /* what a packet of up to so many bytes counts, */
+    uint32_t large_units;       /* and so many count larger ones */
+    uint32_t payload_bytes;     /* of a packet of data at most, */
+    uint32_t control_bytes;     /* and of a packet of control */
     lc_expect expect;
     lc_cells cells;        /* for eager packets of its paths */
     uint32_t cell_payload; /* that one of them holds */

@@ -216,10 +216,10 @@ void lc_note_packet(lc_host *h, lc_path *p, const lc_header *header) {
         p->rx_echo_us = header->time_us; /* of an old packet it would tell how old that is */
         p->rx_echo_ns = h->came_ns;
     }
-    uint32_t untold = p->rx_next - p->rx_reported;
+    uint32_t unreported = p->rx_next - p->rx_reported;
     uint32_t most = (via->window + 3) / 4;
-    if (untold >= (most < LC_ACK_PACKETS ? most : LC_ACK_PACKETS) || p->rx_units >= most ||
-        (untold >= LC_ACK_PACKETS / 8 && h->now - p->rx_ack_ns >= LC_ACK_NS))
+    if (unreported >= (most < LC_ACK_PACKETS ? most : LC_ACK_PACKETS) || p->rx_units >= most ||
+        (unreported >= LC_ACK_PACKETS / 8 && h->now - p->rx_ack_ns >= LC_ACK_NS))
         p->ack_due = 1;
 }
 

@@ -111,7 +111,7 @@ void lc_out_check(lc_out *out) {
     else if (!is_patient(out))
         lc_tell_fin(out);
     else
-        out->untold = 1;
+        out->fin_put_off = 1;
     if (!lc_resends(out->slot->level))
         op->outs_open--;
     lc_touch(op);

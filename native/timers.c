@@ -80,9 +80,9 @@ static void tick_out(lc_out *out, const lc_host *h) {
     lc_out_resume(out);
     if ((out->state == LC_OUT_SENT || wants_nack) && h->now >= out->fin_ns) {
         lc_tell_fin(out);
-        out->fin_ns =
-            out->untold ? h->now + LC_FIN_AGAIN_NS : backoff(h, lc_path_to(out), out->fin_tries++);
-        out->untold = 0;
+        out->fin_ns = out->fin_put_off ? h->now + LC_FIN_AGAIN_NS
+                                       : backoff(h, lc_path_to(out), out->fin_tries++);
+        out->fin_put_off = 0;
     }
 }
 

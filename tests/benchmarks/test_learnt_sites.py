@@ -1,4 +1,4 @@
-"""Sites learnt from round trips: what the table says, and that both kinds of groups are measured."""
+"""Sites learnt from round trips: what the table says, and that all of it is measured."""
 
 from __future__ import annotations
 
@@ -29,4 +29,5 @@ def test_groups_of_both_kinds_are_measured() -> None:
     for one in learnt_sites.measure(network, 2):
         assert one["sites"] == [[0, 0, 1, 1]] * 2
         assert len(one["named"]) == len(one["learnt"]) == len(one["measuring"]) == 2
-        assert all(0 < part < whole for part, whole in zip(one["measuring"], one["learnt"]))
+        times = zip(one["measuring"], one["learnt"], strict=True)
+        assert all(0 < part < whole for part, whole in times)

@@ -18,9 +18,12 @@ enum {
     LC_SHM_ENTRIES_BUDGET = 4 << 20, /* for those of all rings, bytes; but the least for each */
     LC_SHM_ENTRY_BYTES = 1536,       /* a packet of an Ethernet lies in one */
     LC_SHM_HEAD_MAX = LC_SHM_ENTRY_BYTES - 16,
+    LC_SHM_COPY = 16,
     LC_SHM_BUFFERS = 32,     /* for each peer, at most, */
     LC_SHM_BUDGET = 8 << 20, /* and for all of them, bytes; but two for each at least */
-    LC_SHM_NONE = 0xFFFF     /* no buffer */
+    LC_SHM_NONE = 0xFFFF,    /* no buffer: all of the packet is its first piece, */
+    LC_SHM_INSIDE = 0xFFFE,  /* or the second piece follows it in the entry, */
+    LC_SHM_INSIDE_MIN = 256  /* if it has so many bytes: fewer cost less to copy */
 };
 
 static const uint64_t LC_SHM_MAGIC = 0x314D48534C4C4F43; /* "COLLSHM1" */
@@ -39,7 +42,7 @@ typedef struct {
  * buffer, so that many of them may be under way. */
 typedef struct {
     /* From the lowest bit: the packet's number in the ring plus one (32 bits), bytes of head (16),
-     * number of the buffer that the rest is in, or LC_SHM_NONE (16). Written last. */
+     * number of the buffer that the rest is in, LC_SHM_NONE or _INSIDE (16). Written last. */
     _Atomic uint64_t word;
     uint32_t rest_bytes;
     uint32_t unused;
@@ -53,6 +56,7 @@ typedef struct {
 } lc_shm_ring;
 
 _Static_assert(sizeof(lc_shm_entry) == LC_SHM_ENTRY_BYTES, "an entry is as large as it says");
+_Static_assert(LC_SHM_HEAD_MAX % LC_SHM_COPY == 0, "heads are copied by so many bytes");
 _Static_assert(sizeof(lc_shm_header) <= LC_SHM_HEADER_BYTES, "the header has its room");
 
 /* ---- the link ---- */

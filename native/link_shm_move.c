@@ -48,7 +48,7 @@ static void take_back(lc_shm *s, lc_shm_peer *p) {
     }
     for (; p->freed != taken; p->freed++) {
         uint16_t buffer = p->buffer_of[p->freed % s->entries];
-        if (buffer == LC_SHM_NONE)
+        if (buffer >= LC_SHM_INSIDE)
             continue;
         p->holds--;
         leave_buffer(s, buffer);
@@ -87,7 +87,11 @@ static int put(lc_shm *s, lc_shm_peer *p, const lc_run *run, uint32_t k) {
         return 0;
     if (bytes + rest <= LC_SHM_HEAD_MAX) {
         memcpy(entry->head + bytes, iov[1].iov_base, rest);
-        bytes += rest;
+        entry->rest_bytes = (uint32_t)rest;
+        if (rest < LC_SHM_INSIDE_MIN)
+            bytes += rest;
+        else
+            buffer = LC_SHM_INSIDE;
     } else {
         if (bytes > LC_SHM_HEAD_MAX || rest > LC_SHARED_PAYLOAD || p->holds >= s->share)
             return 0;
@@ -150,6 +154,22 @@ static const lc_shm_entry *next_entry(const lc_shm *s, const lc_shm_peer *p, uin
     return (uint32_t)*word == p->taken + 1 ? entry : NULL;
 }
 
+/* Heads have room for whole steps, at both ends. */
+static void copy_head(uint8_t *to, const uint8_t *from, uint32_t bytes) {
+    for (uint32_t at = 0; at < bytes; at += LC_SHM_COPY)
+        memcpy(to + at, from + at, LC_SHM_COPY);
+}
+
+/* Where the second piece of so many bytes lies; NULL: there can't be one. */
+static const uint8_t *rest_of(const lc_shm *s, const lc_shm_peer *p, const lc_shm_entry *entry,
+                              uint32_t head_bytes, uint32_t rest_bytes, uint32_t buffer) {
+    if (buffer == LC_SHM_INSIDE)
+        return rest_bytes <= LC_SHM_HEAD_MAX - head_bytes ? entry->head + head_bytes : NULL;
+    if (buffer >= s->n_buffers || rest_bytes > LC_SHARED_PAYLOAD)
+        return NULL;
+    return p->memory + (s->buffers - s->memory) + (size_t)buffer * LC_SHARED_PAYLOAD;
+}
+
 /* What is read here is read once: the peer can write it meanwhile. An arrival of no bytes says that
  * it made no sense, and the loop counts it. */
 static int take(lc_shm *s, lc_shm_peer *p, uint8_t *head, lc_arrival *arrival) {
@@ -159,19 +179,19 @@ static int take(lc_shm *s, lc_shm_peer *p, uint8_t *head, lc_arrival *arrival) {
         return 0;
     uint32_t bytes = word >> 32 & 0xFFFF, buffer = (uint32_t)(word >> 48);
     uint32_t rest = *(const volatile uint32_t *)&entry->rest_bytes;
+    int good = bytes && bytes <= LC_SHM_HEAD_MAX;
     *arrival = (lc_arrival){.data = head, .from = p};
-    if (buffer == LC_SHM_NONE)
-        rest = 0;
-    if (!bytes || bytes > LC_SHM_HEAD_MAX || rest > LC_SHARED_PAYLOAD ||
-        (buffer != LC_SHM_NONE && buffer >= s->n_buffers)) {
+    if (good && buffer != LC_SHM_NONE && rest) {
+        arrival->rest = rest_of(s, p, entry, bytes, rest, buffer);
+        arrival->rest_bytes = rest;
+        good = arrival->rest != NULL;
+    }
+    if (!good) {
         break_with(s, p);
         return 1;
     }
-    memcpy(head, entry->head, bytes);
+    copy_head(head, entry->head, bytes);
     arrival->length = arrival->stride = bytes;
-    arrival->rest_bytes = rest;
-    if (rest)
-        arrival->rest = p->memory + (s->buffers - s->memory) + (size_t)buffer * LC_SHARED_PAYLOAD;
     p->taken++;
     return 1;
 }

@@ -38,9 +38,20 @@ static uint64_t get64(const uint8_t *p) {
     return get32(p) | (uint64_t)get32(p + 4) << 32;
 }
 
-/* ---- CRC32C of a header ---- */
+/* ---- CRC32C of a header ----
+ *
+ * It is computed from words, which stay in registers: bytes that were just written one by one can't
+ * be read as a word before all that was stored earlier has left the processor, and that is what was
+ * summed or copied of the packet before. */
 
-enum { OFFSET_CRC = 4, FEC_SHIFT = 3, TYPE = 0x07, ENCODING_SHIFT = 3, EAGER = 0x80 };
+enum {
+    OFFSET_CRC = 4,
+    WORDS = LC_HEADER_BYTES / 8,
+    FEC_SHIFT = 3,
+    TYPE = 0x07,
+    ENCODING_SHIFT = 3,
+    EAGER = 0x80
+};
 
 static uint32_t crc_table[256];
 
@@ -54,69 +65,66 @@ __attribute__((constructor)) static void make_crc_table(void) {
     }
 }
 
-static uint32_t crc_plain(const uint8_t *header) {
+static uint32_t crc_plain(const uint64_t words[WORDS]) {
     uint32_t crc = ~0u;
     for (int i = 0; i < LC_HEADER_BYTES; i++)
-        crc = crc >> 8 ^ crc_table[(crc ^ header[i]) & 0xFF];
+        crc = crc >> 8 ^ crc_table[(crc ^ (uint32_t)(words[i / 8] >> (i % 8 * 8))) & 0xFF];
     return ~crc;
 }
 
 #if defined(__x86_64__)
-__attribute__((target("sse4.2"))) static uint32_t crc_sse42(const uint8_t *header) {
+__attribute__((target("sse4.2"))) static uint32_t crc_sse42(const uint64_t words[WORDS]) {
     uint64_t crc = ~0u;
-    for (int i = 0; i < LC_HEADER_BYTES; i += 8)
-        crc = _mm_crc32_u64(crc, get64(header + i));
+    for (int i = 0; i < WORDS; i++)
+        crc = _mm_crc32_u64(crc, words[i]);
     return ~(uint32_t)crc;
 }
 #elif defined(__ARM_FEATURE_CRC32) && !defined(__AARCH64EB__)
-static uint32_t crc_arm(const uint8_t *header) {
+static uint32_t crc_arm(const uint64_t words[WORDS]) {
     uint32_t crc = ~0u;
-    for (int i = 0; i < LC_HEADER_BYTES; i += 8)
-        crc = __crc32cd(crc, get64(header + i));
+    for (int i = 0; i < WORDS; i++)
+        crc = __crc32cd(crc, words[i]);
     return ~crc;
 }
 #endif
 
 /* The processor is asked once, when the program loads; here it is a load and a predicted branch. */
-static uint32_t crc_of(const uint8_t *header) {
+static uint32_t crc_of(const uint64_t words[WORDS]) {
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("sse4.2"))
-        return crc_sse42(header);
+        return crc_sse42(words);
 #elif defined(__ARM_FEATURE_CRC32) && !defined(__AARCH64EB__)
-    return crc_arm(header);
+    return crc_arm(words);
 #endif
-    return crc_plain(header);
+    return crc_plain(words);
 }
 
+/* Of a header as if its checksum were 0. */
 static uint32_t checksum(const uint8_t *src) {
-    uint8_t header[LC_HEADER_BYTES];
-    memcpy(header, src, sizeof header);
-    put32(header + OFFSET_CRC, 0);
-    return crc_of(header);
+    uint64_t words[WORDS];
+    words[0] = get32(src);
+    for (int i = 1; i < WORDS; i++)
+        words[i] = get64(src + (size_t)i * 8);
+    return crc_of(words);
 }
 
 /* ---- headers ---- */
 
 void lc_wire_put(uint8_t *dst, const lc_header *header) {
-    put16(dst, LC_MAGIC);
-    dst[2] = LC_WIRE_VERSION;
-    dst[3] =
+    uint8_t kind =
         (uint8_t)(header->type | header->encoding << ENCODING_SHIFT | (header->eager ? EAGER : 0));
-    put32(dst + OFFSET_CRC, 0);
-    put64(dst + 8, header->session);
-    put32(dst + 16, header->link_seq);
-    put32(dst + 20, header->op);
-    put32(dst + 24, header->packet);
-    put16(dst + 28, header->slot);
-    put16(dst + 30, header->sender);
-    put16(dst + 32, header->receiver);
-    put16(dst + 34, header->length);
-    put16(dst + 36, header->count);
-    dst[38] = header->round;
-    dst[39] = (uint8_t)(header->format | header->fec << FEC_SHIFT);
-    put32(dst + 40, header->group);
-    put32(dst + 44, header->time_us);
-    put32(dst + OFFSET_CRC, crc_of(dst));
+    uint8_t format = (uint8_t)(header->format | header->fec << FEC_SHIFT);
+    uint64_t words[WORDS] = {
+        LC_MAGIC | LC_WIRE_VERSION << 16 | (uint64_t)kind << 24,
+        header->session,
+        header->link_seq | (uint64_t)header->op << 32,
+        header->packet | (uint64_t)header->slot << 32 | (uint64_t)header->sender << 48,
+        header->receiver | (uint64_t)header->length << 16 | (uint64_t)header->count << 32 |
+            (uint64_t)header->round << 48 | (uint64_t)format << 56,
+        header->group | (uint64_t)header->time_us << 32};
+    words[0] |= (uint64_t)crc_of(words) << (8 * OFFSET_CRC);
+    for (int i = 0; i < WORDS; i++)
+        put64(dst + (size_t)i * 8, words[i]);
 }
 
 static void read_fields(const uint8_t *src, lc_header *header) {
@@ -212,7 +220,9 @@ void lc_record_put(uint8_t *dst, const lc_record *record) {
     put64(dst + 24, record->d);
 }
 
-enum lc_verdict lc_record_get(const uint8_t *src, lc_record *record) {
+enum lc_verdict lc_record_get(const uint8_t *from, lc_record *record) {
+    uint8_t src[LC_RECORD_BYTES]; /* in shared memory its sender can still write it */
+    memcpy(src, from, sizeof src);
     if (src[0] < LC_R_READY || src[0] > LC_R_LAST)
         return LC_MALFORMED;
     record->kind = src[0];

@@ -44,22 +44,24 @@ enum {
 
 enum lc_packet_type { LC_DATA = 1, LC_CONTROL = 2, LC_PARITY = 3 };
 
+/* Fields don't stand as on the wire, where compilers would read two of them as one word (wire.c).
+ */
 typedef struct {
     uint64_t session;
-    uint32_t link_seq; /* counts what this sender sent to this receiver, data only */
     uint32_t op;
     uint32_t packet;
-    uint32_t group;   /* 0: none */
-    uint32_t time_us; /* sender's clock, echoed by LC_R_ACK */
-    uint16_t slot;    /* number at the receiver */
+    uint32_t time_us;  /* sender's clock, echoed by LC_R_ACK */
+    uint32_t link_seq; /* counts what this sender sent to this receiver, data only */
+    uint32_t group;    /* 0: none */
+    uint16_t slot;     /* number at the receiver */
     uint16_t sender;
     uint16_t receiver;
     uint16_t length;
     uint16_t count; /* contributions in a data packet, records in a control packet */
     uint8_t type;
     uint8_t eager;    /* sent ahead of the peer's READY */
-    uint8_t round;    /* 0 for the first sending, then the repair round */
     uint8_t format;   /* lc_dtype */
+    uint8_t round;    /* 0 for the first sending, then the repair round */
     uint8_t encoding; /* lc_encoding */
     uint8_t fec;      /* code of the parity, or 0 */
 } lc_header;
@@ -135,6 +137,6 @@ enum lc_verdict lc_wire_get(const uint8_t *src, size_t n, const lc_expect *expec
                             lc_header *header);
 void lc_record_put(uint8_t *dst, const lc_record *record);
 /* LC_GOOD or LC_MALFORMED (unknown kind). */
-enum lc_verdict lc_record_get(const uint8_t *src, lc_record *record);
+enum lc_verdict lc_record_get(const uint8_t *from, lc_record *record);
 
 #endif

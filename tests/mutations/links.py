@@ -154,8 +154,15 @@ LINKS = (
     mutation(
         "a length in shared memory unchecked",
         "native/link_shm_move.c",
-        "!bytes || bytes > LC_SHM_HEAD_MAX || rest > LC_SHARED_PAYLOAD ||",
-        "!bytes || bytes > LC_SHM_HEAD_MAX ||",
+        "if (buffer >= s->n_buffers || rest_bytes > LC_SHARED_PAYLOAD)",
+        "if (buffer >= s->n_buffers)",
+        "native:test_link_shm",
+    ),
+    mutation(
+        "a length behind a head in shared memory unchecked",
+        "native/link_shm_move.c",
+        "return rest_bytes <= LC_SHM_HEAD_MAX - head_bytes ? entry",
+        "return rest_bytes <= LC_SHARED_PAYLOAD ? entry",
         "native:test_link_shm",
     ),
     mutation(

@@ -113,7 +113,8 @@ static uint64_t overflow(const ends *e, int i) {
 /* ---- tests ---- */
 
 static size_t size_of(uint32_t number) {
-    static const size_t sizes[] = {0,    1,    LC_SHM_HEAD_MAX - HEAD, LC_SHM_HEAD_MAX - HEAD + 1,
+    static const size_t sizes[] = {0,    1,    LC_SHM_INSIDE_MIN - 1,  LC_SHM_INSIDE_MIN,
+                                   300,  1424, LC_SHM_HEAD_MAX - HEAD, LC_SHM_HEAD_MAX - HEAD + 1,
                                    4096, 8191, LC_SHARED_PAYLOAD - 1,  LC_SHARED_PAYLOAD};
     return sizes[(number * 2654435761u >> 16) % (sizeof sizes / sizeof *sizes)];
 }
@@ -356,11 +357,14 @@ static void test_nonsense(void) {
         const char *how;
         uint64_t word;
         uint32_t rest;
-    } bad[] = {{"no bytes", word_of(1, 0, LC_SHM_NONE), 0},
-               {"a long head", word_of(1, LC_SHM_HEAD_MAX + 1, LC_SHM_NONE), 0},
-               {"no such buffer", word_of(1, HEAD, 2 * LC_SHM_BUFFERS), 100},
-               {"a long payload", word_of(1, HEAD, 0), LC_SHARED_PAYLOAD + 1},
-               {"a payload of 4 GiB", word_of(1, HEAD, 0), UINT32_MAX}};
+    } bad[] = {
+        {"no bytes", word_of(1, 0, LC_SHM_NONE), 0},
+        {"a long head", word_of(1, LC_SHM_HEAD_MAX + 1, LC_SHM_NONE), 0},
+        {"no such buffer", word_of(1, HEAD, 2 * LC_SHM_BUFFERS), 100},
+        {"a long payload", word_of(1, HEAD, 0), LC_SHARED_PAYLOAD + 1},
+        {"a payload of 4 GiB", word_of(1, HEAD, 0), UINT32_MAX},
+        {"a payload beyond the entry", word_of(1, HEAD, LC_SHM_INSIDE), LC_SHM_HEAD_MAX - HEAD + 1},
+        {"4 GiB behind the head", word_of(1, HEAD, LC_SHM_INSIDE), UINT32_MAX}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         ends e;
         open_ends(&e, ENDS);

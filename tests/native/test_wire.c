@@ -90,8 +90,14 @@ static void test_checksum(void) {
     for (uint32_t seed = 0; seed < 100; seed++) {
         for (size_t i = 0; i < sizeof bytes; i++)
             bytes[i] = (uint8_t)((seed * 2654435761u + i * 40503u) >> 7);
-        CHECK(crc_plain(bytes + 1) == crc_by_bits(bytes + 1, LC_HEADER_BYTES));
-        CHECK(crc_of(bytes + 1) == crc_plain(bytes + 1)); /* misaligned on purpose */
+        uint64_t words[WORDS];
+        for (size_t i = 0; i < WORDS; i++)
+            words[i] = get64(bytes + 1 + 8 * i); /* misaligned on purpose */
+        CHECK(crc_plain(words) == crc_by_bits(bytes + 1, LC_HEADER_BYTES));
+        CHECK(crc_of(words) == crc_plain(words));
+        uint32_t of_any = checksum(bytes + 1);
+        memset(bytes + 1 + OFFSET_CRC, 0, 4);
+        CHECK(of_any == crc_by_bits(bytes + 1, LC_HEADER_BYTES));
     }
 }
 

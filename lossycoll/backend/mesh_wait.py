@@ -41,14 +41,14 @@ def _until(
 ) -> Callable[[], None]:
     """Looks after the group while it waits; also compares what the ranks are at."""
     begin = time.monotonic()
-    nudge = health.nudger(call, begin)
+    long_wait = health.long_wait(call, begin)
 
     def still() -> None:
         now = time.monotonic()
         health.admit(call)
         if now - begin >= timeout.total_seconds():
             raise not_met(health, call, mesh.missing, timeout)
-        nudge(now)
+        long_wait.ask_if_due(now)
 
     return still
 

@@ -162,7 +162,7 @@ class GlooWork(LossyWork):
         """What to do after a first wait that raised ``error``."""
         health = self._endpoint.health
         begin = time.monotonic() - SLICE.total_seconds()
-        nudge = health.nudger(self._call, begin)
+        long_wait = health.long_wait(self._call, begin)
         while not self._inner.is_completed():
             now = time.monotonic()
             if timeout is not None and now - begin >= timeout:
@@ -170,7 +170,7 @@ class GlooWork(LossyWork):
                     f"{health.where}: {self._call.numbered}: not done after the {timeout:g} s "
                     f"given to wait()"
                 ) from None
-            nudge(now)
+            long_wait.ask_if_due(now)
             try:
                 return self._inner.wait(SLICE)
             except RuntimeError as next_error:
@@ -198,7 +198,7 @@ class GlooWork(LossyWork):
                     verdict = endpoint.health.verdict(call, error)
                     raise verdict.again(call.numbered) from error
 
-            endpoint.watcher.watch(call, endpoint.health.nudger(call, time.monotonic()))
+            endpoint.watcher.watch(call)
             self._future = self._inner.get_future().then(explain)
         return self._future
 

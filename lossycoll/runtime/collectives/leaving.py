@@ -9,7 +9,7 @@ import threading
 import time
 from typing import Final
 
-from lossycoll.runtime.core.call import NUDGE_SECONDS, Collective
+from lossycoll.runtime.core.call import Collective
 from lossycoll.runtime.core.logfmt import event, log
 
 from .figures import Figures
@@ -92,16 +92,17 @@ class Leaving:
         if self._engine is None or self._awaited_delivery:
             return
         self._awaited_delivery = True
-        begin = nudged = time.monotonic()
+        begin = time.monotonic()
+        last = self._health.last_call()
+        wait = None if last is None else self._health.long_wait(last, begin)
         pause, lingered, sound = 0.0002, False, self._health.failure is None
         while self._engine.lingering()[0] and self._health.failure is None:
             lingered = True
             now = time.monotonic()
             if now - begin > LINGER_SECONDS and _own_error():
                 break
-            if now - nudged >= NUDGE_SECONDS[0]:
-                nudged = now
-                self._health.waiting_for_last()
+            if wait is not None:
+                wait.ask_if_due(now)
             time.sleep(pause)
             pause = min(2 * pause, 0.02)
         failure = self._operations.group_failure(Collective("call")) if sound else None

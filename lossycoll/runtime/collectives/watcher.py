@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
 from typing import Final
 
 from lossycoll.errors import ClosedError, EngineError
-from lossycoll.runtime.core.call import Collective, Operation
+from lossycoll.runtime.core.call import Collective, LongWait, Operation
 
 from .operations import Operations
 from .parts import Parts
@@ -32,18 +31,18 @@ class Watcher:
         self._operations = operations
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._nudged: dict[int, Callable[[float], None]] = {}
+        self._long_waits: dict[int, LongWait] = {}
         self._asked_for: dict[int, Operation] = {}
         """By their tickets: messages are among them."""
 
-    def watch(self, call: Collective, nudge: Callable[[float], None]) -> None:
-        """Calls ``nudge(time.monotonic())`` now and then until ``unwatch(call)``."""
-        self._nudged[call.seq] = nudge
+    def watch(self, call: Collective) -> None:
+        """Asks the other ranks about ``call`` from time to time until ``unwatch(call)``."""
+        self._long_waits[call.seq] = self._health.long_wait(call, time.monotonic())
         self._start()
 
     def unwatch(self, call: Collective) -> None:
         """Ends :meth:`watch`."""
-        self._nudged.pop(call.seq, None)
+        self._long_waits.pop(call.seq, None)
 
     def complete(self, operation: Operation) -> None:
         """Completes ``operation`` when it ends, whether anybody waits or not."""
@@ -91,13 +90,13 @@ class Watcher:
             if ticket < 0:
                 return
             if ticket == 0:
-                self._nudge_all(time.monotonic())
+                self._ask_about_all(time.monotonic())
             else:
                 found = self._asked_for.pop(ticket, None) or self._operations.await_noted(ticket)
                 found.handed_over()
 
-    def _nudge_all(self, now: float) -> None:
+    def _ask_about_all(self, now: float) -> None:
         for operation in list(self._operations.unfinished.values()):
-            operation.nudge(now)
-        for nudge in list(self._nudged.values()):
-            nudge(now)
+            operation.ask_if_due(now)
+        for wait in list(self._long_waits.values()):
+            wait.ask_if_due(now)

@@ -15,8 +15,8 @@ from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
 
 LONGEST: Final = timedelta(days=10_000)
 """More (timedelta.max, say) would overflow the nanoseconds of whoever waits."""
-NUDGE_SECONDS: Final = (0.3, 1.0)
-"""A call that takes longer than the first asks the other ranks what they are at, and then again."""
+ASK_SECONDS: Final = (0.3, 1.0)
+"""A wait that takes longer than the first asks the other ranks about its call, and then again."""
 
 
 def bounded(timeout: timedelta) -> timedelta:
@@ -97,6 +97,29 @@ class Terms(NamedTuple):
     encoding: str = "same"
 
 
+class LongWait:
+    """A wait for a call, which asks the other ranks about it from time to time.
+
+    Args:
+        ask: Asks them.
+        call: The call.
+        since: When the wait began, by time.monotonic().
+    """
+
+    __slots__ = ("_ask", "_call", "_due")
+
+    def __init__(self, ask: Callable[[Collective], None], call: Collective, since: float) -> None:
+        self._ask = ask
+        self._call = call
+        self._due = since + ASK_SECONDS[0]
+
+    def ask_if_due(self, now: float) -> None:
+        """To be called now and then while the wait lasts."""
+        if now >= self._due:
+            self._due = now + ASK_SECONDS[1]
+            self._ask(self._call)
+
+
 class Submitter(Protocol):
     """What an operation needs of the endpoint that submitted it."""
 
@@ -116,12 +139,13 @@ class Operation:
 
     __slots__ = (
         "_among",
+        "_begin",
         "_callbacks",
         "_endpoint",
         "_epilogue",
         "_keep",
         "_lock",
-        "_nudge_at",
+        "_long_wait",
         "_released",
         "_waiters",
         "blocks",
@@ -143,7 +167,8 @@ class Operation:
         self._keep = terms.keep
         self._lock = threading.Lock()
         self._callbacks: list[Callable[[], None]] = []
-        self._nudge_at = time.monotonic() + NUDGE_SECONDS[0]
+        self._begin = time.monotonic()
+        self._long_wait: LongWait | None = None  # most calls don't take long
         self._waiters = 0
         self._released = False
         self.call = call
@@ -171,7 +196,7 @@ class Operation:
             if end is not None and now >= end:
                 where = self._endpoint.where(self)
                 raise OperationTimeout(f"{where}: not done after the {timeout:g} s given to wait()")
-            self.nudge(now)
+            self.ask_if_due(now)
         if self.error is not None:
             raise self.error.again(self.call.numbered)
 
@@ -204,11 +229,13 @@ class Operation:
                 return
         callback()
 
-    def nudge(self, now: float) -> None:
+    def ask_if_due(self, now: float) -> None:
         """Asks the other ranks about this call if it takes long."""
-        if now >= self._nudge_at and not self.done:
-            self._nudge_at = now + NUDGE_SECONDS[1]
-            self._endpoint.note_waiting(self.call)
+        if self.done:
+            return
+        if self._long_wait is None:
+            self._long_wait = LongWait(self._endpoint.note_waiting, self.call, self._begin)
+        self._long_wait.ask_if_due(now)
 
     def be_handed_over(self, notify: Callable[[int], None]) -> None:
         """Has ``notify`` ask the engine to name the ticket to the watcher, unless that is asked for

@@ -24,7 +24,7 @@ from lossycoll.errors import (
     PeerLostError,
     RendezvousError,
 )
-from lossycoll.runtime.core.call import NUDGE_SECONDS, Collective
+from lossycoll.runtime.core.call import Collective, LongWait
 from lossycoll.runtime.core.logfmt import event
 from lossycoll.runtime.engine.failures import Where
 
@@ -138,24 +138,21 @@ class Health:
         if self._control is not None:
             self._control.waiting(call.seq, str(call))
 
-    def waiting_for_last(self) -> None:
-        """The same for the last call that this rank has issued."""
+    def last_call(self) -> Collective | None:
+        """The last one that this rank has issued; None: there is none, or it is forgotten."""
         call = self._history[self.seq % HISTORY] if self.seq >= 0 else None
-        if call is not None and call.seq == self.seq:
+        return call if call is not None and call.seq == self.seq else None
+
+    def waiting_for_last(self) -> None:
+        """As ``waiting``, for the last call that this rank has issued."""
+        call = self.last_call()
+        if call is not None:
             self.waiting(call)
 
-    def nudger(self, call: Collective, since: float) -> Callable[[float], None]:
-        """What a wait for ``call`` that began at ``since`` is to call with the time: now and then
-        it asks as ``waiting`` does."""
-        due = since + NUDGE_SECONDS[0]
-
-        def nudge(now: float) -> None:
-            nonlocal due
-            if now >= due:
-                due = now + NUDGE_SECONDS[1]
-                self.waiting(call)
-
-        return nudge
+    def long_wait(self, call: Collective, since: float) -> LongWait:
+        """A wait for ``call`` that began at ``since``: from time to time it asks as ``waiting``
+        does."""
+        return LongWait(self.waiting, call, since)
 
     # ---- failures ----
 

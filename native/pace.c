@@ -90,6 +90,11 @@ static void set_gate(lc_pace *pace, uint64_t now) {
                                   : trying(pace)           ? TRIAL
                                   : pace->idle_rounds == 0 ? AHEAD
                                                            : 1);
+    /* The least window is for a round that says something within some round trips. At less it may
+     * take seconds, and a rate that was taken for too low is never found out. */
+    double least = WINDOW_MIN / rtt;
+    if (rate < least)
+        rate = least;
     lc_rate_set(&pace->gate, rate * pace->packet_bytes, BURST_PACKETS * pace->packet_bytes, now);
 }
 

@@ -95,6 +95,13 @@ LINKS = (
         f"{ENGINE}/test_lossless.py::test_no_more_is_sent_ahead_than_there_is_room_for",
     ),
     mutation(
+        "a rate that falls to nothing",
+        "native/pace.c",
+        "double least = WINDOW_MIN / rtt;",
+        "double least = 0;",
+        "native:test_messages",
+    ),
+    mutation(
         "heavy loss cuts no rate",
         "native/pace.c",
         "if (lost > LOST_MIN && lost > LOSS_TOLERANCE * pace->moved)",

@@ -140,8 +140,27 @@ static uint32_t records_in_one(const lc_path *p, uint32_t payload) {
     return n;
 }
 
+uint64_t lc_tell_again_ns(const lc_host *h, const lc_path *p) {
+    if (!p->unanswered_ns)
+        return 0;
+    uint64_t silent = h->now - p->unanswered_ns;
+    if (silent <= lc_pace_rto(&p->pace))
+        return 0;
+    return p->told_ns + (silent < LC_AGAIN_MAX_NS ? silent : LC_AGAIN_MAX_NS);
+}
+
+/* A pause that is longer than any between repeated records: what went before it had no answer to
+ * wait for. */
+static void note_told(const lc_host *h, lc_path *p) {
+    if (!p->unanswered_ns || h->now - p->told_ns > 2 * LC_AGAIN_MAX_NS)
+        p->unanswered_ns = h->now;
+    p->told_ns = h->now;
+}
+
 /* The acknowledgement and the first n records are on their way. */
 static void control_went(const lc_host *h, lc_path *p, uint32_t n) {
+    if (n)
+        note_told(h, p);
     p->rx_echo_ns = 0;
     p->rx_reported = p->rx_next;
     p->rx_units = 0;
@@ -207,13 +226,17 @@ uint32_t lc_control_ahead(lc_host *h, lc_path *p, uint8_t *to) {
     return LC_HEADER_BYTES + (uint32_t)length;
 }
 
+static int is_held(const lc_host *h, const lc_path *p) {
+    return p->hold_ns > h->now || lc_tell_again_ns(h, p) > h->now;
+}
+
 /* Gathers a datagram for each of the paths from *next on that have something to tell, as many as
  * fit a batch. Returns how many. */
 static int gather_control(const lc_host *h, const lc_interface *via, lc_run *runs, uint16_t *next) {
     int n = 0;
     for (; n < LC_BATCH_RUNS && *next < via->n_paths; (*next)++) {
         const lc_path *p = via->paths[*next];
-        if (!has_control(p) || (!p->ack_due && p->hold_ns > h->now))
+        if (!has_control(p) || (!p->ack_due && is_held(h, p)))
             continue;
         put_control(h, p, &runs[n], n);
         n++;

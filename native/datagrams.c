@@ -100,6 +100,7 @@ static void one_packet(lc_host *h, const lc_interface *via, const lc_arrival *ar
     if (lc_still(h, p))
         p->back_ns = h->now;
     p->heard_ns = h->now;
+    p->unanswered_ns = 0;
     h->came_ns = arrival->came_ns && arrival->came_ns < h->now ? arrival->came_ns : h->now;
     if (header.type == LC_CONTROL)
         control(h, p, g, &header, payload);

@@ -254,8 +254,7 @@ static int set_address(lc_host *h, lc_path *p, const lc_address *address) {
 }
 
 static uint32_t share_of(const lc_interface *via, uint32_t packet_bytes) {
-    uint32_t credits = lc_link_credits(via->link, packet_bytes);
-    uint32_t share = via->n_paths ? credits / via->n_paths : credits;
+    uint32_t share = lc_link_credits(via->link, packet_bytes, via->n_paths ? via->n_paths : 1);
     return share ? share : 1;
 }
 

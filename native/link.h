@@ -63,7 +63,7 @@ typedef struct lc_link_ops {
     int (*set_peer)(lc_link *link, uint16_t peer, const lc_address *address);
     int (*is_here)(const lc_link *link, uint16_t peer);
     void (*info)(const lc_link *link, lc_link_info *info);
-    uint32_t (*credits)(const lc_link *link, uint32_t packet_bytes);
+    uint32_t (*credits)(const lc_link *link, uint32_t packet_bytes, uint32_t peers);
     int (*send)(lc_link *link, const lc_run *runs, int n_runs, int *sys_errno);
     uint64_t (*completed)(lc_link *link); /* NULL: what is handed over is the caller's on return */
     int (*receive)(lc_link *link, lc_arrival *arrivals, int max);
@@ -117,10 +117,10 @@ static inline void lc_link_info_of(const lc_link *link, lc_link_info *info) {
     link->ops->info(link, info);
 }
 
-/* How many packets of so many bytes all peers together may have sent here before any is taken, so
- * that none of them is dropped. */
-static inline uint32_t lc_link_credits(const lc_link *link, uint32_t packet_bytes) {
-    return link->ops->credits(link, packet_bytes);
+/* How many packets of so many bytes each of so many peers (one or more) may have sent here before
+ * any is taken, so that none of them is dropped. */
+static inline uint32_t lc_link_credits(const lc_link *link, uint32_t packet_bytes, uint32_t peers) {
+    return link->ops->credits(link, packet_bytes, peers);
 }
 
 /* Hands runs over in order. Returns how many packets of all runs, counted in order, are gone (sent,

@@ -187,13 +187,14 @@ static void info(const lc_link *link, lc_link_info *info) {
 
 /* A peer that says what it has seen may not have told yet that it has taken it (lc_shm_receive): so
  * much of its share stays free. */
-static uint32_t credits(const lc_link *link, uint32_t packet_bytes) {
+static uint32_t credits(const lc_link *link, uint32_t packet_bytes, uint32_t peers) {
     const lc_shm *s = lc_shm_of_const(link);
     uint32_t room = s->share;
     if (packet_bytes <= LC_SHM_HEAD_MAX)
         room = s->entries - s->entries / 4u; /* the rest is for control */
     uint32_t unreported = room / 2u < LC_RECEIVE_BUFFERS ? room / 2u : LC_RECEIVE_BUFFERS;
-    return (room - unreported) * s->n_peers;
+    (void)peers;
+    return room - unreported;
 }
 
 static int event(lc_link *link, lc_event *event) {

@@ -44,9 +44,10 @@ enum {
     LC_UNITS = 1024,     /* packets on a path whose units are remembered; more than are in flight */
     LC_ACK_PACKETS = 64, /* the sender hears of so many at once, or of fewer after LC_ACK_NS */
     LC_ACK_NS = 1000000,
-    LC_FIN_AGAIN_NS = 1000000, /* an end that is lost costs no round trips: it is told twice */
-    LC_HOLD_NS = 500000,       /* how long a record that isn't urgent waits for company */
-    LC_REORDER_NS = 1000000    /* floor of the reorder allowance */
+    LC_FIN_AGAIN_NS = 1000000,   /* an end that is lost costs no round trips: it is told twice */
+    LC_AGAIN_MAX_NS = 100000000, /* what is repeated to a silent peer is so far apart in the end */
+    LC_HOLD_NS = 500000,         /* how long a record that isn't urgent waits for company */
+    LC_REORDER_NS = 1000000      /* floor of the reorder allowance */
 };
 
 /* What a process has posted before this one did, in a group that may not be here yet. */
@@ -93,6 +94,8 @@ typedef struct {
     lc_queued *records;
     uint32_t n_records;
     uint64_t hold_ns; /* until then they may wait for a packet to ride with; 0: they may not */
+    uint64_t told_ns; /* when records last went out, */
+    uint64_t unanswered_ns; /* and when the first of those that nothing has come after; 0: none */
     /* receiving */
     uint32_t rx_next; /* link_seq up to which packets have been seen */
     uint32_t rx_reported;

@@ -8,15 +8,15 @@ static const uint64_t QUIET_AFTER_NS = 20000000;
 /* So many rounds in a row of which nothing came: at 90% loss, of one packet each, that happens once
  * in 5e11 times. */
 static const uint32_t EMPTY_ROUNDS = 256;
-static const uint64_t ASK_NS = 100000000, WANT_MAX_NS = 100000000, AGAIN_MAX_NS = 100000000;
+static const uint64_t ASK_NS = 100000000, WANT_MAX_NS = 100000000;
 
-/* When to say once more what was said so many times again. The longer nothing is heard, the rarer:
- * a process that is starved or stopped doesn't read, and what piles up in its socket buffer takes
- * the room that the window promises to data. */
+/* When to say once more what was said so many times again: the rarer, the longer nothing is heard.
+ */
 static uint64_t backoff(const lc_host *h, const lc_path *p, uint32_t tries) {
     uint64_t silent = (h->now - p->heard_ns) / 4;
     uint64_t wait = lc_pace_rto(&p->pace) << (tries < 3 ? tries : 3);
-    return h->now + lc_later(wait, silent < AGAIN_MAX_NS ? silent : AGAIN_MAX_NS);
+    uint64_t again = h->now + lc_later(wait, silent < LC_AGAIN_MAX_NS ? silent : LC_AGAIN_MAX_NS);
+    return lc_later(again, lc_tell_again_ns(h, p));
 }
 
 static void ask(lc_in *in) {
@@ -269,6 +269,9 @@ static void tick_late_fins(lc_host *h) {
 static void tick_path(lc_host *h, lc_path *p, uint64_t *next) {
     if (p->n_records && p->hold_ns > h->now && p->hold_ns < *next)
         *next = p->hold_ns;
+    uint64_t again = p->n_records ? lc_tell_again_ns(h, p) : 0;
+    if (again > h->now && again < *next)
+        *next = again;
     lc_release_held(h, p);
     if (p->rx_next != p->rx_reported && h->now - p->rx_ack_ns >= LC_ACK_NS)
         p->ack_due = 1;

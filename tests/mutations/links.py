@@ -81,10 +81,17 @@ LINKS = (
         f"{ENGINE}/test_credit.py::test_credit_comes_back_after_an_outage",
     ),
     mutation(
+        "a silent peer is told again at once",
+        "native/control_out.c",
+        "    if (silent <= lc_pace_rto(&p->pace))",
+        "    if (silent <= 1000 * lc_pace_rto(&p->pace))",
+        "native:test_small",
+    ),
+    mutation(
         "four times the packets that fit a buffer",
         "native/link_udp.c",
-        "return (uint32_t)(buffer * 8 / 10 / charge);",
-        "return (uint32_t)(buffer * 32 / 10 / charge);",
+        "return (uint32_t)((buffer - control) / charge / peers);",
+        "return (uint32_t)(4 * buffer / charge / peers);",
         f"{ENGINE}/test_lossless.py::test_nothing_is_lost_in_small_buffers",
     ),
     mutation(

@@ -351,9 +351,9 @@ static void info(const lc_link *link, lc_link_info *info) {
     *info = (lc_link_info){.port = (uint16_t)(1 + of_const(link)->rank)};
 }
 
-static uint32_t credits(const lc_link *link, uint32_t packet_bytes) {
+static uint32_t credits(const lc_link *link, uint32_t packet_bytes, uint32_t peers) {
     (void)packet_bytes;
-    return of_const(link)->net->capacity * 8 / 10; /* the rest is for control */
+    return of_const(link)->net->capacity * 8 / 10 / peers; /* the rest is for control */
 }
 
 static int descriptors(lc_link *link, int blocked, struct pollfd *fds, uint64_t *timeout_ns) {

@@ -376,9 +376,10 @@ static void test_credits(void) {
     lc_link *link = open_link(0, NULL);
     lc_link_info info;
     lc_link_info_of(link, &info);
-    uint32_t credits = lc_link_credits(link, PACKET);
+    uint32_t credits = lc_link_credits(link, PACKET, 1);
     CHECK(credits > 10 && (uint64_t)credits * PACKET < (uint64_t)info.receive_buffer);
-    CHECK(lc_link_credits(link, 8 * PACKET) < credits);
+    CHECK(lc_link_credits(link, 8 * PACKET, 1) < credits);
+    CHECK(lc_link_credits(link, PACKET, 4) <= credits / 4);
     const lc_address self = {.host = "127.0.0.1", .port = info.port};
     CHECK(lc_link_set_peer(link, 0, &self) == LC_OK);
     if (credits > 20000)

@@ -123,7 +123,7 @@ static size_t size_of(uint32_t number) {
 static void test_order(void) {
     ends e;
     open_ends(&e, 2);
-    uint32_t sent = 0, came = 0, credit = lc_link_credits(e.link[1], LC_SHARED_PAYLOAD);
+    uint32_t sent = 0, came = 0, credit = lc_link_credits(e.link[1], LC_SHARED_PAYLOAD, 1);
     CHECK(credit >= 8);
     while (came < 20 * LC_SHM_ENTRIES) {
         for (uint32_t n = draw(credit + 1); n && sent - came < credit; n--, sent++)

@@ -179,7 +179,63 @@ static void test_cost(kind how) {
              each);
 }
 
+/* ---- a peer that takes no turns ---- */
+
+typedef struct {
+    int counts;           /* whether the next datagrams are counted */
+    uint32_t told[RANKS]; /* datagrams to rank 0 */
+} pile;
+
+static void pile_up(void *context, uint16_t from, uint16_t to, const struct iovec *iov) {
+    pile *p = context;
+    (void)iov;
+    p->told[from] += p->counts && to == 0;
+}
+
+/* The others' turns while rank 0 takes none, for so long. */
+static void go_on_without(job *j, uint64_t ns) {
+    uint64_t end = memory_now(j->v.net) + ns;
+    while (memory_now(j->v.net) < end) {
+        uint64_t next = end;
+        for (uint16_t i = 1; i < RANKS; i++) {
+            uint64_t mine = take_turns(j, i);
+            next = mine < next ? mine : next;
+        }
+        virtual_set_now(&j->v, next);
+    }
+}
+
+/* What is told to a process that is stopped has room beside data in its socket buffer
+ * (CONTROL_CHARGE of link_udp.c): so much for a quarter of a second, and then ten in a second. */
+static void test_stopped_peer(int lossy) {
+    static job j;
+    pile told = {.counts = 0};
+    memset(&j, 0, sizeof j);
+    j.how = (kind){RANKS, SEGMENTS, lossy, 0};
+    open_job(&j);
+    memory_set_tap(j.v.net, pile_up, &told);
+    while (j.ended[0] < CALLS / 2) {
+        uint64_t next = NEVER;
+        for (uint16_t i = 0; i < RANKS; i++) {
+            uint64_t mine = take_turns(&j, i);
+            next = mine < next ? mine : next;
+        }
+        virtual_set_now(&j.v, next);
+    }
+    told.counts = 1;
+    go_on_without(&j, 250 * MS);
+    for (int i = 1; i < RANKS; i++)
+        CHECK_AT(told.told[i] > 1 && told.told[i] <= 9, "rank %d told it %u times", i,
+                 told.told[i]);
+    go_on_without(&j, SECOND);
+    for (int i = 1; i < RANKS; i++)
+        CHECK_AT(told.told[i] <= 9 + 10, "rank %d told it %u times", i, told.told[i]);
+    virtual_close(&j.v);
+}
+
 int main(void) {
+    test_stopped_peer(0);
+    test_stopped_peer(1);
     for (uint16_t ranks = 2; ranks <= RANKS; ranks += 2)
         for (enum what what = COPIES; what <= ROOT; what++)
             for (int how = 0; how < 4; how++)

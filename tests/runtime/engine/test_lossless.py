@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from lossycoll.options.fields import FAST_PATHS
 from lossycoll.plan import data_movement, transpose, tree
 from lossycoll.plan.order import draw_order
+from lossycoll.plan.wire_types import Array
 from lossycoll.runtime.engine.reports import Cause
 from lossycoll.runtime.net.buffers import fitting_payload
 from tests.support.engine_sums import (
@@ -30,26 +32,43 @@ UNTOUCHED = (53248, 106496)
 # ---- zero injected loss loses nothing ----
 
 
-def assert_lossless(network: Network, counts: tuple[int, ...], *, how: dict[str, object]) -> None:
-    """All sizes in flight at once, in place; nothing may be missing and every sum is exact."""
+@dataclass
+class Job:
+    """An all-reduce in flight, in place."""
+
+    name: str
+    inputs: list[Array]
+    want: Array
+    tickets: list[int]
+
+
+def submit_all(network: Network, counts: tuple[int, ...], *, how: dict[str, object]) -> list[Job]:
+    """All sizes in flight at once, in place; ring and transpose by turns."""
     world = network.world
     jobs = []
     for i, count in enumerate(counts):
         order = draw_order(5, GROUP, i, world)
         plans = all_reduce(network, ("ring", "transpose")[i % 2], count, order)
         inputs = inputs_of(network, plans, i)
-        jobs.append((plans, inputs, total(inputs)))
-    tickets = [
-        [network.submit(r, p[r], (x[r], x[r]), "f32", float(world), **how) for r in range(world)]
-        for p, x, _ in jobs
-    ]
-    for ticket, (plans, inputs, want) in zip(tickets, jobs, strict=True):
+        jobs.append((plans, Job(f"{plans[0].algorithm} {count}", inputs, total(inputs), [])))
+    for plans, job in jobs:
+        job.tickets.extend(
+            network.submit(r, plans[r], (x, x), "f32", float(world), **how)
+            for r, x in enumerate(job.inputs)
+        )
+    return [job for _, job in jobs]
+
+
+def assert_lossless(network: Network, counts: tuple[int, ...], *, how: dict[str, object]) -> None:
+    """Nothing may be missing and every sum is exact."""
+    world = network.world
+    for job in submit_all(network, counts, how=how):
         for rank in range(world):
-            ended = network.end(rank, ticket[rank], 100)
+            ended = network.end(rank, job.tickets[rank], 100)
             assert ended.code == 0, ended.failure
-            assert ended.report.packets_missing == 0
+            assert ended.report.packets_missing == 0, network.engines[rank].stats()
             assert ended.report.cause == Cause.COMPLETE
-        assert_exact(inputs, want, f"{plans[0].algorithm} {len(want)}")
+        assert_exact(job.inputs, job.want, job.name)
     for rank in range(world):
         stats = settled_stats(network, rank) if rank == 0 else network.engines[rank].stats()
         assert stats.packets_missing == 0
@@ -76,11 +95,25 @@ def test_nothing_is_lost_in_small_buffers(world: int, asked: int, payload: int) 
         assert_lossless(network, counts, how={})
 
 
-def test_sixteen_ranks_choose_packets_that_fit() -> None:
-    payload = fitting_payload(8896, 2 * 53248, 16)
+@pytest.mark.parametrize("asked", UNTOUCHED)
+def test_sixteen_ranks_choose_packets_that_fit(asked: int) -> None:
+    """Half of such a buffer is left for control, a quarter of a second of it. A thread that
+    gets no processor for longer may lose packets, but no more than the kernel says it dropped."""
+    payload = fitting_payload(8896, 2 * asked, 16)
     assert payload < 8896
-    with Network(16, payload, socket_buffer=53248, **PATIENT) as network:
-        assert_lossless(network, (1, 20_000, 300_001), how={})
+    with Network(16, payload, socket_buffer=asked, **PATIENT) as network:
+        jobs = submit_all(network, (1, 20_000, 300_001), how={})
+        missing = sum(
+            network.end(rank, ticket, 100).report.packets_missing
+            for job in jobs
+            for rank, ticket in enumerate(job.tickets)
+        )
+        time.sleep(0.25)  # an idle engine writes its figures every 100 ms at the latest
+        dropped = sum(engine.stats().socket_overflow for engine in network.engines)
+        print(f"{missing} packets are missing, the kernel dropped {dropped}")
+        assert missing <= dropped
+        for job in jobs if not missing else []:
+            assert_exact(job.inputs, job.want, job.name)
 
 
 def test_nothing_is_lost_at_16_mib_on_8_ranks() -> None:

@@ -14,10 +14,10 @@ from lossycoll.runtime.net.buffers import fitting_payload, packets_per_peer, rec
         (8 << 20, 64, 8896),
         (2 * 106_496, 2, 8896),
         (2 * 106_496, 8, 7616),
-        (2 * 106_496, 16, 3520),
+        (2 * 106_496, 16, 1472),
         (2 * 106_496, 30, 1472),
-        (2 * 106_496, 35, 3520),  # two of no size do, one of this does
-        (2 * 106_496, 100, 448),
+        (2 * 106_496, 35, 1472),  # two of no size do, one of this does
+        (2 * 106_496, 60, 448),
         (2 * 106_496, 1000, 448),  # nothing does
     ],
 )

@@ -351,9 +351,13 @@ static void info(const lc_link *link, lc_link_info *info) {
     *info = (lc_link_info){.port = (uint16_t)(1 + of_const(link)->rank)};
 }
 
+/* As a socket (link_udp.c): some of the room is for control. */
 static uint32_t credits(const lc_link *link, uint32_t packet_bytes, uint32_t peers) {
+    uint32_t capacity = of_const(link)->net->capacity, control = 9 * peers;
     (void)packet_bytes;
-    return of_const(link)->net->capacity * 8 / 10 / peers; /* the rest is for control */
+    control = control < capacity / 2 ? control : capacity / 2;
+    control = control > capacity / 5 ? control : capacity / 5;
+    return (capacity - control) / peers;
 }
 
 static int descriptors(lc_link *link, int blocked, struct pollfd *fds, uint64_t *timeout_ns) {

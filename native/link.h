@@ -16,7 +16,8 @@ enum {
     LC_LINKS = 4,           /* of one host, at most */
     LC_RUN_PACKETS = 64,    /* packets in one run */
     LC_RUN_BYTES = 65000,   /* and their bytes, headers included */
-    LC_BATCH_RUNS = 8,      /* runs handed over in one call */
+    LC_BATCH_RUNS = 24,     /* handed over in one call, */
+    LC_BATCH_RUNS_FAR = 8,  /* and of data to a link that leaves this machine */
     LC_RECEIVE_BUFFERS = 8, /* arrivals taken in one call */
     LC_LINK_DESCRIPTORS = 2 /* to sleep on, at most */
 };

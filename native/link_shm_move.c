@@ -123,6 +123,15 @@ static void wake(lc_shm *s, lc_shm_peer *p) {
     (void)!write(p->wake_fd, &one, sizeof one);
 }
 
+/* Only when all is there: who is woken may get this core at once, and would find little to take. */
+static void wake_all(lc_shm *s, const lc_run *runs, int n_runs) {
+    for (int i = 0; i < n_runs; i++) {
+        lc_shm_peer *p = lc_shm_peer_of(s, runs[i].peer);
+        if (p && p->memory && !p->broken)
+            wake(s, p);
+    }
+}
+
 /* It never takes less than all: what finds no room is dropped, so that a peer which takes nothing
  * is in nobody's way. The engine's window keeps data from it. */
 int lc_shm_send(lc_link *link, const lc_run *runs, int n_runs, int *sys_errno) {
@@ -137,10 +146,9 @@ int lc_shm_send(lc_link *link, const lc_run *runs, int n_runs, int *sys_errno) {
             take_back(s, p);
         for (uint32_t k = 0; k < run->n_packets; k++)
             s->figures.overflow += !there || p->broken || !put(s, p, run, k);
-        if (there)
-            wake(s, p);
         packets += (int)run->n_packets;
     }
+    wake_all(s, runs, n_runs);
     return packets;
 }
 

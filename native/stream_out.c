@@ -365,6 +365,12 @@ static int serve(lc_host *h, lc_path *p) {
 
 /* ---- turns ---- */
 
+/* In memory, whoever sleeps is woken by what is sent and finds all of it there; a system call that
+ * takes as much would keep this thread from what has come. */
+static int batch_runs(const lc_interface *via) {
+    return via->link->local ? LC_BATCH_RUNS : LC_BATCH_RUNS_FAR;
+}
+
 /* Every path gets runs until the batch is full. */
 static int send_by(lc_host *h, lc_interface *via) {
     uint16_t n = via->n_paths;
@@ -374,10 +380,10 @@ static int send_by(lc_host *h, lc_interface *via) {
         lc_send_control_by(h, via);
     if (via->control_waits) /* READY among it, perhaps, which eager packets must not pass */
         return 0;
-    int more = 1;
-    while (more && via->n_runs < LC_BATCH_RUNS) {
+    int more = 1, most = batch_runs(via);
+    while (more && via->n_runs < most) {
         more = 0;
-        for (uint16_t i = 0; i < n && via->n_runs < LC_BATCH_RUNS; i++)
+        for (uint16_t i = 0; i < n && via->n_runs < most; i++)
             more |= serve(h, via->paths[(via->turn + i) % n]);
     }
     via->turn = (uint16_t)((via->turn + 1) % n);

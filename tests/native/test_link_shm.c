@@ -332,6 +332,36 @@ static void test_wakes_once(void) {
     close_ends(&e);
 }
 
+/* All who sleep and get something, each once, whatever the order of the runs. */
+static void test_one_call_wakes_all(void) {
+    enum { RUNS = 4 };
+    static const int to[RUNS] = {1, 2, 2, 1};
+    static uint8_t head[HEAD];
+    struct iovec iov[2] = {{head, HEAD}, {head, 0}};
+    lc_run runs[RUNS];
+    lc_link_figures figures;
+    lc_arrival arrivals[LC_RECEIVE_BUFFERS];
+    struct pollfd fds[ENDS];
+    ends e;
+    int error;
+    open_ends(&e, ENDS);
+    fill(head, HEAD, 3);
+    for (int i = 0; i < RUNS; i++)
+        runs[i] =
+            (lc_run){.iov = iov, .n_packets = 1, .packet_bytes = HEAD, .peer = PROCESSES[to[i]]};
+    for (int at = 1; at < ENDS; at++) {
+        uint64_t timeout_ns = 1;
+        CHECK(lc_link_descriptors(e.link[at], 0, &fds[at], &timeout_ns) == 1 && timeout_ns == 1);
+    }
+    CHECK(lc_link_send(e.link[0], runs, RUNS, &error) == RUNS);
+    lc_link_figures_of(e.link[0], &figures);
+    CHECK(figures.send_calls == ENDS - 1);
+    for (int at = 1; at < ENDS; at++)
+        CHECK(poll(&fds[at], 1, 0) == 1 &&
+              lc_link_receive(e.link[at], arrivals, LC_RECEIVE_BUFFERS) == 2);
+    close_ends(&e);
+}
+
 /* ---- memory that holds nonsense ---- */
 
 /* Of the second end, as a packet to the first: it is read no more, the third one is. */
@@ -480,6 +510,7 @@ int main(void) {
     test_a_late_receiver_gets_the_same_copy();
     test_nobody_sleeps_through_a_packet();
     test_wakes_once();
+    test_one_call_wakes_all();
     test_nonsense();
     test_what_was_never_sent_is_taken();
     test_half_a_packet();

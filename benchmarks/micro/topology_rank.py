@@ -1,9 +1,9 @@
 """A rank of benchmarks.micro.topology: ``python -m benchmarks.micro.topology_rank CONFIG OUT``.
 
-CONFIG is JSON: a size in MiB, variants of all-reduce, and rounds. They take turns, and the order
-turns around each time. OUT.RANK gets the topology and what was measured, in order. Before each
-operation and after the last, when all ranks stand still, rank 0 says so and waits for
-OUT.go.NUMBER.
+CONFIG is JSON: a size in MiB, variants of all-reduce, rounds, and how many of a variant run in a
+row. Variants take turns, and the order turns around each time. OUT.RANK gets the topology and what
+was measured, in order. Before each operation and after the last, when all ranks stand still, rank 0
+says so and waits for OUT.go.NUMBER.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ VARIANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
 """Nothing resent between sites, and everything; those of gloo are "gloo-" and TCP's congestion
 control."""
 SLOW_SECONDS = 5.0
-"""A variant that takes longer is measured once: the others would wait for it."""
+"""A variant that takes longer is not measured again: the others would wait for it."""
 READY, GO = "measured", "go"
 GO_SECONDS = 60.0
 
@@ -67,19 +67,25 @@ def main() -> None:
     found: list[dict[str, Any]] = []
     for turn in range(config["rounds"]):
         for variant in variants if turn % 2 == 0 else variants[::-1]:
-            if variant in slow:
-                continue
-            tensor.fill_(1.0)
-            stand_still(out, len(found))
-            began = time.monotonic()
-            with VARIANTS.get(variant, nullcontext)():
-                dist.all_reduce(tensor, group=groups.get(variant))
-            ended = time.monotonic()
-            found.append(
-                {"variant": variant, "time": (began, ended), "missing": missing(variant, groups)}
-            )
-            if agreed(ended - began > SLOW_SECONDS):
-                slow.add(variant)
+            for nth in range(config["each"]):
+                if variant in slow:
+                    break
+                tensor.fill_(1.0)
+                stand_still(out, len(found))
+                began = time.monotonic()
+                with VARIANTS.get(variant, nullcontext)():
+                    dist.all_reduce(tensor, group=groups.get(variant))
+                ended = time.monotonic()
+                found.append(
+                    {
+                        "variant": variant,
+                        "nth": nth,
+                        "time": (began, ended),
+                        "missing": missing(variant, groups),
+                    }
+                )
+                if agreed(ended - began > SLOW_SECONDS):
+                    slow.add(variant)
     stand_still(out, len(found))
     topology = lossycoll.topology()
     said = {"hosts": topology.n_hosts, "sites": topology.n_sites, "operations": found}

@@ -14,7 +14,8 @@ from tests.support.lab_kit import needs_lab
 
 def options(**changes: Any) -> argparse.Namespace:
     given = {"sites": 2, "hosts": 2, "ranks": 2, "mib": 25.0, "mbit": 1000.0, "delay_ms": 20.0}
-    return argparse.Namespace(**{**given, "loss": 0.0, "burst": 1.0, "rounds": 2, **changes})
+    given |= {"loss": 0.0, "burst": 1.0, "rounds": 1, "each": 3}
+    return argparse.Namespace(**{**given, **changes})
 
 
 def test_the_limit_is_of_the_way_between_sites() -> None:
@@ -30,6 +31,17 @@ def test_bytes_are_those_between_two_points() -> None:
     counting = topology.Counting.__new__(topology.Counting)
     counting.levels = levels
     assert counting.between(1) == {"site": LevelBytes((8, 16), (24, 8))}
+
+
+def test_the_first_of_a_row_are_not_counted() -> None:
+    rows = [("a", 0, 9.0), ("a", 1, 1.0), ("slow", 0, 7.0), ("a", 0, 8.0), ("a", 1, 2.0)]
+    made = [{"variant": v, "nth": n, "time": (0.0, t), "missing": 0.0} for v, n, t in rows]
+    counting = topology.Counting.__new__(topology.Counting)
+    none = LevelBytes((0, 0), (0, 0))
+    counting.levels = [{"host": none, "site": none} for _ in range(len(rows) + 1)]
+    assert topology._of_variant("a", [made, made], counting, 1).seconds == [1.0, 2.0]
+    # One that is too slow to be repeated has no second.
+    assert topology._of_variant("slow", [made, made], counting, 1).seconds == [7.0]
 
 
 @pytest.mark.long

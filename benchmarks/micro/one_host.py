@@ -3,9 +3,9 @@
 The backends take turns, a block of calls each, on the same tensors, so that both meet the same
 machine; the order within a round alternates. As in a loop of training, no barrier comes between two
 calls (--apart puts one before each). A time is the mean over the ranks, the median over the calls;
-the first of a block, before which the ranks wait for one another, doesn't count. CPU seconds are of
-all threads of all ranks, kernel included, over whole blocks. A trip is a tensor that is sent to the
-other rank and back.
+the first three of a block, in which the other backend's threads are still at work, don't count. CPU
+seconds are of all threads of all ranks, kernel included, over whole blocks. A trip is a tensor that
+is sent to the other rank and back.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barri
 SMALL = 4096
 """The one size of a barrier, which has none."""
 TRIP_MOST = 1 << 20
-BLOCK_SECONDS, BLOCK_CALLS = 0.05, (5, 40)
-"""How long a block takes about; how many calls it has at least and at most."""
+WARM_UP = 3
+BLOCK_SECONDS, BLOCK_CALLS = 0.05, (6, 40)
+"""How long a block takes about; how many calls it has at least and at most, those of WARM_UP among
+them."""
 LEAST_ROUNDS = 4
 CPU_GOAL = 0.6
 """Of gloo's CPU seconds."""
@@ -145,7 +147,7 @@ def measure(
     row: dict[str, Any] = {"ranks": world, "collective": name, "bytes": size}
     for one in BACKENDS:
         means = over_ranks(torch.tensor(times[one], dtype=torch.float64), gloo) / world
-        counted = means if config["apart"] else means[:, 1:]
+        counted = means if config["apart"] else means[:, WARM_UP:]
         p10, p50 = 1e6 * counted.flatten().quantile(torch.tensor([0.1, 0.5], dtype=counted.dtype))
         row[f"{one}_us"], row[f"{one}_p10_us"] = float(p50), float(p10)
         total = float(over_ranks(torch.tensor(cpu[one]), gloo))

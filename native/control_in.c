@@ -378,6 +378,11 @@ static void on_ack(lc_host *h, lc_path *p, const lc_record *r) {
     lc_pace_acked(&p->pace, &ack);
 }
 
+/* Packets of older operations go first. Its receiver can't tell: the order may be another there. */
+static int stands_behind(const lc_out *out) {
+    return lc_path_to(out)->outs->slot->op->order < out->slot->op->order;
+}
+
 static void on_ask(lc_group *g, uint16_t peer, const lc_record *r) {
     lc_op *op = op_going(g, peer, r);
     lc_record answer = {.kind = LC_R_WAIT, .op = r->op, .slot = r->slot, .round = r->round};
@@ -390,7 +395,7 @@ static void on_ask(lc_group *g, uint16_t peer, const lc_record *r) {
             lc_tell_fin(out); /* which asks for the rest of the NACK */
             return;
         }
-        if (out->listed)
+        if (out->listed && !stands_behind(out))
             return; /* it has packets to send and cannot: that is the network's doing */
     } else if (is_message(r)) {
         return;

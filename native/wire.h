@@ -91,8 +91,8 @@ enum lc_verdict { LC_GOOD = 0, LC_MALFORMED = 1, LC_FOREIGN = 2 };
  *   PROBE     the link, from its sender           a link_seq of the next packet
  *   MISMATCH  op means something else here        as READY
  *   ASK       a stream is silent: where is it?
- *   WAIT      it waits for its own sources or its rank, or (slot 0xFFFF) op is not posted yet:
- *             nothing is lost
+ *   WAIT      it waits for its own sources or its rank, or behind older operations, or (slot
+ *             0xFFFF) op is not posted yet: nothing is lost
  *   LOST      given up for good after a round     as NACK
  *   MESSAGE   op is this message                  a type, b bytes of an element, and bit 16 if it
  *                                                 comes ahead, c tag, d elements

@@ -184,6 +184,13 @@ CALLS = (
         f"{ENGINE}/test_waiting.py::test_streams_behind_a_pause_lose_nothing",
     ),
     mutation(
+        "a stream that stands behind an older operation isn't waited for",
+        "native/control_in.c",
+        "if (out->listed && !stands_behind(out))",
+        "if (out->listed && stands_behind(out) < 2)",
+        "native:test_interfaces",
+    ),
+    mutation(
         "deadlines never end",
         "native/timers.c",
         "if (lc_overdue(in)) {\n            lc_give_up",

@@ -111,6 +111,7 @@ static void open_group(world *w, uint32_t number, const uint16_t *members, uint1
                              .members = members,
                              .deadline_min_ns = DEADLINE_NS,
                              .deadline_max_ns = DEADLINE_NS,
+                             .link_ns = DEADLINE_NS,
                              .met = 1};
         lc_failure failure;
         uint16_t process = members[rank];
@@ -154,21 +155,25 @@ static part *submit_at(world *w, uint32_t number, uint16_t process, uint16_t siz
     return submit_plan(w, number, process, size, rank, segment, reliable, t);
 }
 
-/* Rank 0 sends what it has to rank 1. Returns the part of rank 0. */
-static part *submit_copy(world *w, uint32_t number, uint32_t segment) {
-    part *first = &w->parts[w->n_parts];
-    for (uint16_t rank = 0; rank < 2; rank++) {
-        table t = {.n_slots = 0};
-        lc_slot_desc *s = add_slot(&t, 0, 0, segment);
-        s->missing = LC_MISSING_KEEP;
-        if (rank == 0) {
-            own_at(s, 0, LC_TARGET_NONE);
-            add_dest(&t, s, 1, 0);
-        } else {
-            add_source(&t, s, 0);
-        }
-        (void)submit_plan(w, number, rank, 2, rank, segment, 0, t);
+/* A rank's part in this: rank 0 sends what it has to rank 1. */
+static part *submit_copy_at(world *w, uint32_t number, uint16_t rank, uint32_t segment,
+                            int reliable) {
+    table t = {.n_slots = 0};
+    lc_slot_desc *s = add_slot(&t, 0, 0, segment);
+    s->missing = LC_MISSING_KEEP;
+    if (rank == 0) {
+        own_at(s, 0, LC_TARGET_NONE);
+        add_dest(&t, s, 1, 0);
+    } else {
+        add_source(&t, s, 0);
     }
+    return submit_plan(w, number, rank, 2, rank, segment, reliable, t);
+}
+
+/* Returns the part of rank 0. */
+static part *submit_copy(world *w, uint32_t number, uint32_t segment) {
+    part *first = submit_copy_at(w, number, 0, segment, 0);
+    (void)submit_copy_at(w, number, 1, segment, 0);
     return first;
 }
 
@@ -467,6 +472,29 @@ static void test_a_fixed_rate_is_shared(void) {
     close_all(&w);
 }
 
+/* The sender has begun with one group, its receiver with the other. What is sent first takes longer
+ * than the second group may be silent, which is no reason to give it up. */
+static void test_a_group_stands_behind_another(int reliable) {
+    world w;
+    lc_stats stats;
+    open_all(&w, 1e4);
+    open_group(&w, 0, FIRST, 2);
+    open_group(&w, 1, FIRST, 2);
+    const part *large = submit_copy_at(&w, 0, 0, 64000, 0);
+    const part *behind = submit_copy_at(&w, 1, 0, 640, reliable);
+    (void)submit_copy_at(&w, 1, 1, 640, reliable);
+    take_turns(&w, 1);
+    (void)submit_copy_at(&w, 0, 1, 64000, 0);
+    CHECK(!run(&w, large, 1, 2 * DEADLINE_NS) && !behind->ended); /* it takes as long as that */
+    CHECK(run(&w, large, 4, 60 * SECOND) && have_code(large, 4, LC_OK));
+    for (int number = 0; number < 2; number++) {
+        lc_group_stats(w.group[number][1], &stats);
+        CHECK_AT(stats.packets_missing == 0, "group %d lacks %llu packets", number,
+                 (unsigned long long)stats.packets_missing);
+    }
+    close_all(&w);
+}
+
 static void test_events_and_figures(void) {
     const lc_event told = {.kind = LC_EVENT_FAILING, .sys_errno = ENETDOWN, .peer = -1};
     lc_event event;
@@ -590,6 +618,8 @@ int main(void) {
     test_packets_by_another_link_are_foreign();
     test_many_groups_closed();
     test_a_fixed_rate_is_shared();
+    test_a_group_stands_behind_another(0);
+    test_a_group_stands_behind_another(1);
     test_memory_that_a_link_still_reads();
     test_a_quiet_link_is_asked_less();
     test_who_is_left_something_is_woken();

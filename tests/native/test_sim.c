@@ -150,6 +150,10 @@ static const struct {
      "seed=50269 ranks=2 groups=1 ops=1 deep=1 segments=1 packets=1 payload=64 sums=1 eager=128 "
      "capacity=27 delay=1 deadline=300000 drain=1000 levels=1 links=1 messages=8 "
      "message_bytes=139998 forged=99"},
+    {"a stream stands behind messages, which its receiver takes for later ones",
+     "seed=1006722 ranks=2 groups=3 ops=4 deep=2 segments=1 packets=1 payload=64 sums=1 weights=1 "
+     "fec=1 selective=1 capacity=16 delay=19997 deadline=300000 drain=1000 links=1 messages=10 "
+     "message_bytes=2499"},
 };
 
 static void test_known(void) {

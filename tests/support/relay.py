@@ -125,7 +125,7 @@ class Faults:
     damage: float = 0.0
     seed: int = 1
     held: tuple[int, int] | None = None  # sender and receiver of what waits until this changes
-    mute: int = 0  # the kind of record whose datagrams are dropped
+    mute: int = 0  # the kind of record that nobody gets to see
     last: int | None = None  # the data packet (counted by Passed) after which rank 1 gets nothing
 
 
@@ -142,6 +142,16 @@ class Passed:
     damaged: int = 0
     captured: list[tuple[int, bytes]] = field(default_factory=list)
     """(receiver, datagram), the first few thousand."""
+
+
+def without(kind: int, control: bytes) -> bytes:
+    """The datagram with each record of that kind overwritten by its acknowledgement, the first one.
+
+    Other records in it go their way: several that wait may share a datagram.
+    """
+    header, payload = control[: HEADER.size], control[HEADER.size :]
+    records = [payload[at : at + RECORD_BYTES] for at in range(0, len(payload), RECORD_BYTES)]
+    return header + b"".join(records[0] if record[0] == kind else record for record in records)
 
 
 class Relay:
@@ -224,7 +234,7 @@ class Relay:
             passed.data += 1
         if control and faults.mute and faults.mute in data[HEADER.size :: RECORD_BYTES]:
             passed.muted += 1
-            return
+            data = without(faults.mute, data)
         if faults.held == (sender, receiver):
             self.kept.append((sender, receiver, data))
             return

@@ -240,7 +240,7 @@ def test_memory_can_be_shared_where_there_is_enough(monkeypatch: pytest.MonkeyPa
     (found,) = shared_memory.memory_sharing()
     assert found.status is Severity.WARN
     assert "0.0 GiB of memory free" in found.found
-    assert "4 ranks may take 36 MiB of shared memory" in found.advice
+    assert "4 ranks may take 52 MiB of shared memory" in found.advice
 
 
 def test_a_machine_on_which_memory_cant_be_handed_over_says_why(

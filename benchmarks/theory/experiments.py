@@ -431,7 +431,7 @@ def steps_in_reference(
     bound = np.zeros((world, count))
     out = Steps([], [], [])
 
-    def lost(op: int) -> Callable[[int, int, int, int, int], Array]:
+    def lost_of(op: int) -> Callable[[int, int, int, int, int], Array]:
         return lambda *stream: lost(faults, GROUP, op, *stream)
 
     @functools.cache
@@ -444,7 +444,7 @@ def steps_in_reference(
         made = reductions(tuple(draw_order(5, GROUP, step, world)))
         data = rng.standard_normal((world, count)).astype(np.float32)
         means = [row.copy() for row in data]
-        execute(made, means, means, "f32", 1.0, lost(2 * step), 0)
+        execute(made, means, means, "f32", 1.0, lost_of(2 * step), 0)
         free += means
         bound += means
         sweep, number = divmod(step, period)
@@ -463,7 +463,7 @@ def steps_in_reference(
         for here, there in places:
             staged[:, there] = bound[:, here]
         own_chunks = [staged[r, r * chunk : (r + 1) * chunk].copy() for r in range(world)]
-        execute(gathers, own_chunks, list(staged), "f32", 1.0, lost(2 * step + 1), 0)
+        execute(gathers, own_chunks, list(staged), "f32", 1.0, lost_of(2 * step + 1), 0)
         for here, there in places:
             bound[:, here] = staged[:, there]
         if (step + 1) % every == 0:

@@ -149,6 +149,10 @@ uint64_t lc_tell_again_ns(const lc_host *h, const lc_path *p) {
     return p->told_ns + (silent < LC_AGAIN_MAX_NS ? silent : LC_AGAIN_MAX_NS);
 }
 
+uint64_t lc_held_until_ns(const lc_host *h, const lc_path *p) {
+    return lc_later(p->hold_ns, lc_tell_again_ns(h, p));
+}
+
 /* A pause that is longer than any between repeated records: what went before it had no answer to
  * wait for. */
 static void note_told(const lc_host *h, lc_path *p) {
@@ -226,17 +230,13 @@ uint32_t lc_control_ahead(lc_host *h, lc_path *p, uint8_t *to) {
     return LC_HEADER_BYTES + (uint32_t)length;
 }
 
-static int is_held(const lc_host *h, const lc_path *p) {
-    return p->hold_ns > h->now || lc_tell_again_ns(h, p) > h->now;
-}
-
 /* Gathers a datagram for each of the paths from *next on that have something to tell, as many as
  * fit a batch. Returns how many. */
 static int gather_control(const lc_host *h, const lc_interface *via, lc_run *runs, uint16_t *next) {
     int n = 0;
     for (; n < LC_BATCH_RUNS && *next < via->n_paths; (*next)++) {
         const lc_path *p = via->paths[*next];
-        if (!has_control(p) || (!p->ack_due && is_held(h, p)))
+        if (!has_control(p) || (!p->ack_due && lc_held_until_ns(h, p) > h->now))
             continue;
         put_control(h, p, &runs[n], n);
         n++;

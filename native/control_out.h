@@ -22,6 +22,8 @@ void lc_tell_ready_soon(lc_op *op, uint16_t peer);
  * past: at once. A process that is stopped or starved doesn't read: what is repeated to it piles up
  * in its socket buffer, and takes the room that the window promises to data. */
 uint64_t lc_tell_again_ns(const lc_host *h, const lc_path *p);
+/* When the path's records go out, if no packet takes them along before; 0, or past: at once. */
+uint64_t lc_held_until_ns(const lc_host *h, const lc_path *p);
 /* The bytes of all that is to be told to the process, as one packet; 0: nothing is. */
 uint32_t lc_control_bytes(const lc_path *p);
 /* Writes a control packet that goes in the datagram of another one, which follows it. Returns its

@@ -242,10 +242,11 @@ static int set_address(lc_host *h, lc_path *p, const lc_address *address) {
     if (!held)
         return LC_E_MEMORY;
     p->held = held;
-    if (p->interface->link->small_max && !p->units_at)
+    if (p->interface->link->small_max && !p->units_at) {
         p->units_at = calloc(LC_UNITS, sizeof *p->units_at);
-    if (p->interface->link->small_max && !p->units_at)
-        return LC_E_MEMORY;
+        if (!p->units_at)
+            return LC_E_MEMORY;
+    }
     p->pace.packet_bytes = bytes;
     p->pace.same_host = lc_link_is_here(p->interface->link, p->number);
     if (p->number != h->config.process)
@@ -263,7 +264,6 @@ static uint32_t share_of(const lc_interface *via, uint32_t packet_bytes) {
 static void share_credits(lc_interface *via) {
     uint32_t large = share_of(via, lc_wire_bytes_max(via)), small_max = via->link->small_max;
     via->window = small_max ? share_of(via, small_max) : large;
-    via->small_max = small_max;
     via->large_units = (via->window + large - 1) / large;
     for (uint16_t i = 0; i < via->n_paths; i++)
         via->paths[i]->tx_window = via->large_units; /* until the peer says what it can take */

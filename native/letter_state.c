@@ -3,7 +3,6 @@
 #include "letter.h"
 
 static const uint64_t TELL_NS = 1000000; /* how long what was heard may go unreported */
-static const uint64_t AGAIN_MAX_NS = 100000000;
 
 void lc_letter_count(lc_group *g, lc_letter *letter, int counted) {
     if (counted != letter->counted)
@@ -103,8 +102,8 @@ void lc_letter_announce(lc_group *g, lc_letter *letter) {
 }
 
 void lc_letter_again(lc_letter *letter) {
-    letter->again_wait_ns =
-        2 * letter->again_wait_ns < AGAIN_MAX_NS ? 2 * letter->again_wait_ns : AGAIN_MAX_NS;
+    uint64_t wait = 2 * letter->again_wait_ns;
+    letter->again_wait_ns = wait < LC_AGAIN_MAX_NS ? wait : LC_AGAIN_MAX_NS;
 }
 
 void lc_letter_grant(lc_group *g, lc_letter *letter) {

@@ -33,6 +33,11 @@ static void use_buffer(lc_shm *s, uint16_t buffer) {
     s->n_idle--;
 }
 
+/* Whether packets can go to a peer, and come from it. */
+static int is_there(const lc_shm_peer *p) {
+    return p && p->memory && !p->broken;
+}
+
 static void break_with(lc_shm *s, lc_shm_peer *p) {
     p->broken = 1;
     if (!s->event.kind)
@@ -127,7 +132,7 @@ static void wake(lc_shm *s, lc_shm_peer *p) {
 static void wake_all(lc_shm *s, const lc_run *runs, int n_runs) {
     for (int i = 0; i < n_runs; i++) {
         lc_shm_peer *p = lc_shm_peer_of(s, runs[i].peer);
-        if (p && p->memory && !p->broken)
+        if (is_there(p))
             wake(s, p);
     }
 }
@@ -141,11 +146,10 @@ int lc_shm_send(lc_link *link, const lc_run *runs, int n_runs, int *sys_errno) {
     for (int i = 0; i < n_runs; i++) {
         const lc_run *run = &runs[i];
         lc_shm_peer *p = lc_shm_peer_of(s, run->peer);
-        int there = p && p->memory && !p->broken;
-        if (there)
+        if (is_there(p))
             take_back(s, p);
         for (uint32_t k = 0; k < run->n_packets; k++)
-            s->figures.overflow += !there || p->broken || !put(s, p, run, k);
+            s->figures.overflow += !is_there(p) || !put(s, p, run, k);
         packets += (int)run->n_packets;
     }
     wake_all(s, runs, n_runs);
@@ -155,7 +159,7 @@ int lc_shm_send(lc_link *link, const lc_run *runs, int n_runs, int *sys_errno) {
 /* ---- receiving ---- */
 
 static const lc_shm_entry *next_entry(const lc_shm *s, const lc_shm_peer *p, uint64_t *word) {
-    if (!p->memory || p->broken)
+    if (!is_there(p))
         return NULL;
     const lc_shm_entry *entry = &p->in->entries[p->taken % s->entries];
     *word = atomic_load(&entry->word);

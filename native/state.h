@@ -152,9 +152,9 @@ struct lc_interface {
     uint16_t turn;              /* the path that sends first in this turn of the loop */
     uint16_t turns_since_asked; /* turns since the link was last asked what has come */
     uint64_t moved_ns;          /* when something last went there or came */
-    uint32_t window;            /* units that this process lets each of them have in flight: */
-    uint32_t small_max;         /* what a packet of up to so many bytes counts, */
-    uint32_t large_units;       /* and so many count larger ones */
+    uint32_t window;            /* units that this process lets each of them have in flight: a small
+                                   packet (lc_link.small_max) counts one, */
+    uint32_t large_units;       /* and a larger one so many */
     uint32_t payload_bytes;     /* of a packet of data at most, */
     uint32_t control_bytes;     /* and of a packet of control */
     lc_expect expect;
@@ -352,7 +352,7 @@ static inline uint32_t lc_wire_bytes_max(const lc_interface *via) {
 }
 /* What a packet of so many bytes takes of the window. */
 static inline uint32_t lc_units(const lc_interface *via, uint32_t packet_bytes) {
-    return packet_bytes <= via->small_max ? 1 : via->large_units;
+    return packet_bytes <= via->link->small_max ? 1 : via->large_units;
 }
 /* What is in flight takes. */
 static inline uint32_t lc_units_flying(const lc_path *p) {

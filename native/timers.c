@@ -267,11 +267,9 @@ static void tick_late_fins(lc_host *h) {
 }
 
 static void tick_path(lc_host *h, lc_path *p, uint64_t *next) {
-    if (p->n_records && p->hold_ns > h->now && p->hold_ns < *next)
-        *next = p->hold_ns;
-    uint64_t again = p->n_records ? lc_tell_again_ns(h, p) : 0;
-    if (again > h->now && again < *next)
-        *next = again;
+    uint64_t held = p->n_records ? lc_held_until_ns(h, p) : 0;
+    if (held > h->now && held < *next)
+        *next = held;
     lc_release_held(h, p);
     if (p->rx_next != p->rx_reported && h->now - p->rx_ack_ns >= LC_ACK_NS)
         p->ack_due = 1;

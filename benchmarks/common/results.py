@@ -121,6 +121,11 @@ def commit(*paths: str) -> str:
     return name + ("+" if changed else "")
 
 
+def source(*paths: str) -> dict[str, str]:
+    """When, by which code (:func:`commit` of ``paths``) and where figures are taken."""
+    return {"date": today(), "commit": commit(*paths), "machine": machine()}
+
+
 def _git(*words: str) -> str:
     done = subprocess.run(
         ["git", *words], cwd=ROOT, capture_output=True, text=True, check=True, timeout=20

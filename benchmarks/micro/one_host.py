@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common.local_job import run_job
-from benchmarks.common.results import commit, machine, today
+from benchmarks.common.results import source
 from lossycoll.cli.argtypes import names, real
 from lossycoll.cli.bench.command import human, sizes
 from lossycoll.cli.launcher import EventWriter
@@ -230,13 +230,11 @@ def report(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """The table between the marks of performance.md, and every figure in one-host.json."""
     from benchmarks.common.report import fill, markdown, write_json
 
-    when = f"{today()}, commit {commit()}, {machine()}"
-    text = "\n\n".join([f"{when}.", markdown(HEADINGS, list(map(shown, rows))), verdict(rows)])
+    taken = source()
+    when = f"{taken['date']}, commit {taken['commit']}, {taken['machine']}."
+    text = "\n\n".join([when, markdown(HEADINGS, list(map(shown, rows))), verdict(rows)])
     fill(folder / "performance.md", {"one-host": text})
-    write_json(
-        folder / "one-host.json",
-        {"date": today(), "commit": commit(), "machine": machine(), "rows": rows},
-    )
+    write_json(folder / "one-host.json", {**taken, "rows": rows})
 
 
 def main() -> int:

@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 from benchmarks.common.report import fill, write_json
-from benchmarks.common.results import ROOT, commit, machine, today
+from benchmarks.common.results import ROOT, source
 
 from . import plots, tables
 from .measure import PARTS
@@ -22,13 +22,10 @@ from .measure import PARTS
 JSON = ROOT / "docs" / "theory.json"
 
 
-def source() -> dict[str, str]:
+def measured() -> dict[str, str]:
     """When, by which code and where figures are taken."""
-    return {
-        "date": today(),
-        "commit": commit("benchmarks/theory", "tests/support"),
-        "machine": f"{machine()}, loopback",
-    }
+    taken = source("benchmarks/theory", "tests/support")
+    return {**taken, "machine": f"{taken['machine']}, loopback"}
 
 
 def main() -> None:
@@ -44,7 +41,7 @@ def main() -> None:
             found[name] = PARTS[name]()
             print(f"{name}: {time.monotonic() - begin:.0f} s", flush=True)
             # Part by part: one that is measured again says nothing of when the others were.
-            found.setdefault("measured", {})[name] = source()
+            found.setdefault("measured", {})[name] = measured()
             write_json(JSON, found)
     if options.tables:
         print(tables.text(found))

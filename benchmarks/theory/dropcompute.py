@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common.report import markdown, plt, save, write_json
-from benchmarks.common.results import ROOT, commit, machine, today
+from benchmarks.common.results import ROOT, source
 from tests.support import dropcompute_checks as checks
 
 JSON = ROOT / "docs" / "dropcompute-theory.json"
@@ -178,13 +178,9 @@ def main() -> None:
         return
     if not options.tables:
         found = measure()
-        found["measured"] = {
-            "date": today(),
-            "commit": commit(
-                "benchmarks/theory/dropcompute.py", "tests/support/dropcompute_checks.py"
-            ),
-            "machine": machine(),
-        }
+        found["measured"] = source(
+            "benchmarks/theory/dropcompute.py", "tests/support/dropcompute_checks.py"
+        )
         write_json(JSON, found, indent=None)
     found = json.loads(JSON.read_text(encoding="utf-8"))
     print("\n\n".join([*tables(found), str(found["measured"])]))

@@ -24,24 +24,29 @@ Measure: TypeAlias = Callable[[Mapping[int, tuple[str, int]]], Mapping[int, floa
 def compare_sites(where: Where, sites: Sequence[str]) -> None:
     """Raises RendezvousError, with the same content on every rank, if only some have a site, or
     some name theirs and others have it learnt."""
-    with_one = [rank for rank, site in enumerate(sites) if site]
-    without = [rank for rank, site in enumerate(sites) if not site]
-    if with_one and without:
-        raise RendezvousError(
-            f"{where}: option site is {sites[with_one[0]]!r} on rank {with_one[0]} and not set on "
-            f"rank {without[0]} ({len(with_one)} of {len(sites)} ranks have one); set "
-            f"LOSSYCOLL_SITE on all ranks, or on none",
-            peer=without[0] if without[0] != where.rank else with_one[0],
-        )
-    learnt = [rank for rank, site in enumerate(sites) if site == LEARNT]
-    named = [rank for rank, site in enumerate(sites) if site != LEARNT]
-    if learnt and named:
-        raise RendezvousError(
-            f"{where}: option site is {LEARNT!r} on rank {learnt[0]} and {sites[named[0]]!r} on "
-            f"rank {named[0]} ({len(learnt)} of {len(sites)} ranks have {LEARNT!r}); set "
-            f"LOSSYCOLL_SITE to {LEARNT!r} on all ranks, or to the name of its site on each",
-            peer=named[0] if named[0] != where.rank else learnt[0],
-        )
+    _all_or_none(where, sites, [site != "" for site in sites], "one", "on all ranks, or on none")
+    _all_or_none(
+        where,
+        sites,
+        [site == LEARNT for site in sites],
+        repr(LEARNT),
+        f"to {LEARNT!r} on all ranks, or to the name of its site on each",
+    )
+
+
+def _all_or_none(
+    where: Where, sites: Sequence[str], with_it: Sequence[bool], it: str, remedy: str
+) -> None:
+    """Raises RendezvousError if some ranks have ``it``, as ``with_it`` says, and others don't."""
+    if all(with_it) or not any(with_it):
+        return
+    one, other = with_it.index(True), with_it.index(False)
+    raise RendezvousError(
+        f"{where}: option site is {sites[one]!r} on rank {one} and "
+        f"{repr(sites[other]) if sites[other] else 'not set'} on rank {other} ({sum(with_it)} of "
+        f"{len(sites)} ranks have {it}); set LOSSYCOLL_SITE {remedy}",
+        peer=other if other != where.rank else one,
+    )
 
 
 def learn_sites(

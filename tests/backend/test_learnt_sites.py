@@ -25,29 +25,33 @@ PLACES = [("10.0.0.1", 100 + rank) for rank in range(6)]
 _Places = Mapping[int, tuple[str, int]]
 
 
+def must_refuse(sites: list[str], *said: str) -> None:
+    for rank in range(len(sites)):
+        with pytest.raises(RendezvousError) as caught:
+            compare_sites(Where(rank, len(sites)), sites)
+        text = str(caught.value)
+        assert text.startswith(f"rank {rank}/{len(sites)}: option site is ")
+        assert all(part in text for part in (*said, "LOSSYCOLL_SITE")), text
+        assert caught.value.peer != rank
+
+
 def test_a_site_that_only_some_have_is_refused_on_all() -> None:
     compare_sites(Where(0, 2), ["", ""])
     compare_sites(Where(0, 2), ["a", "b"])
-    for rank in range(3):
-        with pytest.raises(RendezvousError) as caught:
-            compare_sites(Where(rank, 3), ["east", "", "west"])
-        text = str(caught.value)
-        assert f"rank {rank}/3: option site is 'east' on rank 0 and not set on rank 1" in text
-        assert "2 of 3 ranks have one" in text
-        assert "LOSSYCOLL_SITE" in text
-        assert caught.value.peer != rank
+    must_refuse(
+        ["east", "", "west"],
+        "option site is 'east' on rank 0 and not set on rank 1",
+        "2 of 3 ranks have one",
+    )
 
 
 def test_a_site_that_some_name_and_others_learn_is_refused_on_all() -> None:
     compare_sites(Where(0, 2), ["auto", "auto"])
-    for rank in range(3):
-        with pytest.raises(RendezvousError) as caught:
-            compare_sites(Where(rank, 3), ["east", "auto", "auto"])
-        text = str(caught.value)
-        assert f"rank {rank}/3: option site is 'auto' on rank 1 and 'east' on rank 0" in text
-        assert "2 of 3 ranks have 'auto'" in text
-        assert "LOSSYCOLL_SITE" in text
-        assert caught.value.peer != rank
+    must_refuse(
+        ["east", "auto", "auto"],
+        "option site is 'auto' on rank 1 and 'east' on rank 0",
+        "2 of 3 ranks have 'auto'",
+    )
 
 
 def learn(

@@ -189,7 +189,7 @@ LINKS = (
     mutation(
         "small packets take as much of the window as large ones",
         "native/state.h",
-        "return packet_bytes <= via->small_max ? 1 : via->large_units;",
+        "return packet_bytes <= via->link->small_max ? 1 : via->large_units;",
         "return packet_bytes ? via->large_units : 1;",
         "native:test_shared_window",
     ),

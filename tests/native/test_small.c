@@ -137,6 +137,16 @@ static int all_ended(const job *j) {
     return 1;
 }
 
+/* All ranks from `first` on take the turns that they have; then it is `latest`, or when one of them
+ * next has something to do. */
+static void go_on(job *j, uint16_t first, uint64_t latest) {
+    for (uint16_t i = first; i < j->how.ranks; i++) {
+        uint64_t mine = take_turns(j, i);
+        latest = mine < latest ? mine : latest;
+    }
+    virtual_set_now(&j->v, latest);
+}
+
 /* Datagrams for each call. */
 static double run(kind how) {
     static job j;
@@ -145,14 +155,10 @@ static double run(kind how) {
     open_job(&j);
     uint64_t begin = memory_now(j.v.net), end = NEVER;
     while (memory_now(j.v.net) < end && memory_now(j.v.net) < begin + 100 * SECOND) {
-        uint64_t next = NEVER;
-        for (uint16_t i = 0; i < how.ranks; i++) {
-            uint64_t mine = take_turns(&j, i);
-            next = mine < next ? mine : next;
-        }
+        uint64_t now = memory_now(j.v.net);
+        go_on(&j, 0, NEVER);
         if (end == NEVER && all_ended(&j))
-            end = memory_now(j.v.net) + 20 * MS; /* what is still said counts as well */
-        virtual_set_now(&j.v, next);
+            end = now + 20 * MS; /* what is still said counts as well */
     }
     CHECK(all_ended(&j));
     CHECK((j.missing > 0) == (how.lossy && how.loss > 0));
@@ -195,14 +201,8 @@ static void pile_up(void *context, uint16_t from, uint16_t to, const struct iove
 /* The others' turns while rank 0 takes none, for so long. */
 static void go_on_without(job *j, uint64_t ns) {
     uint64_t end = memory_now(j->v.net) + ns;
-    while (memory_now(j->v.net) < end) {
-        uint64_t next = end;
-        for (uint16_t i = 1; i < RANKS; i++) {
-            uint64_t mine = take_turns(j, i);
-            next = mine < next ? mine : next;
-        }
-        virtual_set_now(&j->v, next);
-    }
+    while (memory_now(j->v.net) < end)
+        go_on(j, 1, end);
 }
 
 /* What is told to a process that is stopped has room beside data in its socket buffer
@@ -214,14 +214,8 @@ static void test_stopped_peer(int lossy) {
     j.how = (kind){RANKS, SEGMENTS, lossy, 0};
     open_job(&j);
     memory_set_tap(j.v.net, pile_up, &told);
-    while (j.ended[0] < CALLS / 2) {
-        uint64_t next = NEVER;
-        for (uint16_t i = 0; i < RANKS; i++) {
-            uint64_t mine = take_turns(&j, i);
-            next = mine < next ? mine : next;
-        }
-        virtual_set_now(&j.v, next);
-    }
+    while (j.ended[0] < CALLS / 2)
+        go_on(&j, 0, NEVER);
     told.counts = 1;
     go_on_without(&j, 250 * MS);
     for (int i = 1; i < RANKS; i++)

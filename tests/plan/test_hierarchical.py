@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from itertools import permutations, product
 from typing import Any
 
@@ -14,6 +15,7 @@ from lossycoll.plan import (
     Finish,
     Missing,
     Plan,
+    Slot,
     Topology,
     draw_order,
     find_algorithm,
@@ -203,6 +205,22 @@ def one_packet(build: Callable[[int], Plan], world: int) -> tuple[list[Plan], li
     return [build(rank) for rank in range(world)], [np.eye(world)[rank] for rank in range(world)]
 
 
+def means_of(
+    topology: Topology, missing: Missing
+) -> Iterator[tuple[list[Plan], list[Any], int, Slot]]:
+    """For each order: plans and inputs of one packet, and the owner of its mean with its slot."""
+    world = topology.world
+    for order in permutations(range(world)):
+        plans, inputs = one_packet(
+            lambda rank, order=order: hierarchical.all_reduce(
+                world, rank, world, world, order=order, missing=missing, topology=topology
+            ),
+            world,
+        )
+        ((owner, slot),) = [(p.rank, s) for p in plans for s in p.slots if s.finish == Finish.MEAN]
+        yield plans, inputs, owner, slot
+
+
 UNEQUAL = [("aab", "xxx"), ("aaabb", "xxxxx"), ("aabc", "xxxx"), ("aabcc", "xxxyy")]
 
 
@@ -212,22 +230,15 @@ def test_each_rank_has_its_share_of_a_mean(hosts: str, sites: str, loss: float) 
     """Over all orders and all outcomes, what the owner of a packet forms is exactly the mean."""
     topology = Topology.of_labels(hosts, sites, 2)
     world, share, alone, seen = topology.world, 0.0, 0, 0
-    orders = list(permutations(range(world)))
-    for order in orders:
-        plans, inputs = one_packet(
-            lambda rank, order=order: hierarchical.all_reduce(
-                world, rank, world, world, order=order, missing=Missing.KEEP, topology=topology
-            ),
-            world,
-        )
-        ((owner, slot),) = [(p.rank, s) for p in plans for s in p.slots if s.finish == Finish.MEAN]
+    orders = math.factorial(world)
+    for plans, inputs, owner, slot in means_of(topology, Missing.KEEP):
         back = {(owner, dest.peer): True for dest in slot.dests}
         for arrives, chance in outcomes([(sender, owner) for sender in slot.sources], loss):
             _, outputs = run(plans, [x.copy() for x in inputs], True, chosen({**arrives, **back}))
             share = share + chance * outputs[owner]
             alone += not all(arrives.values())
             seen += 1
-    np.testing.assert_allclose(share / len(orders), 1 / world, rtol=1e-9)
+    np.testing.assert_allclose(share / orders, 1 / world, rtol=1e-9)
     assert 0 < alone < seen, "some sums were lost, not all"
 
 
@@ -236,21 +247,14 @@ def test_ranks_of_large_hosts_miss_fewer_means(hosts: str) -> None:
     """What ranks end with leans, on average over them, to those that miss more: theory.md."""
     topology = Topology.of_labels(hosts, "x" * len(hosts), 2)
     world, loss, share = topology.world, 0.3, 0.0
-    orders = list(permutations(range(world)))
-    for order in orders:
-        plans, inputs = one_packet(
-            lambda rank, order=order: hierarchical.all_reduce(
-                world, rank, world, world, order=order, missing=Missing.OWN, topology=topology
-            ),
-            world,
-        )
-        ((owner, slot),) = [(p.rank, s) for p in plans for s in p.slots if s.finish == Finish.MEAN]
+    orders = math.factorial(world)
+    for plans, inputs, owner, slot in means_of(topology, Missing.OWN):
         up = {(sender, owner): True for sender in slot.sources}
         for arrives, chance in outcomes([(owner, dest.peer) for dest in slot.dests], loss):
             _, outputs = run(plans, [x.copy() for x in inputs], True, chosen({**up, **arrives}))
             share = share + chance * np.mean(outputs, axis=0)
     missed = np.array([loss * (1 - hosts.count(host) / world) for host in hosts])
-    np.testing.assert_allclose(share / len(orders), (1 + missed - missed.mean()) / world, rtol=1e-9)
+    np.testing.assert_allclose(share / orders, (1 + missed - missed.mean()) / world, rtol=1e-9)
 
 
 @pytest.mark.parametrize(("hosts", "sites"), UNEQUAL)

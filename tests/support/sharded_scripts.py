@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 import lossycoll
 from tests.support import harness
@@ -19,21 +19,36 @@ STEPS = 4
 ENV = {"LOSSYCOLL_LOG": "warning", "LOSSYCOLL_LIVENESS": "30"}
 
 
+def step_both(
+    mine: Any,
+    theirs: Any,
+    model: nn.Module,
+    plain: nn.Module,
+    data: Any,
+    rank: int,
+    loss: Callable[[Any, Any], Tensor] = loss_of,
+    each: Callable[[Any, nn.Module], None] | None = None,
+) -> None:
+    """A step of ``model`` with this rank's share of ``data``, and one of ``plain`` with all of it;
+    ``each``: called between backward and step with either optimizer."""
+    for optimizer, network_, own in ((mine, model, share(data, rank)), (theirs, plain, data)):
+        optimizer.zero_grad()
+        loss(network_, own).backward()
+        if each:
+            each(optimizer, network_)
+        optimizer.step()
+
+
 def train(
     mine: Any, theirs: Any, model: nn.Module, plain: nn.Module, rank: int, world: int, **rest: Any
 ) -> None:
-    """STEPS steps of both, ``each`` called between backward and step with either optimizer."""
+    """STEPS steps of both, ``each`` as in step_both and ``after`` called with either optimizer."""
     each, after = rest.get("each"), rest.get("after")
     for step in range(rest.get("first", 0), rest.get("first", 0) + STEPS):
-        data = batch(step, world)
-        for optimizer, network_, own in ((mine, model, share(data, rank)), (theirs, plain, data)):
-            optimizer.zero_grad()
-            loss_of(network_, own).backward()
-            if each:
-                each(optimizer, network_)
-            optimizer.step()
-            if after:
-                after(optimizer)
+        step_both(mine, theirs, model, plain, batch(step, world), rank, each=each)
+        if after:
+            after(mine)
+            after(theirs)
 
 
 def run_script(rank: int, world: int) -> int:

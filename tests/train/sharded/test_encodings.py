@@ -11,12 +11,11 @@ from tests.support.harness import EXACT, init, run_good
 from tests.support.sharded_cases import (
     batch,
     flat,
-    loss_of,
     network,
     replicas,
     sharded,
-    share,
 )
+from tests.support.sharded_scripts import step_both
 
 
 def rank_trains(rank: int, world: int) -> dict[str, tuple[float, bool, bool]]:
@@ -31,13 +30,7 @@ def rank_trains(rank: int, world: int) -> dict[str, tuple[float, bool, bool]]:
         mine = sharded(model.parameters(), torch.optim.SGD, group, lr=0.1)
         theirs = torch.optim.SGD(plain.parameters(), lr=0.1)
         for step in range(5):
-            data = batch(step, world)
-            mine.zero_grad()
-            theirs.zero_grad()
-            loss_of(model, share(data, rank)).backward()
-            loss_of(plain, data).backward()
-            mine.step()
-            theirs.step()
+            step_both(mine, theirs, model, plain, batch(step, world), rank)
         rows, made = replicas(model, group), codec_of("bf16", "f32")
         own = flat(model.parameters()).numpy()
         rounded = bool((made.decode(made.encode(own)) == own).all())

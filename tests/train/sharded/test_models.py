@@ -22,7 +22,7 @@ from tests.support.sharded_cases import (
     sharded,
     share,
 )
-from tests.support.sharded_scripts import STEPS, train, train_as_one_process
+from tests.support.sharded_scripts import STEPS, step_both, train, train_as_one_process
 
 
 class Images(nn.Module):
@@ -134,13 +134,7 @@ def half_precision_of(dtype: torch.dtype, rank: int, world: int) -> None:
     )
     theirs = torch.optim.SGD(plain.parameters(), lr=2.0)
     for step in range(STEPS):
-        data = batch(step, world)
-        mine.zero_grad()
-        theirs.zero_grad()
-        forward(model, share(data, rank)).backward()
-        forward(plain, data).backward()
-        mine.step()
-        theirs.step()
+        step_both(mine, theirs, model, plain, batch(step, world), rank, loss=forward)
     assert model[0].weight.dtype == dtype
     check_equal(model, plain, rtol=0.02, atol=0.01)
     moved = flat(p.float() for p in model.parameters()) - flat(network().parameters())

@@ -26,7 +26,7 @@ from tests.support.sharded_cases import (
     sharded,
     share,
 )
-from tests.support.sharded_scripts import STEPS, train, train_as_one_process
+from tests.support.sharded_scripts import STEPS, step_both, train, train_as_one_process
 
 OPTIMIZERS: list[tuple[Any, dict[str, Any]]] = [
     (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
@@ -53,12 +53,7 @@ def optimizers(group: dist.ProcessGroup, some: slice) -> None:
         theirs = optimizer(plain.parameters(), **options)
         for step in range(STEPS):
             data = batch(10 * number + step, world, torch.float64)
-            mine.zero_grad()
-            theirs.zero_grad()
-            loss_of(model, share(data, rank)).backward()
-            loss_of(plain, data).backward()
-            mine.step()
-            theirs.step()
+            step_both(mine, theirs, model, plain, data, rank)
         check_equal(model, plain, optimizer.__name__)
         to = number % world
         mine.consolidate_state_dict(to=to)

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from lossycoll.errors import InterfaceError, LossyError, OptionError, RendezvousError
+from lossycoll.errors import LossyError, OptionError, RendezvousError
 from lossycoll.options.fields import Options
 from lossycoll.plan import Topology, faults
 from lossycoll.runtime.collectives.endpoint import Endpoint
@@ -29,6 +29,7 @@ from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.engine.host import Host, host_options, version, wire_version
 from lossycoll.runtime.membership.control_plane import ControlPlane
 from lossycoll.runtime.membership.definition import Definition
+from lossycoll.runtime.membership.error_kinds import kind_of_unmade
 from lossycoll.runtime.membership.group_state import Health
 from lossycoll.runtime.membership.membership import Membership
 from lossycoll.runtime.membership.rendezvous import (
@@ -324,9 +325,7 @@ def member_of(
 
     def tell(kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if error is not None:
-            unmakeable = isinstance(error, OptionError | InterfaceError)
-            name = RendezvousError.__name__ if unmakeable else type(error).__name__
-            membership.abort(str(error) or name, name)
+            membership.abort(str(error) or type(error).__name__, kind_of_unmade(error))
 
     undo.push(tell)
     return membership

@@ -258,6 +258,7 @@ def _all_but_own(world: int) -> float:
 
 
 def _register(
+    collective: str,
     name: str,
     build: Callable[..., Plan],
     summary: str,
@@ -266,7 +267,7 @@ def _register(
 ) -> None:
     register(
         Algorithm(
-            collective=build.__name__,
+            collective=collective,
             name=name,
             build=build,
             summary=summary,
@@ -279,11 +280,27 @@ def _register(
     )
 
 
-_register("direct", all_gather, "every rank sends its chunk to every other")
-_register("direct", all_to_all, "every rank sends each other one its chunk")
+_register("all_gather", "direct", all_gather, "every rank sends its chunk to every other")
+_register("all_to_all", "direct", all_to_all, "every rank sends each other one its chunk")
 _register(
-    "uneven", all_to_all_uneven, "every rank sends each other one its chunk; chunks of any size"
+    "all_to_all_uneven",
+    "uneven",
+    all_to_all_uneven,
+    "every rank sends each other one its chunk; chunks of any size",
 )
-_register("direct", gather, "every rank sends its chunk to the root", lambda n: min(1, n - 1) / n)
-_register("direct", scatter, "the root sends every rank its chunk")
-_register("direct", point_to_point, "one rank sends to another", lambda n: 1, least_world=2)
+_register(
+    "gather",
+    "direct",
+    gather,
+    "every rank sends its chunk to the root",
+    lambda n: min(1, n - 1) / n,
+)
+_register("scatter", "direct", scatter, "the root sends every rank its chunk")
+_register(
+    "point_to_point",
+    "direct",
+    point_to_point,
+    "one rank sends to another",
+    lambda n: 1,
+    least_world=2,
+)

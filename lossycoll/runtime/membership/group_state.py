@@ -17,7 +17,6 @@ from lossycoll.errors import (
     AbortedError,
     ClosedError,
     EngineError,
-    LinkError,
     LossyError,
     MismatchError,
     OperationTimeout,
@@ -28,6 +27,7 @@ from lossycoll.runtime.core.call import Collective, LongWait
 from lossycoll.runtime.core.logfmt import event
 from lossycoll.runtime.engine.failures import Where
 
+from .error_kinds import kind_of, type_for
 from .membership import Membership
 
 HISTORY: Final = 4096
@@ -36,13 +36,6 @@ HISTORY: Final = 4096
 
 def _nothing(error: LossyError) -> None:
     del error
-
-
-_SHARED: Final = {
-    cls.__name__: cls
-    for cls in (LinkError, MismatchError, OperationTimeout, PeerLostError, RendezvousError)
-}
-"""Errors that are of the same type on all ranks, whoever finds them."""
 
 
 class Health:
@@ -167,7 +160,7 @@ class Health:
         self._on_failure(error)
         self._failed.set()
         if tell and self._control is not None:
-            self._control.abort(str(error), type(error).__name__)
+            self._control.abort(str(error), kind_of(error))
 
     def await_failure(self, seconds: float) -> LossyError | None:
         """The group's failure, if there is one within ``seconds``."""
@@ -252,7 +245,7 @@ class Health:
 
     def on_abort(self, rank: int, reason: str, kind: str) -> None:
         text = f"{self.where}: {self.where.peer(rank)} ended the group: {reason}"
-        self.fail(_SHARED.get(kind, AbortedError)(text, peer=rank))
+        self.fail(type_for(kind)(text, peer=rank))
 
     def on_differs(self, how: str) -> None:
         """Ranks take the group for different ones: ``how`` they do."""

@@ -403,25 +403,29 @@ def _parts(cls: type) -> list[tuple[str, str, Callable[[Any, int], Any]]]:
     return found
 
 
+# The names on the wire; a renamed class keeps its name there.
 _ROOT: Final[Mapping[str, type]] = {
-    cls.__name__.lower(): cls
-    for cls in (Hello, Beat, Follow, Welcome, Ready, Dead, Left, Addressed)
+    "hello": Hello,
+    "beat": Beat,
+    "follow": Follow,
+    "welcome": Welcome,
+    "ready": Ready,
+    "dead": Dead,
+    "left": Left,
+    "addressed": Addressed,
 }
 _GROUP: Final[Mapping[str, type]] = {
-    cls.__name__.lower(): cls
-    for cls in (
-        Abort,
-        Bye,
-        Waiting,
-        Defined,
-        OwnHost,
-        Mismatch,
-        Missed,
-        Ask,
-        Answer,
-        State,
-        ViewChange,
-    )
+    "abort": Abort,
+    "bye": Bye,
+    "waiting": Waiting,
+    "defined": Defined,
+    "ownhost": OwnHost,
+    "mismatch": Mismatch,
+    "missed": Missed,
+    "ask": Ask,
+    "answer": Answer,
+    "state": State,
+    "viewchange": ViewChange,
 }
 _NAMES: Final[Mapping[type, str]] = {cls: name for name, cls in {**_ROOT, **_GROUP}.items()}
 _PARTS: Final = {name: _parts(cls) for cls, name in _NAMES.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from typing import Any
@@ -55,6 +56,29 @@ def test_every_kind_is_tried_here() -> None:
     assert {type(one) for one in ROOT} == set(m._ROOT.values())
     assert {type(one) for one in GROUP} == set(m._GROUP.values())
     assert set(m._GROUP) >= m.REPEATED
+
+
+def test_each_kind_has_a_name_of_its_own() -> None:
+    defined = {
+        thing
+        for thing in vars(m).values()
+        if dataclasses.is_dataclass(thing) and thing.__module__ == m.__name__
+    }
+    named = [*m._ROOT.values(), *m._GROUP.values()]
+    assert len(named) == len({*named}), "a kind has two names"
+    assert {*named} == defined, "a kind has no name"
+    assert not m._ROOT.keys() & m._GROUP.keys(), "two kinds have one name"
+
+
+def test_names_on_the_wire_are_not_those_of_classes() -> None:
+    """The protocol's: whoever changes one changes what ranks of another version understand."""
+    assert [json.loads(m.pack(one))[0] for one in ROOT] == [
+        *("hello", "beat", "follow", "welcome", "ready", "dead", "left", "addressed")
+    ]
+    assert [m.pack_list(one)[0] for one in GROUP] == [
+        *("abort", "bye", "waiting", "defined", "ownhost", "mismatch", "missed", "ask", "answer"),
+        *("state", "viewchange"),
+    ]
 
 
 def test_a_kind_of_the_other_level_is_none() -> None:

@@ -1,7 +1,7 @@
 """Collectives for PyTorch that lose packets on purpose and stay correct.
 
 ``torch.distributed.init_process_group(backend="lossy")`` needs no import of this package; what is
-here is for blocks of code, options and figures. Nothing heavy is imported until it is used.
+here is for scopes, options and figures. Nothing heavy is imported until it is used.
 """
 
 from __future__ import annotations

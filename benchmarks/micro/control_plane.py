@@ -110,7 +110,7 @@ def hear(pipe: int, what: int, count: int, seconds: float) -> list[float]:
 
 
 def measure(members: int, groups: int, liveness: float, seconds: float) -> dict[str, Any]:
-    """One root, from its making to its end."""
+    """One cohort, from its making to its end."""
     read, write = os.pipe()
     go, gone_off = os.pipe()
     ports = free_ports(members)

@@ -301,7 +301,7 @@ def variance(
 
 @dataclass(frozen=True)
 class Broadcast:
-    """Of parameters that owners move and broadcast at each step, after the first ``SETTLE``."""
+    """Of parameters that owners move and broadcast at each step, after ``WARM_UP_STEPS``."""
 
     drift: float
     """Mean square distance of two receivers, per element."""
@@ -311,7 +311,7 @@ class Broadcast:
     """How often a receiver's packet was 0, 1, 2, ... steps old."""
 
 
-SETTLE = 60
+WARM_UP_STEPS = 60
 OLDEST = 64
 
 
@@ -343,7 +343,7 @@ def broadcast(
             values[:, :, 0] = step
             given = [values[rank].astype(np.float32).ravel() for rank in range(world)]
             at.run([Job(made, given, held)])
-            if step < SETTLE:
+            if step < WARM_UP_STEPS:
                 continue
             have = np.stack(held).astype(np.float64).reshape(world, world, packets, PER_PACKET)
             for owner in range(world):

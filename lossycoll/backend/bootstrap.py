@@ -32,6 +32,7 @@ from lossycoll.runtime.membership.membership import Membership
 from lossycoll.runtime.membership.rendezvous import Rendezvous
 from lossycoll.runtime.p2p.messages import Messages
 
+from .cohorts import COHORTS, Parent
 from .connected import connected
 from .devices import check_device
 from .gloo_mesh import GlooMesh
@@ -46,7 +47,6 @@ from .group_steps import (
 )
 from .making import Making, Met, Place
 from .resource_limits import refused
-from .roots import ROOTS, Parent
 
 
 class Group:
@@ -102,8 +102,8 @@ class Group:
                     self._assemble(place, Making(place, rendezvous, undo, ()), met)
                     return
             check_device(place.store, place.rank, place.size)
-            with ROOTS.holding(place.global_ranks) as roots:
-                making = Making(place, rendezvous, undo, roots)
+            with COHORTS.holding(place.global_ranks) as cohorts:
+                making = Making(place, rendezvous, undo, cohorts)
                 self._assemble(place, making, meet(making, pg_options))
         except LossyError as error:
             rendezvous.part(error)
@@ -138,10 +138,10 @@ class Group:
             self.endpoint.operations.group_failure,
         )
         enter(making, met, joined, self.endpoint)
-        root = joined.founded or met.root
-        assert root is not None
+        cohort = joined.founded or met.cohort
+        assert cohort is not None
         numbers = dict(zip(place.global_ranks, met.members, strict=True))
-        self.as_parent = Parent(root, numbers)
+        self.as_parent = Parent(cohort, numbers)
         tell_ready(self.endpoint.health, met, data)
 
     def _mesh(self, place: Place, address: str) -> GlooMesh:

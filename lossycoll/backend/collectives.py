@@ -177,7 +177,7 @@ BROADCAST: Final = CollectiveKind(
     one_buffer,
     submit=_submit_broadcast,
     gloo=lambda gloo, call, targets, opts: gloo.broadcast(list(targets), opts),
-    rounding=Rounding.BLOCK,
+    rounding=Rounding.SCOPE,
 )
 ALL_GATHER: Final = CollectiveKind(
     "all_gather",
@@ -201,15 +201,15 @@ SCATTER: Final = CollectiveKind(
     two_buffers,
     submit=_submit_scatter,
     gloo=_gloo_scatter,
-    rounding=Rounding.BLOCK,
+    rounding=Rounding.SCOPE,
 )
 ALL_TO_ALL: Final = CollectiveKind(
-    # Ranks don't know each other's sizes: encoded only where a block says so, at any size.
+    # Ranks don't know each other's sizes: encoded only where a scope says so, at any size.
     "all_to_all",
     Loss.NEVER,
     two_buffers,
     submit=_submit_all_to_all,
-    rounding=Rounding.BLOCK,
+    rounding=Rounding.SCOPE,
     empty_is_barrier=False,
     operations=2,
 )

@@ -20,15 +20,15 @@ from lossycoll.runtime.engine.host import HOST_OPTIONS
 from lossycoll.runtime.membership.group_state import Health
 from lossycoll.runtime.membership.view_agreement import View
 
+from .cohorts import COHORTS, Cohort, Parent
 from .group_listener import HealthListener
 from .group_steps import fault_group, member_of, read_options
 from .making import Met, Place
-from .roots import ROOTS, Parent, Root
 
 
 @contextlib.contextmanager
 def connected(place: Place, pg_options: object, undo: contextlib.ExitStack) -> Iterator[Met | None]:
-    """What the ranks of a group know without meeting; the root lasts as long as the block.
+    """What the ranks of a group know without meeting; the cohort lasts as long as the context.
 
     None: they meet in the store. Either they have no parent here, or all of them ask for a host
     of their own; whether a rank does, the others hear from it.
@@ -37,74 +37,74 @@ def connected(place: Place, pg_options: object, undo: contextlib.ExitStack) -> I
         LossyError: This rank or another one can't take part; whoever doesn't know yet is told.
     """
     parent = place.parent
-    if parent is None or not parent.root.hold():
+    if parent is None or not parent.cohort.hold():
         yield None
         return
     try:
         yield _met(parent, place, pg_options, undo)
     finally:
-        parent.root.release()
+        parent.cohort.release()
 
 
 def _met(
     parent: Parent, place: Place, pg_options: object, undo: contextlib.ExitStack
 ) -> Met | None:
-    root = parent.root
+    cohort = parent.cohort
     members = tuple(parent.numbers[rank] for rank in place.global_ranks)
-    session = _session(root, place.name)
+    session = _session(cohort, place.name)
     try:
-        options = read_options(place, pg_options, [root])
+        options = read_options(place, pg_options, [cohort])
     except Exception:
-        member_of(undo, root.plane, session, members)  # it tells the others
+        member_of(undo, cohort.plane, session, members)  # it tells the others
         raise
-    asked = _own_host(options, pg_options, root)
+    asked = _own_host(options, pg_options, cohort)
     if asked:
-        _await_others_that_ask(place, root, session, members, asked)
+        _await_others_that_ask(place, cohort, session, members, asked)
         return None
     return Met(
         session=session,
         options=options,
-        network=root.network,
+        network=cohort.network,
         definition=place.defined(options),
         number=fault_group(place.name),
         token="",
-        root=root,
+        cohort=cohort,
         shares=True,
         members=members,
-        plane=root.plane,
+        plane=cohort.plane,
     )
 
 
-def _session(root: Root, name: str) -> str:
+def _session(cohort: Cohort, name: str) -> str:
     """The number of this rank's next group of that name: 16 hex digits, the same on all ranks."""
-    text = f"{root.session}/{ROOTS.use(root, name)}/{name}"
+    text = f"{cohort.session}/{COHORTS.use(cohort, name)}/{name}"
     return blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def _own_host(options: Options, pg_options: object, root: Root) -> dict[str, Any]:
-    """The options by which a group asks for a host of its own; empty: the root's will do.
+def _own_host(options: Options, pg_options: object, cohort: Cohort) -> dict[str, Any]:
+    """The options by which a group asks for a host of its own; empty: the cohort's will do.
 
-    What is written for this group counts also where it is the root's already: on other ranks, whose
-    environments differ, it may not be.
+    What is written for this group counts also where it is the cohort's already: on other ranks,
+    whose environments differ, it may not be.
     """
     written: Any = pg_options.given if isinstance(pg_options, Options) else pg_options or ()
     return {
         name: getattr(options, name)
-        for name, of_root in zip(HOST_OPTIONS, root.host.options, strict=True)
-        if name in written or getattr(options, name) != of_root
+        for name, of_cohort in zip(HOST_OPTIONS, cohort.host.options, strict=True)
+        if name in written or getattr(options, name) != of_cohort
     }
 
 
 def _await_others_that_ask(
-    place: Place, root: Root, session: str, members: tuple[int, ...], asked: Mapping[str, Any]
+    place: Place, cohort: Cohort, session: str, members: tuple[int, ...], asked: Mapping[str, Any]
 ) -> None:
     """Returns when all ranks have said that they ask for a host of the group's own.
 
     A rank that doesn't ask wouldn't come to the store; it ends the group when it hears of this one.
     """
     with contextlib.ExitStack() as stack:
-        membership = member_of(stack, root.plane, session, members)
-        listener = _Askers(place, root, members)
+        membership = member_of(stack, cohort.plane, session, members)
+        listener = _Askers(place, cohort, members)
         membership.open(listener)
         membership.own_host(asked)
         listener.wait(place.timeout.total_seconds())
@@ -116,14 +116,14 @@ class _Askers(HealthListener):
     The group has no calls yet, and doesn't outlive a rank.
     """
 
-    def __init__(self, place: Place, root: Root, members: tuple[int, ...]) -> None:
+    def __init__(self, place: Place, cohort: Cohort, members: tuple[int, ...]) -> None:
         self._changed = threading.Event()
         self._missing = set(range(place.size)) - {place.rank}
         self._health = Health(
             place.rank,
             place.size,
-            addresses=[root.host.addresses[member] for member in members],
-            liveness=root.plane.liveness,
+            addresses=[cohort.host.addresses[member] for member in members],
+            liveness=cohort.plane.liveness,
             control=None,
             on_failure=self._failed,
         )

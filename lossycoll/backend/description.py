@@ -42,9 +42,9 @@ class Rounding(Enum):
 
     NEVER = auto()
     GROUP = auto()
-    """As the group or the block around the call asks, from ``lossy_min_bytes`` on."""
-    BLOCK = auto()
-    """The same, but only as a block asks, not the group: what one rank hands out, such as a model's
+    """As the group or the scope around the call asks, from ``lossy_min_bytes`` on."""
+    SCOPE = auto()
+    """The same, but only as a scope asks, not the group: what one rank hands out, such as a model's
     parameters, stays exact unless the caller of this very collective wants it otherwise."""
 
 

@@ -49,7 +49,7 @@ class Way(Enum):
     GLOO = auto()
 
 
-class Choice(NamedTuple):
+class ChosenWay(NamedTuple):
     """The way of a call, the options it is served with, and how packets carry its float32."""
 
     way: Way
@@ -69,11 +69,11 @@ def choose(
     options: Options,
     around: Scope | None,
     world: int,
-) -> Choice:
+) -> ChosenWay:
     """The way that a call takes, by the first that holds:
 
     1. lossy, if delivery is ``"lossy"``, the engine can form the reduction (its dtype and
-       operation), and the kind of call, its size and the block around it admit losses;
+       operation), and the kind of call, its size and the scope around it admit losses;
     2. gloo, if it can, for calls smaller than ``bulk_min_bytes``;
     3. gathered, if it reduces in a way that the engine can't form;
     4. reliable.
@@ -84,20 +84,20 @@ def choose(
         call: The call.
         reduction: What it reduces by, if it does.
         options: Those in force for this call.
-        around: The innermost block that the caller is in.
+        around: The innermost scope that the caller is in.
         world: The ranks of the group.
     """
     kind, native = call.kind, reduction is None or reduction.native
     lossy_scope = around is not None and around.lossy_copies
     encoding = _encoding(call, options, around)
     if native and options.delivery == "lossy" and _may_lose(kind, call, options, lossy_scope):
-        return Choice(Way.LOSSY, options, encoding)
+        return ChosenWay(Way.LOSSY, options, encoding)
     exact = reliable_version(options)
     if call.nbytes < options.bulk_min_bytes and world > 1 and _gloo_can(kind, call, reduction):
-        return Choice(Way.GLOO, exact)
+        return ChosenWay(Way.GLOO, exact)
     if reduction is not None and not (native and kind.submit):
-        return Choice(Way.GATHERED, exact, encoding)
-    return Choice(Way.RELIABLE, exact, encoding)
+        return ChosenWay(Way.GATHERED, exact, encoding)
+    return ChosenWay(Way.RELIABLE, exact, encoding)
 
 
 def _encoding(call: Description, options: Options, around: Scope | None) -> str:
@@ -105,7 +105,7 @@ def _encoding(call: Description, options: Options, around: Scope | None) -> str:
     when = call.kind.rounding
     if options.wire == "same" or when is Rounding.NEVER:
         return "same"
-    if when is Rounding.BLOCK and (around is None or not around.sets("wire")):
+    if when is Rounding.SCOPE and (around is None or not around.sets("wire")):
         return "same"
     tensor = (call.reads or call.writes)[0]
     if tensor.dtype not in ENCODED_DTYPES:
@@ -281,7 +281,7 @@ class Dispatcher:
             text = f"{self.where}: {call.numbered} was interrupted halfway ({error!r})"
             self.health.fail(AbortedError(text, peer=self.where.rank), tell=True)
 
-    def named(self, call: Description, choice: Choice | None = None) -> Collective:
+    def named(self, call: Description, choice: ChosenWay | None = None) -> Collective:
         """A checked call as other ranks must issue it, without a number yet.
 
         Args:
@@ -308,13 +308,13 @@ class Dispatcher:
         numbered: Collective,
         call: Description,
         opts: Any,
-        choice: Choice,
+        choice: ChosenWay,
         reduction: Reduction | None,
     ) -> dist.Work:
         submit = call.kind.submit
         if not call.nbytes and call.kind.empty_is_barrier:
             submit, staged = submit_barrier, Staged(NOTHING, NOTHING)
-            choice = Choice(Way.RELIABLE, reliable_version(choice.options))
+            choice = ChosenWay(Way.RELIABLE, reliable_version(choice.options))
         elif choice.way is Way.GATHERED:
             assert reduction is not None
             submit = call.kind.gathering

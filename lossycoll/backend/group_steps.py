@@ -40,10 +40,10 @@ from lossycoll.runtime.net.buffers import fitting_payload, packets_per_peer, rec
 from lossycoll.runtime.net.interfaces import Interface, choose
 from lossycoll.runtime.net.payload import AUTO_MTU_MAX, payload_bytes
 
+from .cohorts import COHORTS, Attachment, Cohort, with_liveness_of
 from .group_listener import GroupListener
-from .making import DataPath, Ends, Joined, Making, Met, Place, Prepared
+from .making import DataPath, Ends, Joined, Making, Met, Place, PreparedRank
 from .resource_limits import check_descriptors, refused
-from .roots import ROOTS, Network, Root, with_liveness_of
 from .sharing import Offer, Sharing, open_sharing, share, topology_of
 from .sites import LEARNT, compare_sites, learn_sites
 
@@ -53,40 +53,40 @@ SLICE_SECONDS: Final = 0.5
 log: Final = logging.getLogger("lossycoll")
 
 
-def prepare(making: Making, pg_options: object) -> Prepared:
+def prepare(making: Making, pg_options: object) -> PreparedRank:
     """What can be wrong with this rank alone is found first, so that the others hear of it."""
     place = making.place
-    options = read_options(place, pg_options, making.roots)
+    options = read_options(place, pg_options, making.cohorts)
     wanted = host_options(options)
-    shared = [root.network for root in making.roots if root.host.options == wanted]
+    shared = [cohort.network for cohort in making.cohorts if cohort.host.options == wanted]
     if shared:  # nothing has to be opened, so nothing is looked for
-        return Prepared(options, shared[0], None)
+        return PreparedRank(options, shared[0], None)
     check_descriptors(place.rank, place.size)
     interface = choose(options.interface, _master(place.store))
-    mine = Prepared(options, _network(making, options, interface), None)
-    if making.roots:
+    mine = PreparedRank(options, _network(making, options, interface), None)
+    if making.cohorts:
         return mine
     return replace(mine, ends=_open_ends(making, mine, mine.network.payload))
 
 
-def read_options(place: Place, pg_options: object, roots: Sequence[Root]) -> Options:
-    """The options of a group whose ranks may meet in one of ``roots``.
+def read_options(place: Place, pg_options: object, cohorts: Sequence[Cohort]) -> Options:
+    """The options of a group whose ranks may meet in one of ``cohorts``.
 
     Raises:
         OptionError: They can't be this group's.
     """
-    options = with_liveness_of(Options.resolve(pg_options), roots)
+    options = with_liveness_of(Options.resolve(pg_options), cohorts)
     check_links(options, place.size)
     logfmt.show(options)
     return options
 
 
-def _network(making: Making, options: Options, interface: Interface) -> Network:
+def _network(making: Making, options: Options, interface: Interface) -> Attachment:
     mtu = _mtu(making, options, interface)
-    return Network(interface, mtu, _payload(making.place, options, interface, mtu))
+    return Attachment(interface, mtu, _payload(making.place, options, interface, mtu))
 
 
-def _open_ends(making: Making, mine: Prepared, payload: int) -> Ends:
+def _open_ends(making: Making, mine: PreparedRank, payload: int) -> Ends:
     place, address = making.place, mine.network.interface.address
     plane = ControlPlane(place.rank, place.size, mine.options.liveness)
     making.undo.callback(plane.close)
@@ -115,9 +115,9 @@ def meet(making: Making, pg_options: object) -> Met:
     compare_options(place.rank, [entry["options"] for entry in ranks])
     compare_sites(Where(place.rank, place.size), [entry["site"] for entry in ranks])
     mine = _on_the_network_of(making, mine, [entry["address"] for entry in ranks])
-    root, members = _common_root(making.roots, [entry["roots"] for entry in ranks])
-    ends, all_ends = (None, []) if root is not None else _ends_of_all(making, mine, ranks)
-    plane = ends.plane if ends is not None else root.plane if root is not None else None
+    cohort, members = _common_cohort(making.cohorts, [entry["roots"] for entry in ranks])
+    ends, all_ends = (None, []) if cohort is not None else _ends_of_all(making, mine, ranks)
+    plane = ends.plane if ends is not None else cohort.plane if cohort is not None else None
     assert plane is not None
     return Met(
         session=rendezvous.session,
@@ -126,8 +126,8 @@ def meet(making: Making, pg_options: object) -> Met:
         definition=place.defined(mine.options),
         number=ranks[0]["group"],
         token=ranks[0]["token"],
-        root=root,
-        shares=root is not None and all(root.session in entry["hosts"] for entry in ranks),
+        cohort=cohort,
+        shares=cohort is not None and all(cohort.session in entry["hosts"] for entry in ranks),
         members=members,
         plane=plane,
         host=None if ends is None else ends.host,
@@ -139,14 +139,14 @@ def meet(making: Making, pg_options: object) -> Met:
 
 
 def _ends_of_all(
-    making: Making, mine: Prepared, ranks: Sequence[Mapping[str, Any]]
+    making: Making, mine: PreparedRank, ranks: Sequence[Mapping[str, Any]]
 ) -> tuple[Ends, Sequence[Mapping[str, Any]]]:
-    """A new root's sockets here, and where those of all ranks are; open already in most cases."""
+    """A new cohort's sockets here, and where those of all ranks are; open already in most cases."""
     payloads = {entry["payload"] for entry in ranks}
     alike = len(payloads) == 1 and not _is_mixed([entry["address"] for entry in ranks])
     if mine.ends is not None and alike and all("link" in entry for entry in ranks):
         return mine.ends, ranks
-    # Some had another root to offer, have taken another address by now, or can't send so much.
+    # Some had another cohort to offer, have taken another address by now, or can't send so much.
     rendezvous = making.rendezvous
     payload = min(rendezvous.exchange("payload", mine.network.payload))
     ends = mine.ends
@@ -165,15 +165,15 @@ def _place(said: Sequence[Any]) -> tuple[str, int]:
     return str(said[0]), int(said[1])
 
 
-def _hello(making: Making, mine: Prepared) -> dict[str, Any]:
+def _hello(making: Making, mine: PreparedRank) -> dict[str, Any]:
     """What the other ranks have to know of this one."""
     wanted = host_options(mine.options)
     hello: dict[str, Any] = {
         "address": mine.network.interface.address,
         "options": mine.options.shared(),
         "version": [version(), wire_version()],
-        "roots": {root.session: root.rank for root in making.roots},
-        "hosts": [one.session for one in making.roots if one.host.options == wanted],
+        "roots": {cohort.session: cohort.rank for cohort in making.cohorts},
+        "hosts": [one.session for one in making.cohorts if one.host.options == wanted],
         "payload": mine.network.payload,
         "site": mine.options.site,
     }
@@ -184,11 +184,11 @@ def _hello(making: Making, mine: Prepared) -> dict[str, Any]:
     return hello
 
 
-def _common_root(
-    roots: Sequence[Root], offers: Sequence[Mapping[str, int]]
-) -> tuple[Root | None, tuple[int, ...]]:
-    """The first root that every rank offers, and their ranks in it; else None, for a new one."""
-    mine = {root.session: root for root in roots}
+def _common_cohort(
+    cohorts: Sequence[Cohort], offers: Sequence[Mapping[str, int]]
+) -> tuple[Cohort | None, tuple[int, ...]]:
+    """The first cohort that every rank offers, and their ranks in it; else None, for a new one."""
+    mine = {cohort.session: cohort for cohort in cohorts}
     for session in offers[0]:
         members = tuple(offer.get(session, -1) for offer in offers)
         if session in mine and -1 not in members and len(set(members)) == len(members):
@@ -211,7 +211,7 @@ def _mtu(making: Making, options: Options, interface: Interface) -> int:
 
 
 def open_engine(making: Making, met: Met) -> DataPath:
-    """The group's engine: on the root's host, where all can; else on a host of its own."""
+    """The group's engine: on the cohort's host, where all can; else on a host of its own."""
     place = making.place
     host = _started(making, met) or _shared_host(making, met) or _own_host(making, met)
     members = met.members if met.shares else tuple(range(place.size))
@@ -224,8 +224,8 @@ def open_engine(making: Making, met: Met) -> DataPath:
         options=met.options,
         members=members,
         # Others may be a step behind, and then have no group for what comes early. All of a new
-        # root have it when their planes have met.
-        met=met.root is None,
+        # cohort have it when their planes have met.
+        met=met.cohort is None,
         definition=met.definition.digest,
     )
     making.undo.callback(engine.close)
@@ -261,9 +261,9 @@ def _start(
 
 
 def _shared_host(making: Making, met: Met) -> Host | None:
-    if not met.shares or met.root is None:
+    if not met.shares or met.cohort is None:
         return None
-    host = met.root.host
+    host = met.cohort.host
     held = host.hold()  # the making holds it as well, so it can't be closed by now
     assert held
     making.undo.callback(host.release)
@@ -271,7 +271,7 @@ def _shared_host(making: Making, met: Met) -> Host | None:
 
 
 def _own_host(making: Making, met: Met) -> Host:
-    """Of a group whose root's host isn't what it asks for."""
+    """Of a group whose cohort's host isn't what it asks for."""
     place, rendezvous = making.place, making.rendezvous
     payload = min(rendezvous.exchange("payload", met.network.payload))
     address = met.network.interface.address
@@ -294,7 +294,7 @@ def _wire_number(session: str) -> int:
 
 
 def become_member(making: Making, met: Met) -> Membership:
-    """A membership of the root's plane, which tells the others if this rank fails from now on.
+    """A membership of the cohort's plane, which tells the others if this rank fails from now on.
 
     They have met this rank, so nothing in the store would keep them from waiting for it.
     """
@@ -332,39 +332,39 @@ def member_of(
 
 
 def join(making: Making, met: Met, host: Host, membership: Membership) -> Joined:
-    """Starts a new root's plane, now that this rank has the group's engine."""
-    if met.root is not None:
+    """Starts a new cohort's plane, now that this rank has the group's engine."""
+    if met.cohort is not None:
         return Joined(membership, None)
     met.plane.start(met.token, met.endpoints)
     place = making.place
-    founded = Root(met.session, place.rank, place.global_ranks, met.plane, host, met.network)
+    founded = Cohort(met.session, place.rank, place.global_ranks, met.plane, host, met.network)
     return Joined(membership, founded)
 
 
 def enter(making: Making, met: Met, joined: Joined, endpoint: Endpoint) -> None:
-    """From now on the group hears of what happens. All ranks of a new root have met then.
+    """From now on the group hears of what happens. All ranks of a new cohort have met then.
 
     Raises:
         LossyError: The group's failure, where a rank died meanwhile.
         RendezvousError: The ranks can't reach one another.
     """
-    root = joined.founded
-    joined.membership.open(GroupListener(endpoint), wait=root is not None or not met.all_here)
-    if root is not None:
-        _await_all(making, root.plane, endpoint.health)
-        ROOTS.add(root)
+    cohort = joined.founded
+    joined.membership.open(GroupListener(endpoint), wait=cohort is not None or not met.all_here)
+    if cohort is not None:
+        _await_all(making, cohort.plane, endpoint.health)
+        COHORTS.add(cohort)
     elif endpoint.health.failure is not None:
         raise endpoint.health.failure
 
 
 def _await_all(making: Making, plane: ControlPlane, health: Health) -> None:
-    """Returns when the planes of a new root have met."""
+    """Returns when the planes of a new cohort have met."""
     seconds = making.place.timeout.total_seconds()
     end = time.monotonic() + seconds
     while not plane.meet(min(SLICE_SECONDS, seconds)):
         # Whoever has followed another rank 0 doesn't come; that is the reason, also of a loss.
         making.rendezvous.check_followed()
-        if plane.has_settled or time.monotonic() > end:
+        if plane.has_met_or_failed or time.monotonic() > end:
             raise health.failure or RendezvousError(
                 f"{making.who}: no control connection with ranks {plane.missing()} after "
                 f"{seconds:g} s; can all reach one another's TCP ports?"
@@ -446,7 +446,9 @@ def _is_mixed(addresses: Sequence[str]) -> bool:
     return len({Interface("", address, 0).loopback for address in addresses}) > 1
 
 
-def _on_the_network_of(making: Making, mine: Prepared, addresses: Sequence[str]) -> Prepared:
+def _on_the_network_of(
+    making: Making, mine: PreparedRank, addresses: Sequence[str]
+) -> PreparedRank:
     """The master's own host may know the master as loopback, where no other host can reach it.
 
     Then this rank takes the address that routes to a peer's.

@@ -20,7 +20,7 @@ from lossycoll.runtime.membership.definition import Definition
 from lossycoll.runtime.membership.membership import Membership
 from lossycoll.runtime.membership.rendezvous import Rendezvous
 
-from .roots import Network, Parent, Root
+from .cohorts import Attachment, Cohort, Parent
 from .sharing import Offer, Sharing
 
 
@@ -53,12 +53,12 @@ class Place:
 
 @dataclass(frozen=True)
 class Making:
-    """A group that is being made. ``roots``: where all its members have met before, held."""
+    """A group that is being made. ``cohorts``: where all its members have met before, held."""
 
     place: Place
     rendezvous: Rendezvous
     undo: contextlib.ExitStack
-    roots: Sequence[Root]
+    cohorts: Sequence[Cohort]
 
     @property
     def who(self) -> str:
@@ -67,17 +67,17 @@ class Making:
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """What this rank has by itself. ``ends``: what a new root takes, where there may be one."""
+class PreparedRank:
+    """What this rank has by itself. ``ends``: what a new cohort takes, where there may be one."""
 
     options: Options
-    network: Network
+    network: Attachment
     ends: Ends | None
 
 
 @dataclass(frozen=True)
 class Ends:
-    """A new root's sockets at this rank, which are open before the ranks meet."""
+    """A new cohort's sockets at this rank, which are open before the ranks meet."""
 
     plane: ControlPlane
     host: Host
@@ -98,7 +98,7 @@ class Ends:
 
 @dataclass(frozen=True)
 class Met:
-    """What all ranks have said. ``root``: where they meet, None: in a new one.
+    """What all ranks have said. ``cohort``: where they meet, None: in a new one.
 
     Attributes:
         session: This group's, of 16 hex digits, equal on all ranks.
@@ -106,25 +106,25 @@ class Met:
         network: What it sends through.
         definition: What this rank takes the group for.
         number: The group's, which keys injected faults.
-        token: A new root's secret.
-        root: Where all have met before; None: they make a new root.
-        shares: The group is made on the root's host, as none asks for another.
-        members: The group's ranks, as ranks of the root.
-        plane: The root's.
-        host: A new root's, to be started.
+        token: A new cohort's secret.
+        cohort: Where all have met before; None: they make a new cohort.
+        shares: The group is made on the cohort's host, as none asks for another.
+        members: The group's ranks, as ranks of the cohort.
+        plane: The cohort's.
+        host: A new cohort's, to be started.
         sharing: What it offers to others of its machine.
-        endpoints: Where the new root's planes listen.
+        endpoints: Where the new cohort's planes listen.
         links: Where its hosts are.
         offers: What they offer.
     """
 
     session: str
     options: Options
-    network: Network
+    network: Attachment
     definition: Definition
     number: int
     token: str
-    root: Root | None
+    cohort: Cohort | None
     shares: bool
     members: tuple[int, ...]
     plane: ControlPlane
@@ -153,7 +153,7 @@ class DataPath:
 
 @dataclass(frozen=True)
 class Joined:
-    """This rank's membership; ``founded``: the root that begins with it."""
+    """This rank's membership; ``founded``: the cohort that begins with it."""
 
     membership: Membership
-    founded: Root | None
+    founded: Cohort | None

@@ -25,6 +25,7 @@ from lossycoll.runtime.core.call import bounded
 
 from . import checks, describe, sparse
 from .bootstrap import Group
+from .cohorts import Parent
 from .description import Description
 from .device_backend import DeviceBackend, placeholder
 from .dispatch import Dispatcher
@@ -33,7 +34,6 @@ from .extensions import Extensions
 from .making import Place
 from .monitored_barrier import monitored_barrier
 from .point_to_point import PointToPoint
-from .roots import Parent
 from .work import ManyWork
 
 _c10d: Any = c10d  # its stub lacks half of what is used here, and has overloads we don't serve

@@ -23,7 +23,7 @@ INTERFACE: Final = "eth0"
 
 
 class Lab:
-    """Hosts and the network between them: a ``with`` block that leaves nothing behind.
+    """Hosts and the network between them: a context that leaves nothing behind.
 
     Hosts are network namespaces without a name, which a process of the laboratory holds. They are
     gone when it ends, and it ends with this process, however that ends. What still runs on a host
@@ -36,7 +36,7 @@ class Lab:
 
     Raises:
         OptionError: The network can't be.
-        LabPermissionError: This process lacks the rights (when the block is entered, as below).
+        LabPermissionError: This process lacks the rights (when the context is entered, as below).
         LabError: Something else is missing.
     """
 
@@ -186,7 +186,7 @@ class Lab:
 
     def _running(self) -> Backend:
         if self._made is None:
-            raise LabError(f"laboratory {self.name} isn't started; use it in a with block")
+            raise LabError(f"laboratory {self.name} isn't started; use it in a with statement")
         return self._made
 
     def _environment(self, changes: Mapping[str, str | None]) -> dict[str, str]:

@@ -290,7 +290,7 @@ def _end(lab: Lab, host: int, role: str, *arguments: str) -> subprocess.Popen[st
 
 @contextlib.contextmanager
 def _listening(lab: Lab, host: int, role: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that listens by the time the block begins."""
+    """A process that listens by the time the context begins."""
     process = _end(lab, host, role, *arguments)
     try:
         assert process.stdout is not None

@@ -1,1 +1,1 @@
-"""One table of options, read by every layer above: from the environment, from code, per block."""
+"""One table of options, read by every layer above: from the environment, from code, per scope."""

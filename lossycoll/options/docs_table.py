@@ -11,7 +11,7 @@ from .schema import row, variable
 def table() -> str:
     """The options as a Markdown table."""
     rows = [
-        "| Option | Variable | Default | Allowed | Meaning | Equal on all ranks | Per block |",
+        "| Option | Variable | Default | Allowed | Meaning | Equal on all ranks | Per scope |",
         "|---|---|---|---|---|---|---|",
     ]
     for entry in fields(Options):

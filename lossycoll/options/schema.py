@@ -47,7 +47,7 @@ class OptionRow:
         values: What is allowed.
         meaning: One or two sentences for the table.
         agree: Whether ranks whose values differ are refused when the group is made.
-        per_call: Whether a block of code may set it.
+        per_call: Whether a scope may set it.
     """
 
     values: Values
@@ -96,7 +96,7 @@ def option(
         values: What is allowed.
         meaning: One or two sentences for the table.
         agree: Whether ranks whose values differ are refused when the group is made.
-        per_call: Whether a block of code may set it.
+        per_call: Whether a scope may set it.
 
     Returns:
         What a dataclass takes for a field; its metadata has the row.

@@ -1,4 +1,4 @@
-"""Scopes: blocks of code that change the options of the calls made in them."""
+"""Scopes: ``with`` statements that change the options of the calls made in them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .schema import check, refused, row, unknown
 
 @dataclass(frozen=True)
 class Scope:
-    """What a ``with`` block changes.
+    """What a scope changes.
 
     Args:
         changes: (name, value) of options, sorted by name.
@@ -26,7 +26,7 @@ class Scope:
     lossy_copies: bool
 
     def sets(self, name: str) -> bool:
-        """Whether a block has set this option."""
+        """Whether a scope has set this option."""
         return any(name == changed for changed, _ in self.changes)
 
 
@@ -34,12 +34,12 @@ _scope: ContextVar[Scope | None] = ContextVar("lossycoll_scope", default=None)
 
 
 def scope() -> Scope | None:
-    """The innermost block that the caller is in, with what the outer ones changed as well."""
+    """The innermost scope that the caller is in, with what the outer ones changed as well."""
     return _scope.get()
 
 
 def within(options: Options, scope: Scope | None) -> Options:
-    """The options of a group as the block ``scope`` changes them."""
+    """The options of a group as ``scope`` changes them."""
     return options if scope is None else _changed(options, options.given, scope)
 
 
@@ -50,12 +50,12 @@ def _changed(options: Options, given: frozenset[str], scope: Scope) -> Options:
 
 
 @contextlib.contextmanager
-def _block(lossy_copies: bool, changes: Mapping[str, Any]) -> Iterator[None]:
+def _open(lossy_copies: bool, changes: Mapping[str, Any]) -> Iterator[None]:
     table = {entry.name: entry for entry in fields(Options)}
     for name in changes:
         if name not in table or not row(table[name]).per_call:
             known = [n for n, entry in table.items() if row(entry).per_call]
-            raise unknown("option of a block", name, known)
+            raise unknown("option of a scope", name, known)
     checked = {n: check(table[n], v, f"option {n}") for n, v in changes.items()}
     outer = _scope.get()
     merged = (dict(outer.changes) if outer else {}) | checked
@@ -74,7 +74,7 @@ def reliable(**changes: Any) -> contextlib.AbstractContextManager[None]:
     thread that is started inside it doesn't inherit it.
 
     Args:
-        changes: Options of :class:`Options` that may be set per block, such as ``algorithm`` and
+        changes: Options of :class:`Options` that may be set per scope, such as ``algorithm`` and
             ``wire``; the rest stays as it is outside.
 
     Returns:
@@ -84,7 +84,7 @@ def reliable(**changes: Any) -> contextlib.AbstractContextManager[None]:
         OptionError: As for :func:`lossy`, but for ``delivery="lossy"``.
     """
     _check_delivery("reliable", "lossy", changes)
-    return _block(False, {"wire": "same", **changes, "delivery": "reliable"})
+    return _open(False, {"wire": "same", **changes, "delivery": "reliable"})
 
 
 def lossy(**changes: Any) -> contextlib.AbstractContextManager[None]:
@@ -95,7 +95,7 @@ def lossy(**changes: Any) -> contextlib.AbstractContextManager[None]:
     :func:`reliable`.
 
     Args:
-        changes: Options of :class:`Options` that may be set per block, such as ``repair``,
+        changes: Options of :class:`Options` that may be set per scope, such as ``repair``,
             ``on_missing``, ``wire`` and ``lossy_min_bytes``; the rest stays as it is outside.
 
     Returns:
@@ -103,19 +103,19 @@ def lossy(**changes: Any) -> contextlib.AbstractContextManager[None]:
 
     Raises:
         OptionError: Another name, a value that isn't allowed, or ``delivery="reliable"``. For
-            ``delivery`` at once, for the others when the block is entered. ``bulk_min_bytes``
-            above 0 in a group that continues with its survivors: at each collective in the block.
+            ``delivery`` at once, for the others when the scope is entered. ``bulk_min_bytes``
+            above 0 in a group that continues with its survivors: at each collective in the scope.
     """
     _check_delivery("lossy", "reliable", changes)
-    return _block(True, {**changes, "delivery": "lossy"})
+    return _open(True, {**changes, "delivery": "lossy"})
 
 
 def _check_delivery(wanted: str, other: str, changes: Mapping[str, Any]) -> None:
-    """Refuses a block of another delivery than its name says."""
+    """Refuses a scope of another delivery than its name says."""
     delivery = changes.get("delivery", wanted)
     if delivery != wanted:
-        block = "without loss" if other == "reliable" else "in which packets may be lost"
+        there = "nothing is lost" if other == "reliable" else "packets may be lost"
         raise refused(
-            f"option delivery is {delivery!r} in a block of lossycoll.{wanted}(), wanted {wanted}; "
-            f"lossycoll.{other}() opens a block {block}"
+            f"option delivery is {delivery!r} in a scope of lossycoll.{wanted}(), wanted {wanted}; "
+            f"lossycoll.{other}() opens a scope in which {there}"
         )

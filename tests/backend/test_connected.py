@@ -42,9 +42,9 @@ def sums(group: Any) -> float:
 
 def early() -> int:
     """Messages that this process keeps for groups that it hasn't opened."""
-    from lossycoll.backend.roots import ROOTS
+    from lossycoll.backend.cohorts import COHORTS
 
-    return sum(len(root.plane.root.groups._early) for root in ROOTS._roots)
+    return sum(len(cohort.plane.cohort.groups._early) for cohort in COHORTS._cohorts)
 
 
 def rank_makes(rank: int, world: int) -> dict[str, Any]:
@@ -226,10 +226,10 @@ def test_who_awaits_others_hears_all_that_the_control_plane_tells() -> None:
     from lossycoll.runtime.membership.membership import Listener
 
     place: Any = SimpleNamespace(rank=0, size=2)
-    root: Any = SimpleNamespace(
+    cohort: Any = SimpleNamespace(
         host=SimpleNamespace(addresses=["a", "b"]), plane=SimpleNamespace(liveness=1.0)
     )
-    askers = _Askers(place, root, (0, 1))
+    askers = _Askers(place, cohort, (0, 1))
     listener: Listener = askers
     told = [name for name in vars(Listener) if name.startswith(("on_", "call_", "figures"))]
     assert len(told) == 13

@@ -543,13 +543,13 @@ def test_two_processes_that_claim_a_rank(doubled: int, tmp_path: Any) -> None:
 def rank_of_a_job_and_of_the_next(rank: int, world: int) -> str:
     import torch.distributed as dist
 
-    from lossycoll.backend.roots import ROOTS
+    from lossycoll.backend.cohorts import COHORTS
 
     gate = os.environ.get("GATE")
     if gate is not None:
         until(lambda: os.path.exists(gate), "the end of the job before", seconds=200)
     init(timeout=30)
-    plane = ROOTS._roots[0].plane
+    plane = COHORTS._cohorts[0].plane
     listener = plane._sockets._listener
     assert listener is not None
     note("ready at {} {} .".format(*listener.getsockname()))

@@ -27,7 +27,7 @@ def noted(rank: int, world: int, mtu: int) -> list[Any]:
     bootstrap.Rendezvous = Noted  # type: ignore[misc]
     out: list[Any] = []
     init(pg_options={"mtu": mtu if rank else 0})
-    # A group of the root's host neither looks for interfaces nor takes descriptors.
+    # A group of the cohort's host neither looks for interfaces nor takes descriptors.
     for name in ("choose", "check_descriptors"):
         setattr(group_steps, name, None)
     for group in (dist.group.WORLD, dist.new_group(pg_options={"mtu": mtu if rank else 0})):

@@ -30,7 +30,7 @@ from lossycoll.runtime.net.descriptor_exchange import DescriptorExchange
 from lossycoll.runtime.net.machine import this_machine
 from tests.support.shared_memory import BYTES, Meeting, at_once, memory
 
-TOKEN = "the root's"
+TOKEN = "the cohort's"
 PAYLOAD, SHARED_PAYLOAD = 8896, 65_024
 
 

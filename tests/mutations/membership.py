@@ -32,7 +32,7 @@ MEMBERSHIP = (
     mutation(
         "who hears another definition of a group keeps silent",
         "lossycoll/runtime/membership/membership.py",
-        "            self._define(root)\n        elif",
+        "            self._define(cohort)\n        elif",
         "            pass\n        elif",
         "tests/backend/test_connected.py"
         "::test_ranks_that_differ_in_a_group_are_named_by_its_first_call_on_all",
@@ -40,8 +40,8 @@ MEMBERSHIP = (
     mutation(
         "two groups of one name have one number",
         "lossycoll/backend/connected.py",
-        'f"{root.session}/{ROOTS.use(root, name)}/{name}"',
-        'f"{root.session}/{name}"',
+        'f"{cohort.session}/{COHORTS.use(cohort, name)}/{name}"',
+        'f"{cohort.session}/{name}"',
         "tests/backend/test_connected.py"
         "::test_groups_are_made_without_the_store_in_any_number_order_and_time",
     ),
@@ -118,7 +118,7 @@ MEMBERSHIP = (
     ),
     mutation(
         "what is said once isn't repeated to the next hub",
-        "lossycoll/runtime/membership/root_protocol.py",
+        "lossycoll/runtime/membership/cohort_protocol.py",
         "for repeated in [*self._repeats.of(self.rank, self._clock()), *waiting]:",
         "for repeated in waiting:",
         "tests/runtime/membership/test_failover.py"
@@ -144,7 +144,7 @@ MEMBERSHIP = (
         "lossycoll/runtime/membership/control_plane.py",
         "        plane._sockets.abandon()\n",
         "",
-        "tests/backend/test_roots.py"
+        "tests/backend/test_cohorts.py"
         "::test_a_killed_rank_is_noticed_at_once_though_its_forked_child_lives",
     ),
 )

@@ -1,4 +1,4 @@
-"""Blocks of code that change options."""
+"""Scopes: what they change, for whom, and what they refuse."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lossycoll.options.fields import Options
 from lossycoll.options.scopes import scope, within
 
 
-def test_a_lossy_block_cannot_be_reliable() -> None:
+def test_a_lossy_scope_cannot_be_reliable() -> None:
     with pytest.raises(OptionError, match=r"'reliable'.*lossycoll\.reliable\(\)"):
         lossycoll.lossy(delivery="reliable")
     with lossycoll.lossy(delivery="lossy", repair=1):
@@ -23,12 +23,12 @@ def test_a_lossy_block_cannot_be_reliable() -> None:
     assert dict(found.changes)["delivery"] == "lossy"
 
 
-def test_a_reliable_block_cannot_be_lossy() -> None:
+def test_a_reliable_scope_cannot_be_lossy() -> None:
     with pytest.raises(OptionError, match=r"'lossy'.*lossycoll\.lossy\(\)"):
         lossycoll.reliable(delivery="lossy")
 
 
-def test_a_reliable_block_is_exact_unless_it_asks_for_an_encoding() -> None:
+def test_a_reliable_scope_is_exact_unless_it_asks_for_an_encoding() -> None:
     group = Options(wire="bf16")
     with lossycoll.lossy(wire="fp16"):
         assert within(group, scope()).wire == "fp16"
@@ -45,7 +45,7 @@ def test_a_reliable_block_is_exact_unless_it_asks_for_an_encoding() -> None:
         pass
 
 
-def test_blocks_change_options_and_nest() -> None:
+def test_scopes_change_options_and_nest() -> None:
     base = Options(repair=1)
     assert scope() is None
     with lossycoll.reliable():
@@ -63,17 +63,17 @@ def test_blocks_change_options_and_nest() -> None:
     assert within(base, None) is base
 
 
-def test_a_block_adds_its_changes_to_what_was_given() -> None:
+def test_a_scope_adds_its_changes_to_what_was_given() -> None:
     with lossycoll.reliable():
-        block = {"delivery", "wire"}
-        assert within(Options(seed=1), scope()).given == {"seed", *block}
+        inside = {"delivery", "wire"}
+        assert within(Options(seed=1), scope()).given == {"seed", *inside}
         # Equal options, of which others are given.
-        assert within(Options(repair=1, seed=0), scope()).given == {"repair", "seed", *block}
-        assert within(Options(repair=1), scope()).given == {"repair", *block}
+        assert within(Options(repair=1, seed=0), scope()).given == {"repair", "seed", *inside}
+        assert within(Options(repair=1), scope()).given == {"repair", *inside}
 
 
-def test_what_a_block_and_a_group_exclude_is_refused_at_the_call() -> None:
-    """A block doesn't know the groups that are used in it."""
+def test_what_a_scope_and_a_group_exclude_is_refused_at_the_call() -> None:
+    """A scope doesn't know the groups that are used in it."""
     group = Options(on_peer_loss="continue")
     with lossycoll.lossy(bulk_min_bytes=10):
         for _ in range(2):
@@ -81,7 +81,7 @@ def test_what_a_block_and_a_group_exclude_is_refused_at_the_call() -> None:
                 within(group, scope())
 
 
-def test_a_block_is_left_by_an_exception_too() -> None:
+def test_a_scope_is_left_by_an_exception_too() -> None:
     with pytest.raises(KeyError), lossycoll.lossy():
         raise KeyError
     assert scope() is None
@@ -91,17 +91,17 @@ def test_a_block_is_left_by_an_exception_too() -> None:
     ("changes", "text"),
     [
         ({"repair": 300}, "option repair is 300, wanted 0 to 255"),
-        ({"interface": "eth0"}, "unknown option of a block interface; "),
+        ({"interface": "eth0"}, "unknown option of a scope interface; "),
         ({"repiar": 1}, r"did you mean repair\?"),
     ],
 )
-def test_a_block_refuses_what_is_no_option_of_a_call(changes: dict[str, Any], text: str) -> None:
+def test_a_scope_refuses_what_is_no_option_of_a_call(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(OptionError, match=text), lossycoll.lossy(**changes):
         pass
     assert scope() is None
 
 
-def test_a_block_holds_in_its_thread_and_task_alone() -> None:
+def test_a_scope_holds_in_its_thread_and_task_alone() -> None:
     seen: list[Any] = []
 
     async def other() -> None:

@@ -51,6 +51,18 @@ def prose(text: str) -> str:
 
 
 @cache
+def own_texts() -> frozenset[tuple[Path, str]]:
+    """The docstrings and texts of all Python sources of the package, by file."""
+    return frozenset(
+        (path, node.value)
+        for path in SOURCES
+        if path.suffix == ".py"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value
+    )
+
+
+@cache
 def own_names() -> frozenset[tuple[Path, str]]:
     """What all sources call things, by file."""
     return frozenset((path, name) for path in SOURCES for name in names(path))
@@ -84,6 +96,7 @@ def test_what_is_found() -> None:
     assert prose("a `vote` [b](vote.md)\n\n    vote\n") == "a  [b\n\n\n"
     assert len(UNUSED) > 15
     assert len(own_names()) > 5000
+    assert len(own_texts()) > 3000
 
 
 @pytest.mark.parametrize("term", UNUSED)
@@ -92,6 +105,11 @@ def test_a_word_that_is_not_used(term: str) -> None:
         f"{path.relative_to(ROOT)}: {name}"
         for path, name in own_names()
         if name not in ALLOWED and said(name, term)
+    }
+    found |= {
+        f"{path.relative_to(ROOT)}: {' '.join(text.split())[:60]}"
+        for path, text in own_texts()
+        if said(re.sub(r"``[^`]*``|\.\w+\(\)", "", text), term)
     }
     for page in PAGES:
         text = prose(page.read_text(encoding="utf-8"))

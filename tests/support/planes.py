@@ -79,7 +79,7 @@ class Notes:
 
 def die(plane: ControlPlane) -> None:
     """The plane ends as with a process that is killed: its sockets close, and it says nothing."""
-    plane.root.say_goodbye = plane.root._welcomed.clear  # type: ignore[method-assign]
+    plane.cohort.say_goodbye = plane.cohort._welcomed.clear  # type: ignore[method-assign]
     plane.close()
 
 
@@ -92,7 +92,7 @@ def silence(plane: ControlPlane) -> None:
 
 
 class Planes:
-    """A root of ``world`` ranks, each with one membership of a group of all of them."""
+    """A cohort of ``world`` ranks, each with one membership of a group of all of them."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class Planes:
     def join(
         self, group: int, members: Sequence[int], *, outlive: bool = False
     ) -> dict[int, tuple[Membership, Notes]]:
-        """Opens another group; membership and notes by rank of the root."""
+        """Opens another group; membership and notes by rank of the cohort."""
         found = {}
         for number, rank in enumerate(members):
             made = Membership(self.planes[rank], group, members, outlive=outlive)
@@ -143,7 +143,7 @@ class Planes:
 
 @contextlib.contextmanager
 def planes(world: int, liveness: float = 30.0, **rest: Any) -> Iterator[Planes]:
-    """A root whose ranks have met."""
+    """A cohort whose ranks have met."""
     made = Planes(world, liveness, **rest)
     try:
         for rank in range(world):

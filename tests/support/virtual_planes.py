@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
+from lossycoll.runtime.membership.cohort_protocol import CohortProtocol
 from lossycoll.runtime.membership.definition import Definition
 from lossycoll.runtime.membership.hub_sockets import (
     Alive,
@@ -23,13 +24,12 @@ from lossycoll.runtime.membership.hub_sockets import (
 )
 from lossycoll.runtime.membership.membership import Membership
 from lossycoll.runtime.membership.messages import unpack
-from lossycoll.runtime.membership.root_protocol import RootProtocol
 
 from .planes import Notes
 
 
 class VirtualNetwork:
-    """``world`` ranks of one root; ``delay`` in seconds, of each message, from ``seed``."""
+    """``world`` ranks of one cohort; ``delay`` in seconds, of each message, from ``seed``."""
 
     def __init__(self, world: int, liveness: float, *, seed: int = 0, delay: float = 0.002) -> None:
         self.now = 1000.0
@@ -42,7 +42,7 @@ class VirtualNetwork:
         self.cuts: set[tuple[int, int]] = set()
         self.nodes = [Node(self, rank) for rank in range(world)]
         for node in self.nodes:
-            node.root.begin()
+            node.cohort.begin()
 
     def at(self, when: float, what: Callable[[], None]) -> None:
         heapq.heappush(self._queue, (when, next(self._order), what))
@@ -93,7 +93,7 @@ class Node:
         self.inbox: list[Event] = []
         self.asked_by: list[int] = []
         self.sockets = VirtualSockets(self)
-        self.root = RootProtocol(
+        self.cohort = CohortProtocol(
             rank,
             net.world,
             net.liveness,
@@ -108,7 +108,7 @@ class Node:
 
     @property
     def wakes_at(self) -> float:
-        return self.net.now if self.inbox else max(self.net.now, self.root.due)
+        return self.net.now if self.inbox else max(self.net.now, self.cohort.due)
 
     def turn(self) -> None:
         events, self.inbox = self.inbox, []
@@ -117,7 +117,7 @@ class Node:
                 events.append(Alive(asker))
                 self.net.nodes[asker].hear_later(self.rank, Alive(self.rank))
         self.asked_by = []
-        self.root.step(events)
+        self.cohort.step(events)
 
     def hear_later(self, sender: int, event: Event) -> None:
         """``event`` comes from ``sender``'s host, unless the network is cut then."""
@@ -278,8 +278,8 @@ class VirtualSockets:
 
 
 def ready(world: int, liveness: float, **rest: Any) -> VirtualNetwork:
-    """A root whose ranks have met."""
+    """A cohort whose ranks have met."""
     net = VirtualNetwork(world, liveness, **rest)
     net.run(1.0)
-    assert all(node.root.ready for node in net.nodes)
+    assert all(node.cohort.ready for node in net.nodes)
     return net

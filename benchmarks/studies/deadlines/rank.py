@@ -21,7 +21,7 @@ import lossycoll
 
 LAST_SECONDS = 1.0
 """For packets that come after the end of the last operation."""
-STREAM = ("packets", "arrived", "first", "last", "gap", "settled", "cause")
+STREAM = ("packets", "arrived", "first", "last", "gap", "end", "cause")
 """Fields of the log's event of that name that are kept."""
 
 

@@ -73,7 +73,7 @@ def _streams(seen: Mapping[str, Any]) -> list[tuple[Stream, str]]:
                 arrived=row["arrived"],
                 took=max(0.0, row["last"] - row["first"]),
                 gap=row["gap"],
-                ended=row["settled"] - row["first"],
+                ended=row["end"] - row["first"],
                 late=seen["late"] if row is most else 0,
             ),
             row["cause"],

@@ -36,7 +36,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Place:
+class GpuAssignment:
     """Where one rank runs NCCL: device number, and variables for its environment."""
 
     device: int
@@ -51,7 +51,7 @@ class Setup:
     """
 
     mode: str
-    places: tuple[Place, ...]
+    places: tuple[GpuAssignment, ...]
     hosts: int
 
     @property
@@ -100,12 +100,12 @@ def choose(seen: Sequence[Seen]) -> Setup:
         devices.append(device)
     hosts = len({rank.host for rank in seen})
     if max(taken.values()) == 1:
-        places = tuple(Place(device, {}) for device in devices)
+        places = tuple(GpuAssignment(device, {}) for device in devices)
         return Setup("own" if hosts == 1 else "hosts", places, hosts)
     # NCCL leaves loopback out as long as there is another interface.
     same = {"NCCL_SOCKET_IFNAME": "lo"} if hosts == 1 else {}
     places = tuple(
-        Place(device, {**SHARED, **same, "NCCL_HOSTID": f"lossycoll-rank-{rank}"})
+        GpuAssignment(device, {**SHARED, **same, "NCCL_HOSTID": f"lossycoll-rank-{rank}"})
         for rank, device in enumerate(devices)
     )
     return Setup("shared", places, hosts)
@@ -128,7 +128,7 @@ def _lacks(seen: Sequence[Seen]) -> list[str]:
     return [f"rank {number}: {lack}" for lack, number in lacks.items()]
 
 
-def settle(place: Place, log: Path) -> None:
+def set_up(place: GpuAssignment, log: Path) -> None:
     """Makes ready for NCCL in this process, before its first NCCL group.
 
     What the user has set stays, apart from NCCL_HOSTID. ``log``: gets NCCL's own account, unless

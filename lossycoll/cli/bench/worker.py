@@ -153,7 +153,7 @@ def take_part(config: dict[str, Any], on_size: OnSize) -> dict[str, Any] | None:
         if "nccl" in config["backends"]:
             setup = nccl.choose(seen_by_all())
             place = setup.places[dist.get_rank()]
-            nccl.settle(place, account)
+            nccl.set_up(place, account)
             device = torch.device("cuda", place.device)
             config = {**config, "staged": True}
         groups = {name: dist.new_group(backend=name) for name in config["backends"]}

@@ -82,7 +82,7 @@ class Traffic:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """A block whose traffic isn't training's."""
+        """A context whose traffic isn't training's."""
         if not self._counts:
             yield
             return

@@ -36,7 +36,7 @@ class Sequencer:
     """Numbers the operations: whoever holds ``lock`` may submit operation ``next``.
 
     ``lock`` is a plain lock, to be used in a ``with`` statement: only there can't Ctrl-C come
-    between taking it and the block that gives it back. ``check`` is called while callers wait for
+    between taking it and what gives it back. ``check`` is called while callers wait for
     a view change, and may raise. Other threads may call ``stop`` and ``resume``.
     """
 

@@ -79,7 +79,7 @@ def text_of(key: CallKey) -> str:
 class Terms(NamedTuple):
     """How an operation is to be done.
 
-    ``options``: the group's, as the caller's block changes them. ``mean`` or sum. ``timeout`` in
+    ``options``: the group's, as the caller's scope changes them. ``mean`` or sum. ``timeout`` in
     seconds for ranks that never take part; None: the group's. ``keep``: whatever owns the buffers,
     held until the operation is done. ``epilogue``: run on success, before it counts as done.
     ``among``: an epilogue for what can do without the parts of ranks that are lost; it is given

@@ -116,7 +116,7 @@ class Stream:
             "first": self.first_ns * 1e-9,
             "last": self.last_ns * 1e-9,
             "gap": self.gap_ns * 1e-9,
-            "settled": self.settled_ns * 1e-9,
+            "end": self.settled_ns * 1e-9,
             "cause": self.cause.name,
         }
 

@@ -1,8 +1,8 @@
 """The control plane of a process: one thread and one set of connections for all of its groups.
 
-The groups of one *root*, the processes that met in one rendezvous, share a plane. What it does is
-:class:`RootProtocol`; here are its thread, its lifetime, and the way in from other threads. A group
-is a :class:`Membership`: opening one costs no message, no thread and no descriptor.
+The groups of one *cohort*, the processes that met in one rendezvous, share a plane. What it does is
+:class:`CohortProtocol`; here are its thread, its lifetime, and the way in from other threads. A
+group is a :class:`Membership`: opening one costs no message, no thread and no descriptor.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from .cohort_protocol import CohortProtocol
 from .hub_sockets import HubSockets
-from .root_protocol import RootProtocol
 
 LINGER_SECONDS: Final = 0.5
 """How long the end of a plane may take for what is under way."""
@@ -32,8 +32,8 @@ class ControlPlane:
     """One process's end. ``open``, ``start``, ``meet``; ``hold`` and ``release``, or ``close``.
 
     Args:
-        rank: This process's number in the root.
-        world: The root's processes, at least 2.
+        rank: This process's number in the cohort.
+        world: The cohort's processes, at least 2.
         liveness: Seconds within which a silent rank is named.
         clock: What silence is measured by, in seconds; it never runs backwards.
     """
@@ -51,14 +51,14 @@ class ControlPlane:
         self.liveness = liveness
         self._clock = clock
         self._sockets = HubSockets(rank, world, clock)
-        self._settled = threading.Event()
-        self.root = RootProtocol(
+        self._met_or_failed = threading.Event()
+        self.cohort = CohortProtocol(
             rank,
             world,
             liveness,
             sockets=self._sockets,
             clock=clock,
-            on_settled=self._settled.set,
+            on_met_or_failed=self._met_or_failed.set,
         )
         """The thread's, apart from plain reads."""
         self._lock = threading.Lock()
@@ -73,19 +73,19 @@ class ControlPlane:
     @property
     def foreign(self) -> int:
         """Messages dropped since they were malformed, without the token, or of no group here."""
-        return self.root.foreign
+        return self.cohort.foreign
 
     @property
     def is_sound(self) -> bool:
         """Whether groups can still be made on it."""
-        return self.root.ready and not (self.root.expelled or self._stopping or self._over)
+        return self.cohort.ready and not (self.cohort.expelled or self._stopping or self._over)
 
     def is_here(self, rank: int) -> bool:
-        """Whether a rank of the root is neither lost nor gone, as far as this one knows."""
-        return self.root.is_here(rank)
+        """Whether a rank of the cohort is neither lost nor gone, as far as this one knows."""
+        return self.cohort.is_here(rank)
 
     def place_of(self, rank: int) -> tuple[str, int]:
-        """Where a rank of the root listens: numeric address and port. After ``start``."""
+        """Where a rank of the cohort listens: numeric address and port. After ``start``."""
         return self._sockets.place_of(rank)
 
     def open(self, address: str, ports: tuple[int, int] = (0, 0)) -> int:
@@ -96,17 +96,17 @@ class ControlPlane:
         return self._sockets.open(address, ports)
 
     def start(self, token: str, endpoints: Sequence[tuple[str, int]]) -> None:
-        """Starts the thread. ``token``: the root's secret, equal on all ranks; ``endpoints``:
+        """Starts the thread. ``token``: the cohort's secret, equal on all ranks; ``endpoints``:
         where each rank listens (host, port)."""
         self._sockets.start(token, endpoints)
-        self.root.begin()
+        self.cohort.begin()
         self._thread = threading.Thread(target=self._run, name="lossycoll-control", daemon=True)
         self._thread.start()
 
     @property
-    def has_settled(self) -> bool:
+    def has_met_or_failed(self) -> bool:
         """Whether all have met, or that has failed."""
-        return self._settled.is_set()
+        return self._met_or_failed.is_set()
 
     def meet(self, timeout: float) -> bool:
         """Whether the hub and every other rank have heard each other, within ``timeout`` seconds.
@@ -114,14 +114,14 @@ class ControlPlane:
         Before, what is told may not reach all. False at once when a rank died meanwhile: the
         memberships have been told.
         """
-        self._settled.wait(timeout)
-        return self.root.ready
+        self._met_or_failed.wait(timeout)
+        return self.cohort.ready
 
     def missing(self) -> list[int]:
         """The ranks that have not been heard yet, as far as this one can know."""
         if self.rank != 0:
             return [0]
-        return [rank for rank in range(1, self.world) if rank not in self.root.welcomed]
+        return [rank for rank in range(1, self.world) if rank not in self.cohort.welcomed]
 
     def hold(self) -> bool:
         """Keeps the plane from its end until ``release``. False: it is ending."""
@@ -132,7 +132,7 @@ class ControlPlane:
             return True
 
     def release(self) -> None:
-        """Undoes ``hold``; the last one leaves the root and joins the thread."""
+        """Undoes ``hold``; the last one leaves the cohort and joins the thread."""
         with self._lock:
             self._holders -= 1
             last = self._holders <= 0
@@ -141,7 +141,7 @@ class ControlPlane:
             self.close()
 
     def close(self) -> None:
-        """Leaves the root, joins the thread, frees the sockets. Idempotent, also where Ctrl-C has
+        """Leaves the cohort, joins the thread, frees the sockets. Idempotent, also where Ctrl-C has
         ended it."""
         with self._lock:
             if self._thread is None and not self._over:
@@ -193,28 +193,28 @@ class ControlPlane:
         try:
             self._serve()
         except Exception as error:  # else nobody would ever learn of a death again
-            self.root.broken(error)
+            self.cohort.broken(error)
             with contextlib.suppress(Exception):
                 self._run_tasks()
             raise
         finally:
             with contextlib.suppress(Exception):
-                self.root.say_goodbye()
+                self.cohort.say_goodbye()
             with self._lock:
                 self._stopping = self._over = True
-            self._sockets.close(0.0 if self.root.is_cut_off else LINGER_SECONDS)
-            self._settled.set()
+            self._sockets.close(0.0 if self.cohort.is_cut_off else LINGER_SECONDS)
+            self._met_or_failed.set()
 
     def _serve(self) -> None:
         until = 0.0
-        while not self._stopping or (self.root.seeks_hub and self._clock() < until):
+        while not self._stopping or (self.cohort.seeks_hub and self._clock() < until):
             if not self._stopping:
                 until = self._clock() + LINGER_SECONDS
             # Receive before judging: what has come while this thread had to wait is no silence.
-            pause = self.root.due - self._clock()
+            pause = self.cohort.due - self._clock()
             events = self._sockets.poll(min(pause, LEAVING_SECONDS) if self._stopping else pause)
             self._run_tasks()
-            self.root.step(events)
+            self.cohort.step(events)
         self._run_tasks()
 
     def _run_tasks(self) -> None:

@@ -43,7 +43,7 @@ class Health:
 
     ``addresses``: one text per rank. ``liveness`` in seconds. ``control``: None in a world of one.
     ``on_failure`` runs once, in the thread that finds the failure, and must be quick. ``outlive``:
-    the group goes on without ranks that are lost.
+    the group continues without ranks that are lost.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Health:
         self._control = control
         self._outlive = outlive
         self.without: dict[int, str] = {}
-        """Ranks that the group goes on without, and why."""
+        """Ranks that the group continues without, and why."""
         self._on_failure = on_failure
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -211,7 +211,7 @@ class Health:
             )
             self.fail(AbortedError(text, peer=rank))
         else:
-            remedy = "restart the job (LOSSYCOLL_ON_PEER_LOSS=continue would go on without)"
+            remedy = "restart the job (LOSSYCOLL_ON_PEER_LOSS=continue lets the survivors continue)"
             if not ended:
                 remedy += ", or raise LOSSYCOLL_LIVENESS if it was only busy"
             text = f"{where}: lost {where.peer(rank)}: {self._how(silent, ended)}; {remedy}"
@@ -224,20 +224,20 @@ class Health:
         return f"silent for {silent:g} s, so it is dead, stopped or cut off ({limits})"
 
     def on_lost(self, rank: int, silent: float, ended: bool) -> None:
-        """The group goes on without ``rank``."""
+        """The group continues without ``rank``."""
         with self._lock:
             self.without[rank] = self._how(silent, ended)
             self._count_left()
 
     def lost_error(self, rank: int) -> PeerLostError:
-        """What to say of a rank that the group goes on without."""
+        """What to say of a rank that the group continues without."""
         how = self.without.get(rank, "")
         return PeerLostError(f"{self.where}: lost {self.where.peer(rank)}: {how}", peer=rank)
 
     def on_apart(self, lost: Sequence[int], left: Sequence[int]) -> None:
         names = ", ".join(f"{self.where.peer(rank)}: {self.without.get(rank)}" for rank in lost)
         text = (
-            f"{self.where}: lost {names}; ranks {list(left)} don't go on without, since they may "
+            f"{self.where}: lost {names}; ranks {list(left)} don't continue, since they may "
             f"be the smaller part of a network that fell apart, or couldn't agree in time; "
             f"restart the job"
         )

@@ -11,13 +11,13 @@ MOST_REPEATS: Final = 4096
 
 
 class Succession:
-    """One rank's view of the root: who is lost, who has left, and so who is the hub.
+    """One rank's view of the cohort: who is lost, who has left, and so who is the hub.
 
     The hub is the lowest rank that is neither. This rank is always left to itself.
 
     Args:
-        rank: This one, in the root.
-        world: The root's ranks.
+        rank: This one, in the cohort.
+        world: The cohort's ranks.
     """
 
     def __init__(self, rank: int, world: int) -> None:

@@ -462,9 +462,9 @@ class HubSockets:
 def answers(
     host: str, port: int, rank: int, token: str, world: int, seconds: float = HELLO_SECONDS
 ) -> bool:
-    """Whether ``rank`` of the root with this ``token`` still listens there, and not another by now.
+    """Whether ``rank`` of the cohort with this ``token`` still listens there, not another by now.
 
-    The asker is no rank of that root. Blocks for up to ``seconds`` where what listens is silent.
+    The asker is no rank of that cohort. Blocks for up to ``seconds`` where what listens is silent.
     """
     end = time.monotonic() + seconds
     try:

@@ -1,7 +1,7 @@
 """One group on the control plane: its members, who has left or is lost, and what is said in it.
 
 A membership translates between the ranks of the group, which its listener knows, and those of the
-root, which the plane knows. Liveness and death are the plane's; abort, goodbye, mismatch, figures
+cohort, which the plane knows. Liveness and death are the plane's; abort, goodbye, mismatch, figures
 and views are the group's.
 """
 
@@ -39,7 +39,7 @@ class Listener(Protocol):
     """What the control plane tells and asks. Called from its thread: must be quick, never raise.
 
     The last three only where the group outlives a rank. ``on_lost`` stops submitting, and returns
-    the number of the next operation; ``on_views`` goes on if ``agreed``. After ``on_broken`` the
+    the number of the next operation; ``on_views`` continues if ``agreed``. After ``on_broken`` the
     thread ends; what is posted within still goes out. ``on_beat`` comes a few times per liveness.
     """
 
@@ -58,7 +58,7 @@ class Listener(Protocol):
     def on_apart(self, lost: Sequence[int], left: Sequence[int]) -> None: ...
 
 
-class Root(Protocol):
+class Router(Protocol):
     """What a membership needs of the protocol below it, on the plane's thread."""
 
     @property
@@ -82,7 +82,7 @@ class Plane(Protocol):
     @property
     def liveness(self) -> float: ...
     @property
-    def root(self) -> Root: ...
+    def cohort(self) -> Router: ...
     def hold(self) -> bool: ...
     def release(self) -> None: ...
     def post(self, task: Callable[[], None]) -> None: ...
@@ -94,9 +94,9 @@ class Membership:
 
     Args:
         plane: The process's control plane, which lasts as long as one of its memberships.
-        group: The group's number, of 64 bits, which no other group of the root ever has.
-        members: The group's ranks, as ranks of the root, in the group's order.
-        outlive: Whether the group goes on without ranks that are lost.
+        group: The group's number, of 64 bits, which no other group of the cohort ever has.
+        members: The group's ranks, as ranks of the cohort, in the group's order.
+        outlive: Whether the group continues without ranks that are lost.
         definition: What this rank takes the group for; None: nobody compares it.
 
     Raises:
@@ -113,10 +113,10 @@ class Membership:
         definition: Definition | None = None,
     ) -> None:
         self._plane = plane
-        self._root = plane.root
+        self._cohort = plane.cohort
         self.group = group
         self._members = tuple(members)
-        self._ranks = {root: rank for rank, root in enumerate(self._members)}
+        self._ranks = {cohort: rank for rank, cohort in enumerate(self._members)}
         self.rank = self._ranks[plane.rank]
         self.definition = definition
         self.listener: Listener = _NOBODY
@@ -144,17 +144,17 @@ class Membership:
 
     @property
     def foreign(self) -> int:
-        """Messages that the plane has dropped since they were malformed or not of this root."""
-        return self._root.foreign
+        """Messages that the plane has dropped since they were malformed or not of this cohort."""
+        return self._cohort.foreign
 
     def open(self, listener: Listener, *, wait: bool = True) -> None:
         """Has the plane tell ``listener`` from now on, and of what has come before; ``wait``: it
         has done so on return."""
         self.listener = listener
         if wait:
-            self._plane.call(lambda: self._root.enter(self))
+            self._plane.call(lambda: self._cohort.enter(self))
         else:
-            self._plane.post(lambda: self._root.enter(self))
+            self._plane.post(lambda: self._cohort.enter(self))
 
     def abort(self, reason: str, kind: str) -> None:
         """Gives the group up, on all ranks; ``kind``: the name of the error's type."""
@@ -169,7 +169,7 @@ class Membership:
         self._post(OwnHost(options))
 
     def missed(self, rank: int) -> None:
-        """``rank`` has left, and is needed: a group that outlives ranks goes on without it."""
+        """``rank`` has left, and is needed: a group that outlives ranks continues without it."""
         self._post(Missed(rank))
         self._plane.post(lambda: self._on_missed(self.rank, Missed(rank)))
 
@@ -190,7 +190,7 @@ class Membership:
     def close(self) -> None:
         """Ends the membership; the last one of a plane ends that. Idempotent, also where Ctrl-C
         has ended it. No listener is called any more when it returns."""
-        self._plane.call(lambda: self._root.leave(self))
+        self._plane.call(lambda: self._cohort.leave(self))
         self.listener = _NOBODY
         if self._held:
             self._held = False
@@ -201,26 +201,26 @@ class Membership:
 
     # ---- the plane's thread ----
 
-    def take(self, root: int, packed: Packed) -> None:
-        """A message from a rank of the root.
+    def take(self, cohort: int, packed: Packed) -> None:
+        """A message from a rank of the cohort.
 
         Raises:
             Malformed: It is none, or not from a member.
         """
-        sender = self._ranks.get(root)
+        sender = self._ranks.get(cohort)
         message = unpack_body(packed, len(self._members))
         if isinstance(message, Waiting) and message.digest != self._digest:
-            self._define(root)
+            self._define(cohort)
         elif isinstance(message, Defined):
-            self._on_defined(root, message)
+            self._on_defined(cohort, message)
         elif sender is None:
-            raise Malformed(f"rank {root} of the root is no member")
+            raise Malformed(f"rank {cohort} of the cohort is no member")
         elif self._survivors is None or sender not in self._survivors.lost:
             _HANDLERS[type(message)](self, sender, message)
 
-    def rank_lost(self, root: int, silent: float, *, ended: bool, proven: bool) -> None:
-        """The plane has lost a rank of the root; ``proven``: its process has surely ended."""
-        rank = self._ranks.get(root)
+    def rank_lost(self, cohort: int, silent: float, *, ended: bool, proven: bool) -> None:
+        """The plane has lost a rank of the cohort; ``proven``: its process has surely ended."""
+        rank = self._ranks.get(cohort)
         if rank is None:
             return
         self._answered(rank)
@@ -228,7 +228,7 @@ class Membership:
             self.listener.on_dead(rank, silent, False)
         elif rank in self._gone:
             return
-        elif self._survivors is None or not self._root.ready:
+        elif self._survivors is None or not self._cohort.ready:
             self._gone.add(rank)
             self.listener.on_dead(rank, silent, ended)
         else:
@@ -245,7 +245,7 @@ class Membership:
     def _send(self, body: Body, to: Sequence[int] | None = None) -> None:
         """To ranks of the group; None: to all."""
         ranks = range(len(self._members)) if to is None else to
-        self._root.send(self.group, body, [self._members[rank] for rank in ranks])
+        self._cohort.send(self.group, body, [self._members[rank] for rank in ranks])
 
     # ---- figures ----
 
@@ -309,15 +309,15 @@ class Membership:
     def _digest(self) -> int:
         return 0 if self.definition is None else self.definition.digest
 
-    def _define(self, root: int) -> None:
-        """Tells a rank of the root, which may be no member here, what this one takes the group
+    def _define(self, cohort: int) -> None:
+        """Tells a rank of the cohort, which may be no member here, what this one takes the group
         for."""
         mine = self.definition
         if mine is not None:
             body = Defined(mine.rank, mine.members, dict(mine.options))
-            self._root.send(self.group, body, [root])
+            self._cohort.send(self.group, body, [cohort])
 
-    def _on_defined(self, root: int, message: Defined) -> None:
+    def _on_defined(self, cohort: int, message: Defined) -> None:
         if self.definition is None:
             return
         if not 0 <= message.rank < len(message.members):
@@ -326,7 +326,7 @@ class Membership:
         how = difference(self.definition, theirs)
         if how and not self._differs:
             self._differs = True
-            self._define(root)
+            self._define(cohort)
             self.listener.on_differs(how)
 
     def _on_own_host(self, sender: int, message: OwnHost) -> None:
@@ -348,7 +348,7 @@ class Membership:
             return
         self._gone.add(rank)
         self._answered(rank)
-        survivors.stopped(self.listener.on_lost(rank, silent, ended), self._root.now)
+        survivors.stopped(self.listener.on_lost(rank, silent, ended), self._cohort.now)
         self._agree()
 
     def _agree(self) -> None:
@@ -361,7 +361,7 @@ class Membership:
             if rank in self._departed:  # it can't be asked any more
                 self._lose(rank, 0.0, ended=True, proven=True)
                 return
-        if survivors.is_apart(self._root.now):
+        if survivors.is_apart(self._cohort.now):
             self._apart = True
             self.listener.on_apart(sorted(survivors.lost), survivors.left)
         elif survivors.coordinator != self.rank:
@@ -385,7 +385,7 @@ class Membership:
         for rank in message.lost:
             if rank not in survivors.lost:  # another coordinator's verdict, which died with it
                 ended = rank in message.ended
-                proven = ended and not self._root.in_doubt
+                proven = ended and not self._cohort.in_doubt
                 self._lose(rank, self._silence, ended=ended, proven=proven)
         if survivors.agreed:  # the sender has missed the verdict
             self._send(ViewChange(survivors.views), [sender])
@@ -411,7 +411,7 @@ class Membership:
             survivors.lose(rank, ended=False)
             self._gone.add(rank)
             before = self.listener.on_lost(rank, self._silence, False)
-            survivors.stopped(before, self._root.now)
+            survivors.stopped(before, self._cohort.now)
         if survivors.learn(views):
             self.listener.on_views(survivors.views, survivors.agreed)
 

@@ -34,15 +34,15 @@ class Malformed(ValueError):
     """Bytes that are no message."""
 
 
-# ---- of the root: ranks are those of the root ----
+# ---- of the cohort: ranks are those of the cohort ----
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first message in both directions: who speaks, and that it knows the root's secret.
+    """The first message in both directions: who speaks, and that it knows the cohort's secret.
 
-    ``purpose``: "member" of the root, or "question" whether the other one lives. A "visit" is the
-    question of a process that is no rank of the root (yet): ``rank`` is the one asked for then.
+    ``purpose``: "member" of the cohort, or "question" whether the other one lives. A "visit" is the
+    question of a process that is no rank of the cohort (yet): ``rank`` is the one asked for then.
     """
 
     version: int
@@ -76,7 +76,7 @@ class Welcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class AllHeard:
     """From the hub: it has heard every rank."""
 
 
@@ -222,7 +222,7 @@ Body: TypeAlias = (
     | State
     | ViewChange
 )
-Message: TypeAlias = Hello | Beat | Follow | Welcome | Ready | Dead | Left | Addressed
+Message: TypeAlias = Hello | Beat | Follow | Welcome | AllHeard | Dead | Left | Addressed
 
 REPEATED: Final = frozenset({"abort", "bye", "mismatch", "missed", "ownhost"})
 """Kinds that are said once, and so have to survive a hub."""
@@ -240,7 +240,7 @@ def pack_list(message: Message | Body) -> Packed:
 
 
 def unpack(packed: bytes, world: int) -> Message:
-    """The message of a root of ``world`` ranks.
+    """The message of a cohort of ``world`` ranks.
 
     Raises:
         Malformed: It isn't one.
@@ -249,7 +249,7 @@ def unpack(packed: bytes, world: int) -> Message:
         values = json.loads(packed)
     except (ValueError, RecursionError) as error:
         raise Malformed(f"no JSON: {error}") from None
-    return _checked(values, world, _ROOT)  # type: ignore[no-any-return]
+    return _checked(values, world, _COHORT)  # type: ignore[no-any-return]
 
 
 def unpack_body(packed: Packed, size: int) -> Body:
@@ -404,12 +404,12 @@ def _parts(cls: type) -> list[tuple[str, str, Callable[[Any, int], Any]]]:
 
 
 # The names on the wire; a renamed class keeps its name there.
-_ROOT: Final[Mapping[str, type]] = {
+_COHORT: Final[Mapping[str, type]] = {
     "hello": Hello,
     "beat": Beat,
     "follow": Follow,
     "welcome": Welcome,
-    "ready": Ready,
+    "ready": AllHeard,
     "dead": Dead,
     "left": Left,
     "addressed": Addressed,
@@ -427,7 +427,7 @@ _GROUP: Final[Mapping[str, type]] = {
     "state": State,
     "viewchange": ViewChange,
 }
-_NAMES: Final[Mapping[type, str]] = {cls: name for name, cls in {**_ROOT, **_GROUP}.items()}
+_NAMES: Final[Mapping[type, str]] = {cls: name for name, cls in {**_COHORT, **_GROUP}.items()}
 _PARTS: Final = {name: _parts(cls) for cls, name in _NAMES.items()}
 
 

@@ -171,7 +171,7 @@ def _sums_of_kind(
     else:
         raise PeerLostError(
             f"ranks were lost during each of {ATTEMPTS} attempts to compare replicas, so the "
-            f"figure would be wrong; call measure_drift again when the group has settled"
+            f"figure would be wrong; call measure_drift again when ranks are no longer lost"
         )
     replicas = math.prod(after)
     for each, survivors in zip(copies, after, strict=True):

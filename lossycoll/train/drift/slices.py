@@ -17,7 +17,7 @@ ALIGN: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ElementRange:
     """A range of elements of one tensor in a chunk.
 
     Attributes:
@@ -46,11 +46,11 @@ class Slices:
     world: int
     chunk_bytes: int
     """Most bytes of a chunk."""
-    chunks: tuple[tuple[Piece, ...], ...]
+    chunks: tuple[tuple[ElementRange, ...], ...]
     """``chunks[s * world + c]``: the pieces of chunk c of slice s. The last chunks are empty where
     there are fewer bytes than chunks."""
 
-    def of(self, number: int) -> tuple[tuple[Piece, ...], ...]:
+    def of(self, number: int) -> tuple[tuple[ElementRange, ...], ...]:
         """The chunks of a slice.
 
         Args:
@@ -89,13 +89,13 @@ def slice_up(sizes: Sequence[tuple[int, int]], period: int, world: int) -> Slice
         begins.append(total)
         total += round_up(elements * itemsize, ALIGN)
     chunk = max(ALIGN, round_up(-(-total // (period * world)), ALIGN))
-    chunks: list[list[Piece]] = [[] for _ in range(period * world)]
+    chunks: list[list[ElementRange]] = [[] for _ in range(period * world)]
     for tensor, (begin, (elements, itemsize)) in enumerate(zip(begins, sizes, strict=True)):
         done = 0
         while done < elements:
             number, at = divmod(begin + done * itemsize, chunk)
             end = min(elements, done + (chunk - at) // itemsize)
-            chunks[number].append(Piece(tensor, done, end, at))
+            chunks[number].append(ElementRange(tensor, done, end, at))
             done = end
     return Slices(period, world, chunk, tuple(tuple(pieces) for pieces in chunks))
 

@@ -70,8 +70,8 @@ class Compressor:
         if self._reduced:
             raise TrainingError(
                 f"{self._collectives}: a second backward pass was sent before step() or "
-                f"zero_grad(), with compression; put all but the last one into a block of "
-                f"optimizer.no_sync()"
+                f"zero_grad(), with compression; put all but the last one into "
+                f"`with optimizer.no_sync():`"
             )
 
     def end(self) -> None:

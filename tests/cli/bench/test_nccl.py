@@ -106,7 +106,7 @@ def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         monkeypatch.delenv(name)
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth7")
     monkeypatch.setenv("NCCL_HOSTID", "the same everywhere")
-    nccl.settle(choose([host("one", "GPU-a")] * 2).places[1], tmp_path / "log")
+    nccl.set_up(choose([host("one", "GPU-a")] * 2).places[1], tmp_path / "log")
     assert chosen == [0]
     assert os.environ["NCCL_SOCKET_IFNAME"] == "eth7"
     assert os.environ["NCCL_HOSTID"] == "lossycoll-rank-1"

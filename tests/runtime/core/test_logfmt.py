@@ -106,7 +106,7 @@ def test_debug_tells_of_each_operation_and_of_the_failure(env: dict[str, str]) -
         short = sum(int(one["packets"]) - int(one["arrived"]) for one in streams)
         assert short == int(end["missing"])
         for one in streams:
-            times = [float(one[name]) for name in ("first", "last", "settled")]
+            times = [float(one[name]) for name in ("first", "last", "end")]
             assert 0 < times[0] <= times[1] <= times[2] <= float(end["seconds"]) * 1.001
             assert float(one["gap"]) <= times[1]
             lossy = int(one["arrived"]) < int(one["packets"])

@@ -59,7 +59,7 @@ def test_what_is_reported_right_after_meeting_reaches_even_those_that_came_last(
 
 
 @pytest.mark.parametrize("outlive", [False, True])
-def test_nobody_waits_to_meet_a_root_that_has_been_given_up(outlive: bool) -> None:
+def test_nobody_waits_to_meet_a_cohort_that_has_been_given_up(outlive: bool) -> None:
     made = Planes(3, LIVENESS, outlive=outlive)
     try:
         for rank in (0, 1):
@@ -181,7 +181,7 @@ BROKEN = [
     b'["addressed",1,"1",7,["beat"]]',
     b'["addressed",1,"1",7,[]]',
 ]
-"""What a rank of the root may not send to rank 0."""
+"""What a rank of the cohort may not send to rank 0."""
 
 
 def test_foreign_and_malformed_messages_are_counted_and_dropped() -> None:

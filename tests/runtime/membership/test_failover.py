@@ -36,7 +36,7 @@ def test_a_death_after_rank_0_has_left_is_noticed(outlive: bool) -> None:
 def test_a_silence_after_rank_0_has_left_is_noticed() -> None:
     with planes(3, LIVENESS) as s:
         without_hub(s)
-        until(lambda: 2 in s.planes[1].root.welcomed)
+        until(lambda: 2 in s.planes[1].cohort.welcomed)
         s.silence(2)
         until(lambda: s.notes[1].log == [("bye", 0, 5), ("dead", 2)], seconds=3 * LIVENESS)
 
@@ -71,7 +71,7 @@ def test_ranks_that_leave_one_after_another_are_nowhere_dead() -> None:
 
 def test_what_is_said_while_the_hub_dies_is_said_again() -> None:
     with planes(4, outlive=True) as s:
-        s.planes[0].root._on_message = lambda *_: None  # type: ignore[method-assign]
+        s.planes[0].cohort._on_message = lambda *_: None  # type: ignore[method-assign]
         s.groups[3].abort("out of memory", "EngineError")
         until(lambda: not s.planes[3]._tasks)
         s.die(0)
@@ -81,7 +81,7 @@ def test_what_is_said_while_the_hub_dies_is_said_again() -> None:
 
 def test_who_asks_for_figures_may_become_the_hub_meanwhile() -> None:
     with planes(3, outlive=True) as s:
-        s.planes[0].root._on_message = lambda *_: None  # type: ignore[method-assign]
+        s.planes[0].cohort._on_message = lambda *_: None  # type: ignore[method-assign]
         found: list[dict[int, Any]] = []
         asker = threading.Thread(target=lambda: found.append(s.groups[1].group_figures(60)))
         asker.start()
@@ -124,14 +124,14 @@ def test_who_is_silent_is_asked_over_a_new_connection() -> None:
     with planes(3, LIVENESS) as s:
         answers = 0
         for plane in s.planes:
-            step = plane.root.step
+            step = plane.cohort.step
 
             def counted(events: Any, step: Any = step) -> None:
                 nonlocal answers
                 answers += sum(isinstance(event, Alive) for event in events)
                 step(events)
 
-            plane.root.step = counted  # type: ignore[method-assign]
+            plane.cohort.step = counted  # type: ignore[method-assign]
             plane._sockets.send = lambda *_: True  # type: ignore[method-assign]
         quiet(1.5 * LIVENESS, s.notes)
         assert answers > 0

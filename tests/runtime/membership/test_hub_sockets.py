@@ -23,7 +23,7 @@ from lossycoll.runtime.membership.hub_sockets import (
     Refused,
     answers,
 )
-from lossycoll.runtime.membership.messages import Beat, Left, Ready, pack
+from lossycoll.runtime.membership.messages import AllHeard, Beat, Left, pack
 
 
 @contextlib.contextmanager
@@ -64,9 +64,9 @@ def test_messages_come_in_order_both_ways_and_before_the_end() -> None:
         meet(hub, member)
         for _ in range(100):
             assert hub.send(1, pack(Beat()))
-        hub.send(1, pack(Ready()))
+        hub.send(1, pack(AllHeard()))
         found = poll(member, [], 101)
-        assert found == [Received(0, Beat())] * 100 + [Received(0, Ready())]
+        assert found == [Received(0, Beat())] * 100 + [Received(0, AllHeard())]
         member.send(0, pack(Left(1)))
         hub.send(1, pack(Beat()))  # which it won't read
         member.close(0.5)
@@ -110,7 +110,7 @@ def running(one: HubSockets) -> Iterator[list[Event]]:
         thread.join()
 
 
-def test_visits_are_answered_by_that_rank_of_that_root_alone() -> None:
+def test_visits_are_answered_by_that_rank_of_that_cohort_alone() -> None:
     with contextlib.ExitStack() as stack:
         hub = HubSockets(0, 3)
         stack.callback(hub.close, 0)
@@ -175,8 +175,8 @@ def test_a_second_connection_of_a_rank_takes_the_place_of_the_first() -> None:
         meet(hub, member)
         member.follow(0, 1.0)
         assert poll(member, [hub], 1) == [Connected(0)]
-        member.send(0, pack(Ready()))
-        assert Received(1, Ready()) in poll(hub, [], 9, 0.3)
+        member.send(0, pack(AllHeard()))
+        assert Received(1, AllHeard()) in poll(hub, [], 9, 0.3)
         assert hub.send(1, pack(Beat()))
         assert poll(member, [], 1) == [Received(0, Beat())]
 

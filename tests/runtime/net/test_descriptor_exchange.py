@@ -15,7 +15,7 @@ from lossycoll.runtime.net import descriptor_exchange
 from lossycoll.runtime.net.descriptor_exchange import DescriptorExchange
 from tests.support.shared_memory import BYTES, memory
 
-TOKEN = "the root's"
+TOKEN = "the cohort's"
 
 
 def descriptors() -> set[str]:
@@ -166,7 +166,7 @@ def test_a_descriptor_that_is_missing_is_noticed(number: int) -> None:
     def send(_: DescriptorExchange, receiver: DescriptorExchange, pair: tuple[int, int]) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as end:
             end.connect(f"\0{receiver.name}")
-            message = b'{"process": 0, "token": "the root\'s"}'
+            message = b'{"process": 0, "token": "the cohort\'s"}'
             socket.send_fds(end, [message], pair[:number])
 
     found = refusals(send)

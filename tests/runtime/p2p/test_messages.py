@@ -336,7 +336,7 @@ def test_a_failure_ends_all_that_is_pending() -> None:
 
 
 def lose(ends: list[End], rank: int) -> None:
-    """The others go on without ``rank``."""
+    """The others continue without ``rank``."""
     for end in ends:
         if end.rank != rank:
             end.health.on_lost(rank, 0.0, True)

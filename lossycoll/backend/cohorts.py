@@ -1,8 +1,8 @@
-"""The roots of this process: who it met in which rendezvous, and its control planes among them.
+"""The cohorts of this process: who it met in which rendezvous, and its control planes among them.
 
 A group whose members have all met before needs no connections of its own: it is a membership of
-their root's plane. Where all of them are of one group (its *parent*), they need not even meet:
-each knows by itself which root that is. A plane lasts as long as its last membership; a forked
+their cohort's plane. Where all of them are of one group (its *parent*), they need not even meet:
+each knows by itself which cohort that is. A plane lasts as long as its last membership; a forked
 child has none.
 """
 
@@ -24,7 +24,7 @@ from lossycoll.runtime.net.interfaces import Interface
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class Attachment:
     """What a process sends through: the interface, its largest packet, and the data in one."""
 
     interface: Interface
@@ -33,13 +33,13 @@ class Network:
 
 
 @dataclass(frozen=True, slots=True)
-class Root:
+class Cohort:
     """The processes that met in one rendezvous.
 
     Attributes:
-        session: The rendezvous's, of 16 hex digits; no other root has it.
+        session: The rendezvous's, of 16 hex digits; no other cohort has it.
         rank: This process's number in it.
-        global_ranks: torch's global rank of each, by its number in the root.
+        global_ranks: torch's global rank of each, by its number in the cohort.
         plane: This process's control plane among them.
         host: The engine's socket and thread, which its groups share.
         network: What that host sends through.
@@ -50,7 +50,7 @@ class Root:
     global_ranks: tuple[int, ...]
     plane: ControlPlane
     host: Host
-    network: Network
+    network: Attachment
 
     def holds(self, global_ranks: Sequence[int]) -> bool:
         """Whether all of these are here, as far as this process knows."""
@@ -81,67 +81,69 @@ class Parent:
     """The group that all ranks of a new one belong to: torch's default group, or one that is split.
 
     Attributes:
-        root: The parent's, on all of its ranks.
-        numbers: Its ranks as ranks of the root, by torch's global rank.
+        cohort: The parent's, on all of its ranks.
+        numbers: Its ranks as ranks of the cohort, by torch's global rank.
     """
 
-    root: Root
+    cohort: Cohort
     numbers: Mapping[int, int]
 
 
-class Roots:
-    """A process's roots, oldest first."""
+class Cohorts:
+    """A process's cohorts, oldest first."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._roots: list[Root] = []
+        self._cohorts: list[Cohort] = []
         self._uses: Counter[tuple[str, str]] = Counter()
 
-    def add(self, root: Root) -> None:
-        """Offers ``root`` to groups that are made later, for as long as its plane lasts."""
+    def add(self, cohort: Cohort) -> None:
+        """Offers ``cohort`` to groups that are made later, for as long as its plane lasts."""
         with self._lock:
-            self._roots = [one for one in self._roots if one.plane.is_sound and one.host.is_open]
-            self._roots.append(root)
-            known = {one.session for one in self._roots}
+            self._cohorts = [
+                one for one in self._cohorts if one.plane.is_sound and one.host.is_open
+            ]
+            self._cohorts.append(cohort)
+            known = {one.session for one in self._cohorts}
             self._uses = Counter({key: n for key, n in self._uses.items() if key[0] in known})
 
-    def use(self, root: Root, name: str) -> int:
-        """How many groups of this name the root has had here before, this one not counted.
+    def use(self, cohort: Cohort, name: str) -> int:
+        """How many groups of this name the cohort has had here before, this one not counted.
 
         The same on all ranks of the group, as torch has them make groups in the same order.
         """
         with self._lock:
-            key = (root.session, name)
+            key = (cohort.session, name)
             self._uses[key] += 1
             return self._uses[key] - 1
 
     @contextlib.contextmanager
-    def holding(self, global_ranks: Sequence[int]) -> Iterator[list[Root]]:
-        """The roots that have all of ``global_ranks``; their planes don't end within the block."""
+    def holding(self, global_ranks: Sequence[int]) -> Iterator[list[Cohort]]:
+        """The cohorts that have all of ``global_ranks``, held until the context ends."""
         with self._lock:
-            found = [root for root in self._roots if root.holds(global_ranks)]
+            found = [cohort for cohort in self._cohorts if cohort.holds(global_ranks)]
         held = []
         try:
-            for root in found:
-                if root.hold():
-                    held.append(root)
+            for cohort in found:
+                if cohort.hold():
+                    held.append(cohort)
             yield held
         finally:
-            for root in held:
-                root.release()
+            for cohort in held:
+                cohort.release()
 
 
-def with_liveness_of(options: Options, roots: Sequence[Root]) -> Options:
-    """``options`` of a group whose process belongs to ``roots`` already.
+def with_liveness_of(options: Options, cohorts: Sequence[Cohort]) -> Options:
+    """``options`` of a group whose process belongs to ``cohorts`` already.
 
-    The liveness is the process's: it was read when the root was made.
+    The liveness is the process's: it was read when the cohort was made.
 
     Raises:
         OptionError: The group asks for another one, of its own.
     """
-    if not roots:
+    if not cohorts:
         return options
-    liveness = roots[0].plane.liveness
+    liveness = cohorts[0].plane.liveness
     if options.liveness == liveness:
         return options
     if options.is_given("liveness") and options.liveness != Options.from_env().liveness:
@@ -153,5 +155,5 @@ def with_liveness_of(options: Options, roots: Sequence[Root]) -> Options:
     return Options(**{**given, "liveness": liveness})
 
 
-ROOTS: Final = Roots()
-os.register_at_fork(after_in_child=ROOTS.__init__)  # type: ignore[misc]
+COHORTS: Final = Cohorts()
+os.register_at_fork(after_in_child=COHORTS.__init__)  # type: ignore[misc]

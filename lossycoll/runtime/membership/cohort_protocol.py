@@ -1,7 +1,7 @@
 """The control plane of a process as a state machine: what it makes of each event and of the time.
 
-It belongs to one thread and never blocks: :meth:`RootProtocol.step` is given what the sockets
-report, and is called again at :attr:`RootProtocol.due`. Messages go to one handler per type, by a
+It belongs to one thread and never blocks: :meth:`CohortProtocol.step` is given what the sockets
+report, and is called again at :attr:`CohortProtocol.due`. Messages go to one handler per type, by a
 table. docs/control.md has the protocol.
 """
 
@@ -20,6 +20,7 @@ from .membership import Membership
 from .messages import (
     REPEATED,
     Addressed,
+    AllHeard,
     Beat,
     Body,
     Dead,
@@ -27,7 +28,6 @@ from .messages import (
     Left,
     Malformed,
     Message,
-    Ready,
     Welcome,
     bits,
     pack,
@@ -41,16 +41,16 @@ BEAT: Final = pack(Beat())
 NEVER: Final = float("inf")
 
 
-class RootProtocol:
-    """One process's part in its root. ``begin``, then ``step`` again and again.
+class CohortProtocol:
+    """One process's part in its cohort. ``begin``, then ``step`` again and again.
 
     Args:
-        rank: This process's number in the root.
-        world: The root's processes.
+        rank: This process's number in the cohort.
+        world: The cohort's processes.
         liveness: Seconds within which a silent rank is named.
         sockets: The connections with the others.
         clock: What silence is measured by, in seconds; it never runs backwards.
-        on_settled: Called when all have met, or when that has failed.
+        on_met_or_failed: Called when all have met, or when that has failed.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class RootProtocol:
         *,
         sockets: HubSockets,
         clock: Callable[[], float] = time.monotonic,
-        on_settled: Callable[[], None] = lambda: None,
+        on_met_or_failed: Callable[[], None] = lambda: None,
     ) -> None:
         self.rank = rank
         self.world = world
@@ -72,7 +72,7 @@ class RootProtocol:
         """Whether the others have given this rank up."""
         self.groups: GroupMessages[Membership] = GroupMessages()
         self._clock = clock
-        self._on_settled = on_settled
+        self._on_met_or_failed = on_met_or_failed
         self._sockets = sockets
         self._succession = Succession(rank, world)
         self._detector = FailureDetector(liveness, clock())
@@ -120,7 +120,7 @@ class RootProtocol:
         return waits and self.ready and not self.expelled
 
     def is_here(self, rank: int) -> bool:
-        """Whether a rank of the root is neither lost nor gone, as far as this one knows."""
+        """Whether a rank of the cohort is neither lost nor gone, as far as this one knows."""
         return not self._succession.is_gone(rank)
 
     def begin(self) -> None:
@@ -135,7 +135,7 @@ class RootProtocol:
             membership.listener.on_broken(error)
 
     def say_goodbye(self) -> None:
-        """This process leaves the root in order."""
+        """This process leaves the cohort in order."""
         body = pack(self._succession.goodbye())
         for rank in self._welcomed:
             self._sockets.send(rank, body)
@@ -159,7 +159,7 @@ class RootProtocol:
         self.groups.close(membership)
 
     def send(self, group: int, body: Body, to: Sequence[int]) -> None:
-        """Sends a group's message to ranks of the root, by way of the hub."""
+        """Sends a group's message to ranks of the cohort, by way of the hub."""
         others = [rank for rank in to if rank != self.rank]
         if not others:
             return
@@ -289,7 +289,7 @@ class RootProtocol:
             if not self.ready and len(self._welcomed) == self.world - 1:
                 self._set_ready()
                 for other in self._welcomed:
-                    self._sockets.send(other, pack(Ready()))
+                    self._sockets.send(other, pack(AllHeard()))
 
     def _welcome(self, rank: int) -> None:
         """Tells a rank that is new here what it may have missed."""
@@ -315,13 +315,13 @@ class RootProtocol:
         for membership in self.groups:
             membership.on_round()
 
-    def _on_ready(self, rank: int, message: Ready) -> None:
+    def _on_ready(self, rank: int, message: AllHeard) -> None:
         self._from_hub(rank)
         self._set_ready()
 
     def _set_ready(self) -> None:
         self.ready = True
-        self._on_settled()
+        self._on_met_or_failed()
 
     def _on_dead(self, rank: int, message: Dead) -> None:
         self._from_hub(rank)
@@ -343,7 +343,7 @@ class RootProtocol:
             membership.rank_lost(gone, 0.0, ended=True, proven=True)
         self._follow()
         if not self.ready:
-            self._on_settled()
+            self._on_met_or_failed()
 
     def _on_addressed(self, rank: int, message: Addressed) -> None:
         if self._succession.is_hub:
@@ -393,7 +393,7 @@ class RootProtocol:
             membership.rank_lost(rank, silent, ended=ended, proven=proven)
         self._follow()
         if not self.ready:
-            self._on_settled()
+            self._on_met_or_failed()
 
     def _follow(self) -> None:
         """If the hub is no more, the lowest rank takes its place."""
@@ -429,12 +429,12 @@ class RootProtocol:
             self._detector.watch(hub, now, expected=expected, pause=1.25 * interval)
 
 
-_HANDLERS: Final[dict[type, Callable[[RootProtocol, int, Any], None]]] = {
-    Beat: RootProtocol._on_beat,
-    Follow: RootProtocol._on_follow,
-    Welcome: RootProtocol._on_welcome,
-    Ready: RootProtocol._on_ready,
-    Dead: RootProtocol._on_dead,
-    Left: RootProtocol._on_left,
-    Addressed: RootProtocol._on_addressed,
+_HANDLERS: Final[dict[type, Callable[[CohortProtocol, int, Any], None]]] = {
+    Beat: CohortProtocol._on_beat,
+    Follow: CohortProtocol._on_follow,
+    Welcome: CohortProtocol._on_welcome,
+    AllHeard: CohortProtocol._on_ready,
+    Dead: CohortProtocol._on_dead,
+    Left: CohortProtocol._on_left,
+    Addressed: CohortProtocol._on_addressed,
 }

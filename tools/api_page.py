@@ -8,12 +8,14 @@ from __future__ import annotations
 import ast
 import dataclasses
 import enum
+import functools
+import importlib
 import inspect
 import itertools
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,6 +49,18 @@ GROUPS: Final = {
     "Figures": ("stats", "last_report", "group_stats", "Stats", "PeerStats", "Report"),
     "Hosts and sites": ("topology", "Topology"),
 }
+BEYOND: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
+    "Process group": {
+        "lossycoll.backend.process_group": ("LossyProcessGroup",),
+    },
+    "Extensions": {
+        "lossycoll.plan": ("register", "Algorithm"),
+        "lossycoll.cli.demo.methods": ("Method",),
+        "lossycoll.backend.description": ("Description", "CollectiveKind", "Submission"),
+        "lossycoll.runtime.collectives.collective_endpoint": ("CollectiveEndpoint",),
+    },
+}
+"""What isn't imported from ``lossycoll`` itself: what torch calls, and what extensions use."""
 SECTIONS: Final = ("Args", "Attributes", "Returns", "Yields", "Raises")
 WIDTH: Final = 88
 
@@ -59,13 +73,19 @@ def page() -> str:
     for title, names in {**GROUPS, "Errors": tuple(sorted(errors))}.items():
         parts.append(f"## {title}\n")
         for name in names:
-            parts += _entry(name)
+            parts += _entry(name, getattr(lossycoll, name))
+    for title, modules in BEYOND.items():
+        parts.append(f"## {title}\n")
+        for module, names in modules.items():
+            for name in names:
+                thing = getattr(importlib.import_module(module), name)
+                parts += _entry(name, thing, f"From `{module}`.\n")
     return re.sub(r"\n{3,}", "\n\n", "\n".join(parts)).rstrip() + "\n"
 
 
-def _entry(name: str) -> Iterator[str]:
-    thing = getattr(lossycoll, name)
+def _entry(name: str, thing: Any, origin: str = "") -> Iterator[str]:
     yield f"### {name}\n"
+    yield origin
     if not (inspect.isclass(thing) and issubclass(thing, (BaseException, enum.Enum))):
         signature = _signature(name, thing)
         if signature:
@@ -78,9 +98,21 @@ def _entry(name: str) -> Iterator[str]:
             yield markdown(_doc(thing.__init__))
         for member, value in _members(thing):
             yield f"#### {name}.{member}\n"
-            if not isinstance(value, property):
+            if not is_property(value):
                 yield _signature(f"{name}.{member}", value)
             yield markdown(_doc(value))
+
+
+def is_property(value: object) -> bool:
+    """Whether a member of a class is read like an attribute."""
+    return isinstance(value, property | functools.cached_property)
+
+
+def function_of(value: Any) -> Any:
+    """The function of a method or property as a class has it."""
+    if isinstance(value, functools.cached_property):
+        return value.func
+    return value.fget if isinstance(value, property) else getattr(value, "__func__", value)
 
 
 def _doc(thing: Any) -> str:
@@ -122,7 +154,7 @@ def _members(cls: type) -> Iterator[tuple[str, Any]]:
         if base.__module__.startswith("lossycoll") and not listed:
             found |= vars(base)
     for name, value in found.items():
-        function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+        function = function_of(value)
         shown = not name.startswith("_") or name == "__call__"
         if shown and inspect.isfunction(function) and function.__name__ == name and _doc(value):
             yield name, value

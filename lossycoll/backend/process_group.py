@@ -47,6 +47,8 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
     torch's interface doesn't have is in :class:`Extensions`. Every collective
     returns a work that owns its tensors until it is done. It raises UnsupportedError for what can't
     be served, before the call gets a number, and otherwise the errors of :mod:`lossycoll.errors`.
+    What fails after that, the work's ``wait`` raises. Tensors are of any shape, on the CPU, and all
+    tensors of a call have one dtype; ranks agree on it and on the number of elements.
 
     Args:
         backend_options: torch's description of the group.
@@ -140,6 +142,13 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
         Args:
             tensors: One tensor, dense or torch.sparse_coo.
             opts: torch's AllreduceOptions.
+
+        Returns:
+            The work; its result is ``tensors``.
+
+        Raises:
+            UnsupportedError: What the arguments ask for can't be served.
+            LossyError: The group has failed, or fails by this call.
         """
         opts = _c10d.AllreduceOptions() if opts is None else opts
         return self._dispatcher.run(self._all_reduce(tensors, opts.reduceOp), opts)
@@ -157,6 +166,13 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
         Args:
             tensors: The tensors, dense or torch.sparse_coo.
             opts: torch's AllreduceCoalescedOptions.
+
+        Returns:
+            The work; its result is ``tensors``.
+
+        Raises:
+            UnsupportedError: What the arguments ask for can't be served.
+            LossyError: The group has failed, or fails by this call.
         """
         one = _c10d.AllreduceOptions()
         if opts is not None:
@@ -172,6 +188,13 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
         Args:
             tensors: One tensor, which holds the result at the root.
             opts: torch's ReduceOptions.
+
+        Returns:
+            The work; its result is ``tensors``, reduced at the root and as they were elsewhere.
+
+        Raises:
+            UnsupportedError: What the arguments ask for can't be served.
+            LossyError: The group has failed, or fails by this call.
         """
         call = describe.reduce(self._where, tensors, opts.reduceOp, opts.rootRank)
         return self._dispatcher.run(call, opts)
@@ -183,6 +206,13 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
             output: This rank's chunk of the result.
             input: A chunk for each rank, one after another: world times as many elements.
             opts: torch's ReduceScatterOptions.
+
+        Returns:
+            The work; its result is ``output``.
+
+        Raises:
+            UnsupportedError: What the arguments ask for can't be served.
+            LossyError: The group has failed, or fails by this call.
         """
         opts = _c10d.ReduceScatterOptions() if opts is None else opts
         call = describe.reduce_scatter_single(self._where, output, input, opts.reduceOp)
@@ -199,6 +229,13 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
             outputs: This rank's chunks of the results.
             inputs: The contributions, as many as there are ``outputs``.
             opts: torch's ReduceScatterOptions.
+
+        Returns:
+            The work; its result is ``outputs``.
+
+        Raises:
+            UnsupportedError: What the arguments ask for can't be served.
+            LossyError: The group has failed, or fails by this call.
         """
         opts = _c10d.ReduceScatterOptions() if opts is None else opts
         pairs = checks.pairs(self._where, "reduce_scatter", outputs, inputs)
@@ -219,6 +256,13 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
             outputs: One tensor, this rank's result.
             inputs: One list with a tensor for each rank, which may be of different sizes.
             opts: torch's ReduceScatterOptions.
+
+        Returns:
+            The work; its result is ``outputs``.
+
+        Raises:
+            UnsupportedError: What the arguments ask for can't be served.
+            LossyError: The group has failed, or fails by this call.
         """
         opts = _c10d.ReduceScatterOptions() if opts is None else opts
         call = describe.reduce_scatter(self._where, outputs, inputs, opts.reduceOp)
@@ -232,6 +276,13 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
         Args:
             tensors: One tensor.
             opts: torch's BroadcastOptions.
+
+        Returns:
+            The work; its result is ``tensors``.
+
+        Raises:
+            UnsupportedError: What the arguments ask for can't be served.
+            LossyError: The group has failed, or fails by this call.
         """
         call = describe.broadcast(self._where, tensors, opts.rootRank)
         return self._dispatcher.run(call, opts)
@@ -243,6 +294,13 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
             output: Room for a chunk of each rank, one after another.
             input: This rank's chunk.
             opts: torch's AllgatherOptions.
+
+        Returns:
+            The work; its result is ``output``.
+
+        Raises:
+            UnsupportedError: What the arguments ask for can't be served.
+            LossyError: The group has failed, or fails by this call.
         """
         opts = _c10d.AllgatherOptions() if opts is None else opts
         return self._dispatcher.run(describe.all_gather_single(self._where, output, input), opts)
@@ -258,6 +316,13 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
             outputs: Room for a chunk of each rank, one after another, in each.
             inputs: This rank's chunks, as many as there are ``outputs``.
             opts: torch's AllgatherOptions.
+
+        Returns:
+            The work; its result is ``outputs``.
+
+        Raises:
+            UnsupportedError: What the arguments ask for can't be served.
+            LossyError: The group has failed, or fails by this call.
         """
         opts = _c10d.AllgatherOptions() if opts is None else opts
         pairs = checks.pairs(self._where, "all_gather", outputs, inputs)
@@ -273,6 +338,13 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
             outputs: One list with a tensor for each rank, which may be of different sizes.
             inputs: One tensor, this rank's.
             opts: torch's AllgatherOptions.
+
+        Returns:
+            The work; its result is the tensors in ``outputs``.
+
+        Raises:
+            UnsupportedError: What the arguments ask for can't be served.
+            LossyError: The group has failed, or fails by this call.
         """
         opts = _c10d.AllgatherOptions() if opts is None else opts
         return self._dispatcher.run(describe.all_gather(self._where, outputs, inputs), opts)
@@ -286,6 +358,13 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
             outputs: ``outputs[rank][i]`` receives rank's ``inputs[i]``.
             inputs: This rank's tensors.
             opts: torch's AllgatherOptions.
+
+        Returns:
+            The work; its result is the tensors in ``outputs``, rank after rank.
+
+        Raises:
+            UnsupportedError: What the arguments ask for can't be served.
+            LossyError: The group has failed, or fails by this call.
         """
         opts = _c10d.AllgatherOptions() if opts is None else opts
         # The rows of all ranks, each as a list of that rank's tensors.
@@ -304,6 +383,13 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
             outputs: At the root, one list with a tensor for each rank; elsewhere ignored.
             inputs: One tensor, this rank's.
             opts: torch's GatherOptions.
+
+        Returns:
+            The work; its result is the tensors in ``outputs`` at the root, and empty elsewhere.
+
+        Raises:
+            UnsupportedError: What the arguments ask for can't be served.
+            LossyError: The group has failed, or fails by this call.
         """
         call = describe.gather(self._where, outputs, inputs, opts.rootRank)
         return self._dispatcher.run(call, opts)
@@ -315,6 +401,13 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
             outputs: One tensor, this rank's.
             inputs: At the root, one list with a tensor for each rank; elsewhere ignored.
             opts: torch's ScatterOptions.
+
+        Returns:
+            The work; its result is ``outputs``.
+
+        Raises:
+            UnsupportedError: What the arguments ask for can't be served.
+            LossyError: The group has failed, or fails by this call.
         """
         call = describe.scatter(self._where, outputs, inputs, opts.rootRank)
         return self._dispatcher.run(call, opts)
@@ -337,6 +430,13 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
             output_split_sizes: Rows from each rank; empty for equal parts.
             input_split_sizes: Rows to each rank; empty for equal parts.
             opts: torch's AllToAllOptions.
+
+        Returns:
+            The work; its result is ``output``.
+
+        Raises:
+            UnsupportedError: What the arguments ask for can't be served.
+            LossyError: The group has failed, or fails by this call.
         """
         opts = _c10d.AllToAllOptions() if opts is None else opts
         call = describe.all_to_all_single(
@@ -353,6 +453,13 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
             outputs: A tensor for what comes from each rank.
             inputs: A tensor for each rank.
             opts: torch's AllToAllOptions.
+
+        Returns:
+            The work; its result is ``outputs``.
+
+        Raises:
+            UnsupportedError: What the arguments ask for can't be served.
+            LossyError: The group has failed, or fails by this call.
         """
         opts = _c10d.AllToAllOptions() if opts is None else opts
         return self._dispatcher.run(describe.all_to_all(self._where, outputs, inputs), opts)
@@ -366,6 +473,13 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
             tensors: One tensor.
             dst: The rank that receives it.
             tag: A receive gets messages of its own tag only.
+
+        Returns:
+            The work; done when the receiver has the tensor, or its data is copied.
+
+        Raises:
+            UnsupportedError: What the arguments ask for can't be served.
+            LossyError: The group has failed, or fails by this call.
         """
         return self._point_to_point.send(tensors, dst, tag)
 
@@ -376,6 +490,13 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
             tensors: One tensor, which is filled.
             src: The rank that sends it.
             tag: The sender's.
+
+        Returns:
+            The work; its result is ``tensors``.
+
+        Raises:
+            UnsupportedError: What the arguments ask for can't be served.
+            LossyError: The group has failed, or fails by this call.
         """
         return self._point_to_point.receive(tensors, src, tag)
 
@@ -385,6 +506,13 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
         Args:
             tensors: One tensor, which is filled.
             tag: The sender's.
+
+        Returns:
+            The work; its result is ``tensors``.
+
+        Raises:
+            UnsupportedError: What the arguments ask for can't be served.
+            LossyError: The group has failed, or fails by this call.
         """
         return self._point_to_point.receive(tensors, None, tag)
 
@@ -407,6 +535,13 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
 
         Args:
             opts: torch's BarrierOptions.
+
+        Returns:
+            The work; it has no result.
+
+        Raises:
+            UnsupportedError: What the arguments ask for can't be served.
+            LossyError: The group has failed, or fails by this call.
         """
         opts = _c10d.BarrierOptions() if opts is None else opts
         return self._dispatcher.run(describe.barrier(), opts)

@@ -3,7 +3,8 @@
 ``Options(repair=1)`` as ``pg_options`` sets what is written. What is not comes from
 ``LOSSYCOLL_<NAME>`` variables when the group is made, then from the defaults. A dict does as well
 for ``init_process_group`` and ``new_group``, but not for a mesh's ``backend_override``.
-docs_table.py prints them for docs/options.md.
+docs_table.py prints them for docs/options.md. What an option becomes a part of on its way to the
+engine, its row says (:class:`Enters`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, ClassVar, Final
 
 from lossycoll.plan import algorithm_names, codec, faults, parity
@@ -20,6 +22,7 @@ from lossycoll.plan.registry import AUTO
 from .schema import (
     PREFIX,
     Default,
+    Enters,
     check,
     choice,
     growing_choice,
@@ -110,6 +113,7 @@ class Options:
         "once (topology.md).",
         agree=True,
         per_call=True,
+        enters=Enters.PLAN,
     )
     delivery: str = option(
         "lossy",
@@ -142,6 +146,7 @@ class Options:
         "often than gradients.",
         agree=True,
         per_call=True,
+        enters=Enters.PYTHON,
     )
     wire: str = option(
         "same",
@@ -160,6 +165,7 @@ class Options:
         "a size, where the engine raises an error that says so: hence 0.",
         agree=True,
         per_call=True,
+        enters=Enters.PYTHON,
     )
     on_missing: str = option(
         "own",
@@ -168,6 +174,7 @@ class Options:
         "or becomes zero (which is for comparisons: it shrinks what is trained with).",
         agree=True,
         per_call=True,
+        enters=Enters.PLAN,
     )
     estimator: str = option(
         "count",
@@ -180,39 +187,50 @@ class Options:
         per_call=True,
     )
     deadline_min: float = option(
-        1.0, number(1e-4, 3600, "s"), "Floor of the deadline learnt from arrivals."
+        1.0,
+        number(1e-4, 3600, "s"),
+        "Floor of the deadline learnt from arrivals.",
+        enters=Enters.GROUP,
     )
     deadline_max: float = option(
         30.0,
         number(1e-3, 3600, "s"),
         "How long a stream, or all that comes from a rank, may be silent before it is given up; in "
         "reliable calls that is a LinkError, after twice `liveness` if that is longer.",
+        enters=Enters.GROUP,
     )
     reorder_min: float = option(
         0.001,
         number(1e-6, 1, "s"),
         "How long a stream waits at least for packets that come after its end. More is for "
         "networks, or busy machines, that reorder by more; each loss costs that long.",
+        enters=Enters.GROUP,
     )
     interface: str = option(
         "auto",
         text("`auto`, an interface's name or a local address", _check_interface),
         "Where this rank sends and receives; auto is the interface that routes to the master.",
+        enters=Enters.HOST,
     )
     port_range: str = option(
         "0",
         text("`0` or `lo-hi`", _check_ports),
         "Local ports of the own sockets: each rank takes a UDP and a TCP port for all of its "
         "groups; 0 lets the kernel choose. Gloo's port isn't among them (see below).",
+        enters=Enters.HOST,
     )
     mtu: int = option(
         0,
         integer(576, 65535, allowed="0, or 576 to 65535 bytes", zero=True),
         "Largest IP packet; 0 takes the interface's, at most 9000. The group uses the smallest of "
         "its ranks'.",
+        enters=Enters.HOST,
     )
     socket_buffer: int = option(
-        0, integer(0, (1 << 31) - 1), "Bytes asked for each direction; 0 asks for the most."
+        0,
+        integer(0, (1 << 31) - 1),
+        "Bytes asked for each direction; 0 asks for the most.",
+        enters=Enters.HOST,
     )
     eager: int = option(
         8 << 20,
@@ -220,25 +238,34 @@ class Options:
         "Bytes set aside for packets of ranks that are ahead of this one. So much is sent before "
         "the others are known to have called, which saves a one-way delay; 0 waits for their word.",
         agree=True,
+        enters=Enters.HOST,
     )
     disable: str = option(
         "",
         text("names of `gso,gro,mmsg,gather,simd,stamps`, with commas", _check_disable),
         "Fast paths that must not be used.",
+        enters=Enters.HOST,
     )
-    pace: float = option(0.0, number(0, 1e12, "bytes/s"), "Fixed sending rate per rank; 0 is none.")
+    pace: float = option(
+        0.0,
+        number(0, 1e12, "bytes/s"),
+        "Fixed sending rate per rank; 0 is none.",
+        enters=Enters.HOST,
+    )
     inject: str = option(
         "",
         text("empty, or as in `loss=0.1,burst=8,dup=0.01,reorder=0.01,seed=7`", _check_inject),
         "Seeded faults, for tests and studies: a fraction of packets lost, doubled or delayed. "
         "`link=0-1:0.3` sets the loss from rank 0 to rank 1 of the group; it may be repeated.",
         agree=True,
+        enters=Enters.GROUP,
     )
     seed: int = option(
         0,
         integer(0, (1 << 64) - 1, allowed="0 to 2^64-1"),
         "Draws owners and ring orders, anew for each operation.",
         agree=True,
+        enters=Enters.PLAN,
     )
     futures: str = option(
         "overlap",
@@ -246,6 +273,7 @@ class Options:
         "in_order: `get_future()` waits for the result, so that what `.then` is given runs at "
         "once, on all ranks in the same order, and may issue collectives (PowerSGD's hook does).",
         agree=True,
+        enters=Enters.PYTHON,
     )
     liveness: float = option(
         10.0,
@@ -253,6 +281,7 @@ class Options:
         "A rank that dies is named by an error on every other within this time. It belongs to "
         "the process: its first group sets it, and a group that asks for another is refused.",
         agree=True,
+        enters=Enters.PYTHON,
     )
     on_peer_loss: str = option(
         "raise",
@@ -260,18 +289,21 @@ class Options:
         "raise: a rank that dies ends the group on all others, with an error that names it. "
         "continue: the survivors continue, and means are over them (survivors.md).",
         agree=True,
+        enters=Enters.PYTHON,
     )
     link: str = option(
         "auto",
         choice("auto", "udp"),
         "How packets reach ranks of this machine: auto is by shared memory where that works, else "
         "by UDP; udp is always so, and each rank then counts as a host of its own (topology.md).",
+        enters=Enters.HOST,
     )
     host: str = option(
         "",
         text("empty, or a label", _check_label),
         "Ranks of one machine that name different hosts share no memory and count as several; "
         "ranks of different machines never count as one.",
+        enters=Enters.HOST,
     )
     site: str = option(
         "",
@@ -279,27 +311,23 @@ class Options:
         "Where this rank's machine stands. Between ranks that name different sites the network is "
         "scarce, so that partial sums cross it once. auto: learnt from round trips between hosts "
         "(topology.md). On all ranks or on none.",
+        enters=Enters.HOST,
     )
     log: str = option(
         "info",
         choice("off", "warning", "info", "debug"),
         "What the logger `lossycoll` shows on standard error, unless logging is configured.",
+        enters=Enters.PYTHON,
     )
     _timeout: ClassVar[None] = None
     """Asked for by torch's DeviceMesh, of all backends' options; None is torch's own default."""
 
     def __post_init__(self) -> None:
-        given, values = set(), []
         for entry in fields(self):
             written = getattr(self, entry.name)
             value = check(entry, written, f"option {entry.name}")
-            if not isinstance(written, Default):
-                given.add(entry.name)
+            if not isinstance(written, Default):  # its type says that nobody has written it
                 object.__setattr__(self, entry.name, value)
-            values.append(value)
-        object.__setattr__(self, "_given", frozenset(given))
-        # Every call looks something up by its options. The same in every process, unlike hash().
-        object.__setattr__(self, "_key", zlib.crc32(repr(values).encode()))
         self._check_together()
 
     def _check_together(self) -> None:
@@ -316,8 +344,14 @@ class Options:
             )
 
     def __hash__(self) -> int:
-        key: int = self.__dict__["_key"]
-        return key
+        return self._key
+
+    @cached_property
+    def _key(self) -> int:
+        """Equal for equal options, and in every process, unlike the hash of a text: pickles take it
+        along. Kept, since every call looks something up by its options."""
+        values = [getattr(self, entry.name) for entry in fields(self)]
+        return zlib.crc32(repr(values).encode())
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, **explicit: Any) -> Options:
@@ -378,11 +412,11 @@ class Options:
             f"pg_options is of type {type(pg_options).__name__}, wanted lossycoll.Options or a dict"
         )
 
-    @property
+    @cached_property
     def given(self) -> frozenset[str]:
         """The names of the options that were written, or set by the environment."""
-        names: frozenset[str] = self.__dict__["_given"]
-        return names
+        values = ((entry.name, getattr(self, entry.name)) for entry in fields(self))
+        return frozenset(name for name, value in values if not isinstance(value, Default))
 
     def is_given(self, name: str) -> bool:
         """Whether an option was written, or set by the environment.

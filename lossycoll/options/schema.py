@@ -6,6 +6,7 @@ import difflib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import Field, dataclass, field
+from enum import Enum
 from numbers import Integral, Real
 from typing import Any, Final
 
@@ -39,6 +40,22 @@ class Values:
         return self.allowed if isinstance(self.allowed, str) else self.allowed()
 
 
+class Enters(Enum):
+    """What an option becomes a part of, and so when it is read."""
+
+    HOST = "lc_host_config"
+    """The process's engine: ``runtime/engine/host.py``. Groups that differ in one have an engine
+    host each."""
+    GROUP = "lc_group_config"
+    """The group in the engine: ``runtime/engine/binding.py``."""
+    CALL = "lc_call"
+    """An operation in the engine: ``runtime/collectives/engine_call.py``."""
+    PLAN = "the plan"
+    """The plan of an operation: ``runtime/collectives/plan_cache.py`` and ``endpoint.py``."""
+    PYTHON = "nothing of C"
+    """What Python decides by itself: which way a call takes, who lives, what is shown."""
+
+
 @dataclass(frozen=True)
 class OptionRow:
     """A row of the table of options.
@@ -48,18 +65,21 @@ class OptionRow:
         meaning: One or two sentences for the table.
         agree: Whether ranks whose values differ are refused when the group is made.
         per_call: Whether a scope may set it.
+        enters: What it becomes a part of.
     """
 
     values: Values
     meaning: str
     agree: bool
     per_call: bool
+    enters: Enters
 
 
 class Default:
     """Marks a value that nobody has written: ``isinstance(value, Default)``.
 
-    The mark is the value's type, so that it stays in ``dataclasses.replace``, copies and pickles.
+    The mark is the value's type, since ``dataclasses.replace`` hands on values and nothing else,
+    written or not. So it stays in replaced options, copies and pickles.
     """
 
 
@@ -88,6 +108,7 @@ def option(
     *,
     agree: bool = False,
     per_call: bool = False,
+    enters: Enters = Enters.CALL,
 ) -> Any:
     """A field of Options.
 
@@ -97,13 +118,13 @@ def option(
         meaning: One or two sentences for the table.
         agree: Whether ranks whose values differ are refused when the group is made.
         per_call: Whether a scope may set it.
+        enters: What it becomes a part of.
 
     Returns:
         What a dataclass takes for a field; its metadata has the row.
     """
-    return field(
-        default=_default(default), metadata={"row": OptionRow(values, meaning, agree, per_call)}
-    )
+    about = OptionRow(values, meaning, agree, per_call, enters)
+    return field(default=_default(default), metadata={"row": about})
 
 
 def row(entry: Field[Any]) -> OptionRow:

@@ -163,6 +163,19 @@ def test_replaced_options_keep_what_was_given() -> None:
     assert (found.repair, found.fec) == (1, 0.1)
 
 
+@pytest.mark.parametrize("entry", fields(Options), ids=lambda entry: entry.name)
+def test_a_default_that_is_written_is_the_default(entry: Any) -> None:
+    written = Options(**{entry.name: plain(entry.default)})
+    assert written == Options()
+    assert hash(written) == hash(Options())
+    assert written.given == {entry.name}
+
+
+def plain(default: Any) -> Any:
+    """A default as a user writes it: of Python's own type."""
+    return next(kind(default) for kind in (int, float, str) if isinstance(default, kind))
+
+
 def test_equal_options_have_equal_hashes() -> None:
     assert Options(fec=-0.0) == Options(fec=0.0) == Options()
     assert hash(Options(fec=-0.0)) == hash(Options(fec=0.0)) == hash(Options())

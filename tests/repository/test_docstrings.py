@@ -1,7 +1,8 @@
 """Public names are documented: every parameter, result and error of theirs is in a docstring.
 
-Public is what users import from lossycoll, what the packages that others build on export, what
-makes a row of the table of options, and the parts of the training methods.
+Public is what docs/api.md has (what users import from lossycoll, the process group that torch
+calls, what extensions use), what the packages that others build on export, what makes a row of the
+table of options, and the parts of the training methods.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ import lossycoll.lab
 import lossycoll.plan
 import lossycoll.simulate
 import lossycoll.train
-from lossycoll.backend.process_group import LossyProcessGroup
 from lossycoll.cli.demo import methods
 from lossycoll.options import schema
+from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.simulate import Noise
-from tools.api_page import attributes
+from tools.api_page import BEYOND, attributes, function_of, is_property
 
 EXCEPTIONS: dict[str, str] = {
     "Options": "its fields are the rows of docs/options.md",
@@ -55,7 +56,7 @@ def members(name: str, cls: type) -> Iterator[tuple[str, Any]]:
         if base.__module__.startswith("lossycoll"):
             found |= vars(base)
     for member, value in found.items():
-        function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+        function = function_of(value)
         shown = not member.startswith("_") or member == "__call__"
         # A function of another name is a former one, or torch's.
         if shown and inspect.isfunction(function) and function.__name__ == member:
@@ -68,7 +69,14 @@ def public() -> Iterator[tuple[str, Any]]:
         yield name, thing
         if inspect.isclass(thing):
             yield from members(name, thing)
-    yield from members("LossyProcessGroup", LossyProcessGroup)
+    for modules in BEYOND.values():
+        for origin, names in modules.items():
+            for name in names:
+                thing = getattr(importlib.import_module(origin), name)
+                yield name, thing
+                if inspect.isclass(thing):
+                    yield from members(name, thing)
+    yield from members("Endpoint", Endpoint)
     for package in PACKAGES:
         short = package.__name__.removeprefix("lossycoll.")
         for name in package.__all__:
@@ -114,12 +122,12 @@ def raises(function: Any) -> bool:
 
 def lacks(thing: Any) -> list[str]:
     """What the docstring of a public thing should say and doesn't."""
-    function = thing.fget if isinstance(thing, property) else getattr(thing, "__func__", thing)
-    text = inspect.getdoc(thing if isinstance(thing, property) else function) or ""
+    function = function_of(thing)
+    text = inspect.getdoc(thing if is_property(thing) else function) or ""
     if inspect.isclass(thing) and "__init__" in vars(thing):
         text += "\n" + (inspect.getdoc(thing.__init__) or "")
     out = [] if text else ["a docstring"]
-    if isinstance(thing, property) or text.startswith("As :"):  # another one says it
+    if is_property(thing) or text.startswith("As :"):  # another one says it
         return out
     if dataclasses.is_dataclass(thing):
         text = "\n".join(inspect.getdoc(base) or "" for base in thing.__mro__)
@@ -129,6 +137,10 @@ def lacks(thing: Any) -> list[str]:
             for field in dataclasses.fields(thing)
             if field.name not in described and not re.search(rf"^ +{field.name}: ", text, re.M)
         ]
+    if inspect.isclass(thing) and issubclass(thing, tuple):
+        described = text.partition("Attributes:")[2]
+        fields = [name for name in thing._fields if not re.search(rf"^ +{name}: ", described, re.M)]
+        return out + [f"field {name}" for name in fields]
     if inspect.isclass(thing) and (thing is Noise or issubclass(thing, BaseException | Enum)):
         return out
     if getattr(thing, "_is_protocol", False):  # nobody makes one
@@ -145,8 +157,6 @@ def lacks(thing: Any) -> list[str]:
     if inspect.isfunction(function):
         # A line can say what a function without parameters returns.
         brief = not names and "\n" not in text
-        # What torch's calls return the class says.
-        brief |= result == "dist.Work" and function.__qualname__.startswith("LossyProcessGroup.")
         said = brief or re.search(r"^(Returns|Yields):", text, re.M)
         if result not in NO_RESULT and not said:
             out.append("Returns:")

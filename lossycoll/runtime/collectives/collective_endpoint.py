@@ -13,12 +13,32 @@ from lossycoll.runtime.engine.binding import DType
 
 
 class CollectiveEndpoint(Protocol):
-    """One method for each collective. Buffers are addresses, and the calls have been issued."""
+    """One method for each collective. Buffers are addresses, and the calls have been issued.
+
+    Whoever calls keeps the buffers alive until the operation is done (``Terms.keep``). Each method
+    raises ClosedError once the group is over, the group's failure if it has one, PeerLostError for
+    what needs the data of a rank that is lost, and what a plan's builder raises for sizes that it
+    can't serve.
+    """
 
     def all_reduce(
         self, call: Collective, address: int, elements: int, dtype: DType, terms: Terms
     ) -> Operation:
-        """In place: the sum (or mean) of all ranks' ``elements`` at ``address``."""
+        """In place: the sum (or mean) of all ranks' ``elements`` at ``address``.
+
+        Args:
+            call: The call, which has been issued.
+            address: Of the elements, which are replaced by the result.
+            elements: How many.
+            dtype: Of the elements.
+            terms: How it is to be done.
+
+        Returns:
+            The operation, submitted.
+
+        Raises:
+            LossyError: As the class says.
+        """
 
     def reduce_scatter(
         self,
@@ -28,9 +48,21 @@ class CollectiveEndpoint(Protocol):
         dtype: DType,
         terms: Terms,
     ) -> Operation:
-        """The sum (or mean) of all ranks' chunk number ``rank``; chunks of ``elements`` (each).
+        """The sum (or mean) of all ranks' chunk number ``rank``.
 
-        ``buffers``: input (a chunk for each rank) and output (one chunk).
+        Args:
+            call: The call, which has been issued.
+            buffers: Addresses of the input (a chunk for each rank, in rank order) and of the output
+                (one chunk).
+            elements: Of each chunk; the same for all, or one number per rank.
+            dtype: Of the elements.
+            terms: How it is to be done.
+
+        Returns:
+            The operation, submitted.
+
+        Raises:
+            LossyError: As the class says.
         """
 
     def reduce_scatter_blocks(
@@ -41,13 +73,43 @@ class CollectiveEndpoint(Protocol):
         dtype: DType,
         terms: Terms,
     ) -> Operation:
-        """A reduce-scatter of equal chunks after which each rank knows which ``blocks`` (packets)
-        of its contributions were lost: they count as zero, for whoever sends them again."""
+        """A reduce-scatter after which each rank knows what of its contributions was lost.
+
+        Lost blocks (packets) count as zero, for whoever sends them again. They are the operation's
+        ``blocks``.
+
+        Args:
+            call: The call, which has been issued.
+            buffers: As in :meth:`reduce_scatter`.
+            elements: Of each chunk.
+            dtype: Of the elements.
+            terms: How it is to be done.
+
+        Returns:
+            The operation, submitted.
+
+        Raises:
+            LossyError: As the class says.
+        """
 
     def broadcast(
         self, call: Collective, address: int, nbytes: int, root: int, terms: Terms
     ) -> Operation:
-        """In place: ``root``'s ``nbytes`` on all ranks."""
+        """In place: ``root``'s bytes on all ranks.
+
+        Args:
+            call: The call, which has been issued.
+            address: Of the bytes.
+            nbytes: How many.
+            root: The rank that has them.
+            terms: How it is to be done.
+
+        Returns:
+            The operation, submitted.
+
+        Raises:
+            LossyError: As the class says.
+        """
 
     def all_gather(
         self,
@@ -56,9 +118,19 @@ class CollectiveEndpoint(Protocol):
         nbytes: int | tuple[int, ...],
         terms: Terms,
     ) -> Operation:
-        """Every rank's ``nbytes`` (``buffers[0]``), one after another at ``buffers[1]``.
+        """Every rank's bytes, one after another.
 
-        ``nbytes``: the same for all, or one number per rank.
+        Args:
+            call: The call, which has been issued.
+            buffers: Addresses of this rank's bytes, and of room for those of all.
+            nbytes: Of each rank; the same for all, or one number per rank.
+            terms: How it is to be done.
+
+        Returns:
+            The operation, submitted.
+
+        Raises:
+            LossyError: As the class says.
         """
 
     def all_gather_blocks(
@@ -69,15 +141,42 @@ class CollectiveEndpoint(Protocol):
         needed: NDArray[np.bool_] | None,
         terms: Terms,
     ) -> Operation:
-        """An all-gather of equal chunks that knows in the end which ``blocks`` (packets) arrived.
+        """An all-gather of equal chunks that knows in the end which blocks (packets) arrived.
 
-        ``needed``: bool (world, packets), those that are asked for until they come; None: none.
+        They are the operation's ``blocks``.
+
+        Args:
+            call: The call, which has been issued.
+            buffers: As in :meth:`all_gather`.
+            nbytes: Of each chunk.
+            needed: bool (world, packets), by owner: those that are asked for until they come. None:
+                none.
+            terms: How it is to be done.
+
+        Returns:
+            The operation, submitted.
+
+        Raises:
+            LossyError: As the class says.
         """
 
     def all_to_all(
         self, call: Collective, buffers: tuple[int, int], nbytes: int, terms: Terms
     ) -> Operation:
-        """``nbytes`` to each rank and from each rank; both buffers in rank order."""
+        """The same number of bytes to each rank and from each rank.
+
+        Args:
+            call: The call, which has been issued.
+            buffers: Addresses of input and output, both in rank order.
+            nbytes: To each rank.
+            terms: How it is to be done.
+
+        Returns:
+            The operation, submitted.
+
+        Raises:
+            LossyError: As the class says.
+        """
 
     def exchange(
         self,
@@ -87,17 +186,72 @@ class CollectiveEndpoint(Protocol):
         receive: Sequence[int],
         terms: Terms,
     ) -> Operation:
-        """``send[r]`` bytes to rank r, ``receive[r]`` from it; whether both agree is unchecked."""
+        """Bytes of any number to each rank, and from each rank.
+
+        Whether both ends agree is unchecked.
+
+        Args:
+            call: The call, which has been issued.
+            buffers: Addresses of input and output, both in rank order.
+            send: Bytes to each rank.
+            receive: Bytes from each rank.
+            terms: How it is to be done.
+
+        Returns:
+            The operation, submitted.
+
+        Raises:
+            LossyError: As the class says.
+        """
 
     def gather(
         self, call: Collective, buffers: tuple[int, int], nbytes: int, root: int, terms: Terms
     ) -> Operation:
-        """Every rank's ``nbytes`` at ``root``, one after another."""
+        """Every rank's bytes at ``root``, one after another.
+
+        Args:
+            call: The call, which has been issued.
+            buffers: Addresses of this rank's bytes and, at the root, of room for those of all.
+            nbytes: Of each rank.
+            root: The rank that gets them.
+            terms: How it is to be done.
+
+        Returns:
+            The operation, submitted.
+
+        Raises:
+            LossyError: As the class says.
+        """
 
     def scatter(
         self, call: Collective, buffers: tuple[int, int], nbytes: int, root: int, terms: Terms
     ) -> Operation:
-        """``root``'s chunk number r of ``nbytes`` at rank r."""
+        """``root``'s chunk number r at rank r.
+
+        Args:
+            call: The call, which has been issued.
+            buffers: Addresses of the chunks of all ranks, at the root, and of room for one.
+            nbytes: Of each chunk.
+            root: The rank that has them.
+            terms: How it is to be done.
+
+        Returns:
+            The operation, submitted.
+
+        Raises:
+            LossyError: As the class says.
+        """
 
     def barrier(self, call: Collective, terms: Terms) -> Operation:
-        """Done on no rank before all have begun it."""
+        """Done on no rank before all have begun it.
+
+        Args:
+            call: The call, which has been issued.
+            terms: How it is to be done.
+
+        Returns:
+            The operation, submitted.
+
+        Raises:
+            LossyError: As the class says.
+        """

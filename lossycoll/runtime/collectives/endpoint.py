@@ -191,7 +191,14 @@ class Endpoint(CollectiveEndpoint):
         return self._payload
 
     def blocks(self, nbytes: int) -> int:
-        """Packets that carry ``nbytes``."""
+        """Counts packets.
+
+        Args:
+            nbytes: What they carry, in bytes.
+
+        Returns:
+            Their number.
+        """
         return packet_count(nbytes, self._payload)
 
     def all_gather_blocks(
@@ -306,9 +313,13 @@ class Endpoint(CollectiveEndpoint):
     # ---- what the control plane says of other ranks, in its thread ----
 
     def lose(self, rank: int) -> int:
-        """Stops submitting until :meth:`go_on`, and gives ``rank`` up.
+        """Stops submitting until :meth:`go_on`, and gives a rank up.
 
-        Returns the number of the next operation.
+        Args:
+            rank: The rank that is lost.
+
+        Returns:
+            The number of the next operation.
         """
         assert self._engine is not None
         # First: who waited for the rank could otherwise submit another operation of the old view.
@@ -318,10 +329,13 @@ class Endpoint(CollectiveEndpoint):
         return following
 
     def left(self, rank: int) -> None:
-        """``rank`` has left in order: nothing else comes from it.
+        """A rank has left in order: nothing else comes from it.
 
         Nor does it need what was done here before its last call. If it never took part in something
         that is still sent, the group fails by that.
+
+        Args:
+            rank: The rank.
         """
         if self._engine is not None:
             with contextlib.suppress(ClosedError):
@@ -330,7 +344,12 @@ class Endpoint(CollectiveEndpoint):
                 self._engine.peer_left(rank)
 
     def go_on(self, views: Sequence[View], agreed: bool) -> None:
-        """Takes over the ``views``; submits again if the last one is ``agreed``."""
+        """Takes views over, and submits again if the last one is agreed.
+
+        Args:
+            views: All of the group's, oldest first.
+            agreed: Whether the survivors have agreed on the last one.
+        """
         before = self._sequencer.latest
         self._sequencer.resume(views, agreed=agreed)
         after = self._sequencer.latest
@@ -344,8 +363,12 @@ class Endpoint(CollectiveEndpoint):
             )
 
     def lost_alike(self) -> tuple[int, ...]:
-        """Lost ranks, as of the last operation submitted here. Nothing later changes them, so they
-        are the same on all ranks that have submitted as many."""
+        """Lost ranks, as of the last operation submitted here.
+
+        Returns:
+            The ranks. Nothing later changes them, so they are the same on all ranks that have
+            submitted as many operations.
+        """
         return self._sequencer.at(self._sequencer.next - 1).lost
 
     def look(self) -> None:

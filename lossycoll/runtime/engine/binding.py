@@ -1,4 +1,4 @@
-"""A group of the native engine from Python. This file and host.py are the only ones that know cffi.
+"""A group of the native engine from Python. Only this file and host.py know the engine's library.
 
 Buffers are addresses (ints) here: whoever submits keeps the memory alive until the ticket is done.
 """

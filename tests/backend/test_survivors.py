@@ -92,6 +92,11 @@ def every_collective(rank: int, world: int) -> dict[str, Any]:
             dist.all_gather_single(rows, torch.full((20_000,), float(rank)))
         return [row.unique().item() for row in rows]
 
+    def lossy_gather_of(dtype: torch.dtype, elements: int) -> None:
+        with lossycoll.lossy():
+            rows = torch.zeros(world, elements, dtype=dtype)
+            dist.all_gather_single(rows, torch.ones(elements, dtype=dtype))
+
     def reduce(dtype: torch.dtype) -> Any:
         value = torch.full((5,), rank + 1, dtype=dtype)
         dist.reduce(value, root)
@@ -115,6 +120,8 @@ def every_collective(rank: int, world: int) -> dict[str, Any]:
     ask("reduce_scatter integers", lambda: reduce_scatter(torch.int64))
     ask("scatter", scatter)
     ask("lossy gather", lossy_gather)
+    ask("lossy gather of few", lambda: lossy_gather_of(torch.float32, 5))
+    ask("lossy gather of integers", lambda: lossy_gather_of(torch.int64, 20_000))
     ask("all_gather", lambda: dist.all_gather_object([None] * world, rank))
     ask("barrier", dist.barrier)
     # torch's own function of that name is for groups that are called gloo.
@@ -198,7 +205,10 @@ def test_every_collective_goes_on_or_says_whom_it_lacks(world: int, victim: int,
         assert got["recv"][0] == "PeerLostError"
         assert f"rank {victim} (127.0.0.1:" in got["recv"][1]
         assert got["lost"] == ((victim,), (victim,))
-        for name in ("all_gather", "broadcast of the dead"):
+        for name in (
+            *("all_gather", "broadcast of the dead"),
+            *("lossy gather of few", "lossy gather of integers"),
+        ):
             kind, text = got[name]
             assert kind == "PeerLostError"
             assert f"rank {rank}/{world}: call #" in text

@@ -202,6 +202,62 @@ def test_native_files_know_only_those_below() -> None:
     assert order.index("combine") < order.index("loop") < order.index("api")
 
 
+SYSTEM_HEADER = re.compile(r"[a-z0-9_]+\.h|(?:sys|linux|net|netinet|arpa)/[a-z0-9_]+\.h")
+"""Those of C, Linux and the compiler; Python's, torch's and NumPy's have other names or folders."""
+
+
+def foreign(source: str, folder: Path) -> list[str]:
+    """What a native source includes or names that is neither native's nor the system's."""
+    system = re.findall(r"^\s*#\s*include\s*<([^>]+)>", source, re.M)
+    own = re.findall(r'^\s*#\s*include\s*"([^"]+)"', source, re.M)
+    out = [name for name in system if not SYSTEM_HEADER.fullmatch(name)]
+    out += [name for name in own if not (folder / name).resolve().is_relative_to(NATIVE)]
+    out += [name for name in own if not (folder / name).is_file()]
+    return out + re.findall(r"\b_?Py[A-Z_]\w*|\b(?:at|c10|torch)::\w+", source)
+
+
+def test_what_is_foreign_to_native_is_found() -> None:
+    include = "#include "
+    assert foreign(f"{include}<Python.h>\n{include}<torch/torch.h>", NATIVE) == [
+        "Python.h",
+        "torch/torch.h",
+    ]
+    assert foreign(f'{include}"../lossycoll/x.h"', NATIVE) == ["../lossycoll/x.h"] * 2
+    assert foreign("PyObject *o = Py_None;", NATIVE) == ["PyObject", "Py_None"]
+    assert foreign(f'{include}<sys/uio.h>\n{include}"state.h"', NATIVE) == []
+
+
+@pytest.mark.parametrize("folder", ["", "lab"])
+def test_native_knows_neither_python_nor_torch(folder: str) -> None:
+    paths = [*(NATIVE / folder).glob("*.[ch]")]
+    assert paths
+    found = {
+        path.name: names
+        for path in paths
+        if (names := foreign(path.read_text(encoding="utf-8"), path.parent))
+    }
+    assert not found
+
+
+def test_helpers_of_tests_import_in_no_circle() -> None:
+    known: dict[str, set[str]] = {}
+    for path in (TESTS / "support").glob("*.py"):
+        nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+        names = {n.module.removeprefix("tests.support.") for n in nodes if _of_support(n)}
+        names |= {a.name for n in nodes if _is_support(n) for a in n.names}
+        known[path.stem] = names - {path.stem}
+    assert known["forks"] >= {"warm"}
+    list(graphlib.TopologicalSorter(known).static_order())  # which raises CycleError
+
+
+def _of_support(node: ast.AST) -> bool:
+    return isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tests.support.")
+
+
+def _is_support(node: ast.AST) -> bool:
+    return isinstance(node, ast.ImportFrom) and node.module == "tests.support"
+
+
 def test_native_functions_are_declared_by_their_own_file() -> None:
     """Else a file could call one above it without an include that says so."""
     for path in NATIVE.glob("*.c"):

@@ -185,7 +185,7 @@ def _answer(
             keepers = {pid for pid in keepers if not os.waitpid(pid, os.WNOHANG)[0]}
             connection = listener.accept()[0]
             if not (pid := _fork()):
-                return partial(warm.serve, connection, python)
+                return partial(warm.serve, connection, python, adopt)
             keepers.add(pid)
             connection.close()
             continue

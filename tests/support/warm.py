@@ -18,6 +18,10 @@ import signal
 import socket
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing and collections take longer to import than the client runs
+    from collections.abc import Callable
+
 LARGEST = 1 << 17
 PASSED_ON = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGABRT)
 STANDARD = (0, 1, 2)
@@ -41,10 +45,13 @@ def client(address: str, arguments: list[str]) -> None:
     os._exit(status)
 
 
-def serve(connection: socket.socket, executable: str) -> None:
+def serve(
+    connection: socket.socket, executable: str, adopt: Callable[[dict[str, str]], None]
+) -> None:
     """In a fork of the server: forks once more, and is the keeper of that process.
 
     Returns in that process only, once its program has ended. ``executable``: its sys.executable.
+    ``adopt`` makes an environment the process's own.
     """
     question, streams, *_ = socket.recv_fds(connection, LARGEST, len(STANDARD))
     if pid := os.fork():
@@ -54,7 +61,14 @@ def serve(connection: socket.socket, executable: str) -> None:
         os.dup2(given, own)
         os.close(given)
     arguments, environment, folder = pickle.loads(question)
-    _become(arguments, environment, folder, executable)
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.chdir(folder)
+    sys.executable = executable
+    servers = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    installed = [path for path in sys.path[1:] if path not in servers]
+    adopt(environment)
+    _become(arguments, folder, installed)
 
 
 def _keep(connection: socket.socket, pid: int) -> None:
@@ -72,22 +86,11 @@ def _keep(connection: socket.socket, pid: int) -> None:
     os._exit(0)
 
 
-def _become(
-    arguments: list[str], environment: dict[str, str], folder: str, executable: str
-) -> None:
+def _become(arguments: list[str], folder: str, installed: list[str]) -> None:
     """Runs ``arguments``, those of an interpreter: [-u] (-m MODULE | -c CODE | FILE) ..."""
     import importlib.util
     import types
 
-    from tests.support import forks
-
-    os.setsid()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.chdir(folder)
-    sys.executable = executable
-    servers = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    installed = [path for path in sys.path[1:] if path not in servers]
-    forks.adopt(environment)
     ours = [os.path.abspath(p) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
 
     unbuffered = arguments[0] == "-u"

@@ -400,6 +400,44 @@ void lc_inject_stream(const lc_inject *inject, uint32_t group, uint32_t op, uint
 /* The most packets that one parity packet protects, by its code on the wire; 0: none, or no such
  * code. */
 uint32_t lc_fec_size(uint32_t code);
+/* The sets of a stream of n packets by themselves (native/sets.h): its parity packets with such a
+ * code, and the set of data packet < n, or of parity packet number - n. UINT32_MAX: no sender can
+ * mean it. */
+uint32_t lc_parity_packets(uint32_t code, uint32_t n);
+uint32_t lc_set_of(uint32_t code, uint32_t n, uint32_t packet);
+/* The m rows of a set of k packets of so many bytes, one behind the other (native/rs.h); simd: as
+ * fast as this processor can. LC_E_ARGUMENT: there is no such code. */
+int lc_parity_rows(int simd, uint32_t k, uint32_t m, uint32_t bytes, const uint8_t *packets,
+                   uint8_t *rows);
+/* The choice of means by itself (native/means.h). */
+enum { LC_CHOOSE_PARITY = 1, LC_CHOOSE_ROUNDS = 2 };
+typedef struct {
+    uint16_t code;   /* of parity (native/sets.h); 0: none */
+    uint8_t rounds;  /* of resending */
+    double expected; /* share of the data packets that will be missing */
+    double seconds;  /* that it adds to the stream's time */
+} lc_means;
+typedef struct {
+    double loss;      /* share of packets lost on the path */
+    double burst;     /* mean run of lost packets */
+    double rtt_s;     /* round trip */
+    double reorder_s; /* how long a round waits for late packets before it asks */
+    double rate;      /* bytes per second that the path carries; 0: not known */
+    double row_rate;  /* of the arithmetic, bytes per second and row (native/gf.h) */
+    uint32_t packets; /* of the stream */
+    uint32_t packet_bytes;
+    float max_missing; /* share that may be missing; below 0: a tenth of what is lost */
+    uint8_t choose;    /* LC_CHOOSE_PARITY | LC_CHOOSE_ROUNDS; what is not chosen is given: */
+    uint8_t rounds;
+    uint16_t code;
+    uint8_t most; /* parity at most so many 64ths of the data */
+    uint8_t has_last;
+    lc_means last; /* chosen before for such a stream: kept while it is nearly as good */
+} lc_means_ask;
+/* The means of least time that leave no more than is wanted; if none do, those that leave least. */
+lc_means lc_means_choose(const lc_means_ask *ask);
+/* Share of the data that stays missing: sets of k with m rows, so many of them interleaved. */
+double lc_means_left(double loss, double burst, uint32_t k, uint32_t m, uint32_t sets);
 /* The codecs by themselves (native/codec.h), by lc_encoding and lc_dtype; simd: as fast as this
  * processor can, or plain C, which gives the same bits. Elements that fit into a payload, and bytes
  * that n elements become in one packet; 0: there is no such codec. */

@@ -14,6 +14,7 @@ from . import experiments as theory
 from . import formulas
 from . import hosts as theory_hosts
 from . import ranks as theory_ranks
+from .parity import parity
 
 UNEVEN = "loss=0.1,link=3-0:0.5,link=3-1:0.5,link=0-2:0.4"
 CASES: dict[str, tuple[str, int | None, Finish | None]] = {
@@ -259,4 +260,5 @@ PARTS = {
     "momentum": momentum,
     "adam": adam,
     "partial sums": partial_sums,
+    "parity": parity,
 }

@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.common.report import markdown
 
 from .measure import VARIANTS
+from .parity import PACKETS
 
 Found = dict[str, Any]
 ALGORITHMS = ("ring", "transpose", "reduce_scatter")
@@ -88,6 +89,25 @@ PARTIAL_SUMS = Table(
         for row in found["partial sums"]
     ),
 )
+
+
+def left_missing(found: Found) -> Iterable[Sequence[Any]]:
+    for row in found["parity"]:
+        cells = [row["by_packets"][str(n)] for n in PACKETS]
+        yield [
+            *(f"{100 * row['loss']:.0f}%", f"{row['burst']:.0f}"),
+            *(
+                f"{c['parity']:.2f}: {_percent(c['measured'])} ({_percent(c['predicted'])})"
+                for c in cells
+            ),
+        ]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g}%"
+
+
+PARITY = Table(("p", "in bursts of", *(f"{n:,} packets" for n in PACKETS)), left_missing)
 MEASURED = ("measured", "predicted")
 TABLES = (
     Table(("Loss", "ring", "transpose", "reduce-scatter"), unbiased),
@@ -105,6 +125,7 @@ TABLES = (
     Table(("loss", "state, N(0, 1)", "first half", "second half", "predicted"), states),
     Table(("optimizer", "period", "drift of", "first half", "second half"), trained_states),
     WORTH_ITS_BYTES,
+    PARITY,
 )
 
 
@@ -130,6 +151,7 @@ def marked(found: Found) -> dict[str, str]:
     return {
         "theory-when": when(found),
         "theory-partial-sums": PARTIAL_SUMS.text(found),
+        "theory-parity": PARITY.text(found),
         "theory-optimizers": WORTH_ITS_BYTES.text(found),
     }
 

@@ -18,8 +18,10 @@ from benchmarks.theory import experiments as theory
 from benchmarks.theory import formulas, hosts
 from benchmarks.theory import ranks as theory_ranks
 from benchmarks.theory.experiments import EXECUTORS
+from benchmarks.theory.parity import left_missing
 from lossycoll.plan import Finish
 from lossycoll.plan.faults import parse
+from lossycoll.plan.sets import Code
 from lossycoll.plan.wire_types import Array
 from tests.support.harness import run_good
 
@@ -242,3 +244,18 @@ def test_drift_of_reduced_gradients_over_5000_steps_with_real_ranks() -> None:
 def test_drift_of_reduced_gradients_over_5000_steps_in_the_reference() -> None:
     got = theory.steps_in_reference(LOSS, STEPS, PERIOD, EVERY, world=3, packets=48)
     check_steps(3, got.at, got.free, got.bound, LOSS)
+
+
+# ---- parity ----
+
+
+@pytest.mark.parametrize(
+    ("n", "code", "loss", "burst"),
+    [(192, Code(64, 25), 0.2, 1.0), (192, Code(64, 25), 0.2, 8.0), (2979, Code(64, 6), 0.05, 1.0)],
+)
+def test_parity_leaves_what_is_predicted(n: int, code: Code, loss: float, burst: float) -> None:
+    found = left_missing(n, code, loss, burst, drawn=200_000)
+    assert abs(found.measured - found.predicted) < STANDARD_ERRORS * found.error
+    # A few rows less are told apart from it, so the samples have power.
+    less = left_missing(n, Code(code.size, code.rows - 4), loss, burst, drawn=200_000)
+    assert less.measured - found.predicted > STANDARD_ERRORS * found.error

@@ -18,7 +18,8 @@ from .laboratory import LABORATORY
 from .links import LINKS
 from .membership import MEMBERSHIP
 from .messages import MESSAGES
+from .parity import PARITY
 from .sums import SUMS
 from .training import TRAINING
 
-MUTATIONS = LINKS + CALLS + MESSAGES + SUMS + MEMBERSHIP + TRAINING + LABORATORY
+MUTATIONS = LINKS + CALLS + MESSAGES + PARITY + SUMS + MEMBERSHIP + TRAINING + LABORATORY

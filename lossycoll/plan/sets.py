@@ -1,0 +1,144 @@
+"""Which packets of a stream form a set, and which of them its parity brings back.
+
+The same as native/sets.c, in numpy; docs/parity.md has the reasons. A stream's packets are cut into
+parity windows. Packet i of a window with S sets is in set i mod S, at column i div S. A set has
+``rows`` parity packets, and any of them bring back as many of its packets.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+WINDOW: Final = 1024
+"""Packets of a parity window at most."""
+SIZES: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 176, 224)
+"""Packets of a set at most, by the code's number for it."""
+ROWS: Final[tuple[int, ...]] = (*range(32), *range(34, 128, 3))
+"""Parity packets of a set, by the code's number for it."""
+SYMBOLS_MOST: Final = 256
+"""Packets and rows of a set at most."""
+USUAL: Final = 64
+"""The size of sets where a share of parity is asked for, if their rows can make it."""
+
+
+@dataclass(frozen=True)
+class Code:
+    """How large sets are, and how many rows they have.
+
+    Attributes:
+        size: Packets of a set at most, one of :data:`SIZES`; 0 for no parity.
+        rows: Parity packets of a set, one of :data:`ROWS`; 0 for no parity.
+    """
+
+    size: int = 0
+    rows: int = 0
+
+    def __post_init__(self) -> None:
+        """Checks that packets can say it."""
+        if (self.size, self.rows) != (0, 0) and not (
+            self.size in SIZES and self.rows in ROWS[1:] and self.size + self.rows <= SYMBOLS_MOST
+        ):
+            raise ValueError(
+                f"no code has sets of {self.size} with {self.rows} rows, "
+                f"wanted one of {SIZES} with 1 to {ROWS[-1]}, {SYMBOLS_MOST} together at most"
+            )
+
+    @property
+    def number(self) -> int:
+        """As packets say it, 10 bits."""
+        return SIZES.index(self.size) | ROWS.index(self.rows) << 4 if self.rows else 0
+
+    def fitted(self, n: int) -> Code:
+        """The code of the same share for a stream of ``n`` packets, which may be fewer than a
+        set's."""
+        if n == 0 or n >= self.size:
+            return self if n else Code()
+        rows = rows_down((2 * n * self.rows + self.size) // (2 * self.size))
+        return Code(next(size for size in SIZES if size >= n), max(1, rows))
+
+
+def code_of(number: int) -> Code:
+    """The code with this number on the wire.
+
+    Raises:
+        ValueError: There is none.
+    """
+    if not 0 <= number < 1 << 10:
+        raise ValueError(f"code is {number}, wanted one of 10 bits")
+    rows = ROWS[number >> 4]
+    return Code(SIZES[number & 15], rows) if number else Code()
+
+
+def code_of_share(share: float) -> Code:
+    """The code whose parity is nearest to ``share`` of the packets of a long stream."""
+    if share <= 0:
+        return Code()
+    if share * USUAL >= 1:
+        rows = min(share * USUAL, SYMBOLS_MOST - USUAL)
+        return Code(USUAL, min(ROWS[1:], key=lambda row: abs(row - rows)))
+    return Code(min(SIZES, key=lambda size: abs(math.log(size * share))), 1)
+
+
+def rows_down(rows: int) -> int:
+    """The most rows that a code can say, up to so many."""
+    return ROWS[bisect.bisect_right(ROWS, rows) - 1]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sets of one stream; :func:`shape_of` makes it.
+
+    Attributes:
+        code: What its packets say.
+        window: Packets of a parity window; the last may have fewer.
+        of_data: Shape (n,): the set of each data packet, numbered through the stream.
+        of_parity: Shape (parity packets,): the set of each parity packet n + j.
+    """
+
+    code: Code
+    window: int
+    of_data: NDArray[np.int64]
+    of_parity: NDArray[np.int64]
+
+    def recover(
+        self, missing: NDArray[np.bool_], void: NDArray[np.bool_], came: NDArray[np.bool_]
+    ) -> NDArray[np.bool_]:
+        """Which packets come back; bool, shape (n,).
+
+        Args:
+            missing: Shape (n,): packets that are not there.
+            void: Shape (n,): packets that were never sent, since nobody had contributed to them.
+                They count as zeros, and nothing brings them.
+            came: Shape (parity packets,): which of these arrived.
+        """
+        n_sets = int(self.of_data.max(initial=-1)) + 1
+        if not len(self.of_parity):
+            return np.zeros_like(missing)
+        lacks = np.bincount(self.of_data, missing, n_sets)
+        has = np.bincount(self.of_parity, came, n_sets)
+        back: NDArray[np.bool_] = missing & ~void & (lacks <= has)[self.of_data]
+        return back
+
+
+@lru_cache(maxsize=256)
+def shape_of(code: Code, n: int) -> Shape:
+    """The sets of a stream of ``n`` packets."""
+    if not code.rows or not n:
+        none = np.zeros(0, np.int64)
+        return Shape(code, WINDOW, np.zeros(n, np.int64), none)
+    window = -(-n // -(-n // WINDOW))
+    of_data, of_parity, sets = [], [], 0
+    for first in range(0, n, window):
+        packets = min(window, n - first)
+        here = -(-packets // code.size)
+        of_data.append(sets + np.arange(packets) % here)
+        of_parity.append(sets + np.arange(here * code.rows) % here)
+        sets += here
+    return Shape(code, window, np.concatenate(of_data), np.concatenate(of_parity))

@@ -31,7 +31,7 @@ Speeds = dict[tuple[str, str, int], float]
 
 
 def measure(seconds: float) -> Speeds:
-    """Each figure is the best of five tries of at least so many seconds."""
+    """Each figure is the best of some tries, of at least so many seconds of the core."""
     tests, native = ROOT / "tests" / "native", ROOT / "native"
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "bench_gf"
@@ -56,8 +56,9 @@ def shown(speeds: Speeds) -> tuple[list[str], list[list[str]]]:
 
 
 def verdict(speeds: Speeds) -> str:
-    """Whether the fastest variant reaches the goal."""
-    best = max((speeds[key], key[0]) for key in speeds if key[1:] == ("encode", GOAL_ROWS))
+    """Whether the fastest variant of ours reaches the goal."""
+    own = [key for key in speeds if key[0] != "isa-l"]
+    best = max((speeds[key], key[0]) for key in own if key[1:] == ("encode", GOAL_ROWS))
     reached = "reached" if best[0] >= GOAL else "missed"
     return (
         f"Goal: {GOAL:g} GB/s a core at m = {GOAL_ROWS}, {reached} ({best[1]}: {best[0]:.1f} GB/s)."

@@ -14,14 +14,14 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { TRIES = 5, K = 64, SETS = 16, WINDOW_PACKETS = K * SETS, BYTES = 1448, MOST = 32 };
+enum { TRIES = 9, K = 64, SETS = 16, WINDOW_PACKETS = K * SETS, BYTES = 1448, MOST = 32 };
 
 static uint8_t *data, *sums, *tables[MOST + 1];
 static uint16_t counts[SETS][MOST];
 
 static double now(void) {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t); /* what others do on the core is not counted */
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 

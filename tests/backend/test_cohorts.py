@@ -15,6 +15,7 @@ from lossycoll.errors import OptionError
 from lossycoll.options.fields import Options
 from tests.support.failure_cases import CALM, QUIET, SLACK, catch
 from tests.support.harness import Ranks, init, note, run_good
+from tests.support.waiting import until
 
 MORE = 6
 
@@ -103,6 +104,8 @@ def rank_outlives(rank: int, world: int) -> Any:
     import torch
     import torch.distributed as dist
 
+    from lossycoll.backend.cohorts import COHORTS
+
     dist.init_process_group("gloo")
     everyone = dist.new_group(backend="lossy")
     pair = dist.new_group([1, 2], backend="lossy")
@@ -110,7 +113,8 @@ def rank_outlives(rank: int, world: int) -> Any:
         dist.destroy_process_group(everyone)
         return len(planes())
     dist.destroy_process_group(everyone)
-    time.sleep(0.5)
+    (plane,) = (cohort.plane for cohort in COHORTS._cohorts)
+    until(lambda: not plane.is_here(0), "the end of rank 0's last group")
     note("ready")
     return catch(lambda: [dist.all_reduce(torch.ones(60_000), group=pair) for _ in range(10**9)])
 

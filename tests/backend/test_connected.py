@@ -48,6 +48,7 @@ def early() -> int:
 
 
 def rank_makes(rank: int, world: int) -> dict[str, Any]:
+    import torch
     import torch.distributed as dist
 
     init()
@@ -62,11 +63,16 @@ def rank_makes(rank: int, world: int) -> dict[str, Any]:
     few = groups[:4]  # each waits a second for ranks that come to another one first
     for group in [*(few if rank % 2 else reversed(few)), *groups[4:]]:
         dist.destroy_process_group(group)
-    if rank == 1:
-        time.sleep(0.5)
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 1:  # its packets come before the group is there
+        store.wait(["rank 0 has begun"])
     late = dist.new_group([0, 1])
     if rank < 2:
-        out["late"] = sums(late)
+        ones = torch.ones(10)
+        work = dist.all_reduce(ones, group=late, async_op=True)
+        store.set(f"rank {rank} has begun", "")
+        work.wait()
+        out["late"] = float(ones[0])
         dist.destroy_process_group(late)
     # torch gives the same name to both: it is made of the ranks and the number of groups here.
     names, sessions = [], set()

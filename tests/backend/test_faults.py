@@ -157,6 +157,10 @@ def test_ddp_raises_an_error_that_names_the_lost_rank() -> None:
     assert when - begin < LIVENESS + SLACK
 
 
+LATE = 1.5 * LIVENESS
+"""A silent rank is given up after 0.7 of it, and all have heard of that after 1."""
+
+
 def rank_late(rank: int, world: int) -> int:
     import torch
     import torch.distributed as dist
@@ -166,7 +170,7 @@ def rank_late(rank: int, world: int) -> int:
     init()
     t = torch.ones(100_000)
     if rank == 1:
-        time.sleep(3 * LIVENESS)
+        time.sleep(LATE)
     dist.all_reduce(t)
     assert (t == world).all()
     report = lossycoll.last_report()
@@ -177,7 +181,7 @@ def rank_late(rank: int, world: int) -> int:
 def test_a_rank_that_only_computes_for_long_is_waited_for() -> None:
     outcomes = run_ranks(rank_late, 2, QUIET)
     assert [outcome.value for outcome in outcomes] == [0, 0], [str(o) for o in outcomes]
-    assert outcomes[0].seconds > 3 * LIVENESS
+    assert outcomes[0].seconds > LATE
 
 
 def rank_leaves(rank: int, world: int) -> str:
@@ -217,14 +221,16 @@ def rank_aborts(rank: int, world: int) -> str:
 
     init()
     dist.all_reduce(torch.ones(50_000))
+    store = dist.distributed_c10d._get_default_store()
     if rank == 0:
-        time.sleep(0.5)
+        store.wait(["1 waits", "2 waits"])
         dist.distributed_c10d._abort_process_group()
         return "good"
     t = torch.ones(50_000)
-    wait = (lambda: dist.all_reduce(t)) if rank == 1 else (lambda: dist.recv(t, 1))
+    work: Any = dist.all_reduce(t, async_op=True) if rank == 1 else dist.irecv(t, 1)
+    store.set(f"{rank} waits", "")
     with pytest.raises(lossycoll.AbortedError, match=r"rank 0 .*ended the group"):
-        wait()
+        work.wait()
     return "good"
 
 
@@ -261,13 +267,16 @@ def rank_timeout(rank: int, world: int) -> Any:
 
     init(timeout=2.0)
     dist.barrier()
-    if rank == 1:
-        time.sleep(6)
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 1:  # lives for as long as it is waited for
+        store.wait(["rank 0 has its error"], timedelta(seconds=60))
         return None
     begin = time.monotonic()
     with pytest.raises(RuntimeError) as caught:
         dist.all_reduce(torch.ones(50_000))
-    return type(caught.value).__name__, str(caught.value), time.monotonic() - begin
+    seconds = time.monotonic() - begin
+    store.set("rank 0 has its error", "")
+    return type(caught.value).__name__, str(caught.value), seconds
 
 
 def test_a_rank_that_never_takes_part_is_named_after_the_groups_timeout() -> None:

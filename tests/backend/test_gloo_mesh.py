@@ -82,17 +82,18 @@ def rank_disturbed(rank: int, world: int) -> Any:
     dist.all_reduce(t)
     over.set()
     thread.join()
-    note("ready")
-    time.sleep(0.2 * (rank == 1))
     # Rank 1's abort ends a call in which the others wait in gloo.
     group: Any = dist.group.WORLD
     caught = None
+    store = dist.distributed_c10d._get_default_store()
     begin = time.monotonic()
     if rank == 1:
-        time.sleep(0.5)
+        store.wait(["0 is in gloo", "2 is in gloo"])
         group.abort()
     else:
-        caught = catch(lambda: dist.all_reduce(t))
+        work = dist.all_reduce(t, async_op=True)
+        store.set(f"{rank} is in gloo", "")
+        caught = catch(work.wait)
     seconds = time.monotonic() - begin
     for _, near, far in mine:
         near.sendall(b"x")
@@ -113,12 +114,21 @@ def rank_alone(rank: int, world: int) -> Any:
     import torch
     import torch.distributed as dist
 
+    from lossycoll.backend.gloo_mesh import GlooMesh
+
     init(pg_options=BY_GLOO, timeout=30)
     group: Any = dist.group.WORLD
     dist.barrier(dist.new_group())
-    note("ready")
     if rank == 2:
+        note("ready")
         time.sleep(600)
+    exchanged = GlooMesh._exchanged
+
+    def noted(mesh: GlooMesh, mine: Any) -> Any:
+        note("at the mesh")
+        return exchanged(mesh, mine)
+
+    GlooMesh._exchanged = noted  # type: ignore[method-assign]
     begin = time.monotonic()
     caught = catch(lambda: dist.all_reduce(torch.ones(10)))
     assert group is not None
@@ -129,9 +139,8 @@ def test_a_rank_that_is_killed_before_it_came_to_the_mesh_is_named() -> None:
     import signal
 
     with Ranks(rank_alone, 3, QUIET) as ranks:
-        for number in range(3):
-            ranks.wait_for(number, "ready")
-        time.sleep(0.5)  # the others are at the mesh
+        for number, said in enumerate(("at the mesh", "at the mesh", "ready")):
+            ranks.wait_for(number, said)
         ranks.signal(2, signal.SIGKILL)
         survivors = ranks.collect(60, but=[2])
     for outcome in survivors:

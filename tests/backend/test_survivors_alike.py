@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from datetime import timedelta
 from typing import Any
 
@@ -152,12 +151,18 @@ def sparse_sums(rank: int, world: int) -> dict[str, Any]:
     store.set(f"here/{rank}", "")
 
     def die_in_the_middle() -> None:
-        await_ranks("here", range(world))
-        time.sleep(1)
+        await_ranks("counted", (1, 2))
         kill_self()
 
-    if rank == 3:
-        threading.Thread(target=die_in_the_middle, daemon=True).start()
+    def say_that_it_has_counted() -> None:
+        until(lambda: lossycoll.stats().operations > before, "the first operation", seconds=60)
+        store.set(f"counted/{rank}", "")
+
+    before = lossycoll.stats().operations
+    await_ranks("here", range(world))
+    role = {1: say_that_it_has_counted, 2: say_that_it_has_counted, 3: die_in_the_middle}
+    if rank in role:
+        threading.Thread(target=role[rank], daemon=True).start()
     places = torch.tensor([[rank, 4]])
     for name in ("in flight", "after"):
         value = torch.sparse_coo_tensor(places, torch.ones(2), (6,))

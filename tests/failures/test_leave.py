@@ -136,7 +136,9 @@ def rank_exits(rank: int, world: int) -> Any:
         return time.monotonic()
     # What those four wait for comes, if at all, once they leave.
     store.wait([f"leaving/{way}" for way in WAYS])
-    time.sleep(1)
+    for way, group in groups.items():
+        health = group._health
+        until(lambda h=health: h.failure or h.left(1), f"the end of rank {way}", seconds=TIMEOUT)
     return {
         way: [
             _until_it_fails(lambda g=group: dist.all_reduce(t, group=g)),  # type: ignore[misc]

@@ -429,6 +429,8 @@ def steps_in_reference(
     gathers = [all_gather(world, rank, chunk, PER_PACKET) for rank in range(world)]
     free = np.zeros((world, count))
     bound = np.zeros((world, count))
+    sent: list[tuple[slice, Array]] = []
+    """After the last step, with the values of it at each rank."""
     out = Steps([], [], [])
 
     def lost_of(op: int) -> Callable[[int, int, int, int, int], Array]:
@@ -446,6 +448,8 @@ def steps_in_reference(
         means = [row.copy() for row in data]
         execute(made, means, means, "f32", 1.0, lost_of(2 * step), 0)
         free += means
+        for here, row in sent:
+            bound[:, here] = row
         bound += means
         sweep, number = divmod(step, period)
         staged = np.zeros((world, world * chunk), np.float32)
@@ -464,8 +468,7 @@ def steps_in_reference(
             staged[:, there] = bound[:, here]
         own_chunks = [staged[r, r * chunk : (r + 1) * chunk].copy() for r in range(world)]
         execute(gathers, own_chunks, list(staged), "f32", 1.0, lost_of(2 * step + 1), 0)
-        for here, there in places:
-            bound[:, here] = staged[:, there]
+        sent = [(here, staged[:, there]) for here, there in places]
         if (step + 1) % every == 0:
             out.at.append(step + 1)
             out.free.append(distance(free))

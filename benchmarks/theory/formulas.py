@@ -134,7 +134,8 @@ def state_drift(p: float, world: int, state: str, beta: float) -> float:
 
 
 def bounded_drift(per_step: float, period: int, world: int, missed: float = 0.0) -> float:
-    """The steady distance with DriftBound, averaged over its sweep. ``missed``: the chance that a
+    """The steady distance with DriftBound after a step, averaged over its sweep: what was sent
+    after the step before has been taken before this one. ``missed``: the chance that a
     rank misses a packet of it, p ** (1 + repair)."""
     together = 2 / world * (1 - missed) + (1 - 2 / world) * (1 - missed) ** 2
-    return per_step * ((period - 1) / 2 + period * (1 - together) / together)
+    return per_step * ((period + 1) / 2 + period * (1 - together) / together)

@@ -11,11 +11,11 @@ without repair the drift is 2q / (1 - q^2) s^2 (docs/theory.md). Steps of Adam a
 the distances are taken as they are.
 
 DriftBound (:class:`OwnSteps`): each replica steps by itself. An element that was brought to one
-value k steps ago is as far apart as what the replicas' own steps have added to it since. That is
-D(k), measured from those steps alone, however they are correlated. After each step there are as
-many elements with k = 0 as with 1, ..., period - 1, so the drift is the mean of these D(k); and
-each sweep that was missed adds D(period), as if steps that far apart weren't correlated. Where D(k)
-is k g, this is the formula of docs/theory.md.
+value just before the last k steps is as far apart as what these have added to it, each replica's
+its own. That is D(k), measured from those steps alone, however they are correlated. After each step
+there are as many elements with k = 1 as with 2, ..., period, so the drift is the mean of these
+D(k); and each sweep that was missed adds D(period), as if steps that far apart weren't correlated.
+Where D(k) is k g, this is the formula of docs/theory.md.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class OwnersTrail:
 class OwnSteps:
     """What this rank's own steps add to a sample of the parameters, whatever else changes them.
 
-    Attach it before the DriftBound of this ``period`` and the default ``repair`` that it is about:
-    hooks run in order of registration, and it must see a step before DriftBound moves its outcome.
+    Attach it after the DriftBound of this ``period`` and the default ``repair`` that it is about:
+    hooks run in order of registration, and what DriftBound moves before a step isn't part of it.
     """
 
     def __init__(self, optimizer: Optimizer, period: int, loss: float) -> None:
@@ -148,6 +148,6 @@ def bounded_drift(apart: Sequence[float], world: int, missed: float) -> float:
     ``apart[k]``: D(k), the squared distance that the replicas' own steps add in k steps, k = 0 to
     the period. ``missed``: the chance q that a rank misses a packet of a slice.
     """
-    *within, sweep = apart
+    within, sweep = apart[1:], apart[-1]
     together = 2 / world * (1 - missed) + (1 - 2 / world) * (1 - missed) ** 2
     return sum(within) / len(within) + sweep * (1 - together) / together

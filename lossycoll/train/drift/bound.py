@@ -2,7 +2,8 @@
 
 Under plain DDP with lossy gradients each replica steps with a slightly different mean, so their
 squared distance grows with every step. Broadcasting parameters bounds it ("Distributed Training
-under Packet Loss", Weintraub, Banner, Orda, arXiv 2507.07114, stage 2); here a slice at a time.
+under Packet Loss", Weintraub, Banner, Orda, arXiv 2507.07114, stage 2); here a slice at a time,
+which travels while the next step's forward and backward pass run.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lossycoll.errors import LinkError, OptionError, UnsupportedError
+from lossycoll.errors import LinkError, LossyError, OptionError, UnsupportedError
 from lossycoll.train.common.arguments import is_whole
-from lossycoll.train.common.collectives import Collectives
+from lossycoll.train.common.collectives import BlockGather, Collectives
 from lossycoll.train.common.consistency import PARAMETERS_DIFFER, Agreement, as_line, check_same
 from lossycoll.train.common.replicas import in_memory_order
-from lossycoll.train.common.staleness import MOST_REPAIR, REPAIR
+from lossycoll.train.common.staleness import MOST_REPAIR, REPAIR, Mask
 from lossycoll.train.sharded.optimizer import ShardedOptimizer
 
 from .silent_owners import SilentOwners
@@ -44,23 +45,35 @@ class _LaidOut:
 
 @dataclass(frozen=True, eq=False)
 class _Span:
-    """Elements of a tensor that travel in this step; both views are of one dimension."""
+    """Elements of a tensor that travel after a step; all views are of one dimension."""
 
     own: Tensor
     """In the tensor."""
     staged: Tensor
-    """In the staging memory."""
+    """In the staging memory, which the owner's values overwrite."""
+    before: Tensor
+    """This rank's values when they were staged."""
     owner: int
     """The rank whose values all take."""
+
+
+@dataclass(frozen=True, eq=False)
+class _UnderWay:
+    """A slice that was sent after a step, and is taken before the next update."""
+
+    gather: BlockGather
+    theirs: list[_Span]
+    """What other ranks own of it."""
 
 
 class DriftBound:
     """Bounds the drift of replicas: ``DriftBound(model, optimizer)``, once, on all ranks.
 
-    After each ``optimizer.step()`` 1/``period`` of the parameters' bytes is brought to one value on
-    all ranks, so after ``period`` steps (a sweep) all have been. Each rank owns, and sends to all
-    others, an equal chunk of every slice, and another one in the next sweep. A lost packet leaves a
-    rank's own value until then. docs/guide.md has an example and the rules of use.
+    After each ``optimizer.step()`` 1/``period`` of the parameters' bytes is sent, and before the
+    next update it is brought to one value on all ranks, so after ``period`` steps (a sweep) all
+    have been. Each rank owns, and sends to all others, an equal chunk of every slice, and another
+    one in the next sweep. A lost packet leaves a rank's own value until then. An element that was
+    changed between the steps stays as it is. docs/guide.md has an example and the rules of use.
 
     Use it as a context, or call :meth:`detach`, to end it.
 
@@ -116,10 +129,14 @@ class DriftBound:
         self._wanted_group = group
         self._repair = repair
         self._state = state
+        self._under_way: _UnderWay | None = None
         self._lay_out()
-        self._hook = optimizer.register_step_post_hook(self._after_step)
-        self._warned = False
-        """Whether a replica that isn't finite has been reported."""
+        self._hooks = (
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+        )
+        self._warned_of_nonfinite = False
+        self._warned_of_changes = False
         self._undo: Callable[[], None] | None = None
         if self._collectives.lossy is not None:
             self._undo = self._collectives.lossy.lossy_resend(repair)
@@ -129,9 +146,43 @@ class DriftBound:
         """What one step brings to one value on all ranks."""
         return self._staging.numel()
 
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Takes what was sent after the last step now, not before the next update.
+
+        It sends nothing, so ranks need not call it alike.
+
+        Raises:
+            LinkError: Nothing of what a rank owns has arrived here for too long.
+            LossyError: The exchange has failed.
+        """
+        under_way, self._under_way = self._under_way, None
+        if under_way is None:
+            return
+        self._check_owners(under_way.gather.wait())
+        theirs = under_way.theirs
+        if not theirs:
+            return
+        changed = sum(self._keep_own(span) for span in theirs)
+        if 2 * changed > sum(span.own.numel() for span in theirs):
+            self._warn_of_changes()
+        torch._foreach_copy_([span.own for span in theirs], [span.staged for span in theirs])
+
     def detach(self) -> None:
-        """Ends the exchange after steps, on all ranks at the same step. Idempotent."""
-        self._hook.remove()
+        """Ends the exchange after steps, on all ranks at the same step. Idempotent.
+
+        Takes what is under way. If that has failed it is only logged: whoever still needs the group
+        hears of it.
+        """
+        self._end()
+        try:
+            self.finish()
+        except LossyError as error:
+            log.warning("what DriftBound has sent after step %d isn't taken: %s", self.steps, error)
+
+    def _end(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
         if self._undo is not None:
             self._undo()
             self._undo = None
@@ -145,7 +196,10 @@ class DriftBound:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.detach()
+        if error is None:
+            self.detach()
+        else:  # what is under way may never come
+            self._end()
 
     # ---- the slices ----
 
@@ -177,6 +231,7 @@ class DriftBound:
         self._staging = torch.empty(
             world * self._slices.chunk_bytes, dtype=torch.uint8, device=device
         )
+        self._before = torch.empty_like(self._staging)
         self._silent = SilentOwners(self._collectives.rank, world, self.period)
 
     def _tensor(self, source: Source) -> Tensor:
@@ -200,6 +255,10 @@ class DriftBound:
 
     # ---- a step ----
 
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        del optimizer, args, kwargs
+        self.finish()
+
     @torch.no_grad()
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         del optimizer, args, kwargs
@@ -208,17 +267,17 @@ class DriftBound:
         if self._changed(number):
             self._lay_out()
         if self._collectives.world > 1 and not self._slices.empty(number):
-            self._exchange(number, sweep)
+            self._under_way = self._send(number, sweep)
 
-    def _exchange(self, number: int, sweep: int) -> None:
-        """Stages a slice, this rank's own values everywhere; gathers it; takes what arrived."""
+    def _send(self, number: int, sweep: int) -> _UnderWay:
+        """Stages a slice, this rank's own values everywhere, and starts to gather it: what is lost
+        leaves what was there."""
         spans = self._spans(number, sweep)
-        torch._foreach_copy_([span.staged for span in spans], [span.own for span in spans])
-        self._gather()
-        theirs = [span for span in spans if span.owner != self._collectives.rank]
-        for span in theirs:
-            self._keep_finite(span)
-        torch._foreach_copy_([span.own for span in theirs], [span.staged for span in theirs])
+        own = [span.own for span in spans]
+        torch._foreach_copy_([span.staged for span in spans], own)
+        torch._foreach_copy_([span.before for span in spans], own)
+        gather = self._collectives.all_gather_blocks(self._staging)
+        return _UnderWay(gather, [span for span in spans if span.owner != self._collectives.rank])
 
     def _spans(self, number: int, sweep: int) -> list[_Span]:
         """What slice ``number`` has of each tensor."""
@@ -234,17 +293,29 @@ class DriftBound:
                 own = rows[piece.tensor][piece.begin : piece.end]
                 begin = owner * chunk_bytes + piece.at
                 end = begin + own.numel() * own.element_size()
-                spans.append(_Span(own, self._staging[begin:end].view(own.dtype), owner))
+                staged, before = (
+                    memory[begin:end].view(own.dtype) for memory in (self._staging, self._before)
+                )
+                spans.append(_Span(own, staged, before, owner))
         return spans
 
-    def _keep_finite(self, span: _Span) -> None:
-        """Takes own values where staged ones aren't finite: one diverged replica isn't spread."""
+    def _keep_own(self, span: _Span) -> int:
+        """Stages own values in place of what isn't to be taken.
+
+        That is what isn't finite: one diverged replica isn't spread. And what was changed since it
+        was staged, by whoever loads, clips or projects parameters between steps.
+
+        Returns:
+            The number of elements that were changed.
+        """
         finite = torch.isfinite(span.staged)
-        if bool(finite.all()):
-            return
-        torch.where(finite, span.staged, span.own, out=span.staged)
-        if not self._warned:
-            self._warned = True
+        same = (span.own == span.before) | torch.isnan(span.own)
+        wanted = finite & same
+        if bool(wanted.all()):
+            return 0
+        torch.where(wanted, span.staged, span.own, out=span.staged)
+        if not self._warned_of_nonfinite and not bool(finite.all()):
+            self._warned_of_nonfinite = True
             log.warning(
                 "%s: a replica holds NaN or infinity, which DriftBound doesn't spread: the "
                 "other ranks keep their own values (step %d); lower the learning rate, clip, or "
@@ -252,10 +323,23 @@ class DriftBound:
                 self._collectives,
                 self.steps,
             )
+        return int((~same).sum())
 
-    def _gather(self) -> None:
-        """Each rank's row of the staging memory to all; what is lost leaves what was there."""
-        arrived = self._collectives.all_gather_blocks(self._staging).wait()
+    def _warn_of_changes(self) -> None:
+        if self._warned_of_changes:
+            return
+        self._warned_of_changes = True
+        log.warning(
+            "%s: most of the parameters that DriftBound sent after step %d were changed before the "
+            "next one, and stay as they are: replicas that are changed so at each step are not "
+            "kept together; change parameters in a hook of optimizer.register_step_post_hook that "
+            "is registered before DriftBound, or call its finish() first",
+            self._collectives,
+            self.steps,
+        )
+
+    def _check_owners(self, arrived: Mask) -> None:
+        """Notices owners of whom nothing comes any more."""
         group = self._collectives.lossy
         if group is None:
             return

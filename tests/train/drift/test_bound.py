@@ -62,6 +62,7 @@ def quiet(rank: int, world: int) -> dict[str, Any]:
     out["changed"] = changes(rank)
     out["hook"] = [hooked(rank, hook) for hook in (None, lossycoll.dispersing_hook)]
     out["finite"] = finite(rank)
+    out["between"] = between(rank, world)
     out["resent"] = resent(rank)
     out["nothing"] = hears_nothing(rank)
     out["joined"] = joined(rank)
@@ -88,6 +89,7 @@ def exchanged(rank: int, world: int) -> dict[str, Any]:
             fill(model, 10.0 * sweep + rank + 1)
             for _ in range(4):
                 optimizer.step()
+                bound.finish()
                 rows.append(elements(model).tolist())
         assert bound._staging.data_ptr() == memory
         out[name] = (rows, bound.bytes_per_step, bound.steps)
@@ -116,14 +118,17 @@ def changes(rank: int) -> dict[str, Any]:
         out["own"] = [set(p.tolist()) == {float(rank)} for p in (model.b, model.c)]
         optimizer.step()
         optimizer.step()
+        bound.finish()
         out["second sweep"] = lossycoll.measure_drift(model).total
         optimizer.step()
         model.a.data = torch.full((64,), float(rank), dtype=torch.float64)  # in mid sweep
         optimizer.step()
         optimizer.step()
         optimizer.step()
+        bound.finish()
         out["replaced"] = lossycoll.measure_drift(model).total
         out["steps"] = bound.steps
+    assert not optimizer._optimizer_step_pre_hooks
     assert not optimizer._optimizer_step_post_hooks
     model = nn.Linear(9, 9)
     adam = torch.optim.AdamW(model.parameters(), lr=0.1 * (rank + 1))
@@ -223,10 +228,11 @@ def finite(rank: int) -> list[list[float]]:
             model.weight[20, 7] = -math.inf
     optimizer = still(model)
     out = []
-    with lossycoll.reliable(), lossycoll.DriftBound(model, optimizer, 2):
+    with lossycoll.reliable(), lossycoll.DriftBound(model, optimizer, 2) as bound:
         for _ in range(3):
             optimizer.step()
             optimizer.step()
+            bound.finish()
             out.append(model.weight.detach().flatten().tolist())
     return out
 
@@ -239,6 +245,79 @@ def test_what_is_not_finite_does_not_spread_and_is_healed(ranks: list[dict[str, 
     # Rank 1 owns a third of what it has lost in the first sweep, and another third in the next.
     assert 0 < left[0] < 6 * 50 + 1
     assert left[1:] == [0, 0]
+
+
+# ---- from one step to the next ----
+
+
+class Lowering(torch.optim.Optimizer):
+    """A step takes 100 from each element, and notes the first one before."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model.parameters(), {})
+        self.seen: list[list[float]] = []
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        (parameter,) = self.param_groups[0]["params"]
+        self.seen.append(parameter.flatten().tolist())
+        parameter.sub_(100)
+
+
+def between(rank: int, world: int) -> dict[str, Any]:
+    """What a model of one slice holds at each point between its steps."""
+    out: dict[str, Any] = {}
+    model = nn.Linear(50, 12, bias=False)
+    fill(model, float(rank))
+    optimizer = Lowering(model)
+
+    def held() -> list[float]:
+        return model.weight.detach().flatten().tolist()
+
+    with lossycoll.reliable(), lossycoll.DriftBound(model, optimizer, 1) as bound:
+        optimizer.step()
+        dist.barrier()  # all has come
+        out["after"] = held()
+        optimizer.step()
+        out["updated"] = optimizer.seen[1]
+        bound.finish()
+        with torch.no_grad():
+            model.weight.add_(rank)  # apart again
+        optimizer.step()
+        with torch.no_grad():
+            model.weight[:2] = 7.0 + rank
+        sent = held()
+        bound.finish()
+        out["sent"], out["changed"] = sent, held()
+        optimizer.step()
+        bound.finish()
+        bound.finish()
+        out["next"] = held()
+        optimizer.step()
+    out["ended"] = held()
+    fill(model, float(rank))
+    try:
+        with lossycoll.DriftBound(model, optimizer, 1):
+            optimizer.step()
+            raise KeyError
+    except KeyError:
+        out["raised"] = held()
+    return out
+
+
+def test_a_slice_is_taken_before_the_next_update_but_for_what_was_changed_meanwhile(
+    ranks: list[dict[str, Any]],
+) -> None:
+    every = [got["between"] for got in ranks]
+    for rank, got in enumerate(every):
+        assert set(got["after"]) == {rank - 100.0}
+        assert set(got["updated"]) == {-100.0, -99.0, -98.0}  # each owns a third
+        assert got["updated"] == every[0]["updated"]
+        assert got["changed"][:100] == [7.0 + rank] * 100
+        assert got["changed"][100:] == every[0]["changed"][100:] != got["sent"][100:]
+        assert got["next"] == every[0]["next"]
+        assert got["ended"] == every[0]["ended"]
+        assert set(got["raised"]) == {rank - 100.0}  # what had been sent may never come
 
 
 # ---- gradients are resent as well ----
@@ -365,7 +444,8 @@ def test_uneven_steps_under_join_are_an_error_on_all_ranks(ranks: list[dict[str,
     for rank, got in enumerate(rank["joined"] for rank in ranks):
         assert got["plain"] == (3 if rank == 0 else 5, "", "")
         steps, kind, text = got["bounded"]
-        assert steps == 3
+        # A step doesn't wait for what is sent after it.
+        assert steps in ((3,) if rank == 0 else (3, 4))
         assert kind in ("MismatchError", "RuntimeError")  # the latter where DDP passes it on
         assert "all_gather_blocks uint8[" in text
         assert "all_reduce float32[" in text

@@ -66,7 +66,7 @@ class Method:
         attach: Called with what ``wrap`` returned, before the first step.
         options: Options of the group (:class:`lossycoll.Options`).
         expected_drift: Takes the optimizer and the share of packets lost; returns what predicts the
-            distance between replicas. Called before ``attach``.
+            distance between replicas. Called after ``attach``.
         colour: In plots, as matplotlib names colours.
         marker: In plots, as matplotlib names markers.
     """
@@ -115,12 +115,12 @@ class Method:
                 f"is run forward and the optimizer"
             )
         forward, optimizer = wrapped
+        attached = None if self.attach is None else self.attach(forward, optimizer)
         theory = None
         if loss is not None and self.expected_drift is not None:
-            # Before what is attached: hooks run in order of registration, and the theory must see
-            # a step before its outcome is moved.
+            # After what is attached: hooks run in order of registration, and what that moves before
+            # a step isn't the step's.
             theory = self.expected_drift(optimizer, loss)
-        attached = None if self.attach is None else self.attach(forward, optimizer)
         return Prepared(forward, optimizer, attached, theory)
 
 

@@ -27,6 +27,28 @@ TRAINING = (
         "tests/train/compress/test_error_memory.py::test_nothing_is_forgotten",
     ),
     mutation(
+        "what was changed between two steps is overwritten",
+        "lossycoll/train/drift/bound.py",
+        "wanted = finite & same",
+        "wanted = finite",
+        "tests/train/drift/test_bound.py::"
+        "test_a_slice_is_taken_before_the_next_update_but_for_what_was_changed_meanwhile",
+    ),
+    mutation(
+        "a module doesn't wait for its own parameters",
+        "lossycoll/train/sharded/module_waits.py",
+        "yield from module.parameters(recurse=False)",
+        "yield from ()",
+        "tests/train/sharded/test_module_waits.py::test_a_module_waits_for_its_own_parameters",
+    ),
+    mutation(
+        "what an earlier forward pass read may change without a word",
+        "lossycoll/train/sharded/parameter_sync.py",
+        "            return\n        torch.autograd.graph.increment_version(bucket.parameters)",
+        "            return",
+        "tests/train/sharded/test_parameter_sync.py::test_a_bucket_is_waited_for_alone_and_once",
+    ),
+    mutation(
         "dropped micro-batches count",
         "lossycoll/train/dropcompute/runner.py",
         "return self._settings.micro_batches * ranks / completed",

@@ -1,9 +1,10 @@
 """Sends gradients to their owners, bucket by bucket, while the backward pass goes on.
 
 Every rank submits the same collectives in the same order, whatever its model did: each bucket once
-for each backward pass, in order, then the status. A bucket starts when all of its gradients and all
-buckets before it are there. When the pass ends, the rest start. If several reducers share the
-group, all buckets start then (:mod:`.reducer_order`).
+for each backward pass, in order. A bucket starts when all of its gradients and all buckets before
+it are there. When the pass ends, the rest start. If several reducers share the group, all buckets
+start then (:mod:`.reducer_order`). The status starts just before the last bucket, when all that it
+says is known: it takes longer to come, and doesn't wait for the bucket to be sent.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ class GradientReducer:
         collectives: The group's.
         name: Returns how errors call a parameter, given its index.
         finished: A method that is called when a backward pass has been reduced.
+        begun: What is called when one begins.
         feedback: Whether what is lost is sent again with the next pass (:meth:`keep_lost`).
         compression: Sends the buckets instead of a reduction.
     """
@@ -71,6 +73,7 @@ class GradientReducer:
         collectives: Collectives,
         name: Callable[[int], str],
         finished: Callable[[PassStatus], None],
+        begun: Callable[[], None],
         *,
         feedback: bool = False,
         compression: Compressor | None = None,
@@ -78,6 +81,7 @@ class GradientReducer:
         self._collectives = collectives
         self._name = name
         self._finished = weakref.WeakMethod(finished)  # or it would live until cycles are collected
+        self._begun = begun
         self.feedback = feedback
         self._compression = compression
         self._order = order_of(collectives.group)
@@ -95,6 +99,8 @@ class GradientReducer:
         self._seen: set[int] = set()
         """Indices of the parameters whose gradients were copied in this pass."""
         self._status = PassStatus(collectives.world, 0)
+        self._status_work: Work | None = None
+        """The collective of the status, once it has started."""
         self._sent: dict[int, GradStamp] = {}
         """The stamps of the gradients that were sent, by parameter."""
 
@@ -231,11 +237,13 @@ class GradientReducer:
             self.finish()
 
     def _begin(self) -> None:
+        self._begun()
         self._open = True
         self._launched = 0
         self._seen = set()
         self._sent = {}
         self._status = PassStatus(self._collectives.world, len(self._model))
+        self._status_work = None
         for bucket in self._buckets:
             bucket.missing = len(bucket.shard.bucket.members)
             bucket.work = bucket.report = None
@@ -276,6 +284,8 @@ class GradientReducer:
         shard = bucket.shard
         if not shard.is_finite():
             self._status.note_bad(self._collectives.rank)
+        if self._launched == len(self._buckets) - 1 and self._compression is None:
+            self._start_status()
         if self._compression is not None:
             bucket.work = self._compression.start(shard, self._model)
         elif self.feedback:
@@ -288,10 +298,16 @@ class GradientReducer:
     def _works(self) -> list[Work]:
         return [bucket.work for bucket in self._buckets if bucket.work is not None]
 
+    def _start_status(self) -> None:
+        flags = self._status.flags
+        self._status_work = self._collectives.all_reduce(flags, dist.ReduceOp.MAX)
+
     def _combine_status(self) -> None:
-        work = self._collectives.all_reduce(self._status.flags, dist.ReduceOp.MAX)
+        if self._status_work is None:
+            self._start_status()
+        assert self._status_work is not None
         try:
-            wait_all([*self._works(), work])
+            wait_all([*self._works(), self._status_work])
         except PeerLostError as error:
             if not self._collectives.continues_after(error):
                 raise

@@ -1,4 +1,8 @@
-"""ShardedOptimizer: each rank steps its own shard of the parameters, and sends it to all."""
+"""ShardedOptimizer: each rank steps its own shard of the parameters, and sends it to all.
+
+Long because it has all that a torch optimizer has, with its documentation; the work is done by the
+modules around it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
@@ -28,7 +32,7 @@ from .figures import ShardedFigures
 from .gradient_norm import clip, total_norm
 from .gradient_reducer import GradientReducer
 from .model_groups import ModelGroups
-from .owner_loss import check_owners
+from .module_waits import ModuleWaits
 from .parameter_store import ParameterStore, options
 from .parameter_sync import ParameterSync
 from .refusals import changed_gradient, nonfinite, unscaled_early
@@ -50,6 +54,8 @@ class ShardedOptimizer(Optimizer):
         params: Parameters, (name, parameter) pairs or groups, in the same order on all ranks.
         optimizer_class: An element-wise torch.optim.Optimizer.
         group: The ranks that share it, of a backend that serves CPU tensors. None: the default.
+        model: The module that has all the parameters. Its modules then wait for their own ones when
+            they run, instead of :meth:`step` for all. None: it doesn't return before all are here.
         max_age: Most steps that a value may be old at a replica. 0: replicas are equal. None: no
             bound. "auto": 3, and 0 for owners with more than 2% of their blocks undelivered.
         repair: Rounds of selective resending in a step, 0 to 255; at least.
@@ -74,6 +80,7 @@ class ShardedOptimizer(Optimizer):
         optimizer_class: Callable[..., Optimizer],
         group: dist.ProcessGroup | None = None,
         *,
+        model: nn.Module | None = None,
         max_age: int | str | None = AUTO,
         repair: int = REPAIR,
         error_feedback: bool = False,
@@ -91,10 +98,12 @@ class ShardedOptimizer(Optimizer):
             self._collectives, optimizer_class, defaults, settings.agreed(optimizer_class)
         )
         self._parameter_sync = ParameterSync(self._collectives, max_age)
+        self._waits = None if model is None else ModuleWaits(model, self._parameter_sync)
         self._reducer = GradientReducer(
             self._collectives,
             self._store.name,
             self._receive,
+            self._parameter_sync.finish_all,
             feedback=error_feedback,
             compression=None if compression is None else Compressor(compression, self._collectives),
         )
@@ -158,10 +167,12 @@ class ShardedOptimizer(Optimizer):
     def _take(self, groups: Sequence[dict[str, Any]], number: int) -> list[list[Parameter]]:
         """This rank's fragments of new groups, the first of which is group ``number``."""
         store = self._store
+        if self._waits is not None:
+            self._waits.check(p for each in groups for p in each["params"])
         parameters, shards = len(store.model), len(store.shards)
         fragments = store.take(groups, number)
         self._reducer.watch(store.model[parameters:], store.shards[shards:])
-        self._parameter_sync.add(store.shards[shards:])
+        self._parameter_sync.add(store.model, store.shards[shards:])
         return fragments
 
     def _adopt(self) -> None:
@@ -195,7 +206,7 @@ class ShardedOptimizer(Optimizer):
             PeerLostError: A rank is lost, and its shard has no owner.
             TrainingError: A parameter was moved, or a frozen one has a gradient.
         """
-        check_owners(self._collectives)
+        self._parameter_sync.settle()
         self._store.check_sound()
         self._reducer.finish()
 
@@ -277,7 +288,7 @@ class ShardedOptimizer(Optimizer):
 
         Raises if a step with them would be wrong.
         """
-        check_owners(self._collectives)
+        self._parameter_sync.settle()
         self._store.check_sound()
         if self._reduced is None:
             self._reducer.finish()
@@ -356,7 +367,9 @@ class ShardedOptimizer(Optimizer):
         self._inner.step()
         self._clear()
         self._reducer.keep_lost(scale)
-        self._parameter_sync.spread(self._store.model)
+        self._parameter_sync.begin()
+        if self._waits is None:
+            self._parameter_sync.settle()
         return loss
 
     def _refuse(self, bad: Sequence[int]) -> None:
@@ -375,7 +388,15 @@ class ShardedOptimizer(Optimizer):
 
         All ranks must call this.
         """
-        self._parameter_sync.synchronize(self._store.model)
+        self._parameter_sync.synchronize()
+
+    def wait_parameters(self) -> None:
+        """Returns when all parameters that the last step has sent are here.
+
+        It is for what reads or changes parameters outside of the model's forward pass, where the
+        optimizer was given ``model``. It sends nothing, so ranks need not call it alike.
+        """
+        self._parameter_sync.finish_all()
 
     def ages(self) -> tuple[int, ...]:
         """How many blocks of other ranks' parameters are 0, 1, 2, ... steps old here."""

@@ -1,11 +1,14 @@
 """Sends parameters from their owners to all replicas.
 
-A lost packet leaves the value that was there, and counts how old it is.
+A lost packet leaves the value that was there, and counts how old it is. What a step sends may still
+be under way when the next forward pass begins (:mod:`.module_waits`): a bucket's parameters may be
+read once :meth:`ParameterSync.finish` has returned. Errors wait for :meth:`ParameterSync.settle`,
+which all ranks call at the same place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,7 +17,7 @@ from numpy.typing import NDArray
 from torch.nn import Parameter
 
 from lossycoll.errors import LinkError
-from lossycoll.train.common.collectives import Collectives, wait_all
+from lossycoll.train.common.collectives import BlockGather, Collectives, wait_all
 from lossycoll.train.common.staleness import AUTO, MAX_AGE, Mask, Staleness, histogram
 
 from .figures import ShardedFigures
@@ -24,11 +27,24 @@ from .undelivered import UndeliveredShare
 
 
 @dataclass(frozen=True, eq=False)
+class _UnderWay:
+    """What the last step has sent of a bucket."""
+
+    gather: BlockGather
+    needed: Mask | None
+    """Blocks that are asked for until they come; None: none."""
+    strict: NDArray[np.bool_] | None
+    """Owners of whom no block may be stale."""
+
+
+@dataclass(eq=False)
 class _BucketCopies:
     """A bucket, and how old the other ranks' parts of it are here."""
 
     shard: Shard
+    parameters: list[Parameter]
     staleness: Staleness
+    under_way: _UnderWay | None = None
 
 
 class ParameterSync:
@@ -48,85 +64,136 @@ class ParameterSync:
             self._undelivered = UndeliveredShare(collectives.rank, collectives.world)
         self._max_age = MAX_AGE if isinstance(max_age, str) else max_age
         self._buckets: list[_BucketCopies] = []
-        self.figures = ShardedFigures()
+        self._places: dict[Parameter, int] = {}
+        """The number of each parameter's bucket."""
+        self._failure: Exception | None = None
+        """The first error of a collective since the last step."""
+        self._dead: LinkError | None = None
+        """The first link since the last step of which a block was due and didn't arrive."""
+        self._figures = ShardedFigures()
 
-    def add(self, shards: Sequence[Shard]) -> None:
+    def add(self, model: Sequence[Parameter], shards: Sequence[Shard]) -> None:
         """Adds buckets that are equal on all ranks.
 
         Args:
-            shards: The buckets.
+            model: All parameters, by index.
+            shards: The new buckets.
         """
         for shard in shards:
             blocks = self._collectives.blocks(shard.bucket.chunk * shard.flat.element_size())
             rank, world = self._collectives.rank, self._collectives.world
             staleness = Staleness(rank, world, blocks, self._max_age)
-            self._buckets.append(_BucketCopies(shard, staleness))
+            parameters = [model[member.index] for member in shard.bucket.members]
+            self._places |= dict.fromkeys(parameters, len(self._buckets))
+            self._buckets.append(_BucketCopies(shard, parameters, staleness))
 
-    def spread(self, model: Sequence[Parameter]) -> None:
-        """Sends every rank's chunk of every bucket to all, all buckets at once.
+    @property
+    def places(self) -> Mapping[Parameter, int]:
+        """The number of each parameter's bucket."""
+        return self._places
+
+    @property
+    def figures(self) -> ShardedFigures:
+        """What has happened so far, with all that was sent."""
+        self.finish_all()
+        return self._figures
+
+    # ---- a step ----
+
+    def begin(self) -> None:
+        """Starts to send every rank's chunk of every bucket to all, the first layers' first.
+
+        Raises:
+            LossyError: The group has failed.
+        """
+        strict = None if self._undelivered is None else self._undelivered.owners()
+        # Buckets are in the order of the backward pass, and the next forward pass is the other way.
+        for bucket in reversed(self._buckets):
+            needed = bucket.staleness.needed(strict)
+            with owners_needed():
+                gather = self._collectives.all_gather_blocks(bucket.shard.flat, needed)
+            bucket.under_way = _UnderWay(gather, needed, strict)
+            torch.autograd.graph.increment_version(bucket.parameters)  # the own part has changed
+        self._figures = replace(self._figures, steps=self._figures.steps + 1)
+
+    def finish(self, number: int) -> None:
+        """Waits for what was sent of a bucket. Errors are kept for :meth:`settle`.
 
         Args:
-            model: All parameters, whose versions rise.
+            number: The bucket's.
+        """
+        bucket = self._buckets[number]
+        sent, bucket.under_way = bucket.under_way, None
+        if sent is None:
+            return
+        try:
+            with owners_needed():
+                came = sent.gather.wait()
+        except Exception as error:
+            self._failure = self._failure or error
+            return
+        torch.autograd.graph.increment_version(bucket.parameters)
+        self._count(sent.needed, came)
+        if self._undelivered is not None:
+            self._undelivered.note(sent.needed, came)
+        bucket.staleness.advance(came)
+        missing = None if sent.needed is None else sent.needed & ~came
+        if missing is not None:
+            missing[list(self._collectives.known_lost())] = False  # no link's fault
+            if missing.any():
+                self._dead = self._dead or self._dead_link(bucket.staleness, missing, sent.strict)
+
+    def finish_all(self) -> None:
+        """Waits for all buckets. Errors are kept for :meth:`settle`."""
+        for number in reversed(range(len(self._buckets))):
+            self.finish(number)
+
+    def settle(self) -> None:
+        """Waits for all that a step has sent; all ranks call it at the same place.
 
         Raises:
             LinkError: A block that was due didn't arrive.
             PeerLostError: Its owner is lost; on all ranks alike, once all know.
+            LossyError: The group has failed.
         """
-        strict = None if self._undelivered is None else self._undelivered.owners()
-        needed = [bucket.staleness.needed(strict) for bucket in self._buckets]
-        with owners_needed():
-            works = [
-                self._collectives.all_gather_blocks(bucket.shard.flat, mask)
-                for bucket, mask in zip(self._buckets, needed, strict=True)
-            ]
-            wait_all(works)
-            arrived = [work.wait() for work in works]
-        torch.autograd.graph.increment_version(model)
-        dead: LinkError | None = None
-        for bucket, due, came in zip(self._buckets, needed, arrived, strict=True):
-            self._count(due, came)
-            if self._undelivered is not None:
-                self._undelivered.note(due, came)
-            bucket.staleness.advance(came)
-            missing = None if due is None else due & ~came
-            if missing is not None:
-                missing[list(self._collectives.known_lost())] = False  # no link's fault
-                if missing.any():
-                    dead = dead or self._dead_link(bucket.staleness, missing, strict)
-        self.figures = replace(self.figures, steps=self.figures.steps + 1)
+        self.finish_all()
+        failure, self._failure = self._failure, None
+        dead, self._dead = self._dead, None
+        if failure is not None:
+            raise failure
         check_owners(self._collectives)
         if dead is not None:
             raise dead
 
-    def synchronize(self, model: Sequence[Parameter]) -> None:
-        """Brings all chunks to all ranks, reliably.
+    # ---- between steps ----
 
-        Args:
-            model: All parameters, whose versions rise.
-        """
+    def synchronize(self) -> None:
+        """Brings all chunks to all ranks, reliably."""
+        self.finish_all()
         with owners_needed():
             wait_all([
                 self._collectives.all_gather_chunks(bucket.shard.flat) for bucket in self._buckets
             ])  # fmt: skip
-        torch.autograd.graph.increment_version(model)
         for bucket in self._buckets:
+            torch.autograd.graph.increment_version(bucket.parameters)
             bucket.staleness.reset()
 
     def skip(self) -> None:
         """Counts a step that no rank took."""
-        self.figures = replace(self.figures, skipped=self.figures.skipped + 1)
+        self._figures = replace(self._figures, skipped=self._figures.skipped + 1)
 
     def ages(self) -> tuple[int, ...]:
         """How many blocks of other ranks are 0, 1, 2, ... steps old."""
+        self.finish_all()
         return histogram((bucket.staleness for bucket in self._buckets), self._collectives.rank)
 
     def _count(self, needed: Mask | None, arrived: Mask) -> None:
         repaired = 0 if needed is None else int((needed & arrived).sum())
-        self.figures = replace(
-            self.figures,
-            blocks=self.figures.blocks + arrived.size - arrived.shape[1],
-            stale=self.figures.stale + int((~arrived).sum()),
-            repaired=self.figures.repaired + repaired,
+        self._figures = replace(
+            self._figures,
+            blocks=self._figures.blocks + arrived.size - arrived.shape[1],
+            stale=self._figures.stale + int((~arrived).sum()),
+            repaired=self._figures.repaired + repaired,
         )
 
     def _dead_link(

@@ -1,0 +1,141 @@
+"""What ParameterSync makes of what comes, and when it says what is wrong. Without ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import Parameter
+
+from lossycoll.errors import LinkError, PeerLostError
+from lossycoll.train.common.layout import ParameterSpec, lay_out
+from lossycoll.train.sharded.parameter_sync import ParameterSync
+from lossycoll.train.sharded.shard import Shard
+
+WORLD, BLOCKS, BUCKETS = 3, 4, 3
+
+
+class Collectives:
+    """Those of rank 0. ``comes[n]`` is what the wait for the n-th gather that starts does."""
+
+    rank, world, lossy = 0, WORLD, None
+
+    def __init__(self) -> None:
+        self.comes: list[Callable[[], Any]] = []
+        self.needed: list[Any] = []
+        self.waited: list[int] = []
+        self.lost: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return "rank 0/3"
+
+    def blocks(self, nbytes: int) -> int:
+        return BLOCKS
+
+    def agreed_lost(self) -> tuple[int, ...]:
+        return self.lost
+
+    def known_lost(self) -> tuple[int, ...]:
+        return self.lost
+
+    def peer(self, rank: int) -> str:
+        return f"rank {rank} (there)"
+
+    def all_gather_blocks(self, flat: Any, needed: Any) -> Any:
+        number = len(self.needed)
+        self.needed.append(needed)
+
+        class Gather:
+            def wait(_) -> Any:
+                self.waited.append(number)
+                return self.comes[number]()
+
+        return Gather()
+
+
+def came(*missing: tuple[int, int]) -> Callable[[], Any]:
+    """Every block but (owner, block) of ``missing``."""
+    arrived = np.ones((WORLD, BLOCKS), bool)
+    for place in missing:
+        arrived[place] = False
+    return lambda: arrived
+
+
+def fails(error: Exception) -> Callable[[], Any]:
+    def wait() -> Any:
+        raise error
+
+    return wait
+
+
+def made(max_age: int | None = 1) -> tuple[Collectives, ParameterSync, list[Parameter]]:
+    """BUCKETS buckets of one parameter each; the last parameter is in the first of them."""
+    model = [Parameter(torch.zeros(60)) for _ in range(BUCKETS)]
+    specs = [ParameterSpec(p.shape, p.stride(), 4, 0) for p in model]
+    shards = [Shard(bucket, model, 0) for bucket in lay_out(specs, WORLD, 100)]
+    collectives = Collectives()
+    sync = ParameterSync(collectives, max_age)  # type: ignore[arg-type]
+    sync.add(model, shards)
+    assert [sync.places[p] for p in model] == [2, 1, 0]
+    return collectives, sync, model
+
+
+def test_a_bucket_is_waited_for_alone_and_once() -> None:
+    collectives, sync, model = made()
+    collectives.comes = [came(), came((1, 0)), came()]
+    before = [p._version for p in model]
+    sync.begin()
+    begun = [p._version for p in model]
+    assert all(after > was for was, after in zip(before, begun, strict=True))
+    sync.finish(sync.places[model[1]])
+    sync.finish(sync.places[model[1]])
+    # The first layers' bucket was sent first.
+    assert collectives.waited == [1]
+    # Autograd notices who has read the parameter since the step.
+    assert [p._version - was for p, was in zip(model, begun, strict=True)] == [0, 1, 0]
+    sync.settle()
+    assert collectives.waited == [1, 0, 2]
+    figures = sync.figures
+    assert (figures.steps, figures.blocks, figures.stale) == (1, 3 * 2 * BLOCKS, 1)
+    assert sync.ages() == (3 * 2 * BLOCKS - 1, 1)
+
+
+def test_what_is_due_is_asked_for_and_its_absence_is_raised_where_all_ranks_settle() -> None:
+    collectives, sync, _ = made(max_age=1)
+    collectives.comes = [came(), came((1, 0)), came(), came((2, 3)), came((1, 0)), came((1, 1))]
+    sync.begin()
+    sync.settle()
+    sync.begin()
+    first, second, third = collectives.needed[3:]
+    assert first is None
+    assert third is None
+    assert np.argwhere(second).tolist() == [[1, 0]]
+    sync.finish_all()  # says nothing
+    assert sync.figures.repaired == 0
+    with pytest.raises(LinkError, match=r"of rank 1 \(there\) are 2 steps old, wanted at most 1"):
+        sync.settle()
+    sync.settle()  # once
+
+
+def test_a_lost_owner_is_named_before_the_link() -> None:
+    collectives, sync, _ = made(max_age=0)
+    collectives.comes = [came((1, 0)), came((2, 0)), came()]
+    sync.begin()
+    sync.finish(2)
+    collectives.lost = (2,)
+    with pytest.raises(PeerLostError, match=r"lost rank 2 .* its share of the optimizer's state"):
+        sync.settle()
+
+
+def test_the_first_failure_is_raised_after_all_were_waited_for() -> None:
+    collectives, sync, model = made()
+    lost = PeerLostError("gone", peer=1)
+    collectives.comes = [came(), fails(lost), fails(ValueError("other"))]
+    sync.begin()
+    sync.finish(sync.places[model[1]])
+    with pytest.raises(PeerLostError, match=r"gone\. A rank that is lost had the only copy"):
+        sync.settle()
+    assert sorted(collectives.waited) == [0, 1, 2]

@@ -195,6 +195,8 @@ static void packet_ready(lc_op_slot *s, uint32_t k) {
         s->ready[s->n_ready++] = k;
     else
         s->n_void++;
+    if (s->encoder)
+        lc_encoder_settled(s->encoder, k, s->n_ready, !s->count[k]);
     int last = s->n_ready + s->n_void == s->n_packets;
     for (uint32_t i = 0; i < s->desc.n_dests; i++) {
         lc_out_wake(&s->outs[i]);

@@ -214,6 +214,10 @@ static void on_fin(lc_group *g, uint16_t peer, const lc_record *r) {
         g->live.malformed++;
         return;
     }
+    if (!lc_in_learn(in, r->d)) {
+        g->live.malformed++;
+        return;
+    }
     in->ask_ns = 0;
     int open = in->state == LC_IN_OPEN;
     if (has_nothing(in, r)) {

@@ -55,7 +55,8 @@ void lc_tell_fin(lc_out *out) {
                    .round = out->round,
                    .a = out->sent,
                    .b = lc_path_to(out)->tx_next,
-                   .c = (out->slot->op->group->host->now - out->sent_ns) / 1000};
+                   .c = (out->slot->op->group->host->now - out->sent_ns) / 1000,
+                   .d = out->code};
     /* While parts of a NACK or LOST are missing, the round before it is the one that is over. */
     if (out->state == LC_OUT_OPEN)
         r.round--;

@@ -56,6 +56,7 @@ void lc_host_free(lc_host *h) {
     }
     free(h->paths);
     free(h->late_fins);
+    free(h->restorer);
     pthread_mutex_destroy(&h->driving);
     pthread_mutex_destroy(&h->lock);
     pthread_mutex_destroy(&h->pool_lock);
@@ -119,7 +120,8 @@ static int make_interfaces(lc_host *h, const lc_setting *setting) {
         if (!make_interface(h, &h->interfaces[i], setting->n_links ? setting->links[i] : NULL))
             return 0;
     h->late_fins = calloc(LC_LATE_FINS, sizeof *h->late_fins);
-    return h->late_fins != NULL;
+    h->restorer = calloc(1, sizeof *h->restorer);
+    return h->late_fins && h->restorer;
 }
 
 /* ---- opening ---- */

@@ -124,8 +124,8 @@ static void describe(const lc_group *g, const lc_letter *letter, void *data, lc_
     call->scratch_elements = small ? length : 0;
     call->levels[0] = (lc_level){.elements_per_packet = payload, .reliable = 1};
     if (has_parity(g, letter)) {
-        call->levels[0].fec = LC_MAIL_FEC;
-        call->levels[0].fec_auto = 1;
+        call->levels[0].choose = LC_CHOOSE_PARITY;
+        call->levels[0].most = LC_MAIL_PARITY;
     }
     call->dtype = LC_BYTES;
     call->scale = 1;
@@ -180,8 +180,8 @@ void lc_letter_cut(const lc_group *g, lc_letter *receive) {
     lc_level *level = &receive->op->call.levels[0];
     uint32_t payload = payload_of(g, receive);
     if (!has_parity(g, receive)) {
-        level->fec = level->fec_auto = 0;
-        s->ins[0].parity = NULL;
+        level->choose = level->most = 0;
+        s->ins[0].decoder = NULL;
     }
     level->elements_per_packet = s->packet_bytes = payload;
     s->n_packets = (uint32_t)((receive->bytes + payload - 1) / payload);

@@ -55,14 +55,17 @@ typedef struct {
 /* How the streams of some slots travel. Both ends of a stream are of one level. */
 enum { LC_LEVELS = 4 };
 
+enum lc_choose { LC_CHOOSE_PARITY = 1, LC_CHOOSE_ROUNDS = 2 };
+
 typedef struct {
     uint32_t elements_per_packet;
     uint8_t reliable;  /* resend until everything has arrived */
     uint8_t repair;    /* rounds of resending when not reliable */
     uint8_t selective; /* receivers may need single packets, which are resent until they come */
     uint8_t feedback;  /* receivers tell senders which packets they have given up */
-    uint8_t fec;       /* parity packets: code of the size of their sets; 0: none */
-    uint8_t fec_auto;  /* none where nothing is lost, and no more than fec says elsewhere */
+    uint8_t choose;    /* lc_choose: what is chosen for each stream by what its path loses */
+    uint8_t most;      /* parity, if it is chosen: at most so many packets for 64 */
+    uint16_t code;     /* of parity, if it isn't (sets.h); 0: none */
 } lc_level;
 
 /* ---- seeded faults ---- */
@@ -397,9 +400,6 @@ void lc_group_last_report(lc_group *group, lc_report *report);
 void lc_inject_stream(const lc_inject *inject, uint32_t group, uint32_t op, uint16_t slot,
                       uint16_t sender, uint16_t receiver, uint8_t round, uint32_t n_packets,
                       uint8_t *dropped);
-/* The most packets that one parity packet protects, by its code on the wire; 0: none, or no such
- * code. */
-uint32_t lc_fec_size(uint32_t code);
 /* The sets of a stream of n packets by themselves (native/sets.h): its parity packets with such a
  * code, and the set of data packet < n, or of parity packet number - n. UINT32_MAX: no sender can
  * mean it. */
@@ -410,7 +410,6 @@ uint32_t lc_set_of(uint32_t code, uint32_t n, uint32_t packet);
 int lc_parity_rows(int simd, uint32_t k, uint32_t m, uint32_t bytes, const uint8_t *packets,
                    uint8_t *rows);
 /* The choice of means by itself (native/means.h). */
-enum { LC_CHOOSE_PARITY = 1, LC_CHOOSE_ROUNDS = 2 };
 typedef struct {
     uint16_t code;   /* of parity (native/sets.h); 0: none */
     uint8_t rounds;  /* of resending */

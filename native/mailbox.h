@@ -16,7 +16,7 @@
 
 enum {
     LC_MAIL_SMALL = 1 << 16,     /* bytes of the largest message that is sent before it is wanted */
-    LC_MAIL_FEC = 4,             /* code of the smallest sets of packets with parity: four */
+    LC_MAIL_PARITY = 16,         /* at most so many packets of parity for 64 */
     LC_MAIL_CREDIT = 1 << 20,    /* bytes that a peer may keep here before they are wanted */
     LC_MAIL_CHARGE = 256,        /* what a message counts against that besides its bytes */
     LC_MAIL_AHEAD = 4096,        /* messages that may be told of before the first one is heard */

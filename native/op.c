@@ -119,8 +119,11 @@ static int needed_ok(const lc_call *call) {
 }
 
 static int level_ok(const lc_level *level) {
-    return level->elements_per_packet && level->fec < LC_FEC_CODES &&
-           (!level->fec_auto || level->fec);
+    if (!level->elements_per_packet || level->choose & ~LC_CHOOSE_PARITY)
+        return 0;
+    if (level->choose & LC_CHOOSE_PARITY)
+        return !level->code && level->most >= 1 && level->most <= 64;
+    return lc_code_valid(level->code) && lc_code_m(level->code) <= lc_code_k(level->code);
 }
 
 static int call_ok(const lc_call *call, uint16_t rank, uint16_t size) {
@@ -162,36 +165,86 @@ static int needs_acc(const lc_op *op, const lc_slot_desc *d) {
            overlap(op->call.in, op->call.in_elements * e, op->call.out, op->call.out_elements * e);
 }
 
-/* All but the sums, which need not be zero. */
-static lc_parity *place_parity(bump *b, uint32_t most) {
-    if (!most)
-        return NULL;
-    lc_parity *p = take(b, sizeof *p);
-    uint16_t *counts = take(b, most * sizeof *counts);
-    uint16_t *left = take(b, most * sizeof *left);
-    uint64_t *came = take(b, lc_words(most) * sizeof *came);
-    if (b->base)
-        *p = (lc_parity){.counts = counts, .left = left, .came = came, .most = most};
-    return p;
+/* What each packet waits for: its sources, and the slot that feeds it. */
+static uint32_t waits_for(const lc_slot_desc *d) {
+    return d->n_sources + (d->own == LC_OWN_SLOT);
 }
 
-static void place_sums(lc_op_slot *s, bump *b) {
-    uint32_t most = lc_fec_parity(s->level->fec, s->n_packets);
-    for (uint32_t i = 0; i < s->desc.n_sources && most; i++) {
-        uint8_t *sums = take(b, (size_t)most * s->packet_bytes);
-        if (b->base)
-            s->ins[i].parity->sums = sums;
+static void describe(lc_op *op, lc_op_slot *s, const lc_slot_desc *d) {
+    s->op = op;
+    s->desc = *d;
+    s->level = &op->call.levels[d->level];
+    s->n_packets = (uint32_t)packets_of(&op->call, d);
+    s->packet_bytes = (uint32_t)op->codec.wire_bytes(&op->codec, s->level->elements_per_packet);
+}
+
+/* All but the rows, which need not be zero: of what is laid out for the worst loss, memory that
+ * isn't used shall not be touched. */
+static lc_decoder *place_decoder(bump *b, const lc_op_slot *s) {
+    uint32_t room = lc_parity_room(s->level, s->n_packets);
+    if (!room)
+        return NULL;
+    lc_decoder *d = take(b, sizeof *d);
+    uint16_t *counts = take(b, room * sizeof *counts);
+    uint16_t *left = take(b, room * sizeof *left);
+    uint8_t *n_rows = take(b, room * sizeof *n_rows);
+    uint64_t *came = take(b, lc_words(room) * sizeof *came);
+    uint64_t *begun = take(b, lc_words(lc_parity_windows(s->n_packets)) * sizeof *begun);
+    if (b->base)
+        *d = (lc_decoder){
+            .counts = counts, .left = left, .n_rows = n_rows, .came = came, .begun = begun};
+    return d;
+}
+
+static lc_encoder *place_encoder(bump *b, const lc_op_slot *s) {
+    uint32_t room = lc_parity_room(s->level, s->n_packets);
+    if (!room || !s->desc.n_dests)
+        return NULL;
+    uint32_t windows = lc_parity_windows(s->n_packets);
+    uint32_t in_order = waits_for(&s->desc) ? windows : 0;
+    lc_encoder *e = take(b, sizeof *e);
+    uint16_t *counts = take(b, room * sizeof *counts);
+    uint64_t *begun = take(b, lc_words(windows) * sizeof *begun);
+    uint64_t *sends = take(b, lc_words(windows) * sizeof *sends);
+    uint32_t *open = take(b, 3 * in_order * sizeof *open);
+    if (!b->base)
+        return e;
+    *e = (lc_encoder){.counts = counts, .begun = begun, .sends = sends};
+    if (in_order) {
+        e->open = open;
+        e->due = open + windows;
+        e->due_at = e->due + windows;
     }
-    if (s->desc.n_dests && most) {
-        uint8_t *sums = take(b, (size_t)most * s->packet_bytes);
+    lc_encoder_prepare(e, s->n_packets);
+    return e;
+}
+
+/* Last in the block, and so beyond what an operation without loss ever reads or writes. */
+static void place_rows(lc_op *op, const lc_call *call, bump *b) {
+    lc_op_slot measured;
+    for (uint32_t i = 0; i < call->n_slots; i++) {
+        lc_op_slot *s = b->base ? &op->slots[i] : &measured;
+        describe(op, s, &call->slots[i]);
+        size_t bytes = (size_t)lc_parity_room(s->level, s->n_packets) * s->packet_bytes;
+        for (uint32_t j = 0; j < s->desc.n_sources && bytes; j++) {
+            uint8_t *rows = take(b, bytes);
+            if (!b->base)
+                continue;
+            s->ins[j].decoder->rows = rows;
+            s->ins[j].decoder->keeps =
+                s->desc.combine == LC_COPY && (op->codec.same || s->encoded != NULL);
+        }
+        if (!s->desc.n_dests || !bytes)
+            continue;
+        uint8_t *rows = take(b, bytes);
         if (b->base)
-            s->parity->sums = sums;
+            s->encoder->rows = rows;
     }
 }
 
 static void place_streams(lc_op *op, lc_op_slot *s, bump *b, int inject) {
     uint32_t words = lc_words(s->n_packets);
-    uint32_t parity = lc_fec_parity(s->level->fec, s->n_packets);
+    uint32_t parity = lc_parity_room(s->level, s->n_packets);
     int repairs = lc_resends(s->level);
     int needs = op->call.needed && can_be_needed(&op->call, &s->desc);
     s->fed = take(b, s->desc.own == LC_OWN_SLOT ? words * 8 : 0);
@@ -201,9 +254,9 @@ static void place_streams(lc_op *op, lc_op_slot *s, bump *b, int inject) {
         uint64_t *arrived = take(b, words * 8);
         uint64_t *lost = inject ? take(b, lc_words(s->n_packets + parity) * 8) : NULL;
         uint64_t *needed = needs ? take(b, words * 8) : NULL;
-        lc_parity *came = place_parity(b, parity);
+        lc_decoder *decoder = place_decoder(b, s);
         if (b->base) {
-            s->ins[i].parity = came;
+            s->ins[i].decoder = decoder;
             s->ins[i].arrived = arrived;
             s->ins[i].lost = lost;
             s->ins[i].needed = needed;
@@ -217,12 +270,7 @@ static void place_streams(lc_op *op, lc_op_slot *s, bump *b, int inject) {
             s->outs[i].told = told;
         }
     }
-    s->parity = s->desc.n_dests ? place_parity(b, parity) : NULL;
-}
-
-/* What each packet waits for: its sources, and the slot that feeds it. */
-static uint32_t waits_for(const lc_slot_desc *d) {
-    return d->n_sources + (d->own == LC_OWN_SLOT);
+    s->encoder = place_encoder(b, s);
 }
 
 /* What is sent, and what is kept and fed to others: replicas have to get the same of both. */
@@ -260,14 +308,6 @@ static uint32_t copy_bytes_of(const lc_call *call, uint32_t element_bytes) {
     return bytes <= LC_LINGER_BYTES ? (uint32_t)bytes : 0;
 }
 
-static void describe(lc_op *op, lc_op_slot *s, const lc_slot_desc *d) {
-    s->op = op;
-    s->desc = *d;
-    s->level = &op->call.levels[d->level];
-    s->n_packets = (uint32_t)packets_of(&op->call, d);
-    s->packet_bytes = (uint32_t)op->codec.wire_bytes(&op->codec, s->level->elements_per_packet);
-}
-
 /* Runs twice: to measure, and to place. Zeroed memory first, then what is written before it is
  * read; returns where the second part begins. */
 static size_t place(lc_op *op, const lc_call *call, uint16_t size, int inject, bump *b) {
@@ -298,7 +338,6 @@ static size_t place(lc_op *op, const lc_call *call, uint16_t size, int inject, b
         s->acc = take(b, acc);
         size_t encoded = is_encoded(op, call, &call->slots[i]) ? s->n_packets : 0;
         s->encoded = take(b, encoded * s->packet_bytes);
-        place_sums(s, b);
         if (!b->base)
             continue;
         if (sources < 2)
@@ -317,6 +356,7 @@ static size_t place(lc_op *op, const lc_call *call, uint16_t size, int inject, b
         if (!encoded)
             s->encoded = NULL;
     }
+    place_rows(op, call, b);
     return zeroed;
 }
 
@@ -394,6 +434,7 @@ lc_op *lc_op_build(const lc_call *call, uint16_t rank, uint16_t size, int simd, 
         return NULL;
     op->call = *call;
     (void)lc_codec_make(&op->codec, call->encoding, call->dtype, simd);
+    op->gf = lc_gf_of(simd);
     op->element_bytes = op->codec.element_bytes;
     op->acc_bytes = op->codec.acc_bytes;
     op->n_slots = call->n_slots;

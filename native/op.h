@@ -6,8 +6,8 @@
 #define LC_OP_H
 
 #include "codec.h"
-#include "fec.h"
 #include "lossycoll.h"
+#include "parity.h"
 #include "pool.h"
 
 typedef struct lc_op lc_op;
@@ -29,7 +29,7 @@ typedef struct {
     uint64_t *lost;      /* a bit per packet that injection drops in this round, or NULL; parity
                             packets follow the others */
     uint64_t *needed;    /* a bit per packet that must not be given up, or NULL: none */
-    lc_parity *parity;   /* NULL: none */
+    lc_decoder *decoder; /* NULL: no parity */
     uint64_t started_ns; /* first packet; 0: none yet */
     uint64_t last_ns;    /* latest packet */
     uint64_t gap_ns;     /* longest silence between two packets */
@@ -67,7 +67,8 @@ typedef struct lc_out {
     uint32_t fin_tries;
     uint32_t cursor; /* round 0: next in the slot's order of readiness; later: where to look on */
     uint32_t sent;   /* packets of this round */
-    uint32_t parity; /* parity packets sent */
+    uint32_t due;    /* windows whose parity has been sent, */
+    uint32_t parity; /* and parity packets of the next one */
     uint32_t again_left; /* bits in again */
     uint32_t n_told;     /* bits in told */
     uint16_t peer;
@@ -78,7 +79,7 @@ typedef struct lc_out {
     uint8_t given_up;    /* the peer has: again says what */
     uint8_t fin_put_off; /* FIN is due, and has been put off */
     uint8_t suspended;   /* nothing comes from the peer, and nobody waits for it meanwhile */
-    uint8_t fec;         /* code of the parity, from the first packet on; 0: none */
+    uint16_t code;       /* of the parity, from the first packet on; 0: none */
 } lc_out;
 
 struct lc_op_slot {
@@ -91,20 +92,20 @@ struct lc_op_slot {
     uint64_t *fed;         /* a bit per packet that the feeder has given something to; or NULL */
     uint32_t packet_bytes; /* payload of a full packet, encoded */
     uint32_t n_packets;
-    uint32_t n_ready;   /* packets that may be sent on */
-    uint32_t n_void;    /* packets that nobody contributed to */
-    uint32_t n_encoded; /* of a slot that has all at once: the packets before it are */
-    int at_once;        /* it waits for nothing: its packets are the own input */
-    uint16_t *pending;  /* per packet: sources that have not settled */
-    uint16_t *count;    /* per packet: weight of what has come; with own once it is ready. At most
-                           the group's size, so it can't wrap */
-    uint32_t *ready;    /* packets in the order in which they became ready; NULL: 0, 1, 2, ... */
-    const uint8_t *own; /* own contribution, with a feeder only where fed says so; NULL: none */
-    uint8_t *value;     /* the result, in the wire type; for LC_TARGET_NONE the own contribution */
-    uint8_t *acc;       /* the running sum; value itself where the types allow it */
-    uint8_t *encoded;   /* packets as they travel (payload.h); NULL: as they lie in value */
-    uint64_t contents;  /* of several receivers: numbers its packets for links; 0: of one */
-    lc_parity *parity;  /* of what is sent, in the order of readiness; NULL: none */
+    uint32_t n_ready;    /* packets that may be sent on */
+    uint32_t n_void;     /* packets that nobody contributed to */
+    uint32_t n_encoded;  /* of a slot that has all at once: the packets before it are */
+    int at_once;         /* it waits for nothing: its packets are the own input */
+    uint16_t *pending;   /* per packet: sources that have not settled */
+    uint16_t *count;     /* per packet: weight of what has come; with own once it is ready. At most
+                            the group's size, so it can't wrap */
+    uint32_t *ready;     /* packets in the order in which they became ready; NULL: 0, 1, 2, ... */
+    const uint8_t *own;  /* own contribution, with a feeder only where fed says so; NULL: none */
+    uint8_t *value;      /* the result, in the wire type; for LC_TARGET_NONE the own contribution */
+    uint8_t *acc;        /* the running sum; value itself where the types allow it */
+    uint8_t *encoded;    /* packets as they travel (payload.h); NULL: as they lie in value */
+    uint64_t contents;   /* of several receivers: numbers its packets for links; 0: of one */
+    lc_encoder *encoder; /* parity of what is sent; NULL: none */
     lc_in *ins;
     lc_out *outs;
     uint16_t *in_of_peer; /* rank -> index in ins; NULL for a single source */
@@ -129,6 +130,7 @@ struct lc_op {
     struct lc_letter *letter; /* of a message (mailbox.h), freed with it; NULL: a collective */
     lc_call call;             /* slots and edges are not kept */
     lc_codec codec;
+    const lc_gf *gf;
     uint32_t number;
     uint64_t order; /* among the operations of all groups: when it was started */
     uint32_t element_bytes;

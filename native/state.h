@@ -187,6 +187,7 @@ typedef struct {
     uint64_t next_ns;
     lc_stream_name stream; /* number of the slot there */
     uint32_t sent;
+    uint16_t code;
     uint16_t process;
     uint8_t round;
     uint8_t tries;
@@ -273,6 +274,7 @@ struct lc_host {
     lc_op *touched;              /* perhaps complete: lc_op.touched says who is in the list */
     int failing;                 /* some group is */
     int closing;                 /* some group is, whose memory a link still reads */
+    lc_restorer *restorer;
     lc_late_fin *late_fins;
     uint32_t n_late_fins;
     uint32_t gone[LC_GONE]; /* numbers of groups that were closed, the latest ones */

@@ -149,7 +149,7 @@ void lc_inject_round(lc_in *in) {
     uint64_t key = lc_inject_key(&link, g->config.fault_group, s->op->number, s->desc.number,
                                  in->peer, g->config.rank, in->round);
     /* What is lost of the others doesn't depend on how much parity there is. */
-    uint32_t parity = in->parity && !in->round ? in->parity->most : 0;
+    uint32_t parity = in->round ? 0 : lc_parity_room(s->level, s->n_packets);
     (void)lc_inject_losses(&link, key, s->n_packets + parity, in->lost);
 }
 
@@ -230,27 +230,41 @@ static int is_believable(const lc_in *in, uint32_t k, uint32_t count) {
     return s->count[k] + count + (s->desc.own != LC_OWN_NONE) <= s->op->group->config.size;
 }
 
-/* Whether the packet says of its stream's parity what it may. Later rounds say nothing. */
-static int agrees(const lc_in *in, const lc_header *h) {
-    const lc_level *level = in->slot->level;
-    if (!in->parity)
-        return !h->fec;
-    if (h->round)
-        return 1;
-    return (level->fec_auto || h->fec == level->fec) &&
-           lc_parity_fits(in->parity, h->fec, in->slot->n_packets);
+static int may_be_code(const lc_in *in, uint64_t code) {
+    const lc_op_slot *s = in->slot;
+    const lc_decoder *d = in->decoder;
+    if (!d || code > UINT16_MAX)
+        return !code;
+    return d->known ? code == d->code : lc_parity_allows(s->level, (uint32_t)code, s->n_packets);
 }
 
-/* Whether the packet can be of this stream. */
+static void learn_code(lc_in *in, uint16_t code) {
+    if (in->decoder && !in->decoder->known)
+        lc_decoder_begin(in->decoder, code, in->slot->n_packets, in->n_arrived > 0);
+}
+
+int lc_in_learn(lc_in *in, uint64_t code) {
+    if (!code) /* it isn't known any more, or there is none */
+        return 1;
+    if (!may_be_code(in, code))
+        return 0;
+    if (in->state != LC_IN_SETTLED)
+        learn_code(in, (uint16_t)code);
+    return 1;
+}
+
+/* Whether the packet can be of this stream. Later rounds say nothing of its parity. */
 static int belongs(const lc_in *in, const lc_header *h) {
     const lc_op_slot *s = in->slot;
     uint32_t k = h->packet;
-    if (h->format != s->op->call.dtype || h->encoding != s->op->call.encoding || !agrees(in, h))
+    if (h->format != s->op->call.dtype || h->encoding != s->op->call.encoding ||
+        (!h->round && !may_be_code(in, h->code)))
         return 0;
     if (h->type == LC_PARITY) {
-        if (k < s->n_packets || k - s->n_packets >= lc_fec_parity(h->fec, s->n_packets))
+        lc_shape shape = lc_shape_of(h->code, s->n_packets);
+        if (k < s->n_packets || k - s->n_packets >= shape.parity)
             return 0;
-        k -= s->n_packets;
+        k = lc_shape_packet(&shape, lc_shape_row(&shape, k - s->n_packets).set, 0);
     }
     return k < s->n_packets && h->length == lc_payload_bytes(s, k);
 }
@@ -266,7 +280,7 @@ static void tell_whole(const lc_in *in) {
     }
 }
 
-/* A packet of the stream is here, from the wire or out of its set's parity. */
+/* A packet of the stream is here, from the wire or restored. */
 static void take(lc_in *in, const lc_header *h, const uint8_t *payload) {
     lc_op_slot *s = in->slot;
     lc_bit_set(in->arrived, h->packet);
@@ -282,43 +296,83 @@ static void take(lc_in *in, const lc_header *h, const uint8_t *payload) {
     lc_source_settled(s, h->packet);
 }
 
-/* If a single packet of the set is missing, it is what the sums hold. Nobody may have
- * contributed to it, and it was never sent: then its count is 0. */
-static void recover(lc_in *in, uint32_t set) {
-    lc_parity *p = in->parity;
-    lc_op *op = in->slot->op;
-    uint16_t count = p->counts[set];
-    uint32_t k = set;
-    if (p->left[set] != 1 || !lc_bit(p->came, set))
+/* Of data that lie where they came nothing has been computed yet. */
+static void add_others(lc_in *in, uint32_t set, const lc_restorer *r) {
+    lc_op_slot *s = in->slot;
+    const lc_shape *shape = &in->decoder->shape;
+    lc_rs_rows rows = lc_decoder_rows(in->decoder, set, s->packet_bytes);
+    for (uint32_t i = 0, n = lc_shape_columns(shape, set); i < n; i++) {
+        uint32_t k = lc_shape_packet(shape, set, i);
+        if (lc_bit(in->arrived, k))
+            lc_rs_add(s->op->gf, &rows, r->which, r->e, i, lc_payload(s, k), lc_payload_bytes(s, k),
+                      s->count[k]);
+    }
+}
+
+/* Whether what comes back can be. Nobody may have contributed to a packet, and it was never sent:
+ * then its count is 0. */
+static int all_believable(const lc_in *in, uint32_t set, const lc_restorer *r) {
+    for (uint32_t j = 0; j < r->e; j++) {
+        uint32_t k = lc_shape_packet(&in->decoder->shape, set, r->columns[j]);
+        if (r->counts[j] && !is_believable(in, k, r->counts[j]))
+            return 0;
+    }
+    return 1;
+}
+
+static void take_restored(lc_in *in, uint32_t set, const lc_restorer *r, uint32_t first,
+                          uint32_t n) {
+    lc_op_slot *s = in->slot;
+    for (uint32_t j = 0; j < n; j++) {
+        uint32_t k = lc_shape_packet(&in->decoder->shape, set, r->columns[first + j]);
+        lc_header h = {
+            .packet = k, .count = r->counts[first + j], .length = (uint16_t)lc_payload_bytes(s, k)};
+        if (!h.count)
+            continue;
+        s->op->report.packets_recovered++;
+        take(in, &h, r->packets + (size_t)j * s->packet_bytes);
+    }
+}
+
+/* As many rows of the set have come as packets lack: these are restored, or what has come is not of
+ * one stream, and the set is left to repair. */
+static void restore(lc_in *in, uint32_t set) {
+    const lc_op_slot *s = in->slot;
+    lc_decoder *d = in->decoder;
+    lc_restorer *r = host_of(in)->restorer;
+    if (!lc_decoder_can(d, set))
         return;
-    while (k < in->slot->n_packets && lc_bit(in->arrived, k))
-        k += p->sets;
-    if (k >= in->slot->n_packets) /* it came before the parity was known of */
+    int found = lc_decoder_find(d, set, in->arrived, r);
+    d->left[set] = 0;
+    if (!found)
         return;
-    if (!count || !is_believable(in, k, count))
+    if (d->keeps)
+        add_others(in, set, r);
+    if (!lc_decoder_solve(d, set, r) || !all_believable(in, set, r))
         return;
-    lc_header h = {.packet = k, .count = count, .length = (uint16_t)lc_payload_bytes(in->slot, k)};
-    p->left[set] = 0;
-    op->report.packets_recovered++;
-    take(in, &h, p->sums + (size_t)set * in->slot->packet_bytes);
+    for (uint32_t j = 0; j < r->e; j += LC_RESTORED) {
+        uint32_t n = r->e - j < LC_RESTORED ? r->e - j : LC_RESTORED;
+        lc_decoder_restore(d, s->op->gf, set, r, j, n, s->packet_bytes);
+        take_restored(in, set, r, j, n);
+    }
 }
 
 static void parity_arrived(lc_in *in, const lc_header *h, const uint8_t *payload) {
     lc_op *op = in->slot->op;
-    lc_parity *p = in->parity;
-    uint32_t set = h->packet - in->slot->n_packets;
-    if (lc_bit(p->came, set)) {
+    lc_decoder *d = in->decoder;
+    uint32_t j = h->packet - in->slot->n_packets;
+    if (lc_bit(d->came, j)) {
         op->group->live.repeated++;
         return;
     }
-    lc_bit_set(p->came, set);
+    lc_bit_set(d->came, j);
     op->report.parity_received++;
     op->report.bytes_received += LC_HEADER_BYTES + h->length;
     if (in->state == LC_IN_SETTLED)
         return; /* that it wasn't needed is as it should be */
     note_arrival(in);
-    lc_parity_add(p, set, payload, h->length, in->slot->packet_bytes, h->count);
-    recover(in, set);
+    restore(in,
+            lc_decoder_add_row(d, op->gf, j, payload, h->length, in->slot->packet_bytes, h->count));
 }
 
 /* A packet of no operation that is here: it came late, or is of one that has failed. */
@@ -351,12 +405,10 @@ static void data_arrived(lc_in *in, const lc_header *header, const uint8_t *payl
     note_arrival(in);
     op->report.bytes_received += LC_HEADER_BYTES + header->length;
     take(in, header, payload);
-    if (!in->parity || !in->parity->sets || in->state == LC_IN_SETTLED)
+    if (!in->decoder || !in->decoder->code || in->state == LC_IN_SETTLED)
         return;
-    uint32_t set = header->packet % in->parity->sets;
-    lc_parity_add(in->parity, set, payload, header->length, in->slot->packet_bytes, header->count);
-    in->parity->left[set]--;
-    recover(in, set);
+    restore(in, lc_decoder_add(in->decoder, op->gf, header->packet, payload, header->length,
+                               in->slot->packet_bytes, header->count));
 }
 
 void lc_note_fertile(lc_member *m) {
@@ -378,8 +430,8 @@ static void take_into(lc_in *in, const lc_header *header, const uint8_t *payload
         lc_note_packet(g->host, p, header);
     in->came = 1;
     lc_note_fertile(&g->members[in->peer]);
-    if (in->parity && !in->parity->known && !header->round)
-        lc_parity_begin(in->parity, header->fec, in->slot->n_packets, in->slot->packet_bytes);
+    if (!header->round)
+        learn_code(in, header->code);
     if (header->type == LC_PARITY) {
         parity_arrived(in, header, payload);
     } else if (lc_bit(in->arrived, header->packet)) {

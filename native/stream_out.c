@@ -7,25 +7,23 @@
 #include "batch.h"
 #include "payload.h"
 
-/* Parity is sent when all of its packets have been. */
-static uint32_t parity_left(const lc_out *out) {
-    const lc_op_slot *s = out->slot;
-    if (!out->fec || out->cursor < s->n_ready || s->n_ready + s->n_void < s->n_packets)
-        return 0;
-    return s->parity->sets - out->parity;
+/* The parity of a window goes when all of its packets have been sent. */
+static int sends_parity(const lc_out *out) {
+    return !out->round && out->code && lc_encoder_is_due(out->slot->encoder, out->due, out->cursor);
 }
 
 static int has_more(const lc_out *out) {
     if (out->round)
         return out->again_left > 0;
-    return out->cursor < out->slot->n_ready || parity_left(out);
+    return out->cursor < out->slot->n_ready || sends_parity(out);
 }
 
 static int round_sent(const lc_out *out) {
     const lc_op_slot *s = out->slot;
     if (out->round)
         return out->again_left == 0 && out->n_told == s->n_packets;
-    return out->cursor == s->n_ready && s->n_ready + s->n_void == s->n_packets && !parity_left(out);
+    return out->cursor == s->n_ready && s->n_ready + s->n_void == s->n_packets &&
+           !sends_parity(out);
 }
 
 /* Streams stay in the order of their operations, so that the oldest finishes first; streams of one
@@ -178,21 +176,26 @@ static uint16_t count_of(const lc_op_slot *s, uint32_t k) {
     return s->at_once ? 1 : s->count[k];
 }
 
-static uint8_t code_to(const lc_out *out) {
-    const lc_level *level = out->slot->level;
-    if (!level->fec_auto)
-        return level->fec;
-    uint8_t code = lc_fec_choose(&lc_path_to(out)->fec, level->fec);
+/* What the path asks for; 0: no parity. */
+static uint16_t code_to(const lc_out *out) {
+    const lc_op_slot *s = out->slot;
+    const lc_level *level = s->level;
+    if (!(level->choose & LC_CHOOSE_PARITY))
+        return lc_code_fitted(level->code, s->n_packets);
+    uint32_t least = LC_PARITY_SHARE / level->most;
+    uint32_t size = lc_fec_choose(&lc_path_to(out)->fec, least);
     /* A reliable stream waits a round trip for the first packet that doesn't come back. */
-    return code && level->reliable ? lc_fec_half(code, level->fec) : code;
+    if (level->reliable)
+        size = lc_fec_half(size, least);
+    return lc_code_fitted(lc_code(size, 1), s->n_packets);
 }
 
 /* All of a slot's streams have one parity: that of the path which loses most. */
-static uint8_t code_of_slot(const lc_op_slot *s) {
-    uint8_t found = 0;
+static uint16_t code_of_slot(const lc_op_slot *s) {
+    uint16_t found = 0;
     for (uint32_t i = 0; i < s->desc.n_dests; i++) {
-        uint8_t code = s->outs[i].state == LC_OUT_DONE ? 0 : code_to(&s->outs[i]);
-        if (code && (!found || code < found))
+        uint16_t code = s->outs[i].state == LC_OUT_DONE ? 0 : code_to(&s->outs[i]);
+        if (code && (!found || lc_code_k(code) < lc_code_k(found)))
             found = code;
     }
     return found;
@@ -202,15 +205,38 @@ static uint8_t code_of_slot(const lc_op_slot *s) {
  * in place, the result takes the place of what went into it. */
 static void protect(lc_out *out, uint32_t k, const uint8_t *payload, uint32_t bytes) {
     const lc_op_slot *s = out->slot;
-    lc_parity *p = s->parity;
-    if (!p->known)
-        lc_parity_begin(p, code_of_slot(s), s->n_packets, s->packet_bytes);
-    if (out->cursor == 1 && p->code && code_to(out))
-        out->fec = p->code;
-    if (p->sets && out->cursor > p->taken) {
-        lc_parity_add(p, k % p->sets, payload, bytes, s->packet_bytes, count_of(s, k));
-        p->taken++;
+    lc_encoder *e = s->encoder;
+    if (!e->known)
+        lc_encoder_begin(e, code_of_slot(s), s->n_packets);
+    if (out->cursor == 1 && e->code && code_to(out))
+        out->code = e->code;
+    if (e->code && out->cursor > e->taken) {
+        lc_encoder_add(e, s->op->gf, k, payload, bytes, s->packet_bytes, count_of(s, k));
+        e->taken++;
     }
+}
+
+/* A packet on its way: what the header says of it, and where it lies. */
+typedef struct {
+    const uint8_t *payload;
+    uint32_t packet, bytes;
+    uint16_t count;
+} parcel;
+
+static parcel next_data(lc_out *out) {
+    lc_op_slot *s = out->slot;
+    uint32_t k = next_packet(out), bytes = lc_payload_bytes(s, k);
+    const uint8_t *payload = lc_payload(s, k);
+    if (s->encoder && !out->round)
+        protect(out, k, payload, bytes);
+    return (parcel){payload, k, bytes, count_of(s, k)};
+}
+
+static parcel next_parity(lc_out *out) {
+    const lc_op_slot *s = out->slot;
+    lc_encoded row = lc_encoder_row(s->encoder, out->code, &out->due, &out->parity);
+    return (parcel){s->encoder->rows + row.at * s->packet_bytes, s->n_packets + row.number,
+                    lc_payload_bytes(s, row.longest), s->encoder->counts[row.at]};
 }
 
 static void put_packet(lc_out *out, lc_run *run, uint64_t *contents, int eager, uint32_t time_us) {
@@ -218,41 +244,36 @@ static void put_packet(lc_out *out, lc_run *run, uint64_t *contents, int eager, 
     lc_op *op = s->op;
     const lc_host *host = op->group->host;
     lc_path *path = lc_path_to(out);
-    int parity = !out->round && out->cursor == s->n_ready;
-    uint32_t k = parity ? out->parity++ : next_packet(out);
-    uint32_t bytes = lc_payload_bytes(s, k);
-    const uint8_t *payload =
-        parity ? s->parity->sums + (size_t)k * s->packet_bytes : lc_payload(s, k);
-    if (s->parity && !out->round && !parity)
-        protect(out, k, payload, bytes);
+    int parity = sends_parity(out);
+    parcel p = parity ? next_parity(out) : next_data(out);
     op->report.parity_sent += (uint64_t)parity;
     lc_header h = {.session = host->session,
                    .link_seq = path->tx_next++,
                    .op = op->number,
-                   .packet = parity ? s->n_packets + k : k,
+                   .packet = p.packet,
                    .group = op->group->config.number,
                    .time_us = time_us,
                    .slot = out->number,
                    .sender = host->config.process,
                    .receiver = path->number,
-                   .length = (uint16_t)bytes,
-                   .count = parity ? s->parity->counts[k] : count_of(s, k),
+                   .length = (uint16_t)p.bytes,
+                   .count = p.count,
                    .type = parity ? LC_PARITY : LC_DATA,
                    .eager = (uint8_t)eager,
                    .round = out->round,
                    .format = op->call.dtype,
                    .encoding = op->call.encoding,
-                   .fec = out->round ? 0 : out->fec};
+                   .code = out->round ? 0 : out->code};
     struct iovec *v = &run->iov[2 * run->n_packets];
     lc_wire_put(v[0].iov_base, &h);
     v[0].iov_len = LC_HEADER_BYTES;
-    v[1].iov_base = (void *)(uintptr_t)payload;
-    v[1].iov_len = bytes;
+    v[1].iov_base = (void *)(uintptr_t)p.payload;
+    v[1].iov_len = p.bytes;
     if (path->units_at) {
         path->tx_units += lc_units(path->interface, run->packet_bytes);
         path->units_at[h.link_seq % LC_UNITS] = path->tx_units;
     }
-    contents[run->n_packets] = s->contents && !parity ? s->contents + k : 0;
+    contents[run->n_packets] = s->contents && !parity ? s->contents + p.packet : 0;
     run->n_packets++;
     out->sent++;
 }
@@ -262,7 +283,7 @@ static void put_packet(lc_out *out, lc_run *run, uint64_t *contents, int eager, 
 static int carries_control(const lc_out *out) {
     const lc_op_slot *s = out->slot;
     const lc_interface *via = lc_path_to(out)->interface;
-    if (out->round || s->n_ready - out->cursor != 1)
+    if (out->round || s->n_ready - out->cursor != 1 || sends_parity(out))
         return 0;
     uint32_t k = s->ready ? s->ready[out->cursor] : out->cursor;
     uint32_t control = lc_control_bytes(lc_path_to(out));

@@ -258,7 +258,8 @@ static void tick_late_fins(lc_host *h) {
                            .slot = t->stream.slot,
                            .round = t->round,
                            .a = t->sent,
-                           .b = p->tx_next};
+                           .b = p->tx_next,
+                           .d = t->code};
             lc_tell_path(p, t->stream.group, &r);
             t->next_ns = backoff(h, p, t->tries++);
         }

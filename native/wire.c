@@ -47,7 +47,9 @@ static uint64_t get64(const uint8_t *p) {
 enum {
     OFFSET_CRC = 4,
     WORDS = LC_HEADER_BYTES / 8,
-    FEC_SHIFT = 3,
+    FORMAT = 0x07,
+    FIRST = 0x08, /* of the first round */
+    CODE_SHIFT = 4,
     TYPE = 0x07,
     ENCODING_SHIFT = 3,
     EAGER = 0x80
@@ -113,14 +115,17 @@ static uint32_t checksum(const uint8_t *src) {
 void lc_wire_put(uint8_t *dst, const lc_header *header) {
     uint8_t kind =
         (uint8_t)(header->type | header->encoding << ENCODING_SHIFT | (header->eager ? EAGER : 0));
-    uint8_t format = (uint8_t)(header->format | header->fec << FEC_SHIFT);
+    int first = header->type != LC_CONTROL && !header->round;
+    uint8_t format =
+        (uint8_t)(header->format | (first ? FIRST | header->code >> 8 << CODE_SHIFT : 0));
+    uint8_t round = first ? (uint8_t)header->code : header->round;
     uint64_t words[WORDS] = {
         LC_MAGIC | LC_WIRE_VERSION << 16 | (uint64_t)kind << 24,
         header->session,
         header->link_seq | (uint64_t)header->op << 32,
         header->packet | (uint64_t)header->slot << 32 | (uint64_t)header->sender << 48,
         header->receiver | (uint64_t)header->length << 16 | (uint64_t)header->count << 32 |
-            (uint64_t)header->round << 48 | (uint64_t)format << 56,
+            (uint64_t)round << 48 | (uint64_t)format << 56,
         header->group | (uint64_t)header->time_us << 32};
     words[0] |= (uint64_t)crc_of(words) << (8 * OFFSET_CRC);
     for (int i = 0; i < WORDS; i++)
@@ -140,9 +145,10 @@ static void read_fields(const uint8_t *src, lc_header *header) {
     header->receiver = get16(src + 32);
     header->length = get16(src + 34);
     header->count = get16(src + 36);
-    header->round = src[38];
-    header->format = src[39] & ((1 << FEC_SHIFT) - 1);
-    header->fec = src[39] >> FEC_SHIFT;
+    uint32_t high = src[39] >> CODE_SHIFT;
+    header->format = src[39] & FORMAT;
+    header->round = src[39] & FIRST ? 0 : src[38];
+    header->code = src[39] & FIRST ? (uint16_t)(src[38] | high << 8) : 0;
     header->group = get32(src + 40);
     header->time_us = get32(src + 44);
 }
@@ -165,19 +171,24 @@ static int is_ours(const lc_header *header, const lc_expect *expect) {
            header->sender < expect->processes && header->sender != expect->process;
 }
 
+/* Of data: either of the first round, or with the number of another one and no code. */
+static int has_round(const uint8_t *src, const lc_header *header) {
+    return src[39] & FIRST || (header->round && !(src[39] >> CODE_SHIFT));
+}
+
 /* Whether the fields that describe the payload agree with it and with each other. */
-static int has_shape(const lc_header *header, size_t payload) {
+static int has_shape(const uint8_t *src, const lc_header *header, size_t payload) {
     if (header->length != payload || header->format > LC_MAX_FORMAT ||
         header->encoding > LC_MAX_ENCODING)
         return 0;
     switch (header->type) {
     case LC_CONTROL:
-        return header->count && !header->fec && !header->eager && !header->encoding &&
+        return header->count && !src[38] && !src[39] && !header->eager && !header->encoding &&
                header->length == (uint32_t)header->count * LC_RECORD_BYTES;
     case LC_DATA:
-        return header->count && header->group && !(header->fec && header->round);
+        return header->count && header->group && has_round(src, header);
     case LC_PARITY:
-        return header->fec && header->group && !header->round;
+        return header->code && header->group;
     default:
         return 0;
     }
@@ -197,7 +208,7 @@ enum lc_verdict lc_wire_get(const uint8_t *src, size_t n, const lc_expect *expec
         return LC_MALFORMED;
     lc_header seen;
     read_fields(src, &seen);
-    if (!has_shape(&seen, n - LC_HEADER_BYTES))
+    if (!has_shape(src, &seen, n - LC_HEADER_BYTES))
         return LC_MALFORMED;
     if (!is_ours(&seen, expect))
         return LC_FOREIGN;

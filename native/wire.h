@@ -10,10 +10,14 @@
  * (cells.h).
  *
  * A data packet carries the elements [packet * elements_per_packet, ...) of a slot. `format` is the
- * dtype in its low 3 bits; the upper 5 are the code of a stream's parity, in round 0 (fec.h): they
- * tell a receiver from the first packet on which packets are protected together. 0: it has none.
- * Parity packet j of a stream of n packets has `packet` = n + j, the length of data packet j, and
- * the XOR of its packets' counts as `count`.
+ * dtype in its low 3 bits. The next bit says that the packet is of the first round: then `round`
+ * has the low 8 bits of the stream's code word, and the upper 4 bits of `format` the high ones. The
+ * word tells a receiver from the first packet on which packets are protected together (rs.h). 0:
+ * there is no parity. In later rounds `round` is the round's number, and the upper 4 bits are 0.
+ * Parity packet j of a stream of n packets has `packet` = n + j (sets.h), the length of the first
+ * packet of its set, and the counts of its set, coded as payloads are, as `count`.
+ *
+ * In control packets `round` and `format` are 0.
  *
  * A control packet carries `count` records of 32 bytes:
  *
@@ -36,7 +40,7 @@ enum {
     LC_HEADER_BYTES = 48,
     LC_RECORD_BYTES = 32,
     LC_MAGIC = 0x4C43,
-    LC_WIRE_VERSION = 4,
+    LC_WIRE_VERSION = 5,
     LC_MAX_FORMAT = 4,       /* the largest lc_dtype */
     LC_MAX_ENCODING = 2,     /* the largest lc_encoding */
     LC_SLOT_MESSAGE = 0xFFFE /* in place of a slot's number: op is a message's (letter.h) */
@@ -63,7 +67,7 @@ typedef struct {
     uint8_t format;   /* lc_dtype */
     uint8_t round;    /* 0 for the first sending, then the repair round */
     uint8_t encoding; /* lc_encoding */
-    uint8_t fec;      /* code of the parity, or 0 */
+    uint16_t code;    /* code word of the parity, in round 0; 0: there is none */
 } lc_header;
 
 /* What a header must say to be ours. */
@@ -82,7 +86,8 @@ enum lc_verdict { LC_GOOD = 0, LC_MALFORMED = 1, LC_FOREIGN = 2 };
  *                                                 streams are done, c signature, d elements
  *   WANT      op is posted here; is it there?     the same
  *   FIN       this round of a stream is sent      a packets sent in it, with parity, b next
- *                                                 link_seq, c microseconds since then
+ *                                                 link_seq, c microseconds since then, d the
+ *                                                 stream's code word; 0: it isn't known any more
  *   NACK      missing after a round               a first packet, b the next record's, c d bits
  *   DONE      a stream has settled                a packets missing for good
  *   ACK       the link, from its receiver         a link_seq seen + 1, b packets that may be in

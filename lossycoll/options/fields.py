@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, ClassVar, Final
 
-from lossycoll.plan import algorithm_names, codec, faults, parity
+from lossycoll.plan import algorithm_names, codec, faults, sets
 from lossycoll.plan.registry import AUTO
 
 from .schema import (
@@ -42,6 +42,8 @@ BUILD_VARIABLES: Final = frozenset({"LOSSYCOLL_WERROR", "LOSSYCOLL_CFLAGS"})
 """Read when the extension is built, so they may stand in a developer's environment."""
 FAST_PATHS: Final = ("gso", "gro", "mmsg", "gather", "simd", "stamps")
 MAX_BYTES: Final = 1 << 62
+LEAST_PARITY: Final = 0.002
+MOST_PARITY: Final = 16
 MAX_PORT: Final = 65535
 MAX_LABEL: Final = 64
 ALGORITHM_HINT: Final = "a plug-in's must be registered on every rank before its first group"
@@ -132,10 +134,11 @@ class Options:
     )
     fec: float | str = option(
         0.0,
-        share(parity.LEAST_SHARE, "auto"),
-        "Parity packets in lossy delivery, as a share of the others: 0.1 is one for each ten, of "
-        "which it brings back one that is lost, without a round trip. auto: as the loss measured "
-        "on each path asks, none where nothing is lost, at most 0.25 (engine.md).",
+        share(LEAST_PARITY, "auto"),
+        "Parity packets in lossy delivery, as a share of the others: 0.1 is six for sets of 64 (or "
+        "fewer in shorter streams), and they bring back any six that are lost, without a round "
+        "trip. auto: as the loss measured on each path asks, none where nothing is lost, at most "
+        "0.25 (parity.md).",
         agree=True,
         per_call=True,
     )
@@ -443,14 +446,12 @@ class Options:
         return max(self.deadline_max, 2 * self.liveness)
 
     @property
-    def parity_sets(self) -> tuple[int, bool]:
-        """(size, automatic): how many packets one parity packet protects; 0: there is no parity.
-
-        With ``fec="auto"`` that is the fewest, and measured loss decides how many there are.
-        """
+    def parity(self) -> tuple[sets.Code, int]:
+        """(code, most): the code of parity; or, with ``fec="auto"``, how many packets of it there
+        are at most for 64, as measured loss decides. Otherwise ``most`` is 0."""
         if isinstance(self.fec, str):
-            return parity.AUTO_SIZE, True
-        return parity.size_of(self.fec), False
+            return sets.NO_PARITY, MOST_PARITY
+        return sets.code_of_share(self.fec), 0
 
     @property
     def ports(self) -> tuple[int, int]:

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
+from .sets import NO_PARITY, Code
+
 MAX_LEVELS: Final = 4
 """LC_LEVELS of native/lossycoll.h."""
 
@@ -96,14 +98,15 @@ class Delivery:
     Attributes:
         reliable: They are resent until all have arrived; then the rest says nothing.
         repair: Rounds of resending.
-        fec: Packets that one parity packet protects, one of plan.parity's sizes; 0: no parity.
-        fec_auto: No parity on paths that lose nothing, and sets of at least ``fec`` on others.
+        code: Of parity; fitted to each stream.
+        most_parity: Where what a path loses decides on parity, there are at most so many packets of
+            it for 64. 0: it doesn't.
     """
 
     reliable: bool = False
     repair: int = 0
-    fec: int = 0
-    fec_auto: bool = False
+    code: Code = NO_PARITY
+    most_parity: int = 0
 
 
 @dataclass(frozen=True, slots=True)

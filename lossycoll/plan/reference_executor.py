@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from .codec import Codec, codec_of
 from .model import Combine, Finish, Level, Missing, Own, Plan, Slot, Target, packet_count
-from .parity import parity_count, recover
+from .sets import NO_PARITY, Code, shape_of
 from .wire_types import Array, WireType, wire_type
 
 Lost = Callable[[int, int, int, int, int], NDArray[np.bool_]]
@@ -24,6 +24,9 @@ Lost = Callable[[int, int, int, int, int], NDArray[np.bool_]]
 
 Needed = Callable[[int, int, int, int], NDArray[np.bool_]]
 """(sender, receiver, slot number at the receiver, number of packets) -> needed, per packet."""
+
+Codes = Callable[[int, int, int], Code]
+"""(sender, receiver, slot number at the receiver) -> the code of the stream's parity."""
 
 
 @dataclass
@@ -80,7 +83,8 @@ def execute(
     weights: NDArray[np.float64] | None = None,
     divisor: float | None = None,
     needed: Needed | None = None,
-    fec: int = 0,
+    code: Code = NO_PARITY,
+    codes: Codes | None = None,
     encoding: str = "same",
 ) -> list[RankResult]:
     """Runs one collective on all ranks; docs/plans.md has the rules of missing packets.
@@ -101,21 +105,20 @@ def execute(
         weights: Shape (receiver, sender), multiplies what is added at a receiver; None: 1.
         divisor: What a WEIGHTED finish divides by; None: the world.
         needed: Says which packets of a stream are resent until they come.
-        fec: Packets that one parity packet protects; 0: there is no parity.
+        code: Of parity; fitted to each stream.
+        codes: Which code each stream has, where it was chosen by what its path loses.
         encoding: How packets carry elements, one of plan.codec's.
 
     Returns:
         What happened at each rank.
 
     Raises:
-        ValueError: For plans that do not fit each other, wrong buffers, or an operation that the
-            type does not have.
+        ValueError: For plans or buffers that don't fit, or an operation that the type lacks.
     """
-    kind = wire_type(dtype)
-    _check_buffers(plans, inputs, outputs, kind)
+    _check_buffers(plans, inputs, outputs, wire_type(dtype))
     slots, streams = _joined(plans)
     ranks = _ranks(plans, inputs, outputs, codec_of(encoding, dtype), scale, weights, divisor)
-    delivery = _Delivery(lost, rounds, needed, fec)
+    delivery = _Delivery(lost, rounds, needed, code, codes)
     values: dict[_Key, _Value] = {}
     for rank, number in _sorted(slots):
         slot = slots[rank, number]
@@ -137,7 +140,8 @@ class _Delivery:
     lost: Lost
     rounds: int | None
     needed: Needed | None
-    fec: int
+    code: Code
+    codes: Codes | None
 
     def __post_init__(self) -> None:
         if self.rounds is not None and self.rounds < 0:
@@ -148,27 +152,29 @@ class _Delivery:
         how = level.delivery
         if how is None:
             return self
-        if how.fec_auto:
-            raise ValueError("fec_auto depends on what was measured, wanted a level without it")
-        return _Delivery(self.lost, None if how.reliable else how.repair, None, how.fec)
+        if how.most_parity and self.codes is None:
+            raise ValueError("most_parity is a limit on what was measured: wanted codes")
+        codes = self.codes if how.most_parity else None
+        return _Delivery(self.lost, None if how.reliable else how.repair, None, how.code, codes)
 
     def arrived(self, stream: tuple[int, int, int], sent: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Which packets of (sender, receiver, slot) arrive. Those not ``sent`` were empty."""
         if self.rounds is None:
             return sent
         n_packets, void = len(sent), ~sent
-        n_parity = parity_count(self.fec, n_packets) if sent.any() else 0
-        first = self.lost(*stream, n_packets + n_parity, 0)
+        code = self.codes(*stream) if self.codes else self.code.fitted(n_packets)
+        shape = shape_of(code if sent.any() else NO_PARITY, n_packets)
+        first = self.lost(*stream, n_packets + len(shape.of_parity), 0)
         gone, came = first[:n_packets], ~first[n_packets:]
-        gone = gone & ~recover(gone | void, void, came)
+        gone = gone & ~shape.recover(gone | void, void, came)
         for round in range(1, self.rounds + 1):
             if not gone.any():
                 break
             gone &= self.lost(*stream, n_packets, round)
-            gone &= ~recover(gone | void, void, came)
+            gone &= ~shape.recover(gone | void, void, came)
         if self.needed is not None:
             gone &= ~self.needed(*stream, n_packets)
-            gone &= ~recover(gone | void, void, came)
+            gone &= ~shape.recover(gone | void, void, came)
         return sent & ~gone
 
 

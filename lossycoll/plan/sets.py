@@ -64,6 +64,9 @@ class Code:
         return Code(next(size for size in SIZES if size >= n), max(1, rows))
 
 
+NO_PARITY: Final = Code()
+
+
 def code_of(number: int) -> Code:
     """The code with this number on the wire.
 

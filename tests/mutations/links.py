@@ -23,8 +23,8 @@ LINKS = (
     mutation(
         "group unchecked",
         "native/wire.c",
-        "return header->count && header->group && !(header->fec",
-        "return header->count && !(header->fec",
+        "return header->count && header->group && has_round",
+        "return header->count && has_round",
         "native:test_wire",
     ),
     mutation(
@@ -53,8 +53,8 @@ LINKS = (
     mutation(
         "control rides in no datagram of data",
         "native/stream_out.c",
-        "    if (out->round || s->n_ready - out->cursor != 1)",
-        "    if (out->round || s->n_ready - out->cursor != 0)",
+        "    if (out->round || s->n_ready - out->cursor != 1 ||",
+        "    if (out->round || s->n_ready - out->cursor != 0 ||",
         "native:test_small",
     ),
     mutation(

@@ -75,22 +75,22 @@ MESSAGES = (
     mutation(
         "messages without parity",
         "native/letter.c",
-        "        call->levels[0].fec = LC_MAIL_FEC;\n",
+        "        call->levels[0].choose = LC_CHOOSE_PARITY;\n",
         "",
         "native:test_message_parity",
     ),
     mutation(
         "messages have parity where nothing is lost",
         "native/letter.c",
-        "        call->levels[0].fec_auto = 1;\n",
-        "",
+        "        call->levels[0].choose = LC_CHOOSE_PARITY;\n",
+        "        call->levels[0].code = lc_code(4, 1);\n",
         "native:test_message_parity",
     ),
     mutation(
         "messages have as little parity as collectives",
         "native/stream_out.c",
-        "return code && level->reliable ? lc_fec_half(code, level->fec) : code;",
-        "return code;",
+        "    if (level->reliable)\n        size = lc_fec_half(size, least);\n",
+        "",
         "native:test_message_parity",
     ),
     mutation(

@@ -81,7 +81,7 @@ static void change_data(forger *f, lc_header *h, uint8_t *payload) {
     h->round = (uint8_t)near(f, h->round);
     h->count = (uint16_t)near(f, h->count);
     h->format = (uint8_t)near(f, h->format) & 7;
-    h->fec = (uint8_t)near(f, h->fec) & 31;
+    h->code = (uint16_t)near(f, h->code) & 0xFFF;
     h->encoding = (uint8_t)near(f, h->encoding) & 15;
     if (forge_below(f, 3) == 0)
         h->length = (uint16_t)forge_below(f, f->payload_bytes + 1u);
@@ -212,7 +212,7 @@ static void make_data(forger *f, lc_header *h, uint8_t *payload) {
     h->packet = forge_below(f, n);
     h->count = 1;
     h->format = 4;
-    h->fec = forge_below(f, 2) ? 0 : (uint8_t)forge_below(f, 32);
+    h->code = forge_below(f, 2) ? 0 : (uint16_t)forge_below(f, 0x1000);
     uint64_t left = bytes - (uint64_t)h->packet * room;
     h->length = (uint16_t)(LC_RECORD_BYTES + (left < room ? left : room));
     r.b |= 1u << 16;

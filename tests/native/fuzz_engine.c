@@ -11,6 +11,7 @@
 #define _DEFAULT_SOURCE
 #include "forge.h"
 #include "net.h"
+#include "sets.h"
 #include "wire.h"
 
 #include <arpa/inet.h>
@@ -303,8 +304,8 @@ static void session(int number, sums *s) {
     relay_open(&r);
     memset(hostile.kept, 0, sizeof hostile.kept);
     net_open_at(&n, RANKS, (lc_inject){.loss = 0}, SECOND / 5, r.real_port, 6 * SECOND);
-    n.fec = (uint8_t)(number % 3 ? 3 : 0);
-    n.fec_auto = number % 3 == 2;
+    n.code = number % 3 == 1 ? lc_code(8, 3) : 0;
+    n.most = number % 3 == 2 ? 64 : 0;
     n.encoding = (uint8_t)(number % 2 ? LC_ENCODING_BF16 : LC_ENCODING_SAME);
     n.lingers = (uint8_t)(number / 2 % 2);
     for (int i = 0; i < RANKS; i++)

@@ -67,9 +67,11 @@ static void put_right(uint8_t *p, size_t n, uint8_t what) {
         uint8_t encoding = (uint8_t)((p[3] & 0x78) >> ENCODING_SHIFT) % (LC_MAX_ENCODING + 1);
         p[3] = (uint8_t)((p[3] & (EAGER | TYPE)) | encoding << ENCODING_SHIFT);
         if (p[3] == LC_CONTROL)
-            p[39] &= 7;
-        if ((p[3] & TYPE) == LC_PARITY)
-            p[38] = 0;
+            p[38] = p[39] = 0;
+        else if ((p[3] & TYPE) == LC_PARITY || !p[38])
+            p[39] |= FIRST;
+        else if (!(p[39] & FIRST))
+            p[39] &= FORMAT;
     }
     if (what & FIX_CHECKSUM)
         put32(p + OFFSET_CRC, checksum(p));
@@ -84,13 +86,13 @@ static void check_good(const uint8_t *p, size_t n, const lc_header *header) {
     MUST(header->group || header->type == LC_CONTROL);
     MUST(header->receiver == expect.process && header->sender != expect.process);
     MUST(header->sender < expect.processes);
-    MUST(header->format <= LC_MAX_FORMAT && header->fec < 32);
+    MUST(header->format <= LC_MAX_FORMAT && header->code < 0x1000);
     MUST(header->encoding <= (header->type == LC_CONTROL ? 0 : LC_MAX_ENCODING));
     MUST(header->type == LC_DATA || header->type == LC_CONTROL || header->type == LC_PARITY);
     MUST(header->type == LC_PARITY || header->count >= 1);
     MUST(header->type != LC_DATA || header->count <= expect.processes);
     MUST(header->eager <= (header->type != LC_CONTROL));
-    MUST(!header->fec || (header->type != LC_CONTROL && !header->round));
+    MUST(!header->code || (header->type != LC_CONTROL && !header->round));
     uint8_t again[LC_HEADER_BYTES];
     lc_wire_put(again, header);
     MUST(memcmp(again, p, sizeof again) == 0);

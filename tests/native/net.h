@@ -25,7 +25,8 @@ typedef struct {
     uint16_t port[NET_MAX];
     uint16_t size;
     uint64_t timeout_ns; /* of operations */
-    uint8_t fec, fec_auto;
+    uint16_t code;       /* of parity */
+    uint8_t most;        /* parity for 64 packets, where the loss decides; 0: it doesn't */
     uint8_t encoding;
     uint8_t waits; /* those who submit do the engine's work */
     uint8_t lingers;
@@ -48,7 +49,8 @@ static inline void net_open_at(net *n, uint16_t size, lc_inject inject, uint64_t
     lc_address peers[NET_MAX];
     n->size = size;
     n->timeout_ns = timeout_ns;
-    n->fec = n->fec_auto = n->encoding = n->waits = n->lingers = 0;
+    n->code = 0;
+    n->most = n->encoding = n->waits = n->lingers = 0;
     n->payload = net_shared ? LC_SHARED_PAYLOAD : NET_PAYLOAD;
     for (uint16_t r = 0; r < size; r++) {
         lc_host_config c = {.address = "127.0.0.1",
@@ -208,8 +210,9 @@ static inline int64_t net_submit_to(lc_group *group, const net *n, uint16_t rank
         .levels = {{.elements_per_packet = lc_encoding_elements(n->encoding, LC_F32, n->payload),
                     .reliable = (uint8_t)reliable,
                     .repair = (uint8_t)repair,
-                    .fec = n->fec,
-                    .fec_auto = n->fec_auto}},
+                    .choose = n->most ? LC_CHOOSE_PARITY : 0,
+                    .most = n->most,
+                    .code = n->code}},
         .dtype = LC_F32,
         .encoding = n->encoding,
         .notify = (uint8_t)notify,

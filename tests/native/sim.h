@@ -154,8 +154,8 @@ typedef struct {
     uint32_t per_packet; /* but on SIM_LEVEL_UP, where packets are `times` as large */
     uint32_t times;
     lc_level levels[LC_LEVELS];
-    uint8_t dtype, encoding, reliable, repair, fec, fec_auto, feedback, selective, in_place,
-        weighted;
+    uint16_t code;
+    uint8_t dtype, encoding, reliable, repair, most, feedback, selective, in_place, weighted;
     double scale, divisor;
     double weights[SIM_RANKS][SIM_RANKS]; /* receiver, sender */
     uint64_t seed;

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#include "fec.h"
+#include "sets.h"
 #include "small_floats.h"
 
 static const int WITH_SUMS[] = {LC_F32, LC_F64, LC_F16, LC_BF16};
@@ -286,6 +286,17 @@ static void make_tables(sim_op *op, uint16_t ranks, uint64_t *r) {
     }
 }
 
+/* One of 31 for an operation; 0: none. No more parity than other packets. */
+static uint16_t some_code(const sim_op *op, uint64_t number) {
+    if (!number)
+        return 0;
+    uint64_t state = op->seed + number;
+    uint32_t k = lc_code_size((uint32_t)sim_below(&state, LC_SIZES));
+    uint32_t most = sim_happens(&state, 500) ? k : k < 4 ? k : 4;
+    uint16_t code = lc_code(k, lc_code_rows_down(1 + (uint32_t)sim_below(&state, most)));
+    return code ? code : lc_code(k, 1);
+}
+
 static void make_levels(sim_op *op, const sim_scenario *s, uint64_t *r) {
     memset(op->levels, 0, sizeof op->levels);
     op->times = 1;
@@ -294,8 +305,9 @@ static void make_levels(sim_op *op, const sim_scenario *s, uint64_t *r) {
                                        .repair = op->repair,
                                        .selective = op->selective,
                                        .feedback = op->feedback,
-                                       .fec = op->fec,
-                                       .fec_auto = op->fec_auto};
+                                       .choose = op->most ? LC_CHOOSE_PARITY : 0,
+                                       .most = op->most,
+                                       .code = op->code};
     if (!s->levels || !sim_happens(r, 700))
         return;
     op->times = (uint32_t)(1 + sim_below(r, op->per_packet < 3 ? op->per_packet : 3));
@@ -307,9 +319,13 @@ static void make_levels(sim_op *op, const sim_scenario *s, uint64_t *r) {
         l->reliable = (uint8_t)sim_happens(r, 600);
         l->repair = (uint8_t)(l->reliable ? 0 : sim_below(r, s->repair + 1));
         l->feedback = op->feedback;
-        l->fec = (uint8_t)(!l->reliable && s->fec ? sim_below(r, LC_FEC_CODES) : 0);
+        l->code = some_code(op, !l->reliable && s->fec ? sim_below(r, 32) : 0);
         /* Limits differ from level to level. */
-        l->fec_auto = l->fec && s->fec == 2 && sim_mix(op->seed + (uint64_t)i) % 2;
+        if (l->code && s->fec == 2 && sim_mix(op->seed + (uint64_t)i) % 2) {
+            l->most = (uint8_t)(1 + l->code % 64);
+            l->choose = LC_CHOOSE_PARITY;
+            l->code = 0;
+        }
     }
 }
 
@@ -331,10 +347,10 @@ void sim_make_op(sim_op *op, const sim_scenario *s, uint16_t ranks, uint64_t see
     op->weighted = s->weights && wide && sim_happens(r, 500);
     op->reliable = (uint8_t)sim_happens(r, s->reliable);
     op->repair = (uint8_t)(op->reliable ? 0 : sim_below(r, s->repair + 1));
-    op->fec = (uint8_t)(s->fec && !op->reliable && sim_happens(r, 600)
-                            ? 1 + sim_below(r, LC_FEC_CODES - 1)
-                            : 0);
-    op->fec_auto = op->fec && s->fec == 2 && sim_happens(r, 500);
+    int has_parity = s->fec && !op->reliable && sim_happens(r, 600);
+    op->code = some_code(op, has_parity ? 1 + sim_below(r, 31) : 0);
+    op->most = (uint8_t)(op->code && s->fec == 2 && sim_happens(r, 500) ? 1 + op->code % 64 : 0);
+    op->code = op->most ? 0 : op->code;
     op->feedback = s->feedback && !op->reliable && sim_happens(r, 500);
     op->selective = s->selective && !op->reliable && sim_happens(r, 500);
     op->scale = sim_happens(r, 500) ? 1 : (double)ranks;

@@ -3,6 +3,7 @@
 #define _DEFAULT_SOURCE
 #include "link.h"
 #include "net.h"
+#include "sets.h"
 
 #include <pthread.h>
 #include <unistd.h>
@@ -13,9 +14,9 @@ typedef struct {
     int ring, reliable, repair;
     uint32_t segment;
     int operations;
-    int deep;    /* operations in flight */
-    int whole;   /* nothing may be missing */
-    uint8_t fec; /* code of the parity */
+    int deep;      /* operations in flight */
+    int whole;     /* nothing may be missing */
+    uint16_t code; /* of the parity */
     uint8_t encoding;
     uint8_t waits;
     uint64_t missing, injected, recovered;
@@ -46,7 +47,7 @@ static void end(worker *w, int64_t ticket, const float *data) {
     w->injected += report.packets_injected;
     w->recovered += report.packets_recovered;
     CHECK(report.packets_recovered <= report.packets_received);
-    CHECK((report.parity_sent > 0) == (w->fec > 0));
+    CHECK((report.parity_sent > 0) == (w->code > 0));
     lc_group_release(w->n->group[w->rank], ticket);
     if (code == LC_OK)
         check_values(w, data);
@@ -103,7 +104,7 @@ static void run(lc_inject inject, worker how) {
     pthread_t threads[NET_MAX], watcher;
     uint64_t missing = 0, injected = 0, recovered = 0, moved = 0;
     net_open(&n, 3, inject, 20 * SECOND);
-    n.fec = how.fec;
+    n.code = how.code;
     n.encoding = how.encoding;
     n.waits = how.waits;
     watching = 1;
@@ -133,7 +134,7 @@ static void run(lc_inject inject, worker how) {
     CHECK((injected > 0) == (inject.loss > 0));
     CHECK((moved > 0) == (inject.dup > 0));
     CHECK((missing > 0) == (inject.loss > 0 && !how.reliable));
-    CHECK((recovered > 0) == (inject.loss > 0 && how.fec));
+    CHECK((recovered > 0) == (inject.loss > 0 && how.code));
     net_close(&n);
 }
 
@@ -161,16 +162,17 @@ static void test_parity(void) {
     const lc_inject lossy = {.loss = 0.2, .burst = 3, .seed = 7};
     const lc_inject bad = {.loss = 0.1, .dup = 0.2, .reorder = 0.2, .seed = 8};
     for (int ring = 0; ring < 2; ring++) {
-        worker w = {.ring = ring, .segment = 1000, .operations = 40, .deep = 8, .fec = 3};
+        worker w = {
+            .ring = ring, .segment = 1000, .operations = 40, .deep = 8, .code = lc_code(3, 1)};
         run(lossy, w);
         w.repair = 1;
-        w.fec = 10;
+        w.code = lc_code(16, 1);
         run(bad, w);
         w.repair = 0;
         w.whole = 1;
         run(none, w);
         w.reliable = 1;
-        w.fec = 1;
+        w.code = lc_code(1, 1);
         run(bad, w);
     }
 }
@@ -183,12 +185,12 @@ static void test_encodings(void) {
         worker w = {.ring = ring, .segment = 1000, .operations = 40, .deep = 8};
         w.encoding = LC_ENCODING_BF16;
         run(lossy, w);
-        w.fec = 3;
+        w.code = lc_code(8, 1);
         w.repair = 1;
         run(bad, w);
         w.encoding = LC_ENCODING_F16;
         w.whole = w.reliable = 1;
-        w.fec = 0;
+        w.code = 0;
         run(bad, w);
     }
 }

@@ -35,7 +35,7 @@ static lc_header data_header(void) {
 static lc_header control_header(void) {
     lc_header header = data_header();
     header.type = LC_CONTROL;
-    header.encoding = 0;
+    header.encoding = header.format = header.round = 0;
     header.count = 4;
     header.length = 4 * LC_RECORD_BYTES;
     return header;
@@ -45,7 +45,7 @@ static lc_header parity_header(void) {
     lc_header header = data_header();
     header.type = LC_PARITY;
     header.round = 0;
-    header.fec = 31;
+    header.code = 0xABC;
     header.count = 0; /* an even number of packets of one count */
     return header;
 }
@@ -55,7 +55,7 @@ static int same(const lc_header *a, const lc_header *b) {
            a->packet == b->packet && a->group == b->group && a->time_us == b->time_us &&
            a->slot == b->slot && a->sender == b->sender && a->receiver == b->receiver &&
            a->length == b->length && a->count == b->count && a->type == b->type &&
-           a->round == b->round && a->format == b->format && a->fec == b->fec &&
+           a->round == b->round && a->format == b->format && a->code == b->code &&
            a->eager == b->eager && a->encoding == b->encoding;
 }
 
@@ -103,7 +103,7 @@ static void test_checksum(void) {
 
 static void test_layout(void) {
     static const uint8_t bytes[] = {
-        0x43, 0x4C, 4,    0x11, 0,    0,    0,    0,    /* magic version kind crc */
+        0x43, 0x4C, 5,    0x11, 0,    0,    0,    0,    /* magic version kind crc */
         0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11, /* session */
         0xA4, 0xA3, 0xA2, 0xA1, 0xB4, 0xB3, 0xB2, 0xB1, /* link_seq op */
         0xC4, 0xC3, 0xC2, 0xC1, 0xE2, 0xE1, 4,    0,    /* packet slot sender */
@@ -188,17 +188,46 @@ static void test_data_shape(void) {
     CHECK(verdict_of(h) == LC_MALFORMED);
 }
 
+/* The verdict on a packet whose bytes for round and format are these. */
+static enum lc_verdict verdict_with(lc_header header, uint8_t round, uint8_t format) {
+    lc_wire_put(packet, &header);
+    packet[38] = round;
+    packet[39] = format;
+    set_checksum();
+    return verdict_of_bytes(LC_HEADER_BYTES + (size_t)header.length);
+}
+
 /* Only the first round has parity, and parity always says of which kind it is. */
 static void test_parity_shape(void) {
-    h = data_header(), h.round = 0, h.fec = 31;
+    lc_header seen;
+    h = data_header(), h.round = 0, h.code = 0xFFF;
     CHECK(verdict_of(h) == LC_GOOD);
-    h.round = 1;
-    CHECK(verdict_of(h) == LC_MALFORMED);
+    CHECK(packet[38] == 0xFF && packet[39] == (0xF0 | FIRST | LC_BF16));
+    h = data_header(), h.round = 1, h.code = 0xFFF; /* there is no room for it */
+    lc_wire_put(packet, &h);
+    CHECK(lc_wire_get(packet, LC_HEADER_BYTES + (size_t)h.length, &expect, &seen) == LC_GOOD);
+    CHECK(seen.round == 1 && seen.code == 0);
+    for (uint32_t format = 0; format < 256; format++) {
+        int known = (format & FORMAT) <= LC_MAX_FORMAT, first = (format & FIRST) != 0;
+        int high = format >> CODE_SHIFT != 0;
+        for (uint8_t round = 0; round < 3; round++) {
+            int good = known && (first || (round && !high));
+            CHECK_AT(verdict_with(data_header(), round, (uint8_t)format) ==
+                         (good ? LC_GOOD : LC_MALFORMED),
+                     "format %u, round %u", format, round);
+            good = known && first && (round || high);
+            CHECK_AT(verdict_with(parity_header(), round, (uint8_t)format) ==
+                         (good ? LC_GOOD : LC_MALFORMED),
+                     "format %u, round %u", format, round);
+            good = !format && !round;
+            CHECK_AT(verdict_with(control_header(), round, (uint8_t)format) ==
+                         (good ? LC_GOOD : LC_MALFORMED),
+                     "format %u, round %u", format, round);
+        }
+    }
     h = parity_header(), h.round = 1;
     CHECK(verdict_of(h) == LC_MALFORMED);
-    h = parity_header(), h.fec = 0;
-    CHECK(verdict_of(h) == LC_MALFORMED);
-    h = parity_header(), h.format = LC_MAX_FORMAT + 1;
+    h = parity_header(), h.code = 0;
     CHECK(verdict_of(h) == LC_MALFORMED);
     h = parity_header(), h.count = 0xFFFF; /* the engine looks at what comes out of it */
     CHECK(verdict_of(h) == LC_GOOD);
@@ -207,8 +236,6 @@ static void test_parity_shape(void) {
     h = control_header(), h.eager = 1;
     CHECK(verdict_of(h) == LC_MALFORMED);
     h = control_header(), h.encoding = 1;
-    CHECK(verdict_of(h) == LC_MALFORMED);
-    h = control_header(), h.fec = 1;
     CHECK(verdict_of(h) == LC_MALFORMED);
 }
 

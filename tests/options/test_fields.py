@@ -15,6 +15,7 @@ import pytest
 from lossycoll.errors import OptionError
 from lossycoll.options.fields import BUILD_VARIABLES, Options
 from lossycoll.options.schema import variable
+from lossycoll.plan.sets import Code
 
 
 @pytest.mark.parametrize(
@@ -69,12 +70,21 @@ def test_every_option_is_in_the_test_above() -> None:
     assert [case[0] for case in mark.args[1]] == [entry.name for entry in fields(Options)]
 
 
-def test_a_share_of_parity_is_the_nearest_size_of_sets() -> None:
-    sizes = {0: 0, 0.002: 500, 0.01: 100, 0.05: 20, 0.1: 10, 0.19: 5, 0.2: 5, 0.3: 3, 0.5: 2, 1: 1}
-    assert {share: Options(fec=share).parity_sets for share in sizes} == {
-        share: (size, False) for share, size in sizes.items()
+def test_a_share_of_parity_is_the_nearest_code() -> None:
+    codes = {
+        0: (0, 0),
+        0.002: (224, 1),
+        0.01: (96, 1),
+        0.05: (64, 3),
+        0.1: (64, 6),
+        0.2: (64, 13),
+        0.5: (64, 31),
+        1: (64, 64),
     }
-    assert Options.from_env({"LOSSYCOLL_FEC": " auto "}).parity_sets == (4, True)
+    assert {share: Options(fec=share).parity for share in codes} == {
+        share: (Code(*code), 0) for share, code in codes.items()
+    }
+    assert Options.from_env({"LOSSYCOLL_FEC": " auto "}).parity == (Code(), 16)
     with pytest.raises(OptionError, match=r"option fec is 0\.001, wanted 0, 0\.002 to 1, or auto"):
         Options(fec=0.001)
 

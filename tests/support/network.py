@@ -12,7 +12,7 @@ from types import TracebackType
 import numpy as np
 
 from lossycoll.options.fields import Options
-from lossycoll.plan import Plan
+from lossycoll.plan import Plan, sets
 from lossycoll.plan.wire_types import Array
 from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, EngineGroup
 from lossycoll.runtime.engine.failures import Code, Failure
@@ -105,8 +105,8 @@ class Network:
         divisor: float = 1.0,
         needed: bytes | None = None,
         feedback: bool = False,
-        fec: int = 0,
-        fec_auto: bool = False,
+        code: sets.Code = sets.NO_PARITY,
+        most_parity: int = 0,
         encoding: str = "same",
     ) -> int:
         """``weights``: (receiver, sender). ``needed``: as EngineCall's; None: not selective."""
@@ -126,8 +126,8 @@ class Network:
             selective=needed is not None,
             needed=needed or b"",
             feedback=feedback,
-            fec=fec,
-            fec_auto=fec_auto,
+            code=code,
+            most_parity=most_parity,
             encoding=encoding,
         )
         return self.engines[rank].submit(Encoded.of(plan), call)

@@ -10,6 +10,7 @@ import numpy as np
 from lossycoll.plan import Plan, faults, reference_executor
 from lossycoll.plan.codec import codec_of
 from lossycoll.plan.reference_executor import RankResult
+from lossycoll.plan.sets import NO_PARITY
 from lossycoll.plan.wire_types import Array, wire_type
 from tests.support.network import GROUP, Ended, Network, elements
 from tests.support.oracle_cases import Case, buffers
@@ -92,7 +93,7 @@ def check(
         scale,
         lost,
         rounds,
-        fec=how.get("fec", 0),
+        code=how.get("code", NO_PARITY),
         encoding=encoding,
         **weighing,
     )

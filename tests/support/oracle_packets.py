@@ -17,13 +17,14 @@ from lossycoll.plan import (
     reference_executor,
     transpose,
 )
+from lossycoll.plan.sets import NO_PARITY, Code
 from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
 from tests.support.network import GROUP, Ended, Network, elements
 from tests.support.oracle_checks import assert_close
 
 
 def check_needed(
-    network: Network, count: int, loss: str, share: float, *, repair: int, fec: int = 0
+    network: Network, count: int, loss: str, share: float, *, repair: int, code: Code = NO_PARITY
 ) -> tuple[list[Ended], int]:
     """An all-gather of ``count`` bytes from each rank. What a receiver needs comes, and no others.
 
@@ -48,7 +49,7 @@ def check_needed(
             "bytes",
             repair=repair,
             needed=blocks[r].encoded(),
-            fec=fec,
+            code=code,
         )
         for r in range(world)
     ]
@@ -61,7 +62,7 @@ def check_needed(
         lost,
         repair,
         needed=lambda sender, receiver, slot, n: needed[receiver, sender],
-        fec=fec,
+        code=code,
     )
     out = []
     for r in range(world):
@@ -79,7 +80,7 @@ def check_needed(
 
 
 def check_reported_loss(
-    network: Network, count: int, loss: str, *, repair: int = 0, fec: int = 0
+    network: Network, count: int, loss: str, *, repair: int = 0, code: Code = NO_PARITY
 ) -> tuple[list[Ended], int]:
     """A reduce-scatter of chunks of ``count`` floats. Senders learn which packets were given up.
 
@@ -106,11 +107,11 @@ def check_reported_loss(
             repair=repair,
             divisor=float(world),
             feedback=True,
-            fec=fec,
+            code=code,
         )
         for r in range(world)
     ]
-    want = reference_executor.execute(plans, inputs, want_out, "f32", 1.0, lost, repair, fec=fec)
+    want = reference_executor.execute(plans, inputs, want_out, "f32", 1.0, lost, repair, code=code)
     out, reported = [], 0
     for r in range(world):
         ended = network.end(r, tickets[r], note=partial(parts[r].note, network.engines[r]))

@@ -29,6 +29,8 @@ PAYLOAD = 256
 PER_PACKET = PAYLOAD // 4
 HEADER = struct.Struct("<HBBIQIIIHHHHHBBII")
 DATA, CONTROL, RECORD_BYTES = 1, 2, 32
+FIRST = 8
+"""Of the format: a packet of the first round, which says the code instead of the round."""
 READY, WANT, FIN, NACK, DONE, ACK, PROBE = 1, 2, 3, 4, 5, 6, 7
 
 
@@ -58,7 +60,7 @@ class Packet:
 
     payload: bytes = bytes(PAYLOAD)
     magic: int = 0x4C43
-    version: int = 4
+    version: int = 5
     type: int = DATA
     crc: int | None = None
     session: int = SESSION
@@ -72,11 +74,18 @@ class Packet:
     count: int = 1
     round: int = 0
     format: int = 0
+    code: int = 0
+    first: bool | None = None
     group: int = GROUP
     time_us: int = 0
 
     def bytes(self) -> bytes:
         length = len(self.payload) if self.length is None else self.length
+        first = self.type != CONTROL and not self.round if self.first is None else self.first
+        round, format = self.round, self.format
+        if first:
+            round |= self.code & 255
+            format |= FIRST | self.code >> 8 << 4
 
         def header(crc: int) -> bytes:
             return HEADER.pack(
@@ -93,8 +102,8 @@ class Packet:
                 self.receiver,
                 length,
                 self.count,
-                self.round,
-                self.format,
+                round,
+                format,
                 self.group,
                 self.time_us,
             )

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from math import comb
+
 from lossycoll.options.fields import Options
+from lossycoll.plan.sets import Code
 
 from .cells import VARIANTS
 
 
-def left(loss: float, size: int) -> float:
-    """What single losses leave with sets of ``size`` and their parity: a packet is missing if it
-    is lost and one of the others of its set or the parity is, too."""
-    return loss * (1 - (1 - loss) ** size)
+def left(loss: float, code: Code) -> float:
+    """What single losses leave of long streams: a packet is missing if it is lost, and as many of
+    the others of its set and its rows as there are rows."""
+    others = code.size + code.rows - 1
+    back = sum(
+        comb(others, lost) * loss**lost * (1 - loss) ** (others - lost) for lost in range(code.rows)
+    )
+    return loss * (1 - back)
 
 
 def predicted(variant: str, loss: float) -> float | None:
     """What single losses leave with a variant; None where no formula is given."""
     options = Options(**VARIANTS[variant])
-    size, auto = options.parity_sets
-    if auto or (size and options.repair):
+    code, most_parity = options.parity
+    if most_parity or (code.rows and options.repair):
         return None
-    return left(loss, size) if size else loss ** (1 + options.repair)
+    return left(loss, code) if code.rows else loss ** (1 + options.repair)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from lossycoll.options.fields import Options
 from lossycoll.plan import signature
 from lossycoll.plan.codec import ENCODINGS
+from lossycoll.plan.sets import NO_PARITY
 from lossycoll.runtime.core.call import CallKey, text_of
 from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, Ready
 from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
@@ -36,7 +37,7 @@ def call_of(key: CacheKey) -> EngineCall:
     options = key.options
     reliable = options.delivery == "reliable"
     repair = 0 if reliable else options.repair
-    fec, fec_auto = (0, False) if reliable else options.parity_sets
+    code, most_parity = (NO_PARITY, 0) if reliable else options.parity
     plan = key.encoded.plan.signature
     encoding = ENCODINGS.index(key.encoding)
     return EngineCall(
@@ -45,13 +46,20 @@ def call_of(key: CacheKey) -> EngineCall:
         dtype=key.dtype,
         scale=key.scale,
         signature=_signature(
-            text_of(key.call), key.estimator, plan, reliable, repair, fec, fec_auto, encoding
+            text_of(key.call),
+            key.estimator,
+            plan,
+            reliable,
+            repair,
+            code.number,
+            most_parity,
+            encoding,
         ),
         timeout=key.timeout,
         reliable=reliable,
         repair=repair,
-        fec=fec,
-        fec_auto=fec_auto,
+        code=code,
+        most_parity=most_parity,
         encoding=key.encoding,
         notify=key.notify,
         waits=key.waits,

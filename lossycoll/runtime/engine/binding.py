@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from lossycoll._native import ffi, lib
 from lossycoll.errors import ClosedError
 from lossycoll.options.fields import Options
-from lossycoll.plan import Plan, encode, faults, parity
+from lossycoll.plan import Plan, encode, faults, sets
 from lossycoll.plan.codec import ENCODINGS
 
 from .failures import Code, Failure, Where, error_of
@@ -76,7 +76,7 @@ class EngineCall:
     """What one operation needs besides its plan (lc_call).
 
     ``input`` and ``output`` are addresses, ``timeout`` is in seconds, ``signature`` 64 bits that
-    are equal on ranks that mean the same. ``reliable``, ``repair``, ``fec``, ``fec_auto``,
+    are equal on ranks that mean the same. ``reliable``, ``repair``, ``code``, ``most_parity``,
     ``selective`` and ``feedback`` are for those levels of the plan that name no delivery.
     ``notify``: :meth:`EngineGroup.next` returns the ticket too. ``waits``: the caller waits for it
     at once, and its first :meth:`EngineGroup.wait` does the engine's work, as long as packets come
@@ -85,10 +85,9 @@ class EngineCall:
     WEIGHTED, which divide by ``divisor``. ``selective``: receivers may need single packets, which
     are resent until they come; ``needed`` says which this rank needs, a byte for each packet of
     each copy that comes from a peer, in the plan's order (empty: none). ``feedback``: receivers
-    tell senders what they have given up. ``fec``: the size of the sets that a parity packet
-    protects, one of plan.parity's (0: none); ``fec_auto``: none on paths that lose nothing, and
-    sets of at least that size on others. ``encoding``: how packets carry the elements, one of
-    plan.codec's.
+    tell senders what they have given up. ``code``: of parity. ``most_parity``: where what each path
+    loses decides, at most so many packets of it for 64 (0: it doesn't). ``encoding``: how packets
+    carry the elements, one of plan.codec's.
     """
 
     input: int
@@ -107,8 +106,8 @@ class EngineCall:
     selective: bool = False
     feedback: bool = False
     needed: bytes = b""
-    fec: int = 0
-    fec_auto: bool = False
+    code: sets.Code = sets.NO_PARITY
+    most_parity: int = 0
     encoding: str = "same"
 
 
@@ -138,8 +137,9 @@ class Ready:
             how = level.delivery or call
             to.reliable = how.reliable
             to.repair = how.repair
-            to.fec = parity.SIZES.index(how.fec)
-            to.fec_auto = how.fec_auto
+            to.code = how.code.number
+            to.most = how.most_parity
+            to.choose = lib.LC_CHOOSE_PARITY if how.most_parity else 0
         c.notify = call.notify
         c.waits = call.waits
         c.lingers = call.lingers

@@ -8,6 +8,7 @@ import pytest
 from lossycoll.errors import LossyError
 from lossycoll.plan import data_movement, ring, transpose, tree
 from lossycoll.plan.codec import ENCODINGS, codec_of
+from lossycoll.plan.sets import Code
 from lossycoll.plan.wire_types import Array
 from tests.support.floats import floats
 from tests.support.network import Network
@@ -35,7 +36,7 @@ def test_engine_equals_reference_with_encodings(world: int, loss: str) -> None:
         for case in lossy_cases(world):
             for count in sizes(world, PER_PACKET):
                 turn += 1
-                how = {"repair": turn // 2 % 2, "fec": 4 if turn % 3 == 0 else 0}
+                how = {"repair": turn // 2 % 2, "code": Code(8, 2) if turn % 3 == 0 else Code()}
                 encoding = NARROW[turn % 2]
                 dropped += check(network, case, count, "f32", loss, encoding=encoding, **how)
         stats = [engine.stats() for engine in network.engines]
@@ -114,7 +115,9 @@ def test_millions_of_elements_encoded(encoding: str, simd: bool) -> None:
     loss = "loss=0.05,seed=21"
     with Network(2, 1408, inject=loss, disable="" if simd else "simd") as network:
         for case in (case for case in CASES if case.way.millions):
-            check(network, case, 300_001, "f32", loss, encoding=encoding, repair=1, fec=10)
+            check(
+                network, case, 300_001, "f32", loss, encoding=encoding, repair=1, code=Code(16, 2)
+            )
 
 
 def test_what_can_not_be_encoded_is_refused() -> None:

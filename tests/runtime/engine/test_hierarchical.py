@@ -12,6 +12,7 @@ import pytest
 
 from lossycoll.plan import Algorithm, Plan, Topology, faults, find_algorithm, hierarchical
 from lossycoll.plan.reference_executor import execute
+from lossycoll.plan.sets import Code
 from lossycoll.runtime.engine.packet_masks import Blocks
 from tests.support.network import GROUP, Network, elements
 from tests.support.oracle_cases import PAYLOAD, Case, cases_of
@@ -26,7 +27,7 @@ SHAPES = {
     "hosts and sites": Topology.of_labels("aabbccdd", "xxxxyyyy", 2),
 }
 LOSSES = ("", "loss=0.4,seed=7", "loss=0.2,burst=4,dup=0.05,reorder=0.1,seed=9")
-HOW: tuple[dict[str, int | bool], ...] = ({}, {"repair": 1, "fec": 3}, {"reliable": True})
+HOW: tuple[dict[str, object], ...] = ({}, {"repair": 1, "code": Code(6, 3)}, {"reliable": True})
 COLLECTIVES = (
     *("all_reduce", "reduce_scatter", "all_gather", "broadcast"),
     *("all_to_all", "all_to_all_uneven", "gather", "scatter"),

@@ -10,6 +10,7 @@ import pytest
 
 from lossycoll.errors import LossyError
 from lossycoll.plan import Delivery, Finish, Level, Missing, Own, Plan
+from lossycoll.plan.sets import Code
 from tests.support import two_levels
 from tests.support.network import Network
 from tests.support.oracle_cases import PAYLOAD, WAYS, Case
@@ -32,12 +33,12 @@ LOSSES = (
     "loss=0.3,burst=4,seed=9",
     "loss=0.1,dup=0.05,reorder=0.1,seed=11",
 )
-HOW: tuple[tuple[Delivery, dict[str, int | bool]], ...] = (
+HOW: tuple[tuple[Delivery, dict[str, object]], ...] = (
     (RELIABLE, {}),
-    (RELIABLE, {"repair": 1, "fec": 3}),
+    (RELIABLE, {"repair": 1, "code": Code(3, 1)}),
     (LOSSY, {}),
-    (Delivery(fec=2), {"reliable": True}),
-    (Delivery(repair=1), {"fec": 4}),
+    (Delivery(code=Code(8, 3)), {"reliable": True}),
+    (Delivery(repair=1), {"code": Code(16, 6)}),
 )
 """Within hosts, and between them."""
 WORLD = {sum(len(host) for host in hosts): hosts for hosts in HOSTS}

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 import lossycoll
-from lossycoll.plan import data_movement, packet_count, parity, transpose
-from lossycoll.runtime.engine.binding import lib
+from lossycoll.plan import data_movement, packet_count, transpose
+from lossycoll.plan.sets import NO_PARITY, Code
 from lossycoll.runtime.engine.packet_masks import Blocks
 from tests.support.harness import init, run_good, run_ranks
 from tests.support.network import Network
@@ -27,45 +27,19 @@ SINGLE, BURSTY, BAD = (
 )
 
 
-def test_both_tables_of_sizes_are_one() -> None:
-    assert [lib.lc_fec_size(code) for code in range(len(parity.SIZES))] == list(parity.SIZES)
-    assert lib.lc_fec_size(len(parity.SIZES)) == 0
-    assert list(parity.SIZES) == sorted(set(parity.SIZES))
-
-
-def test_what_comes_back() -> None:
-    def back(missing: str, void: str, came: str) -> str:
-        bits = [np.array([c == "1" for c in text], np.bool_) for text in (missing, void, came)]
-        return "".join("01"[int(found)] for found in parity.recover(*bits))
-
-    assert back("100000", "000000", "11") == "100000"
-    assert back("110000", "000000", "11") == "110000"  # a burst as long as there are sets
-    assert back("101000", "000000", "11") == "000000"  # two of one set
-    assert back("101100", "000000", "11") == "000100"
-    assert back("110000", "000000", "01") == "010000"  # parity is lost, too
-    assert back("100000", "100000", "11") == "000000"  # never sent: nothing brings it
-    assert back("101000", "001000", "11") == "000000"  # nor what a set with it lost
-    assert back("1", "0", "1") == "1"
-    assert back("111", "000", "111") == "111"
-    assert back("10", "00", "") == "00"
-    assert [parity.parity_count(g, n) for g, n in ((0, 9), (1, 9), (4, 8), (4, 9), (500, 1))] == [
-        *(0, 9, 2, 3, 1)
-    ]
-
-
 @pytest.mark.parametrize(
-    ("world", "loss", "fec"),
+    ("world", "loss", "code"),
     [
-        (2, SINGLE, 10),
-        (3, SINGLE, 3),
-        (3, BURSTY, 4),
-        (5, BURSTY, 1),
-        (4, BAD, 5),
-        (3, "", 4),
-        (2, "loss=0.05,seed=9", 500),
+        (2, SINGLE, Code(64, 6)),
+        (3, SINGLE, Code(3, 1)),
+        (3, BURSTY, Code(16, 6)),
+        (5, BURSTY, Code(1, 1)),
+        (4, BAD, Code(8, 3)),
+        (3, "", Code(4, 2)),
+        (2, "loss=0.05,seed=9", Code(224, 1)),
     ],
 )
-def test_engine_equals_reference_with_parity(world: int, loss: str, fec: int) -> None:
+def test_engine_equals_reference_with_parity(world: int, loss: str, code: Code) -> None:
     dropped, turn = 0, 0
     with Network(world, PAYLOAD, inject=loss, seed=11) as network:
         for case in lossy_cases(world):
@@ -75,7 +49,7 @@ def test_engine_equals_reference_with_parity(world: int, loss: str, fec: int) ->
                 dtype = types[turn % 2]
                 per_packet = PAYLOAD // {"bytes": 1, "bf16": 2, "f32": 4, "f64": 8}[dtype]
                 for count in (1, world * per_packet + 3, 37 * per_packet + 5):
-                    dropped += check(network, case, count, dtype, loss, repair=repair, fec=fec)
+                    dropped += check(network, case, count, dtype, loss, repair=repair, code=code)
         stats = [engine.stats() for engine in network.engines]
     assert sum(s.malformed + s.foreign + s.socket_overflow for s in stats) == 0
     assert sum(s.parity_sent for s in stats) > 0
@@ -88,16 +62,16 @@ def test_the_same_packets_are_lost_with_parity_and_without() -> None:
     """So what is missing with it is a part of what is missing without, of every operation."""
     missing, packets = {}, 400
     own = np.ones(packets * PAYLOAD, np.uint8)
-    for fec in (0, 4):
+    for code in (NO_PARITY, Code(4, 1)):
         with Network(2, PAYLOAD, inject=SINGLE) as network:
             plans = [data_movement.all_gather(2, r, own.size, PAYLOAD) for r in range(2)]
             blocks = [Blocks(plans[r], np.zeros((2, packets), np.bool_)) for r in range(2)]
             data = [(own, np.zeros(2 * own.size, np.uint8)) for _ in range(2)]
-            tickets = [network.submit(r, plans[r], data[r], "bytes", fec=fec) for r in range(2)]
+            tickets = [network.submit(r, plans[r], data[r], "bytes", code=code) for r in range(2)]
             for r in range(2):
                 network.end(r, tickets[r], note=partial(blocks[r].note, network.engines[r]))
-            missing[fec] = [~blocks[r].arrived for r in range(2)]
-    for without, with_parity in zip(missing[0], missing[4], strict=True):
+            missing[code.rows] = [~blocks[r].arrived for r in range(2)]
+    for without, with_parity in zip(missing[0], missing[1], strict=True):
         assert (with_parity <= without).all()
         assert 0 < 2 * with_parity.sum() < without.sum()
 
@@ -107,7 +81,7 @@ def test_what_is_needed_comes_and_brings_others_back(repair: int) -> None:
     count, loss = 60 * PAYLOAD - 9, "loss=0.4,seed=13"
     with Network(3, PAYLOAD, inject=loss) as network:
         for _ in range(4):
-            ended, needed = check_needed(network, count, loss, 0.5, repair=repair, fec=3)
+            ended, needed = check_needed(network, count, loss, 0.5, repair=repair, code=Code(4, 2))
             assert needed > 0
             assert all(one.report.packets_recovered > 0 for one in ended)
 
@@ -117,7 +91,7 @@ def test_senders_learn_what_parity_could_not_bring_back() -> None:
     count = 90 * PAYLOAD // 4 + 3
     with Network(3, PAYLOAD, inject=BURSTY) as network:
         for _ in range(4):
-            ended, gone = check_reported_loss(network, count, BURSTY, fec=5)
+            ended, gone = check_reported_loss(network, count, BURSTY, code=Code(24, 5))
             recovered += sum(one.report.packets_recovered for one in ended)
             reported += gone
     assert reported > 0
@@ -141,7 +115,7 @@ def share_and_loss(loss: str, operations: int, warm: int) -> tuple[list[float], 
         for op in range(operations):
             plans = [transpose.all_reduce(2, r, COUNT, PAYLOAD // 4) for r in range(2)]
             data = [np.full(COUNT, float(r + 1), np.float32) for r in range(2)]
-            for ended in network.run(plans, data, data, "f32", 2.0, fec=4, fec_auto=True):
+            for ended in network.run(plans, data, data, "f32", 2.0, most_parity=16):
                 assert ended.code == 0
             if op == warm - 1:
                 before = [engine.stats() for engine in network.engines]

@@ -1,4 +1,4 @@
-"""What parity leaves missing: the losses that injection draws, decoded set by set."""
+"""What parity leaves missing: by engines, and of the losses that injection draws, set by set."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ from typing import Any
 
 import numpy as np
 
+from lossycoll.plan import data_movement
 from lossycoll.plan.faults import Inject, lost
 from lossycoll.plan.sets import Code, shape_of
 from lossycoll.simulate.recovery import left
+from tests.support.network import Network
 
 CODES = {0.05: Code(64, 6), 0.2: Code(64, 25), 0.4: Code(64, 64)}
 """By loss: about what leaves 1% of a long stream."""
 PACKETS = (24, 96, 192, 2979)
 BURSTS = (1.0, 8.0)
-DRAWN = 4_000_000
-"""Packets of each case."""
+DRAWN, SENT = 4_000_000, 400_000
+"""Packets of each case: whose losses are drawn alone, and that engines send."""
+PAYLOAD = 64
+AT_ONCE = 20
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,33 @@ def left_missing(
     return Left(float(np.mean(shares)), error, left(loss, burst, columns, code.rows, sets))
 
 
+def left_by_engines(
+    n: int, code: Code, loss: float, burst: float, sent: int = SENT, seed: int = 5
+) -> float:
+    """The share that stays missing where two engines send each other streams of ``n`` packets."""
+    faults = f"loss={loss},burst={burst},seed={seed}"
+    plans = [data_movement.all_gather(2, rank, n * PAYLOAD, PAYLOAD) for rank in range(2)]
+    given = np.ones(n * PAYLOAD, np.uint8)
+    missing, streams = 0, 0
+    with Network(2, PAYLOAD, inject=faults, reorder_min=2e-4) as network:
+        while streams * n < sent:
+            got = [[np.zeros(2 * given.size, np.uint8) for _ in range(2)] for _ in range(AT_ONCE)]
+            tickets = [
+                network.submit(rank, plans[rank], (given, one[rank]), "bytes", code=code)
+                for one in got
+                for rank in range(2)
+            ]
+            for number, ticket in enumerate(tickets):
+                assert network.end(number % 2, ticket).code == 0
+            for one in got:
+                for rank in range(2):
+                    came = one[rank].reshape(2, n, PAYLOAD)[1 - rank, :, 0]
+                    missing += int((came == 0).sum())
+                    streams += 1
+        assert sum(engine.stats().parity_sent for engine in network.engines) > 0
+    return missing / (streams * n)
+
+
 def parity() -> list[dict[str, Any]]:
     """A row for each loss and burst; its cells by the number of packets."""
     rows = []
@@ -62,6 +93,7 @@ def parity() -> list[dict[str, Any]]:
                 cells[str(n)] = {
                     "parity": len(shape_of(code.fitted(n), n).of_parity) / n,
                     "measured": found.measured,
+                    "engines": left_by_engines(n, code, loss, burst),
                     "error": found.error,
                     "predicted": found.predicted,
                 }

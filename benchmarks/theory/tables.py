@@ -97,7 +97,8 @@ def left_missing(found: Found) -> Iterable[Sequence[Any]]:
         yield [
             *(f"{100 * row['loss']:.0f}%", f"{row['burst']:.0f}"),
             *(
-                f"{c['parity']:.2f}: {_percent(c['measured'])} ({_percent(c['predicted'])})"
+                f"{c['parity']:.2f}: {_percent(c['engines'])}, {_percent(c['measured'])} "
+                f"({_percent(c['predicted'])})"
                 for c in cells
             ),
         ]

@@ -18,7 +18,7 @@ from benchmarks.theory import experiments as theory
 from benchmarks.theory import formulas, hosts
 from benchmarks.theory import ranks as theory_ranks
 from benchmarks.theory.experiments import EXECUTORS
-from benchmarks.theory.parity import left_missing
+from benchmarks.theory.parity import left_by_engines, left_missing
 from lossycoll.plan import Finish
 from lossycoll.plan.faults import parse
 from lossycoll.plan.sets import Code
@@ -254,8 +254,15 @@ def test_drift_of_reduced_gradients_over_5000_steps_in_the_reference() -> None:
     [(192, Code(64, 25), 0.2, 1.0), (192, Code(64, 25), 0.2, 8.0), (2979, Code(64, 6), 0.05, 1.0)],
 )
 def test_parity_leaves_what_is_predicted(n: int, code: Code, loss: float, burst: float) -> None:
-    found = left_missing(n, code, loss, burst, drawn=200_000)
+    found = left_missing(n, code, loss, burst, drawn=120_000)
     assert abs(found.measured - found.predicted) < STANDARD_ERRORS * found.error
     # A few rows less are told apart from it, so the samples have power.
-    less = left_missing(n, Code(code.size, code.rows - 4), loss, burst, drawn=200_000)
+    less = left_missing(n, Code(code.size, code.rows - 4), loss, burst, drawn=120_000)
     assert less.measured - found.predicted > STANDARD_ERRORS * found.error
+
+
+@long
+def test_engines_leave_it_too() -> None:
+    drawn = left_missing(192, Code(64, 25), 0.2, 8.0, drawn=400_000)
+    found = left_by_engines(192, Code(64, 25), 0.2, 8.0, sent=200_000)
+    assert abs(found - drawn.predicted) < STANDARD_ERRORS * 2**0.5 * drawn.error

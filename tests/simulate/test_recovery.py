@@ -37,7 +37,7 @@ def test_drawn_losses_leave_as_much(n: int, code: Code, loss: float, burst: floa
     shape = shape_of(code, n)
     none = np.zeros(n, bool)
     parity, shares = len(shape.of_parity), []
-    for op in range(400_000 // n):
+    for op in range(200_000 // n):
         gone = lost(Inject(loss=loss, burst=burst, seed=5), 0, op, 0, 1, 0, n + parity)
         back = shape.recover(gone[:n], none, ~gone[n:])
         shares.append((gone[:n] & ~back).mean())

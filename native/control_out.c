@@ -144,10 +144,10 @@ static uint32_t records_in_one(const lc_path *p, uint32_t payload) {
 uint64_t lc_tell_again_ns(const lc_host *h, const lc_path *p) {
     if (!p->unanswered_ns)
         return 0;
-    uint64_t silent = h->now - p->unanswered_ns;
+    uint64_t silent = h->now - p->unanswered_ns, then = p->told_ns - p->unanswered_ns;
     if (silent <= lc_pace_rto(&p->pace))
         return 0;
-    return p->told_ns + (silent < LC_AGAIN_MAX_NS ? silent : LC_AGAIN_MAX_NS);
+    return p->told_ns + (then < LC_AGAIN_MAX_NS ? then : LC_AGAIN_MAX_NS);
 }
 
 uint64_t lc_held_until_ns(const lc_host *h, const lc_path *p) {

@@ -4,7 +4,8 @@
 
 enum { WINDOW_MIN = 4, WINDOW_START = 64, WINDOW_MAX = 1 << 20, PATIENCE = 3, PATIENCE_MAX = 48 };
 
-static const uint64_t RTO_MIN_NS = 5000000u, RTO_MAX_NS = 200000000u, RTO_START_NS = 20000000u;
+static const uint64_t RTO_MIN_NS = 5000000u, RTO_START_NS = 20000000u;
+static const uint64_t RTO_NOISE_NS = 20000000u; /* of a long round trip, beside a part of it */
 
 /* A round trip below this is one machine or one rack: windows alone hold it, and a timer is too
  * coarse to pace it. What is shorter than the clocks' noise isn't taken for a queue. */
@@ -378,7 +379,6 @@ uint64_t lc_pace_queue(const lc_pace *pace) {
 uint64_t lc_pace_rto(const lc_pace *pace) {
     if (!pace->measure.rtt_ns)
         return RTO_START_NS;
-    uint64_t rto = 4 * pace->measure.rtt_ns + RTO_MIN_NS;
-    return rto < RTO_MAX_NS + pace->measure.rtt_ns * 2 ? rto
-                                                       : RTO_MAX_NS + pace->measure.rtt_ns * 2;
+    uint64_t rtt = pace->measure.rtt_ns, more = rtt / 2 + RTO_NOISE_NS;
+    return rtt + (3 * rtt < more ? 3 * rtt : more) + RTO_MIN_NS;
 }

@@ -8,13 +8,16 @@ static const uint64_t QUIET_AFTER_NS = 20000000;
 /* So many rounds in a row of which nothing came: at 90% loss, of one packet each, that happens once
  * in 5e11 times. */
 static const uint32_t EMPTY_ROUNDS = 256;
+static const uint32_t SOON = 4; /* times that something is said again soon */
 static const uint64_t ASK_NS = 100000000, WANT_MAX_NS = 100000000;
 
-/* When to say once more what was said so many times again: the rarer, the longer nothing is heard.
- */
+/* When to say once more what was said so many times again. The first times that is soon: it may
+ * have been lost each time, and an operation waits for it. Then it is the rarer, the longer nothing
+ * is heard. */
 static uint64_t backoff(const lc_host *h, const lc_path *p, uint32_t tries) {
     uint64_t silent = (h->now - p->heard_ns) / 4;
-    uint64_t wait = lc_pace_rto(&p->pace) << (tries < 3 ? tries : 3);
+    uint32_t longer = tries < SOON ? 0 : tries - SOON + 1;
+    uint64_t wait = lc_pace_rto(&p->pace) << (longer < 3 ? longer : 3);
     uint64_t again = h->now + lc_later(wait, silent < LC_AGAIN_MAX_NS ? silent : LC_AGAIN_MAX_NS);
     return lc_later(again, lc_tell_again_ns(h, p));
 }

@@ -88,6 +88,13 @@ LINKS = (
         "native:test_small",
     ),
     mutation(
+        "what is repeated waits for a silence that grows with the wait",
+        "native/control_out.c",
+        "    return p->told_ns + (then < LC_AGAIN_MAX_NS ? then : LC_AGAIN_MAX_NS);",
+        "    return p->told_ns + (silent < LC_AGAIN_MAX_NS ? silent + 0 * then : LC_AGAIN_MAX_NS);",
+        "native:test_slow_links",
+    ),
+    mutation(
         "four times the packets that fit a buffer",
         "native/link_udp.c",
         "return (uint32_t)((buffer - control) / charge / peers);",

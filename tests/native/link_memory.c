@@ -14,6 +14,7 @@ typedef struct packet {
     uint64_t order; /* of those that come at the same time */
     uint32_t bytes;
     uint16_t from;
+    uint8_t at_port; /* it comes to the rank's port, and not yet to the rank */
     uint8_t data[];
 } packet;
 
@@ -66,6 +67,7 @@ struct memory_net {
     packet *free;
     memory_link *links[MEMORY_RANKS];
     memory_path paths[MEMORY_RANKS][MEMORY_RANKS];
+    memory_port up[MEMORY_RANKS], down[MEMORY_RANKS];
 };
 
 /* ---- chance ---- */
@@ -162,24 +164,36 @@ static void post(memory_net *net, uint16_t from, uint16_t to, const struct iovec
     p->from = from;
     p->at_ns = at_ns;
     p->order = net->order++;
+    p->at_port = net->down[to].bytes_per_s > 0;
     heap_put(net->links[to], p);
+}
+
+/* When a packet that comes to a bottleneck leaves it; 0: it is dropped. */
+static uint64_t passes(uint64_t at_ns, size_t bytes, double bytes_per_s, uint64_t queue_ns,
+                       uint64_t *free_ns) {
+    if (bytes_per_s <= 0)
+        return at_ns;
+    uint64_t begin = *free_ns > at_ns ? *free_ns : at_ns;
+    uint64_t leaves = begin + (uint64_t)((double)bytes / bytes_per_s * 1e9);
+    if (queue_ns && leaves - at_ns > queue_ns)
+        return 0;
+    *free_ns = leaves;
+    return leaves;
 }
 
 static void send_packet(memory_net *net, uint16_t from, uint16_t to, const struct iovec *iov) {
     memory_path *path = &net->paths[from][to];
-    uint64_t leaves = net->now;
+    memory_port *up = &net->up[from];
+    size_t bytes = iov[0].iov_len + iov[1].iov_len;
     net->counts.sent++;
     if (net->tap)
         net->tap(net->tap_context, from, to, iov);
-    if (path->bytes_per_s > 0) {
-        uint64_t begin = path->free_ns > net->now ? path->free_ns : net->now;
-        double bytes = (double)(iov[0].iov_len + iov[1].iov_len);
-        leaves = begin + (uint64_t)(bytes / path->bytes_per_s * 1e9);
-        if (path->queue_ns && leaves - net->now > path->queue_ns) {
-            net->counts.dropped++;
-            return;
-        }
-        path->free_ns = leaves;
+    uint64_t leaves = passes(net->now, bytes, up->bytes_per_s, up->queue_ns, &up->free_ns);
+    if (leaves)
+        leaves = passes(leaves, bytes, path->bytes_per_s, path->queue_ns, &path->free_ns);
+    if (!leaves) {
+        net->counts.dropped++;
+        return;
     }
     if (is_lost(net, path) || !net->links[to]) {
         net->counts.lost++;
@@ -289,10 +303,26 @@ static int send_runs(lc_link *link, const lc_run *runs, int n_runs, int *sys_err
 
 /* ---- receiving ---- */
 
+static void pass_port(memory_link *l, packet *p) {
+    memory_port *down = &l->net->down[l->rank];
+    p->at_ns = passes(p->at_ns, p->bytes, down->bytes_per_s, down->queue_ns, &down->free_ns);
+    p->at_port = 0;
+    if (p->at_ns) {
+        heap_put(l, p);
+    } else {
+        l->net->counts.dropped++;
+        drop_packet(l->net, p);
+    }
+}
+
 /* What has come by now is in the receive buffer, or found no room there. */
 static void fill_buffer(memory_link *l) {
     while (l->n_heap && l->heap[0]->at_ns <= l->net->now) {
         packet *p = heap_take(l);
+        if (p->at_port) {
+            pass_port(l, p);
+            continue;
+        }
         if (l->n_buffer >= l->net->capacity) {
             l->figures.overflow++;
             drop_packet(l->net, p);
@@ -458,6 +488,14 @@ void memory_net_free(memory_net *net) {
 
 memory_path *memory_path_of(memory_net *net, uint16_t from, uint16_t to) {
     return &net->paths[from][to];
+}
+
+memory_port *memory_port_up(memory_net *net, uint16_t rank) {
+    return &net->up[rank];
+}
+
+memory_port *memory_port_down(memory_net *net, uint16_t rank) {
+    return &net->down[rank];
 }
 
 void memory_set_full(memory_net *net, double share, uint64_t longest_ns) {

@@ -25,10 +25,17 @@ typedef struct {
     int in_burst;
 } memory_path;
 
+/* What all packets from a rank share, or all to it. */
+typedef struct {
+    double bytes_per_s; /* 0: no bound */
+    uint64_t queue_ns;  /* as of a path */
+    uint64_t free_ns;   /* state */
+} memory_port;
+
 typedef struct memory_net memory_net;
 
 typedef struct {
-    uint64_t sent, lost, doubled, dropped; /* dropped: at the bottleneck */
+    uint64_t sent, lost, doubled, dropped; /* dropped: at a bottleneck */
     uint64_t refused;                      /* sends that found the link full */
 } memory_counts;
 
@@ -39,6 +46,9 @@ void memory_net_free(memory_net *net);
 lc_link *memory_link_open(memory_net *net, uint16_t rank);
 
 memory_path *memory_path_of(memory_net *net, uint16_t from, uint16_t to);
+/* Before the paths from a rank, and behind those to it. */
+memory_port *memory_port_up(memory_net *net, uint16_t rank);
+memory_port *memory_port_down(memory_net *net, uint16_t rank);
 /* Share of sends that find the link full, for up to so long. */
 void memory_set_full(memory_net *net, double share, uint64_t longest_ns);
 /* Links read payloads so much later than they take them over, and say when they have; 0: at once.

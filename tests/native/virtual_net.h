@@ -25,6 +25,8 @@ typedef struct {
     uint32_t eager_bytes;
     uint64_t delay_ns;     /* of each way */
     double loss;           /* of each way, control as well */
+    uint8_t paced;         /* 1: congestion control has a part in it */
+    uint64_t seed;         /* of the network's chance; 0: some */
     lc_group_config group; /* number, rank and size are set */
 } virtual_setup;
 
@@ -32,9 +34,9 @@ static inline void virtual_open(virtual_net *v, const virtual_setup *how) {
     lc_address nowhere[VIRTUAL_RANKS] = {{.port = 0}};
     lc_failure failure;
     *v = (virtual_net){.size = how->size};
-    v->net =
-        memory_net_new(how->size, (uint32_t)(LC_HEADER_BYTES + how->payload), how->capacity, 7);
-    memory_set_same_host(v->net, 1); /* congestion control has no part in this */
+    v->net = memory_net_new(how->size, (uint32_t)(LC_HEADER_BYTES + how->payload), how->capacity,
+                            how->seed ? how->seed : 7);
+    memory_set_same_host(v->net, !how->paced);
     for (uint16_t i = 0; i < how->size; i++) {
         for (uint16_t k = 0; k < how->size; k++) {
             memory_path_of(v->net, i, k)->delay_ns = how->delay_ns;

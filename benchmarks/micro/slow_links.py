@@ -1,0 +1,92 @@
+"""Looks for all-reduces that take many times what slow, lossy links need.
+
+``python -m benchmarks.micro.slow_links`` draws scenarios from seeds: 4 hosts with ports of 1 to 100
+Mbit/s, 1 to 20% lost, 16 KB to 4 MiB, and runs them in virtual time (tests/native/slow_links.h), so
+that the same ones can be run again, one by one: ``--first 17 --count 1 loss=0.05``. It prints how
+many operations took so many times their limit, and the worst scenarios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.common.results import ROOT
+
+COLUMNS = (
+    *("seed", "hosts", "mbit", "rtt_ms", "queue_ms", "loss", "burst", "capacity"),
+    *("bytes", "deep", "pause_ms", "delivery", "limit", "lost", "dropped", "failed", "times"),
+)
+TIMES = (1.5, 2.0, 3.0, 5.0, 10.0, 20.0)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One scenario, and the time of each of its operations against the limit."""
+
+    settings: dict[str, str]
+    times: tuple[float, ...]
+
+    @property
+    def worst(self) -> float:
+        return max(self.times)
+
+    @classmethod
+    def of(cls, line: str) -> Run:
+        settings = dict(zip(COLUMNS, line.split(","), strict=True))
+        return cls(settings, tuple(map(float, settings.pop("times").split())))
+
+
+def build(folder: Path) -> Path:
+    """The program, with the engine's sources."""
+    program = folder / "slow_links"
+    sources = [
+        ROOT / "benchmarks" / "micro" / "slow_links.c",
+        ROOT / "tests" / "native" / "link_memory.c",
+        *sorted((ROOT / "native").glob("*.c")),
+    ]
+    flags = ["-std=c11", "-O2", f"-I{ROOT / 'native'}", f"-I{ROOT / 'tests' / 'native'}"]
+    command = ["cc", *flags, *map(str, sources), "-lm", "-lpthread", "-o", str(program)]
+    subprocess.run(command, check=True)
+    return program
+
+
+def simulate(program: Path, first: int, count: int, settings: Sequence[str]) -> list[Run]:
+    """Runs the scenarios of some seeds; a setting, as "loss=0.05", holds for all of them."""
+    command = [str(program), str(first), str(count), *settings]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return [Run.of(line) for line in done.stdout.splitlines()]
+
+
+def summary(runs: Sequence[Run], worst: int) -> str:
+    times = sorted(time for run in runs for time in run.times)
+    lines = [f"{len(runs)} scenarios, {len(times)} operations"]
+    lines += [
+        f"over {most:g} times the limit: {sum(time > most for time in times)}" for most in TIMES
+    ]
+    lines.append(f"failed: {sum(int(run.settings['failed']) for run in runs)}")
+    for run in sorted(runs, key=lambda run: -run.worst)[:worst]:
+        settings = " ".join(f"{name}={value}" for name, value in run.settings.items())
+        lines.append(f"{run.worst:.1f}: {settings}")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--first", type=int, default=1, help="seed (%(default)s)")
+    parser.add_argument("--count", type=int, default=1000, help="scenarios (%(default)s)")
+    parser.add_argument("--worst", type=int, default=10, help="to print (%(default)s)")
+    parser.add_argument("settings", nargs="*", help="of all scenarios: name=value")
+    chosen = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        runs = simulate(build(Path(folder)), chosen.first, chosen.count, chosen.settings)
+    print(summary(runs, chosen.worst))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

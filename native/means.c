@@ -203,6 +203,8 @@ static void try_all(search *s) {
         return;
     }
     s->found[s->count++] = measure(s, 0, s->loss);
+    if (s->found[0].enough && !s->found[0].means.rounds)
+        return; /* nothing is quicker than nothing */
     for (uint32_t i = 0; i < LC_SIZES; i++)
         if (suits(lc_code_size(i), s->n))
             try_size(s, lc_code_size(i));
@@ -284,6 +286,7 @@ lc_means lc_means_choose(const lc_means_ask *ask) {
 
 /* ---- choices that are kept ---- */
 
+/* Rates swing as a path is probed, and a choice takes time. */
 static int near(double a, double b, double share) {
     return fabs(a - b) <= share * fmin(fabs(a), fabs(b));
 }
@@ -298,9 +301,10 @@ lc_means lc_means_recall(lc_means_memo *memo, const lc_means_ask *ask) {
     uint32_t at = (ask->packets * 2654435761u >> 16) % LC_MEANS_KEPT;
     lc_means_ask *kept = &memo->asks[at], now = *ask;
     now.has_last = same_stream(kept, ask);
-    if (now.has_last && near(kept->loss, ask->loss, 0.1) && near(kept->burst, ask->burst, 0.25) &&
-        near(kept->rtt_s, ask->rtt_s, 0.25) && near(kept->reorder_s, ask->reorder_s, 0.25) &&
-        near(kept->rate, ask->rate, 0.25) && near(kept->row_rate, ask->row_rate, 0.25))
+    if (now.has_last && near(clean_loss(kept->loss), clean_loss(ask->loss), 0.1) &&
+        near(kept->burst, ask->burst, 0.25) && near(kept->rtt_s, ask->rtt_s, 1) &&
+        near(kept->reorder_s, ask->reorder_s, 1) && near(kept->rate, ask->rate, 1) &&
+        near(kept->row_rate, ask->row_rate, 1))
         return memo->means[at];
     now.last = memo->means[at];
     *kept = now;

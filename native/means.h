@@ -18,7 +18,8 @@ typedef struct {
 } lc_means_memo;
 
 /* As lc_means_choose, but takes a choice that was made for such a stream while loss has changed by
- * less than a tenth, and burst, times and rate by less than a quarter. */
+ * less than a tenth and the mean run by less than a quarter, and times and rates have neither
+ * doubled nor halved. */
 lc_means lc_means_recall(lc_means_memo *memo, const lc_means_ask *ask);
 
 #endif

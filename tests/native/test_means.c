@@ -153,6 +153,11 @@ static void test_memo(void) {
     CHECK(lc_means_recall(&memo, &ask).expected == first.expected); /* as it was */
     ask.loss = 0.0556;
     CHECK(lc_means_recall(&memo, &ask).expected != first.expected);
+    lc_means now = lc_means_recall(&memo, &ask);
+    ask.rate *= 1.9; /* rates swing as a path is probed */
+    CHECK(lc_means_recall(&memo, &ask).seconds == now.seconds);
+    ask.rate *= 1.1;
+    CHECK(lc_means_recall(&memo, &ask).seconds < now.seconds);
     ask.packets = 85; /* beside the other */
     lc_means small = lc_means_recall(&memo, &ask);
     CHECK(small.code != first.code);

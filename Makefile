@@ -9,6 +9,9 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 SHARED := --numprocesses=$(WORKERS) --dist=loadgroup --no-loadscope-reorder
 
+# Another torch than that of requirements-dev.txt, for test-torch; not from the environment.
+TORCH :=
+
 CC ?= cc
 RAW_UDP_FLAGS := -std=c11 -O3 -march=native -Wall -Wextra -Werror -pthread
 
@@ -16,13 +19,14 @@ NATIVE := $(wildcard native/*.[ch] native/lab/*.[ch]) native/build_cffi.py
 C_FILES := $(wildcard native/*.[ch] native/lab/*.[ch] tests/native/*.[ch] benchmarks/micro/*.[ch] tools/*.[ch])
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all mutate lint format conformance bench micro study reports theory doctor \
-        docs examples netem versions clean
+.PHONY: help demo test test-all test-torch mutate lint format conformance bench micro study reports \
+        theory doctor docs examples netem versions clean
 
 help:
 	@echo "make demo      train a small GPT five times and compare (about 6 minutes)"
 	@echo "make test      the tests: a short sample of what takes long (8 minutes at most)"
 	@echo "make test-all  all tests (30 minutes at most)"
+	@echo "make test-torch TORCH=2.14.1  make test with that torch, in an environment of its own"
 	@echo "make mutate    break the code in one place at a time: does a test notice?"
 	@echo "make lint      ruff, mypy, import-linter and clang-format"
 	@echo "make format    let ruff and clang-format rewrite the sources"
@@ -48,6 +52,11 @@ test: $(VENV)/.built benchmarks/build/raw_udp
 
 test-all: $(VENV)/.built $(VENV)/.long benchmarks/build/raw_udp
 	$(BIN)/python -m pytest $(SHARED) $(ARGS)
+
+# The extension is of the stable ABI and knows no torch, so both environments share the one built.
+test-torch:
+	test -n "$(TORCH)"
+	$(MAKE) test VENV=build/torch-$(TORCH) TORCH=$(TORCH) ARGS='$(ARGS)'
 
 mutate: $(VENV)/.built
 	$(BIN)/python -m tools.mutate $(ARGS)
@@ -114,7 +123,8 @@ clean:
 
 $(VENV)/.packages: requirements-dev.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --requirement requirements-dev.txt
+	sed '$(if $(TORCH),s/^torch==.*/torch==$(TORCH)/)' requirements-dev.txt > $(@D)/requirements.txt
+	$(BIN)/python -m pip install --requirement $(@D)/requirements.txt
 	touch $@
 
 $(VENV)/.long: requirements-long.txt $(VENV)/.packages

@@ -294,14 +294,17 @@ def rank_interrupted(rank: int, world: int) -> float:
 
     init()
     dist.barrier()
-    if rank == 1:
-        time.sleep(2 + SLACK)  # so that nothing else ends the wait in time
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 1:  # nothing but Ctrl-C ends the other's wait
+        store.wait(["interrupted"], timedelta(seconds=60))
         return 0.0
     note("ready")
     try:
         dist.all_reduce(torch.ones(50_000))
     except KeyboardInterrupt:
-        return time.monotonic()
+        when = time.monotonic()
+        store.set("interrupted", "")
+        return when
     raise AssertionError("not interrupted")
 
 

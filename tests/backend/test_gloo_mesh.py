@@ -155,10 +155,12 @@ def rank_late(rank: int, world: int) -> Any:
 
     init()
     group: Any = dist.group.WORLD
+    store = dist.distributed_c10d._get_default_store()
     if rank == 0:
         caught = catch(lambda: group.monitored_barrier(timedelta(seconds=1), wait_all_ranks=True))
+        store.set("rank 0 has its error", "")
     else:
-        time.sleep(3)
+        store.wait(["rank 0 has its error"], timedelta(seconds=60))
         caught = catch(dist.barrier)
     return caught
 

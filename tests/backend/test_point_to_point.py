@@ -238,12 +238,15 @@ def late(rank: int) -> tuple[str, float]:
     dist.barrier()
     begin = time.monotonic()
     waits = (lambda: dist.recv(torch.ones(3), 1, tag=2)) if rank == 0 else dist.barrier
+    store = dist.distributed_c10d._get_default_store()
     if rank == 1:
-        time.sleep(2.5)
+        store.wait(["rank 0 has its error"], timedelta(seconds=60))
     with pytest.raises(lossycoll.OperationTimeout) as caught:
         waits()
+    seconds = time.monotonic() - begin
+    store.set(f"rank {rank} has its error", "")
     dist.destroy_process_group()
-    return str(caught.value), time.monotonic() - begin
+    return str(caught.value), seconds
 
 
 @over_each_link
@@ -270,15 +273,20 @@ def rank_interrupted(rank: int, world: int) -> float:
 
     init()
     dist.barrier()
-    if rank == 2:
-        time.sleep(2 + SLACK)  # so that nothing else ends the waits in time
+    store = dist.distributed_c10d._get_default_store()
+    over = [f"{number} is interrupted" for number in (0, 1)]
+    if rank == 2:  # nothing but Ctrl-C ends the others' waits
+        store.wait(over, timedelta(seconds=60))
         return 0.0
     t = torch.ones(LARGE)
     note("ready")
     try:
         dist.recv(t, 2) if rank == 0 else dist.send(t, 2)
     except KeyboardInterrupt:
-        return time.monotonic()
+        when = time.monotonic()
+        store.set(over[rank], "")
+        store.wait(over, timedelta(seconds=60))  # who leaves ends the other's wait
+        return when
     raise AssertionError("not interrupted")
 
 

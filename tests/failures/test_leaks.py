@@ -11,6 +11,7 @@ from typing import Any
 from tests.support.failure_cases import CALM, catch, holdings, left_over
 from tests.support.harness import init, run_good
 from tests.support.links import must_use_link, over, over_each_link
+from tests.support.waiting import until
 
 CYCLES = 20
 PROMPT = float(CALM["LOSSYCOLL_LIVENESS"]) / 2
@@ -102,7 +103,7 @@ def rank_ends(rank: int, world: int) -> dict[str, Any]:
             store.set("timed out", "")
         else:
             store.wait(["timed out"])
-            time.sleep(1)  # it is reported meanwhile
+            until(lambda: group._health.failure, "rank 1's report", seconds=60)
             caught = catch(lambda: dist.all_reduce(t, group=group))
             assert caught.kind == "OperationTimeout", caught
             assert "rank 1 (127.0.0.1:" in caught.text, caught

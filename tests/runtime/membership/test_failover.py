@@ -64,7 +64,6 @@ def test_ranks_that_leave_one_after_another_are_nowhere_dead() -> None:
             rest = s.notes[rank + 1 :]
             until(lambda: all(("bye", rank, rank) in note.log for note in rest))  # noqa: B023
             s.groups[rank].close()
-        time.sleep(LIVENESS)
         for note in s.notes:
             assert note.log == [("bye", rank, rank) for rank in range(note.rank)]
 

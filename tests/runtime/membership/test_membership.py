@@ -186,6 +186,20 @@ def test_a_rank_that_left_one_group_is_watched_for_the_others() -> None:
         assert second[rank].log == [("dead", 2)]
 
 
+def test_ranks_that_leave_one_after_another_are_nowhere_dead() -> None:
+    net = ready(5, LIVENESS)
+    notes = [node.join(7, range(5)) for node in net.nodes]
+    for rank in range(4):
+        net.nodes[rank].groups[7][0].leave(rank)
+        net.run(0.1)
+        net.nodes[rank].cohort.say_goodbye()
+        net.run(0.1)
+        net.nodes[rank].kill()
+    net.run(2 * LIVENESS)
+    for number, note in enumerate(notes):
+        assert note.log == [("bye", rank, rank) for rank in range(number)]
+
+
 def test_who_does_not_belong_to_a_group_is_not_believed_in_it() -> None:
     net = ready(3, 10.0)
     notes = join(net, 1, [0, 1])

@@ -337,6 +337,7 @@ static lc_stream stream_of(const lc_op *op, const lc_in *in) {
                        .arrived = in->n_arrived,
                        .slot = in->slot->desc.number,
                        .peer = in->peer,
+                       .code = in->decoder ? in->decoder->code : 0,
                        .cause = in->cause};
 }
 

@@ -36,7 +36,7 @@ static double share(double lost, double sent, double least) {
 }
 
 /* The loss that is believed. Of few packets hardly any is, or the first one lost would be all. */
-static double loss_of(const lc_fec_path *path) {
+double lc_fec_loss(const lc_fec_path *path) {
     double late = share(path->lost, path->sent, SHORT);
     double soon = share(path->soon_lost, path->soon_sent, SHORT);
     double sure = soon - 2 * sqrt(soon * BURSTS / SHORT);
@@ -56,7 +56,7 @@ uint32_t lc_fec_half(uint32_t size, uint32_t least) {
 }
 
 uint32_t lc_fec_choose(lc_fec_path *path, uint32_t least) {
-    double loss = loss_of(path);
+    double loss = lc_fec_loss(path);
     if (loss < NO_LOSS)
         return path->size = 0;
     double want = LOG_KEPT / loss;

@@ -13,6 +13,8 @@ typedef struct {
 
 /* The peer has seen numbers of so many more packets, and taken so many. */
 void lc_fec_told(lc_fec_path *path, uint32_t sent, uint32_t taken);
+/* The share of packets that is believed to be lost. */
+double lc_fec_loss(const lc_fec_path *path);
 /* Sizes are those that a code can say (sets.h); of sets of one row. At least `least` packets. */
 /* About half of a size. */
 uint32_t lc_fec_half(uint32_t size, uint32_t least);

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "loop.h"
 
@@ -13,6 +14,8 @@ enum {
     SHARED_MEMORY = 1,  /* number of its link */
     CELL_PAYLOAD = 8192 /* of a link whose packets are larger than the host's */
 };
+
+static const double VIRTUAL_ROW_RATE = 8e9;
 
 static int config_ok(const lc_host_config *c) {
     return c->address && c->processes >= 1 && c->process < c->processes && c->payload_bytes >= 64 &&
@@ -271,6 +274,16 @@ static void share_credits(lc_interface *via) {
         via->paths[i]->tx_window = via->large_units; /* until the peer says what it can take */
 }
 
+/* Of a host whose clock is virtual it is no property of this machine. */
+static double row_rate(const lc_host *h) {
+    if (h->threadless)
+        return VIRTUAL_ROW_RATE;
+    double cores = (double)sysconf(_SC_NPROCESSORS_ONLN);
+    double here = 1 + (h->n_interfaces > SHARED_MEMORY ? h->interfaces[SHARED_MEMORY].n_paths : 0);
+    double share = cores >= 1 && here > cores ? cores / here : 1;
+    return lc_gf_of(!(h->config.disable & LC_SIMD))->row_rate * share;
+}
+
 int lc_host_start(lc_host *h, uint64_t session, const lc_address *processes) {
     int code = LC_OK;
     if (h->running)
@@ -288,6 +301,7 @@ int lc_host_start(lc_host *h, uint64_t session, const lc_address *processes) {
         via->expect = (lc_expect){session, h->config.process, h->config.processes,
                                   (uint16_t)via->payload_bytes};
     }
+    h->row_rate = row_rate(h);
     if (h->threadless)
         h->now = lc_clock_now(h->clock);
     else

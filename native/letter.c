@@ -126,6 +126,7 @@ static void describe(const lc_group *g, const lc_letter *letter, void *data, lc_
     if (has_parity(g, letter)) {
         call->levels[0].choose = LC_CHOOSE_PARITY;
         call->levels[0].most = LC_MAIL_PARITY;
+        call->levels[0].max_missing = -1;
     }
     call->dtype = LC_BYTES;
     call->scale = 1;

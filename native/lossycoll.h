@@ -66,6 +66,8 @@ typedef struct {
     uint8_t choose;    /* lc_choose: what is chosen for each stream by what its path loses */
     uint8_t most;      /* parity, if it is chosen: at most so many packets for 64 */
     uint16_t code;     /* of parity, if it isn't (sets.h); 0: none */
+    float max_missing; /* share that may be missing, where something is chosen; below 0: a tenth of
+                          what the path loses */
 } lc_level;
 
 /* ---- seeded faults ---- */
@@ -195,6 +197,7 @@ typedef struct {
     uint32_t arrived;
     uint16_t slot; /* number here */
     uint16_t peer;
+    uint16_t code; /* of its parity, as far as is known (native/sets.h) */
     uint8_t cause; /* why it settled */
 } lc_stream;
 

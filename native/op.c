@@ -119,7 +119,8 @@ static int needed_ok(const lc_call *call) {
 }
 
 static int level_ok(const lc_level *level) {
-    if (!level->elements_per_packet || level->choose & ~LC_CHOOSE_PARITY)
+    if (!level->elements_per_packet || level->choose & ~LC_CHOOSE_PARITY ||
+        !(level->max_missing <= 1))
         return 0;
     if (level->choose & LC_CHOOSE_PARITY)
         return !level->code && level->most >= 1 && level->most <= 64;

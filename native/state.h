@@ -27,6 +27,7 @@
 #include "fec.h"
 #include "inject.h"
 #include "mailbox.h"
+#include "means.h"
 #include "pace.h"
 #include "waiter.h"
 #include "wire.h"
@@ -79,6 +80,7 @@ typedef struct {
     lc_interface *interface; /* by which it is reached */
     lc_pace pace;
     lc_fec_path fec;
+    lc_means_memo means;
     lc_deadline deadline;
     /* sending */
     uint32_t tx_next;     /* link_seq of the next packet */
@@ -247,6 +249,7 @@ struct lc_host {
     lc_waiter caller_waiter; /* of a caller that drives */
     lc_path *paths;          /* by process */
     uint64_t session;
+    double row_rate;   /* bytes/s of a row of parity, while all processes here make some */
     uint64_t now;      /* of this turn of the loop */
     uint64_t came_ns;  /* when the kernel got the datagram that is looked at */
     uint64_t tick_ns;  /* when timers are looked at next */

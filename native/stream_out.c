@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "batch.h"
+#include "choice.h"
 #include "payload.h"
 
 /* The parity of a window goes when all of its packets have been sent. */
@@ -176,40 +177,13 @@ static uint16_t count_of(const lc_op_slot *s, uint32_t k) {
     return s->at_once ? 1 : s->count[k];
 }
 
-/* What the path asks for; 0: no parity. */
-static uint16_t code_to(const lc_out *out) {
-    const lc_op_slot *s = out->slot;
-    const lc_level *level = s->level;
-    if (!(level->choose & LC_CHOOSE_PARITY))
-        return lc_code_fitted(level->code, s->n_packets);
-    uint32_t least = LC_PARITY_SHARE / level->most;
-    uint32_t size = lc_fec_choose(&lc_path_to(out)->fec, least);
-    /* A reliable stream waits a round trip for the first packet that doesn't come back. */
-    if (level->reliable)
-        size = lc_fec_half(size, least);
-    return lc_code_fitted(lc_code(size, 1), s->n_packets);
-}
-
-/* All of a slot's streams have one parity: that of the path which loses most. */
-static uint16_t code_of_slot(const lc_op_slot *s) {
-    uint16_t found = 0;
-    for (uint32_t i = 0; i < s->desc.n_dests; i++) {
-        uint16_t code = s->outs[i].state == LC_OUT_DONE ? 0 : code_to(&s->outs[i]);
-        if (code && (!found || lc_code_k(code) < lc_code_k(found)))
-            found = code;
-    }
-    return found;
-}
-
 /* Adds a packet to its set when it is first sent to anyone. Later it may not be what was sent:
  * in place, the result takes the place of what went into it. */
 static void protect(lc_out *out, uint32_t k, const uint8_t *payload, uint32_t bytes) {
     const lc_op_slot *s = out->slot;
     lc_encoder *e = s->encoder;
-    if (!e->known)
-        lc_encoder_begin(e, code_of_slot(s), s->n_packets);
-    if (out->cursor == 1 && e->code && code_to(out))
-        out->code = e->code;
+    if (out->cursor == 1)
+        lc_choose(out);
     if (e->code && out->cursor > e->taken) {
         lc_encoder_add(e, s->op->gf, k, payload, bytes, s->packet_bytes, count_of(s, k));
         e->taken++;

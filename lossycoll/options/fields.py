@@ -43,7 +43,10 @@ BUILD_VARIABLES: Final = frozenset({"LOSSYCOLL_WERROR", "LOSSYCOLL_CFLAGS"})
 FAST_PATHS: Final = ("gso", "gro", "mmsg", "gather", "simd", "stamps")
 MAX_BYTES: Final = 1 << 62
 LEAST_PARITY: Final = 0.002
+LEAST_MISSING: Final = 0.0001
 MOST_PARITY: Final = 16
+MOST_TO_MEET: Final = 64
+"""Packets of parity for 64 others: with fec="auto", and to meet max_missing."""
 MAX_PORT: Final = 65535
 MAX_LABEL: Final = 64
 ALGORITHM_HINT: Final = "a plug-in's must be registered on every rank before its first group"
@@ -139,6 +142,15 @@ class Options:
         "fewer in shorter streams), and they bring back any six that are lost, without a round "
         "trip. auto: as the loss measured on each path asks, none where nothing is lost, at most "
         "0.25 (parity.md).",
+        agree=True,
+        per_call=True,
+    )
+    max_missing: float | str = option(
+        "none",
+        share(LEAST_MISSING, "none"),
+        "Which share of the packets may be missing at the end of a lossy call: each path gets as "
+        "much parity as leaves no more, by the loss measured on it, unless `fec` is given. none: "
+        "what `fec` and `repair` say (parity.md).",
         agree=True,
         per_call=True,
     )
@@ -446,12 +458,16 @@ class Options:
         return max(self.deadline_max, 2 * self.liveness)
 
     @property
-    def parity(self) -> tuple[sets.Code, int]:
-        """(code, most): the code of parity; or, with ``fec="auto"``, how many packets of it there
-        are at most for 64, as measured loss decides. Otherwise ``most`` is 0."""
+    def parity(self) -> tuple[sets.Code, int, float]:
+        """(code, most, max_missing): the code of parity, or how many packets of it there are at
+        most for 64, as measured loss decides (else 0); and which share may then be missing (-1
+        where no share is asked for)."""
+        missing = -1.0 if isinstance(self.max_missing, str) else self.max_missing
         if isinstance(self.fec, str):
-            return sets.NO_PARITY, MOST_PARITY
-        return sets.code_of_share(self.fec), 0
+            return sets.NO_PARITY, MOST_PARITY, missing
+        if missing >= 0 and not self.is_given("fec"):
+            return sets.NO_PARITY, MOST_TO_MEET, missing
+        return sets.code_of_share(self.fec), 0, missing
 
     @property
     def ports(self) -> tuple[int, int]:

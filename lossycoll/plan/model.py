@@ -101,12 +101,15 @@ class Delivery:
         code: Of parity; fitted to each stream.
         most_parity: Where what a path loses decides on parity, there are at most so many packets of
             it for 64. 0: it doesn't.
+        max_missing: Where something is chosen by what a path loses: which share may be missing.
+            Below 0: a tenth of what is lost.
     """
 
     reliable: bool = False
     repair: int = 0
     code: Code = NO_PARITY
     most_parity: int = 0
+    max_missing: float = -1.0
 
 
 @dataclass(frozen=True, slots=True)

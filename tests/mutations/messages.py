@@ -88,9 +88,9 @@ MESSAGES = (
     ),
     mutation(
         "messages have as little parity as collectives",
-        "native/stream_out.c",
-        "    if (level->reliable)\n        size = lc_fec_half(size, least);\n",
-        "",
+        "native/choice.c",
+        "return level->reliable ? (float)(1 / (RARELY * s->n_packets)) : level->max_missing;",
+        "return s->n_packets + RARELY < 0 ? 0 : level->max_missing;",
         "native:test_message_parity",
     ),
     mutation(

@@ -212,6 +212,7 @@ static inline int64_t net_submit_to(lc_group *group, const net *n, uint16_t rank
                     .repair = (uint8_t)repair,
                     .choose = n->most ? LC_CHOOSE_PARITY : 0,
                     .most = n->most,
+                    .max_missing = -1,
                     .code = n->code}},
         .dtype = LC_F32,
         .encoding = n->encoding,

@@ -286,6 +286,12 @@ static void make_tables(sim_op *op, uint16_t ranks, uint64_t *r) {
     }
 }
 
+/* What may be missing, where the loss decides on parity. */
+static float some_dial(uint8_t most) {
+    static const float dials[] = {-1, 0, 0.003f, 0.01f, 0.1f, 1};
+    return most ? dials[most % (sizeof dials / sizeof *dials)] : 0;
+}
+
 /* One of 31 for an operation; 0: none. No more parity than other packets. */
 static uint16_t some_code(const sim_op *op, uint64_t number) {
     if (!number)
@@ -307,6 +313,7 @@ static void make_levels(sim_op *op, const sim_scenario *s, uint64_t *r) {
                                        .feedback = op->feedback,
                                        .choose = op->most ? LC_CHOOSE_PARITY : 0,
                                        .most = op->most,
+                                       .max_missing = some_dial(op->most),
                                        .code = op->code};
     if (!s->levels || !sim_happens(r, 700))
         return;
@@ -324,6 +331,7 @@ static void make_levels(sim_op *op, const sim_scenario *s, uint64_t *r) {
         if (l->code && s->fec == 2 && sim_mix(op->seed + (uint64_t)i) % 2) {
             l->most = (uint8_t)(1 + l->code % 64);
             l->choose = LC_CHOOSE_PARITY;
+            l->max_missing = some_dial(l->most);
             l->code = 0;
         }
     }

@@ -25,6 +25,7 @@ from lossycoll.plan.sets import Code
         ("delivery", "reliable", "reliable"),
         ("repair", "2", 2),
         ("fec", "0.1", 0.1),
+        ("max_missing", "0.01", 0.01),
         ("lossy_min_bytes", "0x100", 256),
         ("wire", "bf16", "bf16"),
         ("bulk_min_bytes", "1048576", 1 << 20),
@@ -82,11 +83,20 @@ def test_a_share_of_parity_is_the_nearest_code() -> None:
         1: (64, 64),
     }
     assert {share: Options(fec=share).parity for share in codes} == {
-        share: (Code(*code), 0) for share, code in codes.items()
+        share: (Code(*code), 0, -1.0) for share, code in codes.items()
     }
-    assert Options.from_env({"LOSSYCOLL_FEC": " auto "}).parity == (Code(), 16)
+    assert Options.from_env({"LOSSYCOLL_FEC": " auto "}).parity == (Code(), 16, -1.0)
     with pytest.raises(OptionError, match=r"option fec is 0\.001, wanted 0, 0\.002 to 1, or auto"):
         Options(fec=0.001)
+
+
+def test_parity_is_chosen_to_meet_what_may_be_missing_unless_it_is_given() -> None:
+    assert Options(max_missing=0.03).parity == (Code(), 64, 0.03)
+    assert Options(max_missing=0).parity == (Code(), 64, 0.0)
+    assert Options(max_missing=0.03, fec="auto").parity == (Code(), 16, 0.03)
+    assert Options(max_missing=0.03, fec=0.1).parity == (Code(64, 6), 0, 0.03)
+    assert Options(max_missing=0.03, fec=0).parity == (Code(), 0, 0.03)
+    assert Options(max_missing="none").parity == Options().parity == (Code(), 0, -1.0)
 
 
 def test_deadlines_must_be_in_order() -> None:

@@ -107,6 +107,7 @@ class Network:
         feedback: bool = False,
         code: sets.Code = sets.NO_PARITY,
         most_parity: int = 0,
+        max_missing: float = -1.0,
         encoding: str = "same",
     ) -> int:
         """``weights``: (receiver, sender). ``needed``: as EngineCall's; None: not selective."""
@@ -128,6 +129,7 @@ class Network:
             feedback=feedback,
             code=code,
             most_parity=most_parity,
+            max_missing=max_missing,
             encoding=encoding,
         )
         return self.engines[rank].submit(Encoded.of(plan), call)

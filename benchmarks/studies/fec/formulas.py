@@ -23,7 +23,7 @@ def left(loss: float, code: Code) -> float:
 def predicted(variant: str, loss: float) -> float | None:
     """What single losses leave with a variant; None where no formula is given."""
     options = Options(**VARIANTS[variant])
-    code, most_parity = options.parity
+    code, most_parity, _ = options.parity
     if most_parity or (code.rows and options.repair):
         return None
     return left(loss, code) if code.rows else loss ** (1 + options.repair)

@@ -38,8 +38,13 @@ def residual(cell: Cell, operations: int) -> dict[str, Any]:
     """One variant at one loss, both ranks together."""
     variant, loss, burst = cell.variant, cell.loss, cell.burst
     options = Options(**VARIANTS[variant])
-    code, most_parity = options.parity
-    how = {"repair": options.repair, "code": code, "most_parity": most_parity}
+    code, most_parity, missing = options.parity
+    how = {
+        "repair": options.repair,
+        "code": code,
+        "most_parity": most_parity,
+        "max_missing": missing,
+    }
     data = [np.ones(ELEMENTS, np.float32) for _ in range(2)]
     with Network(2, PAYLOAD, inject=f"loss={loss},burst={burst},seed=1") as network:
         before = [EngineStats()] * 2

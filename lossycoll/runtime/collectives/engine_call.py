@@ -6,6 +6,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
+
 from lossycoll.options.fields import Options
 from lossycoll.plan import signature
 from lossycoll.plan.codec import ENCODINGS
@@ -37,7 +39,7 @@ def call_of(key: CacheKey) -> EngineCall:
     options = key.options
     reliable = options.delivery == "reliable"
     repair = 0 if reliable else options.repair
-    code, most_parity = (NO_PARITY, 0) if reliable else options.parity
+    code, most_parity, missing = (NO_PARITY, 0, -1.0) if reliable else options.parity
     plan = key.encoded.plan.signature
     encoding = ENCODINGS.index(key.encoding)
     return EngineCall(
@@ -53,6 +55,7 @@ def call_of(key: CacheKey) -> EngineCall:
             repair,
             code.number,
             most_parity,
+            _bits(missing),
             encoding,
         ),
         timeout=key.timeout,
@@ -60,6 +63,7 @@ def call_of(key: CacheKey) -> EngineCall:
         repair=repair,
         code=code,
         most_parity=most_parity,
+        max_missing=missing,
         encoding=key.encoding,
         notify=key.notify,
         waits=key.waits,
@@ -87,6 +91,11 @@ def with_data(
 def ready(key: CacheKey) -> Ready:
     """Kept for the calls that come again: filling one in takes longer than sending 4 KiB."""
     return Ready.of(key.encoded, call_of(key))
+
+
+def _bits(value: float) -> int:
+    """All of a number that engines are told, as one that can be compared."""
+    return int(np.float32(value).view(np.uint32))
 
 
 @lru_cache(maxsize=256)

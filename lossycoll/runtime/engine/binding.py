@@ -77,17 +77,16 @@ class EngineCall:
 
     ``input`` and ``output`` are addresses, ``timeout`` is in seconds, ``signature`` 64 bits that
     are equal on ranks that mean the same. ``reliable``, ``repair``, ``code``, ``most_parity``,
-    ``selective`` and ``feedback`` are for those levels of the plan that name no delivery.
-    ``notify``: :meth:`EngineGroup.next` returns the ticket too. ``waits``: the caller waits for it
-    at once, and its first :meth:`EngineGroup.wait` does the engine's work, as long as packets come
-    (a tenth of a second at most); not with ``notify``.
+    ``max_missing`` (see plan.Delivery), ``selective`` and ``feedback`` are for those levels of the
+    plan that name no delivery. ``notify``: :meth:`EngineGroup.next` returns the ticket too.
+    ``waits``: the caller waits for it at once, and its first :meth:`EngineGroup.wait` does the
+    engine's work, as long as packets come (a tenth of a second at most); not with ``notify``.
     ``weights``, by rank: what contributions are multiplied by (empty: 1), in plans whose finish is
     WEIGHTED, which divide by ``divisor``. ``selective``: receivers may need single packets, which
     are resent until they come; ``needed`` says which this rank needs, a byte for each packet of
     each copy that comes from a peer, in the plan's order (empty: none). ``feedback``: receivers
-    tell senders what they have given up. ``code``: of parity. ``most_parity``: where what each path
-    loses decides, at most so many packets of it for 64 (0: it doesn't). ``encoding``: how packets
-    carry the elements, one of plan.codec's.
+    tell senders what they have given up. ``encoding``: how packets carry the elements, one of
+    plan.codec's.
     """
 
     input: int
@@ -108,6 +107,7 @@ class EngineCall:
     needed: bytes = b""
     code: sets.Code = sets.NO_PARITY
     most_parity: int = 0
+    max_missing: float = -1.0
     encoding: str = "same"
 
 
@@ -137,8 +137,7 @@ class Ready:
             how = level.delivery or call
             to.reliable = how.reliable
             to.repair = how.repair
-            to.code = how.code.number
-            to.most = how.most_parity
+            to.code, to.most, to.max_missing = how.code.number, how.most_parity, how.max_missing
             to.choose = lib.LC_CHOOSE_PARITY if how.most_parity else 0
         c.notify = call.notify
         c.waits = call.waits

@@ -24,6 +24,7 @@ OTHERS: dict[str, Any] = {
     "delivery": "reliable",
     "repair": 2,
     "fec": 0.5,
+    "max_missing": 0.03,
     "lossy_min_bytes": 1,
     "wire": "fp16",
     "bulk_min_bytes": 4096,

@@ -57,13 +57,13 @@ uint32_t lc_code_m(uint32_t code) {
 }
 
 uint16_t lc_code_fitted(uint16_t code, uint32_t n) {
-    uint32_t k = lc_code_k(code), m = lc_code_m(code);
-    if (n == 0 || n >= k)
-        return n ? code : 0;
-    uint32_t i = 0;
-    while (sizes[i] < n)
+    uint32_t k = lc_code_k(code), m = lc_code_m(code), i = 0;
+    if (!code || !n)
+        return 0;
+    while (sizes[i] < k && sizes[i] < n)
         i++;
-    uint32_t fewer = lc_code_rows_down((2 * n * m + k) / (2 * k));
+    uint32_t window = up(n, up(n, LC_WINDOW)), columns = up(window, up(window, k));
+    uint32_t fewer = lc_code_rows_down((2 * columns * m + k) / (2 * k));
     return lc_code(sizes[i], fewer ? fewer : 1);
 }
 

@@ -38,8 +38,9 @@ uint32_t lc_code_size(uint32_t i);
  * much. */
 uint32_t lc_code_rows_up(uint32_t m);
 uint32_t lc_code_rows_down(uint32_t m);
-/* The code for a stream of n packets where such a share of parity is wanted. It is the same code,
- * but for streams of fewer packets than k: there m shrinks as well, to no less than 1. */
+/* The code for a stream of n packets where such a share of parity is wanted. Sets of a short
+ * stream, or of a window that isn't a multiple of k, have fewer packets than k: m shrinks as well,
+ * to no less than 1. */
 uint16_t lc_code_fitted(uint16_t code, uint32_t n);
 
 static inline uint16_t lc_word(uint32_t code, uint32_t rounds) {

@@ -56,12 +56,13 @@ class Code:
         return SIZES.index(self.size) | ROWS.index(self.rows) << 4 if self.rows else 0
 
     def fitted(self, n: int) -> Code:
-        """The code of the same share for a stream of ``n`` packets, which may be fewer than a
-        set's."""
-        if n == 0 or n >= self.size:
-            return self if n else Code()
-        rows = rows_down((2 * n * self.rows + self.size) // (2 * self.size))
-        return Code(next(size for size in SIZES if size >= n), max(1, rows))
+        """The code of the same share for a stream of ``n`` packets, whose sets may have fewer."""
+        if n == 0 or not self.rows:
+            return Code()
+        window = -(-n // -(-n // WINDOW))
+        columns = -(-window // -(-window // self.size))
+        rows = rows_down((2 * columns * self.rows + self.size) // (2 * self.size))
+        return Code(next(size for size in SIZES if size >= min(n, self.size)), max(1, rows))
 
 
 NO_PARITY: Final = Code()

@@ -45,7 +45,7 @@ static void test_rows(void) {
     }
 }
 
-/* A stream shorter than a set has about the same share of parity. */
+/* Streams have about the same share of parity, whether it is a number of whole sets or not. */
 static void test_fitted(void) {
     for (uint32_t code = 1; code < 1 << 10; code++) {
         if (!lc_code_valid(code))
@@ -55,12 +55,12 @@ static void test_fitted(void) {
         for (uint32_t n = 1; n < 300; n++) {
             uint16_t fitted = lc_code_fitted((uint16_t)code, n);
             CHECK(fitted && lc_code_valid(fitted));
-            if (n >= k)
+            if (n % k == 0)
                 CHECK(fitted == code);
-            uint32_t parity = lc_shape_of(fitted, n).parity;
-            if (n < k) /* one set; rounded to a whole row, at most three in the coarse part */
-                CHECK_AT(parity * k <= n * m + k && (parity + 3) * k > n * m && parity >= 1,
-                         "k %u, m %u, n %u: %u", k, m, n, parity);
+            lc_shape s = lc_shape_of(fitted, n); /* each set is rounded to a row, or three */
+            CHECK_AT(s.parity * k <= (n + s.sets) * m + s.sets * k &&
+                         (s.parity + 3 * s.sets) * k > n * m && s.parity >= s.sets,
+                     "k %u, m %u, n %u: %u", k, m, n, s.parity);
         }
     }
 }

@@ -1,5 +1,6 @@
 /* The engine's surface for callers: hosts, groups, and their operations. */
 #define _GNU_SOURCE
+#include "completions.h"
 #include "host.h"
 #include "linger.h"
 #include "loop.h"
@@ -9,7 +10,6 @@
 #include <string.h>
 #include <time.h>
 
-static const uint64_t SECOND_NS = 1000000000u;
 static const uint64_t DRIVE_NS = 100000000; /* longest stay of a caller: it has signals to heed */
 
 const char *lc_version(void) {
@@ -65,7 +65,6 @@ static void free_group(lc_group *g) {
     free(g->rank_of_process);
     free(g->peer_stats);
     pthread_cond_destroy(&g->changed);
-    pthread_cond_destroy(&g->notified);
     free(g);
 }
 
@@ -74,7 +73,6 @@ static void init_conditions(lc_group *g) {
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&g->changed, &attr);
-    pthread_cond_init(&g->notified, &attr);
     pthread_condattr_destroy(&attr);
 }
 
@@ -161,16 +159,11 @@ void lc_group_close(lc_group *g) {
         at = &(*at)->next_registered;
     *at = g->next_registered;
     pthread_mutex_unlock(&h->lock);
+    lc_completions_drop(g);
     free_group(g);
 }
 
 /* ---- operations ---- */
-
-static struct timespec deadline_after(uint64_t timeout_ns) {
-    uint64_t most = 3600 * SECOND_NS;
-    uint64_t at = lc_now() + (timeout_ns < most ? timeout_ns : most);
-    return (struct timespec){(time_t)(at / SECOND_NS), (long)(at % SECOND_NS)};
-}
 
 /* Under the lock: closing waits until no caller is inside. */
 static void leave(lc_group *g) {
@@ -219,7 +212,8 @@ int64_t lc_group_submit(lc_group *g, lc_call *call) {
     lc_host *h = g->host;
     int code = LC_OK;
     lc_codec codec;
-    if (!lc_codec_make(&codec, call->encoding, call->dtype, 0))
+    if ((call->notify && !g->config.completions) ||
+        !lc_codec_make(&codec, call->encoding, call->dtype, 0))
         return LC_E_ARGUMENT;
     /* Links are asked about streams: a level may be for a link that only others have. */
     for (int i = 0; i < LC_LEVELS; i++)
@@ -260,7 +254,7 @@ static lc_op *op_of(int64_t ticket) {
 
 int lc_group_wait(lc_group *g, int64_t ticket, uint64_t timeout_ns) {
     lc_op *op = op_of(ticket);
-    struct timespec until = deadline_after(timeout_ns);
+    struct timespec until = lc_time_after(timeout_ns);
     int error = 0;
     pthread_mutex_lock(&g->host->lock);
     g->callers++;
@@ -377,44 +371,16 @@ void lc_group_release(lc_group *g, int64_t ticket) {
 }
 
 void lc_group_notify(lc_group *g, int64_t ticket) {
+    if (!g->config.completions)
+        return;
     lc_op *op = op_of(ticket);
     pthread_mutex_lock(&g->host->lock);
     op->undriven = 0; /* perhaps nobody waits for it */
     op->call.notify = 1;
     if (op->finished)
-        lc_name_finished(op);
+        lc_completions_put(op);
     pthread_mutex_unlock(&g->host->lock);
-    pthread_cond_broadcast(&g->notified);
     lc_nudge(g->host);
-}
-
-int64_t lc_group_next(lc_group *g, uint64_t timeout_ns) {
-    struct timespec until = deadline_after(timeout_ns);
-    int error = 0;
-    int64_t ticket = 0;
-    pthread_mutex_lock(&g->host->lock);
-    g->callers++;
-    while (!g->done_first && !g->closed && !g->next_stopped && error != ETIMEDOUT)
-        error = pthread_cond_timedwait(&g->notified, &g->host->lock, &until);
-    lc_op *op = g->done_first;
-    if (op) {
-        g->done_first = op->next;
-        if (!g->done_first)
-            g->done_last = NULL;
-        ticket = (int64_t)(intptr_t)op;
-    } else if (g->closed || g->next_stopped) {
-        ticket = LC_E_CLOSED;
-    }
-    leave(g);
-    pthread_mutex_unlock(&g->host->lock);
-    return ticket;
-}
-
-void lc_group_stop_next(lc_group *g) {
-    pthread_mutex_lock(&g->host->lock);
-    g->next_stopped = 1;
-    pthread_cond_broadcast(&g->notified);
-    pthread_mutex_unlock(&g->host->lock);
 }
 
 /* ---- faults and figures ---- */

@@ -2,7 +2,6 @@
 #include "clock.h"
 
 #include <stddef.h>
-#include <time.h>
 
 static uint64_t read_clock(clockid_t clock) {
     struct timespec t;
@@ -16,6 +15,12 @@ uint64_t lc_now(void) {
 
 uint64_t lc_time_of_day(void) {
     return read_clock(CLOCK_REALTIME);
+}
+
+struct timespec lc_time_after(uint64_t ns) {
+    const uint64_t second = 1000000000u, most = 3600 * second;
+    uint64_t at = lc_now() + (ns < most ? ns : most);
+    return (struct timespec){(time_t)(at / second), (long)(at % second)};
 }
 
 static uint64_t system_now(void *context) {

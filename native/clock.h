@@ -3,6 +3,7 @@
 #define LC_CLOCK_H
 
 #include <stdint.h>
+#include <time.h>
 
 typedef struct {
     uint64_t (*now)(void *context);
@@ -26,5 +27,7 @@ static inline uint64_t lc_clock_time_of_day(const lc_clock *clock) {
 /* The system's, for whoever waits in real time. */
 uint64_t lc_now(void);
 uint64_t lc_time_of_day(void);
+/* The monotonic time after that long, an hour at most, for waits on condition variables. */
+struct timespec lc_time_after(uint64_t ns);
 
 #endif

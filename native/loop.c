@@ -114,7 +114,6 @@ static void let_go(lc_host *h, lc_group *g) {
     pthread_mutex_lock(&h->lock);
     g->closed = 1;
     pthread_cond_broadcast(&g->changed);
-    pthread_cond_broadcast(&g->notified);
     pthread_mutex_unlock(&h->lock);
 }
 

@@ -105,6 +105,9 @@ typedef struct {
     double pace_bytes_per_s; /* of all that is sent; 0: no fixed rate, congestion window only */
 } lc_host_config;
 
+/* Where finished tickets come out. */
+typedef struct lc_completions lc_completions;
+
 /* Some of the host's processes. Its members are numbered by rank. */
 typedef struct {
     uint32_t number; /* on the wire: equal for all members, of no other group of theirs; not 0 */
@@ -123,6 +126,9 @@ typedef struct {
     const double *inject_loss; /* loss of packets from each rank to this one (size entries), in
                                   place of inject.loss; NULL: alike from all */
     uint8_t met; /* every member is known to have the group by now: packets may go ahead at once */
+    lc_completions *completions; /* of calls with notify; NULL: there are none. It outlives the
+                                    group */
+    uint64_t owner;              /* what lc_completions_next names the group by */
 } lc_group_config;
 
 enum lc_code {
@@ -285,7 +291,8 @@ typedef struct {
     lc_level levels[LC_LEVELS]; /* those that slots name are looked at, and the first */
     uint8_t dtype;
     uint8_t encoding;      /* lc_encoding: how packets carry the elements */
-    uint8_t notify;        /* hand the ticket to lc_group_next as well */
+    uint8_t notify;        /* the ticket comes out of the group's lc_completions, which there must
+                              be */
     uint8_t waits;         /* the caller waits for it at once: the first wait does the engine's work
                               itself, as long as packets come, and nobody does before; not with
                               notify */
@@ -372,14 +379,20 @@ int lc_group_streams(lc_group *group, int64_t ticket, lc_stream *streams, uint32
  * the number of the first of those, where there is one; NULL: not asked for. */
 uint32_t lc_group_lingering(lc_group *group, uint32_t *oldest);
 /* Forgets a finished ticket, which nobody may be waiting for. One with notify must have been taken
- * by lc_group_next before. */
+ * from lc_completions before. */
 void lc_group_release(lc_group *group, int64_t ticket);
 /* As if the ticket, which has no notify yet, had been submitted with it. */
 void lc_group_notify(lc_group *group, int64_t ticket);
-/* The next finished ticket among those with notify; 0 after timeout_ns; < 0 when closed. */
-int64_t lc_group_next(lc_group *group, uint64_t timeout_ns);
-/* Wakes lc_group_next with LC_E_CLOSED. */
-void lc_group_stop_next(lc_group *group);
+
+/* One queue for the finished tickets of any groups of any hosts. NULL: no memory. */
+lc_completions *lc_completions_open(void);
+/* Nobody may be calling, and all groups that were opened with it are closed. */
+void lc_completions_close(lc_completions *completions);
+/* The next finished ticket among those with notify, and its group's owner; 0 after timeout_ns;
+ * LC_E_CLOSED while it is stopped and empty. Tickets of groups that were closed don't come. */
+int64_t lc_completions_next(lc_completions *completions, uint64_t timeout_ns, uint64_t *owner);
+/* Wakes who waits in lc_completions_next, or has them wait again. */
+void lc_completions_stop(lc_completions *completions, int stopped);
 
 /* Posts a send or a receive. Returns a ticket as lc_group_submit, which is finished when the
  * message is; 0: a small message is on its way, and its memory may change; or a code < 0. */

@@ -149,7 +149,7 @@ struct lc_op {
     uint64_t submitted_ns, started_ns;
     lc_report report;
     lc_failure failure;
-    lc_op *next; /* in the inbox, in the queue, or among the finished to be notified */
+    lc_op *next; /* in the inbox, in the queue, or among the completions */
     lc_op *next_touched;
     int touched;          /* in the host's list of those that are perhaps complete */
     lc_op *older, *newer; /* all operations that are not released; under the host's lock */

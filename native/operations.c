@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "batch.h"
+#include "completions.h"
 #include "linger.h"
 #include "message.h"
 
@@ -172,12 +173,10 @@ static void hand_back(lc_op *op) {
     show_figures(g);
     int notify = op->call.notify;
     if (notify)
-        lc_name_finished(op);
+        lc_completions_put(op);
     op->finished = 1;
     pthread_mutex_unlock(&h->lock);
     /* Who wakes while the lock is held only sleeps again. */
-    if (notify)
-        pthread_cond_broadcast(&g->notified);
     pthread_cond_broadcast(&g->changed);
 }
 

@@ -36,13 +36,6 @@ int lc_names(const lc_stream_name *name, uint32_t group, uint32_t op, uint16_t s
     return name->group == group && name->op == op && name->slot == slot;
 }
 
-void lc_name_finished(lc_op *op) {
-    lc_group *g = op->group;
-    op->next = NULL;
-    *(g->done_last ? &g->done_last->next : &g->done_first) = op;
-    g->done_last = op;
-}
-
 void lc_count_packets(lc_stats *t, const lc_report *r) {
     t->packets_sent += r->packets_sent;
     t->packets_resent += r->packets_resent;

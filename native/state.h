@@ -217,16 +217,12 @@ struct lc_group {
     lc_stats live;
 
     /* shared with callers, under the host's lock */
-    pthread_cond_t changed;  /* some operation has finished, or the group has gone */
-    pthread_cond_t notified; /* for lc_group_next */
-    lc_op *newest;           /* all operations that are not released */
-    lc_op *done_first;       /* finished, with notify */
-    lc_op *done_last;
-    uint32_t submitted; /* number of the next operation submitted */
-    uint32_t callers;   /* inside lc_group_wait or _next, or driving for it */
-    int closed;         /* the loop has taken the group away */
-    int next_stopped;
-    lc_failure failed; /* code 0: sound */
+    pthread_cond_t changed; /* some operation has finished, or the group has gone */
+    lc_op *newest;          /* all operations that are not released */
+    uint32_t submitted;     /* number of the next operation submitted */
+    uint32_t callers;       /* inside lc_group_wait, or driving for it */
+    int closed;             /* the loop has taken the group away */
+    lc_failure failed;      /* code 0: sound */
     lc_report last;
     lc_stats stats;
     lc_peer_stats *peer_stats;
@@ -320,8 +316,6 @@ static inline lc_path *lc_path_to(const lc_out *out) {
     return out->slot->op->group->members[out->peer].path;
 }
 
-/* Under the host's lock. To whoever asks for the next finished operation. */
-void lc_name_finished(lc_op *op);
 /* What an operation or a message has sent and received, to the group's figures. */
 void lc_count_packets(lc_stats *t, const lc_report *r);
 /* What was counted of a member; the other figures stay. Callers read them under the lock. */

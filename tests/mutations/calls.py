@@ -51,7 +51,21 @@ CALLS = (
     mutation(
         "a name that is asked for after the end isn't told",
         "native/api.c",
-        "    if (op->finished)\n        lc_name_finished(op);\n",
+        "    if (op->finished)\n        lc_completions_put(op);\n",
+        "",
+        "native:test_wait",
+    ),
+    mutation(
+        "names of a closed group stay in the queue",
+        "native/completions.c",
+        "        if ((*at)->group == g) {\n",
+        "        if ((*at)->group == g && 0) {\n",
+        "native:test_wait",
+    ),
+    mutation(
+        "the queue's end is lost when a closed group's names are taken out",
+        "native/completions.c",
+        "            c->last = *at;\n",
         "",
         "native:test_wait",
     ),

@@ -279,9 +279,9 @@ LINKS = (
     ),
     mutation(
         "an operation that ends hands over the one before as well",
-        "native/state.c",
-        "    op->next = NULL;\n    *(g->done_last",
-        "    *(g->done_last",
+        "native/completions.c",
+        "    op->next = NULL;\n    *(c->last",
+        "    *(c->last",
         "native:test_sim",
     ),
 )

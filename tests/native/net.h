@@ -22,6 +22,7 @@ static int net_shared;
 typedef struct {
     lc_host *host[NET_MAX];
     lc_group *group[NET_MAX];
+    lc_completions *completions[NET_MAX]; /* owners: the ranks */
     uint16_t port[NET_MAX];
     uint16_t size;
     uint64_t timeout_ns; /* of operations */
@@ -72,6 +73,7 @@ static inline void net_open_at(net *n, uint16_t size, lc_inject inject, uint64_t
     }
     for (uint16_t r = 0; r < size; r++) {
         lc_failure failure;
+        n->completions[r] = lc_completions_open();
         lc_group_config c = {.number = NET_GROUP,
                              .rank = r,
                              .size = size,
@@ -79,7 +81,9 @@ static inline void net_open_at(net *n, uint16_t size, lc_inject inject, uint64_t
                              .deadline_min_ns = deadline_ns,
                              .deadline_max_ns = deadline_ns,
                              .inject = inject,
-                             .met = 1};
+                             .met = 1,
+                             .completions = n->completions[r],
+                             .owner = r};
         CHECK(lc_host_start(n->host[r], NET_SESSION, peers) == LC_OK);
         n->group[r] = lc_group_open(n->host[r], &c, &failure);
         if (!CHECK(n->group[r] != NULL))
@@ -92,8 +96,10 @@ static inline void net_open(net *n, uint16_t size, lc_inject inject, uint64_t de
 }
 
 static inline void net_close(net *n) {
-    for (uint16_t r = 0; r < n->size; r++)
+    for (uint16_t r = 0; r < n->size; r++) {
         lc_host_close(n->host[r]); /* and its group, if that is still open */
+        lc_completions_close(n->completions[r]);
+    }
 }
 
 /* ---- plans: the tables of ring.py and transpose.py, in rank order and of equal segments ---- */

@@ -70,7 +70,7 @@ enum {
              "nothing")                                                                            \
     X(odd, "1: a rank takes an operation for another")                                             \
     X(aborts, "1: a rank ends a group in the middle")                                              \
-    X(notify, "share of the operations that are taken by lc_group_next")                           \
+    X(notify, "share of the operations that are taken by lc_completions_next")                     \
     X(waits, "share of the others whose callers do the engine's work")                             \
     X(reads, "how late links read what they have taken over; 0: at once")                          \
     X(messages, "sends, and receives for them, up to SIM_MESSAGES")                                \

@@ -70,7 +70,7 @@ void sim_note_failure(run *r, uint32_t group, uint16_t process, int code, const 
     sim_spread_failure(r, group, process);
 }
 
-/* How a caller waits for its part: by lc_group_next, or by doing the engine's work. */
+/* How a caller waits for its part: by lc_completions_next, or by doing the engine's work. */
 static uint8_t is_notified(const run *r, uint32_t number, uint16_t rank) {
     return sim_mix(r->ops[number].seed ^ rank) % 1000 < r->s->notify;
 }
@@ -179,22 +179,23 @@ static void take_streams(run *r, lc_group *group, uint32_t number, uint16_t rank
     }
 }
 
-/* lc_group_next hands over all that have ended, each once: this one among the next ones. */
+/* The queue hands over all of the process's groups that have ended, each once: this one among the
+ * next ones. */
 static void take_notified(run *r, uint32_t number, uint16_t process) {
-    uint32_t group = r->group_of[number];
     while (!part_at(r, number, process)->notified && !sim_failed(r)) {
-        int64_t ticket = lc_group_next(r->groups[group].at[process], 0);
+        uint64_t owner = r->s->groups;
+        int64_t ticket = lc_completions_next(r->processes[process].completions, 0, &owner);
         int found = 0;
         for (uint32_t k = 0; k < r->s->ops && ticket > 0; k++) {
-            if (r->group_of[k] != group || part_at(r, k, process)->ticket != ticket)
+            if (r->group_of[k] != owner || part_at(r, k, process)->ticket != ticket)
                 continue;
             sim_part *p = part_at(r, k, process);
-            found = !p->notified && is_notified(r, k, (uint16_t)r->groups[group].rank_of[process]);
+            found = !p->notified && is_notified(r, k, (uint16_t)group_of(r, k)->rank_of[process]);
             p->notified = 1;
         }
         if (!found)
-            sim_fail(r, "group %u, process %u: lc_group_next says %lld", group, process,
-                     (long long)ticket);
+            sim_fail(r, "process %u: lc_completions_next says %lld of group %llu", process,
+                     (long long)ticket, (unsigned long long)owner);
         r->out->notified++;
     }
 }

@@ -223,8 +223,10 @@ void sim_run(const sim_scenario *s, sim_outcome *out) {
     for (uint32_t n = 0; n < s->groups; n++)
         for (uint16_t i = 0; i < s->ranks; i++)
             sim_close_group(r, n, i);
-    for (uint16_t i = 0; i < s->ranks; i++)
+    for (uint16_t i = 0; i < s->ranks; i++) {
         lc_host_close(r->processes[i].host);
+        lc_completions_close(r->processes[i].completions);
+    }
     for (uint32_t k = 0; k < s->ops * SIM_RANKS; k++)
         free(r->parts[k].memory);
     for (uint64_t n = 0; n < s->links; n++)

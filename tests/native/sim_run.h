@@ -24,6 +24,7 @@ typedef struct {
 
 typedef struct {
     lc_host *host;
+    lc_completions *completions; /* of its groups; owners are their numbers */
     uint64_t wake_ns;
     uint64_t dies_ns;             /* NEVER: it doesn't */
     uint64_t knows_ns[SIM_RANKS]; /* when it hears that another one has died */

@@ -52,6 +52,7 @@ static lc_host *open_host(run *r, uint16_t process) {
     for (uint64_t n = 0; n < s->links; n++)
         links[n] = memory_link_open(r->nets[n], process);
     lc_setting setting = {memory_clock(r->nets[0]), links, (uint16_t)s->links};
+    r->processes[process].completions = lc_completions_open();
     lc_host *host = lc_host_open_in(&c, &setting, &failure);
     if (!host)
         abort();
@@ -85,7 +86,9 @@ void sim_open_group(run *r, uint32_t number, uint16_t process) {
                                     .dup = (double)s->inject_dup / 1000,
                                     .reorder = (double)s->inject_reorder / 1000,
                                     .seed = s->seed},
-                         .met = number == 0};
+                         .met = number == 0,
+                         .completions = r->processes[process].completions,
+                         .owner = number};
     lc_failure failure;
     g->at[process] = lc_group_open(r->processes[process].host, &c, &failure);
     if (!g->at[process])

@@ -271,19 +271,27 @@ static void test_waits_in_vain(void) {
     }
 }
 
-/* ---- tickets handed out by lc_group_next ---- */
+/* ---- tickets handed out by lc_completions_next ---- */
+
+typedef struct {
+    net *n;
+    uint16_t rank;
+} collector;
 
 static void *collect(void *argument) {
-    lc_group *g = argument;
+    const collector *me = argument;
+    lc_group *g = me->n->group[me->rank];
     intptr_t got = 0;
     for (;;) {
-        int64_t ticket = lc_group_next(g, 50 * MS);
+        uint64_t owner;
+        int64_t ticket = lc_completions_next(me->n->completions[me->rank], 50 * MS, &owner);
         if (ticket < 0)
             return (void *)got;
         if (!ticket)
             continue;
         lc_report report;
         lc_failure failure;
+        CHECK(owner == me->rank);
         CHECK(lc_group_result(g, ticket, &report, &failure) == LC_OK);
         lc_group_release(g, ticket);
         got++;
@@ -296,8 +304,9 @@ static void test_notify(void) {
     net n;
     pthread_t threads[4];
     net_open(&n, 2, (lc_inject){.loss = 0}, 20 * SECOND);
-    for (int i = 0; i < 4; i++) /* two collectors for each engine */
-        pthread_create(&threads[i], NULL, collect, n.group[i / 2]);
+    collector collectors[2] = {{&n, 0}, {&n, 1}};
+    for (int i = 0; i < 4; i++) /* two for each engine */
+        pthread_create(&threads[i], NULL, collect, &collectors[i / 2]);
     for (int i = 0; i < MANY; i++)
         for (uint16_t r = 0; r < 2; r++)
             CHECK(net_submit(&n, r, i % 2, SEGMENT, data[r][i], 1, 0, 1) > 0);
@@ -312,7 +321,7 @@ static void test_notify(void) {
     intptr_t got = 0;
     usleep(100000);
     for (int i = 0; i < 2; i++)
-        lc_group_stop_next(n.group[i]);
+        lc_completions_stop(n.completions[i], 1);
     for (int i = 0; i < 4; i++) {
         void *some;
         pthread_join(threads[i], &some);

@@ -37,10 +37,12 @@ static void end(const part *p, int64_t ticket) {
         return;
     if (p->named) {
         int64_t next = 0;
+        uint64_t owner = RANKS;
         lc_group_notify(g, ticket);
         for (int i = 0; i < 600 && !next; i++)
-            next = lc_group_next(g, SECOND / 10);
+            next = lc_completions_next(p->n->completions[p->rank], SECOND / 10, &owner);
         CHECK(next == ticket);
+        CHECK(owner == (uint64_t)p->rank);
     } else {
         CHECK(lc_group_wait(g, ticket, 60 * SECOND) == LC_OK);
     }

@@ -168,6 +168,13 @@ static void test_who_shares_the_core_sleeps_at_once(void) {
     virtual_close(&w->v);
 }
 
+static int64_t next_of(world *w) {
+    uint64_t owner = 9;
+    int64_t ticket = lc_completions_next(w->v.completions, 0, &owner);
+    CHECK(owner == (ticket > 0 ? 0 : 9));
+    return ticket;
+}
+
 /* Named once, whether its name is asked for before it ends or afterwards. */
 static void test_names_that_are_asked_for_later(void) {
     for (int late = 0; late < 2; late++) {
@@ -180,17 +187,51 @@ static void test_names_that_are_asked_for_later(void) {
         if (!late)
             lc_group_notify(g, ticket);
         virtual_go_on(&w->v, 10 * MS);
-        CHECK(lc_group_next(g, 0) == 0);
+        CHECK(next_of(w) == 0);
         CHECK(post(w, 1, w->data, BYTES, 0) == 0);
         virtual_go_on(&w->v, 10 * MS);
         CHECK(lc_group_result(g, ticket, &report, &failure) == LC_OK);
         if (late) {
-            CHECK(lc_group_next(g, 0) == 0);
+            CHECK(next_of(w) == 0);
             lc_group_notify(g, ticket);
         }
-        CHECK(lc_group_next(g, 0) == ticket);
-        CHECK(lc_group_next(g, 0) == 0);
+        CHECK(next_of(w) == ticket);
+        CHECK(next_of(w) == 0);
         lc_group_release(g, ticket);
+        virtual_close(&w->v);
+    }
+}
+
+/* Of two groups in one queue, the one that is closed takes out what is its own, and nothing else.
+ */
+static void test_a_closed_group_takes_its_names_along(void) {
+    for (uint16_t closed = 0; closed < 2; closed++) {
+        world *w = open_world();
+        uint16_t left = 1 - closed;
+        lc_completions *c = w->v.completions;
+        int64_t tickets[6];
+        memory_set_step(w->v.net, 0);
+        for (uint16_t i = 0; i < 6; i++) {
+            tickets[i] = post(w, i % 2, w->room + i * BYTES, BYTES, 1);
+            CHECK(post(w, 1 - i % 2, w->data, BYTES, 0) == 0);
+            virtual_go_on(&w->v, 10 * MS);
+        }
+        for (uint16_t i = 0; i < 4; i++)
+            lc_group_notify(w->v.group[i % 2], tickets[i]);
+        lc_group_close(w->v.group[closed]);
+        w->v.group[closed] = NULL;
+        lc_group_notify(w->v.group[left], tickets[4 + left]);
+        for (int i = 0; i < 3; i++) {
+            uint64_t owner = 9;
+            CHECK(lc_completions_next(c, 0, &owner) == tickets[2 * i + left]);
+            CHECK(owner == left);
+            lc_group_release(w->v.group[left], tickets[2 * i + left]);
+        }
+        CHECK(next_of(w) == 0);
+        lc_completions_stop(c, 1);
+        CHECK(next_of(w) == LC_E_CLOSED);
+        lc_completions_stop(c, 0);
+        CHECK(next_of(w) == 0);
         virtual_close(&w->v);
     }
 }
@@ -202,5 +243,6 @@ int main(void) {
     test_who_is_woken();
     test_who_shares_the_core_sleeps_at_once();
     test_names_that_are_asked_for_later();
+    test_a_closed_group_takes_its_names_along();
     return check_result("test_wait");
 }

@@ -17,6 +17,7 @@ typedef struct {
     memory_net *net;
     lc_host *host[VIRTUAL_RANKS];
     lc_group *group[VIRTUAL_RANKS]; /* NULL once a test has closed it */
+    lc_completions *completions;    /* of all ranks, which are the owners */
 } virtual_net;
 
 typedef struct {
@@ -33,7 +34,7 @@ typedef struct {
 static inline void virtual_open(virtual_net *v, const virtual_setup *how) {
     lc_address nowhere[VIRTUAL_RANKS] = {{.port = 0}};
     lc_failure failure;
-    *v = (virtual_net){.size = how->size};
+    *v = (virtual_net){.size = how->size, .completions = lc_completions_open()};
     v->net = memory_net_new(how->size, (uint32_t)(LC_HEADER_BYTES + how->payload), how->capacity,
                             how->seed ? how->seed : 7);
     memory_set_same_host(v->net, !how->paced);
@@ -56,6 +57,8 @@ static inline void virtual_open(virtual_net *v, const virtual_setup *how) {
         g.number = 1;
         g.rank = i;
         g.size = how->size;
+        g.completions = v->completions;
+        g.owner = i;
         v->group[i] = lc_group_open(v->host[i], &g, &failure);
         if (!v->group[i])
             abort();
@@ -68,6 +71,7 @@ static inline void virtual_close(virtual_net *v) {
             lc_group_close(v->group[i]);
     for (uint16_t i = 0; i < v->size; i++)
         lc_host_close(v->host[i]);
+    lc_completions_close(v->completions);
     memory_net_free(v->net);
 }
 

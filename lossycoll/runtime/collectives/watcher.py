@@ -1,24 +1,32 @@
-"""The thread that completes what only a future waits for, and asks about calls that take long."""
+"""The thread that completes what only a future waits for, and asks about calls that take long.
+
+A process has one, for all of its groups. It starts with the first call that needs it, and ends with
+the last group that has had one.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Final
 
 from lossycoll.errors import ClosedError, EngineError
 from lossycoll.runtime.core.call import Collective, LongWait, Operation
+from lossycoll.runtime.engine.completions import Completions, completions
 
 from .operations import Operations
 from .parts import Parts
 
-SLICE: Final = 0.1
-"""Longest stay in the engine, in seconds."""
+ASK_SECONDS: Final = 0.1
+"""How often calls are looked at that may have taken long."""
 
 
 class Watcher:
-    """One group's. The thread starts with the first call that needs it.
+    """One group's part of the thread's work.
 
     Args:
         parts: The rank's parts of the group.
@@ -30,7 +38,10 @@ class Watcher:
         self._engine = parts.engine
         self._operations = operations
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._started = False
+        self._at_work = threading.RLock()
+        """Held while the thread works for this group; callbacks may close the group."""
+        self._ended = False
         self._long_waits: dict[int, LongWait] = {}
         self._asked_for: dict[int, Operation] = {}
         """By their tickets: messages are among them."""
@@ -58,45 +69,108 @@ class Watcher:
             operation.be_handed_over(ask)
 
     def join(self) -> None:
-        """Ends the thread; the group was closed before, so that no other one starts."""
+        """Ends the thread's work for this group; the group was closed before, so that none begins.
+
+        It waits for a callback of this group's that runs, unless it is called in it, and for none
+        of another group's, which may need what the caller does next.
+        """
         with self._lock:  # who has seen the group open has started it by now
-            thread = self._thread
-        if self._engine is not None and thread is not None:
-            self._engine.stop_next()
-            if threading.current_thread() is not thread:
-                thread.join()
+            started = self._started
+        if self._engine is None or not started:
+            return
+        with self._at_work:
+            self._ended = True
+        watching().remove(self._engine.owner)
 
-    def _start(self) -> None:
-        with self._lock:
-            if self._thread is None and self._engine is not None and not self._health.closed:
-                self._thread = threading.Thread(
-                    target=self._run, name="lossycoll-complete", daemon=True
-                )
-                self._operations.notify_futures()
-                self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._complete_all()
-        except Exception as error:  # else whoever waits for a future would wait for ever
-            text = f"{self._health.where}: the thread that completes futures failed: {error!r}"
-            self._health.fail(EngineError(text), tell=True)
-            raise
-
-    def _complete_all(self) -> None:
-        assert self._engine is not None
-        while True:
-            ticket = self._engine.next(SLICE)
-            if ticket < 0:
-                return
-            if ticket == 0:
-                self._ask_about_all(time.monotonic())
-            else:
+    def take(self, ticket: int) -> None:
+        """Completes what the engine has named; in the thread."""
+        with self._working():
+            if not self._ended:
                 found = self._asked_for.pop(ticket, None) or self._operations.await_noted(ticket)
                 found.handed_over()
 
-    def _ask_about_all(self, now: float) -> None:
-        for operation in list(self._operations.unfinished.values()):
-            operation.ask_if_due(now)
-        for wait in list(self._long_waits.values()):
-            wait.ask_if_due(now)
+    def ask_about_all(self, now: float) -> None:
+        """Asks the other ranks about calls that take long; in the thread."""
+        with self._working():
+            for operation in list(self._operations.unfinished.values()):
+                operation.ask_if_due(now)
+            for wait in list(self._long_waits.values()):
+                wait.ask_if_due(now)
+
+    @contextlib.contextmanager
+    def _working(self) -> Iterator[None]:
+        """What fails here fails this group, whose futures would never complete, and no other."""
+        with self._at_work:
+            try:
+                yield
+            except Exception as error:
+                text = f"{self._health.where}: the thread that completes futures failed: {error!r}"
+                self._health.fail(EngineError(text), tell=True)
+                thread = threading.current_thread()
+                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), thread)))
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._started or self._engine is None or self._health.closed:
+                return
+            self._started = True
+            self._operations.notify_futures()
+            watching().add(self._engine.owner, self)
+
+
+class Watching:
+    """The thread.
+
+    Args:
+        completions: Names what has ended, in groups by their numbers there.
+    """
+
+    def __init__(self, completions: Completions) -> None:
+        self._completions = completions
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._watchers: dict[int, Watcher] = {}
+
+    def add(self, owner: int, watcher: Watcher) -> None:
+        """From now on the thread works for group ``owner``."""
+        with self._lock:
+            self._watchers[owner] = watcher
+            if self._thread is None:
+                self._completions.stop(False)
+                self._thread = threading.Thread(
+                    target=self._run, name="lossycoll-complete", daemon=True
+                )
+                self._thread.start()
+
+    def remove(self, owner: int) -> None:
+        """Ends :meth:`add`; after the last one the thread ends, too. Idempotent."""
+        with self._lock:
+            self._watchers.pop(owner, None)
+            if self._watchers or self._thread is None:
+                return
+            thread, self._thread = self._thread, None
+            self._completions.stop(True)
+        if threading.current_thread() is not thread:
+            thread.join()
+
+    def _run(self) -> None:
+        due = 0.0
+        while self._thread is threading.current_thread():
+            ticket, owner = self._completions.next()
+            watcher = self._watchers.get(owner)
+            if ticket > 0 and watcher is not None:
+                watcher.take(ticket)
+            if (now := time.monotonic()) >= due:
+                due = now + ASK_SECONDS
+                for watcher in list(self._watchers.values()):
+                    watcher.ask_about_all(now)
+
+
+_of_process: Final[dict[int, Watching]] = {}
+"""By process: threads don't survive a fork."""
+
+
+def watching() -> Watching:
+    """This process's."""
+    found = _of_process.get(os.getpid())
+    return found or _of_process.setdefault(os.getpid(), Watching(completions()))

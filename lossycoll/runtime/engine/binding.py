@@ -1,4 +1,5 @@
-"""A group of the native engine from Python. Only this file and host.py know the engine's library.
+"""A group of the native engine from Python. Only this file, host.py and completions.py know the
+engine's library.
 
 Buffers are addresses (ints) here: whoever submits keeps the memory alive until the ticket is done.
 """
@@ -20,6 +21,7 @@ from lossycoll.options.fields import Options
 from lossycoll.plan import Plan, encode, faults, sets
 from lossycoll.plan.codec import ENCODINGS
 
+from .completions import completions
 from .failures import Code, Failure, Where, error_of
 from .host import Host, data_of, failure_of
 from .link_events import LinkEvent
@@ -78,7 +80,7 @@ class EngineCall:
     ``input`` and ``output`` are addresses, ``timeout`` is in seconds, ``signature`` 64 bits that
     are equal on ranks that mean the same. ``reliable``, ``repair``, ``code``, ``most_parity``,
     ``max_missing`` (see plan.Delivery), ``selective`` and ``feedback`` are for those levels of the
-    plan that name no delivery. ``notify``: :meth:`EngineGroup.next` returns the ticket too.
+    plan that name no delivery. ``notify``: the group's completions name the ticket.
     ``waits``: the caller waits for it at once, and its first :meth:`EngineGroup.wait` does the
     engine's work, as long as packets come (a tenth of a second at most); not with ``notify``.
     ``weights``, by rank: what contributions are multiplied by (empty: 1), in plans whose finish is
@@ -209,6 +211,8 @@ class EngineGroup:
         self._idle = threading.Condition(self._lock)
         self._use = _Use(self)
         self._closing = False
+        self.completions: Final = completions()
+        self.owner: Final = self.completions.new_owner()
         config = ffi.new("lc_group_config *")
         config.number = number
         config.rank = rank
@@ -223,6 +227,8 @@ class EngineGroup:
         config.link_ns = _ns(options.link_timeout)
         config.reorder_ns = _ns(options.reorder_min)
         config.met = met
+        config.completions = self.completions.handle
+        config.owner = self.owner
         injected = faults.parse(options.inject)
         for name in ("loss", "burst", "dup", "reorder", "seed"):
             setattr(config.inject, name, getattr(injected, name))
@@ -240,7 +246,6 @@ class EngineGroup:
             if self._closing:
                 return
             self._closing = True
-        lib.lc_group_stop_next(self._handle)
         lib.lc_group_abort(self._handle, Code.CLOSED, -1)
         with self._idle:
             self._idle.wait_for(lambda: self._users == 0)
@@ -394,23 +399,9 @@ class EngineGroup:
         return int(n), int(oldest[0])
 
     def notify(self, ticket: int) -> None:
-        """From now on :meth:`next` returns the ticket too, once; it was submitted without."""
+        """``completions`` will name the ticket, once; it was submitted without."""
         with self._use:
             lib.lc_group_notify(self._handle, ticket)
-
-    def next(self, seconds: float) -> int:
-        """The next finished ticket with ``notify``; 0 after ``seconds``; -1 when closed."""
-        try:
-            with self._use:
-                ticket = lib.lc_group_next(self._handle, _ns(min(seconds, SLICE_SECONDS)))
-                return max(-1, int(ticket))
-        except ClosedError:
-            return -1
-
-    def stop_next(self) -> None:
-        """Makes :meth:`next` return -1, now and from now on."""
-        with self._use:
-            lib.lc_group_stop_next(self._handle)
 
     def abort(self, code: Code, peer: int = -1) -> None:
         """Fails everything that is pending or comes later."""

@@ -56,20 +56,21 @@ class End:
         self.messages.close()
 
 
-def test_the_engine_names_messages_to_the_watcher() -> None:
+def test_the_engine_names_messages_to_the_watcher(monkeypatch: pytest.MonkeyPatch) -> None:
     """The watcher here does nothing but take what it is given, so nothing is noticed by looking."""
     with Network(2) as network:
         ends = [End(network, rank) for rank in range(2)]
         a, b = ends
-        asks, given = b.engine.next, threading.Event()
+        names = b.engine.completions
+        asks, given = names.next, threading.Event()
 
-        def wait_long(seconds: float) -> int:
+        def wait_long() -> tuple[int, int]:
             given.set()
-            while (ticket := asks(seconds)) == 0:
+            while (found := asks())[0] == 0:
                 pass
-            return ticket
+            return found
 
-        b.engine.next = wait_long  # type: ignore[method-assign]
+        monkeypatch.setattr(names, "next", wait_long)
         done: list[str] = []
         receive = b.post("receive from")
         receive.on_done(lambda: done.append(threading.current_thread().name))

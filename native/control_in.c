@@ -379,6 +379,7 @@ static void on_ack(lc_host *h, lc_path *p, const lc_record *r) {
             ack.arrived_us = r->op;
         }
     }
+    lc_total_add(&p->interface->total, h->now, ack.taken);
     lc_pace_acked(&p->pace, &ack);
 }
 

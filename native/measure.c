@@ -1,6 +1,7 @@
 #include "measure.h"
 
 static const uint64_t EPOCH_NS = 10000000000u; /* memory of the least delays */
+static const double DRIFT = 1e-4;              /* of one clock against another, at most */
 static const uint32_t STRANGE_MAX = 16;        /* acknowledgements */
 static const double HOLD_MAX_S = 0.05;
 static const uint32_t TRAIN_MIN = 48, TRAIN_LEAST = 8;
@@ -12,7 +13,7 @@ static int is_old(const lc_least *least, uint64_t now) {
 
 static void least_add(lc_least *least, uint64_t now, int64_t value) {
     if (!least->known || now - least->began_ns > EPOCH_NS) {
-        least->before = least->known && !is_old(least, now) ? least->now : value;
+        least->before = least->known ? least->now : value;
         least->now = value;
         least->began_ns = now;
         least->known = 1;
@@ -27,6 +28,10 @@ static int64_t least_of(const lc_least *least) {
 
 int64_t lc_measure_rtt_ns(const lc_measure *path) {
     return least_of(&path->rtt);
+}
+
+int64_t lc_measure_way_ns(const lc_measure *path) {
+    return 1000 * least_of(&path->way);
 }
 
 double lc_measure_rtt_s(const lc_measure *path) {
@@ -68,6 +73,22 @@ double lc_measure_rate(lc_measure *path, const lc_measure_ack *ack, double rate,
     return found;
 }
 
+/* After a long pause clocks have drifted, by so much at most; all who share the path begin at once,
+ * perhaps, and the first packets that are heard of have met a queue. What is more than drift is
+ * that, as far as the round trip has grown with it. Returns 0 if it hasn't: the path, or a clock,
+ * is another. */
+static int begin_again(lc_measure *path, const lc_measure_ack *ack, int64_t relative) {
+    int64_t way = least_of(&path->way), longer = (int64_t)ack->rtt_ns - least_of(&path->rtt);
+    int64_t drift = (int64_t)(DRIFT * 1e-3 * (double)(ack->now - path->way.began_ns));
+    int64_t low = relative - (longer > 0 ? longer / 1000 : 0);
+    if (low > way + drift || relative < way - drift)
+        return 0;
+    path->way.now = path->way.before = relative < way + drift ? relative : way + drift;
+    path->rtt.now = path->rtt.before = least_of(&path->rtt);
+    path->way.began_ns = path->rtt.began_ns = ack->now;
+    return 1;
+}
+
 static void begin_way(lc_measure *path, uint32_t way_us) {
     path->way_first_us = way_us;
     path->way = path->watched_way = (lc_least){0};
@@ -77,9 +98,12 @@ static void begin_way(lc_measure *path, uint32_t way_us) {
  * otherwise is no measurement, and what goes on saying so is a clock that was set. */
 static int64_t relative_way(lc_measure *path, const lc_measure_ack *ack) {
     uint32_t way = ack->arrived_us - ack->sent_us;
-    if (!path->way.known || is_old(&path->way, ack->now))
-        begin_way(path, way);
     int64_t relative = (int32_t)(way - path->way_first_us);
+    if (!path->way.known || (is_old(&path->way, ack->now) && !begin_again(path, ack, relative))) {
+        begin_way(path, way);
+        path->rtt = (lc_least){0};
+        relative = 0;
+    }
     int64_t both_us = (int64_t)(path->rtt_ns + ack->rtt_ns) / 1000 + LC_NOISE_NS / 1000;
     int strange = path->way.known && relative < least_of(&path->way) - both_us;
     path->strange = strange ? path->strange + 1 : 0;

@@ -50,6 +50,8 @@ double lc_measure_rate(lc_measure *path, const lc_measure_ack *ack, double rate,
 /* The least round trip. */
 int64_t lc_measure_rtt_ns(const lc_measure *path);
 double lc_measure_rtt_s(const lc_measure *path);
+/* The least one-way delay, against the first one. */
+int64_t lc_measure_way_ns(const lc_measure *path);
 /* From sending to hearing of it, without any queue, s. */
 double lc_measure_loop_s(const lc_measure *path);
 /* From here on it is watched, without the queue of those who share it. */

@@ -40,6 +40,13 @@ static const double BURSTY = 16; /* variance of the packets lost, against single
 static const double LOSS_TOLERANCE = 0.6;
 static const uint32_t LOST_MIN = 64;
 
+/* Beside TCP: a window that grows by a packet a round and keeps so much of itself after a loss. */
+static const double RIVAL_STEP = 1, RIVAL_KEPT = 0.7;
+static const int64_t RIVAL_NS = 3 * LC_NOISE_NS; /* of queue in a dip are another's */
+static const uint32_t RIVAL_TOLD = 2;            /* dips with it, more than without, tell */
+static const uint32_t RIVAL_SEEN = 3; /* dips without it, at most, tell that it has gone */
+static const uint32_t RIVAL_DIPS = 6; /* for which the way before is remembered */
+
 /* ---- the law ---- */
 
 /* Seconds of queue that this flow aims at. */
@@ -91,6 +98,11 @@ static void set_gate(lc_pace *pace, uint64_t now) {
                                   : trying(pace)           ? TRIAL
                                   : pace->idle_rounds == 0 ? AHEAD
                                                            : 1);
+    double beside = 1e9 * pace->rival_window / (double)pace->measure.rtt_ns;
+    if (rate < beside)
+        rate = beside;
+    if (pace->share > 0)
+        rate *= pace->share;
     /* The least window is for a round that says something within some round trips. At less it may
      * take seconds, and a rate that was taken for too low is never found out. */
     double least = WINDOW_MIN / rtt;
@@ -185,6 +197,50 @@ static void cruise(lc_pace *pace, double queue) {
     pace->calm = ++pace->rounds % CALM_EVERY == 0 && pace->loss > CALM_LOSS;
 }
 
+static uint32_t lost_of(const lc_pace *pace) {
+    return pace->moved > pace->taken ? pace->moved - pace->taken : 0;
+}
+
+/* To a queue this law gives way, and TCP, which fills whatever there is, would leave it next to
+ * nothing. So beside TCP as much is in flight as TCP would have. */
+static void keep_up(lc_pace *pace) {
+    if (!pace->rival_window)
+        return;
+    if (lost_of(pace) > 0)
+        pace->rival_window *= RIVAL_KEPT;
+    else if (pace->limited)
+        pace->rival_window += RIVAL_STEP;
+    if (pace->rival_window < WINDOW_MIN)
+        pace->rival_window = WINDOW_MIN;
+    if (pace->rival_window > WINDOW_MAX)
+        pace->rival_window = WINDOW_MAX;
+}
+
+/* After a dip: all senders of this law had lowered their windows, to a few packets at least, and a
+ * queue that stood all the same, for the way and for the round trip, is of somebody who doesn't.
+ * Some of them may not have dipped, so it takes two dips to tell. A longer path looks alike; it is
+ * used whatever this window is. */
+static void judge_rival(lc_pace *pace, int64_t way_ns, int64_t rtt_ns) {
+    if (pace->rival_dips == 0 || pace->rival_dips > RIVAL_DIPS) {
+        pace->rival_way_ns = way_ns;
+        pace->rival_rtt_ns = rtt_ns;
+        pace->rival_dips = 0;
+    }
+    pace->rival_dips++;
+    int64_t queue = lc_measure_way_ns(&pace->measure) - pace->rival_way_ns;
+    int64_t both = lc_measure_rtt_ns(&pace->measure) - pace->rival_rtt_ns;
+    double few_ns =
+        (pace->rate > 0 ? 1e9 * WINDOW_MIN / pace->rate : 0) - (double)pace->rival_rtt_ns;
+    if ((double)(queue < both ? queue : both) > (double)RIVAL_NS + (few_ns > 0 ? few_ns : 0))
+        pace->rival_seen += pace->rival_seen < RIVAL_SEEN;
+    else
+        pace->rival_seen -= pace->rival_seen > 0;
+    if (pace->rival_seen == 0)
+        pace->rival_window = pace->rival_dips = 0;
+    else if (pace->rival_seen >= RIVAL_TOLD && !pace->rival_window)
+        pace->rival_window = pace->window;
+}
+
 /* The least delay is only seen while no queue stands. Where that has not been for long, all senders
  * lower their windows at the same moment of the day, and what is still there then is the path. */
 static void dip(lc_pace *pace, uint64_t now) {
@@ -192,8 +248,10 @@ static void dip(lc_pace *pace, uint64_t now) {
         if (now < pace->dip_ns)
             return;
         pace->dip_ns = 0;
-        int64_t longer_ns;
+        int64_t longer_ns, way_ns = lc_measure_way_ns(&pace->measure);
+        int64_t rtt_ns = lc_measure_rtt_ns(&pace->measure);
         if (lc_measure_watched(&pace->measure, now, &longer_ns)) {
+            judge_rival(pace, way_ns, rtt_ns);
             /* What passed for a queue was a longer path, and the window was cut for nothing. */
             if (longer_ns > LONGER * 1e9 * aim_s(pace, send_rate(pace))) {
                 pace->cruising = 0;
@@ -211,10 +269,6 @@ static void dip(lc_pace *pace, uint64_t now) {
         return;
     pace->dip_ns = now + length;
     lc_measure_watch(&pace->measure);
-}
-
-static uint32_t lost_of(const lc_pace *pace) {
-    return pace->moved > pace->taken ? pace->moved - pace->taken : 0;
 }
 
 static double few_loss(const lc_pace *pace) {
@@ -288,6 +342,7 @@ static void end_round(lc_pace *pace, uint64_t now) {
         double before = pace->rate;
         keep_rate(pace);
         be_modest(pace, now);
+        keep_up(pace);
         if (pace->cruising)
             cruise(pace, 1e-9 * (double)pace->least_queue_ns);
         else
@@ -316,7 +371,22 @@ static void watch_start(lc_pace *pace, uint64_t now, int64_t queue) {
         start_cruising(pace);
 }
 
+int lc_pace_rests(const lc_pace *pace, uint64_t now) {
+    return !pace->same_host && pace->cruising && now - pace->heard_ns > pace->measure.rtt_ns &&
+           lc_measure_rtt_ns(&pace->measure) >= (int64_t)PACED_RTT_NS;
+}
+
+void lc_pace_begin(lc_pace *pace, uint64_t now, double share) {
+    pace->heard_ns = now; /* from here on that is waited for */
+    pace->share = share;
+    if (share < 1 && pace->window > share * full_window(pace))
+        pace->window = share * full_window(pace);
+    set_gate(pace, now);
+}
+
 void lc_pace_acked(lc_pace *pace, const lc_measure_ack *ack) {
+    pace->heard_ns = ack->now;
+    pace->share = 0;
     pace->moved += ack->moved;
     pace->taken += ack->taken;
     if (ack->rtt_ns) {
@@ -341,7 +411,7 @@ uint32_t lc_pace_window(const lc_pace *pace, uint32_t peer_window) {
     if (pace->same_host)
         return peer_window;
     double room = peer_window;
-    double window = pace->window;
+    double window = pace->window > pace->rival_window ? pace->window : pace->rival_window;
     if (pace->calm && full_window(pace) < window)
         window = full_window(pace);
     if (pace->dip_ns)

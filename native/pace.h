@@ -43,6 +43,15 @@ typedef struct {
     double modest_from;         /* before less was tried; 0: that is not being tried */
     double loss_from;
     uint32_t modest_rounds; /* since less was tried */
+    /* beside TCP, which fills the queue */
+    double rival_window;  /* packets that TCP would have in flight; 0: there is none */
+    int64_t rival_way_ns; /* the least way without its queue, */
+    int64_t rival_rtt_ns; /* and the least round trip */
+    uint32_t rival_dips;  /* since those were taken; 0: they aren't known */
+    uint32_t rival_seen;  /* dips in which its queue was seen, less those in which it wasn't */
+    /* after a pause */
+    uint64_t heard_ns; /* when an acknowledgement last came */
+    double share;      /* of the rate, until the next one comes; 0: all of it */
     /* this round */
     uint64_t round_ns; /* when it began */
     int64_t least_queue_ns;
@@ -62,6 +71,12 @@ uint32_t lc_pace_window(const lc_pace *pace, uint32_t peer_window);
 uint32_t lc_pace_room(const lc_pace *pace, uint64_t now, uint32_t want, uint32_t packet_bytes);
 /* So many packets go now. */
 void lc_pace_spend(lc_pace *pace, uint64_t now, uint32_t packets, uint32_t packet_bytes);
+/* Whether nothing has been heard for a round trip: with nothing in flight, what goes now begins
+ * anew. */
+int lc_pace_rests(const lc_pace *pace, uint64_t now);
+/* Begins anew, beside others of this host: at such a share (at most 1) of the rate until something
+ * is heard, and with such a share of the window. */
+void lc_pace_begin(lc_pace *pace, uint64_t now, double share);
 /* Nanoseconds until a packet may go; 0: now. */
 uint64_t lc_pace_delay(const lc_pace *pace, uint64_t now, uint32_t packet_bytes);
 /* There is something to send, and the law holds it back. */

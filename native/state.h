@@ -29,6 +29,7 @@
 #include "mailbox.h"
 #include "means.h"
 #include "pace.h"
+#include "total.h"
 #include "waiter.h"
 #include "wire.h"
 
@@ -152,6 +153,7 @@ struct lc_interface {
     lc_path **paths; /* to the other processes that it reaches */
     uint16_t n_paths;
     uint16_t turn;              /* the path that sends first in this turn of the loop */
+    lc_total total;             /* of its paths */
     uint16_t turns_since_asked; /* turns since the link was last asked what has come */
     uint64_t moved_ns;          /* when something last went there or came */
     uint32_t window;            /* units that this process lets each of them have in flight: a small

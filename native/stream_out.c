@@ -314,6 +314,23 @@ static uint32_t fill_run(lc_host *h, lc_out *out, uint32_t most) {
     return run->n_packets;
 }
 
+/* After a pause several paths begin at once, and what each knows of its rate may be what it had
+ * while the others had nothing to send. */
+static void begin_anew(const lc_host *h, lc_path *p) {
+    const lc_interface *via = p->interface;
+    double sum = 0, most = 0;
+    if (!lc_pace_rests(&p->pace, h->now) || lc_units_flying(p))
+        return;
+    for (uint16_t i = 0; i < via->n_paths; i++) {
+        const lc_path *other = via->paths[i];
+        if (!other->outs && !lc_units_flying(other))
+            continue;
+        sum += other->pace.rate;
+        most = other->pace.rate > most ? other->pace.rate : most;
+    }
+    lc_pace_begin(&p->pace, h->now, lc_total_share(&via->total, sum, most));
+}
+
 static uint32_t allowance(lc_host *h, lc_path *p, uint32_t packet_bytes) {
     uint32_t room = lc_window_room(p, packet_bytes);
     if (!room) {
@@ -343,6 +360,7 @@ static int serve(lc_host *h, lc_path *p) {
     if (!out)
         return 0;
     uint32_t bytes = lc_wire_bytes(out);
+    begin_anew(h, p);
     uint32_t most = allowance(h, p, bytes);
     if (!most)
         return 0;

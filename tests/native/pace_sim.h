@@ -10,6 +10,8 @@
 #include <string.h>
 
 enum { SIM_FLOWS = 8, SIM_QUEUE = 1 << 16, SIM_LINE = 1 << 16, SIM_STEP_NS = 20000 };
+/* In place of lc_pace: TCP's loss-based laws (Reno; CUBIC of RFC 9438). */
+enum { SIM_RENO = 1, SIM_CUBIC = 2 };
 enum { SIM_PACKET = 1500, SIM_RUN = 40, SIM_ACK_PACKETS = 64, SIM_ACK_NS = 1000000 };
 
 typedef struct {
@@ -34,7 +36,7 @@ typedef struct {
     uint32_t clock_us;         /* and is ahead by this */
     double late;               /* share of packets that are overtaken by those of late_ns */
     uint64_t late_ns;
-    int tcp; /* Reno in place of lc_pace */
+    int tcp; /* SIM_RENO, SIM_CUBIC; 0: lc_pace */
     /* results */
     uint64_t delivered, lost_random, lost_queue;
     /* state */
@@ -45,6 +47,7 @@ typedef struct {
     uint64_t heard_ns; /* when an acknowledgement last came */
     int in_burst;
     double cwnd, ssthresh;
+    double cwnd_most, friendly; /* of CUBIC: at the last loss; what Reno would have */
     uint64_t cut_ns;
     sim_packet line[SIM_LINE]; /* past the bottleneck, on the way to the receiver */
     uint32_t line_in, line_out;
@@ -206,8 +209,31 @@ static void sim_receive(sim *s, sim_flow *f) {
     }
 }
 
+static void sim_cubic(sim *s, sim_flow *f, uint32_t moved, uint32_t taken) {
+    static const double SCALE = 0.4, KEPT = 0.7;
+    uint64_t since_ns = s->now - f->cut_ns;
+    if (taken < moved && since_ns > 2 * f->way_ns + 1000000) {
+        f->cwnd_most = f->cwnd < f->cwnd_most ? f->cwnd * (1 + KEPT) / 2 : f->cwnd;
+        f->ssthresh = f->cwnd = f->friendly = f->cwnd * KEPT > 2 ? f->cwnd * KEPT : 2;
+        f->cut_ns = s->now;
+    } else if (f->cwnd < f->ssthresh) {
+        f->cwnd += moved;
+    } else {
+        double t = 1e-9 * (double)since_ns + 2e-9 * (double)f->way_ns;
+        double k = cbrt(f->cwnd_most * (1 - KEPT) / SCALE);
+        double want = f->cwnd_most + SCALE * (t - k) * (t - k) * (t - k);
+        f->friendly += 3 * (1 - KEPT) / (1 + KEPT) * moved / f->cwnd;
+        want = want > f->friendly ? want : f->friendly;
+        want = want < 1.5 * f->cwnd ? want : 1.5 * f->cwnd;
+        if (want > f->cwnd)
+            f->cwnd += (want - f->cwnd) * moved / f->cwnd;
+    }
+}
+
 static void sim_tcp(sim *s, sim_flow *f, uint32_t moved, uint32_t taken) {
-    if (taken < moved && s->now - f->cut_ns > 2 * f->way_ns + 1000000) {
+    if (f->tcp == SIM_CUBIC) {
+        sim_cubic(s, f, moved, taken);
+    } else if (taken < moved && s->now - f->cut_ns > 2 * f->way_ns + 1000000) {
         f->ssthresh = f->cwnd = f->cwnd / 2 > 2 ? f->cwnd / 2 : 2;
         f->cut_ns = s->now;
     } else {

@@ -3,6 +3,7 @@
  */
 #include "check.h"
 #include "pace_sim.h"
+#include "total.h"
 
 static sim_flow *flow(sim *s, int i, double rtt_ms, double loss, double burst) {
     sim_flow *f = &s->flows[i];
@@ -79,11 +80,72 @@ static void test_two_share(void) {
 static void test_beside_tcp(void) {
     sim *s = sim_new(1e9, 0.02, 2);
     flow(s, 0, 20, 0, 1);
-    flow(s, 1, 20, 0, 1)->tcp = 1;
+    flow(s, 1, 20, 0, 1)->tcp = SIM_RENO;
     sim_measure(s, 5, 20);
     CHECK_AT(share(s, 1, 20) > 0.33, "TCP has %.3f", share(s, 1, 20));
     CHECK_AT(share(s, 0, 20) > 0.05, "this has %.3f", share(s, 0, 20));
     sim_free(s);
+}
+
+/* CUBIC fills a queue of several times what this law aims at. Neither starves the other, whether
+ * this one sends all the time or with pauses. */
+static void test_beside_cubic(void) {
+    static const struct {
+        double mbit, queue_s;
+        uint64_t on_ms, off_ms;
+    } cases[] = {{100, 0.025, 0, 0}, {100, 0.025, 100, 30}, {100, 0.1, 0, 0}, {20, 0.05, 0, 0}};
+    for (int k = 0; k < 4; k++) {
+        sim *s = sim_new(cases[k].mbit * 1e6, cases[k].queue_s, 2);
+        sim_flow *f = flow(s, 0, 20, 0, 1);
+        f->on_ns = cases[k].on_ms * 1000000;
+        f->off_ns = cases[k].off_ms * 1000000;
+        sim_flow *cubic = flow(s, 1, 20, 0, 1);
+        cubic->tcp = SIM_CUBIC;
+        cubic->begin_ns = s->now + 5000000000u;
+        sim_measure(s, 15, 25);
+        CHECK_AT(share(s, 0, 25) > 0.25, "case %d: this has %.3f", k, share(s, 0, 25));
+        CHECK_AT(share(s, 1, 25) > 0.25, "case %d: CUBIC has %.3f", k, share(s, 1, 25));
+        sim_free(s);
+    }
+}
+
+/* The queue is short again when TCP has gone. */
+static void test_after_tcp(void) {
+    sim *s = sim_new(1e8, 0.025, 3);
+    flow(s, 0, 20, 0, 1);
+    flow(s, 1, 20, 0.001, 1);
+    flow(s, 2, 20, 0, 1)->tcp = SIM_CUBIC;
+    s->flows[2].end_ns = s->now + 20000000000u;
+    sim_run(s, 20);
+    CHECK(s->flows[0].pace.rival_window > 0 && s->flows[1].pace.rival_window > 0);
+    sim_measure(s, 15, 10);
+    for (int i = 0; i < 2; i++) {
+        CHECK(s->flows[i].pace.rival_window == 0);
+        CHECK_AT(share(s, i, 10) > 0.35, "flow %d has %.3f", i, share(s, i, 10));
+    }
+    CHECK_AT(sim_queue_ms(s) < 10, "%.1f ms", sim_queue_ms(s));
+    sim_free(s);
+}
+
+/* Flows of this law take none of their own kind for TCP, whenever they come and pause. */
+static void test_no_rival(void) {
+    static const double rtts[] = {2, 20, 80};
+    for (int t = 0; t < 3; t++) {
+        sim *s = sim_new(1e8, 0.05, 3);
+        for (int i = 0; i < 3; i++) {
+            sim_flow *f = flow(s, i, rtts[t], 0.01, 1);
+            f->begin_ns = s->now + (uint64_t)i * 1300000000u;
+            f->on_ns = i == 1 ? 300000000 : 0;
+            f->off_ns = 100000000;
+        }
+        for (int k = 0; k < 16; k++) {
+            sim_run(s, 1);
+            for (int i = 0; i < 3; i++)
+                CHECK_AT(s->flows[i].pace.rival_window == 0, "%.0f ms, flow %d, %d s", rtts[t], i,
+                         k + 1);
+        }
+        sim_free(s);
+    }
 }
 
 /* Seven send to one: the queue before it stays bounded, and all get some. */
@@ -217,6 +279,74 @@ static void test_pause(void) {
         CHECK_AT(sim_queue_ms(s) < 3, "drift %.0e: %.1f ms", drifts[k], sim_queue_ms(s));
         sim_free(s);
     }
+}
+
+/* The first packet after a pause meets a queue, which is seen; or the path is another, or the
+ * clock.
+ */
+static void test_queue_after_a_pause(void) {
+    static const struct {
+        int64_t way_ms, rtt_ms, queue_ms, most_ms;
+    } cases[] = {{0, 0, 0, 1},  {10, 10, 6, 10}, {10, 20, 6, 10}, {3, 0, 0, 1},
+                 {-3, 0, 0, 1}, {500, 0, 0, 1},  {-500, 0, 0, 1}, {40, 0, 0, 1}};
+    for (int k = 0; k < 8; k++) {
+        lc_measure path = {0};
+        lc_measure_ack ack = {.now = 1000000000,
+                              .rtt_ns = 20000000,
+                              .elapsed_ns = 20000000,
+                              .sent_us = 980000,
+                              .arrived_us = 990000,
+                              .moved = 1,
+                              .taken = 1};
+        CHECK(lc_measure_sample(&path, &ack) == 0);
+        ack.now += 40000000000u;
+        ack.rtt_ns += (uint64_t)cases[k].rtt_ms * 1000000;
+        ack.sent_us += 40000000;
+        ack.arrived_us += 40000000 + (uint32_t)(cases[k].way_ms * 1000);
+        int64_t queue = lc_measure_sample(&path, &ack);
+        CHECK_AT(queue >= cases[k].queue_ms * 1000000 && queue <= cases[k].most_ms * 1000000,
+                 "case %d: %.1f ms", k, 1e-6 * (double)queue);
+    }
+}
+
+/* What begins anew beside others takes a part of its rate and window, until something is heard. */
+static void test_begins_anew(void) {
+    sim *s = sim_new(1e9, 0.05, 1);
+    lc_pace *pace = &flow(s, 0, 20, 0, 1)->pace;
+    sim_run(s, 2);
+    double rate = pace->gate.bytes_per_s;
+    uint32_t window = lc_pace_window(pace, 5000);
+    CHECK(!lc_pace_rests(pace, s->now));
+    s->now += 1000000000;
+    CHECK(lc_pace_rests(pace, s->now));
+    lc_pace_begin(pace, s->now, 0.25);
+    CHECK(!lc_pace_rests(pace, s->now));
+    CHECK(pace->gate.bytes_per_s < 0.3 * rate && pace->gate.bytes_per_s > 0.2 * rate);
+    CHECK(lc_pace_window(pace, 5000) < 0.3 * window && lc_pace_window(pace, 5000) > 0.2 * window);
+    sim_measure(s, 0.2, 0.5);
+    CHECK_AT(share(s, 0, 0.5) > 0.9, "used %.3f", share(s, 0, 0.5));
+    sim_free(s);
+}
+
+/* Three paths that share a port: each has had it for itself, and together they get no more. */
+static void test_total(void) {
+    lc_total total = {0};
+    CHECK(lc_total_share(&total, 0, 0) == 1);
+    CHECK(lc_total_share(&total, 1000, 1000) == 1); /* the only one */
+    CHECK(fabs(lc_total_share(&total, 3000, 1000) - 1 / 3.0) < 1e-9);
+    uint64_t now = 1000000000;
+    for (int k = 0; k < 2000; k++)
+        lc_total_add(&total, now += 1000000, 2);
+    CHECK(lc_total_rate(&total) > 1900 && lc_total_rate(&total) < 2200);
+    CHECK(fabs(lc_total_share(&total, 3000, 1000) - lc_total_rate(&total) / 3000) < 1e-9);
+    CHECK(lc_total_share(&total, 1500, 1000) == 1);
+    now += 3600000000000u; /* it is known after a pause */
+    for (int k = 0; k < 100; k++)
+        lc_total_add(&total, now += 1000000, 1);
+    CHECK(lc_total_rate(&total) > 1900);
+    for (int k = 0; k < 22000; k++)
+        lc_total_add(&total, now += 1000000, 1);
+    CHECK(lc_total_rate(&total) < 1200);
 }
 
 /* A clock that is set, or was wrong in the first packet: the queue is seen again. */
@@ -420,6 +550,9 @@ int main(void) {
     test_short_buffer();
     test_two_share();
     test_beside_tcp();
+    test_beside_cubic();
+    test_after_tcp();
+    test_no_rival();
     test_incast();
     test_incast_into_a_short_buffer();
     test_longer_path();
@@ -428,6 +561,9 @@ int main(void) {
     test_gives_way();
     test_wrong_clocks();
     test_pause();
+    test_queue_after_a_pause();
+    test_begins_anew();
+    test_total();
     test_set_clocks();
     test_grows_again();
     test_start_amid_loss();

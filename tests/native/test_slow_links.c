@@ -1,4 +1,5 @@
-/* Operations on slow, lossy links take a small multiple of what the links need. */
+/* Operations on slow, lossy links take a small multiple of what the links need, and those that
+ * begin after a pause don't overrun the ports. */
 #include "check.h"
 #include "slow_links.h"
 
@@ -21,7 +22,39 @@ static void test_small_operations(void) {
     }
 }
 
+/* Four hosts begin at once, each with three paths through one port. In the end of each operation
+ * some path has had the port for itself, and knows no better. */
+static void test_after_a_pause(void) {
+    static const double pauses_ms[] = {12000, 40000};
+    for (int k = 0; k < 2; k++) {
+        slow_scenario s = {.seed = 1,
+                           .hosts = 4,
+                           .mbit = 1000,
+                           .rtt_ms = 20,
+                           .queue_ms = 25,
+                           .loss = 0.01,
+                           .burst = 1,
+                           .capacity = 2000,
+                           .bytes = 26214400,
+                           .ops = 4,
+                           .deep = 1,
+                           .pause_ms = pauses_ms[k]};
+        slow_run *r = slow_run_all(&s);
+        const memory_counts *first = &r->ops[0].counts, *last = &r->ops[3].counts;
+        double dropped =
+            (double)(last->dropped - first->dropped) / (double)(last->sent - first->sent);
+        CHECK_AT(dropped < 0.01, "%.0f s: dropped %.4f", s.pause_ms / 1000, dropped);
+        for (uint32_t i = 1; i < r->ended; i++) {
+            double times = slow_seconds(r, i) / slow_limit_s(&s);
+            CHECK_AT(times < 1.3, "%.0f s, operation %u: %.2f times the limit", s.pause_ms / 1000,
+                     i, times);
+        }
+        free(r);
+    }
+}
+
 int main(void) {
     test_small_operations();
+    test_after_a_pause();
     return check_result("test_slow_links");
 }

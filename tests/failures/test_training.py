@@ -63,6 +63,7 @@ def train(rank: int, world: int) -> dict[str, Any]:
         # What the dead rank owns in one sweep another one owns in the next.
         for _ in range(2 * bound.period):
             plain.step()
+        bound.finish()
         assert lossycoll.measure_drift(bound_model, group).total == 0
     return {"since": since, "caught": out}
 

@@ -14,6 +14,8 @@ static const double KEEP_LEAST = 0.4, KEEP_MOST = 1.25, KEEP_TIME = 1.3;
 static const double SAME_TIME = 0.03;
 /* Below this share nothing is lost, and nothing smaller can be asked for. */
 static const double NO_LOSS = 5e-5, NOTHING = 1e-9;
+/* Where nothing is enough, a parity packet brings back at least so much of one, or isn't sent. */
+static const double WORTH = 0.125;
 static const double LOSS_MOST = 0.99, BURST_MOST = 64;
 
 /* ---- what a code leaves ---- */
@@ -189,8 +191,10 @@ static void try_size(search *s, uint32_t k) {
     for (uint32_t m = 1; m <= most && s->count < CANDIDATES; m = lc_code_rows_up(m + 1)) {
         while (c.steps < columns + m)
             step(&c, 0);
-        candidate found = measure(s, lc_code(k, m), left(&c, s->loss, columns, m));
-        s->found[s->count++] = found;
+        double remains = left(&c, s->loss, columns, m);
+        candidate found = measure(s, lc_code(k, m), remains);
+        if (found.enough || s->loss - remains >= WORTH * one.sets * m / s->n)
+            s->found[s->count++] = found;
         if ((found.enough && found.means.rounds == s->rounds_least) || m == most)
             return;
     }

@@ -27,6 +27,8 @@ KEEP_TIME: Final = 1.3
 """and takes no more than so much longer than what is best."""
 SAME_TIME: Final = 0.03
 """Of two means within this share of a stream's time, the one with fewer bytes."""
+WORTH: Final = 0.125
+"""Where nothing is enough, a parity packet brings back at least so much of one, or isn't sent."""
 NO_LOSS: Final = 5e-5
 """Below this share nothing is lost."""
 NOTHING: Final = 1e-9
@@ -241,7 +243,8 @@ class _Search:
         for row, remains in enumerate(lefts):
             if row in rows:
                 found = self.measure(Code(size, row), remains, self.ask.rounds)
-                yield found
+                if found.enough or self.loss - remains >= WORTH * sets.of_stream * row / self.n:
+                    yield found
                 if found.enough and found.means.rounds == (self.ask.rounds or 0):
                     return
 

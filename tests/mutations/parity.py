@@ -83,6 +83,13 @@ PARITY: tuple[Mutation, ...] = (
         "native:test_means",
     ),
     mutation(
+        "a path that loses nothing, whatever is measured",
+        "native/choice.c",
+        ".loss = loss_to(p),",
+        ".loss = 0 * loss_to(p),",
+        "native:test_dial",
+    ),
+    mutation(
         "a choice for one stream taken for another's",
         "native/means.c",
         "return a->packets == b->packets && a->packet_bytes",

@@ -234,22 +234,12 @@ static void figures(const lc_link *link, lc_link_figures *figures) {
     *figures = lc_udp_of_const(link)->figures;
 }
 
-void lc_udp_note(lc_udp *u, lc_event event) {
-    if (u->events_in - u->events_out < LC_UDP_EVENTS)
-        u->events[u->events_in++ % LC_UDP_EVENTS] = event;
-}
-
 static int event(lc_link *link, lc_event *event) {
     lc_udp *u = lc_udp_of(link);
     if (u->events_in == u->events_out)
         return 0;
     *event = u->events[u->events_out++ % LC_UDP_EVENTS];
     return 1;
-}
-
-void lc_udp_set_active(lc_udp *u, uint32_t path, int on) {
-    uint32_t active = on ? u->active | (path & u->offered) : u->active & ~path;
-    __atomic_store_n(&u->active, active, __ATOMIC_RELAXED);
 }
 
 /* ---- opening ---- */

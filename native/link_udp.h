@@ -1,5 +1,5 @@
 /* Inside the UDP link: what its files share. link_udp.c opens it and knows its peers,
- * link_udp_send.c and link_udp_receive.c move packets. */
+ * link_udp_send.c and link_udp_receive.c move packets, link_udp_fast_paths.c is below all three. */
 #ifndef LC_LINK_UDP_H
 #define LC_LINK_UDP_H
 
@@ -101,13 +101,15 @@ static inline socklen_t lc_udp_address_bytes(int family) {
     return family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
 }
 
+/* link_udp_fast_paths.c */
 void lc_udp_note(lc_udp *u, lc_event event);
-void lc_udp_set_active(lc_udp *u, uint32_t path, int on);
-
-/* link_udp_send.c */
 int lc_udp_batches(lc_udp *u); /* whether several messages may go in one call now */
 void lc_udp_refuse_batching(lc_udp *u);
+int lc_udp_segments(const lc_udp *u, uint16_t peer); /* whether it is used with that peer now */
+void lc_udp_refuse_segments(lc_udp *u, uint16_t peer, int error);
 void lc_udp_segments_again(lc_udp *u, lc_udp_peer *peer); /* nothing is refused any more */
+
+/* link_udp_send.c */
 int lc_udp_send(lc_link *link, const lc_run *runs, int n_runs, int *sys_errno);
 
 /* link_udp_receive.c */

@@ -9,52 +9,7 @@ enum {
     GATHER_BYTES = 4096 /* packets below this are packed: two pieces each cost more than the copy */
 };
 
-static const uint64_t MS = 1000000, SECOND = 1000000000;
-
-/* ---- fast paths that are refused ---- */
-
-int lc_udp_batches(lc_udp *u) {
-    if (u->batching.until_ns && !lc_backoff_holds(&u->batching, lc_clock_now(u->link.clock))) {
-        u->batching.until_ns = 0;
-        lc_udp_set_active(u, LC_MMSG, 1);
-    }
-    return (u->active & LC_MMSG) != 0;
-}
-
-void lc_udp_refuse_batching(lc_udp *u) {
-    lc_backoff_failed(&u->batching, lc_clock_now(u->link.clock), 60 * SECOND, 3600 * SECOND);
-    lc_udp_set_active(u, LC_MMSG, 0);
-    u->figures.refused++;
-    lc_udp_note(
-        u, (lc_event){
-               .kind = LC_EVENT_REFUSED, .sys_errno = ENOSYS, .peer = -1, .fast_path = LC_MMSG});
-}
-
-static int segments(const lc_udp *u, uint16_t peer) {
-    const lc_backoff *b = &u->peers[peer].segment;
-    return (u->offered & LC_GSO) &&
-           !(b->until_ns && lc_backoff_holds(b, lc_clock_now(u->link.clock)));
-}
-
-static void refuse_segments(lc_udp *u, uint16_t peer, int error) {
-    lc_backoff *b = &u->peers[peer].segment;
-    if (!b->until_ns)
-        u->n_refused++;
-    lc_backoff_failed(b, lc_clock_now(u->link.clock), SECOND, 300 * SECOND);
-    lc_udp_set_active(u, LC_GSO, 0);
-    u->figures.refused++;
-    lc_udp_note(
-        u, (lc_event){
-               .kind = LC_EVENT_REFUSED, .sys_errno = error, .peer = peer, .fast_path = LC_GSO});
-}
-
-void lc_udp_segments_again(lc_udp *u, lc_udp_peer *peer) {
-    if (!peer->segment.until_ns)
-        return;
-    lc_backoff_worked(&peer->segment);
-    if (--u->n_refused == 0)
-        lc_udp_set_active(u, LC_GSO, 1);
-}
+static const uint64_t MS = 1000000;
 
 /* ---- sends that fail ---- */
 
@@ -240,7 +195,8 @@ static int send_segmented(lc_udp *u, const lc_run *runs, int n) {
         if (run->n_packets > 1)
             segment_message(m, u->out_control[count], (uint16_t)run->packet_bytes);
         count++;
-    } while (!packed && count < n && gathers(u, &runs[count]) && segments(u, runs[count].peer));
+    } while (!packed && count < n && gathers(u, &runs[count]) &&
+             lc_udp_segments(u, runs[count].peer));
     return send_messages(u, u->out, count);
 }
 
@@ -266,7 +222,7 @@ static int send_apart(lc_udp *u, const lc_run *run, int refusal) {
     int sent = send_plain(u, run);
     int error = errno;
     if (refusal && sent > 0 && !u->peers[run->peer].error)
-        refuse_segments(u, run->peer, refusal);
+        lc_udp_refuse_segments(u, run->peer, refusal);
     errno = error;
     return sent;
 }
@@ -291,7 +247,7 @@ int lc_udp_send(lc_link *link, const lc_run *runs, int n_runs, int *sys_errno) {
     for (int i = 0; i < n_runs;) {
         const lc_run *run = &runs[i];
         int refusal = 0;
-        if (segments(u, run->peer)) {
+        if (lc_udp_segments(u, run->peer)) {
             int went;
             packets += send_in_one(u, run, n_runs - i, &went);
             i += went;

@@ -202,6 +202,41 @@ def test_native_files_know_only_those_below() -> None:
     assert order.index("combine") < order.index("loop") < order.index("api")
 
 
+def callees(sources: dict[str, str]) -> dict[str, set[str]]:
+    """Whose functions each of ``sources`` names. Files may share a header, so what they include
+    doesn't say it."""
+    bare = {
+        name: re.sub(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', " ", text, flags=re.S)
+        for name, text in sources.items()
+    }
+    homes = {
+        symbol: name
+        for name, text in bare.items()
+        for symbol in re.findall(
+            r"^(?!static\b|typedef\b)\w[\w *]*?\b(lc_\w+)\([^;{}]*\)\s*\{", text, re.M
+        )
+    }
+    return {
+        name: {homes[symbol] for symbol in re.findall(r"\blc_\w+", text) if symbol in homes}
+        - {name}
+        for name, text in bare.items()
+    }
+
+
+def test_native_files_call_in_no_circle() -> None:
+    calls = callees({path.name: path.read_text(encoding="utf-8") for path in NATIVE.glob("*.c")})
+    assert calls["link_udp.c"] >= {"link_udp_send.c", "link_udp_fast_paths.c"}
+    list(graphlib.TopologicalSorter(calls).static_order())  # which raises CycleError
+
+
+def test_calls_in_a_circle_are_found() -> None:
+    above = "static int f(void) {\n    return lc_b(1);\n}\nint lc_a(int a) {\n}\n"
+    sources = {"a.c": above, "b.c": "/* lc_a */\nuint32_t *lc_b(const int *b,\n  int c) {\n}\n"}
+    assert callees(sources) == {"a.c": {"b.c"}, "b.c": set()}
+    sources["b.c"] += 'static const ops o = {.f = lc_a, .name = "lc_x"};\n'
+    assert callees(sources) == {"a.c": {"b.c"}, "b.c": {"a.c"}}
+
+
 SYSTEM_HEADER = re.compile(r"[a-z0-9_]+\.h|(?:sys|linux|net|netinet|arpa)/[a-z0-9_]+\.h")
 """Those of C, Linux and the compiler; Python's, torch's and NumPy's have other names or folders."""
 

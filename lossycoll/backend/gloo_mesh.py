@@ -29,6 +29,8 @@ SLICE_SECONDS: Final = 0.2
 """How often whoever waits for the mesh is asked whether to go on."""
 CONNECT_SECONDS: Final = 60.0
 """What gloo may take to connect, once all ranks have come."""
+CLOSE_SECONDS: Final = 2.0
+"""What a mesh that is being made may take to give up, before its connections are shut down."""
 QUIET_SECONDS: Final = 10.0
 """How long a moment is sought in which no other socket of this process begins to listen."""
 
@@ -59,6 +61,7 @@ class GlooMesh:
         self._address = address
         self._lock = threading.Lock()
         self._making: Future[Any] | None = None
+        self._maker: threading.Thread | None = None
         self._over = threading.Event()
         self._listeners: set[Address] = set()
         self.missing: tuple[int, ...] = tuple(range(size))
@@ -79,7 +82,8 @@ class GlooMesh:
             if self._making is None:
                 self._making = Future()
                 name = "lossycoll-gloo"
-                threading.Thread(target=self._make, name=name, daemon=True).start()
+                self._maker = threading.Thread(target=self._make, name=name, daemon=True)
+                self._maker.start()
         making = self._making
         while not making.done():
             wait([making], SLICE_SECONDS)
@@ -100,8 +104,14 @@ class GlooMesh:
             shut(self._listeners)
 
     def close(self) -> None:
-        """Lets go of the mesh, if there is one. Idempotent."""
+        """Lets go of the mesh, if there is one, or of its making. Idempotent."""
         self._over.set()
+        # A thread that is in the store or in gloo when the interpreter ends aborts the process.
+        if self._maker is not None:
+            self._maker.join(CLOSE_SECONDS)
+            if self._maker.is_alive():
+                self.cut()
+                self._maker.join(CLOSE_SECONDS)
         if (made := self._made()) is not None:
             made.shutdown()
 

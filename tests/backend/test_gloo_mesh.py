@@ -190,3 +190,25 @@ def test_ranks_that_mean_different_calls_learn_it_before_there_is_a_mesh() -> No
     assert found[0].kind == "MismatchError", [str(one) for one in found]
     for part in ("all_reduce", "broadcast"):
         assert part in found[0].text
+
+
+def test_a_mesh_that_others_never_come_to_is_closed_with_its_thread() -> None:
+    from torch._C import _distributed_c10d as c10d
+
+    from lossycoll.backend.gloo_mesh import GlooMesh
+
+    class GivenUp(Exception):
+        pass
+
+    def still() -> None:
+        raise GivenUp
+
+    store = c10d.HashStore()
+    mesh = GlooMesh(store, 0, 2, timeout=timedelta(seconds=60), address="127.0.0.1")
+    with pytest.raises(GivenUp):
+        mesh.group(still)
+    until(lambda: store.check(["listens/0"]), "the mesh's own address")
+    made_by = [one for one in threading.enumerate() if one.name == "lossycoll-gloo"]
+    assert made_by, "nothing is being made"
+    mesh.close()
+    assert not any(one.is_alive() for one in made_by)

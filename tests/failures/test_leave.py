@@ -24,7 +24,7 @@ from tests.support.failure_cases import (
     good,
     must_name_the_lost,
 )
-from tests.support.harness import Ranks, init, note, run_good
+from tests.support.harness import Ranks, await_ranks, init, note, run_good
 from tests.support.links import over, over_each_link
 from tests.support.waiting import until
 
@@ -120,7 +120,10 @@ def rank_exits(rank: int, world: int) -> Any:
     groups = {way: dist.new_group([0, way, 5], backend="lossy") for way in WAYS}
     t = torch.ones(60_000)
     dist.barrier()
+    store.set(f"past/{rank}", "")
     if rank in WAYS:
+        # What others still need of the barrier would end with this process.
+        await_ranks("past", range(world))
         group = groups[rank]
         works = [dist.all_reduce(t.clone(), group=group, async_op=True) for _ in range(3)]
         works.append(dist.irecv(torch.ones(4), 0, group=group))

@@ -57,6 +57,13 @@ class ChosenWay(NamedTuple):
     encoding: str = "same"
 
 
+class Recovered(NamedTuple):
+    """What is asked for of a group: rounds of resending, and the share that may be missing."""
+
+    repair: int | None = None
+    max_missing: float | None = None
+
+
 @lru_cache(maxsize=64)
 def reliable_version(options: Options) -> Options:
     """The same options with nothing given up."""
@@ -154,7 +161,7 @@ class Dispatcher:
         self.where: Final = self.health.where
         self._group_failure = endpoint.operations.group_failure
         self._options = endpoint.options
-        self._asked_rounds: list[int] = []
+        self._asked: list[Recovered] = []
         self._collectives: Final[CollectiveEndpoint] = (
             endpoint if endpoint.world > 1 else SingleRank(endpoint.health)
         )
@@ -167,25 +174,32 @@ class Dispatcher:
         around = scope()
         return self._options if around is None else within(self._options, around)
 
-    def resend(self, rounds: int) -> Callable[[], None]:
-        """Resends what is lossy in at least ``rounds`` rounds from now on.
+    def recover(self, asked: Recovered) -> Callable[[], None]:
+        """Brings back as much as is asked for from now on, of what is lossy.
 
-        Does nothing if whoever made the group has set ``repair``. All ranks must call this, and
-        what it returns, between the same calls.
+        Whoever made the group goes first: rounds don't count where ``repair`` was set, a share
+        doesn't where ``max_missing``, ``repair`` or ``fec`` was. All ranks must call this, and what
+        it returns, between the same calls.
 
         Returns:
             A function that takes it back.
         """
         made = self._endpoint.options
-        if made.is_given("repair"):
-            return lambda: None
+        means = made.is_given("repair") or made.is_given("fec") or made.is_given("max_missing")
 
-        def change(what: Callable[[int], None]) -> None:
-            what(rounds)
-            self._options = replace(made, repair=max(made.repair, *self._asked_rounds, 0))
+        def change(what: Callable[[Recovered], None]) -> None:
+            what(asked)
+            rounds = [one.repair for one in self._asked if one.repair is not None]
+            shares = [one.max_missing for one in self._asked if one.max_missing is not None]
+            changes: dict[str, Any] = {}
+            if rounds and not made.is_given("repair"):
+                changes["repair"] = max(rounds)
+            if shares and not means:
+                changes["max_missing"] = min(shares)
+            self._options = replace(made, **changes) if changes else made
 
-        change(self._asked_rounds.append)
-        return lambda: change(self._asked_rounds.remove)
+        change(self._asked.append)
+        return lambda: change(self._asked.remove)
 
     # ---- the pipeline ----
 
@@ -296,8 +310,10 @@ class Dispatcher:
         if choice is None:
             return named
         if choice.way is Way.LOSSY:
-            repair = choice.options.repair
+            repair, missing = choice.options.repair, choice.options.max_missing
             named.delivery = f"lossy, repair {repair}" if repair else "lossy"
+            if not isinstance(missing, str):
+                named.delivery += f", max_missing {missing:g}"
         if choice.encoding != "same":
             before = f"{named.delivery}, " if named.delivery else ""
             named.delivery = f"{before}wire {choice.encoding}"

@@ -19,7 +19,7 @@ from lossycoll.runtime.engine.reports import Report, Stats
 from . import block_collectives
 from .block_collectives import BlockWork, ContributionWork
 from .description import Description
-from .dispatch import Dispatcher
+from .dispatch import Dispatcher, Recovered
 from .dynamo_skip import opaque
 from .tensors import nbytes
 
@@ -59,7 +59,25 @@ class Extensions:
         Returns:
             A function that takes it back.
         """
-        return self._dispatcher.resend(rounds)
+        return self.lossy_recover(repair=rounds)
+
+    def lossy_recover(
+        self, *, repair: int | None = None, max_missing: float | None = None
+    ) -> Callable[[], None]:
+        """Has more brought back of what is lost from now on.
+
+        What the group was given goes first: ``repair`` counts unless that was set, ``max_missing``
+        unless that, ``repair`` or ``fec`` was. All ranks must call this, and what it returns,
+        between the same calls.
+
+        Args:
+            repair: At least so many rounds of resending, 0 to 255; None: as they are.
+            max_missing: At most this share may be missing, 0 to 1; None: as it is.
+
+        Returns:
+            A function that takes it back.
+        """
+        return self._dispatcher.recover(Recovered(repair, max_missing))
 
     def lossy_lost(self) -> tuple[int, ...]:
         """The ranks that the group continues without, as soon as this rank knows of them."""

@@ -35,6 +35,13 @@ TRAINING = (
         "test_a_slice_is_taken_before_the_next_update_but_for_what_was_changed_meanwhile",
     ),
     mutation(
+        "the default of a method goes before what the group was given",
+        "lossycoll/train/common/recovery.py",
+        "(exact or self.asked or not given)",
+        "(exact or not given or True)",
+        "tests/train/common/test_recovery.py::test_a_call_is_made_with",
+    ),
+    mutation(
         "a module doesn't wait for its own parameters",
         "lossycoll/train/sharded/module_waits.py",
         "yield from module.parameters(recurse=False)",

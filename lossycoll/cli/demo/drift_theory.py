@@ -1,7 +1,7 @@
 """How far apart the replicas of the demo should be, from how its parameters move and what is lost.
 
-A packet is lost with chance p, and what is resent anew with the same, so of q = p^(1 + repair) of
-the packets nothing arrives. Distances are squared, and means over all pairs of replicas.
+Of q of the packets nothing arrives, after parity or resending has brought back what it could.
+Distances are squared, and means over all pairs of replicas.
 
 ShardedOptimizer (:class:`OwnersTrail`): each element has an owner, whose value the others hold as
 it was k steps ago, with a chance in proportion to q^k, up to the age at which it is repaired. So
@@ -30,7 +30,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 import lossycoll
-from lossycoll.train.common.staleness import MAX_AGE, PROBE_EVERY, REPAIR
+from lossycoll.train.common.recovery import MAX_MISSING
+from lossycoll.train.common.staleness import MAX_AGE, PROBE_EVERY
 from lossycoll.train.sharded.undelivered import TOO_MANY
 
 STRIDE: Final = 31
@@ -41,12 +42,11 @@ columns of matrices whose width is a power of two."""
 class OwnersTrail:
     """The last values of the parameters that this rank owns, kept from now on after each step.
 
-    ``optimizer``: a ShardedOptimizer with the default ``max_age`` and ``repair``. ``loss``: p.
+    ``optimizer``: a ShardedOptimizer with the default ``max_age``, which says what is missing.
     """
 
-    def __init__(self, optimizer: Optimizer, loss: float) -> None:
+    def __init__(self, optimizer: lossycoll.ShardedOptimizer) -> None:
         self._optimizer = optimizer
-        self._missed = loss ** (1 + REPAIR)
         # All replicas are equal now, so nothing is ever older than this.
         self._values = deque([_row(optimizer)], maxlen=MAX_AGE + 1)
         optimizer.register_step_post_hook(self._note)
@@ -60,22 +60,26 @@ class OwnersTrail:
         """Squared distance of all parameters, averaged over pairs of replicas. A collective."""
         values = _padded(self._values, MAX_AGE + 1)
         moved = torch.stack([(values[0] - old).square().sum() for old in values])
+        figures = self._optimizer.figures()
+        counted = torch.tensor([figures.stale, figures.blocks], dtype=torch.float64)
         with lossycoll.reliable():
             dist.all_reduce(moved)
-        return stale_drift(moved.tolist(), dist.get_world_size(), self._missed)
+            dist.all_reduce(counted)
+        missed = float(counted[0] / counted[1].clamp(min=1))
+        return stale_drift(moved.tolist(), dist.get_world_size(), missed)
 
 
 class OwnSteps:
     """What this rank's own steps add to a sample of the parameters, whatever else changes them.
 
-    Attach it after the DriftBound of this ``period`` and the default ``repair`` that it is about:
+    Attach it after the DriftBound of this ``period`` and the default means that it is about:
     hooks run in order of registration, and what DriftBound moves before a step isn't part of it.
     """
 
     def __init__(self, optimizer: Optimizer, period: int, loss: float) -> None:
         self._optimizer = optimizer
         self._period = period
-        self._missed = loss ** (1 + REPAIR)
+        self._missed = min(loss, MAX_MISSING)
         self._before = _row(optimizer)[::STRIDE]
         self._scale = len(_row(optimizer)) / len(self._before)
         self._sums = deque([torch.zeros_like(self._before)], maxlen=period + 1)

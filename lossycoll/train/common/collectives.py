@@ -21,6 +21,7 @@ from lossycoll.errors import PeerLostError
 from lossycoll.options.scopes import lossy, reliable
 
 from .arguments import own_group
+from .recovery import NOTHING_ASKED, Recovery
 from .staleness import Mask
 
 
@@ -80,9 +81,8 @@ class Collectives:
 
     Args:
         group: The process group. None is the default one.
-        repair: Rounds of selective resending of what may be lost.
-        exact_repair: Whether ``repair`` holds as it is. Otherwise it is the least number of
-            rounds: a scope or an option of the group may ask for more.
+        recovery: What is brought back of what was lost.
+        exact: Whether ``recovery`` holds as it is (:meth:`.Recovery.changes`).
         optional: Whether this process works as a single rank where there is no process group.
 
     Raises:
@@ -93,8 +93,8 @@ class Collectives:
         self,
         group: dist.ProcessGroup | None,
         *,
-        repair: int = 0,
-        exact_repair: bool = False,
+        recovery: Recovery = NOTHING_ASKED,
+        exact: bool = False,
         optional: bool = False,
     ) -> None:
         exists = group is not None or (dist.is_available() and dist.is_initialized())
@@ -103,8 +103,8 @@ class Collectives:
         self.rank = 0 if found is None else dist.get_rank(found)
         self.world = 1 if found is None else dist.get_world_size(found)
         self.lossy = found if isinstance(found, LossyProcessGroup) else None
-        self._repair = repair
-        self._exact_repair = exact_repair
+        self._recovery = recovery
+        self._exact = exact
 
     def __str__(self) -> str:
         return f"rank {self.rank}/{self.world}"
@@ -171,10 +171,8 @@ class Collectives:
         """The scope in which gradients and parameters are sent."""
         if self.lossy is None or self._reliable_now(self.lossy):
             return contextlib.nullcontext()  # not reliable(), in which nothing is encoded either
-        repair = self._repair
-        if not self._exact_repair:
-            repair = max(repair, self.lossy.lossy_options().repair)
-        return lossy(lossy_min_bytes=0, repair=repair)
+        options = self.lossy.lossy_options()
+        return lossy(lossy_min_bytes=0, **self._recovery.changes(options, exact=self._exact))
 
     def reduce_scatter_mean(self, output: Tensor, source: Tensor) -> Work:
         """Starts the mean over the ranks, of which each rank gets its chunk.

@@ -20,9 +20,6 @@ MAX_AGE: Final = 3
 loss, one in 16 at 40%. Less repairs so much that little is left of a lossy step, more lets the rare
 old value weigh: with p^K shrinking so fast, what is gained from waiting longer soon is nothing."""
 
-REPAIR: Final = 2
-"""Rounds of resending within a step, as DriftBound's."""
-MOST_REPAIR: Final = 255
 PROBE_EVERY: Final = 16
 """Of an owner all of whose blocks must arrive, one in so many needn't, another one each step."""
 

@@ -24,8 +24,9 @@ from lossycoll.errors import LinkError, LossyError, OptionError, UnsupportedErro
 from lossycoll.train.common.arguments import is_whole
 from lossycoll.train.common.collectives import BlockGather, Collectives
 from lossycoll.train.common.consistency import PARAMETERS_DIFFER, Agreement, as_line, check_same
+from lossycoll.train.common.recovery import Recovery
 from lossycoll.train.common.replicas import in_memory_order
-from lossycoll.train.common.staleness import MOST_REPAIR, REPAIR, Mask
+from lossycoll.train.common.staleness import Mask
 from lossycoll.train.sharded.optimizer import ShardedOptimizer
 
 from .silent_owners import SilentOwners
@@ -84,13 +85,16 @@ class DriftBound:
             and those that are added or unfrozen later from the next sweep on.
         period: The number of slices, from 1 on.
         group: The ranks that hold a replica, of any backend. None: DDP's, else the default group.
+        max_missing: The share of the packets of slices that may be missing, and of gradients too
+            unless the group was made with ``max_missing``, ``repair`` or ``fec``. None: 0.01,
+            unless ``repair`` is given.
         repair: Rounds of selective resending, 0 to 255, of slices, and of gradients too unless the
-            group was made with another number.
+            group was made with another number. None: none.
         state: Whether the optimizer's element-wise state (``exp_avg``, ...) comes along, which
             takes that many more bytes.
 
     Raises:
-        OptionError: ``period`` or ``repair`` has a bad value.
+        OptionError: ``period``, ``max_missing`` or ``repair`` has a bad value.
         UnsupportedError: The model has no replicas, or something of it can't be sent.
         MismatchError: Ranks hold parameters of other names, shapes or types.
         LinkError: A link delivers nothing of what ranks have to agree on. ``optimizer.step()``
@@ -105,11 +109,12 @@ class DriftBound:
         period: int = 16,
         *,
         group: dist.ProcessGroup | None = None,
-        repair: int = REPAIR,
+        max_missing: float | None = None,
+        repair: int | None = None,
         state: bool = False,
     ) -> None:
         _check("period", period, 1, 1 << 20)
-        _check("repair", repair, 0, MOST_REPAIR)
+        recovery = Recovery.of(max_missing, repair)
         if not isinstance(optimizer, Optimizer):
             raise UnsupportedError(
                 f"optimizer is a {type(optimizer).__name__}, wanted a torch.optim.Optimizer, "
@@ -127,7 +132,7 @@ class DriftBound:
         self._model = model
         self._optimizer = optimizer
         self._wanted_group = group
-        self._repair = repair
+        self._recovery = recovery
         self._state = state
         self._under_way: _UnderWay | None = None
         self._lay_out()
@@ -139,7 +144,9 @@ class DriftBound:
         self._warned_of_changes = False
         self._undo: Callable[[], None] | None = None
         if self._collectives.lossy is not None:
-            self._undo = self._collectives.lossy.lossy_resend(repair)
+            self._undo = self._collectives.lossy.lossy_recover(
+                repair=recovery.repair, max_missing=recovery.max_missing
+            )
 
     @property
     def bytes_per_step(self) -> int:
@@ -211,7 +218,7 @@ class DriftBound:
     def _lay_out(self) -> None:
         """Cuts what there is now into slices. All ranks do so at the same step."""
         holdings = stepped(self._model, self._optimizer, self._wanted_group)
-        self._collectives = Collectives(group_of(holdings), repair=self._repair, exact_repair=True)
+        self._collectives = Collectives(group_of(holdings), recovery=self._recovery, exact=True)
         sources = sources_of(holdings, self._optimizer, state=self._state)
         tensors = [self._tensor(source) for source in sources]
         named = [(source.name, tensor) for source, tensor in zip(sources, tensors, strict=True)]

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from lossycoll.errors import CheckpointError, OptionError
 from lossycoll.train.common.collectives import Collectives
 from lossycoll.train.common.layout import BUCKET_BYTES
-from lossycoll.train.common.staleness import AUTO, REPAIR
+from lossycoll.train.common.staleness import AUTO
 from lossycoll.train.compress.arc_topk import ARCTopKState
 
 from . import checkpoint
@@ -57,8 +57,11 @@ class ShardedOptimizer(Optimizer):
         model: The module that has all the parameters. Its modules then wait for their own ones when
             they run, instead of :meth:`step` for all. None: it doesn't return before all are here.
         max_age: Most steps that a value may be old at a replica. 0: replicas are equal. None: no
-            bound. "auto": 3, and 0 for owners with more than 2% of their blocks undelivered.
-        repair: Rounds of selective resending in a step, 0 to 255; at least.
+            bound. "auto": 3, and 0 for owners with more than 2% of their blocks undelivered; no
+            bound with ``max_missing`` and ``repair=0``.
+        max_missing: The share of packets that may be missing in a step. None: 0.01, unless
+            ``repair`` is given, or the group was made with ``max_missing``, ``repair`` or ``fec``.
+        repair: Rounds of selective resending in a step, 0 to 255; at least. None: none.
         error_feedback: Whether lost gradients are added to the next ones.
         compression: An ARCTopKState that compresses gradients, instead of a lossy mean.
         bucket_bytes: Size of a bucket in bytes; the first one has at most 1 MiB.
@@ -82,7 +85,8 @@ class ShardedOptimizer(Optimizer):
         *,
         model: nn.Module | None = None,
         max_age: int | str | None = AUTO,
-        repair: int = REPAIR,
+        max_missing: float | None = None,
+        repair: int | None = None,
         error_feedback: bool = False,
         compression: ARCTopKState | None = None,
         bucket_bytes: int = BUCKET_BYTES,
@@ -90,14 +94,14 @@ class ShardedOptimizer(Optimizer):
         **defaults: Any,
     ) -> None:
         settings = ShardedSettings(
-            max_age, repair, error_feedback, compression, bucket_bytes, on_nonfinite
+            max_age, max_missing, repair, error_feedback, compression, bucket_bytes, on_nonfinite
         )
         self._settings = settings
-        self._collectives = Collectives(group, repair=repair)
+        self._collectives = Collectives(group, recovery=settings.recovery)
         self._store = ParameterStore(
             self._collectives, optimizer_class, defaults, settings.agreed(optimizer_class)
         )
-        self._parameter_sync = ParameterSync(self._collectives, max_age)
+        self._parameter_sync = ParameterSync(self._collectives, settings.staleness_bound)
         self._waits = None if model is None else ModuleWaits(model, self._parameter_sync)
         self._reducer = GradientReducer(
             self._collectives,

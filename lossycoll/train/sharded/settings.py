@@ -8,7 +8,8 @@ from typing import Any
 
 from lossycoll.errors import OptionError
 from lossycoll.train.common.arguments import is_whole
-from lossycoll.train.common.staleness import AUTO, MOST_REPAIR
+from lossycoll.train.common.recovery import Recovery
+from lossycoll.train.common.staleness import AUTO
 from lossycoll.train.compress.arc_topk import ARCTopKState
 
 
@@ -18,7 +19,8 @@ class ShardedSettings:
 
     Attributes:
         max_age: The staleness bound in steps; ``"auto"``: chosen by what is lost; None: no bound.
-        repair: Rounds of resending within a step.
+        max_missing: The share of packets that may be missing in a step; None: by default.
+        repair: Rounds of resending within a step; None: by default.
         error_feedback: Whether what is lost of a gradient is added to the next one.
         compression: Compresses gradients, if it isn't None.
         bucket_bytes: The size of a bucket.
@@ -29,7 +31,8 @@ class ShardedSettings:
     """
 
     max_age: int | str | None
-    repair: int
+    max_missing: float | None
+    repair: int | None
     error_feedback: bool
     compression: ARCTopKState | None
     bucket_bytes: int
@@ -40,10 +43,7 @@ class ShardedSettings:
             raise OptionError(
                 f"max_age is {self.max_age!r}, wanted a number of steps from 0 on, {AUTO!r} or None"
             )
-        if not is_whole(self.repair, 0, MOST_REPAIR):
-            raise OptionError(
-                f"repair is {self.repair!r}, wanted a number of rounds, 0 to {MOST_REPAIR}"
-            )
+        Recovery.of(self.max_missing, self.repair)
         if not is_whole(self.bucket_bytes, 1):
             raise OptionError(
                 f"bucket_bytes is {self.bucket_bytes!r}, wanted a number of bytes from 1 on"
@@ -51,6 +51,21 @@ class ShardedSettings:
         if self.on_nonfinite not in ("raise", "skip"):
             raise OptionError(f"on_nonfinite is {self.on_nonfinite!r}, wanted 'raise' or 'skip'")
         self._check_feedback()
+
+    @property
+    def recovery(self) -> Recovery:
+        """What is brought back of what was lost."""
+        return Recovery.of(self.max_missing, self.repair)
+
+    @property
+    def staleness_bound(self) -> int | str | None:
+        """The staleness bound that holds.
+
+        Who sets a share that may be missing, and forbids to resend, gets no bound by "auto": blocks
+        that are too old are resent.
+        """
+        resent = self.max_missing is None or self.repair != 0
+        return self.max_age if resent or self.max_age != AUTO else None
 
     def _check_feedback(self) -> None:
         """Only one may remember what wasn't sent."""
@@ -78,6 +93,7 @@ class ShardedSettings:
         return {
             "optimizer_class": getattr(optimizer_class, "__name__", ""),
             "max_age": self.max_age,
+            "max_missing": self.max_missing,
             "repair": self.repair,
             "error_feedback": self.error_feedback,
             "compression": None if self.compression is None else self.compression.settings,

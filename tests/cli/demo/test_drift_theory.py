@@ -6,6 +6,8 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from torch import Tensor, nn
 import lossycoll
 from lossycoll.cli.demo import drift_theory
 from lossycoll.cli.demo import worker as demo_train
-from lossycoll.cli.demo.methods import DRIFT_BOUND, SHARDED
+from lossycoll.cli.demo.methods import DRIFT_BOUND, SHARDED, sharded
 from lossycoll.train.common.staleness import MAX_AGE, Staleness
 from lossycoll.train.sharded.undelivered import TOO_MANY
 from tests.support.harness import init, run_good
@@ -127,7 +129,8 @@ def drifting(rank: int, world: int) -> dict[str, tuple[float, float, int]]:
     torch.set_num_threads(1)
     init()
     out = {}
-    for method in (DRIFT_BOUND, SHARDED):
+    # Resent: what parity leaves is missing by sets, of which there are few here.
+    for method in (DRIFT_BOUND, replace(SHARDED, wrap=partial(sharded.wrap, repair=2))):
         model = Noise()
         prepared = method.prepare(model, torch.optim.AdamW, demo_train.ADAMW, LOSS)
         replica, optimizer = prepared.forward, prepared.optimizer

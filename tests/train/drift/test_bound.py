@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import lossycoll
 from lossycoll.train.common.collectives import Collectives
-from lossycoll.train.common.staleness import REPAIR
+from lossycoll.train.common.recovery import MAX_MISSING, Recovery
 from lossycoll.train.drift.slices import ALIGN
 from tests.support.harness import Ranks, die, init, run_good
 
@@ -340,7 +340,7 @@ def resent(rank: int) -> dict[str, Any]:
     faults = {"inject": "loss=0.3,seed=8", "mtu": 1500}
     group = dist.new_group(pg_options=lossycoll.Options(**faults))
     out["none"] = share(group)
-    first = lossycoll.DriftBound(one, still(one), 2, group=group)
+    first = lossycoll.DriftBound(one, still(one), 2, group=group, repair=2)
     out["one"] = share(group)
     second = lossycoll.DriftBound(other, still(other), 2, group=group, repair=1)
     out["two"] = group.lossy_options().repair
@@ -352,8 +352,34 @@ def resent(rank: int) -> dict[str, Any]:
     second.detach()
     out["none again"] = group.lossy_options().repair
     written = dist.new_group(pg_options=lossycoll.Options(repair=0, **faults))
-    lossycoll.DriftBound(one, still(one), 2, group=written)
+    lossycoll.DriftBound(one, still(one), 2, group=written, repair=2)
     out["written"] = share(written)
+    out["dials"] = dials(group, written)
+    return out
+
+
+def dials(group: Any, written: Any) -> list[Any]:
+    """The share that may be missing of gradients, as bounds come and go, and that is."""
+    one, other = nn.Linear(3, 3), nn.Linear(3, 3)
+    out = [group.lossy_options().max_missing]
+    first = lossycoll.DriftBound(one, still(one), 2, group=group)
+    out.append(group.lossy_options().max_missing)
+    for _ in range(8):  # the path's loss becomes known
+        dist.all_reduce(torch.ones(300_000), group=group)
+    before = lossycoll.stats(group)
+    for _ in range(8):
+        dist.all_reduce(torch.ones(300_000), group=group)
+    after = lossycoll.stats(group)
+    missing = after.packets_missing - before.packets_missing
+    out.append(missing / (after.packets_received - before.packets_received + missing))
+    out.append(after.packets_resent - before.packets_resent)
+    second = lossycoll.DriftBound(other, still(other), 2, group=group, max_missing=0.003)
+    out.append(group.lossy_options().max_missing)
+    first.detach()
+    second.detach()
+    out.append(group.lossy_options().max_missing)
+    with lossycoll.DriftBound(one, still(one), 2, group=written):
+        out.append(written.lossy_options().max_missing)
     return out
 
 
@@ -367,6 +393,17 @@ def test_gradients_are_resent_as_often_as_slices_unless_the_group_says_otherwise
             # What is resent is lost anew with the same chance.
             assert 0.7 < missing / 0.3 ** (1 + rounds) < 1.4, (name, missing)
         assert (got["two"], got["block"], got["none again"]) == (2, 3, 0)
+
+
+def test_parity_keeps_to_the_share_that_may_be_missing_and_nothing_is_resent(
+    ranks: list[dict[str, Any]],
+) -> None:
+    for got in (rank["resent"]["dials"] for rank in ranks):
+        before, asked, missing, packets_resent, least, after, written = got
+        assert (before, asked, least, after) == ("none", MAX_MISSING, 0.003, "none")
+        assert written == "none"  # whoever gave the group a repair has said what is to be done
+        assert packets_resent == 0
+        assert missing < 0.05  # of 0.3
 
 
 # ---- steps that are skipped ----
@@ -491,7 +528,7 @@ def hears_nothing(rank: int) -> tuple[str, int, int]:
     model = nn.Linear(60, 60, bias=False)
     optimizer = still(model)
     bound = lossycoll.DriftBound(model, optimizer, 2)
-    bound._collectives = Collectives(lost, repair=REPAIR, exact_repair=True)  # from here on
+    bound._collectives = Collectives(lost, recovery=Recovery(repair=2), exact=True)  # from here on
     end = time.monotonic() + 60
     text = ""
     while not text and time.monotonic() < end:
@@ -546,7 +583,12 @@ def refusals(rank: int) -> dict[str, str]:
             ValueError,
             lambda period=period: lossycoll.DriftBound(model, optimizer, period),
         )
-    ask("repair", ValueError, lambda: lossycoll.DriftBound(model, optimizer, repair=256))
+    for name, asked in (
+        ("repair", {"repair": 256}),
+        ("max_missing", {"max_missing": 1.5}),
+        ("text", {"max_missing": "none"}),
+    ):
+        ask(name, ValueError, lambda asked=asked: lossycoll.DriftBound(model, optimizer, **asked))
     ask("no optimizer", TypeError, lambda: lossycoll.DriftBound(model, model))  # type: ignore[arg-type]
     other = nn.Linear(3, 3)
     ask("other", lossycoll.UnsupportedError, lambda: lossycoll.DriftBound(other, optimizer))
@@ -574,7 +616,9 @@ def test_what_is_refused_says_why(ranks: list[dict[str, Any]]) -> None:
         assert "init_process_group" in got["no group"]
         for period in ("0", "-1", "1.5", "True", "'16'", "None"):
             assert f"period is {period}, wanted an integer, 1 to" in got[f"period {period}"]
-        assert "repair is 256, wanted an integer, 0 to 255" in got["repair"]
+        assert "repair is 256, wanted a number of rounds, 0 to 255, or None" in got["repair"]
+        assert "max_missing is 1.5, wanted 0, 0.0001 to 1" in got["max_missing"]
+        assert "max_missing is 'none', wanted a share, 0 to 1, or None" in got["text"]
         assert "optimizer is a Linear" in got["no optimizer"]
         assert "steps none of the model's parameters" in got["other"]
         assert "stride (1, 0)" in got["expanded"]

@@ -26,10 +26,13 @@ def wrap(
 
 
 def expected_drift(optimizer: Optimizer, loss: float) -> Theory:
-    """From how the owners' values move."""
+    """From how the owners' values move, and how many were missing."""
+    import lossycoll
     from lossycoll.cli.demo.drift_theory import OwnersTrail
 
-    return OwnersTrail(optimizer, loss)
+    del loss  # which says how many packets are lost, and not how many come back
+    assert isinstance(optimizer, lossycoll.ShardedOptimizer)
+    return OwnersTrail(optimizer)
 
 
 SHARDED: Final = Method(

@@ -252,8 +252,8 @@ static lc_op *op_of(int64_t ticket) {
     return (lc_op *)(intptr_t)ticket;
 }
 
-int lc_group_wait(lc_group *g, int64_t ticket, uint64_t timeout_ns) {
-    lc_op *op = op_of(ticket);
+/* Until the operation is finished, or its result is shown, if that is enough. */
+static int wait_for(lc_group *g, lc_op *op, uint64_t timeout_ns, int result) {
     struct timespec until = lc_time_after(timeout_ns);
     int error = 0;
     pthread_mutex_lock(&g->host->lock);
@@ -264,12 +264,23 @@ int lc_group_wait(lc_group *g, int64_t ticket, uint64_t timeout_ns) {
         lc_drive(g->host, op, timeout_ns < DRIVE_NS ? timeout_ns : DRIVE_NS);
         pthread_mutex_lock(&g->host->lock);
     }
-    while (!op->finished && !g->closed && error != ETIMEDOUT)
+    while (!op->finished && !(result && op->shown) && !g->closed && error != ETIMEDOUT)
         error = pthread_cond_timedwait(&g->changed, &g->host->lock, &until);
-    int code = op->finished ? op->failure.code : g->closed ? LC_E_CLOSED : LC_PENDING;
+    int code = result && op->shown ? LC_OK
+               : op->finished      ? op->failure.code
+               : g->closed         ? LC_E_CLOSED
+                                   : LC_PENDING;
     leave(g);
     pthread_mutex_unlock(&g->host->lock);
     return code;
+}
+
+int lc_group_wait(lc_group *g, int64_t ticket, uint64_t timeout_ns) {
+    return wait_for(g, op_of(ticket), timeout_ns, 0);
+}
+
+int lc_group_wait_result(lc_group *g, int64_t ticket, uint64_t timeout_ns) {
+    return wait_for(g, op_of(ticket), timeout_ns, 1);
 }
 
 static int is_finished(lc_group *g, const lc_op *op) {
@@ -277,6 +288,13 @@ static int is_finished(lc_group *g, const lc_op *op) {
     int finished = op->finished;
     pthread_mutex_unlock(&g->host->lock);
     return finished;
+}
+
+static int has_settled(lc_group *g, const lc_op *op) {
+    pthread_mutex_lock(&g->host->lock);
+    int settled = op->finished || op->shown;
+    pthread_mutex_unlock(&g->host->lock);
+    return settled;
 }
 
 int lc_group_result(lc_group *g, int64_t ticket, lc_report *report, lc_failure *failure) {
@@ -298,7 +316,7 @@ int lc_group_failure(lc_group *g, lc_failure *failure) {
 int lc_group_arrived(lc_group *g, int64_t ticket, uint16_t slot, uint16_t peer, uint8_t *arrived,
                      uint32_t n_packets) {
     lc_op *op = op_of(ticket);
-    if (!is_finished(g, op))
+    if (!has_settled(g, op))
         return LC_PENDING;
     const lc_in *in = peer < g->config.size ? lc_op_in(op, slot, peer) : NULL;
     if (!in || in->slot->n_packets != n_packets)

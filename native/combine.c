@@ -113,7 +113,8 @@ void lc_finish_alone(lc_op_slot *s) {
         op->report.alone += s->n_packets;
 }
 
-/* Only counts it: what is put in its place waits for the operation's end (lc_fill_missing). */
+/* Only counts it: what is put in its place waits until all that comes has settled, or in place for
+ * the operation's end (lc_fill_missing). */
 static void note_missing(lc_op_slot *s) {
     lc_op *op = s->op;
     if (s->desc.missing == LC_MISSING_OWN) {
@@ -134,11 +135,22 @@ static void fill_packet(const lc_op_slot *s, piece p) {
         memset(p.value, 0, (size_t)p.n * op->element_bytes);
 }
 
+static int is_filled(const lc_op_slot *s) {
+    return s->desc.combine == LC_COPY && s->desc.missing != LC_MISSING_KEEP && s->desc.n_sources &&
+           s->n_void;
+}
+
+int lc_lacks_fill(const lc_op *op) {
+    int lacks = 0;
+    for (uint32_t i = 0; i < op->n_slots; i++)
+        lacks |= is_filled(&op->slots[i]);
+    return lacks;
+}
+
 void lc_fill_missing(lc_op *op) {
     for (uint32_t i = 0; i < op->n_slots; i++) {
         lc_op_slot *s = &op->slots[i];
-        int filled = s->desc.combine == LC_COPY && s->desc.missing != LC_MISSING_KEEP;
-        if (!filled || !s->desc.n_sources || s->n_void == 0)
+        if (!is_filled(s))
             continue;
         for (uint32_t k = 0; k < s->n_packets; k++)
             if (s->count[k] == 0)

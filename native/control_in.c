@@ -140,10 +140,9 @@ static void on_call(lc_group *g, uint16_t peer, const lc_record *r) {
  * streams of which nothing came late. */
 static uint64_t reorder_allowance(const lc_in *in) {
     const lc_path *p = lc_path_from(in);
-    const lc_level *level = in->slot->level;
     const lc_group_config *config = &in->slot->op->group->config;
     uint64_t floor = config->reorder_ns ? config->reorder_ns : LC_REORDER_NS;
-    uint64_t late = !level->reliable && in->round >= level->repair ? 4 * p->late_ns : p->late_ns;
+    uint64_t late = lc_is_last_round(in) ? 4 * p->late_ns : p->late_ns;
     uint64_t unknown = p->settled < 64 ? p->pace.measure.rtt_ns / 4 >> p->settled / 4 : 0;
     return lc_later(lc_later(late, unknown), floor);
 }
@@ -199,7 +198,7 @@ static void fin_of_none(lc_group *g, uint16_t peer, const lc_record *r) {
 
 static void on_fin(lc_group *g, uint16_t peer, const lc_record *r) {
     lc_path *p = g->members[peer].path;
-    lc_link_seen(p, r->b);
+    lc_link_seen(p, r->b, 0);
     if (!is_message(r))
         lc_agree(g, r->op, peer); /* it is told to none but those who do */
     if (was_answered(g, p, r))
@@ -348,6 +347,7 @@ static void jump(lc_path *p, const lc_record *r) {
     if (p->units_at)
         p->units_at[(r->a - 1) % LC_UNITS] = p->tx_units;
     p->tx_received = (uint32_t)r->d;
+    p->tx_runs = (uint32_t)(r->d >> 32);
     p->probe_ns = 0;
 }
 
@@ -360,8 +360,10 @@ static void on_ack(lc_host *h, lc_path *p, const lc_record *r) {
     }
     if (moved > p->tx_next - p->tx_acked)
         return; /* older than what we know */
-    uint32_t taken = (uint32_t)r->d - p->tx_received;
+    uint32_t taken = (uint32_t)r->d - p->tx_received, runs = (uint32_t)(r->d >> 32);
     lc_fec_told(&p->fec, r->a - p->tx_seen, taken);
+    lc_loss_told(&p->loss, r->a - p->tx_seen, taken, runs - p->tx_runs);
+    p->tx_runs = runs;
     uint32_t lost = taken < r->a - p->tx_seen ? r->a - p->tx_seen - taken : 0;
     p->tx_received = (uint32_t)r->d;
     p->tx_seen = r->a;
@@ -519,7 +521,7 @@ void lc_control_arrived(lc_host *h, lc_path *p, lc_group *g, const lc_header *he
         } else if (r.kind == LC_R_ACK) {
             on_ack(h, p, &r);
         } else if (r.kind == LC_R_PROBE) {
-            lc_link_seen(p, r.a);
+            lc_link_seen(p, r.a, 0);
             p->ack_due = 1;
         } else if (!header->group) {
             h->live.malformed++;

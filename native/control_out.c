@@ -73,7 +73,7 @@ static uint64_t missing_word(const lc_in *in, uint32_t base) {
     if (base >= n)
         return 0;
     uint64_t miss = ~in->arrived[base / 64];
-    if (in->needed && in->round > in->slot->level->repair)
+    if (in->needed && in->round > in->rounds)
         miss &= in->needed[base / 64];
     return n - base < 64 ? miss & ((1ull << (n - base)) - 1) : miss;
 }
@@ -123,7 +123,10 @@ void lc_tell_more(lc_in *in) {
 /* The echo travels with the time it was kept here, or waiting would pass for a long way. It is told
  * once: what FIN or PROBE say about later packets, or none that came, tells nothing of the way. */
 static lc_record ack_of(const lc_host *h, const lc_path *p) {
-    lc_record r = {.kind = LC_R_ACK, .a = p->rx_next, .b = p->interface->window, .d = p->rx_taken};
+    lc_record r = {.kind = LC_R_ACK,
+                   .a = p->rx_next,
+                   .b = p->interface->window,
+                   .d = (uint64_t)p->rx_runs.count << 32 | p->rx_taken};
     if (p->rx_echo_ns) {
         r.c = ((h->now - p->rx_echo_ns) / 1000 + 1) << 32 | p->rx_echo_us;
         r.op = (uint32_t)(p->rx_echo_ns / 1000);

@@ -21,7 +21,7 @@ static void keep(lc_group *g, lc_path *p, const lc_header *header, const uint8_t
                lc_cells_keep(&via->cells, &p->waiting, header, payload)) {
         g->live.eager_kept++;
     } else {
-        p->rx_taken--; /* it has come, but to nothing */
+        lc_link_lost(p, header->link_seq);
         g->live.eager_dropped++;
     }
 }

@@ -196,6 +196,8 @@ static lc_peer_stats figures_of(const lc_group *g, const lc_member *m) {
     s.rate = p->pace.rate * p->pace.packet_bytes;
     s.window = lc_pace_window(&p->pace, p->tx_window);
     s.queue_ns = lc_pace_queue(&p->pace);
+    s.link_loss = lc_loss_share(&p->loss);
+    s.link_burst = lc_loss_burst(&p->loss);
     return s;
 }
 

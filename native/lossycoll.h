@@ -243,6 +243,8 @@ typedef struct {
     double rate;          /* bytes/s that the path delivers; 0 while unknown */
     uint64_t queue_ns;    /* standing on the path in the present round trip */
     uint32_t window;      /* packets that may be in flight */
+    double link_loss;     /* share of all packets to the peer that is lost now, before recovery, */
+    double link_burst;    /* and how many are lost in a row, in the mean */
 } lc_peer_stats;
 
 typedef struct {
@@ -361,11 +363,18 @@ void lc_group_close(lc_group *group);
 int64_t lc_group_submit(lc_group *group, lc_call *call);
 /* LC_OK when done, LC_PENDING after timeout_ns, or the code the operation failed with. */
 int lc_group_wait(lc_group *group, int64_t ticket, uint64_t timeout_ns);
+/* As lc_group_wait, but LC_OK as soon as the result is there, whatever becomes of the operation
+ * later: all that comes here has settled, and what fills gaps is in place. Streams to peers may
+ * still be open: the buffers may be read, and not be written before the ticket is done. An
+ * operation with `waits`, a message, and one that has gaps to fill in place, have it when they are
+ * done. */
+int lc_group_wait_result(lc_group *group, int64_t ticket, uint64_t timeout_ns);
 int lc_group_result(lc_group *group, int64_t ticket, lc_report *report, lc_failure *failure);
 /* Why the group takes no operation any more; returns its code, LC_OK if it does. */
 int lc_group_failure(lc_group *group, lc_failure *failure);
-/* Which packets of the stream (slot number here, peer) of a finished operation arrived: a byte for
- * each of its n_packets. LC_E_ARGUMENT if there is no such stream, or of another length. */
+/* Which packets of the stream (slot number here, peer) of an operation that is finished, or has its
+ * result, arrived: a byte for each of its n_packets. LC_PENDING: it hasn't. LC_E_ARGUMENT if there
+ * is no such stream, or of another length. */
 int lc_group_arrived(lc_group *group, int64_t ticket, uint16_t slot, uint16_t peer,
                      uint8_t *arrived, uint32_t n_packets);
 /* Which packets of the stream to (slot number there, peer) of a finished operation with feedback

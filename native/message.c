@@ -250,7 +250,8 @@ void lc_message_data(lc_group *g, uint16_t peer, const lc_header *header, const 
         lc_in_take_into(lc_letter_in(letter), header, payload);
     } else {
         lc_note_packet(g->host, path, header);
-        path->rx_taken -= header->type == LC_DATA; /* it has come, but to nothing */
+        if (header->type == LC_DATA)
+            lc_link_lost(path, header->link_seq);
     }
 }
 

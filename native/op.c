@@ -161,9 +161,7 @@ static int needs_acc(const lc_op *op, const lc_slot_desc *d) {
         return 0;
     if (op->acc_bytes != op->element_bytes)
         return 1;
-    size_t e = op->element_bytes;
-    return (d->finish == LC_FINISH_STRATIFIED || d->own == LC_OWN_SLOT) &&
-           overlap(op->call.in, op->call.in_elements * e, op->call.out, op->call.out_elements * e);
+    return (d->finish == LC_FINISH_STRATIFIED || d->own == LC_OWN_SLOT) && op->in_place;
 }
 
 /* What each packet waits for: its sources, and the slot that feeds it. */
@@ -246,7 +244,7 @@ static void place_rows(lc_op *op, const lc_call *call, bump *b) {
 static void place_streams(lc_op *op, lc_op_slot *s, bump *b, int inject) {
     uint32_t words = lc_words(s->n_packets);
     uint32_t parity = lc_parity_room(s->level, s->n_packets);
-    int repairs = lc_resends(s->level);
+    int repairs = lc_resends(s->level, s->level->repair);
     int needs = op->call.needed && can_be_needed(&op->call, &s->desc);
     s->fed = take(b, s->desc.own == LC_OWN_SLOT ? words * 8 : 0);
     if (s->desc.own != LC_OWN_SLOT)
@@ -368,6 +366,7 @@ static void init_slot(lc_op *op, lc_op_slot *s, uint16_t size) {
     for (uint32_t i = 0; i < s->desc.n_sources; i++, edge++) {
         s->ins[i].slot = s;
         s->ins[i].peer = edge->peer;
+        s->ins[i].rounds = s->level->repair;
         op->peers[edge->peer].source = 1;
         if (s->in_of_peer)
             s->in_of_peer[edge->peer] = (uint16_t)i;
@@ -376,6 +375,7 @@ static void init_slot(lc_op *op, lc_op_slot *s, uint16_t size) {
         s->outs[i].slot = s;
         s->outs[i].peer = edge->peer;
         s->outs[i].number = edge->slot;
+        s->outs[i].rounds = s->level->repair;
         op->peers[edge->peer].dest = 1;
         op->peers[edge->peer].at_once |= !waits_for(&s->desc);
     }
@@ -439,6 +439,8 @@ lc_op *lc_op_build(const lc_call *call, uint16_t rank, uint16_t size, int simd, 
     op->element_bytes = op->codec.element_bytes;
     op->acc_bytes = op->codec.acc_bytes;
     op->n_slots = call->n_slots;
+    op->in_place = overlap(call->in, call->in_elements * op->element_bytes, call->out,
+                           call->out_elements * op->element_bytes);
     for (int i = 0; i < LC_LEVELS; i++)
         op->may_lose |= call->levels[i].elements_per_packet && !call->levels[i].reliable;
     for (uint32_t i = 0; i < call->n_slots; i++)

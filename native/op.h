@@ -48,6 +48,7 @@ typedef struct {
     uint8_t cause;     /* why it settled */
     uint8_t came;      /* some packet of the stream has come since the round began */
     uint8_t reporting; /* settled, but the sender may not know yet what was given up */
+    uint8_t rounds;    /* of resending, where the level is not reliable: the level's, so far */
 } lc_in;
 
 enum lc_out_state {
@@ -80,6 +81,7 @@ typedef struct lc_out {
     uint8_t fin_put_off; /* FIN is due, and has been put off */
     uint8_t suspended;   /* nothing comes from the peer, and nobody waits for it meanwhile */
     uint16_t code;       /* of the parity, from the first packet on; 0: none */
+    uint8_t rounds;      /* of resending, as of what arrives */
 } lc_out;
 
 struct lc_op_slot {
@@ -136,6 +138,7 @@ struct lc_op {
     uint32_t element_bytes;
     uint32_t acc_bytes;
     int may_lose; /* some level is not reliable: on others, senders may lack what was lost there */
+    int in_place; /* what it reads and what it writes overlap */
     uint32_t n_slots;
     uint32_t n_numbers;       /* entries of slot_of_number */
     uint32_t slots_unsettled; /* slots with sources that have unsettled packets */
@@ -160,6 +163,7 @@ struct lc_op {
     size_t block_bytes;
     /* under the host's lock, as older and newer */
     int finished; /* the caller has it back */
+    int shown;    /* the caller may read the result; the loop sets it */
     int lingers;  /* the loop still has it, whatever the caller does */
     int released; /* the caller has forgotten it, and the loop frees it */
     int undriven; /* who waits for it first does the engine's work */
@@ -202,9 +206,14 @@ static inline uint8_t lc_next_round(uint8_t round) {
     return round == 255 ? 1 : (uint8_t)(round + 1);
 }
 
-/* Whether streams that are sent wait for what their receivers miss. */
-static inline int lc_resends(const lc_level *level) {
-    return level->reliable || level->repair || level->selective || level->feedback;
+/* Whether the sender of a stream of so many rounds waits for what its receiver misses. */
+static inline int lc_resends(const lc_level *level, uint8_t rounds) {
+    return level->reliable || rounds || level->selective || level->feedback;
+}
+
+/* Whether what is missing at the end of the round is given up. */
+static inline int lc_is_last_round(const lc_in *in) {
+    return !in->slot->level->reliable && in->round >= in->rounds;
 }
 
 /* The packet of the feeder that holds packet k: packets of a feeder are never cut by those that

@@ -220,8 +220,26 @@ static int is_complete(const lc_op *op) {
     return !op->slots_unsettled && !op->outs_open && !op->reporting && !op->runs;
 }
 
-static void complete(lc_op *op) {
+/* Whether the caller's result is there, though the operation isn't over: nothing else comes. Not
+ * for a caller that waits for the end at once; nor where what fills a gap may lie where packets of
+ * streams that are open are read from. */
+static int has_result(const lc_op *op) {
+    return !op->call.waits && !op->slots_unsettled && !(op->in_place && lc_lacks_fill(op));
+}
+
+/* Takes the lock. */
+static void show_result(lc_op *op) {
+    lc_group *g = op->group;
     lc_fill_missing(op);
+    pthread_mutex_lock(&g->host->lock);
+    op->shown = 1;
+    pthread_mutex_unlock(&g->host->lock);
+    pthread_cond_broadcast(&g->changed);
+}
+
+static void complete(lc_op *op) {
+    if (!op->shown)
+        lc_fill_missing(op);
     for (uint32_t i = 0; i < op->n_slots; i++) {
         lc_op_slot *s = &op->slots[i];
         for (uint32_t j = 0; j < s->desc.n_dests; j++)
@@ -253,6 +271,8 @@ void lc_complete_touched(lc_host *h) {
             complete(op);
         } else if (!op->finished) {
             linger(op);
+            if (!op->finished && !op->shown && has_result(op))
+                show_result(op);
         }
     }
 }

@@ -100,9 +100,17 @@ uint32_t lc_window_room(const lc_path *p, uint32_t packet_bytes) {
     return flying < window ? (window - flying) / lc_units(p->interface, packet_bytes) : 0;
 }
 
-int lc_link_seen(lc_path *p, uint32_t next) {
+void lc_link_lost(lc_path *p, uint32_t link_seq) {
+    p->rx_taken--;
+    lc_runs_missed(&p->rx_runs, link_seq, link_seq + 1);
+}
+
+int lc_link_seen(lc_path *p, uint32_t next, int came) {
+    uint32_t missed = next - (uint32_t)came;
     if ((int32_t)(next - p->rx_next) <= 0)
         return 0;
+    if (missed != p->rx_next)
+        lc_runs_missed(&p->rx_runs, p->rx_next, missed);
     p->rx_next = next;
     return 1;
 }

@@ -26,6 +26,7 @@
 #include "deadline.h"
 #include "fec.h"
 #include "inject.h"
+#include "loss.h"
 #include "mailbox.h"
 #include "means.h"
 #include "pace.h"
@@ -82,6 +83,7 @@ typedef struct {
     lc_pace pace;
     lc_fec_path fec;
     lc_means_memo means;
+    lc_loss loss;
     lc_deadline deadline;
     /* sending */
     uint32_t tx_next;     /* link_seq of the next packet */
@@ -90,6 +92,7 @@ typedef struct {
     uint32_t tx_units;    /* that have been sent, ever, */
     uint32_t *units_at;   /* and by which packet (a ring of LC_UNITS); NULL: a packet is a unit */
     uint32_t tx_received; /* packets that the peer says it has taken */
+    uint32_t tx_runs;     /* runs of lost ones that it has counted */
     uint32_t tx_seen;     /* tx_acked when tx_received was told */
     uint64_t probe_ns;    /* when to ask, if the window stays full */
     uint32_t tx_eager;    /* packets of operations for which the peer is not ready */
@@ -103,6 +106,7 @@ typedef struct {
     uint32_t rx_next; /* link_seq up to which packets have been seen */
     uint32_t rx_reported;
     uint32_t rx_taken;    /* packets taken, repeated ones included */
+    lc_runs rx_runs;      /* of packets that have not come */
     uint32_t rx_units;    /* units taken that the peer has not been told of */
     uint32_t rx_echo_us;  /* the sender's clock in the latest packet, and ours when it came */
     uint64_t rx_echo_ns;  /* 0: it has been told */
@@ -374,7 +378,10 @@ static inline uint32_t lc_control_room(const lc_interface *via) {
  * It is stopped or starved, and then nothing is lost; or the path is out, for which deadline_max
  * is. */
 int lc_still(const lc_host *h, const lc_path *p);
-/* The process has sent what comes before `next`. Returns whether that is news. */
-int lc_link_seen(lc_path *p, uint32_t next);
+/* The process has sent what comes before `next`, the last of which is here if `came`. Returns
+ * whether that is news. */
+int lc_link_seen(lc_path *p, uint32_t next, int came);
+/* A packet that was noted as taken has come to nothing, and is lost like any other. */
+void lc_link_lost(lc_path *p, uint32_t link_seq);
 
 #endif

@@ -166,9 +166,8 @@ static void note_empty_round(lc_in *in) {
 }
 
 void lc_round_ended(lc_in *in) {
-    const lc_level *level = in->slot->level;
     note_empty_round(in);
-    if (!level->reliable && in->round >= level->repair) {
+    if (lc_is_last_round(in)) {
         int lacks = lc_in_lacks(in);
         if (!lacks || lc_overdue(in)) {
             lc_give_up(in, lacks ? LC_CAUSE_DEADLINE : LC_CAUSE_LOSS);
@@ -212,9 +211,11 @@ void lc_note_packet(lc_host *h, lc_path *p, const lc_header *header) {
     const lc_interface *via = p->interface;
     p->rx_taken++;
     p->rx_units += lc_units(via, LC_HEADER_BYTES + header->length);
-    if (lc_link_seen(p, header->link_seq + 1)) {
+    if (lc_link_seen(p, header->link_seq + 1, 1)) {
         p->rx_echo_us = header->time_us; /* of an old packet it would tell how old that is */
         p->rx_echo_ns = h->came_ns;
+    } else {
+        lc_runs_came(&p->rx_runs, header->link_seq);
     }
     uint32_t unreported = p->rx_next - p->rx_reported;
     uint32_t most = (via->window + 3) / 4;
@@ -269,7 +270,7 @@ static int belongs(const lc_in *in, const lc_header *h) {
     return k < s->n_packets && h->length == lc_payload_bytes(s, k);
 }
 
-/* The sender of a reliable stream waits for this word, and needn't say FIN to get it. */
+/* The sender of a stream that may be resent waits for this word, and needn't say FIN to get it. */
 static void tell_whole(const lc_in *in) {
     lc_path *p = lc_path_from(in);
     const lc_op *op = in->slot->op;
@@ -289,7 +290,7 @@ static void take(lc_in *in, const lc_header *h, const uint8_t *payload) {
     s->op->report.packets_received++;
     lc_combine(s, in->peer, h, payload);
     if (in->n_arrived == s->n_packets) {
-        if (s->level->reliable && !s->op->quiet)
+        if (lc_resends(s->level, in->rounds) && !s->op->quiet)
             tell_whole(in);
         settle(in, LC_CAUSE_COMPLETE);
     }
@@ -395,7 +396,8 @@ static int is_lost(lc_in *in, const lc_header *header, int kept) {
         return 0;
     g->live.packets_injected++;
     in->slot->op->report.packets_injected++;
-    lc_path_from(in)->rx_taken -= (uint32_t)kept;
+    if (kept)
+        lc_link_lost(lc_path_from(in), header->link_seq);
     return 1;
 }
 

@@ -111,7 +111,7 @@ void lc_out_check(lc_out *out) {
         lc_tell_fin(out);
     else
         out->fin_put_off = 1;
-    if (!lc_resends(out->slot->level))
+    if (!lc_resends(out->slot->level, out->rounds))
         op->outs_open--;
     lc_touch(op);
 }
@@ -120,7 +120,7 @@ void lc_out_check(lc_out *out) {
 static int is_open(const lc_out *out) {
     int unsent = out->state == LC_OUT_OPEN;
     return !out->suspended &&
-           (unsent || (out->state == LC_OUT_SENT && lc_resends(out->slot->level)));
+           (unsent || (out->state == LC_OUT_SENT && lc_resends(out->slot->level, out->rounds)));
 }
 
 void lc_out_suspend(lc_out *out) {

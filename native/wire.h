@@ -91,8 +91,9 @@ enum lc_verdict { LC_GOOD = 0, LC_MALFORMED = 1, LC_FOREIGN = 2 };
  *   NACK      missing after a round               a first packet, b the next record's, c d bits
  *   DONE      a stream has settled                a packets missing for good
  *   ACK       the link, from its receiver         a link_seq seen + 1, b packets that may be in
- *                                                 flight, c time echo and its age, d packets taken,
- *                                                 op the receiver's clock (us) at that packet
+ *                                                 flight, c time echo and its age, d packets taken
+ *                                                 and (high half) runs of lost ones seen, op the
+ *                                                 receiver's clock (us) at that packet
  *   PROBE     the link, from its sender           a link_seq of the next packet
  *   MISMATCH  op means something else here        as READY
  *   ASK       a stream is silent: where is it?

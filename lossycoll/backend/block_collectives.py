@@ -46,6 +46,12 @@ class BlockWork(EngineWork):
         self.wait()
         return self._arrived
 
+    @property
+    def arrived_result(self) -> NDArray[np.bool_]:
+        """The same, which waits for the result alone (``wait_result``)."""
+        self.wait_result()
+        return self._arrived
+
 
 class ContributionWork(EngineWork):
     """The work of ``reduce_scatter_blocks``."""

@@ -52,6 +52,16 @@ class LossyWork(dist.Work):
         """Waits: on a CPU there is nothing else to synchronise with."""
         self.wait()
 
+    def wait_result(self) -> None:
+        """Returns when what the call gives can be read, perhaps before :meth:`wait` would: what
+        this rank sends may still be asked for, so no tensor of the call may be written until
+        :meth:`wait` has returned.
+
+        Raises:
+            LossyError: The call has failed before.
+        """
+        self.wait()
+
     def is_success(self) -> bool:
         """Whether the call is done, without an error."""
         return self.is_completed() and self.exception() is None
@@ -99,6 +109,10 @@ class EngineWork(LossyWork):
         """
         self._operation.wait(_seconds(timeout))
         return True
+
+    def wait_result(self) -> None:
+        """As :meth:`LossyWork.wait_result`."""
+        self._operation.wait_result()
 
     def get_future(self) -> Future:
         """A future with the result; it completes without a wait, and raises the call's error."""
@@ -245,6 +259,11 @@ class ManyWork(LossyWork):
             else:
                 work.wait()
         return True
+
+    def wait_result(self) -> None:
+        """As :meth:`LossyWork.wait_result`, for each."""
+        for work in self._works:
+            work.wait_result() if isinstance(work, LossyWork) else work.wait()
 
     def get_future(self) -> Future:
         """A future with the result of all; raises the first error."""

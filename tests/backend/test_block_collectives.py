@@ -80,6 +80,44 @@ def test_stale_blocks_stay_until_they_are_needed(world: int) -> None:
             assert "wanted" in caught.text
 
 
+def rank_result(rank: int, world: int) -> dict[str, Any]:
+    """Nothing of rank 0 reaches rank 1, which asks for it until its deadline."""
+    import torch
+    import torch.distributed as dist
+
+    from lossycoll.backend import process_group
+
+    init()
+    group = process_group.of(None)
+    output = torch.full((world * CHUNK,), float(rank + 1))
+    needed = np.ones((world, group.blocks(CHUNK * 4)), np.bool_)
+    work = group.all_gather_blocks(output, needed)
+    came = work.arrived_result
+    is_done = work.is_completed()
+    row = output[(1 - rank) * CHUNK :][:CHUNK]
+    found = {
+        "came": bool(came.all()),
+        "is_done": is_done,
+        "values": row.unique().tolist(),
+        "same": bool((work.arrived == came).all()),
+    }
+    dist.destroy_process_group()
+    return found
+
+
+def test_a_result_can_be_read_while_peers_still_ask_for_what_was_sent() -> None:
+    env = {
+        **CALM,
+        "LOSSYCOLL_INJECT": "link=0-1:1",
+        "LOSSYCOLL_DEADLINE_MIN": "0.2",
+        "LOSSYCOLL_DEADLINE_MAX": "2",
+    }
+    sender, receiver = run_good(rank_result, 2, env)
+    assert sender == {"came": True, "is_done": False, "values": [2.0], "same": True}
+    assert not receiver["came"], "the fault did not happen"
+    assert receiver["values"] == [2.0]
+
+
 def rank_contributions(rank: int, world: int) -> dict[str, Any]:
     """What is lost is sent again with the next contribution, until all of it has come."""
     import torch

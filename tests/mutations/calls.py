@@ -69,6 +69,50 @@ CALLS = (
         "",
         "native:test_wait",
     ),
+    # ---- results before the end ----
+    mutation(
+        "a result is shown before all of it has come",
+        "native/operations.c",
+        "    return !op->call.waits && !op->slots_unsettled && !(",
+        "    return !op->call.waits && !(",
+        "native:test_result",
+    ),
+    mutation(
+        "a gap is filled while packets are still read from there",
+        "native/operations.c",
+        "!(op->in_place && lc_lacks_fill(op))",
+        "1",
+        "native:test_result",
+    ),
+    mutation(
+        "a result is shown with its gaps",
+        "native/operations.c",
+        "    lc_group *g = op->group;\n    lc_fill_missing(op);\n",
+        "    lc_group *g = op->group;\n",
+        "native:test_result",
+    ),
+    mutation(
+        "a result is none any more once its operation has failed",
+        "native/api.c",
+        "    int code = result && op->shown ? LC_OK\n               : op->finished",
+        "    int code = op->finished",
+        "native:test_result",
+    ),
+    mutation(
+        "who has all of a stream with rounds waits for its end to say so",
+        "native/stream_in.c",
+        "        if (lc_resends(s->level, in->rounds) && !s->op->quiet)\n",
+        "        if (s->level->reliable && !s->op->quiet)\n",
+        "native:test_result",
+    ),
+    mutation(
+        "buffers are given back with the result",
+        "lossycoll/runtime/core/call.py",
+        "            self.shown = self.shown or code == Code.OK\n",
+        "            self.shown = self.shown or code == Code.OK\n            self._keep = None\n",
+        "tests/runtime/core/test_call.py::"
+        "test_a_result_may_come_before_the_end_and_memory_is_kept_until_then",
+    ),
     # ---- lingering ----
     mutation(
         "what lingers is sent from the caller's memory",

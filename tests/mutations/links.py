@@ -5,6 +5,29 @@ from __future__ import annotations
 from .model import ENGINE, Edit, Mutation, mutation
 
 LINKS = (
+    # ---- what is lost ----
+    mutation(
+        "a run that is told in two parts counts twice",
+        "native/loss.c",
+        "    if (gap->missing && gap->next == first) {\n",
+        "    if (0) {\n",
+        "native:test_loss",
+    ),
+    mutation(
+        "a run that has come after all stays one",
+        "native/loss.c",
+        "        runs->count -= !gap->missing;\n",
+        "",
+        "native:test_loss",
+    ),
+    mutation(
+        "runs are not told",
+        "native/control_out.c",
+        "(uint64_t)p->rx_runs.count << 32 | p->rx_taken",
+        "p->rx_taken",
+        f"{ENGINE}/test_reports.py::"
+        "test_what_a_link_loses_and_in_what_runs_is_known_without_resending",
+    ),
     # ---- the wire ----
     mutation(
         "checksum unchecked",
@@ -75,8 +98,8 @@ LINKS = (
     Mutation(
         "PROBE and FIN return no credit",
         (
-            Edit("native/control_in.c", "lc_link_seen(p, r.a);", "(void)p;"),
-            Edit("native/control_in.c", "    lc_link_seen(p, r->b);\n", ""),
+            Edit("native/control_in.c", "lc_link_seen(p, r.a, 0);", "(void)p;"),
+            Edit("native/control_in.c", "    lc_link_seen(p, r->b, 0);\n", ""),
         ),
         f"{ENGINE}/test_credit.py::test_credit_comes_back_after_an_outage",
     ),

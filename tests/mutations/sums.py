@@ -86,9 +86,9 @@ SUMS = (
     ),
     mutation(
         "one repair too few",
-        "native/stream_in.c",
-        "if (!level->reliable && in->round >= level->repair) {",
-        "if (!level->reliable && in->round + 1 >= level->repair) {",
+        "native/op.h",
+        "in->round >= in->rounds;",
+        "in->round + 1 >= in->rounds;",
         f"{ENGINE}/test_oracle.py::test_engine_equals_reference[3-loss=0.1,seed=6]",
     ),
     mutation(

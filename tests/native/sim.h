@@ -195,11 +195,11 @@ double sim_travelled(const sim_op *op, double value);
 /* One rank's part in one operation. */
 typedef struct {
     int64_t ticket;
-    int submitted, notified, finished, code;
+    int submitted, notified, shown, finished, code;
     lc_report report;
     uint64_t submitted_ns, finished_ns;
     uint8_t *memory; /* guard, input, guard, output, guard */
-    uint8_t *in, *out, *result;
+    uint8_t *in, *out, *result, *shown_result;
     size_t bytes; /* of each buffer */
     /* what came: by segment, tree (0 up, 1 down), sender and packet; and why the stream settled */
     uint8_t arrived[SIM_SEGMENTS][2][SIM_RANKS][SIM_PACKETS];
@@ -216,6 +216,7 @@ typedef struct {
     uint64_t packets, lost, overflow, missing, recovered, resent, virtual_ns, turns;
     uint64_t second; /* of the packets, by second links */
     uint64_t ended, lingered, notified;
+    uint64_t shown;          /* results that were there before their operation's end */
     uint64_t sent, received; /* messages */
     uint64_t thrown;         /* forged packets */
     uint64_t failed;         /* times that a process had an error of a group */

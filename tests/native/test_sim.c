@@ -77,7 +77,7 @@ static void show_failure(sim_scenario s, const sim_outcome *out) {
 typedef struct {
     uint64_t scenarios, failures, packets, lost, missing, recovered, resent, clean, lingered,
         second;
-    uint64_t ended, notified, failed;
+    uint64_t ended, notified, shown, failed;
     uint64_t sent, received, thrown;
     double virtual_s;
 } sums;
@@ -91,6 +91,7 @@ static void run_one(const sim_scenario *s, sums *t) {
     t->lost += out.lost;
     t->second += out.second;
     t->notified += out.notified;
+    t->shown += out.shown;
     t->failed += out.failed;
     t->missing += out.missing;
     t->sent += out.sent;
@@ -242,7 +243,7 @@ int main(int argc, char **argv) {
     CHECK(t.failures == 0);
     if (!o.n_fields) { /* what makes it worth anything has happened */
         CHECK(t.scenarios > 100 && t.clean > 10 && t.lost > 1000);
-        CHECK(t.lingered > 100 && t.notified > 100 && t.failed > 100);
+        CHECK(t.lingered > 100 && t.notified > 100 && t.shown > 100 && t.failed > 100);
         CHECK(t.sent > 100 && t.received > 1000 && t.thrown > 1000);
         CHECK(t.missing > 100 && t.recovered > 100 && t.resent > 100 && t.second > 1000);
     }

@@ -142,6 +142,13 @@ class Operations:
         assert self._engine is not None
         return self._engine.wait(ticket, seconds)
 
+    def wait_result(self, operation: Operation, seconds: float) -> int:
+        assert self._engine is not None
+        code = self._engine.wait_result(operation.ticket, seconds)
+        if code == Code.OK and operation.blocks is not None:
+            operation.blocks.note(self._engine, operation.ticket)
+        return code
+
     def take(self, operation: Operation) -> LossyError | None:
         """A finished operation's error, if it has one."""
         assert self._engine is not None
@@ -156,7 +163,8 @@ class Operations:
                 )
             if code >= 0:
                 if operation.blocks is not None:
-                    operation.blocks.note(self._engine, operation.ticket)
+                    if not operation.shown:
+                        operation.blocks.note(self._engine, operation.ticket)
                     return None  # they say what is missing
                 return self._died_midway(operation) if operation.exact and kept else None
             failure = self._engine.result(operation.ticket)[1]

@@ -124,6 +124,7 @@ class Submitter(Protocol):
     """What an operation needs of the endpoint that submitted it."""
 
     def wait_ticket(self, ticket: int, seconds: float) -> int: ...
+    def wait_result(self, operation: Operation, seconds: float) -> int: ...
     def take(self, operation: Operation) -> LossyError | None: ...
     def release(self, operation: Operation) -> None: ...
     def note_waiting(self, call: Collective) -> None: ...
@@ -156,6 +157,7 @@ class Operation:
         "exact",
         "members",
         "notify",
+        "shown",
         "ticket",
         "timeout",
     )
@@ -182,6 +184,8 @@ class Operation:
         self.blocks: Blocks | Contributions | None = None
         """What becomes of single packets, for calls that are to know."""
         self.members: Sequence[int] = (0,)
+        self.shown = False
+        """Whether the result is there, though the operation need not be done."""
         self.done = False
         self.error: LossyError | None = None
 
@@ -220,6 +224,49 @@ class Operation:
         elif self.done:
             self._retire()
         return self.done
+
+    def wait_result(self) -> None:
+        """Returns when the result is there, which may be a round trip before :meth:`wait` would:
+        what this rank sends may still be asked for. So its buffers may be read from now on, and
+        belong to the operation until it is done. Raises its error if it fails before.
+
+        Where what arrives isn't the result yet (it is copied, or rests on all ranks' being there to
+        the end), this is :meth:`wait`.
+        """
+        if not self._has_result_first:
+            self.wait()
+            return
+        while not self._poll_result(0.1):
+            self.ask_if_due(time.monotonic())
+        if not self.shown and self.error is not None:
+            raise self.error.again(self.call.numbered)
+
+    @property
+    def _has_result_first(self) -> bool:
+        later = self._epilogue is not None or self._among is not None or self.exact
+        return not later and (self.blocks is None or self.blocks.with_result)
+
+    def _poll_result(self, seconds: float) -> bool:
+        """Whether the result is there, or the operation done, after at most ``seconds``."""
+        with self._lock:
+            if self.shown or self.done:
+                return True
+            self._waiters += 1
+        code: int = Code.PENDING
+        try:
+            code = self._endpoint.wait_result(self, seconds)
+            self.shown = self.shown or code == Code.OK
+        except ClosedError:
+            code = Code.CLOSED
+        finally:
+            with self._lock:
+                self._waiters -= 1
+        if code not in (Code.PENDING, Code.OK):
+            self.code = code
+            self.complete()
+        elif self.done:
+            self._retire()
+        return self.shown or self.done
 
     def on_done(self, callback: Callable[[], None]) -> None:
         """Calls ``callback`` when done: at once, or from the thread that finds it done."""

@@ -326,6 +326,13 @@ class EngineGroup:
         with self._use:
             return int(lib.lc_group_wait(self._handle, ticket, _ns(min(seconds, SLICE_SECONDS))))
 
+    def wait_result(self, ticket: int, seconds: float) -> int:
+        """As :meth:`wait`, but Code.OK as soon as the result is there, whatever becomes of the
+        operation later. The buffers may be read then, and not be written before it is done."""
+        slice_ns = _ns(min(seconds, SLICE_SECONDS))
+        with self._use:
+            return int(lib.lc_group_wait_result(self._handle, ticket, slice_ns))
+
     def outcome(self, ticket: int) -> tuple[int, int]:
         """The code of a finished operation, and how many packets it left as they were."""
         report, failure = ffi.new("lc_report *"), ffi.new("lc_failure *")
@@ -351,7 +358,8 @@ class EngineGroup:
         return failure_of(failure)
 
     def arrived(self, ticket: int, slot: int, peer: int, n_packets: int) -> NDArray[np.bool_]:
-        """Which packets of a stream of a finished operation arrived, by its slot number here.
+        """Which packets of a stream arrived, by its slot number here, of an operation that is
+        finished or has its result.
 
         Shape (n_packets,). Raises ValueError for a stream that there isn't, or of another length.
         """
@@ -437,6 +445,8 @@ class EngineGroup:
             rate=c.rate,
             queue_ns=c.queue_ns,
             window=c.window,
+            link_loss=c.link_loss,
+            link_burst=c.link_burst,
         )
 
     def last_report(self) -> Report:

@@ -29,6 +29,8 @@ class Blocks:
     """What ranks compare; part of the signature on the wire."""
     selective: Final = True
     feedback: Final = False
+    with_result: Final = True
+    """Whether it is all known once the result is there."""
 
     def __init__(self, plan: Plan, needed: NDArray[np.bool_] | None = None) -> None:
         self._received = [slot for slot in plan.slots if slot.sources]
@@ -47,7 +49,7 @@ class Blocks:
         return np.concatenate(rows).astype(np.uint8).tobytes() if rows else b""
 
     def note(self, engine: EngineGroup, ticket: int) -> None:
-        """Takes what arrived from the engine, of an operation that is done."""
+        """Takes what arrived from the engine, of an operation that has its result."""
         for slot in self._received:
             (sender,) = slot.sources
             each = self._packets[slot.level]
@@ -75,6 +77,8 @@ class Contributions:
     """What ranks compare; part of the signature on the wire."""
     selective: Final = False
     feedback: Final = True
+    with_result: Final = False
+    """Owners say what they have given up until the operation is done."""
 
     def __init__(self, plan: Plan, result: tuple[int, int, int] | None = None) -> None:
         self._sent = [dest for slot in plan.slots if slot.level == 0 for dest in slot.dests]

@@ -142,6 +142,9 @@ class PeerStats:
         rate: Bytes per second that the path delivers; 0 while unknown.
         queue_ns: Delay in nanoseconds of the queue that stands on the path (docs/congestion.md).
         window: How many packets may be in flight.
+        link_loss: The share of packets to the peer that the link loses at present, before recovery;
+            0 while unknown.
+        link_burst: How many of those are lost in a row, in the mean: 1 to 64.
     """
 
     rank: int
@@ -157,6 +160,8 @@ class PeerStats:
     rate: float = 0.0
     queue_ns: int = 0
     window: int = 0
+    link_loss: float = 0.0
+    link_burst: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,6 +146,9 @@ class Messages:
     def wait_ticket(self, ticket: int, seconds: float) -> int:
         return self._engine.wait(ticket, seconds)
 
+    def wait_result(self, operation: Operation, seconds: float) -> int:
+        return self.wait_ticket(operation.ticket, seconds)
+
     def take(self, operation: Operation) -> LossyError | None:
         """A finished transfer's error, if it has one. Notes whom a receive was served by."""
         assert isinstance(operation, Transfer)

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lossycoll.backend.process_group import LossyProcessGroup
+from lossycoll.backend.work import LossyWork
 from lossycoll.errors import PeerLostError
 from lossycoll.options.scopes import lossy, reliable
 
@@ -37,7 +38,7 @@ class BlockGather:
 
     Args:
         work: The collective.
-        arrived: Says, once it is complete, which blocks arrived.
+        arrived: Says, once the result is there, which blocks arrived.
     """
 
     def __init__(self, work: Work, arrived: Callable[[], Mask]) -> None:
@@ -47,6 +48,12 @@ class BlockGather:
     def wait(self) -> Mask:
         """bool (world, blocks): True where the block that the owner sent is in the result."""
         self._work.wait()
+        return self._arrived()
+
+    def wait_result(self) -> Mask:
+        """As :meth:`wait`, but returns as soon as the result can be read. This rank's chunk may
+        still be asked for, so no chunk may be written until :meth:`wait` has returned."""
+        wait_result(self._work)
         return self._arrived()
 
 
@@ -239,7 +246,7 @@ class Collectives:
             return BlockGather(self.all_gather_chunks(flat), lambda: everything)
         with self.delivery():
             work = self.lossy.all_gather_blocks(flat, needed)
-        return BlockGather(work, lambda: work.arrived)
+        return BlockGather(work, lambda: work.arrived_result)
 
     def blocks(self, nbytes: int) -> int:
         """Counts the blocks, each a packet's payload, of a chunk.
@@ -376,6 +383,24 @@ def as_elements(lost: Mask, per_block: int, chunk: int) -> Tensor:
     """
     mask = np.repeat(lost, per_block, axis=1)[:, :chunk]
     return torch.from_numpy(np.ascontiguousarray(mask)).view(-1)
+
+
+def wait_result(work: Work) -> None:
+    """Waits until what a collective gives can be read, perhaps before ``work.wait()`` would.
+
+    What this rank sends may still be asked for, so no tensor of the collective may be written until
+    ``work.wait()`` has returned.
+
+    Args:
+        work: What was started.
+
+    Raises:
+        Exception: It has failed before.
+    """
+    if isinstance(work, LossyWork | BlockGather):
+        work.wait_result()
+    else:
+        work.wait()
 
 
 def wait_all(works: Sequence[Work]) -> None:

@@ -16,6 +16,7 @@ from lossycoll.plan import (
     reference_executor,
     transpose,
 )
+from lossycoll.runtime.engine.binding import EngineGroup
 from lossycoll.runtime.engine.reports import Cause, PeerStats
 from tests.support.engine_sums import (
     all_reduce,
@@ -110,6 +111,23 @@ def test_what_a_link_loses_shows_though_all_of_it_comes_back() -> None:
             until(lambda at=engine: at.stats().operations == 1)  # type: ignore[misc]
             assert engine.stats().packets_missing == 0
             assert 0.5 * loss < engine.stats().resent_rate < 2 * loss
+
+
+def test_what_a_link_loses_and_in_what_runs_is_known_without_resending() -> None:
+    loss, burst = 0.2, 4.0
+    with Network(2, 1408, inject=f"loss={loss},burst={burst:g},seed=5") as network:
+        plans = all_reduce(network, "transpose", 2_000_000)
+        data = inputs_of(network, plans, 1)
+        ended = network.run(plans, data, data, "f32")
+        assert all(one.report.packets_injected > 500 for one in ended), "the fault did not happen"
+
+        def is_known(engine: EngineGroup, peer: int) -> bool:
+            found = engine.peer_stats(peer)
+            near = abs(found.link_loss / loss - 1) < 0.3 and abs(found.link_burst / burst - 1) < 0.4
+            return near and not engine.stats().packets_resent
+
+        for rank, engine in enumerate(network.engines):
+            until(lambda at=engine, peer=1 - rank: is_known(at, peer))  # type: ignore[misc]
 
 
 def _lost(inject: str, op: int) -> reference_executor.Lost:

@@ -11,7 +11,13 @@ import torch
 import torch.distributed as dist
 
 import lossycoll
-from lossycoll.train.common.collectives import Collectives, as_elements, wait_all
+from lossycoll.train.common.collectives import (
+    BlockGather,
+    Collectives,
+    as_elements,
+    wait_all,
+    wait_result,
+)
 
 TRAIN = Path(lossycoll.__file__).parent / "train"
 SENDERS = {"common/collectives.py", "hooks/dispersing.py"}
@@ -100,6 +106,14 @@ def test_all_are_waited_for_and_the_first_failure_is_raised() -> None:
         wait_all(works)
     assert all(work.waited for work in works)
     wait_all(works[:1])
+
+
+def test_what_has_no_result_before_its_end_is_waited_for() -> None:
+    work = Ending()
+    wait_result(work)
+    assert work.waited
+    with pytest.raises(ValueError, match="one"):
+        BlockGather(Ending(ValueError("one")), lambda: np.ones((1, 1), np.bool_)).wait_result()
 
 
 def test_blocks_that_are_lost_as_elements() -> None:

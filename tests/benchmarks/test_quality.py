@@ -20,6 +20,7 @@ from benchmarks.studies.quality.matrix import (
     AGE_RULES,
     BASE,
     CONTROL,
+    DIAL_GOALS,
     DISPERSED,
     FULL_SEEDS,
     GOAL_KINDS,
@@ -29,6 +30,7 @@ from benchmarks.studies.quality.matrix import (
     Run,
     batch_share,
     compared,
+    dials,
     faults,
     method_names,
     runs,
@@ -45,7 +47,7 @@ def test_seeds_are_outermost_and_the_goals_come_first() -> None:
     found = list(runs((1, 2)))
     assert len({run.key for run in found}) == len(found)
     last = list(runs((FULL_SEEDS + 1,)))
-    assert {run.variant for run in last} == {BASE, *method_names()}
+    assert {run.variant for run in last} == {BASE, *method_names(), *DIAL_GOALS}
     assert {(run.kind, run.loss) for run in last if run.variant != BASE} == set(
         itertools.product(GOAL_KINDS, GOALS)
     )
@@ -60,7 +62,7 @@ def test_seeds_are_outermost_and_the_goals_come_first() -> None:
     assert found.index(Run("gpt", 4, "none", 0.0, BASE, 1)) == 0
     for place, run in enumerate(found):
         assert run.variant == BASE or found.index(run.base) < place
-    names = {BASE, *compared(), *TRIED, *AGE_RULES, *DISPERSED}
+    names = {BASE, *compared(), *TRIED, *AGE_RULES, *DISPERSED, *dials()}
     assert {run.variant for run in found} == names == set(variants())
     assert {run.task for run in found} == set(TASKS)
 
@@ -278,5 +280,10 @@ def test_runs_are_real() -> None:
             assert found["drift"]["mean_square"] > 0
             assert found["models"]["rank0"]["loss"] != wanted["models"]["rank0"]["loss"]
             assert found["steps"] == 6
+        # The dial is met by parity, once the loss has been seen.
+        for variant in DIAL_GOALS:
+            traffic = pool.run(Run("lstm", 2, "single", 0.2, variant, 1), 6)["traffic"]
+            assert traffic["packets_injected"] > traffic["packets_sent"] / 10
+            assert traffic["parity_sent"] > 0 < traffic["packets_recovered"]
         with pytest.raises(RunFailed, match=r"rank \d failed"):
             pool.run(Run("no such task", 2, "single", 0.2, "ddp", 1), 6)

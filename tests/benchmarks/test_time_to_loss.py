@@ -50,7 +50,7 @@ def test_what_can_not_be_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
         ("--width", "100"): "width is 100, wanted a multiple of 32",
         ("--limit", "nan"): "limit is nan, wanted seconds above 0",
         ("--seeds", "1", "1"): "seeds are [1, 1], wanted different numbers",
-        ("--only", "profile=moon"): "profile is one of cross-dc, home, two-sites",
+        ("--only", "profile=moon"): "profile is one of cross-dc, home, transatlantic, two-sites",
     }.items():
         with pytest.raises(SystemExit):
             command.main(wrong)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.common.results import Piece
 from lossycoll.cli.argtypes import inject_text
-from lossycoll.cli.demo.methods import DDP, methods
+from lossycoll.cli.demo.methods import DDP, DRIFT_BOUND, SHARDED, methods
 
 TASKS = ("gpt", "digits")
 WORLDS = (4, 8)
@@ -34,6 +34,13 @@ AGE_RULES = ("sharded/age0", "sharded/age3")
 # What is lost is spread over the whole tensor: with 4 ranks, the second where most is lost, and
 # there also with 8.
 DISPERSED = ("ddp+driftbound/repair0/dispersed", "ddp+driftbound/dispersed")
+# The dial (option max_missing): what is lost may come back by parity and by resending, or by parity
+# alone, which has the goals as well.
+DIALS = {0.0: "max0", 0.003: "max03", 0.01: "max1", 0.03: "max3", 0.1: "max10"}
+DEFAULT_DIAL = 0.01
+DIAL_TASKS = ("gpt", "digits", "lstm")
+# Where something stays missing, it is spread over the whole tensor as well.
+SPREAD_DIALS = (0.01, 0.03, 0.1)
 # The three losses that have a goal come first.
 LOSSES = (0.1, 0.2, 0.4, 0.3)
 BURST = 8
@@ -56,6 +63,26 @@ HEADLINE = "replicas"
 def method_names() -> tuple[str, ...]:
     """The registered methods that do something about loss: all but plain DDP."""
     return tuple(method.name for method in methods() if method != DDP)
+
+
+def dial(method: str, missing: float, *how: str) -> str:
+    """The name of the variant that lets so much be missing. ``how``: "norepair", "dispersed"."""
+    return "/".join((method, DIALS[missing], *how))
+
+
+def dials() -> tuple[str, ...]:
+    """The variants of the dial."""
+    names = [dial(method, missing) for method in DIAL_METHODS for missing in DIALS]
+    names += [
+        dial(method, missing, "norepair") for method in DIAL_METHODS for missing in SPREAD_DIALS
+    ]
+    names += [dial(DRIFT_BOUND.name, missing, "norepair", "dispersed") for missing in SPREAD_DIALS]
+    return tuple(names)
+
+
+DIAL_METHODS = (DRIFT_BOUND.name, SHARDED.name)
+DIAL_GOALS = tuple(dial(method, DEFAULT_DIAL, "norepair") for method in DIAL_METHODS)
+"""What has a goal without a single packet that is sent again."""
 
 
 def compared() -> tuple[str, ...]:
@@ -147,6 +174,20 @@ def runs(seeds: Sequence[int]) -> Iterator[Run]:
                 # They should be the reliable run when nothing is lost; the others then are "ddp".
                 for variant in (DDP.name, *method_names()):
                     yield Run(task, world, "none", 0.0, variant, seed)
+        yield from _dials(seed)
+
+
+def _dials(seed: int) -> Iterator[Run]:
+    """All dials with 4 ranks, the default alone with 8."""
+    for world in WORLDS:
+        few = (*DIAL_GOALS, *(dial(method, DEFAULT_DIAL) for method in DIAL_METHODS))
+        for task in DIAL_TASKS:
+            if task not in TASKS:
+                yield Run(task, world, "none", 0.0, BASE, seed)
+            for kind in GOAL_KINDS:
+                for loss in GOALS:
+                    for variant in dials() if world == WORLDS[0] else few:
+                        yield Run(task, world, kind, loss, variant, seed)
 
 
 def _with_goals(seed: int) -> Iterator[Run]:
@@ -154,5 +195,5 @@ def _with_goals(seed: int) -> Iterator[Run]:
         yield Run(TASKS[0], world, "none", 0.0, BASE, seed)
         for kind in GOAL_KINDS:
             for loss in GOALS:
-                for variant in method_names():
+                for variant in (*method_names(), *DIAL_GOALS):
                     yield Run(TASKS[0], world, kind, loss, variant, seed)

@@ -23,7 +23,10 @@ from .tasks import TASKS, Task, cross_entropy, judge
 MTU = 1500
 TIMEOUT = timedelta(seconds=120)
 CURVE_STEPS = 10
-TRAFFIC = ("packets_sent", "packets_injected", "packets_missing", "bytes_sent")
+TRAFFIC = (
+    *("packets_sent", "packets_injected", "packets_missing", "bytes_sent"),
+    *("packets_resent", "parity_sent", "packets_recovered"),
+)
 
 
 def serve(rank: int, world: int, port: int, jobs: Connection) -> None:

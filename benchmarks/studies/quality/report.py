@@ -16,6 +16,8 @@ from . import plot
 from .matrix import (
     AGE_RULES,
     BASE,
+    DIAL_GOALS,
+    DIAL_TASKS,
     DISPERSED,
     GOAL_KINDS,
     GOALS,
@@ -29,6 +31,7 @@ from .matrix import (
     WORLDS,
     Run,
     compared,
+    dials,
     method_names,
 )
 from .statistics import Estimate, accuracy_change, cells, estimate, perplexity_change
@@ -63,6 +66,11 @@ def tables(entries: Mapping[str, Result]) -> dict[str, str]:
     for task in ("gpt", "digits"):
         out[f"{task}-drift"] = drift_table(entries, task)
     out["traffic"] = traffic_table(entries)
+    for task in DIAL_TASKS:
+        for world in WORLDS:
+            out[f"dial-{task}-{world}"] = change_table(
+                cells(entries, change), task, world, "%", names=dials(), paper=False
+            )
     out["variants"] = change_table(
         cells(entries, change),
         "gpt",
@@ -107,7 +115,7 @@ def _paper(loss: float) -> str:
 def base_table(entries: Mapping[str, Result]) -> str:
     """What the reliable runs reach, over the seeds."""
     rows = []
-    for task in ("gpt", "digits"):
+    for task in DIAL_TASKS:
         for world in WORLDS:
             found = [
                 entry
@@ -138,7 +146,7 @@ def goal_table(entries: Mapping[str, Result]) -> str:
     """The goals of perplexity for the GPT, and whether they are met."""
     found = cells(entries, perplexity_change(HEADLINE))
     rows = []
-    for variant in (*method_names(), DISPERSED[1]):
+    for variant in (*method_names(), DISPERSED[1], *DIAL_GOALS):
         for world in WORLDS:
             for kind in GOAL_KINDS:
                 for loss, most in GOALS.items():

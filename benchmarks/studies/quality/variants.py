@@ -18,7 +18,7 @@ from lossycoll.cli.demo.methods import DDP, DRIFT_BOUND, SHARDED, Method, ddp, m
 from lossycoll.cli.demo.methods.drift_bound import attach
 from lossycoll.cli.demo.methods.sharded import wrap
 
-from .matrix import BASE, CONTROL, DISPERSED, UNREPAIRED
+from .matrix import BASE, CONTROL, DIALS, DISPERSED, SPREAD_DIALS, UNREPAIRED, dial
 
 
 def _dispersed(
@@ -31,6 +31,23 @@ def _dispersed(
 
 def _sharded(name: str, **how: Any) -> Method:
     return replace(SHARDED, name=name, wrap=partial(wrap, **how))
+
+
+def _dials() -> tuple[Method, ...]:
+    """What says how much may be missing, in place of how often is sent again."""
+    found = []
+    for method in (DRIFT_BOUND, SHARDED):
+        for missing in DIALS:
+            options: dict[str, Any] = {"max_missing": missing}
+            found.append(replace(method, name=dial(method.name, missing), options=options))
+            if missing in SPREAD_DIALS:
+                name = dial(method.name, missing, "norepair")
+                found.append(replace(method, name=name, options={**options, "repair": 0}))
+    for missing in SPREAD_DIALS:
+        name = dial(DRIFT_BOUND.name, missing, "norepair", "dispersed")
+        options = {"max_missing": missing, "repair": 0}
+        found.append(replace(DRIFT_BOUND, name=name, wrap=_dispersed, options=options))
+    return tuple(found)
 
 
 RELIABLE: Final = {"delivery": "reliable"}
@@ -74,6 +91,7 @@ OWN: Final = (
     replace(DRIFT_BOUND, name=DISPERSED[0], wrap=_dispersed, options={"repair": 0}),
     replace(DRIFT_BOUND, name=DISPERSED[1], wrap=_dispersed),
     replace(DRIFT_BOUND, name="ddp+driftbound/repair1", options={"repair": 1}),
+    *_dials(),
 )
 """Those of this study alone."""
 

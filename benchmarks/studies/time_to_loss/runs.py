@@ -12,7 +12,7 @@ from lossycoll.cli.demo.methods import DDP, DRIFT_BOUND, SHARDED, Method
 from lossycoll.cli.demo.model import HEAD_WIDTH
 from lossycoll.cli.demo.worker import TrainConfig
 
-PROFILES = ("cross-dc", "home", "two-sites")
+PROFILES = ("cross-dc", "home", "transatlantic", "two-sites")
 CONTEXT = 64
 LAYERS = 2
 

@@ -14,7 +14,9 @@ static const uint64_t PUBLISH_NS = 50000000;
 static const uint64_t SPIN_NS = 50000;        /* how long the thread stays awake after a packet */
 static const uint64_t DRIVE_SPIN_NS = 200000; /* and a caller that does the thread's work */
 static const uint64_t CROWDED_NS = 50000;     /* a yield that takes longer: others want the core */
-static const uint64_t CROWD_STAYS_NS = 2000000; /* and are not tried again before */
+/* and aren't tried again before, nor before so many times as long as it took: a yield to a busy
+ * thread may cost a whole time slice, and that who sleeps afterwards isn't woken at once */
+static const uint64_t CROWD_STAYS_NS = 2000000, CROWD_STAYS_TIMES = 128;
 static const uint64_t STAND_BY_NS = 2000000; /* how often the thread looks whether callers drive */
 
 /* ---- what callers have left ---- */
@@ -263,24 +265,27 @@ static uint64_t gate_delay(const lc_host *h) {
     return least;
 }
 
-/* Answers come within microseconds while an operation runs; waking up takes longer than that. */
+/* Lets others have the core for a moment, unless they took it for long lately: who yields to them
+ * may be away for milliseconds, and who sleeps is woken before them. Returns whether it did. */
+static int yield(lc_host *h) {
+    if (h->now < h->crowded_until_ns)
+        return 0;
+    uint64_t begin = lc_clock_now(h->clock);
+    sched_yield();
+    uint64_t end = lc_clock_now(h->clock);
+    if (end - begin > CROWDED_NS)
+        h->crowded_until_ns = end + lc_later(CROWD_STAYS_NS, CROWD_STAYS_TIMES * (end - begin));
+    return 1;
+}
+
+/* Answers come within microseconds while an operation runs, and waking up takes longer than that:
+ * who looks for them looks again at once if something came lately. */
 static int is_hot(const lc_host *h) {
     return h->active && h->now - h->busy_ns < SPIN_NS;
 }
 
-/* A caller looks again at once if something came lately: answers come within microseconds while an
- * operation runs, and waking up takes longer than that. Not where others want the core: who yields
- * to them may be away for milliseconds, and who sleeps is woken before them. Returns whether it
- * did. */
-static int spin(lc_host *h) {
-    if (h->now - h->busy_ns >= DRIVE_SPIN_NS ||
-        (h->crowded_ns && h->now - h->crowded_ns < CROWD_STAYS_NS))
-        return 0;
-    sched_yield();
-    uint64_t now = lc_clock_now(h->clock);
-    if (now - h->now > CROWDED_NS)
-        h->crowded_ns = now;
-    return 1;
+static int is_hot_for_caller(const lc_host *h) {
+    return h->now - h->busy_ns < DRIVE_SPIN_NS;
 }
 
 /* Whether a caller wants something of who drives. */
@@ -331,10 +336,8 @@ static int leave_links(lc_host *h) {
 }
 
 static void rest(lc_host *h) {
-    if (is_hot(h)) {
-        sched_yield();
+    if (is_hot(h) && yield(h))
         return;
-    }
     uint64_t until = lc_idle_ns(h);
     if (!until)
         return;
@@ -438,7 +441,7 @@ void lc_drive(lc_host *h, const lc_op *op, uint64_t longest_ns) {
     uint64_t begin = lc_clock_now(h->clock);
     h->busy_ns = begin;
     do {
-        if (!lc_turn(h) && !op->finished && !spin(h))
+        if (!lc_turn(h) && !op->finished && !(is_hot_for_caller(h) && yield(h)))
             doze(h, begin + longest_ns > h->now ? begin + longest_ns - h->now : 0);
     } while (!op->finished && h->now - begin < longest_ns && !atomic_load(&h->stop));
     /* It would sleep as long as there was nothing to do when it fell asleep. */

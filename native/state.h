@@ -257,17 +257,17 @@ struct lc_host {
     uint64_t tick_ns;  /* when timers are looked at next */
     uint64_t awake_ns; /* when the thread last came back from being stopped or starved */
     lc_rate rate;
-    uint64_t busy_ns;        /* when something last happened */
-    uint64_t crowded_ns;     /* when others last wanted the core; 0: never */
-    uint64_t published_ns;   /* when callers were last told the figures */
-    uint64_t held_ns;        /* until then some path may hold records back */
-    uint64_t started;        /* operations of all groups so far: their order */
-    uint64_t contents;       /* numbers of packets with several receivers so far (lc_run) */
-    pthread_mutex_t driving; /* held by who drives */
-    atomic_uint drives;      /* times that callers have driven */
-    uint32_t drives_seen;    /* by the thread */
-    atomic_int standing_by;  /* the thread looks every now and then whether callers drive, or has
-                                been asked to */
+    uint64_t busy_ns;          /* when something last happened */
+    uint64_t crowded_until_ns; /* others want the core: nobody yields to them before */
+    uint64_t published_ns;     /* when callers were last told the figures */
+    uint64_t held_ns;          /* until then some path may hold records back */
+    uint64_t started;          /* operations of all groups so far: their order */
+    uint64_t contents;         /* numbers of packets with several receivers so far (lc_run) */
+    pthread_mutex_t driving;   /* held by who drives */
+    atomic_uint drives;        /* times that callers have driven */
+    uint32_t drives_seen;      /* by the thread */
+    atomic_int standing_by;    /* the thread looks every now and then whether callers drive, or has
+                                  been asked to */
 
     lc_group *groups;
     lc_group *bucket[LC_GROUPS]; /* by number */

@@ -37,8 +37,15 @@ CALLS = (
     mutation(
         "callers look again where others want the core",
         "native/loop.c",
-        "        h->crowded_ns = now;\n",
-        "        (void)now;\n",
+        "    if (end - begin > CROWDED_NS)\n",
+        "    if (0)\n",
+        "native:test_wait",
+    ),
+    mutation(
+        "who took the core for long is forgotten too soon",
+        "native/loop.c",
+        "CROWD_STAYS_TIMES * (end - begin)",
+        "CROWD_STAYS_TIMES",
         "native:test_wait",
     ),
     mutation(

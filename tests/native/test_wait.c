@@ -168,6 +168,24 @@ static void test_who_shares_the_core_sleeps_at_once(void) {
     virtual_close(&w->v);
 }
 
+/* Who took the core for longer isn't given it again for longer: 128 times as long. */
+static void test_who_was_away_for_long_yields_later(void) {
+    world *w = open_world();
+    receive_later(w, MS / 2);
+    memory_set_step(w->v.net, 150 * US);
+    wait_for(w, post(w, 0, w->room, BYTES, 1));
+    memory_set_step(w->v.net, US);
+    virtual_go_on(&w->v, 10 * MS);
+    receive_later(w, MS);
+    uint64_t awake = wait_for(w, post(w, 0, w->room, BYTES, 1));
+    CHECK_AT(awake < 100 * US, "awake for %lu ns", (unsigned long)awake);
+    virtual_go_on(&w->v, 15 * MS);
+    receive_later(w, MS);
+    awake = wait_for(w, post(w, 0, w->room, BYTES, 1));
+    CHECK_AT(awake >= 200 * US, "awake for %lu ns", (unsigned long)awake);
+    virtual_close(&w->v);
+}
+
 static int64_t next_of(world *w) {
     uint64_t owner = 9;
     int64_t ticket = lc_completions_next(w->v.completions, 0, &owner);
@@ -242,6 +260,7 @@ int main(void) {
     test_who_is_wanted_stays_awake();
     test_who_is_woken();
     test_who_shares_the_core_sleeps_at_once();
+    test_who_was_away_for_long_yields_later();
     test_names_that_are_asked_for_later();
     test_a_closed_group_takes_its_names_along();
     return check_result("test_wait");

@@ -36,13 +36,17 @@ def _sharded(name: str, **how: Any) -> Method:
 def _dials() -> tuple[Method, ...]:
     """What says how much may be missing, in place of how often is sent again."""
     found = []
-    for method in (DRIFT_BOUND, SHARDED):
-        for missing in DIALS:
-            options: dict[str, Any] = {"max_missing": missing}
+    for missing in DIALS:
+        options: dict[str, Any] = {"max_missing": missing}
+        for method in (DRIFT_BOUND, SHARDED):
             found.append(replace(method, name=dial(method.name, missing), options=options))
-            if missing in SPREAD_DIALS:
-                name = dial(method.name, missing, "norepair")
-                found.append(replace(method, name=name, options={**options, "repair": 0}))
+    for missing in SPREAD_DIALS:
+        options = {"max_missing": missing, "repair": 0}
+        name = dial(DRIFT_BOUND.name, missing, "norepair")
+        found.append(replace(DRIFT_BOUND, name=name, options=options))
+        # Nor are blocks asked for again that are stale.
+        name = dial(SHARDED.name, missing, "norepair")
+        found.append(replace(_sharded(name, **options), options=options))
     for missing in SPREAD_DIALS:
         name = dial(DRIFT_BOUND.name, missing, "norepair", "dispersed")
         options = {"max_missing": missing, "repair": 0}

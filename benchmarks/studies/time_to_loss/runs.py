@@ -29,7 +29,7 @@ class Variant:
 
 VARIANTS = {
     "lossy": Variant("lossy", DDP, {}),
-    "lossy, DriftBound": Variant("lossy", DRIFT_BOUND, {"LOSSYCOLL_REPAIR": "2"}),
+    "lossy, DriftBound": Variant("lossy", DRIFT_BOUND, {}),
     "lossy, ShardedOptimizer": Variant("lossy", SHARDED, {}),
     "gloo, cubic": Variant("gloo", DDP, {}, "cubic"),
     "gloo, bbr": Variant("gloo", DDP, {}, "bbr"),

@@ -42,6 +42,13 @@ TRAINING = (
         "tests/train/common/test_recovery.py::test_a_call_is_made_with",
     ),
     mutation(
+        "parameters are stepped while others may still ask for them",
+        "lossycoll/train/sharded/parameter_sync.py",
+        "self.close()\n        failure, self._failure",
+        "self.finish_all()\n        failure, self._failure",
+        "tests/train/sharded/test_parameter_sync.py::test_a_bucket_is_waited_for_alone_and_once",
+    ),
+    mutation(
         "a module doesn't wait for its own parameters",
         "lossycoll/train/sharded/module_waits.py",
         "yield from module.parameters(recurse=False)",
@@ -51,8 +58,8 @@ TRAINING = (
     mutation(
         "what an earlier forward pass read may change without a word",
         "lossycoll/train/sharded/parameter_sync.py",
-        "            return\n        torch.autograd.graph.increment_version(bucket.parameters)",
-        "            return",
+        "bucket.asked_for = sent.gather\n        torch.autograd.graph.increment_version(bucket.parameters)",
+        "bucket.asked_for = sent.gather",
         "tests/train/sharded/test_parameter_sync.py::test_a_bucket_is_waited_for_alone_and_once",
     ),
     mutation(

@@ -135,6 +135,8 @@ class DriftBound:
         self._recovery = recovery
         self._state = state
         self._under_way: _UnderWay | None = None
+        self._asked_for: BlockGather | None = None
+        """The last gather, whose result is here. Others may still ask for what is staged."""
         self._lay_out()
         self._hooks = (
             optimizer.register_step_pre_hook(self._before_step),
@@ -166,7 +168,9 @@ class DriftBound:
         under_way, self._under_way = self._under_way, None
         if under_way is None:
             return
-        self._check_owners(under_way.gather.wait())
+        arrived = under_way.gather.wait_result()
+        self._asked_for = under_way.gather
+        self._check_owners(arrived)
         theirs = under_way.theirs
         if not theirs:
             return
@@ -279,6 +283,9 @@ class DriftBound:
     def _send(self, number: int, sweep: int) -> _UnderWay:
         """Stages a slice, this rank's own values everywhere, and starts to gather it: what is lost
         leaves what was there."""
+        asked_for, self._asked_for = self._asked_for, None
+        if asked_for is not None:
+            asked_for.wait()
         spans = self._spans(number, sweep)
         own = [span.own for span in spans]
         torch._foreach_copy_([span.staged for span in spans], own)

@@ -68,13 +68,13 @@ class ModuleWaits:
         self._called: set[nn.Module] = set()
         self._waits: dict[nn.Module, list[Parameter]] | None = None
         """What each module waits for; None before the first training pass is over."""
-        enter, finish = _Hook(self._enter), _Hook(self._finish_all)
+        enter, finish, close = map(_Hook, (self._enter, self._finish_all, self._close))
         compiled = isinstance(getattr(model, "_orig_mod", None), nn.Module)
         for module in model.modules():
             if not compiled and next(module.parameters(), None) is not None:
                 module.register_forward_pre_hook(enter)
             module.register_state_dict_pre_hook(finish)  # type: ignore[no-untyped-call]
-            module.register_load_state_dict_pre_hook(finish)  # type: ignore[no-untyped-call]
+            module.register_load_state_dict_pre_hook(close)  # type: ignore[no-untyped-call]
         if compiled:
             model.register_forward_pre_hook(finish)
         model.register_forward_hook(_Hook(self._leave))
@@ -132,3 +132,10 @@ class ModuleWaits:
         sync = self._sync()
         if sync is not None:
             sync.finish_all()
+
+    def _close(self, module: nn.Module) -> None:
+        """Before its parameters are written."""
+        del module
+        sync = self._sync()
+        if sync is not None:
+            sync.close()

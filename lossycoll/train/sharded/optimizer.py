@@ -395,12 +395,12 @@ class ShardedOptimizer(Optimizer):
         self._parameter_sync.synchronize()
 
     def wait_parameters(self) -> None:
-        """Returns when all parameters that the last step has sent are here.
+        """Returns when all parameters that the last step has sent are here, and there.
 
         It is for what reads or changes parameters outside of the model's forward pass, where the
         optimizer was given ``model``. It sends nothing, so ranks need not call it alike.
         """
-        self._parameter_sync.finish_all()
+        self._parameter_sync.close()
 
     def ages(self) -> tuple[int, ...]:
         """How many blocks of other ranks' parameters are 0, 1, 2, ... steps old here."""

@@ -2,8 +2,8 @@
 
 A lost packet leaves the value that was there, and counts how old it is. What a step sends may still
 be under way when the next forward pass begins (:mod:`.module_waits`): a bucket's parameters may be
-read once :meth:`ParameterSync.finish` has returned. Errors wait for :meth:`ParameterSync.settle`,
-which all ranks call at the same place.
+read once :meth:`ParameterSync.finish` has returned, and written after :meth:`ParameterSync.close`.
+Errors wait for :meth:`ParameterSync.settle`, which all ranks call at the same place.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ class _BucketCopies:
     parameters: list[Parameter]
     staleness: Staleness
     under_way: _UnderWay | None = None
+    asked_for: BlockGather | None = None
+    """A gather whose result is here. Others may still ask for this rank's part."""
 
 
 class ParameterSync:
@@ -128,10 +130,11 @@ class ParameterSync:
             return
         try:
             with owners_needed():
-                came = sent.gather.wait()
+                came = sent.gather.wait_result()
         except Exception as error:
             self._failure = self._failure or error
             return
+        bucket.asked_for = sent.gather
         torch.autograd.graph.increment_version(bucket.parameters)
         self._count(sent.needed, came)
         if self._undelivered is not None:
@@ -148,15 +151,29 @@ class ParameterSync:
         for number in reversed(range(len(self._buckets))):
             self.finish(number)
 
+    def close(self) -> None:
+        """Waits for all buckets, and until nobody asks for this rank's parts any more. Errors are
+        kept for :meth:`settle`."""
+        self.finish_all()
+        for bucket in self._buckets:
+            gather, bucket.asked_for = bucket.asked_for, None
+            if gather is None:
+                continue
+            try:
+                with owners_needed():
+                    gather.wait()
+            except Exception as error:
+                self._failure = self._failure or error
+
     def settle(self) -> None:
-        """Waits for all that a step has sent; all ranks call it at the same place.
+        """As :meth:`close`, and says what was wrong; all ranks call it at the same place.
 
         Raises:
             LinkError: A block that was due didn't arrive.
             PeerLostError: Its owner is lost; on all ranks alike, once all know.
             LossyError: The group has failed.
         """
-        self.finish_all()
+        self.close()
         failure, self._failure = self._failure, None
         dead, self._dead = self._dead, None
         if failure is not None:
@@ -169,7 +186,7 @@ class ParameterSync:
 
     def synchronize(self) -> None:
         """Brings all chunks to all ranks, reliably."""
-        self.finish_all()
+        self.close()
         with owners_needed():
             wait_all([
                 self._collectives.all_gather_chunks(bucket.shard.flat) for bucket in self._buckets

@@ -47,7 +47,8 @@ class Late:
 
         class Work:
             def wait(work) -> None:
-                gathered.append(self._collectives.all_gather_blocks(flat, needed).wait())
+                if not gathered:
+                    gathered.append(self._collectives.all_gather_blocks(flat, needed).wait())
 
         return BlockGather(Work(), lambda: gathered[0])
 

@@ -27,6 +27,7 @@ class Collectives:
         self.comes: list[Callable[[], Any]] = []
         self.needed: list[Any] = []
         self.waited: list[int] = []
+        self.closed: list[int] = []
         self.lost: tuple[int, ...] = ()
 
     def __str__(self) -> str:
@@ -49,8 +50,12 @@ class Collectives:
         self.needed.append(needed)
 
         class Gather:
-            def wait(_) -> Any:
+            def wait_result(_) -> Any:
                 self.waited.append(number)
+                return self.comes[number]()
+
+            def wait(_) -> Any:
+                self.closed.append(number)
                 return self.comes[number]()
 
         return Gather()
@@ -96,8 +101,10 @@ def test_a_bucket_is_waited_for_alone_and_once() -> None:
     assert collectives.waited == [1]
     # Autograd notices who has read the parameter since the step.
     assert [p._version - was for p, was in zip(model, begun, strict=True)] == [0, 1, 0]
+    assert collectives.closed == []  # others may still ask for what this rank has sent
     sync.settle()
     assert collectives.waited == [1, 0, 2]
+    assert sorted(collectives.closed) == [0, 1, 2]
     figures = sync.figures
     assert (figures.steps, figures.blocks, figures.stale) == (1, 3 * 2 * BLOCKS, 1)
     assert sync.ages() == (3 * 2 * BLOCKS - 1, 1)

@@ -58,8 +58,9 @@ TRAINING = (
     mutation(
         "what an earlier forward pass read may change without a word",
         "lossycoll/train/sharded/parameter_sync.py",
-        "bucket.asked_for = sent.gather\n        torch.autograd.graph.increment_version(bucket.parameters)",
-        "bucket.asked_for = sent.gather",
+        "asked_for = sent.gather\n"
+        "        torch.autograd.graph.increment_version(bucket.parameters)",
+        "asked_for = sent.gather",
         "tests/train/sharded/test_parameter_sync.py::test_a_bucket_is_waited_for_alone_and_once",
     ),
     mutation(

@@ -264,7 +264,8 @@ static int wait_for(lc_group *g, lc_op *op, uint64_t timeout_ns, int result) {
         lc_drive(g->host, op, timeout_ns < DRIVE_NS ? timeout_ns : DRIVE_NS);
         pthread_mutex_lock(&g->host->lock);
     }
-    while (!op->finished && !(result && op->shown) && !g->closed && error != ETIMEDOUT)
+    while (timeout_ns && !op->finished && !(result && op->shown) && !g->closed &&
+           error != ETIMEDOUT)
         error = pthread_cond_timedwait(&g->changed, &g->host->lock, &until);
     int code = result && op->shown ? LC_OK
                : op->finished      ? op->failure.code
@@ -350,6 +351,7 @@ static lc_stream stream_of(const lc_op *op, const lc_in *in) {
                        .slot = in->slot->desc.number,
                        .peer = in->peer,
                        .code = in->decoder ? in->decoder->code : 0,
+                       .rounds = in->rounds,
                        .cause = in->cause};
 }
 

@@ -8,7 +8,7 @@ static const double RARELY = 20;
 /* What a queue drops is answered by sending less (pace.c), never by sending more: of a path whose
  * queue stands, no more loss is believed than it had at its best, doubled, and a little. */
 static double loss_to(const lc_path *p) {
-    double loss = lc_fec_loss(&p->fec), most = 2 * p->pace.loss + 0.02;
+    double loss = lc_loss_share(&p->loss), most = 2 * p->pace.loss + 0.02;
     return p->pace.high_rounds && loss > most ? most : loss;
 }
 
@@ -27,7 +27,7 @@ static lc_means means_to(const lc_out *out) {
     const lc_level *level = s->level;
     lc_path *p = lc_path_to(out);
     lc_means_ask ask = {.loss = loss_to(p),
-                        .burst = 1,
+                        .burst = lc_loss_burst(&p->loss),
                         .rtt_s = 1e-9 * (double)p->pace.measure.rtt_ns,
                         .reorder_s = reorder_s(s->op->group, p),
                         .rate = p->pace.rate * p->pace.packet_bytes,
@@ -63,20 +63,23 @@ static uint16_t code_of_slot(const lc_op_slot *s) {
 }
 
 /* Of the slot's rows as many as the path wants; all of them, if it wants sets of another size. */
-static uint16_t code_to(const lc_out *out) {
-    uint16_t code = out->slot->encoder->code;
-    if (!code || !(out->slot->level->choose & LC_CHOOSE_PARITY))
-        return code;
-    uint16_t wanted = means_to(out).code;
-    if (!wanted || lc_code_k(wanted) != lc_code_k(code))
+static uint16_t code_of_rows(const lc_op_slot *s, uint16_t wanted) {
+    uint16_t code = s->encoder->code;
+    if (!wanted || !code || lc_code_k(wanted) != lc_code_k(code))
         return wanted ? code : 0;
     return lc_code_m(wanted) < lc_code_m(code) ? wanted : code;
 }
 
 void lc_choose(lc_out *out) {
     const lc_op_slot *s = out->slot;
+    uint8_t choose = s->level->choose;
     if (s->encoder && !s->encoder->known)
         lc_encoder_begin(s->encoder, code_of_slot(s), s->n_packets);
+    lc_means wanted = {.code = s->encoder ? s->encoder->code : 0, .rounds = out->rounds};
+    if (choose)
+        wanted = means_to(out);
     if (s->encoder)
-        out->code = code_to(out);
+        out->code = code_of_rows(s, wanted.code);
+    if (choose & LC_CHOOSE_ROUNDS)
+        out->rounds = wanted.rounds;
 }

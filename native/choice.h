@@ -6,8 +6,8 @@
 
 #include "state.h"
 
-/* Fixes the code of a stream whose first packet is about to go; with the first stream of a slot,
- * that of the slot's parity. */
+/* Fixes the code and the rounds of a stream whose first packet is about to go; with the first
+ * stream of a slot, the code of the slot's parity. */
 void lc_choose(lc_out *out);
 
 #endif

@@ -361,7 +361,6 @@ static void on_ack(lc_host *h, lc_path *p, const lc_record *r) {
     if (moved > p->tx_next - p->tx_acked)
         return; /* older than what we know */
     uint32_t taken = (uint32_t)r->d - p->tx_received, runs = (uint32_t)(r->d >> 32);
-    lc_fec_told(&p->fec, r->a - p->tx_seen, taken);
     lc_loss_told(&p->loss, r->a - p->tx_seen, taken, runs - p->tx_runs);
     p->tx_runs = runs;
     uint32_t lost = taken < r->a - p->tx_seen ? r->a - p->tx_seen - taken : 0;

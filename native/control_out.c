@@ -56,7 +56,7 @@ void lc_tell_fin(lc_out *out) {
                    .a = out->sent,
                    .b = lc_path_to(out)->tx_next,
                    .c = (out->slot->op->group->host->now - out->sent_ns) / 1000,
-                   .d = out->code};
+                   .d = lc_out_word(out)};
     /* While parts of a NACK or LOST are missing, the round before it is the one that is over. */
     if (out->state == LC_OUT_OPEN)
         r.round--;

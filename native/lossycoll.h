@@ -203,8 +203,9 @@ typedef struct {
     uint32_t arrived;
     uint16_t slot; /* number here */
     uint16_t peer;
-    uint16_t code; /* of its parity, as far as is known (native/sets.h) */
-    uint8_t cause; /* why it settled */
+    uint16_t code;  /* of its parity, as far as is known (native/sets.h) */
+    uint8_t rounds; /* of resending */
+    uint8_t cause;  /* why it settled */
 } lc_stream;
 
 /* Figures of a group since it was opened. Those that no group can be told for (malformed, foreign,

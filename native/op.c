@@ -119,11 +119,12 @@ static int needed_ok(const lc_call *call) {
 }
 
 static int level_ok(const lc_level *level) {
-    if (!level->elements_per_packet || level->choose & ~LC_CHOOSE_PARITY ||
-        !(level->max_missing <= 1))
+    int rounds = level->choose & LC_CHOOSE_ROUNDS;
+    if (!level->elements_per_packet || level->choose & ~(LC_CHOOSE_PARITY | LC_CHOOSE_ROUNDS) ||
+        !(level->max_missing <= 1) || (rounds && (level->reliable || level->repair)))
         return 0;
     if (level->choose & LC_CHOOSE_PARITY)
-        return !level->code && level->most >= 1 && level->most <= 64;
+        return !level->code && level->most >= 1 && level->most <= LC_PARITY_SHARE;
     return lc_code_valid(level->code) && lc_code_m(level->code) <= lc_code_k(level->code);
 }
 
@@ -244,7 +245,7 @@ static void place_rows(lc_op *op, const lc_call *call, bump *b) {
 static void place_streams(lc_op *op, lc_op_slot *s, bump *b, int inject) {
     uint32_t words = lc_words(s->n_packets);
     uint32_t parity = lc_parity_room(s->level, s->n_packets);
-    int repairs = lc_resends(s->level, s->level->repair);
+    int repairs = lc_resends(s->level, s->level->repair || s->level->choose & LC_CHOOSE_ROUNDS);
     int needs = op->call.needed && can_be_needed(&op->call, &s->desc);
     s->fed = take(b, s->desc.own == LC_OWN_SLOT ? words * 8 : 0);
     if (s->desc.own != LC_OWN_SLOT)

@@ -49,6 +49,8 @@ typedef struct {
     uint8_t came;      /* some packet of the stream has come since the round began */
     uint8_t reporting; /* settled, but the sender may not know yet what was given up */
     uint8_t rounds;    /* of resending, where the level is not reliable: the level's, so far */
+    uint8_t told; /* the code word is known: a packet of the first round, or FIN, has said it */
+    uint16_t word;
 } lc_in;
 
 enum lc_out_state {
@@ -209,6 +211,12 @@ static inline uint8_t lc_next_round(uint8_t round) {
 /* Whether the sender of a stream of so many rounds waits for what its receiver misses. */
 static inline int lc_resends(const lc_level *level, uint8_t rounds) {
     return level->reliable || rounds || level->selective || level->feedback;
+}
+
+/* What the stream's packets of the first round, and FIN, say of its means against loss. */
+static inline uint16_t lc_out_word(const lc_out *out) {
+    int chosen = out->slot->level->choose & LC_CHOOSE_ROUNDS;
+    return lc_word(out->code, chosen ? out->rounds : 0);
 }
 
 /* Whether what is missing at the end of the round is given up. */

@@ -136,7 +136,7 @@ static void keep_fin(const lc_out *out) {
         (lc_late_fin){.next_ns = out->fin_ns,
                       .stream = {op->group->config.number, op->number, out->number},
                       .sent = out->sent,
-                      .code = out->code,
+                      .word = lc_out_word(out),
                       .process = lc_path_to(out)->number,
                       .round = out->round};
 }

@@ -43,6 +43,7 @@ uint32_t lc_code_rows_down(uint32_t m);
  * to no less than 1. */
 uint16_t lc_code_fitted(uint16_t code, uint32_t n);
 
+enum { LC_WORD_BITS = 12 };
 static inline uint16_t lc_word(uint32_t code, uint32_t rounds) {
     return (uint16_t)(code | rounds << 10);
 }

@@ -24,7 +24,6 @@
 #include "cells.h"
 #include "clock.h"
 #include "deadline.h"
-#include "fec.h"
 #include "inject.h"
 #include "loss.h"
 #include "mailbox.h"
@@ -81,7 +80,6 @@ typedef struct {
     uint16_t number;         /* of the process */
     lc_interface *interface; /* by which it is reached */
     lc_pace pace;
-    lc_fec_path fec;
     lc_means_memo means;
     lc_loss loss;
     lc_deadline deadline;
@@ -195,7 +193,7 @@ typedef struct {
     uint64_t next_ns;
     lc_stream_name stream; /* number of the slot there */
     uint32_t sent;
-    uint16_t code;
+    uint16_t word;
     uint16_t process;
     uint8_t round;
     uint8_t tries;

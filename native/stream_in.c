@@ -231,26 +231,38 @@ static int is_believable(const lc_in *in, uint32_t k, uint32_t count) {
     return s->count[k] + count + (s->desc.own != LC_OWN_NONE) <= s->op->group->config.size;
 }
 
-static int may_be_code(const lc_in *in, uint64_t code) {
+/* Whether a stream can have these means against loss; once they are known, no others. */
+static int may_be_word(const lc_in *in, uint64_t word) {
     const lc_op_slot *s = in->slot;
-    const lc_decoder *d = in->decoder;
-    if (!d || code > UINT16_MAX)
-        return !code;
-    return d->known ? code == d->code : lc_parity_allows(s->level, (uint32_t)code, s->n_packets);
+    if (in->told)
+        return word == in->word;
+    if (word >> LC_WORD_BITS)
+        return 0;
+    uint16_t code = lc_word_code((uint32_t)word);
+    uint8_t rounds = lc_word_rounds((uint32_t)word);
+    if (rounds && !(s->level->choose & LC_CHOOSE_ROUNDS))
+        return 0;
+    return in->decoder ? lc_parity_allows(s->level, code, s->n_packets) : !code;
 }
 
-static void learn_code(lc_in *in, uint16_t code) {
-    if (in->decoder && !in->decoder->known)
-        lc_decoder_begin(in->decoder, code, in->slot->n_packets, in->n_arrived > 0);
+static void learn_word(lc_in *in, uint16_t word) {
+    if (in->told)
+        return;
+    in->told = 1;
+    in->word = word;
+    if (in->slot->level->choose & LC_CHOOSE_ROUNDS)
+        in->rounds = lc_word_rounds(word);
+    if (in->decoder)
+        lc_decoder_begin(in->decoder, lc_word_code(word), in->slot->n_packets, in->n_arrived > 0);
 }
 
-int lc_in_learn(lc_in *in, uint64_t code) {
-    if (!code) /* it isn't known any more, or there is none */
+int lc_in_learn(lc_in *in, uint64_t word) {
+    if (!word) /* it isn't known any more, or says nothing */
         return 1;
-    if (!may_be_code(in, code))
+    if (!may_be_word(in, word))
         return 0;
     if (in->state != LC_IN_SETTLED)
-        learn_code(in, (uint16_t)code);
+        learn_word(in, (uint16_t)word);
     return 1;
 }
 
@@ -259,10 +271,10 @@ static int belongs(const lc_in *in, const lc_header *h) {
     const lc_op_slot *s = in->slot;
     uint32_t k = h->packet;
     if (h->format != s->op->call.dtype || h->encoding != s->op->call.encoding ||
-        (!h->round && !may_be_code(in, h->code)))
+        (!h->round && !may_be_word(in, h->code)))
         return 0;
     if (h->type == LC_PARITY) {
-        lc_shape shape = lc_shape_of(h->code, s->n_packets);
+        lc_shape shape = lc_shape_of(lc_word_code(h->code), s->n_packets);
         if (k < s->n_packets || k - s->n_packets >= shape.parity)
             return 0;
         k = lc_shape_packet(&shape, lc_shape_row(&shape, k - s->n_packets).set, 0);
@@ -433,7 +445,7 @@ static void take_into(lc_in *in, const lc_header *header, const uint8_t *payload
     in->came = 1;
     lc_note_fertile(&g->members[in->peer]);
     if (!header->round)
-        learn_code(in, header->code);
+        learn_word(in, header->code);
     if (header->type == LC_PARITY) {
         parity_arrived(in, header, payload);
     } else if (lc_bit(in->arrived, header->packet)) {

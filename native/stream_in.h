@@ -14,8 +14,8 @@ void lc_in_take_into(lc_in *in, const lc_header *header, const uint8_t *payload)
 void lc_note_packet(lc_host *h, lc_path *p, const lc_header *header);
 /* Data of the group has come from the member, if only late: the link isn't dead. */
 void lc_note_fertile(lc_member *m);
-/* FIN says the code of the stream's parity. Returns 0 if it can't be. */
-int lc_in_learn(lc_in *in, uint64_t code);
+/* FIN says the stream's code word. Returns 0 if it can't be. */
+int lc_in_learn(lc_in *in, uint64_t word);
 /* Settles what has not arrived as missing; touches the operation. */
 void lc_give_up(lc_in *in, int cause);
 /* The sender knows what was given up; touches the operation. */

@@ -182,8 +182,6 @@ static uint16_t count_of(const lc_op_slot *s, uint32_t k) {
 static void protect(lc_out *out, uint32_t k, const uint8_t *payload, uint32_t bytes) {
     const lc_op_slot *s = out->slot;
     lc_encoder *e = s->encoder;
-    if (out->cursor == 1)
-        lc_choose(out);
     if (e->code && out->cursor > e->taken) {
         lc_encoder_add(e, s->op->gf, k, payload, bytes, s->packet_bytes, count_of(s, k));
         e->taken++;
@@ -201,6 +199,8 @@ static parcel next_data(lc_out *out) {
     lc_op_slot *s = out->slot;
     uint32_t k = next_packet(out), bytes = lc_payload_bytes(s, k);
     const uint8_t *payload = lc_payload(s, k);
+    if (!out->round && out->cursor == 1)
+        lc_choose(out);
     if (s->encoder && !out->round)
         protect(out, k, payload, bytes);
     return (parcel){payload, k, bytes, count_of(s, k)};
@@ -237,7 +237,7 @@ static void put_packet(lc_out *out, lc_run *run, uint64_t *contents, int eager, 
                    .round = out->round,
                    .format = op->call.dtype,
                    .encoding = op->call.encoding,
-                   .code = out->round ? 0 : out->code};
+                   .code = out->round ? 0 : lc_out_word(out)};
     struct iovec *v = &run->iov[2 * run->n_packets];
     lc_wire_put(v[0].iov_base, &h);
     v[0].iov_len = LC_HEADER_BYTES;

@@ -262,7 +262,7 @@ static void tick_late_fins(lc_host *h) {
                            .round = t->round,
                            .a = t->sent,
                            .b = p->tx_next,
-                           .d = t->code};
+                           .d = t->word};
             lc_tell_path(p, t->stream.group, &r);
             t->next_ns = backoff(h, p, t->tries++);
         }

@@ -67,7 +67,7 @@ typedef struct {
     uint8_t format;   /* lc_dtype */
     uint8_t round;    /* 0 for the first sending, then the repair round */
     uint8_t encoding; /* lc_encoding */
-    uint16_t code;    /* code word of the parity, in round 0; 0: there is none */
+    uint16_t code;    /* code word, in round 0 (sets.h) */
 } lc_header;
 
 /* What a header must say to be ours. */

@@ -148,9 +148,10 @@ class Options:
     max_missing: float | str = option(
         "none",
         share(LEAST_MISSING, "none"),
-        "Which share of the packets may be missing at the end of a lossy call: each path gets as "
-        "much parity as leaves no more, by the loss measured on it, unless `fec` is given. none: "
-        "what `fec` and `repair` say (parity.md).",
+        "Which share of the packets may be missing at the end of a lossy call: each path gets the "
+        "parity, or the rounds of resending where these are quicker, that leave no more, by what "
+        "is measured on it. `fec` and `repair` stay as they are given. none: they alone count "
+        "(parity.md).",
         agree=True,
         per_call=True,
     )
@@ -468,6 +469,11 @@ class Options:
         if missing >= 0 and not self.is_given("fec"):
             return sets.NO_PARITY, MOST_TO_MEET, missing
         return sets.code_of_share(self.fec), 0, missing
+
+    @property
+    def chooses_rounds(self) -> bool:
+        """Whether measured loss decides on the rounds of resending too."""
+        return not isinstance(self.max_missing, str) and not self.is_given("repair")
 
     @property
     def ports(self) -> tuple[int, int]:

@@ -101,6 +101,7 @@ class Delivery:
         code: Of parity; fitted to each stream.
         most_parity: Where what a path loses decides on parity, there are at most so many packets of
             it for 64. 0: it doesn't.
+        choose_rounds: The rounds are chosen by what a path loses; ``repair`` is 0.
         max_missing: Where something is chosen by what a path loses: which share may be missing.
             Below 0: a tenth of what is lost.
     """
@@ -109,6 +110,7 @@ class Delivery:
     repair: int = 0
     code: Code = NO_PARITY
     most_parity: int = 0
+    choose_rounds: bool = False
     max_missing: float = -1.0
 
 

@@ -25,8 +25,8 @@ Lost = Callable[[int, int, int, int, int], NDArray[np.bool_]]
 Needed = Callable[[int, int, int, int], NDArray[np.bool_]]
 """(sender, receiver, slot number at the receiver, number of packets) -> needed, per packet."""
 
-Codes = Callable[[int, int, int], Code]
-"""(sender, receiver, slot number at the receiver) -> the code of the stream's parity."""
+Chosen = Callable[[int, int, int], tuple[Code, int]]
+"""(sender, receiver, slot number at the receiver) -> the code and rounds of the stream."""
 
 
 @dataclass
@@ -84,7 +84,7 @@ def execute(
     divisor: float | None = None,
     needed: Needed | None = None,
     code: Code = NO_PARITY,
-    codes: Codes | None = None,
+    chosen: Chosen | None = None,
     encoding: str = "same",
 ) -> list[RankResult]:
     """Runs one collective on all ranks; docs/plans.md has the rules of missing packets.
@@ -106,7 +106,7 @@ def execute(
         divisor: What a WEIGHTED finish divides by; None: the world.
         needed: Says which packets of a stream are resent until they come.
         code: Of parity; fitted to each stream.
-        codes: Which code each stream has, where it was chosen by what its path loses.
+        chosen: What each stream has instead of ``code`` and ``rounds``, by what its path loses.
         encoding: How packets carry elements, one of plan.codec's.
 
     Returns:
@@ -118,7 +118,7 @@ def execute(
     _check_buffers(plans, inputs, outputs, wire_type(dtype))
     slots, streams = _joined(plans)
     ranks = _ranks(plans, inputs, outputs, codec_of(encoding, dtype), scale, weights, divisor)
-    delivery = _Delivery(lost, rounds, needed, code, codes)
+    delivery = _Delivery(lost, rounds, needed, code, chosen)
     values: dict[_Key, _Value] = {}
     for rank, number in _sorted(slots):
         slot = slots[rank, number]
@@ -141,7 +141,7 @@ class _Delivery:
     rounds: int | None
     needed: Needed | None
     code: Code
-    codes: Codes | None
+    chosen: Chosen | None
 
     def __post_init__(self) -> None:
         if self.rounds is not None and self.rounds < 0:
@@ -152,22 +152,25 @@ class _Delivery:
         how = level.delivery
         if how is None:
             return self
-        if how.most_parity and self.codes is None:
-            raise ValueError("most_parity is a limit on what was measured: wanted codes")
-        codes = self.codes if how.most_parity else None
-        return _Delivery(self.lost, None if how.reliable else how.repair, None, how.code, codes)
+        chooses = how.most_parity or how.choose_rounds
+        if chooses and self.chosen is None:
+            raise ValueError("the level leaves it to what was measured: wanted what was chosen")
+        chosen = self.chosen if chooses else None
+        return _Delivery(self.lost, None if how.reliable else how.repair, None, how.code, chosen)
 
     def arrived(self, stream: tuple[int, int, int], sent: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Which packets of (sender, receiver, slot) arrive. Those not ``sent`` were empty."""
         if self.rounds is None:
             return sent
         n_packets, void = len(sent), ~sent
-        code = self.codes(*stream) if self.codes else self.code.fitted(n_packets)
+        code, rounds = self.code.fitted(n_packets), self.rounds
+        if self.chosen:
+            code, rounds = self.chosen(*stream)
         shape = shape_of(code if sent.any() else NO_PARITY, n_packets)
         first = self.lost(*stream, n_packets + len(shape.of_parity), 0)
         gone, came = first[:n_packets], ~first[n_packets:]
         gone = gone & ~shape.recover(gone | void, void, came)
-        for round in range(1, self.rounds + 1):
+        for round in range(1, rounds + 1):
             if not gone.any():
                 break
             gone &= self.lost(*stream, n_packets, round)

@@ -113,11 +113,12 @@ SUMS = (
         "native:test_parity",
     ),
     mutation(
-        "half the parity that a loss asks for",
-        "native/fec.c",
-        "double want = LOG_KEPT / loss;",
-        "double want = 2 * LOG_KEPT / loss;",
-        "native:test_fec",
+        "rounds that were chosen not told",
+        "native/op.h",
+        "return lc_word(out->code, chosen ? out->rounds : 0);",
+        "return lc_word(out->code, chosen ? 0 : 0);",
+        f"{ENGINE}/test_parity.py::test_what_is_chosen_brings_back_what_the_reference_says"
+        "[None-0.003-loss=0.1,dup=0.05,reorder=0.1,seed=11]",
     ),
     mutation(
         "a set restored before enough of its rows have come",

@@ -97,6 +97,9 @@ def test_parity_is_chosen_to_meet_what_may_be_missing_unless_it_is_given() -> No
     assert Options(max_missing=0.03, fec=0.1).parity == (Code(64, 6), 0, 0.03)
     assert Options(max_missing=0.03, fec=0).parity == (Code(), 0, 0.03)
     assert Options(max_missing="none").parity == Options().parity == (Code(), 0, -1.0)
+    assert Options(max_missing=0.03).chooses_rounds
+    assert not Options(max_missing=0.03, repair=0).chooses_rounds
+    assert not Options().chooses_rounds
 
 
 def test_deadlines_must_be_in_order() -> None:

@@ -107,6 +107,7 @@ class Network:
         feedback: bool = False,
         code: sets.Code = sets.NO_PARITY,
         most_parity: int = 0,
+        choose_rounds: bool = False,
         max_missing: float = -1.0,
         encoding: str = "same",
     ) -> int:
@@ -129,6 +130,7 @@ class Network:
             feedback=feedback,
             code=code,
             most_parity=most_parity,
+            choose_rounds=choose_rounds,
             max_missing=max_missing,
             encoding=encoding,
         )

@@ -38,8 +38,9 @@ def call_of(key: CacheKey) -> EngineCall:
     """What the engine needs besides a plan, without buffers."""
     options = key.options
     reliable = options.delivery == "reliable"
-    repair = 0 if reliable else options.repair
+    repair = 0 if reliable or options.chooses_rounds else options.repair
     code, most_parity, missing = (NO_PARITY, 0, -1.0) if reliable else options.parity
+    chooses_rounds = not reliable and options.chooses_rounds
     plan = key.encoded.plan.signature
     encoding = ENCODINGS.index(key.encoding)
     return EngineCall(
@@ -56,6 +57,7 @@ def call_of(key: CacheKey) -> EngineCall:
             code.number,
             most_parity,
             _bits(missing),
+            chooses_rounds,
             encoding,
         ),
         timeout=key.timeout,
@@ -63,6 +65,7 @@ def call_of(key: CacheKey) -> EngineCall:
         repair=repair,
         code=code,
         most_parity=most_parity,
+        choose_rounds=chooses_rounds,
         max_missing=missing,
         encoding=key.encoding,
         notify=key.notify,

@@ -79,16 +79,15 @@ class EngineCall:
 
     ``input`` and ``output`` are addresses, ``timeout`` is in seconds, ``signature`` 64 bits that
     are equal on ranks that mean the same. ``reliable``, ``repair``, ``code``, ``most_parity``,
-    ``max_missing`` (see plan.Delivery), ``selective`` and ``feedback`` are for those levels of the
-    plan that name no delivery. ``notify``: the group's completions name the ticket.
-    ``waits``: the caller waits for it at once, and its first :meth:`EngineGroup.wait` does the
-    engine's work, as long as packets come (a tenth of a second at most); not with ``notify``.
-    ``weights``, by rank: what contributions are multiplied by (empty: 1), in plans whose finish is
-    WEIGHTED, which divide by ``divisor``. ``selective``: receivers may need single packets, which
-    are resent until they come; ``needed`` says which this rank needs, a byte for each packet of
-    each copy that comes from a peer, in the plan's order (empty: none). ``feedback``: receivers
-    tell senders what they have given up. ``encoding``: how packets carry the elements, one of
-    plan.codec's.
+    ``choose_rounds``, ``max_missing`` (see plan.Delivery), ``selective`` and ``feedback`` are for
+    those levels of the plan that name no delivery. ``notify``: the group's completions name the
+    ticket. ``waits``: the caller waits for it at once, and its first :meth:`EngineGroup.wait` does
+    the engine's work, as long as packets come; not with ``notify``.
+    ``weights``, by rank: what contributions are multiplied by (empty: 1), where plans' finish is
+    WEIGHTED, which divides by ``divisor``. ``selective``: receivers may need single packets, which
+    are resent until they come; ``needed``: which this rank needs, a byte for each packet of each
+    copy from a peer, in the plan's order (empty: none). ``feedback``: receivers tell senders what
+    they have given up. ``encoding``: how packets carry the elements, one of plan.codec's.
     """
 
     input: int
@@ -109,6 +108,7 @@ class EngineCall:
     needed: bytes = b""
     code: sets.Code = sets.NO_PARITY
     most_parity: int = 0
+    choose_rounds: bool = False
     max_missing: float = -1.0
     encoding: str = "same"
 
@@ -137,10 +137,10 @@ class Ready:
             to.selective = level.delivery is None and call.selective
             to.feedback = level.delivery is None and call.feedback
             how = level.delivery or call
-            to.reliable = how.reliable
-            to.repair = how.repair
+            to.reliable, to.repair = how.reliable, how.repair
             to.code, to.most, to.max_missing = how.code.number, how.most_parity, how.max_missing
-            to.choose = lib.LC_CHOOSE_PARITY if how.most_parity else 0
+            to.choose = bool(how.most_parity) * lib.LC_CHOOSE_PARITY
+            to.choose |= how.choose_rounds * lib.LC_CHOOSE_ROUNDS
         c.notify = call.notify
         c.waits = call.waits
         c.lingers = call.lingers

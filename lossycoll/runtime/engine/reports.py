@@ -94,12 +94,14 @@ class Stream:
     the operation was submitted; 0 if none did. ``gap_ns``: the longest silence between two.
     ``settled_ns``: when what had not come of all ``packets`` was given up, for ``cause``, or the
     last one came; 0 in an operation that failed before. ``slot``: its number at this rank.
-    ``code``: of its parity (plan.sets.code_of), as far as is known; 0 for none.
+    ``code``: of its parity (plan.sets.code_of), as far as is known; 0 for none. ``rounds``: of
+    resending, unless the level is reliable.
     """
 
     slot: int
     peer: int
     code: int
+    rounds: int
     packets: int
     arrived: int
     first_ns: int

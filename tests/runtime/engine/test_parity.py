@@ -99,25 +99,33 @@ def test_senders_learn_what_parity_could_not_bring_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("repair", "max_missing", "loss"), [(0, 0.01, BURSTY), (1, 0.003, BAD), (0, 0.0, SINGLE)]
+    ("repair", "max_missing", "loss"),
+    [
+        (0, 0.01, BURSTY),
+        (1, 0.003, BAD),
+        (None, 0.003, BAD),
+        (None, 0.01, BURSTY),
+        (0, 0.0, SINGLE),
+    ],
 )
 def test_what_is_chosen_brings_back_what_the_reference_says(
-    repair: int, max_missing: float, loss: str
+    repair: int | None, max_missing: float, loss: str
 ) -> None:
-    """Each stream has the code that its sender has chosen."""
+    """Each stream has the code that its sender has chosen, and, without ``repair``, the rounds."""
     count, seen, recovered = 200 * PAYLOAD // 4, set(), 0
     rng = np.random.default_rng(3)
-    how = {"repair": repair, "most_parity": 64, "max_missing": max_missing}
+    how: dict[str, Any] = {"most_parity": 64, "max_missing": max_missing}
+    how |= {"choose_rounds": True} if repair is None else {"repair": repair}
     with Network(3, PAYLOAD, inject=loss) as network:
         for op in range(8):
             plans = [transpose.all_reduce(3, r, count, PAYLOAD // 4) for r in range(3)]
             data = [elements("f32", count, rng) for _ in range(3)]
             want_out = [array.copy() for array in data]
-            codes: dict[tuple[int, int, int], Code] = {}
+            means: dict[tuple[int, int, int], tuple[Code, int]] = {}
 
-            def note(rank: int, ticket: int, codes: dict[Any, Code] = codes) -> None:
+            def note(rank: int, ticket: int, means: dict[Any, Any] = means) -> None:
                 for stream in network.engines[rank].streams(ticket):
-                    codes[stream.peer, rank, stream.slot] = code_of(stream.code)
+                    means[stream.peer, rank, stream.slot] = (code_of(stream.code), stream.rounds)
 
             tickets = [
                 network.submit(r, plans[r], (data[r], data[r]), "f32", 3.0, **how) for r in range(3)
@@ -130,16 +138,16 @@ def test_what_is_chosen_brings_back_what_the_reference_says(
                 "f32",
                 3.0,
                 partial(faults.lost, faults.parse(loss), GROUP, op),
-                repair,
-                codes=lambda sender, receiver, slot, codes=codes: codes[sender, receiver, slot],
+                0,
+                chosen=lambda sender, receiver, slot, means=means: means[sender, receiver, slot],
             )
             for r in range(3):
-                assert_report(ended[r], want[r], plans[r], f"rank {r}, operation {op}, {codes}")
-                assert_close(data[r], want_out[r], "f32", f"rank {r}, operation {op}, {codes}")
+                assert_report(ended[r], want[r], plans[r], f"rank {r}, operation {op}, {means}")
+                assert_close(data[r], want_out[r], "f32", f"rank {r}, operation {op}, {means}")
                 recovered += ended[r].report.packets_recovered
-            seen |= set(codes.values())
+            seen |= set(means.values())
     assert len(seen) > 1
-    assert repair or max(code.rows for code in seen) > 2
+    assert max(code.rows + 2 * rounds for code, rounds in seen) > 2
     assert recovered > 0
 
 

@@ -403,7 +403,7 @@ def test_parity_keeps_to_the_share_that_may_be_missing_and_nothing_is_resent(
         assert (before, asked, least, after) == ("none", MAX_MISSING, 0.003, "none")
         assert written == "none"  # whoever gave the group a repair has said what is to be done
         assert packets_resent == 0
-        assert missing < 0.05  # of 0.3
+        assert missing < 0.12  # of 0.3, in 32 sets that come back whole or not at all
 
 
 # ---- steps that are skipped ----

@@ -18,12 +18,17 @@ VARIANTS = ("lossy", "repair", "reliable", "gloo", "gloo-bbr")
 """Lossy with nothing resent, with one round of resending, all resent; torch's gloo over TCP with
 the kernel's cubic, and with bbr."""
 
+METHODS = ("ddp+driftbound", "sharded")
+"""Training methods whose steps are measured, with their defaults."""
+WHAT = {"step": " DDP step", **{name: f" {name} step" for name in METHODS}}
+
 
 @dataclass(frozen=True)
 class Cell(Piece):
     """One network and one size. ``rtt_ms`` without queues; ``loss`` in bursts of ``burst``.
 
-    ``what``: "all-reduce" of ``mib``, or "step" of DDP with so many MiB of gradients.
+    ``what``: "all-reduce" of ``mib``, "step" of DDP with so many MiB of gradients, or a whole step
+    of one of METHODS.
     """
 
     hosts: int
@@ -53,11 +58,14 @@ class Cell(Piece):
     def name(self) -> str:
         loss = f"{self.loss:.1%}" + (f" in {self.burst:g}" if self.burst > 1 else "")
         path = f"{self.hosts} hosts, {self.mbit:g} Mbit/s, {self.rtt_ms:g} ms"
-        return f"{path}, {loss}, {self.mib:.3g} MiB" + (" DDP step" if self.what == "step" else "")
+        return f"{path}, {loss}, {self.mib:.3g} MiB" + WHAT.get(self.what, "")
 
 
 def variants(cell: Cell) -> tuple[str, ...]:
-    """Those that this kernel has, and that end within ``LONGEST_SECONDS`` seconds or so."""
+    """Those that this kernel has, and that end within ``LONGEST_SECONDS`` seconds or so. A method
+    says by itself what is sent again, and only the backend loses anything."""
+    if cell.what in METHODS:
+        return VARIANTS[:1]
     absent = set() if "bbr" in tcp.controls() else {"gloo-bbr"}
     if cubic_seconds(cell) > LONGEST_SECONDS:
         absent.add("gloo")
@@ -90,3 +98,7 @@ def cells() -> Iterator[Cell]:
                 for mib in (25.0, 4.0):
                     yield Cell(hosts, mbit, rtt_ms, loss, burst, mib)
                 yield Cell(hosts, mbit, rtt_ms, loss, burst, gradient_mib(), "step")
+    for hosts, mbit in ((8, 100.0), (4, 1000.0)):
+        for loss in (0.01, 0.05):
+            for what in METHODS:
+                yield Cell(hosts, mbit, 20.0, loss, 1.0, gradient_mib(), what)

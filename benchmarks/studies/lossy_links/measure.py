@@ -28,7 +28,9 @@ def rounds_of(lossy: int | None) -> dict[str, int]:
 def measure(group: Sequence[Cell], options: argparse.Namespace) -> list[dict[str, Any]]:
     """Measures cells of one network. Raises LossyError where a rank fails."""
     config = {
-        "what": [("step" if cell.what == "step" else cell.mib, variants(cell)) for cell in group],
+        "what": [
+            (cell.mib if cell.what == "all-reduce" else cell.what, variants(cell)) for cell in group
+        ],
         "rounds": rounds_of(options.rounds),
     }
     with tempfile.TemporaryDirectory() as folder, Lab(group[0].network) as lab:

@@ -1,8 +1,9 @@
 """One host of the benchmark: ``python -m benchmarks.studies.lossy_links.rank CONFIG OUT``.
 
-CONFIG is JSON: rounds of each variant, and what is timed (a size in MiB, or "step" for a step of
-DDP) in which variants. They take turns, and the order turns around each time. OUT gets when this
-rank began and ended, by the clock that all hosts of a laboratory share, and what was missing.
+CONFIG is JSON: rounds of each variant, and what is timed (a size in MiB, "step" for a step of DDP,
+or a training method's name) in which variants. They take turns, and the order turns around each
+time. OUT gets when this rank began and ended, by the clock that all hosts of a laboratory share,
+and what was missing.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import lossycoll
 from benchmarks.common.rank_kit import agreed, tcp_group
+from lossycoll.cli.demo.methods import methods
 from lossycoll.cli.demo.model import VOCABULARY, ByteGPT, next_byte_loss
+from lossycoll.cli.demo.worker import ADAMW
 
 SCOPES: dict[str, Any] = {
     "lossy": lambda: lossycoll.lossy(repair=0),
@@ -46,7 +49,7 @@ def main() -> None:
     groups = {name: tcp_group(CONTROL[name]) for name in sorted(used) if name in CONTROL}
     out = []
     for what, variants in config["what"]:
-        work = ddp_steps(groups) if what == "step" else all_reduces(what, groups)
+        work = work_of(what, groups)
         out.append(measure(work, variants, config["rounds"], groups))
         del work
         gc.collect()  # DDP is part of a reference cycle, and holds the group
@@ -56,6 +59,27 @@ def main() -> None:
 
 Work = Callable[[str], None]
 """What is timed, done in one of the variants."""
+
+
+def work_of(what: str | float, groups: dict[str, dist.ProcessGroup]) -> Work:
+    if isinstance(what, float):
+        return all_reduces(what, groups)
+    return ddp_steps(groups) if what == "step" else method_steps(what)
+
+
+def method_steps(name: str) -> Work:
+    """Whole steps of a training method, with its defaults."""
+    (method,) = (method for method in methods() if method.name == name)
+    model = ByteGPT(LAYERS, WIDTH, CONTEXT)
+    prepared = method.prepare(model, torch.optim.AdamW, ADAMW)
+    tokens = torch.randint(VOCABULARY, (BATCH, CONTEXT + 1))
+
+    def work(variant: str) -> None:
+        prepared.optimizer.zero_grad()
+        next_byte_loss(prepared.forward(tokens[:, :-1]), tokens[:, 1:]).backward()
+        prepared.optimizer.step()
+
+    return work
 
 
 def all_reduces(mib: float, groups: dict[str, dist.ProcessGroup]) -> Work:

@@ -52,12 +52,12 @@ def table(entries: Sequence[Result]) -> str:
                 f"{ms['lossy'] / (1e3 * cell.limit):.2f}",
                 f"{1e3 * max(after_start(entry, 'lossy')) / ms['lossy']:.2f}",
                 f"{entry.figures['missing']['lossy']:.2%}",
-                f"{ms['repair']:.0f}",
-                f"{ms['reliable']:.0f}",
+                f"{ms['repair']:.0f}" if "repair" in ms else "-",
+                f"{ms['reliable']:.0f}" if "reliable" in ms else "-",
                 f"{ms['gloo']:.0f}" if "gloo" in ms else "-",
                 f"{ms['gloo-bbr']:.0f}" if "gloo-bbr" in ms else "-",
                 f"{gloo / ms['lossy']:.1f}x" if gloo else "-",
-                f"{gloo / ms['reliable']:.1f}x" if gloo else "-",
+                f"{gloo / ms['reliable']:.1f}x" if gloo and "reliable" in ms else "-",
             ]
         )
     return markdown(head, rows)

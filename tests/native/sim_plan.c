@@ -286,6 +286,13 @@ static void make_tables(sim_op *op, uint16_t ranks, uint64_t *r) {
     }
 }
 
+/* Where the loss decides on parity, and on rounds that nobody has fixed. */
+static uint8_t some_choice(uint8_t most, int fixed) {
+    if (!most)
+        return 0;
+    return (uint8_t)(LC_CHOOSE_PARITY | (most % 2 && !fixed ? LC_CHOOSE_ROUNDS : 0));
+}
+
 /* What may be missing, where the loss decides on parity. */
 static float some_dial(uint8_t most) {
     static const float dials[] = {-1, 0, 0.003f, 0.01f, 0.1f, 1};
@@ -311,7 +318,7 @@ static void make_levels(sim_op *op, const sim_scenario *s, uint64_t *r) {
                                        .repair = op->repair,
                                        .selective = op->selective,
                                        .feedback = op->feedback,
-                                       .choose = op->most ? LC_CHOOSE_PARITY : 0,
+                                       .choose = some_choice(op->most, op->reliable || op->repair),
                                        .most = op->most,
                                        .max_missing = some_dial(op->most),
                                        .code = op->code};
@@ -330,7 +337,7 @@ static void make_levels(sim_op *op, const sim_scenario *s, uint64_t *r) {
         /* Limits differ from level to level. */
         if (l->code && s->fec == 2 && sim_mix(op->seed + (uint64_t)i) % 2) {
             l->most = (uint8_t)(1 + l->code % 64);
-            l->choose = LC_CHOOSE_PARITY;
+            l->choose = some_choice(l->most, l->reliable || l->repair);
             l->max_missing = some_dial(l->most);
             l->code = 0;
         }

@@ -5,8 +5,8 @@
 /* How many packets the loss is averaged over. The long average is the estimate; the short one only
  * says that loss has begun, when it is above the long one by more than chance. */
 static const double LONG = 8192, SHORT = 1024;
-/* Packets that must be lost before their share is believed as it is, of so many sent at least. Of
- * fewer, so many that came are added: the first one lost isn't the measure of all. */
+/* Packets that must be lost before their share is believed, of so many sent at least. Of fewer, it
+ * is of more: the first one lost isn't the measure of all. */
 static const double SURE = 8, SURE_SENT = 128, UNSURE_SENT = 256;
 static const int32_t MOST_AT_ONCE = 1 << 20; /* packets of one acknowledgement */
 
@@ -61,11 +61,7 @@ void lc_loss_told(lc_loss *loss, uint32_t sent, uint32_t taken, uint32_t runs) {
 }
 
 static double share(double lost, double sent) {
-    if (lost <= 0)
-        return 0;
-    if (lost < SURE)
-        return lost / (sent + UNSURE_SENT);
-    return lost / (sent > SURE_SENT ? sent : SURE_SENT);
+    return lost > 0 ? lost / fmax(sent, lost < SURE ? UNSURE_SENT : SURE_SENT) : 0;
 }
 
 double lc_loss_share(const lc_loss *loss) {

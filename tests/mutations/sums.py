@@ -121,6 +121,13 @@ SUMS = (
         "[None-0.003-loss=0.1,dup=0.05,reorder=0.1,seed=11]",
     ),
     mutation(
+        "parity for single losses where they come in runs",
+        "native/choice.c",
+        "lc_loss_burst(&p->loss),",
+        "1,",
+        "native:test_dial",
+    ),
+    mutation(
         "a set restored before enough of its rows have come",
         "native/parity.h",
         "return d->left[set] && d->n_rows[set] >= d->left[set];",

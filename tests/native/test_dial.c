@@ -135,21 +135,33 @@ static void test_nothing_to_do(const found *without) {
 
 /* Parity brings back what may not be missing, at a price that theory knows: no packet is sent
  * again, and the stream takes longer by its parity alone. */
-static void test_parity(const found *without, double loss, double slower, double parity) {
-    const way w = {.loss = loss, .burst = 1, .max_missing = 0.01};
+static void test_parity(const found *without, double loss, double burst, double slower,
+                        double parity) {
+    const way w = {.loss = loss, .burst = burst, .max_missing = 0.01};
     found f = run(&w);
     CHECK(f.resent == 0 && f.parity > 0);
     CHECK_AT(f.seconds < slower * without->seconds, "%g: %f and %f s", loss, f.seconds,
              without->seconds);
-    CHECK_AT(f.missing < 0.015, "%g: %f are missing", loss, f.missing);
-    CHECK_AT(f.parity < parity, "%g: parity is %f", loss, f.parity);
+    CHECK_AT(f.missing < 0.015, "%g in %g: %f are missing", loss, burst, f.missing);
+    CHECK_AT(f.parity < parity, "%g in %g: parity is %f", loss, burst, f.parity);
+}
+
+/* Runs about as long as a window has sets take several packets of a set at once. */
+static void test_runs(void) {
+    const way single = {.loss = 0.1, .burst = 1, .max_missing = 0.01};
+    const way runs = {.loss = 0.1, .burst = 8, .max_missing = 0.01};
+    found a = run(&single), b = run(&runs);
+    CHECK_AT(b.parity > 1.1 * a.parity, "parity is %f, and %f for runs", a.parity, b.parity);
+    CHECK_AT(b.missing < 0.04, "%f are missing", b.missing);
 }
 
 int main(void) {
     const way none = {.burst = 1, .max_missing = 0.01};
     found without = run(&none);
     test_nothing_to_do(&without);
-    test_parity(&without, 0.05, 1.15, 0.1);
-    test_parity(&without, 0.2, 1.4, 0.42);
+    test_parity(&without, 0.05, 1, 1.15, 0.1);
+    test_parity(&without, 0.2, 1, 1.4, 0.42);
+    test_parity(&without, 0.2, 4, 1.5, 0.5);
+    test_runs();
     return check_result("dial");
 }

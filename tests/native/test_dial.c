@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PAYLOAD = 1448, EACH = PAYLOAD / 4, PACKETS = 2897, WARM = 6, TIMES = 6 };
+enum { PAYLOAD = 1448, EACH = PAYLOAD / 4, PACKETS = 2897, WARM = 5, TIMES = 4 };
 
 static const uint64_t MS = 1000000;
 static const double RATE = 125e6;

@@ -72,7 +72,8 @@ typedef struct lc_out {
     uint32_t sent;   /* packets of this round */
     uint32_t due;    /* windows whose parity has been sent, */
     uint32_t parity; /* and parity packets of the next one */
-    uint32_t again_left; /* bits in again */
+    uint32_t again_left; /* bits in again; 0 once it is given up. Never more than there are: who
+                            looks for the next bit looks until it is found */
     uint32_t n_told;     /* bits in told */
     uint16_t peer;
     uint16_t number; /* of the slot at the peer */

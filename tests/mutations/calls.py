@@ -120,6 +120,13 @@ CALLS = (
         "tests/runtime/core/test_call.py::"
         "test_a_result_may_come_before_the_end_and_memory_is_kept_until_then",
     ),
+    mutation(
+        "what was given up counts as to be resent",
+        "native/control_in.c",
+        "            out->again_left += r->kind == LC_R_NACK;\n",
+        "            out->again_left++;\n",
+        "native:test_sim",
+    ),
     # ---- lingering ----
     mutation(
         "what lingers is sent from the caller's memory",

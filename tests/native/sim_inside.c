@@ -62,19 +62,57 @@ static const char *check_mail(const lc_group *g, totals *of_host) {
     return NULL;
 }
 
+/* ---- streams ---- */
+
+static uint32_t count_bits(const uint64_t *bits, uint32_t n) {
+    uint32_t found = 0;
+    for (uint32_t k = 0; k < n && bits; k++)
+        found += (uint32_t)lc_bit(bits, k);
+    return found;
+}
+
+static int keeps_open(const lc_out *out) {
+    int asks = out->state == LC_OUT_SENT && lc_resends(out->slot->level, out->rounds);
+    return !out->suspended && (out->state == LC_OUT_OPEN || asks);
+}
+
+static const char *check_operation(const lc_op *op) {
+    uint32_t open = 0, unsettled = 0;
+    for (uint32_t i = 0; i < op->n_slots; i++) {
+        const lc_op_slot *s = &op->slots[i];
+        unsettled += !s->at_once && s->n_ready + s->n_void < s->n_packets;
+        for (uint32_t j = 0; j < s->desc.n_dests; j++) {
+            const lc_out *out = &s->outs[j];
+            open += (uint32_t)keeps_open(out);
+            if (out->again_left != (out->given_up ? 0 : count_bits(out->again, s->n_packets)))
+                return "packets to be resent";
+            if (out->n_told != count_bits(out->told, s->n_packets))
+                return "packets that NACKs have spoken of";
+        }
+    }
+    if (open != op->outs_open)
+        return "streams that keep an operation open";
+    return unsettled != op->slots_unsettled ? "slots that wait for sources" : NULL;
+}
+
 /* ---- operations ---- */
 
 static const char *check_group(const lc_group *g, totals *t) {
     uint32_t active = 0, lingering = 0;
     uint64_t bytes = 0;
+    const char *wrong = NULL;
     for (uint32_t i = 0; i < LC_OPS; i++) {
         const lc_op *op = g->table[i];
         active += op != NULL;
+        if (op && !wrong)
+            wrong = check_operation(op);
         if (!op || !op->lingers)
             continue;
         lingering++;
         bytes += op->copy_bytes;
     }
+    if (wrong)
+        return wrong;
     t->operations += active;
     t->lingering += lingering;
     if (active != g->active)

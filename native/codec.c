@@ -10,7 +10,9 @@ static size_t same_bytes(const lc_codec *c, size_t n) {
     return n * c->element_bytes;
 }
 
-static void same_encode(const lc_codec *c, void *dst, const void *src, size_t n, uint64_t seed) {
+static void same_encode(const lc_codec *c, void *dst, const void *src, size_t n, double factor,
+                        uint64_t seed) {
+    (void)factor; /* 1: what lies in memory as it travels is divided there */
     (void)seed;
     memcpy(dst, src, n * c->element_bytes);
 }
@@ -43,9 +45,10 @@ static size_t narrow_bytes(const lc_codec *c, size_t n) {
     return n * c->wire->element_bytes;
 }
 
-static void narrow_encode(const lc_codec *c, void *dst, const void *src, size_t n, uint64_t seed) {
+static void narrow_encode(const lc_codec *c, void *dst, const void *src, size_t n, double factor,
+                          uint64_t seed) {
     (void)seed;
-    c->wire->finish(dst, src, n, 1.0);
+    c->wire->finish(dst, src, n, factor);
 }
 
 static void narrow_decode(const lc_codec *c, void *dst, const void *src, size_t n) {
@@ -127,6 +130,8 @@ int lc_codec_make(lc_codec *c, int encoding, int dtype, int simd) {
         return 0;
     c->encoding = (uint8_t)encoding;
     c->dtype = (uint8_t)dtype;
+    c->holds_divided = dtype == LC_F16;
+    c->divides = c->holds_divided || encoding == LC_ENCODING_F16;
     return 1;
 }
 
@@ -159,7 +164,7 @@ int lc_encode(int encoding, int dtype, int simd, void *dst, const void *src, uin
     lc_codec c;
     if (!lc_codec_make(&c, encoding, dtype, simd))
         return LC_E_ARGUMENT;
-    c.encode(&c, dst, src, n, seed);
+    c.encode(&c, dst, src, n, 1.0, seed);
     return LC_OK;
 }
 

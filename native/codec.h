@@ -20,6 +20,8 @@ struct lc_codec {
     uint8_t encoding;       /* lc_encoding */
     uint8_t dtype;          /* lc_dtype of the buffers' elements */
     uint8_t same;           /* an element in a packet is an element in memory: nothing to encode */
+    uint8_t divides;        /* partial sums travel divided (lc_partial_divisor), */
+    uint8_t holds_divided;  /* and lie so in memory: its elements are of the type that travels */
     uint32_t element_bytes; /* in buffers */
     uint32_t acc_bytes;     /* of one accumulator */
     const lc_kernels *sums; /* of dtype: what finishes a sum. NULL for LC_BYTES */
@@ -27,8 +29,9 @@ struct lc_codec {
 
     /* Bytes of n elements in one packet; grows with n. */
     size_t (*wire_bytes)(const lc_codec *c, size_t n);
-    /* seed: of the packet's name; for codecs that round at random. */
-    void (*encode)(const lc_codec *c, void *dst, const void *src, size_t n, uint64_t seed);
+    /* Of src * factor. seed: of the packet's name; for codecs that round at random. */
+    void (*encode)(const lc_codec *c, void *dst, const void *src, size_t n, double factor,
+                   uint64_t seed);
     void (*decode)(const lc_codec *c, void *dst, const void *src, size_t n);
     /* Sums, with x as it stands in a packet; lc_kernels says what each does. own is of dtype.
      * NULL for LC_BYTES. */
@@ -41,6 +44,19 @@ struct lc_codec {
 
 /* Returns whether elements of this type can be encoded in this way; *codec is valid only then. */
 int lc_codec_make(lc_codec *codec, int encoding, int dtype, int simd);
+/* By what a partial sum of so many contributions is divided on its way. A sum may exceed what
+ * float16 holds although each contribution fits: divided, it is no larger than the largest of them.
+ * A power of two rounds nothing. */
+static inline double lc_partial_divisor(const lc_codec *codec, uint32_t weight) {
+    uint32_t divisor = 1;
+    while (codec->divides && divisor < weight)
+        divisor *= 2;
+    return divisor;
+}
+/* The same for a partial sum in memory. */
+static inline double lc_held_divisor(const lc_codec *codec, uint32_t weight) {
+    return codec->holds_divided ? lc_partial_divisor(codec, weight) : 1.0;
+}
 /* The most elements that fit into a packet's payload. */
 uint32_t lc_codec_elements(const lc_codec *codec, uint16_t payload_bytes);
 

@@ -6,12 +6,14 @@
 
 #include "payload.h"
 
-/* own: NULL where there is none, or where the slot that feeds has not given it yet. */
+/* own: NULL where there is none, or where the slot that feeds has not given it yet. What it has
+ * been divided by is own_factor. */
 typedef struct {
     uint8_t *value, *acc;
     const uint8_t *own;
     uint32_t own_weight;
     uint32_t n;
+    double own_factor;
 } piece;
 
 static uint32_t own_weight(const lc_op_slot *s, uint32_t k) {
@@ -25,8 +27,13 @@ static piece piece_of(const lc_op_slot *s, uint32_t k) {
     size_t at = (size_t)k * s->level->elements_per_packet;
     size_t acc_bytes = s->acc == s->value ? op->element_bytes : op->acc_bytes;
     uint32_t weight = own_weight(s, k);
-    return (piece){s->value + at * op->element_bytes, s->acc + at * acc_bytes,
-                   weight ? s->own + at * op->element_bytes : NULL, weight, lc_slot_elements(s, k)};
+    int partial = s->feeder && lc_is_partial(s->feeder);
+    return (piece){s->value + at * op->element_bytes,
+                   s->acc + at * acc_bytes,
+                   weight ? s->own + at * op->element_bytes : NULL,
+                   weight,
+                   lc_slot_elements(s, k),
+                   partial ? lc_held_divisor(&op->codec, weight) : 1.0};
 }
 
 /* The weight of packet k with the own contribution. Honest ones fit the group, as all contributions
@@ -50,7 +57,8 @@ static void finish_partial(lc_op_slot *s, uint32_t k, piece p) {
         if (p.own && p.own != p.value)
             memcpy(p.value, p.own, (size_t)p.n * op->element_bytes);
     } else if (s->acc != s->value) {
-        op->codec.sums->finish(p.value, p.acc, p.n, 1.0);
+        double divisor = lc_held_divisor(&op->codec, whole_weight(s, k, p));
+        op->codec.sums->finish(p.value, p.acc, p.n, 1.0 / divisor);
     }
     s->count[k] = (uint16_t)whole_weight(s, k, p);
 }
@@ -70,7 +78,7 @@ static void finish_mean(lc_op_slot *s, uint32_t k, piece p) {
         return;
     double factor = factor_of(s, total);
     if (arrived == 0)
-        op->codec.sums->blend(p.value, p.own, factor, NULL, 0, p.n);
+        op->codec.sums->blend(p.value, p.own, p.own_factor * factor, NULL, 0, p.n);
     else if (factor != 1.0 || s->acc != s->value)
         op->codec.sums->finish(p.value, p.acc, p.n, factor);
     count_contributions(op, total);
@@ -90,12 +98,12 @@ static void finish_stratified(lc_op_slot *s, uint32_t k, piece p) {
     double full = s->desc.full_weight ? s->desc.full_weight : sources + 1;
     double scale = op->call.scale;
     if (others > 0 && p.own) {
-        op->codec.sums->blend(p.value, p.own, scale / full, p.acc,
+        op->codec.sums->blend(p.value, p.own, p.own_factor * scale / full, p.acc,
                               scale * sources / (full * others), p.n);
     } else if (others > 0) {
         op->codec.sums->finish(p.value, p.acc, p.n, scale * sources / (full * others));
     } else if (p.own) {
-        op->codec.sums->blend(p.value, p.own, scale / p.own_weight, NULL, 0, p.n);
+        op->codec.sums->blend(p.value, p.own, p.own_factor * scale / p.own_weight, NULL, 0, p.n);
     }
     s->count[k] = (uint16_t)whole_weight(s, k, p);
     if (s->count[k] == 0)
@@ -166,7 +174,7 @@ static void feed(lc_op_slot *s, uint32_t k) {
         lc_bit_set(s->fed, k);
         piece p = piece_of(s, k);
         if (s->count[k] && s->desc.finish != LC_FINISH_STRATIFIED)
-            s->op->codec.sums->add(p.acc, p.own, p.n);
+            s->op->codec.sums->add_weighted(p.acc, p.own, p.own_factor, p.n);
     }
     lc_source_settled(s, k);
 }
@@ -225,20 +233,34 @@ void lc_source_settled(lc_op_slot *s, uint32_t k) {
         packet_ready(s, k);
 }
 
+static void add_payload(const lc_op_slot *s, piece p, uint32_t there, const uint8_t *payload,
+                        double factor) {
+    const lc_codec *c = &s->op->codec;
+    const uint8_t *own = s->desc.finish == LC_FINISH_STRATIFIED ? NULL : p.own;
+    int first = there == 0;
+    if (first && own && p.own_factor != 1.0) {
+        c->sums->first_weighted(p.acc, NULL, own, p.own_factor, p.n);
+        first = 0;
+    }
+    if (first && factor != 1.0)
+        c->first_weighted(c, p.acc, own, payload, factor, p.n);
+    else if (first)
+        c->first(c, p.acc, own, payload, p.n);
+    else if (factor != 1.0)
+        c->add_weighted(c, p.acc, payload, factor, p.n);
+    else
+        c->add(c, p.acc, payload, p.n);
+}
+
 void lc_combine(lc_op_slot *s, uint16_t peer, const lc_header *h, const uint8_t *payload) {
     const lc_op *op = s->op;
     uint32_t k = h->packet;
-    piece p = piece_of(s, k);
-    const uint8_t *own = s->desc.finish == LC_FINISH_STRATIFIED ? NULL : p.own;
-    if (s->desc.combine == LC_COPY)
+    if (s->desc.combine == LC_COPY) {
         lc_payload_store(s, k, payload);
-    else if (op->weights && s->count[k])
-        op->codec.add_weighted(&op->codec, p.acc, payload, op->weights[peer], p.n);
-    else if (op->weights)
-        op->codec.first_weighted(&op->codec, p.acc, own, payload, op->weights[peer], p.n);
-    else if (s->count[k])
-        op->codec.add(&op->codec, p.acc, payload, p.n);
-    else
-        op->codec.first(&op->codec, p.acc, own, payload, p.n);
+    } else {
+        double weight = op->weights ? op->weights[peer] : 1.0;
+        double factor = weight * lc_partial_divisor(&op->codec, h->count);
+        add_payload(s, piece_of(s, k), s->count[k], payload, factor);
+    }
     s->count[k] = (uint16_t)(s->count[k] + h->count);
 }

@@ -185,6 +185,13 @@ lc_in *lc_op_in(lc_op *op, uint16_t number, uint16_t peer);
 /* The stream to a slot number at a peer, or NULL. */
 lc_out *lc_op_out(lc_op *op, uint16_t number, uint16_t peer);
 
+/* Whether a slot's result is a partial sum, to be added to others. */
+static inline int lc_is_partial(const lc_op_slot *s) {
+    while (s->desc.combine == LC_COPY && s->feeder)
+        s = s->feeder;
+    return s->desc.combine == LC_ADD && s->desc.finish == LC_FINISH_NONE;
+}
+
 static inline uint32_t lc_words(uint32_t bits) {
     return (bits + 63) / 64;
 }

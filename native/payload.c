@@ -12,14 +12,17 @@ uint32_t lc_payload_bytes(const lc_op_slot *s, uint32_t k) {
     return (uint32_t)c->wire_bytes(c, lc_slot_elements(s, k));
 }
 
-/* Replicas are equal to the bit only if who sends a part of the result keeps what it has sent. */
+/* Replicas are equal to the bit only if who sends a part of the result keeps what it has sent. A
+ * partial sum is no part of it. */
 static void encode(lc_op_slot *s, uint32_t k) {
     const lc_codec *c = &s->op->codec;
     uint8_t *bytes = s->encoded + (size_t)k * s->packet_bytes;
     uint8_t *elements = elements_of(s, k);
     uint32_t n = lc_slot_elements(s, k);
-    c->encode(c, bytes, elements, n, 0); /* no codec rounds at random yet */
-    if (s->desc.target == LC_TARGET_OUT)
+    int partial = lc_is_partial(s);
+    double factor = partial ? 1.0 / lc_partial_divisor(c, s->count[k]) : 1.0;
+    c->encode(c, bytes, elements, n, factor, 0); /* no codec rounds at random yet */
+    if (s->desc.target == LC_TARGET_OUT && !partial)
         c->decode(c, elements, bytes, n);
 }
 

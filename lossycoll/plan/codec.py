@@ -42,6 +42,18 @@ class Codec:
         """Whether elements travel as they are."""
         return self.wire is self.kind
 
+    @property
+    def divides(self) -> bool:
+        """Whether partial sums are divided by :meth:`divisor` on their way."""
+        return self.wire.name == "f16"
+
+    def divisor(self, weight: NDArray[np.int64]) -> NDArray[np.float64]:
+        """By what partial sums of so many contributions are divided: powers of two, which round
+        nothing. A sum may exceed what float16 holds although each contribution fits."""
+        if not self.divides:
+            return np.ones(len(weight))
+        return np.array([2.0 ** max(int(w) - 1, 0).bit_length() for w in weight])
+
     def wire_bytes(self, n: int) -> int:
         """Bytes of ``n`` elements in one packet."""
         return n * self.wire.wire.itemsize

@@ -66,6 +66,8 @@ class _Value:
 
     elements: Array
     count: NDArray[np.int64]
+    divisor: NDArray[np.float64] | None = None
+    """Per packet: what a partial sum has been divided by in memory. None: by nothing."""
 
 
 _Key = tuple[int, int]  # rank, slot number
@@ -128,7 +130,7 @@ def execute(
             sent = values[sender, streams[rank, number, sender]]
             here = how.arrived((sender, rank, number), sent.count > 0)
             ranks[rank].result.missing[number, sender] = np.flatnonzero(~here)
-            arrived.append(_Value(sent.elements, np.where(here, sent.count, 0)))
+            arrived.append(_Value(sent.elements, np.where(here, sent.count, 0), sent.divisor))
         values[rank, number] = ranks[rank].run(slot, arrived, values.get((rank, slot.feed)))
     return [rank.result for rank in ranks]
 
@@ -219,10 +221,19 @@ class _Rank:
         """What becomes of it on the way, packet by packet."""
         if self.codec.same:
             return value
-        step, elements = self._step(slot), value.elements
+        step = self._step(slot)
+        by = self._spread(self._divisor(slot, value.count), slot).astype(value.elements.dtype)
+        elements = value.elements / by
         packets = [elements[at : at + step] for at in range(0, len(elements), step)]
         came = [self.codec.decode(self.codec.encode(packet)) for packet in packets]
-        return _Value(np.concatenate(came), value.count)
+        return _Value(np.concatenate(came) * by, value.count)
+
+    def _divisor(self, slot: Slot, count: NDArray[np.int64]) -> NDArray[np.float64]:
+        """What a packet's elements are divided by where they are float16."""
+        while slot.combine == Combine.COPY and slot.own == Own.SLOT:
+            slot = self._slots[slot.feed]
+        partial = slot.combine == Combine.ADD and slot.finish == Finish.NONE
+        return self.codec.divisor(count) if partial else np.ones(len(count))
 
     def _step(self, slot: Slot) -> int:
         return self.plan.all_levels[slot.level].elements_per_packet
@@ -234,7 +245,8 @@ class _Rank:
         if fed is not None and slot.own == Own.SLOT:
             there = self.plan.all_levels[self._slots[slot.feed].level].elements_per_packet
             at = (slot.own_offset + np.arange(n_packets) * self._step(slot)) // there
-            return _Value(fed.elements[part], fed.count[at])
+            divisor = None if fed.divisor is None else fed.divisor[at]
+            return _Value(fed.elements[part], fed.count[at], divisor)
         if slot.own == Own.INPUT:
             return _Value(self.came_with[part], np.ones(n_packets, dtype=np.int64))
         if not slot.sources:
@@ -258,7 +270,7 @@ class _Rank:
         stratified = slot.finish == Finish.STRATIFIED
         if stratified and slot.own == Own.NONE:
             raise ValueError(f"slot {slot.number} is stratified, wanted own data in it")
-        mine = kind.widen(own.elements)
+        mine = self._widened(own, slot)
         total = np.zeros(slot.length, dtype=kind.acc)
         count = own.count.copy()
         others = np.zeros_like(count)
@@ -266,7 +278,7 @@ class _Rank:
             np.add(total, mine, out=total, where=self._spread(own.count > 0, slot))
         for sender, value in zip(slot.sources, arrived, strict=True):
             here = self._spread(value.count > 0, slot)
-            part = kind.widen(value.elements) * kind.acc.type(self.weights[sender])
+            part = self._widened(value, slot) * kind.acc.type(self.weights[sender])
             np.add(total, part, out=total, where=here)
             count += value.count
             others += value.count > 0
@@ -283,7 +295,18 @@ class _Rank:
             total += mine * self._spread(own_factor, slot).astype(kind.acc)
         if slot.finish != Finish.NONE:
             _note(self.result, slot.number, count)
+        elif self.codec.same and self.codec.divides:
+            divisor = self.codec.divisor(count)
+            total /= self._spread(divisor, slot).astype(kind.acc)
+            return _Value(kind.narrow(total), count, divisor)
         return _Value(kind.narrow(total), count)
+
+    def _widened(self, value: _Value, slot: Slot) -> Array:
+        """As sums hold them."""
+        wide = self.kind.widen(value.elements)
+        if value.divisor is not None:
+            wide *= self._spread(value.divisor, slot).astype(wide.dtype)
+        return wide
 
     def _store(self, slot: Slot, value: _Value) -> None:
         """Writes what there is to the output, and what is missing as the slot asks."""

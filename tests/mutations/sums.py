@@ -44,14 +44,21 @@ SUMS = (
     mutation(
         "weights of a first contribution ignored",
         "native/combine.c",
-        "op->codec.first_weighted(&op->codec, p.acc, own, payload, op->weights[peer], p.n);",
-        "op->codec.first(&op->codec, p.acc, own, payload, p.n);",
+        "c->first_weighted(c, p.acc, own, payload, factor, p.n);",
+        "c->first(c, p.acc, own, payload, p.n);",
         f"{ENGINE}/test_oracle.py::test_engine_equals_reference[3-loss=0.1,seed=6]",
+    ),
+    mutation(
+        "a host's sum of float16 travels as it is",
+        "native/codec.c",
+        "c->divides = c->holds_divided || encoding == LC_ENCODING_F16;",
+        "c->divides = c->holds_divided = 0;",
+        f"{ENGINE}/test_hierarchical.py::test_partial_sums_beyond_float16[same]",
     ),
     mutation(
         "owners keep the exact mean of what they send encoded",
         "native/payload.c",
-        "if (s->desc.target == LC_TARGET_OUT)",
+        "if (s->desc.target == LC_TARGET_OUT && !partial)",
         "if (0)",
         f"{ENGINE}/test_encodings.py::test_replicas_are_equal_and_packets_half_as_many",
     ),
@@ -72,7 +79,7 @@ SUMS = (
     mutation(
         "what a slot is fed late not added",
         "native/combine.c",
-        "s->op->codec.sums->add(p.acc, p.own, p.n);",
+        "s->op->codec.sums->add_weighted(p.acc, p.own, p.own_factor, p.n);",
         "(void)p.acc;",
         "native:test_sim",
     ),

@@ -63,7 +63,7 @@ static void expect_sum(const trial *t, size_t i, float wanted, int line) {
 
 static void try_encode(trial *t) {
     clear(t);
-    t->c.encode(&t->c, t->out, t->own, t->n, 0);
+    t->c.encode(&t->c, t->out, t->own, t->n, 1.0, 0);
     for (size_t i = 0; i < t->n; i++) {
         uint16_t got, wanted = encode(format_of(&t->c), t->own[i]);
         memcpy(&got, t->out + i * 2, 2);
@@ -146,7 +146,7 @@ static void test_every_pattern(const variant *v, int encoding) {
     for (uint32_t i = 0; i < 65536; i++)
         all[i] = (uint16_t)i;
     c.decode(&c, x, all, 65536);
-    c.encode(&c, again, x, 65536, 0);
+    c.encode(&c, again, x, 65536, 1.0, 0);
     for (uint32_t i = 0; i < 65536; i++) {
         int signalling = isnan(decode(f, all[i])) && !(i & 1u << (f.fraction_bits - 1));
         CHECK_AT(bits_of(x[i]) == bits_of(decode(f, all[i])), "%s encoding %d: %04x to %08x",
@@ -162,7 +162,7 @@ static void test_nans(const variant *v, int encoding) {
     for (uint32_t payload = 1; payload < 1u << 22; payload = payload * 2 + 1) {
         float x[2] = {float_of(0x7F800000u | payload), float_of(0xFF800000u | payload)};
         uint16_t got[2];
-        c.encode(&c, got, x, 2, 0);
+        c.encode(&c, got, x, 2, 1.0, 0);
         for (int i = 0; i < 2; i++)
             CHECK(got[i] == encode(format_of(&c), x[i]) && isnan(decode(format_of(&c), got[i])));
     }
@@ -181,7 +181,7 @@ static void test_same(const variant *v, int dtype) {
     for (size_t i = 0; i < sizeof x; i++)
         x[i] = (char)random32();
     encoded[bytes] = decoded[bytes] = 0x5A;
-    c.encode(&c, encoded, x, N, 0);
+    c.encode(&c, encoded, x, N, 1.0, 0);
     c.decode(&c, decoded, encoded, N);
     CHECK(memcmp(encoded, x, bytes) == 0 && memcmp(decoded, x, bytes) == 0);
     CHECK(encoded[bytes] == 0x5A && decoded[bytes] == 0x5A);

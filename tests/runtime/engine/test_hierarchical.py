@@ -10,13 +10,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lossycoll.plan import Algorithm, Plan, Topology, faults, find_algorithm, hierarchical
+from lossycoll.plan import (
+    Algorithm,
+    Finish,
+    Plan,
+    Topology,
+    faults,
+    find_algorithm,
+    hierarchical,
+)
 from lossycoll.plan.reference_executor import execute
 from lossycoll.plan.sets import Code
+from lossycoll.plan.wire_types import wire_type
 from lossycoll.runtime.engine.packet_masks import Blocks
 from tests.support.network import GROUP, Network, elements
 from tests.support.oracle_cases import PAYLOAD, Case, cases_of
 from tests.support.oracle_checks import check
+from tests.support.plan_checks import nothing
 
 SHAPES = {
     "one host": Topology.of_labels("aaa", "xxx", 2),
@@ -59,7 +69,7 @@ def test_engine_equals_reference(shape: str, loss: str) -> None:
         for case in cases(topology):
             for count in (1, PAYLOAD // 4 + 1, 23 * PAYLOAD // 4 + 5):
                 turn += 1
-                dtype = ("f32", "f64", "bf16")[turn % 3] if case.sums else "bytes"
+                dtype = ("f32", "f64", "bf16", "f16")[turn % 4] if case.sums else "bytes"
                 dropped += check(network, case, count, dtype, loss, **HOW[turn % len(HOW)])
         stats = [engine.stats() for engine in network.engines]
     assert sum(s.malformed + s.foreign + s.socket_overflow for s in stats) == 0
@@ -73,6 +83,36 @@ def test_encodings(encoding: str) -> None:
     with Network(topology.world, PAYLOAD, inject=loss) as network:
         for case in cases(topology):
             check(network, case, 700, "f32", loss, encoding=encoding)
+
+
+@pytest.mark.parametrize("encoding", ["same", "fp16"])
+def test_partial_sums_beyond_float16(encoding: str) -> None:
+    """A host's sum exceeds what float16 holds; its contributions and the mean don't."""
+    topology = SHAPES["uneven sites"]
+    world, count, finishes = topology.world, 700, (Finish.MEAN, Finish.STRATIFIED, Finish.WEIGHTED)
+    dtype = "f16" if encoding == "same" else "f32"
+    kind = wire_type(dtype).wire
+    each = PAYLOAD // 2 // topology.host_packets
+    largest = np.full(count * world, 65504.0).astype(kind)
+    plans = [
+        [hierarchical.all_reduce(world, r, count, each, topology=topology) for r in range(world)]
+    ]
+    scatter = by_tiers("reduce_scatter", topology).build
+    plans += [
+        [scatter(world, r, count, PAYLOAD // 2, finish=finish) for r in range(world)]
+        for finish in finishes
+    ]
+    with Network(world, PAYLOAD) as network:
+        for same in plans:
+            inputs = [largest[: plan.in_elements].copy() for plan in same]
+            outputs = [np.zeros(plan.out_elements, kind) for plan in same]
+            want = [x.copy() for x in outputs]
+            ended = network.run(same, inputs, outputs, dtype, 1.0, encoding=encoding, divisor=world)
+            execute(same, inputs, want, dtype, 1.0, nothing, 0, encoding=encoding, divisor=world)
+            for rank in range(world):
+                assert ended[rank].code == 0
+                np.testing.assert_array_equal(outputs[rank], want[rank])
+                np.testing.assert_allclose(outputs[rank], 65504.0, rtol=1e-3)
 
 
 @pytest.mark.parametrize("shape", ["one host", "hosts", "hosts and sites"])

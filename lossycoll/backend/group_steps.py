@@ -230,7 +230,8 @@ def open_engine(making: Making, met: Met) -> DataPath:
     )
     making.undo.callback(engine.close)
     addresses = [host.addresses[member] for member in members]
-    topology = topology_of(host, members, met.options)
+    where = Where(place.rank, place.size)
+    topology = topology_of(where, host, members, met.options)
     return DataPath(host, engine, host.link(), addresses, topology)
 
 

@@ -222,10 +222,14 @@ def hosts_of(sets: Sequence[Sequence[int]], taken: Sequence[Iterable[int]]) -> l
     return [numbers[rank] for rank in range(len(numbers))]
 
 
-def topology_of(host: Host, members: Sequence[int], options: Options) -> Topology:
-    """That of a group of some of a host's processes."""
+def topology_of(where: Where, host: Host, members: Sequence[int], options: Options) -> Topology:
+    """That of a group of some of a host's processes. ``where``: this rank in the group."""
     found = host.topology.of_members(members)
     if options.inject and found.shares_hosts:
+        here = found.members_of_hosts[found.hosts[where.rank]]
+        if len(here) > 1:
+            apart = ",".join([str(rank) for rank in here if rank != where.rank])
+            logfmt.event(logging.INFO, where, "apart", ranks=apart, why=FLAT)
         return Topology.of_labels(range(found.world), found.sites)
     return found
 

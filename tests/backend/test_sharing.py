@@ -210,11 +210,20 @@ def test_injection_makes_each_rank_a_host_and_says_so(caplog: pytest.LogCaptureF
     assert all("each rank counts as a host of its own" in r.getMessage() for r in caplog.records)
 
 
-def test_a_group_has_the_topology_of_its_members_and_none_where_it_injects() -> None:
+def test_a_group_has_the_topology_of_its_members_and_none_where_it_injects(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     host: Any = Host(Topology((0, 0, 1, 1), (0, 0, 1, 1), 7))
-    assert topology_of(host, [1, 2, 3], Options()) == Topology((0, 1, 1), (0, 1, 1), 7)
-    injected = topology_of(host, [1, 2, 3], Options(inject="loss=0.1"))
-    assert injected == Topology((0, 1, 2), (0, 1, 1))
+    members = [1, 2, 3]
+    with caplog.at_level(logging.INFO, logger="lossycoll"):
+        whole = topology_of(Where(1, 3), host, members, Options())
+        assert whole == Topology((0, 1, 1), (0, 1, 1), 7)
+        assert not caplog.records
+        injected = topology_of(Where(1, 3), host, members, Options(inject="loss=0.1"))
+        assert injected == Topology((0, 1, 2), (0, 1, 1))
+        assert "event=apart ranks=2 " in caplog.records[0].getMessage()
+        topology_of(Where(0, 3), host, members, Options(inject="loss=0.1"))
+    assert len(caplog.records) == 1, "rank 0 has a host of its own"
 
 
 def test_ranks_are_alike_by_machine_and_labels() -> None:

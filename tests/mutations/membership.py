@@ -55,8 +55,8 @@ MEMBERSHIP = (
     mutation(
         "memory of who doesn't know the token is believed",
         "lossycoll/runtime/net/descriptor_exchange.py",
-        "or not secrets.compare_digest(theirs.encode(), token.encode())",
-        "",
+        "if not secrets.compare_digest(theirs, token.encode()):",
+        "if 0:",
         "tests/runtime/net/test_descriptor_exchange.py::test_another_token_isnt_believed",
     ),
     mutation(

@@ -24,7 +24,6 @@ from lossycoll.runtime.core.call import Collective, Operation, Terms
 from lossycoll.runtime.core.logfmt import log
 from lossycoll.runtime.engine.binding import DType, Encoded
 from lossycoll.runtime.engine.failures import MESSAGES, error_of
-from lossycoll.runtime.engine.host import SHARED_PAYLOAD
 from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
 from lossycoll.runtime.membership.view_agreement import View
 
@@ -73,8 +72,6 @@ class Endpoint(CollectiveEndpoint):
         self._block_algorithm = AUTO if self._topology.is_flat else hierarchical.NAME
         self._engine = engine
         self._payload = engine.link().payload_bytes if engine is not None else single_rank.PAYLOAD
-        if self._topology.shares_hosts:  # flat plans have one size of packets for all links
-            self._payload = min(self._payload, SHARED_PAYLOAD)
         self._estimators = Estimators(where.world, self.figures.peer)
         self._sequencer = self.operations.sequencer
         self._submitting = self.operations.submitting

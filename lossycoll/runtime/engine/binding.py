@@ -465,9 +465,9 @@ class EngineGroup:
         return replace(found, peer=self._ranks.get(found.peer, -1))
 
     def link(self) -> LinkInfo:
-        """What the host's socket is like."""
+        """What the host's socket is like; payloads are such as all links to members carry."""
         with self._use:
-            return self._host.link()
+            return self._host.link_to(list(self._ranks))
 
     def _refuse(self) -> NoReturn:
         raise ClosedError(f"{self._where}: the group was destroyed")

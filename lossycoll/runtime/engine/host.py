@@ -6,7 +6,7 @@ import errno
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, Final, TypeVar
 
 from lossycoll._native import ffi, lib
@@ -164,6 +164,14 @@ class Host:
             port=c.port,
             payload_bytes=c.payload_bytes,
         )
+
+    def link_to(self, processes: Sequence[int]) -> LinkInfo:
+        """What the socket is like, with payloads that the links between ``processes`` carry: those
+        that share memory use it whatever the plans of their group are."""
+        found = self.link()
+        if self.topology.of_members(processes).shares_hosts:
+            return replace(found, payload_bytes=min(found.payload_bytes, SHARED_PAYLOAD))
+        return found
 
     def event(self) -> LinkEvent | None:
         """The oldest event of the link that nobody has taken, if there is one."""

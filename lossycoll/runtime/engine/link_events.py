@@ -58,6 +58,8 @@ _LOST_REMEDIES: Final = {
     errno.EMSGSIZE: "they are larger than the interface takes: lower LOSSYCOLL_MTU on all ranks",
     errno.ENETUNREACH: "this host has no route there: see `ip route get`",
     errno.EHOSTUNREACH: "nobody answers there: see `ip route get` and `ip neigh`",
+    errno.EPROTO: "the memory that it shares holds nonsense, and nothing of it is read any more; "
+    "do all ranks run the same build? LOSSYCOLL_LINK=udp does without shared memory",
 }
 
 

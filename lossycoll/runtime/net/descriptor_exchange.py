@@ -57,6 +57,7 @@ class DescriptorExchange:
         """Memory and eventfd of each process that has sent them, by its number."""
         self.refused: dict[int, str] = {}
         """Why what came from a process couldn't be used, by its number; -1: nobody's."""
+        self._most = most
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self._listener.setblocking(False)
@@ -113,8 +114,16 @@ class DescriptorExchange:
                 connection, _ = self._listener.accept()
             except OSError:  # nobody waits, or who waited has gone
                 break
+            if peer_user(connection) != os.geteuid():
+                self.refused[-1] = "another user's process connected"
+                connection.close()
+                continue
             connection.setblocking(False)
             self._waiting.append(connection)
+            # Those that have met send as soon as they have connected: the first to have said
+            # nothing is the least likely to be one of them.
+            if len(self._waiting) > 2 * self._most:
+                self._read(self._waiting.pop(0), token, frozenset(expected), last=True)
         waiting, self._waiting = self._waiting, []
         for connection in waiting:
             self._read(connection, token, frozenset(expected))
@@ -128,18 +137,28 @@ class DescriptorExchange:
             _close(pair)
         self._waiting, self.taken = [], {}
 
-    def _read(self, connection: socket.socket, token: str, expected: frozenset[int]) -> None:
+    def _read(
+        self,
+        connection: socket.socket,
+        token: str,
+        expected: frozenset[int],
+        last: bool = False,
+    ) -> None:
+        """``last``: who hasn't sent yet is not waited for."""
         try:
             message, descriptors = _receive(connection)
         except BlockingIOError:  # it has connected, and not yet sent
-            self._waiting.append(connection)
+            if last:
+                connection.close()
+            else:
+                self._waiting.append(connection)
             return
         except OSError as error:
             self._refuse(-1, f"receiving failed: {error.strerror}", ())
             connection.close()
             return
         with connection:
-            process, reason = _sender(connection, message, token, expected)
+            process, reason = _sender(message, token, expected)
         if process in self.taken:
             process, reason = -1, f"process {process} sent twice"
         reason = reason or _unusable(descriptors)
@@ -182,19 +201,15 @@ def peer_user(end: socket.socket) -> int:
     return int(CREDENTIALS.unpack(found)[1])
 
 
-def _sender(
-    connection: socket.socket, message: bytes, token: str, expected: frozenset[int]
-) -> tuple[int, str]:
+def _sender(message: bytes, token: str, expected: frozenset[int]) -> tuple[int, str]:
     """(number, "") of the process that has sent ``message``; (-1, reason) where it isn't one of
     those that have met."""
-    if peer_user(connection) != os.geteuid():
-        return -1, "another user's process connected"
     try:
         said: Any = json.loads(message)
-        theirs, process = said["token"], said["process"]
-    except (ValueError, TypeError, KeyError):
+        theirs, process = said["token"].encode(), said["process"]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return -1, "a process sent what isn't a message"
-    if not isinstance(theirs, str) or not secrets.compare_digest(theirs.encode(), token.encode()):
+    if not secrets.compare_digest(theirs, token.encode()):
         return -1, "a process sent another token"
     if not isinstance(process, int) or process not in expected:
         return -1, f"a process calls itself number {process!r}"

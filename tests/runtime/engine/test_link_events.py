@@ -28,6 +28,7 @@ NEW_NETWORK = ["unshare", "--map-root-user", "--net"]
         (LinkEvent(LinkEventKind.REFUSED, errno.ENOSYS, -1, "mmsg"), ["fast path mmsg (Function"]),
         (LinkEvent(LinkEventKind.LOST, errno.EPERM, 1), ["drops what it sends", "firewall"]),
         (LinkEvent(LinkEventKind.LOST, errno.EMSGSIZE, 1), ["lower LOSSYCOLL_MTU"]),
+        (LinkEvent(LinkEventKind.LOST, errno.EPROTO, 1, link=1), ["link 1", "LOSSYCOLL_LINK=udp"]),
         (LinkEvent(LinkEventKind.LOST, errno.ECONNREFUSED, 1), ["ip route get"]),
         (LinkEvent(LinkEventKind.FAILING, errno.ENOMEM), ["nothing can be sent", "timeouts"]),
         (LinkEvent(LinkEventKind.FAILING, errno.EADDRNOTAVAIL), ["the address 10.0.0.1:4711"]),

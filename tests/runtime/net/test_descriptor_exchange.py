@@ -94,7 +94,10 @@ def test_a_process_that_isnt_expected_isnt_believed(number: int) -> None:
 
 @pytest.mark.parametrize(
     "message",
-    [b"", b"{", b"[]", b"7", b'{"token": 1}', b'{"token": 1, "process": 0}', b"\xff" * 5000],
+    [
+        *(b"", b"{", b"[]", b"7", b'{"token": 1}', b'{"token": 1, "process": 0}', b"\xff" * 5000),
+        *(b"[" * 4000, b'{"token": "\\ud800", "process": 0}'),
+    ],
 )
 def test_nonsense_isnt_believed(message: bytes) -> None:
     def send(_: DescriptorExchange, receiver: DescriptorExchange, pair: tuple[int, int]) -> None:
@@ -190,6 +193,20 @@ def test_who_connects_and_says_nothing_holds_nobody_up() -> None:
             receiver.take(TOKEN, [0])
             assert receiver.taken.keys() == {0}
         receiver.take(TOKEN, [0])  # it has gone
+        assert receiver.taken.keys() == {0}
+
+
+def test_those_who_say_nothing_are_kept_up_to_a_bound() -> None:
+    with ends(2) as (sender, receiver), own() as pair, contextlib.ExitStack() as stack:
+        before = len(descriptors())
+        for _ in range(10):
+            for _ in range(8):  # as many as may come at once
+                end = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                end.connect(f"\0{receiver.name}")
+            receiver.take(TOKEN, [0])
+        assert len(descriptors()) - before == 80 + 16, "80 are ours, 16 are kept"
+        assert sender.send(0, TOKEN, {1: receiver.name}, pair) == {}
+        receiver.take(TOKEN, [0])
         assert receiver.taken.keys() == {0}
 
 

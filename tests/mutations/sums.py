@@ -156,13 +156,6 @@ SUMS = (
         f"{ENGINE}/test_parity.py::test_what_is_needed_comes_and_brings_others_back[0]",
     ),
     mutation(
-        "ranks needn't agree on what may be missing",
-        "lossycoll/runtime/collectives/engine_call.py",
-        "            _bits(missing),\n",
-        "",
-        f"{ENGINE}/test_parity.py::test_ranks_must_agree",
-    ),
-    mutation(
         "FIN doesn't say the code",
         "native/control_in.c",
         "if (!lc_in_learn(in, r->d)) {",

@@ -90,6 +90,8 @@ static int place_members(lc_group *g, const lc_group_config *c) {
         if (i == c->rank)
             continue;
         lc_member *m = &g->members[i];
+        m->max_missing = -1;
+        g->peer_stats[i].max_missing = -1;
         m->path = &h->paths[process];
         m->met = c->met;
         m->inject_loss = c->inject_loss ? c->inject_loss[i] : c->inject.loss;

@@ -82,4 +82,11 @@ void lc_choose(lc_out *out) {
         out->code = code_of_rows(s, wanted.code);
     if (choose & LC_CHOOSE_ROUNDS)
         out->rounds = wanted.rounds;
+    if (choose && !s->level->reliable && s->level->max_missing >= 0) {
+        lc_member *m = &s->op->group->members[out->peer];
+        m->means = wanted;
+        m->means.code = out->code;
+        m->means.rounds = out->rounds;
+        m->max_missing = s->level->max_missing;
+    }
 }

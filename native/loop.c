@@ -187,7 +187,8 @@ static void start_queued(lc_host *h) {
 
 static lc_peer_stats figures_of(const lc_group *g, const lc_member *m) {
     uint64_t total = m->packets_received + m->packets_missing;
-    lc_peer_stats s = {.delivery_rate = total ? (double)m->packets_received / (double)total : 1.0};
+    lc_peer_stats s = {.delivery_rate = total ? (double)m->packets_received / (double)total : 1.0,
+                       .max_missing = -1};
     lc_show_counts(&s, m);
     lc_path *p = m->path;
     if (!p)
@@ -200,6 +201,10 @@ static lc_peer_stats figures_of(const lc_group *g, const lc_member *m) {
     s.queue_ns = lc_pace_queue(&p->pace);
     s.link_loss = lc_loss_share(&p->loss);
     s.link_burst = lc_loss_burst(&p->loss);
+    s.expected_missing = m->means.expected;
+    s.max_missing = m->max_missing;
+    s.code = m->means.code;
+    s.rounds = m->means.rounds;
     return s;
 }
 

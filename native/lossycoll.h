@@ -192,6 +192,7 @@ typedef struct {
     uint64_t zero_filled;   /* packets filled by on_missing="zero" */
     uint64_t alone;         /* stratified packets to which no other rank contributed */
     uint64_t elapsed_ns;
+    float max_missing; /* the greatest of its levels; < 0: none has one */
 } lc_report;
 
 /* A stream of a finished operation that came here. Times are since it was submitted. */
@@ -246,6 +247,11 @@ typedef struct {
     uint32_t window;      /* packets that may be in flight */
     double link_loss;     /* share of all packets to the peer that is lost now, before recovery, */
     double link_burst;    /* and how many are lost in a row, in the mean */
+    double expected_missing; /* share of the latest stream's packets that its means were to leave
+                                missing, */
+    float max_missing;       /* and that its level allowed; < 0: no means were chosen yet */
+    uint16_t code;           /* those means: of its parity, */
+    uint8_t rounds;          /* and of resending */
 } lc_peer_stats;
 
 typedef struct {

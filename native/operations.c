@@ -157,6 +157,16 @@ static void show_figures(lc_group *g) {
         lc_show_counts(&g->peer_stats[i], &g->members[i]);
 }
 
+static float max_missing(const lc_op *op) {
+    float most = -1;
+    for (int i = 0; i < LC_LEVELS; i++) {
+        const lc_level *level = &op->call.levels[i];
+        if (level->choose && !level->reliable && level->max_missing > most)
+            most = level->max_missing;
+    }
+    return most;
+}
+
 /* The caller gets it back. Takes the lock. Unless it lingers, the operation may be gone
  * afterwards. */
 static void hand_back(lc_op *op) {
@@ -164,6 +174,7 @@ static void hand_back(lc_op *op) {
     lc_host *h = g->host;
     op->report.op = op->number;
     op->report.elapsed_ns = h->now - op->submitted_ns;
+    op->report.max_missing = max_missing(op);
     if (!op->letter)
         add_report(&g->live, &op->report);
     pthread_mutex_lock(&h->lock);

@@ -141,6 +141,8 @@ typedef struct {
     atomic_int left;          /* the same of one that left in order */
     uint64_t packets_sent, packets_received, packets_missing;
     uint64_t offered, delivered; /* packets to be added up that might be lost */
+    lc_means means;              /* the latest that were chosen against max_missing */
+    float max_missing;           /* < 0: none were */
 } lc_member;
 
 /* A run that a link has taken over, as long as its memory is the link's (lc_link_completed). */

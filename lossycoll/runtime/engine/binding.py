@@ -431,23 +431,7 @@ class EngineGroup:
         c = ffi.new("lc_peer_stats *")
         with self._use:
             lib.lc_group_peer_stats(self._handle, peer, c)
-        return PeerStats(
-            rank=peer,
-            address=self._where.addresses[peer],
-            packets_sent=c.packets_sent,
-            packets_received=c.packets_received,
-            packets_missing=c.packets_missing,
-            rtt_ns=c.rtt_ns,
-            deadline_ns=c.deadline_ns,
-            delivery_rate=c.delivery_rate,
-            offered=c.offered,
-            delivered=c.delivered,
-            rate=c.rate,
-            queue_ns=c.queue_ns,
-            window=c.window,
-            link_loss=c.link_loss,
-            link_burst=c.link_burst,
-        )
+        return data_of(PeerStats, c, rank=peer, address=self._where.addresses[peer])
 
     def last_report(self) -> Report:
         """The operation that ended last; zeros before the first."""

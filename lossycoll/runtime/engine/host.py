@@ -16,7 +16,7 @@ from lossycoll.plan import Topology
 
 from .failures import Failure, Where, error_of
 from .link_events import LinkEvent, LinkEventKind
-from .reports import Cause, EngineStats, LinkInfo, Report, Stream
+from .reports import Cause, EngineStats, LinkInfo, PeerStats, Report, Stream
 
 _SHARED: Final[dict[type[Any], tuple[str, ...]]] = {}
 """Fields that a dataclass and the struct that it stands for both have: asked at every call."""
@@ -38,7 +38,7 @@ HOST_OPTIONS: Final = (
 SHARED_LINK: Final = 1
 """The number of the link of shared memory; the socket's is 0."""
 
-_Data = TypeVar("_Data", Report, EngineStats, Stream)
+_Data = TypeVar("_Data", Report, EngineStats, PeerStats, Stream)
 
 SHARED_PAYLOAD: Final[int] = lib.LC_SHARED_PAYLOAD
 """Data bytes per packet within a machine that shares memory."""
@@ -248,8 +248,8 @@ def failure_of(c: Any) -> Failure:
     )
 
 
-def data_of(cls: type[_Data], c: Any) -> _Data:
-    """The struct ``c`` as a dataclass whose fields have the same names."""
+def data_of(cls: type[_Data], c: Any, **rest: Any) -> _Data:
+    """The struct ``c`` as a dataclass whose fields have the same names, but for ``rest``."""
     names = _SHARED.get(cls)
     if names is None:
         kind = ffi.typeof(c)
@@ -259,7 +259,7 @@ def data_of(cls: type[_Data], c: Any) -> _Data:
     values = {name: getattr(c, name) for name in names}
     if "cause" in values:
         values["cause"] = Cause(values["cause"])
-    return cls(**values)
+    return cls(**values, **rest)
 
 
 def shared_bytes(processes: int) -> int:

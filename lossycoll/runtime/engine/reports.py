@@ -49,6 +49,7 @@ class Report:
         zero_filled: Packets without a reduction that became zero.
         alone: Packets of a reduce-scatter to which no other rank contributed.
         elapsed_ns: Nanoseconds from submission to completion.
+        max_missing: The share of packets that it allowed to be missing; below 0: nothing was said.
         lost: Ranks that had been lost before it and took no part.
     """
 
@@ -73,12 +74,24 @@ class Report:
     zero_filled: int
     alone: int
     elapsed_ns: int
+    max_missing: float = -1.0
     lost: tuple[int, ...] = ()
 
     @property
     def elapsed(self) -> float:
         """Seconds from submission to completion."""
         return self.elapsed_ns * 1e-9
+
+    @property
+    def missing_share(self) -> float:
+        """Packets given up, of those expected here; 0 where none were."""
+        expected = self.packets_received + self.packets_missing
+        return self.packets_missing / expected if expected else 0.0
+
+    @property
+    def beyond_max_missing(self) -> float:
+        """By how much more was missing than ``max_missing``: 0 where that was kept, or not set."""
+        return max(0.0, self.missing_share - self.max_missing) if self.max_missing >= 0 else 0.0
 
     @property
     def contributions_mean(self) -> float:
@@ -147,6 +160,11 @@ class PeerStats:
         link_loss: The share of packets to the peer that the link loses at present, before recovery;
             0 while unknown.
         link_burst: How many of those are lost in a row, in the mean: 1 to 64.
+        max_missing: The share that may be missing of what was last sent to the peer, where means
+            were chosen for that; below 0: none were.
+        expected_missing: The share that those means were to leave missing.
+        code: Those means: of parity (plan.sets.code_of); 0 for none,
+        rounds: and how often what is lost is sent again.
     """
 
     rank: int
@@ -164,6 +182,10 @@ class PeerStats:
     window: int = 0
     link_loss: float = 0.0
     link_burst: float = 1.0
+    max_missing: float = -1.0
+    expected_missing: float = 0.0
+    code: int = 0
+    rounds: int = 0
 
 
 @dataclass(frozen=True, slots=True)

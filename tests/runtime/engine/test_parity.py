@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from tests.support.network import GROUP, Network, elements
 from tests.support.oracle_cases import PAYLOAD, lossy_cases
 from tests.support.oracle_checks import assert_close, assert_report, check
 from tests.support.oracle_packets import check_needed, check_reported_loss
+from tests.support.waiting import until
 
 SINGLE, BURSTY, BAD = (
     "loss=0.1,seed=6",
@@ -146,10 +148,38 @@ def test_what_is_chosen_brings_back_what_the_reference_says(
                 assert_report(ended[r], want[r], plans[r], f"rank {r}, operation {op}, {means}")
                 assert_close(data[r], want_out[r], "f32", f"rank {r}, operation {op}, {means}")
                 recovered += ended[r].report.packets_recovered
+                assert ended[r].report.max_missing == pytest.approx(max_missing)
             seen |= set(means.values())
+
+        def is_shown(sender: int, receiver: int) -> bool:
+            found = network.engines[sender].peer_stats(receiver)
+            latest = [chosen for at, chosen in means.items() if at[:2] == (sender, receiver)]
+            return found.max_missing == pytest.approx(max_missing) and (
+                (code_of(found.code), found.rounds) in latest
+            )
+
+        for sender, receiver in itertools.permutations(range(3), 2):
+            until(lambda way=(sender, receiver): is_shown(*way))  # type: ignore[misc]
     assert len(seen) > 1
     assert max(code.rows + 2 * rounds for code, rounds in seen) > 2
     assert (recovered > 0) != only_rounds
+
+
+def test_more_loss_than_can_be_brought_back_is_reported() -> None:
+    count = 200 * PAYLOAD // 4
+    with Network(2, PAYLOAD, inject="loss=0.5,seed=12") as network:
+        for _ in range(6):
+            plans = [transpose.all_reduce(2, r, count, PAYLOAD // 4) for r in range(2)]
+            data = [np.full(count, float(r + 1), np.float32) for r in range(2)]
+            how: dict[str, Any] = {"most_parity": 16, "max_missing": 0.01}
+            ended = network.run(plans, data, data, "f32", 2.0, **how)
+        for rank, one in enumerate(ended):
+            report = one.report
+            assert one.code == 0
+            assert report.packets_injected > 50, "the fault did not happen"
+            assert 0.3 < report.missing_share < 0.7
+            assert report.beyond_max_missing == pytest.approx(report.missing_share - 0.01)
+            until(lambda at=rank: network.engines[at].peer_stats(1 - at).expected_missing > 0.05)  # type: ignore[misc]
 
 
 # ---- auto ----

@@ -4,6 +4,9 @@
 /* Reliable streams, messages for one, wait a round trip for what parity doesn't restore: one in so
  * many shall. */
 static const double RARELY = 20;
+/* Bytes/s that a path is taken to carry while it has never been busy for long enough to tell.
+ * Without one its bytes would cost nothing, and parity would be chosen by its arithmetic alone. */
+static const double USUAL_RATE = 125e6;
 
 /* What a queue drops is answered by sending less (pace.c), never by sending more: of a path whose
  * queue stands, no more loss is believed than it had at its best, doubled, and a little. */
@@ -30,7 +33,7 @@ static lc_means means_to(const lc_out *out) {
                         .burst = lc_loss_burst(&p->loss),
                         .rtt_s = 1e-9 * (double)p->pace.measure.rtt_ns,
                         .reorder_s = reorder_s(s->op->group, p),
-                        .rate = p->pace.rate * p->pace.packet_bytes,
+                        .rate = p->rate > 0 ? p->rate : USUAL_RATE,
                         .row_rate = s->op->group->host->row_rate,
                         .packets = s->n_packets,
                         .packet_bytes = lc_wire_bytes(out),

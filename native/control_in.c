@@ -382,6 +382,8 @@ static void on_ack(lc_host *h, lc_path *p, const lc_record *r) {
     }
     lc_total_add(&p->interface->total, h->now, ack.taken);
     lc_pace_acked(&p->pace, &ack);
+    if (p->pace.rate > 0)
+        p->rate = p->pace.rate * p->pace.packet_bytes;
 }
 
 /* Packets of older operations go first. Its receiver can't tell: the order may be another there. */

@@ -57,6 +57,16 @@ uint32_t lc_inject_losses(const lc_inject *inject, uint64_t key, uint32_t n_pack
     return total;
 }
 
+int lc_inject_loses(const lc_inject *inject, uint64_t key, uint32_t k) {
+    if (!(inject->loss > 0))
+        return 0;
+    int bad = 0;
+    uint32_t from = inject->burst > 1 && k > LC_INJECT_MEMORY ? k - LC_INJECT_MEMORY : 0;
+    for (uint32_t i = inject->burst > 1 ? from : k; i <= k; i++)
+        bad = lost(inject, key, i, bad);
+    return bad;
+}
+
 int lc_inject_duplicates(const lc_inject *inject, uint64_t key, uint32_t packet) {
     return draw(key, LANE_DUPLICATE, packet) < inject->dup;
 }

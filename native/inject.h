@@ -15,6 +15,10 @@ uint64_t lc_inject_key(const lc_inject *inject, uint32_t group, uint32_t op, uin
 /* Sets bit k of bits (ceil(n/64) words) for every packet k that is lost. Returns their number. */
 uint32_t lc_inject_losses(const lc_inject *inject, uint64_t key, uint32_t n_packets,
                           uint64_t *bits);
+/* Whether packet k is lost, of a stream that isn't here: its bit in lc_inject_losses, but for what
+ * happened to the packets LC_INJECT_MEMORY and more before it. */
+enum { LC_INJECT_MEMORY = 1024 };
+int lc_inject_loses(const lc_inject *inject, uint64_t key, uint32_t k);
 int lc_inject_duplicates(const lc_inject *inject, uint64_t key, uint32_t packet);
 int lc_inject_reorders(const lc_inject *inject, uint64_t key, uint32_t packet);
 /* Whether any fault is asked for. */

@@ -82,6 +82,8 @@ typedef struct {
     lc_pace pace;
     lc_means_memo means;
     lc_loss loss;
+    double
+        rate; /* bytes/s, of pace as long as it knows one: also when a pause has made it forget */
     lc_deadline deadline;
     /* sending */
     uint32_t tx_next;     /* link_seq of the next packet */

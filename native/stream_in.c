@@ -395,11 +395,29 @@ static void take_stale(lc_group *g, lc_path *p, const lc_header *header) {
         note_late(g->host, p, p->last_fin_ns);
 }
 
+/* Whether injection loses a packet that nothing depends on any more: senders measure their paths by
+ * these, too. */
+static int is_lost_late(lc_group *g, uint16_t peer, const lc_header *header, int kept) {
+    lc_inject link = lc_inject_link(&g->config.inject, g->members[peer].inject_loss);
+    if (!(link.loss > 0))
+        return 0;
+    uint64_t key = lc_inject_key(&link, g->config.fault_group, header->op, header->slot, peer,
+                                 g->config.rank, header->round);
+    if (!lc_inject_loses(&link, key, header->packet))
+        return 0;
+    g->live.packets_injected++;
+    if (kept)
+        lc_link_lost(g->members[peer].path, header->link_seq);
+    return 1;
+}
+
 /* Whether injection loses the packet, or its fate belongs to a round that is over. */
 static int is_lost(lc_in *in, const lc_header *header, int kept) {
     lc_group *g = in->slot->op->group;
-    if (!in->lost || in->state == LC_IN_SETTLED)
+    if (!in->lost)
         return 0;
+    if (in->state == LC_IN_SETTLED)
+        return is_lost_late(g, in->peer, header, kept);
     if (header->round != in->round) {
         g->live.stale++;
         return 1;
@@ -473,7 +491,7 @@ void lc_in_take(lc_group *g, uint16_t peer, const lc_header *header, const uint8
         take_into(in, header, payload, kept);
     } else if (op) {
         g->live.malformed++;
-    } else {
+    } else if (!is_lost_late(g, peer, header, kept)) {
         if (!kept)
             lc_note_packet(g->host, p, header);
         lc_note_fertile(&g->members[peer]);

@@ -175,8 +175,20 @@ static void test_duplicates_and_reorders(void) {
     CHECK(fabs(lost_and_dup / (double)N - 0.01) < 4 * error_of_rate(0.01, 1));
 }
 
+/* Packets that come late are lost as those in time are. */
+static void test_one_by_one(double burst) {
+    lc_inject inject = {.loss = 0.3, .burst = burst, .seed = 12}, none = {.burst = burst};
+    uint64_t key = key_of(&inject);
+    lc_inject_losses(&inject, key, 3000, bits);
+    for (uint32_t k = 0; k < 3000; k++)
+        CHECK_AT(lc_inject_loses(&inject, key, k) == bit(k), "burst %g, packet %u", burst, k);
+    CHECK(!lc_inject_loses(&none, key, 5));
+}
+
 int main(void) {
     test_known_answers();
+    test_one_by_one(1);
+    test_one_by_one(6);
     test_rates();
     test_first_packets(1);
     test_first_packets(6);

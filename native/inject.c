@@ -61,9 +61,11 @@ int lc_inject_loses(const lc_inject *inject, uint64_t key, uint32_t k) {
     if (!(inject->loss > 0))
         return 0;
     int bad = 0;
-    uint32_t from = inject->burst > 1 && k > LC_INJECT_MEMORY ? k - LC_INJECT_MEMORY : 0;
-    for (uint32_t i = inject->burst > 1 ? from : k; i <= k; i++)
-        bad = lost(inject, key, i, bad);
+    uint32_t before = k < LC_INJECT_MEMORY ? k : LC_INJECT_MEMORY;
+    if (inject->burst <= 1)
+        before = 0;
+    for (uint32_t i = 0; i <= before; i++)
+        bad = lost(inject, key, k - before + i, bad);
     return bad;
 }
 

@@ -183,6 +183,10 @@ static void test_one_by_one(double burst) {
     for (uint32_t k = 0; k < 3000; k++)
         CHECK_AT(lc_inject_loses(&inject, key, k) == bit(k), "burst %g, packet %u", burst, k);
     CHECK(!lc_inject_loses(&none, key, 5));
+    uint32_t many = 0; /* forged packets have any number */
+    for (uint64_t op = 0; op < 1000; op++)
+        many += (uint32_t)lc_inject_loses(&inject, op, UINT32_MAX);
+    CHECK_AT(many > 200 && many < 400, "%u of 1000", many);
 }
 
 int main(void) {

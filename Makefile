@@ -19,7 +19,7 @@ NATIVE := $(wildcard native/*.[ch] native/lab/*.[ch]) native/build_cffi.py
 C_FILES := $(wildcard native/*.[ch] native/lab/*.[ch] tests/native/*.[ch] benchmarks/micro/*.[ch] tools/*.[ch])
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-torch mutate lint format conformance bench micro study reports \
+.PHONY: help demo test test-all test-torch test-gpu mutate lint format conformance bench micro study reports \
         theory doctor docs examples netem versions clean
 
 help:
@@ -27,6 +27,7 @@ help:
 	@echo "make test      the tests: a short sample of what takes long (8 minutes at most)"
 	@echo "make test-all  all tests (30 minutes at most)"
 	@echo "make test-torch TORCH=2.14.1  make test with that torch, in an environment of its own"
+	@echo "make test-gpu  CUDA tensors, on a machine with a GPU (PYTHON=its python3; 6 minutes at most)"
 	@echo "make mutate    break the code in one place at a time: does a test notice?"
 	@echo "make lint      ruff, mypy, import-linter and clang-format"
 	@echo "make format    let ruff and clang-format rewrite the sources"
@@ -57,6 +58,12 @@ test-all: $(VENV)/.built $(VENV)/.long benchmarks/build/raw_udp
 test-torch:
 	test -n "$(TORCH)"
 	$(MAKE) test VENV=build/torch-$(TORCH) TORCH=$(TORCH) ARGS='$(ARGS)'
+
+# With the torch that finds the GPU, which is rarely the one of $(VENV): the extension is all that it
+# needs of this tree.
+test-gpu:
+	LOSSYCOLL_WERROR=1 $(PYTHON) setup.py -q build_ext --inplace
+	$(PYTHON) -m pytest tests/gpu $(ARGS)
 
 mutate: $(VENV)/.built
 	$(BIN)/python -m tools.mutate $(ARGS)

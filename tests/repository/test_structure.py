@@ -19,6 +19,7 @@ NOT_ROOMS = {
     "benchmarks": "the studies in benchmarks/",
     "conformance": "torch's suite for backends",
     "failures": "the promises of docs/failures.md, each through all packages",
+    "gpu": "CUDA tensors on a GPU, through all packages",
     "mutations": "what make mutate breaks",
     "native": "the C sources by themselves",
     "repository": "examples, guide, wheel, and the tests themselves",

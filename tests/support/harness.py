@@ -291,7 +291,8 @@ def _inherited() -> dict[str, str]:
         **{k: v for k, v in os.environ.items() if not k.startswith("LOSSYCOLL_")},
         "OMP_NUM_THREADS": "1",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
-        "PYTHONPATH": str(ROOT),
+        # What is installed beside the interpreter's own folders is named there.
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
         "PYTHONFAULTHANDLER": "1",
     }
 

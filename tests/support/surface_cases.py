@@ -194,7 +194,7 @@ def premultiplied(k: Kit) -> None:
 
     rows = [k.values(rank) * (0.5 if rank else 2.0) for rank in range(k.world)]
     own = 2.0 if k.rank == 0 else 0.5
-    for factor in (own, torch.tensor([own], dtype=torch.float32)):
+    for factor in (own, k.here(torch.tensor([own], dtype=torch.float32))):
         op = _make_nccl_premul_sum(factor)
         t = k.in_place(k.values(k.rank))
         k.run(dist.all_reduce, t, op)
@@ -203,7 +203,7 @@ def premultiplied(k: Kit) -> None:
         k.run(dist.reduce, t, 0, op)
         if k.rank == 0:
             k.same(t, reduced(rows, Op.SUM), "reduce")
-        wide = torch.stack([k.values(k.rank)] * k.world)
+        wide = k.here(torch.stack([k.values(k.rank)] * k.world))
         out = k.target()
         k.run(dist.reduce_scatter_single, out, k.source(wide), op)
         k.same(out, reduced(rows, Op.SUM), "reduce_scatter_single")
@@ -222,15 +222,16 @@ def extremes(k: Kit) -> None:
         want = rows[0]
         for row in rows[1:]:
             want = function(want, row)
-        assert torch.equal(t.isnan(), want.isnan())
-        assert torch.equal(t.nan_to_num(), want.nan_to_num())
+        got = t.cpu()
+        assert torch.equal(got.isnan(), want.isnan())
+        assert torch.equal(got.nan_to_num(), want.nan_to_num())
 
 
 # ---- several as one ----
 
 
 def coalescing_manager(k: Kit) -> None:
-    for device in (None, torch.device("cpu")):
+    for device in (None, k.device):
         rows = [k.values(rank) for rank in range(k.world)]
         several = [k.in_place(rows[k.rank]) for _ in range(3)]
         with _coalescing_manager(k.group, device, async_ops=k.mode != "sync") as manager:
@@ -256,7 +257,7 @@ def coalescing_manager(k: Kit) -> None:
             check(k, out, rows, Op.SUM)
     # What has no form for several goes one by one, and is waited for at the end.
     t = k.in_place(rows[k.rank])
-    with _coalescing_manager(k.group, torch.device("cpu"), async_ops=True) as manager:
+    with _coalescing_manager(k.group, k.device, async_ops=True) as manager:
         dist.broadcast(t, k.world - 1, group=k.group, async_op=True)
     manager.wait()
     k.same(t, rows[-1])
@@ -283,7 +284,7 @@ def functional(k: Kit) -> None:
     check(k, fc.wait_tensor(fc.all_reduce(own, "sum", group)), rows, Op.SUM)
     k.same(fc.wait_tensor(fc.broadcast(own, k.world - 1, group)), rows[-1])
     k.same(fc.wait_tensor(fc.all_gather_tensor(own, 0, group)), torch.cat(rows))
-    wide = [torch.cat([row] * k.world) for row in rows]
+    wide = [k.here(torch.cat([row] * k.world)) for row in rows]
     part = fc.wait_tensor(fc.reduce_scatter_tensor(wide[k.rank], "sum", 0, group))
     check(k, part, rows, Op.SUM)
     k.same(fc.wait_tensor(fc.all_to_all_single(wide[k.rank], None, None, group)), torch.cat(rows))
@@ -350,11 +351,11 @@ def expanded_inputs(k: Kit) -> None:
         return k.values(rank, (1, 40)).expand(30, 40)
 
     outs = [k.target((30, 40)) for _ in range(k.world)]
-    k.run(dist.all_gather, outs, row(k.rank))
+    k.run(dist.all_gather, outs, k.here(row(k.rank)))
     for rank, out in enumerate(outs):
         k.same(out, row(rank))
     out = k.target((30, 40))
-    parts = [row(rank) for rank in range(k.world)] if k.rank == 0 else None
+    parts = [k.here(row(rank)) for rank in range(k.world)] if k.rank == 0 else None
     k.run(dist.scatter, out, parts, 0)
     k.same(out, row(k.rank))
 
@@ -363,10 +364,10 @@ def conjugated(k: Kit) -> None:
     """Views that torch computes only when they are read; the group sees them when asked itself."""
     rows = all_rows(k)
     group: Any = k.group or dist.group.WORLD
-    t = rows[k.rank].clone().conj()
+    t = k.here(rows[k.rank].clone()).conj()
     group.allreduce([t]).wait()
     k.near(t, reduced(rows, Op.SUM).conj().resolve_conj())
-    t = rows[k.rank].clone().conj().imag  # its negative bit is set
+    t = k.here(rows[k.rank].clone()).conj().imag  # its negative bit is set
     group.allreduce([t]).wait()
     k.near(t, -reduced(rows, Op.SUM).imag)
 
@@ -374,15 +375,15 @@ def conjugated(k: Kit) -> None:
 def inference(k: Kit) -> None:
     rows = all_rows(k)
     with torch.inference_mode():
-        outs = [k.values(99) for _ in range(k.world)]
-        work = dist.all_gather(outs, rows[k.rank], group=k.group, async_op=True)
+        outs = [k.here(k.values(99)) for _ in range(k.world)]
+        work = dist.all_gather(outs, k.here(rows[k.rank]), group=k.group, async_op=True)
         work.get_future().wait()
     k.same(torch.stack(outs), torch.stack(rows))
 
 
 def versions(k: Kit) -> None:
     """What autograd has saved isn't declared stale by filling outputs of no concern to it."""
-    t = k.values(k.rank).requires_grad_()
+    t = k.here(k.values(k.rank)).requires_grad_()
     doubled = (t * t).sum()
     k.run(dist.all_reduce, t.detach().clone(), Op.SUM)
     doubled.backward()
@@ -422,7 +423,7 @@ def sparse(k: Kit) -> None:
         count = 0 if rank == 1 else 40
         places = data((2, count), torch.uint8, rank).long() % 13
         values = data((count, *dense), torch.float32, rank).to(k.dtype)
-        return torch.sparse_coo_tensor(places, values, (13, 17, *dense))
+        return torch.sparse_coo_tensor(places, values, (13, 17, *dense)).to(k.device)
 
     def total(dense: tuple[int, ...], scale: float = 1.0) -> Tensor:
         rows = [tensor(rank, dense).to_dense() for rank in range(k.world)]
@@ -442,6 +443,7 @@ def sparse(k: Kit) -> None:
         k.run(dist.all_reduce, t, _make_nccl_premul_sum(0.5))
         k.same(t.to_dense(), total((2,), 0.5))
     empty = torch.sparse_coo_tensor(torch.zeros(1, 0), torch.zeros(0, dtype=k.dtype), (7,))
+    empty = empty.to(k.device)
     k.run(dist.all_reduce, empty)
     k.same(empty.to_dense(), torch.zeros(7, dtype=k.dtype))
 

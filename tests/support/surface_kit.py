@@ -1,5 +1,7 @@
 """What the tables of backend/test_surface.py are made of: data that every rank can compute,
 tensors that lie in memory in every way, calls in every mode, and what reductions must give.
+
+Data and what is wanted are on the CPU; what a call is given is on the kit's device (tests/gpu).
 """
 
 from __future__ import annotations
@@ -105,6 +107,7 @@ class Kit:
         layout: str,
         mode: str,
         group: Any = None,
+        device: str = "cpu",
     ) -> None:
         self.rank = rank
         self.world = world
@@ -112,11 +115,21 @@ class Kit:
         self.layout = layout
         self.mode = mode
         self.group = group
+        self.device = torch.device(device)
         self.shape = SHAPES.get(layout, (6, 35))
         self._bases: list[tuple[Tensor, Tensor, Tensor | None]] = []
 
     def values(self, seed: int, shape: tuple[int, ...] | None = None) -> Tensor:
         return data(self.shape if shape is None else shape, self.dtype, seed)
+
+    def here(self, values: Tensor) -> Tensor:
+        """The same on the device of the case, strides included."""
+        if self.device.type == "cpu":
+            return values
+        there = torch.empty(0, dtype=values.dtype, device=self.device)
+        memory = values.untyped_storage().to(device=self.device)
+        there.set_(memory, values.storage_offset(), values.shape, values.stride())
+        return there
 
     def source(self, values: Tensor) -> Tensor:
         """An input: laid out as the case wants it, and looked after."""
@@ -140,7 +153,7 @@ class Kit:
     def same(self, got: Tensor, want: Tensor, what: object = "") -> None:
         assert got.dtype == want.dtype, (got.dtype, want.dtype)
         assert got.shape == want.shape, (got.shape, want.shape)
-        assert torch.equal(raw(got), raw(want)), (
+        assert torch.equal(raw(got).cpu(), raw(want).cpu()), (
             f"{what}: got {got.flatten()[:8]}, want {want.flatten()[:8]}"
         )
 
@@ -149,7 +162,7 @@ class Kit:
             self.same(got.detach(), want)
             return
         rtol = 2e-2 if torch.finfo(self.dtype).bits == 16 else 1e-6
-        torch.testing.assert_close(got.detach(), want, rtol=rtol, atol=1e-6)
+        torch.testing.assert_close(got.detach().cpu(), want.cpu(), rtol=rtol, atol=1e-6)
 
     def finish(self) -> None:
         """No input has changed, and nothing beside the outputs."""
@@ -161,7 +174,7 @@ class Kit:
 
     def _laid(self, values: Tensor, *, fixed: bool) -> Tensor:
         shape, n = tuple(values.shape), values.numel()
-        base = data((2 * n + 20,), self.dtype, 77)
+        base = data((2 * n + 20,), self.dtype, 77).to(self.device)
         if self.layout == "slice":
             view = base[7 : 7 + n].view(shape)
         elif self.layout == "strided":
@@ -169,7 +182,7 @@ class Kit:
         elif self.layout == "transposed":
             view = base[5 : 5 + n].view(shape[::-1]).permute(*reversed(range(len(shape))))
         else:
-            base = view = values.clone()
+            base = view = values.clone().to(self.device)
         view.copy_(values)
         if self.layout == "leaf" and self.dtype in (*FLOATS, *COMPLEX):
             view.requires_grad_()
@@ -180,7 +193,8 @@ class Kit:
 class Table:
     """Runs many cases on one rank and remembers failures. ``every``: one of so many kits runs."""
 
-    def __init__(self, rank: int, world: int, every: int = 1) -> None:
+    def __init__(self, rank: int, world: int, every: int = 1, device: str = "cpu") -> None:
+        self.device = device
         self.rank = rank
         self.world = world
         self.turn = 0
@@ -210,7 +224,14 @@ class Table:
         if self.turn % self._every:
             return
         mode = MODES[self.turn % len(MODES)]
-        kit = Kit(self.rank, self.world, dtype=dtype, layout=layout, mode=mode, group=group)
+        kit = Kit(
+            *(self.rank, self.world),
+            dtype=dtype,
+            layout=layout,
+            mode=mode,
+            group=group,
+            device=self.device,
+        )
 
         def whole() -> None:
             run(kit)

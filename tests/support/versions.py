@@ -7,6 +7,8 @@ from typing import Final
 
 TORCH: Final = tuple(int(part) for part in metadata.version("torch").split(".")[:2])
 """(major, minor)."""
+SAYS_FACTORS: Final = TORCH >= (2, 13)
+"""Whether a backend sees the factor of a PREMUL_SUM."""
 
 
 def name_as_today() -> None:

@@ -19,8 +19,8 @@ NATIVE := $(wildcard native/*.[ch] native/lab/*.[ch]) native/build_cffi.py
 C_FILES := $(wildcard native/*.[ch] native/lab/*.[ch] tests/native/*.[ch] benchmarks/micro/*.[ch] tools/*.[ch])
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-torch test-gpu mutate lint format conformance bench micro study reports \
-        theory doctor docs examples netem versions clean
+.PHONY: help demo test test-all test-torch test-gpu mutate lint format conformance \
+        conformance-gpu bench micro study reports theory doctor docs examples netem versions clean
 
 help:
 	@echo "make demo      train a small GPT five times and compare (about 6 minutes)"
@@ -32,6 +32,7 @@ help:
 	@echo "make lint      ruff, mypy, import-linter and clang-format"
 	@echo "make format    let ruff and clang-format rewrite the sources"
 	@echo "make conformance  torch's suite for backends against gloo and lossy (half an hour)"
+	@echo "make conformance-gpu  its tests about GPUs, on one that ranks share (4 minutes at most)"
 	@echo "make bench     all-reduce against gloo, then the bare sockets"
 	@echo "make micro NAME=control_plane  one of benchmarks/micro; ARGS=--help says more"
 	@echo "make study NAME=quality  one of benchmarks/studies, where it was stopped; ARGS=--help says more"
@@ -64,6 +65,10 @@ test-torch:
 test-gpu:
 	LOSSYCOLL_WERROR=1 $(PYTHON) setup.py -q build_ext --inplace
 	$(PYTHON) -m pytest tests/gpu $(ARGS)
+
+conformance-gpu:
+	LOSSYCOLL_WERROR=1 $(PYTHON) setup.py -q build_ext --inplace
+	$(PYTHON) -m tests.conformance.gpu $(ARGS)
 
 mutate: $(VENV)/.built
 	$(BIN)/python -m tools.mutate $(ARGS)

@@ -27,6 +27,7 @@ RANKS_ENV = {
     "OMP_NUM_THREADS": "1",  # a pool of threads doesn't survive a fork
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "GLOO_SOCKET_IFNAME": "lo",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # the other check would forbid forks to use CUDA
     "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
 }
 

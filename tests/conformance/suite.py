@@ -7,11 +7,13 @@ name that the suite's own comparisons (not torch's) take for gloo's.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
 import tempfile
 import traceback
+import types
 import unittest
 from collections import Counter
 from collections.abc import Callable
@@ -48,15 +50,26 @@ class Suite:
     """The tests in one mode at one world size. At most one per process.
 
     ``samples``: our own cases, which show what the runner makes of them, in place of torch's.
+    ``one_gpu``: the tests about GPUs alone, on one that all ranks share. ``limit``: seconds.
     """
 
-    def __init__(self, mode: Mode, world: int, choice: Choice, *, samples: bool = False) -> None:
+    def __init__(
+        self,
+        mode: Mode,
+        world: int,
+        choice: Choice,
+        *,
+        samples: bool = False,
+        one_gpu: bool = False,
+        limit: float = LIMIT_SECONDS,
+    ) -> None:
         os.environ |= {
             "BACKEND": choice.named,
             "WORLD_SIZE": str(world),
             "TEMP_DIR": "",
             **mode.env,
         }
+        _stand_in_for_expecttest()
         from torch.testing._internal import common_distributed
         from torch.testing._internal.distributed import distributed_test
 
@@ -66,7 +79,10 @@ class Suite:
             Tests = distributed_test.DistributedTest._DistTestBase
         logging.getLogger("torch.testing").setLevel(logging.WARNING)
         if mode.backend == "lossy":
-            import lossycoll.backend.process_group  # noqa: F401 (once here rather than in every rank)
+            from lossycoll import _autoload
+
+            _autoload.register()  # where the package is only on the path
+            _autoload.load()  # once here rather than in every rank
         os.environ |= {
             "BACKEND": choice.env_name,
             "MASTER_ADDR": str(distributed_test.MASTER_ADDR),
@@ -79,13 +95,21 @@ class Suite:
         self._case = _case(distributed_test.TestDistBackend, Tests)
         self._skips = {s.exit_code: s.message for s in common_distributed.TEST_SKIPS.values()}
         self.names = unittest.TestLoader().getTestCaseNames(self._case)
+        self._limit = limit
+        self._around: Callable[[], Any] = contextlib.nullcontext
+        if one_gpu:
+            from .one_gpu import OnGpu0, is_about_gpus, share
+
+            share([common_distributed, distributed_test], world)
+            self._around = OnGpu0
+            self.names = [name for name in self.names if is_about_gpus(getattr(self._case, name))]
 
     def run(self, name: str) -> Outcome:
-        """Runs one test; after its ``limit``, or else LIMIT_SECONDS, it counts as hung."""
+        """Runs one test; after its ``limit``, or else the suite's, it counts as hung."""
         method = getattr(self._case, name)
         if getattr(method, "__unittest_skip__", False):
             return Outcome("skip", method.__unittest_skip_why__)
-        limit = getattr(method, "limit", LIMIT_SECONDS)
+        limit = getattr(method, "limit", self._limit)
         self._shared.initialize_temp_directories()
         try:
             with tempfile.TemporaryDirectory() as folder:
@@ -93,11 +117,22 @@ class Suite:
 
                 def entry(rank: int, pipe: Connection) -> None:
                     os.environ |= self._mode.env_of(rank)
-                    self._case._run(rank, name, store, pipe)
+                    with self._around():
+                        self._case._run(rank, name, store, pipe)
 
                 return run(entry, self._world, limit=limit, skips=self._skips)
         finally:
             self._shared.cleanup_temp_dir()
+
+
+def _stand_in_for_expecttest() -> None:
+    """torch's tests import it; those of backends need nothing of it, so machines may lack it."""
+    try:
+        import expecttest  # noqa: F401
+    except ModuleNotFoundError:
+        found = types.ModuleType("expecttest")
+        found.TestCase = unittest.TestCase  # type: ignore[attr-defined]
+        sys.modules["expecttest"] = found
 
 
 def _case(base: Any, tests: Any) -> Any:

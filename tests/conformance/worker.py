@@ -11,7 +11,7 @@ import json
 from dataclasses import asdict
 
 from .modes import CHOICES, MODES
-from .suite import Suite
+from .suite import LIMIT_SECONDS, Suite
 
 
 def main() -> None:
@@ -21,9 +21,18 @@ def main() -> None:
     parser.add_argument("tests", nargs="*", help="all, if there are none")
     parser.add_argument("--choice", choices=CHOICES, default="gloo")
     parser.add_argument("--samples", action="store_true", help="our own cases, not torch's")
+    parser.add_argument("--one-gpu", action="store_true", help="tests about GPUs, on GPU 0")
+    parser.add_argument("--limit", type=float, default=LIMIT_SECONDS, help="seconds for a test")
+    parser.add_argument("--part", default="1/1", help="2/3: the second third of the tests")
     given = parser.parse_args()
-    suite = Suite(MODES[given.mode], given.world, CHOICES[given.choice], samples=given.samples)
-    for name in given.tests or suite.names:
+    suite = Suite(
+        *(MODES[given.mode], given.world, CHOICES[given.choice]),
+        samples=given.samples,
+        one_gpu=given.one_gpu,
+        limit=given.limit,
+    )
+    part, parts = (int(number) for number in given.part.split("/"))
+    for name in (given.tests or suite.names)[part - 1 :: parts]:
         outcome = suite.run(name)
         print(json.dumps({"test": name, **asdict(outcome)}), flush=True)
 

@@ -160,6 +160,7 @@ class Dispatcher:
         self.health: Final = endpoint.health
         self.where: Final = self.health.where
         self._group_failure = endpoint.operations.group_failure
+        self.fail: Final = endpoint.fail
         self._options = endpoint.options
         self._asked: list[Recovered] = []
         self._collectives: Final[CollectiveEndpoint] = (
@@ -284,16 +285,16 @@ class Dispatcher:
             if call.seq >= 0 and not isinstance(error, PeerLostError):
                 if self.health.failure is None and (cause := self._group_failure(call)):
                     raise cause.again(call.numbered) from None
-                self.health.fail(error, tell=True)
+                self.fail(call, error)
         elif isinstance(error, Exception):
             if call.seq < 0:
                 self.health.issue(call)
-            raise not_submitted(self.health, call, error) from error
+            raise not_submitted(self._endpoint, call, error) from error
         elif call.seq >= 0 and call.submitted != operations:
             if not call.submitted and self.health.take_back(call):
                 return
             text = f"{self.where}: {call.numbered} was interrupted halfway ({error!r})"
-            self.health.fail(AbortedError(text, peer=self.where.rank), tell=True)
+            self.fail(call, AbortedError(text, peer=self.where.rank))
 
     def named(self, call: Description, choice: ChosenWay | None = None) -> Collective:
         """A checked call as other ranks must issue it, without a number yet.

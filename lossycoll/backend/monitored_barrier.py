@@ -43,7 +43,7 @@ def monitored_barrier(
     dispatcher.issue_by_gloo(call)
     if not timeout and health.where.rank == 0:
         # Gloo takes what is left of it, nothing, for no limit, unless a millisecond has passed.
-        raise _no_time(health, call)
+        raise _no_time(dispatcher, call)
     gloo = met(health, call, mesh, timeout)
     try:
         gloo.monitored_barrier(timeout, wait_all_ranks)
@@ -51,14 +51,15 @@ def monitored_barrier(
         raise _explained(health, call, error) from error
 
 
-def _no_time(health: Health, call: Collective) -> LossyError:
+def _no_time(dispatcher: Dispatcher, call: Collective) -> LossyError:
     """The error at rank 0 for a timeout of nothing, in gloo's words."""
+    where = dispatcher.where
     text = (
-        f"{health.where}: {call.numbered}: Rank 0 timed out in monitoredBarrier after 0 ms; "
+        f"{where}: {call.numbered}: Rank 0 timed out in monitoredBarrier after 0 ms; "
         f"give it a longer timeout"
     )
-    error = OperationTimeout(text, peer=health.where.rank)
-    health.fail(error, tell=True)
+    error = OperationTimeout(text, peer=where.rank)
+    dispatcher.fail(call, error)
     return error
 
 

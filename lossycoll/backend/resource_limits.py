@@ -11,9 +11,9 @@ import resource
 from typing import Final
 
 from lossycoll.errors import EngineError, LossyError
+from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.core.call import Collective
 from lossycoll.runtime.engine.failures import Code
-from lossycoll.runtime.membership.group_state import Health
 
 DESCRIPTORS: Final = (32, 4)
 """What a group may take, with room to spare: in any case, and for each rank."""
@@ -72,26 +72,27 @@ def is_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or "allocate memory" in str(error)
 
 
-def not_submitted(health: Health, call: Collective, error: Exception) -> LossyError:
+def not_submitted(endpoint: Endpoint, call: Collective, error: Exception) -> LossyError:
     """Makes what keeps this rank from submitting a call the failure of all ranks.
 
     The others would wait in vain for this rank to take part.
 
     Args:
-        health: The group's state.
+        endpoint: The group's.
         call: The call.
         error: What was raised: a lack of memory, or an exception of staging or of a builder.
 
     Returns:
         The group's failure, which is an earlier one if it has that.
     """
+    health = endpoint.health
     text = f"{health.where}: {call.numbered}"
     if is_memory(error):
         failure = EngineError(f"{text}: no memory for it: {_reason(error)}", code=Code.MEMORY)
     else:
         what = f"{type(error).__name__}: {_reason(error)}"
         failure = EngineError(f"{text}: this rank couldn't submit it: {what}")
-    health.fail(failure, tell=True)
+    endpoint.fail(call, failure)
     first = health.failure or failure
     return failure if first is failure else first.again(call.numbered)
 

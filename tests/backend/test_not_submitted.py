@@ -145,6 +145,7 @@ def rank_sparse(rank: int, world: int, spoil: Callable[[], None]) -> Any:
         if i == 1 and rank == 1:
             spoil()
         out.append(said(lambda value=value: dist.all_reduce(value)))  # type: ignore[misc]
+    assert out[0] == ("", "", out[0][2]), "the sum before is not touched"
     assert values[0].to_dense()[0] == 2
     return [*out[1:], said(lambda: dist.all_reduce(torch.ones(8)))]
 
@@ -179,8 +180,11 @@ def rank_sparse_interrupted(rank: int, world: int) -> Any:
     return rank_sparse(rank, world, spoil)
 
 
-def test_a_sparse_sum_interrupted_halfway_ends_the_group() -> None:
-    (first, again), (own, after) = run_good(rank_sparse_interrupted, 2, QUIET)
+@pytest.mark.parametrize("inject", ["", "seed=3,link=1-0:0.9"], ids=["at once", "resent"])
+def test_a_sparse_sum_interrupted_halfway_ends_the_group(inject: str) -> None:
+    """And the sum before it ends well, also where the other rank still lacks its data."""
+    env = {**QUIET, "LOSSYCOLL_INJECT": inject}
+    (first, again), (own, after) = run_good(rank_sparse_interrupted, 2, env)
     assert own[0] == "KeyboardInterrupt"
     for kind, text, _ in (first, again, after):
         assert kind == "AbortedError"

@@ -276,6 +276,13 @@ CALLS = (
         "h->now - op->submitted_ns > 2 * op->call.timeout_ns) {",
         f"{ENGINE}/test_ends.py::test_a_rank_that_never_submits_is_named",
     ),
+    mutation(
+        "an error of a rank's own overtakes what other ranks lack of the calls before",
+        "lossycoll/runtime/collectives/leaving.py",
+        "        return of is None or call.seq < 0 or of.seq < call.seq\n",
+        "        return False\n",
+        "tests/backend/test_not_submitted.py::test_a_sparse_sum_interrupted_halfway_ends_the_group",
+    ),
     # ---- agreement ----
     mutation(
         "another collective taken for the same",

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lossycoll.errors import ClosedError, PeerLostError
+from lossycoll.errors import ClosedError, LossyError, PeerLostError
 from lossycoll.plan import (
     Algorithm,
     Finish,
@@ -379,6 +379,21 @@ class Endpoint(CollectiveEndpoint):
                     self.health.fail(error_of(failure, self.health.where), tell=True)
 
     # ---- the end ----
+
+    def fail(self, call: Collective, error: LossyError) -> None:
+        """Makes an error of this rank's own the failure of all ranks.
+
+        It doesn't overtake calls that were done here: other ranks get what they need of them
+        first, within a second.
+
+        Args:
+            call: The call that fails by it.
+            error: The failure, unless the group has one.
+        """
+        try:
+            self._leaving.finish_delivery(call)
+        finally:  # also if Ctrl-C ends the wait
+            self.health.fail(error, tell=True)
 
     def close(self) -> None:
         """Announces to the other ranks that this one leaves, ends what is pending, joins threads.

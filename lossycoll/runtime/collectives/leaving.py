@@ -113,6 +113,26 @@ class Leaving:
                 failure or "they have not taken part in them",
             )
 
+    def finish_delivery(self, call: Collective) -> None:
+        """Waits, a second at most, until the other ranks have what they need of the calls before
+        ``call``, which were done here: its error would overtake that, and fail those calls."""
+        end = time.monotonic() + LINGER_SECONDS
+        while (
+            self._engine is not None
+            and self._health.failure is None
+            and self._owes_before(call)
+            and time.monotonic() < end
+        ):
+            time.sleep(0.0005)
+
+    def _owes_before(self, call: Collective) -> bool:
+        assert self._engine is not None
+        lingering, oldest = self._engine.lingering()
+        if not lingering:
+            return False
+        of = self._health.call_of(oldest)
+        return of is None or call.seq < 0 or of.seq < call.seq
+
     def _last_finished(self) -> int:
         """Number of the last call in which no other rank needs this one any more.
 

@@ -4,9 +4,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -70,8 +70,7 @@ static int reserve(int fd, size_t bytes) {
 
 static int make_memory(lc_shm *s) {
     s->fd = make_file();
-    s->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    if (s->fd < 0 || s->wake_fd < 0 || !reserve(s->fd, s->bytes))
+    if (s->fd < 0 || pipe2(s->wake_fds, O_NONBLOCK | O_CLOEXEC) != 0 || !reserve(s->fd, s->bytes))
         return 0;
     s->memory = mmap(NULL, s->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, s->fd, 0);
     if (s->memory == MAP_FAILED) {
@@ -130,13 +129,23 @@ static void forget(const lc_shm *s, lc_shm_peer *p) {
     p->wake_fd = -1;
 }
 
-/* Memory that can shrink would end us when we read it, and a wake-up that blocks would stop us. */
+/* Memory that can shrink would end us when we read it. What isn't a pipe of the kernel's own, as
+ * ours is, isn't opened: its file system might have the open, or a write, wait. */
 static int is_sound(const lc_shm *s, const lc_address *a) {
-    struct stat file;
+    struct stat file, own, pipe;
     int seals = fcntl(a->memory, F_GET_SEALS);
-    int flags = fcntl(a->wake, F_GETFL);
     return seals >= 0 && (seals & F_SEAL_SHRINK) && fstat(a->memory, &file) == 0 &&
-           file.st_size == (off_t)s->bytes && flags >= 0 && (flags & O_NONBLOCK);
+           file.st_size == (off_t)s->bytes && fstat(a->wake, &pipe) == 0 &&
+           fstat(s->wake_fds[0], &own) == 0 && S_ISFIFO(pipe.st_mode) && pipe.st_dev == own.st_dev;
+}
+
+/* Whether a write blocks is a property of what was opened, which all share who have the
+ * descriptor: a peer could change it, fill the pipe, and stop us in wake(). So it is opened once
+ * more. For reading too, so that no write to a pipe whose owner has gone is a signal. */
+static int open_anew(int pipe) {
+    char name[sizeof "/proc/self/fd/" + 12];
+    snprintf(name, sizeof name, "/proc/self/fd/%d", pipe);
+    return open(name, O_RDWR | O_NONBLOCK | O_CLOEXEC);
 }
 
 static int is_of(const lc_shm *s, const lc_shm_peer *p) {
@@ -161,7 +170,7 @@ static int set_peer(lc_link *link, uint16_t process, const lc_address *address) 
     if (memory == MAP_FAILED)
         return LC_E_MEMORY;
     p->memory = memory;
-    p->wake_fd = fcntl(address->wake, F_DUPFD_CLOEXEC, 0);
+    p->wake_fd = open_anew(address->wake);
     uint16_t k = (uint16_t)(p - s->peers);
     uint16_t there = (uint16_t)(k < s->own ? k : k + 1);
     p->in = (const lc_shm_ring *)(const void *)(p->memory + ring_at(s, there, s->own));
@@ -218,8 +227,9 @@ static void close_shm(lc_link *link) {
         munmap(s->memory, s->bytes);
     if (s->fd >= 0)
         close(s->fd);
-    if (s->wake_fd >= 0)
-        close(s->wake_fd);
+    for (int i = 0; i < 2; i++)
+        if (s->wake_fds[i] >= 0)
+            close(s->wake_fds[i]);
     free(s->peer_of);
     free(s->peers);
     free(s->buffer);
@@ -268,20 +278,21 @@ lc_link *lc_shm_open(const lc_host_config *config, const uint16_t *processes, ui
                         .head_max = LC_SHM_HEAD_MAX,
                         .small_max = LC_SHM_HEAD_MAX,
                         .local = 1};
-    s->fd = s->wake_fd = -1;
+    s->fd = s->wake_fds[0] = s->wake_fds[1] = -1;
     s->own = (uint16_t)own;
     s->n_peers = (uint16_t)(n - 1);
     s->processes = config->processes;
     lay_out(s);
-    if (make_tables(s) && make_memory(s)) {
+    int has_tables = make_tables(s);
+    if (has_tables && make_memory(s)) {
         write_header(s, config->process);
         number_peers(s, processes);
         descriptors[0] = s->fd;
-        descriptors[1] = s->wake_fd;
+        descriptors[1] = s->wake_fds[1];
         failure->code = LC_OK;
         return &s->link;
     }
-    failure->code = s->fd < 0 && s->wake_fd < 0 ? LC_E_MEMORY : LC_E_SYSTEM;
+    failure->code = has_tables ? LC_E_SYSTEM : LC_E_MEMORY;
     failure->sys_errno = errno;
     close_shm(&s->link);
     return NULL;

@@ -65,7 +65,7 @@ typedef struct {
     const uint8_t *memory; /* the peer's, read-only; NULL: it isn't known */
     const lc_shm_ring *in; /* there: what it sends here */
     lc_shm_ring *out;      /* here: what goes there */
-    int wake_fd;
+    int wake_fd; /* its pipe, opened anew: what peers do to their end doesn't change this one */
     uint16_t process;
     uint8_t broken; /* its memory holds nonsense: nothing of it is believed any more */
     uint32_t sent;  /* packets that went there, ever; */
@@ -88,7 +88,8 @@ typedef struct {
 
 typedef struct {
     lc_link link;
-    int fd, wake_fd;
+    int fd;
+    int wake_fds[2]; /* a pipe: this process sleeps on the first, and gives peers the second */
     uint8_t *memory;
     size_t bytes;
     lc_shm_header *header;
@@ -112,7 +113,7 @@ typedef struct {
     /* receiving */
     uint16_t turn; /* the peer whose packets are looked at first */
     uint32_t naps;
-    int drains; /* the eventfd may be readable */
+    int drains; /* the pipe may hold something */
     _Alignas(64) uint8_t heads[LC_RECEIVE_BUFFERS][LC_SHM_ENTRY_BYTES];
     lc_link_figures figures;
     lc_event event; /* kind 0: none */

@@ -119,13 +119,12 @@ static int put(lc_shm *s, lc_shm_peer *p, const lc_run *run, uint32_t k) {
  * ended once. */
 static void wake(lc_shm *s, lc_shm_peer *p) {
     const lc_shm_header *there = (const lc_shm_header *)(const void *)p->memory;
-    const uint64_t one = 1;
     uint32_t naps = atomic_load(&there->naps);
     if (!(naps & 1) || naps == p->woken)
         return;
-    p->woken = naps;
     s->figures.send_calls++;
-    (void)!write(p->wake_fd, &one, sizeof one);
+    if (write(p->wake_fd, "", 1) > 0 || errno == EAGAIN) /* a full pipe wakes as well */
+        p->woken = naps;
 }
 
 /* Only when all is there: who is woken may get this core at once, and would find little to take. */
@@ -246,11 +245,11 @@ int lc_shm_is_from(const lc_link *link, const lc_arrival *arrival, uint16_t peer
 /* ---- sleeping ---- */
 
 static void drain(lc_shm *s) {
-    uint64_t drained;
+    char drained[2 * LC_SHM_PROCESSES]; /* each peer writes one byte for a nap */
     if (!s->drains)
         return;
     s->figures.receive_calls++;
-    (void)!read(s->wake_fd, &drained, sizeof drained);
+    (void)!read(s->wake_fds[0], drained, sizeof drained);
 }
 
 static int has_come(const lc_shm *s) {
@@ -277,6 +276,6 @@ int lc_shm_descriptors(lc_link *link, int blocked, struct pollfd *fds, uint64_t 
     s->drains = 1;
     if (lc_shm_watch(link))
         *timeout_ns = 0;
-    fds[0] = (struct pollfd){s->wake_fd, POLLIN, 0};
+    fds[0] = (struct pollfd){s->wake_fds[0], POLLIN, 0};
     return 1;
 }

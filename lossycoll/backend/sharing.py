@@ -240,6 +240,8 @@ def _tell_apart(
     """Logs, in one line, which ranks of this machine packets go to by UDP all the same, and why."""
     mine = offers[where.rank]
     if mine.machine is None:
+        if where.world > 1:
+            logfmt.event(logging.INFO, where, "apart", ranks="all", why=mine.why)
         return
     apart = [
         rank

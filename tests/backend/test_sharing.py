@@ -39,6 +39,7 @@ class Host:
 
     def __init__(self, topology: Topology | None = None, error: str = "") -> None:
         self.own: tuple[int, int] | None = None
+        self._asleep = -1
         self.shared_with: Sequence[int] = ()
         self.topology = topology
         self._error = error
@@ -47,14 +48,15 @@ class Host:
         if self._error:
             raise EngineError(self._error)
         self.shared_with = processes
-        self.own = (memory(), os.eventfd(0))
+        self._asleep, wake = os.pipe()
+        self.own = (memory(), wake)
         return self.own
 
     def link(self, number: int = 0) -> Any:
         return SimpleNamespace(payload_bytes=SHARED_PAYLOAD if number else PAYLOAD)
 
     def close(self) -> None:
-        for descriptor in self.own or ():
+        for descriptor in (*self.own, self._asleep) if self.own else ():
             os.close(descriptor)
 
 
@@ -201,6 +203,19 @@ def test_a_kernel_without_abstract_sockets_shares_nothing(monkeypatch: pytest.Mo
     own = open_sharing(Options(), 2)
     assert (own.exchange, own.offer.socket) == (None, "")
     assert own.offer.why == "there are no abstract Unix sockets here: Address family not supported"
+
+
+def test_ranks_without_proc_go_by_udp_and_say_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unmounted() -> None:
+        raise FileNotFoundError(2, "No such file or directory", "/proc/self/ns/net")
+
+    caplog.set_level(logging.INFO, "lossycoll")
+    monkeypatch.setattr(sharing, "this_machine", unmounted)
+    assert meet([Options()] * 2).topology == Topology.flat(2)
+    assert len(caplog.records) == 2
+    assert all("/proc/self/ns/net" in record.getMessage() for record in caplog.records)
 
 
 def test_injection_makes_each_rank_a_host_and_says_so(caplog: pytest.LogCaptureFixture) -> None:

@@ -294,6 +294,20 @@ LINKS = (
         "native:test_link_shm",
     ),
     mutation(
+        "a peer's pipe not opened anew, so that it can block",
+        "native/link_shm.c",
+        "p->wake_fd = open_anew(address->wake);",
+        "p->wake_fd = dup(address->wake);",
+        "native:test_link_shm",
+    ),
+    mutation(
+        "what isn't a pipe taken as what wakes a peer",
+        "native/link_shm.c",
+        "S_ISFIFO(pipe.st_mode) && pipe.st_dev == own.st_dev",
+        "S_ISFIFO(own.st_mode)",
+        "native:test_link_shm",
+    ),
+    mutation(
         "packets that a link doesn't carry submitted",
         "native/api.c",
         "if (!fits_links(op)) {",

@@ -450,6 +450,68 @@ static void test_memory_of_others_is_only_read(void) {
     close_ends(&e);
 }
 
+/* A peer owns what it has given away: it can make it block, and fill it. */
+static void test_a_peer_whose_pipe_blocks_and_is_full_stops_nobody(void) {
+    static const char filling[4096];
+    ends e;
+    struct pollfd fd;
+    lc_link_figures figures;
+    uint64_t timeout_ns = 1;
+    open_ends(&e, 2);
+    int theirs = e.descriptors[1][1];
+    while (write(theirs, filling, sizeof filling) > 0)
+        ;
+    CHECK(errno == EAGAIN);
+    CHECK(fcntl(theirs, F_SETFL, fcntl(theirs, F_GETFL) & ~O_NONBLOCK) == 0);
+    atomic_store(&shm(&e, 1)->header->naps, 1);
+    alarm(LONGEST_S); /* who waits in wake() would do so for ever */
+    send_one(&e, 0, 1, 0, 32);
+    alarm(0);
+    lc_link_figures_of(e.link[0], &figures);
+    CHECK(figures.send_calls == 1);
+    struct pollfd room = {theirs, POLLOUT, 0};
+    CHECK(poll(&room, 1, 0) == 0); /* it is full, so that a write that may block would have */
+    CHECK(!(fcntl(theirs, F_GETFL) & O_NONBLOCK));
+    /* What has filled it is read piece by piece, and doesn't hold up who reads. */
+    CHECK(lc_link_descriptors(e.link[1], 0, &fd, &timeout_ns) == 1 && timeout_ns == 0);
+    CHECK(poll(&fd, 1, 0) == 1);
+    close_ends(&e);
+}
+
+/* The end that a process sleeps on is its own: what peers do to theirs doesn't make it wait. */
+static void test_an_empty_pipe_that_blocks_stops_nobody(void) {
+    ends e;
+    struct pollfd fd;
+    open_ends(&e, 2);
+    int given = e.descriptors[1][1];
+    CHECK(fcntl(given, F_SETFL, fcntl(given, F_GETFL) & ~O_NONBLOCK) == 0);
+    alarm(LONGEST_S);
+    for (int i = 0; i < 3; i++) {
+        uint64_t timeout_ns = 1;
+        CHECK(lc_link_descriptors(e.link[1], 0, &fd, &timeout_ns) == 1 && timeout_ns == 1);
+    }
+    alarm(0);
+    send_one(&e, 0, 1, 0, 32);
+    CHECK(poll(&fd, 1, 0) == 1);
+    close_ends(&e);
+}
+
+/* Whose owner is gone, so that nobody reads it: no signal, which would end the process. */
+static void test_the_pipe_of_a_peer_that_is_gone(void) {
+    ends e;
+    lc_link_figures figures;
+    open_ends(&e, 2);
+    lc_shm_header *there = mmap(NULL, 4096, PROT_READ, MAP_SHARED, e.descriptors[1][0], 0);
+    CHECK(there != MAP_FAILED);
+    atomic_store(&shm(&e, 1)->header->naps, 1);
+    lc_link_close(e.link[1]);
+    send_one(&e, 0, 1, 0, 32);
+    lc_link_figures_of(e.link[0], &figures);
+    CHECK(figures.send_calls == 1 && there->naps == 1);
+    munmap(there, 4096);
+    lc_link_close(e.link[0]);
+}
+
 static int memory_like(const lc_shm *s, size_t bytes, int seals) {
     int fd = memfd_create("other", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     CHECK(fd >= 0 && ftruncate(fd, (off_t)bytes) == 0);
@@ -462,7 +524,7 @@ static void test_what_is_no_peer(void) {
     ends e;
     open_ends(&e, 2);
     size_t bytes = shm(&e, 1)->bytes;
-    int wake = e.descriptors[1][1], blocking = eventfd(0, EFD_CLOEXEC);
+    int wake = e.descriptors[1][1], no_pipe = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     int like[] = {memory_like(shm(&e, 1), bytes, F_SEAL_SHRINK),
                   memory_like(shm(&e, 1), bytes, F_SEAL_GROW),
                   memory_like(shm(&e, 1), bytes - 4096, F_SEAL_SHRINK),
@@ -474,7 +536,7 @@ static void test_what_is_no_peer(void) {
         CHECK_AT(introduce(e.link[0], PROCESSES[1], pair) == LC_E_ARGUMENT, "memory %d", i);
     }
     pair[0] = like[0];
-    pair[1] = blocking;
+    pair[1] = no_pipe;
     CHECK(introduce(e.link[0], PROCESSES[1], pair) == LC_E_ARGUMENT);
     pair[1] = -1;
     CHECK(introduce(e.link[0], PROCESSES[1], pair) == LC_E_ARGUMENT);
@@ -486,7 +548,7 @@ static void test_what_is_no_peer(void) {
     CHECK(overflow(&e, 0) == 1);
     for (int i = 0; i < 4; i++)
         close(like[i]);
-    close(blocking);
+    close(no_pipe);
     close_ends(&e);
 }
 
@@ -515,6 +577,9 @@ int main(void) {
     test_what_was_never_sent_is_taken();
     test_half_a_packet();
     test_memory_of_others_is_only_read();
+    test_a_peer_whose_pipe_blocks_and_is_full_stops_nobody();
+    test_an_empty_pipe_that_blocks_stops_nobody();
+    test_the_pipe_of_a_peer_that_is_gone();
     test_what_is_no_peer();
     test_what_cannot_be_opened();
     return check_result("test_link_shm");

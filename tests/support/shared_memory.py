@@ -1,4 +1,4 @@
-"""Memory and eventfds as a host shares them, and processes that are threads."""
+"""Memory as a host shares it, and processes that are threads."""
 
 from __future__ import annotations
 

@@ -49,7 +49,8 @@ def _attempt() -> str:
         ends = [DescriptorExchange(1) for _ in range(2)]
         for end in ends:
             undo.callback(end.close)
-        wake = os.eventfd(0)
+        asleep, wake = os.pipe()
+        undo.callback(os.close, asleep)
         undo.callback(os.close, wake)
         memory = _sealed_memory()
         undo.callback(os.close, memory)

@@ -106,8 +106,8 @@ class Host:
             processes: Those that may, in rising order, this one among them.
 
         Returns:
-            Descriptors of the memory and of the eventfd by which this process is woken. They are
-            the host's.
+            Descriptors of the memory, and of the pipe's end that others write to when they wake
+            this process. They are the host's.
 
         Raises:
             EngineError: There is no memory for it, or the kernel lacks what it takes.
@@ -132,7 +132,7 @@ class Host:
             session: 64 bits, equal in all processes.
             peers: (numeric host, port) of each process, this one included.
             topology: Which processes share a machine; None: none do.
-            shared: Memory and eventfd of those that share this one's, by number, as ``share``
+            shared: Memory and pipe of those that share this one's, by number, as ``share``
                 returned them there. They stay the caller's.
 
         Raises:

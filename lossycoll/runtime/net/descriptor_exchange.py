@@ -1,5 +1,5 @@
 """Processes of one machine hand one another descriptors: of the memory that each lets them read,
-and of the eventfd by which it is woken.
+and of the pipe by which it is woken.
 
 Each listens at an abstract Unix socket, which no file system is needed for, under a name that it
 draws and tells in the rendezvous; connects with each of the others, and sends. Nobody waits for an
@@ -8,7 +8,8 @@ all have said in the rendezvous that they have sent, each takes what there is, a
 doesn't come. docs/control.md has the steps.
 
 Nothing is believed but what comes from a process of the same user that knows the token of those who
-have met; and what it sends must be memory that can't shrink under its readers.
+have met; and what it sends must be memory that can't shrink under its readers, and a pipe that can
+be opened once more, as the engine does: its owner could make a write to the one it sent block.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class DescriptorExchange:
     def __init__(self, most: int) -> None:
         self.name = PREFIX + secrets.token_hex(16)
         self.taken: dict[int, tuple[int, int]] = {}
-        """Memory and eventfd of each process that has sent them, by its number."""
+        """Memory and pipe of each process that has sent them, by its number."""
         self.refused: dict[int, str] = {}
         """Why what came from a process couldn't be used, by its number; -1: nobody's."""
         self._most = most
@@ -81,7 +82,7 @@ class DescriptorExchange:
             process: This one's number.
             token: The secret of those who have met.
             names: Where the others listen, by number.
-            descriptors: Memory and eventfd; they stay the caller's.
+            descriptors: Memory, and the end of the pipe to write to; they stay the caller's.
 
         Returns:
             Why it couldn't be done, by number; those that aren't there have them.
@@ -217,15 +218,20 @@ def _sender(message: bytes, token: str, expected: frozenset[int]) -> tuple[int, 
 
 
 def _unusable(descriptors: list[int]) -> str:
-    """Why memory and eventfd can't be used; empty if they can."""
+    """Why memory and pipe can't be used; empty if they can."""
     if len(descriptors) != 2:
         return (
             f"{len(descriptors)} descriptors came, not 2: is this process short of them (ulimit "
             f"-n)?"
         )
     memory, wake = descriptors
-    if os.readlink(f"/proc/self/fd/{wake}") != "anon_inode:[eventfd]":
-        return "it sent no eventfd"
+    anew = f"/proc/self/fd/{wake}"
+    try:
+        if not os.readlink(anew).startswith("pipe:["):
+            return "it sent no pipe"
+        os.close(os.open(anew, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
+    except OSError as error:
+        return f"its pipe can't be opened once more (is /proc mounted?): {error.strerror}"
     try:
         seals = fcntl.fcntl(memory, fcntl.F_GET_SEALS)
     except OSError:

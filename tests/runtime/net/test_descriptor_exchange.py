@@ -8,6 +8,7 @@ import fcntl
 import os
 import socket
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -39,16 +40,17 @@ def ends(number: int) -> Iterator[list[DescriptorExchange]]:
 
 @contextlib.contextmanager
 def own() -> Iterator[tuple[int, int]]:
-    """What a process sends: its memory and its eventfd."""
-    pair = (memory(), os.eventfd(0))
+    """What a process sends: its memory, and a pipe to write to."""
+    asleep, wake = os.pipe()
+    made = memory()
     try:
-        yield pair
+        yield made, wake
     finally:
-        for descriptor in pair:
+        for descriptor in (made, wake, asleep):
             os.close(descriptor)
 
 
-def test_each_gets_the_memory_and_the_eventfd_of_each_other() -> None:
+def test_each_gets_the_memory_and_the_pipe_of_each_other() -> None:
     with ends(3) as exchanges, contextlib.ExitStack() as stack:
         pairs = [stack.enter_context(own()) for _ in exchanges]
         for rank, exchange in enumerate(exchanges):
@@ -65,8 +67,7 @@ def test_each_gets_the_memory_and_the_eventfd_of_each_other() -> None:
                 with pytest.raises(PermissionError):
                     os.pwrite(taken, b"x", 0)  # only its owner could, through its own mapping
                 assert not os.get_inheritable(taken)
-                os.eventfd_write(wake, 5)
-                assert os.eventfd_read(pairs[other][1]) == 5
+                assert os.path.sameopenfile(wake, pairs[other][1])
 
 
 Send = Callable[[DescriptorExchange, DescriptorExchange, tuple[int, int]], object]
@@ -157,9 +158,32 @@ def test_memory_that_isnt_safe_to_read_is_refused(what: str) -> None:
     assert reason in found[0]
 
 
-def test_what_is_no_eventfd_is_refused() -> None:
+def test_what_is_no_pipe_is_refused() -> None:
     found = refusals(lambda a, b, pair: a.send(0, TOKEN, {1: b.name}, (pair[0], pair[0])))
-    assert found == {0: "it sent no eventfd"}
+    assert found == {0: "it sent no pipe"}
+
+
+def test_a_pipe_with_a_name_is_refused(tmp_path: Path) -> None:
+    """Its file system could have whoever opens it wait."""
+    os.mkfifo(tmp_path / "named")
+    named = os.open(tmp_path / "named", os.O_RDWR | os.O_NONBLOCK)
+    found = refusals(lambda a, b, pair: a.send(0, TOKEN, {1: b.name}, (pair[0], named)))
+    os.close(named)
+    assert found == {0: "it sent no pipe"}
+
+
+def test_a_pipe_that_cannot_be_opened_once_more_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where /proc isn't mounted: ranks go by UDP then, and say so."""
+
+    def unmounted(path: str) -> str:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+
+    monkeypatch.setattr(descriptor_exchange.os, "readlink", unmounted)
+    found = refusals(lambda a, b, pair: a.send(0, TOKEN, {1: b.name}, pair))
+    assert found.keys() == {0}
+    assert "is /proc mounted?" in found[0]
 
 
 @pytest.mark.parametrize("number", [0, 1])

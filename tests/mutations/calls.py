@@ -196,7 +196,7 @@ CALLS = (
         "native/state.h",
         "LC_GONE = 4096, ",
         "LC_GONE = 256, ",
-        "native:test_interfaces",
+        "native:test_groups",
     ),
     mutation(
         "a link that is full is asked all the time after it had failed",
@@ -260,7 +260,7 @@ CALLS = (
         "native/control_in.c",
         "if (out->listed && !stands_behind(out))",
         "if (out->listed && stands_behind(out) < 2)",
-        "native:test_interfaces",
+        "native:test_groups",
     ),
     mutation(
         "deadlines never end",

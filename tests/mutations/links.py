@@ -207,14 +207,14 @@ LINKS = (
         "native/batch.c",
         "        if (lc_group_uses(g, via))\n            lc_fail(g, &via->failed);",
         "        lc_fail(g, &via->failed);",
-        "native:test_interfaces",
+        "native:test_groups",
     ),
     mutation(
         "groups opened on a link that has failed",
         "native/loop.c",
         "if (h->interfaces[i].failed.code && lc_group_uses(g, &h->interfaces[i]))",
         "if (0)",
-        "native:test_interfaces",
+        "native:test_groups",
     ),
     mutation(
         "a link that carries no packet of the host taken",

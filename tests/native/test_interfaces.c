@@ -1,271 +1,13 @@
-/* Hosts with several links, in virtual time: a group over two of them, one that is full while the
- * other goes on, one that fails for good, and what can't be opened. Processes 0 and 1 reach each
- * other by the first link, and process 2 by the second. */
-#include "link_memory.h"
+/* Hosts with several links, in virtual time: one that is full while the other goes on, packets and
+ * memory that are a link's, and what can't be opened; and what a host sleeps on. */
 #include "loop.h"
-#include "net.h"
-#include "step.h"
+#include "two_links.h"
 #include "waiter.h"
-#include "wire.h"
 
 #include <errno.h>
 #include <unistd.h>
 
-enum { PROCESSES = 3, LINKS = 2, PARTS = 16, ROUNDS_MOST = 100000, TURNS_MOST = 10000 };
-
-static const uint64_t DELAY_NS = 100000, DEADLINE_NS = 10000000000u;
-
-/* One process in one operation. */
-typedef struct {
-    uint16_t process;
-    lc_group *group;
-    int64_t ticket;
-    float *data;
-    int ended, code, sys_errno;
-} part;
-
-typedef struct {
-    memory_net *net[LINKS];
-    lc_host *host[PROCESSES];
-    lc_group *group[4][PROCESSES]; /* by number, process */
-    uint64_t wake_ns[PROCESSES];
-    part parts[PARTS];
-    int n_parts;
-} world;
-
-static uint64_t now_of(const world *w) {
-    return memory_now(w->net[0]);
-}
-
-static uint16_t link_between(uint16_t a, uint16_t b) {
-    return a == 2 || b == 2;
-}
-
-static lc_host_config config_of(uint16_t process) {
-    return (lc_host_config){
-        .address = "memory", .process = process, .processes = 3, .payload_bytes = NET_PAYLOAD};
-}
-
-static void make_nets(world *w) {
-    *w = (world){.n_parts = 0};
-    for (uint16_t n = 0; n < LINKS; n++) {
-        w->net[n] = memory_net_new(PROCESSES, LC_HEADER_BYTES + NET_PAYLOAD, 4000, n + 1u);
-        memory_set_same_host(w->net[n], 1); /* congestion control has no part in this */
-        for (uint16_t i = 0; i < PROCESSES; i++)
-            for (uint16_t j = 0; j < PROCESSES; j++)
-                memory_path_of(w->net[n], i, j)->delay_ns = DELAY_NS;
-    }
-}
-
-static void free_nets(world *w) {
-    for (int n = 0; n < LINKS; n++)
-        memory_net_free(w->net[n]);
-}
-
-static void open_hosts_on(world *w, double pace) {
-    for (uint16_t i = 0; i < PROCESSES; i++) {
-        lc_host_config c = config_of(i);
-        lc_link *links[] = {memory_link_open(w->net[0], i), memory_link_open(w->net[1], i)};
-        lc_setting setting = {memory_clock(w->net[0]), links, LINKS};
-        lc_failure failure;
-        c.pace_bytes_per_s = pace;
-        w->host[i] = lc_host_open_in(&c, &setting, &failure);
-        if (!CHECK(w->host[i] != NULL))
-            abort();
-    }
-}
-
-static void open_hosts(world *w, double pace) {
-    make_nets(w);
-    open_hosts_on(w, pace);
-}
-
-static int start(world *w, uint16_t process, const uint16_t *links) {
-    lc_address peers[PROCESSES] = {{.port = 0}};
-    for (uint16_t j = 0; j < PROCESSES; j++)
-        peers[j].link = links ? links[j] : link_between(process, j);
-    return lc_host_start(w->host[process], NET_SESSION, peers);
-}
-
-static void open_all(world *w, double pace) {
-    open_hosts(w, pace);
-    for (uint16_t i = 0; i < PROCESSES; i++)
-        CHECK(start(w, i, NULL) == LC_OK);
-}
-
-static void close_all(world *w) {
-    for (uint16_t i = 0; i < PROCESSES; i++)
-        lc_host_close(w->host[i]);
-    free_nets(w);
-    for (int i = 0; i < w->n_parts; i++)
-        free(w->parts[i].data);
-}
-
-/* ---- groups and what they do ---- */
-
-static void open_group(world *w, uint32_t number, const uint16_t *members, uint16_t size) {
-    for (uint16_t rank = 0; rank < size; rank++) {
-        lc_group_config c = {.number = number + 1,
-                             .rank = rank,
-                             .size = size,
-                             .members = members,
-                             .deadline_min_ns = DEADLINE_NS,
-                             .deadline_max_ns = DEADLINE_NS,
-                             .link_ns = DEADLINE_NS,
-                             .met = 1};
-        lc_failure failure;
-        uint16_t process = members[rank];
-        w->group[number][process] = lc_group_open(w->host[process], &c, &failure);
-        if (!CHECK(w->group[number][process] != NULL))
-            abort();
-    }
-}
-
-static part *submit_plan(world *w, uint32_t number, uint16_t process, uint16_t size, uint16_t rank,
-                         uint32_t segment, int reliable, table t) {
-    part *p = &w->parts[w->n_parts++];
-    p->process = process;
-    p->group = w->group[number][process];
-    p->data = malloc((size_t)size * segment * sizeof(float));
-    fill(p->data, (size_t)size * segment, rank);
-    lc_call call = {
-        .slots = t.slots,
-        .edges = t.edges,
-        .n_slots = t.n_slots,
-        .n_edges = t.n_edges,
-        .in = p->data,
-        .out = p->data,
-        .in_elements = (uint64_t)size * segment,
-        .out_elements = (uint64_t)size * segment,
-        .levels = {{.elements_per_packet = NET_PAYLOAD / 4, .reliable = (uint8_t)reliable}},
-        .scale = 1,
-        .signature = 1000 + segment,
-        .timeout_ns = 600 * SECOND};
-    p->ticket = lc_group_submit(p->group, &call);
-    p->ended = p->ticket < 0;
-    p->code = p->ended ? (int)p->ticket : LC_PENDING;
-    return p;
-}
-
-/* The mean of all members' elements, at one of them. */
-static part *submit_at(world *w, uint32_t number, uint16_t process, uint16_t size, uint16_t rank,
-                       uint32_t segment, int reliable) {
-    table t;
-    plan_transpose(&t, size, rank, segment);
-    return submit_plan(w, number, process, size, rank, segment, reliable, t);
-}
-
-/* A rank's part in this: rank 0 sends what it has to rank 1. */
-static part *submit_copy_at(world *w, uint32_t number, uint16_t rank, uint32_t segment,
-                            int reliable) {
-    table t = {.n_slots = 0};
-    lc_slot_desc *s = add_slot(&t, 0, 0, segment);
-    s->missing = LC_MISSING_KEEP;
-    if (rank == 0) {
-        own_at(s, 0, LC_TARGET_NONE);
-        add_dest(&t, s, 1, 0);
-    } else {
-        add_source(&t, s, 0);
-    }
-    return submit_plan(w, number, rank, 2, rank, segment, reliable, t);
-}
-
-/* Returns the part of rank 0. */
-static part *submit_copy(world *w, uint32_t number, uint32_t segment) {
-    part *first = submit_copy_at(w, number, 0, segment, 0);
-    (void)submit_copy_at(w, number, 1, segment, 0);
-    return first;
-}
-
-/* At each of them. Returns the first of their parts; one follows for each member. */
-static part *submit(world *w, uint32_t number, const uint16_t *members, uint16_t size,
-                    uint32_t segment) {
-    part *first = &w->parts[w->n_parts];
-    for (uint16_t rank = 0; rank < size; rank++)
-        (void)submit_at(w, number, members[rank], size, rank, segment, 0);
-    return first;
-}
-
-static void take_turns(world *w, uint16_t i) {
-    int turns = 0;
-    while (lc_host_turn(w->host[i]) && turns < TURNS_MOST)
-        turns++;
-    CHECK_AT(turns < TURNS_MOST, "process %u always has something to do", i);
-    uint64_t idle = lc_host_idle_ns(w->host[i]);
-    w->wake_ns[i] = idle < UINT64_MAX - now_of(w) ? now_of(w) + idle : UINT64_MAX;
-    for (int k = 0; k < w->n_parts; k++) {
-        part *p = &w->parts[k];
-        lc_report report;
-        lc_failure failure;
-        if (p->ended || p->process != i ||
-            lc_group_result(p->group, p->ticket, &report, &failure) == LC_PENDING)
-            continue;
-        p->ended = 1;
-        p->code = failure.code;
-        p->sys_errno = failure.sys_errno;
-    }
-}
-
-/* Time goes on until n parts have ended, or so much of it has passed. Returns whether they have. */
-static int run(world *w, const part *parts, int n, uint64_t longest_ns) {
-    uint64_t end = now_of(w) + longest_ns;
-    for (int round = 0; round < ROUNDS_MOST; round++) {
-        uint64_t next = end;
-        int ended = 0;
-        for (uint16_t i = 0; i < PROCESSES; i++) {
-            take_turns(w, i);
-            next = w->wake_ns[i] < next ? w->wake_ns[i] : next;
-        }
-        for (int n_net = 0; n_net < LINKS; n_net++)
-            for (uint16_t i = 0; i < PROCESSES; i++) {
-                uint64_t comes = memory_next(w->net[n_net], i);
-                next = comes < next ? comes : next;
-            }
-        for (int k = 0; k < n; k++)
-            ended += parts[k].ended;
-        if (n && ended == n)
-            return 1;
-        if (now_of(w) >= end)
-            return 0;
-        for (int n_net = 0; n_net < LINKS; n_net++)
-            memory_set_now(w->net[n_net], next > now_of(w) ? next : now_of(w) + 1);
-    }
-    CHECK_AT(0, "nobody rests");
-    return 0;
-}
-
-static int is_near(float a, float b) {
-    return a - b < NET_NEAR && b - a < NET_NEAR;
-}
-
-static int are_means(const part *parts, uint16_t size, uint32_t segment) {
-    int good = 1;
-    for (uint16_t rank = 0; rank < size; rank++)
-        for (size_t i = 0; i < (size_t)size * segment; i++)
-            good &= is_near(parts[rank].data[i], mean_of_all(size));
-    return good;
-}
-
-static int have_code(const part *parts, int n, int code) {
-    int good = 1;
-    for (int k = 0; k < n; k++)
-        good &= parts[k].ended && parts[k].code == code;
-    return good;
-}
-
-static const uint16_t ALL[] = {0, 1, 2}, FIRST[] = {0, 1}, SECOND_LINK[] = {2, 0};
-
 /* ---- tests ---- */
-
-static void test_a_group_over_two_links(void) {
-    world w;
-    open_all(&w, 0);
-    open_group(&w, 0, ALL, 3);
-    const part *p = submit(&w, 0, ALL, 3, 6400); /* 100 packets to each peer, and back */
-    CHECK(run(&w, p, 3, SECOND) && have_code(p, 3, LC_OK) && are_means(p, 3, 6400));
-    CHECK(memory_counts_of(w.net[0]).sent >= 400 && memory_counts_of(w.net[1]).sent >= 800);
-    close_all(&w);
-}
 
 static void test_one_link_is_full(void) {
     world w;
@@ -299,29 +41,6 @@ static void test_who_waits_rests(void) {
     close_all(&w);
 }
 
-static void test_one_link_fails_for_good(void) {
-    world w;
-    open_all(&w, 0);
-    open_group(&w, 0, ALL, 3);
-    open_group(&w, 1, FIRST, 2);
-    open_group(&w, 2, SECOND_LINK, 2);
-    memory_break(w.net[0], 0, ENODEV);
-    const part *over_both = submit(&w, 0, ALL, 3, 6400);
-    const part *there = submit(&w, 1, FIRST, 2, 6400);
-    const part *beside = submit(&w, 2, SECOND_LINK, 2, 6400);
-    CHECK(run(&w, beside, 2, SECOND) && have_code(beside, 2, LC_OK) && are_means(beside, 2, 6400));
-    CHECK(have_code(over_both, 1, LC_E_SYSTEM) && over_both->sys_errno == ENODEV);
-    CHECK(have_code(there, 1, LC_E_SYSTEM) && there->sys_errno == ENODEV);
-    /* Groups that come later have it too, or not. */
-    open_group(&w, 3, FIRST, 2);
-    const part *later = submit(&w, 3, FIRST, 2, 64);
-    const part *again = submit(&w, 2, SECOND_LINK, 2, 64);
-    CHECK(run(&w, again, 2, SECOND) && have_code(again, 2, LC_OK) && are_means(again, 2, 64));
-    CHECK(have_code(later, 1, LC_E_SYSTEM) && later->sys_errno == ENODEV);
-    CHECK(lc_host_idle_ns(w.host[0]) > 0);
-    close_all(&w);
-}
-
 static void test_packets_by_another_link_are_foreign(void) {
     const uint16_t wrong[] = {1, 0, 1};
     lc_stats stats;
@@ -334,37 +53,6 @@ static void test_packets_by_another_link_are_foreign(void) {
     CHECK(!run(&w, p, 1, SECOND));
     lc_group_stats(w.group[0][0], &stats);
     CHECK(stats.foreign > 0 && stats.packets_received == 0);
-    close_all(&w);
-}
-
-/* A process asks about a group that was closed there long ago, and hears nothing: else it would go
- * on waiting for who has left. */
-static void test_many_groups_closed(void) {
-    enum { CLOSED = 1000 };
-    const lc_group_config like = {.number = 1,
-                                  .size = 2,
-                                  .members = FIRST,
-                                  .deadline_min_ns = DEADLINE_NS,
-                                  .deadline_max_ns = DEADLINE_NS,
-                                  .link_ns = SECOND};
-    lc_failure failure;
-    world w;
-    open_all(&w, 0);
-    for (uint32_t n = 0; n < CLOSED; n++) {
-        lc_group_config c = like;
-        c.number += n;
-        lc_group *g = lc_group_open(w.host[0], &c, &failure);
-        if (!CHECK(g != NULL))
-            abort();
-        lc_group_close(g);
-    }
-    lc_group_config c = like;
-    c.rank = 1;
-    w.group[0][1] = lc_group_open(w.host[1], &c, &failure);
-    if (!CHECK(w.group[0][1] != NULL))
-        abort();
-    part *p = submit_at(&w, 0, 1, 2, 1, 64, 1);
-    CHECK(run(&w, p, 1, 10 * SECOND) && p->code == LC_E_LINK);
     close_all(&w);
 }
 
@@ -469,29 +157,6 @@ static void test_a_fixed_rate_is_shared(void) {
     CHECK_AT(second > first / 2, "%llu by the first link, %llu by the second",
              (unsigned long long)first, (unsigned long long)second);
     CHECK(run(&w, a, 4, 60 * SECOND) && have_code(a, 2, LC_OK) && have_code(b, 2, LC_OK));
-    close_all(&w);
-}
-
-/* The sender has begun with one group, its receiver with the other. What is sent first takes longer
- * than the second group may be silent, which is no reason to give it up. */
-static void test_a_group_stands_behind_another(int reliable) {
-    world w;
-    lc_stats stats;
-    open_all(&w, 1e4);
-    open_group(&w, 0, FIRST, 2);
-    open_group(&w, 1, FIRST, 2);
-    const part *large = submit_copy_at(&w, 0, 0, 64000, 0);
-    const part *behind = submit_copy_at(&w, 1, 0, 640, reliable);
-    (void)submit_copy_at(&w, 1, 1, 640, reliable);
-    take_turns(&w, 1);
-    (void)submit_copy_at(&w, 0, 1, 64000, 0);
-    CHECK(!run(&w, large, 1, 2 * DEADLINE_NS) && !behind->ended); /* it takes as long as that */
-    CHECK(run(&w, large, 4, 60 * SECOND) && have_code(large, 4, LC_OK));
-    for (int number = 0; number < 2; number++) {
-        lc_group_stats(w.group[number][1], &stats);
-        CHECK_AT(stats.packets_missing == 0, "group %d lacks %llu packets", number,
-                 (unsigned long long)stats.packets_missing);
-    }
     close_all(&w);
 }
 
@@ -611,15 +276,10 @@ static void test_sleeping_on_all_links(void) {
 }
 
 int main(void) {
-    test_a_group_over_two_links();
     test_one_link_is_full();
     test_who_waits_rests();
-    test_one_link_fails_for_good();
     test_packets_by_another_link_are_foreign();
-    test_many_groups_closed();
     test_a_fixed_rate_is_shared();
-    test_a_group_stands_behind_another(0);
-    test_a_group_stands_behind_another(1);
     test_memory_that_a_link_still_reads();
     test_a_quiet_link_is_asked_less();
     test_who_is_left_something_is_woken();

@@ -284,6 +284,10 @@ static double row_rate(const lc_host *h) {
     return lc_gf_of(!(h->config.disable & LC_SIMD))->row_rate * share;
 }
 
+void lc_host_crowded(lc_host *h) {
+    h->crowded_until_ns = UINT64_MAX;
+}
+
 int lc_host_start(lc_host *h, uint64_t session, const lc_address *processes) {
     int code = LC_OK;
     if (h->running)

@@ -348,6 +348,9 @@ lc_host *lc_host_open(const lc_host_config *config, lc_failure *failure);
  * LC_OK, or a code with the reason in *failure: then the host is as before. */
 int lc_host_share(lc_host *host, const uint16_t *processes, uint16_t n, int descriptors[2],
                   lc_failure *failure);
+/* More processes of the job run here than there are cores: who waits sleeps at once, and never
+ * looks again and again. Before lc_host_start. */
+void lc_host_crowded(lc_host *host);
 /* Makes the processes known (an address for each) and starts the progress thread. LC_E_ARGUMENT for
  * an address that its link can't use, or of a link that isn't there. */
 int lc_host_start(lc_host *host, uint64_t session, const lc_address *processes);

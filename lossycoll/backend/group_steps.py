@@ -37,6 +37,7 @@ from lossycoll.runtime.membership.rendezvous import (
     compare_versions,
 )
 from lossycoll.runtime.net.buffers import fitting_payload, packets_per_peer, receive_buffer
+from lossycoll.runtime.net.cores import core_limit
 from lossycoll.runtime.net.interfaces import Interface, choose
 from lossycoll.runtime.net.payload import AUTO_MTU_MAX, payload_bytes
 
@@ -44,7 +45,7 @@ from .cohorts import COHORTS, Attachment, Cohort, with_liveness_of
 from .group_listener import GroupListener
 from .making import DataPath, Ends, Joined, Making, Met, Place, PreparedRank
 from .resource_limits import check_descriptors, refused
-from .sharing import Offer, Sharing, open_sharing, share, topology_of
+from .sharing import Offer, Sharing, is_crowded, open_sharing, share, topology_of
 from .sites import LEARNT, compare_sites, learn_sites
 
 SLICE_SECONDS: Final = 0.5
@@ -258,7 +259,8 @@ def _start(
         topology = shared.topology
         if met.options.site == LEARNT:
             topology = learn_sites(where, making.rendezvous, topology, listeners)
-        host.start(int(met.session, 16), links, topology, shared.descriptors)
+        crowded = is_crowded(where.rank, offers, core_limit())
+        host.start(int(met.session, 16), links, topology, shared.descriptors, crowded=crowded)
 
 
 def _shared_host(making: Making, met: Met) -> Host | None:

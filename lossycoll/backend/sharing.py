@@ -19,6 +19,7 @@ from lossycoll.plan import Topology
 from lossycoll.runtime.core import logfmt
 from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.engine.host import Host, shared_bytes
+from lossycoll.runtime.net.cores import core_mask
 from lossycoll.runtime.net.descriptor_exchange import DescriptorExchange
 from lossycoll.runtime.net.machine import Machine, this_machine
 from lossycoll.runtime.net.memory_room import memory_room
@@ -41,12 +42,14 @@ class Offer:
         labels: Its options ``host`` and ``site``: ranks that differ in one share nothing.
         socket: Where it takes descriptors; empty: it shares no memory.
         why: Why it doesn't.
+        cores: Those that it may run on, one bit each.
     """
 
     machine: Machine | None
     labels: tuple[str, str]
     socket: str
     why: str = ""
+    cores: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """As a hello has it."""
@@ -56,6 +59,7 @@ class Offer:
             "labels": self.labels,
             "socket": self.socket,
             "why": self.why,
+            "cores": f"{self.cores:x}",
         }
 
     @classmethod
@@ -63,7 +67,9 @@ class Offer:
         """What another rank says."""
         host, site = said["labels"]
         machine = Machine.from_json(said["machine"])
-        return cls(machine, (str(host), str(site)), str(said["socket"]), str(said["why"]))
+        labels = (str(host), str(site))
+        cores = int(str(said["cores"]), 16)
+        return cls(machine, labels, str(said["socket"]), str(said["why"]), cores)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +95,7 @@ class Shared:
 
 def open_sharing(options: Options, ranks: int) -> Sharing:
     """What this process offers to others of its machine: before it meets them."""
-    labels = (options.host, options.site)
+    labels, cores = (options.host, options.site), core_mask()
     try:
         machine = this_machine()
     except (OSError, ValueError) as error:
@@ -100,13 +106,13 @@ def open_sharing(options: Options, ranks: int) -> Sharing:
     elif options.link == "udp":
         why = "option link is 'udp'"
     if why:
-        return Sharing(Offer(machine, labels, "", why), None)
+        return Sharing(Offer(machine, labels, "", why, cores), None)
     try:
         exchange = DescriptorExchange(ranks)
     except OSError as error:
         why = f"there are no abstract Unix sockets here: {error.strerror}"
-        return Sharing(Offer(machine, labels, "", why), None)
-    return Sharing(Offer(machine, labels, exchange.name), exchange)
+        return Sharing(Offer(machine, labels, "", why, cores), None)
+    return Sharing(Offer(machine, labels, exchange.name, cores=cores), exchange)
 
 
 def share(
@@ -197,6 +203,22 @@ def alike(offers: Sequence[Offer]) -> list[tuple[int, ...]]:
         shares = offer.machine is not None and offer.socket
         found[(offer.machine, offer.labels) if shares else rank].append(rank)
     return [tuple(ranks) for ranks in found.values()]
+
+
+def is_crowded(rank: int, offers: Sequence[Offer], limit: float) -> bool:
+    """Whether more ranks run on this one's machine than there are cores for them.
+
+    Args:
+        rank: This one.
+        offers: Every rank's.
+        limit: How many cores' time its control groups let it have.
+    """
+    mine = offers[rank].machine
+    here = [offer for offer in offers if mine is not None and offer.machine == mine]
+    cores = 0
+    for offer in here:
+        cores |= offer.cores
+    return len(here) > min(cores.bit_count(), limit)
 
 
 def hosts_of(sets: Sequence[Sequence[int]], taken: Sequence[Iterable[int]]) -> list[int]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import math
 import os
 import random
 from collections.abc import Callable, Sequence
@@ -18,6 +20,7 @@ from lossycoll.backend.sharing import (
     Sharing,
     alike,
     hosts_of,
+    is_crowded,
     open_sharing,
     share,
     topology_of,
@@ -26,6 +29,7 @@ from lossycoll.errors import EngineError
 from lossycoll.options.fields import Options
 from lossycoll.plan import Topology
 from lossycoll.runtime.engine.failures import Where
+from lossycoll.runtime.net.cores import core_mask
 from lossycoll.runtime.net.descriptor_exchange import DescriptorExchange
 from lossycoll.runtime.net.machine import this_machine
 from tests.support.shared_memory import BYTES, Meeting, at_once, memory
@@ -254,6 +258,32 @@ def test_ranks_are_alike_by_machine_and_labels() -> None:
         Offer(machine, ("h", ""), "s6"),
     ]
     assert alike(offers) == [(0, 2), (1, 5), (3,), (4,), (6,)]
+
+
+def test_a_machine_is_crowded_where_more_ranks_than_cores_are_on_it() -> None:
+    machine = this_machine()
+    other = replace(machine, network=1)
+
+    def crowded(*cores: int, limit: float = math.inf, elsewhere: int = 0b1) -> bool:
+        offers = [Offer(machine, ("", ""), "", cores=mask) for mask in cores]
+        offers += [Offer(other, ("", ""), "", cores=elsewhere), Offer(None, ("", ""), "")]
+        return is_crowded(0, offers, limit)
+
+    assert not crowded(0b11, 0b11)
+    assert crowded(0b11, 0b11, 0b11)
+    assert not crowded(0b01, 0b10), "each has one of its own"
+    assert crowded(0b10, 0b10), "both have the same one"
+    assert crowded(0b1111, 0b1111, limit=1.5)
+    assert not crowded(0b1111, 0b1111, limit=2.0)
+    assert not crowded(0b1)
+    assert not is_crowded(0, [Offer(None, ("", ""), "")] * 3, 1.0), "who knows"
+
+
+def test_an_offer_says_which_cores_it_has() -> None:
+    own = open_sharing(Options(link="udp"), 2)
+    assert own.offer.cores == core_mask()
+    assert Offer.from_json(json.loads(json.dumps(own.offer.to_json()))).cores == core_mask()
+    own.close()
 
 
 def test_a_host_is_a_set_of_which_each_has_each_others() -> None:

@@ -28,6 +28,20 @@ CALLS = (
         "native:test_wait",
     ),
     mutation(
+        "who has no core of its own looks again all the same",
+        "native/host.c",
+        "    h->crowded_until_ns = UINT64_MAX;\n",
+        "    h->crowded_until_ns = 0;\n",
+        "native:test_wait",
+    ),
+    mutation(
+        "the engine isn't told that there are too few cores",
+        "lossycoll/runtime/engine/host.py",
+        "        if crowded:\n",
+        "        if not crowded:\n",
+        f"{ENGINE}/test_host.py::test_a_host_that_has_too_few_cores_is_told_so",
+    ),
+    mutation(
         "who wants something of a caller that sleeps wakes the thread",
         "native/loop.c",
         "    if (atomic_load(&h->caller_sleeps))\n",

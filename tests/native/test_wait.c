@@ -168,6 +168,21 @@ static void test_who_shares_the_core_sleeps_at_once(void) {
     virtual_close(&w->v);
 }
 
+/* Where there are more processes than cores, nobody looks again: between two sleeps is no more than
+ * the turn that finds nothing, and the thread doesn't stay awake either. */
+static void test_who_has_no_core_of_its_own_never_looks_again(void) {
+    world *w = open_world();
+    lc_host_crowded(w->v.host[0]);
+    for (int i = 0; i < 3; i++) {
+        receive_later(w, 30 * MS);
+        uint64_t awake = wait_for(w, post(w, 0, w->room, BYTES, 1));
+        uint64_t each = awake / (uint64_t)(w->sleeps + 1);
+        CHECK_AT(w->sleeps >= 1 && w->slept_ns > 25 * MS, "%d sleeps", w->sleeps);
+        CHECK_AT(each < 20 * US, "awake for %lu ns between two sleeps", (unsigned long)each);
+    }
+    virtual_close(&w->v);
+}
+
 /* Who took the core for longer isn't given it again for longer: 128 times as long. */
 static void test_who_was_away_for_long_yields_later(void) {
     world *w = open_world();
@@ -260,6 +275,7 @@ int main(void) {
     test_who_is_wanted_stays_awake();
     test_who_is_woken();
     test_who_shares_the_core_sleeps_at_once();
+    test_who_has_no_core_of_its_own_never_looks_again();
     test_who_was_away_for_long_yields_later();
     test_names_that_are_asked_for_later();
     test_a_closed_group_takes_its_names_along();

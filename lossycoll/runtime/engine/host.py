@@ -125,6 +125,8 @@ class Host:
         peers: Sequence[tuple[str, int]],
         topology: Topology | None = None,
         shared: Mapping[int, tuple[int, int]] | None = None,
+        *,
+        crowded: bool = False,
     ) -> None:
         """Makes the other processes known and starts the thread.
 
@@ -134,6 +136,7 @@ class Host:
             topology: Which processes share a machine; None: none do.
             shared: Memory and pipe of those that share this one's, by number, as ``share``
                 returned them there. They stay the caller's.
+            crowded: More processes of the job run here than there are cores.
 
         Raises:
             EngineError: An address can't be used, or the thread can't be started.
@@ -149,6 +152,8 @@ class Host:
         self.topology = topology or self.topology
         self.addresses = [f"{host}:{port}" for host, port in peers]
         self._where = Where(self.process, self.processes, addresses=self.addresses)
+        if crowded:
+            lib.lc_host_crowded(self.handle)
         code = lib.lc_host_start(self.handle, session, table)
         if code < 0:
             raise error_of(Failure(code), self._where)

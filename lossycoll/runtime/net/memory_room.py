@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Final
 
-PROC: Final = Path("/proc")
-MOUNTS: Final = Path("/sys/fs/cgroup")
+from .control_groups import MOUNTS, PROC, groups_of, numbers
+
 NO_LIMIT: Final = 1 << 60
 """Version 1 has a number of about that size where there is no limit."""
 
@@ -32,27 +32,8 @@ def _of_machine(proc: Path) -> float:
 
 def _of_groups(proc: Path, mounts: Path) -> Iterator[float]:
     """What is free in each of the control groups that this process is in, and those around them."""
-    try:
-        lines = (proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if not controllers:
-            for root in (mounts, mounts / "unified"):
-                yield from _of_path(root, path, _version_2)
-        elif "memory" in controllers.split(","):
-            yield from _of_path(mounts / "memory", path, _version_1)
-
-
-def _of_path(root: Path, path: str, room: _Room) -> Iterator[float]:
-    """From the group at ``path`` up to the root; those that aren't seen from here are left out."""
-    own = PurePosixPath(path.lstrip("/"))
-    for part in (own, *own.parents):
-        folder = root / part
-        if folder.is_dir():
-            yield room(folder)
+    for version, folder in groups_of("memory", proc, mounts):
+        yield (_version_2 if version == 2 else _version_1)(folder)
 
 
 class _Room:
@@ -70,7 +51,7 @@ class _Room:
         self._cache = cache
 
     def __call__(self, folder: Path) -> float:
-        limit, used = (_number(folder / name) for name in (self._limit, self._used))
+        limit, used = ((*numbers(folder / name), None)[0] for name in (self._limit, self._used))
         if limit is None or used is None or limit >= NO_LIMIT:
             return math.inf
         stat = _table(folder / "memory.stat")
@@ -81,14 +62,6 @@ _version_1 = _Room(
     "memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")
 )
 _version_2 = _Room("memory.max", "memory.current", ("inactive_file", "active_file"))
-
-
-def _number(path: Path) -> int | None:
-    """A file's number; None where there is none ("max", or no such file)."""
-    try:
-        return int(path.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None
 
 
 def _table(path: Path) -> dict[str, int]:

@@ -1,11 +1,13 @@
-"""The host of a process: what it refuses to start with."""
+"""The host of a process: what it refuses to start with, and what it is told before."""
 
 from __future__ import annotations
 
 import errno
 import socket
+from typing import Any
 
 import pytest
+from lossycoll._native import lib
 
 from lossycoll.errors import EngineError
 from lossycoll.options.fields import Options
@@ -25,3 +27,29 @@ def test_a_range_without_a_free_udp_port_is_named() -> None:
     assert f"rank 1/2: no free UDP port at 127.0.0.1 in {port}-{port} (1 port)" in str(caught.value)
     assert "LOSSYCOLL_PORT_RANGE" in str(caught.value)
     assert caught.value.errno == errno.EADDRINUSE
+
+
+class Told:
+    """The engine's library, which notes who is told to be crowded before it starts."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("lc_host_crowded", "lc_host_start"):
+            self.calls.append(name)
+        return getattr(lib, name)
+
+
+@pytest.mark.parametrize("crowded", [False, True])
+def test_a_host_that_has_too_few_cores_is_told_so(
+    crowded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = Told()
+    monkeypatch.setattr("lossycoll.runtime.engine.host.lib", told)
+    host = Host(0, 1, "127.0.0.1", payload_bytes=1400, options=Options())
+    try:
+        host.start(0x5EED, [("127.0.0.1", host.link().port)], crowded=crowded)
+    finally:
+        host.close()
+    assert told.calls == ["lc_host_crowded"] * crowded + ["lc_host_start"]

@@ -12,7 +12,8 @@ static int message_ok(const lc_group *g, const lc_message *m) {
     int peer_ok = m->peer >= (m->receive ? -1 : 0) && m->peer < g->config.size;
     return peer_ok && m->peer != g->config.rank && m->element_bytes >= 1 &&
            m->element_bytes <= 64 && m->elements <= most / m->element_bytes &&
-           (m->data || !m->elements) && g->config.size > 1;
+           (m->data || !m->elements) && g->config.size > 1 &&
+           (m->missing == LC_MISSING_KEEP || m->missing == LC_MISSING_ZERO);
 }
 
 /* Under the lock. Sends are numbered here, in the order in which the loop gets them. */
@@ -54,6 +55,9 @@ int64_t lc_group_post(lc_group *g, lc_message *m) {
                       .bytes = m->elements * m->element_bytes,
                       .type = m->type,
                       .element_bytes = m->element_bytes};
+    like.lossy = m->lossy && !lc_letter_is_small(&like);
+    like.repair = like.lossy ? m->repair : 0;
+    like.missing = like.lossy ? m->missing : LC_MISSING_KEEP;
     lc_letter *letter = lc_letter_make(g, &like, m->data, &code);
     if (!letter)
         return m->ticket = code;

@@ -3,24 +3,36 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ELEMENT_MOST = 64, EAGER = 1 << 16 };
+enum { ELEMENT_MOST = 64, EAGER = 1 << 16, LOSSY = 1 << 17, ROUNDS = 1 << 24 };
 
-/* ---- records: a type, b bytes of an element and EAGER, c tag, d elements ---- */
+/* ---- records: a type, b bytes of an element and what follows, c tag, d elements ---- */
+
+static uint32_t terms_of(const lc_letter *letter) {
+    uint32_t lossy = letter->lossy ? LOSSY + (uint32_t)letter->repair * ROUNDS : 0;
+    return letter->element_bytes | (letter->eager ? EAGER : 0) | lossy;
+}
+
+/* Whether terms_of may have written it. */
+static int terms_ok(uint32_t b) {
+    uint32_t size = b % EAGER, marks = b % ROUNDS - size;
+    return size >= 1 && size <= ELEMENT_MOST &&
+           (marks == LOSSY || (b < ROUNDS && (marks == 0 || marks == EAGER)));
+}
 
 lc_record lc_letter_record(const lc_letter *letter) {
     return (lc_record){.kind = LC_R_MESSAGE,
                        .op = letter->number,
                        .slot = LC_SLOT_MESSAGE,
                        .a = letter->type,
-                       .b = letter->element_bytes | (letter->eager ? EAGER : 0),
+                       .b = terms_of(letter),
                        .c = letter->tag,
                        .d = letter->elements};
 }
 
 int lc_letter_read(lc_letter *letter, const lc_record *r) {
-    uint32_t size = r->b & (EAGER - 1);
-    if (r->kind != LC_R_MESSAGE || r->slot != LC_SLOT_MESSAGE || r->round || r->b >= 2 * EAGER ||
-        size == 0 || size > ELEMENT_MOST || r->d > (UINT64_MAX >> 1) / size)
+    uint32_t size = r->b % EAGER;
+    if (r->kind != LC_R_MESSAGE || r->slot != LC_SLOT_MESSAGE || r->round || !terms_ok(r->b) ||
+        r->d > (UINT64_MAX >> 1) / size)
         return 0;
     *letter = (lc_letter){.kind = LC_LETTER_ARRIVAL,
                           .number = r->op,
@@ -29,8 +41,10 @@ int lc_letter_read(lc_letter *letter, const lc_record *r) {
                           .bytes = r->d * size,
                           .type = r->a,
                           .element_bytes = (uint16_t)size,
-                          .eager = (uint8_t)(r->b / EAGER)};
-    return !letter->eager || lc_letter_is_small(letter);
+                          .eager = (r->b & EAGER) != 0,
+                          .lossy = (r->b & LOSSY) != 0,
+                          .repair = (uint8_t)(r->b / ROUNDS)};
+    return lc_letter_is_small(letter) ? !letter->lossy : !letter->eager;
 }
 
 /* ---- packets of small messages ---- */
@@ -150,8 +164,8 @@ lc_letter *lc_letter_make(lc_group *g, const lc_letter *like, void *data, int *c
         call.in = call.out = &slot; /* a place; the bytes are in the operation's own memory */
     *code = LC_E_MEMORY;
     lc_letter *letter = lc_letter_note(like);
-    lc_op *op = letter ? lc_op_build(&call, g->config.rank, g->config.size, 1, 0, &h->pool,
-                                     &h->pool_lock, code)
+    lc_op *op = letter ? lc_op_build(&call, g->config.rank, g->config.size, 1, g->inject_active,
+                                     &h->pool, &h->pool_lock, code)
                        : NULL;
     if (!op) {
         free(letter);
@@ -186,6 +200,15 @@ void lc_letter_cut(const lc_group *g, lc_letter *receive) {
     }
     level->elements_per_packet = s->packet_bytes = payload;
     s->n_packets = (uint32_t)((receive->bytes + payload - 1) / payload);
+}
+
+void lc_letter_loosen(const lc_letter *receive, const lc_letter *message) {
+    lc_op_slot *s = &receive->op->slots[0];
+    lc_level *level = &receive->op->call.levels[0];
+    uint8_t repair = receive->repair > message->repair ? receive->repair : message->repair;
+    level->reliable = 0;
+    level->repair = s->ins[0].rounds = repair;
+    s->desc.missing = receive->missing;
 }
 
 void lc_letter_free(lc_group *g, lc_letter *letter) {

@@ -29,6 +29,9 @@ lc_letter *lc_letter_make(lc_group *g, const lc_letter *like, void *data, int *c
 void lc_letter_seal(const lc_group *g, lc_letter *letter);
 /* A large receive from any rank has its message: cuts it into the packets that come from there. */
 void lc_letter_cut(const lc_group *g, lc_letter *receive);
+/* Packets of the message that comes may be missing at the end of the receive: both ends ask for it.
+ * Its sender needn't know. It resends what it is asked for, until it hears that this is all. */
+void lc_letter_loosen(const lc_letter *receive, const lc_letter *message);
 /* A copy without an operation. NULL: no memory. */
 lc_letter *lc_letter_note(const lc_letter *like);
 /* Takes it out of its list, and frees it with its operation. Not for those with a ticket. */

@@ -27,6 +27,8 @@ static void count_figures(lc_group *g, const lc_letter *letter) {
     if (!op)
         return;
     lc_count_packets(&g->live, &op->report);
+    g->live.packets_missing += op->report.packets_missing;
+    g->live.deadline_hits += op->report.deadline_hits;
     if (op->failure.code)
         return;
     if (letter->kind == LC_LETTER_SEND)

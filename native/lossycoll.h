@@ -332,6 +332,10 @@ typedef struct {
     uint16_t element_bytes; /* 1 to 64 */
     int32_t peer;           /* rank in the group; -1: a receive from any */
     uint8_t receive;
+    /* Where both ends of a message of more than 64 KiB are lossy, packets may be missing: */
+    uint8_t lossy;
+    uint8_t repair;  /* rounds of resending: those of the end that wants more */
+    uint8_t missing; /* of a receive: LC_MISSING_KEEP or LC_MISSING_ZERO */
 } lc_message;
 
 typedef struct lc_host lc_host;

@@ -54,6 +54,9 @@ typedef struct lc_letter {
     uint8_t counted;  /* in lc_host.active */
     uint8_t whole;    /* of an arrival: all of it is here */
     uint8_t over;     /* of a receive: it is filled, or has failed */
+    uint8_t lossy;    /* large, and this end of it asks that packets may be missing, */
+    uint8_t repair;   /* after so many rounds of resending; */
+    uint8_t missing;  /* lc_missing of a receive: what these leave */
 } lc_letter;
 
 struct lc_letters {

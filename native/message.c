@@ -67,6 +67,7 @@ static void expect_stream(lc_group *g, lc_letter *letter) {
     op->peers[letter->peer].source = 1;
     op->peers[letter->peer].ready = op->peers[letter->peer].agreed = 1;
     lc_letter_number(lc_letter_peer(g, letter)->came, letter);
+    lc_inject_round(lc_letter_in(letter));
     lc_letter_live(g, letter);
 }
 
@@ -91,6 +92,8 @@ static void grant(lc_group *g, lc_letter *receive, lc_letter *message) {
         lc_letter_grant(g, arrival);
     } else {
         lc_letter_cut(g, receive);
+        if (receive->lossy && message->lossy)
+            lc_letter_loosen(receive, message);
         expect_stream(g, receive);
         lc_letter_grant(g, receive);
     }
@@ -362,6 +365,8 @@ int lc_message_over(lc_op *op, int in_batch) {
     int filled = letter->numbered && !op->slots_unsettled;
     if (!letter->over && !filled)
         return 0;
+    if (filled)
+        lc_fill_missing(op);
     lc_letter_take_out(g, letter);
     return 1;
 }

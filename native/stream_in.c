@@ -302,7 +302,8 @@ static void take(lc_in *in, const lc_header *h, const uint8_t *payload) {
     s->op->report.packets_received++;
     lc_combine(s, in->peer, h, payload);
     if (in->n_arrived == s->n_packets) {
-        if (lc_resends(s->level, in->rounds) && !s->op->quiet)
+        int waits = s->op->letter || lc_resends(s->level, in->rounds);
+        if (waits && !s->op->quiet)
             tell_whole(in);
         settle(in, LC_CAUSE_COMPLETE);
     }

@@ -100,8 +100,10 @@ enum lc_verdict { LC_GOOD = 0, LC_MALFORMED = 1, LC_FOREIGN = 2 };
  *   WAIT      it waits for its own sources or its rank, or behind older operations, or (slot
  *             0xFFFF) op is not posted yet: nothing is lost
  *   LOST      given up for good after a round     as NACK
- *   MESSAGE   op is this message                  a type, b bytes of an element, and bit 16 if it
- *                                                 comes ahead, c tag, d elements
+ *   MESSAGE   op is this message                  a type, b bytes of an element, bit 16 if it comes
+ *                                                 ahead, else bit 17 if packets of it may be
+ *                                                 missing, and then bits 24 to 31 rounds of
+ *                                                 resending; c tag, d elements
  *   MAIL      messages before op have been heard  a 1: say so, too; c bytes of credit given back
  *
  * The records about a stream, and READY, speak of a message's where slot is LC_SLOT_MESSAGE. */

@@ -8,13 +8,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lossycoll.errors import UnsupportedError
+from lossycoll.options.scopes import scope, within
 from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.core.call import Collective
-from lossycoll.runtime.p2p.messages import Messages
+from lossycoll.runtime.p2p.messages import Messages, Tolerance
 
 from . import checks
 from .coalescing import Coalescing
-from .tensors import address, contiguous, copy_back
+from .tensors import LOSSY_DTYPES, address, contiguous, copy_back, nbytes
 from .work import MessageWork
 
 MOST_TAG: Final = (1 << 63) - 1
@@ -48,6 +49,7 @@ class PointToPoint:
             tag,
             keep=source,
             timeout=self._endpoint.timeout,
+            tolerance=self._tolerance(source),
         )
         return self._coalescing.add(MessageWork(self._endpoint, transfer, tensors))
 
@@ -66,8 +68,19 @@ class PointToPoint:
             keep=target,
             timeout=self._endpoint.timeout,
             finish=copy_back(target, tensors[0]),
+            tolerance=self._tolerance(target),
         )
         return self._coalescing.add(MessageWork(self._endpoint, transfer, tensors))
+
+    def _tolerance(self, tensor: Tensor) -> Tolerance | None:
+        """What this end puts up with: something in a scope of ``lossy()`` alone."""
+        around = scope()
+        if around is None or not around.lossy_copies or tensor.dtype not in LOSSY_DTYPES:
+            return None
+        options = within(self._endpoint.options, around)
+        if nbytes(tensor) < options.lossy_min_bytes:
+            return None
+        return Tolerance(options.repair, options.on_missing == "zero")
 
     def _admit(
         self, name: str, tensors: list[Tensor], peer: int | None, tag: int

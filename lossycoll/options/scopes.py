@@ -91,8 +91,8 @@ def lossy(**changes: Any) -> contextlib.AbstractContextManager[None]:
     """A scope in which reductions of floats may lose packets, and broadcast and all_gather too.
 
     It does so in groups with ``delivery="reliable"`` as well. A packet of a broadcast or an
-    all_gather that never arrives leaves that part of the buffer as it was. Threads and ranks as in
-    :func:`reliable`.
+    all_gather that never arrives leaves that part of the buffer as it was. So does one of a large
+    send, if its receive is posted in such a scope, too. Threads and ranks as in :func:`reliable`.
 
     Args:
         changes: Options of :class:`Options` that may be set per scope, such as ``repair``,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .model import P2P, mutation
+from .model import LOSSY_P2P, P2P, mutation
 
 MESSAGES = (
     mutation(
@@ -33,8 +33,8 @@ MESSAGES = (
     mutation(
         "what a peer says of a message's size believed",
         "native/letter.c",
-        "size == 0 || size > ELEMENT_MOST || ",
-        "size == 0 || ",
+        "size >= 1 && size <= ELEMENT_MOST &&",
+        "size >= 1 &&",
         "native:test_messages",
     ),
     mutation(
@@ -99,5 +99,61 @@ MESSAGES = (
         "!out->again || !r->round || ",
         "!out->again || ",
         "native:test_sim",
+    ),
+    mutation(
+        "a message is lossy though its receiver doesn't ask for it",
+        "native/message.c",
+        "if (receive->lossy && message->lossy)",
+        "if (message->lossy)",
+        "native:test_sim",
+    ),
+    mutation(
+        "a message is lossy though its sender doesn't ask for it",
+        "native/message.c",
+        "if (receive->lossy && message->lossy)",
+        "if (receive->lossy)",
+        "native:test_sim",
+    ),
+    mutation(
+        "lossy messages aren't",
+        "native/message.c",
+        "if (receive->lossy && message->lossy)",
+        "if (receive->lossy && 0)",
+        f"{LOSSY_P2P}::test_a_message_loses_packets_where_both_ends_ask_for_it_and_nowhere_else",
+    ),
+    mutation(
+        "what a lossy message lacks is never zeroed",
+        "native/message.c",
+        "        lc_fill_missing(op);\n",
+        "        (void)0;\n",
+        "native:test_sim",
+    ),
+    mutation(
+        "a lossy message is resent once more than it may be",
+        "native/letter.c",
+        "receive->repair : message->repair;",
+        "receive->repair : message->repair + 1;",
+        "native:test_sim",
+    ),
+    mutation(
+        "small messages may be announced as lossy",
+        "native/letter.c",
+        "return lc_letter_is_small(letter) ? !letter->lossy : !letter->eager;",
+        "return lc_letter_is_small(letter) || !letter->eager;",
+        "native:test_messages",
+    ),
+    mutation(
+        "marks of a message that mean nothing are taken",
+        "native/letter.c",
+        "(marks == LOSSY ||",
+        "(marks >= LOSSY ||",
+        "native:test_messages",
+    ),
+    mutation(
+        "what messages lack isn't counted",
+        "native/letter_state.c",
+        "    g->live.packets_missing += op->report.packets_missing;\n",
+        "",
+        f"{LOSSY_P2P}::test_a_message_loses_packets_where_both_ends_ask_for_it_and_nowhere_else",
     ),
 )

@@ -157,12 +157,12 @@ static uint64_t some_bytes(forger *f) {
 }
 
 static lc_record some_message(forger *f, uint32_t op) {
-    int eager = (int)forge_below(f, 2);
+    static const uint32_t marks[] = {0, 1 << 16, 1 << 17, 1 << 17 | 2 << 24, 3 << 16, 1 << 24};
     return (lc_record){.kind = LC_R_MESSAGE,
                        .op = op,
                        .slot = LC_SLOT_MESSAGE,
                        .a = 3,
-                       .b = 1u | (eager ? 1u << 16 : 0),
+                       .b = 1u | marks[forge_below(f, sizeof marks / sizeof *marks)],
                        .c = forge_below(f, 8) ? f->tags + forge_below(f, 4) + 1
                                               : forge_below(f, f->tags + 1),
                        .d = some_bytes(f)};

@@ -76,7 +76,8 @@ enum {
     X(messages, "sends, and receives for them, up to SIM_MESSAGES")                                \
     X(message_bytes, "of a message, at most")                                                      \
     X(any, "1: some receives are from any rank")                                                   \
-    X(forged, "packets of whose passing a hostile process makes use, share")
+    X(forged, "packets of whose passing a hostile process makes use, share")                       \
+    X(lossy, "share of the sends, and of the receives, that let packets of a message be missing")
 
 typedef struct {
 #define SIM_FIELD(name, what) uint64_t name;
@@ -218,6 +219,7 @@ typedef struct {
     uint64_t ended, lingered, notified;
     uint64_t shown;          /* results that were there before their operation's end */
     uint64_t sent, received; /* messages */
+    uint64_t lacking;        /* packets that messages lack */
     uint64_t thrown;         /* forged packets */
     uint64_t failed;         /* times that a process had an error of a group */
 } sim_outcome;

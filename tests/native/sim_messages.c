@@ -29,6 +29,14 @@ static uint64_t later(uint64_t a, uint64_t b) {
     return a > b ? a : b;
 }
 
+static void draw_terms(const sim_scenario *s, sim_message *m, uint64_t *x) {
+    m->lossy_send = sim_happens(x, s->lossy);
+    m->lossy_receive = sim_happens(x, s->lossy);
+    m->repair_send = (uint8_t)(sim_happens(x, 300) ? sim_below(x, 3) : 0);
+    m->repair_receive = (uint8_t)(sim_happens(x, 300) ? sim_below(x, 3) : 0);
+    m->missing = sim_happens(x, 500) ? LC_MISSING_ZERO : LC_MISSING_KEEP;
+}
+
 /* Sends and receives of a pair and tag are posted in one order, so sizes agree. */
 static void draw_message(run *r, uint64_t i, uint64_t span, uint64_t *x) {
     sim_message *m = &r->messages[i];
@@ -64,9 +72,11 @@ static uint8_t byte_of(const sim_message *m, uint64_t k) {
 void sim_draw_messages(run *r) {
     uint64_t random = sim_mix(r->s->seed + 5);
     uint64_t span = (r->s->skew + r->s->delay) * US * r->s->ops + 20 * MS;
+    uint64_t terms = sim_mix(r->s->seed + 8);
     for (uint64_t i = 0; i < r->s->messages; i++) {
         sim_message *m = &r->messages[i];
         draw_message(r, i, span, &random);
+        draw_terms(r->s, m, &terms);
         m->data = malloc(m->bytes + 1);
         m->room = malloc(m->bytes + 2 * GUARD);
         if (!m->data || !m->room)
@@ -96,7 +106,10 @@ static int64_t post(run *r, const sim_message *m, uint16_t process, int receive)
                           .type = 3,
                           .element_bytes = 1,
                           .peer = receive && m->any ? -1 : peer,
-                          .receive = (uint8_t)receive};
+                          .receive = (uint8_t)receive,
+                          .lossy = (uint8_t)(receive ? m->lossy_receive : m->lossy_send),
+                          .repair = receive ? m->repair_receive : m->repair_send,
+                          .missing = receive ? m->missing : LC_MISSING_KEEP};
     int64_t ticket = lc_group_post(g->at[process], &message);
     if (ticket > 0 && sim_mix(r->s->seed ^ m->number) % 1000 < r->s->waits)
         lc_group_wait(g->at[process], ticket, 0); /* as long as nothing may pass: a turn */
@@ -170,7 +183,55 @@ static sim_message *find_taken(run *r, sim_message *m, uint16_t from) {
     return m->any ? NULL : m;
 }
 
-static void check_bytes(run *r, sim_message *m) {
+/* Both ends ask for it, and small ones are sent before that is known. */
+static int may_lack(const sim_message *m) {
+    return m->lossy_send && m->lossy_receive && m->bytes > LC_MAIL_SMALL;
+}
+
+static int is_all(const uint8_t *at, uint64_t n, uint8_t value) {
+    for (uint64_t i = 0; i < n; i++)
+        if (at[i] != value)
+            return 0;
+    return 1;
+}
+
+static int is_sent(const sim_message *sent, const uint8_t *room, uint64_t begin, uint64_t end) {
+    for (uint64_t k = begin; k < end; k++)
+        if (room[k] != byte_of(sent, k))
+            return 0;
+    return 1;
+}
+
+/* Each packet is what was sent, or what it leaves where it is missing. Returns how many are, or -1:
+ * something is neither. */
+static int64_t count_lacking(const run *r, const sim_message *m, const sim_message *sent) {
+    const uint8_t *room = m->room + GUARD;
+    uint8_t left = m->missing == LC_MISSING_ZERO ? 0 : GUARD_BYTE;
+    int64_t lacking = 0;
+    for (uint64_t begin = 0; begin < m->bytes; begin += r->s->payload) {
+        uint64_t end = begin + r->s->payload < m->bytes ? begin + r->s->payload : m->bytes;
+        if (is_sent(sent, room, begin, end))
+            continue;
+        if (!is_all(room + begin, end - begin, left))
+            return -1;
+        lacking++;
+    }
+    return lacking;
+}
+
+static void check_lacking(run *r, sim_message *m, int64_t lacking, const lc_report *report) {
+    uint32_t number = (uint32_t)(m - r->messages);
+    uint64_t told = m->missing == LC_MISSING_ZERO ? report->zero_filled : report->kept;
+    if (report->packets_missing != (uint64_t)lacking || told != (uint64_t)lacking)
+        sim_fail(r, "message %u: lacks %ld packets, and %lu were given up", number, (long)lacking,
+                 (unsigned long)report->packets_missing);
+    if (lacking && !may_lack(m))
+        sim_fail(r, "message %u: reliable, and lacks %ld packets", number, (long)lacking);
+    m->lacking = lacking;
+    r->out->lacking += (uint64_t)lacking;
+}
+
+static void check_bytes(run *r, sim_message *m, const lc_report *report) {
     const group_state *g = &r->groups[m->group];
     uint32_t number = (uint32_t)(m - r->messages);
     int source = lc_group_source(g->at[m->to], m->receive);
@@ -182,13 +243,23 @@ static void check_bytes(run *r, sim_message *m) {
     if (!sim_spares_messages(r, m->group, from, m->to))
         return;
     sim_message *sent = find_taken(r, m, from);
-    int good = sent && !sent->taken;
-    for (uint64_t k = 0; good && k < m->bytes; k++)
-        good = m->room[GUARD + k] == byte_of(sent, k);
-    if (!good)
+    int64_t lacking = sent && !sent->taken ? count_lacking(r, m, sent) : -1;
+    if (lacking < 0) {
         sim_fail(r, "message %u: isn't what process %u sent to %u", number, from, m->to);
-    else
-        sent->taken = 1;
+        return;
+    }
+    sent->taken = 1;
+    check_lacking(r, m, lacking, report);
+}
+
+/* It has sent no packet more often than both ends allow. */
+static void check_resent(run *r, const sim_message *m, const lc_report *report) {
+    uint64_t packets = (m->bytes + r->s->payload - 1) / r->s->payload;
+    uint8_t rounds = m->repair_send > m->repair_receive ? m->repair_send : m->repair_receive;
+    if (may_lack(m) && sim_spares_messages(r, m->group, m->from, m->to) &&
+        report->packets_resent > packets * rounds)
+        sim_fail(r, "message %u: %lu packets were resent in %d rounds", (unsigned)(m - r->messages),
+                 (unsigned long)report->packets_resent, rounds);
 }
 
 static void take(run *r, sim_message *m, uint16_t process, int receive) {
@@ -200,7 +271,9 @@ static void take(run *r, sim_message *m, uint16_t process, int receive) {
         return;
     end(r, m, process, receive, failure.code);
     if (receive && failure.code == LC_OK)
-        check_bytes(r, m);
+        check_bytes(r, m, &report);
+    if (!receive)
+        check_resent(r, m, &report);
     if (receive)
         memset(m->room + GUARD, POISON, m->bytes);
     else
@@ -251,14 +324,7 @@ void sim_say_who_talks(run *r) {
             sim_fail(r, "group %u: what it has sent is never heard", n);
 }
 
-static int is_all(const uint8_t *at, uint64_t n, uint8_t value) {
-    for (uint64_t i = 0; i < n; i++)
-        if (at[i] != value)
-            return 0;
-    return 1;
-}
-
-void sim_check_rooms(run *r) {
+void sim_check_messages(run *r) {
     for (uint64_t i = 0; i < r->s->messages; i++) {
         const sim_message *m = &r->messages[i];
         if (!is_all(m->room, GUARD, GUARD_BYTE) ||
@@ -266,5 +332,8 @@ void sim_check_rooms(run *r) {
             sim_fail(r, "message %u: written beside its receive", (unsigned)i);
         if (m->received && m->receive > 0 && !is_all(m->room + GUARD, m->bytes, POISON))
             sim_fail(r, "message %u: written after the end of its receive", (unsigned)i);
+        if (m->lacking && sim_is_clean(r->s) && !r->out->overflow)
+            sim_fail(r, "message %u: lacks %ld packets of a network that loses none", (unsigned)i,
+                     (long)m->lacking);
     }
 }

@@ -212,7 +212,7 @@ void sim_run(const sim_scenario *s, sim_outcome *out) {
         sim_take_rest(r);
         sim_check(r);
         sim_check_all_buffers(r);
-        sim_check_rooms(r);
+        sim_check_messages(r);
     }
     out->virtual_ns = time_of(r) - r->begin_ns;
     for (uint64_t n = 0; n < s->links; n++) {

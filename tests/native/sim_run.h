@@ -46,7 +46,11 @@ typedef struct {
     int64_t send, receive;                           /* tickets */
     int send_posted, receive_posted, sent, received; /* the latter: has ended, well or not */
     int code_sent, code_received;
-    int taken; /* by some receive */
+    int taken;                           /* by some receive */
+    int lossy_send, lossy_receive;       /* what each end asks for */
+    uint8_t repair_send, repair_receive; /* the same */
+    uint8_t missing;                     /* lc_missing of the receive */
+    int64_t lacking;                     /* packets that the receive lacks */
 } sim_message;
 
 typedef struct sim_forger sim_forger;
@@ -135,7 +139,7 @@ void sim_take_messages(run *r, uint16_t process);
 /* Whether some process still waits for a message of the group, or for its being heard. */
 int sim_group_talks(const run *r, uint32_t group);
 void sim_say_who_talks(run *r);
-void sim_check_rooms(run *r);
+void sim_check_messages(run *r);
 
 /* ---- what a hostile process throws in ---- */
 

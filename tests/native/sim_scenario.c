@@ -151,6 +151,13 @@ sim_scenario sim_draw(uint64_t seed) {
         s.message_bytes = ONE_OF(r, 100, 2000);
     s.any = sim_happens(r, 300);
     s.forged = sim_happens(r, 100) ? ONE_OF(r, 20, 200, 1000) : 0;
+    s.lossy = ONE_OF(r, 0, 700, 700);
+    if (s.lossy && s.messages && sim_happens(r, 200)) { /* ever less is resent of most of them */
+        s.message_bytes = 140000;
+        s.messages = few(r, 12);
+        s.payload = 256;
+        s.lossy = ONE_OF(r, 900, 1000);
+    }
     sim_tidy(&s);
     return s;
 }

@@ -423,18 +423,29 @@ static void test_records(void) {
     CHECK(letter.number == 7 && letter.bytes == 4000 && letter.eager && letter.type == 2);
     lc_record again = lc_letter_record(&letter);
     CHECK(memcmp(&again, &good, sizeof good) == 0);
-    lc_record bad[8];
-    for (int i = 0; i < 8; i++)
-        bad[i] = good;
+    lc_record lossy = good;
+    lossy.b = 4 | 1 << 17 | 3u << 24;
+    lossy.d = LC_MAIL_SMALL;
+    CHECK(lc_letter_read(&letter, &lossy) && letter.lossy && letter.repair == 3 && !letter.eager);
+    again = lc_letter_record(&letter);
+    CHECK(memcmp(&again, &lossy, sizeof lossy) == 0);
+    enum { BAD = 12 };
+    lc_record bad[BAD];
+    for (int i = 0; i < BAD; i++)
+        bad[i] = i < 8 ? good : lossy;
     bad[0].kind = LC_R_FIN;
     bad[1].slot = 3;
     bad[2].round = 1;
     bad[3].b = 0;              /* elements of no bytes */
     bad[4].b = 65;             /* of too many */
-    bad[5].b = 4 | 1 << 17;    /* a bit that means nothing */
+    bad[5].b = 4 | 1 << 18;    /* a bit that means nothing */
     bad[6].d = UINT64_MAX / 4; /* more bytes than can be counted */
     bad[7].d = LC_MAIL_SMALL;  /* ahead of its receive, though it isn't small */
-    for (int i = 0; i < 8; i++)
+    bad[8].d = 1000;           /* small, and lossy */
+    bad[9].b = 4 | 3 << 16;    /* ahead, and lossy */
+    bad[10].b = 4 | 3u << 24;  /* rounds of what is reliable */
+    bad[11].b |= 1 << 23;      /* a bit that means nothing */
+    for (int i = 0; i < BAD; i++)
         CHECK_AT(!lc_letter_read(&letter, &bad[i]), "record %d is taken", i);
     bad[7].b = 4; /* announced */
     CHECK(lc_letter_read(&letter, &bad[7]) && !letter.eager);

@@ -156,7 +156,9 @@ class Message:
     """A send or a receive (lc_message).
 
     ``address``: of the elements, or of room for them. ``type``: a number, equal at both ends.
-    ``peer``: -1 in a receive from any rank. ``timeout`` in seconds.
+    ``peer``: -1 in a receive from any rank. ``timeout`` in seconds. ``lossy``: packets may be
+    missing, if the other end says so too, after ``repair`` rounds; ``zero``: a receive has zeros
+    there, else what it had before.
     """
 
     address: int
@@ -167,6 +169,9 @@ class Message:
     peer: int
     timeout: float
     receive: bool
+    lossy: bool = False
+    repair: int = 0
+    zero: bool = False
 
 
 class EngineGroup:
@@ -296,6 +301,8 @@ class EngineGroup:
         c.tag, c.peer = message.tag, message.peer
         c.timeout_ns = _ns(message.timeout)
         c.receive = message.receive
+        c.lossy, c.repair = message.lossy, message.repair
+        c.missing = lib.LC_MISSING_ZERO if message.zero else lib.LC_MISSING_KEEP
         try:
             with self._use:
                 ticket = int(lib.lc_group_post(self._handle, c))

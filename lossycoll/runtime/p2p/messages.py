@@ -9,7 +9,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from lossycoll.errors import ClosedError, LossyError, PeerLostError
 from lossycoll.options.fields import Options
@@ -24,6 +24,18 @@ FLUSH_SECONDS: Final = 5.0
 """How long a rank that leaves waits until the others have what it has sent."""
 REAP_FROM: Final = 8
 """Unfinished transfers from which on posting looks for some that nobody waits for."""
+
+
+class Tolerance(NamedTuple):
+    """What one end of a message puts up with. Packets are given up only where both ends have one.
+
+    Attributes:
+        repair: Rounds of resending before that; the greater one of both ends counts.
+        zero: Whether what is missing becomes zero in a receive; else it stays as it was.
+    """
+
+    repair: int
+    zero: bool
 
 
 class Messages:
@@ -63,6 +75,7 @@ class Messages:
         *,
         keep: object,
         timeout: float,
+        tolerance: Tolerance | None = None,
     ) -> Transfer:
         """Sends what lies at ``address`` to rank ``peer``. Done when it may change again.
 
@@ -71,7 +84,7 @@ class Messages:
         """
         terms = Terms(self._options, keep=keep)
         transfer = Transfer(self, call, terms, timeout, is_send=True, peer=peer)
-        return self._post(transfer, address, element_bytes, tag)
+        return self._post(transfer, address, element_bytes, tag, tolerance)
 
     def receive(
         self,
@@ -84,6 +97,7 @@ class Messages:
         keep: object,
         timeout: float,
         finish: Callable[[], None] | None = None,
+        tolerance: Tolerance | None = None,
     ) -> Transfer:
         """Fills the memory with the next message of ``tag`` from ``peer`` (None: from any rank).
 
@@ -91,9 +105,16 @@ class Messages:
         """
         terms = Terms(self._options, keep=keep, epilogue=finish)
         transfer = Transfer(self, call, terms, timeout, is_send=False, peer=peer)
-        return self._post(transfer, address, element_bytes, tag)
+        return self._post(transfer, address, element_bytes, tag, tolerance)
 
-    def _post(self, transfer: Transfer, address: int, element_bytes: int, tag: int) -> Transfer:
+    def _post(
+        self,
+        transfer: Transfer,
+        address: int,
+        element_bytes: int,
+        tag: int,
+        tolerance: Tolerance | None,
+    ) -> Transfer:
         call = transfer.call
         self._check_peer(transfer)
         if len(self._transfers) >= REAP_FROM:
@@ -107,6 +128,9 @@ class Messages:
             peer=-1 if transfer.peer is None else transfer.peer,
             timeout=transfer.timeout,
             receive=not transfer.is_send,
+            lossy=tolerance is not None,
+            repair=tolerance.repair if tolerance else 0,
+            zero=tolerance is not None and tolerance.zero,
         )
         try:
             self._engine.post(message, transfer)

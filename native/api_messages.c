@@ -22,11 +22,14 @@ static void put_in_inbox(lc_group *g, lc_letter *letter) {
     lc_op *op = letter->op;
     if (letter->kind == LC_LETTER_SEND) {
         lc_mail_peer *p = &g->mail->peers[letter->peer];
+        lc_path *path = g->members[letter->peer].path;
         uint64_t charge = lc_letter_charge(letter);
         letter->number = p->next++;
-        letter->eager = lc_letter_is_small(letter) && p->used + charge <= LC_MAIL_CREDIT;
+        letter->eager = lc_letter_is_small(letter) &&
+                        lc_mail_is_fair(p->used + charge, path->mail_used + charge, LC_MAIL_CREDIT);
         letter->detached = letter->eager;
         p->used += letter->eager ? charge : 0;
+        path->mail_used += letter->eager ? charge : 0;
         lc_letter_seal(g, letter);
     }
     if (letter->detached) {

@@ -50,14 +50,24 @@ void lc_letter_take_out(lc_group *g, lc_letter *letter) {
     lc_letter_move(letter, NULL);
 }
 
+static void leave_room(lc_group *g, const lc_letter *letter) {
+    lc_mail_peer *p = lc_letter_peer(g, letter);
+    lc_path *path = g->members[letter->peer].path;
+    if (letter->eager) {
+        p->kept -= lc_letter_charge(letter);
+        path->mail_kept -= p->gone ? 0 : lc_letter_charge(letter);
+    } else if (!letter->op) {
+        p->announced--;
+        path->mail_announced--;
+    }
+}
+
 void lc_letter_drop(lc_group *g, lc_letter *letter) {
     lc_letter_take_out(g, letter);
     if (letter->kind == LC_LETTER_SEND)
         lc_out_drop(lc_letter_out(letter));
-    if (letter->kind == LC_LETTER_ARRIVAL && letter->eager)
-        lc_letter_peer(g, letter)->kept -= lc_letter_charge(letter);
-    if (letter->kind == LC_LETTER_ARRIVAL && !letter->op)
-        lc_letter_peer(g, letter)->announced--;
+    if (letter->kind == LC_LETTER_ARRIVAL)
+        leave_room(g, letter);
     if (letter->detached)
         atomic_fetch_sub(&g->mail->unheard, 1);
     lc_letter_free(g, letter);
@@ -70,6 +80,48 @@ void lc_letter_end(lc_letter *letter, int code) {
     if (code != LC_OK)
         letter->op->failure = (lc_failure){.code = code, .peer = letter->peer};
     lc_touch(letter->op);
+}
+
+/* Two processes have so much for all of their groups, and senders keep to it. Only a group that has
+ * been left there takes room here that its sender doesn't count any more. */
+int lc_mail_has_room(const lc_group *g, uint16_t peer, const lc_letter *read) {
+    const lc_mail_peer *p = &g->mail->peers[peer];
+    const lc_path *path = g->members[peer].path;
+    uint64_t charge = lc_letter_charge(read);
+    if (read->eager)
+        return p->kept + charge <= LC_MAIL_CREDIT &&
+               path->mail_kept + charge <= LC_MAIL_SHARES * LC_MAIL_CREDIT;
+    return read->number == p->heard || /* else none behind it would ever be heard */
+           lc_mail_is_fair(p->announced + 1u, path->mail_announced + 1, LC_MAIL_ANNOUNCED);
+}
+
+void lc_mail_take_room(lc_group *g, const lc_letter *letter) {
+    lc_mail_peer *p = lc_letter_peer(g, letter);
+    lc_path *path = g->members[letter->peer].path;
+    if (letter->eager) {
+        p->kept += lc_letter_charge(letter);
+        path->mail_kept += lc_letter_charge(letter);
+    } else {
+        p->announced++;
+        path->mail_announced++;
+    }
+}
+
+void lc_mail_give_back(lc_group *g, uint16_t peer, uint64_t bytes) {
+    lc_mail_peer *p = &g->mail->peers[peer];
+    pthread_mutex_lock(&g->host->lock);
+    uint64_t back = bytes < p->used ? bytes : p->used;
+    p->used -= back;
+    g->members[peer].path->mail_used -= back;
+    pthread_mutex_unlock(&g->host->lock);
+}
+
+void lc_mail_forget_peer(lc_group *g, uint16_t peer) {
+    lc_mail_peer *p = &g->mail->peers[peer];
+    if (!p->gone)
+        g->members[peer].path->mail_kept -= p->kept;
+    p->gone = 1;
+    lc_mail_give_back(g, peer, UINT64_MAX);
 }
 
 void lc_mail_tell(lc_group *g, uint16_t peer, int ask) {

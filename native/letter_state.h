@@ -33,6 +33,17 @@ void lc_letter_drop(lc_group *g, lc_letter *letter);
 /* A receive is filled or has failed; the loop ends it. */
 void lc_letter_end(lc_letter *letter, int code);
 
+/* ---- what it takes up, of what all groups share ---- */
+
+/* Whether there is room for a message that comes ahead, or for its announcement. */
+int lc_mail_has_room(const lc_group *g, uint16_t peer, const lc_letter *read);
+/* An arrival takes room, until it is dropped. */
+void lc_mail_take_room(lc_group *g, const lc_letter *letter);
+/* The peer has given back so many bytes of credit, or all. Takes the lock. */
+void lc_mail_give_back(lc_group *g, uint16_t peer, uint64_t bytes);
+/* The member is gone, and will say of nothing any more that it has been taken. Takes the lock. */
+void lc_mail_forget_peer(lc_group *g, uint16_t peer);
+
 /* ---- what the peer is told ---- */
 
 /* Which messages were heard here, and the credit that was freed. ask: it is to say the same. */

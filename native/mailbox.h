@@ -17,10 +17,12 @@
 enum {
     LC_MAIL_SMALL = 1 << 16,     /* bytes of the largest message that is sent before it is wanted */
     LC_MAIL_PARITY = 16,         /* at most so many packets of parity for 64 */
-    LC_MAIL_CREDIT = 1 << 20,    /* bytes that a peer may keep here before they are wanted */
+    LC_MAIL_CREDIT = 1 << 20,    /* bytes that a peer may keep here before they are wanted, in one
+                                    group; */
+    LC_MAIL_SHARES = 4,          /* in all of its groups, so many times as many (lc_mail_is_fair) */
     LC_MAIL_CHARGE = 256,        /* what a message counts against that besides its bytes */
     LC_MAIL_AHEAD = 4096,        /* messages that may be told of before the first one is heard */
-    LC_MAIL_ANNOUNCED = 1 << 16, /* messages that a peer may have announced */
+    LC_MAIL_ANNOUNCED = 1 << 16, /* messages that a peer may have announced, likewise */
     LC_MAIL_TAGS = 256,          /* buckets */
     LC_MAIL_NUMBERS = 32         /* buckets of a peer */
 };
@@ -110,6 +112,13 @@ void lc_letter_move(lc_letter *letter, lc_letters *list);
 void lc_letter_number(lc_letter **table, lc_letter *letter);
 void lc_letter_forget(lc_letter **table, lc_letter *letter);
 lc_letter *lc_letter_find(lc_letter *const *table, uint32_t number);
+
+/* Whether a group may have `own` of something that two processes share for all of their groups,
+ * which then have `all`: no more than a third of what is left. So a group by itself has `alone`,
+ * and however much some of them keep, there is something for the next one. */
+static inline int lc_mail_is_fair(uint64_t own, uint64_t all, uint64_t alone) {
+    return (LC_MAIL_SHARES - 1) * own + all <= LC_MAIL_SHARES * alone;
+}
 
 static inline lc_letters *lc_mail_bucket(lc_letters *buckets, uint64_t tag) {
     return &buckets[(tag * 0x9E3779B97F4A7C15u >> 32) % LC_MAIL_TAGS];

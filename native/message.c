@@ -38,6 +38,8 @@ static void start_send(lc_group *g, lc_letter *letter) {
     lc_letter_number(p->sent, letter);
     lc_letter_move(letter, &g->mail->waiting);
     if (p->gone) {
+        if (letter->eager)
+            lc_mail_give_back(g, (uint16_t)letter->peer, lc_letter_charge(letter));
         letter->op->failure = (lc_failure){.code = LC_E_PEER, .peer = letter->peer};
         lc_out_done(lc_letter_out(letter));
         return;
@@ -165,10 +167,12 @@ void lc_message_start(lc_op *op) {
  * to the first receive, whichever came first. */
 static void hear(lc_group *g, uint16_t peer) {
     lc_mail_peer *p = &g->mail->peers[peer];
+    const lc_path *path = g->members[peer].path;
     while (!g->failing.code) {
         lc_letter *message = lc_letter_find(p->came, p->heard);
         if (!message || (message->eager && !message->whole) ||
-            (!message->eager && p->announced > LC_MAIL_ANNOUNCED))
+            (!message->eager &&
+             !lc_mail_is_fair(p->announced, path->mail_announced, LC_MAIL_ANNOUNCED)))
             return;
         p->heard++;
         lc_mail_note(g, peer);
@@ -191,22 +195,17 @@ static lc_letter *take_in(lc_group *g, uint16_t peer, const lc_record *r) {
         g->live.malformed++;
         return NULL;
     }
-    if (r->op - p->heard >= LC_MAIL_AHEAD || p->gone)
+    if (r->op - p->heard >= LC_MAIL_AHEAD || p->gone || !lc_mail_has_room(g, peer, &read))
         return NULL;
     read.peer = peer;
     int code;
-    lc_letter *letter = NULL;
-    if (!read.eager)
-        letter = lc_letter_note(&read);
-    else if (p->kept + lc_letter_charge(&read) <= LC_MAIL_CREDIT)
-        letter = lc_letter_make(g, &read, NULL, &code);
+    lc_letter *letter = read.eager ? lc_letter_make(g, &read, NULL, &code) : lc_letter_note(&read);
     if (!letter)
         return NULL;
+    lc_mail_take_room(g, letter);
     if (read.eager) {
-        p->kept += lc_letter_charge(&read);
         expect_stream(g, letter);
     } else {
-        p->announced++;
         lc_letter_number(p->came, letter);
         lc_letter_move(letter, &g->mail->waiting);
     }
@@ -279,7 +278,6 @@ static void heard_there(lc_group *g, lc_letter *letter) {
 
 void lc_message_mail(lc_group *g, uint16_t peer, const lc_record *r) {
     lc_mail_peer *p = &g->mail->peers[peer];
-    lc_host *h = g->host;
     if (r->a)
         lc_mail_tell(g, peer, 0);
     uint64_t back = r->c - p->returned;
@@ -293,9 +291,7 @@ void lc_message_mail(lc_group *g, uint16_t peer, const lc_record *r) {
             heard_there(g, letter);
     }
     if (back) {
-        pthread_mutex_lock(&h->lock);
-        p->used -= back < p->used ? back : p->used;
-        pthread_mutex_unlock(&h->lock);
+        lc_mail_give_back(g, peer, back);
         p->returned = r->c;
     }
     go(g, peer);
@@ -399,7 +395,7 @@ static void give_up(lc_group *g, lc_letters *list, uint16_t peer, int lost, int 
 
 void lc_message_gone(lc_group *g, uint16_t peer, int lost) {
     lc_mailbox *box = g->mail;
-    box->peers[peer].gone = 1;
+    lc_mail_forget_peer(g, peer);
     box->peers[peer].left_ns = lost ? 0 : g->host->now;
     give_up(g, &box->live, peer, lost, lost);
     give_up(g, &box->waiting, peer, lost, lost);
@@ -429,6 +425,13 @@ static lc_op *next_out(lc_group *g, lc_letters *list) {
     return NULL;
 }
 
+/* Nothing is posted any more. */
+static void give_all_back(lc_group *g) {
+    for (uint16_t i = 0; i < g->config.size; i++)
+        if (i != g->config.rank)
+            lc_mail_give_back(g, i, UINT64_MAX);
+}
+
 lc_op *lc_message_take_out(lc_group *g) {
     lc_mailbox *box = g->mail;
     lc_op *op = next_out(g, &box->live);
@@ -439,5 +442,7 @@ lc_op *lc_message_take_out(lc_group *g) {
         if (!op)
             op = next_out(g, &box->held[i]);
     }
+    if (!op)
+        give_all_back(g);
     return op;
 }

@@ -128,6 +128,10 @@ typedef struct {
     uint32_t held_bytes;
     lc_early *early;    /* LC_EARLY of them */
     lc_waiting waiting; /* eager packets */
+    /* messages of all groups */
+    uint64_t mail_kept;      /* lc_mail_peer.kept, of those that are not gone, */
+    uint64_t mail_announced; /* and announced, */
+    uint64_t mail_used;      /* and used; under the host's lock */
 } lc_path;
 
 typedef struct {

@@ -10,6 +10,10 @@ typedef struct {
     uint32_t operations, counted, lingering, listed; /* of a host */
 } totals;
 
+typedef struct {
+    uint64_t kept, announced, used; /* of the messages of a path */
+} mail;
+
 /* ---- letters ---- */
 
 typedef struct {
@@ -122,16 +126,30 @@ static const char *check_group(const lc_group *g, totals *t) {
     return check_mail(g, t);
 }
 
+static const char *check_mail_of(const lc_path *p, const mail *m) {
+    if (m->kept != p->mail_kept || m->announced != p->mail_announced || m->used != p->mail_used)
+        return "what all groups keep of messages";
+    uint64_t most = LC_MAIL_SHARES * LC_MAIL_CREDIT;
+    return m->kept > most || m->used > most ? "what all groups may keep of messages" : NULL;
+}
+
 static const char *check_path(const lc_host *h, const lc_path *p, totals *t) {
     uint32_t eager = 0;
+    mail m = {.kept = 0};
     for (const lc_out *o = p->outs; o; o = o->next)
         t->listed++;
     for (const lc_group *g = h->groups; g; g = g->next) {
         uint16_t peer = g->rank_of_process[p->number];
         for (uint32_t i = 0; i < LC_OPS && peer != 0xFFFF; i++)
             eager += g->table[i] ? g->table[i]->peers[peer].eager : 0;
+        if (peer == 0xFFFF)
+            continue;
+        const lc_mail_peer *to = &g->mail->peers[peer];
+        m.kept += to->gone ? 0 : to->kept;
+        m.announced += to->announced;
+        m.used += to->used;
     }
-    return eager != p->tx_eager ? "packets that were sent ahead" : NULL;
+    return eager != p->tx_eager ? "packets that were sent ahead" : check_mail_of(p, &m);
 }
 
 static const char *check_host(const lc_host *h) {

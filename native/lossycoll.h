@@ -174,8 +174,9 @@ typedef struct {
     uint32_t op;
     int32_t cause;
     uint64_t packets_sent;
-    uint64_t packets_resent; /* of those sent, in repair rounds */
-    uint64_t parity_sent;    /* of those sent, parity */
+    uint64_t packets_resent;  /* of those sent, in repair rounds */
+    uint64_t resent_reliable; /* of those, in streams that are reliable */
+    uint64_t parity_sent;     /* of those sent, parity */
     uint64_t parity_received;
     uint64_t packets_received;  /* settled by arrival; parity is not counted */
     uint64_t packets_recovered; /* of those, by parity */
@@ -214,7 +215,7 @@ typedef struct {
  * send_failures) are its host's. */
 typedef struct {
     uint64_t operations;
-    uint64_t packets_sent, packets_resent, bytes_sent;
+    uint64_t packets_sent, packets_resent, resent_reliable, bytes_sent;
     uint64_t packets_received, bytes_received;
     uint64_t parity_sent, parity_received, packets_recovered;
     uint64_t packets_injected, packets_duplicated, packets_reordered;

@@ -39,6 +39,7 @@ int lc_names(const lc_stream_name *name, uint32_t group, uint32_t op, uint16_t s
 void lc_count_packets(lc_stats *t, const lc_report *r) {
     t->packets_sent += r->packets_sent;
     t->packets_resent += r->packets_resent;
+    t->resent_reliable += r->resent_reliable;
     t->bytes_sent += r->bytes_sent;
     t->parity_sent += r->parity_sent;
     t->parity_received += r->parity_received;

@@ -304,8 +304,11 @@ static uint32_t fill_run(lc_host *h, lc_out *out, uint32_t most) {
     }
     lc_report *r = &op->report;
     r->packets_sent += run->n_packets;
-    if (out->round)
+    if (out->round) {
         r->packets_resent += run->n_packets;
+        if (out->slot->level->reliable)
+            r->resent_reliable += run->n_packets;
+    }
     op->group->members[out->peer].packets_sent += run->n_packets;
     if (!ready) {
         op->peers[out->peer].eager += run->n_packets;

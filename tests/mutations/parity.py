@@ -20,6 +20,13 @@ PARITY: tuple[Mutation, ...] = (
         "native:test_sets",
     ),
     mutation(
+        "what lossy streams resend counts as reliable",
+        "native/stream_out.c",
+        "        if (out->slot->level->reliable)\n            r->resent_reliable",
+        "        if (out->slot->level)\n            r->resent_reliable",
+        "tests/train/test_rounds.py::test_rounds_are_counted_apart_from_reliable_calls",
+    ),
+    mutation(
         "codes beyond the field believed",
         "native/sets.c",
         "return code < 1u << 10 && lc_code_k(code) + lc_code_m(code) <= LC_SYMBOLS_MOST;",

@@ -25,7 +25,7 @@ TIMEOUT = timedelta(seconds=120)
 CURVE_STEPS = 10
 TRAFFIC = (
     *("packets_sent", "packets_injected", "packets_missing", "bytes_sent"),
-    *("packets_resent", "parity_sent", "packets_recovered"),
+    *("packets_resent", "resent_reliable", "parity_sent", "packets_recovered"),
 )
 
 

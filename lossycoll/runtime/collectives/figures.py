@@ -19,6 +19,7 @@ FIGURES: Final = (
     "operations",
     "packets_sent",
     "packets_resent",
+    "resent_reliable",
     "packets_received",
     "packets_recovered",
     "packets_missing",

@@ -32,6 +32,8 @@ class Report:
         cause: Why it ended.
         packets_sent: Packets sent, resent ones and parity included.
         packets_resent: Those of them that were sent again.
+        resent_reliable: Those of these that reliable delivery sent again: of a lossy operation,
+            those within hosts and sites.
         parity_sent: Those of them that were parity.
         parity_received: Parity packets that arrived.
         packets_received: Packets that arrived or were recovered.
@@ -57,6 +59,7 @@ class Report:
     cause: Cause
     packets_sent: int
     packets_resent: int
+    resent_reliable: int
     parity_sent: int
     parity_received: int
     packets_received: int
@@ -196,6 +199,8 @@ class EngineStats:
         operations: Operations that ended.
         packets_sent: Packets sent, resent ones and parity included.
         packets_resent: Those of them that were sent again.
+        resent_reliable: Those of these that reliable delivery sent again. The others are of lossy
+            calls: none, with ``repair=0``.
         bytes_sent: Bytes sent, headers included.
         packets_received: Packets that arrived or were recovered.
         bytes_received: Bytes received, headers included.
@@ -230,6 +235,7 @@ class EngineStats:
     operations: int = 0
     packets_sent: int = 0
     packets_resent: int = 0
+    resent_reliable: int = 0
     bytes_sent: int = 0
     packets_received: int = 0
     bytes_received: int = 0

@@ -78,6 +78,7 @@ def method_steps(name: str) -> Work:
         prepared.optimizer.zero_grad()
         next_byte_loss(prepared.forward(tokens[:, :-1]), tokens[:, 1:]).backward()
         prepared.optimizer.step()
+        prepared.wait_parameters()
 
     return work
 

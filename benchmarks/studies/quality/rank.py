@@ -88,6 +88,7 @@ def train(task: Task, run: Run, method: Method) -> dict[str, Any]:
         loss.backward()
         prepared.optimizer.step()
         losses[step] = loss.detach()
+    prepared.wait_parameters()
     seconds, used = time.monotonic() - started, time.process_time() - used
     traffic = _traffic() - before
     with lossycoll.reliable():

@@ -70,6 +70,7 @@ def train(config: TrainConfig, limit: float, out: Path | None) -> None:
             group["lr"] = learning_rate(step - 1, config.steps)
         step_of(replica, optimizer, corpus.train, config, batches)
         if step % CHECK_STEPS == 0 or step == config.steps:
+            prepared.wait_parameters()
             dist.barrier()
             spent += time.perf_counter() - started
             note(step)

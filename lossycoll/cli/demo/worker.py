@@ -152,6 +152,8 @@ def train(config: TrainConfig) -> dict[str, Any]:
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
+        if step in compared_at or step in validated_at:
+            prepared.wait_parameters()  # here, where the step counts it
         step_seconds.append(time.perf_counter() - started)
         train_losses.append(loss.item())
         if report is not None:

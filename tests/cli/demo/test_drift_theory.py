@@ -142,6 +142,7 @@ def drifting(rank: int, world: int) -> dict[str, tuple[float, float, int]]:
             replica(torch.randn(ELEMENTS, generator=generator)).backward()
             optimizer.step()
             if step > 32 and step % demo_train.DRIFT_EVERY == 0:
+                prepared.wait_parameters()
                 found.append(demo_train.drift_of(model, prepared.theory, LOSS))
         out[method.name] = (
             statistics.fmean(drift["mean_square_distance"] for drift in found),

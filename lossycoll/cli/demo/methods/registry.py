@@ -44,12 +44,19 @@ class Prepared:
         optimizer: What is stepped.
         attached: What ``attach`` returned; it only has to live as long as the training.
         theory: What predicts the drift, where it was asked for and anything does.
+        wait: As the method's.
     """
 
     forward: nn.Module
     optimizer: Optimizer
     attached: object = None
     theory: Theory | None = None
+    wait: Callable[[Any], None] | None = None
+
+    def wait_parameters(self) -> None:
+        """Returns when the last step is over: before anything but ``forward`` reads parameters."""
+        if self.wait is not None:
+            self.wait(self.optimizer)
 
 
 @dataclass(frozen=True)
@@ -64,6 +71,8 @@ class Method:
         summary: What it does under loss, in a clause or two, for the notes below the demo's table.
         run: Name of its run in the demo, where that isn't ``name``.
         attach: Called with what ``wrap`` returned, before the first step.
+        wait: Takes the optimizer; returns when its last step is over. For a step that returns
+            while parameters are still on their way to the next forward pass.
         options: Options of the group (:class:`lossycoll.Options`).
         expected_drift: Takes the optimizer and the share of packets lost; returns what predicts the
             distance between replicas. Called after ``attach``.
@@ -77,6 +86,7 @@ class Method:
     summary: str = ""
     run: str = ""
     attach: Attach | None = None
+    wait: Callable[[Any], None] | None = None
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     expected_drift: Callable[[Optimizer, float], Theory] | None = None
     colour: str = "tab:gray"
@@ -121,7 +131,7 @@ class Method:
             # After what is attached: hooks run in order of registration, and what that moves before
             # a step isn't the step's.
             theory = self.expected_drift(optimizer, loss)
-        return Prepared(forward, optimizer, attached, theory)
+        return Prepared(forward, optimizer, attached, theory, self.wait)
 
 
 _METHODS: dict[str, Method] = {}

@@ -21,8 +21,15 @@ def wrap(
     """``how``: options of ShardedOptimizer."""
     import lossycoll
 
-    sharded = lossycoll.ShardedOptimizer(model.parameters(), optimizer_class, **how, **settings)
+    sharded = lossycoll.ShardedOptimizer(
+        model.parameters(), optimizer_class, model=model, **how, **settings
+    )
     return model, sharded
+
+
+def wait(optimizer: Any) -> None:
+    """Parameters travel during the next forward pass, whose modules wait for their own."""
+    optimizer.wait_parameters()
 
 
 def expected_drift(optimizer: Optimizer, loss: float) -> Theory:
@@ -39,6 +46,7 @@ SHARDED: Final = Method(
     name="sharded",
     module=__name__,
     wrap=wrap,
+    wait=wait,
     summary=(
         "parameters are sent, not gradients; a lost packet leaves a value that is a step or two old"
     ),

@@ -14,6 +14,7 @@ import pytest
 from lossycoll.lab import Lab, Link, Network, Port
 from lossycoll.lab.backends import missing
 from lossycoll.lab.counters import LevelBytes
+from lossycoll.lab.job import Ended
 from lossycoll.lab.verify import GatewayCheck, bounds, chosen, flow, round_trips, verify_gateways
 from tests.support.failure_cases import CALM
 from tests.support.lab_kit import ROOT, command, needs_lab
@@ -157,6 +158,13 @@ def test_verify_of_the_command() -> None:
     assert [one["asked"] for one in said["gateways"]] == [200, 200]
 
 
+def said_by(ended: Ended) -> Any:
+    """What a rank that ended well says that it found."""
+    assert ended.code == 0, ended.output
+    (line,) = (text for text in ended.output.splitlines() if text.startswith("found "))
+    return json.loads(line.removeprefix("found "))
+
+
 @pytest.mark.long
 def test_ranks_reduce_within_hosts_and_between_sites() -> None:
     """gloo and lossy, two ranks on each of two hosts at each of two sites."""
@@ -173,6 +181,30 @@ def test_ranks_reduce_within_hosts_and_between_sites() -> None:
         assert mine["gloo"] == [36.0]
         assert 36.0 in mine["lossy"]
     assert sum(mine["missing"] for mine in said) > 0
+
+
+@pytest.mark.long
+def test_replicas_stay_together_where_hosts_of_ranks_lose_packets() -> None:
+    """As the methods promise: DriftBound heals with each sweep what was lost, ShardedOptimizer lets
+    nothing get older than max_age (which the ranks check)."""
+    lossy = Network(sites=2, hosts=1, ranks=2, wan=Link(loss=0.1))
+    # Many packets, and all lossy that may be.
+    small = {"LOSSYCOLL_MTU": "576", "LOSSYCOLL_LOSSY_MIN_BYTES": "0"}
+    environment = {**CALM, **small, "PYTHONPATH": str(ROOT)}
+    with Lab(lossy, backend="switch") as lab:
+        job = [sys.executable, "-m", "tests.support.host_training"]
+        ranks = [said_by(one) for one in lab.run(job, environment, timeout=200)]
+    assert [one["hosts"] for one in ranks] == [[0, 0, 1, 1]] * 4
+    assert all(one["missing"] > 0 for one in ranks)
+    for one in ranks:
+        first, *_, last = one["sweeps"]
+        assert one["sweeps"] == ranks[0]["sweeps"]
+        assert 0 < first["apart"] < 0.3, "a tenth of what crosses, both ways, and chance"
+        assert last["apart"] < first["apart"]
+        assert all(sweep["strange"] == 0 for sweep in one["sweeps"])
+        assert one["sharded"]["stale"] > 0
+        losses = one["sharded"]["losses"]
+        assert sum(losses[-2:]) < sum(losses[:2])
 
 
 LEARNING = """
@@ -192,7 +224,4 @@ def test_sites_are_learnt_from_round_trips() -> None:
     environment = {**CALM, "LOSSYCOLL_SITE": "auto", "PYTHONPATH": str(ROOT)}
     with Lab(wide, backend="switch") as lab:
         ended = lab.run([sys.executable, "-c", LEARNING], environment, timeout=200)
-    for one in ended:
-        assert one.code == 0, one.output
-        (line,) = (text for text in one.output.splitlines() if text.startswith("found "))
-        assert json.loads(line.removeprefix("found ")) == [0, 0, 0, 1, 1]
+    assert [said_by(one) for one in ended] == [[0, 0, 0, 1, 1]] * 5

@@ -11,13 +11,14 @@ every packet goes its way singly, and sums carry how many contributions they hav
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 from .assembly import add, assemble, receive, send_fed
 from .model import Combine, Edge, Finish, Missing, Own, Plan, Slot, Target
 from .registry import Algorithm, register
-from .shares import Piece, Shares, shares
+from .shares import Piece, Shares, drawn_turns, shares
 from .signature import signature
 from .tiers import Tree, tree_of
 from .topology import Topology
@@ -68,11 +69,8 @@ def all_reduce(
     if order is not None:
         check_order(order, world)
     tree = tree_of(topology, rank, elements_per_packet)
-    grain = GRAIN if topology.one_host else elements_per_packet
-    root = shares(tree.root, elements, grain, order)
-    made = _Rank(tree, rank, root, missing, finish)
-    alone = [add(0, 0, 0, elements, sources=(), finish=finish)]  # The mean of one contribution.
-    slots = made.slots() if world > 1 else alone
+    turns = None if order is None else drawn_turns(tree.root, order)
+    slots, scratch = _slots(topology, rank, elements, elements_per_packet, turns, missing, finish)
     fields = (world, elements, elements_per_packet, missing, order or ())
     return assemble(
         "all_reduce",
@@ -83,9 +81,31 @@ def all_reduce(
         sizes=(elements, elements),
         slots=slots,
         sign=signature("all_reduce", NAME, *fields, *topology.fields),
-        scratch_elements=made.scratch,
+        scratch_elements=scratch,
         levels=tree.levels,
     )
+
+
+@lru_cache(maxsize=64)
+def _slots(
+    topology: Topology,
+    rank: int,
+    elements: int,
+    elements_per_packet: int,
+    turns: tuple[int, ...] | None,
+    missing: Missing,
+    finish: Finish,
+) -> tuple[tuple[Slot, ...], int]:
+    """A rank's slots, and the elements of scratch memory that they take.
+
+    Kept, since hosts of very different sizes have many pieces and few turns: of 1 and 7 ranks, 8.
+    """
+    if topology.world == 1:  # The mean of one contribution.
+        return (add(0, 0, 0, elements, sources=(), finish=finish),), 0
+    tree = tree_of(topology, rank, elements_per_packet)
+    grain = GRAIN if topology.one_host else elements_per_packet
+    made = _Rank(tree, rank, shares(tree.root, elements, grain, turns), missing, finish)
+    return tuple(made.slots()), made.scratch
 
 
 def check_slots(numbers: int) -> None:
@@ -187,7 +207,9 @@ class _Rank:
         of its units whose holder it is."""
         piece = self.root.pieces[q]
         chain = self._chain(piece)
-        t = max(t for t, there in enumerate(chain) if self.rank in there.holders)
+        t = len(chain) - 1
+        while self.rank not in chain[t].holders:
+            t -= 1
         feed = self.reduced.get(q)
         if feed is None:
             tier, feed, sender = self.tree.tiers[t], self.down[t] + q, chain[t].owner
@@ -206,8 +228,9 @@ class _Rank:
         """The pieces of the rank's units in which a piece of all ranks lies, the lowest first."""
         chain = [piece]
         for t in range(len(self.path) - 1, 0, -1):
-            chain.insert(0, self.path[t - 1].pieces[chain[0].inside[self.part[t]]])
-        return chain
+            piece = self.path[t - 1].pieces[piece.inside[self.part[t]]]
+            chain.append(piece)
+        return chain[::-1]
 
 
 def _but(rank: int, ranks: tuple[int, ...]) -> tuple[int, ...]:

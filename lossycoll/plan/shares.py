@@ -50,21 +50,19 @@ class Shares:
 
 
 @lru_cache(maxsize=64)
-def shares(root: Unit, elements: int, grain: int, order: tuple[int, ...] | None) -> Shares:
+def shares(root: Unit, elements: int, grain: int, turns: tuple[int, ...] | None) -> Shares:
     """The pieces of all units. All borders but the end are whole numbers of ``grain``.
 
     Args:
         root: All ranks.
         elements: Elements of the buffer; 0 or more.
         grain: Elements that borders are multiples of.
-        order: A permutation of the ranks by which the holders of the topmost tier are drawn. It
-            gives each element to a part as if a rank were drawn and the part were the rank's: then
-            the mean of what arrives is unbiased, whatever the parts' sizes. None: parts get as
-            much of the buffer as each other.
+        turns: The parts in the order in which the topmost tier is cut among them, some of them
+            several times (:func:`drawn_turns`). None: parts get as much of the buffer as each
+            other.
     """
     parts = _parts(root, elements, grain)
-    turns = range(len(parts)) if order is None else _drawn(root, order)
-    return Shares(root, _pieces(parts, turns, grain), parts)
+    return Shares(root, _pieces(parts, turns or range(len(parts)), grain), parts)
 
 
 @lru_cache(maxsize=64)
@@ -82,12 +80,20 @@ def _lower(unit: Unit, elements: int, grain: int) -> Shares:
     return Shares(unit, _pieces(parts, range(len(parts)), grain), parts)
 
 
-def _drawn(root: Unit, order: tuple[int, ...]) -> list[int]:
+def drawn_turns(root: Unit, order: tuple[int, ...]) -> tuple[int, ...]:
     """Parts in the order of their ranks. Of each part as many ranks stand for it as it takes for
-    one to be drawn as often as any rank: with parts of one size a single one."""
+    one to be drawn as often as any rank: with parts of one size a single one.
+
+    So each element goes to a part as if a rank were drawn and the part were the rank's: then the
+    mean of what arrives is unbiased, whatever the parts' sizes.
+
+    Args:
+        root: All ranks.
+        order: A permutation of the ranks.
+    """
     step = gcd(*[len(part.ranks) for part in root.parts])
     part_of = {rank: i for i, part in enumerate(root.parts) for rank in part.ranks[::step]}
-    return [part_of[rank] for rank in order if rank in part_of]
+    return tuple([part_of[rank] for rank in order if rank in part_of])
 
 
 def _pieces(parts: Sequence[Shares], turns: Sequence[int], grain: int) -> tuple[Piece, ...]:

@@ -356,3 +356,18 @@ def test_what_is_lost_in_place_is_left_with_who_sent_it(hosts: str, sites: str) 
                     lost += 1
     assert lost > 0, "the fault did not happen"
     np.testing.assert_allclose(got + left, whole)
+
+
+def test_orders_that_mean_the_same_turns_share_their_slots() -> None:
+    """Of 1 and 7 ranks, which turn is the single rank's: a plan is drawn for each lossy call."""
+    topology = Topology.of_labels("abbbbbbb", "xxxxxxxx", 4)
+    made: dict[int, list[Plan]] = {}
+    for op in range(60):
+        order = draw_order(1, 2, op, 8)
+        plan = hierarchical.all_reduce(8, 1, 90_000, 64, order=order, topology=topology)
+        made.setdefault(order.index(0), []).append(plan)
+    assert len(made) == 8
+    for plans in made.values():
+        assert all(a is b for p in plans for a, b in zip(p.slots, plans[0].slots, strict=True))
+    assert len({plan.signature for plans in made.values() for plan in plans}) == 60
+    assert len({plans[0].slots for plans in made.values()}) == 8

@@ -8,9 +8,9 @@ where there is one, or where each has one host.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Final, NamedTuple
 
 from .model import Delivery, Level
@@ -20,21 +20,32 @@ from .validation import others
 RELIABLE: Final = Delivery(reliable=True)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Unit:
     """A rank (without parts), a host, a site, or all ranks.
 
     Attributes:
-        ranks: Its ranks, those of each part together.
+        ranks: Its ranks, those of each part together and in the order of the parts.
         parts: The units of the tier below that it consists of.
     """
 
     ranks: tuple[int, ...]
     parts: tuple[Unit, ...] = ()
 
+    # Kept: with many hosts each of these is asked for each rank.
+
+    @cached_property
+    def places(self) -> Mapping[int, int]:
+        """By rank, its place in ``ranks``."""
+        return {rank: place for place, rank in enumerate(self.ranks)}
+
+    @cached_property
+    def _part_of(self) -> Mapping[int, int]:
+        return {rank: i for i, part in enumerate(self.parts) for rank in part.ranks}
+
     def part_of(self, rank: int) -> int:
         """The number of the part that has ``rank``."""
-        return next(i for i, part in enumerate(self.parts) if rank in part.ranks)
+        return self._part_of[rank]
 
 
 class Tier(NamedTuple):
@@ -133,8 +144,8 @@ def part_holders(unit: Unit, number: int) -> tuple[int, ...]:
 def number_outside(unit: Unit, part: int, rank: int) -> int:
     """The number of ``rank``'s chunk in a part of ``unit`` that doesn't have the rank: chunks from
     outside are counted from 0, so that they spread over the part's ranks."""
-    inside = frozenset(unit.parts[part].ranks)
-    return sum(1 for other in unit.ranks[: unit.ranks.index(rank)] if other not in inside)
+    place, inside = unit.places[rank], unit.parts[part].ranks
+    return place - len(inside) if unit.places[inside[0]] < place else place
 
 
 class Within(NamedTuple):
@@ -148,7 +159,7 @@ class Within(NamedTuple):
 
 def crossing(tree: Tree, rank: int, other: int) -> int:
     """The tier in which two ranks are in different parts of one unit."""
-    return next(t for t, unit in enumerate(tree.path) if other in unit.ranks)
+    return next(t for t, unit in enumerate(tree.path) if other in unit.places)
 
 
 def within(tree: Tree, tier: int, number: int) -> list[Within]:

@@ -14,6 +14,7 @@ from . import experiments as theory
 from . import formulas
 from . import hosts as theory_hosts
 from . import ranks as theory_ranks
+from .owners import owners
 from .parity import parity
 
 UNEVEN = "loss=0.1,link=3-0:0.5,link=3-1:0.5,link=0-2:0.4"
@@ -261,4 +262,5 @@ PARTS = {
     "adam": adam,
     "partial sums": partial_sums,
     "parity": parity,
+    "owners": owners,
 }

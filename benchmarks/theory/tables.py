@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.common.report import markdown
 
 from .measure import VARIANTS
+from .owners import LONGER, RATES
 from .parity import PACKETS
 
 Found = dict[str, Any]
@@ -108,7 +109,35 @@ def _percent(share: float) -> str:
     return f"{100 * share:.2g}%"
 
 
+def longer_streams(found: Found) -> Iterable[Sequence[Any]]:
+    for row in found["owners"]["longer"]:
+        cells = [row["by_times"][str(times)] for times in LONGER]
+        yield [
+            *(f"{100 * row['loss']:.0f}%", f"{row['burst']:.0f}", row["packets"]),
+            *(f"{c['parity']:.2f}: {_percent(c['left'])}" for c in cells),
+        ]
+
+
+def hard_case(found: Found) -> Iterable[Sequence[Any]]:
+    for row in found["owners"]["hard"]:
+        drawn = "" if row["drawn"] is None else f", {_percent(row['drawn'])}"
+        yield [
+            *(row["owners"], row["rounds"], f"{_percent(row['left'])}{drawn}"),
+            *(f"{row['busiest']:.1f}", *(f"{1e3 * s:.0f}" for s in row["seconds"].values())),
+        ]
+
+
 PARITY = Table(("p", "in bursts of", *(f"{n:,} packets" for n in PACKETS)), left_missing)
+LONGER_STREAMS = Table(
+    ("p", "in bursts of", "packets", *(f"streams x {times}" for times in LONGER)), longer_streams
+)
+HARD_CASE = Table(
+    (
+        *("owners of 8", "rounds", "left missing", "busiest rank sends"),
+        *(f"ms at {rate}" for rate in RATES),
+    ),
+    hard_case,
+)
 MEASURED = ("measured", "predicted")
 TABLES = (
     Table(("Loss", "ring", "transpose", "reduce-scatter"), unbiased),
@@ -127,6 +156,8 @@ TABLES = (
     Table(("optimizer", "period", "drift of", "first half", "second half"), trained_states),
     WORTH_ITS_BYTES,
     PARITY,
+    LONGER_STREAMS,
+    HARD_CASE,
 )
 
 
@@ -153,6 +184,8 @@ def marked(found: Found) -> dict[str, str]:
         "theory-when": when(found),
         "theory-partial-sums": PARTIAL_SUMS.text(found),
         "theory-parity": PARITY.text(found),
+        "theory-owners": LONGER_STREAMS.text(found),
+        "theory-owners-cost": HARD_CASE.text(found),
         "theory-optimizers": WORTH_ITS_BYTES.text(found),
     }
 

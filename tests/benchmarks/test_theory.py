@@ -16,6 +16,7 @@ import pytest
 
 from benchmarks.theory import experiments as theory
 from benchmarks.theory import formulas, hosts
+from benchmarks.theory import owners as theory_owners
 from benchmarks.theory import ranks as theory_ranks
 from benchmarks.theory.experiments import EXECUTORS
 from benchmarks.theory.parity import left_by_engines, left_missing
@@ -259,6 +260,21 @@ def test_parity_leaves_what_is_predicted(n: int, code: Code, loss: float, burst:
     # A few rows less are told apart from it, so the samples have power.
     less = left_missing(n, Code(code.size, code.rows - 4), loss, burst, drawn=120_000)
     assert less.measured - found.predicted > STANDARD_ERRORS * found.error
+
+
+def test_fewer_owners_leave_less_missing_and_send_more() -> None:
+    assert theory_owners.busiest(8, 8) == 1
+    by_owners = {}
+    for owners in (8, 2):
+        _, means = theory_owners.seconds(owners, 0, 125e6)
+        packets = theory_owners.HARD_PACKETS * theory_owners.WORLD // owners
+        parity = theory_owners.parity_of(means, packets)
+        assert 0 < parity < 0.6
+        drawn = left_missing(packets, means.code, **theory_owners.HARD, drawn=120_000)
+        assert abs(drawn.measured - means.expected) < STANDARD_ERRORS * drawn.error
+        by_owners[owners] = means.expected
+    assert by_owners[2] < by_owners[8] / 2
+    assert theory_owners.busiest(8, 2) > 2
 
 
 @long

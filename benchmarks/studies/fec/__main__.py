@@ -1,7 +1,8 @@
 """Residual loss against overhead, by parity and by resending: ``python -m benchmarks.studies.fec``.
 
 Two ranks all-reduce 4 MiB over loopback in this process, and losses are injected, so the figures
-depend on nothing of the machine (but for ``auto``, which hears of the loss from acknowledgements).
+depend on nothing of the machine (but for ``auto`` and ``max_missing``, which hear of the loss from
+acknowledgements, and the latter of the round trip too).
 The last piece, ``part=lab``, is the time of the same operation between two hosts 80 ms apart, in
 the laboratory (``lossycoll lab check``).
 """

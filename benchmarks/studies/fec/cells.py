@@ -12,6 +12,9 @@ from lossycoll.lab import Link, Network, Port
 LOSSES = (0.001, 0.01, 0.05, 0.1)
 BURSTS = (1, 4)
 ELEMENTS = 1 << 20  # float32: 4 MiB
+PAYLOAD = 1408
+STREAM = -(-ELEMENTS // 2 // (PAYLOAD // 4))
+"""Packets of one of two ranks' segments."""
 WIRE = Network(
     hosts=2,
     link=Link(loss=0.01, delay_ms=40),
@@ -23,6 +26,8 @@ VARIANTS: Final[dict[str, dict[str, Any]]] = {
     "fec=0.1": {"fec": 0.1},
     "fec=0.2": {"fec": 0.2},
     "fec=auto": {"fec": "auto"},
+    "max_missing=0.01": {"max_missing": 0.01},
+    "the same, repair=0": {"max_missing": 0.01, "repair": 0},
     "repair=1": {"repair": 1},
     "fec=0.1, repair=1": {"fec": 0.1, "repair": 1},
 }

@@ -1,29 +1,29 @@
-"""What single losses leave, by theory."""
+"""What a loss leaves, by theory."""
 
 from __future__ import annotations
 
-from math import comb
+import numpy as np
 
 from lossycoll.options.fields import Options
-from lossycoll.plan.sets import Code
+from lossycoll.plan.sets import Code, shape_of
+from lossycoll.simulate import recovery
 
-from .cells import VARIANTS
-
-
-def left(loss: float, code: Code) -> float:
-    """What single losses leave of long streams: a packet is missing if it is lost, and as many of
-    the others of its set and its rows as there are rows."""
-    others = code.size + code.rows - 1
-    back = sum(
-        comb(others, lost) * loss**lost * (1 - loss) ** (others - lost) for lost in range(code.rows)
-    )
-    return loss * (1 - back)
+from .cells import STREAM, VARIANTS
 
 
-def predicted(variant: str, loss: float) -> float | None:
-    """What single losses leave with a variant; None where no formula is given."""
+def left(loss: float, burst: float, code: Code) -> float:
+    """What a code leaves of a stream of the study."""
+    fitted = code.fitted(STREAM)
+    shape = shape_of(fitted, STREAM)
+    columns = int(np.bincount(shape.of_data)[0])
+    sets = int(shape.of_data[: shape.window].max()) + 1
+    return recovery.left(loss, burst, columns, fitted.rows, sets)
+
+
+def predicted(variant: str, loss: float, burst: float) -> float | None:
+    """What a loss leaves with a variant; None where no formula is given."""
     options = Options(**VARIANTS[variant])
     code, most_parity, _ = options.parity
     if most_parity or (code.rows and options.repair):
         return None
-    return left(loss, code) if code.rows else loss ** (1 + options.repair)
+    return left(loss, burst, code) if code.rows else loss ** (1 + options.repair)

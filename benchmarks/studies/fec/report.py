@@ -9,17 +9,29 @@ from typing import Any, Final
 
 from benchmarks.common.report import fill, markdown, plt, save, write_json
 from benchmarks.common.results import Result
+from lossycoll.plan.sets import ROWS, USUAL, Code
 
 from .cells import VARIANTS
 from .formulas import left
 
-MARKS: Final = {"fec=auto": "*", "repair=1": "s", "fec=0.1, repair=1": "D"}
+MARKS: Final = {
+    "fec=auto": "*",
+    "max_missing=0.01": "o",
+    "the same, repair=0": "^",
+    "repair=1": "s",
+    "fec=0.1, repair=1": "D",
+}
+MOST_ROWS: Final = 16
+"""Of the curves, to a quarter of the data."""
 LEFT_OUT: Final = 1 / 3
 """Of each series of times: the first operations find the path's rate."""
 
 
 def write(entries: Sequence[Result], folder: Path) -> None:
-    """fec.json, fec.png, and the tables between the marks of performance.md."""
+    """fec.json, fec.png, and the tables between the marks of performance.md; before the first
+    result nothing, so that what is there stays."""
+    if not entries:
+        return
     residual = [one for one in entries if one.settings["part"] == "residual"]
     rows = [{**one.settings, **one.figures} for one in residual]
     lab = [one for one in entries if one.settings["part"] == "lab"]
@@ -51,7 +63,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     for loss, burst in dict.fromkeys((row["loss"], row["burst"]) for row in rows):
         cells = {r["variant"]: _cell(r) for r in rows if (r["loss"], r["burst"]) == (loss, burst)}
         name = f"{loss:.1%}" + (f" in bursts of {burst}" if burst > 1 else "")
-        out.append([name, *(cells[variant] for variant in VARIANTS)])
+        out.append([name, *(cells.get(variant, "") for variant in VARIANTS)])
     return markdown(head, out)
 
 
@@ -78,17 +90,17 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
             fixed = [row for variant, row in here.items() if variant not in MARKS]
             axis.plot(*_points(fixed), "o-", color=colour, markersize=4, label=f"{loss:.1%} lost")
             for variant, mark in MARKS.items():
-                axis.plot(*_points([here[variant]]), mark, color=colour, markersize=8)
-            sizes = [40, 20, 14, 10, 8, 6, 5, 4]
-            wanted = [100 * left(loss, size) for size in sizes]
-            if burst == 1:
-                axis.plot([100 / size for size in sizes], wanted, ":", color=colour)
+                shown = [here[variant]] if variant in here else []
+                axis.plot(*_points(shown), mark, color=colour, markersize=8)
+            rows_of = ROWS[1 : MOST_ROWS + 1]
+            wanted = [100 * left(loss, burst, Code(USUAL, rows)) for rows in rows_of]
+            axis.plot([100 * rows / USUAL for rows in rows_of], wanted, ":", color=colour)
         axis.set_yscale("log")
         axis.set_title("single losses" if burst == 1 else f"bursts of {burst} on average")
         axis.set_xlabel("packets sent besides, %")
     for variant, mark in MARKS.items():
         axes[-1].plot([], [], mark, color="black", label=variant)
-    axes[-1].plot([], [], ":", color="black", label="p (1 - (1 - p)^g)")
+    axes[-1].plot([], [], ":", color="black", label="parity, by the formula")
     axes[0].set_ylabel("packets still missing, %")
     figure.legend(*axes[-1].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     save(figure, path, dpi=100)

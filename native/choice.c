@@ -25,24 +25,24 @@ static float wanted(const lc_op_slot *s) {
     return level->reliable ? (float)(1 / (RARELY * s->n_packets)) : level->max_missing;
 }
 
-static lc_means means_to(const lc_out *out) {
+static lc_recovery recovery_of(const lc_out *out) {
     const lc_op_slot *s = out->slot;
     const lc_level *level = s->level;
     lc_path *p = lc_path_to(out);
-    lc_means_ask ask = {.loss = loss_to(p),
-                        .burst = lc_loss_burst(&p->loss),
-                        .rtt_s = 1e-9 * (double)p->pace.measure.rtt_ns,
-                        .reorder_s = reorder_s(s->op->group, p),
-                        .rate = p->rate > 0 ? p->rate : USUAL_RATE,
-                        .row_rate = s->op->group->host->row_rate,
-                        .packets = s->n_packets,
-                        .packet_bytes = lc_wire_bytes(out),
-                        .max_missing = wanted(s),
-                        .choose = level->choose,
-                        .rounds = level->repair,
-                        .code = level->code,
-                        .most = level->most};
-    return lc_means_recall(&p->means, &ask);
+    lc_recovery_ask ask = {.loss = loss_to(p),
+                           .burst = lc_loss_burst(&p->loss),
+                           .rtt_s = 1e-9 * (double)p->pace.measure.rtt_ns,
+                           .reorder_s = reorder_s(s->op->group, p),
+                           .rate = p->rate > 0 ? p->rate : USUAL_RATE,
+                           .row_rate = s->op->group->host->row_rate,
+                           .packets = s->n_packets,
+                           .packet_bytes = lc_wire_bytes(out),
+                           .max_missing = wanted(s),
+                           .choose = level->choose,
+                           .rounds = level->repair,
+                           .code = level->code,
+                           .most = level->most};
+    return lc_recovery_recall(&p->choices, &ask);
 }
 
 /* All of a slot's streams have rows of the same sets: as large, and as many rows, as the path wants
@@ -55,7 +55,7 @@ static uint16_t code_of_slot(const lc_op_slot *s) {
     for (uint32_t i = 0; i < s->desc.n_dests; i++) {
         if (s->outs[i].state == LC_OUT_DONE)
             continue;
-        uint16_t code = means_to(&s->outs[i]).code;
+        uint16_t code = recovery_of(&s->outs[i]).code;
         uint32_t parity = lc_shape_of(code, s->n_packets).parity;
         if (parity > most) {
             found = code;
@@ -78,18 +78,18 @@ void lc_choose(lc_out *out) {
     uint8_t choose = s->level->choose;
     if (s->encoder && !s->encoder->known)
         lc_encoder_begin(s->encoder, code_of_slot(s), s->n_packets);
-    lc_means wanted = {.code = s->encoder ? s->encoder->code : 0, .rounds = out->rounds};
+    lc_recovery wanted = {.code = s->encoder ? s->encoder->code : 0, .rounds = out->rounds};
     if (choose)
-        wanted = means_to(out);
+        wanted = recovery_of(out);
     if (s->encoder)
         out->code = code_of_rows(s, wanted.code);
     if (choose & LC_CHOOSE_ROUNDS)
         out->rounds = wanted.rounds;
     if (choose && !s->level->reliable && s->level->max_missing >= 0) {
         lc_member *m = &s->op->group->members[out->peer];
-        m->means = wanted;
-        m->means.code = out->code;
-        m->means.rounds = out->rounds;
+        m->recovery = wanted;
+        m->recovery.code = out->code;
+        m->recovery.rounds = out->rounds;
         m->max_missing = s->level->max_missing;
     }
 }

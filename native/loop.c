@@ -201,10 +201,10 @@ static lc_peer_stats figures_of(const lc_group *g, const lc_member *m) {
     s.queue_ns = lc_pace_queue(&p->pace);
     s.link_loss = lc_loss_share(&p->loss);
     s.link_burst = lc_loss_burst(&p->loss);
-    s.expected_missing = m->means.expected;
+    s.expected_missing = m->recovery.expected;
     s.max_missing = m->max_missing;
-    s.code = m->means.code;
-    s.rounds = m->means.rounds;
+    s.code = m->recovery.code;
+    s.rounds = m->recovery.rounds;
     return s;
 }
 

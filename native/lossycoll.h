@@ -449,13 +449,13 @@ uint32_t lc_set_of(uint32_t code, uint32_t n, uint32_t packet);
  * fast as this processor can. LC_E_ARGUMENT: there is no such code. */
 int lc_parity_rows(int simd, uint32_t k, uint32_t m, uint32_t bytes, const uint8_t *packets,
                    uint8_t *rows);
-/* The choice of means by itself (native/means.h). */
+/* The choice of means by itself (native/recovery.h). */
 typedef struct {
     uint16_t code;   /* of parity (native/sets.h); 0: none */
     uint8_t rounds;  /* of resending */
     double expected; /* share of the data packets that will be missing */
     double seconds;  /* that it adds to the stream's time */
-} lc_means;
+} lc_recovery;
 typedef struct {
     double loss;      /* share of packets lost on the path */
     double burst;     /* mean run of lost packets */
@@ -471,12 +471,12 @@ typedef struct {
     uint16_t code;
     uint8_t most; /* parity at most so many 64ths of the data */
     uint8_t has_last;
-    lc_means last; /* chosen before for such a stream: kept while it is nearly as good */
-} lc_means_ask;
+    lc_recovery last; /* chosen before for such a stream: kept while it is nearly as good */
+} lc_recovery_ask;
 /* The means of least time that leave no more than is wanted; if none do, those that leave least. */
-lc_means lc_means_choose(const lc_means_ask *ask);
+lc_recovery lc_recovery_choose(const lc_recovery_ask *ask);
 /* Share of the data that stays missing: sets of k with m rows, so many of them interleaved. */
-double lc_means_left(double loss, double burst, uint32_t k, uint32_t m, uint32_t sets);
+double lc_recovery_left(double loss, double burst, uint32_t k, uint32_t m, uint32_t sets);
 /* The codecs by themselves (native/codec.h), by lc_encoding and lc_dtype; simd: as fast as this
  * processor can, or plain C, which gives the same bits. Elements that fit into a payload, and bytes
  * that n elements become in one packet; 0: there is no such codec. */

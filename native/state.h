@@ -27,8 +27,8 @@
 #include "inject.h"
 #include "loss.h"
 #include "mailbox.h"
-#include "means.h"
 #include "pace.h"
+#include "recovery.h"
 #include "total.h"
 #include "waiter.h"
 #include "wire.h"
@@ -80,7 +80,7 @@ typedef struct {
     uint16_t number;         /* of the process */
     lc_interface *interface; /* by which it is reached */
     lc_pace pace;
-    lc_means_memo means;
+    lc_recovery_memo choices;
     lc_loss loss;
     double
         rate; /* bytes/s, of pace as long as it knows one: also when a pause has made it forget */
@@ -147,7 +147,7 @@ typedef struct {
     atomic_int left;          /* the same of one that left in order */
     uint64_t packets_sent, packets_received, packets_missing;
     uint64_t offered, delivered; /* packets to be added up that might be lost */
-    lc_means means;              /* the latest that were chosen against max_missing */
+    lc_recovery recovery;        /* the latest that were chosen against max_missing */
     float max_missing;           /* < 0: none were */
 } lc_member;
 

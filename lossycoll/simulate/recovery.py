@@ -1,6 +1,6 @@
 """What brings back lost packets in the least time: nothing, parity, resending, or both.
 
-native/means.c is the same; docs/parity.md has the model. :func:`left` predicts the share that a
+native/recovery.c is the same; docs/parity.md has the model. :func:`left` predicts the share that a
 code leaves missing, :func:`choose` is the engine's choice for one stream.
 """
 

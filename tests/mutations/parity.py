@@ -70,24 +70,24 @@ PARITY: tuple[Mutation, ...] = (
     ),
     mutation(
         "bursts taken for single losses",
-        "native/means.c",
+        "native/recovery.c",
         "kept *= correlation;",
         "kept *= correlation * correlation;",
-        "tests/runtime/engine/test_means.py::test_what_is_left_is_that_of_python",
+        "tests/runtime/engine/test_recovery.py::test_what_is_left_is_that_of_python",
     ),
     mutation(
         "a choice that wavers with its estimate",
-        "native/means.c",
+        "native/recovery.c",
         "return found->means.expected >= s->wanted * KEEP_LEAST &&",
         "return 0 && found->means.expected >= s->wanted * KEEP_LEAST &&",
-        "native:test_means",
+        "native:test_recovery",
     ),
     mutation(
         "more parity than there is room for",
-        "native/means.c",
+        "native/recovery.c",
         "return parity <= s->cap * s->n * (1 + 1e-9);",
         "return parity <= (s->cap + 0.1) * s->n;",
-        "native:test_means",
+        "native:test_recovery",
     ),
     mutation(
         "a path that loses nothing, whatever is measured",
@@ -98,9 +98,9 @@ PARITY: tuple[Mutation, ...] = (
     ),
     mutation(
         "a choice for one stream taken for another's",
-        "native/means.c",
+        "native/recovery.c",
         "return a->packets == b->packets && a->packet_bytes",
         "return a->packet_bytes",
-        "native:test_means",
+        "native:test_recovery",
     ),
 )

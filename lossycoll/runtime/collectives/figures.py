@@ -9,7 +9,7 @@ from typing import Any, Final
 from lossycoll.errors import ClosedError
 from lossycoll.runtime.core.logfmt import log
 from lossycoll.runtime.engine.link_events import LinkLog
-from lossycoll.runtime.engine.means_log import MeansLog
+from lossycoll.runtime.engine.recovery_log import RecoveryLog
 from lossycoll.runtime.engine.reports import PeerStats, Report, Stats
 
 from .operations import Operations
@@ -48,7 +48,7 @@ class Figures:
         self._operations = operations
         self._overflow_warned = False
         self._link_log = LinkLog()
-        self._means_log = MeansLog()
+        self._recovery_log = RecoveryLog()
 
     def stats(self) -> Stats:
         """This rank's since the group was made."""
@@ -91,7 +91,7 @@ class Figures:
             try:
                 sums = self._engine.stats()
                 self._link_log.tell(self._engine.event, self._where)
-                self._means_log.tell(map(self.peer, range(self._where.world)), self._where)
+                self._recovery_log.tell(map(self.peer, range(self._where.world)), self._where)
             except ClosedError:
                 return out
             self._warn_of_overflow(sums.socket_overflow)

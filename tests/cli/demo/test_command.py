@@ -204,7 +204,7 @@ def test_percentile() -> None:
     assert demo_report.percentile([4.0], 0.99) == 4
 
 
-def test_means_of_the_second_half() -> None:
+def test_recovery_of_the_second_half() -> None:
     curve = [
         (step, {"mean_square_distance": float(step), "relative_rms": step**0.5, "expected": 2.0})
         for step in range(1, 9)

@@ -9,7 +9,7 @@ import pytest
 
 from lossycoll.plan.sets import Code
 from lossycoll.runtime.engine.failures import Where
-from lossycoll.runtime.engine.means_log import PERIOD_SECONDS, MeansLog, sentence
+from lossycoll.runtime.engine.recovery_log import PERIOD_SECONDS, RecoveryLog, sentence
 from lossycoll.runtime.engine.reports import PeerStats
 
 WHERE = Where(0, 2, addresses=["10.0.0.1:4711", "10.0.0.2:4711"])
@@ -49,7 +49,7 @@ def test_a_sentence_says_what_was_chosen_and_why() -> None:
 
 def test_a_change_is_logged_and_not_too_often(caplog: pytest.LogCaptureFixture) -> None:
     now = 100.0
-    told = MeansLog(clock=lambda: now)
+    told = RecoveryLog(clock=lambda: now)
 
     def tell(peer: PeerStats) -> list[str]:
         caplog.clear()

@@ -16,7 +16,7 @@ CODES = [Code(), *(Code(s, r) for s in SIZES for r in ROWS[1:] if s + r <= SYMBO
 
 def asked(ask: Ask) -> Any:
     """The engine's answer."""
-    native = ffi.new("lc_means_ask *")
+    native = ffi.new("lc_recovery_ask *")
     for name in ("packets", "packet_bytes", "loss", "burst", "rtt_s", "reorder_s", "rate"):
         setattr(native, name, getattr(ask, name))
     native.row_rate, native.most = ask.row_rate, ask.most
@@ -27,7 +27,7 @@ def asked(ask: Ask) -> Any:
     if ask.last is not None:
         native.has_last = 1
         native.last.code, native.last.rounds = ask.last.code.number, ask.last.rounds
-    return lib.lc_means_choose(native)
+    return lib.lc_recovery_choose(native)
 
 
 def drawn(rng: np.random.Generator) -> Ask:
@@ -70,4 +70,4 @@ def test_what_is_left_is_that_of_python() -> None:
     for _ in range(50):
         code = CODES[rng.integers(1, len(CODES))]
         how = (*rng.uniform((0, 1), (0.5, 12)), code.size, code.rows, int(rng.integers(1, 20)))
-        assert lib.lc_means_left(*how) == pytest.approx(left(*how), rel=1e-9, abs=1e-12)
+        assert lib.lc_recovery_left(*how) == pytest.approx(left(*how), rel=1e-9, abs=1e-12)

@@ -1,5 +1,6 @@
-/* The cheapest means against loss: a model of what each leaves and costs, and the choice. */
-#include "means.h"
+/* How lost packets come back in the least time: a model of what parity and rounds leave and cost,
+ * and the choice. */
+#include "recovery.h"
 
 #include <math.h>
 #include <string.h>
@@ -83,7 +84,7 @@ static double clean_burst(double burst, double loss) {
     return burst > least ? (burst < BURST_MOST ? burst : fmax(BURST_MOST, least)) : least;
 }
 
-double lc_means_left(double loss, double burst, uint32_t k, uint32_t m, uint32_t sets) {
+double lc_recovery_left(double loss, double burst, uint32_t k, uint32_t m, uint32_t sets) {
     loss = clean_loss(loss);
     if (!k || m > LC_ROWS_MOST)
         return loss;
@@ -98,7 +99,7 @@ double lc_means_left(double loss, double burst, uint32_t k, uint32_t m, uint32_t
 /* ---- what means cost ---- */
 
 typedef struct {
-    lc_means means;
+    lc_recovery recovery;
     double bytes; /* beyond the data, as a share of it */
     int enough;
 } candidate;
@@ -106,7 +107,7 @@ typedef struct {
 enum { CANDIDATES = LC_SIZES * 64 };
 
 typedef struct {
-    const lc_means_ask *ask;
+    const lc_recovery_ask *ask;
     double loss, burst, wanted, wire, cap;
     uint32_t n, rounds_least, rounds_most;
     uint32_t count;
@@ -114,13 +115,13 @@ typedef struct {
 } search;
 
 static int is_enough(const search *s, const candidate *c, double remains, uint32_t rounds) {
-    int nothing = !c->means.code && !rounds;
+    int nothing = !c->recovery.code && !rounds;
     return remains <= s->wanted * (nothing ? NEARLY : 1);
 }
 
 /* Rounds after a code that leaves so much: as few as are enough. */
 static void add_rounds(const search *s, candidate *c, double remains) {
-    const lc_means_ask *ask = s->ask;
+    const lc_recovery_ask *ask = s->ask;
     double seconds = 0, bytes = 0;
     uint32_t rounds = 0;
     while (rounds < s->rounds_least ||
@@ -133,9 +134,9 @@ static void add_rounds(const search *s, candidate *c, double remains) {
         remains *= s->loss;
         rounds++;
     }
-    c->means.rounds = (uint8_t)rounds;
-    c->means.expected = remains;
-    c->means.seconds += seconds;
+    c->recovery.rounds = (uint8_t)rounds;
+    c->recovery.expected = remains;
+    c->recovery.seconds += seconds;
     c->bytes += bytes;
     c->enough = is_enough(s, c, remains, rounds);
 }
@@ -147,8 +148,8 @@ static candidate measure(const search *s, uint16_t code, double remains) {
     double bytes = (double)s->n * s->ask->packet_bytes;
     double arithmetic = s->ask->row_rate > 0 ? rows * bytes / s->ask->row_rate : 0;
     double beside = s->wire * (1 + share);
-    candidate c = {.means = {.code = code}, .bytes = share};
-    c.means.seconds = s->wire * share + (arithmetic > beside ? arithmetic - beside : 0);
+    candidate c = {.recovery = {.code = code}, .bytes = share};
+    c.recovery.seconds = s->wire * share + (arithmetic > beside ? arithmetic - beside : 0);
     add_rounds(s, &c, remains);
     return c;
 }
@@ -159,7 +160,7 @@ static double left_by(const search *s, uint16_t code) {
         return s->loss;
     lc_shape shape = lc_shape_of(code, s->n);
     uint32_t columns = lc_shape_columns(&shape, 0);
-    return lc_means_left(s->loss, s->burst, columns, shape.m, shape.each);
+    return lc_recovery_left(s->loss, s->burst, columns, shape.m, shape.each);
 }
 
 /* Sets no larger than the stream, but for the next size. */
@@ -195,7 +196,7 @@ static void try_size(search *s, uint32_t k) {
         candidate found = measure(s, lc_code(k, m), remains);
         if (found.enough || s->loss - remains >= WORTH * one.sets * m / s->n)
             s->found[s->count++] = found;
-        if ((found.enough && found.means.rounds == s->rounds_least) || m == most)
+        if ((found.enough && found.recovery.rounds == s->rounds_least) || m == most)
             return;
     }
 }
@@ -207,7 +208,7 @@ static void try_all(search *s) {
         return;
     }
     s->found[s->count++] = measure(s, 0, s->loss);
-    if (s->found[0].enough && !s->found[0].means.rounds)
+    if (s->found[0].enough && !s->found[0].recovery.rounds)
         return; /* nothing is quicker than nothing */
     for (uint32_t i = 0; i < LC_SIZES; i++)
         if (suits(lc_code_size(i), s->n))
@@ -226,14 +227,14 @@ static const candidate *best_of(const search *s) {
         enough |= s->found[i].enough;
     for (uint32_t i = 0; i < s->count; i++) {
         const candidate *c = &s->found[i];
-        double cost = enough ? c->means.seconds : c->means.expected;
+        double cost = enough ? c->recovery.seconds : c->recovery.expected;
         if (c->enough == enough && cost < least)
             least = cost;
     }
     double most = enough ? least + SAME_TIME * (s->wire + s->ask->rtt_s / 2) : least * NEARLY;
     for (uint32_t i = 0; i < s->count; i++) {
         const candidate *c = &s->found[i];
-        double cost = enough ? c->means.seconds : c->means.expected;
+        double cost = enough ? c->recovery.seconds : c->recovery.expected;
         if (c->enough == enough && cost <= most && (!best || c->bytes < best->bytes))
             best = c;
     }
@@ -242,7 +243,7 @@ static const candidate *best_of(const search *s) {
 
 /* Whether the means chosen before may be chosen for this stream, and which they are now. */
 static int again(search *s, candidate *found) {
-    const lc_means *last = &s->ask->last;
+    const lc_recovery *last = &s->ask->last;
     if (!s->ask->has_last || !lc_code_valid(last->code))
         return 0;
     int may =
@@ -256,8 +257,8 @@ static int again(search *s, candidate *found) {
     *found = measure(s, last->code, left_by(s, last->code));
     s->rounds_least = least;
     s->rounds_most = most;
-    return found->means.expected >= s->wanted * KEEP_LEAST &&
-           found->means.expected <= s->wanted * KEEP_MOST;
+    return found->recovery.expected >= s->wanted * KEEP_LEAST &&
+           found->recovery.expected <= s->wanted * KEEP_MOST;
 }
 
 static double cap_of(double loss, uint8_t most) {
@@ -265,7 +266,7 @@ static double cap_of(double loss, uint8_t most) {
     return fmin(most / 64.0, needed);
 }
 
-lc_means lc_means_choose(const lc_means_ask *ask) {
+lc_recovery lc_recovery_choose(const lc_recovery_ask *ask) {
     search s;
     s.ask = ask;
     s.count = 0;
@@ -276,16 +277,16 @@ lc_means lc_means_choose(const lc_means_ask *ask) {
     s.wire = ask->rate > 0 ? (double)s.n * ask->packet_bytes / ask->rate : 0;
     s.cap = cap_of(s.loss, ask->most);
     s.rounds_least = ask->choose & LC_CHOOSE_ROUNDS ? 0 : ask->rounds;
-    s.rounds_most = ask->choose & LC_CHOOSE_ROUNDS ? LC_MEANS_ROUNDS : ask->rounds;
+    s.rounds_most = ask->choose & LC_CHOOSE_ROUNDS ? LC_RECOVERY_ROUNDS : ask->rounds;
     if (!s.n)
-        return (lc_means){.rounds = (uint8_t)s.rounds_least};
+        return (lc_recovery){.rounds = (uint8_t)s.rounds_least};
     try_all(&s);
     const candidate *best = best_of(&s);
     candidate same;
-    if (again(&s, &same) && same.means.seconds <= best->means.seconds * KEEP_TIME +
-                                                      SAME_TIME * (s.wire + ask->rtt_s / 2))
-        return same.means;
-    return best->means;
+    if (again(&s, &same) && same.recovery.seconds <= best->recovery.seconds * KEEP_TIME +
+                                                         SAME_TIME * (s.wire + ask->rtt_s / 2))
+        return same.recovery;
+    return best->recovery;
 }
 
 /* ---- choices that are kept ---- */
@@ -295,22 +296,22 @@ static int near(double a, double b, double share) {
     return fabs(a - b) <= share * fmin(fabs(a), fabs(b));
 }
 
-static int same_stream(const lc_means_ask *a, const lc_means_ask *b) {
+static int same_stream(const lc_recovery_ask *a, const lc_recovery_ask *b) {
     return a->packets == b->packets && a->packet_bytes == b->packet_bytes &&
            a->max_missing == b->max_missing && a->choose == b->choose && a->rounds == b->rounds &&
            a->code == b->code && a->most == b->most;
 }
 
-lc_means lc_means_recall(lc_means_memo *memo, const lc_means_ask *ask) {
-    uint32_t at = (ask->packets * 2654435761u >> 16) % LC_MEANS_KEPT;
-    lc_means_ask *kept = &memo->asks[at], now = *ask;
+lc_recovery lc_recovery_recall(lc_recovery_memo *memo, const lc_recovery_ask *ask) {
+    uint32_t at = (ask->packets * 2654435761u >> 16) % LC_RECOVERY_KEPT;
+    lc_recovery_ask *kept = &memo->asks[at], now = *ask;
     now.has_last = same_stream(kept, ask);
     if (now.has_last && near(clean_loss(kept->loss), clean_loss(ask->loss), 0.1) &&
         near(kept->burst, ask->burst, 0.25) && near(kept->rtt_s, ask->rtt_s, 1) &&
         near(kept->reorder_s, ask->reorder_s, 1) && near(kept->rate, ask->rate, 1) &&
         near(kept->row_rate, ask->row_rate, 1))
-        return memo->means[at];
-    now.last = memo->means[at];
+        return memo->recoveries[at];
+    now.last = memo->recoveries[at];
     *kept = now;
-    return memo->means[at] = lc_means_choose(&now);
+    return memo->recoveries[at] = lc_recovery_choose(&now);
 }

@@ -51,7 +51,7 @@ def _times(rounds: int) -> str:
     return "once" if rounds == 1 else f"{rounds} times"
 
 
-class MeansLog:
+class RecoveryLog:
     """Logs the means of each peer once they are other ones, and not too often.
 
     Args:

@@ -68,7 +68,7 @@ _INJECT = "LOSSYCOLL_INJECT"
 MODES = {
     mode.name: mode
     for mode in (
-        Mode("gloo", "gloo", "torch's own backend for CPUs, the yardstick"),
+        Mode("gloo", "gloo", "torch's own backend for CPUs, for comparison"),
         Mode("reliable", "lossy", "`LOSSYCOLL_DELIVERY=reliable`", {_DELIVERY: "reliable"}),
         Mode(
             "default",

@@ -45,7 +45,7 @@ _MORE = """\
 
 {meanings}
 
-Gloo and lossy ran these as well; where gloo fails, lossy doesn't have to.
+Gloo and lossy ran these as well. Where gloo fails, lossy need not pass.
 """
 
 

@@ -78,8 +78,8 @@ PARITY: tuple[Mutation, ...] = (
     mutation(
         "a choice that wavers with its estimate",
         "native/recovery.c",
-        "return found->means.expected >= s->wanted * KEEP_LEAST &&",
-        "return 0 && found->means.expected >= s->wanted * KEEP_LEAST &&",
+        "return found->recovery.expected >= s->wanted * KEEP_LEAST &&",
+        "return 0 && found->recovery.expected >= s->wanted * KEEP_LEAST &&",
         "native:test_recovery",
     ),
     mutation(

@@ -99,6 +99,8 @@ static void test_root_is_done_at_once(int lossy, int release_early) {
     CHECK(stats.operations == 1 && stats.packets_sent == later.packets_sent);
     CHECK_AT(later.packets_sent >= 3 && later.packets_resent == later.packets_sent - 3,
              "%llu packets", (unsigned long long)later.packets_sent);
+    uint64_t reliably = lossy ? 0 : later.packets_resent;
+    CHECK(later.resent_reliable == reliably && stats.resent_reliable == reliably);
     CHECK(stats.bytes_sent == later.bytes_sent && first.elapsed_ns == later.elapsed_ns);
     if (!release_early) {
         lc_report again;

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from .model import MAX_LEVELS, Plan
+from .model import MAX_LEVELS, MOST_SLOTS, Plan
 
 SLOT: Final = struct.Struct("<QQQIIIHBBBBBBHH")
 """lc_slot_desc of native/lossycoll.h: 48 bytes. An lc_edge is two shorts."""
@@ -30,6 +30,12 @@ def encode(plan: Plan) -> tuple[bytes, bytes]:
     edges: list[int] = []
     if len(plan.all_levels) > MAX_LEVELS:
         raise ValueError(f"{len(plan.all_levels)} levels, wanted {MAX_LEVELS} at most")
+    highest = max([slot.number for slot in plan.slots], default=0)
+    if highest >= MOST_SLOTS:
+        raise ValueError(
+            f"the {plan.collective} plan doesn't fit the native table: a slot has number "
+            f"{highest}, wanted {MOST_SLOTS - 1} at most"
+        )
     try:
         for slot in plan.slots:
             slots += SLOT.pack(

@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 from .assembly import add, assemble, receive, send_fed
-from .model import Combine, Edge, Finish, Missing, Own, Plan, Slot, Target
+from .model import MOST_SLOTS, Combine, Edge, Finish, Missing, Own, Plan, Slot, Target
 from .registry import Algorithm, register
 from .shares import Piece, Shares, drawn_turns, shares
 from .signature import signature
@@ -28,8 +28,6 @@ NAME: Final = "hierarchical"
 GRAIN: Final = 1024
 """Elements below which ranks of one host don't share the work: so little is added up sooner than
 more packets are sent."""
-MOST_SLOTS: Final = 0xFFFF
-"""Numbers of slots have 16 bits."""
 
 
 def all_reduce(

@@ -22,6 +22,8 @@ from typing import Final
 
 from .sets import NO_PARITY, Code
 
+MOST_SLOTS: Final = 0xFFFE
+"""Slots are numbered below: in 16 bits, of which the engine keeps the last two numbers."""
 MAX_LEVELS: Final = 4
 """LC_LEVELS of native/lossycoll.h."""
 

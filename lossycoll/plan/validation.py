@@ -11,12 +11,12 @@ from typing import Final
 from .model import Finish
 from .topology import Topology
 
-MAX_WORLD: Final = 32768
+MAX_WORLD: Final = 32767
 """A slot number is 16 bits on the wire and an all-reduce uses two per rank."""
 
 
 def check_world(world: int, rank: int, elements_per_packet: int) -> None:
-    """Refuses a world outside 1..32768, a rank outside 0..world-1 and packets of no elements."""
+    """Refuses a world outside 1..32767, a rank outside 0..world-1 and packets of no elements."""
     if not 1 <= world <= MAX_WORLD:
         raise ValueError(f"world is {world}, wanted 1 to {MAX_WORLD}")
     check_rank("rank", rank, world)

@@ -200,6 +200,14 @@ SUMS = (
         "::test_only_direct_plans_are_kept_when_ranks_are_lost",
     ),
     mutation(
+        "slots numbered as the engine numbers messages",
+        "lossycoll/plan/model.py",
+        "MOST_SLOTS: Final = 0xFFFE",
+        "MOST_SLOTS: Final = 0xFFFF",
+        "tests/runtime/collectives/test_accepted.py"
+        "::test_numbers_of_slots_are_those_that_the_engine_takes",
+    ),
+    mutation(
         "owners are drawn by host, not by rank",
         "lossycoll/plan/shares.py",
         "for rank in part.ranks[::step]}",

@@ -33,6 +33,7 @@ from lossycoll.plan import (
     transpose,
     tree,
 )
+from lossycoll.plan.model import MOST_SLOTS
 from tests.support import plan_checks
 from tests.support.plan_cases import CASES, ELEMENTS_PER_PACKET, Case, counts
 
@@ -235,7 +236,7 @@ def declared() -> FFI:
     slots=st.lists(
         st.builds(
             Slot,
-            number=st.integers(0, 2**16 - 1),
+            number=st.integers(0, MOST_SLOTS - 1),
             offset=st.integers(0, 2**64 - 1),
             length=st.integers(0, 2**64 - 1),
             sources=st.lists(st.integers(0, 2**16 - 1), max_size=4).map(tuple),
@@ -289,7 +290,7 @@ def test_c_and_python_name_the_same_numbers() -> None:
 
 def test_encode_refuses_what_does_not_fit() -> None:
     plan = tree.broadcast(2, 0, 5, 5)
-    slot = dataclasses.replace(plan.slots[0], number=1 << 16)
+    slot = dataclasses.replace(plan.slots[0], number=MOST_SLOTS)
     with pytest.raises(ValueError, match="broadcast plan doesn't fit"):
         encode(dataclasses.replace(plan, slots=(slot,)))
 
@@ -297,7 +298,7 @@ def test_encode_refuses_what_does_not_fit() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: ring.all_reduce(0, 0, 5, 5), "world is 0, wanted 1 to 32768"),
+        (lambda: ring.all_reduce(0, 0, 5, 5), "world is 0, wanted 1 to 32767"),
         (lambda: ring.all_reduce(40000, 0, 5, 5), "world is 40000, wanted"),
         (lambda: ring.all_reduce(3, 3, 5, 5), "rank is 3, wanted 0 to 2"),
         (lambda: ring.all_reduce(3, -1, 5, 5), "rank is -1, wanted 0 to 2"),

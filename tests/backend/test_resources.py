@@ -43,7 +43,7 @@ def holds(rank: int, world: int) -> list[Held]:
     return found
 
 
-@pytest.mark.parametrize(("link", "fixed", "per_peer"), [("auto", 8, 1), ("udp", 6, 0)])
+@pytest.mark.parametrize(("link", "fixed", "per_peer"), [("auto", 9, 1), ("udp", 6, 0)])
 def test_what_a_process_holds_is_bounded_whatever_groups_it_has(
     link: str, fixed: int, per_peer: int
 ) -> None:

@@ -77,6 +77,48 @@ static void narrow_first_weighted(const lc_codec *c, void *acc, const void *own,
     c->wire->add_weighted(acc, x, factor, n);
 }
 
+/* ---- low: float32 travels in indices of a few bits ---- */
+
+static size_t low_bytes(const lc_codec *c, size_t n) {
+    return lc_lowbit_bytes(&c->low, n);
+}
+
+static void low_encode(const lc_codec *c, void *dst, const void *src, size_t n, double factor,
+                       uint64_t seed) {
+    (void)factor; /* 1: nothing travels divided */
+    (void)seed;
+    lc_lowbit_encode(&c->low, dst, src, n);
+}
+
+static void low_decode(const lc_codec *c, void *dst, const void *src, size_t n) {
+    lc_lowbit_packet p = lc_lowbit_packet_of(&c->low, src, n);
+    for (size_t at = 0; at < n;)
+        at += lc_lowbit_decode(&c->low, &p, at, (char *)dst + at * sizeof(float));
+}
+
+static void low_first_weighted(const lc_codec *c, void *acc, const void *own, const void *x,
+                               double factor, size_t n) {
+    float part[LC_LOWBIT_CHUNK];
+    lc_lowbit_packet p = lc_lowbit_packet_of(&c->low, x, n);
+    for (size_t at = 0, here; at < n; at += here) {
+        here = lc_lowbit_decode(&c->low, &p, at, (char *)part);
+        const char *mine = own ? (const char *)own + at * sizeof(float) : NULL;
+        c->sums->first_weighted((char *)acc + at * sizeof(float), mine, part, factor, here);
+    }
+}
+
+static void low_first(const lc_codec *c, void *acc, const void *own, const void *x, size_t n) {
+    low_first_weighted(c, acc, own, x, 1.0, n);
+}
+
+static void low_add(const lc_codec *c, void *acc, const void *x, size_t n) {
+    low_first_weighted(c, acc, acc, x, 1.0, n);
+}
+
+static void low_add_weighted(const lc_codec *c, void *acc, const void *x, double factor, size_t n) {
+    low_first_weighted(c, acc, acc, x, factor, n);
+}
+
 /* ---- the table ---- */
 
 static const lc_codec same = {.same = 1,
@@ -95,6 +137,14 @@ static const lc_codec narrow = {.wire_bytes = narrow_bytes,
                                 .add = same_add,
                                 .first_weighted = narrow_first_weighted,
                                 .add_weighted = same_add_weighted};
+
+static const lc_codec low = {.wire_bytes = low_bytes,
+                             .encode = low_encode,
+                             .decode = low_decode,
+                             .first = low_first,
+                             .add = low_add,
+                             .first_weighted = low_first_weighted,
+                             .add_weighted = low_add_weighted};
 
 static void make_same(lc_codec *c, int dtype, int simd) {
     *c = same;
@@ -117,10 +167,32 @@ static void make_narrow(lc_codec *c, int wire, int simd) {
     c->acc_bytes = c->wire->acc_bytes;
 }
 
+static void make_low(lc_codec *c, unsigned bits, int encoding, int simd) {
+    *c = low;
+    c->sums = c->wire = lc_kernels_of(LC_F32, simd);
+    c->element_bytes = c->acc_bytes = lc_element_bytes(LC_F32);
+    c->low = (lc_lowbit_format){lc_lowbit_of(simd), (uint8_t)bits,
+                                encoding & LC_ENCODING_GROUP_32 ? 32 : LC_LOWBIT_GROUP};
+}
+
+/* Of one element's index; 0: it has none. */
+static unsigned bits_of_index(int encoding) {
+    static const uint8_t bits[] = {[LC_ENCODING_INT8] = 8, [LC_ENCODING_INT6] = 6,
+                                   [LC_ENCODING_INT5] = 5, [LC_ENCODING_INT4] = 4,
+                                   [LC_ENCODING_INT3] = 3, [LC_ENCODING_INT2] = 2};
+    unsigned number = (unsigned)encoding & LC_ENCODING_NUMBER;
+    if (encoding & ~(LC_ENCODING_NUMBER | LC_ENCODING_GROUP_32) || number >= sizeof bits)
+        return 0;
+    return bits[number];
+}
+
 int lc_codec_make(lc_codec *c, int encoding, int dtype, int simd) {
     if (!lc_element_bytes(dtype))
         return 0;
-    if (encoding == LC_ENCODING_SAME)
+    unsigned bits = bits_of_index(encoding);
+    if (bits && dtype == LC_F32)
+        make_low(c, bits, encoding, simd);
+    else if (encoding == LC_ENCODING_SAME)
         make_same(c, dtype, simd);
     else if (encoding == LC_ENCODING_BF16 && dtype == LC_F32)
         make_narrow(c, LC_BF16, simd);
@@ -128,7 +200,7 @@ int lc_codec_make(lc_codec *c, int encoding, int dtype, int simd) {
         make_narrow(c, LC_F16, simd);
     else
         return 0;
-    c->encoding = (uint8_t)encoding;
+    c->encoding = (uint8_t)(encoding & LC_ENCODING_NUMBER);
     c->dtype = (uint8_t)dtype;
     c->holds_divided = dtype == LC_F16;
     c->divides = c->holds_divided || encoding == LC_ENCODING_F16;
@@ -144,7 +216,8 @@ uint32_t lc_codec_elements(const lc_codec *c, uint16_t payload_bytes) {
         else
             beyond = n;
     }
-    return fit;
+    uint32_t group = c->low.group;
+    return group && fit > group ? fit - fit % group : fit;
 }
 
 /* ---- for callers that have no codec in hand ---- */

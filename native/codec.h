@@ -12,12 +12,13 @@
 #define LC_CODEC_H
 
 #include "kernels.h"
+#include "lowbit.h"
 
 typedef struct lc_codec lc_codec;
 
 /* Made by lc_codec_make and constant from then on; any thread may use it. */
 struct lc_codec {
-    uint8_t encoding;       /* lc_encoding */
+    uint8_t encoding;       /* lc_encoding, without its parameters */
     uint8_t dtype;          /* lc_dtype of the buffers' elements */
     uint8_t same;           /* an element in a packet is an element in memory: nothing to encode */
     uint8_t divides;        /* partial sums travel divided (lc_partial_divisor), */
@@ -26,6 +27,7 @@ struct lc_codec {
     uint32_t acc_bytes;     /* of one accumulator */
     const lc_kernels *sums; /* of dtype: what finishes a sum. NULL for LC_BYTES */
     const lc_kernels *wire; /* of the float type that travels; NULL for LC_BYTES */
+    lc_lowbit_format low;   /* of indices of a few bits */
 
     /* Bytes of n elements in one packet; grows with n. */
     size_t (*wire_bytes)(const lc_codec *c, size_t n);
@@ -42,7 +44,8 @@ struct lc_codec {
     void (*add_weighted)(const lc_codec *c, void *acc, const void *x, double factor, size_t n);
 };
 
-/* Returns whether elements of this type can be encoded in this way; *codec is valid only then. */
+/* encoding: lc_encoding, with its parameters. Returns whether elements of this type can be encoded
+ * in this way; *codec is valid only then. */
 int lc_codec_make(lc_codec *codec, int encoding, int dtype, int simd);
 /* By what a partial sum of so many contributions is divided on its way. A sum may exceed what
  * float16 holds although each contribution fits: divided, it is no larger than the largest of them.
@@ -57,7 +60,8 @@ static inline double lc_partial_divisor(const lc_codec *codec, uint32_t weight) 
 static inline double lc_held_divisor(const lc_codec *codec, uint32_t weight) {
     return codec->holds_divided ? lc_partial_divisor(codec, weight) : 1.0;
 }
-/* The most elements that fit into a packet's payload. */
+/* The most elements that fit into a packet's payload; in whole groups, where one fits: so packets
+ * of several sizes have the same groups. */
 uint32_t lc_codec_elements(const lc_codec *codec, uint16_t payload_bytes);
 
 #endif

@@ -15,7 +15,21 @@
 enum lc_dtype { LC_F32 = 0, LC_F64 = 1, LC_F16 = 2, LC_BF16 = 3, LC_BYTES = 4 };
 
 /* ---- how elements stand in packets: as they are, or float32 rounded to a shorter float ---- */
-enum lc_encoding { LC_ENCODING_SAME = 0, LC_ENCODING_BF16 = 1, LC_ENCODING_F16 = 2 };
+enum lc_encoding {
+    LC_ENCODING_SAME = 0,
+    LC_ENCODING_BF16 = 1,
+    LC_ENCODING_F16 = 2,
+    LC_ENCODING_INT8 = 3,
+    LC_ENCODING_INT6 = 4,
+    LC_ENCODING_INT5 = 5,
+    LC_ENCODING_INT4 = 6,
+    LC_ENCODING_INT3 = 7,
+    LC_ENCODING_INT2 = 8,
+    /* Packets repeat the number alone. What stands above it are parameters, which are the call's.
+     */
+    LC_ENCODING_NUMBER = 15,
+    LC_ENCODING_GROUP_32 = 16, /* of INT8 to INT2: groups of 32 elements instead of 128 */
+};
 
 /* ---- plan tables (lossycoll/plan/model.py has the meaning of every field) ---- */
 enum lc_combine { LC_COPY = 0, LC_ADD = 1 };
@@ -300,7 +314,7 @@ typedef struct {
     uint64_t scratch_elements;
     lc_level levels[LC_LEVELS]; /* those that slots name are looked at, and the first */
     uint8_t dtype;
-    uint8_t encoding;      /* lc_encoding: how packets carry the elements */
+    uint8_t encoding;      /* lc_encoding, with its parameters: how packets carry the elements */
     uint8_t notify;        /* the ticket comes out of the group's lc_completions, which there must
                               be */
     uint8_t waits;         /* the caller waits for it at once: the first wait does the engine's work

@@ -270,7 +270,7 @@ int lc_in_learn(lc_in *in, uint64_t word) {
 static int belongs(const lc_in *in, const lc_header *h) {
     const lc_op_slot *s = in->slot;
     uint32_t k = h->packet;
-    if (h->format != s->op->call.dtype || h->encoding != s->op->call.encoding ||
+    if (h->format != s->op->call.dtype || h->encoding != s->op->codec.encoding ||
         (!h->round && !may_be_word(in, h->code)))
         return 0;
     if (h->type == LC_PARITY) {

@@ -42,7 +42,7 @@ enum {
     LC_MAGIC = 0x4C43,
     LC_WIRE_VERSION = 6,
     LC_MAX_FORMAT = 4,       /* the largest lc_dtype */
-    LC_MAX_ENCODING = 2,     /* the largest lc_encoding */
+    LC_MAX_ENCODING = 8,     /* the largest number of an lc_encoding */
     LC_SLOT_MESSAGE = 0xFFFE /* in place of a slot's number: op is a message's (letter.h) */
 };
 

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from lossycoll.errors import AbortedError, LossyError, PeerLostError
 from lossycoll.options.fields import Options
 from lossycoll.options.scopes import Scope, scope, within
+from lossycoll.plan import codec
 from lossycoll.runtime.collectives.collective_endpoint import CollectiveEndpoint
 from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.collectives.single_rank import SingleRank
@@ -119,7 +120,7 @@ def _encoding(call: Description, options: Options, around: Scope | None) -> str:
         return "same"
     # Where ranks don't know each other's sizes, sizes can't decide.
     large = call.splits is not None or call.nbytes >= options.lossy_min_bytes
-    return options.wire if large else "same"
+    return codec.named(options.wire, options.wire_group) if large else "same"
 
 
 def _may_lose(kind: CollectiveKind, call: Description, options: Options, lossy_scope: bool) -> bool:

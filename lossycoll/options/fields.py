@@ -16,9 +16,10 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, ClassVar, Final
 
-from lossycoll.plan import algorithm_names, codec, faults, sets
+from lossycoll.plan import algorithm_names, codec, lowbit, sets
 from lossycoll.plan.registry import AUTO
 
+from . import texts
 from .schema import (
     PREFIX,
     Default,
@@ -28,6 +29,7 @@ from .schema import (
     growing_choice,
     integer,
     number,
+    one_of,
     option,
     read,
     refused,
@@ -40,59 +42,13 @@ from .schema import (
 
 BUILD_VARIABLES: Final = frozenset({"LOSSYCOLL_WERROR", "LOSSYCOLL_CFLAGS"})
 """Read when the extension is built, so they may stand in a developer's environment."""
-FAST_PATHS: Final = ("gso", "gro", "mmsg", "gather", "simd", "stamps")
 MAX_BYTES: Final = 1 << 62
 LEAST_PARITY: Final = 0.002
 LEAST_MISSING: Final = 0.0001
 MOST_PARITY: Final = 16
 MOST_TO_MEET: Final = 64
 """Packets of parity for 64 others: with fec="auto", and to meet max_missing."""
-MAX_PORT: Final = 65535
-MAX_LABEL: Final = 64
 ALGORITHM_HINT: Final = "a plug-in's must be registered on every rank before its first group"
-
-
-def _check_interface(text: str) -> str:
-    if not text:
-        raise ValueError
-    return text
-
-
-def _check_ports(text: str) -> str:
-    if text != "0":
-        low, _, high = text.partition("-")
-        if not (low.strip().isdecimal() and high.strip().isdecimal()):
-            raise ValueError("as in 40000-40100")
-        if not 1 <= int(low) <= int(high) <= MAX_PORT:
-            raise ValueError(f"lo is at most hi, both are 1 to {MAX_PORT}")
-    return text
-
-
-def _check_disable(text: str) -> str:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if not set(names) <= set(FAST_PATHS):
-        raise ValueError
-    return ",".join(names)
-
-
-def _check_label(text: str) -> str:
-    if not text.isprintable() or len(text) > MAX_LABEL:
-        raise ValueError(f"at most {MAX_LABEL} printable characters")
-    return text
-
-
-def _check_inject(text: str) -> str:
-    try:
-        faults.parse(text)
-    except ValueError as error:
-        # The table has the form in full; here what is wrong has to stand out.
-        reason = str(error).replace(f" ({faults.FORM})", "")
-        try:
-            float(text)
-        except ValueError:
-            raise ValueError(reason) from None
-        raise ValueError(f"did you mean loss={text}?") from None
-    return text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,9 +123,18 @@ class Options:
     wire: str = option(
         "same",
         choice(*codec.ENCODINGS),
-        "How packets carry float32: as it is, or rounded to bfloat16 or IEEE float16, which halves "
-        "the bytes. Sums are taken in float32 all the same. For reductions and gathers of float32 "
-        "(complex64 too), lossy or not; other types travel as they are (engine.md).",
+        "How packets carry float32: as it is; rounded to bfloat16 or IEEE float16, which halves "
+        "the bytes; or in 8 to 2 bits, by groups of elements (wire.md). Sums are taken in float32 "
+        "all the same. For reductions and gathers of float32 (complex64 too), lossy or not; other "
+        "types travel as they are (engine.md).",
+        agree=True,
+        per_call=True,
+    )
+    wire_group: int = option(
+        lowbit.GROUPS[0],
+        one_of(*lowbit.GROUPS),
+        "How many elements share a grid, with `wire` from int8 to int2, for 40 bits. Fewer are "
+        "rounded less (wire.md).",
         agree=True,
         per_call=True,
     )
@@ -224,13 +189,13 @@ class Options:
     )
     interface: str = option(
         "auto",
-        text("`auto`, an interface's name or a local address", _check_interface),
+        text("`auto`, an interface's name or a local address", texts.check_interface),
         "Where this rank sends and receives; auto is the interface that routes to the master.",
         enters=Enters.HOST,
     )
     port_range: str = option(
         "0",
-        text("`0` or `lo-hi`", _check_ports),
+        text("`0` or `lo-hi`", texts.check_ports),
         "Local ports of the own sockets: each rank takes a UDP and a TCP port for all of its "
         "groups; 0 lets the kernel choose. Gloo's port isn't among them (see below).",
         enters=Enters.HOST,
@@ -258,7 +223,7 @@ class Options:
     )
     disable: str = option(
         "",
-        text("names of `gso,gro,mmsg,gather,simd,stamps`, with commas", _check_disable),
+        text("names of `gso,gro,mmsg,gather,simd,stamps`, with commas", texts.check_disable),
         "Fast paths that must not be used.",
         enters=Enters.HOST,
     )
@@ -270,7 +235,7 @@ class Options:
     )
     inject: str = option(
         "",
-        text("empty, or as in `loss=0.1,burst=8,dup=0.01,reorder=0.01,seed=7`", _check_inject),
+        text("empty, or as in `loss=0.1,burst=8,dup=0.01,reorder=0.01,seed=7`", texts.check_inject),
         "Seeded faults, for tests and studies: a fraction of packets lost, doubled or delayed. "
         "`link=0-1:0.3` sets the loss from rank 0 to rank 1 of the group; it may be repeated.",
         agree=True,
@@ -316,14 +281,14 @@ class Options:
     )
     host: str = option(
         "",
-        text("empty, or a label", _check_label),
+        text("empty, or a label", texts.check_label),
         "Ranks of one machine that name different hosts share no memory and count as several; "
         "ranks of different machines never count as one.",
         enters=Enters.HOST,
     )
     site: str = option(
         "",
-        text("empty, `auto`, or a label", _check_label),
+        text("empty, `auto`, or a label", texts.check_label),
         "Where this rank's machine stands. Between ranks that name different sites the network is "
         "scarce, so that partial sums cross it once. auto: learnt from round trips between hosts "
         "(topology.md). On all ranks or on none.",

@@ -202,6 +202,27 @@ def integer(low: int, high: int, *, allowed: str | None = None, zero: bool = Fal
     return Values(allowed, lambda text: int(text.strip(), 0), check)
 
 
+def one_of(*numbers: int) -> Values:
+    """One of some whole numbers.
+
+    Args:
+        numbers: All that are allowed.
+
+    Returns:
+        The values.
+    """
+    least, most = min(numbers), max(numbers)
+
+    def check(value: Any) -> int:
+        value = _plain(value)
+        if not is_whole(value, least, most) or value not in numbers:
+            raise ValueError
+        return int(value)
+
+    allowed = " or ".join(map(str, numbers))
+    return Values(allowed, lambda text: int(text.strip(), 0), check)
+
+
 def number(low: float, high: float, unit: str) -> Values:
     """A finite number.
 

@@ -13,10 +13,19 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from .lowbit import GROUPS, LowBit
 from .wire_types import Array, WireType, wire_type
 
-ENCODINGS: Final = ("same", "bf16", "fp16")
-"""By name, each at its number on the wire (lc_encoding)."""
+ENCODINGS: Final = (
+    *("same", "bf16", "fp16"),
+    *("int8", "int6", "int5", "int4", "int3", "int2"),
+)
+"""By name, each at its number on the wire (lc_encoding). Those of few bits have parameters, which
+:func:`named` adds to the name."""
+LOW: Final = {name: int(name[3:]) for name in ENCODINGS[3:]}
+"""Bits of an index, by encoding."""
+_GROUP_32: Final = 16
+"""LC_ENCODING_GROUP_32."""
 _NARROW: Final = {"bf16": wire_type("bf16"), "fp16": wire_type("f16")}
 ENCODED: Final = "f32"
 """The only type that is encoded; elements of any other travel as they are."""
@@ -28,19 +37,21 @@ class Codec:
     """One encoding of one element type; :func:`codec_of` makes it.
 
     Attributes:
-        encoding: One of :data:`ENCODINGS`.
+        encoding: One of :data:`ENCODINGS`, with its parameters.
         kind: The type of the elements.
-        wire: The type that travels.
+        wire: The type that travels; that of the elements where indices travel.
+        low: How elements become indices of a few bits; None: they don't.
     """
 
     encoding: str
     kind: WireType
     wire: WireType
+    low: LowBit | None = None
 
     @property
     def same(self) -> bool:
         """Whether elements travel as they are."""
-        return self.wire is self.kind
+        return self.encoding == "same"
 
     @property
     def divides(self) -> bool:
@@ -56,10 +67,14 @@ class Codec:
 
     def wire_bytes(self, n: int) -> int:
         """Bytes of ``n`` elements in one packet."""
+        if self.low:
+            return self.low.wire_bytes(n)
         return n * self.wire.wire.itemsize
 
     def elements(self, payload_bytes: int) -> int:
-        """The most elements that fit into a packet's payload."""
+        """The most elements that fit into a packet's payload; in whole groups, where one fits."""
+        if self.low:
+            return self.low.elements(payload_bytes)
         return payload_bytes // self.wire.wire.itemsize
 
     def encode(self, x: Array, seed: int = 0) -> Bytes:
@@ -73,19 +88,39 @@ class Codec:
             Shape (``wire_bytes(n)``,).
         """
         del seed
+        if self.low:
+            return self.low.encode(np.ascontiguousarray(x))
         return np.ascontiguousarray(x if self.same else _narrow(x, self.wire)).view(np.uint8)
 
-    def decode(self, data: Bytes) -> Array:
-        """The elements that :meth:`encode`'s bytes stand for, of ``kind``; shape (n,)."""
+    def decode(self, data: Bytes, n: int) -> Array:
+        """The ``n`` elements that :meth:`encode`'s bytes stand for, of ``kind``."""
+        if self.low:
+            return self.low.decode(data, n)
         x = data.view(self.wire.wire)
         return x.copy() if self.same else _widen(x, self.wire)
+
+
+def named(encoding: str, group: int) -> str:
+    """An encoding with its parameters: a name that ranks can compare.
+
+    Args:
+        encoding: One of :data:`ENCODINGS`.
+        group: Elements that share a grid, for those of few bits; others have none.
+    """
+    return f"{encoding}/{group}" if encoding in LOW and group != GROUPS[0] else encoding
+
+
+def number_of(encoding: str) -> int:
+    """The lc_encoding of a name of :func:`named`, with its parameters."""
+    name, _, group = encoding.partition("/")
+    return ENCODINGS.index(name) | (_GROUP_32 if group else 0)
 
 
 def codec_of(encoding: str, dtype: str) -> Codec:
     """The codec of an encoding for elements of a type.
 
     Args:
-        encoding: One of :data:`ENCODINGS`.
+        encoding: A name of :func:`named`.
         dtype: A name of :func:`~.wire_types.wire_type`.
 
     Raises:
@@ -94,11 +129,14 @@ def codec_of(encoding: str, dtype: str) -> Codec:
     kind = wire_type(dtype)
     if encoding == "same":
         return Codec(encoding, kind, kind)
-    if encoding not in ENCODINGS:
+    name, _, group = encoding.partition("/")
+    if name not in ENCODINGS or (group and (name not in LOW or int(group) not in GROUPS)):
         raise ValueError(f"encoding is {encoding!r}, wanted one of {', '.join(ENCODINGS)}")
     if dtype != ENCODED:
         raise ValueError(f"encoding is {encoding!r} for {dtype}, wanted same: only f32 is encoded")
-    return Codec(encoding, kind, _NARROW[encoding])
+    if name in LOW:
+        return Codec(encoding, kind, kind, LowBit(LOW[name], int(group or GROUPS[0])))
+    return Codec(encoding, kind, _NARROW[name])
 
 
 def _narrow(x: Array, wire: WireType) -> Array:

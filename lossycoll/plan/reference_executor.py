@@ -109,7 +109,7 @@ def execute(
         needed: Says which packets of a stream are resent until they come.
         code: Of parity; fitted to each stream.
         chosen: What each stream has instead of ``code`` and ``rounds``, by what its path loses.
-        encoding: How packets carry elements, one of plan.codec's.
+        encoding: How packets carry elements, a name of plan.codec's.
 
     Returns:
         What happened at each rank.
@@ -225,7 +225,7 @@ class _Rank:
         by = self._spread(self._divisor(slot, value.count), slot).astype(value.elements.dtype)
         elements = value.elements / by
         packets = [elements[at : at + step] for at in range(0, len(elements), step)]
-        came = [self.codec.decode(self.codec.encode(packet)) for packet in packets]
+        came = [self.codec.decode(self.codec.encode(packet), len(packet)) for packet in packets]
         return _Value(np.concatenate(came) * by, value.count)
 
     def _divisor(self, slot: Slot, count: NDArray[np.int64]) -> NDArray[np.float64]:

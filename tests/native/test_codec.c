@@ -213,11 +213,15 @@ static void test_same(const variant *v, int dtype) {
 
 static void test_which(void) {
     lc_codec c;
-    for (int encoding = -1; encoding <= 9; encoding++)
+    for (int encoding = -1; encoding <= 40; encoding++)
         for (int dtype = -1; dtype <= LC_BYTES + 1; dtype++) {
             int known = dtype >= LC_F32 && dtype <= LC_BYTES;
             int narrow_one = encoding == LC_ENCODING_BF16 || encoding == LC_ENCODING_F16;
-            int wanted = known && (encoding == LC_ENCODING_SAME || (narrow_one && dtype == LC_F32));
+            int number = encoding & LC_ENCODING_NUMBER, group = encoding < 16 ? 128 : 32;
+            int low_one = encoding >= 0 && encoding < 32 && number >= LC_ENCODING_INT8 &&
+                          number <= LC_ENCODING_INT2;
+            int wanted = known && (encoding == LC_ENCODING_SAME ||
+                                   ((narrow_one || low_one) && dtype == LC_F32));
             CHECK_AT(lc_codec_make(&c, encoding, dtype, 1) == wanted, "encoding %d dtype %d",
                      encoding, dtype);
             if (!wanted) {
@@ -227,10 +231,12 @@ static void test_which(void) {
                 CHECK(lc_decode(encoding, dtype, 1, NULL, NULL, 0) == LC_E_ARGUMENT);
                 continue;
             }
-            CHECK(c.encoding == encoding && c.dtype == dtype);
+            CHECK(c.encoding == number && c.dtype == dtype);
+            CHECK(c.low.group == (low_one ? group : 0));
             for (uint32_t payload = 0; payload <= 65535; payload += payload < 70 ? 1 : 997) {
                 uint32_t fit = lc_codec_elements(&c, (uint16_t)payload);
-                CHECK(c.wire_bytes(&c, fit) <= payload && c.wire_bytes(&c, fit + 1) > payload);
+                uint32_t more = low_one && (int)fit >= group ? fit + (uint32_t)group : fit + 1;
+                CHECK(c.wire_bytes(&c, fit) <= payload && c.wire_bytes(&c, more) > payload);
                 CHECK(lc_encoding_elements(encoding, dtype, (uint16_t)payload) == fit);
             }
         }

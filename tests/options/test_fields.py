@@ -28,6 +28,7 @@ from lossycoll.plan.sets import Code
         ("max_missing", "0.01", 0.01),
         ("lossy_min_bytes", "0x100", 256),
         ("wire", "bf16", "bf16"),
+        ("wire_group", "32", 32),
         ("bulk_min_bytes", "1048576", 1 << 20),
         ("on_missing", "keep", "keep"),
         ("estimator", "count", "count"),

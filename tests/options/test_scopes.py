@@ -40,8 +40,8 @@ def test_a_reliable_scope_is_exact_unless_it_asks_for_an_encoding() -> None:
     with lossycoll.lossy(repair=1):
         assert within(group, scope()).wire == "bf16"
         assert not scope().sets("wire")
-    refused = pytest.raises(OptionError, match="option wire is 'int3', wanted same or bf16 or fp16")
-    with refused, lossycoll.lossy(wire="int3"):
+    refused = pytest.raises(OptionError, match="option wire is 'int7', wanted same or bf16 or fp16")
+    with refused, lossycoll.lossy(wire="int7"):
         pass
 
 

@@ -8,19 +8,20 @@ import numpy as np
 import pytest
 from lossycoll._native import ffi, lib
 
-from lossycoll.plan.codec import ENCODINGS, Bytes, Codec, codec_of
+from lossycoll.plan.codec import ENCODINGS, LOW, Bytes, Codec, codec_of, named, number_of
+from lossycoll.plan.lowbit import GROUPS
 from lossycoll.plan.wire_types import WIRE_TYPES, Array
 from tests.support.floats import floats
 from tests.support.network import DTYPES
 
-ENCODED = ENCODINGS[1:]
 ROUNDED = ("bf16", "fp16")
-"""Those that round to the nearest."""
+"""Those that round to the nearest float of two bytes."""
+ENCODED = (*ROUNDED, *(named(name, group) for name in LOW for group in GROUPS))
 SIMD = (0, 1)
 
 
 def in_c(made: Codec, x: Array, simd: int) -> Bytes:
-    number, dtype = ENCODINGS.index(made.encoding), DTYPES[made.kind.name]
+    number, dtype = number_of(made.encoding), DTYPES[made.kind.name]
     out = np.full(lib.lc_encoding_bytes(number, dtype, len(x)), 0xA5, np.uint8)
     source, target = ffi.from_buffer(np.ascontiguousarray(x)), ffi.from_buffer(out)
     assert lib.lc_encode(number, dtype, simd, target, source, len(x), 0) == lib.LC_OK
@@ -28,7 +29,7 @@ def in_c(made: Codec, x: Array, simd: int) -> Bytes:
 
 
 def back_in_c(made: Codec, data: Bytes, n: int, simd: int) -> Array:
-    number, dtype = ENCODINGS.index(made.encoding), DTYPES[made.kind.name]
+    number, dtype = number_of(made.encoding), DTYPES[made.kind.name]
     out = np.empty(n, made.kind.wire)
     source, target = ffi.from_buffer(data), ffi.from_buffer(out)
     assert lib.lc_decode(number, dtype, simd, target, source, n) == lib.LC_OK
@@ -40,19 +41,21 @@ def back_in_c(made: Codec, data: Bytes, n: int, simd: int) -> Array:
 def test_c_and_numpy_encode_alike(encoding: str, simd: int) -> None:
     made, x = codec_of(encoding, "f32"), floats()
     data = made.encode(x)
-    assert len(data) == made.wire_bytes(len(x)) == 2 * len(x)
-    np.testing.assert_array_equal(in_c(made, x, simd).view(np.uint16), data.view(np.uint16))
+    assert len(data) == made.wire_bytes(len(x))
+    np.testing.assert_array_equal(in_c(made, x, simd), data)
 
 
 @pytest.mark.parametrize("simd", SIMD)
 @pytest.mark.parametrize("encoding", ENCODED)
 def test_c_and_numpy_decode_alike(encoding: str, simd: int) -> None:
     every = np.arange(1 << 16, dtype=np.uint32).astype(np.uint16).view(np.uint8)
-    made = codec_of(encoding, "f32")
-    x = made.decode(every)
+    made, n = codec_of(encoding, "f32"), 1 << 16
+    if encoding not in ROUNDED:  # any bytes are as good, a grid that no group has as well
+        every = np.random.default_rng(17).integers(0, 256, made.wire_bytes(n), np.uint8)
+    x = made.decode(every, n)
     assert x.dtype == np.float32
     np.testing.assert_array_equal(
-        back_in_c(made, every, 1 << 16, simd).view(np.uint32), x.view(np.uint32)
+        back_in_c(made, every, n, simd).view(np.uint32), x.view(np.uint32)
     )
 
 
@@ -60,7 +63,7 @@ def test_c_and_numpy_decode_alike(encoding: str, simd: int) -> None:
 @pytest.mark.parametrize("encoding", ENCODED)
 def test_sums_are_taken_in_float32(encoding: str, simd: int) -> None:
     made = codec_of(encoding, "f32")
-    number = ENCODINGS.index(encoding)
+    number = number_of(encoding)
     rng = np.random.default_rng(15)
     own, x = rng.standard_normal((2, 1001)).astype(np.float32) * np.float32(100)
     data = made.encode(x)
@@ -77,7 +80,7 @@ def test_sums_are_taken_in_float32(encoding: str, simd: int) -> None:
             len(own),
         )
         assert code == lib.LC_OK
-        part = made.decode(data) * np.float32(weight)
+        part = made.decode(data, len(x)) * np.float32(weight)
         np.testing.assert_array_equal(acc, part if alone else own + part)
 
 
@@ -86,7 +89,7 @@ def test_to_the_nearest(encoding: str) -> None:
     """At most half a step away, with specials as IEEE 754 has them; numpy knows float16."""
     made, x = codec_of(encoding, "f32"), floats()
     with np.errstate(over="ignore", invalid="ignore"):
-        got = made.decode(made.encode(x))
+        got = made.decode(made.encode(x), len(x))
         if encoding == "fp16":
             np.testing.assert_array_equal(got, x.astype(np.float16).astype(np.float32))
         np.testing.assert_array_equal(np.isnan(got), np.isnan(x))
@@ -100,12 +103,13 @@ def test_to_the_nearest(encoding: str) -> None:
     np.testing.assert_array_equal(np.signbit(got), np.signbit(x))
 
 
-@pytest.mark.parametrize("encoding", ROUNDED)
+@pytest.mark.parametrize("encoding", ENCODED)
 def test_what_was_decoded_stays_as_it_is(encoding: str) -> None:
-    made = codec_of(encoding, "f32")
-    once = made.decode(made.encode(floats()))
+    """So whoever stores what it has sent can send it on, and a host's ranks get what others get."""
+    made, n = codec_of(encoding, "f32"), len(floats())
+    once = made.decode(made.encode(floats()), n)
     np.testing.assert_array_equal(
-        made.decode(made.encode(once)).view(np.uint32), once.view(np.uint32)
+        made.decode(made.encode(once), n).view(np.uint32), once.view(np.uint32)
     )
 
 
@@ -116,7 +120,7 @@ def test_same_changes_nothing(dtype: str) -> None:
     rng = np.random.default_rng(16)
     x = rng.integers(0, 256, 33 * made.kind.wire.itemsize, np.uint8).view(made.kind.wire)
     data = made.encode(x)
-    assert data.tobytes() == x.tobytes() == made.decode(data).tobytes()
+    assert data.tobytes() == x.tobytes() == made.decode(data, len(x)).tobytes()
     for simd in SIMD:
         assert in_c(made, x, simd).tobytes() == x.tobytes()
         assert back_in_c(made, data, len(x), simd).tobytes() == x.tobytes()
@@ -125,16 +129,21 @@ def test_same_changes_nothing(dtype: str) -> None:
 @pytest.mark.parametrize("payload", [0, 1, 7, 8, 64, 1408, 8960, 65535])
 def test_c_and_numpy_fill_packets_alike(payload: int) -> None:
     for encoding, dtype in [("same", name) for name in WIRE_TYPES] + [(e, "f32") for e in ENCODED]:
-        made, number = codec_of(encoding, dtype), ENCODINGS.index(encoding)
+        made, number = codec_of(encoding, dtype), number_of(encoding)
         fit = made.elements(payload)
-        assert made.wire_bytes(fit) <= payload < made.wire_bytes(fit + 1)
+        group = made.low.group if made.low else 1
+        more = fit + (group if fit >= group else 1)
+        assert made.wire_bytes(fit) <= payload < made.wire_bytes(more)
+        assert fit <= group or fit % group == 0, "packets of several sizes have the same groups"
         assert lib.lc_encoding_elements(number, DTYPES[dtype], payload) == fit
         assert lib.lc_encoding_bytes(number, DTYPES[dtype], fit) == made.wire_bytes(fit)
 
 
 def test_what_there_is_not() -> None:
-    with pytest.raises(ValueError, match="encoding is 'int9', wanted one of same, bf16, fp16"):
-        codec_of("int9", "f32")
+    for name in ("int9", "int8/64", "bf16/32"):
+        with pytest.raises(ValueError, match=f"encoding is '{name}', wanted one of same, bf16"):
+            codec_of(name, "f32")
+    assert lib.lc_encoding_elements(ENCODINGS.index("bf16") | 16, DTYPES["f32"], 1408) == 0
     for dtype in set(WIRE_TYPES) - {"f32"}:
         with pytest.raises(ValueError, match=f"encoding is 'bf16' for {dtype}, wanted same"):
             codec_of("bf16", dtype)

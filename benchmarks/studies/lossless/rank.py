@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 import lossycoll
-from lossycoll.options.fields import FAST_PATHS
+from lossycoll.options.texts import FAST_PATHS
 
 from . import calls, memory, sockets
 from .cells import PATH_SIZES, RAW, RAW_SIZES, SIZES

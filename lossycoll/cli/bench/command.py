@@ -21,7 +21,7 @@ from lossycoll.cli.argtypes import inject_text, names, real, shares, whole
 from lossycoll.cli.demo.report import percentile
 from lossycoll.cli.launcher import EXIT_FAILED, launch, must_be_writable, scratch
 from lossycoll.cli.plotting import drawn
-from lossycoll.options.fields import FAST_PATHS
+from lossycoll.options.texts import FAST_PATHS
 from lossycoll.plan import algorithm_names
 from lossycoll.plan.codec import ENCODINGS
 

@@ -37,7 +37,7 @@ def units_of(payload: int, dtype: DType, encoding: str) -> Units:
     Args:
         payload: Bytes that a packet has room for.
         dtype: The type that the call adds; BYTES for copies, unless they are encoded.
-        encoding: How packets carry the elements, one of plan.codec's.
+        encoding: How packets carry the elements, a name of plan.codec's.
     """
     if encoding != "same":
         dtype = DType[ENCODED.upper()]

@@ -84,7 +84,7 @@ class Terms(NamedTuple):
     held until the operation is done. ``epilogue``: run on success, before it counts as done.
     ``among``: an epilogue for what can do without the parts of ranks that are lost; it is given
     the ranks that took part. ``future``: nobody may wait for it, so it has to complete by itself.
-    ``encoding``: how packets carry float32, one of plan.codec's.
+    ``encoding``: how packets carry float32, a name of plan.codec's.
     """
 
     options: Options

@@ -19,7 +19,7 @@ from lossycoll._native import ffi, lib
 from lossycoll.errors import ClosedError
 from lossycoll.options.fields import Options
 from lossycoll.plan import Plan, encode, faults, sets
-from lossycoll.plan.codec import ENCODINGS
+from lossycoll.plan.codec import number_of
 
 from .completions import completions
 from .failures import Code, Failure, Where, error_of
@@ -87,7 +87,7 @@ class EngineCall:
     WEIGHTED, which divides by ``divisor``. ``selective``: receivers may need single packets, which
     are resent until they come; ``needed``: which this rank needs, a byte for each packet of each
     copy from a peer, in the plan's order (empty: none). ``feedback``: receivers tell senders what
-    they have given up. ``encoding``: how packets carry the elements, one of plan.codec's.
+    they have given up. ``encoding``: how packets carry the elements, a name of plan.codec's.
     """
 
     input: int
@@ -132,7 +132,7 @@ class Ready:
         ``needed`` and ``weights``."""
         c = ffi.new("lc_call *", encoded.call[0])
         c.dtype = call.dtype
-        c.encoding = ENCODINGS.index(call.encoding)
+        c.encoding = number_of(call.encoding)
         for to, level in zip(c.levels, encoded.plan.all_levels, strict=False):
             to.selective = level.delivery is None and call.selective
             to.feedback = level.delivery is None and call.feedback

@@ -11,7 +11,8 @@ from typing import Any, Final, TypeVar
 
 from lossycoll._native import ffi, lib
 from lossycoll.errors import no_udp_port
-from lossycoll.options.fields import FAST_PATHS, Options
+from lossycoll.options.fields import Options
+from lossycoll.options.texts import FAST_PATHS
 from lossycoll.plan import Topology
 
 from .failures import Failure, Where, error_of

@@ -18,7 +18,7 @@ from lossycoll.cli import main as cli
 from lossycoll.cli.bench import command as bench
 from lossycoll.cli.bench import interleave, loss_sweep
 from lossycoll.cli.bench import worker as bench_rank
-from lossycoll.options.fields import FAST_PATHS
+from lossycoll.options.texts import FAST_PATHS
 from tests.support.harness import warm_python
 from tests.support.lab_kit import needs_lab
 

@@ -198,7 +198,7 @@ def out_of_range() -> Iterator[tuple[bytes, str]]:
         yield replace(good, packet=packet).bytes(), "malformed"
     for format in (1, 2, 3, 4):
         yield replace(good, format=format).bytes(), "malformed"
-    for encoding in (1, 2):
+    for encoding in (1, 2, 3, 8):
         yield replace(good, type=DATA | encoding << 3).bytes(), "malformed"
     for count in (3, 65535):
         yield replace(good, count=count).bytes(), "malformed"

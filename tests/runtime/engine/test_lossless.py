@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from lossycoll.options.fields import FAST_PATHS
+from lossycoll.options.texts import FAST_PATHS
 from lossycoll.plan import data_movement, transpose, tree
 from lossycoll.plan.order import draw_order
 from lossycoll.plan.wire_types import Array

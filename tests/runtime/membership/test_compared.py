@@ -27,6 +27,7 @@ OTHERS: dict[str, Any] = {
     "max_missing": 0.03,
     "lossy_min_bytes": 1,
     "wire": "fp16",
+    "wire_group": 32,
     "bulk_min_bytes": 4096,
     "on_missing": "zero",
     "estimator": "zero_fill",

@@ -1,0 +1,55 @@
+"""What options that are texts may say. A check returns the text in its final form, or raises
+ValueError."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lossycoll.plan import faults
+
+FAST_PATHS: Final = ("gso", "gro", "mmsg", "gather", "simd", "stamps")
+MAX_PORT: Final = 65535
+MAX_LABEL: Final = 64
+
+
+def check_interface(text: str) -> str:
+    if not text:
+        raise ValueError
+    return text
+
+
+def check_ports(text: str) -> str:
+    if text != "0":
+        low, _, high = text.partition("-")
+        if not (low.strip().isdecimal() and high.strip().isdecimal()):
+            raise ValueError("as in 40000-40100")
+        if not 1 <= int(low) <= int(high) <= MAX_PORT:
+            raise ValueError(f"lo is at most hi, both are 1 to {MAX_PORT}")
+    return text
+
+
+def check_disable(text: str) -> str:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not set(names) <= set(FAST_PATHS):
+        raise ValueError
+    return ",".join(names)
+
+
+def check_label(text: str) -> str:
+    if not text.isprintable() or len(text) > MAX_LABEL:
+        raise ValueError(f"at most {MAX_LABEL} printable characters")
+    return text
+
+
+def check_inject(text: str) -> str:
+    try:
+        faults.parse(text)
+    except ValueError as error:
+        # The table has the form in full; here what is wrong has to stand out.
+        reason = str(error).replace(f" ({faults.FORM})", "")
+        try:
+            float(text)
+        except ValueError:
+            raise ValueError(reason) from None
+        raise ValueError(f"did you mean loss={text}?") from None
+    return text

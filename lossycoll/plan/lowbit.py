@@ -1,0 +1,211 @@
+"""Groups of float32 in a few bits each, in numpy: docs/wire.md has the format.
+
+native/lowbit.c is the same to the bit. All steps are float32 operations, of which only those of
+:func:`_indices` round; decoding is exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
+
+PLANES: Final = {8: (8,), 6: (4, 2), 5: (4, 1), 4: (4,), 3: (2, 1), 2: (2,)}
+"""By bits of an index: the widths that it is split into, those of the low bits first."""
+GROUPS: Final = (128, 32)
+"""How many elements may share a grid."""
+CONSTANT: Final = 255
+"""In place of an exponent: all elements of the group are one float."""
+MOST: Final = 32767
+"""The largest anchor, in units."""
+TOP: Final = 141
+"""A unit is 2 to the power of the exponent less this: the largest element is 2^14 units or more."""
+NAN: Final = np.uint32(0x7FC00000).view(np.float32)
+
+
+@dataclass(frozen=True)
+class LowBit:
+    """One way to carry float32 in indices of a few bits.
+
+    Attributes:
+        bits: Of an index.
+        group: Elements that share a grid.
+    """
+
+    bits: int
+    group: int
+
+    @property
+    def levels(self) -> int:
+        """The largest index."""
+        return (1 << self.bits) - 1
+
+    def groups(self, n: int) -> int:
+        """How many groups ``n`` elements make; the last may be short."""
+        return -(-n // self.group)
+
+    def wire_bytes(self, n: int) -> int:
+        """Bytes of ``n`` elements in one packet."""
+        planes = sum(-(-n * width // 8) for width in PLANES[self.bits])
+        return planes + 5 * self.groups(n)
+
+    def elements(self, payload_bytes: int) -> int:
+        """The most elements that fit, in whole groups where one fits."""
+        fit, beyond = 0, 8 * payload_bytes + 1
+        while beyond - fit > 1:
+            middle = (fit + beyond) // 2
+            if self.wire_bytes(middle) <= payload_bytes:
+                fit = middle
+            else:
+                beyond = middle
+        return fit - fit % self.group if fit > self.group else fit
+
+    def encode(self, x: Floats) -> Bytes:
+        """The bytes of one packet's elements, shape (n,)."""
+        n, rows = len(x), _rows(x, self.group)
+        grid = _grids(rows, self.levels, self.bits)
+        indices = _indices(rows, grid, self.levels, self.bits).reshape(-1)[:n]
+        return np.concatenate([*split(indices, self.bits), grid.bytes()])
+
+    def decode(self, data: Bytes, n: int) -> Floats:
+        """The ``n`` elements that :meth:`encode`'s bytes stand for."""
+        indices, at = joined(data, self.bits, n)
+        grid = Grids.of(data[at:], self.groups(n))
+        padded = np.zeros(self.groups(n) * self.group, np.float32)
+        padded[:n] = indices
+        return grid.values(padded.reshape(-1, self.group), self.bits).reshape(-1)[:n]
+
+
+@dataclass(frozen=True)
+class Grids:
+    """Where indices lie, by group.
+
+    Attributes:
+        anchor: Code 0, in units: the end of the group that is farthest from zero; int16.
+        step: From one index to the next, towards zero and beyond, in 2^(1 - bits) units; uint16.
+        exponent: Of the unit, or CONSTANT: then anchor and step are the halves of a float; uint8.
+    """
+
+    anchor: NDArray[np.int16]
+    step: NDArray[np.uint16]
+    exponent: Bytes
+
+    @classmethod
+    def of(cls, data: Bytes, groups: int) -> Grids:
+        """From their bytes."""
+        halves = data[: 4 * groups].view("<u2")
+        return cls(halves[:groups].view(np.int16), halves[groups:], data[4 * groups : 5 * groups])
+
+    def bytes(self) -> Bytes:
+        """As they stand behind the planes."""
+        return np.concatenate([self.anchor.view(np.uint8), self.step.view(np.uint8), self.exponent])
+
+    def values(self, indices: Floats, bits: int) -> Floats:
+        """What indices stand for; a row is a group."""
+        unit = np.ldexp(np.float32(1), self.exponent.astype(np.int32) - TOP)
+        sign = np.where(self.anchor < 0, np.float32(-1), np.float32(1))
+        step = self.step.astype(np.float32) * (sign * np.float32(2.0 ** (1 - bits)))
+        in_units = self.anchor.astype(np.float32)[:, None] - indices * step[:, None]
+        with np.errstate(over="ignore", invalid="ignore"):  # what isn't ours may be any pattern
+            on_grid = in_units * unit[:, None]
+        halves = self.anchor.view(np.uint16).astype(np.uint32) << np.uint32(16) | self.step
+        found: Floats = np.where(
+            (self.exponent == CONSTANT)[:, None], halves.view(np.float32)[:, None], on_grid
+        )
+        return found
+
+
+def _rows(x: Floats, group: int) -> Floats:
+    """A row for each group; a short one is filled up with its first element."""
+    rows = -(-len(x) // group)
+    if len(x) == rows * group:
+        return x.reshape(rows, group)
+    first = x[(rows - 1) * group]
+    fill = np.full(rows * group - len(x), first, np.float32)
+    return np.concatenate([x, fill]).reshape(rows, group)
+
+
+def _scaled(rows: Floats, exponent: NDArray[np.int32]) -> Floats:
+    """In units. Two factors, since one may be beyond float32."""
+    power = TOP - exponent
+    first = np.ldexp(np.float32(1), np.minimum(power, 127))
+    second = np.ldexp(np.float32(1), power - np.minimum(power, 127))
+    scaled: Floats = rows * first[:, None] * second[:, None]
+    return scaled
+
+
+def _grids(rows: Floats, levels: int, bits: int) -> Grids:
+    finite: NDArray[np.bool_] = np.asarray(np.isfinite(rows).all(axis=1))
+    rows = np.where(finite[:, None], rows, np.float32(0))
+    low = rows.min(axis=1, initial=np.inf) + np.float32(0)  # no negative zeros
+    high = rows.max(axis=1, initial=-np.inf) + np.float32(0)
+    largest = np.maximum(high, -low)
+    exponent = np.maximum(largest.view(np.uint32) >> np.uint32(23), 1).astype(np.int32)
+    ends = _scaled(np.stack([low, high], axis=1), exponent)
+    sign = np.where(high >= -low, np.float32(1), np.float32(-1))
+    near = np.maximum(ends[:, 1], -ends[:, 0])  # the end that is farthest from zero, made positive
+    other = np.where(sign > 0, ends[:, 0], -ends[:, 1])
+    anchor = np.minimum(np.rint(near), np.float32(MOST))
+    step = _steps(anchor, other, levels, bits)
+    constant = low == high
+    alone = np.where(finite, low, NAN).view(np.uint32)
+    is_float = constant | ~finite
+    return Grids(
+        np.where(is_float, alone >> np.uint32(16), (anchor * sign).astype(np.int32))
+        .astype(np.uint16)
+        .view(np.int16),
+        np.where(is_float, alone, step.astype(np.uint32)).astype(np.uint16),
+        np.where(is_float, CONSTANT, exponent).astype(np.uint8),
+    )
+
+
+def _steps(anchor: Floats, other: Floats, levels: int, bits: int) -> Floats:
+    """Such that the last index is at the other end, but no farther from zero than the anchor."""
+    parts = np.float32(1 << (bits - 1))
+    nearest = np.rint((anchor - other) * parts / np.float32(levels))
+    most = np.floor(anchor * (2 * parts) / np.float32(levels))
+    steps: Floats = np.maximum(np.minimum(nearest, most), 2 * parts)
+    return steps
+
+
+def _indices(rows: Floats, grid: Grids, levels: int, bits: int) -> Bytes:
+    """The nearest index of each element, halves to even."""
+    constant = (grid.exponent == CONSTANT)[:, None]
+    rows = np.where(constant, np.float32(0), rows)
+    exponent = np.where(constant[:, 0], 1, grid.exponent).astype(np.int32)
+    sign = np.where(grid.anchor < 0, np.float32(-1), np.float32(1))
+    step = np.where(constant[:, 0], np.uint16(1), grid.step).astype(np.float32)
+    inverse = sign * (np.float32(1 << (bits - 1)) / step)
+    away = grid.anchor.astype(np.float32)[:, None] - _scaled(rows, exponent)
+    indices = np.rint(np.clip(away * inverse[:, None], np.float32(0), np.float32(levels)))
+    return np.where(constant, 0, indices).astype(np.uint8)
+
+
+def split(indices: Bytes, bits: int) -> list[Bytes]:
+    """The bit planes of indices of so many bits. In each the first element has the lowest bits."""
+    planes, shift = [], 0
+    for width in PLANES[bits]:
+        part = indices >> np.uint8(shift) & np.uint8((1 << width) - 1)
+        each = part[:, None] >> np.arange(width, dtype=np.uint8) & np.uint8(1)
+        planes.append(np.packbits(each.reshape(-1), bitorder="little"))
+        shift += width
+    return planes
+
+
+def joined(data: Bytes, bits: int, n: int) -> tuple[NDArray[Any], int]:
+    """The indices of ``n`` elements, and where the bytes behind their planes begin."""
+    indices, at, shift = np.zeros(n, np.uint8), 0, 0
+    for width in PLANES[bits]:
+        size = -(-n * width // 8)
+        each = np.unpackbits(data[at : at + size], count=n * width, bitorder="little")
+        weights = np.uint8(1) << np.arange(width, dtype=np.uint8)
+        part = (each.reshape(n, width) * weights).sum(axis=1, dtype=np.uint8)
+        indices |= part << np.uint8(shift)
+        at, shift = at + size, shift + width
+    return indices, at

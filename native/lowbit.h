@@ -1,0 +1,41 @@
+/* Groups of float32 in indices of a few bits; docs/wire.md has the format, lossycoll/plan/lowbit.py
+ * the same in numpy, to the bit.
+ *
+ * All variants of the instruction set give the same bytes. Pointers to floats may be unaligned.
+ * Whatever stands in a packet, decoding reads its bytes and writes its elements, and nothing else.
+ */
+#ifndef LC_LOWBIT_H
+#define LC_LOWBIT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { LC_LOWBIT_GROUP = 128 }; /* the largest */
+
+typedef struct lc_lowbit lc_lowbit; /* for one instruction set */
+
+/* How elements become indices: constant for a call. */
+typedef struct {
+    const lc_lowbit *loops;
+    uint8_t bits;  /* of an index: 2, 3, 4, 5, 6 or 8 */
+    uint8_t group; /* elements that share a grid: 32 or 128 */
+} lc_lowbit_format;
+
+const lc_lowbit *lc_lowbit_of(int simd);
+/* Bytes of n elements in one packet. */
+size_t lc_lowbit_bytes(const lc_lowbit_format *f, size_t n);
+void lc_lowbit_encode(const lc_lowbit_format *f, uint8_t *dst, const char *src, size_t n);
+
+/* Where the parts of a packet lie. */
+typedef struct {
+    const uint8_t *planes, *anchors, *steps, *exponents;
+    size_t n;
+} lc_lowbit_packet;
+
+enum { LC_LOWBIT_CHUNK = 1024 }; /* whole groups, of which every plane has whole bytes */
+
+lc_lowbit_packet lc_lowbit_packet_of(const lc_lowbit_format *f, const uint8_t *src, size_t n);
+/* The elements of one chunk, from element `at` on; returns how many these are. */
+size_t lc_lowbit_decode(const lc_lowbit_format *f, const lc_lowbit_packet *p, size_t at, char *dst);
+
+#endif

@@ -128,6 +128,18 @@ static int level_ok(const lc_level *level) {
     return lc_code_valid(level->code) && lc_code_m(level->code) <= lc_code_k(level->code);
 }
 
+/* Elements that go through packets of several sizes are encoded again for each: it has to be by the
+ * same groups. */
+static int groups_ok(const lc_codec *codec, const lc_call *call) {
+    unsigned levels = 0, cut = 0;
+    for (uint32_t i = 0; i < call->n_slots && codec->low.group; i++) {
+        uint8_t level = call->slots[i].level;
+        levels |= 1u << level;
+        cut |= call->levels[level].elements_per_packet % codec->low.group;
+    }
+    return !cut || !(levels & (levels - 1));
+}
+
 static int call_ok(const lc_call *call, uint16_t rank, uint16_t size) {
     lc_codec codec;
     if (!lc_codec_make(&codec, call->encoding, call->dtype, 0) || !level_ok(&call->levels[0]) ||
@@ -144,7 +156,7 @@ static int call_ok(const lc_call *call, uint16_t rank, uint16_t size) {
         if (packets_of(call, d) > 0x3FFFFFFF) /* parity packets are numbered beyond them */
             return 0;
     }
-    return weights_ok(call, size) && needed_ok(call);
+    return groups_ok(&codec, call) && weights_ok(call, size) && needed_ok(call);
 }
 
 /* ---- layout ---- */

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lossycoll.errors import LossyError
 from lossycoll.plan import (
     Algorithm,
     Finish,
@@ -19,6 +20,7 @@ from lossycoll.plan import (
     find_algorithm,
     hierarchical,
 )
+from lossycoll.plan.codec import codec_of
 from lossycoll.plan.reference_executor import execute
 from lossycoll.plan.sets import Code
 from lossycoll.plan.wire_types import wire_type
@@ -44,20 +46,22 @@ COLLECTIVES = (
 )
 
 
-def by_tiers(collective: str, topology: Topology) -> Algorithm:
-    """The algorithm for this topology; packets within a host fit into a payload."""
+def by_tiers(collective: str, topology: Topology, group: int = 1) -> Algorithm:
+    """The algorithm for this topology; packets within a host fit into a payload. ``group``: they
+    hold a multiple of so many elements."""
     found = find_algorithm(collective, hierarchical.NAME)
 
     def build(world: int, rank: int, *sizes: Any, **options: Any) -> Plan:
         *counts, elements_per_packet = sizes
         each = elements_per_packet // topology.host_packets
+        each = max(1, each - each % group)
         return found.build(world, rank, *counts, each, topology=topology, **options)
 
     return replace(found, build=build)
 
 
-def cases(topology: Topology) -> list[Case]:
-    return [case for name in COLLECTIVES for case in cases_of(by_tiers(name, topology))]
+def cases(topology: Topology, group: int = 1) -> list[Case]:
+    return [case for name in COLLECTIVES for case in cases_of(by_tiers(name, topology, group))]
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -76,13 +80,29 @@ def test_engine_equals_reference(shape: str, loss: str) -> None:
     assert (dropped > 0) == bool(loss), "the fault did not happen"
 
 
-@pytest.mark.parametrize("encoding", ["bf16", "fp16"])
+@pytest.mark.parametrize("encoding", ["bf16", "fp16", "int8", "int5", "int2/32"])
 def test_encodings(encoding: str) -> None:
     loss = "loss=0.3,seed=5"
     topology = SHAPES["uneven sites"]
-    with Network(topology.world, PAYLOAD, inject=loss) as network:
-        for case in cases(topology):
-            check(network, case, 700, "f32", loss, encoding=encoding)
+    low = codec_of(encoding, "f32").low
+    with Network(topology.world, 320, inject=loss) as network:
+        for case in cases(topology, low.group if low else 1):
+            if not (low and case.way.weighted):  # partial sums have too many bits to be weighted
+                check(network, case, 900, "f32", loss, encoding=encoding)
+
+
+def test_packets_of_several_sizes_that_would_cut_groups_are_refused() -> None:
+    topology = SHAPES["uneven sites"]
+    x = np.zeros(900, np.float32)
+    with Network(topology.world) as network:
+        for each, taken in ((128, True), (127, False)):
+            build = find_algorithm("all_reduce", hierarchical.NAME).build
+            plan = build(topology.world, 0, x.size, each, topology=topology)
+            if taken:
+                assert network.submit(0, plan, (x, x), "f32", encoding="int8")
+            else:
+                with pytest.raises(LossyError, match="argument"):
+                    network.submit(0, plan, (x, x), "f32", encoding="int8")
 
 
 @pytest.mark.parametrize("encoding", ["same", "fp16"])

@@ -172,7 +172,8 @@ static void make_low(lc_codec *c, unsigned bits, int encoding, int simd) {
     c->sums = c->wire = lc_kernels_of(LC_F32, simd);
     c->element_bytes = c->acc_bytes = lc_element_bytes(LC_F32);
     c->low = (lc_lowbit_format){lc_lowbit_of(simd), (uint8_t)bits,
-                                encoding & LC_ENCODING_GROUP_32 ? 32 : LC_LOWBIT_GROUP};
+                                encoding & LC_ENCODING_GROUP_32 ? 32 : LC_LOWBIT_GROUP,
+                                !!(encoding & LC_ENCODING_SPIKES)};
 }
 
 /* Of one element's index; 0: it has none. */
@@ -181,7 +182,8 @@ static unsigned bits_of_index(int encoding) {
                                    [LC_ENCODING_INT5] = 5, [LC_ENCODING_INT4] = 4,
                                    [LC_ENCODING_INT3] = 3, [LC_ENCODING_INT2] = 2};
     unsigned number = (unsigned)encoding & LC_ENCODING_NUMBER;
-    if (encoding & ~(LC_ENCODING_NUMBER | LC_ENCODING_GROUP_32) || number >= sizeof bits)
+    if (encoding & ~(LC_ENCODING_NUMBER | LC_ENCODING_GROUP_32 | LC_ENCODING_SPIKES) ||
+        number >= sizeof bits)
         return 0;
     return bits[number];
 }

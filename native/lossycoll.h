@@ -29,6 +29,7 @@ enum lc_encoding {
      */
     LC_ENCODING_NUMBER = 15,
     LC_ENCODING_GROUP_32 = 16, /* of INT8 to INT2: groups of 32 elements instead of 128 */
+    LC_ENCODING_SPIKES = 32,   /* of these: a group's ends travel as floats */
 };
 
 /* ---- plan tables (lossycoll/plan/model.py has the meaning of every field) ---- */

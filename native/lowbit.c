@@ -22,6 +22,7 @@ enum {
     CONSTANT = 255, /* in place of an exponent: anchor and step are the halves of a float */
     MOST = 32767,   /* the largest anchor, in units */
     TOP = 141,      /* a unit is 2 to the power of the exponent less this */
+    NO_PLACE = 255, /* in place of a spike's: the group has none */
 };
 
 #define INFINITE     0x7F800000u
@@ -120,13 +121,21 @@ static size_t groups_of(const lc_lowbit_format *f, size_t n) {
 }
 
 size_t lc_lowbit_bytes(const lc_lowbit_format *f, size_t n) {
-    return planes_bytes(f->bits, n) + 5 * groups_of(f, n);
+    return planes_bytes(f->bits, n) + (f->spikes ? 5 + 8 : 5) * groups_of(f, n);
 }
 
 lc_lowbit_packet lc_lowbit_packet_of(const lc_lowbit_format *f, const uint8_t *src, size_t n) {
     size_t groups = groups_of(f, n);
-    const uint8_t *anchors = src + planes_bytes(f->bits, n);
-    return (lc_lowbit_packet){src, anchors, anchors + 2 * groups, anchors + 4 * groups, n};
+    const uint8_t *anchors = src + planes_bytes(f->bits, n), *spikes = anchors + 5 * groups;
+    return (lc_lowbit_packet){.planes = src,
+                              .anchors = anchors,
+                              .steps = anchors + 2 * groups,
+                              .exponents = anchors + 4 * groups,
+                              .lows = spikes,
+                              .highs = spikes + 3 * groups,
+                              .low_places = spikes + 6 * groups,
+                              .high_places = spikes + 7 * groups,
+                              .n = n};
 }
 
 /* ---- encode ---- */
@@ -198,29 +207,104 @@ static header header_of(range r, unsigned bits, scale *s) {
     return (header){(uint16_t)(int16_t)s->anchor, step, (uint8_t)exponent};
 }
 
+static size_t lanes_of(size_t n) {
+    return (n + LANES_MOST - 1) / LANES_MOST * LANES_MOST;
+}
+
 /* A short group is filled up with its first element, which changes no range. */
-static const char *filled(char *room, const char *x, size_t *n) {
-    size_t lanes = (*n + LANES_MOST - 1) / LANES_MOST * LANES_MOST;
-    if (lanes == *n)
+static const char *filled(char *room, const char *x, size_t n) {
+    size_t lanes = lanes_of(n);
+    if (lanes == n)
         return x;
-    memcpy(room, x, *n * 4);
-    for (size_t i = *n; i < lanes; i++)
+    memcpy(room, x, n * 4);
+    for (size_t i = n; i < lanes; i++)
         memcpy(room + i * 4, x, 4);
-    *n = lanes;
     return room;
 }
 
-static header encode_group(const lc_lowbit_format *f, uint8_t *indices, const char *x, size_t n) {
+static range range_of(const lc_lowbit_format *f, const char *x, size_t n) {
     char room[LC_LOWBIT_GROUP * 4];
-    size_t lanes = n;
-    x = filled(room, x, &lanes);
+    return f->loops->find(filled(room, x, n), lanes_of(n));
+}
+
+/* What a group has beside its grid: the upper three bytes of floats, and where they stand. */
+typedef struct {
+    uint32_t low, high;
+    uint8_t low_place, high_place;
+} spikes;
+
+/* Outward, so that no element is beyond a spike, in what is decoded as well; but not to infinity.
+ */
+static uint32_t cut_down(float x) {
+    uint32_t bits = bits_of(x + 0.0f);
+    bits += bits >> 31 ? 255 : 0;
+    return (bits & INFINITE) == INFINITE ? 0xFF7FFF : bits >> 8;
+}
+
+static uint32_t cut_up(float x) {
+    uint32_t bits = cut_down(-x);
+    return bits ? bits ^ 0x800000 : 0;
+}
+
+static uint8_t place_of(const char *x, size_t n, float value) {
+    for (size_t i = 0; i < n; i++) {
+        float there;
+        memcpy(&there, x + 4 * i, 4);
+        if (there == value)
+            return (uint8_t)i;
+    }
+    return NO_PLACE;
+}
+
+/* Takes the spikes out of a group of n elements, where others stand for them. Returns whether any
+ * others are left. */
+static int take_spikes(char *rest, const char *x, size_t n, range r, spikes *s) {
+    s->low_place = place_of(x, n, r.low);
+    s->high_place = place_of(x, n, r.high);
+    s->low = cut_down(r.low);
+    s->high = cut_up(r.high);
+    size_t other = 0;
+    while (other < n && (other == s->low_place || other == s->high_place))
+        other++;
+    if (other == n)
+        return 0;
+    memcpy(rest, x, 4 * n);
+    memcpy(rest + 4 * s->low_place, x + 4 * other, 4);
+    memcpy(rest + 4 * s->high_place, x + 4 * other, 4);
+    return 1;
+}
+
+/* The group that is left without its spikes; x itself where it has none. NULL: none
+ * is. */
+static const char *without_spikes(const lc_lowbit_format *f, char *room, const char *x, size_t n,
+                                  spikes *s) {
+    *s = (spikes){.low_place = NO_PLACE, .high_place = NO_PLACE};
+    if (!f->spikes)
+        return x;
+    range r = range_of(f, x, n);
+    if (r.special || r.low == r.high)
+        return x;
+    return take_spikes(room, x, n, r, s) ? room : NULL;
+}
+
+static header encode_group(const lc_lowbit_format *f, uint8_t *indices, const char *x, size_t n,
+                           spikes *taken) {
+    char room[LC_LOWBIT_GROUP * 4], rest[LC_LOWBIT_GROUP * 4];
+    size_t lanes = lanes_of(n);
     scale s;
-    header h = header_of(f->loops->find(x, lanes), f->bits, &s);
+    header h = constant_header(0); /* where nothing is left */
+    x = without_spikes(f, rest, x, n, taken);
+    if (x) {
+        x = filled(room, x, n);
+        h = header_of(f->loops->find(x, lanes), f->bits, &s);
+    }
     if (h.exponent == CONSTANT)
         memset(indices, 0, lanes);
     else
         f->loops->encode(indices, x, lanes, &s);
     memset(indices + n, 0, lanes - n);
+    if (taken->low_place != NO_PLACE)
+        indices[taken->low_place] = indices[taken->high_place] = 0;
     return h;
 }
 
@@ -246,6 +330,19 @@ static void put_planes(uint8_t *const *plane, const uint8_t *indices, size_t at,
         lc_plane_put(plane[0] + at / 4, indices, n, 2, 0);
 }
 
+static void put_header(uint8_t *headers, size_t groups, size_t g, header h) {
+    memcpy(headers + 2 * g, &h.anchor, 2);
+    memcpy(headers + 2 * (groups + g), &h.step, 2);
+    headers[4 * groups + g] = h.exponent;
+}
+
+static void put_spikes(uint8_t *to, size_t groups, size_t g, spikes s) {
+    memcpy(to + 3 * g, &s.low, 3);
+    memcpy(to + 3 * (groups + g), &s.high, 3);
+    to[6 * groups + g] = s.low_place;
+    to[7 * groups + g] = s.high_place;
+}
+
 void lc_lowbit_encode(const lc_lowbit_format *f, uint8_t *dst, const char *src, size_t n) {
     uint8_t indices[LC_LOWBIT_CHUNK];
     uint8_t *plane[2] = {dst, dst + lc_plane_bytes(n, planes_of(f->bits).width[0])};
@@ -256,10 +353,11 @@ void lc_lowbit_encode(const lc_lowbit_format *f, uint8_t *dst, const char *src, 
         for (size_t i = 0; i < here; i += f->group) {
             size_t g = (at + i) / f->group;
             size_t members = here - i < f->group ? here - i : f->group;
-            header h = encode_group(f, indices + i, src + (at + i) * 4, members);
-            memcpy(headers + 2 * g, &h.anchor, 2);
-            memcpy(headers + 2 * (groups + g), &h.step, 2);
-            headers[4 * groups + g] = h.exponent;
+            spikes taken;
+            put_header(headers, groups, g,
+                       encode_group(f, indices + i, src + (at + i) * 4, members, &taken));
+            if (f->spikes)
+                put_spikes(headers + 5 * groups, groups, g, taken);
         }
         put_planes(plane, indices, at, here, f->bits);
     }
@@ -314,6 +412,33 @@ static void decode_group(const lc_lowbit_format *f, header h, const uint8_t *ind
     memcpy(dst + 4 * lanes, rest, 4 * (n - lanes));
 }
 
+static float spike_at(const uint8_t *from, size_t g) {
+    uint32_t bits = 0;
+    memcpy((char *)&bits + 1, from + 3 * g, 3);
+    return float_of(bits);
+}
+
+static void put_float(char *dst, size_t i, size_t n, float x) {
+    if (i < n) /* a place beyond the group is nobody's */
+        memcpy(dst + 4 * i, &x, 4);
+}
+
+/* A grid may end beyond the spikes, but no element does. */
+static void decode_spikes(const lc_lowbit_packet *p, size_t g, char *dst, size_t n) {
+    if (p->low_places[g] == NO_PLACE)
+        return;
+    float low = spike_at(p->lows, g), high = spike_at(p->highs, g);
+    for (size_t i = 0; i < n; i++) {
+        float x;
+        memcpy(&x, dst + 4 * i, 4);
+        x = x < low ? low : x;
+        x = x > high ? high : x;
+        memcpy(dst + 4 * i, &x, 4);
+    }
+    put_float(dst, p->low_places[g], n, low);
+    put_float(dst, p->high_places[g], n, high);
+}
+
 size_t lc_lowbit_decode(const lc_lowbit_format *f, const lc_lowbit_packet *p, size_t at,
                         char *dst) {
     uint8_t indices[LC_LOWBIT_CHUNK + LANES_MOST] = {0};
@@ -323,7 +448,10 @@ size_t lc_lowbit_decode(const lc_lowbit_format *f, const lc_lowbit_packet *p, si
     get_planes(indices, p->planes + at * w.width[0] / 8, second + at * w.width[1] / 8, n, f->bits);
     for (size_t i = 0; i < n; i += f->group) {
         size_t members = n - i < f->group ? n - i : f->group;
-        decode_group(f, header_at(p, (at + i) / f->group), indices + i, dst + 4 * i, members);
+        size_t g = (at + i) / f->group;
+        decode_group(f, header_at(p, g), indices + i, dst + 4 * i, members);
+        if (f->spikes)
+            decode_spikes(p, g, dst + 4 * i, members);
     }
     return n;
 }

@@ -17,8 +17,9 @@ typedef struct lc_lowbit lc_lowbit; /* for one instruction set */
 /* How elements become indices: constant for a call. */
 typedef struct {
     const lc_lowbit *loops;
-    uint8_t bits;  /* of an index: 2, 3, 4, 5, 6 or 8 */
-    uint8_t group; /* elements that share a grid: 32 or 128 */
+    uint8_t bits;   /* of an index: 2, 3, 4, 5, 6 or 8 */
+    uint8_t group;  /* elements that share a grid: 32 or 128 */
+    uint8_t spikes; /* the least and the greatest of a group travel as floats */
 } lc_lowbit_format;
 
 const lc_lowbit *lc_lowbit_of(int simd);
@@ -29,6 +30,7 @@ void lc_lowbit_encode(const lc_lowbit_format *f, uint8_t *dst, const char *src, 
 /* Where the parts of a packet lie. */
 typedef struct {
     const uint8_t *planes, *anchors, *steps, *exponents;
+    const uint8_t *lows, *highs, *low_places, *high_places; /* of spikes */
     size_t n;
 } lc_lowbit_packet;
 

@@ -120,7 +120,9 @@ def _encoding(call: Description, options: Options, around: Scope | None) -> str:
         return "same"
     # Where ranks don't know each other's sizes, sizes can't decide.
     large = call.splits is not None or call.nbytes >= options.lossy_min_bytes
-    return codec.named(options.wire, options.wire_group) if large else "same"
+    if not large:
+        return "same"
+    return codec.named(options.wire, options.wire_group, options.wire_spikes)
 
 
 def _may_lose(kind: CollectiveKind, call: Description, options: Options, lossy_scope: bool) -> bool:

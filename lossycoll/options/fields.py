@@ -138,6 +138,14 @@ class Options:
         agree=True,
         per_call=True,
     )
+    wire_spikes: int = option(
+        0,
+        integer(0, 1),
+        "1: the least and the greatest of them travel as floats, for 64 bits more, and the grid is "
+        "between the others (wire.md).",
+        agree=True,
+        per_call=True,
+    )
     bulk_min_bytes: int = option(
         0,
         integer(0, MAX_BYTES),

@@ -25,7 +25,9 @@ ENCODINGS: Final = (
 LOW: Final = {name: int(name[3:]) for name in ENCODINGS[3:]}
 """Bits of an index, by encoding."""
 _GROUP_32: Final = 16
-"""LC_ENCODING_GROUP_32."""
+_SPIKES: Final = 32
+"""LC_ENCODING_GROUP_32 and LC_ENCODING_SPIKES."""
+SPIKES: Final = "+spikes"
 _NARROW: Final = {"bf16": wire_type("bf16"), "fp16": wire_type("f16")}
 ENCODED: Final = "f32"
 """The only type that is encoded; elements of any other travel as they are."""
@@ -100,20 +102,30 @@ class Codec:
         return x.copy() if self.same else _widen(x, self.wire)
 
 
-def named(encoding: str, group: int) -> str:
+def named(encoding: str, group: int, spikes: int = 0) -> str:
     """An encoding with its parameters: a name that ranks can compare.
 
     Args:
         encoding: One of :data:`ENCODINGS`.
-        group: Elements that share a grid, for those of few bits; others have none.
+        group: Elements that share a grid, for those of few bits; others have no parameters.
+        spikes: Whether the ends of groups travel as floats.
     """
-    return f"{encoding}/{group}" if encoding in LOW and group != GROUPS[0] else encoding
+    if encoding not in LOW:
+        return encoding
+    return encoding + (f"/{group}" if group != GROUPS[0] else "") + (SPIKES if spikes else "")
+
+
+def _parts(encoding: str) -> tuple[str, int, bool]:
+    """(encoding, group, spikes) of a name; a group that can't be is 0."""
+    name, _, group = encoding.removesuffix(SPIKES).partition("/")
+    groups = {"": GROUPS[0]} | {str(n): n for n in GROUPS[1:]}
+    return name, groups.get(group, 0), encoding.endswith(SPIKES)
 
 
 def number_of(encoding: str) -> int:
     """The lc_encoding of a name of :func:`named`, with its parameters."""
-    name, _, group = encoding.partition("/")
-    return ENCODINGS.index(name) | (_GROUP_32 if group else 0)
+    name, group, spikes = _parts(encoding)
+    return ENCODINGS.index(name) | (_GROUP_32 if group == 32 else 0) | (_SPIKES if spikes else 0)
 
 
 def codec_of(encoding: str, dtype: str) -> Codec:
@@ -129,13 +141,13 @@ def codec_of(encoding: str, dtype: str) -> Codec:
     kind = wire_type(dtype)
     if encoding == "same":
         return Codec(encoding, kind, kind)
-    name, _, group = encoding.partition("/")
-    if name not in ENCODINGS or (group and (name not in LOW or int(group) not in GROUPS)):
+    name, group, spikes = _parts(encoding)
+    if name not in ENCODINGS or encoding != named(name, group, spikes) or not group:
         raise ValueError(f"encoding is {encoding!r}, wanted one of {', '.join(ENCODINGS)}")
     if dtype != ENCODED:
         raise ValueError(f"encoding is {encoding!r} for {dtype}, wanted same: only f32 is encoded")
     if name in LOW:
-        return Codec(encoding, kind, kind, LowBit(LOW[name], int(group or GROUPS[0])))
+        return Codec(encoding, kind, kind, LowBit(LOW[name], group, spikes))
     return Codec(encoding, kind, _NARROW[name])
 
 

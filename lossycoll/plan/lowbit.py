@@ -26,6 +26,8 @@ MOST: Final = 32767
 """The largest anchor, in units."""
 TOP: Final = 141
 """A unit is 2 to the power of the exponent less this: the largest element is 2^14 units or more."""
+NO_PLACE: Final = 255
+"""In place of a spike's: the group has none."""
 NAN: Final = np.uint32(0x7FC00000).view(np.float32)
 
 
@@ -36,10 +38,12 @@ class LowBit:
     Attributes:
         bits: Of an index.
         group: Elements that share a grid.
+        spikes: Whether the least and the greatest of a group travel as floats.
     """
 
     bits: int
     group: int
+    spikes: bool = False
 
     @property
     def levels(self) -> int:
@@ -53,7 +57,7 @@ class LowBit:
     def wire_bytes(self, n: int) -> int:
         """Bytes of ``n`` elements in one packet."""
         planes = sum(-(-n * width // 8) for width in PLANES[self.bits])
-        return planes + 5 * self.groups(n)
+        return planes + (5 + 8 if self.spikes else 5) * self.groups(n)
 
     def elements(self, payload_bytes: int) -> int:
         """The most elements that fit, in whole groups where one fits."""
@@ -69,9 +73,14 @@ class LowBit:
     def encode(self, x: Floats) -> Bytes:
         """The bytes of one packet's elements, shape (n,)."""
         n, rows = len(x), _rows(x, self.group)
-        grid = _grids(rows, self.levels, self.bits)
-        indices = _indices(rows, grid, self.levels, self.bits).reshape(-1)[:n]
-        return np.concatenate([*split(indices, self.bits), grid.bytes()])
+        taken = Spikes.of(rows) if self.spikes else None
+        rest = taken.rest(rows, n) if taken else rows
+        grid = _grids(rest, self.levels, self.bits)
+        indices = _indices(rest, grid, self.levels, self.bits)
+        if taken:
+            indices[taken.marks(self.group)] = 0
+        planes = split(indices.reshape(-1)[:n], self.bits)
+        return np.concatenate([*planes, grid.bytes(), *(taken.parts() if taken else ())])
 
     def decode(self, data: Bytes, n: int) -> Floats:
         """The ``n`` elements that :meth:`encode`'s bytes stand for."""
@@ -79,7 +88,10 @@ class LowBit:
         grid = Grids.of(data[at:], self.groups(n))
         padded = np.zeros(self.groups(n) * self.group, np.float32)
         padded[:n] = indices
-        return grid.values(padded.reshape(-1, self.group), self.bits).reshape(-1)[:n]
+        rows = grid.values(padded.reshape(-1, self.group), self.bits)
+        if self.spikes:
+            rows = Spikes.from_bytes(data[at + 5 * len(rows) :], len(rows)).put(rows)
+        return rows.reshape(-1)[:n]
 
 
 @dataclass(frozen=True)
@@ -119,6 +131,86 @@ class Grids:
             (self.exponent == CONSTANT)[:, None], halves.view(np.float32)[:, None], on_grid
         )
         return found
+
+
+@dataclass(frozen=True)
+class Spikes:
+    """The ends of groups, which travel as the upper three bytes of float32.
+
+    Attributes:
+        low: The least of each group, rounded down; float32.
+        high: The greatest, rounded up.
+        low_place: Where it stands in the group; NO_PLACE: the group has no spikes.
+        high_place: The same.
+    """
+
+    low: Floats
+    high: Floats
+    low_place: Bytes
+    high_place: Bytes
+
+    @classmethod
+    def of(cls, rows: Floats) -> Spikes:
+        """Of those groups that hold two different numbers, and no NaN or infinity."""
+        one = ~np.isfinite(rows).all(axis=1) | (rows.min(axis=1) == rows.max(axis=1))
+        usable = np.where(one[:, None], np.float32(0), rows)
+        low, high = usable.min(axis=1), usable.max(axis=1)
+        places = [np.where(one, NO_PLACE, usable.argmin(axis=1)).astype(np.uint8)]
+        places.append(np.where(one, NO_PLACE, usable.argmax(axis=1)).astype(np.uint8))
+        return cls(_cut_down(low), np.float32(0) - _cut_down(-high), *places)
+
+    @classmethod
+    def from_bytes(cls, data: Bytes, groups: int) -> Spikes:
+        """From their bytes."""
+        ends = np.zeros((2 * groups, 4), np.uint8)
+        ends[:, 1:] = data[: 6 * groups].reshape(-1, 3)
+        floats = ends.view("<f4")[:, 0]
+        places = data[6 * groups : 8 * groups]
+        return cls(floats[:groups], floats[groups:], places[:groups], places[groups:])
+
+    def parts(self) -> list[Bytes]:
+        """As they stand behind the grids."""
+        one = self.low_place == NO_PLACE
+        ends = [np.where(one, np.float32(0), x).view(np.uint8) for x in (self.low, self.high)]
+        cut = [x.reshape(-1, 4)[:, 1:].reshape(-1) for x in ends]
+        return [*cut, self.low_place, self.high_place]
+
+    def marks(self, group: int) -> NDArray[np.bool_]:
+        """Which elements are spikes; a row is a group."""
+        at = np.arange(group)
+        found: NDArray[np.bool_] = (at == self.low_place[:, None]) | (
+            at == self.high_place[:, None]
+        )
+        return found
+
+    def rest(self, rows: Floats, n: int) -> Floats:
+        """The groups with other elements of theirs in the places of spikes; zeros if there are no
+        others."""
+        inside = (np.arange(rows.size) < n).reshape(rows.shape)
+        others = inside & ~self.marks(rows.shape[1])
+        first = rows[np.arange(len(rows)), others.argmax(axis=1)]
+        fill = np.where(others.any(axis=1), first, np.float32(0))
+        one = (self.low_place == NO_PLACE)[:, None]
+        return np.where(others | one, rows, fill[:, None])
+
+    def put(self, rows: Floats) -> Floats:
+        """Decoded groups with their spikes. A grid may end beyond them, but no element does."""
+        there = (self.low_place != NO_PLACE)[:, None]
+        low, high = self.low[:, None], self.high[:, None]
+        held = np.where(there & (rows < low), low, rows)
+        held = np.where(there & (held > high), high, held)
+        at = np.arange(rows.shape[1])
+        held = np.where(there & (at == self.low_place[:, None]), low, held)
+        return np.where(there & (at == self.high_place[:, None]), high, held)
+
+
+def _cut_down(x: Floats) -> Floats:
+    """To what three bytes hold, downwards. No zero is negative, and nothing infinite."""
+    bits = (x + np.float32(0)).view(np.uint32)
+    bits = (bits + np.where(bits >> np.uint32(31), np.uint32(255), np.uint32(0))) & ~np.uint32(255)
+    infinite = (bits & np.uint32(0x7F800000)) == np.uint32(0x7F800000)
+    cut: Floats = np.where(infinite, np.uint32(0xFF7FFF00), bits).astype(np.uint32).view(np.float32)
+    return cut
 
 
 def _rows(x: Floats, group: int) -> Floats:

@@ -29,6 +29,7 @@ from lossycoll.plan.sets import Code
         ("lossy_min_bytes", "0x100", 256),
         ("wire", "bf16", "bf16"),
         ("wire_group", "32", 32),
+        ("wire_spikes", "1", 1),
         ("bulk_min_bytes", "1048576", 1 << 20),
         ("on_missing", "keep", "keep"),
         ("estimator", "count", "count"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -16,7 +17,10 @@ from tests.support.network import DTYPES
 
 ROUNDED = ("bf16", "fp16")
 """Those that round to the nearest float of two bytes."""
-ENCODED = (*ROUNDED, *(named(name, group) for name in LOW for group in GROUPS))
+ENCODED = (
+    *ROUNDED,
+    *(named(name, group, spikes) for name in LOW for group in GROUPS for spikes in (0, 1)),
+)
 SIMD = (0, 1)
 
 
@@ -140,8 +144,10 @@ def test_c_and_numpy_fill_packets_alike(payload: int) -> None:
 
 
 def test_what_there_is_not() -> None:
-    for name in ("int9", "int8/64", "bf16/32"):
-        with pytest.raises(ValueError, match=f"encoding is '{name}', wanted one of same, bf16"):
+    for name in ("int9", "int8/64", "int8/128", "bf16/32", "fp16+spikes"):
+        with pytest.raises(
+            ValueError, match=f"encoding is {re.escape(repr(name))}, wanted one of same, bf16"
+        ):
             codec_of(name, "f32")
     assert lib.lc_encoding_elements(ENCODINGS.index("bf16") | 16, DTYPES["f32"], 1408) == 0
     for dtype in set(WIRE_TYPES) - {"f32"}:

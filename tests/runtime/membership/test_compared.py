@@ -28,6 +28,7 @@ OTHERS: dict[str, Any] = {
     "lossy_min_bytes": 1,
     "wire": "fp16",
     "wire_group": 32,
+    "wire_spikes": 1,
     "bulk_min_bytes": 4096,
     "on_missing": "zero",
     "estimator": "zero_fill",

@@ -59,11 +59,18 @@ struct lc_lowbit {
 #include "lowbit_target.h"
 
 #if defined(__x86_64__)
+/* Eight numbers below 256 as bytes; the compiler would take them one by one. */
+__attribute__((target("avx2"), always_inline)) static inline uint64_t narrow_avx2(__m256i v) {
+    __m128i pairs = _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    return (uint64_t)_mm_cvtsi128_si64(_mm_packus_epi16(pairs, pairs));
+}
+
 #define TARGET       __attribute__((target("avx2")))
 #define VARIANT      avx2
 #define VECTOR_BYTES 32
 #define MIN(a, b)    ((vf32_avx2)_mm256_min_ps((__m256)(a), (__m256)(b)))
 #define MAX(a, b)    ((vf32_avx2)_mm256_max_ps((__m256)(a), (__m256)(b)))
+#define NARROW(v)    narrow_avx2((__m256i)(v))
 #include "lowbit_target.h"
 
 static int runs_avx2(void) {
@@ -325,7 +332,7 @@ static void put_planes(uint8_t *const *plane, const uint8_t *indices, size_t at,
         break;
     }
     if (bits >= 4)
-        lc_plane_put(plane[0] + at / 2, indices, n, 4, 0);
+        lc_nibbles_put(plane[0] + at / 2, indices, n);
     else
         lc_plane_put(plane[0] + at / 4, indices, n, 2, 0);
 }
@@ -370,7 +377,7 @@ static void get_planes(uint8_t *indices, const uint8_t *first, const uint8_t *se
     if (bits == 8)
         memcpy(indices, first, n);
     else if (bits >= 4)
-        lc_plane_get(indices, first, n, 4, 0);
+        lc_nibbles_get(indices, first, n);
     else
         lc_plane_get(indices, first, n, 2, 0);
     if (bits == 6)

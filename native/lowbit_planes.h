@@ -68,14 +68,60 @@ lc_plane_put(uint8_t *plane, const uint8_t *indices, size_t n, unsigned width, u
  */
 static inline __attribute__((always_inline)) void
 lc_plane_get(uint8_t *indices, const uint8_t *plane, size_t n, unsigned width, unsigned shift) {
-    for (size_t i = 0; i < n; i += 8, plane += width) {
-        uint64_t w = 0, before = 0;
-        memcpy(&w, plane, n - i < 8 ? lc_plane_bytes(n - i, width) : width);
+    uint64_t w = 0, before = 0;
+    size_t i = 0;
+    for (; i + 8 <= n; i += 8, plane += width) { /* copies of constant size */
+        memcpy(&w, plane, width);
         if (shift)
             memcpy(&before, indices + i, 8);
         w = before | lc_scatter_bits(w, width) << shift;
         memcpy(indices + i, &w, 8);
+        w = 0;
     }
+    if (i == n)
+        return;
+    memcpy(&w, plane, lc_plane_bytes(n - i, width));
+    if (shift)
+        memcpy(&before, indices + i, 8);
+    w = before | lc_scatter_bits(w, width) << shift;
+    memcpy(indices + i, &w, 8);
+}
+
+/* Planes of four bits, a register at a time; they hold the low bits of indices. */
+typedef uint8_t lc_bytes16 __attribute__((vector_size(16)));
+typedef uint16_t lc_pairs8 __attribute__((vector_size(16)));
+
+static inline void lc_nibbles_put(uint8_t *plane, const uint8_t *indices, size_t n) {
+    size_t i = 0;
+    for (; i + 32 <= n; i += 32) {
+        lc_pairs8 a, b;
+        memcpy(&a, indices + i, 16);
+        memcpy(&b, indices + i + 16, 16);
+        a &= 0x0F0F;
+        b &= 0x0F0F;
+        a |= a >> 4;
+        b |= b >> 4;
+        lc_bytes16 both = __builtin_shufflevector((lc_bytes16)a, (lc_bytes16)b, 0, 2, 4, 6, 8, 10,
+                                                  12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+        memcpy(plane + i / 2, &both, 16);
+    }
+    lc_plane_put(plane + i / 2, indices + i, n - i, 4, 0);
+}
+
+static inline void lc_nibbles_get(uint8_t *indices, const uint8_t *plane, size_t n) {
+    size_t i = 0;
+    for (; i + 32 <= n; i += 32) {
+        lc_bytes16 both;
+        memcpy(&both, plane + i / 2, 16);
+        lc_bytes16 even = both & 15, odd = both >> 4;
+        lc_bytes16 first = __builtin_shufflevector(even, odd, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5,
+                                                   21, 6, 22, 7, 23);
+        lc_bytes16 second = __builtin_shufflevector(even, odd, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28,
+                                                    13, 29, 14, 30, 15, 31);
+        memcpy(indices + i, &first, 16);
+        memcpy(indices + i + 16, &second, 16);
+    }
+    lc_plane_get(indices + i, plane + i / 2, n - i, 4, 0);
 }
 
 #undef EACH_BYTE

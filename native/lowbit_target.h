@@ -3,7 +3,8 @@
  *   TARGET        the function attribute that allows the instructions
  *   VARIANT       the suffix of the names
  *   VECTOR_BYTES  the width of a register
- *   MIN(a, b), MAX(a, b)  of two registers, where the hardware has them
+ *   MIN(a, b), MAX(a, b)  of two registers, and
+ *   NARROW(v)     the low bytes of a register's numbers, where the hardware has them
  *
  * n is a multiple of LC_LOWBIT_LANES, so that no register is partial. */
 #define NAME(name) JOIN2(name, VARIANT)
@@ -25,6 +26,12 @@ INLINE VF32 NAME(choose)(VU32 mask, VF32 a, VF32 b) {
 }
 #define MIN(a, b) NAME(choose)((VU32)((a) < (b)), a, b)
 #define MAX(a, b) NAME(choose)((VU32)((a) > (b)), a, b)
+#endif
+#ifdef NARROW
+#define NARROWED uint64_t
+#else
+#define NARROWED  VU8
+#define NARROW(v) __builtin_convertvector(v, VU8)
 #endif
 
 INLINE VF32 NAME(load)(const char *p) {
@@ -51,24 +58,26 @@ TARGET static range NAME(find)(const char *x, size_t n) {
     return r;
 }
 
-TARGET static void NAME(encode)(uint8_t *indices, const char *x, size_t n, const scale *s) {
-    VF32 zero = {0}, most = zero + s->levels;
+TARGET static void NAME(encode)(uint8_t *indices, const char *x, size_t n, const scale *given) {
+    const scale s = *given; /* a copy, which a store can't change */
+    VF32 zero = {0}, most = zero + s.levels;
     for (size_t i = 0; i < n; i += LANES) {
-        VF32 t = (s->anchor - NAME(load)(x + 4 * i) * s->first * s->second) * s->inverse;
+        VF32 t = (s.anchor - NAME(load)(x + 4 * i) * s.first * s.second) * s.inverse;
         t = MIN(MAX(t, zero), most);
         /* Its ulp is 1: the adder rounds, and the low bits are the number. */
         VU32 rounded = (VU32)(t + ROUNDER) & 255u;
-        VU8 bytes = __builtin_convertvector(rounded, VU8);
+        NARROWED bytes = NARROW(rounded);
         memcpy(indices + i, &bytes, sizeof bytes);
     }
 }
 
-TARGET static void NAME(decode)(char *x, const uint8_t *indices, size_t n, const grid *g) {
+TARGET static void NAME(decode)(char *x, const uint8_t *indices, size_t n, const grid *given) {
+    const grid g = *given;
     for (size_t i = 0; i < n; i += LANES) {
         VU8 bytes;
         memcpy(&bytes, indices + i, sizeof bytes);
         VF32 index = __builtin_convertvector(__builtin_convertvector(bytes, NAME(vi32)), VF32);
-        VF32 v = (g->anchor - index * g->step) * g->unit;
+        VF32 v = (g.anchor - index * g.step) * g.unit;
         memcpy(x + 4 * i, &v, sizeof v);
     }
 }
@@ -84,3 +93,5 @@ TARGET static void NAME(decode)(char *x, const uint8_t *indices, size_t n, const
 #undef VECTOR_BYTES
 #undef MIN
 #undef MAX
+#undef NARROW
+#undef NARROWED

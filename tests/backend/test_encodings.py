@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -149,7 +150,7 @@ def rank_bytes(rank: int, world: int) -> dict[str, int]:
     del rank, world
     init()
     out = {}
-    for wire in ("same", "bf16", "fp16"):
+    for wire in ("same", "bf16", "fp16", "int8", "int4"):
         before = lossycoll.stats().bytes_sent
         with lossycoll.lossy(wire=wire):
             dist.all_reduce(torch.ones(1 << 20))
@@ -159,10 +160,12 @@ def rank_bytes(rank: int, world: int) -> dict[str, int]:
     return out
 
 
-def test_half_the_bytes_travel() -> None:
+def test_fewer_bytes_travel() -> None:
     for sent in run_good(rank_bytes, 2, ENV):
         assert sent["bf16"] == pytest.approx(sent["same"] / 2, rel=0.02)
         assert sent["fp16"] == pytest.approx(sent["same"] / 2, rel=0.02)
+        assert sent["int8"] == pytest.approx(sent["same"] * (8 + 40 / 128) / 32, rel=0.03)
+        assert sent["int4"] == pytest.approx(sent["same"] * (4 + 40 / 128) / 32, rel=0.03)
 
 
 def rank_differs(rank: int, world: int) -> str:
@@ -170,13 +173,20 @@ def rank_differs(rank: int, world: int) -> str:
     init()
     with (
         pytest.raises(lossycoll.MismatchError) as caught,
-        lossycoll.lossy(wire=("bf16", "fp16")[rank]),
+        lossycoll.lossy(**DIFFERENT[int(os.environ["DIFFERENT"])][0][rank]),
     ):
         dist.all_reduce(torch.ones(ELEMENTS))
     return str(caught.value)
 
 
-def test_ranks_that_differ_are_told_both_encodings() -> None:
-    for text in run_good(rank_differs, 2, ENV):
-        assert "wire bf16" in text
-        assert "wire fp16" in text
+DIFFERENT: list[tuple[list[dict[str, Any]], tuple[str, str]]] = [
+    ([{"wire": "bf16"}, {"wire": "fp16"}], ("wire bf16", "wire fp16")),
+    ([{"wire": "int4"}, {"wire": "int4", "wire_group": 32}], ("wire int4)", "wire int4/32)")),
+    ([{"wire": "int2"}, {"wire": "int2", "wire_spikes": 1}], ("wire int2)", "wire int2+spikes)")),
+]
+
+
+@pytest.mark.parametrize("case", range(len(DIFFERENT)))
+def test_ranks_that_differ_are_told_both_encodings(case: int) -> None:
+    for text in run_good(rank_differs, 2, {**ENV, "DIFFERENT": str(case)}):
+        assert all(name in text for name in DIFFERENT[case][1]), text

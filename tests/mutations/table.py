@@ -16,10 +16,11 @@ from __future__ import annotations
 from .calls import CALLS
 from .laboratory import LABORATORY
 from .links import LINKS
+from .lowbit import LOWBIT
 from .membership import MEMBERSHIP
 from .messages import MESSAGES
 from .parity import PARITY
 from .sums import SUMS
 from .training import TRAINING
 
-MUTATIONS = LINKS + CALLS + MESSAGES + PARITY + SUMS + MEMBERSHIP + TRAINING + LABORATORY
+MUTATIONS = LINKS + CALLS + MESSAGES + PARITY + SUMS + LOWBIT + MEMBERSHIP + TRAINING + LABORATORY

@@ -1,0 +1,52 @@
+"""Float32 in a few bits: grids, planes, spikes."""
+
+from __future__ import annotations
+
+from .model import mutation
+
+CODEC = "tests/plan/test_codec.py"
+
+LOWBIT = (
+    mutation(
+        "indices are cut off, not rounded",
+        "native/lowbit_target.h",
+        "(VU32)(t + ROUNDER) & 255u",
+        "(VU32)(t - 0.5f + ROUNDER) & 255u",
+        "native:test_lowbit",
+    ),
+    mutation(
+        "the last index may be farther from zero than the anchor",
+        "native/lowbit.c",
+        "    wanted = wanted < most ? wanted : most;\n",
+        "    (void)most;\n",
+        "native:test_lowbit",
+    ),
+    mutation(
+        "nothing is held between the spikes",
+        "native/lowbit.c",
+        "        x = x < low ? low : x;\n        x = x > high ? high : x;\n",
+        "",
+        "native:test_lowbit",
+    ),
+    mutation(
+        "a spike's place is believed",
+        "native/lowbit.c",
+        "    if (i < n) /* a place beyond the group is nobody's */\n",
+        "    (void)n;\n",
+        "native:test_lowbit",
+    ),
+    mutation(
+        "an infinity is an element like others",
+        "native/lowbit.c",
+        "    if (r.special)\n        return constant_header",
+        "    if (0)\n        return constant_header",
+        f"{CODEC}::test_c_and_numpy_encode_alike",
+    ),
+    mutation(
+        "packets cut groups",
+        "native/codec.c",
+        "return group && fit > group ? fit - fit % group : fit;",
+        "return group ? fit : fit;",
+        f"{CODEC}::test_c_and_numpy_fill_packets_alike",
+    ),
+)

@@ -114,9 +114,9 @@ def bad_fields() -> Iterator[bytes]:
     good = Packet()
     for magic in (0, 0x434C, 0x4C42):
         yield replace(good, magic=magic).bytes()
-    for version in (0, 1, 4, 6, 255):
+    for version in (0, 1, 5, 7, 255):
         yield replace(good, version=version).bytes()
-    for kind in (0, 4, DATA | 3 << 3, DATA | 15 << 3, 255):
+    for kind in (0, 4, DATA | 9 << 3, DATA | 15 << 3, 255):
         yield replace(good, type=kind).bytes()
     for length in (0, 1, PAYLOAD - 1, PAYLOAD + 1, 65535):
         yield replace(good, length=length).bytes()

@@ -59,10 +59,17 @@ def rank_loses(rank: int, world: int) -> list[Any]:
     import lossycoll
 
     init()
-    wanted, out = sent_by(0), []
+    store = torch.distributed.distributed_c10d._get_default_store()
+    wanted = sent_by(0)
+    out: list[Any] = []
 
     def counted(*arguments: Any) -> dict[str, int]:
         before = figures()
+        # A small message is sent unasked: it must not arrive before its receiver has counted.
+        # The store's packets are none of the engine's.
+        meeting = f"counted/{len(out)}"
+        store.set(f"{meeting}/{rank}", "")
+        store.wait([f"{meeting}/{peer}" for peer in range(world)])
         got = exchange(rank, *arguments)
         change = {name: value - before[name] for name, value in figures().items()}
         if got is not None:

@@ -2,7 +2,7 @@
 #ifndef LC_DATAGRAMS_H
 #define LC_DATAGRAMS_H
 
-#include "control_in.h"
+#include "records_in.h"
 
 /* Takes what has come, up to a bound. Returns whether anything had. */
 int lc_receive(lc_host *h);

@@ -3,15 +3,14 @@
 
 #include <string.h>
 
+#include "variants.h"
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <immintrin.h>
 #endif
 
 enum { POLYNOMIAL = 0x11D, ROWS_OF_PASS = 4, ONES_AT = 64 };
-
-#define JOIN2_(a, b) a##_##b
-#define JOIN2(a, b)  JOIN2_(a, b)
 
 static uint8_t powers[2 * 255]; /* of the generator 2; twice, so that two logarithms may be added */
 static uint8_t logs[256];       /* of 0: none */

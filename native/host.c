@@ -32,7 +32,7 @@ static void free_interface(lc_interface *via) {
     free(via->iov);
     free(via->headers);
     free(via->contents);
-    free(via->control_out);
+    free(via->records_out);
     *via = (lc_interface){.link = NULL};
 }
 
@@ -112,9 +112,9 @@ static int make_interface(const lc_host *h, lc_interface *via, const lc_link *li
     via->iov = calloc(2 * packets, sizeof *via->iov);
     via->headers = calloc(packets, LC_HEADER_BYTES);
     via->contents = calloc(packets, sizeof *via->contents);
-    via->control_out = calloc(LC_BATCH_RUNS, lc_control_room(via));
+    via->records_out = calloc(LC_BATCH_RUNS, lc_control_room(via));
     return via->paths && via->flights && via->iov && via->headers && via->contents &&
-           via->control_out && make_cells(h, via);
+           via->records_out && make_cells(h, via);
 }
 
 static int make_interfaces(lc_host *h, const lc_setting *setting) {

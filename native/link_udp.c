@@ -13,7 +13,7 @@ enum {
     BUFFER_WISH = 32 << 20,
     /* What the kernel charges for the control datagrams that a peer sends in a quarter of a second
      * to a process that doesn't read them (lc_tell_again_ns). */
-    CONTROL_CHARGE = 9 * 768,
+    CONTROL_CHARGE = 9 * 832,
     PACKET_MAX = 65535 - 28 /* what IPv4 and UDP leave of the largest datagram */
 };
 
@@ -204,15 +204,15 @@ static uint32_t round_up_power(uint32_t v) {
 }
 
 /* What the socket's buffer holds at what the kernel charges for a packet (its memory, not its
- * length), besides what is left for control: a fifth, or some datagrams of each peer, but no more
- * than half. */
+ * length), besides what is left for control, at most half of the rest. The kernel goes on charging
+ * for packets that were read, until they are a quarter of the buffer or nothing is left to be read
+ * (udp_rmem_release): that quarter can't be promised to anyone. */
 static uint32_t credits(const lc_link *link, uint32_t packet_bytes, uint32_t peers) {
     uint64_t charge = (uint64_t)round_up_power(packet_bytes + 512) + 512;
     uint64_t buffer = (uint64_t)got_buffer(lc_udp_of_const(link)->fd, SO_RCVBUF);
-    uint64_t control = (uint64_t)peers * CONTROL_CHARGE;
-    control = control < buffer / 2 ? control : buffer / 2;
-    control = control > buffer / 5 ? control : buffer / 5;
-    return (uint32_t)((buffer - control) / charge / peers);
+    uint64_t control = (uint64_t)peers * CONTROL_CHARGE, usable = buffer - buffer / 4;
+    control = control < usable / 2 ? control : usable / 2;
+    return (uint32_t)((usable - control) / charge / peers);
 }
 
 /* The kernel would call a socket writable whose sends fail for other reasons than a full buffer. */

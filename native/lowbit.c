@@ -4,18 +4,11 @@
 #include <string.h>
 
 #include "lowbit_planes.h"
+#include "variants.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
-
-/* Nothing here may be fused: the variants and the twin must agree (kernels.c). */
-#if defined(__clang__)
-#pragma STDC FP_CONTRACT OFF
-#endif
-
-#define JOIN2_(a, b) a##_##b
-#define JOIN2(a, b)  JOIN2_(a, b)
 
 enum {
     LANES_MOST = 16,

@@ -2,7 +2,7 @@
 #ifndef LC_OPERATIONS_H
 #define LC_OPERATIONS_H
 
-#include "control_in.h"
+#include "records_in.h"
 
 /* Takes the operation up: tells those who send to this member that they may, and lists what can be
  * sent. Touches it. */

@@ -29,7 +29,7 @@
 #include "mailbox.h"
 #include "pace.h"
 #include "recovery.h"
-#include "total.h"
+#include "shared_rate.h"
 #include "waiter.h"
 #include "wire.h"
 
@@ -163,7 +163,7 @@ struct lc_interface {
     lc_path **paths; /* to the other processes that it reaches */
     uint16_t n_paths;
     uint16_t turn;              /* the path that sends first in this turn of the loop */
-    lc_total total;             /* of its paths */
+    lc_shared_rate rate;        /* of its paths */
     uint16_t turns_since_asked; /* turns since the link was last asked what has come */
     uint64_t moved_ns;          /* when something last went there or came */
     uint32_t window;            /* units that this process lets each of them have in flight: a small
@@ -188,7 +188,7 @@ struct lc_interface {
     struct iovec *iov;    /* LC_BATCH_RUNS * LC_RUN_PACKETS * 2 */
     uint8_t *headers;     /* LC_BATCH_RUNS * LC_RUN_PACKETS */
     uint64_t *contents;   /* LC_BATCH_RUNS * LC_RUN_PACKETS */
-    uint8_t *control_out; /* LC_BATCH_RUNS packets of control, each with room for a header */
+    uint8_t *records_out; /* LC_BATCH_RUNS packets of control, each with room for a header */
 };
 
 enum lc_attention {

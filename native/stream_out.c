@@ -286,7 +286,7 @@ static uint32_t fill_run(lc_host *h, lc_out *out, uint32_t most) {
     uint32_t time_us = (uint32_t)(lc_clock_now(h->clock) / 1000);
     for (uint32_t k = 0; k < most; k++)
         run->iov[2 * k].iov_base = via->headers + (first + k) * LC_HEADER_BYTES;
-    uint8_t *datagram = via->control_out + (size_t)i * lc_control_room(via);
+    uint8_t *datagram = via->records_out + (size_t)i * lc_control_room(via);
     uint32_t ahead = carries_control(out) ? lc_control_ahead(h, path, datagram) : 0;
     via->run_ahead[i] = ahead;
     if (ahead) {
@@ -331,7 +331,7 @@ static void begin_anew(const lc_host *h, lc_path *p) {
         sum += other->pace.rate;
         most = other->pace.rate > most ? other->pace.rate : most;
     }
-    lc_pace_begin(&p->pace, h->now, lc_total_share(&via->total, sum, most));
+    lc_pace_begin(&p->pace, h->now, lc_shared_rate_share(&via->rate, sum, most));
 }
 
 static uint32_t allowance(lc_host *h, lc_path *p, uint32_t packet_bytes) {

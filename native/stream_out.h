@@ -2,7 +2,7 @@
 #ifndef LC_STREAM_OUT_H
 #define LC_STREAM_OUT_H
 
-#include "control_out.h"
+#include "records_out.h"
 
 /* Lists the stream at its path if it has something that may be sent. */
 void lc_out_wake(lc_out *out);

@@ -136,7 +136,7 @@ CALLS = (
     ),
     mutation(
         "what was given up counts as to be resent",
-        "native/control_in.c",
+        "native/records_in.c",
         "            out->again_left += r->kind == LC_R_NACK;\n",
         "            out->again_left++;\n",
         "native:test_sim",
@@ -193,7 +193,7 @@ CALLS = (
     ),
     mutation(
         "that a peer has failed of another rank's call ends nothing",
-        "native/control_in.c",
+        "native/records_in.c",
         "else if (now - p->failed_ns > FAILED_NS)",
         "else if (0)",
         "native:test_sim",
@@ -264,14 +264,14 @@ CALLS = (
     # ---- time ----
     mutation(
         "a rank that waits is not waited for",
-        "native/control_in.c",
+        "native/records_in.c",
         "        in->excused_ns = g->host->now;",
         "        (void)g;",
         f"{ENGINE}/test_waiting.py::test_streams_behind_a_pause_lose_nothing",
     ),
     mutation(
         "a stream that stands behind an older operation isn't waited for",
-        "native/control_in.c",
+        "native/records_in.c",
         "if (out->listed && !stands_behind(out))",
         "if (out->listed && stands_behind(out) < 2)",
         "native:test_groups",
@@ -300,7 +300,7 @@ CALLS = (
     # ---- agreement ----
     mutation(
         "another collective taken for the same",
-        "native/control_in.c",
+        "native/records_in.c",
         "return r->c == op->call.signature && r->a == op->call.dtype;",
         "return r->a == op->call.dtype;",
         f"{ENGINE}/test_ends.py::test_mismatch_is_reported_at_once_on_every_rank",

@@ -22,7 +22,7 @@ LINKS = (
     ),
     mutation(
         "runs are not told",
-        "native/control_out.c",
+        "native/records_out.c",
         "(uint64_t)p->rx_runs.count << 32 | p->rx_taken",
         "p->rx_taken",
         f"{ENGINE}/test_reports.py::"
@@ -98,21 +98,21 @@ LINKS = (
     Mutation(
         "PROBE and FIN return no credit",
         (
-            Edit("native/control_in.c", "lc_link_seen(p, r.a, 0);", "(void)p;"),
-            Edit("native/control_in.c", "    lc_link_seen(p, r->b, 0);\n", ""),
+            Edit("native/records_in.c", "lc_link_seen(p, r.a, 0);", "(void)p;"),
+            Edit("native/records_in.c", "    lc_link_seen(p, r->b, 0);\n", ""),
         ),
         f"{ENGINE}/test_credit.py::test_credit_comes_back_after_an_outage",
     ),
     mutation(
         "a silent peer is told again at once",
-        "native/control_out.c",
+        "native/records_out.c",
         "    if (silent <= lc_pace_rto(&p->pace))",
         "    if (silent <= 1000 * lc_pace_rto(&p->pace))",
         "native:test_small",
     ),
     mutation(
         "what is repeated waits for a silence that grows with the wait",
-        "native/control_out.c",
+        "native/records_out.c",
         "    return p->told_ns + (then < LC_AGAIN_MAX_NS ? then : LC_AGAIN_MAX_NS);",
         "    return p->told_ns + (silent < LC_AGAIN_MAX_NS ? silent + 0 * then : LC_AGAIN_MAX_NS);",
         "native:test_slow_links",
@@ -120,9 +120,16 @@ LINKS = (
     mutation(
         "four times the packets that fit a buffer",
         "native/link_udp.c",
-        "return (uint32_t)((buffer - control) / charge / peers);",
+        "return (uint32_t)((usable - control) / charge / peers);",
         "return (uint32_t)(4 * buffer / charge / peers);",
         f"{ENGINE}/test_lossless.py::test_nothing_is_lost_in_small_buffers",
+    ),
+    mutation(
+        "what was read is taken for free while the kernel still charges for it",
+        "native/link_udp.c",
+        "usable = buffer - buffer / 4;",
+        "usable = buffer;",
+        "native:test_link",
     ),
     mutation(
         "sent ahead without bound",
@@ -161,7 +168,7 @@ LINKS = (
     ),
     mutation(
         "paths of one host begin again with all that each has had",
-        "native/total.c",
+        "native/shared_rate.c",
         "return rate < sum ? rate / sum : 1;",
         "return rate < sum ? 1 : 1;",
         "native:test_pace",

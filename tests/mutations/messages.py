@@ -95,7 +95,7 @@ MESSAGES = (
     ),
     mutation(
         "a NACK of the first sending believed",
-        "native/control_in.c",
+        "native/records_in.c",
         "!out->again || !r->round || ",
         "!out->again || ",
         "native:test_sim",

@@ -86,7 +86,7 @@ SUMS = (
     # ---- repair, parity ----
     mutation(
         "what finds no room in the list of records never told",
-        "native/control_out.c",
+        "native/records_out.c",
         "if (p->n_records >= LC_RECORDS - LC_RECORDS / 8) {",
         "if (p->n_records > LC_RECORDS) {",
         "native:test_long",
@@ -100,7 +100,7 @@ SUMS = (
     ),
     mutation(
         "only the first 128 packets asked for again",
-        "native/control_out.c",
+        "native/records_out.c",
         "for (uint32_t base = first + 128; base < s->n_packets; base += 128) {",
         "for (uint32_t base = first + 128; base < 0; base += 128) {",
         f"{ENGINE}/test_oracle.py::test_senders_learn_what_was_given_up[2-0-loss=0.5,seed=14]",
@@ -157,7 +157,7 @@ SUMS = (
     ),
     mutation(
         "FIN doesn't say the code",
-        "native/control_in.c",
+        "native/records_in.c",
         "if (!lc_in_learn(in, r->d)) {",
         "if (0) {",
         f"{ENGINE}/test_hostile_parity.py::test_parity_that_makes_no_sense_is_malformed",

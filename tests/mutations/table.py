@@ -4,7 +4,7 @@ Two that were tried are not here, since they change nothing that can be seen:
 
 - A FIN that isn't repeated once its operation has ended (native/timers.c, tick_late_fins): the
   receiver asks for the end of a silent stream every 100 ms (ask), and the answer to that question
-  for an operation that is over is FIN (native/control_in.c, on_ask). What is lost is some
+  for an operation that is over is FIN (native/records_in.c, on_ask). What is lost is some
   milliseconds.
 - Packets of a rank that was given up are taken (native/datagrams.c, peer->dead): its streams are
   given up by then, so what comes is stale (native/stream_in.c, lc_in_take), and operations that

@@ -395,6 +395,40 @@ static void test_credits(void) {
     lc_link_close(link);
 }
 
+/* As many packets as there is room for, again and again, read one at a time and sent anew at once.
+ * The kernel still charges for some of those that were read. */
+static void test_credits_of_what_is_read(void) {
+    enum { LARGE = 8896, ROUNDS = 50 };
+    static uint8_t large[HEADER + LARGE];
+    lc_host_config c = {.address = "127.0.0.1",
+                        .payload_bytes = LARGE,
+                        .socket_buffer = 106496,
+                        .disable = LC_GSO | LC_GRO | LC_MMSG | LC_GATHER};
+    lc_failure failure = {0};
+    lc_link *link = lc_udp_open(&c, &lc_system_clock, NULL, &failure);
+    CHECK(link != NULL);
+    lc_link_info info;
+    lc_link_info_of(link, &info);
+    const lc_address self = {.host = "127.0.0.1", .port = info.port};
+    CHECK(lc_link_set_peer(link, 0, &self) == LC_OK);
+    struct iovec parts[2] = {{large, HEADER}, {large + HEADER, LARGE}};
+    lc_run run = {.iov = parts, .n_packets = 1, .packet_bytes = sizeof large};
+    uint32_t credits = lc_link_credits(link, sizeof large, 1);
+    CHECK(credits > 4);
+    int error = 0;
+    for (uint32_t k = 0; k < credits; k++)
+        CHECK(lc_link_send(link, &run, 1, &error) == 1);
+    for (uint32_t round = 0; round < ROUNDS; round++) {
+        lc_arrival arrival;
+        for (uint32_t k = 0; k <= round % credits; k++)
+            CHECK_AT(lc_link_receive(link, &arrival, 1) == 1, "round %u", round);
+        for (uint32_t k = 0; k <= round % credits; k++)
+            CHECK(lc_link_send(link, &run, 1, &error) == 1);
+    }
+    CHECK_AT(figures_of(link).overflow == 0, "%u credits", credits);
+    lc_link_close(link);
+}
+
 /* Bit i of blocked: links[i] is. */
 static int sleep_on(lc_waiter *w, lc_link *const *links, int n, uint32_t blocked,
                     uint64_t longest_ns) {
@@ -538,6 +572,7 @@ int main(void) {
     test_path_mtu();
     test_peers();
     test_credits();
+    test_credits_of_what_is_read();
     test_waiter();
     test_real_kernel();
     return check_result("test_link");

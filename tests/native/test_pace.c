@@ -3,7 +3,7 @@
  */
 #include "check.h"
 #include "pace_sim.h"
-#include "total.h"
+#include "shared_rate.h"
 
 static sim_flow *flow(sim *s, int i, double rtt_ms, double loss, double burst) {
     sim_flow *f = &s->flows[i];
@@ -329,24 +329,25 @@ static void test_begins_anew(void) {
 }
 
 /* Three paths that share a port: each has had it for itself, and together they get no more. */
-static void test_total(void) {
-    lc_total total = {0};
-    CHECK(lc_total_share(&total, 0, 0) == 1);
-    CHECK(lc_total_share(&total, 1000, 1000) == 1); /* the only one */
-    CHECK(fabs(lc_total_share(&total, 3000, 1000) - 1 / 3.0) < 1e-9);
+static void test_shared_rate(void) {
+    lc_shared_rate shared = {0};
+    CHECK(lc_shared_rate_share(&shared, 0, 0) == 1);
+    CHECK(lc_shared_rate_share(&shared, 1000, 1000) == 1); /* the only one */
+    CHECK(fabs(lc_shared_rate_share(&shared, 3000, 1000) - 1 / 3.0) < 1e-9);
     uint64_t now = 1000000000;
     for (int k = 0; k < 2000; k++)
-        lc_total_add(&total, now += 1000000, 2);
-    CHECK(lc_total_rate(&total) > 1900 && lc_total_rate(&total) < 2200);
-    CHECK(fabs(lc_total_share(&total, 3000, 1000) - lc_total_rate(&total) / 3000) < 1e-9);
-    CHECK(lc_total_share(&total, 1500, 1000) == 1);
+        lc_shared_rate_add(&shared, now += 1000000, 2);
+    CHECK(lc_shared_rate_now(&shared) > 1900 && lc_shared_rate_now(&shared) < 2200);
+    CHECK(fabs(lc_shared_rate_share(&shared, 3000, 1000) - lc_shared_rate_now(&shared) / 3000) <
+          1e-9);
+    CHECK(lc_shared_rate_share(&shared, 1500, 1000) == 1);
     now += 3600000000000u; /* it is known after a pause */
     for (int k = 0; k < 100; k++)
-        lc_total_add(&total, now += 1000000, 1);
-    CHECK(lc_total_rate(&total) > 1900);
+        lc_shared_rate_add(&shared, now += 1000000, 1);
+    CHECK(lc_shared_rate_now(&shared) > 1900);
     for (int k = 0; k < 22000; k++)
-        lc_total_add(&total, now += 1000000, 1);
-    CHECK(lc_total_rate(&total) < 1200);
+        lc_shared_rate_add(&shared, now += 1000000, 1);
+    CHECK(lc_shared_rate_now(&shared) < 1200);
 }
 
 /* A clock that is set, or was wrong in the first packet: the queue is seen again. */
@@ -563,7 +564,7 @@ int main(void) {
     test_pause();
     test_queue_after_a_pause();
     test_begins_anew();
-    test_total();
+    test_shared_rate();
     test_set_clocks();
     test_grows_again();
     test_start_amid_loss();

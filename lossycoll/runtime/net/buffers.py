@@ -15,7 +15,7 @@ from .payload import HEADER_BYTES
 SO_RCVBUFFORCE: Final = 33
 WISH_BYTES: Final = 32 << 20
 """BUFFER_WISH of native/link_udp.c."""
-CONTROL_CHARGE: Final = 9 * 768
+CONTROL_CHARGE: Final = 9 * 832
 """CONTROL_CHARGE of native/link_udp.c: what is left of the buffer for each peer's control."""
 WANTED_PER_PEER: Final = 2
 """Packets of each peer that fit at once: with one a sender waits out every round trip."""
@@ -41,9 +41,10 @@ def receive_buffer(socket_buffer: int, ip_version: int) -> int:
 def packets_per_peer(payload: int, buffer: int, world: int) -> int:
     """Packets of each peer that ``buffer`` bytes hold at once; as credits of native/link_udp.c."""
     peers = max(1, world - 1)
-    control = max(buffer // 5, min(buffer // 2, peers * CONTROL_CHARGE))
+    usable = buffer - buffer // 4  # the rest may be charged for what was read already
+    control = min(usable // 2, peers * CONTROL_CHARGE)
     charge = (1 << (payload + HEADER_BYTES + 512 - 1).bit_length()) + 512
-    return (buffer - control) // charge // peers
+    return (usable - control) // charge // peers
 
 
 def fitting_payload(largest: int, buffer: int, world: int) -> int:

@@ -13,7 +13,7 @@ from lossycoll.options.schema import Enters, row
 from lossycoll.runtime.engine.host import HOST_OPTIONS
 
 RUNTIME = Path(__file__).resolve().parents[3] / "lossycoll" / "runtime"
-READ_AS = {"parity_sets": "fec", "ports": "port_range", "disabled": "disable"}
+READ_AS = {"ports": "port_range", "disabled": "disable"}
 """Options that are read by way of a property."""
 READERS = {
     Enters.GROUP: ["engine/binding.py"],

@@ -1,6 +1,6 @@
 /* Control records in. None is ever acknowledged for its own sake: each is repeated by a timer until
  * what it asks for has happened, so any of them may be lost. */
-#include "control_in.h"
+#include "records_in.h"
 
 #include <string.h>
 
@@ -380,7 +380,7 @@ static void on_ack(lc_host *h, lc_path *p, const lc_record *r) {
             ack.arrived_us = r->op;
         }
     }
-    lc_total_add(&p->interface->total, h->now, ack.taken);
+    lc_shared_rate_add(&p->interface->rate, h->now, ack.taken);
     lc_pace_acked(&p->pace, &ack);
     if (p->pace.rate > 0)
         p->rate = p->pace.rate * p->pace.packet_bytes;

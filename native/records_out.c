@@ -1,5 +1,5 @@
 /* Control records out: they wait in a list of each path's until the loop flushes them. */
-#include "control_out.h"
+#include "records_out.h"
 
 #include <string.h>
 
@@ -205,7 +205,7 @@ static void put_control(const lc_host *h, const lc_path *p, lc_run *run, int i) 
     uint32_t n = records_in_one(p, via->control_bytes);
     size_t first = (size_t)i * LC_RUN_PACKETS;
     uint8_t *header = via->headers + first * LC_HEADER_BYTES;
-    uint8_t *payload = via->control_out + (size_t)i * lc_control_room(via);
+    uint8_t *payload = via->records_out + (size_t)i * lc_control_room(via);
     uint16_t length = write_control(h, p, n, header, payload);
     *run = (lc_run){.iov = &via->iov[2 * first],
                     .n_packets = 1,

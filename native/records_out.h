@@ -1,6 +1,6 @@
 /* Control records out. */
-#ifndef LC_CONTROL_OUT_H
-#define LC_CONTROL_OUT_H
+#ifndef LC_RECORDS_OUT_H
+#define LC_RECORDS_OUT_H
 
 #include "state.h"
 

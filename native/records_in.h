@@ -1,6 +1,6 @@
 /* Control records in. */
-#ifndef LC_CONTROL_IN_H
-#define LC_CONTROL_IN_H
+#ifndef LC_RECORDS_IN_H
+#define LC_RECORDS_IN_H
 
 #include "eager.h"
 

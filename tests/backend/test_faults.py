@@ -492,6 +492,7 @@ def test_a_group_that_cannot_be_made_tells_every_rank_why() -> None:
             assert seconds < 2 + SLACK, where
 
 
+@pytest.mark.long
 def test_a_master_whose_name_means_nothing() -> None:
     env = {**QUIET, "MASTER_ADDR": "no-such-host.invalid", "TEST_TIMEOUT": "3"}
     outcomes = run_ranks(rank_init, 2, env)

@@ -52,6 +52,7 @@ def test_the_suite_alone_sees_more_gpus(monkeypatch: pytest.MonkeyPatch) -> None
     assert parallel._get_device_index(torch.device("cuda", 2)) == 0
 
 
+@pytest.mark.long
 def test_parts_are_all_of_the_tests() -> None:
     """Where there is no GPU, or no other backend's, each says why it is left out."""
     names = ["test_all_reduce_sum_cuda", "test_barrier_cuda", "test_gather_cuda"]

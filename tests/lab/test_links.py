@@ -110,6 +110,7 @@ def test_order_and_doubles() -> None:
         assert counts.delivered == 2 * PACKETS + counts.doubled
 
 
+@pytest.mark.long
 def test_the_same_seed_loses_the_same_packets() -> None:
     def lost(seed: int, backend: str) -> tuple[int, int]:
         with Lab(Network(link=Link(loss=0.1, burst=3), seed=seed), backend=backend) as lab:
@@ -144,6 +145,7 @@ def test_the_packet_filter_loses_as_much() -> None:
             lab.change(delay_ms=5)
 
 
+@pytest.mark.long
 def test_verify_says_what_is_not_as_asked() -> None:
     with Lab(Network(link=Link(loss=0.01, delay_ms=2))) as lab:
         (row,) = verify(lab, [(0, 1)])

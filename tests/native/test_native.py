@@ -34,13 +34,21 @@ def make(target: str, *variables: str, timeout: float = 840) -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("target", ["test", "asan", "tsan"])
+@pytest.mark.parametrize(
+    "target",
+    [
+        "fast",
+        "fast-asan",
+        "tsan",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("test", "asan")),
+    ],
+)
 def test_make(target: str) -> None:
     make(target)
 
 
 def test_fuzz() -> None:
-    make("fuzz", "FUZZ_SECONDS=5")
+    make("fuzz", "FUZZ_SECONDS=3")
 
 
 @pytest.mark.long

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from math import sqrt
 from typing import Any
 
@@ -520,9 +520,20 @@ by_loss_often = pytest.mark.parametrize(
 """Every one in the long suite, the middle one with and without bursts in the short one."""
 
 
-@by_loss_often
 @pytest.mark.parametrize(
-    "build", [transpose.all_reduce, ring.all_reduce], ids=["transpose", "ring"]
+    ("build", "inject"),
+    [
+        pytest.param(
+            build,
+            one,
+            marks=() if one.loss == 0.3 and (one.burst > 1) == bursts else pytest.mark.long,
+            id=f"{name}-{one}",
+        )
+        for (build, name, bursts), one in product(
+            [(transpose.all_reduce, "transpose", True), (ring.all_reduce, "ring", False)],
+            STAT_LOSSES,
+        )
+    ],
 )
 def test_all_reduce_is_unbiased(build: Callable[..., Plan], inject: Inject) -> None:
     reduced, averaged = all_reduce_errors(build, inject, redraw=True)
@@ -531,7 +542,11 @@ def test_all_reduce_is_unbiased(build: Callable[..., Plan], inject: Inject) -> N
 
 
 @pytest.mark.parametrize(
-    "build", [transpose.all_reduce, ring.all_reduce], ids=["transpose", "ring"]
+    "build",
+    [
+        pytest.param(transpose.all_reduce, id="transpose"),
+        pytest.param(ring.all_reduce, id="ring", marks=pytest.mark.long),
+    ],
 )
 def test_a_fixed_order_is_biased(build: Callable[..., Plan]) -> None:
     """Why the order is redrawn, and that the test above would notice."""

@@ -69,12 +69,15 @@ MYPY = ("mypy", "--strict", "--follow-imports=silent", "--no-error-summary")
 `make lint` looks at that."""
 
 
+@pytest.mark.long
 def test_a_wrong_type_is_found(tmp_path: Path) -> None:
     (tmp_path / "wrong.py").write_text('count: int = "none"\n', encoding="utf-8")
     assert "Incompatible types in assignment" in complaints(tmp_path, *MYPY)
 
 
-@pytest.mark.parametrize("tool", ["check", "format --diff", "mypy"])
+@pytest.mark.parametrize(
+    "tool", ["check", "format --diff", pytest.param("mypy", marks=pytest.mark.long)]
+)
 def test_the_scripts_are_lint_clean(tool: str, tmp_path: Path) -> None:
     folder = pages.write(PAGE, tmp_path)
     if tool == "mypy":

@@ -133,6 +133,7 @@ def test_sizes_are_nccl_tests() -> None:
     assert bench.sweep(8, 100, 3) == (8, 24, 72)
 
 
+@pytest.mark.long
 def test_by_a_buffer_what_is_reduced_comes_back(tmp_path: Path) -> None:
     """The way of a tensor on a GPU, with tensors on the CPU: copied, reduced, copied back."""
     config = {

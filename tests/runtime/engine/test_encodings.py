@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -18,17 +20,23 @@ from tests.support.oracle_checks import check, rounded_elements, sums_exactly
 NARROW = ("bf16", "fp16")
 ENCODED = (*NARROW, *LOW, *(named(name, 32, spikes=1) for name in tuple(LOW)[1:]))
 """Not a divisor of anything else that goes around in the first test: 13."""
+MIXED = "loss=0.1,dup=0.05,reorder=0.1,seed=11"
 LOSSES = (
     "",
     "loss=0.1,seed=6",
     "loss=0.5,burst=3,seed=10",
-    "loss=0.1,dup=0.05,reorder=0.1,seed=11",
+    MIXED,
     "loss=0.2,burst=3,link=0-1:0.6,link=1-0:0,seed=12",
 )
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("world", [1, 2, 3, 5])
+@pytest.mark.parametrize(
+    ("world", "loss"),
+    [
+        pytest.param(world, loss, marks=() if world < 5 or loss == MIXED else pytest.mark.long)
+        for world, loss in product((1, 2, 3, 5), LOSSES)
+    ],
+)
 def test_engine_equals_reference_with_encodings(world: int, loss: str) -> None:
     if world == 1 and "link" in loss:
         return

@@ -154,7 +154,7 @@ def test_reduce_scatter_is_unbiased_where_anything_arrived(faults: str) -> None:
     assert distance(samples.all.mean(axis=1)) < STANDARD_ERRORS
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "transpose"])
+@pytest.mark.parametrize("algorithm", [pytest.param("ring", marks=pytest.mark.long), "transpose"])
 def test_owners_that_are_never_redrawn_are_found_out(algorithm: str) -> None:
     """An owner's own contribution always counts, so its segments lean towards it."""
     samples = sample(algorithm, "loss=0.3,seed=41", redrawn=False)

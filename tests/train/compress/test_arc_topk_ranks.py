@@ -420,6 +420,7 @@ def gloo(rank: int, world: int) -> dict[str, Any]:
     return out
 
 
+@pytest.mark.long
 def test_over_gloo() -> None:
     for value in run_good(gloo, WORLD, timeout=150):
         for losses in value.values():

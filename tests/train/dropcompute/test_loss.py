@@ -103,7 +103,9 @@ def under_loss(rank: int, world: int) -> dict[str, Any]:
     return out
 
 
-@pytest.mark.parametrize("estimator", ["", "inverse_probability"])
+@pytest.mark.parametrize(
+    "estimator", ["", pytest.param("inverse_probability", marks=pytest.mark.long)]
+)
 def test_the_mean_over_completed_micro_batches_is_unbiased_under_loss(estimator: str) -> None:
     env = {"LOSSYCOLL_ESTIMATOR": estimator} if estimator else {}
     ranks = run_good(under_loss, WORLD, {**LOSS, **env})

@@ -38,7 +38,7 @@ class Loss(Enum):
 
 
 class Rounding(Enum):
-    """When float32 of a collective is rounded on its way (option ``wire``)."""
+    """When floats of a collective are rounded on their way (option ``wire``)."""
 
     NEVER = auto()
     GROUP = auto()
@@ -106,7 +106,7 @@ class CollectiveKind:
         gathering: For reductions, how the contributions get to where they are reduced without the
             engine. None if there is no such way.
         gloo: How gloo does it, if that is an alternative for small exact calls.
-        rounding: When packets carry float32 rounded.
+        rounding: When packets carry floats rounded.
         empty_is_barrier: Whether a call without elements becomes a barrier. If not, ``submit``
             runs, since only this rank may know that it has nothing to send or receive.
         work: The class of the work that torch gets.
@@ -130,6 +130,11 @@ class Splits(NamedTuple):
 
     send: Sequence[int]
     receive: Sequence[int]
+
+    def times(self, factor: int) -> Splits:
+        """Those of as many elements that are ``factor`` times as large."""
+        send, receive = ([factor * n for n in sizes] for sizes in self)
+        return Splits(send, receive)
 
 
 class Description(NamedTuple):

@@ -32,7 +32,8 @@ from .mesh_wait import met
 from .reduction import Reduction, resolve
 from .resource_limits import is_memory, not_submitted
 from .staging import NOTHING, gathered
-from .tensors import ENCODED_DTYPES, GLOO_DTYPES, LOSSY_DTYPES, contiguous, spread
+from .tensors import ENCODED_DTYPES, GLOO_DTYPES, LOSSY_DTYPES, WIDER, contiguous, spread
+from .widening import then, widened
 from .work import EngineWork, GlooWork, ManyWork
 
 NONE: Final = timedelta(0)
@@ -51,7 +52,7 @@ class Way(Enum):
 
 
 class ChosenWay(NamedTuple):
-    """The way of a call, the options it is served with, and how packets carry its float32."""
+    """The way of a call, the options it is served with, and how packets carry its floats."""
 
     way: Way
     options: Options
@@ -109,14 +110,14 @@ def choose(
 
 
 def _encoding(call: Description, options: Options, around: Scope | None) -> str:
-    """How packets carry the call's float32."""
+    """How packets carry the call's floats."""
     when = call.kind.rounding
     if options.wire == "same" or when is Rounding.NEVER:
         return "same"
     if when is Rounding.SCOPE and (around is None or not around.sets("wire")):
         return "same"
-    tensor = (call.reads or call.writes)[0]
-    if tensor.dtype not in ENCODED_DTYPES:
+    dtype = (call.reads or call.writes)[0].dtype
+    if dtype not in ENCODED_DTYPES and not (dtype in WIDER and options.wire in codec.LOW):
         return "same"
     # Where ranks don't know each other's sizes, sizes can't decide.
     large = call.splits is not None or call.nbytes >= options.lossy_min_bytes
@@ -264,9 +265,12 @@ class Dispatcher:
         checks.check_writable(self.where, name, writes)
         if call.root is not None:
             checks.check_root(self.where, name, call.root)
+        return self._reduction(call)
+
+    def _reduction(self, call: Description) -> Reduction | None:
         if call.op is None:
             return None
-        return resolve(self.where, name, writes[0].dtype, call.op)
+        return resolve(self.where, call.kind.name, call.writes[0].dtype, call.op)
 
     def _recover(self, call: Collective, error: BaseException, operations: int) -> None:
         """Keeps the numbers and operations of the ranks together when a call raises.
@@ -331,17 +335,22 @@ class Dispatcher:
         choice: ChosenWay,
         reduction: Reduction | None,
     ) -> dist.Work:
-        submit = call.kind.submit
+        submit, carried, narrow = call.kind.submit, call, None
+        if choice.encoding != "same" and (call.reads or call.writes)[0].dtype in WIDER:
+            carried, narrow = widened(call)
+            reduction = self._reduction(carried)
         if not call.nbytes and call.kind.empty_is_barrier:
             submit, staged = submit_barrier, Staged(NOTHING, NOTHING)
             choice = ChosenWay(Way.RELIABLE, reliable_version(choice.options))
         elif choice.way is Way.GATHERED:
             assert reduction is not None
             submit = call.kind.gathering
-            staged = gathered(call, reduction, self.where.rank, self.where.world)
+            staged = gathered(carried, reduction, self.where.rank, self.where.world)
         else:
-            staged = call.kind.stage(call, reduction, choice.way is Way.LOSSY)
+            staged = call.kind.stage(carried, reduction, choice.way is Way.LOSSY)
         assert submit is not None
+        if narrow is not None:
+            staged = then(staged, narrow)
         terms = self._terms(
             choice.options,
             opts,
@@ -350,7 +359,7 @@ class Dispatcher:
             encoding=choice.encoding,
         )
         submission = Submission(
-            self._collectives, numbered, call, staged.source, staged.target, terms, self.health
+            self._collectives, numbered, carried, staged.source, staged.target, terms, self.health
         )
         self.health.issue(numbered)  # after all that may take long or fail for want of memory
         operations = submit(submission)

@@ -19,19 +19,12 @@ from torch._C import _distributed_c10d as c10d
 from lossycoll.errors import UnsupportedError
 from lossycoll.runtime.engine.failures import Where
 
-from .tensors import DTYPES, LOSSY_DTYPES, scaled
+from .tensors import DTYPES, LOSSY_DTYPES, WIDER, scaled
 
 _Op: Any = c10d.ReduceOp.RedOpType
 SUM: Final = _Op.SUM
 AVG: Final = _Op.AVG
 PREMUL_SUM: Final = _Op.PREMUL_SUM
-
-_WIDER: Final = {
-    torch.float16: torch.float32,
-    torch.bfloat16: torch.float32,
-    torch.complex32: torch.complex64,
-}
-"""What is added in another type than its own."""
 
 Local = Callable[[Tensor], Tensor]
 """A reduction of shape (ranks, ...) to (...)."""
@@ -187,7 +180,7 @@ def over_ranks(total: Tensor, ranks: int) -> Tensor:
 
 def _sum(rows: Tensor) -> Tensor:
     """Sums in the type that they are added in."""
-    total = rows[0].to(_WIDER.get(rows.dtype, rows.dtype), copy=True)
+    total = rows[0].to(WIDER.get(rows.dtype, rows.dtype), copy=True)
     for row in rows[1:]:
         total += row
     return total

@@ -21,8 +21,15 @@ COMPLEX: Final = frozenset({torch.complex32, torch.complex64, torch.complex128})
 """What the engine adds as pairs of floats, as torch.distributed itself hands most of it over."""
 LOSSY_DTYPES: Final = COMPLEX | DTYPES.keys()
 """What packets may be lost of: an element that is stale or a mean of fewer still has a meaning."""
+WIDER: Final = {
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.complex32: torch.complex64,
+}
+"""What is added in another type than its own."""
 ENCODED_DTYPES: Final = frozenset({torch.float32, torch.complex64})
-"""What packets may carry in another form (option ``wire``); a complex64 is two float32."""
+"""What packets may carry in another form (option ``wire``); a complex64 is two float32. Those of
+:data:`WIDER` may too, as what they widen to, where packets carry few bits."""
 GLOO_DTYPES: Final = frozenset(
     {*DTYPES, torch.int8, torch.uint8, torch.int32, torch.int64},
 )

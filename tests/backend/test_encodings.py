@@ -190,3 +190,116 @@ DIFFERENT: list[tuple[list[dict[str, Any]], tuple[str, str]]] = [
 def test_ranks_that_differ_are_told_both_encodings(case: int) -> None:
     for text in run_good(rank_differs, 2, {**ENV, "DIFFERENT": str(case)}):
         assert all(name in text for name in DIFFERENT[case][1]), text
+
+
+# ---- floats of two bytes, in a few bits ----
+
+HALVES = {"bf16": torch.bfloat16, "f16": torch.float16, "c32": torch.complex32}
+
+
+def half(rank: int, name: str) -> torch.Tensor:
+    """Of that dtype, drawn."""
+    drawn = torch.randn(ELEMENTS, generator=torch.Generator().manual_seed(rank))
+    if name == "c32":
+        drawn = torch.view_as_complex(drawn.view(-1, 2))
+    return drawn.to(HALVES[name])
+
+
+def half_calls(rank: int, own: torch.Tensor) -> dict[str, Callable[[], torch.Tensor]]:
+    """Calls by name, each with the result that this rank gets."""
+    world = dist.get_world_size()
+    chunk = len(own) // world
+
+    def of_one(call: Callable[..., Any], *how: Any) -> torch.Tensor:
+        tensor = own.clone()
+        call(tensor, *how)
+        return tensor
+
+    def into(call: Callable[..., Any], elements: int) -> torch.Tensor:
+        out = own.new_empty(elements)
+        call(out, own)
+        return out
+
+    def lists(call: Callable[..., Any]) -> torch.Tensor:
+        parts = [torch.empty_like(own) for _ in range(world)]
+        call(parts, own)
+        return torch.cat(parts)
+
+    def strided() -> torch.Tensor:
+        rows = torch.zeros(2 * len(own), dtype=own.dtype)[::2]
+        rows.copy_(own)
+        dist.all_reduce(rows)
+        return rows
+
+    found: dict[str, Callable[[], torch.Tensor]] = {
+        "all_reduce": lambda: of_one(dist.all_reduce),
+        "mean": lambda: of_one(dist.all_reduce, dist.ReduceOp.AVG),
+        "strided": strided,
+        "reduce": lambda: of_one(dist.reduce, 1),
+        "reduce_scatter": lambda: into(dist.reduce_scatter_single, chunk),
+        "all_gather": lambda: into(dist.all_gather_single, world * len(own)),
+        "all_gather lists": lambda: lists(dist.all_gather),
+        "broadcast": lambda: of_one(dist.broadcast, 0),
+        "all_to_all": lambda: into(dist.all_to_all_single, len(own)),
+    }
+    if not own.is_complex():
+        found["max"] = lambda: of_one(dist.all_reduce, dist.ReduceOp.MAX)
+    return found
+
+
+def rank_halves(rank: int, world: int) -> dict[str, bytes]:
+    """What ranks must have alike, by call; the rest is compared here."""
+    init()
+    alike = {}
+    for name, dtype in HALVES.items():
+        own = half(rank, name)
+        wide = own.to(torch.complex64 if own.is_complex() else torch.float32)
+        for call, run in half_calls(rank, own).items():
+            before = lossycoll.stats().bytes_sent
+            with lossycoll.reliable(wire="int6", wire_spikes=1):
+                got = run()
+                sent = lossycoll.stats().bytes_sent - before
+                want = half_calls(rank, wide)[call]()
+            exact = run()
+            assert (got.dtype, exact.dtype) == (dtype, dtype)
+            got, want, exact = (t.to(wide.dtype) for t in (got, want, exact))
+            # The order of a float32 sum may differ, so what it rounds to may.
+            torch.testing.assert_close(got, want.to(dtype).to(wide.dtype), rtol=2**-7, atol=2**-7)
+            if call not in ("broadcast", "reduce"):
+                assert (got != exact).any(), f"{name} {call}: nothing was rounded"
+            if call == "all_reduce":
+                of_same = 2 * (world - 1) / world * own.nbytes  # 16 bits an element
+                assert sent == pytest.approx(of_same * (6 + 104 / 128) / 16, rel=0.05)
+            if call in ("all_reduce", "mean", "all_gather", "broadcast", "max"):
+                alike[f"{name} {call}"] = (
+                    torch.view_as_real(got).numpy().tobytes()
+                    if (got.is_complex())
+                    else got.numpy().tobytes()
+                )
+    dist.destroy_process_group()
+    return alike
+
+
+def test_floats_of_two_bytes_are_as_float32_narrowed_in_the_end() -> None:
+    ranks = run_good(rank_halves, 3, ENV)
+    assert len(ranks[0]) == 14
+    assert all(found == ranks[0] for found in ranks)
+
+
+def rank_loses(rank: int, world: int) -> int:
+    """The packets that were missing."""
+    del rank, world
+    init()
+    for _ in range(5):
+        tensor = torch.full((ELEMENTS,), 3.0, dtype=torch.bfloat16)
+        with lossycoll.lossy(wire="int4"):
+            dist.all_reduce(tensor, dist.ReduceOp.AVG)
+        assert (tensor == 3).all(), "a mean of equal contributions is what each is"
+    missing = lossycoll.stats().packets_missing
+    dist.destroy_process_group()
+    return missing
+
+
+def test_floats_of_two_bytes_lose_packets_as_others_do() -> None:
+    found = run_good(rank_loses, 3, {**ENV, "LOSSYCOLL_INJECT": "loss=0.3,seed=7"})
+    assert all(missing > 0 for missing in found)

@@ -124,9 +124,9 @@ class Options:
         "same",
         choice(*codec.ENCODINGS),
         "How packets carry float32: as it is; rounded to bfloat16 or IEEE float16, which halves "
-        "the bytes; or in 8 to 2 bits, by groups of elements (wire.md). Sums are taken in float32 "
-        "all the same. For reductions and gathers of float32 (complex64 too), lossy or not; other "
-        "types travel as they are (engine.md).",
+        "the bytes; or in 8 to 2 bits, by groups of elements, float16 and bfloat16 as well "
+        "(wire.md). Sums are taken in float32 all the same. For reductions and gathers (complex "
+        "numbers of such floats too), lossy or not; other types travel as they are (engine.md).",
         agree=True,
         per_call=True,
     )

@@ -3,7 +3,8 @@
 Each commit is built into build/commits/ once. Ranks of the one and of the other then run in turn,
 several jobs each, on the hosts of a laboratory (docs/lab.md says what it needs): on one host,
 through loopback and UDP; and between hosts. A time is the mean over the ranks of one call after a
-barrier; a figure is the median over the calls of all jobs. `--also pyzmq` installs what an older
+barrier; a figure is the median over the calls of all jobs, with the quartiles. Jobs of one commit
+differ more than calls of one job, so there are several. `--also pyzmq` installs what an older
 commit needs besides. Old builds need the rank's file to know their options: it sets few.
 """
 
@@ -130,10 +131,11 @@ def compare(place: Place, packages: Mapping[str, Path], options: Any) -> list[di
 
 def cells(row: Mapping[str, Any]) -> list[str]:
     """A row's text, under HEADINGS."""
-    before, after = (1e3 * statistics.median(row[side]) for side in ("before", "after"))
+    quartiles = [statistics.quantiles(row[side], n=4) for side in ("before", "after")]
+    times = [f"{1e3 * q[1]:.3g} ({1e3 * q[0]:.3g} to {1e3 * q[2]:.3g})" for q in quartiles]
+    before, after = (q[1] for q in quartiles)
     size = f"{row['bytes'] / (1 << 20):g} MiB"
-    times = [f"{before:.3g}", f"{after:.3g}", f"{before / after:.2f}x"]
-    return [row["where"], str(row["ranks"]), row["call"], size, *times]
+    return [row["where"], str(row["ranks"]), row["call"], size, *times, f"{before / after:.2f}x"]
 
 
 def main() -> int:
@@ -145,7 +147,7 @@ def main() -> int:
     parser.add_argument("--mib", type=float, nargs="*", default=[1, 4, 25, 100])
     parser.add_argument("--calls", nargs="*", default=["all_reduce", "broadcast", "all_gather"])
     parser.add_argument("--iterations", type=int, default=12)
-    parser.add_argument("--jobs", type=int, default=3, help="of each commit and place")
+    parser.add_argument("--jobs", type=int, default=6, help="of each commit and place")
     parser.add_argument("--json", type=Path, help="write every time to this file")
     options = parser.parse_args()
     options.sizes = [int(mib * (1 << 20)) for mib in options.mib]

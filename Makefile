@@ -9,6 +9,9 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 SHARED := --numprocesses=$(WORKERS) --dist=loadgroup --no-loadscope-reorder
 
+# The tests start hundreds of processes. Without bytecode files each would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Another torch than that of requirements-dev.txt, for test-torch; not from the environment.
 TORCH :=
 

@@ -31,9 +31,10 @@ struct lc_codec {
 
     /* Bytes of n elements in one packet; grows with n. */
     size_t (*wire_bytes)(const lc_codec *c, size_t n);
-    /* Of src * factor. seed: of the packet's name; for codecs that round at random. */
-    void (*encode)(const lc_codec *c, void *dst, const void *src, size_t n, double factor,
-                   uint64_t seed);
+    /* Of src * factor. seed: of the packet's name; for codecs that round at random. Returns how
+     * many groups of few bits became NaN as a whole. */
+    uint32_t (*encode)(const lc_codec *c, void *dst, const void *src, size_t n, double factor,
+                       uint64_t seed);
     void (*decode)(const lc_codec *c, void *dst, const void *src, size_t n);
     /* Sums, with x as it stands in a packet; lc_kernels says what each does. own is of dtype.
      * NULL for LC_BYTES. */

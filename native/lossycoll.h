@@ -195,9 +195,10 @@ typedef struct {
     uint64_t parity_received;
     uint64_t packets_received;  /* settled by arrival; parity is not counted */
     uint64_t packets_recovered; /* of those, by parity */
-    uint64_t packets_missing;   /* settled by being given up */
-    uint64_t packets_injected;  /* dropped by injection */
-    uint64_t bytes_sent;        /* headers included */
+    uint64_t nan_groups; /* groups of few bits that were NaN as a whole when they were encoded */
+    uint64_t packets_missing;  /* settled by being given up */
+    uint64_t packets_injected; /* dropped by injection */
+    uint64_t bytes_sent;       /* headers included */
     uint64_t bytes_received;
     uint64_t contribution_packets; /* finished packets that the next two figures describe */
     uint64_t contributions;        /* their contributions, added up */
@@ -232,7 +233,7 @@ typedef struct {
     uint64_t operations;
     uint64_t packets_sent, packets_resent, resent_reliable, bytes_sent;
     uint64_t packets_received, bytes_received;
-    uint64_t parity_sent, parity_received, packets_recovered;
+    uint64_t parity_sent, parity_received, packets_recovered, nan_groups;
     uint64_t packets_injected, packets_duplicated, packets_reordered;
     uint64_t packets_missing;
     uint64_t contributions, contribution_packets;

@@ -173,6 +173,10 @@ static header constant_header(float value) {
     return (header){(uint16_t)(bits >> 16), (uint16_t)bits, CONSTANT};
 }
 
+static int is_not_a_number(header h) {
+    return h.exponent == CONSTANT && (h.anchor & 0x7FFF) > INFINITE >> 16;
+}
+
 /* The last index is at the other end, but no farther from zero than the anchor: then what a group
  * is decoded to has the same grid. */
 static uint16_t step_of(float anchor, float other, unsigned bits) {
@@ -343,24 +347,27 @@ static void put_spikes(uint8_t *to, size_t groups, size_t g, spikes s) {
     to[7 * groups + g] = s.high_place;
 }
 
-void lc_lowbit_encode(const lc_lowbit_format *f, uint8_t *dst, const char *src, size_t n) {
+uint32_t lc_lowbit_encode(const lc_lowbit_format *f, uint8_t *dst, const char *src, size_t n) {
     uint8_t indices[LC_LOWBIT_CHUNK];
     uint8_t *plane[2] = {dst, dst + lc_plane_bytes(n, planes_of(f->bits).width[0])};
     size_t groups = groups_of(f, n);
     uint8_t *headers = dst + planes_bytes(f->bits, n);
+    uint32_t not_numbers = 0;
     for (size_t at = 0; at < n; at += LC_LOWBIT_CHUNK) {
         size_t here = n - at < LC_LOWBIT_CHUNK ? n - at : LC_LOWBIT_CHUNK;
         for (size_t i = 0; i < here; i += f->group) {
             size_t g = (at + i) / f->group;
             size_t members = here - i < f->group ? here - i : f->group;
             spikes taken;
-            put_header(headers, groups, g,
-                       encode_group(f, indices + i, src + (at + i) * 4, members, &taken));
+            header h = encode_group(f, indices + i, src + (at + i) * 4, members, &taken);
+            put_header(headers, groups, g, h);
+            not_numbers += is_not_a_number(h);
             if (f->spikes)
                 put_spikes(headers + 5 * groups, groups, g, taken);
         }
         put_planes(plane, indices, at, here, f->bits);
     }
+    return not_numbers;
 }
 
 /* ---- decode ---- */

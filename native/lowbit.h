@@ -25,7 +25,8 @@ typedef struct {
 const lc_lowbit *lc_lowbit_of(int simd);
 /* Bytes of n elements in one packet. */
 size_t lc_lowbit_bytes(const lc_lowbit_format *f, size_t n);
-void lc_lowbit_encode(const lc_lowbit_format *f, uint8_t *dst, const char *src, size_t n);
+/* Returns how many groups had a NaN or an infinity, and are NaN now. */
+uint32_t lc_lowbit_encode(const lc_lowbit_format *f, uint8_t *dst, const char *src, size_t n);
 
 /* Where the parts of a packet lie. */
 typedef struct {

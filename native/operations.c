@@ -146,6 +146,7 @@ static void add_rest(lc_stats *t, const lc_report *now, const lc_report *told) {
     t->packets_sent += now->packets_sent - told->packets_sent;
     t->packets_resent += now->packets_resent - told->packets_resent;
     t->resent_reliable += now->resent_reliable - told->resent_reliable;
+    t->nan_groups += now->nan_groups - told->nan_groups;
     t->bytes_sent += now->bytes_sent - told->bytes_sent;
     t->parity_sent += now->parity_sent - told->parity_sent;
 }

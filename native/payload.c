@@ -21,7 +21,8 @@ static void encode(lc_op_slot *s, uint32_t k) {
     uint32_t n = lc_slot_elements(s, k);
     int partial = lc_is_partial(s);
     double factor = partial ? 1.0 / lc_partial_divisor(c, s->count[k]) : 1.0;
-    c->encode(c, bytes, elements, n, factor, 0); /* no codec rounds at random yet */
+    /* No codec rounds at random yet. */
+    s->op->report.nan_groups += c->encode(c, bytes, elements, n, factor, 0);
     if (s->desc.target == LC_TARGET_OUT && !partial)
         c->decode(c, elements, bytes, n);
 }

@@ -40,6 +40,7 @@ void lc_count_packets(lc_stats *t, const lc_report *r) {
     t->packets_sent += r->packets_sent;
     t->packets_resent += r->packets_resent;
     t->resent_reliable += r->resent_reliable;
+    t->nan_groups += r->nan_groups;
     t->bytes_sent += r->bytes_sent;
     t->parity_sent += r->parity_sent;
     t->parity_received += r->parity_received;

@@ -192,6 +192,37 @@ def test_ranks_that_differ_are_told_both_encodings(case: int) -> None:
         assert all(name in text for name in DIFFERENT[case][1]), text
 
 
+# ---- what is not finite ----
+
+
+def rank_not_finite(rank: int, world: int) -> tuple[int, list[int]]:
+    """How many groups this rank spoilt, and which elements are not finite then."""
+    del world
+    init()
+    tensor = torch.ones(ELEMENTS)
+    tensor[5 if rank == 0 else -1] = float("inf") if rank == 0 else float("nan")
+    with lossycoll.reliable(wire="int8"):
+        dist.all_reduce(tensor)
+    spoilt = lossycoll.last_report().nan_groups
+    assert spoilt == lossycoll.stats().nan_groups
+    with lossycoll.reliable(wire="bf16"):  # rounds each element by itself
+        dist.all_reduce(torch.full((ELEMENTS,), float("nan")))
+    assert spoilt == lossycoll.stats().nan_groups
+    dist.destroy_process_group()
+    return spoilt, torch.nonzero(~torch.isfinite(tensor)).flatten().tolist()
+
+
+def test_groups_that_are_not_finite_are_nan_and_counted() -> None:
+    (one, indices), (other, same) = run_good(rank_not_finite, 2, ENV)
+    # The results of both groups; and the contributions, where another rank adds them up.
+    assert 2 <= one + other <= 4
+    assert indices == same
+    last = [index for index in indices if index >= 128]
+    assert indices[: -len(last)] == list(range(128))
+    assert last == list(range(ELEMENTS - len(last), ELEMENTS))
+    assert len(last) <= 128
+
+
 # ---- floats of two bytes, in a few bits ----
 
 HALVES = {"bf16": torch.bfloat16, "f16": torch.float16, "c32": torch.complex32}

@@ -49,4 +49,11 @@ LOWBIT = (
         "return group ? fit : fit;",
         f"{CODEC}::test_c_and_numpy_fill_packets_alike",
     ),
+    mutation(
+        "groups that became NaN aren't counted",
+        "native/payload.c",
+        "s->op->report.nan_groups += c->encode",
+        "(void)c->encode",
+        "tests/backend/test_encodings.py::test_groups_that_are_not_finite_are_nan_and_counted",
+    ),
 )

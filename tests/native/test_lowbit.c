@@ -50,6 +50,17 @@ static void decode_all(const lc_lowbit_format *f, float *dst, const uint8_t *src
         at += lc_lowbit_decode(f, &p, at, (char *)(dst + at));
 }
 
+static uint32_t groups_not_finite(const lc_lowbit_format *f, const float *x, size_t n) {
+    uint32_t found = 0;
+    for (size_t at = 0; at < n; at += f->group) {
+        int finite = 1;
+        for (size_t i = at; i < n && i < at + f->group; i++)
+            finite &= !!isfinite(x[i]);
+        found += !finite;
+    }
+    return found;
+}
+
 /* Bytes on the heap, of the exact size, so that a sanitizer sees any beyond. */
 static uint8_t *encoded(const lc_lowbit_format *f, const float *x, size_t n) {
     uint8_t *bytes = malloc(lc_lowbit_bytes(f, n));
@@ -57,7 +68,7 @@ static uint8_t *encoded(const lc_lowbit_format *f, const float *x, size_t n) {
     if (!bytes || !from)
         exit(1);
     memcpy(from + 1, x, n * 4);
-    lc_lowbit_encode(f, bytes, from + 1, n);
+    CHECK(lc_lowbit_encode(f, bytes, from + 1, n) == groups_not_finite(f, x, n));
     free(from);
     return bytes;
 }

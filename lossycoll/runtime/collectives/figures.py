@@ -22,6 +22,7 @@ FIGURES: Final = (
     "resent_reliable",
     "packets_received",
     "packets_recovered",
+    "nan_groups",
     "packets_missing",
     "packets_injected",
     "socket_overflow",

@@ -38,6 +38,8 @@ class Report:
         parity_received: Parity packets that arrived.
         packets_received: Packets that arrived or were recovered.
         packets_recovered: Those of them that parity restored.
+        nan_groups: Groups of elements with a NaN or an infinity that this rank encoded in few bits
+            (option ``wire``), and that are NaN as a whole wherever they arrived.
         packets_missing: Packets that were given up.
         packets_injected: Packets that injection dropped here.
         bytes_sent: Bytes sent.
@@ -64,6 +66,7 @@ class Report:
     parity_received: int
     packets_received: int
     packets_recovered: int
+    nan_groups: int
     packets_missing: int
     packets_injected: int
     bytes_sent: int
@@ -207,6 +210,8 @@ class EngineStats:
         parity_sent: Parity packets sent.
         parity_received: Parity packets that arrived.
         packets_recovered: Packets that parity restored.
+        nan_groups: Groups of elements with a NaN or an infinity that were encoded in few bits
+            (option ``wire``), and are NaN as a whole wherever they arrived.
         packets_injected: Packets that injection dropped here.
         packets_duplicated: Packets that injection doubled.
         packets_reordered: Packets that injection delayed.
@@ -242,6 +247,7 @@ class EngineStats:
     parity_sent: int = 0
     parity_received: int = 0
     packets_recovered: int = 0
+    nan_groups: int = 0
     packets_injected: int = 0
     packets_duplicated: int = 0
     packets_reordered: int = 0

@@ -1,0 +1,175 @@
+"""Tensor parallel inference whose activations travel in few bits (Flash Communication).
+
+torchrun --nproc-per-node 2 examples/flash_inference.py
+
+A small decoder learns Python's own source text, the same on each rank. Then its layers are split:
+heads and hidden units over the ranks, so that each block adds up partial sums twice. A scope
+around a forward pass says how these sums travel. Each way is judged by the perplexity of text that
+the model hasn't seen, and by the time until the first token of a prompt.
+"""
+
+import math
+import os
+import time
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import common
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.nn import functional
+
+import lossycoll
+
+BYTES, WIDTH, HEADS, BLOCKS, CONTEXT = 256, 128, 4, 2, 64
+STEPS, BATCH = 150, 16
+WINDOWS = 32  # of text that the model hasn't seen: sums of 1 MiB
+PROMPTS = 9
+WAYS: dict[str, dict[str, object]] = {
+    "float32": {},
+    "bf16": {"wire": "bf16"},
+    "int8": {"wire": "int8"},
+    "int6": {"wire": "int6"},
+    "int5": {"wire": "int5"},
+    "int4": {"wire": "int4", "wire_group": 32},
+    "int3, spikes": {"wire": "int3", "wire_group": 32, "wire_spikes": 1},
+    "int2, spikes": {"wire": "int2", "wire_group": 32, "wire_spikes": 1},
+}
+
+
+class Block(nn.Module):
+    """Attention and a perceptron; ``heads`` are those of this rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = HEADS
+        self.before, self.between = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.out = nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        normal = self.before(x)
+        parts = [
+            layer(normal).view(batch, length, self.heads, -1).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        ]
+        seen = functional.scaled_dot_product_attention(*parts, is_causal=True)
+        x = x + self.out(seen.transpose(1, 2).reshape(batch, length, -1))
+        return x + self.down(functional.gelu(self.up(self.between(x))))
+
+
+class Decoder(nn.Module):
+    """int64[batch, length] of bytes -> float32[batch, length, 256], the next ones' logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes, self.places = nn.Embedding(BYTES, WIDTH), nn.Embedding(CONTEXT, WIDTH)
+        self.blocks = nn.Sequential(*(Block() for _ in range(BLOCKS)))
+        self.last, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, BYTES)
+
+    def forward(self, text: Tensor) -> Tensor:
+        x = self.bytes(text) + self.places.weight[: text.shape[1]]
+        logits: Tensor = self.head(self.last(self.blocks(x)))
+        return logits
+
+
+def windows(text: Tensor, count: int, draws: torch.Generator) -> tuple[Tensor, Tensor]:
+    """(bytes, the next ones), both int64[count, CONTEXT]."""
+    begins = torch.randint(len(text) - CONTEXT - 1, (count,), generator=draws)
+    rows = torch.stack([text[begin : begin + CONTEXT + 1] for begin in begins])
+    return rows[:, :-1], rows[:, 1:]
+
+
+def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return functional.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
+
+
+def learn(text: Tensor) -> Decoder:
+    """A decoder that has learnt, the same on every rank."""
+    torch.manual_seed(0)
+    model, draws = Decoder(), torch.Generator().manual_seed(1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(STEPS):
+        loss = loss_of(model, windows(text, BATCH, draws))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model.eval()
+
+
+def split(model: Decoder) -> None:
+    """Gives each rank its part of every block."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    styles = dict.fromkeys(("query", "key", "value", "up"), ColwiseParallel)
+    styles |= dict.fromkeys(("out", "down"), RowwiseParallel)
+    for block in model.blocks:
+        parallelize_module(block, mesh, {name: style() for name, style in styles.items()})
+        block.heads = HEADS // mesh.size()
+
+
+def scope(how: dict[str, object]) -> AbstractContextManager[None]:
+    return lossycoll.reliable(lossy_min_bytes=0, **how)
+
+
+@torch.no_grad()
+def judge(model: Decoder, unseen: tuple[Tensor, Tensor]) -> tuple[float, float, int]:
+    """Perplexity; seconds until the first token, the median; and bytes that this rank has sent."""
+    before = bytes_sent()
+    perplexity = math.exp(loss_of(model, unseen))
+    sent = bytes_sent() - before
+    taken = []
+    for _ in range(PROMPTS):
+        dist.barrier()
+        begin = time.perf_counter()
+        model(unseen[0][:8])[:, -1].argmax(-1)
+        taken.append(time.perf_counter() - begin)
+    return perplexity, sorted(taken)[PROMPTS // 2], sent
+
+
+def bytes_sent() -> int:
+    return lossycoll.stats().bytes_sent if dist.get_backend() == "lossy" else 0
+
+
+def example() -> str:
+    sources = sorted(Path(os.__file__).parent.glob("*.py"))[:60]
+    everything = b"".join(path.read_bytes() for path in sources)
+    text = torch.frombuffer(bytearray(everything), dtype=torch.uint8).long()
+    known, unknown = text[: -len(text) // 10], text[-len(text) // 10 :]
+    model = learn(known)
+    unseen = windows(unknown, WINDOWS, torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        alone = math.exp(loss_of(model, unseen))
+    split(model)
+    found = {}
+    for name, how in WAYS.items() if dist.get_backend() == "lossy" else [("float32", {})]:
+        with scope(how):
+            found[name] = judge(model, unseen)
+    exact, usual, most = found["float32"]
+    assert math.isclose(exact, alone, rel_tol=1e-4), (exact, alone)
+    if dist.get_rank() == 0:
+        for name, (perplexity, seconds, sent) in found.items():
+            change = f"{perplexity / exact - 1:+.2%}"
+            fewer = f"{most / sent:.1f} times fewer bytes, " if sent else ""
+            print(
+                f"{name:>14}: perplexity {perplexity:.3f} ({change}), {fewer}"
+                f"first token {1e3 * seconds:.1f} ms ({usual / seconds:.2f}x)"
+            )
+    if "int4" not in found:
+        return f"perplexity {exact:.3f}"
+    worse = found["int4"][0] / exact - 1
+    assert worse < 0.02, f"int4 changes the perplexity by {worse:+.2%}"
+    fewer = most / found["int4"][2]
+    return f"perplexity {exact:.3f}, {worse:+.2%} with int4, in {fewer:.1f} times fewer bytes"
+
+
+if __name__ == "__main__":
+    common.run(example)

@@ -164,11 +164,12 @@ def example() -> str:
                 f"first token {1e3 * seconds:.1f} ms ({usual / seconds:.2f}x)"
             )
     if "int4" not in found:
-        return f"perplexity {exact:.3f}"
+        return f"perplexity {exact:.3f}, {common.dropped()}"
     worse = found["int4"][0] / exact - 1
     assert worse < 0.02, f"int4 changes the perplexity by {worse:+.2%}"
     fewer = most / found["int4"][2]
-    return f"perplexity {exact:.3f}, {worse:+.2%} with int4, in {fewer:.1f} times fewer bytes"
+    rest = f"{worse:+.2%} with int4 in {fewer:.1f} times fewer bytes, {common.dropped()}"
+    return f"perplexity {exact:.3f}, {rest}"
 
 
 if __name__ == "__main__":

@@ -82,6 +82,12 @@ EXAMPLES = (
         "DTensor's tensor parallel beside FSDP2 on a 2 x 2 mesh",
         "activations in reliable groups, equal to one process's",
     ),
+    Example(
+        "flash_inference",
+        2,
+        "tensor parallel inference whose activations travel in 8 to 2 bits",
+        "perplexity and time until the first token by encoding; what is lost is resent",
+    ),
     Example("zero", 3, "ZeroRedundancyOptimizer", "replicas stay equal"),
     Example(
         "sharded",

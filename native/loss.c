@@ -50,8 +50,8 @@ static void fade(double *sum, double window, double sent, double more) {
 
 void lc_loss_told(lc_loss *loss, uint32_t sent, uint32_t taken, uint32_t runs) {
     int32_t passed = (int32_t)sent, gone = (int32_t)(sent - taken), more = (int32_t)runs;
-    if (passed < 0 || passed > MOST_AT_ONCE || gone > passed || gone < -MOST_AT_ONCE ||
-        more > passed || more < -MOST_AT_ONCE)
+    if (passed < 0 || passed > MOST_AT_ONCE || gone > MOST_AT_ONCE || gone < -MOST_AT_ONCE ||
+        more > MOST_AT_ONCE || more < -MOST_AT_ONCE)
         return; /* numbers that make no sense */
     fade(&loss->sent, LONG, sent, sent);
     fade(&loss->lost, LONG, sent, gone);

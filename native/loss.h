@@ -36,7 +36,9 @@ typedef struct {
 } lc_loss;
 
 /* The peer has passed so many more packets, taken so many, and counted so many more runs. Packets
- * out of order are lost first and taken later, and so come to nothing in the end. */
+ * out of order are lost first and taken later, and so come to nothing in the end. Those that waited
+ * for their operation may be taken first and lost later (there was no room, or injection drops
+ * them): then more are gone than passed. */
 void lc_loss_told(lc_loss *loss, uint32_t sent, uint32_t taken, uint32_t runs);
 /* The share of packets that is believed to be lost now. */
 double lc_loss_share(const lc_loss *loss);

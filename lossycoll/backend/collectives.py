@@ -105,7 +105,7 @@ def _submit_all_to_all(s: Submission) -> tuple[Operation, ...]:
 
     terms = s.terms._replace(keep=(sent, table), epilogue=compare, encoding="same")
     sizes = s.endpoint.all_gather(s.call, (sent.data_ptr(), table.data_ptr()), nbytes(sent), terms)
-    data = s.endpoint.exchange(s.call, _buffers(s), splits.send, splits.receive, s.terms)
+    data = s.endpoint.exchange(s.call, _buffers(s), *splits.in_buffers(), s.terms)
     return sizes, data
 
 

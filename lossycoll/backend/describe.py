@@ -94,7 +94,7 @@ def reduce_scatter(where: Where, outputs: Tensors, inputs: list[Tensors], op: An
         writes=outputs,
         nbytes=sum(sizes) * output.element_size(),
         compared=output if even else None,
-        detail=op.op if even else f"{op.op.name} of {list(sizes)}",
+        detail=op.op if even else f"{output.dtype} {op.op.name} of {list(sizes)}",
         op=op,
         sizes=None if even else sizes,
     )

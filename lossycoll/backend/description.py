@@ -126,15 +126,21 @@ class CollectiveKind:
 
 
 class Splits(NamedTuple):
-    """Bytes that this rank sends to each rank, and expects from each."""
+    """Bytes that this rank sends to each rank, and expects from each.
+
+    Attributes:
+        send: Of the caller's tensors, by rank.
+        receive: The same.
+        factor: How many bytes of the buffers stand for one of these.
+    """
 
     send: Sequence[int]
     receive: Sequence[int]
+    factor: int = 1
 
-    def times(self, factor: int) -> Splits:
-        """Those of as many elements that are ``factor`` times as large."""
-        send, receive = ([factor * n for n in sizes] for sizes in self)
-        return Splits(send, receive)
+    def in_buffers(self) -> tuple[list[int], list[int]]:
+        """The bytes that are sent and received."""
+        return [self.factor * n for n in self.send], [self.factor * n for n in self.receive]
 
 
 class Description(NamedTuple):

@@ -349,7 +349,8 @@ class Dispatcher:
         else:
             staged = call.kind.stage(carried, reduction, choice.way is Way.LOSSY)
         assert submit is not None
-        if narrow is not None:
+        fills = choice.way is not Way.GATHERED or call.root in (None, self.where.rank)
+        if narrow is not None and fills:
             staged = then(staged, narrow)
         terms = self._terms(
             choice.options,

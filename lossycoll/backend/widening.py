@@ -33,7 +33,7 @@ def widened(call: Description) -> tuple[Description, Callable[[], None]]:
         reads=[wide(tensor) for tensor in call.reads],
         writes=[wide(tensor) for tensor in call.writes],
         compared=None if call.compared is None else wide(call.compared),
-        splits=call.splits and call.splits.times(2),
+        splits=call.splits and call.splits._replace(factor=2),
         harmless_overlap=None,  # copies share no memory
     )
     pairs = list(zip(copy.writes, call.writes, strict=True))

@@ -125,6 +125,13 @@ LINKS = (
         f"{ENGINE}/test_lossless.py::test_nothing_is_lost_in_small_buffers",
     ),
     mutation(
+        "what is lost after it was taken doesn't count as lost",
+        "native/loss.c",
+        "gone > MOST_AT_ONCE ||",
+        "gone > passed ||",
+        "native:test_loss",
+    ),
+    mutation(
         "what was read is taken for free while the kernel still charges for it",
         "native/link_udp.c",
         "usable = buffer - buffer / 4;",

@@ -56,4 +56,11 @@ LOWBIT = (
         "(void)c->encode",
         "tests/backend/test_encodings.py::test_groups_that_are_not_finite_are_nan_and_counted",
     ),
+    mutation(
+        "who only contributes to a reduction is written to",
+        "lossycoll/backend/dispatch.py",
+        "fills = choice.way is not Way.GATHERED or call.root in (None, self.where.rank)",
+        "fills = True",
+        "tests/backend/test_encodings.py::test_who_only_contributes_keeps_what_it_has",
+    ),
 )

@@ -381,7 +381,7 @@ static void info(const lc_link *link, lc_link_info *info) {
     *info = (lc_link_info){.port = (uint16_t)(1 + of_const(link)->rank)};
 }
 
-/* As a socket (link_udp.c): some of the room is for control. */
+/* As a socket that gives memory back at once (link_udp.c): some of the room is for control. */
 static uint32_t credits(const lc_link *link, uint32_t packet_bytes, uint32_t peers) {
     uint32_t capacity = of_const(link)->net->capacity, control = 9 * peers;
     (void)packet_bytes;

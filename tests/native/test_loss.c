@@ -149,6 +149,17 @@ static void test_begins_and_ends(void) {
     CHECK_AT(lc_loss_share(&few) < 0.005, "one of four: %g", lc_loss_share(&few));
 }
 
+/* 100 packets come before their operation is posted; 10 of them are dropped when it is. */
+static void test_taken_first_and_lost_later(void) {
+    lc_loss loss = {.sent = 0};
+    for (int i = 0; i < 200; i++) {
+        lc_loss_told(&loss, 100, 100, 0);
+        lc_loss_told(&loss, 2, 2u - 10u, 9);
+    }
+    CHECK_AT(fabs(lc_loss_share(&loss) - 10 / 102.0) < 0.005, "%g", lc_loss_share(&loss));
+    CHECK_AT(fabs(lc_loss_burst(&loss) - 10 / 9.0) < 0.01, "%g", lc_loss_burst(&loss));
+}
+
 static void test_nonsense(void) {
     lc_loss loss = {.sent = 0};
     lc_loss_told(&loss, 0xFFFFFFFF, 0, 0);
@@ -170,6 +181,7 @@ int main(void) {
     test_order_is_no_loss();
     test_runs();
     test_begins_and_ends();
+    test_taken_first_and_lost_later();
     test_nonsense();
     return check_result("test_loss");
 }

@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--mtu", type=whole(576, 65535), help="largest packet; the interface's by default")
     add("--delivery", choices=("lossy", "reliable"), default="lossy")
     add("--algorithm", choices=algorithm_names("all_reduce"), default="auto")
-    add("--wire", choices=ENCODINGS, default="same", help="how lossy's packets carry float32")
+    add("--wire", choices=ENCODINGS, default="same", help="how lossy's packets carry floats")
     add("--disable", type=names(FAST_PATHS), default=(), help="fast paths to do without")
     add("--no-verify", action="store_true", help="do not check results (they are at zero loss)")
     add("--json", action="store_true", help="print JSON instead of the table")

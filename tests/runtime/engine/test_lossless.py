@@ -98,7 +98,7 @@ def test_nothing_is_lost_in_small_buffers(world: int, asked: int, payload: int) 
 
 @pytest.mark.parametrize("asked", UNTOUCHED)
 def test_sixteen_ranks_choose_packets_that_fit(asked: int) -> None:
-    """Half of such a buffer is left for control, a quarter of a second of it. A thread that
+    """Half of what it promises is left for control, a quarter of a second of it. A thread that
     gets no processor for longer may lose packets, but no more than the kernel says it dropped."""
     payload = fitting_payload(8896, 2 * asked, 16)
     assert payload < 8896

@@ -10,6 +10,7 @@ the model hasn't seen, and by the time until the first token of a prompt.
 
 import math
 import os
+import statistics
 import time
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -132,7 +133,7 @@ def judge(model: Decoder, unseen: tuple[Tensor, Tensor]) -> tuple[float, float, 
         begin = time.perf_counter()
         model(unseen[0][:8])[:, -1].argmax(-1)
         taken.append(time.perf_counter() - begin)
-    return perplexity, sorted(taken)[PROMPTS // 2], sent
+    return perplexity, statistics.median(taken), sent
 
 
 def bytes_sent() -> int:

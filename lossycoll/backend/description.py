@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -179,6 +180,11 @@ class Description(NamedTuple):
     harmless_overlap: int | None = None
     argument: Any = None
     result: list[Tensor] | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the tensors."""
+        return (self.reads or self.writes)[0].dtype
 
     @property
     def filled(self) -> list[Tensor]:

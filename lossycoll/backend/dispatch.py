@@ -116,8 +116,8 @@ def _encoding(call: Description, options: Options, around: Scope | None) -> str:
         return "same"
     if when is Rounding.SCOPE and (around is None or not around.sets("wire")):
         return "same"
-    dtype = (call.reads or call.writes)[0].dtype
-    if dtype not in ENCODED_DTYPES and not (dtype in WIDER and options.wire in codec.LOW):
+    few_bits = options.wire in codec.LOW
+    if call.dtype not in ENCODED_DTYPES and not (few_bits and call.dtype in WIDER):
         return "same"
     # Where ranks don't know each other's sizes, sizes can't decide.
     large = call.splits is not None or call.nbytes >= options.lossy_min_bytes
@@ -336,7 +336,7 @@ class Dispatcher:
         reduction: Reduction | None,
     ) -> dist.Work:
         submit, carried, narrow = call.kind.submit, call, None
-        if choice.encoding != "same" and (call.reads or call.writes)[0].dtype in WIDER:
+        if choice.encoding != "same" and call.dtype in WIDER:
             carried, narrow = widened(call)
             reduction = self._reduction(carried)
         if not call.nbytes and call.kind.empty_is_barrier:

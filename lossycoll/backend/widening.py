@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from .description import Description, Staged
-from .tensors import WIDER, contiguous, copy_back
+from .tensors import WIDER, contiguous, spread
 
 
 def widened(call: Description) -> tuple[Description, Callable[[], None]]:
@@ -36,13 +36,10 @@ def widened(call: Description) -> tuple[Description, Callable[[], None]]:
         splits=call.splits and call.splits._replace(factor=2),
         harmless_overlap=None,  # copies share no memory
     )
-    pairs = list(zip(copy.writes, call.writes, strict=True))
-    back = [copy_back(buffer, tensor) for buffer, tensor in pairs]
 
     def narrow() -> None:
-        for bring in back:
-            assert bring is not None
-            bring()
+        for buffer, tensor in zip(copy.writes, call.writes, strict=True):
+            spread(buffer, [tensor])
 
     return copy, narrow
 

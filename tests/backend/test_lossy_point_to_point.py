@@ -65,7 +65,7 @@ def rank_loses(rank: int, world: int) -> list[Any]:
 
     def counted(*arguments: Any) -> dict[str, int]:
         before = figures()
-        # A small message is sent unasked: it must not arrive before its receiver has counted.
+        # A small message is sent eagerly: it must not arrive before its receiver has counted.
         # The store's packets are none of the engine's.
         meeting = f"counted/{len(out)}"
         store.set(f"{meeting}/{rank}", "")

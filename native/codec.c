@@ -88,8 +88,7 @@ static size_t low_bytes(const lc_codec *c, size_t n) {
 static uint32_t low_encode(const lc_codec *c, void *dst, const void *src, size_t n, double factor,
                            uint64_t seed) {
     (void)factor; /* 1: nothing travels divided */
-    (void)seed;
-    return lc_lowbit_encode(&c->low, dst, src, n);
+    return lc_lowbit_encode(&c->low, dst, src, n, seed);
 }
 
 static void low_decode(const lc_codec *c, void *dst, const void *src, size_t n) {
@@ -173,9 +172,9 @@ static void make_low(lc_codec *c, unsigned bits, int encoding, int simd) {
     *c = low;
     c->sums = c->wire = lc_kernels_of(LC_F32, simd);
     c->element_bytes = c->acc_bytes = lc_element_bytes(LC_F32);
-    c->low = (lc_lowbit_format){lc_lowbit_of(simd), (uint8_t)bits,
-                                encoding & LC_ENCODING_GROUP_32 ? 32 : LC_LOWBIT_GROUP,
-                                !!(encoding & LC_ENCODING_SPIKES)};
+    c->low = (lc_lowbit_format){
+        lc_lowbit_of(simd), (uint8_t)bits, encoding & LC_ENCODING_GROUP_32 ? 32 : LC_LOWBIT_GROUP,
+        !!(encoding & LC_ENCODING_SPIKES), !!(encoding & LC_ENCODING_STOCHASTIC)};
 }
 
 /* Of one element's index; 0: it has none. */
@@ -184,7 +183,8 @@ static unsigned bits_of_index(int encoding) {
                                    [LC_ENCODING_INT5] = 5, [LC_ENCODING_INT4] = 4,
                                    [LC_ENCODING_INT3] = 3, [LC_ENCODING_INT2] = 2};
     unsigned number = (unsigned)encoding & LC_ENCODING_NUMBER;
-    if (encoding & ~(LC_ENCODING_NUMBER | LC_ENCODING_GROUP_32 | LC_ENCODING_SPIKES) ||
+    if (encoding & ~(LC_ENCODING_NUMBER | LC_ENCODING_GROUP_32 | LC_ENCODING_SPIKES |
+                     LC_ENCODING_STOCHASTIC) ||
         number >= sizeof bits)
         return 0;
     return bits[number];

@@ -3,20 +3,14 @@
 
 #include <string.h>
 
+#include "mix.h"
+
 /* One lane per kind of fault, so that whether a packet is lost says nothing of its other faults. */
 enum lane { LANE_LOSS = 0, LANE_DUPLICATE = 1, LANE_REORDER = 2 };
 
-/* splitmix64: one step of its counter, then its finalizer. */
-static uint64_t mix(uint64_t x) {
-    x += 0x9E3779B97F4A7C15u;
-    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ x >> 27) * 0x94D049BB133111EBu;
-    return x ^ x >> 31;
-}
-
 /* Uniform in [0, 1). */
 static double draw(uint64_t key, enum lane lane, uint32_t packet) {
-    return (double)(mix(key ^ ((uint64_t)lane << 32 | packet)) >> 11) * 0x1p-53;
+    return (double)(lc_mix(key ^ ((uint64_t)lane << 32 | packet)) >> 11) * 0x1p-53;
 }
 
 /* Whether packet k is lost, when `before` says whether k - 1 was. With burst > 1 the states of a
@@ -36,9 +30,9 @@ static int lost(const lc_inject *inject, uint64_t key, uint32_t k, int before) {
 uint64_t lc_inject_key(const lc_inject *inject, uint32_t group, uint32_t op, uint16_t slot,
                        uint16_t sender, uint16_t receiver, uint8_t round) {
     const uint64_t parts[] = {group, op, slot, sender, receiver, round};
-    uint64_t key = mix(inject->seed); /* first, or the seed could stand in for the group */
+    uint64_t key = lc_mix(inject->seed); /* first, or the seed could stand in for the group */
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
-        key = mix(key ^ parts[i]);
+        key = lc_mix(key ^ parts[i]);
     return key;
 }
 

@@ -28,8 +28,9 @@ enum lc_encoding {
     /* Packets repeat the number alone. What stands above it are parameters, which are the call's.
      */
     LC_ENCODING_NUMBER = 15,
-    LC_ENCODING_GROUP_32 = 16, /* of INT8 to INT2: groups of 32 elements instead of 128 */
-    LC_ENCODING_SPIKES = 32,   /* of these: a group's ends travel as floats */
+    LC_ENCODING_GROUP_32 = 16,   /* of INT8 to INT2: groups of 32 elements instead of 128 */
+    LC_ENCODING_SPIKES = 32,     /* of these: a group's ends travel as floats */
+    LC_ENCODING_STOCHASTIC = 64, /* of these: rounded at random, by the packet's name */
 };
 
 /* ---- plan tables (lossycoll/plan/model.py has the meaning of every field) ---- */
@@ -129,7 +130,7 @@ typedef struct {
     uint16_t rank;
     uint16_t size;
     const uint16_t *members;  /* processes by rank; NULL: those of the same numbers */
-    uint32_t fault_group;     /* keys injected faults; equal on all ranks */
+    uint32_t fault_group;     /* keys injected faults and random rounding; equal on all ranks */
     uint64_t definition;      /* what members must agree on besides each call; part of the
                                  signature of every operation */
     uint64_t deadline_min_ns; /* floor of the learnt deadline */

@@ -21,6 +21,10 @@ enum {
 #define INFINITE     0x7F800000u
 #define NOT_A_NUMBER 0x7FC00000u
 #define ROUNDER      12582912.0f /* 1.5 * 2^23 */
+#define DRAW_FIRST   0x7FEB352Du
+#define DRAW_SECOND  0x846CA68Bu
+#define DRAW_UNIT    0x1p-14f
+#define DRAW_LEAST   (0x1p-15f - 0.5f)
 
 /* Of a group's elements; special: one of them is infinite or a NaN. */
 typedef struct {
@@ -31,6 +35,8 @@ typedef struct {
 /* What an element is multiplied by and subtracted from to become an index. */
 typedef struct {
     float first, second, anchor, inverse, levels;
+    float first_end, last_end; /* the elements at index 0 and at the last one */
+    int coarse; /* the grid goes on beyond the group, as a step is two units at least */
 } scale;
 
 /* What an index stands for. */
@@ -38,10 +44,17 @@ typedef struct {
     float anchor, step, unit;
 } grid;
 
+/* Where the random numbers of a group begin: one for each element, by its counter. */
+typedef struct {
+    uint32_t counter, key;
+} draws;
+
 struct lc_lowbit {
     const char *name;
     range (*find)(const char *x, size_t n);
     void (*encode)(uint8_t *indices, const char *x, size_t n, const scale *s);
+    void (*encode_stochastic)(uint8_t *indices, const char *x, size_t n, const scale *s,
+                              draws from);
     void (*decode)(char *x, const uint8_t *indices, size_t n, const grid *g);
     int (*runs)(void); /* whether this processor and kernel can execute it */
 };
@@ -78,9 +91,9 @@ static int always(void) {
 /* Best first; the last runs everywhere. */
 static const lc_lowbit variants[] = {
 #if defined(__x86_64__)
-    {"avx2", find_avx2, encode_avx2, decode_avx2, runs_avx2},
+    {"avx2", find_avx2, encode_avx2, encode_stochastic_avx2, decode_avx2, runs_avx2},
 #endif
-    {"plain", find_plain, encode_plain, decode_plain, always},
+    {"plain", find_plain, encode_plain, encode_stochastic_plain, decode_plain, always},
 };
 
 enum { N_VARIANTS = sizeof variants / sizeof variants[0] };
@@ -179,12 +192,11 @@ static int is_not_a_number(header h) {
 
 /* The last index is at the other end, but no farther from zero than the anchor: then what a group
  * is decoded to has the same grid. */
-static uint16_t step_of(float anchor, float other, unsigned bits) {
-    int levels = (1 << bits) - 1, least = 1 << bits;
+static int step_of(float anchor, float other, unsigned bits) {
+    int levels = (1 << bits) - 1;
     int most = ((int)anchor << bits) / levels;
     int wanted = (int)nearest((anchor - other) * (float)(1 << (bits - 1)) / (float)levels);
-    wanted = wanted < most ? wanted : most;
-    return (uint16_t)(wanted > least ? wanted : least);
+    return wanted < most ? wanted : most;
 }
 
 /* The grid of a group, and in *s how its elements get their indices. */
@@ -204,11 +216,15 @@ static header header_of(range r, unsigned bits, scale *s) {
     float near = (upper ? high : -low) * s->first * s->second;
     float other = (upper ? low : -high) * s->first * s->second;
     float anchor = nearest(near) < MOST ? nearest(near) : MOST;
-    uint16_t step = step_of(anchor, other, bits);
+    int step = step_of(anchor, other, bits), least = 1 << bits;
+    s->coarse = step < least;
+    step = s->coarse ? least : step;
+    s->first_end = upper ? high : low;
+    s->last_end = upper ? low : high;
     s->anchor = sign * anchor;
     s->inverse = sign * ((float)(1u << (bits - 1)) / (float)step);
     s->levels = (float)((1u << bits) - 1);
-    return (header){(uint16_t)(int16_t)s->anchor, step, (uint8_t)exponent};
+    return (header){(uint16_t)(int16_t)s->anchor, (uint16_t)step, (uint8_t)exponent};
 }
 
 static size_t lanes_of(size_t n) {
@@ -292,7 +308,7 @@ static const char *without_spikes(const lc_lowbit_format *f, char *room, const c
 }
 
 static header encode_group(const lc_lowbit_format *f, uint8_t *indices, const char *x, size_t n,
-                           spikes *taken) {
+                           draws from, spikes *taken) {
     char room[LC_LOWBIT_GROUP * 4], rest[LC_LOWBIT_GROUP * 4];
     size_t lanes = lanes_of(n);
     scale s;
@@ -304,6 +320,8 @@ static header encode_group(const lc_lowbit_format *f, uint8_t *indices, const ch
     }
     if (h.exponent == CONSTANT)
         memset(indices, 0, lanes);
+    else if (f->stochastic && !s.coarse)
+        f->loops->encode_stochastic(indices, x, lanes, &s, from);
     else
         f->loops->encode(indices, x, lanes, &s);
     memset(indices + n, 0, lanes - n);
@@ -347,7 +365,8 @@ static void put_spikes(uint8_t *to, size_t groups, size_t g, spikes s) {
     to[7 * groups + g] = s.high_place;
 }
 
-uint32_t lc_lowbit_encode(const lc_lowbit_format *f, uint8_t *dst, const char *src, size_t n) {
+uint32_t lc_lowbit_encode(const lc_lowbit_format *f, uint8_t *dst, const char *src, size_t n,
+                          uint64_t seed) {
     uint8_t indices[LC_LOWBIT_CHUNK];
     uint8_t *plane[2] = {dst, dst + lc_plane_bytes(n, planes_of(f->bits).width[0])};
     size_t groups = groups_of(f, n);
@@ -359,7 +378,8 @@ uint32_t lc_lowbit_encode(const lc_lowbit_format *f, uint8_t *dst, const char *s
             size_t g = (at + i) / f->group;
             size_t members = here - i < f->group ? here - i : f->group;
             spikes taken;
-            header h = encode_group(f, indices + i, src + (at + i) * 4, members, &taken);
+            draws from = {(uint32_t)seed + (uint32_t)(at + i), (uint32_t)(seed >> 32)};
+            header h = encode_group(f, indices + i, src + (at + i) * 4, members, from, &taken);
             put_header(headers, groups, g, h);
             not_numbers += is_not_a_number(h);
             if (f->spikes)

@@ -17,16 +17,19 @@ typedef struct lc_lowbit lc_lowbit; /* for one instruction set */
 /* How elements become indices: constant for a call. */
 typedef struct {
     const lc_lowbit *loops;
-    uint8_t bits;   /* of an index: 2, 3, 4, 5, 6 or 8 */
-    uint8_t group;  /* elements that share a grid: 32 or 128 */
-    uint8_t spikes; /* the least and the greatest of a group travel as floats */
+    uint8_t bits;       /* of an index: 2, 3, 4, 5, 6 or 8 */
+    uint8_t group;      /* elements that share a grid: 32 or 128 */
+    uint8_t spikes;     /* the least and the greatest of a group travel as floats */
+    uint8_t stochastic; /* indices are rounded up or down, such that their mean is the element */
 } lc_lowbit_format;
 
 const lc_lowbit *lc_lowbit_of(int simd);
 /* Bytes of n elements in one packet. */
 size_t lc_lowbit_bytes(const lc_lowbit_format *f, size_t n);
-/* Returns how many groups had a NaN or an infinity, and are NaN now. */
-uint32_t lc_lowbit_encode(const lc_lowbit_format *f, uint8_t *dst, const char *src, size_t n);
+/* seed: what is drawn, rounding at random. Returns how many groups had a NaN or an infinity, and
+ * are NaN now. */
+uint32_t lc_lowbit_encode(const lc_lowbit_format *f, uint8_t *dst, const char *src, size_t n,
+                          uint64_t seed);
 
 /* Where the parts of a packet lie. */
 typedef struct {

@@ -6,7 +6,7 @@
  *   MIN(a, b), MAX(a, b)  of two registers, and
  *   NARROW(v)     the low bytes of a register's numbers, where the hardware has them
  *
- * n is a multiple of LC_LOWBIT_LANES, so that no register is partial. */
+ * n is a multiple of LANES_MOST, so that no register is partial. */
 #define NAME(name) JOIN2(name, VARIANT)
 #define INLINE     TARGET static inline __attribute__((always_inline))
 #define LANES      (VECTOR_BYTES / 4)
@@ -58,16 +58,50 @@ TARGET static range NAME(find)(const char *x, size_t n) {
     return r;
 }
 
+/* Where elements lie on the grid: 0 to levels, not rounded yet. */
+INLINE VF32 NAME(place)(const char *x, const scale *s) {
+    VF32 zero = {0}, most = zero + s->levels;
+    VF32 t = (s->anchor - NAME(load)(x) * s->first * s->second) * s->inverse;
+    return MIN(MAX(t, zero), most);
+}
+
+/* To the nearest whole number, which is below 256, halves to even. */
+INLINE void NAME(put)(uint8_t *indices, VF32 t) {
+    /* Its ulp is 1: the adder rounds, and the low bits are the number. */
+    VU32 rounded = (VU32)(t + ROUNDER) & 255u;
+    NARROWED bytes = NARROW(rounded);
+    memcpy(indices, &bytes, sizeof bytes);
+}
+
 TARGET static void NAME(encode)(uint8_t *indices, const char *x, size_t n, const scale *given) {
     const scale s = *given; /* a copy, which a store can't change */
-    VF32 zero = {0}, most = zero + s.levels;
-    for (size_t i = 0; i < n; i += LANES) {
-        VF32 t = (s.anchor - NAME(load)(x + 4 * i) * s.first * s.second) * s.inverse;
-        t = MIN(MAX(t, zero), most);
-        /* Its ulp is 1: the adder rounds, and the low bits are the number. */
-        VU32 rounded = (VU32)(t + ROUNDER) & 255u;
-        NARROWED bytes = NARROW(rounded);
-        memcpy(indices + i, &bytes, sizeof bytes);
+    for (size_t i = 0; i < n; i += LANES)
+        NAME(put)(indices + i, NAME(place)(x + 4 * i, &s));
+}
+
+/* One of 2^14 numbers, evenly between -1/2 and 1/2. */
+INLINE VF32 NAME(draw)(VU32 counters, uint32_t key) {
+    VU32 w = (counters ^ counters >> 16) * DRAW_FIRST;
+    w ^= key;
+    w = (w ^ w >> 15) * DRAW_SECOND;
+    w ^= w >> 16;
+    VF32 whole = __builtin_convertvector((NAME(vi32))(w >> 18), VF32);
+    return whole * DRAW_UNIT + DRAW_LEAST;
+}
+
+TARGET static void NAME(encode_stochastic)(uint8_t *indices, const char *x, size_t n,
+                                           const scale *given, draws from) {
+    const scale s = *given;
+    VU32 counters;
+    for (uint32_t i = 0; i < LANES; i++)
+        counters[i] = from.counter + i;
+    for (size_t i = 0; i < n; i += LANES, counters += LANES) {
+        VF32 v = NAME(load)(x + 4 * i), zero = {0};
+        VF32 t = NAME(place)(x + 4 * i, &s);
+        /* Ends stay ends: then what a group is decoded to has the same grid. */
+        VU32 is_first = (VU32)(v == zero + s.first_end), is_last = (VU32)(v == zero + s.last_end);
+        t = (VF32)((is_last & (VU32)(zero + s.levels)) | (~(is_last | is_first) & (VU32)t));
+        NAME(put)(indices + i, t + NAME(draw)(counters, from.key));
     }
 }
 

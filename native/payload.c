@@ -3,6 +3,11 @@
 
 #include <string.h>
 
+#include "mix.h"
+#include "state.h"
+
+#define DOMAIN 0x726F756E64u /* keeps these draws apart from injected faults ("round") */
+
 static uint8_t *elements_of(const lc_op_slot *s, uint32_t k) {
     return s->value + (size_t)k * s->level->elements_per_packet * s->op->element_bytes;
 }
@@ -10,6 +15,20 @@ static uint8_t *elements_of(const lc_op_slot *s, uint32_t k) {
 uint32_t lc_payload_bytes(const lc_op_slot *s, uint32_t k) {
     const lc_codec *c = &s->op->codec;
     return (uint32_t)c->wire_bytes(c, lc_slot_elements(s, k));
+}
+
+/* Of what is drawn to round a packet's elements; the reference executor has the same. Slots that
+ * send the same part of the input, in packets of several sizes perhaps, round it alike. */
+static uint64_t rounding_seed(const lc_op_slot *s, uint32_t k) {
+    const lc_group *g = s->op->group;
+    int is_input = s->desc.combine == LC_COPY && s->desc.own == LC_OWN_INPUT;
+    const uint64_t name[] = {g->config.fault_group, s->op->number, g->config.rank,
+                             is_input ? 0 : s->desc.number + 1u};
+    uint64_t seed = lc_mix(DOMAIN), begin = is_input ? s->desc.own_offset : 0;
+    for (size_t i = 0; i < sizeof name / sizeof name[0]; i++)
+        seed = lc_mix(seed ^ name[i]);
+    /* The lower half counts elements. */
+    return (seed >> 32 << 32) + begin + (uint64_t)k * s->level->elements_per_packet;
 }
 
 /* Replicas are equal to the bit only if who sends a part of the result keeps what it has sent. A
@@ -21,8 +40,8 @@ static void encode(lc_op_slot *s, uint32_t k) {
     uint32_t n = lc_slot_elements(s, k);
     int partial = lc_is_partial(s);
     double factor = partial ? 1.0 / lc_partial_divisor(c, s->count[k]) : 1.0;
-    /* No codec rounds at random yet. */
-    s->op->report.nan_groups += c->encode(c, bytes, elements, n, factor, 0);
+    uint64_t seed = c->low.stochastic ? rounding_seed(s, k) : 0;
+    s->op->report.nan_groups += c->encode(c, bytes, elements, n, factor, seed);
     if (s->desc.target == LC_TARGET_OUT && !partial)
         c->decode(c, elements, bytes, n);
 }

@@ -123,7 +123,7 @@ def _encoding(call: Description, options: Options, around: Scope | None) -> str:
     large = call.splits is not None or call.nbytes >= options.lossy_min_bytes
     if not large:
         return "same"
-    return codec.named(options.wire, options.wire_group, options.wire_spikes)
+    return codec.named(options.wire, options.wire_group, options.wire_spikes, options.wire_rounding)
 
 
 def _may_lose(kind: CollectiveKind, call: Description, options: Options, lossy_scope: bool) -> bool:

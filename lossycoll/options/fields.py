@@ -146,6 +146,14 @@ class Options:
         agree=True,
         per_call=True,
     )
+    wire_rounding: str = option(
+        codec.ROUNDINGS[0],
+        choice(*codec.ROUNDINGS),
+        "How elements become indices of few bits: to the nearest one; or up or down at random, "
+        "such that their mean is the element, for gradients (wire.md).",
+        agree=True,
+        per_call=True,
+    )
     bulk_min_bytes: int = option(
         0,
         integer(0, MAX_BYTES),

@@ -26,8 +26,12 @@ LOW: Final = {name: int(name[3:]) for name in ENCODINGS[3:]}
 """Bits of an index, by encoding."""
 _GROUP_32: Final = 16
 _SPIKES: Final = 32
-"""LC_ENCODING_GROUP_32 and LC_ENCODING_SPIKES."""
+_STOCHASTIC: Final = 64
+"""LC_ENCODING_GROUP_32, LC_ENCODING_SPIKES and LC_ENCODING_STOCHASTIC."""
 SPIKES: Final = "+spikes"
+STOCHASTIC: Final = "+stochastic"
+ROUNDINGS: Final = ("nearest", "stochastic")
+"""How elements become indices of few bits."""
 _NARROW: Final = {"bf16": wire_type("bf16"), "fp16": wire_type("f16")}
 ENCODED: Final = "f32"
 """The only type that is encoded; elements of any other travel as they are."""
@@ -89,9 +93,8 @@ class Codec:
         Returns:
             Shape (``wire_bytes(n)``,).
         """
-        del seed
         if self.low:
-            return self.low.encode(np.ascontiguousarray(x))
+            return self.low.encode(np.ascontiguousarray(x), seed)
         return np.ascontiguousarray(x if self.same else _narrow(x, self.wire)).view(np.uint8)
 
     def decode(self, data: Bytes, n: int) -> Array:
@@ -102,30 +105,34 @@ class Codec:
         return x.copy() if self.same else _widen(x, self.wire)
 
 
-def named(encoding: str, group: int, spikes: int = 0) -> str:
+def named(encoding: str, group: int, spikes: int = 0, rounding: str = ROUNDINGS[0]) -> str:
     """An encoding with its parameters: a name that ranks can compare.
 
     Args:
         encoding: One of :data:`ENCODINGS`.
         group: Elements that share a grid, for those of few bits; others have no parameters.
         spikes: Whether the ends of groups travel as floats.
+        rounding: One of :data:`ROUNDINGS`.
     """
     if encoding not in LOW:
         return encoding
-    return encoding + (f"/{group}" if group != GROUPS[0] else "") + (SPIKES if spikes else "")
+    name = encoding + (f"/{group}" if group != GROUPS[0] else "")
+    return name + (SPIKES if spikes else "") + (STOCHASTIC if rounding != ROUNDINGS[0] else "")
 
 
-def _parts(encoding: str) -> tuple[str, int, bool]:
-    """(encoding, group, spikes) of a name; a group that can't be is 0."""
-    name, _, group = encoding.removesuffix(SPIKES).partition("/")
+def _parts(encoding: str) -> tuple[str, int, bool, bool]:
+    """(encoding, group, spikes, stochastic) of a name; a group that can't be is 0."""
+    rest = encoding.removesuffix(STOCHASTIC)
+    name, _, group = rest.removesuffix(SPIKES).partition("/")
     groups = {"": GROUPS[0]} | {str(n): n for n in GROUPS[1:]}
-    return name, groups.get(group, 0), encoding.endswith(SPIKES)
+    return name, groups.get(group, 0), rest.endswith(SPIKES), rest != encoding
 
 
 def number_of(encoding: str) -> int:
     """The lc_encoding of a name of :func:`named`, with its parameters."""
-    name, group, spikes = _parts(encoding)
-    return ENCODINGS.index(name) | (_GROUP_32 if group == 32 else 0) | (_SPIKES if spikes else 0)
+    name, group, spikes, stochastic = _parts(encoding)
+    number = ENCODINGS.index(name) | (_GROUP_32 if group == 32 else 0)
+    return number | (_SPIKES if spikes else 0) | (_STOCHASTIC if stochastic else 0)
 
 
 def codec_of(encoding: str, dtype: str) -> Codec:
@@ -141,13 +148,14 @@ def codec_of(encoding: str, dtype: str) -> Codec:
     kind = wire_type(dtype)
     if encoding == "same":
         return Codec(encoding, kind, kind)
-    name, group, spikes = _parts(encoding)
-    if name not in ENCODINGS or encoding != named(name, group, spikes) or not group:
+    name, group, spikes, stochastic = _parts(encoding)
+    again = named(name, group, spikes, ROUNDINGS[stochastic])
+    if name not in ENCODINGS or encoding != again or not group:
         raise ValueError(f"encoding is {encoding!r}, wanted one of {', '.join(ENCODINGS)}")
     if dtype != ENCODED:
         raise ValueError(f"encoding is {encoding!r} for {dtype}, wanted same: only f32 is encoded")
     if name in LOW:
-        return Codec(encoding, kind, kind, LowBit(LOW[name], group, spikes))
+        return Codec(encoding, kind, kind, LowBit(LOW[name], group, spikes, stochastic))
     return Codec(encoding, kind, _NARROW[name])
 
 

@@ -1,7 +1,7 @@
 """Groups of float32 in a few bits each, in numpy: docs/wire.md has the format.
 
 native/lowbit.c is the same to the bit. All steps are float32 operations, of which only those of
-:func:`_indices` round; decoding is exact.
+:func:`_places` round; decoding is exact.
 """
 
 from __future__ import annotations
@@ -39,11 +39,14 @@ class LowBit:
         bits: Of an index.
         group: Elements that share a grid.
         spikes: Whether the least and the greatest of a group travel as floats.
+        stochastic: Whether indices are rounded up or down at random, such that their mean is the
+            element; else to the nearest.
     """
 
     bits: int
     group: int
     spikes: bool = False
+    stochastic: bool = False
 
     @property
     def levels(self) -> int:
@@ -70,13 +73,20 @@ class LowBit:
                 beyond = middle
         return fit - fit % self.group if fit > self.group else fit
 
-    def encode(self, x: Floats) -> Bytes:
-        """The bytes of one packet's elements, shape (n,)."""
+    def encode(self, x: Floats, seed: int = 0) -> Bytes:
+        """The bytes of one packet's elements, shape (n,). ``seed``: 64 bits, of what is drawn."""
         n, rows = len(x), _rows(x, self.group)
         taken = Spikes.of(rows) if self.spikes else None
         rest = taken.rest(rows, n) if taken else rows
-        grid = _grids(rest, self.levels, self.bits)
-        indices = _indices(rest, grid, self.levels, self.bits)
+        ends = _Ends.of(rest)
+        grid, coarse = _grids(ends, self.levels, self.bits)
+        place = _places(rest, grid, self.levels, self.bits)
+        if self.stochastic:  # ends stay ends: then what a group is decoded to has the same grid
+            drawn = np.where(rest == ends.far[:, None], np.float32(0), place)
+            drawn = np.where(rest == ends.other[:, None], np.float32(self.levels), drawn)
+            place = np.where(coarse[:, None], place, drawn + draws(seed, rest.shape))
+        constant = (grid.exponent == CONSTANT)[:, None]
+        indices = np.where(constant, 0, np.rint(place)).astype(np.uint8)
         if taken:
             indices[taken.marks(self.group)] = 0
         planes = split(indices.reshape(-1)[:n], self.bits)
@@ -232,29 +242,62 @@ def _scaled(rows: Floats, exponent: NDArray[np.int32]) -> Floats:
     return scaled
 
 
-def _grids(rows: Floats, levels: int, bits: int) -> Grids:
-    finite: NDArray[np.bool_] = np.asarray(np.isfinite(rows).all(axis=1))
-    rows = np.where(finite[:, None], rows, np.float32(0))
-    low = rows.min(axis=1, initial=np.inf) + np.float32(0)  # no negative zeros
-    high = rows.max(axis=1, initial=-np.inf) + np.float32(0)
-    largest = np.maximum(high, -low)
-    exponent = np.maximum(largest.view(np.uint32) >> np.uint32(23), 1).astype(np.int32)
-    ends = _scaled(np.stack([low, high], axis=1), exponent)
-    sign = np.where(high >= -low, np.float32(1), np.float32(-1))
-    near = np.maximum(ends[:, 1], -ends[:, 0])  # the end that is farthest from zero, made positive
-    other = np.where(sign > 0, ends[:, 0], -ends[:, 1])
-    anchor = np.minimum(np.rint(near), np.float32(MOST))
-    step = _steps(anchor, other, levels, bits)
-    constant = low == high
-    alone = np.where(finite, low, NAN).view(np.uint32)
-    is_float = constant | ~finite
-    return Grids(
+@dataclass(frozen=True)
+class _Ends:
+    """Of groups.
+
+    Attributes:
+        far: The end that is farthest from zero; float32.
+        other: The other one.
+        finite: Whether there is no NaN nor infinity. The ends are 0 where there is.
+    """
+
+    far: Floats
+    other: Floats
+    finite: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, rows: Floats) -> _Ends:
+        finite: NDArray[np.bool_] = np.asarray(np.isfinite(rows).all(axis=1))
+        rows = np.where(finite[:, None], rows, np.float32(0))
+        low = rows.min(axis=1, initial=np.inf) + np.float32(0)  # no negative zeros
+        high = rows.max(axis=1, initial=-np.inf) + np.float32(0)
+        upper = high >= -low
+        return cls(np.where(upper, high, low), np.where(upper, low, high), finite)
+
+
+def draws(seed: int, shape: tuple[int, ...]) -> Floats:
+    """2^14 numbers evenly between -1/2 and 1/2, one for each element. ``seed``: 64 bits."""
+    w = np.arange(np.prod(shape), dtype=np.uint32) + np.uint32(seed & 0xFFFFFFFF)
+    w = (w ^ (w >> np.uint32(16))) * np.uint32(0x7FEB352D)
+    w ^= np.uint32(seed >> 32)
+    w = (w ^ (w >> np.uint32(15))) * np.uint32(0x846CA68B)
+    w ^= w >> np.uint32(16)
+    whole = (w >> np.uint32(18)).astype(np.float32)
+    found: Floats = whole * np.float32(2.0**-14) + np.float32(2.0**-15 - 0.5)
+    return found.reshape(shape)
+
+
+def _grids(ends: _Ends, levels: int, bits: int) -> tuple[Grids, NDArray[np.bool_]]:
+    """The grids, and which go on beyond their groups, since a step is two units at least. These are
+    rounded to the nearest."""
+    sign = np.where(ends.far < 0, np.float32(-1), np.float32(1))
+    # A group of zeros has no exponent.
+    exponent = np.maximum((sign * ends.far).view(np.uint32) >> np.uint32(23), 1).astype(np.int32)
+    far, other = _scaled(np.stack([ends.far, ends.other], axis=1) * sign[:, None], exponent).T
+    anchor = np.minimum(np.rint(far), np.float32(MOST))
+    wanted, least = _steps(anchor, other, levels, bits), np.float32(1 << bits)
+    step = np.maximum(wanted, least)
+    alone = np.where(ends.finite, ends.far, NAN).view(np.uint32)
+    is_float = (ends.far == ends.other) | ~ends.finite
+    grids = Grids(
         np.where(is_float, alone >> np.uint32(16), (anchor * sign).astype(np.int32))
         .astype(np.uint16)
         .view(np.int16),
         np.where(is_float, alone, step.astype(np.uint32)).astype(np.uint16),
         np.where(is_float, CONSTANT, exponent).astype(np.uint8),
     )
+    return grids, wanted < least
 
 
 def _steps(anchor: Floats, other: Floats, levels: int, bits: int) -> Floats:
@@ -262,12 +305,12 @@ def _steps(anchor: Floats, other: Floats, levels: int, bits: int) -> Floats:
     parts = np.float32(1 << (bits - 1))
     nearest = np.rint((anchor - other) * parts / np.float32(levels))
     most = np.floor(anchor * (2 * parts) / np.float32(levels))
-    steps: Floats = np.maximum(np.minimum(nearest, most), 2 * parts)
+    steps: Floats = np.minimum(nearest, most)
     return steps
 
 
-def _indices(rows: Floats, grid: Grids, levels: int, bits: int) -> Bytes:
-    """The nearest index of each element, halves to even."""
+def _places(rows: Floats, grid: Grids, levels: int, bits: int) -> Floats:
+    """Where each element lies on its grid, not rounded yet."""
     constant = (grid.exponent == CONSTANT)[:, None]
     rows = np.where(constant, np.float32(0), rows)
     exponent = np.where(constant[:, 0], 1, grid.exponent).astype(np.int32)
@@ -275,8 +318,8 @@ def _indices(rows: Floats, grid: Grids, levels: int, bits: int) -> Bytes:
     step = np.where(constant[:, 0], np.uint16(1), grid.step).astype(np.float32)
     inverse = sign * (np.float32(1 << (bits - 1)) / step)
     away = grid.anchor.astype(np.float32)[:, None] - _scaled(rows, exponent)
-    indices = np.rint(np.clip(away * inverse[:, None], np.float32(0), np.float32(levels)))
-    return np.where(constant, 0, indices).astype(np.uint8)
+    place: Floats = np.clip(away * inverse[:, None], np.float32(0), np.float32(levels))
+    return place
 
 
 def split(indices: Bytes, bits: int) -> list[Bytes]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from .codec import Codec, codec_of
 from .model import Combine, Finish, Level, Missing, Own, Plan, Slot, Target, packet_count
+from .rng import key_of
 from .sets import NO_PARITY, Code, shape_of
 from .wire_types import Array, WireType, wire_type
 
@@ -72,6 +73,9 @@ class _Value:
 
 _Key = tuple[int, int]  # rank, slot number
 
+ROUNDING = 0x726F756E64
+"""Keeps what is drawn to round elements apart from injected faults ("round")."""
+
 
 def execute(
     plans: Sequence[Plan],
@@ -88,6 +92,7 @@ def execute(
     code: Code = NO_PARITY,
     chosen: Chosen | None = None,
     encoding: str = "same",
+    name: tuple[int, int] = (0, 0),
 ) -> list[RankResult]:
     """Runs one collective on all ranks; docs/plans.md has the rules of missing packets.
 
@@ -110,6 +115,7 @@ def execute(
         code: Of parity; fitted to each stream.
         chosen: What each stream has instead of ``code`` and ``rounds``, by what its path loses.
         encoding: How packets carry elements, a name of plan.codec's.
+        name: (group, operation), for what is drawn to round elements at random.
 
     Returns:
         What happened at each rank.
@@ -119,7 +125,8 @@ def execute(
     """
     _check_buffers(plans, inputs, outputs, wire_type(dtype))
     slots, streams = _joined(plans)
-    ranks = _ranks(plans, inputs, outputs, codec_of(encoding, dtype), scale, weights, divisor)
+    codec = codec_of(encoding, dtype)
+    ranks = _ranks(plans, inputs, outputs, codec, name, scale, weights, divisor)
     delivery = _Delivery(lost, rounds, needed, code, chosen)
     values: dict[_Key, _Value] = {}
     for rank, number in _sorted(slots):
@@ -191,6 +198,7 @@ class _Rank:
     came_with: Array
     result: RankResult
     codec: Codec
+    name: tuple[int, int]
     scale: float
     weights: NDArray[np.float64]
     divisor: float
@@ -224,9 +232,19 @@ class _Rank:
         step = self._step(slot)
         by = self._spread(self._divisor(slot, value.count), slot).astype(value.elements.dtype)
         elements = value.elements / by
-        packets = [elements[at : at + step] for at in range(0, len(elements), step)]
-        came = [self.codec.decode(self.codec.encode(packet), len(packet)) for packet in packets]
+        came, first = [], self._rounding_seed(slot)
+        for at in range(0, len(elements), step):
+            packet = elements[at : at + step]
+            came.append(self.codec.decode(self.codec.encode(packet, first + at), len(packet)))
         return _Value(np.concatenate(came) * by, value.count)
+
+    def _rounding_seed(self, slot: Slot) -> int:
+        """Of the first packet; the lower half counts elements. Slots that send the same part of the
+        input, in packets of several sizes perhaps, round it alike."""
+        is_input = slot.combine == Combine.COPY and slot.own == Own.INPUT
+        of_slot = 0 if is_input else slot.number + 1
+        key = key_of(ROUNDING, *self.name, self.plan.rank, of_slot)
+        return (key >> 32 << 32) + (slot.own_offset if is_input else 0)
 
     def _divisor(self, slot: Slot, count: NDArray[np.int64]) -> NDArray[np.float64]:
         """What a packet's elements are divided by where they are float16."""
@@ -337,6 +355,7 @@ def _ranks(
     inputs: Sequence[Array],
     outputs: Sequence[Array],
     codec: Codec,
+    name: tuple[int, int],
     scale: float,
     weights: NDArray[np.float64] | None,
     divisor: float | None,
@@ -347,7 +366,7 @@ def _ranks(
     # What a rank contributes is what it came with, whatever an in-place collective writes.
     came_with = [np.array(array, copy=True) for array in inputs]
     return [
-        _Rank(plan, came_with[r], RankResult(outputs[r]), codec, scale, weights[r], by)
+        _Rank(plan, came_with[r], RankResult(outputs[r]), codec, name, scale, weights[r], by)
         for r, plan in enumerate(plans)
     ]
 

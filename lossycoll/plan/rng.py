@@ -33,3 +33,12 @@ def mix_array(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     x = (x ^ (x >> np.uint64(27))) * np.uint64(SECOND)
     x ^= x >> np.uint64(31)
     return x
+
+
+def key_of(*words: int) -> int:
+    """A 64-bit key for a name of several numbers, each of 64 bits at most. The first tells apart
+    what the keys are for."""
+    key = mix(words[0])
+    for word in words[1:]:
+        key = mix(key ^ word)
+    return key

@@ -22,6 +22,27 @@ LOWBIT = (
         "native:test_lowbit",
     ),
     mutation(
+        "the ends of a group are rounded at random as well",
+        "native/lowbit_target.h",
+        "(~(is_last | is_first) & (VU32)t)",
+        "(~is_last & (VU32)t)",
+        "native:test_lowbit",
+    ),
+    mutation(
+        "what is drawn is not even",
+        "native/lowbit_target.h",
+        "whole * DRAW_UNIT + DRAW_LEAST",
+        "whole * DRAW_UNIT - 0.25f",
+        "native:test_lowbit",
+    ),
+    mutation(
+        "every operation draws the same",
+        "native/payload.c",
+        "{g->config.fault_group, s->op->number,",
+        "{g->config.fault_group, 0,",
+        "tests/runtime/engine/test_encodings.py::test_reliable_delivers_everything_encoded",
+    ),
+    mutation(
         "nothing is held between the spikes",
         "native/lowbit.c",
         "        x = x < low ? low : x;\n        x = x > high ? high : x;\n",

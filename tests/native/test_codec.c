@@ -213,13 +213,13 @@ static void test_same(const variant *v, int dtype) {
 
 static void test_which(void) {
     lc_codec c;
-    for (int encoding = -1; encoding <= 80; encoding++)
+    for (int encoding = -1; encoding <= 144; encoding++)
         for (int dtype = -1; dtype <= LC_BYTES + 1; dtype++) {
             int known = dtype >= LC_F32 && dtype <= LC_BYTES;
             int narrow_one = encoding == LC_ENCODING_BF16 || encoding == LC_ENCODING_F16;
             int number = encoding & LC_ENCODING_NUMBER,
                 group = encoding & LC_ENCODING_GROUP_32 ? 32 : 128;
-            int low_one = encoding >= 0 && encoding < 64 && number >= LC_ENCODING_INT8 &&
+            int low_one = encoding >= 0 && encoding < 128 && number >= LC_ENCODING_INT8 &&
                           number <= LC_ENCODING_INT2;
             int wanted = known && (encoding == LC_ENCODING_SAME ||
                                    ((narrow_one || low_one) && dtype == LC_F32));

@@ -23,8 +23,10 @@ enum { N_BITS = sizeof every_bits };
 
 static lc_lowbit_format format_of(int i, const lc_lowbit *loops) {
     return (lc_lowbit_format){loops, every_bits[i % N_BITS], i / N_BITS % 2 ? 32 : 128,
-                              i / N_BITS / 2 % 2};
+                              i / N_BITS / 2 % 2, i / N_BITS / 4 % 2};
 }
+
+static uint64_t next_seed;
 
 static size_t some_number(void) {
     uint32_t most = random32() % 4 ? 300 : MOST_ELEMENTS;
@@ -68,7 +70,7 @@ static uint8_t *encoded(const lc_lowbit_format *f, const float *x, size_t n) {
     if (!bytes || !from)
         exit(1);
     memcpy(from + 1, x, n * 4);
-    CHECK(lc_lowbit_encode(f, bytes, from + 1, n) == groups_not_finite(f, x, n));
+    CHECK(lc_lowbit_encode(f, bytes, from + 1, n, next_seed) == groups_not_finite(f, x, n));
     free(from);
     return bytes;
 }
@@ -86,12 +88,14 @@ static void test_variants_agree(const lc_lowbit *v) {
         lc_lowbit_format f = format_of(i, v), plain = format_of(i, lc_lowbit_of(0));
         size_t n = some_number();
         draw(x, n);
+        next_seed = (uint64_t)random32() << 32 | random32();
         uint8_t *bytes = encoded(&f, x, n), *wanted = encoded(&plain, x, n);
         CHECK_AT(memcmp(bytes, wanted, lc_lowbit_bytes(&f, n)) == 0, "%s int%u/%u n %zu", v->name,
                  f.bits, f.group, n);
         decode_all(&f, one, bytes, n);
         decode_all(&plain, other, bytes, n);
         CHECK(same_floats(one, other, n));
+        next_seed++;
         uint8_t *again = encoded(&f, one, n);
         decode_all(&f, other, again, n);
         CHECK_AT(same_floats(one, other, n), "%s int%u/%u n %zu: decoded, encoded, decoded",
@@ -100,6 +104,12 @@ static void test_variants_agree(const lc_lowbit *v) {
         free(wanted);
         free(again);
     }
+}
+
+/* Where an element may be: half a step away, or a whole one, rounded at random. */
+static double farthest(const lc_lowbit_format *f, header h) {
+    double half = ldexp(h.step, -f->bits + h.exponent - TOP) * (1 + ldexp(1, -14));
+    return f->stochastic ? 2 * half : half;
 }
 
 static void expect_group(const lc_lowbit_format *f, const lc_lowbit_packet *p, const float *x,
@@ -111,7 +121,7 @@ static void expect_group(const lc_lowbit_format *f, const lc_lowbit_packet *p, c
         finite &= !!isfinite(x[i]);
         alike &= x[i] == x[0];
     }
-    double half = ldexp(h.step, -f->bits + h.exponent - TOP) * (1 + ldexp(1, -14));
+    double most = farthest(f, h);
     int rest_is_one = h.exponent == CONSTANT;
     for (size_t i = 0; i < n; i++) {
         int spike =
@@ -123,8 +133,8 @@ static void expect_group(const lc_lowbit_format *f, const lc_lowbit_packet *p, c
         else if (alike || rest_is_one)
             CHECK(got[i] == x[i]);
         else
-            CHECK_AT(fabs((double)got[i] - x[i]) <= half, "int%u: %a not %a, half a step is %a",
-                     f->bits, (double)got[i], (double)x[i], half);
+            CHECK_AT(fabs((double)got[i] - x[i]) <= most, "int%u: %a not %a, within %a", f->bits,
+                     (double)got[i], (double)x[i], most);
     }
 }
 
@@ -139,6 +149,44 @@ static void test_half_a_step(const lc_lowbit *v) {
         decode_all(&f, got, bytes, n);
         for (size_t at = 0; at < n; at += f.group)
             expect_group(&f, &p, x + at, got + at, at);
+        free(bytes);
+    }
+}
+
+/* The mean of what elements become, rounded at random, is the elements: within 5 standard errors,
+ * ten draws of those that are too rare to be counted on, and a unit for what lies within one of an
+ * end. */
+static void test_means(const lc_lowbit *v) {
+    enum { TIMES = 2000, ELEMENTS = 96 };
+    static float x[ELEMENTS], got[ELEMENTS];
+    for (int i = 0; i < 6 * N_BITS; i++) {
+        lc_lowbit_format f = format_of(4 * N_BITS + i % (4 * N_BITS), v);
+        double sum[ELEMENTS] = {0}, square[ELEMENTS] = {0};
+        float size = ldexpf(1, (int)(random32() % 240) - 120);
+        for (int j = 0; j < ELEMENTS; j++)
+            x[j] = size * ((float)random32() / 4294967296.0f - (i % 3 ? 0.5f : 0.01f));
+        uint8_t *bytes = NULL;
+        for (int t = 0; t < TIMES; t++) {
+            next_seed = (uint64_t)random32() << 32 | random32();
+            free(bytes);
+            bytes = encoded(&f, x, ELEMENTS);
+            decode_all(&f, got, bytes, ELEMENTS);
+            for (int j = 0; j < ELEMENTS; j++) {
+                double off = (double)got[j] - x[j];
+                sum[j] += off;
+                square[j] += off * off;
+            }
+        }
+        int moved = 0;
+        for (int j = 0; j < ELEMENTS; j++) {
+            double rare = 10 * (double)size / ((1 << f.bits) - 1) / TIMES;
+            double unit = ldexp(size, -14);
+            CHECK_AT(fabs(sum[j] / TIMES) <= 5 * sqrt(square[j]) / TIMES + rare + unit,
+                     "int%u/%u spikes %u: %a is %a off", f.bits, f.group, f.spikes, (double)x[j],
+                     sum[j] / TIMES);
+            moved += square[j] > 0;
+        }
+        CHECK(moved > ELEMENTS / 2);
         free(bytes);
     }
 }
@@ -210,11 +258,13 @@ int main(void) {
         }
         test_variants_agree(&variants[i]);
         test_half_a_step(&variants[i]);
+        test_means(&variants[i]);
         test_any_bytes(&variants[i]);
     }
     for (int i = 0; i < 400; i++)
         test_sums((LC_ENCODING_INT8 + i % N_BITS) | (i / N_BITS % 2 ? LC_ENCODING_GROUP_32 : 0) |
-                      (i / N_BITS / 2 % 2 ? LC_ENCODING_SPIKES : 0),
+                      (i / N_BITS / 2 % 2 ? LC_ENCODING_SPIKES : 0) |
+                      (i / N_BITS / 4 % 2 ? LC_ENCODING_STOCHASTIC : 0),
                   i & 1);
     return check_result("lowbit");
 }

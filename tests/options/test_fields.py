@@ -30,6 +30,7 @@ from lossycoll.plan.sets import Code
         ("wire", "bf16", "bf16"),
         ("wire_group", "32", 32),
         ("wire_spikes", "1", 1),
+        ("wire_rounding", "stochastic", "stochastic"),
         ("bulk_min_bytes", "1048576", 1 << 20),
         ("on_missing", "keep", "keep"),
         ("estimator", "count", "count"),

@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 from lossycoll._native import ffi, lib
 
-from lossycoll.plan.codec import ENCODINGS, LOW, Bytes, Codec, codec_of, named, number_of
+from lossycoll.plan.codec import (
+    ENCODINGS,
+    LOW,
+    ROUNDINGS,
+    Bytes,
+    Codec,
+    codec_of,
+    named,
+    number_of,
+)
 from lossycoll.plan.lowbit import GROUPS
 from lossycoll.plan.wire_types import WIRE_TYPES, Array
 from tests.support.floats import floats
@@ -19,16 +28,23 @@ ROUNDED = ("bf16", "fp16")
 """Those that round to the nearest float of two bytes."""
 ENCODED = (
     *ROUNDED,
-    *(named(name, group, spikes) for name in LOW for group in GROUPS for spikes in (0, 1)),
+    *(
+        named(name, group, spikes, rounding)
+        for name in LOW
+        for group in GROUPS
+        for spikes in (0, 1)
+        for rounding in ROUNDINGS
+    ),
 )
 SIMD = (0, 1)
+SEED = 0x0123456789ABCDEF
 
 
 def in_c(made: Codec, x: Array, simd: int) -> Bytes:
     number, dtype = number_of(made.encoding), DTYPES[made.kind.name]
     out = np.full(lib.lc_encoding_bytes(number, dtype, len(x)), 0xA5, np.uint8)
     source, target = ffi.from_buffer(np.ascontiguousarray(x)), ffi.from_buffer(out)
-    assert lib.lc_encode(number, dtype, simd, target, source, len(x), 0) == lib.LC_OK
+    assert lib.lc_encode(number, dtype, simd, target, source, len(x), SEED) == lib.LC_OK
     return out
 
 
@@ -44,7 +60,7 @@ def back_in_c(made: Codec, data: Bytes, n: int, simd: int) -> Array:
 @pytest.mark.parametrize("encoding", ENCODED)
 def test_c_and_numpy_encode_alike(encoding: str, simd: int) -> None:
     made, x = codec_of(encoding, "f32"), floats()
-    data = made.encode(x)
+    data = made.encode(x, SEED)
     assert len(data) == made.wire_bytes(len(x))
     np.testing.assert_array_equal(in_c(made, x, simd), data)
 
@@ -111,9 +127,9 @@ def test_to_the_nearest(encoding: str) -> None:
 def test_what_was_decoded_stays_as_it_is(encoding: str) -> None:
     """So whoever stores what it has sent can send it on, and a host's ranks get what others get."""
     made, n = codec_of(encoding, "f32"), len(floats())
-    once = made.decode(made.encode(floats()), n)
+    once = made.decode(made.encode(floats(), SEED), n)
     np.testing.assert_array_equal(
-        made.decode(made.encode(once), n).view(np.uint32), once.view(np.uint32)
+        made.decode(made.encode(once, SEED + 1), n).view(np.uint32), once.view(np.uint32)
     )
 
 
@@ -144,7 +160,14 @@ def test_c_and_numpy_fill_packets_alike(payload: int) -> None:
 
 
 def test_what_there_is_not() -> None:
-    for name in ("int9", "int8/64", "int8/128", "bf16/32", "fp16+spikes"):
+    for name in (
+        "int9",
+        "int8/64",
+        "int8/128",
+        "bf16/32",
+        "bf16+stochastic",
+        "int8+stochastic+spikes",
+    ):
         with pytest.raises(
             ValueError, match=f"encoding is {re.escape(repr(name))}, wanted one of same, bf16"
         ):

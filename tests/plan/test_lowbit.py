@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from lossycoll.plan import ring, transpose
 from lossycoll.plan.codec import LOW, codec_of, named
-from lossycoll.plan.lowbit import GROUPS, PLANES, LowBit, joined, split
+from lossycoll.plan.lowbit import GROUPS, PLANES, LowBit, draws, joined, split
 from lossycoll.plan.reference_executor import execute
+from lossycoll.plan.rng import mix
 from tests.support.plan_checks import nothing
 
 ELEMENTS = 262_144
@@ -103,6 +104,33 @@ def test_no_size_is_too_large_or_too_small(bits: int, size: float) -> None:
             least = max(float(np.abs(x).max()) * 2.0**-14, 2.0**-140)
             half = max(width / ((1 << bits) - 1) / 2, least)
             assert (np.abs(got - x) <= half * 1.02).all()
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("bits", PLANES)
+def test_rounded_at_random_the_mean_is_the_element(bits: int, size: float) -> None:
+    """But for a unit, by which an end may lie off its grid, and draws too rare to be counted on."""
+    how, times = LowBit(bits, 32, stochastic=True), 400
+    x = (np.random.default_rng(7).uniform(-1, 1, 96) * size).astype(np.float32)
+    got = np.stack([how.decode(how.encode(x, mix(seed)), len(x)) for seed in range(times)])
+    off = got.astype(np.float64) - x
+    error = np.sqrt((off**2).sum(axis=0)) / times
+    rare = 10 * max(2 * size / how.levels, 2.0**-139) / times
+    unit = max(size * 2.0**-14, 2.0**-139)
+    assert (np.abs(off.mean(axis=0)) <= 5 * error + rare + unit).all()
+    if size > 1e-35:  # there grids are not too coarse
+        assert (np.ptp(got, axis=0) > 0).sum() > 60, "nothing was drawn"
+
+
+def test_what_is_drawn_is_even() -> None:
+    rows = np.concatenate([draws(mix(seed), (8, 128)).reshape(-1) for seed in range(256)])
+    assert -0.5 < rows.min() < -0.4999
+    assert 0.4999 < rows.max() < 0.5
+    counts = np.histogram(rows, bins=64, range=(-0.5, 0.5))[0]
+    each = len(rows) / 64
+    assert (((counts - each) ** 2).sum() / each) < 110, "chi-square of 63 degrees of freedom"
+    neighbours = np.corrcoef(rows[:-1], rows[1:])[0, 1]
+    assert abs(neighbours) < 4 / np.sqrt(len(rows))
 
 
 @pytest.mark.parametrize("spikes", [False, True])

@@ -55,7 +55,7 @@ def rounded_elements(dtype: str, count: int, rng: np.random.Generator) -> Array:
 
 def sums_exactly(case: Case, world: int, encoding: str) -> bool:
     """Whether that holds for these sums: weights make indices of many bits too long for float32."""
-    return not case.way.weighted or world < 3 or encoding.partition("/")[0] not in ("int8", "int6")
+    return not case.way.weighted or world < 3 or encoding[:4] not in ("int8", "int6")
 
 
 def check(
@@ -102,6 +102,7 @@ def check(
         rounds,
         code=how.get("code", NO_PARITY),
         encoding=encoding,
+        name=(GROUP, network.op - 1),
         **weighing,
     )
     for rank in range(network.world):

@@ -80,7 +80,9 @@ def test_engine_equals_reference(shape: str, loss: str) -> None:
     assert (dropped > 0) == bool(loss), "the fault did not happen"
 
 
-@pytest.mark.parametrize("encoding", ["bf16", "fp16", "int8", "int5", "int2/32+spikes"])
+@pytest.mark.parametrize(
+    "encoding", ["bf16", "fp16", "int8", "int5", "int2/32+spikes", "int4+stochastic"]
+)
 def test_encodings(encoding: str) -> None:
     loss = "loss=0.3,seed=5"
     topology = SHAPES["uneven sites"]

@@ -1,0 +1,15 @@
+/* The one random function: a bijection on 64-bit words. lossycoll/plan/rng.py is the same. */
+#ifndef LC_MIX_H
+#define LC_MIX_H
+
+#include <stdint.h>
+
+/* splitmix64: one step of its counter, then its finalizer. */
+static inline uint64_t lc_mix(uint64_t x) {
+    x += 0x9E3779B97F4A7C15u;
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ x >> 27) * 0x94D049BB133111EBu;
+    return x ^ x >> 31;
+}
+
+#endif

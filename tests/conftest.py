@@ -50,7 +50,7 @@ SECONDS = {
     "cli/bench/test_nccl.py": 22,
     "failures/test_kill.py": 20,
 }
-"""Files that take long, and about how long on two cores with another one beside.
+"""Files that take long, and about how long on two cores with others beside.
 
 The longest start first, so that at the end no worker is left with a long test.
 """

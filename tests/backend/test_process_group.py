@@ -480,6 +480,7 @@ def test_one_line_per_rank_says_what_is_in_use() -> None:
 # ---- a torchrun restart leaves stale keys in the store ----
 
 
+@pytest.mark.long
 def test_a_restart_by_torchrun_finds_no_stale_ranks(tmp_path: Any) -> None:
     script = tmp_path / "job.py"
     script.write_text(

@@ -100,6 +100,7 @@ def test_packets_of_a_real_job_are_lost(tmp_path: Path, capsys: pytest.CaptureFi
     assert "lossycoll try:" not in said.err
 
 
+@pytest.mark.long
 def test_a_script_that_loses_nothing_is_no_result(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -48,7 +48,7 @@ def test_make(target: str) -> None:
 
 
 def test_fuzz() -> None:
-    make("fuzz", "FUZZ_SECONDS=3")
+    make("fuzz", "FUZZ_SECONDS=2")
 
 
 @pytest.mark.long

@@ -17,13 +17,11 @@ import run as examples  # noqa: E402 (a script beside the examples, not a packag
 
 HELPERS = {"common", "run"}
 COLD = "ddp"
-"""The one whose processes import torch for themselves, as at a user's."""
-OFTEN = {COLD, "sharded"}
-"""Those of the short suite."""
+"""The one whose processes import torch for themselves, as at a user's. It is in the short suite."""
 
 
 def case(example: examples.Example) -> Any:
-    marks = () if example.name in OFTEN else pytest.mark.long
+    marks = () if example.name == COLD else pytest.mark.long
     return pytest.param(example, id=example.name, marks=marks)
 
 

@@ -108,6 +108,7 @@ def test_all_runs(tmp_path: Path) -> None:
     assert lossy["perplexity_change_percent"] == pytest.approx(change)
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_every_rank(tmp_path: Path) -> None:
     given = ["--runs", "gloo", "--steps", "1000000", "--out", str(tmp_path)]
     command = [sys.executable, *DEMO, *SMALL, *given]

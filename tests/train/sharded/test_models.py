@@ -179,7 +179,7 @@ def checkpointed(rank: int, world: int) -> None:
         odd_parameters,
         unused_parameters,
         half_precision,
-        compiled,
+        pytest.param(compiled, marks=pytest.mark.long),
         checkpointed,
     ],
 )

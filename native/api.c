@@ -4,6 +4,7 @@
 #include "host.h"
 #include "linger.h"
 #include "loop.h"
+#include "mix.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -11,6 +12,7 @@
 #include <time.h>
 
 static const uint64_t DRIVE_NS = 100000000; /* longest stay of a caller: it has signals to heed */
+#define ROUNDING 0x726F756E64u /* keeps what is drawn apart from injected faults ("round") */
 
 const char *lc_version(void) {
     return "0.1.0";
@@ -180,9 +182,18 @@ static int refusal_of(const lc_group *g) {
 }
 
 /* Under the lock. */
+static uint64_t rounding_of(const lc_group *g, const lc_op *op) {
+    const uint64_t name[] = {g->config.fault_group, op->number, g->config.rank};
+    uint64_t key = lc_mix(ROUNDING);
+    for (size_t i = 0; i < sizeof name / sizeof name[0]; i++)
+        key = lc_mix(key ^ name[i]);
+    return key;
+}
+
 static void put_in_inbox(lc_group *g, lc_op *op) {
     lc_host *h = g->host;
     op->number = g->submitted++;
+    op->rounding = rounding_of(g, op);
     op->next = h->inbox;
     h->inbox = op;
     op->older = g->newest;
@@ -193,7 +204,8 @@ static void put_in_inbox(lc_group *g, lc_op *op) {
 }
 
 static int is_carried(const lc_op_slot *s, uint16_t peer) {
-    return s->packet_bytes <= s->op->group->members[peer].path->interface->payload_bytes;
+    uint32_t most = s->op->group->members[peer].path->interface->payload_bytes;
+    return s->in_bytes <= most && s->packet_bytes <= most;
 }
 
 /* Whether the links of all of its streams carry its packets. */
@@ -213,13 +225,13 @@ static int fits_links(const lc_op *op) {
 int64_t lc_group_submit(lc_group *g, lc_call *call) {
     lc_host *h = g->host;
     int code = LC_OK;
-    lc_codec codec;
-    if ((call->notify && !g->config.completions) ||
-        !lc_codec_make(&codec, call->encoding, call->dtype, 0))
+    lc_codec codec, gather;
+    if ((call->notify && !g->config.completions) || !lc_codecs_make(call, 0, &codec, &gather))
         return LC_E_ARGUMENT;
     /* Links are asked about streams: a level may be for a link that only others have. */
     for (int i = 0; i < LC_LEVELS; i++)
-        if (codec.wire_bytes(&codec, call->levels[i].elements_per_packet) > UINT16_MAX)
+        if (codec.wire_bytes(&codec, call->levels[i].elements_per_packet) > UINT16_MAX ||
+            gather.wire_bytes(&gather, call->levels[i].elements_per_packet) > UINT16_MAX)
             return LC_E_ARGUMENT;
     int simd = !(h->config.disable & LC_SIMD);
     lc_op *op = lc_op_build(call, g->config.rank, g->config.size, simd, g->inject_active, &h->pool,

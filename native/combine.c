@@ -235,7 +235,7 @@ void lc_source_settled(lc_op_slot *s, uint32_t k) {
 
 static void add_payload(const lc_op_slot *s, piece p, uint32_t there, const uint8_t *payload,
                         double factor) {
-    const lc_codec *c = &s->op->codec;
+    const lc_codec *c = s->in_codec;
     const uint8_t *own = s->desc.finish == LC_FINISH_STRATIFIED ? NULL : p.own;
     int first = there == 0;
     if (first && own && p.own_factor != 1.0) {

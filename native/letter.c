@@ -198,7 +198,7 @@ void lc_letter_cut(const lc_group *g, lc_letter *receive) {
         level->choose = level->most = 0;
         s->ins[0].decoder = NULL;
     }
-    level->elements_per_packet = s->packet_bytes = payload;
+    level->elements_per_packet = s->in_bytes = s->packet_bytes = payload;
     s->n_packets = (uint32_t)((receive->bytes + payload - 1) / payload);
 }
 

@@ -317,9 +317,11 @@ typedef struct {
     uint64_t scratch_elements;
     lc_level levels[LC_LEVELS]; /* those that slots name are looked at, and the first */
     uint8_t dtype;
-    uint8_t encoding;      /* lc_encoding, with its parameters: how packets carry the elements */
-    uint8_t notify;        /* the ticket comes out of the group's lc_completions, which there must
-                              be */
+    uint8_t encoding;        /* lc_encoding, with its parameters: how packets carry the elements */
+    uint8_t gather_encoding; /* of finished sums that are sent, and of all that comes to a copy; 0:
+                                encoding is. With another one, neither is LC_ENCODING_SAME */
+    uint8_t notify;          /* the ticket comes out of the group's lc_completions, which there must
+                                be */
     uint8_t waits;         /* the caller waits for it at once: the first wait does the engine's work
                               itself, as long as packets come, and nobody does before; not with
                               notify */

@@ -140,9 +140,15 @@ static int groups_ok(const lc_codec *codec, const lc_call *call) {
     return !cut || !(levels & (levels - 1));
 }
 
+int lc_codecs_make(const lc_call *call, int simd, lc_codec *codec, lc_codec *gather) {
+    int other = call->gather_encoding ? call->gather_encoding : call->encoding;
+    return lc_codec_make(codec, call->encoding, call->dtype, simd) &&
+           lc_codec_make(gather, other, call->dtype, simd) && codec->same == gather->same;
+}
+
 static int call_ok(const lc_call *call, uint16_t rank, uint16_t size) {
-    lc_codec codec;
-    if (!lc_codec_make(&codec, call->encoding, call->dtype, 0) || !level_ok(&call->levels[0]) ||
+    lc_codec codec, gather;
+    if (!lc_codecs_make(call, 0, &codec, &gather) || !level_ok(&call->levels[0]) ||
         call->n_slots >= 0xFFFF)
         return 0;
     for (uint32_t i = 0; i < call->n_slots; i++) {
@@ -156,7 +162,8 @@ static int call_ok(const lc_call *call, uint16_t rank, uint16_t size) {
         if (packets_of(call, d) > 0x3FFFFFFF) /* parity packets are numbered beyond them */
             return 0;
     }
-    return groups_ok(&codec, call) && weights_ok(call, size) && needed_ok(call);
+    return groups_ok(&codec, call) && groups_ok(&gather, call) && weights_ok(call, size) &&
+           needed_ok(call);
 }
 
 /* ---- layout ---- */
@@ -182,12 +189,27 @@ static uint32_t waits_for(const lc_slot_desc *d) {
     return d->n_sources + (d->own == LC_OWN_SLOT);
 }
 
+/* Whether what the slot sends is finished: a mean, or what has come of one. */
+static int sends_results(const lc_call *call, const lc_slot_desc *d) {
+    while (d->combine == LC_COPY && d->own == LC_OWN_SLOT)
+        d = feeder_of(call, d);
+    return d->combine == LC_ADD ? d->finish != LC_FINISH_NONE : d->n_sources > 0;
+}
+
 static void describe(lc_op *op, lc_op_slot *s, const lc_slot_desc *d) {
+    const lc_call *call = &op->call;
     s->op = op;
     s->desc = *d;
     s->level = &op->call.levels[d->level];
     s->n_packets = (uint32_t)packets_of(&op->call, d);
-    s->packet_bytes = (uint32_t)op->codec.wire_bytes(&op->codec, s->level->elements_per_packet);
+    s->in_codec = s->out_codec = &op->codec;
+    if (call->gather_encoding && d->combine == LC_COPY)
+        s->in_codec = &op->gather;
+    if (call->gather_encoding && sends_results(call, d))
+        s->out_codec = &op->gather;
+    uint32_t n = s->level->elements_per_packet;
+    s->in_bytes = (uint32_t)s->in_codec->wire_bytes(s->in_codec, n);
+    s->packet_bytes = (uint32_t)s->out_codec->wire_bytes(s->out_codec, n);
 }
 
 /* All but the rows, which need not be zero: of what is laid out for the worst loss, memory that
@@ -237,18 +259,18 @@ static void place_rows(lc_op *op, const lc_call *call, bump *b) {
     for (uint32_t i = 0; i < call->n_slots; i++) {
         lc_op_slot *s = b->base ? &op->slots[i] : &measured;
         describe(op, s, &call->slots[i]);
-        size_t bytes = (size_t)lc_parity_room(s->level, s->n_packets) * s->packet_bytes;
-        for (uint32_t j = 0; j < s->desc.n_sources && bytes; j++) {
-            uint8_t *rows = take(b, bytes);
+        size_t room = lc_parity_room(s->level, s->n_packets);
+        for (uint32_t j = 0; j < s->desc.n_sources && room; j++) {
+            uint8_t *rows = take(b, room * s->in_bytes);
             if (!b->base)
                 continue;
             s->ins[j].decoder->rows = rows;
             s->ins[j].decoder->keeps =
                 s->desc.combine == LC_COPY && (op->codec.same || s->encoded != NULL);
         }
-        if (!s->desc.n_dests || !bytes)
+        if (!s->desc.n_dests || !room)
             continue;
-        uint8_t *rows = take(b, bytes);
+        uint8_t *rows = take(b, room * s->packet_bytes);
         if (b->base)
             s->encoder->rows = rows;
     }
@@ -447,7 +469,7 @@ lc_op *lc_op_build(const lc_call *call, uint16_t rank, uint16_t size, int simd, 
     if (!op)
         return NULL;
     op->call = *call;
-    (void)lc_codec_make(&op->codec, call->encoding, call->dtype, simd);
+    (void)lc_codecs_make(call, simd, &op->codec, &op->gather);
     op->gf = lc_gf_of(simd);
     op->element_bytes = op->codec.element_bytes;
     op->acc_bytes = op->codec.acc_bytes;

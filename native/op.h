@@ -90,12 +90,15 @@ typedef struct lc_out {
 struct lc_op_slot {
     lc_op *op;
     lc_slot_desc desc;
-    const lc_level *level; /* among the call's */
-    lc_op_slot *feeder;    /* the slot whose result is the own contribution, or NULL */
-    lc_op_slot *first_fed; /* of those that this one feeds, */
-    lc_op_slot *next_fed;  /* and the next one that the same slot feeds */
-    uint64_t *fed;         /* a bit per packet that the feeder has given something to; or NULL */
-    uint32_t packet_bytes; /* payload of a full packet, encoded */
+    const lc_level *level;    /* among the call's */
+    lc_op_slot *feeder;       /* the slot whose result is the own contribution, or NULL */
+    lc_op_slot *first_fed;    /* of those that this one feeds, */
+    lc_op_slot *next_fed;     /* and the next one that the same slot feeds */
+    uint64_t *fed;            /* a bit per packet that the feeder has given something to; or NULL */
+    const lc_codec *in_codec; /* how what comes is encoded, */
+    const lc_codec *out_codec; /* and what is sent */
+    uint32_t in_bytes;         /* payload of a full packet that comes, encoded, */
+    uint32_t packet_bytes;     /* and of one that is sent */
     uint32_t n_packets;
     uint32_t n_ready;    /* packets that may be sent on */
     uint32_t n_void;     /* packets that nobody contributed to */
@@ -135,9 +138,11 @@ struct lc_op {
     struct lc_letter *letter; /* of a message (mailbox.h), freed with it; NULL: a collective */
     lc_call call;             /* slots and edges are not kept */
     lc_codec codec;
+    lc_codec gather; /* of finished sums that are sent */
     const lc_gf *gf;
     uint32_t number;
-    uint64_t order; /* among the operations of all groups: when it was started */
+    uint64_t rounding; /* of what this rank draws to round elements */
+    uint64_t order;    /* among the operations of all groups: when it was started */
     uint32_t element_bytes;
     uint32_t acc_bytes;
     int may_lose; /* some level is not reliable: on others, senders may lack what was lost there */
@@ -179,6 +184,8 @@ struct lc_op {
 lc_op *lc_op_build(const lc_call *call, uint16_t rank, uint16_t size, int simd, int inject,
                    lc_pool *pool, pthread_mutex_t *pool_lock, int *code);
 void lc_op_free(lc_op *op, lc_pool *pool, pthread_mutex_t *pool_lock);
+/* Of contributions, and of finished sums. Returns whether there are such. */
+int lc_codecs_make(const lc_call *call, int simd, lc_codec *codec, lc_codec *gather);
 
 /* The stream of a slot number from a peer, or NULL if the plan has none. */
 lc_in *lc_op_in(lc_op *op, uint16_t number, uint16_t peer);

@@ -4,29 +4,25 @@
 #include <string.h>
 
 #include "mix.h"
-#include "state.h"
-
-#define DOMAIN 0x726F756E64u /* keeps these draws apart from injected faults ("round") */
 
 static uint8_t *elements_of(const lc_op_slot *s, uint32_t k) {
     return s->value + (size_t)k * s->level->elements_per_packet * s->op->element_bytes;
 }
 
 uint32_t lc_payload_bytes(const lc_op_slot *s, uint32_t k) {
-    const lc_codec *c = &s->op->codec;
-    return (uint32_t)c->wire_bytes(c, lc_slot_elements(s, k));
+    return (uint32_t)s->out_codec->wire_bytes(s->out_codec, lc_slot_elements(s, k));
+}
+
+uint32_t lc_payload_in_bytes(const lc_op_slot *s, uint32_t k) {
+    return (uint32_t)s->in_codec->wire_bytes(s->in_codec, lc_slot_elements(s, k));
 }
 
 /* Of what is drawn to round a packet's elements; the reference executor has the same. Slots that
  * send the same part of the input, in packets of several sizes perhaps, round it alike. */
 static uint64_t rounding_seed(const lc_op_slot *s, uint32_t k) {
-    const lc_group *g = s->op->group;
     int is_input = s->desc.combine == LC_COPY && s->desc.own == LC_OWN_INPUT;
-    const uint64_t name[] = {g->config.fault_group, s->op->number, g->config.rank,
-                             is_input ? 0 : s->desc.number + 1u};
-    uint64_t seed = lc_mix(DOMAIN), begin = is_input ? s->desc.own_offset : 0;
-    for (size_t i = 0; i < sizeof name / sizeof name[0]; i++)
-        seed = lc_mix(seed ^ name[i]);
+    uint64_t seed = lc_mix(s->op->rounding ^ (is_input ? 0 : s->desc.number + 1u));
+    uint64_t begin = is_input ? s->desc.own_offset : 0;
     /* The lower half counts elements. */
     return (seed >> 32 << 32) + begin + (uint64_t)k * s->level->elements_per_packet;
 }
@@ -34,7 +30,7 @@ static uint64_t rounding_seed(const lc_op_slot *s, uint32_t k) {
 /* Replicas are equal to the bit only if who sends a part of the result keeps what it has sent. A
  * partial sum is no part of it. */
 static void encode(lc_op_slot *s, uint32_t k) {
-    const lc_codec *c = &s->op->codec;
+    const lc_codec *c = s->out_codec;
     uint8_t *bytes = s->encoded + (size_t)k * s->packet_bytes;
     uint8_t *elements = elements_of(s, k);
     uint32_t n = lc_slot_elements(s, k);
@@ -55,7 +51,7 @@ const uint8_t *lc_payload(lc_op_slot *s, uint32_t k) {
 }
 
 void lc_payload_store(lc_op_slot *s, uint32_t k, const uint8_t *payload) {
-    const lc_codec *c = &s->op->codec;
+    const lc_codec *c = s->in_codec; /* which is what it is sent on by */
     c->decode(c, elements_of(s, k), payload, lc_slot_elements(s, k));
     if (s->encoded)
         memcpy(s->encoded + (size_t)k * s->packet_bytes, payload, lc_payload_bytes(s, k));

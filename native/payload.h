@@ -10,8 +10,10 @@
 
 #include "op.h"
 
-/* Bytes of packet k. */
+/* Bytes of packet k that is sent, */
 uint32_t lc_payload_bytes(const lc_op_slot *s, uint32_t k);
+/* and of one that comes. */
+uint32_t lc_payload_in_bytes(const lc_op_slot *s, uint32_t k);
 /* Where they are, once packet k is ready. A slot without sources encodes here what is asked for. */
 const uint8_t *lc_payload(lc_op_slot *s, uint32_t k);
 /* Packet k has come, and its slot stores it: decoded here, sent on as it is. */

@@ -270,7 +270,7 @@ int lc_in_learn(lc_in *in, uint64_t word) {
 static int belongs(const lc_in *in, const lc_header *h) {
     const lc_op_slot *s = in->slot;
     uint32_t k = h->packet;
-    if (h->format != s->op->call.dtype || h->encoding != s->op->codec.encoding ||
+    if (h->format != s->op->call.dtype || h->encoding != s->in_codec->encoding ||
         (!h->round && !may_be_word(in, h->code)))
         return 0;
     if (h->type == LC_PARITY) {
@@ -279,7 +279,7 @@ static int belongs(const lc_in *in, const lc_header *h) {
             return 0;
         k = lc_shape_packet(&shape, lc_shape_row(&shape, k - s->n_packets).set, 0);
     }
-    return k < s->n_packets && h->length == lc_payload_bytes(s, k);
+    return k < s->n_packets && h->length == lc_payload_in_bytes(s, k);
 }
 
 /* The sender of a stream that may be resent waits for this word, and needn't say FIN to get it. */
@@ -314,7 +314,7 @@ static void take(lc_in *in, const lc_header *h, const uint8_t *payload) {
 static void add_others(lc_in *in, uint32_t set, const lc_restorer *r) {
     lc_op_slot *s = in->slot;
     const lc_shape *shape = &in->decoder->shape;
-    lc_rs_rows rows = lc_decoder_rows(in->decoder, set, s->packet_bytes);
+    lc_rs_rows rows = lc_decoder_rows(in->decoder, set, s->in_bytes);
     for (uint32_t i = 0, n = lc_shape_columns(shape, set); i < n; i++) {
         uint32_t k = lc_shape_packet(shape, set, i);
         if (lc_bit(in->arrived, k))
@@ -339,12 +339,13 @@ static void take_restored(lc_in *in, uint32_t set, const lc_restorer *r, uint32_
     lc_op_slot *s = in->slot;
     for (uint32_t j = 0; j < n; j++) {
         uint32_t k = lc_shape_packet(&in->decoder->shape, set, r->columns[first + j]);
-        lc_header h = {
-            .packet = k, .count = r->counts[first + j], .length = (uint16_t)lc_payload_bytes(s, k)};
+        lc_header h = {.packet = k,
+                       .count = r->counts[first + j],
+                       .length = (uint16_t)lc_payload_in_bytes(s, k)};
         if (!h.count)
             continue;
         s->op->report.packets_recovered++;
-        take(in, &h, r->packets + (size_t)j * s->packet_bytes);
+        take(in, &h, r->packets + (size_t)j * s->in_bytes);
     }
 }
 
@@ -366,7 +367,7 @@ static void restore(lc_in *in, uint32_t set) {
         return;
     for (uint32_t j = 0; j < r->e; j += LC_RESTORED) {
         uint32_t n = r->e - j < LC_RESTORED ? r->e - j : LC_RESTORED;
-        lc_decoder_restore(d, s->op->gf, set, r, j, n, s->packet_bytes);
+        lc_decoder_restore(d, s->op->gf, set, r, j, n, s->in_bytes);
         take_restored(in, set, r, j, n);
     }
 }
@@ -385,8 +386,7 @@ static void parity_arrived(lc_in *in, const lc_header *h, const uint8_t *payload
     if (in->state == LC_IN_SETTLED)
         return; /* that it wasn't needed is as it should be */
     note_arrival(in);
-    restore(in,
-            lc_decoder_add_row(d, op->gf, j, payload, h->length, in->slot->packet_bytes, h->count));
+    restore(in, lc_decoder_add_row(d, op->gf, j, payload, h->length, in->slot->in_bytes, h->count));
 }
 
 /* A packet of no operation that is here: it came late, or is of one that has failed. */
@@ -441,7 +441,7 @@ static void data_arrived(lc_in *in, const lc_header *header, const uint8_t *payl
     if (!in->decoder || !in->decoder->code || in->state == LC_IN_SETTLED)
         return;
     restore(in, lc_decoder_add(in->decoder, op->gf, header->packet, payload, header->length,
-                               in->slot->packet_bytes, header->count));
+                               in->slot->in_bytes, header->count));
 }
 
 void lc_note_fertile(lc_member *m) {

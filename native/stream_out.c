@@ -236,7 +236,7 @@ static void put_packet(lc_out *out, lc_run *run, uint64_t *contents, int eager, 
                    .eager = (uint8_t)eager,
                    .round = out->round,
                    .format = op->call.dtype,
-                   .encoding = op->codec.encoding,
+                   .encoding = out->slot->out_codec->encoding,
                    .code = out->round ? 0 : lc_out_word(out)};
     struct iovec *v = &run->iov[2 * run->n_packets];
     lc_wire_put(v[0].iov_base, &h);

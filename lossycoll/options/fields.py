@@ -122,9 +122,10 @@ class Options:
     )
     wire: str = option(
         "same",
-        choice(*codec.ENCODINGS),
+        choice(*codec.ENCODINGS, besides=codec.PAIRS, in_words="two such as `int4/int8`"),
         "How packets carry float32: as it is; rounded to bfloat16 or IEEE float16, which halves "
-        "the bytes; or in 8 to 2 bits, by groups of elements, float16 and bfloat16 as well "
+        "the bytes; or in 8 to 2 bits, by groups of elements, float16 and bfloat16 as well; "
+        "of two, the first is that of an all-reduce's contributions, the second that of its means "
         "(wire.md). Sums are taken in float32 all the same. For reductions and gathers (complex "
         "numbers of such floats too), lossy or not; other types travel as they are (engine.md).",
         agree=True,

@@ -140,16 +140,21 @@ def row(entry: Field[Any]) -> OptionRow:
     return found
 
 
-def choice(*names: str) -> Values:
+def choice(*names: str, besides: Sequence[str] = (), in_words: str = "") -> Values:
     """One of some names.
 
     Args:
-        names: All that are allowed.
+        names: Those that are listed.
+        besides: More that are allowed.
+        in_words: What these are, in the list.
 
     Returns:
         The values.
     """
-    return growing_choice(lambda: names)
+    values = growing_choice(lambda: names, always=besides)
+    if not besides:
+        return values
+    return Values(f"{values.wanted} or {in_words}", values.read, values.check)
 
 
 def growing_choice(

@@ -24,6 +24,10 @@ ENCODINGS: Final = (
 :func:`named` adds to the name."""
 LOW: Final = {name: int(name[3:]) for name in ENCODINGS[3:]}
 """Bits of an index, by encoding."""
+PAIRS: Final = tuple(f"{a}/{b}" for a in LOW for b in LOW if a != b)
+"""Of the two phases of an all-reduce: of contributions, and of the means that are gathered (Flash
+Communication, arXiv 2412.04964, has int4/int8)."""
+_BOTH: Final = ":"
 _GROUP_32: Final = 16
 _SPIKES: Final = 32
 _STOCHASTIC: Final = 64
@@ -109,11 +113,14 @@ def named(encoding: str, group: int, spikes: int = 0, rounding: str = ROUNDINGS[
     """An encoding with its parameters: a name that ranks can compare.
 
     Args:
-        encoding: One of :data:`ENCODINGS`.
+        encoding: One of :data:`ENCODINGS`, or one of :data:`PAIRS`.
         group: Elements that share a grid, for those of few bits; others have no parameters.
         spikes: Whether the ends of groups travel as floats.
         rounding: One of :data:`ROUNDINGS`.
     """
+    if encoding in PAIRS:
+        both = encoding.split("/")
+        return _BOTH.join(named(one, group, spikes, rounding) for one in both)
     if encoding not in LOW:
         return encoding
     name = encoding + (f"/{group}" if group != GROUPS[0] else "")
@@ -128,8 +135,19 @@ def _parts(encoding: str) -> tuple[str, int, bool, bool]:
     return name, groups.get(group, 0), rest.endswith(SPIKES), rest != encoding
 
 
+def phases(encoding: str) -> tuple[str, str]:
+    """The names of :func:`named` of contributions, and of means that are gathered."""
+    first, _, second = encoding.partition(_BOTH)
+    return first, second or first
+
+
+def elements_of(encoding: str, dtype: str, payload_bytes: int) -> int:
+    """How many elements fit into a packet of either phase: see :meth:`Codec.elements`."""
+    return min(codec_of(one, dtype).elements(payload_bytes) for one in phases(encoding))
+
+
 def number_of(encoding: str) -> int:
-    """The lc_encoding of a name of :func:`named`, with its parameters."""
+    """The lc_encoding of a name of :func:`named`, of one phase, with its parameters."""
     name, group, spikes, stochastic = _parts(encoding)
     number = ENCODINGS.index(name) | (_GROUP_32 if group == 32 else 0)
     return number | (_SPIKES if spikes else 0) | (_STOCHASTIC if stochastic else 0)
@@ -139,7 +157,7 @@ def codec_of(encoding: str, dtype: str) -> Codec:
     """The codec of an encoding for elements of a type.
 
     Args:
-        encoding: A name of :func:`named`.
+        encoding: A name of :func:`named`, of one phase.
         dtype: A name of :func:`~.wire_types.wire_type`.
 
     Raises:

@@ -7,27 +7,19 @@ must give the same elements, to rounding, for every plan and every set of lost p
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .codec import Codec, codec_of
-from .model import Combine, Finish, Level, Missing, Own, Plan, Slot, Target, packet_count
+from .codec import Codec, codec_of, phases
+from .model import Combine, Finish, Missing, Own, Plan, Slot, Target, packet_count
+from .reference_delivery import Chosen, Delivery, Lost, Needed
 from .rng import key_of
-from .sets import NO_PARITY, Code, shape_of
+from .sets import NO_PARITY, Code
 from .wire_types import Array, WireType, wire_type
-
-Lost = Callable[[int, int, int, int, int], NDArray[np.bool_]]
-"""(sender, receiver, slot number at the receiver, number of packets, round) -> lost, per packet."""
-
-Needed = Callable[[int, int, int, int], NDArray[np.bool_]]
-"""(sender, receiver, slot number at the receiver, number of packets) -> needed, per packet."""
-
-Chosen = Callable[[int, int, int], tuple[Code, int]]
-"""(sender, receiver, slot number at the receiver) -> the code and rounds of the stream."""
 
 
 @dataclass
@@ -96,6 +88,8 @@ def execute(
 ) -> list[RankResult]:
     """Runs one collective on all ranks; docs/plans.md has the rules of missing packets.
 
+    Long because its many arguments are said here.
+
     Sums are taken in float32 (f64: float64), the own contribution first, then the sources in the
     plan's order. They are rounded to the wire type whenever they are stored or sent on. Own
     data and sums that are sent are encoded; who stores them as well, stores what the others decode.
@@ -125,9 +119,9 @@ def execute(
     """
     _check_buffers(plans, inputs, outputs, wire_type(dtype))
     slots, streams = _joined(plans)
-    codec = codec_of(encoding, dtype)
-    ranks = _ranks(plans, inputs, outputs, codec, name, scale, weights, divisor)
-    delivery = _Delivery(lost, rounds, needed, code, chosen)
+    codecs = tuple(codec_of(one, dtype) for one in phases(encoding))
+    ranks = _ranks(plans, inputs, outputs, codecs, name, scale, weights, divisor)
+    delivery = Delivery(lost, rounds, needed, code, chosen)
     values: dict[_Key, _Value] = {}
     for rank, number in _sorted(slots):
         slot = slots[rank, number]
@@ -143,65 +137,22 @@ def execute(
 
 
 @dataclass(frozen=True)
-class _Delivery:
-    """How packets are carried; the fields are :func:`execute`'s arguments."""
-
-    lost: Lost
-    rounds: int | None
-    needed: Needed | None
-    code: Code
-    chosen: Chosen | None
-
-    def __post_init__(self) -> None:
-        if self.rounds is not None and self.rounds < 0:
-            raise ValueError(f"rounds is {self.rounds}, wanted 0 or more, or None for reliable")
-
-    def of(self, level: Level) -> _Delivery:
-        """That of a level."""
-        how = level.delivery
-        if how is None:
-            return self
-        chooses = how.most_parity or how.choose_rounds
-        if chooses and self.chosen is None:
-            raise ValueError("the level leaves it to what was measured: wanted what was chosen")
-        chosen = self.chosen if chooses else None
-        return _Delivery(self.lost, None if how.reliable else how.repair, None, how.code, chosen)
-
-    def arrived(self, stream: tuple[int, int, int], sent: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Which packets of (sender, receiver, slot) arrive. Those not ``sent`` were empty."""
-        if self.rounds is None:
-            return sent
-        n_packets, void = len(sent), ~sent
-        code, rounds = self.code.fitted(n_packets), self.rounds
-        if self.chosen:
-            code, rounds = self.chosen(*stream)
-        shape = shape_of(code if sent.any() else NO_PARITY, n_packets)
-        first = self.lost(*stream, n_packets + len(shape.of_parity), 0)
-        gone, came = first[:n_packets], ~first[n_packets:]
-        gone = gone & ~shape.recover(gone | void, void, came)
-        for round in range(1, rounds + 1):
-            if not gone.any():
-                break
-            gone &= self.lost(*stream, n_packets, round)
-            gone &= ~shape.recover(gone | void, void, came)
-        if self.needed is not None:
-            gone &= ~self.needed(*stream, n_packets)
-            gone &= ~shape.recover(gone | void, void, came)
-        return sent & ~gone
-
-
-@dataclass(frozen=True)
 class _Rank:
     """What the slots of one rank have in common."""
 
     plan: Plan
     came_with: Array
     result: RankResult
-    codec: Codec
+    codecs: tuple[Codec, ...]
     name: tuple[int, int]
     scale: float
     weights: NDArray[np.float64]
     divisor: float
+
+    @property
+    def codec(self) -> Codec:
+        """Of contributions."""
+        return self.codecs[0]
 
     @property
     def kind(self) -> WireType:
@@ -232,11 +183,19 @@ class _Rank:
         step = self._step(slot)
         by = self._spread(self._divisor(slot, value.count), slot).astype(value.elements.dtype)
         elements = value.elements / by
-        came, first = [], self._rounding_seed(slot)
+        came, first, codec = [], self._rounding_seed(slot), self.codecs[self._sends_results(slot)]
         for at in range(0, len(elements), step):
             packet = elements[at : at + step]
-            came.append(self.codec.decode(self.codec.encode(packet, first + at), len(packet)))
+            came.append(codec.decode(codec.encode(packet, first + at), len(packet)))
         return _Value(np.concatenate(came) * by, value.count)
+
+    def _sends_results(self, slot: Slot) -> bool:
+        """Whether what the slot sends is finished: a mean, or what has come of one."""
+        while slot.combine == Combine.COPY and slot.own == Own.SLOT:
+            slot = self._slots[slot.feed]
+        if slot.combine == Combine.ADD:
+            return slot.finish != Finish.NONE
+        return bool(slot.sources)
 
     def _rounding_seed(self, slot: Slot) -> int:
         """Of the first packet; the lower half counts elements. Slots that send the same part of the
@@ -354,7 +313,7 @@ def _ranks(
     plans: Sequence[Plan],
     inputs: Sequence[Array],
     outputs: Sequence[Array],
-    codec: Codec,
+    codecs: tuple[Codec, ...],
     name: tuple[int, int],
     scale: float,
     weights: NDArray[np.float64] | None,
@@ -366,7 +325,7 @@ def _ranks(
     # What a rank contributes is what it came with, whatever an in-place collective writes.
     came_with = [np.array(array, copy=True) for array in inputs]
     return [
-        _Rank(plan, came_with[r], RankResult(outputs[r]), codec, name, scale, weights[r], by)
+        _Rank(plan, came_with[r], RankResult(outputs[r]), codecs, name, scale, weights[r], by)
         for r, plan in enumerate(plans)
     ]
 

@@ -17,8 +17,8 @@ LOWBIT = (
     mutation(
         "the last index may be farther from zero than the anchor",
         "native/lowbit.c",
-        "    wanted = wanted < most ? wanted : most;\n",
-        "    (void)most;\n",
+        "    return wanted < most ? wanted : most;\n",
+        "    (void)most;\n    return wanted;\n",
         "native:test_lowbit",
     ),
     mutation(
@@ -37,8 +37,8 @@ LOWBIT = (
     ),
     mutation(
         "every operation draws the same",
-        "native/payload.c",
-        "{g->config.fault_group, s->op->number,",
+        "native/api.c",
+        "{g->config.fault_group, op->number,",
         "{g->config.fault_group, 0,",
         "tests/runtime/engine/test_encodings.py::test_reliable_delivers_everything_encoded",
     ),

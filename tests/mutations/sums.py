@@ -65,7 +65,7 @@ SUMS = (
     mutation(
         "packets of another encoding believed",
         "native/stream_in.c",
-        "h->encoding != s->op->codec.encoding ||",
+        "h->encoding != s->in_codec->encoding ||",
         "",
         f"{ENGINE}/test_hostile_network.py::test_fields_out_of_range_from_the_right_address",
     ),

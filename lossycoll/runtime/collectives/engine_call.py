@@ -10,7 +10,7 @@ import numpy as np
 
 from lossycoll.options.fields import Options
 from lossycoll.plan import signature
-from lossycoll.plan.codec import number_of
+from lossycoll.plan.codec import number_of, phases
 from lossycoll.plan.sets import NO_PARITY
 from lossycoll.runtime.core.call import CallKey, text_of
 from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, Ready
@@ -42,7 +42,7 @@ def call_of(key: CacheKey) -> EngineCall:
     code, most_parity, missing = (NO_PARITY, 0, -1.0) if reliable else options.parity
     chooses_rounds = not reliable and options.chooses_rounds
     plan = key.encoded.plan.signature
-    encoding = number_of(key.encoding)
+    encodings = [number_of(one) for one in phases(key.encoding)]
     return EngineCall(
         input=0,
         output=0,
@@ -58,7 +58,7 @@ def call_of(key: CacheKey) -> EngineCall:
             most_parity,
             _bits(missing),
             chooses_rounds,
-            encoding,
+            *encodings,
         ),
         timeout=key.timeout,
         reliable=reliable,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from lossycoll.plan.codec import ENCODED, codec_of
+from lossycoll.plan.codec import ENCODED, elements_of
 from lossycoll.runtime.engine.binding import DType
 
 
@@ -41,4 +41,4 @@ def units_of(payload: int, dtype: DType, encoding: str) -> Units:
     """
     if encoding != "same":
         dtype = DType[ENCODED.upper()]
-    return Units(dtype, codec_of(encoding, dtype.name.lower()).elements(payload))
+    return Units(dtype, elements_of(encoding, dtype.name.lower(), payload))

@@ -19,7 +19,7 @@ from lossycoll._native import ffi, lib
 from lossycoll.errors import ClosedError
 from lossycoll.options.fields import Options
 from lossycoll.plan import Plan, encode, faults, sets
-from lossycoll.plan.codec import number_of
+from lossycoll.plan.codec import number_of, phases
 
 from .completions import completions
 from .failures import Code, Failure, Where, error_of
@@ -132,7 +132,7 @@ class Ready:
         ``needed`` and ``weights``."""
         c = ffi.new("lc_call *", encoded.call[0])
         c.dtype = call.dtype
-        c.encoding = number_of(call.encoding)
+        c.encoding, c.gather_encoding = map(number_of, phases(call.encoding))
         for to, level in zip(c.levels, encoded.plan.all_levels, strict=False):
             to.selective = level.delivery is None and call.selective
             to.feedback = level.delivery is None and call.feedback

@@ -9,7 +9,7 @@ import pytest
 
 from lossycoll.errors import LossyError
 from lossycoll.plan import data_movement, ring, transpose, tree
-from lossycoll.plan.codec import LOW, Codec, codec_of, named
+from lossycoll.plan.codec import LOW, Codec, codec_of, elements_of, named
 from lossycoll.plan.sets import Code
 from lossycoll.plan.wire_types import Array
 from tests.support.floats import floats
@@ -22,13 +22,16 @@ AT_RANDOM = tuple(
     named(*how, "stochastic")
     for how in (("int8", 128, 0), ("int4", 32, 0), ("int3", 32, 1), ("int2", 128, 0))
 )
+PAIRS = (named("int4/int8", 32), named("int8/int3", 128), named("int2/int5", 32, 1, "stochastic"))
+"""Of contributions and of means."""
 ENCODED = (
     *NARROW,
     *LOW,
     *(named(name, 32, spikes=1) for name in tuple(LOW)[1:]),
     *AT_RANDOM,
 )
-"""Not a divisor of anything else that goes around in the first test: 17."""
+ALL = (*ENCODED, *PAIRS)
+"""Not a divisor of anything else that goes around in the first test: 19."""
 MIXED = "loss=0.1,dup=0.05,reorder=0.1,seed=11"
 LOSSES = (
     "",
@@ -54,10 +57,10 @@ def test_engine_equals_reference_with_encodings(world: int, loss: str) -> None:
         for case in lossy_cases(world):
             for size in range(len(sizes(world, 9))):
                 turn += 1
-                encoding = ENCODED[turn % len(ENCODED)]
+                encoding = ALL[turn % len(ALL)]
                 if not sums_exactly(case, world, encoding):
                     encoding = "int5/32"
-                count = sizes(world, codec_of(encoding, "f32").elements(PAYLOAD))[size]
+                count = sizes(world, elements_of(encoding, "f32", PAYLOAD))[size]
                 how = {"repair": turn // 2 % 2, "code": Code(8, 2) if turn % 3 == 0 else Code()}
                 dropped += check(network, case, count, "f32", loss, encoding=encoding, **how)
         stats = [engine.stats() for engine in network.engines]
@@ -68,7 +71,7 @@ def test_engine_equals_reference_with_encodings(world: int, loss: str) -> None:
         assert sum(s.packets_recovered for s in stats) > 0
 
 
-@pytest.mark.parametrize("encoding", ENCODED)
+@pytest.mark.parametrize("encoding", ALL)
 @pytest.mark.parametrize("loss", ["", "loss=0.2,seed=3"])
 def test_reliable_delivers_everything_encoded(loss: str, encoding: str) -> None:
     dropped = 0
@@ -76,7 +79,7 @@ def test_reliable_delivers_everything_encoded(loss: str, encoding: str) -> None:
         for case in (case for case in CASES if not case.barrier):
             if not sums_exactly(case, 3, encoding):
                 continue
-            for count in (1, codec_of(encoding, "f32").elements(PAYLOAD) + 1, 2000):
+            for count in (1, elements_of(encoding, "f32", PAYLOAD) + 1, 2000):
                 dropped += check(
                     network, case, count, "f32", loss, encoding=encoding, reliable=True
                 )
@@ -109,6 +112,27 @@ def test_replicas_are_equal_and_packets_fewer(build: object, encoding: str) -> N
             np.testing.assert_array_equal(made.decode(made.encode(data[0]), count), data[0])
     fits = {how: codec_of(how, "f32").elements(PAYLOAD) for how in sent}
     assert sent[encoding] == pytest.approx(sent["same"] * fits["same"] / fits[encoding], rel=0.1)
+
+
+def test_contributions_and_means_may_be_encoded_apart() -> None:
+    """int4/int8: contributions in int4, means in int8. What is added is that of int4."""
+    world, count, errors = 3, 3 * 128 * 40, {}
+    for how in ("int4", "int8", named("int4/int8", 128), named("int8/int4", 128)):
+        rng = np.random.default_rng(5)
+        # Of one size: then the means' grid is as fine as the contributions'.
+        data = [rng.uniform(-1, 1, count).astype(np.float32) for _ in range(world)]
+        exact = np.mean(data, axis=0)
+        with Network(world, PAYLOAD) as network:
+            per_packet = elements_of(how, "f32", PAYLOAD)
+            plans = [transpose.all_reduce(world, r, count, per_packet) for r in range(world)]
+            network.run(plans, data, data, "f32", reliable=True, encoding=how)
+        for replica in data[1:]:
+            np.testing.assert_array_equal(replica.view(np.uint32), data[0].view(np.uint32))
+        errors[how] = float(np.square(data[0] - exact).mean())
+    both = errors["int4:int8"]
+    assert errors["int8"] * 20 < both < 0.6 * errors["int4"]
+    # A mean holds two encoded contributions of three, so it is rounded by 2/9 of what one is.
+    assert both == pytest.approx(errors["int4"] - errors["int8:int4"], rel=0.15)
 
 
 def is_stochastic(made: Codec) -> bool:

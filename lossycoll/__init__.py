@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
+    from .backend.wire_all_reduce import wire_allreduce_
     from .errors import (
         AbortedError,
         CheckpointError,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from .train.dropcompute.report import DropReport, DropStep
     from .train.hooks.arc_topk import arc_topk_hook
     from .train.hooks.dispersing import dispersing_hook
+    from .train.hooks.wire_feedback import WireFeedbackState, wire_feedback_hook
     from .train.sharded.figures import ShardedFigures
     from .train.sharded.optimizer import ShardedOptimizer
 
@@ -74,6 +76,8 @@ _HOME: Final = {
     **dict.fromkeys(("PeerStats", "Report", "Stats"), "runtime.engine.reports"),
     "ShardedFigures": "train.sharded.figures",
     "dispersing_hook": "train.hooks.dispersing",
+    **dict.fromkeys(("WireFeedbackState", "wire_feedback_hook"), "train.hooks.wire_feedback"),
+    "wire_allreduce_": "backend.wire_all_reduce",
     "ShardedOptimizer": "train.sharded.optimizer",
     **dict.fromkeys(("Drift", "measure_drift"), "train.drift.measure"),
     "DriftBound": "train.drift.bound",
@@ -113,6 +117,7 @@ __all__ = [
     "Topology",
     "TrainingError",
     "UnsupportedError",
+    "WireFeedbackState",
     "arc_topk_hook",
     "dispersing_hook",
     "group_stats",
@@ -122,6 +127,8 @@ __all__ = [
     "reliable",
     "stats",
     "topology",
+    "wire_allreduce_",
+    "wire_feedback_hook",
 ]
 
 

@@ -420,3 +420,16 @@ def wait_all(works: Sequence[Work]) -> None:
             failure = failure or error
     if failure is not None:
         raise failure
+
+
+def sum_of(work: Any) -> torch.futures.Future[Tensor]:
+    """What a communication hook of DDP returns for an all-reduce.
+
+    Args:
+        work: That of one tensor, with ``async_op=True``.
+
+    Returns:
+        A future of the tensor.
+    """
+    out: torch.futures.Future[Tensor] = work.get_future().then(lambda f: f.value()[0])
+    return out

@@ -7,13 +7,12 @@ layer adds up along rows, so such errors add up as well, while those of scattere
 """
 
 # Annotations are no text in this file: DDP compares the hook's with its own classes.
-from typing import Any
-
 import torch
 import torch.distributed as dist
 
 from lossycoll.backend.process_group import LossyProcessGroup
 from lossycoll.train.common.arguments import check_dense
+from lossycoll.train.common.collectives import sum_of
 
 
 def dispersing_hook(
@@ -45,10 +44,10 @@ def dispersing_hook(
     group = dist.group.WORLD if state is None else state
     flat.div_(dist.get_world_size(group))
     if not isinstance(group, LossyProcessGroup) or group.lossy_options().delivery == "reliable":
-        return _sum_of(dist.all_reduce(flat, group=group, async_op=True))
+        return sum_of(dist.all_reduce(flat, group=group, async_op=True))
     packets = _prime_from(len(flat) / (group.block_bytes // flat.element_size()))
     sent = _interleaved(flat, packets)
-    done = _sum_of(dist.all_reduce(sent, group=group, async_op=True))
+    done = sum_of(dist.all_reduce(sent, group=group, async_op=True))
 
     def back(future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
         whole: torch.Tensor = flat
@@ -79,9 +78,3 @@ def _prime_from(least: float) -> int:
     while any(number % factor == 0 for factor in range(2, int(number**0.5) + 1)):
         number += 1
     return number
-
-
-def _sum_of(work: Any) -> torch.futures.Future[torch.Tensor]:
-    """A future of the one tensor that ``work`` reduces."""
-    out: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda f: f.value()[0])
-    return out

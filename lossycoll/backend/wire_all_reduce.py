@@ -1,0 +1,69 @@
+"""An all-reduce in few bits by one call, for the layers of tensor-parallel inference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lossycoll.errors import UnsupportedError
+from lossycoll.options.scopes import reliable
+
+from .process_group import of
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def wire_allreduce_(
+    tensor: Tensor,
+    wire: str = "int8",
+    group: dist.ProcessGroup | None = None,
+    *,
+    average: bool = False,
+    **how: Any,
+) -> Tensor:
+    """Reduces a tensor over the ranks, in place, each contribution and each result in few bits.
+
+    After a layer that torch has split by rows::
+
+        style = RowwiseParallel(output_layouts=Partial())
+        parallelize_module(model, mesh, {"out": style})
+        model.out.register_forward_hook(lambda _, args, out: wire_allreduce_(out, "int4"))
+
+    No packet is lost, whatever the group's delivery, and a tensor of any size is encoded. Source:
+    Flash Communication, arXiv 2412.04964, algorithm 1; docs/flash.md has figures.
+
+    Args:
+        tensor: float32, float16 or bfloat16 of any shape, on the CPU; all ranks' have the same.
+        wire: How packets carry it: the option of this name.
+        group: A group of this backend; None for the default group.
+        average: Whether the sum is divided by the number of ranks.
+        how: ``wire_group``, ``wire_spikes`` and ``wire_rounding``, the options.
+
+    Returns:
+        ``tensor``, the same bits on all ranks.
+
+    Raises:
+        UnsupportedError: A tensor of another type, or one that autograd records; a group of another
+            backend.
+        OptionError: A value that an option doesn't have.
+        MismatchError: Ranks differ in what they ask for.
+    """
+    found = of(group)
+    where = f"rank {found.rank()}/{found.size()}"
+    if tensor.dtype not in FLOATS:
+        raise UnsupportedError(
+            f"{where}: wire_allreduce_ got a tensor of {tensor.dtype}, wanted float32, "
+            f"float16 or bfloat16: others aren't rounded to a grid; call all_reduce, which is exact"
+        )
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise UnsupportedError(
+            f"{where}: wire_allreduce_ got a tensor that autograd records, and works in "
+            f"place: call it under torch.no_grad() or torch.inference_mode()"
+        )
+    op = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
+    with reliable(lossy_min_bytes=0, **{"wire": wire, **how}):
+        dist.all_reduce(tensor, op, found)
+    return tensor

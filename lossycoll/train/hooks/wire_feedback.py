@@ -1,0 +1,169 @@
+"""A communication hook of DDP that remembers what gradients lose in few bits.
+
+Rounded to few bits, a gradient loses what is smaller than half a step, in each step anew. Error
+feedback adds what was lost to the next gradient, so that nothing is lost for good (Seide et al.,
+Interspeech 2014; Karimireddy et al., arXiv 1901.09847: ``ef14`` in compress/error_memory.py).
+"""
+
+# Annotations are no text in this file: DDP compares the hook's with its own classes.
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lossycoll.backend.process_group import LossyProcessGroup
+from lossycoll.errors import OptionError
+from lossycoll.options.fields import Options
+from lossycoll.options.scopes import lossy, reliable
+from lossycoll.plan import codec
+from lossycoll.plan.rng import key_of
+from lossycoll.runtime.engine.codecs import rounded
+from lossycoll.train.common.arguments import check_dense
+from lossycoll.train.common.collectives import sum_of
+
+DOMAIN = 0x66656564
+"""Keeps these draws apart from all others ("feed")."""
+
+
+class WireFeedbackState:
+    """The arguments of :func:`wire_feedback_hook`, and what each parameter's gradient has lost.
+
+    It takes a float32 tensor for each parameter. What is remembered is this rank's own, and not
+    part of a checkpoint: without it a few steps are rounded as without feedback.
+    """
+
+    def __init__(
+        self,
+        wire: str = "int4/int8",
+        *,
+        wire_group: int = 128,
+        wire_spikes: int = 0,
+        wire_rounding: str = "nearest",
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """Of one model.
+
+        Args:
+            wire: How gradients travel: an encoding of few bits, or two, of which the first is that
+                of contributions. Feedback is of these: what means lose is not remembered, so they
+                should have more bits.
+            wire_group: Elements that share a grid, as the option.
+            wire_spikes: Whether the ends of groups travel as floats, as the option.
+            wire_rounding: How indices are rounded, as the option.
+            group: The group to average over; None is the default group.
+
+        Raises:
+            OptionError: A value that isn't allowed, or a ``wire`` that isn't of few bits.
+        """
+        options = Options(
+            wire=wire, wire_group=wire_group, wire_spikes=wire_spikes, wire_rounding=wire_rounding
+        )
+        if options.wire not in (*codec.LOW, *codec.PAIRS):
+            raise OptionError(
+                f"wire is {wire!r}, wanted an encoding of few bits, as int4 or int4/int8: of "
+                f"others nothing need be remembered"
+            )
+        self.group = group
+        self.options = {
+            "wire": options.wire,
+            "wire_group": options.wire_group,
+            "wire_spikes": options.wire_spikes,
+            "wire_rounding": options.wire_rounding,
+        }
+        name = codec.named(
+            options.wire, options.wire_group, options.wire_spikes, options.wire_rounding
+        )
+        self._encoding = codec.phases(name)[0]
+        self._lost: dict[Tensor, Tensor] = {}
+        self._calls = 0
+
+    def rounded(self, x: Tensor, rank: int) -> Tensor:
+        """What others will make of this rank's gradient.
+
+        Args:
+            x: float32 (n,), contiguous, on the CPU.
+            rank: This rank's, for what is drawn.
+
+        Returns:
+            float32 (n,), new.
+        """
+        self._calls += 1
+        out = torch.empty_like(x)
+        seed = key_of(DOMAIN, rank, self._calls)
+        rounded(self._encoding, x.data_ptr(), out.data_ptr(), len(x), seed)
+        return out
+
+    def take(self, whole: Tensor, parameters: list[Tensor]) -> None:
+        """Adds what was lost to a bucket's gradients.
+
+        Args:
+            whole: float32 (n,), of all parameters of the bucket.
+            parameters: In their order.
+        """
+        for parameter, part in zip(parameters, _parts(whole, parameters), strict=True):
+            if parameter in self._lost:
+                part.add_(self._lost[parameter])
+
+    def remember(self, lost: Tensor, parameters: list[Tensor]) -> None:
+        """Keeps what a bucket loses now. A group of which an element isn't finite has lost nothing:
+        it would never be finite again.
+
+        Args:
+            lost: As what :meth:`take` gets.
+            parameters: The same.
+        """
+        lost.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        for parameter, part in zip(parameters, _parts(lost, parameters), strict=True):
+            self._lost[parameter] = part
+
+
+def _parts(whole: Tensor, parameters: list[Tensor]) -> tuple[Tensor, ...]:
+    return torch.split(whole, [parameter.numel() for parameter in parameters])
+
+
+def wire_feedback_hook(
+    state: WireFeedbackState,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> torch.futures.Future[torch.Tensor]:
+    """Averages gradients in few bits, and adds what rounding takes from them to the next ones.
+
+    Register it once, with a state of your own::
+
+        state = lossycoll.WireFeedbackState("int4/int8")
+        ddp.register_comm_hook(state, lossycoll.wire_feedback_hook)
+
+    Gradients lose packets as without the hook, by the group's options. Over another backend, and
+    for float64, it returns the plain mean. docs/wire.md says when to take it.
+
+    Args:
+        state: The encoding, and what is remembered.
+        bucket: DDP's bucket of dense gradients, which are replaced by the means.
+
+    Returns:
+        A future of the bucket's buffer.
+
+    Raises:
+        UnsupportedError: The gradients are sparse.
+    """
+    flat = bucket.buffer()
+    check_dense(flat, "wire_feedback_hook")
+    group = dist.group.WORLD if state.group is None else state.group
+    flat.div_(dist.get_world_size(group))
+    can_round = flat.is_cpu and flat.dtype is not torch.float64
+    if not isinstance(group, LossyProcessGroup) or not can_round:
+        return sum_of(dist.all_reduce(flat, group=group, async_op=True))
+    parameters = bucket.parameters()
+    whole = flat.float()  # the buffer itself, if it is of float32
+    state.take(whole, parameters)
+    sent = state.rounded(whole, dist.get_rank(group))
+    state.remember(whole - sent, parameters)
+    scope = reliable if group.lossy_options().delivery == "reliable" else lossy
+    with scope(**state.options):
+        done = sum_of(dist.all_reduce(sent, group=group, async_op=True))
+
+    def back(future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
+        out: torch.Tensor = flat
+        return out.copy_(future.value())
+
+    found: torch.futures.Future[torch.Tensor] = done.then(back)
+    return found

@@ -12,8 +12,10 @@ import math
 import os
 import statistics
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import NamedTuple
 
 import common
 import torch
@@ -32,7 +34,7 @@ import lossycoll
 BYTES, WIDTH, HEADS, BLOCKS, CONTEXT = 256, 128, 4, 2, 64
 STEPS, BATCH = 150, 16
 WINDOWS = 32  # of text that the model hasn't seen: sums of 1 MiB
-PROMPTS = 9
+PROMPTS, TIMES = 8, 9
 WAYS: dict[str, dict[str, object]] = {
     "float32": {},
     "bf16": {"wire": "bf16"},
@@ -121,19 +123,40 @@ def scope(how: dict[str, object]) -> AbstractContextManager[None]:
     return lossycoll.reliable(lossy_min_bytes=0, **how)
 
 
+class Judged(NamedTuple):
+    """One way: perplexity, bytes that this rank has sent for it, and milliseconds."""
+
+    perplexity: float
+    sent: int
+    first_token: float
+    sums: float  # those of a first token alone, one after another
+
+
 @torch.no_grad()
-def judge(model: Decoder, unseen: tuple[Tensor, Tensor]) -> tuple[float, float, int]:
-    """Perplexity; seconds until the first token, the median; and bytes that this rank has sent."""
+def judge(model: Decoder, unseen: tuple[Tensor, Tensor]) -> Judged:
     before = bytes_sent()
     perplexity = math.exp(loss_of(model, unseen))
     sent = bytes_sent() - before
+    prompts = unseen[0][:PROMPTS]
+    activations = torch.randn(PROMPTS, CONTEXT, WIDTH)
+
+    def sums() -> None:
+        for _ in range(2 * BLOCKS):
+            dist.all_reduce(activations.clone())
+
+    token = milliseconds(lambda: model(prompts)[:, -1].argmax(-1))
+    return Judged(perplexity, sent, token, milliseconds(sums))
+
+
+def milliseconds(do: Callable[[], object]) -> float:
+    """The median."""
     taken = []
-    for _ in range(PROMPTS):
+    for _ in range(TIMES):
         dist.barrier()
         begin = time.perf_counter()
-        model(unseen[0][:8])[:, -1].argmax(-1)
-        taken.append(time.perf_counter() - begin)
-    return perplexity, statistics.median(taken), sent
+        do()
+        taken.append(1e3 * (time.perf_counter() - begin))
+    return statistics.median(taken)
 
 
 def bytes_sent() -> int:
@@ -154,23 +177,25 @@ def example() -> str:
     for name, how in WAYS.items() if dist.get_backend() == "lossy" else [("float32", {})]:
         with scope(how):
             found[name] = judge(model, unseen)
-    exact, usual, most = found["float32"]
-    assert math.isclose(exact, alone, rel_tol=1e-4), (exact, alone)
+    plain = found["float32"]
+    assert math.isclose(plain.perplexity, alone, rel_tol=1e-4), (plain, alone)
     if dist.get_rank() == 0:
-        for name, (perplexity, seconds, sent) in found.items():
-            change = f"{perplexity / exact - 1:+.2%}"
-            fewer = f"{most / sent:.1f} times fewer bytes, " if sent else ""
+        for name, one in found.items():
+            change = f"{one.perplexity / plain.perplexity - 1:+.2%}"
+            fewer = f"{plain.sent / one.sent:.1f} times fewer bytes, " if one.sent else ""
+            faster = (plain.first_token / one.first_token, plain.sums / one.sums)
             print(
-                f"{name:>14}: perplexity {perplexity:.3f} ({change}), {fewer}"
-                f"first token {1e3 * seconds:.1f} ms ({usual / seconds:.2f}x)"
+                f"{name:>14}: perplexity {one.perplexity:.3f} ({change}), {fewer}"
+                f"first token {one.first_token:.1f} ms ({faster[0]:.2f}x), "
+                f"its sums {one.sums:.1f} ms ({faster[1]:.2f}x)"
             )
     if "int4" not in found:
-        return f"perplexity {exact:.3f}, {common.dropped()}"
-    worse = found["int4"][0] / exact - 1
+        return f"perplexity {plain.perplexity:.3f}, {common.dropped()}"
+    int4 = found["int4"]
+    worse = int4.perplexity / plain.perplexity - 1
     assert worse < 0.02, f"int4 changes the perplexity by {worse:+.2%}"
-    fewer = most / found["int4"][2]
-    rest = f"{worse:+.2%} with int4 in {fewer:.1f} times fewer bytes, {common.dropped()}"
-    return f"perplexity {exact:.3f}, {rest}"
+    rest = f"{worse:+.2%} with int4 in {plain.sent / int4.sent:.1f} times fewer bytes"
+    return f"perplexity {plain.perplexity:.3f}, {rest}, {common.dropped()}"
 
 
 if __name__ == "__main__":

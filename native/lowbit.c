@@ -266,8 +266,20 @@ static uint32_t cut_up(float x) {
     return bits ? bits ^ 0x800000 : 0;
 }
 
+static int is_among(const char *x, float value) {
+    float eight[8];
+    int found = 0;
+    memcpy(eight, x, sizeof eight);
+    for (int i = 0; i < 8; i++)
+        found |= eight[i] == value;
+    return found;
+}
+
 static uint8_t place_of(const char *x, size_t n, float value) {
-    for (size_t i = 0; i < n; i++) {
+    size_t i = 0;
+    while (i + 8 <= n && !is_among(x + 4 * i, value))
+        i += 8;
+    for (; i < n; i++) {
         float there;
         memcpy(&there, x + 4 * i, 4);
         if (there == value)
@@ -399,13 +411,13 @@ static void get_planes(uint8_t *indices, const uint8_t *first, const uint8_t *se
     else if (bits >= 4)
         lc_nibbles_get(indices, first, n);
     else
-        lc_plane_get(indices, first, n, 2, 0);
+        lc_crumbs_get(indices, first, n, 0);
     if (bits == 6)
-        lc_plane_get(indices, second, n, 2, 4);
+        lc_crumbs_get(indices, second, n, 4);
     else if (bits == 5)
-        lc_plane_get(indices, second, n, 1, 4);
+        lc_bits_get(indices, second, n, 4);
     else if (bits == 3)
-        lc_plane_get(indices, second, n, 1, 2);
+        lc_bits_get(indices, second, n, 2);
 }
 
 static header header_at(const lc_lowbit_packet *p, size_t g) {

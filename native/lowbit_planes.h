@@ -87,9 +87,25 @@ lc_plane_get(uint8_t *indices, const uint8_t *plane, size_t n, unsigned width, u
     memcpy(indices + i, &w, 8);
 }
 
-/* Planes of four bits, a register at a time; they hold the low bits of indices. */
+/* A register at a time: planes of four bits, which hold the low bits of indices, and reading those
+ * of two bits and one. */
 typedef uint8_t lc_bytes16 __attribute__((vector_size(16)));
 typedef uint16_t lc_pairs8 __attribute__((vector_size(16)));
+typedef uint32_t lc_quads4 __attribute__((vector_size(16)));
+
+#define LOW_HALVES(a, b)                                                                           \
+    __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
+#define HIGH_HALVES(a, b)                                                                          \
+    __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
+#define LOW_PAIRS(a, b)                                                                            \
+    (lc_bytes16) __builtin_shufflevector((lc_pairs8)(a), (lc_pairs8)(b), 0, 8, 1, 9, 2, 10, 3, 11)
+#define HIGH_PAIRS(a, b)                                                                           \
+    (lc_bytes16) __builtin_shufflevector((lc_pairs8)(a), (lc_pairs8)(b), 4, 12, 5, 13, 6, 14, 7, 15)
+
+#define LOW_QUADS(a, b)                                                                            \
+    (lc_bytes16) __builtin_shufflevector((lc_quads4)(a), (lc_quads4)(b), 0, 4, 1, 5)
+#define HIGH_QUADS(a, b)                                                                           \
+    (lc_bytes16) __builtin_shufflevector((lc_quads4)(a), (lc_quads4)(b), 2, 6, 3, 7)
 
 static inline void lc_nibbles_put(uint8_t *plane, const uint8_t *indices, size_t n) {
     size_t i = 0;
@@ -114,16 +130,77 @@ static inline void lc_nibbles_get(uint8_t *indices, const uint8_t *plane, size_t
         lc_bytes16 both;
         memcpy(&both, plane + i / 2, 16);
         lc_bytes16 even = both & 15, odd = both >> 4;
-        lc_bytes16 first = __builtin_shufflevector(even, odd, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5,
-                                                   21, 6, 22, 7, 23);
-        lc_bytes16 second = __builtin_shufflevector(even, odd, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28,
-                                                    13, 29, 14, 30, 15, 31);
+        lc_bytes16 first = LOW_HALVES(even, odd), second = HIGH_HALVES(even, odd);
         memcpy(indices + i, &first, 16);
         memcpy(indices + i + 16, &second, 16);
     }
     lc_plane_get(indices + i, plane + i / 2, n - i, 4, 0);
 }
 
+/* Adds to what is there, or sets it if shift is 0, as lc_plane_get. */
+static inline __attribute__((always_inline)) void lc_add_bits(uint8_t *indices, lc_bytes16 bits,
+                                                              unsigned shift) {
+    lc_bytes16 before = {0};
+    if (shift)
+        memcpy(&before, indices, 16);
+    before |= bits << shift;
+    memcpy(indices, &before, 16);
+}
+
+static inline __attribute__((always_inline)) void
+lc_crumbs_get(uint8_t *indices, const uint8_t *plane, size_t n, unsigned shift) {
+    size_t i = 0;
+    for (; i + 64 <= n; i += 64) {
+        lc_bytes16 v;
+        memcpy(&v, plane + i / 4, 16);
+        lc_bytes16 a = v & 3, b = v >> 2 & 3, c = v >> 4 & 3, d = v >> 6;
+        lc_bytes16 ab = LOW_HALVES(a, b), cd = LOW_HALVES(c, d);
+        lc_add_bits(indices + i, LOW_PAIRS(ab, cd), shift);
+        lc_add_bits(indices + i + 16, HIGH_PAIRS(ab, cd), shift);
+        ab = HIGH_HALVES(a, b);
+        cd = HIGH_HALVES(c, d);
+        lc_add_bits(indices + i + 32, LOW_PAIRS(ab, cd), shift);
+        lc_add_bits(indices + i + 48, HIGH_PAIRS(ab, cd), shift);
+    }
+    lc_plane_get(indices + i, plane + i / 4, n - i, 2, shift);
+}
+
+/* The same bits of eight vectors: of one half of their bytes, in the order of the bytes. */
+#define ADD_EIGHTHS(HALVES, at)                                                                    \
+    do {                                                                                           \
+        lc_bytes16 ab = HALVES(b[0], b[1]), cd = HALVES(b[2], b[3]);                               \
+        lc_bytes16 ef = HALVES(b[4], b[5]), gh = HALVES(b[6], b[7]);                               \
+        lc_bytes16 first = LOW_PAIRS(ab, cd), second = LOW_PAIRS(ef, gh);                          \
+        lc_add_bits((at), LOW_QUADS(first, second), shift);                                        \
+        lc_add_bits((at) + 16, HIGH_QUADS(first, second), shift);                                  \
+        first = HIGH_PAIRS(ab, cd);                                                                \
+        second = HIGH_PAIRS(ef, gh);                                                               \
+        lc_add_bits((at) + 32, LOW_QUADS(first, second), shift);                                   \
+        lc_add_bits((at) + 48, HIGH_QUADS(first, second), shift);                                  \
+    } while (0)
+
+static inline
+    __attribute__((always_inline)) void lc_bits_get(uint8_t *indices, const uint8_t *plane,
+                                                    size_t n, unsigned shift) {
+    size_t i = 0;
+    for (; i + 128 <= n; i += 128) {
+        lc_bytes16 v, b[8];
+        memcpy(&v, plane + i / 8, 16);
+        for (unsigned j = 0; j < 8; j++)
+            b[j] = v >> j & 1;
+        ADD_EIGHTHS(LOW_HALVES, indices + i);
+        ADD_EIGHTHS(HIGH_HALVES, indices + i + 64);
+    }
+    lc_plane_get(indices + i, plane + i / 8, n - i, 1, shift);
+}
+
+#undef ADD_EIGHTHS
+#undef LOW_QUADS
+#undef HIGH_QUADS
+#undef LOW_HALVES
+#undef HIGH_HALVES
+#undef LOW_PAIRS
+#undef HIGH_PAIRS
 #undef EACH_BYTE
 
 #endif

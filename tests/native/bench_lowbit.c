@@ -60,7 +60,10 @@ static void print_row(const lc_lowbit *v, int encoding, char *floats, char *pack
         float x = (float)(state >> 8) / (1 << 24) - 0.5f;
         memcpy(floats + 4 * i, &x, 4);
     }
-    printf("%-6s int%u, groups of %-4u", v->name, c.low.bits, c.low.group);
+    printf("%-6s int%u, groups of %-4u%-7s", v->name, c.low.bits, c.low.group,
+           c.low.spikes       ? "spikes"
+           : c.low.stochastic ? "random"
+                              : "");
     run(&c, ENCODE, floats, packets);
     for (enum way way = 0; way < N_WAYS; way++)
         printf(" %8.1f", speed(&c, way, floats, packets));
@@ -71,11 +74,13 @@ int main(void) {
     char *floats = calloc(ELEMENTS, 4), *packets = calloc(ELEMENTS / 32, PAYLOAD);
     if (!floats || !packets)
         return 1;
-    printf("%-25s  %8s %8s %8s   GB/s of float32\n", "", "encode", "decode", "add");
+    printf("%-32s  %8s %8s %8s   GB/s of float32\n", "", "encode", "decode", "add");
     for (int v = 0; v < N_VARIANTS; v++)
         for (int e = LC_ENCODING_INT8; e <= LC_ENCODING_INT2 && variants[v].runs(); e++) {
             print_row(&variants[v], e, floats, packets);
+            print_row(&variants[v], e | LC_ENCODING_STOCHASTIC, floats, packets);
             print_row(&variants[v], e | LC_ENCODING_GROUP_32, floats, packets);
+            print_row(&variants[v], e | LC_ENCODING_GROUP_32 | LC_ENCODING_SPIKES, floats, packets);
         }
     free(floats);
     free(packets);

@@ -2,8 +2,8 @@
 
 Two hosts in the laboratory (docs/lab.md says what it needs). All wires take turns, several
 operations each, of which the first aren't counted: they find the path's rate. A time is from the
-last rank's begin to the last one's end. It stands beside what the link allows: the bytes that a rank
-has sent, at its rate, and a one-way delay for each of two phases.
+last rank's begin to the last one's end. It stands beside what the link allows: the bytes that a
+rank has sent, at its rate, and a one-way delay for each of two phases.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A rank of benchmarks.micro.wires: ``python -m benchmarks.micro.wires_rank CONFIG OUT``.
 
-CONFIG is JSON: a size in MiB, wires by name, rounds, and how many of a wire run in a row. Wires take
-turns, and the order turns around each time. OUT.RANK gets what was measured, in order.
+CONFIG is JSON: a size in MiB, wires by name, rounds, and how many of a wire run in a row. Wires
+take turns, and the order turns around each time. OUT.RANK gets what was measured, in order.
 """
 
 from __future__ import annotations

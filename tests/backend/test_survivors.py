@@ -413,6 +413,7 @@ def train(rank: int, world: int) -> Any:
     return loss, stats.lost, stats.packets_injected
 
 
+@pytest.mark.long
 def test_ddp_goes_on_as_if_there_had_been_three_ranks_from_that_step_on() -> None:
     left = survivors(4, (3,), train, LOSSYCOLL_INJECT="loss=0.05,seed=7")
     losses = []

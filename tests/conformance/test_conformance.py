@@ -139,6 +139,7 @@ def test_the_runner_tells_a_pass_from_a_failure() -> None:
     assert found["test_pass"].counters["packets_injected"] > 0
 
 
+@pytest.mark.long
 def test_a_worker_that_fails_is_an_error() -> None:
     with pytest.raises(WorkerError, match="status 1"):
         list(outcomes("gloo", 2, ["test_of_nothing"], "--samples"))

@@ -122,6 +122,7 @@ def test_the_same_seed_loses_the_same_packets() -> None:
             assert lost(4, backend) == lost(4, backend) != lost(5, backend)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(bool(missing("nft")), reason=f"no nft backend here: {missing('nft')}")
 def test_the_packet_filter_loses_as_much() -> None:
     link = Link(loss=0.04, burst=3)

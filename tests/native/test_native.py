@@ -39,8 +39,8 @@ def make(target: str, *variables: str, timeout: float = 840) -> None:
     [
         "fast",
         "fast-asan",
-        "tsan",
-        *(pytest.param(name, marks=pytest.mark.long) for name in ("test", "asan")),
+        "fast-tsan",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("test", "asan", "tsan")),
     ],
 )
 def test_make(target: str) -> None:

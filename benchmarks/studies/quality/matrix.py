@@ -41,6 +41,17 @@ DEFAULT_DIAL = 0.01
 DIAL_TASKS = ("gpt", "digits", "lstm")
 # Where something stays missing, it is spread over the whole tensor as well.
 SPREAD_DIALS = (0.01, 0.03, 0.1)
+# Gradients in few bits, with DriftBound, the GPT and 4 ranks. Feedback is wire_feedback_hook's.
+WIRES = (
+    "wire/bf16",
+    "wire/int8",
+    "wire/int4",
+    "wire/int4/stochastic",
+    "wire/int4/feedback",
+    "wire/int2/spikes",
+    "wire/int2/spikes/feedback",
+)
+WIRE_LOSSES = (0.0, 0.1)
 # The three losses that have a goal come first.
 LOSSES = (0.1, 0.2, 0.4, 0.3)
 BURST = 8
@@ -175,6 +186,9 @@ def runs(seeds: Sequence[int]) -> Iterator[Run]:
                 for variant in (DDP.name, *method_names()):
                     yield Run(task, world, "none", 0.0, variant, seed)
         yield from _dials(seed)
+        for loss in WIRE_LOSSES:
+            for variant in WIRES:
+                yield Run(TASKS[0], WORLDS[0], KINDS[0] if loss else "none", loss, variant, seed)
 
 
 def _dials(seed: int) -> Iterator[Run]:

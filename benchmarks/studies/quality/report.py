@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.common.report import fill, markdown, write_json
 from benchmarks.common.results import Result
-from lossycoll.cli.demo.methods import DDP
+from lossycoll.cli.demo.methods import DDP, DRIFT_BOUND
 
 from . import plot
 from .matrix import (
@@ -28,6 +28,8 @@ from .matrix import (
     PAPER_VALIDATION,
     TRIED,
     UNREPAIRED,
+    WIRE_LOSSES,
+    WIRES,
     WORLDS,
     Run,
     compared,
@@ -71,6 +73,7 @@ def tables(entries: Mapping[str, Result]) -> dict[str, str]:
             out[f"dial-{task}-{world}"] = change_table(
                 cells(entries, change), task, world, "%", names=dials(), paper=False
             )
+    out["wires"] = wire_table(entries)
     out["variants"] = change_table(
         cells(entries, change),
         "gpt",
@@ -251,6 +254,31 @@ def traffic_table(entries: Mapping[str, Result]) -> str:
                 shown = ["-" if one is None else f"{one.mean:+.0f}%" for one in got]
                 rows.append([f"{loss:.0%} {kind}", *shown])
     return markdown(["loss", *names], rows)
+
+
+def wire_table(entries: Mapping[str, Result]) -> str:
+    """Gradients in few bits: what each costs, and what the ranks send, relative to float32."""
+
+    def share(entry: Result, base: Result) -> float:
+        sent, least = (
+            one.figures["traffic"]["bytes_sent"] / one.figures["steps"] for one in (entry, base)
+        )
+        return float(sent / least)
+
+    change, sent = cells(entries, perplexity_change(HEADLINE)), cells(entries, share)
+    rows = []
+    for variant in (DRIFT_BOUND.name, *WIRES):
+        at = [
+            ("gpt", WORLDS[0], KINDS[0] if loss else "none", loss, variant) for loss in WIRE_LOSSES
+        ]
+        if not any(cell in change for cell in at):
+            continue
+        shown = [show(change.get(cell), "%") for cell in at]
+        shares = ["-" if cell not in sent else f"{sent[cell].mean:.2f}" for cell in at]
+        rows.append([variant, *shown, *shares])
+    losses = [f"{loss:.0%}" for loss in WIRE_LOSSES]
+    titles = (f"{what} at {loss}" for what in ("perplexity", "bytes") for loss in losses)
+    return markdown(["variant", *titles], rows)
 
 
 def _spread(values: list[float], digits: int) -> str:

@@ -33,6 +33,35 @@ def _sharded(name: str, **how: Any) -> Method:
     return replace(SHARDED, name=name, wrap=partial(wrap, **how))
 
 
+def _feedback(
+    model: nn.Module, optimizer_class: Any, settings: Mapping[str, Any], **how: Any
+) -> tuple[nn.Module, Any]:
+    forward, optimizer = ddp.wrap(model, optimizer_class, settings)
+    state = lossycoll.WireFeedbackState(**how)
+    forward.register_comm_hook(state, lossycoll.wire_feedback_hook)  # type: ignore[operator]
+    return forward, optimizer
+
+
+def _wires() -> tuple[Method, ...]:
+    """DriftBound, whose gradients travel in few bits. Parameters are sent as they are."""
+    spikes = {"wire_group": 32, "wire_spikes": 1}
+    options: dict[str, dict[str, Any]] = {
+        "wire/bf16": {"wire": "bf16"},
+        "wire/int8": {"wire": "int8"},
+        "wire/int4": {"wire": "int4"},
+        "wire/int4/stochastic": {"wire": "int4", "wire_rounding": "stochastic"},
+        "wire/int2/spikes": {"wire": "int2", **spikes},
+    }
+    hooks: dict[str, dict[str, Any]] = {
+        "wire/int4/feedback": {"wire": "int4/int8"},
+        "wire/int2/spikes/feedback": {"wire": "int2/int8", **spikes},
+    }
+    found = [replace(DRIFT_BOUND, name=name, options=how) for name, how in options.items()]
+    for name, how in hooks.items():
+        found.append(replace(DRIFT_BOUND, name=name, wrap=partial(_feedback, **how)))
+    return tuple(found)
+
+
 def _dials() -> tuple[Method, ...]:
     """What says how much may be missing, in place of how often is sent again."""
     found = []
@@ -96,6 +125,7 @@ OWN: Final = (
     replace(DRIFT_BOUND, name=DISPERSED[1], wrap=_dispersed),
     replace(DRIFT_BOUND, name="ddp+driftbound/repair1", options={"repair": 1}),
     *_dials(),
+    *_wires(),
 )
 """Those of this study alone."""
 

@@ -45,7 +45,7 @@ LOSSES = (
 @pytest.mark.parametrize(
     ("world", "loss"),
     [
-        pytest.param(world, loss, marks=() if world < 5 or loss == MIXED else pytest.mark.long)
+        pytest.param(world, loss, marks=() if world == 3 or loss == MIXED else pytest.mark.long)
         for world, loss in product((1, 2, 3, 5), LOSSES)
     ],
 )

@@ -77,7 +77,7 @@ class WireFeedbackState:
         self._lost: dict[Tensor, Tensor] = {}
         self._calls = 0
 
-    def rounded(self, x: Tensor, rank: int) -> Tensor:
+    def _rounded(self, x: Tensor, rank: int) -> Tensor:
         """What others will make of this rank's gradient.
 
         Args:
@@ -93,7 +93,7 @@ class WireFeedbackState:
         rounded(self._encoding, x.data_ptr(), out.data_ptr(), len(x), seed)
         return out
 
-    def take(self, whole: Tensor, parameters: list[Tensor]) -> None:
+    def _take(self, whole: Tensor, parameters: list[Tensor]) -> None:
         """Adds what was lost to a bucket's gradients.
 
         Args:
@@ -104,12 +104,12 @@ class WireFeedbackState:
             if parameter in self._lost:
                 part.add_(self._lost[parameter])
 
-    def remember(self, lost: Tensor, parameters: list[Tensor]) -> None:
+    def _remember(self, lost: Tensor, parameters: list[Tensor]) -> None:
         """Keeps what a bucket loses now. A group of which an element isn't finite has lost nothing:
         it would never be finite again.
 
         Args:
-            lost: As what :meth:`take` gets.
+            lost: As what :meth:`_take` gets.
             parameters: The same.
         """
         lost.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
@@ -154,9 +154,9 @@ def wire_feedback_hook(
         return sum_of(dist.all_reduce(flat, group=group, async_op=True))
     parameters = bucket.parameters()
     whole = flat.float()  # the buffer itself, if it is of float32
-    state.take(whole, parameters)
-    sent = state.rounded(whole, dist.get_rank(group))
-    state.remember(whole - sent, parameters)
+    state._take(whole, parameters)
+    sent = state._rounded(whole, dist.get_rank(group))
+    state._remember(whole - sent, parameters)
     scope = reliable if group.lossy_options().delivery == "reliable" else lossy
     with scope(**state.options):
         done = sum_of(dist.all_reduce(sent, group=group, async_op=True))

@@ -20,8 +20,8 @@ from lossycoll.train.common.collectives import (
 )
 
 TRAIN = Path(lossycoll.__file__).parent / "train"
-SENDERS = {"common/collectives.py", "hooks/dispersing.py"}
-"""A communication hook must return torch's own future."""
+SENDERS = {"common/collectives.py", "hooks/dispersing.py", "hooks/wire_feedback.py"}
+"""Communication hooks must return torch's own future."""
 SENDS_NOTHING = {
     *("GradBucket", "GroupMember", "ProcessGroup", "ReduceOp", "group"),
     *("get_rank", "get_world_size", "is_available", "is_initialized"),

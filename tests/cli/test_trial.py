@@ -10,6 +10,7 @@ import pytest
 
 from lossycoll.cli import main as cli
 from lossycoll.cli.trial import Trial, complaints, last_value, summaries
+from tests.support.harness import warm_python
 
 PLAIN = """
 import os, sys
@@ -91,7 +92,7 @@ def test_a_script_runs_once_per_loss_and_seed(
 
 def test_packets_of_a_real_job_are_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = ["try", "--loss", "0,0.2", "--metric", "missing", "--json"]
-    assert cli.main([*line, "--", sys.executable, script(tmp_path, REAL)]) == 0
+    assert cli.main([*line, "--", warm_python(), script(tmp_path, REAL)]) == 0
     said = capsys.readouterr()
     whole, lossy = json.loads(said.out)["trials"]
     assert (whole["value"], whole["groups"]) == (0, 1)
@@ -104,7 +105,7 @@ def test_packets_of_a_real_job_are_lost(tmp_path: Path, capsys: pytest.CaptureFi
 def test_a_script_that_loses_nothing_is_no_result(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = ["try", "--loss", "0.3", "--json", "--", sys.executable, script(tmp_path, SMALL)]
+    line = ["try", "--loss", "0.3", "--json", "--", warm_python(), script(tmp_path, SMALL)]
     assert cli.main(line) == 1
     said = capsys.readouterr()
     (found,) = json.loads(said.out, parse_constant=pytest.fail)["trials"]

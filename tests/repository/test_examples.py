@@ -16,12 +16,12 @@ sys.path.insert(0, str(ROOT / "examples"))
 import run as examples  # noqa: E402 (a script beside the examples, not a package)
 
 HELPERS = {"common", "run"}
-COLD = "ddp"
-"""The one whose processes import torch for themselves, as at a user's. It is in the short suite."""
+OFTEN = "ddp"
+"""The one of the short suite. Processes that import torch for themselves are the guide's."""
 
 
 def case(example: examples.Example) -> Any:
-    marks = () if example.name == COLD else pytest.mark.long
+    marks = () if example.name == OFTEN else pytest.mark.long
     return pytest.param(example, id=example.name, marks=marks)
 
 
@@ -30,8 +30,7 @@ def case(example: examples.Example) -> Any:
 def test_example(example: examples.Example) -> None:
     if example.lacks:
         pytest.skip(example.lacks)
-    python = sys.executable if example.name == COLD else warm_python()
-    outcome = examples.run(example, "lossy", timeout=240, python=python)
+    outcome = examples.run(example, "lossy", timeout=240, python=warm_python())
     assert outcome.status == 0, outcome.output
     assert "terminate called" not in outcome.output
     assert "Traceback" not in outcome.output or example.name == "restart", outcome.output

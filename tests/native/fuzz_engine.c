@@ -306,7 +306,13 @@ static void session(int number, sums *s) {
     net_open_at(&n, RANKS, (lc_inject){.loss = 0}, SECOND / 5, r.real_port, 6 * SECOND);
     n.code = number % 3 == 1 ? lc_code(8, 3) : 0;
     n.most = number % 3 == 2 ? 64 : 0;
-    n.encoding = (uint8_t)(number % 2 ? LC_ENCODING_BF16 : LC_ENCODING_SAME);
+    static const uint8_t encodings[][2] = {
+        {LC_ENCODING_SAME},
+        {LC_ENCODING_BF16},
+        {LC_ENCODING_INT4 | LC_ENCODING_GROUP_32 | LC_ENCODING_SPIKES | LC_ENCODING_STOCHASTIC},
+        {LC_ENCODING_INT8, LC_ENCODING_INT3}};
+    n.encoding = encodings[number % 4][0];
+    n.gather_encoding = encodings[number % 4][1];
     n.lingers = (uint8_t)(number / 2 % 2);
     for (int i = 0; i < RANKS; i++)
         r.real[i] = (struct sockaddr_in){.sin_family = AF_INET,

@@ -28,7 +28,7 @@ typedef struct {
     uint64_t timeout_ns; /* of operations */
     uint16_t code;       /* of parity */
     uint8_t most;        /* parity for 64 packets, where the loss decides; 0: it doesn't */
-    uint8_t encoding;
+    uint8_t encoding, gather_encoding;
     uint8_t waits; /* those who submit do the engine's work */
     uint8_t lingers;
     uint16_t payload;
@@ -51,6 +51,7 @@ static inline void net_open_at(net *n, uint16_t size, lc_inject inject, uint64_t
     n->size = size;
     n->timeout_ns = timeout_ns;
     n->code = 0;
+    n->gather_encoding = 0;
     n->most = n->encoding = n->waits = n->lingers = 0;
     n->payload = net_shared ? LC_SHARED_PAYLOAD : NET_PAYLOAD;
     for (uint16_t r = 0; r < size; r++) {
@@ -194,6 +195,14 @@ static inline void plan_ring(table *t, uint16_t size, uint16_t rank, uint32_t se
     }
 }
 
+/* Elements that fit into a packet of either phase. */
+static inline uint32_t net_elements(const net *n) {
+    uint8_t other = n->gather_encoding ? n->gather_encoding : n->encoding;
+    uint32_t first = lc_encoding_elements(n->encoding, LC_F32, n->payload);
+    uint32_t second = lc_encoding_elements(other, LC_F32, n->payload);
+    return first < second ? first : second;
+}
+
 /* An in-place mean of size * segment floats, in a group of all ranks. */
 static inline int64_t net_submit_to(lc_group *group, const net *n, uint16_t rank, int ring,
                                     uint32_t segment, float *data, int reliable, int repair,
@@ -203,31 +212,31 @@ static inline int64_t net_submit_to(lc_group *group, const net *n, uint16_t rank
         plan_ring(&t, n->size, rank, segment);
     else
         plan_transpose(&t, n->size, rank, segment);
-    lc_call call = {
-        .slots = t.slots,
-        .edges = t.edges,
-        .n_slots = t.n_slots,
-        .n_edges = t.n_edges,
-        .in = data,
-        .out = data,
-        .in_elements = (uint64_t)n->size * segment,
-        .out_elements = (uint64_t)n->size * segment,
-        .scratch_elements = t.scratch,
-        .levels = {{.elements_per_packet = lc_encoding_elements(n->encoding, LC_F32, n->payload),
-                    .reliable = (uint8_t)reliable,
-                    .repair = (uint8_t)repair,
-                    .choose = n->most ? LC_CHOOSE_PARITY : 0,
-                    .most = n->most,
-                    .max_missing = -1,
-                    .code = n->code}},
-        .dtype = LC_F32,
-        .encoding = n->encoding,
-        .notify = (uint8_t)notify,
-        .waits = n->waits,
-        .lingers = n->lingers,
-        .scale = 1,
-        .signature = 1000 + segment + (uint64_t)ring,
-        .timeout_ns = n->timeout_ns};
+    lc_call call = {.slots = t.slots,
+                    .edges = t.edges,
+                    .n_slots = t.n_slots,
+                    .n_edges = t.n_edges,
+                    .in = data,
+                    .out = data,
+                    .in_elements = (uint64_t)n->size * segment,
+                    .out_elements = (uint64_t)n->size * segment,
+                    .scratch_elements = t.scratch,
+                    .levels = {{.elements_per_packet = net_elements(n),
+                                .reliable = (uint8_t)reliable,
+                                .repair = (uint8_t)repair,
+                                .choose = n->most ? LC_CHOOSE_PARITY : 0,
+                                .most = n->most,
+                                .max_missing = -1,
+                                .code = n->code}},
+                    .dtype = LC_F32,
+                    .encoding = n->encoding,
+                    .gather_encoding = n->gather_encoding,
+                    .notify = (uint8_t)notify,
+                    .waits = n->waits,
+                    .lingers = n->lingers,
+                    .scale = 1,
+                    .signature = 1000 + segment + (uint64_t)ring,
+                    .timeout_ns = n->timeout_ns};
     return lc_group_submit(group, &call);
 }
 

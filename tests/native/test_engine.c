@@ -17,7 +17,7 @@ typedef struct {
     int deep;      /* operations in flight */
     int whole;     /* nothing may be missing */
     uint16_t code; /* of the parity */
-    uint8_t encoding;
+    uint8_t encoding, gather_encoding;
     uint8_t waits;
     uint64_t missing, injected, recovered;
 } worker;
@@ -109,6 +109,7 @@ static void run(lc_inject inject, worker how) {
     how.operations /= fewer;
     n.code = how.code;
     n.encoding = how.encoding;
+    n.gather_encoding = how.gather_encoding;
     n.waits = how.waits;
     watching = 1;
     pthread_create(&watcher, NULL, watch, &n);
@@ -194,6 +195,11 @@ static void test_encodings(void) {
         w.encoding = LC_ENCODING_F16;
         w.whole = w.reliable = 1;
         w.code = 0;
+        run(bad, w);
+        w.encoding = LC_ENCODING_INT8 | LC_ENCODING_STOCHASTIC;
+        w.gather_encoding = LC_ENCODING_INT2 | LC_ENCODING_SPIKES;
+        w.whole = w.reliable = 0;
+        w.code = lc_code(8, 2);
         run(bad, w);
     }
 }

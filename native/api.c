@@ -181,7 +181,6 @@ static int refusal_of(const lc_group *g) {
     return atomic_load(&g->closing) ? LC_E_CLOSED : g->failed.code;
 }
 
-/* Under the lock. */
 static uint64_t rounding_of(const lc_group *g, const lc_op *op) {
     const uint64_t name[] = {g->config.fault_group, op->number, g->config.rank};
     uint64_t key = lc_mix(ROUNDING);
@@ -190,6 +189,7 @@ static uint64_t rounding_of(const lc_group *g, const lc_op *op) {
     return key;
 }
 
+/* Under the lock. */
 static void put_in_inbox(lc_group *g, lc_op *op) {
     lc_host *h = g->host;
     op->number = g->submitted++;

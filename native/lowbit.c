@@ -23,6 +23,7 @@ enum {
 #define ROUNDER      12582912.0f /* 1.5 * 2^23 */
 #define DRAW_FIRST   0x7FEB352Du
 #define DRAW_SECOND  0x846CA68Bu
+#define DRAW_THIRD   0x9E3779B9u
 #define DRAW_UNIT    0x1p-14f
 #define DRAW_LEAST   (0x1p-15f - 0.5f)
 

@@ -84,7 +84,7 @@ INLINE VF32 NAME(draw)(VU32 counters, uint32_t key) {
     VU32 w = (counters ^ counters >> 16) * DRAW_FIRST;
     w ^= key;
     w = (w ^ w >> 15) * DRAW_SECOND;
-    w ^= w >> 16;
+    w = (w ^ w >> 16) * DRAW_THIRD;
     VF32 whole = __builtin_convertvector((NAME(vi32))(w >> 18), VF32);
     return whole * DRAW_UNIT + DRAW_LEAST;
 }

@@ -664,7 +664,7 @@ def of(group: dist.ProcessGroup | None) -> LossyProcessGroup:
     """
     found = dist.group.WORLD if group is None else group
     if not isinstance(found, LossyProcessGroup):
-        backend = "none" if found is None else found.name()
+        backend = found.name() if isinstance(found, dist.ProcessGroup) else "none"
         raise UnsupportedError(
             f"this needs a group of backend 'lossy', got one of backend {backend!r}; call "
             f"init_process_group or new_group with backend='lossy' first"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -22,7 +20,9 @@ def wire_allreduce_(
     group: dist.ProcessGroup | None = None,
     *,
     average: bool = False,
-    **how: Any,
+    wire_group: int = 128,
+    wire_spikes: int = 0,
+    wire_rounding: str = "nearest",
 ) -> Tensor:
     """Reduces a tensor over the ranks, in place, each contribution and each result in few bits.
 
@@ -32,7 +32,8 @@ def wire_allreduce_(
         parallelize_module(model, mesh, {"out": style})
         model.out.register_forward_hook(lambda _, args, out: wire_allreduce_(out, "int4"))
 
-    No packet is lost, whatever the group's delivery, and a tensor of any size is encoded. Source:
+    No packet is lost, whatever the group's delivery, and a tensor of any size is encoded (floats of
+    two bytes by few bits only: bf16 and fp16 are for float32). Source:
     Flash Communication, arXiv 2412.04964, algorithm 1; docs/flash.md has figures.
 
     Args:
@@ -40,22 +41,25 @@ def wire_allreduce_(
         wire: How packets carry it: the option of this name.
         group: A group of this backend; None for the default group.
         average: Whether the sum is divided by the number of ranks.
-        how: ``wire_group``, ``wire_spikes`` and ``wire_rounding``, the options.
+        wire_group: Elements that share a grid, with few bits: the option of this name.
+        wire_spikes: Whether the ends of groups travel as floats: the option of this name.
+        wire_rounding: How indices of few bits are rounded: the option of this name.
 
     Returns:
         ``tensor``, the same bits on all ranks.
 
     Raises:
-        UnsupportedError: A tensor of another type, or one that autograd records; a group of another
-            backend.
+        UnsupportedError: A tensor of another type or layout, or one that autograd records; a group
+            of another backend, or one that this rank isn't in.
         OptionError: A value that an option doesn't have.
         MismatchError: Ranks differ in what they ask for.
     """
     found = of(group)
     where = f"rank {found.rank()}/{found.size()}"
-    if tensor.dtype not in FLOATS:
+    if tensor.dtype not in FLOATS or tensor.layout is not torch.strided:
+        kind = tensor.dtype if tensor.layout is torch.strided else tensor.layout
         raise UnsupportedError(
-            f"{where}: wire_allreduce_ got a tensor of {tensor.dtype}, wanted float32, "
+            f"{where}: wire_allreduce_ got a tensor of {kind}, wanted dense float32, "
             f"float16 or bfloat16: others aren't rounded to a grid; call all_reduce, which is exact"
         )
     if tensor.requires_grad and torch.is_grad_enabled():
@@ -64,6 +68,9 @@ def wire_allreduce_(
             f"place: call it under torch.no_grad() or torch.inference_mode()"
         )
     op = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
-    with reliable(lossy_min_bytes=0, **{"wire": wire, **how}):
+    # However small the tensor is, and whatever the group leaves to gloo.
+    always = {"lossy_min_bytes": 0, "bulk_min_bytes": 0}
+    how = {"wire_group": wire_group, "wire_spikes": wire_spikes, "wire_rounding": wire_rounding}
+    with reliable(wire=wire, **how, **always):
         dist.all_reduce(tensor, op, found)
     return tensor

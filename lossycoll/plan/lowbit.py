@@ -272,7 +272,7 @@ def draws(seed: int, shape: tuple[int, ...]) -> Floats:
     w = (w ^ (w >> np.uint32(16))) * np.uint32(0x7FEB352D)
     w ^= np.uint32(seed >> 32)
     w = (w ^ (w >> np.uint32(15))) * np.uint32(0x846CA68B)
-    w ^= w >> np.uint32(16)
+    w = (w ^ (w >> np.uint32(16))) * np.uint32(0x9E3779B9)
     whole = (w >> np.uint32(18)).astype(np.float32)
     found: Floats = whole * np.float32(2.0**-14) + np.float32(2.0**-15 - 0.5)
     return found.reshape(shape)

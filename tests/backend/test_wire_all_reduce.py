@@ -31,8 +31,9 @@ def rank_reduces(rank: int, world: int) -> dict[str, Any]:
     lossycoll.wire_allreduce_(average, "int6", dist.group.WORLD, average=True)
     assert average.unique().tolist() == [(world - 1) / 2], "groups of one number are exact"
     for tensor, text in (
-        (torch.ones(5, dtype=torch.int64), "of torch.int64, wanted float32"),
-        (torch.ones(5, dtype=torch.float64), "of torch.float64, wanted float32"),
+        (torch.ones(5, dtype=torch.int64), "of torch.int64, wanted dense float32"),
+        (torch.ones(5, dtype=torch.float64), "of torch.float64, wanted dense float32"),
+        (torch.ones(5).to_sparse(), "of torch.sparse_coo, wanted dense float32"),
         (torch.ones(5, requires_grad=True), "torch.no_grad"),
     ):
         with pytest.raises(lossycoll.UnsupportedError, match=text) as caught:
@@ -40,6 +41,13 @@ def rank_reduces(rank: int, world: int) -> dict[str, Any]:
         assert f"rank {rank}/{world}: " in str(caught.value)
     with pytest.raises(lossycoll.OptionError, match="option wire is 'int9'"):
         lossycoll.wire_allreduce_(torch.ones(5), "int9")
+    nobody = dist.GroupMember.NON_GROUP_MEMBER
+    with pytest.raises(lossycoll.UnsupportedError, match="got one of backend 'none'"):
+        lossycoll.wire_allreduce_(torch.ones(5), "int8", nobody)
+    by_gloo = dist.new_group(backend="lossy", pg_options=lossycoll.Options(bulk_min_bytes=1 << 20))
+    small = torch.arange(5.0) / 3
+    lossycoll.wire_allreduce_(small, "int2", by_gloo)
+    assert not torch.equal(small, world * torch.arange(5.0) / 3), "gloo rounds nothing"
     dist.destroy_process_group()
     return out
 

@@ -23,7 +23,7 @@ from lossycoll.cli.launcher import EXIT_FAILED, launch, must_be_writable, scratc
 from lossycoll.cli.plotting import drawn
 from lossycoll.options.texts import FAST_PATHS
 from lossycoll.plan import algorithm_names
-from lossycoll.plan.codec import ENCODINGS
+from lossycoll.plan.codec import ENCODINGS, PAIRS
 
 from . import loss_sweep
 from . import nccl as bench_nccl
@@ -51,7 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--mtu", type=whole(576, 65535), help="largest packet; the interface's by default")
     add("--delivery", choices=("lossy", "reliable"), default="lossy")
     add("--algorithm", choices=algorithm_names("all_reduce"), default="auto")
-    add("--wire", choices=ENCODINGS, default="same", help="how lossy's packets carry floats")
+    wires = (*ENCODINGS, *PAIRS)
+    how = "how lossy's packets carry floats, as the option wire"
+    add("--wire", choices=wires, metavar="WIRE", default="same", help=how)
     add("--disable", type=names(FAST_PATHS), default=(), help="fast paths to do without")
     add("--no-verify", action="store_true", help="do not check results (they are at zero loss)")
     add("--json", action="store_true", help="print JSON instead of the table")

@@ -7,6 +7,8 @@ Interspeech 2014; Karimireddy et al., arXiv 1901.09847: ``ef14`` in compress/err
 
 # Annotations are no text in this file: DDP compares the hook's with its own classes.
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -29,7 +31,9 @@ class WireFeedbackState:
     """The arguments of :func:`wire_feedback_hook`, and what each parameter's gradient has lost.
 
     It takes a float32 tensor for each parameter. What is remembered is this rank's own, and not
-    part of a checkpoint: without it a few steps are rounded as without feedback.
+    part of a checkpoint or a copy: without it a few steps are rounded as without feedback. It is in
+    the unit of the gradients: when a GradScaler changes its scale, the next step's is off by as
+    much. Of a parameter that no rank uses in a step (``find_unused_parameters``) it is forgotten.
     """
 
     def __init__(
@@ -77,6 +81,9 @@ class WireFeedbackState:
         self._lost: dict[Tensor, Tensor] = {}
         self._calls = 0
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_lost": {}}  # by parameters, which are others in a copy
+
     def _rounded(self, x: Tensor, rank: int) -> Tensor:
         """What others will make of this rank's gradient.
 
@@ -118,7 +125,9 @@ class WireFeedbackState:
 
 
 def _parts(whole: Tensor, parameters: list[Tensor]) -> tuple[Tensor, ...]:
-    return torch.split(whole, [parameter.numel() for parameter in parameters])
+    """Those of each parameter. A bucket has complex gradients as pairs."""
+    sizes = [parameter.numel() * (2 if parameter.is_complex() else 1) for parameter in parameters]
+    return torch.split(whole, sizes)
 
 
 def wire_feedback_hook(

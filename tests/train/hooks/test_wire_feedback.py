@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from typing import Any
 
 import pytest
@@ -132,6 +133,37 @@ def test_what_it_refuses() -> None:
         lossycoll.WireFeedbackState("bf16")
     with pytest.raises(lossycoll.OptionError, match="wire_group"):
         lossycoll.WireFeedbackState("int4", wire_group=64)
+
+
+def rank_complex(rank: int, world: int) -> float:
+    init()
+    layer = nn.Linear(6, 5, dtype=torch.complex64)
+    ddp = DistributedDataParallel(layer)
+    state = lossycoll.WireFeedbackState("int8")
+    ddp.register_comm_hook(state, lossycoll.wire_feedback_hook)
+    off = 0.0
+    for step in range(3):
+        draws = [torch.Generator().manual_seed(10 * step + r) for r in range(world)]
+        inputs = [torch.randn(4, 6, dtype=torch.complex64, generator=draw) for draw in draws]
+        ddp.zero_grad()
+        ddp(inputs[rank]).abs().sum().backward()
+        wanted = []
+        for x in inputs:
+            copy = nn.Linear(6, 5, dtype=torch.complex64)
+            copy.load_state_dict(layer.state_dict())
+            copy(x).abs().sum().backward()
+            wanted.append(copy.weight.grad)
+        off = max(off, float((layer.weight.grad - sum(wanted) / world).abs().max()))
+    copied = pickle.loads(pickle.dumps(state))
+    assert state._lost
+    assert not copied._lost
+    dist.destroy_process_group()
+    return off
+
+
+def test_complex_parameters_are_pairs() -> None:
+    for off in run_good(rank_complex, WORLD, RELIABLE):
+        assert 1e-4 < off < 0.3
 
 
 KEPT: list[Any] = []

@@ -10,7 +10,6 @@ from tests.gpu.runner import run_table
 SAMPLES = "tests.gpu.samples"
 
 
-@pytest.mark.long
 def test_each_ending_is_told_and_the_next_check_runs() -> None:
     found = run_table(SAMPLES, device="cpu", env={"LOSSYCOLL_LOG": "off"})
     assert list(found) == names_of(SAMPLES)

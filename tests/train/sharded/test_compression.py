@@ -89,7 +89,6 @@ def lossy(rank: int, world: int) -> dict[str, Any]:
     return {"losses": losses, "traffic": traffic, "injected": injected}
 
 
-@pytest.mark.long
 def test_it_learns_where_packets_are_lost_and_replicas_are_equal() -> None:
     for value in run_good(lossy, WORLD, ENV, timeout=150):
         losses, traffic = value["losses"], value["traffic"]

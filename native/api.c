@@ -182,11 +182,10 @@ static int refusal_of(const lc_group *g) {
 }
 
 static uint64_t rounding_of(const lc_group *g, const lc_op *op) {
+    if (!op->codec.low.stochastic && !op->gather.low.stochastic)
+        return 0;
     const uint64_t name[] = {g->config.fault_group, op->number, g->config.rank};
-    uint64_t key = lc_mix(ROUNDING);
-    for (size_t i = 0; i < sizeof name / sizeof name[0]; i++)
-        key = lc_mix(key ^ name[i]);
-    return key;
+    return lc_key_of(ROUNDING, name, sizeof name / sizeof name[0]);
 }
 
 /* Under the lock. */

@@ -30,10 +30,8 @@ static int lost(const lc_inject *inject, uint64_t key, uint32_t k, int before) {
 uint64_t lc_inject_key(const lc_inject *inject, uint32_t group, uint32_t op, uint16_t slot,
                        uint16_t sender, uint16_t receiver, uint8_t round) {
     const uint64_t parts[] = {group, op, slot, sender, receiver, round};
-    uint64_t key = lc_mix(inject->seed); /* first, or the seed could stand in for the group */
-    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
-        key = lc_mix(key ^ parts[i]);
-    return key;
+    /* The seed first, or it could stand in for the group. */
+    return lc_key_of(inject->seed, parts, sizeof parts / sizeof parts[0]);
 }
 
 uint32_t lc_inject_losses(const lc_inject *inject, uint64_t key, uint32_t n_packets,

@@ -140,10 +140,20 @@ static int groups_ok(const lc_codec *codec, const lc_call *call) {
     return !cut || !(levels & (levels - 1));
 }
 
+/* Whether the phases have encodings of their own. */
+static int encodes_apart(const lc_call *call) {
+    return call->gather_encoding && call->gather_encoding != call->encoding;
+}
+
 int lc_codecs_make(const lc_call *call, int simd, lc_codec *codec, lc_codec *gather) {
-    int other = call->gather_encoding ? call->gather_encoding : call->encoding;
-    return lc_codec_make(codec, call->encoding, call->dtype, simd) &&
-           lc_codec_make(gather, other, call->dtype, simd) && codec->same == gather->same;
+    if (!lc_codec_make(codec, call->encoding, call->dtype, simd))
+        return 0;
+    if (!encodes_apart(call)) {
+        *gather = *codec;
+        return 1;
+    }
+    return lc_codec_make(gather, call->gather_encoding, call->dtype, simd) &&
+           codec->same == gather->same;
 }
 
 static int call_ok(const lc_call *call, uint16_t rank, uint16_t size) {
@@ -198,15 +208,13 @@ static int sends_results(const lc_call *call, const lc_slot_desc *d) {
 
 static void describe(lc_op *op, lc_op_slot *s, const lc_slot_desc *d) {
     const lc_call *call = &op->call;
+    int apart = encodes_apart(call);
     s->op = op;
     s->desc = *d;
-    s->level = &op->call.levels[d->level];
-    s->n_packets = (uint32_t)packets_of(&op->call, d);
-    s->in_codec = s->out_codec = &op->codec;
-    if (call->gather_encoding && d->combine == LC_COPY)
-        s->in_codec = &op->gather;
-    if (call->gather_encoding && sends_results(call, d))
-        s->out_codec = &op->gather;
+    s->level = &call->levels[d->level];
+    s->n_packets = (uint32_t)packets_of(call, d);
+    s->in_codec = apart && d->combine == LC_COPY ? &op->gather : &op->codec;
+    s->out_codec = apart && sends_results(call, d) ? &op->gather : &op->codec;
     uint32_t n = s->level->elements_per_packet;
     s->in_bytes = (uint32_t)s->in_codec->wire_bytes(s->in_codec, n);
     s->packet_bytes = (uint32_t)s->out_codec->wire_bytes(s->out_codec, n);

@@ -116,18 +116,15 @@ def _encoding(call: Description, options: Options, around: Scope | None) -> str:
         return "same"
     if when is Rounding.SCOPE and (around is None or not around.sets("wire")):
         return "same"
-    few_bits = options.wire in codec.LOW or options.wire in codec.PAIRS
+    few_bits = options.wire in codec.FEW_BITS
     if call.dtype not in ENCODED_DTYPES and not (few_bits and call.dtype in WIDER):
         return "same"
     # Where ranks don't know each other's sizes, sizes can't decide.
     large = call.splits is not None or call.nbytes >= options.lossy_min_bytes
     if not large:
         return "same"
-    found = codec.named(
-        options.wire, options.wire_group, options.wire_spikes, options.wire_rounding
-    )
     # What is only copied is like the means that an all-reduce gathers.
-    return found if call.op is not None else codec.phases(found)[1]
+    return options.encoding if call.op is not None else codec.phases(options.encoding)[1]
 
 
 def _may_lose(kind: CollectiveKind, call: Description, options: Options, lossy_scope: bool) -> bool:

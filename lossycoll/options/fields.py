@@ -453,6 +453,11 @@ class Options:
         return sets.code_of_share(self.fec), 0, missing
 
     @property
+    def encoding(self) -> str:
+        """How packets carry floats: a name of plan.codec's."""
+        return codec.named(self.wire, self.wire_group, self.wire_spikes, self.wire_rounding)
+
+    @property
     def chooses_rounds(self) -> bool:
         """Whether measured loss decides on the rounds of resending too."""
         return not isinstance(self.max_missing, str) and not self.is_given("repair")

@@ -27,6 +27,8 @@ LOW: Final = {name: int(name[3:]) for name in ENCODINGS[3:]}
 PAIRS: Final = tuple(f"{a}/{b}" for a in LOW for b in LOW if a != b)
 """Of the two phases of an all-reduce: of contributions, and of the means that are gathered (Flash
 Communication, arXiv 2412.04964, has int4/int8)."""
+FEW_BITS: Final = (*LOW, *PAIRS)
+"""Those whose elements are indices."""
 _BOTH: Final = ":"
 _GROUP_32: Final = 16
 _SPIKES: Final = 32

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .rng import MASK, mix, mix_array
+from .rng import MASK, key_of, mix_array
 
 LOSS: Final = 0
 DUPLICATE: Final = 1
@@ -170,10 +170,8 @@ def stream_key(
     seed: int, group: int, op: int, slot: int, sender: int, receiver: int, round: int
 ) -> int:
     """The 64-bit key of one round of one stream; ``slot`` is the number at the receiver."""
-    key = mix(seed)  # first, or the seed could stand in for the group
-    for value in (group, op, slot, sender, receiver, round):
-        key = mix(key ^ value)
-    return key
+    # The seed first, or it could stand in for the group.
+    return key_of(seed, group, op, slot, sender, receiver, round)
 
 
 def draw(key: int, lane: int, n_packets: int) -> NDArray[np.float64]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final
 
-from .rng import MASK, mix
+from .rng import key_of, mix
 from .validation import MAX_WORLD, check_count
 
 DOMAIN: Final = 0x6F72646572
@@ -36,7 +36,7 @@ def draw_order(seed: int, group: int, op: int, world: int) -> tuple[int, ...]:
             raise ValueError(f"{name} is {value}, wanted 0 to 2**{bits} - 1")
     if not 1 <= world <= MAX_WORLD:
         raise ValueError(f"world is {world}, wanted 1 to {MAX_WORLD}")
-    key = mix(mix(mix((seed ^ DOMAIN) & MASK) ^ group) ^ op)
+    key = key_of(seed ^ DOMAIN, group, op)
     order = list(range(world))
     for i in range(world - 1, 0, -1):
         # The high bits of the product: uniform on 0..i up to i / 2**64.

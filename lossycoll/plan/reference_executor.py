@@ -10,6 +10,7 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,7 +66,7 @@ class _Value:
 
 _Key = tuple[int, int]  # rank, slot number
 
-ROUNDING = 0x726F756E64
+ROUNDING: Final = 0x726F756E64
 """Keeps what is drawn to round elements apart from injected faults ("round")."""
 
 
@@ -191,11 +192,16 @@ class _Rank:
 
     def _sends_results(self, slot: Slot) -> bool:
         """Whether what the slot sends is finished: a mean, or what has come of one."""
-        while slot.combine == Combine.COPY and slot.own == Own.SLOT:
-            slot = self._slots[slot.feed]
+        slot = self._origin(slot)
         if slot.combine == Combine.ADD:
             return slot.finish != Finish.NONE
         return bool(slot.sources)
+
+    def _origin(self, slot: Slot) -> Slot:
+        """The slot whose result a copy sends on, or that slot itself."""
+        while slot.combine == Combine.COPY and slot.own == Own.SLOT:
+            slot = self._slots[slot.feed]
+        return slot
 
     def _rounding_seed(self, slot: Slot) -> int:
         """Of the first packet; the lower half counts elements. Slots that send the same part of the
@@ -207,8 +213,7 @@ class _Rank:
 
     def _divisor(self, slot: Slot, count: NDArray[np.int64]) -> NDArray[np.float64]:
         """What a packet's elements are divided by where they are float16."""
-        while slot.combine == Combine.COPY and slot.own == Own.SLOT:
-            slot = self._slots[slot.feed]
+        slot = self._origin(slot)
         partial = slot.combine == Combine.ADD and slot.finish == Finish.NONE
         return self.codec.divisor(count) if partial else np.ones(len(count))
 

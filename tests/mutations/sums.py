@@ -173,8 +173,8 @@ SUMS = (
     mutation(
         "one order for all operations",
         "lossycoll/plan/order.py",
-        "key = mix(mix(mix((seed ^ DOMAIN) & MASK) ^ group) ^ op)",
-        "key = mix(mix(mix((seed ^ DOMAIN) & MASK) ^ group))",
+        "key = key_of(seed ^ DOMAIN, group, op)",
+        "key = key_of(seed ^ DOMAIN, group)",
         "tests/plan/test_builders.py::test_order_depends_on_everything",
     ),
     mutation(

@@ -161,7 +161,7 @@ int main(int argc, char **argv) {
     const way none = {.burst = 1, .max_missing = 0.01};
     found without = run(&none);
     test_parity(&without, 0.05, 1, 1.15, 0.1);
-    if (argc > 1 && !strcmp(argv[1], "-sample"))
+    if (check_samples(argc, argv))
         return check_result("dial");
     test_nothing_to_do(&without);
     test_parity(&without, 0.2, 1, 1.4, 0.42);

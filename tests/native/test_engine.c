@@ -527,7 +527,7 @@ static void test_shared_memory(void) {
 
 /* -sample: half of the operations. */
 int main(int argc, char **argv) {
-    fewer = argc > 1 && !strcmp(argv[1], "-sample") ? 2 : 1;
+    fewer = check_samples(argc, argv) ? 2 : 1;
     test_shared_memory();
     test_is_here();
     test_bad_arguments();

@@ -3,8 +3,6 @@
 #include "check.h"
 #include "slow_links.h"
 
-#include <string.h>
-
 /* Of those that benchmarks/micro/slow_links.py draws: operations that are small against their round
  * trips, and of which the last packets and records were lost. */
 static void test_small_operations(void) {
@@ -58,7 +56,7 @@ static void test_after_a_pause(void) {
 /* -sample: some of it. */
 int main(int argc, char **argv) {
     test_small_operations();
-    if (argc > 1 && !strcmp(argv[1], "-sample"))
+    if (check_samples(argc, argv))
         return check_result("test_slow_links");
     test_after_a_pause();
     return check_result("test_slow_links");

@@ -236,13 +236,19 @@ def _small(percent: float) -> str:
     return f"{percent:.2f}%" if percent >= 0.1 or not percent else f"{percent:.1g}%"
 
 
+def share_sent(entry: Result, base: Result) -> float:
+    """The bytes that all ranks have sent per step, relative to those of the base."""
+    sent, least = (
+        one.figures["traffic"]["bytes_sent"] / one.figures["steps"] for one in (entry, base)
+    )
+    return float(sent / least)
+
+
 def traffic_table(entries: Mapping[str, Result]) -> str:
     """What the ranks sent together, per step: how much more than the reliable run without loss."""
 
     def more(entry: Result, base: Result) -> float:
-        both = (entry.figures, base.figures)
-        sent, least = (one["traffic"]["bytes_sent"] / one["steps"] for one in both)
-        return 100.0 * (sent / least - 1)
+        return 100.0 * (share_sent(entry, base) - 1)
 
     names = (DDP.name, UNREPAIRED, *method_names(), *AGE_RULES)
     found = cells(entries, more)
@@ -259,13 +265,7 @@ def traffic_table(entries: Mapping[str, Result]) -> str:
 def wire_table(entries: Mapping[str, Result]) -> str:
     """Gradients in few bits: what each costs, and what the ranks send, relative to float32."""
 
-    def share(entry: Result, base: Result) -> float:
-        sent, least = (
-            one.figures["traffic"]["bytes_sent"] / one.figures["steps"] for one in (entry, base)
-        )
-        return float(sent / least)
-
-    change, sent = cells(entries, perplexity_change(HEADLINE)), cells(entries, share)
+    change, sent = cells(entries, perplexity_change(HEADLINE)), cells(entries, share_sent)
     rows = []
     for variant in (DRIFT_BOUND.name, *WIRES):
         at = [

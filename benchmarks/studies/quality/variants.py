@@ -24,8 +24,12 @@ from .matrix import BASE, CONTROL, DIALS, DISPERSED, SPREAD_DIALS, UNREPAIRED, d
 def _dispersed(
     model: nn.Module, optimizer_class: Any, settings: Mapping[str, Any]
 ) -> tuple[nn.Module, Any]:
-    forward, optimizer = ddp.wrap(model, optimizer_class, settings)
-    forward.register_comm_hook(None, lossycoll.dispersing_hook)  # type: ignore[operator]
+    wrapped = ddp.wrap(model, optimizer_class, settings)
+    return _hooked(*wrapped, None, lossycoll.dispersing_hook)
+
+
+def _hooked(forward: Any, optimizer: Any, state: Any, hook: Any) -> tuple[nn.Module, Any]:
+    forward.register_comm_hook(state, hook)
     return forward, optimizer
 
 
@@ -36,10 +40,8 @@ def _sharded(name: str, **how: Any) -> Method:
 def _feedback(
     model: nn.Module, optimizer_class: Any, settings: Mapping[str, Any], **how: Any
 ) -> tuple[nn.Module, Any]:
-    forward, optimizer = ddp.wrap(model, optimizer_class, settings)
-    state = lossycoll.WireFeedbackState(**how)
-    forward.register_comm_hook(state, lossycoll.wire_feedback_hook)  # type: ignore[operator]
-    return forward, optimizer
+    wrapped = ddp.wrap(model, optimizer_class, settings)
+    return _hooked(*wrapped, lossycoll.WireFeedbackState(**how), lossycoll.wire_feedback_hook)
 
 
 def _wires() -> tuple[Method, ...]:

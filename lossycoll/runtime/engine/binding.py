@@ -186,7 +186,7 @@ class EngineGroup:
         world: The group's size.
         number: The group's on the wire: equal on all ranks, and of no other group of theirs. 1 to
             2**32 - 1.
-        fault_group: Keys injected faults; equal on all ranks.
+        fault_group: Keys injected faults and random rounding; equal on all ranks.
         definition: 64 bits, equal on ranks that mean the same group: part of every signature.
         options: Those that belong to a group.
         members: The host's processes, by rank; empty: those of the same numbers.

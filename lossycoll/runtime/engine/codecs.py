@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from lossycoll._native import ffi, lib
 from lossycoll.plan.codec import number_of
 
@@ -24,6 +26,7 @@ def rounded(encoding: str, source: int, target: int, count: int, seed: int = 0) 
     if not 0 <= count < 1 << 32:
         raise ValueError(f"{count} elements, wanted up to 2**32 - 1: encode them in parts")
     number = number_of(encoding)
-    packet = ffi.new("uint8_t[]", lib.lc_encoding_bytes(number, lib.LC_F32, count) or 1)
+    room = np.empty(lib.lc_encoding_bytes(number, lib.LC_F32, count), np.uint8)
+    packet = ffi.from_buffer(room)
     lib.lc_encode(number, lib.LC_F32, 1, packet, ffi.cast("void *", source), count, seed)
     lib.lc_decode(number, lib.LC_F32, 1, ffi.cast("void *", target), packet, count)

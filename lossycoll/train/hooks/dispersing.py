@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 
 from lossycoll.backend.process_group import LossyProcessGroup
-from lossycoll.train.common.arguments import check_dense
 from lossycoll.train.common.collectives import sum_of
+
+from .addends import addend
 
 
 def dispersing_hook(
@@ -39,10 +40,7 @@ def dispersing_hook(
     Raises:
         UnsupportedError: The gradients are sparse.
     """
-    flat = bucket.buffer()
-    check_dense(flat, "dispersing_hook")
-    group = dist.group.WORLD if state is None else state
-    flat.div_(dist.get_world_size(group))
+    flat, group = addend(bucket, state, "dispersing_hook")
     if not isinstance(group, LossyProcessGroup) or group.lossy_options().delivery == "reliable":
         return sum_of(dist.all_reduce(flat, group=group, async_op=True))
     packets = _prime_from(len(flat) / (group.block_bytes // flat.element_size()))

@@ -6,8 +6,7 @@ Interspeech 2014; Karimireddy et al., arXiv 1901.09847: ``ef14`` in compress/err
 """
 
 # Annotations are no text in this file: DDP compares the hook's with its own classes.
-
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -20,10 +19,11 @@ from lossycoll.options.scopes import lossy, reliable
 from lossycoll.plan import codec
 from lossycoll.plan.rng import key_of
 from lossycoll.runtime.engine.codecs import rounded
-from lossycoll.train.common.arguments import check_dense
 from lossycoll.train.common.collectives import sum_of
 
-DOMAIN = 0x66656564
+from .addends import addend
+
+DOMAIN: Final = 0x66656564
 """Keeps these draws apart from all others ("feed")."""
 
 
@@ -59,25 +59,20 @@ class WireFeedbackState:
         Raises:
             OptionError: A value that isn't allowed, or a ``wire`` that isn't of few bits.
         """
-        options = Options(
-            wire=wire, wire_group=wire_group, wire_spikes=wire_spikes, wire_rounding=wire_rounding
-        )
-        if options.wire not in (*codec.LOW, *codec.PAIRS):
+        self.options: dict[str, Any] = {
+            "wire": wire,
+            "wire_group": wire_group,
+            "wire_spikes": wire_spikes,
+            "wire_rounding": wire_rounding,
+        }
+        checked = Options(**self.options)
+        if checked.wire not in codec.FEW_BITS:
             raise OptionError(
                 f"wire is {wire!r}, wanted an encoding of few bits, as int4 or int4/int8: of "
                 f"others nothing need be remembered"
             )
         self.group = group
-        self.options = {
-            "wire": options.wire,
-            "wire_group": options.wire_group,
-            "wire_spikes": options.wire_spikes,
-            "wire_rounding": options.wire_rounding,
-        }
-        name = codec.named(
-            options.wire, options.wire_group, options.wire_spikes, options.wire_rounding
-        )
-        self._encoding = codec.phases(name)[0]
+        self._encoding = codec.phases(checked.encoding)[0]
         self._lost: dict[Tensor, Tensor] = {}
         self._calls = 0
 
@@ -154,10 +149,7 @@ def wire_feedback_hook(
     Raises:
         UnsupportedError: The gradients are sparse.
     """
-    flat = bucket.buffer()
-    check_dense(flat, "wire_feedback_hook")
-    group = dist.group.WORLD if state.group is None else state.group
-    flat.div_(dist.get_world_size(group))
+    flat, group = addend(bucket, state.group, "wire_feedback_hook")
     can_round = flat.is_cpu and flat.dtype is not torch.float64
     if not isinstance(group, LossyProcessGroup) or not can_round:
         return sum_of(dist.all_reduce(flat, group=group, async_op=True))

@@ -42,7 +42,7 @@ def send(lab: Any, address: str, port: str, *rest: str) -> None:
     to = address.encode()
     if lab.lib.lab_probe_send(to, int(port), count, size, segments, float(rest[3])):
         sys.exit(f"cannot send: {os.strerror(lab.ffi.errno)}")
-    print(json.dumps({"seconds": time.monotonic() - start}))
+    print(json.dumps({"start": start}))
 
 
 def echo(_: Any, port: str) -> None:

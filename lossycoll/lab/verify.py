@@ -43,7 +43,7 @@ OVERLOAD_SECONDS: Final = 1.0
 OVERLOAD_PACKETS: Final = 400_000
 """At most."""
 FASTER: Final = 0.05
-"""By which a rate may seem higher: a first packet that is late shortens the time."""
+"""By which a rate may seem higher: a gateway lets the first packets pass at once."""
 QUEUED_SHARE: Final = 0.02
 """Of the packets; a busy machine sends in bursts, which queues may drop."""
 
@@ -60,7 +60,10 @@ class Flow:
     late: int
     overflowed: int
     seconds: float
+    """From the first that came to the last."""
     bytes: int
+    sending: float = 0.0
+    """Seconds from before the first was sent until the last came."""
     queued_out: int = 0
     """Found a queue of the network full: not what is drawn."""
 
@@ -101,13 +104,14 @@ def flow(
     arguments = map(str, (packets, size, segments, mbit * 125_000))
     with _listening(lab, pair[1], "receive", str(port), str(packets), str(idle)) as receiver:
         sender = _end(lab, pair[0], "send", lab.address(pair[1]), str(port), *arguments)
-        _answer(sender)
+        start = _answer(sender)["start"]
         assert receiver.stdin is not None
         receiver.stdin.close()
         receiver.stdin = None
         counts = _answer(receiver)
     found = {name: counts[name] for name in _COUNTED}
-    return Flow(sent=packets, queued_out=_queued_out(lab) - before, **found)
+    sending = counts["last"] - start
+    return Flow(sent=packets, queued_out=_queued_out(lab) - before, sending=sending, **found)
 
 
 def _longest_ms(network: Network, pair: tuple[int, int]) -> float:
@@ -260,8 +264,10 @@ def verify_gateways(lab: Lab) -> Iterator[GatewayCheck]:
         pair = (shape.hosts_of(site)[0], shape.hosts_of(other)[0])
         payload = offered * (network.mtu - UDP_BYTES) / frame
         one = flow(lab, pair, packets=packets, mbit=payload, segments=SEGMENTS)
-        # From the first packet to the last there is one packet less.
-        got = (one.received - 1) * frame * 8e-6 / one.seconds if one.seconds > 0 else 0.0
+        # From when the first packet came at the soonest: how late it is has nothing to say.
+        link = network.link_of(*pair)
+        seconds = one.sending - (link.delay_ms - link.jitter_ms) / 1e3
+        got = one.received * frame * 8e-6 / seconds if seconds > 0 else 0.0
         yield GatewayCheck((site, other), asked, offered, got, one.queued_out)
 
 

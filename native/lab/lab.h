@@ -114,6 +114,7 @@ typedef struct {
     uint64_t overflowed; /* found the receiver's socket full: loss that is none of the link's */
     uint64_t bytes;      /* of payload */
     double seconds;      /* from the first to the last */
+    double last;         /* when that came, of CLOCK_MONOTONIC */
 } lab_probe_counts;
 
 /* Sends ``count`` numbered datagrams of ``bytes`` bytes, ``segments`` per call (1: no UDP_SEGMENT),

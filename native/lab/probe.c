@@ -169,6 +169,7 @@ int lab_probe_receive(int port, uint64_t count, int idle_ms, int ready, int done
             note(data, (size_t)length, segment_of(&message, (size_t)length), seen, count, out);
     }
     out->seconds = last - first;
+    out->last = last;
     out->overflowed = overflowed(handle);
     count_runs(seen, count, out);
     status = 0;

@@ -141,7 +141,8 @@ def test_verify_measures_each_site_and_the_ways_between() -> None:
     with Lab(WIDE) as lab:
         checks = list(verify_gateways(lab))
     assert [one.sites for one in checks] == [(0, 1), (1, 0)]
-    assert all(one.dropped > 0 and not one.complaints for one in checks)
+    assert [one.complaints for one in checks] == [[], []]
+    assert all(one.dropped > 0 and one.got > 10 for one in checks), checks
 
 
 @pytest.mark.long

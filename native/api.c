@@ -224,14 +224,19 @@ static int fits_links(const lc_op *op) {
 int64_t lc_group_submit(lc_group *g, lc_call *call) {
     lc_host *h = g->host;
     int code = LC_OK;
-    lc_codec codec, gather;
+    lc_codec codec, gather, plain;
     if ((call->notify && !g->config.completions) || !lc_codecs_make(call, 0, &codec, &gather))
         return LC_E_ARGUMENT;
+    (void)lc_codec_make(&plain, LC_ENCODING_SAME, call->dtype, 0);
     /* Links are asked about streams: a level may be for a link that only others have. */
-    for (int i = 0; i < LC_LEVELS; i++)
-        if (codec.wire_bytes(&codec, call->levels[i].elements_per_packet) > UINT16_MAX ||
-            gather.wire_bytes(&gather, call->levels[i].elements_per_packet) > UINT16_MAX)
+    for (int i = 0; i < LC_LEVELS; i++) {
+        const lc_level *level = &call->levels[i];
+        uint32_t n = level->elements_per_packet;
+        if (level->plain ? plain.wire_bytes(&plain, n) > UINT16_MAX
+                         : codec.wire_bytes(&codec, n) > UINT16_MAX ||
+                               gather.wire_bytes(&gather, n) > UINT16_MAX)
             return LC_E_ARGUMENT;
+    }
     int simd = !(h->config.disable & LC_SIMD);
     lc_op *op = lc_op_build(call, g->config.rank, g->config.size, simd, g->inject_active, &h->pool,
                             &h->pool_lock, &code);

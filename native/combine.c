@@ -259,7 +259,7 @@ void lc_combine(lc_op_slot *s, uint16_t peer, const lc_header *h, const uint8_t 
         lc_payload_store(s, k, payload);
     } else {
         double weight = op->weights ? op->weights[peer] : 1.0;
-        double factor = weight * lc_partial_divisor(&op->codec, h->count);
+        double factor = weight * lc_partial_divisor(s->in_codec, h->count);
         add_payload(s, piece_of(s, k), s->count[k], payload, factor);
     }
     s->count[k] = (uint16_t)(s->count[k] + h->count);

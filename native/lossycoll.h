@@ -81,6 +81,7 @@ typedef struct {
     uint8_t feedback;  /* receivers tell senders which packets they have given up */
     uint8_t choose;    /* lc_choose: what is chosen for each stream by what its path loses */
     uint8_t most;      /* parity, if it is chosen: at most so many packets for 64 */
+    uint8_t plain;     /* elements travel as they are, however the call's are encoded */
     uint16_t code;     /* of parity, if it isn't (sets.h); 0: none */
     float max_missing; /* share that may be missing, where something is chosen; below 0: a tenth of
                           what the path loses */

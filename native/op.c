@@ -134,6 +134,8 @@ static int groups_ok(const lc_codec *codec, const lc_call *call) {
     unsigned levels = 0, cut = 0;
     for (uint32_t i = 0; i < call->n_slots && codec->low.group; i++) {
         uint8_t level = call->slots[i].level;
+        if (call->levels[level].plain)
+            continue;
         levels |= 1u << level;
         cut |= call->levels[level].elements_per_packet % codec->low.group;
     }
@@ -213,8 +215,12 @@ static void describe(lc_op *op, lc_op_slot *s, const lc_slot_desc *d) {
     s->desc = *d;
     s->level = &call->levels[d->level];
     s->n_packets = (uint32_t)packets_of(call, d);
-    s->in_codec = apart && d->combine == LC_COPY ? &op->gather : &op->codec;
-    s->out_codec = apart && sends_results(call, d) ? &op->gather : &op->codec;
+    s->in_codec = s->level->plain                  ? &op->plain
+                  : apart && d->combine == LC_COPY ? &op->gather
+                                                   : &op->codec;
+    s->out_codec = s->level->plain                   ? &op->plain
+                   : apart && sends_results(call, d) ? &op->gather
+                                                     : &op->codec;
     uint32_t n = s->level->elements_per_packet;
     s->in_bytes = (uint32_t)s->in_codec->wire_bytes(s->in_codec, n);
     s->packet_bytes = (uint32_t)s->out_codec->wire_bytes(s->out_codec, n);
@@ -274,7 +280,7 @@ static void place_rows(lc_op *op, const lc_call *call, bump *b) {
                 continue;
             s->ins[j].decoder->rows = rows;
             s->ins[j].decoder->keeps =
-                s->desc.combine == LC_COPY && (op->codec.same || s->encoded != NULL);
+                s->desc.combine == LC_COPY && (s->in_codec->same || s->encoded != NULL);
         }
         if (!s->desc.n_dests || !room)
             continue;
@@ -316,8 +322,8 @@ static void place_streams(lc_op *op, lc_op_slot *s, bump *b, int inject) {
 }
 
 /* What is sent, and what is kept and fed to others: replicas have to get the same of both. */
-static int is_encoded(const lc_op *op, const lc_call *call, const lc_slot_desc *d) {
-    return !op->codec.same && (d->n_dests || (d->target == LC_TARGET_OUT && feeds(call, d)));
+static int is_encoded(const lc_op_slot *s, const lc_call *call, const lc_slot_desc *d) {
+    return !s->out_codec->same && (d->n_dests || (d->target == LC_TARGET_OUT && feeds(call, d)));
 }
 
 /* Where the own contribution lies. The slot that feeds has been placed before. */
@@ -378,7 +384,7 @@ static size_t place(lc_op *op, const lc_call *call, uint16_t size, int inject, b
         s->ready = take(b, waits ? s->n_packets * sizeof(uint32_t) : 0);
         size_t acc = needs_acc(op, &s->desc) ? s->desc.length * op->acc_bytes : 0;
         s->acc = take(b, acc);
-        size_t encoded = is_encoded(op, call, &call->slots[i]) ? s->n_packets : 0;
+        size_t encoded = is_encoded(s, call, &call->slots[i]) ? s->n_packets : 0;
         s->encoded = take(b, encoded * s->packet_bytes);
         if (!b->base)
             continue;
@@ -478,6 +484,7 @@ lc_op *lc_op_build(const lc_call *call, uint16_t rank, uint16_t size, int simd, 
         return NULL;
     op->call = *call;
     (void)lc_codecs_make(call, simd, &op->codec, &op->gather);
+    (void)lc_codec_make(&op->plain, LC_ENCODING_SAME, call->dtype, simd);
     op->gf = lc_gf_of(simd);
     op->element_bytes = op->codec.element_bytes;
     op->acc_bytes = op->codec.acc_bytes;

@@ -139,6 +139,7 @@ struct lc_op {
     lc_call call;             /* slots and edges are not kept */
     lc_codec codec;
     lc_codec gather; /* of finished sums that are sent */
+    lc_codec plain;  /* of levels on which nothing is encoded */
     const lc_gf *gf;
     uint32_t number;
     uint64_t rounding; /* of what this rank draws to round elements */

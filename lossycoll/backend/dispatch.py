@@ -232,6 +232,8 @@ class Dispatcher:
             options = within(options, around)
             choice = choose(call, reduction, options, around, self.where.world)
         numbered = self.named(call, choice)
+        if self._endpoint.one_host:  # only what leaves a host is encoded
+            choice = choice._replace(encoding="same")
         try:
             if choice.way is Way.GLOO:
                 work = self._by_gloo(numbered, call, opts)

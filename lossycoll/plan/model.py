@@ -123,10 +123,12 @@ class Level:
     Attributes:
         elements_per_packet: Elements that one packet carries.
         delivery: None: the call's.
+        plain: Elements travel as they are, however the call's are encoded.
     """
 
     elements_per_packet: int
     delivery: Delivery | None = None
+    plain: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,7 +179,7 @@ class _Rank:
 
     def _encoded(self, slot: Slot, value: _Value) -> _Value:
         """What becomes of it on the way, packet by packet."""
-        if self.codec.same:
+        if self.codec.same or self.plan.all_levels[slot.level].plain:
             return value
         step = self._step(slot)
         by = self._spread(self._divisor(slot, value.count), slot).astype(value.elements.dtype)

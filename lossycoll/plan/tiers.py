@@ -80,12 +80,15 @@ class Tree:
 def tree_of(topology: Topology, rank: int, elements_per_packet: int) -> Tree:
     """The tree of a topology.
 
-    Within a host packets are ``host_packets`` times as large on the way up, and reliable. They are
-    reliable within a site too: a mean of partial sums is unbiased, whatever the sizes of units, if
+    Within a host packets are ``host_packets`` times as large on the way up (``sum_packets``, where
+    that is given: then what is added up there isn't encoded), and reliable. They are reliable
+    within a site too: a mean of partial sums is unbiased, whatever the sizes of units, if
     only the topmost tier loses packets (docs/theory.md). On the topmost tier the call's delivery
     holds, unless all ranks share a host.
     """
-    large = Level(elements_per_packet * topology.host_packets, RELIABLE)
+    up = Level(elements_per_packet * topology.host_packets, RELIABLE)
+    if topology.sum_packets:
+        up = Level(elements_per_packet * topology.sum_packets, RELIABLE, plain=True)
     small = Level(elements_per_packet, RELIABLE)
     units = {rank: Unit((rank,)) for rank in range(topology.world)}
     lowest = [units[rank] for rank in range(topology.world)]
@@ -95,9 +98,9 @@ def tree_of(topology: Topology, rank: int, elements_per_packet: int) -> Tree:
     if topology.shares_hosts:
         lowest = _grouped(lowest, topology.members_of_hosts)
         tops.append(lowest)
-        levels.append(large)
+        levels.append(up)
         # A packet that comes down is one that came from another host.
-        if not topology.one_host and large != small:
+        if not topology.one_host and up != small:
             levels.append(small)
         tiers.append(Tier(1, len(levels)))
     if topology.has_sites:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 
@@ -17,6 +17,8 @@ class Topology:
         sites: Number of each rank's site. The ranks of a host are of one site.
         host_packets: How many packets of the network one packet within a host stands for; 1: it is
             as large.
+        sum_packets: The same of what is added up within a host, where that travels as it is while
+            what leaves the host is encoded; 0: it travels like the rest.
 
     Raises:
         ValueError: If the fields are not as above.
@@ -25,6 +27,7 @@ class Topology:
     hosts: tuple[int, ...]
     sites: tuple[int, ...]
     host_packets: int = 1
+    sum_packets: int = 0
 
     def __post_init__(self) -> None:
         if not self.hosts or len(self.hosts) != len(self.sites):
@@ -44,6 +47,8 @@ class Topology:
                 )
         if self.host_packets < 1:
             raise ValueError(f"host_packets is {self.host_packets}, wanted 1 or more")
+        if self.sum_packets < 0:
+            raise ValueError(f"sum_packets is {self.sum_packets}, wanted 0 or more")
 
     def __hash__(self) -> int:
         return self._hash
@@ -51,7 +56,7 @@ class Topology:
     @cached_property
     def _hash(self) -> int:
         # Plans are kept by their topology, and looked up in every call.
-        return hash((self.hosts, self.sites, self.host_packets))
+        return hash(self.fields)
 
     @staticmethod
     def flat(world: int) -> Topology:
@@ -94,7 +99,7 @@ class Topology:
             Their topology.
         """
         hosts, sites = [self.hosts[r] for r in ranks], [self.sites[r] for r in ranks]
-        return Topology.of_labels(hosts, sites, self.host_packets)
+        return replace(self, hosts=_numbered(hosts), sites=_numbered(sites))
 
     def with_sites(self, of_hosts: Sequence[Hashable]) -> Topology:
         """The same hosts at other sites.
@@ -105,8 +110,18 @@ class Topology:
         Returns:
             That topology.
         """
-        sites = [of_hosts[host] for host in self.hosts]
-        return Topology.of_labels(self.hosts, sites, self.host_packets)
+        return replace(self, sites=_numbered([of_hosts[host] for host in self.hosts]))
+
+    def with_sum_packets(self, sum_packets: int) -> Topology:
+        """The same, but for ``sum_packets``.
+
+        Args:
+            sum_packets: As the attribute.
+
+        Returns:
+            The same object for the same number.
+        """
+        return _with_sum_packets(self, sum_packets)
 
     @property
     def world(self) -> int:
@@ -146,9 +161,9 @@ class Topology:
         return self.n_hosts == 1 and self.world > 1
 
     @property
-    def fields(self) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    def fields(self) -> tuple[tuple[int, ...], tuple[int, ...], int, int]:
         """What goes into a plan's signature."""
-        return self.hosts, self.sites, self.host_packets
+        return self.hosts, self.sites, self.host_packets, self.sum_packets
 
     @cached_property
     def members_of_hosts(self) -> tuple[tuple[int, ...], ...]:
@@ -159,6 +174,11 @@ class Topology:
     def members_of_sites(self) -> tuple[tuple[int, ...], ...]:
         """The ranks of each site, ascending; by the number of the site."""
         return _members(self.sites)
+
+
+@lru_cache(maxsize=64)
+def _with_sum_packets(topology: Topology, sum_packets: int) -> Topology:
+    return replace(topology, sum_packets=sum_packets)
 
 
 @lru_cache(maxsize=64)

@@ -13,7 +13,7 @@ from torch import nn
 import lossycoll
 from tests.support.harness import init, run_good
 
-ENV = {"LOSSYCOLL_LOG": "off", "LOSSYCOLL_LIVENESS": "30"}
+ENV = {"LOSSYCOLL_LOG": "off", "LOSSYCOLL_LIVENESS": "30", "LOSSYCOLL_LINK": "udp"}
 
 
 def rank_reduces(rank: int, world: int) -> dict[str, Any]:
@@ -86,6 +86,6 @@ def rank_layer(rank: int, world: int) -> float:
 
 
 def test_after_a_layer_that_is_split_by_rows() -> None:
-    off = run_good(rank_layer, 2, {**ENV, "LOSSYCOLL_LINK": "udp"})
+    off = run_good(rank_layer, 2, ENV)
     assert off[0] == off[1]
     assert 1e-5 < off[0] < 0.05, os.environ.get("PYTEST_CURRENT_TEST")

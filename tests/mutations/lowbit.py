@@ -84,4 +84,18 @@ LOWBIT = (
         "fills = True",
         "tests/backend/test_encodings.py::test_who_only_contributes_keeps_what_it_has",
     ),
+    mutation(
+        "what is added up within a host is encoded",
+        "lossycoll/runtime/engine/binding.py",
+        "call.levels[i].plain = level.plain",
+        "call.levels[i].plain = False",
+        "tests/runtime/engine/test_hierarchical.py::test_sums_within_a_host_travel_as_they_are",
+    ),
+    mutation(
+        "what leaves no host is encoded",
+        "lossycoll/backend/dispatch.py",
+        "if self._endpoint.one_host:  #",
+        "if not self._endpoint:  #",
+        "tests/backend/test_encodings.py::test_what_is_added_up_within_a_host_is_not_rounded[aaaa]",
+    ),
 )

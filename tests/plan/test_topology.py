@@ -49,6 +49,8 @@ def test_that_of_some_ranks_is_numbered_anew() -> None:
     assert found.of_members(range(6)) == found
     assert found.of_members((0, 2)) == Topology((0, 1), (0, 0), 2)
     assert found.of_members((0, 2)).is_flat
+    assert found.with_sum_packets(5).of_members((1, 4, 5)).sum_packets == 5
+    assert found.with_sum_packets(5) is found.with_sum_packets(5)
 
 
 @pytest.mark.parametrize(
@@ -60,10 +62,11 @@ def test_that_of_some_ranks_is_numbered_anew() -> None:
         ((0, 1), (0, 2), 1, r"sites are \(0, 2\), wanted them numbered by first appearance"),
         ((0, 0), (0, 1), 1, "host 0 is of the sites 0 and 1, wanted one site"),
         ((0, 1), (0, 0), 0, "host_packets is 0, wanted 1 or more"),
+        ((0, 1), (0, 0), (1, -1), "sum_packets is -1, wanted 0 or more"),
     ],
 )
 def test_what_is_refused(
-    hosts: tuple[int, ...], sites: tuple[int, ...], packets: int, message: str
+    hosts: tuple[int, ...], sites: tuple[int, ...], packets: int | tuple[int, int], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        Topology(hosts, sites, packets)
+        Topology(hosts, sites, *(packets if isinstance(packets, tuple) else (packets,)))

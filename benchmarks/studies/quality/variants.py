@@ -58,9 +58,11 @@ def _wires() -> tuple[Method, ...]:
         "wire/int4/feedback": {"wire": "int4/int8"},
         "wire/int2/spikes/feedback": {"wire": "int2/int8", **spikes},
     }
-    found = [replace(DRIFT_BOUND, name=name, options=how) for name, how in options.items()]
+    udp = {"link": "udp"}  # within a host nothing is encoded
+    found = [replace(DRIFT_BOUND, name=name, options=how | udp) for name, how in options.items()]
     for name, how in hooks.items():
-        found.append(replace(DRIFT_BOUND, name=name, wrap=partial(_feedback, **how)))
+        wrap = partial(_feedback, **how)
+        found.append(replace(DRIFT_BOUND, name=name, options=udp, wrap=wrap))
     return tuple(found)
 
 

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--delivery", choices=("lossy", "reliable"), default="lossy")
     add("--algorithm", choices=algorithm_names("all_reduce"), default="auto")
     wires = (*ENCODINGS, *PAIRS)
-    how = "how lossy's packets carry floats, as the option wire"
+    how = "how lossy's packets carry floats, as the option wire, by UDP (link)"
     add("--wire", choices=wires, metavar="WIRE", default="same", help=how)
     add("--disable", type=names(FAST_PATHS), default=(), help="fast paths to do without")
     add("--no-verify", action="store_true", help="do not check results (they are at zero loss)")
@@ -148,7 +148,7 @@ def environment_of(options: argparse.Namespace) -> dict[str, str | None]:
     if options.disable:
         environment["LOSSYCOLL_DISABLE"] = ",".join(options.disable)
     if options.wire != "same":
-        environment["LOSSYCOLL_WIRE"] = options.wire
+        environment |= {"LOSSYCOLL_WIRE": options.wire, "LOSSYCOLL_LINK": "udp"}
     if options.mtu:
         environment["LOSSYCOLL_MTU"] = str(options.mtu)
     return environment

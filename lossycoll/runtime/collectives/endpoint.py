@@ -36,7 +36,7 @@ from .operations import Operations
 from .parts import Parts
 from .plan_cache import PLANS
 from .sequencer import Members
-from .units import Units, units_of
+from .units import Units, sum_units_of, units_of
 from .watcher import Watcher
 
 
@@ -83,6 +83,11 @@ class Endpoint(CollectiveEndpoint):
         self._barrier_buffers = self._one.ctypes.data, self._sum.ctypes.data
 
     @property
+    def one_host(self) -> bool:
+        """Whether nothing that the ranks send leaves a host."""
+        return self._topology.one_host
+
+    @property
     def timeout(self) -> float:
         """Seconds for ranks that never take part."""
         return self.operations.timeout
@@ -98,17 +103,14 @@ class Endpoint(CollectiveEndpoint):
     ) -> Operation:
         options = terms.options
         missing = Missing[options.on_missing.upper()]
-        per_packet = self._units(dtype, terms).per_packet
         with self._submitting():
             members = self._sequencer.members()
             by = self._algorithm("all_reduce", members, terms)
             number = self._sequencer.next
             order = plan_cache.order(by, members, options, self._group, number, self._topology)
             means = self._estimators.means(options, members)
-            finish = means.finish or Finish.MEAN
-            encoded = self._plan(
-                members, by, elements, per_packet, order=order, missing=missing, finish=finish
-            )
+            how = {"order": order, "missing": missing, "finish": means.finish or Finish.MEAN}
+            encoded = self._sum_plan(members, by, elements, dtype, terms, **how)
             return self._submit(encoded, call, (address, address), dtype, terms, means=means)
 
     def reduce_scatter(
@@ -124,8 +126,7 @@ class Endpoint(CollectiveEndpoint):
             means = self._estimators.means(terms.options, members)
             finish = means.finish or Finish.STRATIFIED
             by = self._algorithm("reduce_scatter", members, terms)
-            per_packet = self._units(dtype, terms).per_packet
-            encoded = self._plan(members, by, elements, per_packet, finish=finish)
+            encoded = self._sum_plan(members, by, elements, dtype, terms, finish=finish)
             return self._submit(encoded, call, buffers, dtype, terms, means=means)
 
     def reduce_scatter_blocks(
@@ -284,6 +285,23 @@ class Endpoint(CollectiveEndpoint):
         if by.levels:
             options["topology"] = self._topology
         return PLANS[by.collective](members, by, *sizes, **options)
+
+    def _sum_plan(
+        self,
+        members: Members,
+        by: Algorithm,
+        elements: int | tuple[int, ...],
+        dtype: DType,
+        terms: Terms,
+        **how: Any,
+    ) -> Encoded:
+        """The plan of a reduction. ``how``: what its builder takes besides."""
+        units = self._units(dtype, terms)
+        if not by.levels:
+            return self._plan(members, by, elements, units.per_packet, **how)
+        found = sum_units_of(units, self._payload, terms.encoding, self._topology)
+        how["topology"] = found.topology
+        return PLANS[by.collective](members, by, elements, found.per_packet, **how)
 
     def _units(self, dtype: DType, terms: Terms) -> Units:
         return units_of(self._payload, dtype, terms.encoding)

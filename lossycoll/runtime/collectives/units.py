@@ -7,6 +7,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from lossycoll.plan.codec import ENCODED, elements_of
+from lossycoll.plan.lowbit import GROUPS
+from lossycoll.plan.topology import Topology
 from lossycoll.runtime.engine.binding import DType
 
 
@@ -28,6 +30,38 @@ class Units(NamedTuple):
     def counts(self, nbytes: Sequence[int]) -> tuple[int, ...]:
         """:meth:`count` of each."""
         return tuple([self.count(n) for n in nbytes])
+
+
+class SumUnits(NamedTuple):
+    """The elements of a reduction's plan by tiers, and the topology that it is made from."""
+
+    per_packet: int
+    topology: Topology
+
+
+@lru_cache(maxsize=64)
+def sum_units_of(units: Units, payload: int, encoding: str, topology: Topology) -> SumUnits:
+    """What is encoded is what leaves a host: within one, contributions are added up as they are.
+
+    A packet there has room for ``host_packets`` of the network's, whose elements take more bytes
+    there. So those of the network have no more elements than fit.
+
+    Args:
+        units: Of a flat plan.
+        payload: Bytes that a packet of the network has room for.
+        encoding: A name of plan.codec's.
+        topology: Of the members.
+
+    Returns:
+        The same where there is nothing to tell apart, or packets are too small to.
+    """
+    if encoding == "same" or not topology.shares_hosts:
+        return SumUnits(units.per_packet, topology)
+    room = payload * topology.host_packets // units.dtype.itemsize
+    per_packet = min(units.per_packet, room // GROUPS[0] * GROUPS[0])
+    if not per_packet:
+        return SumUnits(units.per_packet, topology)
+    return SumUnits(per_packet, topology.with_sum_packets(room // per_packet))
 
 
 @lru_cache(maxsize=64)

@@ -70,6 +70,7 @@ class Encoded:
         call.scratch_elements = plan.scratch_elements
         for i, level in enumerate(plan.all_levels):
             call.levels[i].elements_per_packet = level.elements_per_packet
+            call.levels[i].plain = level.plain
         return cls(plan, slots, edges, call)
 
 

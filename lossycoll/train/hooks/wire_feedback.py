@@ -137,7 +137,8 @@ def wire_feedback_hook(
         ddp.register_comm_hook(state, lossycoll.wire_feedback_hook)
 
     Gradients lose packets as without the hook, by the group's options. Over another backend, and
-    for float64, it returns the plain mean. docs/wire.md says when to take it.
+    for float64, it returns the plain mean. Where ranks share hosts, what is rounded is the sum of a
+    host, and is not remembered. docs/wire.md says when to take it.
 
     Args:
         state: The encoding, and what is remembered.
@@ -153,12 +154,15 @@ def wire_feedback_hook(
     can_round = flat.is_cpu and flat.dtype is not torch.float64
     if not isinstance(group, LossyProcessGroup) or not can_round:
         return sum_of(dist.all_reduce(flat, group=group, async_op=True))
+    scope = reliable if group.lossy_options().delivery == "reliable" else lossy
+    if group.lossy_topology().shares_hosts:
+        with scope(**state.options):  # what is rounded is the sum of a host, which no rank sees
+            return sum_of(dist.all_reduce(flat, group=group, async_op=True))
     parameters = bucket.parameters()
     whole = flat.float()  # the buffer itself, if it is of float32
     state._take(whole, parameters)
     sent = state._rounded(whole, dist.get_rank(group))
     state._remember(whole - sent, parameters)
-    scope = reliable if group.lossy_options().delivery == "reliable" else lossy
     with scope(**state.options):
         done = sum_of(dist.all_reduce(sent, group=group, async_op=True))
 

@@ -93,6 +93,36 @@ def test_encodings(encoding: str) -> None:
                 check(network, case, 900, "f32", loss, encoding=encoding)
 
 
+@pytest.mark.parametrize("encoding", ["fp16", "int8", "int4/32:int8/32", "int2+stochastic"])
+@pytest.mark.parametrize("shape", ["hosts", "uneven sites", "hosts and sites"])
+def test_sums_within_a_host_travel_as_they_are(shape: str, encoding: str) -> None:
+    """The ranks of a host cancel each other but for whole numbers from 0 to 3: all encodings carry
+    those, and none carries the contributions."""
+    topology = SHAPES[shape].with_sum_packets(2)
+    world, count, loss = topology.world, 900, "loss=0.3,seed=5"
+    rng = np.random.default_rng(3)
+    large = rng.integers(-(2**20), 2**20, (world, count)).astype(np.float32)
+    for ranks in topology.members_of_hosts:
+        large[ranks[-1]] = np.arange(count) % 4 - large[list(ranks[:-1])].sum(axis=0)
+    plans = [
+        hierarchical.all_reduce(world, rank, count, 128, topology=topology) for rank in range(world)
+    ]
+    for inject in ("", loss):
+        with Network(world, 2048, inject=inject) as network:
+            outputs, want = ([row.copy() for row in large] for _ in range(2))
+            name = (GROUP, network.op)
+            lost = partial(faults.lost, faults.parse(loss), *name)
+            ended = network.run(plans, outputs, outputs, "f32", 1.0, encoding=encoding)
+            execute(
+                *(plans, want, want, "f32", 1.0), lost if inject else nothing, 0,
+                encoding=encoding, name=name,
+            )  # fmt: skip
+        for rank in range(world):
+            assert ended[rank].code == 0
+            np.testing.assert_array_equal(outputs[rank], want[rank])
+            assert inject or np.abs(outputs[rank]).max() <= 3
+
+
 def test_packets_of_several_sizes_that_would_cut_groups_are_refused() -> None:
     topology = SHAPES["uneven sites"]
     x = np.zeros(900, np.float32)

@@ -18,6 +18,7 @@ from tests.support.harness import init, run_good
 
 WORLD = 2
 ENV = {"LOSSYCOLL_LOG": "off", "LOSSYCOLL_LIVENESS": "30", "LOSSYCOLL_LOSSY_MIN_BYTES": "0"}
+ENV |= {"LOSSYCOLL_LINK": "udp"}  # as if each rank were a host
 RELIABLE = {**ENV, "LOSSYCOLL_DELIVERY": "reliable"}
 STEPS = 40
 WIDTH = 64
@@ -172,7 +173,7 @@ never end, with torch's own hooks as well: both wait for the interpreter's lock.
 
 
 def rank_other_backend(rank: int, world: int) -> list[float]:
-    init(backend="gloo")
+    dist.init_process_group("gloo")
     ddp = DistributedDataParallel(Given(torch.float32))
     ddp.register_comm_hook(lossycoll.WireFeedbackState(), lossycoll.wire_feedback_hook)
     KEPT.append(ddp)

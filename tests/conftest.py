@@ -6,6 +6,7 @@ nothing of the suite beside it.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import threading
@@ -18,6 +19,13 @@ from tests.support.waiting import until
 
 # Before torch is imported: with more, the threads of a few processes wait for one another's cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+with contextlib.suppress(ImportError):  # tests/gpu does without
+    from hypothesis import settings
+
+    # A busy machine may take its time, and the cases of one run are those of the next.
+    settings.register_profile("suite", deadline=None, derandomize=True)
+    settings.load_profile("suite")
 
 TESTS = Path(__file__).resolve().parent
 

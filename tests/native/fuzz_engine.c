@@ -341,6 +341,10 @@ static long long option(int argc, char **argv, const char *name, long long other
     return otherwise;
 }
 
+static int is_enough(const sums *s) {
+    return thrown > 100 && s->ended > 10 && s->talked > 10;
+}
+
 int main(int argc, char **argv) {
     uint64_t until = now_ns() + (uint64_t)option(argc, argv, "-max_total_time=", 10) * SECOND;
     hostile = (forger){.random = (uint64_t)option(argc, argv, "-seed=", 1),
@@ -360,10 +364,10 @@ int main(int argc, char **argv) {
         if (now_ns() - begin > longest)
             longest = now_ns() - begin;
         /* A slow machine goes on until the check below means something. */
-    } while (now_ns() < until || (s.talked <= 10 && sessions < 100));
+    } while (now_ns() < until || (!is_enough(&s) && sessions < 100));
     printf("fuzz_engine: %lu datagrams passed, %lu thrown; %d pairs, %d of them failed, longest "
            "%.1f s; %d operations ended well, %d messages came\n",
            passed, thrown, sessions, s.failed, (double)longest * 1e-9, s.ended, s.talked);
-    CHECK(thrown > 100 && s.ended > 10 && s.talked > 10);
+    CHECK(is_enough(&s));
     return check_result("fuzz_engine");
 }

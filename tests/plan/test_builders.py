@@ -231,7 +231,7 @@ def declared() -> FFI:
     return ffi
 
 
-@settings(max_examples=50, deadline=None)  # the first one parses the header
+@settings(max_examples=50)
 @given(
     slots=st.lists(
         st.builds(

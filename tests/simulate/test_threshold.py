@@ -120,7 +120,7 @@ def recordings(draw: st.DrawFn) -> Times:
     return out
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(recordings(), st.floats(0, 10), st.sampled_from(CUTS), st.floats(0, 0.99))
 def test_drop_grows_with_a_falling_threshold(
     times: Times, communication: float, cut: Any, wanted: float

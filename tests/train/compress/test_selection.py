@@ -77,7 +77,7 @@ def matrices(draw: Any) -> Tensor:
     return x
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(matrices(), st.floats(0.02, 1.0), st.integers(1, 6))
 def test_a_sketch_keeps_no_less_than_rows_at_random_would(
     matrix: Tensor, ratio: float, dim: int

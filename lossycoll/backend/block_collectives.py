@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -22,7 +23,7 @@ from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
 
 from . import checks
-from .description import CollectiveKind, Description, Loss, Submission
+from .description import CollectiveKind, Description, Loss, Rounding, Submission
 from .reduction import AVG
 from .staging import as_they_are
 from .tensors import DTYPES, address, nbytes
@@ -60,6 +61,9 @@ class ContributionWork(EngineWork):
         super().__init__(endpoint, operation, result)
         blocks, nothing = operation.blocks, np.zeros((endpoint.world, 0), np.bool_)
         self._lost = blocks.lost if isinstance(blocks, Contributions) else nothing
+        none = np.zeros(endpoint.world, np.bool_)
+        self.sent = blocks.sent if isinstance(blocks, Contributions) else none
+        """The owners to whom this rank has sent a contribution over the network, bool (world,)."""
 
     @property
     def lost(self) -> NDArray[np.bool_]:
@@ -70,7 +74,11 @@ class ContributionWork(EngineWork):
 
 
 def all_gather_blocks(
-    where: Where, output: Tensor, needed: NDArray[np.bool_] | None, blocks: int
+    where: Where,
+    output: Tensor,
+    needed: NDArray[np.bool_] | None,
+    blocks: int,
+    encoding: str = "same",
 ) -> Description:
     """Describes ``LossyProcessGroup.all_gather_blocks``.
 
@@ -79,12 +87,14 @@ def all_gather_blocks(
         output: Shape (world * n,), contiguous.
         needed: bool (world, blocks), or None.
         blocks: The blocks of one chunk.
+        encoding: How packets carry float32.
 
     Raises:
         UnsupportedError: A tensor or an array of another form.
     """
     name = ALL_GATHER_BLOCKS.name
     _check_chunked(where, name, output)
+    _check_encoding(where, name, output, encoding)
     shape = (where.world, blocks)
     if needed is not None and (needed.shape != shape or needed.dtype != np.bool_):
         raise UnsupportedError(
@@ -92,23 +102,30 @@ def all_gather_blocks(
         )
     tensors = [output]
     return Description(
-        ALL_GATHER_BLOCKS, tensors, tensors, nbytes(output), compared=output, argument=needed
+        *(ALL_GATHER_BLOCKS, tensors, tensors, nbytes(output)),
+        compared=output,
+        argument=needed,
+        encoding=encoding,
     )
 
 
-def reduce_scatter_blocks(where: Where, output: Tensor, input: Tensor) -> Description:
+def reduce_scatter_blocks(
+    where: Where, output: Tensor, input: Tensor, encoding: str = "same"
+) -> Description:
     """Describes ``LossyProcessGroup.reduce_scatter_blocks``.
 
     Args:
         where: Whose call it is.
         output: Shape (n,), contiguous.
         input: Shape (world * n,), contiguous, of a dtype that the engine adds.
+        encoding: How packets carry float32.
 
     Raises:
         UnsupportedError: Tensors of another form.
     """
     name = REDUCE_SCATTER_BLOCKS.name
     _check_chunked(where, name, input)
+    _check_encoding(where, name, input, encoding)
     checks.check_chunks(where, name, output, input)
     if not output.is_contiguous():
         raise checks.refusal(where, name, f"an output of stride {output.stride()} in")
@@ -121,6 +138,7 @@ def reduce_scatter_blocks(where: Where, output: Tensor, input: Tensor) -> Descri
         nbytes(input),
         compared=input,
         op=SimpleNamespace(op=AVG, factor=None),
+        encoding=encoding,
     )
 
 
@@ -131,6 +149,14 @@ def _check_chunked(where: Where, name: str, whole: Tensor) -> None:
             f"{where}: {name} got a tensor of shape {tuple(whole.shape)} and stride "
             f"{whole.stride()}, wanted one dimension, contiguous, its length a multiple of "
             f"{where.world}"
+        )
+
+
+def _check_encoding(where: Where, name: str, whole: Tensor, encoding: str) -> None:
+    """Only float32 can be encoded."""
+    if encoding != "same" and whole.dtype is not torch.float32:
+        raise UnsupportedError(
+            f"{where}: {name} got {whole.dtype} to be sent as {encoding}, wanted torch.float32"
         )
 
 
@@ -151,6 +177,7 @@ ALL_GATHER_BLOCKS: Final = CollectiveKind(
     Loss.DELIVERY,
     as_they_are,
     submit=_all_gather,
+    rounding=Rounding.CALL,
     work=BlockWork,
 )
 REDUCE_SCATTER_BLOCKS: Final = CollectiveKind(
@@ -158,5 +185,6 @@ REDUCE_SCATTER_BLOCKS: Final = CollectiveKind(
     Loss.DELIVERY,
     as_they_are,
     submit=_reduce_scatter,
+    rounding=Rounding.CALL,
     work=ContributionWork,
 )

@@ -47,6 +47,8 @@ class Rounding(Enum):
     SCOPE = auto()
     """The same, but only as a scope asks, not the group: what one rank hands out, such as a model's
     parameters, stays exact unless the caller of this very collective wants it otherwise."""
+    CALL = auto()
+    """As ``Description.encoding`` says, at any size."""
 
 
 class Staged(NamedTuple):
@@ -165,6 +167,7 @@ class Description(NamedTuple):
             each element is then read before it is replaced.
         argument: What only ``submit`` understands.
         result: The work's result, where ``submit`` fills other tensors than those of ``writes``.
+        encoding: How packets carry float32, a name of plan.codec's; for kinds whose callers say it.
     """
 
     kind: CollectiveKind
@@ -180,6 +183,7 @@ class Description(NamedTuple):
     harmless_overlap: int | None = None
     argument: Any = None
     result: list[Tensor] | None = None
+    encoding: str = "same"
 
     @property
     def dtype(self) -> torch.dtype:

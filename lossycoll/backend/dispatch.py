@@ -112,6 +112,8 @@ def choose(
 def _encoding(call: Description, options: Options, around: Scope | None) -> str:
     """How packets carry the call's floats."""
     when = call.kind.rounding
+    if when is Rounding.CALL:
+        return call.encoding
     if options.wire == "same" or when is Rounding.NEVER:
         return "same"
     if when is Rounding.SCOPE and (around is None or not around.sets("wire")):

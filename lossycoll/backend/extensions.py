@@ -129,19 +129,31 @@ class Extensions:
         """The bytes that one block (packet) carries."""
         return self._endpoint.block_bytes
 
-    def blocks(self, nbytes: int) -> int:
-        """Counts the blocks (packets) of a chunk in :meth:`all_gather_blocks`.
+    def block_elements(self, encoding: str) -> int:
+        """The float32 elements that one block (packet) carries.
 
         Args:
-            nbytes: The chunk's bytes.
+            encoding: How packets carry them, as the calls below take it.
 
         Returns:
             Their number.
         """
-        return self._endpoint.blocks(nbytes)
+        return self._endpoint.block_elements(encoding)
+
+    def blocks(self, nbytes: int, encoding: str = "same") -> int:
+        """Counts the blocks (packets) of a chunk in :meth:`all_gather_blocks`.
+
+        Args:
+            nbytes: The chunk's bytes.
+            encoding: How packets carry them.
+
+        Returns:
+            Their number.
+        """
+        return self._endpoint.blocks(nbytes, encoding)
 
     def all_gather_blocks(
-        self, output: Tensor, needed: NDArray[np.bool_] | None = None
+        self, output: Tensor, needed: NDArray[np.bool_] | None = None, encoding: str = "same"
     ) -> BlockWork:
         """Gathers rank r's chunk of ``output`` on all ranks, in place, block by block.
 
@@ -152,6 +164,8 @@ class Extensions:
             output: Shape (world * n,), contiguous; chunk r is ``output[r * n : (r + 1) * n]``.
             needed: bool (world, blocks), those that are asked for until they come, by owner; the
                 own row is ignored. None: none is.
+            encoding: How packets carry float32, as ``lossycoll.plan.codec.named`` returns it. The
+                own chunk stays as it is.
 
         Returns:
             A work whose ``arrived`` waits for it and is bool (world, blocks), own row True. A
@@ -161,15 +175,17 @@ class Extensions:
         Raises:
             UnsupportedError: A tensor or an array of another form.
         """
-        blocks = self.blocks(nbytes(output) // self._dispatcher.where.world)
+        blocks = self.blocks(nbytes(output) // self._dispatcher.where.world, encoding)
         description = block_collectives.all_gather_blocks(
-            self._dispatcher.where, output, needed, blocks
+            self._dispatcher.where, output, needed, blocks, encoding
         )
         work = self._dispatcher.run(description, _c10d.AllgatherOptions())
         assert isinstance(work, BlockWork)
         return work
 
-    def reduce_scatter_blocks(self, output: Tensor, input: Tensor) -> ContributionWork:
+    def reduce_scatter_blocks(
+        self, output: Tensor, input: Tensor, encoding: str = "same"
+    ) -> ContributionWork:
         """Averages all ranks' chunks number ``rank`` of ``input`` in ``output``, of what arrived.
 
         In lossy delivery what is lost counts as zero: for callers that add it to their next
@@ -179,16 +195,20 @@ class Extensions:
             output: Shape (n,), contiguous; it may be this rank's chunk of ``input``.
             input: Shape (world * n,), contiguous, floating. Where ranks share a host or a site, one
                 of them sends the sum of all for an owner elsewhere, and finds it here afterwards.
+            encoding: As in :meth:`all_gather_blocks`.
 
         Returns:
             A work whose ``lost`` waits for it and is bool (world, blocks), by owner: the blocks
             (packets) of ``input``, as it is then, that were lost. What a link lost that was silent
-            for ``deadline_max`` isn't known, and not in it.
+            for ``deadline_max`` isn't known, and not in it. ``sent`` is bool (world,): the owners
+            whose chunk of ``input`` this rank has sent, encoded.
 
         Raises:
             UnsupportedError: Tensors of another form.
         """
-        description = block_collectives.reduce_scatter_blocks(self._dispatcher.where, output, input)
+        description = block_collectives.reduce_scatter_blocks(
+            self._dispatcher.where, output, input, encoding
+        )
         work = self._dispatcher.run(description, _c10d.ReduceScatterOptions())
         assert isinstance(work, ContributionWork)
         return work

@@ -139,17 +139,17 @@ class Endpoint(CollectiveEndpoint):
     ) -> Operation:
         with self._submitting():
             members = self._sequencer.members()
-            per_packet = self._payload // dtype.itemsize
             finish, means, result = Finish.STRATIFIED, BY_COUNT, None
             by = plan_cache.algorithm("reduce_scatter", members, self._block_algorithm)
-            if terms.options.delivery == "lossy":
+            lossy = terms.options.delivery == "lossy"
+            if lossy:
                 finish, means = Finish.WEIGHTED, Means(divisor=float(len(members.ranks)))
-                if by.levels and not self._topology.one_host:
-                    # Who loses a host's sum is to send it again: so it must be left with it.
-                    by, chunk = IN_PLACE, elements * dtype.itemsize
-                    result = (buffers[0] + self.rank * chunk, buffers[1], chunk)
-                    buffers = (buffers[0], buffers[0])
-            encoded = self._plan(members, by, elements, per_packet, finish=finish)
+            if by.levels and not self._topology.one_host and (lossy or terms.encoding != "same"):
+                # Who loses of a host's sum is to send it again: so it must be left with it.
+                by, chunk = IN_PLACE, elements * dtype.itemsize
+                result = (buffers[0] + self.rank * chunk, buffers[1], chunk)
+                buffers = (buffers[0], buffers[0])
+            encoded = self._sum_plan(members, by, elements, dtype, terms, finish=finish)
             blocks = Contributions(encoded.plan, result)
             return self._submit(encoded, call, buffers, dtype, terms, means=means, blocks=blocks)
 
@@ -185,19 +185,35 @@ class Endpoint(CollectiveEndpoint):
 
     @property
     def block_bytes(self) -> int:
-        """What one packet carries."""
+        """What one packet carries, as it is."""
         return self._payload
 
-    def blocks(self, nbytes: int) -> int:
-        """Counts packets.
+    def block_elements(self, encoding: str) -> int:
+        """The float32 elements that one packet carries.
 
         Args:
-            nbytes: What they carry, in bytes.
+            encoding: How, a name of plan.codec's.
 
         Returns:
             Their number.
         """
-        return packet_count(nbytes, self._payload)
+        encoding = "same" if self._topology.one_host else encoding
+        units = units_of(self._payload, DType.F32, encoding)
+        return sum_units_of(units, self._payload, encoding, self._topology).per_packet
+
+    def blocks(self, nbytes: int, encoding: str = "same") -> int:
+        """Counts packets.
+
+        Args:
+            nbytes: What they carry, in bytes.
+            encoding: How, a name of plan.codec's; of float32, if they are encoded.
+
+        Returns:
+            Their number.
+        """
+        if encoding == "same":
+            return packet_count(nbytes, self._payload)
+        return packet_count(nbytes // DType.F32.itemsize, self.block_elements(encoding))
 
     def all_gather_blocks(
         self,
@@ -210,9 +226,13 @@ class Endpoint(CollectiveEndpoint):
         with self._submitting():
             members = self._sequencer.members()
             by = plan_cache.algorithm("all_gather", members, self._block_algorithm)
-            encoded = self._plan(members, by, nbytes, self._payload)
+            units = self._units(DType.BYTES, terms)
+            per_packet = units.per_packet
+            if terms.encoding != "same":
+                per_packet = self.block_elements(terms.encoding)
+            encoded = self._plan(members, by, units.count(nbytes), per_packet)
             return self._submit(
-                encoded, call, buffers, DType.BYTES, terms, blocks=Blocks(encoded.plan, needed)
+                encoded, call, buffers, units.dtype, terms, blocks=Blocks(encoded.plan, needed)
             )
 
     def all_to_all(

@@ -6,10 +6,18 @@ import numpy as np
 
 from lossycoll._native import ffi, lib
 from lossycoll.plan.codec import number_of
+from lossycoll.plan.lowbit import GROUPS
 
 
-def rounded(encoding: str, source: int, target: int, count: int, seed: int = 0) -> None:
-    """Writes what a receiver would make of elements that travel in one packet.
+def rounded(
+    encoding: str,
+    source: int,
+    target: int,
+    count: int,
+    seed: int = 0,
+    per_packet: int = GROUPS[0],
+) -> None:
+    """Writes what a receiver would make of elements that travel encoded.
 
     Where packets begin makes no difference, as long as they begin with a group.
 
@@ -19,6 +27,7 @@ def rounded(encoding: str, source: int, target: int, count: int, seed: int = 0) 
         target: Address of room for as many; may be ``source``.
         count: Elements, up to 2^32 - 1.
         seed: 64 bits, of what is drawn.
+        per_packet: Elements of a packet; it makes a difference where they aren't whole groups.
 
     Raises:
         ValueError: There are too many elements.
@@ -26,7 +35,10 @@ def rounded(encoding: str, source: int, target: int, count: int, seed: int = 0) 
     if not 0 <= count < 1 << 32:
         raise ValueError(f"{count} elements, wanted up to 2**32 - 1: encode them in parts")
     number = number_of(encoding)
-    room = np.empty(lib.lc_encoding_bytes(number, lib.LC_F32, count), np.uint8)
+    each = count if per_packet % GROUPS[0] == 0 else per_packet
+    room = np.empty(lib.lc_encoding_bytes(number, lib.LC_F32, max(1, each)), np.uint8)
     packet = ffi.from_buffer(room)
-    lib.lc_encode(number, lib.LC_F32, 1, packet, ffi.cast("void *", source), count, seed)
-    lib.lc_decode(number, lib.LC_F32, 1, ffi.cast("void *", target), packet, count)
+    for at in range(0, count, max(1, each)):
+        n, begin = min(each, count - at), 4 * at
+        lib.lc_encode(number, lib.LC_F32, 1, packet, ffi.cast("void *", source + begin), n, seed)
+        lib.lc_decode(number, lib.LC_F32, 1, ffi.cast("void *", target + begin), packet, n)

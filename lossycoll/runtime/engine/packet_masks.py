@@ -68,7 +68,7 @@ class Contributions:
     ``lost``: bool (world, blocks), by owner, once the operation is done: the blocks of this rank's
     contribution that the owner did without. Own row False. In a plan of several levels the rank's
     contribution is what it sends to owners of other hosts: its host's sum of some chunks, and
-    nothing of the others.
+    nothing of the others. ``sent``: bool (world,), of which owners it has sent a contribution.
 
     ``result``: (address of the mean, where it is wanted, bytes), for plans in one buffer.
     """
@@ -85,6 +85,8 @@ class Contributions:
         self._result = result
         blocks = packet_count(plan.in_elements // plan.world, plan.elements_per_packet)
         self.lost: NDArray[np.bool_] = np.zeros((plan.world, blocks), np.bool_)
+        self.sent: NDArray[np.bool_] = np.zeros(plan.world, np.bool_)
+        self.sent[[dest.peer for dest in self._sent]] = True
 
     def encoded(self) -> bytes:
         return b""

@@ -22,8 +22,10 @@ from lossycoll.errors import PeerLostError
 from lossycoll.options.scopes import lossy, reliable
 
 from .arguments import own_group
+from .packet_elements import as_elements, missed_by_rounding, rounded_to
 from .recovery import NOTHING_ASKED, Recovery
 from .staleness import Mask
+from .wire import NOT_ASKED, Wire, exactly
 
 
 class Work(Protocol):
@@ -58,25 +60,27 @@ class BlockGather:
 
 
 class ReportedMean:
-    """A mean whose senders learn which of their contributions were lost.
+    """A mean whose senders learn what of their contributions isn't in it.
 
     Args:
         work: The collective.
-        lost: Says, once it is complete, which of this rank's contributions were lost.
+        missed: Says so, once it is complete.
     """
 
-    def __init__(self, work: Work, lost: Callable[[], Mask]) -> None:
+    def __init__(self, work: Work, missed: Callable[[], Tensor | None]) -> None:
         self._work = work
-        self._lost = lost
+        self._missed = missed
 
     def wait(self) -> None:
         """Returns when the mean is there."""
         self._work.wait()
 
     @property
-    def lost(self) -> Mask:
-        """bool (world, blocks), by owner: this rank's contributions that are not in the mean."""
-        return self._lost()
+    def missed(self) -> Tensor | None:
+        """(world * n,), what of this rank's contribution was lost, or taken away by rounding; waits
+        for the mean. None: nothing."""
+        self.wait()
+        return self._missed()
 
 
 class Collectives:
@@ -91,6 +95,7 @@ class Collectives:
         recovery: What is brought back of what was lost.
         exact: Whether ``recovery`` holds as it is (:meth:`.Recovery.changes`).
         optional: Whether this process works as a single rank where there is no process group.
+        wire: How gradients and parameters travel.
 
     Raises:
         UnsupportedError: There is no group, or this rank isn't in it.
@@ -103,6 +108,7 @@ class Collectives:
         recovery: Recovery = NOTHING_ASKED,
         exact: bool = False,
         optional: bool = False,
+        wire: Wire = NOT_ASKED,
     ) -> None:
         exists = group is not None or (dist.is_available() and dist.is_initialized())
         found = own_group(group) if exists or not optional else None
@@ -112,6 +118,7 @@ class Collectives:
         self.lossy = found if isinstance(found, LossyProcessGroup) else None
         self._recovery = recovery
         self._exact = exact
+        self._wire = wire
 
     def __str__(self) -> str:
         return f"rank {self.rank}/{self.world}"
@@ -176,10 +183,14 @@ class Collectives:
 
     def delivery(self) -> contextlib.AbstractContextManager[None]:
         """The scope in which gradients and parameters are sent."""
-        if self.lossy is None or self._reliable_now(self.lossy):
-            return contextlib.nullcontext()  # not reliable(), in which nothing is encoded either
-        options = self.lossy.lossy_options()
-        return lossy(lossy_min_bytes=0, **self._recovery.changes(options, exact=self._exact))
+        wire = {} if self._wire.gradients is None else {"wire": self._wire.gradients}
+        if self.lossy is None:
+            return contextlib.nullcontext()
+        if self._reliable_now(self.lossy):
+            # Not reliable() without wire, in which nothing is encoded.
+            return reliable(lossy_min_bytes=0, **wire) if wire else contextlib.nullcontext()
+        changes = self._recovery.changes(self.lossy.lossy_options(), exact=self._exact)
+        return lossy(lossy_min_bytes=0, **changes, **wire)
 
     def reduce_scatter_mean(self, output: Tensor, source: Tensor) -> Work:
         """Starts the mean over the ranks, of which each rank gets its chunk.
@@ -206,17 +217,30 @@ class Collectives:
 
         Args:
             output: float (n,), this rank's chunk of the mean.
-            source: float (world * n,), this rank's contribution. It may be overwritten.
+            source: float (world * n,), this rank's contribution. It may be overwritten, and is what
+                is missed of.
 
         Returns:
-            The work, which knows what was lost.
+            The work, which knows what was lost, or taken away by rounding.
         """
-        if self.lossy is None or self._reliable_now(self.lossy):
-            work = self.reduce_scatter_mean(output, source)
-            return ReportedMean(work, lambda: np.zeros((self.world, 0), np.bool_))
+        encoding = self.gradient_encoding(source)
+        group = self.lossy
+        if group is None or (encoding == "same" and self._reliable_now(group)):
+            return ReportedMean(self.reduce_scatter_mean(output, source), lambda: None)
         with self.delivery():
-            reported = self.lossy.reduce_scatter_blocks(output, source)
-        return ReportedMean(reported, lambda: reported.lost)
+            reported = group.reduce_scatter_blocks(output, source, encoding)
+        per_block = self.block_elements(source, encoding)
+
+        def missed() -> Tensor | None:
+            lost = reported.lost
+            if encoding != "same":
+                return missed_by_rounding(source, lost, reported.sent, per_block, encoding)
+            if not lost.any():
+                return None
+            mask = as_elements(lost, per_block, len(output))
+            return torch.where(mask, source, source.new_zeros(()))
+
+        return ReportedMean(reported, missed)
 
     def all_reduce_gradients(self, flat: Tensor) -> Work:
         """Starts to sum gradients over the ranks, with the delivery that is in force.
@@ -231,12 +255,15 @@ class Collectives:
             return _Complete()
         return dist.all_reduce(flat, group=self._group, async_op=True)  # type: ignore[no-any-return]
 
-    def all_gather_blocks(self, flat: Tensor, needed: Mask | None = None) -> BlockGather:
+    def all_gather_blocks(
+        self, flat: Tensor, needed: Mask | None = None, encoding: str = "same"
+    ) -> BlockGather:
         """Starts to send this rank's chunk to all. A block that is lost leaves what was there.
 
         Args:
             flat: (world * n,), in place.
             needed: bool (world, blocks), the blocks that are resent until they arrive. None: none.
+            encoding: Of :meth:`parameter_encoding`.
 
         Returns:
             The work, which knows what arrived.
@@ -245,30 +272,69 @@ class Collectives:
             everything = np.ones((self.world, 1), np.bool_)
             return BlockGather(self.all_gather_chunks(flat), lambda: everything)
         with self.delivery():
-            work = self.lossy.all_gather_blocks(flat, needed)
+            work = self.lossy.all_gather_blocks(flat, needed, encoding)
         return BlockGather(work, lambda: work.arrived_result)
 
-    def blocks(self, nbytes: int) -> int:
+    def blocks(self, nbytes: int, encoding: str = "same") -> int:
         """Counts the blocks, each a packet's payload, of a chunk.
 
         Args:
             nbytes: The chunk's bytes.
+            encoding: How packets carry them.
 
         Returns:
             Their number.
         """
-        return 1 if self.lossy is None else self.lossy.blocks(nbytes)
+        return 1 if self.lossy is None else self.lossy.blocks(nbytes, encoding)
 
-    def block_elements(self, flat: Tensor) -> int:
+    def block_elements(self, flat: Tensor, encoding: str = "same") -> int:
         """Counts the elements of a block.
 
         Args:
             flat: Has their type.
+            encoding: How packets carry them.
 
         Returns:
             Their number.
         """
-        return 1 if self.lossy is None else self.lossy.block_bytes // flat.element_size()
+        if self.lossy is None:
+            return 1
+        if encoding != "same":
+            return self.lossy.block_elements(encoding)
+        return self.lossy.block_bytes // flat.element_size()
+
+    # ---- how it travels ----
+
+    def gradient_encoding(self, flat: Tensor) -> str:
+        """How packets carry a gradient of which the rank knows what is taken away by rounding.
+
+        Args:
+            flat: float (n,), the gradient.
+
+        Returns:
+            A name of plan.codec's; "same" for what isn't float32, or doesn't leave the host.
+        """
+        asked = self._wire.gradients
+        if asked is None and self.lossy is not None:
+            asked, _, _ = self.lossy.lossy_options().wire.partition("/")
+        return self._encoding(flat, asked or "same")
+
+    def parameter_encoding(self, flat: Tensor) -> str:
+        """How packets carry parameters.
+
+        Args:
+            flat: float (n,), the parameters.
+
+        Returns:
+            A name of plan.codec's; "same" for what isn't float32, or doesn't leave the host.
+        """
+        return self._encoding(flat, self._wire.parameters)
+
+    def _encoding(self, flat: Tensor, asked: str) -> str:
+        group = self.lossy
+        if group is None or self.world == 1 or asked == "same" or flat.dtype is not torch.float32:
+            return "same"
+        return "same" if group.lossy_topology().one_host else exactly(asked, group.lossy_options())
 
     # ---- what is reliable ----
 
@@ -317,6 +383,34 @@ class Collectives:
         with reliable():
             dist.all_gather_single(out, row, self._group)
         return out.view(self.world, -1)
+
+    def all_gather_parameters(self, row: Tensor) -> Tensor:
+        """As :meth:`all_gather`, but as parameters travel.
+
+        Args:
+            row: (n,), this rank's; what :meth:`round_parameters` has made, to have the same bits
+                on all ranks.
+
+        Returns:
+            (world, n), by rank.
+        """
+        encoding = self._wire.parameters
+        if self.parameter_encoding(row) == "same":
+            return self.all_gather(row)
+        out = row.new_empty(self.world * len(row))
+        with reliable(wire=encoding, wire_rounding="nearest", lossy_min_bytes=0):
+            dist.all_gather_single(out, row, self.group)
+        return out.view(self.world, -1)
+
+    def round_parameters(self, row: Tensor) -> None:
+        """Makes values what others get of them.
+
+        Args:
+            row: float32 (n,), in place.
+        """
+        encoding = self.parameter_encoding(row)
+        if encoding != "same":
+            rounded_to(row, row, encoding, self.block_elements(row, encoding))
 
     def all_gather_survivors(self, row: Tensor) -> Tensor:
         """Gathers a row of each rank that is left.
@@ -368,21 +462,6 @@ class _Complete:
 
     def wait(self) -> None:
         return
-
-
-def as_elements(lost: Mask, per_block: int, chunk: int) -> Tensor:
-    """Which elements lie in lost blocks.
-
-    Args:
-        lost: bool (world, blocks), by owner.
-        per_block: Elements of a block.
-        chunk: Elements of an owner's chunk, of which the last block may be shorter.
-
-    Returns:
-        bool (world * chunk,).
-    """
-    mask = np.repeat(lost, per_block, axis=1)[:, :chunk]
-    return torch.from_numpy(np.ascontiguousarray(mask)).view(-1)
 
 
 def wait_result(work: Work) -> None:

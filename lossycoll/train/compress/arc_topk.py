@@ -16,6 +16,7 @@ from lossycoll.errors import CheckpointError, OptionError, TrainingError, Unsupp
 from lossycoll.train.common.collectives import Collectives
 from lossycoll.train.common.consistency import Agreement, as_lines, check_same
 from lossycoll.train.common.layout import is_dense
+from lossycoll.train.common.wire import Wire
 
 from .names import ParameterNames
 from .rank_memory import RankMemory
@@ -58,6 +59,10 @@ class ARCTopKState:
         on_nonfinite: If a matrix holds NaN or infinity on any rank, "pass" makes it NaN on all, and
             "raise" raises NonFiniteError. Neither changes the memory.
         seed: Of sketches and random rows. torch's generators are not used.
+        wire: How float32 rows, and gradients that are sent whole, travel between hosts, as the
+            option: "int8" to their owners and back, "int4/int8" for each of these ways. What
+            rounding takes away is remembered like what is lost. None: contributions as the group
+            has it, means as they are.
 
     Raises:
         OptionError: An argument has a value it cannot have.
@@ -79,6 +84,7 @@ class ARCTopKState:
         named_parameters: Iterable[tuple[str, Tensor]] | None = None,
         on_nonfinite: str = "pass",
         seed: int = 0,
+        wire: str | None = None,
     ) -> None:
         self.settings = ARCTopKSettings(
             ratio=ratio,
@@ -91,6 +97,7 @@ class ARCTopKState:
             dense_below=dense_below,
             on_nonfinite=on_nonfinite,
             seed=seed,
+            wire=wire,
         )
         self.process_group = process_group
         self.iter = 0
@@ -197,7 +204,8 @@ class ARCTopKState:
     def _checked_collectives(self, device: torch.device) -> Collectives:
         """The group; compares the ranks' arguments at the first step."""
         if self._collectives is None:
-            collectives = Collectives(self.process_group)
+            wire = Wire.of(self.settings.wire)
+            collectives = Collectives(self.process_group, wire=wire)
             memories = self._memory.remembered()
             mine = {**asdict(self.settings), "iter": self.iter, "memories": memories}
             check_same(

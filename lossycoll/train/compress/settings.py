@@ -9,6 +9,7 @@ import torch
 
 from lossycoll.errors import OptionError
 from lossycoll.train.common.arguments import is_number, is_whole
+from lossycoll.train.common.wire import Wire
 
 from .error_memory import RULES
 
@@ -35,6 +36,7 @@ class ARCTopKSettings:
         dense_below: A gradient of fewer elements is sent whole.
         on_nonfinite: What becomes of NaN and infinity: ``"pass"`` or ``"raise"``.
         seed: Of what is drawn.
+        wire: How rows, and what is sent whole, travel; None: as the group has it.
 
     Raises:
         OptionError: A value that is refused.
@@ -50,6 +52,7 @@ class ARCTopKSettings:
     dense_below: int = DENSE_BELOW
     on_nonfinite: str = "pass"
     seed: int = 0
+    wire: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("ratio", "momentum"):
@@ -71,6 +74,7 @@ class ARCTopKSettings:
         if self.sketch_dtype is not None and self.sketch_dtype not in SKETCH_DTYPES:
             listed = ", ".join(str(dtype) for dtype in SKETCH_DTYPES)
             raise OptionError(f"sketch_dtype is {self.sketch_dtype!r}, wanted None or {listed}")
+        Wire.of(self.wire)
 
     @property
     def sketch_size(self) -> int:

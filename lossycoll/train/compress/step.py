@@ -22,7 +22,7 @@ from . import selection
 from .error_memory import ErrorMemory, RowSum
 from .rows import MatrixShape, as_matrix, kept_rows
 from .settings import ARCTopKSettings
-from .transport import Mean, mean, padded
+from .transport import Mean, is_exact, mean, padded, sent_bytes
 
 
 @dataclass
@@ -44,7 +44,8 @@ class TrafficCounts:
     indices: int = 0
     flags: int = 0
     lost: int = 0
-    """Of those in ``rows`` and ``whole``, what was not delivered and is still remembered."""
+    """Of those in ``rows`` and ``whole``, what was not delivered as it is: what is missing is still
+    remembered."""
     bytes: int = 0
 
 
@@ -192,8 +193,8 @@ def mean_whole(flat: Tensor, collectives: Collectives, counts: TrafficCounts) ->
         counts: Grows by what is sent.
     """
     counts.whole += flat.numel()
-    counts.bytes += flat.numel() * flat.element_size()
-    if not collectives.may_lose:
+    counts.bytes += sent_bytes(collectives, flat, flat.numel())
+    if is_exact(collectives, flat):
         collectives.all_reduce(flat).wait()
         flat.div_(collectives.world)
         return
@@ -235,6 +236,8 @@ class BucketStep:
         self._residuals = residuals
         self._counts = counts
         self._step = step
+        self._exact = not gradients or is_exact(collectives, gradients[0].tensor)
+        """Whether the mean is that of what is sent, element by element."""
 
     @torch.no_grad()
     def run(self) -> None:
@@ -265,7 +268,7 @@ class BucketStep:
         dim = self._settings.sketch_size
         spans = spans_of((g, max(1, dim * len(g.matrix))) for g in self._in_rows)
         end = end_of(spans)
-        flagged = bool(self._whole) and self._collectives.may_lose
+        flagged = bool(self._whole) and not self._exact
         like = self._gradients[0].matrix
         vector = like.new_empty(end + flagged, dtype=self._settings.sketch_dtype)
         if not len(vector):
@@ -338,13 +341,16 @@ class BucketStep:
         for span in rows:
             span.gradient.select(span.of(sent))
         for span in whole:
+            if span.gradient.nonfinite:
+                span.of(sent).zero_()  # in few bits it would spoil its neighbours
+                continue
             span.of(sent).copy_(span.gradient.matrix.view(-1))
             residual = self._residuals.get(span.gradient.key)
             if residual is not None:
                 span.of(sent).add_(residual)
         feedback = self._settings.error_feedback != "none"
         averaged = mean(self._collectives, sent, feedback=feedback)
-        delivered = sent if averaged.lost is None else sent.masked_fill(averaged.lost, 0)
+        delivered = averaged.delivered
         self._count(end_of(rows), end, sent, averaged)
         for span in rows:
             gradient = span.gradient
@@ -367,11 +373,11 @@ class BucketStep:
                 parts = (part.view(matrix.shape) for part in (span.of(delivered), used))
                 memory.initialize(matrix, *(part.to(matrix.dtype) for part in parts))
             elif self._settings.error_feedback != "none":
-                if mean.lost is None:
+                if mean.delivered is sent:
                     self._residuals.pop(gradient.key, None)
                 else:
                     self._residuals[gradient.key] = span.of(sent) - span.of(delivered)
-        if gradient.nonfinite and self._collectives.may_lose:
+        if gradient.nonfinite and not self._exact:
             matrix.fill_(math.nan)
         else:
             matrix.copy_(used.view(matrix.shape))
@@ -379,9 +385,9 @@ class BucketStep:
     def _count(self, rows: int, end: int, sent: Tensor, mean: Mean) -> None:
         self._counts.rows += rows
         self._counts.whole += end - rows
-        self._counts.bytes += end * sent.element_size()
-        if mean.lost is not None:
-            self._counts.lost += int(mean.lost[:end].sum())
+        self._counts.bytes += sent_bytes(self._collectives, sent, end)
+        if mean.delivered is not sent:
+            self._counts.lost += int((mean.delivered[:end] != sent[:end]).sum())
 
     def _gather(self, chosen: Sequence[BucketGradient]) -> None:
         """Each rank's own rows of ``chosen`` and their indices go to all; nothing is lost."""

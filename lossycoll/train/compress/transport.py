@@ -4,6 +4,10 @@ Over a lossy group it goes in two halves. The first, to the owners, may lose pac
 sender learns which of its contributions the owners gave up (docs/engine.md, "Reporting loss to the
 sender"). The second, back from the owners, loses nothing. So all ranks have one mean, bit for bit,
 and each knows what of its own is in it: error feedback needs no more.
+
+Both halves may travel in few bits. What rounding takes from a contribution isn't in the mean. What
+it adds to a mean counts as the owner's contribution: so the mean is always that of what counts as
+delivered, and error feedback makes up for both.
 """
 
 from __future__ import annotations
@@ -13,8 +17,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from lossycoll.errors import PeerLostError
-from lossycoll.train.common.collectives import Collectives, as_elements
-from lossycoll.train.common.staleness import Mask
+from lossycoll.plan.codec import codec_of
+from lossycoll.train.common.collectives import Collectives
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +27,12 @@ class Mean:
 
     Attributes:
         values: (n,), the same on all ranks.
-        lost: bool (n,), the elements of this rank's vector that were lost on the way. None if none
-            were, or if nobody wants to know.
+        delivered: (n,), what of this rank's vector is in the mean; its vector itself where nobody
+            wants to know, or nothing was lost.
     """
 
     values: Tensor
-    lost: Tensor | None
+    delivered: Tensor
 
 
 def padded(collectives: Collectives, numel: int, like: Tensor) -> Tensor:
@@ -58,26 +62,64 @@ def mean(collectives: Collectives, flat: Tensor, *, feedback: bool) -> Mean:
             the contributions that arrived.
 
     Returns:
-        The mean, and what of ``flat`` isn't in it.
+        The mean, and what of ``flat`` is in it.
 
     Raises:
         PeerLostError: On all ranks, after the loss of a rank.
     """
-    if not collectives.may_lose:
+    if is_exact(collectives, flat):
         total = flat.clone()
         collectives.all_reduce(total).wait()
-        return Mean(total.div_(collectives.world), None)
+        return Mean(total.div_(collectives.world), flat)
     own = flat.new_empty(len(flat) // collectives.world)
-    lost: Mask | None = None
+    delivered = flat
     if feedback:
-        lost = collectives.reduce_scatter_reported(own, flat).lost
+        # Of a host it is the sum that is sent, and found there afterwards.
+        sent = flat.clone()
+        missed = collectives.reduce_scatter_reported(own, sent).missed
+        delivered = flat if missed is None else flat - missed
     else:
-        collectives.reduce_scatter_mean(own, flat).wait()
+        collectives.reduce_scatter_mean(own, flat.clone()).wait()
     check_members(collectives)
-    total = collectives.all_gather(own).view(-1)
-    if lost is None or not lost.any():
-        return Mean(total, None)
-    return Mean(total, as_elements(lost, collectives.block_elements(flat), len(own)))
+    if collectives.parameter_encoding(own) != "same":
+        exact = own.clone()
+        collectives.round_parameters(own)
+        if feedback:
+            delivered = flat.clone() if delivered is flat else delivered
+            part = delivered.view(collectives.world, -1)[collectives.rank]
+            part.add_(own - exact, alpha=collectives.world)
+    return Mean(collectives.all_gather_parameters(own).view(-1), delivered)
+
+
+def is_exact(collectives: Collectives, like: Tensor) -> bool:
+    """Whether a mean is that of all vectors as they are.
+
+    Args:
+        collectives: Of the ranks.
+        like: Has the vectors' type.
+
+    Returns:
+        The same on all ranks. False: something may be lost, or travels in few bits.
+    """
+    encodings = collectives.gradient_encoding(like), collectives.parameter_encoding(like)
+    return not collectives.may_lose and encodings == ("same", "same")
+
+
+def sent_bytes(collectives: Collectives, like: Tensor, count: int) -> int:
+    """The bytes of a rank's contribution to a mean, without headers.
+
+    Args:
+        collectives: Of the ranks.
+        like: Has the elements' type.
+        count: Elements.
+
+    Returns:
+        Their bytes as they travel.
+    """
+    encoding = collectives.gradient_encoding(like)
+    if encoding == "same":
+        return count * like.element_size()
+    return codec_of(encoding, "f32").wire_bytes(count)
 
 
 def check_members(collectives: Collectives) -> None:

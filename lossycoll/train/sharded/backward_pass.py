@@ -22,8 +22,9 @@ class PassStatus:
     """
 
     def __init__(self, world: int, count: int) -> None:
-        self.flags = torch.zeros(world + count, dtype=torch.uint8)
-        """uint8 (world + count,): ranks with a bad gradient, then parameters with a gradient."""
+        self.flags = torch.zeros(world + count + 1, dtype=torch.uint8)
+        """uint8 (world + count + 1,): ranks with a bad gradient, parameters with a gradient, and
+        whether somebody has written to parameters."""
         self._world = world
 
     def note_used(self, index: int) -> None:
@@ -50,7 +51,16 @@ class PassStatus:
     @property
     def used(self) -> list[bool]:
         """By parameter, whether any rank had a gradient of it."""
-        return [bool(flag) for flag in self.flags[self._world :].tolist()]
+        return [bool(flag) for flag in self.flags[self._world : -1].tolist()]
+
+    def note_written(self) -> None:
+        """Takes in that parameters were written to at this rank since the last step."""
+        self.flags[-1] = 1
+
+    @property
+    def written(self) -> bool:
+        """Whether parameters were written to since the last step, at any rank."""
+        return bool(self.flags[-1])
 
 
 def pass_number() -> int:

@@ -2,9 +2,10 @@
 
 The mean of what arrives is unbiased but noisier than that of all, by (1 - p^N) / (1 - p): a
 smaller batch, in effect. Here what is lost counts as zero instead, and its sender, to whom it is
-reported, adds it to its next gradient. So nothing is lost, but some of each gradient is a step or
-two late. The residual is that of error-feedback SGD (Seide et al., Interspeech 2014; Karimireddy et
-al., arXiv 1901.09847), with the network as the compressor.
+reported, adds it to its next gradient. So it does with what is rounded off where gradients are sent
+in few bits. Nothing is lost then, but some of each gradient is a step or two late. The residual is
+that of error-feedback SGD (Seide et al., Interspeech 2014; Karimireddy et al., arXiv 1901.09847),
+with the network as the compressor.
 
 The residual is without the scale of a GradScaler, which is only known when a step is taken, and may
 change with every pass. So it is sent with the expected scale, and what that was wrong by stays in
@@ -18,9 +19,7 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor
 
-from lossycoll.train.common.collectives import as_elements
 from lossycoll.train.common.layout import Bucket
-from lossycoll.train.common.staleness import Mask
 
 
 class Residual:
@@ -51,19 +50,15 @@ class Residual:
 
     def keep(
         self,
-        sent: Tensor,
-        lost: Mask,
-        per_block: int,
+        missed: Tensor | None,
         present: Collection[int],
         scales: tuple[float, float],
     ) -> None:
         """Takes what was lost, for the next pass.
 
         Args:
-            sent: float (size,), what this rank sent; of blocks that it sent for others of its host
-                or site as well, their sum.
-            lost: bool (world, blocks), by owner.
-            per_block: Elements of a block.
+            missed: float (size,), what was lost or rounded off of what this rank sent; of what it
+                sent for others of its host or site as well, of their sum. None: nothing.
             present: Positions of the members that had a gradient. The residual of the others, of
                 which zeros were sent, stays, and gets what others lost of theirs.
             scales: The scale that was given to :meth:`add_to`, and the one that it should have
@@ -74,9 +69,7 @@ class Residual:
         self._values.mul_(1 - added / scale)
         for view, before in absent:
             view.copy_(before)
-        if lost.any():
-            mask = as_elements(lost, per_block, self._bucket.chunk)
-            missed = torch.where(mask, sent, sent.new_zeros(()))
+        if missed is not None:
             self._values.add_(missed, alpha=1 / scale)
 
     def values(self) -> Tensor:

@@ -64,6 +64,7 @@ class GradientReducer:
         name: Returns how errors call a parameter, given its index.
         finished: A method that is called when a backward pass has been reduced.
         begun: What is called when one begins.
+        written: Says whether parameters were written to at this rank since the last step.
         feedback: Whether what is lost is sent again with the next pass (:meth:`keep_lost`).
         compression: Sends the buckets instead of a reduction.
     """
@@ -74,6 +75,7 @@ class GradientReducer:
         name: Callable[[int], str],
         finished: Callable[[PassStatus], None],
         begun: Callable[[], None],
+        written: Callable[[], bool],
         *,
         feedback: bool = False,
         compression: Compressor | None = None,
@@ -82,6 +84,7 @@ class GradientReducer:
         self._name = name
         self._finished = weakref.WeakMethod(finished)  # or it would live until cycles are collected
         self._begun = begun
+        self._written = written
         self.feedback = feedback
         self._compression = compression
         self._order = order_of(collectives.group)
@@ -299,6 +302,8 @@ class GradientReducer:
         return [bucket.work for bucket in self._buckets if bucket.work is not None]
 
     def _start_status(self) -> None:
+        if self._written():
+            self._status.note_written()
         flags = self._status.flags
         self._status_work = self._collectives.all_reduce(flags, dist.ReduceOp.MAX)
 
@@ -346,9 +351,7 @@ class GradientReducer:
                 continue
             shard = bucket.shard
             present = {i for i, m in enumerate(shard.bucket.members) if m.index in self._seen}
-            per_block = self._collectives.block_elements(shard.grads)
-            scales = (self._scale, scale)
-            bucket.residual.keep(shard.grads, bucket.report.lost, per_block, present, scales)
+            bucket.residual.keep(bucket.report.missed, present, (self._scale, scale))
             bucket.report = None
         self._scale = scale
 

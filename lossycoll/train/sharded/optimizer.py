@@ -66,6 +66,10 @@ class ShardedOptimizer(Optimizer):
         compression: An ARCTopKState that compresses gradients, instead of a lossy mean.
         bucket_bytes: Size of a bucket in bytes; the first one has at most 1 MiB.
         on_nonfinite: Where a gradient holds NaN or infinity, "raise" or "skip" the step.
+        wire: How float32 travels between hosts, as the option: "int8" for gradients and parameters,
+            "int4/int8" for each of them, "int8/same" for gradients alone. Parameters go as
+            differences to what all replicas hold, for 8 bytes more of memory each. None: gradients
+            as the group has it, parameters as they are.
         **defaults: Options of ``optimizer_class``.
 
     Raises:
@@ -91,13 +95,16 @@ class ShardedOptimizer(Optimizer):
         compression: ARCTopKState | None = None,
         bucket_bytes: int = BUCKET_BYTES,
         on_nonfinite: str = "raise",
+        wire: str | None = None,
         **defaults: Any,
     ) -> None:
         settings = ShardedSettings(
-            max_age, max_missing, repair, error_feedback, compression, bucket_bytes, on_nonfinite
+            *(max_age, max_missing, repair, error_feedback, compression, bucket_bytes),
+            on_nonfinite,
+            wire,
         )
         self._settings = settings
-        self._collectives = Collectives(group, recovery=settings.recovery)
+        self._collectives = Collectives(group, recovery=settings.recovery, wire=settings.encodings)
         self._store = ParameterStore(
             self._collectives, optimizer_class, defaults, settings.agreed(optimizer_class)
         )
@@ -108,6 +115,7 @@ class ShardedOptimizer(Optimizer):
             self._store.name,
             self._receive,
             self._parameter_sync.finish_all,
+            self._parameter_sync.was_written,
             feedback=error_feedback,
             compression=None if compression is None else Compressor(compression, self._collectives),
         )
@@ -361,17 +369,19 @@ class ShardedOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        bad = self._reduce().bad
+        status = self._reduce()
+        bad = status.bad
         scale = self._probe.scale()
         self._probe.detach()
         if bad:
             self._refuse(bad)
             return loss
         self._reduced = self._consolidated = None
+        self._parameter_sync.settle_owed()
         self._inner.step()
         self._clear()
         self._reducer.keep_lost(scale)
-        self._parameter_sync.begin()
+        self._parameter_sync.begin(whole=status.written)
         if self._waits is None:
             self._parameter_sync.settle()
         return loss

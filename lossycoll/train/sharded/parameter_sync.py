@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.nn import Parameter
 
 from lossycoll.errors import LinkError
@@ -22,6 +23,7 @@ from lossycoll.train.common.staleness import AUTO, MAX_AGE, Mask, Staleness, his
 
 from .figures import ShardedFigures
 from .owner_loss import check_owners, owners_needed
+from .parameter_differences import MOVE_EVERY, ParameterDifferences
 from .shard import Shard
 from .undelivered import UndeliveredShare
 
@@ -35,6 +37,10 @@ class _UnderWay:
     """Blocks that are asked for until they come; None: none."""
     strict: NDArray[np.bool_] | None
     """Owners of whom no block may be stale."""
+    moves: bool = False
+    """Whether all blocks must come, and differences are to what comes from then on."""
+    whole: bool = False
+    """Whether parameters were sent, and no differences."""
 
 
 @dataclass(eq=False)
@@ -44,9 +50,28 @@ class _BucketCopies:
     shard: Shard
     parameters: list[Parameter]
     staleness: Staleness
+    differences: ParameterDifferences | None
+    """What is sent instead of the parameters, where they travel in few bits."""
+    versions: list[int]
+    """Autograd's of the parameters, as this class has left them."""
     under_way: _UnderWay | None = None
     asked_for: BlockGather | None = None
     """A gather whose result is here. Others may still ask for this rank's part."""
+    moved: bool = False
+    """Whether the anchor is to be moved once nobody asks for this rank's part any more."""
+
+    def was_written(self) -> bool:
+        """Whether somebody else has written to the parameters."""
+        return self.versions != _versions(self.parameters)
+
+    def touch(self) -> None:
+        """Tells autograd that the parameters have changed."""
+        torch.autograd.graph.increment_version(self.parameters)
+        self.versions = _versions(self.parameters)
+
+
+def _versions(parameters: Sequence[Parameter]) -> list[int]:
+    return [parameter._version for parameter in parameters]
 
 
 class ParameterSync:
@@ -73,6 +98,10 @@ class ParameterSync:
         self._dead: LinkError | None = None
         """The first link since the last step of which a block was due and didn't arrive."""
         self._figures = ShardedFigures()
+        self._steps = 0
+        """Since the anchors of differences were moved."""
+        self._written = False
+        """Whether somebody has written to parameters since the last step."""
 
     def add(self, model: Sequence[Parameter], shards: Sequence[Shard]) -> None:
         """Adds buckets that are equal on all ranks.
@@ -82,12 +111,17 @@ class ParameterSync:
             shards: The new buckets.
         """
         for shard in shards:
-            blocks = self._collectives.blocks(shard.bucket.chunk * shard.flat.element_size())
-            rank, world = self._collectives.rank, self._collectives.world
+            here, rank, world = self._collectives, self._collectives.rank, self._collectives.world
+            encoding, differences = here.parameter_encoding(shard.flat), None
+            if encoding != "same":
+                per_block = here.block_elements(shard.flat, encoding)
+                differences = ParameterDifferences(shard, rank, encoding, per_block)
+            blocks = here.blocks(shard.bucket.chunk * shard.flat.element_size(), encoding)
             staleness = Staleness(rank, world, blocks, self._max_age)
             parameters = [model[member.index] for member in shard.bucket.members]
             self._places |= dict.fromkeys(parameters, len(self._buckets))
-            self._buckets.append(_BucketCopies(shard, parameters, staleness))
+            versions = _versions(parameters)
+            self._buckets.append(_BucketCopies(shard, parameters, staleness, differences, versions))
 
     @property
     def places(self) -> Mapping[Parameter, int]:
@@ -102,21 +136,77 @@ class ParameterSync:
 
     # ---- a step ----
 
-    def begin(self) -> None:
+    def was_written(self) -> bool:
+        """Whether parameters that travel as differences were written to by somebody else since the
+        last step: by a checkpoint that was loaded, say."""
+        self._note_written()
+        return self._written
+
+    def _note_written(self) -> None:
+        kept = [bucket for bucket in self._buckets if bucket.differences is not None]
+        self._written = self._written or any(bucket.was_written() for bucket in kept)
+
+    def settle_owed(self) -> None:
+        """Makes this rank's parameters exact, before the optimizer steps."""
+        self._note_written()
+        for bucket in self._buckets:
+            if bucket.differences is None:
+                continue
+            if bucket.was_written():
+                bucket.differences.forget_owed()
+            bucket.differences.settle_owed()
+
+    def begin(self, *, whole: bool = False) -> None:
         """Starts to send every rank's chunk of every bucket to all, the first layers' first.
+
+        Args:
+            whole: Whether what else travels as a difference goes as it is, and reliably: replicas
+                may hold anything. The same on all ranks.
 
         Raises:
             LossyError: The group has failed.
         """
         strict = None if self._undelivered is None else self._undelivered.owners()
+        moves = not whole and (self._max_age == 0 or self._steps + 1 >= MOVE_EVERY)
+        self._steps = 0 if moves or whole else self._steps + 1
+        self._written = self._written and not whole
         # Buckets are in the order of the backward pass, and the next forward pass is the other way.
         for bucket in reversed(self._buckets):
-            needed = bucket.staleness.needed(strict)
-            with owners_needed():
-                gather = self._collectives.all_gather_blocks(bucket.shard.flat, needed)
-            bucket.under_way = _UnderWay(gather, needed, strict)
-            torch.autograd.graph.increment_version(bucket.parameters)  # the own part has changed
+            if bucket.differences is None:
+                bucket.under_way = self._send(bucket, bucket.shard.flat, strict)
+            elif whole:
+                bucket.under_way = self._send_whole(bucket)
+            else:
+                bucket.differences.take()
+                encoding = bucket.differences.encoding
+                values = bucket.differences.values
+                bucket.under_way = self._send(bucket, values, strict, encoding, moves=moves)
+            bucket.touch()  # the own part has changed
         self._figures = replace(self._figures, steps=self._figures.steps + 1)
+
+    def _send(
+        self,
+        bucket: _BucketCopies,
+        flat: Tensor,
+        strict: NDArray[np.bool_] | None,
+        encoding: str = "same",
+        *,
+        moves: bool = False,
+    ) -> _UnderWay:
+        """``moves``: whether all blocks are needed."""
+        needed = bucket.staleness.needed(strict)
+        if moves:
+            needed = np.ones_like(bucket.staleness.values, np.bool_)
+            needed[self._collectives.rank] = False
+        with owners_needed():
+            gather = self._collectives.all_gather_blocks(flat, needed, encoding)
+        return _UnderWay(gather, needed, strict, moves)
+
+    def _send_whole(self, bucket: _BucketCopies) -> _UnderWay:
+        everything = np.ones_like(bucket.staleness.values, np.bool_)
+        with owners_needed():
+            work = self._collectives.all_gather_chunks(bucket.shard.flat)
+        return _UnderWay(BlockGather(work, lambda: everything), None, None, whole=True)
 
     def finish(self, number: int) -> None:
         """Waits for what was sent of a bucket. Errors are kept for :meth:`settle`.
@@ -135,7 +225,10 @@ class ParameterSync:
             self._failure = self._failure or error
             return
         bucket.asked_for = sent.gather
-        torch.autograd.graph.increment_version(bucket.parameters)
+        if bucket.differences is not None and not sent.whole:
+            bucket.differences.apply()
+        bucket.moved = sent.moves or sent.whole
+        bucket.touch()
         self._count(sent.needed, came)
         if self._undelivered is not None:
             self._undelivered.note(sent.needed, came)
@@ -164,6 +257,9 @@ class ParameterSync:
                     gather.wait()
             except Exception as error:
                 self._failure = self._failure or error
+            if bucket.differences is not None and bucket.moved:
+                bucket.differences.move()
+                bucket.moved = False
 
     def settle(self) -> None:
         """As :meth:`close`, and says what was wrong; all ranks call it at the same place.
@@ -187,13 +283,17 @@ class ParameterSync:
     def synchronize(self) -> None:
         """Brings all chunks to all ranks, reliably."""
         self.close()
+        self.settle_owed()
+        self._written, self._steps = False, 0
         with owners_needed():
             wait_all([
                 self._collectives.all_gather_chunks(bucket.shard.flat) for bucket in self._buckets
             ])  # fmt: skip
         for bucket in self._buckets:
-            torch.autograd.graph.increment_version(bucket.parameters)
+            bucket.touch()
             bucket.staleness.reset()
+            if bucket.differences is not None:
+                bucket.differences.move()
 
     def skip(self) -> None:
         """Counts a step that no rank took."""

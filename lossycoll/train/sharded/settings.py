@@ -10,6 +10,7 @@ from lossycoll.errors import OptionError
 from lossycoll.train.common.arguments import is_whole
 from lossycoll.train.common.recovery import Recovery
 from lossycoll.train.common.staleness import AUTO
+from lossycoll.train.common.wire import Wire
 from lossycoll.train.compress.arc_topk import ARCTopKState
 
 
@@ -25,6 +26,7 @@ class ShardedSettings:
         compression: Compresses gradients, if it isn't None.
         bucket_bytes: The size of a bucket.
         on_nonfinite: What becomes of NaN and infinity in gradients.
+        wire: How gradients and parameters travel; None: gradients as the group has it.
 
     Raises:
         OptionError: A value is none of those that can be.
@@ -37,6 +39,7 @@ class ShardedSettings:
     compression: ARCTopKState | None
     bucket_bytes: int
     on_nonfinite: str
+    wire: str | None = None
 
     def __post_init__(self) -> None:
         if self.max_age not in (None, AUTO) and not is_whole(self.max_age, 0):
@@ -51,6 +54,16 @@ class ShardedSettings:
         if self.on_nonfinite not in ("raise", "skip"):
             raise OptionError(f"on_nonfinite is {self.on_nonfinite!r}, wanted 'raise' or 'skip'")
         self._check_feedback()
+        if self.encodings.gradients not in (None, "same") and self.compression is not None:
+            raise OptionError(
+                f"wire is {self.wire!r}, wanted None or 'same/...' with compression, whose rows "
+                f"travel as its state says (ARCTopKState(wire=...))"
+            )
+
+    @property
+    def encodings(self) -> Wire:
+        """How gradients and parameters travel."""
+        return Wire.of(self.wire)
 
     @property
     def recovery(self) -> Recovery:
@@ -99,4 +112,5 @@ class ShardedSettings:
             "compression": None if self.compression is None else self.compression.settings,
             "bucket_bytes": self.bucket_bytes,
             "on_nonfinite": self.on_nonfinite,
+            "wire": self.wire,
         }

@@ -14,10 +14,10 @@ import lossycoll
 from lossycoll.train.common.collectives import (
     BlockGather,
     Collectives,
-    as_elements,
     wait_all,
     wait_result,
 )
+from lossycoll.train.common.packet_elements import as_elements
 
 TRAIN = Path(lossycoll.__file__).parent / "train"
 SENDERS = {"common/collectives.py", "hooks/dispersing.py", "hooks/wire_feedback.py"}

@@ -116,9 +116,9 @@ def hooked(rank: int, rule: str) -> dict[str, Any]:
     return {"losses": losses, "equal": equal, "lost": state.traffic()["lost"]}
 
 
-def conserved(rank: int, rule: str) -> int:
+def conserved(rank: int, rule: str, wire: str | None = None) -> int:
     """What all ranks have used and what they remember is all that they had."""
-    state = made(error_feedback=rule, start_iter=0, momentum=0.3, dense_below=0)
+    state = made(error_feedback=rule, start_iter=0, momentum=0.3, dense_below=0, wire=wire)
     shapes = [(60, 40), (300,), (32, 8, 3, 3), (7, 2)]
     total = [torch.zeros(shape) for shape in shapes]
     used = [torch.zeros(shape) for shape in shapes]
@@ -194,8 +194,8 @@ def resumes(rank: int) -> None:
         made().load_state_dict({**saved, "world": 9})
 
 
-def bad_gradients(rank: int, world: int) -> None:
-    state = made(start_iter=0, dense_below=0, error_feedback="ef14")
+def bad_gradients(rank: int, world: int, wire: str | None = None) -> None:
+    state = made(start_iter=0, dense_below=0, error_feedback="ef14", wire=wire)
     shapes = ((40, 30), (20, 30), (5,))
     for step in range(6):
         draw = torch.Generator().manual_seed(10 * step + rank)
@@ -233,9 +233,11 @@ def lossy(rank: int, world: int) -> dict[str, Any]:
     harness.init()
     out: dict[str, Any] = {rule: hooked(rank, rule) for rule in ("none", "ef14", "ef21", "ef21m")}
     out["conserved"] = [conserved(rank, rule) for rule in ("ef14", "ef21", "ef21m")]
+    out["few bits"] = [conserved(rank, rule, "int4/int8") for rule in ("ef14", "ef21m")]
     out["shifted"] = shifted(rank, world)
     resumes(rank)
     bad_gradients(rank, world)
+    bad_gradients(rank, world, "int8")
     out["injected"] = lossycoll.stats().packets_injected
     dist.destroy_process_group()
     return out
@@ -264,6 +266,24 @@ def test_what_was_used_and_what_is_remembered_is_all_there_was(
     values: list[dict[str, Any]],
 ) -> None:
     assert all(lost > 100 for value in values for lost in value["conserved"])
+    assert all(lost > 10_000 for value in values for lost in value["few bits"]), "few are on a grid"
+
+
+def on_hosts(rank: int, world: int) -> list[int]:
+    """What rounding takes from the sum of a host is remembered by the rank that has sent it."""
+    del world
+    options = lossycoll.Options(host="aabb"[rank], lossy_min_bytes=0)
+    dist.init_process_group("lossy", pg_options=options)
+    assert lossycoll.topology().hosts == (0, 0, 1, 1)
+    found = [conserved(rank, rule, wire) for rule in ("ef14", "ef21m") for wire in (None, "int4")]
+    dist.destroy_process_group()
+    return found
+
+
+def test_nothing_is_counted_twice_where_ranks_share_hosts() -> None:
+    for found in run_good(on_hosts, WORLD, {"LOSSYCOLL_LOG": "off", **harness.EXACT}):
+        assert found[0] == found[2] == 0
+        assert min(found[1], found[3]) > 1000
 
 
 def test_the_shifted_objective_is_solved_where_packets_are_lost(

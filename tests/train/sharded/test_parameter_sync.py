@@ -33,8 +33,11 @@ class Collectives:
     def __str__(self) -> str:
         return "rank 0/3"
 
-    def blocks(self, nbytes: int) -> int:
+    def blocks(self, nbytes: int, encoding: str) -> int:
         return BLOCKS
+
+    def parameter_encoding(self, flat: Any) -> str:
+        return "same"
 
     def agreed_lost(self) -> tuple[int, ...]:
         return self.lost
@@ -45,7 +48,7 @@ class Collectives:
     def peer(self, rank: int) -> str:
         return f"rank {rank} (there)"
 
-    def all_gather_blocks(self, flat: Any, needed: Any) -> Any:
+    def all_gather_blocks(self, flat: Any, needed: Any, encoding: str) -> Any:
         number = len(self.needed)
         self.needed.append(needed)
 

@@ -42,13 +42,13 @@ class Late:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._collectives, name)
 
-    def all_gather_blocks(self, flat: Tensor, needed: Any = None) -> Any:
+    def all_gather_blocks(self, *what: Any) -> Any:
         gathered: list[Any] = []
 
         class Work:
             def wait(work) -> None:
                 if not gathered:
-                    gathered.append(self._collectives.all_gather_blocks(flat, needed).wait())
+                    gathered.append(self._collectives.all_gather_blocks(*what).wait())
 
         return BlockGather(Work(), lambda: gathered[0])
 

@@ -112,6 +112,14 @@ class Topology:
         """
         return replace(self, sites=_numbered([of_hosts[host] for host in self.hosts]))
 
+    def without_sites(self) -> Topology:
+        """The same hosts, all at one site.
+
+        Returns:
+            The same object each time.
+        """
+        return _without_sites(self)
+
     def with_sum_packets(self, sum_packets: int) -> Topology:
         """The same, but for ``sum_packets``.
 
@@ -174,6 +182,11 @@ class Topology:
     def members_of_sites(self) -> tuple[tuple[int, ...], ...]:
         """The ranks of each site, ascending; by the number of the site."""
         return _members(self.sites)
+
+
+@lru_cache(maxsize=64)
+def _without_sites(topology: Topology) -> Topology:
+    return replace(topology, sites=(0,) * topology.world)
 
 
 @lru_cache(maxsize=64)

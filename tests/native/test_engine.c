@@ -4,6 +4,7 @@
 #include "link.h"
 #include "net.h"
 #include "sets.h"
+#include "state.h"
 
 #include <pthread.h>
 #include <unistd.h>
@@ -249,6 +250,15 @@ static void *submit_and_wait(void *argument) {
     return NULL;
 }
 
+/* Nobody may close a group before others are inside, or done. */
+static void until_inside(lc_group *g) {
+    for (int inside = 0; !inside; usleep(1000)) {
+        pthread_mutex_lock(&g->host->lock);
+        inside = g->callers > 0;
+        pthread_mutex_unlock(&g->host->lock);
+    }
+}
+
 /* A caller whose peer is late hands the work back to the thread. One that works on what never ends
  * leaves when the engine is aborted, and when it is closed. */
 static void test_waits_in_vain(void) {
@@ -262,6 +272,7 @@ static void test_waits_in_vain(void) {
         fill(data[1], 20, 1);
         waiting w = {&n, data[0], 0};
         pthread_create(&thread, NULL, submit_and_wait, &w);
+        until_inside(n.group[0]);
         usleep(20000);
         if (end == 0) {
             int64_t ticket = net_submit(&n, 1, 0, 10, data[1], 1, 0, 0);

@@ -19,6 +19,7 @@ from lossycoll.plan import (
 )
 from lossycoll.plan.hierarchical_reduce_scatter import IN_PLACE
 from lossycoll.plan.registry import AUTO
+from lossycoll.plan.topology import Topology
 from lossycoll.plan.tree import BARRIER_FANOUT
 from lossycoll.runtime.core.call import Collective, Operation, Terms
 from lossycoll.runtime.core.logfmt import log
@@ -109,7 +110,11 @@ class Endpoint(CollectiveEndpoint):
             number = self._sequencer.next
             order = plan_cache.order(by, members, options, self._group, number, self._topology)
             means = self._estimators.means(options, members)
-            how = {"order": order, "missing": missing, "finish": means.finish or Finish.MEAN}
+            how: dict[str, Any] = {
+                "order": order,
+                "missing": missing,
+                "finish": means.finish or Finish.MEAN,
+            }
             encoded = self._sum_plan(members, by, elements, dtype, terms, **how)
             return self._submit(encoded, call, (address, address), dtype, terms, means=means)
 
@@ -149,7 +154,11 @@ class Endpoint(CollectiveEndpoint):
                 by, chunk = IN_PLACE, elements * dtype.itemsize
                 result = (buffers[0] + self.rank * chunk, buffers[1], chunk)
                 buffers = (buffers[0], buffers[0])
-            encoded = self._sum_plan(members, by, elements, dtype, terms, finish=finish)
+            how: dict[str, Any] = {"finish": finish}
+            if terms.encoding != "same":
+                # A site's sum is rounded anew, and no rank could say what of it is its own.
+                how["topology"] = self._topology.without_sites()
+            encoded = self._sum_plan(members, by, elements, dtype, terms, **how)
             blocks = Contributions(encoded.plan, result)
             return self._submit(encoded, call, buffers, dtype, terms, means=means, blocks=blocks)
 
@@ -313,13 +322,16 @@ class Endpoint(CollectiveEndpoint):
         elements: int | tuple[int, ...],
         dtype: DType,
         terms: Terms,
+        *,
+        topology: Topology | None = None,
         **how: Any,
     ) -> Encoded:
         """The plan of a reduction. ``how``: what its builder takes besides."""
         units = self._units(dtype, terms)
         if not by.levels:
             return self._plan(members, by, elements, units.per_packet, **how)
-        found = sum_units_of(units, self._payload, terms.encoding, self._topology)
+        whose = self._topology if topology is None else topology
+        found = sum_units_of(units, self._payload, terms.encoding, whose)
         how["topology"] = found.topology
         return PLANS[by.collective](members, by, elements, found.per_packet, **how)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from lossycoll._native import ffi, lib
-from lossycoll.plan.codec import number_of
+from lossycoll.plan.codec import ENCODED, codec_of, number_of
 from lossycoll.plan.lowbit import GROUPS
 
 
@@ -34,11 +34,11 @@ def rounded(
     """
     if not 0 <= count < 1 << 32:
         raise ValueError(f"{count} elements, wanted up to 2**32 - 1: encode them in parts")
-    number = number_of(encoding)
-    each = count if per_packet % GROUPS[0] == 0 else per_packet
-    room = np.empty(lib.lc_encoding_bytes(number, lib.LC_F32, max(1, each)), np.uint8)
+    number, low = number_of(encoding), codec_of(encoding, ENCODED).low
+    each = per_packet if low and per_packet % low.group else max(1, count)
+    room = np.empty(lib.lc_encoding_bytes(number, lib.LC_F32, each), np.uint8)
     packet = ffi.from_buffer(room)
-    for at in range(0, count, max(1, each)):
+    for at in range(0, count, each):
         n, begin = min(each, count - at), 4 * at
         lib.lc_encode(number, lib.LC_F32, 1, packet, ffi.cast("void *", source + begin), n, seed)
         lib.lc_decode(number, lib.LC_F32, 1, ffi.cast("void *", target + begin), packet, n)

@@ -8,8 +8,7 @@ backend's collectives are reliable, and a group of one rank needs none.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +16,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lossycoll.backend.process_group import LossyProcessGroup
-from lossycoll.backend.work import LossyWork
 from lossycoll.errors import PeerLostError
 from lossycoll.options.scopes import lossy, reliable
 
@@ -25,62 +23,8 @@ from .arguments import own_group
 from .packet_elements import as_elements, missed_by_rounding, rounded_to
 from .recovery import NOTHING_ASKED, Recovery
 from .staleness import Mask
-from .wire import NOT_ASKED, Wire, exactly
-
-
-class Work(Protocol):
-    """A collective that may be under way."""
-
-    def wait(self) -> Any:
-        """Returns when it is complete; raises its error."""
-
-
-class BlockGather:
-    """An all-gather that may lose blocks. :meth:`wait` returns which ones arrived.
-
-    Args:
-        work: The collective.
-        arrived: Says, once the result is there, which blocks arrived.
-    """
-
-    def __init__(self, work: Work, arrived: Callable[[], Mask]) -> None:
-        self._work = work
-        self._arrived = arrived
-
-    def wait(self) -> Mask:
-        """bool (world, blocks): True where the block that the owner sent is in the result."""
-        self._work.wait()
-        return self._arrived()
-
-    def wait_result(self) -> Mask:
-        """As :meth:`wait`, but returns as soon as the result can be read. This rank's chunk may
-        still be asked for, so no chunk may be written until :meth:`wait` has returned."""
-        wait_result(self._work)
-        return self._arrived()
-
-
-class ReportedMean:
-    """A mean whose senders learn what of their contributions isn't in it.
-
-    Args:
-        work: The collective.
-        missed: Says so, once it is complete.
-    """
-
-    def __init__(self, work: Work, missed: Callable[[], Tensor | None]) -> None:
-        self._work = work
-        self._missed = missed
-
-    def wait(self) -> None:
-        """Returns when the mean is there."""
-        self._work.wait()
-
-    @property
-    def missed(self) -> Tensor | None:
-        """(world * n,), what of this rank's contribution was lost, or taken away by rounding; waits
-        for the mean. None: nothing."""
-        self.wait()
-        return self._missed()
+from .wire import FP16, NOT_ASKED, Wire, exactly
+from .works import BlockGather, Complete, ReportedMean, Work
 
 
 class Collectives:
@@ -181,9 +125,18 @@ class Collectives:
         found = self.lossy
         return found is not None and self.world > 1 and not self._reliable_now(found)
 
-    def delivery(self) -> contextlib.AbstractContextManager[None]:
-        """The scope in which gradients and parameters are sent."""
-        wire = {} if self._wire.gradients is None else {"wire": self._wire.gradients}
+    def delivery(self, gradient: Tensor | None = None) -> contextlib.AbstractContextManager[None]:
+        """The scope in which gradients and parameters are sent.
+
+        Args:
+            gradient: What is sent in it, if that is to be encoded as gradients are.
+
+        Returns:
+            A context manager.
+        """
+        asked = self._wire.asked_of_gradients
+        is_asked = asked is not None and gradient is not None and gradient.dtype is torch.float32
+        wire = {"wire": asked} if is_asked else {}
         if self.lossy is None:
             return contextlib.nullcontext()
         if self._reliable_now(self.lossy):
@@ -209,7 +162,7 @@ class Collectives:
             # Other backends form sums, in which 16-bit types could overflow.
             op = dist.ReduceOp.SUM
             source.div_(self.world)
-        with self.delivery():
+        with self.delivery(source):
             return dist.reduce_scatter_single(output, source, op, self.group, async_op=True)  # type: ignore[no-any-return]
 
     def reduce_scatter_reported(self, output: Tensor, source: Tensor) -> ReportedMean:
@@ -252,7 +205,7 @@ class Collectives:
             The work.
         """
         if self._group is None:
-            return _Complete()
+            return Complete()
         return dist.all_reduce(flat, group=self._group, async_op=True)  # type: ignore[no-any-return]
 
     def all_gather_blocks(
@@ -314,10 +267,26 @@ class Collectives:
         Returns:
             A name of plan.codec's; "same" for what isn't float32, or doesn't leave the host.
         """
-        asked = self._wire.gradients
+        asked = self._wire.asked_of_gradients
         if asked is None and self.lossy is not None:
             asked, _, _ = self.lossy.lossy_options().wire.partition("/")
         return self._encoding(flat, asked or "same")
+
+    @property
+    def rounds_parameters(self) -> bool:
+        """Whether parameters may travel encoded now: not in a scope such as ``reliable()``."""
+        return self._wire.asked_of_parameters != "same"
+
+    def difference_encoding(self, flat: Tensor) -> str:
+        """As :meth:`parameter_encoding`, whatever the scope around.
+
+        Args:
+            flat: float (n,), the parameters.
+
+        Returns:
+            A name of plan.codec's.
+        """
+        return self._encoding(flat, self._wire.parameters)
 
     def parameter_encoding(self, flat: Tensor) -> str:
         """How packets carry parameters.
@@ -328,11 +297,11 @@ class Collectives:
         Returns:
             A name of plan.codec's; "same" for what isn't float32, or doesn't leave the host.
         """
-        return self._encoding(flat, self._wire.parameters)
+        return self._encoding(flat, self._wire.asked_of_parameters)
 
     def _encoding(self, flat: Tensor, asked: str) -> str:
-        group = self.lossy
-        if group is None or self.world == 1 or asked == "same" or flat.dtype is not torch.float32:
+        group, can = self.lossy, flat.dtype is torch.float32 and flat.is_cpu
+        if group is None or self.world == 1 or asked in ("same", FP16) or not can:
             return "same"
         return "same" if group.lossy_topology().one_host else exactly(asked, group.lossy_options())
 
@@ -349,7 +318,7 @@ class Collectives:
             The work.
         """
         if self._group is None:
-            return _Complete()
+            return Complete()
         with reliable():
             return dist.all_reduce(tensor, op, self._group, async_op=True)  # type: ignore[no-any-return]
 
@@ -363,7 +332,7 @@ class Collectives:
             The work.
         """
         if self.world == 1:
-            return _Complete()
+            return Complete()
         own = flat.chunk(self.world)[self.rank].clone()
         with reliable():
             return dist.all_gather_single(flat, own, self.group, async_op=True)  # type: ignore[no-any-return]
@@ -394,11 +363,10 @@ class Collectives:
         Returns:
             (world, n), by rank.
         """
-        encoding = self._wire.parameters
         if self.parameter_encoding(row) == "same":
             return self.all_gather(row)
         out = row.new_empty(self.world * len(row))
-        with reliable(wire=encoding, wire_rounding="nearest", lossy_min_bytes=0):
+        with reliable(wire=self._wire.parameters, wire_rounding="nearest", lossy_min_bytes=0):
             dist.all_gather_single(out, row, self.group)
         return out.view(self.world, -1)
 
@@ -455,50 +423,6 @@ class Collectives:
 
     def _reliable_now(self, group: LossyProcessGroup) -> bool:
         return group.lossy_options().delivery == "reliable"
-
-
-class _Complete:
-    """The work of a collective that had nothing to do."""
-
-    def wait(self) -> None:
-        return
-
-
-def wait_result(work: Work) -> None:
-    """Waits until what a collective gives can be read, perhaps before ``work.wait()`` would.
-
-    What this rank sends may still be asked for, so no tensor of the collective may be written until
-    ``work.wait()`` has returned.
-
-    Args:
-        work: What was started.
-
-    Raises:
-        Exception: It has failed before.
-    """
-    if isinstance(work, LossyWork | BlockGather):
-        work.wait_result()
-    else:
-        work.wait()
-
-
-def wait_all(works: Sequence[Work]) -> None:
-    """Waits for all, also after one has failed.
-
-    Args:
-        works: What was started.
-
-    Raises:
-        Exception: The first failure.
-    """
-    failure: Exception | None = None
-    for work in works:
-        try:
-            work.wait()
-        except Exception as error:
-            failure = failure or error
-    if failure is not None:
-        raise failure
 
 
 def sum_of(work: Any) -> torch.futures.Future[Tensor]:

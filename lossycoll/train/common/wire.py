@@ -7,7 +7,12 @@ from typing import Final
 
 from lossycoll.errors import OptionError
 from lossycoll.options.fields import Options
+from lossycoll.options.scopes import scope
 from lossycoll.plan import codec
+
+FP16: Final = "fp16"
+KNOWN: Final = tuple(name for name in codec.ENCODINGS if name != FP16)
+"""Not fp16: what it makes infinite could never be made up for."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +44,29 @@ class Wire:
         if wire is None:
             return cls()
         parts = wire.split("/") if isinstance(wire, str) else [""]
-        if len(parts) > 2 or not all(part in codec.ENCODINGS for part in parts):
-            known = ", ".join(codec.ENCODINGS)
+        if len(parts) > 2 or not all(part in KNOWN for part in parts):
+            known = ", ".join(KNOWN)
             raise OptionError(
                 f"wire is {wire!r}, wanted None, or one of {known}, or two of them as int4/int8, "
                 f"of gradients and of parameters"
             )
         return cls(parts[0], parts[-1])
+
+    @property
+    def asked_of_gradients(self) -> str | None:
+        """That of gradients now; None: as the group and the scope have it. A scope around the
+        caller that sets ``wire`` goes before a method's own argument."""
+        return None if _set_by_scope() is not None else self.gradients
+
+    @property
+    def asked_of_parameters(self) -> str:
+        """That of parameters now: as they are in a scope that says so, such as ``reliable()``."""
+        return "same" if _set_by_scope() == "same" else self.parameters
+
+
+def _set_by_scope() -> str | None:
+    around = scope()
+    return dict(around.changes).get("wire") if around is not None else None
 
 
 NOT_ASKED: Final = Wire()

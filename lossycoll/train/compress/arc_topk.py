@@ -297,8 +297,8 @@ class ARCTopKState:
 
         Returns:
             Numbers sent ``whole``, in a ``sketch``, in ``rows``, as ``indices`` and as ``flags``
-            (of NaN); how many of those in ``whole`` and ``rows`` were ``lost``; and the ``bytes``
-            of all.
+            (of NaN); how many of those in ``whole`` and ``rows`` were ``lost``, or rounded
+            (``wire``); and the ``bytes`` of all.
         """
         return asdict(self._counts)
 

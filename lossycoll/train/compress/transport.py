@@ -76,11 +76,14 @@ def mean(collectives: Collectives, flat: Tensor, *, feedback: bool) -> Mean:
     if feedback:
         # Of a host it is the sum that is sent, and found there afterwards.
         sent = flat.clone()
-        missed = collectives.reduce_scatter_reported(own, sent).missed
+        report = collectives.reduce_scatter_reported(own, sent)
+        report.wait()
+        check_members(collectives)
+        missed = report.missed
         delivered = flat if missed is None else flat - missed
     else:
         collectives.reduce_scatter_mean(own, flat.clone()).wait()
-    check_members(collectives)
+        check_members(collectives)
     if collectives.parameter_encoding(own) != "same":
         exact = own.clone()
         collectives.round_parameters(own)

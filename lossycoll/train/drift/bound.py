@@ -22,11 +22,12 @@ from torch.optim import Optimizer
 
 from lossycoll.errors import LinkError, LossyError, OptionError, UnsupportedError
 from lossycoll.train.common.arguments import is_whole
-from lossycoll.train.common.collectives import BlockGather, Collectives
+from lossycoll.train.common.collectives import Collectives
 from lossycoll.train.common.consistency import PARAMETERS_DIFFER, Agreement, as_line, check_same
 from lossycoll.train.common.recovery import Recovery
 from lossycoll.train.common.replicas import in_memory_order
 from lossycoll.train.common.staleness import Mask
+from lossycoll.train.common.works import BlockGather
 from lossycoll.train.sharded.optimizer import ShardedOptimizer
 
 from .silent_owners import SilentOwners

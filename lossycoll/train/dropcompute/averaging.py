@@ -18,8 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from lossycoll.errors import OptionError, UnsupportedError
-from lossycoll.train.common.collectives import Collectives, Work
+from lossycoll.train.common.collectives import Collectives
 from lossycoll.train.common.replicas import is_dtensor
+from lossycoll.train.common.works import Work
 from lossycoll.train.sharded.optimizer import ShardedOptimizer
 
 from .ddp_averaging import DdpAveraging

@@ -17,7 +17,8 @@ from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 
 from lossycoll.errors import TrainingError, UnsupportedError
-from lossycoll.train.common.collectives import Collectives, Work
+from lossycoll.train.common.collectives import Collectives
+from lossycoll.train.common.works import Work
 
 from .gradients import NO_FLAGS, Submit, grad_flags_of, scale_gradients
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from lossycoll.train.common.collectives import Work
+from lossycoll.train.common.works import Work
 
 Submit: TypeAlias = Callable[[], "Work | None"]
 """Submits a collective that travels beside the gradients; None if there are no other ranks."""

@@ -10,8 +10,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from lossycoll.train.common.collectives import Collectives, Work, wait_all
+from lossycoll.train.common.collectives import Collectives
 from lossycoll.train.common.layout import lay_out
+from lossycoll.train.common.works import Work, wait_all
 from lossycoll.train.sharded.eligibility import spec
 
 from .gradients import Submit, grad_flags_of, scale_gradients

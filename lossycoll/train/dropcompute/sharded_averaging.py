@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from torch import Tensor
 from torch.nn import Parameter
 
-from lossycoll.train.common.collectives import Collectives, Work
+from lossycoll.train.common.collectives import Collectives
+from lossycoll.train.common.works import Work
 from lossycoll.train.sharded.optimizer import ShardedOptimizer
 
 from .gradients import NO_FLAGS, Submit

@@ -8,7 +8,8 @@ from concurrent.futures import Future
 from torch import Tensor
 
 from lossycoll.errors import OptionError, TrainingError
-from lossycoll.train.common.collectives import Collectives, Work
+from lossycoll.train.common.collectives import Collectives
+from lossycoll.train.common.works import Work
 from lossycoll.train.compress.arc_topk import ARCTopKState
 
 from .shard import Shard

@@ -22,8 +22,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lossycoll.errors import PeerLostError, TrainingError, UnsupportedError
-from lossycoll.train.common.collectives import Collectives, ReportedMean, Work, wait_all
+from lossycoll.train.common.collectives import Collectives
 from lossycoll.train.common.grad_stamp import GradStamp
+from lossycoll.train.common.works import ReportedMean, Work, wait_all
 
 from .backward_pass import PassStatus, at_end, is_nested, pass_number
 from .compression import Compressor

@@ -18,8 +18,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lossycoll.errors import LinkError
-from lossycoll.train.common.collectives import BlockGather, Collectives, wait_all
+from lossycoll.train.common.collectives import Collectives
 from lossycoll.train.common.staleness import AUTO, MAX_AGE, Mask, Staleness, histogram
+from lossycoll.train.common.works import BlockGather, wait_all
 
 from .figures import ShardedFigures
 from .owner_loss import check_owners, owners_needed
@@ -35,6 +36,8 @@ class _UnderWay:
     gather: BlockGather
     needed: Mask | None
     """Blocks that are asked for until they come; None: none."""
+    due: Mask | None
+    """Those of them that are by ``max_age``."""
     strict: NDArray[np.bool_] | None
     """Owners of whom no block may be stale."""
     moves: bool = False
@@ -57,7 +60,7 @@ class _BucketCopies:
     under_way: _UnderWay | None = None
     asked_for: BlockGather | None = None
     """A gather whose result is here. Others may still ask for this rank's part."""
-    moved: bool = False
+    moves: bool = False
     """Whether the anchor is to be moved once nobody asks for this rank's part any more."""
 
     def was_written(self) -> bool:
@@ -101,7 +104,7 @@ class ParameterSync:
         self._steps = 0
         """Since the anchors of differences were moved."""
         self._written = False
-        """Whether somebody has written to parameters since the last step."""
+        """Whether replicas may hold something else than differences are to."""
 
     def add(self, model: Sequence[Parameter], shards: Sequence[Shard]) -> None:
         """Adds buckets that are equal on all ranks.
@@ -112,7 +115,7 @@ class ParameterSync:
         """
         for shard in shards:
             here, rank, world = self._collectives, self._collectives.rank, self._collectives.world
-            encoding, differences = here.parameter_encoding(shard.flat), None
+            encoding, differences = here.difference_encoding(shard.flat), None
             if encoding != "same":
                 per_block = here.block_elements(shard.flat, encoding)
                 differences = ParameterDifferences(shard, rank, encoding, per_block)
@@ -137,8 +140,12 @@ class ParameterSync:
     # ---- a step ----
 
     def was_written(self) -> bool:
-        """Whether parameters that travel as differences were written to by somebody else since the
-        last step: by a checkpoint that was loaded, say."""
+        """Whether replicas may hold something else than differences are to.
+
+        Returns:
+            True if somebody else has written to parameters since the last step, as a checkpoint
+            that was loaded, or if what was sent in it didn't arrive.
+        """
         self._note_written()
         return self._written
 
@@ -167,6 +174,7 @@ class ParameterSync:
             LossyError: The group has failed.
         """
         strict = None if self._undelivered is None else self._undelivered.owners()
+        whole = whole or not self._collectives.rounds_parameters
         moves = not whole and (self._max_age == 0 or self._steps + 1 >= MOVE_EVERY)
         self._steps = 0 if moves or whole else self._steps + 1
         self._written = self._written and not whole
@@ -194,19 +202,19 @@ class ParameterSync:
         moves: bool = False,
     ) -> _UnderWay:
         """``moves``: whether all blocks are needed."""
-        needed = bucket.staleness.needed(strict)
+        needed = due = bucket.staleness.needed(strict)
         if moves:
             needed = np.ones_like(bucket.staleness.values, np.bool_)
             needed[self._collectives.rank] = False
         with owners_needed():
             gather = self._collectives.all_gather_blocks(flat, needed, encoding)
-        return _UnderWay(gather, needed, strict, moves)
+        return _UnderWay(gather, needed, due, strict, moves)
 
     def _send_whole(self, bucket: _BucketCopies) -> _UnderWay:
         everything = np.ones_like(bucket.staleness.values, np.bool_)
         with owners_needed():
             work = self._collectives.all_gather_chunks(bucket.shard.flat)
-        return _UnderWay(BlockGather(work, lambda: everything), None, None, whole=True)
+        return _UnderWay(BlockGather(work, lambda: everything), None, None, None, whole=True)
 
     def finish(self, number: int) -> None:
         """Waits for what was sent of a bucket. Errors are kept for :meth:`settle`.
@@ -215,7 +223,7 @@ class ParameterSync:
             number: The bucket's.
         """
         bucket = self._buckets[number]
-        sent, bucket.under_way = bucket.under_way, None
+        sent = bucket.under_way
         if sent is None:
             return
         try:
@@ -223,21 +231,24 @@ class ParameterSync:
                 came = sent.gather.wait_result()
         except Exception as error:
             self._failure = self._failure or error
+            self._written = self._written or bucket.differences is not None
+            bucket.under_way = None
             return
-        bucket.asked_for = sent.gather
+        bucket.under_way, bucket.asked_for = None, sent.gather  # not before: see close()
         if bucket.differences is not None and not sent.whole:
             bucket.differences.apply()
-        bucket.moved = sent.moves or sent.whole
+        bucket.moves = sent.moves or sent.whole
         bucket.touch()
-        self._count(sent.needed, came)
-        if self._undelivered is not None:
+        self._count(sent.due, came)
+        if self._undelivered is not None and not sent.whole:
             self._undelivered.note(sent.needed, came)
         bucket.staleness.advance(came)
         missing = None if sent.needed is None else sent.needed & ~came
         if missing is not None:
             missing[list(self._collectives.known_lost())] = False  # no link's fault
             if missing.any():
-                self._dead = self._dead or self._dead_link(bucket.staleness, missing, sent.strict)
+                self._dead = self._dead or self._dead_link(bucket.staleness, missing, sent)
+                self._written = self._written or sent.moves  # this anchor is no other's
 
     def finish_all(self) -> None:
         """Waits for all buckets. Errors are kept for :meth:`settle`."""
@@ -249,17 +260,17 @@ class ParameterSync:
         kept for :meth:`settle`."""
         self.finish_all()
         for bucket in self._buckets:
-            gather, bucket.asked_for = bucket.asked_for, None
-            if gather is None:
+            if bucket.asked_for is None:
                 continue
             try:
                 with owners_needed():
-                    gather.wait()
+                    bucket.asked_for.wait()
             except Exception as error:
                 self._failure = self._failure or error
-            if bucket.differences is not None and bucket.moved:
+            bucket.asked_for = None  # not before: a wait may be interrupted, and made again
+            if bucket.differences is not None and bucket.moves:
                 bucket.differences.move()
-                bucket.moved = False
+                bucket.moves = False
 
     def settle(self) -> None:
         """As :meth:`close`, and says what was wrong; all ranks call it at the same place.
@@ -313,13 +324,11 @@ class ParameterSync:
             repaired=self._figures.repaired + repaired,
         )
 
-    def _dead_link(
-        self, staleness: Staleness, missing: Mask, strict: NDArray[np.bool_] | None
-    ) -> LinkError:
-        """``missing``: the blocks that were needed and didn't arrive; ``strict``: the owners of
-        whom no block may be stale."""
+    def _dead_link(self, staleness: Staleness, missing: Mask, sent: _UnderWay) -> LinkError:
+        """``missing``: the blocks that were needed and didn't arrive."""
         owner = int(missing.any(axis=1).argmax())
-        wanted = 0 if strict is not None and strict[owner] else self._max_age
+        all_due = sent.moves or (sent.strict is not None and sent.strict[owner])
+        wanted = 0 if all_due else self._max_age
         return LinkError(
             f"{self._collectives}: parameters of {self._collectives.peer(owner)} are "
             f"{int(staleness.values[owner][missing[owner]].max())} steps old, wanted at most "

@@ -54,7 +54,7 @@ class ShardedSettings:
         if self.on_nonfinite not in ("raise", "skip"):
             raise OptionError(f"on_nonfinite is {self.on_nonfinite!r}, wanted 'raise' or 'skip'")
         self._check_feedback()
-        if self.encodings.gradients not in (None, "same") and self.compression is not None:
+        if Wire.of(self.wire).gradients not in (None, "same") and self.compression is not None:
             raise OptionError(
                 f"wire is {self.wire!r}, wanted None or 'same/...' with compression, whose rows "
                 f"travel as its state says (ARCTopKState(wire=...))"
@@ -62,8 +62,9 @@ class ShardedSettings:
 
     @property
     def encodings(self) -> Wire:
-        """How gradients and parameters travel."""
-        return Wire.of(self.wire)
+        """How gradients and parameters travel. Of compressed gradients the compression says it."""
+        found = Wire.of(self.wire)
+        return found if self.compression is None else Wire(None, found.parameters)
 
     @property
     def recovery(self) -> Recovery:

@@ -11,13 +11,9 @@ import torch
 import torch.distributed as dist
 
 import lossycoll
-from lossycoll.train.common.collectives import (
-    BlockGather,
-    Collectives,
-    wait_all,
-    wait_result,
-)
+from lossycoll.train.common.collectives import Collectives
 from lossycoll.train.common.packet_elements import as_elements
+from lossycoll.train.common.works import BlockGather, wait_all, wait_result
 
 TRAIN = Path(lossycoll.__file__).parent / "train"
 SENDERS = {"common/collectives.py", "hooks/dispersing.py", "hooks/wire_feedback.py"}

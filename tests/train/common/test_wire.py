@@ -35,7 +35,7 @@ def test_what_the_argument_means(wire: str | None, gradients: str, parameters: s
     assert Wire.of(wire) == Wire(gradients, parameters)
 
 
-@pytest.mark.parametrize("wire", ["int9", "", "int8/", "int8/int4/int2", 8, ("int8", "int4")])
+@pytest.mark.parametrize("wire", ["int9", "fp16", "", "int8/", "int8/int4/int2", 8, ["int8"]])
 def test_what_is_refused(wire: Any) -> None:
     with pytest.raises(lossycoll.OptionError, match=r"wire is .*, wanted None, or one of same, b"):
         Wire.of(wire)
@@ -44,7 +44,11 @@ def test_what_is_refused(wire: Any) -> None:
 def made(rank: int, **options: Any) -> None:
     hosts = os.environ["HOSTS"]
     if hosts:
-        options |= {"link": "auto", "host": hosts[rank]}
+        options |= {
+            "link": "auto",
+            "host": hosts[rank],
+            "site": os.environ["SITES"][rank : rank + 1],
+        }
     chosen = lossycoll.Options(lossy_min_bytes=0, **options)
     dist.init_process_group("lossy", pg_options=chosen, timeout=timedelta(seconds=60))
     if hosts:
@@ -72,6 +76,9 @@ def rank_sums_up(rank: int, world: int) -> dict[str, dict[str, float]]:
             "rounded": float((exact - found.values).abs().max()),
             "unlike": float((rows - rows[0]).abs().max()),
         }
+        with lossycoll.reliable():  # says that nothing is rounded, whatever the method was told
+            found = mean(here, own, feedback=True)
+        out[wire]["in reliable()"] = float((exact - found.values).abs().max())
     out["lost"] = {"packets": lossycoll.stats().packets_injected}
     dist.destroy_process_group()
     return out
@@ -83,13 +90,21 @@ def rank_sums_up(rank: int, world: int) -> dict[str, dict[str, float]]:
         ("", "lossy", True),
         ("aabb", "lossy", False),
         ("aab", "reliable", False),
+        ("aabcd/xxxyy", "lossy", False),
         ("aaa", "lossy", False),
     ],
 )
 def test_the_mean_is_that_of_what_counts_as_delivered(
     hosts: str, delivery: str, loses: bool
 ) -> None:
-    env = {**ENV, "HOSTS": hosts, "DELIVERY": delivery, "LOSES": "1" if loses else ""}
+    hosts, _, sites = hosts.partition("/")
+    env = {
+        **ENV,
+        "HOSTS": hosts,
+        "SITES": sites,
+        "DELIVERY": delivery,
+        "LOSES": "1" if loses else "",
+    }
     env |= EXACT if hosts else {"LOSSYCOLL_LINK": "udp"}
     one_host = len(set(hosts)) == 1
     ranks = run_good(rank_sums_up, len(hosts) or 3, env)
@@ -99,3 +114,4 @@ def test_the_mean_is_that_of_what_counts_as_delivered(
             assert how["unsaid"] < 3e-6, wire
             assert (how["rounded"] > 1e-3) == (not one_host), "nothing was rounded"
             assert how["unlike"] == 0, "replicas differ"
+            assert how["in reliable()"] < 1e-6

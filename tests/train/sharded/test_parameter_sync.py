@@ -23,12 +23,13 @@ class Collectives:
 
     rank, world, lossy = 0, WORLD, None
 
-    def __init__(self) -> None:
+    def __init__(self, encoding: str) -> None:
         self.comes: list[Callable[[], Any]] = []
         self.needed: list[Any] = []
         self.waited: list[int] = []
         self.closed: list[int] = []
         self.lost: tuple[int, ...] = ()
+        self.encoding = encoding
 
     def __str__(self) -> str:
         return "rank 0/3"
@@ -36,8 +37,18 @@ class Collectives:
     def blocks(self, nbytes: int, encoding: str) -> int:
         return BLOCKS
 
-    def parameter_encoding(self, flat: Any) -> str:
-        return "same"
+    @property
+    def rounds_parameters(self) -> bool:
+        return self.encoding != "same"
+
+    def difference_encoding(self, flat: Any) -> str:
+        return self.encoding
+
+    def block_elements(self, flat: Any, encoding: str) -> int:
+        return 128
+
+    def all_gather_chunks(self, flat: Any) -> Any:
+        return self.all_gather_blocks(flat, "whole", "same")
 
     def agreed_lost(self) -> tuple[int, ...]:
         return self.lost
@@ -72,19 +83,21 @@ def came(*missing: tuple[int, int]) -> Callable[[], Any]:
     return lambda: arrived
 
 
-def fails(error: Exception) -> Callable[[], Any]:
+def fails(error: BaseException) -> Callable[[], Any]:
     def wait() -> Any:
         raise error
 
     return wait
 
 
-def made(max_age: int | None = 1) -> tuple[Collectives, ParameterSync, list[Parameter]]:
+def made(
+    max_age: int | None = 1, encoding: str = "same"
+) -> tuple[Collectives, ParameterSync, list[Parameter]]:
     """BUCKETS buckets of one parameter each; the last parameter is in the first of them."""
     model = [Parameter(torch.zeros(60)) for _ in range(BUCKETS)]
     specs = [ParameterSpec(p.shape, p.stride(), 4, 0) for p in model]
     shards = [Shard(bucket, model, 0) for bucket in lay_out(specs, WORLD, 100)]
-    collectives = Collectives()
+    collectives = Collectives(encoding)
     sync = ParameterSync(collectives, max_age)  # type: ignore[arg-type]
     sync.add(model, shards)
     assert [sync.places[p] for p in model] == [2, 1, 0]
@@ -111,6 +124,67 @@ def test_a_bucket_is_waited_for_alone_and_once() -> None:
     figures = sync.figures
     assert (figures.steps, figures.blocks, figures.stale) == (1, 3 * 2 * BLOCKS, 1)
     assert sync.ages() == (3 * 2 * BLOCKS - 1, 1)
+
+
+@pytest.mark.parametrize("how", ["missing", "failed"])
+def test_where_an_anchor_was_not_moved_alike_parameters_go_as_they_are(how: str) -> None:
+    """With max_age=0 each step moves it."""
+    collectives, sync, _ = made(0, "int8")
+    worst = came((1, 0)) if how == "missing" else fails(PeerLostError("it was", peer=1))
+    collectives.comes = [came(), worst, came(), *[came()] * 9]
+    assert not sync.was_written()
+    sync.begin()
+    assert all(need[1:].all() and not need[0].any() for need in collectives.needed)
+    if how == "missing":
+        with pytest.raises(LinkError, match="are 1 steps old, wanted at most 0"):
+            sync.settle()
+    else:
+        with pytest.raises(PeerLostError, match="it was"):
+            sync.settle()
+    assert sync.was_written()
+    sync.begin(whole=True)
+    sync.settle()
+    assert collectives.needed[3:] == ["whole"] * 3
+    assert not sync.was_written()
+    sync.begin()
+    sync.settle()
+    assert not sync.was_written()
+
+
+def test_a_wait_that_was_interrupted_is_made_again() -> None:
+    collectives, sync, model = made(0, "int8")
+    stopped = [fails(KeyboardInterrupt()), came(), fails(KeyboardInterrupt()), came()]
+
+    def comes() -> Any:
+        return stopped.pop(0)()
+
+    collectives.comes = [comes, came(), came()]
+    sync.begin()
+    place = sync.places[model[0]]
+    with pytest.raises(KeyboardInterrupt):
+        sync.finish(place)
+    sync.finish(place)
+    with pytest.raises(KeyboardInterrupt):
+        sync.close()
+    sync.settle()
+    assert not stopped
+    assert not sync.was_written()
+
+
+def test_weights_that_somebody_writes_to_are_noticed_once() -> None:
+    collectives, sync, model = made(1, "int8")
+    collectives.comes = [came()] * 9
+    with torch.no_grad():
+        model[0].fill_(3)
+    assert sync.was_written()
+    sync.settle_owed()
+    sync.begin(whole=True)
+    sync.settle()
+    assert not sync.was_written()
+    _, sync, model = made(1)
+    with torch.no_grad():
+        model[0].fill_(3)
+    assert not sync.was_written(), "what travels as it is needs no anchor"
 
 
 def test_what_is_due_is_asked_for_and_its_absence_is_raised_where_all_ranks_settle() -> None:

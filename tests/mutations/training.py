@@ -69,4 +69,40 @@ TRAINING = (
         "return 1.0",
         "tests/train/dropcompute/test_controller.py::test_the_mean_is_over_what_was_completed",
     ),
+    mutation(
+        "what is rounded off of a gradient is forgotten",
+        "lossycoll/train/common/packet_elements.py",
+        "torch.sub(row, missed.masked_fill_(gone, 0), out=missed)",
+        "missed.copy_(row).masked_fill_(~gone, 0)",
+        "tests/train/common/test_wire.py::test_the_mean_is_that_of_what_counts_as_delivered",
+    ),
+    mutation(
+        "what is rounded off of a mean is nobody's",
+        "lossycoll/train/compress/transport.py",
+        "part.add_(own - exact, alpha=collectives.world)",
+        "part.add_(own - exact, alpha=0)",
+        "tests/train/common/test_wire.py::test_the_mean_is_that_of_what_counts_as_delivered",
+    ),
+    mutation(
+        "optimizers step on rounded weights",
+        "lossycoll/train/sharded/parameter_differences.py",
+        "torch.sub(self._own, held, out=self._owed)",
+        "self._owed.zero_()",
+        "tests/train/sharded/test_wire.py::test_small_steps_are_not_rounded_away",
+    ),
+    mutation(
+        "an anchor that has moved to another place stays there",
+        "lossycoll/train/sharded/parameter_sync.py",
+        "self._written = self._written or sent.moves",
+        "self._written = self._written or False",
+        "tests/train/sharded/test_parameter_sync.py::"
+        "test_where_an_anchor_was_not_moved_alike_parameters_go_as_they_are",
+    ),
+    mutation(
+        "loaded weights travel as differences",
+        "lossycoll/train/sharded/optimizer.py",
+        "self._parameter_sync.begin(whole=status.written)",
+        "self._parameter_sync.begin()",
+        "tests/train/sharded/test_wire.py::test_weights_that_are_loaded_are_not_rounded",
+    ),
 )

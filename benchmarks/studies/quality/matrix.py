@@ -41,7 +41,8 @@ DEFAULT_DIAL = 0.01
 DIAL_TASKS = ("gpt", "digits", "lstm")
 # Where something stays missing, it is spread over the whole tensor as well.
 SPREAD_DIALS = (0.01, 0.03, 0.1)
-# Gradients in few bits, with DriftBound, the GPT and 4 ranks. Feedback is wire_feedback_hook's.
+# In few bits, with the GPT and 4 ranks: gradients with DriftBound, where feedback is
+# wire_feedback_hook's, and both gradients and parameters with ShardedOptimizer.
 WIRES = (
     "wire/bf16",
     "wire/int8",
@@ -50,6 +51,8 @@ WIRES = (
     "wire/int4/feedback",
     "wire/int2/spikes",
     "wire/int2/spikes/feedback",
+    "wire/sharded/int8",
+    "wire/sharded/int4/feedback",
 )
 WIRE_LOSSES = (0.0, 0.1)
 # The three losses that have a goal come first.

@@ -45,7 +45,8 @@ def _feedback(
 
 
 def _wires() -> tuple[Method, ...]:
-    """DriftBound, whose gradients travel in few bits. Parameters are sent as they are."""
+    """DriftBound, whose gradients travel in few bits, and ShardedOptimizer, whose parameters do
+    too."""
     spikes = {"wire_group": 32, "wire_spikes": 1}
     options: dict[str, dict[str, Any]] = {
         "wire/bf16": {"wire": "bf16"},
@@ -63,6 +64,11 @@ def _wires() -> tuple[Method, ...]:
     for name, how in hooks.items():
         wrap = partial(_feedback, **how)
         found.append(replace(DRIFT_BOUND, name=name, options=udp, wrap=wrap))
+    for name, how in (
+        ("wire/sharded/int8", {"wire": "int8"}),
+        ("wire/sharded/int4/feedback", {"wire": "int4/int8", "error_feedback": True}),
+    ):
+        found.append(replace(_sharded(name, **how), options=udp))
     return tuple(found)
 
 

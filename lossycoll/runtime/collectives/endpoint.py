@@ -235,10 +235,8 @@ class Endpoint(CollectiveEndpoint):
         with self._submitting():
             members = self._sequencer.members()
             by = plan_cache.algorithm("all_gather", members, self._block_algorithm)
-            units = self._units(DType.BYTES, terms)
-            per_packet = units.per_packet
-            if terms.encoding != "same":
-                per_packet = self.block_elements(terms.encoding)
+            units, same = self._units(DType.BYTES, terms), terms.encoding == "same"
+            per_packet = units.per_packet if same else self.block_elements(terms.encoding)
             encoded = self._plan(members, by, units.count(nbytes), per_packet)
             return self._submit(
                 encoded, call, buffers, units.dtype, terms, blocks=Blocks(encoded.plan, needed)

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from torch.nn import Parameter
 
 from lossycoll.errors import LinkError
@@ -180,28 +179,26 @@ class ParameterSync:
         self._written = self._written and not whole
         # Buckets are in the order of the backward pass, and the next forward pass is the other way.
         for bucket in reversed(self._buckets):
-            if bucket.differences is None:
-                bucket.under_way = self._send(bucket, bucket.shard.flat, strict)
-            elif whole:
+            if bucket.differences is not None and whole:
                 bucket.under_way = self._send_whole(bucket)
             else:
-                bucket.differences.take()
-                encoding = bucket.differences.encoding
-                values = bucket.differences.values
-                bucket.under_way = self._send(bucket, values, strict, encoding, moves=moves)
+                bucket.under_way = self._send(bucket, strict, moves=moves)
             bucket.touch()  # the own part has changed
         self._figures = replace(self._figures, steps=self._figures.steps + 1)
 
     def _send(
         self,
         bucket: _BucketCopies,
-        flat: Tensor,
         strict: NDArray[np.bool_] | None,
-        encoding: str = "same",
         *,
-        moves: bool = False,
+        moves: bool,
     ) -> _UnderWay:
-        """``moves``: whether all blocks are needed."""
+        """``moves``: whether all blocks are needed, where differences are sent."""
+        flat, encoding, kept = bucket.shard.flat, "same", bucket.differences
+        if kept is not None:
+            kept.take()
+            flat, encoding = kept.values, kept.encoding
+        moves = moves and kept is not None
         needed = due = bucket.staleness.needed(strict)
         if moves:
             needed = np.ones_like(bucket.staleness.values, np.bool_)

@@ -76,7 +76,7 @@ def rank_sums_up(rank: int, world: int) -> dict[str, dict[str, float]]:
             "rounded": float((exact - found.values).abs().max()),
             "unlike": float((rows - rows[0]).abs().max()),
         }
-        with lossycoll.reliable():  # says that nothing is rounded, whatever the method was told
+        with lossycoll.reliable():  # says that nothing is rounded, whatever the method asks for
             found = mean(here, own, feedback=True)
         out[wire]["in reliable()"] = float((exact - found.values).abs().max())
     out["lost"] = {"packets": lossycoll.stats().packets_injected}

@@ -460,6 +460,8 @@ void lc_group_stats(lc_group *g, lc_stats *stats) {
     *stats = g->stats;
     stats->malformed += h->stats.malformed;
     stats->foreign += h->stats.foreign;
+    stats->forged += h->stats.forged;
+    stats->replayed += h->stats.replayed;
     stats->stale += h->stats.stale;
     stats->socket_overflow = h->stats.socket_overflow;
     stats->send_calls = h->stats.send_calls;

@@ -16,6 +16,22 @@ int lc_batch_add(lc_interface *via, lc_op *op) {
     return via->n_runs++;
 }
 
+void lc_batch_seal(const lc_host *h, lc_interface *via, lc_run *run, int i) {
+    if (!via->tag_bytes)
+        return;
+    lc_seal *seal = h->paths[run->peer].seal;
+    uint8_t *to = via->sealed + (size_t)i * via->sealed_room;
+    for (uint32_t k = 0; k < run->n_packets; k++) {
+        struct iovec *pieces = &run->iov[(size_t)2 * k];
+        uint32_t n = lc_seal_put(seal, pieces, h->now, to);
+        pieces[0] = (struct iovec){to, LC_HEADER_BYTES + LC_TAG_BYTES};
+        pieces[1] = (struct iovec){to + pieces[0].iov_len, n - pieces[0].iov_len};
+        to += n;
+    }
+    run->joined = 1;
+    run->copied = 1; /* the next batch is sealed to the same memory */
+}
+
 void lc_batch_drop(lc_host *h, const lc_group *g) {
     for (uint16_t n = 0; n < h->n_interfaces; n++) {
         lc_interface *via = &h->interfaces[n];

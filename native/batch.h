@@ -8,6 +8,9 @@
 /* A run that is put together for an operation, which holds the operation from now on. There is
  * room: via->n_runs < LC_BATCH_RUNS. Returns its index. */
 int lc_batch_add(lc_interface *via, lc_op *op);
+/* Seals a run, which is number i of those of its link's batch, or of control in its place. From now
+ * on its pieces lie one behind the other. Nothing where the link isn't sealed. */
+void lc_batch_seal(const lc_host *h, lc_interface *via, lc_run *run, int i);
 /* Hands over what is in the batch. Returns whether the batch is empty now. */
 int lc_batch_flush(lc_host *h, lc_interface *via);
 /* Takes note of what links need no more; touches the operations. */

@@ -110,8 +110,30 @@ static void one_packet(lc_host *h, const lc_interface *via, const lc_arrival *ar
         deliver(h, p, g, &header, payload);
 }
 
+/* Nothing of a sealed datagram is believed before its tag was found right. Returns what was sealed,
+ * and its length in *n; or NULL. */
+static const uint8_t *opened(lc_host *h, const lc_interface *via, const lc_arrival *arrival,
+                             const uint8_t *data, uint32_t *n) {
+    uint16_t sender = 0;
+    enum lc_verdict verdict = lc_wire_outer(data, *n, &via->expect, &sender);
+    if (verdict == LC_GOOD && !is_from(h, via, arrival, sender))
+        verdict = LC_FOREIGN;
+    if (verdict == LC_GOOD)
+        verdict = lc_seal_take(h->paths[sender].seal, data, *n, h->session, h->unsealed);
+    h->live.malformed += verdict == LC_MALFORMED;
+    h->live.foreign += verdict == LC_FOREIGN;
+    h->live.forged += verdict == LC_FORGED;
+    h->live.replayed += verdict == LC_REPLAYED;
+    *n -= LC_TAG_BYTES;
+    return verdict == LC_GOOD ? h->unsealed : NULL;
+}
+
 static void one_datagram(lc_host *h, const lc_interface *via, const lc_arrival *arrival,
                          const uint8_t *data, uint32_t n) {
+    if (via->tag_bytes)
+        data = opened(h, via, arrival, data, &n);
+    if (!data)
+        return;
     uint32_t first = (uint32_t)lc_wire_first(data, n);
     if (first < n) {
         one_packet(h, via, arrival, data, first, data + LC_HEADER_BYTES);

@@ -33,6 +33,7 @@ static void free_interface(lc_interface *via) {
     free(via->headers);
     free(via->contents);
     free(via->records_out);
+    free(via->sealed);
     *via = (lc_interface){.link = NULL};
 }
 
@@ -56,10 +57,12 @@ void lc_host_free(lc_host *h) {
         free(h->paths[i].held);
         free(h->paths[i].early);
         free(h->paths[i].units_at);
+        lc_seal_close(h->paths[i].seal);
     }
     free(h->paths);
     free(h->late_fins);
     free(h->restorer);
+    free(h->unsealed);
     pthread_mutex_destroy(&h->driving);
     pthread_mutex_destroy(&h->lock);
     pthread_mutex_destroy(&h->pool_lock);
@@ -220,6 +223,58 @@ int lc_host_share(lc_host *h, const uint16_t *processes, uint16_t n, int descrip
     return failure->code;
 }
 
+/* ---- sealing ---- */
+
+static int seal_interface(lc_host *h, lc_interface *via, uint16_t number, lc_failure *failure) {
+    via->tag_bytes = LC_TAG_BYTES;
+    if (!fits(h, via->link, number, failure))
+        return failure->code;
+    uint32_t most = lc_wire_bytes_max(via);
+    via->sealed_room = most > LC_RUN_BYTES ? most : LC_RUN_BYTES;
+    via->sealed = malloc((size_t)LC_BATCH_RUNS * via->sealed_room);
+    return via->sealed ? LC_OK : LC_E_MEMORY;
+}
+
+static int seal_paths(lc_host *h, const uint8_t *secrets) {
+    for (uint16_t i = 0; i < h->config.processes; i++) {
+        if (i == h->config.process)
+            continue;
+        h->paths[i].seal = lc_seal_open(&h->sealing, secrets + (size_t)2 * LC_SECRET_BYTES * i);
+        if (!h->paths[i].seal)
+            return LC_E_MEMORY;
+    }
+    return LC_OK;
+}
+
+int lc_host_seal(lc_host *h, const lc_seal_config *config, lc_failure *failure) {
+    refuse(failure, LC_E_ARGUMENT);
+    if (h->running || h->unsealed || config->cipher <= LC_CIPHER_NONE ||
+        config->cipher >= LC_CIPHERS)
+        return failure->code;
+    refuse(failure, LC_E_CRYPTO);
+    if (lc_crypto_load())
+        return failure->code;
+    refuse(failure, LC_E_MEMORY);
+    h->unsealed = malloc(LC_DATAGRAM_BYTES);
+    if (!h->unsealed)
+        return failure->code;
+    h->sealing.cipher = config->cipher;
+    h->sealing.clear = config->clear;
+    h->sealing.filter = config->filter;
+    h->sealing.rekey_ns = config->rekey_ns;
+    refuse(failure, seal_paths(h, config->secrets));
+    for (uint16_t i = 0; i < h->n_interfaces && failure->code == LC_OK; i++) {
+        lc_interface *via = &h->interfaces[i];
+        if (!via->link->local) /* what stays in this machine's memory nobody else can read */
+            failure->code = seal_interface(h, via, i, failure);
+    }
+    return failure->code;
+}
+
+void lc_host_rekey(lc_host *h) {
+    atomic_fetch_add(&h->sealing.rekeys, 1);
+}
+
 /* ---- starting ---- */
 
 /* Signals are Python's to handle: the thread takes none. */
@@ -302,8 +357,11 @@ int lc_host_start(lc_host *h, uint64_t session, const lc_address *processes) {
     for (uint16_t i = 0; i < h->n_interfaces; i++) {
         lc_interface *via = &h->interfaces[i];
         share_credits(via);
-        via->expect = (lc_expect){session, h->config.process, h->config.processes,
-                                  (uint16_t)via->payload_bytes};
+        via->expect = (lc_expect){.session = session,
+                                  .process = h->config.process,
+                                  .processes = h->config.processes,
+                                  .payload_bytes = (uint16_t)via->payload_bytes,
+                                  .filter = h->sealing.filter};
     }
     h->row_rate = row_rate(h);
     if (h->threadless)

@@ -33,6 +33,7 @@ typedef struct {
     uint32_t packet_bytes;
     uint16_t peer; /* its number in the link, as set_peer gave it */
     uint8_t copied;
+    uint8_t joined;           /* all pieces lie one behind the other */
     uint16_t receivers;       /* peers that get these payloads, this one included; 0: as 1 */
     const uint64_t *contents; /* by packet, where it has several receivers: payloads with one number
                                  are equal, in this call of send and in later ones */

@@ -83,6 +83,7 @@ typedef struct {
     char in_control[LC_RECEIVE_BUFFERS][LC_UDP_CONTROL_BYTES];
     /* sending */
     uint8_t *staging; /* one aggregate, for sends without gather */
+    struct iovec joined[LC_BATCH_RUNS];
     struct mmsghdr out[LC_BATCH_RUNS * LC_RUN_PACKETS];
     char out_control[LC_BATCH_RUNS][CMSG_SPACE(sizeof(uint16_t))];
 } lc_udp;

@@ -163,6 +163,13 @@ static int send_plain(lc_udp *u, const lc_run *run) {
     return sent;
 }
 
+static uint32_t bytes_of(const lc_run *run) {
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < 2 * run->n_packets; i++)
+        n += (uint32_t)run->iov[i].iov_len;
+    return n;
+}
+
 static uint32_t flatten(lc_udp *u, const lc_run *run) {
     uint32_t used = 0;
     for (uint32_t i = 0; i < 2 * run->n_packets; i++) {
@@ -173,7 +180,8 @@ static uint32_t flatten(lc_udp *u, const lc_run *run) {
 }
 
 static int gathers(const lc_udp *u, const lc_run *run) {
-    return (u->offered & LC_GATHER) && (run->n_packets == 1 || run->packet_bytes >= GATHER_BYTES);
+    return run->joined ||
+           ((u->offered & LC_GATHER) && (run->n_packets == 1 || run->packet_bytes >= GATHER_BYTES));
 }
 
 /* One run is one message. Returns the runs that went, or 0 with errno set. */
@@ -187,6 +195,11 @@ static int send_segmented(lc_udp *u, const lc_run *runs, int n) {
         address_message(u, m, run->peer);
         m->msg_iov = run->iov;
         m->msg_iovlen = 2 * run->n_packets;
+        if (run->joined) {
+            u->joined[count] = (struct iovec){run->iov[0].iov_base, bytes_of(run)};
+            m->msg_iov = &u->joined[count];
+            m->msg_iovlen = 1;
+        }
         if (packed) {
             flat.iov_len = flatten(u, run);
             m->msg_iov = &flat;

@@ -108,6 +108,27 @@ enum lc_fast_path {
     LC_STAMPS = 32 /* when the kernel got a datagram */
 };
 
+/* ---- sealing (docs/sealing.md) ---- */
+enum lc_cipher {
+    LC_CIPHER_NONE = 0,
+    LC_AES_128_GCM = 1,
+    LC_AES_256_GCM = 2,
+    LC_CHACHA20_POLY1305 = 3,
+    LC_CIPHERS = 4
+};
+enum {
+    LC_SECRET_BYTES = 32, /* of a path and direction; the keys of its epochs are derived from it */
+    LC_TAG_BYTES = 16     /* that sealing adds to each datagram */
+};
+
+typedef struct {
+    uint8_t cipher;         /* lc_cipher */
+    uint8_t clear;          /* payloads stay readable, and can't be changed */
+    uint16_t filter;        /* equal in all processes, and of no other job if possible */
+    uint64_t rekey_ns;      /* age of a key at most; 0: any */
+    const uint8_t *secrets; /* by process: of what goes there, and of what comes from there */
+} lc_seal_config;
+
 /* A process among those that it meets: its links, one thread. */
 typedef struct {
     const char *address; /* numeric address to bind; its family decides IPv4 or IPv6 */
@@ -165,7 +186,8 @@ enum lc_code {
                           the receive; theirs: of the message */
     LC_E_MESSAGE_LATE = -10, /* a send or receive wasn't done within its timeout. mine: tag,
                                 elements, type; theirs: timeout_ns, 1 for a send */
-    LC_E_PEER = -11          /* the message's peer died or left: only this message fails */
+    LC_E_PEER = -11,         /* the message's peer died or left: only this message fails */
+    LC_E_CRYPTO = -12        /* no libcrypto that can be used: lc_crypto_load says why */
 };
 
 typedef struct {
@@ -229,8 +251,8 @@ typedef struct {
 } lc_stream;
 
 /* Figures of a group since it was opened. Those that no group can be told for (malformed, foreign,
- * socket_overflow, send_calls, receive_calls, control_sent, control_received, fast_path_refusals,
- * send_failures) are its host's. */
+ * forged, replayed, socket_overflow, send_calls, receive_calls, control_sent, control_received,
+ * fast_path_refusals, send_failures) are its host's. */
 typedef struct {
     uint64_t operations;
     uint64_t packets_sent, packets_resent, resent_reliable, bytes_sent;
@@ -242,6 +264,8 @@ typedef struct {
     uint64_t deadline_hits;
     uint64_t malformed;       /* too short, bad magic, version, checksum, length or range */
     uint64_t foreign;         /* another session, or an address that is not the sender's */
+    uint64_t forged;          /* sealed with another key, or changed on the way */
+    uint64_t replayed;        /* sealed, and come before, or older than can be told */
     uint64_t stale;           /* of an operation that has ended, or a round that is over */
     uint64_t repeated;        /* arrived before */
     uint64_t eager_kept;      /* came before this rank had posted their operation, and waited */
@@ -376,6 +400,11 @@ int lc_host_share(lc_host *host, const uint16_t *processes, uint16_t n, int desc
 /* More processes of the job run here than there are cores: who waits sleeps at once, and never
  * looks again and again. Before lc_host_start. */
 void lc_host_crowded(lc_host *host);
+/* Seals all that leaves this machine, from lc_host_start on, before which it is called. LC_OK,
+ * LC_E_ARGUMENT, LC_E_MEMORY, or LC_E_CRYPTO. */
+int lc_host_seal(lc_host *host, const lc_seal_config *config, lc_failure *failure);
+/* New keys for whatever is sent from now on. Any thread may call it. */
+void lc_host_rekey(lc_host *host);
 /* Makes the processes known (an address for each) and starts the progress thread. LC_E_ARGUMENT for
  * an address that its link can't use, or of a link that isn't there. */
 int lc_host_start(lc_host *host, uint64_t session, const lc_address *processes);
@@ -509,6 +538,16 @@ int lc_decode(int encoding, int dtype, int simd, void *dst, const void *src, uin
 /* acc = own + decoded x * factor; own may be NULL, or acc where both are of one type. */
 int lc_decode_add(int encoding, int dtype, int simd, void *acc, const void *own, const void *x,
                   double factor, uint32_t n);
+/* NULL if there is a libcrypto that can be used, or why there is none; and what it calls itself. */
+const char *lc_crypto_load(void);
+const char *lc_crypto_version(void);
+/* Seals a text by itself, n bytes and a tag behind them, or opens it. No two texts may have the
+ * same key and IV (12 bytes). Returns LC_OK, LC_E_CRYPTO, or of a text that isn't what was sealed
+ * LC_E_ARGUMENT: what is written then is worth nothing. */
+int lc_text_seal(int cipher, const uint8_t *key, const uint8_t *iv, const uint8_t *known,
+                 size_t n_known, const uint8_t *text, size_t n, uint8_t *sealed);
+int lc_text_open(int cipher, const uint8_t *key, const uint8_t *iv, const uint8_t *known,
+                 size_t n_known, const uint8_t *sealed, size_t n, uint8_t *text);
 /* Header size on the wire, bytes. */
 uint32_t lc_header_bytes(void);
 /* Of the packets' form: ranks that differ in it can't hear each other. */

@@ -201,7 +201,7 @@ static uint16_t write_control(const lc_host *h, const lc_path *p, uint32_t n, ui
 
 /* Puts one datagram for a process into a run. */
 static void put_control(const lc_host *h, const lc_path *p, lc_run *run, int i) {
-    const lc_interface *via = p->interface;
+    lc_interface *via = p->interface;
     uint32_t n = records_in_one(p, via->control_bytes);
     size_t first = (size_t)i * LC_RUN_PACKETS;
     uint8_t *header = via->headers + first * LC_HEADER_BYTES;
@@ -209,11 +209,12 @@ static void put_control(const lc_host *h, const lc_path *p, lc_run *run, int i) 
     uint16_t length = write_control(h, p, n, header, payload);
     *run = (lc_run){.iov = &via->iov[2 * first],
                     .n_packets = 1,
-                    .packet_bytes = LC_HEADER_BYTES + length,
+                    .packet_bytes = LC_HEADER_BYTES + via->tag_bytes + length,
                     .peer = p->number,
                     .copied = 1};
     run->iov[0] = (struct iovec){header, LC_HEADER_BYTES};
     run->iov[1] = (struct iovec){payload, length};
+    lc_batch_seal(h, via, run, i);
 }
 
 static int has_control(const lc_path *p) {

@@ -29,6 +29,7 @@
 #include "mailbox.h"
 #include "pace.h"
 #include "recovery.h"
+#include "seal.h"
 #include "shared_rate.h"
 #include "waiter.h"
 #include "wire.h"
@@ -49,7 +50,8 @@ enum {
     LC_FIN_AGAIN_NS = 1000000,   /* an end that is lost costs no round trips: it is told twice */
     LC_AGAIN_MAX_NS = 100000000, /* what is repeated to a silent peer is so far apart in the end */
     LC_HOLD_NS = 500000,         /* how long a record that isn't urgent waits for company */
-    LC_REORDER_NS = 1000000      /* floor of the reorder allowance */
+    LC_REORDER_NS = 1000000,     /* floor of the reorder allowance */
+    LC_DATAGRAM_BYTES = 65536    /* none is larger */
 };
 
 /* What a process has posted before this one did, in a group that may not be here yet. */
@@ -79,6 +81,7 @@ typedef struct lc_interface lc_interface;
 typedef struct {
     uint16_t number;         /* of the process */
     lc_interface *interface; /* by which it is reached */
+    lc_seal *seal;           /* NULL: what is sent there isn't sealed */
     lc_pace pace;
     lc_recovery_memo choices;
     lc_loss loss;
@@ -171,6 +174,7 @@ struct lc_interface {
     uint32_t large_units;       /* and a larger one so many */
     uint32_t payload_bytes;     /* of a packet of data at most, */
     uint32_t control_bytes;     /* and of a packet of control */
+    uint32_t tag_bytes;         /* that sealing adds to each datagram; 0: it isn't sealed */
     lc_expect expect;
     lc_cells cells;        /* for eager packets of its paths */
     uint32_t cell_payload; /* that one of them holds */
@@ -189,6 +193,8 @@ struct lc_interface {
     uint8_t *headers;     /* LC_BATCH_RUNS * LC_RUN_PACKETS */
     uint64_t *contents;   /* LC_BATCH_RUNS * LC_RUN_PACKETS */
     uint8_t *records_out; /* LC_BATCH_RUNS packets of control, each with room for a header */
+    uint8_t *sealed;      /* LC_BATCH_RUNS runs as they are sent; NULL: without seals */
+    uint32_t sealed_room; /* of each of these */
 };
 
 enum lc_attention {
@@ -257,6 +263,8 @@ struct lc_host {
     lc_waiter caller_waiter; /* of a caller that drives */
     lc_path *paths;          /* by process */
     uint64_t session;
+    lc_sealing sealing;
+    uint8_t *unsealed; /* a datagram that was sealed; NULL: none are */
     double row_rate;   /* bytes/s of a row of parity, while all processes here make some */
     uint64_t now;      /* of this turn of the loop */
     uint64_t came_ns;  /* when the kernel got the datagram that is looked at */
@@ -358,9 +366,13 @@ static inline int lc_is_blocked(const lc_interface *via) {
 void lc_read_clock(lc_host *h); /* sets now */
 /* Whether packets of the slot may go ahead on a path: the receiver can keep any of them. */
 int lc_may_go_ahead(const lc_op_slot *s, const lc_path *p);
-/* Bytes of a packet at most, header included; of a packet of control, and a header after it. */
+/* Bytes of a datagram at most; of a packet of control, and a header after it. */
 static inline uint32_t lc_wire_bytes_max(const lc_interface *via) {
-    return LC_HEADER_BYTES + via->payload_bytes;
+    return LC_HEADER_BYTES + via->tag_bytes + via->payload_bytes;
+}
+/* Of a packet with so many bytes of payload. */
+static inline uint32_t lc_datagram_bytes(const lc_path *p, uint32_t payload) {
+    return LC_HEADER_BYTES + p->interface->tag_bytes + payload;
 }
 /* What a packet of so many bytes takes of the window. */
 static inline uint32_t lc_units(const lc_interface *via, uint32_t packet_bytes) {
@@ -374,9 +386,9 @@ static inline uint32_t lc_units_flying(const lc_path *p) {
 }
 /* Packets of so many bytes that the windows let go now. */
 uint32_t lc_window_room(const lc_path *p, uint32_t packet_bytes);
-/* Bytes of a stream's packets, headers included. */
+/* Bytes of a stream's datagrams. */
 static inline uint32_t lc_wire_bytes(const lc_out *out) {
-    return LC_HEADER_BYTES + out->slot->packet_bytes;
+    return LC_HEADER_BYTES + lc_path_to(out)->interface->tag_bytes + out->slot->packet_bytes;
 }
 static inline uint32_t lc_control_room(const lc_interface *via) {
     return 2 * LC_HEADER_BYTES + via->control_bytes;

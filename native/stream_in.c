@@ -382,7 +382,7 @@ static void parity_arrived(lc_in *in, const lc_header *h, const uint8_t *payload
     }
     lc_bit_set(d->came, j);
     op->report.parity_received++;
-    op->report.bytes_received += LC_HEADER_BYTES + h->length;
+    op->report.bytes_received += lc_datagram_bytes(lc_path_from(in), h->length);
     if (in->state == LC_IN_SETTLED)
         return; /* that it wasn't needed is as it should be */
     note_arrival(in);
@@ -436,7 +436,7 @@ static int is_lost(lc_in *in, const lc_header *header, int kept) {
 static void data_arrived(lc_in *in, const lc_header *header, const uint8_t *payload) {
     lc_op *op = in->slot->op;
     note_arrival(in);
-    op->report.bytes_received += LC_HEADER_BYTES + header->length;
+    op->report.bytes_received += lc_datagram_bytes(lc_path_from(in), header->length);
     take(in, header, payload);
     if (!in->decoder || !in->decoder->code || in->state == LC_IN_SETTLED)
         return;

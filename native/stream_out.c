@@ -302,6 +302,7 @@ static uint32_t fill_run(lc_host *h, lc_out *out, uint32_t most) {
         run->iov[0] = (struct iovec){datagram, ahead + LC_HEADER_BYTES};
         run->packet_bytes += ahead;
     }
+    lc_batch_seal(h, via, run, i);
     lc_report *r = &op->report;
     r->packets_sent += run->n_packets;
     if (out->round) {

@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "lossycoll.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #elif defined(__ARM_FEATURE_CRC32) && !defined(__AARCH64EB__)
@@ -52,7 +54,8 @@ enum {
     CODE_SHIFT = 4,
     TYPE = 0x07,
     ENCODING_SHIFT = 3,
-    EAGER = 0x80
+    EAGER = 0x80,
+    SEALED = 0x80
 };
 
 static uint32_t crc_table[256];
@@ -216,6 +219,39 @@ enum lc_verdict lc_wire_get(const uint8_t *src, size_t n, const lc_expect *expec
         return LC_MALFORMED;
     *header = seen;
     return LC_GOOD;
+}
+
+/* ---- sealed ---- */
+
+enum lc_verdict lc_wire_outer(const uint8_t *src, size_t n, const lc_expect *expect,
+                              uint16_t *sender) {
+    if (n < LC_HEADER_BYTES + LC_TAG_BYTES || get16(src) != LC_MAGIC ||
+        src[2] != (LC_WIRE_VERSION | SEALED))
+        return LC_MALFORMED;
+    *sender = get16(src + 30);
+    if (get16(src + 4) != expect->filter || get16(src + 32) != expect->process ||
+        *sender >= expect->processes || *sender == expect->process)
+        return LC_FOREIGN;
+    return LC_GOOD;
+}
+
+uint64_t lc_wire_number(const uint8_t *src, uint16_t *epoch) {
+    *epoch = get16(src + 6);
+    return get64(src + 8);
+}
+
+void lc_wire_seal(uint8_t *header, uint16_t filter, uint16_t epoch, uint64_t number) {
+    header[2] = LC_WIRE_VERSION | SEALED;
+    put16(header + 4, filter);
+    put16(header + 6, epoch);
+    put64(header + 8, number);
+}
+
+void lc_wire_unseal(uint8_t *header, uint64_t session) {
+    header[2] = LC_WIRE_VERSION;
+    put64(header + 8, session);
+    put32(header + OFFSET_CRC, 0);
+    put32(header + OFFSET_CRC, checksum(header));
 }
 
 /* ---- records: u8 kind, u8 round, u16 slot, u32 op, u32 a, u32 b, u64 c, u64 d ---- */

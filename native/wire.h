@@ -29,6 +29,12 @@
  * alone. A data packet's `count` is at least 1 and at most the number of processes. Its payload is
  * guarded by UDP's own checksum; the header has its own since some kernels damage the headers of
  * offloaded sends.
+ *
+ * A sealed datagram (seal.h) differs in its first header, and has a tag of LC_TAG_BYTES after it;
+ * what follows is encrypted as a whole.
+ *
+ *   2 u8 version with its top bit set    4 u16 filter    6 u16 low bits of the key's epoch
+ *   8 u64 number, which counts what this sender sent to this receiver, control too
  */
 #ifndef LC_WIRE_H
 #define LC_WIRE_H
@@ -76,9 +82,16 @@ typedef struct {
     uint16_t process;
     uint16_t processes;
     uint16_t payload_bytes; /* the largest length */
+    uint16_t filter;        /* of sealed datagrams */
 } lc_expect;
 
-enum lc_verdict { LC_GOOD = 0, LC_MALFORMED = 1, LC_FOREIGN = 2 };
+enum lc_verdict {
+    LC_GOOD = 0,
+    LC_MALFORMED = 1,
+    LC_FOREIGN = 2,
+    LC_FORGED = 3,  /* its tag is wrong */
+    LC_REPLAYED = 4 /* its number has come, or is too old to know */
+};
 
 /* What a record says, and what its fields hold beyond op, slot and round.
  *
@@ -143,6 +156,15 @@ size_t lc_wire_first(const uint8_t *src, size_t n);
  * check. */
 enum lc_verdict lc_wire_get(const uint8_t *src, size_t n, const lc_expect *expect,
                             lc_header *header);
+/* What can be seen of a sealed datagram of n bytes before it is opened: *sender is valid only when
+ * the verdict is LC_GOOD. */
+enum lc_verdict lc_wire_outer(const uint8_t *src, size_t n, const lc_expect *expect,
+                              uint16_t *sender);
+/* The number and the epoch's low bits in a sealed datagram's header. */
+uint64_t lc_wire_number(const uint8_t *src, uint16_t *epoch);
+/* Makes a header one of a sealed datagram, and a plain one again. */
+void lc_wire_seal(uint8_t *header, uint16_t filter, uint16_t epoch, uint64_t number);
+void lc_wire_unseal(uint8_t *header, uint64_t session);
 void lc_record_put(uint8_t *dst, const lc_record *record);
 /* LC_GOOD or LC_MALFORMED (unknown kind). */
 enum lc_verdict lc_record_get(const uint8_t *from, lc_record *record);

@@ -119,7 +119,10 @@ static void put(forger *f, lc_header *h, forged *p) {
 }
 
 static int change(forger *f, forged *p) {
-    lc_expect expect = {f->session, p->to, f->processes, f->payload_bytes};
+    lc_expect expect = {.session = f->session,
+                        .process = p->to,
+                        .processes = f->processes,
+                        .payload_bytes = f->payload_bytes};
     lc_header h;
     if (lc_wire_get(p->bytes, p->size, &expect, &h) != LC_GOOD)
         return 0;
@@ -284,5 +287,51 @@ int forge_next(forger *f, forged *out) {
     }
     if (forge_below(f, 4) == 0)
         put_behind(f, out);
+    return 1;
+}
+
+/* ---- sealed ---- */
+
+void forge_see_sealed(forger *f, uint16_t from, uint16_t to, const uint8_t *bytes, size_t size) {
+    forged *p = &f->kept[forge_below(f, FORGE_KEPT)];
+    if (size > sizeof p->bytes)
+        return;
+    memcpy(p->bytes, bytes, size);
+    p->size = size;
+    p->from = from;
+    p->to = to;
+}
+
+/* From and to whom the header says that it is, too, now and then. */
+static void turn(forger *f, forged *p) {
+    p->from = (uint16_t)forge_below(f, f->processes);
+    p->to = (uint16_t)((p->from + 1 + forge_below(f, f->processes - 1u)) % f->processes);
+    if (forge_below(f, 4)) {
+        p->bytes[30] = (uint8_t)p->from;
+        p->bytes[32] = (uint8_t)p->to;
+    }
+}
+
+int forge_sealed(forger *f, forged *out) {
+    uint32_t what = forge_below(f, 8);
+    if (what == 0) {
+        make(f, out);
+        return 1;
+    }
+    *out = f->kept[forge_below(f, FORGE_KEPT)];
+    if (!out->size)
+        return 0;
+    if (what == 1) /* as it was, once more */
+        return 1;
+    if (what == 2)
+        turn(f, out);
+    else if (what == 3)
+        out->size = forge_below(f, (uint32_t)out->size + 1);
+    else if (what == 4) /* the number, which is then new */
+        out->bytes[8 + forge_below(f, 8)] ^= (uint8_t)(1 + forge_below(f, 255));
+    else if (what == 5) /* the epoch */
+        out->bytes[6 + forge_below(f, 2)] ^= (uint8_t)(1 + forge_below(f, 255));
+    for (uint32_t n = what > 5 ? 1 + forge_below(f, 3) : 0; n; n--)
+        out->bytes[forge_below(f, (uint32_t)out->size)] ^= (uint8_t)(1u << forge_below(f, 8));
     return 1;
 }

@@ -40,6 +40,11 @@ void forge_see(forger *f, uint16_t from, uint16_t to, const uint8_t *bytes, size
 /* The next packet to throw. Returns whether there is one. */
 int forge_next(forger *f, forged *out);
 
+/* The same of datagrams that are sealed, as somebody sees them who has no key: they are thrown once
+ * more, and with changes, and to others; and so are plain ones. */
+void forge_see_sealed(forger *f, uint16_t from, uint16_t to, const uint8_t *bytes, size_t size);
+int forge_sealed(forger *f, forged *out);
+
 uint32_t forge_below(forger *f, uint32_t limit);
 
 /* Whether a record is about a message, or about what carries one. */

@@ -77,7 +77,9 @@ enum {
     X(message_bytes, "of a message, at most")                                                      \
     X(any, "1: some receives are from any rank")                                                   \
     X(forged, "packets of whose passing a hostile process makes use, share")                       \
-    X(lossy, "share of the sends, and of the receives, that let packets of a message be missing")
+    X(lossy, "share of the sends, and of the receives, that let packets of a message be missing")  \
+    X(sealed, "1: what is sent is sealed, 2: payloads stay in clear")                              \
+    X(rekeys, "share of the submits after which a process asks for new keys")
 
 typedef struct {
 #define SIM_FIELD(name, what) uint64_t name;
@@ -99,6 +101,8 @@ int sim_is_clean(const sim_scenario *s);
 /* The same but for what the processes themselves do wrong. */
 int sim_loses_nothing(const sim_scenario *s);
 int sim_has_trouble(const sim_scenario *s);
+/* A hostile process can say what it wants. */
+int sim_is_open(const sim_scenario *s);
 
 /* ---- chance ---- */
 
@@ -221,6 +225,8 @@ typedef struct {
     uint64_t sent, received; /* messages */
     uint64_t lacking;        /* packets that messages lack */
     uint64_t thrown;         /* forged packets */
+    uint64_t refused;        /* those that a seal kept out, replayed ones among them, */
+    uint64_t replayed;       /* of which there were so many */
     uint64_t failed;         /* times that a process had an error of a group */
 } sim_outcome;
 

@@ -255,6 +255,8 @@ void sim_submit_due(run *r, uint16_t process) {
         me->next_submit_ns = now + sim_below(&r->random, r->s->skew * US + 1);
         me->poked = 1;
         r->last_submit_ns = now;
+        if (sim_happens(&r->random, r->s->rekeys))
+            lc_host_rekey(me->host);
     }
 }
 
@@ -276,6 +278,15 @@ void sim_close_group(run *r, uint32_t number, uint16_t process) {
     if ((stats.malformed || stats.foreign) && !r->s->forged)
         sim_fail(r, "process %u: %llu packets malformed, %llu foreign", process,
                  (unsigned long long)stats.malformed, (unsigned long long)stats.foreign);
+    int aged = r->s->rekeys && (r->s->jitter || r->s->late); /* by more epochs than are taken */
+    if ((stats.forged && !r->s->forged && !aged) ||
+        (stats.replayed && !r->s->forged && !r->s->twice))
+        sim_fail(r, "process %u: %llu packets forged, %llu replayed", process,
+                 (unsigned long long)stats.forged, (unsigned long long)stats.replayed);
+    if (number == 0) { /* these are the host's */
+        r->out->refused += stats.forged + stats.replayed;
+        r->out->replayed += stats.replayed;
+    }
     if (stats.operations != finished && !r->processes[process].dead && code == LC_OK)
         sim_fail(r, "group %u, process %u: counts %llu operations", number, process,
                  (unsigned long long)stats.operations);

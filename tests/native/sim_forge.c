@@ -3,7 +3,10 @@
  * In the first group it names only operations of odd numbers, and only messages from a process to
  * one of a higher number. So what even operations give, and the messages the other way, must be
  * right, whatever else happens, or end with an error. In the other groups it names everything: all
- * must end, and nothing may be written where it doesn't belong. */
+ * must end, and nothing may be written where it doesn't belong.
+ *
+ * Where packets are sealed it stands in the middle, and may copy and change what it likes: nothing
+ * that it does may have any effect, but that of a full receive buffer. */
 #include "sim_run.h"
 
 #include <stdlib.h>
@@ -73,9 +76,12 @@ static void see(void *context, uint16_t from, uint16_t to, const struct iovec *i
         return;
     memcpy(bytes, iov[0].iov_base, iov[0].iov_len);
     memcpy(bytes + iov[0].iov_len, iov[1].iov_base, iov[1].iov_len);
-    forge_see(&me->f, from, to, bytes, n);
+    if (r->s->sealed)
+        forge_see_sealed(&me->f, from, to, bytes, n);
+    else
+        forge_see(&me->f, from, to, bytes, n);
     forged thrown;
-    if (!may_throw(me) || !forge_next(&me->f, &thrown))
+    if (!may_throw(me) || !(r->s->sealed ? forge_sealed : forge_next)(&me->f, &thrown))
         return;
     memory_net *net = r->nets[sim_below(&me->random, r->s->links)];
     memory_throw(net, thrown.from, thrown.to, thrown.bytes, thrown.size,
@@ -115,9 +121,9 @@ int sim_is_forgeable(int code) {
 }
 
 int sim_spares_op(const run *r, uint32_t group, uint32_t number) {
-    return !r->s->forged || (group + 1 == SPARED && number % 2 == 0);
+    return !sim_is_open(r->s) || (group + 1 == SPARED && number % 2 == 0);
 }
 
 int sim_spares_messages(const run *r, uint32_t group, uint16_t from, uint16_t to) {
-    return !r->s->forged || (group + 1 == SPARED && goes_down(from, to));
+    return !sim_is_open(r->s) || (group + 1 == SPARED && goes_down(from, to));
 }

@@ -306,7 +306,7 @@ int sim_group_talks(const run *r, uint32_t group) {
         if (r->messages[i].group == group && waits(r, &r->messages[i]))
             return 1;
     /* What was sent ahead has no timeout of its own: a forged word may keep it for good. */
-    for (uint16_t i = 0; i < g->size && !r->s->forged; i++)
+    for (uint16_t i = 0; i < g->size && !sim_is_open(r->s); i++)
         if (!r->processes[g->members[i]].dead && g->at[g->members[i]] &&
             lc_group_unheard(g->at[g->members[i]]))
             return 1;

@@ -55,11 +55,16 @@ void sim_tidy(sim_scenario *s) {
     s->links = clamp(s->links, 1, 2);
     s->messages = clamp(s->messages, 0, SIM_MESSAGES);
     s->message_bytes = clamp(s->message_bytes, 0, 200000);
+    s->sealed = clamp(s->sealed, 0, lc_crypto_load() ? 0 : 2);
     s->any = s->any && !s->dead; /* whose message another receive took would wait for good */
 }
 
 int sim_has_trouble(const sim_scenario *s) {
-    return s->odd || s->aborts || s->forged;
+    return s->odd || s->aborts || sim_is_open(s);
+}
+
+int sim_is_open(const sim_scenario *s) {
+    return s->forged && !s->sealed;
 }
 
 int sim_is_clean(const sim_scenario *s) {
@@ -157,6 +162,11 @@ sim_scenario sim_draw(uint64_t seed) {
         s.messages = few(r, 12);
         s.payload = 256;
         s.lossy = ONE_OF(r, 900, 1000);
+    }
+    if (sim_happens(r, 300)) {
+        s.sealed = ONE_OF(r, 1, 1, 2);
+        s.rekeys = ONE_OF(r, 0, 0, 300);
+        s.forged = ONE_OF(r, 0, 0, 50, 1000);
     }
     sim_tidy(&s);
     return s;

@@ -24,12 +24,16 @@ static memory_path first_path(const sim_scenario *s) {
                          .queue_ns = s->queue * US};
 }
 
+static uint32_t datagram_bytes(const sim_scenario *s) {
+    return LC_HEADER_BYTES + (uint32_t)s->payload + (s->sealed ? LC_TAG_BYTES : 0);
+}
+
 /* Only the first net is bad, and only its links are ever full. */
 void sim_make_nets(run *r) {
     const sim_scenario *s = r->s;
     for (uint64_t n = 0; n < s->links; n++) {
-        r->nets[n] = memory_net_new((uint16_t)s->ranks, LC_HEADER_BYTES + (uint32_t)s->payload,
-                                    (uint32_t)s->capacity, sim_mix(s->seed + 1 + 2 * n));
+        r->nets[n] = memory_net_new((uint16_t)s->ranks, datagram_bytes(s), (uint32_t)s->capacity,
+                                    sim_mix(s->seed + 1 + 2 * n));
         for (uint16_t i = 0; i < s->ranks; i++)
             for (uint16_t j = 0; j < s->ranks; j++)
                 *memory_path_of(r->nets[n], i, j) =
@@ -59,9 +63,32 @@ static lc_host *open_host(run *r, uint16_t process) {
     return host;
 }
 
+/* The secret of the way from one process to another. */
+static void put_secret(uint64_t seed, uint16_t from, uint16_t to, uint8_t *at) {
+    for (uint64_t i = 0; i < LC_SECRET_BYTES; i++)
+        at[i] = (uint8_t)sim_mix(sim_mix(seed ^ (uint64_t)from << 16 ^ to) + i);
+}
+
+static void seal(const run *r, uint16_t process) {
+    uint8_t secrets[SIM_RANKS][2][LC_SECRET_BYTES];
+    for (uint16_t i = 0; i < r->s->ranks; i++) {
+        put_secret(r->s->seed, process, i, secrets[i][0]);
+        put_secret(r->s->seed, i, process, secrets[i][1]);
+    }
+    lc_seal_config c = {.cipher = (uint8_t)(1 + r->s->seed % 3),
+                        .clear = r->s->sealed == 2,
+                        .filter = 99,
+                        .secrets = secrets[0][0]};
+    lc_failure failure;
+    if (lc_host_seal(r->processes[process].host, &c, &failure) != LC_OK)
+        abort();
+}
+
 void sim_open_hosts(run *r) {
     for (uint16_t i = 0; i < r->s->ranks; i++)
         r->processes[i].host = open_host(r, i);
+    for (uint16_t i = 0; r->s->sealed && i < r->s->ranks; i++)
+        seal(r, i);
     for (uint16_t i = 0; i < r->s->ranks; i++) {
         lc_address peers[SIM_RANKS] = {{.port = 0}};
         for (uint16_t j = 0; j < r->s->ranks; j++)

@@ -29,7 +29,7 @@ int sim_is_odd(const run *r, uint32_t op, uint16_t process) {
 }
 
 int sim_may_fail(const run *r, uint32_t group, int code) {
-    if (r->s->forged && sim_is_forgeable(code))
+    if (sim_is_open(r->s) && sim_is_forgeable(code))
         return 1;
     int odd = r->odd_op < SIM_OPS && r->group_of[r->odd_op] == group;
     return (code == LC_E_MISMATCH && odd) ||

@@ -78,7 +78,7 @@ typedef struct {
     uint64_t scenarios, failures, packets, lost, missing, recovered, resent, clean, lingered,
         second;
     uint64_t ended, notified, shown, failed;
-    uint64_t sent, received, lacking, thrown;
+    uint64_t sent, received, lacking, thrown, refused, replayed;
     double virtual_s;
 } sums;
 
@@ -98,6 +98,8 @@ static void run_one(const sim_scenario *s, sums *t) {
     t->received += out.received;
     t->lacking += out.lacking;
     t->thrown += out.thrown;
+    t->refused += out.refused;
+    t->replayed += out.replayed;
     t->recovered += out.recovered;
     t->resent += out.resent;
     t->ended += out.ended;
@@ -235,17 +237,19 @@ int main(int argc, char **argv) {
     double took = seconds(CLOCK_PROCESS_CPUTIME_ID) - begin;
     printf("test_sim     %llu scenarios in %.1f s of CPU (%.0f a second; %.0f s of theirs): %llu "
            "operations ended, %llu messages received, %llu of %llu packets lost, %llu resent, %llu "
-           "restored, %llu given up and %llu of messages, %llu forged\n",
+           "restored, %llu given up and %llu of messages, %llu forged, %llu kept out by seals\n",
            (unsigned long long)t.scenarios, took, (double)t.scenarios / took, t.virtual_s,
            (unsigned long long)t.ended, (unsigned long long)t.received, (unsigned long long)t.lost,
            (unsigned long long)t.packets, (unsigned long long)t.resent,
            (unsigned long long)t.recovered, (unsigned long long)t.missing,
-           (unsigned long long)t.lacking, (unsigned long long)t.thrown);
+           (unsigned long long)t.lacking, (unsigned long long)t.thrown,
+           (unsigned long long)t.refused);
     CHECK(t.failures == 0);
     if (!o.n_fields) { /* what makes it worth anything has happened */
         CHECK(t.scenarios > 100 && t.clean > 10 && t.lost > 1000);
         CHECK(t.lingered > 100 && t.notified > 100 && t.shown > 100 && t.failed > 100);
         CHECK(t.sent > 100 && t.received > 1000 && t.lacking > 100 && t.thrown > 1000);
+        CHECK(lc_crypto_load() || (t.refused > 1000 && t.replayed > 100));
         CHECK(t.missing > 100 && t.recovered > 100 && t.resent > 100 && t.second > 1000);
     }
     return check_result("test_sim");

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         OptionError,
         PeerLostError,
         RendezvousError,
+        SealedError,
         TrainingError,
         UnsupportedError,
     )
@@ -64,6 +65,7 @@ _HOME: Final = {
             "OperationTimeout",
             "OptionError",
             "PeerLostError",
+            "SealedError",
             "RendezvousError",
             "TrainingError",
             "UnsupportedError",
@@ -111,6 +113,7 @@ __all__ = [
     "PeerStats",
     "RendezvousError",
     "Report",
+    "SealedError",
     "ShardedFigures",
     "ShardedOptimizer",
     "Stats",
@@ -124,6 +127,7 @@ __all__ = [
     "last_report",
     "lossy",
     "measure_drift",
+    "rekey",
     "reliable",
     "stats",
     "topology",
@@ -170,6 +174,23 @@ def topology(group: ProcessGroup | None = None) -> Topology:
     from .backend.process_group import of
 
     return of(group).lossy_topology()
+
+
+def rekey(group: ProcessGroup | None = None) -> None:
+    """New keys for all that this process sends to a group's ranks from now on (docs/sealing.md).
+
+    No other rank has to do the same, nothing waits, and nothing is lost by it. Groups that share
+    this process's socket share its keys. Nothing happens where there is no secret.
+
+    Args:
+        group: A group of this backend; None for the default group.
+
+    Raises:
+        UnsupportedError: The group is one of another backend.
+    """
+    from .backend.process_group import of
+
+    of(group).lossy_rekey()
 
 
 def last_report(group: ProcessGroup | None = None) -> Report | None:

@@ -26,10 +26,12 @@ from lossycoll.runtime.core import logfmt
 from lossycoll.runtime.core.call import bounded
 from lossycoll.runtime.engine.binding import EngineGroup
 from lossycoll.runtime.engine.host import Host
+from lossycoll.runtime.keys.aead import check_library
+from lossycoll.runtime.keys.secret import Secret, find_secret
 from lossycoll.runtime.membership.group_state import Health
-from lossycoll.runtime.membership.hub_sockets import answers
 from lossycoll.runtime.membership.membership import Membership
 from lossycoll.runtime.membership.rendezvous import Rendezvous
+from lossycoll.runtime.membership.visit import answers
 from lossycoll.runtime.p2p.messages import Messages
 
 from .cohorts import COHORTS, Parent
@@ -77,33 +79,36 @@ class Group:
 
     def _stay_alone(self, place: Place, pg_options: object) -> None:
         """A world of one: nothing to send."""
+        find_secret()
         check_device(place.store, place.rank, 1)
         options = Options.resolve(pg_options)
         check_links(options, 1)
         logfmt.show(options)
         self.messages: Messages | None = None
         self.store: Store = PrefixStore(f"lossy/{secrets.token_hex(8)}", place.store)
-        self.gloo = self._mesh(place, "127.0.0.1")
+        self.gloo = self._mesh(place, "127.0.0.1", sealed=False)
         self.topology = Topology.flat(1)
         self.endpoint = self._make_endpoint(place, options, ["this process"])
 
     def _meet(self, place: Place, pg_options: object, undo: contextlib.ExitStack) -> None:
+        secret, unusable = _secret()
         rendezvous = Rendezvous(
             PrefixStore("lossy", place.store),
             place.rank,
             place.size,
             place.timeout.total_seconds(),
             describe=f"{socket.gethostname()} pid {os.getpid()}",
-            alive=lambda hello: _alive(hello, place.size),
+            alive=lambda hello: _alive(hello, place.size, secret),
+            secret=secret,
         )
         try:
             with connected(place, pg_options, undo) as met:
                 if met is not None:
-                    self._assemble(place, Making(place, rendezvous, undo, ()), met)
+                    self._assemble(place, Making(place, rendezvous, undo, (), secret), met)
                     return
             check_device(place.store, place.rank, place.size)
             with COHORTS.holding(place.global_ranks) as cohorts:
-                making = Making(place, rendezvous, undo, cohorts)
+                making = Making(place, rendezvous, undo, cohorts, secret, unusable)
                 self._assemble(place, making, meet(making, pg_options))
         except LossyError as error:
             rendezvous.part(error)
@@ -121,7 +126,7 @@ class Group:
         self._host = data.host
         self.topology = data.topology
         self.store = PrefixStore(f"lossy/s/{met.session}", place.store)
-        self.gloo = self._mesh(place, met.network.interface.address)
+        self.gloo = self._mesh(place, met.network.interface.address, sealed=data.host.is_sealed)
         joined = join(making, met, data.host, membership)
         self.endpoint = self._make_endpoint(
             place,
@@ -144,9 +149,15 @@ class Group:
         self.as_parent = Parent(cohort, numbers)
         tell_ready(self.endpoint.health, met, data)
 
-    def _mesh(self, place: Place, address: str) -> GlooMesh:
-        store = PrefixStore("gloo", self.store)
-        return GlooMesh(store, place.rank, place.size, timeout=place.timeout, address=address)
+    def _mesh(self, place: Place, address: str, *, sealed: bool) -> GlooMesh:
+        return GlooMesh(
+            PrefixStore("gloo", self.store),
+            place.rank,
+            place.size,
+            timeout=place.timeout,
+            address=address,
+            sealed=sealed,
+        )
 
     def _make_endpoint(
         self,
@@ -170,6 +181,11 @@ class Group:
         parts = Parts(health, options, number, engine, control, self.topology)
         return Endpoint(parts, timeout=place.timeout.total_seconds())
 
+    def rekey(self) -> None:
+        """New keys for what this process sends from now on."""
+        if self._host is not None:
+            self._host.rekey()
+
     def _end(self, error: LossyError) -> None:
         """The group has failed: nothing may wait any longer, on the engine or on gloo."""
         self.endpoint.operations.abort(error)
@@ -189,9 +205,20 @@ class Group:
         atexit.unregister(self.close)  # last: what Ctrl-C keeps this from is done at exit
 
 
-def _alive(hello: Mapping[str, Any], world: int) -> bool:
+def _secret() -> tuple[Secret | None, OptionError | None]:
+    """The job's secret, or why what is set can't be used: the other ranks are to hear of that."""
+    try:
+        found = find_secret()
+        if found is not None:
+            check_library()
+    except OptionError as error:
+        return None, error
+    return found, None
+
+
+def _alive(hello: Mapping[str, Any], world: int, secret: Secret | None) -> bool:
     """Whether the rank 0 that once said ``hello`` still listens."""
     if "control" not in hello:
         return False
     host, port = hello["control"]
-    return answers(host, port, 0, hello["token"], world)
+    return answers(host, port, 0, hello["token"], world, secret=secret)

@@ -53,7 +53,7 @@ def _met(
     members = tuple(parent.numbers[rank] for rank in place.global_ranks)
     session = _session(cohort, place.name)
     try:
-        options = read_options(place, pg_options, [cohort])
+        options = read_options(place, pg_options, [cohort], sealed=cohort.host.is_sealed)
     except Exception:
         member_of(undo, cohort.plane, session, members)  # it tells the others
         raise

@@ -33,6 +33,7 @@ class Extensions:
     _endpoint: Endpoint
     _dispatcher: Dispatcher
     _topology: Topology
+    _rekey: Callable[[], None]
 
     # ---- figures and options ----
 
@@ -43,6 +44,10 @@ class Extensions:
     def lossy_topology(self) -> Topology:
         """Which ranks share a host and a site (``lossycoll.topology``)."""
         return self._topology
+
+    def lossy_rekey(self) -> None:
+        """New keys for what this process sends (``lossycoll.rekey``)."""
+        self._rekey()
 
     def lossy_options(self) -> Options:
         """The options for a call made now: the group's, as the scope around changes them."""

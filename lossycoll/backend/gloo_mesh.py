@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from torch._C import _distributed_c10d as c10d
 
-from lossycoll.errors import LossyError, RendezvousError
+from lossycoll.errors import LossyError, RendezvousError, SealedError
 from lossycoll.runtime.net.own_sockets import Address, listeners, shut
 
 from .resource_limits import check_descriptors
@@ -49,11 +49,20 @@ class GlooMesh:
         size: The group's ranks.
         timeout: Of gloo's own calls.
         address: This rank's, numeric. GLOO_SOCKET_IFNAME goes before it, as everywhere in torch.
+        sealed: The group's other connections are sealed; then there is no mesh, which can't be.
     """
 
     def __init__(
-        self, store: c10d.Store, rank: int, size: int, *, timeout: timedelta, address: str
+        self,
+        store: c10d.Store,
+        rank: int,
+        size: int,
+        *,
+        timeout: timedelta,
+        address: str,
+        sealed: bool = False,
     ) -> None:
+        self._sealed = sealed
         self._store = store
         self._rank = rank
         self._size = size
@@ -77,7 +86,14 @@ class GlooMesh:
         Raises:
             RendezvousError: The mesh can't be connected.
             EngineError: This process is out of descriptors.
+            SealedError: The group is sealed.
         """
+        if self._sealed:
+            raise SealedError(
+                f"rank {self._rank}/{self._size}: gloo serves this call, and its connections can't "
+                f"be sealed; use a group of the backend gloo for it, or unset LOSSYCOLL_SECRET on "
+                f"all ranks"
+            )
         with self._lock:
             if self._making is None:
                 self._making = Future()

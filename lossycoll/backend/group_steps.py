@@ -57,7 +57,9 @@ log: Final = logging.getLogger("lossycoll")
 def prepare(making: Making, pg_options: object) -> PreparedRank:
     """What can be wrong with this rank alone is found first, so that the others hear of it."""
     place = making.place
-    options = read_options(place, pg_options, making.cohorts)
+    if making.unusable is not None:
+        raise making.unusable
+    options = read_options(place, pg_options, making.cohorts, sealed=making.secret is not None)
     wanted = host_options(options)
     shared = [cohort.network for cohort in making.cohorts if cohort.host.options == wanted]
     if shared:  # nothing has to be opened, so nothing is looked for
@@ -70,14 +72,23 @@ def prepare(making: Making, pg_options: object) -> PreparedRank:
     return replace(mine, ends=_open_ends(making, mine, mine.network.payload))
 
 
-def read_options(place: Place, pg_options: object, cohorts: Sequence[Cohort]) -> Options:
+def read_options(
+    place: Place, pg_options: object, cohorts: Sequence[Cohort], *, sealed: bool
+) -> Options:
     """The options of a group whose ranks may meet in one of ``cohorts``.
+
+    ``sealed``: what it sends will be.
 
     Raises:
         OptionError: They can't be this group's.
     """
     options = with_liveness_of(Options.resolve(pg_options), cohorts)
     check_links(options, place.size)
+    if sealed and options.bulk_min_bytes:
+        raise OptionError(
+            f"option bulk_min_bytes is {options.bulk_min_bytes}, wanted 0 where there is a secret: "
+            f"gloo, which serves smaller calls, seals nothing"
+        )
     logfmt.show(options)
     return options
 
@@ -89,7 +100,7 @@ def _network(making: Making, options: Options, interface: Interface) -> Attachme
 
 def _open_ends(making: Making, mine: PreparedRank, payload: int) -> Ends:
     place, address = making.place, mine.network.interface.address
-    plane = ControlPlane(place.rank, place.size, mine.options.liveness)
+    plane = ControlPlane(place.rank, place.size, mine.options.liveness, secret=making.secret)
     making.undo.callback(plane.close)
     port = plane.open(address, mine.options.ports)
     host = Host(place.rank, place.size, address, payload_bytes=payload, options=mine.options)
@@ -260,6 +271,10 @@ def _start(
         if met.options.site == LEARNT:
             topology = learn_sites(where, making.rendezvous, topology, listeners)
         crowded = is_crowded(where.rank, offers, core_limit())
+        if making.secret is not None:
+            meeting = making.rendezvous.transcript
+            keys = making.secret.path_secrets(meeting, where.rank, where.world)
+            host.seal(keys, making.secret.filter(meeting))
         host.start(int(met.session, 16), links, topology, shared.descriptors, crowded=crowded)
 
 
@@ -386,9 +401,24 @@ def tell_ready(health: Health, met: Met, data: DataPath) -> None:
         payload=data.link.payload_bytes,
         fast=",".join(data.link.active) or "none",
         buffers=data.link.receive_buffer,
+        **({"sealed": met.options.cipher} if data.host.is_sealed else {}),
         **_who_is_near(data.topology, health.where.rank, met.options),
         **({"inject": met.options.inject} if met.options.inject else {}),
     )
+    if not data.host.is_sealed:
+        warn_of_clear(health.where, data.addresses)
+
+
+def warn_of_clear(where: Where, addresses: Sequence[str]) -> None:
+    """Rank 0 warns of packets that leave its machine in clear."""
+    machines = {address.rpartition(":")[0] for address in addresses}
+    if where.rank == 0 and len(machines) > 1:
+        log.warning(
+            "%s: nothing is sealed between %d addresses: whoever can send to them can change "
+            "results; set LOSSYCOLL_SECRET on all ranks (`lossycoll keygen` makes one)",
+            where,
+            len(machines),
+        )
 
 
 def _who_is_near(topology: Topology, rank: int, options: Options) -> dict[str, Any]:

@@ -10,11 +10,13 @@ from typing import Any
 
 from torch._C._distributed_c10d import Store
 
+from lossycoll.errors import OptionError
 from lossycoll.options.fields import Options
 from lossycoll.plan import Topology
 from lossycoll.runtime.engine.binding import EngineGroup
 from lossycoll.runtime.engine.host import Host
 from lossycoll.runtime.engine.reports import LinkInfo
+from lossycoll.runtime.keys.secret import Secret
 from lossycoll.runtime.membership.control_plane import ControlPlane
 from lossycoll.runtime.membership.definition import Definition
 from lossycoll.runtime.membership.membership import Membership
@@ -53,12 +55,20 @@ class Place:
 
 @dataclass(frozen=True)
 class Making:
-    """A group that is being made. ``cohorts``: where all its members have met before, held."""
+    """A group that is being made.
+
+    Attributes:
+        cohorts: Where all its members have met before, held.
+        secret: The job's; None: there is none, or it can't be used.
+        unusable: Why it can't.
+    """
 
     place: Place
     rendezvous: Rendezvous
     undo: contextlib.ExitStack
     cohorts: Sequence[Cohort]
+    secret: Secret | None = None
+    unusable: OptionError | None = None
 
     @property
     def who(self) -> str:

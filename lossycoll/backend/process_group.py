@@ -77,6 +77,7 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
         self._health = self._endpoint.health
         self._where = self._health.where
         self._topology = self._group.topology
+        self._rekey = self._group.rekey
         self._gloo = self._group.gloo
         self._dispatcher = Dispatcher(self._endpoint, self._gloo)
         self._coalescing = self._dispatcher.coalescing

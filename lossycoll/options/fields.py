@@ -40,8 +40,6 @@ from .schema import (
     variable,
 )
 
-BUILD_VARIABLES: Final = frozenset({"LOSSYCOLL_WERROR", "LOSSYCOLL_CFLAGS"})
-"""Read when the extension is built, so they may stand in a developer's environment."""
 MAX_BYTES: Final = 1 << 62
 LEAST_PARITY: Final = 0.002
 LEAST_MISSING: Final = 0.0001
@@ -311,6 +309,28 @@ class Options:
         "(topology.md). On all ranks or on none.",
         enters=Enters.HOST,
     )
+    seal: str = option(
+        "encrypt",
+        choice("encrypt", "authenticate"),
+        "What becomes of packets where there is a secret (`LOSSYCOLL_SECRET`): encrypt hides what "
+        "they carry and keeps it from being changed; authenticate does only the latter, and saves "
+        "some of the processor's time (sealing.md).",
+        agree=True,
+        enters=Enters.HOST,
+    )
+    cipher: str = option(
+        "aes-128-gcm",
+        choice("aes-128-gcm", "aes-256-gcm", "chacha20-poly1305"),
+        "What seals packets; the last is quicker on processors without AES instructions.",
+        agree=True,
+        enters=Enters.HOST,
+    )
+    rekey: float = option(
+        3600.0,
+        number(0, 1e9, "s"),
+        "Age at which a key is replaced; after 2^22 packets it is in any case. 0: at no age.",
+        enters=Enters.HOST,
+    )
     log: str = option(
         "info",
         choice("off", "warning", "info", "debug"),
@@ -374,7 +394,7 @@ class Options:
         variables = {variable(name): entry for name, entry in table.items()}
         values = dict(explicit)
         for name, written in environ.items():
-            if not name.startswith(PREFIX) or name in BUILD_VARIABLES:
+            if not name.startswith(PREFIX) or name in texts.OTHER_VARIABLES:
                 continue
             entry = variables.get(name)
             if entry is None:

@@ -10,6 +10,11 @@ from lossycoll.plan import faults
 FAST_PATHS: Final = ("gso", "gro", "mmsg", "gather", "simd", "stamps")
 MAX_PORT: Final = 65535
 MAX_LABEL: Final = 64
+OTHER_VARIABLES: Final = frozenset(
+    {"LOSSYCOLL_WERROR", "LOSSYCOLL_CFLAGS", "LOSSYCOLL_SECRET", "LOSSYCOLL_SECRET_FILE"}
+)
+"""No options: two are read when the extension is built, and may stand in a developer's environment;
+the secret is nothing that ranks tell one another."""
 
 
 def check_interface(text: str) -> str:

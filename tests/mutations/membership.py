@@ -48,8 +48,8 @@ MEMBERSHIP = (
     mutation(
         "liveness doubled in the group",
         "lossycoll/backend/group_steps.py",
-        "plane = ControlPlane(place.rank, place.size, mine.options.liveness)",
-        "plane = ControlPlane(place.rank, place.size, 2 * mine.options.liveness)",
+        "place.rank, place.size, mine.options.liveness, secret=making.secret",
+        "place.rank, place.size, 2 * mine.options.liveness, secret=making.secret",
         "tests/backend/test_liveness.py::test_the_group_hands_its_liveness_on",
     ),
     mutation(

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from lossycoll.errors import OptionError
-from lossycoll.options.fields import BUILD_VARIABLES, Options
+from lossycoll.options.fields import Options
 from lossycoll.options.schema import variable
+from lossycoll.options.texts import OTHER_VARIABLES
 from lossycoll.plan.sets import Code
 
 
@@ -52,6 +53,9 @@ from lossycoll.plan.sets import Code
         ("link", "udp", "udp"),
         ("host", " left ", "left"),
         ("site", "east", "east"),
+        ("seal", "authenticate", "authenticate"),
+        ("cipher", "aes-256-gcm", "aes-256-gcm"),
+        ("rekey", "60", 60.0),
         ("log", "off", "off"),
     ],
 )
@@ -111,7 +115,7 @@ def test_deadlines_must_be_in_order() -> None:
 
 
 def test_variables_of_the_build_and_of_others_are_let_through() -> None:
-    environ = dict.fromkeys([*BUILD_VARIABLES, "LOSSY", "PATH"], "x")
+    environ = dict.fromkeys([*OTHER_VARIABLES, "LOSSY", "PATH"], "x")
     assert Options.from_env(environ) == Options()
 
 

@@ -36,6 +36,7 @@ class Code(IntEnum):
     MESSAGE = -9
     MESSAGE_LATE = -10
     PEER = -11
+    CRYPTO = -12
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +180,7 @@ def error_of(failure: Failure, where: Where) -> LossyError:
     reasons: dict[int, str] = {
         Code.ARGUMENT: "refused an argument",
         Code.MEMORY: "ran out of memory",
+        Code.CRYPTO: "found no libcrypto that can be used",
     }
     return EngineError(
         f"{where}: the engine {reasons.get(code, 'failed')} (code {code}); unless memory "

@@ -14,6 +14,7 @@ from lossycoll.errors import no_udp_port
 from lossycoll.options.fields import Options
 from lossycoll.options.texts import FAST_PATHS
 from lossycoll.plan import Topology
+from lossycoll.runtime.keys.aead import CIPHERS
 
 from .failures import Failure, Where, error_of
 from .link_events import LinkEvent, LinkEventKind
@@ -33,6 +34,9 @@ HOST_OPTIONS: Final = (
     "link",
     "host",
     "site",
+    "seal",
+    "cipher",
+    "rekey",
 )
 """The options that belong to a host."""
 
@@ -71,6 +75,9 @@ class Host:
         self._lock = threading.Lock()
         self._users = 1
         self.options = host_options(options)
+        self._options = options
+        self.is_sealed = False
+        """Whether what leaves this machine is sealed."""
         self.process = process
         self.processes = processes
         self.topology = Topology.flat(processes)
@@ -119,6 +126,34 @@ class Host:
         if code < 0:
             raise error_of(failure_of(failure), self._where)
         return descriptors[0], descriptors[1]
+
+    def seal(self, secrets: bytes, filter_bits: int) -> None:
+        """Seals all that leaves this machine; before ``start``.
+
+        Args:
+            secrets: :meth:`lossycoll.runtime.keys.secret.Secret.path_secrets`.
+            filter_bits: 16 bits, equal in all processes.
+
+        Raises:
+            EngineError: There is no memory for it, or no libcrypto.
+        """
+        table = ffi.from_buffer("uint8_t[]", secrets)
+        config = ffi.new("lc_seal_config *")
+        config.cipher = CIPHERS[self._options.cipher]
+        config.clear = self._options.seal == "authenticate"
+        config.filter = filter_bits
+        config.rekey_ns = int(self._options.rekey * 1e9)
+        config.secrets = table
+        failure = ffi.new("lc_failure *")
+        if lib.lc_host_seal(self.handle, config, failure) < 0:
+            raise error_of(failure_of(failure), self._where)
+        self.is_sealed = True
+
+    def rekey(self) -> None:
+        """New keys for what is sent from now on; nothing where nothing is sealed."""
+        with self._lock:
+            if self.handle != ffi.NULL:
+                lib.lc_host_rekey(self.handle)
 
     def start(
         self,

@@ -221,6 +221,8 @@ class EngineStats:
         deadline_hits: Streams that a deadline ended.
         malformed: Datagrams that are no packet of ours, or damaged.
         foreign: Packets of another session, or from an address that is not the sender's.
+        forged: Sealed datagrams that were changed on the way, or sealed with another key.
+        replayed: Sealed datagrams that had come before, or were too old to tell.
         stale: Packets of an operation that had ended, or of a round that was over.
         repeated: Packets that had arrived before.
         eager_kept: Packets that came before this rank had posted their operation, and waited.
@@ -257,6 +259,8 @@ class EngineStats:
     deadline_hits: int = 0
     malformed: int = 0
     foreign: int = 0
+    forged: int = 0
+    replayed: int = 0
     stale: int = 0
     repeated: int = 0
     eager_kept: int = 0

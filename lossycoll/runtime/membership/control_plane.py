@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from lossycoll.runtime.keys.secret import Secret
+
 from .cohort_protocol import CohortProtocol
 from .hub_sockets import HubSockets
 
@@ -36,6 +38,7 @@ class ControlPlane:
         world: The cohort's processes, at least 2.
         liveness: Seconds within which a silent rank is named.
         clock: What silence is measured by, in seconds; it never runs backwards.
+        secret: All connections are sealed with it; None: none is.
     """
 
     def __init__(
@@ -45,12 +48,13 @@ class ControlPlane:
         liveness: float,
         *,
         clock: Callable[[], float] = time.monotonic,
+        secret: Secret | None = None,
     ) -> None:
         self.rank = rank
         self.world = world
         self.liveness = liveness
         self._clock = clock
-        self._sockets = HubSockets(rank, world, clock)
+        self._sockets = HubSockets(rank, world, clock, secret)
         self._met_or_failed = threading.Event()
         self.cohort = CohortProtocol(
             rank,

@@ -6,8 +6,8 @@ import socket
 import struct
 from typing import Final
 
-LONGEST: Final = 1 << 20
-"""Bytes of one message."""
+LONGEST: Final = (1 << 20) + 16
+"""Bytes of one message, and of the tag of a sealed one."""
 MOST_UNSENT: Final = 8 << 20
 """Bytes that wait for a peer that doesn't read; of more, the connection is given up."""
 READ: Final = 1 << 16

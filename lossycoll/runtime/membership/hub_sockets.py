@@ -23,9 +23,11 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from lossycoll.errors import no_port
+from lossycoll.runtime.keys.secret import Secret
 
 from .framing import Framed
 from .messages import Hello, Malformed, Message, pack, unpack
+from .sealed_framing import framed_with
 
 VERSION: Final = 2
 HELLO_SECONDS: Final = 5.0
@@ -97,9 +99,22 @@ class HubSockets:
     ``members`` has the ranks with which there is a member connection. ``foreign`` counts what was
     dropped since it was malformed or without the token. Ranks in ``shunned`` get no answer to their
     questions.
+
+    Args:
+        rank: This process's number in the cohort.
+        world: The cohort's processes.
+        clock: In seconds.
+        secret: All connections are sealed with it; None: none is.
     """
 
-    def __init__(self, rank: int, world: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        rank: int,
+        world: int,
+        clock: Callable[[], float] = time.monotonic,
+        secret: Secret | None = None,
+    ) -> None:
+        self._secret = secret
         self._rank = rank
         self._world = world
         self._clock = clock
@@ -300,7 +315,8 @@ class HubSockets:
             if code == errno.ECONNREFUSED:
                 self._events.append(Refused(rank))
             return None
-        link = _Link(Framed(end), purpose, now, rank=rank, connecting=True, watched=select.EPOLLOUT)
+        framed = framed_with(self._secret, self._token, end, connects=True)
+        link = _Link(framed, purpose, now, rank=rank, connecting=True, watched=select.EPOLLOUT)
         self._links[link.framed.fd] = link
         self._poller.register(link.framed.fd, select.EPOLLOUT)
         return link
@@ -325,7 +341,8 @@ class HubSockets:
                 self._poller.unregister(self._listener.fileno())
                 return
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            link = _Link(Framed(end), "stranger", self._clock())
+            framed = framed_with(self._secret, self._token, end, connects=False)
+            link = _Link(framed, "stranger", self._clock())
             self._links[link.framed.fd] = link
             self._poller.register(link.framed.fd, select.EPOLLIN)
             strangers = [one for one in self._links.values() if one.purpose == "stranger"]
@@ -457,29 +474,3 @@ class HubSockets:
             del self._questions[link.rank]
         if self._to_hub is link:
             self._to_hub = None
-
-
-def answers(
-    host: str, port: int, rank: int, token: str, world: int, seconds: float = HELLO_SECONDS
-) -> bool:
-    """Whether ``rank`` of the cohort with this ``token`` still listens there, not another by now.
-
-    The asker is no rank of that cohort. Blocks for up to ``seconds`` where what listens is silent.
-    """
-    end = time.monotonic() + seconds
-    try:
-        framed = Framed(socket.create_connection((host, port), seconds))
-    except OSError:
-        return False
-    with contextlib.closing(framed):
-        framed.write(pack(Hello(VERSION, token, rank, "visit")))
-        readable = select.poll()
-        readable.register(framed.fd, select.POLLIN)
-        while not framed.broken and (left := end - time.monotonic()) > 0:
-            readable.poll(1000 * left)
-            for body in framed.read():
-                try:
-                    return unpack(body, world) == Hello(VERSION, token, rank, "member")
-                except Malformed:
-                    return False
-    return False

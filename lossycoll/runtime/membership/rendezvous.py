@@ -9,35 +9,27 @@ Values are polled, never waited for: a blocking get would hold the store's clien
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final
 
 from lossycoll.errors import RendezvousError
+from lossycoll.runtime.keys.aead import SealedValues
+from lossycoll.runtime.keys.secret import Secret, transcript
 
 from .definition import differing_option
+from .differing_secrets import DifferingSecrets
+from .polled_store import Pause, PolledStore, Store
 
-POLL_SECONDS: Final = (0.001, 0.02)
-"""First and longest pause between two looks into the store."""
+SESSION: Final = re.compile("[0-9a-f]{16}")
 GRACE_SECONDS: Final = 5.0
 """How long rank 0 of a group that is refused tells those that come late."""
 
 
-_Value = TypeVar("_Value")
-
 _met_here: Final[set[tuple[str, int, str]]] = set()
 """(session, rank, description) of every group that has met in this process, over or not."""
-
-
-class Store(Protocol):
-    """The part of torch.distributed.Store that is used here."""
-
-    def set(self, key: str, value: str, /) -> None: ...
-    def get(self, key: str, /) -> bytes: ...
-    def multi_get(self, keys: list[str], /) -> list[bytes]: ...
-    def add(self, key: str, value: int, /) -> int: ...
-    def check(self, keys: list[str], /) -> bool: ...
 
 
 class Rendezvous:
@@ -46,6 +38,7 @@ class Rendezvous:
     ``describe`` is what others may say about this process when they must name it (host, pid).
     ``timeout`` in seconds covers all rounds together. ``alive`` is asked whether a rank 0 that
     once said this hello still runs: that tells a doubled rank from the keys of a job that is over.
+    ``secret``: all values are sealed with it; None: they are in clear.
     """
 
     def __init__(
@@ -57,19 +50,28 @@ class Rendezvous:
         *,
         describe: str,
         alive: Callable[[Mapping[str, Any]], bool] = lambda hello: False,
+        secret: Secret | None = None,
     ) -> None:
-        self._store = _Polled(store, f"rank {rank}/{size}")
+        values = None if secret is None else SealedValues(secret)
+        self._store = PolledStore(store, f"rank {rank}/{size}", values)
+        self._differing = DifferingSecrets(self._store, rank)
+        self._has_secret = secret is not None
         self._rank = rank
         self._size = size
         self._timeout = timeout
         self._end = time.monotonic() + timeout
-        self._nonce = secrets.token_hex(8)
+        self._nonce = secrets.token_hex(16)
         self._who = describe
         self._alive = alive
         self._met = False
         self._nonces: list[str] = []
         self.session = ""
         """16 hex digits, equal on all ranks; empty until ``meet`` is over."""
+
+    @property
+    def transcript(self) -> str:
+        """What tells this meeting from all others, for keys to be derived from; after ``meet``."""
+        return transcript(self.session, self._nonces)
 
     def meet(self, hello: Mapping[str, Any], error: Exception | None = None) -> list[Any]:
         """What every rank said, by rank.
@@ -105,7 +107,7 @@ class Rendezvous:
         """
         self._set(f"{name}/{self._rank}", value)
         keys = [f"{name}/{rank}" for rank in range(self._size)]
-        pause = _Pause()
+        pause = Pause()
         while (values := self._get_all(keys)) is None:
             if pause.is_long:
                 self._check_going_on(name, keys)
@@ -139,7 +141,7 @@ class Rendezvous:
                 self._set(f"parted/{self._rank}", True)
                 return
             end = time.monotonic() + GRACE_SECONDS
-            pause = _Pause()
+            pause = Pause()
             waiting = set(range(1, self._size))
             while waiting and time.monotonic() < end:
                 pause()
@@ -158,12 +160,12 @@ class Rendezvous:
             raise taken
         self.session = secrets.token_hex(8)
         self._set("who", self._who)
-        self._store.set("session", self.session)
+        written = self._store.set("session", self.session)
         roster: dict[int, Any] = {0: mine}
         # Another group may have met between the two looks. Those it has not are told.
         refusal = self._refusal(roster) or self._taken(before)
         end = self._end
-        pause = _Pause()
+        pause = Pause()
         while True:
             self._hear(roster, one_by_one=pause.is_long)
             refusal = refusal or self._refusal(roster)
@@ -173,8 +175,11 @@ class Rendezvous:
             if second is not None and self._session_now() != self.session:
                 raise second  # the others have turned away from this process
             refusal = refusal or second
+            if pause.is_long and refusal is None:
+                refusal = self._differing_secret(written, roster)
             if refusal:
                 self._refuse(refusal, roster)
+                self._differing.answer(written)
                 # The latecomers are to hear of it as well, but not for long.
                 end = min(end, time.monotonic() + GRACE_SECONDS)
             if time.monotonic() > end:
@@ -226,6 +231,12 @@ class Rendezvous:
         if self._get(f"turned/{rank}") == self._nonces[rank]:
             raise self._second_master() or self._error(_claimed(0, f"another and {self._who}"), 0)
 
+    def _differing_secret(self, written: str, roster: Mapping[int, Any]) -> RendezvousError | None:
+        """A rank that can't read what this one has ``written``."""
+        missing = [rank for rank in range(1, self._size) if rank not in roster]
+        rank = self._differing.found(written, missing)
+        return None if rank is None else self._error(self._differing_text(rank), rank)
+
     def _refusal(self, roster: Mapping[int, Any]) -> RendezvousError | None:
         """What all ranks raise because one of those in the roster can't take part."""
         for rank, entry in roster.items():
@@ -257,10 +268,12 @@ class Rendezvous:
     # ---- the others ----
 
     def _answer(self, mine: dict[str, Any]) -> list[Any]:
-        pause = _Pause()
+        pause = Pause()
         looked = ""
         while True:
             session = self._session_now()
+            if not session and self._differing.tell():
+                raise self._error(self._differing_text(self._rank), 0)
             if session and session != self.session:
                 if self.session:
                     self._set(f"turned/{self._rank}", self._nonce)
@@ -270,6 +283,7 @@ class Rendezvous:
             if roster is not None and self._nonce in roster["nonces"]:
                 if "error" in roster:
                     raise self._error(f"refused by rank 0: {roster['error']}", roster["peer"])
+                self._nonces = roster["nonces"]
                 found: list[Any] = roster["ranks"]
                 return found
             if roster is not None and looked != self.session:
@@ -302,8 +316,17 @@ class Rendezvous:
             ranks[0],
         )
 
+    def _differing_text(self, rank: int) -> str:
+        here = "has one" if self._has_secret else "has none"
+        return (
+            f"the secrets of rank 0 and rank {rank} differ, or only one of them has one (this rank "
+            f"{here}); set LOSSYCOLL_SECRET or LOSSYCOLL_SECRET_FILE to the same on all ranks"
+        )
+
     def _session_now(self) -> str:
-        return self._store.get("session") or ""
+        """Empty while there is none that this rank can read."""
+        found = self._store.get("session") or ""
+        return found if SESSION.fullmatch(found) else ""
 
     def _is_anothers(self, session: str) -> bool:
         """Whether another process has this rank's place in a session that has met: its rank 0 runs.
@@ -363,62 +386,6 @@ class Rendezvous:
         """The values of all of ``keys``; None while one of them has none."""
         found = self._store.get_all([self._key(key) for key in keys])
         return None if found is None else [json.loads(value) for value in found]
-
-
-class _Polled:
-    """A store whose own failures are RendezvousErrors."""
-
-    def __init__(self, store: Store, who: str) -> None:
-        self._store = store
-        self._who = who
-
-    def set(self, key: str, value: str) -> None:
-        self._try(lambda: self._store.set(key, value))
-
-    def get(self, key: str) -> str | None:
-        """The value, or None while there is none."""
-        return self._try(
-            lambda: self._store.get(key).decode() if self._store.check([key]) else None
-        )
-
-    def get_all(self, keys: list[str]) -> list[str] | None:
-        """The values, in two questions however many they are; None while one is missing."""
-        return self._try(
-            lambda: (
-                [value.decode() for value in self._store.multi_get(keys)]
-                if self._store.check(keys)
-                else None
-            )
-        )
-
-    def add(self, key: str, value: int) -> int:
-        return self._try(lambda: self._store.add(key, value))
-
-    def _try(self, use: Callable[[], _Value]) -> _Value:
-        try:
-            return use()
-        except RuntimeError as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise RendezvousError(
-                f"{self._who}: the store failed in the rendezvous ({reason}); it ends with the "
-                f"process that serves it, rank 0 or the launcher: their error came first"
-            ) from error
-
-
-class _Pause:
-    """Sleeps a little longer each time: quick when all are there, light when one is late."""
-
-    def __init__(self) -> None:
-        self._seconds = POLL_SECONDS[0]
-
-    @property
-    def is_long(self) -> bool:
-        """Whether somebody is late."""
-        return self._seconds == POLL_SECONDS[1]
-
-    def __call__(self) -> None:
-        time.sleep(self._seconds)
-        self._seconds = min(self._seconds * 1.5, POLL_SECONDS[1])
 
 
 def _claimed(rank: int, names: str) -> str:

@@ -15,7 +15,7 @@ from lossycoll.runtime.membership.rendezvous import compare_options, compare_ver
 
 NOT_SHARED = {
     *("deadline_min", "deadline_max", "reorder_min", "interface", "port_range", "mtu"),
-    *("socket_buffer", "disable", "pace", "log", "link", "host", "site"),
+    *("socket_buffer", "disable", "pace", "log", "link", "host", "site", "rekey"),
 }
 
 
@@ -34,6 +34,8 @@ OTHERS: dict[str, Any] = {
     "on_missing": "zero",
     "estimator": "zero_fill",
     "eager": 0,
+    "seal": "authenticate",
+    "cipher": "aes-256-gcm",
     "inject": "loss=0.25",
     "seed": 9,
     "futures": "in_order",

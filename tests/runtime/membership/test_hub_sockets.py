@@ -12,8 +12,10 @@ from collections.abc import Iterator
 import pytest
 
 from lossycoll.errors import RendezvousError
+from lossycoll.runtime.keys.secret import Secret
 from lossycoll.runtime.membership.framing import LONGEST, MOST_UNSENT, Framed
 from lossycoll.runtime.membership.hub_sockets import (
+    VERSION,
     Alive,
     Broken,
     Connected,
@@ -21,14 +23,14 @@ from lossycoll.runtime.membership.hub_sockets import (
     HubSockets,
     Received,
     Refused,
-    answers,
 )
-from lossycoll.runtime.membership.messages import AllHeard, Beat, Left, pack
+from lossycoll.runtime.membership.messages import AllHeard, Beat, Hello, Left, pack
+from lossycoll.runtime.membership.visit import answers
 
 
 @contextlib.contextmanager
-def ends(world: int) -> Iterator[list[HubSockets]]:
-    made = [HubSockets(rank, world) for rank in range(world)]
+def ends(world: int, secret: Secret | None = None) -> Iterator[list[HubSockets]]:
+    made = [HubSockets(rank, world, secret=secret) for rank in range(world)]
     try:
         places = [("127.0.0.1", one.open("127.0.0.1", (0, 0))) for one in made]
         for one in made:
@@ -234,3 +236,63 @@ def test_a_range_of_ports_that_is_too_narrow_says_how_many_are_needed() -> None:
     text = str(caught.value)
     assert f"rank 1/2: no free TCP port at 127.0.0.1 in {port}-{port} (1 port)" in text
     assert "each rank of a host takes one; widen LOSSYCOLL_PORT_RANGE to at least as many" in text
+
+
+# ---- sealed ----
+
+OURS, ANOTHER = Secret.of(b"a secret of tests"), Secret.of(b"another secret of tests")
+
+
+def test_sealed_ranks_meet_and_talk_and_answer_visitors_that_have_the_secret() -> None:
+    with ends(2, OURS) as (hub, member):
+        meet(hub, member)
+        assert member.send(0, pack(Left(1)))
+        assert poll(hub, [member], 1) == [Received(1, Left(1))]
+        with served(hub) as port:
+            assert answers("127.0.0.1", port, 0, "secret", 2, secret=OURS)
+            assert not answers("127.0.0.1", port, 0, "another", 2, seconds=0.3, secret=OURS)
+            assert not answers("127.0.0.1", port, 0, "secret", 2, seconds=0.3, secret=ANOTHER)
+            assert not answers("127.0.0.1", port, 0, "secret", 2, seconds=0.3)
+        assert hub.foreign >= 2
+        assert list(hub.members) == [1]
+
+
+def test_whoever_connects_in_clear_or_scans_ports_is_dropped_and_changes_nothing() -> None:
+    with ends(2, OURS) as (hub, member):
+        meet(hub, member)
+        _, port = hub.place_of(0)
+        hello = pack(Hello(VERSION, "secret", 1, "member"))
+        for said in (
+            b"",
+            b"GET / HTTP/1.0\r\n\r\n",
+            _frame(hello),
+            _frame(bytes(16)) + _frame(hello),
+        ):
+            with socket.create_connection(("127.0.0.1", port)) as stranger:
+                stranger.sendall(said)
+                assert poll(hub, [member], 1, 0.1) == []
+        assert hub.foreign >= 2
+        assert member.send(0, pack(Left(1)))
+        assert poll(hub, [member], 1) == [Received(1, Left(1))]
+
+
+def _frame(body: bytes) -> bytes:
+    return len(body).to_bytes(4, "big") + body
+
+
+@contextlib.contextmanager
+def served(hub: HubSockets) -> Iterator[int]:
+    """The hub's port, while it takes what comes."""
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            hub.poll(0.01)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield hub.place_of(0)[1]
+    finally:
+        stop.set()
+        thread.join()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
+import json
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -10,50 +13,29 @@ from typing import Any
 import pytest
 
 from lossycoll.errors import InterfaceError, LossyError, OptionError, RendezvousError
+from lossycoll.runtime.keys.secret import Secret
+from lossycoll.runtime.membership import differing_secrets
 from lossycoll.runtime.membership.rendezvous import Rendezvous, compare_options
-
-
-class Memory:
-    """A store. ``broken``: what every call raises."""
-
-    def __init__(self) -> None:
-        self.data: dict[str, bytes] = {}
-        self.broken: Exception | None = None
-        self._lock = threading.Lock()
-
-    def _check(self) -> None:
-        if self.broken is not None:
-            raise self.broken
-
-    def set(self, key: str, value: str) -> None:
-        self._check()
-        with self._lock:
-            self.data[key] = value.encode()
-
-    def get(self, key: str) -> bytes:
-        self._check()
-        return self.data[key]
-
-    def multi_get(self, keys: list[str]) -> list[bytes]:
-        return [self.get(key) for key in keys]
-
-    def add(self, key: str, value: int) -> int:
-        self._check()
-        with self._lock:
-            total = int(self.data.get(key, b"0")) + value
-            self.data[key] = str(total).encode()
-            return total
-
-    def check(self, keys: list[str]) -> bool:
-        self._check()
-        return all(key in self.data for key in keys)
-
+from tests.support.memory_store import MemoryStore
 
 Alive = Callable[[Mapping[str, Any]], bool]
+OURS, ANOTHER = Secret.of(b"a secret of tests"), Secret.of(b"another secret of tests")
+
+
+@pytest.fixture(autouse=True, params=[None, pytest.param(OURS, marks=pytest.mark.long)])
+def secret(request: pytest.FixtureRequest) -> Secret | None:
+    """What all ranks have; all that is true without a secret is true with one."""
+    SECRETS[:] = [request.param]
+    found: Secret | None = request.param
+    return found
+
+
+SECRETS: list[Secret | None] = [None]
+"""By thread, as far as there are so many; of the others the last one."""
 
 
 def together(
-    store: Memory,
+    store: MemoryStore,
     ranks: list[int],
     size: int,
     run: Callable[[Rendezvous, int], Any],
@@ -67,8 +49,9 @@ def together(
 
     def work(i: int) -> None:
         time.sleep((late or {}).get(i, 0.0))
+        secret = SECRETS[min(i, len(SECRETS) - 1)]
         rendezvous = Rendezvous(
-            store, ranks[i], size, timeout, describe=f"process {i}", alive=alive
+            store, ranks[i], size, timeout, describe=f"process {i}", alive=alive, secret=secret
         )
         try:
             out[i] = run(rendezvous, ranks[i])
@@ -92,7 +75,7 @@ def meet(rendezvous: Rendezvous, rank: int) -> Any:
 
 @pytest.mark.parametrize("size", [2, 3, 8])
 def test_ranks_meet_and_exchange(size: int) -> None:
-    store = Memory()
+    store = MemoryStore()
     found = together(store, list(range(size)), size, meet, late={0: 0.2, size - 1: 0.1})
     assert len({entry[0] for entry in found}) == 1
     for _, said, doubled, texts in found:
@@ -110,12 +93,12 @@ def test_what_is_to_be_done_meanwhile_is_done_until_all_have_come() -> None:
             assert done.wait(10), "rank 0 waits and does nothing"
         return rendezvous.exchange("first", rank, done.set)
 
-    assert together(Memory(), [0, 1], 2, run) == [[0, 1], [0, 1]]
+    assert together(MemoryStore(), [0, 1], 2, run) == [[0, 1], [0, 1]]
 
 
 @pytest.mark.parametrize("late", [{0: 0.3}, {1: 0.3}, {}])
 def test_keys_of_a_job_before_are_not_believed(late: dict[int, float]) -> None:
-    store = Memory()
+    store = MemoryStore()
     sessions = set()
     for _ in range(3):  # a restart finds the same store, and rank 0 may come last
         found = together(store, [0, 1, 2], 3, meet, late=late)
@@ -125,7 +108,7 @@ def test_keys_of_a_job_before_are_not_believed(late: dict[int, float]) -> None:
 
 
 def test_keys_of_a_job_that_failed_are_not_believed() -> None:
-    store = Memory()
+    store = MemoryStore()
 
     def fail(rendezvous: Rendezvous, rank: int) -> Any:
         return rendezvous.meet({}, OptionError("bad") if rank == 1 else None)
@@ -142,7 +125,7 @@ def test_a_rank_that_cannot_take_part_tells_all(culprit: int) -> None:
         return rendezvous.meet({}, error)
 
     begin = time.monotonic()
-    found = together(Memory(), [0, 1, 2], 3, run, late={2: 0.2})
+    found = together(MemoryStore(), [0, 1, 2], 3, run, late={2: 0.2})
     assert time.monotonic() - begin < 3
     for rank, error in enumerate(found):
         assert type(error) is (InterfaceError if rank == culprit else RendezvousError)
@@ -159,19 +142,19 @@ def test_a_rank_that_fails_later_tells_all() -> None:
             raise OptionError("no port is free")
         return rendezvous.exchange("links", rank)
 
-    found = together(Memory(), [0, 1, 2], 3, run)
+    found = together(MemoryStore(), [0, 1, 2], 3, run)
     assert type(found[1]) is OptionError
     for rank in (0, 2):
         assert f"rank {rank}/3: rank 1 can't take part: no port is free" in str(found[rank])
 
 
 def test_missing_ranks_are_named_by_all_that_wait() -> None:
-    found = together(Memory(), [0, 2], 5, meet, timeout=0.6)
+    found = together(MemoryStore(), [0, 2], 5, meet, timeout=0.6)
     for error in found:
         assert isinstance(error, RendezvousError)
         assert "ranks 1, 3, 4 are missing after 0.6 s" in str(error)
         assert error.peer == 1
-    (alone,) = together(Memory(), [1], 2, meet, timeout=0.3)
+    (alone,) = together(MemoryStore(), [1], 2, meet, timeout=0.3)
     assert "rank 1/2: rank 0 is missing after 0.3 s" in str(alone)
 
 
@@ -180,7 +163,7 @@ def test_a_rank_that_goes_silent_is_named() -> None:
         rendezvous.meet({})
         return None if rank == 2 else rendezvous.exchange("links", rank)
 
-    found = together(Memory(), [0, 1, 2], 3, run, timeout=0.5)
+    found = together(MemoryStore(), [0, 1, 2], 3, run, timeout=0.5)
     for error in found[:2]:
         assert "rank 2" in str(error)
         assert "round 'links'" in str(error) or "can't take part" in str(error)
@@ -188,7 +171,7 @@ def test_a_rank_that_goes_silent_is_named() -> None:
 
 def test_two_processes_of_one_rank_at_once() -> None:
     # Both wait for rank 0, so all three can know; on a busy machine one may still come late.
-    found = together(Memory(), [0, 1, 1], 2, meet, late={0: 0.3}, alive=bool)
+    found = together(MemoryStore(), [0, 1, 1], 2, meet, late={0: 0.3}, alive=bool)
     errors = [error for error in found if isinstance(error, RendezvousError)]
     assert len(errors) in (1, 3), found
     for error in errors:
@@ -200,7 +183,7 @@ def test_two_processes_of_one_rank_at_once() -> None:
 def test_a_late_second_process_of_a_rank_knows_at_once() -> None:
     for rank in (0, 1):
         begin = time.monotonic()
-        found = together(Memory(), [0, 1, rank], 2, meet, late={2: 0.5}, alive=bool)
+        found = together(MemoryStore(), [0, 1, rank], 2, meet, late={2: 0.5}, alive=bool)
         assert isinstance(found[0], tuple)
         assert isinstance(found[1], tuple)
         assert f"more than one process claims rank {rank}: " in str(found[2])
@@ -209,7 +192,7 @@ def test_a_late_second_process_of_a_rank_knows_at_once() -> None:
 
 
 def test_a_rank_that_makes_its_group_anew_waits_for_rank_0_to_leave_the_old_one() -> None:
-    store = Memory()
+    store = MemoryStore()
     first = together(store, [0, 1], 2, meet)
     # Rank 0 may be slower to leave the first, or listen at the same port again.
     second = together(store, [0, 1], 2, meet, late={0: 0.3}, alive=lambda hello: True)
@@ -220,7 +203,7 @@ def test_a_rank_that_makes_its_group_anew_waits_for_rank_0_to_leave_the_old_one(
 
 def test_two_processes_of_rank_0_at_once() -> None:
     for gap in (0.0, 0.01, 0.05):
-        found = together(Memory(), [0, 0, 1], 2, meet, late={1: gap, 2: 0.2}, timeout=5)
+        found = together(MemoryStore(), [0, 0, 1], 2, meet, late={1: gap, 2: 0.2}, timeout=5)
         errors = [error for error in found if isinstance(error, RendezvousError)]
         assert errors, found
         for error in errors:
@@ -228,7 +211,7 @@ def test_two_processes_of_rank_0_at_once() -> None:
 
 
 def test_a_store_that_fails_is_a_typed_error() -> None:
-    store = Memory()
+    store = MemoryStore()
 
     def run(rendezvous: Rendezvous, rank: int) -> Any:
         rendezvous.meet({})
@@ -251,3 +234,117 @@ def test_options_that_differ_give_one_verdict_everywhere() -> None:
         assert "LOSSYCOLL_REPAIR" in str(caught.value)
         assert caught.value.peer == 2
     compare_options(0, shared[:2])
+
+
+# ---- sealed ----
+
+
+def transcript(rendezvous: Rendezvous, rank: int) -> str:
+    rendezvous.meet({"rank": rank})
+    return rendezvous.transcript
+
+
+def test_all_ranks_know_the_meeting_by_the_same_name_and_no_other_has_it() -> None:
+    SECRETS[:] = [OURS]
+    store = MemoryStore()
+    meetings = [together(store, [0, 1, 2], 3, transcript) for _ in range(3)]
+    assert all(len(set(one)) == 1 for one in meetings)
+    assert len({one[0] for one in meetings}) == 3
+
+
+def test_nothing_that_ranks_say_can_be_read_in_the_store() -> None:
+    def say(rendezvous: Rendezvous, rank: int) -> Any:
+        rendezvous.meet({"token": "planted text"})
+        return rendezvous.exchange("more", "planted text")
+
+    for secret, shows in ((None, True), (OURS, False)):
+        SECRETS[:] = [secret]
+        store = MemoryStore()
+        assert together(store, [0, 1], 2, say) == [["planted text"] * 2] * 2
+        raw = b" ".join(store.data.values())
+        decoded = [_decoded(value) for value in store.data.values()]
+        for pattern in (b"planted text", b"process 0", b"hello"):
+            assert (pattern in raw or any(pattern in one for one in decoded)) is shows, pattern
+
+
+def _decoded(value: bytes) -> bytes:
+    """What a value may be in base64."""
+    try:
+        return base64.b64decode(value)
+    except binascii.Error:
+        return b""
+
+
+class Hostile(MemoryStore):
+    """A store whose server changes what it was given: key and number of the change so far."""
+
+    def __init__(self, change: Callable[[str, str, MemoryStore], str]) -> None:
+        super().__init__()
+        self._change = change
+
+    def set(self, key: str, value: str) -> None:
+        super().set(key, self._change(key, value, self))
+
+
+def test_a_roster_of_before_is_not_believed() -> None:
+    """The server answers with an older roster, under the name of the new one."""
+    SECRETS[:] = [OURS]
+    old: dict[str, str] = {}
+
+    def change(key: str, value: str, store: MemoryStore) -> str:
+        what = key.partition("/")[2]
+        if what == "roster":
+            return old.setdefault(what, value)
+        return value
+
+    store = Hostile(change)
+    assert all(isinstance(one, str) for one in together(store, [0, 1], 2, transcript))
+    found = together(store, [0, 1], 2, transcript, timeout=1.0)
+    assert isinstance(found[1], RendezvousError)
+
+
+def test_what_a_server_invents_is_missing() -> None:
+    SECRETS[:] = [OURS]
+
+    def change(key: str, value: str, store: MemoryStore) -> str:
+        return json.dumps({"nonce": "0", "who": "x", "hello": {}}) if "hello/1" in key else value
+
+    found = together(Hostile(change), [0, 1], 2, transcript, timeout=1.0)
+    for error in found:
+        assert isinstance(error, RendezvousError)
+        assert "rank 1 is missing" in str(error) or "refused by rank 0" in str(error)
+
+
+@pytest.mark.parametrize(
+    "secrets",
+    [(OURS, ANOTHER), (None, OURS), (OURS, None)],
+    ids=["another", "rank 0 has none", "rank 1 has none"],
+)
+def test_ranks_whose_secrets_differ_all_say_so(
+    secrets: tuple[Secret | None, Secret | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(differing_secrets, "PATIENCE_SECONDS", 0.2)
+    SECRETS[:] = [secrets[0], secrets[0], secrets[1], secrets[0]]
+    found = together(MemoryStore(), [0, 1, 2, 3], 4, meet, timeout=30.0)
+    for rank, error in enumerate(found):
+        assert isinstance(error, RendezvousError)
+        assert f"rank {rank}/4: " in str(error)
+        assert "the secrets of rank 0 and rank 2 differ" in str(error)
+        assert error.peer == (0 if rank == 2 else 2)
+
+
+def test_a_process_of_another_secret_that_comes_first_does_not_keep_the_right_one_out() -> None:
+    SECRETS[:] = [OURS, OURS, ANOTHER]
+    store = MemoryStore()
+    found = together(store, [0, 1, 1], 2, meet, timeout=3.0, late={1: 1.0})
+    assert [isinstance(one, tuple) for one in found] == [True, True, False]
+    assert any("differs/" in key for key in store.data)
+
+
+def test_a_session_of_an_older_secret_does_not_end_a_job_whose_rank_0_is_late() -> None:
+    SECRETS[:] = [ANOTHER]
+    store = MemoryStore()
+    together(store, [0, 1], 2, meet)
+    SECRETS[:] = [OURS]
+    found = together(store, [0, 1], 2, meet, late={0: 0.5})
+    assert all(isinstance(one, tuple) for one in found), found

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from lossycoll.errors import RendezvousError
-from lossycoll.runtime.membership import rendezvous
+from lossycoll.runtime.membership import polled_store, rendezvous
 from lossycoll.runtime.membership.rendezvous import GRACE_SECONDS, Rendezvous
 
 TIMEOUT = 60.0
@@ -111,7 +111,8 @@ def _outcomes(
 ) -> tuple[list[Any], float]:
     """What became of each process, and how long it took all of them."""
     turns = Turns(seed)
-    monkeypatch.setattr(rendezvous, "time", turns)
+    for module in (rendezvous, polled_store):
+        monkeypatch.setattr(module, "time", turns)
     store = Store(turns)
     alive: set[int] = set()
     out: list[Any] = [None] * len(ranks)

@@ -1,0 +1,108 @@
+"""Texts that are sealed one by one: values in a store, and messages of the control plane."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import secrets
+from typing import Final
+
+from lossycoll._native import ffi, lib
+from lossycoll.errors import OptionError
+
+from .secret import FILE_VARIABLE, VARIABLE, Secret
+
+CIPHERS: Final = {
+    "aes-128-gcm": lib.LC_AES_128_GCM,
+    "aes-256-gcm": lib.LC_AES_256_GCM,
+    "chacha20-poly1305": lib.LC_CHACHA20_POLY1305,
+}
+IV_BYTES: Final = 12
+TAG_BYTES: Final[int] = lib.LC_TAG_BYTES
+_SALT_BYTES: Final = 16
+TEXT_CIPHER: Final = "aes-256-gcm"
+
+
+def library() -> tuple[str, str]:
+    """(version, "") of the libcrypto that seals, or ("", why there is none)."""
+    _find_pythons_own()
+    why = lib.lc_crypto_load()
+    if why != ffi.NULL:
+        return "", bytes(ffi.string(why)).decode()
+    return bytes(ffi.string(lib.lc_crypto_version())).decode(), ""
+
+
+def _find_pythons_own() -> None:
+    """Python's own libcrypto lies where the loader wouldn't look, in some distributions."""
+    try:
+        import _ssl  # noqa: F401
+    except ImportError:  # built without it
+        return
+
+
+def check_library() -> None:
+    """Raises OptionError if nothing can be sealed here, though there is a secret."""
+    _, why = library()
+    if why:
+        raise OptionError(
+            f"{VARIABLE} or {FILE_VARIABLE} is set, but nothing can be sealed: {why}; install "
+            f"OpenSSL's library: libssl3 (Debian, Ubuntu) or openssl-libs (Fedora)"
+        )
+
+
+def seal(
+    key: bytes, iv: bytes, text: bytes, known: bytes = b"", cipher: str = TEXT_CIPHER
+) -> bytes:
+    """``text`` sealed, its tag behind it.
+
+    Args:
+        key: ``KEY_BYTES``.
+        iv: ``IV_BYTES`` that no other text under this key has.
+        text: What nobody else may read or change.
+        known: What the reader knows, and nobody may change.
+        cipher: One of ``CIPHERS``.
+    """
+    number = CIPHERS[cipher]
+    out = ffi.new("uint8_t[]", len(text) + TAG_BYTES)
+    if lib.lc_text_seal(number, key, iv, known, len(known), text, len(text), out) != lib.LC_OK:
+        raise OptionError("OpenSSL failed to seal a text")
+    return bytes(ffi.buffer(out))
+
+
+def open_sealed(key: bytes, iv: bytes, sealed: bytes, known: bytes = b"") -> bytes | None:
+    """The text that :func:`seal` was given; None: it isn't what was sealed with this key."""
+    if len(sealed) < TAG_BYTES:
+        return None
+    out = ffi.new("uint8_t[]", max(1, len(sealed) - TAG_BYTES))
+    number = CIPHERS[TEXT_CIPHER]
+    code = lib.lc_text_open(number, key, iv, known, len(known), sealed, len(sealed), out)
+    return bytes(ffi.buffer(out, len(sealed) - TAG_BYTES)) if code == lib.LC_OK else None
+
+
+class SealedValues:
+    """Values of a store that anybody may read and write.
+
+    Each has a key of its own, drawn with it: a rank that starts again never uses one twice.
+    """
+
+    def __init__(self, secret: Secret) -> None:
+        self._secret = secret
+
+    def seal(self, name: str, value: str) -> str:
+        """``value`` as it may stand in the store under ``name``, and nowhere else."""
+        salt = secrets.token_bytes(_SALT_BYTES)
+        sealed = seal(self._key(salt), bytes(IV_BYTES), value.encode(), name.encode())
+        return base64.b64encode(salt + sealed).decode()
+
+    def open(self, name: str, found: str) -> str | None:
+        """The value that was sealed; None if it wasn't, with this secret and under this name."""
+        try:
+            raw = base64.b64decode(found.encode(), validate=True)
+        except (binascii.Error, ValueError):
+            return None
+        salt, sealed = raw[:_SALT_BYTES], raw[_SALT_BYTES:]
+        text = open_sealed(self._key(salt), bytes(IV_BYTES), sealed, name.encode())
+        return None if text is None else text.decode()
+
+    def _key(self, salt: bytes) -> bytes:
+        return self._secret.derived("value", salt.hex())

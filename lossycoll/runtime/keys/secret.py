@@ -1,0 +1,123 @@
+"""The secret that all ranks of a job share: where it comes from, and what is derived from it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import os
+import secrets
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from lossycoll.errors import OptionError
+
+VARIABLE: Final = "LOSSYCOLL_SECRET"
+FILE_VARIABLE: Final = "LOSSYCOLL_SECRET_FILE"
+LEAST_BYTES: Final = 16
+MOST_BYTES: Final = 4096
+KEY_BYTES: Final = 32
+"""Of everything that is derived."""
+_SALT: Final = b"lossycoll 1"
+
+
+@dataclass(frozen=True)
+class Secret:
+    """What is derived from the secret of a job; the secret itself isn't kept.
+
+    Attributes:
+        root: HKDF's pseudorandom key (RFC 5869, section 2.2).
+    """
+
+    root: bytes = field(repr=False)
+
+    @classmethod
+    def of(cls, secret: bytes) -> Secret:
+        """Of the bytes that all ranks share."""
+        return cls(hmac.digest(_SALT, secret, hashlib.sha256))
+
+    def derived(self, *purpose: str | int) -> bytes:
+        """``KEY_BYTES`` for one purpose: a name, and what tells it from others of this name.
+
+        HKDF-Expand with SHA-256 (RFC 5869, section 2.3), of a single block.
+        """
+        info = "/".join(map(str, purpose)).encode()
+        return hmac.digest(self.root, info + b"\1", hashlib.sha256)
+
+    def path_secrets(self, meeting: str, process: int, processes: int) -> bytes:
+        """What a process seals with, and opens with.
+
+        Args:
+            meeting: What tells this meeting of the ranks from all others (:func:`transcript`).
+            process: This one's number.
+            processes: How many there are.
+
+        Returns:
+            For each process, by its number, the key of what goes there and that of what comes.
+        """
+        return b"".join(
+            self.derived("link", meeting, sender, receiver)
+            for other in range(processes)
+            for sender, receiver in ((process, other), (other, process))
+        )
+
+    def filter(self, meeting: str) -> int:
+        """16 bits by which strangers' packets are known before they are opened."""
+        return int.from_bytes(self.derived("filter", meeting)[:2], "little")
+
+
+def transcript(session: str, nonces: list[str]) -> str:
+    """A digest of a meeting: as each rank's nonce is its own, no other meeting has the same."""
+    return hashlib.sha256("/".join([session, *nonces]).encode()).hexdigest()
+
+
+def new_secret() -> str:
+    """32 random bytes, as text."""
+    return base64.urlsafe_b64encode(secrets.token_bytes(32)).rstrip(b"=").decode()
+
+
+def find_secret(environ: Mapping[str, str] | None = None) -> Secret | None:
+    """The job's secret, of ``LOSSYCOLL_SECRET`` or else ``LOSSYCOLL_SECRET_FILE``; None: neither
+    is set.
+
+    Args:
+        environ: The variables; None: this process's.
+
+    Raises:
+        OptionError: The file can't be read, others than its owner can, or the secret is too short.
+    """
+    environ = os.environ if environ is None else environ
+    if VARIABLE in environ:
+        return _checked(environ[VARIABLE].encode(errors="surrogateescape"), VARIABLE)
+    if FILE_VARIABLE in environ:
+        path = environ[FILE_VARIABLE]
+        return _checked(_read(path), f"{FILE_VARIABLE} ({path})")
+    return None
+
+
+def _checked(secret: bytes, where: str) -> Secret:
+    secret = secret.strip()
+    if not LEAST_BYTES <= len(secret) <= MOST_BYTES:
+        raise OptionError(
+            f"{where} has {len(secret)} bytes, but a secret has {LEAST_BYTES} to {MOST_BYTES}; "
+            f"`lossycoll keygen` makes one"
+        )
+    return Secret.of(secret)
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if stat.S_ISREG(mode) and stat.S_IMODE(mode) & 0o077:
+                raise OptionError(
+                    f"{FILE_VARIABLE} is {path}, which others than its owner may use (mode "
+                    f"{stat.S_IMODE(mode):04o}); chmod 600 {path}"
+                )
+            return file.read(MOST_BYTES + 2)
+    except OSError as error:
+        raise OptionError(
+            f"{FILE_VARIABLE} is {path}, which can't be read: {error.strerror}"
+        ) from error

@@ -1,0 +1,124 @@
+"""A torch store that is asked again and again: its failures are typed, and its values may be
+sealed."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from typing import Final, Protocol, TypeVar
+
+from lossycoll.errors import RendezvousError
+from lossycoll.runtime.keys.aead import SealedValues
+
+POLL_SECONDS: Final = (0.001, 0.02)
+"""First and longest pause between two looks into the store."""
+
+_Value = TypeVar("_Value")
+
+
+class Store(Protocol):
+    """The part of torch.distributed.Store that is used here."""
+
+    def set(self, key: str, value: str, /) -> None: ...
+    def get(self, key: str, /) -> bytes: ...
+    def multi_get(self, keys: list[str], /) -> list[bytes]: ...
+    def add(self, key: str, value: int, /) -> int: ...
+    def check(self, keys: list[str], /) -> bool: ...
+
+
+class PolledStore:
+    """``store``, whose own failures are RendezvousErrors.
+
+    Args:
+        store: torch's.
+        who: This rank, as errors name it.
+        values: What seals all values; None: they are in clear. A value that doesn't open counts as
+            one that isn't there.
+    """
+
+    def __init__(self, store: Store, who: str, values: SealedValues | None = None) -> None:
+        self._store = store
+        self._who = who
+        self._values = values
+
+    def set(self, key: str, value: str) -> str:
+        """Returns a digest of what stands in the store then: :meth:`digest`."""
+        text = value if self._values is None else self._values.seal(key, value)
+        self.mark(key, text)
+        return _digest(text)
+
+    def get(self, key: str) -> str | None:
+        """The value, or None while there is none."""
+        found = self._found(key)
+        return None if found is None else self._opened(key, found)
+
+    def get_all(self, keys: list[str]) -> list[str] | None:
+        """The values, in two questions however many they are; None while one is missing."""
+        found = self._try(
+            lambda: (
+                [value.decode() for value in self._store.multi_get(keys)]
+                if self._store.check(keys)
+                else None
+            )
+        )
+        if found is None:
+            return None
+        opened = [self._opened(key, value) for key, value in zip(keys, found, strict=True)]
+        values = [value for value in opened if value is not None]
+        return values if len(values) == len(keys) else None
+
+    def add(self, key: str, value: int) -> int:
+        """Adds to a counter, which anybody can read; returns what it is then."""
+        return self._try(lambda: self._store.add(key, value))
+
+    def digest(self, key: str) -> str | None:
+        """A digest of what stands under ``key``, whether it opens or not; None: nothing does."""
+        found = self._found(key)
+        return None if found is None else _digest(found)
+
+    def mark(self, key: str, text: str = "1") -> None:
+        """Writes what those can read whose secret is another one."""
+        self._try(lambda: self._store.set(key, text))
+
+    def is_marked(self, key: str) -> bool:
+        """Whether anything stands under ``key``."""
+        return self._try(lambda: self._store.check([key]))
+
+    def _found(self, key: str) -> str | None:
+        return self._try(
+            lambda: self._store.get(key).decode() if self._store.check([key]) else None
+        )
+
+    def _opened(self, key: str, found: str) -> str | None:
+        return found if self._values is None else self._values.open(key, found)
+
+    def _try(self, use: Callable[[], _Value]) -> _Value:
+        try:
+            return use()
+        except RuntimeError as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise RendezvousError(
+                f"{self._who}: the store failed in the rendezvous ({reason}); it ends with the "
+                f"process that serves it, rank 0 or the launcher: their error came first"
+            ) from error
+
+
+class Pause:
+    """Sleeps a little longer each time: quick when all are there, light when one is late."""
+
+    def __init__(self) -> None:
+        self._seconds = POLL_SECONDS[0]
+
+    @property
+    def is_long(self) -> bool:
+        """Whether somebody is late."""
+        return self._seconds == POLL_SECONDS[1]
+
+    def __call__(self) -> None:
+        time.sleep(self._seconds)
+        self._seconds = min(self._seconds * 1.5, POLL_SECONDS[1])
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,97 @@
+"""Whole messages over one TCP connection, sealed: each end draws a nonce, and both make the keys.
+
+The first frame of each end is its nonce, in clear. Every later one is sealed under the key of its
+direction, with its number as IV: none can be changed, left out, repeated or turned round, and what
+was recorded of another connection opens in none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import socket
+from typing import Final
+
+from lossycoll.runtime.keys import aead
+from lossycoll.runtime.keys.secret import Secret
+
+from .framing import Framed
+
+NONCE_BYTES: Final = 16
+
+
+def framed_with(secret: Secret | None, token: str, end: socket.socket, *, connects: bool) -> Framed:
+    """A connection of the cohort that has this ``token``; in clear where there is no secret."""
+    if secret is None:
+        return Framed(end)
+    return SealedFramed(end, secret.derived("control", token), connects=connects)
+
+
+class SealedFramed(Framed):
+    """A :class:`Framed` of which both ends know ``key``. What is written before the other end has
+    said its nonce waits for that.
+
+    Args:
+        end: The connection, which belongs to it from then on.
+        key: ``KEY_BYTES`` that both ends have.
+        connects: This end has made the connection.
+    """
+
+    def __init__(self, end: socket.socket, key: bytes, *, connects: bool) -> None:
+        super().__init__(end)
+        self._key = key
+        self._connects = connects
+        self._nonce = secrets.token_bytes(NONCE_BYTES)
+        self._said = False
+        self._waiting: list[bytes] = []
+        self._keys: tuple[bytes, bytes] | None = None
+        self._sent = 0
+        self._opened = 0
+
+    def read(self) -> list[bytes]:
+        """As :meth:`Framed.read`; a frame that doesn't open breaks the connection."""
+        found = []
+        for body in super().read():
+            if self._keys is None:
+                self._meet(body)
+            else:
+                text = aead.open_sealed(self._keys[1], _iv(self._opened), body)
+                self._opened += 1
+                if text is not None:
+                    found.append(text)
+                    continue
+                self.malformed = self.broken = True
+            if self.broken:
+                break
+        return found
+
+    def write(self, body: bytes) -> None:
+        """As :meth:`Framed.write`."""
+        self._say_nonce()
+        if self._keys is None:
+            self._waiting.append(body)
+            return
+        super().write(aead.seal(self._keys[0], _iv(self._sent), body))
+        self._sent += 1
+
+    def _say_nonce(self) -> None:
+        if not self._said:
+            self._said = True
+            super().write(self._nonce)
+
+    def _meet(self, nonce: bytes) -> None:
+        if len(nonce) != NONCE_BYTES:
+            self.malformed = self.broken = True
+            return
+        self._say_nonce()
+        both = self._nonce + nonce if self._connects else nonce + self._nonce
+        ways = [hmac.digest(self._key, way + both, hashlib.sha256) for way in (b"there", b"back")]
+        self._keys = (ways[0], ways[1]) if self._connects else (ways[1], ways[0])
+        waiting, self._waiting = self._waiting, []
+        for body in waiting:
+            self.write(body)
+
+
+def _iv(number: int) -> bytes:
+    return number.to_bytes(aead.IV_BYTES, "big")

@@ -1,0 +1,46 @@
+"""The question of a process that is no rank of a cohort (yet): who listens there?"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import time
+
+from lossycoll.runtime.keys.secret import Secret
+
+from .hub_sockets import HELLO_SECONDS, VERSION
+from .messages import Hello, Malformed, pack, unpack
+from .sealed_framing import framed_with
+
+
+def answers(
+    host: str,
+    port: int,
+    rank: int,
+    token: str,
+    world: int,
+    seconds: float = HELLO_SECONDS,
+    secret: Secret | None = None,
+) -> bool:
+    """Whether ``rank`` of the cohort with this ``token`` still listens there, not another by now.
+
+    The asker is no rank of that cohort. Blocks for up to ``seconds`` where what listens is silent.
+    """
+    end = time.monotonic() + seconds
+    try:
+        connection = socket.create_connection((host, port), seconds)
+    except OSError:
+        return False
+    with contextlib.closing(framed_with(secret, token, connection, connects=True)) as framed:
+        framed.write(pack(Hello(VERSION, token, rank, "visit")))
+        readable = select.poll()
+        readable.register(framed.fd, select.POLLIN)
+        while not framed.broken and (left := end - time.monotonic()) > 0:
+            readable.poll(1000 * left)
+            for body in framed.read():
+                try:
+                    return unpack(body, world) == Hello(VERSION, token, rank, "member")
+                except Malformed:
+                    return False
+    return False

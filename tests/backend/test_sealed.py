@@ -1,0 +1,159 @@
+"""Jobs with a secret: everything is sealed, and what can't be is refused."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lossycoll.backend.group_steps import warn_of_clear
+from lossycoll.runtime.engine.failures import Where
+from tests.support.harness import init, run_good, run_ranks
+from tests.support.sniffer import Sniffer, can_sniff
+
+SECRET = {"LOSSYCOLL_SECRET": "a secret of tests", "LOSSYCOLL_LINK": "udp"}
+PLANTED = b"planted by a test of seals .."
+
+
+def rank_calls(rank: int, world: int) -> dict[str, Any]:
+    import torch
+    import torch.distributed as dist
+
+    import lossycoll
+
+    init()
+    planted = torch.frombuffer(bytearray(PLANTED * 4000), dtype=torch.uint8)
+    text = planted.clone() if rank == 0 else torch.zeros_like(planted)
+    dist.broadcast(text, 0)
+    assert torch.equal(text, planted)
+    total = torch.full((100_000,), float(rank + 1))
+    with lossycoll.reliable():
+        dist.all_reduce(total)
+    assert (total == sum(range(1, world + 1))).all()
+    lossycoll.rekey()
+    said: list[Any] = [None] * world
+    dist.all_gather_object(said, ("planted by rank", rank))
+    assert said == [("planted by rank", other) for other in range(world)]
+    if rank == 0:
+        dist.send(planted, 1)
+    elif rank == 1:
+        dist.recv(text, 0)
+        assert torch.equal(text, planted)
+    part = dist.new_group([0, world - 1])
+    if rank in (0, world - 1):
+        dist.all_reduce(total, group=part)
+        assert (total == 2 * sum(range(1, world + 1))).all()
+    stats = lossycoll.stats()
+    dist.barrier()
+    dist.destroy_process_group()
+    return {
+        "refused": stats.malformed + stats.foreign + stats.forged + stats.replayed,
+        "control": stats.control_foreign,
+    }
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        SECRET,
+        pytest.param(
+            SECRET | {"LOSSYCOLL_CIPHER": "chacha20-poly1305", "LOSSYCOLL_SEAL": "authenticate"},
+            marks=pytest.mark.long,
+        ),
+        pytest.param({"LOSSYCOLL_SECRET": "a secret of tests"}, marks=pytest.mark.long),
+    ],
+    ids=["udp", "authenticate", "shared memory"],
+)
+def test_a_job_with_a_secret_does_what_others_do(env: dict[str, str]) -> None:
+    outcomes = run_ranks(rank_calls, 3, env)
+    assert [one.error for one in outcomes] == [""] * 3, "\n".join(map(str, outcomes))
+    assert [one.value for one in outcomes] == [{"refused": 0, "control": 0}] * 3
+    assert all("sealed=" in one.stderr for one in outcomes)
+    assert not any(env["LOSSYCOLL_SECRET"] in one.stderr for one in outcomes)
+
+
+@pytest.mark.skipif(not can_sniff(), reason="only root sees what passes the interfaces")
+def test_nothing_that_a_job_says_can_be_read_on_any_interface() -> None:
+    """Of tensors, of the token, of names; and without a secret all of that can be."""
+    patterns = (PLANTED, b"planted by rank", b'"token"', socket.gethostname().encode() + b" pid ")
+    for env, shows in (({"LOSSYCOLL_LINK": "udp"}, True), (SECRET, False)):
+        with Sniffer() as sniffer:
+            run_good(rank_calls, 3, env)
+        assert len(sniffer.packets) > 100
+        assert {pattern: sniffer.shows(pattern) for pattern in patterns} == dict.fromkeys(
+            patterns, shows
+        )
+
+
+def rank_meets(rank: int, world: int) -> None:
+    init()
+
+
+def test_ranks_of_different_secrets_say_so_and_name_who_differs() -> None:
+    other = {2: {"LOSSYCOLL_SECRET": "another secret of tests"}}
+    outcomes = run_ranks(rank_meets, 3, SECRET, per_rank=other)
+    for one in outcomes:
+        assert one.error == "RendezvousError", str(one)
+        assert f"rank {one.rank}/3" in one.text
+        assert "the secrets of rank 0 and rank 2 differ" in one.text
+        assert "set LOSSYCOLL_SECRET or LOSSYCOLL_SECRET_FILE to the same" in one.text
+
+
+@pytest.mark.long
+def test_a_rank_without_a_secret_is_told() -> None:
+    secrets = dict.fromkeys((0, 1), SECRET)
+    outcomes = run_ranks(rank_meets, 3, {"LOSSYCOLL_LINK": "udp"}, per_rank=secrets)
+    for one in outcomes:
+        assert one.error == "RendezvousError", str(one)
+        assert "the secrets of rank 0 and rank 2 differ, or only one of them has one" in one.text
+
+
+def test_a_secret_file_that_others_can_read_ends_the_job(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text(SECRET["LOSSYCOLL_SECRET"])
+    file.chmod(0o644)
+    good = {0: SECRET, 1: {"LOSSYCOLL_SECRET_FILE": str(file)}}
+    outcomes = run_ranks(rank_meets, 2, {"LOSSYCOLL_LINK": "udp"}, per_rank=good)
+    assert [one.error for one in outcomes] == ["RendezvousError", "OptionError"]
+    assert f"rank 1/2: LOSSYCOLL_SECRET_FILE is {file}" in outcomes[1].text
+    assert f"chmod 600 {file}" in outcomes[1].text
+    file.chmod(0o600)
+    run_good(rank_meets, 2, {"LOSSYCOLL_LINK": "udp"}, per_rank=good)
+
+
+def rank_asks_gloo(rank: int, world: int) -> tuple[str, str, str]:
+    import torch
+    import torch.distributed as dist
+
+    import lossycoll
+
+    init()
+    with pytest.raises(lossycoll.SealedError) as caught:
+        dist.distributed_c10d._get_default_group().monitored_barrier()
+    with pytest.raises(lossycoll.OptionError) as refused:
+        dist.new_group(pg_options=lossycoll.Options(bulk_min_bytes=4096))
+    total = torch.ones(1000)
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return str(caught.value), str(refused.value), str(total.unique().item())
+
+
+def test_what_gloo_serves_is_refused() -> None:
+    for rank, (barrier, group, total) in enumerate(run_good(rank_asks_gloo, 2, SECRET)):
+        assert f"rank {rank}/2: gloo serves this call, and its connections can't be" in barrier
+        assert "bulk_min_bytes is 4096, wanted 0 where there is a secret" in group
+        assert total == "2.0"
+
+
+def test_without_a_secret_rank_0_of_several_machines_warns(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    here, there = ["10.0.0.1:5", "10.0.0.1:6"], ["10.0.0.1:5", "10.0.0.2:5", "10.0.0.2:6"]
+    for rank, addresses in ((0, here), (1, there)):
+        warn_of_clear(Where(rank, len(addresses)), addresses)
+    assert not caplog.records
+    warn_of_clear(Where(0, 3), there)
+    assert "rank 0/3: nothing is sealed between 2 addresses" in caplog.text
+    assert "`lossycoll keygen`" in caplog.text

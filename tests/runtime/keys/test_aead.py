@@ -1,0 +1,70 @@
+"""Texts that are sealed one by one."""
+
+from __future__ import annotations
+
+import base64
+import os
+
+import pytest
+from lossycoll._native import ffi
+
+from lossycoll.errors import OptionError
+from lossycoll.runtime.keys import aead
+from lossycoll.runtime.keys.secret import Secret
+
+KEY = bytes(range(32))
+IV = bytes(range(12))
+
+
+@pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 1000, 1 << 20])
+def test_a_text_is_opened_again_and_nothing_else_is(size: int) -> None:
+    text, known = os.urandom(size), b"known"
+    sealed = aead.seal(KEY, IV, text, known)
+    assert len(sealed) == size + aead.TAG_BYTES
+    assert aead.open_sealed(KEY, IV, sealed, known) == text
+    for at in {0, size // 2, size, len(sealed) - 1}:
+        changed = bytearray(sealed)
+        changed[at] ^= 1
+        assert aead.open_sealed(KEY, IV, bytes(changed), known) is None
+    assert aead.open_sealed(KEY, IV, sealed[:-1], known) is None
+    assert aead.open_sealed(KEY, IV, sealed + b"\0", known) is None
+    assert aead.open_sealed(KEY, IV, sealed, b"other") is None
+    assert aead.open_sealed(KEY, bytes(12), sealed, known) is None
+    assert aead.open_sealed(bytes(32), IV, sealed, known) is None
+
+
+def test_what_is_too_short_for_a_tag_is_no_text() -> None:
+    for size in range(aead.TAG_BYTES):
+        assert aead.open_sealed(KEY, IV, bytes(size)) is None
+
+
+def test_a_value_opens_under_its_own_name_with_the_same_secret_alone() -> None:
+    values = aead.SealedValues(Secret.of(b"x" * 16))
+    sealed = values.seal("session/hello/1", "what was said: é")
+    assert values.open("session/hello/1", sealed) == "what was said: é"
+    assert values.open("session/hello/2", sealed) is None
+    assert aead.SealedValues(Secret.of(b"y" * 16)).open("session/hello/1", sealed) is None
+    assert sealed != values.seal("session/hello/1", "what was said: é")
+    assert b"said" not in base64.b64decode(sealed)
+
+
+@pytest.mark.parametrize("found", ["", "é", "AAAA", "not base64!", "0123456789abcdef", "A" * 40])
+def test_what_is_no_sealed_value_does_not_open(found: str) -> None:
+    assert aead.SealedValues(Secret.of(b"x" * 16)).open("name", found) is None
+
+
+def test_without_a_library_a_secret_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    version, why = aead.library()
+    assert "SSL" in version
+    assert not why
+    aead.check_library()
+
+    class Without:
+        @staticmethod
+        def lc_crypto_load() -> object:
+            return ffi.new("char[]", b"there is no libcrypto")
+
+    monkeypatch.setattr(aead, "lib", Without)
+    assert aead.library() == ("", "there is no libcrypto")
+    with pytest.raises(OptionError, match=r"LOSSYCOLL_SECRET .* there is no libcrypto; .* libssl3"):
+        aead.check_library()

@@ -51,6 +51,7 @@ GROUPS: Final = {
     "Options and scopes": ("Options", "lossy", "reliable"),
     "Figures": ("stats", "last_report", "group_stats", "Stats", "PeerStats", "Report"),
     "Hosts and sites": ("topology", "Topology"),
+    "Keys": ("rekey",),
 }
 BEYOND: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "Process group": {

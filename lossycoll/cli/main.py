@@ -9,7 +9,7 @@ from importlib import metadata
 
 from lossycoll.errors import LabError, OptionError
 
-from . import lab, trial
+from . import keygen, lab, trial
 from .bench import command as bench
 from .bench.nccl import NcclMissing
 from .demo import command as demo
@@ -25,6 +25,7 @@ COMMANDS = {
     "lab": lab,
     "try": trial,
     "plan-threshold": plan_threshold,
+    "keygen": keygen,
 }
 TAKE_A_COMMAND = ("lab", "try")
 # What a shell reports for a program that SIGINT ended.

@@ -15,6 +15,7 @@ from .findings import Finding, Severity, good_if
 from .job_environment import chosen_interface, mtu, port_range
 from .loopback import engine_in_shared_memory, engine_loopback, udp_loopback
 from .requirements import Admitted, python_versions, torch_versions
+from .sealing import sealing
 from .shared_memory import memory_sharing
 
 UDP_SEGMENT = 103  # from <linux/udp.h>; Python's socket module has no names for these
@@ -214,5 +215,6 @@ CHECKS: tuple[Callable[[], list[Finding]], ...] = (
     port_range,
     host_name,
     memory_sharing,
+    sealing,
     loopback,
 )

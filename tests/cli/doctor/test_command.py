@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from lossycoll.cli.doctor import checks, job_environment, shared_memory
+from lossycoll.cli.doctor import checks, job_environment, sealing, shared_memory
 from lossycoll.cli.doctor import command as doctor
 from lossycoll.cli.doctor.findings import Finding, Severity
 from lossycoll.cli.doctor.requirements import Admitted, torch_versions
+from lossycoll.runtime.keys import aead
 from lossycoll.runtime.net import descriptor_exchange, interfaces, memory_room
 from lossycoll.runtime.net.interfaces import Interface
 from tests.support.harness import warm_python
@@ -258,3 +259,31 @@ def test_a_machine_on_which_memory_cant_be_handed_over_says_why(
     monkeypatch.setattr(descriptor_exchange, "DescriptorExchange", refused)
     (found,) = shared_memory.memory_sharing()
     assert "Address family not supported" in found.found
+
+
+def test_what_seals_is_shown_with_its_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    (found,) = sealing.sealing()
+    assert found.status is Severity.OK, found
+    for word in ("SSL", "aes-128-gcm", "aes-256-gcm", "chacha20-poly1305", "GB/s"):
+        assert word in found.found
+    assert found.found.endswith("no secret is set")
+    monkeypatch.setenv("LOSSYCOLL_SECRET", "a secret of tests")
+    (found,) = sealing.sealing()
+    assert found.found.endswith("a secret is set")
+    monkeypatch.setenv("LOSSYCOLL_SECRET", "short")
+    (found,) = sealing.sealing()
+    assert found.status is Severity.FAIL
+    assert "has 5 bytes" in found.advice
+
+
+@pytest.mark.parametrize(("secret", "status"), [("", Severity.WARN), ("x" * 16, Severity.FAIL)])
+def test_a_machine_that_cant_seal_says_so(
+    secret: str, status: Severity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aead, "library", lambda: ("", "there is no libcrypto"))
+    if secret:
+        monkeypatch.setenv("LOSSYCOLL_SECRET", secret)
+    (found,) = sealing.sealing()
+    assert found.status is status
+    assert "there is no libcrypto" in found.found
+    assert "libssl3" in found.advice

@@ -177,10 +177,10 @@ def topology(group: ProcessGroup | None = None) -> Topology:
 
 
 def rekey(group: ProcessGroup | None = None) -> None:
-    """New keys for all that this process sends to a group's ranks from now on (docs/sealing.md).
+    """New keys for all that the processes of a group's job send from now on (docs/sealing.md).
 
-    No other rank has to do the same, nothing waits, and nothing is lost by it. Groups that share
-    this process's socket share its keys. Nothing happens where there is no secret.
+    One rank's call is enough. Nothing waits, and nothing is lost by it. Nothing happens where there
+    is no secret.
 
     Args:
         group: A group of this backend; None for the default group.

@@ -28,6 +28,7 @@ from lossycoll.runtime.engine.binding import EngineGroup
 from lossycoll.runtime.engine.host import Host
 from lossycoll.runtime.keys.aead import check_library
 from lossycoll.runtime.keys.secret import Secret, find_secret
+from lossycoll.runtime.membership.control_plane import ControlPlane
 from lossycoll.runtime.membership.group_state import Health
 from lossycoll.runtime.membership.membership import Membership
 from lossycoll.runtime.membership.rendezvous import Rendezvous
@@ -61,6 +62,7 @@ class Group:
     def __init__(self, place: Place, pg_options: object) -> None:
         place = replace(place, timeout=bounded(place.timeout))
         self._host: Host | None = None
+        self._plane: ControlPlane | None = None
         self.as_parent: Parent | None = None
         """What groups of some of this one's ranks are made by; None in a world of one."""
         try:
@@ -123,7 +125,7 @@ class Group:
         after the other."""
         membership = become_member(making, met)
         data = open_engine(making, met)
-        self._host = data.host
+        self._host, self._plane = data.host, met.plane
         self.topology = data.topology
         self.store = PrefixStore(f"lossy/s/{met.session}", place.store)
         self.gloo = self._mesh(place, met.network.interface.address, sealed=data.host.is_sealed)
@@ -182,9 +184,9 @@ class Group:
         return Endpoint(parts, timeout=place.timeout.total_seconds())
 
     def rekey(self) -> None:
-        """New keys for what this process sends from now on."""
-        if self._host is not None:
-            self._host.rekey()
+        """New keys for all that the processes of this one's cohort send from now on."""
+        if self._plane is not None:
+            self._plane.renew_keys()
 
     def _end(self, error: LossyError) -> None:
         """The group has failed: nothing may wait any longer, on the engine or on gloo."""

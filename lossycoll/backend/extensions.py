@@ -46,7 +46,7 @@ class Extensions:
         return self._topology
 
     def lossy_rekey(self) -> None:
-        """New keys for what this process sends (``lossycoll.rekey``)."""
+        """New keys for all that is sent from now on (``lossycoll.rekey``)."""
         self._rekey()
 
     def lossy_options(self) -> Options:

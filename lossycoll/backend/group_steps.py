@@ -275,6 +275,7 @@ def _start(
             meeting = making.rendezvous.transcript
             keys = making.secret.path_secrets(meeting, where.rank, where.world)
             host.seal(keys, making.secret.filter(meeting))
+            met.plane.sealed.add(host)
         host.start(int(met.session, 16), links, topology, shared.descriptors, crowded=crowded)
 
 
@@ -401,7 +402,7 @@ def tell_ready(health: Health, met: Met, data: DataPath) -> None:
         payload=data.link.payload_bytes,
         fast=",".join(data.link.active) or "none",
         buffers=data.link.receive_buffer,
-        **({"sealed": met.options.cipher} if data.host.is_sealed else {}),
+        **_seal(met, data, health.where.rank),
         **_who_is_near(data.topology, health.where.rank, met.options),
         **({"inject": met.options.inject} if met.options.inject else {}),
     )
@@ -419,6 +420,14 @@ def warn_of_clear(where: Where, addresses: Sequence[str]) -> None:
             where,
             len(machines),
         )
+
+
+def _seal(met: Met, data: DataPath, rank: int) -> dict[str, Any]:
+    """Fields of ``ready`` where packets are sealed: with what, and where new keys are asked for."""
+    if not data.host.is_sealed:
+        return {}
+    host, port = met.plane.place_of(met.members[rank])
+    return {"sealed": met.options.cipher, "control": f"{host}:{port}"}
 
 
 def _who_is_near(topology: Topology, rank: int, options: Options) -> dict[str, Any]:

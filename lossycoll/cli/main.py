@@ -9,7 +9,7 @@ from importlib import metadata
 
 from lossycoll.errors import LabError, OptionError
 
-from . import keygen, lab, trial
+from . import keygen, lab, rekey, trial
 from .bench import command as bench
 from .bench.nccl import NcclMissing
 from .demo import command as demo
@@ -26,6 +26,7 @@ COMMANDS = {
     "try": trial,
     "plan-threshold": plan_threshold,
     "keygen": keygen,
+    "rekey": rekey,
 }
 TAKE_A_COMMAND = ("lab", "try")
 # What a shell reports for a program that SIGINT ended.

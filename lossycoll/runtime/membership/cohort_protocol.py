@@ -15,7 +15,16 @@ from typing import Any, Final
 from .failure_detector import FailureDetector
 from .group_messages import GroupMessages
 from .hub_failover import Repeats, Succession
-from .hub_sockets import Alive, Broken, Connected, Event, HubSockets, Received, Refused
+from .hub_sockets import (
+    Alive,
+    Broken,
+    Connected,
+    Event,
+    HubSockets,
+    NewKeysAsked,
+    Received,
+    Refused,
+)
 from .membership import Membership
 from .messages import (
     REPEATED,
@@ -28,6 +37,7 @@ from .messages import (
     Left,
     Malformed,
     Message,
+    NewKeys,
     Welcome,
     bits,
     pack,
@@ -62,7 +72,9 @@ class CohortProtocol:
         sockets: HubSockets,
         clock: Callable[[], float] = time.monotonic,
         on_met_or_failed: Callable[[], None] = lambda: None,
+        on_new_keys: Callable[[], None] = lambda: None,
     ) -> None:
+        self._on_keys = on_new_keys
         self.rank = rank
         self.world = world
         self.liveness = liveness
@@ -224,6 +236,8 @@ class CohortProtocol:
         elif isinstance(event, Alive):
             self._detector.heard(event.rank, now)
             self._renew(event.rank, now)
+        elif isinstance(event, NewKeysAsked):
+            self.renew_keys()
         elif isinstance(event, Broken):
             self._on_broken(event.rank, now)
         elif isinstance(event, Refused) and not self._succession.is_gone(event.rank):
@@ -366,6 +380,23 @@ class CohortProtocol:
         if message.sender != self.rank and message.to >> self.rank & 1:
             self.groups.deliver(message)
 
+    def renew_keys(self) -> None:
+        """Has all processes seal with new keys, this one at once."""
+        self._on_keys()
+        self._pass_on_keys(self.rank)
+
+    def _on_new_keys(self, rank: int, message: NewKeys) -> None:
+        if not self._succession.is_hub:
+            self._from_hub(rank)
+        self._on_keys()
+        if self._succession.is_hub:
+            self._pass_on_keys(rank)
+
+    def _pass_on_keys(self, but: int) -> None:
+        for rank in self._welcomed:
+            if rank != but:
+                self._sockets.send(rank, pack(NewKeys()))
+
     # ---- ranks that are lost ----
 
     def _give_up(self, rank: int, silent: float, *, ended: bool) -> None:
@@ -436,5 +467,6 @@ _HANDLERS: Final[dict[type, Callable[[CohortProtocol, int, Any], None]]] = {
     AllHeard: CohortProtocol._on_ready,
     Dead: CohortProtocol._on_dead,
     Left: CohortProtocol._on_left,
+    NewKeys: CohortProtocol._on_new_keys,
     Addressed: CohortProtocol._on_addressed,
 }

@@ -14,7 +14,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from lossycoll.runtime.keys.secret import Secret
 
@@ -28,6 +28,12 @@ LEAVING_SECONDS: Final = 0.02
 
 _here: Final[weakref.WeakSet[ControlPlane]] = weakref.WeakSet()
 """The planes of this process, so that a forked child can close its copies of their sockets."""
+
+
+class Rekeyed(Protocol):
+    """What seals."""
+
+    def rekey(self) -> None: ...
 
 
 class ControlPlane:
@@ -63,8 +69,11 @@ class ControlPlane:
             sockets=self._sockets,
             clock=clock,
             on_met_or_failed=self._met_or_failed.set,
+            on_new_keys=self._renew_keys,
         )
         """The thread's, apart from plain reads."""
+        self.sealed: weakref.WeakSet[Rekeyed] = weakref.WeakSet()
+        """What seals in this process, and takes new keys when anybody asks for them."""
         self._lock = threading.Lock()
         self._tasks: deque[Callable[[], None]] = deque()
         self._thread: threading.Thread | None = None
@@ -157,6 +166,14 @@ class ControlPlane:
                 self._sockets.wake()
         if self._thread is not None and threading.current_thread() is not self._thread:
             self._thread.join()
+
+    def renew_keys(self) -> None:
+        """Has all processes of the cohort seal with new keys; returns at once."""
+        self.post(self.cohort.renew_keys)
+
+    def _renew_keys(self) -> None:
+        for one in list(self.sealed):
+            one.rekey()
 
     def post(self, task: Callable[[], None]) -> None:
         """Has the thread run ``task`` soon; nothing once the plane is at its end."""

@@ -35,6 +35,11 @@ class DifferingSecrets:
         self._told = ""
         self._seen: dict[int, float] = {}
 
+    @property
+    def apart(self) -> set[int]:
+        """For rank 0: the ranks that couldn't read the session at some time."""
+        return set(self._seen)
+
     def tell(self) -> bool:
         """For a rank that can't read the session: marks it. Returns whether rank 0 has seen that,
         and so is there with another secret."""

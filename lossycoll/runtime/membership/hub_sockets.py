@@ -76,7 +76,12 @@ class Alive:
     rank: int
 
 
-Event: TypeAlias = Received | Connected | Broken | Refused | Alive
+@dataclass(frozen=True, slots=True)
+class NewKeysAsked:
+    """A process that has the secret asks for new keys."""
+
+
+Event: TypeAlias = Received | Connected | Broken | Refused | Alive | NewKeysAsked
 
 
 @dataclass(slots=True)
@@ -315,7 +320,7 @@ class HubSockets:
             if code == errno.ECONNREFUSED:
                 self._events.append(Refused(rank))
             return None
-        framed = framed_with(self._secret, self._token, end, connects=True)
+        framed = framed_with(self._secret, end, connects=True)
         link = _Link(framed, purpose, now, rank=rank, connecting=True, watched=select.EPOLLOUT)
         self._links[link.framed.fd] = link
         self._poller.register(link.framed.fd, select.EPOLLOUT)
@@ -341,7 +346,7 @@ class HubSockets:
                 self._poller.unregister(self._listener.fileno())
                 return
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            framed = framed_with(self._secret, self._token, end, connects=False)
+            framed = framed_with(self._secret, end, connects=False)
             link = _Link(framed, "stranger", self._clock())
             self._links[link.framed.fd] = link
             self._poller.register(link.framed.fd, select.EPOLLIN)
@@ -395,6 +400,9 @@ class HubSockets:
                 self._events.append(Received(link.rank, message))
         elif isinstance(message, Hello) and self._is_visit(link, message):
             self._say_hello(link)  # and it stays a stranger
+        elif isinstance(message, Hello) and self._asks_for_keys(link, message):
+            self._say_hello(link)
+            self._events.append(NewKeysAsked())
         elif self._is_ours(link, message):
             assert isinstance(message, Hello)
             self._greeted(link, message)
@@ -408,6 +416,10 @@ class HubSockets:
             and (hello.version, hello.rank, hello.purpose) == (VERSION, self._rank, "visit")
             and self._knows_token(hello)
         )
+
+    def _asks_for_keys(self, link: _Link, hello: Hello) -> bool:
+        is_asked = (hello.version, hello.purpose) == (VERSION, "newkeys")
+        return is_asked and link.rank < 0 and self._secret is not None
 
     def _is_ours(self, link: _Link, message: Message) -> bool:
         return (

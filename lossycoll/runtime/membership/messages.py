@@ -43,6 +43,7 @@ class Hello:
 
     ``purpose``: "member" of the cohort, or "question" whether the other one lives. A "visit" is the
     question of a process that is no rank of the cohort (yet): ``rank`` is the one asked for then.
+    "newkeys", over a sealed connection alone, asks for :class:`NewKeys`.
     """
 
     version: int
@@ -94,6 +95,11 @@ class Left:
     """From the rank that leaves, to the hub; and from the hub to the others."""
 
     rank: Rank
+
+
+@dataclass(frozen=True, slots=True)
+class NewKeys:
+    """To the hub, and from it to the others: seal with new keys from now on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +228,7 @@ Body: TypeAlias = (
     | State
     | ViewChange
 )
-Message: TypeAlias = Hello | Beat | Follow | Welcome | AllHeard | Dead | Left | Addressed
+Message: TypeAlias = Hello | Beat | Follow | Welcome | AllHeard | Dead | Left | NewKeys | Addressed
 
 REPEATED: Final = frozenset({"abort", "bye", "mismatch", "missed", "ownhost"})
 """Kinds that are said once, and so have to survive a hub."""
@@ -412,6 +418,7 @@ _COHORT: Final[Mapping[str, type]] = {
     "ready": AllHeard,
     "dead": Dead,
     "left": Left,
+    "newkeys": NewKeys,
     "addressed": Addressed,
 }
 _GROUP: Final[Mapping[str, type]] = {

@@ -182,6 +182,8 @@ class Rendezvous:
                 self._differing.answer(written)
                 # The latecomers are to hear of it as well, but not for long.
                 end = min(end, time.monotonic() + GRACE_SECONDS)
+                if len(self._differing.apart | roster.keys()) == self._size:
+                    break
             if time.monotonic() > end:
                 break
             pause()

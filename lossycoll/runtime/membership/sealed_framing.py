@@ -21,11 +21,11 @@ from .framing import Framed
 NONCE_BYTES: Final = 16
 
 
-def framed_with(secret: Secret | None, token: str, end: socket.socket, *, connects: bool) -> Framed:
-    """A connection of the cohort that has this ``token``; in clear where there is no secret."""
+def framed_with(secret: Secret | None, end: socket.socket, *, connects: bool) -> Framed:
+    """A connection of those who have this ``secret``; in clear where there is none."""
     if secret is None:
         return Framed(end)
-    return SealedFramed(end, secret.derived("control", token), connects=connects)
+    return SealedFramed(end, secret.derived("control"), connects=connects)
 
 
 class SealedFramed(Framed):

@@ -32,7 +32,7 @@ def answers(
         connection = socket.create_connection((host, port), seconds)
     except OSError:
         return False
-    with contextlib.closing(framed_with(secret, token, connection, connects=True)) as framed:
+    with contextlib.closing(framed_with(secret, connection, connects=True)) as framed:
         framed.write(pack(Hello(VERSION, token, rank, "visit")))
         readable = select.poll()
         readable.register(framed.fd, select.POLLIN)
@@ -43,4 +43,23 @@ def answers(
                     return unpack(body, world) == Hello(VERSION, token, rank, "member")
                 except Malformed:
                     return False
+    return False
+
+
+def ask_for_new_keys(host: str, port: int, secret: Secret, seconds: float = HELLO_SECONDS) -> bool:
+    """Has the cohort of whoever listens there seal with new keys. Returns whether it has heard.
+
+    Raises:
+        OSError: Nobody listens there.
+    """
+    end = time.monotonic() + seconds
+    connection = socket.create_connection((host, port), seconds)
+    with contextlib.closing(framed_with(secret, connection, connects=True)) as framed:
+        framed.write(pack(Hello(VERSION, "", 0, "newkeys")))
+        readable = select.poll()
+        readable.register(framed.fd, select.POLLIN)
+        while not framed.broken and (left := end - time.monotonic()) > 0:
+            readable.poll(1000 * left)
+            if framed.read():
+                return True
     return False

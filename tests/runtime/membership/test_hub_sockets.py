@@ -21,11 +21,12 @@ from lossycoll.runtime.membership.hub_sockets import (
     Connected,
     Event,
     HubSockets,
+    NewKeysAsked,
     Received,
     Refused,
 )
 from lossycoll.runtime.membership.messages import AllHeard, Beat, Hello, Left, pack
-from lossycoll.runtime.membership.visit import answers
+from lossycoll.runtime.membership.visit import answers, ask_for_new_keys
 
 
 @contextlib.contextmanager
@@ -276,18 +277,42 @@ def test_whoever_connects_in_clear_or_scans_ports_is_dropped_and_changes_nothing
         assert poll(hub, [member], 1) == [Received(1, Left(1))]
 
 
+def test_new_keys_are_asked_for_by_whoever_has_the_secret_alone() -> None:
+    with ends(2, OURS) as (hub, member):
+        meet(hub, member)
+        found: list[Event] = []
+        with served(hub, found) as port:
+            assert not ask_for_new_keys("127.0.0.1", port, ANOTHER, 0.3)
+            assert found == []
+            assert ask_for_new_keys("127.0.0.1", port, OURS)
+        assert found == [NewKeysAsked()]
+        with pytest.raises(ConnectionRefusedError):
+            ask_for_new_keys("127.0.0.1", 1, OURS)
+    with ends(2) as (hub, member), served(hub) as port:
+        assert not ask_for_new_keys("127.0.0.1", port, OURS, 0.3)
+
+
+def test_a_plain_connection_cannot_ask_for_new_keys() -> None:
+    with ends(2) as (hub, member):
+        meet(hub, member)
+        with socket.create_connection(hub.place_of(0)) as stranger:
+            stranger.sendall(_frame(pack(Hello(VERSION, "secret", 0, "newkeys"))))
+            assert poll(hub, [member], 1, 0.1) == []
+        assert hub.foreign == 1
+
+
 def _frame(body: bytes) -> bytes:
     return len(body).to_bytes(4, "big") + body
 
 
 @contextlib.contextmanager
-def served(hub: HubSockets) -> Iterator[int]:
-    """The hub's port, while it takes what comes."""
-    stop = threading.Event()
+def served(hub: HubSockets, found: list[Event] | None = None) -> Iterator[int]:
+    """The hub's port, while it takes what comes, to ``found``."""
+    stop, events = threading.Event(), [] if found is None else found
 
     def work() -> None:
         while not stop.is_set():
-            hub.poll(0.01)
+            events.extend(hub.poll(0.01))
 
     thread = threading.Thread(target=work)
     thread.start()

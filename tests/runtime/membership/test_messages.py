@@ -22,6 +22,7 @@ COHORT: list[Any] = [
     m.AllHeard(),
     m.Dead(3, 7.25, False),
     m.Left(2),
+    m.NewKeys(),
     m.Addressed(1, 0b10101, 2**64 - 1, ["bye", -1, "", {}]),
 ]
 GROUP: list[Any] = [
@@ -73,7 +74,7 @@ def test_each_kind_has_a_name_of_its_own() -> None:
 def test_names_on_the_wire_are_not_those_of_classes() -> None:
     """The protocol's: whoever changes one changes what ranks of another version understand."""
     assert [json.loads(m.pack(one))[0] for one in COHORT] == [
-        *("hello", "beat", "follow", "welcome", "ready", "dead", "left", "addressed")
+        *("hello", "beat", "follow", "welcome", "ready", "dead", "left", "newkeys", "addressed")
     ]
     assert [m.pack_list(one)[0] for one in GROUP] == [
         *("abort", "bye", "waiting", "defined", "ownhost", "mismatch", "missed", "ask", "answer"),

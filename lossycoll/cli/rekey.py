@@ -1,0 +1,45 @@
+"""Have a running job seal with new keys (docs/sealing.md)."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from lossycoll.errors import OptionError
+from lossycoll.runtime.keys.secret import find_secret
+
+from .launcher import EXIT_FAILED
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "place",
+        metavar="HOST:PORT",
+        help="where any rank of the job listens: `control=` in its line `event=ready`",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    from lossycoll.runtime.membership.visit import ask_for_new_keys
+
+    secret = find_secret()
+    if secret is None:
+        raise OptionError(
+            "the job's secret is needed: set LOSSYCOLL_SECRET or LOSSYCOLL_SECRET_FILE"
+        )
+    host, _, port = options.place.rpartition(":")
+    if not (host and port.isdecimal() and int(port) < 1 << 16):
+        raise OptionError(f"{options.place!r} is no HOST:PORT")
+    try:
+        heard = ask_for_new_keys(host.strip("[]"), int(port), secret)
+    except OSError as error:
+        return _fail(f"nobody can be reached at {options.place}: {error.strerror or error}")
+    if not heard:
+        return _fail(f"{options.place} doesn't answer: it isn't a rank that has this secret")
+    print("all ranks seal with new keys from now on")
+    return 0
+
+
+def _fail(why: str) -> int:
+    print(f"lossycoll rekey: {why}", file=sys.stderr)
+    return EXIT_FAILED

@@ -20,7 +20,10 @@ from .lowbit import LOWBIT
 from .membership import MEMBERSHIP
 from .messages import MESSAGES
 from .parity import PARITY
+from .sealing import SEALING
 from .sums import SUMS
 from .training import TRAINING
 
-MUTATIONS = LINKS + CALLS + MESSAGES + PARITY + SUMS + LOWBIT + MEMBERSHIP + TRAINING + LABORATORY
+MUTATIONS = (
+    LINKS + CALLS + MESSAGES + PARITY + SUMS + LOWBIT + MEMBERSHIP + TRAINING + LABORATORY + SEALING
+)

@@ -158,6 +158,24 @@ static void test_opened_again(int cipher, int clear) {
     ends_close(&e);
 }
 
+/* One text, sealed again and again, never looks alike: neither under one key nor under the next. */
+static void test_never_alike(int cipher) {
+    uint8_t out[4][ROOM];
+    uint32_t n = LC_HEADER_BYTES + LC_TAG_BYTES;
+    ends e;
+    ends_open(&e, cipher, 0);
+    for (int i = 0; i < 4; i++) {
+        if (i == 2)
+            atomic_fetch_add(&e.how.rekeys, 1);
+        put(&e, 0, 64, 1, out[i]);
+    }
+    for (int i = 0; i < 4; i++)
+        for (int k = 0; k < i; k++)
+            for (uint32_t at = n; at < n + 64; at += 8)
+                CHECK_AT(memcmp(out[i] + at, out[k] + at, 8) != 0, "%d, %d, %u", i, k, at);
+    ends_close(&e);
+}
+
 /* A packet of control and one of data in one datagram: the second header is sealed as well. */
 static void test_two_packets_in_one(void) {
     uint8_t first[2 * LC_HEADER_BYTES + 4 * LC_RECORD_BYTES], out[ROOM], to[ROOM];
@@ -347,11 +365,13 @@ int main(void) {
     CHECK(lc_crypto_version()[0]);
     test_hkdf();
     test_gcm();
-    for (int cipher = LC_AES_128_GCM; cipher < LC_CIPHERS; cipher++)
+    for (int cipher = LC_AES_128_GCM; cipher < LC_CIPHERS; cipher++) {
+        test_never_alike(cipher);
         for (int clear = 0; clear < 2; clear++) {
             test_opened_again(cipher, clear);
             test_changed(cipher, clear);
         }
+    }
     test_two_packets_in_one();
     test_from_others();
     test_replay_window();

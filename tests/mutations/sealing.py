@@ -1,0 +1,155 @@
+"""What is sealed, with which keys, and what is believed of it."""
+
+from __future__ import annotations
+
+from .model import ENGINE, mutation
+
+SEALING = (
+    mutation(
+        "a tag unchecked",
+        "native/crypto.c",
+        "           lib.final(aead->ctx, want, &rest) == 1;",
+        "           lib.final(aead->ctx, want, &rest) < 2;",
+        "native:test_seal",
+    ),
+    mutation(
+        "a header that may be changed",
+        "native/crypto.c",
+        "           (!known.iov_len ||",
+        "           (!known.iov_base || known.iov_len > 1 ||",
+        "native:test_seal",
+    ),
+    mutation(
+        "a number that is used twice",
+        "native/seal.c",
+        "    seal->out_number++;\n",
+        "    seal->out_number |= 1;\n",
+        "native:test_seal",
+    ),
+    mutation(
+        "a number that isn't in the IV",
+        "native/seal.c",
+        "        iv[LC_IV_BYTES - 8 + i] ^= (uint8_t)(number >> 8 * i);\n",
+        "        iv[LC_IV_BYTES - 8 + i] ^= (uint8_t)(number >> 8 * i & 0);\n",
+        "native:test_seal",
+    ),
+    mutation(
+        "a datagram that comes twice is taken twice",
+        "native/seal.c",
+        "    lc_replay_note(&seal->replay, number);\n",
+        "",
+        "native:test_seal",
+    ),
+    mutation(
+        "a window that is marked before the tag is known",
+        "native/seal.c",
+        "        return LC_REPLAYED;\n",
+        "        return LC_REPLAYED;\n    lc_replay_note(&seal->replay, number);\n",
+        "native:test_seal",
+    ),
+    mutation(
+        "what is older than the window is new",
+        "native/replay.h",
+        "return r->next - number <= LC_REPLAY_WINDOW &&",
+        "return r->next - number <= 2 * LC_REPLAY_WINDOW &&",
+        "native:test_seal",
+    ),
+    mutation(
+        "an epoch that a packet claims is believed",
+        "native/seal.c",
+        "    lc_epoch_key *key = key_of(seal, epoch_of(seal, low));\n",
+        "    lc_epoch_key *key = key_of(seal, epoch_of(seal, low));\n"
+        "    seal->in_epoch = epoch_of(seal, low);\n",
+        "native:test_seal",
+    ),
+    mutation(
+        "keys that don't wear out",
+        "native/seal.c",
+        "return seal->out_number - seal->out_first >= LC_EPOCH_PACKETS ||",
+        "return seal->out_number - seal->out_first >= UINT64_MAX ||",
+        "native:test_seal",
+    ),
+    mutation(
+        "keys of any age",
+        "native/seal.c",
+        "(how->rekey_ns && now - seal->out_since_ns >= how->rekey_ns && seal->out_since_ns);",
+        "(how->rekey_ns && now - seal->out_since_ns >= UINT64_MAX);",
+        "native:test_seal",
+    ),
+    mutation(
+        "the same keys there and back",
+        "lossycoll/runtime/keys/secret.py",
+        'self.derived("link", meeting, sender, receiver)',
+        'self.derived("link", meeting, min(sender, receiver), max(sender, receiver))',
+        "tests/runtime/keys/test_secret.py"
+        "::test_both_ends_of_a_path_derive_the_same_and_no_two_directions_do",
+    ),
+    mutation(
+        "the same keys in every meeting",
+        "lossycoll/runtime/keys/secret.py",
+        '"/".join([session, *nonces])',
+        '"/".join([session])',
+        "tests/runtime/keys/test_secret.py"
+        "::test_a_meeting_is_told_from_others_by_each_rank_s_nonce",
+    ),
+    mutation(
+        "a secret file that anybody may read",
+        "lossycoll/runtime/keys/secret.py",
+        "stat.S_IMODE(mode) & 0o077:",
+        "stat.S_IMODE(mode) & 0o007:",
+        "tests/runtime/keys/test_secret.py::test_a_file_that_others_may_use_is_refused",
+    ),
+    mutation(
+        "a value under another's name",
+        "lossycoll/runtime/keys/aead.py",
+        "sealed, name.encode())\n        return None if",
+        "sealed, b'')\n        return None if",
+        "tests/runtime/keys/test_aead.py"
+        "::test_a_value_opens_under_its_own_name_with_the_same_secret_alone",
+    ),
+    mutation(
+        "a connection with one key for both ways",
+        "lossycoll/runtime/membership/sealed_framing.py",
+        'for way in (b"there", b"back")]',
+        'for way in (b"there", b"there")]',
+        "tests/runtime/membership/test_sealed_framing.py"
+        "::test_what_is_changed_left_out_repeated_or_turned_round_ends_the_connection",
+    ),
+    mutation(
+        "a connection whose keys need one end's nonce alone",
+        "lossycoll/runtime/membership/sealed_framing.py",
+        "both = self._nonce + nonce if self._connects else nonce + self._nonce",
+        "both = self._nonce if self._connects else nonce",
+        "tests/runtime/membership/test_sealed_framing.py"
+        "::test_a_connection_that_was_recorded_opens_nowhere",
+    ),
+    mutation(
+        "new keys for whoever asks in clear",
+        "lossycoll/runtime/membership/hub_sockets.py",
+        "return is_asked and link.rank < 0 and self._secret is not None",
+        "return is_asked and link.rank < 0",
+        "tests/runtime/membership/test_hub_sockets.py"
+        "::test_a_plain_connection_cannot_ask_for_new_keys",
+    ),
+    mutation(
+        "gloo in clear beside a sealed group",
+        "lossycoll/backend/gloo_mesh.py",
+        "        if self._sealed:\n",
+        "        if False:\n",
+        "tests/backend/test_sealed.py::test_what_gloo_serves_is_refused",
+    ),
+    mutation(
+        "a host whose datagrams aren't sealed",
+        "native/host.c",
+        "        if (!via->link->local) /*",
+        "        if (via->link->local) /*",
+        f"{ENGINE}/test_sealed.py::test_nothing_can_be_read_on_the_wire",
+    ),
+    mutation(
+        "a differing secret that nobody hears of",
+        "lossycoll/runtime/membership/rendezvous.py",
+        "                refusal = self._differing_secret(written, roster)\n",
+        "                refusal = None\n",
+        "tests/runtime/membership/test_rendezvous.py::test_ranks_whose_secrets_differ_all_say_so",
+    ),
+)

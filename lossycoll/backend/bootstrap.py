@@ -26,7 +26,6 @@ from lossycoll.runtime.core import logfmt
 from lossycoll.runtime.core.call import bounded
 from lossycoll.runtime.engine.binding import EngineGroup
 from lossycoll.runtime.engine.host import Host
-from lossycoll.runtime.keys.aead import check_library
 from lossycoll.runtime.keys.secret import Secret, find_secret
 from lossycoll.runtime.membership.control_plane import ControlPlane
 from lossycoll.runtime.membership.group_state import Health
@@ -50,6 +49,7 @@ from .group_steps import (
 )
 from .making import Making, Met, Place
 from .resource_limits import refused
+from .sealing import usable_secret
 
 
 class Group:
@@ -93,7 +93,7 @@ class Group:
         self.endpoint = self._make_endpoint(place, options, ["this process"])
 
     def _meet(self, place: Place, pg_options: object, undo: contextlib.ExitStack) -> None:
-        secret, unusable = _secret()
+        secret, unusable = usable_secret()
         rendezvous = Rendezvous(
             PrefixStore("lossy", place.store),
             place.rank,
@@ -205,17 +205,6 @@ class Group:
             self._host.release()
             self._host = None
         atexit.unregister(self.close)  # last: what Ctrl-C keeps this from is done at exit
-
-
-def _secret() -> tuple[Secret | None, OptionError | None]:
-    """The job's secret, or why what is set can't be used: the other ranks are to hear of that."""
-    try:
-        found = find_secret()
-        if found is not None:
-            check_library()
-    except OptionError as error:
-        return None, error
-    return found, None
 
 
 def _alive(hello: Mapping[str, Any], world: int, secret: Secret | None) -> bool:

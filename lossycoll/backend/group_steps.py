@@ -45,6 +45,7 @@ from .cohorts import COHORTS, Attachment, Cohort, with_liveness_of
 from .group_listener import GroupListener
 from .making import DataPath, Ends, Joined, Making, Met, Place, PreparedRank
 from .resource_limits import check_descriptors, refused
+from .sealing import fields_of_seal, warn_of_clear
 from .sharing import Offer, Sharing, is_crowded, open_sharing, share, topology_of
 from .sites import LEARNT, compare_sites, learn_sites
 
@@ -402,32 +403,14 @@ def tell_ready(health: Health, met: Met, data: DataPath) -> None:
         payload=data.link.payload_bytes,
         fast=",".join(data.link.active) or "none",
         buffers=data.link.receive_buffer,
-        **_seal(met, data, health.where.rank),
+        **fields_of_seal(
+            data.host, met.options, met.plane.place_of(met.members[health.where.rank])
+        ),
         **_who_is_near(data.topology, health.where.rank, met.options),
         **({"inject": met.options.inject} if met.options.inject else {}),
     )
     if not data.host.is_sealed:
         warn_of_clear(health.where, data.addresses)
-
-
-def warn_of_clear(where: Where, addresses: Sequence[str]) -> None:
-    """Rank 0 warns of packets that leave its machine in clear."""
-    machines = {address.rpartition(":")[0] for address in addresses}
-    if where.rank == 0 and len(machines) > 1:
-        log.warning(
-            "%s: nothing is sealed between %d addresses: whoever can send to them can change "
-            "results; set LOSSYCOLL_SECRET on all ranks (`lossycoll keygen` makes one)",
-            where,
-            len(machines),
-        )
-
-
-def _seal(met: Met, data: DataPath, rank: int) -> dict[str, Any]:
-    """Fields of ``ready`` where packets are sealed: with what, and where new keys are asked for."""
-    if not data.host.is_sealed:
-        return {}
-    host, port = met.plane.place_of(met.members[rank])
-    return {"sealed": met.options.cipher, "control": f"{host}:{port}"}
 
 
 def _who_is_near(topology: Topology, rank: int, options: Options) -> dict[str, Any]:

@@ -13,22 +13,26 @@ enum repair {
     FIX_ENDS = 8,
     FIX_LENGTH = 16,
     FIX_TYPE = 32,
-    FIX_RECORDS = 64
+    FIX_RECORDS = 64,
+    FIX_SEALED = 128
 };
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static const lc_expect expect = {
-    .session = 0x0123456789ABCDEF, .process = 3, .processes = 9, .payload_bytes = 1024};
+static const lc_expect expect = {.session = 0x0123456789ABCDEF,
+                                 .process = 3,
+                                 .processes = 9,
+                                 .payload_bytes = 1024,
+                                 .filter = 0x5EA1};
 
-static unsigned long verdicts[3], records;
+static unsigned long verdicts[3], records, sealed;
 
 /* Fuzzing that never gets in has tested nothing. */
 __attribute__((destructor)) static void report(void) {
     unsigned long total = verdicts[0] + verdicts[1] + verdicts[2];
-    printf("fuzz_wire: %lu good, %lu malformed, %lu foreign; %lu records\n", verdicts[LC_GOOD],
-           verdicts[LC_MALFORMED], verdicts[LC_FOREIGN], records);
-    if (total > 1000000 && (!verdicts[LC_GOOD] || !verdicts[LC_FOREIGN] || !records))
+    printf("fuzz_wire: %lu good, %lu malformed, %lu foreign; %lu records; %lu sealed\n",
+           verdicts[LC_GOOD], verdicts[LC_MALFORMED], verdicts[LC_FOREIGN], records, sealed);
+    if (total > 1000000 && (!verdicts[LC_GOOD] || !verdicts[LC_FOREIGN] || !records || !sealed))
         abort();
 }
 
@@ -75,6 +79,30 @@ static void put_right(uint8_t *p, size_t n, uint8_t what) {
     }
     if (what & FIX_CHECKSUM)
         put32(p + OFFSET_CRC, checksum(p));
+    if (what & FIX_SEALED) {
+        p[2] |= SEALED;
+        put16(p + 4, expect.filter);
+    }
+}
+
+/* What looks sealed is not a plain packet, and names a process that could have sent it. */
+static void check_sealed(const uint8_t *p, size_t n) {
+    uint16_t sender = 0xFFFF, epoch;
+    if (lc_wire_outer(p, n, &expect, &sender) != LC_GOOD)
+        return;
+    lc_header header;
+    sealed++;
+    MUST(lc_wire_get(p, n, &expect, &header) == LC_MALFORMED);
+    MUST(n >= LC_HEADER_BYTES + LC_TAG_BYTES);
+    MUST(sender < expect.processes && sender != expect.process);
+    uint8_t again[LC_HEADER_BYTES], plain[LC_HEADER_BYTES];
+    memcpy(again, p, sizeof again);
+    uint64_t number = lc_wire_number(p, &epoch);
+    lc_wire_seal(again, expect.filter, epoch, number);
+    MUST(memcmp(again, p, sizeof again) == 0);
+    memcpy(plain, p, sizeof plain);
+    lc_wire_unseal(plain, expect.session);
+    MUST(well_formed(plain, sizeof plain) && get64(plain + 8) == expect.session);
 }
 
 /* An accepted header keeps every promise that lc_wire_get makes, and says all that the bytes say.
@@ -138,6 +166,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         return 0;
     memcpy(datagram, data + 1, n);
     put_right(datagram, n, data[0]);
+    check_sealed(datagram, n);
     size_t first = lc_wire_first(datagram, n);
     MUST(first == n || (first >= LC_HEADER_BYTES && first + LC_HEADER_BYTES <= n));
     check_datagram(datagram, first);

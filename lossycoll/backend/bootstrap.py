@@ -110,7 +110,9 @@ class Group:
                     return
             check_device(place.store, place.rank, place.size)
             with COHORTS.holding(place.global_ranks) as cohorts:
-                making = Making(place, rendezvous, undo, cohorts, secret, unusable)
+                # Never in clear where there is a secret by now, nor on some ranks alone.
+                alike = [one for one in cohorts if one.host.is_sealed == (secret is not None)]
+                making = Making(place, rendezvous, undo, alike, secret, unusable)
                 self._assemble(place, making, meet(making, pg_options))
         except LossyError as error:
             rendezvous.part(error)

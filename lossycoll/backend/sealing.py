@@ -14,6 +14,8 @@ from lossycoll.runtime.keys.aead import check_library
 from lossycoll.runtime.keys.secret import Secret, find_secret
 
 log: Final = logging.getLogger("lossycoll")
+_warned: Final[list[Where]] = []
+"""Of the first group that sends in clear."""
 
 
 def usable_secret() -> tuple[Secret | None, OptionError | None]:
@@ -35,9 +37,10 @@ def fields_of_seal(host: Host, options: Options, listens: tuple[str, int]) -> di
 
 
 def warn_of_clear(where: Where, addresses: Sequence[str]) -> None:
-    """Rank 0 warns of packets that leave its machine in clear."""
+    """Rank 0 warns of packets that leave its machine in clear, once in a process."""
     machines = {address.rpartition(":")[0] for address in addresses}
-    if where.rank == 0 and len(machines) > 1:
+    if where.rank == 0 and len(machines) > 1 and not _warned:
+        _warned.append(where)
         log.warning(
             "%s: nothing is sealed between %d addresses: whoever can send to them can change "
             "results; set LOSSYCOLL_SECRET on all ranks (`lossycoll keygen` makes one)",

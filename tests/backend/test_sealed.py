@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lossycoll.backend import sealing
 from lossycoll.backend.sealing import warn_of_clear
 from lossycoll.runtime.engine.failures import Where
 from tests.support.harness import init, run_good, run_ranks
@@ -123,6 +125,28 @@ def test_a_secret_file_that_others_can_read_ends_the_job(tmp_path: Path) -> None
     run_good(rank_meets, 2, {"LOSSYCOLL_LINK": "udp"}, per_rank=good)
 
 
+def rank_has_a_secret_later(rank: int, world: int) -> list[bool]:
+    import torch
+    import torch.distributed as dist
+
+    init(backend="gloo")
+    found = []
+    for secret in (None, SECRET["LOSSYCOLL_SECRET"], SECRET["LOSSYCOLL_SECRET"]):
+        if secret is not None:
+            os.environ["LOSSYCOLL_SECRET"] = secret
+        group = dist.new_group(backend="lossy")
+        total = torch.ones(1000)
+        dist.all_reduce(total, group=group)
+        assert (total == world).all()
+        found.append(group._group._host.is_sealed)
+    dist.destroy_process_group()
+    return found
+
+
+def test_a_group_that_is_made_when_there_is_a_secret_shares_no_host_in_clear() -> None:
+    assert run_good(rank_has_a_secret_later, 2) == [[False, True, True]] * 2
+
+
 def rank_asks_gloo(rank: int, world: int) -> tuple[str, str, str]:
     import torch
     import torch.distributed as dist
@@ -148,12 +172,15 @@ def test_what_gloo_serves_is_refused() -> None:
 
 
 def test_without_a_secret_rank_0_of_several_machines_warns(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sealing, "_warned", [])
     here, there = ["10.0.0.1:5", "10.0.0.1:6"], ["10.0.0.1:5", "10.0.0.2:5", "10.0.0.2:6"]
     for rank, addresses in ((0, here), (1, there)):
         warn_of_clear(Where(rank, len(addresses)), addresses)
     assert not caplog.records
-    warn_of_clear(Where(0, 3), there)
+    for _ in range(2):
+        warn_of_clear(Where(0, 3), there)
+    assert len(caplog.records) == 1
     assert "rank 0/3: nothing is sealed between 2 addresses" in caplog.text
     assert "`lossycoll keygen`" in caplog.text

@@ -83,6 +83,13 @@ static int is_from(const lc_host *h, const lc_interface *via, const lc_arrival *
     return h->paths[sender].interface == via && lc_link_is_from(via->link, arrival, sender);
 }
 
+static void count_refused(lc_host *h, enum lc_verdict verdict) {
+    h->live.malformed += verdict == LC_MALFORMED;
+    h->live.foreign += verdict == LC_FOREIGN;
+    h->live.forged += verdict == LC_FORGED;
+    h->live.replayed += verdict == LC_REPLAYED;
+}
+
 /* n: bytes of the packet, wherever its payload lies. */
 static void one_packet(lc_host *h, const lc_interface *via, const lc_arrival *arrival,
                        const uint8_t *packet, uint32_t n, const uint8_t *payload) {
@@ -91,8 +98,7 @@ static void one_packet(lc_host *h, const lc_interface *via, const lc_arrival *ar
     if (verdict == LC_GOOD && !is_from(h, via, arrival, header.sender))
         verdict = LC_FOREIGN;
     if (verdict != LC_GOOD) {
-        h->live.malformed += verdict == LC_MALFORMED;
-        h->live.foreign += verdict == LC_FOREIGN;
+        count_refused(h, verdict);
         return;
     }
     lc_path *p = &h->paths[header.sender];
@@ -120,10 +126,7 @@ static const uint8_t *opened(lc_host *h, const lc_interface *via, const lc_arriv
         verdict = LC_FOREIGN;
     if (verdict == LC_GOOD)
         verdict = lc_seal_take(h->paths[sender].seal, data, *n, h->session, h->unsealed);
-    h->live.malformed += verdict == LC_MALFORMED;
-    h->live.foreign += verdict == LC_FOREIGN;
-    h->live.forged += verdict == LC_FORGED;
-    h->live.replayed += verdict == LC_REPLAYED;
+    count_refused(h, verdict);
     *n -= LC_TAG_BYTES;
     return verdict == LC_GOOD ? h->unsealed : NULL;
 }

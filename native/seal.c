@@ -93,16 +93,12 @@ uint32_t lc_seal_put(lc_seal *seal, const struct iovec pieces[2], uint64_t now, 
     iv_of(&seal->out, seal->out_number, iv);
     seal->out_number++;
     struct iovec header = {to, LC_HEADER_BYTES};
-    if (can && seal->how->clear) {
-        size_t at = 0;
-        for (int i = 0; i < 2; i++) {
-            memcpy(sealed + at, rest[i].iov_base, rest[i].iov_len);
-            at += rest[i].iov_len;
-        }
-        can = lc_aead_seal(seal->out.aead, iv, header, rest, 2, NULL, tag);
-    } else if (can) {
-        can = lc_aead_seal(seal->out.aead, iv, header, rest, 2, sealed, tag);
+    int clear = seal->how->clear;
+    if (clear) {
+        memcpy(sealed, rest[0].iov_base, rest[0].iov_len);
+        memcpy(sealed + rest[0].iov_len, rest[1].iov_base, rest[1].iov_len);
     }
+    can = can && lc_aead_seal(seal->out.aead, iv, header, rest, 2, clear ? NULL : sealed, tag);
     if (!can)
         memset(to, 0, n);
     return n;

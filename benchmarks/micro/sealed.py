@@ -59,7 +59,7 @@ class Measured:
 
     @property
     def goal(self) -> float:
-        """The least ratio that is wanted; only of loopback is that of small calls."""
+        """The least ratio that is wanted."""
         return GOALS[self.wire] if self.size == LARGE else 1 / SMALL_GOAL
 
 

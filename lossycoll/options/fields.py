@@ -320,7 +320,7 @@ class Options:
     )
     cipher: str = option(
         "aes-128-gcm",
-        choice("aes-128-gcm", "aes-256-gcm", "chacha20-poly1305"),
+        choice(*texts.CIPHERS),
         "What seals packets; the last is quicker on processors without AES instructions.",
         agree=True,
         enters=Enters.HOST,

@@ -10,9 +10,10 @@ from lossycoll.plan import faults
 FAST_PATHS: Final = ("gso", "gro", "mmsg", "gather", "simd", "stamps")
 MAX_PORT: Final = 65535
 MAX_LABEL: Final = 64
-OTHER_VARIABLES: Final = frozenset(
-    {"LOSSYCOLL_WERROR", "LOSSYCOLL_CFLAGS", "LOSSYCOLL_SECRET", "LOSSYCOLL_SECRET_FILE"}
-)
+CIPHERS: Final = ("aes-128-gcm", "aes-256-gcm", "chacha20-poly1305")
+"""Names of lc_cipher's values, from 1 on."""
+SECRET_VARIABLES: Final = ("LOSSYCOLL_SECRET", "LOSSYCOLL_SECRET_FILE")
+OTHER_VARIABLES: Final = frozenset({"LOSSYCOLL_WERROR", "LOSSYCOLL_CFLAGS", *SECRET_VARIABLES})
 """No options: two are read when the extension is built, and may stand in a developer's environment;
 the secret is nothing that ranks tell one another."""
 

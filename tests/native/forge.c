@@ -225,9 +225,13 @@ static void make_data(forger *f, lc_header *h, uint8_t *payload) {
     lc_record_put(payload, &r);
 }
 
-static void make(forger *f, forged *p) {
+static void draw_ends(forger *f, forged *p) {
     p->from = (uint16_t)forge_below(f, f->processes);
     p->to = (uint16_t)((p->from + 1 + forge_below(f, f->processes - 1u)) % f->processes);
+}
+
+static void make(forger *f, forged *p) {
+    draw_ends(f, p);
     lc_header h = {.session = f->session,
                    .group = f->first_group + forge_below(f, f->groups),
                    .type = LC_CONTROL,
@@ -304,8 +308,7 @@ void forge_see_sealed(forger *f, uint16_t from, uint16_t to, const uint8_t *byte
 
 /* From and to whom the header says that it is, too, now and then. */
 static void turn(forger *f, forged *p) {
-    p->from = (uint16_t)forge_below(f, f->processes);
-    p->to = (uint16_t)((p->from + 1 + forge_below(f, f->processes - 1u)) % f->processes);
+    draw_ends(f, p);
     if (forge_below(f, 4)) {
         p->bytes[30] = (uint8_t)p->from;
         p->bytes[32] = (uint8_t)p->to;

@@ -1,19 +1,11 @@
 /* Sealing by itself: published vectors, what is opened again, and what is not. */
 #include "check.h"
 #include "lossycoll.h"
-#include "seal.h"
+#include "seal_kit.h"
 
 #include <stdlib.h>
 
-enum {
-    PAYLOAD = 1408,
-    ROOM = LC_HEADER_BYTES + LC_TAG_BYTES + PAYLOAD,
-    SESSION = 77,
-    FILTER = 0x5EA1
-};
-
-static const lc_expect expect = {
-    .session = SESSION, .process = 1, .processes = 3, .payload_bytes = PAYLOAD, .filter = FILTER};
+enum { PAYLOAD = KIT_PAYLOAD, ROOM = LC_HEADER_BYTES + LC_TAG_BYTES + PAYLOAD };
 
 static uint8_t payload[PAYLOAD], plain[ROOM];
 
@@ -24,13 +16,11 @@ typedef struct {
 } ends;
 
 static void ends_open(ends *e, int cipher, int clear) {
-    uint8_t secrets[3 * LC_SECRET_BYTES];
-    for (size_t i = 0; i < sizeof secrets; i++)
-        secrets[i] = (uint8_t)(i * 7 + i / LC_SECRET_BYTES);
-    memcpy(secrets + 2 * LC_SECRET_BYTES, secrets, LC_SECRET_BYTES);
-    *e = (ends){.how = {.cipher = (uint8_t)cipher, .clear = (uint8_t)clear, .filter = FILTER}};
-    e->a = lc_seal_open(&e->how, secrets);
-    e->b = lc_seal_open(&e->how, secrets + LC_SECRET_BYTES);
+    lc_seal *both[2];
+    *e = (ends){.how = {.cipher = (uint8_t)cipher, .clear = (uint8_t)clear, .filter = KIT_FILTER}};
+    kit_open(&e->how, both);
+    e->a = both[0];
+    e->b = both[1];
 }
 
 static void ends_close(ends *e) {
@@ -38,33 +28,18 @@ static void ends_close(ends *e) {
     lc_seal_close(e->b);
 }
 
-static lc_header header_of(uint32_t packet, uint32_t bytes) {
-    return (lc_header){.session = SESSION,
-                       .op = 5,
-                       .packet = packet,
-                       .group = 9,
-                       .sender = 0,
-                       .receiver = 1,
-                       .length = (uint16_t)bytes,
-                       .count = 1,
-                       .type = LC_DATA};
-}
-
 /* Seals a packet of so many bytes; returns the datagram's. */
 static uint32_t put(ends *e, uint32_t packet, uint32_t bytes, uint64_t now, uint8_t *to) {
-    lc_header h = header_of(packet, bytes);
+    lc_header h = kit_header(packet, bytes);
     lc_wire_put(plain, &h);
     struct iovec pieces[2] = {{plain, LC_HEADER_BYTES}, {payload, bytes}};
     return lc_seal_put(e->a, pieces, now, to);
 }
 
-/* As the engine takes a datagram: LC_GOOD only if the packet in it is one of ours, too. */
+/* LC_GOOD only if the packet that was sealed is one of ours, too. */
 static enum lc_verdict take(ends *e, const uint8_t *from, uint32_t n, uint8_t *to, lc_header *h) {
-    uint16_t sender = 0xFFFF;
-    enum lc_verdict verdict = lc_wire_outer(from, n, &expect, &sender);
-    if (verdict == LC_GOOD)
-        verdict = lc_seal_take(e->b, from, n, SESSION, to);
-    return verdict == LC_GOOD ? lc_wire_get(to, n - LC_TAG_BYTES, &expect, h) : verdict;
+    enum lc_verdict verdict = kit_take(e->b, from, n, to);
+    return verdict == LC_GOOD ? lc_wire_get(to, n - LC_TAG_BYTES, &kit_expect, h) : verdict;
 }
 
 static enum lc_verdict verdict_on(ends *e, const uint8_t *from, uint32_t n) {
@@ -152,7 +127,7 @@ static void test_opened_again(int cipher, int clear) {
         CHECK(n == LC_HEADER_BYTES + LC_TAG_BYTES + bytes);
         CHECK(take(&e, out, n, to, &h) == LC_GOOD);
         CHECK(!memcmp(to, plain, LC_HEADER_BYTES) && !memcmp(to + LC_HEADER_BYTES, payload, bytes));
-        CHECK(h.packet == i && h.length == bytes && h.session == SESSION);
+        CHECK(h.packet == i && h.length == bytes && h.session == KIT_SESSION);
         CHECK(bytes < 64 || shows(out, n, 8) == clear);
     }
     ends_close(&e);
@@ -179,7 +154,7 @@ static void test_never_alike(int cipher) {
 /* A packet of control and one of data in one datagram: the second header is sealed as well. */
 static void test_two_packets_in_one(void) {
     uint8_t first[2 * LC_HEADER_BYTES + 4 * LC_RECORD_BYTES], out[ROOM], to[ROOM];
-    lc_header control = header_of(0, 4 * LC_RECORD_BYTES), data = header_of(3, 200);
+    lc_header control = kit_header(0, 4 * LC_RECORD_BYTES), data = kit_header(3, 200);
     ends e;
     ends_open(&e, LC_AES_128_GCM, 0);
     control.type = LC_CONTROL;
@@ -190,7 +165,7 @@ static void test_two_packets_in_one(void) {
     lc_wire_put(first + ahead, &data);
     struct iovec pieces[2] = {{first, sizeof first}, {payload, 200}};
     uint32_t n = lc_seal_put(e.a, pieces, 1, out);
-    CHECK(lc_seal_take(e.b, out, n, SESSION, to) == LC_GOOD);
+    CHECK(lc_seal_take(e.b, out, n, KIT_SESSION, to) == LC_GOOD);
     CHECK(lc_wire_first(to, n - LC_TAG_BYTES) == ahead);
     CHECK(!memcmp(to, first, sizeof first) && !memcmp(to + sizeof first, payload, 200));
     ends_close(&e);
@@ -225,14 +200,14 @@ static void test_from_others(void) {
     ends e;
     ends_open(&e, LC_AES_128_GCM, 0);
     uint32_t n = put(&e, 0, 100, 1, out);
-    CHECK(lc_seal_take(e.a, out, n, SESSION, to) == LC_FORGED);
-    CHECK(lc_wire_outer(plain, LC_HEADER_BYTES + 100, &expect, &sender) == LC_MALFORMED);
+    CHECK(lc_seal_take(e.a, out, n, KIT_SESSION, to) == LC_FORGED);
+    CHECK(lc_wire_outer(plain, LC_HEADER_BYTES + 100, &kit_expect, &sender) == LC_MALFORMED);
     lc_header h;
-    CHECK(lc_wire_get(out, n, &expect, &h) == LC_MALFORMED);
-    lc_expect other = expect;
+    CHECK(lc_wire_get(out, n, &kit_expect, &h) == LC_MALFORMED);
+    lc_expect other = kit_expect;
     other.filter ^= 1;
     CHECK(lc_wire_outer(out, n, &other, &sender) == LC_FOREIGN);
-    other = expect;
+    other = kit_expect;
     other.process = 2;
     CHECK(lc_wire_outer(out, n, &other, &sender) == LC_FOREIGN);
     other.process = 0;

@@ -6,7 +6,7 @@
  * A long run prints how far it is every 10 s. */
 #include "check.h"
 #include "lossycoll.h"
-#include "seal.h"
+#include "seal_kit.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -15,14 +15,9 @@
 enum {
     PAYLOAD = 96,
     DATAGRAM = LC_HEADER_BYTES + LC_TAG_BYTES + PAYLOAD,
-    KEPT = 1024,     /* datagrams that the hostile one remembers */
-    PER_SEALED = 40, /* hostile ones for each of the sender's */
-    SESSION = 77,
-    FILTER = 0x5EA1
+    KEPT = 1024,    /* datagrams that the hostile one remembers */
+    PER_SEALED = 40 /* hostile ones for each of the sender's */
 };
-
-static const lc_expect expect = {
-    .session = SESSION, .process = 1, .processes = 3, .payload_bytes = PAYLOAD, .filter = FILTER};
 
 typedef struct {
     uint8_t bytes[DATAGRAM];
@@ -47,15 +42,7 @@ static datagram seal_one(lc_seal *seal, uint32_t number) {
     static uint8_t payload[PAYLOAD], header[LC_HEADER_BYTES];
     datagram d;
     uint32_t bytes = below(PAYLOAD + 1);
-    lc_header h = {.session = SESSION,
-                   .op = 5,
-                   .packet = number,
-                   .group = 9,
-                   .sender = 0,
-                   .receiver = 1,
-                   .length = (uint16_t)bytes,
-                   .count = 1,
-                   .type = LC_DATA};
+    lc_header h = kit_header(number, bytes);
     lc_wire_put(header, &h);
     struct iovec pieces[2] = {{header, sizeof header}, {payload, bytes}};
     payload[below(PAYLOAD)]++;
@@ -63,12 +50,9 @@ static datagram seal_one(lc_seal *seal, uint32_t number) {
     return d;
 }
 
-/* As the engine does. */
 static enum lc_verdict take(lc_seal *seal, const datagram *d) {
     static uint8_t to[DATAGRAM];
-    uint16_t sender;
-    enum lc_verdict verdict = lc_wire_outer(d->bytes, d->n, &expect, &sender);
-    return verdict == LC_GOOD ? lc_seal_take(seal, d->bytes, d->n, SESSION, to) : verdict;
+    return kit_take(seal, d->bytes, d->n, to);
 }
 
 static void flip(datagram *d, uint32_t from, uint32_t to) {
@@ -131,11 +115,9 @@ static void show(const counts *c, double took) {
 }
 
 static counts flood(lc_sealing *how, uint64_t packets, int loud) {
-    uint8_t secrets[3 * LC_SECRET_BYTES];
-    for (size_t i = 0; i < 2 * (size_t)LC_SECRET_BYTES; i++)
-        secrets[i] = (uint8_t)(i * 7 + 1);
-    memcpy(secrets + 2 * LC_SECRET_BYTES, secrets, LC_SECRET_BYTES);
-    lc_seal *a = lc_seal_open(how, secrets), *b = lc_seal_open(how, secrets + LC_SECRET_BYTES);
+    lc_seal *both[2];
+    kit_open(how, both);
+    lc_seal *a = both[0], *b = both[1];
     counts c = {.sealed = 0};
     double begin = seconds(), told = begin;
     while (a && b && c.sealed + c.hostile < packets) {
@@ -177,7 +159,7 @@ int main(int argc, char **argv) {
         printf("test_seal_flood: skipped, %s\n", lc_crypto_load());
         return 0;
     }
-    lc_sealing how = {.cipher = LC_AES_128_GCM, .filter = FILTER};
+    lc_sealing how = {.cipher = LC_AES_128_GCM, .filter = KIT_FILTER};
     counts c = flood(&how, packets, loud);
     CHECK(c.taken == c.sealed && c.verdicts[LC_GOOD] == 0);
     for (int verdict = LC_MALFORMED; verdict <= LC_REPLAYED; verdict++)

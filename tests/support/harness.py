@@ -24,12 +24,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from lossycoll.options.texts import SECRET_VARIABLES
 from tests.support.forks import Process, Server, start_afresh
 from tests.support.links import must_use_link
 
 ROOT = Path(__file__).resolve().parents[2]
-SECRETS = ("LOSSYCOLL_SECRET", "LOSSYCOLL_SECRET_FILE")
-"""With one of them set, ranks of all tests seal what they send."""
 
 
 @dataclass
@@ -290,7 +289,12 @@ def _server() -> Server:
 def _inherited() -> dict[str, str]:
     """What every rank finds in its environment, and what torch was imported with."""
     return {
-        **{k: v for k, v in os.environ.items() if not k.startswith("LOSSYCOLL_") or k in SECRETS},
+        # With a secret, ranks of all tests seal what they send.
+        **{
+            k: v
+            for k, v in os.environ.items()
+            if not k.startswith("LOSSYCOLL_") or k in SECRET_VARIABLES
+        },
         "OMP_NUM_THREADS": "1",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         # What is installed beside the interpreter's own folders is named there.

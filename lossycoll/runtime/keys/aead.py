@@ -9,14 +9,11 @@ from typing import Final
 
 from lossycoll._native import ffi, lib
 from lossycoll.errors import OptionError
+from lossycoll.options import texts
 
 from .secret import FILE_VARIABLE, VARIABLE, Secret
 
-CIPHERS: Final = {
-    "aes-128-gcm": lib.LC_AES_128_GCM,
-    "aes-256-gcm": lib.LC_AES_256_GCM,
-    "chacha20-poly1305": lib.LC_CHACHA20_POLY1305,
-}
+CIPHERS: Final = {name: number for number, name in enumerate(texts.CIPHERS, 1)}
 IV_BYTES: Final = 12
 TAG_BYTES: Final[int] = lib.LC_TAG_BYTES
 _SALT_BYTES: Final = 16

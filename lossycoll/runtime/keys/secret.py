@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from lossycoll.errors import OptionError
+from lossycoll.options.texts import SECRET_VARIABLES
 
-VARIABLE: Final = "LOSSYCOLL_SECRET"
-FILE_VARIABLE: Final = "LOSSYCOLL_SECRET_FILE"
+VARIABLE, FILE_VARIABLE = SECRET_VARIABLES
 LEAST_BYTES: Final = 16
 MOST_BYTES: Final = 4096
 KEY_BYTES: Final = 32

@@ -382,20 +382,14 @@ class CohortProtocol:
 
     def renew_keys(self) -> None:
         """Has all processes seal with new keys, this one at once."""
-        self._on_keys()
-        self._pass_on_keys(self.rank)
+        self._on_new_keys(self.rank, NewKeys())
 
     def _on_new_keys(self, rank: int, message: NewKeys) -> None:
-        if not self._succession.is_hub:
+        if rank != self.rank and not self._succession.is_hub:
             self._from_hub(rank)
         self._on_keys()
-        if self._succession.is_hub:
-            self._pass_on_keys(rank)
-
-    def _pass_on_keys(self, but: int) -> None:
-        for rank in self._welcomed:
-            if rank != but:
-                self._sockets.send(rank, pack(NewKeys()))
+        for other in self._welcomed - {rank}:
+            self._sockets.send(other, pack(message))
 
     # ---- ranks that are lost ----
 

@@ -27,23 +27,11 @@ def answers(
 
     The asker is no rank of that cohort. Blocks for up to ``seconds`` where what listens is silent.
     """
-    end = time.monotonic() + seconds
     try:
-        connection = socket.create_connection((host, port), seconds)
-    except OSError:
+        body = _answer_to(Hello(VERSION, token, rank, "visit"), host, port, seconds, secret)
+        return body is not None and unpack(body, world) == Hello(VERSION, token, rank, "member")
+    except (OSError, Malformed):
         return False
-    with contextlib.closing(framed_with(secret, connection, connects=True)) as framed:
-        framed.write(pack(Hello(VERSION, token, rank, "visit")))
-        readable = select.poll()
-        readable.register(framed.fd, select.POLLIN)
-        while not framed.broken and (left := end - time.monotonic()) > 0:
-            readable.poll(1000 * left)
-            for body in framed.read():
-                try:
-                    return unpack(body, world) == Hello(VERSION, token, rank, "member")
-                except Malformed:
-                    return False
-    return False
 
 
 def ask_for_new_keys(host: str, port: int, secret: Secret, seconds: float = HELLO_SECONDS) -> bool:
@@ -52,14 +40,22 @@ def ask_for_new_keys(host: str, port: int, secret: Secret, seconds: float = HELL
     Raises:
         OSError: Nobody listens there.
     """
+    hello = Hello(VERSION, "", 0, "newkeys")
+    return _answer_to(hello, host, port, seconds, secret) is not None
+
+
+def _answer_to(
+    hello: Hello, host: str, port: int, seconds: float, secret: Secret | None
+) -> bytes | None:
+    """The first message that answers ``hello``; None: the connection ended, or time was over."""
     end = time.monotonic() + seconds
     connection = socket.create_connection((host, port), seconds)
     with contextlib.closing(framed_with(secret, connection, connects=True)) as framed:
-        framed.write(pack(Hello(VERSION, "", 0, "newkeys")))
+        framed.write(pack(hello))
         readable = select.poll()
         readable.register(framed.fd, select.POLLIN)
         while not framed.broken and (left := end - time.monotonic()) > 0:
             readable.poll(1000 * left)
-            if framed.read():
-                return True
-    return False
+            for body in framed.read():
+                return body
+    return None

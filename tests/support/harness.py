@@ -24,7 +24,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from lossycoll.options.texts import SECRET_VARIABLES
 from tests.support.forks import Process, Server, start_afresh
 from tests.support.links import must_use_link
 
@@ -288,6 +287,9 @@ def _server() -> Server:
 
 def _inherited() -> dict[str, str]:
     """What every rank finds in its environment, and what torch was imported with."""
+    # Not at the top: ranks import this module, and some tests ask what they have imported.
+    from lossycoll.options.texts import SECRET_VARIABLES
+
     return {
         # With a secret, ranks of all tests seal what they send.
         **{

@@ -151,6 +151,8 @@ class Passed:
     damaged: int = 0
     captured: list[tuple[int, bytes]] = field(default_factory=list)
     """(receiver, datagram), the first few thousand."""
+    epochs: set[int] = field(default_factory=set)
+    """Of all packets' keys, where packets are sealed."""
 
 
 def without(kind: int, control: bytes) -> bytes:
@@ -241,6 +243,7 @@ class Relay:
         control = data[3] == CONTROL
         if len(passed.captured) < 4000:
             passed.captured.append((receiver, data))
+        passed.epochs.add(data[6] | data[7] << 8)
         if control:
             passed.control += 1
             passed.probes += PROBE in data[HEADER.size :: RECORD_BYTES]

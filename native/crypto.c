@@ -3,7 +3,9 @@
 #include "crypto.h"
 
 #include <dlfcn.h>
+#include <limits.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -33,8 +35,10 @@ static struct {
     const char *(*version)(int what);
 } lib;
 
+/* What was found, and where; under the lock. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static const char *missing = "it was not looked for"; /* NULL: all is there */
-static pthread_once_t once = PTHREAD_ONCE_INIT;
+static char found_at[PATH_MAX];
 
 /* ---- finding it ---- */
 
@@ -56,7 +60,9 @@ static const struct {
 
 /* The one that the process has already, as Python's ssl and hashlib do, comes first: two of them in
  * one process are safe, but nobody wants that. */
-static void *open_library(void) {
+static void *open_library(const char *path) {
+    if (*path)
+        return dlopen(path, RTLD_NOW | RTLD_LOCAL);
     static const char *const names[] = {"libcrypto.so.3", "libcrypto.so.1.1", "libcrypto.so.4",
                                         "libcrypto.so"};
     const size_t n = sizeof names / sizeof *names;
@@ -101,9 +107,16 @@ static int seals_right(int cipher) {
     return right;
 }
 
-static void load(void) {
-    void *found = open_library();
-    missing = found ? NULL : "there is no libcrypto";
+static const char *loaders_reason(void) {
+    static char text[256];
+    const char *reason = dlerror();
+    snprintf(text, sizeof text, "%s", reason ? reason : "it can't be loaded");
+    return text;
+}
+
+static void load(const char *path) {
+    void *found = open_library(path);
+    missing = found ? NULL : *path ? loaders_reason() : "there is no libcrypto";
     for (size_t i = 0; !missing && i < sizeof symbols / sizeof *symbols; i++) {
         void *at = dlsym(found, symbols[i].name);
         memcpy(symbols[i].to, &at, sizeof at);
@@ -117,13 +130,22 @@ static void load(void) {
             missing = "libcrypto's ciphers give wrong results";
 }
 
-const char *lc_crypto_load(void) {
-    pthread_once(&once, load);
-    return missing;
+const char *lc_crypto_load(const char *path) {
+    const char *wanted = path ? path : "";
+    pthread_mutex_lock(&lock);
+    if (missing) {
+        load(wanted);
+        snprintf(found_at, sizeof found_at, "%s", wanted);
+    }
+    const char *why = missing;
+    if (!why && *wanted && strcmp(wanted, found_at))
+        why = "this process uses another library already";
+    pthread_mutex_unlock(&lock);
+    return why;
 }
 
 const char *lc_crypto_version(void) {
-    return lc_crypto_load() ? "" : lib.version(0);
+    return lc_crypto_load(NULL) ? "" : lib.version(0);
 }
 
 /* ---- a cipher ---- */
@@ -204,7 +226,7 @@ int lc_text_seal(int cipher, const uint8_t *key, const uint8_t *iv, const uint8_
                  size_t n_known, const uint8_t *text, size_t n, uint8_t *sealed) {
     struct iovec header = {(void *)(uintptr_t)known, n_known};
     struct iovec piece = {(void *)(uintptr_t)text, n};
-    lc_aead *aead = lc_crypto_load() ? NULL : lc_aead_open(cipher, 1, key);
+    lc_aead *aead = lc_crypto_load(NULL) ? NULL : lc_aead_open(cipher, 1, key);
     int done = aead && lc_aead_seal(aead, iv, header, &piece, 1, sealed, sealed + n);
     lc_aead_close(aead);
     return done ? LC_OK : LC_E_CRYPTO;
@@ -213,7 +235,7 @@ int lc_text_seal(int cipher, const uint8_t *key, const uint8_t *iv, const uint8_
 int lc_text_open(int cipher, const uint8_t *key, const uint8_t *iv, const uint8_t *known,
                  size_t n_known, const uint8_t *sealed, size_t n, uint8_t *text) {
     struct iovec header = {(void *)(uintptr_t)known, n_known};
-    lc_aead *aead = lc_crypto_load() ? NULL : lc_aead_open(cipher, 0, key);
+    lc_aead *aead = lc_crypto_load(NULL) ? NULL : lc_aead_open(cipher, 0, key);
     if (!aead)
         return LC_E_CRYPTO;
     int good = n >= LC_TAG_BYTES && lc_aead_open_sealed(aead, iv, header, sealed, n - LC_TAG_BYTES,

@@ -252,7 +252,7 @@ int lc_host_seal(lc_host *h, const lc_seal_config *config, lc_failure *failure) 
         config->cipher >= LC_CIPHERS)
         return failure->code;
     refuse(failure, LC_E_CRYPTO);
-    if (lc_crypto_load())
+    if (lc_crypto_load(NULL))
         return failure->code;
     refuse(failure, LC_E_MEMORY);
     h->unsealed = malloc(LC_DATAGRAM_BYTES);

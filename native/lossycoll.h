@@ -538,8 +538,9 @@ int lc_decode(int encoding, int dtype, int simd, void *dst, const void *src, uin
 /* acc = own + decoded x * factor; own may be NULL, or acc where both are of one type. */
 int lc_decode_add(int encoding, int dtype, int simd, void *acc, const void *own, const void *x,
                   double factor, uint32_t n);
-/* NULL if there is a libcrypto that can be used, or why there is none; and what it calls itself. */
-const char *lc_crypto_load(void);
+/* NULL if there is a libcrypto that can be used, or why there is none; and what it calls itself.
+ * `path` names the library's file, if it isn't NULL or empty; a process uses one of them. */
+const char *lc_crypto_load(const char *path);
 const char *lc_crypto_version(void);
 /* Seals a text by itself, n bytes and a tag behind them, or opens it. No two texts may have the
  * same key and IV (12 bytes). Returns LC_OK, LC_E_CRYPTO, or of a text that isn't what was sealed

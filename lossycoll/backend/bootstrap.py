@@ -93,7 +93,7 @@ class Group:
         self.endpoint = self._make_endpoint(place, options, ["this process"])
 
     def _meet(self, place: Place, pg_options: object, undo: contextlib.ExitStack) -> None:
-        secret, unusable = usable_secret()
+        secret, unusable = usable_secret(pg_options)
         rendezvous = Rendezvous(
             PrefixStore("lossy", place.store),
             place.rank,

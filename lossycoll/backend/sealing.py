@@ -18,12 +18,12 @@ _warned: Final[list[Where]] = []
 """Of the first group that sends in clear."""
 
 
-def usable_secret() -> tuple[Secret | None, OptionError | None]:
+def usable_secret(pg_options: object) -> tuple[Secret | None, OptionError | None]:
     """The job's secret, or why what is set can't be used: the other ranks are to hear of that."""
     try:
         found = find_secret()
         if found is not None:
-            check_library()
+            check_library(Options.resolve(pg_options).libcrypto)
     except OptionError as error:
         return None, error
     return found, None

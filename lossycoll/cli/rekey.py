@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from lossycoll.errors import OptionError
+from lossycoll.options.fields import Options
 from lossycoll.runtime.keys.secret import find_secret
 
 from .launcher import EXIT_FAILED
@@ -20,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from lossycoll.runtime.keys.aead import check_library
     from lossycoll.runtime.membership.visit import ask_for_new_keys
 
     secret = find_secret()
@@ -27,6 +29,7 @@ def run(options: argparse.Namespace) -> int:
         raise OptionError(
             "the job's secret is needed: set LOSSYCOLL_SECRET or LOSSYCOLL_SECRET_FILE"
         )
+    check_library(Options.from_env().libcrypto)
     host, _, port = options.place.rpartition(":")
     if not (host and port.isdecimal() and int(port) < 1 << 16):
         raise OptionError(f"{options.place!r} is no HOST:PORT")

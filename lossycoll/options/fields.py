@@ -325,6 +325,13 @@ class Options:
         agree=True,
         enters=Enters.HOST,
     )
+    libcrypto: str = option(
+        "",
+        text("empty, or a path", texts.check_path),
+        "The OpenSSL library that seals; empty: the one that the process has, or the system's. "
+        "Newer ones can be twice as fast (sealing.md).",
+        enters=Enters.PYTHON,
+    )
     rekey: float = option(
         3600.0,
         number(0, 1e9, "s"),

@@ -41,6 +41,12 @@ def check_disable(text: str) -> str:
     return ",".join(names)
 
 
+def check_path(text: str) -> str:
+    if text and not (text.isprintable() and text.startswith("/")):
+        raise ValueError("as in /usr/lib/x86_64-linux-gnu/libcrypto.so.3")
+    return text
+
+
 def check_label(text: str) -> str:
     if not text.isprintable() or len(text) > MAX_LABEL:
         raise ValueError(f"at most {MAX_LABEL} printable characters")

@@ -55,7 +55,7 @@ void sim_tidy(sim_scenario *s) {
     s->links = clamp(s->links, 1, 2);
     s->messages = clamp(s->messages, 0, SIM_MESSAGES);
     s->message_bytes = clamp(s->message_bytes, 0, 200000);
-    s->sealed = clamp(s->sealed, 0, lc_crypto_load() ? 0 : 2);
+    s->sealed = clamp(s->sealed, 0, lc_crypto_load(NULL) ? 0 : 2);
     s->any = s->any && !s->dead; /* whose message another receive took would wait for good */
 }
 

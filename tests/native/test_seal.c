@@ -331,8 +331,8 @@ static void test_worn(void) {
 }
 
 int main(void) {
-    if (lc_crypto_load()) {
-        printf("test_seal: skipped, %s\n", lc_crypto_load());
+    if (lc_crypto_load(NULL)) {
+        printf("test_seal: skipped, %s\n", lc_crypto_load(NULL));
         return 0;
     }
     for (int i = 0; i < PAYLOAD; i++)

@@ -155,8 +155,8 @@ int main(int argc, char **argv) {
             state = strtoull(argv[i] + 6, NULL, 10);
         }
     }
-    if (lc_crypto_load()) {
-        printf("test_seal_flood: skipped, %s\n", lc_crypto_load());
+    if (lc_crypto_load(NULL)) {
+        printf("test_seal_flood: skipped, %s\n", lc_crypto_load(NULL));
         return 0;
     }
     lc_sealing how = {.cipher = LC_AES_128_GCM, .filter = KIT_FILTER};

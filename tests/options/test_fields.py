@@ -55,6 +55,7 @@ from lossycoll.plan.sets import Code
         ("site", "east", "east"),
         ("seal", "authenticate", "authenticate"),
         ("cipher", "aes-256-gcm", "aes-256-gcm"),
+        ("libcrypto", "/opt/libcrypto.so.3", "/opt/libcrypto.so.3"),
         ("rekey", "60", 60.0),
         ("log", "off", "off"),
     ],

@@ -17,12 +17,13 @@ AES_FLAGS = ("vaes", "aes")
 def sealing() -> list[Finding]:
     """The library, its speed, and whether the secret can be used, if one is set."""
     from lossycoll.errors import OptionError
+    from lossycoll.options.fields import Options
     from lossycoll.runtime.keys.aead import library
     from lossycoll.runtime.keys.secret import find_secret
 
-    version, why = library()
     try:
         secret = find_secret()
+        version, why = library(Options.from_env().libcrypto)
     except OptionError as error:
         return [Finding("secret", Severity.FAIL, "can't be used", str(error))]
     is_set = "a secret is set" if secret is not None else "no secret is set"

@@ -20,10 +20,14 @@ _SALT_BYTES: Final = 16
 TEXT_CIPHER: Final = "aes-256-gcm"
 
 
-def library() -> tuple[str, str]:
-    """(version, "") of the libcrypto that seals, or ("", why there is none)."""
+def library(path: str = "") -> tuple[str, str]:
+    """(version, "") of the libcrypto that seals, or ("", why there is none).
+
+    Args:
+        path: Its file; empty: any.
+    """
     _find_pythons_own()
-    why = lib.lc_crypto_load()
+    why = lib.lc_crypto_load(path.encode())
     if why != ffi.NULL:
         return "", bytes(ffi.string(why)).decode()
     return bytes(ffi.string(lib.lc_crypto_version())).decode(), ""
@@ -37,9 +41,15 @@ def _find_pythons_own() -> None:
         return
 
 
-def check_library() -> None:
-    """Raises OptionError if nothing can be sealed here, though there is a secret."""
-    _, why = library()
+def check_library(path: str = "") -> None:
+    """Raises OptionError if nothing can be sealed here, though there is a secret.
+
+    Args:
+        path: As the option ``libcrypto`` names it.
+    """
+    _, why = library(path)
+    if why and path:
+        raise OptionError(f"libcrypto={path!r} can't be used: {why}")
     if why:
         raise OptionError(
             f"{VARIABLE} or {FILE_VARIABLE} is set, but nothing can be sealed: {why}; install "

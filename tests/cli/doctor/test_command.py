@@ -280,7 +280,7 @@ def test_what_seals_is_shown_with_its_speed(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_machine_that_cant_seal_says_so(
     secret: str, status: Severity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(aead, "library", lambda: ("", "there is no libcrypto"))
+    monkeypatch.setattr(aead, "library", lambda path: ("", "there is no libcrypto"))
     if secret:
         monkeypatch.setenv("LOSSYCOLL_SECRET", secret)
     (found,) = sealing.sealing()

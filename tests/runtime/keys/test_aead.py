@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import base64
 import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from lossycoll._native import ffi
@@ -61,10 +65,43 @@ def test_without_a_library_a_secret_is_an_error(monkeypatch: pytest.MonkeyPatch)
 
     class Without:
         @staticmethod
-        def lc_crypto_load() -> object:
+        def lc_crypto_load(path: bytes) -> object:
             return ffi.new("char[]", b"there is no libcrypto")
 
     monkeypatch.setattr(aead, "lib", Without)
     assert aead.library() == ("", "there is no libcrypto")
     with pytest.raises(OptionError, match=r"LOSSYCOLL_SECRET .* there is no libcrypto; .* libssl3"):
         aead.check_library()
+
+
+def used(*paths: str) -> list[str]:
+    """What a new process says of each library in turn: "" if it can be used, or why not."""
+    code = (
+        "import sys\n"
+        "from lossycoll.runtime.keys.aead import library\n"
+        "for path in sys.argv[1:]: print(library(path)[1])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *paths], capture_output=True, text=True, check=True
+    )
+    return done.stdout.split("\n")[:-1]
+
+
+def mapped(name: str) -> str:
+    """The file of a library that this process uses."""
+    aead.check_library()
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return next(line.split()[-1] for line in lines if f"/{name}." in line)
+
+
+def test_a_library_is_used_that_an_option_names(tmp_path: Path) -> None:
+    copy = str(shutil.copy(mapped("libcrypto"), tmp_path / "libcrypto.so"))
+    assert used(copy, "", copy) == ["", "", ""]
+    another = "this process uses another library already"
+    assert used("", copy) == ["", another]
+    missing, without, good = used(str(tmp_path / "none.so"), mapped("libc"), copy)
+    assert "none.so: cannot open shared object file" in missing
+    assert (without, good) == ("libcrypto lacks a function that is needed", "")
+    aead.check_library()
+    with pytest.raises(OptionError, match=f"libcrypto='{copy}' can't be used: {another}"):
+        aead.check_library(copy)

@@ -330,7 +330,24 @@ static void test_worn(void) {
     ends_close(&e);
 }
 
-int main(void) {
+/* More than 24 bits of packets in one direction, under a new key after each 2^22. */
+static void test_many(uint32_t packets) {
+    uint8_t first[ROOM], out[ROOM];
+    uint32_t refused = 0;
+    ends e;
+    ends_open(&e, LC_AES_128_GCM, 0);
+    uint32_t n = put(&e, 0, 0, 1, first);
+    CHECK(verdict_on(&e, first, n) == LC_GOOD);
+    for (uint32_t i = 1; i < packets; i++)
+        refused += verdict_on(&e, out, put(&e, i, 0, 1, out)) != LC_GOOD;
+    CHECK(refused == 0);
+    CHECK(e.a->out_number == packets && e.b->in_epoch == (packets - 1) / LC_EPOCH_PACKETS);
+    CHECK(verdict_on(&e, first, n) == LC_REPLAYED);
+    CHECK(verdict_on(&e, out, n) == LC_REPLAYED);
+    ends_close(&e);
+}
+
+int main(int argc, char **argv) {
     if (lc_crypto_load(NULL)) {
         printf("test_seal: skipped, %s\n", lc_crypto_load(NULL));
         return 0;
@@ -353,5 +370,6 @@ int main(void) {
     test_new_keys();
     test_claimed_epochs();
     test_worn();
+    test_many(argc > 1 && !strcmp(argv[1], "-sample") ? 1 << 16 : (1 << 24) + 1000);
     return check_result("test_seal");
 }

@@ -56,11 +56,11 @@ def test_each_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     assert levels == ["WARNING", "WARNING", "INFO", "WARNING"], caplog.text
 
 
-def test_an_address_that_goes_away_is_waited_for() -> None:
+def run_in_a_new_network(*module: str) -> None:
     if subprocess.run([*NEW_NETWORK, "true"], capture_output=True, check=False).returncode:
         pytest.skip("this system gives no network namespace")
     done = subprocess.run(
-        [*NEW_NETWORK, sys.executable, "-m", "tests.support.lost_address"],
+        [*NEW_NETWORK, sys.executable, "-m", *module],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -68,3 +68,12 @@ def test_an_address_that_goes_away_is_waited_for() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_an_address_that_goes_away_is_waited_for() -> None:
+    run_in_a_new_network("tests.support.lost_address")
+
+
+@pytest.mark.parametrize("packets", ["sealed", "clear"])
+def test_invented_messages_of_routers_change_nothing(packets: str) -> None:
+    run_in_a_new_network("tests.support.forged_icmp", packets)

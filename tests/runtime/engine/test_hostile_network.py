@@ -311,7 +311,8 @@ def test_damaged_headers_are_dropped_and_repaired() -> None:
         stats = [figures(network, r, lambda s: s.malformed > 0) for r in range(2)]
         damaged = network.relay.passed.damaged  # last: packets go on passing meanwhile
         assert damaged > 20
-        assert 0.8 * damaged <= sum(s.malformed for s in stats) <= damaged
+        # A damaged length makes two packets of one at times, and both are counted.
+        assert 0.8 * damaged <= sum(s.malformed for s in stats) <= 1.1 * damaged
 
 
 # ---- the protocol on a bad network ----

@@ -125,7 +125,7 @@ static const uint8_t *opened(lc_host *h, const lc_interface *via, const lc_arriv
     if (verdict == LC_GOOD && !is_from(h, via, arrival, sender))
         verdict = LC_FOREIGN;
     if (verdict == LC_GOOD)
-        verdict = lc_seal_take(h->paths[sender].seal, data, *n, h->session, h->unsealed);
+        verdict = lc_seal_take(h->paths[sender].seal, data, *n, h->session, h->now, h->unsealed);
     count_refused(h, verdict);
     *n -= LC_TAG_BYTES;
     return verdict == LC_GOOD ? h->unsealed : NULL;

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "forks.h"
 #include "loop.h"
 
 enum {
@@ -187,6 +188,7 @@ lc_host *lc_host_open_in(const lc_host_config *config, const lc_setting *setting
     h->config = *config;
     h->waiter.wake_fd = h->caller_waiter.wake_fd = -1;
     h->clock = setting->clock;
+    h->forks = lc_forks();
     h->threadless = setting->n_links > 0;
     pthread_mutex_init(&h->driving, NULL);
     pthread_mutex_init(&h->lock, NULL);
@@ -252,7 +254,7 @@ int lc_host_seal(lc_host *h, const lc_seal_config *config, lc_failure *failure) 
         config->cipher >= LC_CIPHERS)
         return failure->code;
     refuse(failure, LC_E_CRYPTO);
-    if (lc_crypto_load(NULL))
+    if (!lc_crypto_has(config->cipher))
         return failure->code;
     refuse(failure, LC_E_MEMORY);
     h->unsealed = malloc(LC_DATAGRAM_BYTES);

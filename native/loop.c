@@ -5,6 +5,7 @@
 #include <sched.h>
 
 #include "batch.h"
+#include "forks.h"
 #include "linger.h"
 #include "message.h"
 #include "operations.h"
@@ -437,8 +438,13 @@ static void ask_to_drive(lc_host *h) {
     lc_nudge(h);
 }
 
+/* Whether a caller may take turns now; a forked child never may. */
+static int takes_turns(lc_host *h) {
+    return h->forks == lc_forks() && pthread_mutex_trylock(&h->driving) == 0;
+}
+
 void lc_drive(lc_host *h, const lc_op *op, uint64_t longest_ns) {
-    if (pthread_mutex_trylock(&h->driving) != 0) {
+    if (!takes_turns(h)) {
         lc_nudge(h);
         return;
     }
@@ -464,7 +470,7 @@ void lc_drive(lc_host *h, const lc_op *op, uint64_t longest_ns) {
 }
 
 void lc_kick(lc_host *h) {
-    if (pthread_mutex_trylock(&h->driving) != 0) {
+    if (!takes_turns(h)) {
         lc_nudge(h);
         return;
     }

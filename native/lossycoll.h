@@ -542,6 +542,8 @@ int lc_decode_add(int encoding, int dtype, int simd, void *acc, const void *own,
  * `path` names the library's file, if it isn't NULL or empty; a process uses one of them. */
 const char *lc_crypto_load(const char *path);
 const char *lc_crypto_version(void);
+/* Whether that library has a cipher (lc_cipher) which seals and opens as it must. */
+int lc_crypto_has(int cipher);
 /* Seals a text by itself, n bytes and a tag behind them, or opens it. No two texts may have the
  * same key and IV (12 bytes). Returns LC_OK, LC_E_CRYPTO, or of a text that isn't what was sealed
  * LC_E_ARGUMENT: what is written then is worth nothing. */

@@ -12,7 +12,8 @@ static const size_t AFTER_HEADER = LC_HEADER_BYTES + LC_TAG_BYTES;
 
 static int derive(const lc_sealing *how, const uint8_t *secret, uint64_t epoch, int seals,
                   lc_epoch_key *key) {
-    uint8_t info[EPOCH_INFO] = "epoch";
+    /* what both ends must be agreed on */
+    uint8_t info[EPOCH_INFO] = {'e', 'p', 'o', 'c', 'h', how->cipher, how->clear, LC_WIRE_VERSION};
     uint8_t out[LC_SECRET_BYTES + LC_IV_BYTES];
     for (int i = 0; i < 8; i++)
         info[8 + i] = (uint8_t)(epoch >> 8 * i);
@@ -34,32 +35,6 @@ static void iv_of(const lc_epoch_key *key, uint64_t number, uint8_t iv[LC_IV_BYT
     memcpy(iv, key->iv, LC_IV_BYTES);
     for (int i = 0; i < 8; i++)
         iv[LC_IV_BYTES - 8 + i] ^= (uint8_t)(number >> 8 * i);
-}
-
-lc_seal *lc_seal_open(lc_sealing *how, const uint8_t *secrets) {
-    lc_seal *seal = calloc(1, sizeof *seal);
-    if (!seal)
-        return NULL;
-    seal->how = how;
-    memcpy(seal->secrets, secrets, sizeof seal->secrets);
-    if (derive(how, seal->secrets, 0, 1, &seal->out) &&
-        derive(how, seal->secrets + LC_SECRET_BYTES, 0, 0, &seal->in[0]))
-        return seal;
-    lc_seal_close(seal);
-    return NULL;
-}
-
-void lc_seal_close(lc_seal *seal) {
-    if (!seal)
-        return;
-    lc_aead_close(seal->out.aead);
-    for (int i = 0; i < LC_OPEN_KEYS; i++)
-        lc_aead_close(seal->in[i].aead);
-    /* what lies in freed memory may be read some day */
-    volatile uint8_t *secrets = seal->secrets;
-    for (size_t i = 0; i < sizeof seal->secrets; i++)
-        secrets[i] = 0;
-    free(seal);
 }
 
 /* ---- out ---- */
@@ -117,14 +92,20 @@ static uint64_t epoch_of(const lc_seal *seal, uint16_t low) {
     return first + (uint16_t)(low - (uint16_t)first);
 }
 
-/* Its key, derived if it must be in the place of one that isn't needed, or NULL. */
-static lc_epoch_key *key_of(lc_seal *seal, uint64_t epoch) {
+static lc_epoch_key *find_key(lc_seal *seal, uint64_t epoch) {
+    for (int i = 0; i < LC_OPEN_KEYS; i++)
+        if (seal->in[i].known && seal->in[i].epoch == epoch)
+            return &seal->in[i];
+    return NULL;
+}
+
+/* The key of an epoch, in the place of one that isn't needed; or NULL. */
+static lc_epoch_key *make_key(lc_seal *seal, uint64_t epoch) {
     lc_epoch_key *place = NULL;
     for (int i = 0; i < LC_OPEN_KEYS; i++) {
         lc_epoch_key *key = &seal->in[i];
-        if (key->known && key->epoch == epoch)
-            return key;
-        int needed = key->known && key->epoch >= oldest_epoch(seal) && key->epoch <= seal->in_epoch;
+        int needed =
+            key->known && key->epoch >= oldest_epoch(seal) && key->epoch <= seal->in_epoch + 1;
         if (!needed && (!place || !key->known))
             place = key;
     }
@@ -132,14 +113,30 @@ static lc_epoch_key *key_of(lc_seal *seal, uint64_t epoch) {
     return place && derive(seal->how, secret, epoch, 0, place) ? place : NULL;
 }
 
+/* NULL: there is none now. One that a packet claims was true if the packet opens. */
+static lc_epoch_key *key_of(lc_seal *seal, uint64_t epoch, uint64_t now) {
+    lc_epoch_key *key = find_key(seal, epoch);
+    if (key || now < seal->claim_again_ns)
+        return key;
+    seal->claim_again_ns = now + LC_CLAIM_NS;
+    return make_key(seal, epoch);
+}
+
+static void begin_epoch(lc_seal *seal, uint64_t epoch) {
+    seal->in_epoch = epoch;
+    seal->claim_again_ns = 0;
+    if (!find_key(seal, epoch + 1))
+        make_key(seal, epoch + 1);
+}
+
 enum lc_verdict lc_seal_take(lc_seal *seal, const uint8_t *from, uint32_t n, uint64_t session,
-                             uint8_t *to) {
+                             uint64_t now, uint8_t *to) {
     uint8_t iv[LC_IV_BYTES];
     uint16_t low;
     uint64_t number = lc_wire_number(from, &low);
     if (!lc_replay_is_new(&seal->replay, number))
         return LC_REPLAYED;
-    lc_epoch_key *key = key_of(seal, epoch_of(seal, low));
+    lc_epoch_key *key = key_of(seal, epoch_of(seal, low), now);
     if (!key)
         return LC_FORGED;
     iv_of(key, number, iv);
@@ -156,6 +153,33 @@ enum lc_verdict lc_seal_take(lc_seal *seal, const uint8_t *from, uint32_t n, uin
     lc_wire_unseal(to, session);
     lc_replay_note(&seal->replay, number);
     if (key->epoch > seal->in_epoch)
-        seal->in_epoch = key->epoch;
+        begin_epoch(seal, key->epoch);
     return LC_GOOD;
+}
+
+/* ---- a path's ---- */
+
+lc_seal *lc_seal_open(lc_sealing *how, const uint8_t *secrets) {
+    lc_seal *seal = calloc(1, sizeof *seal);
+    if (!seal)
+        return NULL;
+    seal->how = how;
+    memcpy(seal->secrets, secrets, sizeof seal->secrets);
+    if (derive(how, seal->secrets, 0, 1, &seal->out) && make_key(seal, 0) && make_key(seal, 1))
+        return seal;
+    lc_seal_close(seal);
+    return NULL;
+}
+
+void lc_seal_close(lc_seal *seal) {
+    if (!seal)
+        return;
+    lc_aead_close(seal->out.aead);
+    for (int i = 0; i < LC_OPEN_KEYS; i++)
+        lc_aead_close(seal->in[i].aead);
+    /* what lies in freed memory may be read some day */
+    volatile uint8_t *secrets = seal->secrets;
+    for (size_t i = 0; i < sizeof seal->secrets; i++)
+        secrets[i] = 0;
+    free(seal);
 }

@@ -12,8 +12,13 @@
 enum {
     LC_EPOCH_PACKETS = 1 << 22,       /* a key seals no more */
     LC_EPOCHS_BACK = 3,               /* packets of so many epochs before the newest are taken */
-    LC_OPEN_KEYS = LC_EPOCHS_BACK + 2 /* of those, of the newest, and of one that a packet claims */
+    LC_OPEN_KEYS = LC_EPOCHS_BACK + 3 /* of those, of the newest, of the one that comes after it,
+                                         and of one that a packet claims */
 };
+
+/* A key that is made for a claim costs several times what the tag's check does: after one that was
+ * false no other is made for so long. The epoch that comes next has its key already. */
+static const uint64_t LC_CLAIM_NS = 1000000;
 
 /* How a host seals. */
 typedef struct {
@@ -42,7 +47,8 @@ typedef struct {
     uint64_t out_since_ns;
     unsigned out_rekeys; /* lc_sealing.rekeys when this epoch began */
     lc_epoch_key in[LC_OPEN_KEYS];
-    uint64_t in_epoch; /* the highest of a packet that was opened */
+    uint64_t in_epoch;       /* the highest of a packet that was opened */
+    uint64_t claim_again_ns; /* no key is made for a claimed epoch before */
     lc_replay replay;
 } lc_seal;
 
@@ -59,6 +65,6 @@ uint32_t lc_seal_put(lc_seal *seal, const struct iovec pieces[2], uint64_t now, 
  * as it was, n - LC_TAG_BYTES bytes in all. LC_GOOD, LC_FORGED or LC_REPLAYED; nothing has changed
  * unless it is good. */
 enum lc_verdict lc_seal_take(lc_seal *seal, const uint8_t *from, uint32_t n, uint64_t session,
-                             uint8_t *to);
+                             uint64_t now, uint8_t *to);
 
 #endif

@@ -304,6 +304,7 @@ struct lc_host {
     /* shared with callers, under lock */
     pthread_mutex_t lock;
     pthread_t thread;
+    uint32_t forks;             /* before the process that opened it; another one's is a copy */
     int threadless;             /* who opened it takes its turns (step.h) */
     int running;                /* it has been started, before any group is opened */
     lc_op *inbox;               /* submitted to any group, newest first */

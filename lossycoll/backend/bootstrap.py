@@ -104,7 +104,7 @@ class Group:
             secret=secret,
         )
         try:
-            with connected(place, pg_options, undo) as met:
+            with connected(place, pg_options, undo, secret is not None, unusable) as met:
                 if met is not None:
                     self._assemble(place, Making(place, rendezvous, undo, (), secret), met)
                     return

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
-from lossycoll.errors import LossyError, RendezvousError
+from lossycoll.errors import LossyError, OptionError, RendezvousError
 from lossycoll.options.fields import Options
 from lossycoll.runtime.engine.host import HOST_OPTIONS
 from lossycoll.runtime.membership.group_state import Health
@@ -27,7 +27,13 @@ from .making import Met, Place
 
 
 @contextlib.contextmanager
-def connected(place: Place, pg_options: object, undo: contextlib.ExitStack) -> Iterator[Met | None]:
+def connected(
+    place: Place,
+    pg_options: object,
+    undo: contextlib.ExitStack,
+    has_secret: bool,
+    unusable: Exception | None,
+) -> Iterator[Met | None]:
     """What the ranks of a group know without meeting; the cohort lasts as long as the context.
 
     None: they meet in the store. Either they have no parent here, or all of them ask for a host
@@ -41,18 +47,30 @@ def connected(place: Place, pg_options: object, undo: contextlib.ExitStack) -> I
         yield None
         return
     try:
-        yield _met(parent, place, pg_options, undo)
+        yield _met(parent, place, pg_options, undo, has_secret, unusable)
     finally:
         parent.cohort.release()
 
 
 def _met(
-    parent: Parent, place: Place, pg_options: object, undo: contextlib.ExitStack
+    parent: Parent,
+    place: Place,
+    pg_options: object,
+    undo: contextlib.ExitStack,
+    has_secret: bool,
+    unusable: Exception | None,
 ) -> Met | None:
     cohort = parent.cohort
     members = tuple(parent.numbers[rank] for rank in place.global_ranks)
     session = _session(cohort, place.name)
     try:
+        if unusable is not None:
+            raise unusable
+        if has_secret and not cohort.host.is_sealed:
+            raise OptionError(
+                f"rank {place.rank}/{place.size}: a secret is set now, and was not when the group "
+                f"was made whose part this is: set it before init_process_group"
+            )
         options = read_options(place, pg_options, [cohort], sealed=cohort.host.is_sealed)
     except Exception:
         member_of(undo, cohort.plane, session, members)  # it tells the others

@@ -91,8 +91,8 @@ class GlooMesh:
         if self._sealed:
             raise SealedError(
                 f"rank {self._rank}/{self._size}: gloo serves this call, and its connections can't "
-                f"be sealed; use a group of the backend gloo for it, or unset LOSSYCOLL_SECRET on "
-                f"all ranks"
+                f"be sealed; use a group of the backend gloo for it, inside a network that you "
+                f"trust"
             )
         with self._lock:
             if self._making is None:

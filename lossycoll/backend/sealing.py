@@ -23,7 +23,8 @@ def usable_secret(pg_options: object) -> tuple[Secret | None, OptionError | None
     try:
         found = find_secret()
         if found is not None:
-            check_library(Options.resolve(pg_options).libcrypto)
+            options = Options.resolve(pg_options)
+            check_library(options.libcrypto, options.cipher)
     except OptionError as error:
         return None, error
     return found, None

@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
         return _fail(f"nobody can be reached at {options.place}: {error.strerror or error}")
     if not heard:
         return _fail(f"{options.place} doesn't answer: it isn't a rank that has this secret")
-    print("all ranks seal with new keys from now on")
+    print("the job is told: its ranks seal with new keys from now on")
     return 0
 
 

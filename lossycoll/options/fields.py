@@ -2,9 +2,8 @@
 
 ``Options(repair=1)`` as ``pg_options`` sets what is written. What is not comes from
 ``LOSSYCOLL_<NAME>`` variables when the group is made, then from the defaults. A dict does as well
-for ``init_process_group`` and ``new_group``, but not for a mesh's ``backend_override``.
-docs_table.py prints them for docs/options.md. What an option becomes a part of on its way to the
-engine, its row says (:class:`Enters`).
+for ``init_process_group`` and ``new_group``, not for a mesh's ``backend_override``. docs_table.py
+prints them for docs/options.md. Where an option goes its row says (:class:`Enters`).
 """
 
 from __future__ import annotations
@@ -43,8 +42,7 @@ from .schema import (
 MAX_BYTES: Final = 1 << 62
 LEAST_PARITY: Final = 0.002
 LEAST_MISSING: Final = 0.0001
-MOST_PARITY: Final = 16
-MOST_TO_MEET: Final = 64
+MOST_PARITY, MOST_TO_MEET = 16, 64
 """Packets of parity for 64 others: with fec="auto", and to meet max_missing."""
 ALGORITHM_HINT: Final = "a plug-in's must be registered on every rank before its first group"
 
@@ -313,23 +311,21 @@ class Options:
         "encrypt",
         choice("encrypt", "authenticate"),
         "What becomes of packets where there is a secret (`LOSSYCOLL_SECRET`): encrypt hides what "
-        "they carry and keeps it from being changed; authenticate does only the latter, and saves "
-        "some of the processor's time (sealing.md).",
+        "they carry, and keeps it from being changed; authenticate does the latter (sealing.md).",
         agree=True,
         enters=Enters.HOST,
     )
     cipher: str = option(
         "aes-128-gcm",
         choice(*texts.CIPHERS),
-        "What seals packets; the last is quicker on processors without AES instructions.",
+        "What seals packets; the last is for processors without AES instructions.",
         agree=True,
         enters=Enters.HOST,
     )
     libcrypto: str = option(
         "",
         text("empty, or a path", texts.check_path),
-        "The OpenSSL library that seals; empty: the one that the process has, or the system's. "
-        "Newer ones can be twice as fast (sealing.md).",
+        "The OpenSSL library that seals; empty: the process's or the system's (sealing.md).",
         enters=Enters.PYTHON,
     )
     rekey: float = option(
@@ -405,7 +401,7 @@ class Options:
                 continue
             entry = variables.get(name)
             if entry is None:
-                raise unknown("variable", name, list(variables))
+                raise unknown("variable", name, [*variables, *texts.SECRET_VARIABLES])
             if entry.name not in explicit:
                 values[entry.name] = check(entry, read(entry, written), f"variable {name}")
         return cls(**values)
@@ -440,8 +436,8 @@ class Options:
     @cached_property
     def given(self) -> frozenset[str]:
         """The names of the options that were written, or set by the environment."""
-        values = ((entry.name, getattr(self, entry.name)) for entry in fields(self))
-        return frozenset(name for name, value in values if not isinstance(value, Default))
+        names = [entry.name for entry in fields(self)]
+        return frozenset(one for one in names if not isinstance(getattr(self, one), Default))
 
     def is_given(self, name: str) -> bool:
         """Whether an option was written, or set by the environment.
@@ -463,8 +459,7 @@ class Options:
     def link_timeout(self) -> float:
         """How long a reliable call waits for a link that delivers nothing, in seconds.
 
-        A rank that is dead or stopped is found by ``liveness`` well before.
-        """
+        A rank that is dead or stopped is found by ``liveness`` well before."""
         return max(self.deadline_max, 2 * self.liveness)
 
     @property
@@ -492,10 +487,8 @@ class Options:
     @property
     def ports(self) -> tuple[int, int]:
         """(first, last) local port, both included; (0, 0) for any."""
-        if self.port_range == "0":
-            return (0, 0)
-        low, high = self.port_range.split("-")
-        return (int(low), int(high))
+        low, _, high = self.port_range.partition("-")
+        return (int(low), int(high or low))
 
     @property
     def disabled(self) -> tuple[str, ...]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,47 +11,9 @@ from lossycoll.backend import sealing
 from lossycoll.backend.sealing import warn_of_clear
 from lossycoll.runtime.engine.failures import Where
 from tests.support.harness import init, run_good, run_ranks
-from tests.support.sniffer import Sniffer, can_sniff
-
-SECRET = {"LOSSYCOLL_SECRET": "a secret of tests", "LOSSYCOLL_LINK": "udp"}
-PLANTED = b"planted by a test of seals .."
-
-
-def rank_calls(rank: int, world: int) -> dict[str, Any]:
-    import torch
-    import torch.distributed as dist
-
-    import lossycoll
-
-    init()
-    planted = torch.frombuffer(bytearray(PLANTED * 4000), dtype=torch.uint8)
-    text = planted.clone() if rank == 0 else torch.zeros_like(planted)
-    dist.broadcast(text, 0)
-    assert torch.equal(text, planted)
-    total = torch.full((100_000,), float(rank + 1))
-    with lossycoll.reliable():
-        dist.all_reduce(total)
-    assert (total == sum(range(1, world + 1))).all()
-    lossycoll.rekey()
-    said: list[Any] = [None] * world
-    dist.all_gather_object(said, ("planted by rank", rank))
-    assert said == [("planted by rank", other) for other in range(world)]
-    if rank == 0:
-        dist.send(planted, 1)
-    elif rank == 1:
-        dist.recv(text, 0)
-        assert torch.equal(text, planted)
-    part = dist.new_group([0, world - 1])
-    if rank in (0, world - 1):
-        dist.all_reduce(total, group=part)
-        assert (total == 2 * sum(range(1, world + 1))).all()
-    stats = lossycoll.stats()
-    dist.barrier()
-    dist.destroy_process_group()
-    return {
-        "refused": stats.malformed + stats.foreign + stats.forged + stats.replayed,
-        "control": stats.control_foreign,
-    }
+from tests.support.new_network import run_in_a_new_network
+from tests.support.sniffed_job import SECRET, rank_calls
+from tests.support.sniffer import can_sniff
 
 
 @pytest.mark.parametrize(
@@ -79,14 +39,7 @@ def test_a_job_with_a_secret_does_what_others_do(env: dict[str, str]) -> None:
 @pytest.mark.skipif(not can_sniff(), reason="only root sees what passes the interfaces")
 def test_nothing_that_a_job_says_can_be_read_on_any_interface() -> None:
     """Of tensors, of the token, of names; and without a secret all of that can be."""
-    patterns = (PLANTED, b"planted by rank", b'"token"', socket.gethostname().encode() + b" pid ")
-    for env, shows in (({"LOSSYCOLL_LINK": "udp"}, True), (SECRET, False)):
-        with Sniffer() as sniffer:
-            run_good(rank_calls, 3, env)
-        assert len(sniffer.packets) > 100
-        assert {pattern: sniffer.shows(pattern) for pattern in patterns} == dict.fromkeys(
-            patterns, shows
-        )
+    run_in_a_new_network("tests.support.sniffed_job", timeout=120)
 
 
 def rank_meets(rank: int, world: int) -> None:
@@ -145,6 +98,42 @@ def rank_has_a_secret_later(rank: int, world: int) -> list[bool]:
 
 def test_a_group_that_is_made_when_there_is_a_secret_shares_no_host_in_clear() -> None:
     assert run_good(rank_has_a_secret_later, 2) == [[False, True, True]] * 2
+
+
+def rank_splits_a_group_in_clear(rank: int, world: int) -> str:
+    import torch.distributed as dist
+
+    import lossycoll
+
+    init()
+    os.environ["LOSSYCOLL_SECRET"] = SECRET["LOSSYCOLL_SECRET"]
+    with pytest.raises(lossycoll.OptionError) as caught:
+        dist.new_group()
+    dist.barrier()  # the group itself goes on
+    dist.destroy_process_group()
+    return str(caught.value)
+
+
+def test_a_part_of_a_group_in_clear_is_refused_once_there_is_a_secret() -> None:
+    for rank, error in enumerate(run_good(rank_splits_a_group_in_clear, 2)):
+        assert f"rank {rank}/2: a secret is set now, and was not when" in error
+        assert "set it before init_process_group" in error
+
+
+def rank_forgets_the_secret(rank: int, world: int) -> bool:
+    import torch.distributed as dist
+
+    init()
+    del os.environ["LOSSYCOLL_SECRET"]
+    part = dist.new_group()
+    sealed: bool = part._group._host.is_sealed
+    dist.destroy_process_group()
+    return sealed
+
+
+@pytest.mark.long
+def test_a_part_of_a_sealed_group_is_sealed_though_the_variable_is_gone() -> None:
+    assert run_good(rank_forgets_the_secret, 2, SECRET) == [True, True]
 
 
 def rank_asks_gloo(rank: int, world: int) -> tuple[str, str, str]:

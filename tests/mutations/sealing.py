@@ -57,8 +57,8 @@ SEALING = (
     mutation(
         "an epoch that a packet claims is believed",
         "native/seal.c",
-        "    lc_epoch_key *key = key_of(seal, epoch_of(seal, low));\n",
-        "    lc_epoch_key *key = key_of(seal, epoch_of(seal, low));\n"
+        "    lc_epoch_key *key = key_of(seal, epoch_of(seal, low), now);\n",
+        "    lc_epoch_key *key = key_of(seal, epoch_of(seal, low), now);\n"
         "    seal->in_epoch = epoch_of(seal, low);\n",
         "native:test_seal",
     ),
@@ -95,8 +95,8 @@ SEALING = (
     mutation(
         "a secret file that anybody may read",
         "lossycoll/runtime/keys/secret.py",
-        "stat.S_IMODE(mode) & 0o077:",
-        "stat.S_IMODE(mode) & 0o007:",
+        "    if mode & 0o077:",
+        "    if mode & 0o007:",
         "tests/runtime/keys/test_secret.py::test_a_file_that_others_may_use_is_refused",
     ),
     mutation(
@@ -144,6 +144,50 @@ SEALING = (
         "        if (!via->link->local) /*",
         "        if (via->link->local) /*",
         f"{ENGINE}/test_sealed.py::test_nothing_can_be_read_on_the_wire",
+    ),
+    mutation(
+        "a forked child that takes turns",
+        "native/loop.c",
+        "return h->forks == lc_forks() && pthread_mutex_trylock",
+        "return pthread_mutex_trylock",
+        "tests/runtime/engine/test_sealed.py"
+        "::test_a_forked_child_seals_nothing_under_its_parents_numbers",
+    ),
+    mutation(
+        "a key for every claim",
+        "native/seal.c",
+        "    seal->claim_again_ns = now + LC_CLAIM_NS;\n",
+        "",
+        "native:test_seal",
+    ),
+    mutation(
+        "no key for the epoch that comes next",
+        "native/seal.c",
+        "    if (!find_key(seal, epoch + 1))\n        make_key(seal, epoch + 1);\n",
+        "",
+        "native:test_seal",
+    ),
+    mutation(
+        "a cipher that isn't tried",
+        "native/crypto.c",
+        "!missing && lib.ciphers[cipher] && seals_right(cipher);",
+        "!missing && lib.ciphers[cipher];",
+        "tests/runtime/keys/test_aead.py::test_a_library_is_believed_by_what_it_does",
+    ),
+    mutation(
+        "a part in clear of a group in clear, though there is a secret",
+        "lossycoll/backend/connected.py",
+        "if has_secret and not cohort.host.is_sealed:",
+        "if has_secret and cohort.host.is_sealed is None:",
+        "tests/backend/test_sealed.py"
+        "::test_a_part_of_a_group_in_clear_is_refused_once_there_is_a_secret",
+    ),
+    mutation(
+        "a doctor who tells secrets",
+        "lossycoll/cli/doctor/checks.py",
+        'return f"{name}={os.environ[name]}" if known else f"{name} (set)"',
+        'return f"{name}={os.environ[name]}"',
+        "tests/cli/doctor/test_command.py::test_no_secret_is_shown",
     ),
     mutation(
         "a differing secret that nobody hears of",

@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "seal_kit.h"
+
 enum repair {
     FIX_CHECKSUM = 1, /* always last, when asked for */
     FIX_MAGIC = 2,
@@ -25,14 +27,22 @@ static const lc_expect expect = {.session = 0x0123456789ABCDEF,
                                  .payload_bytes = 1024,
                                  .filter = 0x5EA1};
 
-static unsigned long verdicts[3], records, sealed;
+static unsigned long verdicts[3], records, sealed, opened;
+
+/* What the first seals, the second opens; NULL: there is no libcrypto. */
+static lc_sealing how = {.cipher = LC_AES_128_GCM, .filter = 0x5EA1};
+static lc_seal *ends[2];
 
 /* Fuzzing that never gets in has tested nothing. */
 __attribute__((destructor)) static void report(void) {
     unsigned long total = verdicts[0] + verdicts[1] + verdicts[2];
-    printf("fuzz_wire: %lu good, %lu malformed, %lu foreign; %lu records; %lu sealed\n",
-           verdicts[LC_GOOD], verdicts[LC_MALFORMED], verdicts[LC_FOREIGN], records, sealed);
+    printf("fuzz_wire: %lu good, %lu malformed, %lu foreign; %lu records; %lu look sealed, %lu "
+           "opened\n",
+           verdicts[LC_GOOD], verdicts[LC_MALFORMED], verdicts[LC_FOREIGN], records, sealed,
+           opened);
     if (total > 1000000 && (!verdicts[LC_GOOD] || !verdicts[LC_FOREIGN] || !records || !sealed))
+        abort();
+    if (total > 1000000 && ends[0] && !opened)
         abort();
 }
 
@@ -85,6 +95,15 @@ static void put_right(uint8_t *p, size_t n, uint8_t what) {
     }
 }
 
+/* What a stranger made up isn't opened; no byte is written beyond what it would have had. */
+static void check_refused(const uint8_t *p, size_t n) {
+    static uint64_t now;
+    uint8_t *to = malloc(n - LC_TAG_BYTES);
+    if (ends[1] && to)
+        MUST(lc_seal_take(ends[1], p, (uint32_t)n, expect.session, now += 100, to) != LC_GOOD);
+    free(to);
+}
+
 /* What looks sealed is not a plain packet, and names a process that could have sent it. */
 static void check_sealed(const uint8_t *p, size_t n) {
     uint16_t sender = 0xFFFF, epoch;
@@ -98,6 +117,7 @@ static void check_sealed(const uint8_t *p, size_t n) {
     uint8_t again[LC_HEADER_BYTES], plain[LC_HEADER_BYTES];
     memcpy(again, p, sizeof again);
     uint64_t number = lc_wire_number(p, &epoch);
+    check_refused(p, n);
     lc_wire_seal(again, expect.filter, epoch, number);
     MUST(memcmp(again, p, sizeof again) == 0);
     memcpy(plain, p, sizeof plain);
@@ -156,6 +176,28 @@ static void check_datagram(const uint8_t *p, size_t n) {
         check_record(p + LC_HEADER_BYTES + i * LC_RECORD_BYTES);
 }
 
+/* Whatever is sealed comes out as it was, but for what sealing takes the place of: so what is read
+ * then is what a member of the job may have made up. */
+static void check_opened(const uint8_t *p, size_t n) {
+    if (n < LC_HEADER_BYTES || !ends[0])
+        return;
+    uint8_t *out = malloc(n + LC_TAG_BYTES), *to = malloc(n);
+    uint8_t header[LC_HEADER_BYTES];
+    struct iovec pieces[2] = {{(void *)(uintptr_t)p, n}, {NULL, 0}};
+    if (out && to) {
+        MUST(lc_seal_put(ends[0], pieces, 1, out) == n + LC_TAG_BYTES);
+        MUST(lc_seal_take(ends[1], out, (uint32_t)n + LC_TAG_BYTES, expect.session, 1, to) ==
+             LC_GOOD);
+        MUST(!memcmp(to + LC_HEADER_BYTES, p + LC_HEADER_BYTES, n - LC_HEADER_BYTES));
+        memcpy(header, to, sizeof header);
+        MUST(get64(header + 8) == expect.session);
+        opened++;
+        check_datagram(to, n);
+    }
+    free(out);
+    free(to);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (size < 1)
         return 0;
@@ -165,8 +207,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (!datagram)
         return 0;
     memcpy(datagram, data + 1, n);
+    if (!ends[0] && !lc_crypto_load(NULL))
+        kit_open(&how, ends);
     put_right(datagram, n, data[0]);
     check_sealed(datagram, n);
+    check_opened(datagram, n);
     size_t first = lc_wire_first(datagram, n);
     MUST(first == n || (first >= LC_HEADER_BYTES && first + LC_HEADER_BYTES <= n));
     check_datagram(datagram, first);

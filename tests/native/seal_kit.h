@@ -37,11 +37,11 @@ static inline lc_header kit_header(uint32_t packet, uint32_t bytes) {
 }
 
 /* As the engine opens a datagram. */
-static inline enum lc_verdict kit_take(lc_seal *seal, const uint8_t *from, uint32_t n,
+static inline enum lc_verdict kit_take(lc_seal *seal, const uint8_t *from, uint32_t n, uint64_t now,
                                        uint8_t *to) {
     uint16_t sender = 0xFFFF;
     enum lc_verdict verdict = lc_wire_outer(from, n, &kit_expect, &sender);
-    return verdict == LC_GOOD ? lc_seal_take(seal, from, n, KIT_SESSION, to) : verdict;
+    return verdict == LC_GOOD ? lc_seal_take(seal, from, n, KIT_SESSION, now, to) : verdict;
 }
 
 #endif

@@ -8,6 +8,7 @@
 enum { PAYLOAD = KIT_PAYLOAD, ROOM = LC_HEADER_BYTES + LC_TAG_BYTES + PAYLOAD };
 
 static uint8_t payload[PAYLOAD], plain[ROOM];
+static uint64_t now_ns = 1; /* of who opens */
 
 /* Two ends of a path: what `a` seals, `b` opens. */
 typedef struct {
@@ -38,7 +39,7 @@ static uint32_t put(ends *e, uint32_t packet, uint32_t bytes, uint64_t now, uint
 
 /* LC_GOOD only if the packet that was sealed is one of ours, too. */
 static enum lc_verdict take(ends *e, const uint8_t *from, uint32_t n, uint8_t *to, lc_header *h) {
-    enum lc_verdict verdict = kit_take(e->b, from, n, to);
+    enum lc_verdict verdict = kit_take(e->b, from, n, now_ns, to);
     return verdict == LC_GOOD ? lc_wire_get(to, n - LC_TAG_BYTES, &kit_expect, h) : verdict;
 }
 
@@ -165,7 +166,7 @@ static void test_two_packets_in_one(void) {
     lc_wire_put(first + ahead, &data);
     struct iovec pieces[2] = {{first, sizeof first}, {payload, 200}};
     uint32_t n = lc_seal_put(e.a, pieces, 1, out);
-    CHECK(lc_seal_take(e.b, out, n, KIT_SESSION, to) == LC_GOOD);
+    CHECK(lc_seal_take(e.b, out, n, KIT_SESSION, now_ns, to) == LC_GOOD);
     CHECK(lc_wire_first(to, n - LC_TAG_BYTES) == ahead);
     CHECK(!memcmp(to, first, sizeof first) && !memcmp(to + sizeof first, payload, 200));
     ends_close(&e);
@@ -200,7 +201,7 @@ static void test_from_others(void) {
     ends e;
     ends_open(&e, LC_AES_128_GCM, 0);
     uint32_t n = put(&e, 0, 100, 1, out);
-    CHECK(lc_seal_take(e.a, out, n, KIT_SESSION, to) == LC_FORGED);
+    CHECK(lc_seal_take(e.a, out, n, KIT_SESSION, now_ns, to) == LC_FORGED);
     CHECK(lc_wire_outer(plain, LC_HEADER_BYTES + 100, &kit_expect, &sender) == LC_MALFORMED);
     lc_header h;
     CHECK(lc_wire_get(out, n, &kit_expect, &h) == LC_MALFORMED);
@@ -270,6 +271,7 @@ static void test_new_keys(void) {
     CHECK(verdict_on(&e, last, n) == LC_GOOD && e.b->in_epoch == 1 + LC_EPOCHS_BACK);
     CHECK(verdict_on(&e, before, n) == LC_FORGED);
     /* none of very many epochs arrives: the next one is taken all the same */
+    now_ns += LC_CLAIM_NS;
     for (int i = 0; i < 65536 - 1 - LC_EPOCHS_BACK; i++) {
         rekey(&e);
         put(&e, 3, 100, 1, out);
@@ -305,6 +307,39 @@ static void test_claimed_epochs(void) {
         CHECK_AT(verdict_on(&e, out, n) == LC_GOOD, "%u", i);
     }
     CHECK(e.b->in_epoch == 4);
+    ends_close(&e);
+}
+
+/* Of claims that are false one in a while costs a key. What comes next in turn waits for none. */
+static void test_claims_are_few(void) {
+    uint8_t out[ROOM], far[ROOM], bad[ROOM];
+    ends e;
+    ends_open(&e, LC_AES_128_GCM, 0);
+    uint32_t n = put(&e, 0, 100, 1, out);
+    CHECK(verdict_on(&e, out, n) == LC_GOOD);
+    memcpy(bad, out, n);
+    bad[7] ^= 0x40;
+    bad[9] ^= 0x40; /* a number that is new */
+    CHECK(verdict_on(&e, bad, n) == LC_FORGED);
+    for (int i = 0; i < 2; i++) {
+        rekey(&e);
+        put(&e, 1, 100, 1, out);
+    }
+    rekey(&e);
+    put(&e, 2, 100, 1, far);
+    CHECK(e.a->out.epoch == 3 && verdict_on(&e, far, n) == LC_FORGED);
+    now_ns += LC_CLAIM_NS - 1;
+    CHECK(verdict_on(&e, far, n) == LC_FORGED);
+    now_ns += 1;
+    CHECK(verdict_on(&e, far, n) == LC_GOOD && verdict_on(&e, out, n) == LC_GOOD);
+    bad[7] ^= 0x20;
+    for (int i = 0; i < 100; i++) { /* one after the other, with a false claim before each */
+        bad[6]++;
+        CHECK_AT(verdict_on(&e, bad, n) == LC_FORGED, "%d", i);
+        rekey(&e);
+        put(&e, 3, 100, 1, out);
+        CHECK_AT(verdict_on(&e, out, n) == LC_GOOD, "%d", i);
+    }
     ends_close(&e);
 }
 
@@ -369,6 +404,7 @@ int main(int argc, char **argv) {
     test_replay_window();
     test_new_keys();
     test_claimed_epochs();
+    test_claims_are_few();
     test_worn();
     test_many(argc > 1 && !strcmp(argv[1], "-sample") ? 1 << 16 : (1 << 24) + 1000);
     return check_result("test_seal");

@@ -52,7 +52,8 @@ static datagram seal_one(lc_seal *seal, uint32_t number) {
 
 static enum lc_verdict take(lc_seal *seal, const datagram *d) {
     static uint8_t to[DATAGRAM];
-    return kit_take(seal, d->bytes, d->n, to);
+    static uint64_t now;
+    return kit_take(seal, d->bytes, d->n, now += 1000, to);
 }
 
 static void flip(datagram *d, uint32_t from, uint32_t to) {

@@ -299,3 +299,16 @@ def test_native_functions_are_declared_by_their_own_file() -> None:
     for path in NATIVE.glob("*.c"):
         text = path.read_text(encoding="utf-8")
         assert not re.search(r"^(?:extern|[a-z]\w*[\w *]* \*?lc_\w+\([^;{]*\);)", text, re.M), path
+
+
+def test_no_clock_of_the_day_decides_anything() -> None:
+    """Ranks' clocks may be hours apart, and may be set while a job runs."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if path.relative_to(PACKAGE).parts[0] in ("cli", "lab"):
+            continue
+        found = re.search(r"\btime\.time(_ns)?\(|datetime\.(now|utcnow)\(", path.read_text())
+        assert found is None, f"{path}: {found}"
+    # The kernel's stamps are of this clock: each is compared with this machine's own alone.
+    of_stamps = {"clock.c"}
+    for path in sorted(NATIVE.glob("*.c")):
+        assert path.name in of_stamps or "CLOCK_REALTIME" not in path.read_text(), path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import platform
 import socket
@@ -98,13 +99,23 @@ def options() -> list[Finding]:
     from lossycoll.options.fields import Options
 
     names = sorted(name for name in os.environ if name.startswith("LOSSYCOLL_"))
-    found = " ".join(f"{name}={os.environ[name]}" for name in names) or "none set"
+    found = " ".join(map(_shown, names)) or "none set"
     try:
         effective = Options.from_env()
     except OptionError as error:
         return [Finding("variables", Severity.FAIL, found, str(error))]
     advice = "LOSSYCOLL_INJECT drops packets on purpose: unset it to train for real"
     return [good_if(not effective.inject, "variables", found, Severity.WARN, advice)]
+
+
+def _shown(name: str) -> str:
+    """A variable, with its value only if it is an option's: another may be the secret, or a slip
+    for it, and what is printed here is shown to others."""
+    from lossycoll.options.fields import Options
+    from lossycoll.options.schema import variable
+
+    known = name in {variable(entry.name) for entry in dataclasses.fields(Options)}
+    return f"{name}={os.environ[name]}" if known else f"{name} (set)"
 
 
 def clock() -> list[Finding]:

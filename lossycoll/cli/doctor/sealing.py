@@ -10,7 +10,7 @@ from .findings import Finding, Severity, good_if
 SPEED_BYTES = 65536
 SPEED_SECONDS = 0.05
 SLOW_GB_S = 0.5
-AES_FLAGS = ("vaes", "aes")
+AES_FLAGS, GCM_FLAGS = ("vaes", "aes"), ("vpclmulqdq", "pclmulqdq", "pmull")
 """Names in /proc/cpuinfo, the best first."""
 
 
@@ -18,15 +18,17 @@ def sealing() -> list[Finding]:
     """The library, its speed, and whether the secret can be used, if one is set."""
     from lossycoll.errors import OptionError
     from lossycoll.options.fields import Options
-    from lossycoll.runtime.keys.aead import library
+    from lossycoll.runtime.keys.aead import CIPHERS, has_cipher, library
     from lossycoll.runtime.keys.secret import find_secret
 
     try:
-        secret = find_secret()
-        version, why = library(Options.from_env().libcrypto)
+        secret, options = find_secret(), Options.from_env()
+        version, why = library(options.libcrypto)
     except OptionError as error:
         return [Finding("secret", Severity.FAIL, "can't be used", str(error))]
-    is_set = "a secret is set" if secret is not None else "no secret is set"
+    is_set = "no secret is set"
+    if secret is not None:
+        is_set = f"a secret is set: {options.seal} by {options.cipher}"
     if why:
         return [
             Finding(
@@ -36,8 +38,7 @@ def sealing() -> list[Finding]:
                 "install OpenSSL's libcrypto: libssl3 (Debian, Ubuntu) or openssl-libs (Fedora)",
             )
         ]
-    speeds = {cipher: _gigabytes_per_second(cipher) for cipher in ("aes-128-gcm", "aes-256-gcm")}
-    speeds["chacha20-poly1305"] = _gigabytes_per_second("chacha20-poly1305")
+    speeds = {cipher: _gigabytes_per_second(cipher) for cipher in CIPHERS if has_cipher(cipher)}
     found = ", ".join(f"{cipher} {speed:.1f} GB/s" for cipher, speed in speeds.items())
     return [
         good_if(
@@ -62,8 +63,11 @@ def _gigabytes_per_second(cipher: str) -> float:
 
 
 def _instructions() -> str:
-    """Which AES instructions the processor has."""
+    """Which instructions for AES and for GCM's tag the processor has."""
     cpuinfo = Path("/proc/cpuinfo")
     flags = cpuinfo.read_text().split() if cpuinfo.exists() else []
-    found = next((flag for flag in AES_FLAGS if flag in flags), None)
-    return f"the processor has {found}" if found else "the processor has no AES instructions"
+    found = [
+        next((flag for flag in known if flag in flags), None) for known in (AES_FLAGS, GCM_FLAGS)
+    ]
+    names = " and ".join(flag for flag in found if flag)
+    return f"the processor has {names or 'no AES instructions'}"

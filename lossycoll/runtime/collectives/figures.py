@@ -48,6 +48,7 @@ class Figures:
         self._control = parts.control
         self._operations = operations
         self._overflow_warned = False
+        self._strangers_warned = False
         self._link_log = LinkLog()
         self._recovery_log = RecoveryLog()
 
@@ -96,6 +97,7 @@ class Figures:
             except ClosedError:
                 return out
             self._warn_of_overflow(sums.socket_overflow)
+            self._warn_of_strangers(sums.forged)
             out |= {name: getattr(sums, name) for name in FIGURES}
         return out
 
@@ -109,6 +111,18 @@ class Figures:
                 "set) or lower LOSSYCOLL_MTU",
                 self._where,
                 packets,
+            )
+
+    def _warn_of_strangers(self, datagrams: int) -> None:
+        """Once per group: somebody sends here who hasn't the key."""
+        if datagrams > 0 and not self._strangers_warned:
+            self._strangers_warned = True
+            log.warning(
+                "%s: %d datagrams so far were sealed with another key, or changed on their way, "
+                "and dropped: somebody without the secret sends to this rank, or ranks of an "
+                "earlier job still run",
+                self._where,
+                datagrams,
             )
 
     def _with_lost(self, report: Report) -> Report:

@@ -6,17 +6,15 @@ Buffers are addresses (ints) here: whoever submits keeps the memory alive until 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lossycoll._native import ffi, lib
-from lossycoll.errors import ClosedError
 from lossycoll.options.fields import Options
 from lossycoll.plan import Plan, encode, faults, sets
 from lossycoll.plan.codec import number_of, phases
@@ -26,6 +24,7 @@ from .failures import Code, Failure, Where, error_of
 from .host import Host, data_of, failure_of
 from .link_events import LinkEvent
 from .reports import Cause, EngineStats, LinkInfo, PeerStats, Report, Stream
+from .users import Users
 
 SLICE_SECONDS: Final = 0.1
 """Longest stay in C, so that Ctrl-C works."""
@@ -212,11 +211,7 @@ class EngineGroup:
         self._where = Where(rank, world, addresses=addresses)
         self._host = host
         self._ranks = {process: i for i, process in enumerate(members or range(world))}
-        self._users = 0
-        self._lock = threading.Lock()
-        self._idle = threading.Condition(self._lock)
-        self._use = _Use(self)
-        self._closing = False
+        self._use = Users(self._where)
         self.completions: Final = completions()
         self.owner: Final = self.completions.new_owner()
         config = ffi.new("lc_group_config *")
@@ -247,14 +242,12 @@ class EngineGroup:
             raise error_of(failure_of(failure), self._where)
 
     def close(self) -> None:
-        """Ends what is pending (it fails as CLOSED) and frees the group."""
-        with self._idle:
-            if self._closing:
-                return
-            self._closing = True
+        """Ends what is pending (it fails as CLOSED) and frees the group. A forked child leaves all
+        as it is."""
+        if not self._use.refuse():
+            return
         lib.lc_group_abort(self._handle, Code.CLOSED, -1)
-        with self._idle:
-            self._idle.wait_for(lambda: self._users == 0)
+        self._use.wait()
         lib.lc_group_close(self._handle)
 
     def submit(self, encoded: Encoded, call: EngineCall, owner: Ticketed | None = None) -> int:
@@ -460,32 +453,6 @@ class EngineGroup:
         """What the host's socket is like; payloads are such as all links to members carry."""
         with self._use:
             return self._host.link_to(list(self._ranks))
-
-    def _refuse(self) -> NoReturn:
-        raise ClosedError(f"{self._where}: the group was destroyed")
-
-
-class _Use:
-    """Counts who is inside C, so that ``close`` frees the engine only when nobody is."""
-
-    __slots__ = ("_engine",)
-
-    def __init__(self, engine: EngineGroup) -> None:
-        self._engine = engine
-
-    def __enter__(self) -> None:
-        engine = self._engine
-        with engine._lock:
-            if engine._closing:
-                engine._refuse()
-            engine._users += 1
-
-    def __exit__(self, *exc: object) -> None:
-        engine = self._engine
-        with engine._lock:
-            engine._users -= 1
-            if engine._closing:
-                engine._idle.notify_all()
 
 
 def _ns(seconds: float) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -142,7 +143,7 @@ class Host:
         config.cipher = CIPHERS[self._options.cipher]
         config.clear = self._options.seal == "authenticate"
         config.filter = filter_bits
-        config.rekey_ns = int(self._options.rekey * 1e9)
+        config.rekey_ns = math.ceil(self._options.rekey * 1e9)
         config.secrets = table
         failure = ffi.new("lc_failure *")
         if lib.lc_host_seal(self.handle, config, failure) < 0:

@@ -14,10 +14,12 @@ from lossycoll.options import texts
 from .secret import FILE_VARIABLE, VARIABLE, Secret
 
 CIPHERS: Final = {name: number for number, name in enumerate(texts.CIPHERS, 1)}
+TEXT_CIPHER: Final = "aes-256-gcm"
 IV_BYTES: Final = 12
 TAG_BYTES: Final[int] = lib.LC_TAG_BYTES
 _SALT_BYTES: Final = 16
-TEXT_CIPHER: Final = "aes-256-gcm"
+_MOST_BYTES: Final = 1 << 20
+"""Of a value in the store, which a stranger may have written."""
 
 
 def library(path: str = "") -> tuple[str, str]:
@@ -29,7 +31,9 @@ def library(path: str = "") -> tuple[str, str]:
     _find_pythons_own()
     why = lib.lc_crypto_load(path.encode())
     if why != ffi.NULL:
-        return "", bytes(ffi.string(why)).decode()
+        return "", bytes(ffi.string(why)).decode(errors="replace")
+    if not has_cipher(TEXT_CIPHER):
+        return "", f"libcrypto's {TEXT_CIPHER} is missing, or gives wrong results"
     return bytes(ffi.string(lib.lc_crypto_version())).decode(), ""
 
 
@@ -41,11 +45,17 @@ def _find_pythons_own() -> None:
         return
 
 
-def check_library(path: str = "") -> None:
+def has_cipher(cipher: str) -> bool:
+    """Whether the library has it, and it seals and opens as it must."""
+    return bool(lib.lc_crypto_has(CIPHERS[cipher]))
+
+
+def check_library(path: str = "", cipher: str = TEXT_CIPHER) -> None:
     """Raises OptionError if nothing can be sealed here, though there is a secret.
 
     Args:
         path: As the option ``libcrypto`` names it.
+        cipher: What is to seal packets.
     """
     _, why = library(path)
     if why and path:
@@ -55,6 +65,9 @@ def check_library(path: str = "") -> None:
             f"{VARIABLE} or {FILE_VARIABLE} is set, but nothing can be sealed: {why}; install "
             f"OpenSSL's library: libssl3 (Debian, Ubuntu) or openssl-libs (Fedora)"
         )
+    if not has_cipher(cipher):
+        found = [name for name in CIPHERS if has_cipher(name)]
+        raise OptionError(f"cipher={cipher}: this machine's libcrypto has {' and '.join(found)}")
 
 
 def seal(
@@ -103,6 +116,8 @@ class SealedValues:
 
     def open(self, name: str, found: str) -> str | None:
         """The value that was sealed; None if it wasn't, with this secret and under this name."""
+        if len(found) > _MOST_BYTES:
+            return None
         try:
             raw = base64.b64decode(found.encode(), validate=True)
         except (binascii.Error, ValueError):

@@ -7,12 +7,15 @@ whoever can write to the store can keep a job from starting in any case.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
 from .polled_store import PolledStore
 
+SESSION: Final = re.compile("[0-9a-f]{16}")
+"""The session as a rank reads it."""
 PATIENCE_SECONDS: Final = 2.0
 """How long a process of the right secret may come after one of another, with the same rank."""
 
@@ -43,7 +46,7 @@ class DifferingSecrets:
     def tell(self) -> bool:
         """For a rank that can't read the session: marks it. Returns whether rank 0 has seen that,
         and so is there with another secret."""
-        digest = self._store.digest("session")
+        digest = self._store.anothers("session", SESSION.fullmatch)
         if digest is None:
             return False
         if digest != self._told:
@@ -62,7 +65,10 @@ class DifferingSecrets:
                 return rank
         return None
 
-    def answer(self, digest: str) -> None:
-        """For rank 0 that refuses: who couldn't read the session knows now that it was its."""
-        for rank in self._seen:
-            self._store.mark(f"differs/{digest}/seen/{rank}")
+    def answer(self, digest: str, missing: Iterable[int]) -> None:
+        """For rank 0 that refuses: whoever of the ``missing`` ranks couldn't read the session knows
+        now that it was its."""
+        for rank in missing:
+            if rank in self._seen or self._store.is_marked(f"differs/{digest}/{rank}"):
+                self._seen.setdefault(rank, self._clock())
+                self._store.mark(f"differs/{digest}/seen/{rank}")

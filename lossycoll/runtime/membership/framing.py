@@ -22,6 +22,8 @@ class Framed:
         self.end = end
         self.fd = end.fileno()
         self.broken = False
+        self.longest = LONGEST
+        """Bytes of a message that are waited for."""
         self.malformed = False
         """A length that can't be: nothing that follows can be made out."""
         self._received = bytearray()
@@ -33,30 +35,32 @@ class Framed:
 
     def read(self) -> list[bytes]:
         """The messages that have come, of one read of the socket."""
+        self._receive()
+        return list(iter(self._next, None))
+
+    def _receive(self) -> None:
         try:
             data = self.end.recv(READ)
         except BlockingIOError:
-            return []
+            return
         except OSError:
             data = b""
-        if not data:
-            self.broken = True
-            return []
+        self.broken = not data
         self._received += data
-        found = []
-        begin = 0
-        while len(self._received) - begin >= _LENGTH.size:
-            (size,) = _LENGTH.unpack_from(self._received, begin)
-            if size > LONGEST:
-                self.malformed = self.broken = True
-                break
-            if len(self._received) - begin - _LENGTH.size < size:
-                break
-            begin += _LENGTH.size
-            found.append(bytes(self._received[begin : begin + size]))
-            begin += size
-        del self._received[:begin]
-        return found
+
+    def _next(self) -> bytes | None:
+        """The oldest message that is there as a whole."""
+        if len(self._received) < _LENGTH.size:
+            return None
+        (size,) = _LENGTH.unpack_from(self._received)
+        if size > self.longest:
+            self.malformed = self.broken = True
+            return None
+        if len(self._received) - _LENGTH.size < size:
+            return None
+        body = bytes(self._received[_LENGTH.size : _LENGTH.size + size])
+        del self._received[: _LENGTH.size + size]
+        return body
 
     def write(self, body: bytes) -> None:
         """Sends ``body``, now or by :meth:`flush`."""

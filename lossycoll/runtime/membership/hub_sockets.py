@@ -92,6 +92,8 @@ class _Link:
     purpose: str
     since: float
     rank: int = -1
+    is_near: bool = False
+    """It comes from an address where a rank is."""
     known: bool = False
     connecting: bool = False
     watched: int = select.EPOLLIN
@@ -128,6 +130,7 @@ class HubSockets:
         self.shunned: set[int] = set()
         self.members: dict[int, _Link] = {}
         self._places: list[tuple[int, tuple[object, ...]]] = []
+        self._hosts: set[object] = set()
         self._links: dict[int, _Link] = {}
         self._questions: dict[int, _Link] = {}
         self._hub: int | None = None
@@ -169,6 +172,7 @@ class HubSockets:
             # Numeric; a str would load the codec for names.
             found = socket.getaddrinfo(host.encode(), port, type=socket.SOCK_STREAM)[0]
             self._places.append((found[0], found[4]))
+            self._hosts.add(found[4][0])
         self._listen()
 
     def place_of(self, rank: int) -> tuple[str, int]:
@@ -335,7 +339,7 @@ class HubSockets:
         assert self._listener is not None
         for _ in range(ACCEPTS):
             try:
-                end, _ = self._listener.accept()
+                end, place = self._listener.accept()
             except BlockingIOError:
                 return
             except OSError as error:
@@ -347,12 +351,12 @@ class HubSockets:
                 return
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             framed = framed_with(self._secret, end, connects=False)
-            link = _Link(framed, "stranger", self._clock())
+            link = _Link(framed, "stranger", self._clock(), is_near=place[0] in self._hosts)
             self._links[link.framed.fd] = link
             self._poller.register(link.framed.fd, select.EPOLLIN)
             strangers = [one for one in self._links.values() if one.purpose == "stranger"]
             if len(strangers) > self._world + STRANGERS:
-                self._drop(min(strangers, key=lambda one: one.since))
+                self._drop(min(strangers, key=lambda one: (one.is_near, one.since)))
 
     # ---- what comes ----
 

@@ -43,7 +43,7 @@ class PolledStore:
         self._values = values
 
     def set(self, key: str, value: str) -> str:
-        """Returns a digest of what stands in the store then: :meth:`digest`."""
+        """Returns a digest of what stands in the store then: :meth:`anothers`."""
         text = value if self._values is None else self._values.seal(key, value)
         self.mark(key, text)
         return _digest(text)
@@ -57,7 +57,7 @@ class PolledStore:
         """The values, in two questions however many they are; None while one is missing."""
         found = self._try(
             lambda: (
-                [value.decode() for value in self._store.multi_get(keys)]
+                [_text(value) for value in self._store.multi_get(keys)]
                 if self._store.check(keys)
                 else None
             )
@@ -68,14 +68,23 @@ class PolledStore:
         values = [value for value in opened if value is not None]
         return values if len(values) == len(keys) else None
 
+    def counts(self, keys: list[str]) -> list[int]:
+        """What counters are that :meth:`add` has made, in one question; other values count 0."""
+        found = self._try(lambda: self._store.multi_get(keys) if keys else [])
+        return [int(value) if value.isdigit() else 0 for value in found]
+
     def add(self, key: str, value: int) -> int:
         """Adds to a counter, which anybody can read; returns what it is then."""
         return self._try(lambda: self._store.add(key, value))
 
-    def digest(self, key: str) -> str | None:
-        """A digest of what stands under ``key``, whether it opens or not; None: nothing does."""
+    def anothers(self, key: str, is_ours: Callable[[str], object]) -> str | None:
+        """A digest of what stands under ``key``, if it doesn't open or ``is_ours`` denies it; None:
+        it is ours, or nothing is there."""
         found = self._found(key)
-        return None if found is None else _digest(found)
+        text = None if found is None else self._opened(key, found)
+        if found is None or (text is not None and is_ours(text)):
+            return None
+        return _digest(found)
 
     def mark(self, key: str, text: str = "1") -> None:
         """Writes what those can read whose secret is another one."""
@@ -86,9 +95,7 @@ class PolledStore:
         return self._try(lambda: self._store.check([key]))
 
     def _found(self, key: str) -> str | None:
-        return self._try(
-            lambda: self._store.get(key).decode() if self._store.check([key]) else None
-        )
+        return self._try(lambda: _text(self._store.get(key)) if self._store.check([key]) else None)
 
     def _opened(self, key: str, found: str) -> str | None:
         return found if self._values is None else self._values.open(key, found)
@@ -118,6 +125,11 @@ class Pause:
     def __call__(self) -> None:
         time.sleep(self._seconds)
         self._seconds = min(self._seconds * 1.5, POLL_SECONDS[1])
+
+
+def _text(value: bytes) -> str:
+    """What a stranger wrote need not be one."""
+    return value.decode(errors="replace")
 
 
 def _digest(text: str) -> str:

@@ -9,7 +9,6 @@ Values are polled, never waited for: a blocking get would hold the store's clien
 from __future__ import annotations
 
 import json
-import re
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,11 +19,12 @@ from lossycoll.runtime.keys.aead import SealedValues
 from lossycoll.runtime.keys.secret import Secret, transcript
 
 from .definition import differing_option
-from .differing_secrets import DifferingSecrets
+from .differing_secrets import SESSION, DifferingSecrets
 from .polled_store import Pause, PolledStore, Store
 
-SESSION: Final = re.compile("[0-9a-f]{16}")
 GRACE_SECONDS: Final = 5.0
+MOST_CLAIMS: Final = 64
+"""Of one rank that are looked at."""
 """How long rank 0 of a group that is refused tells those that come late."""
 
 
@@ -179,7 +179,7 @@ class Rendezvous:
                 refusal = self._differing_secret(written, roster)
             if refusal:
                 self._refuse(refusal, roster)
-                self._differing.answer(written)
+                self._differing.answer(written, set(range(1, self._size)) - roster.keys())
                 # The latecomers are to hear of it as well, but not for long.
                 end = min(end, time.monotonic() + GRACE_SECONDS)
                 if len(self._differing.apart | roster.keys()) == self._size:
@@ -213,7 +213,7 @@ class Rendezvous:
 
     def _doubled(self) -> RendezvousError | None:
         """Whether more than one process claims some rank. All ranks have come."""
-        claims = self._get_all([f"claims/{rank}" for rank in range(1, self._size)]) or []
+        claims = self._store.counts([self._key(f"claims/{rank}") for rank in range(1, self._size)])
         for rank, claimed in enumerate(claims, 1):
             if claimed > 1:
                 return self._error(self._claimed_text(rank), rank)
@@ -252,8 +252,7 @@ class Rendezvous:
         """Writes a roster that makes every rank in it raise, doubled ones included."""
         nonces = [entry["nonce"] for entry in roster.values()]
         for rank in range(1, self._size):
-            claimed = [self._get(f"claimed/{rank}/{n + 1}") for n in range(self._claims(rank))]
-            nonces += [entry["nonce"] for entry in claimed if entry]
+            nonces += [entry["nonce"] for entry in self._claimed(rank)]
         self._set("roster", {"error": str(error), "peer": error.peer, "nonces": nonces})
 
     def _second_master(self) -> RendezvousError | None:
@@ -345,12 +344,14 @@ class Rendezvous:
         """The process that is rank 0 of a session."""
         return str(json.loads(self._store.get(f"{session}/who") or '"another"'))
 
-    def _claims(self, rank: int) -> int:
-        return self._store.add(self._key(f"claims/{rank}"), 0)
+    def _claimed(self, rank: int) -> list[Any]:
+        """What the processes said that claim a rank. Anybody can count up the claims."""
+        claims = min(self._store.add(self._key(f"claims/{rank}"), 0), MOST_CLAIMS)
+        found = [self._get(f"claimed/{rank}/{n + 1}") for n in range(claims)]
+        return [entry for entry in found if entry]
 
     def _claimed_text(self, rank: int) -> str:
-        claimed = [self._get(f"claimed/{rank}/{n + 1}") for n in range(self._claims(rank))]
-        names = " and ".join(str(entry["who"]) for entry in claimed if entry)
+        names = " and ".join(str(entry["who"]) for entry in self._claimed(rank))
         return _claimed(rank, names)
 
     # ---- the store ----

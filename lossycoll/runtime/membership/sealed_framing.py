@@ -16,9 +16,11 @@ from typing import Final
 from lossycoll.runtime.keys import aead
 from lossycoll.runtime.keys.secret import Secret
 
-from .framing import Framed
+from .framing import LONGEST, Framed
 
 NONCE_BYTES: Final = 16
+LONGEST_GREETING: Final = 4096
+"""Bytes of the first sealed frame: until it opens, the other end may be anybody."""
 
 
 def framed_with(secret: Secret | None, end: socket.socket, *, connects: bool) -> Framed:
@@ -40,6 +42,7 @@ class SealedFramed(Framed):
 
     def __init__(self, end: socket.socket, key: bytes, *, connects: bool) -> None:
         super().__init__(end)
+        self.longest = NONCE_BYTES
         self._key = key
         self._connects = connects
         self._nonce = secrets.token_bytes(NONCE_BYTES)
@@ -52,18 +55,19 @@ class SealedFramed(Framed):
     def read(self) -> list[bytes]:
         """As :meth:`Framed.read`; a frame that doesn't open breaks the connection."""
         found = []
-        for body in super().read():
+        self._receive()
+        # One by one: each may change how long the next one may be.
+        while not self.malformed and (body := self._next()) is not None:
             if self._keys is None:
                 self._meet(body)
-            else:
-                text = aead.open_sealed(self._keys[1], _iv(self._opened), body)
-                self._opened += 1
-                if text is not None:
-                    found.append(text)
-                    continue
+                continue
+            text = aead.open_sealed(self._keys[1], _iv(self._opened), body)
+            self._opened += 1
+            if text is None:
                 self.malformed = self.broken = True
-            if self.broken:
-                break
+            else:
+                self.longest = LONGEST
+                found.append(text)
         return found
 
     def write(self, body: bytes) -> None:
@@ -84,6 +88,7 @@ class SealedFramed(Framed):
         if len(nonce) != NONCE_BYTES:
             self.malformed = self.broken = True
             return
+        self.longest = LONGEST_GREETING
         self._say_nonce()
         both = self._nonce + nonce if self._connects else nonce + self._nonce
         ways = [hmac.digest(self._key, way + both, hashlib.sha256) for way in (b"there", b"back")]

@@ -269,11 +269,23 @@ def test_what_seals_is_shown_with_its_speed(monkeypatch: pytest.MonkeyPatch) -> 
     assert found.found.endswith("no secret is set")
     monkeypatch.setenv("LOSSYCOLL_SECRET", "a secret of tests")
     (found,) = sealing.sealing()
-    assert found.found.endswith("a secret is set")
+    assert found.found.endswith("a secret is set: encrypt by aes-128-gcm")
     monkeypatch.setenv("LOSSYCOLL_SECRET", "short")
     (found,) = sealing.sealing()
     assert found.status is Severity.FAIL
     assert "has 5 bytes" in found.advice
+
+
+def test_no_secret_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOSSYCOLL_SECRET", "the secret of this job")
+    monkeypatch.setenv("LOSSYCOLL_MTU", "1400")
+    (found,) = checks.options()
+    assert found.found == "LOSSYCOLL_MTU=1400 LOSSYCOLL_SECRET (set)"
+    monkeypatch.setenv("LOSSYCOLL_SECERT", "the secret of another job")
+    (found,) = checks.options()
+    assert found.status is Severity.FAIL
+    assert "did you mean LOSSYCOLL_SECRET?" in found.advice
+    assert "the secret" not in f"{found}"
 
 
 @pytest.mark.parametrize(("secret", "status"), [("", Severity.WARN), ("x" * 16, Severity.FAIL)])

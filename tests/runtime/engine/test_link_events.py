@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import errno
 import logging
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.engine.link_events import LinkEvent, LinkEventKind, LinkLog, sentence
+from tests.support.new_network import run_in_a_new_network
 
-ROOT = Path(__file__).resolve().parents[3]
 WHERE = Where(0, 2, addresses=["10.0.0.1:4711", "10.0.0.2:4711"])
-NEW_NETWORK = ["unshare", "--map-root-user", "--net"]
 
 
 @pytest.mark.parametrize(
@@ -54,20 +50,6 @@ def test_each_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     assert events == []
     levels = [record.levelname for record in caplog.records]
     assert levels == ["WARNING", "WARNING", "INFO", "WARNING"], caplog.text
-
-
-def run_in_a_new_network(*module: str) -> None:
-    if subprocess.run([*NEW_NETWORK, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("this system gives no network namespace")
-    done = subprocess.run(
-        [*NEW_NETWORK, sys.executable, "-m", *module],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_an_address_that_goes_away_is_waited_for() -> None:

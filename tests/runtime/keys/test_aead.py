@@ -74,17 +74,26 @@ def test_without_a_library_a_secret_is_an_error(monkeypatch: pytest.MonkeyPatch)
         aead.check_library()
 
 
-def used(*paths: str) -> list[str]:
-    """What a new process says of each library in turn: "" if it can be used, or why not."""
+def said(code: str, *arguments: str, **variables: str) -> list[str]:
+    """What a new process prints, line by line."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, **variables},
+    )
+    return done.stdout.split("\n")[:-1]
+
+
+def used(*paths: str, **variables: str) -> list[str]:
+    """What is said of each library in turn: "" if it can be used, or why not."""
     code = (
         "import sys\n"
         "from lossycoll.runtime.keys.aead import library\n"
         "for path in sys.argv[1:]: print(library(path)[1])\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, *paths], capture_output=True, text=True, check=True
-    )
-    return done.stdout.split("\n")[:-1]
+    return said(code, *paths, **variables)
 
 
 def mapped(name: str) -> str:
@@ -105,3 +114,43 @@ def test_a_library_is_used_that_an_option_names(tmp_path: Path) -> None:
     aead.check_library()
     with pytest.raises(OptionError, match=f"libcrypto='{copy}' can't be used: {another}"):
         aead.check_library(copy)
+
+
+@pytest.fixture(scope="module")
+def liar(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A library that calls itself OpenSSL 99 and does what the variable LIE says."""
+    library = tmp_path_factory.mktemp("liar") / "libcrypto.so"
+    source = Path(__file__).with_name("lying_libcrypto.c")
+    command = ["cc", "-shared", "-fPIC", "-w", str(source), "-o", str(library), "-ldl"]
+    subprocess.run(command, check=True)
+    return str(library)
+
+
+@pytest.mark.parametrize(
+    ("lie", "why"),
+    [
+        ("none", ""),
+        ("hash", "libcrypto's HMAC gives wrong results"),
+        ("text copied", "libcrypto's aes-256-gcm is missing, or gives wrong results"),
+        ("header ignored", "libcrypto's aes-256-gcm is missing, or gives wrong results"),
+        ("tag ignored", "libcrypto's aes-256-gcm is missing, or gives wrong results"),
+        ("no chacha", ""),
+    ],
+)
+def test_a_library_is_believed_by_what_it_does(lie: str, why: str, liar: str) -> None:
+    assert used(liar, LIE=lie, REAL=mapped("libcrypto")) == [why]
+
+
+def test_a_library_may_lack_a_cipher_that_is_not_used(liar: str) -> None:
+    code = (
+        "import sys\n"
+        "from lossycoll.errors import OptionError\n"
+        "from lossycoll.runtime.keys.aead import check_library\n"
+        "check_library(sys.argv[1], 'aes-128-gcm')\n"
+        "try: check_library(sys.argv[1], 'chacha20-poly1305')\n"
+        "except OptionError as error: print(error)\n"
+    )
+    told = said(code, liar, LIE="no chacha", REAL=mapped("libcrypto"))
+    assert told == [
+        "cipher=chacha20-poly1305: this machine's libcrypto has aes-128-gcm and aes-256-gcm"
+    ]

@@ -54,6 +54,20 @@ def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
             find_secret({"LOSSYCOLL_SECRET_FILE": str(path)})
 
 
+def test_a_pipe_is_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    with pytest.raises(OptionError, match="which is no file"):
+        find_secret({"LOSSYCOLL_SECRET_FILE": str(tmp_path / "pipe")})
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
+    file = written(tmp_path / "secret", TEXT)
+    os.chown(tmp_path / "secret", 12345, -1)
+    with pytest.raises(OptionError, match=r"belongs to another user \(12345\)"):
+        find_secret(file)
+
+
 def test_too_short_and_too_long_secrets_are_refused(tmp_path: Path) -> None:
     for size in (0, LEAST_BYTES - 1, MOST_BYTES + 1):
         wanted = f"has {size} bytes, but a secret has 16 to 4096; `lossycoll keygen` makes one"

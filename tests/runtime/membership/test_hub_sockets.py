@@ -15,6 +15,7 @@ from lossycoll.errors import RendezvousError
 from lossycoll.runtime.keys.secret import Secret
 from lossycoll.runtime.membership.framing import LONGEST, MOST_UNSENT, Framed
 from lossycoll.runtime.membership.hub_sockets import (
+    STRANGERS,
     VERSION,
     Alive,
     Broken,
@@ -275,6 +276,19 @@ def test_whoever_connects_in_clear_or_scans_ports_is_dropped_and_changes_nothing
         assert hub.foreign >= 2
         assert member.send(0, pack(Left(1)))
         assert poll(hub, [member], 1) == [Received(1, Left(1))]
+
+
+def test_strangers_by_the_hundred_keep_nobody_out() -> None:
+    """Not even those that come between a rank's connection and its greeting."""
+    with ends(2, OURS) as (hub, member), contextlib.ExitStack() as stack:
+        member.follow(0, 0.0)
+        for _ in range(3 * STRANGERS):
+            place = hub.place_of(0)
+            stranger = socket.create_connection(place, source_address=("127.0.0.9", 0))
+            stack.enter_context(stranger).sendall(bytes([0, 0, 0, 16]))
+            hub.poll(0)  # the first of them takes the member's connection, which says nothing yet
+        meet(hub, member)
+        assert list(hub.members) == [1]
 
 
 def test_new_keys_are_asked_for_by_whoever_has_the_secret_alone() -> None:

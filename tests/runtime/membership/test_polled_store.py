@@ -21,8 +21,11 @@ def test_a_value_is_what_was_set_for_whoever_has_the_secret_alone() -> None:
     assert PolledStore(store, "rank 1/2", ANOTHERS).get("session") is None
     assert PolledStore(store, "rank 1/2").get("session") != "0123456789abcdef"
     assert b"0123456789abcdef" not in base64.b64decode(store.data["session"])
-    assert digest == ours.digest("session") == PolledStore(store, "x", ANOTHERS).digest("session")
-    assert ours.digest("none") is ours.get("none") is None
+    for reader in (PolledStore(store, "x", ANOTHERS), PolledStore(store, "x")):
+        assert reader.anothers("session", "0123456789abcdef".__eq__) == digest
+    assert ours.anothers("session", "0123456789abcdef".__eq__) is None
+    assert ours.anothers("session", "another".__eq__) == digest
+    assert ours.anothers("none", "".__eq__) is ours.get("none") is None
 
 
 def test_a_value_that_does_not_open_is_missing_among_many() -> None:
@@ -52,3 +55,6 @@ def test_marks_and_counters_are_for_everybody() -> None:
     plain.mark("differs")
     assert ours.is_marked("differs")
     assert [ours.add("claims", 1), plain.add("claims", 1)] == [1, 2]
+    store.data["nonsense"] = b"\xff 5"
+    assert ours.counts(["claims", "nonsense"]) == [2, 0]
+    assert ours.counts([]) == []

@@ -333,6 +333,39 @@ def test_ranks_whose_secrets_differ_all_say_so(
         assert error.peer == (0 if rank == 2 else 2)
 
 
+def test_a_late_rank_of_another_secret_is_told_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(differing_secrets, "PATIENCE_SECONDS", 0.2)
+    SECRETS[:] = [OURS, OURS, ANOTHER, ANOTHER]
+    found = together(MemoryStore(), [0, 1, 2, 3], 4, meet, timeout=30.0, late={3: 1.0})
+    assert ["rank 2 differ" in str(error) for error in found] == [True, True, True, False]
+    assert "the secrets of rank 0 and rank 3 differ" in str(found[3])
+
+
+@pytest.mark.parametrize("place", [1, 2])
+def test_a_rank_that_two_processes_claim_is_named_in_sealed_meetings_too(place: int) -> None:
+    """The store counts claims in clear."""
+    SECRETS[:] = [OURS]
+    store = MemoryStore()
+    meeting = Rendezvous(store, 0, 3, 3.0, describe="p", alive=lambda hello: False, secret=OURS)
+    meeting.session = "0123456789abcdef"
+    for rank in (1, 2):
+        store.add(f"{meeting.session}/claims/{rank}", 1)
+    assert meeting._doubled() is None
+    store.add(f"{meeting.session}/claims/{place}", 1)
+    assert f"more than one process claims rank {place}" in str(meeting._doubled())
+
+
+def test_what_strangers_count_up_and_write_costs_no_time() -> None:
+    SECRETS[:] = [OURS]
+    store = MemoryStore()
+    meeting = Rendezvous(store, 0, 2, 3.0, describe="p", alive=lambda hello: False, secret=OURS)
+    meeting.session = "0123456789abcdef"
+    store.data[f"{meeting.session}/claims/1"] = b"999999999999"
+    assert meeting._claimed(1) == []
+    store.data[f"{meeting.session}/hello/1"] = b"\xff" * (2 << 20)
+    assert meeting._get("hello/1") is None
+
+
 def test_a_process_of_another_secret_that_comes_first_does_not_keep_the_right_one_out() -> None:
     SECRETS[:] = [OURS, OURS, ANOTHER]
     store = MemoryStore()

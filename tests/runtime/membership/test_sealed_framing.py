@@ -10,7 +10,11 @@ from collections.abc import Iterator
 import pytest
 
 from lossycoll.runtime.membership.framing import LONGEST, Framed
-from lossycoll.runtime.membership.sealed_framing import NONCE_BYTES, SealedFramed
+from lossycoll.runtime.membership.sealed_framing import (
+    LONGEST_GREETING,
+    NONCE_BYTES,
+    SealedFramed,
+)
 
 KEY = bytes(range(32))
 
@@ -90,14 +94,15 @@ def test_the_longest_message_fits() -> None:
     left, right = socket.socketpair()
     a, b = SealedFramed(left, KEY, connects=True), SealedFramed(right, KEY, connects=False)
     text = os.urandom(LONGEST - 16)
-    a.write(text)
+    for body in (b"a greeting", text, b"another"):
+        a.write(body)
     found: list[bytes] = []
-    while not found and not (a.broken or b.broken):
+    while len(found) < 3 and not (a.broken or b.broken):
         found += b.read()
         a.read()
         a.flush()
         b.flush()
-    assert found == [text]
+    assert found == [b"a greeting", text, b"another"]
     a.close()
     b.close()
 
@@ -174,3 +179,21 @@ def test_nonces_differ() -> None:
         middle.close()
     assert len(seen) == 40
     assert {len(nonce) for nonce in seen} == {NONCE_BYTES}
+
+
+@pytest.mark.parametrize("met", [False, True])
+def test_a_stranger_is_not_waited_for(met: bool) -> None:
+    """Before its first sealed frame an end may say little: no memory is kept for it."""
+    left, right = socket.socketpair()
+    with right:
+        end = SealedFramed(left, KEY, connects=False)
+        if met:
+            right.sendall(NONCE_BYTES.to_bytes(4, "big") + bytes(NONCE_BYTES))
+            assert end.read() == []
+            assert not end.broken
+        size = LONGEST_GREETING + 1 if met else NONCE_BYTES + 1
+        right.sendall(size.to_bytes(4, "big"))
+        assert end.read() == []
+        assert end.malformed
+        assert end.broken
+        end.close()

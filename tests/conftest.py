@@ -1,7 +1,8 @@
 """What holds for every test: the order they run in, which worker runs them, and when one is alone.
 
 Markers: ``long`` leaves a test to ``make test-all``; ``serial`` runs it after all others, with
-nothing of the suite beside it.
+nothing of the suite beside it; ``in_clear`` hides a secret from it (LOSSYCOLL_SECRET), with which
+all others seal what they send.
 """
 
 from __future__ import annotations
@@ -117,13 +118,27 @@ def _shares_a_fixture(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """A serial test waits until the other worker's test has ended, and holds back its next one."""
-    if not hasattr(item.config, "workerinput"):  # a single process: nothing is beside it
+    """A serial test waits until the other worker's test has ended, and holds back its next one. One
+    in clear finds no secret, nor do its fixtures."""
+    with contextlib.ExitStack() as stack:
+        if item.get_closest_marker("in_clear"):
+            stack.enter_context(_without_secret())
+        if hasattr(item.config, "workerinput"):  # else a single process: nothing is beside it
+            alone = item.get_closest_marker("serial") is not None
+            lock = stack.enter_context(open(__file__, encoding="utf-8"))
+            fcntl.flock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         return (yield)
-    alone = item.get_closest_marker("serial") is not None
-    with open(__file__, encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-        return (yield)
+
+
+@contextlib.contextmanager
+def _without_secret() -> Generator[None, None, None]:
+    from lossycoll.options.texts import SECRET_VARIABLES
+
+    hidden = {name: os.environ.pop(name) for name in SECRET_VARIABLES if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
 
 
 @pytest.fixture(autouse=True)

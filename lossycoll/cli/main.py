@@ -15,6 +15,7 @@ from .bench.nccl import NcclMissing
 from .demo import command as demo
 from .doctor import command as doctor
 from .launcher import EXIT_FAILED, Interrupted, LaunchError, Unwritable
+from .simulate import command as simulate
 from .threshold import command as plan_threshold
 
 EXIT_USAGE = 2  # as argparse's
@@ -25,6 +26,7 @@ COMMANDS = {
     "lab": lab,
     "try": trial,
     "plan-threshold": plan_threshold,
+    "simulate": simulate,
     "keygen": keygen,
     "rekey": rekey,
 }

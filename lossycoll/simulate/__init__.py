@@ -2,7 +2,8 @@
 
 ``times`` checks an array of recorded times, ``recorded`` reads one from a file. ``threshold``
 chooses by them, ``scale`` for another number of ranks. ``noise`` has distributions of a
-micro-batch's time, ``theory`` the formulas. numpy alone: no torch, no sockets, no clock.
+micro-batch's time, ``theory`` the formulas. Beside them stand ``recovery`` (what parity leaves) and
+``averaging`` (rounds that a swarm needs). numpy alone: no torch, no sockets, no clock.
 """
 
 from .noise import Delayed, Empirical, Exponential, LogNormal, Noise, Normal, fit

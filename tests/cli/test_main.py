@@ -30,7 +30,10 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         cli.main(["--help"])
     assert ended.value.code == 0
     text = capsys.readouterr().out
-    assert all(name in text for name in ("demo", "bench", "doctor", "lab", "try", "plan-threshold"))
+    assert all(
+        name in text
+        for name in ("demo", "bench", "doctor", "lab", "try", "plan-threshold", "simulate")
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,6 +73,10 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         ("try --loss 1 -- true", "'1' is not"),
         ("try --seeds 0 -- true", "'0' is not"),
         ("plan-threshold", "times"),
+        ("simulate", "what"),
+        ("simulate moshpit --grid 3y3", "'3y3' is no grid; as in 32x32"),
+        ("simulate moshpit --grid 0x3", "a grid of 0x3: wanted at least one axis"),
+        ("simulate moshpit --failure 1", "'1' is not a number of at least 0 and below 1"),
         ("plan-threshold t.json --workers 0", "'0' is not a whole number from 1 to 16384"),
         ("plan-threshold t.json --drop-rate 1", "'1' is not a number of at least 0 and below 1"),
         ("plan-threshold t.json --cut late", "'late'"),

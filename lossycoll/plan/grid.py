@@ -1,0 +1,149 @@
+"""Who averages with whom in a swarm: peers sit in the cells of a grid, and each round averages
+along one of its axes.
+
+Peers whose cells differ in that axis alone are a group; the next round takes the next axis. A grid
+without an empty cell has the exact mean in all cells after as many rounds as it has axes. Source:
+Ryabinin et al., "Moshpit SGD: Communication-Efficient Decentralized Training on Heterogeneous
+Unreliable Devices", NeurIPS 2021, section 3.1. Rounds count from 0.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .rng import key_of, mix_array
+
+Cells = NDArray[np.int64]
+"""A cell of each peer, shape (peers,): numbers in row-major order, all different."""
+
+MOST_CELLS = 1 << 40
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A grid of cells.
+
+    Attributes:
+        shape: The length of each axis, at least 1; no group is larger than the axis of its round.
+
+    Raises:
+        ValueError: There is no axis, one has no length, or there are too many cells.
+    """
+
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.shape or min(self.shape) < 1 or self.cells > MOST_CELLS:
+            raise ValueError(
+                f"a grid of {self}: wanted at least one axis, each at least 1 long, and at most "
+                f"2^40 cells"
+            )
+
+    def __str__(self) -> str:
+        return "x".join(map(str, self.shape))
+
+    @property
+    def cells(self) -> int:
+        """How many there are."""
+        return math.prod(self.shape)
+
+    def axis(self, number: int) -> int:
+        """The axis of a round."""
+        return number % len(self.shape)
+
+    def coordinate(self, cells: Cells, axis: int) -> Cells:
+        """Where the cells lie along an axis."""
+        return cells // self._stride(axis) % self.shape[axis]
+
+    def line(self, cells: Cells, axis: int) -> Cells:
+        """The number of the line along ``axis`` through each cell: that of its first cell."""
+        return cells - self.coordinate(cells, axis) * self._stride(axis)
+
+    def groups(self, cells: Cells, number: int) -> list[NDArray[np.intp]]:
+        """The peers that average together in a round.
+
+        Returns:
+            For each group, in order of lines, the positions of its peers in ``cells``, in order of
+            their place on the line.
+        """
+        lines = self.line(cells, self.axis(number))
+        order = np.lexsort((cells, lines))
+        starts = np.flatnonzero(np.diff(lines[order])) + 1
+        return np.split(order, starts) if len(cells) else []
+
+    def moved(self, cells: Cells, number: int, seed: int) -> Cells:
+        """Where peers sit after a round by the paper's rule: each at the place on its line that is
+        the number of the chunk which it reduced.
+
+        Chunks are dealt anew in each round, so that two peers of a group meet different ones next,
+        and the empty places of a line change. All who know the peers of a line deal alike.
+
+        Args:
+            cells: Where they sat.
+            number: The round that is over.
+            seed: Of the swarm.
+        """
+        axis = self.axis(number)
+        out = cells.copy()
+        for group in self.groups(cells, number):
+            line = int(self.line(cells[group[:1]], axis)[0])
+            places = np.arange(self.shape[axis], dtype=np.uint64)
+            drawn = mix_array(places ^ np.uint64(key_of(seed, number, line)))
+            dealt = np.argsort(drawn, kind="stable")[: len(group)]
+            out[group] = line + dealt * self._stride(axis)
+        return out
+
+    def _stride(self, axis: int) -> int:
+        return math.prod(self.shape[axis + 1 :])
+
+
+def parse(text: str) -> Grid:
+    """The grid of a text such as ``32x32``.
+
+    Raises:
+        ValueError: It isn't one.
+    """
+    parts = text.split("x")
+    if not all(part.isdecimal() and len(part) <= 12 for part in parts):
+        raise ValueError(f"{text!r} is no grid; as in 32x32")
+    return Grid(tuple(map(int, parts)))
+
+
+def fitting(peers: int, most: int) -> Grid:
+    """The grid with the fewest axes, and then the fewest cells, for some number of peers.
+
+    Args:
+        peers: At least 1.
+        most: Peers in a group, at least 2.
+
+    Raises:
+        ValueError: An argument is too small.
+    """
+    if peers < 1 or most < 2:
+        raise ValueError(f"{peers} peers in groups of {most}: wanted at least 1, and 2")
+    axes = 1
+    while most**axes < peers:
+        axes += 1
+    side = 1
+    while side**axes < peers:
+        side += 1
+    shape = [side] * axes
+    for axis in range(axes):  # an axis that can be shorter
+        while math.prod(shape) // shape[axis] * (shape[axis] - 1) >= peers:
+            shape[axis] -= 1
+    return Grid(tuple(shape))
+
+
+def placed(peers: int, grid: Grid, generator: np.random.Generator) -> Cells:
+    """Different cells at random.
+
+    Raises:
+        ValueError: There are more peers than cells.
+    """
+    if peers > grid.cells:
+        raise ValueError(f"{peers} peers don't fit into {grid}, which has {grid.cells} cells")
+    return generator.choice(grid.cells, size=peers, replace=False).astype(np.int64)

@@ -21,9 +21,12 @@ _warned: Final[list[Where]] = []
 def usable_secret(pg_options: object) -> tuple[Secret | None, OptionError | None]:
     """The job's secret, or why what is set can't be used: the other ranks are to hear of that."""
     try:
+        options = Options.resolve(pg_options)
+    except OptionError:  # which is told under the secret
+        options = Options()
+    try:
         found = find_secret()
         if found is not None:
-            options = Options.resolve(pg_options)
             check_library(options.libcrypto, options.cipher)
     except OptionError as error:
         return None, error

@@ -57,11 +57,13 @@ class Grid:
 
     def coordinate(self, cells: Cells, axis: int) -> Cells:
         """Where the cells lie along an axis."""
-        return cells // self._stride(axis) % self.shape[axis]
+        found: Cells = cells // self._stride(axis) % self.shape[axis]
+        return found
 
     def line(self, cells: Cells, axis: int) -> Cells:
         """The number of the line along ``axis`` through each cell: that of its first cell."""
-        return cells - self.coordinate(cells, axis) * self._stride(axis)
+        first: Cells = cells - self.coordinate(cells, axis) * self._stride(axis)
+        return first
 
     def groups(self, cells: Cells, number: int) -> list[NDArray[np.intp]]:
         """The peers that average together in a round.

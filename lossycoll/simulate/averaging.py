@@ -192,6 +192,7 @@ def _mixing(turns: Sequence[Sequence[tuple[NDArray[np.intp], NDArray[np.intp]]]]
         works = alive[to] & alive[of]
         sums = np.bincount(to[works], weights=values[of[works]], minlength=len(values))
         counts = np.bincount(to[works], minlength=len(values))
-        return np.where(counts > 0, sums / np.maximum(counts, 1), values)
+        out: Values = np.where(counts > 0, sums / np.maximum(counts, 1), values)
+        return out
 
     return step

@@ -96,7 +96,7 @@ KILLS = [
     pytest.param(rank_all_reduce, 1, signal.SIGKILL, marks=pytest.mark.long),
     (rank_all_reduce, 0, signal.SIGKILL),
     (rank_all_reduce, 2, signal.SIGSTOP),
-    pytest.param(rank_gloo, 1, signal.SIGKILL, marks=pytest.mark.long),
+    pytest.param(rank_gloo, 1, signal.SIGKILL, marks=[pytest.mark.long, pytest.mark.in_clear]),
     (rank_point_to_point, 2, signal.SIGKILL),
 ]
 

@@ -14,6 +14,7 @@ from tests.support.failure_cases import CALM, QUIET, catch, holdings
 from tests.support.harness import Ranks, init, note, run_good
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.in_clear
 BY_GLOO = {"bulk_min_bytes": 1 << 30, "lossy_min_bytes": 1 << 30}
 """Options with which gloo serves small reductions."""
 

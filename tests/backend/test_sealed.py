@@ -36,6 +36,7 @@ def test_a_job_with_a_secret_does_what_others_do(env: dict[str, str]) -> None:
     assert not any(env["LOSSYCOLL_SECRET"] in one.stderr for one in outcomes)
 
 
+@pytest.mark.in_clear
 @pytest.mark.skipif(not can_sniff(), reason="only root sees what passes the interfaces")
 def test_nothing_that_a_job_says_can_be_read_on_any_interface() -> None:
     """Of tensors, of the token, of names; and without a secret all of that can be."""
@@ -56,6 +57,7 @@ def test_ranks_of_different_secrets_say_so_and_name_who_differs() -> None:
         assert "set LOSSYCOLL_SECRET or LOSSYCOLL_SECRET_FILE to the same" in one.text
 
 
+@pytest.mark.in_clear
 @pytest.mark.long
 def test_a_rank_without_a_secret_is_told() -> None:
     secrets = dict.fromkeys((0, 1), SECRET)
@@ -65,6 +67,7 @@ def test_a_rank_without_a_secret_is_told() -> None:
         assert "the secrets of rank 0 and rank 2 differ, or only one of them has one" in one.text
 
 
+@pytest.mark.in_clear
 def test_a_secret_file_that_others_can_read_ends_the_job(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_text(SECRET["LOSSYCOLL_SECRET"])
@@ -96,6 +99,7 @@ def rank_has_a_secret_later(rank: int, world: int) -> list[bool]:
     return found
 
 
+@pytest.mark.in_clear
 def test_a_group_that_is_made_when_there_is_a_secret_shares_no_host_in_clear() -> None:
     assert run_good(rank_has_a_secret_later, 2) == [[False, True, True]] * 2
 
@@ -114,6 +118,7 @@ def rank_splits_a_group_in_clear(rank: int, world: int) -> str:
     return str(caught.value)
 
 
+@pytest.mark.in_clear
 def test_a_part_of_a_group_in_clear_is_refused_once_there_is_a_secret() -> None:
     for rank, error in enumerate(run_good(rank_splits_a_group_in_clear, 2)):
         assert f"rank {rank}/2: a secret is set now, and was not when" in error

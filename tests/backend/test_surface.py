@@ -81,6 +81,7 @@ def rank_table(rank: int, world: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.in_clear
 @pytest.mark.parametrize(
     "world",
     [1, pytest.param(2, marks=pytest.mark.long), 3, pytest.param(4, marks=pytest.mark.long)],
@@ -93,6 +94,7 @@ def test_every_collective_type_and_layout(world: int) -> None:
     assert [out["by_gloo"] for out in outs] == [0] * world
 
 
+@pytest.mark.in_clear
 def test_what_is_left_to_gloo_is_the_same() -> None:
     outs = run_good(rank_table, 2, {**LOSS, "LOSSYCOLL_BULK_MIN_BYTES": "1000000"})
     _no_failures(outs)

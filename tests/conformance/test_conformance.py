@@ -72,6 +72,7 @@ def _passed(found: dict[str, Outcome], wanted: list[str]) -> None:
     assert {name: out for name, out in found.items() if out.kind != "pass"} == {}
 
 
+@pytest.mark.in_clear
 @pytest.mark.long
 def test_reliable_passes_what_gloo_passes() -> None:
     _passed(dict(outcomes("reliable", 3, COLLECTIVES)), COLLECTIVES)

@@ -162,6 +162,7 @@ def rank_victim_2(rank: int, world: int) -> Any:
     return rank_in_every_call(rank, world, 2)
 
 
+@pytest.mark.in_clear
 @pytest.mark.parametrize(
     ("victim", "link"),
     [

@@ -305,6 +305,13 @@ def _inherited() -> dict[str, str]:
     }
 
 
+def is_sealed() -> bool:
+    """Whether this rank's job has a secret: what gloo serves is refused then."""
+    from lossycoll.runtime.keys.secret import find_secret
+
+    return find_secret() is not None
+
+
 def be_a_rank(function: str, out: str) -> None:
     """What a rank's process does; ``out``: the file for its outcome."""
     module, _, name = function.partition(":")

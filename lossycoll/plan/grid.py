@@ -90,7 +90,7 @@ class Grid:
             seed: Of the swarm.
         """
         axis = self.axis(number)
-        out = cells.copy()
+        out: Cells = cells.copy()
         for group in self.groups(cells, number):
             line = int(self.line(cells[group[:1]], axis)[0])
             places = np.arange(self.shape[axis], dtype=np.uint64)

@@ -175,7 +175,7 @@ def _places(generator: Draws) -> np.random.Generator:
 
 def _grouped(values: Values, present: NDArray[np.intp], group: NDArray[np.intp]) -> Values:
     """``values`` with those of the peers that are ``present`` replaced by their group's mean."""
-    out = values.copy()
+    out: Values = values.copy()
     if len(present):
         sums = np.bincount(group, weights=values[present])
         out[present] = (sums / np.bincount(group))[group]

@@ -2,7 +2,8 @@
 
 Groups that seal nothing, encrypt, and authenticate take turns in the same two processes, over the
 laboratory's wires (docs/lab.md says what it needs) and over loopback, all by UDP at one MTU. A time
-is from the last rank's begin to the last one's end; medians.
+is from the last rank's begin to the last one's end; medians. With LOSSYCOLL_LIBCRYPTO another
+OpenSSL than the system's seals, which ``--mark sealed-newer`` reports in a place of its own.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from benchmarks.micro.sealed_rank import WAYS
 from lossycoll.cli.argtypes import whole
 from lossycoll.cli.bench.command import human
 from lossycoll.lab import Lab, Link, Network, Port
+from lossycoll.options.fields import Options
+from lossycoll.runtime.keys.aead import library
 
 MODULE: Final = "benchmarks.micro.sealed_rank"
 RANKS: Final = 2
@@ -137,6 +140,7 @@ def main() -> int:
     parser.add_argument(
         "--report", type=Path, help="write the table into sealing.md of this folder"
     )
+    parser.add_argument("--mark", default="sealed", help="where in the page (%(default)s)")
     options = parser.parse_args()
     found: list[Measured] = []
     for wire in options.wire or WIRES:
@@ -151,9 +155,10 @@ def main() -> int:
         from benchmarks.common.results import source
 
         taken = source()
-        when = f"{taken['date']}, commit {taken['commit']}, {taken['machine']}."
+        seals = library(Options.from_env().libcrypto)[0]
+        when = f"{taken['date']}, commit {taken['commit']}, {taken['machine']}; {seals}."
         text = f"{when}\n\n{markdown(HEADINGS, cells(found))}"
-        fill(options.report / "sealing.md", {"sealed": text})
+        fill(options.report / "sealing.md", {options.mark: text})
     return 0
 
 

@@ -66,16 +66,16 @@ def _met(
     try:
         if unusable is not None:
             raise unusable
-        if has_secret and not cohort.host.is_sealed:
+        options = read_options(place, pg_options, [cohort], sealed=cohort.host.is_sealed)
+        asked = _own_host(options, pg_options, cohort)
+        if has_secret and not (cohort.host.is_sealed or asked):
             raise OptionError(
                 f"rank {place.rank}/{place.size}: a secret is set now, and was not when the group "
                 f"was made whose part this is: set it before init_process_group"
             )
-        options = read_options(place, pg_options, [cohort], sealed=cohort.host.is_sealed)
     except Exception:
         member_of(undo, cohort.plane, session, members)  # it tells the others
         raise
-    asked = _own_host(options, pg_options, cohort)
     if asked:
         _await_others_that_ask(place, cohort, session, members, asked)
         return None

@@ -114,6 +114,8 @@ def rank_splits_a_group_in_clear(rank: int, world: int) -> str:
     with pytest.raises(lossycoll.OptionError) as caught:
         dist.new_group()
     dist.barrier()  # the group itself goes on
+    own = dist.new_group(pg_options=lossycoll.Options(seal="authenticate"))
+    assert own._group._host.is_sealed, "it has a socket of its own"
     dist.destroy_process_group()
     return str(caught.value)
 

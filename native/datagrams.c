@@ -124,6 +124,8 @@ static const uint8_t *opened(lc_host *h, const lc_interface *via, const lc_arriv
     enum lc_verdict verdict = lc_wire_outer(data, *n, &via->expect, &sender);
     if (verdict == LC_GOOD && !is_from(h, via, arrival, sender))
         verdict = LC_FOREIGN;
+    if (verdict == LC_GOOD && !h->paths[sender].seal)
+        verdict = LC_FOREIGN;
     if (verdict == LC_GOOD)
         verdict = lc_seal_take(h->paths[sender].seal, data, *n, h->session, h->now, h->unsealed);
     count_refused(h, verdict);

@@ -10,6 +10,7 @@
 
 #include "forks.h"
 #include "loop.h"
+#include "paths.h"
 
 enum {
     SHARED_MEMORY = 1,  /* number of its link */
@@ -67,6 +68,7 @@ void lc_host_free(lc_host *h) {
     pthread_mutex_destroy(&h->driving);
     pthread_mutex_destroy(&h->lock);
     pthread_mutex_destroy(&h->pool_lock);
+    pthread_cond_destroy(&h->admitted);
     free(h);
 }
 
@@ -193,6 +195,7 @@ lc_host *lc_host_open_in(const lc_host_config *config, const lc_setting *setting
     pthread_mutex_init(&h->driving, NULL);
     pthread_mutex_init(&h->lock, NULL);
     pthread_mutex_init(&h->pool_lock, NULL);
+    pthread_cond_init(&h->admitted, NULL);
     lc_rate_init(&h->rate, config->pace_bytes_per_s, lc_clock_now(h->clock));
     if (make_interfaces(h, setting) && make_paths(h))
         open_links(h, config, setting, failure);
@@ -238,6 +241,8 @@ static int seal_interface(lc_host *h, lc_interface *via, uint16_t number, lc_fai
 }
 
 static int seal_paths(lc_host *h, const uint8_t *secrets) {
+    if (!secrets)
+        return LC_OK;
     for (uint16_t i = 0; i < h->config.processes; i++) {
         if (i == h->config.process)
             continue;
@@ -292,43 +297,25 @@ static int start_thread(lc_host *h) {
     return LC_OK;
 }
 
+/* What a path needs of memory, whoever is at its other end. */
+static int make_room(lc_path *p) {
+    uint8_t *held = realloc(p->held, lc_wire_bytes_max(p->interface));
+    if (!held)
+        return LC_E_MEMORY;
+    p->held = held;
+    if (p->interface->link->small_max && !p->units_at)
+        p->units_at = calloc(LC_UNITS, sizeof *p->units_at);
+    return p->interface->link->small_max && !p->units_at ? LC_E_MEMORY : LC_OK;
+}
+
 static int set_address(lc_host *h, lc_path *p, const lc_address *address) {
     if (address->link >= h->n_interfaces)
         return LC_E_ARGUMENT;
     p->interface = &h->interfaces[address->link];
-    int code = lc_link_set_peer(p->interface->link, p->number, address);
-    if (code != LC_OK)
-        return code;
-    uint32_t bytes = lc_wire_bytes_max(p->interface);
-    uint8_t *held = realloc(p->held, bytes);
-    if (!held)
-        return LC_E_MEMORY;
-    p->held = held;
-    if (p->interface->link->small_max && !p->units_at) {
-        p->units_at = calloc(LC_UNITS, sizeof *p->units_at);
-        if (!p->units_at)
-            return LC_E_MEMORY;
-    }
-    p->pace.packet_bytes = bytes;
-    p->pace.same_host = lc_link_is_here(p->interface->link, p->number);
-    if (p->number != h->config.process)
-        p->interface->paths[p->interface->n_paths++] = p;
-    return LC_OK;
-}
-
-static uint32_t share_of(const lc_interface *via, uint32_t packet_bytes) {
-    uint32_t share = lc_link_credits(via->link, packet_bytes, via->n_paths ? via->n_paths : 1);
-    return share ? share : 1;
-}
-
-/* Where small packets take less room, the window is as many of those, and large ones count so much
- * that no more of them fit into it than there is room for. */
-static void share_credits(lc_interface *via) {
-    uint32_t large = share_of(via, lc_wire_bytes_max(via)), small_max = via->link->small_max;
-    via->window = small_max ? share_of(via, small_max) : large;
-    via->large_units = (via->window + large - 1) / large;
-    for (uint16_t i = 0; i < via->n_paths; i++)
-        via->paths[i]->tx_window = via->large_units; /* until the peer says what it can take */
+    int code = make_room(p);
+    if (code != LC_OK || address->absent)
+        return code == LC_OK && p->number == h->config.process ? LC_E_ARGUMENT : code;
+    return lc_path_reach(h, p, address);
 }
 
 /* Of a host whose clock is virtual it is no property of this machine. */
@@ -358,7 +345,9 @@ int lc_host_start(lc_host *h, uint64_t session, const lc_address *processes) {
     h->session = session;
     for (uint16_t i = 0; i < h->n_interfaces; i++) {
         lc_interface *via = &h->interfaces[i];
-        share_credits(via);
+        lc_share_credits(via);
+        for (uint16_t k = 0; k < via->n_paths; k++)
+            via->paths[k]->tx_window = via->large_units; /* until the peer says what it can take */
         via->expect = (lc_expect){.session = session,
                                   .process = h->config.process,
                                   .processes = h->config.processes,
@@ -372,6 +361,40 @@ int lc_host_start(lc_host *h, uint64_t session, const lc_address *processes) {
         code = start_thread(h);
     h->running = code == LC_OK;
     return code;
+}
+
+/* ---- others that come and go ---- */
+
+/* Until the loop has seen to it. */
+static void hand_over(lc_host *h, lc_admission *a) {
+    pthread_mutex_lock(&h->lock);
+    a->next = h->admissions;
+    h->admissions = a;
+    pthread_mutex_unlock(&h->lock);
+    atomic_fetch_or(&h->attention, LC_LOOK_ADMISSIONS);
+    lc_nudge(h);
+    if (h->threadless)
+        lc_turn(h);
+    pthread_mutex_lock(&h->lock);
+    while (a->code == LC_PENDING)
+        pthread_cond_wait(&h->admitted, &h->lock);
+    pthread_mutex_unlock(&h->lock);
+}
+
+int lc_host_admit(lc_host *h, uint16_t process, const lc_address *address, const uint8_t *secrets) {
+    int sealed = h->sealing.cipher != LC_CIPHER_NONE;
+    if (!h->running || process >= h->config.processes || process == h->config.process ||
+        h->n_interfaces != 1 || sealed != (address ? secrets != NULL : sealed))
+        return LC_E_ARGUMENT;
+    lc_admission a = {.process = process, .address = address, .code = LC_PENDING};
+    if (address && sealed) {
+        a.seal = lc_seal_open(&h->sealing, secrets);
+        if (!a.seal)
+            return LC_E_MEMORY;
+    }
+    hand_over(h, &a);
+    lc_seal_close(a.seal); /* the former one, or that of an admission that failed */
+    return a.code;
 }
 
 /* ---- what it tells of its links ---- */

@@ -9,6 +9,7 @@
 #include "linger.h"
 #include "message.h"
 #include "operations.h"
+#include "paths.h"
 #include "timers.h"
 
 static const uint64_t PUBLISH_NS = 50000000;
@@ -155,6 +156,8 @@ static void attend(lc_host *h) {
         adopt(h, opened);
         enqueue_all(newest);
     }
+    if (look & LC_LOOK_ADMISSIONS)
+        lc_admit_waiting(h);
     if (look & LC_LOOK_GROUPS || h->closing)
         look_at_groups(h);
     else if (h->failing)

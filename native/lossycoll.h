@@ -308,9 +308,10 @@ typedef struct {
 typedef struct {
     const char *host; /* numeric */
     uint16_t port;
-    uint16_t link; /* its number, from 0 */
-    int memory;    /* of link 1, shared memory: the peer's, and what wakes the peer, as its */
-    int wake;      /* lc_host_share gave them. The caller closes them after lc_host_start */
+    uint16_t link;  /* its number, from 0 */
+    int memory;     /* of link 1, shared memory: the peer's, and what wakes the peer, as its */
+    int wake;       /* lc_host_share gave them. The caller closes them after lc_host_start */
+    uint8_t absent; /* nobody has this number yet */
 } lc_address;
 
 /* What happens to links that go on by themselves. */
@@ -405,9 +406,18 @@ void lc_host_crowded(lc_host *host);
 int lc_host_seal(lc_host *host, const lc_seal_config *config, lc_failure *failure);
 /* New keys for whatever is sent from now on. Any thread may call it. */
 void lc_host_rekey(lc_host *host);
-/* Makes the processes known (an address for each) and starts the progress thread. LC_E_ARGUMENT for
- * an address that its link can't use, or of a link that isn't there. */
+/* Makes the processes known (an address for each) and starts the progress thread. Those that are
+ * absent are to come (lc_host_admit). LC_E_ARGUMENT for an address that its link can't use, or of a
+ * link that isn't there. */
 int lc_host_start(lc_host *host, uint64_t session, const lc_address *processes);
+/* Makes another process known by a number: it comes, or comes back, or takes the place of one that
+ * has gone. Nothing is left of what was known by that number, nor is anything at the other end,
+ * which does the same. `address` NULL: nobody has the number now. `secrets`: what goes there and
+ * what comes (2 * LC_SECRET_BYTES), where packets are sealed, else NULL. While the host runs, of
+ * its socket alone; any thread may call it. LC_E_ARGUMENT also while some group has the process as
+ * a member. */
+int lc_host_admit(lc_host *host, uint16_t process, const lc_address *address,
+                  const uint8_t *secrets);
 /* Stops and joins the thread, closes the links and frees the host. Its groups are closed before. */
 void lc_host_close(lc_host *host);
 /* What a link says of itself; LC_E_ARGUMENT if there is none of that number. */

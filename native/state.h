@@ -77,6 +77,7 @@ typedef struct {
 } lc_stream_name;
 
 typedef struct lc_interface lc_interface;
+typedef struct lc_admission lc_admission;
 
 typedef struct {
     uint16_t number;         /* of the process */
@@ -198,8 +199,9 @@ struct lc_interface {
 };
 
 enum lc_attention {
-    LC_LOOK_INBOX = 1, /* operations or groups are new */
-    LC_LOOK_GROUPS = 2 /* some group is aborted, closing, or has a member that died or left */
+    LC_LOOK_INBOX = 1,  /* operations or groups are new */
+    LC_LOOK_GROUPS = 2, /* some group is aborted, closing, or has a member that died or left */
+    LC_LOOK_ADMISSIONS = 4
 };
 
 /* The end of a stream that is repeated after the operation has gone, and perhaps its group. */
@@ -309,6 +311,8 @@ struct lc_host {
     int running;                /* it has been started, before any group is opened */
     lc_op *inbox;               /* submitted to any group, newest first */
     lc_group *opened;           /* not yet among groups */
+    lc_admission *admissions;   /* that wait for the loop, */
+    pthread_cond_t admitted;    /* which has seen to some */
     lc_group *registered;       /* all that are not closed */
     lc_stats stats;             /* live, as last published */
     lc_event events[LC_EVENTS]; /* a ring */

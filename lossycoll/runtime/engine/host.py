@@ -132,13 +132,14 @@ class Host:
         """Seals all that leaves this machine; before ``start``.
 
         Args:
-            secrets: :meth:`lossycoll.runtime.keys.secret.Secret.path_secrets`.
+            secrets: :meth:`lossycoll.runtime.keys.secret.Secret.path_secrets`; empty: those of
+                each process come with it (:meth:`admit`).
             filter_bits: 16 bits, equal in all processes.
 
         Raises:
             EngineError: There is no memory for it, or no libcrypto.
         """
-        table = ffi.from_buffer("uint8_t[]", secrets)
+        table = ffi.from_buffer("uint8_t[]", secrets) if secrets else ffi.NULL
         config = ffi.new("lc_seal_config *")
         config.cipher = CIPHERS[self._options.cipher]
         config.clear = self._options.seal == "authenticate"
@@ -159,7 +160,7 @@ class Host:
     def start(
         self,
         session: int,
-        peers: Sequence[tuple[str, int]],
+        peers: Sequence[tuple[str, int] | None],
         topology: Topology | None = None,
         shared: Mapping[int, tuple[int, int]] | None = None,
         *,
@@ -169,7 +170,8 @@ class Host:
 
         Args:
             session: 64 bits, equal in all processes.
-            peers: (numeric host, port) of each process, this one included.
+            peers: (numeric host, port) of each process, this one included; None: it is to come
+                (:meth:`admit`).
             topology: Which processes share a machine; None: none do.
             shared: Memory and pipe of those that share this one's, by number, as ``share``
                 returned them there. They stay the caller's.
@@ -178,22 +180,46 @@ class Host:
         Raises:
             EngineError: An address can't be used, or the thread can't be started.
         """
-        hosts = [ffi.new("char[]", host.encode()) for host, _ in peers]
+        hosts = [ffi.new("char[]", (peer or ("", 0))[0].encode()) for peer in peers]
         table = ffi.new("lc_address[]", len(peers))
-        for entry, host, (_, port) in zip(table, hosts, peers, strict=True):
+        for entry, host, peer in zip(table, hosts, peers, strict=True):
             entry.host = host
-            entry.port = port
+            entry.port = peer[1] if peer else 0
+            entry.absent = peer is None
         for process, (memory, wake) in (shared or {}).items():
             entry = table[process]
             entry.link, entry.memory, entry.wake = SHARED_LINK, memory, wake
         self.topology = topology or self.topology
-        self.addresses = [f"{host}:{port}" for host, port in peers]
+        self.addresses = [f"{peer[0]}:{peer[1]}" if peer else "unknown" for peer in peers]
         self._where = Where(self.process, self.processes, addresses=self.addresses)
         if crowded:
             lib.lc_host_crowded(self.handle)
         code = lib.lc_host_start(self.handle, session, table)
         if code < 0:
             raise error_of(Failure(code), self._where)
+
+    def admit(self, process: int, peer: tuple[str, int] | None, secrets: bytes = b"") -> None:
+        """Makes another process known by its number: one that comes, or comes back, or takes the
+        place of one that has gone. At the other end the same must be done with this one.
+
+        Args:
+            process: The number.
+            peer: (numeric host, port); None: nobody has the number now.
+            secrets: Where packets are sealed, the key of what goes there and that of what comes.
+
+        Raises:
+            EngineError: The address can't be used, some group has the process as a member, or
+                there is no memory.
+        """
+        address = ffi.NULL
+        if peer is not None:
+            host = ffi.new("char[]", peer[0].encode())
+            address = ffi.new("lc_address *", {"host": host, "port": peer[1]})
+        keys = ffi.from_buffer("uint8_t[]", secrets) if secrets else ffi.NULL
+        code = lib.lc_host_admit(self.handle, process, address, keys)
+        if code < 0:
+            raise error_of(Failure(code, peer=process), self._where)
+        self.addresses[process] = f"{peer[0]}:{peer[1]}" if peer else "unknown"
 
     def link(self, number: int = 0) -> LinkInfo:
         """What the socket is like; 1: the memory that is shared. Not after ``close``."""

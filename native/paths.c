@@ -1,0 +1,104 @@
+/* Ways to other processes. A path is made anew when another process takes a number, or the same one
+ * starts again: all that was known of it, keys and numbers of packets included, is of the one that
+ * was there before. */
+#include "paths.h"
+
+#include <string.h>
+
+/* ---- reaching a process ---- */
+
+int lc_path_reach(lc_host *h, lc_path *p, const lc_address *address) {
+    int code = lc_link_set_peer(p->interface->link, p->number, address);
+    if (code != LC_OK)
+        return code;
+    p->pace.packet_bytes = lc_wire_bytes_max(p->interface);
+    p->pace.same_host = lc_link_is_here(p->interface->link, p->number);
+    if (p->number != h->config.process)
+        p->interface->paths[p->interface->n_paths++] = p;
+    return LC_OK;
+}
+
+static uint32_t share_of(const lc_interface *via, uint32_t packet_bytes) {
+    uint32_t share = lc_link_credits(via->link, packet_bytes, via->n_paths ? via->n_paths : 1);
+    return share ? share : 1;
+}
+
+/* Where small packets take less room, the window is as many of those, and large ones count so much
+ * that no more of them fit into it than there is room for. */
+void lc_share_credits(lc_interface *via) {
+    uint32_t large = share_of(via, lc_wire_bytes_max(via)), small_max = via->link->small_max;
+    via->window = small_max ? share_of(via, small_max) : large;
+    via->large_units = (via->window + large - 1) / large;
+}
+
+/* ---- anew ---- */
+
+/* Whether it was there or not. */
+static void take_off(lc_interface *via, const lc_path *p) {
+    uint16_t n = 0;
+    for (uint16_t i = 0; i < via->n_paths; i++)
+        if (via->paths[i] != p)
+            via->paths[n++] = via->paths[i];
+    via->n_paths = n;
+    via->turn = 0;
+}
+
+static void forget(lc_host *h, lc_path *p) {
+    lc_cell *next;
+    for (lc_cell *cell = p->waiting.first; cell; cell = next) {
+        next = cell->next;
+        lc_cells_free(&p->interface->cells, cell);
+    }
+    for (uint32_t i = 0; i < h->n_late_fins;) {
+        if (h->late_fins[i].process == p->number)
+            h->late_fins[i] = h->late_fins[--h->n_late_fins];
+        else
+            i++;
+    }
+    memset(p->early, 0, LC_EARLY * sizeof *p->early);
+    lc_path fresh = {.number = p->number,
+                     .interface = p->interface,
+                     .records = p->records,
+                     .early = p->early,
+                     .held = p->held,
+                     .units_at = p->units_at};
+    *p = fresh;
+    uint64_t day = lc_clock_time_of_day(h->clock);
+    lc_pace_init(&p->pace, h->now, day - h->now, LC_HEADER_BYTES + h->config.payload_bytes);
+}
+
+static void admit(lc_host *h, lc_admission *a) {
+    lc_path *p = &h->paths[a->process];
+    lc_interface *via = p->interface;
+    lc_seal *before = p->seal;
+    take_off(via, p);
+    forget(h, p);
+    p->seal = a->seal;
+    a->seal = before;
+    a->code =
+        a->address ? lc_path_reach(h, p, a->address) : lc_link_set_peer(via->link, p->number, NULL);
+    lc_share_credits(via);
+    p->tx_window = via->large_units;
+}
+
+/* Whether some group, also one that isn't closed yet, has the process. Under the lock. */
+static int is_member(const lc_host *h, uint16_t process) {
+    for (const lc_group *g = h->registered; g; g = g->next_registered)
+        if (g->rank_of_process[process] != 0xFFFF)
+            return 1;
+    return 0;
+}
+
+void lc_admit_waiting(lc_host *h) {
+    pthread_mutex_lock(&h->lock);
+    while (h->admissions) {
+        lc_admission *a = h->admissions;
+        h->admissions = a->next;
+        if (is_member(h, a->process))
+            a->code = LC_E_ARGUMENT;
+        else
+            admit(h, a);
+        pthread_cond_broadcast(&h->admitted);
+    }
+    pthread_mutex_unlock(&h->lock);
+}

@@ -261,6 +261,7 @@ def test_a_machine_on_which_memory_cant_be_handed_over_says_why(
     assert "Address family not supported" in found.found
 
 
+@pytest.mark.in_clear
 def test_what_seals_is_shown_with_its_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     (found,) = sealing.sealing()
     assert found.status is Severity.OK, found
@@ -288,6 +289,7 @@ def test_no_secret_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "the secret" not in f"{found}"
 
 
+@pytest.mark.in_clear
 @pytest.mark.parametrize(("secret", "status"), [("", Severity.WARN), ("x" * 16, Severity.FAIL)])
 def test_a_machine_that_cant_seal_says_so(
     secret: str, status: Severity, monkeypatch: pytest.MonkeyPatch

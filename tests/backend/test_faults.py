@@ -520,6 +520,8 @@ def test_missing_ranks_are_named_after_the_timeout() -> None:
 def rank_stays(rank: int, world: int) -> str:
     import torch.distributed as dist
 
+    note("here")
+    until(lambda: os.path.exists(os.environ["GO"]), "the others", seconds=200)
     init(timeout=60)
     note("ready")
     until(lambda: os.path.exists(os.environ["STOP"]), "the end of the test", seconds=200)
@@ -529,8 +531,15 @@ def rank_stays(rank: int, world: int) -> str:
 
 @pytest.mark.parametrize("doubled", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_two_processes_that_claim_a_rank(doubled: int, tmp_path: Any) -> None:
-    env = {**QUIET, "STOP": str(tmp_path / "stop")}
+    env = {**QUIET, "GO": str(tmp_path / "go"), "STOP": str(tmp_path / "stop")}
     with Ranks(rank_stays, 2, env, ranks=[0, 1, doubled]) as ranks:
+        # A process that starts later than rank 0 waits for latecomers is told nothing.
+        until(
+            lambda: all("here" in ranks.output(number) for number in range(3)),
+            "all processes have started",
+            seconds=60,
+        )
+        (tmp_path / "go").touch()
         # One is too many. Whoever comes late knows; the others do if it came in time.
         until(
             lambda: all(

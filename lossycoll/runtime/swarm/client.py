@@ -1,0 +1,228 @@
+"""A peer's connection to the directory: one thread that keeps it up, and what comes over it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
+
+from lossycoll.errors import LossyError, OperationTimeout, RendezvousError
+from lossycoll.runtime.keys.secret import Secret
+from lossycoll.runtime.membership.framing import Framed
+from lossycoll.runtime.membership.sealed_framing import framed_with
+
+from .protocol import (
+    PLACES,
+    VERSION,
+    Beat,
+    Gone,
+    Group,
+    Here,
+    Join,
+    Joined,
+    Leave,
+    Malformed,
+    Message,
+    Ready,
+    Refused,
+    pack,
+    unpack,
+)
+
+CONNECT_SECONDS: Final = 5.0
+Said: TypeAlias = tuple[Here | None, tuple[int, float] | None]
+"""What the directory has heard over a connection: this peer's place, and what it is ready for."""
+AGAIN_SECONDS: Final = 0.5
+"""Between two tries to reach a directory."""
+
+
+class DirectoryClient:
+    """One coming of a peer. ``connect`` first; the thread is there until ``close``.
+
+    Args:
+        directories: (host, port) of each that may be asked, the first that answers is.
+        name: The peer's.
+        schema: Hex digits that tell what it averages.
+        secret: The swarm's; None: all is in clear.
+        on_gone: Called by the thread when a peer has gone, with the coming that is over.
+    """
+
+    def __init__(
+        self,
+        directories: Sequence[tuple[str, int]],
+        name: str,
+        schema: str,
+        secret: Secret | None,
+        on_gone: Callable[[str], None],
+    ) -> None:
+        self._directories = list(directories)
+        self._secret = secret
+        self._on_gone = on_gone
+        self.coming = secrets.token_hex(16)
+        self._name, self._schema = name, schema
+        self.joined: Joined | None = None
+        self.peers = 0
+        self._round = 0
+        self._place: Here | None = None
+        self._asked: tuple[int, float] | None = None
+        """Which of its rounds this peer is ready for, and with what weight."""
+        self._rounds = 0
+        self._group: Group | None = None
+        self._failure: LossyError | None = None
+        self._changed = threading.Condition()
+        self._framed: Framed | None = None
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._stop = False
+        self._thread = threading.Thread(target=self._run, name="lossycoll-peer", daemon=True)
+
+    # ---- by callers ----
+
+    def connect(self, timeout: float) -> Joined:
+        """Joins the swarm.
+
+        Raises:
+            RendezvousError: No directory answers in ``timeout`` seconds, or it refuses this peer.
+        """
+        self._thread.start()
+        with self._changed:
+            self._changed.wait_for(lambda: self.joined or self._failure, timeout)
+            if self._failure is not None:
+                raise self._failure
+            if self.joined is None:
+                tried = ", ".join(f"{host}:{port}" for host, port in self._directories)
+                raise RendezvousError(
+                    f"peer {self._name!r}: no directory answers at {tried} within {timeout:g} s; "
+                    f"is it running, reachable, and of the same secret?"
+                )
+            return self.joined
+
+    def show(self, place: Here) -> None:
+        """Says where this peer's packets come from."""
+        with self._changed:
+            self._place = place
+        self._nudge()
+
+    def next_group(self, weight: float, timeout: float) -> Group:
+        """The group of the next round, in which what this peer has counts ``weight``.
+
+        Raises:
+            OperationTimeout: There is none within ``timeout`` seconds.
+            LossyError: The directory refuses this peer.
+        """
+        with self._changed:
+            self._rounds += 1
+            self._group, self._asked = None, (self._rounds, weight)
+        self._nudge()
+        with self._changed:
+            self._changed.wait_for(lambda: self._group or self._failure, timeout)
+            group, self._asked = self._group, None
+            if group is not None:
+                self._round = group.round + 1
+                return group
+            raise self._failure or OperationTimeout(
+                f"peer {self._name!r}: no group for {timeout:g} s: the directory doesn't answer"
+            )
+
+    def close(self) -> None:
+        """Leaves the swarm. Idempotent."""
+        if self._stop:
+            return
+        self._stop = True
+        self._nudge()
+        if self._thread.is_alive():
+            self._thread.join()
+        os.close(self._wake)
+
+    # ---- the thread ----
+
+    def _nudge(self) -> None:
+        os.eventfd_write(self._wake, 1)
+
+    def _run(self) -> None:
+        while not self._stop and self._failure is None:
+            for place in self._directories:
+                if self._stop or self._talk(place):
+                    break
+            if not self._stop and self._failure is None:
+                self._pause()
+        if self._framed is not None:
+            self._framed.close()
+
+    def _pause(self) -> None:
+        readable = select.poll()
+        readable.register(self._wake, select.POLLIN)
+        readable.poll(1000 * AGAIN_SECONDS)
+
+    def _talk(self, place: tuple[str, int]) -> bool:
+        """Until the connection ends. Returns whether there was one."""
+        try:
+            end = socket.create_connection(place, CONNECT_SECONDS)
+        except OSError:
+            return False
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        framed = self._framed = framed_with(self._secret, end, connects=True)
+        had = self.joined
+        number = PLACES if had is None else had.number
+        framed.write(
+            pack(Join(VERSION, self._name, self.coming, self._schema, number, -1, self._round))
+        )
+        said: Said = (None, None)
+        answered, beat_at = False, 0.0
+        poller = select.poll()
+        poller.register(self._wake, select.POLLIN)
+        while not (framed.broken or self._stop or self._failure):
+            poller.register(framed.fd, select.POLLIN | (select.POLLOUT * framed.has_unsent))
+            lease = self.joined.lease if self.joined else CONNECT_SECONDS
+            for fd, flags in poller.poll(1000 * lease / 3):
+                if fd == self._wake:
+                    os.eventfd_read(self._wake)
+                elif flags & select.POLLOUT:
+                    framed.flush()
+            for body in framed.read():
+                answered |= self._take(body)
+            if answered:
+                said = self._say(framed, said)
+                if time.monotonic() - beat_at > lease / 3:
+                    beat_at = time.monotonic()
+                    framed.write(pack(Beat(self.peers)))
+        if self._stop and not framed.broken:
+            framed.write(pack(Leave()))
+            framed.finish()
+        framed.close()
+        self._framed = None
+        return True
+
+    def _say(self, framed: Framed, said: Said) -> Said:
+        """What callers want said, if it hasn't been over this connection."""
+        with self._changed:
+            place, asked = self._place, self._asked
+        if place is not None and place != said[0]:
+            framed.write(pack(place))
+        if place is not None and asked is not None and asked != said[1]:
+            framed.write(pack(Ready(asked[1])))
+        return place, asked
+
+    def _take(self, body: bytes) -> bool:
+        """Returns whether this peer is in the swarm now."""
+        try:
+            message: Message = unpack(body)
+        except Malformed:
+            return False
+        with self._changed:
+            if isinstance(message, Joined):
+                self.joined = self.joined or message
+            elif isinstance(message, Refused):
+                self._failure = RendezvousError(f"peer {self._name!r}: {message.reason}")
+            elif isinstance(message, Group):
+                self._group, self._asked = message, None
+            elif isinstance(message, Beat):
+                self.peers = message.peers
+            self._changed.notify_all()
+        if isinstance(message, Gone):
+            self._on_gone(message.coming)
+        return isinstance(message, Joined)

@@ -1,0 +1,253 @@
+"""Who is in a swarm, and who meets whom: a state machine without sockets.
+
+Peers sit in the cells of a grid (plan/grid.py). A peer that is ready waits for the others of its
+line, those that live and haven't averaged in this round yet; if they don't come, it waits for a
+grace period learnt from earlier rounds. All is soft state: a peer that comes back says what it had.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from lossycoll.plan.grid import Cells, Grid, fitting
+from lossycoll.plan.rng import key_of
+
+from .protocol import PLACES, VERSION, Group, Here, Join, Joined, Member, Refused
+
+LEASE: Final = 10.0
+"""Seconds without a sign of life after which a peer is lost."""
+FIRST_GRACE, PATIENCE, MOST_GRACE = 5.0, 1.0, 60.0
+"""Seconds that late peers are waited for: before any round is known, at least, and at most."""
+SETTLE: Final = 2.0
+"""Seconds in which those come that another directory knew, after the first of them."""
+SPREADS: Final = 16
+"""Rounds that the grace period is learnt from."""
+GROUP_SIZE: Final = 32
+"""Peers in a group at most, where the grid isn't given."""
+
+
+@dataclass(slots=True)
+class Peer:
+    """One that lives. ``round``: the one that it averages in next."""
+
+    number: int
+    name: str
+    coming: str
+    schema: str
+    cell: int
+    round: int
+    seen: float
+    place: Here | None = None
+    weight: float | None = None
+    """Of what is ready; None: nothing is."""
+    ready_at: float = 0.0
+    group: tuple[int, ...] = ()
+    """Numbers of its latest group's members."""
+
+
+@dataclass(slots=True)
+class Spreads:
+    """Seconds between the first and the last peer of a group that was ready."""
+
+    latest: deque[float] = field(default_factory=lambda: deque(maxlen=SPREADS))
+
+    def grace(self, patience: float) -> float:
+        """How long late peers are waited for, ``patience`` at least."""
+        learnt = 3 * max(self.latest) if self.latest else FIRST_GRACE
+        return max(patience, min(MOST_GRACE, learnt))
+
+
+class Directory:
+    """The peers of a swarm.
+
+    Args:
+        clock: In seconds.
+        shape: The grid's; empty: it follows the number of peers.
+        most: Peers in a group at most, where it does.
+        patience: Seconds that late peers are waited for at least.
+        session: 16 hex digits that name the swarm's packets; empty: drawn.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        *,
+        shape: Sequence[int] = (),
+        most: int = GROUP_SIZE,
+        patience: float = PATIENCE,
+        session: str = "",
+    ) -> None:
+        self._clock = clock
+        self._patience = patience
+        self._settled: float | None = None
+        """When all should be here that another directory knew; None: nobody came from one."""
+        self._fixed = bool(shape)
+        self._most = most
+        self.grid = Grid(tuple(shape) or (1,))
+        self.session = session or secrets.token_hex(8)
+        self._seed = int(self.session, 16)
+        self._formed = secrets.randbits(32)
+        self.peers: dict[int, Peer] = {}
+        self._spreads = Spreads()
+
+    # ---- who is there ----
+
+    def join(self, wanted: Join) -> Joined | Refused:
+        """A peer comes, or comes back."""
+        if wanted.version != VERSION:
+            return Refused(f"this directory speaks version {VERSION}, and you {wanted.version}")
+        others = list(self.peers.values())
+        for other in others:
+            if other.name == wanted.name and other.coming != wanted.coming:
+                return Refused(f"a peer named {wanted.name!r} is there; choose another name")
+            if other.schema != wanted.schema:
+                return Refused(
+                    f"you average something else than {other.name!r} (schema {wanted.schema}, "
+                    f"wanted {other.schema}): the same model, shapes and options on all peers"
+                )
+        known = next((other for other in others if other.coming == wanted.coming), None)
+        if known is not None:
+            known.seen = self._clock()
+            return self._answer(known)
+        if len(others) >= (min(PLACES, self.grid.cells) if self._fixed else PLACES):
+            return Refused(f"the swarm is full: {len(others)} peers")
+        if wanted.number < PLACES and self._settled is None:
+            self._settled = self._clock() + (0.0 if others else SETTLE)
+        number = wanted.number
+        if number >= PLACES or number in self.peers:
+            number = min(set(range(PLACES)) - self.peers.keys())
+        latest = max((other.round for other in others), default=0)
+        peer = Peer(
+            number=number,
+            name=wanted.name,
+            coming=wanted.coming,
+            schema=wanted.schema,
+            cell=wanted.cell,
+            round=max(latest, wanted.round),
+            seen=self._clock(),
+        )
+        self.peers[number] = peer
+        self._seat(peer)
+        return self._answer(peer)
+
+    def here(self, number: int, place: Here) -> None:
+        """Where a peer's packets come from."""
+        self.peers[number].place = place
+
+    def beat(self, number: int) -> None:
+        """A sign of life."""
+        self.peers[number].seen = self._clock()
+
+    def lost(self, number: int) -> list[tuple[int, str]]:
+        """A peer has gone, in whatever way. Returns whom to tell, members of its latest group, and
+        which coming of it is over."""
+        peer = self.peers.pop(number, None)
+        if peer is None:
+            return []
+        self._regrid()
+        return [(other, peer.coming) for other in peer.group if other in self.peers]
+
+    def overdue(self) -> list[int]:
+        """Peers whose lease has run out."""
+        now = self._clock()
+        return [peer.number for peer in self.peers.values() if now - peer.seen > LEASE]
+
+    # ---- rounds ----
+
+    def ready(self, number: int, weight: float) -> None:
+        """A peer has something to average. Said again, it counts anew."""
+        peer = self.peers[number]
+        if peer.weight is None:
+            peer.ready_at = self._clock()
+        peer.weight = weight
+
+    def form(self) -> list[Group]:
+        """The groups whose rounds begin now."""
+        now, grace, out = self._clock(), self._spreads.grace(self._patience), []
+        if self._settled is not None and now < self._settled:
+            return []
+        for peer in sorted(self.peers.values(), key=lambda one: (one.round, one.number)):
+            if peer.weight is None or peer.place is None:
+                continue
+            line = self._line(peer)
+            due = [one for one in line if one.round <= peer.round]
+            here = [one for one in due if one.weight is not None and one.place is not None]
+            here = [one for one in here if one.round == peer.round]
+            first = min(one.ready_at for one in here)
+            if len(here) < len(due) and now - first < grace:
+                continue
+            if len(here) == len(due) > 1:
+                self._spreads.latest.append(max(one.ready_at for one in here) - first)
+            out.append(self._begin(peer.round, here, due, line))
+        return out
+
+    def wakes(self) -> float | None:
+        """When :meth:`form` or :meth:`overdue` may say something new by itself, on the clock."""
+        grace = self._spreads.grace(self._patience)
+        times = [peer.ready_at + grace for peer in self.peers.values() if peer.weight is not None]
+        times += [peer.seen + LEASE for peer in self.peers.values()]
+        if self._settled is not None and self._settled > self._clock():
+            times.append(self._settled)
+        return min(times, default=None)
+
+    def _begin(
+        self, number: int, here: Sequence[Peer], due: Sequence[Peer], line: Sequence[Peer]
+    ) -> Group:
+        members = tuple(_member(peer) for peer in sorted(here, key=lambda one: one.number))
+        for peer in here:
+            peer.weight = None
+            peer.group = tuple(one.number for one in members)
+        for peer in due:
+            peer.round = number + 1
+        cells: Cells = np.array([peer.cell for peer in line], np.int64)
+        for peer, cell in zip(line, self.grid.moved(cells, number, self._seed), strict=True):
+            peer.cell = int(cell)
+        self._formed += 1
+        return Group(number, (key_of(self._seed, self._formed) >> 33) + 1, members)
+
+    # ---- the grid ----
+
+    def _line(self, peer: Peer) -> list[Peer]:
+        """Those that sit on the line along which a peer averages next, in order of their cells."""
+        axis = self.grid.axis(peer.round)
+        own = self.grid.line(np.array([peer.cell], np.int64), axis)[0]
+        cells: Cells = np.array([one.cell for one in self.peers.values()], np.int64)
+        on = self.grid.line(cells, axis) == own
+        found = [one for one, is_on in zip(self.peers.values(), on, strict=True) if is_on]
+        return sorted(found, key=lambda one: one.cell)
+
+    def _seat(self, peer: Peer) -> None:
+        if self._regrid():
+            return
+        taken = {one.cell for one in self.peers.values() if one is not peer}
+        if not 0 <= peer.cell < self.grid.cells or peer.cell in taken:
+            free = [cell for cell in range(self.grid.cells) if cell not in taken]
+            peer.cell = free[key_of(self._seed, peer.number, peer.round) % len(free)]
+
+    def _regrid(self) -> bool:
+        """Where the grid follows the peers: a new one if they don't fit, or if half the cells or
+        fewer axes would do. Then all are seated anew."""
+        count = max(1, len(self.peers))
+        best = fitting(count, self._most)
+        fits = count <= self.grid.cells <= 2 * best.cells
+        if self._fixed or (fits and len(self.grid.shape) <= len(best.shape)):
+            return False
+        self.grid = best
+        for cell, number in enumerate(sorted(self.peers)):
+            self.peers[number].cell = cell
+        return True
+
+    def _answer(self, peer: Peer) -> Joined:
+        return Joined(peer.number, self.session, peer.round, LEASE)
+
+
+def _member(peer: Peer) -> Member:
+    assert peer.place is not None
+    assert peer.weight is not None
+    return Member(peer.number, peer.place.host, peer.place.port, peer.coming, peer.weight)

@@ -1,0 +1,232 @@
+"""What peers and the directory say to each other: JSON lists, ``[kind, field, ...]``, each field
+checked before anything is made of it. docs/moshpit.md has the table."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final, TypeAlias
+
+VERSION: Final = 1
+PLACES: Final = 128
+"""Peers that a swarm has room for: numbers are below it."""
+MOST_WEIGHT: Final = 1e6
+LONGEST_NAME: Final = 64
+_HEX: Final = re.compile("[0-9a-f]{16,64}")
+
+# The names of these types choose the checks of the fields that have them.
+Name: TypeAlias = str
+Hex: TypeAlias = str
+Host: TypeAlias = str
+Port: TypeAlias = int
+Number: TypeAlias = int
+Count: TypeAlias = int
+Weight: TypeAlias = float
+Text: TypeAlias = str
+
+
+class Malformed(ValueError):
+    """Bytes that are no message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """From a peer, first of all. ``number`` and ``cell``: what it had before, PLACES and -1 if
+    nothing; ``coming``: drawn each time that it starts; ``schema``: of what it averages."""
+
+    version: Count
+    name: Name
+    coming: Hex
+    schema: Hex
+    number: Count
+    cell: int
+    round: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """To a peer: what it is here, and what all have in common. ``session``: of packets."""
+
+    number: Number
+    session: Hex
+    round: Count
+    lease: Weight
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """To a peer that can't take part. The connection ends."""
+
+    reason: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """From a peer that has joined: where its packets come from."""
+
+    host: Host
+    port: Port
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """From a peer: it has something to average, which counts so much."""
+
+    weight: Weight
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Of a group: all that another needs to exchange packets with it."""
+
+    number: Number
+    host: Host
+    port: Port
+    coming: Hex
+    weight: Weight
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """To each of its members: a round begins. ``number``: the group's, of packets."""
+
+    round: Count
+    number: Count
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """To members of its latest group: this peer is lost, or has left. Another coming of it may be
+    there already."""
+
+    coming: Hex
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """Both ways: whoever says it lives. ``peers``: how many there are, as the directory knows."""
+
+    peers: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """From a peer that goes."""
+
+
+Message: TypeAlias = Join | Joined | Refused | Here | Ready | Group | Gone | Beat | Leave
+
+
+def pack(message: Message) -> bytes:
+    """The bytes of a message."""
+    return json.dumps(_plain(message), separators=(",", ":")).encode()
+
+
+def unpack(packed: bytes) -> Message:
+    """The message.
+
+    Raises:
+        Malformed: It isn't one.
+    """
+    try:
+        values = json.loads(packed)
+    except (ValueError, RecursionError) as error:
+        raise Malformed(f"no JSON: {error}") from None
+    if type(values) is not list or not values or type(values[0]) is not str:
+        raise Malformed("no message")
+    kind = _KINDS.get(values[0])
+    if kind is None:
+        raise Malformed(f"{values[0]!r} is no kind of message")
+    return _made(kind, values[1:])  # type: ignore[no-any-return]
+
+
+def _plain(message: Any) -> list[Any]:
+    values = [
+        [_plain(one)[1:] for one in value] if isinstance(value, tuple) else value
+        for value in (getattr(message, entry.name) for entry in fields(message))
+    ]
+    return [type(message).__name__.lower(), *values]
+
+
+def _made(kind: Any, values: list[Any]) -> Any:
+    wanted = fields(kind)
+    if len(values) != len(wanted):
+        raise Malformed(f"{kind.__name__} has {len(values)} fields, wanted {len(wanted)}")
+    return kind(
+        *(_CHECKS[str(entry.type)](value) for entry, value in zip(wanted, values, strict=True))
+    )
+
+
+# ---- checks ----
+
+
+def _name(value: Any) -> str:
+    if type(value) is not str or not 0 < len(value) <= LONGEST_NAME or not value.isprintable():
+        raise Malformed(f"{value!r} is no name: 1 to {LONGEST_NAME} printable characters")
+    return value
+
+
+def _hex(value: Any) -> str:
+    if type(value) is not str or not _HEX.fullmatch(value):
+        raise Malformed(f"{value!r} is no digest")
+    return value
+
+
+def _host(value: Any) -> str:
+    try:
+        return str(ipaddress.ip_address(value if type(value) is str else ""))
+    except ValueError:
+        raise Malformed(f"{value!r} is no address") from None
+
+
+def _between(least: int, most: int) -> Callable[[Any], int]:
+    def check(value: Any) -> int:
+        if type(value) is not int or not least <= value <= most:
+            raise Malformed(f"{value!r} is no number from {least} to {most}")
+        return value
+
+    return check
+
+
+def _weight(value: Any) -> float:
+    if type(value) not in (int, float) or not (math.isfinite(value) and 0 <= value <= MOST_WEIGHT):
+        raise Malformed(f"{value!r} is no weight from 0 to {MOST_WEIGHT:g}")
+    return float(value)
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str or len(value) > 4096:
+        raise Malformed("no text, or too long")
+    return value
+
+
+def _members(value: Any) -> tuple[Member, ...]:
+    if type(value) is not list or not 0 < len(value) <= PLACES:
+        raise Malformed("no members, or too many")
+    found = tuple(_made(Member, one if type(one) is list else []) for one in value)
+    if len({one.number for one in found}) != len(found):
+        raise Malformed("a member twice")
+    return found
+
+
+_CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "Name": _name,
+    "Hex": _hex,
+    "Host": _host,
+    "Port": _between(1, 65535),
+    "Number": _between(0, PLACES - 1),
+    "Count": _between(0, (1 << 53) - 1),
+    "int": _between(-1, (1 << 53) - 1),
+    "Weight": _weight,
+    "Text": _text,
+    "tuple[Member, ...]": _members,
+}
+_KINDS: Final[Mapping[str, type]] = {
+    kind.__name__.lower(): kind
+    for kind in (Join, Joined, Refused, Here, Ready, Group, Gone, Beat, Leave)
+}

@@ -1,0 +1,246 @@
+"""Who meets whom: a directory by itself, on an injected clock."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import numpy as np
+import pytest
+
+from lossycoll.runtime.swarm.directory import (
+    FIRST_GRACE,
+    LEASE,
+    MOST_GRACE,
+    PATIENCE,
+    SETTLE,
+    Directory,
+)
+from lossycoll.runtime.swarm.protocol import PLACES, VERSION, Group, Here, Join, Joined, Refused
+
+SCHEMA = "5c" * 16
+
+
+class Swarm:
+    """A directory, and peers that do as they are told."""
+
+    def __init__(self, *shape: int, most: int = 32) -> None:
+        self.now = 0.0
+        self.directory = Directory(lambda: self.now, shape=shape, most=most, session="5" * 16)
+        self.values: dict[int, float] = {}
+
+    def come(self, name: str, **changes: object) -> int:
+        wanted = join(name, **changes)
+        answer = self.directory.join(wanted)
+        assert isinstance(answer, Joined), answer
+        self.directory.here(answer.number, Here("127.0.0.1", 4000 + answer.number))
+        self.values.setdefault(answer.number, random.Random(name).random())
+        return answer.number
+
+    def ready(self, *numbers: int) -> None:
+        for number in numbers:
+            self.directory.ready(number, 1.0)
+
+    def form(self) -> list[Group]:
+        """Groups, whose members average."""
+        groups = self.directory.form()
+        for group in groups:
+            numbers = [member.number for member in group.members]
+            mean = sum(self.values[one] for one in numbers) / len(numbers)
+            self.values.update(dict.fromkeys(numbers, mean))
+        return groups
+
+
+def join(name: str, **changes: object) -> Join:
+    coming = random.Random(name).randbytes(16).hex()
+    wanted = Join(VERSION, name, coming, SCHEMA, PLACES, -1, 0)
+    return dataclasses.replace(wanted, **changes)  # type: ignore[arg-type]
+
+
+def numbers(groups: list[Group]) -> list[list[int]]:
+    return sorted([member.number for member in group.members] for group in groups)
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (2, 2, 2), (8,), (3, 5)])
+def test_a_full_grid_agrees_after_as_many_rounds_as_axes(shape: tuple[int, ...]) -> None:
+    swarm = Swarm(*shape)
+    count = int(np.prod(shape))
+    for number in range(count):
+        swarm.come(f"peer {number}")
+    mean = sum(swarm.values.values()) / count
+    for turn in range(3 * len(shape)):
+        swarm.ready(*swarm.values)
+        groups = swarm.form()
+        assert {group.round for group in groups} == {turn}
+        assert {len(group.members) for group in groups} == {shape[turn % len(shape)]}
+        assert sorted(one for group in numbers(groups) for one in group) == list(range(count))
+        if turn >= len(shape) - 1:
+            assert max(abs(value - mean) for value in swarm.values.values()) < 1e-12
+    assert len({group.number for group in groups}) == len(groups)
+
+
+def test_lines_go_on_by_themselves_as_far_as_they_can() -> None:
+    swarm = Swarm(2, 2)
+    for number in range(4):
+        swarm.come(f"peer {number}")
+    first = {peer.cell: peer.number for peer in swarm.directory.peers.values()}
+    line = [first[0], first[2]]  # along the first axis
+    swarm.ready(*line)
+    assert numbers(swarm.form()) == [sorted(line)]
+    swarm.ready(*line)
+    assert swarm.form() == []  # each waits for one of the other line
+    swarm.ready(*set(swarm.values) - set(line))
+    assert numbers(swarm.form()) == [sorted(set(swarm.values) - set(line))]
+    swarm.ready(*set(swarm.values) - set(line))
+    assert [group.round for group in swarm.form()] == [1, 1]
+
+
+def test_late_peers_are_waited_for_as_long_as_earlier_rounds_teach() -> None:
+    swarm = Swarm(3)
+    for number in range(3):
+        swarm.come(f"peer {number}")
+    swarm.ready(0, 1)
+    swarm.now += FIRST_GRACE - 0.01
+    assert swarm.form() == []
+    assert swarm.directory.wakes() == pytest.approx(FIRST_GRACE)
+    swarm.now += 0.02
+    assert numbers(swarm.form()) == [[0, 1]]  # without 2, which hadn't come
+    swarm.ready(2)
+    swarm.ready(0)
+    swarm.now += 1.0
+    swarm.ready(1)
+    assert numbers(swarm.form()) == [[0, 1, 2]]  # a second between them
+    swarm.ready(0, 1)
+    swarm.now += 2.9
+    assert swarm.form() == []
+    swarm.now += 0.2
+    assert numbers(swarm.form()) == [[0, 1]]
+    for _ in range(20):
+        swarm.ready(0, 1, 2)
+        assert numbers(swarm.form()) == [[0, 1, 2]]
+    swarm.ready(0, 1)
+    swarm.now += PATIENCE + 0.01
+    assert numbers(swarm.form()) == [[0, 1]]
+    assert PATIENCE < FIRST_GRACE < MOST_GRACE
+
+
+def test_nobody_waits_for_one_that_has_gone() -> None:
+    swarm = Swarm(3)
+    for number in range(3):
+        swarm.come(f"peer {number}")
+    swarm.ready(0, 1, 2)
+    swarm.form()
+    swarm.ready(0, 1)
+    assert swarm.form() == []
+    coming = swarm.directory.peers[2].coming
+    assert sorted(swarm.directory.lost(2)) == [(0, coming), (1, coming)]
+    assert numbers(swarm.form()) == [[0, 1]]
+    assert swarm.directory.lost(2) == []
+
+
+def test_a_peer_that_gives_no_sign_of_life_is_overdue() -> None:
+    swarm = Swarm()
+    for name in "ab":
+        swarm.come(name)
+    swarm.now += LEASE - 1
+    swarm.directory.beat(1)
+    swarm.now += 1.5
+    assert swarm.directory.overdue() == [0]
+
+
+def test_one_that_comes_again_has_what_it_had() -> None:
+    swarm = Swarm()
+    for name in "abc":
+        swarm.come(name)
+    for _ in range(3):
+        swarm.ready(0, 1, 2)
+        swarm.form()
+    assert swarm.come("b") == 1  # the same coming, over another connection
+    swarm.directory.lost(1)
+    swarm.ready(0, 2)
+    swarm.form()
+    assert swarm.come("b", number=1, round=3) == 1
+    assert swarm.directory.peers[1].round == 4  # not behind the others
+    swarm.directory.lost(1)
+    assert swarm.come("b, started again", number=1) == 1
+
+
+def test_a_directory_that_is_new_learns_from_those_that_come() -> None:
+    before, after = Swarm(), Swarm()
+    for name in "abcd":
+        before.come(name)
+    for name, number in (("c", 2), ("a", 0), ("d", 3), ("b", 1)):
+        assert after.come(name, number=number, round=7) == number
+        after.ready(number)
+        assert after.form() == []  # others may be on their way
+    assert after.directory.wakes() == pytest.approx(SETTLE)
+    after.now += SETTLE + 0.01
+    assert {group.round for group in after.form()} == {7}
+
+
+def test_a_grid_follows_its_peers() -> None:
+    swarm = Swarm(most=4)
+    for number in range(16):
+        swarm.come(f"peer {number}")
+        cells = [peer.cell for peer in swarm.directory.peers.values()]
+        assert len(set(cells)) == len(cells)
+        assert max(cells) < swarm.directory.grid.cells
+    assert str(swarm.directory.grid) == "4x4"
+    for number in range(13):
+        swarm.directory.lost(number)
+    assert str(swarm.directory.grid) == "4", "one group, as soon as that does"
+    cells = [peer.cell for peer in swarm.directory.peers.values()]
+    assert len(set(cells)) == 3
+
+
+def test_whoever_comes_and_goes_the_mean_of_those_that_stay_is_approached() -> None:
+    """Peers come and go at random; between that, rounds. No cell is ever taken twice."""
+    draw, swarm = random.Random(3), Swarm(most=4)
+    for number in range(10):
+        swarm.come(f"peer {number}")
+    for turn in range(300):
+        there = list(swarm.directory.peers)
+        if draw.random() < 0.2 and len(there) > 3:
+            gone = draw.choice(there)
+            swarm.directory.lost(gone)
+            swarm.values.pop(gone)
+        elif draw.random() < 0.2:
+            swarm.come(f"another {turn}")
+        there = list(swarm.directory.peers)
+        swarm.ready(*(one for one in there if draw.random() < 0.9))
+        swarm.now += MOST_GRACE
+        swarm.form()
+        cells = [peer.cell for peer in swarm.directory.peers.values()]
+        assert len(set(cells)) == len(cells)
+    for _ in range(12):
+        swarm.ready(*swarm.directory.peers)
+        swarm.now += MOST_GRACE
+        swarm.form()
+    values = list(swarm.values.values())
+    assert max(values) - min(values) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"version": VERSION + 1}, f"speaks version {VERSION}, and you {VERSION + 1}"),
+        ({"schema": "77" * 16}, "something else than 'a'"),
+        ({"name": "a"}, "a peer named 'a' is there"),
+    ],
+)
+def test_who_cannot_take_part_hears_why(changes: dict[str, object], why: str) -> None:
+    swarm = Swarm()
+    swarm.come("a")
+    answer = swarm.directory.join(dataclasses.replace(join("b"), **changes))  # type: ignore[arg-type]
+    assert isinstance(answer, Refused)
+    assert why in answer.reason
+    assert list(swarm.directory.peers) == [0]
+
+
+@pytest.mark.parametrize(("shape", "room"), [((2, 2), 4), ((), PLACES)])
+def test_a_swarm_may_be_full(shape: tuple[int, ...], room: int) -> None:
+    swarm = Swarm(*shape)
+    for number in range(room):
+        swarm.come(f"peer {number}")
+    answer = swarm.directory.join(join("one more"))
+    assert answer == Refused(f"the swarm is full: {room} peers")

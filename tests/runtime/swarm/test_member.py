@@ -1,0 +1,241 @@
+"""Peers that average over loopback: engines, a directory, and rounds, in threads of one process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lossycoll.errors import LossyError, RendezvousError
+from lossycoll.options.fields import Options
+from lossycoll.runtime.keys.secret import Secret
+from lossycoll.runtime.swarm.directory import FIRST_GRACE
+from lossycoll.runtime.swarm.member import RoundReport, Rows, SwarmMember
+from lossycoll.runtime.swarm.server import DirectoryServer
+
+SECRET = Secret.of(b"a secret of tests")
+SCHEMA = "5c" * 16
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as made:
+        yield made
+
+
+def directory(stack: ExitStack, secret: Secret | None, *shape: int) -> tuple[str, int]:
+    server = DirectoryServer("127.0.0.1", 0, secret, shape=shape, patience=20.0)
+    stack.callback(server.close)
+    return "127.0.0.1", server.port
+
+
+def peers(
+    stack: ExitStack,
+    place: tuple[str, int],
+    names: Sequence[str],
+    secret: Secret | None,
+    **options: Any,
+) -> list[SwarmMember]:
+    made = []
+    for name in names:
+        one = SwarmMember(
+            [place], name=name, schema=SCHEMA, secret=secret, options=Options(link="udp", **options)
+        )
+        stack.callback(one.close)
+        made.append(one)
+    return made
+
+
+def together(
+    members: Sequence[SwarmMember],
+    values: Sequence[np.ndarray[Any, Any]],
+    weights: Sequence[float] = (),
+) -> list[RoundReport]:
+    """One round of all."""
+    out: list[Any] = [None] * len(members)
+
+    def work(i: int) -> None:
+        try:
+            out[i] = members[i].average(values[i], (weights or [1.0] * len(members))[i], 20.0)
+        except LossyError as error:
+            out[i] = error
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(members))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(isinstance(one, RoundReport) for one in out), out
+    return out
+
+
+@pytest.mark.parametrize("secret", [None, SECRET], ids=["clear", "sealed"])
+@pytest.mark.parametrize("shape", [(2, 2), (4,)])
+def test_a_full_grid_has_the_exact_mean(
+    shape: tuple[int, ...], secret: Secret | None, stack: ExitStack
+) -> None:
+    place = directory(stack, secret, *shape)
+    members = peers(stack, place, "abcd", secret)
+    generator = np.random.default_rng(1)
+    values = [generator.standard_normal(5000).astype(np.float32) for _ in members]
+    mean = np.mean(values, axis=0)
+    for number in range(len(shape)):
+        reports = together(members, values)
+        assert {one.round for one in reports} == {number}
+        assert {one.failure for one in reports} == {""}
+        assert {len(one.members) for one in reports} == {shape[number]}
+        assert {one.contributions for one in reports} == {float(shape[number])}
+    for one in values:
+        np.testing.assert_allclose(one, mean, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("secret", [None, SECRET], ids=["clear", "sealed"])
+def test_values_count_by_their_weights(secret: Secret | None, stack: ExitStack) -> None:
+    members = peers(stack, directory(stack, secret), "abc", secret)
+    generator = np.random.default_rng(2)
+    values = [generator.standard_normal(3000).astype(np.float32) for _ in members]
+    weights = [1.0, 0.0, 2.5]
+    wanted = np.average(values, axis=0, weights=weights)
+    together(members, values, weights)
+    for one in values:
+        np.testing.assert_allclose(one, wanted, rtol=0, atol=2e-6)
+
+
+def test_lost_packets_cost_contributions_and_no_scale(stack: ExitStack) -> None:
+    """Whatever is lost, and whatever the weights: a mean is of some peers' values."""
+    members = peers(stack, directory(stack, None), "abcd", None, inject="loss=0.2,seed=5", repair=0)
+    weights, losses = [1.0, 3.0, 0.5, 2.0], 0
+    for _ in range(6):
+        values = [np.full(40_000, 1.0 + peer, np.float32) for peer in range(4)]
+        reports = together(members, values, weights)
+        losses += sum(one.contributions < 4 for one in reports)
+        for one in values:
+            assert one.min() >= 1 - 1e-5
+            assert one.max() <= 4 + 1e-5
+        same = [np.full(40_000, 7.0, np.float32) for _ in members]
+        together(members, same, weights)
+        assert all(np.allclose(one, 7.0, rtol=1e-6) for one in same)
+    assert losses > 10
+
+
+def test_values_that_cannot_be_are_left_alone(stack: ExitStack) -> None:
+    """What one peer makes of its values costs the packets that have them, and nothing else."""
+    members = peers(stack, directory(stack, None), "ab", None)
+    values = [np.full(10_000, 1.0, np.float32), np.full(10_000, 3.0, np.float32)]
+    values[1][5000] = np.nan
+    values[1][9000] = np.inf
+    reports = together(members, values)
+    for one, own in zip(values, (1.0, 3.0), strict=True):
+        kept = one != 2.0
+        assert 0 < kept.sum() < 1000
+        assert set(one[kept][np.isfinite(one[kept])]) == {own}
+    assert 0 < reports[0].kept < 0.1
+
+
+def test_who_comes_later_takes_part_from_then_on(stack: ExitStack) -> None:
+    place = directory(stack, SECRET)
+    members = peers(stack, place, "ab", SECRET)
+    for count in (3, 4, 5):
+        values = [np.full(500, float(peer), np.float32) for peer in range(len(members))]
+        together(members, values)
+        assert all(np.allclose(one, np.mean(range(len(members)))) for one in values)
+        members += peers(stack, place, [f"peer {count}"], SECRET)
+
+
+def test_who_leaves_is_not_waited_for_and_may_come_again(stack: ExitStack) -> None:
+    place = directory(stack, SECRET)
+    members = peers(stack, place, "abc", SECRET)
+    for turn in range(3):
+        values = [np.full(500, float(peer), np.float32) for peer in range(3)]
+        together(members, values)
+        assert all(np.allclose(one, 1.0) for one in values)
+        members.pop(1).close()
+        pair = [np.full(500, 1.0, np.float32), np.full(500, 2.0, np.float32)]
+        began = time.monotonic()
+        together(members, pair)
+        assert time.monotonic() - began < FIRST_GRACE
+        assert all(np.allclose(one, 1.5) for one in pair)
+        members.insert(1, *peers(stack, place, [f"b, started {turn}"], SECRET))
+
+
+def test_a_peer_that_dies_in_a_round_costs_its_share_alone(stack: ExitStack) -> None:
+    """It says that it is ready, and is never heard of by the engine."""
+    place = directory(stack, None)
+    members = peers(stack, place, "abc", None)
+    members[2]._exchange = lambda *rest: members[2]._client.close() or (1.0, 1.0)  # type: ignore
+    values = [np.full(20_000, float(peer), np.float32) for peer in range(3)]
+    reports = together(members, values)
+    assert [one.missing for one in reports[:2]] == [(2,), (2,)]
+    assert [one.failure for one in reports[:2]] == ["", ""]
+    for one in values[:2]:
+        assert set(np.unique(one)) <= {0.0, 0.5, 1.0}
+        assert (one == 0.5).mean() > 0.6  # of the rest the lost peer was to be the owner
+    assert max(one.seconds for one in reports[:2]) < 5
+
+
+@pytest.mark.parametrize(
+    ("secret", "why"), [(None, "of the same secret"), (Secret.of(b"x" * 16), "of the same secret")]
+)
+def test_whoever_has_another_secret_stays_outside(
+    secret: Secret | None, why: str, stack: ExitStack
+) -> None:
+    place = directory(stack, SECRET)
+    members = peers(stack, place, "ab", SECRET)
+    with pytest.raises(RendezvousError, match=why):
+        SwarmMember([place], name="c", schema=SCHEMA, secret=secret, timeout=1.0)
+    values = [np.full(500, float(peer), np.float32) for peer in range(2)]
+    together(members, values)
+    assert np.allclose(values[0], 0.5)
+
+
+def test_refusals_and_addresses_that_are_dead(stack: ExitStack) -> None:
+    place = directory(stack, None)
+    peers(stack, place, "a", None)
+    with pytest.raises(RendezvousError, match="peer 'b': you average something else than 'a'"):
+        SwarmMember([place], name="b", schema="77" * 16)
+    with pytest.raises(RendezvousError, match="a peer named 'a' is there; choose another name"):
+        SwarmMember([place], name="a", schema=SCHEMA)
+    with pytest.raises(RendezvousError, match=r"no directory answers at 127.0.0.1:1 within 1 s"):
+        SwarmMember([("127.0.0.1", 1)], name="b", schema=SCHEMA, timeout=1.0)
+    with pytest.raises(RendezvousError, match=f"no directory at 127.0.0.1:{place[1]}: Address alr"):
+        DirectoryServer("127.0.0.1", place[1])
+
+
+def test_a_directory_that_dies_costs_a_pause(stack: ExitStack) -> None:
+    """Another one takes over, that knows nothing: peers say what they had."""
+    first = DirectoryServer("127.0.0.1", 0, SECRET, patience=20.0)
+    second = DirectoryServer("127.0.0.1", 0, SECRET, patience=20.0, session="5" * 16)
+    stack.callback(first.close)
+    stack.callback(second.close)
+    places = [("127.0.0.1", one.port) for one in (first, second)]
+    members = []
+    for name in "abc":
+        members.append(SwarmMember(places, name=name, schema=SCHEMA, secret=SECRET))
+        stack.callback(members[-1].close)
+    rounds = []
+    for turn in range(3):
+        values = [np.full(500, float(peer), np.float32) for peer in range(3)]
+        reports = together(members, values)
+        assert all(np.allclose(one, 1.0) for one in values)
+        rounds.append(reports[0].round)
+        if turn == 0:
+            first.close()
+    assert rounds == [0, 1, 2]
+
+
+def test_rows_of_all_sizes() -> None:
+    for count in (1, 350, 351, 352, 1000, 5000):
+        for world in (1, 2, 3, 7):
+            values = np.arange(count, dtype=np.float32)
+            rows = Rows(count, 352, world)
+            buffer = rows.filled(values, 2.0)
+            assert buffer.shape[0] % world == 0
+            assert (buffer[:, 0] == 2.0).all()
+            taken = np.zeros(count, np.float32)
+            assert rows.take(buffer, taken) == 0.0
+            np.testing.assert_array_equal(taken, values)

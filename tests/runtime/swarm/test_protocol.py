@@ -1,0 +1,108 @@
+"""Messages of a swarm: what is packed comes out again, and nothing else does."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from lossycoll.runtime.swarm.protocol import (
+    MOST_WEIGHT,
+    PLACES,
+    Beat,
+    Gone,
+    Group,
+    Here,
+    Join,
+    Joined,
+    Leave,
+    Malformed,
+    Member,
+    Message,
+    Ready,
+    Refused,
+    pack,
+    unpack,
+)
+
+COMING, SCHEMA = "0f" * 16, "5c" * 16
+MEMBERS = (
+    Member(0, "127.0.0.1", 4711, COMING, 1.0),
+    Member(PLACES - 1, "fe80::1", 65535, COMING, 0.0),
+)
+MESSAGES: list[Message] = [
+    Join(1, "Äpfel 5", COMING, SCHEMA, PLACES, -1, 7),
+    Joined(3, "5" * 16, 9, 10.0),
+    Refused("full"),
+    Here("10.0.0.1", 1),
+    Ready(MOST_WEIGHT),
+    Group(5, 2**31, MEMBERS),
+    Gone(COMING),
+    Beat(4),
+    Leave(),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda one: type(one).__name__)
+def test_there_and_back(message: Message) -> None:
+    assert unpack(pack(message)) == message
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [],
+        "join",
+        ["nothing"],
+        ["ready"],
+        ["ready", 1, 2],
+        ["joined", -1, COMING, 0, 1.0],
+        ["joined", PLACES, COMING, 0, 1.0],
+        ["joined", True, COMING, 0, 1.0],
+        ["joined", "1", COMING, 0, 1.0],
+        ["gone", 5],
+        ["ready", -1.0],
+        ["ready", MOST_WEIGHT * 2],
+        ["here", "localhost", 5],
+        ["here", "10.0.0.1", 0],
+        ["here", 5, 5],
+        ["join", 1, "", COMING, SCHEMA, 0, -1, 0],
+        ["join", 1, "a\n", COMING, SCHEMA, 0, -1, 0],
+        ["join", 1, "a" * 65, COMING, SCHEMA, 0, -1, 0],
+        ["join", 1, "a", "no digest", SCHEMA, 0, -1, 0],
+        ["join", 1, "a", COMING, SCHEMA, 0, -2, 0],
+        ["join", 1, "a", COMING, SCHEMA, 0, -1, 2**60],
+        ["group", 0, 1, []],
+        ["group", 0, 1, [[0, "127.0.0.1", 1, COMING]]],
+        ["group", 0, 1, [[0, "127.0.0.1", 1, COMING, 1.0]] * 2],
+        ["group", 0, 1, ["member"]],
+    ],
+)
+def test_what_is_no_message(values: object) -> None:
+    with pytest.raises(Malformed):
+        unpack(json.dumps(values).encode())
+
+
+def test_weights_that_are_no_numbers() -> None:
+    for text in (b'["ready",NaN]', b'["ready",Infinity]', b'["ready",1e999]', b'["ready",null]'):
+        with pytest.raises(Malformed):
+            unpack(text)
+
+
+def test_noise() -> None:
+    draw = random.Random(1)
+    for message in MESSAGES:
+        packed = pack(message)
+        for _ in range(300):
+            noisy = bytearray(packed)
+            noisy[draw.randrange(len(noisy))] = draw.randrange(256)
+            try:
+                unpack(bytes(noisy[: draw.randrange(1, len(noisy) + 1)]))
+            except Malformed:
+                continue
+    for _ in range(300):
+        with pytest.raises(Malformed):
+            unpack(draw.randbytes(40))
+    with pytest.raises(Malformed):
+        unpack(b"[" * 100_000)

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, TypeAlias
+from typing import Any, Final
 
 from lossycoll.errors import LossyError, OperationTimeout, RendezvousError
 from lossycoll.runtime.keys.secret import Secret
@@ -19,7 +19,10 @@ from lossycoll.runtime.membership.sealed_framing import framed_with
 from .protocol import (
     PLACES,
     VERSION,
+    Agreed,
+    Averages,
     Beat,
+    Directories,
     Gone,
     Group,
     Here,
@@ -28,15 +31,16 @@ from .protocol import (
     Leave,
     Malformed,
     Message,
+    Peers,
     Ready,
     Refused,
+    Serves,
+    Who,
     pack,
     unpack,
 )
 
 CONNECT_SECONDS: Final = 5.0
-Said: TypeAlias = tuple[Here | None, tuple[int, float] | None]
-"""What the directory has heard over a connection: this peer's place, and what it is ready for."""
 AGAIN_SECONDS: Final = 0.5
 """Between two tries to reach a directory."""
 
@@ -47,7 +51,6 @@ class DirectoryClient:
     Args:
         directories: (host, port) of each that may be asked, the first that answers is.
         name: The peer's.
-        schema: Hex digits that tell what it averages.
         secret: The swarm's; None: all is in clear.
         on_gone: Called by the thread when a peer has gone, with the coming that is over.
     """
@@ -56,22 +59,26 @@ class DirectoryClient:
         self,
         directories: Sequence[tuple[str, int]],
         name: str,
-        schema: str,
         secret: Secret | None,
         on_gone: Callable[[str], None],
     ) -> None:
+        self._first = list(directories)
         self._directories = list(directories)
         self._secret = secret
         self._on_gone = on_gone
+        self._name = name
         self.coming = secrets.token_hex(16)
-        self._name, self._schema = name, schema
         self.joined: Joined | None = None
         self.peers = 0
         self._round = 0
-        self._place: Here | None = None
-        self._asked: tuple[int, float] | None = None
-        """Which of its rounds this peer is ready for, and with what weight."""
+        self._standing: list[Message] = []
+        """What each directory is to hear of this peer, in this order."""
+        self._ready: tuple[int, Ready] | None = None
+        """Which of its rounds this peer is ready for."""
         self._rounds = 0
+        self._asks = False
+        self._agreed: Agreed | None = None
+        self._names: tuple[str, ...] | None = None
         self._group: Group | None = None
         self._failure: LossyError | None = None
         self._changed = threading.Condition()
@@ -94,18 +101,43 @@ class DirectoryClient:
             if self._failure is not None:
                 raise self._failure
             if self.joined is None:
-                tried = ", ".join(f"{host}:{port}" for host, port in self._directories)
                 raise RendezvousError(
-                    f"peer {self._name!r}: no directory answers at {tried} within {timeout:g} s; "
-                    f"is it running, reachable, and of the same secret?"
+                    f"peer {self._name!r}: no directory answers at {_listed(self._directories)} "
+                    f"within {timeout:g} s; is it running, reachable, and of the same secret?"
                 )
             return self.joined
 
-    def show(self, place: Here) -> None:
-        """Says where this peer's packets come from."""
+    def say(self, message: Here | Serves | Averages) -> None:
+        """Tells the directory, and each that takes its place."""
         with self._changed:
-            self._place = place
+            others = [one for one in self._standing if type(one) is not type(message)]
+            self._standing = [*others, message]
         self._nudge()
+
+    def averages(self, schema: str, grid: str, timeout: float) -> None:
+        """Says what this peer averages.
+
+        Raises:
+            RendezvousError: Others average something else, or on another grid.
+            OperationTimeout: The directory doesn't answer within ``timeout`` seconds.
+        """
+        self._agreed = None
+        self.say(Averages(schema, grid))
+        agreed: Agreed = self._awaited(lambda: self._agreed, timeout)
+        if agreed.reason:
+            raise RendezvousError(f"peer {self._name!r}: {agreed.reason}")
+
+    def names(self, timeout: float) -> tuple[str, ...]:
+        """Of all peers.
+
+        Raises:
+            OperationTimeout: The directory doesn't answer within ``timeout`` seconds.
+        """
+        with self._changed:
+            self._names, self._asks = None, True
+        self._nudge()
+        found: tuple[str, ...] = self._awaited(lambda: self._names, timeout)
+        return found
 
     def next_group(self, weight: float, timeout: float) -> Group:
         """The group of the next round, in which what this peer has counts ``weight``.
@@ -116,17 +148,25 @@ class DirectoryClient:
         """
         with self._changed:
             self._rounds += 1
-            self._group, self._asked = None, (self._rounds, weight)
+            self._group, self._ready = None, (self._rounds, Ready(weight))
         self._nudge()
+        try:
+            group: Group = self._awaited(lambda: self._group, timeout)
+        finally:
+            with self._changed:
+                self._ready = None
+        self._round = group.round + 1
+        return group
+
+    def _awaited(self, found: Callable[[], Any], timeout: float) -> Any:
         with self._changed:
-            self._changed.wait_for(lambda: self._group or self._failure, timeout)
-            group, self._asked = self._group, None
-            if group is not None:
-                self._round = group.round + 1
-                return group
-            raise self._failure or OperationTimeout(
-                f"peer {self._name!r}: no group for {timeout:g} s: the directory doesn't answer"
-            )
+            self._changed.wait_for(lambda: found() is not None or self._failure, timeout)
+            if found() is not None:
+                return found()
+        raise self._failure or OperationTimeout(
+            f"peer {self._name!r}: no answer of a directory for {timeout:g} s; tried: "
+            f"{_listed(self._directories)}"
+        )
 
     def close(self) -> None:
         """Leaves the swarm. Idempotent."""
@@ -166,12 +206,9 @@ class DirectoryClient:
             return False
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         framed = self._framed = framed_with(self._secret, end, connects=True)
-        had = self.joined
-        number = PLACES if had is None else had.number
-        framed.write(
-            pack(Join(VERSION, self._name, self.coming, self._schema, number, -1, self._round))
-        )
-        said: Said = (None, None)
+        number = PLACES if self.joined is None else self.joined.number
+        framed.write(pack(Join(VERSION, self._name, self.coming, number, self._round)))
+        said: list[object] = []
         answered, beat_at = False, 0.0
         poller = select.poll()
         poller.register(self._wake, select.POLLIN)
@@ -186,7 +223,7 @@ class DirectoryClient:
             for body in framed.read():
                 answered |= self._take(body)
             if answered:
-                said = self._say(framed, said)
+                self._say(framed, said)
                 if time.monotonic() - beat_at > lease / 3:
                     beat_at = time.monotonic()
                     framed.write(pack(Beat(self.peers)))
@@ -197,15 +234,19 @@ class DirectoryClient:
         self._framed = None
         return True
 
-    def _say(self, framed: Framed, said: Said) -> Said:
+    def _say(self, framed: Framed, said: list[object]) -> None:
         """What callers want said, if it hasn't been over this connection."""
         with self._changed:
-            place, asked = self._place, self._asked
-        if place is not None and place != said[0]:
-            framed.write(pack(place))
-        if place is not None and asked is not None and asked != said[1]:
-            framed.write(pack(Ready(asked[1])))
-        return place, asked
+            standing, ready, asks = list(self._standing), self._ready, self._asks
+            self._asks = False
+        for message in standing:
+            if message not in said:
+                framed.write(pack(message))
+        if asks:
+            framed.write(pack(Who()))
+        if ready is not None and ready not in said:
+            framed.write(pack(ready[1]))
+        said[:] = [*standing, ready]
 
     def _take(self, body: bytes) -> bool:
         """Returns whether this peer is in the swarm now."""
@@ -219,10 +260,21 @@ class DirectoryClient:
             elif isinstance(message, Refused):
                 self._failure = RendezvousError(f"peer {self._name!r}: {message.reason}")
             elif isinstance(message, Group):
-                self._group, self._asked = message, None
+                self._group, self._ready = message, None
             elif isinstance(message, Beat):
                 self.peers = message.peers
+            elif isinstance(message, Agreed):
+                self._agreed = message
+            elif isinstance(message, Peers):
+                self._names = message.names
+            elif isinstance(message, Directories):
+                known = list(message.places)
+                self._directories = known + [one for one in self._first if one not in known]
             self._changed.notify_all()
         if isinstance(message, Gone):
             self._on_gone(message.coming)
         return isinstance(message, Joined)
+
+
+def _listed(places: Sequence[tuple[str, int]]) -> str:
+    return ", ".join(f"{host}:{port}" for host, port in places)

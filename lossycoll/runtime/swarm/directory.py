@@ -15,10 +15,22 @@ from typing import Final
 
 import numpy as np
 
-from lossycoll.plan.grid import Cells, Grid, fitting
+from lossycoll.plan.grid import Cells, Grid, fitting, parse
 from lossycoll.plan.rng import key_of
 
-from .protocol import PLACES, VERSION, Group, Here, Join, Joined, Member, Refused
+from .protocol import (
+    MOST_DIRECTORIES,
+    PLACES,
+    VERSION,
+    Agreed,
+    Averages,
+    Group,
+    Here,
+    Join,
+    Joined,
+    Member,
+    Refused,
+)
 
 LEASE: Final = 10.0
 """Seconds without a sign of life after which a peer is lost."""
@@ -39,10 +51,13 @@ class Peer:
     number: int
     name: str
     coming: str
-    schema: str
-    cell: int
     round: int
     seen: float
+    cell: int = -1
+    schema: str = ""
+    """Of what it averages; "": nothing yet, so that nobody waits for it."""
+    serves: tuple[str, int] | None = None
+    """Where its own directory is, for the time after this one."""
     place: Here | None = None
     weight: float | None = None
     """Of what is ready; None: nothing is."""
@@ -106,11 +121,6 @@ class Directory:
         for other in others:
             if other.name == wanted.name and other.coming != wanted.coming:
                 return Refused(f"a peer named {wanted.name!r} is there; choose another name")
-            if other.schema != wanted.schema:
-                return Refused(
-                    f"you average something else than {other.name!r} (schema {wanted.schema}, "
-                    f"wanted {other.schema}): the same model, shapes and options on all peers"
-                )
         known = next((other for other in others if other.coming == wanted.coming), None)
         if known is not None:
             known.seen = self._clock()
@@ -127,8 +137,6 @@ class Directory:
             number=number,
             name=wanted.name,
             coming=wanted.coming,
-            schema=wanted.schema,
-            cell=wanted.cell,
             round=max(latest, wanted.round),
             seen=self._clock(),
         )
@@ -139,6 +147,41 @@ class Directory:
     def here(self, number: int, place: Here) -> None:
         """Where a peer's packets come from."""
         self.peers[number].place = place
+
+    def serves(self, number: int, place: tuple[str, int]) -> None:
+        """A peer has a directory of its own."""
+        self.peers[number].serves = place
+
+    def directories(self) -> tuple[tuple[str, int], ...]:
+        """Whom to turn to in turn, the same for all peers."""
+        found = [peer.serves for _, peer in sorted(self.peers.items()) if peer.serves is not None]
+        return tuple(found[:MOST_DIRECTORIES])
+
+    def averages(self, number: int, wanted: Averages) -> Agreed:
+        """A peer says what it averages: all average the same."""
+        peer = self.peers[number]
+        others = [one for one in self.peers.values() if one.schema and one is not peer]
+        differs = next((one for one in others if one.schema != wanted.schema), None)
+        if differs is not None:
+            return Agreed(
+                f"you average something else than {differs.name!r} (schema {wanted.schema}, "
+                f"wanted {differs.schema}): the same model, shapes and options on all peers"
+            )
+        if wanted.grid and not others:
+            try:
+                grid = parse(wanted.grid)
+            except ValueError as error:
+                return Agreed(str(error))
+            if len(self.peers) > grid.cells:
+                return Agreed(f"{len(self.peers)} peers don't fit into a grid of {grid}")
+            self._set_grid(grid)
+            self._fixed = True
+        peer.schema = wanted.schema
+        return Agreed("")
+
+    def names(self) -> tuple[str, ...]:
+        """Of all peers, in order of their numbers."""
+        return tuple(peer.name for _, peer in sorted(self.peers.items()))
 
     def beat(self, number: int) -> None:
         """A sign of life."""
@@ -176,7 +219,7 @@ class Directory:
             if peer.weight is None or peer.place is None:
                 continue
             line = self._line(peer)
-            due = [one for one in line if one.round <= peer.round]
+            due = [one for one in line if one.round <= peer.round and one.schema]
             here = [one for one in due if one.weight is not None and one.place is not None]
             here = [one for one in here if one.round == peer.round]
             first = min(one.ready_at for one in here)
@@ -238,10 +281,13 @@ class Directory:
         fits = count <= self.grid.cells <= 2 * best.cells
         if self._fixed or (fits and len(self.grid.shape) <= len(best.shape)):
             return False
-        self.grid = best
+        self._set_grid(best)
+        return True
+
+    def _set_grid(self, grid: Grid) -> None:
+        self.grid = grid
         for cell, number in enumerate(sorted(self.peers)):
             self.peers[number].cell = cell
-        return True
 
     def _answer(self, peer: Peer) -> Joined:
         return Joined(peer.number, self.session, peer.round, LEASE)

@@ -23,7 +23,7 @@ from lossycoll.runtime.net.interfaces import choose
 from lossycoll.runtime.net.payload import payload_bytes
 
 from .client import DirectoryClient
-from .protocol import PLACES, Group, Here, Member
+from .protocol import PLACES, Group, Here, Member, Serves
 
 MTU: Final = 1500
 """Of all swarms: peers may be anywhere."""
@@ -76,7 +76,6 @@ class SwarmMember:
     Args:
         directories: (host, port) of each that may be asked.
         name: This peer's; no two that live have the same.
-        schema: 16 to 64 hex digits, equal on all peers that average the same.
         secret: The swarm's; None: all is in clear.
         options: Those of the engine.
         timeout: Seconds to join in.
@@ -91,7 +90,6 @@ class SwarmMember:
         directories: Sequence[tuple[str, int]],
         *,
         name: str,
-        schema: str,
         secret: Secret | None = None,
         options: Options | None = None,
         timeout: float = 30.0,
@@ -105,8 +103,8 @@ class SwarmMember:
         self._gone: deque[str] = deque(maxlen=4 * PLACES)
         """Comings that are over, of which this peer was told, the latest."""
         self._known: dict[int, tuple[str, int, str]] = {}
-        self._schema = schema
-        self._client = DirectoryClient(directories, name, schema, secret, self._lost)
+        self._schema = ""
+        self._client = DirectoryClient(directories, name, secret, self._lost)
         self._host: Host | None = None
         try:
             joined = self._client.connect(timeout)
@@ -129,7 +127,7 @@ class SwarmMember:
             int(self._session, 16),
             [place if number == self.number else None for number in range(PLACES)],
         )
-        self._client.show(Here(*place))
+        self._client.say(Here(*place))
 
     @property
     def peers(self) -> int:
@@ -149,6 +147,33 @@ class SwarmMember:
         if self._host is not None:
             self._host.close()
             self._host = None
+
+    def names(self, timeout: float = 10.0) -> tuple[str, ...]:
+        """Of all peers, asked now.
+
+        Raises:
+            OperationTimeout: The directory doesn't answer within ``timeout`` seconds.
+        """
+        return self._client.names(timeout)
+
+    def serves(self, host: str, port: int) -> None:
+        """This peer has a directory, for the time after the present one."""
+        self._client.say(Serves(host, port))
+
+    def averages(self, schema: str, grid: str = "", timeout: float = 10.0) -> None:
+        """Says what this peer averages, before its first round.
+
+        Args:
+            schema: 16 to 64 hex digits, equal on all peers that average the same.
+            grid: As in ``32x32``; "": it follows the number of peers.
+            timeout: Seconds.
+
+        Raises:
+            RendezvousError: Others average something else, or the grid is too small.
+            OperationTimeout: The directory doesn't answer within ``timeout`` seconds.
+        """
+        self._client.averages(schema, grid, timeout)
+        self._schema = schema
 
     # ---- a round ----
 

@@ -16,6 +16,7 @@ PLACES: Final = 128
 """Peers that a swarm has room for: numbers are below it."""
 MOST_WEIGHT: Final = 1e6
 LONGEST_NAME: Final = 64
+MOST_DIRECTORIES: Final = 8
 _HEX: Final = re.compile("[0-9a-f]{16,64}")
 
 # The names of these types choose the checks of the fields that have them.
@@ -27,6 +28,8 @@ Number: TypeAlias = int
 Count: TypeAlias = int
 Weight: TypeAlias = float
 Text: TypeAlias = str
+Names: TypeAlias = tuple[str, ...]
+Places: TypeAlias = tuple[tuple[str, int], ...]
 
 
 class Malformed(ValueError):
@@ -35,15 +38,13 @@ class Malformed(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """From a peer, first of all. ``number`` and ``cell``: what it had before, PLACES and -1 if
-    nothing; ``coming``: drawn each time that it starts; ``schema``: of what it averages."""
+    """From a peer, first of all. ``number``: what it had before, PLACES if
+    nothing; ``coming``: drawn each time that it starts."""
 
     version: Count
     name: Name
     coming: Hex
-    schema: Hex
     number: Count
-    cell: int
     round: Count
 
 
@@ -70,6 +71,48 @@ class Here:
 
     host: Host
     port: Port
+
+
+@dataclass(frozen=True, slots=True)
+class Serves:
+    """From a peer that has joined: it has a directory that others may turn to if this one ends."""
+
+    host: Host
+    port: Port
+
+
+@dataclass(frozen=True, slots=True)
+class Directories:
+    """To all peers: whom to turn to in turn, [host, port] each."""
+
+    places: Places
+
+
+@dataclass(frozen=True, slots=True)
+class Averages:
+    """From a peer: what it is going to average, and on which grid ("": as the directory likes)."""
+
+    schema: Hex
+    grid: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """To a peer: it may average that. ``reason``: why it may not; "" if it may."""
+
+    reason: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Who:
+    """From a peer: who is there?"""
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """To a peer: the names of all, in order of their numbers."""
+
+    names: Names
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +162,23 @@ class Leave:
     """From a peer that goes."""
 
 
-Message: TypeAlias = Join | Joined | Refused | Here | Ready | Group | Gone | Beat | Leave
+Message: TypeAlias = (
+    Join
+    | Joined
+    | Refused
+    | Here
+    | Serves
+    | Directories
+    | Averages
+    | Agreed
+    | Who
+    | Peers
+    | Ready
+    | Group
+    | Gone
+    | Beat
+    | Leave
+)
 
 
 def pack(message: Message) -> bytes:
@@ -146,11 +205,14 @@ def unpack(packed: bytes) -> Message:
 
 
 def _plain(message: Any) -> list[Any]:
-    values = [
-        [_plain(one)[1:] for one in value] if isinstance(value, tuple) else value
-        for value in (getattr(message, entry.name) for entry in fields(message))
-    ]
+    values = [_values(getattr(message, entry.name)) for entry in fields(message)]
     return [type(message).__name__.lower(), *values]
+
+
+def _values(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_values(one) for one in value]
+    return _plain(value)[1:] if isinstance(value, Member) else value
 
 
 def _made(kind: Any, values: list[Any]) -> Any:
@@ -214,6 +276,20 @@ def _members(value: Any) -> tuple[Member, ...]:
     return found
 
 
+def _names(value: Any) -> tuple[str, ...]:
+    if type(value) is not list or len(value) > PLACES:
+        raise Malformed("no names, or too many")
+    return tuple(map(_name, value))
+
+
+def _places(value: Any) -> tuple[tuple[str, int], ...]:
+    if type(value) is not list or len(value) > MOST_DIRECTORIES:
+        raise Malformed("no places, or too many")
+    if not all(type(one) is list and len(one) == 2 for one in value):
+        raise Malformed(f"{value!r} are no places")
+    return tuple((_host(host), _between(1, 65535)(port)) for host, port in value)
+
+
 _CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "Name": _name,
     "Hex": _hex,
@@ -221,12 +297,16 @@ _CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "Port": _between(1, 65535),
     "Number": _between(0, PLACES - 1),
     "Count": _between(0, (1 << 53) - 1),
-    "int": _between(-1, (1 << 53) - 1),
     "Weight": _weight,
     "Text": _text,
+    "Names": _names,
+    "Places": _places,
     "tuple[Member, ...]": _members,
 }
 _KINDS: Final[Mapping[str, type]] = {
     kind.__name__.lower(): kind
-    for kind in (Join, Joined, Refused, Here, Ready, Group, Gone, Beat, Leave)
+    for kind in (
+        *(Join, Joined, Refused, Here, Serves, Directories, Averages, Agreed, Who, Peers),
+        *(Ready, Group, Gone, Beat, Leave),
+    )
 }

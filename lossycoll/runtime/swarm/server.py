@@ -20,7 +20,9 @@ from lossycoll.runtime.membership.sealed_framing import framed_with
 from .directory import GROUP_SIZE, PATIENCE, Directory
 from .protocol import (
     PLACES,
+    Averages,
     Beat,
+    Directories,
     Gone,
     Here,
     Join,
@@ -28,8 +30,11 @@ from .protocol import (
     Leave,
     Malformed,
     Message,
+    Peers,
     Ready,
     Refused,
+    Serves,
+    Who,
     pack,
     unpack,
 )
@@ -175,6 +180,13 @@ class DirectoryServer:
         self._directory.beat(link.number)
         if isinstance(message, Here):
             self._directory.here(link.number, message)
+        elif isinstance(message, Serves):
+            self._directory.serves(link.number, (message.host, message.port))
+            self._tell_directories()
+        elif isinstance(message, Averages):
+            self._tell(link.number, self._directory.averages(link.number, message))
+        elif isinstance(message, Who):
+            self._tell(link.number, Peers(self._directory.names()))
         elif isinstance(message, Ready):
             self._directory.ready(link.number, message.weight)
         elif isinstance(message, Beat):
@@ -192,9 +204,15 @@ class DirectoryServer:
             link.number = answer.number
             self._of_peer[answer.number] = link
         link.framed.write(pack(answer))
+        if isinstance(answer, Joined):
+            self._tell(answer.number, Directories(self._directory.directories()))
         if isinstance(answer, Refused):
             link.framed.finish()
             self._drop(link)
+
+    def _tell_directories(self) -> None:
+        for number in list(self._of_peer):
+            self._tell(number, Directories(self._directory.directories()))
 
     def _tell(self, number: int, message: Message) -> None:
         link = self._of_peer.get(number)
@@ -222,8 +240,11 @@ class DirectoryServer:
         if link is not None:
             link.number = -1
             self._drop(link)
+        before = self._directory.directories()
         for other, coming in self._directory.lost(number):
             self._tell(other, Gone(coming))
+        if self._directory.directories() != before:
+            self._tell_directories()
 
     def _drop(self, link: _Link) -> None:
         if self._links.pop(link.framed.fd, None) is not None:

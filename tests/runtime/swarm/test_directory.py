@@ -16,7 +16,17 @@ from lossycoll.runtime.swarm.directory import (
     SETTLE,
     Directory,
 )
-from lossycoll.runtime.swarm.protocol import PLACES, VERSION, Group, Here, Join, Joined, Refused
+from lossycoll.runtime.swarm.protocol import (
+    PLACES,
+    VERSION,
+    Agreed,
+    Averages,
+    Group,
+    Here,
+    Join,
+    Joined,
+    Refused,
+)
 
 SCHEMA = "5c" * 16
 
@@ -34,6 +44,7 @@ class Swarm:
         answer = self.directory.join(wanted)
         assert isinstance(answer, Joined), answer
         self.directory.here(answer.number, Here("127.0.0.1", 4000 + answer.number))
+        assert self.directory.averages(answer.number, Averages(SCHEMA, "")) == Agreed("")
         self.values.setdefault(answer.number, random.Random(name).random())
         return answer.number
 
@@ -53,7 +64,7 @@ class Swarm:
 
 def join(name: str, **changes: object) -> Join:
     coming = random.Random(name).randbytes(16).hex()
-    wanted = Join(VERSION, name, coming, SCHEMA, PLACES, -1, 0)
+    wanted = Join(VERSION, name, coming, PLACES, 0)
     return dataclasses.replace(wanted, **changes)  # type: ignore[arg-type]
 
 
@@ -224,7 +235,6 @@ def test_whoever_comes_and_goes_the_mean_of_those_that_stay_is_approached() -> N
     ("changes", "why"),
     [
         ({"version": VERSION + 1}, f"speaks version {VERSION}, and you {VERSION + 1}"),
-        ({"schema": "77" * 16}, "something else than 'a'"),
         ({"name": "a"}, "a peer named 'a' is there"),
     ],
 )
@@ -244,3 +254,37 @@ def test_a_swarm_may_be_full(shape: tuple[int, ...], room: int) -> None:
         swarm.come(f"peer {number}")
     answer = swarm.directory.join(join("one more"))
     assert answer == Refused(f"the swarm is full: {room} peers")
+
+
+def test_all_average_the_same_on_the_first_ones_grid() -> None:
+    swarm = Swarm()
+    for name in "abc":
+        answer = swarm.directory.join(join(name))
+        assert isinstance(answer, Joined)
+    said = swarm.directory.averages
+    assert "3 peers don't fit into a grid of 1x2" in said(0, Averages(SCHEMA, "1x2")).reason
+    assert "as in 32x32" in said(0, Averages(SCHEMA, "x")).reason
+    assert said(1, Averages(SCHEMA, "2x2")) == Agreed("")
+    assert "something else than 'b'" in said(0, Averages("77" * 16, "")).reason
+    assert said(0, Averages(SCHEMA, "")) == Agreed("")
+    assert str(swarm.directory.grid) == "2x2"
+
+
+def test_nobody_waits_for_who_averages_nothing() -> None:
+    swarm = Swarm()
+    swarm.come("a"), swarm.come("b")
+    assert isinstance(swarm.directory.join(join("looks on")), Joined)
+    swarm.ready(0, 1)
+    assert numbers(swarm.form()) == [[0, 1]]
+    assert swarm.directory.names() == ("a", "b", "looks on")
+
+
+def test_directories_are_listed_for_all_alike() -> None:
+    swarm = Swarm()
+    for name in "abc":
+        swarm.come(name)
+    swarm.directory.serves(2, ("10.0.0.2", 7000))
+    swarm.directory.serves(0, ("10.0.0.1", 7000))
+    assert swarm.directory.directories() == (("10.0.0.1", 7000), ("10.0.0.2", 7000))
+    swarm.directory.lost(0)
+    assert swarm.directory.directories() == (("10.0.0.2", 7000),)

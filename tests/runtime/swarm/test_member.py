@@ -43,12 +43,18 @@ def peers(
 ) -> list[SwarmMember]:
     made = []
     for name in names:
-        one = SwarmMember(
-            [place], name=name, schema=SCHEMA, secret=secret, options=Options(link="udp", **options)
-        )
+        one = SwarmMember([place], name=name, secret=secret, options=Options(link="udp", **options))
+        one.averages(SCHEMA)
         stack.callback(one.close)
         made.append(one)
     return made
+
+
+def alone(stack: ExitStack, name: str) -> SwarmMember:
+    """A peer of a swarm of its own."""
+    one = SwarmMember([directory(stack, None)], name=name)
+    stack.callback(one.close)
+    return one
 
 
 def together(
@@ -187,7 +193,7 @@ def test_whoever_has_another_secret_stays_outside(
     place = directory(stack, SECRET)
     members = peers(stack, place, "ab", SECRET)
     with pytest.raises(RendezvousError, match=why):
-        SwarmMember([place], name="c", schema=SCHEMA, secret=secret, timeout=1.0)
+        SwarmMember([place], name="c", secret=secret, timeout=1.0)
     values = [np.full(500, float(peer), np.float32) for peer in range(2)]
     together(members, values)
     assert np.allclose(values[0], 0.5)
@@ -196,12 +202,17 @@ def test_whoever_has_another_secret_stays_outside(
 def test_refusals_and_addresses_that_are_dead(stack: ExitStack) -> None:
     place = directory(stack, None)
     peers(stack, place, "a", None)
+    (other,) = [SwarmMember([place], name="b")]
+    stack.callback(other.close)
     with pytest.raises(RendezvousError, match="peer 'b': you average something else than 'a'"):
-        SwarmMember([place], name="b", schema="77" * 16)
+        other.averages("77" * 16)
+    with pytest.raises(RendezvousError, match="peer 'b': '3y3' is no grid"):
+        SwarmMember.averages(alone(stack, "b"), SCHEMA, "3y3")
+    assert other.names() == ("a", "b")
     with pytest.raises(RendezvousError, match="a peer named 'a' is there; choose another name"):
-        SwarmMember([place], name="a", schema=SCHEMA)
+        SwarmMember([place], name="a")
     with pytest.raises(RendezvousError, match=r"no directory answers at 127.0.0.1:1 within 1 s"):
-        SwarmMember([("127.0.0.1", 1)], name="b", schema=SCHEMA, timeout=1.0)
+        SwarmMember([("127.0.0.1", 1)], name="c", timeout=1.0)
     with pytest.raises(RendezvousError, match=f"no directory at 127.0.0.1:{place[1]}: Address alr"):
         DirectoryServer("127.0.0.1", place[1])
 
@@ -215,8 +226,9 @@ def test_a_directory_that_dies_costs_a_pause(stack: ExitStack) -> None:
     places = [("127.0.0.1", one.port) for one in (first, second)]
     members = []
     for name in "abc":
-        members.append(SwarmMember(places, name=name, schema=SCHEMA, secret=SECRET))
+        members.append(SwarmMember(places, name=name, secret=SECRET))
         stack.callback(members[-1].close)
+        members[-1].averages(SCHEMA)
     rounds = []
     for turn in range(3):
         values = [np.full(500, float(peer), np.float32) for peer in range(3)]

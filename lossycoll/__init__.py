@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from .options.scopes import lossy, reliable
     from .plan.topology import Topology
     from .runtime.engine.reports import PeerStats, Report, Stats
+    from .runtime.swarm.member import RoundReport
+    from .runtime.swarm.swarm import Swarm
     from .train.compress.arc_topk import ARCTopKState
     from .train.drift.bound import DriftBound
     from .train.drift.measure import Drift, measure_drift
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from .train.hooks.arc_topk import arc_topk_hook
     from .train.hooks.dispersing import dispersing_hook
     from .train.hooks.wire_feedback import WireFeedbackState, wire_feedback_hook
+    from .train.moshpit.averager import MoshpitAverager
     from .train.sharded.figures import ShardedFigures
     from .train.sharded.optimizer import ShardedOptimizer
 
@@ -76,6 +79,9 @@ _HOME: Final = {
     **dict.fromkeys(("lossy", "reliable"), "options.scopes"),
     "Topology": "plan.topology",
     **dict.fromkeys(("PeerStats", "Report", "Stats"), "runtime.engine.reports"),
+    "RoundReport": "runtime.swarm.member",
+    "Swarm": "runtime.swarm.swarm",
+    "MoshpitAverager": "train.moshpit.averager",
     "ShardedFigures": "train.sharded.figures",
     "dispersing_hook": "train.hooks.dispersing",
     **dict.fromkeys(("WireFeedbackState", "wire_feedback_hook"), "train.hooks.wire_feedback"),
@@ -105,6 +111,7 @@ __all__ = [
     "LinkError",
     "LossyError",
     "MismatchError",
+    "MoshpitAverager",
     "NonFiniteError",
     "OperationTimeout",
     "OptionError",
@@ -113,10 +120,12 @@ __all__ = [
     "PeerStats",
     "RendezvousError",
     "Report",
+    "RoundReport",
     "SealedError",
     "ShardedFigures",
     "ShardedOptimizer",
     "Stats",
+    "Swarm",
     "Topology",
     "TrainingError",
     "UnsupportedError",

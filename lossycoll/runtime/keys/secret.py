@@ -97,6 +97,15 @@ def find_secret(environ: Mapping[str, str] | None = None) -> Secret | None:
     return None
 
 
+def secret_of(text: str) -> Secret:
+    """The secret that a text is.
+
+    Raises:
+        OptionError: It is too short, or too long.
+    """
+    return _checked(text.encode(errors="surrogateescape"), "the secret")
+
+
 def _checked(secret: bytes, where: str) -> Secret:
     secret = secret.strip()
     if not LEAST_BYTES <= len(secret) <= MOST_BYTES:

@@ -206,8 +206,10 @@ class DirectoryClient:
             return False
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         framed = self._framed = framed_with(self._secret, end, connects=True)
-        number = PLACES if self.joined is None else self.joined.number
-        framed.write(pack(Join(VERSION, self._name, self.coming, number, self._round)))
+        number, session = PLACES, "0" * 16
+        if self.joined is not None:
+            number, session = self.joined.number, self.joined.session
+        framed.write(pack(Join(VERSION, self._name, self.coming, number, session, self._round)))
         said: list[object] = []
         answered, beat_at = False, 0.0
         poller = select.poll()

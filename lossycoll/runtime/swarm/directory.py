@@ -107,6 +107,7 @@ class Directory:
         self.grid = Grid(tuple(shape) or (1,))
         self.session = session or secrets.token_hex(8)
         self._seed = int(self.session, 16)
+        self._standby = False
         self._formed = secrets.randbits(32)
         self.peers: dict[int, Peer] = {}
         self._spreads = Spreads()
@@ -127,12 +128,19 @@ class Directory:
             return self._answer(known)
         if len(others) >= (min(PLACES, self.grid.cells) if self._fixed else PLACES):
             return Refused(f"the swarm is full: {len(others)} peers")
-        if wanted.number < PLACES and self._settled is None:
+        came_before = wanted.number < PLACES
+        if came_before and wanted.session != self.session and not others:
+            self.adopt(wanted.session)
+        if came_before and wanted.session != self.session:
+            return Refused("others have begun a swarm here meanwhile; start again to join it")
+        if self._settled is None and (came_before or self._standby):
             self._settled = self._clock() + (0.0 if others else SETTLE)
-        number = wanted.number
-        if number >= PLACES or number in self.peers:
-            number = min(set(range(PLACES)) - self.peers.keys())
+        number = self._number_for(wanted)
+        if number is None:
+            return Refused(f"place {wanted.number} is taken meanwhile; start again")
         latest = max((other.round for other in others), default=0)
+        for other in others:  # those that came before one that is farther, and haven't begun
+            other.round = max(other.round, wanted.round) if not other.group else other.round
         peer = Peer(
             number=number,
             name=wanted.name,
@@ -143,6 +151,20 @@ class Directory:
         self.peers[number] = peer
         self._seat(peer)
         return self._answer(peer)
+
+    def adopt(self, session: str) -> None:
+        """This directory is to take over a swarm's peers. Nobody is here yet."""
+        self.session, self._seed = session, int(session, 16)
+        self._standby = True
+
+    def _number_for(self, wanted: Join) -> int | None:
+        """None: the one that the peer has is another's by now."""
+        free = set(range(PLACES)) - self.peers.keys()
+        if wanted.number < PLACES:
+            return wanted.number if wanted.number in free else None
+        # As long as others may come that have had one, from above.
+        settling = self._settled is not None and self._clock() < self._settled
+        return max(free) if settling else min(free)
 
     def here(self, number: int, place: Here) -> None:
         """Where a peer's packets come from."""

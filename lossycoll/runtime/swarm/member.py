@@ -109,8 +109,9 @@ class SwarmMember:
         try:
             joined = self._client.connect(timeout)
             self.number = joined.number
-            self._session = joined.session
-            self._open(choose(self._options.interface, directories[0][0]).address)
+            self.session = joined.session
+            self.address = choose(self._options.interface, directories[0][0]).address
+            self._open(self.address)
         except BaseException:
             self.close()
             raise
@@ -121,10 +122,10 @@ class SwarmMember:
         host = Host(self.number, PLACES, address, payload_bytes=payload, options=self._options)
         self._host = host
         if self._secret is not None:
-            host.seal(b"", self._secret.filter(self._session))
+            host.seal(b"", self._secret.filter(self.session))
         place = (address, host.link().port)
         host.start(
-            int(self._session, 16),
+            int(self.session, 16),
             [place if number == self.number else None for number in range(PLACES)],
         )
         self._client.say(Here(*place))
@@ -308,8 +309,8 @@ class SwarmMember:
         keys = b""
         if self._secret is not None:
             own, other = self._client.coming, member.coming
-            keys = self._secret.derived("swarm", self._session, own, other)
-            keys += self._secret.derived("swarm", self._session, other, own)
+            keys = self._secret.derived("swarm", self.session, own, other)
+            keys += self._secret.derived("swarm", self.session, other, own)
         self._host.admit(member.number, (member.host, member.port), keys)
         self._known[member.number] = came
 

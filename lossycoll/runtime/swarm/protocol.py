@@ -38,13 +38,14 @@ class Malformed(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """From a peer, first of all. ``number``: what it had before, PLACES if
-    nothing; ``coming``: drawn each time that it starts."""
+    """From a peer, first of all. ``number``, ``session`` and ``round``: what it has had since it
+    came; PLACES, zeros and 0 if nothing. ``coming``: drawn each time that it starts."""
 
     version: Count
     name: Name
     coming: Hex
     number: Count
+    session: Hex
     round: Count
 
 

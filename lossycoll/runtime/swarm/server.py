@@ -105,6 +105,10 @@ class DirectoryServer:
         self._thread = threading.Thread(target=self._run, name="lossycoll-directory", daemon=True)
         self._thread.start()
 
+    def adopt(self, session: str) -> None:
+        """Peers of this swarm may come, when their directory has ended. While nobody is here."""
+        self._directory.adopt(session)
+
     def close(self) -> None:
         """Ends the thread and all connections. Idempotent."""
         if self._stop:

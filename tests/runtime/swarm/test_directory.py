@@ -64,7 +64,7 @@ class Swarm:
 
 def join(name: str, **changes: object) -> Join:
     coming = random.Random(name).randbytes(16).hex()
-    wanted = Join(VERSION, name, coming, PLACES, 0)
+    wanted = Join(VERSION, name, coming, PLACES, "5" * 16, 0)
     return dataclasses.replace(wanted, **changes)  # type: ignore[arg-type]
 
 
@@ -173,7 +173,7 @@ def test_one_that_comes_again_has_what_it_had() -> None:
     assert swarm.come("b", number=1, round=3) == 1
     assert swarm.directory.peers[1].round == 4  # not behind the others
     swarm.directory.lost(1)
-    assert swarm.come("b, started again", number=1) == 1
+    assert swarm.come("b, started again") == 1
 
 
 def test_a_directory_that_is_new_learns_from_those_that_come() -> None:
@@ -288,3 +288,22 @@ def test_directories_are_listed_for_all_alike() -> None:
     assert swarm.directory.directories() == (("10.0.0.1", 7000), ("10.0.0.2", 7000))
     swarm.directory.lost(0)
     assert swarm.directory.directories() == (("10.0.0.2", 7000),)
+
+
+def test_a_standby_leaves_room_for_those_that_are_to_come() -> None:
+    swarm = Swarm()
+    swarm.directory.adopt("7" * 16)
+    assert swarm.come("new") == PLACES - 1
+    assert swarm.come("a", number=0, session="7" * 16) == 0
+    assert swarm.come("new, too") == PLACES - 2
+    assert swarm.come("b", number=2, session="7" * 16, round=9) == 2
+    assert {peer.round for peer in swarm.directory.peers.values()} == {9}
+    swarm.now += SETTLE
+    assert swarm.come("later") == 1
+    for changes, why in (
+        ({"number": 1, "session": "7" * 16}, "place 1 is taken meanwhile; start again"),
+        ({"number": 5, "session": "8" * 16}, "others have begun a swarm here meanwhile"),
+    ):
+        answer = swarm.directory.join(dataclasses.replace(join("c"), **changes))  # type: ignore[arg-type]
+        assert isinstance(answer, Refused)
+        assert why in answer.reason

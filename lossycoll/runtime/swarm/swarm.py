@@ -1,0 +1,180 @@
+"""A swarm of peers without a fixed world, as a script joins it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Final
+
+from lossycoll.errors import OptionError, RendezvousError
+from lossycoll.options.fields import Options
+from lossycoll.runtime.keys.aead import check_library
+from lossycoll.runtime.keys.secret import Secret, find_secret, secret_of
+
+from .member import SwarmMember
+from .server import DirectoryServer
+
+POLL_SECONDS: Final = 0.05
+
+
+class Swarm:
+    """This process as a peer of a swarm; a context manager.
+
+    The first peer listens, others join it; those that listen as well take the directory over if it
+    ends. With neither, the swarm is this peer alone. docs/moshpit.md has the whole story.
+
+    Args:
+        listen: ``host:port`` of this peer's directory; port 0: any. Empty: it has none.
+        join: ``host:port`` of the directories to ask, the first that answers is.
+        secret: What all peers share, 16 to 4,096 bytes; None: as ``LOSSYCOLL_SECRET`` or
+            ``LOSSYCOLL_SECRET_FILE`` say. Without one all is in clear.
+        name: This peer's; no two that live have the same. Empty: made of host and process.
+        options: Those of the engine; None: as the environment says.
+        timeout: Seconds to join in.
+
+    Raises:
+        OptionError: An address, the secret or an option can't be.
+        RendezvousError: No directory answers, or it refuses this peer; the port is taken.
+        EngineError: The socket can't be opened.
+    """
+
+    def __init__(
+        self,
+        listen: str = "",
+        join: Sequence[str] = (),
+        *,
+        secret: str | None = None,
+        name: str = "",
+        options: Options | None = None,
+        timeout: float = 30.0,
+    ) -> None:
+        if isinstance(join, str):
+            raise OptionError(f"join is {join!r}, wanted a list of host:port")
+        found = find_secret() if secret is None else secret_of(secret)
+        options = Options.resolve(options)
+        if found is not None:
+            check_library(options.libcrypto, options.cipher)
+        self._server = _server(listen or ("" if join else "127.0.0.1:0"), found)
+        self._member: SwarmMember | None = None
+        places = [_place(one) for one in join]
+        if self._server is not None and not places:
+            host = _place(listen or "127.0.0.1:0")[0]
+            places = [("127.0.0.1" if host in ("0.0.0.0", "::") else host, self._server.port)]
+        self.name = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
+        try:
+            self._member = SwarmMember(
+                places, name=self.name, secret=found, options=options, timeout=timeout
+            )
+            if self._server is not None:
+                self._serve(listen, joins=bool(join))
+        except BaseException:
+            self.close()
+            raise
+
+    def _serve(self, listen: str, *, joins: bool) -> None:
+        """Others hear of this peer's directory; one that has joined another's stands by."""
+        assert self._server is not None
+        member = self.member
+        host = _place(listen or "127.0.0.1:0")[0]
+        if host in ("0.0.0.0", "::"):
+            host = member.address
+        self._address = (
+            f"[{host}]:{self._server.port}" if ":" in host else f"{host}:{self._server.port}"
+        )
+        if joins:
+            self._server.adopt(member.session)
+        member.serves(host, self._server.port)
+
+    @property
+    def address(self) -> str:
+        """``host:port`` by which others join this peer's directory.
+
+        Raises:
+            RendezvousError: It has none: it doesn't listen.
+        """
+        if self._server is None:
+            raise RendezvousError(
+                f"peer {self.name!r} doesn't listen: Swarm(listen='0.0.0.0:7000')"
+            )
+        return self._address
+
+    @property
+    def member(self) -> SwarmMember:
+        """The engine's end, for those that average.
+
+        Raises:
+            RendezvousError: The swarm was closed.
+        """
+        if self._member is None:
+            raise RendezvousError(f"peer {self.name!r} has left the swarm")
+        return self._member
+
+    def peers(self, timeout: float = 10.0) -> tuple[str, ...]:
+        """The names of all peers that live, this one's among them.
+
+        Args:
+            timeout: Seconds.
+
+        Raises:
+            OperationTimeout: The directory doesn't answer within ``timeout``.
+        """
+        return self.member.names(timeout)
+
+    def wait_for(self, peers: int, timeout: float = 30.0) -> None:
+        """Returns when so many peers are there.
+
+        Args:
+            peers: This one counts.
+            timeout: Seconds.
+
+        Raises:
+            RendezvousError: There are fewer after ``timeout``.
+            OperationTimeout: The directory doesn't answer.
+        """
+        end = time.monotonic() + timeout
+        while len(found := self.peers()) < peers:
+            if time.monotonic() >= end:
+                raise RendezvousError(
+                    f"peer {self.name!r}: {len(found)} peers after {timeout:g} s, wanted {peers}: "
+                    f"{', '.join(found)}"
+                )
+            time.sleep(POLL_SECONDS)
+
+    def close(self) -> None:
+        """Leaves the swarm. Idempotent."""
+        if self._member is not None:
+            self._member.close()
+            self._member = None
+        if self._server is not None:
+            self._server.close()
+
+    def __enter__(self) -> Swarm:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _server(listen: str, secret: Secret | None) -> DirectoryServer | None:
+    return DirectoryServer(*_place(listen), secret) if listen else None
+
+
+def _place(text: str) -> tuple[str, int]:
+    """Numeric address and port of ``host:port``."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise OptionError(f"{text!r} is no host:port")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise RendezvousError(f"no address of {host!r}: {error.strerror}") from error
+    return str(found[0][4][0]), int(port)

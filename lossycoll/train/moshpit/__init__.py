@@ -1,0 +1,1 @@
+"""Averaging in a swarm (docs/moshpit.md)."""

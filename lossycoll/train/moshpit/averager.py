@@ -1,0 +1,101 @@
+"""Tensors that a swarm's peers average, in groups that change with each round.
+
+Source: Ryabinin et al., "Moshpit SGD: Communication-Efficient Decentralized Training on
+Heterogeneous Unreliable Devices", NeurIPS 2021.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lossycoll.errors import OptionError, UnsupportedError
+from lossycoll.plan.grid import Grid
+from lossycoll.runtime.swarm.member import RoundReport
+from lossycoll.runtime.swarm.swarm import Swarm
+
+
+class MoshpitAverager:
+    """Averages tensors with the peers of a swarm, a group at a time.
+
+    After as many rounds as the grid has axes all peers have the mean of all, if nobody fails and no
+    cell is empty; otherwise they approach it (docs/moshpit.md).
+
+    Args:
+        swarm: Whose peers have tensors of the same shapes, in the same order.
+        tensors: Dense ones of floating point, on the CPU: a model's parameters, say.
+        grid: The length of each axis; groups are no larger. Empty: it follows the number of peers.
+
+    Raises:
+        OptionError: There are no tensors, or the grid can't be.
+        UnsupportedError: A tensor isn't dense, of floating point and on the CPU.
+        RendezvousError: Other peers average something else.
+        OperationTimeout: The directory doesn't answer.
+    """
+
+    def __init__(self, swarm: Swarm, tensors: Iterable[Tensor], grid: Sequence[int] = ()) -> None:
+        self._tensors = list(tensors)
+        if not self._tensors:
+            raise OptionError("there are no tensors to average")
+        for tensor in self._tensors:
+            if (
+                not tensor.is_floating_point()
+                or tensor.layout != torch.strided
+                or tensor.device.type != "cpu"
+            ):
+                raise UnsupportedError(
+                    f"a tensor of {tensor.dtype}, {tensor.layout} on {tensor.device}; wanted dense "
+                    f"ones of floating point on the CPU"
+                )
+        try:
+            shape = str(Grid(tuple(grid))) if grid else ""
+        except ValueError as error:
+            raise OptionError(str(error)) from None
+        self._member = swarm.member
+        self._member.averages(_schema(self._tensors, shape), shape)
+        ends = list(accumulate(tensor.numel() for tensor in self._tensors))
+        self._values = np.empty(ends[-1], np.float32)
+        flat = torch.from_numpy(self._values)
+        self._parts = [
+            flat[end - tensor.numel() : end].view(tensor.shape)
+            for end, tensor in zip(ends, self._tensors, strict=True)
+        ]
+        """Of the values, one for each tensor."""
+
+    def step(self, weight: float = 1.0, timeout: float = 60.0) -> RoundReport:
+        """Replaces the tensors by their mean over the peers of one group, in place.
+
+        A peer that dies meanwhile, and packets that are lost, cost their shares of the mean. What
+        no mean comes of stays as it was: ``report.kept``, or all of it with ``report.failure``.
+
+        Args:
+            weight: What this peer's tensors count, 0 to 1e6: its samples, say.
+            timeout: Seconds for the whole of it.
+
+        Returns:
+            What the round did.
+
+        Raises:
+            OptionError: The weight can't be.
+            OperationTimeout: No group forms within ``timeout``.
+        """
+        if not 0 <= weight <= 1e6:
+            raise OptionError(f"weight is {weight}, wanted 0 to 1e6")
+        with torch.no_grad():
+            for part, tensor in zip(self._parts, self._tensors, strict=True):
+                part.copy_(tensor)
+            report = self._member.average(self._values, float(weight), timeout)
+            for part, tensor in zip(self._parts, self._tensors, strict=True):
+                tensor.copy_(part)
+        return report
+
+
+def _schema(tensors: Sequence[Tensor], grid: str) -> str:
+    """Tells apart what must not be averaged with one another."""
+    shapes = [(str(tensor.dtype), tuple(tensor.shape)) for tensor in tensors]
+    return hashlib.sha256(f"{shapes} {grid}".encode()).hexdigest()[:32]

@@ -1,0 +1,146 @@
+"""A swarm as scripts join it: by addresses, in threads of one process and in processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lossycoll.errors import OptionError, RendezvousError
+from lossycoll.runtime.swarm.swarm import Swarm
+from tests.runtime.swarm.test_member import SCHEMA, together
+from tests.support.waiting import until
+
+ROOT = Path(__file__).resolve().parents[3]
+SECRET = "a secret of tests"
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as made:
+        yield made
+
+
+def test_peers_join_by_address_and_see_one_another(stack: ExitStack) -> None:
+    first = stack.enter_context(Swarm("127.0.0.1:0", secret=SECRET, name="first"))
+    assert first.peers() == ("first",)
+    second = stack.enter_context(Swarm(join=[first.address], secret=SECRET, name="second"))
+    first.wait_for(peers=2, timeout=5.0)
+    assert second.peers() == ("first", "second")
+    with pytest.raises(RendezvousError, match=r"2 peers after 0.2 s, wanted 3: first, second"):
+        first.wait_for(peers=3, timeout=0.2)
+    with pytest.raises(RendezvousError, match="peer 'second' doesn't listen"):
+        _ = second.address
+    second.close()
+    second.close()
+    until(lambda: first.peers() == ("first",))
+    with pytest.raises(RendezvousError, match="peer 'second' has left the swarm"):
+        second.peers()
+
+
+def test_any_interface_is_joined_by_an_address_that_others_can_reach(stack: ExitStack) -> None:
+    first = stack.enter_context(Swarm("0.0.0.0:0", secret=SECRET))
+    assert not first.address.startswith("0.0.0.0")
+    stack.enter_context(Swarm(join=[first.address], secret=SECRET))
+    first.wait_for(2, 5.0)
+
+
+def test_directories_take_over_from_one_another(stack: ExitStack) -> None:
+    """The first peer ends, and its directory with it; a newcomer comes to the second one."""
+    swarms = [Swarm("127.0.0.1:0", secret=SECRET, name="0")]
+    swarms += [
+        Swarm("127.0.0.1:0", [swarms[0].address], secret=SECRET, name="1"),
+        Swarm(join=[swarms[0].address], secret=SECRET, name="2"),
+    ]
+    for swarm in swarms:
+        stack.callback(swarm.close)
+        swarm.member.averages(SCHEMA)
+    values = [np.full(500, float(peer), np.float32) for peer in range(3)]
+    together([swarm.member for swarm in swarms], values)
+    assert all(np.allclose(one, 1.0) for one in values)
+    swarms.pop(0).close()
+    swarms.append(Swarm(join=[swarms[0].address], secret=SECRET, name="3"))
+    stack.callback(swarms[-1].close)
+    swarms[-1].member.averages(SCHEMA)
+    swarms[-1].wait_for(3, 10.0)
+    values = [np.full(500, float(peer), np.float32) for peer in range(3)]
+    together([swarm.member for swarm in swarms], values)
+    assert all(np.allclose(one, 1.0) for one in values)
+    assert sorted(swarms[0].peers()) == ["1", "2", "3"]
+
+
+def test_what_cannot_be(stack: ExitStack) -> None:
+    for arguments, why in (
+        ({"listen": "7000"}, "'7000' is no host:port"),
+        ({"listen": "127.0.0.1:70000"}, "is no host:port"),
+        ({"join": "127.0.0.1:7000"}, "wanted a list of host:port"),
+        ({"secret": "short"}, "has 5 bytes, but a secret has 16 to 4096"),
+    ):
+        with pytest.raises(OptionError, match=why):
+            Swarm(**arguments)  # type: ignore[arg-type]
+    with pytest.raises(RendezvousError, match="no address of 'no-such-host"):
+        Swarm(join=["no-such-host.invalid:7000"])
+    with pytest.raises(
+        RendezvousError, match=r"no directory answers at 127\.0\.0\.1:1 within 0\.5 s"
+    ):
+        Swarm(join=["127.0.0.1:1"], timeout=0.5)
+    first = stack.enter_context(Swarm("127.0.0.1:0", secret=SECRET))
+    with pytest.raises(RendezvousError, match="Address already in use"):
+        Swarm(first.address, secret=SECRET)
+
+
+class Peer:
+    """A process that averages."""
+
+    def __init__(self, address: str, name: str, own: float) -> None:
+        command = [sys.executable, "-m", "tests.support.swarm_peer", address, name, str(own)]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True
+        )
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate(timeout=20)
+
+    def end(self) -> list[dict[str, Any]]:
+        """Its rounds."""
+        out, err = self.process.communicate(timeout=60)
+        assert self.process.returncode == 0, err
+        return [json.loads(line) for line in out.splitlines()]
+
+
+@pytest.mark.parametrize("killed", [pytest.param(3, marks=pytest.mark.long), 1])
+def test_peers_that_are_killed_are_not_missed_for_long(killed: int, stack: ExitStack) -> None:
+    """SIGKILL, at any time; others come in their places."""
+    first = stack.enter_context(Swarm("127.0.0.1:0", secret=SECRET, name="first"))
+    peers = [Peer(first.address, f"peer {number}", float(number)) for number in range(4)]
+    first.wait_for(5, 60.0)
+    for again in range(killed):
+        rounds = _round(first)
+        peers.pop(0).kill()
+        until(lambda: len(first.peers()) == 4, seconds=20)
+        until(lambda n=rounds: _round(first) > n + 5, seconds=30)  # type: ignore[misc]
+        peers.append(Peer(first.address, f"another {again}", 7.0))
+        first.wait_for(5, 60.0)
+    done = [peer.end() for peer in peers]
+    for rounds in done:
+        assert [one["round"] for one in rounds] == sorted({one["round"] for one in rounds})
+        assert not any(one["failure"] for one in rounds[:-2])
+        assert all(0 <= one["least"] <= one["most"] <= 7 for one in rounds)
+    last = [rounds[-1]["most"] for rounds in done]
+    assert len(done[0]) > 5
+    assert max(last) - min(last) < 1.0
+
+
+def _round(swarm: Swarm) -> int:
+    """How far the swarm is, as its directory knows."""
+    assert swarm._server is not None
+    return max(peer.round for peer in list(swarm._server._directory.peers.values()))

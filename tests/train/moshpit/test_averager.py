@@ -1,0 +1,116 @@
+"""Tensors that a swarm averages."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import torch
+
+import lossycoll
+from lossycoll import MoshpitAverager, Swarm
+
+SECRET = "a secret of tests"
+
+
+@pytest.fixture
+def swarms() -> Iterator[list[Swarm]]:
+    with ExitStack() as stack:
+        made = [stack.enter_context(Swarm("127.0.0.1:0", secret=SECRET, name="0"))]
+        made += [
+            stack.enter_context(Swarm(join=[made[0].address], secret=SECRET, name=str(number)))
+            for number in range(1, 4)
+        ]
+        yield made
+
+
+def step(averagers: Sequence[MoshpitAverager], weights: Sequence[float]) -> list[Any]:
+    out: list[Any] = [None] * len(averagers)
+
+    def work(i: int) -> None:
+        out[i] = averagers[i].step(weights[i], timeout=30.0)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(averagers))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return out
+
+
+def models(count: int) -> list[torch.nn.Module]:
+    made = []
+    for seed in range(count):
+        torch.manual_seed(seed)
+        made.append(torch.nn.Sequential(torch.nn.Linear(30, 40), torch.nn.Linear(40, 3)))
+    return made
+
+
+@pytest.mark.parametrize("grid", [(2, 2), ()])
+def test_models_have_the_mean_of_all(grid: tuple[int, ...], swarms: list[Swarm]) -> None:
+    peers = models(4)
+    wanted = [
+        torch.stack([p.detach() for p in same]).mean(0)
+        for same in zip(*(model.parameters() for model in peers), strict=True)
+    ]
+    averagers = [
+        MoshpitAverager(swarm, model.parameters(), grid=grid)
+        for swarm, model in zip(swarms, peers, strict=True)
+    ]
+    for number in range(2):
+        reports = step(averagers, [1.0] * 4)
+        assert {report.round for report in reports} == {number}
+        assert {report.failure for report in reports} == {""}
+        assert {report.kept for report in reports} == {0.0}
+    for model in peers:
+        for own, mean in zip(model.parameters(), wanted, strict=True):
+            torch.testing.assert_close(own.detach(), mean, rtol=0, atol=1e-6)
+            assert own.grad is None
+
+
+def test_tensors_of_several_types_count_by_weight(swarms: list[Swarm]) -> None:
+    peers = [
+        [
+            torch.full((3, 5), float(i)),
+            torch.full((), 2.0 * i, dtype=torch.float64),
+            torch.full((7, 2), 8.0 * i, dtype=torch.bfloat16).t(),
+        ]
+        for i in range(4)
+    ]
+    averagers = [MoshpitAverager(swarm, own) for swarm, own in zip(swarms, peers, strict=True)]
+    step(averagers, [0.0, 1.0, 0.0, 3.0])
+    for own in peers:
+        assert [tensor.unique().tolist() for tensor in own] == [[2.5], [5.0], [20.0]]
+        assert [tensor.dtype for tensor in own] == [torch.float32, torch.float64, torch.bfloat16]
+
+
+def test_other_models_are_refused(swarms: list[Swarm]) -> None:
+    MoshpitAverager(swarms[0], [torch.zeros(5)])
+    for tensors, grid in (
+        ([torch.zeros(6)], ()),
+        ([torch.zeros(5)], (2, 2)),
+        ([torch.zeros(5).half()], ()),
+    ):
+        with pytest.raises(lossycoll.RendezvousError, match="you average something else than '0'"):
+            MoshpitAverager(swarms[1], tensors, grid=grid)
+    MoshpitAverager(swarms[1], [torch.ones(5)])
+
+
+def test_what_cannot_be_averaged(swarms: list[Swarm]) -> None:
+    with pytest.raises(lossycoll.OptionError, match="no tensors"):
+        MoshpitAverager(swarms[0], [])
+    for tensor in (torch.zeros(5, dtype=torch.int64), torch.zeros(5).to_sparse()):
+        with pytest.raises(lossycoll.UnsupportedError, match="wanted dense ones of floating point"):
+            MoshpitAverager(swarms[0], [tensor])
+    with pytest.raises(lossycoll.OptionError, match="a grid of 0x2"):
+        MoshpitAverager(swarms[0], [torch.zeros(5)], grid=(0, 2))
+    with pytest.raises(lossycoll.RendezvousError, match="4 peers don't fit into a grid of 1x2"):
+        MoshpitAverager(swarms[0], [torch.zeros(5)], grid=(1, 2))
+    averager = MoshpitAverager(swarms[0], [torch.zeros(5)])
+    for weight in (-1.0, 1e9, float("nan")):
+        with pytest.raises(lossycoll.OptionError, match="weight is"):
+            averager.step(weight)
+    assert averager.step(timeout=10.0).members == (0,), "the others average nothing"

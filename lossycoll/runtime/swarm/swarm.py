@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import secrets
 import socket
@@ -65,6 +66,7 @@ class Swarm:
             host = _place(listen or "127.0.0.1:0")[0]
             places = [("127.0.0.1" if host in ("0.0.0.0", "::") else host, self._server.port)]
         self.name = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
+        atexit.register(self.close)  # threads that still run then would bring the interpreter down
         try:
             self._member = SwarmMember(
                 places, name=self.name, secret=found, options=options, timeout=timeout
@@ -146,6 +148,7 @@ class Swarm:
 
     def close(self) -> None:
         """Leaves the swarm. Idempotent."""
+        atexit.unregister(self.close)
         if self._member is not None:
             self._member.close()
             self._member = None

@@ -116,10 +116,13 @@ class Swarm:
         return self._member
 
     def peers(self, timeout: float = 10.0) -> tuple[str, ...]:
-        """The names of all peers that live, this one's among them.
+        """Who is there.
 
         Args:
             timeout: Seconds.
+
+        Returns:
+            The names of all peers that live, this one's among them.
 
         Raises:
             OperationTimeout: The directory doesn't answer within ``timeout``.

@@ -1,4 +1,8 @@
-"""A peer's connection to the directory: one thread that keeps it up, and what comes over it."""
+"""A peer's connection to the directory: one thread that keeps it up, and what comes over it.
+
+With each connection a peer comes anew, as one that others may have been told is lost: it is another
+for them, with keys of its own.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +50,7 @@ AGAIN_SECONDS: Final = 0.5
 
 
 class DirectoryClient:
-    """One coming of a peer. ``connect`` first; the thread is there until ``close``.
+    """``connect`` first; the thread is there until ``close``.
 
     Args:
         directories: (host, port) of each that may be asked, the first that answers is.
@@ -67,7 +71,8 @@ class DirectoryClient:
         self._secret = secret
         self._on_gone = on_gone
         self._name = name
-        self.coming = secrets.token_hex(16)
+        self._broken = threading.Event()
+        """The connection is to end, and another to be made."""
         self.joined: Joined | None = None
         self.peers = 0
         self._round = 0
@@ -152,6 +157,10 @@ class DirectoryClient:
         self._nudge()
         try:
             group: Group = self._awaited(lambda: self._group, timeout)
+        except OperationTimeout:
+            self._broken.set()  # the directory may still take this peer for one that is ready
+            self._nudge()
+            raise
         finally:
             with self._changed:
                 self._ready = None
@@ -209,12 +218,14 @@ class DirectoryClient:
         number, session = PLACES, "0" * 16
         if self.joined is not None:
             number, session = self.joined.number, self.joined.session
-        framed.write(pack(Join(VERSION, self._name, self.coming, number, session, self._round)))
+        coming = secrets.token_hex(16)
+        framed.write(pack(Join(VERSION, self._name, coming, number, session, self._round)))
+        self._broken.clear()
         said: list[object] = []
         answered, beat_at = False, 0.0
         poller = select.poll()
         poller.register(self._wake, select.POLLIN)
-        while not (framed.broken or self._stop or self._failure):
+        while not (framed.broken or self._broken.is_set() or self._stop or self._failure):
             poller.register(framed.fd, select.POLLIN | (select.POLLOUT * framed.has_unsent))
             lease = self.joined.lease if self.joined else CONNECT_SECONDS
             for fd, flags in poller.poll(1000 * lease / 3):

@@ -114,18 +114,20 @@ class Directory:
 
     # ---- who is there ----
 
+    def is_again(self, wanted: Join) -> bool:
+        """Whether a peer that is here still has come anew: it knows its name and its number."""
+        here = self.peers.get(wanted.number)
+        same = here is not None and here.name == wanted.name
+        return same and wanted.session == self.session
+
     def join(self, wanted: Join) -> Joined | Refused:
         """A peer comes, or comes back."""
         if wanted.version != VERSION:
             return Refused(f"this directory speaks version {VERSION}, and you {wanted.version}")
         others = list(self.peers.values())
         for other in others:
-            if other.name == wanted.name and other.coming != wanted.coming:
+            if other.name == wanted.name:
                 return Refused(f"a peer named {wanted.name!r} is there; choose another name")
-        known = next((other for other in others if other.coming == wanted.coming), None)
-        if known is not None:
-            known.seen = self._clock()
-            return self._answer(known)
         if len(others) >= (min(PLACES, self.grid.cells) if self._fixed else PLACES):
             return Refused(f"the swarm is full: {len(others)} peers")
         came_before = wanted.number < PLACES

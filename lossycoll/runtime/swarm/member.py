@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -12,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lossycoll.errors import LossyError
+from lossycoll.errors import ClosedError, LossyError
 from lossycoll.options.fields import Options
 from lossycoll.plan import Plan, signature, transpose
 from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, EngineGroup
@@ -102,7 +103,8 @@ class SwarmMember:
         self._over: list[_Over] = []
         self._gone: deque[str] = deque(maxlen=4 * PLACES)
         """Comings that are over, of which this peer was told, the latest."""
-        self._known: dict[int, tuple[str, int, str]] = {}
+        self._known: dict[int, tuple[str, int, str, str]] = {}
+        """Of the path to each peer: its address, its coming and this peer's own."""
         self._schema = ""
         self._client = DirectoryClient(directories, name, secret, self._lost)
         self._host: Host | None = None
@@ -268,7 +270,8 @@ class SwarmMember:
     def _engine_of(self, number: int, members: Sequence[Member], rank: int) -> EngineGroup:
         assert self._host is not None
         for member in members:
-            self._admit(member)
+            if member.number != self.number:
+                self._admit(member, members[rank].coming)
         numbers = tuple(member.number for member in members)
         engine = EngineGroup(
             self._host,
@@ -299,16 +302,17 @@ class SwarmMember:
                 kept.append(one)
         self._over = kept
 
-    def _admit(self, member: Member) -> None:
-        """Makes a peer known to the engine, unless it is the same that was known already."""
-        came = (member.host, member.port, member.coming)
-        if member.number == self.number or self._known.get(member.number) == came:
+    def _admit(self, member: Member, own: str) -> None:
+        """Makes a peer known to the engine, unless it is the same that was known already, to the
+        same coming of this one."""
+        came = (member.host, member.port, member.coming, own)
+        if self._known.get(member.number) == came:
             return
         assert self._host is not None
         self._close_over(member.number)
         keys = b""
         if self._secret is not None:
-            own, other = self._client.coming, member.coming
+            other = member.coming
             keys = self._secret.derived("swarm", self.session, own, other)
             keys += self._secret.derived("swarm", self.session, other, own)
         self._host.admit(member.number, (member.host, member.port), keys)
@@ -320,7 +324,8 @@ class SwarmMember:
             self._gone.append(coming)
             engine, comings = self._group or (None, [])
         if engine is not None and coming in comings:
-            engine.peer_dead(comings.index(coming))
+            with contextlib.suppress(ClosedError):  # the round has just ended
+                engine.peer_dead(comings.index(coming))
 
 
 class Rows:

@@ -199,12 +199,10 @@ class DirectoryServer:
             self._end(link)
 
     def _join(self, link: _Link, wanted: Join) -> None:
+        if self._directory.is_again(wanted):  # its former connection has ended unseen
+            self._lose(wanted.number)
         answer = self._directory.join(wanted)
         if isinstance(answer, Joined):
-            before = self._of_peer.get(answer.number)
-            if before is not None:  # the same coming, over a connection that broke unseen
-                before.number = -1
-                self._drop(before)
             link.number = answer.number
             self._of_peer[answer.number] = link
         link.framed.write(pack(answer))

@@ -166,7 +166,10 @@ def test_one_that_comes_again_has_what_it_had() -> None:
     for _ in range(3):
         swarm.ready(0, 1, 2)
         swarm.form()
-    assert swarm.come("b") == 1  # the same coming, over another connection
+    again = dataclasses.replace(join("b"), coming="7" * 32, number=1)
+    assert swarm.directory.is_again(again)
+    for changes in ({"name": "x"}, {"number": 2}, {"number": PLACES}, {"session": "9" * 16}):
+        assert not swarm.directory.is_again(dataclasses.replace(again, **changes))  # type: ignore[arg-type]
     swarm.directory.lost(1)
     swarm.ready(0, 2)
     swarm.form()

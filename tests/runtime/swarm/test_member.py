@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lossycoll.errors import LossyError, RendezvousError
+from lossycoll.errors import LossyError, OperationTimeout, RendezvousError
 from lossycoll.options.fields import Options
 from lossycoll.runtime.keys.secret import Secret
 from lossycoll.runtime.swarm.directory import FIRST_GRACE
 from lossycoll.runtime.swarm.member import RoundReport, Rows, SwarmMember
 from lossycoll.runtime.swarm.server import DirectoryServer
+from tests.support.waiting import until
 
 SECRET = Secret.of(b"a secret of tests")
 SCHEMA = "5c" * 16
@@ -251,3 +252,22 @@ def test_rows_of_all_sizes() -> None:
             taken = np.zeros(count, np.float32)
             assert rows.take(buffer, taken) == 0.0
             np.testing.assert_array_equal(taken, values)
+
+
+def test_one_that_was_frozen_or_timed_out_takes_part_again(stack: ExitStack) -> None:
+    """Others have been told that it is lost; and one that gave up waiting isn't waited for."""
+    place = directory(stack, SECRET)
+    members = peers(stack, place, "abc", SECRET)
+    for turn in range(3):
+        values = [np.full(500, float(peer), np.float32) for peer in range(3)]
+        if turn == 1:
+            members[1]._client._broken.set()  # as a directory does to one that is overdue
+            members[1]._client._nudge()
+            until(lambda: members[1]._client._broken.is_set() is False)
+        if turn == 2:
+            with pytest.raises(OperationTimeout, match="peer 'b': no answer of a directory"):
+                members[1].average(values[1], 1.0, timeout=0.2)
+        until(lambda: members[0].names() == ("a", "b", "c"))
+        reports = together(members, values)
+        assert {one.failure for one in reports} == {""}
+        assert all(np.allclose(one, 1.0) for one in values)

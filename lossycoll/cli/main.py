@@ -9,7 +9,7 @@ from importlib import metadata
 
 from lossycoll.errors import LabError, OptionError
 
-from . import keygen, lab, rekey, trial
+from . import directory, keygen, lab, rekey, trial
 from .bench import command as bench
 from .bench.nccl import NcclMissing
 from .demo import command as demo
@@ -27,6 +27,7 @@ COMMANDS = {
     "try": trial,
     "plan-threshold": plan_threshold,
     "simulate": simulate,
+    "directory": directory,
     "keygen": keygen,
     "rekey": rekey,
 }

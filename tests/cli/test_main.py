@@ -32,7 +32,16 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert all(
         name in text
-        for name in ("demo", "bench", "doctor", "lab", "try", "plan-threshold", "simulate")
+        for name in (
+            "demo",
+            "bench",
+            "doctor",
+            "lab",
+            "try",
+            "plan-threshold",
+            "simulate",
+            "directory",
+        )
     )
 
 
@@ -74,6 +83,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         ("try --seeds 0 -- true", "'0' is not"),
         ("plan-threshold", "times"),
         ("simulate", "what"),
+        ("directory", "HOST:PORT"),
         ("simulate moshpit --grid 3y3", "'3y3' is no grid; as in 32x32"),
         ("simulate moshpit --grid 0x3", "a grid of 0x3: wanted at least one axis"),
         ("simulate moshpit --failure 1", "'1' is not a number of at least 0 and below 1"),

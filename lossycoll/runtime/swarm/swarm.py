@@ -61,9 +61,9 @@ class Swarm:
             check_library(options.libcrypto, options.cipher)
         self._server = _server(listen or ("" if join else "127.0.0.1:0"), found)
         self._member: SwarmMember | None = None
-        places = [_place(one) for one in join]
+        places = [place_of(one) for one in join]
         if self._server is not None and not places:
-            host = _place(listen or "127.0.0.1:0")[0]
+            host = place_of(listen or "127.0.0.1:0")[0]
             places = [("127.0.0.1" if host in ("0.0.0.0", "::") else host, self._server.port)]
         self.name = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
         atexit.register(self.close)  # threads that still run then would bring the interpreter down
@@ -81,7 +81,7 @@ class Swarm:
         """Others hear of this peer's directory; one that has joined another's stands by."""
         assert self._server is not None
         member = self.member
-        host = _place(listen or "127.0.0.1:0")[0]
+        host = place_of(listen or "127.0.0.1:0")[0]
         if host in ("0.0.0.0", "::"):
             host = member.address
         self._address = (
@@ -171,11 +171,16 @@ class Swarm:
 
 
 def _server(listen: str, secret: Secret | None) -> DirectoryServer | None:
-    return DirectoryServer(*_place(listen), secret) if listen else None
+    return DirectoryServer(*place_of(listen), secret) if listen else None
 
 
-def _place(text: str) -> tuple[str, int]:
-    """Numeric address and port of ``host:port``."""
+def place_of(text: str) -> tuple[str, int]:
+    """Numeric address and port of ``host:port``.
+
+    Raises:
+        OptionError: It is none.
+        RendezvousError: Nobody knows the host.
+    """
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise OptionError(f"{text!r} is no host:port")

@@ -1,0 +1,49 @@
+"""Run a swarm's directory by itself: who is there, and who meets whom (docs/moshpit.md)."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import threading
+
+from lossycoll.plan.grid import parse
+from lossycoll.runtime.keys.secret import find_secret
+
+from .launcher import EXIT_FAILED
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("listen", metavar="HOST:PORT", help="where peers join; port 0: any")
+    add("--grid", default="", help="its shape, as in 32x32 (default: it follows the peers)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serves until SIGINT or SIGTERM; returns the exit status."""
+    from lossycoll.errors import OptionError, RendezvousError
+    from lossycoll.runtime.swarm.server import DirectoryServer
+    from lossycoll.runtime.swarm.swarm import place_of
+
+    try:
+        shape = parse(options.grid).shape if options.grid else ()
+    except ValueError as error:
+        raise OptionError(f"--grid: {error}") from None
+    secret = find_secret()
+    try:
+        host, port = place_of(options.listen)
+        server = DirectoryServer(host, port, secret, shape=shape)
+    except RendezvousError as error:
+        print(f"lossycoll directory: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *rest: ended.set())
+    try:
+        shown = f"[{host}]" if ":" in host else host
+        how = "sealed" if secret is not None else "in clear: set LOSSYCOLL_SECRET to seal it"
+        print(f"directory at {shown}:{server.port}, {how}", flush=True)
+        ended.wait()
+    finally:
+        server.close()
+    return 0

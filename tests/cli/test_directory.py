@@ -1,0 +1,46 @@
+"""``lossycoll directory``: it serves peers until it is told to stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from lossycoll.cli.main import EXIT_FAILED, EXIT_USAGE, main
+from lossycoll.runtime.swarm.swarm import Swarm
+
+SECRET = "a secret of tests"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_peers_meet_there(number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "lossycoll.cli", "directory", "127.0.0.1:0", "--grid", "2x2"]
+    with subprocess.Popen(
+        command,
+        env={**os.environ, "LOSSYCOLL_SECRET": SECRET},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        place = said.removeprefix("directory at ").removesuffix(", sealed\n")
+        with (
+            Swarm(join=[place], secret=SECRET, name="a") as one,
+            Swarm(join=[place], secret=SECRET, name="b"),
+        ):
+            one.wait_for(2, 10.0)
+        process.send_signal(number)
+        assert process.wait(10) == 0
+
+
+def test_what_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, status, why in (
+        (["7000"], EXIT_USAGE, "'7000' is no host:port"),
+        (["127.0.0.1:0", "--grid", "x"], EXIT_USAGE, "as in 32x32"),
+        (["192.0.2.1:7000"], EXIT_FAILED, "no directory at 192.0.2.1:7000: Cannot assign"),
+    ):
+        assert main(["directory", *arguments]) == status
+        assert why in capsys.readouterr().err

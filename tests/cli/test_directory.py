@@ -47,7 +47,7 @@ def test_what_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
             (
                 [place],
                 EXIT_FAILED,
-                f"lossycoll directory: no directory at {place}: Address already",
+                f"no directory at {place}: Address already",
             ),
         ):
             assert main(["directory", *arguments]) == status

@@ -6,6 +6,7 @@ for them, with keys of its own.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import select
@@ -13,9 +14,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-from lossycoll.errors import LossyError, OperationTimeout, RendezvousError
+from lossycoll.errors import ClosedError, LossyError, OperationTimeout, RendezvousError
 from lossycoll.runtime.keys.secret import Secret
 from lossycoll.runtime.membership.framing import Framed
 from lossycoll.runtime.membership.sealed_framing import framed_with
@@ -81,15 +83,16 @@ class DirectoryClient:
         self._ready: tuple[int, Ready] | None = None
         """Which of its rounds this peer is ready for."""
         self._rounds = 0
-        self._asks = False
+        self._question = 0
+        """How often somebody has asked who is there."""
+        self._asks_agreed = False
         self._agreed: Agreed | None = None
         self._names: tuple[str, ...] | None = None
         self._group: Group | None = None
         self._failure: LossyError | None = None
         self._changed = threading.Condition()
-        self._framed: Framed | None = None
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._stop = False
+        self._closed = False
         self._thread = threading.Thread(target=self._run, name="lossycoll-peer", daemon=True)
 
     # ---- by callers ----
@@ -101,16 +104,19 @@ class DirectoryClient:
             RendezvousError: No directory answers in ``timeout`` seconds, or it refuses this peer.
         """
         self._thread.start()
-        with self._changed:
-            self._changed.wait_for(lambda: self.joined or self._failure, timeout)
-            if self._failure is not None:
-                raise self._failure
-            if self.joined is None:
-                raise RendezvousError(
-                    f"peer {self._name!r}: no directory answers at {_listed(self._directories)} "
-                    f"within {timeout:g} s; is it running, reachable, and of the same secret?"
-                )
-            return self.joined
+        try:
+            joined: Joined = self._awaited(lambda: self.joined, timeout)
+        except OperationTimeout:
+            raise RendezvousError(
+                f"peer {self._name!r}: no directory answers at {_listed(self._directories)} within "
+                f"{timeout:g} s; is it running, reachable, and of the same secret?"
+            ) from None
+        return joined
+
+    @property
+    def directories(self) -> tuple[tuple[str, int], ...]:
+        """Whom this peer turns to in turn, the one that it is connected with first."""
+        return tuple(self._directories)
 
     def say(self, message: Here | Serves | Averages) -> None:
         """Tells the directory, and each that takes its place."""
@@ -126,10 +132,16 @@ class DirectoryClient:
             RendezvousError: Others average something else, or on another grid.
             OperationTimeout: The directory doesn't answer within ``timeout`` seconds.
         """
-        self._agreed = None
+        with self._changed:
+            self._agreed, self._asks_agreed = None, True
         self.say(Averages(schema, grid))
-        agreed: Agreed = self._awaited(lambda: self._agreed, timeout)
+        try:
+            agreed: Agreed = self._awaited(lambda: self._agreed, timeout)
+        finally:
+            self._asks_agreed = False
         if agreed.reason:
+            with self._changed:
+                self._standing = [one for one in self._standing if type(one) is not Averages]
             raise RendezvousError(f"peer {self._name!r}: {agreed.reason}")
 
     def names(self, timeout: float) -> tuple[str, ...]:
@@ -139,7 +151,8 @@ class DirectoryClient:
             OperationTimeout: The directory doesn't answer within ``timeout`` seconds.
         """
         with self._changed:
-            self._names, self._asks = None, True
+            self._names = None
+            self._question += 1
         self._nudge()
         found: tuple[str, ...] = self._awaited(lambda: self._names, timeout)
         return found
@@ -178,115 +191,159 @@ class DirectoryClient:
         )
 
     def close(self) -> None:
-        """Leaves the swarm. Idempotent."""
-        if self._stop:
-            return
-        self._stop = True
-        self._nudge()
+        """Leaves the swarm: whoever waits here raises ClosedError. Idempotent."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self._failure = ClosedError(f"peer {self._name!r} has left the swarm")
+            self._changed.notify_all()
+            os.eventfd_write(self._wake, 1)
         if self._thread.is_alive():
             self._thread.join()
-        os.close(self._wake)
+        with self._changed:
+            os.close(self._wake)
+            self._wake = -1
 
     # ---- the thread ----
 
     def _nudge(self) -> None:
-        os.eventfd_write(self._wake, 1)
+        with self._changed:
+            if self._wake >= 0:
+                os.eventfd_write(self._wake, 1)
 
     def _run(self) -> None:
-        while not self._stop and self._failure is None:
+        while self._failure is None:
             for place in self._directories:
-                if self._stop or self._talk(place):
+                if self._failure is not None or self._talk(place):
                     break
-            if not self._stop and self._failure is None:
+            if self._failure is None:
                 self._pause()
-        if self._framed is not None:
-            self._framed.close()
 
     def _pause(self) -> None:
+        """Not too short, whoever wants something meanwhile."""
+        end = time.monotonic() + AGAIN_SECONDS
         readable = select.poll()
         readable.register(self._wake, select.POLLIN)
-        readable.poll(1000 * AGAIN_SECONDS)
+        while self._failure is None and (left := end - time.monotonic()) > 0:
+            if readable.poll(1000 * left):
+                os.eventfd_read(self._wake)
 
     def _talk(self, place: tuple[str, int]) -> bool:
-        """Until the connection ends. Returns whether there was one."""
+        """Until the connection ends. Returns whether this peer was in the swarm by it."""
         try:
             end = socket.create_connection(place, CONNECT_SECONDS)
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError:
             return False
-        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        framed = self._framed = framed_with(self._secret, end, connects=True)
-        number, session = PLACES, "0" * 16
-        if self.joined is not None:
-            number, session = self.joined.number, self.joined.session
-        coming = secrets.token_hex(16)
-        framed.write(pack(Join(VERSION, self._name, coming, number, session, self._round)))
-        self._broken.clear()
-        said: list[object] = []
-        answered, beat_at = False, 0.0
-        poller = select.poll()
-        poller.register(self._wake, select.POLLIN)
-        while not (framed.broken or self._broken.is_set() or self._stop or self._failure):
-            poller.register(framed.fd, select.POLLIN | (select.POLLOUT * framed.has_unsent))
-            lease = self.joined.lease if self.joined else CONNECT_SECONDS
-            for fd, flags in poller.poll(1000 * lease / 3):
-                if fd == self._wake:
-                    os.eventfd_read(self._wake)
-                elif flags & select.POLLOUT:
-                    framed.flush()
-            for body in framed.read():
-                answered |= self._take(body)
-            if answered:
-                self._say(framed, said)
-                if time.monotonic() - beat_at > lease / 3:
-                    beat_at = time.monotonic()
-                    framed.write(pack(Beat(self.peers)))
-        if self._stop and not framed.broken:
-            framed.write(pack(Leave()))
-            framed.finish()
-        framed.close()
-        self._framed = None
-        return True
+        with contextlib.closing(framed_with(self._secret, end, connects=True)) as framed:
+            talk = _Talk(framed, place, secrets.token_hex(16), time.monotonic())
+            number, session = PLACES, "0" * 16
+            if self.joined is not None:
+                number, session = self.joined.number, self.joined.session
+            wanted = Join(VERSION, self._name, talk.coming, number, session, self._round)
+            framed.write(pack(wanted))
+            self._broken.clear()
+            poller = select.poll()
+            poller.register(self._wake, select.POLLIN)
+            while not (framed.broken or self._broken.is_set() or self._failure or talk.ended):
+                self._turn(talk, poller)
+            if talk.answered and not framed.broken:
+                framed.write(pack(Leave()))
+                framed.finish()
+        return talk.answered
+
+    def _turn(self, talk: _Talk, poller: select.poll) -> None:
+        framed = talk.framed
+        lease = self.joined.lease if self.joined and talk.answered else CONNECT_SECONDS
+        poller.register(framed.fd, select.POLLIN | (select.POLLOUT * framed.has_unsent))
+        for fd, flags in poller.poll(1000 * lease / 4):
+            if fd == self._wake:
+                os.eventfd_read(self._wake)
+            elif flags & select.POLLOUT:
+                framed.flush()
+        now = time.monotonic()
+        for body in framed.read():
+            talk.heard = now
+            self._take(talk, body)
+        # A directory that is silent is none: it answers each beat.
+        talk.ended |= now - talk.heard > lease
+        if talk.answered:
+            self._say(framed, talk.said)
+            if now - talk.beat > lease / 4:
+                talk.beat = now
+                framed.write(pack(Beat(self.peers)))
 
     def _say(self, framed: Framed, said: list[object]) -> None:
         """What callers want said, if it hasn't been over this connection."""
         with self._changed:
-            standing, ready, asks = list(self._standing), self._ready, self._asks
-            self._asks = False
+            standing, ready = list(self._standing), self._ready
+            question = self._question if self._names is None else 0
         for message in standing:
             if message not in said:
                 framed.write(pack(message))
-        if asks:
+        if question and question not in said:
             framed.write(pack(Who()))
         if ready is not None and ready not in said:
             framed.write(pack(ready[1]))
-        said[:] = [*standing, ready]
+        said[:] = [*standing, ready, question]
 
-    def _take(self, body: bytes) -> bool:
-        """Returns whether this peer is in the swarm now."""
+    def _take(self, talk: _Talk, body: bytes) -> None:
         try:
             message: Message = unpack(body)
         except Malformed:
-            return False
+            return
         with self._changed:
             if isinstance(message, Joined):
+                talk.answered = True
                 self.joined = self.joined or message
             elif isinstance(message, Refused):
-                self._failure = RendezvousError(f"peer {self._name!r}: {message.reason}")
+                self._failure = self._failure or self._refused(message.reason)
             elif isinstance(message, Group):
-                self._group, self._ready = message, None
+                # One of a call that gave up waiting isn't for the next.
+                if not self._broken.is_set() and talk.coming in {
+                    one.coming for one in message.members
+                }:
+                    self._group, self._ready = message, None
             elif isinstance(message, Beat):
                 self.peers = message.peers
             elif isinstance(message, Agreed):
                 self._agreed = message
+                if message.reason and not self._asks_agreed:  # said again, to another directory
+                    self._failure = self._failure or self._refused(message.reason)
             elif isinstance(message, Peers):
                 self._names = message.names
             elif isinstance(message, Directories):
-                known = list(message.places)
-                self._directories = known + [one for one in self._first if one not in known]
+                self._learn(talk, message.places)
             self._changed.notify_all()
         if isinstance(message, Gone):
             self._on_gone(message.coming)
-        return isinstance(message, Joined)
+
+    def _learn(self, talk: _Talk, places: Sequence[tuple[str, int]]) -> None:
+        """Whom to turn to: first who serves now, then all in the same order as other peers. One
+        that stands by says whom to ask instead."""
+        first = [talk.place] if talk.answered else []
+        known = first + [one for one in places if one not in first]
+        self._directories = known + [one for one in self._first if one not in known]
+        talk.ended |= not talk.answered
+
+    def _refused(self, reason: str) -> RendezvousError:
+        return RendezvousError(f"peer {self._name!r}: {reason}")
+
+
+@dataclass(slots=True)
+class _Talk:
+    """One connection. ``said``: what has been said over it; ``heard``, ``beat``: when something
+    last came, and this peer last gave a sign of life."""
+
+    framed: Framed
+    place: tuple[str, int]
+    coming: str
+    heard: float
+    beat: float = 0.0
+    answered: bool = False
+    ended: bool = False
+    said: list[object] = field(default_factory=list)
 
 
 def _listed(places: Sequence[tuple[str, int]]) -> str:

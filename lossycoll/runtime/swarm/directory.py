@@ -38,6 +38,9 @@ FIRST_GRACE, PATIENCE, MOST_GRACE = 5.0, 1.0, 60.0
 """Seconds that late peers are waited for: before any round is known, at least, and at most."""
 SETTLE: Final = 2.0
 """Seconds in which those come that another directory knew, after the first of them."""
+MOST_ROUND: Final = 1 << 40
+"""Further than that nobody can have come."""
+MOST_CELLS: Final = 1 << 16
 SPREADS: Final = 16
 """Rounds that the grace period is learnt from."""
 GROUP_SIZE: Final = 32
@@ -53,6 +56,8 @@ class Peer:
     coming: str
     round: int
     seen: float
+    came: int
+    """How many came before it."""
     cell: int = -1
     schema: str = ""
     """Of what it averages; "": nothing yet, so that nobody waits for it."""
@@ -108,6 +113,7 @@ class Directory:
         self.session = session or secrets.token_hex(8)
         self._seed = int(self.session, 16)
         self._standby = False
+        self._came = 0
         self._formed = secrets.randbits(32)
         self.peers: dict[int, Peer] = {}
         self._spreads = Spreads()
@@ -140,16 +146,20 @@ class Directory:
         number = self._number_for(wanted)
         if number is None:
             return Refused(f"place {wanted.number} is taken meanwhile; start again")
+        # Those that another directory knew say how far they were, as long as it is new here.
+        known = min(wanted.round, MOST_ROUND) if came_before and self._is_settling() else 0
+        for other in others:
+            other.round = max(other.round, known) if not other.group else other.round
         latest = max((other.round for other in others), default=0)
-        for other in others:  # those that came before one that is farther, and haven't begun
-            other.round = max(other.round, wanted.round) if not other.group else other.round
         peer = Peer(
             number=number,
             name=wanted.name,
             coming=wanted.coming,
-            round=max(latest, wanted.round),
+            round=max(latest, known),
             seen=self._clock(),
+            came=self._came,
         )
+        self._came += 1
         self.peers[number] = peer
         self._seat(peer)
         return self._answer(peer)
@@ -165,8 +175,10 @@ class Directory:
         if wanted.number < PLACES:
             return wanted.number if wanted.number in free else None
         # As long as others may come that have had one, from above.
-        settling = self._settled is not None and self._clock() < self._settled
-        return max(free) if settling else min(free)
+        return max(free) if self._is_settling() else min(free)
+
+    def _is_settling(self) -> bool:
+        return self._settled is not None and self._clock() < self._settled
 
     def here(self, number: int, place: Here) -> None:
         """Where a peer's packets come from."""
@@ -178,7 +190,8 @@ class Directory:
 
     def directories(self) -> tuple[tuple[str, int], ...]:
         """Whom to turn to in turn, the same for all peers."""
-        found = [peer.serves for _, peer in sorted(self.peers.items()) if peer.serves is not None]
+        peers = sorted(self.peers.values(), key=lambda one: one.came)
+        found = [peer.serves for peer in peers if peer.serves is not None]
         return tuple(found[:MOST_DIRECTORIES])
 
     def averages(self, number: int, wanted: Averages) -> Agreed:
@@ -195,7 +208,9 @@ class Directory:
             try:
                 grid = parse(wanted.grid)
             except ValueError as error:
-                return Agreed(str(error))
+                return Agreed(str(error)[:200])
+            if grid.cells > MOST_CELLS:
+                return Agreed(f"a grid of {grid} has more than {MOST_CELLS} cells")
             if len(self.peers) > grid.cells:
                 return Agreed(f"{len(self.peers)} peers don't fit into a grid of {grid}")
             self._set_grid(grid)
@@ -230,6 +245,8 @@ class Directory:
     def ready(self, number: int, weight: float) -> None:
         """A peer has something to average. Said again, it counts anew."""
         peer = self.peers[number]
+        if not peer.schema:
+            return  # it hasn't said what
         if peer.weight is None:
             peer.ready_at = self._clock()
         peer.weight = weight
@@ -237,7 +254,7 @@ class Directory:
     def form(self) -> list[Group]:
         """The groups whose rounds begin now."""
         now, grace, out = self._clock(), self._spreads.grace(self._patience), []
-        if self._settled is not None and now < self._settled:
+        if self._is_settling():
             return []
         for peer in sorted(self.peers.values(), key=lambda one: (one.round, one.number)):
             if peer.weight is None or peer.place is None:
@@ -257,7 +274,8 @@ class Directory:
     def wakes(self) -> float | None:
         """When :meth:`form` or :meth:`overdue` may say something new by itself, on the clock."""
         grace = self._spreads.grace(self._patience)
-        times = [peer.ready_at + grace for peer in self.peers.values() if peer.weight is not None]
+        waiting = [peer for peer in self.peers.values() if peer.weight is not None and peer.place]
+        times = [peer.ready_at + grace for peer in waiting]
         times += [peer.seen + LEASE for peer in self.peers.values()]
         if self._settled is not None and self._settled > self._clock():
             times.append(self._settled)

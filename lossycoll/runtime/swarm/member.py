@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lossycoll.errors import ClosedError, LossyError
+from lossycoll.errors import ClosedError, EngineError, LossyError
 from lossycoll.options.fields import Options
 from lossycoll.plan import Plan, signature, transpose
 from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, EngineGroup
@@ -30,6 +30,10 @@ MTU: Final = 1500
 """Of all swarms: peers may be anywhere."""
 LINGER_SECONDS: Final = 5.0
 """How long packets of a round that is over here are there for the others."""
+MOST_OVER: Final = 8
+"""Rounds of which such packets are there."""
+LEAST_SECONDS: Final = 1.0
+"""For the values of a group, however long it took to form."""
 FLUSH_SECONDS: Final = 1.0
 """The same of the last round, before this peer leaves."""
 Floats = NDArray[np.float32]
@@ -43,6 +47,14 @@ class _Over:
     buffer: Floats
     numbers: frozenset[int]
     ended: float
+
+    @property
+    def lingers(self) -> bool:
+        """Whether others may still ask."""
+        try:
+            return self.engine.lingering()[0] > 0
+        except ClosedError:
+            return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +92,7 @@ class SwarmMember:
         secret: The swarm's; None: all is in clear.
         options: Those of the engine.
         timeout: Seconds to join in.
+        own_directory: The directory listens on all of this machine's addresses, for others too.
 
     Raises:
         RendezvousError: No directory answers, or it refuses this peer.
@@ -94,10 +107,13 @@ class SwarmMember:
         secret: Secret | None = None,
         options: Options | None = None,
         timeout: float = 30.0,
+        own_directory: bool = False,
     ) -> None:
         self._options = options or Options(link="udp")
         self._secret = secret
         self._lock = threading.Lock()
+        self._rounds = threading.Lock()
+        """One round at a time."""
         self._group: tuple[EngineGroup, list[str]] | None = None
         """Of the round that is on, and the comings of its members."""
         self._over: list[_Over] = []
@@ -112,7 +128,9 @@ class SwarmMember:
             joined = self._client.connect(timeout)
             self.number = joined.number
             self.session = joined.session
-            self.address = choose(self._options.interface, directories[0][0]).address
+            # The directory of this very peer says nothing of the way to others.
+            towards = None if own_directory else directories[0][0]
+            self.address = choose(self._options.interface, towards).address
             self._open(self.address)
         except BaseException:
             self.close()
@@ -138,18 +156,28 @@ class SwarmMember:
         return self._client.peers
 
     def close(self) -> None:
-        """Leaves the swarm. Idempotent."""
-        end = time.monotonic() + FLUSH_SECONDS
-        while self._over and time.monotonic() < end:  # others may need packets of the last round
-            self._close_over()
-            time.sleep(0.002)
-        for one in self._over:
-            one.engine.close()
-        self._over = []
+        """Leaves the swarm; a round that is on ends. Idempotent."""
         self._client.close()
-        if self._host is not None:
-            self._host.close()
-            self._host = None
+        with self._lock:
+            engine = self._group[0] if self._group else None
+        if engine is not None:
+            engine.close()
+        with self._rounds:  # until whoever averages is out
+            end = time.monotonic() + FLUSH_SECONDS
+            while self._over and time.monotonic() < end:  # others may need the last round's packets
+                self._close_over()
+                time.sleep(0.002)
+            for one in self._over:
+                one.engine.close()
+            self._over = []
+            host, self._host = self._host, None
+        if host is not None:
+            host.close()
+
+    @property
+    def directories(self) -> tuple[tuple[str, int], ...]:
+        """Whom this peer turns to in turn."""
+        return self._client.directories
 
     def names(self, timeout: float = 10.0) -> tuple[str, ...]:
         """Of all peers, asked now.
@@ -195,14 +223,20 @@ class SwarmMember:
             OperationTimeout: No group forms within ``timeout``.
             RendezvousError: The directory refuses this peer.
         """
+        with self._rounds:
+            return self._average(values, weight, timeout)
+
+    def _average(self, values: Floats, weight: float, timeout: float) -> RoundReport:
         begin = time.monotonic()
+        self._close_over()
         group = self._client.next_group(weight, timeout)
         formed = time.monotonic()
+        left = max(LEAST_SECONDS, begin + timeout - formed)
         numbers = tuple(member.number for member in group.members)
         contributions, kept, failure = 1.0, 1.0, ""
         if len(numbers) > 1 and len(values):
             try:
-                contributions, kept = self._exchange(group, values, weight, timeout)
+                contributions, kept = self._exchange(group, values, weight, left)
             except LossyError as error:
                 failure = str(error)
         with self._lock:
@@ -224,8 +258,10 @@ class SwarmMember:
         """Returns contributions per value, and the share of values that stayed."""
         members, world = group.members, len(group.members)
         numbers = [member.number for member in members]
+        if self.number not in numbers:
+            raise EngineError(f"peer {self.number}: not in the group that it was told of")
         rank = numbers.index(self.number)
-        self._close_over()
+        self._forget_gone()
         rows = Rows(len(values), self._per_packet, world)
         buffer = rows.filled(values, weight)
         plan = transpose.all_reduce(world, rank, buffer.size, self._per_packet)
@@ -269,9 +305,14 @@ class SwarmMember:
 
     def _engine_of(self, number: int, members: Sequence[Member], rank: int) -> EngineGroup:
         assert self._host is not None
-        for member in members:
-            if member.number != self.number:
+        unreachable = []
+        for other, member in enumerate(members):
+            if member.number == self.number:
+                continue
+            try:
                 self._admit(member, members[rank].coming)
+            except EngineError:  # an address of another family, say: the others go on
+                unreachable.append(other)
         numbers = tuple(member.number for member in members)
         engine = EngineGroup(
             self._host,
@@ -286,21 +327,32 @@ class SwarmMember:
         with self._lock:
             self._group = engine, comings
             gone = [i for i, coming in enumerate(comings) if coming in self._gone]
-        for peer in gone:
+        for peer in {*gone, *unreachable}:
             engine.peer_dead(peer)
         return engine
 
     def _close_over(self, number: int = -1) -> None:
         """Closes groups of earlier rounds whose members have all they need by now, or should; and
         those that have a peer of whom another coming is there."""
-        kept = []
-        for one in self._over:
+        kept: list[_Over] = []
+        spare = len(self._over) - MOST_OVER
+        for i, one in enumerate(self._over):
             age = time.monotonic() - one.ended
-            if number in one.numbers or age > LINGER_SECONDS or not one.engine.lingering()[0]:
+            done = age > LINGER_SECONDS or not one.lingers
+            if number in one.numbers or done or i < spare:
                 one.engine.close()
             else:
                 kept.append(one)
         self._over = kept
+
+    def _forget_gone(self) -> None:
+        """Paths to peers that have gone take a share of the others' windows no more."""
+        assert self._host is not None
+        for number, (_, _, coming, _) in list(self._known.items()):
+            if coming in self._gone:
+                self._close_over(number)
+                self._host.admit(number, None)
+                del self._known[number]
 
     def _admit(self, member: Member, own: str) -> None:
         """Makes a peer known to the engine, unless it is the same that was known already, to the

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -26,6 +25,7 @@ Host: TypeAlias = str
 Port: TypeAlias = int
 Number: TypeAlias = int
 Count: TypeAlias = int
+Id: TypeAlias = int
 Weight: TypeAlias = float
 Text: TypeAlias = str
 Names: TypeAlias = tuple[str, ...]
@@ -139,7 +139,7 @@ class Group:
     """To each of its members: a round begins. ``number``: the group's, of packets."""
 
     round: Count
-    number: Count
+    number: Id
     members: tuple[Member, ...]
 
 
@@ -257,7 +257,7 @@ def _between(least: int, most: int) -> Callable[[Any], int]:
 
 
 def _weight(value: Any) -> float:
-    if type(value) not in (int, float) or not (math.isfinite(value) and 0 <= value <= MOST_WEIGHT):
+    if type(value) not in (int, float) or not 0 <= value <= MOST_WEIGHT:  # NaN is neither
         raise Malformed(f"{value!r} is no weight from 0 to {MOST_WEIGHT:g}")
     return float(value)
 
@@ -298,6 +298,7 @@ _CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "Port": _between(1, 65535),
     "Number": _between(0, PLACES - 1),
     "Count": _between(0, (1 << 53) - 1),
+    "Id": _between(1, (1 << 32) - 1),
     "Weight": _weight,
     "Text": _text,
     "Names": _names,

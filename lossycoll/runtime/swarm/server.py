@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -42,6 +43,8 @@ from .protocol import (
 JOIN_SECONDS: Final = 5.0
 """A stranger that hasn't joined by then is dropped."""
 STRANGERS: Final = 64
+ACCEPT_AGAIN_SECONDS: Final = 0.05
+log: Final = logging.getLogger("lossycoll")
 
 
 @dataclass(slots=True)
@@ -95,6 +98,9 @@ class DirectoryServer:
         self._directory = Directory(
             time.monotonic, shape=shape, most=most, patience=patience, session=session
         )
+        self._owner = ""
+        """Who must come first; "": anybody may come."""
+        self._elsewhere: Callable[[], Sequence[tuple[str, int]]] = tuple
         self._links: dict[int, _Link] = {}
         self._of_peer: dict[int, _Link] = {}
         self._poller = select.epoll()
@@ -104,6 +110,11 @@ class DirectoryServer:
         self._stop = False
         self._thread = threading.Thread(target=self._run, name="lossycoll-directory", daemon=True)
         self._thread.start()
+
+    def stand_by(self, owner: str, elsewhere: Callable[[], Sequence[tuple[str, int]]]) -> None:
+        """Takes nobody in before the peer named ``owner`` has come, whose directory this is: others
+        hear whom to ask instead. Before anybody can know this directory."""
+        self._owner, self._elsewhere = owner, elsewhere
 
     def adopt(self, session: str) -> None:
         """Peers of this swarm may come, when their directory has ended. While nobody is here."""
@@ -116,6 +127,7 @@ class DirectoryServer:
         self._stop = True
         os.eventfd_write(self._wake, 1)
         self._thread.join()
+        os.close(self._wake)
 
     # ---- the thread ----
 
@@ -128,7 +140,6 @@ class DirectoryServer:
                 link.framed.close()
             self._listener.close()
             self._poller.close()
-            os.close(self._wake)
 
     def _turn(self) -> None:
         wakes = self._directory.wakes()
@@ -137,7 +148,12 @@ class DirectoryServer:
             if fd == self._listener.fileno():
                 self._accept()
             elif fd in self._links:
-                self._serve(self._links[fd], flags)
+                link = self._links[fd]
+                try:
+                    self._serve(link, flags)
+                except Exception:  # of one peer, whose fault it is: all others go on
+                    log.exception("directory: a connection is dropped")
+                    self._end(link)
         now = time.monotonic()
         for link in [one for one in self._links.values() if one.number < 0]:
             if now - link.since > JOIN_SECONDS:
@@ -151,9 +167,12 @@ class DirectoryServer:
     def _accept(self) -> None:
         try:
             end, _ = self._listener.accept()
-        except OSError:
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except BlockingIOError:
             return
-        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except OSError:  # short of descriptors, or gone already
+            time.sleep(ACCEPT_AGAIN_SECONDS)
+            return
         link = _Link(framed_with(self._secret, end, connects=False), time.monotonic())
         self._links[link.framed.fd] = link
         self._poller.register(link.framed.fd, select.EPOLLIN)
@@ -199,6 +218,12 @@ class DirectoryServer:
             self._end(link)
 
     def _join(self, link: _Link, wanted: Join) -> None:
+        if self._owner not in ("", wanted.name):
+            link.framed.write(pack(Directories(tuple(self._elsewhere()))))
+            link.framed.finish()
+            self._drop(link)
+            return
+        self._owner = ""
         if self._directory.is_again(wanted):  # its former connection has ended unseen
             self._lose(wanted.number)
         answer = self._directory.join(wanted)

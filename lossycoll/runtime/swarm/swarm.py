@@ -67,9 +67,16 @@ class Swarm:
             places = [("127.0.0.1" if host in ("0.0.0.0", "::") else host, self._server.port)]
         self.name = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
         atexit.register(self.close)  # threads that still run then would bring the interpreter down
+        if self._server is not None and join:
+            self._server.stand_by(self.name, self._directories)
         try:
             self._member = SwarmMember(
-                places, name=self.name, secret=found, options=options, timeout=timeout
+                places,
+                name=self.name,
+                secret=found,
+                options=options,
+                timeout=timeout,
+                own_directory=not join and _is_any(listen),
             )
             if self._server is not None:
                 self._serve(listen, joins=bool(join))
@@ -82,7 +89,7 @@ class Swarm:
         assert self._server is not None
         member = self.member
         host = place_of(listen or "127.0.0.1:0")[0]
-        if host in ("0.0.0.0", "::"):
+        if _is_any(listen):
             host = member.address
         self._address = (
             f"[{host}]:{self._server.port}" if ":" in host else f"{host}:{self._server.port}"
@@ -90,6 +97,9 @@ class Swarm:
         if joins:
             self._server.adopt(member.session)
         member.serves(host, self._server.port)
+
+    def _directories(self) -> tuple[tuple[str, int], ...]:
+        return () if self._member is None else self._member.directories
 
     @property
     def address(self) -> str:
@@ -141,7 +151,7 @@ class Swarm:
             OperationTimeout: The directory doesn't answer.
         """
         end = time.monotonic() + timeout
-        while len(found := self.peers()) < peers:
+        while len(found := self.peers(max(POLL_SECONDS, end - time.monotonic()))) < peers:
             if time.monotonic() >= end:
                 raise RendezvousError(
                     f"peer {self.name!r}: {len(found)} peers after {timeout:g} s, wanted {peers}: "
@@ -168,6 +178,11 @@ class Swarm:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _is_any(listen: str) -> bool:
+    """Whether all of this machine's addresses are listened on."""
+    return bool(listen) and place_of(listen)[0] in ("0.0.0.0", "::")
 
 
 def _server(listen: str, secret: Secret | None) -> DirectoryServer | None:

@@ -28,12 +28,13 @@ class MoshpitAverager:
 
     Args:
         swarm: Whose peers have tensors of the same shapes, in the same order.
-        tensors: Dense ones of floating point, on the CPU: a model's parameters, say.
+        tensors: Dense ones of float32, float16 or bfloat16 on the CPU: a model's parameters, say.
+            Means are taken in float32.
         grid: The length of each axis; groups are no larger. Empty: it follows the number of peers.
 
     Raises:
         OptionError: There are no tensors, or the grid can't be.
-        UnsupportedError: A tensor isn't dense, of floating point and on the CPU.
+        UnsupportedError: A tensor isn't such a one.
         RendezvousError: Other peers average something else.
         OperationTimeout: The directory doesn't answer.
     """
@@ -44,13 +45,13 @@ class MoshpitAverager:
             raise OptionError("there are no tensors to average")
         for tensor in self._tensors:
             if (
-                not tensor.is_floating_point()
+                tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16)
                 or tensor.layout != torch.strided
                 or tensor.device.type != "cpu"
             ):
                 raise UnsupportedError(
                     f"a tensor of {tensor.dtype}, {tensor.layout} on {tensor.device}; wanted dense "
-                    f"ones of floating point on the CPU"
+                    f"ones of float32, float16 or bfloat16 on the CPU"
                 )
         try:
             shape = str(Grid(tuple(grid))) if grid else ""

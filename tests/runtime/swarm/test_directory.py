@@ -310,3 +310,16 @@ def test_a_standby_leaves_room_for_those_that_are_to_come() -> None:
         answer = swarm.directory.join(dataclasses.replace(join("c"), **changes))  # type: ignore[arg-type]
         assert isinstance(answer, Refused)
         assert why in answer.reason
+
+
+def test_what_a_stranger_claims_moves_nobody() -> None:
+    swarm = Swarm()
+    for name in "ab":
+        swarm.come(name)
+    swarm.come("far", number=5, round=2**50)
+    assert {peer.round for peer in swarm.directory.peers.values()} == {0}
+    alone = Swarm()
+    alone.directory.join(join("a"))
+    assert (
+        "more than 65536 cells" in alone.directory.averages(0, Averages(SCHEMA, "70000x2")).reason
+    )

@@ -22,8 +22,19 @@ from .messages import MESSAGES
 from .parity import PARITY
 from .sealing import SEALING
 from .sums import SUMS
+from .swarm import SWARM
 from .training import TRAINING
 
 MUTATIONS = (
-    LINKS + CALLS + MESSAGES + PARITY + SUMS + LOWBIT + MEMBERSHIP + TRAINING + LABORATORY + SEALING
+    LINKS
+    + CALLS
+    + MESSAGES
+    + PARITY
+    + SUMS
+    + LOWBIT
+    + MEMBERSHIP
+    + TRAINING
+    + LABORATORY
+    + SEALING
+    + SWARM
 )

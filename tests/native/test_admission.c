@@ -139,7 +139,11 @@ static void run(uint8_t sealed) {
         admit(&s, 0, 2);
         admit(&s, 2, 0);
         lc_group *g[2] = {group(&s, 0, 2, VISIT + i), group(&s, 2, 0, VISIT + i)};
-        exchange(g, (uint8_t)(i * 5 + 2));
+        for (int k = 0; k < 10; k++)
+            exchange(g, (uint8_t)(i * 5 + 2 + k));
+        lc_peer_stats seen = {.link_loss = 1};
+        lc_group_peer_stats(g[0], 1, &seen);
+        CHECK_AT(seen.link_loss < 0.3, "coming %d: %g", i, seen.link_loss);
         CHECK(lc_host_admit(s.host[0], 2, NULL, NULL) == LC_E_ARGUMENT);
         lc_group_close(g[1]);
         lc_host_close(s.host[2]);

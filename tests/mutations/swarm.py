@@ -1,0 +1,58 @@
+"""Mistakes in swarms and in what the engine does for them, each with a test that sees it."""
+
+from __future__ import annotations
+
+from .model import mutation
+
+SWARM = (
+    mutation(
+        "a path that keeps what was known of another process",
+        "native/paths.c",
+        "    forget(h, p);\n",
+        "    (void)forget;\n",
+        "native:test_admission",
+    ),
+    mutation(
+        "a path that is made anew under a group",
+        "native/paths.c",
+        "if (is_member(h, a->process))",
+        "if (is_member(h, a->process) > 1)",
+        "native:test_admission",
+    ),
+    mutation(
+        "a weighted sum that nobody divides",
+        "lossycoll/runtime/swarm/member.py",
+        "means = rows[:, 1:] / rows[:, :1]",
+        "means = rows[:, 1:]",
+        "tests/runtime/swarm/test_member.py::test_values_count_by_their_weights",
+    ),
+    mutation(
+        "a directory that stands by takes peers in",
+        "lossycoll/runtime/swarm/server.py",
+        'if self._owner not in ("", wanted.name):',
+        'if self._owner not in ("", wanted.name, self._owner):',
+        "tests/runtime/swarm/test_trouble.py::test_one_that_stands_by_says_whom_to_ask",
+    ),
+    mutation(
+        "a weight of any size",
+        "lossycoll/runtime/swarm/protocol.py",
+        "not 0 <= value <= MOST_WEIGHT:",
+        "not 0 <= value <= 1e300:",
+        "tests/runtime/swarm/test_protocol.py",
+    ),
+    mutation(
+        "peers that move to places which are taken",
+        "lossycoll/plan/grid.py",
+        "out[group] = line + dealt * self._stride(axis)",
+        "out[group] = line + dealt // 2 * self._stride(axis)",
+        "tests/plan/test_grid.py",
+    ),
+    mutation(
+        "late peers that nobody waits for",
+        "lossycoll/runtime/swarm/directory.py",
+        "if len(here) < len(due) and now - first < grace:",
+        "if len(here) < len(due) and now < first:",
+        "tests/runtime/swarm/test_directory.py"
+        "::test_late_peers_are_waited_for_as_long_as_earlier_rounds_teach",
+    ),
+)

@@ -10,7 +10,7 @@
 
 #include "forks.h"
 #include "loop.h"
-#include "paths.h"
+#include "path.h"
 
 enum {
     SHARED_MEMORY = 1,  /* number of its link */

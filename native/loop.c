@@ -9,7 +9,7 @@
 #include "linger.h"
 #include "message.h"
 #include "operations.h"
-#include "paths.h"
+#include "path.h"
 #include "timers.h"
 
 static const uint64_t PUBLISH_NS = 50000000;

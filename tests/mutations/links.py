@@ -267,7 +267,7 @@ LINKS = (
     ),
     mutation(
         "large packets take as little of the window as small ones",
-        "native/host.c",
+        "native/path.c",
         "via->large_units = (via->window + large - 1) / large;",
         "via->large_units = 1;",
         "native:test_shared_window",

@@ -7,14 +7,14 @@ from .model import mutation
 SWARM = (
     mutation(
         "a path that keeps what was known of another process",
-        "native/paths.c",
+        "native/path.c",
         "    forget(h, p);\n",
         "    (void)forget;\n",
         "native:test_admission",
     ),
     mutation(
         "a path that is made anew under a group",
-        "native/paths.c",
+        "native/path.c",
         "if (is_member(h, a->process))",
         "if (is_member(h, a->process) > 1)",
         "native:test_admission",

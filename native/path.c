@@ -1,7 +1,7 @@
 /* Ways to other processes. A path is made anew when another process takes a number, or the same one
  * starts again: all that was known of it, keys and numbers of packets included, is of the one that
  * was there before. */
-#include "paths.h"
+#include "path.h"
 
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* Ways to other processes, of which some come, leave and come back while the host runs. */
-#ifndef LC_PATHS_H
-#define LC_PATHS_H
+#ifndef LC_PATH_H
+#define LC_PATH_H
 
 #include "state.h"
 

@@ -38,14 +38,14 @@ SWARM = (
         "lossycoll/runtime/swarm/protocol.py",
         "not 0 <= value <= MOST_WEIGHT:",
         "not 0 <= value <= 1e300:",
-        "tests/runtime/swarm/test_protocol.py",
+        "tests/runtime/swarm/test_protocol.py::test_what_is_no_message",
     ),
     mutation(
         "peers that move to places which are taken",
         "lossycoll/plan/grid.py",
         "out[group] = line + dealt * self._stride(axis)",
         "out[group] = line + dealt // 2 * self._stride(axis)",
-        "tests/plan/test_grid.py",
+        "tests/plan/test_grid.py::test_peers_of_one_group_meet_others_next",
     ),
     mutation(
         "late peers that nobody waits for",

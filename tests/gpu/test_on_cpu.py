@@ -7,6 +7,7 @@ import pytest
 from tests.gpu.runner import run_table
 
 
+@pytest.mark.in_clear
 @pytest.mark.parametrize(
     "module",
     [

@@ -268,7 +268,7 @@ class DirectoryClient:
             self._take(talk, body)
         # A directory that is silent is none: it answers each beat.
         talk.ended |= now - talk.heard > lease
-        if talk.answered:
+        if talk.answered and not self._broken.is_set():  # else it is for the next connection
             self._say(framed, talk.said)
             if now - talk.beat > lease / 4:
                 talk.beat = now

@@ -23,7 +23,7 @@ def run(options: argparse.Namespace) -> int:
     """Serves until SIGINT or SIGTERM; returns the exit status."""
     from lossycoll.errors import OptionError, RendezvousError
     from lossycoll.runtime.swarm.server import DirectoryServer
-    from lossycoll.runtime.swarm.swarm import place_of
+    from lossycoll.runtime.swarm.swarm import joined_text, place_of
 
     try:
         shape = parse(options.grid).shape if options.grid else ()
@@ -40,9 +40,8 @@ def run(options: argparse.Namespace) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *rest: ended.set())
     try:
-        shown = f"[{host}]" if ":" in host else host
         how = "sealed" if secret is not None else "in clear: set LOSSYCOLL_SECRET to seal it"
-        print(f"directory at {shown}:{server.port}, {how}", flush=True)
+        print(f"directory at {joined_text(host, server.port)}, {how}", flush=True)
         ended.wait()
     finally:
         server.close()

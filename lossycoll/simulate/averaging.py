@@ -78,29 +78,12 @@ def random_groups(peers: int, grid: Grid, generator: Draws) -> Round:
 
 def moshpit(peers: int, grid: Grid, generator: Draws) -> Round:
     """The lines of a grid in whose cells peers stay, as in the published table."""
-    cells = placed(peers, grid, _places(generator))
-
-    def step(values: Values, alive: Alive, number: int) -> Values:
-        present = np.flatnonzero(alive)
-        lines = grid.line(cells[present], grid.axis(number))
-        return _grouped(values, present, np.unique(lines, return_inverse=True)[1])
-
-    return step
+    return _lines(peers, grid, generator, moves=False)
 
 
 def moshpit_chunks(peers: int, grid: Grid, generator: Draws) -> Round:
     """The same, where peers move by the paper's rule (:meth:`Grid.moved`), as swarms do."""
-    places = _places(generator)
-    cells, seed = placed(peers, grid, places), int(places.integers(1 << 63))
-
-    def step(values: Values, alive: Alive, number: int) -> Values:
-        nonlocal cells
-        present = np.flatnonzero(alive)
-        lines = grid.line(cells[present], grid.axis(number))
-        cells = grid.moved(cells, number, seed)
-        return _grouped(values, present, np.unique(lines, return_inverse=True)[1])
-
-    return step
+    return _lines(peers, grid, generator, moves=True)
 
 
 METHODS: Final[dict[str, Method]] = {
@@ -171,6 +154,21 @@ def rounds_to(
 def _places(generator: Draws) -> np.random.Generator:
     """Draws of their own, which take none of the run's."""
     return np.random.default_rng(int(generator.get_state(legacy=False)["state"]["key"][0]))
+
+
+def _lines(peers: int, grid: Grid, generator: Draws, *, moves: bool) -> Round:
+    places = _places(generator)
+    cells, seed = placed(peers, grid, places), int(places.integers(1 << 63))
+
+    def step(values: Values, alive: Alive, number: int) -> Values:
+        nonlocal cells
+        present = np.flatnonzero(alive)
+        lines = grid.line(cells[present], grid.axis(number))
+        if moves:
+            cells = grid.moved(cells, number, seed)
+        return _grouped(values, present, np.unique(lines, return_inverse=True)[1])
+
+    return step
 
 
 def _grouped(values: Values, present: NDArray[np.intp], group: NDArray[np.intp]) -> Values:

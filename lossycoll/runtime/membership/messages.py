@@ -251,11 +251,19 @@ def unpack(packed: bytes, world: int) -> Message:
     Raises:
         Malformed: It isn't one.
     """
+    return _checked(from_json(packed), world, _COHORT)  # type: ignore[no-any-return]
+
+
+def from_json(packed: bytes) -> Any:
+    """What bytes of a stranger's carry.
+
+    Raises:
+        Malformed: It isn't JSON.
+    """
     try:
-        values = json.loads(packed)
+        return json.loads(packed)
     except (ValueError, RecursionError) as error:
         raise Malformed(f"no JSON: {error}") from None
-    return _checked(values, world, _COHORT)  # type: ignore[no-any-return]
 
 
 def unpack_body(packed: Packed, size: int) -> Body:

@@ -20,6 +20,7 @@ from typing import Any, Final
 from lossycoll.errors import ClosedError, LossyError, OperationTimeout, RendezvousError
 from lossycoll.runtime.keys.secret import Secret
 from lossycoll.runtime.membership.framing import Framed
+from lossycoll.runtime.membership.messages import Malformed
 from lossycoll.runtime.membership.sealed_framing import framed_with
 
 from .protocol import (
@@ -35,7 +36,6 @@ from .protocol import (
     Join,
     Joined,
     Leave,
-    Malformed,
     Message,
     Peers,
     Ready,

@@ -162,7 +162,7 @@ class Directory:
         self._came += 1
         self.peers[number] = peer
         self._seat(peer)
-        return self._answer(peer)
+        return Joined(peer.number, self.session, peer.round, LEASE)
 
     def adopt(self, session: str) -> None:
         """This directory is to take over a swarm's peers. Nobody is here yet."""
@@ -310,10 +310,9 @@ class Directory:
     def _seat(self, peer: Peer) -> None:
         if self._regrid():
             return
-        taken = {one.cell for one in self.peers.values() if one is not peer}
-        if not 0 <= peer.cell < self.grid.cells or peer.cell in taken:
-            free = [cell for cell in range(self.grid.cells) if cell not in taken]
-            peer.cell = free[key_of(self._seed, peer.number, peer.round) % len(free)]
+        taken = {one.cell for one in self.peers.values()}
+        free = [cell for cell in range(self.grid.cells) if cell not in taken]
+        peer.cell = free[key_of(self._seed, peer.number, peer.round) % len(free)]
 
     def _regrid(self) -> bool:
         """Where the grid follows the peers: a new one if they don't fit, or if half the cells or
@@ -330,9 +329,6 @@ class Directory:
         self.grid = grid
         for cell, number in enumerate(sorted(self.peers)):
             self.peers[number].cell = cell
-
-    def _answer(self, peer: Peer) -> Joined:
-        return Joined(peer.number, self.session, peer.round, LEASE)
 
 
 def _member(peer: Peer) -> Member:

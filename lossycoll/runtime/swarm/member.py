@@ -150,11 +150,6 @@ class SwarmMember:
         )
         self._client.say(Here(*place))
 
-    @property
-    def peers(self) -> int:
-        """How many there are, as the directory said last."""
-        return self._client.peers
-
     def close(self) -> None:
         """Leaves the swarm; a round that is on ends. Idempotent."""
         self._client.close()

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final, TypeAlias
 
+from lossycoll.runtime.membership.messages import Malformed, from_json
+
 VERSION: Final = 1
 PLACES: Final = 128
 """Peers that a swarm has room for: numbers are below it."""
@@ -30,10 +32,6 @@ Weight: TypeAlias = float
 Text: TypeAlias = str
 Names: TypeAlias = tuple[str, ...]
 Places: TypeAlias = tuple[tuple[str, int], ...]
-
-
-class Malformed(ValueError):
-    """Bytes that are no message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,10 +191,7 @@ def unpack(packed: bytes) -> Message:
     Raises:
         Malformed: It isn't one.
     """
-    try:
-        values = json.loads(packed)
-    except (ValueError, RecursionError) as error:
-        raise Malformed(f"no JSON: {error}") from None
+    values = from_json(packed)
     if type(values) is not list or not values or type(values[0]) is not str:
         raise Malformed("no message")
     kind = _KINDS.get(values[0])

@@ -16,6 +16,7 @@ from typing import Final
 from lossycoll.errors import RendezvousError
 from lossycoll.runtime.keys.secret import Secret
 from lossycoll.runtime.membership.framing import Framed
+from lossycoll.runtime.membership.messages import Malformed
 from lossycoll.runtime.membership.sealed_framing import framed_with
 
 from .directory import GROUP_SIZE, PATIENCE, Directory
@@ -29,7 +30,6 @@ from .protocol import (
     Join,
     Joined,
     Leave,
-    Malformed,
     Message,
     Peers,
     Ready,

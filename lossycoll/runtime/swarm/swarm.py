@@ -14,12 +14,13 @@ from typing import Final
 from lossycoll.errors import OptionError, RendezvousError
 from lossycoll.options.fields import Options
 from lossycoll.runtime.keys.aead import check_library
-from lossycoll.runtime.keys.secret import Secret, find_secret, secret_of
+from lossycoll.runtime.keys.secret import find_secret, secret_of
 
 from .member import SwarmMember
 from .server import DirectoryServer
 
 POLL_SECONDS: Final = 0.05
+ANY_ADDRESS: Final = ("0.0.0.0", "::")
 
 
 class Swarm:
@@ -59,12 +60,14 @@ class Swarm:
         options = Options.resolve(options)
         if found is not None:
             check_library(options.libcrypto, options.cipher)
-        self._server = _server(listen or ("" if join else "127.0.0.1:0"), found)
-        self._member: SwarmMember | None = None
         places = [place_of(one) for one in join]
-        if self._server is not None and not places:
-            host = place_of(listen or "127.0.0.1:0")[0]
-            places = [("127.0.0.1" if host in ("0.0.0.0", "::") else host, self._server.port)]
+        host, port = place_of(listen or "127.0.0.1:0")
+        is_any = host in ANY_ADDRESS
+        self._member: SwarmMember | None = None
+        self._server: DirectoryServer | None = None
+        if listen or not join:
+            self._server = DirectoryServer(host, port, found)
+            places = places or [("127.0.0.1" if is_any else host, self._server.port)]
         self.name = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
         atexit.register(self.close)  # threads that still run then would bring the interpreter down
         if self._server is not None and join:
@@ -76,27 +79,21 @@ class Swarm:
                 secret=found,
                 options=options,
                 timeout=timeout,
-                own_directory=not join and _is_any(listen),
+                own_directory=is_any and not join,
             )
             if self._server is not None:
-                self._serve(listen, joins=bool(join))
+                self._serve(self._member.address if is_any else host, joins=bool(join))
         except BaseException:
             self.close()
             raise
 
-    def _serve(self, listen: str, *, joins: bool) -> None:
+    def _serve(self, host: str, *, joins: bool) -> None:
         """Others hear of this peer's directory; one that has joined another's stands by."""
         assert self._server is not None
-        member = self.member
-        host = place_of(listen or "127.0.0.1:0")[0]
-        if _is_any(listen):
-            host = member.address
-        self._address = (
-            f"[{host}]:{self._server.port}" if ":" in host else f"{host}:{self._server.port}"
-        )
+        self._address = joined_text(host, self._server.port)
         if joins:
-            self._server.adopt(member.session)
-        member.serves(host, self._server.port)
+            self._server.adopt(self.member.session)
+        self.member.serves(host, self._server.port)
 
     def _directories(self) -> tuple[tuple[str, int], ...]:
         return () if self._member is None else self._member.directories
@@ -180,13 +177,9 @@ class Swarm:
         self.close()
 
 
-def _is_any(listen: str) -> bool:
-    """Whether all of this machine's addresses are listened on."""
-    return bool(listen) and place_of(listen)[0] in ("0.0.0.0", "::")
-
-
-def _server(listen: str, secret: Secret | None) -> DirectoryServer | None:
-    return DirectoryServer(*place_of(listen), secret) if listen else None
+def joined_text(host: str, port: int) -> str:
+    """What :func:`place_of` reads."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def place_of(text: str) -> tuple[str, int]:

@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from lossycoll.runtime.membership.messages import Malformed
 from lossycoll.runtime.swarm.protocol import (
     MOST_WEIGHT,
     PLACES,
@@ -20,7 +21,6 @@ from lossycoll.runtime.swarm.protocol import (
     Join,
     Joined,
     Leave,
-    Malformed,
     Member,
     Message,
     Peers,

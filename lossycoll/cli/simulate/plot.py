@@ -41,6 +41,6 @@ def draw(peers: int, grid: Grid, failure: float, path: Path) -> None:
     axes.set(xlabel="round", ylabel="variance of the peers' values", xlim=(0, ROUNDS))
     axes.set_title(f"{peers} peers, grid {grid}, {failure:.1%} of peers fail in each round")
     axes.grid(alpha=0.3)
-    axes.legend()
+    axes.legend(loc="center right")
     figure.savefig(path, dpi=130)
     plt.close(figure)

@@ -37,7 +37,9 @@ def register() -> None:
         import torch.distributed as dist
 
         if dist.is_available() and "LOSSY" not in dist.Backend._plugins:
-            dist.Backend.register_backend("lossy", _create, extended_api=True, devices=["cpu"])
+            dist.Backend.register_backend(
+                "lossy", _create, extended_api=True, devices=["cpu", "cuda"]
+            )
     except Exception as error:
         import warnings
 

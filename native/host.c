@@ -4,6 +4,7 @@
 #include "host.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -404,6 +405,17 @@ int lc_host_link(lc_host *h, uint16_t number, lc_link_info *info) {
         return LC_E_ARGUMENT;
     lc_link_info_of(h->interfaces[number].link, info);
     return LC_OK;
+}
+
+int lc_host_wakers(lc_host *h, int32_t descriptors[2]) {
+    descriptors[0] = fcntl(h->waiter.wake_fd, F_DUPFD_CLOEXEC, 0);
+    descriptors[1] = fcntl(h->caller_waiter.wake_fd, F_DUPFD_CLOEXEC, 0);
+    if (descriptors[0] >= 0 && descriptors[1] >= 0)
+        return LC_OK;
+    for (int i = 0; i < 2; i++)
+        if (descriptors[i] >= 0)
+            close(descriptors[i]);
+    return LC_E_SYSTEM;
 }
 
 int lc_host_event(lc_host *h, lc_event *event) {

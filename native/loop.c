@@ -6,6 +6,7 @@
 
 #include "batch.h"
 #include "forks.h"
+#include "gate.h"
 #include "linger.h"
 #include "message.h"
 #include "operations.h"
@@ -165,7 +166,7 @@ static void attend(lc_host *h) {
 }
 
 static int may_start(const lc_group *g) {
-    return g->queue_first && g->active < LC_OPS / 2 && !g->table[g->queue_first->number % LC_OPS] &&
+    return g->queue_first && lc_gate_is_open(g->queue_first) && g->active < LC_OPS / 2 && !g->table[g->queue_first->number % LC_OPS] &&
            !g->failing.code;
 }
 

@@ -331,6 +331,17 @@ typedef struct {
     uint16_t link; /* its number */
 } lc_event;
 
+/* Between an operation and a device whose streams fill and empty its buffers, in memory that both
+ * reach (docs/devices.md). It is its caller's, who keeps it until the operation is finished and the
+ * device has seen done. */
+typedef struct {
+    uint32_t ready; /* 0; lc_gate_open makes it 1, and before that the operation isn't started, nor
+                       any that was submitted to its group later */
+    uint32_t done;  /* 0; the engine makes it 1 once the output may be read. Of an operation that
+                       fails, the output's bytes are then all 0xFF: NaN, in floats */
+    int32_t wake[2]; /* lc_host_wakers */
+} lc_gate;
+
 typedef struct {
     const lc_slot_desc *slots;
     const lc_edge *edges;
@@ -363,6 +374,7 @@ typedef struct {
     double scale;          /* world for SUM, 1 for a mean */
     uint64_t signature;
     uint64_t timeout_ns; /* for peers that never take part */
+    lc_gate *gate;       /* NULL: the input is there */
     int64_t ticket;      /* set by submit: what it returns, for callers that an interrupt may keep
                             from seeing that */
 } lc_call;
@@ -422,6 +434,12 @@ int lc_host_admit(lc_host *host, uint16_t process, const lc_address *address,
 void lc_host_close(lc_host *host);
 /* What a link says of itself; LC_E_ARGUMENT if there is none of that number. */
 int lc_host_link(lc_host *host, uint16_t number, lc_link_info *info);
+/* Descriptors for gates of its operations, which are the caller's to close: what opens a gate may
+ * come after the host was closed. LC_OK or LC_E_SYSTEM. */
+int lc_host_wakers(lc_host *host, int32_t descriptors[2]);
+/* Opens a gate (lc_gate): its operation may start. From any thread; it neither waits nor
+ * allocates. */
+void lc_gate_open(void *gate);
 /* Takes the oldest event of the links. Returns whether there was one. */
 int lc_host_event(lc_host *host, lc_event *event);
 

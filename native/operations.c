@@ -5,6 +5,7 @@
 
 #include "batch.h"
 #include "completions.h"
+#include "gate.h"
 #include "linger.h"
 #include "message.h"
 
@@ -85,7 +86,7 @@ void lc_op_start(lc_op *op) {
     lc_host *h = g->host;
     op->started_ns = h->now;
     op->order = h->started++;
-    if (op->submitted_ns > h->now) /* it came after this turn had looked at the clock */
+    if (op->submitted_ns > h->now || op->call.gate) /* it came after this turn had looked at the clock */
         op->submitted_ns = h->now;
     g->table[op->number % LC_OPS] = op;
     g->next_op = op->number + 1;
@@ -187,6 +188,7 @@ static void hand_back(lc_op *op) {
     int notify = op->call.notify;
     if (notify)
         lc_completions_put(op);
+    lc_gate_done(op);
     op->finished = 1;
     pthread_mutex_unlock(&h->lock);
     /* Who wakes while the lock is held only sleeps again. */
@@ -244,6 +246,7 @@ static int has_result(const lc_op *op) {
 static void show_result(lc_op *op) {
     lc_group *g = op->group;
     lc_fill_missing(op);
+    lc_gate_done(op);
     pthread_mutex_lock(&g->host->lock);
     op->shown = 1;
     pthread_mutex_unlock(&g->host->lock);
@@ -331,6 +334,8 @@ static void fail_op(lc_op *op, const lc_failure *why) {
         for (uint32_t j = 0; j < op->slots[i].desc.n_dests; j++)
             lc_out_drop(&op->slots[i].outs[j]);
     if (!lc_is_lingering(op)) {
+        if (!op->shown)
+            lc_gate_spoil(op);
         op->failure = *why;
         op->report.cause = LC_CAUSE_FAILED;
     }

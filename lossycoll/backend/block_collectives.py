@@ -44,13 +44,13 @@ class BlockWork(EngineWork):
 
         This rank's own row is True, a lost rank's False.
         """
-        self.wait()
+        self.wait_on_host()
         return self._arrived
 
     @property
     def arrived_result(self) -> NDArray[np.bool_]:
         """The same, which waits for the result alone (``wait_result``)."""
-        self.wait_result()
+        self.wait_result_on_host()
         return self._arrived
 
 
@@ -69,7 +69,7 @@ class ContributionWork(EngineWork):
     def lost(self) -> NDArray[np.bool_]:
         """The blocks of this rank's contributions that were lost, bool (world, blocks), by owner;
         waits for the work. This rank's own row is False."""
-        self.wait()
+        self.wait_on_host()
         return self._lost
 
 
@@ -187,4 +187,5 @@ REDUCE_SCATTER_BLOCKS: Final = CollectiveKind(
     submit=_reduce_scatter,
     rounding=Rounding.CALL,
     work=ContributionWork,
+    writes_source=True,
 )

@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from lossycoll.devices.registry import is_served, layer_of
 from lossycoll.errors import UnsupportedError
 from lossycoll.runtime.engine.failures import Where
 
@@ -27,11 +28,11 @@ def refusal(where: Where, name: str, what: str) -> UnsupportedError:
 def check_readable(where: Where, name: str, tensors: Sequence[Tensor]) -> None:
     """Refuses what the engine can't read as elements in memory, one by one."""
     for tensor in tensors:
-        if not tensor.is_cpu:
+        if not tensor.is_cpu and not is_served(tensor):
             raise UnsupportedError(
-                f"{where}: {name} got a tensor on {tensor.device}, but backend 'lossy' serves CPU "
-                f"tensors only so far; copy it with .cpu(), or use a group of another backend for "
-                f"it"
+                f"{where}: {name} got a tensor on {tensor.device}, but backend 'lossy' serves "
+                f"tensors on the CPU and on CUDA devices; copy it with .cpu(), or use a group of "
+                f"another backend for it"
             )
         if tensor.layout is not torch.strided or tensor.is_quantized:
             kind = tensor.dtype if tensor.is_quantized else tensor.layout
@@ -40,6 +41,21 @@ def check_readable(where: Where, name: str, tensors: Sequence[Tensor]) -> None:
                 f"with .to_dense() or .dequantize() (all_reduce alone takes torch.sparse_coo as "
                 f"well)"
             )
+
+
+def check_device(where: Where, name: str, tensors: Sequence[Tensor]) -> None:
+    """Refuses tensors on several devices, and those of a stream that records a graph."""
+    devices = {tensor.device for tensor in tensors}
+    if len(devices) > 1:
+        listed = ", ".join(sorted(str(device) for device in devices))
+        raise UnsupportedError(
+            f"{where}: {name} got tensors on {listed}, but takes those of one device at a time"
+        )
+    if tensors and is_served(tensors[0]) and layer_of(tensors[0]).is_capturing():
+        raise UnsupportedError(
+            f"{where}: {name} can't be captured in a CUDA graph: packets are sent and received by "
+            f"the host; call it outside of the capture"
+        )
 
 
 def check_writable(where: Where, name: str, tensors: Sequence[Tensor]) -> None:

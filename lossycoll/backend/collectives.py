@@ -103,7 +103,9 @@ def _submit_all_to_all(s: Submission) -> tuple[Operation, ...]:
                 health.fail(error, tell=True)
                 raise error
 
-    terms = s.terms._replace(keep=(sent, table), epilogue=compare, encoding="same")
+    terms = s.terms._replace(
+        keep=(sent, table), epilogue=compare, among=None, encoding="same", gate=0, on_device=False
+    )
     sizes = s.endpoint.all_gather(s.call, (sent.data_ptr(), table.data_ptr()), nbytes(sent), terms)
     data = s.endpoint.exchange(s.call, _buffers(s), *splits.in_buffers(), s.terms)
     return sizes, data

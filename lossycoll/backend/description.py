@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lossycoll.devices.registry import is_served
 from lossycoll.runtime.collectives.collective_endpoint import CollectiveEndpoint
 from lossycoll.runtime.core.call import Collective, Operation, Terms
 from lossycoll.runtime.membership.group_state import Health
@@ -114,6 +115,7 @@ class CollectiveKind:
             runs, since only this rank may know that it has nothing to send or receive.
         work: The class of the work that torch gets.
         operations: How many operations ``submit`` submits.
+        writes_source: Whether the engine may write to what is read as well.
     """
 
     name: str
@@ -126,6 +128,7 @@ class CollectiveKind:
     empty_is_barrier: bool = True
     work: type[EngineWork] = EngineWork
     operations: int = 1
+    writes_source: bool = False
 
 
 class Splits(NamedTuple):
@@ -189,6 +192,12 @@ class Description(NamedTuple):
     def dtype(self) -> torch.dtype:
         """That of the tensors."""
         return (self.reads or self.writes)[0].dtype
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the tensors lie on a device: all do, or none (checks.check_device)."""
+        tensors = self.reads or self.writes
+        return bool(tensors) and is_served(tensors[0])
 
     @property
     def filled(self) -> list[Tensor]:

@@ -29,6 +29,7 @@ from .collectives import submit_barrier
 from .description import CollectiveKind, Description, Loss, Rounding, Staged, Submission
 from .gloo_mesh import GlooMesh
 from .mesh_wait import met
+from .on_device import OnDevice
 from .reduction import Reduction, resolve
 from .resource_limits import is_memory, not_submitted
 from .staging import NOTHING, gathered
@@ -146,7 +147,7 @@ def _gloo_can(kind: CollectiveKind, call: Description, reduction: Reduction | No
     Of its other reductions one crashes, one fills the tensors of all ranks, and some lose what is
     not a number.
     """
-    if kind.gloo is None or not call.nbytes or call.sizes is not None:
+    if kind.gloo is None or not call.nbytes or call.sizes is not None or call.on_device:
         return False
     if call.compared is not None and call.compared.dtype not in GLOO_DTYPES:
         return False
@@ -268,6 +269,7 @@ class Dispatcher:
         if reads is not writes:
             checks.check_readable(self.where, name, reads)
         checks.check_writable(self.where, name, writes)
+        checks.check_device(self.where, name, [*reads, *writes])
         if call.root is not None:
             checks.check_root(self.where, name, call.root)
         return self._reduction(call)
@@ -320,11 +322,14 @@ class Dispatcher:
             named = Collective(call.kind.name, detail=call.detail)
         else:
             named = Collective(call.kind.name, compared.dtype, compared.numel(), call.detail)
+        if call.on_device:  # a rank whose tensors aren't takes other ways
+            named.delivery = "on a device"
         if choice is None:
             return named
         if choice.way is Way.LOSSY:
             repair, missing = choice.options.repair, choice.options.max_missing
-            named.delivery = f"lossy, repair {repair}" if repair else "lossy"
+            before = f"{named.delivery}, " if named.delivery else ""
+            named.delivery = f"{before}lossy, repair {repair}" if repair else f"{before}lossy"
             if not isinstance(missing, str):
                 named.delivery += f", max_missing {missing:g}"
         if choice.encoding != "same":
@@ -357,6 +362,10 @@ class Dispatcher:
         fills = choice.way is not Way.GATHERED or call.root in (None, self.where.rank)
         if narrow is not None and fills:
             staged = then(staged, narrow)
+        moves = call.nbytes or call.splits is not None
+        ways = OnDevice(self._endpoint, carried) if moves and call.on_device else None
+        if ways is not None:
+            staged = ways.begin(staged, keeps=choice.way is Way.LOSSY)
         terms = self._terms(
             choice.options,
             opts,
@@ -364,15 +373,24 @@ class Dispatcher:
             mean=reduction is None or reduction.mean,
             encoding=choice.encoding,
         )
+        if ways is not None:
+            terms = ways.terms(terms)
         submission = Submission(
             self._collectives, numbered, carried, staged.source, staged.target, terms, self.health
         )
-        self.health.issue(numbered)  # after all that may take long or fail for want of memory
-        operations = submit(submission)
+        try:
+            self.health.issue(numbered)  # after all that may take long or fail for want of memory
+            operations = submit(submission)
+        except BaseException:
+            if ways is not None:
+                ways.give_up()
+            raise
         if isinstance(operations, Operation):
-            return call.kind.work(self._endpoint, operations, call.filled)
+            work = call.kind.work(self._endpoint, operations, call.filled)
+            return work if ways is None else ways.submitted(work)
         works = [EngineWork(self._endpoint, each, call.writes) for each in operations]
-        return ManyWork(works, call.writes)
+        # On a device the data can't come before what is sent where has been compared.
+        return ManyWork(works, call.writes) if ways is None else ways.submitted(works[-1])
 
     def _by_gloo(self, numbered: Collective, call: Description, opts: Any) -> dist.Work:
         """Gloo takes a strided tensor for a dense one. Where it gets a copy to fill, this waits for

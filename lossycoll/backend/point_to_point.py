@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import torch.distributed as dist
 from torch import Tensor
 
+from lossycoll.devices.bounce import Bounce
+from lossycoll.devices.registry import device_of, is_served
 from lossycoll.errors import UnsupportedError
 from lossycoll.options.scopes import scope, within
 from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.core.call import Collective
 from lossycoll.runtime.p2p.messages import Messages, Tolerance
+from lossycoll.runtime.p2p.transfer import Transfer
 
 from . import checks
 from .coalescing import Coalescing
@@ -41,6 +46,11 @@ class PointToPoint:
         """Sends the one tensor of ``tensors`` to rank ``peer``."""
         call, messages = self._admit(f"send to {peer}", tensors, peer, tag)
         source = contiguous(tensors[0])
+        tolerance = self._tolerance(source)
+        way = self._bounce(source)
+        if way is not None:
+            way.wait_until_copied()
+            source = way.source
         transfer = messages.send(
             call,
             address(source),
@@ -49,9 +59,9 @@ class PointToPoint:
             tag,
             keep=source,
             timeout=self._endpoint.timeout,
-            tolerance=self._tolerance(source),
+            tolerance=tolerance,
         )
-        return self._coalescing.add(MessageWork(self._endpoint, transfer, tensors))
+        return self._posted(transfer, tensors, way)
 
     def receive(self, tensors: list[Tensor], peer: int | None, tag: int) -> dist.Work:
         """Receives into the one tensor of ``tensors``, from rank ``peer`` (None: from any)."""
@@ -59,6 +69,13 @@ class PointToPoint:
         call, messages = self._admit(name, tensors, peer, tag)
         checks.check_writable(self._endpoint.health.where, name, tensors)
         target = contiguous(tensors[0])
+        tolerance = self._tolerance(target)
+        finish = copy_back(target, tensors[0])
+        way = self._bounce(target, reads=tolerance is not None, epilogue=finish)
+        if way is not None:
+            if tolerance is not None:  # what doesn't come stays as it is
+                way.wait_until_copied()
+            target, finish = way.target, partial(way.finish, ())
         transfer = messages.receive(
             call,
             address(target),
@@ -67,10 +84,31 @@ class PointToPoint:
             tag,
             keep=target,
             timeout=self._endpoint.timeout,
-            finish=copy_back(target, tensors[0]),
-            tolerance=self._tolerance(target),
+            finish=finish,
+            tolerance=tolerance,
         )
-        return self._coalescing.add(MessageWork(self._endpoint, transfer, tensors))
+        return self._posted(transfer, tensors, way)
+
+    def _bounce(
+        self, tensor: Tensor, *, reads: bool = True, epilogue: Callable[[], None] | None = None
+    ) -> Bounce | None:
+        """The way of a message by host memory; None for a tensor that lies there."""
+        if not is_served(tensor) or not tensor.numel():
+            return None
+        device = device_of(tensor)
+        return Bounce(
+            *(device.layer, device.pool, tensor, tensor),
+            reads=reads,
+            may_be_ahead=False,
+            epilogue=epilogue,
+        )
+
+    def _posted(self, transfer: Transfer, tensors: list[Tensor], way: Bounce | None) -> dist.Work:
+        work = MessageWork(self._endpoint, transfer, tensors)
+        if way is not None:
+            work.streams = way
+            device_of(tensors[0]).retirement.add(way, transfer)
+        return self._coalescing.add(work)
 
     def _tolerance(self, tensor: Tensor) -> Tolerance | None:
         """What this end puts up with: something in a scope of ``lossy()`` alone."""
@@ -91,6 +129,7 @@ class PointToPoint:
             raise UnsupportedError(f"{where}: {name} got {len(tensors)} tensors, but takes one")
         tensor = tensors[0]
         checks.check_readable(where, name, tensors)
+        checks.check_device(where, name, tensors)
         if not 0 <= tag <= MOST_TAG:
             raise UnsupportedError(f"{where}: {name} got tag {tag}, wanted 0 to 2^63 - 1")
         if peer == where.rank or self._messages is None:

@@ -28,6 +28,7 @@ from .bootstrap import Group
 from .cohorts import Parent
 from .description import Description
 from .device_backend import DeviceBackend, placeholder
+from .devices import SERVED
 from .dispatch import Dispatcher
 from .dynamo_skip import opaque
 from .extensions import Extensions
@@ -88,6 +89,8 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
         self._set_default_backend(custom)
         inert = placeholder(backend_options.group_rank, backend_options.group_size)
         self._register_backend(torch.device("cpu"), custom, inert)
+        if torch.version.cuda is not None:
+            self._register_backend(torch.device("cuda"), custom, inert)
 
     # ---- what and who this is ----
 
@@ -127,7 +130,7 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
 
     def _get_backend(self, device: torch.device) -> Any:
         """What serves tensors on ``device``, for parts of torch that ask a group."""
-        if torch.device(device).type == "cpu":
+        if torch.device(device).type in SERVED:
             return DeviceBackend(self)
         return super()._get_backend(device)  # which raises
 

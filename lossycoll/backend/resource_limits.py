@@ -69,7 +69,8 @@ def is_memory(error: BaseException) -> bool:
     """Whether ``error`` says that there is not enough memory: Python's, torch's or the engine's."""
     if isinstance(error, LossyError):
         return isinstance(error, EngineError) and error.code == Code.MEMORY
-    return isinstance(error, MemoryError) or "allocate memory" in str(error)
+    lacks = "allocate memory", "out of memory", "pinned memory can't be had"
+    return isinstance(error, MemoryError) or any(lack in str(error) for lack in lacks)
 
 
 def not_submitted(endpoint: Endpoint, call: Collective, error: Exception) -> LossyError:

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
+from lossycoll.devices.registry import is_served, layer_of
 from lossycoll.errors import PeerLostError, UnsupportedError
 from lossycoll.runtime.core.call import Operation
 from lossycoll.runtime.engine.failures import Where
@@ -77,6 +78,7 @@ def describe(where: Where, tensor: Tensor, op: Any, *, continues: bool) -> Descr
     tensor = _whole(where, tensor)
     parts = [tensor._indices(), tensor._values()]
     checks.check_readable(where, kind.name, parts)
+    checks.check_device(where, kind.name, parts)
     reduction = resolve(where, kind.name, tensor.dtype, op)
     if reduction.op not in (SUM, AVG) or tensor.dtype not in DTYPES:
         raise UnsupportedError(
@@ -94,7 +96,7 @@ def _stage(call: Description, reduction: Reduction | None, keep: bool) -> Staged
     """This rank's entries as bytes, all indices before all values."""
     del reduction, keep
     mine: SparseSum = call.argument
-    own = mine.tensor.detach().coalesce()
+    own = mine.tensor.detach().coalesce().cpu()
     indices, values = contiguous(own.indices()), scaled(own.values(), mine.reduction.factor)
     source = torch.cat([_bytes(indices), _bytes(values)])
     return Staged(source, source)
@@ -196,6 +198,8 @@ def _store(found: Sequence[tuple[Tensor, Tensor]], reduction: Reduction, tensor:
         values.copy_(mean)
     with torch.no_grad():
         tensor.copy_(total.to(dtype))
+    if is_served(tensor):  # in whatever thread and stream: whoever waits then finds it there
+        layer_of(tensor).current().record().wait()
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -11,11 +11,12 @@ import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 import torch.distributed as dist
 
+from lossycoll.devices.layer import Layer
 from lossycoll.errors import LossyError, OperationTimeout
 from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.core.call import Collective, Operation
@@ -30,6 +31,27 @@ Future = torch.futures.Future[Any]
 
 _thread: Final = threading.local()
 """``completing`` is set while a thread runs what was given to ``then`` of an operation's future."""
+
+
+class OnStreams(Protocol):
+    """What orders a device's streams after a call.
+
+    Attributes:
+        end: The place in a stream after which the result is there; None before it is known.
+    """
+
+    end: Any
+
+    @property
+    def layer(self) -> Layer:
+        """The device."""
+
+    @property
+    def ahead(self) -> bool:
+        """Whether the streams can be ordered before the call is done."""
+
+    def order_current(self) -> None:
+        """What the caller queues from now on comes after the result."""
 
 
 @opaque
@@ -72,7 +94,10 @@ class LossyWork(dist.Work):
         futures. Errors are the future's."""
         if endpoint.options.futures == "in_order" or getattr(_thread, "completing", False):
             with contextlib.suppress(LossyError):
-                self.wait()
+                self._wait_done()
+
+    def _wait_done(self) -> None:
+        self.wait()
 
     def source_rank(self) -> int:
         """The rank that a receive was served by; -1 for anything else."""
@@ -96,9 +121,18 @@ class EngineWork(LossyWork):
         self._endpoint = endpoint
         self._operation = operation
         self._future: Future | None = None
+        self.streams: OnStreams | None = None
+        """Where the tensors lie on a device: what orders its streams after the result."""
+
+    @property
+    def operation(self) -> Operation:
+        """The engine's part of the call."""
+        return self._operation
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Returns True when the call is done.
+        """Returns True when the call is done; for tensors on a device, when the caller's stream
+        will wait for it, perhaps before it is done. It raises what is known by then; the next call
+        raises the rest.
 
         Args:
             timeout: How long to wait; None or zero: until the call ends by itself.
@@ -107,28 +141,56 @@ class EngineWork(LossyWork):
             OperationTimeout: The time is over; the operation continues.
             LossyError: The call has failed.
         """
-        self._operation.wait(_seconds(timeout))
+        streams = self.streams
+        if streams is None:
+            self._operation.wait(_seconds(timeout))
+            return True
+        if not streams.ahead or self._operation.done:
+            self._operation.wait(_seconds(timeout))
+        streams.order_current()
         return True
+
+    def wait_on_host(self) -> None:
+        """Returns when the operation is done, wherever its tensors lie: for what it says in host
+        memory.
+
+        Raises:
+            LossyError: The call has failed.
+        """
+        self.wait()
+        self._operation.wait()
 
     def wait_result(self) -> None:
         """As :meth:`LossyWork.wait_result`."""
+        if self.streams is None:
+            self._operation.wait_result()
+        else:
+            self.wait()
+
+    def wait_result_on_host(self) -> None:
+        """:meth:`wait_on_host`, for the result alone."""
+        self.wait_result()
         self._operation.wait_result()
 
     def get_future(self) -> Future:
         """A future with the result; it completes without a wait, and raises the call's error."""
         if self._future is None:
-            operation, result = self._operation, self._result
+            operation, result, streams = self._operation, self._result, self.streams
             self._wait_if_in_order(self._endpoint)
-            source: Future = torch.futures.Future()
+            source: Future = torch.futures.Future() if streams is None else streams.layer.future()
             self._future = source.then(value_or_raise)
 
             def resolve() -> None:
                 error = operation.error
+                value = result if error is None else error.again(operation.call.numbered)
                 outer, _thread.completing = getattr(_thread, "completing", False), True
                 try:
-                    source.set_result(
-                        result if error is None else error.again(operation.call.numbered)
-                    )
+                    with (
+                        contextlib.nullcontext()
+                        if streams is None
+                        else streams.layer.after(streams.end)
+                    ):
+                        source.set_result(value)
                 finally:
                     _thread.completing = outer
 
@@ -139,7 +201,11 @@ class EngineWork(LossyWork):
 
     def is_completed(self) -> bool:
         """Whether the call is done, well or not."""
-        return self._operation.poll()
+        end = None if self.streams is None else self.streams.end
+        return self._operation.poll() and (end is None or end.is_done())
+
+    def _wait_done(self) -> None:
+        self.wait_on_host()
 
     def exception(self) -> LossyError | None:
         """Why the call failed; None if it hasn't."""

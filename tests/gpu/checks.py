@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support import fake_device
+
 Run = Callable[["Rank"], None]
 
 LIMIT_SECONDS = 40.0
@@ -36,6 +38,8 @@ class Rank:
     def wait_for_device(self) -> None:
         if self.cuda:
             torch.cuda.synchronize()
+        else:
+            fake_device.synchronize()
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from tests.gpu.checks import Check, Rank, Table, table_of
+from tests.support import fake_device
 from tests.support.harness import Outcome, Ranks, init, note
 from tests.support.versions import name_as_today
 
@@ -30,6 +31,8 @@ STARTS = 5
 """How often ranks are started for one table at most."""
 MOST_SECONDS = 280.0
 TAIL = 6000
+FAKE = "GPU_FAKE"
+"""Of ranks on the CPU: how waits on a fake device end, "stream" or "host"; not set: no device."""
 _MODULE, _NAMES, _DEVICE = "GPU_TABLE", "GPU_NAMES", "GPU_DEVICE"
 _BEGAN, _ENDED = "BEGAN ", "ENDED "
 
@@ -150,6 +153,8 @@ def rank_checks(rank: int, world: int) -> None:
     name_as_today()
     _autoload.register()  # where the package is only on the path
     device = os.environ[_DEVICE]
+    if fake := os.environ.get(FAKE):
+        fake_device.install(waits_by_stream=fake == "stream", seed=rank)
     if device != "cpu":
         torch.cuda.set_device(device)
         torch.zeros(1, device=device)  # so that no check is charged for making the context

@@ -46,7 +46,6 @@ class Sweep(Piece):
             "dtype": self.dtype,
             "seconds": self.seconds,
             "verify": True,
-            "staged": False,
             "step_seconds": 0,
         }
 

@@ -133,7 +133,6 @@ def configuration(options: argparse.Namespace) -> dict[str, Any]:
         "dtype": options.dtype,
         "seconds": options.seconds,
         "verify": not options.no_verify and not options.loss,
-        "staged": False,
         "step_seconds": 0,
     }
 

@@ -41,44 +41,26 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def reducer(
-    name: str, tensor: Tensor, group: dist.ProcessGroup, staged: bool
-) -> Callable[[], None]:
-    """A backend's way to reduce ``tensor`` in place; returns when the result is there.
+def reducer(tensor: Tensor, group: dist.ProcessGroup) -> Callable[[], None]:
+    """A group's way to reduce ``tensor`` in place; returns when the result is there."""
 
-    ``staged``: by way of a buffer on the CPU, pinned where the tensor is on a GPU.
-    """
-
-    def directly() -> None:
+    def reduce() -> None:
         dist.all_reduce(tensor, group=group)
         synchronize(tensor.device)
 
-    if not staged or name == "nccl":
-        return directly
-    buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda")
-
-    def by_the_buffer() -> None:
-        buffer.copy_(tensor)
-        dist.all_reduce(buffer, group=group)
-        tensor.copy_(buffer)
-        synchronize(tensor.device)
-
-    return by_the_buffer
+    return reduce
 
 
 def measure_size(
     groups: Groups, elements: int, config: dict[str, Any], device: torch.device
 ) -> dict[str, Any]:
-    """``staged`` of the configuration: see :func:`reducer`."""
     dtype = getattr(torch, config["dtype"])
     source = contribution(elements, dtype, dist.get_rank()).to(device)
     tensor = source.clone()
     wanted = torch.zeros(elements, dtype=torch.float64)
     for rank in range(dist.get_world_size()):
         wanted += contribution(elements, torch.float64, rank)
-    reduce = {
-        name: reducer(name, tensor, group, config["staged"]) for name, group in groups.items()
-    }
+    reduce = {name: reducer(tensor, group) for name, group in groups.items()}
     wrong: dict[str, int] = {}
 
     def once(name: str) -> float:
@@ -155,7 +137,6 @@ def take_part(config: dict[str, Any], on_size: OnSize) -> dict[str, Any] | None:
             place = setup.places[dist.get_rank()]
             nccl.set_up(place, account)
             device = torch.device("cuda", place.device)
-            config = {**config, "staged": True}
         groups = {name: dist.new_group(backend=name) for name in config["backends"]}
         itemsize = getattr(torch, config["dtype"]).itemsize
         measured = []
@@ -190,9 +171,7 @@ def labels(config: dict[str, Any], setup: nccl.Setup | None) -> dict[str, str]:
     """What each backend's times are of, in words."""
     others = "CPU tensors"
     if setup is not None:
-        others = "GPU tensors; copies to pinned CPU memory and back are in the time"
-    elif config["staged"]:
-        others = "CPU tensors; copies to a buffer and back are in the time"
+        others = "GPU tensors; their copies to the host's memory and back are in the time"
     return {
         name: f"GPU tensors; {setup.label}" if setup is not None and name == "nccl" else others
         for name in config["backends"]

@@ -25,6 +25,7 @@ from lossycoll.runtime.core.call import Collective, Operation, Terms
 from lossycoll.runtime.core.logfmt import log
 from lossycoll.runtime.engine.binding import DType, Encoded
 from lossycoll.runtime.engine.failures import MESSAGES, error_of
+from lossycoll.runtime.engine.gates import Wakers
 from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
 from lossycoll.runtime.membership.view_agreement import View
 
@@ -87,6 +88,12 @@ class Endpoint(CollectiveEndpoint):
     def one_host(self) -> bool:
         """Whether nothing that the ranks send leaves a host."""
         return self._topology.one_host
+
+    @property
+    def wakers(self) -> Wakers:
+        """What gates of its operations are made with."""
+        assert self._engine is not None
+        return self._engine.wakers
 
     @property
     def timeout(self) -> float:

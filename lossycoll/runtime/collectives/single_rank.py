@@ -129,6 +129,8 @@ class SingleRank(CollectiveEndpoint):
         itemsize: int = 1,
     ) -> Operation:
         source, target = buffers
+        if terms.on_device:
+            return self._done(call, terms)
         own = count if isinstance(count, int) else count[0]
         ctypes.memmove(target, source, own * itemsize)
         return self._done(call, terms)

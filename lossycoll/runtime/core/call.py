@@ -84,7 +84,9 @@ class Terms(NamedTuple):
     held until the operation is done. ``epilogue``: run on success, before it counts as done.
     ``among``: an epilogue for what can do without the parts of ranks that are lost; it is given
     the ranks that took part. ``future``: nobody may wait for it, so it has to complete by itself.
-    ``encoding``: how packets carry float32, a name of plan.codec's.
+    ``encoding``: how packets carry float32, a name of plan.codec's. ``gate``: address of the gate
+    that holds the operation back until its input is there (engine/gates.py); 0: it is there.
+    ``on_device``: a group of one rank, whose caller has copied what is to be copied.
     """
 
     options: Options
@@ -95,6 +97,8 @@ class Terms(NamedTuple):
     among: Callable[[Sequence[int]], None] | None = None
     future: bool = False
     encoding: str = "same"
+    gate: int = 0
+    on_device: bool = False
 
 
 class LongWait:

@@ -21,6 +21,7 @@ from lossycoll.plan.codec import number_of, phases
 
 from .completions import completions
 from .failures import Code, Failure, Where, error_of
+from .gates import Wakers
 from .host import Host, data_of, failure_of
 from .link_events import LinkEvent
 from .reports import Cause, EngineStats, LinkInfo, PeerStats, Report, Stream
@@ -250,11 +251,13 @@ class EngineGroup:
         self._use.wait()
         lib.lc_group_close(self._handle)
 
-    def submit(self, encoded: Encoded, call: EngineCall, owner: Ticketed | None = None) -> int:
+    def submit(
+        self, encoded: Encoded, call: EngineCall, owner: Ticketed | None = None, gate: int = 0
+    ) -> int:
         """Hands over an operation; returns its ticket.
 
         ``owner.ticket`` is set to it as well, also where a signal's handler raises in between: from
-        then on the engine writes to the buffers.
+        then on the engine writes to the buffers. ``gate``: address of what holds it back, or 0.
         """
         c = Ready.of(encoded, call).call
         # Both are read during the call only; the names keep them that long.
@@ -265,13 +268,17 @@ class EngineGroup:
         if call.weights:
             weights = ffi.new("double[]", list(call.weights))
             c.weights = weights
-        return self._submit(c, call.input, call.output, owner)
+        return self._submit(c, call.input, call.output, owner, gate)
 
-    def submit_ready(self, ready: Ready, input: int, output: int, owner: Ticketed) -> int:
+    def submit_ready(
+        self, ready: Ready, input: int, output: int, owner: Ticketed, gate: int = 0
+    ) -> int:
         """As :meth:`submit`, with what was prepared and the addresses of the buffers."""
-        return self._submit(ffi.new("lc_call *", ready.call[0]), input, output, owner)
+        return self._submit(ffi.new("lc_call *", ready.call[0]), input, output, owner, gate)
 
-    def _submit(self, c: Any, input: int, output: int, owner: Ticketed | None) -> int:
+    def _submit(self, c: Any, input: int, output: int, owner: Ticketed | None, gate: int) -> int:
+        if gate:
+            c.gate = ffi.cast("lc_gate *", gate)
         setattr(c, "in", ffi.cast("void *", input))
         c.out = ffi.cast("void *", output)
         try:
@@ -305,6 +312,11 @@ class EngineGroup:
         if ticket < 0:
             raise error_of(Failure(ticket), self._where)
         return ticket
+
+    @property
+    def wakers(self) -> Wakers:
+        """What gates of its operations are made with."""
+        return self._host.wakers
 
     def source(self, ticket: int) -> int:
         """The rank that a finished receive was served by, or -1."""

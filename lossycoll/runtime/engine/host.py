@@ -11,13 +11,14 @@ from dataclasses import fields, replace
 from typing import Any, Final, TypeVar
 
 from lossycoll._native import ffi, lib
-from lossycoll.errors import no_udp_port
+from lossycoll.errors import ClosedError, no_udp_port
 from lossycoll.options.fields import Options
 from lossycoll.options.texts import FAST_PATHS
 from lossycoll.plan import Topology
 from lossycoll.runtime.keys.aead import CIPHERS
 
 from .failures import Failure, Where, error_of
+from .gates import Wakers
 from .link_events import LinkEvent, LinkEventKind
 from .reports import Cause, EngineStats, LinkInfo, PeerStats, Report, Stream
 
@@ -95,6 +96,7 @@ class Host:
         config.disable = fast_path_bits(options.disabled)
         config.eager_bytes = options.eager
         config.pace_bytes_per_s = options.pace
+        self._wakers: Wakers | None = None
         self.handle = ffi.NULL
         failure = ffi.new("lc_failure *")
         first, last = options.ports
@@ -255,6 +257,21 @@ class Host:
             link=c.link,
         )
 
+    @property
+    def wakers(self) -> Wakers:
+        """What gates of operations on this host are made with.
+
+        Raises:
+            ClosedError: The host is closed.
+            EngineError: The process has no descriptor left.
+        """
+        with self._lock:
+            if self.handle == ffi.NULL:
+                raise ClosedError(f"{self._where}: the group was destroyed")
+            if self._wakers is None:
+                self._wakers = Wakers(self.handle)
+            return self._wakers
+
     def hold(self) -> bool:
         """Counts one more user. Returns False if the host is closed."""
         with self._lock:
@@ -284,6 +301,7 @@ class Host:
         with self._lock:
             self._users = 0
             handle, self.handle = self.handle, ffi.NULL
+            self._wakers = None
         if handle != ffi.NULL and os.getpid() == self._pid:
             lib.lc_host_close(handle)
 

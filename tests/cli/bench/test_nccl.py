@@ -21,7 +21,6 @@ from lossycoll.cli.bench import command as bench
 from lossycoll.cli.bench import nccl
 from lossycoll.cli.bench import worker as bench_rank
 from lossycoll.cli.bench.nccl import NcclMissing, Seen, choose, transports
-from lossycoll.cli.launcher import launch
 from tests.support.lab_kit import ROOT
 
 GPUS = ("GPU-a", "GPU-b", "GPU-c", "GPU-d")
@@ -133,55 +132,24 @@ def test_sizes_are_nccl_tests() -> None:
     assert bench.sweep(8, 100, 3) == (8, 24, 72)
 
 
-@pytest.mark.long
-def test_by_a_buffer_what_is_reduced_comes_back(tmp_path: Path) -> None:
-    """The way of a tensor on a GPU, with tensors on the CPU: copied, reduced, copied back."""
-    config = {
-        "backends": ("lossy", "gloo"),
-        "sizes": (8, 65536),
-        "dtype": "float32",
-        "seconds": 0.05,
-        "verify": True,
-        "staged": True,
-        "step_seconds": 0.05,
-    }
-    launch(
-        "lossycoll.cli.bench.worker",
-        config,
-        ranks=2,
-        folder=tmp_path,
-        environment={},
-        on_event=lambda _: None,
-    )
-    measured = json.loads((tmp_path / "ranks.json").read_text())
-    assert [entry["wrong"] for entry in measured["sizes"]] == [{"lossy": 0, "gloo": 0}] * 2
-    assert "copies to a buffer" in measured["measured"]["lossy"]
-    assert measured["nccl"] is None
-    for times in measured["steps"].values():
-        assert len(times) >= 3
-        assert min(times) > 0
-
-
-def test_without_the_copy_back_a_result_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    def doubles(tensor: torch.Tensor, group: Any) -> None:
-        tensor.mul_(2)
-
-    monkeypatch.setattr(dist, "all_reduce", doubles)
+def test_a_time_is_of_the_whole_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device has done all when the clock is read."""
+    did: list[object] = []
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor, group: did.append(group))
+    monkeypatch.setattr(bench_rank, "synchronize", did.append)
     tensor = torch.ones(3)
-    bench_rank.reducer("lossy", tensor, None, staged=True)()  # type: ignore[arg-type]
-    assert tensor.tolist() == [2, 2, 2]
-    bench_rank.reducer("nccl", tensor, None, staged=True)()  # type: ignore[arg-type]
-    assert tensor.tolist() == [4, 4, 4]
+    bench_rank.reducer(tensor, "a group")()  # type: ignore[arg-type]
+    assert did == ["a group", tensor.device]
 
 
 def test_what_was_measured_is_said() -> None:
     setup = choose([host("one", "GPU-a")] * 2)
-    config = {"backends": ("lossy", "nccl", "gloo"), "staged": True}
+    config = {"backends": ("lossy", "nccl", "gloo")}
     said = bench_rank.labels(config, setup)
     assert said["nccl"] == f"GPU tensors; {setup.label}"
     assert said["lossy"] == said["gloo"]
-    assert "pinned CPU memory and back are in the time" in said["lossy"]
-    plain = bench_rank.labels({"backends": ("lossy",), "staged": False}, None)
+    assert "copies to the host's memory and back are in the time" in said["lossy"]
+    plain = bench_rank.labels({"backends": ("lossy",)}, None)
     assert plain == {"lossy": "CPU tensors"}
 
 

@@ -1,0 +1,240 @@
+"""CUDA tensors: python -m benchmarks.micro.gpu [--json FILE]
+
+Two ranks on one GPU. Copies: pinned memory to the device and back, one way at a time. All-reduce:
+tensors on the GPU beside those of the CPU, in turns, each until the device has done all. Calls: how
+long an all-reduce keeps the host that is not waited for (issue), and its ``wait()`` (wait), behind
+a kernel that takes long. Steps: of a GPT under DDP and FSDP2, with and without communication; what
+share of that is hidden behind the kernels. Rank 0's clock; medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from benchmarks.common.local_job import run_job
+from benchmarks.common.report import write_json
+from benchmarks.common.results import commit, machine
+from lossycoll import _autoload
+from lossycoll.cli.launcher import EventWriter
+
+SIZES = (4096, 1 << 18, 1 << 20, 4 << 20, 25 << 20, 64 << 20)
+TURNS = 15
+LONG_KERNEL = 400_000_000
+"""Cycles: about 0.2 s."""
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Seconds until the device has done what ``work`` asks for."""
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    work()
+    torch.cuda.synchronize()
+    return time.perf_counter() - begin
+
+
+def median(work: Callable[[], object], turns: int = TURNS) -> float:
+    work()
+    return statistics.median(timed(work) for _ in range(turns))
+
+
+def copies() -> dict[str, float]:
+    """Bytes per second each way, of 64 MiB."""
+    nbytes = 64 << 20
+    there = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+    here = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+    return {
+        "to_host": nbytes / median(lambda: here.copy_(there, non_blocking=True)),
+        "to_device": nbytes / median(lambda: there.copy_(here, non_blocking=True)),
+    }
+
+
+def all_reduces(nbytes: int) -> dict[str, float]:
+    """Seconds of an all-reduce, of both kinds of tensors and of copies alone."""
+    tensors = {device: torch.ones(nbytes // 4, device=device) for device in ("cpu", "cuda")}
+    seconds: dict[str, list[float]] = {device: [] for device in tensors}
+
+    def once(tensor: Tensor) -> float:
+        dist.barrier()
+        return timed(lambda: dist.all_reduce(tensor, op=dist.ReduceOp.AVG))
+
+    for turn in range(TURNS + 1):
+        for device in tensors if turn % 2 else reversed(tensors):
+            taken = once(tensors[device])
+            if turn:
+                seconds[device].append(taken)
+    return {device: statistics.median(found) for device, found in seconds.items()}
+
+
+def calls() -> dict[str, float]:
+    """Seconds of the host."""
+    tensor = torch.ones((25 << 20) // 4, device="cuda")
+    dist.all_reduce(tensor)
+    issues, waits = [], []
+    for _ in range(TURNS):
+        dist.barrier()
+        torch.cuda.synchronize()
+        torch.cuda._sleep(LONG_KERNEL // 10)
+        begin = time.perf_counter()
+        work = dist.all_reduce(tensor, async_op=True)
+        issued = time.perf_counter()
+        work.wait()
+        waits.append(time.perf_counter() - issued)
+        issues.append(issued - begin)
+        torch.cuda.synchronize()
+    return {"issue": statistics.median(issues), "wait": statistics.median(waits)}
+
+
+class Gpt(nn.Module):
+    """``layers`` blocks of ``width``, on random tokens' embeddings."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        block = nn.TransformerEncoderLayer
+        self.layers = nn.ModuleList(
+            block(width, width // 64, 4 * width, dropout=0.0, batch_first=True)
+            for _ in range(layers)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def step_of(model: nn.Module, x: Tensor) -> Callable[[], None]:
+    def step() -> None:
+        model(x).square().mean().backward()
+        for parameter in model.parameters():
+            parameter.grad = None
+
+    return step
+
+
+def ddp_steps(width: int, layers: int, batch: int) -> dict[str, float]:
+    """Seconds of a step's forward and backward pass without and with its all-reduces, and of these
+    alone."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    x = torch.randn(batch, 256, width, device="cuda")
+    alone = Gpt(width, layers).cuda()
+    count = sum(parameter.numel() for parameter in alone.parameters())
+    parallel = DistributedDataParallel(Gpt(width, layers).cuda(), gradient_as_bucket_view=True)
+    buckets = [torch.ones((25 << 20) // 4, device="cuda") for _ in range(count * 4 // (25 << 20))]
+
+    def exchange() -> None:
+        for work in [dist.all_reduce(bucket, async_op=True) for bucket in buckets]:
+            work.wait()
+
+    return {
+        "parameters": count,
+        "compute": median(step_of(alone, x), 5),
+        "communication": median(exchange, 5),
+        "step": median(step_of(parallel, x), 5),
+    }
+
+
+def fsdp_steps(width: int, layers: int, batch: int) -> dict[str, float]:
+    """The same with FSDP2: parameters are gathered and gradients scattered, layer by layer."""
+    from torch.distributed.fsdp import fully_shard
+
+    x = torch.randn(batch, 256, width, device="cuda")
+    alone, sharded = Gpt(width, layers).cuda(), Gpt(width, layers).cuda()
+    count = sum(parameter.numel() for parameter in alone.parameters())
+    each = count // layers // 2
+    for layer in sharded.layers:
+        fully_shard(layer)
+    fully_shard(sharded)
+    part = torch.ones(each, device="cuda")
+    whole = torch.ones(2 * each, device="cuda")
+
+    def exchange() -> None:
+        works = []
+        for _ in range(layers):
+            # Parameters come for the forward and for the backward pass.
+            works += [
+                dist.all_gather_into_tensor(whole, part, async_op=True),
+                dist.all_gather_into_tensor(whole, part, async_op=True),
+                dist.reduce_scatter_tensor(part, whole, async_op=True),
+            ]
+        for work in works:
+            work.wait()
+
+    return {
+        "parameters": count,
+        "compute": median(step_of(alone, x), 5),
+        "communication": median(exchange, 5),
+        "step": median(step_of(sharded, x), 5),
+    }
+
+
+def hidden(row: dict[str, float]) -> float:
+    """The share of what can be hidden (the shorter of both) that is."""
+    could = min(row["compute"], row["communication"])
+    return (row["compute"] + row["communication"] - row["step"]) / could
+
+
+def rank_main(config: dict[str, Any]) -> None:
+    _autoload.register()
+    torch.cuda.set_device(0)
+    dist.init_process_group("lossy")
+    events = EventWriter(config["events"]) if dist.get_rank() == 0 else None
+
+    def tell(**row: Any) -> None:
+        if events is not None:
+            events.write(**row)
+            print(row, flush=True)
+
+    copied = copies()  # both ranks at once, as in a job
+    dist.barrier()
+    if dist.get_rank() == 0:
+        copied = copies()
+    dist.barrier()
+    tell(what="copies", **copied)
+    tell(what="gpu", name=torch.cuda.get_device_name(), torch=torch.__version__)
+    for nbytes in SIZES:
+        tell(what="all_reduce", bytes=nbytes, **all_reduces(nbytes))
+    tell(what="calls", **calls())
+    for kind, steps in (("ddp", ddp_steps), ("fsdp2", fsdp_steps)):
+        for width, layers, batch in config["models"]:
+            row = steps(width, layers, batch)
+            torch.cuda.empty_cache()
+            tell(what=kind, width=width, layers=layers, batch=batch, hidden=hidden(row), **row)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", type=Path, help="write the rows to this file as well")
+    parser.add_argument(
+        "--models",
+        default="1024x8x16,1280x20x16",
+        help="width x layers x batch of 256 positions (%(default)s: 100 and 394 M parameters)",
+    )
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("this needs a GPU: torch.cuda isn't available", file=sys.stderr)
+        return 1
+    models = [[int(n) for n in model.split("x")] for model in args.models.split(",")]
+    rows = run_job("benchmarks.micro.gpu", {"models": models}, 2)
+    if args.json:
+        write_json(args.json, {"commit": commit(), "machine": machine(), "rows": rows})
+    return 0
+
+
+if __name__ == "__main__":
+    if os.environ.get("RANK") is None:
+        sys.exit(main())
+    rank_main(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))

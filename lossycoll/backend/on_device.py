@@ -1,0 +1,129 @@
+"""The device's side of one call: its buffers go by way of host memory, where the engine works."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lossycoll.devices.bounce import Bounce
+from lossycoll.devices.layer import Layer
+from lossycoll.devices.registry import device_of
+from lossycoll.runtime.collectives.endpoint import Endpoint
+from lossycoll.runtime.core.call import Terms
+
+from .description import Description, Staged
+from .tensors import address
+from .work import EngineWork
+
+
+class OnDevice:
+    """One call's, in this order: ``begin``, ``terms``, and ``submitted`` or ``give_up``.
+
+    Args:
+        endpoint: The group's endpoint.
+        call: The call, whose tensors lie on one device.
+
+    Raises:
+        DeviceError: The device can't be used.
+    """
+
+    def __init__(self, endpoint: Endpoint, call: Description) -> None:
+        self._endpoint = endpoint
+        self._kind = call.kind
+        self._device = device_of((call.reads or call.writes)[0])
+        self._bounce: Bounce | None = None
+
+    def begin(self, staged: Staged, *, keeps: bool) -> Staged:
+        """Queues the copy of what the call reads.
+
+        Args:
+            staged: Its buffers on the device, and what brings the result from them to the tensors.
+            keeps: Whether elements of what is written may stay as they are.
+
+        Returns:
+            The buffers that the operation works on.
+
+        Raises:
+            DeviceError: There is no host memory that the device reaches.
+        """
+        if self._endpoint.world == 1:
+            _copy_alone(staged)
+            return staged
+        device = self._device
+        way = self._bounce = Bounce(
+            device.layer,
+            device.pool,
+            staged.source,
+            staged.target,
+            keeps=keeps,
+            returns_source=self._kind.writes_source,
+            epilogue=staged.epilogue,
+            among=staged.among,
+        )
+        way.shut(self._endpoint.wakers)
+        if way.ahead:
+            return Staged(way.source, way.target)
+        if staged.among is not None:
+            return Staged(way.source, way.target, among=way.finish)
+        return Staged(way.source, way.target, epilogue=lambda: way.finish(()))
+
+    def terms(self, terms: Terms) -> Terms:
+        """How the operation is done: it starts when its input is there.
+
+        Args:
+            terms: As of an operation on host memory.
+        """
+        if self._bounce is None:
+            return terms._replace(on_device=True)
+        # Nobody waits for it at once: the engine doesn't count on the caller's thread.
+        return terms._replace(gate=self._bounce.gate, future=True)
+
+    def submitted(self, work: EngineWork) -> EngineWork:
+        """Lets the operation start when its input is there.
+
+        Args:
+            work: The operation's, on host memory.
+
+        Returns:
+            The same, which orders streams.
+        """
+        if self._bounce is None:
+            work.streams = _Settled(self._device.layer)
+            return work
+        work.streams = self._bounce
+        try:
+            self._bounce.open()
+        finally:
+            self._device.retirement.add(self._bounce, work.operation)
+        return work
+
+    def give_up(self) -> None:
+        """The operation wasn't submitted."""
+        if self._bounce is not None:
+            self._device.retirement.add(self._bounce, None)
+
+
+class _Settled:
+    """Of a call that was done where the caller's kernels are queued."""
+
+    ahead = False
+
+    def __init__(self, layer: Layer) -> None:
+        self.layer = layer
+        self.end = layer.current().record()
+
+    def order_current(self) -> None:
+        """As :meth:`Bounce.order_current`."""
+        self.layer.current().wait_for(self.end)
+
+
+def _copy_alone(staged: Staged) -> None:
+    """What a group of one rank does with its buffers: every collective is a copy there."""
+    source, target = staged.source, staged.target
+    if address(source) != address(target):
+        with torch.inference_mode():
+            _flat(target).copy_(_flat(source)[: target.numel()])
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    return tensor.detach().reshape(-1)

@@ -1,0 +1,109 @@
+"""What the way of a call to host memory and back needs of a device: streams, events, memory.
+
+A stream does what it is given in order, some time later; an event is a place in a stream. All of
+these return at once, unless they say that they wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+class DeviceError(RuntimeError):
+    """A device, its driver, or memory that it reaches, can't be had or has failed."""
+
+
+class Event(Protocol):
+    """A place in a stream."""
+
+    def wait(self) -> None:
+        """Waits until the stream has come to it."""
+
+    def is_done(self) -> bool:
+        """Whether the stream has."""
+
+
+class Stream(Protocol):
+    """Does what it is given, in order."""
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Does what ``work`` asks torch for. It is called at once, or when the stream is there.
+
+        Args:
+            work: Gets no argument; it mustn't wait.
+        """
+
+    def record(self) -> Event:
+        """The place after all that the stream was given until now."""
+
+    def wait_for(self, event: Any) -> None:
+        """Goes on when another stream has come to its event.
+
+        Args:
+            event: That stream's.
+        """
+
+    def call(self, function: int, argument: int) -> None:
+        """Calls a C function, in a thread of the device's.
+
+        Args:
+            function: Its address: ``void function(void *)``.
+            argument: What it is called with.
+        """
+
+    def wait_for_word(self, address: int) -> None:
+        """Goes on when 32 bits of host memory aren't 0. Only where ``Layer.waits_by_stream``.
+
+        Args:
+            address: Of memory that the layer has made.
+        """
+
+
+class Layer(Protocol):
+    """One device.
+
+    Attributes:
+        name: torch's, such as "cuda:0".
+        waits_by_stream: Whether a stream can wait for a word of memory.
+        to_host: The stream of copies to host memory.
+        to_device: The stream of copies from there.
+    """
+
+    name: str
+    waits_by_stream: bool
+    to_host: Any
+    to_device: Any
+
+    def current(self) -> Any:
+        """The stream on which the caller's kernels are queued."""
+
+    def is_capturing(self) -> bool:
+        """Whether the caller's stream records a graph in place of doing anything."""
+
+    def memory(self, nbytes: int) -> Tensor:
+        """Host memory that the device reaches by itself.
+
+        Args:
+            nbytes: How much.
+
+        Returns:
+            A new uint8 tensor, shape (nbytes,), that isn't given back while it is referred to.
+
+        Raises:
+            DeviceError: There is none.
+        """
+
+    def future(self) -> torch.futures.Future[Any]:
+        """A future whose value may lie on the device."""
+
+    def after(self, event: Any) -> AbstractContextManager[None]:
+        """What a future is set to inside is ready for whoever waits for it after ``event``.
+
+        Args:
+            event: One of the layer's.
+        """

@@ -1,0 +1,80 @@
+"""Which devices are served: each has a layer, a pool of host memory, and calls that end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import ClassVar, Final
+
+import torch
+from torch import Tensor
+
+from .host_memory import HostMemory
+from .layer import Layer
+from .retirement import Retirement
+
+
+def _cuda(device: torch.device) -> Layer:
+    # Here, so that nobody loads the driver's library who has no tensor there.
+    from .cuda import CudaLayer
+
+    return CudaLayer(device)
+
+
+factories: Final[dict[str, Callable[[torch.device], Layer]]] = {"cuda": _cuda}
+"""By type of device: what makes the layer of one. Host memory has none."""
+
+
+class Device:
+    """One device of this process.
+
+    Args:
+        layer: Its layer.
+
+    Attributes:
+        layer: The same.
+        pool: Host memory that it reaches.
+        retirement: Its calls until their end.
+    """
+
+    pool_type: ClassVar[type[HostMemory]] = HostMemory
+
+    def __init__(self, layer: Layer) -> None:
+        self.layer: Final = layer
+        self.pool: Final = self.pool_type(layer.memory)
+        self.retirement: Final = Retirement()
+
+
+_devices: Final[dict[torch.device, Device]] = {}
+_lock: Final = threading.Lock()
+
+
+def is_served(tensor: Tensor) -> bool:
+    """Whether the tensor lies on a device that has a layer."""
+    return tensor.device.type in factories
+
+
+def device_of(tensor: Tensor) -> Device:
+    """The device that a tensor lies on, for which :func:`is_served` holds.
+
+    Raises:
+        DeviceError: The device's driver, or memory that it reaches, can't be had.
+    """
+    key = tensor.device
+    found = _devices.get(key)
+    if found is None:
+        with _lock:
+            if key not in _devices:
+                _devices[key] = Device(factories[key.type](key))
+            found = _devices[key]
+    return found
+
+
+def layer_of(tensor: Tensor) -> Layer:
+    """The layer of :func:`device_of`."""
+    return device_of(tensor).layer
+
+
+def forget() -> None:
+    """Has all devices made anew."""
+    _devices.clear()

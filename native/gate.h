@@ -1,0 +1,14 @@
+/* Operations whose input a device has yet to write (lc_gate). */
+#ifndef LC_GATE_H
+#define LC_GATE_H
+
+#include "op.h"
+
+/* Whether the operation's input is there. */
+int lc_gate_is_open(const lc_op *op);
+/* Has whoever waits for the gate read the output. */
+void lc_gate_done(const lc_op *op);
+/* Before lc_gate_done, of an operation that has failed: nobody takes half a result for a whole one. */
+void lc_gate_spoil(const lc_op *op);
+
+#endif

@@ -1,0 +1,157 @@
+"""A device without a GPU: CPU tensors, streams that are threads, delays, and poisoned host memory.
+
+The caller's own stream is the calling thread: what is queued there is done at once, and to wait for
+an event there is to wait for it. All else happens some time later, as on a GPU; so what reads too
+early, or gives memory back too early, reads poison.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from lossycoll.devices import registry
+from lossycoll.devices.host_memory import HostMemory
+
+POISON: Final = 0xA5
+MOST_DELAY: Final = 0.002
+WAIT_SECONDS: Final = 60.0
+
+_Function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class FakeEvent:
+    def __init__(self) -> None:
+        self.happened = threading.Event()
+
+    def wait(self) -> None:
+        assert self.happened.wait(WAIT_SECONDS), "a stream of the fake device is stuck"
+
+    def is_done(self) -> bool:
+        return self.happened.is_set()
+
+
+class Here:
+    """The caller's stream: the calling thread."""
+
+    def run(self, work: Callable[[], None]) -> None:
+        work()
+
+    def record(self) -> FakeEvent:
+        event = FakeEvent()
+        event.happened.set()
+        return event
+
+    def wait_for(self, event: FakeEvent) -> None:
+        event.wait()
+
+
+class FakeStream:
+    """A thread that does what it is given, in order, each after a delay of its own."""
+
+    def __init__(self, name: str, seed: int) -> None:
+        self._random = random.Random(f"{name} {seed}")
+        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.failure: BaseException | None = None
+        threading.Thread(target=self._go_on, name=f"fake-{name}", daemon=True).start()
+
+    def _go_on(self) -> None:
+        while True:
+            work = self._work.get()
+            if self._random.random() < 0.3:
+                time.sleep(self._random.random() * MOST_DELAY)
+            try:
+                work()
+            except Exception as error:
+                self.failure = error
+            del work
+
+    def run(self, work: Callable[[], None]) -> None:
+        self._work.put(work)
+
+    def record(self) -> FakeEvent:
+        event = FakeEvent()
+        self._work.put(event.happened.set)
+        return event
+
+    def wait_for(self, event: FakeEvent) -> None:
+        self._work.put(event.wait)
+
+    def call(self, function: int, argument: int) -> None:
+        self._work.put(lambda: _Function(function)(argument))
+
+    def wait_for_word(self, address: int) -> None:
+        word = ctypes.c_uint32.from_address(address)
+
+        def wait() -> None:
+            end = time.monotonic() + WAIT_SECONDS
+            while not word.value:
+                assert time.monotonic() < end, "the engine never wrote the word"
+                time.sleep(0.0002)
+
+        self._work.put(wait)
+
+
+class FakeLayer:
+    """As :class:`lossycoll.devices.layer.Layer`. ``waits_by_stream``: whether its streams can."""
+
+    def __init__(self, *, waits_by_stream: bool, seed: int = 0) -> None:
+        self.name = "fake"
+        self.waits_by_stream = waits_by_stream
+        self.to_host = FakeStream("to-host", seed)
+        self.to_device = FakeStream("to-device", seed)
+        self.capturing = False
+        self.refuses_memory = False
+
+    def current(self) -> Here:
+        return Here()
+
+    def is_capturing(self) -> bool:
+        return self.capturing
+
+    def memory(self, nbytes: int) -> Tensor:
+        if self.refuses_memory:
+            raise MemoryError(f"the fake device has no {nbytes} bytes")
+        return torch.full((nbytes,), POISON, dtype=torch.uint8)
+
+    def future(self) -> torch.futures.Future[Any]:
+        return torch.futures.Future()
+
+    @contextlib.contextmanager
+    def after(self, event: FakeEvent | None) -> Iterator[None]:
+        if event is not None:
+            event.wait()
+        yield
+
+
+class PoisonedMemory(HostMemory):
+    """What is given back is poisoned: who still reads it reads nonsense."""
+
+    def give_back(self, piece: Tensor) -> None:
+        piece.fill_(POISON)
+        super().give_back(piece)
+
+
+def synchronize() -> None:
+    """Waits until the fake device, if there is one, has done all that it was given."""
+    if "cpu" in registry.factories:
+        layer: Any = registry.layer_of(torch.empty(0))
+        for stream in (layer.to_host, layer.to_device):
+            stream.record().wait()
+            assert stream.failure is None, stream.failure
+
+
+def install(*, waits_by_stream: bool = True, seed: int = 0) -> None:
+    """From now on CPU tensors of this process lie on the fake device."""
+    registry.Device.pool_type = PoisonedMemory
+    registry.factories["cpu"] = lambda _: FakeLayer(waits_by_stream=waits_by_stream, seed=seed)
+    registry.forget()

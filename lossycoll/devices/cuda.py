@@ -80,7 +80,7 @@ class CudaLayer:
         self.name = str(device)
         self._device = device
         with torch.cuda.device(device):
-            torch.cuda.current_stream()  # makes the context
+            torch.cuda.synchronize()  # makes the context, and the thread's current one
             self.to_host = self._stream()
             self.to_device = self._stream()
             self._futures = self._stream()

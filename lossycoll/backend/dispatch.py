@@ -29,7 +29,7 @@ from .collectives import submit_barrier
 from .description import CollectiveKind, Description, Loss, Rounding, Staged, Submission
 from .gloo_mesh import GlooMesh
 from .mesh_wait import met
-from .on_device import OnDevice
+from .on_device import Lanes, OnDevice
 from .reduction import Reduction, resolve
 from .resource_limits import is_memory, not_submitted
 from .staging import NOTHING, gathered
@@ -175,6 +175,7 @@ class Dispatcher:
             endpoint if endpoint.world > 1 else SingleRank(endpoint.health)
         )
         self.coalescing: Final = Coalescing()
+        self.lanes: Final = Lanes()
 
     # ---- options ----
 
@@ -363,7 +364,7 @@ class Dispatcher:
         if narrow is not None and fills:
             staged = then(staged, narrow)
         moves = call.nbytes or call.splits is not None
-        ways = OnDevice(self._endpoint, carried) if moves and call.on_device else None
+        ways = OnDevice(self._endpoint, self.lanes, carried) if moves and call.on_device else None
         if ways is not None:
             staged = ways.begin(staged, keeps=choice.way is Way.LOSSY)
         terms = self._terms(

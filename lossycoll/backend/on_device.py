@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import torch
 from torch import Tensor
 
 from lossycoll.devices.bounce import Bounce
-from lossycoll.devices.layer import Layer
-from lossycoll.devices.registry import device_of
+from lossycoll.devices.layer import Lane, Layer
+from lossycoll.devices.registry import Device, device_of
 from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.core.call import Terms
 
@@ -16,19 +18,53 @@ from .tensors import address
 from .work import EngineWork
 
 
+class Lanes:
+    """One group's lanes on the devices that its tensors have lain on."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lanes: dict[tuple[Device, str], Lane] = {}
+
+    def on(self, device: Device, use: str) -> Lane:
+        """The group's lane.
+
+        Args:
+            device: Where.
+            use: "calls" or "messages", which have no order among each other.
+
+        Raises:
+            DeviceError: The device has no more.
+        """
+        key = device, use
+        with self._lock:
+            found = self._lanes.get(key)
+            if found is None:
+                found = self._lanes[key] = device.take_lane()
+            return found
+
+    def give_back(self) -> None:
+        """To be called when all of the group's calls have ended. Idempotent."""
+        with self._lock:
+            lanes, self._lanes = self._lanes, {}
+        for (device, _), lane in lanes.items():
+            device.give_back(lane)
+
+
 class OnDevice:
     """One call's, in this order: ``begin``, ``terms``, and ``submitted`` or ``give_up``.
 
     Args:
         endpoint: The group's endpoint.
+        lanes: The group's.
         call: The call, whose tensors lie on one device.
 
     Raises:
         DeviceError: The device can't be used.
     """
 
-    def __init__(self, endpoint: Endpoint, call: Description) -> None:
+    def __init__(self, endpoint: Endpoint, lanes: Lanes, call: Description) -> None:
         self._endpoint = endpoint
+        self._lanes = lanes
         self._kind = call.kind
         self._device = device_of((call.reads or call.writes)[0])
         self._bounce: Bounce | None = None
@@ -52,6 +88,7 @@ class OnDevice:
         device = self._device
         way = self._bounce = Bounce(
             device.layer,
+            self._lanes.on(device, "calls"),
             device.pool,
             staged.source,
             staged.target,

@@ -20,6 +20,7 @@ from lossycoll.runtime.p2p.transfer import Transfer
 
 from . import checks
 from .coalescing import Coalescing
+from .on_device import Lanes
 from .tensors import LOSSY_DTYPES, address, contiguous, copy_back, nbytes
 from .work import MessageWork
 
@@ -33,14 +34,20 @@ class PointToPoint:
         endpoint: The group's endpoint.
         messages: The group's; None in a group of one rank.
         coalescing: Takes every work.
+        lanes: The group's on devices.
     """
 
     def __init__(
-        self, endpoint: Endpoint, messages: Messages | None, coalescing: Coalescing
+        self,
+        endpoint: Endpoint,
+        messages: Messages | None,
+        coalescing: Coalescing,
+        lanes: Lanes,
     ) -> None:
         self._endpoint = endpoint
         self._messages = messages
         self._coalescing = coalescing
+        self._lanes = lanes
 
     def send(self, tensors: list[Tensor], peer: int, tag: int) -> dist.Work:
         """Sends the one tensor of ``tensors`` to rank ``peer``."""
@@ -97,7 +104,7 @@ class PointToPoint:
             return None
         device = device_of(tensor)
         return Bounce(
-            *(device.layer, device.pool, tensor, tensor),
+            *(device.layer, self._lanes.on(device, "messages"), device.pool, tensor, tensor),
             reads=reads,
             may_be_ahead=False,
             epilogue=epilogue,

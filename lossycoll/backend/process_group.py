@@ -82,7 +82,9 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
         self._gloo = self._group.gloo
         self._dispatcher = Dispatcher(self._endpoint, self._gloo)
         self._coalescing = self._dispatcher.coalescing
-        self._point_to_point = PointToPoint(self._endpoint, self._group.messages, self._coalescing)
+        self._point_to_point = PointToPoint(
+            self._endpoint, self._group.messages, self._coalescing, self._dispatcher.lanes
+        )
         self._splits = 0
         self._name, self._description = "", "undefined"  # as torch has it
         custom = _c10d.ProcessGroup.BackendType.CUSTOM
@@ -640,12 +642,14 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
     def shutdown(self) -> None:
         """Leaves the group: tells the others, joins all threads, frees all sockets. Idempotent."""
         self._group.close()
+        self._dispatcher.lanes.give_back()
 
     def abort(self) -> None:
         """Ends the group on all ranks: all that is pending fails with AbortedError."""
         text = f"{self._where}: the group was aborted here by abort_process_group"
         self._health.fail(AbortedError(text, peer=self._where.rank), tell=True)
         self._group.close()
+        self._dispatcher.lanes.give_back()
 
 
 opaque(LossyProcessGroup)

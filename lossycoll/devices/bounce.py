@@ -19,7 +19,7 @@ from lossycoll.runtime.core.call import Operation
 from lossycoll.runtime.engine import gates
 
 from .host_memory import HostMemory
-from .layer import Layer
+from .layer import Lane, Layer
 
 Among = Callable[[Sequence[int]], None]
 
@@ -29,7 +29,8 @@ class Bounce:
 
     Args:
         layer: The device.
-        pool: Its host memory.
+        lane: The group's streams there.
+        pool: The device's host memory.
         source: What is read; contiguous, on the device.
         target: What is written; contiguous, on the device. May be ``source``.
         reads: Whether ``source`` is read; False: its copy begins as anything.
@@ -53,6 +54,7 @@ class Bounce:
     def __init__(
         self,
         layer: Layer,
+        lane: Lane,
         pool: HostMemory,
         source: Tensor,
         target: Tensor,
@@ -65,6 +67,7 @@ class Bounce:
         among: Among | None = None,
     ) -> None:
         self.layer: Final = layer
+        self._lane = lane
         self._pool = pool
         self._pieces: list[Tensor] = []
         self._tensors: tuple[Tensor, ...] = (source, target)
@@ -103,7 +106,7 @@ class Bounce:
                 for mirror, tensor in pairs:
                     mirror.copy_(tensor.detach().reshape(-1), non_blocking=True)
 
-        stream = self.layer.to_host
+        stream = self._lane.to_host
         stream.wait_for(self.layer.current().record())
         if pairs:
             stream.run(copy)
@@ -120,7 +123,7 @@ class Bounce:
 
     def open(self) -> None:
         """Lets the operation, which was submitted, start once its input is there."""
-        to_host, to_device = self.layer.to_host, self.layer.to_device
+        to_host, to_device = self._lane
         to_host.call(gates.OPENER, self.gate)
         self._opened = to_host.record()
         if self.ahead:
@@ -135,11 +138,11 @@ class Bounce:
             members: The ranks that took part.
         """
         among = self._among
-        self.layer.to_device.wait_for(self._copied)
+        self._lane.to_device.wait_for(self._copied)
         self._come_back(self._epilogue if among is None else lambda: among(members))
 
     def _come_back(self, then: Callable[[], None] | None) -> None:
-        back, stream = self._back, self.layer.to_device
+        back, stream = self._back, self._lane.to_device
 
         def copy() -> None:
             with torch.inference_mode():

@@ -12,7 +12,7 @@ from torch import Tensor
 from lossycoll.runtime.core.logfmt import log
 
 from . import driver
-from .layer import DeviceError
+from .layer import DeviceError, Lane
 
 
 class CudaEvent:
@@ -81,8 +81,6 @@ class CudaLayer:
         self._device = device
         with torch.cuda.device(device):
             torch.cuda.synchronize()  # makes the context, and the thread's current one
-            self.to_host = self._stream()
-            self.to_device = self._stream()
             self._futures = self._stream()
             self.waits_by_stream = self._can_wait()
 
@@ -92,14 +90,19 @@ class CudaLayer:
 
     def _can_wait(self) -> bool:
         """Tries it with a word that isn't 0; logs why not."""
-        word = self.memory(64).fill_(1)
+        word, stream = self.memory(64).fill_(1), self._futures
         try:
-            self.to_device.wait_for_word(word.data_ptr())
-            self.to_device.record().wait()
+            stream.wait_for_word(word.data_ptr())
+            stream.record().wait()
         except DeviceError as error:
             log.warning("%s: wait() blocks the host: %s", self.name, error)
             return False
         return True
+
+    def new_lane(self) -> Lane:
+        """As :meth:`lossycoll.devices.layer.Layer.new_lane`."""
+        with torch.cuda.device(self._device):
+            return Lane(self._stream(), self._stream())
 
     def current(self) -> CudaStream:
         """As :meth:`lossycoll.devices.layer.Layer.current`."""

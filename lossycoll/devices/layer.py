@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -64,20 +64,38 @@ class Stream(Protocol):
         """
 
 
+class Lane(NamedTuple):
+    """Two streams that one group's calls take, in the order of the calls.
+
+    Calls of other groups take other lanes. Between groups ranks needn't agree on an order: if one
+    lane had calls of two groups, in another order at each rank, all of them would wait.
+
+    Attributes:
+        to_host: Of copies to host memory.
+        to_device: Of copies from there.
+    """
+
+    to_host: Any
+    to_device: Any
+
+
 class Layer(Protocol):
     """One device.
 
     Attributes:
         name: torch's, such as "cuda:0".
         waits_by_stream: Whether a stream can wait for a word of memory.
-        to_host: The stream of copies to host memory.
-        to_device: The stream of copies from there.
     """
 
     name: str
     waits_by_stream: bool
-    to_host: Any
-    to_device: Any
+
+    def new_lane(self) -> Lane:
+        """Two streams that nobody else has.
+
+        Raises:
+            DeviceError: The device has no more.
+        """
 
     def current(self) -> Any:
         """The stream on which the caller's kernels are queued."""

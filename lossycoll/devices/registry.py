@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .host_memory import HostMemory
-from .layer import Layer
+from .layer import Lane, Layer
 from .retirement import Retirement
 
 
@@ -43,6 +43,27 @@ class Device:
         self.layer: Final = layer
         self.pool: Final = self.pool_type(layer.memory)
         self.retirement: Final = Retirement()
+        self._free: list[Lane] = []
+
+    def take_lane(self) -> Lane:
+        """A lane that no other group has, until :meth:`give_back`.
+
+        Raises:
+            DeviceError: The device has no more.
+        """
+        with _lock:
+            if self._free:
+                return self._free.pop()
+        return self.layer.new_lane()
+
+    def give_back(self, lane: Lane) -> None:
+        """Has a lane used again, by calls that come after those that it was given.
+
+        Args:
+            lane: That of a group whose calls have all ended.
+        """
+        with _lock:
+            self._free.append(lane)
 
 
 _devices: Final[dict[torch.device, Device]] = {}

@@ -4,6 +4,7 @@ computed on the CPU by each rank, from the seeds of all; it must be exact.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -203,14 +204,20 @@ def cpu_tensors_between(rank: Rank) -> None:
 
 @TABLE.check()
 def groups_and_threads(rank: Rank) -> None:
-    """Two groups, each used by a thread of its own, at the same time."""
+    """Two groups, each used by a thread of its own, at the same time. On a GPU each has its stream:
+    in one stream what comes second waits for what comes first, which differs from rank to rank."""
     from concurrent.futures import ThreadPoolExecutor
 
     groups = [dist.new_group(), dist.new_group()]
 
     def use(number: int) -> None:
-        if rank.cuda:
-            torch.cuda.set_device(rank.device)
+        with contextlib.ExitStack() as stack:
+            if rank.cuda:
+                torch.cuda.set_device(rank.device)
+                stack.enter_context(torch.cuda.stream(torch.cuda.Stream()))
+            take_turns(number)
+
+    def take_turns(number: int) -> None:
         for turn in range(40):
             t = rank.full(3000 + 500 * turn, rank.rank + number)
             dist.all_reduce(t, group=groups[number])

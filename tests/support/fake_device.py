@@ -21,6 +21,7 @@ from torch import Tensor
 
 from lossycoll.devices import registry
 from lossycoll.devices.host_memory import HostMemory
+from lossycoll.devices.layer import Lane
 
 POISON: Final = 0xA5
 MOST_DELAY: Final = 0.002
@@ -58,7 +59,7 @@ class Here:
 class FakeStream:
     """A thread that does what it is given, in order, each after a delay of its own."""
 
-    def __init__(self, name: str, seed: int) -> None:
+    def __init__(self, name: str, seed: str) -> None:
         self._random = random.Random(f"{name} {seed}")
         self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.failure: BaseException | None = None
@@ -107,10 +108,15 @@ class FakeLayer:
     def __init__(self, *, waits_by_stream: bool, seed: int = 0) -> None:
         self.name = "fake"
         self.waits_by_stream = waits_by_stream
-        self.to_host = FakeStream("to-host", seed)
-        self.to_device = FakeStream("to-device", seed)
+        self.lanes: list[Lane] = []
         self.capturing = False
         self.refuses_memory = False
+        self._seed = seed
+
+    def new_lane(self) -> Lane:
+        number = f"{self._seed} {len(self.lanes)}"
+        self.lanes.append(Lane(FakeStream("to-host", number), FakeStream("to-device", number)))
+        return self.lanes[-1]
 
     def current(self) -> Here:
         return Here()
@@ -145,9 +151,10 @@ def synchronize() -> None:
     """Waits until the fake device, if there is one, has done all that it was given."""
     if "cpu" in registry.factories:
         layer: Any = registry.layer_of(torch.empty(0))
-        for stream in (layer.to_host, layer.to_device):
-            stream.record().wait()
-            assert stream.failure is None, stream.failure
+        for lane in layer.lanes:
+            for stream in lane:
+                stream.record().wait()
+                assert stream.failure is None, stream.failure
 
 
 def install(*, waits_by_stream: bool = True, seed: int = 0) -> None:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-import torch
 from torch import Tensor
 
 from lossycoll.runtime.core.call import Operation
@@ -101,15 +100,10 @@ class Bounce:
     def _fill(self, pairs: list[tuple[Tensor, Tensor]]) -> None:
         """Copies to the host, after what the caller has queued."""
 
-        def copy() -> None:
-            with torch.inference_mode():
-                for mirror, tensor in pairs:
-                    mirror.copy_(tensor.detach().reshape(-1), non_blocking=True)
-
         stream = self._lane.to_host
         stream.wait_for(self.layer.current().record())
-        if pairs:
-            stream.run(copy)
+        for mirror, tensor in pairs:
+            stream.copy(mirror, tensor.detach().reshape(-1))
         self._copied = stream.record()
 
     def shut(self, wakers: gates.Wakers) -> None:
@@ -142,16 +136,11 @@ class Bounce:
         self._come_back(self._epilogue if among is None else lambda: among(members))
 
     def _come_back(self, then: Callable[[], None] | None) -> None:
-        back, stream = self._back, self._lane.to_device
-
-        def copy() -> None:
-            with torch.inference_mode():
-                for mirror, tensor in back:
-                    tensor.detach().reshape(-1).copy_(mirror, non_blocking=True)
-            if then is not None:
-                then()
-
-        stream.run(copy)
+        stream = self._lane.to_device
+        for mirror, tensor in self._back:
+            stream.copy(tensor.detach().reshape(-1), mirror)
+        if then is not None:
+            stream.run(then)
         self.end = stream.record()
 
     def order_current(self) -> None:
@@ -163,22 +152,16 @@ class Bounce:
         """Waits until the copy to the host is done, for what can't be gated."""
         self._copied.wait()
 
-    def is_over(self, operation: Operation | None, seconds: float = 0.0) -> bool:
+    def is_over(self, operation: Operation | None) -> bool:
         """Whether nothing of the call is under way.
 
         Args:
             operation: The call's; None if it wasn't submitted.
-            seconds: How long to wait for its end at most.
         """
-        if operation is not None and not operation.poll(seconds):
+        if operation is not None and not operation.poll():
             operation.ask_if_due(time.monotonic())  # nobody else may wait for it
             return False
         return all(event.is_done() for event in self._places())
-
-    def wait_for_copies(self) -> None:
-        """Waits for the copies of a call whose operation is done."""
-        for event in self._places():
-            event.wait()
 
     def _places(self) -> list[Any]:
         places = (self._copied, self._opened, self.end)

@@ -1,4 +1,8 @@
-"""CUDA as a layer: torch's streams, events and pinned memory, and what the driver adds to them."""
+"""CUDA as a layer: streams and events of the driver, and torch's pinned memory.
+
+Where torch's sanitizer watches (TORCH_CUDA_SANITIZER), streams and events are torch's, whose every
+copy and every wait it sees.
+"""
 
 from __future__ import annotations
 
@@ -11,59 +15,116 @@ from torch import Tensor
 
 from lossycoll.runtime.core.logfmt import log
 
-from . import driver
-from .layer import DeviceError, Lane
+from .driver import Driver, current_context
+from .layer import DeviceError, Event, Lane, Stream
 
 
 class CudaEvent:
-    """An event of torch's."""
+    """An event of the driver's.
 
-    def __init__(self, event: torch.cuda.Event) -> None:
-        self.event: Final = event
+    Args:
+        driver: Its calls.
+        stream: The stream that is to come to it.
+    """
+
+    def __init__(self, driver: Driver, stream: int) -> None:
+        self._driver = driver
+        self.handle: Final = driver.new_event()
+        driver.record(self.handle, stream)
+
+    def __del__(self) -> None:
+        if hasattr(self, "handle"):
+            self._driver.destroy_event(self.handle)
 
     def wait(self) -> None:
-        """Waits without holding the GIL, and without a core."""
-        self.event.synchronize()
+        """As :meth:`lossycoll.devices.layer.Event.wait`."""
+        self._driver.synchronize(self.handle)
 
     def is_done(self) -> bool:
-        """Whether the stream has come to it."""
-        return bool(self.event.query())  # type: ignore[no-untyped-call]
+        """As :meth:`lossycoll.devices.layer.Event.is_done`."""
+        return self._driver.has_happened(self.handle)
 
 
 class CudaStream:
-    """A stream of torch's.
+    """A stream by its handle.
 
     Args:
-        stream: Which.
+        driver: Its calls.
+        handle: The driver's.
+        device: Where it is.
     """
 
-    def __init__(self, stream: Any) -> None:
-        self.stream: Final = stream
+    def __init__(self, driver: Driver, handle: int, device: torch.device) -> None:
+        self._driver = driver
+        self._handle = handle
+        self._device = device
+
+    @property
+    def external(self) -> Any:
+        """The same as torch's."""
+        made: Any = torch.cuda.ExternalStream
+        return made(self._handle, device=self._device)
 
     def run(self, work: Callable[[], None]) -> None:
-        """Calls ``work`` at once, whose kernels and copies are queued here."""
-        with torch.cuda.stream(self.stream):
+        """Calls ``work`` at once, whose kernels are queued here."""
+        with torch.cuda.stream(self.external):
             work()
+
+    def copy(self, to: Tensor, source: Tensor) -> None:
+        """As :meth:`lossycoll.devices.layer.Stream.copy`."""
+        nbytes = source.numel() * source.element_size()
+        if nbytes:
+            self._driver.copy(to.data_ptr(), source.data_ptr(), nbytes, self._handle)
 
     def record(self) -> CudaEvent:
         """As :meth:`lossycoll.devices.layer.Stream.record`."""
-        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-        event.record(self.stream)
-        return CudaEvent(event)
+        return CudaEvent(self._driver, self._handle)
 
     def wait_for(self, event: CudaEvent) -> None:
         """As :meth:`lossycoll.devices.layer.Stream.wait_for`."""
-        self.stream.wait_event(event.event)
+        self._driver.wait_event(self._handle, event.handle)
 
     def call(self, function: int, argument: int) -> None:
         """As :meth:`lossycoll.devices.layer.Stream.call`."""
-        with torch.cuda.device(self.stream.device):
-            driver.call_on_host(self.stream.cuda_stream, function, argument)
+        self._driver.call_on_host(self._handle, function, argument)
 
     def wait_for_word(self, address: int) -> None:
         """As :meth:`lossycoll.devices.layer.Stream.wait_for_word`."""
-        with torch.cuda.device(self.stream.device):
-            driver.wait_value(self.stream.cuda_stream, address)
+        self._driver.wait_value(self._handle, address)
+
+
+class WatchedEvent:
+    """An event of torch's."""
+
+    def __init__(self, event: Any) -> None:
+        self.event: Final = event
+
+    def wait(self) -> None:
+        """As :meth:`lossycoll.devices.layer.Event.wait`."""
+        self.event.synchronize()
+
+    def is_done(self) -> bool:
+        """As :meth:`lossycoll.devices.layer.Event.is_done`."""
+        return bool(self.event.query())
+
+
+class WatchedStream(CudaStream):
+    """The same, by torch's calls where the sanitizer is to see them."""
+
+    def copy(self, to: Tensor, source: Tensor) -> None:
+        """As :meth:`lossycoll.devices.layer.Stream.copy`."""
+        self.run(lambda: _copy(to, source))
+
+    def record(self) -> Any:
+        """As :meth:`lossycoll.devices.layer.Stream.record`."""
+        event: Any = torch.cuda.Event
+        made = event(blocking=True)
+        made.record(self.external)
+        return WatchedEvent(made)
+
+    def wait_for(self, event: Any) -> None:
+        """As :meth:`lossycoll.devices.layer.Stream.wait_for`."""
+        self.external.wait_event(event.event)
 
 
 class CudaLayer:
@@ -79,14 +140,16 @@ class CudaLayer:
     def __init__(self, device: torch.device) -> None:
         self.name = str(device)
         self._device = device
+        self._index = device.index
         with torch.cuda.device(device):
             torch.cuda.synchronize()  # makes the context, and the thread's current one
-            self._futures = self._stream()
-            self.waits_by_stream = self._can_wait()
+            self._driver = Driver(current_context())
+        self._stream_type = WatchedStream if _is_watched() else CudaStream
+        self._futures = self._new_stream()
+        self.waits_by_stream = self._can_wait()
 
-    def _stream(self) -> CudaStream:
-        made: Any = torch.cuda.ExternalStream
-        return CudaStream(made(driver.new_stream(), device=self._device))
+    def _new_stream(self) -> CudaStream:
+        return self._stream_type(self._driver, self._driver.new_stream(), self._device)
 
     def _can_wait(self) -> bool:
         """Tries it with a word that isn't 0; logs why not."""
@@ -101,12 +164,12 @@ class CudaLayer:
 
     def new_lane(self) -> Lane:
         """As :meth:`lossycoll.devices.layer.Layer.new_lane`."""
-        with torch.cuda.device(self._device):
-            return Lane(self._stream(), self._stream())
+        return Lane(self._new_stream(), self._new_stream())
 
-    def current(self) -> CudaStream:
+    def current(self) -> Stream:
         """As :meth:`lossycoll.devices.layer.Layer.current`."""
-        return CudaStream(torch.cuda.current_stream(self._device))
+        handle = torch._C._cuda_getCurrentRawStream(self._index)
+        return self._stream_type(self._driver, handle, self._device)
 
     def is_capturing(self) -> bool:
         """As :meth:`lossycoll.devices.layer.Layer.is_capturing`."""
@@ -127,9 +190,20 @@ class CudaLayer:
         return torch.futures.Future(devices=[self._device])
 
     @contextlib.contextmanager
-    def after(self, event: CudaEvent | None) -> Iterator[None]:
+    def after(self, event: Event | None) -> Iterator[None]:
         """As :meth:`lossycoll.devices.layer.Layer.after`."""
         if event is not None:
-            self._futures.wait_for(event)
-        with torch.cuda.stream(self._futures.stream):
+            self._futures.wait_for(event)  # type: ignore[arg-type] # one of this layer's
+        with torch.cuda.stream(self._futures.external):
             yield
+
+
+def _copy(to: Tensor, source: Tensor) -> None:
+    with torch.inference_mode():
+        to.copy_(source, non_blocking=True)
+
+
+def _is_watched() -> bool:
+    from torch.cuda import _sanitizer
+
+    return bool(_sanitizer.cuda_sanitizer.enabled)

@@ -38,6 +38,14 @@ class Stream(Protocol):
             work: Gets no argument; it mustn't wait.
         """
 
+    def copy(self, to: Tensor, source: Tensor) -> None:
+        """Copies bytes between host and device.
+
+        Args:
+            to: Contiguous.
+            source: Contiguous, of the same size.
+        """
+
     def record(self) -> Event:
         """The place after all that the stream was given until now."""
 

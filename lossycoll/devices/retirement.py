@@ -6,9 +6,9 @@ nothing to do for a while.
 
 from __future__ import annotations
 
-import contextlib
-import queue
 import threading
+import time
+from collections import deque
 from typing import Final
 
 from lossycoll.runtime.core.call import Operation
@@ -17,18 +17,21 @@ from lossycoll.runtime.core.logfmt import log
 from .bounce import Bounce
 
 IDLE_SECONDS: Final = 0.5
-SWEEP_SECONDS: Final = 0.02
-"""How long the oldest call is waited for before the others are looked at."""
+SWEEP_SECONDS: Final = 0.002
 
 Entry = tuple[Bounce, "Operation | None"]
 
 
 class Retirement:
-    """One device's calls, in the order in which they were made."""
+    """One device's calls, in the order in which they were made.
+
+    The thread looks every now and then: were it woken by every call, it would take the GIL from the
+    caller each time.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._entries: queue.SimpleQueue[Entry] = queue.SimpleQueue()
+        self._entries: deque[Entry] = deque()
         self._thread: threading.Thread | None = None
 
     def add(self, bounce: Bounce, operation: Operation | None) -> None:
@@ -39,7 +42,7 @@ class Retirement:
             operation: Its operation; None if it wasn't submitted.
         """
         with self._lock:
-            self._entries.put((bounce, operation))
+            self._entries.append((bounce, operation))
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run, name="lossycoll-device", daemon=True
@@ -48,27 +51,18 @@ class Retirement:
 
     def _run(self) -> None:
         pending: list[Entry] = []
+        idle_since = time.monotonic()
         while True:
-            try:
-                pending.append(self._entries.get(timeout=0 if pending else IDLE_SECONDS))
-            except queue.Empty:
-                if not pending:
-                    with self._lock:
-                        if not self._entries.empty():
-                            continue
-                        self._thread = None
-                        return
-                pending = self._sweep(pending)
-
-    def _sweep(self, pending: list[Entry]) -> list[Entry]:
-        """Ends what is over; if nothing is, waits a little for the oldest. Returns the rest."""
-        rest = [entry for entry in pending if not _ended(*entry)]
-        if len(rest) == len(pending):
-            bounce, operation = rest[0]
-            if operation is None or operation.poll(SWEEP_SECONDS):
-                with contextlib.suppress(RuntimeError):  # the next sweep says so
-                    bounce.wait_for_copies()
-        return rest
+            time.sleep(SWEEP_SECONDS)
+            with self._lock:
+                pending += self._entries
+                self._entries.clear()
+                if pending:
+                    idle_since = time.monotonic()
+                elif time.monotonic() - idle_since > IDLE_SECONDS:
+                    self._thread = None
+                    return
+            pending = [entry for entry in pending if not _ended(*entry)]
 
 
 def _ended(bounce: Bounce, operation: Operation | None) -> bool:

@@ -94,7 +94,8 @@ def test_ranks_that_disagree_on_an_operation_all_say_who_and_how() -> None:
         assert len(outcome.value) == 12
         for name, kind, text, seconds in outcome.value:
             where = f"{name} on rank {outcome.rank}: {kind} {text}"
-            if name == "future":
+            # A rank that was slow is told by the call itself, and has no future.
+            if name == "future" and "(met in " not in text:
                 assert kind == "RuntimeError", where
                 assert "MismatchError: " in text, where
             else:

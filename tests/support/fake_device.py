@@ -79,6 +79,13 @@ class FakeStream:
     def run(self, work: Callable[[], None]) -> None:
         self._work.put(work)
 
+    def copy(self, to: Tensor, source: Tensor) -> None:
+        def copy() -> None:
+            with torch.inference_mode():
+                to.copy_(source)
+
+        self._work.put(copy)
+
     def record(self) -> FakeEvent:
         event = FakeEvent()
         self._work.put(event.happened.set)

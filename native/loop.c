@@ -14,7 +14,9 @@
 #include "timers.h"
 
 static const uint64_t PUBLISH_NS = 50000000;
-static const uint64_t SPIN_NS = 50000;        /* how long the thread stays awake after a packet */
+/* How long the thread stays awake after a packet, while operations run: a neighbour copies for
+ * longer than it takes to fall asleep, and where waking up is slow that is most of the time. */
+static const uint64_t SPIN_NS = 300000;
 static const uint64_t DRIVE_SPIN_NS = 200000; /* and a caller that does the thread's work */
 static const uint64_t CROWDED_NS = 50000;     /* a yield that takes longer: others want the core */
 /* and aren't tried again before, nor before so many times as long as it took: a yield to a busy
@@ -166,8 +168,8 @@ static void attend(lc_host *h) {
 }
 
 static int may_start(const lc_group *g) {
-    return g->queue_first && lc_gate_is_open(g->queue_first) && g->active < LC_OPS / 2 && !g->table[g->queue_first->number % LC_OPS] &&
-           !g->failing.code;
+    return g->queue_first && lc_gate_is_open(g->queue_first) && g->active < LC_OPS / 2 &&
+           !g->table[g->queue_first->number % LC_OPS] && !g->failing.code;
 }
 
 /* Takes operations up in their order, as far as there is room: a caller is never kept waiting. */

@@ -335,10 +335,10 @@ typedef struct {
  * reach (docs/devices.md). It is its caller's, who keeps it until the operation is finished and the
  * device has seen done. */
 typedef struct {
-    uint32_t ready; /* 0; lc_gate_open makes it 1, and before that the operation isn't started, nor
-                       any that was submitted to its group later */
-    uint32_t done;  /* 0; the engine makes it 1 once the output may be read. Of an operation that
-                       fails, the output's bytes are then all 0xFF: NaN, in floats */
+    uint32_t ready;  /* 0; lc_gate_open makes it 1, and before that the operation isn't started, nor
+                        any that was submitted to its group later */
+    uint32_t done;   /* 0; the engine makes it 1 once the output may be read. Of an operation that
+                        fails, the output's bytes are then all 0xFF: NaN, in floats */
     int32_t wake[2]; /* lc_host_wakers */
 } lc_gate;
 

@@ -86,7 +86,8 @@ void lc_op_start(lc_op *op) {
     lc_host *h = g->host;
     op->started_ns = h->now;
     op->order = h->started++;
-    if (op->submitted_ns > h->now || op->call.gate) /* it came after this turn had looked at the clock */
+    if (op->submitted_ns > h->now ||
+        op->call.gate) /* it came after this turn had looked at the clock */
         op->submitted_ns = h->now;
     g->table[op->number % LC_OPS] = op;
     g->next_op = op->number + 1;

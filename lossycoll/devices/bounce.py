@@ -103,7 +103,7 @@ class Bounce:
         stream = self._lane.to_host
         stream.wait_for(self.layer.current().record())
         for mirror, tensor in pairs:
-            stream.copy(mirror, tensor.detach().reshape(-1))
+            stream.copy(mirror, tensor)
         self._copied = stream.record()
 
     def shut(self, wakers: gates.Wakers) -> None:
@@ -138,7 +138,7 @@ class Bounce:
     def _come_back(self, then: Callable[[], None] | None) -> None:
         stream = self._lane.to_device
         for mirror, tensor in self._back:
-            stream.copy(tensor.detach().reshape(-1), mirror)
+            stream.copy(tensor, mirror)
         if then is not None:
             stream.run(then)
         self.end = stream.record()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any, Final
 
 import torch
@@ -59,7 +60,7 @@ class CudaStream:
         self._handle = handle
         self._device = device
 
-    @property
+    @cached_property
     def external(self) -> Any:
         """The same as torch's."""
         made: Any = torch.cuda.ExternalStream
@@ -113,7 +114,12 @@ class WatchedStream(CudaStream):
 
     def copy(self, to: Tensor, source: Tensor) -> None:
         """As :meth:`lossycoll.devices.layer.Stream.copy`."""
-        self.run(lambda: _copy(to, source))
+
+        def copy() -> None:
+            with torch.inference_mode():
+                to.detach().reshape(-1).copy_(source.detach().reshape(-1), non_blocking=True)
+
+        self.run(copy)
 
     def record(self) -> Any:
         """As :meth:`lossycoll.devices.layer.Stream.record`."""
@@ -144,7 +150,8 @@ class CudaLayer:
         with torch.cuda.device(device):
             torch.cuda.synchronize()  # makes the context, and the thread's current one
             self._driver = Driver(current_context())
-        self._stream_type = WatchedStream if _is_watched() else CudaStream
+        self._watched = _is_watched()
+        self._stream_type = WatchedStream if self._watched else CudaStream
         self._futures = self._new_stream()
         self.waits_by_stream = self._can_wait()
 
@@ -169,7 +176,10 @@ class CudaLayer:
     def current(self) -> Stream:
         """As :meth:`lossycoll.devices.layer.Layer.current`."""
         handle = torch._C._cuda_getCurrentRawStream(self._index)
-        return self._stream_type(self._driver, handle, self._device)
+        found = self._stream_type(self._driver, handle, self._device)
+        if self._watched:
+            found.external = torch.cuda.current_stream(self._device)
+        return found
 
     def is_capturing(self) -> bool:
         """As :meth:`lossycoll.devices.layer.Layer.is_capturing`."""
@@ -196,11 +206,6 @@ class CudaLayer:
             self._futures.wait_for(event)  # type: ignore[arg-type] # one of this layer's
         with torch.cuda.stream(self._futures.external):
             yield
-
-
-def _copy(to: Tensor, source: Tensor) -> None:
-    with torch.inference_mode():
-        to.copy_(source, non_blocking=True)
 
 
 def _is_watched() -> bool:

@@ -39,11 +39,11 @@ class Stream(Protocol):
         """
 
     def copy(self, to: Tensor, source: Tensor) -> None:
-        """Copies bytes between host and device.
+        """Copies elements, in order, between host and device.
 
         Args:
             to: Contiguous.
-            source: Contiguous, of the same size.
+            source: Contiguous, of the same dtype and number of elements.
         """
 
     def record(self) -> Event:

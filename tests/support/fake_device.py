@@ -82,7 +82,7 @@ class FakeStream:
     def copy(self, to: Tensor, source: Tensor) -> None:
         def copy() -> None:
             with torch.inference_mode():
-                to.copy_(source)
+                to.detach().reshape(-1).copy_(source.detach().reshape(-1))
 
         self._work.put(copy)
 

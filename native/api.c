@@ -250,7 +250,7 @@ int64_t lc_group_submit(lc_group *g, lc_call *call) {
     op->call.signature ^= g->config.definition;
     op->submitted_ns = lc_clock_now(h->clock);
     op->undriven = call->waits && !call->notify;
-    int wake = !op->undriven;
+    int wake = !op->undriven && !call->gate; /* what opens the gate wakes it */
     pthread_mutex_lock(&h->lock);
     code = refusal_of(g);
     if (code == LC_OK)

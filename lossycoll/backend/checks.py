@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from lossycoll.devices.registry import is_served, layer_of
+from lossycoll.devices.registry import is_served
 from lossycoll.errors import UnsupportedError
 from lossycoll.runtime.engine.failures import Where
 
@@ -41,21 +41,6 @@ def check_readable(where: Where, name: str, tensors: Sequence[Tensor]) -> None:
                 f"with .to_dense() or .dequantize() (all_reduce alone takes torch.sparse_coo as "
                 f"well)"
             )
-
-
-def check_device(where: Where, name: str, tensors: Sequence[Tensor]) -> None:
-    """Refuses tensors on several devices, and those of a stream that records a graph."""
-    devices = {tensor.device for tensor in tensors}
-    if len(devices) > 1:
-        listed = ", ".join(sorted(str(device) for device in devices))
-        raise UnsupportedError(
-            f"{where}: {name} got tensors on {listed}, but takes those of one device at a time"
-        )
-    if tensors and is_served(tensors[0]) and layer_of(tensors[0]).is_capturing():
-        raise UnsupportedError(
-            f"{where}: {name} can't be captured in a CUDA graph: packets are sent and received by "
-            f"the host; call it outside of the capture"
-        )
 
 
 def check_writable(where: Where, name: str, tensors: Sequence[Tensor]) -> None:

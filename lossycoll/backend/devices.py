@@ -1,13 +1,20 @@
-"""Which devices a group was asked to serve: torch says so only in the keys of its store."""
+"""Which devices a group was asked to serve, and whether a call's tensors lie on one of them.
+
+When a group is made, torch says so only in the keys of its store; later its table has the text.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import secrets
+from collections.abc import Callable, Sequence
 
+from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from lossycoll.devices.registry import is_served, layer_of
 from lossycoll.errors import UnsupportedError
+from lossycoll.runtime.engine.failures import Where
 
 SERVED = ("cpu", "cuda")
 REFUSED = ("xpu", "mps", "hpu", "npu", "mtia", "xla")
@@ -31,6 +38,61 @@ def check_device(store: Store, rank: int, size: int) -> None:
             f"on the CPU and on CUDA devices; write init_process_group('lossy') and copy tensors "
             f"with .cpu(), or make a group of another backend for tensors on {device}"
         )
+
+
+class ServedDevices:
+    """The devices of one group's calls.
+
+    Args:
+        where: The group's rank, for errors.
+        configured: What the group was asked for by, such as "cpu:lossy,cuda:nccl"; empty as long as
+            torch hasn't noted it. Of several backends torch makes the first that is a process group
+            and hands it the tensors of all devices.
+    """
+
+    def __init__(self, where: Where, configured: Callable[[], str]) -> None:
+        self._where = where
+        self._configured = configured
+        self._known: set[str] = set()
+
+    def check(self, name: str, tensors: Sequence[Tensor]) -> None:
+        """Refuses tensors that this group isn't for, and those of a stream that records a graph.
+
+        Args:
+            name: The call.
+            tensors: All of its tensors, on devices that are served at all.
+
+        Raises:
+            UnsupportedError: They lie on several devices, or on one of another backend.
+        """
+        devices = {tensor.device for tensor in tensors}
+        if len(devices) > 1:
+            listed = ", ".join(sorted(str(device) for device in devices))
+            raise UnsupportedError(
+                f"{self._where}: {name} got tensors on {listed}, but takes those of one device at "
+                f"a time"
+            )
+        for device in devices:
+            if device.type not in self._known:
+                self._check_backend(name, device.type)
+        if tensors and is_served(tensors[0]) and layer_of(tensors[0]).is_capturing():
+            raise UnsupportedError(
+                f"{self._where}: {name} can't be captured in a CUDA graph: packets are sent and "
+                f"received by the host; call it outside of the capture"
+            )
+
+    def _check_backend(self, name: str, device: str) -> None:
+        configured = self._configured()
+        for entry in configured.split(","):
+            of, _, backend = entry.partition(":")
+            if of == device and backend not in ("", "lossy"):
+                raise UnsupportedError(
+                    f"{self._where}: {name} got a tensor on {device}, for which the group was "
+                    f"given backend {backend!r} ({configured}), but torch hands it to 'lossy'; "
+                    f"make a group of {backend!r} alone for these tensors"
+                )
+        if configured:
+            self._known.add(device)
 
 
 def _device_of(store: Store) -> str | None:

@@ -27,6 +27,7 @@ from . import checks
 from .coalescing import Coalescing
 from .collectives import submit_barrier
 from .description import CollectiveKind, Description, Loss, Rounding, Staged, Submission
+from .devices import ServedDevices
 from .gloo_mesh import GlooMesh
 from .mesh_wait import met
 from .on_device import Lanes, OnDevice
@@ -160,9 +161,12 @@ class Dispatcher:
     Args:
         endpoint: The group's endpoint.
         gloo: The group's private gloo mesh.
+        configured: The text that the group was asked for by, as :class:`ServedDevices` takes it.
     """
 
-    def __init__(self, endpoint: Endpoint, gloo: GlooMesh) -> None:
+    def __init__(
+        self, endpoint: Endpoint, gloo: GlooMesh, configured: Callable[[], str] = str
+    ) -> None:
         self._endpoint = endpoint
         self._gloo = gloo
         self.health: Final = endpoint.health
@@ -176,6 +180,7 @@ class Dispatcher:
         )
         self.coalescing: Final = Coalescing()
         self.lanes: Final = Lanes()
+        self.devices: Final = ServedDevices(self.where, configured)
 
     # ---- options ----
 
@@ -270,7 +275,7 @@ class Dispatcher:
         if reads is not writes:
             checks.check_readable(self.where, name, reads)
         checks.check_writable(self.where, name, writes)
-        checks.check_device(self.where, name, [*reads, *writes])
+        self.devices.check(name, writes if reads is writes else [*reads, *writes])
         if call.root is not None:
             checks.check_root(self.where, name, call.root)
         return self._reduction(call)

@@ -20,6 +20,7 @@ from lossycoll.runtime.p2p.transfer import Transfer
 
 from . import checks
 from .coalescing import Coalescing
+from .devices import ServedDevices
 from .on_device import Lanes
 from .tensors import LOSSY_DTYPES, address, contiguous, copy_back, nbytes
 from .work import MessageWork
@@ -34,7 +35,8 @@ class PointToPoint:
         endpoint: The group's endpoint.
         messages: The group's; None in a group of one rank.
         coalescing: Takes every work.
-        lanes: The group's on devices.
+        devices: Which of them the group serves.
+        lanes: The group's there.
     """
 
     def __init__(
@@ -42,11 +44,13 @@ class PointToPoint:
         endpoint: Endpoint,
         messages: Messages | None,
         coalescing: Coalescing,
+        devices: ServedDevices,
         lanes: Lanes,
     ) -> None:
         self._endpoint = endpoint
         self._messages = messages
         self._coalescing = coalescing
+        self._devices = devices
         self._lanes = lanes
 
     def send(self, tensors: list[Tensor], peer: int, tag: int) -> dist.Work:
@@ -136,7 +140,7 @@ class PointToPoint:
             raise UnsupportedError(f"{where}: {name} got {len(tensors)} tensors, but takes one")
         tensor = tensors[0]
         checks.check_readable(where, name, tensors)
-        checks.check_device(where, name, tensors)
+        self._devices.check(name, tensors)
         if not 0 <= tag <= MOST_TAG:
             raise UnsupportedError(f"{where}: {name} got tag {tag}, wanted 0 to 2^63 - 1")
         if peer == where.rank or self._messages is None:

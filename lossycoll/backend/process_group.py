@@ -80,10 +80,14 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
         self._topology = self._group.topology
         self._rekey = self._group.rekey
         self._gloo = self._group.gloo
-        self._dispatcher = Dispatcher(self._endpoint, self._gloo)
+        self._dispatcher = Dispatcher(self._endpoint, self._gloo, self._configured)
         self._coalescing = self._dispatcher.coalescing
         self._point_to_point = PointToPoint(
-            self._endpoint, self._group.messages, self._coalescing, self._dispatcher.lanes
+            self._endpoint,
+            self._group.messages,
+            self._coalescing,
+            self._dispatcher.devices,
+            self._dispatcher.lanes,
         )
         self._splits = 0
         self._name, self._description = "", "undefined"  # as torch has it
@@ -95,6 +99,10 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
             self._register_backend(torch.device("cuda"), custom, inert)
 
     # ---- what and who this is ----
+
+    def _configured(self) -> str:
+        """The backends that torch was asked for, such as "cpu:lossy,cuda:lossy"."""
+        return str(dist.distributed_c10d._world.pg_backend_config.get(self, ""))
 
     def getBackendName(self) -> str:
         """The backend's name, as C++ asks for it."""

@@ -163,7 +163,8 @@ def _integer_mean(dtype: torch.dtype) -> Local | None:
     def mean(rows: Tensor) -> Tensor:
         total = found(rows)
         if dtype in _SIGNED:  # torch can't divide these, and numpy's floor is their truncation
-            return torch.from_numpy(total.view(-1).numpy() // len(rows)).view(total.shape)
+            quotient = torch.from_numpy(total.view(-1).cpu().numpy() // len(rows))
+            return quotient.view(total.shape).to(total.device)
         return over_ranks(total, len(rows))
 
     return mean

@@ -78,7 +78,6 @@ def describe(where: Where, tensor: Tensor, op: Any, *, continues: bool) -> Descr
     tensor = _whole(where, tensor)
     parts = [tensor._indices(), tensor._values()]
     checks.check_readable(where, kind.name, parts)
-    checks.check_device(where, kind.name, parts)
     reduction = resolve(where, kind.name, tensor.dtype, op)
     if reduction.op not in (SUM, AVG) or tensor.dtype not in DTYPES:
         raise UnsupportedError(

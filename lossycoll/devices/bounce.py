@@ -167,6 +167,11 @@ class Bounce:
         places = (self._copied, self._opened, self.end)
         return [event for event in places if event is not None]
 
+    @property
+    def is_released(self) -> bool:
+        """Whether its memory was given back."""
+        return not self._pieces
+
     def release(self) -> None:
         """Gives the memory of a call that is over back."""
         self._back, self._tensors = [], ()

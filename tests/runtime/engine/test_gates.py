@@ -1,0 +1,167 @@
+"""Operations that wait until a device has written their input."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from lossycoll.plan import transpose
+from lossycoll.runtime.engine import gates
+from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall
+from lossycoll.runtime.engine.failures import Code
+from tests.support.network import Network
+
+COUNT = 3000
+STILL = 0.2
+"""Seconds after which an operation that was let start would have ended."""
+
+
+class Gate:
+    """One gate, and the function that a device would call."""
+
+    def __init__(self, wakers: gates.Wakers) -> None:
+        self._memory = np.zeros(gates.GATE_BYTES, np.uint8)
+        self.address = self._memory.ctypes.data
+        self._wakers = wakers
+        gates.shut(self.address, wakers)
+
+    def open(self) -> None:
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(gates.OPENER)(self.address)
+
+    @property
+    def done(self) -> bool:
+        return gates.is_done(self.address)
+
+
+class Ranks:
+    """Two ranks that add up, each call with a gate at rank 0."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.data = [np.arange(COUNT, dtype=np.float32) * (rank + 1) for rank in range(2)]
+
+    def gate(self) -> Gate:
+        return Gate(self.network.engines[0].wakers)
+
+    def submit(self, rank: int, gate: Gate | None = None, size: int = COUNT) -> int:
+        per_packet = self.network.payload_bytes // 4
+        plan = transpose.all_reduce(2, rank, size, per_packet)
+        address = self.data[rank].ctypes.data
+        call = EngineCall(*(address, address, DType.F32, 1.0, plan.signature, 20.0, True, 0, False))
+        engine = self.network.engines[rank]
+        return engine.submit(Encoded.of(plan), call, gate=gate.address if gate else 0)
+
+    def wait(self, rank: int, ticket: int, seconds: float = 10.0) -> int:
+        end = time.monotonic() + seconds
+        code = Code.PENDING
+        while code == Code.PENDING and time.monotonic() < end:
+            code = Code(self.network.engines[rank].wait(ticket, 0.05))
+        return code
+
+
+@pytest.fixture
+def ranks() -> Iterator[Ranks]:
+    with Network(2) as network:
+        yield Ranks(network)
+
+
+def test_an_operation_waits_for_its_gate(ranks: Ranks) -> None:
+    gate = ranks.gate()
+    ranks.data[0][:] = -1  # what the device has yet to write
+    tickets = [ranks.submit(0, gate), ranks.submit(1)]
+    assert ranks.wait(1, tickets[1], STILL) == Code.PENDING
+    assert not gate.done
+    ranks.data[0][:] = np.arange(COUNT)
+    gate.open()
+    assert [ranks.wait(rank, tickets[rank]) for rank in range(2)] == [Code.OK] * 2
+    assert gate.done
+    for rank in range(2):
+        np.testing.assert_array_equal(ranks.data[rank], np.arange(COUNT) * 1.5)
+
+
+def test_what_comes_later_waits_as_well(ranks: Ranks) -> None:
+    """Operations start in the order of the calls, whichever gate is opened first."""
+    first, second = ranks.gate(), ranks.gate()
+    tickets = [ranks.submit(0, first), ranks.submit(0, second), ranks.submit(0)]
+    others = [ranks.submit(1) for _ in range(3)]
+    second.open()
+    assert ranks.wait(0, tickets[1], STILL) == Code.PENDING
+    assert not second.done
+    first.open()
+    for rank, mine in enumerate((tickets, others)):
+        assert [ranks.wait(rank, ticket) for ticket in mine] == [Code.OK] * 3
+    assert first.done
+    assert second.done
+
+
+def test_the_output_of_what_fails_is_no_number(ranks: Ranks) -> None:
+    """So nobody takes half a result for a whole one; and the device is freed."""
+    gate = ranks.gate()
+    ticket = ranks.submit(0, gate)
+    gate.open()
+    assert ranks.wait(0, ticket, STILL) == Code.PENDING  # rank 1 doesn't call
+    ranks.network.engines[0].abort(Code.ABORTED)
+    assert ranks.wait(0, ticket) == Code.ABORTED
+    assert gate.done
+    assert np.isnan(ranks.data[0]).all()
+
+
+def test_a_gate_that_is_never_opened_holds_no_group_open(ranks: Ranks) -> None:
+    gate = ranks.gate()
+    ticket = ranks.submit(0, gate)
+    ranks.network.engines[0].abort(Code.ABORTED)
+    assert ranks.wait(0, ticket) == Code.ABORTED
+    assert gate.done
+    gate.open()  # by a copy that was under way
+
+
+def test_a_mismatch_is_found_behind_a_gate(ranks: Ranks) -> None:
+    gate = ranks.gate()
+    tickets = [ranks.submit(0, gate, COUNT - 8), ranks.submit(1)]
+    gate.open()
+    assert ranks.wait(0, tickets[0]) == Code.MISMATCH
+    assert gate.done
+
+
+def test_many_gates_that_another_thread_opens(ranks: Ranks) -> None:
+    """As the driver's threads do: no wake is lost, whatever the loop is at."""
+    from threading import Thread
+
+    opened: list[Gate] = []
+    pending = [(ranks.gate(), 0) for _ in range(200)]
+
+    def open_all() -> None:
+        for gate, _ in pending:
+            while gate not in opened:
+                time.sleep(0)
+            gate.open()
+
+    thread = Thread(target=open_all)
+    thread.start()
+    for gate, _ in pending:
+        tickets = [ranks.submit(0, gate), ranks.submit(1)]
+        opened.append(gate)
+        assert [ranks.wait(rank, tickets[rank]) for rank in range(2)] == [Code.OK] * 2
+        assert gate.done
+    thread.join()
+
+
+def test_gates_outlive_their_host() -> None:
+    with Network(2) as network:
+        wakers = network.engines[0].wakers
+        assert network.engines[0].wakers is wakers
+        gate = Gate(wakers)
+    gate.open()
+    descriptors = wakers.descriptors
+    assert all(os.fstat(one) for one in descriptors)
+    del gate, wakers
+    gc.collect()
+    for one in descriptors:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(one)

@@ -15,7 +15,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,11 @@ from lossycoll.cli.launcher import EventWriter
 
 SIZES = (4096, 1 << 18, 1 << 20, 4 << 20, 25 << 20, 64 << 20)
 TURNS = 15
-LONG_KERNEL = 400_000_000
-"""Cycles: about 0.2 s."""
+LONG_KERNEL = 40_000_000
+"""Cycles: about 20 ms."""
+
+Steps = tuple[dict[str, float], list[dict[str, Any]]]
+"""Figures, and the timeline of a step."""
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -45,12 +48,19 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def median(work: Callable[[], object], turns: int = TURNS) -> float:
-    work()
-    return statistics.median(timed(work) for _ in range(turns))
+    """Of times from a barrier on: ranks share the GPU, so each has to do the same at a time."""
+    found = []
+    for turn in range(turns + 1):
+        torch.cuda.synchronize()
+        dist.barrier()
+        seconds = timed(work)
+        if turn:
+            found.append(seconds)
+    return statistics.median(found)
 
 
 def copies() -> dict[str, float]:
-    """Bytes per second each way, of 64 MiB."""
+    """Bytes per second of each rank one way, of 64 MiB, while the other rank copies too."""
     nbytes = 64 << 20
     there = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
     here = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
@@ -85,7 +95,7 @@ def calls() -> dict[str, float]:
     for _ in range(TURNS):
         dist.barrier()
         torch.cuda.synchronize()
-        torch.cuda._sleep(LONG_KERNEL // 10)
+        torch.cuda._sleep(LONG_KERNEL)
         begin = time.perf_counter()
         work = dist.all_reduce(tensor, async_op=True)
         issued = time.perf_counter()
@@ -122,7 +132,7 @@ def step_of(model: nn.Module, x: Tensor) -> Callable[[], None]:
     return step
 
 
-def ddp_steps(width: int, layers: int, batch: int) -> dict[str, float]:
+def ddp_steps(width: int, layers: int, batch: int) -> Steps:
     """Seconds of a step's forward and backward pass without and with its all-reduces, and of these
     alone."""
     from torch.nn.parallel import DistributedDataParallel
@@ -137,15 +147,16 @@ def ddp_steps(width: int, layers: int, batch: int) -> dict[str, float]:
         for work in [dist.all_reduce(bucket, async_op=True) for bucket in buckets]:
             work.wait()
 
-    return {
+    row = {
         "parameters": count,
         "compute": median(step_of(alone, x), 5),
         "communication": median(exchange, 5),
         "step": median(step_of(parallel, x), 5),
     }
+    return row, timeline(step_of(parallel, x))
 
 
-def fsdp_steps(width: int, layers: int, batch: int) -> dict[str, float]:
+def fsdp_steps(width: int, layers: int, batch: int) -> Steps:
     """The same with FSDP2: parameters are gathered and gradients scattered, layer by layer."""
     from torch.distributed.fsdp import fully_shard
 
@@ -171,18 +182,74 @@ def fsdp_steps(width: int, layers: int, batch: int) -> dict[str, float]:
         for work in works:
             work.wait()
 
-    return {
+    row = {
         "parameters": count,
         "compute": median(step_of(alone, x), 5),
         "communication": median(exchange, 5),
         "step": median(step_of(sharded, x), 5),
     }
+    return row, timeline(step_of(sharded, x))
 
 
 def hidden(row: dict[str, float]) -> float:
     """The share of what can be hidden (the shorter of both) that is."""
     could = min(row["compute"], row["communication"])
     return (row["compute"] + row["communication"] - row["step"]) / could
+
+
+def timeline(work: Callable[[], None]) -> list[dict[str, Any]]:
+    """What the device did in one step of ``work``: kernels and copies, by stream, in ms."""
+    from torch.profiler import ProfilerActivity, profile
+
+    work()
+    torch.cuda.synchronize()
+    dist.barrier()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        work()
+        torch.cuda.synchronize()
+    results: Any = profiled.profiler.kineto_results  # type: ignore[union-attr]
+    found = [
+        {
+            "stream": event.device_resource_id(),
+            "name": event.name(),
+            "begin_ms": event.start_ns() / 1e6,
+            "ms": event.duration_ns() / 1e6,
+        }
+        for event in results.events()
+        if event.device_type() == torch.autograd.DeviceType.CUDA and event.duration_ns()
+    ]
+    first = min(event["begin_ms"] for event in found)
+    for event in found:
+        event["begin_ms"] -= first
+    return sorted(found, key=lambda event: event["begin_ms"])
+
+
+def draw(events: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
+    """A row for kernels, and one for the copies of each direction."""
+    from benchmarks.common.report import plt, save
+
+    rows = {"kernels": [], "to the host": [], "to the device": []}  # type: dict[str, list[Any]]
+    for event in events:
+        name = event["name"]
+        row = (
+            "to the host"
+            if "DtoH" in name
+            else "to the device"
+            if "HtoD" in name
+            else "kernels"
+            if "Mem" not in name
+            else ""
+        )
+        if row:
+            rows[row].append((event["begin_ms"], event["ms"]))
+    figure, axes = plt.subplots(figsize=(9, 2.4), layout="constrained")
+    for place, (name, spans) in enumerate(rows.items()):
+        axes.broken_barh(spans, (place - 0.4, 0.8), color=f"C{place}", label=name)
+    axes.set_yticks(range(len(rows)), list(rows))
+    axes.invert_yaxis()
+    axes.set_xlabel("milliseconds")
+    axes.set_title(title)
+    save(figure, path)
 
 
 def rank_main(config: dict[str, Any]) -> None:
@@ -194,30 +261,32 @@ def rank_main(config: dict[str, Any]) -> None:
     def tell(**row: Any) -> None:
         if events is not None:
             events.write(**row)
-            print(row, flush=True)
 
-    copied = copies()  # both ranks at once, as in a job
-    dist.barrier()
-    if dist.get_rank() == 0:
-        copied = copies()
-    dist.barrier()
-    tell(what="copies", **copied)
+    tell(what="copies", **copies())
     tell(what="gpu", name=torch.cuda.get_device_name(), torch=torch.__version__)
     for nbytes in SIZES:
         tell(what="all_reduce", bytes=nbytes, **all_reduces(nbytes))
     tell(what="calls", **calls())
     for kind, steps in (("ddp", ddp_steps), ("fsdp2", fsdp_steps)):
         for width, layers, batch in config["models"]:
-            row = steps(width, layers, batch)
+            row, events_of_step = steps(width, layers, batch)
             torch.cuda.empty_cache()
             tell(what=kind, width=width, layers=layers, batch=batch, hidden=hidden(row), **row)
+            if events is not None:
+                events.write(timeline=events_of_step, kind=kind, parameters=row["parameters"])
     dist.barrier()
     dist.destroy_process_group()
+
+
+def show(row: Mapping[str, Any]) -> None:
+    if "what" in row:
+        print({key: round(v, 6) if isinstance(v, float) else v for key, v in row.items()})
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", type=Path, help="write the rows to this file as well")
+    parser.add_argument("--pictures", type=Path, help="folder for a picture of each step")
     parser.add_argument(
         "--models",
         default="1024x8x16,1280x20x16",
@@ -228,7 +297,13 @@ def main() -> int:
         print("this needs a GPU: torch.cuda isn't available", file=sys.stderr)
         return 1
     models = [[int(n) for n in model.split("x")] for model in args.models.split(",")]
-    rows = run_job("benchmarks.micro.gpu", {"models": models}, 2)
+    found = run_job("benchmarks.micro.gpu", {"models": models}, 2, show)
+    rows = [row for row in found if "what" in row]
+    for row in found:
+        if args.pictures and "timeline" in row:
+            title = f"one step, {row['kind']}, {row['parameters'] / 1e6:.0f} M parameters, rank 0"
+            name = f"gpu_{row['kind']}_{row['parameters'] / 1e6:.0f}M.png"
+            draw(row["timeline"], title, args.pictures / name)
     if args.json:
         write_json(args.json, {"commit": commit(), "machine": machine(), "rows": rows})
     return 0

@@ -6,9 +6,13 @@ that waits for the operation.
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
 import pytest
 
 from tests.gpu.runner import FAKE, run_table
+from tests.support.harness import init, run_good
 
 SAMPLE = (
     "all_reduce",
@@ -44,3 +48,46 @@ def test_what_the_checks_want_holds_on_a_fake_device(
     bad = {name: one.errors for name, one in found.items() if any(one.errors.values())}
     assert not bad
     assert any(one.errors for one in found.values()), "nothing was run"
+
+
+def rank_counts(rank: int, world: int) -> tuple[int, int, int]:
+    """Lanes that two groups took, and pieces of memory after the first calls and after more."""
+    import torch
+    import torch.distributed as dist
+
+    from lossycoll.devices.registry import device_of
+    from tests.support import fake_device
+
+    fake_device.install(seed=rank)
+    init(timeout=20)
+    tensor = torch.ones(3000)
+    device = device_of(tensor)
+    group = dist.new_group()
+
+    def call() -> None:
+        dist.all_reduce(tensor)
+        dist.all_reduce(tensor, group=group)
+        wait_for_retirement(device)
+
+    call()
+    pieces = device.pool.pieces
+    for _ in range(20):
+        call()
+    layer: Any = device.layer
+    dist.destroy_process_group()
+    assert (tensor == world**42).all()
+    return len(layer.lanes), pieces, device.pool.pieces
+
+
+def wait_for_retirement(device: Any) -> None:
+    end = time.monotonic() + 20
+    while device.pool.pieces > sum(map(len, device.pool._free.values())):
+        assert time.monotonic() < end, "memory of calls that are over wasn't given back"
+        time.sleep(0.001)
+
+
+def test_calls_take_lanes_by_group_and_memory_once() -> None:
+    for value in run_good(rank_counts, 2, {"LOSSYCOLL_LOG": "off"}):
+        lanes, pieces, later = value
+        assert lanes == 2
+        assert 0 < pieces == later

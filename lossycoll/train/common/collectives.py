@@ -190,7 +190,7 @@ class Collectives:
                 return missed_by_rounding(source, lost, reported.sent, per_block, encoding)
             if not lost.any():
                 return None
-            mask = as_elements(lost, per_block, len(output))
+            mask = as_elements(lost, per_block, len(output), source)
             return torch.where(mask, source, source.new_zeros(()))
 
         return ReportedMean(reported, missed)
@@ -300,7 +300,7 @@ class Collectives:
         return self._encoding(flat, self._wire.asked_of_parameters)
 
     def _encoding(self, flat: Tensor, asked: str) -> str:
-        group, can = self.lossy, flat.dtype is torch.float32 and flat.is_cpu
+        group, can = self.lossy, flat.dtype is torch.float32
         if group is None or self.world == 1 or asked in ("same", FP16) or not can:
             return "same"
         return "same" if group.lossy_topology().one_host else exactly(asked, group.lossy_options())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,19 +10,20 @@ from lossycoll.runtime.engine.codecs import rounded
 from .staleness import Mask
 
 
-def as_elements(lost: Mask, per_block: int, chunk: int) -> Tensor:
+def as_elements(lost: Mask, per_block: int, chunk: int, like: Tensor) -> Tensor:
     """Which elements lie in lost blocks.
 
     Args:
         lost: bool (world, blocks), by owner.
         per_block: Elements of a block.
         chunk: Elements of an owner's chunk, of which the last block may be shorter.
+        like: Has the device that is wanted.
 
     Returns:
         bool (world * chunk,).
     """
-    mask = np.repeat(lost, per_block, axis=1)[:, :chunk]
-    return torch.from_numpy(np.ascontiguousarray(mask)).view(-1)
+    blocks = torch.from_numpy(lost).to(like.device)  # the few bytes of the two
+    return blocks.repeat_interleave(per_block, dim=1)[:, :chunk].reshape(-1)
 
 
 def missed_by_rounding(
@@ -43,7 +43,7 @@ def missed_by_rounding(
     """
     out = torch.zeros_like(source)
     chunk = len(source) // len(sent)
-    mask = as_elements(lost, per_block, chunk).view(len(sent), chunk)
+    mask = as_elements(lost, per_block, chunk, source).view(len(sent), chunk)
     rows = zip(source.view(len(sent), chunk), out.view(len(sent), chunk), mask, strict=True)
     for was_sent, (row, missed, gone) in zip(sent, rows, strict=True):
         if was_sent:
@@ -57,9 +57,12 @@ def rounded_to(out: Tensor, source: Tensor, encoding: str, per_block: int) -> No
 
     Args:
         out: float32 (n,), is filled; may be ``source``.
-        source: float32 (n,), on the CPU, contiguous as ``out``.
+        source: float32 (n,), contiguous as ``out``.
         encoding: A name of plan.codec's, that rounds to the nearest.
         per_block: Elements of a packet.
     """
-    addresses = source.data_ptr(), out.data_ptr()
-    rounded(encoding, *addresses, len(source), per_packet=per_block)
+    held = source.cpu()  # codecs work on host memory; what is there is itself
+    room = out if out.is_cpu else held
+    rounded(encoding, held.data_ptr(), room.data_ptr(), len(held), per_packet=per_block)
+    if room is not out:
+        out.copy_(room)

@@ -40,7 +40,9 @@ def arc_topk_hook(
     check_dense(flat, "arc_topk_hook")
     keys = state.keys(bucket.parameters())
     gradients, last = bucket.gradients(), bucket.is_last()
-    source: torch.futures.Future[Any] = torch.futures.Future()
+    # With its device it orders the streams of those who wait for it.
+    devices = [] if flat.is_cpu else [flat.device]
+    source: torch.futures.Future[Any] = torch.futures.Future(devices=devices)
     out = source.then(value_or_raise)
 
     def work() -> None:

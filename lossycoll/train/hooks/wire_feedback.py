@@ -83,17 +83,18 @@ class WireFeedbackState:
         """What others will make of this rank's gradient.
 
         Args:
-            x: float32 (n,), contiguous, on the CPU.
+            x: float32 (n,), contiguous.
             rank: This rank's, for what is drawn.
 
         Returns:
             float32 (n,), new.
         """
         self._calls += 1
-        out = torch.empty_like(x)
+        held = x.cpu()  # codecs work on host memory; what is there is itself
+        out = torch.empty_like(held)
         seed = key_of(DOMAIN, rank, self._calls)
-        rounded(self._encoding, x.data_ptr(), out.data_ptr(), len(x), seed)
-        return out
+        rounded(self._encoding, held.data_ptr(), out.data_ptr(), len(x), seed)
+        return out.to(x.device)
 
     def _take(self, whole: Tensor, parameters: list[Tensor]) -> None:
         """Adds what was lost to a bucket's gradients.
@@ -151,8 +152,7 @@ def wire_feedback_hook(
         UnsupportedError: The gradients are sparse.
     """
     flat, group = addend(bucket, state.group, "wire_feedback_hook")
-    can_round = flat.is_cpu and flat.dtype is not torch.float64
-    if not isinstance(group, LossyProcessGroup) or not can_round:
+    if not isinstance(group, LossyProcessGroup) or flat.dtype is torch.float64:
         return sum_of(dist.all_reduce(flat, group=group, async_op=True))
     scope = reliable if group.lossy_options().delivery == "reliable" else lossy
     if group.lossy_topology().shares_hosts:

@@ -21,7 +21,7 @@ from .layer import DeviceError, Event, Lane, Stream
 
 
 class CudaEvent:
-    """An event of the driver's.
+    """An event of the driver's, which is used again when nobody refers to it any more.
 
     Args:
         driver: Its calls.
@@ -30,12 +30,12 @@ class CudaEvent:
 
     def __init__(self, driver: Driver, stream: int) -> None:
         self._driver = driver
-        self.handle: Final = driver.new_event()
+        self.handle: Final = driver.take_event()
         driver.record(self.handle, stream)
 
     def __del__(self) -> None:
         if hasattr(self, "handle"):
-            self._driver.destroy_event(self.handle)
+            self._driver.give_back(self.handle)
 
     def wait(self) -> None:
         """As :meth:`lossycoll.devices.layer.Event.wait`."""

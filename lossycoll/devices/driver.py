@@ -6,6 +6,7 @@ torch's own way to queue a copy on another stream takes ten times as long.
 
 from __future__ import annotations
 
+import threading
 from functools import lru_cache
 from typing import Any, Final
 
@@ -38,7 +39,6 @@ int cuEventCreate(uintptr_t *event, unsigned flags);
 int cuEventRecord(uintptr_t event, uintptr_t stream);
 int cuEventQuery(uintptr_t event);
 int cuEventSynchronize(uintptr_t event);
-int cuEventDestroy_v2(uintptr_t event);
 int cuGetErrorString(int error, const char **text);
 """
 _ffi = FFI()
@@ -55,14 +55,21 @@ class Driver:
     def __init__(self, context: int) -> None:
         self._lib = _library()
         self._context = context
-        self._popped = _ffi.new("uintptr_t *")
+        self._thread = threading.local()
+        self._events: list[int] = []
 
     def _call(self, what: str, function: Any, *arguments: object) -> None:
-        """Calls ``function`` while the context is this thread's current one."""
-        code = self._lib.cuCtxPushCurrent_v2(self._context)
+        """Calls ``function`` while the context is this thread's current one, which it mostly is."""
+        current = getattr(self._thread, "current", None)
+        if current is None:
+            current = self._thread.current = _ffi.new("uintptr_t *")
+        code = self._lib.cuCtxGetCurrent(current)
         if not code:
-            code = function(*arguments)
-            self._lib.cuCtxPopCurrent_v2(self._popped)
+            if current[0] == self._context:
+                code = function(*arguments)
+            else:
+                code = self._lib.cuCtxPushCurrent_v2(self._context) or function(*arguments)
+                self._lib.cuCtxPopCurrent_v2(current)
         if code:
             raise _error(code, what)
 
@@ -72,8 +79,18 @@ class Driver:
         self._call("make a stream", make, found, NON_BLOCKING, HIGHEST)
         return int(found[0])
 
-    def new_event(self) -> int:
-        """An event that is for order alone."""
+    def take_event(self) -> int:
+        """An event that is for order alone: one that was given back, or a new one."""
+        try:
+            return self._events.pop()
+        except IndexError:  # as long as calls take more than they give back
+            return self._new_event()
+
+    def give_back(self, event: int) -> None:
+        """Has it taken again. Who waits for it waits for what it was when the wait was queued."""
+        self._events.append(event)
+
+    def _new_event(self) -> int:
         found = _ffi.new("uintptr_t *")
         self._call("make an event", self._lib.cuEventCreate, found, FOR_ORDER)
         return int(found[0])
@@ -111,10 +128,6 @@ class Driver:
     def synchronize(self, event: int) -> None:
         """Waits until the event has happened, without the GIL and without a core."""
         self._call("wait for an event", self._lib.cuEventSynchronize, event)
-
-    def destroy_event(self, event: int) -> None:
-        """Frees it, once it has happened."""
-        self._lib.cuEventDestroy_v2(event)
 
 
 def current_context() -> int:

@@ -132,9 +132,10 @@ def run(entry: Entry, world: int, *, limit: float, skips: Mapping[int, str]) -> 
 
 
 def _fork(entry: Entry, number: int, folder: Path) -> _Rank:
-    threads = len(os.listdir("/proc/self/task"))
-    if threads != 1:
-        raise RuntimeError(f"there are {threads} threads where a fork needs a single one")
+    tasks = Path("/proc/self/task").iterdir()
+    threads = sorted((task / "comm").read_text().strip() for task in tasks)
+    if len(threads) != 1:
+        raise RuntimeError(f"there are threads {threads} where a fork needs a single one")
     ours, theirs = multiprocessing.Pipe(duplex=False)
     log = folder / f"{number}.log"
     parent = os.getpid()

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from benchmarks.common.local_job import run_job
-from benchmarks.common.report import write_json
+from benchmarks.common.report import fill, markdown, plt, save, write_json
 from benchmarks.common.results import commit, machine
 from lossycoll import _autoload
 from lossycoll.cli.launcher import EventWriter
@@ -34,8 +34,10 @@ TURNS = 15
 LONG_KERNEL = 40_000_000
 """Cycles: about 20 ms."""
 
-Steps = tuple[dict[str, float], list[dict[str, Any]]]
-"""Figures, and the timeline of a step."""
+WHAT = ("copies", "gpu", "all_reduce", "calls", "ddp", "fsdp2")
+KERNELS = "kernels"
+COPIES = {"DtoH": "to the host", "HtoD": "to the device"}
+ROWS = (KERNELS, *COPIES.values())
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -132,7 +134,7 @@ def step_of(model: nn.Module, x: Tensor) -> Callable[[], None]:
     return step
 
 
-def ddp_steps(width: int, layers: int, batch: int) -> Steps:
+def ddp_steps(width: int, layers: int, batch: int) -> dict[str, Any]:
     """Seconds of a step's forward and backward pass without and with its all-reduces, and of these
     alone."""
     from torch.nn.parallel import DistributedDataParallel
@@ -147,16 +149,16 @@ def ddp_steps(width: int, layers: int, batch: int) -> Steps:
         for work in [dist.all_reduce(bucket, async_op=True) for bucket in buckets]:
             work.wait()
 
-    row = {
+    return {
         "parameters": count,
         "compute": median(step_of(alone, x), 5),
         "communication": median(exchange, 5),
         "step": median(step_of(parallel, x), 5),
+        "timeline": timeline(step_of(parallel, x)),
     }
-    return row, timeline(step_of(parallel, x))
 
 
-def fsdp_steps(width: int, layers: int, batch: int) -> Steps:
+def fsdp_steps(width: int, layers: int, batch: int) -> dict[str, Any]:
     """The same with FSDP2: parameters are gathered and gradients scattered, layer by layer."""
     from torch.distributed.fsdp import fully_shard
 
@@ -182,23 +184,23 @@ def fsdp_steps(width: int, layers: int, batch: int) -> Steps:
         for work in works:
             work.wait()
 
-    row = {
+    return {
         "parameters": count,
         "compute": median(step_of(alone, x), 5),
         "communication": median(exchange, 5),
         "step": median(step_of(sharded, x), 5),
+        "timeline": timeline(step_of(sharded, x)),
     }
-    return row, timeline(step_of(sharded, x))
 
 
-def hidden(row: dict[str, float]) -> float:
+def hidden(row: Mapping[str, Any]) -> float:
     """The share of what can be hidden (the shorter of both) that is."""
     could = min(row["compute"], row["communication"])
-    return (row["compute"] + row["communication"] - row["step"]) / could
+    return float((row["compute"] + row["communication"] - row["step"]) / could)
 
 
-def timeline(work: Callable[[], None]) -> list[dict[str, Any]]:
-    """What the device did in one step of ``work``: kernels and copies, by stream, in ms."""
+def timeline(work: Callable[[], None]) -> dict[str, list[tuple[float, float]]]:
+    """When the device was at kernels and at copies in one step of ``work``: begin and end, ms."""
     from torch.profiler import ProfilerActivity, profile
 
     work()
@@ -208,48 +210,92 @@ def timeline(work: Callable[[], None]) -> list[dict[str, Any]]:
         work()
         torch.cuda.synchronize()
     results: Any = profiled.profiler.kineto_results  # type: ignore[union-attr]
-    found = [
-        {
-            "stream": event.device_resource_id(),
-            "name": event.name(),
-            "begin_ms": event.start_ns() / 1e6,
-            "ms": event.duration_ns() / 1e6,
-        }
-        for event in results.events()
-        if event.device_type() == torch.autograd.DeviceType.CUDA and event.duration_ns()
-    ]
-    first = min(event["begin_ms"] for event in found)
-    for event in found:
-        event["begin_ms"] -= first
-    return sorted(found, key=lambda event: event["begin_ms"])
+    spans: dict[str, list[tuple[float, float]]] = {row: [] for row in ROWS}
+    for event in results.events():
+        if event.device_type() != torch.autograd.DeviceType.CUDA or not event.duration_ns():
+            continue
+        name, begin = event.name(), event.start_ns() / 1e6
+        row = next((row for word, row in COPIES.items() if word in name), None)
+        if row is None and "Mem" not in name:
+            row = KERNELS
+        if row is not None:
+            spans[row].append((begin, begin + event.duration_ns() / 1e6))
+    first = min(begin for row in spans.values() for begin, _ in row)
+    return {row: joined(sorted(found), first) for row, found in spans.items()}
 
 
-def draw(events: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
-    """A row for kernels, and one for the copies of each direction."""
-    from benchmarks.common.report import plt, save
+def joined(spans: Sequence[tuple[float, float]], first: float) -> list[tuple[float, float]]:
+    """Sorted spans, those that nearly touch as one, from ``first`` on."""
+    found: list[tuple[float, float]] = []
+    for span in spans:
+        begin, end = (round(at - first, 3) for at in span)
+        if found and begin - found[-1][1] < 0.1:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((begin, end))
+    return found
 
-    rows = {"kernels": [], "to the host": [], "to the device": []}  # type: dict[str, list[Any]]
-    for event in events:
-        name = event["name"]
-        row = (
-            "to the host"
-            if "DtoH" in name
-            else "to the device"
-            if "HtoD" in name
-            else "kernels"
-            if "Mem" not in name
-            else ""
-        )
-        if row:
-            rows[row].append((event["begin_ms"], event["ms"]))
+
+def draw(row: Mapping[str, Any], path: Path) -> None:
+    """A line for kernels, and one for the copies of each direction."""
     figure, axes = plt.subplots(figsize=(9, 2.4), layout="constrained")
-    for place, (name, spans) in enumerate(rows.items()):
-        axes.broken_barh(spans, (place - 0.4, 0.8), color=f"C{place}", label=name)
-    axes.set_yticks(range(len(rows)), list(rows))
+    for place, spans in enumerate(row["timeline"].values()):
+        bars = [(begin, end - begin) for begin, end in spans]
+        axes.broken_barh(bars, (place - 0.4, 0.8), color=f"C{place}")
+    axes.set_yticks(range(len(ROWS)), list(ROWS))
     axes.invert_yaxis()
     axes.set_xlabel("milliseconds")
-    axes.set_title(title)
+    millions = row["parameters"] / 1e6
+    axes.set_title(f"one step, {row['what'].upper()}, {millions:.0f} M parameters, rank 0")
     save(figure, path)
+
+
+def tables(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """By their marks in gpu.md."""
+    of = {what: [row for row in rows if row["what"] == what] for what in WHAT}
+    reduces = markdown(
+        ("bytes", "CPU tensors, ms", "CUDA tensors, ms", "ratio"),
+        [
+            (
+                f"{row['bytes']:,}",
+                *(f"{1e3 * row[device]:.2f}" for device in ("cpu", "cuda")),
+                f"{row['cuda'] / row['cpu']:.2f}",
+            )
+            for row in of["all_reduce"]
+        ],
+    )
+    (copied,), (called,) = of["copies"], of["calls"]
+    singles = markdown(
+        ("what", "figure"),
+        [
+            ("copies to the host, both ranks at once, each", f"{copied['to_host'] / 1e9:.1f} GB/s"),
+            ("copies to the device, the same", f"{copied['to_device'] / 1e9:.1f} GB/s"),
+            ("`all_reduce(async_op=True)` of 25 MiB returns", f"{1e6 * called['issue']:.0f} us"),
+            ("its `wait()` returns", f"{1e6 * called['wait']:.0f} us"),
+        ],
+    )
+    steps = markdown(
+        ("", "parameters", "kernels alone, ms", "collectives alone, ms", "step, ms", "hidden"),
+        [
+            (
+                row["what"].upper(),
+                f"{row['parameters'] / 1e6:.0f} M",
+                *(f"{1e3 * row[name]:.0f}" for name in ("compute", "communication", "step")),
+                f"{100 * hidden(row):.0f}%",
+            )
+            for row in (*of["ddp"], *of["fsdp2"])
+        ],
+    )
+    return {"gpu-all-reduce": reduces, "gpu-calls": singles, "gpu-steps": steps}
+
+
+def report(found: Mapping[str, Any], folder: Path) -> None:
+    """gpu.json, the tables in gpu.md, and a picture of each kind of step."""
+    write_json(folder / "gpu.json", found)
+    fill(folder / "gpu.md", tables(found["rows"]))
+    for row in found["rows"]:
+        if row["what"] in ("ddp", "fsdp2"):
+            draw(row, folder / f"gpu-{row['what']}-{row['parameters'] / 1e6:.0f}M.png")
 
 
 def rank_main(config: dict[str, Any]) -> None:
@@ -269,43 +315,43 @@ def rank_main(config: dict[str, Any]) -> None:
     tell(what="calls", **calls())
     for kind, steps in (("ddp", ddp_steps), ("fsdp2", fsdp_steps)):
         for width, layers, batch in config["models"]:
-            row, events_of_step = steps(width, layers, batch)
+            row = steps(width, layers, batch)
             torch.cuda.empty_cache()
-            tell(what=kind, width=width, layers=layers, batch=batch, hidden=hidden(row), **row)
-            if events is not None:
-                events.write(timeline=events_of_step, kind=kind, parameters=row["parameters"])
+            tell(what=kind, width=width, layers=layers, batch=batch, **row)
     dist.barrier()
     dist.destroy_process_group()
 
 
 def show(row: Mapping[str, Any]) -> None:
-    if "what" in row:
-        print({key: round(v, 6) if isinstance(v, float) else v for key, v in row.items()})
+    kept = {name: value for name, value in row.items() if name != "timeline"}
+    print({name: round(v, 6) if isinstance(v, float) else v for name, v in kept.items()})
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", type=Path, help="write the rows to this file as well")
-    parser.add_argument("--pictures", type=Path, help="folder for a picture of each step")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--json", type=Path, help="write what was found to this file")
+    add("--report", type=Path, help="folder of gpu.md, for its tables and pictures")
+    add("--of", type=Path, help="report what --json has written, in place of measuring")
+    add(
         "--models",
         default="1024x8x16,1280x20x16",
         help="width x layers x batch of 256 positions (%(default)s: 100 and 394 M parameters)",
     )
     args = parser.parse_args()
-    if not torch.cuda.is_available():
+    if args.of:
+        found = json.loads(args.of.read_text(encoding="utf-8"))
+    elif not torch.cuda.is_available():
         print("this needs a GPU: torch.cuda isn't available", file=sys.stderr)
         return 1
-    models = [[int(n) for n in model.split("x")] for model in args.models.split(",")]
-    found = run_job("benchmarks.micro.gpu", {"models": models}, 2, show)
-    rows = [row for row in found if "what" in row]
-    for row in found:
-        if args.pictures and "timeline" in row:
-            title = f"one step, {row['kind']}, {row['parameters'] / 1e6:.0f} M parameters, rank 0"
-            name = f"gpu_{row['kind']}_{row['parameters'] / 1e6:.0f}M.png"
-            draw(row["timeline"], title, args.pictures / name)
+    else:
+        models = [[int(n) for n in model.split("x")] for model in args.models.split(",")]
+        rows = run_job("benchmarks.micro.gpu", {"models": models}, 2, show)
+        found = {"commit": commit(), "machine": machine(), "rows": rows}
     if args.json:
-        write_json(args.json, {"commit": commit(), "machine": machine(), "rows": rows})
+        write_json(args.json, found)
+    if args.report:
+        report(found, args.report)
     return 0
 
 

@@ -71,7 +71,7 @@ def main() -> int:
     add = parser.add_argument
     add("--loss", type=real(0, 1), default=0.01, help="share of packets lost (%(default)g)")
     add("--delay", type=real(0), default=20.0, help="round trip in ms (%(default)g)")
-    add("--sizes", default="65536,1048576,4194304", help="bytes (%(default)s)")
+    add("--sizes", default="65536,1048576,4194304,26214400", help="bytes (%(default)s)")
     add("--turns", type=whole(1), default=5, help="of each backend (%(default)s)")
     add("--json", type=Path, help="write the rows to this file as well")
     options = parser.parse_args()

@@ -162,10 +162,7 @@ def _integer_mean(dtype: torch.dtype) -> Local | None:
 
     def mean(rows: Tensor) -> Tensor:
         total = found(rows)
-        if dtype in _SIGNED:  # torch can't divide these, and numpy's floor is their truncation
-            quotient = torch.from_numpy(total.view(-1).cpu().numpy() // len(rows))
-            return quotient.view(total.shape).to(total.device)
-        return over_ranks(total, len(rows))
+        return (_unsigned_over if dtype in _SIGNED else over_ranks)(total, len(rows))
 
     return mean
 
@@ -177,6 +174,21 @@ def over_ranks(total: Tensor, ranks: int) -> Tensor:
     """
     wide = total.to(torch.int32) if total.itemsize == 1 else total
     return wide.div(ranks, rounding_mode="trunc").to(total.dtype)
+
+
+def _unsigned_over(total: Tensor, ranks: int) -> Tensor:
+    """:func:`over_ranks` of a type that torch can't divide; on a device it doesn't wait.
+
+    Half of a number fits a signed one. Twice the quotient of that is the result, or 1 less.
+    """
+    signed = _SIGNED[total.dtype]
+    wide = total.view(signed).to(torch.int64)
+    if total.itemsize < 8:
+        wide &= (1 << 8 * total.itemsize) - 1
+    half = (wide >> 1) & torch.iinfo(torch.int64).max
+    result = half.div(ranks, rounding_mode="trunc").mul_(2)
+    result += wide - result * ranks >= ranks
+    return result.to(signed).view(total.dtype)
 
 
 def _sum(rows: Tensor) -> Tensor:

@@ -47,6 +47,8 @@ class Bounce:
         target: The same of ``target``; the same tensor if they are.
         gate: Address of the gate.
         ahead: Whether the way back was queued before the operation ended.
+        lane: The streams.
+        in_order: Whether calls in the lane end in their order.
         end: The place in a stream after which the result is on the device; None before it is known.
     """
 
@@ -66,7 +68,7 @@ class Bounce:
         among: Among | None = None,
     ) -> None:
         self.layer: Final = layer
-        self._lane = lane
+        self.lane: Final = lane
         self._pool = pool
         self._pieces: list[Tensor] = []
         self._tensors: tuple[Tensor, ...] = (source, target)
@@ -74,6 +76,7 @@ class Bounce:
         self._opened: Any = None
         self._copied: Any = None
         self.end: Any = None
+        self.in_order: Final = may_be_ahead
         self.ahead: Final = layer.waits_by_stream and may_be_ahead and among is None
         self.source = self._mirror(source)
         self.target = self.source if target is source else self._mirror(target)
@@ -100,7 +103,7 @@ class Bounce:
     def _fill(self, pairs: list[tuple[Tensor, Tensor]]) -> None:
         """Copies to the host, after what the caller has queued."""
 
-        stream = self._lane.to_host
+        stream = self.lane.to_host
         stream.wait_for(self.layer.current().record())
         for mirror, tensor in pairs:
             stream.copy(mirror, tensor)
@@ -117,7 +120,7 @@ class Bounce:
 
     def open(self) -> None:
         """Lets the operation, which was submitted, start once its input is there."""
-        to_host, to_device = self._lane
+        to_host, to_device = self.lane
         to_host.call(gates.OPENER, self.gate)
         self._opened = to_host.record()
         if self.ahead:
@@ -132,11 +135,11 @@ class Bounce:
             members: The ranks that took part.
         """
         among = self._among
-        self._lane.to_device.wait_for(self._copied)
+        self.lane.to_device.wait_for(self._copied)
         self._come_back(self._epilogue if among is None else lambda: among(members))
 
     def _come_back(self, then: Callable[[], None] | None) -> None:
-        stream = self._lane.to_device
+        stream = self.lane.to_device
         for mirror, tensor in self._back:
             stream.copy(tensor, mirror)
         if then is not None:
@@ -158,7 +161,10 @@ class Bounce:
         Args:
             operation: The call's; None if it wasn't submitted.
         """
-        if operation is not None and not operation.poll():
+        if operation is not None and not operation.done:
+            # Where nothing is written yet, nothing has ended: to ask the engine costs more.
+            if (self._opened is None or gates.is_done(self.gate)) and operation.poll():
+                return self.is_over(None)
             operation.ask_if_due(time.monotonic())  # nobody else may wait for it
             return False
         return all(event.is_done() for event in self._places())

@@ -6,11 +6,9 @@ torch's own way to queue a copy on another stream takes ten times as long.
 
 from __future__ import annotations
 
-import threading
+import ctypes
 from functools import lru_cache
 from typing import Any, Final
-
-from cffi import FFI
 
 from .layer import DeviceError
 
@@ -26,23 +24,27 @@ AT_LEAST: Final = 0
 NOT_READY: Final = 600
 """CUDA_ERROR_NOT_READY."""
 
-_DECLARATIONS = """
-int cuCtxGetCurrent(uintptr_t *context);
-int cuCtxPushCurrent_v2(uintptr_t context);
-int cuCtxPopCurrent_v2(uintptr_t *context);
-int cuStreamCreateWithPriority(uintptr_t *stream, unsigned flags, int priority);
-int cuStreamWaitEvent(uintptr_t stream, uintptr_t event, unsigned flags);
-int cuStreamWaitValue32_v2(uintptr_t stream, uint64_t place, uint32_t value, unsigned how);
-int cuLaunchHostFunc(uintptr_t stream, uintptr_t function, uintptr_t argument);
-int cuMemcpyAsync(uint64_t to, uint64_t from, size_t nbytes, uintptr_t stream);
-int cuEventCreate(uintptr_t *event, unsigned flags);
-int cuEventRecord(uintptr_t event, uintptr_t stream);
-int cuEventQuery(uintptr_t event);
-int cuEventSynchronize(uintptr_t event);
-int cuGetErrorString(int error, const char **text);
-"""
-_ffi = FFI()
-_ffi.cdef(_DECLARATIONS)
+_POINTER = ctypes.POINTER(ctypes.c_void_p)
+_ARGUMENTS: Final[dict[str, tuple[Any, ...]]] = {
+    "cuCtxGetCurrent": (_POINTER,),
+    "cuCtxPushCurrent_v2": (ctypes.c_void_p,),
+    "cuCtxPopCurrent_v2": (_POINTER,),
+    "cuStreamCreateWithPriority": (_POINTER, ctypes.c_uint, ctypes.c_int),
+    "cuStreamWaitEvent": (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint),
+    "cuStreamWaitValue32_v2": (
+        ctypes.c_void_p,
+        ctypes.c_uint64,
+        ctypes.c_uint32,
+        ctypes.c_uint,
+    ),
+    "cuLaunchHostFunc": (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p),
+    "cuMemcpyAsync": (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p),
+    "cuEventCreate": (_POINTER, ctypes.c_uint),
+    "cuEventRecord": (ctypes.c_void_p, ctypes.c_void_p),
+    "cuEventQuery": (ctypes.c_void_p,),
+    "cuEventSynchronize": (ctypes.c_void_p,),
+    "cuGetErrorString": (ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)),
+}
 
 
 class Driver:
@@ -54,18 +56,16 @@ class Driver:
 
     def __init__(self, context: int) -> None:
         self._lib = _library()
+        self._waits = _library(releases_gil=True)
         self._context = context
-        self._thread = threading.local()
         self._events: list[int] = []
 
     def _call(self, what: str, function: Any, *arguments: object) -> None:
         """Calls ``function`` while the context is this thread's current one, which it mostly is."""
-        current = getattr(self._thread, "current", None)
-        if current is None:
-            current = self._thread.current = _ffi.new("uintptr_t *")
+        current = ctypes.c_void_p()
         code = self._lib.cuCtxGetCurrent(current)
         if not code:
-            if current[0] == self._context:
+            if current.value == self._context:
                 code = function(*arguments)
             else:
                 code = self._lib.cuCtxPushCurrent_v2(self._context) or function(*arguments)
@@ -75,9 +75,9 @@ class Driver:
 
     def new_stream(self) -> int:
         """A stream that is in no pool: none of torch's is the same one."""
-        found, make = _ffi.new("uintptr_t *"), self._lib.cuStreamCreateWithPriority
+        found, make = ctypes.c_void_p(), self._lib.cuStreamCreateWithPriority
         self._call("make a stream", make, found, NON_BLOCKING, HIGHEST)
-        return int(found[0])
+        return int(found.value or 0)
 
     def take_event(self) -> int:
         """An event that is for order alone: one that was given back, or a new one."""
@@ -91,9 +91,9 @@ class Driver:
         self._events.append(event)
 
     def _new_event(self) -> int:
-        found = _ffi.new("uintptr_t *")
+        found = ctypes.c_void_p()
         self._call("make an event", self._lib.cuEventCreate, found, FOR_ORDER)
-        return int(found[0])
+        return int(found.value or 0)
 
     def record(self, event: int, stream: int) -> None:
         """The event happens when the stream has done what it was given until now."""
@@ -127,7 +127,7 @@ class Driver:
 
     def synchronize(self, event: int) -> None:
         """Waits until the event has happened, without the GIL and without a core."""
-        self._call("wait for an event", self._lib.cuEventSynchronize, event)
+        self._call("wait for an event", self._waits.cuEventSynchronize, event)
 
 
 def current_context() -> int:
@@ -136,35 +136,38 @@ def current_context() -> int:
     Raises:
         DeviceError: There is none, or no driver.
     """
-    found = _ffi.new("uintptr_t *")
+    found = ctypes.c_void_p()
     code = _library().cuCtxGetCurrent(found)
     if code:
         raise _error(code, "name its context")
-    if not found[0]:
+    if not found.value:
         raise DeviceError("CUDA has no context in this thread")
-    return int(found[0])
+    return int(found.value)
 
 
-@lru_cache(maxsize=1)
-def _library() -> Any:
+@lru_cache(maxsize=2)
+def _library(releases_gil: bool = False) -> Any:
+    """The library; its calls keep the GIL, since most take less time than to get it again."""
     try:
-        found = _ffi.dlopen(LIBRARY)
+        found: Any = (ctypes.CDLL if releases_gil else ctypes.PyDLL)(LIBRARY)
     except OSError as error:
         raise DeviceError(
             f"CUDA tensors need {LIBRARY}, which can't be loaded ({error}); is NVIDIA's driver "
             f"installed, and in the container?"
         ) from error
-    try:
-        _ = found.cuStreamWaitValue32_v2, found.cuLaunchHostFunc
-    except AttributeError as error:
-        raise DeviceError(
-            f"{LIBRARY} is too old ({error}); CUDA tensors need a driver of CUDA 12 or later"
-        ) from error
+    for name, arguments in _ARGUMENTS.items():
+        try:
+            getattr(found, name).argtypes = arguments
+        except AttributeError as error:
+            raise DeviceError(
+                f"{LIBRARY} is too old: it has no {name}; CUDA tensors need a driver of CUDA 12 or "
+                f"later"
+            ) from error
     return found
 
 
 def _error(code: int, what: str) -> DeviceError:
-    text = _ffi.new("const char **")
-    known = _library().cuGetErrorString(code, text) == 0 and text[0] != _ffi.NULL
-    reason = _ffi.string(text[0]).decode() if known else "unknown"
+    text = ctypes.c_char_p()
+    known = _library().cuGetErrorString(code, text) == 0 and text.value
+    reason = text.value.decode() if known and text.value else "unknown"
     return DeviceError(f"CUDA can't {what}: {reason} (CUresult {code})")

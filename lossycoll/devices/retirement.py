@@ -62,7 +62,20 @@ class Retirement:
                 elif time.monotonic() - idle_since > IDLE_SECONDS:
                     self._thread = None
                     return
-            pending = [entry for entry in pending if not _ended(*entry)]
+            pending = _rest(pending)
+
+
+def _rest(pending: list[Entry]) -> list[Entry]:
+    """Ends what is over; returns the rest. In a lane nothing is over before what comes first."""
+    rest: list[Entry] = []
+    stopped: set[int] = set()
+    for bounce, operation in pending:
+        if id(bounce.lane) not in stopped and _ended(bounce, operation):
+            continue
+        rest.append((bounce, operation))
+        if bounce.in_order:
+            stopped.add(id(bounce.lane))
+    return rest
 
 
 def _ended(bounce: Bounce, operation: Operation | None) -> bool:

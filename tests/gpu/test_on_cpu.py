@@ -14,7 +14,7 @@ from tests.gpu.runner import run_table
         "collectives",
         *(
             pytest.param(name, marks=pytest.mark.long)
-            for name in ("failures", "losses", "training")
+            for name in ("failures", "losses", "methods", "training")
         ),
     ],
 )

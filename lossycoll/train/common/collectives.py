@@ -190,7 +190,7 @@ class Collectives:
                 return missed_by_rounding(source, lost, reported.sent, per_block, encoding)
             if not lost.any():
                 return None
-            mask = as_elements(lost, per_block, len(output), source)
+            mask = as_elements(lost, per_block, len(output), source.device)
             return torch.where(mask, source, source.new_zeros(()))
 
         return ReportedMean(reported, missed)

@@ -10,19 +10,21 @@ from lossycoll.runtime.engine.codecs import rounded
 from .staleness import Mask
 
 
-def as_elements(lost: Mask, per_block: int, chunk: int, like: Tensor) -> Tensor:
+def as_elements(
+    lost: Mask, per_block: int, chunk: int, device: torch.device | None = None
+) -> Tensor:
     """Which elements lie in lost blocks.
 
     Args:
         lost: bool (world, blocks), by owner.
         per_block: Elements of a block.
         chunk: Elements of an owner's chunk, of which the last block may be shorter.
-        like: Has the device that is wanted.
+        device: Where the elements are; None: in host memory.
 
     Returns:
         bool (world * chunk,).
     """
-    blocks = torch.from_numpy(lost).to(like.device)  # the few bytes of the two
+    blocks = torch.from_numpy(lost).to(device=device)
     return blocks.repeat_interleave(per_block, dim=1)[:, :chunk].reshape(-1)
 
 
@@ -43,7 +45,7 @@ def missed_by_rounding(
     """
     out = torch.zeros_like(source)
     chunk = len(source) // len(sent)
-    mask = as_elements(lost, per_block, chunk, source).view(len(sent), chunk)
+    mask = as_elements(lost, per_block, chunk, source.device).view(len(sent), chunk)
     rows = zip(source.view(len(sent), chunk), out.view(len(sent), chunk), mask, strict=True)
     for was_sent, (row, missed, gone) in zip(sent, rows, strict=True):
         if was_sent:
@@ -57,7 +59,7 @@ def rounded_to(out: Tensor, source: Tensor, encoding: str, per_block: int) -> No
 
     Args:
         out: float32 (n,), is filled; may be ``source``.
-        source: float32 (n,), contiguous as ``out``.
+        source: float32 (n,), contiguous as ``out``, and on its device.
         encoding: A name of plan.codec's, that rounds to the nearest.
         per_block: Elements of a packet.
     """

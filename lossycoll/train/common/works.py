@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from lossycoll.backend.work import LossyWork
+from lossycoll.backend.work import EngineWork, LossyWork
 
 from .staleness import Mask
 
@@ -65,6 +65,25 @@ class ReportedMean:
         for the mean. None: nothing."""
         self.wait()
         return self._missed()
+
+
+class OnHost:
+    """A collective that is waited for on the host, wherever its tensors lie, so that its error is
+    known when :meth:`wait` has returned.
+
+    Args:
+        work: The collective.
+    """
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+
+    def wait(self) -> None:
+        """Returns when it is complete; raises its error."""
+        if isinstance(self._work, EngineWork):
+            self._work.wait_on_host()
+        else:
+            self._work.wait()
 
 
 class Complete:

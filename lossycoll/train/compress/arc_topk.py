@@ -239,6 +239,8 @@ class ARCTopKState:
     def _bucket_gradient(self, key: str, gradient: Tensor) -> BucketGradient:
         shape = self.matrix_shape(key, gradient)
         memory = None if shape is None else self._memory.of(key)
+        if memory is not None:
+            memory.move(gradient.device)
         return BucketGradient(key, self._names.say(key), gradient, shape, memory)
 
     def matrix_shape(self, key: str, gradient: Tensor) -> MatrixShape | None:

@@ -60,6 +60,14 @@ class ErrorMemory:
         """Whether rows can be chosen."""
         return True
 
+    def move(self, device: torch.device) -> None:
+        """Has what is remembered on a device, as one that was loaded need not be.
+
+        Args:
+            device: The gradient's.
+        """
+        self.tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
+
     def parts(self, gradient: Tensor) -> Parts:
         """What is to be compressed; changes nothing.
 

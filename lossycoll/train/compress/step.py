@@ -347,7 +347,7 @@ class BucketStep:
             span.of(sent).copy_(span.gradient.matrix.view(-1))
             residual = self._residuals.get(span.gradient.key)
             if residual is not None:
-                span.of(sent).add_(residual)
+                span.of(sent).add_(residual.to(sent.device))  # one that was loaded may be elsewhere
         feedback = self._settings.error_feedback != "none"
         averaged = mean(self._collectives, sent, feedback=feedback)
         delivered = averaged.delivered

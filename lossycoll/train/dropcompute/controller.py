@@ -7,7 +7,8 @@ variance reduction" (NeurIPS 2023, arXiv 2306.10598).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -102,9 +103,10 @@ class DropCompute:
         averaging = averaging_of(model, group)
         _check_same(averaging, self._settings)
         self._source = BatchSource(micro_batches, requeue)
+        devices = {each.device for each in averaging.parameters if each.is_cuda}
         if synchronize is None:
-            synchronize = any(parameter.is_cuda for parameter in averaging.parameters)
-        watch = Stopwatch(clock, torch.cuda.synchronize if synchronize else None)
+            synchronize = bool(devices)
+        watch = Stopwatch(clock, partial(_wait_for_kernels, devices) if synchronize else None)
         self._runner = StepRunner(self._settings, averaging, self._source, watch)
 
     # ---- loops ----
@@ -210,6 +212,13 @@ class DropCompute:
             The reports, in the order of the ranks.
         """
         return self._runner.gather_report()
+
+
+def _wait_for_kernels(devices: Collection[torch.device]) -> None:
+    """Waits for what is queued here on GPUs, or on the current one. Other streams have collectives,
+    which end when slower ranks have come to them: that isn't this rank's compute."""
+    for device in devices or (None,):
+        torch.cuda.current_stream(device).synchronize()
 
 
 def _check_same(averaging: GradientAveraging, settings: DropSettings) -> None:

@@ -104,13 +104,20 @@ def joined(
     return out
 
 
-def part_of(fragment: Fragment, state: Mapping[str, Any], elementwise: Collection[str]) -> State:
+def part_of(
+    fragment: Fragment,
+    state: Mapping[str, Any],
+    elementwise: Collection[str],
+    device: torch.device | None = None,
+) -> State:
     """What a fragment has of a whole parameter's state.
 
     Args:
         fragment: The fragment.
         state: What :func:`check_state` has passed.
         elementwise: Names of what has an entry for each element.
+        device: Where those are to be; None: in host memory, for an optimizer that moves them
+            when it loads them.
 
     Returns:
         Its state by name.
@@ -122,7 +129,8 @@ def part_of(fragment: Fragment, state: Mapping[str, Any], elementwise: Collectio
             continue
         whole = torch.empty_strided(member.shape, member.stride, dtype=value.dtype)
         flat = whole.copy_(value).as_strided((member.end - member.begin,), (1,))
-        out[key] = flat[fragment.offset : fragment.offset + fragment.end - fragment.begin].clone()
+        part = flat[fragment.offset : fragment.offset + fragment.end - fragment.begin].clone()
+        out[key] = part.to(device=device)
     return out
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from torch import Tensor
@@ -58,8 +58,7 @@ class Compressor:
         with self._collectives.delivery():
             if shard.grads.is_cpu:
                 return _Future(self._state.start(work))
-            work()
-            return _Future(None)
+            return _Future(_done_here(work))
 
     def begin(self) -> None:
         """A pass begins.
@@ -85,10 +84,22 @@ class Compressor:
         self._reduced = False
 
 
+def _done_here(work: Callable[[], None]) -> Future[None]:
+    """Where kernels are queued. An error comes from the wait, as another thread's would: so all
+    buckets have been started when it does."""
+    done: Future[None] = Future()
+    try:
+        work()
+    except Exception as error:
+        done.set_exception(error)
+    else:
+        done.set_result(None)
+    return done
+
+
 class _Future:
-    def __init__(self, future: Future[None] | None) -> None:
+    def __init__(self, future: Future[None]) -> None:
         self._future = future
 
     def wait(self) -> None:
-        if self._future is not None:
-            self._future.result()
+        self._future.result()

@@ -104,7 +104,7 @@ def _trial(
         written = copy.deepcopy(dict(group))
         return optimizer_class([{**written, "params": parameters}], **copy.deepcopy(dict(options)))
 
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # the CPU's alone: those of devices aren't put back
     values, grads = _inputs()
     whole = Parameter(values.clone())
     optimizer = make([whole])

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.parameter import Parameter, is_lazy
 
 from lossycoll.backend.tensors import DTYPES
+from lossycoll.devices.registry import is_served
 from lossycoll.errors import UnsupportedError
 from lossycoll.train.common.collectives import Collectives
 from lossycoll.train.common.consistency import Agreement, as_lines
@@ -99,10 +100,11 @@ def _why_not(parameter: Tensor, *, lossy: bool) -> str:
     if parameter.layout is not torch.strided or parameter.dtype not in DTYPES:
         wanted = ", ".join(str(dtype) for dtype in DTYPES)
         return f"is {parameter.layout} of {parameter.dtype}, wanted dense of {wanted}"
-    if lossy and parameter.device.type != "cpu":
+    if lossy and not (parameter.is_cpu or is_served(parameter)):
         return (
-            f"is on {parameter.device}, but backend 'lossy' serves CPU tensors only so far; keep "
-            f"the model on the CPU, or pass a group of a backend that serves that device"
+            f"is on {parameter.device}, but backend 'lossy' serves tensors on the CPU and on CUDA "
+            f"devices; move the model to one of these, or pass a group of a backend that serves "
+            f"that device"
         )
     return ""
 

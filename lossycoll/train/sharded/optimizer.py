@@ -163,7 +163,9 @@ class ShardedOptimizer(Optimizer):
         for each in store.owned:
             state = store.frozen.get(store.model[each.index])
             if state:
-                self._inner.state[each.parameter] = checkpoint.part_of(each.fragment, state, names)
+                self._inner.state[each.parameter] = checkpoint.part_of(
+                    each.fragment, state, names, each.parameter.device
+                )
         for parameter in thawed:
             del store.frozen[parameter]
         self._consolidated = None

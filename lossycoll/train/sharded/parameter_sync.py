@@ -19,7 +19,7 @@ from torch.nn import Parameter
 from lossycoll.errors import LinkError
 from lossycoll.train.common.collectives import Collectives
 from lossycoll.train.common.staleness import AUTO, MAX_AGE, Mask, Staleness, histogram
-from lossycoll.train.common.works import BlockGather, wait_all
+from lossycoll.train.common.works import BlockGather, OnHost, wait_all
 
 from .figures import ShardedFigures
 from .owner_loss import check_owners, owners_needed
@@ -294,8 +294,10 @@ class ParameterSync:
         self.settle_owed()
         self._written, self._steps = False, 0
         with owners_needed():
+            # On the host: what comes next may be a checkpoint, which needs them to have come.
             wait_all([
-                self._collectives.all_gather_chunks(bucket.shard.flat) for bucket in self._buckets
+                OnHost(self._collectives.all_gather_chunks(bucket.shard.flat))
+                for bucket in self._buckets
             ])  # fmt: skip
         for bucket in self._buckets:
             bucket.touch()

@@ -10,6 +10,7 @@ from torch import Tensor
 from lossycoll.devices.bounce import Bounce
 from lossycoll.devices.layer import Lane, Layer
 from lossycoll.devices.registry import Device, device_of
+from lossycoll.options.texts import STREAM_WAIT
 from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.core.call import Terms
 
@@ -94,6 +95,7 @@ class OnDevice:
             staged.target,
             keeps=keeps,
             returns_source=self._kind.writes_source,
+            may_be_ahead=STREAM_WAIT not in self._endpoint.options.disabled,
             epilogue=staged.epilogue,
             among=staged.among,
         )

@@ -110,6 +110,7 @@ class PointToPoint:
         return Bounce(
             *(device.layer, self._lanes.on(device, "messages"), device.pool, tensor, tensor),
             reads=reads,
+            in_order=False,
             may_be_ahead=False,
             epilogue=epilogue,
         )

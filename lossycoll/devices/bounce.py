@@ -34,6 +34,7 @@ class Bounce:
         target: What is written; contiguous, on the device. May be ``source``.
         reads: Whether ``source`` is read; False: its copy begins as anything.
         keeps: Whether elements of ``target`` may stay as they are.
+        in_order: Whether calls in the lane end in their order.
         may_be_ahead: Whether the way back may be queued before the operation ended.
         returns_source: Whether ``source`` is written as well.
         epilogue: Brings what came from ``target`` to where it belongs, on the device; or None.
@@ -63,6 +64,7 @@ class Bounce:
         reads: bool = True,
         keeps: bool = False,
         returns_source: bool = False,
+        in_order: bool = True,
         may_be_ahead: bool = True,
         epilogue: Callable[[], None] | None = None,
         among: Among | None = None,
@@ -76,7 +78,7 @@ class Bounce:
         self._opened: Any = None
         self._copied: Any = None
         self.end: Any = None
-        self.in_order: Final = may_be_ahead
+        self.in_order: Final = in_order
         self.ahead: Final = layer.waits_by_stream and may_be_ahead and among is None
         self.source = self._mirror(source)
         self.target = self.source if target is source else self._mirror(target)

@@ -236,7 +236,7 @@ class Options:
     )
     disable: str = option(
         "",
-        text("names of `gso,gro,mmsg,gather,simd,stamps`, with commas", texts.check_disable),
+        text("some of `gso,gro,mmsg,gather,simd,stamps,stream_wait`", texts.check_disable),
         "Fast paths that must not be used.",
         enters=Enters.HOST,
     )

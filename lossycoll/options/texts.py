@@ -8,6 +8,9 @@ from typing import Final
 from lossycoll.plan import faults
 
 FAST_PATHS: Final = ("gso", "gro", "mmsg", "gather", "simd", "stamps")
+"""The engine's, in the order of its bits."""
+STREAM_WAIT: Final = "stream_wait"
+"""A device's streams wait for operations, in place of the host."""
 MAX_PORT: Final = 65535
 MAX_LABEL: Final = 64
 CIPHERS: Final = ("aes-128-gcm", "aes-256-gcm", "chacha20-poly1305")
@@ -36,7 +39,7 @@ def check_ports(text: str) -> str:
 
 def check_disable(text: str) -> str:
     names = [name.strip() for name in text.split(",") if name.strip()]
-    if not set(names) <= set(FAST_PATHS):
+    if not set(names) <= {*FAST_PATHS, STREAM_WAIT}:
         raise ValueError
     return ",".join(names)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import torch
 
@@ -13,6 +11,7 @@ from lossycoll.devices.host_memory import HostMemory
 from lossycoll.devices.layer import DeviceError
 from lossycoll.devices.registry import Device
 from tests.support.fake_device import POISON, FakeLayer, PoisonedMemory
+from tests.support.waiting import until
 
 
 class Made:
@@ -107,10 +106,7 @@ def test_a_retired_call_is_released_without_anybody_waiting() -> None:
     for _ in range(3):
         way = Bounce(layer, device.take_lane(), device.pool, tensor, tensor)
         device.retirement.add(way, None)
-        end = time.monotonic() + 10
-        while not way.is_released:
-            assert time.monotonic() < end
-            time.sleep(0.001)
+        until(lambda way=way: way.is_released, "the memory is given back")
     assert device.pool.pieces == 2
 
 

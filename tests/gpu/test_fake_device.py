@@ -6,13 +6,13 @@ that waits for the operation.
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
 
 from tests.gpu.runner import FAKE, run_table
 from tests.support.harness import init, run_good
+from tests.support.waiting import until
 
 SAMPLE = (
     "all_reduce",
@@ -64,10 +64,13 @@ def rank_counts(rank: int, world: int) -> tuple[int, int, int]:
     device = device_of(tensor)
     group = dist.new_group()
 
+    def given_back() -> bool:
+        return device.pool.pieces == sum(map(len, device.pool._free.values()))
+
     def call() -> None:
         dist.all_reduce(tensor)
         dist.all_reduce(tensor, group=group)
-        wait_for_retirement(device)
+        until(given_back, "memory of calls that are over is given back")
 
     call()
     pieces = device.pool.pieces
@@ -77,13 +80,6 @@ def rank_counts(rank: int, world: int) -> tuple[int, int, int]:
     dist.destroy_process_group()
     assert (tensor == world**42).all()
     return len(layer.lanes), pieces, device.pool.pieces
-
-
-def wait_for_retirement(device: Any) -> None:
-    end = time.monotonic() + 20
-    while device.pool.pieces > sum(map(len, device.pool._free.values())):
-        assert time.monotonic() < end, "memory of calls that are over wasn't given back"
-        time.sleep(0.001)
 
 
 def test_calls_take_lanes_by_group_and_memory_once() -> None:

@@ -128,7 +128,8 @@ class Ranks:
         """Returns when the process has written ``text``; fails after ``timeout`` s."""
         end = time.monotonic() + timeout
         while text not in self.output(number):
-            assert self.processes[number].poll() is None, f"ended early:\n{self.output(number)}"
+            if self.processes[number].poll() is not None:  # it may have written this meanwhile
+                assert text in self.output(number), f"ended early:\n{self.output(number)}"
             assert time.monotonic() < end, f"no {text!r} from {number}:\n{self.output(number)}"
             time.sleep(0.02)
 

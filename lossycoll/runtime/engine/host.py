@@ -313,7 +313,7 @@ def host_options(options: Options) -> tuple[object, ...]:
 
 def fast_path_bits(names: Sequence[str]) -> int:
     """The lc_fast_path bits of names."""
-    return sum(1 << FAST_PATHS.index(name) for name in names)
+    return sum(1 << FAST_PATHS.index(name) for name in names if name in FAST_PATHS)
 
 
 def fast_path_names(bits: int) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from lossycoll.runtime.engine import gates
 from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall
 from lossycoll.runtime.engine.failures import Code
 from tests.support.network import Network
+from tests.support.waiting import until
 
 COUNT = 3000
 STILL = 0.2
@@ -138,8 +139,7 @@ def test_many_gates_that_another_thread_opens(ranks: Ranks) -> None:
 
     def open_all() -> None:
         for gate, _ in pending:
-            while gate not in opened:
-                time.sleep(0)
+            until(lambda gate=gate: gate in opened, "the operation is submitted")  # type: ignore[misc]
             gate.open()
 
     thread = Thread(target=open_all)

@@ -85,7 +85,7 @@ def test_collectives(name: str) -> None:
                 if name == "broadcast":
                     outputs = inputs
                 for e in network.run(plans, inputs, outputs, "f32", reliable=reliable):
-                    assert (e.code, e.report.packets_missing) == (0, 0), e.failure
+                    assert (e.code, e.report.packets_missing) == (0, 0), f"{e.failure} {e.report}"
                 for rank, out in enumerate(outputs):
                     want = {
                         "all_gather": np.repeat(np.arange(1, world + 1), count),

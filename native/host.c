@@ -19,6 +19,10 @@ enum {
 };
 
 static const double VIRTUAL_ROW_RATE = 8e9;
+/* How long the thread stays awake after a packet while operations run. A neighbour copies for
+ * longer than it takes to fall asleep, and where waking up is slow that is most of the time; but
+ * with a core for each process and no more, others want it. */
+static const uint64_t SPIN_NS = 300000, SHORT_SPIN_NS = 50000;
 
 static int config_ok(const lc_host_config *c) {
     return c->address && c->processes >= 1 && c->process < c->processes && c->payload_bytes >= 64 &&
@@ -319,13 +323,18 @@ static int set_address(lc_host *h, lc_path *p, const lc_address *address) {
     return lc_path_reach(h, p, address);
 }
 
+/* How many cores this machine has for each process that shares its memory. */
+static double cores_each(const lc_host *h) {
+    double cores = (double)sysconf(_SC_NPROCESSORS_ONLN);
+    double here = 1 + (h->n_interfaces > SHARED_MEMORY ? h->interfaces[SHARED_MEMORY].n_paths : 0);
+    return cores >= 1 ? cores / here : 1;
+}
+
 /* Of a host whose clock is virtual it is no property of this machine. */
 static double row_rate(const lc_host *h) {
     if (h->threadless)
         return VIRTUAL_ROW_RATE;
-    double cores = (double)sysconf(_SC_NPROCESSORS_ONLN);
-    double here = 1 + (h->n_interfaces > SHARED_MEMORY ? h->interfaces[SHARED_MEMORY].n_paths : 0);
-    double share = cores >= 1 && here > cores ? cores / here : 1;
+    double share = cores_each(h) < 1 ? cores_each(h) : 1;
     return lc_gf_of(!(h->config.disable & LC_SIMD))->row_rate * share;
 }
 
@@ -356,6 +365,7 @@ int lc_host_start(lc_host *h, uint64_t session, const lc_address *processes) {
                                   .filter = h->sealing.filter};
     }
     h->row_rate = row_rate(h);
+    h->spin_ns = cores_each(h) >= 2 ? SPIN_NS : SHORT_SPIN_NS;
     if (h->threadless)
         h->now = lc_clock_now(h->clock);
     else

@@ -14,10 +14,8 @@
 #include "timers.h"
 
 static const uint64_t PUBLISH_NS = 50000000;
-/* How long the thread stays awake after a packet, while operations run: a neighbour copies for
- * longer than it takes to fall asleep, and where waking up is slow that is most of the time. */
-static const uint64_t SPIN_NS = 300000;
-static const uint64_t DRIVE_SPIN_NS = 200000; /* and a caller that does the thread's work */
+static const uint64_t DRIVE_SPIN_NS = 200000; /* how long a caller that does the thread's work stays
+                                                 awake after a packet */
 static const uint64_t CROWDED_NS = 50000;     /* a yield that takes longer: others want the core */
 /* and aren't tried again before, nor before so many times as long as it took: a yield to a busy
  * thread may cost a whole time slice, and that who sleeps afterwards isn't woken at once */
@@ -293,7 +291,7 @@ static int yield(lc_host *h) {
 /* Answers come within microseconds while an operation runs, and waking up takes longer than that:
  * who looks for them looks again at once if something came lately. */
 static int is_hot(const lc_host *h) {
-    return h->active && h->now - h->busy_ns < SPIN_NS;
+    return h->active && h->now - h->busy_ns < h->spin_ns;
 }
 
 static int is_hot_for_caller(const lc_host *h) {

@@ -276,6 +276,7 @@ struct lc_host {
     uint64_t busy_ns;          /* when something last happened */
     uint64_t crowded_until_ns; /* others want the core: nobody yields to them before. UINT64_MAX:
                                   there are more of them than cores */
+    uint64_t spin_ns;          /* how long the thread stays awake after something happened */
     uint64_t published_ns;     /* when callers were last told the figures */
     uint64_t held_ns;          /* until then some path may hold records back */
     uint64_t started;          /* operations of all groups so far: their order */

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
 from lossycoll.errors import AbortedError, UnsupportedError
+from lossycoll.options.scopes import carry_by
 from lossycoll.runtime.core.call import bounded
 
 from . import checks, describe, sparse
@@ -35,6 +36,7 @@ from .extensions import Extensions
 from .making import Place
 from .monitored_barrier import monitored_barrier
 from .point_to_point import PointToPoint
+from .thread_scopes import ByTorch
 from .work import ManyWork
 
 _c10d: Any = c10d  # its stub lacks half of what is used here, and has overloads we don't serve
@@ -661,6 +663,7 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
 
 
 opaque(LossyProcessGroup)
+carry_by(ByTorch())
 
 
 def _parent(backend_options: Any) -> Parent | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 from .fields import Options
 from .schema import check, refused, row, unknown
@@ -33,9 +33,33 @@ class Scope:
 _scope: ContextVar[Scope | None] = ContextVar("lossycoll_scope", default=None)
 
 
+class Carrier(Protocol):
+    """Takes scopes to threads that work for the caller, and that no context of Python's reaches."""
+
+    def put(self, scope: Scope | None) -> None:
+        """The calling thread is in this scope from now on."""
+
+    def get(self) -> Scope | None:
+        """The scope of whom this thread works for, if it is such a thread."""
+
+
+_carriers: list[Carrier] = []
+
+
+def carry_by(carrier: Carrier) -> None:
+    """Has a carrier asked where a thread is in no scope of its own.
+
+    Args:
+        carrier: In place of any other.
+    """
+    _carriers[:] = [carrier]
+    carrier.put(_scope.get())
+
+
 def scope() -> Scope | None:
     """The innermost scope that the caller is in, with what the outer ones changed as well."""
-    return _scope.get()
+    found = _scope.get()
+    return _carriers[0].get() if found is None and _carriers else found
 
 
 def within(options: Options, scope: Scope | None) -> Options:
@@ -57,13 +81,21 @@ def _open(lossy_copies: bool, changes: Mapping[str, Any]) -> Iterator[None]:
             known = [n for n, entry in table.items() if row(entry).per_call]
             raise unknown("option of a scope", name, known)
     checked = {n: check(table[n], v, f"option {n}") for n, v in changes.items()}
-    outer = _scope.get()
+    outer = scope()
     merged = (dict(outer.changes) if outer else {}) | checked
-    token = _scope.set(Scope(tuple(sorted(merged.items())), lossy_copies))
+    opened = Scope(tuple(sorted(merged.items())), lossy_copies)
+    token = _scope.set(opened)
+    _carry(opened)
     try:
         yield
     finally:
         _scope.reset(token)
+        _carry(outer)
+
+
+def _carry(scope: Scope | None) -> None:
+    for carrier in _carriers:
+        carrier.put(scope)
 
 
 def reliable(**changes: Any) -> contextlib.AbstractContextManager[None]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -77,6 +79,25 @@ def a_mean_of_many_is_unbiased(rank: Rank) -> None:
     dist.all_gather(everyone, own)
     assert _standard_errors(own) > 5, "a lean of one rank isn't seen"
     assert _standard_errors(torch.stack(everyone).mean(0)) < 4
+
+
+@TABLE.check()
+def a_scope_around_the_backward_pass(rank: Rank) -> None:
+    """Gradients of a device are computed in threads of autograd's, and buckets reduced there."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    with fresh_group(pg_options={**LOSS, "delivery": "reliable", "repair": 0}):
+        model = torch.nn.Linear(400, 400).to(rank.device)
+        parallel = DistributedDataParallel(model, device_ids=[0] if rank.cuda else None)
+        x = torch.ones(8, 400, device=rank.device)
+        missing = [lossycoll.stats().packets_missing]
+        for scope in (contextlib.nullcontext(), lossycoll.lossy()):
+            with scope:
+                for _ in range(3):
+                    parallel(x).sum().backward()
+            rank.wait_for_device()
+            missing.append(lossycoll.stats().packets_missing)
+    assert missing[0] == missing[1] < missing[2], missing
 
 
 def _standard_errors(samples: Tensor) -> float:

@@ -338,6 +338,23 @@ def hsdp(rank: Rank) -> None:
 
 
 @TABLE.check()
+def hsdp_of_two_backends(rank: Rank) -> None:
+    """As docs/devices.md has it: shards within a host by its own backend, replicas by this one."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh(
+        "cuda" if rank.cuda else "cpu",
+        (rank.world, 1),
+        mesh_dim_names=("replicate", "shard"),
+        backend_override={"replicate": "lossy", "shard": "nccl" if rank.cuda else "gloo"},
+    )
+    for name, backend in (("replicate", "lossy"), ("shard", "nccl" if rank.cuda else "gloo")):
+        assert dist.get_backend(mesh.get_group(name)) == backend
+    got = _full(_train(rank, _fully_sharded(rank, mesh), whole=False))
+    _close(got, _reference(rank))
+
+
+@TABLE.check()
 def dtensor(rank: Rank) -> None:
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 

@@ -65,6 +65,8 @@ class ServedDevices:
         Raises:
             UnsupportedError: They lie on several devices, or on one of another backend.
         """
+        if "cpu" in self._known and all(tensor.is_cpu for tensor in tensors):
+            return
         devices = {tensor.device for tensor in tensors}
         if len(devices) > 1:
             listed = ", ".join(sorted(str(device) for device in devices))

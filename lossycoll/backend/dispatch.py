@@ -389,7 +389,7 @@ class Dispatcher:
             operations = submit(submission)
         except BaseException:
             if ways is not None:
-                ways.give_up()
+                ways.give_up(submitted=numbered.submitted == call.kind.operations)
             raise
         if isinstance(operations, Operation):
             work = call.kind.work(self._endpoint, operations, call.filled)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ from lossycoll.runtime.core.call import Terms
 from .description import Description, Staged
 from .tensors import address
 from .work import EngineWork
+
+_interrupted: Final[list[Bounce]] = []
+"""Calls whose ends nobody hears of."""
 
 
 class Lanes:
@@ -131,15 +135,35 @@ class OnDevice:
             return work
         work.streams = self._bounce
         try:
-            self._bounce.open()
+            self._open(self._bounce)
         finally:
             self._device.retirement.add(self._bounce, work.operation)
         return work
 
-    def give_up(self) -> None:
-        """The operation wasn't submitted."""
-        if self._bounce is not None:
-            self._device.retirement.add(self._bounce, None)
+    def give_up(self, *, submitted: bool) -> None:
+        """Ends what :meth:`begin` began, where a call raises.
+
+        Args:
+            submitted: Whether the engine has the operation all the same: Ctrl-C came after that. It
+                goes on then, and its memory, of which nobody hears the end, stays its own.
+        """
+        way = self._bounce
+        if way is None:
+            return
+        if submitted:
+            _interrupted.append(way)
+            self._open(way)
+        else:
+            self._device.retirement.add(way, None)
+
+    def _open(self, way: Bounce) -> None:
+        """Also where Ctrl-C comes meanwhile: the other ranks wait for the operation."""
+        try:
+            way.open()
+        except KeyboardInterrupt:
+            if not way.is_opened:
+                way.open()
+            raise
 
 
 class _Settled:

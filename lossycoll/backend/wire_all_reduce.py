@@ -37,7 +37,7 @@ def wire_allreduce_(
     Flash Communication, arXiv 2412.04964, algorithm 1; docs/flash.md has figures.
 
     Args:
-        tensor: float32, float16 or bfloat16 of any shape, on the CPU; all ranks' have the same.
+        tensor: float32, float16 or bfloat16 of any shape; all ranks' have the same.
         wire: How packets carry it: the option of this name.
         group: A group of this backend; None for the default group.
         average: Whether the sum is divided by the number of ranks.

@@ -50,6 +50,7 @@ class Bounce:
         ahead: Whether the way back was queued before the operation ended.
         lane: The streams.
         in_order: Whether calls in the lane end in their order.
+        is_opened: Whether the gate will open.
         end: The place in a stream after which the result is on the device; None before it is known.
     """
 
@@ -76,6 +77,7 @@ class Bounce:
         self._tensors: tuple[Tensor, ...] = (source, target)
         self._epilogue, self._among = epilogue, among
         self._opened: Any = None
+        self.is_opened = False
         self._copied: Any = None
         self.end: Any = None
         self.in_order: Final = in_order
@@ -123,7 +125,9 @@ class Bounce:
     def open(self) -> None:
         """Lets the operation, which was submitted, start once its input is there."""
         to_host, to_device = self.lane
-        to_host.call(gates.OPENER, self.gate)
+        if not self.is_opened:
+            to_host.call(gates.OPENER, self.gate)
+            self.is_opened = True
         self._opened = to_host.record()
         if self.ahead:
             to_device.wait_for(self._copied)

@@ -87,3 +87,43 @@ def test_calls_take_lanes_by_group_and_memory_once() -> None:
         lanes, pieces, later = value
         assert lanes == 2
         assert 0 < pieces == later
+
+
+def rank_is_interrupted(rank: int, world: int) -> list[float]:
+    """Ctrl-C at rank 0, when the engine has the operation, and nobody has been told to open its
+    gate."""
+    import torch
+    import torch.distributed as dist
+
+    from tests.support import fake_device
+
+    fake_device.install(seed=rank)
+    init(timeout=20)
+    tensors = [torch.full((3000,), float(rank + 1)) for _ in range(3)]
+    dist.all_reduce(tensors[0])
+    stream: Any = fake_device.FakeStream
+    begun = stream.call
+    interrupts = [True]
+
+    def call(self: Any, function: int, argument: int) -> None:
+        if interrupts and interrupts.pop():
+            raise KeyboardInterrupt
+        begun(self, function, argument)
+
+    if rank == 0:
+        stream.call = call
+        with pytest.raises(KeyboardInterrupt):
+            dist.all_reduce(tensors[1])
+    else:
+        dist.all_reduce(tensors[1])
+    dist.all_reduce(tensors[2])
+    fake_device.synchronize()
+    assert not interrupts or rank
+    dist.destroy_process_group()
+    return [float(tensor[0]) for tensor in tensors]
+
+
+def test_an_interrupted_call_goes_on() -> None:
+    """The other ranks have it, so it can't be taken back."""
+    values = run_good(rank_is_interrupted, 2, {"LOSSYCOLL_LOG": "off"})
+    assert values == [[3.0] * 3] * 2

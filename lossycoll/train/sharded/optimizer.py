@@ -53,7 +53,8 @@ class ShardedOptimizer(Optimizer):
     Args:
         params: Parameters, (name, parameter) pairs or groups, in the same order on all ranks.
         optimizer_class: An element-wise torch.optim.Optimizer.
-        group: The ranks that share it, of a backend that serves CPU tensors. None: the default.
+        group: The ranks that share it, of a backend that serves the model's tensors. None: the
+            default.
         model: The module that has all the parameters. Its modules then wait for their own ones when
             they run, instead of :meth:`step` for all. None: it doesn't return before all are here.
         max_age: Most steps that a value may be old at a replica. 0: replicas are equal. None: no

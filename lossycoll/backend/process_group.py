@@ -50,8 +50,8 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
     torch's interface doesn't have is in :class:`Extensions`. Every collective
     returns a work that owns its tensors until it is done. It raises UnsupportedError for what can't
     be served, before the call gets a number, and otherwise the errors of :mod:`lossycoll.errors`.
-    What fails after that, the work's ``wait`` raises. Tensors are of any shape, on the CPU or a CUDA
-    device, and all tensors of a call have one dtype; ranks agree on it and on the number of
+    What fails after that, the work's ``wait`` raises. Tensors are of any shape, on the CPU or on a
+    CUDA device, and all tensors of a call have one dtype; ranks agree on it and on the number of
     elements.
 
     Args:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -91,6 +93,18 @@ def test_memory_is_given_back_when_nothing_is_under_way() -> None:
     assert made.pool.pieces == 2  # of the tensor, and of the gate
 
 
+def test_nothing_is_over_before_its_copies_are() -> None:
+    made, held = Made(), threading.Event()
+    tensor = torch.ones(3000)
+    way = made.bounce(tensor, tensor)
+    way.wait_until_copied()
+    made.lane.to_device.run(held.wait)
+    way.finish(())
+    assert not way.is_over(None)
+    held.set()
+    until(lambda: way.is_over(None), "the copy back is done")
+
+
 def test_a_device_without_memory_says_so() -> None:
     made = Made()
     made.layer.refuses_memory = True
@@ -116,6 +130,7 @@ def test_lanes_are_used_again_by_other_groups() -> None:
     assert one is not other
     device.give_back(one)
     assert device.take_lane() is one
+    assert device.take_lane() not in (one, other)
 
 
 def test_without_a_driver_the_error_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

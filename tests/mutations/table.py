@@ -14,6 +14,7 @@ Two that were tried are not here, since they change nothing that can be seen:
 from __future__ import annotations
 
 from .calls import CALLS
+from .devices import DEVICES
 from .laboratory import LABORATORY
 from .links import LINKS
 from .lowbit import LOWBIT
@@ -37,4 +38,5 @@ MUTATIONS = (
     + LABORATORY
     + SEALING
     + SWARM
+    + DEVICES
 )

@@ -10,7 +10,8 @@ Long because torch's interface is: each method is its documentation and a line o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -83,7 +84,7 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
         self._topology = self._group.topology
         self._rekey = self._group.rekey
         self._gloo = self._group.gloo
-        self._dispatcher = Dispatcher(self._endpoint, self._gloo, self._configured)
+        self._dispatcher = Dispatcher(self._endpoint, self._gloo, _configured(self))
         self._coalescing = self._dispatcher.coalescing
         self._point_to_point = PointToPoint(
             self._endpoint,
@@ -102,10 +103,6 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
             self._register_backend(torch.device("cuda"), custom, inert)
 
     # ---- what and who this is ----
-
-    def _configured(self) -> str:
-        """The backends that torch was asked for, such as "cpu:lossy,cuda:lossy"."""
-        return str(dist.distributed_c10d._world.pg_backend_config.get(self, ""))
 
     def getBackendName(self) -> str:
         """The backend's name, as C++ asks for it."""
@@ -665,6 +662,24 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
 
 opaque(LossyProcessGroup)
 carry_by(ByTorch())
+
+
+def _configured(group: LossyProcessGroup) -> Callable[[], str]:
+    """What tells which backends torch was asked for, such as "cpu:lossy,cuda:lossy".
+
+    It doesn't keep the group, which is to be freed when its last user forgets it.
+    """
+    known = weakref.ref(group)
+
+    def configured() -> str:
+        here = known()
+        return (
+            ""
+            if here is None
+            else str(dist.distributed_c10d._world.pg_backend_config.get(here, ""))
+        )
+
+    return configured
 
 
 def _parent(backend_options: Any) -> Parent | None:

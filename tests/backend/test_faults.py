@@ -333,7 +333,7 @@ def rank_refusals(rank: int, world: int) -> int:
     refused = lossycoll.UnsupportedError
     ops = dist.ReduceOp
     for match, call in (
-        ("on meta, but .* CPU tensors", lambda: dist.all_reduce(meta)),
+        ("on meta, but .* CPU and on CUDA devices", lambda: dist.all_reduce(meta)),
         ("on meta", lambda: dist.broadcast(meta, 0)),
         ("on meta", lambda: dist.all_gather([good, meta], good)),
         ("on meta", lambda: dist.send(meta, 1 - rank)),

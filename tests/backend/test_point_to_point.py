@@ -159,7 +159,7 @@ def rank_surface(rank: int, world: int) -> str:
         (lambda: dist.irecv(one, rank), "to this rank itself"),
         (lambda: group.send([one], world, 0), f"ranks 0 to {world - 1} only"),
         (lambda: dist.isend(one, right, tag=-1), "tag -1"),
-        (lambda: dist.isend(one.to("meta"), right), "CPU tensors only"),
+        (lambda: dist.isend(one.to("meta"), right), "on meta, but .* CPU and on CUDA devices"),
         (lambda: dist.isend(torch.eye(2).to_sparse(), right), "dense ones only"),
         (lambda: dist.irecv(one.expand(4), left), "share one place"),
         (lambda: group.send([one, one], right, 0), "2 tensors"),

@@ -288,5 +288,6 @@ def test_every_way_to_begin_and_to_begin_again(tmp_path: Path) -> None:
     ports = ",".join(str(free_port()) for _ in range(3))
     env = {"LOSSYCOLL_LOG": "off", "SURFACE_PORTS": ports, "SURFACE_FOLDER": str(tmp_path)}
     for names in run_good(rank_lives, 2, env, own_store=True):
-        plain, mapped = ("lossy", "cpu:lossy"), ("cpu:lossy", "cpu:lossy")
+        plain = ("lossy", "cpu:lossy,cuda:lossy")
+        mapped = ("cpu:lossy", "cpu:lossy")
         assert names == [plain, plain, mapped, plain, plain, plain, mapped]

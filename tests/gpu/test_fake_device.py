@@ -86,7 +86,9 @@ def test_calls_take_lanes_by_group_and_memory_once() -> None:
     for value in run_good(rank_counts, 2, {"LOSSYCOLL_LOG": "off"}):
         lanes, pieces, later = value
         assert lanes == 2
-        assert 0 < pieces == later
+        # Each call takes one for its tensor and one for its gate, of which the first may be over
+        # when the second is made.
+        assert 2 <= pieces <= later <= 4
 
 
 def rank_is_interrupted(rank: int, world: int) -> list[float]:

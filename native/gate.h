@@ -10,6 +10,6 @@ int lc_gate_is_open(const lc_op *op);
 void lc_gate_done(const lc_op *op);
 /* Before lc_gate_done, of an operation that has failed: nobody takes half a result for a whole one.
  */
-void lc_gate_spoil(const lc_op *op);
+void lc_gate_fail(const lc_op *op);
 
 #endif

@@ -337,9 +337,13 @@ typedef struct {
 typedef struct {
     uint32_t ready;  /* 0; lc_gate_open makes it 1, and before that the operation isn't started, nor
                         any that was submitted to its group later */
-    uint32_t done;   /* 0; the engine makes it 1 once the output may be read. Of an operation that
-                        fails, the output's bytes are then all 0xFF: NaN, in floats */
+    uint32_t done;   /* 0; the engine makes it 1 once the output may be read */
+    uint32_t failed; /* 0; the engine makes it 1 first, if the operation fails without a result */
     int32_t wake[2]; /* lc_host_wakers */
+    void *spoiled;   /* of an operation that fails, what is made NaN (all bits are set) before the
+                        device reads it, whether it fails before the gate is opened or after; NULL:
+                        nothing is */
+    uint64_t spoiled_bytes;
 } lc_gate;
 
 typedef struct {

@@ -86,8 +86,11 @@ void lc_op_start(lc_op *op) {
     lc_host *h = g->host;
     op->started_ns = h->now;
     op->order = h->started++;
-    if (op->submitted_ns > h->now ||
-        op->call.gate) /* it came after this turn had looked at the clock */
+    if (op->call.gate)
+        g->held_until_ns = h->now;
+    if (op->submitted_ns < g->held_until_ns) /* it stood behind a gate until then */
+        op->submitted_ns = g->held_until_ns;
+    if (op->submitted_ns > h->now) /* it came after this turn had looked at the clock */
         op->submitted_ns = h->now;
     g->table[op->number % LC_OPS] = op;
     g->next_op = op->number + 1;
@@ -336,7 +339,7 @@ static void fail_op(lc_op *op, const lc_failure *why) {
             lc_out_drop(&op->slots[i].outs[j]);
     if (!lc_is_lingering(op)) {
         if (!op->shown)
-            lc_gate_spoil(op);
+            lc_gate_fail(op);
         op->failure = *why;
         op->report.cause = LC_CAUSE_FAILED;
     }

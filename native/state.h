@@ -224,6 +224,7 @@ struct lc_group {
     lc_member *members;
     uint16_t *rank_of_process; /* 0xFFFF: no member */
     lc_op *table[LC_OPS];
+    uint64_t held_until_ns;          /* a gate held operations back */
     lc_op *queue_first, *queue_last; /* submitted, not started: there was no room */
     uint32_t next_op;                /* number of the next operation that the loop takes up */
     uint32_t active;                 /* operations in table */

@@ -17,7 +17,7 @@ from torch import Tensor
 from lossycoll.errors import MismatchError
 from lossycoll.runtime.core.call import Operation
 
-from .description import CollectiveKind, Description, Loss, Rounding, Submission
+from .description import CollectiveKind, Description, Filled, Loss, Rounding, Submission
 from .staging import one_buffer, two_buffers
 from .tensors import DTYPES, address, contiguous, nbytes
 
@@ -164,6 +164,7 @@ REDUCE: Final = CollectiveKind(
     one_buffer,
     gathering=_submit_gather,
     rounding=Rounding.GROUP,
+    filled=Filled.ROOT,
 )
 REDUCE_SCATTER: Final = CollectiveKind(
     "reduce_scatter",
@@ -180,6 +181,7 @@ BROADCAST: Final = CollectiveKind(
     submit=_submit_broadcast,
     gloo=lambda gloo, call, targets, opts: gloo.broadcast(list(targets), opts),
     rounding=Rounding.SCOPE,
+    filled=Filled.OTHERS,
 )
 ALL_GATHER: Final = CollectiveKind(
     "all_gather",
@@ -196,6 +198,7 @@ GATHER: Final = CollectiveKind(
     submit=_submit_gather,
     gloo=_gloo_gather,
     rounding=Rounding.GROUP,
+    filled=Filled.ROOT,
 )
 SCATTER: Final = CollectiveKind(
     "scatter",

@@ -52,6 +52,15 @@ class Rounding(Enum):
     """As ``Description.encoding`` says, at any size."""
 
 
+class Filled(Enum):
+    """Which ranks' tensors a collective fills."""
+
+    ALL = auto()
+    ROOT = auto()
+    OTHERS = auto()
+    """All but the root's."""
+
+
 class Staged(NamedTuple):
     """The caller's tensors as buffers of one operation.
 
@@ -116,6 +125,7 @@ class CollectiveKind:
         work: The class of the work that torch gets.
         operations: How many operations ``submit`` submits.
         writes_source: Whether the engine may write to what is read as well.
+        filled: Which ranks' tensors are filled, if there is a root.
     """
 
     name: str
@@ -129,6 +139,7 @@ class CollectiveKind:
     work: type[EngineWork] = EngineWork
     operations: int = 1
     writes_source: bool = False
+    filled: Filled = Filled.ALL
 
 
 class Splits(NamedTuple):

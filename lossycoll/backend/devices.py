@@ -9,10 +9,10 @@ import contextlib
 import secrets
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from lossycoll.devices.registry import is_served, layer_of
 from lossycoll.errors import UnsupportedError
 from lossycoll.runtime.engine.failures import Where
 
@@ -77,11 +77,12 @@ class ServedDevices:
         for device in devices:
             if device.type not in self._known:
                 self._check_backend(name, device.type)
-        if tensors and is_served(tensors[0]) and layer_of(tensors[0]).is_capturing():
-            raise UnsupportedError(
-                f"{self._where}: {name} can't be captured in a CUDA graph: packets are sent and "
-                f"received by the host; call it outside of the capture"
-            )
+        for device in devices:
+            if device.type == "cuda" and _is_capturing(device):
+                raise UnsupportedError(
+                    f"{self._where}: {name} can't be captured in a CUDA graph: packets are sent "
+                    f"and received by the host; call it outside of the capture"
+                )
 
     def _check_backend(self, name: str, device: str) -> None:
         configured = self._configured()
@@ -95,6 +96,12 @@ class ServedDevices:
                 )
         if configured:
             self._known.add(device)
+
+
+def _is_capturing(device: torch.device) -> bool:
+    """Whether the caller's stream there records a graph. Nothing is made on the device for it."""
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
 
 
 def _device_of(store: Store) -> str | None:

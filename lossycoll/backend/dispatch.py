@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import torch.distributed as dist
 
+from lossycoll.devices.layer import DeviceError
 from lossycoll.errors import AbortedError, LossyError, PeerLostError
 from lossycoll.options.fields import Options
 from lossycoll.options.scopes import Scope, scope, within
@@ -300,7 +301,8 @@ class Dispatcher:
         Raises:
             LossyError: The group's failure, by ``error``.
         """
-        if isinstance(error, LossyError) and not is_memory(error):
+        own = isinstance(error, DeviceError)
+        if isinstance(error, LossyError) and not own and not is_memory(error):
             # All ranks refuse alike what needs the data of a lost one.
             if call.seq >= 0 and not isinstance(error, PeerLostError):
                 if self.health.failure is None and (cause := self._group_failure(call)):
@@ -370,33 +372,42 @@ class Dispatcher:
             staged = then(staged, narrow)
         moves = call.nbytes or call.splits is not None
         ways = OnDevice(self._endpoint, self.lanes, carried) if moves and call.on_device else None
-        if ways is not None:
-            staged = ways.begin(staged, keeps=choice.way is Way.LOSSY)
-        terms = self._terms(
-            choice.options,
-            opts,
-            staged,
-            mean=reduction is None or reduction.mean,
-            encoding=choice.encoding,
-        )
-        if ways is not None:
-            terms = ways.terms(terms)
-        submission = Submission(
-            self._collectives, numbered, carried, staged.source, staged.target, terms, self.health
-        )
         try:
+            if ways is not None:
+                keeps = choice.way is Way.LOSSY or choice.options.continues
+                staged = ways.begin(staged, keeps=keeps)
+            terms = self._terms(
+                choice.options,
+                opts,
+                staged,
+                mean=reduction is None or reduction.mean,
+                encoding=choice.encoding,
+            )
+            terms = terms if ways is None else ways.terms(terms)
+            s = Submission(
+                *(self._collectives, numbered, carried, staged.source, staged.target, terms),
+                self.health,
+            )
             self.health.issue(numbered)  # after all that may take long or fail for want of memory
-            operations = submit(submission)
+            return self._work(call, submit(s), ways)
         except BaseException:
             if ways is not None:
                 ways.give_up(submitted=numbered.submitted == call.kind.operations)
             raise
-        if isinstance(operations, Operation):
-            work = call.kind.work(self._endpoint, operations, call.filled)
-            return work if ways is None else ways.submitted(work)
-        works = [EngineWork(self._endpoint, each, call.writes) for each in operations]
-        # On a device the data can't come before what is sent where has been compared.
-        return ManyWork(works, call.writes) if ways is None else ways.submitted(works[-1])
+
+    def _work(
+        self, call: Description, submitted: Operation | tuple[Operation, ...], ways: OnDevice | None
+    ) -> dist.Work:
+        """What torch gets for the operations of a call."""
+        if isinstance(submitted, Operation):
+            work = call.kind.work(self._endpoint, submitted, call.filled)
+            return work if ways is None else ways.submitted(work, (submitted,))
+        works = [EngineWork(self._endpoint, each, call.writes) for each in submitted]
+        # On a device, what comes before the data is waited for by its thread; if it fails, so does
+        # the group, and with it the data.
+        if ways is not None:
+            return ways.submitted(works[-1], submitted)
+        return ManyWork(works, call.writes)
 
     def _by_gloo(self, numbered: Collective, call: Description, opts: Any) -> dist.Work:
         """Gloo takes a strided tensor for a dense one. Where it gets a copy to fill, this waits for

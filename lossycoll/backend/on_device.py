@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from lossycoll.devices.bounce import Bounce
-from lossycoll.devices.layer import Lane, Layer
+from lossycoll.devices.layer import DeviceError, Lane, Layer
 from lossycoll.devices.registry import Device, device_of
+from lossycoll.errors import EngineError
 from lossycoll.options.texts import STREAM_WAIT
 from lossycoll.runtime.collectives.endpoint import Endpoint
-from lossycoll.runtime.core.call import Terms
+from lossycoll.runtime.core.call import Operation, Terms
 
-from .description import Description, Staged
+from .description import Description, Filled, Loss, Staged
 from .tensors import address
 from .work import EngineWork
 
@@ -71,6 +74,7 @@ class OnDevice:
         self._endpoint = endpoint
         self._lanes = lanes
         self._kind = call.kind
+        self._root = call.root
         self._device = device_of((call.reads or call.writes)[0])
         self._bounce: Bounce | None = None
 
@@ -85,30 +89,39 @@ class OnDevice:
             The buffers that the operation works on.
 
         Raises:
-            DeviceError: There is no host memory that the device reaches.
+            DeviceError: There is no host memory that the device reaches, or no descriptor.
         """
-        if self._endpoint.world == 1:
+        device, endpoint = self._device, self._endpoint
+        if endpoint.world == 1:
             _copy_alone(staged)
             return staged
-        device = self._device
+        try:
+            wakers = endpoint.wakers
+        except EngineError as error:
+            raise DeviceError(str(error), errno=error.errno) from error
+        lane = self._lanes.on(device, "calls")
+        device.retirement.wait_for_room(lane)
         way = self._bounce = Bounce(
-            device.layer,
-            self._lanes.on(device, "calls"),
-            device.pool,
-            staged.source,
-            staged.target,
+            *(device.layer, lane, device.pool, staged.source, staged.target),
+            wakers=wakers,
             keeps=keeps,
+            fills=self._fills(),
             returns_source=self._kind.writes_source,
-            may_be_ahead=STREAM_WAIT not in self._endpoint.options.disabled,
+            spoils=self._kind.loss is Loss.REDUCTION,
+            may_be_ahead=STREAM_WAIT not in endpoint.options.disabled,
             epilogue=staged.epilogue,
             among=staged.among,
         )
-        way.shut(self._endpoint.wakers)
         if way.ahead:
             return Staged(way.source, way.target)
         if staged.among is not None:
             return Staged(way.source, way.target, among=way.finish)
         return Staged(way.source, way.target, epilogue=lambda: way.finish(()))
+
+    def _fills(self) -> bool:
+        """Whether the call fills tensors of this rank."""
+        is_root, filled = self._root == self._endpoint.rank, self._kind.filled
+        return filled is Filled.ALL or is_root == (filled is Filled.ROOT)
 
     def terms(self, terms: Terms) -> Terms:
         """How the operation is done: it starts when its input is there.
@@ -121,27 +134,30 @@ class OnDevice:
         # Nobody waits for it at once: the engine doesn't count on the caller's thread.
         return terms._replace(gate=self._bounce.gate, future=True)
 
-    def submitted(self, work: EngineWork) -> EngineWork:
+    def submitted(self, work: EngineWork, operations: Sequence[Operation]) -> EngineWork:
         """Lets the operation start when its input is there.
 
         Args:
             work: The operation's, on host memory.
+            operations: All that were submitted for the call, in their order.
 
         Returns:
             The same, which orders streams.
         """
-        if self._bounce is None:
+        way = self._bounce
+        if way is None:
             work.streams = _Settled(self._device.layer)
             return work
-        work.streams = self._bounce
+        work.streams = way
         try:
-            self._open(self._bounce)
+            self._open(way)
         finally:
-            self._device.retirement.add(self._bounce, work.operation)
+            self._bounce = None  # it is the thread's, which waits for its end
+            self._device.retirement.add(way, operations)
         return work
 
     def give_up(self, *, submitted: bool) -> None:
-        """Ends what :meth:`begin` began, where a call raises.
+        """Ends what :meth:`begin` began, where a call raises before :meth:`submitted` is done.
 
         Args:
             submitted: Whether the engine has the operation all the same: Ctrl-C came after that. It
@@ -154,7 +170,7 @@ class OnDevice:
             _interrupted.append(way)
             self._open(way)
         else:
-            self._device.retirement.add(way, None)
+            self._device.retirement.add(way, ())
 
     def _open(self, way: Bounce) -> None:
         """Also where Ctrl-C comes meanwhile: the other ranks wait for the operation."""
@@ -178,6 +194,10 @@ class _Settled:
     def order_current(self) -> None:
         """As :meth:`Bounce.order_current`."""
         self.layer.current().wait_for(self.end)
+
+    def after_end(self) -> AbstractContextManager[None]:
+        """As :meth:`Bounce.after_end`: who sets the future is on that stream."""
+        return nullcontext()
 
 
 def _copy_alone(staged: Staged) -> None:

@@ -22,6 +22,7 @@ from . import checks
 from .coalescing import Coalescing
 from .devices import ServedDevices
 from .on_device import Lanes
+from .resource_limits import not_submitted
 from .tensors import LOSSY_DTYPES, address, contiguous, copy_back, nbytes
 from .work import MessageWork
 
@@ -58,9 +59,8 @@ class PointToPoint:
         call, messages = self._admit(f"send to {peer}", tensors, peer, tag)
         source = contiguous(tensors[0])
         tolerance = self._tolerance(source)
-        way = self._bounce(source)
+        way = self._bounce(call, source)
         if way is not None:
-            way.wait_until_copied()
             source = way.source
         transfer = messages.send(
             call,
@@ -82,10 +82,9 @@ class PointToPoint:
         target = contiguous(tensors[0])
         tolerance = self._tolerance(target)
         finish = copy_back(target, tensors[0])
-        way = self._bounce(target, reads=tolerance is not None, epilogue=finish)
+        # Where packets may be missing, what doesn't come stays as it is.
+        way = self._bounce(call, target, reads=tolerance is not None, epilogue=finish)
         if way is not None:
-            if tolerance is not None:  # what doesn't come stays as it is
-                way.wait_until_copied()
             target, finish = way.target, partial(way.finish, ())
         transfer = messages.receive(
             call,
@@ -101,25 +100,35 @@ class PointToPoint:
         return self._posted(transfer, tensors, way)
 
     def _bounce(
-        self, tensor: Tensor, *, reads: bool = True, epilogue: Callable[[], None] | None = None
+        self,
+        call: Collective,
+        tensor: Tensor,
+        *,
+        reads: bool = True,
+        epilogue: Callable[[], None] | None = None,
     ) -> Bounce | None:
         """The way of a message by host memory; None for a tensor that lies there."""
         if not is_served(tensor) or not tensor.numel():
             return None
-        device = device_of(tensor)
-        return Bounce(
-            *(device.layer, self._lanes.on(device, "messages"), device.pool, tensor, tensor),
-            reads=reads,
-            in_order=False,
-            may_be_ahead=False,
-            epilogue=epilogue,
-        )
+        try:
+            device = device_of(tensor)
+            way = Bounce(
+                *(device.layer, self._lanes.on(device, "messages"), device.pool, tensor, tensor),
+                reads=reads,
+                may_be_ahead=False,
+                epilogue=epilogue,
+            )
+            if reads:  # a message can't be gated
+                way.wait_until_copied()
+        except Exception as error:
+            raise not_submitted(self._endpoint, call, error) from error
+        return way
 
     def _posted(self, transfer: Transfer, tensors: list[Tensor], way: Bounce | None) -> dist.Work:
         work = MessageWork(self._endpoint, transfer, tensors)
         if way is not None:
             work.streams = way
-            device_of(tensors[0]).retirement.add(way, transfer)
+            device_of(tensors[0]).retirement.add(way, (transfer,))
         return self._coalescing.add(work)
 
     def _tolerance(self, tensor: Tensor) -> Tolerance | None:

@@ -53,6 +53,9 @@ class OnStreams(Protocol):
     def order_current(self) -> None:
         """What the caller queues from now on comes after the result."""
 
+    def after_end(self) -> contextlib.AbstractContextManager[None]:
+        """What a future is set to inside is ready after the result."""
+
 
 @opaque
 class LossyWork(dist.Work):
@@ -145,9 +148,12 @@ class EngineWork(LossyWork):
         if streams is None:
             self._operation.wait(_seconds(timeout))
             return True
-        if not streams.ahead or self._operation.done:
-            self._operation.wait(_seconds(timeout))
-        streams.order_current()
+        try:
+            if not streams.ahead or self._operation.done:
+                self._operation.wait(_seconds(timeout))
+        finally:
+            # Also after an error: what was queued ahead still comes.
+            streams.order_current()
         return True
 
     def wait_on_host(self) -> None:
@@ -185,11 +191,7 @@ class EngineWork(LossyWork):
                 value = result if error is None else error.again(operation.call.numbered)
                 outer, _thread.completing = getattr(_thread, "completing", False), True
                 try:
-                    with (
-                        contextlib.nullcontext()
-                        if streams is None
-                        else streams.layer.after(streams.end)
-                    ):
+                    with contextlib.nullcontext() if streams is None else streams.after_end():
                         source.set_result(value)
                 finally:
                     _thread.completing = outer
@@ -201,8 +203,10 @@ class EngineWork(LossyWork):
 
     def is_completed(self) -> bool:
         """Whether the call is done, well or not."""
+        if not self._operation.poll():
+            return False
         end = None if self.streams is None else self.streams.end
-        return self._operation.poll() and (end is None or end.is_done())
+        return end is None or bool(end.is_done())
 
     def _wait_done(self) -> None:
         self.wait_on_host()
@@ -319,11 +323,17 @@ class ManyWork(LossyWork):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Waits for each; ``timeout`` is for each by itself. Raises the first error."""
+        first: BaseException | None = None
         for work in self._works:
-            if timeout:
-                work.wait(timeout)
-            else:
-                work.wait()
+            try:
+                if timeout:
+                    work.wait(timeout)
+                else:
+                    work.wait()
+            except LossyError as error:  # a device's streams are ordered after the others as well
+                first = first or error
+        if first is not None:
+            raise first
         return True
 
     def wait_result(self) -> None:
@@ -334,16 +344,35 @@ class ManyWork(LossyWork):
     def get_future(self) -> Future:
         """A future with the result of all; raises the first error."""
         if self._future is None:
-            result = self._result
+            result, streams = self._result, self.streams
+            source: Future = torch.futures.Future() if not streams else streams[0].layer.future()
 
-            def values(done: torch.futures.Future[list[Future]]) -> list[torch.Tensor]:
-                for one in done.value():
-                    one.value()  # raises the first error
-                return result
+            def resolve(done: torch.futures.Future[list[Future]]) -> None:
+                value: Any = result
+                try:
+                    for one in done.value():
+                        one.value()  # raises the first error
+                except Exception as error:
+                    value = error
+                with contextlib.ExitStack() as after:
+                    for each in streams:
+                        after.enter_context(each.after_end())
+                    source.set_result(value)
 
-            futures = [work.get_future() for work in self._works]
-            self._future = torch.futures.collect_all(futures).then(values)
+            self._future = source.then(value_or_raise)
+            torch.futures.collect_all([work.get_future() for work in self._works]).then(resolve)
         return self._future
+
+    @property
+    def streams(self) -> list[OnStreams]:
+        """Those of works whose tensors lie on a device."""
+        found: list[OnStreams] = []
+        for work in self._works:
+            if isinstance(work, ManyWork):
+                found += work.streams
+            elif isinstance(work, EngineWork) and work.streams is not None:
+                found.append(work.streams)
+        return found
 
     def is_completed(self) -> bool:
         """Whether all are done."""

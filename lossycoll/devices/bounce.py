@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from torch import Tensor
@@ -32,11 +33,14 @@ class Bounce:
         pool: The device's host memory.
         source: What is read; contiguous, on the device.
         target: What is written; contiguous, on the device. May be ``source``.
+        wakers: Those of the host whose operation waits behind a gate; None: it has no gate.
         reads: Whether ``source`` is read; False: its copy begins as anything.
         keeps: Whether elements of ``target`` may stay as they are.
         in_order: Whether calls in the lane end in their order.
         may_be_ahead: Whether the way back may be queued before the operation ended.
+        fills: Whether ``target`` is written.
         returns_source: Whether ``source`` is written as well.
+        spoils: Whether ``target`` becomes NaN if the operation fails.
         epilogue: Brings what came from ``target`` to where it belongs, on the device; or None.
         among: The same, which gets the ranks that took part; or None.
 
@@ -46,7 +50,7 @@ class Bounce:
     Attributes:
         source: ``source`` in host memory, shape (elements,).
         target: The same of ``target``; the same tensor if they are.
-        gate: Address of the gate.
+        gate: Address of the gate; 0: there is none.
         ahead: Whether the way back was queued before the operation ended.
         lane: The streams.
         in_order: Whether calls in the lane end in their order.
@@ -62,9 +66,12 @@ class Bounce:
         source: Tensor,
         target: Tensor,
         *,
+        wakers: gates.Wakers | None = None,
         reads: bool = True,
         keeps: bool = False,
+        fills: bool = True,
         returns_source: bool = False,
+        spoils: bool = False,
         in_order: bool = True,
         may_be_ahead: bool = True,
         epilogue: Callable[[], None] | None = None,
@@ -80,20 +87,25 @@ class Bounce:
         self.is_opened = False
         self._copied: Any = None
         self.end: Any = None
-        self.in_order: Final = in_order
         self.ahead: Final = layer.waits_by_stream and may_be_ahead and among is None
+        self.in_order: Final = in_order and self.ahead
         self.source = self._mirror(source)
         self.target = self.source if target is source else self._mirror(target)
-        fills = [(self.source, source)] if reads else []
-        back = [(self.target, target)]
+        pairs = [(self.source, source)] if reads else []
+        back = [(self.target, target)] if fills else []
         if target is not source:
             if keeps:
-                fills.append((self.target, target))
+                pairs.append((self.target, target))
             if returns_source:
                 back.insert(0, (self.source, source))
         self._back = back
-        self.gate: Final = self._take(gates.GATE_BYTES).data_ptr()
-        self._fill(fills)
+        self.gate = 0
+        self._wakers = wakers  # its descriptors must not be closed before the gate is opened
+        if wakers is not None:
+            self.gate = self._take(gates.GATE_BYTES).data_ptr()
+            nbytes = self.target.numel() * self.target.element_size()
+            gates.shut(self.gate, wakers, (self.target.data_ptr(), nbytes) if spoils else (0, 0))
+        self._fill(pairs)
 
     def _take(self, nbytes: int) -> Tensor:
         piece = self._pool.take(nbytes)
@@ -106,33 +118,31 @@ class Bounce:
 
     def _fill(self, pairs: list[tuple[Tensor, Tensor]]) -> None:
         """Copies to the host, after what the caller has queued."""
-
+        queued = self.layer.current().record()
+        if not pairs:
+            self._copied = queued
+            return
         stream = self.lane.to_host
-        stream.wait_for(self.layer.current().record())
-        for mirror, tensor in pairs:
-            stream.copy(mirror, tensor)
-        self._copied = stream.record()
-
-    def shut(self, wakers: gates.Wakers) -> None:
-        """Makes the gate; before the operation is submitted.
-
-        Args:
-            wakers: Those of the operation's host.
-        """
-        self._wakers = wakers  # its descriptors must not be closed before the gate is opened
-        gates.shut(self.gate, wakers)
+        stream.wait_for(queued)
+        try:
+            for mirror, tensor in pairs:
+                stream.copy(mirror, tensor)
+        finally:
+            self._copied = stream.record()
 
     def open(self) -> None:
         """Lets the operation, which was submitted, start once its input is there."""
-        to_host, to_device = self.lane
+        to_host, to_device = self.lane.to_host, self.lane.to_device
         if not self.is_opened:
+            to_host.wait_for(self._copied)
             to_host.call(gates.OPENER, self.gate)
             self.is_opened = True
         self._opened = to_host.record()
         if self.ahead:
-            to_device.wait_for(self._copied)
+            # Once the gate is open, what a failure leaves in host memory is there to stay.
+            to_device.wait_for(self._opened)
             to_device.wait_for_word(gates.done_word(self.gate))
-            self._come_back(self._epilogue)
+            self._come_back(to_device, self._epilogue)
 
     def finish(self, members: Sequence[int]) -> None:
         """Queues the way back of an operation that has ended well; unless ``ahead``.
@@ -140,17 +150,22 @@ class Bounce:
         Args:
             members: The ranks that took part.
         """
-        among = self._among
-        self.lane.to_device.wait_for(self._copied)
-        self._come_back(self._epilogue if among is None else lambda: among(members))
+        among, stream = self._among, self.lane.at_end
+        stream.wait_for(self._copied)
+        self._come_back(stream, self._epilogue if among is None else lambda: among(members))
 
-    def _come_back(self, then: Callable[[], None] | None) -> None:
-        stream = self.lane.to_device
-        for mirror, tensor in self._back:
-            stream.copy(tensor, mirror)
-        if then is not None:
-            stream.run(then)
-        self.end = stream.record()
+    def _come_back(self, stream: Any, then: Callable[[], None] | None) -> None:
+        try:
+            for mirror, tensor in self._back:
+                stream.copy(tensor, mirror)
+            if then is not None:
+                stream.run(then)
+        finally:
+            self.end = stream.record()
+
+    def after_end(self) -> AbstractContextManager[None]:
+        """What a future is set to inside is ready after the result."""
+        return self.layer.after(self.lane, self.end)
 
     def order_current(self) -> None:
         """What the caller queues from now on comes after the result."""
@@ -161,19 +176,23 @@ class Bounce:
         """Waits until the copy to the host is done, for what can't be gated."""
         self._copied.wait()
 
-    def is_over(self, operation: Operation | None) -> bool:
+    def is_over(self, operations: Sequence[Operation]) -> bool:
         """Whether nothing of the call is under way.
 
         Args:
-            operation: The call's; None if it wasn't submitted.
+            operations: Those that were submitted for it.
         """
-        if operation is not None and not operation.done:
-            # Where nothing is written yet, nothing has ended: to ask the engine costs more.
-            if (self._opened is None or gates.is_done(self.gate)) and operation.poll():
-                return self.is_over(None)
-            operation.ask_if_due(time.monotonic())  # nobody else may wait for it
-            return False
-        return all(event.is_done() for event in self._places())
+        over = True
+        for operation in operations:
+            if not operation.done and not self._has_ended(operation):
+                operation.ask_if_due(time.monotonic())  # nobody else may wait for it
+                over = False
+        return over and all(event.is_done() for event in self._places())
+
+    def _has_ended(self, operation: Operation) -> bool:
+        # Where nothing is written yet, nothing has ended: to ask the engine costs more.
+        gated = self._opened is not None and operation.gated
+        return (not gated or gates.is_done(self.gate)) and operation.poll()
 
     def _places(self) -> list[Any]:
         places = (self._copied, self._opened, self.end)

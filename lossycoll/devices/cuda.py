@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lossycoll.runtime.core.logfmt import log
+from lossycoll.runtime.engine.failures import Code
 
 from .driver import Driver, current_context
 from .layer import DeviceError, Event, Lane, Stream
@@ -26,12 +27,13 @@ class CudaEvent:
     Args:
         driver: Its calls.
         stream: The stream that is to come to it.
+        foreign: Whether the stream is the caller's.
     """
 
-    def __init__(self, driver: Driver, stream: int) -> None:
+    def __init__(self, driver: Driver, stream: int, *, foreign: bool = False) -> None:
         self._driver = driver
         self.handle: Final = driver.take_event()
-        driver.record(self.handle, stream)
+        driver.record(self.handle, stream, foreign=foreign)
 
     def __del__(self) -> None:
         if hasattr(self, "handle"):
@@ -53,10 +55,14 @@ class CudaStream:
         driver: Its calls.
         handle: The driver's.
         device: Where it is.
+        foreign: Whether it is the caller's, so that it may be full of kernels.
     """
 
-    def __init__(self, driver: Driver, handle: int, device: torch.device) -> None:
+    def __init__(
+        self, driver: Driver, handle: int, device: torch.device, *, foreign: bool = False
+    ) -> None:
         self._driver = driver
+        self._foreign = foreign
         self._handle = handle
         self._device = device
 
@@ -79,11 +85,11 @@ class CudaStream:
 
     def record(self) -> CudaEvent:
         """As :meth:`lossycoll.devices.layer.Stream.record`."""
-        return CudaEvent(self._driver, self._handle)
+        return CudaEvent(self._driver, self._handle, foreign=self._foreign)
 
     def wait_for(self, event: CudaEvent) -> None:
         """As :meth:`lossycoll.devices.layer.Stream.wait_for`."""
-        self._driver.wait_event(self._handle, event.handle)
+        self._driver.wait_event(self._handle, event.handle, foreign=self._foreign)
 
     def call(self, function: int, argument: int) -> None:
         """As :meth:`lossycoll.devices.layer.Stream.call`."""
@@ -152,15 +158,14 @@ class CudaLayer:
             self._driver = Driver(current_context())
         self._watched = _is_watched()
         self._stream_type = WatchedStream if self._watched else CudaStream
-        self._futures = self._new_stream()
-        self.waits_by_stream = self._can_wait()
+        self.waits_by_stream = self._can_wait(self._new_stream())
 
     def _new_stream(self) -> CudaStream:
         return self._stream_type(self._driver, self._driver.new_stream(), self._device)
 
-    def _can_wait(self) -> bool:
+    def _can_wait(self, stream: CudaStream) -> bool:
         """Tries it with a word that isn't 0; logs why not."""
-        word, stream = self.memory(64).fill_(1), self._futures
+        word = self.memory(64).fill_(1)
         try:
             stream.wait_for_word(word.data_ptr())
             stream.record().wait()
@@ -171,19 +176,15 @@ class CudaLayer:
 
     def new_lane(self) -> Lane:
         """As :meth:`lossycoll.devices.layer.Layer.new_lane`."""
-        return Lane(self._new_stream(), self._new_stream())
+        return Lane(*(self._new_stream() for _ in Lane._fields))
 
     def current(self) -> Stream:
         """As :meth:`lossycoll.devices.layer.Layer.current`."""
         handle = torch._C._cuda_getCurrentRawStream(self._index)
-        found = self._stream_type(self._driver, handle, self._device)
+        found = self._stream_type(self._driver, handle, self._device, foreign=True)
         if self._watched:
             found.external = torch.cuda.current_stream(self._device)
         return found
-
-    def is_capturing(self) -> bool:
-        """As :meth:`lossycoll.devices.layer.Layer.is_capturing`."""
-        return torch.cuda.is_current_stream_capturing()
 
     def memory(self, nbytes: int) -> Tensor:
         """As :meth:`lossycoll.devices.layer.Layer.memory`: pinned."""
@@ -192,7 +193,8 @@ class CudaLayer:
         except RuntimeError as error:
             raise DeviceError(
                 f"{self.name}: {nbytes} bytes of pinned memory can't be had: {error}; raise "
-                f"ulimit -l, or free memory of this host"
+                f"ulimit -l, or free memory of this host",
+                code=Code.MEMORY,
             ) from error
 
     def future(self) -> torch.futures.Future[Any]:
@@ -200,11 +202,11 @@ class CudaLayer:
         return torch.futures.Future(devices=[self._device])
 
     @contextlib.contextmanager
-    def after(self, event: Event | None) -> Iterator[None]:
+    def after(self, lane: Lane, event: Event | None) -> Iterator[None]:
         """As :meth:`lossycoll.devices.layer.Layer.after`."""
         if event is not None:
-            self._futures.wait_for(event)  # type: ignore[arg-type] # one of this layer's
-        with torch.cuda.stream(self._futures.external):
+            lane.futures.wait_for(event)
+        with torch.cuda.stream(lane.futures.external):
             yield
 
 

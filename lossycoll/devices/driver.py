@@ -95,13 +95,18 @@ class Driver:
         self._call("make an event", self._lib.cuEventCreate, found, FOR_ORDER)
         return int(found.value or 0)
 
-    def record(self, event: int, stream: int) -> None:
-        """The event happens when the stream has done what it was given until now."""
-        self._call("record an event", self._lib.cuEventRecord, event, stream)
+    def record(self, event: int, stream: int, *, foreign: bool = False) -> None:
+        """The event happens when the stream has done what it was given until now.
 
-    def wait_event(self, stream: int, event: int) -> None:
-        """The stream goes on when the event has happened."""
-        self._call("wait for an event", self._lib.cuStreamWaitEvent, stream, event, 0)
+        ``foreign``: the stream may be full, so that the call waits.
+        """
+        library = self._waits if foreign else self._lib
+        self._call("record an event", library.cuEventRecord, event, stream)
+
+    def wait_event(self, stream: int, event: int, *, foreign: bool = False) -> None:
+        """The stream goes on when the event has happened; ``foreign`` as in :meth:`record`."""
+        library = self._waits if foreign else self._lib
+        self._call("wait for an event", library.cuStreamWaitEvent, stream, event, 0)
 
     def copy(self, to: int, source: int, nbytes: int, stream: int) -> None:
         """Copies from address to address, either of which may be on the device."""

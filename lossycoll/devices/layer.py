@@ -13,8 +13,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from lossycoll.errors import EngineError
 
-class DeviceError(RuntimeError):
+
+class DeviceError(EngineError):
     """A device, its driver, or memory that it reaches, can't be had or has failed."""
 
 
@@ -73,18 +75,23 @@ class Stream(Protocol):
 
 
 class Lane(NamedTuple):
-    """Two streams that one group's calls take, in the order of the calls.
+    """Streams that one group's calls take, in the order of the calls.
 
     Calls of other groups take other lanes. Between groups ranks needn't agree on an order: if one
     lane had calls of two groups, in another order at each rank, all of them would wait.
 
     Attributes:
         to_host: Of copies to host memory.
-        to_device: Of copies from there.
+        to_device: Of copies from there that were queued ahead, in the order of the calls.
+        at_end: Of copies from there that are queued when their operations have ended: they mustn't
+            stand behind others that wait.
+        futures: Of what futures wait for.
     """
 
     to_host: Any
     to_device: Any
+    at_end: Any
+    futures: Any
 
 
 class Layer(Protocol):
@@ -99,7 +106,7 @@ class Layer(Protocol):
     waits_by_stream: bool
 
     def new_lane(self) -> Lane:
-        """Two streams that nobody else has.
+        """Streams that nobody else has.
 
         Raises:
             DeviceError: The device has no more.
@@ -107,9 +114,6 @@ class Layer(Protocol):
 
     def current(self) -> Any:
         """The stream on which the caller's kernels are queued."""
-
-    def is_capturing(self) -> bool:
-        """Whether the caller's stream records a graph in place of doing anything."""
 
     def memory(self, nbytes: int) -> Tensor:
         """Host memory that the device reaches by itself.
@@ -127,9 +131,10 @@ class Layer(Protocol):
     def future(self) -> torch.futures.Future[Any]:
         """A future whose value may lie on the device."""
 
-    def after(self, event: Any) -> AbstractContextManager[None]:
+    def after(self, lane: Lane, event: Any) -> AbstractContextManager[None]:
         """What a future is set to inside is ready for whoever waits for it after ``event``.
 
         Args:
-            event: One of the layer's.
+            lane: The group's.
+            event: One of the layer's; None: it is ready.
         """

@@ -8,18 +8,26 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Sequence
 from typing import Final
 
 from lossycoll.runtime.core.call import Operation
 from lossycoll.runtime.core.logfmt import log
 
 from .bounce import Bounce
+from .layer import Lane
 
 IDLE_SECONDS: Final = 0.5
 SWEEP_SECONDS: Final = 0.002
 
-Entry = tuple[Bounce, "Operation | None"]
+LANE_CALLS: Final = 100
+"""Calls of a lane that may be under way: a stream that is given more waits in the driver."""
+
+Entry = tuple[Bounce, Sequence[Operation]]
+
+_lost: Final[list[Bounce]] = []
+"""Calls whose copies failed: their memory is never used again."""
 
 
 class Retirement:
@@ -32,17 +40,28 @@ class Retirement:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._entries: deque[Entry] = deque()
+        self._under_way: Counter[int] = Counter()
         self._thread: threading.Thread | None = None
 
-    def add(self, bounce: Bounce, operation: Operation | None) -> None:
+    def wait_for_room(self, lane: Lane) -> None:
+        """Returns when the lane may be given another call; others have the GIL meanwhile.
+
+        Args:
+            lane: A group's.
+        """
+        while self._under_way[id(lane)] >= LANE_CALLS:
+            time.sleep(SWEEP_SECONDS)
+
+    def add(self, bounce: Bounce, operations: Sequence[Operation]) -> None:
         """Waits for the end of a call.
 
         Args:
             bounce: Its way.
-            operation: Its operation; None if it wasn't submitted.
+            operations: Those that were submitted for it, which end in this order.
         """
         with self._lock:
-            self._entries.append((bounce, operation))
+            self._entries.append((bounce, operations))
+            self._under_way[id(bounce.lane)] += 1
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run, name="lossycoll-device", daemon=True
@@ -62,28 +81,30 @@ class Retirement:
                 elif time.monotonic() - idle_since > IDLE_SECONDS:
                     self._thread = None
                     return
-            pending = _rest(pending)
+            pending = self._rest(pending)
+
+    def _rest(self, pending: list[Entry]) -> list[Entry]:
+        """Ends what is over; returns the rest. In order nothing is over before what comes first."""
+        rest: list[Entry] = []
+        stopped: set[int] = set()
+        for bounce, operations in pending:
+            lane = id(bounce.lane)
+            if (not bounce.in_order or lane not in stopped) and _ended(bounce, operations):
+                self._under_way[lane] -= 1
+                continue
+            rest.append((bounce, operations))
+            if bounce.in_order:
+                stopped.add(lane)
+        return rest
 
 
-def _rest(pending: list[Entry]) -> list[Entry]:
-    """Ends what is over; returns the rest. In a lane nothing is over before what comes first."""
-    rest: list[Entry] = []
-    stopped: set[int] = set()
-    for bounce, operation in pending:
-        if id(bounce.lane) not in stopped and _ended(bounce, operation):
-            continue
-        rest.append((bounce, operation))
-        if bounce.in_order:
-            stopped.add(id(bounce.lane))
-    return rest
-
-
-def _ended(bounce: Bounce, operation: Operation | None) -> bool:
+def _ended(bounce: Bounce, operations: Sequence[Operation]) -> bool:
     """Whether the call is over; its memory is given back then."""
     try:
-        if not bounce.is_over(operation):
+        if not bounce.is_over(operations):
             return False
         bounce.release()
-    except RuntimeError as error:  # the device's: its memory is never used again
+    except Exception as error:
         log.error("%s: a copy between host and device failed: %s", bounce.layer.name, error)
+        _lost.append(bounce)
     return True

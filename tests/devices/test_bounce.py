@@ -85,12 +85,12 @@ def test_memory_is_given_back_when_nothing_is_under_way() -> None:
     tensor = torch.ones(3000)
     way = made.bounce(tensor, tensor)
     way.wait_until_copied()
-    assert way.is_over(None)
+    assert way.is_over(())
     way.release()
     assert (way.source.view(torch.uint8) == POISON).all()
     again = made.bounce(tensor, tensor)
     again.wait_until_copied()
-    assert made.pool.pieces == 2  # of the tensor, and of the gate
+    assert made.pool.pieces == 1
 
 
 def test_nothing_is_over_before_its_copies_are() -> None:
@@ -98,11 +98,11 @@ def test_nothing_is_over_before_its_copies_are() -> None:
     tensor = torch.ones(3000)
     way = made.bounce(tensor, tensor)
     way.wait_until_copied()
-    made.lane.to_device.run(held.wait)
+    made.lane.at_end.run(held.wait)
     way.finish(())
-    assert not way.is_over(None)
+    assert not way.is_over(())
     held.set()
-    until(lambda: way.is_over(None), "the copy back is done")
+    until(lambda: way.is_over(()), "the copy back is done")
 
 
 def test_a_device_without_memory_says_so() -> None:
@@ -119,9 +119,9 @@ def test_a_retired_call_is_released_without_anybody_waiting() -> None:
     tensor = torch.ones(3000)
     for _ in range(3):
         way = Bounce(layer, device.take_lane(), device.pool, tensor, tensor)
-        device.retirement.add(way, None)
+        device.retirement.add(way, ())
         until(lambda way=way: way.is_released, "the memory is given back")
-    assert device.pool.pieces == 2
+    assert device.pool.pieces == 1
 
 
 def test_lanes_are_used_again_by_other_groups() -> None:

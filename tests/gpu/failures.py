@@ -63,6 +63,34 @@ def sizes_that_differ(rank: Rank) -> None:
 
 
 @TABLE.check()
+def splits_that_differ(rank: Rank) -> None:
+    """Only the ranks that exchange know; what they say of it comes before the data."""
+    whole, part = 100_000, 40_000
+    sent = [whole, whole] if rank.rank == 0 else [part, 2 * whole - part]
+    into = rank.full(sum(sent), 7.0)
+    source = rank.full(2 * whole, 1.0)
+
+    def call() -> None:
+        dist.all_to_all_single(into, source, sent, sent)
+        rank.wait_for_device()
+        dist.all_reduce(rank.full(10, 1.0))
+
+    error = _fails(call, lossycoll.MismatchError)
+    assert "split sizes" in str(error), error
+    _must_be_usable(rank, into, source)
+
+
+@TABLE.check()
+def what_is_sent_stays_when_a_broadcast_fails(rank: Rank) -> None:
+    t = rank.full(100_000 + rank.rank, 7.0)
+    _fails(lambda: dist.broadcast(t, 0), lossycoll.MismatchError)
+    rank.wait_for_device()
+    if rank.rank == 0:
+        assert (t == 7.0).all(), t[:4]
+    _must_be_usable(rank, t)
+
+
+@TABLE.check()
 def sizes_that_differ_by_a_future(rank: Rank) -> None:
     """Torch keeps the text of an error that a future raises; so do callbacks."""
     t = rank.full(200_000 + rank.rank, 7.0)

@@ -6,10 +6,13 @@ that waits for the operation.
 
 from __future__ import annotations
 
+import os
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
+import lossycoll
 from tests.gpu.runner import FAKE, run_table
 from tests.support.harness import init, run_good
 from tests.support.waiting import until
@@ -129,3 +132,72 @@ def test_an_interrupted_call_goes_on() -> None:
     """The other ranks have it, so it can't be taken back."""
     values = run_good(rank_is_interrupted, 2, {"LOSSYCOLL_LOG": "off"})
     assert values == [[3.0] * 3] * 2
+
+
+def rank_needs_the_first_of_two(rank: int, world: int) -> tuple[float, float]:
+    """Rank 1 makes the second call when it has heard from rank 0, which has the first one's result
+    by then."""
+    import torch
+    import torch.distributed as dist
+
+    from tests.support import fake_device
+
+    fake_device.install(seed=rank)
+    init(timeout=20)
+    store = dist.distributed_c10d._get_default_store()
+    counts, floats = torch.full((3000,), rank + 1), torch.full((3000,), rank + 1.0)
+    first = dist.all_reduce(counts, async_op=True)
+    if rank == 1:
+        store.wait(["rank 0 has counted"], timedelta(seconds=10))
+    second = dist.all_reduce(floats, async_op=True)
+    first.wait()
+    total = int(counts[0])
+    if rank == 0:
+        store.set("rank 0 has counted", "")
+    second.wait()
+    assert first.is_completed()
+    found = total, float(floats[0])
+    dist.destroy_process_group()
+    return found
+
+
+def test_what_ends_on_the_host_stands_behind_nothing_that_waits() -> None:
+    values = run_good(rank_needs_the_first_of_two, 2, {"LOSSYCOLL_LOG": "off"})
+    assert values == [(3, 3.0)] * 2
+
+
+def rank_has_no_memory(rank: int, world: int) -> tuple[str, str]:
+    """Rank 0 is refused host memory, for a call or for a message."""
+    import torch
+    import torch.distributed as dist
+
+    from lossycoll.devices.registry import layer_of
+    from tests.support import fake_device
+
+    fake_device.install(seed=rank)
+    init(timeout=20)
+    tensor = torch.ones(3000)
+    layer: Any = layer_of(tensor)
+    layer.refuses_memory = rank == 0
+
+    def call() -> None:
+        if os.environ["REFUSED"] == "call":
+            dist.all_reduce(tensor)
+            dist.barrier()
+        elif rank == 0:
+            dist.send(tensor, 1)
+        else:
+            dist.recv(tensor, 0)
+
+    with pytest.raises(lossycoll.LossyError) as caught:
+        call()
+    return type(caught.value).__name__, str(caught.value)
+
+
+@pytest.mark.parametrize("refused", ["call", "message"])
+def test_a_rank_without_memory_is_an_error_of_all(refused: str) -> None:
+    env = {"LOSSYCOLL_LOG": "off", "REFUSED": refused}
+    values = run_good(rank_has_no_memory, 2, env)
+    for kind, text in values:
+        assert kind in ("EngineError", "AbortedError"), text
+        assert "no memory" in text, text

@@ -26,8 +26,8 @@ DEVICES = (
     mutation(
         "half a result of what has failed",
         "native/operations.c",
-        "if (!op->shown)\n            lc_gate_spoil(op);",
-        "if (op->shown)\n            lc_gate_spoil(op);",
+        "if (!op->shown)\n            lc_gate_fail(op);",
+        "if (op->shown)\n            lc_gate_fail(op);",
         f"{GATES}::test_the_output_of_what_fails_is_no_number",
     ),
     mutation(

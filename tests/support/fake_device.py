@@ -116,20 +116,16 @@ class FakeLayer:
         self.name = "fake"
         self.waits_by_stream = waits_by_stream
         self.lanes: list[Lane] = []
-        self.capturing = False
         self.refuses_memory = False
         self._seed = seed
 
     def new_lane(self) -> Lane:
         number = f"{self._seed} {len(self.lanes)}"
-        self.lanes.append(Lane(FakeStream("to-host", number), FakeStream("to-device", number)))
+        self.lanes.append(Lane(*(FakeStream(name, number) for name in Lane._fields)))
         return self.lanes[-1]
 
     def current(self) -> Here:
         return Here()
-
-    def is_capturing(self) -> bool:
-        return self.capturing
 
     def memory(self, nbytes: int) -> Tensor:
         if self.refuses_memory:
@@ -140,7 +136,8 @@ class FakeLayer:
         return torch.futures.Future()
 
     @contextlib.contextmanager
-    def after(self, event: FakeEvent | None) -> Iterator[None]:
+    def after(self, lane: Lane, event: FakeEvent | None) -> Iterator[None]:
+        del lane
         if event is not None:
             event.wait()
         yield

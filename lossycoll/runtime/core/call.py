@@ -159,6 +159,7 @@ class Operation:
         "done",
         "error",
         "exact",
+        "gated",
         "members",
         "notify",
         "shown",
@@ -190,6 +191,8 @@ class Operation:
         self.members: Sequence[int] = (0,)
         self.shown = False
         """Whether the result is there, though the operation need not be done."""
+        self.gated = bool(terms.gate)
+        """Whether it waits behind a gate."""
         self.done = False
         self.error: LossyError | None = None
 

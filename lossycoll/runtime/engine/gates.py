@@ -43,16 +43,18 @@ class Wakers:
         weakref.finalize(self, _close, self.descriptors, os.getpid())
 
 
-def shut(address: int, wakers: Wakers) -> None:
+def shut(address: int, wakers: Wakers, spoiled: tuple[int, int] = (0, 0)) -> None:
     """Makes a gate that is shut.
 
     Args:
         address: Of ``GATE_BYTES`` bytes, which no operation and no device looks at.
         wakers: Those of the host whose operation is to wait.
+        spoiled: Address and bytes of what becomes NaN if the operation fails.
     """
     gate = ffi.cast("lc_gate *", address)
-    gate.ready = gate.done = 0
+    gate.ready = gate.done = gate.failed = 0
     gate.wake[0], gate.wake[1] = wakers.descriptors
+    gate.spoiled, gate.spoiled_bytes = ffi.cast("void *", spoiled[0]), spoiled[1]
 
 
 def done_word(address: int) -> int:

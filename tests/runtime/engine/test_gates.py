@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from lossycoll.plan import transpose
+from lossycoll.plan.wire_types import Array
 from lossycoll.runtime.engine import gates
 from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall
 from lossycoll.runtime.engine.failures import Code
@@ -26,11 +27,12 @@ STILL = 0.2
 class Gate:
     """One gate, and the function that a device would call."""
 
-    def __init__(self, wakers: gates.Wakers) -> None:
+    def __init__(self, wakers: gates.Wakers, spoiled: Array | None = None) -> None:
         self._memory = np.zeros(gates.GATE_BYTES, np.uint8)
         self.address = self._memory.ctypes.data
         self._wakers = wakers
-        gates.shut(self.address, wakers)
+        output = (0, 0) if spoiled is None else (spoiled.ctypes.data, spoiled.nbytes)
+        gates.shut(self.address, wakers, output)
 
     def open(self) -> None:
         ctypes.CFUNCTYPE(None, ctypes.c_void_p)(gates.OPENER)(self.address)
@@ -48,13 +50,18 @@ class Ranks:
         self.data = [np.arange(COUNT, dtype=np.float32) * (rank + 1) for rank in range(2)]
 
     def gate(self) -> Gate:
-        return Gate(self.network.engines[0].wakers)
+        """One at rank 0, whose output is made NaN if the operation fails."""
+        return Gate(self.network.engines[0].wakers, self.data[0])
 
-    def submit(self, rank: int, gate: Gate | None = None, size: int = COUNT) -> int:
+    def submit(
+        self, rank: int, gate: Gate | None = None, size: int = COUNT, timeout: float = 20.0
+    ) -> int:
         per_packet = self.network.payload_bytes // 4
         plan = transpose.all_reduce(2, rank, size, per_packet)
         address = self.data[rank].ctypes.data
-        call = EngineCall(*(address, address, DType.F32, 1.0, plan.signature, 20.0, True, 0, False))
+        call = EngineCall(
+            *(address, address, DType.F32, 1.0, plan.signature, timeout, True, 0, False)
+        )
         engine = self.network.engines[rank]
         return engine.submit(Encoded.of(plan), call, gate=gate.address if gate else 0)
 
@@ -111,6 +118,38 @@ def test_the_output_of_what_fails_is_no_number(ranks: Ranks) -> None:
     assert ranks.wait(0, ticket) == Code.ABORTED
     assert gate.done
     assert np.isnan(ranks.data[0]).all()
+
+
+def test_what_fails_before_its_input_is_there_is_no_number_either(ranks: Ranks) -> None:
+    """The device writes its input after the failure, and then opens the gate."""
+    gate = ranks.gate()
+    ticket = ranks.submit(0, gate)
+    ranks.network.engines[0].abort(Code.ABORTED)
+    assert ranks.wait(0, ticket) == Code.ABORTED
+    assert gate.done
+    ranks.data[0][:] = 7
+    gate.open()
+    assert np.isnan(ranks.data[0]).all()
+
+
+def test_what_is_not_to_be_spoiled_stays(ranks: Ranks) -> None:
+    gate = Gate(ranks.network.engines[0].wakers)
+    ranks.data[0][:] = 7
+    ticket = ranks.submit(0, gate)
+    ranks.network.engines[0].abort(Code.ABORTED)
+    assert ranks.wait(0, ticket) == Code.ABORTED
+    gate.open()
+    assert (ranks.data[0] == 7).all()
+
+
+def test_time_behind_a_gate_is_no_time_that_others_are_late(ranks: Ranks) -> None:
+    gate = ranks.gate()
+    tickets = [ranks.submit(0, gate), ranks.submit(0, timeout=STILL)]
+    others = [ranks.submit(1), ranks.submit(1)]
+    time.sleep(2 * STILL)
+    gate.open()
+    for rank, mine in enumerate((tickets, others)):
+        assert [ranks.wait(rank, ticket) for ticket in mine] == [Code.OK] * 2
 
 
 def test_a_gate_that_is_never_opened_holds_no_group_open(ranks: Ranks) -> None:

@@ -77,6 +77,15 @@ class LossyWork(dist.Work):
         """Waits: on a CPU there is nothing else to synchronise with."""
         self.wait()
 
+    def wait_on_host(self) -> None:
+        """Returns when the call is done, wherever its tensors lie: for what it says in host memory,
+        and for its error.
+
+        Raises:
+            LossyError: The call has failed.
+        """
+        self.wait()
+
     def wait_result(self) -> None:
         """Returns when what the call gives can be read, perhaps before :meth:`wait` would: what
         this rank sends may still be asked for, so no tensor of the call may be written until
@@ -157,12 +166,7 @@ class EngineWork(LossyWork):
         return True
 
     def wait_on_host(self) -> None:
-        """Returns when the operation is done, wherever its tensors lie: for what it says in host
-        memory.
-
-        Raises:
-            LossyError: The call has failed.
-        """
+        """As :meth:`LossyWork.wait_on_host`."""
         self.wait()
         self._operation.wait()
 
@@ -335,6 +339,11 @@ class ManyWork(LossyWork):
         if first is not None:
             raise first
         return True
+
+    def wait_on_host(self) -> None:
+        """As :meth:`LossyWork.wait_on_host`, for each."""
+        for work in self._works:
+            work.wait_on_host() if isinstance(work, LossyWork) else work.wait()
 
     def wait_result(self) -> None:
         """As :meth:`LossyWork.wait_result`, for each."""

@@ -33,8 +33,8 @@ DEVICES = (
     mutation(
         "memory that is given back while a copy is under way",
         "lossycoll/devices/bounce.py",
-        "        return all(event.is_done() for event in self._places())\n",
-        "        return True\n",
+        "        return over and all(event.is_done() for event in self._places())\n",
+        "        return over\n",
         f"{BOUNCE}::test_nothing_is_over_before_its_copies_are",
     ),
     mutation(

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from lossycoll.backend.work import EngineWork, LossyWork
+from lossycoll.backend.work import LossyWork
 
 from .staleness import Mask
 
@@ -80,7 +80,7 @@ class OnHost:
 
     def wait(self) -> None:
         """Returns when it is complete; raises its error."""
-        if isinstance(self._work, EngineWork):
+        if isinstance(self._work, LossyWork):
             self._work.wait_on_host()
         else:
             self._work.wait()

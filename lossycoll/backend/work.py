@@ -327,17 +327,16 @@ class ManyWork(LossyWork):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Waits for each; ``timeout`` is for each by itself. Raises the first error."""
-        first: BaseException | None = None
-        for work in self._works:
-            try:
+        try:
+            for work in self._works:
                 if timeout:
                     work.wait(timeout)
                 else:
                     work.wait()
-            except LossyError as error:  # a device's streams are ordered after the others as well
-                first = first or error
-        if first is not None:
-            raise first
+        except LossyError:
+            for streams in self.streams:  # what was queued ahead still comes
+                streams.order_current()
+            raise
         return True
 
     def wait_on_host(self) -> None:

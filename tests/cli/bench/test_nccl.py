@@ -21,6 +21,7 @@ from lossycoll.cli.bench import command as bench
 from lossycoll.cli.bench import nccl
 from lossycoll.cli.bench import worker as bench_rank
 from lossycoll.cli.bench.nccl import NcclMissing, Seen, choose, transports
+from lossycoll.cli.launcher import launch
 from tests.support.lab_kit import ROOT
 
 GPUS = ("GPU-a", "GPU-b", "GPU-c", "GPU-d")
@@ -130,6 +131,33 @@ def test_sizes_are_nccl_tests() -> None:
     assert sizes[-1] == 128 << 20
     assert len(sizes) == 25
     assert bench.sweep(8, 100, 3) == (8, 24, 72)
+
+
+@pytest.mark.long
+def test_ranks_measure_sums_that_are_right(tmp_path: Path) -> None:
+    config = {
+        "backends": ("lossy", "gloo"),
+        "sizes": (8, 65536),
+        "dtype": "float32",
+        "seconds": 0.05,
+        "verify": True,
+        "step_seconds": 0.05,
+    }
+    launch(
+        "lossycoll.cli.bench.worker",
+        config,
+        ranks=2,
+        folder=tmp_path,
+        environment={},
+        on_event=lambda _: None,
+    )
+    measured = json.loads((tmp_path / "ranks.json").read_text())
+    assert [entry["wrong"] for entry in measured["sizes"]] == [{"lossy": 0, "gloo": 0}] * 2
+    assert measured["measured"] == {"lossy": "CPU tensors", "gloo": "CPU tensors"}
+    assert measured["nccl"] is None
+    for times in measured["steps"].values():
+        assert len(times) >= 3
+        assert min(times) > 0
 
 
 def test_a_time_is_of_the_whole_call(monkeypatch: pytest.MonkeyPatch) -> None:

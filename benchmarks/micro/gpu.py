@@ -75,7 +75,7 @@ def copies() -> dict[str, float]:
 
 
 def all_reduces(nbytes: int) -> dict[str, float]:
-    """Seconds of an all-reduce, of both kinds of tensors and of copies alone."""
+    """Seconds of an all-reduce, of both kinds of tensors."""
     tensors = {device: torch.ones(nbytes // 4, device=device) for device in ("cpu", "cuda")}
     seconds: dict[str, list[float]] = {device: [] for device in tensors}
 
@@ -136,14 +136,31 @@ def step_of(model: nn.Module, x: Tensor) -> Callable[[], None]:
     return step
 
 
-def ddp_steps(width: int, layers: int, batch: int) -> dict[str, Any]:
-    """Seconds of a step's forward and backward pass without and with its all-reduces, and of these
+def parameters_of(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def steps_of(
+    alone: nn.Module, parallel: nn.Module, x: Tensor, exchange: Callable[[], None]
+) -> dict[str, Any]:
+    """Seconds of a step's forward and backward pass without and with its collectives, and of these
     alone."""
+    return {
+        "parameters": parameters_of(alone),
+        "compute": median(step_of(alone, x), 5),
+        "communication": median(exchange, 5, WARM // 2),
+        "step": median(step_of(parallel, x), 5, WARM),
+        "timeline": timeline(step_of(parallel, x)),
+    }
+
+
+def ddp_steps(width: int, layers: int, batch: int) -> dict[str, Any]:
+    """A step under DDP, and all-reduces of as many bytes."""
     from torch.nn.parallel import DistributedDataParallel
 
     x = torch.randn(batch, 256, width, device="cuda")
     alone = Gpt(width, layers).cuda()
-    count = sum(parameter.numel() for parameter in alone.parameters())
+    count = parameters_of(alone)
     parallel = DistributedDataParallel(Gpt(width, layers).cuda(), gradient_as_bucket_view=True)
     buckets = [torch.ones((25 << 20) // 4, device="cuda") for _ in range(count * 4 // (25 << 20))]
 
@@ -151,13 +168,7 @@ def ddp_steps(width: int, layers: int, batch: int) -> dict[str, Any]:
         for work in [dist.all_reduce(bucket, async_op=True) for bucket in buckets]:
             work.wait()
 
-    return {
-        "parameters": count,
-        "compute": median(step_of(alone, x), 5),
-        "communication": median(exchange, 5, WARM // 2),
-        "step": median(step_of(parallel, x), 5, WARM),
-        "timeline": timeline(step_of(parallel, x)),
-    }
+    return steps_of(alone, parallel, x, exchange)
 
 
 def fsdp_steps(width: int, layers: int, batch: int) -> dict[str, Any]:
@@ -166,7 +177,7 @@ def fsdp_steps(width: int, layers: int, batch: int) -> dict[str, Any]:
 
     x = torch.randn(batch, 256, width, device="cuda")
     alone, sharded = Gpt(width, layers).cuda(), Gpt(width, layers).cuda()
-    count = sum(parameter.numel() for parameter in alone.parameters())
+    count = parameters_of(alone)
     each = count // layers // 2
     for layer in sharded.layers:
         fully_shard(layer)
@@ -186,13 +197,7 @@ def fsdp_steps(width: int, layers: int, batch: int) -> dict[str, Any]:
         for work in works:
             work.wait()
 
-    return {
-        "parameters": count,
-        "compute": median(step_of(alone, x), 5),
-        "communication": median(exchange, 5, WARM // 2),
-        "step": median(step_of(sharded, x), 5, WARM),
-        "timeline": timeline(step_of(sharded, x)),
-    }
+    return steps_of(alone, sharded, x, exchange)
 
 
 def hidden(row: Mapping[str, Any]) -> float:

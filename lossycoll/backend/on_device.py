@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from torch import Tensor
 from lossycoll.devices.bounce import Bounce
 from lossycoll.devices.layer import DeviceError, Lane, Layer
 from lossycoll.devices.registry import Device, device_of
+from lossycoll.devices.retirement import abandon
 from lossycoll.errors import EngineError
 from lossycoll.options.texts import STREAM_WAIT
 from lossycoll.runtime.collectives.endpoint import Endpoint
@@ -21,9 +21,6 @@ from lossycoll.runtime.core.call import Operation, Terms
 from .description import Description, Filled, Loss, Staged
 from .tensors import address
 from .work import EngineWork
-
-_interrupted: Final[list[Bounce]] = []
-"""Calls whose ends nobody hears of."""
 
 
 class Lanes:
@@ -167,7 +164,7 @@ class OnDevice:
         if way is None:
             return
         if submitted:
-            _interrupted.append(way)
+            abandon(way)
             self._open(way)
         else:
             self._device.retirement.add(way, ())

@@ -106,10 +106,7 @@ class LossyWork(dist.Work):
         futures. Errors are the future's."""
         if endpoint.options.futures == "in_order" or getattr(_thread, "completing", False):
             with contextlib.suppress(LossyError):
-                self._wait_done()
-
-    def _wait_done(self) -> None:
-        self.wait()
+                self.wait_on_host()
 
     def source_rank(self) -> int:
         """The rank that a receive was served by; -1 for anything else."""
@@ -211,9 +208,6 @@ class EngineWork(LossyWork):
             return False
         end = None if self.streams is None else self.streams.end
         return end is None or bool(end.is_done())
-
-    def _wait_done(self) -> None:
-        self.wait_on_host()
 
     def exception(self) -> LossyError | None:
         """Why the call failed; None if it hasn't."""

@@ -36,7 +36,6 @@ class Bounce:
         wakers: Those of the host whose operation waits behind a gate; None: it has no gate.
         reads: Whether ``source`` is read; False: its copy begins as anything.
         keeps: Whether elements of ``target`` may stay as they are.
-        in_order: Whether calls in the lane end in their order.
         may_be_ahead: Whether the way back may be queued before the operation ended.
         fills: Whether ``target`` is written.
         returns_source: Whether ``source`` is written as well.
@@ -53,7 +52,6 @@ class Bounce:
         gate: Address of the gate; 0: there is none.
         ahead: Whether the way back was queued before the operation ended.
         lane: The streams.
-        in_order: Whether calls in the lane end in their order.
         is_opened: Whether the gate will open.
         end: The place in a stream after which the result is on the device; None before it is known.
     """
@@ -72,7 +70,6 @@ class Bounce:
         fills: bool = True,
         returns_source: bool = False,
         spoils: bool = False,
-        in_order: bool = True,
         may_be_ahead: bool = True,
         epilogue: Callable[[], None] | None = None,
         among: Among | None = None,
@@ -88,7 +85,6 @@ class Bounce:
         self._copied: Any = None
         self.end: Any = None
         self.ahead: Final = layer.waits_by_stream and may_be_ahead and among is None
-        self.in_order: Final = in_order and self.ahead
         self.source = self._mirror(source)
         self.target = self.source if target is source else self._mirror(target)
         pairs = [(self.source, source)] if reads else []

@@ -26,8 +26,7 @@ LANE_CALLS: Final = 100
 
 Entry = tuple[Bounce, Sequence[Operation]]
 
-_lost: Final[list[Bounce]] = []
-"""Calls whose copies failed: their memory is never used again."""
+_abandoned: Final[list[Bounce]] = []
 
 
 class Retirement:
@@ -84,18 +83,23 @@ class Retirement:
             pending = self._rest(pending)
 
     def _rest(self, pending: list[Entry]) -> list[Entry]:
-        """Ends what is over; returns the rest. In order nothing is over before what comes first."""
+        """Ends what is over; returns the rest. What was queued ahead is over in its order."""
         rest: list[Entry] = []
         stopped: set[int] = set()
         for bounce, operations in pending:
             lane = id(bounce.lane)
-            if (not bounce.in_order or lane not in stopped) and _ended(bounce, operations):
+            if (not bounce.ahead or lane not in stopped) and _ended(bounce, operations):
                 self._under_way[lane] -= 1
                 continue
             rest.append((bounce, operations))
-            if bounce.in_order:
+            if bounce.ahead:
                 stopped.add(lane)
         return rest
+
+
+def abandon(bounce: Bounce) -> None:
+    """Has the memory of a call never used again: nobody hears of its end."""
+    _abandoned.append(bounce)
 
 
 def _ended(bounce: Bounce, operations: Sequence[Operation]) -> bool:
@@ -106,5 +110,5 @@ def _ended(bounce: Bounce, operations: Sequence[Operation]) -> bool:
         bounce.release()
     except Exception as error:
         log.error("%s: a copy between host and device failed: %s", bounce.layer.name, error)
-        _lost.append(bounce)
+        abandon(bounce)
     return True

@@ -44,9 +44,6 @@ class FakeEvent:
 class Here:
     """The caller's stream: the calling thread."""
 
-    def run(self, work: Callable[[], None]) -> None:
-        work()
-
     def record(self) -> FakeEvent:
         event = FakeEvent()
         event.happened.set()

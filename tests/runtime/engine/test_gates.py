@@ -72,6 +72,11 @@ class Ranks:
             code = Code(self.network.engines[rank].wait(ticket, 0.05))
         return code
 
+    def abort(self, ticket: int) -> None:
+        """Ends rank 0's operation."""
+        self.network.engines[0].abort(Code.ABORTED)
+        assert self.wait(0, ticket) == Code.ABORTED
+
 
 @pytest.fixture
 def ranks() -> Iterator[Ranks]:
@@ -114,8 +119,7 @@ def test_the_output_of_what_fails_is_no_number(ranks: Ranks) -> None:
     ticket = ranks.submit(0, gate)
     gate.open()
     assert ranks.wait(0, ticket, STILL) == Code.PENDING  # rank 1 doesn't call
-    ranks.network.engines[0].abort(Code.ABORTED)
-    assert ranks.wait(0, ticket) == Code.ABORTED
+    ranks.abort(ticket)
     assert gate.done
     assert np.isnan(ranks.data[0]).all()
 
@@ -124,8 +128,7 @@ def test_what_fails_before_its_input_is_there_is_no_number_either(ranks: Ranks) 
     """The device writes its input after the failure, and then opens the gate."""
     gate = ranks.gate()
     ticket = ranks.submit(0, gate)
-    ranks.network.engines[0].abort(Code.ABORTED)
-    assert ranks.wait(0, ticket) == Code.ABORTED
+    ranks.abort(ticket)
     assert gate.done
     ranks.data[0][:] = 7
     gate.open()
@@ -136,8 +139,7 @@ def test_what_is_not_to_be_spoiled_stays(ranks: Ranks) -> None:
     gate = Gate(ranks.network.engines[0].wakers)
     ranks.data[0][:] = 7
     ticket = ranks.submit(0, gate)
-    ranks.network.engines[0].abort(Code.ABORTED)
-    assert ranks.wait(0, ticket) == Code.ABORTED
+    ranks.abort(ticket)
     gate.open()
     assert (ranks.data[0] == 7).all()
 
@@ -155,8 +157,7 @@ def test_time_behind_a_gate_is_no_time_that_others_are_late(ranks: Ranks) -> Non
 def test_a_gate_that_is_never_opened_holds_no_group_open(ranks: Ranks) -> None:
     gate = ranks.gate()
     ticket = ranks.submit(0, gate)
-    ranks.network.engines[0].abort(Code.ABORTED)
-    assert ranks.wait(0, ticket) == Code.ABORTED
+    ranks.abort(ticket)
     assert gate.done
     gate.open()  # by a copy that was under way
 
@@ -174,16 +175,16 @@ def test_many_gates_that_another_thread_opens(ranks: Ranks) -> None:
     from threading import Thread
 
     opened: list[Gate] = []
-    pending = [(ranks.gate(), 0) for _ in range(200)]
+    pending = [ranks.gate() for _ in range(200)]
 
     def open_all() -> None:
-        for gate, _ in pending:
+        for gate in pending:
             until(lambda gate=gate: gate in opened, "the operation is submitted")  # type: ignore[misc]
             gate.open()
 
     thread = Thread(target=open_all)
     thread.start()
-    for gate, _ in pending:
+    for gate in pending:
         tickets = [ranks.submit(0, gate), ranks.submit(1)]
         opened.append(gate)
         assert [ranks.wait(rank, tickets[rank]) for rank in range(2)] == [Code.OK] * 2

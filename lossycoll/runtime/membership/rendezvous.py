@@ -23,9 +23,9 @@ from .differing_secrets import SESSION, DifferingSecrets
 from .polled_store import Pause, PolledStore, Store
 
 GRACE_SECONDS: Final = 5.0
+"""How long rank 0 of a group that is refused tells those that come late."""
 MOST_CLAIMS: Final = 64
 """Of one rank that are looked at."""
-"""How long rank 0 of a group that is refused tells those that come late."""
 
 
 _met_here: Final[set[tuple[str, int, str]]] = set()
@@ -345,10 +345,19 @@ class Rendezvous:
         return str(json.loads(self._store.get(f"{session}/who") or '"another"'))
 
     def _claimed(self, rank: int) -> list[Any]:
-        """What the processes said that claim a rank. Anybody can count up the claims."""
+        """What the processes said that claim a rank. Anybody can count up the claims.
+
+        One that is counted but hasn't said who it is yet is waited for, ``GRACE_SECONDS`` at most:
+        whoever isn't found here would not be told either.
+        """
         claims = min(self._store.add(self._key(f"claims/{rank}"), 0), MOST_CLAIMS)
-        found = [self._get(f"claimed/{rank}/{n + 1}") for n in range(claims)]
-        return [entry for entry in found if entry]
+        end = time.monotonic() + GRACE_SECONDS
+        pause = Pause()
+        while True:
+            found = [self._get(f"claimed/{rank}/{n + 1}") for n in range(claims)]
+            if all(found) or time.monotonic() > end:
+                return [entry for entry in found if entry]
+            pause()
 
     def _claimed_text(self, rank: int) -> str:
         names = " and ".join(str(entry["who"]) for entry in self._claimed(rank))

@@ -18,6 +18,8 @@ from lossycoll.runtime.membership import polled_store, rendezvous
 from lossycoll.runtime.membership.rendezvous import GRACE_SECONDS, Rendezvous
 
 TIMEOUT = 60.0
+STARVED = 0.2
+"""How often nobody moves though somebody could, and the clock jumps."""
 
 
 class Turns:
@@ -48,9 +50,10 @@ class Turns:
             self._done.release()
             return
         ready = [one for one in self._gates if self._wakes.get(one, 0.0) <= self._now]
-        if not ready:
-            self._now = min(self._wakes.values())
-            ready = [one for one in self._gates if self._wakes[one] <= self._now]
+        # Time passes for who sleeps also while others that could move are starved.
+        if not ready or (self._wakes and self._random.random() < STARVED):
+            self._now = max(self._now, min(self._wakes.values()))
+            ready = [one for one, at in self._wakes.items() if at <= self._now]
         chosen = self._random.choice(ready)
         self._wakes.pop(chosen, None)
         self._gates[chosen].release()

@@ -233,6 +233,25 @@ int lc_host_share(lc_host *h, const uint16_t *processes, uint16_t n, int descrip
     return failure->code;
 }
 
+int lc_host_verbs(lc_host *h, const lc_verbs_config *config, lc_verbs_info *info,
+                  lc_failure *failure) {
+    refuse(failure, LC_E_ARGUMENT);
+    if (h->running || h->threadless || h->n_interfaces == LC_LINKS)
+        return failure->code;
+    uint16_t number = h->n_interfaces;
+    lc_interface *via = &h->interfaces[number];
+    via->link = lc_verbs_open(&h->config, config, h->clock, info, failure);
+    if (via->link && !make_interface(h, via, via->link))
+        refuse(failure, LC_E_MEMORY);
+    if (failure->code == LC_OK && fits(h, via->link, number, failure)) {
+        info->link = number;
+        h->n_interfaces++;
+    } else {
+        free_interface(via);
+    }
+    return failure->code;
+}
+
 /* ---- sealing ---- */
 
 static int seal_interface(lc_host *h, lc_interface *via, uint16_t number, lc_failure *failure) {
@@ -326,7 +345,9 @@ static int set_address(lc_host *h, lc_path *p, const lc_address *address) {
 /* How many cores this machine has for each process that shares its memory. */
 static double cores_each(const lc_host *h) {
     double cores = (double)sysconf(_SC_NPROCESSORS_ONLN);
-    double here = 1 + (h->n_interfaces > SHARED_MEMORY ? h->interfaces[SHARED_MEMORY].n_paths : 0);
+    double here = 1;
+    for (uint16_t i = 0; i < h->n_interfaces; i++)
+        here += h->interfaces[i].link->local ? h->interfaces[i].n_paths : 0;
     return cores >= 1 ? cores / here : 1;
 }
 

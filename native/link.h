@@ -1,5 +1,6 @@
 /* A link: what the engine needs of a network, and nothing more. Kinds of link are tables of
- * functions: link_udp.c, link_shm.c. A host may have several, and each peer is reached by one.
+ * functions: link_udp.c, link_shm.c, link_verbs.c. A host may have several, and each peer is
+ * reached by one.
  *
  * A link is used by one thread at a time, the one that drives the engine, except where a function
  * says otherwise. It never prints and never sleeps: waiter.h does that for all links at once. */
@@ -96,6 +97,10 @@ lc_link *lc_link_open(const lc_host_config *config, const lc_clock *clock, lc_fa
 /* The link by which the given processes (lc_host_share) share memory; *descriptors as there. */
 lc_link *lc_shm_open(const lc_host_config *config, const uint16_t *processes, uint16_t n,
                      const lc_clock *clock, int descriptors[2], lc_failure *failure);
+
+/* The link of RDMA by a device. */
+lc_link *lc_verbs_open(const lc_host_config *host, const lc_verbs_config *config,
+                       const lc_clock *clock, lc_verbs_info *info, lc_failure *failure);
 
 static inline void lc_link_close(lc_link *link) {
     if (link)

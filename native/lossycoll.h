@@ -304,6 +304,48 @@ typedef struct {
     uint16_t payload_bytes;
 } lc_link_info;
 
+/* ---- unreliable datagrams of RDMA (docs/rdma.md) ---- */
+
+/* What the other processes need to know of one. */
+typedef struct {
+    uint8_t gid[16];     /* of its port */
+    uint32_t queue_pair; /* 24 bits */
+    uint32_t key;        /* without it the device drops a datagram */
+    uint16_t lid;        /* 0 on an Ethernet */
+    uint16_t partition;
+} lc_verbs_address;
+
+typedef struct {
+    const char *library;  /* NULL: the system's libibverbs */
+    const char *device;   /* its name */
+    const char *counters; /* folder of its port's own counters in sysfs; NULL: it has none */
+    uint8_t port;
+    uint8_t gid;    /* index in the port's table */
+    uint32_t queue; /* datagrams that may wait here, at most; 0: the usual number */
+} lc_verbs_config;
+
+/* What a port is like. */
+typedef struct {
+    uint16_t link;     /* its number in the host */
+    uint16_t mtu;      /* bytes of a datagram */
+    uint8_t active;    /* it has a link */
+    uint8_t ethernet;  /* RoCE */
+    uint32_t queue;    /* datagrams that may wait here, */
+    uint32_t queue_of; /* and those that were asked for: fewer fit into what may be locked */
+    lc_verbs_address address;
+} lc_verbs_info;
+
+/* Where opening a device ended: lc_failure.mine[0]. */
+enum lc_verbs_step {
+    LC_VERBS_LIBRARY = 1, /* there is no libibverbs */
+    LC_VERBS_DEVICE = 2,  /* there is no such device, */
+    LC_VERBS_OPEN = 3,    /* or it can't be opened: /dev/infiniband */
+    LC_VERBS_PORT = 4,    /* there is no such port, or it isn't active */
+    LC_VERBS_GID = 5,     /* or it has no such GID */
+    LC_VERBS_MEMORY = 6,  /* too little may be locked */
+    LC_VERBS_QUEUES = 7   /* no queue pair is to be had */
+};
+
 /* How a process is reached: by which of the host's links, and what that one needs to know. */
 typedef struct {
     const char *host; /* numeric */
@@ -312,6 +354,7 @@ typedef struct {
     int memory;     /* of link 1, shared memory: the peer's, and what wakes the peer, as its */
     int wake;       /* lc_host_share gave them. The caller closes them after lc_host_start */
     uint8_t absent; /* nobody has this number yet */
+    lc_verbs_address verbs; /* of the link of RDMA */
 } lc_address;
 
 /* What happens to links that go on by themselves. */
@@ -413,6 +456,13 @@ lc_host *lc_host_open(const lc_host_config *config, lc_failure *failure);
  * process's memory and of what wakes it, to be passed to the others; they stay the host's. Returns
  * LC_OK, or a code with the reason in *failure: then the host is as before. */
 int lc_host_share(lc_host *host, const uint16_t *processes, uint16_t n, int descriptors[2],
+                  lc_failure *failure);
+/* Asks a device what it is like, without keeping it. LC_OK, or a code with the reason in *failure.
+ */
+int lc_verbs_look(const lc_verbs_config *config, lc_verbs_info *info, lc_failure *failure);
+/* Opens the link of RDMA. Between lc_host_open and lc_host_start, once, after lc_host_share.
+ * LC_E_ARGUMENT, as by lc_host_open, where packets are too large for it. */
+int lc_host_verbs(lc_host *host, const lc_verbs_config *config, lc_verbs_info *info,
                   lc_failure *failure);
 /* More processes of the job run here than there are cores: who waits sleeps at once, and never
  * looks again and again. Before lc_host_start. */

@@ -19,6 +19,9 @@ static int32_t net_socket_buffer = 106496;
 /* The engines share memory, instead of loopback. */
 static int net_shared;
 
+/* The engines reach each other by RDMA: the path of the libibverbs; NULL: they don't. */
+static const char *net_verbs;
+
 typedef struct {
     lc_host *host[NET_MAX];
     lc_group *group[NET_MAX];
@@ -42,6 +45,16 @@ static inline void net_share(const net *n, uint16_t rank, lc_address *own) {
     own->link = 1;
     own->memory = found[0];
     own->wake = found[1];
+}
+
+static inline void net_open_verbs(const net *n, uint16_t rank, lc_address *own) {
+    const lc_verbs_config config = {
+        .library = net_verbs, .device = "fake0", .port = 1, .gid = 1, .queue = 1024};
+    lc_verbs_info info;
+    lc_failure failure;
+    CHECK(lc_host_verbs(n->host[rank], &config, &info, &failure) == LC_OK);
+    own->link = info.link;
+    own->verbs = info.address;
 }
 
 /* at: the ports that ranks know each other by; NULL: those that they have. */
@@ -71,6 +84,8 @@ static inline void net_open_at(net *n, uint16_t size, lc_inject inject, uint64_t
         peers[r] = (lc_address){.host = "127.0.0.1", .port = at ? at[r] : info.port};
         if (net_shared)
             net_share(n, r, &peers[r]);
+        if (net_verbs)
+            net_open_verbs(n, r, &peers[r]);
     }
     for (uint16_t r = 0; r < size; r++) {
         lc_failure failure;

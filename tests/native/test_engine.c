@@ -536,10 +536,36 @@ static void test_shared_memory(void) {
     net_shared = 0;
 }
 
+/* And by a device of RDMA: lossy and reliable, sealed by nobody, faults and none. */
+static void test_verbs(const char *program) {
+    static char library[4096];
+    const lc_inject none = {.loss = 0};
+    const lc_inject bad = {.loss = 0.1, .dup = 0.2, .reorder = 0.2, .seed = 12};
+    const char *slash = strrchr(program, '/');
+    snprintf(library, sizeof library, "%.*s/fake_verbs.so", slash ? (int)(slash - program) : 1,
+             slash ? program : ".");
+    net_verbs = library;
+    for (int ring = 0; ring < 2; ring++)
+        for (int reliable = 0; reliable < 2; reliable++) {
+            worker w = {.ring = ring,
+                        .reliable = reliable,
+                        .segment = 3000,
+                        .operations = 30,
+                        .deep = 3,
+                        .whole = 1,
+                        .waits = (uint8_t)ring};
+            run(none, w);
+            w.whole = reliable;
+            run(bad, w);
+        }
+    net_verbs = NULL;
+}
+
 /* -sample: half of the operations. */
 int main(int argc, char **argv) {
     fewer = check_samples(argc, argv) ? 2 : 1;
     test_shared_memory();
+    test_verbs(argv[0]);
     test_is_here();
     test_bad_arguments();
     test_faults();

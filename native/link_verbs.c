@@ -1,0 +1,456 @@
+/* The verbs link: opening a device, its peers, and what it tells of itself. */
+#include "link_verbs.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+enum {
+    KEY_BITS = 0x7FFFFFFF, /* the highest bit is for privileged keys */
+    CONTROL_WAITING = 9,   /* control datagrams of a peer that may wait besides (link_udp.c) */
+    PARTITION_BITS = 0x7FFF
+};
+
+static const uint64_t LOOK_NS = 100000000;
+
+/* ---- a device ---- */
+
+static int fail(lc_failure *failure, int step, int error) {
+    *failure = (lc_failure){.code = LC_E_SYSTEM, .sys_errno = error, .peer = -1};
+    failure->mine[0] = (uint64_t)step;
+    return failure->code;
+}
+
+static vb_context *open_device(const vb_api *api, const char *name, lc_failure *failure) {
+    int n = 0;
+    vb_context *context = NULL;
+    vb_device **devices = api->get_device_list(&n), *device = NULL;
+    for (int i = 0; devices && i < n && !device; i++)
+        if (!strcmp(api->get_device_name(devices[i]), name))
+            device = devices[i];
+    if (!device) {
+        fail(failure, LC_VERBS_DEVICE, devices ? ENODEV : errno);
+    } else {
+        errno = 0;
+        context = api->open_device(device);
+        if (!context)
+            fail(failure, LC_VERBS_OPEN, errno);
+    }
+    if (devices)
+        api->free_device_list(devices);
+    return context;
+}
+
+/* The path's lowest 7 bits of a GID index name the table's entry; a port has few of them. */
+static int look(const vb_api *api, vb_context *context, const lc_verbs_config *config,
+                lc_verbs_info *info, lc_failure *failure) {
+    vb_port_attr port;
+    vb_gid gid;
+    uint16_t partition = 0;
+    memset(&port, 0, sizeof port);
+    int error = api->query_port(context, config->port, &port);
+    if (error)
+        return fail(failure, LC_VERBS_PORT, error);
+    if (port.active_mtu < 1 || port.active_mtu > VB_MTU_4096)
+        return fail(failure, LC_VERBS_PORT, EPROTO);
+    info->mtu = (uint16_t)(128 << port.active_mtu);
+    info->active = port.state == VB_PORT_ACTIVE;
+    info->ethernet = port.link_layer == VB_LINK_ETHERNET;
+    if (api->query_gid(context, config->port, config->gid, &gid) || !(gid.words[0] | gid.words[1]))
+        return fail(failure, LC_VERBS_GID, ENOENT);
+    if (api->query_pkey(context, config->port, 0, &partition))
+        return fail(failure, LC_VERBS_PORT, EPROTO);
+    memcpy(info->address.gid, gid.raw, sizeof info->address.gid);
+    info->address.lid = port.lid;
+    info->address.partition = partition;
+    return LC_OK;
+}
+
+int lc_verbs_look(const lc_verbs_config *config, lc_verbs_info *info, lc_failure *failure) {
+    const vb_api *api = lc_verbs_api(config->library);
+    *info = (lc_verbs_info){.link = 0};
+    *failure = (lc_failure){.code = LC_OK, .peer = -1};
+    if (!api)
+        return fail(failure, LC_VERBS_LIBRARY, ENOENT);
+    vb_context *context = open_device(api, config->device, failure);
+    if (!context)
+        return failure->code;
+    int code = look(api, context, config, info, failure);
+    api->close_device(context);
+    return code;
+}
+
+/* ---- memory ---- */
+
+static uint32_t round_up(uint32_t bytes) {
+    return (bytes + 63) & ~63u;
+}
+
+static int lock_memory(lc_verbs *v, uint32_t queue) {
+    v->slot_bytes = round_up(VB_GRH_BYTES + v->mtu);
+    v->payload_stride = round_up(v->mtu);
+    size_t slots = (size_t)queue * v->slot_bytes;
+    size_t heads = (size_t)LC_VERBS_SENDS * LC_VERBS_HEAD_BYTES;
+    v->bytes = slots + heads + (size_t)LC_VERBS_SENDS * v->payload_stride;
+    void *memory = mmap(NULL, v->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED)
+        return 0;
+    v->memory = memory;
+    errno = ENOMEM; /* not every version says why */
+    v->mr = v->api->reg_mr(v->pd, memory, v->bytes, VB_ACCESS_LOCAL_WRITE);
+    if (!v->mr) {
+        int error = errno;
+        munmap(memory, v->bytes);
+        v->memory = NULL;
+        errno = error;
+        return 0;
+    }
+    v->slots = v->memory;
+    v->heads = v->slots + slots;
+    v->payloads = v->heads + heads;
+    v->queue = queue;
+    return 1;
+}
+
+/* As many buffers as may be locked. */
+static int make_memory(lc_verbs *v, uint32_t wanted, lc_failure *failure) {
+    uint32_t queue = wanted;
+    while (queue >= LC_VERBS_QUEUE_MIN && !lock_memory(v, queue))
+        queue /= 2;
+    if (!v->mr)
+        return fail(failure, LC_VERBS_MEMORY, errno);
+    v->spent = malloc(v->queue * sizeof *v->spent);
+    for (uint16_t i = 0; i < LC_VERBS_SENDS; i++) {
+        v->free[i] = i;
+        v->holder[i] = v->payload_of[i] = LC_VERBS_NONE;
+    }
+    v->n_free = LC_VERBS_SENDS;
+    if (v->spent)
+        return LC_OK;
+    *failure = (lc_failure){.code = LC_E_MEMORY, .peer = -1};
+    return failure->code;
+}
+
+/* ---- queues ---- */
+
+static int never_blocks(int fd) {
+    int flags = fcntl(fd, F_GETFL);
+    return flags >= 0 && fcntl(fd, F_SETFL, flags | O_NONBLOCK) == 0;
+}
+
+static int make_queue_pair(lc_verbs *v) {
+    vb_qp_init_attr attr = {
+        .send_cq = v->send_cq, .recv_cq = v->receive_cq, .qp_type = VB_QPT_UD, .sq_sig_all = 0};
+    const vb_qp_cap cap = {LC_VERBS_SENDS, v->queue, 2, 1, LC_VERBS_INLINE};
+    attr.cap = cap;
+    v->qp = v->api->create_qp(v->pd, &attr);
+    if (!v->qp) { /* not every device has so much room within a request */
+        attr.cap = cap;
+        attr.cap.max_inline_data = 0;
+        v->qp = v->api->create_qp(v->pd, &attr);
+    }
+    v->inline_max = attr.cap.max_inline_data;
+    return v->qp != NULL;
+}
+
+static int start_queue_pair(lc_verbs *v) {
+    vb_qp_attr init = {.qp_state = VB_QPS_INIT, .port_num = v->config.port, .qkey = v->own.key};
+    vb_qp_attr receives = {.qp_state = VB_QPS_RTR}, sends = {.qp_state = VB_QPS_RTS};
+    int error =
+        v->api->modify_qp(v->qp, &init, VB_QP_STATE | VB_QP_PKEY_INDEX | VB_QP_PORT | VB_QP_QKEY);
+    if (!error)
+        error = v->api->modify_qp(v->qp, &receives, VB_QP_STATE);
+    if (!error)
+        error = v->api->modify_qp(v->qp, &sends, VB_QP_STATE | VB_QP_SQ_PSN);
+    errno = error;
+    return !error;
+}
+
+static int make_queues(lc_verbs *v, lc_failure *failure) {
+    const vb_api *api = v->api;
+    errno = 0;
+    v->channel = api->create_comp_channel(v->context);
+    if (v->channel)
+        v->send_cq = api->create_cq(v->context, LC_VERBS_SENDS, NULL, v->channel, 0);
+    if (v->send_cq)
+        v->receive_cq = api->create_cq(v->context, (int)v->queue, NULL, v->channel, 0);
+    if (!v->receive_cq || !make_queue_pair(v) || !never_blocks(v->channel->fd) ||
+        !never_blocks(v->context->async_fd) || !start_queue_pair(v) || !lc_verbs_offer_all(v))
+        return fail(failure, LC_VERBS_QUEUES, errno);
+    v->own.queue_pair = ((const vb_qp_head *)(const void *)v->qp)->qp_num;
+    return LC_OK;
+}
+
+static void close_verbs(lc_link *link) {
+    lc_verbs *v = lc_verbs_of(link);
+    const vb_api *api = v->api;
+    if (v->qp)
+        api->destroy_qp(v->qp);
+    for (uint32_t i = 0; i < v->n_peers; i++)
+        if (v->peers[i].ah)
+            api->destroy_ah(v->peers[i].ah);
+    if (v->receive_cq)
+        api->destroy_cq(v->receive_cq);
+    if (v->send_cq)
+        api->destroy_cq(v->send_cq);
+    if (v->channel)
+        api->destroy_comp_channel(v->channel);
+    if (v->mr)
+        api->dereg_mr(v->mr);
+    if (v->pd)
+        api->dealloc_pd(v->pd);
+    if (v->context)
+        api->close_device(v->context);
+    if (v->memory)
+        munmap(v->memory, v->bytes);
+    free(v->spent);
+    free(v->peers);
+    free(v->counters);
+    free(v);
+}
+
+/* ---- peers ---- */
+
+static int grow(lc_verbs *v, uint32_t n) {
+    uint32_t room = v->n_peers ? v->n_peers : 8;
+    while (room < n)
+        room *= 2;
+    lc_verbs_peer *peers = realloc(v->peers, room * sizeof *peers);
+    if (!peers)
+        return 0;
+    memset(peers + v->n_peers, 0, (room - v->n_peers) * sizeof *peers);
+    v->peers = peers;
+    v->n_peers = room;
+    return 1;
+}
+
+/* The highest bit of a partition's number tells full members from limited ones, of which two can't
+ * reach each other. */
+static int is_reachable(const lc_verbs *v, const lc_verbs_address *there) {
+    const uint16_t own = v->own.partition, other = there->partition;
+    return !((own ^ other) & PARTITION_BITS) && ((own | other) & ~PARTITION_BITS);
+}
+
+static vb_ah *make_way(lc_verbs *v, const lc_verbs_address *there) {
+    vb_ah_attr attr = {.dlid = there->lid, .is_global = 1, .port_num = v->config.port};
+    memcpy(attr.grh.dgid.raw, there->gid, sizeof attr.grh.dgid.raw);
+    attr.grh.sgid_index = v->config.gid;
+    attr.grh.hop_limit = 64;
+    return v->api->create_ah(v->pd, &attr);
+}
+
+static int set_peer(lc_link *link, uint16_t peer, const lc_address *address) {
+    lc_verbs *v = lc_verbs_of(link);
+    lc_verbs_peer known = {.ah = NULL};
+    if (address) {
+        known.address = address->verbs;
+        if (address->verbs.queue_pair >> 24 || !is_reachable(v, &address->verbs))
+            return LC_E_ARGUMENT;
+    }
+    if (peer >= v->n_peers && !grow(v, peer + 1u))
+        return LC_E_MEMORY;
+    if (address && !(known.ah = make_way(v, &address->verbs)))
+        return LC_E_ARGUMENT;
+    if (v->peers[peer].ah)
+        v->api->destroy_ah(v->peers[peer].ah);
+    v->peers[peer] = known;
+    return LC_OK;
+}
+
+static int is_here(const lc_link *link, uint16_t peer) {
+    const lc_verbs *v = lc_verbs_of_const(link);
+    const lc_verbs_peer *p = lc_verbs_peer_of(v, peer);
+    return p && !memcmp(p->address.gid, v->own.gid, sizeof v->own.gid);
+}
+
+/* ---- what it tells of itself ---- */
+
+void lc_verbs_note(lc_verbs *v, lc_event event) {
+    if (v->events_in - v->events_out < LC_VERBS_EVENTS)
+        v->events[v->events_in++ % LC_VERBS_EVENTS] = event;
+}
+
+static void info(const lc_link *link, lc_link_info *info) {
+    const lc_verbs *v = lc_verbs_of_const(link);
+    *info = (lc_link_info){.receive_buffer = (int32_t)(v->queue * v->slot_bytes),
+                           .send_buffer = (int32_t)(LC_VERBS_SENDS * v->payload_stride),
+                           .payload_bytes = (uint16_t)link->payload_bytes};
+}
+
+/* A buffer is one datagram's, whatever its length. Of those that were taken, some aren't back at
+ * the device yet. */
+static uint32_t credits(const lc_link *link, uint32_t packet_bytes, uint32_t peers) {
+    const lc_verbs *v = lc_verbs_of_const(link);
+    uint32_t usable = v->queue - LC_VERBS_RETURN - LC_RECEIVE_BUFFERS;
+    uint32_t control = peers * CONTROL_WAITING;
+    (void)packet_bytes;
+    control = control < usable / 2 ? control : usable / 2;
+    return (usable - control) / peers;
+}
+
+static uint64_t counter(const lc_verbs *v, const char *name, int *is_there) {
+    char path[512], text[32];
+    *is_there = 0;
+    if (!v->counters)
+        return 0;
+    snprintf(path, sizeof path, "%s/%s", v->counters, name);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return 0;
+    ssize_t n = read(fd, text, sizeof text - 1);
+    close(fd);
+    text[n > 0 ? n : 0] = 0;
+    *is_there = n > 0;
+    return strtoull(text, NULL, 10);
+}
+
+/* Datagrams that the device dropped because no buffer was left. Some devices count them; of a
+ * soft-RoCE they are those that came and were no message. All of the device's users are counted. */
+static uint64_t dropped(const lc_verbs *v) {
+    int counts, comes, takes;
+    uint64_t without = counter(v, "out_of_buffer", &counts);
+    if (counts)
+        return without;
+    uint64_t came = counter(v, "rcvd_pkts", &comes), taken = counter(v, "rdma_recvs", &takes);
+    return comes && takes && came > taken ? came - taken : 0;
+}
+
+static void figures(const lc_link *link, lc_link_figures *figures) {
+    const lc_verbs *v = lc_verbs_of_const(link);
+    *figures = v->figures;
+    uint64_t now = dropped(v);
+    figures->overflow = now > v->dropped_before ? now - v->dropped_before : 0;
+}
+
+static void port_is_down(lc_verbs *v) {
+    if (!v->port_down)
+        v->down_since_ns = lc_clock_now(v->link.clock);
+    v->port_down = 1;
+    lc_verbs_note(v, (lc_event){.kind = LC_EVENT_FAILING, .sys_errno = ENETDOWN, .peer = -1});
+}
+
+static void port_is_up(lc_verbs *v) {
+    if (!v->port_down)
+        return;
+    v->port_down = 0;
+    uint64_t waited = lc_clock_now(v->link.clock) - v->down_since_ns;
+    lc_verbs_note(
+        v,
+        (lc_event){.kind = LC_EVENT_WORKS, .sys_errno = ENETDOWN, .peer = -1, .waited_ns = waited});
+}
+
+/* Those of other ports of the device, and of what others do with it, are nobody's here. */
+static void on_event(lc_verbs *v, const vb_async_event *e) {
+    int own_port = e->element.port == v->config.port;
+    const void *object = e->element.object;
+    if (e->event_type == VB_EVENT_PORT_ERR && own_port)
+        port_is_down(v);
+    else if (e->event_type == VB_EVENT_PORT_ACTIVE && own_port)
+        port_is_up(v);
+    else if (e->event_type == VB_EVENT_DEVICE_FATAL ||
+             (e->event_type == VB_EVENT_QP_FATAL && object == v->qp) ||
+             (e->event_type == VB_EVENT_CQ_ERR &&
+              (object == v->send_cq || object == v->receive_cq)))
+        v->failed_errno = EIO;
+}
+
+/* To ask costs a system call, and they are rare. */
+static int event(lc_link *link, lc_event *event) {
+    lc_verbs *v = lc_verbs_of(link);
+    uint64_t now = lc_clock_now(link->clock);
+    vb_async_event found;
+    if (now - v->looked_ns >= LOOK_NS) {
+        v->looked_ns = now;
+        while (!v->api->get_async_event(v->context, &found)) {
+            on_event(v, &found);
+            v->api->ack_async_event(&found);
+        }
+    }
+    if (v->events_in == v->events_out)
+        return 0;
+    *event = v->events[v->events_out++ % LC_VERBS_EVENTS];
+    return 1;
+}
+
+static const lc_link_ops verbs_ops = {.name = "verbs",
+                                      .close = close_verbs,
+                                      .set_peer = set_peer,
+                                      .is_here = is_here,
+                                      .info = info,
+                                      .credits = credits,
+                                      .send = lc_verbs_send,
+                                      .receive = lc_verbs_receive,
+                                      .is_from = lc_verbs_is_from,
+                                      .descriptors = lc_verbs_descriptors,
+                                      .watch = lc_verbs_watch,
+                                      .event = event,
+                                      .figures = figures};
+
+/* ---- opening ---- */
+
+static int draw_key(lc_verbs *v) {
+    if (getrandom(&v->own.key, sizeof v->own.key, 0) != (ssize_t)sizeof v->own.key)
+        return 0;
+    v->own.key &= KEY_BITS;
+    return 1;
+}
+
+static int open_all(lc_verbs *v, lc_verbs_info *info, lc_failure *failure) {
+    uint32_t wanted = v->config.queue ? v->config.queue : LC_VERBS_QUEUE;
+    v->context = open_device(v->api, v->config.device, failure);
+    if (!v->context || look(v->api, v->context, &v->config, info, failure) != LC_OK)
+        return failure->code;
+    if (!info->active)
+        return fail(failure, LC_VERBS_PORT, ENETDOWN);
+    v->mtu = v->link.packet_max = info->mtu;
+    v->own = info->address;
+    v->pd = v->api->alloc_pd(v->context);
+    if (!v->pd || !draw_key(v))
+        return fail(failure, LC_VERBS_QUEUES, errno);
+    if (make_memory(v, wanted, failure) != LC_OK || make_queues(v, failure) != LC_OK)
+        return failure->code;
+    info->address = v->own;
+    info->queue = v->queue;
+    info->queue_of = wanted;
+    v->dropped_before = dropped(v);
+    return LC_OK;
+}
+
+lc_link *lc_verbs_open(const lc_host_config *host, const lc_verbs_config *config,
+                       const lc_clock *clock, lc_verbs_info *info, lc_failure *failure) {
+    const vb_api *api = lc_verbs_api(config->library);
+    *info = (lc_verbs_info){.link = 0};
+    *failure = (lc_failure){.code = LC_OK, .peer = -1};
+    if (!api) {
+        fail(failure, LC_VERBS_LIBRARY, ENOENT);
+        return NULL;
+    }
+    if (config->queue && config->queue < LC_VERBS_QUEUE_MIN) {
+        failure->code = LC_E_ARGUMENT;
+        return NULL;
+    }
+    lc_verbs *v = calloc(1, sizeof *v);
+    char *counters = config->counters ? strdup(config->counters) : NULL;
+    if (!v || (config->counters && !counters)) {
+        free(v);
+        free(counters);
+        failure->code = LC_E_MEMORY;
+        return NULL;
+    }
+    v->link = (lc_link){.ops = &verbs_ops, .clock = clock};
+    v->link.payload_bytes = host->payload_bytes;
+    v->api = api;
+    v->config = *config;
+    v->counters = counters;
+    if (open_all(v, info, failure) != LC_OK) {
+        close_verbs(&v->link);
+        return NULL;
+    }
+    v->config.library = v->config.device = v->config.counters = NULL; /* the caller's */
+    return &v->link;
+}

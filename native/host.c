@@ -233,22 +233,21 @@ int lc_host_share(lc_host *h, const uint16_t *processes, uint16_t n, int descrip
     return failure->code;
 }
 
-int lc_host_verbs(lc_host *h, const lc_verbs_config *config, lc_verbs_info *info,
-                  lc_failure *failure) {
+int lc_host_verbs(lc_host *h, lc_verbs_port *port, lc_failure *failure) {
+    lc_link *link = (lc_link *)(void *)port;
     refuse(failure, LC_E_ARGUMENT);
     if (h->running || h->threadless || h->n_interfaces == LC_LINKS)
         return failure->code;
     uint16_t number = h->n_interfaces;
     lc_interface *via = &h->interfaces[number];
-    via->link = lc_verbs_open(&h->config, config, h->clock, info, failure);
-    if (via->link && !make_interface(h, via, via->link))
+    if (!make_interface(h, via, link)) {
         refuse(failure, LC_E_MEMORY);
-    if (failure->code == LC_OK && fits(h, via->link, number, failure)) {
-        info->link = number;
+    } else if (fits(h, link, number, failure)) {
+        via->link = link;
         h->n_interfaces++;
-    } else {
-        free_interface(via);
+        return number;
     }
+    free_interface(via);
     return failure->code;
 }
 

@@ -98,9 +98,9 @@ lc_link *lc_link_open(const lc_host_config *config, const lc_clock *clock, lc_fa
 lc_link *lc_shm_open(const lc_host_config *config, const uint16_t *processes, uint16_t n,
                      const lc_clock *clock, int descriptors[2], lc_failure *failure);
 
-/* The link of RDMA by a device. */
-lc_link *lc_verbs_open(const lc_host_config *host, const lc_verbs_config *config,
-                       const lc_clock *clock, lc_verbs_info *info, lc_failure *failure);
+/* The link of RDMA by a device: a lc_verbs_port begins with it. */
+lc_link *lc_verbs_link(const lc_verbs_config *config, const lc_clock *clock, lc_verbs_info *info,
+                       lc_failure *failure);
 
 static inline void lc_link_close(lc_link *link) {
     if (link)

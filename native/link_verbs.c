@@ -46,7 +46,6 @@ static vb_context *open_device(const vb_api *api, const char *name, lc_failure *
     return context;
 }
 
-/* The path's lowest 7 bits of a GID index name the table's entry; a port has few of them. */
 static int look(const vb_api *api, vb_context *context, const lc_verbs_config *config,
                 lc_verbs_info *info, lc_failure *failure) {
     vb_port_attr port;
@@ -59,7 +58,8 @@ static int look(const vb_api *api, vb_context *context, const lc_verbs_config *c
     if (port.active_mtu < 1 || port.active_mtu > VB_MTU_4096)
         return fail(failure, LC_VERBS_PORT, EPROTO);
     info->mtu = (uint16_t)(128 << port.active_mtu);
-    info->active = port.state == VB_PORT_ACTIVE;
+    if (port.state != VB_PORT_ACTIVE)
+        return fail(failure, LC_VERBS_PORT, ENETDOWN);
     info->ethernet = port.link_layer == VB_LINK_ETHERNET;
     if (api->query_gid(context, config->port, config->gid, &gid) || !(gid.words[0] | gid.words[1]))
         return fail(failure, LC_VERBS_GID, ENOENT);
@@ -69,20 +69,6 @@ static int look(const vb_api *api, vb_context *context, const lc_verbs_config *c
     info->address.lid = port.lid;
     info->address.partition = partition;
     return LC_OK;
-}
-
-int lc_verbs_look(const lc_verbs_config *config, lc_verbs_info *info, lc_failure *failure) {
-    const vb_api *api = lc_verbs_api(config->library);
-    *info = (lc_verbs_info){.link = 0};
-    *failure = (lc_failure){.code = LC_OK, .peer = -1};
-    if (!api)
-        return fail(failure, LC_VERBS_LIBRARY, ENOENT);
-    vb_context *context = open_device(api, config->device, failure);
-    if (!context)
-        return failure->code;
-    int code = look(api, context, config, info, failure);
-    api->close_device(context);
-    return code;
 }
 
 /* ---- memory ---- */
@@ -279,7 +265,7 @@ static void info(const lc_link *link, lc_link_info *info) {
     const lc_verbs *v = lc_verbs_of_const(link);
     *info = (lc_link_info){.receive_buffer = (int32_t)(v->queue * v->slot_bytes),
                            .send_buffer = (int32_t)(LC_VERBS_SENDS * v->payload_stride),
-                           .payload_bytes = (uint16_t)link->payload_bytes};
+                           .payload_bytes = 0};
 }
 
 /* A buffer is one datagram's, whatever its length. Of those that were taken, some aren't back at
@@ -405,8 +391,6 @@ static int open_all(lc_verbs *v, lc_verbs_info *info, lc_failure *failure) {
     v->context = open_device(v->api, v->config.device, failure);
     if (!v->context || look(v->api, v->context, &v->config, info, failure) != LC_OK)
         return failure->code;
-    if (!info->active)
-        return fail(failure, LC_VERBS_PORT, ENETDOWN);
     v->mtu = v->link.packet_max = info->mtu;
     v->own = info->address;
     v->pd = v->api->alloc_pd(v->context);
@@ -421,10 +405,10 @@ static int open_all(lc_verbs *v, lc_verbs_info *info, lc_failure *failure) {
     return LC_OK;
 }
 
-lc_link *lc_verbs_open(const lc_host_config *host, const lc_verbs_config *config,
-                       const lc_clock *clock, lc_verbs_info *info, lc_failure *failure) {
+lc_link *lc_verbs_link(const lc_verbs_config *config, const lc_clock *clock, lc_verbs_info *info,
+                       lc_failure *failure) {
     const vb_api *api = lc_verbs_api(config->library);
-    *info = (lc_verbs_info){.link = 0};
+    *info = (lc_verbs_info){.mtu = 0};
     *failure = (lc_failure){.code = LC_OK, .peer = -1};
     if (!api) {
         fail(failure, LC_VERBS_LIBRARY, ENOENT);
@@ -443,7 +427,6 @@ lc_link *lc_verbs_open(const lc_host_config *host, const lc_verbs_config *config
         return NULL;
     }
     v->link = (lc_link){.ops = &verbs_ops, .clock = clock};
-    v->link.payload_bytes = host->payload_bytes;
     v->api = api;
     v->config = *config;
     v->counters = counters;

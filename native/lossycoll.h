@@ -324,11 +324,11 @@ typedef struct {
     uint32_t queue; /* datagrams that may wait here, at most; 0: the usual number */
 } lc_verbs_config;
 
+typedef struct lc_verbs_port lc_verbs_port;
+
 /* What a port is like. */
 typedef struct {
-    uint16_t link;     /* its number in the host */
     uint16_t mtu;      /* bytes of a datagram */
-    uint8_t active;    /* it has a link */
     uint8_t ethernet;  /* RoCE */
     uint32_t queue;    /* datagrams that may wait here, */
     uint32_t queue_of; /* and those that were asked for: fewer fit into what may be locked */
@@ -457,13 +457,22 @@ lc_host *lc_host_open(const lc_host_config *config, lc_failure *failure);
  * LC_OK, or a code with the reason in *failure: then the host is as before. */
 int lc_host_share(lc_host *host, const uint16_t *processes, uint16_t n, int descriptors[2],
                   lc_failure *failure);
-/* Asks a device what it is like, without keeping it. LC_OK, or a code with the reason in *failure.
- */
-int lc_verbs_look(const lc_verbs_config *config, lc_verbs_info *info, lc_failure *failure);
-/* Opens the link of RDMA. Between lc_host_open and lc_host_start, once, after lc_host_share.
- * LC_E_ARGUMENT, as by lc_host_open, where packets are too large for it. */
-int lc_host_verbs(lc_host *host, const lc_verbs_config *config, lc_verbs_info *info,
-                  lc_failure *failure);
+/* Opens a device's port and a queue pair, before it is known whether others are reached by it. NULL
+ * on failure, with the reason in *failure: mine[0] is an lc_verbs_step. */
+lc_verbs_port *lc_verbs_open(const lc_verbs_config *config, lc_verbs_info *info,
+                             lc_failure *failure);
+/* Only of one that no host has taken. */
+void lc_verbs_close(lc_verbs_port *port);
+/* Finds out who is reached, while they do the same: datagrams to each of n processes whose address
+ * has a queue pair, until all have answered or so much time is over. heard[i] becomes 1 if one came
+ * from process i. token: of this meeting alone. LC_OK, or LC_E_MEMORY. */
+int lc_verbs_greet(lc_verbs_port *port, uint64_t token, uint16_t own,
+                   const lc_verbs_address *addresses, uint16_t n, uint64_t timeout_ns,
+                   uint8_t *heard);
+/* Makes it the host's next link, whose number is returned, if it is above 0: the port is the host's
+ * from then on. Between lc_host_open and lc_host_start, after lc_host_share. LC_E_ARGUMENT, as by
+ * lc_host_open, where packets are too large for it. */
+int lc_host_verbs(lc_host *host, lc_verbs_port *port, lc_failure *failure);
 /* More processes of the job run here than there are cores: who waits sleeps at once, and never
  * looks again and again. Before lc_host_start. */
 void lc_host_crowded(lc_host *host);

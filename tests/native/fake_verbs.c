@@ -531,7 +531,8 @@ static int is_lost(void) {
     return fake_verbs.loss > 0 && rand_r(&seed) / (RAND_MAX + 1.0) < fake_verbs.loss;
 }
 
-/* Where nobody is, it is lost. Where a process is stopped, and its socket has no room, it is too. */
+/* Where nobody is, it is lost. Where a process is stopped, and its socket has no room, it is too.
+ */
 static void put_on_the_wire(vb_qp *qp, uint32_t to, const uint8_t *data, size_t n) {
     struct sockaddr_un name;
     socklen_t length = name_of(to, &name);

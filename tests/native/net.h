@@ -52,8 +52,11 @@ static inline void net_open_verbs(const net *n, uint16_t rank, lc_address *own) 
         .library = net_verbs, .device = "fake0", .port = 1, .gid = 1, .queue = 1024};
     lc_verbs_info info;
     lc_failure failure;
-    CHECK(lc_host_verbs(n->host[rank], &config, &info, &failure) == LC_OK);
-    own->link = info.link;
+    lc_verbs_port *port = lc_verbs_open(&config, &info, &failure);
+    CHECK(port != NULL);
+    int link = lc_host_verbs(n->host[rank], port, &failure);
+    CHECK(link > 0);
+    own->link = (uint16_t)link;
     own->verbs = info.address;
 }
 

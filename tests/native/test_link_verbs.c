@@ -8,6 +8,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <limits.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -38,13 +39,12 @@ static lc_verbs_info info_of;
 static lc_failure why;
 
 static lc_link *open_with(lc_verbs_config config) {
-    const lc_host_config host = {.payload_bytes = PAYLOAD};
     config.library = library;
     if (!config.device)
         config.device = "fake0";
     if (!config.port)
         config.port = 1;
-    return lc_verbs_open(&host, &config, &test_clock, &info_of, &why);
+    return lc_verbs_link(&config, &test_clock, &info_of, &why);
 }
 
 typedef struct {
@@ -556,10 +556,9 @@ static void test_opening(void) {
     refused_at(usual, LC_VERBS_QUEUES, ENOMEM);
     *fake = none;
     CHECK(!open_with((lc_verbs_config){.queue = 63}) && why.code == LC_E_ARGUMENT);
-    const lc_host_config host = {.payload_bytes = PAYLOAD};
     const lc_verbs_config nowhere = {
         .library = "./no-such-library.so", .device = "fake0", .port = 1};
-    CHECK(!lc_verbs_open(&host, &nowhere, &test_clock, &info_of, &why));
+    CHECK(!lc_verbs_link(&nowhere, &test_clock, &info_of, &why));
     CHECK(why.mine[0] == LC_VERBS_LIBRARY);
     /* Fewer buffers where less may be locked; no room within requests where there is none. */
     fake->lock_max = 3 << 20;
@@ -572,20 +571,74 @@ static void test_opening(void) {
     close_pair(&p);
 }
 
-static void test_looking(void) {
-    lc_verbs_config config = {.library = library, .device = "fake1", .port = 1};
-    fake->port_state = 1;
+/* What the port says of itself is what others are told. */
+static void test_infiniband(void) {
     fake->mtu = 3;
     fake->infiniband = 1;
-    CHECK(lc_verbs_look(&config, &info_of, &why) == LC_OK);
-    CHECK(info_of.mtu == 1024 && !info_of.active && !info_of.ethernet && info_of.address.lid);
+    lc_link *link = open_with((lc_verbs_config){.device = "fake1"});
+    CHECK(link && info_of.mtu == 1024 && !info_of.ethernet && info_of.address.lid);
     CHECK(info_of.address.gid[0] == 0xFE && info_of.address.gid[15] == 2);
-    fake->open_errno = EPERM;
-    CHECK(lc_verbs_look(&config, &info_of, &why) == LC_E_SYSTEM && why.sys_errno == EPERM);
-    config.library = "./no-such-library.so";
-    CHECK(lc_verbs_look(&config, &info_of, &why) == LC_E_SYSTEM);
+    lc_link_close(link);
     fake_verbs_state none = {.sent = 0};
     *fake = none;
+}
+
+/* ---- greetings ---- */
+
+enum { MEET = 3 };
+
+typedef struct {
+    lc_verbs_port *port;
+    const lc_verbs_address *addresses;
+    uint64_t token;
+    uint16_t own;
+    uint8_t heard[MEET];
+} guest;
+
+static void *meets(void *of) {
+    guest *g = of;
+    CHECK(lc_verbs_greet(g->port, g->token, g->own, g->addresses, MEET, SECOND, g->heard) == LC_OK);
+    return NULL;
+}
+
+/* Returns whether each heard each other one; absent: one that has no port; stranger: one that is of
+ * another meeting. */
+static uint32_t meet(int absent, int stranger, double loss) {
+    lc_verbs_config config = {.library = library, .device = "fake0", .port = 1, .gid = 1};
+    lc_verbs_address addresses[MEET] = {{.queue_pair = 0}};
+    guest guests[MEET] = {{.own = 0}};
+    pthread_t threads[MEET];
+    uint32_t heard = 0;
+    fake->loss = loss;
+    for (int i = 0; i < MEET; i++) {
+        guests[i] =
+            (guest){.addresses = addresses, .token = 5 + (i == stranger), .own = (uint16_t)i};
+        if (i == absent)
+            continue;
+        guests[i].port = lc_verbs_open(&config, &info_of, &why);
+        CHECK(guests[i].port != NULL);
+        addresses[i] = info_of.address;
+    }
+    for (int i = 0; i < MEET; i++)
+        if (i != absent)
+            CHECK(pthread_create(&threads[i], NULL, meets, &guests[i]) == 0);
+    for (int i = 0; i < MEET; i++)
+        if (i != absent) {
+            pthread_join(threads[i], NULL);
+            for (int k = 0; k < MEET; k++)
+                heard |= (uint32_t)guests[i].heard[k] << (MEET * i + k);
+            lc_verbs_close(guests[i].port);
+        }
+    fake_verbs_state none = {.sent = 0};
+    *fake = none;
+    return heard;
+}
+
+static void test_greetings(void) {
+    CHECK(meet(-1, -1, 0) == 0356); /* octal: who heard whom, from the last guest on */
+    CHECK(meet(-1, -1, 0.3) == 0356);
+    CHECK(meet(1, -1, 0) == 0104);
+    CHECK(meet(-1, 2, 0) == 0012);
 }
 
 int main(int argc, char **argv) {
@@ -613,6 +666,7 @@ int main(int argc, char **argv) {
     test_refused_buffers();
     test_events();
     test_opening();
-    test_looking();
+    test_infiniband();
+    test_greetings();
     return check_result("link_verbs");
 }

@@ -36,14 +36,14 @@ from lossycoll.runtime.membership.rendezvous import (
     compare_options,
     compare_versions,
 )
-from lossycoll.runtime.net.buffers import fitting_payload, packets_per_peer, receive_buffer
 from lossycoll.runtime.net.cores import core_limit
 from lossycoll.runtime.net.interfaces import Interface, choose
-from lossycoll.runtime.net.payload import AUTO_MTU_MAX, payload_bytes
 
-from .cohorts import COHORTS, Attachment, Cohort, with_liveness_of
+from .cohorts import COHORTS, Cohort, with_liveness_of
 from .group_listener import GroupListener
 from .making import DataPath, Ends, Joined, Making, Met, Place, PreparedRank
+from .packet_size import attachment
+from .rdma import Reach, agree, open_rdma
 from .resource_limits import check_descriptors, refused
 from .sealing import fields_of_seal, warn_of_clear
 from .sharing import Offer, Sharing, is_crowded, open_sharing, share, topology_of
@@ -67,10 +67,12 @@ def prepare(making: Making, pg_options: object) -> PreparedRank:
         return PreparedRank(options, shared[0], None)
     check_descriptors(place.rank, place.size)
     interface = choose(options.interface, _master(place.store))
-    mine = PreparedRank(options, _network(making, options, interface), None)
+    mine = PreparedRank(options, attachment(making.place, options, interface), None)
     if making.cohorts:
         return mine
-    return replace(mine, ends=_open_ends(making, mine, mine.network.payload))
+    rdma = open_rdma(options, interface)
+    making.undo.callback(rdma.close)
+    return replace(mine, ends=_open_ends(making, mine, mine.network.payload), rdma=rdma)
 
 
 def read_options(
@@ -94,11 +96,6 @@ def read_options(
     return options
 
 
-def _network(making: Making, options: Options, interface: Interface) -> Attachment:
-    mtu = _mtu(making, options, interface)
-    return Attachment(interface, mtu, _payload(making.place, options, interface, mtu))
-
-
 def _open_ends(making: Making, mine: PreparedRank, payload: int) -> Ends:
     place, address = making.place, mine.network.interface.address
     plane = ControlPlane(place.rank, place.size, mine.options.liveness, secret=making.secret)
@@ -114,6 +111,7 @@ def _open_ends(making: Making, mine: PreparedRank, payload: int) -> Ends:
 def meet(making: Making, pg_options: object) -> Met:
     """All ranks tell one another what they are and have, or why they can't take part."""
     place, rendezvous = making.place, making.rendezvous
+    here = Where(place.rank, place.size)
     hello: dict[str, Any] = {}
     failure: LossyError | None = None
     try:
@@ -126,10 +124,11 @@ def meet(making: Making, pg_options: object) -> Met:
     ranks = rendezvous.meet(hello, failure)
     compare_versions(place.rank, [entry.get("version") for entry in ranks])
     compare_options(place.rank, [entry["options"] for entry in ranks])
-    compare_sites(Where(place.rank, place.size), [entry["site"] for entry in ranks])
+    compare_sites(here, [entry["site"] for entry in ranks])
     mine = _on_the_network_of(making, mine, [entry["address"] for entry in ranks])
     cohort, members = _common_cohort(making.cohorts, [entry["roots"] for entry in ranks])
-    ends, all_ends = (None, []) if cohort is not None else _ends_of_all(making, mine, ranks)
+    reach = Reach() if cohort is not None else agree(here, rendezvous, mine.rdma, ranks)
+    ends, all_ends = (None, []) if cohort is not None else _ends_of_all(making, mine, ranks, reach)
     plane = ends.plane if ends is not None else cohort.plane if cohort is not None else None
     assert plane is not None
     return Met(
@@ -148,20 +147,24 @@ def meet(making: Making, pg_options: object) -> Met:
         endpoints=tuple(_place(one["control"]) for one in all_ends),
         links=tuple(_place(one["link"]) for one in all_ends),
         offers=tuple(Offer.from_json(one["offer"]) for one in all_ends),
+        rdma=mine.rdma,
+        reach=reach,
     )
 
 
 def _ends_of_all(
-    making: Making, mine: PreparedRank, ranks: Sequence[Mapping[str, Any]]
+    making: Making, mine: PreparedRank, ranks: Sequence[Mapping[str, Any]], reach: Reach
 ) -> tuple[Ends, Sequence[Mapping[str, Any]]]:
     """A new cohort's sockets here, and where those of all ranks are; open already in most cases."""
     payloads = {entry["payload"] for entry in ranks}
+    if reach.payload is not None:
+        payloads.add(reach.payload)
     alike = len(payloads) == 1 and not _is_mixed([entry["address"] for entry in ranks])
     if mine.ends is not None and alike and all("link" in entry for entry in ranks):
         return mine.ends, ranks
     # Some had another cohort to offer, have taken another address by now, or can't send so much.
     rendezvous = making.rendezvous
-    payload = min(rendezvous.exchange("payload", mine.network.payload))
+    payload = reach.payload or min(rendezvous.exchange("payload", mine.network.payload))
     ends = mine.ends
     if ends is not None and not (
         ends.control[0] == mine.network.interface.address
@@ -192,6 +195,8 @@ def _hello(making: Making, mine: PreparedRank) -> dict[str, Any]:
     }
     if mine.ends is not None:
         hello |= mine.ends.to_json()
+    if mine.rdma is not None:
+        hello["rdma"] = mine.rdma.to_json()
     if making.place.rank == 0:
         hello |= {"token": secrets.token_hex(16), "group": fault_group(making.place.name)}
     return hello
@@ -207,20 +212,6 @@ def _common_cohort(
         if session in mine and -1 not in members and len(set(members)) == len(members):
             return mine[session], members
     return None, tuple(range(len(offers)))
-
-
-def _mtu(making: Making, options: Options, interface: Interface) -> int:
-    mtu = options.mtu or min(interface.mtu, AUTO_MTU_MAX)
-    if mtu > interface.mtu:
-        log.warning(
-            "%s: option mtu is %d, but that of %s is %d: larger packets are "
-            "refused; lower LOSSYCOLL_MTU, or raise that of the interface",
-            making.who,
-            mtu,
-            interface,
-            interface.mtu,
-        )
-    return mtu
 
 
 def open_engine(making: Making, met: Met) -> DataPath:
@@ -269,6 +260,9 @@ def _start(
     with contextlib.closing(sharing):
         shared = share(where, making.rendezvous, host, sharing, offers, met.token)
         topology = shared.topology
+        reached = met.reach.addresses if met.reach is not None else {}
+        if reached and met.rdma is not None and met.rdma.port is not None:
+            host.take_port(met.rdma.port)
         if met.options.site == LEARNT:
             topology = learn_sites(where, making.rendezvous, topology, listeners)
         crowded = is_crowded(where.rank, offers, core_limit())
@@ -277,7 +271,14 @@ def _start(
             keys = making.secret.path_secrets(meeting, where.rank, where.world)
             host.seal(keys, making.secret.filter(meeting))
             met.plane.sealed.add(host)
-        host.start(int(met.session, 16), links, topology, shared.descriptors, crowded=crowded)
+        host.start(
+            int(met.session, 16),
+            links,
+            topology,
+            shared.descriptors,
+            verbs=reached,
+            crowded=crowded,
+        )
 
 
 def _shared_host(making: Making, met: Met) -> Host | None:
@@ -435,24 +436,6 @@ def check_links(options: Options, size: int) -> None:
         ) from None
 
 
-def _payload(place: Place, options: Options, interface: Interface, mtu: int) -> int:
-    """Data bytes per packet that suit this rank: its MTU and its receive buffer."""
-    largest = payload_bytes(mtu, interface.version)
-    buffer = receive_buffer(options.socket_buffer, interface.version)
-    payload = fitting_payload(largest, buffer, place.size)
-    if packets_per_peer(payload, buffer, place.size) < 1:
-        log.warning(
-            "rank %d/%d: the receive buffer of %d bytes can't hold one packet of each of the %d "
-            "other ranks, so some will be lost; raise sysctl net.core.rmem_max, and "
-            "LOSSYCOLL_SOCKET_BUFFER if that is set",
-            place.rank,
-            place.size,
-            buffer,
-            place.size - 1,
-        )
-    return payload
-
-
 def _master(store: Store) -> str | None:
     """Host of the store's server, or MASTER_ADDR; None if there is none (a file, say)."""
     while isinstance(store, PrefixStore):
@@ -482,4 +465,4 @@ def _on_the_network_of(
     if not (mine.network.interface.loopback and elsewhere and mine.options.interface == "auto"):
         return mine
     interface = choose("auto", elsewhere[0])
-    return replace(mine, network=_network(making, mine.options, interface))
+    return replace(mine, network=attachment(making.place, mine.options, interface))

@@ -23,6 +23,7 @@ from lossycoll.runtime.membership.membership import Membership
 from lossycoll.runtime.membership.rendezvous import Rendezvous
 
 from .cohorts import Attachment, Cohort, Parent
+from .rdma import Rdma, Reach
 from .sharing import Offer, Sharing
 
 
@@ -78,11 +79,13 @@ class Making:
 
 @dataclass(frozen=True)
 class PreparedRank:
-    """What this rank has by itself. ``ends``: what a new cohort takes, where there may be one."""
+    """What this rank has by itself. ``ends`` and ``rdma``: what a new cohort takes, where there may
+    be one."""
 
     options: Options
     network: Attachment
     ends: Ends | None
+    rdma: Rdma | None = None
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,8 @@ class Met:
         endpoints: Where the new cohort's planes listen.
         links: Where its hosts are.
         offers: What they offer.
+        rdma: This rank's port of RDMA for the host.
+        reach: Who is reached by it, in a new cohort.
     """
 
     session: str
@@ -143,6 +148,8 @@ class Met:
     endpoints: tuple[tuple[str, int], ...] = ()
     links: tuple[tuple[str, int], ...] = ()
     offers: tuple[Offer, ...] = ()
+    rdma: Rdma | None = None
+    reach: Reach | None = None
 
     @property
     def all_here(self) -> bool:

@@ -3,7 +3,8 @@
 ``Options(repair=1)`` as ``pg_options`` sets what is written. What is not comes from
 ``LOSSYCOLL_<NAME>`` variables when the group is made, then from the defaults. A dict does as well
 for ``init_process_group`` and ``new_group``, not for a mesh's ``backend_override``. docs_table.py
-prints them for docs/options.md. Where an option goes its row says (:class:`Enters`).
+prints them for docs/options.md. Where an option goes its row says (:class:`Enters`). Long because
+it is one table.
 """
 
 from __future__ import annotations
@@ -236,7 +237,7 @@ class Options:
     )
     disable: str = option(
         "",
-        text("some of `gso,gro,mmsg,gather,simd,stamps,stream_wait`", texts.check_disable),
+        text("some of `gso,gro,mmsg,gather,simd,stamps,stream_wait,verbs`", texts.check_disable),
         "Fast paths that must not be used.",
         enters=Enters.HOST,
     )
@@ -288,8 +289,29 @@ class Options:
     link: str = option(
         "auto",
         choice("auto", "udp"),
-        "How packets reach ranks of this machine: auto is by shared memory where that works, else "
-        "by UDP; udp is always so, and each rank then counts as a host of its own (topology.md).",
+        "How packets reach other ranks: auto is by shared memory within a machine, by RDMA to "
+        "those that it reaches (rdma.md), and by UDP to all others; udp is always so, and each "
+        "rank then counts as a host of its own (topology.md).",
+        enters=Enters.HOST,
+    )
+    verbs_device: str = option(
+        "",
+        text("empty, or as in `mlx5_0` or `mlx5_0:1`", texts.check_device),
+        "The port of RDMA that packets to other machines go through, where both ends have one; "
+        "empty: that of the interface, or of InfiniBand, if there is one (rdma.md).",
+        enters=Enters.HOST,
+    )
+    verbs_gid: int = option(
+        -1,
+        integer(-1, 255, allowed="-1, or 0 to 255"),
+        "Index of the GID by which others reach that port; -1: the one that has the interface's "
+        "address.",
+        enters=Enters.HOST,
+    )
+    libibverbs: str = option(
+        "",
+        text("empty, or a path", texts.check_path),
+        "The library that reaches devices of RDMA; empty: the system's.",
         enters=Enters.HOST,
     )
     host: str = option(

@@ -3,6 +3,7 @@ ValueError."""
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from lossycoll.plan import faults
@@ -11,6 +12,8 @@ FAST_PATHS: Final = ("gso", "gro", "mmsg", "gather", "simd", "stamps")
 """The engine's, in the order of its bits."""
 STREAM_WAIT: Final = "stream_wait"
 """A device's streams wait for operations, in place of the host."""
+VERBS: Final = "verbs"
+"""Datagrams of RDMA."""
 MAX_PORT: Final = 65535
 MAX_LABEL: Final = 64
 CIPHERS: Final = ("aes-128-gcm", "aes-256-gcm", "chacha20-poly1305")
@@ -39,9 +42,16 @@ def check_ports(text: str) -> str:
 
 def check_disable(text: str) -> str:
     names = [name.strip() for name in text.split(",") if name.strip()]
-    if not set(names) <= {*FAST_PATHS, STREAM_WAIT}:
+    if not set(names) <= {*FAST_PATHS, STREAM_WAIT, VERBS}:
         raise ValueError
     return ",".join(names)
+
+
+def check_device(text: str) -> str:
+    name, colon, number = text.partition(":")
+    if text and not (re.fullmatch(r"[\w.-]+", name) and (number.isdecimal() or not colon)):
+        raise ValueError("as in mlx5_0 or mlx5_0:1")
+    return text
 
 
 def check_path(text: str) -> str:

@@ -21,6 +21,7 @@ from .lowbit import LOWBIT
 from .membership import MEMBERSHIP
 from .messages import MESSAGES
 from .parity import PARITY
+from .rdma import RDMA
 from .sealing import SEALING
 from .sums import SUMS
 from .swarm import SWARM
@@ -39,4 +40,5 @@ MUTATIONS = (
     + SEALING
     + SWARM
     + DEVICES
+    + RDMA
 )

@@ -656,3 +656,7 @@ int ibv_get_async_event(vb_context *c, vb_async_event *event) {
 void ibv_ack_async_event(vb_async_event *event) {
     (void)event;
 }
+
+int fake_verbs_sent(void) {
+    return (int)__atomic_load_n(&fake_verbs.sent, __ATOMIC_RELAXED);
+}

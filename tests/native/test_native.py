@@ -57,6 +57,13 @@ def test_fuzz_for_long() -> None:
     make("fuzz", "FUZZ_SECONDS=60", timeout=400)
 
 
+@pytest.mark.skipif(
+    not Path("/usr/include/infiniband/verbs.h").exists(), reason="needs libibverbs-dev"
+)
+def test_our_declarations_of_libibverbs_are_its_own() -> None:
+    make("verbs-layout")
+
+
 def test_the_extension_is_imported_without_torch() -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"

@@ -15,6 +15,7 @@ from pathlib import Path
 from .findings import Finding, Severity, good_if
 from .job_environment import chosen_interface, mtu, port_range
 from .loopback import engine_in_shared_memory, engine_loopback, udp_loopback
+from .rdma import rdma
 from .requirements import Admitted, python_versions, torch_versions
 from .sealing import sealing
 from .shared_memory import memory_sharing
@@ -221,6 +222,7 @@ CHECKS: tuple[Callable[[], list[Finding]], ...] = (
     socket_buffers,
     offloads,
     interfaces,
+    rdma,
     chosen_interface,
     mtu,
     port_range,

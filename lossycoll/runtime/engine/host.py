@@ -21,6 +21,7 @@ from .failures import Failure, Where, error_of
 from .gates import Wakers
 from .link_events import LinkEvent, LinkEventKind
 from .reports import Cause, EngineStats, LinkInfo, PeerStats, Report, Stream
+from .verbs_port import VerbsAddress, VerbsPort
 
 _SHARED: Final[dict[type[Any], tuple[str, ...]]] = {}
 """Fields that a dataclass and the struct that it stands for both have: asked at every call."""
@@ -34,6 +35,9 @@ HOST_OPTIONS: Final = (
     "eager",
     "pace",
     "link",
+    "verbs_device",
+    "verbs_gid",
+    "libibverbs",
     "host",
     "site",
     "seal",
@@ -97,6 +101,7 @@ class Host:
         config.eager_bytes = options.eager
         config.pace_bytes_per_s = options.pace
         self._wakers: Wakers | None = None
+        self._verbs_link = 0
         self.handle = ffi.NULL
         failure = ffi.new("lc_failure *")
         first, last = options.ports
@@ -129,6 +134,19 @@ class Host:
         if code < 0:
             raise error_of(failure_of(failure), self._where)
         return descriptors[0], descriptors[1]
+
+    def take_port(self, port: VerbsPort) -> None:
+        """Adds a port of RDMA, which is the host's from then on; after ``share``, before ``start``.
+
+        Raises:
+            EngineError: It can't carry the host's packets, or there is no memory for it.
+        """
+        failure = ffi.new("lc_failure *")
+        number = lib.lc_host_verbs(self.handle, port.handle, failure)
+        if number < 0:
+            raise error_of(failure_of(failure), self._where)
+        port.taken()
+        self._verbs_link = number
 
     def seal(self, secrets: bytes, filter_bits: int) -> None:
         """Seals all that leaves this machine; before ``start``.
@@ -166,6 +184,7 @@ class Host:
         topology: Topology | None = None,
         shared: Mapping[int, tuple[int, int]] | None = None,
         *,
+        verbs: Mapping[int, VerbsAddress] | None = None,
         crowded: bool = False,
     ) -> None:
         """Makes the other processes known and starts the thread.
@@ -177,6 +196,8 @@ class Host:
             topology: Which processes share a machine; None: none do.
             shared: Memory and pipe of those that share this one's, by number, as ``share``
                 returned them there. They stay the caller's.
+            verbs: Addresses of those that are reached by the port of RDMA (:meth:`take_port`), but
+                for those that share memory.
             crowded: More processes of the job run here than there are cores.
 
         Raises:
@@ -188,6 +209,9 @@ class Host:
             entry.host = host
             entry.port = peer[1] if peer else 0
             entry.absent = peer is None
+        for process, address in (verbs or {}).items():
+            table[process].link = self._verbs_link
+            address.write(table[process].verbs)
         for process, (memory, wake) in (shared or {}).items():
             entry = table[process]
             entry.link, entry.memory, entry.wake = SHARED_LINK, memory, wake

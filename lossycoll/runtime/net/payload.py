@@ -6,6 +6,8 @@ from typing import Final
 
 HEADER_BYTES: Final = 48
 """lc_header_bytes()"""
+TAG_BYTES: Final = 16
+"""LC_TAG_BYTES"""
 IP_UDP_BYTES: Final = {4: 28, 6: 48}
 AUTO_MTU_MAX: Final = 9000
 
@@ -13,3 +15,8 @@ AUTO_MTU_MAX: Final = 9000
 def payload_bytes(mtu: int, ip_version: int) -> int:
     """Data bytes per packet for an MTU: what headers leave, down to a multiple of 64."""
     return max(64, (mtu - IP_UDP_BYTES[ip_version] - HEADER_BYTES) // 64 * 64)
+
+
+def datagram_payload(mtu: int) -> int:
+    """Data bytes per packet of a link of datagrams of RDMA, sealed or not."""
+    return max(64, (mtu - HEADER_BYTES - TAG_BYTES) // 64 * 64)

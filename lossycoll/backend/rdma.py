@@ -1,0 +1,190 @@
+"""Which ranks reach each other by RDMA: found out as they meet, so that all of them know it alike.
+
+Each rank that has a port opens a queue pair and says so; those that have one greet each other; and
+two of them use it if each has heard the other. All else goes by UDP. docs/rdma.md has the steps.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from lossycoll.errors import EngineError
+from lossycoll.options.fields import Options
+from lossycoll.options.texts import VERBS
+from lossycoll.runtime.core import logfmt
+from lossycoll.runtime.engine.failures import Where
+from lossycoll.runtime.engine.verbs_port import VerbsAddress, VerbsPort, memory_limit
+from lossycoll.runtime.net.interfaces import Interface
+from lossycoll.runtime.net.payload import datagram_payload
+from lossycoll.runtime.net.rdma_ports import choose_port, ports
+
+GREETING_SECONDS: Final = 2.0
+"""How long ranks wait for each other's greetings; they have just met."""
+
+log: Final = logging.getLogger("lossycoll")
+
+
+class Meeting(Protocol):
+    """As much of a rendezvous as is used here."""
+
+    session: str
+
+    def exchange(self, name: str, value: Any, meanwhile: Any = ...) -> list[Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rdma:
+    """This rank's end. ``port``: None where it has none, for the reason ``why``."""
+
+    port: VerbsPort | None
+    chosen: str
+    why: str
+
+    def to_json(self) -> list[Any] | None:
+        """As a hello has it: the datagram's bytes and the address."""
+        return None if self.port is None else [self.port.mtu, *self.port.address]
+
+    def close(self) -> None:
+        """Idempotent; nothing where a host has taken the port."""
+        if self.port is not None:
+            self.port.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Who is reached by RDMA.
+
+    Attributes:
+        addresses: Of those, by rank.
+        payload: Data bytes per packet that all of the links in use carry; None: no rank uses RDMA.
+    """
+
+    addresses: Mapping[int, VerbsAddress] = field(default_factory=dict)
+    payload: int | None = None
+
+
+def open_rdma(options: Options, interface: Interface) -> Rdma:
+    """The port that this rank would use, with a queue pair: before the ranks meet.
+
+    Raises:
+        InterfaceError: The port that an option names can't be used.
+        EngineError: The same.
+    """
+    why = ""
+    if options.link == "udp":
+        why = "option link is 'udp'"
+    elif VERBS in options.disabled:
+        why = f"option disable names {VERBS}"
+    if why:
+        return Rdma(None, "", why)
+    chosen = choose_port(options.verbs_device, options.verbs_gid, interface, ports())
+    if chosen is None:
+        return Rdma(None, "", "this machine has no port that is active")
+    one = chosen.port
+    try:
+        port = VerbsPort(
+            one.device,
+            one.number,
+            chosen.gid.index,
+            counters=one.counters,
+            library=options.libibverbs,
+        )
+    except EngineError as error:
+        if options.verbs_device:
+            raise
+        return Rdma(None, str(chosen), str(error))
+    return Rdma(port, str(chosen), "")
+
+
+def agree(
+    where: Where, meeting: Meeting, own: Rdma | None, hellos: Sequence[Mapping[str, Any]]
+) -> Reach:
+    """Finds out who reaches whom: all ranks call it at the same place of their rendezvous.
+
+    There are two more rounds if two ranks have a port, and none otherwise.
+
+    Args:
+        where: This rank.
+        meeting: The rendezvous.
+        own: This rank's end; None: it had another cohort to offer, and opened none.
+        hellos: What every rank has said: ``rdma`` is :meth:`Rdma.to_json`, ``payload`` what its
+            packets carry by UDP.
+
+    Raises:
+        RendezvousError: A rank doesn't come to a round.
+    """
+    mine = own or Rdma(None, "", "")
+    said = [hello.get("rdma") for hello in hellos]
+    having = [rank for rank, entry in enumerate(said) if entry is not None]
+    if len(having) < 2:
+        _tell_none(where, mine)
+        return Reach()
+    meeting.exchange("greet", None)  # all are about to
+    offers = {
+        rank: (int(mtu), VerbsAddress.from_json(rest))
+        for rank, (mtu, *rest) in ((rank, said[rank] or []) for rank in having)
+    }
+    addresses = {rank: address for rank, (_, address) in offers.items()}
+    heard: set[int] = set()
+    if mine.port is not None:
+        others = {rank: one for rank, one in addresses.items() if rank != where.rank}
+        heard = mine.port.greet(int(meeting.session, 16), where.rank, others, GREETING_SECONDS)
+    answers = [set(ranks) for ranks in meeting.exchange("heard", sorted(heard))]
+    pairs = {(a, b) for a in having for b in having if a in answers[b] and b in answers[a]}
+    reached = {rank: addresses[rank] for rank in having if (where.rank, rank) in pairs}
+    _tell(where, mine, having, reached)
+    if not pairs:
+        return Reach()
+    carried = min(datagram_payload(mtu) for mtu, _ in offers.values())
+    complete = len(pairs) == where.world * (where.world - 1)
+    by_udp = () if complete else [int(hello["payload"]) for hello in hellos]
+    return Reach(reached, min([carried, *by_udp]))
+
+
+def _tell_none(where: Where, mine: Rdma) -> None:
+    """Says why nobody is reached, where this machine has RDMA."""
+    if mine.port is not None and where.world > 1:
+        logfmt.event(logging.INFO, where, "rdma", port=mine.chosen, why="no other rank has a port")
+    elif mine.chosen:
+        log.warning("%s: packets go by UDP, since RDMA can't be used: %s", where, mine.why)
+
+
+def _tell(
+    where: Where, mine: Rdma, having: Sequence[int], reached: Mapping[int, VerbsAddress]
+) -> None:
+    """Logs who is reached by RDMA, and what isn't as it could be."""
+    if mine.port is None:
+        _tell_none(where, mine)
+        return
+    lost = [rank for rank in having if rank != where.rank and rank not in reached]
+    logfmt.event(
+        logging.INFO,
+        where,
+        "rdma",
+        port=mine.chosen,
+        mtu=mine.port.mtu,
+        queue=mine.port.queue,
+        ranks=",".join(map(str, sorted(reached))) or "none",
+        **({"udp": ",".join(map(str, lost))} if lost else {}),
+    )
+    if lost:
+        log.warning(
+            "%s: packets go to ranks %s by UDP, since no datagram of RDMA came through by %s; are "
+            "both ports in one network, with one version of RoCE and one partition?",
+            where,
+            ", ".join(map(str, lost)),
+            mine.chosen,
+        )
+    if mine.port.queue < mine.port.queue_wanted:
+        log.warning(
+            "%s: only %d of %d datagrams may wait at %s, since the memory that may be locked is "
+            "%s; raise ulimit -l",
+            where,
+            mine.port.queue,
+            mine.port.queue_wanted,
+            mine.chosen,
+            memory_limit(),
+        )

@@ -1,0 +1,219 @@
+"""This machine's ports of RDMA, as sysfs shows them, and which one a rank uses."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from lossycoll.errors import InterfaceError
+
+from .interfaces import Interface
+
+ROOT: Final = Path("/sys/class/infiniband")
+ACTIVE: Final = "ACTIVE"
+ETHERNET: Final = "Ethernet"
+ROUTABLE: Final = "RoCE v2"
+"""What sysfs calls GIDs whose datagrams are UDP packets; those of RoCE v1 are not routed."""
+AUTO_GID: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Gid:
+    """An entry of a port's table: an address that it is reached by.
+
+    Attributes:
+        index: In the table.
+        address: Of 128 bits; IPv4's are mapped into IPv6.
+        kind: As in ``RoCE v2``; ``InfiniBand`` where the link is.
+        interface: The network interface that it belongs to; empty: none, or unknown.
+    """
+
+    index: int
+    address: ipaddress.IPv6Address
+    kind: str
+    interface: str
+
+    @property
+    def plain(self) -> str:
+        """The address as an interface has it."""
+        return str(self.address.ipv4_mapped or self.address)
+
+    def __str__(self) -> str:
+        return f"{self.index} ({self.plain}, {self.kind})"
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """A port of a device.
+
+    Attributes:
+        device: As in ``mlx5_0``.
+        number: From 1 on.
+        state: ``ACTIVE``, or why it carries nothing, as in ``DOWN``.
+        layer: ``Ethernet`` or ``InfiniBand``.
+        gids: Its addresses.
+        folder: In sysfs.
+    """
+
+    device: str
+    number: int
+    state: str
+    layer: str
+    gids: tuple[Gid, ...]
+    folder: Path
+
+    @property
+    def counters(self) -> str:
+        """The folder of its own counters; empty if it has none."""
+        found = self.folder / "hw_counters"
+        return str(found) if found.is_dir() else ""
+
+    def __str__(self) -> str:
+        return f"{self.device}:{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenPort:
+    """A port, and the address by which others reach it."""
+
+    port: Port
+    gid: Gid
+
+    def __str__(self) -> str:
+        return f"{self.port}, GID {self.gid}"
+
+
+def ports(root: Path | None = None) -> list[Port]:
+    """All ports of all devices; none where there is no RDMA.
+
+    Args:
+        root: Where sysfs shows devices; None: :data:`ROOT`.
+    """
+    folder = root or ROOT
+    if not folder.is_dir():
+        return []
+    return [
+        _port(device, number)
+        for device in sorted(folder.iterdir())
+        for number in sorted(_numbered(device / "ports"))
+    ]
+
+
+def _numbered(folder: Path) -> Iterator[int]:
+    if folder.is_dir():
+        yield from (int(path.name) for path in folder.iterdir() if path.name.isdecimal())
+
+
+def _port(device: Path, number: int) -> Port:
+    folder = device / "ports" / str(number)
+    state = _text(folder / "state").rpartition(":")[2].strip()
+    layer = _text(folder / "link_layer")
+    gids = tuple(sorted(_gids(folder, layer), key=lambda gid: gid.index))
+    return Port(device.name, number, state, layer, gids, folder)
+
+
+def _gids(folder: Path, layer: str) -> Iterator[Gid]:
+    for index in _numbered(folder / "gids"):
+        with contextlib.suppress(ValueError):
+            address = ipaddress.IPv6Address(_text(folder / "gids" / str(index)))
+            if int(address) == 0:
+                continue
+            attributes = folder / "gid_attrs"
+            kind = _text(attributes / "types" / str(index)) if layer == ETHERNET else layer
+            yield Gid(index, address, kind, _text(attributes / "ndevs" / str(index)))
+
+
+def _text(path: Path) -> str:
+    """What a file says; empty if it can't be read, as those of entries without an address."""
+    try:
+        return path.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def choose_port(wanted: str, gid: int, interface: Interface, have: list[Port]) -> ChosenPort | None:
+    """The port to use beside ``interface``; None: there is none, and none was asked for.
+
+    Of an Ethernet's ports only those are taken by themselves that stand for the interface, for
+    others may lead elsewhere; of InfiniBand's the first that is active.
+
+    Args:
+        wanted: Option ``verbs_device``: a device's name, with or without a port; empty: any.
+        gid: Option ``verbs_gid``: an index; -1: the one that has the interface's address.
+        interface: What packets go through otherwise.
+        have: The machine's ports.
+
+    Raises:
+        InterfaceError: The port that was asked for isn't there, isn't active, or has no such GID.
+    """
+    asked = [port for port in have if wanted in (port.device, str(port))] if wanted else have
+    if wanted and not asked:
+        listed = ", ".join(map(str, have)) or "none; is the device's driver loaded?"
+        raise InterfaceError(
+            f"option verbs_device is {wanted!r}, and this machine has no such port; there are: "
+            f"{listed}"
+        )
+    active = [port for port in asked if port.state == ACTIVE]
+    if wanted and not active:
+        states = ", ".join(f"{port} is {port.state}" for port in asked)
+        raise InterfaceError(
+            f"option verbs_device is {wanted!r}, which has no link: {states}; see `rdma link` and "
+            f"`ip link`, or leave it out"
+        )
+    if gid != AUTO_GID:
+        return _with_gid(active, gid, bool(wanted))
+    found = [ChosenPort(port, one) for port in active for one in _suiting(port, interface, wanted)]
+    if wanted and not found:
+        raise InterfaceError(
+            f"option verbs_device is {wanted!r}, which has no GID of {ROUTABLE}; give its "
+            f"interface an IP address"
+        )
+    found.sort(key=lambda one: _distance(one, interface))
+    return found[0] if found else None
+
+
+def _with_gid(active: list[Port], index: int, is_wanted: bool) -> ChosenPort | None:
+    for port in active:
+        for gid in port.gids:
+            if gid.index != index:
+                continue
+            if port.layer == ETHERNET and gid.kind != ROUTABLE:
+                good = ", ".join(str(one) for one in port.gids if one.kind == ROUTABLE) or "none"
+                raise InterfaceError(
+                    f"option verbs_gid is {index}, and GID {gid} of {port} isn't of {ROUTABLE}; "
+                    f"those that are: {good}"
+                )
+            return ChosenPort(port, gid)
+    if not is_wanted:
+        return None
+    have = "; ".join(f"{port} has {', '.join(map(str, port.gids)) or 'none'}" for port in active)
+    raise InterfaceError(f"option verbs_gid is {index}, and there is no such GID: {have}")
+
+
+def usable_gids(port: Port) -> list[Gid]:
+    """The addresses that datagrams can go to: InfiniBand's first, those of RoCE v2."""
+    if port.layer != ETHERNET:
+        return list(port.gids[:1])
+    return [gid for gid in port.gids if gid.kind == ROUTABLE]
+
+
+def _suiting(port: Port, interface: Interface, wanted: str) -> list[Gid]:
+    usable = usable_gids(port)
+    if wanted or port.layer != ETHERNET:
+        return usable
+    return [gid for gid in usable if _is_of(gid, interface)]
+
+
+def _is_of(gid: Gid, interface: Interface) -> bool:
+    return gid.interface == interface.name and gid.plain == interface.address
+
+
+def _distance(one: ChosenPort, interface: Interface) -> tuple[bool, bool, bool, str, int]:
+    """The interface's own port first, InfiniBand before other Ethernets, IPv4 before IPv6."""
+    gid, port = one.gid, one.port
+    near, ethernet = _is_of(gid, interface), port.layer == ETHERNET
+    return not near, ethernet, gid.address.ipv4_mapped is None, str(port), gid.index

@@ -243,6 +243,29 @@ static void test_payloads_of_several(void) {
     *fake = none;
 }
 
+/* A payload is filled again only when nobody reads it, and not just its first reader. */
+static void test_payloads_that_are_read(void) {
+    pair p = open_pair(0);
+    introduce(&p.a, 2, &p.b);
+    for (uint32_t k = 0; k < PACKETS; k++)
+        contents[k] = 77 + k;
+    lc_run runs[2] = {a_run(0, PACKETS, PAYLOAD)};
+    int error;
+    runs[0].receivers = 2;
+    runs[1] = runs[0];
+    runs[1].peer = 2;
+    runs[1].n_packets = PACKETS - 1; /* so these are not reported as done */
+    CHECK(lc_link_send(p.a.link, runs, 2, &error) == 2 * PACKETS - 1);
+    CHECK(lc_verbs_of(p.a.link)->n_free == LC_VERBS_SENDS - PACKETS);
+    lc_run none = {.n_packets = 0, .peer = 1};
+    CHECK(lc_link_send(p.a.link, &none, 1, &error) == 0); /* takes back what is done */
+    CHECK(lc_verbs_of(p.a.link)->n_free == LC_VERBS_SENDS - (PACKETS - 1));
+    CHECK(send_some(p.a.link, 0, 1, PAYLOAD) == 1);
+    CHECK(lc_link_send(p.a.link, &none, 1, &error) == 0);
+    CHECK(lc_verbs_of(p.a.link)->n_free == LC_VERBS_SENDS);
+    close_pair(&p);
+}
+
 /* So many may be sent before any is taken, and none of them is dropped; more are, and are told. */
 static void test_credits(void) {
     char folder[] = "/tmp/fake-verbs-XXXXXX", path[64];
@@ -655,6 +678,7 @@ int main(int argc, char **argv) {
     test_packets();
     test_large_heads();
     test_payloads_of_several();
+    test_payloads_that_are_read();
     test_credits();
     test_strangers();
     test_nonsense();

@@ -16,7 +16,7 @@ enum {
     PARTITION_BITS = 0x7FFF
 };
 
-static const uint64_t LOOK_NS = 100000000;
+static const uint64_t LOOK_NS = 100000000, COUNT_NS = 1000000000;
 
 /* ---- a device ---- */
 
@@ -306,11 +306,13 @@ static uint64_t dropped(const lc_verbs *v) {
     return comes && takes && came > taken ? came - taken : 0;
 }
 
-static void figures(const lc_link *link, lc_link_figures *figures) {
-    const lc_verbs *v = lc_verbs_of_const(link);
-    *figures = v->figures;
+static void count_dropped(lc_verbs *v) {
     uint64_t now = dropped(v);
-    figures->overflow = now > v->dropped_before ? now - v->dropped_before : 0;
+    v->figures.overflow = now > v->dropped_before ? now - v->dropped_before : 0;
+}
+
+static void figures(const lc_link *link, lc_link_figures *figures) {
+    *figures = lc_verbs_of_const(link)->figures;
 }
 
 static void port_is_down(lc_verbs *v) {
@@ -345,7 +347,8 @@ static void on_event(lc_verbs *v, const vb_async_event *e) {
         v->failed_errno = EIO;
 }
 
-/* To ask costs a system call, and they are rare. */
+/* To ask costs a system call, and they are rare. To read a counter may take the device's firmware a
+ * while. */
 static int event(lc_link *link, lc_event *event) {
     lc_verbs *v = lc_verbs_of(link);
     uint64_t now = lc_clock_now(link->clock);
@@ -356,6 +359,10 @@ static int event(lc_link *link, lc_event *event) {
             on_event(v, &found);
             v->api->ack_async_event(&found);
         }
+    }
+    if (v->counters && now - v->counted_ns >= COUNT_NS) {
+        v->counted_ns = now;
+        count_dropped(v);
     }
     if (v->events_in == v->events_out)
         return 0;

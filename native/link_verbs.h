@@ -60,6 +60,7 @@ typedef struct {
     uint32_t posted, done;               /* requests, ever; wr_id is the number of a request */
     uint32_t unsignalled;                /* the latest of them */
     uint16_t payload_of[LC_VERBS_SENDS]; /* by number: the payload that it reads, or none */
+    uint16_t peer_of[LC_VERBS_SENDS];    /* by number: whom it goes to */
     uint16_t users[LC_VERBS_SENDS];      /* by payload: requests that read it */
     uint64_t content[LC_VERBS_SENDS];    /* what it holds (lc_run); 0: of one receiver */
     uint16_t holder[LC_VERBS_SENDS];     /* by the lowest bits of a content: who may hold it */
@@ -83,7 +84,8 @@ typedef struct {
     vb_sge return_pieces[LC_VERBS_RETURN];
     /* telling */
     lc_link_figures figures;
-    uint64_t dropped_before; /* what the counters said when it was opened */
+    uint64_t dropped_before; /* what the counters said when it was opened, */
+    uint64_t counted_ns;     /* and when they were last read */
     uint64_t looked_ns;      /* for asynchronous events */
     int port_down;
     uint64_t down_since_ns;

@@ -19,9 +19,9 @@ static void leave_payload(lc_verbs *v, uint32_t number) {
 }
 
 /* After an error the device takes requests, and completes none, until it is told to go on. */
-static void go_on(lc_verbs *v) {
+static void go_on(lc_verbs *v, uint16_t peer) {
     vb_qp_attr sends = {.qp_state = VB_QPS_RTS};
-    lc_verbs_note(v, (lc_event){.kind = LC_EVENT_LOST, .sys_errno = EIO, .peer = -1});
+    lc_verbs_note(v, (lc_event){.kind = LC_EVENT_LOST, .sys_errno = EIO, .peer = peer});
     v->figures.failed++;
     if (v->api->modify_qp(v->qp, &sends, VB_QP_STATE))
         v->failed_errno = EIO;
@@ -30,19 +30,20 @@ static void go_on(lc_verbs *v) {
 /* A completion is of all requests up to its own. */
 static void take_back(lc_verbs *v) {
     vb_wc found[POLLED];
-    int n, bad = 0;
+    int n, bad = -1;
     do {
         n = v->context->poll_cq(v->send_cq, POLLED, found);
         for (int i = 0; i < n; i++) {
-            bad |= found[i].status != VB_WC_SUCCESS;
+            if (found[i].status != VB_WC_SUCCESS && bad < 0)
+                bad = v->peer_of[found[i].wr_id % LC_VERBS_SENDS];
             while ((int32_t)((uint32_t)found[i].wr_id - v->done) >= 0 && v->done != v->posted)
                 leave_payload(v, v->done++);
         }
     } while (n == POLLED);
     if (n < 0)
         v->failed_errno = EIO;
-    else if (bad)
-        go_on(v);
+    else if (bad >= 0)
+        go_on(v, (uint16_t)bad);
 }
 
 /* ---- sending: requests ---- */
@@ -117,6 +118,7 @@ static void write_request(lc_verbs *v, const lc_run *run, uint32_t k, const lc_v
     vb_send_wr *w = &v->requests[n];
     vb_sge *pieces = &v->pieces[2 * n];
     uint32_t number = v->posted + n;
+    v->peer_of[number % LC_VERBS_SENDS] = run->peer;
     const struct iovec *iov = &run->iov[2 * k];
     memset(w, 0, offsetof(vb_send_wr, others));
     w->wr_id = number;

@@ -277,10 +277,11 @@ static uint32_t fill_run(lc_host *h, lc_out *out, uint32_t most) {
     int i = lc_batch_add(via, op);
     lc_run *run = &via->runs[i];
     size_t first = (size_t)i * LC_RUN_PACKETS;
+    int is_alike = out->slot->contents && !via->tag_bytes; /* sealed, each is another one */
     *run = (lc_run){.iov = &via->iov[2 * first],
                     .packet_bytes = lc_wire_bytes(out),
                     .peer = path->number,
-                    .receivers = (uint16_t)(out->slot->contents ? out->slot->desc.n_dests : 1),
+                    .receivers = (uint16_t)(is_alike ? out->slot->desc.n_dests : 1),
                     .contents = &via->contents[first]};
     /* Sums that this turn of the loop has made would pass for a way of the packets. */
     uint32_t time_us = (uint32_t)(lc_clock_now(h->clock) / 1000);

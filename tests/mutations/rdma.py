@@ -51,6 +51,13 @@ RDMA = (
         LINK,
     ),
     mutation(
+        "a payload sealed for one receiver goes to another",
+        "native/stream_out.c",
+        "out->slot->contents && !via->tag_bytes;",
+        "out->slot->contents != 0;",
+        "tests/runtime/engine/test_verbs.py::test_engine_equals_reference",
+    ),
+    mutation(
         "packets of RDMA's size where some go by UDP",
         "lossycoll/backend/rdma.py",
         "complete = len(pairs) == where.world * (where.world - 1)",

@@ -660,3 +660,7 @@ void ibv_ack_async_event(vb_async_event *event) {
 int fake_verbs_sent(void) {
     return (int)__atomic_load_n(&fake_verbs.sent, __ATOMIC_RELAXED);
 }
+
+void fake_verbs_lose(double share) {
+    fake_verbs.loss = share;
+}

@@ -294,6 +294,8 @@ static void test_credits(void) {
     fprintf(file, "%llu\n", (unsigned long long)fake->dropped);
     fclose(file);
     lc_link_figures f;
+    test_now += SECOND;
+    CHECK(no_event(b.link));
     lc_link_figures_of(b.link, &f);
     CHECK(f.overflow == fake->dropped);
     remove(path);
@@ -305,6 +307,8 @@ static void test_credits(void) {
         fprintf(file, "%d\n", says[i]);
         fclose(file);
     }
+    test_now += SECOND;
+    CHECK(no_event(b.link));
     lc_link_figures_of(b.link, &f);
     CHECK(f.overflow == 40);
     for (int i = 0; i < 2; i++) {
@@ -478,7 +482,9 @@ static void test_failed_request(void) {
     CHECK(send_some(p.a.link, 0, 10, 500) == 10);
     settle();
     CHECK(send_some(p.a.link, 0, 10, 500) == 10); /* it finds the failure, and goes on */
-    CHECK(is_event(p.a.link, LC_EVENT_LOST, EIO));
+    lc_event e;
+    CHECK(lc_link_event(p.a.link, &e) && e.kind == LC_EVENT_LOST && e.sys_errno == EIO);
+    CHECK(e.peer == 1);
     settle();
     CHECK(take_all(p.b.link, 0, 500, 1) == 10);
     for (int i = 0; i < 10; i++)

@@ -58,6 +58,7 @@ _LOST_REMEDIES: Final = {
     errno.EMSGSIZE: "they are larger than the interface takes: lower LOSSYCOLL_MTU on all ranks",
     errno.ENETUNREACH: "this host has no route there: see `ip route get`",
     errno.EHOSTUNREACH: "nobody answers there: see `ip route get` and `ip neigh`",
+    errno.EIO: "the device couldn't send one, and goes on with the next: see `dmesg`",
     errno.EPROTO: "the memory that it shares holds nonsense, and nothing of it is read any more; "
     "do all ranks run the same build? LOSSYCOLL_LINK=udp does without shared memory",
 }
@@ -81,6 +82,11 @@ def sentence(event: LinkEvent, where: Where) -> str:
         )
     if event.kind == LinkEventKind.FAILING:
         what = why
+        if event.errno == errno.ENETDOWN and event.link:
+            return (
+                f"{who}: the port of RDMA has no link ({why}), and what it sends is lost until it "
+                "has one again, or until the timeouts of the group end its calls; see `rdma link`"
+            )
         if event.errno == errno.EADDRNOTAVAIL:
             what = f"this host no longer has the address {_own(where)} ({why})"
         return (

@@ -25,6 +25,11 @@ WHERE = Where(0, 2, addresses=["10.0.0.1:4711", "10.0.0.2:4711"])
         (LinkEvent(LinkEventKind.LOST, errno.EPERM, 1), ["drops what it sends", "firewall"]),
         (LinkEvent(LinkEventKind.LOST, errno.EMSGSIZE, 1), ["lower LOSSYCOLL_MTU"]),
         (LinkEvent(LinkEventKind.LOST, errno.EPROTO, 1, link=1), ["link 1", "LOSSYCOLL_LINK=udp"]),
+        (LinkEvent(LinkEventKind.LOST, errno.EIO, 1, link=1), ["link 1", "see `dmesg`"]),
+        (
+            LinkEvent(LinkEventKind.FAILING, errno.ENETDOWN, link=1),
+            ["no link", "is lost until"],
+        ),
         (LinkEvent(LinkEventKind.LOST, errno.ECONNREFUSED, 1), ["ip route get"]),
         (LinkEvent(LinkEventKind.FAILING, errno.ENOMEM), ["nothing can be sent", "timeouts"]),
         (LinkEvent(LinkEventKind.FAILING, errno.EADDRNOTAVAIL), ["the address 10.0.0.1:4711"]),

@@ -220,8 +220,8 @@ static int descriptors(lc_link *link, int blocked, struct pollfd *fds, uint64_t 
     const lc_udp *u = lc_udp_of_const(link);
     short events = POLLIN;
     uint64_t now = lc_clock_now(link->clock);
-    if (blocked && lc_backoff_holds(&u->failing, now)) {
-        uint64_t left = u->failing.until_ns - now;
+    if (blocked && lc_trouble_holds(&u->failing, now)) {
+        uint64_t left = u->failing.again.until_ns - now;
         *timeout_ns = left < *timeout_ns ? left : *timeout_ns;
     } else if (blocked) {
         events |= POLLOUT;

@@ -4,8 +4,8 @@
 #define LC_LINK_UDP_H
 
 #define _GNU_SOURCE
-#include "backoff.h"
 #include "link.h"
+#include "trouble.h"
 
 #include <netinet/in.h>
 #include <netinet/udp.h>
@@ -65,9 +65,7 @@ typedef struct {
     lc_event events[LC_UDP_EVENTS]; /* a ring */
     uint32_t events_in, events_out;
     /* the socket as a whole has failed */
-    lc_backoff failing;
-    uint64_t failing_since_ns;
-    int failing_errno;
+    lc_trouble failing;
     lc_udp_address here; /* what the socket is bound to */
     uint64_t source_ns;  /* when that was last looked for */
     int source_gone;

@@ -74,25 +74,16 @@ static void lost(lc_udp *u, uint16_t peer, int error) {
  * timeouts.
  */
 static void put_off(lc_udp *u, int error) {
-    uint64_t now = lc_clock_now(u->link.clock);
-    if (!u->failing.until_ns)
-        u->failing_since_ns = now;
-    if (u->failing_errno != error)
-        lc_udp_note(u, (lc_event){.kind = LC_EVENT_FAILING, .sys_errno = error, .peer = -1});
-    u->failing_errno = error;
-    lc_backoff_failed(&u->failing, now, MS, 100 * MS);
+    lc_event event;
+    if (lc_trouble_begins(&u->failing, error, lc_clock_now(u->link.clock), &event))
+        lc_udp_note(u, event);
     u->figures.failed++;
 }
 
 static void works(lc_udp *u, uint16_t peer) {
-    if (u->failing.until_ns) {
-        lc_udp_note(u, (lc_event){.kind = LC_EVENT_WORKS,
-                                  .sys_errno = u->failing_errno,
-                                  .peer = -1,
-                                  .waited_ns = lc_clock_now(u->link.clock) - u->failing_since_ns});
-        lc_backoff_worked(&u->failing);
-        u->failing_errno = 0;
-    }
+    lc_event event;
+    if (u->failing.sys_errno && lc_trouble_ends(&u->failing, lc_clock_now(u->link.clock), &event))
+        lc_udp_note(u, event);
     u->peers[peer].error = 0;
 }
 
@@ -255,7 +246,7 @@ static int stop(lc_udp *u, int packets, int error, int *sys_errno) {
 int lc_udp_send(lc_link *link, const lc_run *runs, int n_runs, int *sys_errno) {
     lc_udp *u = lc_udp_of(link);
     int packets = 0;
-    if (u->failing.until_ns && lc_backoff_holds(&u->failing, lc_clock_now(link->clock)))
+    if (u->failing.sys_errno && lc_trouble_holds(&u->failing, lc_clock_now(link->clock)))
         return 0;
     for (int i = 0; i < n_runs;) {
         const lc_run *run = &runs[i];

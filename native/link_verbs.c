@@ -282,8 +282,6 @@ static uint32_t credits(const lc_link *link, uint32_t packet_bytes, uint32_t pee
 static uint64_t counter(const lc_verbs *v, const char *name, int *is_there) {
     char path[512], text[32];
     *is_there = 0;
-    if (!v->counters)
-        return 0;
     snprintf(path, sizeof path, "%s/%s", v->counters, name);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
@@ -306,40 +304,22 @@ static uint64_t dropped(const lc_verbs *v) {
     return comes && takes && came > taken ? came - taken : 0;
 }
 
-static void count_dropped(lc_verbs *v) {
-    uint64_t now = dropped(v);
-    v->figures.overflow = now > v->dropped_before ? now - v->dropped_before : 0;
-}
-
 static void figures(const lc_link *link, lc_link_figures *figures) {
     *figures = lc_verbs_of_const(link)->figures;
-}
-
-static void port_is_down(lc_verbs *v) {
-    if (!v->port_down)
-        v->down_since_ns = lc_clock_now(v->link.clock);
-    v->port_down = 1;
-    lc_verbs_note(v, (lc_event){.kind = LC_EVENT_FAILING, .sys_errno = ENETDOWN, .peer = -1});
-}
-
-static void port_is_up(lc_verbs *v) {
-    if (!v->port_down)
-        return;
-    v->port_down = 0;
-    uint64_t waited = lc_clock_now(v->link.clock) - v->down_since_ns;
-    lc_verbs_note(
-        v,
-        (lc_event){.kind = LC_EVENT_WORKS, .sys_errno = ENETDOWN, .peer = -1, .waited_ns = waited});
 }
 
 /* Those of other ports of the device, and of what others do with it, are nobody's here. */
 static void on_event(lc_verbs *v, const vb_async_event *e) {
     int own_port = e->element.port == v->config.port;
     const void *object = e->element.object;
-    if (e->event_type == VB_EVENT_PORT_ERR && own_port)
-        port_is_down(v);
-    else if (e->event_type == VB_EVENT_PORT_ACTIVE && own_port)
-        port_is_up(v);
+    uint64_t now = lc_clock_now(v->link.clock);
+    lc_event told;
+    if (e->event_type == VB_EVENT_PORT_ERR && own_port &&
+        lc_trouble_begins(&v->port, ENETDOWN, now, &told))
+        lc_verbs_note(v, told);
+    else if (e->event_type == VB_EVENT_PORT_ACTIVE && own_port &&
+             lc_trouble_ends(&v->port, now, &told))
+        lc_verbs_note(v, told);
     else if (e->event_type == VB_EVENT_DEVICE_FATAL ||
              (e->event_type == VB_EVENT_QP_FATAL && object == v->qp) ||
              (e->event_type == VB_EVENT_CQ_ERR &&
@@ -361,8 +341,9 @@ static int event(lc_link *link, lc_event *event) {
         }
     }
     if (v->counters && now - v->counted_ns >= COUNT_NS) {
+        uint64_t all = dropped(v);
+        v->figures.overflow = all > v->dropped_before ? all - v->dropped_before : 0;
         v->counted_ns = now;
-        count_dropped(v);
     }
     if (v->events_in == v->events_out)
         return 0;
@@ -408,7 +389,7 @@ static int open_all(lc_verbs *v, lc_verbs_info *info, lc_failure *failure) {
     info->address = v->own;
     info->queue = v->queue;
     info->queue_of = wanted;
-    v->dropped_before = dropped(v);
+    v->dropped_before = v->counters ? dropped(v) : 0;
     return LC_OK;
 }
 

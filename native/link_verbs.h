@@ -5,8 +5,8 @@
 #define LC_LINK_VERBS_H
 
 #define _GNU_SOURCE
-#include "backoff.h"
 #include "link.h"
+#include "trouble.h"
 #include "verbs_api.h"
 
 enum {
@@ -68,9 +68,7 @@ typedef struct {
     uint32_t n_free;
     vb_send_wr requests[LC_RUN_PACKETS];
     vb_sge pieces[2 * LC_RUN_PACKETS];
-    lc_backoff failing;
-    uint64_t failing_since_ns;
-    int failing_errno;
+    lc_trouble failing;
     /* receiving */
     uint32_t queue;  /* buffers */
     uint16_t *spent; /* those that go back to the device */
@@ -84,11 +82,10 @@ typedef struct {
     vb_sge return_pieces[LC_VERBS_RETURN];
     /* telling */
     lc_link_figures figures;
-    uint64_t dropped_before; /* what the counters said when it was opened, */
-    uint64_t counted_ns;     /* and when they were last read */
-    uint64_t looked_ns;      /* for asynchronous events */
-    int port_down;
-    uint64_t down_since_ns;
+    uint64_t dropped_before;          /* what the counters said when it was opened, */
+    uint64_t counted_ns;              /* and when they were last read */
+    uint64_t looked_ns;               /* for asynchronous events */
+    lc_trouble port;                  /* it has no link */
     lc_event events[LC_VERBS_EVENTS]; /* a ring */
     uint32_t events_in, events_out;
 } lc_verbs;

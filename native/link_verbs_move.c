@@ -7,8 +7,6 @@
 
 enum { FIRST = 0, SECOND = 1, POLLED = 16 };
 
-static const uint64_t MS = 1000000;
-
 /* ---- sending: what is taken back ---- */
 
 static void leave_payload(lc_verbs *v, uint32_t number) {
@@ -143,28 +141,18 @@ static void write_request(lc_verbs *v, const lc_run *run, uint32_t k, const lc_v
 
 /* ---- sending: what fails ---- */
 
-/* The device's memory or the system's is short. It is tried again, later and later. */
+/* The device's memory or the system's is short. */
 static void put_off(lc_verbs *v, int error) {
-    uint64_t now = lc_clock_now(v->link.clock);
-    if (!v->failing.until_ns)
-        v->failing_since_ns = now;
-    if (v->failing_errno != error)
-        lc_verbs_note(v, (lc_event){.kind = LC_EVENT_FAILING, .sys_errno = error, .peer = -1});
-    v->failing_errno = error;
-    lc_backoff_failed(&v->failing, now, MS, 100 * MS);
+    lc_event event;
+    if (lc_trouble_begins(&v->failing, error, lc_clock_now(v->link.clock), &event))
+        lc_verbs_note(v, event);
     v->figures.failed++;
 }
 
 static void works(lc_verbs *v) {
-    if (!v->failing.until_ns)
-        return;
-    uint64_t waited = lc_clock_now(v->link.clock) - v->failing_since_ns;
-    lc_verbs_note(v, (lc_event){.kind = LC_EVENT_WORKS,
-                                .sys_errno = v->failing_errno,
-                                .peer = -1,
-                                .waited_ns = waited});
-    lc_backoff_worked(&v->failing);
-    v->failing_errno = 0;
+    lc_event event;
+    if (v->failing.sys_errno && lc_trouble_ends(&v->failing, lc_clock_now(v->link.clock), &event))
+        lc_verbs_note(v, event);
 }
 
 /* Posts the first n requests. Returns how many the device took. */
@@ -226,7 +214,7 @@ static uint32_t send_run(lc_verbs *v, const lc_run *run) {
 int lc_verbs_send(lc_link *link, const lc_run *runs, int n_runs, int *sys_errno) {
     lc_verbs *v = lc_verbs_of(link);
     uint32_t gone = 0;
-    if (!v->failed_errno && lc_backoff_holds(&v->failing, lc_clock_now(link->clock)))
+    if (!v->failed_errno && lc_trouble_holds(&v->failing, lc_clock_now(link->clock)))
         return 0;
     take_back(v);
     for (int i = 0; i < n_runs && !v->failed_errno; i++) {
@@ -389,8 +377,8 @@ int lc_verbs_descriptors(lc_link *link, int blocked, struct pollfd *fds, uint64_
     v->looked_ns = 0; /* what wakes a sleeper may be an asynchronous event */
     if (lc_verbs_watch(link))
         *timeout_ns = 0;
-    if (blocked && lc_backoff_holds(&v->failing, now)) {
-        uint64_t left = v->failing.until_ns - now;
+    if (blocked && lc_trouble_holds(&v->failing, now)) {
+        uint64_t left = v->failing.again.until_ns - now;
         *timeout_ns = left < *timeout_ns ? left : *timeout_ns;
     } else if (blocked && !is_full(v)) {
         *timeout_ns = 0;

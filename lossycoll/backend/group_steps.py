@@ -261,8 +261,8 @@ def _start(
         shared = share(where, making.rendezvous, host, sharing, offers, met.token)
         topology = shared.topology
         reached = met.reach.addresses if met.reach is not None else {}
-        if reached and met.rdma is not None and met.rdma.port is not None:
-            host.take_port(met.rdma.port)
+        if met.rdma is not None:
+            met.rdma.hand_over(host, is_used=bool(reached))
         if met.options.site == LEARNT:
             topology = learn_sites(where, making.rendezvous, topology, listeners)
         crowded = is_crowded(where.rank, offers, core_limit())

@@ -16,6 +16,7 @@ from lossycoll.options.fields import Options
 from lossycoll.options.texts import VERBS
 from lossycoll.runtime.core import logfmt
 from lossycoll.runtime.engine.failures import Where
+from lossycoll.runtime.engine.host import Host
 from lossycoll.runtime.engine.verbs_port import VerbsAddress, VerbsPort, memory_limit
 from lossycoll.runtime.net.interfaces import Interface
 from lossycoll.runtime.net.payload import datagram_payload
@@ -46,6 +47,16 @@ class Rdma:
     def to_json(self) -> list[Any] | None:
         """As a hello has it: the datagram's bytes and the address."""
         return None if self.port is None else [self.port.mtu, *self.port.address]
+
+    def hand_over(self, host: Host, *, is_used: bool) -> None:
+        """Gives the port to the host, or closes it if nobody is reached by it.
+
+        Raises:
+            EngineError: The host can't take it.
+        """
+        if self.port is not None and is_used:
+            host.take_port(self.port)
+        self.close()
 
     def close(self) -> None:
         """Idempotent; nothing where a host has taken the port."""

@@ -38,6 +38,7 @@ def rank_sums(rank: int, world: int) -> dict[str, Any]:
     if os.environ.get("HAS_RDMA", "1") == "1":
         fake_rdma.show_devices()
     init(timeout=60)
+    devices = fake_rdma.open_devices()
     for count in (1, 1000, 100_003):
         data = torch.arange(count, dtype=torch.float32) % 64 * (rank + 1)
         dist.all_reduce(data)
@@ -60,7 +61,9 @@ def rank_sums(rank: int, world: int) -> dict[str, Any]:
     stats = lossycoll.stats()
     dist.barrier()
     dist.destroy_process_group()
+    assert fake_rdma.open_devices() == 0
     return {
+        "devices": devices,
         "missing": stats.packets_missing,
         "sent": stats.packets_sent,
         "by_rdma": fake_rdma.sent(),
@@ -78,6 +81,7 @@ def good(outcomes: list[Outcome]) -> list[Outcome]:
     for outcome in outcomes:
         assert not outcome.error, str(outcome)
         assert outcome.value["missing"] == 0
+        assert outcome.value["devices"] == (outcome.value["by_rdma"] > 40)
     return outcomes
 
 

@@ -664,3 +664,12 @@ int fake_verbs_sent(void) {
 void fake_verbs_lose(double share) {
     fake_verbs.loss = share;
 }
+
+int fake_verbs_open(void) {
+    int n = 0;
+    pthread_mutex_lock(&all_lock);
+    for (int i = 0; i < OBJECTS; i++)
+        n += all[i] != NULL;
+    pthread_mutex_unlock(&all_lock);
+    return n;
+}

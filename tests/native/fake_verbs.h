@@ -36,6 +36,7 @@ extern fake_verbs_state fake_verbs;
 /* Raises an asynchronous event on all open devices; of the queue pair or the queues: 0: of each. */
 void fake_verbs_event(int type, int port, int others);
 int fake_verbs_sent(void);
+int fake_verbs_open(void); /* devices */
 void fake_verbs_lose(double share);
 
 #endif

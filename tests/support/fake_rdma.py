@@ -137,6 +137,12 @@ class StrangersQueuePair:
         self._socket.sendto(head + datagram, f"\0lossycoll-verbs-{at.queue_pair:06x}".encode())
 
 
+def open_devices() -> int:
+    """Devices that this process has open."""
+    path = os.environ.get("LOSSYCOLL_LIBIBVERBS", "")
+    return int(ctypes.CDLL(path).fake_verbs_open()) if os.path.exists(path) else 0
+
+
 def library_sent() -> int:
     """Datagrams that this process has sent by the library that the tests have built."""
     return int(ctypes.CDLL(library()).fake_verbs_sent())

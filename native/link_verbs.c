@@ -256,11 +256,6 @@ static int is_here(const lc_link *link, uint16_t peer) {
 
 /* ---- what it tells of itself ---- */
 
-void lc_verbs_note(lc_verbs *v, lc_event event) {
-    if (v->events_in - v->events_out < LC_VERBS_EVENTS)
-        v->events[v->events_in++ % LC_VERBS_EVENTS] = event;
-}
-
 static void info(const lc_link *link, lc_link_info *info) {
     const lc_verbs *v = lc_verbs_of_const(link);
     *info = (lc_link_info){.receive_buffer = (int32_t)(v->queue * v->slot_bytes),

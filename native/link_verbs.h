@@ -100,10 +100,8 @@ static inline lc_verbs_peer *lc_verbs_peer_of(const lc_verbs *v, uint16_t peer) 
     return peer < v->n_peers && v->peers[peer].ah ? &v->peers[peer] : NULL;
 }
 
-/* link_verbs.c */
-void lc_verbs_note(lc_verbs *v, lc_event event);
-
 /* link_verbs_move.c */
+void lc_verbs_note(lc_verbs *v, lc_event event);
 int lc_verbs_send(lc_link *link, const lc_run *runs, int n_runs, int *sys_errno);
 int lc_verbs_receive(lc_link *link, lc_arrival *arrivals, int max);
 int lc_verbs_is_from(const lc_link *link, const lc_arrival *arrival, uint16_t peer);

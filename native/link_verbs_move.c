@@ -7,6 +7,11 @@
 
 enum { FIRST = 0, SECOND = 1, POLLED = 16 };
 
+void lc_verbs_note(lc_verbs *v, lc_event event) {
+    if (v->events_in - v->events_out < LC_VERBS_EVENTS)
+        v->events[v->events_in++ % LC_VERBS_EVENTS] = event;
+}
+
 /* ---- sending: what is taken back ---- */
 
 static void leave_payload(lc_verbs *v, uint32_t number) {

@@ -164,7 +164,7 @@ typedef struct {
     vb_ah_attr ah_attr, alt_ah_attr;
     uint16_t pkey_index, alt_pkey_index;
     uint8_t en_sqd_async_notify, sq_draining, max_rd_atomic, max_dest_rd_atomic, min_rnr_timer;
-    uint8_t port_num, timeout, retry_cnt, rnr_retry, alt_port_num, alt_timeout;
+    uint8_t port_num, timeout, tries, tries_unready, alt_port_num, alt_timeout;
     uint32_t rate_limit;
 } vb_qp_attr;
 

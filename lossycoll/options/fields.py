@@ -3,8 +3,9 @@
 ``Options(repair=1)`` as ``pg_options`` sets what is written. What is not comes from
 ``LOSSYCOLL_<NAME>`` variables when the group is made, then from the defaults. A dict does as well
 for ``init_process_group`` and ``new_group``, not for a mesh's ``backend_override``. docs_table.py
-prints them for docs/options.md. Where an option goes its row says (:class:`Enters`). Long because
-it is one table.
+prints them for docs/options.md. Where an option goes its row says (:class:`Enters`).
+
+Long because it is one table.
 """
 
 from __future__ import annotations

@@ -215,8 +215,8 @@ CALLS = (
     mutation(
         "a link that is full is asked all the time after it had failed",
         "native/link_udp.c",
-        "if (blocked && lc_backoff_holds(&u->failing, now)) {",
-        "if (blocked && u->failing.until_ns) {",
+        "if (blocked && lc_trouble_holds(&u->failing, now)) {",
+        "if (blocked && u->failing.again.until_ns) {",
         "native:test_link",
     ),
     mutation(

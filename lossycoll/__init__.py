@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from .train.hooks.dispersing import dispersing_hook
     from .train.hooks.wire_feedback import WireFeedbackState, wire_feedback_hook
     from .train.moshpit.averager import MoshpitAverager
+    from .train.moshpit.sgd import MoshpitSGD
     from .train.sharded.figures import ShardedFigures
     from .train.sharded.optimizer import ShardedOptimizer
 
@@ -82,6 +83,7 @@ _HOME: Final = {
     "RoundReport": "runtime.swarm.member",
     "Swarm": "runtime.swarm.swarm",
     "MoshpitAverager": "train.moshpit.averager",
+    "MoshpitSGD": "train.moshpit.sgd",
     "ShardedFigures": "train.sharded.figures",
     "dispersing_hook": "train.hooks.dispersing",
     **dict.fromkeys(("WireFeedbackState", "wire_feedback_hook"), "train.hooks.wire_feedback"),
@@ -112,6 +114,7 @@ __all__ = [
     "LossyError",
     "MismatchError",
     "MoshpitAverager",
+    "MoshpitSGD",
     "NonFiniteError",
     "OperationTimeout",
     "OptionError",

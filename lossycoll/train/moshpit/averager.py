@@ -85,15 +85,69 @@ class MoshpitAverager:
             OptionError: The weight can't be.
             OperationTimeout: No group forms within ``timeout``.
         """
-        if not 0 <= weight <= 1e6:
-            raise OptionError(f"weight is {weight}, wanted 0 to 1e6")
+        return self.step_on(self._tensors, weight, timeout)
+
+    def step_on(
+        self, tensors: Sequence[Tensor], weight: float = 1.0, timeout: float = 60.0
+    ) -> RoundReport:
+        """As :meth:`step`, of other tensors of the same shapes and types: gradients, say.
+
+        All peers of a round must mean the same by it.
+
+        Args:
+            tensors: Dense ones on the CPU; they become the means.
+            weight: As of :meth:`step`.
+            timeout: Seconds for the whole of it.
+
+        Returns:
+            What the round did.
+
+        Raises:
+            OptionError: The weight can't be.
+            OperationTimeout: No group forms within ``timeout``.
+            RendezvousError: The directory refuses this peer.
+        """
+        check_weight(weight)
         with torch.no_grad():
-            for part, tensor in zip(self._parts, self._tensors, strict=True):
+            for part, tensor in zip(self._parts, tensors, strict=True):
                 part.copy_(tensor)
             report = self._member.average(self._values, float(weight), timeout)
-            for part, tensor in zip(self._parts, self._tensors, strict=True):
+            for part, tensor in zip(self._parts, tensors, strict=True):
                 tensor.copy_(part)
         return report
+
+    def check(self, tensors: Sequence[Tensor]) -> None:
+        """Whether :meth:`step_on` takes them.
+
+        Args:
+            tensors: What is to be averaged.
+
+        Raises:
+            OptionError: They don't have the shapes and types of those that this averages.
+        """
+        mine = [(tensor.dtype, tuple(tensor.shape)) for tensor in self._tensors]
+        others = [(tensor.dtype, tuple(tensor.shape)) for tensor in tensors]
+        if mine != others:
+            at = next((i for i, (a, b) in enumerate(zip(mine, others, strict=False)) if a != b), -1)
+            differ = f"number {at}: {mine[at]} and {others[at]}" if at >= 0 else ""
+            raise OptionError(
+                f"the averager has {len(mine)} tensors and the model {len(others)} parameters; "
+                f"{differ or 'their numbers differ'}; wanted MoshpitAverager(swarm, "
+                f"model.parameters())"
+            )
+
+
+def check_weight(weight: float) -> None:
+    """Whether a peer can count so much.
+
+    Args:
+        weight: In a mean.
+
+    Raises:
+        OptionError: It can't: wanted 0 to 1e6.
+    """
+    if not 0 <= weight <= 1e6:
+        raise OptionError(f"weight is {weight}, wanted 0 to 1e6")
 
 
 def _schema(tensors: Sequence[Tensor], grid: str) -> str:

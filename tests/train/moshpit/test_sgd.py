@@ -1,0 +1,256 @@
+"""Training in a swarm: what peers have after each step is what the papers' algorithms say."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lossycoll
+from lossycoll import MoshpitAverager, MoshpitSGD, Swarm
+
+SECRET = "a secret of tests"
+PEERS = 3
+STEPS = 12
+NESTEROV = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
+
+
+def outer(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, **NESTEROV)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def swarms() -> Iterator[list[Swarm]]:
+    with ExitStack() as stack:
+        made = [stack.enter_context(Swarm("127.0.0.1:0", secret=SECRET, name="0"))]
+        made += [
+            stack.enter_context(Swarm(join=[made[0].address], secret=SECRET, name=str(number)))
+            for number in range(1, PEERS)
+        ]
+        yield made
+
+
+def model() -> nn.Module:
+    torch.manual_seed(7)
+    return nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 2))
+
+
+def batch(peer: int, step: int) -> tuple[Tensor, Tensor]:
+    data = torch.Generator().manual_seed(1000 * peer + step)
+    return torch.randn(8, 5, generator=data), torch.randn(8, 2, generator=data)
+
+
+def inner(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.05)
+
+
+def backward(trained: nn.Module, peer: int, step: int) -> None:
+    inputs, targets = batch(peer, step)
+    nn.functional.mse_loss(trained(inputs), targets).backward()
+
+
+def train(swarms: Sequence[Swarm], **how: Any) -> tuple[list[nn.Module], list[list[Any]]]:
+    """Each peer's model after all steps, and what each of its steps returned."""
+    models = [model() for _ in swarms]
+    reports: list[list[Any]] = [[] for _ in swarms]
+    barrier = threading.Barrier(len(swarms))
+
+    def work(peer: int) -> None:
+        own = models[peer]
+        averager = MoshpitAverager(swarms[peer], own.parameters(), grid=(len(swarms),))
+        optimizer = MoshpitSGD(own, inner(own.parameters()), averager, timeout=30.0, **how)
+        barrier.wait()
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            backward(own, peer, step)
+            reports[peer].append(optimizer.step(weight=peer + 1.0))
+        reports[peer].append(optimizer.finish())
+
+    threads = [threading.Thread(target=work, args=(peer,)) for peer in range(len(swarms))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for one in (report for own in reports for report in own if report is not None):
+        assert (one.failure, one.kept, len(one.members)) == ("", 0.0, len(swarms))
+    return models, reports
+
+
+def weighted(values: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """By tensor the mean over peers, of whom the nth counts n + 1."""
+    total = sum(range(1, len(values) + 1))
+    return [
+        sum((peer + 1) * one for peer, one in enumerate(same)) / total  # type: ignore[misc]
+        for same in zip(*values, strict=True)
+    ]
+
+
+def parameters(of: nn.Module) -> list[Tensor]:
+    return [parameter.detach().clone() for parameter in of.parameters()]
+
+
+def expected(every: int, *, has_outer: bool = False, delayed: bool = False) -> list[nn.Module]:
+    """Algorithm 2 of Moshpit SGD with one group of all; of DiLoCo, where there is an outer one."""
+    models = [model() for _ in range(PEERS)]
+    optimizers = [inner(one.parameters()) for one in models]
+    anchors = [parameters(one) for one in models]
+    outers = [outer(anchor) for anchor in anchors]
+    waiting: list[tuple[list[Tensor], list[Tensor]]] | None = None
+
+    def take(found: list[tuple[list[Tensor], list[Tensor]]]) -> None:
+        for peer, (before, means) in enumerate(found):
+            ends = means
+            if has_outer:
+                for anchor, mean in zip(anchors[peer], means, strict=True):
+                    anchor.grad = anchor - mean
+                outers[peer].step()
+                ends = anchors[peer]
+            with torch.no_grad():
+                for own, begin, end in zip(models[peer].parameters(), before, ends, strict=True):
+                    own.add_(end - begin)
+
+    for step in range(STEPS):
+        for peer, one in enumerate(models):
+            optimizers[peer].zero_grad()
+            backward(one, peer, step)
+            optimizers[peer].step()
+        if (step + 1) % every:
+            continue
+        if waiting is not None:
+            take(waiting)
+        before = [parameters(one) for one in models]
+        found = [(own, weighted(before)) for own in before]
+        waiting = found if delayed else None
+        if not delayed:
+            take(found)
+    if waiting is not None:
+        take(waiting)
+    return models
+
+
+def assert_alike(found: Sequence[nn.Module], wanted: Sequence[nn.Module]) -> None:
+    for one, other in zip(found, wanted, strict=True):
+        for own, want in zip(one.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(own, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_local_steps_and_means(every: int, swarms: list[Swarm]) -> None:
+    models, reports = train(swarms, every=every)
+    assert_alike(models, expected(every))
+    assert_alike(models[1:], [models[0]] * (PEERS - 1))  # the last step ended with a round
+    for own in reports:
+        assert [report is not None for report in own] == [
+            *((step + 1) % every == 0 for step in range(STEPS)),
+            False,
+        ]
+
+
+def test_an_outer_optimizer(swarms: list[Swarm]) -> None:
+    models, _ = train(swarms, every=4, outer=outer)
+    assert_alike(models, expected(4, has_outer=True))
+
+
+@pytest.mark.parametrize("with_outer", [False, True])
+def test_rounds_beside_the_next_steps(with_outer: bool, swarms: list[Swarm]) -> None:
+    models, reports = train(swarms, every=4, delayed=True, outer=outer if with_outer else None)
+    assert_alike(models, expected(4, has_outer=with_outer, delayed=True))
+    for own in reports:  # each round is told at the end of the next one's steps
+        assert [step for step, report in enumerate(own) if report is not None] == [7, 11, STEPS]
+
+
+def test_gradients_are_means_over_calls_and_peers(swarms: list[Swarm]) -> None:
+    models, reports = train(swarms, every=3, average="gradients")
+    wanted = model()
+    optimizer = inner(wanted.parameters())
+    for first in range(0, STEPS, 3):
+        found = []
+        for peer in range(PEERS):
+            wanted.zero_grad()
+            for step in range(first, first + 3):
+                backward(wanted, peer, step)
+            found.append([p.grad.clone() / 3 for p in wanted.parameters() if p.grad is not None])
+        for parameter, mean in zip(wanted.parameters(), weighted(found), strict=True):
+            parameter.grad = mean
+        optimizer.step()
+    assert_alike(models, [wanted] * PEERS)
+    assert [step for step, report in enumerate(reports[0]) if report is not None] == [2, 5, 8, 11]
+
+
+def alone(**how: Any) -> tuple[nn.Module, MoshpitSGD, Callable[[], None]]:
+    swarm = Swarm("127.0.0.1:0", secret=SECRET)
+    own = model()
+    averager = MoshpitAverager(swarm, own.parameters())
+    return own, MoshpitSGD(own, inner(own.parameters()), averager, **how), swarm.close
+
+
+def test_a_checkpoint_goes_on(tmp_path: Any) -> None:
+    """Of the peer that wrote it, or of another one: the steps after it are the same."""
+    how: dict[str, Any] = {"every": 2, "outer": outer}
+    one, optimizer, close = alone(**how)
+    other, reborn, close_other = alone(**how)
+    try:
+        for step in range(5):
+            optimizer.zero_grad()
+            backward(one, 0, step)
+            optimizer.step()
+        torch.save({"model": one.state_dict(), "sgd": optimizer.state_dict()}, tmp_path / "state")
+        state = torch.load(tmp_path / "state", weights_only=True)
+        other.load_state_dict(state["model"])
+        reborn.load_state_dict(state["sgd"])
+        for step in range(5, 9):
+            for trained, using in ((one, optimizer), (other, reborn)):
+                using.zero_grad()
+                backward(trained, 0, step)
+                using.step()
+        assert_alike([other], [one])
+    finally:
+        close()
+        close_other()
+
+
+def test_what_a_checkpoint_cannot_be_of() -> None:
+    _, plain, close = alone()
+    _, with_outer, close_other = alone(outer=outer)
+    try:
+        with pytest.raises(lossycoll.OptionError, match="has an outer optimizer and this has none"):
+            plain.load_state_dict(with_outer.state_dict())
+        state = copy.deepcopy(with_outer.state_dict())
+        state["anchor"][0] = torch.zeros(3)
+        with pytest.raises(lossycoll.OptionError, match="of parameters of other shapes"):
+            with_outer.load_state_dict(state)
+    finally:
+        close()
+        close_other()
+
+
+def test_what_cannot_be() -> None:
+    own, optimizer, close = alone()
+    try:
+        averager = optimizer._averager
+        inside = inner(own.parameters())
+        for how, said in (
+            ({"every": 0}, "every is 0, wanted 1 or more"),
+            ({"average": "both"}, "average is 'both', wanted one of parameters, gradients"),
+            ({"average": "gradients", "delayed": True}, "outer and delayed are for"),
+            ({"average": "gradients", "outer": outer}, "outer and delayed are for"),
+        ):
+            with pytest.raises(lossycoll.OptionError, match=said):
+                MoshpitSGD(own, inside, averager, **how)  # type: ignore[arg-type]
+        with pytest.raises(lossycoll.OptionError, match=r"number 0: .*wanted MoshpitAverager\("):
+            MoshpitSGD(nn.Linear(3, 3), inside, averager)
+        with pytest.raises(lossycoll.OptionError, match="4 tensors and the model 2 parameters"):
+            MoshpitSGD(nn.Linear(5, 6), inside, averager)
+        for wrong in (-1.0, float("nan")):
+            with pytest.raises(lossycoll.OptionError, match="weight is"):
+                optimizer.step(weight=wrong)
+    finally:
+        close()
+    with pytest.raises(lossycoll.LossyError):
+        optimizer.step()

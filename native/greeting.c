@@ -108,6 +108,12 @@ lc_verbs_port *lc_verbs_open(const lc_verbs_config *config, lc_verbs_info *info,
     return (lc_verbs_port *)(void *)lc_verbs_link(config, &lc_system_clock, info, failure);
 }
 
+void lc_verbs_drop_arrived(lc_verbs_port *port) {
+    lc_arrival arrivals[LC_RECEIVE_BUFFERS];
+    while (lc_link_receive((lc_link *)(void *)port, arrivals, LC_RECEIVE_BUFFERS) > 0)
+        ;
+}
+
 void lc_verbs_close(lc_verbs_port *port) {
     lc_link_close((lc_link *)(void *)port);
 }

@@ -469,6 +469,8 @@ void lc_verbs_close(lc_verbs_port *port);
 int lc_verbs_greet(lc_verbs_port *port, uint64_t token, uint16_t own,
                    const lc_verbs_address *addresses, uint16_t n, uint64_t timeout_ns,
                    uint8_t *heard);
+/* Drops what has come: greetings that nobody waits for any more, once all have ended theirs. */
+void lc_verbs_drop_arrived(lc_verbs_port *port);
 /* Makes it the host's next link, whose number is returned, if it is above 0: the port is the host's
  * from then on. Between lc_host_open and lc_host_start, after lc_host_share. LC_E_ARGUMENT, as by
  * lc_host_open, where packets are too large for it. */

@@ -144,6 +144,8 @@ def agree(
         others = {rank: one for rank, one in addresses.items() if rank != where.rank}
         heard = mine.port.greet(int(meeting.session, 16), where.rank, others, GREETING_SECONDS)
     answers = [set(ranks) for ranks in meeting.exchange("heard", sorted(heard))]
+    if mine.port is not None:
+        mine.port.drop_arrived()
     pairs = {(a, b) for a in having for b in having if a in answers[b] and b in answers[a]}
     reached = {rank: addresses[rank] for rank in having if (where.rank, rank) in pairs}
     _tell(where, mine, having, reached)

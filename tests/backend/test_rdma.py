@@ -65,6 +65,7 @@ def rank_sums(rank: int, world: int) -> dict[str, Any]:
     return {
         "devices": devices,
         "missing": stats.packets_missing,
+        "odd": stats.malformed + stats.foreign,
         "sent": stats.packets_sent,
         "by_rdma": fake_rdma.sent(),
     }
@@ -80,7 +81,7 @@ def told(outcome: Outcome) -> str:
 def good(outcomes: list[Outcome]) -> list[Outcome]:
     for outcome in outcomes:
         assert not outcome.error, str(outcome)
-        assert outcome.value["missing"] == 0
+        assert outcome.value["missing"] == outcome.value["odd"] == 0
         assert outcome.value["devices"] == (outcome.value["by_rdma"] > 40)
     return outcomes
 

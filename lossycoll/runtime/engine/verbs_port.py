@@ -111,6 +111,10 @@ class VerbsPort:
             raise EngineError(f"{self.name}: no memory for {count} ways", code=code)
         return {number for number in range(count) if heard[number]}
 
+    def drop_arrived(self) -> None:
+        """Late greetings: once all others have ended theirs, and before they send anything else."""
+        lib.lc_verbs_drop_arrived(self.handle)
+
     def taken(self) -> Any:
         """The handle, for the host that takes it: from then on it is the host's."""
         handle, self.handle = self.handle, ffi.NULL

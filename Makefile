@@ -23,7 +23,7 @@ C_FILES := $(wildcard native/*.[ch] native/lab/*.[ch] tests/native/*.[ch] benchm
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all test-torch test-gpu mutate lint format conformance \
-        conformance-gpu bench micro study reports theory doctor docs examples netem versions clean
+        conformance-gpu bench micro study reports theory doctor docs examples netem rdma versions clean
 
 help:
 	@echo "make demo      train a small GPT five times and compare (about 6 minutes)"
@@ -45,6 +45,7 @@ help:
 	@echo "make docs      write docs/api.md from the docstrings"
 	@echo "make examples  every example with gloo and with lossy at 5% loss; writes docs/examples.md"
 	@echo "make netem     the laboratory against real tc netem, in a guest (root, QEMU; 8 minutes at most)"
+	@echo "make rdma      two processes over soft-RoCE, in a guest (root, QEMU; 3 minutes on an idle machine)"
 	@echo "make versions ARGS=python3.13:2.15.0  does the wheel work with that Python and torch?"
 	@echo "make clean     remove what was built; the packages in $(VENV) stay"
 
@@ -125,6 +126,9 @@ examples: $(VENV)/.built
 
 netem: $(VENV)/.built
 	$(BIN)/python -m tools.netem_check $(ARGS)
+
+rdma: $(VENV)/.built
+	$(BIN)/python -m tools.rdma_check $(ARGS)
 
 versions: $(VENV)/.packages
 	$(BIN)/python -m tools.check_versions $(ARGS)

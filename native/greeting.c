@@ -6,15 +6,18 @@
 #include <poll.h>
 #include <string.h>
 
-enum { HEARD = 1, ANSWERED = 2 };
+enum { HEARD = 1, ANSWERED = 2, ASKS = 4 };
 
 static const uint64_t MAGIC = 0x31474C4C4F43534C; /* "LSCOLLG1" */
 static const uint64_t AGAIN_NS = 10000000, MS = 1000000;
+/* An answer may be lost: whoever has heard all goes on answering until nobody has asked for so
+ * long. */
+static const uint64_t QUIET_NS = 5 * AGAIN_NS;
 
 typedef struct {
     uint64_t magic, token;
     uint16_t from, to;
-    uint32_t heard; /* the sender has heard the receiver */
+    uint32_t state; /* the sender has HEARD the receiver, and that one has ANSWERED */
 } greeting;
 
 typedef struct {
@@ -30,7 +33,7 @@ static int takes_part(const meeting *m, uint16_t process) {
 }
 
 static void greet(const meeting *m, uint16_t to) {
-    greeting g = {MAGIC, m->token, m->own, to, m->state[to] & HEARD};
+    greeting g = {MAGIC, m->token, m->own, to, m->state[to] & (HEARD | ANSWERED)};
     struct iovec pieces[2] = {{&g, sizeof g}, {NULL, 0}};
     const lc_run run = {
         .iov = pieces, .n_packets = 1, .packet_bytes = sizeof g, .peer = to, .joined = 1};
@@ -40,7 +43,7 @@ static void greet(const meeting *m, uint16_t to) {
 
 static int is_over(const meeting *m) {
     for (uint16_t i = 0; i < m->n; i++)
-        if (takes_part(m, i) && m->state[i] != (HEARD | ANSWERED))
+        if (takes_part(m, i) && (m->state[i] & (HEARD | ANSWERED)) != (HEARD | ANSWERED))
             return 0;
     return 1;
 }
@@ -53,18 +56,28 @@ static void hear(const meeting *m, const lc_arrival *a) {
     if (g.magic != MAGIC || g.token != m->token || g.to != m->own || g.from >= m->n ||
         !takes_part(m, g.from) || !lc_link_is_from(m->link, a, g.from))
         return;
-    int is_new = !(m->state[g.from] & HEARD);
-    m->state[g.from] |= HEARD | (g.heard ? ANSWERED : 0);
-    if (is_new || !g.heard)
-        greet(m, g.from);
+    m->state[g.from] |= HEARD;
+    if (g.state & HEARD)
+        m->state[g.from] |= ANSWERED;
+    if (!(g.state & ANSWERED))
+        m->state[g.from] |= ASKS;
 }
 
-static void hear_all(const meeting *m) {
+/* Answers each that asks once, however often it has. Returns whether some did. */
+static int hear_all(const meeting *m) {
     lc_arrival arrivals[LC_RECEIVE_BUFFERS];
     int n;
     while ((n = lc_link_receive(m->link, arrivals, LC_RECEIVE_BUFFERS)) > 0)
         for (int i = 0; i < n; i++)
             hear(m, &arrivals[i]);
+    int asked = 0;
+    for (uint16_t i = 0; i < m->n; i++) {
+        if (m->state[i] & ASKS)
+            greet(m, i);
+        asked |= m->state[i] & ASKS;
+        m->state[i] &= (uint8_t)~ASKS;
+    }
+    return asked;
 }
 
 static void sleep_until(const meeting *m, uint64_t now, uint64_t until) {
@@ -85,17 +98,17 @@ int lc_verbs_greet(lc_verbs_port *port, uint64_t token, uint16_t own,
         if (code == LC_E_MEMORY)
             return code;
     }
-    uint64_t now = lc_clock_now(m.link->clock), end = now + timeout_ns, again = now;
-    while (!is_over(&m) && now < end) {
+    uint64_t now = lc_clock_now(m.link->clock), end = now + timeout_ns, again = now, asked = now;
+    while (now < end && (!is_over(&m) || now - asked < QUIET_NS)) {
         if (now >= again) {
             for (uint16_t i = 0; i < n; i++)
                 if (takes_part(&m, i) && m.state[i] != (HEARD | ANSWERED))
                     greet(&m, i);
             again = now + AGAIN_NS;
         }
-        hear_all(&m);
-        if (!is_over(&m))
-            sleep_until(&m, now, again < end ? again : end);
+        if (hear_all(&m) || !is_over(&m))
+            asked = now;
+        sleep_until(&m, now, again < end ? again : end);
         now = lc_clock_now(m.link->clock);
     }
     for (uint16_t i = 0; i < n; i++)

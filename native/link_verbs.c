@@ -87,6 +87,9 @@ static int lock_memory(lc_verbs *v, uint32_t queue) {
     if (memory == MAP_FAILED)
         return 0;
     v->memory = memory;
+    /* Of pages that a forked child shares, older kernels would give the child those that the device
+     * writes to. */
+    (void)madvise(memory, v->bytes, MADV_DONTFORK);
     errno = ENOMEM; /* not every version says why */
     v->mr = v->api->reg_mr(v->pd, memory, v->bytes, VB_ACCESS_LOCAL_WRITE);
     if (!v->mr) {

@@ -24,6 +24,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -91,6 +92,24 @@ TOOL: Final = (
 )
 
 
+@dataclass(frozen=True)
+class Extras:
+    """What a guest has besides what every guest has.
+
+    Attributes:
+        modules: Of the kernel, to be loaded with what they need.
+        unpacked: Parts of names of the kernel's files, among which those are.
+        processors: How many it has.
+    """
+
+    modules: tuple[str, ...] = ()
+    unpacked: tuple[str, ...] = ()
+    processors: int = 1
+
+
+NOTHING: Final = Extras()
+
+
 def say(*parts: object) -> None:
     print("netem_guest:", *parts, flush=True)
 
@@ -99,7 +118,7 @@ def capture(*command: str | Path) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def kernel(cache: Path) -> tuple[Path, str]:
+def kernel(cache: Path, extras: Extras = NOTHING) -> tuple[Path, str]:
     """The folder of an unpacked kernel, and its version."""
     depends = capture("apt-cache", "depends", "linux-image-amd64")
     package = next(
@@ -107,25 +126,30 @@ def kernel(cache: Path) -> tuple[Path, str]:
     )
     version = package.removeprefix("linux-image-")
     folder = cache / version
-    if not (folder / "boot").exists():
+    listed = folder / "unpacked"
+    # A folder without the list is of a time when there were no extras.
+    before = listed.read_text().split() if listed.exists() else UNPACKED
+    if not (folder / "boot").exists() or not set(extras.unpacked) <= set(before):
         folder.mkdir(parents=True, exist_ok=True)
         say("fetching", package)
         with tempfile.TemporaryDirectory() as place:
             subprocess.run(["apt-get", "download", "-q", package], cwd=place, check=True)
             (archive,) = Path(place).glob("*.deb")
-            unpack(archive, folder)
+            parts = sorted({*UNPACKED, *before, *extras.unpacked})
+            unpack(archive, folder, parts)
         subprocess.run(["depmod", "-b", folder, version], check=True, stderr=subprocess.DEVNULL)
+        listed.write_text("\n".join(parts))
     return folder, version
 
 
-def unpack(archive: Path, folder: Path) -> None:
+def unpack(archive: Path, folder: Path, parts: Sequence[str]) -> None:
     """Only what the guest may need: the whole is some 300 MB."""
     with (
         subprocess.Popen(["dpkg-deb", "--fsys-tarfile", archive], stdout=subprocess.PIPE) as source,
         tarfile.open(fileobj=source.stdout, mode="r|") as members,
     ):
         for member in members:
-            if member.isfile() and any(part in member.name for part in UNPACKED):
+            if member.isfile() and any(part in member.name for part in parts):
                 members.extract(member, folder)
 
 
@@ -151,7 +175,7 @@ def modules(folder: Path, version: str, names: Sequence[str], into: Path) -> lis
     return order
 
 
-def initial(folder: Path, version: str, place: Path) -> Path:
+def initial(folder: Path, version: str, place: Path, extras: Extras = NOTHING) -> Path:
     """The initial file system: busybox, modules, and what to do."""
     tree = place / "tree"
     for name in ("bin", "modules", "proc", "sys", "dev", "machine", "over", "root"):
@@ -160,7 +184,8 @@ def initial(folder: Path, version: str, place: Path) -> Path:
     for name in ("sh", "mount", "mkdir", "insmod", "cat", "chroot"):
         (tree / "bin" / name).symlink_to("busybox")
     first = modules(folder, version, FIRST, tree / "modules")
-    then = [m for m in modules(folder, version, THEN, tree / "modules") if m not in first]
+    later = modules(folder, version, (*THEN, *extras.modules), tree / "modules")
+    then = [m for m in later if m not in first]
     (tree / "first").write_text("\n".join(first))
     (tree / "then").write_text("\n".join(then))
     (tree / "init").write_text(INIT)
@@ -179,11 +204,12 @@ def initial(folder: Path, version: str, place: Path) -> Path:
     return image
 
 
-def boot(image: Path, vmlinuz: Path, out: Path, seconds: float) -> int:
+def boot(image: Path, vmlinuz: Path, out: Path, seconds: float, processors: int = 1) -> int:
     """Runs the guest to its end, or for so long; returns the status of its job."""
     share = "security_model=none,multidevs=remap"
     arguments = [
-        *("-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "1", "-m", "3G"),
+        *("-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-m", "3G"),
+        *("-smp", str(processors)),
         *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio"),
         *("-kernel", str(vmlinuz), "-initrd", str(image), "-device", "virtio-rng-pci"),
         *("-append", f"console=ttyS0 quiet panic=-1 {FASTER}"),
@@ -219,15 +245,17 @@ def lacking() -> str:
     return ""
 
 
-def run(job: str, cache: Path, place: Path, seconds: float) -> tuple[str, int]:
+def run(
+    job: str, cache: Path, place: Path, seconds: float, extras: Extras = NOTHING
+) -> tuple[str, int]:
     """Runs a shell script in a guest, in the repository's folder; the guest's /mnt/out is
     ``place / "out"``, and gets what it says as "log". Returns the kernel's version and the status.
     """
-    folder, version = kernel(cache)
+    folder, version = kernel(cache, extras)
     say("kernel", version)
     out = place / "out"
     out.mkdir(exist_ok=True)
-    image = initial(folder, version, place)
+    image = initial(folder, version, place, extras)
     lines = [
         "exec > /mnt/out/log 2>&1",
         "export PATH=/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8",
@@ -236,7 +264,8 @@ def run(job: str, cache: Path, place: Path, seconds: float) -> tuple[str, int]:
         job,
     ]
     (out / "job").write_text("\n".join(lines) + "\n")
-    return version, boot(image, folder / "boot" / f"vmlinuz-{version}", out, seconds)
+    vmlinuz = folder / "boot" / f"vmlinuz-{version}"
+    return version, boot(image, vmlinuz, out, seconds, extras.processors)
 
 
 def main() -> int:

@@ -51,6 +51,13 @@ RDMA = (
         LINK,
     ),
     mutation(
+        "whoever has heard all answers nobody who didn't",
+        "native/greeting.c",
+        "if (!(g.state & ANSWERED))",
+        "if (!(g.state & HEARD))",
+        LINK,
+    ),
+    mutation(
         "a payload sealed for one receiver goes to another",
         "native/stream_out.c",
         "out->slot->contents && !via->tag_bytes;",

@@ -621,18 +621,20 @@ typedef struct {
     const lc_verbs_address *addresses;
     uint64_t token;
     uint16_t own;
+    uint64_t timeout_ns;
     uint8_t heard[MEET];
 } guest;
 
 static void *meets(void *of) {
     guest *g = of;
-    CHECK(lc_verbs_greet(g->port, g->token, g->own, g->addresses, MEET, SECOND, g->heard) == LC_OK);
+    CHECK(lc_verbs_greet(g->port, g->token, g->own, g->addresses, MEET, g->timeout_ns, g->heard) ==
+          LC_OK);
     return NULL;
 }
 
 /* Returns whether each heard each other one; absent: one that has no port; stranger: one that is of
  * another meeting. */
-static uint32_t meet(int absent, int stranger, double loss) {
+static uint32_t meet(int absent, int stranger, double loss, uint64_t timeout_ns) {
     lc_verbs_config config = {.library = library, .device = "fake0", .port = 1, .gid = 1};
     lc_verbs_address addresses[MEET] = {{.queue_pair = 0}};
     guest guests[MEET] = {{.own = 0}};
@@ -640,8 +642,10 @@ static uint32_t meet(int absent, int stranger, double loss) {
     uint32_t heard = 0;
     fake->loss = loss;
     for (int i = 0; i < MEET; i++) {
-        guests[i] =
-            (guest){.addresses = addresses, .token = 5 + (i == stranger), .own = (uint16_t)i};
+        guests[i] = (guest){.addresses = addresses,
+                            .token = 5 + (i == stranger),
+                            .own = (uint16_t)i,
+                            .timeout_ns = timeout_ns};
         if (i == absent)
             continue;
         guests[i].port = lc_verbs_open(&config, &info_of, &why);
@@ -664,10 +668,15 @@ static uint32_t meet(int absent, int stranger, double loss) {
 }
 
 static void test_greetings(void) {
-    CHECK(meet(-1, -1, 0) == 0356); /* octal: who heard whom, from the last guest on */
-    CHECK(meet(-1, -1, 0.3) == 0356);
-    CHECK(meet(1, -1, 0) == 0104);
-    CHECK(meet(-1, 2, 0) == 0012);
+    CHECK(meet(-1, -1, 0, 20 * SECOND) == 0356); /* octal: who heard whom, from the last guest on */
+    CHECK(meet(1, -1, 0, 20 * SECOND) == 0104);
+    CHECK(meet(-1, 2, 0, SECOND / 2) == 0012);
+    /* Answers that are lost keep nobody waiting until time is over. */
+    const lc_clock *clock = &lc_system_clock;
+    uint64_t begin = lc_clock_now(clock);
+    for (int i = 0; i < 10; i++)
+        CHECK(meet(-1, -1, 0.1, 20 * SECOND) == 0356);
+    CHECK(lc_clock_now(clock) - begin < 15 * SECOND);
 }
 
 int main(int argc, char **argv) {

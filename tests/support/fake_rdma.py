@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from lossycoll.runtime.engine.verbs_port import VerbsAddress, VerbsPort
 from lossycoll.runtime.keys.secret import Secret
@@ -94,7 +95,7 @@ class VerbsNetwork(Network):
     """
 
     def __init__(
-        self, world: int, payload_bytes: int = 4032, secret: Secret | None = None, **options: object
+        self, world: int, payload_bytes: int = 4032, secret: Secret | None = None, **options: Any
     ) -> None:
         self._secret = secret
         self.ports = [VerbsPort("fake0", 1, 1, library=library()) for _ in range(world)]

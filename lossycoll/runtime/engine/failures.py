@@ -191,6 +191,12 @@ def error_of(failure: Failure, where: Where) -> LossyError:
     )
 
 
+UDP_SILENT: Final = (
+    "does a firewall drop UDP between the two (LOSSYCOLL_PORT_RANGE says which ports are used)?"
+)
+RDMA_SILENT: Final = "has a port of RDMA lost its link (`rdma link`, LOSSYCOLL_DISABLE=verbs)?"
+
+
 def _link_error(failure: Failure, where: Where) -> LinkError:
     packets, rounds, waited = failure.mine
     link = f"the link from {where.peer(failure.peer)} to {where.peer(where.rank)}"
@@ -203,10 +209,10 @@ def _link_error(failure: Failure, where: Where) -> LinkError:
             f"LOSSYCOLL_INJECT set?"
         )
     else:
+        by_rdma = "(RDMA " in where.peer(failure.peer)
         seen = (
             f"{link} is silent: no packet has come for {seconds}, though that rank was asked all "
-            f"the time and isn't lost; does a firewall drop UDP between the two "
-            f"(LOSSYCOLL_PORT_RANGE says which ports are used)?"
+            f"the time and isn't lost; {RDMA_SILENT if by_rdma else UDP_SILENT}"
         )
     return LinkError(
         f"{where}: {seen} 'lossycoll doctor' checks a network; repair the link, or start the job "

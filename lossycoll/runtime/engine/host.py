@@ -217,6 +217,9 @@ class Host:
             entry.link, entry.memory, entry.wake = SHARED_LINK, memory, wake
         self.topology = topology or self.topology
         self.addresses = [f"{peer[0]}:{peer[1]}" if peer else "unknown" for peer in peers]
+        for process, address in (verbs or {}).items():
+            if process not in (shared or {}):
+                self.addresses[process] = str(address)
         self._where = Where(self.process, self.processes, addresses=self.addresses)
         if crowded:
             lib.lc_host_crowded(self.handle)

@@ -6,6 +6,7 @@ The engine opens libibverbs at run time; docs/rdma.md has the whole.
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 import resource
 from collections.abc import Mapping, Sequence
@@ -42,6 +43,10 @@ class VerbsAddress(NamedTuple):
         if not all(0 <= number < 1 << bits for number, bits in limits):
             raise ValueError(f"no address of a queue pair: {said!r}")
         return cls(gid, queue_pair, key, lid, partition)
+
+    def __str__(self) -> str:
+        address = ipaddress.IPv6Address(bytes.fromhex(self.gid))
+        return f"RDMA {address.ipv4_mapped or address} queue pair {self.queue_pair:#x}"
 
     def write(self, into: Any) -> None:
         """Into an lc_verbs_address."""

@@ -118,10 +118,11 @@ def _port(device: Path, number: int) -> Port:
 
 def _gids(folder: Path, layer: str) -> Iterator[Gid]:
     for index in _numbered(folder / "gids"):
+        text = _text(folder / "gids" / str(index))
+        if not text.strip("0:"):  # empty, as most of some hundreds are
+            continue
         with contextlib.suppress(ValueError):
-            address = ipaddress.IPv6Address(_text(folder / "gids" / str(index)))
-            if int(address) == 0:
-                continue
+            address = ipaddress.IPv6Address(text)
             attributes = folder / "gid_attrs"
             kind = _text(attributes / "types" / str(index)) if layer == ETHERNET else layer
             yield Gid(index, address, kind, _text(attributes / "ndevs" / str(index)))

@@ -1,6 +1,7 @@
 /* The verbs link: opening a device, its peers, and what it tells of itself. */
 #include "link_verbs.h"
 
+#include <endian.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -13,7 +14,8 @@
 enum {
     KEY_BITS = 0x7FFFFFFF, /* the highest bit is for privileged keys */
     CONTROL_WAITING = 9,   /* control datagrams of a peer that may wait besides (link_udp.c) */
-    PARTITION_BITS = 0x7FFF
+    PARTITION_BITS = 0x7FFF,
+    LARGEST = 4096
 };
 
 static const uint64_t LOOK_NS = 100000000, COUNT_NS = 1000000000;
@@ -67,7 +69,7 @@ static int look(const vb_api *api, vb_context *context, const lc_verbs_config *c
         return fail(failure, LC_VERBS_PORT, EPROTO);
     memcpy(info->address.gid, gid.raw, sizeof info->address.gid);
     info->address.lid = port.lid;
-    info->address.partition = partition;
+    info->address.partition = be16toh(partition); /* as InfiniBand has it */
     return LC_OK;
 }
 
@@ -78,7 +80,7 @@ static uint32_t round_up(uint32_t bytes) {
 }
 
 static int lock_memory(lc_verbs *v, uint32_t queue) {
-    v->slot_bytes = round_up(VB_GRH_BYTES + v->mtu);
+    v->slot_bytes = round_up(VB_GRH_BYTES + LARGEST); /* a sender may have another limit */
     v->payload_stride = round_up(v->mtu);
     size_t slots = (size_t)queue * v->slot_bytes;
     size_t heads = (size_t)LC_VERBS_SENDS * LC_VERBS_HEAD_BYTES;
@@ -106,98 +108,54 @@ static int lock_memory(lc_verbs *v, uint32_t queue) {
     return 1;
 }
 
-/* As many buffers as may be locked. */
-static int make_memory(lc_verbs *v, uint32_t wanted, lc_failure *failure) {
-    uint32_t queue = wanted;
-    while (queue >= LC_VERBS_QUEUE_MIN && !lock_memory(v, queue))
-        queue /= 2;
-    if (!v->mr)
-        return fail(failure, LC_VERBS_MEMORY, errno);
+static void unlock_memory(lc_verbs *v) {
+    if (v->mr)
+        v->api->dereg_mr(v->mr);
+    if (v->memory)
+        munmap(v->memory, v->bytes);
+    free(v->spent);
+    v->mr = NULL;
+    v->memory = NULL;
+    v->spent = NULL;
+}
+
+static int make_tables(lc_verbs *v) {
     v->spent = malloc(v->queue * sizeof *v->spent);
     for (uint16_t i = 0; i < LC_VERBS_SENDS; i++) {
         v->free[i] = i;
         v->holder[i] = v->payload_of[i] = LC_VERBS_NONE;
     }
     v->n_free = LC_VERBS_SENDS;
-    if (v->spent)
-        return LC_OK;
-    *failure = (lc_failure){.code = LC_E_MEMORY, .peer = -1};
-    return failure->code;
+    return v->spent != NULL;
 }
 
-/* ---- queues ---- */
-
-static int never_blocks(int fd) {
-    int flags = fcntl(fd, F_GETFL);
-    return flags >= 0 && fcntl(fd, F_SETFL, flags | O_NONBLOCK) == 0;
-}
-
-static int make_queue_pair(lc_verbs *v) {
-    vb_qp_init_attr attr = {
-        .send_cq = v->send_cq, .recv_cq = v->receive_cq, .qp_type = VB_QPT_UD, .sq_sig_all = 0};
-    const vb_qp_cap cap = {LC_VERBS_SENDS, v->queue, 2, 1, LC_VERBS_INLINE};
-    attr.cap = cap;
-    v->qp = v->api->create_qp(v->pd, &attr);
-    if (!v->qp) { /* not every device has so much room within a request */
-        attr.cap = cap;
-        attr.cap.max_inline_data = 0;
-        v->qp = v->api->create_qp(v->pd, &attr);
+/* As many buffers as may be locked, and as the device has places for: queues are locked as well. */
+static int make_queues(lc_verbs *v, uint32_t wanted, lc_failure *failure) {
+    int step = LC_VERBS_MEMORY, error = ENOMEM;
+    for (uint32_t queue = wanted; queue >= LC_VERBS_QUEUE_MIN; queue /= 2) {
+        int is_locked = lock_memory(v, queue);
+        if (is_locked && make_tables(v) && lc_verbs_make_queues(v))
+            return LC_OK;
+        step = is_locked ? LC_VERBS_QUEUES : LC_VERBS_MEMORY;
+        error = errno;
+        lc_verbs_drop_queues(v);
+        unlock_memory(v);
     }
-    v->inline_max = attr.cap.max_inline_data;
-    return v->qp != NULL;
-}
-
-static int start_queue_pair(lc_verbs *v) {
-    vb_qp_attr init = {.qp_state = VB_QPS_INIT, .port_num = v->config.port, .qkey = v->own.key};
-    vb_qp_attr receives = {.qp_state = VB_QPS_RTR}, sends = {.qp_state = VB_QPS_RTS};
-    int error =
-        v->api->modify_qp(v->qp, &init, VB_QP_STATE | VB_QP_PKEY_INDEX | VB_QP_PORT | VB_QP_QKEY);
-    if (!error)
-        error = v->api->modify_qp(v->qp, &receives, VB_QP_STATE);
-    if (!error)
-        error = v->api->modify_qp(v->qp, &sends, VB_QP_STATE | VB_QP_SQ_PSN);
-    errno = error;
-    return !error;
-}
-
-static int make_queues(lc_verbs *v, lc_failure *failure) {
-    const vb_api *api = v->api;
-    errno = 0;
-    v->channel = api->create_comp_channel(v->context);
-    if (v->channel)
-        v->send_cq = api->create_cq(v->context, LC_VERBS_SENDS, NULL, v->channel, 0);
-    if (v->send_cq)
-        v->receive_cq = api->create_cq(v->context, (int)v->queue, NULL, v->channel, 0);
-    if (!v->receive_cq || !make_queue_pair(v) || !never_blocks(v->channel->fd) ||
-        !never_blocks(v->context->async_fd) || !start_queue_pair(v) || !lc_verbs_offer_all(v))
-        return fail(failure, LC_VERBS_QUEUES, errno);
-    v->own.queue_pair = ((const vb_qp_head *)(const void *)v->qp)->qp_num;
-    return LC_OK;
+    return fail(failure, step, error);
 }
 
 static void close_verbs(lc_link *link) {
     lc_verbs *v = lc_verbs_of(link);
     const vb_api *api = v->api;
-    if (v->qp)
-        api->destroy_qp(v->qp);
     for (uint32_t i = 0; i < v->n_peers; i++)
         if (v->peers[i].ah)
             api->destroy_ah(v->peers[i].ah);
-    if (v->receive_cq)
-        api->destroy_cq(v->receive_cq);
-    if (v->send_cq)
-        api->destroy_cq(v->send_cq);
-    if (v->channel)
-        api->destroy_comp_channel(v->channel);
-    if (v->mr)
-        api->dereg_mr(v->mr);
+    lc_verbs_drop_queues(v);
+    unlock_memory(v);
     if (v->pd)
         api->dealloc_pd(v->pd);
     if (v->context)
         api->close_device(v->context);
-    if (v->memory)
-        munmap(v->memory, v->bytes);
-    free(v->spent);
     free(v->peers);
     free(v->counters);
     free(v);
@@ -243,6 +201,10 @@ static int set_peer(lc_link *link, uint16_t peer, const lc_address *address) {
     }
     if (peer >= v->n_peers && !grow(v, peer + 1u))
         return LC_E_MEMORY;
+    /* To find the way may take seconds: it isn't looked for again. */
+    if (address && v->peers[peer].ah &&
+        !memcmp(&v->peers[peer].address, &known.address, sizeof known.address))
+        return LC_OK;
     if (address && !(known.ah = make_way(v, &address->verbs)))
         return LC_E_ARGUMENT;
     if (v->peers[peer].ah)
@@ -319,7 +281,8 @@ static void on_event(lc_verbs *v, const vb_async_event *e) {
              lc_trouble_ends(&v->port, now, &told))
         lc_verbs_note(v, told);
     else if (e->event_type == VB_EVENT_DEVICE_FATAL ||
-             (e->event_type == VB_EVENT_QP_FATAL && object == v->qp) ||
+             (e->event_type >= VB_EVENT_QP_FATAL && e->event_type <= VB_EVENT_QP_ACCESS_ERR &&
+              object == v->qp) ||
              (e->event_type == VB_EVENT_CQ_ERR &&
               (object == v->send_cq || object == v->receive_cq)))
         v->failed_errno = EIO;
@@ -382,7 +345,7 @@ static int open_all(lc_verbs *v, lc_verbs_info *info, lc_failure *failure) {
     v->pd = v->api->alloc_pd(v->context);
     if (!v->pd || !draw_key(v))
         return fail(failure, LC_VERBS_QUEUES, errno);
-    if (make_memory(v, wanted, failure) != LC_OK || make_queues(v, failure) != LC_OK)
+    if (make_queues(v, wanted, failure) != LC_OK)
         return failure->code;
     info->address = v->own;
     info->queue = v->queue;

@@ -1,6 +1,6 @@
 /* Inside the verbs link: unreliable datagrams of InfiniBand and RoCE, one queue pair for all peers.
- * link_verbs.c opens it and knows its peers, link_verbs_move.c moves packets. docs/rdma.md has the
- * whole. */
+ * link_verbs.c opens it and knows its peers, link_verbs_move.c moves packets, link_verbs_queue.c is
+ * below both. docs/rdma.md has the whole. */
 #ifndef LC_LINK_VERBS_H
 #define LC_LINK_VERBS_H
 
@@ -60,7 +60,6 @@ typedef struct {
     uint32_t posted, done;               /* requests, ever; wr_id is the number of a request */
     uint32_t unsignalled;                /* the latest of them */
     uint16_t payload_of[LC_VERBS_SENDS]; /* by number: the payload that it reads, or none */
-    uint16_t peer_of[LC_VERBS_SENDS];    /* by number: whom it goes to */
     uint16_t users[LC_VERBS_SENDS];      /* by payload: requests that read it */
     uint64_t content[LC_VERBS_SENDS];    /* what it holds (lc_run); 0: of one receiver */
     uint16_t holder[LC_VERBS_SENDS];     /* by the lowest bits of a content: who may hold it */
@@ -100,14 +99,19 @@ static inline lc_verbs_peer *lc_verbs_peer_of(const lc_verbs *v, uint16_t peer) 
     return peer < v->n_peers && v->peers[peer].ah ? &v->peers[peer] : NULL;
 }
 
-/* link_verbs_move.c */
+/* link_verbs_queue.c */
 void lc_verbs_note(lc_verbs *v, lc_event event);
+void lc_verbs_leave_payload(lc_verbs *v, uint32_t number); /* a request reads it no more */
+int lc_verbs_offer(lc_verbs *v, uint32_t n);
+int lc_verbs_make_queues(lc_verbs *v); /* 0 with errno set: it is to be dropped again */
+void lc_verbs_drop_queues(lc_verbs *v);
+void lc_verbs_begin_anew(lc_verbs *v); /* the queue pair, after an error */
+
+/* link_verbs_move.c */
 int lc_verbs_send(lc_link *link, const lc_run *runs, int n_runs, int *sys_errno);
 int lc_verbs_receive(lc_link *link, lc_arrival *arrivals, int max);
 int lc_verbs_is_from(const lc_link *link, const lc_arrival *arrival, uint16_t peer);
 int lc_verbs_descriptors(lc_link *link, int blocked, struct pollfd *fds, uint64_t *timeout_ns);
 int lc_verbs_watch(lc_link *link);
-/* Gives all buffers to the device. Returns 0 and sets errno if it takes none. */
-int lc_verbs_offer_all(lc_verbs *v);
 
 #endif

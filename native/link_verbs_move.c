@@ -7,46 +7,34 @@
 
 enum { FIRST = 0, SECOND = 1, POLLED = 16 };
 
-void lc_verbs_note(lc_verbs *v, lc_event event) {
-    if (v->events_in - v->events_out < LC_VERBS_EVENTS)
-        v->events[v->events_in++ % LC_VERBS_EVENTS] = event;
-}
-
 /* ---- sending: what is taken back ---- */
 
-static void leave_payload(lc_verbs *v, uint32_t number) {
-    uint16_t *payload = &v->payload_of[number % LC_VERBS_SENDS];
-    if (*payload != LC_VERBS_NONE && --v->users[*payload] == 0)
-        v->free[v->n_free++] = *payload;
-    *payload = LC_VERBS_NONE;
-}
-
-/* After an error the device takes requests, and completes none, until it is told to go on. */
-static void go_on(lc_verbs *v, uint16_t peer) {
-    vb_qp_attr sends = {.qp_state = VB_QPS_RTS};
-    lc_verbs_note(v, (lc_event){.kind = LC_EVENT_LOST, .sys_errno = EIO, .peer = peer});
-    v->figures.failed++;
-    if (v->api->modify_qp(v->qp, &sends, VB_QP_STATE))
-        v->failed_errno = EIO;
+/* A request has gone since there was trouble. */
+static void works(lc_verbs *v) {
+    lc_event event;
+    if (lc_trouble_ends(&v->failing, lc_clock_now(v->link.clock), &event))
+        lc_verbs_note(v, event);
 }
 
 /* A completion is of all requests up to its own. */
 static void take_back(lc_verbs *v) {
     vb_wc found[POLLED];
-    int n, bad = -1;
+    int n, good = 0, bad = 0;
     do {
         n = v->context->poll_cq(v->send_cq, POLLED, found);
         for (int i = 0; i < n; i++) {
-            if (found[i].status != VB_WC_SUCCESS && bad < 0)
-                bad = v->peer_of[found[i].wr_id % LC_VERBS_SENDS];
+            good |= found[i].status == VB_WC_SUCCESS;
+            bad |= found[i].status != VB_WC_SUCCESS;
             while ((int32_t)((uint32_t)found[i].wr_id - v->done) >= 0 && v->done != v->posted)
-                leave_payload(v, v->done++);
+                lc_verbs_leave_payload(v, v->done++);
         }
     } while (n == POLLED);
     if (n < 0)
         v->failed_errno = EIO;
-    else if (bad >= 0)
-        go_on(v, (uint16_t)bad);
+    else if (bad)
+        lc_verbs_begin_anew(v);
+    else if (good && v->failing.sys_errno)
+        works(v);
 }
 
 /* ---- sending: requests ---- */
@@ -121,7 +109,6 @@ static void write_request(lc_verbs *v, const lc_run *run, uint32_t k, const lc_v
     vb_send_wr *w = &v->requests[n];
     vb_sge *pieces = &v->pieces[2 * n];
     uint32_t number = v->posted + n;
-    v->peer_of[number % LC_VERBS_SENDS] = run->peer;
     const struct iovec *iov = &run->iov[2 * k];
     memset(w, 0, offsetof(vb_send_wr, others));
     w->wr_id = number;
@@ -136,7 +123,7 @@ static void write_request(lc_verbs *v, const lc_run *run, uint32_t k, const lc_v
     } else {
         w->num_sge = in_memory(v, run, k, number, pieces);
     }
-    if (++v->unsignalled == LC_VERBS_SIGNAL_EVERY) {
+    if (++v->unsignalled == LC_VERBS_SIGNAL_EVERY || v->failing.sys_errno) {
         w->send_flags |= VB_SEND_SIGNALED;
         v->unsignalled = 0;
     }
@@ -154,12 +141,6 @@ static void put_off(lc_verbs *v, int error) {
     v->figures.failed++;
 }
 
-static void works(lc_verbs *v) {
-    lc_event event;
-    if (v->failing.sys_errno && lc_trouble_ends(&v->failing, lc_clock_now(v->link.clock), &event))
-        lc_verbs_note(v, event);
-}
-
 /* Posts the first n requests. Returns how many the device took. */
 static uint32_t post(lc_verbs *v, uint32_t n) {
     vb_send_wr *bad = NULL;
@@ -167,7 +148,7 @@ static uint32_t post(lc_verbs *v, uint32_t n) {
     int error = v->context->post_send(v->qp, v->requests, &bad);
     uint32_t taken = error && bad ? (uint32_t)(bad - v->requests) : error ? 0 : n;
     for (uint32_t i = taken; i < n; i++)
-        leave_payload(v, v->posted + i);
+        lc_verbs_leave_payload(v, v->posted + i);
     /* Where one with a mark was refused, the next one gets it. */
     uint32_t marks = 0;
     for (uint32_t i = taken; i < n; i++)
@@ -175,8 +156,6 @@ static uint32_t post(lc_verbs *v, uint32_t n) {
     if (marks)
         v->unsignalled = LC_VERBS_SIGNAL_EVERY - 1;
     v->posted += taken;
-    if (taken)
-        works(v);
     if (error)
         put_off(v, error);
     return taken;
@@ -240,65 +219,34 @@ static uint8_t *slot_at(const lc_verbs *v, uint32_t slot) {
     return v->slots + (size_t)slot * v->slot_bytes;
 }
 
-/* The last n buffers of those that are spent. Returns whether the device took all. */
-static int offer(lc_verbs *v, uint32_t n) {
-    const uint16_t *spent = v->spent + v->n_spent - n;
-    vb_recv_wr *bad = NULL;
-    for (uint32_t i = 0; i < n; i++) {
-        v->return_pieces[i] = piece(v, slot_at(v, spent[i]), v->slot_bytes);
-        v->returns[i] = (vb_recv_wr){.wr_id = spent[i],
-                                     .next = i + 1 < n ? &v->returns[i + 1] : NULL,
-                                     .sg_list = &v->return_pieces[i],
-                                     .num_sge = 1};
-    }
-    int error = v->context->post_recv(v->qp, v->returns, &bad);
-    if (!error) {
-        v->n_spent -= n;
-        return 1;
-    }
-    /* It took those before the bad one; the others are tried again. */
-    uint32_t taken = bad ? (uint32_t)(bad - v->returns) : 0;
-    uint16_t *base = v->spent + v->n_spent - n;
-    memmove(base, base + taken, (n - taken) * sizeof *base);
-    v->n_spent -= taken;
-    errno = error;
-    return 0;
-}
-
-int lc_verbs_offer_all(lc_verbs *v) {
-    for (uint32_t i = 0; i < v->queue; i++)
-        v->spent[i] = (uint16_t)i;
-    v->n_spent = v->queue;
-    while (v->n_spent)
-        if (!offer(v, v->n_spent < LC_VERBS_RETURN ? v->n_spent : LC_VERBS_RETURN))
-            return 0;
-    return 1;
-}
-
 /* What the caller was given last is the device's again. */
 static void give_back(lc_verbs *v) {
     for (uint32_t i = 0; i < v->n_given; i++)
         v->spent[v->n_spent++] = v->given[i];
     v->n_given = 0;
     while (v->n_spent >= LC_VERBS_RETURN)
-        if (!offer(v, LC_VERBS_RETURN))
+        if (!lc_verbs_offer(v, LC_VERBS_RETURN))
             break;
 }
 
+/* A receive that failed has no datagram, and the queue pair takes none after it. */
 static void look(lc_verbs *v) {
     uint32_t left = LC_RECEIVE_BUFFERS - v->n_arrived;
-    int n = left ? v->context->poll_cq(v->receive_cq, (int)left, v->arrived + v->n_arrived) : 0;
-    if (n > 0)
-        v->n_arrived += (uint32_t)n;
-    else if (n < 0)
+    vb_wc *found = v->arrived + v->n_arrived;
+    int n = left ? v->context->poll_cq(v->receive_cq, (int)left, found) : 0;
+    if (n < 0)
         v->failed_errno = EIO;
+    for (int i = 0; i < n; i++)
+        if (found[i].status != VB_WC_SUCCESS) {
+            lc_verbs_begin_anew(v);
+            return;
+        }
+    v->n_arrived += n > 0 ? (uint32_t)n : 0;
 }
 
-/* A completion that failed has no datagram, and what is told of it means nothing. */
 static lc_arrival arrival_of(const lc_verbs *v, const vb_wc *wc, lc_verbs_sender *sender) {
     const uint8_t *slot = slot_at(v, (uint32_t)wc->wr_id);
-    int good =
-        wc->status == VB_WC_SUCCESS && wc->byte_len > VB_GRH_BYTES && wc->byte_len <= v->slot_bytes;
+    int good = wc->byte_len > VB_GRH_BYTES && wc->byte_len <= v->slot_bytes;
     uint32_t length = good ? wc->byte_len - VB_GRH_BYTES : 0;
     *sender = (lc_verbs_sender){.queue_pair = wc->src_qp,
                                 .lid = wc->slid,

@@ -463,12 +463,14 @@ lc_verbs_port *lc_verbs_open(const lc_verbs_config *config, lc_verbs_info *info,
                              lc_failure *failure);
 /* Only of one that no host has taken. */
 void lc_verbs_close(lc_verbs_port *port);
-/* Finds out who is reached, while they do the same: datagrams to each of n processes whose address
- * has a queue pair, until all have answered or so much time is over. heard[i] becomes 1 if one came
- * from process i. token: of this meeting alone. LC_OK, or LC_E_MEMORY. */
-int lc_verbs_greet(lc_verbs_port *port, uint64_t token, uint16_t own,
-                   const lc_verbs_address *addresses, uint16_t n, uint64_t timeout_ns,
-                   uint8_t *heard);
+/* Finds the ways to n processes, those whose address has a queue pair, which may take seconds.
+ * LC_OK, also where there is no way to some; or LC_E_MEMORY. */
+int lc_verbs_know(lc_verbs_port *port, uint16_t own, const lc_verbs_address *addresses, uint16_t n);
+/* Finds out who of them is reached, while they do the same: datagrams of so many bytes (24 to 4096)
+ * until all have answered or so much time is over. heard[i] becomes 1 if one came from process i.
+ * token: of this meeting alone. LC_OK or LC_E_ARGUMENT. */
+int lc_verbs_greet(lc_verbs_port *port, uint64_t token, uint16_t own, uint16_t n, uint32_t bytes,
+                   uint64_t timeout_ns, uint8_t *heard);
 /* Drops what has come: greetings that nobody waits for any more, once all have ended theirs. */
 void lc_verbs_drop_arrived(lc_verbs_port *port);
 /* Makes it the host's next link, whose number is returned, if it is above 0: the port is the host's

@@ -61,6 +61,12 @@ static const vb_api *open_library(const char *path) {
         dlclose(library);
         return NULL;
     }
+    /* A provider then keeps its queues from forked children, where kernels don't by themselves. */
+    void *at = symbol(library, "ibv_fork_init");
+    int (*fork_init)(void);
+    memcpy(&fork_init, &at, sizeof fork_init);
+    if (at)
+        (void)fork_init();
     strcpy(found[n_found].path, path);
     return &found[n_found++].api;
 }

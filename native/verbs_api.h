@@ -23,7 +23,7 @@ enum {
     VB_MTU_4096 = 5 /* 256 is 1 */
 };
 
-enum { VB_QPS_INIT = 1, VB_QPS_RTR = 2, VB_QPS_RTS = 3 };
+enum { VB_QPS_RESET = 0, VB_QPS_INIT = 1, VB_QPS_RTR = 2, VB_QPS_RTS = 3 };
 
 enum {
     VB_QP_STATE = 1 << 0,
@@ -37,6 +37,8 @@ enum {
 enum {
     VB_EVENT_CQ_ERR = 0,
     VB_EVENT_QP_FATAL = 1,
+    VB_EVENT_QP_REQ_ERR = 2,
+    VB_EVENT_QP_ACCESS_ERR = 3,
     VB_EVENT_DEVICE_FATAL = 8,
     VB_EVENT_PORT_ACTIVE = 9,
     VB_EVENT_PORT_ERR = 10

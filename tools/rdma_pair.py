@@ -140,7 +140,8 @@ class End:
         there = VerbsAddress.from_json(self.peer.swap(list(verbs.address)))
         token = self.peer.agree(secrets.randbits(64))
         begin = time.monotonic()
-        heard = verbs.greet(token, self.peer.rank, {self.peer.other: there}, GREETING_S)
+        verbs.know(self.peer.rank, {self.peer.other: there})
+        heard = verbs.greet(token, self.peer.rank, verbs.mtu, GREETING_S)
         if heard != {self.peer.other}:
             raise ConnectionError(f"no greeting came from {there} within {GREETING_S:g} s")
         self.peer.swap("has greeted")

@@ -195,8 +195,7 @@ def _hello(making: Making, mine: PreparedRank) -> dict[str, Any]:
     }
     if mine.ends is not None:
         hello |= mine.ends.to_json()
-    if mine.rdma is not None:
-        hello["rdma"] = mine.rdma.to_json()
+    hello["rdma"] = None if mine.rdma is None else mine.rdma.to_json()
     if making.place.rank == 0:
         hello |= {"token": secrets.token_hex(16), "group": fault_group(making.place.name)}
     return hello
@@ -260,7 +259,8 @@ def _start(
     with contextlib.closing(sharing):
         shared = share(where, making.rendezvous, host, sharing, offers, met.token)
         topology = shared.topology
-        reached = met.reach.addresses if met.reach is not None else {}
+        found = met.reach.addresses if met.reach is not None else {}
+        reached = {rank: one for rank, one in found.items() if rank not in shared.descriptors}
         if met.rdma is not None:
             met.rdma.hand_over(host, is_used=bool(reached))
         if met.options.site == LEARNT:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from lossycoll.errors import EngineError
+from lossycoll.errors import EngineError, RendezvousError
 from lossycoll.options.fields import Options
 from lossycoll.options.texts import VERBS
 from lossycoll.runtime.core import logfmt
@@ -22,8 +22,13 @@ from lossycoll.runtime.net.interfaces import Interface
 from lossycoll.runtime.net.payload import datagram_payload
 from lossycoll.runtime.net.rdma_ports import choose_port, ports
 
+from .sharing import Offer, alike
+
 GREETING_SECONDS: Final = 2.0
 """How long ranks wait for each other's greetings; they have just met."""
+
+LEAST_MTU: Final = 256
+MOST_MTU: Final = 4096
 
 log: Final = logging.getLogger("lossycoll")
 
@@ -38,15 +43,17 @@ class Meeting(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rdma:
-    """This rank's end. ``port``: None where it has none, for the reason ``why``."""
+    """This rank's end. ``port``: None where it has none, for the reason ``why``. ``mtu``: the
+    largest datagram that it sends."""
 
     port: VerbsPort | None
     chosen: str
     why: str
+    mtu: int = 0
 
     def to_json(self) -> list[Any] | None:
         """As a hello has it: the datagram's bytes and the address."""
-        return None if self.port is None else [self.port.mtu, *self.port.address]
+        return None if self.port is None else [self.mtu, *self.port.address]
 
     def hand_over(self, host: Host, *, is_used: bool) -> None:
         """Gives the port to the host, or closes it if nobody is reached by it.
@@ -91,9 +98,9 @@ def open_rdma(options: Options, interface: Interface) -> Rdma:
         why = f"option disable names {VERBS}"
     if why:
         return Rdma(None, "", why)
-    chosen = choose_port(options.verbs_device, options.verbs_gid, interface, ports())
+    chosen, why = choose_port(options.verbs_device, options.verbs_gid, interface, ports())
     if chosen is None:
-        return Rdma(None, "", "this machine has no port that is active")
+        return Rdma(None, "its ports" if why else "", why)
     one = chosen.port
     try:
         port = VerbsPort(
@@ -107,7 +114,7 @@ def open_rdma(options: Options, interface: Interface) -> Rdma:
         if options.verbs_device:
             raise
         return Rdma(None, str(chosen), str(error))
-    return Rdma(port, str(chosen), "")
+    return Rdma(port, str(chosen), "", min(port.mtu, options.mtu or port.mtu))
 
 
 def agree(
@@ -130,31 +137,60 @@ def agree(
     mine = own or Rdma(None, "", "")
     said = [hello.get("rdma") for hello in hellos]
     having = [rank for rank, entry in enumerate(said) if entry is not None]
+    # A rank of an older version goes through no more rounds than it knows; and one machine alone
+    # has its memory.
+    if not all("rdma" in hello for hello in hellos) or _is_one_machine(hellos):
+        return Reach()
     if len(having) < 2:
         _tell_none(where, mine)
         return Reach()
+    sizes, addresses = _offers(where, said)
+    size = min(sizes.values())
+    others = {rank: one for rank, one in addresses.items() if rank != where.rank}
+    if mine.port is not None:
+        mine.port.know(where.rank, others)
     meeting.exchange("greet", None)  # all are about to
-    offers = {
-        rank: (int(mtu), VerbsAddress.from_json(rest))
-        for rank, (mtu, *rest) in ((rank, said[rank] or []) for rank in having)
-    }
-    addresses = {rank: address for rank, (_, address) in offers.items()}
     heard: set[int] = set()
     if mine.port is not None:
-        others = {rank: one for rank, one in addresses.items() if rank != where.rank}
-        heard = mine.port.greet(int(meeting.session, 16), where.rank, others, GREETING_SECONDS)
+        heard = mine.port.greet(int(meeting.session, 16), where.rank, size, GREETING_SECONDS)
     answers = [set(ranks) for ranks in meeting.exchange("heard", sorted(heard))]
     if mine.port is not None:
         mine.port.drop_arrived()
     pairs = {(a, b) for a in having for b in having if a in answers[b] and b in answers[a]}
     reached = {rank: addresses[rank] for rank in having if (where.rank, rank) in pairs}
-    _tell(where, mine, having, reached)
+    _tell(where, mine, size, having, reached)
     if not pairs:
         return Reach()
-    carried = min(datagram_payload(mtu) for mtu, _ in offers.values())
     complete = len(pairs) == where.world * (where.world - 1)
     by_udp = () if complete else [int(hello["payload"]) for hello in hellos]
-    return Reach(reached, min([carried, *by_udp]))
+    return Reach(reached, min([datagram_payload(size), *by_udp]))
+
+
+def _is_one_machine(hellos: Sequence[Mapping[str, Any]]) -> bool:
+    offers = [Offer.from_json(hello["offer"]) for hello in hellos if "offer" in hello]
+    return len(offers) == len(hellos) and len(alike(offers)) == 1
+
+
+def _offers(
+    where: Where, said: Sequence[Sequence[Any] | None]
+) -> tuple[dict[int, int], dict[int, VerbsAddress]]:
+    """The largest datagram and the address of each rank that has a port."""
+    sizes, addresses = {}, {}
+    for rank, entry in enumerate(said):
+        if entry is None:
+            continue
+        try:
+            size, *rest = entry
+            sizes[rank], addresses[rank] = int(size), VerbsAddress.from_json(rest)
+            if not LEAST_MTU <= sizes[rank] <= MOST_MTU:
+                raise ValueError(f"datagrams of {size} bytes")
+        except ValueError as error:
+            raise RendezvousError(
+                f"{where}: what rank {rank} says of its port of RDMA makes no sense ({error}); do "
+                f"all ranks run the same version?",
+                peer=rank,
+            ) from error
+    return sizes, addresses
 
 
 def _tell_none(where: Where, mine: Rdma) -> None:
@@ -166,7 +202,11 @@ def _tell_none(where: Where, mine: Rdma) -> None:
 
 
 def _tell(
-    where: Where, mine: Rdma, having: Sequence[int], reached: Mapping[int, VerbsAddress]
+    where: Where,
+    mine: Rdma,
+    size: int,
+    having: Sequence[int],
+    reached: Mapping[int, VerbsAddress],
 ) -> None:
     """Logs who is reached by RDMA, and what isn't as it could be."""
     if mine.port is None:
@@ -178,18 +218,21 @@ def _tell(
         where,
         "rdma",
         port=mine.chosen,
-        mtu=mine.port.mtu,
+        mtu=size,
         queue=mine.port.queue,
         ranks=",".join(map(str, sorted(reached))) or "none",
         **({"udp": ",".join(map(str, lost))} if lost else {}),
     )
     if lost:
         log.warning(
-            "%s: packets go to ranks %s by UDP, since no datagram of RDMA came through by %s; are "
-            "both ports in one network, with one version of RoCE and one partition?",
+            "%s: packets go to ranks %s by UDP, since no datagram of RDMA of %d bytes came through "
+            "by %s; are both ports in one network, with one version of RoCE and one partition "
+            "(this one's is %#x), and does it carry as many bytes (LOSSYCOLL_MTU)?",
             where,
             ", ".join(map(str, lost)),
+            size,
             mine.chosen,
+            mine.port.address.partition,
         )
     if mine.port.queue < mine.port.queue_wanted:
         log.warning(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,8 @@ def good(outcomes: list[Outcome]) -> list[Outcome]:
     for outcome in outcomes:
         assert not outcome.error, str(outcome)
         assert outcome.value["missing"] == outcome.value["odd"] == 0
-        assert outcome.value["devices"] == (outcome.value["by_rdma"] > 40)
+        uses_it = re.search(r"event=rdma .* ranks=\d", outcome.stderr) is not None
+        assert outcome.value["devices"] == uses_it
     return outcomes
 
 
@@ -138,6 +140,50 @@ def test_partitions_that_differ(env: dict[str, str]) -> None:
         line = told(outcome)
         assert f"ranks=none udp={1 - outcome.rank}" in line
         assert f"to ranks {1 - outcome.rank} by UDP, since no datagram of RDMA" in outcome.stderr
+        assert f"this one's is {(0xFFFF, 0x8002)[outcome.rank]:#x}" in outcome.stderr
+
+
+def test_partitions_that_are_one(env: dict[str, str]) -> None:
+    """As the device has the number, its bytes are the other way round."""
+    same = {"FAKE_VERBS_PARTITION": str(0x8001)}
+    limited = {"FAKE_VERBS_PARTITION": str(0x0001)}
+    for outcome in good(run_ranks(rank_sums, 2, env, per_rank=with_(env, r0=same, r1=limited))):
+        assert f"ranks={1 - outcome.rank}" in told(outcome)
+
+
+def test_a_network_that_carries_less(env: dict[str, str]) -> None:
+    """Greetings are as large as packets: what isn't carried is found out before it is needed."""
+    narrow = {**env, "FAKE_VERBS_CARRIES": "1500"}
+    for outcome in good(run_ranks(rank_sums, 2, narrow, per_rank=EACH_A_HOST)):
+        assert "no datagram of RDMA of 4096 bytes came through" in outcome.stderr
+    lowered = {**narrow, "LOSSYCOLL_MTU": "1500"}
+    for outcome in good(run_ranks(rank_sums, 2, lowered, per_rank=EACH_A_HOST)):
+        assert "mtu=1500 queue=4096 ranks=" in told(outcome)
+        assert "payload=1408 " in outcome.stderr
+        assert outcome.value["by_rdma"] >= outcome.value["sent"]
+
+
+def test_one_machine_has_its_memory(env: dict[str, str]) -> None:
+    for outcome in good(run_ranks(rank_sums, 2, env)):
+        assert "event=rdma" not in outcome.stderr
+        assert outcome.value["by_rdma"] == 0
+
+
+@pytest.mark.parametrize(
+    ("port", "why"),
+    [
+        ({"state": "1: DOWN"}, "no port has a link: fake0:1 is DOWN (Ethernet)"),
+        ({"gids": {0: ("fe80::1", "IB/RoCE v1", "lo")}}, "no GID of RoCE v2 with the address of"),
+    ],
+)
+def test_why_a_port_is_not_used_is_said(
+    env: dict[str, str], tmp_path: Path, port: dict[str, Any], why: str
+) -> None:
+    fake_rdma.write_port(tmp_path / "other", **port)
+    other = {"FAKE_VERBS_SYSFS": str(tmp_path / "other")}
+    first, second = good(run_ranks(rank_sums, 2, env, per_rank=with_(env, r1=other)))
+    assert f"packets go by UDP, since RDMA can't be used: {why}" in second.stderr
+    assert "no other rank has a port" in told(first)
 
 
 def test_little_memory_may_be_locked(env: dict[str, str]) -> None:

@@ -51,6 +51,27 @@ RDMA = (
         LINK,
     ),
     mutation(
+        "a queue pair that stands still after an error",
+        "native/link_verbs_move.c",
+        "    else if (bad)\n        lc_verbs_begin_anew(v);\n",
+        "",
+        LINK,
+    ),
+    mutation(
+        "greetings smaller than packets",
+        "lossycoll/backend/rdma.py",
+        "where.rank, size, GREETING_SECONDS",
+        "where.rank, 256, GREETING_SECONDS",
+        f"{JOB}::test_a_network_that_carries_less",
+    ),
+    mutation(
+        "a partition's number with its bytes the other way round",
+        "native/link_verbs.c",
+        "be16toh(partition)",
+        "partition",
+        f"{JOB}::test_partitions_that_are_one",
+    ),
+    mutation(
         "whoever has heard all answers nobody who didn't",
         "native/greeting.c",
         "if (!(g.state & ANSWERED))",

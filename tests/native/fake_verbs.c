@@ -5,14 +5,15 @@
  * holds, a queue of completions that runs over) ends the process.
  *
  * Processes give each other faults by the environment: FAKE_VERBS_LOSS (a share), _LOCK (bytes),
- * _OPEN (an errno), _PORT (a state), _MTU, _PARTITION, _ADDRESS (IPv4, of GID 1), _COUNTERS (a
- * folder for the device's counters). */
+ * _OPEN (an errno), _PORT (a state), _MTU, _CARRIES (bytes), _PARTITION, _ADDRESS (IPv4, of GID 1),
+ * _COUNTERS (a folder for the device's counters). */
 #define _GNU_SOURCE
 #include "fake_verbs.h"
 
 #include "verbs_api.h"
 
 #include <arpa/inet.h>
+#include <endian.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -73,6 +74,7 @@ struct vb_qp {
     vb_sge pieces[QUEUE_MAX];
     uint32_t in, out;
     pthread_t thread;
+    int has_thread;
 };
 typedef struct {
     vb_context base;
@@ -118,6 +120,8 @@ __attribute__((constructor)) static void read_environment(void) {
         fake_verbs.mtu = atoi(text);
     if ((text = setting("FAKE_VERBS_PARTITION")))
         fake_verbs.partition = (uint16_t)atoi(text);
+    if ((text = setting("FAKE_VERBS_CARRIES")))
+        fake_verbs.carries = (uint64_t)atoi(text);
     if ((text = setting("FAKE_VERBS_COUNTERS")))
         snprintf(counters, sizeof counters, "%s", text);
 }
@@ -230,7 +234,7 @@ int ibv_query_gid(vb_context *base, uint8_t port, int index, vb_gid *gid) {
 
 int ibv_query_pkey(vb_context *c, uint8_t port, int index, uint16_t *key) {
     (void)c;
-    *key = fake_verbs.partition ? fake_verbs.partition : 0xFFFF;
+    *key = htobe16(fake_verbs.partition ? fake_verbs.partition : 0xFFFF);
     return port < 1 || port > PORTS || index ? -1 : 0;
 }
 
@@ -381,6 +385,8 @@ static socklen_t name_of(uint32_t number, struct sockaddr_un *name) {
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
 }
 
+static void flush_buffers(vb_qp *qp);
+
 /* How a device writes where a datagram comes from: with IPv4's header at the end, or with a GRH. */
 static void write_source(uint8_t *grh, const vb_gid *gid) {
     memset(grh, 0, VB_GRH_BYTES);
@@ -402,6 +408,8 @@ static void deliver(vb_qp *qp, const uint8_t *data, size_t bytes) {
         count(&fake_verbs.wrong_key);
         return;
     }
+    if (__atomic_load_n(&qp->stopped, __ATOMIC_SEQ_CST))
+        return;
     pthread_mutex_lock(&qp->lock);
     int has = qp->in != qp->out;
     vb_recv_wr buffer = qp->buffers[qp->out % QUEUE_MAX];
@@ -418,6 +426,8 @@ static void deliver(vb_qp *qp, const uint8_t *data, size_t bytes) {
     write_source(to, &head.gid);
     memcpy(to + VB_GRH_BYTES, data + sizeof head, n);
     int odd = fake_verbs.short_status;
+    if (odd > 0)
+        __atomic_store_n(&qp->stopped, 1, __ATOMIC_SEQ_CST);
     vb_wc wc = {.wr_id = buffer.wr_id,
                 .status = odd > 0 ? odd : VB_WC_SUCCESS,
                 .byte_len = odd < 0 ? VB_GRH_BYTES : VB_GRH_BYTES + n,
@@ -425,6 +435,8 @@ static void deliver(vb_qp *qp, const uint8_t *data, size_t bytes) {
                 .slid = 7,
                 .wc_flags = fake_verbs.no_grh ? 0 : VB_WC_GRH};
     complete(qp->receive_cq, &wc, 0);
+    if (odd > 0)
+        flush_buffers(qp);
 }
 
 static void take_datagram(vb_qp *qp, const uint8_t *data, size_t bytes) {
@@ -473,17 +485,49 @@ vb_qp *ibv_create_qp(vb_pd *pd, vb_qp_init_attr *attr) {
     return qp;
 }
 
+/* Nothing is posted, and nothing completed. */
+static void forget_all(vb_qp *qp) {
+    pthread_mutex_lock(&qp->lock);
+    qp->out = qp->in;
+    __atomic_store_n(&qp->stopped, 0, __ATOMIC_SEQ_CST);
+    qp->uncovered = 0;
+    pthread_mutex_unlock(&qp->lock);
+    vb_cq *queues[2] = {qp->send_cq, qp->receive_cq};
+    for (int i = 0; i < 2; i++) {
+        pthread_mutex_lock(&queues[i]->lock);
+        queues[i]->out = queues[i]->in;
+        pthread_mutex_unlock(&queues[i]->lock);
+    }
+    qp->send_cq->covered = qp->posted;
+}
+
+/* What a queue pair does with its buffers after an error: each comes back, and none is filled. */
+static void flush_buffers(vb_qp *qp) {
+    for (;;) {
+        pthread_mutex_lock(&qp->lock);
+        int has = qp->in != qp->out;
+        vb_wc wc = {.wr_id = qp->buffers[qp->out % QUEUE_MAX].wr_id, .status = FLUSHED};
+        qp->out += (uint32_t)has;
+        pthread_mutex_unlock(&qp->lock);
+        if (!has)
+            return;
+        complete(qp->receive_cq, &wc, 0);
+    }
+}
+
 int ibv_modify_qp(vb_qp *qp, vb_qp_attr *attr, int mask) {
     MUST(mask & VB_QP_STATE);
     if (attr->qp_state == VB_QPS_INIT) {
         MUST(mask == (VB_QP_STATE | VB_QP_PKEY_INDEX | VB_QP_PORT | VB_QP_QKEY));
+        MUST(qp->state == VB_QPS_RESET);
         qp->key = attr->qkey;
-        MUST(pthread_create(&qp->thread, NULL, device_thread, qp) == 0);
-    } else if (qp->state == VB_QPS_RTS) {
+        if (!qp->has_thread)
+            MUST(pthread_create(&qp->thread, NULL, device_thread, qp) == 0);
+        qp->has_thread = 1;
+    } else if (attr->qp_state == VB_QPS_RESET) {
         if (fake_verbs.modify_errno)
             return fake_verbs.modify_errno;
-        MUST(attr->qp_state == VB_QPS_RTS && qp->stopped);
-        qp->stopped = 0;
+        forget_all(qp);
     } else {
         MUST(attr->qp_state == qp->state + 1);
     }
@@ -493,7 +537,7 @@ int ibv_modify_qp(vb_qp *qp, vb_qp_attr *attr, int mask) {
 
 int ibv_destroy_qp(vb_qp *qp) {
     const uint64_t one = 1;
-    if (qp->state) {
+    if (qp->has_thread) {
         MUST(write(qp->end, &one, sizeof one) == sizeof one);
         pthread_join(qp->thread, NULL);
     }
@@ -568,6 +612,8 @@ static void carry(vb_qp *qp, const vb_send_wr *w) {
     count(&fake_verbs.sent);
     if (n - sizeof head > 128u << port.active_mtu)
         count(&fake_verbs.swallowed);
+    else if (fake_verbs.carries && n - sizeof head > fake_verbs.carries)
+        return;
     else if (!is_lost())
         put_on_the_wire(qp, w->remote_qpn, data, n);
 }
@@ -593,7 +639,8 @@ static int post_send(vb_qp *qp, vb_send_wr *first, vb_send_wr **bad) {
         } else if (fake_verbs.failing_status) {
             wc.status = fake_verbs.failing_status;
             fake_verbs.failing_status = 0;
-            qp->stopped = 1;
+            __atomic_store_n(&qp->stopped, 1, __ATOMIC_SEQ_CST);
+            flush_buffers(qp);
         } else {
             carry(qp, w);
         }
@@ -672,4 +719,8 @@ int fake_verbs_open(void) {
         n += all[i] != NULL;
     pthread_mutex_unlock(&all_lock);
     return n;
+}
+
+int ibv_fork_init(void) {
+    return 0;
 }

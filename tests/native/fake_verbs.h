@@ -19,8 +19,9 @@ typedef struct {
     int notify_fails;
     int port_state; /* 0: active */
     uint64_t lock_max;
-    double loss; /* share of the datagrams that vanish on the way */
-    int mtu;     /* as a port says it: 1 to 5; 0: 5 */
+    uint64_t carries; /* bytes of a datagram that the network lets through; 0: all */
+    double loss;      /* share of the datagrams that vanish on the way */
+    int mtu;          /* as a port says it: 1 to 5; 0: 5 */
     int infiniband;
     int no_grh;       /* datagrams come without: they tell the lid alone */
     int forged_grh;   /* of all that are sent */

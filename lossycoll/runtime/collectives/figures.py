@@ -108,7 +108,8 @@ class Figures:
             log.warning(
                 "%s: the kernel dropped %d packets so far since this rank's receive buffer was "
                 "full; raise it (sysctl net.core.rmem_max, and LOSSYCOLL_SOCKET_BUFFER if that is "
-                "set) or lower LOSSYCOLL_MTU",
+                "set; for a port of RDMA, whose users are all counted, ulimit -l) or lower "
+                "LOSSYCOLL_MTU",
                 self._where,
                 packets,
             )

@@ -79,6 +79,7 @@ class VerbsPort:
         config.counters = texts[2] if counters else ffi.NULL
         info, failure = ffi.new("lc_verbs_info *"), ffi.new("lc_failure *")
         self.name = f"{device}:{number}"
+        self._known = 1
         self.handle: Any = lib.lc_verbs_open(config, info, failure)
         if self.handle == ffi.NULL:
             raise _refusal(self.name, gid, failure)
@@ -92,29 +93,41 @@ class VerbsPort:
             bytes(own.gid).hex(), own.queue_pair, own.key, own.lid, own.partition
         )
 
-    def greet(
-        self, token: int, own: int, addresses: Mapping[int, VerbsAddress], seconds: float
-    ) -> set[int]:
-        """Which processes are reached, while they ask the same.
+    def know(self, own: int, addresses: Mapping[int, VerbsAddress]) -> None:
+        """Finds the ways to other processes, before they are greeted. It may take seconds, where
+        some don't answer.
+
+        Args:
+            own: This process's number.
+            addresses: Of the others that have a port, by number.
+        """
+        self._known = max([own, *addresses]) + 1
+        table = ffi.new("lc_verbs_address[]", self._known)
+        for number, address in addresses.items():
+            address.write(table[number])
+        if lib.lc_verbs_know(self.handle, own, table, self._known) < 0:
+            raise EngineError(f"{self.name}: no memory for the ways to {len(addresses)} others")
+
+    def greet(self, token: int, own: int, size: int, seconds: float) -> set[int]:
+        """Which of those that are known are reached, while they ask the same.
 
         Args:
             token: 64 bits, of this meeting alone.
             own: This process's number.
-            addresses: Of the others that have a port, by number.
+            size: Bytes of a greeting: as many as packets will have. Greetings of others count if
+                they have as many.
             seconds: How long they are waited for.
 
         Returns:
             Those from which a datagram came.
         """
-        count = max([own, *addresses]) + 1
-        table = ffi.new("lc_verbs_address[]", count)
-        for number, address in addresses.items():
-            address.write(table[number])
-        heard = ffi.new("uint8_t[]", count)
-        code = lib.lc_verbs_greet(self.handle, token, own, table, count, int(seconds * 1e9), heard)
+        heard = ffi.new("uint8_t[]", self._known)
+        code = lib.lc_verbs_greet(
+            self.handle, token, own, self._known, size, int(seconds * 1e9), heard
+        )
         if code < 0:
-            raise EngineError(f"{self.name}: no memory for {count} ways", code=code)
-        return {number for number in range(count) if heard[number]}
+            raise EngineError(f"{self.name}: a greeting of {size} bytes can't be", code=code)
+        return {number for number in range(self._known) if heard[number]}
 
     def drop_arrived(self) -> None:
         """Late greetings: once all others have ended theirs, and before they send anything else."""
@@ -144,7 +157,7 @@ def _refusal(name: str, gid: int, failure: Any) -> EngineError:
         lib.LC_VERBS_LIBRARY: "there is no libibverbs: install libibverbs1 and ibverbs-providers "
         "(Debian, Ubuntu) or rdma-core",
         lib.LC_VERBS_DEVICE: "libibverbs doesn't know the device: install its provider "
-        "(ibverbs-providers, or rdma-core), and load ib_uverbs",
+        "(ibverbs-providers, or rdma-core) and load ib_uverbs; give a container /dev/infiniband",
         lib.LC_VERBS_OPEN: "it can't be opened: give this user /dev/infiniband/uverbs*, in a "
         "container too (--device=/dev/infiniband)",
         lib.LC_VERBS_PORT: "its port has no link: see `rdma link` and `ip link`",

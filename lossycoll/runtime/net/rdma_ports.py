@@ -16,6 +16,8 @@ from .interfaces import Interface
 ROOT: Final = Path("/sys/class/infiniband")
 ACTIVE: Final = "ACTIVE"
 ETHERNET: Final = "Ethernet"
+LAYERS: Final = (ETHERNET, "InfiniBand")
+"""Those whose devices say where a datagram comes from."""
 ROUTABLE: Final = "RoCE v2"
 """What sysfs calls GIDs whose datagrams are UDP packets; those of RoCE v1 are not routed."""
 AUTO_GID: Final = -1
@@ -136,8 +138,10 @@ def _text(path: Path) -> str:
         return ""
 
 
-def choose_port(wanted: str, gid: int, interface: Interface, have: list[Port]) -> ChosenPort | None:
-    """The port to use beside ``interface``; None: there is none, and none was asked for.
+def choose_port(
+    wanted: str, gid: int, interface: Interface, have: list[Port]
+) -> tuple[ChosenPort | None, str]:
+    """The port to use beside ``interface``, or why there is none.
 
     Of an Ethernet's ports only those are taken by themselves that stand for the interface, for
     others may lead elsewhere; of InfiniBand's the first that is active.
@@ -148,51 +152,68 @@ def choose_port(wanted: str, gid: int, interface: Interface, have: list[Port]) -
         interface: What packets go through otherwise.
         have: The machine's ports.
 
+    Returns:
+        The port, and ""; or None, and the reason, which is "" on a machine without ports.
+
     Raises:
-        InterfaceError: The port that was asked for isn't there, isn't active, or has no such GID.
+        InterfaceError: The port or the GID that was asked for can't be used.
     """
     asked = [port for port in have if wanted in (port.device, str(port))] if wanted else have
-    if wanted and not asked:
+    if not asked:
+        if not wanted:
+            return None, ""
         listed = ", ".join(map(str, have)) or "none; is the device's driver loaded?"
         raise InterfaceError(
             f"option verbs_device is {wanted!r}, and this machine has no such port; there are: "
             f"{listed}"
         )
-    active = [port for port in asked if port.state == ACTIVE]
-    if wanted and not active:
-        states = ", ".join(f"{port} is {port.state}" for port in asked)
+    active = [port for port in asked if port.state == ACTIVE and port.layer in LAYERS]
+    if not active:
+        states = ", ".join(f"{port} is {port.state} ({port.layer})" for port in asked)
+        if not wanted and gid == AUTO_GID:
+            return None, f"no port has a link: {states}; see `rdma link` and `ip link`"
         raise InterfaceError(
-            f"option verbs_device is {wanted!r}, which has no link: {states}; see `rdma link` and "
-            f"`ip link`, or leave it out"
+            f"option {'verbs_device' if wanted else 'verbs_gid'} is {wanted or gid!r}, and no port "
+            f"has a link: {states}; see `rdma link` and `ip link`, or leave it out"
         )
+    active.sort(key=lambda port: not any(_is_of(one, interface) for one in port.gids))
     if gid != AUTO_GID:
-        return _with_gid(active, gid, bool(wanted))
+        return _with_gid(active, gid), ""
     found = [ChosenPort(port, one) for port in active for one in _suiting(port, interface, wanted)]
-    if wanted and not found:
-        raise InterfaceError(
-            f"option verbs_device is {wanted!r}, which has no GID of {ROUTABLE}; give its "
-            f"interface an IP address"
+    if not found:
+        there = "; ".join(
+            f"{port} has {', '.join(map(str, port.gids)) or 'none'}" for port in active
         )
+        why = (
+            f"no GID of {ROUTABLE} with the address of {interface}: {there}; give the port's "
+            f"interface an IP address, or name a port by LOSSYCOLL_VERBS_DEVICE"
+        )
+        if wanted:
+            raise InterfaceError(f"option verbs_device is {wanted!r}, which has {why}")
+        return None, why
     found.sort(key=lambda one: _distance(one, interface))
-    return found[0] if found else None
+    return found[0], ""
 
 
-def _with_gid(active: list[Port], index: int, is_wanted: bool) -> ChosenPort | None:
-    for port in active:
-        for gid in port.gids:
-            if gid.index != index:
-                continue
-            if port.layer == ETHERNET and gid.kind != ROUTABLE:
-                good = ", ".join(str(one) for one in port.gids if one.kind == ROUTABLE) or "none"
-                raise InterfaceError(
-                    f"option verbs_gid is {index}, and GID {gid} of {port} isn't of {ROUTABLE}; "
-                    f"those that are: {good}"
-                )
+def _with_gid(active: list[Port], index: int) -> ChosenPort:
+    """The first port, those of the interface before others, whose GID of this index can be used."""
+    there = [(port, gid) for port in active for gid in port.gids if gid.index == index]
+    for port, gid in there:
+        if port.layer != ETHERNET or gid.kind == ROUTABLE:
             return ChosenPort(port, gid)
-    if not is_wanted:
-        return None
-    have = "; ".join(f"{port} has {', '.join(map(str, port.gids)) or 'none'}" for port in active)
+    if there:
+        port, gid = there[0]
+        good = ", ".join(map(str, usable_gids(port))) or "none"
+        raise InterfaceError(
+            f"option verbs_gid is {index}, and GID {gid} of {port} isn't of {ROUTABLE}; those that "
+            f"are: {good}"
+        )
+    have = _listed(active)
     raise InterfaceError(f"option verbs_gid is {index}, and there is no such GID: {have}")
+
+
+def _listed(active: list[Port]) -> str:
+    return "; ".join(f"{port} has {', '.join(map(str, port.gids)) or 'none'}" for port in active)
 
 
 def usable_gids(port: Port) -> list[Gid]:

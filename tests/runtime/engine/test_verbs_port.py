@@ -55,7 +55,8 @@ def test_two_meet() -> None:
     heard: list[set[int]] = [set(), set()]
 
     def greet(own: int) -> None:
-        heard[own] = ports[own].greet(7, own, {1 - own: ports[1 - own].address}, 10.0)
+        ports[own].know(own, {1 - own: ports[1 - own].address})
+        heard[own] = ports[own].greet(7, own, 4096, 10.0)
 
     threads = [threading.Thread(target=greet, args=(own,)) for own in range(2)]
     for thread in threads:
@@ -72,7 +73,10 @@ def test_two_meet() -> None:
 
 def test_nobody_answers() -> None:
     port = opened()
-    assert port.greet(7, 0, {3: ADDRESS}, 0.05) == set()
+    port.know(0, {3: ADDRESS})
+    assert port.greet(7, 0, 1024, 0.05) == set()
+    with pytest.raises(EngineError, match="a greeting of 23 bytes can't be"):
+        port.greet(7, 0, 23, 0.05)
     port.close()
 
 

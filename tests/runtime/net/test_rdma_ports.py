@@ -26,8 +26,8 @@ IB = {0: ("fe80::2:c903:3f:1", "IB", ""), 1: ("fd00::1", "IB", "")}
 
 
 def chosen(root: Path, interface: Interface, wanted: str = "", gid: int = -1) -> str:
-    found = choose_port(wanted, gid, interface, ports(root))
-    return "" if found is None else f"{found.port} {found.gid.index}"
+    found, why = choose_port(wanted, gid, interface, ports(root))
+    return f"none: {why}" if found is None else f"{found.port} {found.gid.index}"
 
 
 def test_what_sysfs_shows(tmp_path: Path) -> None:
@@ -66,8 +66,10 @@ def test_the_interfaces_own_port(tmp_path: Path) -> None:
     write_port(tmp_path, "mlx5_1", gids=SECOND)
     assert chosen(tmp_path, ETH0) == "mlx5_0:1 3"
     assert chosen(tmp_path, ETH1) == "mlx5_1:1 3"
-    assert chosen(tmp_path, Interface("eth2", "10.2.0.7", 1500)) == ""
-    assert chosen(tmp_path, Interface("eth0", "10.0.0.8", 1500)) == ""
+    for other in (Interface("eth2", "10.2.0.7", 1500), Interface("eth0", "10.0.0.8", 1500)):
+        said = chosen(tmp_path, other)
+        assert said.startswith(f"none: no GID of RoCE v2 with the address of {other}: mlx5_0:1 has")
+        assert "name a port by LOSSYCOLL_VERBS_DEVICE" in said
 
 
 def test_infiniband_where_there_is_one(tmp_path: Path) -> None:
@@ -86,7 +88,7 @@ def test_what_is_asked_for(tmp_path: Path) -> None:
     assert chosen(tmp_path, ETH0, "mlx5_1:1") == "mlx5_1:1 3"  # IPv4 before others
     assert chosen(tmp_path, ETH0, "mlx5_1:2", gid=1) == "mlx5_1:2 1"
     assert chosen(tmp_path, ETH0, "mlx5_0", gid=1) == "mlx5_0:1 1"
-    assert chosen(tmp_path, ETH0, gid=9) == ""
+    assert chosen(tmp_path, ETH1, gid=3) == "mlx5_1:1 3"  # of the interface's own port
 
 
 def test_what_cannot_be_had(tmp_path: Path) -> None:
@@ -97,11 +99,22 @@ def test_what_cannot_be_had(tmp_path: Path) -> None:
     write_port(tmp_path, "mlx5_2", gids={0: ("fe80::9", V1, "eth0")})
     with pytest.raises(InterfaceError, match="there are: mlx5_0:1, mlx5_1:1, mlx5_2:1"):
         chosen(tmp_path, ETH0, "mlx5_3")
-    with pytest.raises(InterfaceError, match="has no link: mlx5_1:1 is DOWN; see `rdma link`"):
+    with pytest.raises(InterfaceError, match=r"no port has a link: mlx5_1:1 is DOWN \(Ethernet\)"):
         chosen(tmp_path, ETH0, "mlx5_1")
-    with pytest.raises(InterfaceError, match="has no GID of RoCE v2; give its interface an IP"):
+    with pytest.raises(InterfaceError, match="has no GID of RoCE v2 with the address"):
         chosen(tmp_path, ETH0, "mlx5_2")
     with pytest.raises(InterfaceError, match=r"isn't of RoCE v2; those that are: 1 .*, 3 \(10"):
         chosen(tmp_path, ETH0, "mlx5_0", gid=2)
-    with pytest.raises(InterfaceError, match="no such GID: mlx5_0:1 has 0 "):
-        chosen(tmp_path, ETH0, "mlx5_0", gid=9)
+    for wanted in ("mlx5_0", ""):
+        with pytest.raises(InterfaceError, match="no such GID: mlx5_0:1 has 0 "):
+            chosen(tmp_path, ETH0, wanted, gid=9)
+
+
+def test_why_there_is_none(tmp_path: Path) -> None:
+    assert chosen(tmp_path / "nothing", ETH0) == "none: "
+    write_port(tmp_path, "mlx5_1", gids=SECOND, state="1: DOWN")
+    write_port(tmp_path, "efa_0", layer="Unknown", gids=IB)
+    said = "no port has a link: efa_0:1 is ACTIVE (Unknown), mlx5_1:1 is DOWN (Ethernet)"
+    assert chosen(tmp_path, ETH0).startswith(f"none: {said}; see")
+    with pytest.raises(InterfaceError, match="option verbs_gid is 3, and no port has a link"):
+        chosen(tmp_path, ETH0, gid=3)

@@ -28,7 +28,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from tools import netem_guest
-from tools.rdma_measures import EXACT, LOSS_PACKETS, LOSSES, SPEED_EACH, SPEED_ELEMENTS, WAYS
+from tools.rdma_measures import (
+    CUT_FOR_S,
+    EXACT,
+    LOSS_PACKETS,
+    LOSSES,
+    SPEED_EACH,
+    SPEED_ELEMENTS,
+    WAYS,
+)
 from tools.rdma_pair import ADDRESSES, INTERFACES
 
 SECONDS: Final = 300
@@ -107,7 +115,7 @@ def verdicts(found: Mapping[str, str]) -> list[Verdict]:
     judges: dict[str, Judge] = {"exact": _exact, "oracle": _oracle}
     for percent in LOSSES:
         judges |= {f"reliable-{percent}": _reliable, f"lossy-{percent}": _lossy}
-    judges |= {"killed": _killed, "speed": _speed}
+    judges |= {"killed": _killed, "speed": _speed, "cut": _cut}
     out = []
     for name, judge in judges.items():
         data = json.loads(found[f"{name}.json"])
@@ -115,7 +123,8 @@ def verdicts(found: Mapping[str, str]) -> list[Verdict]:
         said = "failed"
         if not complaints:
             said, complaints = judge(data)
-            complaints += _common(data)
+            if judge is not _cut:  # a queue pair that begins anew drops what comes meanwhile
+                complaints += _common(data)
         out.append(Verdict(name, said, data["seconds"], [f"{name}: {text}" for text in complaints]))
     return out
 
@@ -253,6 +262,26 @@ def _killed(data: Any) -> tuple[str, list[str]]:
         complaints.append(f"noticed after {one['after']:.1f} s, wanted {one['bound']:g} s")
     if not one["operations"]:
         complaints.append("no operation had ended before")
+    return said, complaints
+
+
+def _cut(data: Any) -> tuple[str, list[str]]:
+    ranks = data["ranks"]
+    wrong, longest = sum(one["wrong"] for one in ranks), max(one["longest"] for one in ranks)
+    events = [", ".join(dict.fromkeys(one["events"])) or "none" for one in ranks]
+    said = (
+        f"rank 0's link is cut for {CUT_FOR_S:g} s: {ranks[0]['operations']} operations, "
+        f"{ranks[0]['after']} of them after it, the longest {longest:.1f} s; events of rank 0: "
+        f"{events[0]}, of rank 1: {events[1]}; {_sum(data, 'packets_resent')} resent; wrong: "
+        f"{wrong}"
+    )
+    complaints = _failed(data)
+    if wrong:
+        complaints.append(f"{wrong} results are wrong")
+    if longest < CUT_FOR_S / 2:
+        complaints.append("the fault did not happen")
+    if not ranks[0]["after"]:
+        complaints.append("nothing has gone on after it")
     return said, complaints
 
 

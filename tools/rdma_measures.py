@@ -57,6 +57,10 @@ LIVENESS_S: Final = 1.0
 DEADLINE_S: Final = 3.0
 BEFORE_KILL_S: Final = 1.0
 
+CUT_S: Final = 8.0
+CUT_AFTER_S: Final = 1.5
+CUT_FOR_S: Final = 1.5
+
 SPEED_ELEMENTS: Final = (1 << 20) // F32
 SPEED_ROUNDS: Final = 6
 SPEED_EACH: Final = 4
@@ -197,6 +201,36 @@ def _end_hard(peer: Peer) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def cut(peer: Peer) -> dict[str, Any]:
+    """The port of rank 0 loses its link for a while, in the middle of reliable calls."""
+    end = End(peer, **PATIENT)
+    each = end.payload_bytes // F32
+    plan = transpose.all_reduce(WORLD, peer.rank, LOSS_PACKETS * each, each)
+    call = end.ready(plan, reliable=True)
+    if peer.rank == 0:
+        threading.Timer(CUT_AFTER_S, _cut_the_link).start()
+    begin, longest, wrong, codes = time.monotonic(), 0.0, 0, set()
+    ends: list[float] = []
+    while peer.agree(time.monotonic() < begin + CUT_S):
+        array, began = np.full(LOSS_PACKETS * each, float(peer.rank), np.float32), time.monotonic()
+        codes.add(end.end(end.submit(call, array))[1].code)
+        wrong += not (array == 0.5).all()
+        ends.append(time.monotonic() - begin)
+        longest = max(longest, time.monotonic() - began)
+    events = []
+    while (event := end.host.event()) is not None:
+        events.append(event.kind.name)
+    late = sum(one > CUT_AFTER_S + CUT_FOR_S for one in ends)
+    found = {"operations": len(ends), "after": late, "longest": longest, "wrong": wrong}
+    return {**found, "codes": sorted(codes), "events": events, "stats": end.settled()}
+
+
+def _cut_the_link() -> None:
+    _tool("ip", "link", "set", INTERFACES[0], "down")
+    time.sleep(CUT_FOR_S)
+    _tool("ip", "link", "set", INTERFACES[0], "up")
+
+
 def speed(peer: Peer) -> dict[str, Any]:
     """All-reduces over each link in turn: seconds, and CPU time for each packet."""
     ends = {name: End(peer, **how, **PATIENT) for name, how in WAYS.items()}
@@ -301,6 +335,7 @@ def main() -> None:
     lose_nothing()
     measure(folder, "killed", killed, 60)
     measure(folder, "speed", speed, 120)
+    measure(folder, "cut", cut, 90)  # last: what routes there were for UDP goes with the link
 
 
 if __name__ == "__main__":

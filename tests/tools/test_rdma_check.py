@@ -54,6 +54,8 @@ def as_wanted() -> dict[str, Any]:
     died["ranks"][1] = {"error": "ended with -9"}
     found["killed"] = died
     found["speed"] = measure({"right": True, "rows": {name: [ROW] * 6 for name in WAYS}})
+    off = {"operations": 170, "after": 130, "longest": 2.0, "wrong": 0, "events": ["FAILING"]}
+    found["cut"] = measure(off, packets_resent=40)
     alone: dict[str, Any] = json.loads(json.dumps(found))  # nothing is in two places any more
     return alone
 
@@ -109,6 +111,8 @@ def test_what_is_as_wanted_is_not_complained_of() -> None:
         ("killed", "ranks/0/after", 9.0, "killed: noticed after 9.0 s, wanted 3 s"),
         ("killed", "ranks/0/peer", None, "killed: wanted a LinkError that names rank 1"),
         ("killed", "ranks/1/error", "took too long", "killed: rank 1 was not killed"),
+        ("cut", "ranks/0/after", 0, "cut: nothing has gone on after it"),
+        ("cut", "ranks/1/wrong", 1, "cut: 1 results are wrong"),
         ("speed", "ranks/0/right", False, "speed: results are wrong"),
         ("speed", "ranks/1/rows/UDP/0/wire", 10, "speed: UDP of rank 1 went past vb"),
     ],

@@ -147,10 +147,10 @@ static int make_queues(lc_verbs *v, uint32_t wanted, lc_failure *failure) {
 static void close_verbs(lc_link *link) {
     lc_verbs *v = lc_verbs_of(link);
     const vb_api *api = v->api;
+    lc_verbs_drop_queues(v); /* first: what is still posted names ways and memory */
     for (uint32_t i = 0; i < v->n_peers; i++)
         if (v->peers[i].ah)
             api->destroy_ah(v->peers[i].ah);
-    lc_verbs_drop_queues(v);
     unlock_memory(v);
     if (v->pd)
         api->dealloc_pd(v->pd);

@@ -7,9 +7,9 @@
 #include <string.h>
 
 enum { HEARD = 1, ANSWERED = 2, ASKS = 4 };
-enum { TURNS = 1024, LARGEST = 4096 };
+enum { TURNS = 1024 };
 
-static const uint8_t padding[LARGEST];
+static const uint8_t padding[LC_VERBS_LARGEST];
 
 static const uint64_t MAGIC = 0x31474C4C4F43534C; /* "LSCOLLG1" */
 static const uint64_t AGAIN_NS = 10000000, MS = 1000000;
@@ -111,7 +111,7 @@ int lc_verbs_greet(lc_verbs_port *port, uint64_t token, uint16_t own, uint16_t n
                    uint64_t timeout_ns, uint8_t *heard) {
     meeting m = {(lc_link *)(void *)port, token, bytes, heard, own, n};
     memset(heard, 0, n);
-    if (bytes < sizeof(greeting) || bytes > LARGEST)
+    if (bytes < sizeof(greeting) || bytes > LC_VERBS_LARGEST)
         return LC_E_ARGUMENT;
     uint64_t now = lc_clock_now(m.link->clock), end = now + timeout_ns, again = now, asked = now;
     while (now < end && (!is_over(&m) || now - asked < QUIET_NS)) {

@@ -20,6 +20,8 @@ enum {
     LC_BATCH_RUNS = 24,     /* handed over in one call, */
     LC_BATCH_RUNS_FAR = 8,  /* and of data to a link that leaves this machine */
     LC_RECEIVE_BUFFERS = 8, /* arrivals taken in one call */
+    LC_CONTROL_WAITING = 9, /* control packets that a peer sends in a quarter of a second to a
+                               process that doesn't read them (lc_tell_again_ns) */
     LC_LINK_DESCRIPTORS = 2 /* to sleep on, at most */
 };
 

@@ -1,6 +1,7 @@
 /* The UDP link: one unconnected socket; offloads and batching where the kernel has them, each with
  * a fall-back and a switch. */
 #include "link_udp.h"
+#include "table.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -11,9 +12,8 @@
 
 enum {
     BUFFER_WISH = 32 << 20,
-    /* What the kernel charges for the control datagrams that a peer sends in a quarter of a second
-     * to a process that doesn't read them (lc_tell_again_ns). */
-    CONTROL_CHARGE = 9 * 832,
+    /* What the kernel charges for them. */
+    CONTROL_CHARGE = LC_CONTROL_WAITING * 832,
     PACKET_MAX = 65535 - 28 /* what IPv4 and UDP leave of the largest datagram */
 };
 
@@ -35,16 +35,10 @@ static int parse_address(const char *host, uint16_t port, lc_udp_address *out) {
 }
 
 static int grow(lc_udp *u, uint32_t n) {
-    uint32_t room = u->n_peers ? u->n_peers : 8;
-    while (room < n)
-        room *= 2;
-    lc_udp_peer *peers = realloc(u->peers, room * sizeof *peers);
-    if (!peers)
-        return 0;
-    memset(peers + u->n_peers, 0, (room - u->n_peers) * sizeof *peers);
-    u->peers = peers;
-    u->n_peers = room;
-    return 1;
+    lc_udp_peer *peers = lc_table_grown(u->peers, &u->n_peers, n, sizeof *peers);
+    if (peers)
+        u->peers = peers;
+    return peers != NULL;
 }
 
 static int set_peer(lc_link *link, uint16_t peer, const lc_address *address) {

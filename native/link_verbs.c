@@ -1,5 +1,6 @@
 /* The verbs link: opening a device, its peers, and what it tells of itself. */
 #include "link_verbs.h"
+#include "table.h"
 
 #include <endian.h>
 #include <errno.h>
@@ -13,9 +14,7 @@
 
 enum {
     KEY_BITS = 0x7FFFFFFF, /* the highest bit is for privileged keys */
-    CONTROL_WAITING = 9,   /* control datagrams of a peer that may wait besides (link_udp.c) */
-    PARTITION_BITS = 0x7FFF,
-    LARGEST = 4096
+    PARTITION_BITS = 0x7FFF
 };
 
 static const uint64_t LOOK_NS = 100000000, COUNT_NS = 1000000000;
@@ -80,7 +79,7 @@ static uint32_t round_up(uint32_t bytes) {
 }
 
 static int lock_memory(lc_verbs *v, uint32_t queue) {
-    v->slot_bytes = round_up(VB_GRH_BYTES + LARGEST); /* a sender may have another limit */
+    v->slot_bytes = round_up(VB_GRH_BYTES + LC_VERBS_LARGEST); /* a sender may have another limit */
     v->payload_stride = round_up(v->mtu);
     size_t slots = (size_t)queue * v->slot_bytes;
     size_t heads = (size_t)LC_VERBS_SENDS * LC_VERBS_HEAD_BYTES;
@@ -164,16 +163,10 @@ static void close_verbs(lc_link *link) {
 /* ---- peers ---- */
 
 static int grow(lc_verbs *v, uint32_t n) {
-    uint32_t room = v->n_peers ? v->n_peers : 8;
-    while (room < n)
-        room *= 2;
-    lc_verbs_peer *peers = realloc(v->peers, room * sizeof *peers);
-    if (!peers)
-        return 0;
-    memset(peers + v->n_peers, 0, (room - v->n_peers) * sizeof *peers);
-    v->peers = peers;
-    v->n_peers = room;
-    return 1;
+    lc_verbs_peer *peers = lc_table_grown(v->peers, &v->n_peers, n, sizeof *peers);
+    if (peers)
+        v->peers = peers;
+    return peers != NULL;
 }
 
 /* The highest bit of a partition's number tells full members from limited ones, of which two can't
@@ -233,7 +226,7 @@ static void info(const lc_link *link, lc_link_info *info) {
 static uint32_t credits(const lc_link *link, uint32_t packet_bytes, uint32_t peers) {
     const lc_verbs *v = lc_verbs_of_const(link);
     uint32_t usable = v->queue - LC_VERBS_RETURN - LC_RECEIVE_BUFFERS;
-    uint32_t control = peers * CONTROL_WAITING;
+    uint32_t control = peers * LC_CONTROL_WAITING;
     (void)packet_bytes;
     control = control < usable / 2 ? control : usable / 2;
     return (usable - control) / peers;

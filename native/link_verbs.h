@@ -12,6 +12,7 @@
 enum {
     LC_VERBS_QUEUE = 4096, /* datagrams that may wait here, at most; */
     LC_VERBS_QUEUE_MIN = 64,
+    LC_VERBS_LARGEST = 4096,    /* bytes of a datagram, on any port */
     LC_VERBS_SENDS = 256,       /* requests under way, at most; a power of two */
     LC_VERBS_SIGNAL_EVERY = 64, /* requests for one completion */
     LC_VERBS_HEAD_BYTES = 64,   /* the first piece of a packet, if it is no longer */

@@ -12,7 +12,6 @@ backend's commands is what makes ``verify`` itself too slow in there.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -275,15 +274,8 @@ def build_probe(to: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     from tools import netem_guest
 
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.netem_check", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument("--dry-run", action="store_true", help="only print what would run")
-    parser.add_argument("--cache", type=Path, default=netem_guest.CACHE)
-    parser.add_argument(
-        "--seconds", type=float, default=SECONDS, help="end the guest then (%(default)s)"
-    )
-    parser.add_argument("--keep", type=Path, help="write table and commands to this file")
+    about = (__doc__ or "").splitlines()[0]
+    parser = netem_guest.parser_of_check("python -m tools.netem_check", about, SECONDS)
     chosen = parser.parse_args(arguments)
     if chosen.dry_run:
         print(script(), end="")

@@ -268,6 +268,17 @@ def run(
     return version, boot(image, vmlinuz, out, seconds, extras.processors)
 
 
+def parser_of_check(prog: str, description: str, seconds: float) -> argparse.ArgumentParser:
+    """The options of a program that runs a script in a guest, and judges what came of it."""
+    parser = argparse.ArgumentParser(prog=prog, description=description)
+    add = parser.add_argument
+    add("--dry-run", action="store_true", help="only print what would run")
+    add("--cache", type=Path, default=CACHE)
+    add("--seconds", type=float, default=seconds, help="end the guest then (%(default)s)")
+    add("--keep", type=Path, help="write table and log to this file")
+    return parser
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--cache", type=Path, default=CACHE)

@@ -11,7 +11,6 @@ says rdma_measures.py; here it is judged.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import json
 import math
@@ -327,15 +326,8 @@ def table(rows: Sequence[Verdict]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.rdma_check", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument("--dry-run", action="store_true", help="only print what would run")
-    parser.add_argument("--cache", type=Path, default=netem_guest.CACHE)
-    parser.add_argument(
-        "--seconds", type=float, default=SECONDS, help="end the guest then (%(default)s)"
-    )
-    parser.add_argument("--keep", type=Path, help="write table and log to this file")
+    about = (__doc__ or "").splitlines()[0]
+    parser = netem_guest.parser_of_check("python -m tools.rdma_check", about, SECONDS)
     chosen = parser.parse_args(arguments)
     if chosen.dry_run:
         print(script(), end="")

@@ -43,8 +43,8 @@ class Meeting(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rdma:
-    """This rank's end. ``port``: None where it has none, for the reason ``why``. ``mtu``: the
-    largest datagram that it sends."""
+    """This rank's end. ``port``: None where it has none, for the reason ``why``, which is empty
+    where nobody wants one. ``mtu``: the largest datagram that it sends."""
 
     port: VerbsPort | None
     chosen: str
@@ -91,16 +91,11 @@ def open_rdma(options: Options, interface: Interface) -> Rdma:
         InterfaceError: The port that an option names can't be used.
         EngineError: The same.
     """
-    why = ""
-    if options.link == "udp":
-        why = "option link is 'udp'"
-    elif VERBS in options.disabled:
-        why = f"option disable names {VERBS}"
-    if why:
-        return Rdma(None, "", why)
+    if options.link == "udp" or VERBS in options.disabled:
+        return Rdma(None, "", "")
     chosen, why = choose_port(options.verbs_device, options.verbs_gid, interface, ports())
     if chosen is None:
-        return Rdma(None, "its ports" if why else "", why)
+        return Rdma(None, "", why)
     one = chosen.port
     try:
         port = VerbsPort(
@@ -197,7 +192,7 @@ def _tell_none(where: Where, mine: Rdma) -> None:
     """Says why nobody is reached, where this machine has RDMA."""
     if mine.port is not None and where.world > 1:
         logfmt.event(logging.INFO, where, "rdma", port=mine.chosen, why="no other rank has a port")
-    elif mine.chosen:
+    elif mine.why:
         log.warning("%s: packets go by UDP, since RDMA can't be used: %s", where, mine.why)
 
 

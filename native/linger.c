@@ -16,6 +16,7 @@ static uint8_t *keep(lc_op_slot *s, uint8_t *to) {
         memcpy(to, s->value, bytes);
     s->value = to;
     s->own = to;
+    s->sent = to;
     return to + lc_copy_bytes(bytes);
 }
 

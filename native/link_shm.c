@@ -102,6 +102,8 @@ static void number_peers(lc_shm *s, const uint16_t *processes) {
         s->peers[k].out = (lc_shm_ring *)(void *)(s->memory + ring_at(s, s->own, i));
     }
     s->n_idle = s->n_buffers;
+    uint16_t few = s->n_buffers < LC_SHM_BUFFERS ? s->n_buffers : LC_SHM_BUFFERS;
+    s->last_unneeded = (uint16_t)(few - 1);
     for (uint16_t i = 0; i <= s->n_buffers; i++) {
         s->buffer[i].next = i < s->n_buffers ? (uint16_t)(i + 1) : 0;
         s->buffer[i].prev = i ? (uint16_t)(i - 1) : s->n_buffers;

@@ -103,11 +103,13 @@ typedef struct {
     uint16_t *peer_of;  /* by number of the process: index in peers, or LC_SHM_NONE */
     lc_shm_peer *peers;
     /* sending */
-    lc_shm_buffer *buffer; /* and one more, at which the circle begins: what it has next is filled
-                              first. First come those that nobody needs, the last freed first, then
-                              those that some receiver still needs, the first freed first */
-    uint16_t n_idle;       /* in the circle */
-    uint16_t *holder;      /* by the lowest bits of a content: the buffer that may hold it */
+    lc_shm_buffer *buffer;  /* and one more, at which the circle begins: what it has next is filled
+                               first. Three parts, in each of which the first freed is first: those
+                               that nobody needs, those that were never filled, and those that some
+                               receiver still needs */
+    uint16_t n_idle;        /* in the circle */
+    uint16_t last_unneeded; /* the last of the first part; where the circle begins: it is empty */
+    uint16_t *holder;       /* by the lowest bits of a content: the buffer that may hold it */
     uint32_t holder_mask;
     uint64_t copied; /* payloads, ever */
     /* receiving */

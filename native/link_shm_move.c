@@ -18,8 +18,14 @@ static void place_after(lc_shm *s, uint16_t before, uint16_t buffer) {
 
 static void leave_buffer(lc_shm *s, uint16_t buffer) {
     lc_shm_buffer *b = &s->buffer[buffer];
-    if (--b->users == 0)
-        place_after(s, b->to_serve ? s->buffer[s->n_buffers].prev : s->n_buffers, buffer);
+    if (--b->users)
+        return;
+    if (b->to_serve) {
+        place_after(s, s->buffer[s->n_buffers].prev, buffer);
+    } else {
+        place_after(s, s->last_unneeded, buffer);
+        s->last_unneeded = buffer;
+    }
 }
 
 /* One more entry names it. */
@@ -28,6 +34,8 @@ static void use_buffer(lc_shm *s, uint16_t buffer) {
     b->to_serve -= b->to_serve > 0;
     if (b->users++)
         return;
+    if (s->last_unneeded == buffer)
+        s->last_unneeded = b->prev;
     s->buffer[b->prev].next = b->next;
     s->buffer[b->next].prev = b->prev;
     s->n_idle--;

@@ -399,6 +399,8 @@ static size_t place(lc_op *op, const lc_call *call, uint16_t size, int inject, b
         s->value = s->desc.target == LC_TARGET_OUT       ? (uint8_t *)call->out + s->desc.offset * e
                    : s->desc.target == LC_TARGET_SCRATCH ? scratch + s->desc.offset * e
                                                          : (uint8_t *)(uintptr_t)s->own;
+        int from_input = !waits && s->desc.finish == LC_FINISH_NONE && !op->in_place;
+        s->sent = from_input ? s->own : s->value;
         if (!acc)
             s->acc = s->value;
         if (!encoded)
@@ -491,6 +493,7 @@ lc_op *lc_op_build(const lc_call *call, uint16_t rank, uint16_t size, int simd, 
     op->n_slots = call->n_slots;
     op->in_place = overlap(call->in, call->in_elements * op->element_bytes, call->out,
                            call->out_elements * op->element_bytes);
+    op->is_large = call->out_elements * op->element_bytes >= LC_LARGE_BYTES;
     for (int i = 0; i < LC_LEVELS; i++)
         op->may_lose |= call->levels[i].elements_per_packet && !call->levels[i].reliable;
     for (uint32_t i = 0; i < call->n_slots; i++)

@@ -20,7 +20,10 @@ enum lc_in_state {
     LC_IN_SETTLED   /* every packet has arrived or has been given up */
 };
 
-enum { LC_LINGER_BYTES = 1 << 16 }; /* the most that is copied of an operation */
+enum {
+    LC_LINGER_BYTES = 1 << 16, /* the most that is copied of an operation */
+    LC_LARGE_BYTES = 1 << 22   /* results from here on are copied past the caches */
+};
 
 /* A stream that arrives: one slot's packets from one peer. */
 typedef struct {
@@ -111,7 +114,8 @@ struct lc_op_slot {
     const uint8_t *own;  /* own contribution, with a feeder only where fed says so; NULL: none */
     uint8_t *value;      /* the result, in the wire type; for LC_TARGET_NONE the own contribution */
     uint8_t *acc;        /* the running sum; value itself where the types allow it */
-    uint8_t *encoded;    /* packets as they travel (payload.h); NULL: as they lie in value */
+    const uint8_t *sent; /* where the elements lie that are sent: in value, or still in the input */
+    uint8_t *encoded;    /* packets as they travel (payload.h); NULL: as those elements lie there */
     uint64_t contents;   /* of several receivers: numbers its packets for links; 0: of one */
     lc_encoder *encoder; /* parity of what is sent; NULL: none */
     lc_in *ins;
@@ -148,6 +152,7 @@ struct lc_op {
     uint32_t acc_bytes;
     int may_lose; /* some level is not reliable: on others, senders may lack what was lost there */
     int in_place; /* what it reads and what it writes overlap */
+    int is_large; /* the result is more than caches hold until it is used */
     uint32_t n_slots;
     uint32_t n_numbers;       /* entries of slot_of_number */
     uint32_t slots_unsettled; /* slots with sources that have unsettled packets */

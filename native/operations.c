@@ -5,6 +5,7 @@
 
 #include "batch.h"
 #include "completions.h"
+#include "copy.h"
 #include "gate.h"
 #include "linger.h"
 #include "message.h"
@@ -15,6 +16,8 @@ static void start_slot(lc_op_slot *s) {
     if (s->at_once && s->desc.target == LC_TARGET_OUT) {
         if (s->desc.finish != LC_FINISH_NONE)
             lc_finish_alone(s);
+        else if (s->op->is_large && !s->op->in_place)
+            lc_copy_past_caches(s->value, s->own, s->desc.length * s->op->element_bytes);
         else if (s->value != s->own)
             memmove(s->value, s->own, s->desc.length * s->op->element_bytes);
     }

@@ -3,10 +3,15 @@
 
 #include <string.h>
 
+#include "copy.h"
 #include "mix.h"
 
+static size_t place_of(const lc_op_slot *s, uint32_t k) {
+    return (size_t)k * s->level->elements_per_packet * s->op->element_bytes;
+}
+
 static uint8_t *elements_of(const lc_op_slot *s, uint32_t k) {
-    return s->value + (size_t)k * s->level->elements_per_packet * s->op->element_bytes;
+    return s->value + place_of(s, k);
 }
 
 uint32_t lc_payload_bytes(const lc_op_slot *s, uint32_t k) {
@@ -44,7 +49,7 @@ static void encode(lc_op_slot *s, uint32_t k) {
 
 const uint8_t *lc_payload(lc_op_slot *s, uint32_t k) {
     if (!s->encoded)
-        return elements_of(s, k);
+        return s->sent + place_of(s, k);
     while (s->at_once && s->n_encoded <= k)
         encode(s, s->n_encoded++);
     return s->encoded + (size_t)k * s->packet_bytes;
@@ -52,7 +57,10 @@ const uint8_t *lc_payload(lc_op_slot *s, uint32_t k) {
 
 void lc_payload_store(lc_op_slot *s, uint32_t k, const uint8_t *payload) {
     const lc_codec *c = s->in_codec; /* which is what it is sent on by */
-    c->decode(c, elements_of(s, k), payload, lc_slot_elements(s, k));
+    if (s->op->is_large && c->same && !s->desc.n_dests)
+        lc_copy_past_caches(elements_of(s, k), payload, lc_payload_in_bytes(s, k));
+    else
+        c->decode(c, elements_of(s, k), payload, lc_slot_elements(s, k));
     if (s->encoded)
         memcpy(s->encoded + (size_t)k * s->packet_bytes, payload, lc_payload_bytes(s, k));
 }

@@ -213,6 +213,27 @@ static void test_one_payload_for_two(void) {
     close_ends(&e);
 }
 
+/* The one that was freed last rests: the receiver's core still has it. Nor are more filled than
+ * there have to be. */
+static void test_buffers_take_turns(void) {
+    const uint8_t *place[3 * LC_SHM_BUFFERS];
+    lc_arrival a;
+    ends e;
+    open_ends(&e, ENDS);
+    CHECK(shm(&e, 0)->n_buffers > LC_SHM_BUFFERS);
+    for (uint32_t i = 0; i < 3 * LC_SHM_BUFFERS; i++) {
+        send_one(&e, 0, 1, i, SAME_BYTES);
+        CHECK(lc_link_receive(e.link[1], &a, 1) == 1 && is_packet(&a, i, SAME_BYTES));
+        place[i] = a.rest;
+        CHECK(lc_link_receive(e.link[1], &a, 1) == 0);
+        for (uint32_t k = 1; k <= i && k < LC_SHM_BUFFERS; k++)
+            CHECK_AT(place[i] != place[i - k], "packet %u, and %u before", i, k);
+        if (i >= LC_SHM_BUFFERS)
+            CHECK_AT(place[i] == place[i - LC_SHM_BUFFERS], "packet %u", i);
+    }
+    close_ends(&e);
+}
+
 /* What one has taken is kept for the other, as long as there are buffers that nobody needs. */
 static void test_a_late_receiver_gets_the_same_copy(void) {
     const uint64_t contents[SAME_PACKETS] = {1000, 1001, 1002};
@@ -569,6 +590,7 @@ int main(void) {
     test_order();
     test_a_peer_that_takes_nothing();
     test_one_payload_for_two();
+    test_buffers_take_turns();
     test_a_late_receiver_gets_the_same_copy();
     test_nobody_sleeps_through_a_packet();
     test_wakes_once();

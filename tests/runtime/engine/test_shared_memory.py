@@ -96,6 +96,40 @@ def test_collectives(name: str) -> None:
     assert sum(s.malformed + s.foreign + s.socket_overflow for s in stats) == 0
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("name", ["all_reduce", "reduce_scatter", "all_gather"])
+def test_results_that_are_copied_past_the_caches(name: str, in_place: bool) -> None:
+    """4 MiB and more (LC_LARGE_BYTES). What a rank keeps of its input is sent from there, unless the
+    result lies in the same memory."""
+    world, elements = 2, 2_200_003
+    count = elements if name == "all_reduce" else elements // world
+    random = np.random.default_rng(1)
+    with SharedNetwork(world) as network:
+        plans = plans_of(name, world, count)
+        memory = [np.zeros(max(p.in_elements, p.out_elements), np.float32) for p in plans]
+        inputs, outputs = [], []
+        for rank, plan in enumerate(plans):
+            whole, own = memory[rank], memory[rank][rank * count : (rank + 1) * count]
+            inputs.append(own if name == "all_gather" else whole)
+            inputs[rank][:] = random.integers(-99, 99, plan.in_elements)
+            apart = np.full(plan.out_elements, np.nan, np.float32)
+            there = own if name == "reduce_scatter" else whole
+            outputs.append(there if in_place else apart)
+        before = [x.copy() for x in inputs]
+        for e in network.run(plans, inputs, outputs, "f32", reliable=True):
+            assert (e.code, e.report.packets_missing) == (0, 0), f"{e.failure} {e.report}"
+    mean = (before[0] + before[-1]) / 2
+    for rank, out in enumerate(outputs):
+        want = {
+            "all_reduce": mean,
+            "reduce_scatter": mean[rank * count : (rank + 1) * count],
+            "all_gather": np.concatenate(before),
+        }[name]
+        np.testing.assert_array_equal(out, want)
+        if not in_place:
+            np.testing.assert_array_equal(inputs[rank], before[rank])
+
+
 def test_hosts_within_a_world() -> None:
     """Two levels, each with the packets of its link: memory within a host, UDP between two."""
     topology = two_levels.Topology(((0, 1, 2), (3,)), Delivery(reliable=True), 46)

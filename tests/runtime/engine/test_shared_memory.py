@@ -99,8 +99,8 @@ def test_collectives(name: str) -> None:
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("name", ["all_reduce", "reduce_scatter", "all_gather"])
 def test_results_that_are_copied_past_the_caches(name: str, in_place: bool) -> None:
-    """4 MiB and more (LC_LARGE_BYTES). What a rank keeps of its input is sent from there, unless the
-    result lies in the same memory."""
+    """4 MiB and more (LC_LARGE_BYTES). What a rank keeps of its input is sent from there, unless
+    the result lies in the same memory."""
     world, elements = 2, 2_200_003
     count = elements if name == "all_reduce" else elements // world
     random = np.random.default_rng(1)

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from .train.hooks.dispersing import dispersing_hook
     from .train.hooks.wire_feedback import WireFeedbackState, wire_feedback_hook
     from .train.moshpit.averager import MoshpitAverager
-    from .train.moshpit.sgd import MoshpitSGD
+    from .train.moshpit.sgd import CatchUpReport, MoshpitSGD
     from .train.sharded.figures import ShardedFigures
     from .train.sharded.optimizer import ShardedOptimizer
 
@@ -83,6 +83,7 @@ _HOME: Final = {
     "RoundReport": "runtime.swarm.member",
     "Swarm": "runtime.swarm.swarm",
     "MoshpitAverager": "train.moshpit.averager",
+    "CatchUpReport": "train.moshpit.sgd",
     "MoshpitSGD": "train.moshpit.sgd",
     "ShardedFigures": "train.sharded.figures",
     "dispersing_hook": "train.hooks.dispersing",
@@ -101,6 +102,7 @@ _HOME: Final = {
 __all__ = [
     "ARCTopKState",
     "AbortedError",
+    "CatchUpReport",
     "CheckpointError",
     "ClosedError",
     "Drift",

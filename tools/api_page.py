@@ -47,7 +47,7 @@ GROUPS: Final = {
         "arc_topk_hook",
         "ARCTopKState",
     ),
-    "Swarms": ("Swarm", "MoshpitAverager", "MoshpitSGD", "RoundReport"),
+    "Swarms": ("Swarm", "MoshpitAverager", "MoshpitSGD", "RoundReport", "CatchUpReport"),
     "Inference": ("wire_allreduce_",),
     "Options and scopes": ("Options", "lossy", "reliable"),
     "Figures": ("stats", "last_report", "group_stats", "Stats", "PeerStats", "Report"),

@@ -55,4 +55,40 @@ SWARM = (
         "tests/runtime/swarm/test_directory.py"
         "::test_late_peers_are_waited_for_as_long_as_earlier_rounds_teach",
     ),
+    mutation(
+        "a chunk that nobody looks at",
+        "lossycoll/runtime/swarm/state.py",
+        "if digest_of(self._chunks[number]) != self.manifest.digests[number]:",
+        "if not self.manifest.digests:",
+        "tests/runtime/swarm/test_loans.py::test_a_lender_whose_chunks_are_others_is_left",
+    ),
+    mutation(
+        "what a newcomer has comes again",
+        "lossycoll/runtime/swarm/state.py",
+        "if chunk is not None and len(chunk) == len(self._chunks[number]):",
+        "if chunk is not None and not len(self._chunks[number]):",
+        "tests/runtime/swarm/test_loans.py::test_only_what_has_changed_is_sent",
+    ),
+    mutation(
+        "a loan that outlives its lender",
+        "lossycoll/runtime/swarm/paths.py",
+        "lambda member: not coming or member.coming == coming",
+        "lambda member: not coming",
+        "tests/runtime/swarm/test_loans.py::test_the_only_lender_leaves",
+    ),
+    mutation(
+        "a newcomer that counts before it has trained",
+        "lossycoll/train/moshpit/sgd.py",
+        "_Round(self._averager, values, 0.0, timeout)",
+        "_Round(self._averager, values, 1.0, timeout)",
+        "tests/train/moshpit/test_catch_up.py::test_a_newcomer_goes_on_as_the_others[parameters]",
+    ),
+    mutation(
+        "a state from before the latest round",
+        "lossycoll/runtime/swarm/state.py",
+        "(one for one in manifests if one.round == latest)",
+        "(one for one in manifests if one.round <= latest)",
+        "tests/runtime/swarm/test_state.py"
+        "::test_the_state_of_the_latest_round_is_chosen_that_most_others_have",
+    ),
 )

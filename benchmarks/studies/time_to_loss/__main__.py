@@ -2,7 +2,7 @@
 docs``.
 
 The demo's model is trained in networks of the laboratory, by 4 ranks or by 8 at two sites: by DDP
-over this backend as it is, with DriftBound and two rounds of resending, by ShardedOptimizer, and by
+over this backend as it is, with DriftBound, by ShardedOptimizer, and by
 DDP over gloo, over TCP with cubic and with bbr. All see the same data in the same order. Needs the
 laboratory (``lossycoll lab check``).
 """

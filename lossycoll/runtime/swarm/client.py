@@ -30,16 +30,20 @@ from .protocol import (
     Averages,
     Beat,
     Directories,
+    Found,
     Gone,
     Group,
     Here,
     Join,
     Joined,
     Leave,
+    Loan,
     Message,
+    Offers,
     Peers,
     Ready,
     Refused,
+    Seek,
     Serves,
     Who,
     pack,
@@ -59,6 +63,7 @@ class DirectoryClient:
         name: The peer's.
         secret: The swarm's; None: all is in clear.
         on_gone: Called by the thread when a peer has gone, with the coming that is over.
+        on_loan: Called by the thread when this peer is to lend its state.
     """
 
     def __init__(
@@ -67,11 +72,13 @@ class DirectoryClient:
         name: str,
         secret: Secret | None,
         on_gone: Callable[[str], None],
+        on_loan: Callable[[Loan], None],
     ) -> None:
         self._first = list(directories)
         self._directories = list(directories)
         self._secret = secret
         self._on_gone = on_gone
+        self._on_loan = on_loan
         self._name = name
         self._broken = threading.Event()
         """The connection is to end, and another to be made."""
@@ -88,6 +95,11 @@ class DirectoryClient:
         self._asks_agreed = False
         self._agreed: Agreed | None = None
         self._names: tuple[str, ...] | None = None
+        self._sought: tuple[int, Seek] | None = None
+        """Which of its requests for states is open."""
+        self._seeks = 0
+        self._loans: list[Loan] = []
+        self._found: int | None = None
         self._group: Group | None = None
         self._failure: LossyError | None = None
         self._changed = threading.Condition()
@@ -118,7 +130,7 @@ class DirectoryClient:
         """Whom this peer turns to in turn, the one that it is connected with first."""
         return tuple(self._directories)
 
-    def say(self, message: Here | Serves | Averages) -> None:
+    def say(self, message: Here | Serves | Averages | Offers) -> None:
         """Tells the directory, and each that takes its place."""
         with self._changed:
             others = [one for one in self._standing if type(one) is not type(message)]
@@ -156,6 +168,23 @@ class DirectoryClient:
         self._nudge()
         found: tuple[str, ...] = self._awaited(lambda: self._names, timeout)
         return found
+
+    def loans(self, lenders: int, timeout: float) -> list[Loan]:
+        """Who lends this peer a state, ``lenders`` at most; nobody, if there is nobody.
+
+        Raises:
+            OperationTimeout: The directory doesn't answer within ``timeout`` seconds.
+        """
+        with self._changed:
+            self._seeks += 1
+            self._loans, self._found = [], None
+            self._sought = self._seeks, Seek(lenders)
+        self._nudge()
+        try:
+            self._awaited(lambda: self._found, timeout)
+        finally:
+            self._sought = None
+        return self._loans
 
     def next_group(self, weight: float, timeout: float) -> Group:
         """The group of the next round, in which what this peer has counts ``weight``.
@@ -279,14 +308,16 @@ class DirectoryClient:
         with self._changed:
             standing, ready = list(self._standing), self._ready
             question = self._question if self._names is None else 0
+            sought = self._sought
         for message in standing:
             if message not in said:
                 framed.write(pack(message))
         if question and question not in said:
             framed.write(pack(Who()))
-        if ready is not None and ready not in said:
-            framed.write(pack(ready[1]))
-        said[:] = [*standing, ready, question]
+        for asked in (sought, ready):
+            if asked is not None and asked not in said:
+                framed.write(pack(asked[1]))
+        said[:] = [*standing, sought, ready, question]
 
     def _take(self, talk: _Talk, body: bytes) -> None:
         try:
@@ -315,7 +346,13 @@ class DirectoryClient:
                 self._names = message.names
             elif isinstance(message, Directories):
                 self._learn(talk, message.places)
+            elif isinstance(message, Loan) and message.members[-1].coming == talk.coming:
+                self._loans.append(message)
+            elif isinstance(message, Found) and self._sought is not None:
+                self._found = message.loans
             self._changed.notify_all()
+        if isinstance(message, Loan) and message.members[0].coming == talk.coming:
+            self._on_loan(message)
         if isinstance(message, Gone):
             self._on_gone(message.coming)
 

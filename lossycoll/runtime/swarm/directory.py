@@ -28,6 +28,7 @@ from .protocol import (
     Here,
     Join,
     Joined,
+    Loan,
     Member,
     Refused,
 )
@@ -64,11 +65,15 @@ class Peer:
     serves: tuple[str, int] | None = None
     """Where its own directory is, for the time after this one."""
     place: Here | None = None
+    offers: bool = False
+    """It has a state for newcomers."""
     weight: float | None = None
     """Of what is ready; None: nothing is."""
     ready_at: float = 0.0
     group: tuple[int, ...] = ()
     """Numbers of its latest group's members."""
+    partners: set[int] = field(default_factory=set)
+    """Numbers of those that it lends its state, or takes theirs."""
 
 
 @dataclass(slots=True)
@@ -227,13 +232,16 @@ class Directory:
         self.peers[number].seen = self._clock()
 
     def lost(self, number: int) -> list[tuple[int, str]]:
-        """A peer has gone, in whatever way. Returns whom to tell, members of its latest group, and
-        which coming of it is over."""
+        """A peer has gone, in whatever way. Returns whom to tell, those that it has exchanged
+        packets with last, and which coming of it is over."""
         peer = self.peers.pop(number, None)
         if peer is None:
             return []
         self._regrid()
-        return [(other, peer.coming) for other in peer.group if other in self.peers]
+        others = sorted({*peer.group, *peer.partners} & self.peers.keys())
+        for other in others:
+            self.peers[other].partners.discard(number)
+        return [(other, peer.coming) for other in others]
 
     def overdue(self) -> list[int]:
         """Peers whose lease has run out."""
@@ -293,8 +301,35 @@ class Directory:
         cells: Cells = np.array([peer.cell for peer in line], np.int64)
         for peer, cell in zip(line, self.grid.moved(cells, number, self._seed), strict=True):
             peer.cell = int(cell)
+        return Group(number, self._number_of_group(), members)
+
+    def _number_of_group(self) -> int:
         self._formed += 1
-        return Group(number, (key_of(self._seed, self._formed) >> 33) + 1, members)
+        return int(key_of(self._seed, self._formed) >> 33) + 1
+
+    # ---- states ----
+
+    def offers(self, number: int) -> None:
+        """A peer has a state for newcomers."""
+        self.peers[number].offers = True
+
+    def seek(self, number: int, lenders: int) -> list[Loan]:
+        """Who lends a newcomer its state: those that have come furthest, others each time."""
+        taker = self.peers[number]
+        if taker.place is None or not taker.schema:
+            return []
+        found = [
+            one
+            for one in self.peers.values()
+            if one is not taker and one.offers and one.place and one.schema == taker.schema
+        ]
+        self._formed += 1
+        found.sort(key=lambda one: (-one.round, key_of(self._seed, self._formed, one.number)))
+        lent = found[:lenders]
+        for one in lent:
+            one.partners.add(number)
+        taker.partners.update(one.number for one in lent)
+        return [Loan(self._number_of_group(), (_member(one), _member(taker))) for one in lent]
 
     # ---- the grid ----
 
@@ -333,5 +368,4 @@ class Directory:
 
 def _member(peer: Peer) -> Member:
     assert peer.place is not None
-    assert peer.weight is not None
-    return Member(peer.number, peer.place.host, peer.place.port, peer.coming, peer.weight)
+    return Member(peer.number, peer.place.host, peer.place.port, peer.coming, peer.weight or 0.0)

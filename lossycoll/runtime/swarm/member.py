@@ -6,12 +6,11 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lossycoll.errors import ClosedError, EngineError, LossyError
 from lossycoll.options.fields import Options
@@ -24,37 +23,16 @@ from lossycoll.runtime.net.interfaces import choose
 from lossycoll.runtime.net.payload import payload_bytes
 
 from .client import DirectoryClient
-from .protocol import PLACES, Group, Here, Member, Serves
+from .lending import Lending
+from .loans import Taken
+from .paths import Floats, Paths
+from .protocol import PLACES, Group, Here, Loan, Member, Offers, Serves
+from .state import Snapshot
 
 MTU: Final = 1500
 """Of all swarms: peers may be anywhere."""
-LINGER_SECONDS: Final = 5.0
-"""How long packets of a round that is over here are there for the others."""
-MOST_OVER: Final = 8
-"""Rounds of which such packets are there."""
 LEAST_SECONDS: Final = 1.0
 """For the values of a group, however long it took to form."""
-FLUSH_SECONDS: Final = 1.0
-"""The same of the last round, before this peer leaves."""
-Floats = NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class _Over:
-    """A group whose round is over here. Others may still ask for packets, out of its buffer."""
-
-    engine: EngineGroup
-    buffer: Floats
-    numbers: frozenset[int]
-    ended: float
-
-    @property
-    def lingers(self) -> bool:
-        """Whether others may still ask."""
-        try:
-            return self.engine.lingering()[0] > 0
-        except ClosedError:
-            return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +94,12 @@ class SwarmMember:
         """One round at a time."""
         self._group: tuple[EngineGroup, list[str]] | None = None
         """Of the round that is on, and the comings of its members."""
-        self._over: list[_Over] = []
         self._gone: deque[str] = deque(maxlen=4 * PLACES)
         """Comings that are over, of which this peer was told, the latest."""
-        self._known: dict[int, tuple[str, int, str, str]] = {}
-        """Of the path to each peer: its address, its coming and this peer's own."""
         self._schema = ""
-        self._client = DirectoryClient(directories, name, secret, self._lost)
-        self._host: Host | None = None
+        self._client = DirectoryClient(directories, name, secret, self._lost, self._lend)
+        self._paths: Paths | None = None
+        self._lending: Lending | None = None
         try:
             joined = self._client.connect(timeout)
             self.number = joined.number
@@ -140,7 +116,8 @@ class SwarmMember:
         payload = payload_bytes(MTU, 6 if ":" in address else 4)
         self._per_packet = payload // 4
         host = Host(self.number, PLACES, address, payload_bytes=payload, options=self._options)
-        self._host = host
+        self._paths = Paths(host, self.number, self.session, self._secret, self._options)
+        self._lending = Lending(self.number, self._paths, payload)
         if self._secret is not None:
             host.seal(b"", self._secret.filter(self.session))
         place = (address, host.link().port)
@@ -157,17 +134,12 @@ class SwarmMember:
             engine = self._group[0] if self._group else None
         if engine is not None:
             engine.close()
+        if self._lending is not None:
+            self._lending.close()
         with self._rounds:  # until whoever averages is out
-            end = time.monotonic() + FLUSH_SECONDS
-            while self._over and time.monotonic() < end:  # others may need the last round's packets
-                self._close_over()
-                time.sleep(0.002)
-            for one in self._over:
-                one.engine.close()
-            self._over = []
-            host, self._host = self._host, None
-        if host is not None:
-            host.close()
+            paths, self._paths = self._paths, None
+        if paths is not None:
+            paths.close()
 
     @property
     def directories(self) -> tuple[tuple[str, int], ...]:
@@ -200,6 +172,48 @@ class SwarmMember:
         """
         self._client.averages(schema, grid, timeout)
         self._schema = schema
+        if self._lending is not None:
+            self._lending.schema = schema
+
+    # ---- states ----
+
+    def offers(self, state: Callable[[], Snapshot]) -> None:
+        """Lends its state to newcomers from now on.
+
+        Args:
+            state: What to lend: called by a thread of this peer, whenever somebody asks.
+        """
+        if self._lending is not None:
+            self._lending.state = state
+            self._client.say(Offers())
+
+    def borrow(
+        self, own: Snapshot | None, lenders: int, most: int, timeout: float = 10.0
+    ) -> Taken | None:
+        """Takes the state of others.
+
+        Args:
+            own: What this peer has already; None: nothing.
+            lenders: Of so many at most.
+            most: Bytes that it may have.
+            timeout: Seconds for the directory to answer.
+
+        Returns:
+            The state; None: nobody has one.
+
+        Raises:
+            OperationTimeout: The directory doesn't answer, or a lender falls silent.
+            LossyError: No lender has all of the state, or none is there any more.
+        """
+        loans = self._client.loans(lenders, timeout)
+        if self._lending is None:
+            raise ClosedError(f"peer {self.number} has left the swarm")
+        return self._lending.borrow(loans, own, most) if loans else None
+
+    def _lend(self, loan: Loan) -> None:
+        """By the client's thread."""
+        if self._lending is not None:
+            self._lending.lend(loan)
 
     # ---- a round ----
 
@@ -223,15 +237,19 @@ class SwarmMember:
 
     def _average(self, values: Floats, weight: float, timeout: float) -> RoundReport:
         begin = time.monotonic()
-        self._close_over()
+        paths = self._paths
+        if paths is not None:
+            paths.close_over()
         group = self._client.next_group(weight, timeout)
+        if paths is None:
+            raise ClosedError(f"peer {self.number} has left the swarm")
         formed = time.monotonic()
         left = max(LEAST_SECONDS, begin + timeout - formed)
         numbers = tuple(member.number for member in group.members)
         contributions, kept, failure = 1.0, 1.0, ""
         if len(numbers) > 1 and len(values):
             try:
-                contributions, kept = self._exchange(group, values, weight, left)
+                contributions, kept = self._exchange(paths, group, values, weight, left)
             except LossyError as error:
                 failure = str(error)
         with self._lock:
@@ -248,7 +266,7 @@ class SwarmMember:
         )
 
     def _exchange(
-        self, group: Group, values: Floats, weight: float, timeout: float
+        self, paths: Paths, group: Group, values: Floats, weight: float, timeout: float
     ) -> tuple[float, float]:
         """Returns contributions per value, and the share of values that stayed."""
         members, world = group.members, len(group.members)
@@ -256,11 +274,13 @@ class SwarmMember:
         if self.number not in numbers:
             raise EngineError(f"peer {self.number}: not in the group that it was told of")
         rank = numbers.index(self.number)
-        self._forget_gone()
+        with self._lock:
+            gone = set(self._gone)
+        paths.forget(gone)
         rows = Rows(len(values), self._per_packet, world)
         buffer = rows.filled(values, weight)
         plan = transpose.all_reduce(world, rank, buffer.size, self._per_packet)
-        engine = self._engine_of(group.number, members, rank)
+        engine = self._engine_of(paths, group.number, members, rank)
         try:
             ticket = engine.submit(Encoded.of(plan), self._call(plan, buffer, timeout))
             code: int = Code.PENDING
@@ -275,7 +295,7 @@ class SwarmMember:
         finally:
             with self._lock:
                 self._group = None
-            self._over.append(_Over(engine, buffer, frozenset(numbers), time.monotonic()))
+            paths.keep(engine, buffer, members)
         kept = rows.take(buffer, values) + report.own_filled / len(buffer)
         return report.contributions_mean or 1.0, min(1.0, kept)
 
@@ -298,26 +318,18 @@ class SwarmMember:
             lingers=True,
         )
 
-    def _engine_of(self, number: int, members: Sequence[Member], rank: int) -> EngineGroup:
-        assert self._host is not None
+    def _engine_of(
+        self, paths: Paths, number: int, members: Sequence[Member], rank: int
+    ) -> EngineGroup:
         unreachable = []
         for other, member in enumerate(members):
             if member.number == self.number:
                 continue
             try:
-                self._admit(member, members[rank].coming)
+                paths.admit(member, members[rank].coming)
             except EngineError:  # an address of another family, say: the others go on
                 unreachable.append(other)
-        numbers = tuple(member.number for member in members)
-        engine = EngineGroup(
-            self._host,
-            rank,
-            len(members),
-            number=number,
-            fault_group=number,
-            options=self._options,
-            members=numbers,
-        )
+        engine = paths.group(number, members)
         comings = [member.coming for member in members]
         with self._lock:
             self._group = engine, comings
@@ -325,45 +337,6 @@ class SwarmMember:
         for peer in {*gone, *unreachable}:
             engine.peer_dead(peer)
         return engine
-
-    def _close_over(self, number: int = -1) -> None:
-        """Closes groups of earlier rounds whose members have all they need by now, or should; and
-        those that have a peer of whom another coming is there."""
-        kept: list[_Over] = []
-        spare = len(self._over) - MOST_OVER
-        for i, one in enumerate(self._over):
-            age = time.monotonic() - one.ended
-            done = age > LINGER_SECONDS or not one.lingers
-            if number in one.numbers or done or i < spare:
-                one.engine.close()
-            else:
-                kept.append(one)
-        self._over = kept
-
-    def _forget_gone(self) -> None:
-        """Paths to peers that have gone take a share of the others' windows no more."""
-        assert self._host is not None
-        for number, (_, _, coming, _) in list(self._known.items()):
-            if coming in self._gone:
-                self._close_over(number)
-                self._host.admit(number, None)
-                del self._known[number]
-
-    def _admit(self, member: Member, own: str) -> None:
-        """Makes a peer known to the engine, unless it is the same that was known already, to the
-        same coming of this one."""
-        came = (member.host, member.port, member.coming, own)
-        if self._known.get(member.number) == came:
-            return
-        assert self._host is not None
-        self._close_over(member.number)
-        keys = b""
-        if self._secret is not None:
-            other = member.coming
-            keys = self._secret.derived("swarm", self.session, own, other)
-            keys += self._secret.derived("swarm", self.session, other, own)
-        self._host.admit(member.number, (member.host, member.port), keys)
-        self._known[member.number] = came
 
     def _lost(self, coming: str) -> None:
         """By the client's thread."""
@@ -373,6 +346,8 @@ class SwarmMember:
         if engine is not None and coming in comings:
             with contextlib.suppress(ClosedError):  # the round has just ended
                 engine.peer_dead(comings.index(coming))
+        if self._paths is not None:
+            self._paths.end_loans(coming)
 
 
 class Rows:

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 
 from lossycoll.runtime.membership.messages import Malformed, from_json
 
-VERSION: Final = 1
+VERSION: Final = 2
 PLACES: Final = 128
 """Peers that a swarm has room for: numbers are below it."""
 MOST_WEIGHT: Final = 1e6
@@ -142,6 +142,34 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
+class Offers:
+    """From a peer: it has a state that newcomers may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seek:
+    """From a peer: it wants the state of others, of so many at most."""
+
+    lenders: Number
+
+
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """To both of its members: the first has a state for the second. ``number``: of the group, of
+    packets."""
+
+    number: Id
+    members: tuple[Member, Member]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """To a peer that seeks: so many loans have been told."""
+
+    loans: Count
+
+
+@dataclass(frozen=True, slots=True)
 class Gone:
     """To members of its latest group: this peer is lost, or has left. Another coming of it may be
     there already."""
@@ -174,6 +202,10 @@ Message: TypeAlias = (
     | Peers
     | Ready
     | Group
+    | Offers
+    | Seek
+    | Loan
+    | Found
     | Gone
     | Beat
     | Leave
@@ -272,6 +304,13 @@ def _members(value: Any) -> tuple[Member, ...]:
     return found
 
 
+def _two_members(value: Any) -> tuple[Member, ...]:
+    found = _members(value)
+    if len(found) != 2:
+        raise Malformed(f"{len(found)} members, wanted 2")
+    return found
+
+
 def _names(value: Any) -> tuple[str, ...]:
     if type(value) is not list or len(value) > PLACES:
         raise Malformed("no names, or too many")
@@ -299,11 +338,12 @@ _CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "Names": _names,
     "Places": _places,
     "tuple[Member, ...]": _members,
+    "tuple[Member, Member]": _two_members,
 }
 _KINDS: Final[Mapping[str, type]] = {
     kind.__name__.lower(): kind
     for kind in (
         *(Join, Joined, Refused, Here, Serves, Directories, Averages, Agreed, Who, Peers),
-        *(Ready, Group, Gone, Beat, Leave),
+        *(Ready, Group, Offers, Seek, Loan, Found, Gone, Beat, Leave),
     )
 }

@@ -25,15 +25,18 @@ from .protocol import (
     Averages,
     Beat,
     Directories,
+    Found,
     Gone,
     Here,
     Join,
     Joined,
     Leave,
     Message,
+    Offers,
     Peers,
     Ready,
     Refused,
+    Seek,
     Serves,
     Who,
     pack,
@@ -212,6 +215,10 @@ class DirectoryServer:
             self._tell(link.number, Peers(self._directory.names()))
         elif isinstance(message, Ready):
             self._directory.ready(link.number, message.weight)
+        elif isinstance(message, Offers):
+            self._directory.offers(link.number)
+        elif isinstance(message, Seek):
+            self._lend(link.number, message)
         elif isinstance(message, Beat):
             self._tell(link.number, Beat(len(self._directory.peers)))
         elif isinstance(message, Leave):
@@ -236,6 +243,13 @@ class DirectoryServer:
         if isinstance(answer, Refused):
             link.framed.finish()
             self._drop(link)
+
+    def _lend(self, number: int, wanted: Seek) -> None:
+        loans = self._directory.seek(number, wanted.lenders)
+        for loan in loans:
+            for member in loan.members:
+                self._tell(member.number, loan)
+        self._tell(number, Found(len(loans)))
 
     def _tell_directories(self) -> None:
         for number in list(self._of_peer):

@@ -7,7 +7,7 @@ Heterogeneous Unreliable Devices", NeurIPS 2021.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -16,7 +16,9 @@ from torch import Tensor
 
 from lossycoll.errors import OptionError, UnsupportedError
 from lossycoll.plan.grid import Grid
+from lossycoll.runtime.swarm.loans import Taken
 from lossycoll.runtime.swarm.member import RoundReport
+from lossycoll.runtime.swarm.state import Snapshot
 from lossycoll.runtime.swarm.swarm import Swarm
 
 
@@ -115,6 +117,34 @@ class MoshpitAverager:
             for part, tensor in zip(self._parts, tensors, strict=True):
                 tensor.copy_(part)
         return report
+
+    def offer(self, state: Callable[[], Snapshot]) -> None:
+        """Lends a state to peers that come.
+
+        Args:
+            state: What this peer has: called by a thread, whenever somebody asks.
+        """
+        self._member.offers(state)
+
+    def borrow(
+        self, own: Snapshot | None, lenders: int, most: int, timeout: float = 10.0
+    ) -> Taken | None:
+        """Takes the state of other peers.
+
+        Args:
+            own: What this peer has already; None: nothing.
+            lenders: Of so many peers at once, at most.
+            most: Bytes that a state may have.
+            timeout: Seconds for the directory to answer.
+
+        Returns:
+            The state, as one of them has it; None: nobody has any.
+
+        Raises:
+            OperationTimeout: The directory doesn't answer, or a lender falls silent.
+            LossyError: No lender has all of the state, or none is there any more.
+        """
+        return self._member.borrow(own, lenders, most, timeout)
 
     def check(self, tensors: Sequence[Tensor]) -> None:
         """Whether :meth:`step_on` takes them.

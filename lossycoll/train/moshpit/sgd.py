@@ -8,21 +8,48 @@ way that local steps went).
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lossycoll.errors import OptionError
+from lossycoll.errors import CheckpointError, OperationTimeout, OptionError
 from lossycoll.runtime.swarm.member import RoundReport
+from lossycoll.runtime.swarm.state import Snapshot
 
 from .averager import MoshpitAverager, check_weight
+from .packing import packed, unpacked
 
 AVERAGES: Final = ("parameters", "gradients")
 
+MOST_STATES: Final = 16
+"""A state may have so many times the bytes of the model's own, and MOST_BYTES besides."""
+MOST_BYTES: Final = 1 << 26
+
 Outer = Callable[[Iterable[Tensor]], Optimizer]
+
+
+@dataclass(frozen=True, slots=True)
+class CatchUpReport:
+    """How a newcomer came to the state of the others.
+
+    Attributes:
+        round: The round that it took part in with weight 0.
+        tries: How often it took a state until no round had passed meanwhile.
+        lenders: Of how many peers parts of it came, the last time.
+        bytes: What came, in all.
+        seconds: For all of it, the wait for the others' round included.
+    """
+
+    round: int
+    tries: int
+    lenders: int
+    bytes: int
+    seconds: float
 
 
 class MoshpitSGD:
@@ -79,6 +106,12 @@ class MoshpitSGD:
         self._outer = outer(self._anchor) if outer else None
         self._delayed = delayed
         self._round: _Round | None = None
+        self._model = model
+        self._latest = 0
+        """The round that the parameters have had last."""
+        self._offers = False
+        self._changing = threading.Lock()
+        """Whoever lends the state takes it between two changes."""
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As of the optimizer. Between two rounds of gradients it keeps them: they add up.
@@ -108,8 +141,9 @@ class MoshpitSGD:
         check_weight(weight)
         if self._of_gradients:
             return self._step_by_gradients(weight)
-        self._optimizer.step()
-        self._steps += 1
+        with self._changing:
+            self._optimizer.step()
+            self._steps += 1
         if self._steps % self._every:
             return None
         report = self.finish()
@@ -136,8 +170,10 @@ class MoshpitSGD:
         if one is None:
             return None
         report = one.result()
-        with torch.no_grad():
+        with self._changing, torch.no_grad():
             self._take(one.before, one.values)
+            self._latest = report.round
+        self._offer(report)
         return report
 
     def _take(self, before: list[Tensor], means: list[Tensor]) -> None:
@@ -166,8 +202,111 @@ class MoshpitSGD:
             report = self._averager.step_on(means, weight, self._timeout)
             for parameter, mean in zip(self._parameters, means, strict=True):
                 parameter.grad = mean
-        self._optimizer.step()
+        with self._changing:
+            self._optimizer.step()
+            self._latest = report.round
+        self._offer(report)
         return report
+
+    # ---- newcomers ----
+
+    def catch_up(
+        self, timeout: float = 60.0, *, lenders: int = 4, tries: int = 3
+    ) -> CatchUpReport | None:
+        """Takes the state of the peers that are there, before this one's first step.
+
+        That is the model's parameters and buffers, the optimizer's state, and the outer one's, from
+        several peers at once; what this peer has already isn't sent. Then it takes part in the
+        others' next round with weight 0, so it begins where they end. If a round has passed
+        meanwhile it takes what has changed, and tries again.
+
+        Peers lend their state, without a pause, once they have had a round.
+
+        Args:
+            timeout: Seconds for all of it.
+            lenders: Of so many peers at once, at most.
+            tries: How often, at most, it takes a state. With the last one it begins, even if a
+                round has passed: parameters are in step, and an outer optimizer is a round behind.
+
+        Returns:
+            How it went; None: nobody has a state yet, so this peer begins with its own.
+
+        Raises:
+            OperationTimeout: The others have had no round within ``timeout``.
+            CheckpointError: Others' state isn't one of this model or these optimizers.
+            LossyError: No lender has all of the state, or none is there any more.
+        """
+        begin, came = time.monotonic(), 0
+        own = self._snapshot()
+        most = MOST_STATES * len(own.data) + MOST_BYTES
+        for number in range(1, tries + 1):
+            left = begin + timeout - time.monotonic()
+            if left <= 0:
+                raise OperationTimeout(f"no round of the others within {timeout:g} s")
+            taken = self._averager.borrow(own, lenders, most, left)
+            if taken is None:
+                return None
+            own, came = taken.snapshot, came + taken.bytes
+            self._load(own)
+            report = self._join_in(begin + timeout - time.monotonic())
+            # A round that runs beside steps has begun when the one before is taken.
+            passed = report.round - own.round - 1 - self._delayed
+            in_step = passed <= 0 and not report.failure and report.kept < 1
+            if in_step or number == tries:
+                self._offer(report)
+                return CatchUpReport(
+                    round=report.round,
+                    tries=number,
+                    lenders=taken.lenders,
+                    bytes=came,
+                    seconds=time.monotonic() - begin,
+                )
+        raise OptionError(f"tries is {tries}, wanted 1 or more")
+
+    def _join_in(self, timeout: float) -> RoundReport:
+        """The others' next round, to which this peer brings nothing."""
+        timeout = max(1.0, timeout)
+        self._steps = -(-self._steps // self._every) * self._every
+        if self._of_gradients:
+            nothing = [torch.zeros_like(p) for p in self._parameters]
+            report = self._averager.step_on(nothing, 0.0, timeout)
+            if report.kept < 1:
+                for parameter, mean in zip(self._parameters, nothing, strict=True):
+                    parameter.grad = mean
+                with self._changing:
+                    self._optimizer.step()
+                    self._latest = report.round
+            return report
+        values = [p.detach().clone() for p in self._parameters]
+        self._round = _Round(self._averager, values, 0.0, timeout)
+        self._round.run()
+        ended = self.finish()
+        assert ended is not None
+        return ended
+
+    def _offer(self, report: RoundReport) -> None:
+        """A peer that has had a round, if only by itself, has a state that others may take."""
+        has_had = not report.failure and (report.kept < 1 or len(report.members) == 1)
+        if has_had and not self._offers:
+            self._offers = True
+            self._averager.offer(self._snapshot)
+
+    def _snapshot(self) -> Snapshot:
+        with self._changing:
+            state = {"model": self._model.state_dict(), "training": self.state_dict()}
+            return Snapshot(self._latest, *packed(state))
+
+    def _load(self, snapshot: Snapshot) -> None:
+        state = unpacked(snapshot.skeleton, snapshot.data)
+        try:
+            with self._changing:
+                self._model.load_state_dict(state["model"])
+                self.load_state_dict(state["training"])
+                self._latest = snapshot.round
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise CheckpointError(
+                f"the others' state isn't one of this model and its optimizers: {error}"
+            ) from error
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint, beside the model's: any peer may write it, and any go on from it.

@@ -323,3 +323,39 @@ def test_what_a_stranger_claims_moves_nobody() -> None:
     assert (
         "more than 65536 cells" in alone.directory.averages(0, Averages(SCHEMA, "70000x2")).reason
     )
+
+
+def test_who_lends_a_newcomer() -> None:
+    """Those that have a state and have come furthest; never the newcomer itself."""
+    swarm = Swarm()
+    first, second, third = (swarm.come(name) for name in ("a", "b", "c"))
+    for number in (first, second):
+        swarm.directory.offers(number)
+    swarm.directory.peers[second].round = 5
+    assert [loan.members[0].number for loan in swarm.directory.seek(third, 4)] == [second, first]
+    assert [loan.members[0].number for loan in swarm.directory.seek(third, 1)] == [second]
+    assert [loan.members[0].number for loan in swarm.directory.seek(second, 4)] == [first]
+    loans = swarm.directory.seek(third, 4) + swarm.directory.seek(third, 4)
+    assert len({loan.number for loan in loans}) == len(loans)
+    assert all(loan.members[1].number == third for loan in loans)
+    swarm.directory.lost(second)
+    assert [loan.members[0].number for loan in swarm.directory.seek(third, 4)] == [first]
+
+
+def test_lenders_take_turns() -> None:
+    swarm = Swarm()
+    lenders = [swarm.come(str(i)) for i in range(4)]
+    for number in lenders:
+        swarm.directory.offers(number)
+    newcomer = swarm.come("newcomer")
+    found = {swarm.directory.seek(newcomer, 1)[0].members[0].number for _ in range(40)}
+    assert found == set(lenders)
+
+
+def test_whoever_averages_nothing_is_lent_nothing() -> None:
+    swarm = Swarm()
+    swarm.directory.offers(swarm.come("a"))
+    answer = swarm.directory.join(join("b"))
+    assert isinstance(answer, Joined)
+    swarm.directory.here(answer.number, Here("127.0.0.1", 5000))
+    assert swarm.directory.seek(answer.number, 4) == []

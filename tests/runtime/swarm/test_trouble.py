@@ -213,6 +213,7 @@ def test_paths_to_those_that_have_gone_are_forgotten(stack: ExitStack) -> None:
     (last,) = peers(stack, place, "z", None)
     means([one, last])
     means([one, last])
-    assert len(one._known) == 1
-    assert len(one._over) <= 2
+    assert one._paths is not None
+    assert len(one._paths._known) == 1
+    assert len(one._paths._over) <= 2
     assert one._schema == SCHEMA

@@ -1,0 +1,107 @@
+"""A swarm's rounds and newcomers in a network that loses packets: python -m benchmarks.micro.swarm
+
+Prints markdown tables: seconds of rounds beside what the links allow, and until a newcomer has the
+state of peers that are in the middle of training. Needs the laboratory (docs/lab.md).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.common.lab_job import run_job
+from benchmarks.common.report import markdown
+from lossycoll.cli.argtypes import whole
+from lossycoll.lab import Lab, Link, Network, Port
+
+DELAY_MS, LOSS, MBIT = 20.0, 0.01, 1000.0
+JOB_SECONDS: Final = 400.0
+
+
+def measure(part: str, hosts: int, mib: float, rounds: int, mbit: float) -> list[Any]:
+    """What each peer saw: see swarm_rank."""
+    network = Network(
+        hosts=hosts,
+        link=Link(delay_ms=DELAY_MS, loss=LOSS),
+        port=Port(up_mbit=mbit, down_mbit=mbit),
+    )
+    config = {"part": part, "mib": mib, "rounds": rounds}
+    with tempfile.TemporaryDirectory() as folder, Lab(network) as lab:
+        out = Path(folder) / "out"
+        run_job(lab, "benchmarks.micro.swarm_rank", config, out, JOB_SECONDS)
+        return [json.loads(Path(f"{out}.{n}").read_text())["found"] for n in range(hosts)]
+
+
+def limit(hosts: int, mib: float, mbit: float) -> float:
+    """Seconds: bytes over rate and a one-way delay for each of two phases, without headers."""
+    bits = 8 * mib * 2**20 * 2 * (hosts - 1) / hosts
+    return bits / (mbit * 1e6) + 2 * DELAY_MS / 1e3
+
+
+def row_of_rounds(hosts: int, mib: float, count: int, mbit: float) -> list[str]:
+    """From the last peer's begin to the last one's end, but of the first third of the rounds."""
+    peers = measure("rounds", hosts, mib, count, mbit)
+    seconds, waited, contributions = [], [], []
+    for one in list(zip(*peers, strict=True))[count // 3 :]:
+        begins = max(peer["begins"] for peer in one)
+        seconds.append(max(peer["ends"] for peer in one) - begins)
+        # Whoever was ready last waits for the group alone.
+        waited.append(min(peer["waited"] for peer in one))
+        contributions.append(statistics.mean(peer["contributions"] for peer in one))
+    least = limit(hosts, mib, mbit)
+    middle = statistics.median(seconds)
+    return [
+        f"{hosts}",
+        f"{mib:g} MiB, {mbit:g} Mbit/s",
+        f"{1e3 * least:.0f}",
+        f"{1e3 * middle:.0f}",
+        f"{middle / least:.2f}",
+        f"{1e3 * max(seconds):.0f}",
+        f"{1e3 * statistics.median(waited):.1f}",
+        f"{statistics.mean(contributions):.2f}",
+    ]
+
+
+def row_of_newcomer(hosts: int, mib: float) -> list[str]:
+    """The others' longest step shows whether they stopped."""
+    *others, new = measure("newcomer", hosts, mib, 0, MBIT)
+    steps = [step for peer in others for step in peer["steps"]]
+    return [
+        f"{hosts - 1}",
+        f"{mib:g} MiB",
+        f"{new['all']:.2f}",
+        f"{new['seconds']:.2f}",
+        f"{new['tries']}",
+        f"{new['lenders']}",
+        f"{new['bytes'] / 2**20:.1f}",
+        f"{1e3 * statistics.median(steps):.0f}, {1e3 * max(steps):.0f}",
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add = parser.add_argument
+    add("--hosts", type=whole(2), default=8, help="peers (%(default)s)")
+    add("--rounds", type=whole(3), default=12, help="of averaging (%(default)s)")
+    add("--mib", type=float, default=25.0, help="values of a round, and a state (%(default)s)")
+    add("--mbit", type=float, default=MBIT, help="each host's rate in rounds (%(default)s)")
+    options = parser.parse_args()
+    print(f"{DELAY_MS:g} ms one way, {LOSS:.0%} of packets lost.\n")
+    head = ["peers", "round of", "limit, ms", "median, ms", "of it", "longest"]
+    row = row_of_rounds(options.hosts, options.mib, options.rounds, options.mbit)
+    print(markdown([*head, "group formed in, ms", "contributions"], [row]), "\n")
+    head = ["peers", "state of", "until it trains, s", "of it for the state and a round", "tries"]
+    row = row_of_newcomer(options.hosts, options.mib)
+    print(
+        markdown([*head, "lenders", "MiB that came", "others' steps, ms: median, longest"], [row])
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

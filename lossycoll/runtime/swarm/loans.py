@@ -1,0 +1,247 @@
+"""States on their way: a lender and a taker, in an engine's group of two.
+
+The lender sends its manifest. Then the taker asks for some chunks, and the lender sends them, until
+the taker asks for none. All of it is reliable and goes by the engine's packets, at the rate that
+the path allows.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from lossycoll.errors import EngineError, LossyError, MismatchError
+from lossycoll.plan import signature, tree
+from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, EngineGroup
+from lossycoll.runtime.engine.failures import Code, Failure, Where, error_of
+from lossycoll.runtime.membership.messages import Malformed
+
+from .state import MOST_SKELETON, Bytes, Gathering, Manifest, Snapshot, chosen
+
+LENDER, TAKER = 0, 1
+BATCH: Final = 8
+"""Chunks that are asked for at a time."""
+NONE: Final = 0xFFFFFFFF
+SILENCE_SECONDS: Final = 30.0
+"""How long one end waits for the other's next step."""
+LATE_SECONDS: Final = 1.0
+"""How long other lenders' manifests are waited for, after the first."""
+log: Final = logging.getLogger("lossycoll")
+
+
+class Pair:
+    """A group of two.
+
+    Args:
+        engine: The group.
+        rank: LENDER or TAKER.
+        other: The address of the other end, for errors.
+        per_packet: Bytes of a packet.
+        schema: Of what both average.
+    """
+
+    def __init__(
+        self, engine: EngineGroup, rank: int, other: str, per_packet: int, schema: str
+    ) -> None:
+        self.engine: Final = engine
+        self._where = Where(rank, 2, addresses=[other, other])
+        self._rank = rank
+        self._per_packet = per_packet
+        self._schema = schema
+
+    def move(self, buffers: Sequence[Bytes], sender: int) -> None:
+        """Moves what ``buffers`` hold at one end into those of the other, of the same sizes.
+
+        Raises:
+            LossyError: The other end is lost, or silent for SILENCE_SECONDS.
+        """
+        tickets = [self._submit(one, sender) for one in buffers if one.size]
+        failed: LossyError | None = None
+        for ticket in tickets:  # all of them: until its end the engine writes into a buffer
+            code: int = Code.PENDING
+            while code == Code.PENDING:
+                code = self.engine.wait(ticket, 1.0)
+            _, failure = self.engine.result(ticket)
+            self.engine.release(ticket)
+            if code != Code.OK and failed is None:
+                failed = error_of(failure if failure.code else Failure(code), self._where)
+        if failed is not None:
+            raise failed
+
+    def _submit(self, buffer: Bytes, sender: int) -> int:
+        plan = tree.broadcast(2, self._rank, buffer.size, self._per_packet, root=sender)
+        call = EngineCall(
+            input=buffer.ctypes.data,
+            output=buffer.ctypes.data,
+            dtype=DType.BYTES,
+            scale=1.0,
+            signature=signature("loan", self._schema, plan.signature),
+            timeout=SILENCE_SECONDS,
+            reliable=True,
+            repair=0,
+            notify=False,
+        )
+        return self.engine.submit(Encoded.of(plan), call)
+
+
+def lend(pair: Pair, snapshot: Snapshot) -> None:
+    """Gives the taker what it asks for.
+
+    Raises:
+        LossyError: The taker is lost, or silent.
+        MismatchError: It asks for what there isn't.
+    """
+    packed = np.frombuffer(snapshot.manifest().packed(), np.uint8).copy()
+    pair.move([np.array([len(packed)], np.uint64).view(np.uint8)], LENDER)
+    pair.move([packed], LENDER)
+    chunks = snapshot.chunks()
+    while True:
+        asked = np.empty(BATCH, np.uint32)
+        pair.move([asked.view(np.uint8)], TAKER)
+        numbers = [int(number) for number in asked if number != NONE]
+        if not numbers:
+            return
+        if max(numbers) >= len(chunks):
+            raise MismatchError(f"chunk {max(numbers)} is asked for, and there are {len(chunks)}")
+        pair.move([chunks[number] for number in numbers], LENDER)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a newcomer has got.
+
+    Attributes:
+        snapshot: The state.
+        lenders: Of how many peers chunks came.
+        bytes: What came, without what this peer had.
+        seconds: From the first packet to the last.
+    """
+
+    snapshot: Snapshot
+    lenders: int
+    bytes: int
+    seconds: float
+
+
+def take(pairs: Sequence[Pair], own: Snapshot | None, most: int) -> Taken:
+    """A state, from all lenders at once.
+
+    Args:
+        pairs: One for each lender, one at least.
+        own: What the taker has.
+        most: Bytes that a state may have.
+
+    Raises:
+        LossyError: It can't be had: the last lender's error.
+    """
+    begin = time.monotonic()
+    taking = _Taking(own, most)
+    threads = [
+        threading.Thread(target=taking.serve, args=(pair,), name="lossycoll-taker", daemon=True)
+        for pair in pairs
+    ]
+    for thread in threads:
+        thread.start()
+    taking.choose(threads)
+    for thread in threads:
+        thread.join()
+    gathering = taking.gathering
+    if gathering is None or not gathering.complete:
+        raise taking.error or EngineError("no lender has all of the state")
+    manifest = gathering.manifest
+    return Taken(
+        snapshot=Snapshot(manifest.round, manifest.skeleton, gathering.data),
+        lenders=len(taking.served),
+        bytes=taking.bytes,
+        seconds=time.monotonic() - begin,
+    )
+
+
+class _Taking:
+    """The threads' part of :func:`take`: one for each lender."""
+
+    def __init__(self, own: Snapshot | None, most: int) -> None:
+        self._own = own
+        self._most = most
+        self._changed = threading.Condition()
+        self._manifests: list[Manifest] = []
+        self.gathering: Gathering | None = None
+        self.error: LossyError | None = None
+        self.served: set[int] = set()
+        self.bytes = 0
+
+    def choose(self, threads: Sequence[threading.Thread]) -> None:
+        """Waits for manifests, and says whose state it is to be."""
+        first: float | None = None
+        with self._changed:
+            while any(thread.is_alive() for thread in threads):
+                if self._manifests and first is None:
+                    first = time.monotonic()
+                waited = first is not None and time.monotonic() - first > LATE_SECONDS
+                if len(self._manifests) == len(threads) or waited:
+                    break
+                self._changed.wait(0.05)
+            if self._manifests:
+                self.gathering = Gathering(chosen(self._manifests), self._own)
+            self._changed.notify_all()
+
+    def serve(self, pair: Pair) -> None:
+        """Takes what one lender has."""
+        try:
+            self._gather(pair, self._manifest(pair))
+        except LossyError as error:
+            log.info("a lender's state isn't taken, or not all of it: %s", error)
+            with self._changed:
+                self.error = error
+                self._changed.notify_all()
+
+    def _manifest(self, pair: Pair) -> Manifest:
+        size = np.zeros(1, np.uint64)
+        pair.move([size.view(np.uint8)], LENDER)
+        if not 0 < size[0] <= 2 * MOST_SKELETON:
+            raise MismatchError(f"a manifest of {size[0]} bytes")
+        packed = np.empty(int(size[0]), np.uint8)
+        pair.move([packed], LENDER)
+        try:
+            return Manifest.unpack(packed.tobytes(), self._most)
+        except Malformed as error:
+            raise MismatchError(f"a lender's state can't be taken: {error}") from None
+
+    def _gather(self, pair: Pair, manifest: Manifest) -> None:
+        with self._changed:
+            self._manifests.append(manifest)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self.gathering is not None)
+        gathering = self.gathering
+        assert gathering is not None
+        held = {digest: number for number, digest in enumerate(manifest.digests)}
+        while True:
+            numbers = gathering.take(held, BATCH)
+            try:
+                self._ask(pair, [held[gathering.manifest.digests[n]] for n in numbers])
+                if not numbers:
+                    return
+                self._receive(pair, gathering, numbers)
+            finally:
+                gathering.give_back(numbers)
+
+    @staticmethod
+    def _ask(pair: Pair, numbers: Sequence[int]) -> None:
+        asked = np.full(BATCH, NONE, np.uint32)
+        asked[: len(numbers)] = numbers
+        pair.move([asked.view(np.uint8)], TAKER)
+
+    def _receive(self, pair: Pair, gathering: Gathering, numbers: Sequence[int]) -> None:
+        pair.move([gathering.room(number) for number in numbers], LENDER)
+        for number in numbers:
+            if not gathering.put(number):
+                raise MismatchError(f"chunk {number} of a state isn't what its digest says")
+        with self._changed:
+            self.served.add(id(pair))
+            self.bytes += sum(gathering.room(number).size for number in numbers)

@@ -1,0 +1,217 @@
+"""Whom a peer's engine knows, and the groups that hold on to them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lossycoll.errors import ClosedError
+from lossycoll.options.fields import Options
+from lossycoll.runtime.engine.binding import EngineGroup
+from lossycoll.runtime.engine.host import Host
+from lossycoll.runtime.keys.secret import Secret
+
+from .protocol import Member
+
+LINGER_SECONDS: Final = 5.0
+"""How long packets of a round that is over here are there for the others."""
+MOST_OVER: Final = 8
+"""Rounds of which such packets are there."""
+FLUSH_SECONDS: Final = 1.0
+"""The same of the last round, before this peer leaves."""
+Floats: TypeAlias = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class _Over:
+    """A group whose round is over here. Others may still ask for packets, out of its buffer."""
+
+    engine: EngineGroup
+    buffer: Floats
+    numbers: frozenset[int]
+    ended: float
+
+    @property
+    def lingers(self) -> bool:
+        """Whether others may still ask."""
+        try:
+            return self.engine.lingering()[0] > 0
+        except ClosedError:
+            return False
+
+
+class Paths:
+    """Of an engine whose peers come and go. Any thread may call.
+
+    The engine lets go of a peer only when no group has it as a member: groups of rounds that are
+    over, and of loans, are closed for that.
+
+    Args:
+        host: The engine.
+        number: This peer's.
+        session: The swarm's.
+        secret: The swarm's; None: all is in clear.
+        options: Those of the engine.
+    """
+
+    def __init__(
+        self, host: Host, number: int, session: str, secret: Secret | None, options: Options
+    ) -> None:
+        self._host: Host | None = host
+        self._number = number
+        self._session = session
+        self._secret = secret
+        self._options = options
+        self._lock = threading.RLock()
+        self._known: dict[int, tuple[str, int, str, str]] = {}
+        """Of the path to each peer: its address, its coming and this peer's own."""
+        self._over: list[_Over] = []
+        self._loans: dict[EngineGroup, tuple[Member, ...]] = {}
+
+    def admit(self, member: Member, own: str) -> None:
+        """Makes a peer known to the engine, unless it is the same that was known already, to the
+        same coming of this one.
+
+        Args:
+            member: The peer.
+            own: This peer's coming.
+
+        Raises:
+            EngineError: Its address can't be used, or a round with it is on.
+            ClosedError: This peer has left the swarm.
+        """
+        came = (member.host, member.port, member.coming, own)
+        with self._lock:
+            if self._known.get(member.number) == came:
+                return
+            self.close_over(member.number)
+            keys = b""
+            if self._secret is not None:
+                other = member.coming
+                keys = self._secret.derived("swarm", self._session, own, other)
+                keys += self._secret.derived("swarm", self._session, other, own)
+            self._engine().admit(member.number, (member.host, member.port), keys)
+            self._known[member.number] = came
+
+    def forget(self, gone: Collection[str]) -> None:
+        """Paths to peers that have gone take a share of the others' windows no more.
+
+        Args:
+            gone: Their comings.
+        """
+        with self._lock:
+            for number, (_, _, coming, _) in list(self._known.items()):
+                if coming in gone:
+                    self.close_over(number)
+                    self._engine().admit(number, None)
+                    del self._known[number]
+
+    def group(self, number: int, members: Sequence[Member]) -> EngineGroup:
+        """A group of peers that are known, this one among them.
+
+        Args:
+            number: The group's.
+            members: In order of their ranks.
+
+        Raises:
+            EngineError: There is no memory.
+            ClosedError: This peer has left the swarm.
+        """
+        numbers = tuple(member.number for member in members)
+        with self._lock:
+            return EngineGroup(
+                self._engine(),
+                numbers.index(self._number),
+                len(members),
+                number=number,
+                fault_group=number,
+                options=self._options,
+                members=numbers,
+            )
+
+    def loan(self, number: int, members: Sequence[Member]) -> EngineGroup:
+        """As :meth:`group`, which ends when one of its members has come anew. Until
+        :meth:`end_loan`."""
+        with self._lock:
+            engine = self.group(number, members)
+            self._loans[engine] = tuple(members)
+            return engine
+
+    def end_loan(self, engine: EngineGroup) -> None:
+        """Closes the group of a loan. Idempotent."""
+        with self._lock:
+            self._loans.pop(engine, None)
+            engine.close()
+
+    def keep(self, engine: EngineGroup, buffer: Floats, members: Sequence[Member]) -> None:
+        """A round is over here. Others may still ask for its packets.
+
+        Args:
+            engine: Its group.
+            buffer: What they are packets of.
+            members: The group's.
+        """
+        numbers = frozenset(member.number for member in members)
+        with self._lock:
+            self._over.append(_Over(engine, buffer, numbers, time.monotonic()))
+
+    def close_over(self, number: int = -1) -> None:
+        """Closes groups of earlier rounds whose members have all they need by now, or should; and
+        all groups that have a peer of whom another coming is there.
+
+        Args:
+            number: That peer's; -1: there is none.
+        """
+        with self._lock:
+            kept: list[_Over] = []
+            spare = len(self._over) - MOST_OVER
+            for i, one in enumerate(self._over):
+                age = time.monotonic() - one.ended
+                done = age > LINGER_SECONDS or not one.lingers
+                if number in one.numbers or done or i < spare:
+                    one.engine.close()
+                else:
+                    kept.append(one)
+            self._over = kept
+            self._end_loans(lambda member: member.number == number)
+
+    def end_loans(self, coming: str = "") -> None:
+        """Whoever lends or takes hears that it is over.
+
+        Args:
+            coming: Only of what is exchanged with this one, which has gone; "": of all.
+        """
+        self._end_loans(lambda member: not coming or member.coming == coming)
+
+    def _end_loans(self, has_gone: Callable[[Member], bool]) -> None:
+        with self._lock:
+            for engine, members in list(self._loans.items()):
+                if any(map(has_gone, members)):
+                    self.end_loan(engine)
+
+    def close(self) -> None:
+        """Closes the engine, when others have what they may need of the last round. Idempotent."""
+        self.end_loans()
+        end = time.monotonic() + FLUSH_SECONDS
+        while self._over and time.monotonic() < end:
+            self.close_over()
+            time.sleep(0.002)
+        with self._lock:
+            for one in self._over:
+                one.engine.close()
+            self._over = []
+            self.end_loans()
+            host, self._host = self._host, None
+        if host is not None:
+            host.close()
+
+    def _engine(self) -> Host:
+        if self._host is None:
+            raise ClosedError(f"peer {self._number} has left the swarm")
+        return self._host

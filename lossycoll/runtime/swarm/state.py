@@ -1,0 +1,209 @@
+"""What a newcomer takes from others: a state in chunks, each known by its digest.
+
+Peers seldom have the same state to the bit, but parts of it. A newcomer chooses one peer's state
+and takes each chunk from whoever has it, itself included.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lossycoll.runtime.membership.messages import Malformed
+
+CHUNK: Final = 1 << 20
+"""Bytes of all chunks but the last."""
+DIGEST: Final = 16
+MOST_SKELETON: Final = 1 << 24
+_HEAD: Final = struct.Struct("!QQQ")
+
+Bytes: TypeAlias = NDArray[np.uint8]
+
+
+def digest_of(chunk: Bytes) -> bytes:
+    """What a chunk is known by.
+
+    Args:
+        chunk: Shape (n,), contiguous.
+
+    Returns:
+        DIGEST bytes.
+    """
+    return hashlib.sha256(chunk.data).digest()[:DIGEST]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a state consists of.
+
+    Attributes:
+        round: The latest that the state has had.
+        skeleton: How whoever made the state reads its bytes.
+        length: Bytes of the state.
+        digests: Of its chunks, in their order.
+    """
+
+    round: int
+    skeleton: bytes
+    length: int
+    digests: tuple[bytes, ...]
+
+    def packed(self) -> bytes:
+        """What :meth:`unpack` reads."""
+        head = _HEAD.pack(self.round, self.length, len(self.skeleton))
+        return head + self.skeleton + b"".join(self.digests)
+
+    @classmethod
+    def unpack(cls, packed: bytes, most: int) -> Manifest:
+        """Reads what a peer says.
+
+        Args:
+            packed: Its bytes.
+            most: How long a state may be.
+
+        Raises:
+            Malformed: It is no manifest, or one of a longer state.
+        """
+        if len(packed) < _HEAD.size:
+            raise Malformed(f"{len(packed)} bytes are no manifest")
+        number, length, skeleton = _HEAD.unpack_from(packed)
+        if number >> 53 or length > most or skeleton > MOST_SKELETON:
+            raise Malformed(f"a state of {length} bytes, wanted at most {most}")
+        begin, count = _HEAD.size + skeleton, -(-length // CHUNK)
+        if len(packed) != begin + count * DIGEST:
+            raise Malformed(f"a manifest of {len(packed)} bytes, wanted {begin + count * DIGEST}")
+        digests = [packed[at : at + DIGEST] for at in range(begin, len(packed), DIGEST)]
+        return cls(number, packed[_HEAD.size : begin], length, tuple(digests))
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A peer's state between two of its steps.
+
+    Attributes:
+        round: The latest that it has had.
+        skeleton: How whoever made it reads ``data``.
+        data: Shape (n,), contiguous.
+    """
+
+    round: int
+    skeleton: bytes
+    data: Bytes
+
+    def chunks(self) -> list[Bytes]:
+        """Views of ``data``, in order."""
+        return [self.data[at : at + CHUNK] for at in range(0, len(self.data), CHUNK)]
+
+    def manifest(self) -> Manifest:
+        """What it consists of."""
+        digests = tuple(digest_of(chunk) for chunk in self.chunks())
+        return Manifest(self.round, self.skeleton, len(self.data), digests)
+
+
+def chosen(manifests: Sequence[Manifest]) -> Manifest:
+    """The state to take: of those of the latest round, the one that the others have most of.
+
+    Args:
+        manifests: At least one.
+    """
+    latest = max(one.round for one in manifests)
+    held = [set(one.digests) for one in manifests]
+
+    def shared(one: Manifest) -> int:
+        return sum(digest in other for digest in one.digests for other in held)
+
+    return max((one for one in manifests if one.round == latest), key=shared)
+
+
+@dataclass
+class Gathering:
+    """Chunks of one state, as they come from several peers, each served by a thread.
+
+    Args:
+        manifest: Of the state.
+        own: What the newcomer has already; None: nothing.
+    """
+
+    manifest: Manifest
+    own: Snapshot | None = None
+    data: Bytes = field(init=False)
+    kept: int = field(init=False, default=0)
+    """Chunks that the newcomer had."""
+
+    def __post_init__(self) -> None:
+        self.data = np.empty(self.manifest.length, np.uint8)
+        self._chunks = Snapshot(0, b"", self.data).chunks()
+        self._changed = threading.Condition()
+        self._flying: set[int] = set()
+        held: dict[bytes, Bytes] = {}
+        if self.own is not None:
+            held = {digest_of(chunk): chunk for chunk in self.own.chunks()}
+        self._open: list[int] = []
+        for number, digest in enumerate(self.manifest.digests):
+            chunk = held.get(digest)
+            if chunk is not None and len(chunk) == len(self._chunks[number]):
+                self._chunks[number][:] = chunk
+                self.kept += 1
+            else:
+                self._open.append(number)
+        self._open.reverse()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every chunk is there."""
+        with self._changed:
+            return not self._open and not self._flying
+
+    def take(self, held: Mapping[bytes, int], most: int) -> list[int]:
+        """Chunks to ask a peer for. Waits as long as others may give back what this one has.
+
+        Args:
+            held: Digests of what the peer has.
+            most: So many at most.
+
+        Returns:
+            Their numbers; none: there is nothing left for this peer.
+        """
+        digests = self.manifest.digests
+        with self._changed:
+            while True:
+                found = [n for n in self._open if digests[n] in held][-most:]
+                if found:
+                    self._open = [n for n in self._open if n not in set(found)]
+                    self._flying.update(found)
+                    return found[::-1]
+                if not any(digests[n] in held for n in self._flying):
+                    return []
+                self._changed.wait(1.0)
+
+    def room(self, number: int) -> Bytes:
+        """Where a chunk belongs. It is whoever's that took its number."""
+        return self._chunks[number]
+
+    def put(self, number: int) -> bool:
+        """A chunk is in its room.
+
+        Returns:
+            Whether it is what it should be. If not, others can be asked (:meth:`give_back`).
+        """
+        if digest_of(self._chunks[number]) != self.manifest.digests[number]:
+            return False
+        with self._changed:
+            self._flying.discard(number)
+            self._changed.notify_all()
+        return True
+
+    def give_back(self, numbers: Sequence[int]) -> None:
+        """These won't come from whoever took them."""
+        with self._changed:
+            lost = [n for n in numbers if n in self._flying]
+            self._flying.difference_update(lost)
+            self._open.extend(reversed(lost))
+            self._changed.notify_all()

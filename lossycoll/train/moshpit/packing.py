@@ -1,0 +1,134 @@
+"""A training's state as bytes: its tensors one after another, and a skeleton that says what they
+are. The skeleton is JSON, so reading a peer's runs no code of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lossycoll.errors import CheckpointError
+from lossycoll.runtime.swarm.state import Bytes
+
+DTYPES: Final = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+    )
+}
+MOST_DEPTH: Final = 16
+
+
+def packed(state: Any) -> tuple[bytes, Bytes]:
+    """A state as bytes.
+
+    Args:
+        state: Dicts, lists, tuples, numbers, text, None and dense tensors, in one another.
+
+    Returns:
+        The skeleton, and the tensors' bytes, shape (n,), a copy.
+
+    Raises:
+        CheckpointError: Something in it is nothing of these.
+    """
+    tensors: list[Tensor] = []
+    skeleton = json.dumps(_bone(state, tensors, 0), separators=(",", ":")).encode()
+    data = np.empty(sum(one.numel() * one.element_size() for one in tensors), np.uint8)
+    at = 0
+    for one in tensors:
+        size = one.numel() * one.element_size()
+        if size:
+            flat = one.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            data[at : at + size] = flat.numpy()
+        at += size
+    return skeleton, data
+
+
+def unpacked(skeleton: bytes, data: Bytes) -> Any:
+    """Reads a state.
+
+    Args:
+        skeleton: As :func:`packed` returned it.
+        data: As that did, shape (n,).
+
+    Returns:
+        The state. Its tensors are views of ``data``, or copies where they have to be.
+
+    Raises:
+        CheckpointError: They are no state, or not of one another.
+    """
+    try:
+        bones = json.loads(skeleton)
+        reader = _Reader(data)
+        state = reader.read(bones, 0)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise CheckpointError(f"no state: {error}") from None
+    if reader.at != len(data):
+        raise CheckpointError(f"a state of {reader.at} bytes, and {len(data)} came")
+    return state
+
+
+def _bone(value: Any, tensors: list[Tensor], depth: int) -> Any:
+    if depth > MOST_DEPTH:
+        raise CheckpointError(f"a state of more than {MOST_DEPTH} levels")
+    if isinstance(value, Tensor):
+        name = str(value.dtype).removeprefix("torch.")
+        if name not in DTYPES or value.layout != torch.strided:
+            raise CheckpointError(f"a tensor of {value.dtype}, {value.layout}, in a state")
+        tensors.append(value)
+        return ["x", name, list(value.shape)]
+    if value is None or isinstance(value, bool | int | float | str):
+        return ["v", value]
+    if isinstance(value, Mapping):
+        pairs = [[_bone(k, [], depth), _bone(v, tensors, depth + 1)] for k, v in value.items()]
+        return ["d", pairs]
+    if isinstance(value, tuple | list):
+        kind = "t" if isinstance(value, tuple) else "l"
+        return [kind, [_bone(one, tensors, depth + 1) for one in value]]
+    raise CheckpointError(f"a {type(value).__name__} in a state: wanted tensors, numbers and text")
+
+
+class _Reader:
+    """Reads bones; ``at``: the bytes that its tensors have taken."""
+
+    def __init__(self, data: Bytes) -> None:
+        self._data = data
+        self.at = 0
+
+    def read(self, bone: Any, depth: int) -> Any:
+        if depth > MOST_DEPTH:
+            raise ValueError("too many levels")
+        kind, *rest = bone
+        if kind == "x":
+            return self._tensor(*rest)
+        (value,) = rest
+        if kind == "v":
+            if value is not None and not isinstance(value, bool | int | float | str):
+                raise ValueError(f"{value!r} is no value")
+            return value
+        if kind == "d":
+            return {self.read(k, depth + 1): self.read(v, depth + 1) for k, v in value}
+        if kind in ("l", "t"):
+            items = [self.read(one, depth + 1) for one in value]
+            return tuple(items) if kind == "t" else items
+        raise ValueError(f"{kind!r} is no kind")
+
+    def _tensor(self, name: str, shape: Sequence[int]) -> Tensor:
+        dtype = DTYPES[name]
+        if not all(type(length) is int and 0 <= length < 1 << 48 for length in shape):
+            raise ValueError(f"{shape!r} is no shape")
+        size = math.prod(shape) * dtype.itemsize
+        piece = self._data[self.at : self.at + size]
+        if len(piece) != size:
+            raise ValueError(f"a tensor of {size} bytes, and {len(piece)} are left")
+        self.at += size
+        if not size:
+            return torch.empty(tuple(shape), dtype=dtype)
+        aligned = piece if piece.ctypes.data % dtype.itemsize == 0 else piece.copy()
+        return torch.from_numpy(aligned).view(dtype).reshape(tuple(shape))

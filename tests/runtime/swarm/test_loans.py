@@ -1,0 +1,247 @@
+"""States that peers lend each other over loopback: engines, a directory, threads of one process."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+
+from lossycoll.errors import LossyError
+from lossycoll.options.fields import Options
+from lossycoll.runtime.keys.secret import Secret
+from lossycoll.runtime.swarm import loans
+from lossycoll.runtime.swarm.member import SwarmMember
+from lossycoll.runtime.swarm.server import DirectoryServer
+from lossycoll.runtime.swarm.state import CHUNK, Snapshot
+from tests.support.waiting import until
+
+SECRET = Secret.of(b"a secret of tests")
+SCHEMA = "5c" * 16
+MOST = 1 << 28
+
+
+class Peers:
+    """Peers of a swarm, by name."""
+
+    def __init__(self, stack: ExitStack, secret: Secret | None = None) -> None:
+        self._stack = stack
+        self._secret = secret
+        self._server = DirectoryServer("127.0.0.1", 0, secret, patience=20.0)
+        stack.callback(self._server.close)
+
+    def come(self, name: str, schema: str = SCHEMA, inject: str = "") -> SwarmMember:
+        place = ("127.0.0.1", self._server.port)
+        options = Options(link="udp", inject=inject)
+        one = SwarmMember([place], name=name, secret=self._secret, options=options)
+        self._stack.callback(one.close)
+        one.averages(schema)
+        return one
+
+    def lender(self, name: str, state: Snapshot, schema: str = SCHEMA) -> SwarmMember:
+        one = self.come(name, schema)
+        one.offers(lambda: state)
+        one.names()  # the directory has heard of the offer
+        return one
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as made:
+        yield made
+
+
+@pytest.fixture
+def peers(stack: ExitStack) -> Peers:
+    return Peers(stack)
+
+
+def snapshot(chunks: int, seed: int = 0, number: int = 3) -> Snapshot:
+    data = np.random.default_rng(seed).integers(0, 256, chunks * CHUNK - 77, np.uint8)
+    return Snapshot(number, b"a skeleton", data)
+
+
+def changed(one: Snapshot, *chunks: int) -> Snapshot:
+    data = one.data.copy()
+    for chunk in chunks:
+        data[chunk * CHUNK + 5] ^= 1
+    return Snapshot(one.round, one.skeleton, data)
+
+
+@pytest.mark.parametrize("secret", [None, SECRET])
+@pytest.mark.parametrize("inject", ["", "loss=0.05,seed=1"])
+def test_a_newcomer_has_the_state_of_the_others(
+    stack: ExitStack, secret: Secret | None, inject: str
+) -> None:
+    """From three at once; packets that are lost come again."""
+    peers, state = Peers(stack, secret), snapshot(20)
+    for name in "abc":
+        peers.lender(name, state)
+    taken = peers.come("newcomer", inject=inject).borrow(None, 4, MOST)
+    assert taken is not None
+    assert (taken.snapshot.round, taken.snapshot.skeleton) == (3, b"a skeleton")
+    np.testing.assert_array_equal(taken.snapshot.data, state.data)
+    assert taken.bytes == len(state.data)
+    assert taken.lenders == 3
+
+
+def test_nobody_has_a_state(peers: Peers) -> None:
+    peers.come("one without")
+    assert peers.come("newcomer").borrow(None, 4, MOST) is None
+
+
+def test_only_what_has_changed_is_sent(peers: Peers) -> None:
+    state = snapshot(6)
+    peers.lender("a", state)
+    taken = peers.come("newcomer").borrow(changed(state, 2), 4, MOST)
+    assert taken is not None
+    assert taken.bytes == CHUNK
+    np.testing.assert_array_equal(taken.snapshot.data, state.data)
+
+
+def test_no_more_than_so_many_lend_and_the_latest_come_first(peers: Peers) -> None:
+    states = [snapshot(9, seed, 3) for seed in range(3)]
+    for number, state in enumerate(states):
+        peers.lender(str(number), state)
+    taken = peers.come("newcomer").borrow(None, 1, MOST)
+    assert taken is not None
+    assert taken.lenders == 1
+    assert any(np.array_equal(taken.snapshot.data, state.data) for state in states)
+
+
+def test_a_state_that_is_too_large_is_not_taken(peers: Peers) -> None:
+    peers.lender("a", snapshot(3))
+    with pytest.raises(LossyError, match="can't be taken"):
+        peers.come("newcomer").borrow(None, 4, 2 * CHUNK)
+
+
+def test_a_lender_whose_chunks_are_others_is_left(
+    peers: Peers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It says that it has what the others have."""
+    state = snapshot(12)
+    liar = changed(state, *range(12))
+    honest = state.manifest()
+    real = Snapshot.manifest
+    monkeypatch.setattr(Snapshot, "manifest", lambda self: honest if self is liar else real(self))
+    peers.lender("honest", state)
+    peers.lender("liar", liar)
+    caplog.set_level(logging.INFO, "lossycoll")
+    taken = peers.come("newcomer").borrow(None, 4, MOST)
+    assert taken is not None
+    np.testing.assert_array_equal(taken.snapshot.data, state.data)
+    assert taken.lenders == 1
+    assert "isn't what its digest says" in caplog.text, "the fault did not happen"
+
+
+def test_a_lender_that_leaves_in_the_middle(
+    peers: Peers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its chunks come from the other."""
+    state = snapshot(40)
+    leaves = peers.lender("leaves", state)
+    peers.lender("stays", state)
+    asked = threading.Event()
+    real = loans.Pair.move
+
+    def slowly(pair: loans.Pair, buffers: list[np.ndarray], sender: int) -> None:
+        if sender == loans.LENDER and len(buffers) > 1:
+            asked.set()
+            time.sleep(0.1)
+        real(pair, buffers, sender)
+
+    monkeypatch.setattr(loans.Pair, "move", slowly)
+    newcomer = peers.come("newcomer")
+    caplog.set_level(logging.INFO, "lossycoll")
+    closing = threading.Thread(target=lambda: asked.wait(20) and leaves.close())
+    closing.start()
+    taken = newcomer.borrow(None, 4, MOST)
+    closing.join()
+    assert taken is not None
+    np.testing.assert_array_equal(taken.snapshot.data, state.data)
+    assert "no more" in caplog.text or "not all of it" in caplog.text, "the fault did not happen"
+
+
+def test_the_only_lender_leaves(peers: Peers) -> None:
+    asked, goes = threading.Event(), threading.Event()
+
+    def state() -> Snapshot:
+        asked.set()
+        goes.wait(20)
+        return snapshot(2)
+
+    one = peers.come("one")
+    one.offers(state)
+    one.names()
+    newcomer = peers.come("newcomer")
+    found: list[LossyError] = []
+
+    def take() -> None:
+        try:
+            newcomer.borrow(None, 4, MOST)
+        except LossyError as error:
+            found.append(error)
+
+    taking = threading.Thread(target=take)
+    taking.start()
+    assert asked.wait(20)
+    leaving = threading.Thread(target=one.close)
+    leaving.start()
+    goes.set()
+    leaving.join(20)
+    taking.join(10)
+    assert found, "it still waits for a peer that has left"
+
+
+def test_rounds_go_on_beside_a_loan(peers: Peers) -> None:
+    """Of all three, the newcomer and its lenders."""
+    state = snapshot(30)
+    members = [peers.lender("a", state), peers.lender("b", state), peers.come("newcomer")]
+    taken: list[object] = []
+    works = [threading.Thread(target=lambda: taken.append(members[2].borrow(None, 4, MOST)))]
+    values = [np.full(50_000, float(i), np.float32) for i in range(3)]
+
+    def average(i: int) -> None:
+        for _ in range(5):
+            assert not members[i].average(values[i], 1.0, 40.0).failure
+
+    works += [threading.Thread(target=average, args=(i,)) for i in range(3)]
+    for work in works:
+        work.start()
+    for work in works:
+        work.join(60)
+        assert not work.is_alive()
+    assert taken
+    for one in values:
+        np.testing.assert_allclose(one, 1.0, rtol=1e-6)
+
+
+def test_a_lender_asked_for_what_there_is_not(
+    peers: Peers, caplog: pytest.LogCaptureFixture
+) -> None:
+    peers.lender("a", snapshot(1))
+    newcomer = peers.come("newcomer")
+    caplog.set_level(logging.INFO, "lossycoll")
+    (loan,) = newcomer._client.loans(1, 10.0)
+    pair = newcomer._lending._pair(loan, loans.TAKER)  # type: ignore[union-attr]
+    size = np.zeros(1, np.uint64)
+    pair.move([size.view(np.uint8)], loans.LENDER)
+    pair.move([np.empty(int(size[0]), np.uint8)], loans.LENDER)
+    asked = np.full(loans.BATCH, loans.NONE, np.uint32)
+    asked[0] = 1000
+    pair.move([asked.view(np.uint8)], loans.TAKER)
+    until(lambda: "chunk 1000 is asked for" in caplog.text)
+    taken = newcomer.borrow(None, 1, MOST)
+    assert taken is not None
+    assert taken.bytes == len(snapshot(1).data)
+
+
+def test_others_of_another_model_lend_nothing(peers: Peers) -> None:
+    peers.lender("a", snapshot(1))
+    newcomer = peers.come("newcomer")
+    with pytest.raises(LossyError, match="you average something else"):
+        newcomer.averages("ab" * 16)

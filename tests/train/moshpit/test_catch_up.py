@@ -1,0 +1,196 @@
+"""Newcomers in the middle of a training: they have the others' state, and nobody stops for them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lossycoll import MoshpitAverager, MoshpitSGD, Swarm
+from lossycoll.errors import CheckpointError, OperationTimeout
+from tests.train.moshpit.test_sgd import SECRET, backward, inner, model, outer
+
+HOWS: dict[str, dict[str, Any]] = {
+    "parameters": {"every": 3},
+    "outer": {"every": 3, "outer": outer},
+    "gradients": {"every": 2, "average": "gradients"},
+}
+
+
+class Peer:
+    """One that trains on a thread of its own."""
+
+    def __init__(self, swarm: Swarm, name: str, how: dict[str, Any], made: Callable[[], nn.Module]):
+        self.name = name
+        self.model = made()
+        averager = MoshpitAverager(swarm, self.model.parameters())
+        self.optimizer = MoshpitSGD(
+            self.model, inner(self.model.parameters()), averager, timeout=40.0, **how
+        )
+        self.rounds: dict[int, tuple[list[Tensor], Any]] = {}
+        """After each: the parameters, and its report."""
+        self.caught: Any = None
+        self.goes_on = threading.Event()
+        """After its second round it waits for this."""
+        self.goes_on.set()
+        self.stops = threading.Event()
+
+    def train(self, until: int, *, catches_up: bool = False) -> None:
+        """Until it has had the round of that number."""
+        step = 0
+        if catches_up:
+            self.caught = self.optimizer.catch_up(timeout=40.0)
+            assert self.caught is not None
+            self.note(self.caught.round, None)
+        while not self.stops.is_set() and (not self.rounds or max(self.rounds) < until):
+            self.optimizer.zero_grad()
+            backward(self.model, int(self.name), step)
+            report = self.optimizer.step()
+            step += 1
+            if report is not None:
+                self.note(report.round, report)
+                if len(self.rounds) == 2 and not catches_up:
+                    assert self.goes_on.wait(40)
+
+    def note(self, number: int, report: Any) -> None:
+        values = [p.detach().clone() for p in self.model.parameters()]
+        self.rounds[number] = values, report
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as made:
+        yield made
+
+
+def joined(stack: ExitStack, name: str, first: Swarm | None = None) -> Swarm:
+    if first is None:
+        return stack.enter_context(Swarm("127.0.0.1:0", secret=SECRET, name=name))
+    return stack.enter_context(Swarm(join=[first.address], secret=SECRET, name=name))
+
+
+def other_model() -> nn.Module:
+    torch.manual_seed(99)
+    return nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 2))
+
+
+def without(stack: ExitStack, how: dict[str, Any], last: int) -> list[Peer]:
+    """Two peers that nobody joins."""
+    first = joined(stack, "0")
+    peers = [Peer(first, "0", how, model), Peer(joined(stack, "1", first), "1", how, model)]
+    threads = [threading.Thread(target=peer.train, args=(last,)) for peer in peers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return peers
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_newcomer_goes_on_as_the_others(stack: ExitStack, how: str) -> None:
+    """After its first round, of weight 0, it has what they have; and they had their rounds
+    meanwhile as ever. From then on it counts."""
+    first = joined(stack, "0")
+    old = [
+        Peer(first, "0", HOWS[how], model),
+        Peer(joined(stack, "1", first), "1", HOWS[how], model),
+    ]
+    last = 12
+    for peer in old:
+        peer.goes_on.clear()
+    threads = [threading.Thread(target=peer.train, args=(last,)) for peer in old]
+    for thread in threads:
+        thread.start()
+    while min(len(peer.rounds) for peer in old) < 2:
+        assert threads[0].is_alive()
+    new = Peer(joined(stack, "2", first), "2", HOWS[how], other_model)
+    for peer in old:
+        peer.goes_on.set()
+    new.train(last, catches_up=True)
+    for thread in threads:
+        thread.join(60)
+    begins = new.caught.round
+    for number in range(begins, last + 1):
+        values = [peer.rounds[number][0] for peer in (*old, new)]
+        for same in zip(*values, strict=True):
+            torch.testing.assert_close(same[2], same[0])
+            torch.testing.assert_close(same[1], same[0])
+    assert begins < last
+    expected = without(stack, HOWS[how], begins)[0].rounds[begins][0]
+    torch.testing.assert_close(old[0].rounds[begins][0], expected)  # the newcomer changed nothing
+    report = old[0].rounds[begins][1]
+    assert len(report.members) == 3
+    later = old[0].rounds[last][1]
+    assert (len(later.members), later.contributions) == (3, 3.0)
+
+
+def test_nobody_has_a_state_yet(stack: ExitStack) -> None:
+    first = joined(stack, "0")
+    peer = Peer(first, "0", HOWS["parameters"], model)
+    Peer(joined(stack, "1", first), "1", HOWS["parameters"], model)
+    assert peer.optimizer.catch_up(timeout=20.0) is None
+
+
+def test_one_that_comes_back_takes_what_has_changed(stack: ExitStack) -> None:
+    """Embeddings that no batch has touched are equal: they don't come again."""
+
+    def large() -> nn.Module:
+        torch.manual_seed(7)
+        made = model()
+        made.register_buffer("table", torch.arange(1 << 20, dtype=torch.float32))
+        return made
+
+    how = {"every": 1}
+    first = joined(stack, "0")
+    stays = Peer(first, "0", how, large)
+    thread = threading.Thread(target=stays.train, args=(400,))
+    thread.start()
+    while not stays.rounds:
+        assert thread.is_alive()
+    fresh = Peer(joined(stack, "1", first), "1", how, other_large)
+    report = fresh.optimizer.catch_up(timeout=40.0)
+    assert report is not None
+    assert report.bytes >= 4 << 20
+    again = Peer(joined(stack, "2", first), "2", how, large)
+    report = again.optimizer.catch_up(timeout=40.0)
+    assert report is not None
+    assert report.bytes <= report.tries * (2 << 20)
+    stays.stops.set()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def other_large() -> nn.Module:
+    made = other_model()
+    made.register_buffer("table", torch.zeros(1 << 20))
+    return made
+
+
+def test_the_state_of_another_optimizer_is_refused(stack: ExitStack) -> None:
+    """The directory compares parameters alone; the state shows the rest."""
+    first = joined(stack, "0")
+    stays = Peer(first, "0", {"every": 1}, model)
+    stays.train(1)
+    new = Peer(joined(stack, "1", first), "1", {"every": 1, "outer": outer}, model)
+    with pytest.raises(CheckpointError, match="outer"):
+        new.optimizer.catch_up(timeout=20.0)
+
+
+def test_others_that_have_no_further_round(stack: ExitStack) -> None:
+    first = joined(stack, "0")
+    stays = Peer(first, "0", {"every": 1}, model)
+    stays.train(1)
+    new = Peer(joined(stack, "1", first), "1", {"every": 1}, model)
+    report = None
+    try:
+        report = new.optimizer.catch_up(timeout=8.0, tries=1)
+    except OperationTimeout:
+        return
+    # The directory gave up waiting for the other one: it averaged by itself.
+    assert report is not None
+    assert report.tries == 1

@@ -50,8 +50,8 @@ SWARM = (
     mutation(
         "late peers that nobody waits for",
         "lossycoll/runtime/swarm/directory.py",
-        "if len(here) < len(due) and now - first < grace:",
-        "if len(here) < len(due) and now < first:",
+        "_is_ready(one) or now < self._awaited_until(one, first)",
+        "_is_ready(one) or now < first",
         "tests/runtime/swarm/test_directory.py"
         "::test_late_peers_are_waited_for_as_long_as_earlier_rounds_teach",
     ),

@@ -93,6 +93,8 @@ class DirectoryClient:
         self._question = 0
         """How often somebody has asked who is there."""
         self._asks_agreed = False
+        self._says_anew = False
+        """What this peer averages is to be said, even if it has been."""
         self._agreed: Agreed | None = None
         self._names: tuple[str, ...] | None = None
         self._sought: tuple[int, Seek] | None = None
@@ -145,7 +147,7 @@ class DirectoryClient:
             OperationTimeout: The directory doesn't answer within ``timeout`` seconds.
         """
         with self._changed:
-            self._agreed, self._asks_agreed = None, True
+            self._agreed, self._asks_agreed, self._says_anew = None, True, True
         self.say(Averages(schema, grid))
         try:
             agreed: Agreed = self._awaited(lambda: self._agreed, timeout)
@@ -184,7 +186,7 @@ class DirectoryClient:
             self._awaited(lambda: self._found, timeout)
         finally:
             self._sought = None
-        return self._loans
+        return list(self._loans)
 
     def next_group(self, weight: float, timeout: float) -> Group:
         """The group of the next round, in which what this peer has counts ``weight``.
@@ -298,17 +300,21 @@ class DirectoryClient:
         # A directory that is silent is none: it answers each beat.
         talk.ended |= now - talk.heard > lease
         if talk.answered and not self._broken.is_set():  # else it is for the next connection
-            self._say(framed, talk.said)
+            self._say(talk)
             if now - talk.beat > lease / 4:
                 talk.beat = now
                 framed.write(pack(Beat(self.peers)))
 
-    def _say(self, framed: Framed, said: list[object]) -> None:
+    def _say(self, talk: _Talk) -> None:
         """What callers want said, if it hasn't been over this connection."""
+        framed, said = talk.framed, talk.said
         with self._changed:
             standing, ready = list(self._standing), self._ready
             question = self._question if self._names is None else 0
             sought = self._sought
+            if self._says_anew:
+                said = [one for one in said if not isinstance(one, Averages)]
+                self._says_anew = False
         for message in standing:
             if message not in said:
                 framed.write(pack(message))
@@ -317,7 +323,7 @@ class DirectoryClient:
         for asked in (sought, ready):
             if asked is not None and asked not in said:
                 framed.write(pack(asked[1]))
-        said[:] = [*standing, sought, ready, question]
+        talk.said = [*standing, sought, ready, question]
 
     def _take(self, talk: _Talk, body: bytes) -> None:
         try:

@@ -1,8 +1,10 @@
 """Who is in a swarm, and who meets whom: a state machine without sockets.
 
 Peers sit in the cells of a grid (plan/grid.py). A peer that is ready waits for the others of its
-line, those that live and haven't averaged in this round yet; if they don't come, it waits for a
-grace period learnt from earlier rounds. All is soft state: a peer that comes back says what it had.
+line, those that live and haven't averaged in this round yet. How long is learnt from each peer's
+earlier rounds: from what it took from the begin of a round until it was ready for the next. No wait
+for others counts in that, or waits would make waits. All is soft state: a peer that comes back says
+what it had.
 """
 
 from __future__ import annotations
@@ -36,14 +38,17 @@ from .protocol import (
 LEASE: Final = 10.0
 """Seconds without a sign of life after which a peer is lost."""
 FIRST_GRACE, PATIENCE, MOST_GRACE = 5.0, 1.0, 60.0
-"""Seconds that late peers are waited for: before any round is known, at least, and at most."""
+"""Seconds that late peers are waited for: of whom no round is known, beyond what earlier rounds
+teach, and beyond their longest round."""
+LATE: Final = 1.5
+"""A peer may take so many times its longest of the latest rounds."""
 SETTLE: Final = 2.0
 """Seconds in which those come that another directory knew, after the first of them."""
 MOST_ROUND: Final = 1 << 40
 """Further than that nobody can have come."""
 MOST_CELLS: Final = 1 << 16
-SPREADS: Final = 16
-"""Rounds that the grace period is learnt from."""
+KNOWN: Final = 16
+"""Rounds that it is learnt from how long peers take."""
 GROUP_SIZE: Final = 32
 """Peers in a group at most, where the grid isn't given."""
 
@@ -67,25 +72,23 @@ class Peer:
     place: Here | None = None
     offers: bool = False
     """It has a state for newcomers."""
+    seeks: int = 0
+    """Of how many peers it wants a state."""
     weight: float | None = None
     """Of what is ready; None: nothing is."""
     ready_at: float = 0.0
+    began: float = 0.0
+    """When its latest round began, or it said what it averages."""
+    took: deque[float] = field(default_factory=lambda: deque(maxlen=KNOWN))
+    """Seconds from the begin of a round until it was ready for the next."""
+    came_late: bool = False
+    """Others had had rounds before it said what it averages."""
+    skipped: bool = False
+    """A round has begun without it: nobody waits for it until it is ready."""
     group: tuple[int, ...] = ()
     """Numbers of its latest group's members."""
     partners: set[int] = field(default_factory=set)
     """Numbers of those that it lends its state, or takes theirs."""
-
-
-@dataclass(slots=True)
-class Spreads:
-    """Seconds between the first and the last peer of a group that was ready."""
-
-    latest: deque[float] = field(default_factory=lambda: deque(maxlen=SPREADS))
-
-    def grace(self, patience: float) -> float:
-        """How long late peers are waited for, ``patience`` at least."""
-        learnt = 3 * max(self.latest) if self.latest else FIRST_GRACE
-        return max(patience, min(MOST_GRACE, learnt))
 
 
 class Directory:
@@ -95,7 +98,7 @@ class Directory:
         clock: In seconds.
         shape: The grid's; empty: it follows the number of peers.
         most: Peers in a group at most, where it does.
-        patience: Seconds that late peers are waited for at least.
+        patience: Seconds that late peers are waited for beyond what earlier rounds teach.
         session: 16 hex digits that name the swarm's packets; empty: drawn.
     """
 
@@ -121,7 +124,6 @@ class Directory:
         self._came = 0
         self._formed = secrets.randbits(32)
         self.peers: dict[int, Peer] = {}
-        self._spreads = Spreads()
 
     # ---- who is there ----
 
@@ -220,7 +222,11 @@ class Directory:
                 return Agreed(f"{len(self.peers)} peers don't fit into a grid of {grid}")
             self._set_grid(grid)
             self._fixed = True
+        if not peer.schema:  # it hasn't been in the rounds that others have had
+            peer.round = max([peer.round, *(one.round for one in others)])
+            peer.came_late = any(one.group for one in others)
         peer.schema = wanted.schema
+        peer.began = self._clock()
         return Agreed("")
 
     def names(self) -> tuple[str, ...]:
@@ -257,35 +263,53 @@ class Directory:
             return  # it hasn't said what
         if peer.weight is None:
             peer.ready_at = self._clock()
-        peer.weight = weight
+            if peer.group and not peer.skipped:
+                peer.took.append(peer.ready_at - peer.began)
+        peer.weight, peer.skipped = weight, False
 
     def form(self) -> list[Group]:
         """The groups whose rounds begin now."""
-        now, grace, out = self._clock(), self._spreads.grace(self._patience), []
+        now, out = self._clock(), []
         if self._is_settling():
             return []
         for peer in sorted(self.peers.values(), key=lambda one: (one.round, one.number)):
-            if peer.weight is None or peer.place is None:
+            if not _is_ready(peer):
                 continue
             line = self._line(peer)
             due = [one for one in line if one.round <= peer.round and one.schema]
-            here = [one for one in due if one.weight is not None and one.place is not None]
-            here = [one for one in here if one.round == peer.round]
-            first = min(one.ready_at for one in here)
-            if len(here) < len(due) and now - first < grace:
+            here = [one for one in due if _is_ready(one) and one.round == peer.round]
+            here += [one for one in due if _is_ready(one) and not one.weight and one not in here]
+            counts = [one.ready_at for one in here if one.weight]
+            if not counts:
+                continue  # newcomers, who bring nothing
+            first = min(counts)
+            late = [one for one in due if one not in here]
+            # Those that are ready for an earlier round will have had it soon.
+            if any(_is_ready(one) or now < self._awaited_until(one, first) for one in late):
                 continue
-            if len(here) == len(due) > 1:
-                self._spreads.latest.append(max(one.ready_at for one in here) - first)
             out.append(self._begin(peer.round, here, due, line))
         return out
 
+    def _awaited_until(self, peer: Peer, first: float) -> float:
+        """How long others wait for a peer that isn't ready, of whom one is since ``first``."""
+        if peer.skipped:
+            return first
+        if not peer.took:
+            grace = self._patience if peer.came_late else max(FIRST_GRACE, self._patience)
+            return max(first, peer.began) + grace
+        longest = max(peer.took)
+        return peer.began + min(LATE * longest, longest + MOST_GRACE) + self._patience
+
     def wakes(self) -> float | None:
         """When :meth:`form` or :meth:`overdue` may say something new by itself, on the clock."""
-        grace = self._spreads.grace(self._patience)
-        waiting = [peer for peer in self.peers.values() if peer.weight is not None and peer.place]
-        times = [peer.ready_at + grace for peer in waiting]
-        times += [peer.seen + LEASE for peer in self.peers.values()]
-        if self._settled is not None and self._settled > self._clock():
+        now = self._clock()
+        ready = [peer.ready_at for peer in self.peers.values() if _is_ready(peer)]
+        times = [peer.seen + LEASE for peer in self.peers.values()]
+        for peer in self.peers.values():
+            if ready and peer.schema and not _is_ready(peer):
+                ends = {self._awaited_until(peer, first) for first in ready}
+                times += [end for end in ends if end > now]
+        if self._settled is not None and self._settled > now:
             times.append(self._settled)
         return min(times, default=None)
 
@@ -293,11 +317,12 @@ class Directory:
         self, number: int, here: Sequence[Peer], due: Sequence[Peer], line: Sequence[Peer]
     ) -> Group:
         members = tuple(_member(peer) for peer in sorted(here, key=lambda one: one.number))
-        for peer in here:
-            peer.weight = None
-            peer.group = tuple(one.number for one in members)
         for peer in due:
             peer.round = number + 1
+            peer.skipped = True
+        for peer in here:
+            peer.weight, peer.skipped, peer.began = None, False, self._clock()
+            peer.group = tuple(one.number for one in members)
         cells: Cells = np.array([peer.cell for peer in line], np.int64)
         for peer, cell in zip(line, self.grid.moved(cells, number, self._seed), strict=True):
             peer.cell = int(cell)
@@ -309,13 +334,25 @@ class Directory:
 
     # ---- states ----
 
-    def offers(self, number: int) -> None:
-        """A peer has a state for newcomers."""
-        self.peers[number].offers = True
+    def offers(self, number: int, has: bool) -> None:
+        """Whether a peer has a state for newcomers."""
+        self.peers[number].offers = has
 
-    def seek(self, number: int, lenders: int) -> list[Loan]:
-        """Who lends a newcomer its state: those that have come furthest, others each time."""
-        taker = self.peers[number]
+    def seeks(self, number: int, lenders: int) -> None:
+        """A newcomer wants a state, of so many peers at most."""
+        self.peers[number].seeks = lenders
+
+    def lends(self) -> list[tuple[int, list[Loan]]]:
+        """Whom to answer that seeks a state, and with what. As long as those may come that another
+        directory knew, nobody."""
+        if self._is_settling():
+            return []
+        found = [peer for peer in self.peers.values() if peer.seeks]
+        return [(peer.number, self._loans(peer)) for peer in found]
+
+    def _loans(self, taker: Peer) -> list[Loan]:
+        """Of those that have come furthest, others each time."""
+        number, lenders, taker.seeks = taker.number, taker.seeks, 0
         if taker.place is None or not taker.schema:
             return []
         found = [
@@ -369,3 +406,7 @@ class Directory:
 def _member(peer: Peer) -> Member:
     assert peer.place is not None
     return Member(peer.number, peer.place.host, peer.place.port, peer.coming, peer.weight or 0.0)
+
+
+def _is_ready(peer: Peer) -> bool:
+    return peer.weight is not None and peer.place is not None

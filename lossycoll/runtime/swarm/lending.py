@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -10,7 +9,7 @@ from typing import Final
 
 from lossycoll.errors import EngineError, LossyError
 
-from .loans import LENDER, TAKER, Pair, Taken, lend, take
+from .loans import LENDER, TAKER, Pair, Taken, lend, refuse, take
 from .paths import Paths
 from .protocol import Loan
 from .state import Snapshot
@@ -41,37 +40,49 @@ class Lending:
         self.state: Callable[[], Snapshot] | None = None
         """What is lent; None: nothing."""
 
-    def borrow(self, loans: Sequence[Loan], own: Snapshot | None, most: int) -> Taken:
+    def borrow(
+        self, loans: Sequence[Loan], own: Snapshot | None, most: int, timeout: float
+    ) -> Taken:
         """Takes a state from all who lend.
 
         Args:
             loans: At least one.
             own: What this peer has already; None: nothing.
             most: Bytes that a state may have.
+            timeout: Seconds for all of it.
 
         Raises:
+            OperationTimeout: It hasn't come within ``timeout``.
             LossyError: No lender has all of it, or none is there any more.
         """
         pairs: list[Pair] = []
+        failed: LossyError = EngineError(f"peer {self._number} has no lender")
+
+        def end(pair: Pair) -> None:
+            self._paths.end_loan(pair.engine)
+
         try:
             for loan in loans:
-                with contextlib.suppress(EngineError):  # it can't be reached: others can
+                try:
                     pairs.append(self._pair(loan, TAKER))
+                except LossyError as error:  # it can't be reached: others can
+                    failed = error
             if not pairs:
-                raise EngineError(f"peer {self._number} reaches none of {len(loans)} lenders")
-            return take(pairs, own, most)
+                raise failed
+            return take(pairs, own, most, timeout, end)
         finally:
             for pair in pairs:
-                self._paths.end_loan(pair.engine)
+                end(pair)
 
     def lend(self, loan: Loan) -> None:
-        """Serves a newcomer, on a thread of its own. Those that are too many are not served."""
+        """Serves a newcomer, on a thread of its own. Those that are too many are told so."""
         with self._lock:
             self._threads = [one for one in self._threads if one.is_alive()]
-            if self._closed or self.state is None or len(self._threads) >= MOST_LENT:
+            if self._closed:
                 return
+            state = self.state if len(self._threads) < MOST_LENT else None
             thread = threading.Thread(
-                target=self._serve, args=(loan, self.state), name="lossycoll-lender", daemon=True
+                target=self._serve, args=(loan, state), name="lossycoll-lender", daemon=True
             )
             self._threads.append(thread)
             thread.start()
@@ -86,16 +97,28 @@ class Lending:
             for thread in threads:
                 thread.join(0.05)
 
-    def _serve(self, loan: Loan, state: Callable[[], Snapshot]) -> None:
+    def _serve(self, loan: Loan, state: Callable[[], Snapshot] | None) -> None:
         taker = loan.members[TAKER].number
         try:
             pair = self._pair(loan, LENDER)
             try:
-                lend(pair, state())
+                self._give(pair, state)
             finally:
                 self._paths.end_loan(pair.engine)
         except LossyError as error:
             log.info("peer %d lends peer %d no more: %s", self._number, taker, error)
+
+    def _give(self, pair: Pair, state: Callable[[], Snapshot] | None) -> None:
+        if state is None:
+            refuse(pair, f"peer {self._number} has no state to lend, or lends to {MOST_LENT}")
+            return
+        try:
+            snapshot = state()
+        except Exception as error:  # of a training, whatever it is: both ends say so
+            log.warning("peer %d can't lend its state: %s", self._number, error)
+            refuse(pair, f"peer {self._number} can't lend its state: {error}")
+        else:
+            lend(pair, snapshot)
 
     def _pair(self, loan: Loan, rank: int) -> Pair:
         own, other = loan.members[rank], loan.members[1 - rank]

@@ -10,26 +10,34 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from lossycoll.errors import EngineError, LossyError, MismatchError
+from lossycoll.errors import EngineError, LossyError, MismatchError, OperationTimeout
 from lossycoll.plan import signature, tree
 from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, EngineGroup
 from lossycoll.runtime.engine.failures import Code, Failure, Where, error_of
 from lossycoll.runtime.membership.messages import Malformed
 
-from .state import MOST_SKELETON, Bytes, Gathering, Manifest, Snapshot, chosen
+from .state import Bytes, Gathering, Manifest, Snapshot, chosen
 
 LENDER, TAKER = 0, 1
 BATCH: Final = 8
 """Chunks that are asked for at a time."""
 NONE: Final = 0xFFFFFFFF
-SILENCE_SECONDS: Final = 30.0
-"""How long one end waits for the other's next step."""
+WINDOW: Final = 4
+"""Chunks on their way at a time."""
+REASON: Final = 256
+"""Bytes of a refusal's reason."""
+SILENCE_SECONDS: Final = 60.0
+"""How long one end waits for the other's next step, and for the chunks on their way."""
+MOST_MANIFEST: Final = 1 << 25
+ENDING_SECONDS: Final = 1.0
+"""How long lenders are told that nothing more is wanted."""
 LATE_SECONDS: Final = 1.0
 """How long other lenders' manifests are waited for, after the first."""
 log: Final = logging.getLogger("lossycoll")
@@ -61,18 +69,28 @@ class Pair:
         Raises:
             LossyError: The other end is lost, or silent for SILENCE_SECONDS.
         """
-        tickets = [self._submit(one, sender) for one in buffers if one.size]
-        failed: LossyError | None = None
-        for ticket in tickets:  # all of them: until its end the engine writes into a buffer
-            code: int = Code.PENDING
-            while code == Code.PENDING:
-                code = self.engine.wait(ticket, 1.0)
-            _, failure = self.engine.result(ticket)
-            self.engine.release(ticket)
-            if code != Code.OK and failed is None:
-                failed = error_of(failure if failure.code else Failure(code), self._where)
-        if failed is not None:
-            raise failed
+        tickets: deque[int] = deque()
+        try:
+            for one in buffers:
+                if len(tickets) == WINDOW:
+                    self._end(tickets.popleft())
+                if one.size:
+                    tickets.append(self._submit(one, sender))
+            while tickets:
+                self._end(tickets.popleft())
+        except LossyError:
+            # Until its end the engine uses a buffer.
+            self.engine.close()
+            raise
+
+    def _end(self, ticket: int) -> None:
+        code: int = Code.PENDING
+        while code == Code.PENDING:
+            code = self.engine.wait(ticket, 1.0)
+        _, failure = self.engine.result(ticket)
+        self.engine.release(ticket)
+        if code != Code.OK:
+            raise error_of(failure if failure.code else Failure(code), self._where)
 
     def _submit(self, buffer: Bytes, sender: int) -> int:
         plan = tree.broadcast(2, self._rank, buffer.size, self._per_packet, root=sender)
@@ -88,6 +106,19 @@ class Pair:
             notify=False,
         )
         return self.engine.submit(Encoded.of(plan), call)
+
+
+def refuse(pair: Pair, reason: str) -> None:
+    """Tells the taker why there is nothing.
+
+    Raises:
+        LossyError: The taker is lost, or silent.
+    """
+    pair.move([np.zeros(1, np.uint64).view(np.uint8)], LENDER)
+    said = np.zeros(REASON, np.uint8)
+    text = reason.encode()[:REASON]
+    said[: len(text)] = np.frombuffer(text, np.uint8)
+    pair.move([said], LENDER)
 
 
 def lend(pair: Pair, snapshot: Snapshot) -> None:
@@ -129,15 +160,24 @@ class Taken:
     seconds: float
 
 
-def take(pairs: Sequence[Pair], own: Snapshot | None, most: int) -> Taken:
+def take(
+    pairs: Sequence[Pair],
+    own: Snapshot | None,
+    most: int,
+    timeout: float,
+    end: Callable[[Pair], None],
+) -> Taken:
     """A state, from all lenders at once.
 
     Args:
         pairs: One for each lender, one at least.
         own: What the taker has.
         most: Bytes that a state may have.
+        timeout: Seconds for all of it.
+        end: Ends a pair, so that whoever waits in it hears of that.
 
     Raises:
+        OperationTimeout: It hasn't come within ``timeout``.
         LossyError: It can't be had: the last lender's error.
     """
     begin = time.monotonic()
@@ -148,11 +188,19 @@ def take(pairs: Sequence[Pair], own: Snapshot | None, most: int) -> Taken:
     ]
     for thread in threads:
         thread.start()
-    taking.choose(threads)
-    for thread in threads:
-        thread.join()
+    try:
+        taking.choose(threads, begin + timeout)
+        taking.wait(threads, begin + timeout)
+    finally:
+        taking.over()
+        for pair in pairs:
+            end(pair)
+        for thread in threads:
+            thread.join()
     gathering = taking.gathering
     if gathering is None or not gathering.complete:
+        if time.monotonic() - begin >= timeout:
+            raise OperationTimeout(f"the others' state hasn't come within {timeout:.1f} s")
         raise taking.error or EngineError("no lender has all of the state")
     manifest = gathering.manifest
     return Taken(
@@ -173,22 +221,43 @@ class _Taking:
         self._manifests: list[Manifest] = []
         self.gathering: Gathering | None = None
         self.error: LossyError | None = None
+        self._is_over = False
         self.served: set[int] = set()
         self.bytes = 0
 
-    def choose(self, threads: Sequence[threading.Thread]) -> None:
+    def choose(self, threads: Sequence[threading.Thread], deadline: float) -> None:
         """Waits for manifests, and says whose state it is to be."""
         first: float | None = None
         with self._changed:
             while any(thread.is_alive() for thread in threads):
+                now = time.monotonic()
                 if self._manifests and first is None:
-                    first = time.monotonic()
-                waited = first is not None and time.monotonic() - first > LATE_SECONDS
-                if len(self._manifests) == len(threads) or waited:
+                    first = now
+                waited = first is not None and now - first > LATE_SECONDS
+                if len(self._manifests) == len(threads) or waited or now > deadline:
                     break
                 self._changed.wait(0.05)
-            if self._manifests:
-                self.gathering = Gathering(chosen(self._manifests), self._own)
+            manifests = list(self._manifests)
+        if manifests:
+            gathering = Gathering(chosen(manifests), self._own)
+            with self._changed:
+                self.gathering = gathering
+                self._changed.notify_all()
+
+    def wait(self, threads: Sequence[threading.Thread], deadline: float) -> None:
+        """Until all has come, or can't. A lender that has nothing more isn't waited for."""
+        while any(thread.is_alive() for thread in threads) and time.monotonic() < deadline:
+            if self.gathering is not None and self.gathering.complete:
+                for thread in threads:  # they say that nothing more is asked for
+                    thread.join(ENDING_SECONDS / len(threads))
+                return
+            with self._changed:
+                self._changed.wait(0.05)
+
+    def over(self) -> None:
+        """Nobody waits any more for what there is no state of."""
+        with self._changed:
+            self._is_over = True
             self._changed.notify_all()
 
     def serve(self, pair: Pair) -> None:
@@ -204,8 +273,13 @@ class _Taking:
     def _manifest(self, pair: Pair) -> Manifest:
         size = np.zeros(1, np.uint64)
         pair.move([size.view(np.uint8)], LENDER)
-        if not 0 < size[0] <= 2 * MOST_SKELETON:
-            raise MismatchError(f"a manifest of {size[0]} bytes")
+        if not size[0]:
+            reason = np.zeros(REASON, np.uint8)
+            pair.move([reason], LENDER)
+            said = reason.tobytes().rstrip(b"\0").decode(errors="replace")
+            raise EngineError(f"a lender refuses: {said}")
+        if size[0] > MOST_MANIFEST:
+            raise MismatchError(f"a manifest of {size[0]} bytes, wanted at most {MOST_MANIFEST}")
         packed = np.empty(int(size[0]), np.uint8)
         pair.move([packed], LENDER)
         try:
@@ -217,9 +291,10 @@ class _Taking:
         with self._changed:
             self._manifests.append(manifest)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self.gathering is not None)
+            self._changed.wait_for(lambda: self.gathering is not None or self._is_over)
         gathering = self.gathering
-        assert gathering is not None
+        if gathering is None:
+            return
         held = {digest: number for number, digest in enumerate(manifest.digests)}
         while True:
             numbers = gathering.take(held, BATCH)

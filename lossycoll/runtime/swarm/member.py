@@ -170,6 +170,7 @@ class SwarmMember:
             RendezvousError: Others average something else, or the grid is too small.
             OperationTimeout: The directory doesn't answer within ``timeout`` seconds.
         """
+        self.offers(None)  # of what it averaged before
         self._client.averages(schema, grid, timeout)
         self._schema = schema
         if self._lending is not None:
@@ -177,15 +178,17 @@ class SwarmMember:
 
     # ---- states ----
 
-    def offers(self, state: Callable[[], Snapshot]) -> None:
+    def offers(self, state: Callable[[], Snapshot] | None) -> None:
         """Lends its state to newcomers from now on.
 
         Args:
-            state: What to lend: called by a thread of this peer, whenever somebody asks.
+            state: What to lend: called by a thread of this peer, whenever somebody asks. None:
+                nothing any more.
         """
         if self._lending is not None:
-            self._lending.state = state
-            self._client.say(Offers())
+            had, self._lending.state = self._lending.state, state
+            if had is not None or state is not None:
+                self._client.say(Offers(int(state is not None)))
 
     def borrow(
         self, own: Snapshot | None, lenders: int, most: int, timeout: float = 10.0
@@ -196,19 +199,21 @@ class SwarmMember:
             own: What this peer has already; None: nothing.
             lenders: Of so many at most.
             most: Bytes that it may have.
-            timeout: Seconds for the directory to answer.
+            timeout: Seconds for all of it.
 
         Returns:
             The state; None: nobody has one.
 
         Raises:
-            OperationTimeout: The directory doesn't answer, or a lender falls silent.
+            OperationTimeout: The directory doesn't answer, or the state doesn't come in time.
             LossyError: No lender has all of the state, or none is there any more.
         """
+        begin = time.monotonic()
         loans = self._client.loans(lenders, timeout)
         if self._lending is None:
             raise ClosedError(f"peer {self.number} has left the swarm")
-        return self._lending.borrow(loans, own, most) if loans else None
+        left = max(LEAST_SECONDS, begin + timeout - time.monotonic())
+        return self._lending.borrow(loans, own, most, left) if loans else None
 
     def _lend(self, loan: Loan) -> None:
         """By the client's thread."""

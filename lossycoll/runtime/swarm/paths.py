@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -11,13 +12,13 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from lossycoll.errors import ClosedError
+from lossycoll.errors import ClosedError, EngineError, PeerLostError
 from lossycoll.options.fields import Options
 from lossycoll.runtime.engine.binding import EngineGroup
 from lossycoll.runtime.engine.host import Host
 from lossycoll.runtime.keys.secret import Secret
 
-from .protocol import Member
+from .protocol import PLACES, Member
 
 LINGER_SECONDS: Final = 5.0
 """How long packets of a round that is over here are there for the others."""
@@ -73,6 +74,8 @@ class Paths:
         """Of the path to each peer: its address, its coming and this peer's own."""
         self._over: list[_Over] = []
         self._loans: dict[EngineGroup, tuple[Member, ...]] = {}
+        self._gone: deque[str] = deque(maxlen=4 * PLACES)
+        """Comings that are over, the latest."""
 
     def admit(self, member: Member, own: str) -> None:
         """Makes a peer known to the engine, unless it is the same that was known already, to the
@@ -124,6 +127,8 @@ class Paths:
             ClosedError: This peer has left the swarm.
         """
         numbers = tuple(member.number for member in members)
+        if self._number not in numbers:
+            raise EngineError(f"peer {self._number}: not in the group that it was told of")
         with self._lock:
             return EngineGroup(
                 self._engine(),
@@ -136,9 +141,15 @@ class Paths:
             )
 
     def loan(self, number: int, members: Sequence[Member]) -> EngineGroup:
-        """As :meth:`group`, which ends when one of its members has come anew. Until
-        :meth:`end_loan`."""
+        """As :meth:`group`, which ends when one of its members has gone or come anew. Until
+        :meth:`end_loan`.
+
+        Raises:
+            PeerLostError: One has gone already.
+        """
         with self._lock:
+            if any(member.coming in self._gone for member in members):
+                raise PeerLostError(f"the other end of loan {number} has gone")
             engine = self.group(number, members)
             self._loans[engine] = tuple(members)
             return engine
@@ -187,7 +198,10 @@ class Paths:
         Args:
             coming: Only of what is exchanged with this one, which has gone; "": of all.
         """
-        self._end_loans(lambda member: not coming or member.coming == coming)
+        with self._lock:
+            if coming:
+                self._gone.append(coming)
+            self._end_loans(lambda member: not coming or member.coming == coming)
 
     def _end_loans(self, has_gone: Callable[[Member], bool]) -> None:
         with self._lock:

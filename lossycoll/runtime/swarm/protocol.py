@@ -27,6 +27,7 @@ Host: TypeAlias = str
 Port: TypeAlias = int
 Number: TypeAlias = int
 Count: TypeAlias = int
+Flag: TypeAlias = int
 Id: TypeAlias = int
 Weight: TypeAlias = float
 Text: TypeAlias = str
@@ -143,7 +144,9 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """From a peer: it has a state that newcomers may take."""
+    """From a peer: whether it has a state that newcomers may take, 1 or 0."""
+
+    has: Flag
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,6 +335,7 @@ _CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "Port": _between(1, 65535),
     "Number": _between(0, PLACES - 1),
     "Count": _between(0, (1 << 53) - 1),
+    "Flag": _between(0, 1),
     "Id": _between(1, (1 << 32) - 1),
     "Weight": _weight,
     "Text": _text,

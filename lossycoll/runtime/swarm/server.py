@@ -166,6 +166,11 @@ class DirectoryServer:
         for group in self._directory.form():
             for member in group.members:
                 self._tell(member.number, group)
+        for number, loans in self._directory.lends():
+            for loan in loans:
+                for member in loan.members:
+                    self._tell(member.number, loan)
+            self._tell(number, Found(len(loans)))
 
     def _accept(self) -> None:
         try:
@@ -216,9 +221,9 @@ class DirectoryServer:
         elif isinstance(message, Ready):
             self._directory.ready(link.number, message.weight)
         elif isinstance(message, Offers):
-            self._directory.offers(link.number)
+            self._directory.offers(link.number, bool(message.has))
         elif isinstance(message, Seek):
-            self._lend(link.number, message)
+            self._directory.seeks(link.number, message.lenders)
         elif isinstance(message, Beat):
             self._tell(link.number, Beat(len(self._directory.peers)))
         elif isinstance(message, Leave):
@@ -243,13 +248,6 @@ class DirectoryServer:
         if isinstance(answer, Refused):
             link.framed.finish()
             self._drop(link)
-
-    def _lend(self, number: int, wanted: Seek) -> None:
-        loans = self._directory.seek(number, wanted.lenders)
-        for loan in loans:
-            for member in loan.members:
-                self._tell(member.number, loan)
-        self._tell(number, Found(len(loans)))
 
     def _tell_directories(self) -> None:
         for number in list(self._of_peer):

@@ -21,7 +21,7 @@ from lossycoll.runtime.membership.messages import Malformed
 CHUNK: Final = 1 << 20
 """Bytes of all chunks but the last."""
 DIGEST: Final = 16
-MOST_SKELETON: Final = 1 << 24
+MOST_SKELETON: Final = 1 << 22
 _HEAD: Final = struct.Struct("!QQQ")
 
 Bytes: TypeAlias = NDArray[np.uint8]

@@ -135,13 +135,13 @@ class MoshpitAverager:
             own: What this peer has already; None: nothing.
             lenders: Of so many peers at once, at most.
             most: Bytes that a state may have.
-            timeout: Seconds for the directory to answer.
+            timeout: Seconds for all of it.
 
         Returns:
             The state, as one of them has it; None: nobody has any.
 
         Raises:
-            OperationTimeout: The directory doesn't answer, or a lender falls silent.
+            OperationTimeout: The directory doesn't answer, or the state doesn't come in time.
             LossyError: No lender has all of the state, or none is there any more.
         """
         return self._member.borrow(own, lenders, most, timeout)

@@ -38,7 +38,10 @@ def packed(state: Any) -> tuple[bytes, Bytes]:
         CheckpointError: Something in it is nothing of these.
     """
     tensors: list[Tensor] = []
-    skeleton = json.dumps(_bone(state, tensors, 0), separators=(",", ":")).encode()
+    try:
+        skeleton = json.dumps(_bone(state, tensors, 0), separators=(",", ":")).encode()
+    except ValueError as error:
+        raise CheckpointError(f"a state that can't be text: {error}") from None
     data = np.empty(sum(one.numel() * one.element_size() for one in tensors), np.uint8)
     at = 0
     for one in tensors:
@@ -67,7 +70,7 @@ def unpacked(skeleton: bytes, data: Bytes) -> Any:
         bones = json.loads(skeleton)
         reader = _Reader(data)
         state = reader.read(bones, 0)
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, RuntimeError) as error:
         raise CheckpointError(f"no state: {error}") from None
     if reader.at != len(data):
         raise CheckpointError(f"a state of {reader.at} bytes, and {len(data)} came")

@@ -7,6 +7,7 @@ way that local steps went).
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -17,7 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lossycoll.errors import CheckpointError, OperationTimeout, OptionError
+from lossycoll.errors import (
+    CheckpointError,
+    ClosedError,
+    LossyError,
+    OperationTimeout,
+    OptionError,
+    RendezvousError,
+)
 from lossycoll.runtime.swarm.member import RoundReport
 from lossycoll.runtime.swarm.state import Snapshot
 
@@ -30,6 +38,12 @@ MOST_STATES: Final = 16
 """A state may have so many times the bytes of the model's own, and MOST_BYTES besides."""
 MOST_BYTES: Final = 1 << 26
 
+MOST_LENDERS: Final = 127
+MOST_KEPT: Final = 0.5
+"""A round of which less came is none to begin with."""
+AGAIN_SECONDS: Final = 0.2
+"""After lenders that have failed."""
+
 Outer = Callable[[Iterable[Tensor]], Optimizer]
 
 
@@ -39,13 +53,15 @@ class CatchUpReport:
 
     Attributes:
         round: The round that it took part in with weight 0.
-        tries: How often it took a state until no round had passed meanwhile.
+        in_step: No round had passed between the state and that round.
+        tries: How often it took a state.
         lenders: Of how many peers parts of it came, the last time.
         bytes: What came, in all.
         seconds: For all of it, the wait for the others' round included.
     """
 
     round: int
+    in_step: bool
     tries: int
     lenders: int
     bytes: int
@@ -200,13 +216,16 @@ class MoshpitSGD:
                 for p in self._parameters
             ]
             report = self._averager.step_on(means, weight, self._timeout)
-            for parameter, mean in zip(self._parameters, means, strict=True):
-                parameter.grad = mean
+        self._step_on(means, report)
+        self._offer(report)
+        return report
+
+    def _step_on(self, means: list[Tensor], report: RoundReport) -> None:
+        for parameter, mean in zip(self._parameters, means, strict=True):
+            parameter.grad = mean
         with self._changing:
             self._optimizer.step()
             self._latest = report.round
-        self._offer(report)
-        return report
 
     # ---- newcomers ----
 
@@ -223,59 +242,70 @@ class MoshpitSGD:
         Peers lend their state, without a pause, once they have had a round.
 
         Args:
-            timeout: Seconds for all of it.
-            lenders: Of so many peers at once, at most.
-            tries: How often, at most, it takes a state. With the last one it begins, even if a
-                round has passed: parameters are in step, and an outer optimizer is a round behind.
+            timeout: Seconds for all of it, the wait for the others' next round included.
+            lenders: Of so many peers at once, at most 127.
+            tries: How often, at most, it takes a state because a round has passed. With the last
+                one it begins all the same (``in_step`` is False), where parameters are averaged:
+                the next rounds bring them in step, and an outer optimizer stays a round behind.
 
         Returns:
             How it went; None: nobody has a state yet, so this peer begins with its own.
 
         Raises:
-            OperationTimeout: The others have had no round within ``timeout``.
-            CheckpointError: Others' state isn't one of this model or these optimizers.
+            OptionError: An argument can't be.
+            OperationTimeout: The others have had no round within ``timeout``; or, where gradients
+                are averaged, none without another one meanwhile.
+            CheckpointError: Others' state isn't one of this model or these optimizers. This peer's
+                own is as it was.
             LossyError: No lender has all of the state, or none is there any more.
         """
-        begin, came = time.monotonic(), 0
-        own = self._snapshot()
+        if not 1 <= lenders <= MOST_LENDERS or tries < 1:
+            raise OptionError(
+                f"lenders={lenders} and tries={tries}, wanted 1 to {MOST_LENDERS}, and 1 or more"
+            )
+        self.finish()
+        begin, taken_bytes, number = time.monotonic(), 0, 0
+        own = first = self._snapshot()
         most = MOST_STATES * len(own.data) + MOST_BYTES
-        for number in range(1, tries + 1):
-            left = begin + timeout - time.monotonic()
-            if left <= 0:
-                raise OperationTimeout(f"no round of the others within {timeout:g} s")
-            taken = self._averager.borrow(own, lenders, most, left)
+        failed: LossyError | None = None
+        while (left := begin + timeout - time.monotonic()) > 0:
+            try:
+                taken = self._averager.borrow(own, lenders, most, left)
+            except (ClosedError, RendezvousError, OperationTimeout):
+                raise
+            except LossyError as error:  # others may have it
+                failed = error
+                time.sleep(min(AGAIN_SECONDS, left))
+                continue
             if taken is None:
                 return None
-            own, came = taken.snapshot, came + taken.bytes
-            self._load(own)
+            own, taken_bytes, number = taken.snapshot, taken_bytes + taken.bytes, number + 1
+            self._load(own, first)
             report = self._join_in(begin + timeout - time.monotonic())
+            if report.failure or report.kept > MOST_KEPT:
+                number -= 1
+                continue
             # A round that runs beside steps has begun when the one before is taken.
-            passed = report.round - own.round - 1 - self._delayed
-            in_step = passed <= 0 and not report.failure and report.kept < 1
-            if in_step or number == tries:
+            in_step = report.round - own.round - 1 <= int(self._delayed)
+            in_step &= report.kept == 0 or not self._of_gradients
+            if in_step or (number >= tries and not self._of_gradients):
                 self._offer(report)
+                seconds = time.monotonic() - begin
                 return CatchUpReport(
-                    round=report.round,
-                    tries=number,
-                    lenders=taken.lenders,
-                    bytes=came,
-                    seconds=time.monotonic() - begin,
+                    report.round, in_step, number, taken.lenders, taken_bytes, seconds
                 )
-        raise OptionError(f"tries is {tries}, wanted 1 or more")
+        raise failed or OperationTimeout(f"no round of the others within {timeout:g} s")
 
     def _join_in(self, timeout: float) -> RoundReport:
         """The others' next round, to which this peer brings nothing."""
         timeout = max(1.0, timeout)
         self._steps = -(-self._steps // self._every) * self._every
         if self._of_gradients:
-            nothing = [torch.zeros_like(p) for p in self._parameters]
-            report = self._averager.step_on(nothing, 0.0, timeout)
+            means = [torch.zeros_like(p) for p in self._parameters]
+            report = self._averager.step_on(means, 0.0, timeout)
             if report.kept < 1:
-                for parameter, mean in zip(self._parameters, nothing, strict=True):
-                    parameter.grad = mean
-                with self._changing:
-                    self._optimizer.step()
-                    self._latest = report.round
+                self._step_on(means, report)
+                self._optimizer.zero_grad()
             return report
         values = [p.detach().clone() for p in self._parameters]
         self._round = _Round(self._averager, values, 0.0, timeout)
@@ -293,20 +323,40 @@ class MoshpitSGD:
 
     def _snapshot(self) -> Snapshot:
         with self._changing:
-            state = {"model": self._model.state_dict(), "training": self.state_dict()}
+            state = {
+                "kinds": self._kinds(),
+                "model": self._model.state_dict(),
+                "training": self.state_dict(),
+            }
             return Snapshot(self._latest, *packed(state))
 
-    def _load(self, snapshot: Snapshot) -> None:
-        state = unpacked(snapshot.skeleton, snapshot.data)
+    def _kinds(self) -> list[Any]:
+        """Of the optimizers: what a state must have to be for them."""
+        kinds = []
+        for one in (self._optimizer, self._outer):
+            if one is not None:
+                settings = [sorted(set(group) - {"params"}) for group in one.param_groups]
+                kinds.append([type(one).__name__, settings])
+        return kinds
+
+    def _load(self, snapshot: Snapshot, own: Snapshot) -> None:
+        """``own``: what is to be here if it can't be."""
         try:
-            with self._changing:
-                self._model.load_state_dict(state["model"])
-                self.load_state_dict(state["training"])
-                self._latest = snapshot.round
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            state = unpacked(snapshot.skeleton, snapshot.data)
+            if state["kinds"] != self._kinds():
+                raise OptionError(f"it is of {state['kinds']}, and here are {self._kinds()}")
+            self._take_state(state, snapshot.round)
+        except Exception as error:  # whatever a peer's state may be
+            self._take_state(unpacked(own.skeleton, own.data), own.round)
             raise CheckpointError(
                 f"the others' state isn't one of this model and its optimizers: {error}"
             ) from error
+
+    def _take_state(self, state: Any, latest: int) -> None:
+        with self._changing:
+            self._model.load_state_dict(state["model"])
+            self.load_state_dict(copy.deepcopy(state["training"]))  # torch keeps what it is given
+            self._latest = latest
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint, beside the model's: any peer may write it, and any go on from it.
@@ -335,7 +385,9 @@ class MoshpitSGD:
         shapes = [tuple(anchor.shape) for anchor in self._anchor]
         if [tuple(anchor.shape) for anchor in state["anchor"]] != shapes:
             raise OptionError("the checkpoint is of parameters of other shapes")
-        self._steps = int(state["steps"])
+        if type(state["steps"]) is not int or state["steps"] < 0:
+            raise OptionError(f"the checkpoint has had {state['steps']!r} steps")
+        self._steps = state["steps"]
         self._optimizer.load_state_dict(state["optimizer"])
         with torch.no_grad():
             for anchor, saved in zip(self._anchor, state["anchor"], strict=True):

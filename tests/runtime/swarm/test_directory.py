@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from lossycoll.runtime.swarm.directory import (
     FIRST_GRACE,
+    LATE,
     LEASE,
     MOST_GRACE,
     PATIENCE,
@@ -116,23 +118,65 @@ def test_late_peers_are_waited_for_as_long_as_earlier_rounds_teach() -> None:
     assert swarm.directory.wakes() == pytest.approx(FIRST_GRACE)
     swarm.now += 0.02
     assert numbers(swarm.form()) == [[0, 1]]  # without 2, which hadn't come
-    swarm.ready(2)
-    swarm.ready(0)
-    swarm.now += 1.0
-    swarm.ready(1)
-    assert numbers(swarm.form()) == [[0, 1, 2]]  # a second between them
     swarm.ready(0, 1)
-    swarm.now += 2.9
+    assert numbers(swarm.form()) == [[0, 1]]  # nor is it waited for again
+    swarm.ready(0, 1, 2)
+    assert numbers(swarm.form()) == [[0, 1, 2]]
+    swarm.ready(0, 1)
+    swarm.now += 2.0
+    swarm.ready(2)  # which takes two seconds
+    assert numbers(swarm.form()) == [[0, 1, 2]]
+    swarm.ready(0, 1)
+    swarm.now += LATE * 2.0 + PATIENCE - 0.01
     assert swarm.form() == []
-    swarm.now += 0.2
+    for number in range(3):
+        swarm.directory.beat(number)
+    assert swarm.directory.wakes() == pytest.approx(swarm.now + 0.01)
+    swarm.now += 0.02
     assert numbers(swarm.form()) == [[0, 1]]
-    for _ in range(20):
-        swarm.ready(0, 1, 2)
-        assert numbers(swarm.form()) == [[0, 1, 2]]
+
+
+def test_no_longer_than_it_takes_and_a_minute() -> None:
+    swarm = Swarm(2)
+    for number in range(2):
+        swarm.come(f"peer {number}")
     swarm.ready(0, 1)
-    swarm.now += PATIENCE + 0.01
-    assert numbers(swarm.form()) == [[0, 1]]
-    assert PATIENCE < FIRST_GRACE < MOST_GRACE
+    assert len(swarm.form()) == 1
+    swarm.ready(0)
+    swarm.now += FIRST_GRACE - 0.1
+    swarm.ready(1)
+    assert len(swarm.form()) == 1
+    swarm.directory.peers[1].took.append(1000.0)
+    swarm.ready(0)
+    swarm.now += 1000.0 + MOST_GRACE + PATIENCE - 0.01
+    assert swarm.form() == []
+    swarm.now += 0.02
+    assert numbers(swarm.form()) == [[0]]
+
+
+def test_waits_do_not_make_longer_waits() -> None:
+    """Peers of a full grid take a tenth of a second each; one is frozen now and then. What others
+    wait for it makes them late in their next line, which nobody learns to be patient by."""
+    swarm, draw = Swarm(4, 4), random.Random(1)
+    for number in range(16):
+        swarm.come(f"peer {number}")
+    ready_at = dict.fromkeys(range(16), 0.0)
+    rounds: list[float] = []
+    for turn in range(4000):
+        if turn % 400 == 399:
+            ready_at[draw.randrange(16)] += 8.0
+        for number, at in ready_at.items():
+            if at <= swarm.now:
+                swarm.ready(number)
+                ready_at[number] = float("inf")
+        for group in swarm.form():
+            rounds.append(swarm.now)
+            for member in group.members:
+                ready_at[member.number] = swarm.now + 0.1
+        swarm.now += 0.05
+    gaps = [b - a for a, b in pairwise(rounds)]
+    assert max(gaps) < FIRST_GRACE
+    assert len(rounds) > 3000
 
 
 def test_nobody_waits_for_one_that_has_gone() -> None:
@@ -325,37 +369,101 @@ def test_what_a_stranger_claims_moves_nobody() -> None:
     )
 
 
+def lenders(swarm: Swarm, newcomer: int, most: int) -> list[int]:
+    """Who lends a newcomer its state, as told at once."""
+    swarm.directory.seeks(newcomer, most)
+    ((number, loans),) = swarm.directory.lends()
+    assert number == newcomer
+    assert all(loan.members[1].number == newcomer for loan in loans)
+    assert swarm.directory.lends() == []
+    return [loan.members[0].number for loan in loans]
+
+
 def test_who_lends_a_newcomer() -> None:
     """Those that have a state and have come furthest; never the newcomer itself."""
     swarm = Swarm()
     first, second, third = (swarm.come(name) for name in ("a", "b", "c"))
     for number in (first, second):
-        swarm.directory.offers(number)
+        swarm.directory.offers(number, True)
     swarm.directory.peers[second].round = 5
-    assert [loan.members[0].number for loan in swarm.directory.seek(third, 4)] == [second, first]
-    assert [loan.members[0].number for loan in swarm.directory.seek(third, 1)] == [second]
-    assert [loan.members[0].number for loan in swarm.directory.seek(second, 4)] == [first]
-    loans = swarm.directory.seek(third, 4) + swarm.directory.seek(third, 4)
-    assert len({loan.number for loan in loans}) == len(loans)
-    assert all(loan.members[1].number == third for loan in loans)
-    swarm.directory.lost(second)
-    assert [loan.members[0].number for loan in swarm.directory.seek(third, 4)] == [first]
+    assert lenders(swarm, third, 4) == [second, first]
+    assert lenders(swarm, third, 1) == [second]
+    assert lenders(swarm, second, 4) == [first]
+    swarm.directory.offers(first, False)
+    assert lenders(swarm, third, 4) == [second]
+    assert swarm.directory.lost(second) == [(number, join("b").coming) for number in (first, third)]
+    assert lenders(swarm, third, 4) == []
 
 
 def test_lenders_take_turns() -> None:
     swarm = Swarm()
-    lenders = [swarm.come(str(i)) for i in range(4)]
-    for number in lenders:
-        swarm.directory.offers(number)
+    peers = [swarm.come(str(i)) for i in range(4)]
+    for number in peers:
+        swarm.directory.offers(number, True)
     newcomer = swarm.come("newcomer")
-    found = {swarm.directory.seek(newcomer, 1)[0].members[0].number for _ in range(40)}
-    assert found == set(lenders)
+    assert {lenders(swarm, newcomer, 1)[0] for _ in range(40)} == set(peers)
 
 
 def test_whoever_averages_nothing_is_lent_nothing() -> None:
     swarm = Swarm()
-    swarm.directory.offers(swarm.come("a"))
+    swarm.directory.offers(swarm.come("a"), True)
     answer = swarm.directory.join(join("b"))
     assert isinstance(answer, Joined)
     swarm.directory.here(answer.number, Here("127.0.0.1", 5000))
-    assert swarm.directory.seek(answer.number, 4) == []
+    assert lenders(swarm, answer.number, 4) == []
+
+
+def test_lenders_that_are_on_their_way_are_waited_for() -> None:
+    """A directory that takes over hears only by and by who has a state."""
+    swarm = Swarm()
+    newcomer = swarm.come("newcomer", number=3, round=7)
+    swarm.directory.seeks(newcomer, 4)
+    assert swarm.directory.lends() == []
+    lender = swarm.come("a", number=1, round=7)
+    swarm.directory.offers(lender, True)
+    assert swarm.directory.lends() == []
+    assert swarm.directory.wakes() == pytest.approx(SETTLE)
+    swarm.now += SETTLE + 0.01
+    ((number, loans),) = swarm.directory.lends()
+    assert (number, [loan.members[0].number for loan in loans]) == (newcomer, [lender])
+
+
+def test_newcomers_wait_for_those_that_count() -> None:
+    """They bring nothing, so they are no group by themselves, however long they wait; and others
+    wait for them once, and not long."""
+    swarm = Swarm(4)
+    first, second = swarm.come("a"), swarm.come("b")
+    for _ in range(3):
+        swarm.ready(first, second)
+        assert numbers(swarm.form()) == [[first, second]]
+    new = swarm.come("new")
+    swarm.ready(first, second)
+    assert swarm.form() == []
+    swarm.now += PATIENCE + 0.01
+    assert numbers(swarm.form()) == [[first, second]]
+    swarm.ready(first, second)
+    assert numbers(swarm.form()) == [[first, second]]
+    swarm.directory.ready(new, 0.0)
+    another = swarm.come("another")
+    swarm.directory.ready(another, 0.0)
+    swarm.now += 10 * MOST_GRACE
+    assert swarm.form() == []
+    swarm.ready(first, second)
+    (group,) = swarm.form()
+    assert [member.number for member in group.members] == [first, second, new, another]
+    assert group.round == 5
+
+
+def test_one_that_averages_later_than_it_came_is_not_behind() -> None:
+    swarm = Swarm(3)
+    answer = swarm.directory.join(join("early"))
+    assert isinstance(answer, Joined)
+    swarm.directory.here(answer.number, Here("127.0.0.1", 5000))
+    swarm.values[answer.number] = 0.0
+    first, second = swarm.come("a"), swarm.come("b")
+    for _ in range(5):
+        swarm.ready(first, second)
+        assert len(swarm.form()) == 1
+    assert swarm.directory.averages(answer.number, Averages(SCHEMA, "")) == Agreed("")
+    swarm.ready(answer.number, first, second)
+    assert numbers(swarm.form()) == [[answer.number, first, second]]

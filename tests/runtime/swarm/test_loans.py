@@ -11,10 +11,11 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from lossycoll.errors import LossyError
+from lossycoll.errors import LossyError, OperationTimeout
 from lossycoll.options.fields import Options
 from lossycoll.runtime.keys.secret import Secret
 from lossycoll.runtime.swarm import loans
+from lossycoll.runtime.swarm.lending import MOST_LENT
 from lossycoll.runtime.swarm.member import SwarmMember
 from lossycoll.runtime.swarm.server import DirectoryServer
 from lossycoll.runtime.swarm.state import CHUNK, Snapshot
@@ -218,6 +219,88 @@ def test_rounds_go_on_beside_a_loan(peers: Peers) -> None:
     assert taken
     for one in values:
         np.testing.assert_allclose(one, 1.0, rtol=1e-6)
+
+
+def test_a_lender_that_has_trouble_says_so_at_once(peers: Peers) -> None:
+    def fails() -> Snapshot:
+        raise KeyError("a hook of the training")
+
+    one = peers.come("one")
+    one.offers(fails)
+    one.names()
+    newcomer = peers.come("newcomer")
+    began = time.monotonic()
+    with pytest.raises(LossyError, match="can't lend its state: 'a hook of the training'"):
+        newcomer.borrow(None, 4, MOST, 30.0)
+    peers.lender("another", snapshot(2))
+    taken = newcomer.borrow(None, 4, MOST, 30.0)
+    assert taken is not None
+    assert time.monotonic() - began < 15
+
+
+def test_more_newcomers_than_a_lender_serves_at_once(peers: Peers) -> None:
+    """Those that are too many hear it, and don't wait."""
+    served, begins = threading.Event(), []
+
+    def state() -> Snapshot:
+        begins.append(0)
+        served.wait(20)
+        return snapshot(1)
+
+    one = peers.come("one")
+    one.offers(state)
+    one.names()
+    newcomers = [peers.come(f"newcomer {i}") for i in range(MOST_LENT + 2)]
+    found: list[object] = []
+
+    def take(newcomer: SwarmMember) -> None:
+        try:
+            found.append(newcomer.borrow(None, 4, MOST, 30.0))
+        except LossyError as error:
+            found.append(error)
+
+    threads = [threading.Thread(target=take, args=(newcomer,)) for newcomer in newcomers]
+    for thread in threads:
+        thread.start()
+    until(lambda: len(found) == 2)
+    assert len(begins) == MOST_LENT
+    assert all("a lender refuses" in str(error) for error in found), found
+    served.set()
+    for thread in threads:
+        thread.join(20)
+    assert len(found) == MOST_LENT + 2
+    assert sum(isinstance(one, loans.Taken) for one in found) == MOST_LENT
+
+
+def test_a_quiet_lender_is_not_waited_for(peers: Peers) -> None:
+    """All has come from the other; and what is never to come has its time."""
+    goes = threading.Event()
+
+    def state() -> Snapshot:
+        goes.wait(20)
+        return snapshot(1)
+
+    quiet = peers.come("quiet")
+    quiet.offers(state)
+    quiet.names()
+    newcomer = peers.come("newcomer")
+    began = time.monotonic()
+    try:
+        with pytest.raises(OperationTimeout, match=r"hasn't come within 2\.0 s"):
+            newcomer.borrow(None, 4, MOST, 2.0)
+        peers.lender("another", snapshot(2))
+        taken = newcomer.borrow(None, 4, MOST, 30.0)
+    finally:
+        goes.set()
+    assert taken is not None
+    assert time.monotonic() - began < 10
+
+
+def test_what_is_no_longer_offered_is_not_lent(peers: Peers) -> None:
+    one = peers.lender("one", snapshot(1))
+    one.averages(SCHEMA)  # anew: of another training, perhaps
+    one.names()
+    assert peers.come("newcomer").borrow(None, 4, MOST) is None
 
 
 def test_a_lender_asked_for_what_there_is_not(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -12,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from lossycoll import MoshpitAverager, MoshpitSGD, Swarm
-from lossycoll.errors import CheckpointError, OperationTimeout
+from lossycoll.errors import CheckpointError, OperationTimeout, OptionError
+from tests.support.waiting import until
 from tests.train.moshpit.test_sgd import SECRET, backward, inner, model, outer
 
 HOWS: dict[str, dict[str, Any]] = {
@@ -171,26 +173,74 @@ def other_large() -> nn.Module:
     return made
 
 
-def test_the_state_of_another_optimizer_is_refused(stack: ExitStack) -> None:
-    """The directory compares parameters alone; the state shows the rest."""
+@pytest.mark.parametrize("kind", ["outer", "inner"])
+def test_the_state_of_another_optimizer_is_refused(stack: ExitStack, kind: str) -> None:
+    """The directory compares parameters alone; the state shows the rest. The newcomer keeps its
+    own."""
     first = joined(stack, "0")
-    stays = Peer(first, "0", {"every": 1}, model)
-    stays.train(1)
-    new = Peer(joined(stack, "1", first), "1", {"every": 1, "outer": outer}, model)
-    with pytest.raises(CheckpointError, match="outer"):
-        new.optimizer.catch_up(timeout=20.0)
+    Peer(first, "0", {"every": 1}, model).train(1)
+    swarm, own = joined(stack, "1", first), other_model()
+    how: dict[str, Any] = {"outer": outer} if kind == "outer" else {}
+    optimizer = inner(own.parameters())
+    if kind == "inner":
+        optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
+    averager = MoshpitAverager(swarm, own.parameters())
+    new = MoshpitSGD(own, optimizer, averager, timeout=20.0, **how)
+    with pytest.raises(CheckpointError, match="AdamW"):
+        new.catch_up(timeout=20.0)
+    for mine, before in zip(own.parameters(), other_model().parameters(), strict=True):
+        assert torch.equal(mine, before)
 
 
 def test_others_that_have_no_further_round(stack: ExitStack) -> None:
+    """A newcomer is no group by itself."""
     first = joined(stack, "0")
-    stays = Peer(first, "0", {"every": 1}, model)
-    stays.train(1)
+    Peer(first, "0", {"every": 1}, model).train(1)
     new = Peer(joined(stack, "1", first), "1", {"every": 1}, model)
-    report = None
-    try:
-        report = new.optimizer.catch_up(timeout=8.0, tries=1)
-    except OperationTimeout:
-        return
-    # The directory gave up waiting for the other one: it averaged by itself.
+    with pytest.raises(OperationTimeout):
+        new.optimizer.catch_up(timeout=3.0)
+
+
+def test_others_whose_rounds_are_far_apart(stack: ExitStack) -> None:
+    """It waits for the next one; they don't wait for it."""
+    first = joined(stack, "0")
+    peers = [Peer(first, str(i), {"every": 1}, model) for i in range(1)]
+    peers += [Peer(joined(stack, "1", first), "1", {"every": 1}, model)]
+    stop, times = threading.Event(), []
+
+    def train(peer: Peer) -> None:
+        while not stop.is_set():
+            backward(peer.model, int(peer.name), 0)
+            began = time.monotonic()
+            peer.note(10**6, peer.optimizer.step())
+            times.append(time.monotonic() - began)
+            stop.wait(2.5)
+
+    threads = [threading.Thread(target=train, args=(peer,)) for peer in peers]
+    for thread in threads:
+        thread.start()
+    until(lambda: len(times) >= 4, seconds=20)
+    new = Peer(joined(stack, "2", first), "2", {"every": 1}, other_model)
+    report = new.optimizer.catch_up(timeout=30.0)
+    stop.set()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
     assert report is not None
-    assert report.tries == 1
+    assert (report.in_step, report.tries) == (True, 1)
+    assert max(times[2:]) < 2.0
+
+
+@pytest.mark.parametrize("wrong", [{"lenders": 0}, {"lenders": 128}, {"tries": 0}])
+def test_what_cannot_be_asked_for(stack: ExitStack, wrong: dict[str, int]) -> None:
+    peer = Peer(joined(stack, "0"), "0", {"every": 1}, model)
+    with pytest.raises(OptionError, match="wanted 1 to 127"):
+        peer.optimizer.catch_up(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_second_training_does_not_begin_with_the_first_ones_state(stack: ExitStack) -> None:
+    first = joined(stack, "0")
+    Peer(first, "0", {"every": 1}, model).train(1)
+    Peer(first, "0", {"every": 1}, other_model)
+    new = Peer(joined(stack, "1", first), "1", {"every": 1}, model)
+    assert new.optimizer.catch_up(timeout=20.0) is None

@@ -289,15 +289,22 @@ LINKS = (
     mutation(
         "a payload for two given back by the first",
         "native/link_shm_move.c",
-        "if (--b->users == 0)",
-        "if (--b->users < 2)",
+        "if (--b->users)",
+        "if (--b->users > 1)",
         "native:test_link_shm",
     ),
     mutation(
         "a copy of its own for a late receiver",
         "native/link_shm_move.c",
-        "b->to_serve ? s->buffer[s->n_buffers].prev : s->n_buffers",
-        "s->n_buffers",
+        "if (b->to_serve) {",
+        "if (b->to_serve > s->n_peers) {",
+        "native:test_link_shm",
+    ),
+    mutation(
+        "the buffer that was freed last is filled first",
+        "native/link_shm_move.c",
+        "        s->last_unneeded = buffer;\n",
+        "",
         "native:test_link_shm",
     ),
     mutation(

@@ -56,6 +56,13 @@ SWARM = (
         "::test_late_peers_are_waited_for_as_long_as_earlier_rounds_teach",
     ),
     mutation(
+        "newcomers that are a group by themselves",
+        "lossycoll/runtime/swarm/directory.py",
+        "counts = [one.ready_at for one in here if one.weight]",
+        "counts = [one.ready_at for one in here]",
+        "tests/runtime/swarm/test_directory.py::test_newcomers_wait_for_those_that_count",
+    ),
+    mutation(
         "a chunk that nobody looks at",
         "lossycoll/runtime/swarm/state.py",
         "if digest_of(self._chunks[number]) != self.manifest.digests[number]:",

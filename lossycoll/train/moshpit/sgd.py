@@ -234,12 +234,10 @@ class MoshpitSGD:
     ) -> CatchUpReport | None:
         """Takes the state of the peers that are there, before this one's first step.
 
-        That is the model's parameters and buffers, the optimizer's state, and the outer one's, from
-        several peers at once; what this peer has already isn't sent. Then it takes part in the
-        others' next round with weight 0, so it begins where they end. If a round has passed
-        meanwhile it takes what has changed, and tries again.
-
-        Peers lend their state, without a pause, once they have had a round.
+        That is the model's parameters and buffers, and the optimizers' state, of peers that have
+        had a round; what this peer has already isn't sent. Then it takes part in the others' next
+        round with weight 0, so it begins where they end. If a round has passed meanwhile, it takes
+        what has changed, and tries again.
 
         Args:
             timeout: Seconds for all of it, the wait for the others' next round included.
@@ -253,18 +251,15 @@ class MoshpitSGD:
 
         Raises:
             OptionError: An argument can't be.
-            OperationTimeout: The others have had no round within ``timeout``; or, where gradients
-                are averaged, none without another one meanwhile.
-            CheckpointError: Others' state isn't one of this model or these optimizers. This peer's
+            OperationTimeout: The others have had no round within ``timeout``; or, of gradients,
+                none without another one meanwhile.
+            CheckpointError: Their state isn't one of this model or these optimizers. This peer's
                 own is as it was.
             LossyError: No lender has all of the state, or none is there any more.
         """
-        if not 1 <= lenders <= MOST_LENDERS or tries < 1:
-            raise OptionError(
-                f"lenders={lenders} and tries={tries}, wanted 1 to {MOST_LENDERS}, and 1 or more"
-            )
+        _check_catch_up(lenders, tries)
         self.finish()
-        begin, taken_bytes, number = time.monotonic(), 0, 0
+        begin, came, number = time.monotonic(), 0, 0
         own = first = self._snapshot()
         most = MOST_STATES * len(own.data) + MOST_BYTES
         failed: LossyError | None = None
@@ -279,22 +274,24 @@ class MoshpitSGD:
                 continue
             if taken is None:
                 return None
-            own, taken_bytes, number = taken.snapshot, taken_bytes + taken.bytes, number + 1
+            own, came, number = taken.snapshot, came + taken.bytes, number + 1
             self._load(own, first)
             report = self._join_in(begin + timeout - time.monotonic())
             if report.failure or report.kept > MOST_KEPT:
                 number -= 1
                 continue
-            # A round that runs beside steps has begun when the one before is taken.
-            in_step = report.round - own.round - 1 <= int(self._delayed)
-            in_step &= report.kept == 0 or not self._of_gradients
+            in_step = self._is_in_step(own, report)
             if in_step or (number >= tries and not self._of_gradients):
                 self._offer(report)
-                seconds = time.monotonic() - begin
-                return CatchUpReport(
-                    report.round, in_step, number, taken.lenders, taken_bytes, seconds
-                )
+                took = time.monotonic() - begin
+                return CatchUpReport(report.round, in_step, number, taken.lenders, came, took)
         raise failed or OperationTimeout(f"no round of the others within {timeout:g} s")
+
+    def _is_in_step(self, began_with: Snapshot, report: RoundReport) -> bool:
+        """Whether this peer is where the others are, after its first round."""
+        # A round that runs beside steps has begun when the one before is taken.
+        follows = report.round - began_with.round - 1 <= int(self._delayed)
+        return follows and (report.kept == 0 or not self._of_gradients)
 
     def _join_in(self, timeout: float) -> RoundReport:
         """The others' next round, to which this peer brings nothing."""
@@ -394,6 +391,13 @@ class MoshpitSGD:
                 anchor.copy_(saved)
         if self._outer is not None:
             self._outer.load_state_dict(state["outer"])
+
+
+def _check_catch_up(lenders: int, tries: int) -> None:
+    if not 1 <= lenders <= MOST_LENDERS or tries < 1:
+        raise OptionError(
+            f"lenders={lenders} and tries={tries}, wanted 1 to {MOST_LENDERS}, and 1 or more"
+        )
 
 
 class _Round:

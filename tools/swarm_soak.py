@@ -158,6 +158,9 @@ def soak(seconds: float, every: float, seed: int) -> list[Life]:
         time.sleep(max(0.0, every - DOWN_SECONDS))
         said = max((len(one.lines) and one.lines[-1].get("round", 0) for one in now), default=0)
         print(f"{time.monotonic() - begin:.0f} s: peer {i} killed, round {said}", flush=True)
+    begin = time.monotonic()
+    while not all(one.rounds for one in now) and time.monotonic() - begin < START_SECONDS:
+        time.sleep(0.5)
     ending = [threading.Thread(target=one.end) for one in now]
     for thread in ending:
         thread.start()

@@ -216,7 +216,9 @@ class DirectoryClient:
             self._changed.wait_for(lambda: found() is not None or self._failure, timeout)
             if found() is not None:
                 return found()
-        raise self._failure or OperationTimeout(
+        if self._failure is not None:
+            raise self._failure.again()
+        raise OperationTimeout(
             f"peer {self._name!r}: no answer of a directory for {timeout:g} s; tried: "
             f"{_listed(self._directories)}"
         )

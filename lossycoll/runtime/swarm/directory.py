@@ -42,6 +42,8 @@ FIRST_GRACE, PATIENCE, MOST_GRACE = 5.0, 1.0, 60.0
 teach, and beyond their longest round."""
 LATE: Final = 1.5
 """A peer may take so many times its longest of the latest rounds."""
+KEPT_SECONDS: Final = 60.0
+"""For which a peer that was lost finds its number free when it comes again."""
 SETTLE: Final = 2.0
 """Seconds in which those come that another directory knew, after the first of them."""
 MOST_ROUND: Final = 1 << 40
@@ -121,9 +123,13 @@ class Directory:
         self.session = session or secrets.token_hex(8)
         self._seed = int(self.session, 16)
         self._standby = False
+        self._took_over = False
+        """There may be peers that another directory knew, and this one doesn't."""
         self._came = 0
         self._formed = secrets.randbits(32)
         self.peers: dict[int, Peer] = {}
+        self._former: dict[int, tuple[str, float]] = {}
+        """Whose the numbers were of peers that have gone, and until when they aren't given away."""
 
     # ---- who is there ----
 
@@ -150,6 +156,7 @@ class Directory:
             return Refused("others have begun a swarm here meanwhile; start again to join it")
         if self._settled is None and (came_before or self._standby):
             self._settled = self._clock() + (0.0 if others else SETTLE)
+            self._took_over = self._standby or not others
         number = self._number_for(wanted)
         if number is None:
             return Refused(f"place {wanted.number} is taken meanwhile; start again")
@@ -181,8 +188,15 @@ class Directory:
         free = set(range(PLACES)) - self.peers.keys()
         if wanted.number < PLACES:
             return wanted.number if wanted.number in free else None
-        # As long as others may come that have had one, from above.
-        return max(free) if self._is_settling() else min(free)
+        now = self._clock()
+        kept = {
+            n for n, (name, until) in self._former.items() if now < until and name != wanted.name
+        }
+        places = sorted(free - kept) or sorted(free)
+        if not self._took_over:
+            return places[0]
+        # Those that another directory knew may still come: so few as possible find theirs taken.
+        return places[key_of(self._seed, self._came) % len(places)]
 
     def _is_settling(self) -> bool:
         return self._settled is not None and self._clock() < self._settled
@@ -243,6 +257,7 @@ class Directory:
         peer = self.peers.pop(number, None)
         if peer is None:
             return []
+        self._former[number] = peer.name, self._clock() + KEPT_SECONDS
         self._regrid()
         others = sorted({*peer.group, *peer.partners} & self.peers.keys())
         for other in others:

@@ -20,9 +20,10 @@ import numpy as np
 from lossycoll.errors import EngineError, LossyError, MismatchError, OperationTimeout
 from lossycoll.plan import signature, tree
 from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, EngineGroup
-from lossycoll.runtime.engine.failures import Code, Failure, Where, error_of
+from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.membership.messages import Malformed
 
+from .paths import outcome
 from .state import Bytes, Gathering, Manifest, Snapshot, chosen
 
 LENDER, TAKER = 0, 1
@@ -84,13 +85,8 @@ class Pair:
             raise
 
     def _end(self, ticket: int) -> None:
-        code: int = Code.PENDING
-        while code == Code.PENDING:
-            code = self.engine.wait(ticket, 1.0)
-        _, failure = self.engine.result(ticket)
+        outcome(self.engine, ticket, self._where)
         self.engine.release(ticket)
-        if code != Code.OK:
-            raise error_of(failure if failure.code else Failure(code), self._where)
 
     def _submit(self, buffer: Bytes, sender: int) -> int:
         plan = tree.broadcast(2, self._rank, buffer.size, self._per_packet, root=sender)

@@ -16,7 +16,7 @@ from lossycoll.errors import ClosedError, EngineError, LossyError
 from lossycoll.options.fields import Options
 from lossycoll.plan import Plan, signature, transpose
 from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, EngineGroup
-from lossycoll.runtime.engine.failures import Code, Failure, Where, error_of
+from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.engine.host import Host
 from lossycoll.runtime.keys.secret import Secret
 from lossycoll.runtime.net.interfaces import choose
@@ -25,7 +25,7 @@ from lossycoll.runtime.net.payload import payload_bytes
 from .client import DirectoryClient
 from .lending import Lending
 from .loans import Taken
-from .paths import Floats, Paths
+from .paths import Floats, Paths, outcome
 from .protocol import PLACES, Group, Here, Loan, Member, Offers, Serves
 from .state import Snapshot
 
@@ -288,15 +288,8 @@ class SwarmMember:
         engine = self._engine_of(paths, group.number, members, rank)
         try:
             ticket = engine.submit(Encoded.of(plan), self._call(plan, buffer, timeout))
-            code: int = Code.PENDING
-            while code == Code.PENDING:
-                code = engine.wait(ticket, 1.0)
-            report, failure = engine.result(ticket)
-            if code != Code.OK:
-                places = [f"{member.host}:{member.port}" for member in members]
-                raise error_of(
-                    failure if failure.code else Failure(code), Where(rank, world, addresses=places)
-                )
+            places = [f"{member.host}:{member.port}" for member in members]
+            report = outcome(engine, ticket, Where(rank, world, addresses=places))
         finally:
             with self._lock:
                 self._group = None

@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from lossycoll.errors import ClosedError, EngineError, PeerLostError
 from lossycoll.options.fields import Options
 from lossycoll.runtime.engine.binding import EngineGroup
+from lossycoll.runtime.engine.failures import Code, Failure, Where, error_of
 from lossycoll.runtime.engine.host import Host
+from lossycoll.runtime.engine.reports import Report
 from lossycoll.runtime.keys.secret import Secret
 
 from .protocol import PLACES, Member
@@ -229,3 +231,26 @@ class Paths:
         if self._host is None:
             raise ClosedError(f"peer {self._number} has left the swarm")
         return self._host
+
+
+def outcome(engine: EngineGroup, ticket: int, where: Where) -> Report:
+    """Waits for an operation.
+
+    Args:
+        engine: Its group.
+        ticket: Of the operation.
+        where: The group's ranks, for errors.
+
+    Returns:
+        What it did.
+
+    Raises:
+        LossyError: It has failed.
+    """
+    code: int = Code.PENDING
+    while code == Code.PENDING:
+        code = engine.wait(ticket, 1.0)
+    report, failure = engine.result(ticket)
+    if code != Code.OK:
+        raise error_of(failure if failure.code else Failure(code), where)
+    return report

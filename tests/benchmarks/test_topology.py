@@ -55,9 +55,10 @@ def test_a_hierarchical_all_reduce_crosses_once() -> None:
     assert all(len(one.seconds) == 2 for one in found)
     flat, levels, exact = found
     least = topology.least_bytes(options(mib=2.0), 2)
-    # Headers of packets and of frames are 6%; at no loss next to nothing is sent twice.
+    # Headers of packets and of frames are 6%. A reliable one sends again what the gateway's queue
+    # drops, after the flat one has filled it: up to a seventh in tens of runs.
     assert least < levels.site_bytes < 1.2 * least
-    assert least < exact.site_bytes < 1.2 * least
+    assert least < exact.site_bytes < 1.4 * least
     # Each of a site's four ranks sends each of the other site's an eighth of the tensor, twice.
     assert flat.site_bytes > 3.9 * least
     assert exact.missing == 0

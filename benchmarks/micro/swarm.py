@@ -34,7 +34,7 @@ def measure(part: str, hosts: int, mib: float, rounds: int, mbit: float) -> list
     with tempfile.TemporaryDirectory() as folder, Lab(network) as lab:
         out = Path(folder) / "out"
         run_job(lab, "benchmarks.micro.swarm_rank", config, out, JOB_SECONDS)
-        return [json.loads(Path(f"{out}.{n}").read_text())["found"] for n in range(hosts)]
+        return [json.loads(Path(f"{out}.{n}").read_text()) for n in range(hosts)]
 
 
 def limit(hosts: int, mib: float, mbit: float) -> float:

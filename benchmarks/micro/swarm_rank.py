@@ -80,15 +80,18 @@ def newcomer(config: dict[str, Any]) -> dict[str, Any]:
             fields = ("round", "tries", "lenders", "bytes", "seconds")
             said = {name: getattr(report, name) for name in fields}
             said["all"] = time.monotonic() - begin
-        together, steps = int(is_new), []  # its first round was of all, too
-        while together < 3 and time.monotonic() - begin < MOST_SECONDS:
+        together, over, steps = 0, False, []
+        # The newcomer has two rounds of all, and leaves; the others go on until then.
+        while not over and time.monotonic() - begin < MOST_SECONDS:
             stepped = time.monotonic()
             optimizer.zero_grad()
             model(torch.ones(1, 1)).square().mean().backward()
             time.sleep(STEP_SECONDS)
             done = optimizer.step()
             steps.append(time.monotonic() - stepped)
-            together += done is not None and len(done.members) == WORLD
+            if done is not None:
+                together += len(done.members) == WORLD
+                over = together == 2 if is_new else together > 0 and len(done.members) < WORLD
         said["steps"] = steps
     return said
 

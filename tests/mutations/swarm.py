@@ -79,8 +79,8 @@ SWARM = (
     mutation(
         "a loan that outlives its lender",
         "lossycoll/runtime/swarm/paths.py",
-        "lambda member: not coming or member.coming == coming",
-        "lambda member: not coming",
+        "self._end_loans(lambda member: member.coming == coming)",
+        "self._end_loans(lambda member: False)",
         "tests/runtime/swarm/test_loans.py::test_the_only_lender_leaves",
     ),
     mutation(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -94,8 +93,6 @@ class SwarmMember:
         """One round at a time."""
         self._group: tuple[EngineGroup, list[str]] | None = None
         """Of the round that is on, and the comings of its members."""
-        self._gone: deque[str] = deque(maxlen=4 * PLACES)
-        """Comings that are over, of which this peer was told, the latest."""
         self._schema = ""
         self._client = DirectoryClient(directories, name, secret, self._lost, self._lend)
         self._paths: Paths | None = None
@@ -257,8 +254,7 @@ class SwarmMember:
                 contributions, kept = self._exchange(paths, group, values, weight, left)
             except LossyError as error:
                 failure = str(error)
-        with self._lock:
-            missing = tuple(one.number for one in group.members if one.coming in self._gone)
+        missing = tuple(one.number for one in group.members if paths.has_gone(one.coming))
         return RoundReport(
             round=group.round,
             members=numbers,
@@ -279,9 +275,7 @@ class SwarmMember:
         if self.number not in numbers:
             raise EngineError(f"peer {self.number}: not in the group that it was told of")
         rank = numbers.index(self.number)
-        with self._lock:
-            gone = set(self._gone)
-        paths.forget(gone)
+        paths.forget_gone()
         rows = Rows(len(values), self._per_packet, world)
         buffer = rows.filled(values, weight)
         plan = transpose.all_reduce(world, rank, buffer.size, self._per_packet)
@@ -331,21 +325,20 @@ class SwarmMember:
         comings = [member.coming for member in members]
         with self._lock:
             self._group = engine, comings
-            gone = [i for i, coming in enumerate(comings) if coming in self._gone]
+        gone = [i for i, coming in enumerate(comings) if paths.has_gone(coming)]
         for peer in {*gone, *unreachable}:
             engine.peer_dead(peer)
         return engine
 
     def _lost(self, coming: str) -> None:
         """By the client's thread."""
-        with self._lock:
-            self._gone.append(coming)
+        if self._paths is not None:
+            self._paths.gone(coming)
+        with self._lock:  # a group that is made meanwhile looks who has gone
             engine, comings = self._group or (None, [])
         if engine is not None and coming in comings:
             with contextlib.suppress(ClosedError):  # the round has just ended
                 engine.peer_dead(comings.index(coming))
-        if self._paths is not None:
-            self._paths.end_loans(coming)
 
 
 class Rows:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -104,15 +104,30 @@ class Paths:
             self._engine().admit(member.number, (member.host, member.port), keys)
             self._known[member.number] = came
 
-    def forget(self, gone: Collection[str]) -> None:
-        """Paths to peers that have gone take a share of the others' windows no more.
+    def gone(self, coming: str) -> None:
+        """A peer is lost, or has left: whoever lends it a state, or takes its, hears that.
 
         Args:
-            gone: Their comings.
+            coming: The one of its that is over.
         """
         with self._lock:
+            self._gone.append(coming)
+            self._end_loans(lambda member: member.coming == coming)
+
+    def has_gone(self, coming: str) -> bool:
+        """Whether a peer was said to be lost.
+
+        Args:
+            coming: Of the peer.
+        """
+        with self._lock:
+            return coming in self._gone
+
+    def forget_gone(self) -> None:
+        """Paths to peers that have gone take a share of the others' windows no more."""
+        with self._lock:
             for number, (_, _, coming, _) in list(self._known.items()):
-                if coming in gone:
+                if coming in self._gone:
                     self.close_over(number)
                     self._engine().admit(number, None)
                     del self._known[number]
@@ -194,16 +209,9 @@ class Paths:
             self._over = kept
             self._end_loans(lambda member: member.number == number)
 
-    def end_loans(self, coming: str = "") -> None:
-        """Whoever lends or takes hears that it is over.
-
-        Args:
-            coming: Only of what is exchanged with this one, which has gone; "": of all.
-        """
-        with self._lock:
-            if coming:
-                self._gone.append(coming)
-            self._end_loans(lambda member: not coming or member.coming == coming)
+    def end_loans(self) -> None:
+        """Whoever lends or takes hears that it is over."""
+        self._end_loans(lambda member: True)
 
     def _end_loans(self, has_gone: Callable[[Member], bool]) -> None:
         with self._lock:

@@ -1,6 +1,7 @@
 /* The engine's surface for callers: hosts, groups, and their operations. */
 #define _GNU_SOURCE
 #include "completions.h"
+#include "gate.h"
 #include "host.h"
 #include "linger.h"
 #include "loop.h"
@@ -250,7 +251,7 @@ int64_t lc_group_submit(lc_group *g, lc_call *call) {
     op->call.signature ^= g->config.definition;
     op->submitted_ns = lc_clock_now(h->clock);
     op->undriven = call->waits && !call->notify;
-    int wake = !op->undriven && !call->gate; /* what opens the gate wakes it */
+    int wake = !op->undriven;
     pthread_mutex_lock(&h->lock);
     code = refusal_of(g);
     if (code == LC_OK)
@@ -261,7 +262,8 @@ int64_t lc_group_submit(lc_group *g, lc_call *call) {
         return code;
     }
     call->ticket = (int64_t)(intptr_t)op;
-    if (wake)
+    /* What opens a gate wakes the loop: if it has been opened before, there was nothing to find. */
+    if (wake && lc_gate_is_open(call->gate))
         lc_nudge(h);
     return call->ticket;
 }

@@ -4,9 +4,8 @@
 
 #include "waiter.h"
 
-int lc_gate_is_open(const lc_op *op) {
-    const lc_gate *gate = op->call.gate;
-    return !gate || __atomic_load_n(&gate->ready, __ATOMIC_ACQUIRE);
+int lc_gate_is_open(const lc_gate *gate) {
+    return !gate || __atomic_load_n(&gate->ready, __ATOMIC_SEQ_CST);
 }
 
 void lc_gate_done(const lc_op *op) {

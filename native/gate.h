@@ -4,8 +4,8 @@
 
 #include "op.h"
 
-/* Whether the operation's input is there. */
-int lc_gate_is_open(const lc_op *op);
+/* Whether the input is there of an operation with such a gate, or none. */
+int lc_gate_is_open(const lc_gate *gate);
 /* Has whoever waits for the gate read the output. */
 void lc_gate_done(const lc_op *op);
 /* Before lc_gate_done, of an operation that has failed: nobody takes half a result for a whole one.

@@ -20,9 +20,9 @@ enum {
 
 static const double VIRTUAL_ROW_RATE = 8e9;
 /* How long the thread stays awake after a packet while operations run. A neighbour copies for
- * longer than it takes to fall asleep, and where waking up is slow that is most of the time; but
- * with a core for each process and no more, others want it. */
-static const uint64_t SPIN_NS = 300000, SHORT_SPIN_NS = 50000;
+ * longer than it takes to fall asleep, and where waking up is slow that is most of the time: most
+ * of all if it waits for a device. But with a core for each process and no more, others want it. */
+static const uint64_t LOCAL_SPIN_NS = 2000000, SPIN_NS = 300000, SHORT_SPIN_NS = 200000;
 
 static int config_ok(const lc_host_config *c) {
     return c->address && c->processes >= 1 && c->process < c->processes && c->payload_bytes >= 64 &&
@@ -341,13 +341,24 @@ static int set_address(lc_host *h, lc_path *p, const lc_address *address) {
     return lc_path_reach(h, p, address);
 }
 
+/* How many processes are reached through this machine's memory, or in other ways. */
+static uint32_t paths_of(const lc_host *h, int local) {
+    uint32_t n = 0;
+    for (uint16_t i = 0; i < h->n_interfaces; i++)
+        n += !h->interfaces[i].link->local == !local ? h->interfaces[i].n_paths : 0;
+    return n;
+}
+
 /* How many cores this machine has for each process that shares its memory. */
 static double cores_each(const lc_host *h) {
     double cores = (double)sysconf(_SC_NPROCESSORS_ONLN);
-    double here = 1;
-    for (uint16_t i = 0; i < h->n_interfaces; i++)
-        here += h->interfaces[i].link->local ? h->interfaces[i].n_paths : 0;
-    return cores >= 1 ? cores / here : 1;
+    return cores >= 1 ? cores / (1 + paths_of(h, 1)) : 1;
+}
+
+static uint64_t spin_of(const lc_host *h) {
+    if (cores_each(h) < 2)
+        return SHORT_SPIN_NS;
+    return paths_of(h, 0) ? SPIN_NS : LOCAL_SPIN_NS;
 }
 
 /* Of a host whose clock is virtual it is no property of this machine. */
@@ -385,7 +396,7 @@ int lc_host_start(lc_host *h, uint64_t session, const lc_address *processes) {
                                   .filter = h->sealing.filter};
     }
     h->row_rate = row_rate(h);
-    h->spin_ns = cores_each(h) >= 2 ? SPIN_NS : SHORT_SPIN_NS;
+    h->spin_ns = spin_of(h);
     if (h->threadless)
         h->now = lc_clock_now(h->clock);
     else

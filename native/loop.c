@@ -166,7 +166,7 @@ static void attend(lc_host *h) {
 }
 
 static int may_start(const lc_group *g) {
-    return g->queue_first && lc_gate_is_open(g->queue_first) && g->active < LC_OPS / 2 &&
+    return g->queue_first && lc_gate_is_open(g->queue_first->call.gate) && g->active < LC_OPS / 2 &&
            !g->table[g->queue_first->number % LC_OPS] && !g->failing.code;
 }
 

@@ -378,8 +378,8 @@ typedef struct {
  * reach (docs/devices.md). It is its caller's, who keeps it until the operation is finished and the
  * device has seen done. */
 typedef struct {
-    uint32_t ready;  /* 0; lc_gate_open makes it 1, and before that the operation isn't started, nor
-                        any that was submitted to its group later */
+    uint32_t ready;  /* 0; lc_gate_open makes it 1, perhaps before the operation is submitted; until
+                        then it isn't started, nor any that was submitted to its group later */
     uint32_t done;   /* 0; the engine makes it 1 once the output may be read */
     uint32_t failed; /* 0; the engine makes it 1 first, if the operation fails without a result */
     int32_t wake[2]; /* lc_host_wakers */

@@ -111,6 +111,12 @@ def _submit_all_to_all(s: Submission) -> tuple[Operation, ...]:
     return sizes, data
 
 
+def _submit_all_to_all_even(s: Submission) -> Operation:
+    return s.endpoint.all_to_all(
+        s.call, _buffers(s), nbytes(s.source) // s.health.where.world, s.terms
+    )
+
+
 def submit_barrier(s: Submission) -> Operation:
     """Submits a barrier, and in its place every call without elements."""
     return s.endpoint.barrier(s.call, s.terms)
@@ -153,6 +159,7 @@ ALL_REDUCE: Final = CollectiveKind(
     Loss.REDUCTION,
     one_buffer,
     submit=_submit_all_reduce,
+    divides=True,
     gathering=_submit_all_gather,
     gloo=lambda gloo, call, targets, opts: gloo.allreduce(list(targets), opts),
     rounding=Rounding.GROUP,
@@ -179,6 +186,7 @@ BROADCAST: Final = CollectiveKind(
     Loss.COPY,
     one_buffer,
     submit=_submit_broadcast,
+    divides=True,
     gloo=lambda gloo, call, targets, opts: gloo.broadcast(list(targets), opts),
     rounding=Rounding.SCOPE,
     filled=Filled.OTHERS,
@@ -217,6 +225,13 @@ ALL_TO_ALL: Final = CollectiveKind(
     rounding=Rounding.SCOPE,
     empty_is_barrier=False,
     operations=2,
+)
+ALL_TO_ALL_EVEN: Final = CollectiveKind(
+    # Of bytes that mean something to those alone who call it.
+    "all_to_all",
+    Loss.NEVER,
+    two_buffers,
+    submit=_submit_all_to_all_even,
 )
 BARRIER: Final = CollectiveKind(
     "barrier",

@@ -124,6 +124,7 @@ class CollectiveKind:
             runs, since only this rank may know that it has nothing to send or receive.
         work: The class of the work that torch gets.
         operations: How many operations ``submit`` submits.
+        divides: Whether a call of one buffer is the same as calls of its parts.
         writes_source: Whether the engine may write to what is read as well.
         filled: Which ranks' tensors are filled, if there is a root.
     """
@@ -138,6 +139,7 @@ class CollectiveKind:
     empty_is_barrier: bool = True
     work: type[EngineWork] = EngineWork
     operations: int = 1
+    divides: bool = False
     writes_source: bool = False
     filled: Filled = Filled.ALL
 

@@ -26,8 +26,9 @@ from lossycoll.runtime.core.call import LONGEST, Collective, Operation, Terms
 
 from . import checks
 from .coalescing import Coalescing
-from .collectives import submit_barrier
+from .collectives import ALL_REDUCE, submit_barrier
 from .description import CollectiveKind, Description, Loss, Rounding, Staged, Submission
+from .device_wire import DeviceWire
 from .devices import ServedDevices
 from .gloo_mesh import GlooMesh
 from .mesh_wait import met
@@ -181,6 +182,7 @@ class Dispatcher:
         )
         self.coalescing: Final = Coalescing()
         self.lanes: Final = Lanes()
+        self.device_wire: Final = DeviceWire(endpoint, self.lanes, self.run)
         self.devices: Final = ServedDevices(self.where, configured)
 
     # ---- options ----
@@ -241,6 +243,10 @@ class Dispatcher:
         else:
             options = within(options, around)
             choice = choose(call, reduction, options, around, self.where.world)
+        if choice.encoding != "same" and choice.way is Way.RELIABLE and call.kind is ALL_REDUCE:
+            work = self._encoded_there(call, choice.encoding, reduction, opts)
+            if work is not None:
+                return self.coalescing.add(work)
         numbered = self.named(call, choice)
         if self._endpoint.one_host:  # only what leaves a host is encoded
             choice = choice._replace(encoding="same")
@@ -250,9 +256,22 @@ class Dispatcher:
             else:
                 work = self._by_engine(numbered, call, opts, choice, reduction)
         except BaseException as error:
-            self._recover(numbered, error, call.kind.operations)
+            self._recover(numbered, error)
             raise
         return self.coalescing.add(work)
+
+    def _encoded_there(
+        self, call: Description, encoding: str, reduction: Reduction | None, opts: Any
+    ) -> dist.Work | None:
+        """Serves a call whose tensors are encoded on their device, if they are."""
+        wire = self.device_wire
+        if not call.on_device or not wire.serves(call, encoding, reduction):
+            return None
+        low_bits = wire.codec_of(call.writes[0], opts)
+        if low_bits is None:
+            return None
+        assert reduction is not None
+        return wire.all_reduce(low_bits, call, encoding, reduction, opts)
 
     def run_all(self, calls: Sequence[Description], opts: Any) -> dist.Work:
         """Serves several calls; one work for all.
@@ -286,7 +305,7 @@ class Dispatcher:
             return None
         return resolve(self.where, call.kind.name, call.writes[0].dtype, call.op)
 
-    def _recover(self, call: Collective, error: BaseException, operations: int) -> None:
+    def _recover(self, call: Collective, error: BaseException) -> None:
         """Keeps the numbers and operations of the ranks together when a call raises.
 
         An interrupted call of which nothing was submitted leaves no trace: it can be made again.
@@ -296,7 +315,6 @@ class Dispatcher:
         Args:
             call: The call; without a number if it wasn't issued yet.
             error: What was raised. It is to be raised again if this returns.
-            operations: How many operations the call submits.
 
         Raises:
             LossyError: The group's failure, by ``error``.
@@ -312,7 +330,7 @@ class Dispatcher:
             if call.seq < 0:
                 self.health.issue(call)
             raise not_submitted(self._endpoint, call, error) from error
-        elif call.seq >= 0 and call.submitted != operations:
+        elif call.seq >= 0 and call.submitted != call.operations:
             if not call.submitted and self.health.take_back(call):
                 return
             text = f"{self.where}: {call.numbered} was interrupted halfway ({error!r})"
@@ -330,6 +348,7 @@ class Dispatcher:
             named = Collective(call.kind.name, detail=call.detail)
         else:
             named = Collective(call.kind.name, compared.dtype, compared.numel(), call.detail)
+        named.operations = call.kind.operations
         if call.on_device:  # a rank whose tensors aren't takes other ways
             named.delivery = "on a device"
         if choice is None:
@@ -375,7 +394,8 @@ class Dispatcher:
         try:
             if ways is not None:
                 keeps = choice.way is Way.LOSSY or choice.options.continues
-                staged = ways.begin(staged, keeps=keeps)
+                divides = call.kind.divides and staged.among is None
+                staged = ways.begin(staged, keeps=keeps, divides=divides)
             terms = self._terms(
                 choice.options,
                 opts,
@@ -383,16 +403,17 @@ class Dispatcher:
                 mean=reduction is None or reduction.mean,
                 encoding=choice.encoding,
             )
-            terms = terms if ways is None else ways.terms(terms)
             s = Submission(
                 *(self._collectives, numbered, carried, staged.source, staged.target, terms),
                 self.health,
             )
+            if ways is not None:
+                numbered.operations *= ways.pieces
             self.health.issue(numbered)  # after all that may take long or fail for want of memory
-            return self._work(call, submit(s), ways)
+            return self._work(call, submit(s) if ways is None else ways.submit(submit, s), ways)
         except BaseException:
             if ways is not None:
-                ways.give_up(submitted=numbered.submitted == call.kind.operations)
+                ways.give_up(submitted=numbered.submitted == numbered.operations)
             raise
 
     def _work(
@@ -401,13 +422,9 @@ class Dispatcher:
         """What torch gets for the operations of a call."""
         if isinstance(submitted, Operation):
             work = call.kind.work(self._endpoint, submitted, call.filled)
-            return work if ways is None else ways.submitted(work, (submitted,))
+            return work if ways is None else ways.submitted([work], (submitted,))
         works = [EngineWork(self._endpoint, each, call.writes) for each in submitted]
-        # On a device, what comes before the data is waited for by its thread; if it fails, so does
-        # the group, and with it the data.
-        if ways is not None:
-            return ways.submitted(works[-1], submitted)
-        return ManyWork(works, call.writes)
+        return ManyWork(works, call.writes) if ways is None else ways.submitted(works, submitted)
 
     def _by_gloo(self, numbered: Collective, call: Description, opts: Any) -> dist.Work:
         """Gloo takes a strided tensor for a dense one. Where it gets a copy to fill, this waits for
@@ -421,7 +438,7 @@ class Dispatcher:
         gloo = met(self.health, numbered, self._gloo, timeout)
         numbered.submitted = -1  # an interrupt may come before or after gloo has begun
         inner = call.kind.gloo(gloo, call, detached, opts)
-        numbered.submitted = call.kind.operations
+        numbered.submitted = numbered.operations
         work = GlooWork(self._endpoint, numbered, inner, call.writes)
         staged = [pair for pair in zip(dense, call.writes, strict=True) if pair[0] is not pair[1]]
         if staged:

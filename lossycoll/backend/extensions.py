@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,9 @@ class Extensions:
 
     def lossy_stats(self) -> Stats:
         """This rank's figures since the group was made (``lossycoll.stats``)."""
-        return self._endpoint.figures.stats()
+        found = self._endpoint.figures.stats()
+        there = self._dispatcher.device_wire.nan_groups()
+        return replace(found, nan_groups=found.nan_groups + there) if there else found
 
     def lossy_topology(self) -> Topology:
         """Which ranks share a host and a site (``lossycoll.topology``)."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Final
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from lossycoll.devices.bounce import Bounce
@@ -18,9 +20,15 @@ from lossycoll.options.texts import STREAM_WAIT
 from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.core.call import Operation, Terms
 
-from .description import Description, Filled, Loss, Staged
+from .description import Description, Filled, Loss, Staged, Submission, Submit
 from .tensors import address
-from .work import EngineWork
+from .work import EngineWork, ManyWork
+
+PIECE_BYTES: Final = 8 << 20
+"""Of a call that goes in pieces: long enough for the network to be busy meanwhile."""
+RANK_BYTES: Final = 1 << 18
+"""A rank's share of a piece at least: in streams of few packets more is lost that parity can't
+bring back."""
 
 
 class Lanes:
@@ -56,7 +64,7 @@ class Lanes:
 
 
 class OnDevice:
-    """One call's, in this order: ``begin``, ``terms``, and ``submitted`` or ``give_up``.
+    """One call's, in this order: ``begin``, ``submit``, and ``submitted`` or ``give_up``.
 
     Args:
         endpoint: The group's endpoint.
@@ -75,15 +83,16 @@ class OnDevice:
         self._device = device_of((call.reads or call.writes)[0])
         self._bounce: Bounce | None = None
 
-    def begin(self, staged: Staged, *, keeps: bool) -> Staged:
+    def begin(self, staged: Staged, *, keeps: bool, divides: bool = False) -> Staged:
         """Queues the copy of what the call reads.
 
         Args:
             staged: Its buffers on the device, and what brings the result from them to the tensors.
             keeps: Whether elements of what is written may stay as they are.
+            divides: Whether the call may go in pieces.
 
         Returns:
-            The buffers that the operation works on.
+            The buffers that the operations work on.
 
         Raises:
             DeviceError: There is no host memory that the device reaches, or no descriptor.
@@ -101,6 +110,7 @@ class OnDevice:
         way = self._bounce = Bounce(
             *(device.layer, lane, device.pool, staged.source, staged.target),
             wakers=wakers,
+            cuts=_cuts(staged.target, endpoint.world) if divides else (),
             keeps=keeps,
             fills=self._fills(),
             returns_source=self._kind.writes_source,
@@ -109,49 +119,74 @@ class OnDevice:
             epilogue=staged.epilogue,
             among=staged.among,
         )
-        if way.ahead:
-            return Staged(way.source, way.target)
+        way.fill()
         if staged.among is not None:
             return Staged(way.source, way.target, among=way.finish)
-        return Staged(way.source, way.target, epilogue=lambda: way.finish(()))
+        return Staged(way.source, way.target)
 
     def _fills(self) -> bool:
         """Whether the call fills tensors of this rank."""
         is_root, filled = self._root == self._endpoint.rank, self._kind.filled
         return filled is Filled.ALL or is_root == (filled is Filled.ROOT)
 
-    def terms(self, terms: Terms) -> Terms:
-        """How the operation is done: it starts when its input is there.
+    @property
+    def pieces(self) -> int:
+        """How often :meth:`submit` submits."""
+        return 1 if self._bounce is None else len(self._bounce.pieces)
+
+    def submit(self, submit: Submit, s: Submission) -> Operation | tuple[Operation, ...]:
+        """Submits the call, each piece by itself: it starts when its input is there.
 
         Args:
-            terms: As of an operation on host memory.
-        """
-        if self._bounce is None:
-            return terms._replace(on_device=True)
-        # Nobody waits for it at once: the engine doesn't count on the caller's thread.
-        return terms._replace(gate=self._bounce.gate, future=True)
-
-    def submitted(self, work: EngineWork, operations: Sequence[Operation]) -> EngineWork:
-        """Lets the operation start when its input is there.
-
-        Args:
-            work: The operation's, on host memory.
-            operations: All that were submitted for the call, in their order.
-
-        Returns:
-            The same, which orders streams.
+            submit: The kind's.
+            s: As of an operation on host memory.
         """
         way = self._bounce
         if way is None:
-            work.streams = _Settled(self._device.layer)
-            return work
-        work.streams = way
+            return submit(s._replace(terms=s.terms._replace(on_device=True)))
+        found: list[Operation] = []
+        for number, piece in enumerate(way.pieces):
+            terms = self._terms(s.terms, way, number)
+            made = submit(s._replace(source=piece.source, target=piece.target, terms=terms))
+            if len(way.pieces) == 1:
+                return made
+            assert isinstance(made, Operation)
+            found.append(made)
+        return tuple(found)
+
+    def _terms(self, terms: Terms, way: Bounce, number: int) -> Terms:
+        # Nobody waits for it at once: the engine doesn't count on the caller's thread.
+        terms = terms._replace(gate=way.pieces[number].gate, future=True)
+        if way.ahead or terms.among is not None:
+            return terms
+        return terms._replace(epilogue=lambda: way.finish((), number))
+
+    def submitted(self, works: Sequence[EngineWork], operations: Sequence[Operation]) -> dist.Work:
+        """Queues the way back.
+
+        Args:
+            works: Of the operations, on host memory.
+            operations: All that were submitted for the call, in their order.
+
+        Returns:
+            The call's, which orders streams.
+        """
+        way, last = self._bounce, works[-1]
+        if way is None:
+            last.streams = _Settled(self._device.layer)
+            return last
+        # Of several operations the last one stands for all. What comes before it ends before it, or
+        # is waited for by the device's thread: if that fails, so does the group, and with it the
+        # last. Only where pieces come back one by one as they end, each counts by itself.
+        each = works if len(way.pieces) > 1 and not way.ahead else [last]
+        for work in each:
+            work.streams = way
         try:
-            self._open(way)
+            self._come_back(way)
         finally:
             self._bounce = None  # it is the thread's, which waits for its end
             self._device.retirement.add(way, operations)
-        return work
+        return last if len(each) == 1 else ManyWork(each, last.result())
 
     def give_up(self, *, submitted: bool) -> None:
         """Ends what :meth:`begin` began, where a call raises before :meth:`submitted` is done.
@@ -165,17 +200,17 @@ class OnDevice:
             return
         if submitted:
             abandon(way)
-            self._open(way)
+            self._come_back(way)
         else:
             self._device.retirement.add(way, ())
 
-    def _open(self, way: Bounce) -> None:
-        """Also where Ctrl-C comes meanwhile: the other ranks wait for the operation."""
+    def _come_back(self, way: Bounce) -> None:
+        """Also where Ctrl-C comes meanwhile: the call goes on."""
         try:
-            way.open()
+            way.come_back()
         except KeyboardInterrupt:
-            if not way.is_opened:
-                way.open()
+            if not way.is_coming_back:
+                way.come_back()
             raise
 
 
@@ -195,6 +230,13 @@ class _Settled:
     def after_end(self) -> AbstractContextManager[None]:
         """As :meth:`Bounce.after_end`: who sets the future is on that stream."""
         return nullcontext()
+
+
+def _cuts(tensor: Tensor, world: int) -> Sequence[int]:
+    """Where the pieces of a call end; alike on all ranks."""
+    each = max(PIECE_BYTES, world * RANK_BYTES) // tensor.element_size()
+    elements = tensor.numel()
+    return range(each, elements - each // 2, each)
 
 
 def _copy_alone(staged: Staged) -> None:

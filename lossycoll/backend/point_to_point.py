@@ -118,6 +118,7 @@ class PointToPoint:
                 may_be_ahead=False,
                 epilogue=epilogue,
             )
+            way.fill()
             if reads:  # a message can't be gated
                 way.wait_until_copied()
         except Exception as error:

@@ -4,14 +4,18 @@ The operation is submitted at once, so that calls have the same order on all ran
 it back until its input has been copied. Where streams can wait for a word of memory, the way back
 is queued at once as well: no thread of the host has to be there when the operation ends. Elsewhere
 it is queued when the operation ends.
+
+A large call whose elements are all alike goes in pieces, each an operation with a gate of its own:
+while one is on the network, the next one is copied to the host, and the last one back.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from torch import Tensor
 
@@ -24,8 +28,22 @@ from .layer import Lane, Layer
 Among = Callable[[Sequence[int]], None]
 
 
+class Piece(NamedTuple):
+    """What one operation works on.
+
+    Attributes:
+        source: What it reads, in host memory.
+        target: What it writes, there; may be ``source``.
+        gate: Address of its gate; 0: there is none.
+    """
+
+    source: Tensor
+    target: Tensor
+    gate: int
+
+
 class Bounce:
-    """One call's.
+    """One call's. First :meth:`fill`; when the operations are submitted, :meth:`come_back`.
 
     Args:
         layer: The device.
@@ -33,7 +51,9 @@ class Bounce:
         pool: The device's host memory.
         source: What is read; contiguous, on the device.
         target: What is written; contiguous, on the device. May be ``source``.
-        wakers: Those of the host whose operation waits behind a gate; None: it has no gate.
+        wakers: Those of the host whose operations wait behind gates; None: there are no gates.
+        cuts: Where pieces end, in elements, but for the last one; only where ``source`` is
+            ``target``, and with gates.
         reads: Whether ``source`` is read; False: its copy begins as anything.
         keeps: Whether elements of ``target`` may stay as they are.
         may_be_ahead: Whether the way back may be queued before the operation ended.
@@ -49,10 +69,10 @@ class Bounce:
     Attributes:
         source: ``source`` in host memory, shape (elements,).
         target: The same of ``target``; the same tensor if they are.
-        gate: Address of the gate; 0: there is none.
-        ahead: Whether the way back was queued before the operation ended.
+        pieces: What operations work on, in order; one, unless there are cuts.
+        ahead: Whether the way back is queued before the operations have ended.
         lane: The streams.
-        is_opened: Whether the gate will open.
+        is_coming_back: Whether all of the way back was queued ahead.
         end: The place in a stream after which the result is on the device; None before it is known.
     """
 
@@ -65,6 +85,7 @@ class Bounce:
         target: Tensor,
         *,
         wakers: gates.Wakers | None = None,
+        cuts: Sequence[int] = (),
         reads: bool = True,
         keeps: bool = False,
         fills: bool = True,
@@ -77,87 +98,104 @@ class Bounce:
         self.layer: Final = layer
         self.lane: Final = lane
         self._pool = pool
-        self._pieces: list[Tensor] = []
+        self._memory: list[Tensor] = []
         self._tensors: tuple[Tensor, ...] = (source, target)
         self._epilogue, self._among = epilogue, among
-        self._opened: Any = None
-        self.is_opened = False
-        self._copied: Any = None
+        self._filled: list[Any] = []
+        self._lock = threading.Lock()
         self.end: Any = None
+        self.is_coming_back = False
         self.ahead: Final = layer.waits_by_stream and may_be_ahead and among is None
         self.source = self._mirror(source)
         self.target = self.source if target is source else self._mirror(target)
-        pairs = [(self.source, source)] if reads else []
+        there = [(self.source, source)] if reads else []
         back = [(self.target, target)] if fills else []
         if target is not source:
             if keeps:
-                pairs.append((self.target, target))
+                there.append((self.target, target))
             if returns_source:
                 back.insert(0, (self.source, source))
-        self._back = back
-        self.gate = 0
-        self._wakers = wakers  # its descriptors must not be closed before the gate is opened
-        if wakers is not None:
-            self.gate = self._take(gates.GATE_BYTES).data_ptr()
-            nbytes = self.target.numel() * self.target.element_size()
-            gates.shut(self.gate, wakers, (self.target.data_ptr(), nbytes) if spoils else (0, 0))
-        self._fill(pairs)
+        self._there, self._back = _cut(there, cuts), _cut(back, cuts)
+        self._unfinished = len(cuts) + 1
+        self._wakers = wakers  # its descriptors must not be closed before the gates are opened
+        self.pieces: Final = self._cut_in_pieces(cuts, spoils)
 
     def _take(self, nbytes: int) -> Tensor:
-        piece = self._pool.take(nbytes)
-        self._pieces.append(piece)
-        return piece
+        taken = self._pool.take(nbytes)
+        self._memory.append(taken)
+        return taken
 
     def _mirror(self, tensor: Tensor) -> Tensor:
         nbytes = tensor.numel() * tensor.element_size()
         return self._take(nbytes)[:nbytes].view(tensor.dtype)
 
-    def _fill(self, pairs: list[tuple[Tensor, Tensor]]) -> None:
-        """Copies to the host, after what the caller has queued."""
-        queued = self.layer.current().record()
-        if not pairs:
-            self._copied = queued
-            return
+    def _cut_in_pieces(self, cuts: Sequence[int], spoils: bool) -> list[Piece]:
+        if self._wakers is None:
+            return [Piece(self.source, self.target, 0)]
+        n = len(cuts) + 1
+        gate = self._take(n * gates.GATE_BYTES).data_ptr()
+        whole = [(self.source, self.target)]
+        pieces = []
+        for ((source, target),) in _cut(whole, cuts):
+            nbytes = target.numel() * target.element_size()
+            gates.shut(gate, self._wakers, (target.data_ptr(), nbytes) if spoils else (0, 0))
+            pieces.append(Piece(source, target, gate))
+            gate += gates.GATE_BYTES
+        return pieces
+
+    def fill(self) -> None:
+        """Copies to the host, after what the caller has queued, and then opens the gates.
+
+        Operations may be submitted later: they start at once then.
+        """
         stream = self.lane.to_host
-        stream.wait_for(queued)
+        stream.wait_for(self.layer.current().record())
+        for pairs, piece in zip(self._there, self.pieces, strict=True):
+            try:
+                for mirror, tensor in pairs:
+                    stream.copy(mirror, tensor)
+                if piece.gate:
+                    stream.call(gates.OPENER, piece.gate)
+            finally:
+                self._filled.append(stream.record())
+
+    def come_back(self) -> None:
+        """Queues the way back of operations that were submitted, if it is queued ``ahead``."""
+        if not self.ahead:
+            return
+        stream = self.lane.to_device
         try:
-            for mirror, tensor in pairs:
-                stream.copy(mirror, tensor)
+            for pairs, piece, filled in zip(self._back, self.pieces, self._filled, strict=True):
+                # Once the gate is open, what a failure leaves in host memory is there to stay.
+                stream.wait_for(filled)
+                stream.wait_for_word(gates.done_word(piece.gate))
+                for mirror, tensor in pairs:
+                    stream.copy(tensor, mirror)
+            if self._epilogue is not None:
+                stream.run(self._epilogue)
+            self.is_coming_back = True
         finally:
-            self._copied = stream.record()
+            self.end = stream.record()
 
-    def open(self) -> None:
-        """Lets the operation, which was submitted, start once its input is there."""
-        to_host, to_device = self.lane.to_host, self.lane.to_device
-        if not self.is_opened:
-            to_host.wait_for(self._copied)
-            to_host.call(gates.OPENER, self.gate)
-            self.is_opened = True
-        self._opened = to_host.record()
-        if self.ahead:
-            # Once the gate is open, what a failure leaves in host memory is there to stay.
-            to_device.wait_for(self._opened)
-            to_device.wait_for_word(gates.done_word(self.gate))
-            self._come_back(to_device, self._epilogue)
-
-    def finish(self, members: Sequence[int]) -> None:
+    def finish(self, members: Sequence[int], piece: int = 0) -> None:
         """Queues the way back of an operation that has ended well; unless ``ahead``.
 
         Args:
             members: The ranks that took part.
+            piece: Its piece's number.
         """
         among, stream = self._among, self.lane.at_end
-        stream.wait_for(self._copied)
-        self._come_back(stream, self._epilogue if among is None else lambda: among(members))
-
-    def _come_back(self, stream: Any, then: Callable[[], None] | None) -> None:
-        try:
-            for mirror, tensor in self._back:
-                stream.copy(tensor, mirror)
-            if then is not None:
-                stream.run(then)
-        finally:
-            self.end = stream.record()
+        then = self._epilogue if among is None else lambda: among(members)
+        with self._lock:  # operations may end in several threads
+            self._unfinished -= 1
+            stream.wait_for(self._filled[piece])
+            try:
+                for mirror, tensor in self._back[piece]:
+                    stream.copy(tensor, mirror)
+                if then is not None and not self._unfinished:
+                    stream.run(then)
+            finally:
+                self.end = stream.record()
 
     def after_end(self) -> AbstractContextManager[None]:
         """What a future is set to inside is ready after the result."""
@@ -170,7 +208,7 @@ class Bounce:
 
     def wait_until_copied(self) -> None:
         """Waits until the copy to the host is done, for what can't be gated."""
-        self._copied.wait()
+        self._filled[-1].wait()
 
     def is_over(self, operations: Sequence[Operation]) -> bool:
         """Whether nothing of the call is under way.
@@ -179,30 +217,38 @@ class Bounce:
             operations: Those that were submitted for it.
         """
         over = True
+        gate_of = iter(self.pieces)
         for operation in operations:
-            if not operation.done and not self._has_ended(operation):
-                operation.ask_if_due(time.monotonic())  # nobody else may wait for it
-                over = False
-        return over and all(event.is_done() for event in self._places())
-
-    def _has_ended(self, operation: Operation) -> bool:
-        # Where nothing is written yet, nothing has ended: to ask the engine costs more.
-        gated = self._opened is not None and operation.gated
-        return (not gated or gates.is_done(self.gate)) and operation.poll()
-
-    def _places(self) -> list[Any]:
-        places = (self._copied, self._opened, self.end)
-        return [event for event in places if event is not None]
+            gate = next(gate_of).gate if operation.gated else 0
+            # Where nothing is written yet, nothing has ended: to ask the engine costs more.
+            if operation.done or ((not gate or gates.is_done(gate)) and operation.poll()):
+                continue
+            operation.ask_if_due(time.monotonic())  # nobody else may wait for it
+            over = False
+        places = [*self._filled[-1:], *([] if self.end is None else [self.end])]
+        return over and all(event.is_done() for event in places)
 
     @property
     def is_released(self) -> bool:
         """Whether its memory was given back."""
-        return not self._pieces
+        return not self._memory
 
     def release(self) -> None:
         """Gives the memory of a call that is over back."""
-        self._back, self._tensors = [], ()
+        self._there, self._back, self._tensors = [], [], ()
         self._epilogue = self._among = None
-        for piece in self._pieces:
-            self._pool.give_back(piece)
-        self._pieces = []
+        for taken in self._memory:
+            self._pool.give_back(taken)
+        self._memory = []
+
+
+def _cut(
+    pairs: list[tuple[Tensor, Tensor]], cuts: Sequence[int]
+) -> list[list[tuple[Tensor, Tensor]]]:
+    """By piece, the parts of pairs of contiguous tensors that have as many elements each."""
+    if not cuts:
+        return [pairs]
+    parts: list[list[tuple[Tensor, Tensor]]] = []
+    for begin, end in zip((0, *cuts), (*cuts, None), strict=True):
+        parts.append([(one.view(-1)[begin:end], other.view(-1)[begin:end]) for one, other in pairs])
+    return parts

@@ -11,14 +11,16 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from lossycoll.plan.lowbit import LowBit
 from lossycoll.runtime.core.logfmt import log
 from lossycoll.runtime.engine.failures import Code
 
 from .driver import Driver, current_context
-from .layer import DeviceError, Event, Lane, Stream
+from .layer import DeviceError, Event, Lane, LowBits, Stream
 
 
 class CudaEvent:
@@ -197,6 +199,26 @@ class CudaLayer:
                 code=Code.MEMORY,
             ) from error
 
+    def low_bits(self) -> LowBits | None:
+        """As :meth:`lossycoll.devices.layer.Layer.low_bits`: Triton's kernels, which are tried."""
+        try:
+            from . import lowbit_kernels
+
+            _try(lowbit_kernels, self._device)
+        except Exception as error:  # whatever Triton, its compiler or the driver raise
+            reason = str(error).partition("\n")[0]
+            log.warning("%s: floats are encoded on the host: %s", self.name, reason)
+            return None
+        return lowbit_kernels
+
+    @contextlib.contextmanager
+    def aside(self, lane: Lane, tensor: Tensor) -> Iterator[None]:
+        """As :meth:`lossycoll.devices.layer.Layer.aside`."""
+        lane.futures.wait_for(self.current().record())
+        with torch.cuda.stream(lane.futures.external):
+            tensor.record_stream(lane.futures.external)
+            yield
+
     def future(self) -> torch.futures.Future[Any]:
         """As :meth:`lossycoll.devices.layer.Layer.future`."""
         return torch.futures.Future(devices=[self._device])
@@ -208,6 +230,20 @@ class CudaLayer:
             lane.futures.wait_for(event)
         with torch.cuda.stream(lane.futures.external):
             yield
+
+
+def _try(low_bits: LowBits, device: torch.device) -> None:
+    """Raises DeviceError if the kernels make other bits than the reference does."""
+    how, n = LowBit(4, 32), 200
+    values = torch.linspace(-3, 5, n)
+    want = how.encode(values.numpy())
+    there, packets = values.to(device), torch.tensor([[0, n, 0]], device=device)
+    made = torch.empty(len(want), dtype=torch.uint8, device=device)
+    low_bits.encode(there, packets, made, how, most_elements=n)
+    low_bits.decode(made, packets, there, how, most_elements=n)
+    good = np.array_equal(made.cpu().numpy(), want)
+    if not good or not np.array_equal(there.cpu().numpy(), how.decode(want, n)):
+        raise DeviceError("the kernels make other bits than the codec")
 
 
 def _is_watched() -> bool:

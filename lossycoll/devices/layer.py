@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lossycoll.errors import EngineError
+from lossycoll.plan.lowbit import LowBit
 
 
 class DeviceError(EngineError):
@@ -74,6 +75,34 @@ class Stream(Protocol):
         """
 
 
+class LowBits(Protocol):
+    """Encodes floats in few bits on a device, as plan.lowbit does; lowbit_kernels.py has what
+    arguments are."""
+
+    def encode(
+        self,
+        values: Tensor,
+        packets: Tensor,
+        to_bytes: Tensor,
+        how: LowBit,
+        *,
+        most_elements: int,
+        key: int = 0,
+    ) -> Tensor:
+        """Queues the encoding of packets on the current stream."""
+
+    def decode(
+        self,
+        from_bytes: Tensor,
+        packets: Tensor,
+        to_values: Tensor,
+        how: LowBit,
+        *,
+        most_elements: int,
+    ) -> None:
+        """Queues the decoding of packets on the current stream."""
+
+
 class Lane(NamedTuple):
     """Streams that one group's calls take, in the order of the calls.
 
@@ -85,7 +114,7 @@ class Lane(NamedTuple):
         to_device: Of copies from there that were queued ahead, in the order of the calls.
         at_end: Of copies from there that are queued when their operations have ended: they mustn't
             stand behind others that wait.
-        futures: Of what futures wait for.
+        futures: Of what futures wait for, and of kernels beside the caller's.
     """
 
     to_host: Any
@@ -126,6 +155,19 @@ class Layer(Protocol):
 
         Raises:
             DeviceError: There is none.
+        """
+
+    def low_bits(self) -> LowBits | None:
+        """What encodes floats in few bits there; None, and a line of the log: nothing does."""
+
+    def aside(self, lane: Lane, tensor: Tensor) -> AbstractContextManager[None]:
+        """Kernels that are queued inside don't hold back what the caller queues later.
+
+        They come after what the caller has queued before.
+
+        Args:
+            lane: The group's.
+            tensor: The caller's, which they read and write: its memory is kept until they are done.
         """
 
     def future(self) -> torch.futures.Future[Any]:

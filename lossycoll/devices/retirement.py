@@ -21,8 +21,9 @@ from .layer import Lane
 IDLE_SECONDS: Final = 0.5
 SWEEP_SECONDS: Final = 0.002
 
-LANE_CALLS: Final = 100
-"""Calls of a lane that may be under way: a stream that is given more waits in the driver."""
+LANE_PIECES: Final = 100
+"""Pieces of calls of a lane that may be under way: a stream that is given more waits in the driver.
+"""
 
 Entry = tuple[Bounce, Sequence[Operation]]
 
@@ -48,7 +49,7 @@ class Retirement:
         Args:
             lane: A group's.
         """
-        while self._under_way[id(lane)] >= LANE_CALLS:
+        while self._under_way[id(lane)] >= LANE_PIECES:
             time.sleep(SWEEP_SECONDS)
 
     def add(self, bounce: Bounce, operations: Sequence[Operation]) -> None:
@@ -60,7 +61,7 @@ class Retirement:
         """
         with self._lock:
             self._entries.append((bounce, operations))
-            self._under_way[id(bounce.lane)] += 1
+            self._under_way[id(bounce.lane)] += len(bounce.pieces)
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run, name="lossycoll-device", daemon=True
@@ -89,7 +90,7 @@ class Retirement:
         for bounce, operations in pending:
             lane = id(bounce.lane)
             if (not bounce.ahead or lane not in stopped) and _ended(bounce, operations):
-                self._under_way[lane] -= 1
+                self._under_way[lane] -= len(bounce.pieces)
                 continue
             rest.append((bounce, operations))
             if bounce.ahead:

@@ -238,7 +238,10 @@ class Options:
     )
     disable: str = option(
         "",
-        text("some of `gso,gro,mmsg,gather,simd,stamps,stream_wait,verbs`", texts.check_disable),
+        text(
+            "some of `gso,gro,mmsg,gather,simd,stamps,stream_wait,device_wire,verbs`",
+            texts.check_disable,
+        ),
         "Fast paths that must not be used.",
         enters=Enters.HOST,
     )

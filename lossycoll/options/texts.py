@@ -12,6 +12,8 @@ FAST_PATHS: Final = ("gso", "gro", "mmsg", "gather", "simd", "stamps")
 """The engine's, in the order of its bits."""
 STREAM_WAIT: Final = "stream_wait"
 """A device's streams wait for operations, in place of the host."""
+DEVICE_WIRE: Final = "device_wire"
+"""Floats are encoded in few bits on their device."""
 VERBS: Final = "verbs"
 """Datagrams of RDMA."""
 MAX_PORT: Final = 65535
@@ -42,7 +44,7 @@ def check_ports(text: str) -> str:
 
 def check_disable(text: str) -> str:
     names = [name.strip() for name in text.split(",") if name.strip()]
-    if not set(names) <= {*FAST_PATHS, STREAM_WAIT, VERBS}:
+    if not set(names) <= {*FAST_PATHS, STREAM_WAIT, DEVICE_WIRE, VERBS}:
         raise ValueError
     return ",".join(names)
 

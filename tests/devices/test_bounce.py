@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import threading
 
 import pytest
@@ -12,6 +14,7 @@ from lossycoll.devices.bounce import Bounce
 from lossycoll.devices.host_memory import HostMemory
 from lossycoll.devices.layer import DeviceError
 from lossycoll.devices.registry import Device
+from lossycoll.runtime.engine import gates
 from tests.support.fake_device import POISON, FakeLayer, PoisonedMemory
 from tests.support.waiting import until
 
@@ -25,7 +28,9 @@ class Made:
         self.pool: HostMemory = PoisonedMemory(self.layer.memory)
 
     def bounce(self, source: torch.Tensor, target: torch.Tensor, **rest: object) -> Bounce:
-        return Bounce(self.layer, self.lane, self.pool, source, target, **rest)  # type: ignore[arg-type]
+        made = Bounce(self.layer, self.lane, self.pool, source, target, **rest)  # type: ignore[arg-type]
+        made.fill()
+        return made
 
 
 def test_what_comes_back_is_what_the_operation_left() -> None:
@@ -105,6 +110,86 @@ def test_nothing_is_over_before_its_copies_are() -> None:
     until(lambda: way.is_over(()), "the copy back is done")
 
 
+class Pipes:
+    """In place of a host's wakers."""
+
+    def __init__(self) -> None:
+        self.descriptors = os.pipe()
+
+
+def end(way: Bounce, piece: int) -> None:
+    """As the engine, when a piece's operation is done."""
+    address = gates.done_word(way.pieces[piece].gate)
+    ctypes.c_uint32.from_address(address).value = 1
+
+
+def is_open(way: Bounce, piece: int) -> bool:
+    """Whether its operation may start."""
+    return ctypes.c_uint32.from_address(way.pieces[piece].gate).value == 1
+
+
+def test_pieces_come_back_one_by_one() -> None:
+    made, told = Made(waits_by_stream=True), []
+    tensor = torch.arange(10.0).view(2, 5)
+    way = made.bounce(
+        tensor, tensor, wakers=Pipes(), cuts=(4, 6), epilogue=lambda: told.append(tensor.tolist())
+    )
+    assert [piece.source.numel() for piece in way.pieces] == [4, 2, 4]
+    until(lambda: is_open(way, 2), "the last gate opens")
+    assert is_open(way, 0)
+    assert is_open(way, 1)
+    torch.testing.assert_close(way.source, torch.arange(10.0))
+    way.come_back()
+    way.source.mul_(2)
+    end(way, 0)
+    until(lambda: tensor[0, 3] == 6, "the first piece comes back")
+    assert tensor.flatten()[4:].tolist() == [4, 5, 6, 7, 8, 9]
+    assert not told
+    end(way, 2)
+    end(way, 1)
+    way.order_current()
+    assert told == [[[0, 2, 4, 6, 8], [10, 12, 14, 16, 18]]]
+
+
+def test_pieces_that_end_in_any_order_come_back_as_they_end() -> None:
+    made, told = Made(), []
+    tensor = torch.arange(10.0)
+    way = made.bounce(
+        tensor, tensor, wakers=Pipes(), cuts=(5,), epilogue=lambda: told.append(tensor.tolist())
+    )
+    assert not way.ahead
+    until(lambda: is_open(way, 1), "the last gate opens")
+    way.source.mul_(2)
+    way.finish((), 1)
+    way.order_current()
+    assert tensor.tolist() == [0, 1, 2, 3, 4, 10, 12, 14, 16, 18]
+    assert not told
+    way.finish((), 0)
+    way.order_current()
+    assert told == [(2 * torch.arange(10.0)).tolist()]
+
+
+def test_a_gate_opens_when_its_piece_is_there() -> None:
+    made, held = Made(waits_by_stream=True), threading.Event()
+    tensor = torch.arange(8.0)
+    copy, copies = made.lane.to_host.copy, []
+
+    def slow(to: torch.Tensor, source: torch.Tensor) -> None:
+        copies.append(source.numel())
+        if len(copies) == 2:
+            made.lane.to_host.run(held.wait)
+        copy(to, source)
+
+    made.lane.to_host.copy = slow
+    way = made.bounce(tensor, tensor, wakers=Pipes(), cuts=(4,))
+    until(lambda: is_open(way, 0), "the first gate opens")
+    assert not is_open(way, 1)
+    assert way.pieces[0].source.tolist() == [0, 1, 2, 3]
+    held.set()
+    until(lambda: is_open(way, 1), "the second gate opens")
+    assert copies == [4, 4]
+
+
 def test_a_device_without_memory_says_so() -> None:
     made = Made()
     made.layer.refuses_memory = True
@@ -119,6 +204,7 @@ def test_a_retired_call_is_released_without_anybody_waiting() -> None:
     tensor = torch.ones(3000)
     for _ in range(3):
         way = Bounce(layer, device.take_lane(), device.pool, tensor, tensor)
+        way.fill()
         device.retirement.add(way, ())
         until(lambda way=way: way.is_released, "the memory is given back")
     assert device.pool.pieces == 1

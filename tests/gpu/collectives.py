@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import lossycoll
+from lossycoll.backend import on_device
 from tests.gpu.checks import Check, Rank, Table
 from tests.support import surface_cases as cases
 from tests.support.surface_kit import LAYOUTS, Kit, Op, data, operations
@@ -114,6 +115,33 @@ def point_to_point(rank: Rank) -> None:
         work.wait()
     for tag, out in outs:
         _same(out, data((1000 * tag,), torch.float32, 10 * other + tag), f"tag {tag}")
+
+
+@TABLE.check()
+def in_pieces(rank: Rank) -> None:
+    """Calls of one buffer whose parts are operations of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(on_device, "PIECE_BYTES", 4096)
+        patch.setattr(on_device, "RANK_BYTES", 64)
+        before = lossycoll.stats().operations
+        run = Cases(rank.rank, rank.world, device=rank.device)
+        for case in (cases.all_reduce, cases.broadcast):
+            for layout in LAYOUTS:
+                for dtype in (torch.float32, torch.bfloat16, torch.complex64, torch.int64):
+                    run.kit(case.__name__, case, dtype, layout)
+        _no_failures(run)
+        for size in (1535, 1536, 1537, 2560, 2561, 100_003):  # around one piece, two, and many
+            t = data((size,), torch.float32, rank.rank).to(rank.device)
+            want = sum(data((size,), torch.float32, one) for one in range(rank.world))
+            work = dist.all_reduce(t, async_op=True)
+            assert work is not None
+            if size % 2:
+                work.get_future().wait()
+            else:
+                work.wait()
+            _same(t, want, f"{size} elements")
+            assert work.is_success()
+        assert lossycoll.stats().operations - before > run.done + 100
 
 
 @TABLE.check()

@@ -20,6 +20,7 @@ from tests.support.waiting import until
 SAMPLE = (
     "all_reduce",
     "broadcast",
+    "in_pieces",
     "all_gather_single",
     "reduce_scatter_single",
     "all_to_all_single",
@@ -37,6 +38,7 @@ SAMPLE = (
     ("module", "names"),
     [
         ("collectives", SAMPLE),
+        ("few_bits", None),
         *(
             pytest.param(name, None, marks=pytest.mark.long)
             for name in ("collectives", "failures", "losses", "training")
@@ -95,8 +97,7 @@ def test_calls_take_lanes_by_group_and_memory_once() -> None:
 
 
 def rank_is_interrupted(rank: int, world: int) -> list[float]:
-    """Ctrl-C at rank 0, when the engine has the operation, and nobody has been told to open its
-    gate."""
+    """Ctrl-C at rank 0, when the engine has the operation, and its way back isn't queued."""
     import torch
     import torch.distributed as dist
 
@@ -107,16 +108,16 @@ def rank_is_interrupted(rank: int, world: int) -> list[float]:
     tensors = [torch.full((3000,), float(rank + 1)) for _ in range(3)]
     dist.all_reduce(tensors[0])
     stream: Any = fake_device.FakeStream
-    begun = stream.call
+    begun = stream.wait_for_word
     interrupts = [True]
 
-    def call(self: Any, function: int, argument: int) -> None:
+    def wait_for_word(self: Any, address: int) -> None:
         if interrupts and interrupts.pop():
             raise KeyboardInterrupt
-        begun(self, function, argument)
+        begun(self, address)
 
     if rank == 0:
-        stream.call = call
+        stream.wait_for_word = wait_for_word
         with pytest.raises(KeyboardInterrupt):
             dist.all_reduce(tensors[1])
     else:

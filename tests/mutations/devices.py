@@ -12,7 +12,7 @@ DEVICES = (
     mutation(
         "an operation that starts before its input is there",
         "native/gate.c",
-        "return !gate || __atomic_load_n(&gate->ready, __ATOMIC_ACQUIRE);",
+        "return !gate || __atomic_load_n(&gate->ready, __ATOMIC_SEQ_CST);",
         "return !gate || gate;",
         f"{GATES}::test_an_operation_waits_for_its_gate",
     ),
@@ -33,16 +33,30 @@ DEVICES = (
     mutation(
         "memory that is given back while a copy is under way",
         "lossycoll/devices/bounce.py",
-        "        return over and all(event.is_done() for event in self._places())\n",
+        "        return over and all(event.is_done() for event in places)\n",
         "        return over\n",
         f"{BOUNCE}::test_nothing_is_over_before_its_copies_are",
     ),
     mutation(
         "a copy back that doesn't wait for the operation",
         "lossycoll/devices/bounce.py",
-        "            to_device.wait_for_word(gates.done_word(self.gate))\n",
+        "                stream.wait_for_word(gates.done_word(piece.gate))\n",
         "",
         f"{FAKE}::test_what_the_checks_want_holds_on_a_fake_device",
+    ),
+    mutation(
+        "pieces that come back when the first of them is done",
+        "lossycoll/devices/bounce.py",
+        "                stream.wait_for_word(gates.done_word(piece.gate))\n",
+        "                stream.wait_for_word(gates.done_word(self.pieces[0].gate))\n",
+        f"{BOUNCE}::test_pieces_come_back_one_by_one",
+    ),
+    mutation(
+        "a sleeper that isn't told of an operation whose gate is open already",
+        "native/api.c",
+        "if (wake && lc_gate_is_open(call->gate))",
+        "if (wake && !call->gate)",
+        f"{GATES}::test_a_gate_may_be_opened_before_the_operation_is_there",
     ),
     mutation(
         "a copy that may keep what was there and never got it",

@@ -16,12 +16,14 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lossycoll.devices import registry
 from lossycoll.devices.host_memory import HostMemory
 from lossycoll.devices.layer import Lane
+from lossycoll.plan.lowbit import LowBit
 
 POISON: Final = 0xA5
 MOST_DELAY: Final = 0.002
@@ -106,6 +108,49 @@ class FakeStream:
         self._work.put(wait)
 
 
+class HostCodec:
+    """In place of a device's kernels: the codec of the host, packet by packet."""
+
+    def __init__(self) -> None:
+        self.encoded = 0
+
+    def encode(
+        self,
+        values: Tensor,
+        packets: Tensor,
+        to_bytes: Tensor,
+        how: LowBit,
+        *,
+        most_elements: int,
+        key: int = 0,
+    ) -> Tensor:
+        nans = 0
+        x, data = values.numpy(), to_bytes.numpy()
+        for first, n, at in packets.tolist():
+            assert n <= most_elements
+            part = x[first : first + n]
+            data[at : at + how.wire_bytes(n)] = how.encode(part, key << 32 | first)
+            nans += sum(
+                not np.isfinite(part[i : i + how.group]).all() for i in range(0, n, how.group)
+            )
+            self.encoded += n
+        return torch.tensor([nans], dtype=torch.int32)
+
+    def decode(
+        self,
+        from_bytes: Tensor,
+        packets: Tensor,
+        to_values: Tensor,
+        how: LowBit,
+        *,
+        most_elements: int,
+    ) -> None:
+        x, data = to_values.numpy(), from_bytes.view(-1).numpy()
+        for first, n, at in packets.tolist():
+            assert n <= most_elements
+            x[first : first + n] = how.decode(data[at : at + how.wire_bytes(n)], n)
+
+
 class FakeLayer:
     """As :class:`lossycoll.devices.layer.Layer`. ``waits_by_stream``: whether its streams can."""
 
@@ -114,6 +159,7 @@ class FakeLayer:
         self.waits_by_stream = waits_by_stream
         self.lanes: list[Lane] = []
         self.refuses_memory = False
+        self.codec: HostCodec | None = HostCodec()
         self._seed = seed
 
     def new_lane(self) -> Lane:
@@ -128,6 +174,14 @@ class FakeLayer:
         if self.refuses_memory:
             raise MemoryError(f"the fake device has no {nbytes} bytes")
         return torch.full((nbytes,), POISON, dtype=torch.uint8)
+
+    def low_bits(self) -> Any:
+        return self.codec
+
+    def aside(self, lane: Lane, tensor: Tensor) -> contextlib.AbstractContextManager[None]:
+        """The caller's stream is its thread, and nothing can be beside it."""
+        del lane, tensor
+        return contextlib.nullcontext()
 
     def future(self) -> torch.futures.Future[Any]:
         return torch.futures.Future()

@@ -90,6 +90,16 @@ class Endpoint(CollectiveEndpoint):
         return self._topology.one_host
 
     @property
+    def host_each(self) -> bool:
+        """Whether each rank counts as a host of its own."""
+        return len(set(self._topology.hosts)) == self.world
+
+    @property
+    def group(self) -> int:
+        """The group's number, the same on all ranks."""
+        return self._group
+
+    @property
     def wakers(self) -> Wakers:
         """What gates of its operations are made with."""
         assert self._engine is not None

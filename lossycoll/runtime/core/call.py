@@ -32,11 +32,22 @@ class Collective:
     """One call, as the other ranks must issue it too. The text is made only when it is needed.
 
     ``seq`` is its number in the group, set when it is issued; point to point has none (-1).
-    ``delivery`` is empty for what is reliable and not encoded. ``submitted`` counts its operations;
-    -1: unknown. ``last_op``: the number of the last one that the engine was given; -1: none.
+    ``delivery`` is empty for what is reliable and not encoded. ``operations``: how many it takes;
+    ``submitted`` counts those that were submitted, -1: unknown. ``last_op``: the number of the last
+    one that the engine was given; -1: none.
     """
 
-    __slots__ = ("delivery", "detail", "dtype", "elements", "last_op", "name", "seq", "submitted")
+    __slots__ = (
+        "delivery",
+        "detail",
+        "dtype",
+        "elements",
+        "last_op",
+        "name",
+        "operations",
+        "seq",
+        "submitted",
+    )
 
     def __init__(
         self, name: str, dtype: object = None, elements: int = -1, detail: object = ""
@@ -47,6 +58,7 @@ class Collective:
         self.detail = detail
         self.delivery = ""
         self.seq = -1
+        self.operations = 1
         self.submitted = 0
         self.last_op = -1
 

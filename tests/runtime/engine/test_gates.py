@@ -84,6 +84,18 @@ def ranks() -> Iterator[Ranks]:
         yield Ranks(network)
 
 
+def test_a_gate_may_be_opened_before_the_operation_is_there(ranks: Ranks) -> None:
+    """Whoever opens it wakes an engine that finds nothing, and goes to sleep again."""
+    gate = ranks.gate()
+    gate.open()
+    ticket = ranks.submit(1)
+    assert ranks.wait(1, ticket, STILL) == Code.PENDING
+    tickets = [ranks.submit(0, gate), ticket]
+    # Nobody drives rank 0's engine: it has to be awake by itself.
+    until(lambda: gate.done, "the operation ends")
+    assert [ranks.wait(rank, tickets[rank]) for rank in range(2)] == [Code.OK] * 2
+
+
 def test_an_operation_waits_for_its_gate(ranks: Ranks) -> None:
     gate = ranks.gate()
     ranks.data[0][:] = -1  # what the device has yet to write

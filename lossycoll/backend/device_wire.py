@@ -1,0 +1,347 @@
+"""All-reduces in few bits whose elements are encoded on their device: fewer bytes are copied from
+there and back, and the host has nothing to add.
+
+Each rank encodes its contributions to the parts of all others, which are exchanged as bytes; each
+adds up its part, encodes the sum, and gathers the sums of all. These are the two phases that the
+engine has for tensors of the host, with the same format and the same rounding. Source: Flash
+Communication, arXiv 2412.04964, algorithm 1.
+
+It serves reliable calls of groups whose ranks have a host each: what stays in a host isn't encoded,
+and where packets may be lost the engine has to know their elements.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property, lru_cache
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lossycoll.devices.layer import Lane, Layer, LowBits
+from lossycoll.devices.registry import Device, device_of
+from lossycoll.options.texts import DEVICE_WIRE
+from lossycoll.plan import codec
+from lossycoll.plan.lowbit import LowBit
+from lossycoll.runtime.collectives.endpoint import Endpoint
+
+from . import describe
+from .collectives import ALL_TO_ALL_EVEN
+from .description import Description
+from .on_device import Lanes
+from .reduction import Reduction
+from .tensors import contiguous, spread
+from .work import LossyWork, ManyWork
+
+LEAST_BYTES: Final = 1 << 20
+"""Of smaller calls two exchanges take longer than one, whatever is encoded where."""
+PACKET: Final = 8192
+"""Elements that are encoded together; whole groups."""
+FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
+
+Run = Callable[[Description, Any], dist.Work]
+
+
+class Parts(NamedTuple):
+    """A tensor of so many elements in parts, one for each rank.
+
+    Attributes:
+        each: Elements of a part; the last ones may be shorter, or empty.
+        elements: Of all.
+        world: How many parts.
+    """
+
+    each: int
+    elements: int
+    world: int
+
+    @classmethod
+    def of(cls, elements: int, world: int) -> Parts:
+        """Of one size but for the last, in whole packets where there are enough."""
+        unit = PACKET if elements >= PACKET * world else 128
+        return cls(-(-elements // (world * unit)) * unit, elements, world)
+
+    def length(self, part: int) -> int:
+        """Elements of a part."""
+        return min(max(self.elements - part * self.each, 0), self.each)
+
+    def nbytes(self, how: LowBit) -> int:
+        """Bytes that a whole part is encoded in."""
+        return sum(how.wire_bytes(n) for _, n in _packets(self.each))
+
+    def table(self, how: LowBit, parts: list[tuple[int, int, int]]) -> Tensor:
+        """Descriptions of packets, as :meth:`LowBits.encode` takes them.
+
+        Args:
+            how: How they are encoded.
+            parts: The number of each part, where its elements begin, and where its bytes do.
+
+        Returns:
+            int64, shape (packets, 3).
+        """
+        rows = []
+        for part, first, first_byte in parts:
+            at = first_byte
+            for begin, n in _packets(self.length(part)):
+                rows.append((first + begin, n, at))
+                at += how.wire_bytes(n)
+        return torch.from_numpy(np.array(rows, np.int64).reshape(-1, 3))
+
+
+def _packets(elements: int) -> list[tuple[int, int]]:
+    """The first element of each packet, and how many it has."""
+    return [(at, min(PACKET, elements - at)) for at in range(0, elements, PACKET)]
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What is encoded and decoded in a call of one size, at one rank.
+
+    Attributes:
+        parts: The parts.
+        part_bytes: Of a contribution to a part, and of a part's sum.
+        sent: Contributions to others, from the tensor.
+        came: Contributions of others, to rows of one part each.
+        mean: The own part's sum.
+        gathered: All sums, to the tensor.
+    """
+
+    parts: Parts
+    part_bytes: tuple[int, int]
+    sent: Tensor
+    came: Tensor
+    mean: Tensor
+    gathered: Tensor
+
+
+@lru_cache(maxsize=64)
+def tables_of(elements: int, world: int, rank: int, hows: tuple[LowBit, LowBit], to: str) -> Tables:
+    """The tables, on a device.
+
+    Args:
+        elements: Of the tensor.
+        world: Number of ranks.
+        rank: This rank.
+        hows: How contributions are encoded, and how sums.
+        to: The device's name.
+    """
+    parts = Parts.of(elements, world)
+    first, second = (parts.nbytes(how) for how in hows)
+    others = [part for part in range(world) if part != rank]
+    tables = (
+        parts.table(hows[0], [(r, r * parts.each, r * first) for r in others]),
+        parts.table(hows[0], [(rank, r * parts.each, r * first) for r in others]),
+        parts.table(hows[1], [(rank, 0, 0)]),
+        parts.table(hows[1], [(r, r * parts.each, r * second) for r in range(world)]),
+    )
+    return Tables(parts, (first, second), *(table.to(to) for table in tables))
+
+
+class DeviceWork(ManyWork):
+    """Both exchanges of a call, and what is decoded after them.
+
+    Args:
+        works: The exchanges.
+        result: The tensors that the call fills.
+        after: Where the device is when they are filled.
+    """
+
+    def __init__(self, works: list[dist.Work], result: list[Tensor], after: After) -> None:
+        super().__init__(works, result)
+        self._after = after
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """As :meth:`EngineWork.wait`; ``timeout`` is for each exchange by itself."""
+        super().wait(timeout)
+        self._after.order_current()
+        return True
+
+    def wait_on_host(self) -> None:
+        """As :meth:`LossyWork.wait_on_host`."""
+        super().wait_on_host()
+        self._after.end.wait()
+
+    @property
+    def streams(self) -> list[Any]:
+        """The place after all."""
+        return [self._after]
+
+    def is_completed(self) -> bool:
+        """Whether the result is there."""
+        return super().is_completed() and bool(self._after.end.is_done())
+
+
+class After:
+    """A place in a stream that isn't the caller's.
+
+    Args:
+        layer: The device.
+        lane: The group's.
+        end: The place.
+    """
+
+    ahead = True
+
+    def __init__(self, layer: Layer, lane: Lane, end: Any) -> None:
+        self.layer: Final = layer
+        self.end: Final = end
+        self._lane = lane
+
+    def order_current(self) -> None:
+        """What the caller queues from now on comes after it."""
+        self.layer.current().wait_for(self.end)
+
+    def after_end(self) -> contextlib.AbstractContextManager[None]:
+        """What a future is set to inside is ready after it."""
+        return self.layer.after(self._lane, self.end)
+
+
+class DeviceWire:
+    """One group's.
+
+    Args:
+        endpoint: The group's endpoint.
+        lanes: The group's lanes.
+        run: Serves a call.
+    """
+
+    def __init__(self, endpoint: Endpoint, lanes: Lanes, run: Run) -> None:
+        self._endpoint = endpoint
+        self._lanes = lanes
+        self._run = run
+        self._calls = 0
+        self._nan_groups: list[Tensor] = []
+        self._agreed: dict[Device, LowBits | None] = {}
+
+    @cached_property
+    def _may_serve(self) -> bool:
+        endpoint = self._endpoint
+        return endpoint.world > 1 and endpoint.host_each and not endpoint.options.continues
+
+    def serves(self, call: Description, encoding: str, reduction: Reduction | None) -> bool:
+        """Whether a reliable call is served here, if all ranks' devices can; alike on all ranks.
+
+        Args:
+            call: The call, whose tensors lie on a device.
+            encoding: Of both phases.
+            reduction: What it reduces by.
+        """
+        native = reduction is not None and reduction.native
+        if not native or call.dtype not in FLOATS or call.nbytes < LEAST_BYTES:
+            return False
+        both = codec.phases(encoding)
+        return self._may_serve and all(codec.codec_of(one, "f32").low for one in both)
+
+    def codec_of(self, tensor: Tensor, opts: Any) -> LowBits | None:
+        """What encodes on the tensor's device, if all ranks have it; they find out once.
+
+        Args:
+            tensor: One of the call's.
+            opts: torch's options of the call.
+
+        Raises:
+            LossyError: The group has failed.
+        """
+        device = device_of(tensor)
+        if device not in self._agreed:
+            disabled = DEVICE_WIRE in self._endpoint.options.disabled
+            own = None if disabled else device.layer.low_bits()
+            votes = torch.tensor([own is not None], dtype=torch.int32, device=tensor.device)
+            work = self._run(describe.all_reduce([votes], _Min), opts)
+            work.wait()
+            self._agreed[device] = own if bool(votes.item()) else None
+        return self._agreed[device]
+
+    def all_reduce(
+        self, low_bits: LowBits, call: Description, encoding: str, reduction: Reduction, opts: Any
+    ) -> LossyWork:
+        """Serves a call that :meth:`serves` is true of; it returns when all is queued.
+
+        Args:
+            low_bits: What encodes on the device.
+            call: The call.
+            encoding: Of both phases.
+            reduction: What it reduces by.
+            opts: torch's options of the call.
+
+        Raises:
+            DeviceError: There is no memory on the device, or of the host.
+            LossyError: The group has failed.
+        """
+        tensor, endpoint = call.writes[0], self._endpoint
+        device = device_of(tensor)
+        first, second = (codec.codec_of(one, "f32").low for one in codec.phases(encoding))
+        assert first is not None
+        assert second is not None
+        detail = f"{encoding} {tensor.dtype} {call.op.op.name}"
+        lane = self._lanes.on(device, "few bits")
+        count, self._calls = self._calls, self._calls + 1
+        keys = [self._key(count, phase) for phase in range(2)]
+        rank, world = endpoint.rank, endpoint.world
+        with device.layer.aside(lane, tensor):
+            whole = reduction.contribution(contiguous(tensor.detach())).view(-1)
+            values = whole.to(torch.float32)
+            tables = tables_of(values.numel(), world, rank, (first, second), str(tensor.device))
+            parts, (sent_bytes, mean_bytes) = tables.parts, tables.part_bytes
+            most = min(parts.each, PACKET)
+            data = values.new_empty((2, world * sent_bytes), dtype=torch.uint8)
+            how = {"most_elements": most}
+            nans = low_bits.encode(values, tables.sent, data[0], first, key=keys[0], **how)
+            exchanged = self._run(_exchange(data[0], data[1], detail), opts)
+            exchanged.wait()
+            rows = values.new_empty((world, parts.each))
+            low_bits.decode(data[1], tables.came, rows.view(-1), first, **how)
+            begin, own = rank * parts.each, parts.length(rank)
+            rows[rank, :own] = values[begin : begin + own]
+            total = rows[:, :own].sum(0)
+            if reduction.mean:
+                total /= world
+            sums = values.new_empty((world + 1, mean_bytes), dtype=torch.uint8)
+            nans += low_bits.encode(total, tables.mean, sums[-1], second, key=keys[1], **how)
+            every = describe.all_gather_single(endpoint.health.where, sums[:-1].view(-1), sums[-1])
+            gathered = self._run(every, opts)
+            gathered.wait()
+            low_bits.decode(sums[:-1].view(-1), tables.gathered, values, second, **how)
+            if values.data_ptr() != tensor.data_ptr():
+                spread(values.view(tensor.shape), [tensor])
+            self._note(nans)
+            after = After(device.layer, lane, device.layer.current().record())
+        return DeviceWork([exchanged, gathered], call.filled, after)
+
+    def _key(self, count: int, phase: int) -> int:
+        """Of what is drawn, rounding at random: of the group, the call, the rank and the phase."""
+        text = f"{self._endpoint.group} {count} {self._endpoint.rank} {phase}"
+        return zlib.crc32(text.encode())
+
+    def _note(self, nans: Tensor) -> None:
+        """Adds up on the device: nobody waits for it now."""
+        self._nan_groups = [sum(self._nan_groups, nans)]
+
+    def nan_groups(self) -> int:
+        """Groups with a NaN or an infinity that were encoded here until now; it waits for them."""
+        return sum(int(counted.item()) for counted in self._nan_groups)
+
+
+class _Min:
+    """In place of torch's ReduceOp, which says less of itself."""
+
+    op = dist.ReduceOp.MIN
+
+
+def _exchange(sent: Tensor, came: Tensor, detail: str) -> Description:
+    """An even all-to-all of bytes; ``detail``: what they mean, which all ranks must agree on."""
+    return Description(
+        ALL_TO_ALL_EVEN,
+        reads=[sent],
+        writes=[came],
+        nbytes=sent.numel(),
+        compared=sent,
+        detail=detail,
+    )

@@ -1,0 +1,455 @@
+"""Packets of floats in few bits, encoded and decoded on a GPU, by Triton: docs/wire.md has their
+format.
+
+native/lowbit.c and lossycoll/plan/lowbit.py are the same to the bit. This module imports Triton, so
+import it only where that is there.
+
+What keeps a GPU to the bit: kernels are launched with ``enable_fp_fusion=False``, since a product
+and a difference that are fused are rounded once instead of twice; quotients are those of IEEE 754
+(``div_rn``: Triton's ``/`` is up to 2 ulp off); denormals aren't flushed, as a test reads in the
+code that is made; and NaNs and infinities are found in integers, so that none is compared. Triton
+3.4 does flush in ``div_rn``, where it is of no account: a quotient here, and what it is of, is 0 or
+2^-17 at least.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Final
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lossycoll.plan.lowbit import GROUPS, PLANES, LowBit
+
+from .lowbit_parts import (
+    CONSTANT,
+    GREATEST_INT,
+    INFINITE,
+    LEAST_INT,
+    MINUS_INFINITE,
+    MOST,
+    NO_PLACE,
+    NOT_A_NUMBER,
+    ROUNDER,
+    TOP,
+    bits_of,
+    cut_down,
+    cut_up,
+    draw,
+    float_of,
+    get_bytes,
+    get_planes,
+    in_order,
+    nearest,
+    planes_bytes,
+    power_of_two,
+    put_bytes,
+    put_planes,
+)
+
+ENCODED_AT_ONCE: Final = {128: 512, 32: 256}
+"""By size of a group: elements of one program; whole groups, of which every plane has whole bytes.
+The grids of its groups are in the registers of all of its threads, hence fewer of small groups."""
+DECODED_AT_ONCE: Final = {128: 1024, 32: 1024}
+"""The same, of decoding."""
+WARPS: Final = 1
+"""Of a program. Of several each would work out the grids of all groups."""
+MOST_CHUNKS: Final = 65535
+"""Of a packet: the largest second dimension of a launch."""
+_FIELDS: Final = 3
+"""Of a packet's description."""
+_POINTERS: Final = ("values", "packets", "data")
+"""Arguments of kernels: a packet may lie anywhere, so that their alignment is of no use."""
+
+
+def encode(
+    values: Tensor,
+    packets: Tensor,
+    to_bytes: Tensor,
+    how: LowBit,
+    *,
+    most_elements: int,
+    key: int = 0,
+    counter: int = 0,
+) -> Tensor:
+    """Queues the encoding of packets on the current stream, each by itself.
+
+    What the descriptions of packets say isn't checked: they lie on the device. A packet that goes
+    beyond a tensor reads or writes beyond it.
+
+    Args:
+        values: Elements of all packets; float32, contiguous.
+        packets: By packet: its first element in ``values``, how many it has, and its first byte in
+            ``to_bytes``; int64, shape (packets, 3), contiguous. Bytes of packets don't overlap. A
+            first byte may lie anywhere.
+        to_bytes: Where ``how.wire_bytes(elements)`` of each packet are written, and nothing else;
+            uint8, contiguous.
+        how: The encoding.
+        most_elements: The largest packet's; of a larger one the rest isn't written.
+        key: 32 bits of what is drawn, rounding at random: the upper half of the seed of
+            :meth:`~lossycoll.plan.lowbit.LowBit.encode`.
+        counter: The counter of the first of ``values``. Others count from there, in 32 bits.
+
+    Returns:
+        How many groups had a NaN or an infinity, and are NaN in their packet; int32, shape (1,), on
+        the device, when the stream is there.
+
+    Raises:
+        ValueError: A tensor isn't as above, ``how`` is no format, or ``most_elements`` too large.
+    """
+    _check(values, packets, to_bytes, how)
+    nan_groups = torch.zeros(1, dtype=torch.int32, device=values.device)
+    chunk = ENCODED_AT_ONCE[how.group]
+    grid = _launch_of(packets, most_elements, chunk)
+    if grid:
+        with _device_of(values):
+            _encode[grid](
+                *(values, packets, to_bytes, nan_groups, _signed(counter), _signed(key)),
+                **_constants(how, chunk),
+                STOCHASTIC=how.stochastic,
+            )
+    return nan_groups
+
+
+def decode(
+    from_bytes: Tensor,
+    packets: Tensor,
+    to_values: Tensor,
+    how: LowBit,
+    *,
+    most_elements: int,
+) -> None:
+    """Queues the decoding of packets on the current stream.
+
+    Whatever stands in the bytes, only the elements of packets are written. What ``packets`` says
+    isn't checked, as in :func:`encode`.
+
+    Args:
+        from_bytes: Bytes of all packets; uint8, contiguous.
+        packets: By packet: its first element in ``to_values``, how many it has, and its first byte
+            in ``from_bytes``; int64, shape (packets, 3), contiguous. Elements don't overlap.
+        to_values: Where elements are written; float32, contiguous.
+        how: The encoding; whether it rounds at random makes no difference.
+        most_elements: The largest packet's; of a larger one the rest isn't written.
+
+    Raises:
+        ValueError: A tensor isn't as above, ``how`` is no format, or ``most_elements`` too large.
+    """
+    _check(to_values, packets, from_bytes, how)
+    chunk = DECODED_AT_ONCE[how.group]
+    grid = _launch_of(packets, most_elements, chunk)
+    if grid:
+        with _device_of(to_values):
+            _decode[grid](from_bytes, packets, to_values, **_constants(how, chunk))
+
+
+def _check(values: Tensor, packets: Tensor, data: Tensor, how: LowBit) -> None:
+    wanted = (("values", values, torch.float32), ("bytes", data, torch.uint8))
+    for name, tensor, dtype in (*wanted, ("packets", packets, torch.int64)):
+        if tensor.dtype != dtype or not tensor.is_contiguous() or tensor.device != values.device:
+            raise ValueError(
+                f"{name}: {tensor.dtype} on {tensor.device}, contiguous: {tensor.is_contiguous()}; "
+                f"wanted contiguous {dtype} on {values.device}"
+            )
+    if packets.dim() != 2 or packets.shape[1] != _FIELDS:
+        raise ValueError(f"packets have the shape {tuple(packets.shape)}, wanted (packets, 3)")
+    if how.bits not in PLANES or how.group not in GROUPS:
+        raise ValueError(
+            f"{how.bits} bits in groups of {how.group}, wanted one of {tuple(PLANES)} in groups of "
+            f"one of {GROUPS}"
+        )
+
+
+def _launch_of(packets: Tensor, most_elements: int, chunk: int) -> tuple[int, int] | None:
+    """A program for each chunk that a packet may have; None: there is none.
+
+    Raises:
+        ValueError: They are too many.
+    """
+    most = chunk * MOST_CHUNKS
+    if not 0 <= most_elements <= most:
+        raise ValueError(
+            f"{most_elements} elements in a packet, wanted 0 to {most}: make more packets of them"
+        )
+    chunks = -(-most_elements // chunk)
+    return (len(packets), chunks) if len(packets) and chunks else None
+
+
+def _constants(how: LowBit, chunk: int) -> dict[str, Any]:
+    """What a kernel is compiled for, and how it is launched."""
+    return {
+        "BITS": how.bits,
+        "GROUP": how.group,
+        "SPIKES": how.spikes,
+        "CHUNK": chunk,
+        "num_warps": WARPS,
+        "enable_fp_fusion": False,
+    }
+
+
+def _device_of(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
+    """Triton launches on the current device. The CPU's tensors are its interpreter's."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
+
+
+def _signed(word: int) -> int:
+    """32 bits as an int32: a kernel for each way to pass an argument would be compiled anew."""
+    return ((word & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000
+
+
+# ---- encode ----
+
+
+@triton.jit
+def _ends(ordered: tl.tensor, members: tl.tensor) -> tl.tuple:
+    """The least and the greatest of each group; without members the least is beyond the other."""
+    low = tl.min(tl.where(members, ordered, GREATEST_INT), axis=1)
+    high = tl.max(tl.where(members, ordered, LEAST_INT), axis=1)
+    return low, high
+
+
+@triton.jit
+def _number(ordered: tl.tensor, usable: tl.tensor) -> tl.tensor:
+    """The floats of these integers, with no negative zero; 0 where they aren't usable."""
+    x = float_of(in_order(tl.where(usable, ordered, 0)))
+    return tl.where(x == 0.0, 0.0, x)
+
+
+@triton.jit
+def _place_of(
+    x: tl.tensor, value: tl.tensor, place: tl.tensor, members: tl.tensor, apart: tl.tensor
+) -> tl.tensor:
+    """Where the first element of each group lies that equals its value."""
+    is_it = members & (x == value[:, None])
+    first = tl.min(tl.where(is_it, place, NO_PLACE), axis=1)
+    return tl.where(apart, first, NO_PLACE)
+
+
+@triton.jit
+def _put_spikes(
+    to: tl.tensor,
+    groups: tl.tensor,
+    g: tl.tensor,
+    x: tl.tensor,
+    low: tl.tensor,
+    high: tl.tensor,
+    usable: tl.tensor,
+    place: tl.tensor,
+    members: tl.tensor,
+) -> tl.tensor:
+    """Writes the spikes of a chunk's groups. Returns the members that are left: an element that
+    stands for a spike is one of them, so it changes no range."""
+    lowest, highest = _number(low, usable), _number(high, usable)
+    apart = lowest != highest
+    low_place = _place_of(x, lowest, place, members, apart)
+    high_place = _place_of(x, highest, place, members, apart)
+    live = g < groups
+    put_bytes(to, g, tl.where(apart, cut_down(lowest), 0), live, 3)
+    put_bytes(to + 3 * groups, g, tl.where(apart, cut_up(highest), 0), live, 3)
+    put_bytes(to + 6 * groups, g, low_place, live, 1)
+    put_bytes(to + 7 * groups, g, high_place, live, 1)
+    return members & (place != low_place[:, None]) & (place != high_place[:, None])
+
+
+@triton.jit
+def _step_of(anchor: tl.tensor, other: tl.tensor, BITS: tl.constexpr) -> tl.tensor:
+    """The last index is at the other end, but no farther from zero than the anchor."""
+    LEVELS: tl.constexpr = (1 << BITS) - 1
+    most = (anchor.to(tl.int32) << BITS) // LEVELS
+    levels = tl.full(anchor.shape, LEVELS, tl.float32)
+    wanted = nearest(tl.div_rn((anchor - other) * (1 << (BITS - 1)), levels)).to(tl.int32)
+    return tl.minimum(wanted, most)
+
+
+@triton.jit
+def _grid_of_ends(
+    far: tl.tensor, other: tl.tensor, sign: tl.tensor, BITS: tl.constexpr
+) -> tl.tuple:
+    """Of groups: exponent, both factors to units, the anchor without its sign, step, and whether
+    the grid goes on beyond the group, as a step is two units at least."""
+    LEAST: tl.constexpr = 1 << BITS
+    exponent = tl.maximum(bits_of(far * sign) >> 23, 1)
+    power = TOP - exponent
+    first_power = tl.minimum(power, 127)
+    first = power_of_two(first_power)
+    second = power_of_two(power - first_power)  # one factor may be beyond float32
+    near = nearest(far * sign * first * second)
+    anchor = tl.where(near < MOST, near, MOST)
+    step = _step_of(anchor, other * sign * first * second, BITS)
+    return exponent, first, second, anchor, tl.maximum(step, LEAST), step < LEAST
+
+
+@triton.jit
+def _places(
+    x: tl.tensor,
+    first: tl.tensor,
+    second: tl.tensor,
+    anchor: tl.tensor,
+    inverse: tl.tensor,
+    BITS: tl.constexpr,
+) -> tl.tensor:
+    """Where elements lie on the grid, not rounded yet. All but x are of groups."""
+    most = ((1 << BITS) - 1) * 1.0
+    t = (anchor[:, None] - x * first[:, None] * second[:, None]) * inverse[:, None]
+    t = tl.where(t > 0.0, t, 0.0)
+    return tl.where(t < most, t, most)
+
+
+@triton.jit
+def _encode_groups(
+    x: tl.tensor,
+    low: tl.tensor,
+    high: tl.tensor,
+    special: tl.tensor,
+    counters: tl.tensor,
+    key: tl.tensor,
+    BITS: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
+) -> tl.tuple:
+    """Indices, and by group anchor, step and exponent; low and high are of :func:`_ends`."""
+    usable = (low <= high) & ~special
+    low, high = _number(low, usable), _number(high, usable)
+    is_float = low == high
+    upper = high >= -low
+    sign = tl.where(upper, 1.0, -1.0)
+    far, other = tl.where(upper, high, low), tl.where(upper, low, high)
+    exponent, first, second, anchor, step, coarse = _grid_of_ends(far, other, sign, BITS)
+    anchor *= sign
+    half = tl.full(step.shape, 1 << (BITS - 1), tl.float32)
+    inverse = sign * tl.div_rn(half, step.to(tl.float32))
+    t = _places(x, first, second, anchor, inverse, BITS)
+    if STOCHASTIC:  # ends stay ends: then what a group is decoded to has the same grid
+        drawn = tl.where(x == far[:, None], 0.0, t)
+        drawn = tl.where(x == other[:, None], ((1 << BITS) - 1) * 1.0, drawn)
+        t = tl.where(coarse[:, None], t, drawn + draw(counters, key))
+    indices = tl.where(is_float[:, None], 0, bits_of(t + ROUNDER) & 255)
+    alone = tl.where(special, NOT_A_NUMBER, bits_of(low))
+    return (
+        indices,
+        tl.where(is_float, alone >> 16, anchor.to(tl.int32)),
+        tl.where(is_float, alone, step),
+        tl.where(is_float, CONSTANT, exponent),
+    )
+
+
+@triton.jit(do_not_specialize=["counter", "key"], do_not_specialize_on_alignment=_POINTERS)
+def _encode(
+    values: tl.tensor,
+    packets: tl.tensor,
+    data: tl.tensor,
+    nan_groups: tl.tensor,
+    counter: tl.tensor,
+    key: tl.tensor,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    SPIKES: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
+    CHUNK: tl.constexpr,
+) -> None:
+    """One chunk of one packet; a row is a group."""
+    packet = packets + 3 * tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * CHUNK
+    n = tl.load(packet + 1).to(tl.int32)
+    if at >= n:
+        return
+    from_element, to = tl.load(packet), data + tl.load(packet + 2)
+    rows = tl.arange(0, CHUNK // GROUP)
+    place = tl.arange(0, GROUP)[None, :]
+    within = at + rows[:, None] * GROUP + place
+    members = within < n
+    x = tl.load(values + from_element + within, mask=members, other=0.0)
+    ordered = in_order(bits_of(x))
+    low, high = _ends(ordered, members)
+    special = (high >= INFINITE) | (low <= MINUS_INFINITE)
+    g, groups = at // GROUP + rows, (n + GROUP - 1) // GROUP
+    headers = to + planes_bytes(n, BITS)
+    if SPIKES:
+        usable = (low <= high) & ~special
+        spikes = headers + 5 * groups
+        members = _put_spikes(spikes, groups, g, x, low, high, usable, place, members)
+        low, high = _ends(ordered, members)
+    counters = (from_element + within + counter).to(tl.uint32)
+    indices, anchor, step, exponent = _encode_groups(
+        x, low, high, special, counters, key.to(tl.uint32), BITS, STOCHASTIC
+    )
+    put_planes(to, tl.where(members, indices, 0), at, n, BITS, CHUNK)
+    put_bytes(headers, g, anchor, g < groups, 2)
+    put_bytes(headers + 2 * groups, g, step, g < groups, 2)
+    put_bytes(headers + 4 * groups, g, exponent, g < groups, 1)
+    found = tl.sum(special.to(tl.int32))
+    if found > 0:
+        tl.atomic_add(nan_groups, found)
+
+
+# ---- decode ----
+
+
+@triton.jit
+def _decode_groups(
+    indices: tl.tensor, anchor: tl.tensor, step: tl.tensor, exponent: tl.tensor, BITS: tl.constexpr
+) -> tl.tensor:
+    """What indices stand for; the others are of groups, and may be anything."""
+    unit = power_of_two(exponent - TOP)
+    signed = (anchor << 16) >> 16
+    part = 2.0 / (1 << BITS)
+    factor = step.to(tl.float32) * tl.where(signed < 0, -part, part)
+    from_anchor = indices.to(tl.float32) * factor[:, None]
+    on_grid = (signed.to(tl.float32)[:, None] - from_anchor) * unit[:, None]
+    alone = (anchor << 16) | step  # as an integer: a NaN keeps its bits
+    is_float = exponent == CONSTANT
+    return float_of(tl.where(is_float[:, None], alone[:, None], bits_of(on_grid)))
+
+
+@triton.jit
+def _with_spikes(
+    source: tl.tensor, groups: tl.tensor, g: tl.tensor, x: tl.tensor, place: tl.tensor
+) -> tl.tensor:
+    """Decoded groups with their spikes. A grid may end beyond them, but no element does."""
+    live = g < groups
+    low = float_of(get_bytes(source, g, live, 3) << 8)[:, None]
+    high = float_of(get_bytes(source + 3 * groups, g, live, 3) << 8)[:, None]
+    low_place = get_bytes(source + 6 * groups, g, live, 1)[:, None]
+    high_place = get_bytes(source + 7 * groups, g, live, 1)[:, None]
+    held = tl.where(x < low, low, x)
+    held = tl.where(held > high, high, held)
+    held = tl.where(place == low_place, low, held)
+    held = tl.where(place == high_place, high, held)  # one beyond the group is nobody's
+    return tl.where(low_place == NO_PLACE, x, held)
+
+
+@triton.jit(do_not_specialize_on_alignment=_POINTERS)
+def _decode(
+    data: tl.tensor,
+    packets: tl.tensor,
+    values: tl.tensor,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    SPIKES: tl.constexpr,
+    CHUNK: tl.constexpr,
+) -> None:
+    """One chunk of one packet; a row is a group."""
+    packet = packets + 3 * tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * CHUNK
+    n = tl.load(packet + 1).to(tl.int32)
+    if at >= n:
+        return
+    to, source = values + tl.load(packet), data + tl.load(packet + 2)
+    rows = tl.arange(0, CHUNK // GROUP)
+    place = tl.arange(0, GROUP)[None, :]
+    within = at + rows[:, None] * GROUP + place
+    g, groups = at // GROUP + rows, (n + GROUP - 1) // GROUP
+    headers = source + planes_bytes(n, BITS)
+    indices = get_planes(source, within, within < n, n, BITS)
+    x = _decode_groups(
+        indices,
+        get_bytes(headers, g, g < groups, 2),
+        get_bytes(headers + 2 * groups, g, g < groups, 2),
+        get_bytes(headers + 4 * groups, g, g < groups, 1),
+        BITS,
+    )
+    if SPIKES:
+        x = _with_spikes(headers + 5 * groups, groups, g, x, place)
+    tl.store(to + within, x, mask=within < n)

@@ -4,7 +4,8 @@ Two ranks on one GPU. Copies: pinned memory to the device and back, one way at a
 tensors on the GPU beside those of the CPU, in turns, each until the device has done all. Calls: how
 long an all-reduce keeps the host that is not waited for (issue), and its ``wait()`` (wait), behind
 a kernel that takes long. Steps: of a GPT under DDP and FSDP2, with and without communication; what
-share of that is hidden behind the kernels. Rank 0's clock; medians.
+share of that is hidden behind the kernels. Wires: all-reduces in few bits by UDP, whose floats the
+host encodes, or the GPU. Kernels: those that encode and decode. Rank 0's clock; medians.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from torch import Tensor, nn
 from benchmarks.common.local_job import run_job
 from benchmarks.common.report import fill, markdown, plt, save, write_json
 from benchmarks.common.results import commit, machine
-from lossycoll import _autoload
+from lossycoll import _autoload, reliable
 from lossycoll.cli.launcher import EventWriter
 
 SIZES = (4096, 1 << 18, 1 << 20, 4 << 20, 25 << 20, 64 << 20)
@@ -36,7 +37,12 @@ WARM = 8
 LONG_KERNEL = 40_000_000
 """Cycles: about 20 ms."""
 
-WHAT = ("copies", "gpu", "all_reduce", "calls", "ddp", "fsdp2")
+WHAT = ("copies", "gpu", "all_reduce", "calls", "ddp", "fsdp2", "wires", "kernels")
+WIRES = ("int8", "int4", "int4/int8")
+ENCODED = (1, 25, 64)
+"""MiB of float32."""
+FORMATS = ((8, 128), (4, 128), (4, 32))
+"""Bits and groups, of kernels by themselves."""
 KERNELS = "kernels"
 COPIES = {"DtoH": "to the host", "HtoD": "to the device"}
 ROWS = (KERNELS, *COPIES.values())
@@ -200,6 +206,44 @@ def fsdp_steps(width: int, layers: int, batch: int) -> dict[str, Any]:
     return steps_of(alone, sharded, x, exchange)
 
 
+def wires(mib: int, wire: str, by: str) -> dict[str, Any]:
+    """Seconds of a reliable all-reduce of so much float32; ``wire`` may be "same"."""
+    tensor = torch.randn((mib << 20) // 4, device="cuda")
+    how: dict[str, Any] = {"bulk_min_bytes": 0, "lossy_min_bytes": 0}
+    if wire != "same":
+        how["wire"] = wire
+    with reliable(**how):
+        seconds = median(lambda: dist.all_reduce(tensor), warm=3)
+    return {"bytes": mib << 20, "wire": wire, "by": by, "seconds": seconds}
+
+
+def kernels(bits: int, group: int) -> dict[str, Any]:
+    """Bytes of float32 per second that kernels encode and decode, in packets of 1400 bytes."""
+    from lossycoll.devices import lowbit_kernels
+    from lossycoll.plan.lowbit import LowBit
+
+    how, values = LowBit(bits, group), torch.randn(16 << 20, device="cuda")
+    each = how.elements(1400)
+    first = torch.arange(0, values.numel(), each, device="cuda")
+    size = torch.clamp(values.numel() - first, max=each)
+    packets = torch.stack([first, size, first // each * 1400], 1).contiguous()
+    data = torch.empty(1400 * len(packets), dtype=torch.uint8, device="cuda")
+    rates = {}
+    for name, work in {
+        "encode": lambda: lowbit_kernels.encode(values, packets, data, how, most_elements=each),
+        "decode": lambda: lowbit_kernels.decode(data, packets, values, how, most_elements=each),
+    }.items():
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        for turn in range(2 * TURNS):
+            if turn == TURNS:
+                begin.record()
+            work()
+        end.record()
+        end.synchronize()
+        rates[name] = values.nbytes * TURNS / (begin.elapsed_time(end) / 1e3)
+    return {"bits": bits, "group": group, **rates}
+
+
 def hidden(row: Mapping[str, Any]) -> float:
     """The share of what can be hidden (the shorter of both) that is."""
     could = min(row["compute"], row["communication"])
@@ -293,7 +337,42 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
             for row in (*of["ddp"], *of["fsdp2"])
         ],
     )
-    return {"gpu-all-reduce": reduces, "gpu-calls": singles, "gpu-steps": steps}
+    return {
+        "gpu-all-reduce": reduces,
+        "gpu-calls": singles,
+        "gpu-steps": steps,
+        "gpu-wires": _wires_table(of["wires"]),
+        "gpu-kernels": _kernels_table(of["kernels"]),
+    }
+
+
+def _wires_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    seconds = {(row["bytes"], row["wire"], row["by"]): row["seconds"] for row in rows}
+    lines = []
+    for nbytes, wire in dict.fromkeys((row["bytes"], row["wire"]) for row in rows):
+        if wire == "same":
+            continue
+        exact = seconds[nbytes, "same", "the host"]
+        host, gpu = seconds[nbytes, wire, "the host"], seconds[nbytes, wire, "the GPU"]
+        lines.append(
+            (
+                f"{nbytes:,}",
+                wire,
+                *(f"{1e3 * s:.2f}" for s in (exact, host, gpu)),
+                f"{host / gpu:.2f}",
+            )
+        )
+    header = ("bytes", "wire", "float32, ms", "by the host, ms", "by the GPU, ms", "host / GPU")
+    return markdown(header, lines)
+
+
+def _kernels_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    header = ("wire", "group", "encoded, GB/s of float32", "decoded, GB/s")
+    lines = [
+        (f"int{row['bits']}", row["group"], *(f"{row[n] / 1e9:.0f}" for n in ("encode", "decode")))
+        for row in rows
+    ]
+    return markdown(header, lines)
 
 
 def report(found: Mapping[str, Any], folder: Path) -> None:
@@ -308,13 +387,31 @@ def report(found: Mapping[str, Any], folder: Path) -> None:
 def rank_main(config: dict[str, Any]) -> None:
     _autoload.register()
     torch.cuda.set_device(0)
-    dist.init_process_group("lossy")
+    by = config.get("by")
+    # Each rank counts as a host where floats are encoded: nothing is within one.
+    disable = "device_wire" if by == "the host" else ""
+    dist.init_process_group("lossy", pg_options={"link": "udp", "disable": disable} if by else None)
     events = EventWriter(config["events"]) if dist.get_rank() == 0 else None
 
     def tell(**row: Any) -> None:
         if events is not None:
             events.write(**row)
 
+    if by:
+        for mib in ENCODED:
+            for wire in ("same", *WIRES):
+                tell(what="wires", **wires(mib, wire, by))
+        if by == "the GPU":
+            for bits, group in FORMATS:
+                tell(what="kernels", **kernels(bits, group))
+    else:
+        measure(config, tell)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def measure(config: Mapping[str, Any], tell: Callable[..., None]) -> None:
+    """All but wires."""
     tell(what="copies", **copies())
     tell(what="gpu", name=torch.cuda.get_device_name(), torch=torch.__version__)
     for nbytes in SIZES:
@@ -325,8 +422,6 @@ def rank_main(config: dict[str, Any]) -> None:
             row = steps(width, layers, batch)
             torch.cuda.empty_cache()
             tell(what=kind, width=width, layers=layers, batch=batch, **row)
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def show(row: Mapping[str, Any]) -> None:
@@ -353,7 +448,9 @@ def main() -> int:
         return 1
     else:
         models = [[int(n) for n in model.split("x")] for model in args.models.split(",")]
-        rows = run_job("benchmarks.micro.gpu", {"models": models}, 2, show)
+        rows = []
+        for config in ({"models": models}, {"by": "the host"}, {"by": "the GPU"}):
+            rows += run_job("benchmarks.micro.gpu", config, 2, show)
         found = {"commit": commit(), "machine": machine(), "rows": rows}
     if args.json:
         write_json(args.json, found)

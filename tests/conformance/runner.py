@@ -58,7 +58,9 @@ class Outcome:
 
 
 @dataclass
-class _Rank:
+class Rank:
+    """A rank that runs a case."""
+
     number: int
     pid: int
     pipe: Connection
@@ -123,7 +125,7 @@ def run(entry: Entry, world: int, *, limit: float, skips: Mapping[int, str]) -> 
         finally:
             for rank in ranks:
                 rank.kill()
-        kind, reason = _judge(ranks, skips, limit)
+        kind, reason = judge(ranks, skips, limit)
     counters: Counter[str] = Counter()
     for rank in ranks:
         for message in rank.messages:
@@ -131,7 +133,7 @@ def run(entry: Entry, world: int, *, limit: float, skips: Mapping[int, str]) -> 
     return Outcome(kind, reason, round(time.monotonic() - start, 2), dict(counters))
 
 
-def _fork(entry: Entry, number: int, folder: Path) -> _Rank:
+def _fork(entry: Entry, number: int, folder: Path) -> Rank:
     tasks = Path("/proc/self/task").iterdir()
     threads = sorted((task / "comm").read_text().strip() for task in tasks)
     if len(threads) != 1:
@@ -146,7 +148,7 @@ def _fork(entry: Entry, number: int, folder: Path) -> _Rank:
         ours.close()
         _be_a_rank(entry, number, theirs, log, parent)
     theirs.close()
-    return _Rank(number, pid, ours, log)
+    return Rank(number, pid, ours, log)
 
 
 def _be_a_rank(entry: Entry, number: int, pipe: Connection, log: Path, parent: int) -> NoReturn:
@@ -174,7 +176,8 @@ def _be_a_rank(entry: Entry, number: int, pipe: Connection, log: Path, parent: i
         os._exit(code)
 
 
-def _judge(ranks: list[_Rank], skips: Mapping[int, str], limit: float) -> tuple[str, str]:
+def judge(ranks: list[Rank], skips: Mapping[int, str], limit: float) -> tuple[str, str]:
+    """The kind of outcome, and its reason, of ranks that have all ended, or were ended."""
     failed = [rank for rank in ranks if rank.failed(skips) and not rank.killed]
     if failed:
         failed.sort(key=lambda rank: rank.ended)  # what came first is mostly the cause
@@ -201,7 +204,7 @@ def first_line(text: str) -> str:
     return next((line.strip() for line in lines if line and not line[0].isspace()), "")
 
 
-def _ended(rank: _Rank) -> str:
+def _ended(rank: Rank) -> str:
     code = rank.code or 0
     return f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
 

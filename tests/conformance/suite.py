@@ -20,6 +20,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
+from .fresh import FreshRanks
 from .modes import Choice, Mode
 from .runner import MAX_TEXT, Message, Outcome, run
 
@@ -96,6 +97,7 @@ class Suite:
         self._skips = {s.exit_code: s.message for s in common_distributed.TEST_SKIPS.values()}
         self.names = unittest.TestLoader().getTestCaseNames(self._case)
         self._limit = limit
+        self._fresh: FreshRanks | None = None
         self._around: Callable[[], Any] = contextlib.nullcontext
         if one_gpu:
             from .one_gpu import OnGpu0, is_about_gpus, share
@@ -117,12 +119,27 @@ class Suite:
 
                 def entry(rank: int, pipe: Connection) -> None:
                     os.environ |= self._mode.env_of(rank)
-                    with self._around():
-                        self._case._run(rank, name, store, pipe)
+                    self.run_here(rank, name, store, pipe)
 
+                if self._fresh is not None:
+                    return self._fresh.run(name, store, limit)
                 return run(entry, self._world, limit=limit, skips=self._skips)
         finally:
             self._shared.cleanup_temp_dir()
+
+    def run_in(self, ranks: FreshRanks) -> None:
+        """From now on tests run in processes that aren't forks of this one."""
+        self._fresh = ranks
+
+    @property
+    def skips(self) -> dict[int, str]:
+        """The reason for each exit status that means a skip."""
+        return self._skips
+
+    def run_here(self, rank: int, name: str, store: str, pipe: Connection) -> None:
+        """Runs one test as a rank of it; it may raise SystemExit."""
+        with self._around():
+            self._case._run(rank, name, store, pipe)
 
 
 def _stand_in_for_expecttest() -> None:

@@ -247,7 +247,9 @@ def kernels(bits: int, group: int) -> dict[str, Any]:
 def hidden(row: Mapping[str, Any]) -> float:
     """The share of what can be hidden (the shorter of both) that is."""
     could = min(row["compute"], row["communication"])
-    return float((row["compute"] + row["communication"] - row["step"]) / could)
+    both = row["compute"] + row["communication"]
+    # Collectives that are issued at once may take longer than those of a step.
+    return min(float((both - row["step"]) / could), 1.0)
 
 
 def timeline(work: Callable[[], None]) -> dict[str, list[tuple[float, float]]]:
@@ -341,7 +343,7 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         "gpu-all-reduce": reduces,
         "gpu-calls": singles,
         "gpu-steps": steps,
-        "gpu-wires": _wires_table(of["wires"]),
+        **({"gpu-wires": _wires_table(of["wires"])} if of["wires"] else {}),
         "gpu-kernels": _kernels_table(of["kernels"]),
     }
 
@@ -369,7 +371,11 @@ def _wires_table(rows: Sequence[Mapping[str, Any]]) -> str:
 def _kernels_table(rows: Sequence[Mapping[str, Any]]) -> str:
     header = ("wire", "group", "encoded, GB/s of float32", "decoded, GB/s")
     lines = [
-        (f"int{row['bits']}", row["group"], *(f"{row[n] / 1e9:.0f}" for n in ("encode", "decode")))
+        (
+            f"int{row['bits']}",
+            str(row["group"]),
+            *(f"{row[n] / 1e9:.0f}" for n in ("encode", "decode")),
+        )
         for row in rows
     ]
     return markdown(header, lines)
@@ -380,7 +386,7 @@ def report(found: Mapping[str, Any], folder: Path) -> None:
     write_json(folder / "gpu.json", found)
     fill(folder / "gpu.md", tables(found["rows"]))
     for row in found["rows"]:
-        if row["what"] in ("ddp", "fsdp2"):
+        if "timeline" in row:
             draw(row, folder / f"gpu-{row['what']}-{row['parameters'] / 1e6:.0f}M.png")
 
 

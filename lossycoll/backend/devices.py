@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from lossycoll.errors import UnsupportedError
 from lossycoll.runtime.engine.failures import Where
+
+from .elsewhere import Elsewhere, OtherBackends
 
 SERVED = ("cpu", "cuda")
 REFUSED = ("xpu", "mps", "hpu", "npu", "mtia", "xla")
@@ -46,13 +49,16 @@ class ServedDevices:
     Args:
         where: The group's rank, for errors.
         configured: What the group was asked for by, such as "cpu:lossy,cuda:nccl"; empty as long as
-            torch hasn't noted it. Of several backends torch makes the first that is a process group
-            and hands it the tensors of all devices.
+            torch hasn't noted it.
+        others: The backends of other devices; None: there are none.
     """
 
-    def __init__(self, where: Where, configured: Callable[[], str]) -> None:
+    def __init__(
+        self, where: Where, configured: Callable[[], str], others: OtherBackends | None = None
+    ) -> None:
         self._where = where
         self._configured = configured
+        self._others = others
         self._known: set[str] = set()
 
     def check(self, name: str, tensors: Sequence[Tensor]) -> None:
@@ -63,7 +69,8 @@ class ServedDevices:
             tensors: All of its tensors, on devices that are served at all.
 
         Raises:
-            UnsupportedError: They lie on several devices, or on one of another backend.
+            UnsupportedError: They lie on several devices, or on one of a backend that can't be had.
+            Elsewhere: They lie on a device of another backend, which is to serve the call.
         """
         if "cpu" in self._known and all(tensor.is_cpu for tensor in tensors):
             return
@@ -76,7 +83,7 @@ class ServedDevices:
             )
         for device in devices:
             if device.type not in self._known:
-                self._check_backend(name, device.type)
+                self._check_backend(device.type)
         for device in devices:
             if device.type == "cuda" and _is_capturing(device):
                 raise UnsupportedError(
@@ -84,18 +91,29 @@ class ServedDevices:
                     f"and received by the host; call it outside of the capture"
                 )
 
-    def _check_backend(self, name: str, device: str) -> None:
+    def backend_of(self, device: str) -> Any:
+        """Another backend that the group was given for a type of device; None: there is none.
+
+        Args:
+            device: The type.
+
+        Raises:
+            UnsupportedError: It can't be had.
+        """
         configured = self._configured()
         for entry in configured.split(","):
             of, _, backend = entry.partition(":")
             if of == device and backend not in ("", "lossy"):
-                raise UnsupportedError(
-                    f"{self._where}: {name} got a tensor on {device}, for which the group was "
-                    f"given backend {backend!r} ({configured}), but torch hands it to 'lossy'; "
-                    f"make a group of {backend!r} alone for these tensors"
-                )
+                assert self._others is not None
+                return self._others.of(backend, configured)
         if configured:
             self._known.add(device)
+        return None
+
+    def _check_backend(self, device: str) -> None:
+        backend = self.backend_of(device)
+        if backend is not None:
+            raise Elsewhere(backend)
 
 
 def _is_capturing(device: torch.device) -> bool:

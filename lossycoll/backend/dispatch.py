@@ -163,11 +163,11 @@ class Dispatcher:
     Args:
         endpoint: The group's endpoint.
         gloo: The group's private gloo mesh.
-        configured: The text that the group was asked for by, as :class:`ServedDevices` takes it.
+        devices: Which devices the group serves; None: all that are served at all.
     """
 
     def __init__(
-        self, endpoint: Endpoint, gloo: GlooMesh, configured: Callable[[], str] = str
+        self, endpoint: Endpoint, gloo: GlooMesh, devices: ServedDevices | None = None
     ) -> None:
         self._endpoint = endpoint
         self._gloo = gloo
@@ -183,7 +183,7 @@ class Dispatcher:
         self.coalescing: Final = Coalescing()
         self.lanes: Final = Lanes()
         self.device_wire: Final = DeviceWire(endpoint, self.lanes, self.run)
-        self.devices: Final = ServedDevices(self.where, configured)
+        self.devices: Final = devices or ServedDevices(self.where, str)
 
     # ---- options ----
 

@@ -10,6 +10,7 @@ Long because torch's interface is: each method is its documentation and a line o
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -30,9 +31,10 @@ from .bootstrap import Group
 from .cohorts import Parent
 from .description import Description
 from .device_backend import DeviceBackend, placeholder
-from .devices import SERVED
+from .devices import SERVED, ServedDevices
 from .dispatch import Dispatcher
 from .dynamo_skip import opaque
+from .elsewhere import OtherBackends, handing_on
 from .extensions import Extensions
 from .making import Place
 from .monitored_barrier import monitored_barrier
@@ -84,7 +86,9 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
         self._topology = self._group.topology
         self._rekey = self._group.rekey
         self._gloo = self._group.gloo
-        self._dispatcher = Dispatcher(self._endpoint, self._gloo, _configured(self))
+        self._others = OtherBackends(self._where, backend_options.store, backend_options.timeout)
+        served = ServedDevices(self._where, _configured(self), self._others)
+        self._dispatcher = Dispatcher(self._endpoint, self._gloo, served)
         self._coalescing = self._dispatcher.coalescing
         self._point_to_point = PointToPoint(
             self._endpoint,
@@ -140,7 +144,12 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
 
     def _get_backend(self, device: torch.device) -> Any:
         """What serves tensors on ``device``, for parts of torch that ask a group."""
-        if torch.device(device).type in SERVED:
+        kind = torch.device(device).type
+        if kind in SERVED:
+            with contextlib.suppress(UnsupportedError):  # what is asked may need no backend
+                other = self._dispatcher.devices.backend_of(kind)
+                if other is not None:
+                    return other
             return DeviceBackend(self)
         return super()._get_backend(device)  # which raises
 
@@ -649,6 +658,7 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """Leaves the group: tells the others, joins all threads, frees all sockets. Idempotent."""
+        self._others.close()
         self._group.close()
         self._dispatcher.lanes.give_back()
 
@@ -656,10 +666,12 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
         """Ends the group on all ranks: all that is pending fails with AbortedError."""
         text = f"{self._where}: the group was aborted here by abort_process_group"
         self._health.fail(AbortedError(text, peer=self._where.rank), tell=True)
+        self._others.close(abort=True)
         self._group.close()
         self._dispatcher.lanes.give_back()
 
 
+handing_on(LossyProcessGroup)
 opaque(LossyProcessGroup)
 carry_by(ByTorch())
 

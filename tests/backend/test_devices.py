@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -10,6 +12,7 @@ from torch.distributed import HashStore, PrefixStore
 import lossycoll
 from lossycoll.backend.devices import ServedDevices, check_device
 from lossycoll.runtime.engine.failures import Where
+from tests.support.harness import init, run_good
 
 
 def store_for(device: str, base: dist.Store) -> dist.Store:
@@ -45,14 +48,72 @@ def test_what_serves_cpu_tensors_is_made(backend: str) -> None:
     dist.destroy_process_group()
 
 
-def test_tensors_of_another_backends_device_are_refused() -> None:
+def test_tensors_of_a_backend_that_cant_be_had_are_refused() -> None:
     """torch would hand them over in silence."""
-    dist.init_process_group("cpu:gloo,cuda:lossy", store=HashStore(), rank=0, world_size=1)
+    dist.init_process_group("cuda:lossy,cpu:ucc", store=HashStore(), rank=0, world_size=1)
     try:
-        with pytest.raises(lossycoll.UnsupportedError, match=r"on cpu, .* backend 'gloo'"):
+        with pytest.raises(lossycoll.UnsupportedError, match=r"'cuda:lossy,cpu:ucc'.* 'ucc'"):
             dist.all_reduce(torch.ones(3))
     finally:
         dist.destroy_process_group()
+
+
+def rank_hands_on(rank: int, world: int) -> tuple[list[float], int, str]:
+    """Every call of CPU tensors, in a group that has gloo for them."""
+    init(backend="cpu:gloo,cuda:lossy")
+    other, found = 1 - rank, []
+
+    def note(*tensors: torch.Tensor) -> None:
+        found.extend(float(t.sum()) for t in tensors)
+
+    own = torch.full((4,), rank + 1.0)
+    t = own.clone()
+    work = dist.all_reduce(t, async_op=True)
+    assert work is not None
+    work.wait()
+    note(t)
+    t = own.clone()
+    dist.broadcast(t, 1)
+    note(t)
+    t = own.clone()
+    dist.reduce(t, 0)
+    found.append(float(t.sum()) if rank == 0 else 12.0)
+    rows = [torch.empty(4) for _ in range(world)]
+    dist.all_gather(rows, own)
+    note(*rows)
+    whole = torch.empty(8)
+    dist.all_gather_into_tensor(whole, own)
+    note(whole)
+    dist.gather(own, rows if rank == 0 else None, 0)
+    dist.scatter(t, rows if rank == 0 else None, 0)
+    found.append(float(t.sum()) - 4 * rank)
+    half = torch.empty(2)
+    dist.reduce_scatter_tensor(half, own)
+    note(half)
+    out = torch.empty(4)
+    dist.all_to_all_single(out, own)
+    note(out)
+    for work in dist.batch_isend_irecv(
+        [dist.P2POp(dist.isend, own, other), dist.P2POp(dist.irecv, t, other)]
+    ):
+        work.wait()
+    found.append(float(t.sum()) + 4 * rank)
+    before = lossycoll.stats().operations
+    dist.all_reduce(own)
+    dist.barrier()
+    group: Any = dist.group.WORLD
+    name = type(group._get_backend(torch.device("cpu"))).__name__
+    dist.destroy_process_group()
+    return found, before, name
+
+
+def test_tensors_of_another_backends_device_go_there() -> None:
+    """torch hands them all to the first that is a process group."""
+    values = run_good(rank_hands_on, 2, {"LOSSYCOLL_BULK_MIN_BYTES": "0"})
+    for found, operations, name in values:
+        assert found == [12.0, 8.0, 12.0, 4.0, 8.0, 12.0, 4.0, 6.0, 6.0, 8.0]
+        assert operations == 0, "lossy served some"
+        assert name == "ProcessGroupGloo"
 
 
 def test_what_a_group_serves_is_asked_once_for_each_device() -> None:

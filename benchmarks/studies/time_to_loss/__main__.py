@@ -28,6 +28,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--steps", type=int, default=Budget.steps)
     add("--width", type=int, default=Budget.width, help="of the model, two blocks deep")
     add("--batch", type=int, default=Budget.batch, help="windows of 64 bytes per rank and step")
+    add(
+        "--device",
+        default="cpu",
+        help="of the model, as cuda:0, which all hosts share; give --results a file of its own",
+    )
     add("--limit", type=float, default=Budget.limit, help="seconds of training for a run")
 
 

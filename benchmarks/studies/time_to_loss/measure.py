@@ -26,6 +26,7 @@ def measure(run: Run, options: argparse.Namespace) -> dict[str, Any]:
         "train": asdict(run.config()),
         "control": variant.control,
         "limit": run.budget.limit,
+        "device": options.device,
     }
     seconds = START_SECONDS + 1.5 * run.budget.limit
     with tempfile.TemporaryDirectory() as folder, Lab(run.profile) as lab:

@@ -1,7 +1,8 @@
 """One host of the benchmark: ``python -m benchmarks.studies.time_to_loss.rank CONFIG OUT``.
 
 Trains the demo's model, and notes the loss on held-out text over the seconds spent on training.
-CONFIG is JSON: ``train`` (a TrainConfig), ``control`` (of TCP, "" for none), ``limit`` in seconds.
+CONFIG is JSON: ``train`` (a TrainConfig), ``control`` (of TCP, "" for none), ``limit`` in seconds,
+``device`` of the model, which hosts share.
 """
 
 from __future__ import annotations
@@ -35,24 +36,24 @@ def main() -> None:
     if given["control"]:
         assert tcp.use(given["control"], before) >= dist.get_world_size() - 1
     out = Path(sys.argv[2]) if dist.get_rank() == 0 else None
-    train(config, given["limit"], out)
+    train(config, given["limit"], out, given["device"])
     gc.collect()  # DDP is part of a reference cycle, and holds the group
     dist.barrier()
     dist.destroy_process_group()
 
 
-def train(config: TrainConfig, limit: float, out: Path | None) -> None:
+def train(config: TrainConfig, limit: float, out: Path | None, device: str = "cpu") -> None:
     """Writes the curve to ``out`` as it grows: (seconds, step, validation loss), the seconds of
     training alone, on the slowest rank. One rank has it, and judges. Ends after ``limit`` seconds.
     """
     rank = dist.get_rank()
     corpus = demo_data.load(config.seed)
     torch.manual_seed(config.seed)
-    model = ByteGPT(config.layers, config.width, config.context)
+    model = ByteGPT(config.layers, config.width, config.context).to(device)
     prepared = config.found().prepare(model, torch.optim.AdamW, ADAMW)
     replica, optimizer = prepared.forward, prepared.optimizer
     batches = torch.Generator().manual_seed(config.seed * 10_007 + rank + 1)
-    validation = Validation(corpus.validation, config)
+    validation = Validation(corpus.validation, config, device)
 
     curve: list[tuple[float, int, float]] = []
     spent = 0.0
@@ -68,7 +69,7 @@ def train(config: TrainConfig, limit: float, out: Path | None) -> None:
     for step in range(1, config.steps + 1):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step - 1, config.steps)
-        step_of(replica, optimizer, corpus.train, config, batches)
+        step_of(replica, optimizer, corpus.train, config, batches, device)
         if step % CHECK_STEPS == 0 or step == config.steps:
             prepared.wait_parameters()
             dist.barrier()
@@ -85,9 +86,10 @@ def step_of(
     text: torch.Tensor,
     config: TrainConfig,
     batches: Any,
+    device: str,
 ) -> None:
     inputs, targets = demo_data.draw(text, config.batch, config.context, batches)
-    loss = next_byte_loss(replica(inputs), targets)
+    loss = next_byte_loss(replica(inputs.to(device)), targets.to(device))
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

@@ -101,12 +101,13 @@ class Traffic:
 class Validation:
     """The same windows of held-out text every time, for every run with this seed."""
 
-    def __init__(self, text: Tensor, config: TrainConfig) -> None:
+    def __init__(self, text: Tensor, config: TrainConfig, device: str = "cpu") -> None:
         generator = torch.Generator().manual_seed(config.seed)
-        self._batches = [
+        batches = [
             draw(text, config.batch, config.context, generator)
             for _ in range(math.ceil(VALIDATION_WINDOWS / config.batch))
         ]
+        self._batches = [(x.to(device), y.to(device)) for x, y in batches]
 
     @torch.no_grad()
     def loss(self, model: nn.Module) -> float:

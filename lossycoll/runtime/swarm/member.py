@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -86,7 +86,7 @@ class SwarmMember:
         timeout: float = 30.0,
         own_directory: bool = False,
     ) -> None:
-        self._options = options or Options(link="udp")
+        self._options = self._delivery = options or Options(link="udp")
         self._secret = secret
         self._lock = threading.Lock()
         self._rounds = threading.Lock()
@@ -155,13 +155,22 @@ class SwarmMember:
         """This peer has a directory, for the time after the present one."""
         self._client.say(Serves(host, port))
 
-    def averages(self, schema: str, grid: str = "", timeout: float = 10.0) -> None:
+    def averages(
+        self,
+        schema: str,
+        grid: str = "",
+        timeout: float = 10.0,
+        *,
+        max_missing: float | None = None,
+    ) -> None:
         """Says what this peer averages, before its first round.
 
         Args:
-            schema: 16 to 64 hex digits, equal on all peers that average the same.
+            schema: 16 to 64 hex digits, equal on all peers that average the same, and by the same
+                means.
             grid: As in ``32x32``; "": it follows the number of peers.
             timeout: Seconds.
+            max_missing: The option of this name, unless the options have it, ``repair`` or ``fec``.
 
         Raises:
             RendezvousError: Others average something else, or the grid is too small.
@@ -170,6 +179,11 @@ class SwarmMember:
         self.offers(None)  # of what it averaged before
         self._client.averages(schema, grid, timeout)
         self._schema = schema
+        options = self._options
+        given = any(options.is_given(name) for name in ("max_missing", "repair", "fec"))
+        self._delivery = options
+        if max_missing is not None and not given:
+            self._delivery = replace(options, max_missing=max_missing)
         if self._lending is not None:
             self._lending.schema = schema
 
@@ -292,7 +306,8 @@ class SwarmMember:
         return report.contributions_mean or 1.0, min(1.0, kept)
 
     def _call(self, plan: Plan, buffer: Floats, timeout: float) -> EngineCall:
-        code, most_parity, missing = self._options.parity
+        options = self._delivery
+        code, most_parity, missing = options.parity
         return EngineCall(
             input=buffer.ctypes.data,
             output=buffer.ctypes.data,
@@ -301,11 +316,11 @@ class SwarmMember:
             signature=signature("swarm", self._schema, plan.signature),
             timeout=timeout,
             reliable=False,
-            repair=0 if self._options.chooses_rounds else self._options.repair,
+            repair=0 if options.chooses_rounds else options.repair,
             notify=False,
             code=code,
             most_parity=most_parity,
-            choose_rounds=self._options.chooses_rounds,
+            choose_rounds=options.chooses_rounds,
             max_missing=missing,
             lingers=True,
         )

@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 
 from lossycoll.errors import OptionError, UnsupportedError
+from lossycoll.options.fields import Options
 from lossycoll.plan.grid import Grid
 from lossycoll.runtime.swarm.loans import Taken
 from lossycoll.runtime.swarm.member import RoundReport
 from lossycoll.runtime.swarm.state import Snapshot
 from lossycoll.runtime.swarm.swarm import Swarm
+from lossycoll.train.common.recovery import MAX_MISSING
 
 
 class MoshpitAverager:
@@ -33,15 +35,25 @@ class MoshpitAverager:
         tensors: Dense ones of float32, float16 or bfloat16 on the CPU: a model's parameters, say.
             Means are taken in float32.
         grid: The length of each axis; groups are no larger. Empty: it follows the number of peers.
+        max_missing: What share of packets may be missing in a round: the option of this name,
+            unless the swarm's options have it, ``repair`` or ``fec``. None: nothing that is lost is
+            brought back.
 
     Raises:
-        OptionError: There are no tensors, or the grid can't be.
+        OptionError: There are no tensors, or the grid or the share can't be.
         UnsupportedError: A tensor isn't such a one.
         RendezvousError: Other peers average something else.
         OperationTimeout: The directory doesn't answer.
     """
 
-    def __init__(self, swarm: Swarm, tensors: Iterable[Tensor], grid: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        swarm: Swarm,
+        tensors: Iterable[Tensor],
+        grid: Sequence[int] = (),
+        *,
+        max_missing: float | None = MAX_MISSING,
+    ) -> None:
         self._tensors = list(tensors)
         if not self._tensors:
             raise OptionError("there are no tensors to average")
@@ -59,8 +71,11 @@ class MoshpitAverager:
             shape = str(Grid(tuple(grid))) if grid else ""
         except ValueError as error:
             raise OptionError(str(error)) from None
+        if max_missing is not None:
+            Options(max_missing=max_missing)  # which checks it
         self._member = swarm.member
-        self._member.averages(_schema(self._tensors, shape), shape)
+        schema = _schema(self._tensors, shape, max_missing)
+        self._member.averages(schema, shape, max_missing=max_missing)
         ends = list(accumulate(tensor.numel() for tensor in self._tensors))
         self._values = np.empty(ends[-1], np.float32)
         flat = torch.from_numpy(self._values)
@@ -180,7 +195,7 @@ def check_weight(weight: float) -> None:
         raise OptionError(f"weight is {weight}, wanted 0 to 1e6")
 
 
-def _schema(tensors: Sequence[Tensor], grid: str) -> str:
+def _schema(tensors: Sequence[Tensor], grid: str, max_missing: float | None) -> str:
     """Tells apart what must not be averaged with one another."""
     shapes = [(str(tensor.dtype), tuple(tensor.shape)) for tensor in tensors]
-    return hashlib.sha256(f"{shapes} {grid}".encode()).hexdigest()[:32]
+    return hashlib.sha256(f"{shapes} {grid} {max_missing}".encode()).hexdigest()[:32]

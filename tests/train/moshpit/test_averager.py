@@ -87,6 +87,34 @@ def test_tensors_of_several_types_count_by_weight(swarms: list[Swarm]) -> None:
         assert [tensor.dtype for tensor in own] == [torch.float32, torch.float16, torch.bfloat16]
 
 
+@pytest.mark.parametrize("given", ["", "repair"])
+def test_what_is_lost_comes_back_unless_it_may_be_missing(given: str) -> None:
+    """What the swarm's options say goes first."""
+    options = lossycoll.Options(
+        link="udp", inject="loss=0.2,seed=3", **({"repair": 0} if given else {})
+    )
+    means = []
+    for missing in (None, 0.01):
+        with ExitStack() as stack:
+            first = stack.enter_context(Swarm("127.0.0.1:0", name="0", options=options))
+            others = [
+                stack.enter_context(Swarm(join=[first.address], name=str(n), options=options))
+                for n in range(1, 4)
+            ]
+            averagers = [
+                MoshpitAverager(
+                    swarm, [torch.full((40_000,), float(n))], grid=(4,), max_missing=missing
+                )
+                for n, swarm in enumerate([first, *others])
+            ]
+            rounds = [step(averagers, [1.0] * 4) for _ in range(8)]
+        reports = [report for one in rounds[4:] for report in one]
+        means.append(sum(report.contributions for report in reports) / len(reports))
+    lossy, kept = means
+    assert lossy < 3.6, "the fault did not happen"
+    assert (kept > 3.9) == (not given), means
+
+
 def test_other_models_are_refused(swarms: list[Swarm]) -> None:
     MoshpitAverager(swarms[0], [torch.zeros(5)])
     for tensors, grid in (
@@ -109,6 +137,8 @@ def test_what_cannot_be_averaged(swarms: list[Swarm]) -> None:
     ):
         with pytest.raises(lossycoll.UnsupportedError, match="wanted dense ones of float32"):
             MoshpitAverager(swarms[0], [tensor])
+    with pytest.raises(lossycoll.OptionError, match="max_missing"):
+        MoshpitAverager(swarms[0], [torch.zeros(5)], max_missing=1.5)
     with pytest.raises(lossycoll.OptionError, match="a grid of 0x2"):
         MoshpitAverager(swarms[0], [torch.zeros(5)], grid=(0, 2))
     with pytest.raises(lossycoll.RendezvousError, match="4 peers don't fit into a grid of 1x2"):

@@ -6,7 +6,7 @@ import threading
 
 import torch.distributed as dist
 
-from .work import ManyWork
+from .work import LossyWork, ManyWork
 
 
 class Coalescing(threading.local):
@@ -26,7 +26,9 @@ class Coalescing(threading.local):
     def end(self) -> dist.Work:
         """One work for all of this thread since ``begin``."""
         works, self._works = self._works or [], None
-        return ManyWork(works, [tensor for work in works for tensor in work.result()])
+        # Another backend's work tells its result when it is done.
+        own = [work for work in works if isinstance(work, LossyWork)]
+        return ManyWork(works, [tensor for work in own for tensor in work.result()])
 
     def add(self, work: dist.Work) -> dist.Work:
         """Every work goes through here; returns it."""

@@ -226,12 +226,16 @@ ALL_TO_ALL: Final = CollectiveKind(
     empty_is_barrier=False,
     operations=2,
 )
-ALL_TO_ALL_EVEN: Final = CollectiveKind(
-    # Of bytes that mean something to those alone who call it.
+ENCODED_EXCHANGE: Final = CollectiveKind(
+    # Of bytes that mean something to those alone who call it; all ones mean NaN.
     "all_to_all",
     Loss.NEVER,
     two_buffers,
     submit=_submit_all_to_all_even,
+    spoils=True,
+)
+ENCODED_GATHER: Final = CollectiveKind(
+    "all_gather", Loss.NEVER, two_buffers, submit=_submit_all_gather, spoils=True
 )
 BARRIER: Final = CollectiveKind(
     "barrier",

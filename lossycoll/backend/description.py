@@ -125,6 +125,7 @@ class CollectiveKind:
         work: The class of the work that torch gets.
         operations: How many operations ``submit`` submits.
         divides: Whether a call of one buffer is the same as calls of its parts.
+        spoils: Whether what a failed call was to fill on a device becomes all ones, as sums do.
         writes_source: Whether the engine may write to what is read as well.
         filled: Which ranks' tensors are filled, if there is a root.
     """
@@ -140,6 +141,7 @@ class CollectiveKind:
     work: type[EngineWork] = EngineWork
     operations: int = 1
     divides: bool = False
+    spoils: bool = False
     writes_source: bool = False
     filled: Filled = Filled.ALL
 

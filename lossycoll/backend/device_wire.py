@@ -13,11 +13,13 @@ and where packets may be lost the engine has to know their elements.
 from __future__ import annotations
 
 import contextlib
+import threading
 import zlib
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -25,15 +27,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lossycoll.devices.host_low_bits import HostLowBits
 from lossycoll.devices.layer import Lane, Layer, LowBits
 from lossycoll.devices.registry import Device, device_of
 from lossycoll.options.texts import DEVICE_WIRE
 from lossycoll.plan import codec
-from lossycoll.plan.lowbit import LowBit
+from lossycoll.plan.lowbit import GROUPS, LowBit
 from lossycoll.runtime.collectives.endpoint import Endpoint
 
-from . import describe
-from .collectives import ALL_TO_ALL_EVEN
+from .collectives import ENCODED_EXCHANGE, ENCODED_GATHER
 from .description import Description
 from .on_device import Lanes
 from .reduction import Reduction
@@ -44,6 +46,8 @@ LEAST_BYTES: Final = 1 << 20
 """Of smaller calls two exchanges take longer than one, whatever is encoded where."""
 PACKET: Final = 8192
 """Elements that are encoded together; whole groups."""
+KEPT: Final = 64
+"""Sizes of tensors whose tables are kept."""
 FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
 
 Run = Callable[[Description, Any], dist.Work]
@@ -64,8 +68,8 @@ class Parts(NamedTuple):
 
     @classmethod
     def of(cls, elements: int, world: int) -> Parts:
-        """Of one size but for the last, in whole packets where there are enough."""
-        unit = PACKET if elements >= PACKET * world else 128
+        """Of one size but for the last; whole groups of any size."""
+        unit = max(GROUPS)
         return cls(-(-elements // (world * unit)) * unit, elements, world)
 
     def length(self, part: int) -> int:
@@ -121,9 +125,8 @@ class Tables:
     gathered: Tensor
 
 
-@lru_cache(maxsize=64)
 def tables_of(elements: int, world: int, rank: int, hows: tuple[LowBit, LowBit], to: str) -> Tables:
-    """The tables, on a device.
+    """The tables, on a device, where the current stream is to use them.
 
     Args:
         elements: Of the tensor.
@@ -216,9 +219,12 @@ class DeviceWire:
         self._endpoint = endpoint
         self._lanes = lanes
         self._run = run
+        self._lock = threading.Lock()
         self._calls = 0
-        self._nan_groups: list[Tensor] = []
-        self._agreed: dict[Device, LowBits | None] = {}
+        self._nan_groups: dict[Device, tuple[Tensor, Any]] = {}
+        """By device: how many, and the place in a stream after which that is right."""
+        self._codecs: dict[Device, LowBits] = {}
+        self._tables: OrderedDict[Any, Tables] = OrderedDict()
 
     @cached_property
     def _may_serve(self) -> bool:
@@ -226,7 +232,7 @@ class DeviceWire:
         return endpoint.world > 1 and endpoint.host_each and not endpoint.options.continues
 
     def serves(self, call: Description, encoding: str, reduction: Reduction | None) -> bool:
-        """Whether a reliable call is served here, if all ranks' devices can; alike on all ranks.
+        """Whether a reliable call is served here; alike on all ranks.
 
         Args:
             call: The call, whose tensors lie on a device.
@@ -239,33 +245,33 @@ class DeviceWire:
         both = codec.phases(encoding)
         return self._may_serve and all(codec.codec_of(one, "f32").low for one in both)
 
-    def codec_of(self, tensor: Tensor, opts: Any) -> LowBits | None:
-        """What encodes on the tensor's device, if all ranks have it; they find out once.
-
-        Args:
-            tensor: One of the call's.
-            opts: torch's options of the call.
-
-        Raises:
-            LossyError: The group has failed.
-        """
-        device = device_of(tensor)
-        if device not in self._agreed:
+    def _codec_of(self, device: Device) -> LowBits:
+        """What encodes on a device. Where it can't, this host does, by the same exchanges."""
+        if device not in self._codecs:
             disabled = DEVICE_WIRE in self._endpoint.options.disabled
-            own = None if disabled else device.layer.low_bits()
-            votes = torch.tensor([own is not None], dtype=torch.int32, device=tensor.device)
-            work = self._run(describe.all_reduce([votes], _Min), opts)
-            work.wait()
-            self._agreed[device] = own if bool(votes.item()) else None
-        return self._agreed[device]
+            found = None if disabled else device.layer.low_bits()
+            self._codecs[device] = found or HostLowBits()
+        return self._codecs[device]
+
+    def _tables_of(self, *of: Any) -> Tables:
+        """Kept by the group: its streams alone use them."""
+        with self._lock:
+            if of not in self._tables:
+                self._tables[of] = tables_of(*of)
+                if len(self._tables) > KEPT:
+                    self._tables.popitem(last=False)
+            self._tables.move_to_end(of)
+            return self._tables[of]
 
     def all_reduce(
-        self, low_bits: LowBits, call: Description, encoding: str, reduction: Reduction, opts: Any
+        self, call: Description, encoding: str, reduction: Reduction, opts: Any
     ) -> LossyWork:
-        """Serves a call that :meth:`serves` is true of; it returns when all is queued.
+        """Serves a call that :meth:`serves` is true of.
+
+        It returns when all is queued; where the device's streams can't wait for the network, or the
+        host encodes, when the result is nearly there.
 
         Args:
-            low_bits: What encodes on the device.
             call: The call.
             encoding: Of both phases.
             reduction: What it reduces by.
@@ -280,15 +286,19 @@ class DeviceWire:
         first, second = (codec.codec_of(one, "f32").low for one in codec.phases(encoding))
         assert first is not None
         assert second is not None
-        detail = f"{encoding} {tensor.dtype} {call.op.op.name}"
+        detail = f"{encoding} of {tensor.dtype}[{tensor.numel()}] {call.op.op.name}"
+        low_bits = self._codec_of(device)
         lane = self._lanes.on(device, "few bits")
-        count, self._calls = self._calls, self._calls + 1
+        with self._lock:
+            count, self._calls = self._calls, self._calls + 1
         keys = [self._key(count, phase) for phase in range(2)]
         rank, world = endpoint.rank, endpoint.world
         with device.layer.aside(lane, tensor):
             whole = reduction.contribution(contiguous(tensor.detach())).view(-1)
             values = whole.to(torch.float32)
-            tables = tables_of(values.numel(), world, rank, (first, second), str(tensor.device))
+            tables = self._tables_of(
+                *(values.numel(), world, rank, (first, second), str(tensor.device))
+            )
             parts, (sent_bytes, mean_bytes) = tables.parts, tables.part_bytes
             most = min(parts.each, PACKET)
             data = values.new_empty((2, world * sent_bytes), dtype=torch.uint8)
@@ -305,14 +315,12 @@ class DeviceWire:
                 total /= world
             sums = values.new_empty((world + 1, mean_bytes), dtype=torch.uint8)
             nans += low_bits.encode(total, tables.mean, sums[-1], second, key=keys[1], **how)
-            every = describe.all_gather_single(endpoint.health.where, sums[:-1].view(-1), sums[-1])
-            gathered = self._run(every, opts)
+            gathered = self._run(_gather(sums[-1], sums[:-1].view(-1), detail), opts)
             gathered.wait()
             low_bits.decode(sums[:-1].view(-1), tables.gathered, values, second, **how)
             if values.data_ptr() != tensor.data_ptr():
                 spread(values.view(tensor.shape), [tensor])
-            self._note(nans)
-            after = After(device.layer, lane, device.layer.current().record())
+            after = After(device.layer, lane, self._note(device, nans))
         return DeviceWork([exchanged, gathered], call.filled, after)
 
     def _key(self, count: int, phase: int) -> int:
@@ -320,28 +328,43 @@ class DeviceWire:
         text = f"{self._endpoint.group} {count} {self._endpoint.rank} {phase}"
         return zlib.crc32(text.encode())
 
-    def _note(self, nans: Tensor) -> None:
-        """Adds up on the device: nobody waits for it now."""
-        self._nan_groups = [sum(self._nan_groups, nans)]
+    def _note(self, device: Device, nans: Tensor) -> Any:
+        """Adds up on the device, where nobody waits for it now. Returns the place after that."""
+        with self._lock:
+            if device in self._nan_groups:
+                nans += self._nan_groups[device][0]
+            place = device.layer.current().record()
+            self._nan_groups[device] = nans, place
+        return place
 
     def nan_groups(self) -> int:
         """Groups with a NaN or an infinity that were encoded here until now; it waits for them."""
-        return sum(int(counted.item()) for counted in self._nan_groups)
-
-
-class _Min:
-    """In place of torch's ReduceOp, which says less of itself."""
-
-    op = dist.ReduceOp.MIN
+        with self._lock:
+            counted = list(self._nan_groups.values())
+        for _, place in counted:
+            place.wait()
+        return sum(int(nans.item()) for nans, _ in counted)
 
 
 def _exchange(sent: Tensor, came: Tensor, detail: str) -> Description:
     """An even all-to-all of bytes; ``detail``: what they mean, which all ranks must agree on."""
     return Description(
-        ALL_TO_ALL_EVEN,
+        ENCODED_EXCHANGE,
         reads=[sent],
         writes=[came],
         nbytes=sent.numel(),
         compared=sent,
+        detail=detail,
+    )
+
+
+def _gather(own: Tensor, all_parts: Tensor, detail: str) -> Description:
+    """An all-gather of bytes; ``detail`` as of the exchange."""
+    return Description(
+        ENCODED_GATHER,
+        reads=[own],
+        writes=[all_parts],
+        nbytes=all_parts.numel(),
+        compared=own,
         detail=detail,
     )

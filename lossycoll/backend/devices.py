@@ -61,6 +61,11 @@ class ServedDevices:
         self._others = others
         self._known: set[str] = set()
 
+    @property
+    def configured(self) -> str:
+        """What the group was asked for by, as far as it is known."""
+        return self._configured()
+
     def check(self, name: str, tensors: Sequence[Tensor]) -> None:
         """Refuses tensors that this group isn't for, and those of a stream that records a graph.
 
@@ -83,7 +88,7 @@ class ServedDevices:
             )
         for device in devices:
             if device.type not in self._known:
-                self._check_backend(device.type)
+                self._check_backend(name, device.type)
         for device in devices:
             if device.type == "cuda" and _is_capturing(device):
                 raise UnsupportedError(
@@ -91,29 +96,32 @@ class ServedDevices:
                     f"and received by the host; call it outside of the capture"
                 )
 
-    def backend_of(self, device: str) -> Any:
-        """Another backend that the group was given for a type of device; None: there is none.
+    def known_backend_of(self, device: str) -> Any:
+        """Another backend that serves a type of device, if it was made by now; or None.
 
         Args:
             device: The type.
-
-        Raises:
-            UnsupportedError: It can't be had.
         """
+        name = _other_of(device, self._configured())
+        return None if name is None or self._others is None else self._others.made(name)
+
+    def _check_backend(self, name: str, device: str) -> None:
         configured = self._configured()
-        for entry in configured.split(","):
-            of, _, backend = entry.partition(":")
-            if of == device and backend not in ("", "lossy"):
-                assert self._others is not None
-                return self._others.of(backend, configured)
+        other = _other_of(device, configured)
+        if other is not None:
+            assert self._others is not None
+            raise Elsewhere(self._where, name, self._others.of(other, configured))
         if configured:
             self._known.add(device)
-        return None
 
-    def _check_backend(self, device: str) -> None:
-        backend = self.backend_of(device)
-        if backend is not None:
-            raise Elsewhere(backend)
+
+def _other_of(device: str, configured: str) -> str | None:
+    """The name of another backend that a group was given for a type of device."""
+    for entry in configured.split(","):
+        of, _, backend = entry.partition(":")
+        if of == device and backend not in ("", "lossy"):
+            return backend
+    return None
 
 
 def _is_capturing(device: torch.device) -> bool:

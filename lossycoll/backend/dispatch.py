@@ -182,7 +182,7 @@ class Dispatcher:
         )
         self.coalescing: Final = Coalescing()
         self.lanes: Final = Lanes()
-        self.device_wire: Final = DeviceWire(endpoint, self.lanes, self.run)
+        self.device_wire: Final = DeviceWire(endpoint, self.lanes, self._run_within)
         self.devices: Final = devices or ServedDevices(self.where, str)
 
     # ---- options ----
@@ -233,6 +233,10 @@ class Dispatcher:
             LossyError: The group has failed, or fails by this call: also by what staging, a plan's
                 builder or the kind's functions raise.
         """
+        return self.coalescing.add(self._serve(call, self.check(call), opts))
+
+    def _run_within(self, call: Description, opts: Any) -> dist.Work:
+        """Serves a part of another call."""
         return self._serve(call, self.check(call), opts)
 
     def _serve(self, call: Description, reduction: Reduction | None, opts: Any) -> dist.Work:
@@ -246,7 +250,7 @@ class Dispatcher:
         if choice.encoding != "same" and choice.way is Way.RELIABLE and call.kind is ALL_REDUCE:
             work = self._encoded_there(call, choice.encoding, reduction, opts)
             if work is not None:
-                return self.coalescing.add(work)
+                return work
         numbered = self.named(call, choice)
         if self._endpoint.one_host:  # only what leaves a host is encoded
             choice = choice._replace(encoding="same")
@@ -258,7 +262,7 @@ class Dispatcher:
         except BaseException as error:
             self._recover(numbered, error)
             raise
-        return self.coalescing.add(work)
+        return work
 
     def _encoded_there(
         self, call: Description, encoding: str, reduction: Reduction | None, opts: Any
@@ -267,11 +271,29 @@ class Dispatcher:
         wire = self.device_wire
         if not call.on_device or not wire.serves(call, encoding, reduction):
             return None
-        low_bits = wire.codec_of(call.writes[0], opts)
-        if low_bits is None:
-            return None
         assert reduction is not None
-        return wire.all_reduce(low_bits, call, encoding, reduction, opts)
+        before = self._endpoint.operations.sequencer.next
+        try:
+            return wire.all_reduce(call, encoding, reduction, opts)
+        except BaseException as error:
+            self._recover_from_halves(call, error, before)
+            raise
+
+    def _recover_from_halves(self, call: Description, error: BaseException, before: int) -> None:
+        """As :meth:`_recover`, of a call that is two: what was raised in one of them has been seen
+        to, but not what was raised between them."""
+        if isinstance(error, LossyError) and not isinstance(error, DeviceError):
+            return
+        is_error = isinstance(error, Exception)
+        if not is_error and self._endpoint.operations.sequencer.next == before:
+            return  # interrupted, and nothing was submitted
+        named = self.named(call)
+        self.health.issue(named)
+        if is_error:
+            assert isinstance(error, Exception)
+            raise not_submitted(self._endpoint, named, error) from error
+        text = f"{self.where}: {named.numbered} was interrupted halfway ({error!r})"
+        self.fail(named, AbortedError(text, peer=self.where.rank))
 
     def run_all(self, calls: Sequence[Description], opts: Any) -> dist.Work:
         """Serves several calls; one work for all.
@@ -285,7 +307,9 @@ class Dispatcher:
             LossyError: The group has failed, or fails by these calls.
         """
         checked = [(call, self.check(call)) for call in calls]
-        works = [self._serve(call, reduction, opts) for call, reduction in checked]
+        works = [
+            self.coalescing.add(self._serve(call, reduction, opts)) for call, reduction in checked
+        ]
         return ManyWork(works, [tensor for call in calls for tensor in call.filled])
 
     def check(self, call: Description) -> Reduction | None:

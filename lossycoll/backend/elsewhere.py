@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final
@@ -16,7 +17,7 @@ from typing import Any, Final
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
-from lossycoll.errors import UnsupportedError
+from lossycoll.errors import ClosedError, UnsupportedError
 from lossycoll.runtime.engine.failures import Where
 
 HANDED_ON: Final = (
@@ -38,6 +39,7 @@ HANDED_ON: Final = (
     "send",
     "recv",
     "recv_anysource",
+    "recvAnysource",
 )
 """Methods of a process group that get tensors, by the names that all backends have."""
 NEWER: Final = {
@@ -50,15 +52,20 @@ NEWER: Final = {
 """Names that newer torch has for some."""
 
 
-class Elsewhere(Exception):
-    """The call is another backend's.
+class Elsewhere(UnsupportedError):
+    """The call is another backend's. Who makes it by a method of torch's never sees this.
 
     Args:
+        where: The group's rank.
+        name: The call.
         backend: That backend.
     """
 
-    def __init__(self, backend: Any) -> None:
-        super().__init__("the call is another backend's")
+    def __init__(self, where: Where, name: str, backend: Any) -> None:
+        super().__init__(
+            f"{where}: {name} got tensors that the group has another backend for, "
+            f"{type(backend).__name__}, which has no such call; use a group of 'lossy' alone"
+        )
         self.backend = backend
 
 
@@ -75,7 +82,18 @@ class OtherBackends:
         self._where = where
         self._store = store
         self._timeout = timeout
+        self._lock = threading.Lock()
         self._made: dict[str, Any] = {}
+        self._failed: dict[str, Exception] = {}
+        self._closed = False
+
+    def made(self, backend: str) -> Any:
+        """A backend, if it was made by now; or None.
+
+        Args:
+            backend: Its name.
+        """
+        return self._made.get(backend)
 
     def of(self, backend: str, configured: str) -> Any:
         """A backend, which all ranks make at the same call.
@@ -86,11 +104,23 @@ class OtherBackends:
 
         Raises:
             UnsupportedError: This torch doesn't have it, or it isn't one of torch's own.
+            ClosedError: The group has ended.
+            RuntimeError: Not all ranks made it in time; again at each later call.
         """
-        if backend not in self._made:
-            store = c10d.PrefixStore(f"elsewhere/{backend}", self._store)
-            self._made[backend] = self._make(backend, store, configured)
-        return self._made[backend]
+        with self._lock:
+            if self._closed:
+                raise ClosedError(f"{self._where}: the group has ended, and its {backend!r} too")
+            if backend in self._failed:
+                raise self._failed[backend]
+            if backend not in self._made:
+                store = c10d.PrefixStore(f"elsewhere/{backend}", self._store)
+                try:
+                    self._made[backend] = self._make(backend, store, configured)
+                except Exception as error:
+                    # Ranks that tried again would pair with others' first try.
+                    self._failed[backend] = error
+                    raise
+            return self._made[backend]
 
     def _make(self, backend: str, store: Any, configured: str) -> Any:
         rank, size = self._where.rank, self._where.world
@@ -108,6 +138,7 @@ class OtherBackends:
 
     def close(self, *, abort: bool = False) -> None:
         """Ends those that were made, without waiting for others if ``abort``."""
+        self._closed = True
         made, self._made = self._made, {}
         for backend in made.values():
             end = getattr(backend, "abort" if abort else "shutdown", None)
@@ -130,7 +161,9 @@ def _handing_on(method: Callable[..., Any], name: str) -> Callable[..., Any]:
         try:
             return method(group, *arguments, **rest)
         except Elsewhere as found:
-            backend = found.backend
-        return group._coalescing.add(getattr(backend, name)(*arguments, **rest))
+            call = getattr(found.backend, name, None)
+            if call is None:
+                raise
+        return group._coalescing.add(call(*arguments, **rest))
 
     return served

@@ -82,6 +82,7 @@ class OnDevice:
         self._root = call.root
         self._device = device_of((call.reads or call.writes)[0])
         self._bounce: Bounce | None = None
+        self._submitted: list[Operation] = []
 
     def begin(self, staged: Staged, *, keeps: bool, divides: bool = False) -> Staged:
         """Queues the copy of what the call reads.
@@ -114,7 +115,7 @@ class OnDevice:
             keeps=keeps,
             fills=self._fills(),
             returns_source=self._kind.writes_source,
-            spoils=self._kind.loss is Loss.REDUCTION,
+            spoils=self._kind.spoils or self._kind.loss is Loss.REDUCTION,
             may_be_ahead=STREAM_WAIT not in endpoint.options.disabled,
             epilogue=staged.epilogue,
             among=staged.among,
@@ -144,15 +145,14 @@ class OnDevice:
         way = self._bounce
         if way is None:
             return submit(s._replace(terms=s.terms._replace(on_device=True)))
-        found: list[Operation] = []
         for number, piece in enumerate(way.pieces):
             terms = self._terms(s.terms, way, number)
             made = submit(s._replace(source=piece.source, target=piece.target, terms=terms))
             if len(way.pieces) == 1:
                 return made
             assert isinstance(made, Operation)
-            found.append(made)
-        return tuple(found)
+            self._submitted.append(made)
+        return tuple(self._submitted)
 
     def _terms(self, terms: Terms, way: Bounce, number: int) -> Terms:
         # Nobody waits for it at once: the engine doesn't count on the caller's thread.
@@ -175,10 +175,9 @@ class OnDevice:
         if way is None:
             last.streams = _Settled(self._device.layer)
             return last
-        # Of several operations the last one stands for all. What comes before it ends before it, or
-        # is waited for by the device's thread: if that fails, so does the group, and with it the
-        # last. Only where pieces come back one by one as they end, each counts by itself.
-        each = works if len(way.pieces) > 1 and not way.ahead else [last]
+        # What comes before the data of an undivided call is waited for by the device's thread: if
+        # it fails, so does the group, and with it the data. Pieces may end in any order.
+        each = works if len(way.pieces) > 1 else [last]
         for work in each:
             work.streams = way
         try:
@@ -193,14 +192,16 @@ class OnDevice:
 
         Args:
             submitted: Whether the engine has the operation all the same: Ctrl-C came after that. It
-                goes on then, and its memory, of which nobody hears the end, stays its own.
+                goes on then, and its memory, of which nobody hears the end, stays its own. So does
+                that of a call of which the engine has some pieces.
         """
         way = self._bounce
         if way is None:
             return
-        if submitted:
+        if submitted or self._submitted:
             abandon(way)
-            self._come_back(way)
+            if submitted:
+                self._come_back(way)
         else:
             self._device.retirement.add(way, ())
 

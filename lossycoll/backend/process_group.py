@@ -10,7 +10,6 @@ Long because torch's interface is: each method is its documentation and a line o
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -87,7 +86,9 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
         self._rekey = self._group.rekey
         self._gloo = self._group.gloo
         self._others = OtherBackends(self._where, backend_options.store, backend_options.timeout)
-        served = ServedDevices(self._where, _configured(self), self._others)
+        given = getattr(backend_options, "configured", "")
+        told = _configured(self) if not given else lambda: given
+        served = ServedDevices(self._where, told, self._others)
         self._dispatcher = Dispatcher(self._endpoint, self._gloo, served)
         self._coalescing = self._dispatcher.coalescing
         self._point_to_point = PointToPoint(
@@ -146,11 +147,8 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
         """What serves tensors on ``device``, for parts of torch that ask a group."""
         kind = torch.device(device).type
         if kind in SERVED:
-            with contextlib.suppress(UnsupportedError):  # what is asked may need no backend
-                other = self._dispatcher.devices.backend_of(kind)
-                if other is not None:
-                    return other
-            return DeviceBackend(self)
+            other = self._dispatcher.devices.known_backend_of(kind)
+            return DeviceBackend(self) if other is None else other
         return super()._get_backend(device)  # which raises
 
     def get_group_store(self) -> Any:
@@ -637,6 +635,7 @@ class LossyProcessGroup(Extensions, _c10d.ProcessGroup):  # type: ignore[misc]
                 group_id=name,
                 global_ranks_in_group=[self._global_ranks[rank] for rank in chosen],
                 parent=self,
+                configured=self._dispatcher.devices.configured,
             ),
             opts,
         )

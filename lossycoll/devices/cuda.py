@@ -200,7 +200,7 @@ class CudaLayer:
             ) from error
 
     def low_bits(self) -> LowBits | None:
-        """As :meth:`lossycoll.devices.layer.Layer.low_bits`: Triton's kernels, which are tried."""
+        """As :meth:`lossycoll.devices.layer.Layer.low_bits`: Triton's, which are tried."""
         try:
             from . import lowbit_kernels
 
@@ -214,9 +214,11 @@ class CudaLayer:
     @contextlib.contextmanager
     def aside(self, lane: Lane, tensor: Tensor) -> Iterator[None]:
         """As :meth:`lossycoll.devices.layer.Layer.aside`."""
-        lane.futures.wait_for(self.current().record())
-        with torch.cuda.stream(lane.futures.external):
-            tensor.record_stream(lane.futures.external)
+        # Not that of futures, which mustn't stand behind a later call's wait for the network.
+        stream = lane.at_end
+        stream.wait_for(self.current().record())
+        with torch.cuda.stream(stream.external):
+            tensor.record_stream(stream.external)
             yield
 
     def future(self) -> torch.futures.Future[Any]:

@@ -114,7 +114,7 @@ class Lane(NamedTuple):
         to_device: Of copies from there that were queued ahead, in the order of the calls.
         at_end: Of copies from there that are queued when their operations have ended: they mustn't
             stand behind others that wait.
-        futures: Of what futures wait for, and of kernels beside the caller's.
+        futures: Of what futures wait for.
     """
 
     to_host: Any

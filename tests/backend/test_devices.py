@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from torch.distributed import HashStore, PrefixStore
 
 import lossycoll
 from lossycoll.backend.devices import ServedDevices, check_device
+from lossycoll.backend.elsewhere import OtherBackends
 from lossycoll.runtime.engine.failures import Where
 from tests.support.harness import init, run_good
 
@@ -98,10 +101,11 @@ def rank_hands_on(rank: int, world: int) -> tuple[list[float], int, str]:
     ):
         work.wait()
     found.append(float(t.sum()) + 4 * rank)
-    before = lossycoll.stats().operations
-    dist.all_reduce(own)
-    dist.barrier()
     group: Any = dist.group.WORLD
+    split = group.split_group([0, 1])
+    split.allreduce([own]).wait()
+    before = lossycoll.stats().operations + split.lossy_stats().operations
+    dist.barrier()
     name = type(group._get_backend(torch.device("cpu"))).__name__
     dist.destroy_process_group()
     return found, before, name
@@ -114,6 +118,44 @@ def test_tensors_of_another_backends_device_go_there() -> None:
         assert found == [12.0, 8.0, 12.0, 4.0, 8.0, 12.0, 4.0, 6.0, 6.0, 8.0]
         assert operations == 0, "lossy served some"
         assert name == "ProcessGroupGloo"
+
+
+def test_a_backend_that_was_not_made_in_time_is_not_tried_again() -> None:
+    """Ranks would pair with others' first try."""
+    others = OtherBackends(Where(0, 2), HashStore(), timedelta(seconds=0.2))
+    for _ in range(2):
+        begin = time.monotonic()
+        with pytest.raises(RuntimeError, match=r"timeout|timed out"):
+            others.of("gloo", "cpu:gloo,cuda:lossy")
+    assert time.monotonic() - begin < 0.1
+    assert others.made("gloo") is None
+    others.close()
+    with pytest.raises(lossycoll.ClosedError, match="has ended"):
+        others.of("gloo", "cpu:gloo,cuda:lossy")
+
+
+def rank_abuses(rank: int, world: int) -> tuple[str, str]:
+    """What the other backend doesn't have, and what comes after an abort."""
+    init(backend="cpu:gloo,cuda:lossy")
+    group: Any = dist.group.WORLD
+    dist.all_reduce(torch.ones(1))
+    told = []
+    for call in (
+        lambda: group.allgather_into_tensor_coalesced([torch.empty(2)], [torch.ones(1)]),
+        lambda: (group.abort(), dist.all_reduce(torch.ones(1))),
+    ):
+        try:
+            call()
+        except lossycoll.LossyError as error:
+            told.append(f"{type(error).__name__}: {error}")
+    return told[0], told[1]
+
+
+def test_what_the_other_backend_cannot_do_is_said() -> None:
+    for lacks, ended in run_good(rank_abuses, 2, {"LOSSYCOLL_LOG": "off"}):
+        assert "all_gather" in lacks
+        assert "ProcessGroupGloo, which has no such call; use a group of 'lossy' alone" in lacks
+        assert ended.startswith("ClosedError")
 
 
 def test_what_a_group_serves_is_asked_once_for_each_device() -> None:

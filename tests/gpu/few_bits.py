@@ -15,6 +15,7 @@ from torch import Tensor
 import lossycoll
 from lossycoll.backend import device_wire
 from lossycoll.backend.device_wire import PACKET, DeviceWire, Parts
+from lossycoll.devices.host_low_bits import HostLowBits
 from lossycoll.devices.registry import layer_of
 from lossycoll.plan import codec
 from lossycoll.plan.lowbit import LowBit
@@ -200,23 +201,112 @@ def ranks_that_differ_are_told(rank: Rank) -> None:
         for _ in range(100):
             dist.all_reduce(torch.ones(1000, device=rank.device))
 
-    with _of_any_size():
-        lossycoll.wire_allreduce_(t, "int8")  # what comes first is an agreement
-        with pytest.raises(lossycoll.MismatchError, match=r"int8.*int4|int4.*int8"):
-            differ()
+    with _of_any_size(), pytest.raises(lossycoll.MismatchError, match=r"int8.*int4|int4.*int8"):
+        differ()
     rank.wait_for_device()
     dist.destroy_process_group()
 
 
 @TABLE.check()
-def where_one_rank_has_no_kernels_hosts_do_it(rank: Rank) -> None:
+def a_host_encodes_where_its_device_cannot(rank: Rank) -> None:
+    """The others needn't know: the bits are the same."""
     options = {"link": "udp", **({"disable": "device_wire"} if rank.rank else {})}
     with fresh_group(pg_options=options), _of_any_size():
-        rows = _rows(rank, 20_000, seed=4)
-        t = rows[rank.rank].to(rank.device, copy=True)
+        for wire, how in WIRES.items():
+            rows = _rows(rank, 20_000, seed=4)
+            t = rows[rank.rank].to(rank.device, copy=True)
+            lossycoll.wire_allreduce_(t, wire, **how)
+            assert torch.equal(t.cpu(), _wanted(rows, wire, **how)), wire
+        t = torch.full((1000 * rank.world,), float("inf"), device=rank.device)
         lossycoll.wire_allreduce_(t, "int8")
-        assert _wire()._calls == 0, "it was encoded on the device"
-        assert (t.cpu() - torch.stack(rows).sum(0)).abs().max() < 0.1 * rank.world
+        assert t.cpu().isnan().all()
+        assert lossycoll.stats().nan_groups > 0
+        codec_of = _wire()._codecs.values()
+        assert all(isinstance(one, HostLowBits) for one in codec_of) == bool(rank.rank)
+    dist.destroy_process_group()  # the next check wants one as the others have
+
+
+@TABLE.check()
+def sizes_that_differ_are_told(rank: Rank) -> None:
+    """Of as many bytes, in the same packets but for the last."""
+    t = torch.ones(30_000 + rank.rank, device=rank.device)
+
+    def differ() -> None:
+        lossycoll.wire_allreduce_(t, "int8")
+        rank.wait_for_device()
+        for _ in range(100):
+            dist.all_reduce(torch.ones(1000, device=rank.device))
+
+    said = r"int8 of torch.float32\[3000"
+    with _of_any_size(), pytest.raises(lossycoll.MismatchError, match=said):
+        differ()
+    rank.wait_for_device()
+    dist.destroy_process_group()
+
+
+@TABLE.check()
+def no_memory_between_the_exchanges(rank: Rank) -> None:
+    """All ranks are told why, and nobody waits."""
+    wire = _wire()
+
+    def lacks(*_: Any) -> Any:
+        raise MemoryError("out of memory, says a test")
+
+    t = torch.ones(30_000, device=rank.device)
+
+    def call() -> None:
+        for _ in range(100):
+            lossycoll.wire_allreduce_(t, "int8")
+            rank.wait_for_device()
+
+    with _of_any_size(), pytest.MonkeyPatch.context() as patch:
+        if rank.rank == 0:
+            patch.setattr(device_wire, "_gather", lacks)
+        error = lossycoll.EngineError if rank.rank == 0 else lossycoll.AbortedError
+        with pytest.raises(error, match=r"float32\[30000\].*no memory for it: out of memory"):
+            call()
+    assert wire._calls > 0
+    rank.wait_for_device()
+    got = t.cpu()
+    assert (got.isnan() | (got >= 1.0)).all()
+    assert len(set(got[~got.isnan()].tolist())) < 3, "half a result"
+    dist.destroy_process_group()
+
+
+@TABLE.check(cuda=True)
+def two_groups_need_no_order(rank: Rank) -> None:
+    """No call waits for another rank when it is made. The fake device has nothing beside the
+    caller's stream, which waits."""
+    _needs_codec(rank)
+    other = dist.new_group(pg_options={"link": "udp"})
+    groups = [None, other] if rank.rank % 2 else [other, None]
+    tensors = [torch.full((30_000,), rank.rank + 1.0, device=rank.device) for _ in groups]
+    how = {"wire": "int8", "lossy_min_bytes": 0, "bulk_min_bytes": 0}
+    with _of_any_size(), lossycoll.reliable(**how):
+        works = [
+            dist.all_reduce(t, group=group, async_op=True)
+            for t, group in zip(tensors, groups, strict=True)
+        ]
+    for work, t in zip(works, tensors, strict=True):
+        assert work is not None
+        work.wait()
+        assert (t == rank.world * (rank.world + 1) / 2).all()
+
+
+@TABLE.check()
+def works_of_a_coalescing_manager_are_the_callers(rank: Rank) -> None:
+    _needs_codec(rank)
+    tensors = [torch.ones(1000 * n, device=rank.device) for n in (1, 2)]
+    how = {"wire": "int8", "lossy_min_bytes": 0, "bulk_min_bytes": 0}
+    with (
+        _of_any_size(),
+        lossycoll.reliable(**how),
+        dist._coalescing_manager(async_ops=True) as manager,
+    ):
+        for t in tensors:
+            dist.all_reduce(t)
+    manager.wait()
+    assert all((t == rank.world).all() for t in tensors)
 
 
 @TABLE.check()

@@ -1,12 +1,12 @@
-"""What becomes of floats in few bits, without sending them: the engine's codecs on memory."""
+"""Floats in few bits without sending them: the engine's codecs on memory."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from lossycoll._native import ffi, lib
-from lossycoll.plan.codec import ENCODED, codec_of, number_of
-from lossycoll.plan.lowbit import GROUPS
+from lossycoll.plan.codec import ENCODED, ROUNDINGS, codec_of, named, number_of
+from lossycoll.plan.lowbit import GROUPS, Bytes, Floats, LowBit
 
 
 def rounded(
@@ -42,3 +42,45 @@ def rounded(
         n, begin = min(each, count - at), 4 * at
         lib.lc_encode(number, lib.LC_F32, 1, packet, ffi.cast("void *", source + begin), n, seed)
         lib.lc_decode(number, lib.LC_F32, 1, ffi.cast("void *", target + begin), packet, n)
+
+
+def encode(how: LowBit, x: Floats, out: Bytes, seed: int = 0) -> None:
+    """Writes one packet's elements, as :meth:`~lossycoll.plan.lowbit.LowBit.encode` does.
+
+    Args:
+        how: The encoding.
+        x: float32, shape (n,), contiguous.
+        out: Where they go: uint8, shape (``how.wire_bytes(n)``,), contiguous.
+        seed: Of what is drawn, rounding at random: 64 bits.
+
+    Raises:
+        ValueError: There is no such encoding.
+    """
+    code = lib.lc_encode(_number(how), lib.LC_F32, 1, _address(out), _address(x), len(x), seed)
+    if code != lib.LC_OK:
+        raise ValueError(f"{how} is no encoding of float32")
+
+
+def decode(how: LowBit, data: Bytes, out: Floats) -> None:
+    """The reverse.
+
+    Args:
+        how: The encoding.
+        data: uint8, shape (``how.wire_bytes(n)``,), contiguous.
+        out: Where the elements go: float32, shape (n,), contiguous.
+
+    Raises:
+        ValueError: There is no such encoding.
+    """
+    code = lib.lc_decode(_number(how), lib.LC_F32, 1, _address(out), _address(data), len(out))
+    if code != lib.LC_OK:
+        raise ValueError(f"{how} is no encoding of float32")
+
+
+def _number(how: LowBit) -> int:
+    rounding = ROUNDINGS[how.stochastic]
+    return number_of(named(f"int{how.bits}", how.group, how.spikes, rounding))
+
+
+def _address(array: Bytes | Floats) -> object:
+    return ffi.cast("void *", array.ctypes.data)

@@ -39,6 +39,8 @@ DISPERSED = ("ddp+driftbound/repair0/dispersed", "ddp+driftbound/dispersed")
 DIALS = {0.0: "max0", 0.003: "max03", 0.01: "max1", 0.03: "max3", 0.1: "max10"}
 DEFAULT_DIAL = 0.01
 DIAL_TASKS = ("gpt", "digits", "lstm")
+DIAL_LOSS = 0.2
+"""Of the table of its settings."""
 # Where something stays missing, it is spread over the whole tensor as well.
 SPREAD_DIALS = (0.01, 0.03, 0.1)
 # In few bits, with the GPT and 4 ranks: gradients with DriftBound, where feedback is

@@ -17,6 +17,7 @@ from .matrix import (
     AGE_RULES,
     BASE,
     DIAL_GOALS,
+    DIAL_LOSS,
     DIAL_TASKS,
     DISPERSED,
     GOAL_KINDS,
@@ -68,11 +69,7 @@ def tables(entries: Mapping[str, Result]) -> dict[str, str]:
     for task in ("gpt", "digits"):
         out[f"{task}-drift"] = drift_table(entries, task)
     out["traffic"] = traffic_table(entries)
-    for task in DIAL_TASKS:
-        for world in WORLDS:
-            out[f"dial-{task}-{world}"] = change_table(
-                cells(entries, change), task, world, "%", names=dials(), paper=False
-            )
+    out["dial"] = dial_table(entries, DIAL_LOSS)
     out["wires"] = wire_table(entries)
     out["variants"] = change_table(
         cells(entries, change),
@@ -83,6 +80,22 @@ def tables(entries: Mapping[str, Result]) -> dict[str, str]:
         names=(*method_names(), *AGE_RULES, *TRIED, UNREPAIRED, *DISPERSED),
     )
     return out
+
+
+def dial_table(entries: Mapping[str, Result], loss: float) -> str:
+    """A row for each setting of the dial, with 4 ranks: perplexity by task, and bytes."""
+    changes = cells(entries, perplexity_change(HEADLINE))
+    shares = cells(entries, share_sent)
+    columns = [(task, kind) for task in DIAL_TASKS for kind in GOAL_KINDS]
+    rows = []
+    for variant in dials():
+        found = [changes.get((task, WORLDS[0], kind, loss, variant)) for task, kind in columns]
+        sent = [shares.get((DIAL_TASKS[0], WORLDS[0], kind, loss, variant)) for kind in GOAL_KINDS]
+        if all(found):
+            bytes_sent = ["-" if one is None else f"{one.mean:.2f}" for one in sent]
+            rows.append([variant, *(show(one, "%") for one in found), *bytes_sent])
+    head = [f"{task}, {kind}" for task, kind in columns]
+    return markdown(["variant", *head, *(f"bytes, {kind}" for kind in GOAL_KINDS)], rows)
 
 
 def change_table(

@@ -50,7 +50,7 @@ KEPT: Final = 64
 """Sizes of tensors whose tables are kept."""
 FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
 
-Run = Callable[[Description, Any], dist.Work]
+Run = Callable[[Description], dist.Work]
 
 
 class Parts(NamedTuple):
@@ -212,13 +212,11 @@ class DeviceWire:
     Args:
         endpoint: The group's endpoint.
         lanes: The group's lanes.
-        run: Serves a call.
     """
 
-    def __init__(self, endpoint: Endpoint, lanes: Lanes, run: Run) -> None:
+    def __init__(self, endpoint: Endpoint, lanes: Lanes) -> None:
         self._endpoint = endpoint
         self._lanes = lanes
-        self._run = run
         self._lock = threading.Lock()
         self._calls = 0
         self._nan_groups: dict[Device, tuple[Tensor, Any]] = {}
@@ -264,7 +262,7 @@ class DeviceWire:
             return self._tables[of]
 
     def all_reduce(
-        self, call: Description, encoding: str, reduction: Reduction, opts: Any
+        self, call: Description, encoding: str, reduction: Reduction, run: Run
     ) -> LossyWork:
         """Serves a call that :meth:`serves` is true of.
 
@@ -275,7 +273,7 @@ class DeviceWire:
             call: The call.
             encoding: Of both phases.
             reduction: What it reduces by.
-            opts: torch's options of the call.
+            run: Serves a part of it.
 
         Raises:
             DeviceError: There is no memory on the device, or of the host.
@@ -304,7 +302,7 @@ class DeviceWire:
             data = values.new_empty((2, world * sent_bytes), dtype=torch.uint8)
             how = {"most_elements": most}
             nans = low_bits.encode(values, tables.sent, data[0], first, key=keys[0], **how)
-            exchanged = self._run(_exchange(data[0], data[1], detail), opts)
+            exchanged = run(_exchange(data[0], data[1], detail))
             exchanged.wait()
             rows = values.new_empty((world, parts.each))
             low_bits.decode(data[1], tables.came, rows.view(-1), first, **how)
@@ -315,7 +313,7 @@ class DeviceWire:
                 total /= world
             sums = values.new_empty((world + 1, mean_bytes), dtype=torch.uint8)
             nans += low_bits.encode(total, tables.mean, sums[-1], second, key=keys[1], **how)
-            gathered = self._run(_gather(sums[-1], sums[:-1].view(-1), detail), opts)
+            gathered = run(_gather(sums[-1], sums[:-1].view(-1), detail))
             gathered.wait()
             low_bits.decode(sums[:-1].view(-1), tables.gathered, values, second, **how)
             if values.data_ptr() != tensor.data_ptr():

@@ -1,15 +1,10 @@
-"""The one pipeline of a collective: checks the description, chooses the way once, submits.
-
-Nothing that may rightly differ between ranks decides the way: all of them must take the same.
-"""
+"""The one pipeline of a collective: checks the description, chooses the way once, submits."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from enum import Enum, auto
-from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import torch.distributed as dist
@@ -17,8 +12,7 @@ import torch.distributed as dist
 from lossycoll.devices.layer import DeviceError
 from lossycoll.errors import AbortedError, LossyError, PeerLostError
 from lossycoll.options.fields import Options
-from lossycoll.options.scopes import Scope, scope, within
-from lossycoll.plan import codec
+from lossycoll.options.scopes import scope, within
 from lossycoll.runtime.collectives.collective_endpoint import CollectiveEndpoint
 from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.collectives.single_rank import SingleRank
@@ -27,7 +21,7 @@ from lossycoll.runtime.core.call import LONGEST, Collective, Operation, Terms
 from . import checks
 from .coalescing import Coalescing
 from .collectives import ALL_REDUCE, submit_barrier
-from .description import CollectiveKind, Description, Loss, Rounding, Staged, Submission
+from .description import Description, Staged, Submission
 from .device_wire import DeviceWire
 from .devices import ServedDevices
 from .gloo_mesh import GlooMesh
@@ -36,31 +30,12 @@ from .on_device import Lanes, OnDevice
 from .reduction import Reduction, resolve
 from .resource_limits import is_memory, not_submitted
 from .staging import NOTHING, gathered
-from .tensors import ENCODED_DTYPES, GLOO_DTYPES, LOSSY_DTYPES, WIDER, contiguous, spread
+from .tensors import WIDER, contiguous, spread
+from .ways import ChosenWay, Way, choose, reliable_version
 from .widening import then, widened
 from .work import EngineWork, GlooWork, ManyWork
 
 NONE: Final = timedelta(0)
-
-
-class Way(Enum):
-    """How a call is served."""
-
-    LOSSY = auto()
-    """By the engine; packets may be lost."""
-    RELIABLE = auto()
-    """By the engine; nothing is lost."""
-    GATHERED = auto()
-    """The engine gathers contributions, and ranks reduce them: what the engine can't add."""
-    GLOO = auto()
-
-
-class ChosenWay(NamedTuple):
-    """The way of a call, the options it is served with, and how packets carry its floats."""
-
-    way: Way
-    options: Options
-    encoding: str = "same"
 
 
 class Recovered(NamedTuple):
@@ -68,93 +43,6 @@ class Recovered(NamedTuple):
 
     repair: int | None = None
     max_missing: float | None = None
-
-
-@lru_cache(maxsize=64)
-def reliable_version(options: Options) -> Options:
-    """The same options with nothing given up."""
-    return within(options, Scope((("delivery", "reliable"),), lossy_copies=False))
-
-
-def choose(
-    call: Description,
-    reduction: Reduction | None,
-    options: Options,
-    around: Scope | None,
-    world: int,
-) -> ChosenWay:
-    """The way that a call takes, by the first that holds:
-
-    1. lossy, if delivery is ``"lossy"``, the engine can form the reduction (its dtype and
-       operation), and the kind of call, its size and the scope around it admit losses;
-    2. gloo, if it can, for calls smaller than ``bulk_min_bytes``;
-    3. gathered, if it reduces in a way that the engine can't form;
-    4. reliable.
-
-    From here on the options that are returned say so: their delivery is the call's.
-
-    Args:
-        call: The call.
-        reduction: What it reduces by, if it does.
-        options: Those in force for this call.
-        around: The innermost scope that the caller is in.
-        world: The ranks of the group.
-    """
-    kind, native = call.kind, reduction is None or reduction.native
-    lossy_scope = around is not None and around.lossy_copies
-    encoding = _encoding(call, options, around)
-    if native and options.delivery == "lossy" and _may_lose(kind, call, options, lossy_scope):
-        return ChosenWay(Way.LOSSY, options, encoding)
-    exact = reliable_version(options)
-    if call.nbytes < options.bulk_min_bytes and world > 1 and _gloo_can(kind, call, reduction):
-        return ChosenWay(Way.GLOO, exact)
-    if reduction is not None and not (native and kind.submit):
-        return ChosenWay(Way.GATHERED, exact, codec.phases(encoding)[0])
-    return ChosenWay(Way.RELIABLE, exact, encoding)
-
-
-def _encoding(call: Description, options: Options, around: Scope | None) -> str:
-    """How packets carry the call's floats."""
-    when = call.kind.rounding
-    if when is Rounding.CALL:
-        return call.encoding
-    if options.wire == "same" or when is Rounding.NEVER:
-        return "same"
-    if when is Rounding.SCOPE and (around is None or not around.sets("wire")):
-        return "same"
-    few_bits = options.wire in codec.FEW_BITS
-    if call.dtype not in ENCODED_DTYPES and not (few_bits and call.dtype in WIDER):
-        return "same"
-    # Where ranks don't know each other's sizes, sizes can't decide.
-    large = call.splits is not None or call.nbytes >= options.lossy_min_bytes
-    if not large:
-        return "same"
-    # What is only copied is like the means that an all-reduce gathers.
-    return options.encoding if call.op is not None else codec.phases(options.encoding)[1]
-
-
-def _may_lose(kind: CollectiveKind, call: Description, options: Options, lossy_scope: bool) -> bool:
-    """Whether lossy delivery is meant for this call."""
-    loss = kind.loss
-    if loss is Loss.REDUCTION:
-        return call.nbytes >= options.lossy_min_bytes
-    if loss is Loss.COPY:
-        floats = lossy_scope and call.writes[0].dtype in LOSSY_DTYPES
-        return floats and call.nbytes >= options.lossy_min_bytes
-    return loss is Loss.DELIVERY
-
-
-def _gloo_can(kind: CollectiveKind, call: Description, reduction: Reduction | None) -> bool:
-    """Whether gloo can serve a small exact call, and rightly.
-
-    Of its other reductions one crashes, one fills the tensors of all ranks, and some lose what is
-    not a number.
-    """
-    if kind.gloo is None or not call.nbytes or call.sizes is not None or call.on_device:
-        return False
-    if call.compared is not None and call.compared.dtype not in GLOO_DTYPES:
-        return False
-    return reduction is None or (reduction.native and reduction.factor is None)
 
 
 class Dispatcher:
@@ -182,7 +70,7 @@ class Dispatcher:
         )
         self.coalescing: Final = Coalescing()
         self.lanes: Final = Lanes()
-        self.device_wire: Final = DeviceWire(endpoint, self.lanes, self._run_within)
+        self.device_wire: Final = DeviceWire(endpoint, self.lanes)
         self.devices: Final = devices or ServedDevices(self.where, str)
 
     # ---- options ----
@@ -235,10 +123,6 @@ class Dispatcher:
         """
         return self.coalescing.add(self._serve(call, self.check(call), opts))
 
-    def _run_within(self, call: Description, opts: Any) -> dist.Work:
-        """Serves a part of another call."""
-        return self._serve(call, self.check(call), opts)
-
     def _serve(self, call: Description, reduction: Reduction | None, opts: Any) -> dist.Work:
         """Serves a call that was checked."""
         around, options = scope(), self._options
@@ -274,7 +158,9 @@ class Dispatcher:
         assert reduction is not None
         before = self._endpoint.operations.sequencer.next
         try:
-            return wire.all_reduce(call, encoding, reduction, opts)
+            return wire.all_reduce(
+                *(call, encoding, reduction), lambda part: self._serve(part, self.check(part), opts)
+            )
         except BaseException as error:
             self._recover_from_halves(call, error, before)
             raise

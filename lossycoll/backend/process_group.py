@@ -2,7 +2,7 @@
 
 Every collective is written out here and none inherited: torch's trampoline keeps the GIL while it
 runs an inherited one, which then waits for gloo's thread, which waits for the GIL.
-docs/backend.md says which call takes which way; ``dispatch.py`` chooses it.
+docs/backend.md says which call takes which way; ``ways.py`` chooses it.
 
 Long because torch's interface is: each method is its documentation and a line or few, which have
 ``describe.py`` make the description.

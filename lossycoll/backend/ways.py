@@ -1,0 +1,125 @@
+"""Which way a call takes, and how packets carry its floats.
+
+Nothing that may rightly differ between ranks decides it: all of them must take the same.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from functools import lru_cache
+from typing import NamedTuple
+
+from lossycoll.options.fields import Options
+from lossycoll.options.scopes import Scope, within
+from lossycoll.plan import codec
+
+from .description import CollectiveKind, Description, Loss, Rounding
+from .reduction import Reduction
+from .tensors import ENCODED_DTYPES, GLOO_DTYPES, LOSSY_DTYPES, WIDER
+
+
+class Way(Enum):
+    """How a call is served."""
+
+    LOSSY = auto()
+    """By the engine; packets may be lost."""
+    RELIABLE = auto()
+    """By the engine; nothing is lost."""
+    GATHERED = auto()
+    """The engine gathers contributions, and ranks reduce them: what the engine can't add."""
+    GLOO = auto()
+
+
+class ChosenWay(NamedTuple):
+    """The way of a call, the options it is served with, and how packets carry its floats."""
+
+    way: Way
+    options: Options
+    encoding: str = "same"
+
+
+@lru_cache(maxsize=64)
+def reliable_version(options: Options) -> Options:
+    """The same options with nothing given up."""
+    return within(options, Scope((("delivery", "reliable"),), lossy_copies=False))
+
+
+def choose(
+    call: Description,
+    reduction: Reduction | None,
+    options: Options,
+    around: Scope | None,
+    world: int,
+) -> ChosenWay:
+    """The way that a call takes, by the first that holds:
+
+    1. lossy, if delivery is ``"lossy"``, the engine can form the reduction (its dtype and
+       operation), and the kind of call, its size and the scope around it admit losses;
+    2. gloo, if it can, for calls smaller than ``bulk_min_bytes``;
+    3. gathered, if it reduces in a way that the engine can't form;
+    4. reliable.
+
+    From here on the options that are returned say so: their delivery is the call's.
+
+    Args:
+        call: The call.
+        reduction: What it reduces by, if it does.
+        options: Those in force for this call.
+        around: The innermost scope that the caller is in.
+        world: The ranks of the group.
+    """
+    kind, native = call.kind, reduction is None or reduction.native
+    lossy_scope = around is not None and around.lossy_copies
+    encoding = _encoding(call, options, around)
+    if native and options.delivery == "lossy" and _may_lose(kind, call, options, lossy_scope):
+        return ChosenWay(Way.LOSSY, options, encoding)
+    exact = reliable_version(options)
+    if call.nbytes < options.bulk_min_bytes and world > 1 and _gloo_can(kind, call, reduction):
+        return ChosenWay(Way.GLOO, exact)
+    if reduction is not None and not (native and kind.submit):
+        return ChosenWay(Way.GATHERED, exact, codec.phases(encoding)[0])
+    return ChosenWay(Way.RELIABLE, exact, encoding)
+
+
+def _encoding(call: Description, options: Options, around: Scope | None) -> str:
+    """How packets carry the call's floats."""
+    when = call.kind.rounding
+    if when is Rounding.CALL:
+        return call.encoding
+    if options.wire == "same" or when is Rounding.NEVER:
+        return "same"
+    if when is Rounding.SCOPE and (around is None or not around.sets("wire")):
+        return "same"
+    few_bits = options.wire in codec.FEW_BITS
+    if call.dtype not in ENCODED_DTYPES and not (few_bits and call.dtype in WIDER):
+        return "same"
+    # Where ranks don't know each other's sizes, sizes can't decide.
+    large = call.splits is not None or call.nbytes >= options.lossy_min_bytes
+    if not large:
+        return "same"
+    # What is only copied is like the means that an all-reduce gathers.
+    return options.encoding if call.op is not None else codec.phases(options.encoding)[1]
+
+
+def _may_lose(kind: CollectiveKind, call: Description, options: Options, lossy_scope: bool) -> bool:
+    """Whether lossy delivery is meant for this call."""
+    loss = kind.loss
+    if loss is Loss.REDUCTION:
+        return call.nbytes >= options.lossy_min_bytes
+    if loss is Loss.COPY:
+        floats = lossy_scope and call.writes[0].dtype in LOSSY_DTYPES
+        return floats and call.nbytes >= options.lossy_min_bytes
+    return loss is Loss.DELIVERY
+
+
+def _gloo_can(kind: CollectiveKind, call: Description, reduction: Reduction | None) -> bool:
+    """Whether gloo can serve a small exact call, and rightly.
+
+    Of its other reductions one crashes, one fills the tensors of all ranks, and some lose what is
+    not a number.
+    """
+    if kind.gloo is None or not call.nbytes or call.sizes is not None or call.on_device:
+        return False
+    if call.compared is not None and call.compared.dtype not in GLOO_DTYPES:
+        return False
+    return reduction is None or (reduction.native and reduction.factor is None)

@@ -70,7 +70,7 @@ def test_the_time_is_where_the_curve_crosses_the_loss() -> None:
 
 def test_the_report_compares_with_the_faster_gloo() -> None:
     found = report.results([FAST, SLOW, WORSE, CUT, CUT_AT_ONCE])
-    assert found["targets"] == {"home": pytest.approx(2.02)}
+    assert found["targets"] == {"home": {"1": pytest.approx(2.02)}}
     variants = found["networks"]["home"]
     assert variants["lossy"]["seconds"] == [pytest.approx(19.8)]
     assert (variants["lossy, DriftBound"]["seconds"], variants["gloo, bbr"]["all"]) == (

@@ -21,7 +21,6 @@ from lossycoll.runtime.swarm.loans import Taken
 from lossycoll.runtime.swarm.member import RoundReport
 from lossycoll.runtime.swarm.state import Snapshot
 from lossycoll.runtime.swarm.swarm import Swarm
-from lossycoll.train.common.recovery import MAX_MISSING
 
 
 class MoshpitAverager:
@@ -52,7 +51,7 @@ class MoshpitAverager:
         tensors: Iterable[Tensor],
         grid: Sequence[int] = (),
         *,
-        max_missing: float | None = MAX_MISSING,
+        max_missing: float | None = None,
     ) -> None:
         self._tensors = list(tensors)
         if not self._tensors:

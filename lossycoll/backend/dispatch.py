@@ -178,8 +178,7 @@ class Dispatcher:
         if is_error:
             assert isinstance(error, Exception)
             raise not_submitted(self._endpoint, named, error) from error
-        text = f"{self.where}: {named.numbered} was interrupted halfway ({error!r})"
-        self.fail(named, AbortedError(text, peer=self.where.rank))
+        self._fail_halfway(named, error)
 
     def run_all(self, calls: Sequence[Description], opts: Any) -> dist.Work:
         """Serves several calls; one work for all.
@@ -243,8 +242,11 @@ class Dispatcher:
         elif call.seq >= 0 and call.submitted != call.operations:
             if not call.submitted and self.health.take_back(call):
                 return
-            text = f"{self.where}: {call.numbered} was interrupted halfway ({error!r})"
-            self.fail(call, AbortedError(text, peer=self.where.rank))
+            self._fail_halfway(call, error)
+
+    def _fail_halfway(self, call: Collective, error: BaseException) -> None:
+        text = f"{self.where}: {call.numbered} was interrupted halfway ({error!r})"
+        self.fail(call, AbortedError(text, peer=self.where.rank))
 
     def named(self, call: Description, choice: ChosenWay | None = None) -> Collective:
         """A checked call as other ranks must issue it, without a number yet.

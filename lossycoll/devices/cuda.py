@@ -200,7 +200,11 @@ class CudaLayer:
             ) from error
 
     def low_bits(self) -> LowBits | None:
-        """As :meth:`lossycoll.devices.layer.Layer.low_bits`: Triton's, which are tried."""
+        """As :meth:`lossycoll.devices.layer.Layer.low_bits`: Triton's, which are tried once."""
+        return self._kernels
+
+    @cached_property
+    def _kernels(self) -> LowBits | None:
         try:
             from . import lowbit_kernels
 

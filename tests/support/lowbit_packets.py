@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from lossycoll._native import ffi, lib
 
-from lossycoll.plan.codec import ROUNDINGS, named, number_of
+from lossycoll.plan.codec import ROUNDINGS, named
 from lossycoll.plan.lowbit import GROUPS, PLANES, Bytes, Floats, LowBit
+from lossycoll.runtime.engine import codecs
 
 FORMATS = tuple(
     LowBit(bits, group, spikes, stochastic)
@@ -122,18 +122,14 @@ def narrow(rng: Rng, how: LowBit, groups: int) -> Floats:
 def in_c(how: LowBit, x: Floats, seed: int) -> Bytes:
     """The bytes of a packet, by the engine's codec."""
     out = np.empty(how.wire_bytes(len(x)), np.uint8)
-    number, x = number_of(name_of(how)), np.ascontiguousarray(x)
-    target, source = ffi.from_buffer(out), ffi.from_buffer(x)
-    assert lib.lc_encode(number, lib.LC_F32, 1, target, source, len(x), seed) == lib.LC_OK
+    codecs.encode(how, np.ascontiguousarray(x), out, seed)
     return out
 
 
 def back_in_c(how: LowBit, data: Bytes, n: int) -> Floats:
     """The elements of a packet, by the engine's codec."""
     out = np.empty(n, np.float32)
-    number, data = number_of(name_of(how)), np.ascontiguousarray(data)
-    target, source = ffi.from_buffer(out), ffi.from_buffer(data)
-    assert lib.lc_decode(number, lib.LC_F32, 1, target, source, n) == lib.LC_OK
+    codecs.decode(how, np.ascontiguousarray(data), out)
     return out
 
 

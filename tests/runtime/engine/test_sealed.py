@@ -146,11 +146,18 @@ def test_somebody_in_the_middle_changes_no_result() -> None:
                 relay.send(receiver, 1 - receiver, bad)  # and back to whoever sent it
                 thrown[0] += 2
 
-        while thrown[0] < 500:
+        def least(stats: EngineStats) -> int:
+            return min(stats.malformed, stats.foreign, stats.forged, stats.replayed)
+
+        # Which check meets a datagram first hangs on what was captured by then, so what is
+        # thrown is not counted, but what was refused, for each of the reasons.
+        for _ in range(100):
             while_attacked(network, attack)
-        found = [figures(network, rank, lambda s: refused(s) > 200) for rank in range(2)]
+            found = [engine.stats() for engine in network.engines]
+            if thrown[0] > 500 and min(map(least, found)) > 10:
+                break
         for stats in found:
-            assert min(stats.malformed, stats.foreign, stats.forged, stats.replayed) > 10
+            assert least(stats) > 10
             assert stats.stale == stats.repeated == 0
 
 

@@ -41,6 +41,8 @@ DEFAULT_DIAL = 0.01
 DIAL_TASKS = ("gpt", "digits", "lstm")
 DIAL_LOSS = 0.2
 """Of the table of its settings."""
+# A GPT whose streams are long beside bursts, with the dial's default.
+LONG_TASK = "gpt-long"
 # Where something stays missing, it is spread over the whole tensor as well.
 SPREAD_DIALS = (0.01, 0.03, 0.1)
 # In few bits, with the GPT and 4 ranks: gradients with DriftBound, where feedback is
@@ -191,6 +193,7 @@ def runs(seeds: Sequence[int]) -> Iterator[Run]:
                 for variant in (DDP.name, *method_names()):
                     yield Run(task, world, "none", 0.0, variant, seed)
         yield from _dials(seed)
+        yield from _long_streams(seed)
         for loss in WIRE_LOSSES:
             for variant in WIRES:
                 yield Run(TASKS[0], WORLDS[0], KINDS[0] if loss else "none", loss, variant, seed)
@@ -207,6 +210,17 @@ def _dials(seed: int) -> Iterator[Run]:
                 for loss in GOALS:
                     for variant in dials() if world == WORLDS[0] else few:
                         yield Run(task, world, kind, loss, variant, seed)
+
+
+def _long_streams(seed: int) -> Iterator[Run]:
+    """Bursts first, which take whole streams of the small GPT."""
+    for kind in reversed(GOAL_KINDS):
+        for world in WORLDS:
+            if kind == "bursty":
+                yield Run(LONG_TASK, world, "none", 0.0, BASE, seed)
+            for loss in GOALS:
+                for variant in DIAL_GOALS:
+                    yield Run(LONG_TASK, world, kind, loss, variant, seed)
 
 
 def _with_goals(seed: int) -> Iterator[Run]:

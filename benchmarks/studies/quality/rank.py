@@ -20,7 +20,6 @@ from lossycoll.cli.demo.methods import Method
 from .matrix import Run, batch_share, faults
 from .tasks import TASKS, Task, cross_entropy, judge
 
-MTU = 1500
 TIMEOUT = timedelta(seconds=120)
 CURVE_STEPS = 10
 TRAFFIC = (
@@ -46,8 +45,9 @@ def serve(rank: int, world: int, port: int, jobs: Connection) -> None:
 def _one(
     rank: int, run: Run, method: Method, steps: int | None, store: dist.Store
 ) -> dict[str, Any]:
+    task = TASKS[run.task](*([] if steps is None else [steps]))
     options = lossycoll.Options(
-        mtu=MTU, inject=faults(run), seed=run.seed, log="warning", **method.options
+        mtu=task.mtu, inject=faults(run), seed=run.seed, log="warning", **method.options
     )
     dist.init_process_group(
         "lossy",
@@ -57,7 +57,6 @@ def _one(
         timeout=TIMEOUT,
         pg_options=options,
     )
-    task = TASKS[run.task](*([] if steps is None else [steps]))
     found = train(task, run, method)
     # DDP is part of a reference cycle, and while it lives so do the group's threads.
     gc.collect()

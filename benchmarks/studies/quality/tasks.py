@@ -1,4 +1,4 @@
-"""What is trained: a small GPT and an LSTM on source text, a classifier of handwritten digits.
+"""What is trained: GPTs and an LSTM on source text, a classifier of handwritten digits.
 
 Every rank draws the same batches and takes its share of each, so that runs of one seed see the same
 data in the same order whatever the number of ranks.
@@ -24,7 +24,8 @@ Pair = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Task:
-    """``draw`` gives a batch for all ranks together; ``held_out`` is what models are judged on."""
+    """``draw`` gives a batch for all ranks together; ``held_out`` is what models are judged on;
+    ``mtu`` is that of its groups, bytes."""
 
     model: Callable[[], nn.Module]
     draw: Callable[[torch.Generator], Pair]
@@ -33,6 +34,7 @@ class Task:
     defaults: Mapping[str, Any]
     learning_rate: float
     steps: int
+    mtu: int = 1500
 
     def rate(self, step: int) -> float:
         """The learning rate of a step, 0 first: a linear warm-up, then half a cosine down to 1%."""
@@ -84,6 +86,17 @@ def gpt(steps: int = 240) -> Task:
         defaults={"betas": (0.9, 0.95), "weight_decay": 0.1},
         learning_rate=4e-3,
         steps=steps,
+    )
+
+
+def gpt_long(steps: int = 240) -> Task:
+    """A GPT of twice the width in the smallest packets, so that its streams are ten times as long:
+    as those of a larger model. 267,000 parameters."""
+    return replace(
+        gpt(steps),
+        model=lambda: ByteGPT(layers=1, width=128, context=CONTEXT),
+        learning_rate=3e-3,
+        mtu=576,
     )
 
 
@@ -150,4 +163,9 @@ def digits(steps: int = 60) -> Task:
     )
 
 
-TASKS: Mapping[str, Callable[..., Task]] = {"gpt": gpt, "digits": digits, "lstm": lstm}
+TASKS: Mapping[str, Callable[..., Task]] = {
+    "gpt": gpt,
+    "gpt-long": gpt_long,
+    "digits": digits,
+    "lstm": lstm,
+}

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from .train.drift.measure import Drift, measure_drift
     from .train.dropcompute.controller import DropCompute
     from .train.dropcompute.report import DropReport, DropStep
+    from .train.elastic.world import ElasticWorld, WorldChange
     from .train.hooks.arc_topk import arc_topk_hook
     from .train.hooks.dispersing import dispersing_hook
     from .train.hooks.wire_feedback import WireFeedbackState, wire_feedback_hook
@@ -82,6 +83,7 @@ _HOME: Final = {
     **dict.fromkeys(("PeerStats", "Report", "Stats"), "runtime.engine.reports"),
     "RoundReport": "runtime.swarm.member",
     "Swarm": "runtime.swarm.swarm",
+    **dict.fromkeys(("ElasticWorld", "WorldChange"), "train.elastic.world"),
     "MoshpitAverager": "train.moshpit.averager",
     "CatchUpReport": "train.moshpit.sgd",
     "MoshpitSGD": "train.moshpit.sgd",
@@ -110,6 +112,7 @@ __all__ = [
     "DropCompute",
     "DropReport",
     "DropStep",
+    "ElasticWorld",
     "EngineError",
     "InterfaceError",
     "LinkError",
@@ -135,6 +138,7 @@ __all__ = [
     "TrainingError",
     "UnsupportedError",
     "WireFeedbackState",
+    "WorldChange",
     "arc_topk_hook",
     "dispersing_hook",
     "group_stats",

@@ -44,3 +44,11 @@ class MemoryStore:
         """As torch's."""
         self._check()
         return all(key in self.data for key in keys)
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        """As torch's: "" expects a key that isn't there."""
+        self._check()
+        with self._lock:
+            if self.data.get(key, b"").decode() == expected:
+                self.data[key] = desired.encode()
+            return self.data[key]

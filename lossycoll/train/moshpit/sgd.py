@@ -28,9 +28,9 @@ from lossycoll.errors import (
 )
 from lossycoll.runtime.swarm.member import RoundReport
 from lossycoll.runtime.swarm.state import Snapshot
+from lossycoll.train.common.packing import packed, unpacked
 
 from .averager import MoshpitAverager, check_weight
-from .packing import packed, unpacked
 
 AVERAGES: Final = ("parameters", "gradients")
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from lossycoll.errors import CheckpointError
-from lossycoll.train.moshpit.packing import DTYPES, packed, unpacked
+from lossycoll.train.common.packing import DTYPES, packed, unpacked
 
 
 def same(a: Any, b: Any) -> bool:

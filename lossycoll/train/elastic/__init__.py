@@ -1,0 +1,1 @@
+"""Training whose ranks die and come back: groups that are made anew between two steps."""

@@ -1,0 +1,259 @@
+"""Who meets whom: processes as threads on a store in memory, by a clock that runs fast."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from lossycoll.errors import LossyError, OperationTimeout, RendezvousError
+from lossycoll.train.elastic.meeting import FRESH, Generation, Meeting, Member
+from tests.support.memory_store import MemoryStore
+
+FAST = 20.0
+"""Seconds of the clock in a second."""
+
+
+def clock() -> float:
+    return time.monotonic() * FAST
+
+
+def sleep(seconds: float) -> None:
+    time.sleep(seconds / FAST)
+
+
+class Died(Exception):
+    """It says nothing more."""
+
+
+class Process:
+    """One that meets, on a thread."""
+
+    def __init__(self, store: MemoryStore, seat: int, seats: int, name: str = "") -> None:
+        self.store, self.seat = store, seat
+        self.dead = False
+        self.start = name or f"start of {seat}"
+        self.meeting = Meeting(
+            self._Mortal(self), seat, seats, self.start, clock=clock, sleep=self._sleep
+        )
+        self.agreed: Generation | None = None
+        self.error: LossyError | None = None
+        self._thread = threading.Thread()
+
+    class _Mortal:
+        """The store of a process that may die: then it says nothing more."""
+
+        def __init__(self, process: Process) -> None:
+            self._process = process
+
+        def __getattr__(self, name: str) -> Any:
+            if self._process.dead:
+                raise Died
+            return getattr(self._process.store, name)
+
+    def _sleep(self, seconds: float) -> None:
+        if self.dead:
+            raise Died
+        sleep(seconds)
+
+    def begin(
+        self,
+        steps: int = FRESH,
+        lost: Iterable[int] = (),
+        *,
+        grace: float = 8.0,
+        timeout: float = 60.0,
+    ) -> Process:
+        def run() -> None:
+            try:
+                last, gone = self.agreed, set(lost)
+                self.agreed = self.meeting.meet(steps, last, gone, grace, timeout)
+            except LossyError as error:
+                self.error = error
+            except Died:
+                pass
+
+        self._thread = threading.Thread(target=run)
+        self._thread.start()
+        return self
+
+    def end(self) -> Generation:
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+        if self.error is not None:
+            raise self.error
+        assert self.agreed is not None
+        return self.agreed
+
+    def waits(self) -> bool:
+        return self._thread.is_alive()
+
+
+def met(seats: int = 3, store: MemoryStore | None = None) -> tuple[MemoryStore, list[Process]]:
+    """A job whose first generation is there."""
+    store = MemoryStore() if store is None else store
+    processes = [Process(store, seat, seats) for seat in range(seats)]
+    for process in processes:
+        process.begin()
+    assert {process.end().number for process in processes} == {0}
+    return store, processes
+
+
+def passed(seconds: float) -> None:
+    time.sleep(seconds / FAST)
+
+
+def test_all_seats_meet_first() -> None:
+    store, processes = met(4)
+    wanted = Generation(0, tuple(Member(n, f"start of {n}", FRESH) for n in range(4)))
+    assert [process.agreed for process in processes] == [wanted] * 4
+    assert wanted.seats == (0, 1, 2, 3)
+    assert wanted.source == 0
+    assert store.data["generation"] == b"0"
+
+
+def test_the_first_generation_has_all_seats_or_none() -> None:
+    store = MemoryStore()
+    some = [Process(store, seat, 3).begin(grace=1.0, timeout=4.0) for seat in (0, 2)]
+    for process in some:
+        with pytest.raises(
+            OperationTimeout, match=r"seats \[1\] of 3 have not come to generation 0"
+        ):
+            process.end()
+    assert "members/0" not in store.data
+
+
+def test_whoever_is_started_again_is_let_in_when_the_others_come() -> None:
+    store, (first, second, third) = met()
+    third.dead = True
+    again = Process(store, 2, 3, "again").begin()
+    passed(10)  # longer than any grace
+    assert again.waits()  # it can't know who goes on without it
+    first.begin(7, lost=[2])
+    second.begin(6, lost=[2])
+    found = [process.end() for process in (first, second, again)]
+    assert {one.number for one in found} == {1}
+    assert found[0].members == (
+        Member(0, "start of 0", 7),
+        Member(1, "start of 1", 6),
+        Member(2, "again", FRESH),
+    )
+
+
+def test_the_state_of_most_steps_is_taken_and_the_first_of_several() -> None:
+    members = tuple(Member(n, str(n), steps) for n, steps in ((1, FRESH), (3, 9), (4, 9), (7, 2)))
+    assert Generation(5, members).source == 1
+
+
+def test_the_lost_are_not_waited_for() -> None:
+    _, (first, second, third) = met()
+    third.dead = True
+    first.begin(3, lost=[2], grace=1e6)
+    second.begin(3, lost=[2], grace=1e6)
+    assert first.end().seats == second.end().seats == (0, 1)
+
+
+def test_one_of_whom_nothing_is_known_is_waited_for_as_long_as_grace() -> None:
+    _, (first, second, third) = met()
+    third.dead = True
+    begin = clock()
+    first.begin(3, grace=8.0)
+    second.begin(3, grace=8.0)
+    assert first.end().seats == second.end().seats == (0, 1)
+    assert clock() - begin >= 8.0
+
+
+def test_one_that_dies_while_it_waits_is_no_member() -> None:
+    store, (first, second, third) = met()
+    third.dead = True
+    again = Process(store, 2, 3, "again").begin()
+    passed(2)
+    again.dead = True
+    passed(3)
+    assert json.loads(store.data["here/1/2"])["start"] == "again"
+    first.begin(1, lost=[2])
+    second.begin(1, lost=[2])
+    assert first.end().seats == second.end().seats == (0, 1)
+
+
+def test_a_straggler_comes_to_the_next_one() -> None:
+    _, (first, second, third) = met()
+    first.begin(5, grace=1.0)
+    second.begin(5, grace=1.0)
+    assert first.end().seats == second.end().seats == (0, 1)
+    third.begin(4)
+    passed(10)
+    assert third.waits()
+    first.begin(6)
+    second.begin(6)
+    assert first.end().seats == (0, 1, 2)
+    assert {process.end().number for process in (first, second, third)} == {2}
+
+
+def test_all_that_died_meet_when_all_seats_are_here() -> None:
+    store, processes = met()
+    for process in processes:
+        process.dead = True
+    some = [Process(store, seat, 3, f"again {seat}").begin() for seat in (0, 1)]
+    passed(10)
+    assert all(process.waits() for process in some)
+    some.append(Process(store, 2, 3, "again 2").begin())
+    assert {process.end().number for process in some} == {1}
+    assert some[0].end().source == 0
+
+
+def test_a_seat_that_another_has_taken() -> None:
+    store, (first, *_) = met()
+    Process(store, 0, 3, "another")
+    first.begin(1)
+    with pytest.raises(RendezvousError, match="process another has this seat now, and start of 0"):
+        first.end()
+
+
+def test_who_waits_is_seen_while_it_lives() -> None:
+    store, (first, _, third) = met()
+    watch = first.meeting.watch(1)
+    assert watch.look(clock()) == set()
+    again = Process(store, 2, 3, "again").begin()
+    until(lambda: watch.look(clock()) == {2})
+    again.dead = True
+    until(lambda: watch.look(clock()) == set())
+    third.dead = True
+
+
+def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        ("{", "can't be read"),
+        ('{"seat": 1}', "no list"),
+        ('[{"seat": 3, "start": "s", "steps": 0}]', "no member of a job of 3"),
+        ('[{"seat": 1, "start": 5, "steps": 0}]', "no member"),
+        ('[{"seat": 1, "start": "s", "steps": -2}]', "no member"),
+        ('[{"seat": true, "start": "s", "steps": 0}]', "no member"),
+        ('[[1, "s", 0]]', "no member"),
+    ],
+)
+def test_what_is_no_generation_is_refused(said: str, text: str) -> None:
+    store = MemoryStore()
+    process = Process(store, 1, 3)
+    store.set("members/0", said)
+    with pytest.raises(RendezvousError, match=text):
+        process.meeting.members(0)
+
+
+def test_a_number_that_is_none_is_counted_from_the_start() -> None:
+    store, (first, *_) = met()
+    for said in ("-7", "x", "9" * 30):
+        store.set("generation", said)
+        assert first.meeting.next_number() == 1

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from .train.hooks.wire_feedback import WireFeedbackState, wire_feedback_hook
     from .train.moshpit.averager import MoshpitAverager
     from .train.moshpit.sgd import CatchUpReport, MoshpitSGD
+    from .train.sharded.backup import ShardBackup
     from .train.sharded.figures import ShardedFigures
     from .train.sharded.optimizer import ShardedOptimizer
 
@@ -87,6 +88,7 @@ _HOME: Final = {
     "MoshpitAverager": "train.moshpit.averager",
     "CatchUpReport": "train.moshpit.sgd",
     "MoshpitSGD": "train.moshpit.sgd",
+    "ShardBackup": "train.sharded.backup",
     "ShardedFigures": "train.sharded.figures",
     "dispersing_hook": "train.hooks.dispersing",
     **dict.fromkeys(("WireFeedbackState", "wire_feedback_hook"), "train.hooks.wire_feedback"),
@@ -130,6 +132,7 @@ __all__ = [
     "Report",
     "RoundReport",
     "SealedError",
+    "ShardBackup",
     "ShardedFigures",
     "ShardedOptimizer",
     "Stats",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ sys.path.insert(0, str(ROOT / "examples"))
 import run as examples  # noqa: E402 (a script beside the examples, not a package)
 
 HELPERS = {"common", "run"}
+LAUNCHERS = {"rejoin"}
+"""They start their ranks by themselves."""
 OFTEN = "ddp"
 """The one of the short suite. Processes that import torch for themselves are the guide's."""
 
@@ -42,8 +46,30 @@ def test_example(example: examples.Example) -> None:
 
 def test_all_examples_are_run_and_in_the_table() -> None:
     names = {example.name for example in examples.EXAMPLES}
-    assert names == {path.stem for path in (ROOT / "examples").glob("*.py")} - HELPERS
+    assert names == {path.stem for path in (ROOT / "examples").glob("*.py")} - HELPERS - LAUNCHERS
     page = examples.PAGE.read_text(encoding="utf-8")
     for example in examples.EXAMPLES:
         row = rf"^\| \[{example.name}\].* \| {example.ranks} \| .* \| passes.* \|"
         assert re.search(row, page, re.MULTILINE), example.name
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", sorted(LAUNCHERS))
+def test_launchers(name: str) -> None:
+    env = {**os.environ, "LOSSYCOLL_LOG": "off", "LOSSYCOLL_INJECT": examples.INJECT}
+    found = subprocess.run(
+        [warm_python(), str(ROOT / "examples" / f"{name}.py")],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert "ended by SIGKILL" in found.stdout
+    assert "came back before step" in found.stdout
+    lost = re.search(r"(\d+) packets dropped", found.stdout)
+    assert lost, found.stdout
+    assert int(lost[1]) > 0
+    assert name in examples.PAGE.read_text(encoding="utf-8")

@@ -180,6 +180,7 @@ class Meeting:
             RendezvousError: Another process has this seat now.
         """
         end = self._clock() + timeout
+        self._check_seat()  # before its name is where another's may be
         number = self.next_number(0 if last is None else last.number + 1)
         expected = None
         if last is not None and number == last.number + 1:

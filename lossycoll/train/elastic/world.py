@@ -224,9 +224,11 @@ class ElasticWorld:
             store=PrefixStore(f"elastic/{agreed.number}", self._store),
             rank=rank,
             world_size=len(agreed.members),
-            timeout=timedelta(seconds=self._timeout),
+            # All were here a moment ago: whoever isn't now is missing.
+            timeout=timedelta(seconds=min(self._grace, self._timeout)),
             pg_options=Options(**self._options),
         )
+        of(None).set_timeout(timedelta(seconds=self._timeout))
         self._watcher = Watcher(self._meeting, agreed)
 
 

@@ -22,44 +22,11 @@ from lossycoll.train.common.layout import BucketMember, Fragment
 
 from .owner_loss import owners_needed
 from .parameter_store import Group, ParameterStore, options
+from .shard_state import FragmentState, State
 
-State = dict[str, Any]
 _Of = TypeVar("_Of", bound=Tensor)
 RESIDUALS: Final = "error_feedback"
 """The key of the residuals, by the parameter's number: the mean over the ranks, without scale."""
-
-
-@dataclass(frozen=True)
-class FragmentState:
-    """The optimizer's state of one fragment, as one rank sends it to another.
-
-    Attributes:
-        end: After the last of its elements.
-        state: By name, tensors on the CPU.
-    """
-
-    index: int
-    """Of the model's parameter."""
-    begin: int
-    """The first of its elements, in the order of memory."""
-    end: int
-    state: State
-
-    def has_elements(self, key: str, elementwise: Collection[str]) -> bool:
-        """Whether a state has an entry for each element.
-
-        Of a single element the shape can't tell, and the name must.
-
-        Args:
-            key: The state's name.
-            elementwise: Names of those that are known to.
-
-        Returns:
-            Whether it is cut like the parameter.
-        """
-        value, length = self.state[key], self.end - self.begin
-        each = isinstance(value, Tensor) and value.shape == (length,)
-        return each and (length > 1 or key in elementwise)
 
 
 def state_of(fragment: Fragment, state: Mapping[str, Any]) -> FragmentState:

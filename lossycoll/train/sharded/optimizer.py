@@ -26,6 +26,7 @@ from lossycoll.train.common.staleness import AUTO
 from lossycoll.train.compress.arc_topk import ARCTopKState
 
 from . import checkpoint
+from .backup import ShardBackup, assembled, gathered
 from .backward_pass import PassStatus
 from .compression import Compressor
 from .figures import ShardedFigures
@@ -38,6 +39,7 @@ from .parameter_sync import ParameterSync
 from .refusals import changed_gradient, nonfinite, unscaled_early
 from .scaler_probe import ScalerProbe
 from .settings import ShardedSettings
+from .shard_state import FragmentState
 
 log: Final = logging.getLogger("lossycoll")
 
@@ -494,6 +496,33 @@ class ShardedOptimizer(Optimizer):
         for after in self._optimizer_state_dict_post_hooks.values():
             out = after(self, out) or out
         return out
+
+    def shard_state(self) -> tuple[list[FragmentState], list[dict[str, Any]]]:
+        """What this rank has alone: state by fragment, and the options of each group."""
+        fragments = [
+            checkpoint.state_of(each.fragment, found)
+            for each in self._store.owned
+            if (found := self._inner.state.get(each.parameter))
+        ]
+        return fragments, [options(group) for group in self._inner.param_groups]
+
+    @torch.no_grad()
+    def restore_shards(self, backup: ShardBackup | None) -> None:
+        """Takes the state that the ranks of a group that was had, from them and from copies.
+
+        All ranks must call this, after the model has what it had. With error feedback, gradients
+        that were lost stay lost.
+
+        Args:
+            backup: Of the optimizer that was, on ranks that had it; None on others.
+
+        Raises:
+            CheckpointError: A shard's owner is gone, and whoever had its copy as well; or it is
+                another model's. Nothing has changed.
+        """
+        states = gathered(backup, self.group)
+        groups = self._model_groups.param_groups
+        self.load_state_dict(assembled(states, self._store, groups))
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -16,10 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 import lossycoll
 from lossycoll.errors import (
     CheckpointError,
-    LossyError,
     OperationTimeout,
     OptionError,
-    PeerLostError,
     RendezvousError,
 )
 from tests.support.harness import EXACT, Ranks, run_good, run_ranks
@@ -120,3 +118,150 @@ def test_the_killed_come_back(gone: set[int]) -> None:
     good = [outcomes[n] for n in (*survivors, *range(SEATS, len(order)))]
     assert not [str(one) for one in good if one.error], "\n".join(map(str, good))
     check([one.value for one in good], gone)
+
+
+def recovering(seat: int, seats: int) -> dict[str, Any]:
+    """Rank 1 leaves by itself after an error that is none of the group's, and comes back."""
+    store = job_store()
+    world = lossycoll.ElasticWorld(store, seat, seats, timeout=60.0)
+    model = nn.Linear(4, 1, bias=False)
+    step, changes = world.share(model), []
+    while not changes:
+        step += 1
+        if seat == 1 and step == BEFORE:
+            changes.append(world.recover(ValueError("a bad batch"), step))
+        elif change := world.boundary(step):
+            changes.append(change)
+    with torch.no_grad():
+        model.weight.fill_(seat)
+    shared = world.share(model)
+    world.close()
+    world.close()
+    return {"changes": changes, "steps": (step, shared), "weight": float(model.weight[0, 0])}
+
+
+def test_one_that_leaves_by_an_error_comes_back() -> None:
+    values = run_good(recovering, SEATS, {**EXACT, "LOSSYCOLL_LIVENESS": "5"})
+    assert values[1]["changes"][0].came == ()
+    most = max(value["steps"][0] for value in values)
+    for value in values:
+        assert value["changes"][-1].seats == tuple(range(SEATS))
+        assert value["changes"][-1].lost == ()
+        assert value["steps"][1] == most
+    # The state of whoever has had the most steps, the first of several.
+    first = min(n for n, value in enumerate(values) if value["steps"][0] == most)
+    assert {value["weight"] for value in values} == {float(first)}
+
+
+class Broken:
+    """Has no state that could travel, or takes none."""
+
+    def __init__(self, state: Any, error: str = "") -> None:
+        self.state, self.error = state, error
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"state": self.state}
+
+    def load_state_dict(self, state: Any) -> None:
+        if self.error:
+            raise ValueError(self.error)
+
+
+def refused(seat: int, seats: int) -> dict[str, str]:
+    """What can't be shared, in one group that goes on."""
+    world = lossycoll.ElasticWorld(job_store(), seat, seats, timeout=60.0)
+    model = nn.Linear(4, 1)
+    found = {}
+    for name, parts in {
+        "object": [Broken(object())],
+        "cannot load": [model, Broken(1, "not today" if seat == 2 else "")],
+        "fewer": [model] if seat == 1 else [model, Broken(1)],
+    }.items():
+        try:
+            world.share(*parts)
+            found[name] = ""
+        except CheckpointError as error:
+            found[name] = str(error)
+    assert world.share(model) == 0
+    for steps in (-1, 2.0, True, 1 << 62):
+        with pytest.raises(OptionError, match="wanted a whole number"):
+            world.boundary(steps)
+    world.close()
+    return found
+
+
+def test_what_cannot_be_shared_is_refused_on_all_ranks() -> None:
+    values = run_good(refused, SEATS, EXACT)
+    assert all(
+        "object in a state" in value["object"] or "rank 0" in value["object"] for value in values
+    )
+    for seat, value in enumerate(values):
+        assert "ranks [2] couldn't load" in value["cannot load"]
+        assert ("not today" in value["cannot load"]) == (seat == 2)
+        assert "ranks [1] couldn't load" in value["fewer"]
+
+
+def alone(seat: int, seats: int) -> None:
+    """The other seats never come."""
+    lossycoll.ElasticWorld(job_store(), seat, seats + 1, timeout=3.0)
+
+
+def test_a_seat_that_never_comes_is_named() -> None:
+    outcomes = run_ranks(alone, 2)
+    for outcome in outcomes:
+        assert outcome.error == OperationTimeout.__name__, str(outcome)
+        assert "seats [2] of 3 have not come to generation 0" in outcome.text
+
+
+def displaced(seat: int, seats: int) -> str:
+    """Seat 1 is taken by the third process, while the second one still runs."""
+    store = job_store()
+    if "THIRD" in os.environ:
+        store.wait(["met"])
+        world = lossycoll.ElasticWorld(store, seat, seats, timeout=30.0)
+        world.close()
+        return "in"
+    world = lossycoll.ElasticWorld(store, seat, seats, timeout=30.0)
+    store.set("met", "")
+    step = 0
+    try:
+        while world.generation == 0:
+            step += 1
+            world.boundary(step)
+    except RendezvousError as error:
+        return str(error)
+    world.close()
+    return "in"
+
+
+def test_a_process_whose_seat_is_taken_ends() -> None:
+    with Ranks(
+        displaced, 2, {"LOSSYCOLL_LIVENESS": "5"}, ranks=[0, 1, 1], per_rank={2: {"THIRD": "1"}}
+    ) as ranks:
+        first, second, third = ranks.collect(60.0)
+    assert "has this seat now" in second.value, str(second)
+    assert (first.value, third.value) == ("in", "in"), f"{first}\n{third}"
+
+
+@pytest.mark.parametrize("arguments", [(3, 3), (-1, 3)], ids=str)
+def test_a_seat_that_is_none(arguments: tuple[int, int]) -> None:
+    with pytest.raises(OptionError, match="wanted one from 0 to 2"):
+        lossycoll.ElasticWorld(dist.HashStore(), *arguments)
+
+
+@pytest.mark.parametrize(
+    "how", [{"grace": 0.0}, {"timeout": -1.0}, {"grace": float("nan")}], ids=str
+)
+def test_seconds_that_are_none(how: dict[str, float]) -> None:
+    with pytest.raises(OptionError, match="wanted seconds above 0"):
+        lossycoll.ElasticWorld(dist.HashStore(), 0, 1, **how)
+
+
+def test_a_world_of_one() -> None:
+    with lossycoll.ElasticWorld(dist.HashStore(), 0, 1) as world:
+        model = nn.Linear(2, 1)
+        assert world.share(model) == 0
+        assert world.boundary(1) is None
+        assert world.boundary(2) is None
+        assert (world.seats, world.generation) == ((0,), 0)
+    assert not dist.is_initialized()

@@ -1,0 +1,87 @@
+"""What one rank of a sharded optimizer has alone, as it travels."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from lossycoll.errors import CheckpointError
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class FragmentState:
+    """The optimizer's state of one fragment, as one rank sends it to another.
+
+    Attributes:
+        end: After the last of its elements.
+        state: By name, tensors on the CPU.
+    """
+
+    index: int
+    """Of the model's parameter."""
+    begin: int
+    """The first of its elements, in the order of memory."""
+    end: int
+    state: State
+
+    def has_elements(self, key: str, elementwise: Collection[str]) -> bool:
+        """Whether a state has an entry for each element.
+
+        Of a single element the shape can't tell, and the name must.
+
+        Args:
+            key: The state's name.
+            elementwise: Names of those that are known to.
+
+        Returns:
+            Whether it is cut like the parameter.
+        """
+        value, length = self.state[key], self.end - self.begin
+        each = isinstance(value, Tensor) and value.shape == (length,)
+        return each and (length > 1 or key in elementwise)
+
+
+@dataclass(frozen=True)
+class ShardState:
+    """What one rank of a group has alone.
+
+    Attributes:
+        rank: The owner's, in that group.
+        world: The group's ranks.
+        steps: Calls of ``ShardBackup.step`` before it was taken.
+        fragments: State by fragment.
+        options: Of each group of parameters, as a learning rate that was changed.
+    """
+
+    rank: int
+    world: int
+    steps: int
+    fragments: tuple[FragmentState, ...]
+    options: tuple[Mapping[str, Any], ...]
+
+    def to_plain(self) -> list[Any]:
+        """As what ``packed`` takes."""
+        fragments = [[one.index, one.begin, one.end, one.state] for one in self.fragments]
+        return [self.rank, self.world, self.steps, fragments, [dict(one) for one in self.options]]
+
+    @classmethod
+    def of_plain(cls, plain: Any) -> ShardState:
+        """Reads what :meth:`to_plain` has written.
+
+        Args:
+            plain: That.
+
+        Raises:
+            CheckpointError: It is something else.
+        """
+        try:
+            rank, world, steps, fragments, options = plain
+            states = tuple(FragmentState(*one) for one in fragments)
+            return cls(rank, world, steps, states, tuple(options))
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(f"no state of a shard: {error}") from None

@@ -1,0 +1,94 @@
+"""A rank of ShardedOptimizer that is killed: the others have its shard's state, and go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import torch
+
+import lossycoll
+from lossycoll.errors import LossyError
+from tests.support.harness import Ranks
+from tests.support.sharded_cases import SMALL, batch, loss_of, network, share
+from tests.train.elastic.test_world import job_store
+
+SEATS = 3
+KILLED = 2
+BEFORE = 20
+LAST = 60
+
+
+def moments(optimizer: Any) -> float:
+    """The norm of all ranks' second moments."""
+    optimizer.consolidate_state_dict(to=0)
+    if torch.distributed.get_rank():
+        return 0.0
+    states = optimizer.state_dict()["state"].values()
+    return float(torch.cat([state["exp_avg_sq"].flatten() for state in states]).norm())
+
+
+def job(seat: int, seats: int) -> dict[str, Any]:
+    store, again = job_store(), "AGAIN" in os.environ
+    if again:
+        store.wait(["died"])
+    world = lossycoll.ElasticWorld(store, seat, seats, timeout=60.0, grace=10.0)
+    model = network()
+    step, backup = world.share(model), None
+    changes: list[Any] = []
+    found: list[float] = []
+
+    def prepared() -> tuple[Any, Any]:
+        made = lossycoll.ShardedOptimizer(
+            model.parameters(), torch.optim.AdamW, lr=1e-3, bucket_bytes=SMALL
+        )
+        if step:
+            made.restore_shards(backup)
+            found.append(moments(made))
+        return made, lossycoll.ShardBackup(made, every=2)
+
+    optimizer, backup = prepared()
+    while step < LAST or len(world.seats) < seats:
+        if step == BEFORE and seat == KILLED and not again:
+            store.set("died", "")
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            optimizer.zero_grad()
+            loss_of(model, share(batch(step, seats), seat)).backward()
+            optimizer.step()
+            backup.step()
+            if step == BEFORE - 1:
+                found.append(moments(optimizer))
+            step += 1
+            change = world.boundary(step)
+        except LossyError as error:
+            change = world.recover(error, step)
+        if change:
+            changes.append(change)
+            step = world.share(model)
+            optimizer, backup = prepared()
+    optimizer.synchronize_parameters()
+    weights = [parameter.detach().clone() for parameter in model.parameters()]
+    world.close()
+    return {"changes": changes, "moments": found, "weights": weights, "steps": step}
+
+
+def test_a_killed_rank_costs_no_state() -> None:
+    env = {"LOSSYCOLL_LIVENESS": "5"}
+    order = [*range(SEATS), KILLED]
+    with Ranks(job, SEATS, env, ranks=order, per_rank={SEATS: {"AGAIN": "1"}}) as ranks:
+        outcomes = ranks.collect(90.0)
+    assert outcomes[KILLED].code == -signal.SIGKILL, str(outcomes[KILLED])
+    good = [outcome for n, outcome in enumerate(outcomes) if n != KILLED]
+    assert not [one for one in good if one.error], "\n".join(map(str, good))
+    first = good[0].value
+    assert first["changes"][0].lost == (KILLED,)
+    assert first["changes"][-1].seats == tuple(range(SEATS))
+    before, without, *_ = first["moments"]
+    # All but what a third of the parameters has learnt since the copy was made. Without it a third
+    # of the squares would be missing.
+    assert 0.9 * before < without < 1.1 * before
+    for one in good[1:]:
+        for mine, theirs in zip(first["weights"], one.value["weights"], strict=True):
+            assert torch.equal(mine, theirs)

@@ -77,6 +77,9 @@ typedef struct lc_link_ops {
     int (*watch)(lc_link *link); /* NULL: no peer has to know who sleeps */
     int (*event)(lc_link *link, lc_event *event);
     void (*figures)(const lc_link *link, lc_link_figures *figures);
+    /* of datagrams aside; NULL: it has none */
+    int (*say)(lc_link *link, const lc_address *to, const uint8_t *data, uint32_t n);
+    void (*source)(const lc_link *link, const lc_arrival *arrival, lc_aside *aside);
 } lc_link_ops;
 
 /* What all kinds begin with. */
@@ -180,6 +183,13 @@ static inline int lc_link_watch(lc_link *link) {
 /* Takes the oldest thing that a person may want to know. Returns whether there was one. */
 static inline int lc_link_event(lc_link *link, lc_event *event) {
     return link->ops->event(link, event);
+}
+
+/* Sends a datagram aside to any address. From any thread. LC_OK, LC_E_ARGUMENT for an address that
+ * it can't use, or LC_E_SYSTEM. */
+static inline int lc_link_say(lc_link *link, const lc_address *to, const uint8_t *data,
+                              uint32_t n) {
+    return link->ops->say(link, to, data, n);
 }
 
 static inline void lc_link_figures_of(const lc_link *link, lc_link_figures *figures) {

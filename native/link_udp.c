@@ -175,6 +175,35 @@ static void close_udp(lc_link *link) {
     free(u);
 }
 
+/* ---- datagrams aside ---- */
+
+/* Reads nothing of the link that changes after it was opened, so any thread may call it. */
+static int say(lc_link *link, const lc_address *to, const uint8_t *data, uint32_t n) {
+    const lc_udp *u = lc_udp_of_const(link);
+    lc_udp_address address;
+    if (parse_address(to->host, to->port, &address) != u->family)
+        return LC_E_ARGUMENT;
+    struct iovec piece = {(void *)(uintptr_t)data, n};
+    struct msghdr m = {.msg_name = &address,
+                       .msg_namelen = lc_udp_address_bytes(u->family),
+                       .msg_iov = &piece,
+                       .msg_iovlen = 1};
+    return u->calls.sendmsg(u->fd, &m, MSG_DONTWAIT) == (ssize_t)n ? LC_OK : LC_E_SYSTEM;
+}
+
+static void source(const lc_link *link, const lc_arrival *arrival, lc_aside *aside) {
+    const lc_udp_address *from = arrival->from;
+    static const uint8_t mapped[12] = {[10] = 0xFF, [11] = 0xFF};
+    if (lc_udp_of_const(link)->family == AF_INET) {
+        memcpy(aside->address, mapped, sizeof mapped);
+        memcpy(aside->address + sizeof mapped, &from->v4.sin_addr, 4);
+        aside->port = ntohs(from->v4.sin_port);
+    } else {
+        memcpy(aside->address, &from->v6.sin6_addr, sizeof aside->address);
+        aside->port = ntohs(from->v6.sin6_port);
+    }
+}
+
 /* ---- what it tells of itself ---- */
 
 static void info(const lc_link *link, lc_link_info *info) {
@@ -249,7 +278,9 @@ static const lc_link_ops udp_ops = {.name = "udp",
                                     .is_from = lc_udp_is_from,
                                     .descriptors = descriptors,
                                     .event = event,
-                                    .figures = figures};
+                                    .figures = figures,
+                                    .say = say,
+                                    .source = source};
 
 static const lc_udp_calls system_calls = {sendmmsg, sendmsg, recvmmsg, recvmsg};
 

@@ -17,6 +17,7 @@ from lossycoll.options.texts import FAST_PATHS
 from lossycoll.plan import Topology
 from lossycoll.runtime.keys.aead import CIPHERS
 
+from .asides import Asides
 from .failures import Failure, Where, error_of
 from .gates import Wakers
 from .link_events import LinkEvent, LinkEventKind
@@ -101,6 +102,7 @@ class Host:
         config.eager_bytes = options.eager
         config.pace_bytes_per_s = options.pace
         self._wakers: Wakers | None = None
+        self._asides: Asides | None = None
         self._verbs_link = 0
         self.handle = ffi.NULL
         failure = ffi.new("lc_failure *")
@@ -147,6 +149,18 @@ class Host:
             raise error_of(failure_of(failure), self._where)
         port.taken()
         self._verbs_link = number
+
+    def asides(self) -> Asides:
+        """Takes datagrams aside from now on; before ``start``, once.
+
+        Raises:
+            EngineError: There is no memory for them, or no descriptor.
+        """
+        descriptor = lib.lc_host_asides(self.handle)
+        if descriptor < 0:
+            raise error_of(Failure(descriptor), self._where)
+        self._asides = Asides(self.handle, descriptor)
+        return self._asides
 
     def seal(self, secrets: bytes, filter_bits: int) -> None:
         """Seals all that leaves this machine; before ``start``.
@@ -329,6 +343,8 @@ class Host:
             self._users = 0
             handle, self.handle = self.handle, ffi.NULL
             self._wakers = None
+        if self._asides is not None:
+            self._asides.close()
         if handle != ffi.NULL and os.getpid() == self._pid:
             lib.lc_host_close(handle)
 

@@ -1,0 +1,72 @@
+"""Datagrams aside: they come and go by an engine's socket, and the engine believes nothing of them.
+
+Whoever wants to know how the world sees the engine's socket, or to open a way to it, has to send
+from this socket.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import threading
+from typing import Any, Final, TypeAlias
+
+from lossycoll._native import ffi, lib
+
+MOST_BYTES: Final[int] = lib.LC_ASIDE_BYTES
+MARK: Final = b"ASID"
+"""What each begins with."""
+Place: TypeAlias = tuple[str, int]
+"""Numeric host, and port."""
+
+
+class Asides:
+    """Those of one host (:meth:`lossycoll.runtime.engine.host.Host.asides`). Any thread may call.
+
+    Args:
+        handle: The host's.
+        descriptor: Readable when one has come: an eventfd, which is the host's.
+    """
+
+    def __init__(self, handle: Any, descriptor: int) -> None:
+        self._handle = handle
+        self._lock = threading.Lock()
+        self._aside = ffi.new("lc_aside *")
+        self.descriptor = descriptor
+
+    def say(self, place: Place, data: bytes) -> bool:
+        """Sends one.
+
+        Args:
+            place: Anybody's.
+            data: MOST_BYTES at most, which begin with MARK.
+
+        Returns:
+            Whether the system took it. If not, it is lost, as it may be later.
+        """
+        host = ffi.new("char[]", place[0].encode())
+        address = ffi.new("lc_address *", {"host": host, "port": place[1]})
+        with self._lock:
+            if self._handle == ffi.NULL:
+                return False
+            return bool(lib.lc_host_say(self._handle, address, data, len(data)) == 0)
+
+    def heard(self) -> tuple[Place, bytes] | None:
+        """The oldest one that has come, and where from; None: there is none."""
+        with self._lock:
+            found = self._aside
+            if self._handle == ffi.NULL or not lib.lc_host_heard(self._handle, found):
+                return None
+            address = ipaddress.IPv6Address(bytes(found.address))
+            host = str(address.ipv4_mapped or address)
+            return (host, int(found.port)), bytes(ffi.buffer(found.data, found.length))
+
+    @property
+    def dropped(self) -> int:
+        """How many were too long, or found no room."""
+        with self._lock:
+            return 0 if self._handle == ffi.NULL else int(lib.lc_host_asides_dropped(self._handle))
+
+    def close(self) -> None:
+        """Before the host is closed. Idempotent."""
+        with self._lock:
+            self._handle = ffi.NULL

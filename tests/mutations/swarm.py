@@ -98,4 +98,62 @@ SWARM = (
         "tests/runtime/swarm/test_state.py"
         "::test_the_state_of_the_latest_round_is_chosen_that_most_others_have",
     ),
+    mutation(
+        "keys of a path that two meetings share",
+        "lossycoll/runtime/swarm/paths.py",
+        "salt = route.salt.hex()",
+        'salt = ""',
+        "tests/runtime/swarm/test_member.py::test_peers_that_meet_anew_have_new_keys",
+    ),
+    mutation(
+        "knocks of any key",
+        "lossycoll/runtime/swarm/knock.py",
+        "if not hmac.compare_digest(tag, _tag(key, body)):",
+        "if tag == b'':",
+        "tests/runtime/swarm/test_knock.py::test_what_another_swarm_says",
+    ),
+    mutation(
+        "an answer of an earlier try",
+        "lossycoll/runtime/swarm/meetings.py",
+        "if one is None or knock.echo != one.nonce:",
+        "if one is None:",
+        "tests/runtime/swarm/test_meetings.py::test_what_was_said_once_is_not_believed_again",
+    ),
+    mutation(
+        "a knock that is repeated undoes a route",
+        "lossycoll/runtime/swarm/meetings.py",
+        "        asks = Knock(Kind.KNOCK, self.number, knock.sender, short(route.own), nonce)\n",
+        "        route.doubted = True\n"
+        "        asks = Knock(Kind.KNOCK, self.number, knock.sender, short(route.own), nonce)\n",
+        "tests/runtime/swarm/test_meetings.py::test_an_old_knock_undoes_no_route",
+    ),
+    mutation(
+        "pairs that are apart in one group",
+        "lossycoll/runtime/swarm/apart.py",
+        "if not degree[one] or not any(apart(one, k) for k in group)",
+        "if not degree[one] or not all(apart(one, k) for k in group)",
+        "tests/runtime/swarm/test_apart.py::test_no_group_has_a_pair_that_is_apart",
+    ),
+    mutation(
+        "a directory that answers any number of knocks",
+        "lossycoll/runtime/swarm/observer.py",
+        "self._credit -= 1",
+        "self._credit -= 0",
+        "tests/runtime/swarm/test_observer.py::test_answers_are_bounded",
+    ),
+    mutation(
+        "peers that say of anybody that it is out of reach",
+        "lossycoll/runtime/swarm/directory.py",
+        "others = ({*peer.group, *peer.partners} - {number}) & self.peers.keys()",
+        "others = self.peers.keys() - {number}",
+        "tests/runtime/swarm/test_directory.py"
+        "::test_nobody_says_of_others_that_they_are_out_of_reach",
+    ),
+    mutation(
+        "datagrams aside that nobody is woken for",
+        "native/asides.c",
+        "if (atomic_load(&asides->out) == in)",
+        "if (atomic_load(&asides->out) == in + 1)",
+        "tests/runtime/engine/test_asides.py::test_they_come_and_go_by_the_engines_socket",
+    ),
 )

@@ -13,6 +13,7 @@ import select
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -45,6 +46,7 @@ from .protocol import (
     Refused,
     Seek,
     Serves,
+    Unmet,
     Who,
     pack,
     unpack,
@@ -53,6 +55,8 @@ from .protocol import (
 CONNECT_SECONDS: Final = 5.0
 AGAIN_SECONDS: Final = 0.5
 """Between two tries to reach a directory."""
+MOST_UNMET: Final = 32
+"""Reports of peers to whom there is no route that wait to be told."""
 
 
 class DirectoryClient:
@@ -87,6 +91,7 @@ class DirectoryClient:
         self._round = 0
         self._standing: list[Message] = []
         """What each directory is to hear of this peer, in this order."""
+        self._unmet: deque[Unmet] = deque(maxlen=MOST_UNMET)
         self._ready: tuple[int, Ready] | None = None
         """Which of its rounds this peer is ready for."""
         self._rounds = 0
@@ -137,6 +142,17 @@ class DirectoryClient:
         with self._changed:
             others = [one for one in self._standing if type(one) is not type(message)]
             self._standing = [*others, message]
+        self._nudge()
+
+    def unmet(self, comings: Sequence[str]) -> None:
+        """Tells the directory to whom there is no route. If it ends meanwhile, it is of no use."""
+        with self._changed:
+            self._unmet.append(Unmet(tuple(comings)))
+        self._nudge()
+
+    def renew(self) -> None:
+        """Comes anew: whatever others know of the routes to this peer isn't so any more."""
+        self._broken.set()
         self._nudge()
 
     def averages(self, schema: str, grid: str, timeout: float) -> None:
@@ -314,12 +330,16 @@ class DirectoryClient:
             standing, ready = list(self._standing), self._ready
             question = self._question if self._names is None else 0
             sought = self._sought
+            unmet = list(self._unmet)
+            self._unmet.clear()
             if self._says_anew:
                 said = [one for one in said if not isinstance(one, Averages)]
                 self._says_anew = False
         for message in standing:
             if message not in said:
                 framed.write(pack(message))
+        for report in unmet:
+            framed.write(pack(report))
         if question and question not in said:
             framed.write(pack(Who()))
         for asked in (sought, ready):

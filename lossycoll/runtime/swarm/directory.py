@@ -20,6 +20,7 @@ import numpy as np
 from lossycoll.plan.grid import Cells, Grid, fitting, parse
 from lossycoll.plan.rng import key_of
 
+from .apart import Apart, split
 from .protocol import (
     MOST_DIRECTORIES,
     PLACES,
@@ -130,6 +131,9 @@ class Directory:
         self.peers: dict[int, Peer] = {}
         self._former: dict[int, tuple[str, float]] = {}
         """Whose the numbers were of peers that have gone, and until when they aren't given away."""
+        self._apart = Apart(clock)
+        self.unfounded = 0
+        """Times that a peer was said to be out of reach by one that has nothing to do with it."""
 
     # ---- who is there ----
 
@@ -258,11 +262,23 @@ class Directory:
         if peer is None:
             return []
         self._former[number] = peer.name, self._clock() + KEPT_SECONDS
+        self._apart.forget(number)
         self._regrid()
         others = sorted({*peer.group, *peer.partners} & self.peers.keys())
         for other in others:
             self.peers[other].partners.discard(number)
         return [(other, peer.coming) for other in others]
+
+    def unmet(self, number: int, comings: Sequence[str]) -> int:
+        """A peer finds no route to others. It can say so of those alone of whom it was told last.
+        Returns of how many it has."""
+        peer = self.peers[number]
+        others = ({*peer.group, *peer.partners} - {number}) & self.peers.keys()
+        found = [one for one in others if self.peers[one].coming in comings]
+        for other in found:
+            self._apart.note(number, other)
+        self.unfounded += len(set(comings)) - len(found)
+        return len(found)
 
     def overdue(self) -> list[int]:
         """Peers whose lease has run out."""
@@ -302,7 +318,7 @@ class Directory:
             # Those that are ready for an earlier round will have had it soon.
             if any(_is_ready(one) or now < self._awaited_until(one, first) for one in late):
                 continue
-            out.append(self._begin(peer.round, here, due, line))
+            out += self._begin(peer.round, here, due, line)
         return out
 
     def _awaited_until(self, peer: Peer, first: float) -> float:
@@ -330,18 +346,28 @@ class Directory:
 
     def _begin(
         self, number: int, here: Sequence[Peer], due: Sequence[Peer], line: Sequence[Peer]
-    ) -> Group:
-        members = tuple(_member(peer) for peer in sorted(here, key=lambda one: one.number))
+    ) -> list[Group]:
+        """One group, or several without pairs that can't reach each other."""
+        groups = split(
+            [peer.number for peer in here],
+            self._apart,
+            lambda one: key_of(self._seed, number, one),
+        )
+        out = [
+            Group(number, self._number_of_group(), tuple(_member(self.peers[n]) for n in group))
+            for group in groups
+        ]
         for peer in due:
             peer.round = number + 1
             peer.skipped = True
-        for peer in here:
-            peer.weight, peer.skipped, peer.began = None, False, self._clock()
-            peer.group = tuple(one.number for one in members)
+        for group in groups:
+            for peer in (self.peers[n] for n in group):
+                peer.weight, peer.skipped, peer.began = None, False, self._clock()
+                peer.group = tuple(group)
         cells: Cells = np.array([peer.cell for peer in line], np.int64)
         for peer, cell in zip(line, self.grid.moved(cells, number, self._seed), strict=True):
             peer.cell = int(cell)
-        return Group(number, self._number_of_group(), members)
+        return out
 
     def _number_of_group(self) -> int:
         self._formed += 1
@@ -375,6 +401,7 @@ class Directory:
             for one in self.peers.values()
             if one is not taker and one.offers and one.place and one.schema == taker.schema
         ]
+        found = [one for one in found if not self._apart(one.number, number)]
         self._formed += 1
         found.sort(key=lambda one: (-one.round, key_of(self._seed, self._formed, one.number)))
         lent = found[:lenders]
@@ -420,7 +447,8 @@ class Directory:
 
 def _member(peer: Peer) -> Member:
     assert peer.place is not None
-    return Member(peer.number, peer.place.host, peer.place.port, peer.coming, peer.weight or 0.0)
+    place, weight = peer.place, peer.weight or 0.0
+    return Member(peer.number, place.host, place.port, peer.coming, weight, place.others)
 
 
 def _is_ready(peer: Peer) -> bool:

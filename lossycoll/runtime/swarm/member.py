@@ -14,6 +14,7 @@ import numpy as np
 from lossycoll.errors import ClosedError, EngineError, LossyError
 from lossycoll.options.fields import Options
 from lossycoll.plan import Plan, signature, transpose
+from lossycoll.runtime.engine.asides import Place
 from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, EngineGroup
 from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.engine.host import Host
@@ -22,6 +23,8 @@ from lossycoll.runtime.net.interfaces import choose
 from lossycoll.runtime.net.payload import payload_bytes
 
 from .client import DirectoryClient
+from .knock import key_of
+from .knocker import KEEP_SECONDS, Knocker, KnockerCounts
 from .lending import Lending
 from .loans import Taken
 from .paths import Floats, Paths, outcome
@@ -41,7 +44,7 @@ class RoundReport:
     Attributes:
         round: Its number.
         members: Numbers of the peers that began it together, this one's among them.
-        missing: Those of them that were lost meanwhile.
+        missing: Those of them that were lost meanwhile, or to whom there is no route.
         contributions: Of how many peers a value is the mean, on average.
         kept: The share of values that stayed as they were, since no mean of them came, or one that
             can't be.
@@ -70,6 +73,7 @@ class SwarmMember:
         options: Those of the engine.
         timeout: Seconds to join in.
         own_directory: The directory listens on all of this machine's addresses, for others too.
+        keep: Seconds between two signs of life to the directory's UDP port and to each peer.
 
     Raises:
         RendezvousError: No directory answers, or it refuses this peer.
@@ -85,6 +89,7 @@ class SwarmMember:
         options: Options | None = None,
         timeout: float = 30.0,
         own_directory: bool = False,
+        keep: float = KEEP_SECONDS,
     ) -> None:
         self._options = self._delivery = options or Options(link="udp")
         self._secret = secret
@@ -93,8 +98,12 @@ class SwarmMember:
         """One round at a time."""
         self._group: tuple[EngineGroup, list[str]] | None = None
         """Of the round that is on, and the comings of its members."""
+        self._unmet: frozenset[str] = frozenset()
+        """Comings of those that are in the round, and out of reach."""
         self._schema = ""
         self._client = DirectoryClient(directories, name, secret, self._lost, self._lend)
+        self._keep = keep
+        self._knocker: Knocker | None = None
         self._paths: Paths | None = None
         self._lending: Lending | None = None
         try:
@@ -113,16 +122,43 @@ class SwarmMember:
         payload = payload_bytes(MTU, 6 if ":" in address else 4)
         self._per_packet = payload // 4
         host = Host(self.number, PLACES, address, payload_bytes=payload, options=self._options)
-        self._paths = Paths(host, self.number, self.session, self._secret, self._options)
-        self._lending = Lending(self.number, self._paths, payload)
-        if self._secret is not None:
-            host.seal(b"", self._secret.filter(self.session))
-        place = (address, host.link().port)
-        host.start(
-            int(self.session, 16),
-            [place if number == self.number else None for number in range(PLACES)],
+        try:
+            if self._secret is not None:
+                host.seal(b"", self._secret.filter(self.session))
+            asides = host.asides()
+            self._place = (address, host.link().port)
+            host.start(
+                int(self.session, 16),
+                [self._place if number == self.number else None for number in range(PLACES)],
+            )
+        except BaseException:
+            host.close()
+            raise
+        self._knocker = Knocker(
+            asides,
+            self.number,
+            key_of(self._secret, self.session),
+            lambda: self._client.directories[0],
+            self._is_seen,
+            self._keep,
         )
-        self._client.say(Here(*place))
+        self._paths = Paths(
+            host,
+            self.number,
+            self.session,
+            self._secret,
+            self._options,
+            self._knocker,
+            self._client.unmet,
+        )
+        self._lending = Lending(self.number, self._paths, payload)
+        self._is_seen(self._knocker.seen() or self._place, False)
+
+    def _is_seen(self, seen: Place, moved: bool) -> None:
+        """By the knocker's thread, too: where the world sees this peer's packets come from."""
+        self._client.say(Here(*self._place, () if seen == self._place else (seen,)))
+        if moved:  # and so are the routes that others know
+            self._client.renew()
 
     def close(self) -> None:
         """Leaves the swarm; a round that is on ends. Idempotent."""
@@ -131,6 +167,8 @@ class SwarmMember:
             engine = self._group[0] if self._group else None
         if engine is not None:
             engine.close()
+        if self._knocker is not None:
+            self._knocker.close()
         if self._lending is not None:
             self._lending.close()
         with self._rounds:  # until whoever averages is out
@@ -142,6 +180,11 @@ class SwarmMember:
     def directories(self) -> tuple[tuple[str, int], ...]:
         """Whom this peer turns to in turn."""
         return self._client.directories
+
+    @property
+    def knocks(self) -> KnockerCounts:
+        """What came by the engine's socket, is no packet, and changed nothing."""
+        return KnockerCounts() if self._knocker is None else self._knocker.counts
 
     def names(self, timeout: float = 10.0) -> tuple[str, ...]:
         """Of all peers, asked now.
@@ -263,12 +306,17 @@ class SwarmMember:
         left = max(LEAST_SECONDS, begin + timeout - formed)
         numbers = tuple(member.number for member in group.members)
         contributions, kept, failure = 1.0, 1.0, ""
+        self._unmet = frozenset()
         if len(numbers) > 1 and len(values):
             try:
                 contributions, kept = self._exchange(paths, group, values, weight, left)
             except LossyError as error:
                 failure = str(error)
-        missing = tuple(one.number for one in group.members if paths.has_gone(one.coming))
+        missing = tuple(
+            one.number
+            for one in group.members
+            if paths.has_gone(one.coming) or one.coming in self._unmet
+        )
         return RoundReport(
             round=group.round,
             members=numbers,
@@ -328,21 +376,16 @@ class SwarmMember:
     def _engine_of(
         self, paths: Paths, number: int, members: Sequence[Member], rank: int
     ) -> EngineGroup:
-        unreachable = []
-        for other, member in enumerate(members):
-            if member.number == self.number:
-                continue
-            try:
-                paths.admit(member, members[rank].coming)
-            except EngineError:  # an address of another family, say: the others go on
-                unreachable.append(other)
+        others = [member for member in members if member.number != self.number]
+        unmet = paths.admit_all(others, members[rank].coming)
+        self._unmet = frozenset(member.coming for member in unmet)
         engine = paths.group(number, members)
         comings = [member.coming for member in members]
         with self._lock:
             self._group = engine, comings
-        gone = [i for i, coming in enumerate(comings) if paths.has_gone(coming)]
-        for peer in {*gone, *unreachable}:
-            engine.peer_dead(peer)
+        for peer, coming in enumerate(comings):
+            if paths.has_gone(coming) or coming in self._unmet:
+                engine.peer_dead(peer)
         return engine
 
     def _lost(self, coming: str) -> None:

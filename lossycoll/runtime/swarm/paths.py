@@ -20,6 +20,8 @@ from lossycoll.runtime.engine.host import Host
 from lossycoll.runtime.engine.reports import Report
 from lossycoll.runtime.keys.secret import Secret
 
+from .knocker import Knocker
+from .meetings import Route
 from .protocol import PLACES, Member
 
 LINGER_SECONDS: Final = 5.0
@@ -61,48 +63,98 @@ class Paths:
         session: The swarm's.
         secret: The swarm's; None: all is in clear.
         options: Those of the engine.
+        knocker: Finds routes to others.
+        unmet: Told the comings of those to whom there is none.
     """
 
     def __init__(
-        self, host: Host, number: int, session: str, secret: Secret | None, options: Options
+        self,
+        host: Host,
+        number: int,
+        session: str,
+        secret: Secret | None,
+        options: Options,
+        knocker: Knocker,
+        unmet: Callable[[Sequence[str]], None],
     ) -> None:
         self._host: Host | None = host
         self._number = number
         self._session = session
         self._secret = secret
         self._options = options
+        self._knocker = knocker
+        self._unmet = unmet
         self._lock = threading.RLock()
-        self._known: dict[int, tuple[str, int, str, str]] = {}
-        """Of the path to each peer: its address, its coming and this peer's own."""
+        self._known: dict[int, tuple[str, bytes]] = {}
+        """Of the path to each peer: its coming, and the salt of the route."""
         self._over: list[_Over] = []
         self._loans: dict[EngineGroup, tuple[Member, ...]] = {}
         self._gone: deque[str] = deque(maxlen=4 * PLACES)
         """Comings that are over, the latest."""
 
     def admit(self, member: Member, own: str) -> None:
-        """Makes a peer known to the engine, unless it is the same that was known already, to the
-        same coming of this one.
+        """Makes a peer known to the engine, unless it is already.
 
         Args:
             member: The peer.
             own: This peer's coming.
 
         Raises:
-            EngineError: Its address can't be used, or a round with it is on.
+            EngineError: There is no route to it, or a round with it is on.
             ClosedError: This peer has left the swarm.
         """
-        came = (member.host, member.port, member.coming, own)
+        if self.admit_all([member], own):
+            raise EngineError(
+                f"peer {self._number}: no route to peer {member.number} at {_listed(member)}: UDP "
+                f"packets between the two are lost, both ways or one"
+            )
+
+    def admit_all(self, members: Sequence[Member], own: str) -> list[Member]:
+        """Makes peers known to the engine, unless they are already. The directory hears of those to
+        whom there is no route.
+
+        Args:
+            members: The peers.
+            own: This peer's coming.
+
+        Returns:
+            Those that aren't known: there is no route to them, or a round with them is on.
+
+        Raises:
+            ClosedError: This peer has left the swarm.
+        """
+        there = [member for member in members if not self.has_gone(member.coming)]
+        routes = self._knocker.meet(there, own)
+        unmet = [member for member in members if member.number not in routes]
+        if silent := [member.coming for member in unmet if not self.has_gone(member.coming)]:
+            self._unmet(silent)
+        for member in members:
+            route = routes.get(member.number)
+            if route is None:
+                continue
+            try:
+                self._take(member, own, route)
+            except EngineError:  # a loan with it is on, say: the others go on
+                unmet.append(member)
+        return unmet
+
+    def _take(self, member: Member, own: str, route: Route) -> None:
+        """The engine's path to a peer is made anew with each route: keys and numbers, at both ends.
+
+        Raises:
+            EngineError: A round with it is on.
+        """
         with self._lock:
-            if self._known.get(member.number) == came:
+            if self._known.get(member.number) == (member.coming, route.salt):
                 return
             self.close_over(member.number)
             keys = b""
             if self._secret is not None:
-                other = member.coming
-                keys = self._secret.derived("swarm", self._session, own, other)
-                keys += self._secret.derived("swarm", self._session, other, own)
-            self._engine().admit(member.number, (member.host, member.port), keys)
-            self._known[member.number] = came
+                salt = route.salt.hex()
+                keys = self._secret.derived("swarm", self._session, own, member.coming, salt)
+                keys += self._secret.derived("swarm", self._session, member.coming, own, salt)
+            self._engine().admit(member.number, route.place, keys)
+            self._known[member.number] = member.coming, route.salt
 
     def gone(self, coming: str) -> None:
         """A peer is lost, or has left: whoever lends it a state, or takes its, hears that.
@@ -110,6 +162,7 @@ class Paths:
         Args:
             coming: The one of its that is over.
         """
+        self._knocker.give_up(coming)
         with self._lock:
             self._gone.append(coming)
             self._end_loans(lambda member: member.coming == coming)
@@ -126,10 +179,11 @@ class Paths:
     def forget_gone(self) -> None:
         """Paths to peers that have gone take a share of the others' windows no more."""
         with self._lock:
-            for number, (_, _, coming, _) in list(self._known.items()):
+            for number, (coming, _) in list(self._known.items()):
                 if coming in self._gone:
                     self.close_over(number)
                     self._engine().admit(number, None)
+                    self._knocker.forget(number)
                     del self._known[number]
 
     def group(self, number: int, members: Sequence[Member]) -> EngineGroup:
@@ -262,3 +316,8 @@ def outcome(engine: EngineGroup, ticket: int, where: Where) -> Report:
     if code != Code.OK:
         raise error_of(failure if failure.code else Failure(code), where)
     return report
+
+
+def _listed(member: Member) -> str:
+    places = [(member.host, member.port), *member.others]
+    return ", ".join(f"{host}:{port}" for host, port in places)

@@ -12,12 +12,14 @@ from typing import Any, Final, TypeAlias
 
 from lossycoll.runtime.membership.messages import Malformed, from_json
 
-VERSION: Final = 2
+VERSION: Final = 3
 PLACES: Final = 128
 """Peers that a swarm has room for: numbers are below it."""
 MOST_WEIGHT: Final = 1e6
 LONGEST_NAME: Final = 64
 MOST_DIRECTORIES: Final = 8
+MOST_OTHERS: Final = 2
+"""Further places of a peer."""
 _HEX: Final = re.compile("[0-9a-f]{16,64}")
 
 # The names of these types choose the checks of the fields that have them.
@@ -33,6 +35,8 @@ Weight: TypeAlias = float
 Text: TypeAlias = str
 Names: TypeAlias = tuple[str, ...]
 Places: TypeAlias = tuple[tuple[str, int], ...]
+Others: TypeAlias = tuple[tuple[str, int], ...]
+Comings: TypeAlias = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +71,12 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """From a peer that has joined: where its packets come from."""
+    """From a peer that has joined: where its packets come from. ``others``: further places, [host,
+    port] each: where the world sees them come from, if that isn't the same."""
 
     host: Host
     port: Port
+    others: Others = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +130,14 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Of a group: all that another needs to exchange packets with it."""
+    """Of a group: all that another needs to exchange packets with it. ``others``: as in Here."""
 
     number: Number
     host: Host
     port: Port
     coming: Hex
     weight: Weight
+    others: Others = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +147,13 @@ class Group:
     round: Count
     number: Id
     members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unmet:
+    """From a peer: it finds no route to these: members of its latest group, other ends of loans."""
+
+    comings: Comings
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +219,7 @@ Message: TypeAlias = (
     | Peers
     | Ready
     | Group
+    | Unmet
     | Offers
     | Seek
     | Loan
@@ -320,12 +335,21 @@ def _names(value: Any) -> tuple[str, ...]:
     return tuple(map(_name, value))
 
 
-def _places(value: Any) -> tuple[tuple[str, int], ...]:
-    if type(value) is not list or len(value) > MOST_DIRECTORIES:
-        raise Malformed("no places, or too many")
-    if not all(type(one) is list and len(one) == 2 for one in value):
-        raise Malformed(f"{value!r} are no places")
-    return tuple((_host(host), _between(1, 65535)(port)) for host, port in value)
+def _places(most: int) -> Callable[[Any], tuple[tuple[str, int], ...]]:
+    def check(value: Any) -> tuple[tuple[str, int], ...]:
+        if type(value) is not list or len(value) > most:
+            raise Malformed("no places, or too many")
+        if not all(type(one) is list and len(one) == 2 for one in value):
+            raise Malformed(f"{value!r} are no places")
+        return tuple((_host(host), _between(1, 65535)(port)) for host, port in value)
+
+    return check
+
+
+def _comings(value: Any) -> tuple[str, ...]:
+    if type(value) is not list or not 0 < len(value) <= PLACES:
+        raise Malformed("no comings, or too many")
+    return tuple(map(_hex, value))
 
 
 _CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {
@@ -340,7 +364,9 @@ _CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "Weight": _weight,
     "Text": _text,
     "Names": _names,
-    "Places": _places,
+    "Places": _places(MOST_DIRECTORIES),
+    "Others": _places(MOST_OTHERS),
+    "Comings": _comings,
     "tuple[Member, ...]": _members,
     "tuple[Member, Member]": _two_members,
 }
@@ -348,6 +374,6 @@ _KINDS: Final[Mapping[str, type]] = {
     kind.__name__.lower(): kind
     for kind in (
         *(Join, Joined, Refused, Here, Serves, Directories, Averages, Agreed, Who, Peers),
-        *(Ready, Group, Offers, Seek, Loan, Found, Gone, Beat, Leave),
+        *(Ready, Group, Unmet, Offers, Seek, Loan, Found, Gone, Beat, Leave),
     )
 }

@@ -20,6 +20,8 @@ from lossycoll.runtime.membership.messages import Malformed
 from lossycoll.runtime.membership.sealed_framing import framed_with
 
 from .directory import GROUP_SIZE, PATIENCE, Directory
+from .knock import key_of
+from .observer import Observer, ObserverCounts
 from .protocol import (
     PLACES,
     Averages,
@@ -38,6 +40,7 @@ from .protocol import (
     Refused,
     Seek,
     Serves,
+    Unmet,
     Who,
     pack,
     unpack,
@@ -47,6 +50,8 @@ JOIN_SECONDS: Final = 5.0
 """A stranger that hasn't joined by then is dropped."""
 STRANGERS: Final = 64
 ACCEPT_AGAIN_SECONDS: Final = 0.05
+TRIES: Final = 16
+"""To find a port that is free in TCP and UDP, where any will do."""
 log: Final = logging.getLogger("lossycoll")
 
 
@@ -86,21 +91,14 @@ class DirectoryServer:
         patience: float = PATIENCE,
         session: str = "",
     ) -> None:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._listener.bind((host, port))
-            self._listener.listen(PLACES)
-        except OSError as error:
-            self._listener.close()
-            raise RendezvousError(f"no directory at {host}:{port}: {error.strerror}") from error
-        self._listener.setblocking(False)
-        self.port: int = self._listener.getsockname()[1]
         self._secret = secret
         self._directory = Directory(
             time.monotonic, shape=shape, most=most, patience=patience, session=session
         )
+        self._knock_key = "", b""
+        """Of which session it is."""
+        self._listener, self._observer = _opened(host, port, self._key)
+        self.port: int = self._listener.getsockname()[1]
         self._owner = ""
         """Who must come first; "": anybody may come."""
         self._elsewhere: Callable[[], Sequence[tuple[str, int]]] = tuple
@@ -109,6 +107,7 @@ class DirectoryServer:
         self._poller = select.epoll()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller.register(self._listener.fileno(), select.EPOLLIN)
+        self._poller.register(self._observer.fileno(), select.EPOLLIN)
         self._poller.register(self._wake, select.EPOLLIN)
         self._stop = False
         self._thread = threading.Thread(target=self._run, name="lossycoll-directory", daemon=True)
@@ -122,6 +121,11 @@ class DirectoryServer:
     def adopt(self, session: str) -> None:
         """Peers of this swarm may come, when their directory has ended. While nobody is here."""
         self._directory.adopt(session)
+
+    @property
+    def observed(self) -> ObserverCounts:
+        """What has come to the UDP port."""
+        return self._observer.counts
 
     def close(self) -> None:
         """Ends the thread and all connections. Idempotent."""
@@ -142,7 +146,15 @@ class DirectoryServer:
             for link in list(self._links.values()):
                 link.framed.close()
             self._listener.close()
+            self._observer.close()
             self._poller.close()
+
+    def _key(self) -> bytes:
+        """Of knocks; the session is another's once this directory has adopted it."""
+        session = self._directory.session
+        if self._knock_key[0] != session:
+            self._knock_key = session, key_of(self._secret, session)
+        return self._knock_key[1]
 
     def _turn(self) -> None:
         wakes = self._directory.wakes()
@@ -150,6 +162,8 @@ class DirectoryServer:
         for fd, flags in self._poller.poll(wait):
             if fd == self._listener.fileno():
                 self._accept()
+            elif fd == self._observer.fileno():
+                self._observer.serve()
             elif fd in self._links:
                 link = self._links[fd]
                 try:
@@ -220,6 +234,8 @@ class DirectoryServer:
             self._tell(link.number, Peers(self._directory.names()))
         elif isinstance(message, Ready):
             self._directory.ready(link.number, message.weight)
+        elif isinstance(message, Unmet):
+            self._directory.unmet(link.number, message.comings)
         elif isinstance(message, Offers):
             self._directory.offers(link.number, bool(message.has))
         elif isinstance(message, Seek):
@@ -290,3 +306,30 @@ class DirectoryServer:
             with contextlib.suppress(OSError):
                 self._poller.unregister(link.framed.fd)
             link.framed.close()
+
+
+def _opened(host: str, port: int, key: Callable[[], bytes]) -> tuple[socket.socket, Observer]:
+    """A listener, and an observer on the same port."""
+    for turn in range(TRIES):
+        listener = _listening(host, port)
+        try:
+            return listener, Observer(host, listener.getsockname()[1], key)
+        except RendezvousError:
+            listener.close()
+            if port or turn == TRIES - 1:
+                raise
+    raise AssertionError
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(PLACES)
+    except OSError as error:
+        listener.close()
+        raise RendezvousError(f"no directory at {host}:{port}: {error.strerror}") from error
+    listener.setblocking(False)
+    return listener

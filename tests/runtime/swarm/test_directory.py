@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from lossycoll.runtime.swarm.apart import FIRST_APART
 from lossycoll.runtime.swarm.directory import (
     FIRST_GRACE,
     KEPT_SECONDS,
@@ -491,3 +492,56 @@ def test_numbers_of_those_that_may_come_again_are_not_given_away() -> None:
         numbers_of = {after.come(f"newcomer {turn} {i}", session=f"{turn:016x}") for i in range(4)}
         taken += len(numbers_of & set(range(16)))
     assert taken < 40  # of 160; from below it would be all of them
+
+
+def test_peers_that_do_not_reach_each_other_are_not_in_one_group() -> None:
+    swarm = Swarm(4)
+    for name in "abcd":
+        swarm.come(name)
+    comings = {number: peer.coming for number, peer in swarm.directory.peers.items()}
+
+    def rounds() -> list[list[int]]:
+        swarm.ready(0, 1, 2, 3)
+        return numbers(swarm.form())
+
+    assert rounds() == [[0, 1, 2, 3]]
+    assert swarm.directory.unmet(1, [comings[3]]) == 1
+    for _ in range(6):
+        found = rounds()
+        assert sorted(map(len, found)) == [2, 2]
+        assert [1, 3] not in found
+    swarm.now += FIRST_APART
+    for number in range(4):
+        swarm.directory.beat(number)
+    assert rounds() == [[0, 1, 2, 3]]  # they try again
+
+
+def test_nobody_says_of_others_that_they_are_out_of_reach() -> None:
+    """Nor of itself, nor of peers that it has nothing to do with."""
+    swarm = Swarm(2, 2)
+    for name in "abcd":
+        swarm.come(name)
+    swarm.ready(0, 1, 2, 3)
+    groups = {member: group for group in numbers(swarm.form()) for member in group}
+    comings = {number: peer.coming for number, peer in swarm.directory.peers.items()}
+    stranger = next(number for number in range(4) if number not in groups[0])
+    other = next(number for number in groups[0] if number != 0)
+    said = [comings[stranger], comings[0], "0" * 32, comings[other], comings[other]]
+    assert swarm.directory.unmet(0, said) == 1
+    assert swarm.directory.unfounded == 3
+    swarm.directory.lost(other)
+    assert swarm.directory.unmet(0, [comings[other]]) == 0
+
+
+def test_lenders_that_a_newcomer_does_not_reach_are_not_told_again() -> None:
+    swarm = Swarm(4)
+    for name in "ab":
+        swarm.directory.offers(swarm.come(name), True)
+    taker = swarm.come("c")
+    lenders = []
+    for _ in range(2):
+        swarm.directory.seeks(taker, 4)
+        ((_, loans),) = swarm.directory.lends()
+        lenders.append({loan.members[0].number for loan in loans})
+        swarm.directory.unmet(taker, [swarm.directory.peers[1].coming])
+    assert lenders == [{0, 1}, {0}]

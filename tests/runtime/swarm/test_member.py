@@ -13,6 +13,7 @@ import pytest
 
 from lossycoll.errors import LossyError, OperationTimeout, RendezvousError
 from lossycoll.options.fields import Options
+from lossycoll.runtime.engine.host import Host
 from lossycoll.runtime.keys.secret import Secret
 from lossycoll.runtime.swarm.directory import FIRST_GRACE
 from lossycoll.runtime.swarm.member import RoundReport, Rows, SwarmMember
@@ -272,3 +273,30 @@ def test_one_that_was_frozen_or_timed_out_takes_part_again(stack: ExitStack) -> 
         reports = together(members, values)
         assert {one.failure for one in reports} == {""}
         assert all(np.allclose(one, 1.0) for one in values)
+
+
+def test_peers_that_meet_anew_have_new_keys(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the same comings, too: numbers of packets begin anew, and are never used twice."""
+    keys: list[bytes] = []
+    admit = Host.admit
+
+    def noting(host: Host, process: int, peer: Any, secrets: bytes = b"") -> None:
+        keys.append(secrets)
+        admit(host, process, peer, secrets)
+
+    monkeypatch.setattr(Host, "admit", noting)
+    members = peers(stack, directory(stack, SECRET), "ab", SECRET)
+    for turn in range(2):
+        values = [np.full(800, float(peer), np.float32) for peer in range(2)]
+        assert {one.failure for one in together(members, values)} == {""}
+        assert all((each == 0.5).all() for each in values)
+        assert len(keys) == 2 + 2 * turn
+        for one in members:
+            assert one._knocker is not None
+            one._knocker.forget(1 - one.number)
+    halves = [{key[:32], key[32:]} for key in keys]
+    assert halves[0] == halves[1]
+    assert halves[2] == halves[3]
+    assert not halves[0] & halves[2]

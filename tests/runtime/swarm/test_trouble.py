@@ -131,7 +131,9 @@ def test_a_round_that_is_on_ends_when_the_swarm_is_closed(stack: ExitStack) -> N
     one, other = peers(stack, place, "ab", None)
     entered, leave = threading.Event(), threading.Event()
 
-    def stay(*rest: object) -> tuple[float, float]:
+    def stay(paths: Any, group: Any, *rest: object) -> tuple[float, float]:
+        rank = [member.number for member in group.members].index(other.number)
+        other._engine_of(paths, group.number, group.members, rank)
         entered.set()
         leave.wait(20)
         return 1.0, 1.0

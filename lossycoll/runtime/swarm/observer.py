@@ -1,0 +1,143 @@
+"""The directory's UDP port: it tells peers how the world sees their sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from lossycoll.errors import RendezvousError
+from lossycoll.runtime.membership.messages import Malformed
+
+from .knock import DIRECTORY, KNOCK_BYTES, Forged, Kind, Knock, pack, unpack
+
+RATE: Final = 500.0
+"""Answers per second at most, in the long run;"""
+BURST: Final = 500.0
+"""and at once."""
+TAKEN_AT_ONCE: Final = 64
+"""Datagrams that are looked at before the directory turns to its peers again."""
+IP_PKTINFO: Final = 8
+_INFO: Final = struct.Struct("@i4s4s")
+
+
+@dataclass(slots=True)
+class ObserverCounts:
+    """What came. ``forged``: nobody of this swarm has made it. ``malformed``: no knock, or not one
+    for a directory. ``over_rate``: there had been too many. ``unsent``: the system took no more."""
+
+    answered: int = 0
+    forged: int = 0
+    malformed: int = 0
+    over_rate: int = 0
+    unsent: int = 0
+
+
+class Observer:
+    """Beside a listener of TCP, on the same address and port.
+
+    Args:
+        host: Numeric address.
+        port: Of the listener.
+        key: What knocks of the swarm are known by, at present.
+        clock: In seconds.
+
+    Raises:
+        RendezvousError: The port is taken.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        key: Callable[[], bytes],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._key = key
+        self._clock = clock
+        self._credit, self._credited = BURST, clock()
+        self.counts = ObserverCounts()
+        self._socket = socket.socket(family, socket.SOCK_DGRAM)
+        try:
+            self._socket.bind((host, port))
+        except OSError as error:
+            self._socket.close()
+            raise RendezvousError(
+                f"no directory at {host}:{port}: its UDP port: {error.strerror}; peers ask there "
+                f"how they are seen, so it needs the port in TCP and UDP"
+            ) from error
+        self._socket.setblocking(False)
+        # An answer has to leave from the address that was asked, of several that the host may have.
+        with contextlib.suppress(OSError):
+            if family == socket.AF_INET:
+                self._socket.setsockopt(socket.IPPROTO_IP, IP_PKTINFO, 1)
+            else:
+                self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)
+
+    def fileno(self) -> int:
+        """Readable when there is something to :meth:`serve`."""
+        return self._socket.fileno()
+
+    def serve(self) -> None:
+        """Answers what has come. An answer is as long as its question."""
+        for _ in range(TAKEN_AT_ONCE):
+            try:
+                data, info, _, source = self._socket.recvmsg(KNOCK_BYTES + 1, 256)
+            except OSError:  # nothing more, or what a router says of an answer
+                return
+            answer = self._answer(data, source)
+            if answer is None:
+                continue
+            try:
+                self._socket.sendmsg([answer], _back(info), 0, source)
+                self.counts.answered += 1
+            except OSError:
+                self.counts.unsent += 1
+
+    def _answer(self, data: bytes, source: tuple[Any, ...]) -> bytes | None:
+        counts, key = self.counts, self._key()
+        try:
+            knock = unpack(data, key)
+        except Forged:
+            counts.forged += 1
+            return None
+        except Malformed:
+            counts.malformed += 1
+            return None
+        if knock.kind != Kind.KNOCK or knock.receiver != DIRECTORY or knock.sender == DIRECTORY:
+            counts.malformed += 1
+            return None
+        if not self._may_answer():
+            counts.over_rate += 1
+            return None
+        seen = str(source[0]), int(source[1])
+        return pack(Knock(Kind.ANSWER, DIRECTORY, knock.sender, echo=knock.nonce, seen=seen), key)
+
+    def _may_answer(self) -> bool:
+        now = self._clock()
+        self._credit = min(BURST, self._credit + RATE * (now - self._credited))
+        self._credited = now
+        if self._credit < 1:
+            return False
+        self._credit -= 1
+        return True
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._socket.close()
+
+
+def _back(info: list[tuple[int, int, bytes]]) -> list[tuple[int, int, bytes]]:
+    """What makes an answer leave from the address that was asked, whatever way it goes."""
+    for level, kind, data in info:
+        if (level, kind) == (socket.IPPROTO_IP, IP_PKTINFO) and len(data) == _INFO.size:
+            _, own, _ = _INFO.unpack(data)
+            return [(level, kind, _INFO.pack(0, own, bytes(4)))]
+        if (level, kind) == (socket.IPPROTO_IPV6, socket.IPV6_PKTINFO) and len(data) == 20:
+            return [(level, kind, data[:16] + bytes(4))]
+    return []

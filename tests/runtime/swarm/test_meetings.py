@@ -258,8 +258,10 @@ def test_what_was_said_once_is_not_believed_again() -> None:
         world.meetings[number].forget(1 - number)
     world.send(0, world.meetings[0].begin(world.members[1], world.members[0].coming))
     for knock in repeated:
-        if knock.receiver == 0:
-            world.meetings[0].heard(knock, ("198.51.100.66", 66))
+        for source in (("198.51.100.66", 66), world.places[1]):
+            if knock.receiver == 0:
+                sends = world.meetings[0].heard(knock, source)
+                assert Kind.TAKE not in {said.kind for _, said in sends}
     assert world.route(0, 1) is None
     assert world.meet(0, 1)
     route = world.route(0, 1)

@@ -22,18 +22,24 @@ static uint32_t own_weight(const lc_op_slot *s, uint32_t k) {
     return lc_bit(s->fed, k) ? s->feeder->count[lc_feeding_packet(s, k)] : 0;
 }
 
+/* The sum's divisor is the weights of what went in, and the own contribution has one. */
+static int divides_by_weights(const lc_op_slot *s) {
+    return s->desc.finish == LC_FINISH_WEIGHTED && s->op->call.divisor == 0;
+}
+
 static piece piece_of(const lc_op_slot *s, uint32_t k) {
     const lc_op *op = s->op;
     size_t at = (size_t)k * s->level->elements_per_packet;
     size_t acc_bytes = s->acc == s->value ? op->element_bytes : op->acc_bytes;
     uint32_t weight = own_weight(s, k);
     int partial = s->feeder && lc_is_partial(s->feeder);
+    double held = divides_by_weights(s) ? op->weights[op->group->config.rank] : 1.0;
     return (piece){s->value + at * op->element_bytes,
                    s->acc + at * acc_bytes,
                    weight ? s->own + at * op->element_bytes : NULL,
                    weight,
                    lc_slot_elements(s, k),
-                   partial ? lc_held_divisor(&op->codec, weight) : 1.0};
+                   partial ? lc_held_divisor(&op->codec, weight) : held};
 }
 
 /* The weight of packet k with the own contribution. Honest ones fit the group, as all contributions
@@ -63,9 +69,19 @@ static void finish_partial(lc_op_slot *s, uint32_t k, piece p) {
     s->count[k] = (uint16_t)whole_weight(s, k, p);
 }
 
+static double weights_of(const lc_op_slot *s, uint32_t k) {
+    const double *weights = s->op->weights;
+    double sum = own_weight(s, k) ? weights[s->op->group->config.rank] : 0;
+    for (uint32_t i = 0; i < s->desc.n_sources; i++)
+        sum += lc_bit(s->ins[i].arrived, k) ? weights[s->ins[i].peer] : 0;
+    return sum;
+}
+
 /* What the sum of so many contributions is multiplied by. */
-static double factor_of(const lc_op_slot *s, uint32_t contributions) {
+static double factor_of(const lc_op_slot *s, uint32_t k, uint32_t contributions) {
     const lc_call *call = &s->op->call;
+    if (divides_by_weights(s))
+        return call->scale / weights_of(s, k);
     return call->scale / (s->desc.finish == LC_FINISH_WEIGHTED ? call->divisor : contributions);
 }
 
@@ -76,7 +92,7 @@ static void finish_mean(lc_op_slot *s, uint32_t k, piece p) {
     s->count[k] = (uint16_t)total;
     if (total == 0)
         return;
-    double factor = factor_of(s, total);
+    double factor = factor_of(s, k, total);
     if (arrived == 0)
         op->codec.sums->blend(p.value, p.own, p.own_factor * factor, NULL, 0, p.n);
     else if (factor != 1.0 || s->acc != s->value)
@@ -114,7 +130,8 @@ static void finish_stratified(lc_op_slot *s, uint32_t k, piece p) {
 
 void lc_finish_alone(lc_op_slot *s) {
     lc_op *op = s->op;
-    op->codec.sums->blend(s->value, s->own, factor_of(s, 1), NULL, 0, s->desc.length);
+    double factor = divides_by_weights(s) ? op->call.scale : factor_of(s, 0, 1);
+    op->codec.sums->blend(s->value, s->own, factor, NULL, 0, s->desc.length);
     for (uint32_t k = 0; k < s->n_packets; k++)
         count_contributions(op, 1);
     if (s->desc.finish == LC_FINISH_STRATIFIED)

@@ -419,6 +419,8 @@ typedef struct {
     uint8_t waits;         /* the caller waits for it at once: the first wait does the engine's work
                               itself, as long as packets come, and nobody does before; not with
                               notify */
+    uint8_t keeps_sums;    /* sums that are sent encoded stay here as they were, not as others get
+                              them */
     uint8_t lingers;       /* where this rank has its result, and sends little, it is done once
                               that is copied. What fails it later fails the group */
     const uint8_t *needed; /* which this rank needs: a byte for each packet of each copy that comes
@@ -427,8 +429,10 @@ typedef struct {
     uint64_t n_needed;
     const double *weights; /* by rank: what contributions are multiplied by; NULL: 1. Not read
                               after submit */
-    double divisor;        /* of LC_FINISH_WEIGHTED */
-    double scale;          /* world for SUM, 1 for a mean */
+    double divisor; /* of LC_FINISH_WEIGHTED; 0: the weights of what went in, added up, and the
+                       own contribution is multiplied by this rank's. They are above 0, and no
+                       sum is partial */
+    double scale;   /* world for SUM, 1 for a mean */
     uint64_t signature;
     uint64_t timeout_ns; /* for peers that never take part */
     lc_gate *gate;       /* NULL: the input is there */

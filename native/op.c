@@ -101,14 +101,27 @@ static int can_be_needed(const lc_call *call, const lc_slot_desc *d) {
     return d->combine == LC_COPY && d->n_sources == 1 && call->levels[d->level].selective;
 }
 
-static int weights_ok(const lc_call *call, uint16_t size) {
+/* Whether a sum can be divided by the weights that went in: who they are of has to be known. */
+static int weights_known(const lc_call *call, const lc_slot_desc *d, uint16_t rank) {
+    if (!call->weights || (d->combine == LC_ADD && d->finish != LC_FINISH_WEIGHTED) ||
+        d->own == LC_OWN_SLOT)
+        return 0;
+    int good = d->own == LC_OWN_NONE || call->weights[rank] > 0;
+    for (uint32_t i = 0; i < d->n_sources && d->combine == LC_ADD; i++)
+        good &= call->weights[call->edges[d->first_edge + i].peer] > 0;
+    return good;
+}
+
+static int weights_ok(const lc_call *call, uint16_t rank, uint16_t size) {
     for (uint16_t i = 0; call->weights && i < size; i++)
         if (!(call->weights[i] >= 0 && call->weights[i] <= DBL_MAX))
             return 0;
-    for (uint32_t i = 0; i < call->n_slots; i++)
-        if (call->slots[i].finish == LC_FINISH_WEIGHTED && !(call->divisor >= 1))
-            return 0;
-    return 1;
+    int weighted = 0, known = 1;
+    for (uint32_t i = 0; i < call->n_slots; i++) {
+        weighted |= call->slots[i].finish == LC_FINISH_WEIGHTED;
+        known &= weights_known(call, &call->slots[i], rank);
+    }
+    return !weighted || call->divisor >= 1 || (call->divisor == 0 && known);
 }
 
 static int needed_ok(const lc_call *call) {
@@ -174,7 +187,7 @@ static int call_ok(const lc_call *call, uint16_t rank, uint16_t size) {
         if (packets_of(call, d) > 0x3FFFFFFF) /* parity packets are numbered beyond them */
             return 0;
     }
-    return groups_ok(&codec, call) && groups_ok(&gather, call) && weights_ok(call, size) &&
+    return groups_ok(&codec, call) && groups_ok(&gather, call) && weights_ok(call, rank, size) &&
            needed_ok(call);
 }
 

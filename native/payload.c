@@ -43,7 +43,7 @@ static void encode(lc_op_slot *s, uint32_t k) {
     double factor = partial ? 1.0 / lc_partial_divisor(c, s->count[k]) : 1.0;
     uint64_t seed = c->low.stochastic ? rounding_seed(s, k) : 0;
     s->op->report.nan_groups += c->encode(c, bytes, elements, n, factor, seed);
-    if (s->desc.target == LC_TARGET_OUT && !partial)
+    if (s->desc.target == LC_TARGET_OUT && !partial && !s->op->call.keeps_sums)
         c->decode(c, elements, bytes, n);
 }
 

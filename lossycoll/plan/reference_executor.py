@@ -10,7 +10,7 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,6 +86,7 @@ def execute(
     chosen: Chosen | None = None,
     encoding: str = "same",
     name: tuple[int, int] = (0, 0),
+    keeps_sums: bool = False,
 ) -> list[RankResult]:
     """Runs one collective on all ranks; docs/plans.md has the rules of missing packets.
 
@@ -105,12 +106,14 @@ def execute(
         lost: Says which packets of a stream are lost in a round, those of parity after the others.
         rounds: Of repair; each resends what those before lost. None: reliable, nothing is missing.
         weights: Shape (receiver, sender), multiplies what is added at a receiver; None: 1.
-        divisor: What a WEIGHTED finish divides by; None: the world.
+        divisor: What a WEIGHTED finish divides by; None: the world. 0: the weights of what came,
+            and of the own contribution, which is multiplied by its own.
         needed: Says which packets of a stream are resent until they come.
         code: Of parity; fitted to each stream.
         chosen: What each stream has instead of ``code`` and ``rounds``, by what its path loses.
         encoding: How packets carry elements, a name of plan.codec's.
         name: (group, operation), for what is drawn to round elements at random.
+        keeps_sums: Sums that are sent encoded stay as they were where they were added up.
 
     Returns:
         What happened at each rank.
@@ -121,7 +124,7 @@ def execute(
     _check_buffers(plans, inputs, outputs, wire_type(dtype))
     slots, streams = _joined(plans)
     codecs = tuple(codec_of(one, dtype) for one in phases(encoding))
-    ranks = _ranks(plans, inputs, outputs, codecs, name, scale, weights, divisor)
+    ranks = _ranks(plans, inputs, outputs, codecs, name, scale, weights, divisor, keeps_sums)
     delivery = Delivery(lost, rounds, needed, code, chosen)
     values: dict[_Key, _Value] = {}
     for rank, number in _sorted(slots):
@@ -149,6 +152,7 @@ class _Rank:
     scale: float
     weights: NDArray[np.float64]
     divisor: float
+    keeps_sums: bool
 
     @property
     def codec(self) -> Codec:
@@ -170,11 +174,11 @@ class _Rank:
         else:
             value = arrived[0] if arrived else own
         keeps = slot.number in self._feeders and slot.target == Target.OUT
-        travels = slot.dests or keeps
+        travels, kept = slot.dests or keeps, value
         if travels and not (slot.combine == Combine.COPY and arrived):
             value = self._encoded(slot, value)
         if slot.target == Target.OUT:
-            self._store(slot, value)
+            self._store(slot, kept if self.keeps_sums else value)
         return value
 
     def _encoded(self, slot: Slot, value: _Value) -> _Value:
@@ -256,16 +260,23 @@ class _Rank:
         total = np.zeros(slot.length, dtype=kind.acc)
         count = own.count.copy()
         others = np.zeros_like(count)
+        by_weights = slot.finish == Finish.WEIGHTED and not self.divisor
+        own_weight = self.weights[self.plan.rank] if by_weights else 1.0
+        divisor = np.where(own.count > 0, own_weight, 0.0)
         if not stratified:
-            np.add(total, mine, out=total, where=self._spread(own.count > 0, slot))
+            part = mine * kind.acc.type(own_weight)
+            np.add(total, part, out=total, where=self._spread(own.count > 0, slot))
         for sender, value in zip(slot.sources, arrived, strict=True):
             here = self._spread(value.count > 0, slot)
             part = self._widened(value, slot) * kind.acc.type(self.weights[sender])
             np.add(total, part, out=total, where=here)
             count += value.count
             others += value.count > 0
+            divisor += np.where(value.count > 0, self.weights[sender], 0.0)
         if slot.finish == Finish.MEAN:
             total *= self._spread(_ratio(scale, count), slot).astype(kind.acc)
+        elif by_weights:
+            total *= self._spread(_ratio(scale, divisor), slot).astype(kind.acc)
         elif slot.finish == Finish.WEIGHTED:
             total *= kind.acc.type(scale / self.divisor)
         elif stratified:
@@ -323,6 +334,7 @@ def _ranks(
     scale: float,
     weights: NDArray[np.float64] | None,
     divisor: float | None,
+    keeps_sums: bool,
 ) -> list[_Rank]:
     if weights is None:
         weights = np.ones((len(plans), len(plans)))
@@ -330,14 +342,26 @@ def _ranks(
     # What a rank contributes is what it came with, whatever an in-place collective writes.
     came_with = [np.array(array, copy=True) for array in inputs]
     return [
-        _Rank(plan, came_with[r], RankResult(outputs[r]), codecs, name, scale, weights[r], by)
+        _Rank(
+            plan,
+            came_with[r],
+            RankResult(outputs[r]),
+            codecs,
+            name,
+            scale,
+            weights[r],
+            by,
+            keeps_sums,
+        )
         for r, plan in enumerate(plans)
     ]
 
 
-def _ratio(scale: float, count: NDArray[np.int64]) -> NDArray[np.float64]:
+def _ratio(scale: float, count: NDArray[Any]) -> NDArray[np.float64]:
     """scale / count, and 0 where nothing was counted (nothing is finished there either)."""
-    return np.divide(scale, count, out=np.zeros(len(count)), where=count > 0)
+    found: NDArray[np.float64] = np.zeros(len(count))
+    np.divide(scale, count, out=found, where=count > 0)
+    return found
 
 
 def _note(result: RankResult, number: int, count: NDArray[np.int64]) -> None:

@@ -110,6 +110,7 @@ class Network:
         choose_rounds: bool = False,
         max_missing: float = -1.0,
         encoding: str = "same",
+        keeps_sums: bool = False,
     ) -> int:
         """``weights``: (receiver, sender). ``needed``: as EngineCall's; None: not selective."""
         into, out = buffers
@@ -133,6 +134,7 @@ class Network:
             choose_rounds=choose_rounds,
             max_missing=max_missing,
             encoding=encoding,
+            keeps_sums=keeps_sums,
         )
         return self.engines[rank].submit(Encoded.of(plan), call)
 

@@ -85,7 +85,9 @@ class EngineCall:
     ticket. ``waits``: the caller waits for it at once, and its first :meth:`EngineGroup.wait` does
     the engine's work, as long as packets come; not with ``notify``.
     ``weights``, by rank: what contributions are multiplied by (empty: 1), where plans' finish is
-    WEIGHTED, which divides by ``divisor``. ``selective``: receivers may need single packets, which
+    WEIGHTED, which divides by ``divisor``; 0: by the weights of what has come, and of the own
+    contribution, which is multiplied by its own. ``keeps_sums``: an owner keeps what it has added
+    up as it was before it was encoded. ``selective``: receivers may need single packets, which
     are resent until they come; ``needed``: which this rank needs, a byte for each packet of each
     copy from a peer, in the plan's order (empty: none). ``feedback``: receivers tell senders what
     they have given up. ``encoding``: how packets carry the elements, a name of plan.codec's.
@@ -112,6 +114,7 @@ class EngineCall:
     choose_rounds: bool = False
     max_missing: float = -1.0
     encoding: str = "same"
+    keeps_sums: bool = False
 
 
 class Ticketed(Protocol):
@@ -149,6 +152,7 @@ class Ready:
         c.signature = call.signature
         c.timeout_ns = _ns(call.timeout)
         c.divisor = call.divisor
+        c.keeps_sums = call.keeps_sums
         return cls(encoded, c)
 
 

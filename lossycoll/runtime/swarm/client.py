@@ -155,7 +155,7 @@ class DirectoryClient:
         self._broken.set()
         self._nudge()
 
-    def averages(self, schema: str, grid: str, timeout: float) -> None:
+    def averages(self, wanted: Averages, timeout: float) -> None:
         """Says what this peer averages.
 
         Raises:
@@ -164,7 +164,7 @@ class DirectoryClient:
         """
         with self._changed:
             self._agreed, self._asks_agreed, self._says_anew = None, True, True
-        self.say(Averages(schema, grid))
+        self.say(wanted)
         try:
             agreed: Agreed = self._awaited(lambda: self._agreed, timeout)
         finally:

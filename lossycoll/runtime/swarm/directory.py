@@ -70,6 +70,8 @@ class Peer:
     cell: int = -1
     schema: str = ""
     """Of what it averages; "": nothing yet, so that nobody waits for it."""
+    wire: str = "same"
+    rate: int = 0
     serves: tuple[str, int] | None = None
     """Where its own directory is, for the time after this one."""
     place: Here | None = None
@@ -229,6 +231,12 @@ class Directory:
                 f"you average something else than {differs.name!r} (schema {wanted.schema}, "
                 f"wanted {differs.schema}): the same model, shapes and options on all peers"
             )
+        other = next((one for one in others if one.wire != wanted.wire), None)
+        if other is not None:
+            return Agreed(
+                f"your packets carry {wanted.wire!r}, and those of {other.name!r} {other.wire!r}: "
+                f"the same wire= and options LOSSYCOLL_WIRE... on all peers"
+            )
         if wanted.grid and not others:
             try:
                 grid = parse(wanted.grid)
@@ -243,7 +251,7 @@ class Directory:
         if not peer.schema:  # it hasn't been in the rounds that others have had
             peer.round = max([peer.round, *(one.round for one in others)])
             peer.came_late = any(one.group for one in others)
-        peer.schema = wanted.schema
+        peer.schema, peer.wire, peer.rate = wanted.schema, wanted.wire, wanted.rate
         peer.began = self._clock()
         return Agreed("")
 
@@ -448,7 +456,9 @@ class Directory:
 def _member(peer: Peer) -> Member:
     assert peer.place is not None
     place, weight = peer.place, peer.weight or 0.0
-    return Member(peer.number, place.host, place.port, peer.coming, weight, place.others)
+    return Member(
+        peer.number, place.host, place.port, peer.coming, weight, peer.rate, place.others
+    )
 
 
 def _is_ready(peer: Peer) -> bool:

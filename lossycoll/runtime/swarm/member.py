@@ -13,7 +13,7 @@ import numpy as np
 
 from lossycoll.errors import ClosedError, EngineError, LossyError
 from lossycoll.options.fields import Options
-from lossycoll.plan import Plan, signature, transpose
+from lossycoll.plan import signature
 from lossycoll.runtime.engine.asides import Place
 from lossycoll.runtime.engine.binding import DType, Encoded, EngineCall, EngineGroup
 from lossycoll.runtime.engine.failures import Where
@@ -27,8 +27,9 @@ from .knock import key_of
 from .knocker import KEEP_SECONDS, Knocker, KnockerCounts
 from .lending import Lending
 from .loans import Taken
+from .means import Means, Round
 from .paths import Floats, Paths, outcome
-from .protocol import PLACES, Group, Here, Loan, Member, Offers, Serves
+from .protocol import PLACES, Averages, Group, Here, Loan, Member, Offers, Serves
 from .state import Snapshot
 
 MTU: Final = 1500
@@ -74,6 +75,7 @@ class SwarmMember:
         timeout: Seconds to join in.
         own_directory: The directory listens on all of this machine's addresses, for others too.
         keep: Seconds between two signs of life to the directory's UDP port and to each peer.
+        rate: Bytes/s of this peer's link; 0: unknown.
 
     Raises:
         RendezvousError: No directory answers, or it refuses this peer.
@@ -90,9 +92,11 @@ class SwarmMember:
         timeout: float = 30.0,
         own_directory: bool = False,
         keep: float = KEEP_SECONDS,
+        rate: int = 0,
     ) -> None:
         self._options = self._delivery = options or Options(link="udp")
         self._secret = secret
+        self._rate = rate
         self._lock = threading.Lock()
         self._rounds = threading.Lock()
         """One round at a time."""
@@ -120,7 +124,8 @@ class SwarmMember:
 
     def _open(self, address: str) -> None:
         payload = payload_bytes(MTU, 6 if ":" in address else 4)
-        self._per_packet = payload // 4
+        self._payload = payload
+        self._means = Means(self._options.encoding, payload)
         host = Host(self.number, PLACES, address, payload_bytes=payload, options=self._options)
         try:
             if self._secret is not None:
@@ -205,6 +210,7 @@ class SwarmMember:
         timeout: float = 10.0,
         *,
         max_missing: float | None = None,
+        wire: str | None = None,
     ) -> None:
         """Says what this peer averages, before its first round.
 
@@ -214,15 +220,21 @@ class SwarmMember:
             grid: As in ``32x32``; "": it follows the number of peers.
             timeout: Seconds.
             max_missing: The option of this name, unless the options have it, ``repair`` or ``fec``.
+            wire: The option of this name, unless the options have it.
 
         Raises:
-            RendezvousError: Others average something else, or the grid is too small.
+            RendezvousError: Others average something else, or by another wire; the grid is too
+                small.
             OperationTimeout: The directory doesn't answer within ``timeout`` seconds.
         """
         self.offers(None)  # of what it averaged before
-        self._client.averages(schema, grid, timeout)
-        self._schema = schema
         options = self._options
+        if wire is not None and not options.is_given("wire"):
+            options = replace(options, wire=wire)
+        wanted = Averages(schema, grid, options.encoding, self._rate)
+        self._client.averages(wanted, timeout)
+        self._schema = schema
+        self._means = Means(options.encoding, self._payload)
         given = any(options.is_given(name) for name in ("max_missing", "repair", "fec"))
         self._delivery = options
         if max_missing is not None and not given:
@@ -309,7 +321,7 @@ class SwarmMember:
         self._unmet = frozenset()
         if len(numbers) > 1 and len(values):
             try:
-                contributions, kept = self._exchange(paths, group, values, weight, left)
+                contributions, kept = self._exchange(paths, group, values, left)
             except LossyError as error:
                 failure = str(error)
         missing = tuple(
@@ -329,7 +341,7 @@ class SwarmMember:
         )
 
     def _exchange(
-        self, paths: Paths, group: Group, values: Floats, weight: float, timeout: float
+        self, paths: Paths, group: Group, values: Floats, timeout: float
     ) -> tuple[float, float]:
         """Returns contributions per value, and the share of values that stayed."""
         members, world = group.members, len(group.members)
@@ -338,30 +350,29 @@ class SwarmMember:
             raise EngineError(f"peer {self.number}: not in the group that it was told of")
         rank = numbers.index(self.number)
         paths.forget_gone()
-        rows = Rows(len(values), self._per_packet, world)
-        buffer = rows.filled(values, weight)
-        plan = transpose.all_reduce(world, rank, buffer.size, self._per_packet)
+        one = Round(self._means, members, rank, values)
         engine = self._engine_of(paths, group.number, members, rank)
         try:
-            ticket = engine.submit(Encoded.of(plan), self._call(plan, buffer, timeout))
+            ticket = engine.submit(Encoded.of(one.plan), self._call(one, timeout))
             places = [f"{member.host}:{member.port}" for member in members]
             report = outcome(engine, ticket, Where(rank, world, addresses=places))
+            kept = one.take(engine, ticket, values)
         finally:
             with self._lock:
                 self._group = None
-            paths.keep(engine, buffer, members)
-        kept = rows.take(buffer, values) + report.own_filled / len(buffer)
-        return report.contributions_mean or 1.0, min(1.0, kept)
+            paths.keep(engine, one.buffer, members)
+        return report.contributions_mean or 1.0, kept
 
-    def _call(self, plan: Plan, buffer: Floats, timeout: float) -> EngineCall:
-        options = self._delivery
+    def _call(self, one: Round, timeout: float) -> EngineCall:
+        options, means, buffer = self._delivery, self._means, one.buffer
+        told = [int(np.float64(part).view(np.uint64)) for part in one.parts]
         code, most_parity, missing = options.parity
         return EngineCall(
             input=buffer.ctypes.data,
             output=buffer.ctypes.data,
             dtype=DType.F32,
             scale=1.0,
-            signature=signature("swarm", self._schema, plan.signature),
+            signature=signature("swarm", self._schema, one.plan.signature, means.numbers, told),
             timeout=timeout,
             reliable=False,
             repair=0 if options.chooses_rounds else options.repair,
@@ -371,6 +382,10 @@ class SwarmMember:
             choose_rounds=options.chooses_rounds,
             max_missing=missing,
             lingers=True,
+            weights=one.parts,
+            divisor=0.0,
+            encoding=means.encoding,
+            keeps_sums=means.remembers,
         )
 
     def _engine_of(
@@ -397,41 +412,3 @@ class SwarmMember:
         if engine is not None and coming in comings:
             with contextlib.suppress(ClosedError):  # the round has just ended
                 engine.peer_dead(comings.index(coming))
-
-
-class Rows:
-    """Values in rows of a packet each, behind the weight that they count with.
-
-    What a packet brings is the mean of the rows that came, of w x and of w alike, whoever's got
-    lost: so the one over the other is the weighted mean of just those.
-
-    Args:
-        count: How many values there are.
-        per_packet: Elements of a packet.
-        world: Members of the group: each reduces as many rows.
-    """
-
-    def __init__(self, count: int, per_packet: int, world: int) -> None:
-        self._count = count
-        self._width = per_packet - 1
-        rows = -(-count // self._width)
-        self._shape = (-(-rows // world) * world, per_packet)
-
-    def filled(self, values: Floats, weight: float) -> Floats:
-        """The rows of a peer, shape (rows, per_packet)."""
-        out = np.zeros(self._shape, np.float32)
-        padded = np.zeros(self._shape[0] * self._width, np.float32)
-        padded[: self._count] = values
-        np.multiply(padded.reshape(-1, self._width), np.float32(weight), out=out[:, 1:])
-        out[:, 0] = weight
-        return out
-
-    def take(self, rows: Floats, values: Floats) -> float:
-        """Writes the means to ``values``. Returns the share that stayed as it was: a mean that
-        isn't finite, or has no weight, isn't taken."""
-        with np.errstate(all="ignore"):
-            means = rows[:, 1:] / rows[:, :1]
-        good = (rows[:, 0] > 0) & np.isfinite(means).all(axis=1)
-        taken = np.repeat(good, self._width)[: self._count]
-        values[taken] = means.reshape(-1)[: self._count][taken]
-        return 1.0 - float(np.count_nonzero(taken)) / max(1, self._count)

@@ -96,10 +96,13 @@ class Directories:
 
 @dataclass(frozen=True, slots=True)
 class Averages:
-    """From a peer: what it is going to average, and on which grid ("": as the directory likes)."""
+    """From a peer: what it is going to average, and on which grid ("": as the directory likes).
+    ``wire``: how its packets carry floats. ``rate``: bytes/s of its link; 0: it doesn't say."""
 
     schema: Hex
     grid: Text
+    wire: Name = "same"
+    rate: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +140,7 @@ class Member:
     port: Port
     coming: Hex
     weight: Weight
+    rate: Count = 0
     others: Others = ()
 
 

@@ -20,6 +20,7 @@ from .member import SwarmMember
 from .server import DirectoryServer
 
 POLL_SECONDS: Final = 0.05
+MOST_RATE: Final = 1e12
 ANY_ADDRESS: Final = ("0.0.0.0", "::")
 
 
@@ -36,6 +37,9 @@ class Swarm:
             ``LOSSYCOLL_SECRET_FILE`` say. Without one all is in clear.
         name: This peer's; no two that live have the same. Empty: made of host and process.
         options: Those of the engine; None: as the environment says.
+        bandwidth: Bytes/s that this peer's link carries, in the direction that carries less. If all
+            of a group say theirs, those with slower links own less of what is averaged. 0: the
+            option ``pace``, if there is one.
         timeout: Seconds to join in.
 
     Raises:
@@ -52,8 +56,11 @@ class Swarm:
         secret: str | None = None,
         name: str = "",
         options: Options | None = None,
+        bandwidth: float = 0.0,
         timeout: float = 30.0,
     ) -> None:
+        if not 0 <= bandwidth <= MOST_RATE:
+            raise OptionError(f"bandwidth is {bandwidth}, wanted 0 to {MOST_RATE:g} bytes/s")
         if isinstance(join, str):
             raise OptionError(f"join is {join!r}, wanted a list of host:port")
         found = find_secret() if secret is None else secret_of(secret)
@@ -80,6 +87,7 @@ class Swarm:
                 options=options,
                 timeout=timeout,
                 own_directory=is_any and not join,
+                rate=int(bandwidth or options.pace),
             )
             if self._server is not None:
                 self._serve(self._member.address if is_any else host, joins=bool(join))

@@ -37,11 +37,15 @@ class MoshpitAverager:
         max_missing: What share of packets may be missing in a round: the option of this name,
             unless the swarm's options have it, ``repair`` or ``fec``. None: nothing that is lost is
             brought back.
+        wire: How packets carry values: the option of this name, as in ``"int8"`` or
+            ``"int4/int8"``, unless the swarm's options have it. None: as those say. With few bits,
+            bf16 or fp16, what rounding takes from a value is made up for in later rounds
+            (docs/moshpit.md).
 
     Raises:
-        OptionError: There are no tensors, or the grid or the share can't be.
+        OptionError: There are no tensors, or the grid, the share or the wire can't be.
         UnsupportedError: A tensor isn't such a one.
-        RendezvousError: Other peers average something else.
+        RendezvousError: Other peers average something else, or by another wire.
         OperationTimeout: The directory doesn't answer.
     """
 
@@ -52,6 +56,7 @@ class MoshpitAverager:
         grid: Sequence[int] = (),
         *,
         max_missing: float | None = None,
+        wire: str | None = None,
     ) -> None:
         self._tensors = list(tensors)
         if not self._tensors:
@@ -72,9 +77,11 @@ class MoshpitAverager:
             raise OptionError(str(error)) from None
         if max_missing is not None:
             Options(max_missing=max_missing)  # which checks it
+        if wire is not None:
+            Options(wire=wire)
         self._member = swarm.member
         schema = _schema(self._tensors, shape, max_missing)
-        self._member.averages(schema, shape, max_missing=max_missing)
+        self._member.averages(schema, shape, max_missing=max_missing, wire=wire)
         ends = list(accumulate(tensor.numel() for tensor in self._tensors))
         self._values = np.empty(ends[-1], np.float32)
         flat = torch.from_numpy(self._values)

@@ -16,7 +16,7 @@ from lossycoll.options.fields import Options
 from lossycoll.runtime.engine.host import Host
 from lossycoll.runtime.keys.secret import Secret
 from lossycoll.runtime.swarm.directory import FIRST_GRACE
-from lossycoll.runtime.swarm.member import RoundReport, Rows, SwarmMember
+from lossycoll.runtime.swarm.member import RoundReport, SwarmMember
 from lossycoll.runtime.swarm.server import DirectoryServer
 from tests.support.waiting import until
 
@@ -240,19 +240,6 @@ def test_a_directory_that_dies_costs_a_pause(stack: ExitStack) -> None:
         if turn == 0:
             first.close()
     assert rounds == [0, 1, 2]
-
-
-def test_rows_of_all_sizes() -> None:
-    for count in (1, 350, 351, 352, 1000, 5000):
-        for world in (1, 2, 3, 7):
-            values = np.arange(count, dtype=np.float32)
-            rows = Rows(count, 352, world)
-            buffer = rows.filled(values, 2.0)
-            assert buffer.shape[0] % world == 0
-            assert (buffer[:, 0] == 2.0).all()
-            taken = np.zeros(count, np.float32)
-            assert rows.take(buffer, taken) == 0.0
-            np.testing.assert_array_equal(taken, values)
 
 
 def test_one_that_was_frozen_or_timed_out_takes_part_again(stack: ExitStack) -> None:

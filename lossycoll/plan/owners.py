@@ -1,0 +1,136 @@
+"""An all-reduce whose owners have as much of the buffer as their links can carry.
+
+Source: the "butterfly" all-reduce of Ryabinin et al., "Moshpit SGD", NeurIPS 2021, whose peers of
+unlike links own unlike parts. There parts come of a linear program; with what each rank sends here
+there is a closed form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+from .assembly import add, assemble, copy_own, receive, send_own
+from .model import Edge, Finish, Missing, Plan, packet_count
+from .signature import signature
+from .validation import check_counts, check_world, others, starts
+
+
+def fractions(rates: Sequence[int]) -> tuple[Fraction, ...]:
+    """Which part of a buffer each rank owns, such that the last of them ends as soon as can be.
+
+    Of a buffer of 1, the owner of ``f`` among N ranks sends (1 - f) in contributions and (N - 1) f
+    in means: 1 + (N - 2) f, which takes (1 + (N - 2) f) / rate. It gets as much if all contribute.
+    Ranks that own something end at the same time, and the others, whose links are too slow for
+    that, own nothing. With two ranks the parts make no difference: they are equal.
+
+    Args:
+        rates: Of each rank's link, in both directions. 0: it is to own nothing.
+
+    Returns:
+        Parts of 1, by rank; exact, so equal wherever they are worked out.
+
+    Raises:
+        ValueError: For a rate below 0, or rates that are all 0.
+    """
+    if min(rates, default=0) < 0 or not any(rates):
+        raise ValueError(f"rates are {tuple(rates)}, wanted 0 or more, and one above 0")
+    world, most = len(rates), sum(rate > 0 for rate in rates)
+    if world == 2:
+        return tuple(Fraction(int(rate > 0), most) for rate in rates)
+    if world == 1:
+        return (Fraction(1),)
+    fastest = sorted(rates, reverse=True)
+    count, total = 1, fastest[0]
+    # All end at (world - 2 + count) / total. A rank that would end later by itself owns nothing.
+    while count < most and (world - 2 + count) * fastest[count] > total:
+        total += fastest[count]
+        count += 1
+    ends = Fraction(world - 2 + count, total)
+    return tuple(max(Fraction(0), (ends * rate - 1) / (world - 2)) for rate in rates)
+
+
+def owned(elements: int, elements_per_packet: int, rates: Sequence[int]) -> tuple[int, ...]:
+    """Elements that each rank owns: whole packets, but for the last of the buffer.
+
+    Args:
+        elements: Of the buffer.
+        elements_per_packet: Elements that one packet carries.
+        rates: As of :func:`fractions`.
+
+    Returns:
+        By rank. Parts lie one after another, in order of the ranks.
+
+    Raises:
+        ValueError: For rates that can't be.
+    """
+    packets = packet_count(elements, elements_per_packet)
+    wanted = [packets * part for part in fractions(rates)]
+    whole = [int(part) for part in wanted]
+    by_rest = sorted(range(len(wanted)), key=lambda rank: (whole[rank] - wanted[rank], rank))
+    for rank in by_rest[: packets - sum(whole)]:
+        whole[rank] += 1
+    ends = [
+        min(elements, elements_per_packet * sum(whole[: rank + 1])) for rank in range(len(whole))
+    ]
+    return tuple(end - begin for begin, end in zip([0, *ends], ends, strict=False))
+
+
+def all_reduce(
+    world: int,
+    rank: int,
+    lengths: Sequence[int],
+    gives: Sequence[bool],
+    elements_per_packet: int,
+) -> Plan:
+    """Mean of the buffers of those that give, by their weights, on all ranks and in place.
+
+    Slots are numbered as those of :func:`.transpose.all_reduce`, and nothing travels that can't
+    count.
+
+    Args:
+        world: Number of ranks.
+        rank: This rank.
+        lengths: Elements that each rank owns, one after another, of whole packets but the last.
+        gives: Which ranks' buffers count. Others own nothing.
+        elements_per_packet: Elements that one packet carries.
+
+    Returns:
+        This rank's plan.
+
+    Raises:
+        ValueError: For a rank or lengths that the world does not allow.
+    """
+    check_world(world, rank, elements_per_packet)
+    sizes = check_counts("lengths", lengths, world)
+    begin, elements = starts(sizes), sum(sizes)
+    for owner, size in enumerate(sizes):
+        if size and not gives[owner]:
+            raise ValueError(f"rank {owner} owns {size} elements, wanted 0: it gives nothing")
+        if size and begin[owner] % elements_per_packet:
+            raise ValueError(
+                f"what rank {owner} owns begins at {begin[owner]}, wanted whole packets of "
+                f"{elements_per_packet}"
+            )
+    peers = others(world, rank)
+    slots = [send_own(s, begin[s], sizes[s], Edge(s, s)) for s in peers if gives[rank]]
+    back = [Edge(peer, world + rank) for peer in peers]
+    givers = tuple(peer for peer in peers if gives[peer])
+    mine = (rank, begin[rank], begin[rank], sizes[rank])
+    if givers:
+        slots.append(add(*mine, *back, sources=givers, finish=Finish.WEIGHTED))
+    else:
+        slots.append(copy_own(*mine, *back))
+    slots += [receive(world + s, s, begin[s], sizes[s], missing=Missing.OWN) for s in peers]
+    return assemble(
+        "all_reduce",
+        "owners",
+        world,
+        rank,
+        elements_per_packet,
+        sizes=(elements, elements),
+        slots=slots,
+        sign=signature(
+            "all_reduce", "owners", world, sizes, [int(one) for one in gives], elements_per_packet
+        ),
+    )

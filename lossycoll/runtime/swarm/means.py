@@ -1,0 +1,170 @@
+"""Means of a group's values by the weights that the directory has told, in packets of any encoding.
+
+An owner adds what comes, each contribution times its peer's weight, and divides by the weights of
+just those that came: weights themselves never travel, so nothing rounds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from lossycoll.errors import EngineError
+from lossycoll.plan import Plan, owners, packet_count
+from lossycoll.plan.codec import STOCHASTIC, elements_of, number_of, phases
+from lossycoll.plan.lowbit import PLANES, Floats
+from lossycoll.runtime.engine.binding import EngineGroup
+from lossycoll.runtime.engine.codecs import rounded
+
+from .protocol import Member
+
+LEAST_WEIGHT: Final = 1e-9
+"""Of the greatest of a group: what weighs less can't be told from 0 in a sum of float32."""
+MOST_MADE_UP: Final = 64
+"""A peer makes up for what its means have lost by so many times that, at most."""
+
+
+def shares(members: Sequence[Member]) -> tuple[float, ...]:
+    """What each member counts, of 1 for the one that counts most; 0: nothing.
+
+    Args:
+        members: Of a group.
+
+    Raises:
+        EngineError: Nobody counts.
+    """
+    most = max((member.weight for member in members), default=0.0)
+    if not most > 0:
+        raise EngineError("the directory told of a group of which nobody has a weight")
+    parts = [member.weight / most for member in members]
+    return tuple(part if part >= LEAST_WEIGHT else 0.0 for part in parts)
+
+
+def rates(members: Sequence[Member], parts: Sequence[float]) -> tuple[int, ...]:
+    """By what members own parts: their links' rates, or 1 where somebody hasn't said one.
+
+    Args:
+        members: Of a group.
+        parts: As of :func:`shares`.
+    """
+    known = all(member.rate for member, part in zip(members, parts, strict=True) if part)
+    return tuple(
+        (member.rate if known else 1) if part else 0
+        for member, part in zip(members, parts, strict=True)
+    )
+
+
+class Means:
+    """How this peer's values travel, and what rounding took from them.
+
+    What is taken from a contribution is added to the next one; so is what a mean loses that this
+    peer owns, times how often the others have it, as far as the next grid isn't much coarser for
+    it. So no value is a step away from where it belongs for long. Where elements are rounded at
+    random nothing is remembered: their mean is right by itself.
+
+    Args:
+        encoding: A name of plan.codec's.
+        payload_bytes: Of a packet.
+    """
+
+    def __init__(self, encoding: str, payload_bytes: int) -> None:
+        self.encoding = encoding
+        self.per_packet = elements_of(encoding, "f32", payload_bytes)
+        self.first, self.second = phases(encoding)
+        self.remembers = encoding != "same" and STOCHASTIC not in encoding
+        self.owed: Floats = np.zeros(0, np.float32)
+        """Of each value, what the others have too little of it."""
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """What engines are told of the encoding."""
+        return tuple(number_of(one) for one in (self.first, self.second))
+
+    def got(self, x: Floats, encoding: str) -> Floats:
+        """What others get of values that begin with a packet, in one of the phases' encodings."""
+        out = np.empty_like(x)
+        if len(x):
+            rounded(encoding, x.ctypes.data, out.ctypes.data, len(x), 0, self.per_packet)
+        return out
+
+    def most_made_up(self, times: float) -> float:
+        """How many times what a mean has lost may be added to a contribution: a part of the grid's
+        steps, or the next grid would be coarser, and more would be lost each time."""
+        name = self.second.partition("/")[0].partition("+")[0]
+        bits = int(name.removeprefix("int")) if name.startswith("int") else 0
+        most = ((1 << bits) - 1) / 4 if bits in PLANES else MOST_MADE_UP
+        return min(times, most, MOST_MADE_UP)
+
+
+class Round:
+    """One round of this peer.
+
+    Args:
+        means: Of this peer.
+        members: Of the group, by rank.
+        rank: This peer's.
+        values: float32, shape (n,), n at least 1.
+
+    Attributes:
+        buffer: What the engine reads and writes, in place.
+        plan: Of the engine.
+        parts: As of :func:`shares`.
+
+    Raises:
+        EngineError: Nobody counts.
+    """
+
+    def __init__(self, means: Means, members: Sequence[Member], rank: int, values: Floats) -> None:
+        self._means, self._rank = means, rank
+        self.parts = shares(members)
+        each = means.per_packet
+        lengths = owners.owned(len(values), each, rates(members, self.parts))
+        gives = [part > 0 for part in self.parts]
+        self.plan: Plan = owners.all_reduce(len(members), rank, lengths, gives, each)
+        begin = sum(lengths[:rank])
+        self._mine = slice(begin, begin + lengths[rank])
+        self.buffer = values.copy()
+        self._owes = means.remembers and gives[rank]
+        if self._owes:
+            if len(means.owed) == len(values):
+                self.buffer += means.owed
+            self._owed = _missing(self.buffer, means.got(self.buffer, means.first))
+
+    def take(self, engine: EngineGroup, ticket: int, values: Floats) -> float:
+        """Writes the means to ``values``, once the operation has ended well. Returns the share of
+        them that stayed: no mean came of their packet, or one that isn't finite."""
+        means, each = self._means, self._means.per_packet
+        came = np.ones(packet_count(len(values), each), np.bool_)
+        for slot in self.plan.slots:
+            if slot.number >= self.plan.world:  # what another owns
+                (owner,) = slot.sources
+                n = packet_count(slot.length, each)
+                first = slot.offset // each
+                came[first : first + n] = engine.arrived(ticket, slot.number, owner, n)
+        if means.remembers:
+            self._remember()
+        came &= np.logical_and.reduceat(np.isfinite(self.buffer), np.arange(0, len(values), each))
+        taken = np.repeat(came, each)[: len(values)]
+        np.copyto(values, self.buffer, where=taken)
+        return 1.0 - float(np.count_nonzero(taken)) / len(values)
+
+    def _remember(self) -> None:
+        """This peer has what it owns as the others do, and knows what they lack."""
+        own = self.buffer[self._mine]
+        got = self._means.got(own, self._means.second)
+        if self._owes:
+            others = sum(self.parts) / self.parts[self._rank]
+            times = np.float32(self._means.most_made_up(others))
+            self._owed[self._mine] = _missing(own, got) * times
+            self._means.owed = self._owed
+        own[:] = got
+
+
+def _missing(x: Floats, got: Floats) -> Floats:
+    """What encoding took from ``x``; 0 where that isn't finite."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        found: Floats = x - got
+    found[~np.isfinite(found)] = 0
+    return found

@@ -1,7 +1,8 @@
 """A swarm's rounds and newcomers in a network that loses packets: python -m benchmarks.micro.swarm
 
 Prints markdown tables: seconds of rounds beside what the links allow, and until a newcomer has the
-state of peers that are in the middle of training. Needs the laboratory (docs/lab.md).
+state of peers that are in the middle of training. With --slow, rounds of four peers of which one
+has a fifth of the others' rate. Needs the laboratory (docs/lab.md).
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from benchmarks.common.lab_job import run_job
 from benchmarks.common.report import markdown
 from lossycoll.cli.argtypes import whole
 from lossycoll.lab import Lab, Link, Network, Port
+from lossycoll.plan.owners import fractions
 
 DELAY_MS, LOSS, MBIT = 20.0, 0.01, 1000.0
+SLOWER: Final = 5
 JOB_SECONDS: Final = 400.0
 
 
@@ -83,6 +86,55 @@ def row_of_newcomer(hosts: int, mib: float) -> list[str]:
     ]
 
 
+def rows_of_slow(mib: float, count: int, mbit: float) -> list[list[str]]:
+    """Four peers, of which the last one's link is slow: with equal parts, with those of their
+    links, and with them in int8."""
+    bytes_per_s = [mbit * 1e6 / 8] * 3 + [mbit * 1e6 / 8 / SLOWER]
+    network = Network(
+        hosts=4,
+        link=Link(delay_ms=2),
+        port=Port(up_mbit=mbit, down_mbit=mbit, queue_ms=50),
+        ports={3: Port(up_mbit=mbit / SLOWER, down_mbit=mbit / SLOWER, queue_ms=50)},
+    )
+    rows = []
+    for label, said, wire in (
+        ("equal parts", [0] * 4, "same"),
+        ("by bandwidth", bytes_per_s, "same"),
+        ("equal parts", [0] * 4, "int8"),
+        ("by bandwidth", bytes_per_s, "int8"),
+    ):
+        parts = fractions([int(rate) or 1 for rate in said])
+        config = {"part": "rounds", "mib": mib, "rounds": count, "bandwidth": said, "wire": wire}
+        with tempfile.TemporaryDirectory() as folder, Lab(network) as lab:
+            out = Path(folder) / "out"
+            run_job(lab, "benchmarks.micro.swarm_rank", config, out, JOB_SECONDS)
+            peers = [json.loads(Path(f"{out}.{n}").read_text()) for n in range(4)]
+        by_round = [{one["round"]: one for one in peer if one["members"] == 4} for peer in peers]
+        common = sorted(set.intersection(*map(set, by_round)))[count // 3 :]
+        late = [[peer[number] for peer in by_round] for number in common]
+        seconds = [
+            max(peer["ends"] for peer in one) - max(peer["begins"] for peer in one) for one in late
+        ]
+        bits = 8.31 / 32 if wire == "int8" else 1.0
+        least = bits * max(
+            mib * 2**20 * float(1 + 2 * part) / rate
+            for part, rate in zip(parts, bytes_per_s, strict=True)
+        )
+        contributions = statistics.mean(peer["contributions"] for one in late for peer in one)
+        rows.append(
+            [
+                label,
+                wire,
+                ", ".join(f"{float(part):.2f}" for part in parts),
+                f"{1e3 * least:.0f}",
+                f"{1e3 * statistics.median(seconds):.0f}",
+                f"{1e3 * max(seconds):.0f}",
+                f"{contributions:.2f}",
+            ]
+        )
+    return rows
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add = parser.add_argument
@@ -90,7 +142,13 @@ def main() -> int:
     add("--rounds", type=whole(3), default=12, help="of averaging (%(default)s)")
     add("--mib", type=float, default=25.0, help="values of a round, and a state (%(default)s)")
     add("--mbit", type=float, default=MBIT, help="each host's rate in rounds (%(default)s)")
+    add("--slow", action="store_true", help="one of four peers has a slow link: nothing else")
     options = parser.parse_args()
+    if options.slow:
+        rows = rows_of_slow(options.mib, options.rounds, options.mbit)
+        head = ["owners", "wire", "parts", "limit, ms", "median, ms", "longest", "contributions"]
+        print(markdown(head, rows))
+        return 0
     print(f"{DELAY_MS:g} ms one way, {LOSS:.0%} of packets lost.\n")
     head = ["peers", "round of", "limit, ms", "median, ms", "of it", "longest"]
     row = row_of_rounds(options.hosts, options.mib, options.rounds, options.mbit)

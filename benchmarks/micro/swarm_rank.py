@@ -1,6 +1,7 @@
 """A peer of benchmarks.micro.swarm: ``python -m benchmarks.micro.swarm_rank CONFIG OUT``.
 
-CONFIG is JSON: ``part``, ``mib``, and ``rounds`` where the part has a number of them. OUT.RANK gets
+CONFIG is JSON: ``part``, ``mib``, and ``rounds`` where the part has a number of them, with
+``bandwidth`` of each rank and ``wire`` if need be. OUT.RANK gets
 what the peer saw. Rank 0 listens, the others join it.
 """
 
@@ -29,19 +30,20 @@ NEWCOMER_AFTER: Final = 6.0
 MOST_SECONDS: Final = 120.0
 
 
-def swarm() -> Swarm:
+def swarm(bandwidth: float = 0.0) -> Swarm:
     first = f"{os.environ['MASTER_ADDR']}:{PORT}"
     if RANK == 0:
-        return Swarm(listen=first, name="0")
-    return Swarm(join=[first], name=str(RANK))
+        return Swarm(listen=first, name="0", bandwidth=bandwidth)
+    return Swarm(join=[first], name=str(RANK), bandwidth=bandwidth)
 
 
 def rounds(config: dict[str, Any]) -> list[dict[str, float]]:
     """Rounds of averaging ``mib`` MiB, one after another."""
     values = torch.full((int(config["mib"] * 2**18),), float(RANK))
     said = []
-    with swarm() as joined:
-        averager = MoshpitAverager(joined, [values], grid=(WORLD,))
+    said_rates = config.get("bandwidth") or [0.0] * WORLD
+    with swarm(said_rates[RANK]) as joined:
+        averager = MoshpitAverager(joined, [values], grid=(WORLD,), wire=config.get("wire"))
         joined.wait_for(peers=WORLD, timeout=60)
         for _ in range(config["rounds"]):
             report = averager.step(timeout=60)
@@ -49,6 +51,7 @@ def rounds(config: dict[str, Any]) -> list[dict[str, float]]:
                 raise SystemExit(report.failure)
             said.append(
                 {
+                    "round": report.round,
                     "begins": time.monotonic() - report.seconds,
                     "ends": time.monotonic(),
                     "waited": report.waited,
@@ -57,6 +60,8 @@ def rounds(config: dict[str, Any]) -> list[dict[str, float]]:
                     "kept": report.kept,
                 }
             )
+        while RANK == 0 and len(joined.peers()) > 1:  # its directory is theirs
+            time.sleep(0.05)
     return said
 
 

@@ -315,6 +315,8 @@ def test_all_average_the_same_on_the_first_ones_grid() -> None:
     assert "as in 32x32" in said(0, Averages(SCHEMA, "x")).reason
     assert said(1, Averages(SCHEMA, "2x2")) == Agreed("")
     assert "something else than 'b'" in said(0, Averages("77" * 16, "")).reason
+    said_wire = said(0, Averages(SCHEMA, "", "int8")).reason
+    assert said_wire.startswith("your packets carry 'int8', and those of 'b' 'same'")
     assert said(0, Averages(SCHEMA, "")) == Agreed("")
     assert str(swarm.directory.grid) == "2x2"
 

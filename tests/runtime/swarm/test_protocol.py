@@ -36,7 +36,7 @@ from lossycoll.runtime.swarm.protocol import (
 COMING, SCHEMA = "0f" * 16, "5c" * 16
 MEMBERS = (
     Member(0, "127.0.0.1", 4711, COMING, 1.0),
-    Member(PLACES - 1, "fe80::1", 65535, COMING, 0.0, (("203.0.113.5", 40001),)),
+    Member(PLACES - 1, "fe80::1", 65535, COMING, 0.0, 2**53 - 1, (("203.0.113.5", 40001),)),
 )
 MESSAGES: list[Message] = [
     Join(1, "Äpfel 5", COMING, PLACES, "5" * 16, 7),
@@ -47,7 +47,7 @@ MESSAGES: list[Message] = [
     Unmet((COMING, SCHEMA)),
     Serves("::1", 7000),
     Directories((("10.0.0.1", 1), ("::1", 2))),
-    Averages(SCHEMA, "32x32"),
+    Averages(SCHEMA, "32x32", "int4/32+spikes:int8/32+spikes", 10**12),
     Agreed(""),
     Who(),
     Peers(("a", "b")),
@@ -99,10 +99,18 @@ def test_there_and_back(message: Message) -> None:
         ["directories", [["10.0.0.1", 1]] * 9],
         ["directories", [["somewhere", 1]]],
         ["peers", ["a", ""]],
-        ["averages", "no digest", ""],
+        ["averages", "no digest", "", "same", 0],
+        ["averages", SCHEMA, "", "", 0],
+        ["averages", SCHEMA, "", "int8\n", 0],
+        ["averages", SCHEMA, "", "int8" * 17, 0],
+        ["averages", SCHEMA, "", "int8", -1],
+        ["averages", SCHEMA, "", "int8", 1.5],
+        ["averages", SCHEMA, ""],
         ["group", 0, 1, []],
-        ["group", 0, 1, [[0, "127.0.0.1", 1, COMING]]],
-        ["group", 0, 1, [[0, "127.0.0.1", 1, COMING, 1.0, []]] * 2],
+        ["group", 0, 1, [[0, "127.0.0.1", 1, COMING, 1.0, 0]]],
+        ["group", 0, 1, [[0, "127.0.0.1", 1, COMING, 1.0, 0, []]] * 2],
+        ["group", 0, 1, [[0, "127.0.0.1", 1, COMING, 1.0, -1, []]]],
+        ["group", 0, 1, [[0, "127.0.0.1", 1, COMING, 1.0, 2**53, []]]],
         ["group", 0, 1, ["member"]],
     ],
 )

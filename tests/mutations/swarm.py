@@ -41,6 +41,13 @@ SWARM = (
         "tests/runtime/swarm/test_means.py::test_small_steps_add_up",
     ),
     mutation(
+        "errors of rounding that feed the next ones",
+        "lossycoll/runtime/swarm/means.py",
+        "np.clip(wanted, low, high, out=self.buffer)",
+        "np.clip(wanted, low - high, high - low + high, out=self.buffer)",
+        "tests/runtime/swarm/test_means.py::test_what_is_owed_makes_no_grid_coarser",
+    ),
+    mutation(
         "an owner that keeps what others don't have",
         "lossycoll/runtime/swarm/means.py",
         "own[:] = got",

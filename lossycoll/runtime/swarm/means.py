@@ -13,7 +13,7 @@ import numpy as np
 
 from lossycoll.errors import EngineError
 from lossycoll.plan import Plan, owners, packet_count
-from lossycoll.plan.codec import STOCHASTIC, elements_of, number_of, phases
+from lossycoll.plan.codec import STOCHASTIC, codec_of, elements_of, number_of, phases
 from lossycoll.plan.lowbit import PLANES, Floats
 from lossycoll.runtime.engine.binding import EngineGroup
 from lossycoll.runtime.engine.codecs import rounded
@@ -22,6 +22,7 @@ from .protocol import Member
 
 LEAST_WEIGHT: Final = 1e-9
 """Of the greatest of a group: what weighs less can't be told from 0 in a sum of float32."""
+UNBOUNDED: Final = np.full(1, np.inf, np.float32)
 MOST_MADE_UP: Final = 64
 """A peer makes up for what its means have lost by so many times that, at most."""
 
@@ -89,6 +90,17 @@ class Means:
             rounded(encoding, x.ctypes.data, out.ctypes.data, len(x), 0, self.per_packet)
         return out
 
+    def ends(self, values: Floats) -> tuple[Floats, Floats]:
+        """Between which what travels of values is to stay: those of their grid. If what is owed
+        could go beyond them, the next grid would be coarser, and so on without an end."""
+        how = codec_of(self.first, "f32").low
+        if how is None:
+            return -UNBOUNDED, UNBOUNDED
+        begins = np.arange(0, len(values), how.group)
+        low, high = (find.reduceat(values, begins) for find in (np.minimum, np.maximum))
+        n = len(values)
+        return np.repeat(low, how.group)[:n], np.repeat(high, how.group)[:n]
+
     def most_made_up(self, times: float) -> float:
         """How many times what a mean has lost may be added to a contribution: a part of the grid's
         steps, or the next grid would be coarser, and more would be lost each time."""
@@ -128,9 +140,11 @@ class Round:
         self.buffer = values.copy()
         self._owes = means.remembers and gives[rank]
         if self._owes:
-            if len(means.owed) == len(values):
-                self.buffer += means.owed
-            self._owed = _missing(self.buffer, means.got(self.buffer, means.first))
+            wanted = values + means.owed if len(means.owed) == len(values) else values
+            low, high = means.ends(values)
+            np.clip(wanted, low, high, out=self.buffer)
+            got = means.got(self.buffer, means.first)
+            self._owed = _missing(wanted, got, high - low)
 
     def take(self, engine: EngineGroup, ticket: int, values: Floats) -> float:
         """Writes the means to ``values``, once the operation has ended well. Returns the share of
@@ -157,14 +171,14 @@ class Round:
         if self._owes:
             others = sum(self.parts) / self.parts[self._rank]
             times = np.float32(self._means.most_made_up(others))
-            self._owed[self._mine] = _missing(own, got) * times
+            self._owed[self._mine] = times * _missing(own, got, UNBOUNDED)
             self._means.owed = self._owed
         own[:] = got
 
 
-def _missing(x: Floats, got: Floats) -> Floats:
-    """What encoding took from ``x``; 0 where that isn't finite."""
+def _missing(x: Floats, got: Floats, most: Floats) -> Floats:
+    """What others lack of ``x``, up to ``most``; 0 where nobody can tell."""
     with np.errstate(invalid="ignore", over="ignore"):
-        found: Floats = x - got
+        found: Floats = np.clip(x - got, -most, most)
     found[~np.isfinite(found)] = 0
     return found

@@ -183,6 +183,22 @@ def test_small_steps_add_up(wire: str, count: int, stack: ExitStack) -> None:
     assert off[False] > 5, "the fault did not happen"
 
 
+@pytest.mark.parametrize("wire", ["int2", "int3", "int4"])
+def test_what_is_owed_makes_no_grid_coarser(wire: str, stack: ExitStack) -> None:
+    """Without an end: with so few bits each round's error would feed the next."""
+    members = peers(stack, wire, inject="loss=0.1,seed=4", repair=0)
+    begin = np.random.default_rng(1).standard_normal(20_000).astype(np.float32)
+    values, missed = [begin.copy() for _ in members], 0
+    for _ in range(30):
+        reports = together(members, values, WEIGHTS)
+        missed += sum(one.contributions < 4 for one in reports)
+    assert missed > 10, "the fault did not happen"
+    for one, value in zip(members, values, strict=True):
+        # An end of a grid is rounded, to a 2^14th.
+        assert float(np.abs(value).max()) < 1.01 * float(np.abs(begin).max())
+        assert float(np.abs(one._means.owed).max()) < 2 * float(np.ptp(begin))
+
+
 def test_those_that_bring_nothing_get_the_same(stack: ExitStack) -> None:
     """A newcomer's values may be anything; and one that counts may be alone with them."""
     members = peers(stack, "int8", 3)

@@ -456,9 +456,7 @@ class Directory:
 def _member(peer: Peer) -> Member:
     assert peer.place is not None
     place, weight = peer.place, peer.weight or 0.0
-    return Member(
-        peer.number, place.host, place.port, peer.coming, weight, peer.rate, place.others
-    )
+    return Member(peer.number, place.host, place.port, peer.coming, weight, peer.rate, place.others)
 
 
 def _is_ready(peer: Peer) -> bool:

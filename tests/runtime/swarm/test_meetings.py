@@ -46,7 +46,7 @@ class World:
         draw = random.Random(number)
         made = Meetings(number, lambda: self.now, INTERVAL, draw.randbytes)
         others = () if seen == local else (seen,)
-        self.members[number] = Member(number, *local, coming_of(number), 1.0, others)
+        self.members[number] = Member(number, *local, coming_of(number), 1.0, others=others)
         self.meetings[number], self.places[number], self.nats[number] = made, local, nat
         return made
 

@@ -44,6 +44,7 @@ def measure(run: Run, options: argparse.Namespace) -> dict[str, Any]:
         "curve": curve,
         "network": {
             "packets": sum(link.offered for link in links),
+            "bytes": sum(host.up.bytes for host in hosts),
             "lost": sum(link.lost for link in links),
             "queues": sum(host.up.dropped + host.down.dropped for host in hosts),
             "unasked": sum(host.unasked for host in hosts),

@@ -24,7 +24,14 @@ Curve = Sequence[tuple[float, int, float]]
 NEAR = 1.01
 NAME = "time-to-target"
 COLOURS = dict(
-    zip(VARIANTS, ("tab:red", "tab:orange", "tab:purple", "tab:blue", "tab:cyan"), strict=True)
+    zip(
+        VARIANTS,
+        (
+            *("tab:red", "tab:orange", "tab:purple", "tab:pink", "tab:olive", "tab:brown"),
+            *("tab:blue", "tab:cyan"),
+        ),
+        strict=True,
+    )
 )
 
 
@@ -78,7 +85,8 @@ def results(entries: Sequence[Result]) -> dict[str, Any]:
     for one in entries:
         run = Run.of(one.settings)
         variant = networks.setdefault(run.profile, {}).setdefault(
-            run.variant, {"seeds": [], "seconds": [], "all": [], "ends": [], "curves": []}
+            run.variant,
+            {"seeds": [], "seconds": [], "all": [], "ends": [], "curves": [], "bytes": []},
         )
         curve = one.figures["curve"]
         variant["seeds"].append(run.seed)
@@ -87,6 +95,7 @@ def results(entries: Sequence[Result]) -> dict[str, Any]:
         variant["all"].append(curve[-1][0] if curve[-1][1] == run.budget.steps else None)
         variant["ends"].append(curve[-1][2])
         variant["curves"].append(curve)
+        variant["bytes"].append(one.figures.get("network", {}).get("bytes"))
     commits = sorted({one.commit for one in entries})
     return {
         "targets": losses,
@@ -135,9 +144,14 @@ def table(found: Mapping[str, Any]) -> str:
                     "-" if spent is None or gloo is None else f"{gloo / spent:.1f}x",
                     "cut off" if whole is None else f"{whole:.1f}",
                     f"{statistics.fmean(variant['ends']):.4f}",
+                    "-" if None in variant["bytes"] else f"{_mib(variant['bytes']):.0f}",
                 ]
             )
-    return markdown([*head, "seconds for all steps", "loss at the end"], rows)
+    return markdown([*head, "seconds for all steps", "loss at the end", "MiB"], rows)
+
+
+def _mib(sent: Sequence[float]) -> float:
+    return statistics.fmean(sent) / 2**20
 
 
 def ranks_of(profile: str) -> int:

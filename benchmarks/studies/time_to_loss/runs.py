@@ -15,22 +15,31 @@ from lossycoll.cli.demo.worker import TrainConfig
 PROFILES = ("cross-dc", "home", "transatlantic", "two-sites")
 CONTEXT = 64
 LAYERS = 2
+SLOW = ("home",)
+"""Where bytes are most of a step: there they also travel in few bits."""
+FEW_BITS = {"LOSSYCOLL_WIRE": "int4", "LOSSYCOLL_WIRE_ROUNDING": "stochastic"}
 
 
 @dataclass(frozen=True)
 class Variant:
-    """``control``: TCP's congestion control, of gloo's connections."""
+    """``control``: TCP's congestion control, of gloo's connections. ``profiles``: where it runs."""
 
     backend: str
     method: Method
     environment: Mapping[str, str]
     control: str = ""
+    profiles: Sequence[str] = PROFILES
 
 
 VARIANTS = {
     "lossy": Variant("lossy", DDP, {}),
     "lossy, DriftBound": Variant("lossy", DRIFT_BOUND, {}),
     "lossy, ShardedOptimizer": Variant("lossy", SHARDED, {}),
+    "lossy, int8": Variant("lossy", DDP, {"LOSSYCOLL_WIRE": "int8"}, profiles=SLOW),
+    "lossy, int4": Variant("lossy", DDP, FEW_BITS, profiles=SLOW),
+    "lossy, DriftBound, int8": Variant(
+        "lossy", DRIFT_BOUND, {"LOSSYCOLL_WIRE": "int8"}, profiles=SLOW
+    ),
     "gloo, cubic": Variant("gloo", DDP, {}, "cubic"),
     "gloo, bbr": Variant("gloo", DDP, {}, "bbr"),
 }
@@ -100,4 +109,5 @@ def runs(
     for seed in seeds:
         for profile in profiles:
             for variant in variants:
-                yield Run(profile, variant, seed, budget)
+                if profile in VARIANTS[variant].profiles:
+                    yield Run(profile, variant, seed, budget)

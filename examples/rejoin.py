@@ -63,20 +63,26 @@ def train(seat: int, port: int) -> None:
     with lossycoll.ElasticWorld(store, seat, SEATS) as world:
         model = common.network()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-        began = step = world.share(model, optimizer)
         task, losses, changes = common.Task(seed=seat), [], []
-        ddp = DistributedDataParallel(model)
-        whole = began  # the step at which all were together again; 0: not yet
+        began = -1
+        whole = step = 0  # whole: the step at which all were together again; 0: not yet
         while not whole or step < whole + AFTER:
-            losses.append(common.step(ddp, optimizer, task.batch()))
-            step += 1
-            if seat == 0:
-                store.set("step", str(step))
-            time.sleep(PAUSE)
-            if change := world.boundary(step):
-                changes.append(change)
-                whole = step = world.share(model, optimizer)
+            try:
+                step = world.share(model, optimizer)
+                began = step if began < 0 else began
+                whole = step
                 ddp = DistributedDataParallel(model)
+                while not whole or step < whole + AFTER:
+                    losses.append(common.step(ddp, optimizer, task.batch()))
+                    step += 1
+                    if seat == 0:
+                        store.set("step", str(step))
+                    time.sleep(PAUSE)
+                    if change := world.boundary(step):
+                        changes.append(change)
+                        break
+            except lossycoll.PeerLostError as error:
+                changes.append(world.recover(error, step))
         assert losses[-1] < losses[0], losses
         dropped = common.dropped()
         if seat == VICTIM:

@@ -44,6 +44,14 @@ class Extensions:
         there = self._dispatcher.device_wire.nan_groups()
         return replace(found, nan_groups=found.nan_groups + there) if there else found
 
+    def lossy_has_left(self, rank: int) -> bool:
+        """Whether a rank has said goodbye: its process may live.
+
+        Args:
+            rank: Of this group.
+        """
+        return self._endpoint.health.left(rank) is not None
+
     def lossy_topology(self) -> Topology:
         """Which ranks share a host and a site (``lossycoll.topology``)."""
         return self._topology

@@ -25,6 +25,7 @@ class Store(Protocol):
     def multi_get(self, keys: list[str], /) -> list[bytes]: ...
     def add(self, key: str, value: int, /) -> int: ...
     def check(self, keys: list[str], /) -> bool: ...
+    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...
 
 
 class PolledStore:
@@ -47,6 +48,11 @@ class PolledStore:
         text = value if self._values is None else self._values.seal(key, value)
         self.mark(key, text)
         return _digest(text)
+
+    def set_first(self, key: str, value: str) -> None:
+        """Writes a value where there is none, whoever else tries."""
+        text = value if self._values is None else self._values.seal(key, value)
+        self._try(lambda: self._store.compare_set(key, "", text))
 
     def get(self, key: str) -> str | None:
         """The value, or None while there is none."""

@@ -53,12 +53,13 @@ def packed(state: Any) -> tuple[bytes, Bytes]:
     return skeleton, data
 
 
-def unpacked(skeleton: bytes, data: Bytes) -> Any:
+def unpacked(skeleton: bytes, data: Bytes, *, copies: bool = False) -> Any:
     """Reads a state.
 
     Args:
         skeleton: As :func:`packed` returned it.
         data: As that did, shape (n,).
+        copies: Whether each tensor has memory of its own, so that ``data`` may go.
 
     Returns:
         The state. Its tensors are views of ``data``, or copies where they have to be.
@@ -68,7 +69,7 @@ def unpacked(skeleton: bytes, data: Bytes) -> Any:
     """
     try:
         bones = json.loads(skeleton)
-        reader = _Reader(data)
+        reader = _Reader(data, copies=copies)
         state = reader.read(bones, 0)
     except (ValueError, TypeError, KeyError, RuntimeError) as error:
         raise CheckpointError(f"no state: {error}") from None
@@ -100,8 +101,9 @@ def _bone(value: Any, tensors: list[Tensor], depth: int) -> Any:
 class _Reader:
     """Reads bones; ``at``: the bytes that its tensors have taken."""
 
-    def __init__(self, data: Bytes) -> None:
+    def __init__(self, data: Bytes, *, copies: bool) -> None:
         self._data = data
+        self._copies = copies
         self.at = 0
 
     def read(self, bone: Any, depth: int) -> Any:
@@ -132,6 +134,7 @@ class _Reader:
             raise ValueError(f"a tensor of {size} bytes, and {len(piece)} are left")
         self.at += size
         if not size:
-            return torch.empty(tuple(shape), dtype=dtype)
-        aligned = piece if piece.ctypes.data % dtype.itemsize == 0 else piece.copy()
+            return torch.empty(tuple(shape), dtype=dtype, device="cpu")
+        is_fit = piece.ctypes.data % dtype.itemsize == 0 and not self._copies
+        aligned = piece if is_fit else piece.copy()
         return torch.from_numpy(aligned).view(dtype).reshape(tuple(shape))

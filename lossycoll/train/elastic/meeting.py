@@ -7,30 +7,23 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import asdict, dataclass
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Collection
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final
 
 from lossycoll.errors import OperationTimeout, RendezvousError
+from lossycoll.runtime.membership.polled_store import PolledStore
 
 POLL_SECONDS: Final = 0.02
 BEAT_SECONDS: Final = 0.1
 ALIVE_SECONDS: Final = 1.0
+"""A beat that hasn't grown for so long is no life; with a slow store, for ALIVE_LOOKS looks."""
+ALIVE_LOOKS: Final = 5
 SETTLE_SECONDS: Final = 0.5
 """Nobody writes members before it has looked so long: five beats of all who are here."""
+NONE: Final = -1
 FRESH: Final = -1
 """The steps of a process that has no state yet."""
-MOST_BYTES: Final = 1 << 20
-
-
-class Store(Protocol):
-    """What is used of torch's stores."""
-
-    def set(self, key: str, value: str) -> None: ...
-    def get(self, key: str) -> bytes: ...
-    def check(self, keys: list[str]) -> bool: ...
-    def add(self, key: str, amount: int) -> int: ...
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes: ...
 
 
 @dataclass(frozen=True)
@@ -41,11 +34,14 @@ class Member:
         seat: The number that its launcher gave it.
         start: Its name, which no other process has had.
         steps: That its state has had; FRESH: it has none.
+        before: The generation that it comes from, if no later one was agreed on; NONE: it comes
+            from no such.
     """
 
     seat: int
     start: str
     steps: int
+    before: int = NONE
 
 
 @dataclass(frozen=True)
@@ -71,36 +67,120 @@ class Generation:
         return max(range(len(self.members)), key=lambda at: (self.members[at].steps, -at))
 
 
+@dataclass(frozen=True)
+class Before:
+    """Where a process comes from: the latest group that worked.
+
+    Attributes:
+        generation: That group.
+        gone: Seats of members that are known to be dead.
+        refused: Starts of processes with which no group could be made.
+    """
+
+    generation: Generation
+    gone: frozenset[int] = frozenset()
+    refused: frozenset[str] = frozenset()
+
+    @property
+    def expected(self) -> set[int]:
+        """Seats of the members that may be alive, and aren't refused."""
+        members = self.generation.members
+        return {one.seat for one in members if one.start not in self.refused} - self.gone
+
+    def is_enough(self, here: Collection[int], left: Collection[int]) -> bool:
+        """Whether so few members may go on without the others, of whom nothing is known.
+
+        Args:
+            here: Seats of those that are here.
+            left: Seats of those that were here, and aren't any more.
+
+        Returns:
+            Whether they are more than half, or half with the lowest seat.
+        """
+        whole = self.expected - {*left}
+        mine = whole & {*here}
+        return 2 * len(mine) > len(whole) or (
+            2 * len(mine) == len(whole) and bool(mine) and min(whole) in mine
+        )
+
+
 class Watch:
     """Who waits for a generation, by what has been seen of their beats.
 
     Args:
         store: That all share.
         number: The generation's.
-        seats: Those to look at.
+        seats: How many there are.
+        who: This process, as errors name it.
     """
 
-    def __init__(self, store: Store, number: int, seats: Iterable[int]) -> None:
+    def __init__(self, store: PolledStore, number: int, seats: int, who: str) -> None:
         self._store = store
-        self._keys = {seat: f"beat/{number}/{seat}" for seat in seats}
-        self._beats: dict[int, int] = {}
-        self._grew: dict[int, float] = {}
+        self._number = number
+        self._seats = seats
+        self._who = who
+        self._comers: list[_Comer] = []
+        self._looked = float("-inf")
+        self._alive = ALIVE_SECONDS
 
-    def look(self, now: float) -> set[int]:
-        """Asks the store.
+    def look(self, now: float) -> list[Member]:
+        """Asks the store: some questions, however many wait, and some for each that has come.
 
         Args:
             now: Seconds, by a clock that only grows.
 
         Returns:
-            The seats whose beat has grown within the last ALIVE_SECONDS.
+            Those whose beat has grown lately, of each seat the latest to come, by seat.
+
+        Raises:
+            RendezvousError: The store fails.
         """
-        for seat, key in self._keys.items():
-            if self._store.check([key]):
-                beat = self._store.add(key, 0)
-                if beat != self._beats.setdefault(seat, beat):
-                    self._beats[seat], self._grew[seat] = beat, now
-        return {seat for seat, grew in self._grew.items() if now - grew <= ALIVE_SECONDS}
+        if self._looked > float("-inf"):
+            self._alive = max(ALIVE_SECONDS, ALIVE_LOOKS * (now - self._looked))
+        self._looked = now
+        self._take_comers()
+        keys = [f"beat/{self._number}/{at}" for at in range(len(self._comers))]
+        for one, beat in zip(self._comers, self._store.counts(keys), strict=True):
+            if one.beat and beat > one.beat:
+                one.grew = now
+            one.beat = max(beat, one.beat)
+        alive = [one.member for one in self._comers if one.member and self._is(one)]
+        found = {member.seat: member for member in alive}
+        return [found[seat] for seat in sorted(found)]
+
+    @property
+    def left(self) -> set[int]:
+        """Seats of those that were seen alive, and aren't any more, as of the last look."""
+        seen = {one.member.seat for one in self._comers if one.member and one.grew > 0}
+        return seen - {one.member.seat for one in self._comers if one.member and self._is(one)}
+
+    def _is(self, one: _Comer) -> bool:
+        return self._looked - one.grew <= self._alive
+
+    def _take_comers(self) -> None:
+        key = f"places/{self._number}"
+        count = self._store.counts([key])[0] if self._store.is_marked(key) else 0
+        for at in range(len(self._comers), count):
+            self._store.add(f"beat/{self._number}/{at}", 0)  # so that it can be asked for
+            self._comers.append(_Comer())
+        for at, one in enumerate(self._comers):
+            if one.member is None and not one.malformed:
+                said = self._store.get(f"comer/{self._number}/{at}")
+                if said is not None:  # else it is about to be written, or its process has ended
+                    try:
+                        one.member = member_of(said, self._seats, self._who)
+                    except RendezvousError:
+                        one.malformed = True
+
+
+@dataclass
+class _Comer:
+    """Who has a place: what it says, its beat, and when that grew."""
+
+    member: Member | None = None
+    malformed: bool = False
+    beat: int = 0
+    grew: float = float("-inf")
 
 
 class Meeting:
@@ -117,7 +197,7 @@ class Meeting:
 
     def __init__(
         self,
-        store: Store,
+        store: PolledStore,
         seat: int,
         seats: int,
         start: str,
@@ -128,22 +208,30 @@ class Meeting:
         self._store = store
         self._seat = seat
         self._seats = seats
-        self._start = start
+        self._start = self.start = start
         self._clock = clock
         self._sleep = sleep
         store.set(f"seat/{seat}", start)
 
+    @property
+    def _who(self) -> str:
+        return f"seat {self._seat}"
+
     def next_number(self, at_least: int = 0) -> int:
-        """The first generation without members, from ``at_least`` on.
+        """The first generation without members.
 
         Args:
             at_least: None before it is asked for.
 
         Returns:
             Its number.
+
+        Raises:
+            RendezvousError: The store fails.
         """
-        number = max(at_least, self._latest() + 1)
-        while self._store.check([f"members/{number}"]):
+        said = self._store.get("generation") or ""
+        number = max(at_least, int(said) if said.isdecimal() and len(said) < 10 else 0)
+        while self._store.is_marked(f"members/{number}"):
             number += 1
         return number
 
@@ -153,23 +241,18 @@ class Meeting:
         Args:
             number: The generation's.
         """
-        return Watch(self._store, number, [n for n in range(self._seats) if n != self._seat])
+        return Watch(self._store, number, self._seats, self._who)
 
     def meet(
-        self,
-        steps: int,
-        last: Generation | None,
-        lost: Collection[int],
-        grace: float,
-        timeout: float,
+        self, steps: int, before: Before | None, at_least: int, grace: float, timeout: float
     ) -> Generation:
         """Waits until this process is a member of a new generation.
 
         Args:
             steps: That its state has had; FRESH: it has none.
-            last: The generation that it was in.
-            lost: Seats of that which are known to be lost.
-            grace: Seconds that members of the last one are waited for.
+            before: Where it comes from; None: it was in no group that worked.
+            at_least: No generation before this one.
+            grace: Seconds that members of the last group are waited for.
             timeout: Seconds for all of it.
 
         Returns:
@@ -177,50 +260,70 @@ class Meeting:
 
         Raises:
             OperationTimeout: None was agreed on in time.
-            RendezvousError: Another process has this seat now.
+            RendezvousError: Another process has this seat now, or the store fails.
         """
         end = self._clock() + timeout
         self._check_seat()  # before its name is where another's may be
-        number = self.next_number(0 if last is None else last.number + 1)
-        expected = None
-        if last is not None and number == last.number + 1:
-            expected = set(last.seats) - {*lost}
+        number = self.next_number(at_least)
+        if number > at_least:
+            before = None  # others have agreed on that one without it
         while True:
-            self._wait(number, steps, expected, grace, end)
+            self._wait(number, steps, before, grace, end)
             agreed = self.members(number)
             if any(one.start == self._start for one in agreed.members):
                 return agreed
-            expected = None  # the others have gone on without it
+            before = None
             number = self.next_number(number + 1)
 
     def _wait(
-        self, number: int, steps: int, expected: set[int] | None, grace: float, end: float
+        self, number: int, steps: int, before: Before | None, grace: float, end: float
     ) -> None:
-        """Until a generation has members. ``expected``: None: this process was in none."""
-        own = Member(self._seat, self._start, steps)
-        self._store.set(f"here/{number}/{self._seat}", json.dumps(asdict(own)))
+        of = NONE if before is None else before.generation.number
+        own = Member(self._seat, self._start, steps, of)
+        at = self._store.add(f"places/{number}", 1) - 1
+        self._store.set(f"comer/{number}/{at}", json.dumps(asdict(own)))
         watch, begin = self.watch(number), self._clock()
         next_beat = begin
-        while not self._store.check([f"members/{number}"]):
+        while not self._store.is_marked(f"members/{number}"):
             now = self._clock()
             if now >= next_beat:
                 self._check_seat()
-                self._store.add(f"beat/{number}/{self._seat}", 1)
+                self._store.add(f"beat/{number}/{at}", 1)
                 next_beat = now + BEAT_SECONDS
-            here = watch.look(now) | {self._seat}
-            missing = (set(range(self._seats)) if expected is None else expected) - here
-            enough = not missing or (expected is not None and now >= begin + grace)
-            if enough and now >= begin + SETTLE_SECONDS:
-                self._agree(number, here)
-            elif now >= end and missing:
-                raise OperationTimeout(
-                    f"seat {self._seat}: seats {sorted(missing)} of {self._seats} have not come to "
-                    f"generation {number} in time; are their processes started, and do they use "
-                    f"the same store?",
-                    peer=min(missing),
-                )
-            else:
-                self._sleep(POLL_SECONDS)
+            others = [one for one in watch.look(now) if one.seat != self._seat]
+            here = [own, *(one for one in others if not before or one.start not in before.refused)]
+            if now >= begin + SETTLE_SECONDS:
+                missing = self._missing(here, before)
+                waited = before is not None and now >= begin + grace
+                seats = {one.seat for one in here}
+                # Who comes from no group leaves it to those who do: they may know better.
+                may = before is not None or all(one.before == NONE for one in here)
+                enough = not missing or (waited and before and before.is_enough(seats, watch.left))
+                if may and enough:
+                    self._agree(number, here)
+                    continue
+                if now >= end:
+                    raise self._late(number, missing)
+            self._sleep(POLL_SECONDS)
+
+    def _late(self, number: int, missing: Collection[int]) -> OperationTimeout:
+        if not missing:
+            return OperationTimeout(
+                f"{self._who}: the others didn't let this process into generation {number}; what "
+                f"they logged says why"
+            )
+        return OperationTimeout(
+            f"{self._who}: seats {sorted(missing)} of {self._seats} have not come to generation "
+            f"{number} in time; are their processes started, and do they use the same store?",
+            peer=min(missing),
+        )
+
+    def _missing(self, here: Collection[Member], before: Before | None) -> set[int]:
+        """Seats without which this process agrees on nothing before ``grace`` is over."""
+        seats = {one.seat for one in here}
+        if before is None:
+            return set(range(self._seats)) - seats
+        return before.expected - seats
 
     def members(self, number: int) -> Generation:
         """A generation that was agreed on.
@@ -234,56 +337,66 @@ class Meeting:
         Raises:
             RendezvousError: The store has something else under its key.
         """
-        said = _read(self._store, f"members/{number}")
-        if not isinstance(said, list):
-            raise RendezvousError(f"seat {self._seat}: members/{number} in the store is no list")
-        return Generation(number, tuple(self._member(one) for one in said))
+        raw = self._store.get(f"members/{number}") or ""
+        said = _read(raw, self._who)
+        if not isinstance(said, list) or not said:
+            raise RendezvousError(f"{self._who}: members/{number} in the store is no list: {raw!r}")
+        found = tuple(_member(one, self._seats, self._who) for one in said)
+        if sorted({one.seat for one in found}) != [one.seat for one in found]:
+            raise RendezvousError(f"{self._who}: members/{number} in the store: {raw!r}")
+        return Generation(number, found)
 
-    def _agree(self, number: int, seats: Collection[int]) -> None:
-        said = [_read(self._store, f"here/{number}/{seat}") for seat in sorted(seats)]
-        members = json.dumps([asdict(self._member(one)) for one in said])
-        self._store.compare_set(f"members/{number}", "", members)
-        self._store.set("generation", str(number))
-
-    def _latest(self) -> int:
-        if not self._store.check(["generation"]):
-            return -1
-        said = self._store.get("generation").decode(errors="replace")
-        return int(said) if said.isdecimal() and len(said) < 10 else -1
+    def _agree(self, number: int, here: Collection[Member]) -> None:
+        members = [asdict(one) for one in sorted(here, key=lambda one: one.seat)]
+        self._store.set_first(f"members/{number}", json.dumps(members))
+        self._store.set("generation", str(number))  # a hint: it may go backwards
 
     def _check_seat(self) -> None:
-        holder = self._store.get(f"seat/{self._seat}").decode(errors="replace")
+        holder = self._store.get(f"seat/{self._seat}")
         if holder != self._start:
             raise RendezvousError(
-                f"seat {self._seat}: process {holder} has this seat now, and {self._start} had it "
+                f"{self._who}: process {holder} has this seat now, and {self._start} had it "
                 f"before; end this one, or give each its own seat",
                 peer=self._seat,
             )
 
-    def _member(self, said: Any) -> Member:
-        if isinstance(said, dict) and set(said) == {"seat", "start", "steps"}:
-            seat, start, steps = said["seat"], said["start"], said["steps"]
-            if (
-                _whole(seat, 0, self._seats - 1)
-                and isinstance(start, str)
-                and _whole(steps, FRESH, 1 << 62)
-            ):
-                return Member(seat, start, steps)
-        raise RendezvousError(
-            f"seat {self._seat}: {said!r} in the store is no member of a job of {self._seats} "
-            f"seats; does another job use the same store, or a job of another size?"
-        )
+
+_FIELDS: Final = tuple(one.name for one in fields(Member))
+
+
+def member_of(text: str, seats: int, who: str) -> Member:
+    """Reads what a process says of itself.
+
+    Args:
+        text: JSON.
+        seats: How many there are.
+        who: This process, as errors name it.
+
+    Raises:
+        RendezvousError: It is something else.
+    """
+    return _member(_read(text, who), seats, who)
+
+
+def _member(said: Any, seats: int, who: str) -> Member:
+    if isinstance(said, dict) and set(said) == set(_FIELDS):
+        seat, start, steps, before = (said[name] for name in _FIELDS)
+        named = isinstance(start, str) and 0 < len(start) <= 64
+        numbers = _whole(steps, FRESH, 1 << 62) and _whole(before, NONE, 1 << 31)
+        if named and _whole(seat, 0, seats - 1) and numbers:
+            return Member(seat, start, steps, before)
+    raise RendezvousError(
+        f"{who}: {said!r} in the store is no member of a job of {seats} seats; does another job "
+        f"use the same store, or a job of another size?"
+    )
 
 
 def _whole(value: object, least: int, most: int) -> bool:
     return type(value) is int and least <= value <= most
 
 
-def _read(store: Store, key: str) -> Any:
-    raw = store.get(key)
-    if len(raw) > MOST_BYTES:
-        raise RendezvousError(f"{key} in the store has {len(raw)} bytes, at most {MOST_BYTES}")
+def _read(text: str, who: str) -> Any:
     try:
-        return json.loads(raw)
-    except ValueError as error:
-        raise RendezvousError(f"{key} in the store can't be read: {error}") from None
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RendezvousError(f"{who}: what is in the store can't be read: {error}") from None

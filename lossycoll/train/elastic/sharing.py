@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lossycoll.errors import CheckpointError
 from lossycoll.options.scopes import reliable
+from lossycoll.train.common.octets import octets, received
 from lossycoll.train.common.packing import packed, unpacked
 
 MOST_BYTES: Final = 1 << 40
@@ -24,69 +25,59 @@ class Stateful(Protocol):
     def load_state_dict(self, state_dict: Any) -> Any: ...
 
 
-def share(parts: Sequence[Stateful], source: int) -> None:
+def share(parts: Sequence[Stateful], source: int) -> dict[int, str]:
     """Gives all ranks of the default group the source's state.
 
     Args:
         parts: The same ones on all ranks.
         source: The rank that has it.
 
+    Returns:
+        The ranks that couldn't take it, the same on all; at each of them also why.
+
     Raises:
-        CheckpointError: A state that can't travel, or isn't of these parts; on all ranks.
+        CheckpointError: The state can't travel; on all ranks.
         LossyError: The group has failed, or the source is lost.
     """
     own = dist.get_rank() == source
-    skeleton, data, failure = b"", torch.empty(0, dtype=torch.uint8), ""
+    skeleton, data, failure = b"", torch.empty(0, dtype=torch.uint8, device="cpu"), ""
     if own:
         try:
             skeleton, array = packed([part.state_dict() for part in parts])
             data = torch.from_numpy(array)
-        except CheckpointError as error:
-            failure = str(error)
+        except Exception as error:  # of a user's class, whatever it is: all ranks hear of it
+            failure = f"{type(error).__name__}: {error}"
     with reliable():
-        sizes = torch.tensor([FAILED if failure else len(skeleton), data.numel()])
+        lengths = [FAILED if failure else len(skeleton), data.numel()]
+        sizes = torch.tensor(lengths, device="cpu")
         dist.broadcast(sizes, source)
         text, length = sizes.tolist()
         if text == FAILED:
             raise CheckpointError(failure or f"rank {source} has a state that can't travel")
         if not (0 <= text < MOST_BYTES and 0 <= length < MOST_BYTES):
             raise CheckpointError(f"rank {source} has a state of {text} and {length} bytes")
-        bones = _received(torch.tensor(list(skeleton), dtype=torch.uint8), text, source)
-        data = _received(data, length, source)
-    failed = "" if own else _loaded(parts, bones, data)
-    _raise_alike(failed)
-
-
-def _received(tensor: Tensor, length: int, source: int) -> Tensor:
-    if dist.get_rank() != source:
-        tensor = torch.empty(length, dtype=torch.uint8)
-    if length:
-        dist.broadcast(tensor, source)
-    return tensor
+        bones = received(octets(skeleton), text, source)
+        data = received(data, length, source)
+    return _told("" if own else _loaded(parts, bones, data))
 
 
 def _loaded(parts: Sequence[Stateful], skeleton: Tensor, data: Tensor) -> str:
     """Why it couldn't be loaded; empty if it was."""
     try:
-        states = unpacked(skeleton.numpy().tobytes(), data.numpy())
+        states = unpacked(skeleton.numpy().tobytes(), data.numpy(), copies=True)
         if not isinstance(states, list) or len(states) != len(parts):
             return f"{len(states)} states came, and {len(parts)} parts are here"
         for part, state in zip(parts, states, strict=True):
             part.load_state_dict(state)
-    except Exception as error:  # of a user's class, whatever it is: all ranks say so
+    except Exception as error:  # of a user's class, whatever it is: all ranks hear of it
         return f"{type(error).__name__}: {error}"
     return ""
 
 
-def _raise_alike(failed: str) -> None:
+def _told(failed: str) -> dict[int, str]:
     rank, world = dist.get_rank(), dist.get_world_size()
-    told = torch.zeros(world, dtype=torch.uint8)
+    told = torch.zeros(world, dtype=torch.uint8, device="cpu")
     told[rank] = bool(failed)
     with reliable():
         dist.all_reduce(told, dist.ReduceOp.MAX)
-    if told.any():
-        ranks = told.nonzero().flatten().tolist()
-        raise CheckpointError(
-            f"ranks {ranks} couldn't load the state that was shared; this rank, {rank}: "
-            f"{failed or 'it could'}; do all ranks share the same parts in the same order?"
-        )
+    return {one: failed if one == rank else "" for one in told.nonzero().flatten().tolist()}

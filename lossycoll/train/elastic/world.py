@@ -19,16 +19,30 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from lossycoll.backend.process_group import of
-from lossycoll.errors import LossyError, OperationTimeout, OptionError
+from lossycoll.errors import (
+    CheckpointError,
+    ClosedError,
+    LossyError,
+    OperationTimeout,
+    OptionError,
+    PeerLostError,
+)
 from lossycoll.options.fields import Options
+from lossycoll.runtime.keys.aead import SealedValues
+from lossycoll.runtime.keys.secret import find_secret
+from lossycoll.runtime.membership.polled_store import PolledStore
 
-from .meeting import FRESH, Generation, Meeting, Member
+from .meeting import FRESH, Before, Generation, Meeting, Member
 from .sharing import Stateful, share
 
 AHEAD: Final = 3
 """Boundaries from the one at which somebody says when to leave to the one at which all do."""
 NEVER: Final = 1 << 62
 WATCH_SECONDS: Final = 0.5
+MOST_WATCH_SECONDS: Final = 30.0
+"""Between two looks into a store that fails."""
+JOIN_SECONDS: Final = 5.0
+"""A thread that asks a frozen store is left behind after so long."""
 log: Final = logging.getLogger("lossycoll")
 
 
@@ -59,11 +73,12 @@ class ElasticWorld:
         seat: This process's number, from 0 on; whoever is started in its place has the same.
         seats: How many there are.
         options: Of the groups, as ``pg_options``; ``on_peer_loss`` is "continue" unless given.
-        grace: Seconds that a member of the last group is waited for when a new one is made.
+        grace: Seconds that a member of the last group is waited for when a new one is made, and
+            that making it takes at most: some times what a step takes.
         timeout: Seconds until a group is there, and that its calls wait.
 
     Raises:
-        OptionError: An argument can't be.
+        OptionError: An argument can't be, or there is a default group already.
         OperationTimeout: No group in time: seats are missing, or the others never came to a
             boundary.
         RendezvousError: Another process has this seat.
@@ -84,16 +99,29 @@ class ElasticWorld:
             raise OptionError(f"seat {seat} of {seats}: wanted one from 0 to {seats - 1}")
         if not (grace > 0 and timeout > 0):
             raise OptionError(f"grace {grace} and timeout {timeout}: wanted seconds above 0")
+        if dist.is_initialized():
+            raise OptionError(
+                f"seat {seat}: there is a default group already; ElasticWorld makes it, in place "
+                f"of init_process_group"
+            )
         self.seat = seat
         self._store = store
         self._options = {"on_peer_loss": "continue", **(options or {})}
         self._grace = grace
         self._timeout = timeout
-        own = PrefixStore("elastic", store)
+        secret = find_secret()
+        values = None if secret is None else SealedValues(secret)
+        own = PolledStore(PrefixStore("elastic", store), f"seat {seat}", values)
         self._meeting = Meeting(own, seat, seats, secrets.token_hex(8))
         self._watcher: Watcher | None = None
         self._generation: Generation | None = None
-        self._meet(FRESH, set())
+        """The latest group that worked."""
+        self._next = 0
+        """The first generation that this process wasn't in."""
+        self._refused: set[str] = set()
+        """Starts of processes that couldn't take the state."""
+        self._closed = False
+        self._meet(FRESH)
 
     @property
     def generation(self) -> int:
@@ -124,29 +152,38 @@ class ElasticWorld:
             LossyError: The group has failed, or none could be made; ``recover`` may help.
         """
         _check_steps(steps)
-        assert self._watcher is not None
-        if not self._watcher.boundary():
-            return None
-        return self._meet(steps, self._lost_seats())
+        if self._watcher is None:
+            raise self._no_group()
+        return self._meet(steps) if self._watcher.boundary() else None
 
-    def recover(self, error: BaseException, steps: int) -> WorldChange:
-        """After an error of this group: leaves it, and comes back as a killed rank would.
+    def recover(self, error: BaseException, steps: int | None) -> WorldChange:
+        """After a lost rank: leaves the group, and meets with whoever is there.
 
         Args:
             error: What was raised; it is logged.
-            steps: That this rank's state has had.
+            steps: That this rank's state has had; None: what it has is of no use to others.
 
         Returns:
             What has changed.
 
         Raises:
             OptionError: ``steps`` can't be.
+            CheckpointError: This rank couldn't take the state of the others.
+            ClosedError: The world was closed.
             OperationTimeout: No group in time.
-            RendezvousError: Another process has this seat.
+            RendezvousError: Another process has this seat, or the store fails.
         """
-        _check_steps(steps)
-        log.warning("seat %d: leaves generation %d: %s", self.seat, self.generation, error)
-        return self._meet(steps, self._lost_seats())
+        if steps is not None:
+            _check_steps(steps)
+        if self._closed:
+            raise self._no_group()
+        if self._meeting.start in self._refused:
+            raise CheckpointError(
+                f"seat {self.seat}: the others go on without this process, which couldn't take "
+                f"their state; end it, and see why"
+            ) from error
+        log.warning("seat %d: leaves generation %d: %s", self.seat, self._next - 1, error)
+        return self._meet(FRESH if steps is None else steps)
 
     def share(self, *parts: Stateful) -> int:
         """Gives all ranks the state of the one that has taken the most steps.
@@ -159,19 +196,45 @@ class ElasticWorld:
             The steps that the state has had; 0 for a new job, whose first seat's is taken.
 
         Raises:
-            CheckpointError: A state that can't travel, or isn't of these parts; on all ranks.
-            LossyError: A rank was lost meanwhile.
+            CheckpointError: The state can't travel, on all ranks; or this rank can't take it.
+            PeerLostError: A rank was lost meanwhile, or couldn't take the state.
+            ClosedError: There is no group.
         """
-        share(parts, self._now.source)
-        return max(self._now.members[self._now.source].steps, 0)
+        if self._watcher is None or self._generation is None:
+            raise self._no_group()
+        members, source = self._generation.members, self._generation.source
+        failed = share(parts, source)
+        if failed:
+            self._refused |= {members[rank].start for rank in failed}
+            (rank, why), *_ = failed.items()
+            if dist.get_rank() in failed:
+                raise CheckpointError(
+                    f"seat {self.seat} can't take the state of seat {members[source].seat}: "
+                    f"{failed[dist.get_rank()]}; do all ranks share the same parts in the same "
+                    f"order?"
+                )
+            raise PeerLostError(
+                f"seat {members[rank].seat} can't take the state of seat {members[source].seat}"
+                f"{why and ': '}{why}; recover() goes on without it",
+                peer=rank,
+            )
+        return max(members[source].steps, 0)
 
     def close(self) -> None:
         """Leaves the group. Idempotent."""
+        self._closed = True
+        self._leave()
+
+    def _leave(self) -> None:
         if self._watcher is not None:
             self._watcher.close()
             self._watcher = None
-        if dist.is_initialized():
-            dist.destroy_process_group()
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+    def _no_group(self) -> ClosedError:
+        how = "was closed" if self._closed else "has no group: call recover() first"
+        return ClosedError(f"seat {self.seat}: this ElasticWorld {how}")
 
     def __enter__(self) -> ElasticWorld:
         return self
@@ -179,38 +242,53 @@ class ElasticWorld:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _lost_seats(self) -> set[int]:
-        if not dist.is_initialized():
-            return set()
-        return {self._now.seats[rank] for rank in of(None).lossy_stats().lost}
+    def _before(self) -> Before | None:
+        """Where this process comes from, and who of it is known to be dead: not those that left."""
+        if self._generation is None:
+            return None
+        gone: set[int] = set()
+        if self._watcher is not None and dist.is_initialized():
+            group = of(None)
+            lost = [rank for rank in group.lossy_stats().lost if not group.lossy_has_left(rank)]
+            gone = {self._generation.seats[rank] for rank in lost}
+        return Before(self._generation, frozenset(gone), frozenset(self._refused))
 
-    def _meet(self, steps: int, lost: set[int]) -> WorldChange:
+    def _meet(self, steps: int) -> WorldChange:
         begin = time.monotonic()
-        last = self._generation
-        self.close()
+        self._meeting.next_number()  # a store that fails is known before a group is left
+        last, before = self._generation, self._before()
+        self._leave()
         while True:
             left = begin + self._timeout - time.monotonic()
-            agreed = self._meeting.meet(steps, self._generation, lost, self._grace, left)
-            self._generation = agreed
+            agreed = self._meeting.meet(steps, before, self._next, self._grace, left)
+            self._next = agreed.number + 1
             try:
                 self._make(agreed)
                 break
             except OptionError:
                 raise
             except (LossyError, dist.DistError) as error:
-                # Who died meanwhile isn't at the next meeting.
+                if last is None:
+                    raise
+                # Members that were together before try without those that have come.
+                known = {one.start for one in last.members}
+                fresh = {one.start for one in agreed.members if one.start not in known}
+                self._refused |= fresh
+                before = Before(
+                    last, before.gone if before else frozenset(), frozenset(self._refused)
+                )
                 if time.monotonic() - begin > self._timeout:
                     raise OperationTimeout(
                         f"seat {self.seat}: no group within {self._timeout:g} s; the last: {error}"
                     ) from error
                 log.warning("seat %d: generation %d failed: %s", self.seat, agreed.number, error)
-                lost = set()
-        before = () if last is None else last.members
+        self._generation = agreed
+        members = () if last is None else last.members
         change = WorldChange(
             agreed.number,
             agreed.seats,
-            _seats_of(agreed.members, without=before),
-            _seats_of(before, without=agreed.members),
+            _seats_of(agreed.members, without=members),
+            _seats_of(members, without=agreed.members),
             time.monotonic() - begin,
         )
         if last is not None:
@@ -219,15 +297,20 @@ class ElasticWorld:
 
     def _make(self, agreed: Generation) -> None:
         rank = agreed.seats.index(self.seat)
-        dist.init_process_group(
-            "lossy",
-            store=PrefixStore(f"elastic/{agreed.number}", self._store),
-            rank=rank,
-            world_size=len(agreed.members),
-            # All were here a moment ago: whoever isn't now is missing.
-            timeout=timedelta(seconds=min(self._grace, self._timeout)),
-            pg_options=Options(**self._options),
-        )
+        try:
+            dist.init_process_group(
+                "lossy",
+                store=PrefixStore(f"elastic/{agreed.number}", self._store),
+                rank=rank,
+                world_size=len(agreed.members),
+                # All were here a moment ago: whoever isn't now is missing.
+                timeout=timedelta(seconds=min(self._grace, self._timeout)),
+                pg_options=Options(**self._options),
+            )
+        except Exception:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+            raise
         of(None).set_timeout(timedelta(seconds=self._timeout))
         self._watcher = Watcher(self._meeting, agreed)
 
@@ -265,14 +348,14 @@ class Watcher:
             return True
         if self._leave == NEVER and self._waited.is_set():
             self._leave = self._number + AHEAD
-        self._said = torch.tensor([self._leave])
+        self._said = torch.tensor([self._leave], device="cpu")
         self._work = dist.all_reduce(self._said, dist.ReduceOp.MIN, async_op=True)
         return False
 
     def close(self) -> None:
         """Ends its thread. Idempotent."""
         self._over.set()
-        self._thread.join()
+        self._thread.join(JOIN_SECONDS)
 
     def _hear(self) -> None:
         assert self._said is not None
@@ -286,18 +369,22 @@ class Watcher:
 
     def _watch(self) -> None:
         """On its own thread: asks the store, where this is the lowest rank that is left."""
-        watch, rank = None, dist.get_rank()
-        while not self._over.wait(WATCH_SECONDS):
+        watch = self._meeting.watch(self._generation.number + 1)
+        group, pause = of(None), WATCH_SECONDS
+        others = set(range(group.rank()))
+        while not self._over.wait(pause):
+            if others - set(group.lossy_stats().lost):
+                continue
             try:
-                if set(range(rank)) - set(of(None).lossy_stats().lost):
-                    continue
-                if watch is None:
-                    watch = self._meeting.watch(self._generation.number + 1)
-                if watch.look(time.monotonic()):
-                    self._waited.set()
-                    return
-            except Exception as error:
-                log.warning("nobody can come back: the store doesn't answer: %s", error)
+                waits = watch.look(time.monotonic())
+            except LossyError as error:
+                if pause == WATCH_SECONDS:
+                    log.warning("nobody can come back while this lasts: %s", error)
+                pause = min(MOST_WATCH_SECONDS, 2 * pause)
+                continue
+            pause = WATCH_SECONDS
+            if waits:
+                self._waited.set()
                 return
 
 

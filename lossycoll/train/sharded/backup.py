@@ -6,7 +6,9 @@ way back.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -15,6 +17,7 @@ from torch import Tensor
 
 from lossycoll.errors import CheckpointError, OptionError
 from lossycoll.options.scopes import reliable
+from lossycoll.train.common.octets import octets, received
 from lossycoll.train.common.packing import packed, unpacked
 
 from .checkpoint import joined, numbered, pack_groups
@@ -23,6 +26,9 @@ from .shard_state import FragmentState, ShardState, State
 
 TAG: Final = 0x5BA
 MOST_BYTES: Final = 1 << 44
+NOTHING: Final = -1
+FAILED: Final = -2
+log: Final = logging.getLogger("lossycoll")
 
 
 class ShardBackup:
@@ -44,9 +50,8 @@ class ShardBackup:
         self._group: dist.ProcessGroup = optimizer.group
         self._rank, self._world = dist.get_rank(self._group), dist.get_world_size(self._group)
         self._steps = 0
-        self._coming: tuple[list[Any], list[Tensor], list[Tensor]] | None = None
-        self.neighbours: ShardState | None = None
-        """The copy that this rank holds of the one before it; None: none has come yet."""
+        self._coming: _Coming | None = None
+        self._copy: ShardState | None = None
 
     @property
     def steps(self) -> int:
@@ -58,29 +63,45 @@ class ShardBackup:
 
         Raises:
             PeerLostError: A neighbour is lost.
+            CheckpointError: A state that can't travel.
         """
         self._steps += 1
-        if self._world > 1 and (self._steps - 1) % self._every == 0:
-            self._finish()
+        if self._world == 1:
+            return
+        if (self._steps - 1) % self._every == 0:
+            if self._coming is not None:
+                for work in self._coming.works:
+                    work.wait()
+            self._take()
             self._begin()
+        else:
+            self._take()
 
     def own(self) -> ShardState:
         """What this rank has alone, now."""
         fragments, options = self._optimizer.shard_state()
-        return ShardState(self._rank, self._world, self._steps, tuple(fragments), tuple(options))
+        era = self._optimizer.shard_era
+        return ShardState(
+            era, self._world, self._rank, self._steps, tuple(fragments), tuple(options)
+        )
+
+    def neighbours(self) -> ShardState | None:
+        """The copy that this rank holds of the one before it; None: none has come yet."""
+        self._take()
+        return self._copy
 
     def _begin(self) -> None:
         skeleton, array = packed(self.own().to_plain())
-        mine = [torch.tensor(list(skeleton), dtype=torch.uint8), torch.from_numpy(array)]
-        sizes = torch.tensor([part.numel() for part in mine])
+        mine = [octets(skeleton), torch.from_numpy(array)]
+        sizes = torch.tensor([part.numel() for part in mine], device="cpu")
         theirs = torch.zeros_like(sizes)
         for work in self._exchange([sizes], [theirs]):
             work.wait()
         lengths = theirs.tolist()
         if not all(0 <= length < MOST_BYTES for length in lengths):
             raise CheckpointError(f"a neighbour's state of {lengths} bytes")
-        room = [torch.empty(length, dtype=torch.uint8) for length in lengths]
-        self._coming = (self._exchange(mine, room), mine, room)
+        room = [torch.empty(length, dtype=torch.uint8, device="cpu") for length in lengths]
+        self._coming = _Coming(self._exchange(mine, room), mine, room)
 
     def _exchange(self, mine: Sequence[Tensor], theirs: Sequence[Tensor]) -> list[Any]:
         after, before = (self._rank + 1) % self._world, (self._rank - 1) % self._world
@@ -90,82 +111,124 @@ class ShardBackup:
             works.append(dist.irecv(into, group=self._group, group_src=before, tag=TAG))
         return works
 
-    def _finish(self) -> None:
-        """Takes the copy that has been coming since the last time."""
-        if self._coming is None:
+    def _take(self) -> None:
+        """Takes a copy that has come as a whole."""
+        coming = self._coming
+        if coming is None or not all(work.is_completed() for work in coming.works):
             return
-        works, _, (skeleton, data) = self._coming
-        for work in works:
-            work.wait()
         self._coming = None
+        if not all(work.is_success() for work in coming.works):
+            return
+        skeleton, data = coming.room
         plain = unpacked(skeleton.numpy().tobytes(), data.numpy())
-        self.neighbours = ShardState.of_plain(plain)
+        self._copy = ShardState.of_plain(plain)
+
+
+@dataclass(frozen=True)
+class _Coming:
+    """A copy on its way: works, what is sent, and where what comes will be."""
+
+    works: Sequence[Any]
+    mine: Sequence[Tensor]
+    room: Sequence[Tensor]
 
 
 def gathered(backup: ShardBackup | None, group: dist.ProcessGroup | None) -> list[ShardState]:
-    """The latest state of each shard that any rank of a new group has. All ranks call this.
+    """The latest state of each shard of the group that was. All ranks of a new one call this.
+
+    Who has what is told first, so that each shard's state travels once.
 
     Args:
         backup: Of the group that was; None: this rank wasn't in it.
         group: The new one.
 
     Returns:
-        One for each rank of the group that was, by rank.
+        One for each rank of the group that was, by rank; none if no rank was in one.
 
     Raises:
-        CheckpointError: A shard's owner is gone, and whoever had its copy as well; on all ranks.
+        CheckpointError: A shard's owner is gone, and whoever had its copy as well, or a state can't
+            travel; on all ranks.
     """
-    mine = []
+    mine, failure = [], ""
     if backup is not None:
-        mine = [one for one in (backup.own(), backup.neighbours) if one is not None]
-    skeleton, array = packed([one.to_plain() for one in mine])
-    parts = [torch.tensor(list(skeleton), dtype=torch.uint8), torch.from_numpy(array)]
-    found: list[ShardState] = []
+        try:
+            mine = [one for one in (backup.own(), backup.neighbours()) if one is not None]
+        except Exception as error:  # as of a tensor that can't be copied: all ranks hear of it
+            failure = f"{type(error).__name__}: {error}"
     rank, world = dist.get_rank(group), dist.get_world_size(group)
+    labels = torch.full((2, 4), FAILED if failure else NOTHING, device="cpu")
+    for at, one in enumerate(mine):
+        labels[at] = torch.tensor(one.label)
     with reliable():
-        sizes = [torch.zeros(2, dtype=torch.int64) for _ in range(world)]
-        dist.all_gather(sizes, torch.tensor([part.numel() for part in parts]), group=group)
-        for at, lengths in enumerate(sizes):
-            texts = []
-            for part, length in zip(parts, lengths.tolist(), strict=True):
-                text = part if at == rank else torch.empty(length, dtype=torch.uint8)
-                if length:
-                    dist.broadcast(text, group=group, group_src=at)
-                texts.append(text)
-            plain = unpacked(texts[0].numpy().tobytes(), texts[1].numpy())
-            found += [ShardState.of_plain(one) for one in plain]
-    return latest(found)
+        table = [torch.zeros_like(labels) for _ in range(world)]
+        dist.all_gather(table, labels, group=group)
+        rows = [row.tolist() for row in table]
+        failed = [at for at, row in enumerate(rows) if row[0][0] == FAILED]
+        if failed:
+            raise CheckpointError(f"ranks {failed} can't tell their shards' state: {failure}")
+        out = []
+        for at, which in chosen(rows):
+            plain: Any = mine[which].to_plain() if at == rank else None
+            out.append(ShardState.of_plain(_from(at, plain, group)))
+        return out
 
 
-def latest(found: Sequence[ShardState]) -> list[ShardState]:
-    """The latest of each rank's.
+def chosen(rows: Sequence[Sequence[Sequence[int]]]) -> list[tuple[int, int]]:
+    """Whose of several copies is taken.
 
     Args:
-        found: Of any ranks of one group, owners' and copies.
+        rows: By rank of the new group, the labels of what it has.
 
     Returns:
-        One for each rank, by rank.
+        For each rank of the latest group that was: the rank of the new one, and which of its two.
 
     Raises:
-        CheckpointError: There is none of some rank, or they are of different groups.
+        CheckpointError: Nobody has the state of some rank.
     """
-    worlds = {one.world for one in found}
+    found = [
+        (label, (at, which))
+        for at, row in enumerate(rows)
+        for which, label in enumerate(row)
+        if label[0] != NOTHING
+    ]
+    if not found:
+        return []
+    latest = max(label[0] for label, _ in found)
+    found = [one for one in found if one[0][0] == latest]
+    worlds = sorted({label[1] for label, _ in found})
     if len(worlds) != 1:
-        raise CheckpointError(
-            f"states of shards of groups of {sorted(worlds)} ranks: wanted those of one group"
-        )
-    (world,) = worlds
-    newest: dict[int, ShardState] = {}
-    for one in found:
-        if one.rank not in newest or newest[one.rank].steps < one.steps:
-            newest[one.rank] = one
-    missing = sorted(set(range(world)) - set(newest))
+        raise CheckpointError(f"shards of groups of {worlds} ranks: wanted those of one group")
+    best: dict[int, tuple[int, tuple[int, int]]] = {}
+    for (_, _, owner, steps), place in found:
+        if owner not in best or best[owner][0] < steps:
+            best[owner] = steps, place
+    missing = sorted(set(range(worlds[0])) - set(best))
     if missing:
         raise CheckpointError(
-            f"the state of the shards of ranks {missing} of {world} is lost: nobody who is left "
-            f"has a copy; begin with a fresh state, or load a checkpoint"
+            f"the state of the shards of ranks {missing} of {worlds[0]} is lost: nobody who is "
+            f"left has a copy; begin with a fresh state, or load a checkpoint"
         )
-    return [newest[rank] for rank in range(world)]
+    return [best[owner][1] for owner in sorted(best)]
+
+
+def _from(source: int, plain: Any, group: dist.ProcessGroup | None) -> Any:
+    """One rank's state for all; ``plain``: there."""
+    skeleton, data = b"", torch.empty(0, dtype=torch.uint8, device="cpu")
+    failure = ""
+    if plain is not None:
+        try:
+            skeleton, array = packed(plain)
+            data = torch.from_numpy(array)
+        except CheckpointError as error:
+            failure = str(error)
+    sizes = torch.tensor([FAILED if failure else len(skeleton), data.numel()], device="cpu")
+    dist.broadcast(sizes, group=group, group_src=source)
+    text, length = sizes.tolist()
+    if not (0 <= text < MOST_BYTES and 0 <= length < MOST_BYTES):
+        raise CheckpointError(failure or f"rank {source} has a shard's state that can't travel")
+    bones = received(octets(skeleton), text, source, group)
+    values = received(data, length, source, group)
+    return unpacked(bones.numpy().tobytes(), values.numpy())
 
 
 def assembled(
@@ -194,15 +257,23 @@ def assembled(
     for index, states in by_index.items():
         member = members.get(index)
         length = sum(each.end - each.begin for each in states)
-        if member is None or length != member.end - member.begin:
+        wanted = 0 if member is None else member.end - member.begin
+        if member is None or max(each.end for each in states) > wanted or length > wanted:
             raise CheckpointError(
-                f"shards have {length} elements of parameter {index}, and the model has "
-                f"{0 if member is None else member.end - member.begin}; it is another model's"
+                f"shards have {length} elements of parameter {index}, and the model has {wanted}; "
+                f"it is another model's"
             )
+        if length < wanted:
+            log.warning(
+                "%s begins with a fresh state: it had none when the copy of a lost shard was made",
+                store.name(index),
+            )
+            continue
         for each in states:
             elementwise |= {key for key in each.state if each.has_elements(key, elementwise)}
         out[store.model[index]] = joined(member, states, elementwise)
-    options_of = shards[0].options
+    # Those of a copy may be older than a change that a scheduler has made.
+    options_of = max(shards, key=lambda one: one.steps).options
     if len(options_of) != len(groups):
         raise CheckpointError(f"{len(options_of)} groups of parameters, wanted {len(groups)}")
     packed = pack_groups([{**given, "params": []} for given in options_of], groups)

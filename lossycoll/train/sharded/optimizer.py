@@ -127,6 +127,8 @@ class ShardedOptimizer(Optimizer):
         """The status of the backward pass whose gradients the next step takes."""
         self._consolidated: dict[str, Any] | None = None
         """What :meth:`state_dict` returns."""
+        self.shard_era = 0
+        """How often shards were restored, by this optimizer and those before it."""
         self._model_groups = ModelGroups(params)
         self._inner = optimizer_class(self._fragment_groups(), **defaults)
         # What schedulers, scalers and users see is the inner optimizer's own.
@@ -507,7 +509,7 @@ class ShardedOptimizer(Optimizer):
         return fragments, [options(group) for group in self._inner.param_groups]
 
     @torch.no_grad()
-    def restore_shards(self, backup: ShardBackup | None) -> None:
+    def restore_shards(self, backup: ShardBackup | None) -> bool:
         """Takes the state that the ranks of a group that was had, from them and from copies.
 
         All ranks must call this, after the model has what it had. With error feedback, gradients
@@ -516,13 +518,20 @@ class ShardedOptimizer(Optimizer):
         Args:
             backup: Of the optimizer that was, on ranks that had it; None on others.
 
+        Returns:
+            Whether there was a state; if no rank had one, nothing changes.
+
         Raises:
             CheckpointError: A shard's owner is gone, and whoever had its copy as well; or it is
                 another model's. Nothing has changed.
         """
         states = gathered(backup, self.group)
+        if not states:
+            return False
         groups = self._model_groups.param_groups
         self.load_state_dict(assembled(states, self._store, groups))
+        self.shard_era = 1 + states[0].era
+        return True
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

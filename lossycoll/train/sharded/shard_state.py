@@ -51,23 +51,30 @@ class ShardState:
     """What one rank of a group has alone.
 
     Attributes:
-        rank: The owner's, in that group.
+        era: How often shards had been restored before that group was made.
         world: The group's ranks.
+        rank: The owner's, in that group.
         steps: Calls of ``ShardBackup.step`` before it was taken.
         fragments: State by fragment.
         options: Of each group of parameters, as a learning rate that was changed.
     """
 
-    rank: int
+    era: int
     world: int
+    rank: int
     steps: int
-    fragments: tuple[FragmentState, ...]
-    options: tuple[Mapping[str, Any], ...]
+    fragments: tuple[FragmentState, ...] = ()
+    options: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def label(self) -> tuple[int, int, int, int]:
+        """All but the state."""
+        return self.era, self.world, self.rank, self.steps
 
     def to_plain(self) -> list[Any]:
         """As what ``packed`` takes."""
         fragments = [[one.index, one.begin, one.end, one.state] for one in self.fragments]
-        return [self.rank, self.world, self.steps, fragments, [dict(one) for one in self.options]]
+        return [*self.label, fragments, [dict(one) for one in self.options]]
 
     @classmethod
     def of_plain(cls, plain: Any) -> ShardState:
@@ -80,8 +87,15 @@ class ShardState:
             CheckpointError: It is something else.
         """
         try:
-            rank, world, steps, fragments, options = plain
+            *label, fragments, options = plain
+            era, world, rank, steps = label
             states = tuple(FragmentState(*one) for one in fragments)
-            return cls(rank, world, steps, states, tuple(options))
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"no state of a shard: {error}") from None
+        numbers = [era, world, rank, steps, *(n for s in states for n in (s.index, s.begin, s.end))]
+        sound = all(type(number) is int and number >= 0 for number in numbers) and rank < world
+        sound = sound and all(one.begin <= one.end for one in states)
+        sound = sound and all(isinstance(one.state, dict) for one in states)
+        if not (sound and isinstance(options, list) and all(isinstance(o, dict) for o in options)):
+            raise CheckpointError(f"no state of a shard: {numbers[:4]}")
+        return cls(era, world, rank, steps, states, tuple(options))

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from lossycoll.errors import LossyError, OperationTimeout, RendezvousError
-from lossycoll.train.elastic.meeting import FRESH, Generation, Meeting, Member
+from lossycoll.runtime.membership.polled_store import PolledStore
+from lossycoll.train.elastic.meeting import FRESH, Before, Generation, Meeting, Member
 from tests.support.memory_store import MemoryStore
 
 FAST = 20.0
@@ -37,9 +38,8 @@ class Process:
         self.store, self.seat = store, seat
         self.dead = False
         self.start = name or f"start of {seat}"
-        self.meeting = Meeting(
-            self._Mortal(self), seat, seats, self.start, clock=clock, sleep=self._sleep
-        )
+        polled = PolledStore(self._Mortal(self), f"seat {seat}")
+        self.meeting = Meeting(polled, seat, seats, self.start, clock=clock, sleep=self._sleep)
         self.agreed: Generation | None = None
         self.error: LossyError | None = None
         self._thread = threading.Thread()
@@ -65,13 +65,17 @@ class Process:
         steps: int = FRESH,
         lost: Iterable[int] = (),
         *,
+        refused: Iterable[str] = (),
         grace: float = 8.0,
         timeout: float = 60.0,
     ) -> Process:
+        last = self.agreed
+        before = None if last is None else Before(last, frozenset(lost), frozenset(refused))
+        number = 0 if last is None else last.number + 1
+
         def run() -> None:
             try:
-                last, gone = self.agreed, set(lost)
-                self.agreed = self.meeting.meet(steps, last, gone, grace, timeout)
+                self.agreed = self.meeting.meet(steps, before, number, grace, timeout)
             except LossyError as error:
                 self.error = error
             except Died:
@@ -138,8 +142,8 @@ def test_whoever_is_started_again_is_let_in_when_the_others_come() -> None:
     found = [process.end() for process in (first, second, again)]
     assert {one.number for one in found} == {1}
     assert found[0].members == (
-        Member(0, "start of 0", 7),
-        Member(1, "start of 1", 6),
+        Member(0, "start of 0", 7, 0),
+        Member(1, "start of 1", 6, 0),
         Member(2, "again", FRESH),
     )
 
@@ -174,7 +178,7 @@ def test_one_that_dies_while_it_waits_is_no_member() -> None:
     passed(2)
     again.dead = True
     passed(3)
-    assert json.loads(store.data["here/1/2"])["start"] == "again"
+    assert json.loads(store.data["comer/1/0"])["start"] == "again"
     first.begin(1, lost=[2])
     second.begin(1, lost=[2])
     assert first.end().seats == second.end().seats == (0, 1)
@@ -217,11 +221,13 @@ def test_a_seat_that_another_has_taken() -> None:
 def test_who_waits_is_seen_while_it_lives() -> None:
     store, (first, _, third) = met()
     watch = first.meeting.watch(1)
-    assert watch.look(clock()) == set()
+    assert watch.look(clock()) == []
     again = Process(store, 2, 3, "again").begin()
-    until(lambda: watch.look(clock()) == {2})
+    until(lambda: watch.look(clock()) == [Member(2, "again", FRESH)])
+    assert watch.left == set()
     again.dead = True
-    until(lambda: watch.look(clock()) == set())
+    until(lambda: watch.look(clock()) == [])
+    assert watch.left == {2}
     third.dead = True
 
 
@@ -232,16 +238,24 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
+TWICE = '{"seat": 1, "start": "s", "steps": 0, "before": -1}'
+
+
 @pytest.mark.parametrize(
     ("said", "text"),
     [
         ("{", "can't be read"),
+        ("[" * 100_000, "can't be read"),
         ('{"seat": 1}', "no list"),
-        ('[{"seat": 3, "start": "s", "steps": 0}]', "no member of a job of 3"),
-        ('[{"seat": 1, "start": 5, "steps": 0}]', "no member"),
-        ('[{"seat": 1, "start": "s", "steps": -2}]', "no member"),
-        ('[{"seat": true, "start": "s", "steps": 0}]', "no member"),
-        ('[[1, "s", 0]]', "no member"),
+        ("[]", "no list"),
+        ('[{"seat": 1, "start": "", "steps": 0, "before": -1}]', "no member"),
+        (f"[{TWICE}, {TWICE}]", "in the store"),
+        ('[{"seat": 3, "start": "s", "steps": 0, "before": -1}]', "no member of a job of 3"),
+        ('[{"seat": 1, "start": 5, "steps": 0, "before": -1}]', "no member"),
+        ('[{"seat": 1, "start": "s", "steps": -2, "before": -1}]', "no member"),
+        ('[{"seat": true, "start": "s", "steps": 0, "before": -1}]', "no member"),
+        ('[{"seat": 1, "start": "s", "steps": 0}]', "no member"),
+        ('[[1, "s", 0, -1]]', "no member"),
     ],
 )
 def test_what_is_no_generation_is_refused(said: str, text: str) -> None:
@@ -257,3 +271,64 @@ def test_a_number_that_is_none_is_counted_from_the_start() -> None:
     for said in ("-7", "x", "9" * 30):
         store.set("generation", said)
         assert first.meeting.next_number() == 1
+
+
+def test_few_do_not_go_on_without_the_others() -> None:
+    """One that left by itself waits for the others, however long their steps are."""
+    _, (first, second, third) = met()
+    third.begin(9, grace=1.0)
+    passed(15)
+    assert third.waits()
+    first.begin(8, grace=1.0)
+    second.begin(8, grace=1.0)
+    assert {process.end().seats for process in (first, second, third)} == {(0, 1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("here", "gone", "left", "enough"),
+    [
+        ({0, 1}, set(), set(), True),
+        ({0}, set(), set(), False),
+        ({0}, {1}, set(), True),  # half, with the lowest
+        ({2}, {1}, set(), False),
+        ({2}, {0, 1}, set(), True),
+        ({2}, {1}, {0}, True),  # who was here and isn't any more counts for nothing
+        ({3}, {0, 1, 2}, set(), False),
+        (set(), {0, 1, 2}, set(), False),
+    ],
+    ids=str,
+)
+def test_who_may_go_on(here: set[int], gone: set[int], left: set[int], *, enough: bool) -> None:
+    generation = Generation(4, tuple(Member(seat, str(seat), 1) for seat in range(3)))
+    assert Before(generation, frozenset(gone)).is_enough(here, left) == enough
+
+
+def test_a_process_that_fits_no_group_is_left_out() -> None:
+    store, (first, second, third) = met()
+    third.dead = True
+    again = Process(store, 2, 3, "again").begin(timeout=30.0)
+    passed(2)
+    for process in (first, second):
+        process.begin(1, lost=[2], refused=["again"])
+    assert first.end().seats == second.end().seats == (0, 1)
+    with pytest.raises(OperationTimeout, match=r"seats \[0, 1\] of 3 have not come"):
+        again.end()
+
+
+def test_what_a_stranger_writes_is_nobody() -> None:
+    store, (first, second, third) = met()
+    for at, said in enumerate(("{", "[]", '{"seat": 7, "start": "s", "steps": 0, "before": -1}')):
+        store.set(f"comer/1/{at}", said)
+        store.add("places/1", 1)
+    store.add("places/1", 1)  # and one that died before it said anything
+    for process in (first, second, third):
+        process.begin(1)
+    assert {process.end().seats for process in (first, second, third)} == {(0, 1, 2)}
+
+
+def test_a_store_that_fails_is_named() -> None:
+    store, (first, *_) = met()
+    store.broken = RuntimeError("connection reset by peer")
+    first.begin(1)
+    with pytest.raises(RendezvousError, match=r"seat 0: the store failed .*connection reset"):
+        first.end()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import lossycoll
-from lossycoll.errors import LossyError
+from lossycoll.errors import PeerLostError
 from tests.support.harness import Ranks
 from tests.support.sharded_cases import SMALL, batch, loss_of, network, share
 from tests.train.elastic.test_world import job_store
@@ -18,6 +18,8 @@ SEATS = 3
 KILLED = 2
 BEFORE = 20
 LAST = 60
+EVERY = 15
+"""One copy has been made, of the first step, and another is made in the meantime."""
 
 
 def moments(optimizer: Any) -> float:
@@ -35,39 +37,36 @@ def job(seat: int, seats: int) -> dict[str, Any]:
         store.wait(["died"])
     world = lossycoll.ElasticWorld(store, seat, seats, timeout=60.0, grace=10.0)
     model = network()
-    step, backup = world.share(model), None
+    step, backup = 0, None
     changes: list[Any] = []
     found: list[float] = []
 
-    def prepared() -> tuple[Any, Any]:
-        made = lossycoll.ShardedOptimizer(
-            model.parameters(), torch.optim.AdamW, lr=1e-3, bucket_bytes=SMALL
-        )
-        if step:
-            made.restore_shards(backup)
-            found.append(moments(made))
-        return made, lossycoll.ShardBackup(made, every=2)
-
-    optimizer, backup = prepared()
     while step < LAST or len(world.seats) < seats:
-        if step == BEFORE and seat == KILLED and not again:
-            store.set("died", "")
-            os.kill(os.getpid(), signal.SIGKILL)
         try:
-            optimizer.zero_grad()
-            loss_of(model, share(batch(step, seats), seat)).backward()
-            optimizer.step()
-            backup.step()
-            if step == BEFORE - 1:
-                found.append(moments(optimizer))
-            step += 1
-            change = world.boundary(step)
-        except LossyError as error:
-            change = world.recover(error, step)
-        if change:
-            changes.append(change)
             step = world.share(model)
-            optimizer, backup = prepared()
+            optimizer = lossycoll.ShardedOptimizer(
+                model.parameters(), torch.optim.AdamW, lr=1e-3, bucket_bytes=SMALL
+            )
+            if optimizer.restore_shards(backup):
+                found.append(moments(optimizer))
+            backup = lossycoll.ShardBackup(optimizer, every=EVERY)
+            while step < LAST or len(world.seats) < seats:
+                if step == BEFORE and seat == KILLED and not again:
+                    store.set("died", "")
+                    os.kill(os.getpid(), signal.SIGKILL)
+                optimizer.zero_grad()
+                loss_of(model, share(batch(step, seats), seat)).backward()
+                optimizer.step()
+                backup.step()
+                if step == BEFORE - 1:
+                    found.append(moments(optimizer))
+                step += 1
+                change = world.boundary(step)
+                if change:
+                    changes.append(change)
+                    break
+        except PeerLostError as error:
+            changes.append(world.recover(error, step))
     optimizer.synchronize_parameters()
     weights = [parameter.detach().clone() for parameter in model.parameters()]
     world.close()

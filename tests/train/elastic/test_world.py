@@ -16,8 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 import lossycoll
 from lossycoll.errors import (
     CheckpointError,
+    ClosedError,
     OperationTimeout,
     OptionError,
+    PeerLostError,
     RendezvousError,
 )
 from tests.support.harness import EXACT, Ranks, run_good, run_ranks
@@ -180,8 +182,8 @@ def refused(seat: int, seats: int) -> dict[str, str]:
         try:
             world.share(*parts)
             found[name] = ""
-        except CheckpointError as error:
-            found[name] = str(error)
+        except (CheckpointError, PeerLostError) as error:
+            found[name] = f"{type(error).__name__}: {error}"
     assert world.share(model) == 0
     for steps in (-1, 2.0, True, 1 << 62):
         with pytest.raises(OptionError, match="wanted a whole number"):
@@ -192,13 +194,59 @@ def refused(seat: int, seats: int) -> dict[str, str]:
 
 def test_what_cannot_be_shared_is_refused_on_all_ranks() -> None:
     values = run_good(refused, SEATS, EXACT)
-    assert all(
-        "object in a state" in value["object"] or "rank 0" in value["object"] for value in values
-    )
     for seat, value in enumerate(values):
-        assert "ranks [2] couldn't load" in value["cannot load"]
-        assert ("not today" in value["cannot load"]) == (seat == 2)
-        assert "ranks [1] couldn't load" in value["fewer"]
+        assert value["object"].startswith("CheckpointError"), value
+        for name, bad, why in (("cannot load", 2, "not today"), ("fewer", 1, "2 states came")):
+            kind = "CheckpointError" if seat == bad else "PeerLostError"
+            assert value[name].startswith(f"{kind}: seat {bad} can't take the state of seat 0")
+            assert (why in value[name]) == (seat == bad)
+    assert "object in a state" in values[0]["object"]
+
+
+def left_out(seat: int, seats: int) -> dict[str, Any]:
+    """Seat 2 comes back, and can't take the state: the others go on without it."""
+    store, again = job_store(), "AGAIN" in os.environ
+    if again:
+        store.wait(["died/2"])
+    world = lossycoll.ElasticWorld(store, seat, seats, timeout=20.0)
+    parts = [nn.Linear(4, 1), Broken(1, "not today" if again else "")]
+    step, failures, changes = 0, [], []
+    while len(changes) < 2 and len(failures) < 2:
+        try:
+            step = world.share(*parts)
+            while True:
+                if step == BEFORE and seat == 2:
+                    store.set("died/2", "")
+                    os.kill(os.getpid(), signal.SIGKILL)
+                step += 1
+                change = world.boundary(step)
+                if change:
+                    changes.append(change)
+                    break
+        except CheckpointError as error:
+            failures.append(str(error))
+            with pytest.raises(CheckpointError, match="go on without this process"):
+                world.recover(error, None)
+            break
+        except PeerLostError as error:
+            failures.append(str(error))
+            changes.append(world.recover(error, step))
+    world.close()
+    return {"failures": failures, "changes": changes, "step": step}
+
+
+def test_one_that_cannot_take_the_state_is_left_out() -> None:
+    with Ranks(
+        left_out, SEATS, {**EXACT, "LOSSYCOLL_LIVENESS": "5"}, ranks=[0, 1, 2, 2],
+        per_rank={3: {"AGAIN": "1"}},
+    ) as ranks:  # fmt: skip
+        first, second, killed, again = ranks.collect(90.0)
+    assert killed.code == -signal.SIGKILL, str(killed)
+    for one in (first, second):
+        assert not one.error, str(one)
+        assert one.value["changes"][-1].seats == (0, 1), str(one)
+        assert "seat 2 can't take the state" in one.value["failures"][0]
+    assert "not today" in again.value["failures"][0], str(again)
 
 
 def alone(seat: int, seats: int) -> None:
@@ -255,6 +303,29 @@ def test_a_seat_that_is_none(arguments: tuple[int, int]) -> None:
 def test_seconds_that_are_none(how: dict[str, float]) -> None:
     with pytest.raises(OptionError, match="wanted seconds above 0"):
         lossycoll.ElasticWorld(dist.HashStore(), 0, 1, **how)
+
+
+def test_a_group_that_is_there_already() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(OptionError, match="there is a default group already"):
+            lossycoll.ElasticWorld(dist.HashStore(), 0, 1)
+        assert dist.get_backend() == "gloo"
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_closed_world() -> None:
+    world = lossycoll.ElasticWorld(dist.HashStore(), 0, 1)
+    world.close()
+    for call in (
+        lambda: world.boundary(1),
+        lambda: world.share(nn.Linear(1, 1)),
+        lambda: world.recover(ValueError("x"), 1),
+    ):
+        with pytest.raises(ClosedError, match="was closed"):
+            call()
+    assert not dist.is_initialized()
 
 
 def test_a_world_of_one() -> None:

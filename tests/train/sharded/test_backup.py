@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 import lossycoll
 from lossycoll.errors import CheckpointError, OptionError
-from lossycoll.train.sharded.backup import ShardBackup, assembled, gathered, latest
+from lossycoll.train.sharded.backup import ShardBackup, assembled, chosen, gathered
 from lossycoll.train.sharded.shard_state import FragmentState, ShardState
 from tests.support.harness import EXACT, init, run_good
 from tests.train.sharded.test_checkpoint import CASES, ENV, bits, made, same, train
@@ -51,7 +51,9 @@ def copies(rank: int, world: int) -> dict[str, Any]:
         again_model, again = made(name)
         again_model.load_state_dict(model.state_dict())
         again.synchronize_parameters()
-        again.restore_shards(None if rank == 2 else backup)
+        assert again.restore_shards(None if rank == 2 else backup)
+        assert again.shard_era == 1
+        assert not made(name)[1].restore_shards(None)
         for one, other in ((model, optimizer), (again_model, again)):
             with lossycoll.reliable():
                 train(one, other, 5, 3, same)
@@ -73,31 +75,62 @@ def test_survivors_have_the_whole_state() -> None:
         assert "shards of ranks [1] of 3 is lost" in values[0][name]["one"]
 
 
-def shard(rank: int, world: int = 3, steps: int = 1) -> ShardState:
-    return ShardState(rank, world, steps, (), ({"lr": 0.1},))
+NONE = [-1, -1, -1, -1]
+
+
+def label(rank: int, world: int = 3, steps: int = 1, era: int = 0) -> list[int]:
+    return [era, world, rank, steps]
 
 
 def test_the_latest_of_each_is_taken() -> None:
-    found = [shard(1, steps=4), shard(0, steps=5), shard(1, steps=6), shard(2), shard(1, steps=5)]
-    assert latest(found) == [shard(0, steps=5), shard(1, steps=6), shard(2)]
+    rows = [[label(0, steps=5), label(2, steps=3)], [label(1, steps=6), label(0, steps=4)]]
+    assert chosen(rows) == [(0, 0), (1, 0), (0, 1)]
+    assert chosen([[NONE, NONE], *rows]) == [(1, 0), (2, 0), (1, 1)]
+
+
+def test_what_is_of_an_older_group_is_left() -> None:
+    """However many steps that had."""
+    old = [label(0, steps=500), label(1, steps=491)]
+    new = [[label(0, era=1), label(1, era=1)], [label(2, era=1), NONE]]
+    assert chosen([old, *new]) == [(1, 0), (1, 1), (2, 0)]
+    other = [label(0, world=2, steps=500), label(1, world=2, steps=500)]
+    assert chosen([*new, other]) == [(0, 0), (0, 1), (1, 0)]
+
+
+def test_nobody_has_a_state() -> None:
+    assert chosen([[NONE, NONE]] * 3) == []
 
 
 @pytest.mark.parametrize(
-    ("found", "text"),
+    ("rows", "text"),
     [
-        ([], r"of groups of \[\] ranks"),
-        ([shard(0), shard(1, 2)], r"of groups of \[2, 3\] ranks"),
-        ([shard(1)], r"ranks \[0, 2\] of 3 is lost"),
+        ([[label(0), label(1, world=2)]], r"of groups of \[2, 3\] ranks"),
+        ([[label(1), NONE]], r"ranks \[0, 2\] of 3 is lost"),
     ],
     ids=str,
 )
-def test_what_is_no_whole_state_is_refused(found: list[ShardState], text: str) -> None:
+def test_what_is_no_whole_state_is_refused(rows: list[list[list[int]]], text: str) -> None:
     with pytest.raises(CheckpointError, match=text):
-        latest(found)
+        chosen(rows)
 
 
 @pytest.mark.parametrize(
-    "plain", [None, 5, [1, 2], [0, 3, 1, [[1]], []], [0, 3, 1, 7, []]], ids=str
+    "plain",
+    [
+        None,
+        5,
+        [1, 2],
+        [0, 3, 1, 1, [[1]], []],
+        [0, 3, 1, 1, 7, []],
+        [0, 3, 3, 1, [], []],
+        [0, 3, -1, 1, [], []],
+        [0, 3, 1, 1.5, [], []],
+        [0, 3, 1, 1, [[0, 5, 4, {}]], []],
+        [0, 3, 1, 1, [[0, 1, 4, []]], []],
+        [0, 3, 1, 1, [], [1]],
+        [0, 3, 1, 1, [], {}],
+    ],
+    ids=str,
 )
 def test_what_is_no_state_is_refused(plain: Any) -> None:
     with pytest.raises(CheckpointError, match="no state of a shard"):
@@ -105,7 +138,8 @@ def test_what_is_no_state_is_refused(plain: Any) -> None:
 
 
 def test_a_state_travels() -> None:
-    one = ShardState(1, 2, 9, (FragmentState(3, 0, 2, {"step": torch.tensor(4.0)}),), ({"lr": 1},))
+    fragment = FragmentState(3, 0, 2, {"step": torch.tensor(4.0)})
+    one = ShardState(1, 2, 1, 9, (fragment,), ({"lr": 1},))
     assert ShardState.of_plain(one.to_plain()) == one
 
 

@@ -7,6 +7,7 @@ for them, with keys of its own.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 import select
@@ -26,6 +27,7 @@ from lossycoll.runtime.membership.sealed_framing import framed_with
 
 from .protocol import (
     PLACES,
+    START,
     VERSION,
     Agreed,
     Averages,
@@ -46,17 +48,23 @@ from .protocol import (
     Refused,
     Seek,
     Serves,
+    Spare,
+    Turn,
     Unmet,
     Who,
     pack,
     unpack,
 )
+from .whereabouts import Whereabouts
 
 CONNECT_SECONDS: Final = 5.0
+NEXT_SECONDS: Final = 2.0
+"""The same of each of several directories: enough for a packet that has to come again."""
 AGAIN_SECONDS: Final = 0.5
 """Between two tries to reach a directory."""
 MOST_UNMET: Final = 32
 """Reports of peers to whom there is no route that wait to be told."""
+log: Final = logging.getLogger("lossycoll")
 
 
 class DirectoryClient:
@@ -68,6 +76,9 @@ class DirectoryClient:
         secret: The swarm's; None: all is in clear.
         on_gone: Called by the thread when a peer has gone, with the coming that is over.
         on_loan: Called by the thread when this peer is to lend its state.
+        on_joined: Called by the thread when a directory has taken this peer in, before it says
+            anything else. If its number is another one than before, where its packets come from is
+            to be said anew.
     """
 
     def __init__(
@@ -77,18 +88,24 @@ class DirectoryClient:
         secret: Secret | None,
         on_gone: Callable[[str], None],
         on_loan: Callable[[Loan], None],
+        on_joined: Callable[[Joined], None] = lambda joined: None,
     ) -> None:
-        self._first = list(directories)
-        self._directories = list(directories)
+        self._where = Whereabouts(directories)
         self._secret = secret
         self._on_gone = on_gone
         self._on_loan = on_loan
+        self._on_joined = on_joined
         self._name = name
+        self._start = secrets.token_hex(START // 2)
         self._broken = threading.Event()
         """The connection is to end, and another to be made."""
         self.joined: Joined | None = None
         self.peers = 0
         self._round = 0
+        self._epoch = 0
+        self._turns = False
+        """It was told to turn to the first of them, and isn't there yet."""
+        self._in_round = False
         self._standing: list[Message] = []
         """What each directory is to hear of this peer, in this order."""
         self._unmet: deque[Unmet] = deque(maxlen=MOST_UNMET)
@@ -127,17 +144,33 @@ class DirectoryClient:
             joined: Joined = self._awaited(lambda: self.joined, timeout)
         except OperationTimeout:
             raise RendezvousError(
-                f"peer {self._name!r}: no directory answers at {_listed(self._directories)} within "
-                f"{timeout:g} s; is it running, reachable, and of the same secret?"
+                f"peer {self._name!r}: no directory answers at {_listed(self._where.places)} "
+                f"within {timeout:g} s; is it running, reachable, and of the same secret?"
             ) from None
         return joined
 
     @property
     def directories(self) -> tuple[tuple[str, int], ...]:
         """Whom this peer turns to in turn, the one that it is connected with first."""
-        return tuple(self._directories)
+        return tuple(self._where.places)
 
-    def say(self, message: Here | Serves | Averages | Offers) -> None:
+    @property
+    def heard(self) -> tuple[tuple[str, int], ...]:
+        """Where directories are, or were, as this peer has heard."""
+        return self._where.heard
+
+    def may_open(self, place: tuple[str, int], opens: Callable[[], None]) -> None:
+        """A directory of this peer itself is at ``place``, or will be when ``opens`` was called, by
+        the thread, when all before it have been tried in vain."""
+        self._where.may_open(place, opens)
+
+    def round_over(self) -> None:
+        """What the latest group was for is done: this peer may turn to another directory."""
+        with self._changed:
+            self._in_round = False
+        self._nudge()
+
+    def say(self, message: Here | Serves | Spare | Averages | Offers) -> None:
         """Tells the directory, and each that takes its place."""
         with self._changed:
             others = [one for one in self._standing if type(one) is not type(message)]
@@ -219,7 +252,7 @@ class DirectoryClient:
             group: Group = self._awaited(lambda: self._group, timeout)
         except OperationTimeout:
             self._broken.set()  # the directory may still take this peer for one that is ready
-            self._nudge()
+            self.round_over()
             raise
         finally:
             with self._changed:
@@ -236,7 +269,7 @@ class DirectoryClient:
             raise self._failure.again()
         raise OperationTimeout(
             f"peer {self._name!r}: no answer of a directory for {timeout:g} s; tried: "
-            f"{_listed(self._directories)}"
+            f"{_listed(self._where.places)}"
         )
 
     def close(self) -> None:
@@ -263,11 +296,25 @@ class DirectoryClient:
 
     def _run(self) -> None:
         while self._failure is None:
-            for place in self._directories:
-                if self._failure is not None or self._talk(place):
+            before = self._where.places
+            for at, place in enumerate(before):
+                referred = self._where.places is not before
+                if self._failure is not None or not self._is_next(place, at, referred):
+                    continue
+                if self._talk(place):
+                    self._where.tries = -1
                     break
-            if self._failure is None:
+            self._where.tries += 1
+            just_told = self._turns and self._where.tries == 0
+            if self._failure is None and not just_told:
                 self._pause()
+
+    def _is_next(self, place: tuple[str, int], at: int, referred: bool) -> bool:
+        try:
+            return self._where.is_next(place, at, stands_by=referred)
+        except LossyError as error:
+            log.warning("peer %r opens no directory: %s", self._name, error)
+            return False
 
     def _pause(self) -> None:
         """Not too short, whoever wants something meanwhile."""
@@ -281,16 +328,19 @@ class DirectoryClient:
     def _talk(self, place: tuple[str, int]) -> bool:
         """Until the connection ends. Returns whether this peer was in the swarm by it."""
         try:
-            end = socket.create_connection(place, CONNECT_SECONDS)
+            seconds = CONNECT_SECONDS if len(self._where.places) < 2 else NEXT_SECONDS
+            end = socket.create_connection(place, seconds)
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError:
             return False
         with contextlib.closing(framed_with(self._secret, end, connects=True)) as framed:
-            talk = _Talk(framed, place, secrets.token_hex(16), time.monotonic())
+            talk = _Talk(framed, place, self._start + secrets.token_hex(8), time.monotonic())
             number, session = PLACES, "0" * 16
             if self.joined is not None:
                 number, session = self.joined.number, self.joined.session
-            wanted = Join(VERSION, self._name, talk.coming, number, session, self._round)
+            wanted = Join(
+                VERSION, self._name, talk.coming, number, session, self._round, self._epoch
+            )
             framed.write(pack(wanted))
             self._broken.clear()
             poller = select.poll()
@@ -298,7 +348,7 @@ class DirectoryClient:
             while not (framed.broken or self._broken.is_set() or self._failure or talk.ended):
                 self._turn(talk, poller)
             if talk.answered and not framed.broken:
-                framed.write(pack(Leave()))
+                framed.write(pack(talk.turns if talk.turns and talk.ended else Leave()))
                 framed.finish()
         return talk.answered
 
@@ -317,7 +367,11 @@ class DirectoryClient:
             self._take(talk, body)
         # A directory that is silent is none: it answers each beat.
         talk.ended |= now - talk.heard > lease
-        if talk.answered and not self._broken.is_set():  # else it is for the next connection
+        if talk.turns is not None and not self._in_round and not talk.ended:
+            talk.ended = self._turns = True
+            here = [(talk.turns.host, talk.turns.port), talk.place]
+            self._where.prefer(*here)
+        elif talk.answered and not self._broken.is_set():  # else it is for the next connection
             self._say(talk)
             if now - talk.beat > lease / 4:
                 talk.beat = now
@@ -355,15 +409,20 @@ class DirectoryClient:
         with self._changed:
             if isinstance(message, Joined):
                 talk.answered = True
-                self.joined = self.joined or message
+                self._take_number(talk, message)
+            elif isinstance(message, Refused) and self._turns:
+                log.warning("peer %r stays where it was: %s", self._name, message.reason)
+                talk.ended = True
             elif isinstance(message, Refused):
                 self._failure = self._failure or self._refused(message.reason)
+            elif isinstance(message, Turn):
+                talk.turns = message
             elif isinstance(message, Group):
                 # One of a call that gave up waiting isn't for the next.
                 if not self._broken.is_set() and talk.coming in {
                     one.coming for one in message.members
                 }:
-                    self._group, self._ready = message, None
+                    self._group, self._ready, self._in_round = message, None, True
             elif isinstance(message, Beat):
                 self.peers = message.peers
             elif isinstance(message, Agreed):
@@ -383,13 +442,27 @@ class DirectoryClient:
             self._on_loan(message)
         if isinstance(message, Gone):
             self._on_gone(message.coming)
+        if isinstance(message, Joined):
+            try:
+                self._on_joined(message)
+            except LossyError as error:
+                with self._changed:
+                    self._failure = self._failure or error
+                    self._changed.notify_all()
+
+    def _take_number(self, talk: _Talk, message: Joined) -> None:
+        """A directory takes this peer in, perhaps by another number than the one before did."""
+        had, self.joined, self._turns = self.joined, message, False
+        self._epoch = max(self._epoch, message.epoch)
+        self._where.prefer(talk.place)
+        if had is not None and had.number != message.number:
+            self._standing = [one for one in self._standing if type(one) is not Here]
 
     def _learn(self, talk: _Talk, places: Sequence[tuple[str, int]]) -> None:
         """Whom to turn to: first who serves now, then all in the same order as other peers. One
         that stands by says whom to ask instead."""
         first = [talk.place] if talk.answered else []
-        known = first + [one for one in places if one not in first]
-        self._directories = known + [one for one in self._first if one not in known]
+        self._where.learn([*first, *places], serves=talk.answered)
         talk.ended |= not talk.answered
 
     def _refused(self, reason: str) -> RendezvousError:
@@ -408,6 +481,7 @@ class _Talk:
     beat: float = 0.0
     answered: bool = False
     ended: bool = False
+    turns: Turn | None = None
     said: list[object] = field(default_factory=list)
 
 

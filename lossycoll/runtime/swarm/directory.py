@@ -23,7 +23,9 @@ from lossycoll.plan.rng import key_of
 from .apart import Apart, split
 from .protocol import (
     MOST_DIRECTORIES,
+    MOST_EPOCH,
     PLACES,
+    START,
     VERSION,
     Agreed,
     Averages,
@@ -74,6 +76,10 @@ class Peer:
     rate: int = 0
     serves: tuple[str, int] | None = None
     """Where its own directory is, for the time after this one."""
+    spare: tuple[str, int] | None = None
+    """Where it opens one if all others have gone."""
+    told: bool = False
+    """It is to turn to another directory: no round begins with it here."""
     place: Here | None = None
     offers: bool = False
     """It has a state for newcomers."""
@@ -128,6 +134,10 @@ class Directory:
         self._standby = False
         self._took_over = False
         """There may be peers that another directory knew, and this one doesn't."""
+        self.epoch = 0
+        """One more than the latest of another directory whose peers this one has taken over."""
+        self._joins_until = clock()
+        """Until then peers of a directory that has yielded say how far they were."""
         self._came = 0
         self._formed = secrets.randbits(32)
         self.peers: dict[int, Peer] = {}
@@ -140,9 +150,10 @@ class Directory:
     # ---- who is there ----
 
     def is_again(self, wanted: Join) -> bool:
-        """Whether a peer that is here still has come anew: it knows its name and its number."""
+        """Whether a peer that is here still has come anew: the same process, by the same number."""
         here = self.peers.get(wanted.number)
         same = here is not None and here.name == wanted.name
+        same = same and here is not None and here.coming[:START] == wanted.coming[:START]
         return same and wanted.session == self.session
 
     def join(self, wanted: Join) -> Joined | Refused:
@@ -163,14 +174,19 @@ class Directory:
         if self._settled is None and (came_before or self._standby):
             self._settled = self._clock() + (0.0 if others else SETTLE)
             self._took_over = self._standby or not others
+            self._standby = False
+        if came_before:
+            first = self._took_over and self._is_settling()
+            self.epoch = min(MOST_EPOCH, max(self.epoch, wanted.epoch + first))
         number = self._number_for(wanted)
-        if number is None:
-            return Refused(f"place {wanted.number} is taken meanwhile; start again")
         # Those that another directory knew say how far they were, as long as it is new here.
-        known = min(wanted.round, MOST_ROUND) if came_before and self._is_settling() else 0
+        new = came_before and (self._is_settling() or not others)
+        known = min(wanted.round, MOST_ROUND) if new else 0
         for other in others:
             other.round = max(other.round, known) if not other.group else other.round
-        latest = max((other.round for other in others), default=0)
+        if came_before and self._clock() < self._joins_until:
+            self._reach(wanted.round)
+        latest = self.round
         peer = Peer(
             number=number,
             name=wanted.name,
@@ -182,18 +198,18 @@ class Directory:
         self._came += 1
         self.peers[number] = peer
         self._seat(peer)
-        return Joined(peer.number, self.session, peer.round, LEASE)
+        return Joined(peer.number, self.session, peer.round, LEASE, self.epoch)
 
     def adopt(self, session: str) -> None:
-        """This directory is to take over a swarm's peers. Nobody is here yet."""
+        """This directory is to take over a swarm's peers. Nobody is here, maybe nobody any more."""
         self.session, self._seed = session, int(session, 16)
-        self._standby = True
+        self._standby, self._settled, self._took_over = True, None, False
 
-    def _number_for(self, wanted: Join) -> int | None:
-        """None: the one that the peer has is another's by now."""
+    def _number_for(self, wanted: Join) -> int:
+        """Another one than the peer has, if that is another's by now."""
         free = set(range(PLACES)) - self.peers.keys()
-        if wanted.number < PLACES:
-            return wanted.number if wanted.number in free else None
+        if wanted.number in free:
+            return wanted.number
         now = self._clock()
         kept = {
             n for n, (name, until) in self._former.items() if now < until and name != wanted.name
@@ -215,11 +231,17 @@ class Directory:
         """A peer has a directory of its own."""
         self.peers[number].serves = place
 
+    def spare(self, number: int, place: tuple[str, int]) -> None:
+        """A peer opens a directory there if all others have gone."""
+        self.peers[number].spare = place
+
     def directories(self) -> tuple[tuple[str, int], ...]:
         """Whom to turn to in turn, the same for all peers."""
         peers = sorted(self.peers.values(), key=lambda one: one.came)
         found = [peer.serves for peer in peers if peer.serves is not None]
-        return tuple(found[:MOST_DIRECTORIES])
+        spare = [peer for peer in peers if peer.spare is not None and peer.serves is None]
+        spare.sort(key=lambda one: one.number)
+        return tuple((found + [one.spare for one in spare if one.spare])[:MOST_DIRECTORIES])
 
     def averages(self, number: int, wanted: Averages) -> Agreed:
         """A peer says what it averages: all average the same."""
@@ -293,6 +315,38 @@ class Directory:
         now = self._clock()
         return [peer.number for peer in self.peers.values() if now - peer.seen > LEASE]
 
+    # ---- beside another directory of the swarm (reunion.py) ----
+
+    @property
+    def round(self) -> int:
+        """The one that the furthest peer averages in next."""
+        return max((peer.round for peer in self.peers.values()), default=0)
+
+    @property
+    def free(self) -> int:
+        """How many more peers there is room for."""
+        room = min(PLACES, self.grid.cells) if self._fixed else PLACES
+        return max(0, room - len(self.peers))
+
+    def takes(self, number: int, seconds: float) -> None:
+        """Peers of another directory come, which are to have the round ``number`` next: for so many
+        seconds they may say how far they were."""
+        self._joins_until = self._clock() + seconds
+        self._reach(number)
+
+    def _reach(self, number: int) -> None:
+        """Rounds go on from this one, if nobody here is as far: all, along the same axes."""
+        axes = len(self.grid.shape)
+        missing = min(number, MOST_ROUND) - self.round
+        if self.peers and missing > 0:
+            for peer in self.peers.values():
+                peer.round += -(-missing // axes) * axes
+
+    def tell_all(self) -> None:
+        """All that are here are to turn to another directory."""
+        for peer in self.peers.values():
+            peer.told, peer.cell = True, -1
+
     # ---- rounds ----
 
     def ready(self, number: int, weight: float) -> None:
@@ -312,7 +366,7 @@ class Directory:
         if self._is_settling():
             return []
         for peer in sorted(self.peers.values(), key=lambda one: (one.round, one.number)):
-            if not _is_ready(peer):
+            if not _is_ready(peer) or peer.told:
                 continue
             line = self._line(peer)
             due = [one for one in line if one.round <= peer.round and one.schema]
@@ -345,7 +399,7 @@ class Directory:
         ready = [peer.ready_at for peer in self.peers.values() if _is_ready(peer)]
         times = [peer.seen + LEASE for peer in self.peers.values()]
         for peer in self.peers.values():
-            if ready and peer.schema and not _is_ready(peer):
+            if ready and peer.schema and not _is_ready(peer) and not peer.told:
                 ends = {self._awaited_until(peer, first) for first in ready}
                 times += [end for end in ends if end > now]
         if self._settled is not None and self._settled > now:
@@ -396,7 +450,7 @@ class Directory:
         directory knew, nobody."""
         if self._is_settling():
             return []
-        found = [peer for peer in self.peers.values() if peer.seeks]
+        found = [peer for peer in self.peers.values() if peer.seeks and not peer.told]
         return [(peer.number, self._loans(peer)) for peer in found]
 
     def _loans(self, taker: Peer) -> list[Loan]:
@@ -424,22 +478,27 @@ class Directory:
         """Those that sit on the line along which a peer averages next, in order of their cells."""
         axis = self.grid.axis(peer.round)
         own = self.grid.line(np.array([peer.cell], np.int64), axis)[0]
-        cells: Cells = np.array([one.cell for one in self.peers.values()], np.int64)
+        here = self._staying()
+        cells: Cells = np.array([one.cell for one in here], np.int64)
         on = self.grid.line(cells, axis) == own
-        found = [one for one, is_on in zip(self.peers.values(), on, strict=True) if is_on]
+        found = [one for one, is_on in zip(here, on, strict=True) if is_on]
         return sorted(found, key=lambda one: one.cell)
+
+    def _staying(self) -> list[Peer]:
+        """Those that have a cell."""
+        return [one for one in self.peers.values() if not one.told]
 
     def _seat(self, peer: Peer) -> None:
         if self._regrid():
             return
-        taken = {one.cell for one in self.peers.values()}
+        taken = {one.cell for one in self._staying()}
         free = [cell for cell in range(self.grid.cells) if cell not in taken]
         peer.cell = free[key_of(self._seed, peer.number, peer.round) % len(free)]
 
     def _regrid(self) -> bool:
         """Where the grid follows the peers: a new one if they don't fit, or if half the cells or
         fewer axes would do. Then all are seated anew."""
-        count = max(1, len(self.peers))
+        count = max(1, len(self._staying()))
         best = fitting(count, self._most)
         fits = count <= self.grid.cells <= 2 * best.cells
         if self._fixed or (fits and len(self.grid.shape) <= len(best.shape)):
@@ -449,8 +508,8 @@ class Directory:
 
     def _set_grid(self, grid: Grid) -> None:
         self.grid = grid
-        for cell, number in enumerate(sorted(self.peers)):
-            self.peers[number].cell = cell
+        for cell, peer in enumerate(sorted(self._staying(), key=lambda one: one.number)):
+            peer.cell = cell
 
 
 def _member(peer: Peer) -> Member:

@@ -69,8 +69,8 @@ class Knock:
 
 
 def short(coming: str) -> bytes:
-    """What knocks have of a coming."""
-    return bytes.fromhex(coming)[:COMING]
+    """What knocks have of a coming: its end, as a process's comings all begin alike."""
+    return bytes.fromhex(coming)[-COMING:]
 
 
 def key_of(secret: Secret | None, session: str) -> bytes:

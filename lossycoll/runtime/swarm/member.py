@@ -23,13 +23,14 @@ from lossycoll.runtime.net.interfaces import choose
 from lossycoll.runtime.net.payload import payload_bytes
 
 from .client import DirectoryClient
+from .ends import End
 from .knock import key_of
 from .knocker import KEEP_SECONDS, Knocker, KnockerCounts
 from .lending import Lending
 from .loans import Taken
 from .means import Means, Round
 from .paths import Floats, Paths, outcome
-from .protocol import PLACES, Averages, Group, Here, Loan, Member, Offers, Serves
+from .protocol import PLACES, Averages, Group, Here, Joined, Loan, Member, Offers, Serves, Spare
 from .state import Snapshot
 
 MTU: Final = 1500
@@ -98,6 +99,8 @@ class SwarmMember:
         self._secret = secret
         self._rate = rate
         self._lock = threading.Lock()
+        self._opening = threading.Lock()
+        """No two ends are opened at once, nor one for a number that is another's by then."""
         self._rounds = threading.Lock()
         """One round at a time."""
         self._group: tuple[EngineGroup, list[str]] | None = None
@@ -105,81 +108,119 @@ class SwarmMember:
         self._unmet: frozenset[str] = frozenset()
         """Comings of those that are in the round, and out of reach."""
         self._schema = ""
-        self._client = DirectoryClient(directories, name, secret, self._lost, self._lend)
+        self._client = DirectoryClient(
+            directories, name, secret, self._lost, self._lend, self._came
+        )
         self._keep = keep
-        self._knocker: Knocker | None = None
-        self._paths: Paths | None = None
-        self._lending: Lending | None = None
+        self._end: End | None = None
+        """By the number that it has now; None: it isn't open yet, or not any more."""
+        self._former: list[End] = []
+        """By numbers that it had before: others may still ask for packets."""
         try:
             joined = self._client.connect(timeout)
-            self.number = joined.number
             self.session = joined.session
             # The directory of this very peer says nothing of the way to others.
             towards = None if own_directory else directories[0][0]
             self.address = choose(self._options.interface, towards).address
-            self._open(self.address)
+            self._payload = payload_bytes(MTU, 6 if ":" in self.address else 4)
+            self._means = Means(self._options.encoding, self._payload)
+            with self._opening:
+                self.number = (self._client.joined or joined).number
+                self._open()
         except BaseException:
             self.close()
             raise
 
-    def _open(self, address: str) -> None:
-        payload = payload_bytes(MTU, 6 if ":" in address else 4)
-        self._payload = payload
-        self._means = Means(self._options.encoding, payload)
-        host = Host(self.number, PLACES, address, payload_bytes=payload, options=self._options)
+    def _open(self) -> None:
+        """An engine, and what goes by its socket, for this peer's number."""
+        number = self.number
+        host = Host(
+            number, PLACES, self.address, payload_bytes=self._payload, options=self._options
+        )
         try:
             if self._secret is not None:
                 host.seal(b"", self._secret.filter(self.session))
             asides = host.asides()
-            self._place = (address, host.link().port)
+            place = (self.address, host.link().port)
             host.start(
-                int(self.session, 16),
-                [self._place if number == self.number else None for number in range(PLACES)],
+                int(self.session, 16), [place if one == number else None for one in range(PLACES)]
             )
         except BaseException:
             host.close()
             raise
-        self._knocker = Knocker(
+        knocker = Knocker(
             asides,
-            self.number,
+            number,
             key_of(self._secret, self.session),
             lambda: self._client.directories[0],
-            self._is_seen,
+            lambda seen, moved: self._is_seen(place, seen, moved),
             self._keep,
         )
-        self._paths = Paths(
-            host,
-            self.number,
-            self.session,
-            self._secret,
-            self._options,
-            self._knocker,
-            self._client.unmet,
+        paths = Paths(
+            host, number, self.session, self._secret, self._options, knocker, self._client.unmet
         )
-        self._lending = Lending(self.number, self._paths, payload)
-        self._is_seen(self._knocker.seen() or self._place, False)
+        lending = Lending(number, paths, self._payload)
+        with self._lock:
+            if self._end is not None:
+                former = self._end.lending
+                lending.schema, lending.state = former.schema, former.state
+            self._end = End(place, knocker, paths, lending)
+        self._is_seen(place, knocker.seen() or place, False)
 
-    def _is_seen(self, seen: Place, moved: bool) -> None:
-        """By the knocker's thread, too: where the world sees this peer's packets come from."""
-        self._client.say(Here(*self._place, () if seen == self._place else (seen,)))
+    def _is_seen(self, place: Place, seen: Place, moved: bool) -> None:
+        """By the knockers' threads, too: where the world sees packets of the engine at ``place``
+        come from."""
+        with self._lock:
+            if self._end is None or self._end.place != place:
+                return  # one that this peer had by another number
+            self._client.say(Here(*place, () if seen == place else (seen,)))
         if moved:  # and so are the routes that others know
             self._client.renew()
+
+    def _came(self, joined: Joined) -> None:
+        """By the client's thread: a directory has taken this peer in."""
+        with self._opening:
+            end = self._end
+            if end is None:  # it is about to be opened, or closed
+                return
+            if joined.number != self.number:
+                self._renumber(end, joined.number)
+            else:  # maybe this one sees the socket otherwise than the one before
+                end.knocker.ask()
+
+    def _renumber(self, end: End, number: int) -> None:
+        """Packets of the number that this peer had would be taken for those of another. A round or
+        a loan that is on ends as it was."""
+        with self._lock:
+            self._former.append(end)
+        self.number = number
+        try:
+            self._open()
+        except EngineError:  # of the ports that there may be, the former has the last
+            self._close_former()
+            self._open()
+
+    def _close_former(self) -> None:
+        with self._lock:
+            former, self._former = self._former, []
+        for end in former:
+            end.close()
 
     def close(self) -> None:
         """Leaves the swarm; a round that is on ends. Idempotent."""
         self._client.close()
         with self._lock:
             engine = self._group[0] if self._group else None
+            ends = [*self._former, *([self._end] if self._end is not None else [])]
         if engine is not None:
             engine.close()
-        if self._knocker is not None:
-            self._knocker.close()
-        if self._lending is not None:
-            self._lending.close()
+        for end in ends:
+            end.knocker.close()
+            end.lending.close()
         with self._rounds:  # until whoever averages is out
-            paths, self._paths = self._paths, None
-        if paths is not None:
-            paths.close()
+            self._end, self._former = None, []
+        for end in ends:
+            end.paths.close()
 
     @property
     def directories(self) -> tuple[tuple[str, int], ...]:
@@ -189,7 +230,7 @@ class SwarmMember:
     @property
     def knocks(self) -> KnockerCounts:
         """What came by the engine's socket, is no packet, and changed nothing."""
-        return KnockerCounts() if self._knocker is None else self._knocker.counts
+        return KnockerCounts() if self._end is None else self._end.knocker.counts
 
     def names(self, timeout: float = 10.0) -> tuple[str, ...]:
         """Of all peers, asked now.
@@ -202,6 +243,29 @@ class SwarmMember:
     def serves(self, host: str, port: int) -> None:
         """This peer has a directory, for the time after the present one."""
         self._client.say(Serves(host, port))
+        self._client.may_open((host, port), lambda: None)
+
+    def may_serve(self, host: str, port: int, opens: Callable[[], None]) -> None:
+        """This peer opens a directory if all others have gone.
+
+        Args:
+            host: Where: a numeric address.
+            port: And at which port.
+            opens: Does it, called by a thread of this peer, maybe more than once. May raise
+                RendezvousError.
+        """
+
+        def serves() -> None:
+            opens()
+            self._client.say(Serves(host, port))
+
+        self._client.may_open((host, port), serves)
+        self._client.say(Spare(host, port))
+
+    @property
+    def heard(self) -> tuple[tuple[str, int], ...]:
+        """Where directories are, or were, as this peer has heard."""
+        return self._client.heard
 
     def averages(
         self,
@@ -239,8 +303,9 @@ class SwarmMember:
         self._delivery = options
         if max_missing is not None and not given:
             self._delivery = replace(options, max_missing=max_missing)
-        if self._lending is not None:
-            self._lending.schema = schema
+        with self._lock:
+            if self._end is not None:
+                self._end.lending.schema = schema
 
     # ---- states ----
 
@@ -251,10 +316,13 @@ class SwarmMember:
             state: What to lend: called by a thread of this peer, whenever somebody asks. None:
                 nothing any more.
         """
-        if self._lending is not None:
-            had, self._lending.state = self._lending.state, state
-            if had is not None or state is not None:
-                self._client.say(Offers(int(state is not None)))
+        with self._lock:
+            if self._end is None:
+                return
+            lending = self._end.lending
+            had, lending.state = lending.state, state
+        if had is not None or state is not None:
+            self._client.say(Offers(int(state is not None)))
 
     def borrow(
         self, own: Snapshot | None, lenders: int, most: int, timeout: float = 10.0
@@ -276,15 +344,16 @@ class SwarmMember:
         """
         begin = time.monotonic()
         loans = self._client.loans(lenders, timeout)
-        if self._lending is None:
+        end = self._end
+        if end is None:
             raise ClosedError(f"peer {self.number} has left the swarm")
         left = max(LEAST_SECONDS, begin + timeout - time.monotonic())
-        return self._lending.borrow(loans, own, most, left) if loans else None
+        return end.lending.borrow(loans, own, most, left) if loans else None
 
     def _lend(self, loan: Loan) -> None:
         """By the client's thread."""
-        if self._lending is not None:
-            self._lending.lend(loan)
+        if self._end is not None:
+            self._end.lending.lend(loan)
 
     # ---- a round ----
 
@@ -304,16 +373,21 @@ class SwarmMember:
             RendezvousError: The directory refuses this peer.
         """
         with self._rounds:
-            return self._average(values, weight, timeout)
+            self._close_former()
+            try:
+                return self._average(values, weight, timeout)
+            finally:
+                self._client.round_over()
 
     def _average(self, values: Floats, weight: float, timeout: float) -> RoundReport:
         begin = time.monotonic()
-        paths = self._paths
-        if paths is not None:
-            paths.close_over()
+        if self._end is not None:
+            self._end.paths.close_over()
         group = self._client.next_group(weight, timeout)
-        if paths is None:
+        end = self._end  # it may have got another number meanwhile
+        if end is None:
             raise ClosedError(f"peer {self.number} has left the swarm")
+        paths = end.paths
         formed = time.monotonic()
         left = max(LEAST_SECONDS, begin + timeout - formed)
         numbers = tuple(member.number for member in group.members)
@@ -346,9 +420,9 @@ class SwarmMember:
         """Returns contributions per value, and the share of values that stayed."""
         members, world = group.members, len(group.members)
         numbers = [member.number for member in members]
-        if self.number not in numbers:
-            raise EngineError(f"peer {self.number}: not in the group that it was told of")
-        rank = numbers.index(self.number)
+        if paths.number not in numbers:
+            raise EngineError(f"peer {paths.number}: not in the group that it was told of")
+        rank = numbers.index(paths.number)
         paths.forget_gone()
         one = Round(self._means, members, rank, values)
         engine = self._engine_of(paths, group.number, members, rank)
@@ -391,7 +465,7 @@ class SwarmMember:
     def _engine_of(
         self, paths: Paths, number: int, members: Sequence[Member], rank: int
     ) -> EngineGroup:
-        others = [member for member in members if member.number != self.number]
+        others = [member for other, member in enumerate(members) if other != rank]
         unmet = paths.admit_all(others, members[rank].coming)
         self._unmet = frozenset(member.coming for member in unmet)
         engine = paths.group(number, members)
@@ -405,8 +479,10 @@ class SwarmMember:
 
     def _lost(self, coming: str) -> None:
         """By the client's thread."""
-        if self._paths is not None:
-            self._paths.gone(coming)
+        with self._lock:
+            ends = [*self._former, *([self._end] if self._end is not None else [])]
+        for end in ends:
+            end.paths.gone(coming)
         with self._lock:  # a group that is made meanwhile looks who has gone
             engine, comings = self._group or (None, [])
         if engine is not None and coming in comings:

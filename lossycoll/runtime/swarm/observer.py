@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from lossycoll.errors import RendezvousError
 from lossycoll.runtime.membership.messages import Malformed
 
 from .knock import DIRECTORY, KNOCK_BYTES, Forged, Kind, Knock, pack, unpack
@@ -41,40 +40,25 @@ class Observer:
     """Beside a listener of TCP, on the same address and port.
 
     Args:
-        host: Numeric address.
-        port: Of the listener.
+        bound: A socket that has the address (ports.py); the observer's from then on.
         key: What knocks of the swarm are known by, at present.
         clock: In seconds.
-
-    Raises:
-        RendezvousError: The port is taken.
     """
 
     def __init__(
         self,
-        host: str,
-        port: int,
+        bound: socket.socket,
         key: Callable[[], bytes],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._key = key
         self._clock = clock
         self._credit, self._credited = BURST, clock()
         self.counts = ObserverCounts()
-        self._socket = socket.socket(family, socket.SOCK_DGRAM)
-        try:
-            self._socket.bind((host, port))
-        except OSError as error:
-            self._socket.close()
-            raise RendezvousError(
-                f"no directory at {host}:{port}: its UDP port: {error.strerror}; peers ask there "
-                f"how they are seen, so it needs the port in TCP and UDP"
-            ) from error
-        self._socket.setblocking(False)
+        self._socket = bound
         # An answer has to leave from the address that was asked, of several that the host may have.
         with contextlib.suppress(OSError):
-            if family == socket.AF_INET:
+            if bound.family == socket.AF_INET:
                 self._socket.setsockopt(socket.IPPROTO_IP, IP_PKTINFO, 1)
             else:
                 self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)

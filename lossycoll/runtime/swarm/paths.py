@@ -78,7 +78,7 @@ class Paths:
         unmet: Callable[[Sequence[str]], None],
     ) -> None:
         self._host: Host | None = host
-        self._number = number
+        self.number: Final = number
         self._session = session
         self._secret = secret
         self._options = options
@@ -105,7 +105,7 @@ class Paths:
         """
         if self.admit_all([member], own):
             raise EngineError(
-                f"peer {self._number}: no route to peer {member.number} at {_listed(member)}: UDP "
+                f"peer {self.number}: no route to peer {member.number} at {_listed(member)}: UDP "
                 f"packets between the two are lost, both ways or one"
             )
 
@@ -198,12 +198,12 @@ class Paths:
             ClosedError: This peer has left the swarm.
         """
         numbers = tuple(member.number for member in members)
-        if self._number not in numbers:
-            raise EngineError(f"peer {self._number}: not in the group that it was told of")
+        if self.number not in numbers:
+            raise EngineError(f"peer {self.number}: not in the group that it was told of")
         with self._lock:
             return EngineGroup(
                 self._engine(),
-                numbers.index(self._number),
+                numbers.index(self.number),
                 len(members),
                 number=number,
                 fault_group=number,
@@ -291,7 +291,7 @@ class Paths:
 
     def _engine(self) -> Host:
         if self._host is None:
-            raise ClosedError(f"peer {self._number} has left the swarm")
+            raise ClosedError(f"peer {self.number} has left the swarm")
         return self._host
 
 

@@ -12,23 +12,28 @@ from typing import Any, Final, TypeAlias
 
 from lossycoll.runtime.membership.messages import Malformed, from_json
 
-VERSION: Final = 3
+VERSION: Final = 4
 PLACES: Final = 128
 """Peers that a swarm has room for: numbers are below it."""
+START: Final = 16
+"""Of a coming: the digits that all connections of a process have in common."""
 MOST_WEIGHT: Final = 1e6
 LONGEST_NAME: Final = 64
-MOST_DIRECTORIES: Final = 8
+MOST_DIRECTORIES: Final = 16
 MOST_OTHERS: Final = 2
 """Further places of a peer."""
+MOST_EPOCH: Final = 1 << 40
 _HEX: Final = re.compile("[0-9a-f]{16,64}")
 
 # The names of these types choose the checks of the fields that have them.
 Name: TypeAlias = str
 Hex: TypeAlias = str
+Schema: TypeAlias = str
 Host: TypeAlias = str
 Port: TypeAlias = int
 Number: TypeAlias = int
 Count: TypeAlias = int
+Epoch: TypeAlias = int
 Flag: TypeAlias = int
 Id: TypeAlias = int
 Weight: TypeAlias = float
@@ -42,7 +47,8 @@ Comings: TypeAlias = tuple[str, ...]
 @dataclass(frozen=True, slots=True)
 class Join:
     """From a peer, first of all. ``number``, ``session`` and ``round``: what it has had since it
-    came; PLACES, zeros and 0 if nothing. ``coming``: drawn each time that it starts."""
+    came; PLACES, zeros and 0 if nothing. ``coming``: drawn for each connection, but for START
+    digits."""
 
     version: Count
     name: Name
@@ -50,6 +56,7 @@ class Join:
     number: Count
     session: Hex
     round: Count
+    epoch: Epoch = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +67,7 @@ class Joined:
     session: Hex
     round: Count
     lease: Weight
+    epoch: Epoch = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +90,42 @@ class Here:
 @dataclass(frozen=True, slots=True)
 class Serves:
     """From a peer that has joined: it has a directory that others may turn to if this one ends."""
+
+    host: Host
+    port: Port
+
+
+@dataclass(frozen=True, slots=True)
+class Spare:
+    """From a peer that has joined: it opens a directory there if all others have gone."""
+
+    host: Host
+    port: Port
+
+
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """From a directory to another one, and back: how it stands. ``peers``: heard from just now;
+    ``free``: how many more it has room for; ``schema`` and ``wire``: of what they average; ``host``
+    and ``port``: where it is; ``takes``, in the answer: the peers of the one that asks may come,
+    which then yields."""
+
+    session: Hex
+    id: Hex
+    epoch: Epoch
+    peers: Count
+    free: Count
+    round: Count
+    schema: Schema
+    wire: Name
+    host: Host
+    port: Port
+    takes: Flag
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """To a peer: it is to turn to that directory when its round is over. From a peer: it does."""
 
     host: Host
     port: Port
@@ -216,6 +260,9 @@ Message: TypeAlias = (
     | Refused
     | Here
     | Serves
+    | Spare
+    | Rival
+    | Turn
     | Directories
     | Averages
     | Agreed
@@ -289,6 +336,10 @@ def _hex(value: Any) -> str:
     return value
 
 
+def _schema(value: Any) -> str:
+    return "" if value == "" else _hex(value)
+
+
 def _host(value: Any) -> str:
     try:
         return str(ipaddress.ip_address(value if type(value) is str else ""))
@@ -359,10 +410,12 @@ def _comings(value: Any) -> tuple[str, ...]:
 _CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "Name": _name,
     "Hex": _hex,
+    "Schema": _schema,
     "Host": _host,
     "Port": _between(1, 65535),
     "Number": _between(0, PLACES - 1),
     "Count": _between(0, (1 << 53) - 1),
+    "Epoch": _between(0, MOST_EPOCH),
     "Flag": _between(0, 1),
     "Id": _between(1, (1 << 32) - 1),
     "Weight": _weight,
@@ -379,5 +432,6 @@ _KINDS: Final[Mapping[str, type]] = {
     for kind in (
         *(Join, Joined, Refused, Here, Serves, Directories, Averages, Agreed, Who, Peers),
         *(Ready, Group, Unmet, Offers, Seek, Loan, Found, Gone, Beat, Leave),
+        *(Spare, Rival, Turn),
     )
 }

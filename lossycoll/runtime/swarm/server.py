@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import select
 import socket
@@ -21,8 +22,11 @@ from lossycoll.runtime.membership.sealed_framing import framed_with
 
 from .directory import GROUP_SIZE, PATIENCE, Directory
 from .knock import key_of
+from .lookout import Lookout
 from .observer import Observer, ObserverCounts
+from .ports import Ports, bound_to
 from .protocol import (
+    MOST_DIRECTORIES,
     PLACES,
     Averages,
     Beat,
@@ -38,20 +42,23 @@ from .protocol import (
     Peers,
     Ready,
     Refused,
+    Rival,
     Seek,
     Serves,
+    Spare,
+    Turn,
     Unmet,
     Who,
     pack,
     unpack,
 )
+from .reunion import Reunion
+from .whereabouts import Place
 
 JOIN_SECONDS: Final = 5.0
 """A stranger that hasn't joined by then is dropped."""
 STRANGERS: Final = 64
 ACCEPT_AGAIN_SECONDS: Final = 0.05
-TRIES: Final = 16
-"""To find a port that is free in TCP and UDP, where any will do."""
 log: Final = logging.getLogger("lossycoll")
 
 
@@ -64,6 +71,24 @@ class _Link:
     watches_out: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The peer whose directory one is.
+
+    Attributes:
+        name: The peer's.
+        elsewhere: Whom it turns to in turn.
+        others: Where it has heard of directories, now or earlier.
+        stands_by: The directory takes nobody in before this peer has come: others hear whom to ask
+            instead.
+    """
+
+    name: str
+    elsewhere: Callable[[], Sequence[Place]]
+    others: Callable[[], Sequence[Place]]
+    stands_by: bool
+
+
 class DirectoryServer:
     """Serves from when it is made until ``close``.
 
@@ -74,7 +99,10 @@ class DirectoryServer:
         shape: As for :class:`Directory`.
         most: As for :class:`Directory`.
         patience: As for :class:`Directory`.
-        session: As for :class:`Directory`.
+        session: As for :class:`Directory`. One that stands by takes over its peers.
+        owner: None: it is nobody's.
+        bound: Sockets that have the address already, which are the server's from then on; None: it
+            makes them.
 
     Raises:
         RendezvousError: The port is taken, or the address isn't this machine's.
@@ -90,6 +118,8 @@ class DirectoryServer:
         most: int = GROUP_SIZE,
         patience: float = PATIENCE,
         session: str = "",
+        owner: Owner | None = None,
+        bound: Ports | None = None,
     ) -> None:
         self._secret = secret
         self._directory = Directory(
@@ -97,11 +127,19 @@ class DirectoryServer:
         )
         self._knock_key = "", b""
         """Of which session it is."""
-        self._listener, self._observer = _opened(host, port, self._key)
-        self.port: int = self._listener.getsockname()[1]
-        self._owner = ""
-        """Who must come first; "": anybody may come."""
-        self._elsewhere: Callable[[], Sequence[tuple[str, int]]] = tuple
+        ports = bound or bound_to(host, port)
+        try:
+            ports.tcp.listen(PLACES)
+        except OSError as error:
+            ports.close()
+            raise RendezvousError(f"no directory at {host}:{port}: {error.strerror}") from error
+        self._listener, self._observer = ports.tcp, Observer(ports.udp, self._key)
+        self.port: int = ports.port
+        self._owner = owner or Owner("", tuple, tuple, stands_by=False)
+        self._stands_by = self._owner.stands_by
+        if self._stands_by and session:
+            self._directory.adopt(session)
+        self._reunion = Reunion(time.monotonic, self._directory)
         self._links: dict[int, _Link] = {}
         self._of_peer: dict[int, _Link] = {}
         self._poller = select.epoll()
@@ -109,14 +147,10 @@ class DirectoryServer:
         self._poller.register(self._listener.fileno(), select.EPOLLIN)
         self._poller.register(self._observer.fileno(), select.EPOLLIN)
         self._poller.register(self._wake, select.EPOLLIN)
+        self._lookout = Lookout(self._reunion, secret, self._poller, host, self.port)
         self._stop = False
         self._thread = threading.Thread(target=self._run, name="lossycoll-directory", daemon=True)
         self._thread.start()
-
-    def stand_by(self, owner: str, elsewhere: Callable[[], Sequence[tuple[str, int]]]) -> None:
-        """Takes nobody in before the peer named ``owner`` has come, whose directory this is: others
-        hear whom to ask instead. Before anybody can know this directory."""
-        self._owner, self._elsewhere = owner, elsewhere
 
     def adopt(self, session: str) -> None:
         """Peers of this swarm may come, when their directory has ended. While nobody is here."""
@@ -143,6 +177,7 @@ class DirectoryServer:
             while not self._stop:
                 self._turn()
         finally:
+            self._lookout.close()
             for link in list(self._links.values()):
                 link.framed.close()
             self._listener.close()
@@ -157,13 +192,16 @@ class DirectoryServer:
         return self._knock_key[1]
 
     def _turn(self) -> None:
-        wakes = self._directory.wakes()
-        wait = 1.0 if wakes is None else min(1.0, max(0.001, wakes - time.monotonic()))
+        wakes = min(self._directory.wakes() or math.inf, self._lookout.wakes())
+        wait = min(1.0, max(0.001, wakes - time.monotonic()))
         for fd, flags in self._poller.poll(wait):
             if fd == self._listener.fileno():
                 self._accept()
             elif fd == self._observer.fileno():
                 self._observer.serve()
+            elif self._lookout.asks(fd):
+                if self._lookout.serve(fd, flags):
+                    self._tell_to_turn()
             elif fd in self._links:
                 link = self._links[fd]
                 try:
@@ -176,7 +214,12 @@ class DirectoryServer:
             if now - link.since > JOIN_SECONDS:
                 self._drop(link)
         for number in self._directory.overdue():
+            self._remember(number)
             self._lose(number)
+        if self._reunion.ends():
+            self._directory.adopt(self._directory.session)
+            self._stands_by = bool(self._owner.name)
+        self._lookout.turn(self._owner.others())
         for group in self._directory.form():
             for member in group.members:
                 self._tell(member.number, group)
@@ -219,6 +262,9 @@ class DirectoryServer:
         if link.number < 0:
             if isinstance(message, Join):
                 self._join(link, message)
+            elif isinstance(message, Rival):
+                own = self._lookout.place(link.framed.end)
+                link.framed.write(pack(self._reunion.asked(message, own)))
             else:
                 self._drop(link)
             return
@@ -228,6 +274,13 @@ class DirectoryServer:
         elif isinstance(message, Serves):
             self._directory.serves(link.number, (message.host, message.port))
             self._tell_directories()
+        elif isinstance(message, Spare):
+            before = self._directory.directories()
+            self._directory.spare(link.number, (message.host, message.port))
+            if self._directory.directories() != before:
+                self._tell_directories()
+        elif isinstance(message, Turn):
+            self._lose(link.number, turns=True)
         elif isinstance(message, Averages):
             self._tell(link.number, self._directory.averages(link.number, message))
         elif isinstance(message, Who):
@@ -243,15 +296,16 @@ class DirectoryServer:
         elif isinstance(message, Beat):
             self._tell(link.number, Beat(len(self._directory.peers)))
         elif isinstance(message, Leave):
-            self._end(link)
+            self._lose(link.number)
 
     def _join(self, link: _Link, wanted: Join) -> None:
-        if self._owner not in ("", wanted.name):
-            link.framed.write(pack(Directories(tuple(self._elsewhere()))))
+        places = self._instead(wanted)
+        if places is not None:
+            link.framed.write(pack(Directories(tuple(places[:MOST_DIRECTORIES]))))
             link.framed.finish()
             self._drop(link)
             return
-        self._owner = ""
+        self._stands_by = False
         if self._directory.is_again(wanted):  # its former connection has ended unseen
             self._lose(wanted.number)
         answer = self._directory.join(wanted)
@@ -264,6 +318,20 @@ class DirectoryServer:
         if isinstance(answer, Refused):
             link.framed.finish()
             self._drop(link)
+
+    def _instead(self, wanted: Join) -> list[Place] | None:
+        """Whom a peer that comes should ask; None: it is right here."""
+        is_owner = wanted.name == self._owner.name
+        if self._stands_by and not is_owner:
+            return list(self._owner.elsewhere())
+        place = None if is_owner else self._reunion.elsewhere(wanted)
+        return None if place is None else [place]
+
+    def _tell_to_turn(self) -> None:
+        assert self._reunion.to is not None
+        log.info("directory: its peers turn to %s:%d", *self._reunion.to)
+        for number in list(self._of_peer):
+            self._tell(number, Turn(*self._reunion.to))
 
     def _tell_directories(self) -> None:
         for number in list(self._of_peer):
@@ -286,18 +354,28 @@ class DirectoryServer:
     def _end(self, link: _Link) -> None:
         """The connection is over, and so is the peer, until it comes again."""
         if link.number >= 0:
+            self._remember(link.number)
             self._lose(link.number)
         else:
             self._drop(link)
 
-    def _lose(self, number: int) -> None:
+    def _remember(self, number: int) -> None:
+        """A peer that is lost may live in another part of the swarm, and serve there."""
+        peer, listed = self._directory.peers.get(number), self._directory.directories()
+        for place in (peer.spare, peer.serves) if peer is not None else ():
+            if place in listed:
+                self._reunion.learn(place)
+
+    def _lose(self, number: int, *, turns: bool = False) -> None:
+        """``turns``: to another directory; whoever may still need its packets has them."""
         link = self._of_peer.pop(number, None)
         if link is not None:
             link.number = -1
             self._drop(link)
         before = self._directory.directories()
         for other, coming in self._directory.lost(number):
-            self._tell(other, Gone(coming))
+            if not turns:
+                self._tell(other, Gone(coming))
         if self._directory.directories() != before:
             self._tell_directories()
 
@@ -306,30 +384,3 @@ class DirectoryServer:
             with contextlib.suppress(OSError):
                 self._poller.unregister(link.framed.fd)
             link.framed.close()
-
-
-def _opened(host: str, port: int, key: Callable[[], bytes]) -> tuple[socket.socket, Observer]:
-    """A listener, and an observer on the same port."""
-    for turn in range(TRIES):
-        listener = _listening(host, port)
-        try:
-            return listener, Observer(host, listener.getsockname()[1], key)
-        except RendezvousError:
-            listener.close()
-            if port or turn == TRIES - 1:
-                raise
-    raise AssertionError
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(PLACES)
-    except OSError as error:
-        listener.close()
-        raise RendezvousError(f"no directory at {host}:{port}: {error.strerror}") from error
-    listener.setblocking(False)
-    return listener

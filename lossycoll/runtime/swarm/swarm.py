@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import secrets
 import socket
@@ -17,11 +18,13 @@ from lossycoll.runtime.keys.aead import check_library
 from lossycoll.runtime.keys.secret import find_secret, secret_of
 
 from .member import SwarmMember
-from .server import DirectoryServer
+from .ports import Ports, bound_to
+from .server import DirectoryServer, Owner
 
 POLL_SECONDS: Final = 0.05
 MOST_RATE: Final = 1e12
 ANY_ADDRESS: Final = ("0.0.0.0", "::")
+log: Final = logging.getLogger("lossycoll")
 
 
 class Swarm:
@@ -41,6 +44,8 @@ class Swarm:
             of a group say theirs, those with slower links own less of what is averaged. 0: the
             option ``pace``, if there is one.
         timeout: Seconds to join in.
+        may_serve: A peer that doesn't listen may all the same open a directory, at a port that it
+            reserves, if all others have gone.
 
     Raises:
         OptionError: An address, the secret or an option can't be.
@@ -58,6 +63,7 @@ class Swarm:
         options: Options | None = None,
         bandwidth: float = 0.0,
         timeout: float = 30.0,
+        may_serve: bool = True,
     ) -> None:
         if not 0 <= bandwidth <= MOST_RATE:
             raise OptionError(f"bandwidth is {bandwidth}, wanted 0 to {MOST_RATE:g} bytes/s")
@@ -72,13 +78,14 @@ class Swarm:
         is_any = host in ANY_ADDRESS
         self._member: SwarmMember | None = None
         self._server: DirectoryServer | None = None
-        if listen or not join:
-            self._server = DirectoryServer(host, port, found)
-            places = places or [("127.0.0.1" if is_any else host, self._server.port)]
+        self._reserved: Ports | None = None
+        self._secret = found
         self.name = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
+        if listen or not join:
+            owner = self._owner(stands_by=bool(join))
+            self._server = DirectoryServer(host, port, found, owner=owner)
+            places = places or [("127.0.0.1" if is_any else host, self._server.port)]
         atexit.register(self.close)  # threads that still run then would bring the interpreter down
-        if self._server is not None and join:
-            self._server.stand_by(self.name, self._directories)
         try:
             self._member = SwarmMember(
                 places,
@@ -91,6 +98,8 @@ class Swarm:
             )
             if self._server is not None:
                 self._serve(self._member.address if is_any else host, joins=bool(join))
+            elif may_serve:
+                self._reserve(self._member)
         except BaseException:
             self.close()
             raise
@@ -103,8 +112,40 @@ class Swarm:
             self._server.adopt(self.member.session)
         self.member.serves(host, self._server.port)
 
-    def _directories(self) -> tuple[tuple[str, int], ...]:
-        return () if self._member is None else self._member.directories
+    def _reserve(self, member: SwarmMember) -> None:
+        """A port at which others may find a directory of this peer, if there is no other."""
+        try:
+            self._reserved = bound_to(member.address, 0)
+        except RendezvousError as error:
+            log.warning("peer %r may not serve: %s", self.name, error)
+            return
+        port = self._reserved.port
+        member.may_serve(member.address, port, lambda: self._open(member, port))
+
+    def _open(self, member: SwarmMember, port: int) -> None:
+        """By a thread of the peer, which ends before the swarm is closed."""
+        if self._server is not None:
+            return
+        bound, self._reserved = self._reserved, None
+        self._server = DirectoryServer(
+            member.address,
+            port,
+            self._secret,
+            session=member.session,
+            owner=self._owner(stands_by=True),
+            bound=bound,
+        )
+        self._address = joined_text(member.address, port)
+        log.info("peer %r has opened a directory at %s", self.name, self._address)
+
+    def _owner(self, *, stands_by: bool) -> Owner:
+        def elsewhere() -> tuple[tuple[str, int], ...]:
+            return () if self._member is None else self._member.directories
+
+        def others() -> tuple[tuple[str, int], ...]:
+            return () if self._member is None else self._member.heard
+
+        return Owner(self.name, elsewhere, others, stands_by)
 
     @property
     def address(self) -> str:
@@ -170,6 +211,9 @@ class Swarm:
         if self._member is not None:
             self._member.close()
             self._member = None
+        if self._reserved is not None:
+            self._reserved.close()
+            self._reserved = None
         if self._server is not None:
             self._server.close()
 

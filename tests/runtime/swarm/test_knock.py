@@ -20,7 +20,7 @@ from lossycoll.runtime.swarm.knock import (
     short,
     unpack,
 )
-from lossycoll.runtime.swarm.protocol import PLACES
+from lossycoll.runtime.swarm.protocol import PLACES, START
 
 SECRET = Secret.of(b"a secret of tests")
 KEY = key_of(SECRET, "5" * 16)
@@ -33,6 +33,11 @@ KNOCKS = [
     Knock(Kind.TAKEN, 2, 1, nonce=NONCE, echo=NONCE),
     Knock(Kind.ALIVE, 2, 1, short("0f" * 16)),
 ]
+
+
+def test_comings_of_one_process_differ() -> None:
+    start = "0f" * (START // 2)
+    assert short(start + "1" * 16) != short(start + "2" * 16)
 
 
 @pytest.mark.parametrize("knock", KNOCKS, ids=lambda one: one.kind.name)

@@ -310,7 +310,7 @@ def test_a_lender_asked_for_what_there_is_not(
     newcomer = peers.come("newcomer")
     caplog.set_level(logging.INFO, "lossycoll")
     (loan,) = newcomer._client.loans(1, 10.0)
-    pair = newcomer._lending._pair(loan, loans.TAKER)  # type: ignore[union-attr]
+    pair = newcomer._end.lending._pair(loan, loans.TAKER)  # type: ignore[union-attr]
     size = np.zeros(1, np.uint64)
     pair.move([size.view(np.uint8)], loans.LENDER)
     pair.move([np.empty(int(size[0]), np.uint8)], loans.LENDER)

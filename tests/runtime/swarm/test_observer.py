@@ -21,6 +21,7 @@ from lossycoll.runtime.swarm.knock import (
     unpack,
 )
 from lossycoll.runtime.swarm.observer import BURST, RATE, TAKEN_AT_ONCE, Observer
+from lossycoll.runtime.swarm.ports import bound_to
 from lossycoll.runtime.swarm.server import DirectoryServer
 from tests.runtime.swarm.test_member import SECRET, directory, peers, together
 from tests.support.waiting import until
@@ -41,7 +42,7 @@ class Asker:
 
     def __init__(self, stack: ExitStack, host: str = "127.0.0.1") -> None:
         self.now = 0.0
-        self.observer = Observer(host, 0, lambda: KEY, lambda: self.now)
+        self.observer = Observer(bound_to(host, 0).udp, lambda: KEY, lambda: self.now)
         stack.callback(self.observer.close)
         self.port = self.observer._socket.getsockname()[1]
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -133,6 +134,8 @@ def test_what_strangers_say_of_an_address_is_not_believed(
     server = DirectoryServer("127.0.0.1", 0, secret, patience=20.0)
     stack.callback(server.close)
     one, other = peers(stack, ("127.0.0.1", server.port), "ab", secret)
+    end = one._end
+    assert end is not None
     stranger = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
     wrong, right = key_of(secret, "6" * 16), key_of(secret, one.session)
     lie = Knock(
@@ -141,13 +144,12 @@ def test_what_strangers_say_of_an_address_is_not_believed(
     sent = {"forged": pack(lie, wrong), "stale": pack(lie, right), "dropped": b"ASID" + bytes(200)}
     sent["malformed"] = b"ASID"
     for data in sent.values():
-        stranger.sendto(data, one._place)
+        stranger.sendto(data, end.place)
     for name in sent:
         until(lambda name=name: getattr(one.knocks, name) > 0)  # type: ignore[misc]
     stranger.sendto(pack(QUESTION, wrong), ("127.0.0.1", server.port))
     until(lambda: server.observed.forged > 0)
-    assert one._knocker is not None
-    assert one._knocker.seen() == one._place
+    assert end.knocker.seen() == end.place
     assert server._directory.peers[one.number].place.others == ()  # type: ignore[union-attr]
     values = [np.full(800, float(peer), np.float32) for peer in range(2)]
     assert {report.failure for report in together([one, other], values)} == {""}
@@ -160,8 +162,9 @@ def test_a_peer_whose_address_changes_comes_anew(stack: ExitStack) -> None:
     comings = []
     join = one._client._talk
     assert before is not None
+    assert one._end is not None
     one._client._talk = lambda place: comings.append(place) or join(place)  # type: ignore[assignment,func-returns-value]
-    one._is_seen(seen, moved=True)
+    one._is_seen(one._end.place, seen, moved=True)
     until(lambda: len(comings) > 0)
     assert one.names() == ("a",)
     assert any(getattr(said, "others", ()) == (seen,) for said in one._client._standing)

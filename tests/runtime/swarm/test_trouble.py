@@ -215,7 +215,7 @@ def test_paths_to_those_that_have_gone_are_forgotten(stack: ExitStack) -> None:
     (last,) = peers(stack, place, "z", None)
     means([one, last])
     means([one, last])
-    assert one._paths is not None
-    assert len(one._paths._known) == 1
-    assert len(one._paths._over) <= 2
+    assert one._end is not None
+    assert len(one._end.paths._known) == 1
+    assert len(one._end.paths._over) <= 2
     assert one._schema == SCHEMA

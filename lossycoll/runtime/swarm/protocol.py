@@ -28,6 +28,7 @@ _HEX: Final = re.compile("[0-9a-f]{16,64}")
 # The names of these types choose the checks of the fields that have them.
 Name: TypeAlias = str
 Hex: TypeAlias = str
+Coming: TypeAlias = str
 Schema: TypeAlias = str
 Host: TypeAlias = str
 Port: TypeAlias = int
@@ -52,7 +53,7 @@ class Join:
 
     version: Count
     name: Name
-    coming: Hex
+    coming: Coming
     number: Count
     session: Hex
     round: Count
@@ -182,7 +183,7 @@ class Member:
     number: Number
     host: Host
     port: Port
-    coming: Hex
+    coming: Coming
     weight: Weight
     rate: Count = 0
     others: Others = ()
@@ -239,7 +240,7 @@ class Gone:
     """To members of its latest group: this peer is lost, or has left. Another coming of it may be
     there already."""
 
-    coming: Hex
+    coming: Coming
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,6 +337,13 @@ def _hex(value: Any) -> str:
     return value
 
 
+def _coming(value: Any) -> str:
+    found = _hex(value)
+    if len(found) % 2:  # knocks have its last bytes
+        raise Malformed(f"{value!r} is no coming: half a byte is too much")
+    return found
+
+
 def _schema(value: Any) -> str:
     return "" if value == "" else _hex(value)
 
@@ -404,12 +412,13 @@ def _places(most: int) -> Callable[[Any], tuple[tuple[str, int], ...]]:
 def _comings(value: Any) -> tuple[str, ...]:
     if type(value) is not list or not 0 < len(value) <= PLACES:
         raise Malformed("no comings, or too many")
-    return tuple(map(_hex, value))
+    return tuple(map(_coming, value))
 
 
 _CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "Name": _name,
     "Hex": _hex,
+    "Coming": _coming,
     "Schema": _schema,
     "Host": _host,
     "Port": _between(1, 65535),

@@ -85,8 +85,8 @@ SWARM = (
     mutation(
         "late peers that nobody waits for",
         "lossycoll/runtime/swarm/directory.py",
-        "_is_ready(one) or now < self._awaited_until(one, first)",
-        "_is_ready(one) or now < first",
+        "one.is_ready or now < self._awaited_until(one, first)",
+        "one.is_ready or now < first",
         "tests/runtime/swarm/test_directory.py"
         "::test_late_peers_are_waited_for_as_long_as_earlier_rounds_teach",
     ),

@@ -10,9 +10,7 @@ what it had.
 from __future__ import annotations
 
 import secrets
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -21,6 +19,7 @@ from lossycoll.plan.grid import Cells, Grid, fitting, parse
 from lossycoll.plan.rng import key_of
 
 from .apart import Apart, split
+from .peer import Peer
 from .protocol import (
     MOST_DIRECTORIES,
     MOST_EPOCH,
@@ -34,7 +33,6 @@ from .protocol import (
     Join,
     Joined,
     Loan,
-    Member,
     Refused,
 )
 
@@ -52,54 +50,8 @@ SETTLE: Final = 2.0
 MOST_ROUND: Final = 1 << 40
 """Further than that nobody can have come."""
 MOST_CELLS: Final = 1 << 16
-KNOWN: Final = 16
-"""Rounds that it is learnt from how long peers take."""
 GROUP_SIZE: Final = 32
 """Peers in a group at most, where the grid isn't given."""
-
-
-@dataclass(slots=True)
-class Peer:
-    """One that lives. ``round``: the one that it averages in next."""
-
-    number: int
-    name: str
-    coming: str
-    round: int
-    seen: float
-    came: int
-    """How many came before it."""
-    cell: int = -1
-    schema: str = ""
-    """Of what it averages; "": nothing yet, so that nobody waits for it."""
-    wire: str = "same"
-    rate: int = 0
-    serves: tuple[str, int] | None = None
-    """Where its own directory is, for the time after this one."""
-    spare: tuple[str, int] | None = None
-    """Where it opens one if all others have gone."""
-    told: bool = False
-    """It is to turn to another directory: no round begins with it here."""
-    place: Here | None = None
-    offers: bool = False
-    """It has a state for newcomers."""
-    seeks: int = 0
-    """Of how many peers it wants a state."""
-    weight: float | None = None
-    """Of what is ready; None: nothing is."""
-    ready_at: float = 0.0
-    began: float = 0.0
-    """When its latest round began, or it said what it averages."""
-    took: deque[float] = field(default_factory=lambda: deque(maxlen=KNOWN))
-    """Seconds from the begin of a round until it was ready for the next."""
-    came_late: bool = False
-    """Others had had rounds before it said what it averages."""
-    skipped: bool = False
-    """A round has begun without it: nobody waits for it until it is ready."""
-    group: tuple[int, ...] = ()
-    """Numbers of its latest group's members."""
-    partners: set[int] = field(default_factory=set)
-    """Numbers of those that it lends its state, or takes theirs."""
 
 
 class Directory:
@@ -366,19 +318,19 @@ class Directory:
         if self._is_settling():
             return []
         for peer in sorted(self.peers.values(), key=lambda one: (one.round, one.number)):
-            if not _is_ready(peer) or peer.told:
+            if not peer.is_ready or peer.told:
                 continue
             line = self._line(peer)
             due = [one for one in line if one.round <= peer.round and one.schema]
-            here = [one for one in due if _is_ready(one) and one.round == peer.round]
-            here += [one for one in due if _is_ready(one) and not one.weight and one not in here]
+            here = [one for one in due if one.is_ready and one.round == peer.round]
+            here += [one for one in due if one.is_ready and not one.weight and one not in here]
             counts = [one.ready_at for one in here if one.weight]
             if not counts:
                 continue  # newcomers, who bring nothing
             first = min(counts)
             late = [one for one in due if one not in here]
             # Those that are ready for an earlier round will have had it soon.
-            if any(_is_ready(one) or now < self._awaited_until(one, first) for one in late):
+            if any(one.is_ready or now < self._awaited_until(one, first) for one in late):
                 continue
             out += self._begin(peer.round, here, due, line)
         return out
@@ -396,10 +348,10 @@ class Directory:
     def wakes(self) -> float | None:
         """When :meth:`form` or :meth:`overdue` may say something new by itself, on the clock."""
         now = self._clock()
-        ready = [peer.ready_at for peer in self.peers.values() if _is_ready(peer)]
+        ready = [peer.ready_at for peer in self.peers.values() if peer.is_ready]
         times = [peer.seen + LEASE for peer in self.peers.values()]
         for peer in self.peers.values():
-            if ready and peer.schema and not _is_ready(peer) and not peer.told:
+            if ready and peer.schema and not peer.is_ready and not peer.told:
                 ends = {self._awaited_until(peer, first) for first in ready}
                 times += [end for end in ends if end > now]
         if self._settled is not None and self._settled > now:
@@ -416,7 +368,7 @@ class Directory:
             lambda one: key_of(self._seed, number, one),
         )
         out = [
-            Group(number, self._number_of_group(), tuple(_member(self.peers[n]) for n in group))
+            Group(number, self._number_of_group(), tuple(self.peers[n].member for n in group))
             for group in groups
         ]
         for peer in due:
@@ -470,7 +422,7 @@ class Directory:
         for one in lent:
             one.partners.add(number)
         taker.partners.update(one.number for one in lent)
-        return [Loan(self._number_of_group(), (_member(one), _member(taker))) for one in lent]
+        return [Loan(self._number_of_group(), (one.member, taker.member)) for one in lent]
 
     # ---- the grid ----
 
@@ -510,13 +462,3 @@ class Directory:
         self.grid = grid
         for cell, peer in enumerate(sorted(self._staying(), key=lambda one: one.number)):
             peer.cell = cell
-
-
-def _member(peer: Peer) -> Member:
-    assert peer.place is not None
-    place, weight = peer.place, peer.weight or 0.0
-    return Member(peer.number, place.host, place.port, peer.coming, weight, peer.rate, place.others)
-
-
-def _is_ready(peer: Peer) -> bool:
-    return peer.weight is not None and peer.place is not None

@@ -1,0 +1,70 @@
+"""A peer, as the directory knows it."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+from .protocol import Here, Member
+
+KNOWN: Final = 16
+"""Rounds that it is learnt from how long peers take."""
+
+
+@dataclass(slots=True)
+class Peer:
+    """One that lives. ``round``: the one that it averages in next."""
+
+    number: int
+    name: str
+    coming: str
+    round: int
+    seen: float
+    came: int
+    """How many came before it."""
+    cell: int = -1
+    schema: str = ""
+    """Of what it averages; "": nothing yet, so that nobody waits for it."""
+    wire: str = "same"
+    rate: int = 0
+    serves: tuple[str, int] | None = None
+    """Where its own directory is, for the time after this one."""
+    spare: tuple[str, int] | None = None
+    """Where it opens one if all others have gone."""
+    told: bool = False
+    """It is to turn to another directory: no round begins with it here."""
+    place: Here | None = None
+    offers: bool = False
+    """It has a state for newcomers."""
+    seeks: int = 0
+    """Of how many peers it wants a state."""
+    weight: float | None = None
+    """Of what is ready; None: nothing is."""
+    ready_at: float = 0.0
+    began: float = 0.0
+    """When its latest round began, or it said what it averages."""
+    took: deque[float] = field(default_factory=lambda: deque(maxlen=KNOWN))
+    """Seconds from the begin of a round until it was ready for the next."""
+    came_late: bool = False
+    """Others had had rounds before it said what it averages."""
+    skipped: bool = False
+    """A round has begun without it: nobody waits for it until it is ready."""
+    group: tuple[int, ...] = ()
+    """Numbers of its latest group's members."""
+    partners: set[int] = field(default_factory=set)
+    """Numbers of those that it lends its state, or takes theirs."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has something to average, and others know where it is."""
+        return self.weight is not None and self.place is not None
+
+    @property
+    def member(self) -> Member:
+        """What others are told of it."""
+        assert self.place is not None
+        weight, place = self.weight or 0.0, self.place
+        return Member(
+            self.number, place.host, place.port, self.coming, weight, self.rate, place.others
+        )

@@ -47,6 +47,7 @@ GROUPS: Final = {
         "arc_topk_hook",
         "ARCTopKState",
     ),
+    "Ranks that come back": ("ElasticWorld", "WorldChange", "ShardBackup"),
     "Swarms": ("Swarm", "MoshpitAverager", "MoshpitSGD", "RoundReport", "CatchUpReport"),
     "Inference": ("wire_allreduce_",),
     "Options and scopes": ("Options", "lossy", "reliable"),

@@ -49,6 +49,9 @@ class Extensions:
 
         Args:
             rank: Of this group.
+
+        Returns:
+            Whether it left in order.
         """
         return self._endpoint.health.left(rank) is not None
 

@@ -24,6 +24,7 @@ from .matrix import (
     GOALS,
     HEADLINE,
     KINDS,
+    LONG_TASK,
     LOSSES,
     PAPER,
     PAPER_VALIDATION,
@@ -71,6 +72,11 @@ def tables(entries: Mapping[str, Result]) -> dict[str, str]:
     out["traffic"] = traffic_table(entries)
     out["dial"] = dial_table(entries, DIAL_LOSS)
     out["wires"] = wire_table(entries)
+    for world in WORLDS:
+        found = cells(entries, change)
+        out[f"long-streams-{world}"] = change_table(
+            found, LONG_TASK, world, "%", names=DIAL_GOALS, paper=False
+        )
     out["variants"] = change_table(
         cells(entries, change),
         "gpt",

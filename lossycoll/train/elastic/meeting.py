@@ -88,7 +88,7 @@ class Before:
         return {one.seat for one in members if one.start not in self.refused} - self.gone
 
     def is_enough(self, here: Collection[int], left: Collection[int]) -> bool:
-        """Whether so few members may go on without the others, of whom nothing is known.
+        """Whether so few members may continue without the others, of whom nothing is known.
 
         Args:
             here: Seats of those that are here.
@@ -240,6 +240,9 @@ class Meeting:
 
         Args:
             number: The generation's.
+
+        Returns:
+            What looks.
         """
         return Watch(self._store, number, self._seats, self._who)
 
@@ -283,7 +286,8 @@ class Meeting:
         at = self._store.add(f"places/{number}", 1) - 1
         self._store.set(f"comer/{number}/{at}", json.dumps(asdict(own)))
         watch, begin = self.watch(number), self._clock()
-        next_beat = begin
+        next_beat = latest = begin
+        known: set[str] = set()
         while not self._store.is_marked(f"members/{number}"):
             now = self._clock()
             if now >= next_beat:
@@ -292,9 +296,12 @@ class Meeting:
                 next_beat = now + BEAT_SECONDS
             others = [one for one in watch.look(now) if one.seat != self._seat]
             here = [own, *(one for one in others if not before or one.start not in before.refused)]
+            if not known >= {one.start for one in here}:
+                known |= {one.start for one in here}
+                latest = now  # the others may be close behind
             if now >= begin + SETTLE_SECONDS:
                 missing = self._missing(here, before)
-                waited = before is not None and now >= begin + grace
+                waited = before is not None and now >= latest + grace
                 seats = {one.seat for one in here}
                 # Who comes from no group leaves it to those who do: they may know better.
                 may = before is not None or all(one.before == NONE for one in here)
@@ -371,6 +378,9 @@ def member_of(text: str, seats: int, who: str) -> Member:
         text: JSON.
         seats: How many there are.
         who: This process, as errors name it.
+
+    Returns:
+        What it says.
 
     Raises:
         RendezvousError: It is something else.

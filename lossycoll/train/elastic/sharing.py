@@ -21,8 +21,19 @@ FAILED: Final = -1
 class Stateful(Protocol):
     """What has a state: modules, optimizers, schedulers."""
 
-    def state_dict(self) -> Mapping[str, Any]: ...
-    def load_state_dict(self, state_dict: Any) -> Any: ...
+    def state_dict(self) -> Mapping[str, Any]:
+        """What it has, as torch's."""
+        ...
+
+    def load_state_dict(self, state_dict: Any) -> Any:
+        """Takes what it had, as torch's.
+
+        Args:
+            state_dict: That.
+
+        Returns:
+            Anything.
+        """
 
 
 def share(parts: Sequence[Stateful], source: int) -> dict[int, str]:

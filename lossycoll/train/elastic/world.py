@@ -179,7 +179,7 @@ class ElasticWorld:
             raise self._no_group()
         if self._meeting.start in self._refused:
             raise CheckpointError(
-                f"seat {self.seat}: the others go on without this process, which couldn't take "
+                f"seat {self.seat}: the others continue without this process, which couldn't take "
                 f"their state; end it, and see why"
             ) from error
         log.warning("seat %d: leaves generation %d: %s", self.seat, self._next - 1, error)
@@ -215,7 +215,7 @@ class ElasticWorld:
                 )
             raise PeerLostError(
                 f"seat {members[rank].seat} can't take the state of seat {members[source].seat}"
-                f"{why and ': '}{why}; recover() goes on without it",
+                f"{why and ': '}{why}; recover() continues without it",
                 peer=rank,
             )
         return max(members[source].steps, 0)
@@ -336,7 +336,10 @@ class Watcher:
         self._thread.start()
 
     def boundary(self) -> bool:
-        """Whether all leave here.
+        """Counts a boundary, on all ranks.
+
+        Returns:
+            Whether all leave here.
 
         Raises:
             LossyError: The group has failed.

@@ -83,6 +83,9 @@ class ShardState:
         Args:
             plain: That.
 
+        Returns:
+            The state.
+
         Raises:
             CheckpointError: It is something else.
         """

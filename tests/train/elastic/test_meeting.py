@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from lossycoll.errors import LossyError, OperationTimeout, RendezvousError
 from lossycoll.runtime.membership.polled_store import PolledStore
 from lossycoll.train.elastic.meeting import FRESH, Before, Generation, Meeting, Member
 from tests.support.memory_store import MemoryStore
+from tests.support.waiting import until
 
 FAST = 20.0
 """Seconds of the clock in a second."""
@@ -229,13 +230,6 @@ def test_who_waits_is_seen_while_it_lives() -> None:
     until(lambda: watch.look(clock()) == [])
     assert watch.left == {2}
     third.dead = True
-
-
-def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 TWICE = '{"seat": 1, "start": "s", "steps": 0, "before": -1}'

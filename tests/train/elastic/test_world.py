@@ -225,7 +225,7 @@ def left_out(seat: int, seats: int) -> dict[str, Any]:
                     break
         except CheckpointError as error:
             failures.append(str(error))
-            with pytest.raises(CheckpointError, match="go on without this process"):
+            with pytest.raises(CheckpointError, match="continue without this process"):
                 world.recover(error, None)
             break
         except PeerLostError as error:

@@ -129,6 +129,8 @@ class DirectoryServer:
         """Of which session it is."""
         ports = bound or bound_to(host, port)
         try:
+            # For whoever listens here next, while connections of this one are on their way out.
+            ports.tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             ports.tcp.listen(PLACES)
         except OSError as error:
             ports.close()
@@ -321,11 +323,13 @@ class DirectoryServer:
 
     def _instead(self, wanted: Join) -> list[Place] | None:
         """Whom a peer that comes should ask; None: it is right here."""
-        is_owner = wanted.name == self._owner.name
-        if self._stands_by and not is_owner:
-            return list(self._owner.elsewhere())
-        place = None if is_owner else self._reunion.elsewhere(wanted)
-        return None if place is None else [place]
+        is_owner, is_new = wanted.name == self._owner.name, wanted.number == PLACES
+        place = self._reunion.elsewhere(wanted) if is_new or not is_owner else None
+        found = [] if place is None else [place]
+        # Its owner itself may be new: then the swarm is elsewhere, if it is anywhere.
+        if self._stands_by and (is_new or not is_owner):
+            return found + [one for one in self._owner.elsewhere() if one not in found]
+        return found or None
 
     def _tell_to_turn(self) -> None:
         assert self._reunion.to is not None

@@ -20,6 +20,7 @@ from lossycoll.runtime.keys.secret import find_secret, secret_of
 from .member import SwarmMember
 from .ports import Ports, bound_to
 from .server import DirectoryServer, Owner
+from .whereabouts import LOOPBACK
 
 POLL_SECONDS: Final = 0.05
 MOST_RATE: Final = 1e12
@@ -84,7 +85,9 @@ class Swarm:
         if listen or not join:
             owner = self._owner(stands_by=bool(join))
             self._server = DirectoryServer(host, port, found, owner=owner)
-            places = places or [("127.0.0.1" if is_any else host, self._server.port)]
+            # One that comes back hears from its own whom the swarm has turned to meanwhile.
+            own = LOOPBACK[":" in host] if is_any else host
+            places.append((own, self._server.port))
         atexit.register(self.close)  # threads that still run then would bring the interpreter down
         try:
             self._member = SwarmMember(

@@ -8,6 +8,7 @@ from typing import Final, TypeAlias
 
 STANDING_TRIES: Final = 20
 """Of half a second, for which one that stands by is waited for: a lease."""
+LOOPBACK: Final = ("127.0.0.1", "::1")
 MOST_HEARD: Final = 24
 MOST_SERVED: Final = 8
 
@@ -39,8 +40,12 @@ class Whereabouts:
         return (*(one for one in self._heard if one not in self._served), *self._served)
 
     def may_open(self, place: Place, opens: Callable[[], None]) -> None:
-        """A directory of this peer itself is there, or will be when ``opens`` was called."""
+        """A directory of this peer itself is there, or will be when ``opens`` was called: no other
+        place has its port on this machine's loopback."""
         self._own, self._opens = place, opens
+        same = [(host, place[1]) for host in LOOPBACK if host != place[0]]
+        self._first = [one for one in self._first if one not in same]
+        self.places = [one for one in self.places if one not in same]
 
     def learn(self, places: Sequence[Place], *, serves: bool = False) -> None:
         """Others have said whom to turn to, in this order. What was known before comes after.

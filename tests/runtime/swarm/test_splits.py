@@ -407,6 +407,34 @@ def test_those_that_are_left_elect_others(stack: ExitStack) -> None:
     newcomer.wait_for(2, 20.0)
 
 
+def test_those_that_listened_find_the_swarm_when_they_come_back(stack: ExitStack) -> None:
+    """Where it is now nobody was told; but it looks for them."""
+    first = Swarm("127.0.0.1:0", secret=TEXT, name="first")
+    stack.callback(first.close)
+    second = Swarm("0.0.0.0:0", [first.address], secret=TEXT, name="second")
+    stack.callback(second.close)
+    swarms = [Swarm(join=[first.address], secret=TEXT, name=name) for name in "ab"]
+    for swarm in swarms:
+        stack.callback(swarm.close)
+        swarm.member.averages(SCHEMA)
+    until(lambda: all(len(one.member.directories) == 4 for one in swarms))
+    places = [first.address, second.address]
+    second.close()
+    first.close()
+    mean([one.member for one in swarms], [1.0, 2.0])
+    again = Swarm(places[0], [places[1]], secret=TEXT, name="first, again")
+    stack.callback(again.close)
+    until(lambda: len(again.peers()) == 3)
+    host, _, port = places[1].rpartition(":")
+    others = [
+        Swarm(f"0.0.0.0:{port}", [f"{host}:1"], secret=TEXT, name="second, again"),
+        Swarm(join=[places[1]], secret=TEXT, name="new"),
+    ]
+    for swarm in others:
+        stack.callback(swarm.close)
+    until(lambda: len(again.peers()) == 5)
+
+
 def test_who_may_not_serve_does_not(stack: ExitStack) -> None:
     first = Swarm("127.0.0.1:0", secret=TEXT, name="first")
     stack.callback(first.close)

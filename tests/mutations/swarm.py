@@ -64,7 +64,7 @@ SWARM = (
     mutation(
         "a directory that stands by takes peers in",
         "lossycoll/runtime/swarm/server.py",
-        "if self._stands_by and not is_owner:",
+        "if self._stands_by and (is_new or not is_owner):",
         "if self._stands_by and not wanted.name:",
         "tests/runtime/swarm/test_trouble.py::test_one_that_stands_by_says_whom_to_ask",
     ),

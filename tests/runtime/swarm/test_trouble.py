@@ -84,6 +84,8 @@ def test_one_that_stands_by_says_whom_to_ask(stack: ExitStack) -> None:
     for swarm in (first, second):
         swarm.wait_for(2, 5.0)
     third = stack.enter_context(Swarm(join=[second.address], secret=SECRET, name="c"))
+    assert second._server is not None
+    assert not second._server._directory.peers
     third.wait_for(3, 5.0)
     assert first.peers() == second.peers() == third.peers() == ("a", "b", "c")
     third.member._client._broken.set()  # and so it is after its connection has broken

@@ -213,5 +213,12 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
         axis.set_title(title, fontsize=10)
         axis.set_xlabel("seconds of training")
     axes[0][0].set_ylabel("validation loss, nats per byte")
-    axes[0][0].legend(fontsize=8)
+    named: set[str] = set()
+    for axis in axes[0]:  # each variant where it comes first
+        handles, labels = axis.get_legend_handles_labels()
+        new = {label: handle for handle, label in zip(handles, labels, strict=True)}
+        new = {label: handle for label, handle in new.items() if label not in named}
+        named |= new.keys()
+        if new:
+            axis.legend(new.values(), new.keys(), fontsize=8)
     save(figure, path)

@@ -118,8 +118,8 @@ SEALING = (
     mutation(
         "a connection whose keys need one end's nonce alone",
         "lossycoll/runtime/membership/sealed_framing.py",
-        "both = self._nonce + nonce if self._connects else nonce + self._nonce",
-        "both = self._nonce if self._connects else nonce",
+        "both = self.nonce + nonce if self._connects else nonce + self.nonce",
+        "both = self.nonce if self._connects else nonce",
         "tests/runtime/membership/test_sealed_framing.py"
         "::test_a_connection_that_was_recorded_opens_nowhere",
     ),

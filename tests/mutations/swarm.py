@@ -63,7 +63,7 @@ SWARM = (
     ),
     mutation(
         "a directory that stands by takes peers in",
-        "lossycoll/runtime/swarm/server.py",
+        "lossycoll/runtime/swarm/reception.py",
         "if self._stands_by and (is_new or not is_owner):",
         "if self._stands_by and not wanted.name:",
         "tests/runtime/swarm/test_trouble.py::test_one_that_stands_by_says_whom_to_ask",

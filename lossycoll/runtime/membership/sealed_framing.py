@@ -30,27 +30,66 @@ def framed_with(secret: Secret | None, end: socket.socket, *, connects: bool) ->
     return SealedFramed(end, secret.derived("control"), connects=connects)
 
 
+class Sealing:
+    """What one end of a connection seals with, and opens with, once it has the other's nonce.
+
+    Args:
+        key: ``KEY_BYTES`` that both ends have.
+        connects: This end has made the connection.
+    """
+
+    def __init__(self, key: bytes, *, connects: bool) -> None:
+        self._key = key
+        self._connects = connects
+        self.nonce = secrets.token_bytes(NONCE_BYTES)
+        self._keys: tuple[bytes, bytes] | None = None
+        self._sent = 0
+        self._opened = 0
+
+    @property
+    def met(self) -> bool:
+        """Whether the other end's nonce is there."""
+        return self._keys is not None
+
+    def meet(self, nonce: bytes) -> bool:
+        """Takes the other end's nonce. Returns whether it is one."""
+        if len(nonce) != NONCE_BYTES:
+            return False
+        both = self.nonce + nonce if self._connects else nonce + self.nonce
+        ways = [hmac.digest(self._key, way + both, hashlib.sha256) for way in (b"there", b"back")]
+        self._keys = (ways[0], ways[1]) if self._connects else (ways[1], ways[0])
+        return True
+
+    def seal(self, body: bytes) -> bytes:
+        """The next frame to the other end, which has been met."""
+        assert self._keys is not None
+        self._sent += 1
+        return aead.seal(self._keys[0], _iv(self._sent - 1), body)
+
+    def open(self, frame: bytes) -> bytes | None:
+        """What the other end's next frame says; None: this isn't it."""
+        assert self._keys is not None
+        text = aead.open_sealed(self._keys[1], _iv(self._opened), frame)
+        self._opened += text is not None
+        return text
+
+
 class SealedFramed(Framed):
     """A :class:`Framed` of which both ends know ``key``. What is written before the other end has
     said its nonce waits for that.
 
     Args:
         end: The connection, which belongs to it from then on.
-        key: ``KEY_BYTES`` that both ends have.
-        connects: This end has made the connection.
+        key: As for :class:`Sealing`.
+        connects: As for :class:`Sealing`.
     """
 
     def __init__(self, end: socket.socket, key: bytes, *, connects: bool) -> None:
         super().__init__(end)
         self.longest = NONCE_BYTES
-        self._key = key
-        self._connects = connects
-        self._nonce = secrets.token_bytes(NONCE_BYTES)
+        self._sealing = Sealing(key, connects=connects)
         self._said = False
         self._waiting: list[bytes] = []
-        self._keys: tuple[bytes, bytes] | None = None
-        self._sent = 0
-        self._opened = 0
 
     def read(self) -> list[bytes]:
         """As :meth:`Framed.read`; a frame that doesn't open breaks the connection."""
@@ -58,11 +97,10 @@ class SealedFramed(Framed):
         self._receive()
         # One by one: each may change how long the next one may be.
         while not self.malformed and (body := self._next()) is not None:
-            if self._keys is None:
+            if not self._sealing.met:
                 self._meet(body)
                 continue
-            text = aead.open_sealed(self._keys[1], _iv(self._opened), body)
-            self._opened += 1
+            text = self._sealing.open(body)
             if text is None:
                 self.malformed = self.broken = True
             else:
@@ -73,26 +111,22 @@ class SealedFramed(Framed):
     def write(self, body: bytes) -> None:
         """As :meth:`Framed.write`."""
         self._say_nonce()
-        if self._keys is None:
+        if self._sealing.met:
+            super().write(self._sealing.seal(body))
+        else:
             self._waiting.append(body)
-            return
-        super().write(aead.seal(self._keys[0], _iv(self._sent), body))
-        self._sent += 1
 
     def _say_nonce(self) -> None:
         if not self._said:
             self._said = True
-            super().write(self._nonce)
+            super().write(self._sealing.nonce)
 
     def _meet(self, nonce: bytes) -> None:
-        if len(nonce) != NONCE_BYTES:
+        if not self._sealing.meet(nonce):
             self.malformed = self.broken = True
             return
         self.longest = LONGEST_GREETING
         self._say_nonce()
-        both = self._nonce + nonce if self._connects else nonce + self._nonce
-        ways = [hmac.digest(self._key, way + both, hashlib.sha256) for way in (b"there", b"back")]
-        self._keys = (ways[0], ways[1]) if self._connects else (ways[1], ways[0])
         waiting, self._waiting = self._waiting, []
         for body in waiting:
             self.write(body)

@@ -11,19 +11,14 @@ import logging
 import os
 import secrets
 import select
-import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from lossycoll.errors import ClosedError, LossyError, OperationTimeout, RendezvousError
-from lossycoll.runtime.keys.secret import Secret
-from lossycoll.runtime.membership.framing import Framed
 from lossycoll.runtime.membership.messages import Malformed
-from lossycoll.runtime.membership.sealed_framing import framed_with
 
 from .protocol import (
     PLACES,
@@ -55,11 +50,12 @@ from .protocol import (
     pack,
     unpack,
 )
-from .whereabouts import Whereabouts
+from .talk import Talk
+from .ways import CONNECT_SECONDS, Reach
+from .whereabouts import Place, Whereabouts
 
-CONNECT_SECONDS: Final = 5.0
 NEXT_SECONDS: Final = 2.0
-"""The same of each of several directories: enough for a packet that has to come again."""
+"""For which each of several directories is tried: enough for a packet that has to come again."""
 AGAIN_SECONDS: Final = 0.5
 """Between two tries to reach a directory."""
 MOST_UNMET: Final = 32
@@ -73,7 +69,7 @@ class DirectoryClient:
     Args:
         directories: (host, port) of each that may be asked, the first that answers is.
         name: The peer's.
-        secret: The swarm's; None: all is in clear.
+        reach: How to connect with one.
         on_gone: Called by the thread when a peer has gone, with the coming that is over.
         on_loan: Called by the thread when this peer is to lend its state.
         on_joined: Called by the thread when a directory has taken this peer in, before it says
@@ -83,15 +79,17 @@ class DirectoryClient:
 
     def __init__(
         self,
-        directories: Sequence[tuple[str, int]],
+        directories: Sequence[Place],
         name: str,
-        secret: Secret | None,
+        reach: Reach,
         on_gone: Callable[[str], None],
         on_loan: Callable[[Loan], None],
         on_joined: Callable[[Joined], None] = lambda joined: None,
     ) -> None:
         self._where = Whereabouts(directories)
-        self._secret = secret
+        self._reach = reach
+        self._trouble = ""
+        """Why no directory was reached the last time; "": one was."""
         self._on_gone = on_gone
         self._on_loan = on_loan
         self._on_joined = on_joined
@@ -129,6 +127,8 @@ class DirectoryClient:
         self._changed = threading.Condition()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closed = False
+        self.malformed = 0
+        """What came and was no message."""
         self._thread = threading.Thread(target=self._run, name="lossycoll-peer", daemon=True)
 
     # ---- by callers ----
@@ -145,21 +145,22 @@ class DirectoryClient:
         except OperationTimeout:
             raise RendezvousError(
                 f"peer {self._name!r}: no directory answers at {_listed(self._where.places)} "
-                f"within {timeout:g} s; is it running, reachable, and of the same secret?"
+                f"within {timeout:g} s; is it running, reachable, and of the same "
+                f"secret?{self._why()}"
             ) from None
         return joined
 
     @property
-    def directories(self) -> tuple[tuple[str, int], ...]:
+    def directories(self) -> tuple[Place, ...]:
         """Whom this peer turns to in turn, the one that it is connected with first."""
         return tuple(self._where.places)
 
     @property
-    def heard(self) -> tuple[tuple[str, int], ...]:
+    def heard(self) -> tuple[Place, ...]:
         """Where directories are, or were, as this peer has heard."""
         return self._where.heard
 
-    def may_open(self, place: tuple[str, int], opens: Callable[[], None]) -> None:
+    def may_open(self, place: Place, opens: Callable[[], None]) -> None:
         """A directory of this peer itself is at ``place``, or will be when ``opens`` was called, by
         the thread, when all before it have been tried in vain."""
         self._where.may_open(place, opens)
@@ -269,8 +270,11 @@ class DirectoryClient:
             raise self._failure.again()
         raise OperationTimeout(
             f"peer {self._name!r}: no answer of a directory for {timeout:g} s; tried: "
-            f"{_listed(self._where.places)}"
+            f"{_listed(self._where.places)}{self._why()}"
         )
+
+    def _why(self) -> str:
+        return f" ({self._trouble})" if self._trouble else ""
 
     def close(self) -> None:
         """Leaves the swarm: whoever waits here raises ClosedError. Idempotent."""
@@ -309,7 +313,7 @@ class DirectoryClient:
             if self._failure is None and not just_told:
                 self._pause()
 
-    def _is_next(self, place: tuple[str, int], at: int, referred: bool) -> bool:
+    def _is_next(self, place: Place, at: int, referred: bool) -> bool:
         try:
             return self._where.is_next(place, at, stands_by=referred)
         except LossyError as error:
@@ -325,19 +329,20 @@ class DirectoryClient:
             if readable.poll(1000 * left):
                 os.eventfd_read(self._wake)
 
-    def _talk(self, place: tuple[str, int]) -> bool:
+    def _talk(self, place: Place) -> bool:
         """Until the connection ends. Returns whether this peer was in the swarm by it."""
+        number, session = PLACES, "0" * 16
+        if self.joined is not None:
+            number, session = self.joined.number, self.joined.session
         try:
             seconds = CONNECT_SECONDS if len(self._where.places) < 2 else NEXT_SECONDS
-            end = socket.create_connection(place, seconds)
-            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        except OSError:
+            frames = self._reach(place, session if self.joined is not None else "", seconds)
+        except OSError as error:
+            self._trouble = str(error)
             return False
-        with contextlib.closing(framed_with(self._secret, end, connects=True)) as framed:
-            talk = _Talk(framed, place, self._start + secrets.token_hex(8), time.monotonic())
-            number, session = PLACES, "0" * 16
-            if self.joined is not None:
-                number, session = self.joined.number, self.joined.session
+        self._trouble = ""
+        with contextlib.closing(frames) as framed:
+            talk = Talk(framed, place, self._start + secrets.token_hex(8), time.monotonic())
             wanted = Join(
                 VERSION, self._name, talk.coming, number, session, self._round, self._epoch
             )
@@ -352,8 +357,8 @@ class DirectoryClient:
                 framed.finish()
         return talk.answered
 
-    def _turn(self, talk: _Talk, poller: select.poll) -> None:
-        framed = talk.framed
+    def _turn(self, talk: Talk, poller: select.poll) -> None:
+        framed = talk.frames
         lease = self.joined.lease if self.joined and talk.answered else CONNECT_SECONDS
         poller.register(framed.fd, select.POLLIN | (select.POLLOUT * framed.has_unsent))
         for fd, flags in poller.poll(1000 * lease / 4):
@@ -377,9 +382,9 @@ class DirectoryClient:
                 talk.beat = now
                 framed.write(pack(Beat(self.peers)))
 
-    def _say(self, talk: _Talk) -> None:
+    def _say(self, talk: Talk) -> None:
         """What callers want said, if it hasn't been over this connection."""
-        framed, said = talk.framed, talk.said
+        framed, said = talk.frames, talk.said
         with self._changed:
             standing, ready = list(self._standing), self._ready
             question = self._question if self._names is None else 0
@@ -401,10 +406,11 @@ class DirectoryClient:
                 framed.write(pack(asked[1]))
         talk.said = [*standing, sought, ready, question]
 
-    def _take(self, talk: _Talk, body: bytes) -> None:
+    def _take(self, talk: Talk, body: bytes) -> None:
         try:
             message: Message = unpack(body)
         except Malformed:
+            self.malformed += 1
             return
         with self._changed:
             if isinstance(message, Joined):
@@ -437,6 +443,8 @@ class DirectoryClient:
                 self._loans.append(message)
             elif isinstance(message, Found) and self._sought is not None:
                 self._found = message.loans
+            elif isinstance(message, Leave):  # the directory ends, in good order
+                talk.ended = True
             self._changed.notify_all()
         if isinstance(message, Loan) and message.members[0].coming == talk.coming:
             self._on_loan(message)
@@ -450,7 +458,7 @@ class DirectoryClient:
                     self._failure = self._failure or error
                     self._changed.notify_all()
 
-    def _take_number(self, talk: _Talk, message: Joined) -> None:
+    def _take_number(self, talk: Talk, message: Joined) -> None:
         """A directory takes this peer in, perhaps by another number than the one before did."""
         had, self.joined, self._turns = self.joined, message, False
         self._epoch = max(self._epoch, message.epoch)
@@ -458,7 +466,7 @@ class DirectoryClient:
         if had is not None and had.number != message.number:
             self._standing = [one for one in self._standing if type(one) is not Here]
 
-    def _learn(self, talk: _Talk, places: Sequence[tuple[str, int]]) -> None:
+    def _learn(self, talk: Talk, places: Sequence[Place]) -> None:
         """Whom to turn to: first who serves now, then all in the same order as other peers. One
         that stands by says whom to ask instead."""
         first = [talk.place] if talk.answered else []
@@ -469,21 +477,5 @@ class DirectoryClient:
         return RendezvousError(f"peer {self._name!r}: {reason}")
 
 
-@dataclass(slots=True)
-class _Talk:
-    """One connection. ``said``: what has been said over it; ``heard``, ``beat``: when something
-    last came, and this peer last gave a sign of life."""
-
-    framed: Framed
-    place: tuple[str, int]
-    coming: str
-    heard: float
-    beat: float = 0.0
-    answered: bool = False
-    ended: bool = False
-    turns: Turn | None = None
-    said: list[object] = field(default_factory=list)
-
-
-def _listed(places: Sequence[tuple[str, int]]) -> str:
+def _listed(places: Sequence[Place]) -> str:
     return ", ".join(f"{host}:{port}" for host, port in places)

@@ -53,7 +53,7 @@ class Knocker:
         asides: Of its engine, which has been started.
         number: The peer's.
         key: What knocks of the swarm are known by.
-        directory: Whom to ask how the socket is seen, at present.
+        directory: Whom to ask how the socket is seen, at present; None: nobody can say.
         on_seen: Called by the thread when the directory says something new: how the socket is seen,
             and whether the same directory saw it otherwise before.
         keep: Seconds between two signs of life.
@@ -64,7 +64,7 @@ class Knocker:
         asides: Asides,
         number: int,
         key: bytes,
-        directory: Callable[[], Place],
+        directory: Callable[[], Place | None],
         on_seen: Callable[[Place, bool], None],
         keep: float = KEEP_SECONDS,
     ) -> None:
@@ -90,7 +90,10 @@ class Knocker:
         self._thread.start()
 
     def seen(self, timeout: float = OBSERVE_SECONDS) -> Place | None:
-        """How the directory sees the socket; None: it hasn't said so within ``timeout`` seconds."""
+        """How the directory sees the socket; None: it hasn't said so within ``timeout`` seconds, or
+        there is none that could."""
+        if self._directory() is None:
+            return None
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._seen is not None, timeout)
             return None if self._seen is None else self._seen[0]
@@ -203,6 +206,9 @@ class Knocker:
         if now < self._asks_at:
             return
         place = self._directory()
+        if place is None:
+            self._asks_at = now + self._keep
+            return
         nonce, asked = self._asked
         if nonce == NOTHING or asked != place:  # else an answer to it may be on its way
             nonce = secrets.token_bytes(NONCE)

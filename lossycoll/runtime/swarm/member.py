@@ -32,6 +32,7 @@ from .means import Means, Round
 from .paths import Floats, Paths, outcome
 from .protocol import PLACES, Averages, Group, Here, Joined, Loan, Member, Offers, Serves, Spare
 from .state import Snapshot
+from .ways import Reach, by_tcp
 
 MTU: Final = 1500
 """Of all swarms: peers may be anywhere."""
@@ -77,6 +78,7 @@ class SwarmMember:
         own_directory: The directory listens on all of this machine's addresses, for others too.
         keep: Seconds between two signs of life to the directory's UDP port and to each peer.
         rate: Bytes/s of this peer's link; 0: unknown.
+        reach: How to connect with a directory, where none says how packets are seen; None: by TCP.
 
     Raises:
         RendezvousError: No directory answers, or it refuses this peer.
@@ -85,7 +87,7 @@ class SwarmMember:
 
     def __init__(
         self,
-        directories: Sequence[tuple[str, int]],
+        directories: Sequence[Place],
         *,
         name: str,
         secret: Secret | None = None,
@@ -94,6 +96,7 @@ class SwarmMember:
         own_directory: bool = False,
         keep: float = KEEP_SECONDS,
         rate: int = 0,
+        reach: Reach | None = None,
     ) -> None:
         self._options = self._delivery = options or Options(link="udp")
         self._secret = secret
@@ -109,9 +112,10 @@ class SwarmMember:
         """Comings of those that are in the round, and out of reach."""
         self._schema = ""
         self._client = DirectoryClient(
-            directories, name, secret, self._lost, self._lend, self._came
+            directories, name, reach or by_tcp(secret), self._lost, self._lend, self._came
         )
         self._keep = keep
+        self._is_observed = reach is None
         self._end: End | None = None
         """By the number that it has now; None: it isn't open yet, or not any more."""
         self._former: list[End] = []
@@ -152,7 +156,7 @@ class SwarmMember:
             asides,
             number,
             key_of(self._secret, self.session),
-            lambda: self._client.directories[0],
+            lambda: self._client.directories[0] if self._is_observed else None,
             lambda seen, moved: self._is_seen(place, seen, moved),
             self._keep,
         )
@@ -223,7 +227,7 @@ class SwarmMember:
             end.paths.close()
 
     @property
-    def directories(self) -> tuple[tuple[str, int], ...]:
+    def directories(self) -> tuple[Place, ...]:
         """Whom this peer turns to in turn."""
         return self._client.directories
 
@@ -231,6 +235,11 @@ class SwarmMember:
     def knocks(self) -> KnockerCounts:
         """What came by the engine's socket, is no packet, and changed nothing."""
         return KnockerCounts() if self._end is None else self._end.knocker.counts
+
+    @property
+    def malformed(self) -> int:
+        """How often a directory has said what is no message."""
+        return self._client.malformed
 
     def names(self, timeout: float = 10.0) -> tuple[str, ...]:
         """Of all peers, asked now.

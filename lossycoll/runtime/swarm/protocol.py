@@ -252,7 +252,7 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """From a peer that goes."""
+    """From a peer that goes, or to all peers of a directory that does."""
 
 
 Message: TypeAlias = (

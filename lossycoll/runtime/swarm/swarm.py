@@ -19,7 +19,8 @@ from lossycoll.runtime.keys.secret import find_secret, secret_of
 
 from .member import SwarmMember
 from .ports import Ports, bound_to
-from .server import DirectoryServer, Owner
+from .reception import Owner
+from .server import DirectoryServer
 from .whereabouts import LOOPBACK
 
 POLL_SECONDS: Final = 0.05

@@ -13,6 +13,7 @@ MOST_HEARD: Final = 24
 MOST_SERVED: Final = 8
 
 Place: TypeAlias = tuple[str, int]
+"""Numeric address and port."""
 
 
 class Whereabouts:

@@ -25,7 +25,7 @@ from lossycoll.errors import LossyError, OperationTimeout, RendezvousError
 from lossycoll.runtime.keys.secret import Secret
 from lossycoll.runtime.membership.messages import Malformed
 from lossycoll.runtime.membership.sealed_framing import framed_with
-from lossycoll.runtime.swarm import client, directory
+from lossycoll.runtime.swarm import directory, ways
 from lossycoll.runtime.swarm.member import RoundReport, SwarmMember
 from lossycoll.runtime.swarm.protocol import Rival, pack, unpack
 from lossycoll.runtime.swarm.reunion import Reunion
@@ -207,7 +207,7 @@ def test_who_cannot_turn_comes_back(stack: ExitStack, monkeypatch: pytest.Monkey
             raise TimeoutError("unreachable")
         return connect(where, *rest)
 
-    monkeypatch.setattr(client.socket, "create_connection", some)
+    monkeypatch.setattr(ways.socket, "create_connection", some)
     heal(parts.two, parts.one)
     until(lambda: len(refused) >= 2)
     until(lambda: names(parts.two) == {"c", "d"})
@@ -216,7 +216,7 @@ def test_who_cannot_turn_comes_back(stack: ExitStack, monkeypatch: pytest.Monkey
     mean(parts.first, [0.0, 1.0, 5.0])
     time.sleep(5 * halves.ASK_SECONDS)
     assert parts.two._reunion.to is None  # it's patient
-    monkeypatch.setattr(client.socket, "create_connection", connect)
+    monkeypatch.setattr(ways.socket, "create_connection", connect)
     parts.two._reunion._bound_until = 0.0
     parts.are_one()
     mean(parts.all, [0.0, 1.0, 5.0, 2.0, 3.0])

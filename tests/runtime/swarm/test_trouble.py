@@ -15,7 +15,7 @@ import pytest
 from lossycoll.errors import ClosedError, LossyError, OperationTimeout
 from lossycoll.runtime.membership.framing import Framed
 from lossycoll.runtime.net.interfaces import interfaces
-from lossycoll.runtime.swarm import client
+from lossycoll.runtime.swarm import client, ways
 from lossycoll.runtime.swarm.member import SwarmMember
 from lossycoll.runtime.swarm.protocol import PLACES, VERSION, Here, Join, Ready, pack
 from lossycoll.runtime.swarm.swarm import Swarm
@@ -186,7 +186,7 @@ def test_without_a_directory_nobody_turns_in_circles(
     tries = []
     connect = socket.create_connection
     monkeypatch.setattr(
-        client.socket, "create_connection", lambda *rest: tries.append(rest) or connect(*rest)
+        ways.socket, "create_connection", lambda *rest: tries.append(rest) or connect(*rest)
     )
     for _ in range(20):
         with pytest.raises(OperationTimeout, match="no answer of a directory for 0"):

@@ -91,6 +91,14 @@ SWARM = (
         "::test_late_peers_are_waited_for_as_long_as_earlier_rounds_teach",
     ),
     mutation(
+        "peers that died with the directory and are waited for",
+        "lossycoll/runtime/swarm/client.py",
+        "if coming[:START] not in message.starts:",
+        "if not coming:",
+        "tests/runtime/swarm/test_member.py"
+        "::test_a_peer_that_dies_together_with_the_directory_is_not_waited_for",
+    ),
+    mutation(
         "newcomers that are a group by themselves",
         "lossycoll/runtime/swarm/directory.py",
         "counts = [one.ready_at for one in here if one.weight]",

@@ -39,6 +39,7 @@ from .protocol import (
     Message,
     Offers,
     Peers,
+    Present,
     Ready,
     Refused,
     Seek,
@@ -123,6 +124,8 @@ class DirectoryClient:
         self._loans: list[Loan] = []
         self._found: int | None = None
         self._group: Group | None = None
+        self._met: dict[int, str] = {}
+        """The latest comings of those that it has exchanged packets with, by their numbers."""
         self._failure: LossyError | None = None
         self._changed = threading.Condition()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -446,6 +449,8 @@ class DirectoryClient:
             elif isinstance(message, Leave):  # the directory ends, in good order
                 talk.ended = True
             self._changed.notify_all()
+        if isinstance(message, Group | Loan):
+            self._met.update((one.number, one.coming) for one in message.members)
         if isinstance(message, Loan) and message.members[0].coming == talk.coming:
             self._on_loan(message)
         if isinstance(message, Gone):
@@ -457,6 +462,10 @@ class DirectoryClient:
                 with self._changed:
                     self._failure = self._failure or error
                     self._changed.notify_all()
+        if isinstance(message, Present):
+            for number, coming in list(self._met.items()):
+                if coming[:START] not in message.starts:
+                    self._on_gone(self._met.pop(number))
 
     def _take_number(self, talk: Talk, message: Joined) -> None:
         """A directory takes this peer in, perhaps by another number than the one before did."""

@@ -47,6 +47,8 @@ KEPT_SECONDS: Final = 60.0
 """For which a peer that was lost finds its number free when it comes again."""
 SETTLE: Final = 2.0
 """Seconds in which those come that another directory knew, after the first of them."""
+COME: Final = 5.0
+"""And in which all come that live: they may have tried directories that don't answer before."""
 MOST_ROUND: Final = 1 << 40
 """Further than that nobody can have come."""
 MOST_CELLS: Final = 1 << 16
@@ -83,6 +85,7 @@ class Directory:
         self.grid = Grid(tuple(shape) or (1,))
         self.session = session or secrets.token_hex(8)
         self._seed = int(self.session, 16)
+        self._has_settled = False
         self._standby = False
         self._took_over = False
         """There may be peers that another directory knew, and this one doesn't."""
@@ -156,6 +159,7 @@ class Directory:
         """This directory is to take over a swarm's peers. Nobody is here, maybe nobody any more."""
         self.session, self._seed = session, int(session, 16)
         self._standby, self._settled, self._took_over = True, None, False
+        self._has_settled = False
 
     def _number_for(self, wanted: Join) -> int:
         """Another one than the peer has, if that is another's by now."""
@@ -174,6 +178,15 @@ class Directory:
 
     def _is_settling(self) -> bool:
         return self._settled is not None and self._clock() < self._settled
+
+    def settles(self) -> bool:
+        """Whether all have just come whose directory this one has taken over, or had the time to.
+        Once; of those that turn here meanwhile, some may still be with the directory before."""
+        if self._has_settled or not self._took_over or self._settled is None:
+            return False
+        due = max(self._settled - SETTLE + COME, self._joins_until)
+        self._has_settled = self._clock() >= due
+        return self._has_settled
 
     def here(self, number: int, place: Here) -> None:
         """Where a peer's packets come from."""

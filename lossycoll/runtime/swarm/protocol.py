@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 
 from lossycoll.runtime.membership.messages import Malformed, from_json
 
-VERSION: Final = 4
+VERSION: Final = 5
 PLACES: Final = 128
 """Peers that a swarm has room for: numbers are below it."""
 START: Final = 16
@@ -40,6 +40,7 @@ Id: TypeAlias = int
 Weight: TypeAlias = float
 Text: TypeAlias = str
 Names: TypeAlias = tuple[str, ...]
+Starts: TypeAlias = tuple[str, ...]
 Places: TypeAlias = tuple[tuple[str, int], ...]
 Others: TypeAlias = tuple[tuple[str, int], ...]
 Comings: TypeAlias = tuple[str, ...]
@@ -244,6 +245,14 @@ class Gone:
 
 
 @dataclass(frozen=True, slots=True)
+class Present:
+    """To all peers, of a directory that has taken over: the first START digits of the comings of
+    those that are here. Of others nobody else says that they are lost."""
+
+    starts: Starts
+
+
+@dataclass(frozen=True, slots=True)
 class Beat:
     """Both ways: whoever says it lives. ``peers``: how many there are, as the directory knows."""
 
@@ -277,6 +286,7 @@ Message: TypeAlias = (
     | Loan
     | Found
     | Gone
+    | Present
     | Beat
     | Leave
 )
@@ -398,6 +408,12 @@ def _names(value: Any) -> tuple[str, ...]:
     return tuple(map(_name, value))
 
 
+def _starts(value: Any) -> tuple[str, ...]:
+    if type(value) is not list or len(value) > PLACES:
+        raise Malformed("no starts, or too many")
+    return tuple(map(_hex, value))
+
+
 def _places(most: int) -> Callable[[Any], tuple[tuple[str, int], ...]]:
     def check(value: Any) -> tuple[tuple[str, int], ...]:
         if type(value) is not list or len(value) > most:
@@ -430,6 +446,7 @@ _CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "Weight": _weight,
     "Text": _text,
     "Names": _names,
+    "Starts": _starts,
     "Places": _places(MOST_DIRECTORIES),
     "Others": _places(MOST_OTHERS),
     "Comings": _comings,
@@ -440,7 +457,7 @@ _KINDS: Final[Mapping[str, type]] = {
     kind.__name__.lower(): kind
     for kind in (
         *(Join, Joined, Refused, Here, Serves, Directories, Averages, Agreed, Who, Peers),
-        *(Ready, Group, Unmet, Offers, Seek, Loan, Found, Gone, Beat, Leave),
+        *(Ready, Group, Unmet, Offers, Seek, Loan, Found, Gone, Present, Beat, Leave),
         *(Spare, Rival, Turn),
     )
 }

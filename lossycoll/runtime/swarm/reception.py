@@ -15,6 +15,7 @@ from .directory import Directory
 from .protocol import (
     MOST_DIRECTORIES,
     PLACES,
+    START,
     Averages,
     Beat,
     Directories,
@@ -27,6 +28,7 @@ from .protocol import (
     Message,
     Offers,
     Peers,
+    Present,
     Ready,
     Refused,
     Rival,
@@ -164,6 +166,9 @@ class Reception:
         if self._beside is not None and self._beside.reunion.ends():
             self._directory.adopt(self._directory.session)
             self._stands_by = bool(self._owner.name)
+        if self._directory.settles():
+            here = self._directory.peers.values()
+            self.tell_all(Present(tuple(one.coming[:START] for one in here)))
         for group in self._directory.form():
             for member in group.members:
                 self._tell(member.number, group)

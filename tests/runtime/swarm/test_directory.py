@@ -11,6 +11,7 @@ import pytest
 
 from lossycoll.runtime.swarm.apart import FIRST_APART
 from lossycoll.runtime.swarm.directory import (
+    COME,
     FIRST_GRACE,
     KEPT_SECONDS,
     LATE,
@@ -239,6 +240,38 @@ def test_a_directory_that_is_new_learns_from_those_that_come() -> None:
     assert after.directory.wakes() == pytest.approx(SETTLE)
     after.now += SETTLE + 0.01
     assert {group.round for group in after.form()} == {7}
+
+
+def test_a_directory_that_has_taken_over_says_once_who_came() -> None:
+    after = Swarm()
+    for turn in range(2):
+        for name, number in (("c", 2), ("a", 0)):
+            assert after.come(name, number=number, round=7) == number
+            assert not after.directory.settles()
+        after.now += COME - 0.01
+        assert not after.directory.settles()
+        if turn:  # others turn here, and may still be in a round with those that don't come
+            after.directory.takes(9, 10.0)
+            after.now += 9.0
+            assert not after.directory.settles()
+        after.now += 1.1
+        assert [after.directory.settles() for _ in range(3)] == [True, False, False]
+        after.directory.takes(9, 10.0)
+        assert not after.directory.settles()
+        for number in (0, 2):
+            after.directory.lost(number)
+        after.directory.adopt(after.directory.session)
+        after.now += 2 * COME
+        assert not after.directory.settles()
+
+
+def test_who_comes_to_those_that_are_there_says_nothing_of_others() -> None:
+    """By a turn, or by another connection: those that it was with needn't be here."""
+    swarm = Swarm()
+    swarm.come("a")
+    swarm.come("b", number=5, round=7)
+    swarm.now += COME + 0.01
+    assert not swarm.directory.settles()
 
 
 def test_a_grid_follows_its_peers() -> None:

@@ -242,6 +242,32 @@ def test_a_directory_that_dies_costs_a_pause(stack: ExitStack) -> None:
     assert rounds == [0, 1, 2]
 
 
+def test_a_peer_that_dies_together_with_the_directory_is_not_waited_for(stack: ExitStack) -> None:
+    """Nobody is left who was told both who was in the group and that one of it has gone."""
+    first = DirectoryServer("127.0.0.1", 0, SECRET, patience=20.0)
+    second = DirectoryServer("127.0.0.1", 0, SECRET, patience=20.0)
+    stack.callback(first.close)
+    stack.callback(second.close)
+    places = [("127.0.0.1", one.port) for one in (first, second)]
+    members = []
+    for name in "abc":
+        members.append(SwarmMember(places, name=name, secret=SECRET))
+        stack.callback(members[-1].close)
+        members[-1].averages(SCHEMA)
+
+    def die(*rest: object) -> tuple[float, float]:
+        first.close()
+        members[2]._client.close()
+        return 1.0, 1.0
+
+    members[2]._exchange = die  # type: ignore[assignment]
+    values = [np.full(20_000, float(peer), np.float32) for peer in range(3)]
+    reports = together(members, values)
+    assert [one.missing for one in reports[:2]] == [(2,), (2,)]
+    assert [one.failure for one in reports[:2]] == ["", ""]
+    assert max(one.seconds for one in reports[:2]) < 10
+
+
 def test_one_that_was_frozen_or_timed_out_takes_part_again(stack: ExitStack) -> None:
     """Others have been told that it is lost; and one that gave up waiting isn't waited for."""
     place = directory(stack, SECRET)
